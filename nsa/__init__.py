@@ -1,0 +1,1 @@
+"""Native Sparse Attention: model, kernels and trainer."""
