@@ -1,0 +1,163 @@
+"""What can be measured: every metric's name, unit, window and statistics.
+
+The catalogue lets `check` reject a criterion that could never be evaluated, before anything runs.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from validator.model.base import Frozen
+
+__all__ = [
+    "METRICS",
+    "SCALARS",
+    "STATISTICS",
+    "Metric",
+    "Scalar",
+    "is_open_scalar",
+]
+
+Window = Literal["steady", "whole"]
+
+STATISTICS = ("mean", "stdev", "cv", "min", "p50", "p95", "p99", "max", "first", "last", "n")
+"""What may follow a series metric in a criterion. `stdev` is the population's; `cv` is stdev over mean."""
+
+
+class Metric(Frozen):
+    """A series: one value per step.
+
+    `window` says which steps count: `steady` leaves out warm-up (rates and times), `whole` takes every step
+    (loss, memory, gates), so that `loss.first` is the loss at the first logged step.
+    """
+
+    name: str
+    unit: str
+    window: Window
+    better: Literal["higher", "lower"] | None
+    meaning: str
+    cuda_only: bool = False
+
+
+class Scalar(Frozen):
+    """A single number known once per run or phase, written in criteria without a statistic."""
+
+    name: str
+    unit: str
+    kinds: tuple[str, ...]
+    meaning: str
+
+
+def _metrics(*rows: tuple[str, str, Window, Literal["higher", "lower"] | None, str]) -> dict[str, Metric]:
+    return {
+        name: Metric(
+            name=name,
+            unit=unit,
+            window=window,
+            better=better,
+            meaning=meaning,
+            cuda_only=name.startswith("gpu_"),
+        )
+        for name, unit, window, better, meaning in rows
+    }
+
+
+METRICS: dict[str, Metric] = _metrics(
+    ("toks_per_s", "tok/s", "steady", "higher", "global rate: tokens over wall time in the window"),
+    ("toks_per_s_per_rank", "tok/s", "steady", "higher", "toks_per_s divided by the number of ranks"),
+    ("step_time_s", "s", "steady", "lower", "wall time of one optimizer step"),
+    (
+        "compute_time_s",
+        "s",
+        "steady",
+        "lower",
+        "a rank's own work in a step, waiting for other ranks excluded",
+    ),
+    ("dt_fetch_s", "s", "steady", "lower", "time spent waiting for the data loader in a step"),
+    ("fetch_p50_ms", "ms", "steady", "lower", "median time to fetch a batch"),
+    ("fetch_p95_ms", "ms", "steady", "lower", "95th percentile of the time to fetch a batch"),
+    ("loss", "nat", "whole", "lower", "training loss, mean over ranks and micro-batches"),
+    ("lr", "", "whole", None, "learning rate"),
+    ("grad_norm", "", "whole", None, "global gradient norm before clipping"),
+    ("gpu_mem_alloc_mib", "MiB", "whole", "lower", "GPU memory allocated on rank 0"),
+    ("gpu_mem_reserved_mib", "MiB", "whole", "lower", "GPU memory reserved on rank 0"),
+    ("host_mem_mib", "MiB", "whole", "lower", "resident memory of rank 0's process"),
+    (
+        "gate_entropy_mean",
+        "",
+        "whole",
+        None,
+        "entropy of the normalised gates, in units of ln 3, mean over layers",
+    ),
+    ("gate_entropy_min", "", "whole", None, "entropy of the normalised gates, lowest layer"),
+    ("gate_max_gate", "", "whole", None, "largest normalised gate, mean over layers"),
+    (
+        "gate_collapse_frac",
+        "",
+        "whole",
+        None,
+        "share of queries and heads whose gates have collapsed to one branch",
+    ),
+    ("sel_k_mean", "blocks", "whole", None, "selected blocks per query, mean"),
+    ("sel_k_max", "blocks", "whole", None, "selected blocks per query, maximum"),
+    ("sel_rows", "rows", "whole", None, "query rows that were counted"),
+    ("sel_pct_at_max", "%", "whole", None, "share of queries that use every selection slot"),
+)
+"""Series of a training run. A trainer may write others; they are declared in `trainer.metrics.extra`."""
+
+_TRAINING = ("train", "sweep", "ab", "soak")
+_PROCESS = ("command", "pytest", *_TRAINING)
+
+SCALARS: dict[str, Scalar] = {
+    scalar.name: scalar
+    for scalar in (
+        Scalar(name="outcome.rc", unit="", kinds=_PROCESS, meaning="exit code of the run"),
+        Scalar(name="outcome.duration_s", unit="s", kinds=_PROCESS, meaning="wall time of the run"),
+        Scalar(name="tests.passed", unit="tests", kinds=("pytest",), meaning="tests that passed"),
+        Scalar(name="tests.failed", unit="tests", kinds=("pytest",), meaning="tests that failed"),
+        Scalar(name="tests.errors", unit="tests", kinds=("pytest",), meaning="tests that could not run"),
+        Scalar(name="tests.skipped", unit="tests", kinds=("pytest",), meaning="tests that were skipped"),
+        Scalar(name="tests.total", unit="tests", kinds=("pytest",), meaning="tests that were collected"),
+        Scalar(
+            name="startup.first_step_s",
+            unit="s",
+            kinds=_TRAINING,
+            meaning="launch to the first finished step",
+        ),
+        Scalar(name="steps.done", unit="steps", kinds=_TRAINING, meaning="optimizer steps that were finished"),
+        Scalar(name="heartbeat.max_gap_s", unit="s", kinds=_TRAINING, meaning="longest silence of any rank"),
+        Scalar(
+            name="straggler.score",
+            unit="",
+            kinds=_TRAINING,
+            meaning="fastest-to-slowest rank: median over worst compute time",
+        ),
+        Scalar(
+            name="scaling.efficiency",
+            unit="",
+            kinds=("train",),
+            meaning="per-rank rate of the phase named by `scaling_against` over this phase's per-rank rate",
+        ),
+        Scalar(
+            name="memory.growth_mib_per_1k_steps",
+            unit="MiB",
+            kinds=_TRAINING,
+            meaning="memory trend after warm-up",
+        ),
+        Scalar(
+            name="rate.drift_pct",
+            unit="%",
+            kinds=_TRAINING,
+            meaning="rate of the last third against the first third, after warm-up",
+        ),
+    )
+}
+"""Numbers known once per run."""
+
+_OPEN = re.compile(r"(effective|requested|metrics)\.[A-Za-z_][A-Za-z0-9_]*")
+
+
+def is_open_scalar(name: str) -> bool:
+    """Whether only the trainer can name it: `effective.seq_len`, `requested.lr`, `metrics.x`."""
+    return _OPEN.fullmatch(name) is not None

@@ -1,0 +1,65 @@
+"""Numbers with their provenance: the statistics of a series, scalars, and the files that they were read from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from validator.model.base import Frozen
+
+__all__ = ["Irregularity", "MetricStats", "ScalarValue", "SourceFile", "Span"]
+
+
+class SourceFile(Frozen):
+    """A file that numbers were read from. `path` is relative to the run folder."""
+
+    path: str
+    sha256: str
+    bytes: int
+
+
+class Span(Frozen):
+    """First and last step of a window, both included."""
+
+    first_step: int
+    last_step: int
+
+
+class MetricStats(Frozen):
+    """A series summarized over its window. `stdev` is the population's, `ci_*` the 95 % interval of the mean."""
+
+    unit: str
+    n: int
+    mean: float | None
+    stdev: float | None
+    cv: float | None
+    ci_low: float | None
+    ci_high: float | None
+    min: float | None
+    p50: float | None
+    p95: float | None
+    p99: float | None
+    max: float | None
+    first: float | None
+    last: float | None
+    window: Span | None
+    source: str | None
+    sha256: str | None
+    note: str | None = None
+
+
+class ScalarValue(Frozen):
+    """A number or text known once per run."""
+
+    value: float | str | bool | None
+    unit: str = ""
+    source: str | None = None
+
+
+@dataclass(frozen=True)
+class Irregularity:
+    """What a careful reader of an artifact would stop at: a truncated line, a second header, a step going back."""
+
+    code: str
+    message: str
+    path: str
+    line: int | None = None

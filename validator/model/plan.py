@@ -1,0 +1,72 @@
+"""The plan: exactly what will be started, where and with what budget."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from validator.model.base import Frozen
+from validator.model.runbook import PhaseKind, Setting, TrainerMetrics, Watchdog
+
+__all__ = ["Launcher", "PhasePlan", "Plan", "RunSpec"]
+
+Launcher = Literal["exec", "python", "torchrun"]
+
+
+class RunSpec(Frozen):
+    """One process tree to be started.
+
+    `argv` may hold `{port}`, which the supervisor replaces by a free port at each attempt. `out` is relative to the
+    run folder, so that a moved folder can be judged again.
+    """
+
+    id: str = Field(description="Unique in the plan and fit for a path: `buckets/25/r1`.")
+    phase: str
+    kind: PhaseKind
+    arm: str | None = None
+    repeat: int = Field(1, ge=1, description="1-based.")
+    launcher: Launcher
+    argv: tuple[str, ...]
+    env: dict[str, str] = Field(description="Added to the environment, never replacing it.")
+    cwd: str | None = None
+    out: str
+    nproc: int = Field(0, ge=0, description="0 when not started by torchrun.")
+    steps: int | None = None
+    warmup_steps: int = 0
+    timeout_s: float
+    retries: int = 0
+    requested: dict[str, Setting] = Field(
+        default_factory=dict, description="Trainer arguments asked for, by flat name, placeholders filled in."
+    )
+    settings: dict[str, Setting] = Field(
+        default_factory=dict, description="What distinguishes this arm: `env.NAME` or `args.NAME` to value."
+    )
+    metrics: TrainerMetrics = Field(default_factory=TrainerMetrics)
+    watchdog: Watchdog | None = None
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the run: 1 for a plain process."""
+        return max(1, self.nproc)
+
+
+class PhasePlan(Frozen):
+    """A phase and its runs, in the order in which they are started (arms interleaved)."""
+
+    phase: str
+    kind: PhaseKind
+    runs: tuple[RunSpec, ...]
+    skipped: str | None = Field(None, description="Why the phase will not run (`--only`, `--skip`), if so.")
+
+
+class Plan(Frozen):
+    """All phases of a runbook, in order."""
+
+    runbook: str
+    phases: tuple[PhasePlan, ...]
+
+    @property
+    def runs(self) -> tuple[RunSpec, ...]:
+        """Every run of every phase, in order."""
+        return tuple(run for phase in self.phases for run in phase.runs)

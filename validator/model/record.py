@@ -1,0 +1,58 @@
+"""What is known of a phase before it is judged: its runs, how they ended and what was read from them.
+
+Judgement and diagnosis take records and nothing else, so both can be repeated from disk at any time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from validator.model.outcome import Outcome
+from validator.model.plan import RunSpec
+from validator.model.result import Result
+from validator.model.runbook import Phase, Runbook
+from validator.model.verdict import Check
+
+__all__ = ["PhaseRecord", "PhaseState", "RunRecord", "ValidationRecord"]
+
+PhaseState = Literal["pending", "running", "done", "skipped", "not_run", "interrupted"]
+"""`skipped` by the user (`--only`, `--skip`), `not_run` because a phase that it needs did not pass."""
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """One run: what was asked for, how it ended (None while it runs) and what was read (None before it ran)."""
+
+    spec: RunSpec
+    outcome: Outcome | None
+    result: Result | None
+
+
+@dataclass(frozen=True)
+class PhaseRecord:
+    """One phase. `reason` says why it is skipped or was not run; `checks` are preflight's."""
+
+    phase: Phase
+    state: PhaseState
+    runs: tuple[RunRecord, ...] = ()
+    checks: tuple[Check, ...] = ()
+    reason: str | None = None
+    duration_s: float | None = None
+
+
+@dataclass(frozen=True)
+class ValidationRecord:
+    """A whole validation as far as it has come. `environment` is the snapshot of the machine."""
+
+    runbook: Runbook
+    phases: tuple[PhaseRecord, ...]
+    environment: Mapping[str, Any] = field(default_factory=dict)
+
+    def phase(self, phase_id: str) -> PhaseRecord:
+        """The record of that phase; KeyError if there is none."""
+        for record in self.phases:
+            if record.phase.id == phase_id:
+                return record
+        raise KeyError(phase_id)

@@ -1,0 +1,103 @@
+"""Durations and sizes as people write them (`30m`, `1h30m`, `5 GiB`), held as seconds and bytes.
+
+Numbers without a unit are refused: `timeout: 30` has been read as seconds by one person and minutes by another.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, WithJsonSchema
+
+__all__ = ["Duration", "Size", "format_duration", "format_size", "parse_duration", "parse_size"]
+
+_SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_BYTES = {
+    "B": 1,
+    "kB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "TiB": 2**40,
+}
+_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)\s*")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)")
+
+
+def parse_duration(value: object) -> float:
+    """Seconds in a duration such as `90s`, `30m`, `1h30m` or `250ms`.
+
+    Raises:
+        ValueError: when the value has no unit or cannot be read; the message shows how to write it.
+    """
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        raise ValueError(f"duration {value!r} is not text; write a number with a unit, such as 90s, 30m or 1h30m")
+    text = str(value).strip()
+    if re.fullmatch(r"\d+(\.\d+)?", text):
+        raise ValueError(f"duration {text} has no unit; write {text}s, {text}m or {text}h")
+    total, end = 0.0, 0
+    for part in _DURATION_PART.finditer(text):
+        if part.start() != end:
+            break
+        total += float(part[1]) * _SECONDS[part[2]]
+        end = part.end()
+    if not text or end != len(text):
+        raise ValueError(f"duration {text!r} cannot be read; write it as 90s, 30m, 1h30m or 2d")
+    return total
+
+
+def parse_size(value: object) -> int:
+    """Bytes in a size such as `5 GiB`, `512MiB` or `1 GB`.
+
+    Raises:
+        ValueError: when the value has no unit or an unknown one; the message lists the units.
+    """
+    match = _SIZE.fullmatch(str(value).strip()) if not isinstance(value, bool) else None
+    if match is None:
+        raise ValueError(f"size {value!r} cannot be read; write a number with a unit, such as 5 GiB or 512 MiB")
+    unit = next((name for name in _BYTES if name.lower() == match[2].lower()), None)
+    if unit is None:
+        raise ValueError(f"size {value!r} has the unknown unit {match[2]!r}; use one of {', '.join(_BYTES)}")
+    return round(float(match[1]) * _BYTES[unit])
+
+
+def format_duration(seconds: float) -> str:
+    """A duration for people: `0.4 s`, `12 s`, `3 min 20 s`, `2 h 5 min`, `3 d 4 h`."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    for size, name, below, below_name in (
+        (86400, "d", 3600, "h"),
+        (3600, "h", 60, "min"),
+        (60, "min", 1, "s"),
+    ):
+        if whole >= size:
+            rest = whole % size // below
+            return f"{whole // size} {name}" + (f" {rest} {below_name}" if rest else "")
+    raise AssertionError("unreachable: every duration of a minute or more matches a size")
+
+
+def format_size(size_bytes: float) -> str:
+    """A size for people in binary units: `512 B`, `1.5 MiB`, `80.0 GiB`."""
+    value = float(size_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(value) < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
+def _schema(description: str, examples: list[Any]) -> WithJsonSchema:
+    return WithJsonSchema({"type": "string", "description": description, "examples": examples})
+
+
+Duration = Annotated[
+    float, BeforeValidator(parse_duration), _schema("A duration with its unit.", ["90s", "30m", "1h30m"])
+]
+Size = Annotated[int, BeforeValidator(parse_size), _schema("A size with its unit.", ["5 GiB", "512 MiB"])]

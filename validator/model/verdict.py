@@ -1,0 +1,195 @@
+"""Judgement: verdicts on criteria, findings with causes, and the decision; and the document that holds them all."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from validator.model.base import Frozen
+from validator.model.measure import MetricStats, ScalarValue
+
+__all__ = [
+    "Check",
+    "Comparison",
+    "ComparedArm",
+    "Decision",
+    "Evidence",
+    "Finding",
+    "PhaseReport",
+    "Recommendation",
+    "RunReport",
+    "RunbookRef",
+    "Status",
+    "Verdict",
+    "ValidationReport",
+    "Artifact",
+]
+
+Status = Literal["PASS", "FAIL", "INCONCLUSIVE", "SKIPPED", "NOT_RUN", "RUNNING"]
+Decision = Literal["GO", "NO_GO", "INCONCLUSIVE", "IN_PROGRESS"]
+
+
+class Evidence(Frozen):
+    """Where a claim can be checked: a file relative to the run folder, a place in it, and what it says."""
+
+    path: str | None = None
+    where: str | None = Field(None, description="Line, window or key within the file.")
+    text: str
+
+
+class Verdict(Frozen):
+    """One criterion, judged. `margin` is relative distance from the bound, positive on the good side."""
+
+    id: str = Field(description="`<phase>.<n>`, 1-based in the order of the runbook; implicit criteria carry a name.")
+    text: str
+    required: bool
+    status: Status
+    observed: float | str | None = None
+    unit: str = ""
+    ci_low: float | None = None
+    ci_high: float | None = None
+    bound: float | str | None = None
+    margin: float | None = None
+    message: str = Field("", description="One sentence that says why the status is what it is.")
+    evidence: tuple[Evidence, ...] = ()
+
+
+class Finding(Frozen):
+    """A cause that was recognised. A veto forbids GO whatever the criteria say."""
+
+    code: str
+    severity: Literal["veto", "warning", "info"]
+    confidence: Literal["high", "medium", "low"]
+    phase: str | None = None
+    run: str | None = None
+    message: str
+    evidence: tuple[Evidence, ...] = ()
+    next_step: str
+
+
+class Check(Frozen):
+    """One preflight check of the machine."""
+
+    id: str
+    title: str
+    status: Status
+    required: bool = True
+    observed: str
+    expected: str | None = None
+    message: str = ""
+    evidence: tuple[Evidence, ...] = ()
+
+
+class ComparedArm(Frozen):
+    """One arm of a sweep or an A/B: the run means, and their interval over runs (not over steps)."""
+
+    arm: str
+    settings: dict[str, str | int | float | bool]
+    run_means: tuple[float, ...]
+    mean: float | None
+    ci_low: float | None
+    ci_high: float | None
+    stdev: float | None
+    tie_value: float | None = None
+
+
+class Comparison(Frozen):
+    """The answer of a sweep or an A/B."""
+
+    metric: str
+    unit: str
+    direction: Literal["highest", "lowest"]
+    arms: tuple[ComparedArm, ...]
+    outcome: Literal["significant", "no_difference", "not_decidable", "vacuous"]
+    recommended: str | None = Field(None, description="Arm to use; None when nothing can be said.")
+    adopted: bool = False
+    p_value: float | None = None
+    effect: float | None = Field(None, description="Best over runner-up, relative.")
+    effect_ci: tuple[float, float] | None = None
+    min_effect: float
+    message: str
+
+
+class RunReport(Frozen):
+    """One run as it stands in result.json. `command` is what was started; `series_points` feed the charts."""
+
+    id: str
+    arm: str | None = None
+    repeat: int = 1
+    command: tuple[str, ...] = ()
+    env: dict[str, str] = Field(default_factory=dict)
+    requested: dict[str, Any] | None = None
+    effective: dict[str, Any] | None = None
+    outcome: dict[str, Any] | None = Field(None, description="rc, reason, duration_s, detail, attempts.")
+    metrics: dict[str, MetricStats] = Field(default_factory=dict)
+    scalars: dict[str, ScalarValue] = Field(default_factory=dict)
+    warmup_end_step: int | None = None
+    irregularities: tuple[str, ...] = ()
+    out: str = ""
+    log: str | None = None
+
+
+class PhaseReport(Frozen):
+    """One phase as it stands in result.json."""
+
+    id: str
+    kind: str
+    title: str
+    why: str | None = None
+    required: bool = True
+    status: Status
+    message: str = ""
+    criteria: tuple[Verdict, ...] = ()
+    checks: tuple[Check, ...] = ()
+    runs: tuple[RunReport, ...] = ()
+    comparison: Comparison | None = None
+    scalars: dict[str, ScalarValue] = Field(default_factory=dict)
+    duration_s: float | None = None
+
+
+class RunbookRef(Frozen):
+    """Which runbook was run."""
+
+    name: str
+    path: str
+    sha256: str
+    title: str | None = None
+    description: str | None = None
+    overrides: tuple[str, ...] = ()
+
+
+class Recommendation(Frozen):
+    """Settings worth using, and why."""
+
+    env: dict[str, str] = Field(default_factory=dict)
+    command: str | None = None
+    because: tuple[str, ...] = ()
+
+
+class Artifact(Frozen):
+    """A file of the run folder."""
+
+    path: str
+    bytes: int
+    sha256: str | None = Field(description="None for files above the hashing limit; their size is given.")
+
+
+class ValidationReport(Frozen):
+    """The truth about a validation: result.json. Reports are renderings of it."""
+
+    schema_version: Literal[1] = 1
+    run_id: str
+    runbook: RunbookRef
+    started: str
+    finished: str | None
+    duration_s: float | None = None
+    decision: Decision
+    why: str
+    exit_code: int | None
+    phases: tuple[PhaseReport, ...]
+    findings: tuple[Finding, ...] = ()
+    recommended: Recommendation = Field(default_factory=Recommendation)
+    environment: dict[str, Any] = Field(default_factory=dict)
+    artifacts: tuple[Artifact, ...] = ()
+    validator_version: str
