@@ -1,0 +1,39 @@
+"""Training data: where samples come from, and the loader that hands each rank its share of every step.
+
+A source answers one question, "what is sample number i", so that the order of samples depends on nothing but the
+seed: not on the number of processes, nor on how a step is cut into micro-batches, nor on where a run was resumed.
+"""
+
+from __future__ import annotations
+
+from nsa.config import DataConfig
+from nsa.data.loader import BatchLoader, FetchStats, LoaderError, share_of_step
+from nsa.data.source import DataError, SampleSource, Sources
+from nsa.data.tokenizer import Tokenizer, open_tokenizer
+
+__all__ = [
+    "BatchLoader",
+    "DataError",
+    "FetchStats",
+    "LoaderError",
+    "SampleSource",
+    "Sources",
+    "Tokenizer",
+    "open_sources",
+    "open_tokenizer",
+    "share_of_step",
+]
+
+
+def open_sources(config: DataConfig, tokenizer: Tokenizer, *, seed: int) -> Sources:
+    """The training source and the held-out one for `config.data`.
+
+    Raises DataError when files are missing, unreadable or too small.
+    """
+    if config.data == "local":
+        from nsa.data.local import open_local
+
+        return open_local(config, tokenizer, seed=seed)
+    from nsa.data.synthetic import open_synthetic
+
+    return open_synthetic(config, seed=seed)

@@ -1,0 +1,132 @@
+"""Hands one rank its micro-batches in order, prepared ahead by a thread, and times every wait."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from nsa.data.source import SampleSource
+
+__all__ = ["BatchLoader", "FetchStats", "LoaderError", "share_of_step"]
+
+
+class LoaderError(RuntimeError):
+    """No batch arrived in time, or preparing one failed; the cause is chained."""
+
+
+@dataclass(frozen=True)
+class FetchStats:
+    """Waits of the last fetches: seconds waited since the last call, and percentiles in milliseconds."""
+
+    wait_s: float
+    p50_ms: float
+    p95_ms: float
+
+
+def share_of_step(step: int, micro: int, *, rank: int, world: int, batch_size: int, accum: int) -> range:
+    """Sample numbers of micro-batch `micro` of `step` (both from 0) on `rank`.
+
+    Every cut of the same global batch (`batch_size * accum * world` samples) into ranks and micro-batches covers
+    the same numbers: those from step · global batch on.
+    """
+    first = (step * accum + micro) * world * batch_size + rank * batch_size
+    return range(first, first + batch_size)
+
+
+class BatchLoader:
+    """Iterates over (step, micro-batch) from `start_step` on and yields int64 tokens `[batch_size, seq_len + 1]`.
+
+    With `prefetch` > 0 a daemon thread stays that many micro-batches ahead. Pinned memory is used where `pin`.
+    """
+
+    def __init__(
+        self,
+        source: SampleSource,
+        *,
+        rank: int,
+        world: int,
+        batch_size: int,
+        accum: int,
+        start_step: int = 0,
+        prefetch: int = 4,
+        timeout_s: float = 120.0,
+        pin: bool = False,
+    ) -> None:
+        self._source, self._pin, self._timeout_s = source, pin, timeout_s
+        self._share = {"rank": rank, "world": world, "batch_size": batch_size, "accum": accum}
+        self._step, self._micro, self._accum = start_step, 0, accum
+        self._waits_s: deque[float] = deque(maxlen=256)
+        self._wait_since_take_s = 0.0
+        self._ready: queue.Queue[torch.Tensor | Exception] = queue.Queue(maxsize=max(prefetch, 1))
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        if prefetch > 0:
+            self._thread = threading.Thread(target=self._fill, name="nsa-loader", daemon=True)
+            self._thread.start()
+
+    def _prepare(self) -> torch.Tensor:
+        indices = share_of_step(self._step, self._micro, **self._share)
+        tokens = torch.from_numpy(np.ascontiguousarray(self._source.batch(indices)))
+        self._micro += 1
+        if self._micro == self._accum:
+            self._step, self._micro = self._step + 1, 0
+        return tokens.pin_memory() if self._pin else tokens
+
+    def _fill(self) -> None:
+        while not self._stop.is_set():
+            try:
+                item: torch.Tensor | Exception = self._prepare()
+            except Exception as error:  # noqa: BLE001 - handed to the consumer, who raises it
+                item = error
+            while not self._stop.is_set():
+                try:
+                    self._ready.put(item, timeout=0.2)
+                    break
+                except queue.Full:
+                    continue
+            if isinstance(item, Exception):
+                return
+
+    def next(self) -> torch.Tensor:
+        """The next micro-batch. Raises LoaderError after `timeout_s` without one, or when preparing it failed."""
+        began = time.perf_counter()
+        item: torch.Tensor | Exception
+        if self._thread is None:
+            try:
+                item = self._prepare()
+            except Exception as error:  # noqa: BLE001 - raised below, like one from the thread
+                item = error
+        else:
+            try:
+                item = self._ready.get(timeout=self._timeout_s)
+            except queue.Empty:
+                raise LoaderError(
+                    f"no batch within loader_timeout_s={self._timeout_s:g}: the source is too slow or hangs; "
+                    "check the storage or raise the limit"
+                ) from None
+        waited = time.perf_counter() - began
+        self._waits_s.append(waited)
+        self._wait_since_take_s += waited
+        if isinstance(item, Exception):
+            raise LoaderError(f"preparing a batch failed: {item}") from item
+        return item
+
+    def take_stats(self) -> FetchStats:
+        """Waits since the last call, with percentiles over the last 256 fetches."""
+        wait_s, self._wait_since_take_s = self._wait_since_take_s, 0.0
+        if not self._waits_s:
+            return FetchStats(wait_s, 0.0, 0.0)
+        p50, p95 = np.percentile(np.fromiter(self._waits_s, float), (50, 95)) * 1e3
+        return FetchStats(wait_s, float(p50), float(p95))
+
+    def close(self) -> None:
+        """Stop the thread; prepared batches are dropped."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(timeout=2.0)

@@ -1,0 +1,62 @@
+"""AdamW over two groups of weights, the learning-rate schedule, and the global gradient norm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from nsa.config import OptimConfig
+
+__all__ = ["build_optimizer", "clip_gradients", "learning_rate", "optimizer_state_bytes"]
+
+
+def build_optimizer(model: nn.Module, config: OptimConfig, *, fused: bool) -> torch.optim.AdamW:
+    """AdamW that decays matrices and spares vectors (norm gains, biases)."""
+    weights = [p for p in model.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in weights if p.ndim >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in weights if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        [g for g in groups if g["params"]],
+        lr=config.lr,
+        betas=(config.beta1, config.beta2),
+        eps=config.adam_eps,
+        fused=fused,
+        foreach=not fused,
+    )
+
+
+def learning_rate(config: OptimConfig, step: int, steps: int) -> float:
+    """The rate of optimizer step `step` (from 1) of `steps`: linear warm-up to `lr`, then the schedule's shape.
+
+    Step 1 of a warm-up already moves (lr / warmup_steps), and the last step runs at lr · min_lr_ratio.
+    """
+    if step <= config.warmup_steps:
+        return config.lr * step / config.warmup_steps
+    if config.schedule == "constant":
+        return config.lr
+    progress = min((step - config.warmup_steps) / max(steps - config.warmup_steps, 1), 1.0)
+    shape = 1 - progress if config.schedule == "linear" else (1 + math.cos(math.pi * progress)) / 2
+    return config.lr * (config.min_lr_ratio + (1 - config.min_lr_ratio) * shape)
+
+
+def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> torch.Tensor:
+    """The gradients' global norm before clipping, a 0-d tensor; they are scaled to `max_norm` if that is > 0.
+
+    Nothing here waits for the device.
+    """
+    with_grad = [p for p in parameters if p.grad is not None]
+    norm = torch.nn.utils.get_total_norm([p.grad for p in with_grad])
+    if max_norm > 0:
+        torch.nn.utils.clip_grads_with_norm_(with_grad, max_norm, norm)
+    return norm
+
+
+def optimizer_state_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """Bytes held by the optimizer's tensors."""
+    tensors = (v for state in optimizer.state.values() for v in state.values() if isinstance(v, torch.Tensor))
+    return sum(t.numel() * t.element_size() for t in tensors)
