@@ -43,6 +43,10 @@ class RunSpec(Frozen):
         default_factory=dict, description="What distinguishes this arm: `env.NAME` or `args.NAME` to value."
     )
     metrics: TrainerMetrics = Field(default_factory=TrainerMetrics)
+    log_contains: tuple[str, ...] = Field((), description="Texts that rank 0 must print.")
+    stdout_groups: str | None = Field(
+        None, description="For a command: regular expression whose groups' last matches become `metrics.<group>`."
+    )
     watchdog: Watchdog | None = None
 
     @property

@@ -38,7 +38,18 @@ class Result:
     """Everything read from one run's folder.
 
     `series` are global (CSV, stdout, or rank 0's heartbeat), `rank_series` are per rank, `requested` and `effective`
-    the trainer's own account of its config (None when it gives none), `timeline` the heartbeat's wall-clock marks.
+    the trainer's own account of its config (None when it gives none), `environment` the rest of its env.json.
+
+    `extra` holds what is neither a series nor a scalar; each key is there only when there was something to read:
+    `world_size`  ranks by the trainer's own account (or as planned, when it gives none);
+    `heartbeats`  rank to {path, pid, lines, first_ts, last_ts, last_step, last_msg, max_gap_s, done};
+    `halt`        {path, text, anomaly, stale};
+    `tests`       {failed, errors, skipped}: each a list of {name, message};
+    `log_hits`    kind of trouble to [{path, line, text}], from one bounded scan of all logs;
+    `log_contains` each wanted text to {path, line} of its first appearance in rank 0's log, or None;
+    `errors`      [{rank, path, message}] of ranks that raised;
+    `files`       names of further contract files found, relative to the run folder, to their kind;
+    `sdpa_audit`  the content of sdpa_audit.json.
     """
 
     run: str
