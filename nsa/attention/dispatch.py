@@ -1,0 +1,99 @@
+"""Which implementation runs: the choice is made here once per call, and a fallback is always counted and logged.
+
+The fused kernels are reached through two names of :mod:`nsa.kernels`, looked up when first needed, so that attention
+works where Triton is absent:
+
+``why_unsupported(q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win, *, geometry, compressed) -> str | None``
+    a short reason in snake case (it becomes the counter ``fb_triton_<reason>``), or None if the kernels can run.
+``nsa_attention_triton(q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win, gates, *, l, d, l_sel, n_sel, w, scale, compressed,
+return_aux)``
+    returns ``o``, or with ``return_aux`` the tuple ``(o, (blocks, o_cmp, o_sel, o_win))``. ``compressed`` says that
+    ``k_cmp`` and ``v_cmp`` hold one entry per compression block already.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import logging
+import threading
+from collections import Counter
+from types import ModuleType
+from typing import Literal, get_args
+
+from torch import Tensor
+
+from nsa.attention.geometry import Geometry
+
+__all__ = ["Impl", "choose_impl", "fallback_counters", "load_kernels", "reset_fallback_counters"]
+
+Impl = Literal["reference", "sequential", "batched", "triton", "auto"]
+
+_log = logging.getLogger("nsa.attention")
+_lock = threading.Lock()
+_fallbacks: Counter[str] = Counter()
+
+
+@functools.lru_cache(maxsize=1)
+def load_kernels() -> ModuleType | None:
+    """The kernels' package, or None where it or Triton cannot be imported."""
+    try:
+        kernels = importlib.import_module("nsa.kernels")
+    except ImportError as error:
+        _log.debug("fused kernels are not available: %s", error)
+        return None
+    return kernels if hasattr(kernels, "nsa_attention_triton") else None
+
+
+def choose_impl(impl: Impl, tensors: tuple[Tensor, ...], *, geometry: Geometry, compressed: bool) -> Impl:
+    """Resolve ``auto`` and check that ``triton`` can run.
+
+    ``auto`` means ``triton`` on CUDA and ``batched`` elsewhere. Where ``triton`` is wanted and cannot run,
+    ``batched`` runs and the reason is counted.
+
+    Args:
+        tensors: q and the six key and value streams.
+
+    Raises:
+        ValueError: ``impl`` is not a known name.
+    """
+    if impl not in get_args(Impl):
+        raise ValueError(f"impl={impl!r}: must be one of {', '.join(get_args(Impl))}")
+    on_cuda = tensors[0].device.type == "cuda"
+    if impl == "auto" and not on_cuda:
+        return "batched"
+    if impl not in ("auto", "triton"):
+        return impl
+    reason = _why_not_triton(tensors, geometry=geometry, compressed=compressed)
+    if reason is None:
+        return "triton"
+    _count_fallback(f"fb_triton_{reason}")
+    return "batched"
+
+
+def _why_not_triton(tensors: tuple[Tensor, ...], *, geometry: Geometry, compressed: bool) -> str | None:
+    kernels = load_kernels()
+    if kernels is None:
+        return "missing"
+    reason: str | None = kernels.why_unsupported(*tensors, geometry=geometry, compressed=compressed)
+    return reason
+
+
+def _count_fallback(name: str) -> None:
+    with _lock:
+        _fallbacks[name] += 1
+        first = _fallbacks[name] == 1
+    if first:
+        _log.warning("fused attention cannot run here (%s); the batched path runs instead", name)
+
+
+def fallback_counters() -> dict[str, int]:
+    """How often ``batched`` ran where ``triton`` was wanted, in this process: ``{"fb_triton_<reason>": calls}``."""
+    with _lock:
+        return dict(_fallbacks)
+
+
+def reset_fallback_counters() -> None:
+    """Start counting, and logging, afresh."""
+    with _lock:
+        _fallbacks.clear()
