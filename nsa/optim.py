@@ -49,11 +49,7 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> torch
 
     Nothing here waits for the device.
     """
-    with_grad = [p for p in parameters if p.grad is not None]
-    norm = torch.nn.utils.get_total_norm([p.grad for p in with_grad])
-    if max_norm > 0:
-        torch.nn.utils.clip_grads_with_norm_(with_grad, max_norm, norm)
-    return norm
+    return torch.nn.utils.clip_grad_norm_(parameters, max_norm if max_norm > 0 else math.inf)
 
 
 def optimizer_state_bytes(optimizer: torch.optim.Optimizer) -> int:

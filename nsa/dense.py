@@ -1,0 +1,49 @@
+"""Full causal attention with NSA's outer shape: the yardstick that `attention: dense` trains."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+__all__ = ["DenseAttention", "rotate"]
+
+
+def rotate(x_BSHK: Tensor, base: float) -> Tensor:
+    """Rotary embedding at positions 0…S−1, halves paired (i, i + K/2); angles in fp32."""
+    S, K = x_BSHK.shape[1], x_BSHK.shape[-1]
+    inverse = base ** (-torch.arange(0, K, 2, device=x_BSHK.device, dtype=torch.float32) / K)
+    angle_SJ = torch.outer(torch.arange(S, device=x_BSHK.device, dtype=torch.float32), inverse)
+    cos, sin = angle_SJ.cos()[:, None], angle_SJ.sin()[:, None]
+    a, b = x_BSHK.float().chunk(2, dim=-1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x_BSHK.dtype)
+
+
+class DenseAttention(nn.Module):
+    """Grouped-query causal attention through `scaled_dot_product_attention`. `[B, S, dim]` to `[B, S, dim]`."""
+
+    def __init__(
+        self, *, dim: int, n_heads: int, n_kv_groups: int, d_k: int, d_v: int, rope_base: float = 10_000.0
+    ) -> None:
+        super().__init__()
+        self.n_heads, self.n_kv_groups, self.d_k, self.d_v, self.rope_base = n_heads, n_kv_groups, d_k, d_v, rope_base
+        self.q_proj = nn.Linear(dim, n_heads * d_k, bias=False)
+        self.k_proj = nn.Linear(dim, n_kv_groups * d_k, bias=False)
+        self.v_proj = nn.Linear(dim, n_kv_groups * d_v, bias=False)
+        self.o_proj = nn.Linear(n_heads * d_v, dim, bias=False)
+
+    def reset_parameters(self, std: float, out_std: float) -> None:
+        """Normal weights: `std` everywhere but in the output projection, which gets `out_std`."""
+        for name, linear in self.named_children():
+            nn.init.normal_(linear.weight, std=out_std if name == "o_proj" else std)
+
+    def forward(self, x_BSD: Tensor) -> Tensor:
+        """Attend to every earlier position."""
+        B, S, _ = x_BSD.shape
+        q = rotate(self.q_proj(x_BSD).view(B, S, self.n_heads, self.d_k), self.rope_base)
+        k = rotate(self.k_proj(x_BSD).view(B, S, self.n_kv_groups, self.d_k), self.rope_base)
+        v = self.v_proj(x_BSD).view(B, S, self.n_kv_groups, self.d_v)
+        heads = self.n_heads // self.n_kv_groups
+        k, v = (t.repeat_interleave(heads, dim=2) for t in (k, v))
+        o = F.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (q, k, v)), is_causal=True)
+        return self.o_proj(o.transpose(1, 2).reshape(B, S, -1))

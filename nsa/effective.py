@@ -1,0 +1,110 @@
+"""From the configuration asked for to the one that runs: choices left open are made, impossible ones are taken back.
+
+Every difference between the two is visible: both are written to env.json, and what was asked for but is not done
+also gives a note, which is printed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from nsa.config import Config, ConfigError, replace_flat
+from nsa.data import Tokenizer
+from nsa.model import default_ffn_dim
+from nsa.parallel import World, effective_compression
+from nsa.resolve import Resolved
+
+__all__ = ["Effective", "settle_config"]
+
+
+@dataclass(frozen=True)
+class Effective:
+    """The configuration that runs, and a sentence for each request that is not met as asked."""
+
+    config: Config
+    notes: tuple[str, ...]
+
+    @property
+    def param_dtype(self) -> torch.dtype:
+        """Type of weights and gradients."""
+        return torch.bfloat16 if self.config.train.param_dtype == "bf16" else torch.float32
+
+    @property
+    def autocast(self) -> bool:
+        """Whether the forward pass runs under bf16 autocast."""
+        return self.config.train.dtype == "bf16"
+
+
+def _accumulation(resolved: Resolved, world: World) -> int:
+    data = resolved.config.data
+    if data.global_batch_size is None:
+        return data.accum
+    per_micro = data.batch_size * world.size
+    accum, rest = divmod(data.global_batch_size, per_micro)
+    if rest:
+        raise ConfigError(
+            [
+                f"global_batch_size={data.global_batch_size} is not a multiple of batch_size={data.batch_size} × "
+                f"{world.size} processes = {per_micro}: choose a multiple of {per_micro}"
+            ]
+        )
+    if resolved.sources["accum"] != "default" and accum != data.accum:
+        raise ConfigError(
+            [
+                f"accum={data.accum} contradicts global_batch_size={data.global_batch_size}, which needs accum={accum} "
+                f"with batch_size={data.batch_size} on {world.size} processes: leave one of them out"
+            ]
+        )
+    return accum
+
+
+def _vocabulary(config: Config, tokenizer: Tokenizer) -> int:
+    asked = config.model.vocab_size
+    if asked is None:
+        return tokenizer.padded_vocab_size
+    if asked < tokenizer.vocab_size:
+        raise ConfigError(
+            [f"vocab_size={asked} is smaller than the {tokenizer.vocab_size} ids of tokenizer={tokenizer.name}"]
+        )
+    return asked
+
+
+def settle_config(resolved: Resolved, world: World, tokenizer: Tokenizer) -> Effective:
+    """Decide what was left open for this machine and number of processes.
+
+    Raises ConfigError when the global batch does not divide or the vocabulary is too small.
+    """
+    config = resolved.config
+    notes: list[str] = []
+    grad_dtype = torch.bfloat16 if config.train.param_dtype == "bf16" else torch.float32
+    compress, said = effective_compression(config.ddp.ddp_compress, world, grad_dtype)
+    if said and world.size > 1:
+        notes.append(said)
+    accum = _accumulation(resolved, world)
+    static_graph = config.ddp.ddp_static_graph and world.backend is not None
+    find_unused = config.ddp.ddp_find_unused and world.backend is not None
+    if find_unused and static_graph:
+        find_unused = False
+        notes.append("[ddp] find_unused requested, effective off: a static graph does not search every step")
+    if config.optim.warmup_steps >= config.train.steps:
+        notes.append(
+            f"[optim] warmup_steps={config.optim.warmup_steps} is not shorter than steps={config.train.steps}: the "
+            "learning rate never reaches its peak"
+        )
+    fused = {"auto": "on" if world.on_cuda else "off"}.get(config.optim.opt_fused, config.optim.opt_fused)
+    effective = replace_flat(
+        config,
+        accum=accum,
+        global_batch_size=accum * config.data.batch_size * world.size,
+        vocab_size=_vocabulary(config, tokenizer),
+        ffn_dim=config.model.ffn_dim or default_ffn_dim(config.model.dim),
+        device=world.device.type,
+        threads=torch.get_num_threads(),
+        opt_fused=fused,
+        ddp_compress=compress,
+        ddp_static_graph=static_graph,
+        ddp_find_unused=find_unused,
+    )
+    return Effective(effective, tuple(notes))
