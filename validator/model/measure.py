@@ -48,11 +48,14 @@ class MetricStats(Frozen):
 
 
 class ScalarValue(Frozen):
-    """A number or text known once per run."""
+    """A number or text known once per run. `ci_*` is the 95 % interval of a derived number, None for an exact one."""
 
     value: float | str | bool | None
     unit: str = ""
     source: str | None = None
+    ci_low: float | None = None
+    ci_high: float | None = None
+    note: str | None = None
 
 
 @dataclass(frozen=True)

@@ -175,6 +175,13 @@ class Defaults(Frozen):
     args: dict[str, Setting] = Field(default_factory=dict, description="Added to the arguments of the trainer.")
     watchdog: Watchdog = Field(default_factory=Watchdog, description="When a run is stopped before its time.")
     min_effect: float = Field(0.02, gt=0, lt=1, description="Smallest relative difference that is worth a decision.")
+    run_cv: float = Field(
+        0.02,
+        ge=0,
+        lt=1,
+        description="Variation between runs (standard deviation over mean) assumed of rates and times "
+        "until four repeats measure it.",
+    )
 
 
 class PhaseBase(Frozen):
