@@ -1,0 +1,256 @@
+"""What the dotted names of criteria mean. `check` and judgement both ask here and nowhere else.
+
+Two words name something of the phase itself (`loss.last`, `outcome.rc`), three begin with another phase
+(`baseline.loss.last`). So a phase may be called like a metric without becoming ambiguous.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from validator.model.catalogue import METRICS, SCALARS, STATISTICS, Metric, is_open_scalar
+from validator.model.expression import Reference
+from validator.model.runbook import CommandPhase, Phase, PreflightPhase, Runbook, TrainerMetrics, TrainingPhase
+from validator.model.settings import nproc_of
+
+__all__ = ["Resolved", "UnresolvedReference", "resolve", "series_of"]
+
+HEARTBEAT_METRICS = frozenset(METRICS) - {"lr"}
+"""Series that a heartbeat's `progress` records may hold, by the trainer contract."""
+
+_SPREAD = {"cv": "", "n": "steps"}
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """What a reference means.
+
+    `statistic` and `window` are None for a scalar. `unit` is empty where the value has none or where only the trainer
+    could tell (`effective.x`, `metrics.x`); `unit_known` tells these two apart.
+    """
+
+    phase_id: str
+    kind: Literal["series", "scalar"]
+    name: str
+    statistic: str | None
+    unit: str
+    window: Literal["steady", "whole"] | None
+    unit_known: bool = True
+
+
+class UnresolvedReference(ValueError):
+    """A name that means nothing. `column` is 0-based in the criterion and points at the bad word."""
+
+    def __init__(self, message: str, *, fix: str, column: int) -> None:
+        super().__init__(message)
+        self.message = message
+        self.fix = fix
+        self.column = column
+
+
+def _nearest(word: str, known: Iterable[str], otherwise: str) -> str:
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f"did you mean {close[0]}?" if close else otherwise
+
+
+def _groups(pattern: str | None) -> tuple[str, ...]:
+    if pattern is None:
+        return ()
+    try:
+        return tuple(re.compile(pattern).groupindex)
+    except re.error:
+        return ()
+
+
+def series_of(metrics: TrainerMetrics) -> dict[str, Metric]:
+    """The series that a trainer with these sources can yield.
+
+    A CSV may hold any column; heartbeats hold what the trainer contract lists; text holds its named groups.
+    `toks_per_s_per_rank` follows from `toks_per_s`.
+    """
+    names: set[str] = set()
+    if metrics.csv is not None:
+        names |= set(METRICS) | set(metrics.extra)
+    if metrics.heartbeat is not None:
+        names |= HEARTBEAT_METRICS | set(metrics.extra)
+    names |= set(_groups(metrics.stdout)) - {"step"}
+    if "toks_per_s" in names:
+        names.add("toks_per_s_per_rank")
+    return {name: METRICS.get(name) or _extra(name, metrics.extra.get(name, "")) for name in sorted(names)}
+
+
+def _extra(name: str, unit: str) -> Metric:
+    return Metric(name=name, unit=unit, window="whole", better=None, meaning="declared by the runbook")
+
+
+def resolve(reference: Reference, *, runbook: Runbook, phase: Phase) -> Resolved:
+    """The meaning of `reference` in a criterion or `choose` of `phase`.
+
+    Raises:
+        UnresolvedReference: when there is no such phase, metric, statistic or scalar, when the phase that is named
+            does not run before this one, or when its value could never be known.
+    """
+    words = reference.name.split(".")
+    if len(words) == 3:
+        target = _other_phase(words[0], runbook=runbook, phase=phase, column=reference.column)
+        column = reference.column + len(words[0]) + 1
+    elif len(words) == 2:
+        target, column = phase, reference.column
+    else:
+        raise UnresolvedReference(
+            f"{reference.name} has {len(words)} word{'s' if len(words) > 1 else ''}, a measurement has two or three",
+            fix=_complete(reference.name, runbook, phase),
+            column=reference.column,
+        )
+    return _measurement(words[-2], words[-1], runbook=runbook, phase=target, column=column)
+
+
+def _complete(name: str, runbook: Runbook, phase: Phase) -> str:
+    word = name.split(".")[0]
+    if word in METRICS:
+        return f"write {word}.mean, or another of {', '.join(STATISTICS)}"
+    return _nearest(word, METRICS, "write metric.statistic, phase.metric.statistic or a scalar such as outcome.rc")
+
+
+def _other_phase(name: str, *, runbook: Runbook, phase: Phase, column: int) -> Phase:
+    """The phase that a three-word name begins with; it must stand in front of this one."""
+    earlier: dict[str, Phase] = {}
+    for candidate in runbook.phases:
+        if candidate is phase or candidate.id == phase.id:
+            break
+        earlier[candidate.id] = candidate
+    if name == phase.id:
+        return phase
+    if name in earlier:
+        return earlier[name]
+    if any(candidate.id == name for candidate in runbook.phases):
+        raise UnresolvedReference(
+            f"phase {name} runs after {phase.id}, so its measurements are not known yet",
+            fix=f"move phase {name} in front of {phase.id}",
+            column=column,
+        )
+    listed = f"earlier phases: {', '.join(earlier)}" if earlier else f"no phase runs before {phase.id}"
+    raise UnresolvedReference(f"there is no phase called {name}", fix=_nearest(name, earlier, listed), column=column)
+
+
+def _measurement(family: str, last: str, *, runbook: Runbook, phase: Phase, column: int) -> Resolved:
+    name = f"{family}.{last}"
+    if isinstance(phase, PreflightPhase):
+        raise UnresolvedReference(
+            f"phase {phase.id} is a preflight: it has checks, not measurements, so {name} can never be known",
+            fix="declare what the machine must have under `hardware`, or name another phase",
+            column=column,
+        )
+    if name in SCALARS:
+        return _scalar(name, runbook=runbook, phase=phase, column=column)
+    if is_open_scalar(name):
+        return _open_scalar(name, runbook=runbook, phase=phase, column=column)
+    return _series(family, last, runbook=runbook, phase=phase, column=column)
+
+
+def _scalar(name: str, *, runbook: Runbook, phase: Phase, column: int) -> Resolved:
+    scalar = SCALARS[name]
+    if phase.kind not in scalar.kinds:
+        raise UnresolvedReference(
+            f"{name} is not known in a phase of kind {phase.kind}",
+            fix=f"it exists in phases of kind {', '.join(scalar.kinds)}",
+            column=column,
+        )
+    obstacle = _obstacle(name, runbook=runbook, phase=phase)
+    if obstacle is not None:
+        raise UnresolvedReference(f"{name} can never be known: {obstacle[0]}", fix=obstacle[1], column=column)
+    return Resolved(phase.id, "scalar", name, None, scalar.unit, None)
+
+
+def _obstacle(name: str, *, runbook: Runbook, phase: Phase) -> tuple[str, str] | None:
+    """Why a known scalar could not be had in this phase, and what to do about it; None when it can be."""
+    metrics = runbook.trainer.metrics
+    if name == "scaling.efficiency" and getattr(phase, "scaling_against", None) is None:
+        return (
+            f"phase {phase.id} is compared with no other",
+            f"add scaling_against: PHASE, a phase with more processes, to {phase.id}",
+        )
+    if name in ("heartbeat.max_gap_s", "straggler.score") and metrics.heartbeat is None:
+        return (
+            "the trainer declares no heartbeat",
+            'declare trainer.metrics.heartbeat, such as "heartbeat_rank{rank}.jsonl"',
+        )
+    if name == "straggler.score" and nproc_of(runbook, phase) < 2:
+        return f"phase {phase.id} has one process", "set nproc to 2 or more, or drop the criterion"
+    if name == "rate.drift_pct" and "toks_per_s" not in series_of(metrics):
+        return "the trainer declares no source of toks_per_s", "declare trainer.metrics.csv or a group toks_per_s"
+    return None
+
+
+def _open_scalar(name: str, *, runbook: Runbook, phase: Phase, column: int) -> Resolved:
+    family, key = name.split(".")
+    metrics = runbook.trainer.metrics
+    problem: tuple[str, str] | None = None
+    if isinstance(phase, CommandPhase):
+        groups = _groups(phase.stdout)
+        if family != "metrics":
+            problem = "a command has no config", f"name a group of its `stdout` pattern as metrics.{key}"
+        elif key not in groups:
+            listed = f"groups: {', '.join(groups)}" if groups else f"add stdout: '… (?P<{key}>…)' to phase {phase.id}"
+            problem = f"phase {phase.id} has no `stdout` group called {key}", _nearest(key, groups, listed)
+    elif not isinstance(phase, TrainingPhase):
+        problem = f"a phase of kind {phase.kind} runs no trainer", "name a phase that runs the trainer"
+    elif family == "metrics" and metrics.metrics is None:
+        problem = "the trainer declares no final metrics", "declare trainer.metrics.metrics, such as metrics.json"
+    elif family != "metrics" and metrics.env is None:
+        problem = "the trainer does not record its config", "declare trainer.metrics.env, such as env.json"
+    if problem is not None:
+        raise UnresolvedReference(f"{name} can never be known: {problem[0]}", fix=problem[1], column=column)
+    return Resolved(phase.id, "scalar", name, None, "", None, unit_known=False)
+
+
+def _series(metric: str, statistic: str, *, runbook: Runbook, phase: Phase, column: int) -> Resolved:
+    if not isinstance(phase, TrainingPhase):
+        known = [name for name, scalar in SCALARS.items() if phase.kind in scalar.kinds]
+        raise UnresolvedReference(
+            f"phase {phase.id} is of kind {phase.kind} and measures no {metric}.{statistic}",
+            fix=_nearest(f"{metric}.{statistic}", known, f"it knows {', '.join(known)}"),
+            column=column,
+        )
+    series = series_of(runbook.trainer.metrics)
+    if metric not in series:
+        _reject_metric(metric, statistic, series, column)
+    if statistic not in STATISTICS:
+        raise UnresolvedReference(
+            f"{statistic} is not a statistic",
+            fix=_nearest(statistic, STATISTICS, f"statistics: {', '.join(STATISTICS)}"),
+            column=column + len(metric) + 1,
+        )
+    if series[metric].cuda_only and runbook.hardware.gpus == 0:
+        raise UnresolvedReference(
+            f"{metric} is measured on a GPU, and hardware.gpus is 0",
+            fix="set hardware.gpus, or use host_mem_mib",
+            column=column,
+        )
+    unit = _SPREAD.get(statistic, series[metric].unit)
+    declared = metric in METRICS or metric in runbook.trainer.metrics.extra
+    return Resolved(
+        phase.id, "series", metric, statistic, unit, series[metric].window, declared or statistic in _SPREAD
+    )
+
+
+def _reject_metric(metric: str, statistic: str, series: dict[str, Metric], column: int) -> None:
+    if metric in METRICS:
+        raise UnresolvedReference(
+            f"{metric} can never be known: the trainer declares no source of it",
+            fix=f"declare trainer.metrics.csv or heartbeat, or add a group (?P<{metric}>…) to trainer.metrics.stdout",
+            column=column,
+        )
+    whole = f"{metric}.{statistic}"
+    scalar = difflib.get_close_matches(whole, list(SCALARS), n=1, cutoff=0.8)
+    if scalar:
+        raise UnresolvedReference(f"there is no {whole}", fix=f"did you mean {scalar[0]}?", column=column)
+    raise UnresolvedReference(
+        f"there is no metric called {metric}",
+        fix=_nearest(metric, series, "declare it in trainer.metrics.extra as name: unit if the trainer writes it"),
+        column=column,
+    )

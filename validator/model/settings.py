@@ -1,0 +1,119 @@
+"""The values that hold for a phase once the runbook's defaults are taken into account.
+
+`check` and `plan` both ask here, so that what is checked is what runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from validator.model.runbook import Phase, ProcessPhase, Runbook, Setting, TrainingPhase, Watchdog
+
+__all__ = [
+    "args_of",
+    "env_of",
+    "flat_name",
+    "min_effect_of",
+    "nproc_of",
+    "repeats_of",
+    "retries_of",
+    "setting_text",
+    "timeout_of",
+    "warmup_of",
+    "watchdog_of",
+]
+
+
+def flat_name(key: str) -> str:
+    """The name that `--batch-size`, `batch-size` and `batch_size` share: `batch_size`."""
+    return key.lstrip("-").replace("-", "_")
+
+
+def setting_text(value: Setting) -> str:
+    """A setting as an environment variable or argument holds it; true and false become 1 and 0."""
+    if isinstance(value, bool):
+        return "1" if value else "0"
+    return value if isinstance(value, str) else repr(value)
+
+
+def nproc_of(runbook: Runbook, phase: Phase) -> int:
+    """Processes under torchrun; 0 means plain python, which is also what phases without a trainer have."""
+    if not isinstance(phase, TrainingPhase):
+        return 0
+    return runbook.defaults.nproc if phase.nproc is None else phase.nproc
+
+
+def warmup_of(runbook: Runbook, phase: TrainingPhase) -> int:
+    """Steps that never count as steady."""
+    return runbook.defaults.warmup_steps if phase.warmup_steps is None else phase.warmup_steps
+
+
+def repeats_of(runbook: Runbook, phase: TrainingPhase) -> int:
+    """Runs of each arm."""
+    return runbook.defaults.repeats if phase.repeats is None else phase.repeats
+
+
+def timeout_of(runbook: Runbook, phase: ProcessPhase) -> float:
+    """Longest time of one run, in seconds."""
+    return runbook.defaults.timeout if phase.timeout is None else phase.timeout
+
+
+def retries_of(runbook: Runbook, phase: ProcessPhase) -> int:
+    """Further attempts after a stall or a failure of the infrastructure."""
+    return runbook.defaults.retries if phase.retries is None else phase.retries
+
+
+def watchdog_of(runbook: Runbook, phase: TrainingPhase) -> Watchdog:
+    """The watchdog's limits: the phase's own where it sets them, else the defaults', key by key."""
+    base = runbook.defaults.watchdog
+    if phase.watchdog is None:
+        return base
+    return base.model_copy(update={key: getattr(phase.watchdog, key) for key in phase.watchdog.model_fields_set})
+
+
+def min_effect_of(runbook: Runbook, phase: Phase) -> float:
+    """Smallest relative difference between arms that is worth a decision."""
+    choose = getattr(phase, "choose", None)
+    own = choose.min_effect if choose is not None else None
+    return runbook.defaults.min_effect if own is None else float(own)
+
+
+def env_of(
+    runbook: Runbook,
+    phase: ProcessPhase,
+    *,
+    adopted: Mapping[str, Setting] | None = None,
+    arm: Mapping[str, Setting] | None = None,
+) -> dict[str, Setting]:
+    """Environment added to a run: defaults, then adopted winners (`env.NAME`), then the phase, then the arm."""
+    won = adopted if isinstance(phase, TrainingPhase) and adopted else {}
+    return {
+        **runbook.defaults.env,
+        **{key[4:]: value for key, value in won.items() if key.startswith("env.")},
+        **phase.env,
+        **(arm or {}),
+    }
+
+
+def args_of(
+    runbook: Runbook,
+    phase: TrainingPhase,
+    *,
+    adopted: Mapping[str, Setting] | None = None,
+    arm: Mapping[str, Setting] | None = None,
+) -> dict[str, Setting]:
+    """Arguments of the trainer: trainer, defaults, adopted winners (`args.NAME`), phase, arm; later ones win.
+
+    `batch-size` and `batch_size` are one argument; the last spelling is kept. The bundled trainer is always told
+    `steps` and `out`, for a run that ignores either would not be the run that was declared.
+    """
+    won = {key[5:]: value for key, value in (adopted or {}).items() if key.startswith("args.")}
+    merged: dict[str, tuple[str, Setting]] = {}
+    for layer in (runbook.trainer.args, runbook.defaults.args, won, phase.args, arm or {}):
+        for key, value in layer.items():
+            merged.pop(flat_name(key), None)
+            merged[flat_name(key)] = (key, value)
+    if runbook.trainer.bundled:
+        for name in ("steps", "out"):
+            merged[name] = (name, f"{{{name}}}")
+    return dict(merged.values())
