@@ -1,0 +1,294 @@
+"""Put a run together from its resolved configuration: processes, data, model, optimizer, telemetry, resume."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from nsa.checkpoint import CheckpointError, find_newest, load_checkpoint
+from nsa.config import Config, ConfigError, flatten
+from nsa.data import BatchLoader, Sources, Tokenizer, open_sources, open_tokenizer
+from nsa.effective import Effective, settle_config
+from nsa.model import LanguageModel, model_flops_per_token
+from nsa.optim import build_optimizer
+from nsa.parallel import ReduceHook, World, close_world, open_world, wrap_ddp
+from nsa.resolve import Resolved
+from nsa.telemetry import Heartbeat, SignalDesk, cut_csv_after, memory_now, write_env_json
+from nsa.telemetry.hardware import peak_bf16_flops
+from nsa.telemetry.recorder import Rates, Recorder
+
+__all__ = ["Run", "open_run"]
+
+# What a resumed run must share with the run it goes on with: everything that fixes the weights' shapes and
+# which sample comes next. The rest (learning rate, steps, telemetry, number of processes) may change.
+RESUME_FIXED = (
+    "attention vocab_size dim n_layers n_heads n_kv_groups d_k d_v ffn_dim l d l_sel n_sel w phi gate gate_hidden "
+    "rope_base norm_eps tie_embeddings data data_path data_glob text_field data_limit_mib tokenizer seq_len "
+    "global_batch_size val_fraction seed param_dtype"
+).split()
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything the loop works with. `model` is what is called, `bare_model` what is saved."""
+
+    resolved: Resolved
+    effective: Effective
+    out: Path
+    world: World
+    sources: Sources
+    loader: BatchLoader
+    model: nn.Module
+    bare_model: LanguageModel
+    optimizer: torch.optim.Optimizer
+    hook: ReduceHook
+    heartbeat: Heartbeat
+    signals: SignalDesk
+    recorder: Recorder
+    start_step: int
+
+    @property
+    def config(self) -> Config:
+        """The effective configuration."""
+        return self.effective.config
+
+    def say(self, text: str) -> None:
+        """Print on rank 0."""
+        if self.world.is_main:
+            print(text, flush=True)  # noqa: T201 - the trainer's log is its standard output
+
+
+def _prepare_torch(config: Config) -> None:
+    if config.train.threads:
+        torch.set_num_threads(config.train.threads)
+    if config.train.deterministic:
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.benchmark = False
+    torch.set_float32_matmul_precision("highest" if config.train.deterministic else "high")
+    torch.manual_seed(config.train.seed)
+
+
+def _build_model(effective: Effective, world: World) -> LanguageModel:
+    config = effective.config
+    model = LanguageModel(config.model, grad_checkpointing=config.train.grad_checkpointing)
+    model.to(world.device, effective.param_dtype)
+    if config.train.compile:
+        for block in model.blocks:
+            block.compile()
+    return model
+
+
+def _agree_on_checkpoint(out: Path, world: World) -> Path | None:
+    """Rank 0 looks for the newest sound checkpoint and tells the others, so that none starts from another."""
+    chosen: list[str | None] = [None]
+    if world.is_main:
+        found = find_newest(out, say=lambda text: print(text, flush=True))  # noqa: T201
+        chosen = [str(found) if found else None]
+    if world.backend:
+        dist.broadcast_object_list(chosen, src=0, device=world.device if world.on_cuda else None)
+    return Path(chosen[0]) if chosen[0] else None
+
+
+def _refuse_other_run(path: Path, saved: Mapping[str, Any], config: Config) -> None:
+    now = flatten(config)
+    problems = [
+        f"{name}={now[name]} but {path.name} was trained with {name}={saved[name]}: resume with the same value, or "
+        "choose another out"
+        for name in RESUME_FIXED
+        if name in saved and saved[name] != now[name]
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+@dataclass(frozen=True)
+class _Restored:
+    step: int = 0
+    wall_s: float = 0.0
+    checkpoint: str | None = None
+
+
+def _restore(
+    out: Path, world: World, config: Config, model: nn.Module, optimizer: torch.optim.Optimizer
+) -> _Restored:
+    """Load the newest sound checkpoint into model and optimizer and cut the CSVs back to its step."""
+    path = _agree_on_checkpoint(out, world)
+    restored = _Restored()
+    if path is not None:
+        state = load_checkpoint(path)
+        _refuse_other_run(path, state["config"], config)
+        try:
+            model.load_state_dict(state["model"])
+            optimizer.load_state_dict(state["optimizer"])
+        except (KeyError, RuntimeError, ValueError) as error:
+            raise CheckpointError(f"{path} does not fit this model: {error}") from error
+        restored = _Restored(state["step"], state["wall_s"], path.name)
+    if world.is_main:
+        where = f"step {restored.step} of {path.name}" if path else "the beginning: no sound checkpoint was found"
+        print(f"[resume] going on from {where}", flush=True)  # noqa: T201
+        for name in ("training.csv", "val.csv", "k_stats.csv", "fallback_counters.csv"):
+            cut = cut_csv_after(out / name, restored.step)
+            if cut:
+                print(f"[resume] {name}: {cut} rows after step {restored.step} dropped", flush=True)  # noqa: T201
+    return restored
+
+
+def _build_loader(config: Config, sources: Sources, world: World, start_step: int) -> BatchLoader:
+    return BatchLoader(
+        sources.train,
+        rank=world.rank,
+        world=world.size,
+        batch_size=config.data.batch_size,
+        accum=config.data.accum,
+        start_step=start_step,
+        prefetch=config.data.prefetch_batches,
+        timeout_s=config.data.loader_timeout_s,
+        pin=world.on_cuda,
+    )
+
+
+def _facts(
+    resolved: Resolved,
+    effective: Effective,
+    world: World,
+    model: LanguageModel,
+    tokenizer: Tokenizer,
+    sources: Sources,
+    restored: _Restored,
+    rates: Rates,
+) -> dict[str, Any]:
+    """The run's own part of env.json."""
+    weights = list(model.parameters())
+    return {
+        "argv": sys.argv,
+        "config_file": str(resolved.config_file) if resolved.config_file else None,
+        "requested": resolved.requested,
+        "effective": flatten(effective.config),
+        "sources": resolved.sources,
+        "notes": list(effective.notes),
+        "params": sum(p.numel() for p in weights),
+        "weight_dtype": str(effective.param_dtype).removeprefix("torch."),
+        "compute_dtype": "bfloat16" if effective.autocast else "float32",
+        "world_size": world.size,
+        "backend": world.backend,
+        "device": str(world.device),
+        "tokens_per_step": rates.tokens_per_step,
+        "grad_bytes": sum(p.numel() * p.element_size() for p in weights if p.requires_grad),
+        "flops_per_token": {"nsa": rates.flops_nsa, "dense_equivalent": rates.flops_dense_equivalent},
+        "peak_flops": rates.peak_flops,
+        "tokenizer": {"name": tokenizer.name, "vocab_size": tokenizer.vocab_size, "eos_id": tokenizer.eos_id},
+        "data": sources.info,
+        "resumed_from": {"step": restored.step, "checkpoint": restored.checkpoint} if restored.checkpoint else None,
+    }
+
+
+def _rates(config: Config, model: LanguageModel, world: World) -> Rates:
+    data = config.data
+    flops = model_flops_per_token(model, data.seq_len)
+    peak = peak_bf16_flops(world.device)
+    return Rates(
+        tokens_per_step=data.batch_size * data.accum * world.size * data.seq_len,
+        flops_nsa=flops.nsa,
+        flops_dense_equivalent=flops.dense_equivalent,
+        peak_flops=peak * world.size if peak else None,
+    )
+
+
+@contextlib.contextmanager
+def open_run(resolved: Resolved) -> Iterator[Run]:
+    """Build the run, hand it out, and take it down again whatever happened: threads, files, process group.
+
+    Raises ConfigError, DataError, CheckpointError or RuntimeError naming the setting and the fix.
+    """
+    asked = resolved.config
+    out = Path(asked.train.out)
+    out.mkdir(parents=True, exist_ok=True)
+    _prepare_torch(asked)
+    with contextlib.ExitStack() as stack:
+        world = open_world(asked.train.device, timeout_s=asked.ddp.ddp_timeout_s, out=out)
+        stack.callback(close_world, world)
+        heartbeat = Heartbeat(
+            out, rank=world.rank, beat_s=asked.telemetry.heartbeat_s, gpu_memory=lambda: _rounded_memory(world)
+        )
+        stack.callback(heartbeat.close)
+        heartbeat.write("boot", world_size=world.size, device=str(world.device))
+        heartbeat.start()
+        signals = SignalDesk(
+            out, rank=world.rank, on_dump=lambda path: heartbeat.write("watchdog_dump", file=path.name)
+        )
+        stack.callback(signals.close)
+
+        tokenizer = open_tokenizer(asked.data.tokenizer)
+        effective = settle_config(resolved, world, tokenizer)
+        config = effective.config
+        sources = open_sources(config.data, tokenizer, seed=config.train.seed)
+        bare_model = _build_model(effective, world)
+        optimizer = build_optimizer(bare_model, config.optim, fused=config.optim.opt_fused == "on")
+        restored = _Restored()
+        if config.train.resume:
+            restored = _restore(out, world, config, bare_model, optimizer)
+        hook = ReduceHook(world, config.ddp.ddp_compress)
+        model = wrap_ddp(bare_model, config.ddp, world, hook)
+        rates = _rates(config, bare_model, world)
+        recorder = Recorder(
+            out,
+            is_main=world.is_main,
+            heartbeat=heartbeat,
+            rates=rates,
+            device=world.device,
+            log_every=config.telemetry.log_every,
+            steps=config.train.steps,
+            start_step=restored.step,
+            wall_before_s=restored.wall_s,
+        )
+        stack.callback(recorder.close)
+        if world.is_main:
+            facts = _facts(resolved, effective, world, bare_model, tokenizer, sources, restored, rates)
+            write_env_json(out, world.device, facts)
+        loader = _build_loader(config, sources, world, restored.step)
+        stack.callback(loader.close)
+        run = Run(
+            resolved=resolved,
+            effective=effective,
+            out=out,
+            world=world,
+            sources=sources,
+            loader=loader,
+            model=model,
+            bare_model=bare_model,
+            optimizer=optimizer,
+            hook=hook,
+            heartbeat=heartbeat,
+            signals=signals,
+            recorder=recorder,
+            start_step=restored.step,
+        )
+        _announce(run, rates, time.perf_counter())
+        yield run
+
+
+def _rounded_memory(world: World) -> dict[str, float]:
+    return {name: round(value, 1) for name, value in memory_now(world.device).items()}
+
+
+def _announce(run: Run, rates: Rates, began_s: float) -> None:
+    data, world = run.config.data, run.world
+    for note in run.effective.notes:
+        run.say(note)
+    if run.config.ddp.ddp_compress != "off":
+        run.say(f"[ddp] gradient compression enabled: {run.config.ddp.ddp_compress}")
+    params = sum(p.numel() for p in run.bare_model.parameters())
+    run.say(
+        f"[run] {params / 1e6:.2f} M parameters on {world.size} × {world.device.type}, "
+        f"{data.batch_size} × {data.accum} × {world.size} sequences of {data.seq_len} = {rates.tokens_per_step:,} "
+        f"tokens a step, {run.config.train.dtype}, out {run.out}"
+    )

@@ -1,0 +1,317 @@
+"""The training loop.
+
+On a GPU the host runs one step ahead: it launches step k+1, then reads what step k left in pinned memory. Reading
+therefore costs no bubble, and since every rank reads the same reduced message at the same place, all of them stop
+after the same step. On a CPU there is nothing to run ahead of, and each step is read as soon as it is done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import math
+import signal
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from nsa.assemble import Run
+from nsa.checkpoint import save_checkpoint
+from nsa.config import flatten
+from nsa.data import BatchLoader, FetchStats
+from nsa.optim import clip_gradients, learning_rate, optimizer_state_bytes
+from nsa.outdir import ANOMALY_FILE, HALT_FILE
+from nsa.parallel import WaitMark
+from nsa.telemetry import AppendCsv, write_json, write_memory_dump, write_text
+from nsa.telemetry.recorder import StepRecord
+
+__all__ = ["Ending", "train"]
+
+LOSS, NORM, HALT, TERM, INT = range(5)  # places in the control message
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a run ended: `done`, `halted`, `anomaly`, `terminated` or `interrupted`, and why."""
+
+    status: str
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class _Launched:
+    """A step whose work is under way (GPU) or done (CPU), with what is needed to read its outcome."""
+
+    step: int
+    lr: float
+    control: torch.Tensor
+    arrived: torch.cuda.Event | None
+    wait: WaitMark
+    control_wait_s: float
+    fetch: FetchStats | None
+    stats: Any
+
+
+def train(run: Run) -> Ending:
+    """Train to the last step or to a reason to stop; writes everything but env.json. Raises what the data raises."""
+    write_memory_dump(run.out, "boot", run.world.device, step=run.start_step) if run.world.is_main else None
+    if run.config.train.gc_every:
+        gc.disable()
+    ending = Ending("error", "an exception ended the run")
+    try:
+        ending = _steps(run)
+        _finish(run, ending)
+    except BaseException as error:
+        ending = Ending("error", f"{type(error).__name__}: {error}")
+        raise
+    finally:
+        gc.enable()
+        run.heartbeat.write("done", status=ending.status, why=ending.why)
+        if run.world.is_main:
+            _write_metrics(run, ending)
+    return ending
+
+
+def _steps(run: Run) -> Ending:
+    last = run.config.train.steps
+    lag = 1 if run.world.on_cuda else 0
+    in_flight: deque[_Launched] = deque()
+    run.recorder.start()
+    ending: Ending | None = None
+    for step in range(run.start_step + 1, last + 1):
+        in_flight.append(_launch(run, step))
+        due = step == run.start_step + 1 or step == last or _is_break(run, step)
+        while in_flight and ending is None and (due or len(in_flight) > lag):
+            ending = _read(run, in_flight.popleft())
+        if ending is not None:
+            break
+        if due:
+            _between_steps(run, step)
+    while in_flight:  # the step launched before the reason to stop was read
+        ending = _read(run, in_flight.popleft()) or ending
+    return ending or Ending("done")
+
+
+def _is_break(run: Run, step: int) -> bool:
+    """Whether something other than training happens after `step`."""
+    config = run.config
+    every = (config.data.val_every, config.train.save_every, config.train.gc_every)
+    return any(n and step % n == 0 for n in every)
+
+
+def _launch(run: Run, step: int) -> _Launched:
+    """Start forward, backward and update of one step; on a GPU this returns before they are done."""
+    config, world = run.config, run.world
+    lr = learning_rate(config.optim, step, config.train.steps)
+    for group in run.optimizer.param_groups:
+        group["lr"] = lr
+    logged = run.recorder.is_logged(step)
+    loss = torch.zeros((), device=world.device)
+    with _collecting(run, step, logged) as stats:
+        for micro in range(config.data.accum):
+            tokens_BT = _next_batch(run, step, micro).to(world.device, non_blocking=True)
+            loss = loss + _forward_backward(run, tokens_BT, is_final=micro == config.data.accum - 1)
+    wait = run.hook.backward_done()
+    norm = clip_gradients(run.bare_model.parameters(), config.optim.grad_clip)
+    run.optimizer.step()
+    run.optimizer.zero_grad(set_to_none=True)
+    control, arrived, control_wait_s = _send_control(run, loss, norm)
+    fetch = run.loader.take_stats() if logged else None
+    return _Launched(step, lr, control, arrived, wait, control_wait_s, fetch, stats)
+
+
+def _next_batch(run: Run, step: int, micro: int) -> torch.Tensor:
+    try:
+        tokens = run.loader.next()
+    except Exception as error:
+        run.heartbeat.write("loader_error", error=str(error))
+        raise
+    if step == run.start_step + 1 and micro == 0:
+        run.heartbeat.write("loader_ready")
+    return tokens
+
+
+def _forward_backward(run: Run, tokens_BT: torch.Tensor, *, is_final: bool) -> torch.Tensor:
+    """Gradients of one micro-batch, added up; ranks talk in the final one only. Returns its share of the loss."""
+    accum = run.config.data.accum
+    quiet = run.model.no_sync() if run.world.backend and not is_final else contextlib.nullcontext()
+    with quiet:
+        with torch.autocast(run.world.device.type, torch.bfloat16, enabled=run.effective.autocast):
+            loss = run.model(tokens_BT[:, :-1], tokens_BT[:, 1:]) / accum
+        loss.backward()
+    return loss.detach()
+
+
+@contextlib.contextmanager
+def _collecting(run: Run, step: int, logged: bool) -> Any:
+    """Collect gate and selection statistics in every `aux_every`-th logged step; yields them or None."""
+    telemetry = run.config.telemetry
+    nth = (step - run.start_step - 1) // telemetry.log_every
+    wanted = telemetry.aux_stats and logged and nth % telemetry.aux_every == 0
+    if not wanted or run.config.model.attention != "nsa":
+        yield None
+        return
+    from nsa.attention.stats import collect_stats
+
+    with collect_stats(run.bare_model) as stats:
+        yield stats
+
+
+def _send_control(
+    run: Run, loss: torch.Tensor, norm: torch.Tensor
+) -> tuple[torch.Tensor, torch.cuda.Event | None, float]:
+    """Add up loss, gradient norm and reasons to stop over the ranks; the sums land in host memory."""
+    world = run.world
+    flags = torch.zeros(3, dtype=torch.float32)
+    flags[0] = float((run.out / HALT_FILE).exists())
+    flags[1] = float(run.signals.stop_signal == signal.SIGTERM)
+    flags[2] = float(run.signals.stop_signal == signal.SIGINT)
+    if world.on_cuda:
+        flags = flags.pin_memory().to(world.device, non_blocking=True)
+    message = torch.cat((torch.stack((loss.float(), norm.float())), flags))
+    waited_s = 0.0
+    if world.backend:
+        began = time.perf_counter()
+        dist.all_reduce(message)
+        waited_s = 0.0 if world.on_cuda else time.perf_counter() - began
+    if not world.on_cuda:
+        return message, None, waited_s
+    host = torch.empty(5, dtype=torch.float32, pin_memory=True)
+    host.copy_(message, non_blocking=True)
+    arrived = torch.cuda.Event()
+    arrived.record()
+    return host, arrived, waited_s
+
+
+def _read(run: Run, launched: _Launched) -> Ending | None:
+    """Wait for a launched step, record it, and say whether it is a reason to stop."""
+    if launched.arrived is not None:
+        launched.arrived.synchronize()
+    sums = launched.control.tolist()
+    loss, norm = sums[LOSS] / run.world.size, sums[NORM] / run.world.size
+    aux: dict[str, Any] = {}
+    fallbacks: dict[str, int] = {}
+    if launched.stats is not None:
+        from nsa.attention.stats import fallback_counters
+
+        aux, fallbacks = launched.stats.summary(), fallback_counters()
+    record = StepRecord(
+        step=launched.step,
+        loss=loss,
+        lr=launched.lr,
+        grad_norm=norm,
+        wait_s=launched.wait.read_s() + launched.control_wait_s,
+        aux=aux,
+        fallbacks=fallbacks,
+    )
+    run.recorder.step_done(record, launched.fetch)
+    return _reason_to_stop(run, record, sums)
+
+
+def _reason_to_stop(run: Run, record: StepRecord, sums: list[float]) -> Ending | None:
+    for name, value in (("loss", record.loss), ("grad_norm", record.grad_norm)):
+        if not math.isfinite(value):
+            kind = f"{'nan' if math.isnan(value) else 'inf'}_{name}"
+            if run.world.is_main:
+                write_text(run.out / ANOMALY_FILE, kind + "\n")
+            return Ending("anomaly", f"{kind} at step {record.step}")
+    if sums[HALT]:
+        return Ending("halted", f"{HALT_FILE} found at step {record.step}")
+    if sums[TERM]:
+        return Ending("terminated", f"SIGTERM at step {record.step}")
+    if sums[INT]:
+        return Ending("interrupted", f"SIGINT at step {record.step}")
+    return None
+
+
+def _between_steps(run: Run, step: int) -> None:
+    """What is due after `step`, with no work in flight: dumps, garbage, validation, checkpoint."""
+    config = run.config
+    began = time.perf_counter()
+    if step == run.start_step + 1 and run.world.is_main:
+        _dump_memory(run, "step1", step)
+    if config.train.gc_every and step % config.train.gc_every == 0:
+        gc.collect()
+    if config.data.val_every and step % config.data.val_every == 0:
+        validate(run, step)
+    if config.train.save_every and step % config.train.save_every == 0 and step != config.train.steps:
+        save(run, step)
+    run.recorder.exclude(time.perf_counter() - began)
+
+
+def _finish(run: Run, ending: Ending) -> None:
+    """Leave a checkpoint where one is due, and the last memory dump."""
+    last = run.recorder.last
+    step = last.step if last else run.start_step
+    saves = run.config.train
+    stopped = ending.status in ("terminated", "interrupted") or (ending.status == "halted" and saves.save_every > 0)
+    completed = ending.status == "done" and (saves.save_final or saves.save_every > 0)
+    if (stopped or completed) and step > run.start_step:
+        save(run, step)
+    if run.world.is_main:
+        _dump_memory(run, "stepN", step)
+
+
+def _dump_memory(run: Run, tag: str, step: int) -> None:
+    weights = sum(p.numel() * p.element_size() for p in run.bare_model.parameters())
+    state = optimizer_state_bytes(run.optimizer)
+    write_memory_dump(run.out, tag, run.world.device, step=step, weights=weights, optimizer_state=state)
+
+
+def save(run: Run, step: int) -> None:
+    """Write the checkpoint of `step` on rank 0; the others wait for it, so that no rank runs into the next step
+    while the disk may still fail."""
+    if run.world.is_main:
+        state = {
+            "schema_version": 1,
+            "step": step,
+            "wall_s": run.recorder.wall_s,
+            "config": flatten(run.config),
+            "model": run.bare_model.state_dict(),
+            "optimizer": run.optimizer.state_dict(),
+        }
+        path = save_checkpoint(run.out, state, step=step, keep=run.config.train.keep_checkpoints)
+        run.say(f"[checkpoint] {path}")
+    if run.world.backend:
+        dist.barrier()
+
+
+@torch.no_grad()
+def validate(run: Run, step: int) -> float:
+    """Mean loss over the first `val_batches` held-out batches of every rank: the same samples each time."""
+    config, world = run.config, run.world
+    assert run.sources.val is not None, "checked when the data was opened"
+    loader = BatchLoader(
+        run.sources.val,
+        rank=world.rank,
+        world=world.size,
+        batch_size=config.data.batch_size,
+        accum=1,
+        prefetch=0,
+    )
+    total = torch.zeros((), device=world.device)
+    run.bare_model.eval()
+    for _ in range(config.data.val_batches):
+        tokens_BT = loader.next().to(world.device)
+        with torch.autocast(world.device.type, torch.bfloat16, enabled=run.effective.autocast):
+            total += run.bare_model(tokens_BT[:, :-1], tokens_BT[:, 1:])
+    run.bare_model.train()
+    if world.backend:
+        dist.all_reduce(total)
+    loss = total.item() / (config.data.val_batches * world.size)
+    if world.is_main:
+        tokens = config.data.val_batches * world.size * config.data.batch_size * config.data.seq_len
+        file = AppendCsv(run.out / "val.csv", ("step", "val_loss", "val_tokens", "wall_s"))
+        file.row({"step": step, "val_loss": loss, "val_tokens": tokens, "wall_s": run.recorder.wall_s})
+        file.close()
+        run.say(f"[val] step {step} loss {loss:.4f}")
+    return loss
+
+
+def _write_metrics(run: Run, ending: Ending) -> None:
+    summary = {"schema_version": 1, "status": ending.status, "why": ending.why, **run.recorder.summary()}
+    write_json(run.out / "metrics.json", summary)

@@ -1,0 +1,67 @@
+"""`python -m nsa.train`, alone or under torchrun: train a language model and write the trainer contract's files.
+
+The configuration is resolved and the output folder checked before torch is imported, so that a mistake is answered
+at once. Exit codes are part of the contract (docs/trainer-contract.md); under torchrun, which turns any failure of
+a worker into 1, the same information stands in `metrics.json` as `status`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from nsa.config import ConfigError
+from nsa.outdir import refuse_unfit_out
+from nsa.resolve import Resolved, UsageExit, resolve
+
+__all__ = ["EXIT_CODES", "main"]
+
+BAD_USAGE = 2
+EXIT_CODES = {"done": 0, "error": 1, "halted": 3, "anomaly": 4, "interrupted": 130, "terminated": 143}
+
+
+def _complain(error: ConfigError) -> int:
+    if os.environ.get("RANK", "0") == "0":  # every rank has the same mistake; one message is enough
+        for problem in error.problems:
+            print(f"nsa.train: {problem}", file=sys.stderr, flush=True)  # noqa: T201
+    return BAD_USAGE
+
+
+def _run(resolved: Resolved) -> int:
+    """Build and train; torch is imported here."""
+    from torch.distributed.elastic.multiprocessing.errors import record
+
+    from nsa.assemble import open_run
+    from nsa.loop import train
+
+    @record
+    def recorded() -> int:
+        with open_run(resolved) as run:
+            ending = train(run)
+            run.say(f"[run] {ending.status}{': ' if ending.why else ''}{ending.why}")
+            return EXIT_CODES[ending.status]
+
+    return int(recorded() or 0)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Resolve, check the folder, train; returns the exit code."""
+    try:
+        resolved = resolve(argv)
+        if os.environ.get("RANK", "0") == "0":
+            refuse_unfit_out(Path(resolved.config.train.out), resume=resolved.config.train.resume)
+    except UsageExit as text:
+        print(text)  # noqa: T201
+        return 0
+    except ConfigError as error:
+        return _complain(error)
+    try:
+        return _run(resolved)
+    except ConfigError as error:  # what only shows once the number of processes is known
+        return _complain(error)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
