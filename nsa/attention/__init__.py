@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+from nsa.attention.cache import NSACache
 from nsa.attention.dispatch import fallback_counters, reset_fallback_counters
 from nsa.attention.functional import NSAAux, nsa_attention
 from nsa.attention.geometry import Geometry
+from nsa.attention.module import NSAAttention
 
-__all__ = ["Geometry", "NSAAux", "fallback_counters", "nsa_attention", "reset_fallback_counters"]
+__all__ = [
+    "Geometry",
+    "NSAAttention",
+    "NSAAux",
+    "NSACache",
+    "fallback_counters",
+    "nsa_attention",
+    "reset_fallback_counters",
+]

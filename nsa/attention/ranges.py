@@ -1,8 +1,8 @@
 """A selection as merged token ranges ``[start, end)``: for people to read, and for gathering keys row by row.
 
 ``v1`` is a loop over rows and states the meaning. ``v2`` does the same for all rows at once. Both accept any
-integers, not only what the selector produces: they skip -1 and blocks outside the sequence, drop duplicates, end at ``t + 1``, drop what
-that leaves empty, and merge ranges that touch.
+integers, not only what the selector produces: they skip -1 and blocks outside the sequence, drop duplicates, end at
+``t + 1``, drop what that leaves empty, and merge ranges that touch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-__all__ = ["RangesVersion", "merged_ranges", "ranges_v1", "ranges_v2", "row_ranges"]
+__all__ = ["RangesVersion", "merged_ranges", "range_tokens", "ranges_v1", "ranges_v2", "row_ranges"]
 
 RangesVersion = Literal["v1", "v2"]
 
@@ -85,3 +85,29 @@ def merged_ranges(
         raise ValueError(f"sel_ranges={version!r}: must be v1 or v2")
     convert = ranges_v1 if version == "v1" else ranges_v2
     return convert(blocks_SGN, t_S, l_sel=l_sel, seq_len=seq_len)
+
+
+def range_tokens(ranges: Tensor) -> Tensor:
+    """Tokens covered by each row of merged ranges, ascending.
+
+    Args:
+        ranges: ``[..., n, 2]`` as :func:`ranges_v2` gives them; every row must cover equally many tokens, as rows of one
+            position do.
+
+    Returns:
+        ``[..., N]`` int64 positions.
+
+    Raises:
+        ValueError: rows cover different numbers of tokens.
+    """
+    start, end = ranges.to(torch.int64).unbind(-1)
+    covered = (end - start).cumsum(-1)
+    totals = covered[..., -1].flatten()
+    n_tokens = int(totals[0])
+    if bool((totals != n_tokens).any()):
+        raise ValueError("ranges: rows cover different numbers of tokens; convert rows of one position at a time")
+    place = torch.arange(n_tokens, device=ranges.device).expand(*covered.shape[:-1], n_tokens).contiguous()
+    which = torch.searchsorted(covered, place, right=True)
+    # Place p of a row lies in range r, behind the tokens that the ranges before r cover.
+    before = (covered - (end - start)).gather(-1, which)
+    return start.gather(-1, which) + place - before
