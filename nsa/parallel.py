@@ -123,7 +123,7 @@ class ReduceHook:
         self._ready_at_s = 0.0
         self._ready_event: torch.cuda.Event | None = None
 
-    def __call__(self, state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def __call__(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Start the reduction of one bucket (called by DDP)."""
         if bucket.is_last():
             self._mark_ready()
@@ -185,7 +185,7 @@ def wrap_ddp(model: nn.Module, config: DdpConfig, world: World, hook: ReduceHook
         find_unused_parameters=config.ddp_find_unused,
         static_graph=config.ddp_static_graph,
         gradient_as_bucket_view=True,
-        broadcast_buffers=False,
     )
-    ddp.register_comm_hook(None, hook)
+    # DDP inspects the hook's annotations as objects, and postponed ones are strings: give it a bare function.
+    ddp.register_comm_hook(None, lambda state, bucket: hook(bucket))
     return ddp
