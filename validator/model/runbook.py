@@ -43,6 +43,19 @@ Setting = str | int | float | bool
 
 PhaseKind = Literal["preflight", "command", "pytest", "train", "sweep", "ab", "soak"]
 
+Count = Annotated[int, Field(strict=True)]
+"""A whole number written as one: `true` and `"300"` are mistakes, not 1 and 300."""
+
+
+def _as_text(value: Any) -> Any:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return repr(value) if isinstance(value, (int, float)) else value
+
+
+Argument = Annotated[str, BeforeValidator(_as_text, json_schema_input_type=str | int | float | bool)]
+"""A word of a command line; numbers may be written without quotes."""
+
 Identifier = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
 """Lower case letters, digits and underscores, so that a criterion can name it."""
 
@@ -65,11 +78,11 @@ CriterionField = Annotated[Criterion, BeforeValidator(_criterion, json_schema_in
 class Hardware(Frozen):
     """What the runbook was written for. Preflight checks it; a machine without the GPUs ends in exit 4."""
 
-    gpus: int = Field(0, ge=0, description="GPUs needed; 0 means that the runbook runs on the CPU.")
+    gpus: Count = Field(0, ge=0, description="GPUs needed; 0 means that the runbook runs on the CPU.")
     name: str | None = Field(None, description="Regular expression that every GPU's name must contain.")
     interconnect: Literal["pcie", "nvlink", "any"] = Field("any", description="How the GPUs are linked.")
     gpu_memory: Size | None = Field(None, description="Least memory of each GPU.")
-    cpu_cores: int | None = Field(None, ge=1, description="Least CPU cores that this process may use.")
+    cpu_cores: Count | None = Field(None, ge=1, description="Least CPU cores that this process may use.")
     memory: Size | None = Field(None, description="Least host memory available at the start.")
     disk_free: Size | None = Field(None, description="Least free space where results are written.")
 
@@ -123,7 +136,7 @@ BUNDLED_METRICS = TrainerMetrics(
 class Trainer(Frozen):
     """The program under validation. Leave it out for the bundled one."""
 
-    command: tuple[str, ...] = Field(
+    command: tuple[Argument, ...] = Field(
         ("-m", "nsa.train"), description="What torchrun (nproc of 1 or more) or python (nproc of 0) is given."
     )
     args: dict[str, Setting] = Field(
@@ -150,22 +163,22 @@ class Watchdog(Frozen):
         description="Silence in multiples of the observed step time; the longer of both limits holds.",
     )
     interval: Duration = Field(5.0, description="Time between looks at the run's files.")
-    frozen_rows: int = Field(4, ge=2, description="Rows in a row with a rate of zero or less that stop the run.")
+    frozen_rows: Count = Field(4, ge=2, description="Rows in a row with a rate of zero or less that stop the run.")
     gate_entropy_min: float = Field(0.2, description="Gate entropy below this counts as a collapse.")
     gate_max: float = Field(0.9, description="Largest gate above this counts as a collapse.")
     gate_collapse_frac: float = Field(0.5, description="Collapsed share above this counts as a collapse.")
-    gate_strikes: int = Field(3, ge=1, description="Records in a row with a collapse that stop the run.")
+    gate_strikes: Count = Field(3, ge=1, description="Records in a row with a collapse that stop the run.")
     halt: bool = Field(True, description="Write `.HALT` and stop the run; false only records the anomaly.")
 
 
 class Defaults(Frozen):
     """Values for every phase that does not set its own."""
 
-    nproc: int = Field(1, ge=0, description="Processes under torchrun; 0 runs the trainer by python alone.")
+    nproc: Count = Field(1, ge=0, description="Processes under torchrun; 0 runs the trainer by python alone.")
     timeout: Duration = Field(1800.0, description="Longest time of one run.")
-    warmup_steps: int = Field(20, ge=0, description="Steps that never count as steady.")
-    repeats: int = Field(1, ge=1, description="Runs of each arm.")
-    retries: int = Field(
+    warmup_steps: Count = Field(20, ge=0, description="Steps that never count as steady.")
+    repeats: Count = Field(1, ge=1, description="Runs of each arm.")
+    retries: Count = Field(
         0,
         ge=0,
         le=3,
@@ -211,7 +224,7 @@ class ProcessPhase(PhaseBase):
     """A phase that starts processes."""
 
     timeout: Duration | None = Field(None, description="Longest time of one run.")
-    retries: int | None = Field(
+    retries: Count | None = Field(
         None, ge=0, le=3, description="Further attempts after a stall or a failure of the infrastructure."
     )
     env: dict[str, Setting] = Field(default_factory=dict, description="Added to the environment.")
@@ -221,7 +234,7 @@ class CommandPhase(ProcessPhase):
     """Any program. It passes with exit code 0 and with every criterion."""
 
     kind: Literal["command"]
-    run: str | tuple[str, ...] = Field(description="A shell line, or a list of arguments started without a shell.")
+    run: str | tuple[Argument, ...] = Field(description="A shell line, or a list of arguments started without a shell.")
     stdout: str | None = Field(
         None,
         description="Regular expression with named groups; each group's last match becomes `metrics.<group>`.",
@@ -232,11 +245,11 @@ class PytestPhase(ProcessPhase):
     """Tests as a gate. At least one must pass, none may fail, and a skipped one is not a pass."""
 
     kind: Literal["pytest"]
-    targets: tuple[str, ...] = Field(
+    targets: tuple[Argument, ...] = Field(
         min_length=1, description="Paths or importable packages, as `pytest --pyargs` takes them."
     )
     keyword: str | None = Field(None, description="Selects tests as `pytest -k` does.")
-    args: tuple[str, ...] = Field((), description="Further arguments for pytest.")
+    args: tuple[Argument, ...] = Field((), description="Further arguments for pytest.")
     allow_skipped: bool = Field(
         False, description="Whether skipped tests are acceptable; they are listed all the same."
     )
@@ -245,11 +258,11 @@ class PytestPhase(ProcessPhase):
 class TrainingPhase(ProcessPhase):
     """A phase that runs the trainer."""
 
-    steps: int = Field(ge=1, description="Optimizer steps of each run.")
-    nproc: int | None = Field(None, ge=0, description="Processes under torchrun; 0 runs the trainer by python alone.")
+    steps: Count = Field(ge=1, description="Optimizer steps of each run.")
+    nproc: Count | None = Field(None, ge=0, description="Processes under torchrun; 0 runs the trainer by python alone.")
     args: dict[str, Setting] = Field(default_factory=dict, description="Added to the arguments of the trainer.")
-    warmup_steps: int | None = Field(None, ge=0, description="Steps that never count as steady.")
-    repeats: int | None = Field(None, ge=1, description="Runs of each arm, interleaved.")
+    warmup_steps: Count | None = Field(None, ge=0, description="Steps that never count as steady.")
+    repeats: Count | None = Field(None, ge=1, description="Runs of each arm, interleaved.")
     watchdog: Watchdog | None = Field(None, description="When a run is stopped before its time.")
     log_contains: tuple[str, ...] = Field((), description="Texts that rank 0 must print; each is a required criterion.")
 

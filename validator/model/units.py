@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, WithJsonSchema
+from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
 
 __all__ = ["Duration", "Size", "format_duration", "format_size", "parse_duration", "parse_size"]
 
@@ -97,7 +97,19 @@ def _schema(description: str, examples: list[Any]) -> WithJsonSchema:
     return WithJsonSchema({"type": "string", "description": description, "examples": examples})
 
 
+def _duration_text(seconds: float) -> str:
+    return f"{seconds:.9f}".rstrip("0").rstrip(".") + "s"
+
+
 Duration = Annotated[
-    float, BeforeValidator(parse_duration), _schema("A duration with its unit.", ["90s", "30m", "1h30m"])
+    float,
+    BeforeValidator(parse_duration),
+    PlainSerializer(_duration_text, return_type=str),  # so that what is dumped can be read back
+    _schema("A duration with its unit.", ["90s", "30m", "1h30m"]),
 ]
-Size = Annotated[int, BeforeValidator(parse_size), _schema("A size with its unit.", ["5 GiB", "512 MiB"])]
+Size = Annotated[
+    int,
+    BeforeValidator(parse_size),
+    PlainSerializer(lambda size_bytes: f"{size_bytes} B", return_type=str),
+    _schema("A size with its unit.", ["5 GiB", "512 MiB"]),
+]
