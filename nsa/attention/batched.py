@@ -363,4 +363,5 @@ def batched_branches(
     Returns:
         Branch outputs in compute precision (float64 for float64 inputs, else float32).
     """
-    return Branches(*_BatchedAttention.apply(q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win, geometry, scale, query_chunk))
+    streams = (q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win)
+    return Branches(*_BatchedAttention.apply(*streams, geometry, scale, query_chunk))  # type: ignore[no-untyped-call]

@@ -1,7 +1,8 @@
 """What decoding keeps: one cache per branch, and counts of what each step read.
 
-The selected branch keeps every key and value. The window keeps the last ``w`` in a ring. The compressed branch keeps the
-compressed tokens, and the last ``l`` raw ones in a ring, from which the next compressed token is made every ``d`` steps.
+The selected branch keeps every key and value. The window keeps the last ``w`` in a ring. The compressed branch keeps
+the compressed tokens, and the last ``l`` raw ones in a ring, from which the next compressed token is made every
+``d`` steps.
 """
 
 from __future__ import annotations
@@ -75,7 +76,8 @@ class NSACache:
         return self.geometry.n_compressed(self.length)
 
     def append(self, streams: tuple[Tensor, ...], compress: Compress) -> None:
-        """Add S new positions: ``(k_cmp, v_cmp, k_sel, v_sel, k_win, v_win)``, each ``[B, S, G, .]``, not yet compressed.
+        """Add S new positions: ``(k_cmp, v_cmp, k_sel, v_sel, k_win, v_win)``, each ``[B, S, G, .]``, not yet
+        compressed.
 
         Raises:
             ValueError: the cache would exceed ``max_len``.
@@ -124,7 +126,7 @@ class NSACache:
 
 
 def _ring_write(ring: Tensor, new: Tensor, end: int) -> None:
-    """Store the last positions of ``new``, which end at position ``end``, each at its position modulo the ring's length."""
+    """Store the last positions of ``new``, which ends at ``end``, each at its position modulo the ring's length."""
     kept = min(new.shape[1], ring.shape[1])
     slot = torch.arange(end - kept, end, device=ring.device) % ring.shape[1]
     ring[:, slot] = new[:, new.shape[1] - kept :].to(ring.dtype)

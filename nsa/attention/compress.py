@@ -30,7 +30,7 @@ def average_compress(x_BSGD: Tensor, *, l: int, d: int) -> Tensor:  # noqa: E741
         connected to the graph when C = 0, so that the projection behind it receives a (zero) gradient.
     """
     B, S, G, D = x_BSGD.shape
-    n_cmp = (S - l) // d + 1 if S >= l else 0
+    n_cmp = max((S - l) // d + 1, 0)
     per_block = l // d
     n_chunks = n_cmp + per_block - 1 if n_cmp else 0
     chunks = x_BSGD[:, : n_chunks * d].to(compute_dtype(x_BSGD.dtype)).reshape(B, n_chunks, d, G, D).sum(2)

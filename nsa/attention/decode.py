@@ -1,7 +1,7 @@
 """One decode step: a single query against the caches of the three branches.
 
-Reads the visible compressed tokens, the tokens of the selected ranges and the window, and nothing else; the counts in the
-cache are taken from the tensors that were read, not from the formula they are tested against.
+Reads the visible compressed tokens, the tokens of the selected ranges and the window, and nothing else; the counts
+in the cache are taken from the tensors that were read, not from the formula they are tested against.
 """
 
 from __future__ import annotations

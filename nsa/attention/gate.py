@@ -1,7 +1,7 @@
 """The gate: how much of each branch a head takes at a position.
 
-An MLP reads the layer's input and gives three numbers per head, each through a sigmoid (the paper's) or all three through
-a softmax. Order: compressed, selected, window.
+An MLP reads the layer's input and gives three numbers per head, each through a sigmoid (the paper's) or all three
+through a softmax. Order: compressed, selected, window.
 """
 
 from __future__ import annotations

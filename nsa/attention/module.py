@@ -26,9 +26,9 @@ Prefill = Literal["sequential", "batched", "triton", "auto"]
 class NSAAttention(nn.Module):
     """Native Sparse Attention over ``[B, S, dim]`` (arXiv 2502.11089).
 
-    Queries and the three pairs of keys and values come from one product, ``qkv_proj``, whose rows are in the order q, k_cmp,
-    k_sel, k_win, v_cmp, v_sel, v_win: one large product instead of seven small ones. Queries and all keys are rotated,
-    keys before compression.
+    Queries and the three pairs of keys and values come from one product, ``qkv_proj``, whose rows are in the order
+    q, k_cmp, k_sel, k_win, v_cmp, v_sel, v_win: one large product instead of seven small ones. Queries and all keys
+    are rotated, keys before compression.
 
     Args:
         dim: width of input and output.
@@ -40,8 +40,8 @@ class NSAAttention(nn.Module):
         gate: activation of the gates; gate_hidden: width of the gate's MLP (``dim // 8``, at least 16, if None).
         rope_base: base of the rotation's wavelengths.
         prefill: implementation of :meth:`forward`.
-        sel_ranges: implementation of merged ranges, used by ``sequential`` prefill and by :meth:`decode`. ``batched`` and
-            ``triton`` attend by blocks and need no ranges.
+        sel_ranges: implementation of merged ranges, used by ``sequential`` prefill and by :meth:`decode`.
+            ``batched`` and ``triton`` attend by blocks and need no ranges.
         query_chunk: queries per chunk of the batched path; None chooses by memory.
 
     Raises:
@@ -92,7 +92,7 @@ class NSAAttention(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self, std: float = 0.02, out_std: float | None = None) -> None:
-        """Normal weights: ``std`` everywhere but in the output projection, which takes ``out_std`` (``std`` if None)."""
+        """Normal weights of deviation ``std``; the output projection takes ``out_std`` if it is given."""
         nn.init.normal_(self.qkv_proj.weight, std=std)
         nn.init.normal_(self.out_proj.weight, std=std if out_std is None else out_std)
         self.gate.reset_parameters(std)

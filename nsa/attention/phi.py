@@ -1,7 +1,7 @@
 """The compression functions: each turns a block of ``l`` keys (or values) into one.
 
-``avg`` is the mean; ``conv`` a depthwise convolution that starts as the mean and learns the weights; ``mlp`` the paper's, an
-MLP over the whole block with a learned encoding of the place within it (arXiv 2502.11089, eq. 7).
+``avg`` is the mean; ``conv`` a depthwise convolution that starts as the mean and learns the weights; ``mlp`` the
+paper's, an MLP over the whole block with a learned encoding of the place within it (arXiv 2502.11089, eq. 7).
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ class ConvCompress(nn.Module):
         # A convolution refuses an input shorter than its kernel; padding gives it one block, which is cut off again.
         channels_first = F.pad(channels_first, (0, max(self.l - S, 0)))
         out = F.conv1d(channels_first, self.weight.to(x_BSGD.dtype), stride=self.d, groups=G * D)
-        return out[..., : _n_compressed(S, self.l, self.d)].transpose(1, 2).unflatten(2, (G, D))
+        n_cmp = _n_compressed(S, self.l, self.d)
+        return out[..., :n_cmp].transpose(1, 2).reshape(B, n_cmp, G, D)
 
     def reset_parameters(self, std: float) -> None:
         """Back to the mean; ``std`` does not matter here."""

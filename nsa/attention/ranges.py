@@ -91,8 +91,8 @@ def range_tokens(ranges: Tensor) -> Tensor:
     """Tokens covered by each row of merged ranges, ascending.
 
     Args:
-        ranges: ``[..., n, 2]`` as :func:`ranges_v2` gives them; every row must cover equally many tokens, as rows of one
-            position do.
+        ranges: ``[..., n, 2]`` as :func:`ranges_v2` gives them; every row must cover equally many tokens, as rows of
+            one position do.
 
     Returns:
         ``[..., N]`` int64 positions.

@@ -11,7 +11,7 @@ import functools
 import torch
 from torch import Tensor
 
-__all__ = ["apply_rope", "rope_table"]
+__all__ = ["apply_rope", "prefix_table", "rope_table"]
 
 
 def rope_table(positions_S: Tensor, *, dim: int, base: float) -> tuple[Tensor, Tensor]:
@@ -29,13 +29,14 @@ def _prefix_table(length: int, dim: int, base: float, device: torch.device) -> t
 
 
 def prefix_table(seq_len: int, *, dim: int, base: float, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of positions 0 to ``seq_len - 1``, kept between calls (lengths are rounded up to powers of two)."""
+    """Cosines and sines of positions 0 to ``seq_len - 1``, kept between calls."""
+    # Rounding the length up to a power of two keeps growing sequences from filling the table's cache.
     cos, sin = _prefix_table(1 << max(seq_len - 1, 1).bit_length(), dim, base, device)
     return cos[:seq_len], sin[:seq_len]
 
 
 def apply_rope(x_BSHK: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotate ``x [B, S, H, D]`` by a table of ``[S, D / 2]``; computed in float32 or wider, returned in the type of x."""
+    """Rotate ``x [B, S, H, D]`` by a table of ``[S, D / 2]``, in float32 or wider; returned in the type of x."""
     cos, sin = (part[:, None, :] for part in table)
     wide = x_BSHK if x_BSHK.dtype == torch.float64 else x_BSHK.float()
     first, second = wide.chunk(2, dim=-1)

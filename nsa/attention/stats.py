@@ -94,7 +94,7 @@ def _named(values: list[float]) -> dict[str, float | list[float]]:
 
 @contextlib.contextmanager
 def collect_stats(model: nn.Module) -> Iterator[AttentionStats]:
-    """Record every forward pass of every :class:`~nsa.attention.NSAAttention` in ``model`` while the context is open."""
+    """Record every pass of every :class:`~nsa.attention.NSAAttention` in ``model`` while the context is open."""
     from nsa.attention.module import NSAAttention  # the module imports this file for its recorder's type
 
     stats = AttentionStats()

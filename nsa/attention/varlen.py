@@ -54,7 +54,7 @@ def packed_batches(cu_seqlens: Tensor, shape: torch.Size) -> list[Tensor]:
 
 
 def scatter_packed(indices: list[Tensor], parts: list[Tensor], shape: tuple[int, ...]) -> Tensor:
-    """Put padded results ``parts[i] [n_i, longest_i, ...]`` back at their packed positions, in ``shape [1, S, ...]``."""
+    """Put padded results ``parts[i] [n_i, longest_i, ...]`` back at their packed places in ``shape [1, S, ...]``."""
     kept = [index >= 0 for index in indices]
     rows = torch.cat([part[keep] for part, keep in zip(parts, kept, strict=True)])
     order = torch.cat([index[keep] for index, keep in zip(indices, kept, strict=True)])
