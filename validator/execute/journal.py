@@ -1,0 +1,172 @@
+"""The journal of a validation: what happened, in order, in a file that survives the runner.
+
+One JSON object per line, each line written in a single call and fsynced before `append` returns. Order in the file
+is the order of events; the wall clock may jump, so nothing is ever sorted by it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from pydantic import BaseModel
+
+__all__ = ["Event", "Journal", "JournalBusy", "read"]
+
+
+class JournalBusy(RuntimeError):
+    """Another process is writing this journal; two writers would tear each other's lines."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """One line of a journal. `ts` is UTC, ISO 8601; `mono` seconds of the writer's monotonic clock."""
+
+    event: str
+    ts: str
+    mono: float
+    fields: Mapping[str, Any]
+
+
+class Journal:
+    """The single writer of a journal. Use `Journal.open`; safe to use as a context manager."""
+
+    def __init__(self, fd: int, path: Path, *, redact: Callable[[str], str] | None) -> None:
+        self._fd = fd
+        self.path = path
+        self._redact = redact
+
+    @classmethod
+    def open(cls, path: Path, *, redact: Callable[[str], str] | None = None) -> Journal:
+        """Open or create the journal at `path` for appending.
+
+        A last line that a crash cut short is removed first: it was never acknowledged, and the next event must not be
+        glued to it. `redact` is applied to every text that is written.
+
+        Raises:
+            JournalBusy: when another process holds it.
+            OSError: when it cannot be written.
+        """
+        created = not path.exists()
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        try:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise JournalBusy(
+                    f"{path.name} is being written by another validator; wait for it or use another folder"
+                ) from error
+            _drop_torn_tail(fd)
+            if created:
+                _sync_folder(path.parent)
+        except BaseException:
+            os.close(fd)
+            raise
+        return cls(fd, path, redact=redact)
+
+    def append(self, event: str, **fields: Any) -> Event:
+        """Write one event and wait until it is on disk.
+
+        Models are written as their JSON form; numbers that JSON cannot hold become null.
+        """
+        entry = Event(
+            event=event,
+            ts=datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
+            mono=round(time.monotonic(), 4),
+            fields={name: _plain(value, self._redact) for name, value in fields.items()},
+        )
+        line = {"ts": entry.ts, "mono": entry.mono, "event": event, **entry.fields}
+        data = json.dumps(line, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        _write_all(self._fd, data.encode("utf-8", "replace") + b"\n")
+        os.fsync(self._fd)
+        return entry
+
+    def close(self) -> None:
+        """Release the file. Closing twice is harmless."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read(path: Path) -> tuple[Event, ...]:
+    """Every whole event of a journal, in order; () when there is no file.
+
+    A last line without its newline is what a crash leaves behind and is passed over, as is any line that is not an
+    event, so that a damaged journal still tells what it can.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return ()
+    events = []
+    for line in data.split(b"\n")[:-1]:
+        try:
+            entry = json.loads(line)
+            fields = {key: value for key, value in entry.items() if key not in ("ts", "mono", "event")}
+            events.append(Event(str(entry["event"]), str(entry["ts"]), float(entry["mono"]), fields))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            continue
+    return tuple(events)
+
+
+def _drop_torn_tail(fd: int) -> None:
+    end = os.fstat(fd).st_size
+    keep = end
+    while keep > 0:
+        start = max(0, keep - 65536)
+        newline = os.pread(fd, keep - start, start).rfind(b"\n")
+        if newline >= 0:
+            keep = start + newline + 1
+            break
+        keep = start
+    if keep != end:
+        os.ftruncate(fd, keep)
+        os.fsync(fd)
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _plain(value: Any, redact: Callable[[str], str] | None) -> Any:
+    """`value` as JSON knows it: dict, list, text, finite number, bool or None."""
+    if isinstance(value, BaseModel):
+        return _plain(value.model_dump(mode="json", by_alias=True), redact)
+    if isinstance(value, str):
+        return redact(value) if redact else value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, (bool, int)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item, redact) for key, item in value.items()}
+    if isinstance(value, (Sequence, set, frozenset)) and not isinstance(value, (bytes, bytearray)):
+        return [_plain(item, redact) for item in value]
+    return _plain(str(value), redact)
