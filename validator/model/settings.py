@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from validator.model.runbook import Phase, ProcessPhase, Runbook, Setting, TrainingPhase, Watchdog
+from validator.model.runbook import PhaseBase, ProcessPhase, Runbook, Setting, TrainingPhase, Watchdog
 
 __all__ = [
     "args_of",
@@ -36,7 +36,7 @@ def setting_text(value: Setting) -> str:
     return value if isinstance(value, str) else repr(value)
 
 
-def nproc_of(runbook: Runbook, phase: Phase) -> int:
+def nproc_of(runbook: Runbook, phase: PhaseBase) -> int:
     """Processes under torchrun; 0 means plain python, which is also what phases without a trainer have."""
     if not isinstance(phase, TrainingPhase):
         return 0
@@ -71,7 +71,7 @@ def watchdog_of(runbook: Runbook, phase: TrainingPhase) -> Watchdog:
     return base.model_copy(update={key: getattr(phase.watchdog, key) for key in phase.watchdog.model_fields_set})
 
 
-def min_effect_of(runbook: Runbook, phase: Phase) -> float:
+def min_effect_of(runbook: Runbook, phase: PhaseBase) -> float:
     """Smallest relative difference between arms that is worth a decision."""
     choose = getattr(phase, "choose", None)
     own = choose.min_effect if choose is not None else None
