@@ -1,0 +1,252 @@
+"""ValidationReport → Page: what is shown, in the order in which it is shown."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from validator.model.units import format_duration, format_size
+from validator.model.verdict import Check, Finding, PhaseReport, Status, ValidationReport, Verdict
+from validator.report.build_runs import comparison_table, phase_facts, run_view
+from validator.report.formats import clean, format_interval, format_margin, format_value, one_line, plural
+from validator.report.page import (
+    ArtifactRow,
+    CheckRow,
+    CriterionGroup,
+    CriterionRow,
+    DecisionView,
+    Fact,
+    FactGroup,
+    FindingView,
+    Page,
+    PhaseView,
+    RecommendedView,
+    StatusView,
+)
+from validator.report.parts import anchor, evidence_views, facts_of, link, status_view
+from validator.report.recommended_env import export_lines
+
+__all__ = ["build_page", "decision_view"]
+
+MAX_ARTIFACTS = 400
+
+_DECISIONS = {
+    "GO": ("GO", "good", "Every required criterion passed and no finding stands against it."),
+    "NO_GO": ("NO-GO", "bad", "A required criterion failed, or a finding forbids the start."),
+    "INCONCLUSIVE": ("INCONCLUSIVE", "warn", "The evidence does not decide it. This is not a GO."),
+    "IN_PROGRESS": ("IN PROGRESS", "info", "The validation has not finished. Nothing is decided yet."),
+}
+_SEVERITY = {
+    "veto": StatusView("VETO", "✕", "bad"),
+    "warning": StatusView("WARNING", "!", "warn"),
+    "info": StatusView("INFO", "i", "info"),
+}
+_SEVERITIES = tuple(_SEVERITY)
+_CONFIDENCES = ("high", "medium", "low")
+
+
+def build_page(report: ValidationReport) -> Page:
+    """The whole page."""
+    groups = tuple(_group(phase) for phase in report.phases)
+    title = report.runbook.title or report.runbook.name
+    return Page(
+        title=one_line(title, limit=200),
+        description=clean(report.runbook.description or ""),
+        decision=decision_view(report),
+        facts=_facts(report),
+        counts=_counts(report),
+        groups=groups,
+        findings=_findings(report),
+        recommended=_recommended(report),
+        phases=tuple(
+            _phase(number, phase, group)
+            for number, (phase, group) in enumerate(zip(report.phases, groups, strict=True), start=1)
+        ),
+        environment=_environment(report.environment),
+        artifacts=tuple(
+            ArtifactRow(
+                path=one_line(item.path, limit=400),
+                href=link(item.path),
+                size=format_size(item.bytes),
+                bytes=f"{item.bytes:,}",
+                sha256=item.sha256 or "too large to hash",
+            )
+            for item in report.artifacts[:MAX_ARTIFACTS]
+        ),
+        artifacts_note=(
+            f"{plural(len(report.artifacts) - MAX_ARTIFACTS, 'more file')} listed in result.json."
+            if len(report.artifacts) > MAX_ARTIFACTS
+            else ""
+        ),
+        version=one_line(report.validator_version),
+        run_id=one_line(report.run_id),
+    )
+
+
+def decision_view(report: ValidationReport) -> DecisionView:
+    """The banner's word, tone and sentences."""
+    word, tone, meaning = _DECISIONS[report.decision]
+    return DecisionView(code=report.decision, word=word, tone=tone, meaning=meaning, why=clean(report.why))
+
+
+def _facts(report: ValidationReport) -> tuple[Fact, ...]:
+    runbook = report.runbook
+    facts = [
+        Fact("Run", one_line(report.run_id)),
+        Fact("Runbook", f"{one_line(runbook.path)} (sha256 {one_line(runbook.sha256)[:12]})"),
+    ]
+    if runbook.overrides:
+        facts.append(Fact("Overrides", "; ".join(one_line(text) for text in runbook.overrides)))
+    facts.append(Fact("Started", _time(report.started)))
+    facts.append(Fact("Finished", _time(report.finished) if report.finished else "not yet"))
+    if report.duration_s is not None:
+        facts.append(Fact("Duration", format_duration(report.duration_s)))
+    if report.exit_code is not None:
+        facts.append(Fact("Exit code", str(report.exit_code)))
+    return tuple(facts)
+
+
+def _time(iso: str) -> str:
+    """`2025-08-27 14:03:11 UTC` from ISO 8601; anything else as it is."""
+    text = one_line(iso, limit=60)
+    if text.endswith(("Z", "+00:00")) and "T" in text:
+        return text.replace("T", " ")[:19] + " UTC"
+    return text
+
+
+def _counts(report: ValidationReport) -> tuple[tuple[StatusView, int], ...]:
+    """How many required criteria and checks of required phases have which status."""
+    found: Counter[Status] = Counter()
+    for phase in report.phases:
+        if phase.required:
+            found.update(item.status for item in (*phase.criteria, *phase.checks) if item.required)
+            if not phase.criteria and not phase.checks:
+                found[phase.status] += 1
+    order: tuple[Status, ...] = ("PASS", "FAIL", "INCONCLUSIVE", "SKIPPED", "NOT_RUN", "RUNNING")
+    return tuple((status_view(status), found[status]) for status in order if found[status])
+
+
+def _group(phase: PhaseReport) -> CriterionGroup:
+    open_checks = [check for check in phase.checks if check.status != "PASS"]
+    passed = len(phase.checks) - len(open_checks)
+    return CriterionGroup(
+        phase=one_line(phase.id),
+        title=one_line(phase.title, limit=200),
+        anchor=anchor("phase", phase.id),
+        status=status_view(phase.status),
+        required=phase.required,
+        message=clean(phase.message),
+        rows=(
+            *(_criterion(verdict, phase_required=phase.required) for verdict in phase.criteria),
+            *(_check_criterion(check, phase_required=phase.required) for check in open_checks),
+        ),
+        note=f"{plural(passed, 'check')} of the machine passed." if passed else "",
+    )
+
+
+def _criterion(verdict: Verdict, *, phase_required: bool) -> CriterionRow:
+    return CriterionRow(
+        id=one_line(verdict.id),
+        text=one_line(verdict.text, limit=500),
+        required=verdict.required and phase_required,
+        status=status_view(verdict.status),
+        observed=format_value(verdict.observed, verdict.unit),
+        interval=format_interval(verdict.ci_low, verdict.ci_high),
+        bound=format_value(verdict.bound, verdict.unit),
+        margin=format_margin(verdict.margin),
+        message=clean(verdict.message),
+        evidence=evidence_views(verdict.evidence),
+    )
+
+
+def _check_criterion(check: Check, *, phase_required: bool) -> CriterionRow:
+    return CriterionRow(
+        id=one_line(check.id),
+        text=one_line(check.title, limit=500),
+        required=check.required and phase_required,
+        status=status_view(check.status),
+        observed=clean(check.observed, limit=500),
+        interval="",
+        bound=clean(check.expected or "–", limit=500),
+        margin="–",
+        message=clean(check.message),
+        evidence=evidence_views(check.evidence),
+    )
+
+
+def _findings(report: ValidationReport) -> tuple[FindingView, ...]:
+    """Vetoes first, then by confidence, then in the order found."""
+    known = {phase.id for phase in report.phases}
+    ordered = sorted(
+        report.findings, key=lambda f: (_SEVERITIES.index(f.severity), _CONFIDENCES.index(f.confidence))
+    )
+    return tuple(_finding(finding, known) for finding in ordered)
+
+
+def _finding(finding: Finding, known: set[str]) -> FindingView:
+    return FindingView(
+        code=one_line(finding.code),
+        severity=finding.severity,
+        status=_SEVERITY[finding.severity],
+        confidence=finding.confidence,
+        place=one_line(finding.run or finding.phase or "whole validation"),
+        anchor=anchor("phase", finding.phase) if finding.phase in known and finding.phase else None,
+        message=clean(finding.message),
+        next_step=clean(finding.next_step),
+        evidence=evidence_views(finding.evidence),
+    )
+
+
+def _recommended(report: ValidationReport) -> RecommendedView:
+    recommended = report.recommended
+    return RecommendedView(
+        exports=clean("\n".join(export_lines(recommended.env)), limit=20_000),
+        command=clean(recommended.command or "", limit=20_000),
+        because=tuple(clean(text) for text in recommended.because),
+    )
+
+
+def _phase(number: int, phase: PhaseReport, group: CriterionGroup) -> PhaseView:
+    return PhaseView(
+        id=one_line(phase.id),
+        anchor=group.anchor,
+        number=number,
+        title=group.title,
+        kind=one_line(phase.kind),
+        why=clean(phase.why or ""),
+        required=phase.required,
+        status=group.status,
+        message=group.message,
+        facts=phase_facts(phase),
+        criteria=group,
+        checks=tuple(_check(check) for check in phase.checks),
+        comparison=comparison_table(phase.comparison),
+        comparison_message=clean(phase.comparison.message) if phase.comparison else "",
+        runs=tuple(run_view(run, phase=phase.id) for run in phase.runs),
+        has_rates=any("toks_per_s" in run.metrics or "step_time_s" in run.metrics for run in phase.runs),
+    )
+
+
+def _check(check: Check) -> CheckRow:
+    return CheckRow(
+        id=one_line(check.id),
+        title=one_line(check.title, limit=300),
+        required=check.required,
+        status=status_view(check.status),
+        observed=clean(check.observed, limit=1000),
+        expected=clean(check.expected or "–", limit=1000),
+        message=clean(check.message),
+        evidence=evidence_views(check.evidence),
+    )
+
+
+def _environment(environment: Mapping[str, Any]) -> tuple[FactGroup, ...]:
+    """Single values first under one heading, then each nested part under its own."""
+    single = {key: value for key, value in environment.items() if not isinstance(value, (dict, list))}
+    groups = [FactGroup("General", facts_of(single))] if single else []
+    for key, value in environment.items():
+        if key not in single and value:
+            title = one_line(key, limit=80).replace("_", " ")
+            groups.append(FactGroup(title[:1].upper() + title[1:], facts_of(value if isinstance(value, dict) else {key: value})))
+    return tuple(groups)

@@ -1,0 +1,74 @@
+"""Small pieces shared by all parts of the page: statuses, links, evidence, nested facts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote
+
+from validator.model.verdict import Evidence, Status
+from validator.report.formats import clean, format_value, one_line
+from validator.report.page import EvidenceView, Fact, StatusView
+
+__all__ = ["anchor", "evidence_views", "facts_of", "flatten", "link", "status_view"]
+
+MAX_DEPTH = 8
+
+_STATUS: dict[str, StatusView] = {
+    "PASS": StatusView("PASS", "✓", "good"),
+    "FAIL": StatusView("FAIL", "✕", "bad"),
+    "INCONCLUSIVE": StatusView("INCONCLUSIVE", "?", "warn"),
+    "SKIPPED": StatusView("SKIPPED", "–", "muted"),
+    "NOT_RUN": StatusView("NOT RUN", "○", "muted"),
+    "RUNNING": StatusView("RUNNING", "…", "info"),
+}
+
+
+def status_view(status: Status) -> StatusView:
+    """How a status is shown."""
+    return _STATUS[status]
+
+
+def anchor(*names: str) -> str:
+    """An id for a heading: letters, digits, `-` and `.` only, so that it can be a link's target anywhere."""
+    return "-".join(re.sub(r"[^A-Za-z0-9.]+", "-", name).strip("-") or "x" for name in names)
+
+
+def link(path: str | None) -> str | None:
+    """A relative link to a file of the run folder; None for anything that could lead out of it."""
+    if not path or path.startswith(("/", "~", "\\")) or ".." in path.split("/") or ":" in path.split("/")[0]:
+        return None
+    return quote(path, safe="/-_.~=+,@", errors="replace")
+
+
+def evidence_views(evidence: tuple[Evidence, ...]) -> tuple[EvidenceView, ...]:
+    """Each piece of evidence with its link."""
+    return tuple(
+        EvidenceView(
+            label=one_line(", ".join(part for part in (item.path, item.where) if part), limit=300),
+            href=link(item.path),
+            text=clean(item.text),
+        )
+        for item in evidence
+    )
+
+
+def flatten(value: Any, prefix: str = "", *, depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """A nested mapping as dotted keys, in order; lists of mappings are numbered, other lists kept whole."""
+    if isinstance(value, dict) and value and depth < MAX_DEPTH:
+        for key, item in value.items():
+            yield from flatten(item, f"{prefix}.{key}" if prefix else str(key), depth=depth + 1)
+    elif isinstance(value, list) and any(isinstance(item, dict) for item in value) and depth < MAX_DEPTH:
+        for index, item in enumerate(value):
+            yield from flatten(item, f"{prefix}[{index}]", depth=depth + 1)
+    else:
+        yield prefix, value
+
+
+def facts_of(value: Any, *, limit: int = 400) -> tuple[Fact, ...]:
+    """A nested mapping as facts, at most `limit` of them."""
+    facts = [Fact(one_line(name, limit=120), clean(format_value(item))) for name, item in flatten(value)]
+    if len(facts) > limit:
+        return (*facts[:limit], Fact("…", f"{len(facts) - limit:,} more in environment.json"))
+    return tuple(facts)

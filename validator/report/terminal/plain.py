@@ -1,0 +1,82 @@
+"""Plain lines for logs and pipes: one when a phase starts and ends, and one every so often in between."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, TextIO
+
+from validator.model.units import format_duration
+from validator.report.formats import one_line, plural
+from validator.report.terminal.cells import phase_line, progress_cells
+
+if TYPE_CHECKING:
+    from validator.execute.progress import Progress
+    from validator.model.plan import PhasePlan, Plan
+    from validator.model.verdict import PhaseReport, ValidationReport
+    from validator.report.write import ReportPaths
+
+__all__ = ["PlainObserver"]
+
+
+class PlainObserver:
+    """Writes lines that make sense in a log file, each with the local time, and flushes each."""
+
+    def __init__(self, *, stream: TextIO | None = None, every_s: float = 10.0) -> None:
+        self._stream = stream or sys.stderr
+        self._every_s = every_s
+        self._last_s = float("-inf")
+        self._shown: tuple[str, str] | None = None
+        self._total = 0
+        self._number = 0
+
+    def __enter__(self) -> PlainObserver:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+    def started(self, plan: Plan) -> None:
+        """Say what is to come."""
+        self._total = len(plan.phases)
+        self._say(f"{one_line(plan.runbook)}: {plural(self._total, 'phase')}, {plural(len(plan.runs), 'run')}")
+
+    def phase_started(self, phase: PhasePlan) -> None:
+        """Say which phase begins."""
+        self._number += 1
+        runs = f", {plural(len(phase.runs), 'run')}" if phase.runs else ""
+        self._say(f"[{self._number}/{self._total}] {one_line(phase.phase)}: {phase.kind}{runs}")
+        self._shown = None
+
+    def run_progress(self, progress: Progress) -> None:
+        """Say how far a run is: at once when it changes state, else every few seconds."""
+        now_s = time.monotonic()
+        shown = (progress.run, progress.state)
+        if shown == self._shown and now_s - self._last_s < self._every_s:
+            return
+        self._shown, self._last_s = shown, now_s
+        self._say("  " + "  ".join([one_line(progress.run), *progress_cells(progress)]))
+
+    def phase_finished(self, phase: PhaseReport) -> None:
+        """Say how a phase was judged."""
+        duration = f" in {format_duration(phase.duration_s)}" if phase.duration_s is not None else ""
+        if phase.status in ("SKIPPED", "NOT_RUN"):
+            self._number += 1
+        self._say(f"[{self._number}/{self._total}] {phase_line(phase)}{duration}")
+
+    def note(self, text: str) -> None:
+        """Say it."""
+        self._say("  " + one_line(text))
+
+    def finished(self, report: ValidationReport, paths: ReportPaths) -> None:
+        """Nothing: the summary follows on stdout."""
+
+    def _say(self, text: str) -> None:
+        stamp = time.strftime("%H:%M:%S")
+        encoding = getattr(self._stream, "encoding", None) or "utf-8"
+        safe = text.encode(encoding, "backslashreplace").decode(encoding)
+        self._stream.write(f"{stamp} {safe}\n")
+        self._stream.flush()
