@@ -114,7 +114,7 @@ def _launch(run: Run, step: int) -> _Launched:
     with _collecting(run, step, logged) as stats:
         for micro in range(config.data.accum):
             tokens_BT = _next_batch(run, step, micro).to(world.device, non_blocking=True)
-            loss = loss + _forward_backward(run, tokens_BT, is_final=micro == config.data.accum - 1)
+            loss = loss + _forward_backward(run, tokens_BT, stats, is_final=micro == config.data.accum - 1)
     wait = run.hook.backward_done()
     norm = clip_gradients(run.bare_model.parameters(), config.optim.grad_clip)
     run.optimizer.step()
@@ -135,13 +135,15 @@ def _next_batch(run: Run, step: int, micro: int) -> torch.Tensor:
     return tokens
 
 
-def _forward_backward(run: Run, tokens_BT: torch.Tensor, *, is_final: bool) -> torch.Tensor:
+def _forward_backward(run: Run, tokens_BT: torch.Tensor, stats: Any, *, is_final: bool) -> torch.Tensor:
     """Gradients of one micro-batch, added up; ranks talk in the final one only. Returns its share of the loss."""
     accum = run.config.data.accum
     quiet = run.model.no_sync() if run.world.backend and not is_final else contextlib.nullcontext()
     with quiet:
         with torch.autocast(run.world.device.type, torch.bfloat16, enabled=run.effective.autocast):
             loss = run.model(tokens_BT[:, :-1], tokens_BT[:, 1:]) / accum
+        if stats is not None:
+            stats.stop()  # the first micro-batch is sample enough, and a recomputation is none
         loss.backward()
     return loss.detach()
 

@@ -32,10 +32,18 @@ class AttentionStats:
     def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}
         self._extremes: dict[str, Tensor] = {}
+        self._stopped = False
+
+    def stop(self) -> None:
+        """Take no further pass into account. The layers go on as if recorded, which a backward pass that recomputes
+        them (gradient checkpointing) relies on; its passes are repetitions and must not count."""
+        self._stopped = True
 
     @torch.no_grad()
     def record(self, layer: str, gates_BSH3: Tensor, blocks_BSGn: Tensor) -> None:
         """Add one forward pass of one layer; no transfer, no synchronization."""
+        if self._stopped:
+            return
         gates = gates_BSH3.detach().double()
         share = gates / gates.sum(-1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
         entropy = torch.special.entr(share).sum(-1) / math.log(3)
