@@ -6,17 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["DenseAttention", "rotate"]
+from nsa.attention.rope import apply_rope, prefix_table
 
-
-def rotate(x_BSHK: Tensor, base: float) -> Tensor:
-    """Rotary embedding at positions 0…S−1, halves paired (i, i + K/2); angles in fp32."""
-    S, K = x_BSHK.shape[1], x_BSHK.shape[-1]
-    inverse = base ** (-torch.arange(0, K, 2, device=x_BSHK.device, dtype=torch.float32) / K)
-    angle_SJ = torch.outer(torch.arange(S, device=x_BSHK.device, dtype=torch.float32), inverse)
-    cos, sin = angle_SJ.cos()[:, None], angle_SJ.sin()[:, None]
-    a, b = x_BSHK.float().chunk(2, dim=-1)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x_BSHK.dtype)
+__all__ = ["DenseAttention"]
 
 
 class DenseAttention(nn.Module):
@@ -40,8 +32,9 @@ class DenseAttention(nn.Module):
     def forward(self, x_BSD: Tensor) -> Tensor:
         """Attend to every earlier position."""
         B, S, _ = x_BSD.shape
-        q = rotate(self.q_proj(x_BSD).view(B, S, self.n_heads, self.d_k), self.rope_base)
-        k = rotate(self.k_proj(x_BSD).view(B, S, self.n_kv_groups, self.d_k), self.rope_base)
+        table = prefix_table(S, dim=self.d_k, base=self.rope_base, device=x_BSD.device)
+        q = apply_rope(self.q_proj(x_BSD).view(B, S, self.n_heads, self.d_k), table)
+        k = apply_rope(self.k_proj(x_BSD).view(B, S, self.n_kv_groups, self.d_k), table)
         v = self.v_proj(x_BSD).view(B, S, self.n_kv_groups, self.d_v)
         heads = self.n_heads // self.n_kv_groups
         k, v = (t.repeat_interleave(heads, dim=2) for t in (k, v))

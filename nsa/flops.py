@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from nsa.config import ModelConfig
 
-__all__ = ["FlopsPerToken", "KeysPerQuery", "dense_keys_per_query", "flops_per_token", "nsa_keys_per_query"]
+__all__ = ["FlopsPerToken", "KeysPerQuery", "compress_macs_per_block", "dense_keys_per_query", "flops_per_token", "nsa_keys_per_query"]
 
 
 @dataclass(frozen=True)
@@ -53,18 +53,29 @@ def nsa_keys_per_query(model: ModelConfig, seq_len: int) -> KeysPerQuery:
     return KeysPerQuery(visible / seq_len, selected / seq_len, window / seq_len)
 
 
+def compress_macs_per_block(model: ModelConfig) -> int:
+    """Multiply-accumulates that turn one block of keys and one of values into a compressed pair, over all groups.
+
+    `avg` and `conv` weight each of l tokens once; `mlp` has a hidden layer of twice the head's width.
+    """
+    if model.phi == "mlp":
+        return model.n_kv_groups * sum(model.l * w * 2 * w + 2 * w * w for w in (model.d_k, model.d_v))
+    return model.n_kv_groups * model.l * (model.d_k + model.d_v)
+
+
 def flops_per_token(
-    model: ModelConfig, seq_len: int, *, matmul_params: int, dense_matmul_params: int, phi_params: int = 0
+    model: ModelConfig, seq_len: int, *, matmul_params: int, dense_matmul_params: int
 ) -> FlopsPerToken:
     """Operations per token of a training step.
 
     `matmul_params` counts the weights every token is multiplied with (no embedding, no ϕ), `dense_matmul_params`
-    those of the dense twin, and `phi_params` the weights of ϕ, which meet one token in d.
+    those of the dense twin.
     """
     per_key = 2 * (model.d_k + model.d_v) * model.n_heads
     dense = 2 * dense_matmul_params + model.n_layers * per_key * dense_keys_per_query(seq_len)
     if model.attention == "dense":
         return FlopsPerToken(3 * dense, 3 * dense)
     attend = model.n_layers * per_key * nsa_keys_per_query(model, seq_len).total
-    compress = 2 * phi_params * model.n_kv_groups / model.d
+    blocks = max((seq_len - model.l) // model.d + 1, 0)
+    compress = 2 * model.n_layers * compress_macs_per_block(model) * blocks / seq_len
     return FlopsPerToken(3 * (2 * matmul_params + attend + compress), 3 * dense)

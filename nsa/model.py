@@ -149,17 +149,12 @@ class LanguageModel(nn.Module):
 def model_flops_per_token(model: LanguageModel, seq_len: int) -> FlopsPerToken:
     """Operations per token of a training step of `model`, and of its dense twin (see nsa.flops)."""
     config = model.config
-    linears = [(name, m) for name, m in model.named_modules() if isinstance(m, nn.Linear)]
-    attention_size = sum(p.numel() for n, p in model.named_parameters() if ".attention." in n and p.ndim >= 2)
-    compress = sum(p.numel() for n, p in model.named_parameters() if ".phi" in n and p.ndim >= 2)
-    matmul = sum(m.weight.numel() for name, m in linears if ".phi" not in name)
-    dense_attention = config.n_layers * config.dim * (
-        config.n_heads * (config.d_k + config.d_v) + config.n_kv_groups * (config.d_k + config.d_v)
-    )
+    linears = {n: m.weight.numel() for n, m in model.named_modules() if isinstance(m, nn.Linear) and ".phi" not in n}
+    in_attention = sum(size for name, size in linears.items() if ".attention." in name)
+    widths = (config.n_heads + config.n_kv_groups) * (config.d_k + config.d_v)  # q, k, v and the output
     return flops_per_token(
         config,
         seq_len,
-        matmul_params=matmul,
-        dense_matmul_params=matmul - (attention_size - compress) + dense_attention,
-        phi_params=compress,
+        matmul_params=sum(linears.values()),
+        dense_matmul_params=sum(linears.values()) - in_attention + config.n_layers * config.dim * widths,
     )
