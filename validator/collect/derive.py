@@ -1,0 +1,137 @@
+"""What follows from what was read: rates per rank, step times, start-up, silence, stragglers."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from validator.collect.heartbeat import Heartbeat
+from validator.model.catalogue import METRICS, SCALARS
+from validator.model.measure import ScalarValue
+from validator.model.result import Series
+
+__all__ = [
+    "first_step_s",
+    "longest_gap_s",
+    "rate_per_rank",
+    "step_times",
+    "steps_done",
+    "straggler_score",
+]
+
+
+def rate_per_rank(rate: Series, world_size: int) -> Series:
+    """`toks_per_s` over the number of ranks."""
+    return Series(
+        name="toks_per_s_per_rank",
+        unit=METRICS["toks_per_s_per_rank"].unit,
+        steps=rate.steps,
+        values=rate.values / world_size,
+        source=rate.source,
+    )
+
+
+def step_times(
+    series: Mapping[str, Series], heartbeat: Heartbeat | None, tokens_per_step: float | None
+) -> dict[str, Series]:
+    """`step_time_s` or `toks_per_s` where the trainer gave only one of them, or neither but a heartbeat.
+
+    A row's rate covers the steps since the row before, so `tokens_per_step / toks_per_s` is their mean step time. The
+    heartbeat's own clock is the last resort: the time between first records of consecutive steps, over their number.
+    """
+    made: dict[str, Series] = {}
+    rate, times = series.get("toks_per_s"), series.get("step_time_s")
+    if times is None and rate is not None and tokens_per_step:
+        usable = rate.values > 0
+        made["step_time_s"] = _like("step_time_s", rate, usable, tokens_per_step / rate.values[usable])
+    elif times is None and heartbeat is not None:
+        steps, seconds = heartbeat.step_times_s
+        spans, strides = np.diff(seconds), np.diff(steps)
+        usable = spans > 0
+        if usable.any():
+            made["step_time_s"] = Series(
+                name="step_time_s",
+                unit="s",
+                steps=steps[1:][usable],
+                values=(spans / strides)[usable],
+                source=heartbeat.source,
+            )
+    times = times or made.get("step_time_s")
+    if rate is None and times is not None and tokens_per_step:
+        usable = times.values > 0
+        made["toks_per_s"] = _like("toks_per_s", times, usable, tokens_per_step / times.values[usable])
+    return made
+
+
+def _like(name: str, base: Series, usable: npt.NDArray[np.bool_], values: npt.NDArray[np.float64]) -> Series:
+    return Series(name=name, unit=METRICS[name].unit, steps=base.steps[usable], values=values, source=base.source)
+
+
+def straggler_score(
+    rank_series: Mapping[int, Mapping[str, Series]], *, warmup_steps: int, column: str = "compute_time_s"
+) -> tuple[float, dict[int, float]] | None:
+    """How far the slowest rank lags, and each rank's median compute time in seconds.
+
+    Each rank counts by the median of its `compute_time_s` after warm-up. The score is the median over ranks (the
+    lower one of an even number, so that of two ranks the faster is the yardstick) divided by the slowest: 1 when all
+    are alike, 0.5 when one takes twice as long. None with fewer than two ranks.
+    """
+    medians: dict[int, float] = {}
+    for rank, own in rank_series.items():
+        found = own.get(column)
+        if found is None:
+            continue
+        values = found.values[(found.steps > warmup_steps) & np.isfinite(found.values)]
+        if values.size:
+            medians[rank] = float(np.median(values))
+    if len(medians) < 2 or max(medians.values()) <= 0:
+        return None
+    return statistics.median_low(medians.values()) / max(medians.values()), medians
+
+
+def longest_gap_s(heartbeat: Heartbeat, *, duration_s: float | None, end_s: float | None) -> float | None:
+    """Longest time between two records of a rank, and from its last one to `end_s` where that is given.
+
+    A gap that is longer than the whole attempt by the monotonic clock is a jump of the wall clock and left out.
+    """
+    times = heartbeat.times
+    if end_s is not None and times.size:
+        times = np.append(times, end_s)
+    gaps = np.diff(times)
+    gaps = gaps[gaps >= 0]
+    if duration_s is not None:
+        gaps = gaps[gaps <= duration_s + 1.0]
+    return float(gaps.max()) if gaps.size else None
+
+
+def first_step_s(heartbeat: Heartbeat, *, started_s: float) -> float | None:
+    """Seconds from the launch to the first record of a finished step; None when the clocks make no sense of it."""
+    seconds = heartbeat.step_times_s[1]
+    if not seconds.size or seconds[0] < started_s:
+        return None
+    return float(seconds[0]) - started_s
+
+
+def steps_done(series: Mapping[str, Series], heartbeat: Heartbeat | None) -> float | None:
+    """Optimizer steps that were finished: the highest step recorded anywhere.
+
+    A trainer that counts from 0 shows it by a rate or a step time at step 0; its count is one more than its last step.
+    """
+    highest = [int(s.steps[-1]) for s in series.values() if s.steps.size]
+    if heartbeat is not None:
+        highest.append(heartbeat.last_step)
+    if not highest:
+        return None
+    from_zero = any(
+        name in series and series[name].steps.size and series[name].steps[0] == 0 and series[name].values[0] > 0
+        for name in ("toks_per_s", "step_time_s")
+    )
+    return float(max(highest) + (1 if from_zero else 0))
+
+
+def scalar(name: str, value: float | None, source: str | None = None) -> dict[str, ScalarValue]:
+    """The scalar under its catalogued unit; nothing when there is no value."""
+    return {} if value is None else {name: ScalarValue(value=value, unit=SCALARS[name].unit, source=source)}

@@ -1,0 +1,56 @@
+"""JUnit XML as pytest writes it: how many tests passed, and the names of those that did not."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+from validator.collect.intake import Intake, printable, read_small
+from validator.model.measure import ScalarValue
+
+__all__ = ["read_junit"]
+
+_LISTED = 500
+
+
+def read_junit(path: Path, intake: Intake) -> tuple[dict[str, ScalarValue], dict[str, Any]] | None:
+    """Counts as `tests.*` scalars, and `{failed, errors, skipped}` as lists of `{name, message}`.
+
+    Cases are counted one by one rather than taken from the suite's attributes, so that a file with a wrong summary
+    cannot pass. A document type is refused, since it can make a parser expand without bound.
+    """
+    read = read_small(path, intake, what="the test report")
+    if read is None:
+        return None
+    data, source = read
+    if b"<!DOCTYPE" in data or b"<!ENTITY" in data:
+        intake.note("not-junit", "the test report declares a document type and was not read", path)
+        return None
+    try:
+        root = ET.fromstring(data)
+    except (ET.ParseError, ValueError, LookupError) as error:
+        intake.note("not-junit", f"the test report is not XML: {error}", path)
+        return None
+    counts = {"passed": 0, "failed": 0, "errors": 0, "skipped": 0}
+    named: dict[str, Any] = {"failed": [], "errors": [], "skipped": []}
+    for case in root.iter("testcase"):
+        kind, message = _verdict(case)
+        counts[kind] += 1
+        if kind != "passed" and len(named[kind]) < _LISTED:
+            name = "::".join(part for part in (case.get("classname"), case.get("name")) if part)
+            named[kind].append({"name": printable(name), "message": printable(message)})
+    counts["total"] = sum(counts.values())
+    scalars = {
+        f"tests.{name}": ScalarValue(value=float(count), unit="tests", source=source.path)
+        for name, count in counts.items()
+    }
+    return scalars, named
+
+
+def _verdict(case: ET.Element) -> tuple[str, str]:
+    for tag, kind in (("error", "errors"), ("failure", "failed"), ("skipped", "skipped")):
+        child = case.find(tag)
+        if child is not None:
+            return kind, child.get("message") or (child.text or "").strip()
+    return "passed", ""

@@ -1,0 +1,278 @@
+"""What a run printed: where its logs are, the series that a pattern finds in them, and signs of trouble.
+
+Each file is read once, in bounds: trouble is looked for in the head and the tail of a log that is too long.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from array import array
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from validator.collect.intake import Digest, Intake, blocks, clean, printable
+from validator.collect.order import rising
+from validator.collect.table import Table
+from validator.model.measure import ScalarValue
+
+__all__ = ["LogFiles", "TROUBLE", "find_logs", "find_texts", "last_groups", "read_errors", "scan", "series", "tail"]
+
+MAX_LINE = 8192
+SCAN_BYTES = 8 * 2**20
+TAIL_BYTES = 64 * 2**10
+HITS = 5
+MAX_FILES = 256
+
+TROUBLE: Mapping[str, str] = {
+    "oom": r"CUDA out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED|MemoryError\b|oom-kill|"
+    r"DefaultCPUAllocator: (?:can't|not enough)|Cannot allocate memory",
+    "port_in_use": r"EADDRINUSE|[Aa]ddress already in use",
+    "disk_full": r"No space left on device|ENOSPC|Disk quota exceeded",
+    "nccl": r"NCCL error|ncclUnhandledCudaError|ncclSystemError|ncclInternalError|ncclRemoteError|ncclInvalidUsage|"
+    r"Watchdog caught collective operation timeout|NCCL WARN|DistBackendError|DistNetworkError|"
+    r"Connection closed by peer",
+    "cuda": r"CUDA error:|device-side assert|CUBLAS_STATUS_(?!ALLOC)\w+|Xid \(|an illegal memory access",
+    "import": r"ModuleNotFoundError|ImportError:",
+    "usage": r"unrecognized arguments|error: argument |No such option|unknown (?:key|flag|option|argument)",
+    "stale_halt": r"\.HALT\b",
+    "eta": r"(?i:\bETA\b|\bremaining\b|time left)[^\n]{0,40}?\d",
+    "speedup": r"\d[\d,]*(?:\.\d+)?\s?[x×](?![\w\[])[^\n]{0,30}(?i:speed-?up|faster)|"
+    r"(?i:speed-?up|faster)[^\n]{0,30}?\d[\d,]*(?:\.\d+)?\s?[x×](?![\w\[])",
+    "compression": r"(?i:gradient compression)",
+    "mismatch": r"(?i:selection[^\n]{0,40}(?:mismatch|differ)|(?:v1|v2)[^\n]{0,20}mismatch)",
+    "warning_disabled": r"\[ddp-safe\][^\n]*|(?i:disabled gradient checkpointing)",
+}
+"""Kinds of trouble or claims, and the text that gives them away."""
+
+_ANY = re.compile("|".join(f"(?P<{kind}>{pattern})" for kind, pattern in TROUBLE.items()).encode())
+
+
+@dataclass(frozen=True)
+class LogFiles:
+    """Logs of a run. `rank_out` and `rank_err` map ranks to files; `launcher` are the rest."""
+
+    rank_out: Mapping[int, Path]
+    rank_err: Mapping[int, Path]
+    rank_error: Mapping[int, Path]
+    launcher: tuple[Path, ...]
+
+    @property
+    def main(self) -> Path | None:
+        """What rank 0 printed: its own log, else the launcher's."""
+        return (
+            self.rank_out.get(0)
+            or next((p for p in self.launcher if p.name == "stdout.log"), None)
+            or (self.launcher[0] if self.launcher else None)
+        )
+
+    @property
+    def all(self) -> tuple[Path, ...]:
+        """Every log once, rank by rank, then the launcher's."""
+        ranks = sorted({*self.rank_out, *self.rank_err})
+        files = [f for r in ranks for f in (self.rank_out.get(r), self.rank_err.get(r)) if f is not None]
+        return tuple(dict.fromkeys([*files, *self.launcher]))[:MAX_FILES]
+
+
+def find_logs(out: Path) -> LogFiles:
+    """Find logs below an output folder: torchrun's per-rank folders, the supervisor's files, and any other `*.log`.
+
+    torchrun writes `ranks/<job>/attempt_<n>/<rank>/{stdout.log,stderr.log,error.json}`; of several attempts the last
+    one counts for each rank.
+    """
+    ranks: dict[str, dict[int, Path]] = {"stdout.log": {}, "stderr.log": {}, "error.json": {}}
+    try:
+        found = sorted((out / "logs" / "ranks").rglob("*"), key=_attempt)[: 64 * MAX_FILES]
+    except OSError:
+        found = []
+    for path in found:
+        if path.name in ranks and path.parent.name.isascii() and path.parent.name.isdigit():
+            ranks[path.name][int(path.parent.name)] = path
+    launcher = [p for p in (out / "logs" / "stdout.log", out / "logs" / "stderr.log") if p.is_file()]
+    for folder in (out, out / "logs"):
+        try:
+            launcher += sorted(p for p in folder.glob("*.log") if p.is_file() and p not in launcher)
+        except OSError:
+            continue
+    return LogFiles(ranks["stdout.log"], ranks["stderr.log"], ranks["error.json"], tuple(launcher))
+
+
+def _attempt(path: Path) -> tuple[tuple[int, ...], str]:
+    numbers = tuple(int(m) for m in re.findall(r"attempt_(\d{1,9})", path.as_posix()))
+    return numbers, path.as_posix()
+
+
+def _lines(path: Path, digest: Digest) -> Iterator[tuple[int, str]]:
+    """Numbered lines; a carriage return also ends one, since progress bars redraw theirs. Long ones are cut."""
+    number = 0
+    for block in blocks(path, digest):
+        for raw in block.split(b"\n") if not block.endswith(b"\n") else block[:-1].split(b"\n"):
+            number += 1
+            for part in raw.split(b"\r") if b"\r" in raw else (raw,):
+                yield number, part[:MAX_LINE].decode("utf-8", "replace")
+
+
+def _float(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        return float(text.replace(",", "").strip())
+    except ValueError:
+        return None
+
+
+def series(path: Path, pattern: str, intake: Intake) -> Table | None:
+    """Series from the named groups of `pattern`, searched in each line; `step` is the step, the rest are values.
+
+    None when the log cannot be read. A pattern that never matches is an irregularity, not an error.
+    """
+    digest, wanted = Digest(), re.compile(pattern)
+    names = [name for name in wanted.groupindex if name != "step"]
+    steps, lines = array("q"), array("q")
+    values = {name: array("d") for name in names}
+    present = {name: array("b") for name in names}
+    try:
+        for number, text in _lines(path, digest):
+            match = wanted.search(text)
+            step = _float(match["step"]) if match else None
+            if match is None or step is None or not abs(step) < 2**53 or step != int(step):
+                continue
+            steps.append(int(step))
+            lines.append(number)
+            for name in names:
+                value = _float(match[name])
+                values[name].append(float("nan") if value is None else value)
+                present[name].append(value is not None)
+    except OSError as error:
+        intake.note("unreadable", f"the log cannot be read: {error.strerror or error}", path)
+        return None
+    source = intake.add_source(path, sha256=digest.sha256, size=digest.size)
+    if not steps:
+        intake.note("no-match", f"no line of the log matches the pattern {pattern!r}", path)
+        return Table({}, source, 0)
+    all_steps, all_lines = np.array(steps, dtype=np.int64), np.array(lines, dtype=np.int64)
+    kept = rising(all_steps, all_lines, (), lambda code, text, line: intake.note(code, text, path, line))
+    columns = {}
+    for name in names:
+        rows = kept[np.array(present[name], dtype=bool)[kept]]
+        if rows.size:
+            columns[name] = (all_steps[rows], np.array(values[name], dtype=np.float64)[rows])
+    return Table(columns, source, len(kept))
+
+
+def last_groups(path: Path, pattern: str, intake: Intake) -> dict[str, ScalarValue]:
+    """The last match of each named group over all lines, as `metrics.<group>`; a number where it reads as one."""
+    digest, wanted = Digest(), re.compile(pattern)
+    found: dict[str, str] = {}
+    try:
+        for _, text in _lines(path, digest):
+            match = wanted.search(text)
+            if match is not None:
+                found.update({name: value for name, value in match.groupdict().items() if value is not None})
+    except OSError as error:
+        intake.note("unreadable", f"the log cannot be read: {error.strerror or error}", path)
+        return {}
+    source = intake.add_source(path, sha256=digest.sha256, size=digest.size)
+    if not found:
+        intake.note("no-match", f"no line of the output matches the pattern {pattern!r}", path)
+    scalars = {}
+    for name, text in found.items():
+        number = _float(text)
+        value: float | str = printable(text) if number is None else number
+        scalars[f"metrics.{name}"] = ScalarValue(value=value, source=source.path)
+    return scalars
+
+
+def find_texts(files: tuple[Path, ...], texts: tuple[str, ...], intake: Intake) -> dict[str, Any]:
+    """Where each wanted text first appears: `{path, line}`, or None."""
+    found: dict[str, Any] = dict.fromkeys(texts)
+    for path in files:
+        missing = [text for text in texts if found[text] is None]
+        if not missing:
+            break
+        try:
+            for number, line in _lines(path, Digest()):
+                for text in missing:
+                    if found[text] is None and text in line:
+                        found[text] = {"path": intake.name(path), "line": number}
+        except OSError:
+            continue
+    return found
+
+
+def scan(logs: LogFiles, intake: Intake) -> dict[str, list[dict[str, Any]]]:
+    """Signs of trouble by kind, at most a few of each and one of each kind from any one file's same line."""
+    hits: dict[str, list[dict[str, Any]]] = {}
+    for path in logs.all:
+        try:
+            pieces = _head_and_tail(path)
+        except OSError:
+            continue
+        for first_line, data in pieces:
+            _scan_piece(data, first_line, intake.name(path), hits)
+    return hits
+
+
+def _head_and_tail(path: Path) -> list[tuple[int | None, bytes]]:
+    size = path.stat().st_size
+    with path.open("rb") as handle:
+        head = handle.read(SCAN_BYTES)
+        if size <= SCAN_BYTES:
+            return [(1, head)]
+        handle.seek(max(SCAN_BYTES, size - SCAN_BYTES))
+        return [(1, head), (None, handle.read(SCAN_BYTES))]
+
+
+def _scan_piece(data: bytes, first_line: int | None, name: str, hits: dict[str, list[dict[str, Any]]]) -> None:
+    line, counted_to = first_line, 0
+    for match in _ANY.finditer(data):
+        kind = match.lastgroup or ""
+        known = hits.setdefault(kind, [])
+        if len(known) >= HITS:
+            continue
+        start = data.rfind(b"\n", max(0, match.start() - MAX_LINE), match.start()) + 1
+        end = data.find(b"\n", match.end(), match.end() + MAX_LINE)
+        text = printable(data[start : end if end >= 0 else match.end() + 200].decode("utf-8", "replace"))
+        if line is not None:
+            line += data.count(b"\n", counted_to, match.start())
+            counted_to = match.start()
+        if not any(hit["text"] == text for hit in known):
+            known.append({"path": name, "line": line, "text": text})
+
+
+def tail(path: Path, *, lines: int = 40) -> tuple[str, ...]:
+    """The last lines of a log, fit to be shown; empty when it cannot be read."""
+    try:
+        with path.open("rb") as handle:
+            size = handle.seek(0, 2)
+            handle.seek(max(0, size - TAIL_BYTES))
+            data = handle.read(TAIL_BYTES)
+    except OSError:
+        return ()
+    if size > TAIL_BYTES:
+        data = data[data.find(b"\n") + 1 :]
+    shown = [printable(line, limit=500) for line in data.decode("utf-8", "replace").replace("\r", "\n").split("\n")]
+    return tuple(line for line in shown if line)[-lines:]
+
+
+def read_errors(logs: LogFiles, intake: Intake) -> list[dict[str, Any]]:
+    """What ranks raised, from torchrun's `error.json`, the first in time first."""
+    errors = []
+    for rank, path in sorted(logs.rank_error.items()):
+        try:
+            data = path.read_bytes()[:TAIL_BYTES]
+            content = json.loads(data.decode("utf-8", "replace"))
+        except (OSError, ValueError, RecursionError):
+            continue
+        message = content.get("message") if isinstance(content, dict) else None
+        info = message.get("extraInfo") if isinstance(message, dict) else None
+        text = message.get("message") if isinstance(message, dict) else message
+        stamp = _float(str(info.get("timestamp"))) if isinstance(info, dict) else None
+        errors.append(
+            {"rank": rank, "path": intake.name(path), "message": printable(str(clean(text)), limit=500), "ts": stamp}
+        )
+    return sorted(errors, key=lambda e: e["ts"] if e["ts"] is not None else float("inf"))

@@ -1,0 +1,131 @@
+"""One run's folder becomes a Result. Nothing in a folder raises: what cannot be read is an irregularity."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from validator.collect import derive, logs
+from validator.collect.intake import Intake, parse_time_s, printable
+from validator.collect.junit import read_junit
+from validator.collect.training import Gathered, declared, read_training
+from validator.model.outcome import Outcome
+from validator.model.plan import RunSpec
+from validator.model.result import Result
+from validator.model.runbook import BUNDLED_METRICS, TrainerMetrics
+
+__all__ = ["collect_dir", "collect_run"]
+
+_TRAINING = ("train", "sweep", "ab", "soak")
+
+
+def collect_run(spec: RunSpec, *, run_dir: Path, outcome: Outcome | None) -> Result:
+    """Read what a run left in `run_dir / spec.out`, and how it ended.
+
+    Args:
+        spec: the run as planned; it says where the trainer's measurements are.
+        run_dir: the validation's folder; all paths in the result are relative to it.
+        outcome: how the run ended; None while it runs, and then nothing that needs its start or end is derived.
+    """
+    out = run_dir / spec.out
+    state = Gathered(
+        run=spec.id,
+        out=out,
+        intake=Intake(run_dir),
+        metrics=spec.metrics,
+        warmup_steps=spec.warmup_steps,
+        world_size=spec.world_size if spec.kind in _TRAINING else None,
+        started_s=parse_time_s(outcome.last.started) if outcome else None,
+        outcome=outcome,
+    )
+    if outcome is not None:
+        if outcome.rc is not None:
+            state.scalars |= derive.scalar("outcome.rc", float(outcome.rc))
+        state.scalars |= derive.scalar("outcome.duration_s", outcome.duration_s)
+    found = logs.find_logs(out)
+    if spec.kind in _TRAINING:
+        read_training(state, found)
+    if spec.kind == "pytest":
+        _read_tests(state)
+    if spec.kind == "command" and spec.stdout_groups is not None and found.main is not None:
+        state.scalars |= logs.last_groups(found.main, spec.stdout_groups, state.intake)
+    if spec.log_contains:
+        files = tuple(f for f in (found.main, found.rank_err.get(0)) if f is not None)
+        state.extra["log_contains"] = logs.find_texts(files, spec.log_contains, state.intake)
+    _read_trouble(state, found)
+    return _result(state, found)
+
+
+def collect_dir(directory: Path, *, metrics: TrainerMetrics | None = None) -> Result:
+    """Read any trainer's folder, without a plan and without an outcome.
+
+    Args:
+        directory: the folder; all paths in the result are relative to it.
+        metrics: where the measurements are; by default the contract's names, and whichever of them are there.
+    """
+    state = Gathered(
+        run=printable(directory.resolve().name) or "run",
+        out=directory,
+        intake=Intake(directory),
+        metrics=metrics or BUNDLED_METRICS,
+        lenient=metrics is None,
+    )
+    found = logs.find_logs(directory)
+    read_training(state, found)
+    if (directory / "junit.xml").is_file():
+        _read_tests(state)
+    _read_trouble(state, found)
+    return _result(state, found)
+
+
+def _read_tests(state: Gathered) -> None:
+    path = declared(state, "junit.xml", "test report")
+    read = read_junit(path, state.intake) if path else None
+    if read is not None:
+        state.scalars |= read[0]
+        state.extra["tests"] = read[1]
+
+
+def _read_trouble(state: Gathered, found: logs.LogFiles) -> None:
+    hits = logs.scan(found, state.intake)
+    if hits:
+        state.extra["log_hits"] = hits
+    errors = logs.read_errors(found, state.intake)
+    if errors:
+        state.extra["errors"] = errors
+
+
+def _telling_log(found: logs.LogFiles, outcome: Outcome | None, errors: list[dict[str, Any]] | None) -> Path | None:
+    """The log whose end says most: of a failed run, what the rank that failed first wrote to stderr."""
+    candidates: list[Path | None] = []
+    if outcome is not None and not outcome.ok:
+        rank = errors[0]["rank"] if errors else 0
+        candidates = [found.rank_err.get(rank), *found.rank_err.values()]
+        candidates += [p for p in found.launcher if p.name == "stderr.log"]
+    candidates += [found.main, *found.all]
+    for path in candidates:
+        try:
+            if path is not None and path.stat().st_size:
+                return path
+        except OSError:
+            continue
+    return found.main
+
+
+def _result(state: Gathered, found: logs.LogFiles) -> Result:
+    """The finished value."""
+    log = _telling_log(found, state.outcome, state.extra.get("errors"))
+    return Result(
+        run=state.run,
+        series=state.series,
+        rank_series=state.rank_series,
+        scalars=state.scalars,
+        requested=state.requested,
+        effective=state.effective,
+        environment=state.env,
+        irregularities=tuple(state.intake.irregularities),
+        sources=tuple(state.intake.sources.values()),
+        log_tail=logs.tail(log) if log else (),
+        log_path=state.intake.name(log) if log else None,
+        extra=state.extra,
+    )

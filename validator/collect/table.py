@@ -1,0 +1,278 @@
+"""`training.csv` and its like: numbers by step, with or without a header, whole or damaged.
+
+Blocks without a flaw are read by numpy at once; only a block with a flaw is read cell by cell.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from validator.collect.intake import Digest, Intake, blocks, printable
+from validator.collect.order import rising
+from validator.model.measure import SourceFile
+
+__all__ = ["ALIASES", "HEADERLESS", "Table", "read_table"]
+
+HEADERLESS = ("step", "loss", "lr", "toks_per_s")
+"""The columns of a file without a header; further ones are named `column_5` and so on."""
+
+ALIASES: Mapping[str, str] = {
+    "iter": "step",
+    "iteration": "step",
+    "global_step": "step",
+    "optimizer_step": "step",
+    "train_loss": "loss",
+    "learning_rate": "lr",
+    "tokens_per_s": "toks_per_s",
+    "tokens_per_sec": "toks_per_s",
+    "tokens_per_second": "toks_per_s",
+    "tok_per_s": "toks_per_s",
+    "tok/s": "toks_per_s",
+    "toks/s": "toks_per_s",
+    "gpu_mem_alloc": "gpu_mem_alloc_mib",
+    "gpu_mem_reserved": "gpu_mem_reserved_mib",
+}
+"""Names that trainers in the wild use for the contract's columns."""
+
+MAX_COLUMNS = 512
+MAX_STEP = float(2**53)
+_EMPTY = -1.2345678901234567e308
+"""Stands for an empty cell while numpy reads a block; no trainer measures this."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns by name, each `(steps [n], values [n])`, steps rising. Cells that are empty or unreadable are absent."""
+
+    columns: Mapping[str, tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]]
+    source: SourceFile
+    rows: int
+
+
+@dataclass
+class _Parts:
+    """Rows gathered so far; NaN in `data` with True in `absent` is a cell that was not there."""
+
+    names: tuple[str, ...] = ()
+    header: str | None = None
+    data: list[npt.NDArray[np.float64]] = field(default_factory=list)
+    absent: list[npt.NDArray[np.bool_] | None] = field(default_factory=list)
+    lines: list[npt.NDArray[np.int64]] = field(default_factory=list)
+    restarts: list[int] = field(default_factory=list)
+    rows: int = 0
+    faults: dict[str, tuple[int, int, str]] = field(default_factory=dict)
+
+    def fault(self, code: str, line: int, sample: str) -> None:
+        """Count a flaw; the first of its kind is kept as a sample."""
+        count, first, text = self.faults.get(code, (0, line, sample))
+        self.faults[code] = (count + 1, first, text)
+
+    def add(
+        self,
+        data: npt.NDArray[np.float64],
+        absent: npt.NDArray[np.bool_] | None,
+        lines: npt.NDArray[np.int64],
+    ) -> None:
+        """Append rows."""
+        self.data.append(data)
+        self.absent.append(absent)
+        self.lines.append(lines)
+        self.rows += len(data)
+
+
+_FAULTS = {
+    "garbage-row": "rows without a step number were left out",
+    "garbage-cell": "cells hold no number and were left out",
+    "short-row": "rows have fewer cells than there are columns",
+    "long-row": "rows have more cells than there are columns; the surplus was left out",
+    "nul-bytes": "lines hold NUL bytes, as a file does after a power cut",
+    "truncated-line": "line at the end was cut short; what may be incomplete in it was left out",
+}
+
+
+def read_table(path: Path, intake: Intake) -> Table | None:
+    """Read a CSV of numbers by step.
+
+    Returns None when the file cannot be opened; an empty file gives a table without columns. Never raises on content.
+    """
+    digest, parts, line = Digest(), _Parts(), 1
+    try:
+        for block in blocks(path, digest):
+            line += _take_block(block, line, parts)
+    except OSError as error:
+        intake.note("unreadable", f"the table cannot be read: {error.strerror or error}", path)
+        return None
+    source = intake.add_source(path, sha256=digest.sha256, size=digest.size)
+    for code, (count, first, sample) in parts.faults.items():
+        intake.note(code, f"{count} {_FAULTS[code]}; first: {sample!r}", path, first)
+    if parts.names and "step" not in parts.names:
+        intake.note("no-step-column", f"no column is named step; columns: {', '.join(parts.names)}", path, 1)
+        return Table({}, source, 0)
+    if not parts.rows:
+        intake.note("empty", "the table holds no rows", path)
+        return Table({}, source, 0)
+    return _finish(parts, source, path, intake)
+
+
+def _take_block(block: bytes, first_line: int, parts: _Parts) -> int:
+    """Read one block into `parts`; the number of line ends in it."""
+    count = block.count(b"\n")
+    start = 0
+    while not parts.names and start < len(block):  # the first line with anything on it names the columns
+        end = block.find(b"\n", start)
+        end = len(block) if end < 0 else end
+        head = block[start:end]
+        if head.strip(b"\0 \r\t"):
+            if not _name_columns(head, parts):
+                break
+            start = end + 1
+            first_line += 1
+            break
+        start = end + 1
+        first_line += 1
+    body = block[start:]
+    if body and not _fast(body, first_line, parts):
+        _careful(body, first_line, parts)
+    return count
+
+
+def _name_columns(head: bytes, parts: _Parts) -> bool:
+    """Set the columns' names from the first line; whether that line was a header."""
+    text = head.decode("utf-8", "replace").replace("\0", "")
+    cells = [cell.strip().strip("\"'") for cell in text.split(",")][:MAX_COLUMNS]
+    if _number(cells[0]) is not None:
+        parts.names = HEADERLESS[: len(cells)] + tuple(f"column_{i + 1}" for i in range(4, len(cells)))
+        return False
+    parts.header = text.strip()
+    parts.names = _distinct([ALIASES.get(cell.lower(), cell) for cell in cells])
+    return True
+
+
+def _distinct(names: list[str]) -> tuple[str, ...]:
+    seen: dict[str, int] = {}
+    result = []
+    for index, raw in enumerate(names):
+        name = printable(raw, limit=100) or f"column_{index + 1}"
+        seen[name] = seen.get(name, 0) + 1
+        result.append(name if seen[name] == 1 else f"{name}_{seen[name]}")
+    return tuple(result)
+
+
+def _fast(body: bytes, first_line: int, parts: _Parts) -> bool:
+    """Read a flawless block of rows by numpy; False when anything about it is odd."""
+    rows = body.count(b"\n")
+    if not body.endswith(b"\n") or not rows or b"\0" in body:
+        return False
+    body = body.replace(b"\r\n", b"\n")
+    gaps = b",," in body or b",\n" in body
+    if gaps:
+        empty = repr(_EMPTY).encode()
+        body = body.replace(b",,", b"," + empty + b",").replace(b",,", b"," + empty + b",")
+        body = body.replace(b",\n", b"," + empty + b"\n")
+    try:
+        data = np.loadtxt(io.BytesIO(body), delimiter=",", dtype=np.float64, ndmin=2, comments=None, encoding="ascii")
+    except (ValueError, OverflowError, UnicodeError):
+        return False
+    if data.shape != (rows, len(parts.names)):
+        return False
+    step = data[:, parts.names.index("step")] if "step" in parts.names else data[:, 0]
+    if not (np.isfinite(step).all() and (step == np.floor(step)).all() and (np.abs(step) < MAX_STEP).all()):
+        return False
+    absent = data == _EMPTY if gaps else None
+    parts.add(data, absent, np.arange(first_line, first_line + rows, dtype=np.int64))
+    return True
+
+
+def _number(cell: str) -> float | None:
+    try:
+        return float(cell)
+    except ValueError:
+        return None
+
+
+def _careful(body: bytes, first_line: int, parts: _Parts) -> None:
+    """Read a block line by line, noting every flaw."""
+    width = len(parts.names)
+    at = parts.names.index("step") if "step" in parts.names else 0
+    rows: list[list[float]] = []
+    absent: list[list[bool]] = []
+    lines: list[int] = []
+    raw_lines = body.split(b"\n")
+    for offset, raw in enumerate(raw_lines):
+        line, cut = first_line + offset, offset == len(raw_lines) - 1
+        if not raw.strip(b" \r\t\0"):
+            if b"\0" in raw:
+                parts.fault("nul-bytes", line, f"{len(raw)} bytes")
+            continue
+        text = raw.decode("utf-8", "replace")
+        if "\0" in text:
+            parts.fault("nul-bytes", line, printable(text.replace("\0", "␀"), limit=60))
+            text = text.replace("\0", "")
+        cells = [cell.strip().strip("\"'") for cell in text.strip("\r").split(",")]
+        if cut:
+            parts.fault("truncated-line", line, printable(text, limit=60))
+            cells = cells[:-1]  # its last cell may lack digits
+        if parts.header is not None and text.strip() == parts.header:
+            parts.restarts.append(parts.rows + len(rows))
+            continue
+        step = _number(cells[at]) if at < len(cells) else None
+        if step is None or not abs(step) < MAX_STEP or step != int(step):
+            if not cut:
+                parts.fault("garbage-row", line, printable(text, limit=60))
+            continue
+        if len(cells) != width and not cut:
+            parts.fault("short-row" if len(cells) < width else "long-row", line, printable(text, limit=60))
+        values, missing = _row(cells, width, line, parts)
+        rows.append(values)
+        absent.append(missing)
+        lines.append(line)
+    if rows:
+        parts.add(np.array(rows, dtype=np.float64), np.array(absent), np.array(lines, dtype=np.int64))
+
+
+def _row(cells: list[str], width: int, line: int, parts: _Parts) -> tuple[list[float], list[bool]]:
+    values, missing = [], []
+    for index in range(width):
+        cell = cells[index] if index < len(cells) else ""
+        number = _number(cell) if cell else None
+        if number is None and cell:
+            parts.fault("garbage-cell", line, f"{parts.names[index]}={printable(cell, limit=40)}")
+        values.append(float("nan") if number is None else number)
+        missing.append(number is None)
+    return values, missing
+
+
+def _finish(parts: _Parts, source: SourceFile, path: Path, intake: Intake) -> Table:
+    """Put the blocks together, keep the rows of one run, and split them into columns."""
+    data = np.concatenate(parts.data)
+    lines = np.concatenate(parts.lines)
+    flawed = any(mask is not None for mask in parts.absent)
+    absent = (
+        np.concatenate(
+            [np.zeros(d.shape, bool) if m is None else m for d, m in zip(parts.data, parts.absent, strict=True)]
+        )
+        if flawed
+        else None
+    )
+    parts.data.clear()
+    steps = data[:, parts.names.index("step")].astype(np.int64)
+    kept = rising(steps, lines, tuple(parts.restarts), lambda code, text, line: intake.note(code, text, path, line))
+    whole = len(kept) == len(steps)
+    columns = {}
+    for index, name in enumerate(parts.names):
+        if name == "step":
+            continue
+        rows = kept if absent is None else kept[~absent[kept, index]]
+        if rows.size:
+            everything = whole and rows.size == len(steps)
+            columns[name] = (
+                steps if everything else steps[rows],
+                np.ascontiguousarray(data[:, index] if everything else data[rows, index]),
+            )
+    return Table(columns, source, len(kept))
