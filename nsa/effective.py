@@ -71,6 +71,22 @@ def _vocabulary(config: Config, tokenizer: Tokenizer) -> int:
     return asked
 
 
+def _prefill(config: Config, world: World, *, autocast: bool) -> str:
+    """The implementation the attention will choose, asked with tensors of the run's shape but no memory."""
+    if config.model.attention != "nsa":
+        return config.model.prefill
+    from nsa.attention.dispatch import choose_impl
+    from nsa.attention.geometry import Geometry
+
+    m = config.model
+    dtype = torch.bfloat16 if autocast else torch.float32
+    token = torch.empty((), device=world.device, dtype=dtype)
+    heads = ((m.n_heads, m.d_k), *((m.n_kv_groups, m.d_k), (m.n_kv_groups, m.d_v)) * 3)
+    streams = tuple(token.expand(config.data.batch_size, config.data.seq_len, *shape) for shape in heads)
+    geometry = Geometry(l=m.l, d=m.d, l_sel=m.l_sel, n_sel=m.n_sel, w=m.w)
+    return choose_impl(m.prefill, streams, geometry=geometry, compressed=m.phi != "avg")
+
+
 def settle_config(resolved: Resolved, world: World, tokenizer: Tokenizer) -> Effective:
     """Decide what was left open for this machine and number of processes.
 
@@ -88,6 +104,9 @@ def settle_config(resolved: Resolved, world: World, tokenizer: Tokenizer) -> Eff
     if find_unused and static_graph:
         find_unused = False
         notes.append("[ddp] find_unused requested, effective off: a static graph does not search every step")
+    prefill = _prefill(config, world, autocast=config.train.dtype == "bf16")
+    if config.model.prefill not in ("auto", prefill):
+        notes.append(f"[nsa] prefill requested {config.model.prefill}, effective {prefill}: see fallback_counters.csv")
     if config.optim.warmup_steps >= config.train.steps:
         notes.append(
             f"[optim] warmup_steps={config.optim.warmup_steps} is not shorter than steps={config.train.steps}: the "
@@ -102,6 +121,8 @@ def settle_config(resolved: Resolved, world: World, tokenizer: Tokenizer) -> Eff
         ffn_dim=config.model.ffn_dim or default_ffn_dim(config.model.dim),
         device=world.device.type,
         threads=torch.get_num_threads(),
+        prefill=prefill,
+        gate_hidden=config.model.gate_hidden or max(config.model.dim // 8, 16),
         opt_fused=fused,
         ddp_compress=compress,
         ddp_static_graph=static_graph,
