@@ -47,4 +47,4 @@ for step in range(1, args.steps + 1):
         record = {"ts": time.time(), "pid": os.getpid(), "rank": rank, "step": step, "msg": "progress", "loss": loss}
         heartbeat.write(json.dumps(record) + "\n")
     if args.report == "stdout" and rank == 0:
-        print(f"step {step}: loss {loss:.6f}, {rate:,.1f} tok/s", flush=True)
+        print(f"step {step} loss {loss:.6f} tok/s {rate:.1f}", flush=True)
