@@ -1,0 +1,200 @@
+"""Settings resolve once, from four layers, and every mistake is answered with the nearest valid name."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nsa.config import Config, ConfigError, check, field_specs, flatten, replace_flat
+from nsa.resolve import UsageExit, config_names, resolve
+
+
+def problems(argv: list[str], env: dict[str, str] | None = None) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        resolve(argv, env or {})
+    return caught.value.problems
+
+
+def test_later_layers_win_and_each_value_knows_its_source(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("data: {seq_len: 100, accum: 3}\noptim: {lr: 1e-3}\n")
+    resolved = resolve(["--config", str(path), "--lr", "0.5"], {"NSA_ACCUM": "5", "NSA_LR": "0.1"})
+    flat = resolved.requested
+    assert (flat["seq_len"], flat["accum"], flat["lr"], flat["steps"]) == (100, 5, 0.5, 300)
+    sources = {n: resolved.sources[n] for n in ("seq_len", "accum", "lr", "steps")}
+    assert sources == {
+        "seq_len": "yaml mine.yaml",
+        "accum": "env NSA_ACCUM",
+        "lr": "command line",
+        "steps": "default",
+    }
+
+
+@pytest.mark.parametrize("argv", [["--seq-len", "7"], ["--seq_len", "7"], ["--seq-len=7"], ["--seq_len=7"]])
+def test_dashes_underscores_and_equals_sign_mean_the_same(argv: list[str]) -> None:
+    assert resolve(argv, {}).config.data.seq_len == 7
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["--compile"], True),
+        (["--compile", "--lr", "1"], True),
+        (["--compile", "false"], False),
+        (["--compile=1"], True),
+        (["--no-compile"], False),
+        (["--no_compile"], False),
+    ],
+)
+def test_boolean_flags(argv: list[str], expected: bool) -> None:
+    assert resolve(argv, {}).config.train.compile is expected
+
+
+def test_unknown_flag_names_the_nearest_and_does_not_blame_its_value() -> None:
+    assert problems(["--sqe-len", "7"]) == ["unknown flag --sqe-len; did you mean --seq-len?"]
+
+
+def test_unknown_variable_names_the_nearest() -> None:
+    (said,) = problems([], {"NSA_SEQLEN": "7"})
+    assert "NSA_SEQLEN" in said
+    assert "did you mean NSA_SEQ_LEN?" in said
+
+
+def test_all_mistakes_of_a_file_are_reported_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text("data: {seq_len: many, lr: 1}\nmodle: {dim: 3}\noptim: {lrr: 1}\nsteps: 5\n")
+    said = "\n".join(problems(["--config", str(path)]))
+    assert "seq_len=many" in said
+    assert "`data.lr`; it belongs under `optim:`" in said
+    assert "`modle`; did you mean model?" in said
+    assert "`optim.lrr`; did you mean lr?" in said
+    assert "`steps`; it belongs under `train:`" in said
+
+
+def test_numbers_that_yaml_reads_as_text_are_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("optim: {lr: 3e-4}\ntrain: {steps: 50_000}\n")
+    config = resolve(["--config", str(path)], {}).config
+    assert (config.optim.lr, config.train.steps) == (3e-4, 50_000)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "field", "expected"),
+    [
+        ("NSA_PREFILL_BATCHED", "1", "prefill", "batched"),
+        ("NSA_PREFILL_BATCHED", "0", "prefill", "sequential"),
+        ("NSA_SEL_RANGES_V2", "0", "sel_ranges", "v1"),
+        ("NSA_DISABLE_AUX_STATS", "1", "aux_stats", False),
+        ("NSA_DDP_COMPRESS", "bf16", "ddp_compress", "bf16"),
+        ("NSA_DDP_COMPRESS", "0", "ddp_compress", "off"),
+        ("NSA_DDP_BUCKET_MB", "50", "ddp_bucket_mb", 50.0),
+        ("NSA_DDP_STATIC_GRAPH", "1", "ddp_static_graph", True),
+        ("NSA_DDP_FIND_UNUSED", "0", "ddp_find_unused", False),
+        ("NSA_OPT_FUSED", "1", "opt_fused", "on"),
+        ("NSA_SEQ_LEN", "4096", "seq_len", 4096),
+    ],
+)
+def test_variables_of_the_earlier_system(variable: str, value: str, field: str, expected: object) -> None:
+    resolved = resolve([], {variable: value})
+    assert resolved.requested[field] == expected
+    assert resolved.sources[field] == f"env {variable}"
+
+
+def test_plain_variable_wins_over_an_alias() -> None:
+    env = {"NSA_PREFILL": "triton", "NSA_PREFILL_BATCHED": "0"}
+    assert resolve([], env).config.model.prefill == "triton"
+
+
+def test_an_alias_that_is_no_switch_is_refused() -> None:
+    assert problems([], {"NSA_PREFILL_BATCHED": "maybe"}) == ["NSA_PREFILL_BATCHED=maybe: expected 1 or 0"]
+
+
+def test_config_is_named_by_flag_or_variable() -> None:
+    assert resolve([], {"CONFIG": "configs/tiny_cpu.yaml"}).config_file.name == "tiny_cpu.yaml"
+    assert resolve(["--config", "showcase"], {"CONFIG": "tiny_cpu"}).config_file.name == "showcase.yaml"
+    assert "did you mean tiny_cpu?" in problems(["--config", "tiny_gpu"])[0]
+
+
+def test_every_packaged_configuration_resolves() -> None:
+    assert len(config_names()) >= 8
+    for name in config_names():
+        resolve(["--config", name], {})
+
+
+def test_the_production_configuration_is_the_documented_one() -> None:
+    flat = resolve(["--config", "m7c_125m_2xa100_production"], {}).requested
+    expected = {
+        "dim": 768,
+        "n_layers": 12,
+        "n_heads": 12,
+        "n_kv_groups": 2,
+        "d_k": 64,
+        "d_v": 64,
+        "seq_len": 2048,
+        "batch_size": 2,
+        "accum": 2,
+        "dtype": "bf16",
+        "grad_checkpointing": True,
+        "lr": 2e-4,
+        "schedule": "cosine",
+        "warmup_steps": 2000,
+        "weight_decay": 0.01,
+        "grad_clip": 1.0,
+        "seed": 1337,
+    }
+    assert {name: flat[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"n_heads": 6, "n_kv_groups": 4}, "n_heads=6 is not a multiple of n_kv_groups=4"),
+        ({"d": 24}, "d=24 does not divide l=32"),
+        ({"l": 128, "l_sel": 64}, "l=128 exceeds l_sel=64"),
+        ({"n_sel": 2}, "n_sel=2: at least 3"),
+        ({"d_k": 7}, "d_k=7 is odd"),
+        ({"steps": 0}, "steps=0: must be greater than 0"),
+        ({"val_fraction": 1.5}, "val_fraction=1.5: must lie between 0 and 1"),
+        ({"data": "local"}, "data=local needs data_path"),
+        ({"data_path": "x"}, "data=synthetic reads no files"),
+        ({"param_dtype": "bf16", "dtype": "fp32"}, "param_dtype=bf16 with dtype=fp32"),
+    ],
+)
+def test_contradictions_are_named(changes: dict[str, object], said: str) -> None:
+    with pytest.raises(ConfigError, match=said.replace("(", r"\(")):
+        check(replace_flat(Config(), **changes))
+
+
+def test_not_a_number_is_out_of_range() -> None:
+    assert problems(["--lr", "nan"]) == ["lr=nan: must be greater than 0"]
+
+
+def test_flat_names_cover_every_leaf_and_round_trip() -> None:
+    flat = flatten(Config())
+    assert set(flat) == set(field_specs())
+    assert replace_flat(Config(), **flat) == Config()
+
+
+def test_help_lists_every_setting_and_configuration() -> None:
+    with pytest.raises(UsageExit) as caught:
+        resolve(["--help"], {})
+    text = str(caught.value)
+    for name in field_specs():
+        assert f"--{name.replace('_', '-')} " in text
+    for name in config_names():
+        assert name in text
+
+
+def test_bad_usage_is_answered_without_importing_torch(tmp_path: Path) -> None:
+    (tmp_path / ".HALT").touch()
+    script = (
+        "import sys\nfrom nsa.train import main\n"
+        f"codes = [main(['--bogus']), main(['--out', {str(tmp_path)!r}]), main(['--help'])]\n"
+        "print(codes, 'torch' in sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert "[2, 2, 0] False" in done.stderr
+    assert "remove it (rm " in done.stderr
