@@ -1,0 +1,63 @@
+"""Files that are not what they seem: of another run, of two runs, or from before the start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from validator.diagnose.facts import RunFacts
+from validator.diagnose.rule import evidence, found
+from validator.model.measure import Irregularity
+from validator.model.verdict import Evidence, Finding
+
+__all__ = ["foreign_results", "mixed_runs", "stale_halt"]
+
+
+def _evidence(irregularities: list[Irregularity]) -> list[Evidence]:
+    return [evidence(i.message, i.path, f"line {i.line}" if i.line else None) for i in irregularities[:5]]
+
+
+def mixed_runs(run: RunFacts) -> Iterator[Finding]:
+    """Two runs wrote one file, so that its numbers are of neither."""
+    seen = run.irregular("mixed-runs")
+    if seen:
+        yield found(
+            "mixed-runs",
+            f"{seen[0].path} holds more than one run: {seen[0].message}.",
+            severity="veto",
+            because=_evidence(seen),
+            next_step=f"Run again into an empty folder, and check that only one process writes {seen[0].path}.",
+        )
+
+
+def foreign_results(run: RunFacts) -> Iterator[Finding]:
+    """The files are older than the process, of other ranks, or lie elsewhere."""
+    seen = run.irregular("foreign-results", "rank-mismatch")
+    if seen:
+        certain = any(i.code == "foreign-results" for i in seen)
+        yield found(
+            "foreign-results",
+            f"The measurements are not this run's: {seen[0].path}: {seen[0].message}.",
+            severity="veto",
+            confidence="high" if certain else "medium",
+            because=_evidence(seen),
+            next_step="Point the trainer's output at this run's own folder with {out}, empty at the start, and run again.",
+        )
+
+
+def stale_halt(run: RunFacts) -> Iterator[Finding]:
+    """A `.HALT` from before the start stopped the run, or would have."""
+    seen = run.irregular("stale-halt")
+    refused = run.hits("stale_halt") if run.failed and not run.steps_done else []
+    if not seen and not refused:
+        return
+    stopped = run.failed or bool(refused)
+    halt = run.result.extra.get("halt", {})
+    path = seen[0].path if seen else str(halt.get("path", ".HALT"))
+    yield found(
+        "stale-halt",
+        f"A .HALT from before the start {'stopped this run' if stopped else 'lies in the output folder'}.",
+        severity="veto" if stopped else "warning",
+        confidence="high" if seen else "medium",
+        because=[*_evidence(seen), *(hit.evidence for hit in refused[:3])],
+        next_step=f"Find out what wrote it, remove it (rm {path}) and run again.",
+    )

@@ -1,0 +1,91 @@
+"""Puts every rule to every run, phase and validation, and says the same thing only once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from validator.diagnose.facts import PhaseFacts, RunFacts, ValidationFacts
+from validator.diagnose.table import PHASE_RULES, RUN_RULES, VALIDATION_RULES
+from validator.model.record import PhaseRecord, RunRecord, ValidationRecord
+from validator.model.verdict import Finding, PhaseReport
+
+__all__ = ["diagnose", "diagnose_run"]
+
+_ORDER = {"veto": 0, "warning": 1, "info": 2}
+_EVIDENCE = 8
+
+
+def diagnose(record: ValidationRecord, phases: Sequence[PhaseReport]) -> tuple[Finding, ...]:
+    """Every cause that the evidence shows, most severe first.
+
+    A veto in a phase that the decision does not depend on, or in an arm that nobody is advised to use, is a warning.
+
+    Args:
+        record: the validation as far as it has come.
+        phases: its judged phases; those that are missing have not been judged yet.
+    """
+    reports = {report.id: report for report in phases}
+    facts = tuple(_phase_facts(one, reports.get(one.phase.id), record) for one in record.phases)
+    findings: list[Finding] = []
+    for phase in facts:
+        own = [f for run in phase.runs for f in _demoted(_of_run(run), phase, run)]
+        for rule in PHASE_RULES:
+            own += _demoted((_placed(f, phase.record.phase.id, f.run) for f in rule.look(phase)), phase, None)
+        findings += _merged(own)
+    whole = ValidationFacts(record, facts)
+    for validation_rule in VALIDATION_RULES:
+        findings += validation_rule.look(whole)
+    return _sorted(findings)
+
+
+def diagnose_run(record: RunRecord) -> tuple[Finding, ...]:
+    """Every cause that one run's own evidence shows, most severe first."""
+    facts = RunFacts.of(record, {})
+    return _sorted(_of_run(facts)) if facts is not None else ()
+
+
+def _phase_facts(record: PhaseRecord, report: PhaseReport | None, whole: ValidationRecord) -> PhaseFacts:
+    runs = (RunFacts.of(run, whole.environment) for run in record.runs)
+    return PhaseFacts(record, report, tuple(run for run in runs if run is not None))
+
+
+def _of_run(run: RunFacts) -> list[Finding]:
+    return [_placed(f, run.spec.phase, run.spec.id) for rule in RUN_RULES for f in rule.look(run)]
+
+
+def _placed(finding: Finding, phase: str | None, run: str | None) -> Finding:
+    return finding.model_copy(update={"phase": finding.phase or phase, "run": finding.run or run})
+
+
+def _demoted(findings: Iterable[Finding], phase: PhaseFacts, run: RunFacts | None) -> Iterator[Finding]:
+    """Lower a veto where the decision does not rest on what it is about."""
+    comparison = phase.report.comparison if phase.report is not None else None
+    advised = comparison.recommended if comparison is not None else None
+    rejected = run is not None and advised is not None and run.spec.arm not in (None, advised)
+    for finding in findings:
+        if finding.severity == "veto" and (rejected or not phase.record.phase.required):
+            yield finding.model_copy(update={"severity": "warning"})
+        else:
+            yield finding
+
+
+def _merged(findings: list[Finding]) -> list[Finding]:
+    """One finding for all runs of a phase that show the same cause with the same severity."""
+    groups: dict[tuple[str, str], list[Finding]] = {}
+    for finding in findings:
+        groups.setdefault((finding.code, finding.severity), []).append(finding)
+    merged = []
+    for (_, _), same in groups.items():
+        runs = list(dict.fromkeys(f.run for f in same if f.run is not None))
+        if len(same) == 1 or len(runs) < 2:
+            merged += same
+            continue
+        shown = ", ".join(runs[1:6]) + (" …" if len(runs) > 6 else "")
+        gathered = tuple(dict.fromkeys(e for f in same for e in f.evidence))[:_EVIDENCE]
+        message = f"{same[0].message} The same holds for {shown}."
+        merged.append(same[0].model_copy(update={"message": message, "evidence": gathered}))
+    return merged
+
+
+def _sorted(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    return tuple(sorted(findings, key=lambda f: _ORDER[f.severity]))
