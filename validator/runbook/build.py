@@ -1,0 +1,175 @@
+"""A tree becomes a Runbook, and every mistake in it is found, not only the first layer of them.
+
+What the models refuse is reported, then taken out or given a stand-in, and the rest is read again, until it can be
+built. So a bad duration in one phase does not hide an unknown metric in another. A runbook that had problems is never
+returned to be run: `load` raises.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import ValidationError
+
+from validator.model.runbook import Runbook
+from validator.runbook.document import Node, Path, node_at, plain
+from validator.runbook.problems import Mark, Problem, nearest
+from validator.runbook.shape import PHASE_MODELS
+from validator.runbook.translate import resolve_path, translate
+
+__all__ = ["Built", "build"]
+
+_ROUNDS = 50
+"""Each round removes at least one mistake of every part; real files need two or three."""
+
+_STAND_INS: dict[str, Any] = {
+    "schema": 1,
+    "name": "unnamed",
+    "steps": 10**9,
+    "run": "true",
+    "targets": ["unknown"],
+    "over": {"env.UNKNOWN": [1, 2]},
+    "choose": {"highest": "toks_per_s.mean"},
+    "arms": {"present": {}, "changed": {"env": {"UNKNOWN": 1}}},
+}
+
+
+@dataclass
+class Built:
+    """The runbook as far as it could be built (None when there are no phases to speak of), and what was wrong.
+
+    `root` is the tree that `runbook` was built from, so that paths of the one are paths of the other. `lost` holds ids
+    of phases that had to be left out, `touched` the paths of what was removed or is a stand-in because the written one
+    was wrong: what follows from them would be noise.
+    """
+
+    root: Node
+    runbook: Runbook | None = None
+    problems: list[Problem] = field(default_factory=list)
+    lost: set[str] = field(default_factory=set)
+    touched: set[Path] = field(default_factory=set)
+
+    def sound(self, *keys: str) -> bool:
+        """Whether nothing at or below the path `keys` had to be repaired."""
+        return not any(path[: len(keys)] == keys for path in self.touched)
+
+
+def build(root: Node) -> Built:
+    """Build what can be built; never raises."""
+    built = Built(_deep_copy(root))
+    damaged: set[int] = set()
+    for _ in range(_ROUNDS):
+        try:
+            built.runbook = Runbook.model_validate(plain(built.root))
+            return built
+        except ValidationError as error:
+            if not _repair_all(built, error, damaged):
+                return built
+    return built
+
+
+def _deep_copy(node: Node) -> Node:
+    """A tree of its own for every use of an alias, so that a repair in one place leaves the others alone."""
+    copy = node.copy()
+    if isinstance(copy.value, dict):
+        copy.value = {key: _deep_copy(child) for key, child in copy.value.items()}
+    elif isinstance(copy.value, list):
+        copy.value = [_deep_copy(child) for child in copy.value]
+    return copy
+
+
+def _repair_all(built: Built, error: ValidationError, damaged: set[int]) -> bool:
+    """Report and repair every error of one round; False when nothing could be changed."""
+    items = [(item, *resolve_path(built.root, tuple(item["loc"]))) for item in error.errors(include_url=False)]
+    repairs: list[tuple[Path, str | None, str]] = []
+    for item, path, missing in items:
+        if item["type"] == "too_short" and any(len(p) > len(path) and p[: len(path)] == path for _, p, _ in items):
+            continue  # pydantic counts sound entries only, so a list of one bad entry is "too short" besides
+        node = node_at(built.root, path)
+        follow_up = node is not None and id(node) in damaged and item["type"] in ("missing", "too_short", "value_error")
+        if not follow_up:
+            problem = translate(built.root, item)
+            if not any(_identity(known) == _identity(problem) for known in built.problems):
+                built.problems.append(problem)
+        repairs.append((path, missing if item["type"] == "missing" else None, item["type"]))
+    changed = False
+    for path, missing, kind in sorted(set(repairs), key=lambda repair: _sort_key(repair[0]), reverse=True):
+        changed |= _repair(built, path, missing, kind, damaged)
+    return changed
+
+
+def _identity(problem: Problem) -> tuple[str, int | None, int | None, str]:
+    return (problem.file, problem.line, problem.column, problem.message)
+
+
+def _sort_key(path: Path) -> tuple[tuple[int, str], ...]:
+    """Later list entries first, so that removing one does not move those still to be repaired."""
+    return tuple((step, "") if isinstance(step, int) else (0, step) for step in path)
+
+
+def _repair(built: Built, path: Path, missing: str | None, kind: str, damaged: set[int]) -> bool:
+    node = node_at(built.root, path)
+    if node is None:
+        return False
+    if missing is not None:
+        return _supply(built, path, node, missing)
+    if kind in ("union_tag_invalid", "union_tag_not_found"):
+        return _repair_kind(built, path, node)
+    return _remove(built, path, damaged)
+
+
+def _supply(built: Built, path: Path, node: Node, key: str) -> bool:
+    """Give a required key a stand-in, so that the rest of its phase can be checked."""
+    built.touched.add((*path, key))
+    if not isinstance(node.value, dict):
+        return False
+    if key == "id":
+        node.value["id"] = Node(f"unnamed_{path[-1]}", node.mark)
+        return True
+    if key in _STAND_INS:
+        node.value[key] = _grow(_STAND_INS[key], node.mark)
+        return True
+    return _remove(built, path, set()) if path else False
+
+
+def _grow(value: Any, mark: Mark) -> Node:
+    if isinstance(value, dict):
+        grown = {key: _grow(child, mark) for key, child in value.items()}
+        return Node(grown, mark, dict.fromkeys(grown, mark))
+    if isinstance(value, list):
+        return Node([_grow(child, mark) for child in value], mark)
+    return Node(value, mark)
+
+
+def _repair_kind(built: Built, path: Path, node: Node) -> bool:
+    kind = node.value.get("kind") if isinstance(node.value, dict) else None
+    if kind is not None:
+        guess = nearest(str(kind.value), PHASE_MODELS, otherwise="").removeprefix("did you mean ").rstrip("?")
+        if guess:
+            kind.value = guess
+            return True
+    return _remove(built, path, set())
+
+
+def _remove(built: Built, path: Path, damaged: set[int]) -> bool:
+    """Take the value at a path out of the tree."""
+    if not path:
+        return False
+    parent = node_at(built.root, path[:-1])
+    last = path[-1]
+    if parent is None:
+        return False
+    built.touched.add(path)
+    damaged.add(id(parent))
+    if isinstance(parent.value, list) and isinstance(last, int):
+        gone = parent.value.pop(last)
+        if path[:-1] == ("phases",) and isinstance(gone.value, dict) and "id" in gone.value:
+            built.lost.add(str(gone.value["id"].value))
+        return True
+    if isinstance(parent.value, dict) and isinstance(last, str) and last in parent.value:
+        if last == "id":
+            built.lost.add(str(parent.value[last].value))
+        del parent.value[last]
+        return True
+    return False

@@ -1,0 +1,198 @@
+"""Criteria, word by word: each must be readable, name what will be known, and compare like with like."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from validator.model.expression import (
+    Binary,
+    Call,
+    Comparison,
+    Expression,
+    ExpressionError,
+    Number,
+    Reference,
+    Text,
+    parse_criterion,
+    parse_reference,
+    references,
+)
+from validator.model.resolve import Resolved, UnresolvedReference, resolve
+from validator.model.runbook import AbPhase, Phase, Runbook, SweepPhase, TrainingPhase
+from validator.model.settings import warmup_of
+from validator.runbook.build import Built
+from validator.runbook.document import Path, mark_at, node_at, position
+from validator.runbook.problems import Mark, Problem
+
+__all__ = ["check_choose", "check_criteria"]
+
+_Place = Callable[[int], Mark]
+_SCALES: dict[str, tuple[str, float]] = {
+    "ms": ("s", 1e-3),
+    "s": ("ms", 1e3),
+    "GiB": ("MiB", 1024.0),
+    "MiB": ("GiB", 1 / 1024),
+}
+
+
+def check_criteria(built: Built, runbook: Runbook, index: int) -> Iterator[Problem]:
+    """Problems of every criterion of the phase at `index`."""
+    phase = runbook.phases[index]
+    for number, criterion in enumerate(phase.accept):
+        path: Path = ("phases", index, "accept", number)
+        place = _placer(built, path)
+        try:
+            comparison = parse_criterion(criterion.expr)
+        except ExpressionError as error:
+            message, _, fix = str(error).partition("; ")
+            yield Problem.at(place(error.column), message, fix or "write it as metric.statistic >= value")
+            continue
+        yield from _check_comparison(comparison, built=built, runbook=runbook, phase=phase, place=place)
+
+
+def _placer(built: Built, path: Path) -> _Place:
+    """Maps a column within a criterion's text to its place in the file."""
+    node = node_at(built.root, (*path, "expr")) or node_at(built.root, path)
+    if node is None:
+        return lambda _: mark_at(built.root, path)
+    return lambda column: position(node, column)
+
+
+def _check_comparison(
+    comparison: Comparison, *, built: Built, runbook: Runbook, phase: Phase, place: _Place
+) -> Iterator[Problem]:
+    found = list(references(comparison))
+    if not found:
+        message = f"criterion {comparison.text!r} names no measurement, so it says nothing about the run"
+        yield Problem.at(place(0), message, "write it as metric.statistic >= value")
+    resolved: dict[Reference, Resolved] = {}
+    for reference in found:
+        try:
+            resolved[reference] = resolve(reference, runbook=runbook, phase=phase)
+        except UnresolvedReference as error:
+            if _is_noise(error, reference, built, runbook):
+                return
+            yield Problem.at(place(error.column), error.message, error.fix)
+    if len(resolved) < len(set(found)):
+        return
+    yield from _check_windows(resolved, runbook=runbook, place=place)
+    yield from _check_kinds(comparison, resolved, place)
+    yield from _check_units(comparison, resolved, place)
+
+
+def _is_noise(error: UnresolvedReference, reference: Reference, built: Built, runbook: Runbook) -> bool:
+    """Whether a reference may be unknown only because something it rests on had to be repaired."""
+    if reference.name.split(".")[0] in built.lost:
+        return True
+    if "declares no" in error.message or "does not record" in error.message or "no metric called" in error.message:
+        return not built.sound("trainer")
+    return "hardware.gpus" in error.message and not built.sound("hardware")
+
+
+def _check_windows(resolved: dict[Reference, Resolved], *, runbook: Runbook, place: _Place) -> Iterator[Problem]:
+    """A steady window that can hold no step makes its criterion undecidable for ever."""
+    for reference, meaning in resolved.items():
+        target = runbook.phase(meaning.phase_id)
+        if meaning.window != "steady" or not isinstance(target, TrainingPhase):
+            continue
+        warmup = warmup_of(runbook, target)
+        if warmup >= target.steps:
+            source = "" if target.warmup_steps is not None else ", from defaults"
+            yield Problem.at(
+                place(reference.column),
+                f"{reference.name} has no step to be taken from: phase {target.id} has {target.steps} steps "
+                f"and warmup_steps is {warmup}{source}",
+                f"set warmup_steps of {target.id} below {target.steps}, or give it more steps",
+            )
+
+
+def _check_kinds(comparison: Comparison, resolved: dict[Reference, Resolved], place: _Place) -> Iterator[Problem]:
+    """A measured number is never equal to a text."""
+    for text, other in ((comparison.left, comparison.right), (comparison.right, comparison.left)):
+        if isinstance(text, Text) and isinstance(other, Reference) and resolved[other].unit_known:
+            message = f"{other.name} is a number and is compared with the text {text.value!r}"
+            yield Problem.at(place(other.column), message, "compare it with a number, without quotes")
+
+
+def _check_units(comparison: Comparison, resolved: dict[Reference, Resolved], place: _Place) -> Iterator[Problem]:
+    left, right = _unit(comparison.left, resolved), _unit(comparison.right, resolved)
+    column = next((reference.column for reference in references(comparison)), 0)
+    measured = left if left is not None else right
+    if left is not None and right is not None and left != right:
+        message = f"criterion {comparison.text!r} compares {left or 'a plain number'} with {right or 'a plain number'}"
+        yield Problem.at(place(column), message, "compare two measurements of the same unit")
+    elif comparison.unit is not None and measured is not None and comparison.unit != measured:
+        at = comparison.text.rfind(comparison.unit)
+        name = next(references(comparison)).name
+        unit = measured or "a plain number"
+        yield Problem.at(
+            place(at),
+            f"the criterion is written in {comparison.unit}, but {name} is {'in ' if measured else ''}{unit}",
+            _unit_fix(comparison, measured),
+        )
+
+
+def _unit_fix(comparison: Comparison, measured: str) -> str:
+    scale = _SCALES.get(comparison.unit or "")
+    if isinstance(comparison.right, Number) and scale is not None and scale[0] == measured:
+        return f"write {comparison.right.value * scale[1]:g} {measured}"
+    return f"give the value in {measured}, or leave the unit out" if measured else "leave the unit out"
+
+
+def _unit(node: Expression, resolved: dict[Reference, Resolved]) -> str | None:
+    """The unit of an expression; None where it goes with anything (a literal) or is not known."""
+    if isinstance(node, Reference):
+        meaning = resolved[node]
+        return meaning.unit if meaning.unit_known else None
+    if isinstance(node, Call):
+        return next((unit for unit in (_unit(part, resolved) for part in node.arguments) if unit is not None), None)
+    if isinstance(node, Binary):
+        return _unit_of_binary(node, resolved)
+    return None
+
+
+def _unit_of_binary(node: Binary, resolved: dict[Reference, Resolved]) -> str | None:
+    left, right = _unit(node.left, resolved), _unit(node.right, resolved)
+    if node.operator in "+-":
+        return left if left is not None else right
+    if node.operator == "*":
+        if left is None or left == "":
+            return right if right != "" or left == "" else None
+        return left if right in (None, "") else None
+    if right in (None, ""):
+        return left
+    return "" if left == right else None
+
+
+def check_choose(built: Built, runbook: Runbook, index: int) -> Iterator[Problem]:
+    """Problems of how a sweep or an A/B chooses its winner."""
+    phase = runbook.phases[index]
+    if not isinstance(phase, (SweepPhase, AbPhase)):
+        return
+    for key in ("highest", "lowest", "tie"):
+        text = getattr(phase.choose, key)
+        if text is None:
+            continue
+        place = _placer(built, ("phases", index, "choose", key))
+        try:
+            reference = parse_reference(text)
+            meaning = resolve(reference, runbook=runbook, phase=phase)
+        except ExpressionError as error:
+            yield Problem.at(place(error.column), str(error), f"write {key}: toks_per_s.mean")
+        except UnresolvedReference as error:
+            if not _is_noise(error, parse_reference(text), built, runbook):
+                yield Problem.at(place(error.column), error.message, error.fix)
+        else:
+            yield from _check_chosen(key, text, meaning, phase=phase, place=place)
+            yield from _check_windows({reference: meaning}, runbook=runbook, place=place)
+
+
+def _check_chosen(
+    key: str, text: str, meaning: Resolved, *, phase: SweepPhase | AbPhase, place: _Place
+) -> Iterator[Problem]:
+    if meaning.kind == "scalar":
+        fix = f"write {key}: metric.statistic, such as toks_per_s.mean"
+        yield Problem.at(place(0), f"choose.{key} is {text}, which is no series of steps", fix)
+    elif meaning.phase_id != phase.id or text.count(".") == 2:
+        message = f"choose.{key} names phase {meaning.phase_id}, but compares the arms of {phase.id}"
+        yield Problem.at(place(0), message, f"write {key}: {meaning.name}.{meaning.statistic}")

@@ -1,0 +1,91 @@
+"""Read a runbook, or say everything that is wrong with it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from validator.model.runbook import Runbook
+from validator.runbook.build import build
+from validator.runbook.document import parse
+from validator.runbook.overrides import apply
+from validator.runbook.problems import Mark, Problem, RunbookError
+from validator.runbook.semantics import check_meaning
+
+__all__ = ["LoadedRunbook", "load", "loads"]
+
+
+@dataclass(frozen=True)
+class LoadedRunbook:
+    """A sound runbook with its source: `sha256` is that of the file's bytes, `overrides` are the `--set` texts."""
+
+    runbook: Runbook
+    path: Path
+    sha256: str
+    text: str
+    overrides: tuple[str, ...] = ()
+
+
+def load(path: str | os.PathLike[str], *, overrides: Sequence[str] = ()) -> LoadedRunbook:
+    """Read and check the runbook at `path`, with overrides (`KEY=VALUE`) applied to it.
+
+    Raises:
+        RunbookError: with every problem of the file and of the overrides, schema and meaning alike.
+    """
+    file = Path(path)
+    data = _read(file)
+    text = _decode(data, str(file))
+    return LoadedRunbook(
+        runbook=loads(text, file=str(file), overrides=overrides),
+        path=file,
+        sha256=hashlib.sha256(data).hexdigest(),
+        text=text,
+        overrides=tuple(overrides),
+    )
+
+
+def loads(text: str, *, file: str = "runbook.yaml", overrides: Sequence[str] = ()) -> Runbook:
+    """The runbook in a text; `file` is what problems call it.
+
+    Raises:
+        RunbookError: as `load`.
+    """
+    root, problems = parse(text, file=file)
+    if root is None and not problems:
+        raise RunbookError([Problem(file, 1, 1, "the file is empty", "begin with schema: 1 and name: my-runbook")])
+    if root is None:
+        raise RunbookError(problems)
+    if not isinstance(root.value, dict):
+        fix = "begin with schema: 1 and name: my-runbook"
+        raise RunbookError([*problems, Problem.at(root.mark, "a runbook is a mapping of keys to values", fix)])
+    root, refused = apply(root, overrides)
+    problems += refused
+    built = build(root)
+    problems += built.problems
+    if built.runbook is not None:
+        problems += check_meaning(built, built.runbook)
+    if problems or built.runbook is None:
+        raise RunbookError(problems)
+    return built.runbook
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        fix = "check the path and its permissions"
+        raise RunbookError([Problem.at(Mark(str(file)), f"the file cannot be read: {reason}", fix)]) from error
+
+
+def _decode(data: bytes, file: str) -> str:
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        column = error.start - (data.rfind(b"\n", 0, error.start) + 1) + 1
+        message = f"byte 0x{data[error.start]:02x} is not UTF-8"
+        raise RunbookError([Problem(file, line, column, message, "save the file as UTF-8")]) from error

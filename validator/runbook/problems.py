@@ -1,0 +1,65 @@
+"""What is wrong with a runbook: where, why and what to write instead."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+__all__ = ["Mark", "Problem", "RunbookError", "nearest"]
+
+
+@dataclass(frozen=True, order=True)
+class Mark:
+    """A place in a file, counted from 1. An override has no lines: its `file` is `--set KEY=VALUE`."""
+
+    file: str
+    line: int | None = None
+    column: int | None = None
+
+
+@dataclass(frozen=True, order=True)
+class Problem:
+    """One mistake. `str()` gives `file:line:column: message` and, on a line of its own, the fix."""
+
+    file: str
+    line: int | None
+    column: int | None
+    message: str
+    fix: str = ""
+
+    @classmethod
+    def at(cls, mark: Mark, message: str, fix: str = "") -> Problem:
+        """A problem at a mark."""
+        return cls(mark.file, mark.line, mark.column, message, fix)
+
+    @property
+    def place(self) -> str:
+        """`file:line:column`, as far as known."""
+        return ":".join(str(part) for part in (self.file, self.line, self.column) if part is not None)
+
+    def __str__(self) -> str:
+        text = f"{self.place}: {self.message}"
+        return f"{text}\n  fix: {self.fix}" if self.fix else text
+
+
+class RunbookError(ValueError):
+    """A runbook cannot be used. `problems` holds every mistake that was found, in the order of the file."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = tuple(sorted(set(problems), key=_order))
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+
+def _order(problem: Problem) -> tuple[bool, str, int, int, str]:
+    """The file's own mistakes first, from top to bottom, then those of overrides."""
+    return (problem.line is None, problem.file, problem.line or 0, problem.column or 0, problem.message)
+
+
+def nearest(word: str, known: Iterable[str], *, otherwise: str | None = None, cutoff: float = 0.5) -> str:
+    """`did you mean X?` for the known name most like `word`, else `otherwise` or the list of known names."""
+    names = list(known)
+    close = difflib.get_close_matches(word, names, n=1, cutoff=cutoff)
+    if close:
+        return f"did you mean {close[0]}?"
+    return otherwise if otherwise is not None else f"known: {', '.join(names)}"

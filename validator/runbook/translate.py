@@ -1,0 +1,226 @@
+"""Schema errors in the words of the person who wrote the runbook: field, value, and what to write instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from validator.runbook.document import Node, Path, mark_at, node_at, plain
+from validator.runbook.problems import Problem, nearest
+from validator.runbook.shape import PHASE_MODELS, homes, key_names, model_at, spell
+
+__all__ = ["resolve_path", "shown", "translate"]
+
+_EXAMPLES: dict[str, str] = {
+    "name": "name: ddp-2xa100",
+    "schema": "schema: 1",
+    "id": "id: baseline",
+    "kind": "kind: train",
+    "steps": "steps: 300",
+    "run": "run: nvidia-smi",
+    "targets": "targets: [nsa.parity]",
+    "over": "over: {env.NAME: [25, 50]}",
+    "choose": "choose: {highest: toks_per_s.mean}",
+    "arms": "arms: {present: {}, changed: {env: {NAME: 1}}}",
+    "expr": "expr: toks_per_s.mean >= 39",
+    "phases": "phases: [{id: baseline, kind: train, steps: 300}]",
+    "needs": "needs: [baseline]",
+    "accept": "accept: [loss.last < loss.first]",
+    "env": "env: {NAME: value}",
+    "args": "args: {name: value}",
+    "hardware": "hardware: {gpus: 2}",
+    "trainer": "trainer: {command: [train.py]}",
+    "defaults": "defaults: {nproc: 2}",
+    "watchdog": "watchdog: {stall: 3m}",
+    "command": "command: [-m, nsa.train]",
+    "metrics": "metrics: {csv: training.csv}",
+    "extra": "extra: {name: unit}",
+    "packages": "packages: ['torch>=2.6']",
+    "log_contains": "log_contains: [text]",
+}
+_PATTERNS = {
+    "id": "begin with a lower case letter and go on with lower case letters, digits and underscores",
+    "name": "use lower case letters, digits and hyphens, beginning with a letter or digit",
+}
+_UNION_LABELS = ("str", "int", "float", "bool")
+
+
+def resolve_path(root: Node, loc: tuple[str | int, ...]) -> tuple[Path, str | None]:
+    """An error's location as a path of the tree, and the key that is missing there, if one is.
+
+    Locations carry the names of union members between the keys; whatever the tree does not have is passed over.
+    """
+    path: Path = ()
+    missing: str | None = None
+    for step in loc:
+        if node_at(root, (*path, step)) is not None:
+            path, missing = (*path, step), None
+        elif isinstance(step, str) and step not in PHASE_MODELS and not step.startswith("["):
+            missing = step
+    return path, missing
+
+
+def shown(value: Any) -> str:
+    """A value for a message: as YAML would have it, cut when long."""
+    if value is None:
+        return "empty"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, Mapping):
+        return "a mapping"
+    if isinstance(value, list):
+        return "a list"
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"
+
+
+def translate(root: Node, error: Mapping[str, Any]) -> Problem:
+    """One of pydantic's errors as a problem with its place and its fix."""
+    kind, loc = str(error["type"]), tuple(error["loc"])
+    path, missing = resolve_path(root, loc)
+    if kind == "extra_forbidden":
+        return _unknown_key(root, path)
+    if kind == "missing" and missing is not None:
+        return _missing(root, path, missing)
+    if kind in ("union_tag_not_found", "union_tag_invalid"):
+        return _phase_kind(root, path)
+    if loc and loc[-1] == "[key]":
+        return _bad_key(root, path)
+    node = node_at(root, path)
+    value = plain(node) if node is not None else None
+    field = spell(root, path) or "the runbook"
+    message, fix = _sentence(kind, error, field=field, path=path, value=value)
+    return Problem.at(mark_at(root, path), message, fix)
+
+
+def _sentence(kind: str, error: Mapping[str, Any], *, field: str, path: Path, value: Any) -> tuple[str, str]:
+    name = _field_name(path)
+    if kind == "value_error":
+        return _own_words(error, field)
+    if kind == "string_pattern_mismatch":
+        return f"{field} is {shown(value)}, which is not a valid {name}", _PATTERNS.get(name, _example(name))
+    if kind == "literal_error":
+        return _literal(error, field=field, name=name, value=value)
+    if kind in ("too_short", "too_long"):
+        return _count(kind, error, field=field, name=name)
+    bound = _BOUNDS.get(kind)
+    if bound is not None:
+        phrase, key = bound
+        limit = error.get("ctx", {}).get(key)
+        return f"{field} is {shown(value)}; it must be {phrase} {limit}", f"write a value {phrase} {limit}"
+    return _wrong_type(kind, error, field=field, name=name, value=value)
+
+
+_BOUNDS = {
+    "greater_than": ("greater than", "gt"),
+    "greater_than_equal": ("at least", "ge"),
+    "less_than": ("less than", "lt"),
+    "less_than_equal": ("at most", "le"),
+}
+
+
+def _field_name(path: Path) -> str:
+    return next((step for step in reversed(path) if isinstance(step, str)), "runbook")
+
+
+def _example(name: str) -> str:
+    return f"write {_EXAMPLES[name]}" if name in _EXAMPLES else f"correct the value of {name}"
+
+
+def _own_words(error: Mapping[str, Any], field: str) -> tuple[str, str]:
+    """A model's own message: `what is wrong; what to write`."""
+    text = str(error["msg"]).removeprefix("Value error, ")
+    message, _, fix = text.partition("; ")
+    last = field.split(".")[-1].split("[")[0]
+    if not message.startswith(last):
+        message = f"{field}: {message}"
+    return message, fix
+
+
+def _literal(error: Mapping[str, Any], *, field: str, name: str, value: Any) -> tuple[str, str]:
+    if name == "schema":
+        return f"schema is {shown(value)}; this version reads schema 1", "write schema: 1"
+    options = [
+        word.strip("'") for word in str(error.get("ctx", {}).get("expected", "")).replace(" or ", ", ").split(", ")
+    ]
+    fix = nearest(str(value), options, otherwise=f"write one of {', '.join(options)}")
+    return f"{field} is {shown(value)}; it must be one of {', '.join(options)}", fix
+
+
+def _count(kind: str, error: Mapping[str, Any], *, field: str, name: str) -> tuple[str, str]:
+    context = error.get("ctx", {})
+    limit = context.get("min_length" if kind == "too_short" else "max_length")
+    actual = context.get("actual_length")
+    side = "at least" if kind == "too_short" else "at most"
+    return f"{field} has {actual} entries; it needs {side} {limit}", _example(name)
+
+
+_TYPES: tuple[tuple[str, str, Callable[[str], str]], ...] = (
+    ("int_", "a whole number", lambda name: _numeric_fix(name, "300")),
+    ("float_", "a number", lambda name: _numeric_fix(name, "0.5")),
+    ("finite_", "a finite number", lambda name: _numeric_fix(name, "0.5")),
+    ("bool_", "true or false", lambda name: f"write {name}: true or {name}: false"),
+    ("string_", "text", lambda name: "put the value in quotes"),
+    ("dict_", "a mapping", _example),
+    ("model_", "a mapping", _example),
+    ("mapping_", "a mapping", _example),
+    ("tuple_", "a list", _example),
+    ("list_", "a list", _example),
+)
+
+
+def _numeric_fix(name: str, example: str) -> str:
+    return f"write {_EXAMPLES[name]}" if name in _EXAMPLES else f"write {name}: {example}, without quotes"
+
+
+def _wrong_type(kind: str, error: Mapping[str, Any], *, field: str, name: str, value: Any) -> tuple[str, str]:
+    if len(error["loc"]) > 1 and error["loc"][-1] in _UNION_LABELS:
+        if name == "run":
+            return f"{field} is {shown(value)}; it must be a shell line or a list of words", _example("run")
+        if value is None:
+            return (
+                f"{field} is empty; it must be text, a number, true or false",
+                "give it a value, or '' for an empty text",
+            )
+        return f"{field} is {shown(value)}; it must be text, a number, true or false", "write a single value"
+    for prefix, phrase, fix in _TYPES:
+        if kind.startswith(prefix):
+            if value is None:
+                return f"{field} is empty; it must be {phrase}", fix(name)
+            if prefix == "string_" and isinstance(value, (list, dict)):
+                return f"{field} is {shown(value)}; it must be text", _example(name)
+            return f"{field} is {shown(value)}; it must be {phrase}", fix(name)
+    return f"{field} is {shown(value)}, which is not valid: {error['msg']}", _example(name)
+
+
+def _unknown_key(root: Node, path: Path) -> Problem:
+    key, owner = str(path[-1]), path[:-1]
+    model = model_at(root, owner)
+    known = key_names(model) if model is not None else []
+    place = spell(root, owner) or "the runbook"
+    home = homes(key)
+    fix = nearest(key, known, cutoff=0.7, otherwise="") or (
+        f"{key} belongs to {home}" if home else nearest(key, known, otherwise=f"known keys: {', '.join(known)}")
+    )
+    return Problem.at(mark_at(root, path, key=True), f"unknown key {key} in {place}", fix)
+
+
+def _missing(root: Node, path: Path, key: str) -> Problem:
+    place = spell(root, path) or "the runbook"
+    return Problem.at(mark_at(root, path), f"{place} has no {key}, which is required", f"add {_EXAMPLES.get(key, key)}")
+
+
+def _phase_kind(root: Node, path: Path) -> Problem:
+    kinds = list(PHASE_MODELS)
+    node = node_at(root, (*path, "kind"))
+    place = spell(root, path)
+    if node is None:
+        fix = f"add kind: one of {', '.join(kinds)}"
+        return Problem.at(mark_at(root, path), f"{place} has no kind, which is required", fix)
+    fix = nearest(str(node.value), kinds, otherwise=f"kinds: {', '.join(kinds)}")
+    return Problem.at(node.mark, f"{place}.kind is {shown(node.value)}, which is no kind of phase", fix)
+
+
+def _bad_key(root: Node, path: Path) -> Problem:
+    message = f"{path[-1]} is not a valid name in {spell(root, path[:-1])}"
+    return Problem.at(mark_at(root, path, key=True), message, _PATTERNS["id"])
