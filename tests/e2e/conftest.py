@@ -1,0 +1,90 @@
+"""The command line, driven as a user drives it: a process of its own in a folder of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+LINE_TRAINER = REPOSITORY / "tests" / "contract" / "line_trainer.py"
+FAULTY_TRAINER = Path(__file__).with_name("faulty_trainer.py")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command printed and how it ended."""
+
+    rc: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def workdir(tmp_path: Path) -> Path:
+    folder = tmp_path / "work"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def cli(workdir: Path, tmp_path: Path) -> Callable[..., Answer]:
+    """Run `validator …` in the work folder. Its lock files are its own, so that tests may run side by side."""
+    environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path / "runtime"), "NO_COLOR": "1"}
+    (tmp_path / "runtime").mkdir()
+
+    def call(*arguments: str, timeout_s: float = 120) -> Answer:
+        done = subprocess.run(
+            [sys.executable, "-m", "validator", *arguments],
+            cwd=workdir,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+        )
+        return Answer(done.returncode, done.stdout, done.stderr)
+
+    return call
+
+
+@pytest.fixture
+def train_runbook(workdir: Path) -> Callable[..., Path]:
+    """A runbook with one train phase, `baseline`, of a trainer in plain Python."""
+
+    def write(
+        *, fault: str | None = None, steps: int = 300, accept: tuple[str, ...] = (), metrics: str = "", extra: str = ""
+    ) -> Path:
+        script = LINE_TRAINER if fault is None else FAULTY_TRAINER
+        arguments = '{steps: "{steps}", out: "{out}"' + (f", fault: {fault}" if fault else "") + "}"
+        criteria = "\n".join(f"      - {line}" for line in accept) or "      []"
+        text = f"""\
+schema: 1
+name: tiny
+trainer:
+  command: ["{script}"]
+  args: {arguments}
+  metrics: {metrics or '{csv: training.csv, heartbeat: "heartbeat_rank{rank}.jsonl"}'}
+defaults: {{nproc: 0, timeout: 60s, warmup_steps: 10}}
+phases:
+  - id: baseline
+    kind: train
+    steps: {steps}
+    accept:
+{criteria}
+{extra}"""
+        path = workdir / "tiny.yaml"
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write

@@ -1,0 +1,6 @@
+"""`python -m validator` is `validator`."""
+
+from validator.cli import main
+
+if __name__ == "__main__":
+    main()

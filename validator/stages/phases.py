@@ -1,0 +1,173 @@
+"""Running the phases in order: each call takes the state so far and returns the next one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from validator.model.plan import PhasePlan, RunSpec
+from validator.model.runbook import Phase, PreflightPhase, Setting
+from validator.model.verdict import Check, PhaseReport
+from validator.stages.reporting import judge_latest, refresh
+from validator.stages.session import Session
+
+if TYPE_CHECKING:
+    from validator.model.record import PhaseRecord, RunRecord
+
+__all__ = ["State", "begin", "run_phase"]
+
+_BLOCKING = ("FAIL", "NOT_RUN", "SKIPPED")
+"""Outcomes of a needed phase that keep a phase from running. An INCONCLUSIVE one does not: its successors may still
+tell what the rented time was paid for, and the decision cannot become GO any more."""
+
+
+@dataclass(frozen=True)
+class State:
+    """How far a validation has come. `adopted` are settings that a sweep chose for the phases after it."""
+
+    records: tuple[PhaseRecord, ...] = ()
+    judged: Mapping[str, PhaseReport] = field(default_factory=dict)
+    adopted: Mapping[str, Setting] = field(default_factory=dict)
+    stopped: str | None = None
+
+
+def begin(session: Session) -> State:
+    """Note the start, and take the snapshot of the machine."""
+    import json
+
+    from validator.observe import snapshot
+
+    session.journal.append("started", run_id=session.folder.header.run_id, plan=session.plan)
+    session.observer.started(session.plan)
+    found = snapshot(session.folder.root, trainer_python=session.folder.header.python)
+    session.folder.environment.write_text(json.dumps(found, indent=2, default=str) + "\n", encoding="utf-8")
+    session.journal.append("environment", path=session.folder.environment.name)
+    return State()
+
+
+def run_phase(session: Session, state: State, phase: Phase) -> State:
+    """Run one phase, or say why not; then judge it and show what is known so far."""
+    planned = _planned(session, state, phase)
+    reason = _why_not(state, phase, planned)
+    if reason is not None:
+        record = _not_run(session, phase, planned, reason)
+    else:
+        record = _perform(session, phase, planned)
+    report = judge_latest(session.folder, (*state.records, record), state.judged)
+    session.observer.phase_finished(report)
+    state = replace(
+        state,
+        records=(*state.records, record),
+        judged={**state.judged, phase.id: report},
+        adopted={**state.adopted, **_adopt(session, report)},
+        stopped=state.stopped or _why_stop(session, report),
+    )
+    refresh(session, state)
+    return state
+
+
+def _planned(session: Session, state: State, phase: Phase) -> PhasePlan:
+    """The phase's plan with the settings adopted so far and with the real run folder."""
+    from validator.plan import plan_phase
+
+    preview = next(planned for planned in session.plan.phases if planned.phase == phase.id)
+    if preview.skipped is not None:
+        return preview
+    return plan_phase(
+        session.folder.header.runbook,
+        phase,
+        run_dir=session.folder.root,
+        python=session.folder.header.python,
+        adopted=state.adopted,
+    )
+
+
+def _why_not(state: State, phase: Phase, planned: PhasePlan) -> str | None:
+    if planned.skipped is not None:
+        return planned.skipped
+    if state.stopped is not None:
+        return state.stopped
+    for needed in phase.needs:
+        report = state.judged[needed]
+        if report.status in _BLOCKING:
+            return f"it needs `{needed}`, which ended {report.status}"
+    return None
+
+
+def _not_run(session: Session, phase: Phase, planned: PhasePlan, reason: str) -> PhaseRecord:
+    from validator.model.record import PhaseRecord
+
+    skipped = planned.skipped is not None
+    session.journal.append("phase_ended", phase=phase.id, state="skipped" if skipped else "not_run", reason=reason)
+    return PhaseRecord(phase=phase, state="skipped" if skipped else "not_run", reason=reason)
+
+
+def _perform(session: Session, phase: Phase, planned: PhasePlan) -> PhaseRecord:
+    from validator.model.record import PhaseRecord
+
+    began = time.monotonic()
+    session.journal.append("phase_started", phase=phase.id)
+    session.observer.phase_started(planned)
+    checks = _preflight(session, phase) if isinstance(phase, PreflightPhase) else ()
+    runs: list[RunRecord] = []
+    for spec in planned.runs:
+        if session.cancel.requested:
+            break
+        runs.append(_run(session, spec))
+    interrupted = session.cancel.requested
+    duration_s = round(time.monotonic() - began, 3)
+    ended = "interrupted" if interrupted else "done"
+    reason = f"the user stopped the validation: {session.cancel.why}" if interrupted else None
+    session.journal.append("phase_ended", phase=phase.id, state=ended, reason=reason, duration_s=duration_s)
+    return PhaseRecord(
+        phase=phase, state=ended, runs=tuple(runs), checks=checks, reason=reason, duration_s=duration_s
+    )
+
+
+def _preflight(session: Session, phase: PreflightPhase) -> tuple[Check, ...]:
+    from validator.observe import preflight
+
+    header = session.folder.header
+    checks = preflight(phase, runbook=header.runbook, run_dir=session.folder.root, python=header.python)
+    session.journal.append("phase_checks", phase=phase.id, checks=checks)
+    return checks
+
+
+def _run(session: Session, spec: RunSpec) -> RunRecord:
+    from validator.collect import collect_run
+    from validator.execute.supervisor import supervise
+    from validator.model.record import RunRecord
+
+    outcome = supervise(
+        spec,
+        run_dir=session.folder.root,
+        journal=session.journal,
+        on_progress=session.observer.run_progress,
+        cancel=session.cancel,
+        token=session.token,
+    )
+    return RunRecord(spec, outcome, collect_run(spec, run_dir=session.folder.root, outcome=outcome))
+
+
+def _adopt(session: Session, report: PhaseReport) -> dict[str, Setting]:
+    settings = _adopted_settings(report)
+    if settings and report.comparison is not None:
+        session.journal.append("adopted", phase=report.id, arm=report.comparison.recommended, settings=settings)
+    return settings
+
+
+def _adopted_settings(report: PhaseReport) -> dict[str, Setting]:
+    compared = report.comparison
+    if compared is None or not compared.adopted or compared.recommended is None:
+        return {}
+    return dict(next(arm.settings for arm in compared.arms if arm.arm == compared.recommended))
+
+
+def _why_stop(session: Session, report: PhaseReport) -> str | None:
+    if session.cancel.requested:
+        return f"the user stopped the validation: {session.cancel.why}"
+    if session.fail_fast and report.required and report.status == "FAIL":
+        return f"`{report.id}` failed and --fail-fast was given"
+    return None

@@ -1,0 +1,163 @@
+"""From records to a decision and its reports: judge, diagnose, decide, write."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import validator
+from validator.folder import RunFolder, utc_now
+from validator.model.verdict import (
+    Artifact,
+    Decision,
+    Finding,
+    PhaseReport,
+    RunbookRef,
+    RunReport,
+    ValidationReport,
+)
+from validator.stages.disk import end_of, inspect_record, pending, reconstruct
+from validator.stages.session import Session
+
+if TYPE_CHECKING:
+    from validator.model.record import PhaseRecord, ValidationRecord
+    from validator.report.write import ReportPaths
+    from validator.stages.phases import State
+
+__all__ = ["finish", "inspect_directory", "judge", "judge_latest", "refresh", "render", "rerender"]
+
+_REFRESH_S = 2.0
+"""Least time between two in-progress reports; ten trivial phases must not render ten pages."""
+
+
+def judge(record: ValidationRecord) -> tuple[PhaseReport, ...]:
+    """Judge every phase in order; later phases may refer to earlier ones."""
+    from validator.judge import judge_phase
+
+    judged: dict[str, PhaseReport] = {}
+    for phase in record.phases:
+        judged[phase.phase.id] = judge_phase(phase, validation=record, judged=judged)
+    return tuple(judged.values())
+
+
+def judge_latest(
+    folder: RunFolder, records: Sequence[PhaseRecord], judged: Mapping[str, PhaseReport]
+) -> PhaseReport:
+    """Judge the phase that was run last, in the light of those before it."""
+    from validator.judge import judge_phase
+
+    return judge_phase(records[-1], validation=pending(folder, records), judged=judged)
+
+
+def render(
+    folder: RunFolder,
+    record: ValidationRecord,
+    phases: tuple[PhaseReport, ...],
+    *,
+    finished: str | None,
+    duration_s: float | None,
+) -> tuple[ValidationReport, ReportPaths]:
+    """Name causes, decide, and write result.json and its renderings."""
+    from validator.report.view import record_charts
+    from validator.report.write import write_all
+
+    report = _report(folder, record, phases, finished=finished, duration_s=duration_s)
+    return report, write_all(report, record_charts(record, phases), folder.root)
+
+
+def _report(
+    folder: RunFolder,
+    record: ValidationRecord,
+    phases: tuple[PhaseReport, ...],
+    *,
+    finished: str | None,
+    duration_s: float | None,
+) -> ValidationReport:
+    from validator.diagnose import diagnose
+    from validator.judge import decide, recommend
+
+    findings = diagnose(record, phases)
+    decision, why = decide(phases, findings)
+    header = folder.header
+    return ValidationReport(
+        run_id=header.run_id,
+        runbook=RunbookRef(
+            name=header.runbook.name,
+            path=header.runbook_path,
+            sha256=header.runbook_sha256,
+            title=header.runbook.title,
+            description=header.runbook.description,
+            overrides=header.overrides,
+        ),
+        started=header.started,
+        finished=finished,
+        duration_s=duration_s,
+        decision=decision,
+        why=why,
+        exit_code=_exit_code(decision, record),
+        phases=phases,
+        findings=findings,
+        recommended=recommend(record, phases),
+        environment=dict(record.environment),
+        artifacts=tuple(
+            Artifact(path=path, bytes=size, sha256=digest) for path, size, digest in folder.artifacts()
+        ),
+        validator_version=header.validator_version,
+    )
+
+
+def _exit_code(decision: Decision, record: ValidationRecord) -> int | None:
+    """The decision's exit code; an interrupted run says so whatever its verdict."""
+    from validator.judge import exit_code
+
+    if any(phase.state == "interrupted" for phase in record.phases):
+        return 130
+    return exit_code(decision)
+
+
+def refresh(session: Session, state: State) -> None:
+    """Write the in-progress report, unless one was written just now or nothing is pending any more."""
+    record = pending(session.folder, state.records)
+    now = time.monotonic()
+    if now - session.refreshed < _REFRESH_S or len(state.records) == len(record.phases):
+        return
+    rest = record.phases[len(state.records) :]
+    waiting = tuple(judge_latest(session.folder, (*state.records, phase), state.judged) for phase in rest)
+    render(session.folder, record, (*state.judged.values(), *waiting), finished=None, duration_s=None)
+    session.refreshed = time.monotonic()
+
+
+def finish(session: Session, state: State) -> tuple[ValidationReport, ReportPaths]:
+    """Judge the whole once more in the light of every phase, write the reports, and show the decision."""
+    record = pending(session.folder, state.records)
+    finished, duration_s = utc_now(), round(time.monotonic() - session.began, 3)
+    session.journal.append(
+        "interrupted" if session.cancel.requested else "finished", finished=finished, duration_s=duration_s
+    )
+    report, paths = render(session.folder, record, judge(record), finished=finished, duration_s=duration_s)
+    session.observer.finished(report, paths)
+    return report, paths
+
+
+def rerender(folder: RunFolder) -> tuple[ValidationReport, ReportPaths]:
+    """Judge a run folder again from what is on disk, and write its reports anew."""
+    record, ended = reconstruct(folder), end_of(folder)
+    return render(
+        folder, record, judge(record), finished=ended.get("finished"), duration_s=ended.get("duration_s")
+    )
+
+
+def inspect_directory(directory: Path, *, warmup_steps: int) -> tuple[RunReport, tuple[Finding, ...]]:
+    """Measure and diagnose one trainer folder.
+
+    Raises:
+        FolderError: when there is no such folder.
+    """
+    from validator.diagnose import diagnose_run
+    from validator.judge import measure_run
+
+    record = inspect_record(directory, warmup_steps=warmup_steps)
+    return measure_run(record), diagnose_run(record)

@@ -1,0 +1,131 @@
+"""The pipeline, readable as a table of contents: a runbook becomes a plan, processes, results, verdicts, a report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from validator.folder import RunFolder, interpreter
+from validator.model.plan import Plan
+from validator.model.verdict import Finding, RunReport, ValidationReport
+from validator.plan import make_plan
+from validator.runbook import LoadedRunbook, load
+from validator.stages.phases import begin, run_phase
+from validator.stages.reporting import finish, inspect_directory, rerender
+from validator.stages.session import Unable, locked, open_session, require_hardware
+
+if TYPE_CHECKING:
+    from validator.report.write import ReportPaths
+
+__all__ = ["Finished", "Inspection", "Request", "Unable", "execute", "inspect", "preview", "report"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked `validator run` for."""
+
+    runbook: str
+    only: tuple[str, ...] = ()
+    skip: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()
+    parent: Path = Path("reports")
+    fail_fast: bool = False
+    lock: bool = True
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A judged validation: its folder, its report, and where the report was written."""
+
+    folder: Path
+    report: ValidationReport
+    paths: ReportPaths
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code that says the decision; an unfinished validation is INCONCLUSIVE."""
+        return 3 if self.report.exit_code is None else self.report.exit_code
+
+
+def execute(request: Request, *, quiet: bool = False) -> Finished:
+    """Run a runbook to a decision.
+
+    Raises:
+        RunbookError: when the runbook or an override is wrong; nothing has been started or written.
+        Unable: when this machine cannot run it, or another validation holds it.
+    """
+    loaded = load(request.runbook, overrides=request.overrides)
+    plan = _plan(loaded, only=request.only, skip=request.skip)
+    require_hardware(loaded.runbook)
+    with locked(loaded.runbook, enabled=request.lock) as lock:
+        folder = RunFolder.create(
+            loaded, parent=request.parent, python=interpreter(), only=request.only, skip=request.skip
+        )
+        lock.name(folder.root)
+        with open_session(folder, plan=plan, quiet=quiet, fail_fast=request.fail_fast) as session:
+            state = begin(session)
+            for phase in loaded.runbook.phases:
+                state = run_phase(session, state, phase)
+            result, paths = finish(session, state)
+    return Finished(folder.root, result, paths)
+
+
+def preview(
+    runbook: str, *, overrides: Sequence[str], only: Sequence[str], skip: Sequence[str]
+) -> tuple[LoadedRunbook, Plan]:
+    """What `execute` would start, without starting it."""
+    loaded = load(runbook, overrides=overrides)
+    return loaded, _plan(loaded, only=only, skip=skip)
+
+
+def report(run_dir: Path) -> Finished:
+    """Judge a run folder again from disk and write its reports anew.
+
+    Raises:
+        FolderError: when `run_dir` is not a run folder.
+    """
+    folder = RunFolder.open(run_dir)
+    result, paths = rerender(folder)
+    return Finished(folder.root, result, paths)
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """One trainer folder, measured: what `inspect` shows."""
+
+    directory: Path
+    run: RunReport
+    findings: tuple[Finding, ...]
+
+    @property
+    def vetoed(self) -> bool:
+        """Whether a finding forbids trusting the folder's numbers."""
+        return any(finding.severity == "veto" for finding in self.findings)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON that `inspect --json` prints: the same `metrics` and `findings` as result.json."""
+        run = self.run.model_dump(mode="json")
+        return {
+            "schema_version": 1,
+            "directory": str(self.directory),
+            **{key: run[key] for key in ("metrics", "scalars", "requested", "effective", "warmup_end_step")},
+            "irregularities": run["irregularities"],
+            "findings": [finding.model_dump(mode="json") for finding in self.findings],
+        }
+
+
+def inspect(directory: Path, *, warmup_steps: int) -> Inspection:
+    """Measure and diagnose one folder that a trainer wrote.
+
+    Raises:
+        FolderError: when there is no such folder.
+    """
+    run, findings = inspect_directory(directory, warmup_steps=warmup_steps)
+    return Inspection(directory=directory, run=run, findings=findings)
+
+
+def _plan(loaded: LoadedRunbook, *, only: Sequence[str], skip: Sequence[str]) -> Plan:
+    """The plan with the run folder, which does not exist yet, left as a placeholder."""
+    return make_plan(loaded.runbook, run_dir=Path("{run_dir}"), python=interpreter(), only=only, skip=skip)
