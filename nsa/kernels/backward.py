@@ -1,0 +1,319 @@
+"""Gradients of the dense parts, and the sums that finish every gradient.
+
+With ``delta_c = dO . o_c`` per branch, which is the gate's gradient as well, the score gradient of branch c is
+``g_c p (dO.v - delta_c)``: no gated copy of dO is ever made. Queries collect from all three branches in one kernel, so
+their gradient is written once. Nothing is added atomically; a sum over programs goes through partial buffers that the next
+kernel reads in fixed order.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from nsa.kernels.tiles import (
+    CMP,
+    FORCED,
+    LOCAL,
+    SINK,
+    WIN,
+    is_visible,
+    key_ranges,
+    tile_count,
+    tile_start,
+    token_ranges,
+)
+
+__all__ = ["delta_kernel", "dkv_kernel", "dq_kernel"]
+
+
+@triton.jit(do_not_specialize=["N_ROWS"])
+def delta_kernel(do, o_cmp, o_sel, o_win, delta, N_ROWS, DV: tl.constexpr, BM: tl.constexpr):
+    """``delta [N_ROWS, 3]`` float32: dO . o of each branch. Grid (rows / BM,)."""
+    row = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
+    ok = row < N_ROWS
+    cols = row[:, None] * DV + tl.arange(0, DV)[None, :]
+    d_o = tl.load(do + cols, mask=ok[:, None], other=0.0).to(tl.float32)
+    x = tl.load(o_cmp + cols, mask=ok[:, None], other=0.0).to(tl.float32)
+    tl.store(delta + row * 3, tl.sum(d_o * x, 1), mask=ok)
+    x = tl.load(o_sel + cols, mask=ok[:, None], other=0.0).to(tl.float32)
+    tl.store(delta + row * 3 + 1, tl.sum(d_o * x, 1), mask=ok)
+    x = tl.load(o_win + cols, mask=ok[:, None], other=0.0).to(tl.float32)
+    tl.store(delta + row * 3 + 2, tl.sum(d_o * x, 1), mask=ok)
+
+
+@triton.jit
+def _dq_step(
+    acc0, acc1, q0, q1, d_o, lse, gate, delta, k, v, sk, sv, n, ok, n_ok, scale2,
+    DK0: tl.constexpr, DK1: tl.constexpr, DV: tl.constexpr, MASKED: tl.constexpr, PREC: tl.constexpr,
+):  # fmt: skip
+    c0 = tl.arange(0, DK0)
+    cv = tl.arange(0, DV)
+    if MASKED:
+        k0 = tl.load(k + n[:, None] * sk + c0[None, :], mask=n_ok[:, None], other=0.0)
+        vv = tl.load(v + n[:, None] * sv + cv[None, :], mask=n_ok[:, None], other=0.0)
+    else:
+        k0 = tl.load(k + n[:, None] * sk + c0[None, :])
+        vv = tl.load(v + n[:, None] * sv + cv[None, :])
+    s = tl.dot(q0, tl.trans(k0), input_precision=PREC)
+    if DK1 > 0:
+        c1 = DK0 + tl.arange(0, DK1)
+        if MASKED:
+            k1 = tl.load(k + n[:, None] * sk + c1[None, :], mask=n_ok[:, None], other=0.0)
+        else:
+            k1 = tl.load(k + n[:, None] * sk + c1[None, :])
+        s = tl.dot(q1, tl.trans(k1), s, input_precision=PREC)
+    dp = tl.dot(d_o, tl.trans(vv), input_precision=PREC)
+    p = tl.math.exp2(s * scale2 - lse[:, None])
+    if MASKED:
+        p = tl.where(ok, p, 0.0)
+    ds = (p * gate[:, None] * (dp - delta[:, None])).to(k0.dtype)
+    acc0 = tl.dot(ds, k0, acc0, input_precision=PREC)
+    if DK1 > 0:
+        acc1 = tl.dot(ds, k1, acc1, input_precision=PREC)
+    return acc0, acc1
+
+
+@triton.jit
+def _dq_branch(
+    acc0, acc1, q0, q1, d_o, lse, gate, delta, k, v, sk, sv, t, t0, t1, scale2,
+    MODE: tl.constexpr, L: tl.constexpr, D: tl.constexpr, LS: tl.constexpr, W: tl.constexpr,
+    DK0: tl.constexpr, DK1: tl.constexpr, DV: tl.constexpr, BN: tl.constexpr, PREC: tl.constexpr,
+):  # fmt: skip
+    sink, lo, flo, fhi, hi = key_ranges(t0, t1, MODE, L, D, LS, W, BN)
+    for start in tl.range(flo, fhi, BN):
+        n = start + tl.arange(0, BN)
+        acc0, acc1 = _dq_step(
+            acc0, acc1, q0, q1, d_o, lse, gate, delta, k, v, sk, sv, n, n, n, scale2, DK0, DK1, DV, False, PREC
+        )  # fmt: skip
+    for i in tl.range(0, tile_count(sink, lo, flo, fhi, hi, BN)):
+        start, end = tile_start(i, sink, lo, flo, fhi, hi, BN)
+        n = start + tl.arange(0, BN)
+        ok = is_visible(n[None, :], t[:, None], MODE, L, D, LS, W) & (n < end)[None, :]
+        acc0, acc1 = _dq_step(
+            acc0, acc1, q0, q1, d_o, lse, gate, delta, k, v, sk, sv, n, ok, n < end, scale2, DK0, DK1, DV, True, PREC
+        )  # fmt: skip
+    return acc0, acc1
+
+
+@triton.jit(do_not_specialize=["bg0", "S", "N_PAIRS"])
+def dq_kernel(
+    q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win, do, lse_cmp, lse_sel, lse_win, gates, delta, top, part_dq, dq,
+    sqb, sqs, sqh, skcb, skcn, skcg, svcb, svcn, svcg, sksb, sksn, sksg, svsb, svsn, svsg, skwb, skwn, skwg,
+    svwb, svwn, svwg, bg0, S, N_PAIRS, scale, scale2,
+    H: tl.constexpr, G: tl.constexpr, HPG: tl.constexpr, NTOP: tl.constexpr, BT: tl.constexpr, L: tl.constexpr,
+    D: tl.constexpr, LS: tl.constexpr, W: tl.constexpr, DK0: tl.constexpr, DK1: tl.constexpr, DV: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, HAS_CMP: tl.constexpr, PREC: tl.constexpr,
+):  # fmt: skip
+    """``dq [B, S, H, DK]``: the scored blocks' partial sums, then compressed, window and forced keys. Grid (tiles, n)."""
+    DK: tl.constexpr = DK0 + DK1
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)
+    slab = tl.program_id(1)
+    bg = bg0 + slab
+    b = (bg // G).to(tl.int64)
+    g = bg % G
+    r = tl.arange(0, BM)
+    head = r % HPG
+    t0 = tile * BT
+    t = t0 + r // HPG
+    row_ok = (r < BT * HPG) & (t < S)
+    t1 = tl.minimum(t0 + BT, S) - 1
+    c0 = tl.arange(0, DK0)
+    acc0 = tl.zeros([BM, DK0], tl.float32)
+    acc1 = tl.zeros([BM, DK1], tl.float32) if DK1 > 0 else acc0
+    for slot in tl.range(0, NTOP):
+        pair = t.to(tl.int64) * NTOP + slot
+        used = tl.load(top + bg.to(tl.int64) * N_PAIRS + pair, mask=row_ok, other=-1) >= 0
+        part = part_dq + ((slab.to(tl.int64) * N_PAIRS + pair) * HPG + head)[:, None] * DK
+        acc0 += tl.load(part + c0[None, :], mask=used[:, None], other=0.0).to(tl.float32)
+        if DK1 > 0:
+            c1 = DK0 + tl.arange(0, DK1)
+            acc1 += tl.load(part + c1[None, :], mask=used[:, None], other=0.0).to(tl.float32)
+    qp = q + b * sqb + t0.to(tl.int64) * sqs + ((r // HPG) * sqs + (g * HPG + head) * sqh)[:, None]
+    q0 = tl.load(qp + c0[None, :], mask=row_ok[:, None], other=0.0)
+    q1 = tl.load(qp + DK0 + tl.arange(0, DK1)[None, :], mask=row_ok[:, None], other=0.0) if DK1 > 0 else q0
+    row0 = (b * S + t0) * H
+    row = (r // HPG) * H + g * HPG + head
+    d_o = tl.load(do + row0 * DV + (row * DV)[:, None] + tl.arange(0, DV)[None, :], mask=row_ok[:, None], other=0.0)
+    gp = gates + row0 * 3 + row * 3
+    dp = delta + row0 * 3 + row * 3
+    if HAS_CMP:
+        lse = tl.load(lse_cmp + row0 + row, mask=row_ok, other=float("inf"))
+        gate = tl.load(gp, mask=row_ok, other=0.0).to(tl.float32)
+        dl = tl.load(dp, mask=row_ok, other=0.0)
+        acc0, acc1 = _dq_branch(
+            acc0, acc1, q0, q1, d_o, lse, gate, dl, k_cmp + b * skcb + g * skcg, v_cmp + b * svcb + g * svcg,
+            skcn, svcn, t, t0, t1, scale2, CMP, L, D, LS, W, DK0, DK1, DV, BN, PREC,
+        )  # fmt: skip
+    lse = tl.load(lse_win + row0 + row, mask=row_ok, other=float("inf"))
+    gate = tl.load(gp + 2, mask=row_ok, other=0.0).to(tl.float32)
+    dl = tl.load(dp + 2, mask=row_ok, other=0.0)
+    acc0, acc1 = _dq_branch(
+        acc0, acc1, q0, q1, d_o, lse, gate, dl, k_win + b * skwb + g * skwg, v_win + b * svwb + g * svwg,
+        skwn, svwn, t, t0, t1, scale2, WIN, L, D, LS, W, DK0, DK1, DV, BN, PREC,
+    )  # fmt: skip
+    lse = tl.load(lse_sel + row0 + row, mask=row_ok, other=float("inf"))
+    gate = tl.load(gp + 1, mask=row_ok, other=0.0).to(tl.float32)
+    dl = tl.load(dp + 1, mask=row_ok, other=0.0)
+    acc0, acc1 = _dq_branch(
+        acc0, acc1, q0, q1, d_o, lse, gate, dl, k_sel + b * sksb + g * sksg, v_sel + b * svsb + g * svsg,
+        sksn, svsn, t, t0, t1, scale2, FORCED, L, D, LS, W, DK0, DK1, DV, BN, PREC,
+    )  # fmt: skip
+    out = dq + row0 * DK + (row * DK)[:, None]
+    tl.store(out + c0[None, :], (acc0 * scale).to(dq.dtype.element_ty), mask=row_ok[:, None])
+    if DK1 > 0:
+        c1 = DK0 + tl.arange(0, DK1)
+        tl.store(out + c1[None, :], (acc1 * scale).to(dq.dtype.element_ty), mask=row_ok[:, None])
+
+
+@triton.jit
+def _dkv_step(
+    dk0, dk1, dv, k0, k1, vv, q, do, lse, gates, delta, sqs, tok0, end, n, n_ok, row_in, r_t, q_off, row_off, zero64, scale2,
+    H: tl.constexpr, MODE: tl.constexpr, L: tl.constexpr, D: tl.constexpr, LS: tl.constexpr, W: tl.constexpr,
+    DK0: tl.constexpr, DK1: tl.constexpr, DV: tl.constexpr, MASKED: tl.constexpr, FULL: tl.constexpr,
+    PREC: tl.constexpr,
+):  # fmt: skip
+    """One row tile, transposed: keys down, rows across, so that both products with the rows take them as stored."""
+    t = tok0 + r_t
+    qp = q + (zero64 + tok0) * sqs + q_off[:, None]
+    row = row_off + (zero64 + tok0) * H
+    c0 = tl.arange(0, DK0)
+    cv = tl.arange(0, DV)
+    if MASKED or not FULL:
+        ok = row_in & (t < end)
+        q0 = tl.load(qp + c0[None, :], mask=ok[:, None], other=0.0)
+        d_o = tl.load(do + row[:, None] * DV + cv[None, :], mask=ok[:, None], other=0.0)
+        # Idle rows: +inf makes their probabilities, and with them every product, exactly zero.
+        lse_r = tl.load(lse + row, mask=ok, other=float("inf"))
+        gate = tl.load(gates + row * 3, mask=ok, other=0.0).to(tl.float32)
+        dl = tl.load(delta + row * 3, mask=ok, other=0.0)
+    else:
+        q0 = tl.load(qp + c0[None, :])
+        d_o = tl.load(do + row[:, None] * DV + cv[None, :])
+        lse_r = tl.load(lse + row)
+        gate = tl.load(gates + row * 3).to(tl.float32)
+        dl = tl.load(delta + row * 3)
+    s = tl.dot(k0, tl.trans(q0), input_precision=PREC)
+    if DK1 > 0:
+        c1 = DK0 + tl.arange(0, DK1)
+        if MASKED or not FULL:
+            q1 = tl.load(qp + c1[None, :], mask=ok[:, None], other=0.0)
+        else:
+            q1 = tl.load(qp + c1[None, :])
+        s = tl.dot(k1, tl.trans(q1), s, input_precision=PREC)
+    p = tl.math.exp2(s * scale2 - lse_r[None, :])
+    if MASKED:
+        seen = is_visible(n[:, None], t[None, :], MODE, L, D, LS, W) & n_ok[:, None]
+        p = tl.where(seen, p, 0.0)
+    p = p * gate[None, :]
+    dp = tl.dot(vv, tl.trans(d_o), input_precision=PREC)
+    dv = tl.dot(p.to(d_o.dtype), d_o, dv, input_precision=PREC)
+    ds = (p * (dp - dl[None, :])).to(q0.dtype)
+    dk0 = tl.dot(ds, q0, dk0, input_precision=PREC)
+    if DK1 > 0:
+        dk1 = tl.dot(ds, q1, dk1, input_precision=PREC)
+    return dk0, dk1, dv
+
+
+@triton.jit(do_not_specialize=["bg0", "S", "N", "BG", "NB", "MAX_TILES", "CHUNK", "n_chunks", "sink_chunks"])
+def dkv_kernel(
+    q, k, v, do, lse, gates, delta, dk, dv, part_dk, part_dv, sink_dk, sink_dv, tile_offsets,
+    sqb, sqs, sqh, skb, skn, skg, svb, svn, svg, bg0, S, N, BG, NB, MAX_TILES, CHUNK, n_chunks, sink_chunks,
+    scale, scale2,
+    H: tl.constexpr, G: tl.constexpr, HPG: tl.constexpr, BT: tl.constexpr, L: tl.constexpr, D: tl.constexpr,
+    LS: tl.constexpr, W: tl.constexpr, DK0: tl.constexpr, DK1: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr, STEP: tl.constexpr, MODE: tl.constexpr, BRANCH: tl.constexpr, ADD_PARTS: tl.constexpr,
+    PREC: tl.constexpr,
+):  # fmt: skip
+    """Gradients of ``STEP`` keys (a tile of ``BN`` rows) from the dense rows that see them. Grid (key tiles, n, chunks).
+
+    ``CMP`` and ``SINK`` write float32 partial sums ``dk [n_chunks, BG, N, DK]``, one per ``CHUNK`` of queries (``SINK``: only
+    key tile 0). ``WIN`` writes ``dk [B, N, G, DK]``. ``LOCAL`` does so too, after adding what the gathered rows
+    (``part_*``, by work tile) and the sink left for its block (``STEP = LS``).
+    """
+    DK: tl.constexpr = DK0 + DK1
+    tile = tl.program_id(0)
+    bg = bg0 + tl.program_id(1)
+    chunk = tl.program_id(2)
+    b = (bg // G).to(tl.int64)
+    g = bg % G
+    n0 = tile * STEP
+    n1 = tl.minimum(n0 + STEP, N) - 1
+    if MODE == CMP:
+        # Nobody in this chunk sees the first key; the sum over chunks knows that and does not read it.
+        if (chunk + 1) * CHUNK <= n0 * D + L - 1:
+            return
+    i = tl.arange(0, BN)
+    n = n0 + i
+    n_ok = n <= n1
+    c0 = tl.arange(0, DK0)
+    cv = tl.arange(0, DV)
+    kp = k + b * skb + g * skg + (n.to(tl.int64) * skn)[:, None]
+    vp = v + b * svb + g * svg + (n.to(tl.int64) * svn)[:, None]
+    k0 = tl.load(kp + c0[None, :], mask=n_ok[:, None], other=0.0)
+    k1 = tl.load(kp + DK0 + tl.arange(0, DK1)[None, :], mask=n_ok[:, None], other=0.0) if DK1 > 0 else k0
+    vv = tl.load(vp + cv[None, :], mask=n_ok[:, None], other=0.0)
+    dk0 = tl.zeros([BN, DK0], tl.float32)
+    dk1 = tl.zeros([BN, DK1], tl.float32) if DK1 > 0 else dk0
+    dvv = tl.zeros([BN, DV], tl.float32)
+    r = tl.arange(0, BM)
+    row_in = r < BT * HPG
+    r_t = r // HPG
+    q_off = r_t * sqs + r % HPG * sqh
+    row_off = b * S * H + g * HPG + r_t * H + r % HPG
+    qp = q + b * sqb + g * HPG * sqh
+    gp = gates + BRANCH
+    dp = delta + BRANCH
+    if MODE == CMP or MODE == SINK:
+        lo, flo, fhi, hi = token_ranges(
+            n0, n1, chunk * CHUNK, tl.minimum((chunk + 1) * CHUNK, S), MODE, L, D, LS, W, BT
+        )  # fmt: skip
+    else:
+        lo, flo, fhi, hi = token_ranges(n0, n1, n0, S, MODE, L, D, LS, W, BT)
+    FULL: tl.constexpr = BT * HPG == BM
+    for tok0 in tl.range(flo, fhi, BT):
+        dk0, dk1, dvv = _dkv_step(
+            dk0, dk1, dvv, k0, k1, vv, qp, do, lse, gp, dp, sqs, tok0, fhi, n, n_ok, row_in, r_t, q_off, row_off,
+            b * 0, scale2, H, MODE, L, D, LS, W, DK0, DK1, DV, False, FULL, PREC,
+        )  # fmt: skip
+    for step in tl.range(0, tile_count(0, lo, flo, fhi, hi, BT)):
+        tok0, end = tile_start(step, 0, lo, flo, fhi, hi, BT)
+        dk0, dk1, dvv = _dkv_step(
+            dk0, dk1, dvv, k0, k1, vv, qp, do, lse, gp, dp, sqs, tok0, end, n, n_ok, row_in, r_t, q_off, row_off,
+            b * 0, scale2, H, MODE, L, D, LS, W, DK0, DK1, DV, True, FULL, PREC,
+        )  # fmt: skip
+    if MODE == CMP or MODE == SINK:
+        out = ((chunk * BG + bg).to(tl.int64) * N + n)[:, None]
+    else:
+        out = ((b * N + n) * G + g)[:, None]
+    if ADD_PARTS:
+        dk0 *= scale
+        dk1 *= scale
+        first = tl.load(tile_offsets + bg * (NB + 1) + tile)
+        last = tl.load(tile_offsets + bg * (NB + 1) + tile + 1)
+        for work in range(first, last):
+            at = ((tl.program_id(1).to(tl.int64) * MAX_TILES + work) * LS + i)[:, None]
+            dk0 += tl.load(part_dk + at * DK + c0[None, :], mask=n_ok[:, None], other=0.0) * scale
+            if DK1 > 0:
+                c1 = DK0 + tl.arange(0, DK1)
+                dk1 += tl.load(part_dk + at * DK + c1[None, :], mask=n_ok[:, None], other=0.0) * scale
+            dvv += tl.load(part_dv + at * DV + cv[None, :], mask=n_ok[:, None], other=0.0)
+    if MODE == LOCAL:
+        if not ADD_PARTS:
+            dk0 *= scale
+            dk1 *= scale
+        if tile == 0:
+            for c in range(0, sink_chunks):
+                at = ((c * BG + bg).to(tl.int64) * LS + i)[:, None]
+                dk0 += tl.load(sink_dk + at * DK + c0[None, :], mask=n_ok[:, None], other=0.0)
+                if DK1 > 0:
+                    c1 = DK0 + tl.arange(0, DK1)
+                    dk1 += tl.load(sink_dk + at * DK + c1[None, :], mask=n_ok[:, None], other=0.0)
+                dvv += tl.load(sink_dv + at * DV + cv[None, :], mask=n_ok[:, None], other=0.0)
+    else:
+        dk0 *= scale
+        dk1 *= scale
+    tl.store(dk + out * DK + c0[None, :], dk0.to(dk.dtype.element_ty), mask=n_ok[:, None])
+    if DK1 > 0:
+        tl.store(dk + out * DK + DK0 + tl.arange(0, DK1)[None, :], dk1.to(dk.dtype.element_ty), mask=n_ok[:, None])
+    tl.store(dv + out * DV + cv[None, :], dvv.to(dv.dtype.element_ty), mask=n_ok[:, None])

@@ -1,0 +1,205 @@
+"""Tile sizes of the kernels, by head dimensions, element size and GPU generation.
+
+A small table instead of an autotuner: a choice costs no start-up time, is the same in every process, and is backed by
+the measurement noted beside it in ``docs/experiments.md``.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from dataclasses import dataclass, replace
+
+__all__ = ["HeadDims", "Tile", "Tiles", "choose_tiles", "interpreting", "next_power_of_2", "split_head_dim"]
+
+
+def next_power_of_2(n: int) -> int:
+    """Smallest power of two that is at least ``n`` (1 for ``n <= 1``)."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def interpreting() -> bool:
+    """Whether Triton runs its kernels through its CPU interpreter (``TRITON_INTERPRET=1`` before it is imported)."""
+    return os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+@dataclass(frozen=True)
+class HeadDims:
+    """Head dimensions as the kernels see them: ``dk0 + dk1`` for keys (``dk1`` may be 0) and ``dv`` for values."""
+
+    dk0: int
+    dk1: int
+    dv: int
+
+    @property
+    def dk(self) -> int:
+        return self.dk0 + self.dk1
+
+
+def split_head_dim(dk: int, dv: int) -> HeadDims:
+    """Smallest served head dimensions that hold ``dk`` and ``dv``; larger ones are reached by zero padding.
+
+    Keys may be one power of two or the sum of two (192 = 128 + 64), each at least 16; values one power of two.
+    """
+    smallest = max(next_power_of_2(dk), 16)
+    low = smallest // 2
+    best = HeadDims(smallest, 0, max(next_power_of_2(dv), 16))
+    if low >= 16:
+        rest = max(next_power_of_2(dk - low), 16)
+        if rest < low:
+            best = replace(best, dk0=low, dk1=rest)
+    return best
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One kernel's launch: rows and keys per tile, warps per program, software-pipeline depth."""
+
+    bm: int
+    bn: int
+    warps: int
+    stages: int
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Launches of all kernels for one shape."""
+
+    compressed: Tile
+    select: Tile
+    local: Tile
+    gather: Tile
+    merge: Tile
+    gather_backward: Tile
+    dq: Tile
+    dkv: Tile
+    dkv_cmp: Tile
+    pairs_per_tile: int
+    """Most (token, slot) pairs of one block that one program takes."""
+
+
+@functools.lru_cache(maxsize=64)
+def choose_tiles(dims: HeadDims, *, itemsize: int, hopper: bool, interpret: bool = False) -> Tiles:
+    """Tile sizes for head dimensions ``dims`` and elements of ``itemsize`` bytes.
+
+    ``hopper``: compute capability 9 with 227 KiB of shared memory; otherwise tiles fit into the 163 KiB of an A100.
+    """
+    if interpret:
+        small = Tile(32, 16, 1, 1)
+        return Tiles(small, small, small, small, small, small, small, small, small, pairs_per_tile=16)
+    widest = max(dims.dk, dims.dv)
+    if itemsize == 4:
+        return _float32_tiles(widest)
+    return _hopper_tiles(widest) if hopper else _ampere_tiles(widest)
+
+
+def _float32_tiles(widest: int) -> Tiles:
+    # Exact float32 products run on the plain cores; small tiles keep their operands in registers.
+    base = Tile(32, 32, 4, 1) if widest <= 128 else Tile(32, 16, 4, 1)
+    return Tiles(
+        compressed=base,
+        select=replace(base, bn=32),
+        local=base,
+        gather=base,
+        merge=Tile(32, 0, 4, 2),
+        gather_backward=base,
+        dq=base,
+        dkv=base,
+        dkv_cmp=base,
+        pairs_per_tile=128,
+    )
+
+
+def _hopper_tiles(widest: int) -> Tiles:
+    if widest <= 64:
+        return Tiles(
+            compressed=Tile(128, 128, 4, 3),
+            select=Tile(128, 128, 4, 3),
+            local=Tile(128, 64, 4, 3),
+            gather=Tile(128, 64, 4, 2),
+            merge=Tile(64, 0, 4, 3),
+            gather_backward=Tile(64, 64, 4, 2),
+            dq=Tile(128, 64, 4, 3),
+            dkv=Tile(64, 64, 4, 3),
+            dkv_cmp=Tile(64, 128, 8, 3),
+            pairs_per_tile=256,
+        )
+    if widest <= 128:
+        return Tiles(
+            compressed=Tile(128, 64, 8, 3),
+            select=Tile(128, 128, 8, 3),
+            local=Tile(128, 64, 8, 3),
+            gather=Tile(128, 64, 8, 2),
+            merge=Tile(32, 0, 4, 3),
+            gather_backward=Tile(128, 64, 8, 2),
+            dq=Tile(128, 64, 8, 2),
+            dkv=Tile(64, 64, 4, 2),
+            dkv_cmp=Tile(64, 128, 8, 2),
+            pairs_per_tile=256,
+        )
+    if widest <= 192:
+        return Tiles(
+            compressed=Tile(128, 64, 8, 3),
+            select=Tile(128, 128, 8, 2),
+            local=Tile(128, 64, 8, 3),
+            gather=Tile(128, 64, 8, 2),
+            merge=Tile(32, 0, 4, 3),
+            gather_backward=Tile(64, 64, 8, 2),
+            dq=Tile(128, 64, 8, 2),
+            dkv=Tile(64, 64, 8, 2),
+            dkv_cmp=Tile(64, 128, 8, 2),
+            pairs_per_tile=256,
+        )
+    return Tiles(
+        compressed=Tile(128, 32, 8, 2),
+        select=Tile(64, 64, 8, 2),
+        local=Tile(128, 32, 8, 2),
+        gather=Tile(64, 64, 8, 1),
+        merge=Tile(32, 0, 8, 2),
+        gather_backward=Tile(64, 64, 8, 1),
+        dq=Tile(64, 32, 8, 2),
+        dkv=Tile(32, 64, 8, 1),
+        dkv_cmp=Tile(32, 64, 8, 1),
+        pairs_per_tile=256,
+    )
+
+
+def _ampere_tiles(widest: int) -> Tiles:
+    if widest <= 64:
+        return Tiles(
+            compressed=Tile(128, 64, 4, 3),
+            select=Tile(64, 64, 4, 3),
+            local=Tile(128, 64, 4, 3),
+            gather=Tile(64, 64, 4, 2),
+            merge=Tile(64, 0, 4, 3),
+            gather_backward=Tile(32, 64, 4, 2),
+            dq=Tile(64, 64, 4, 2),
+            dkv=Tile(64, 64, 4, 2),
+            dkv_cmp=Tile(64, 64, 4, 2),
+            pairs_per_tile=256,
+        )
+    if widest <= 192:
+        return Tiles(
+            compressed=Tile(128, 32, 8, 2),
+            select=Tile(64, 64, 8, 2),
+            local=Tile(128, 32, 8, 2),
+            gather=Tile(64, 64, 4, 1),
+            merge=Tile(32, 0, 4, 3),
+            gather_backward=Tile(32, 64, 8, 1),
+            dq=Tile(64, 32, 8, 2),
+            dkv=Tile(32, 64, 8, 2),
+            dkv_cmp=Tile(32, 64, 8, 2),
+            pairs_per_tile=256,
+        )
+    return Tiles(
+        compressed=Tile(64, 32, 8, 1),
+        select=Tile(64, 32, 8, 1),
+        local=Tile(64, 32, 8, 1),
+        gather=Tile(32, 64, 8, 1),
+        merge=Tile(32, 0, 8, 2),
+        gather_backward=Tile(32, 64, 8, 1),
+        dq=Tile(32, 32, 8, 1),
+        dkv=Tile(32, 64, 8, 1),
+        dkv_cmp=Tile(32, 64, 8, 1),
+        pairs_per_tile=256,
+    )

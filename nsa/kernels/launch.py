@@ -1,0 +1,317 @@
+"""The kernels in order: forward, then backward. Every launch is asynchronous; nothing here waits for the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nsa.kernels.backward import delta_kernel, dkv_kernel, dq_kernel
+from nsa.kernels.compress import compress_kernel, spread_kernel
+from nsa.kernels.config import Tile, next_power_of_2
+from nsa.kernels.forward import compressed_kernel, local_kernel
+from nsa.kernels.index import offsets_kernel, scatter_kernel, tile_map_kernel
+from nsa.kernels.problem import Problem, ceil_div, strides
+from nsa.kernels.select import select_kernel
+from nsa.kernels.selected import gather_backward_kernel, gather_kernel, merge_kernel
+from nsa.kernels.tiles import CMP, LOCAL, SINK, WIN
+
+__all__ = ["Index", "Saved", "backward", "forward"]
+
+
+@dataclass(frozen=True)
+class Index:
+    """Which queries chose which block. ``P`` pairs (token * n_top + slot) and ``J`` blocks per (batch, group)."""
+
+    top: Tensor
+    """``[B*G, S, n_top]`` int32 scored blocks, best first, -1 for none."""
+    pairs: Tensor
+    """``[B*G, P]`` int32 grouped by block."""
+    offsets: Tensor
+    """``[B*G, J + 1]`` int32: where each block's pairs start."""
+    tile_offsets: Tensor
+    """``[B*G, J + 1]`` int32: where each block's work tiles start."""
+    tile_block: Tensor
+    """``[B*G, max_tiles]`` int32: block of each work tile, -1 for none."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What the backward pass needs beside the inputs."""
+
+    o_cmp: Tensor
+    o_sel: Tensor
+    o_win: Tensor
+    lse_cmp: Tensor
+    lse_sel: Tensor
+    lse_win: Tensor
+    index: Index
+
+
+def _options(tile: Tile) -> dict[str, int]:
+    return {"num_warps": tile.warps, "num_stages": tile.stages}
+
+
+def compress(x: Tensor, p: Problem) -> Tensor:
+    """Mean over compression blocks: ``[B, S, G, dim]`` to ``[B, n_cmp, G, dim]``."""
+    B, _, G, dim = x.shape
+    out = x.new_empty(B, p.n_cmp, G, dim)
+    if p.n_cmp:
+        grid = (ceil_div(p.n_cmp, 16), p.bg)
+        compress_kernel[grid](
+            x, out, *strides(x), p.n_cmp, G=G, L=p.l, D=p.d, DIM=dim, DIMP=next_power_of_2(dim), BC=16
+        )  # fmt: skip
+    return out
+
+
+def _compressed(q: Tensor, kc: Tensor, vc: Tensor, p: Problem) -> tuple[Tensor, Tensor]:
+    o = q.new_empty(p.B, p.S, p.H, p.dims.dv)
+    lse = q.new_empty(p.B, p.S, p.H, dtype=torch.float32)
+    if not p.n_cmp:
+        return o.zero_(), lse.zero_()
+    tile = p.tiles.compressed
+    bt = p.tokens(tile)
+    compressed_kernel[(ceil_div(p.S, bt), p.bg)](
+        q, kc, vc, o, lse, *strides(q), *strides(kc), *strides(vc), p.S, p.scale2,
+        **p.common(), BT=bt, BM=tile.bm, BN=tile.bn, PREC=p.precision, **_options(tile),
+    )  # fmt: skip
+    return o, lse
+
+
+def _select(q: Tensor, kc: Tensor, lse: Tensor, p: Problem) -> tuple[Tensor, Tensor]:
+    top = q.new_empty(p.bg, p.S, p.n_top, dtype=torch.int32)
+    counts = q.new_zeros(p.bg, p.n_blocks, dtype=torch.int32)
+    tile = p.tiles.select
+    heads = next_power_of_2(p.hpg)
+    bt = max(tile.bm // heads, 4)
+    folded = next_power_of_2(p.l_sel // p.d)
+    bn = max(tile.bn, folded)
+    strip = (ceil_div(p.n_blocks, bn // folded) + 1) * (bn // folded)
+    n_tiles = ceil_div(p.S, bt)
+    n_items = n_tiles * p.bg
+    programs = min(n_items, 2 * p.n_processors)
+    strips = q.new_empty(programs, 2, strip, bt, dtype=torch.float32)
+    select_kernel[(programs,)](
+        q, kc, lse, strips, top, counts, *strides(q), *strides(kc), p.S, p.n_cmp, p.n_blocks, strip, n_items, n_tiles,
+        p.scale2, H=p.H, G=p.G, HPG=p.hpg, HP=heads, BT=bt, L=p.l, D=p.d, LS=p.l_sel, NTOP=p.n_top, DK0=p.dims.dk0,
+        DK1=p.dims.dk1, BN=bn, MP=folded, NBP=next_power_of_2(p.n_blocks), PREC=p.precision, **_options(tile),
+    )  # fmt: skip
+    return top, counts
+
+
+def _index(top: Tensor, counts: Tensor, p: Problem) -> Index:
+    J, P = p.n_blocks, p.n_pairs
+    offsets, tile_offsets = (counts.new_empty(p.bg, J + 1) for _ in range(2))
+    cursor = torch.empty_like(counts)
+    tile_block = counts.new_empty(p.bg, p.max_tiles)
+    offsets_kernel[(p.bg,)](
+        counts, offsets, cursor, tile_offsets, J, TT=p.tiles.pairs_per_tile, CHUNK=min(next_power_of_2(J), 1024)
+    )
+    tile_map_kernel[(ceil_div(p.max_tiles, 256), p.bg)](
+        tile_offsets, tile_block, J, p.max_tiles, STEPS=(J + 1).bit_length(), CHUNK=256
+    )
+    if p.deterministic:
+        # A stable sort keeps pairs in order of position, so that sums over a block's queries never change order.
+        keys = torch.where(top < 0, J, top).view(p.bg, P)
+        pairs = torch.sort(keys, dim=1, stable=True).indices.to(torch.int32)
+    else:
+        pairs = counts.new_empty(p.bg, P)
+        scatter_kernel[(ceil_div(P, 1024), p.bg)](top, cursor, pairs, P, J, CHUNK=1024)
+    return Index(top, pairs, offsets, tile_offsets, tile_block)
+
+
+def _empty_index(q: Tensor, p: Problem) -> Index:
+    none = q.new_empty(0, dtype=torch.int32)
+    return Index(q.new_empty(p.bg, p.S, 0, dtype=torch.int32), none, none, none, none)
+
+
+def _local(
+    q: Tensor, k_sel: Tensor, v_sel: Tensor, k_win: Tensor, v_win: Tensor, p: Problem
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    o_sel, o_win = (q.new_empty(p.B, p.S, p.H, p.dims.dv) for _ in range(2))
+    lse_sel, lse_win = (q.new_empty(p.B, p.S, p.H, dtype=torch.float32) for _ in range(2))
+    tile = p.tiles.local
+    bt = p.tokens(tile)
+    local_kernel[(ceil_div(p.S, bt), p.bg)](
+        q, k_sel, v_sel, k_win, v_win, o_sel, o_win, lse_sel, lse_win,
+        *strides(q), *strides(k_sel), *strides(v_sel), *strides(k_win), *strides(v_win), p.S, p.scale2,
+        **p.common(), BT=bt, BM=tile.bm, BN=tile.bn, PREC=p.precision, **_options(tile),
+    )  # fmt: skip
+    return o_sel, lse_sel, o_win, lse_win
+
+
+def _gather_constants(p: Problem, tile: Tile) -> dict[str, int | str]:
+    return {
+        "G": p.G,
+        "HPG": p.hpg,
+        "NTOP": p.n_top,
+        "LS": p.l_sel,
+        "LSP": p.block_rows,
+        "TT": p.tiles.pairs_per_tile,
+        "BE": p.tokens(tile),
+        "DK0": p.dims.dk0,
+        "DK1": p.dims.dk1,
+        "DV": p.dims.dv,
+        "BM": tile.bm,
+        "PREC": p.precision,
+    }
+
+
+def _merge(
+    q: Tensor, k_sel: Tensor, v_sel: Tensor, gates: Tensor, saved: Saved, p: Problem
+) -> Tensor:
+    """Scored blocks by gathering, then everything into ``o``; ``saved.o_sel`` and ``saved.lse_sel`` become final."""
+    o = q.new_empty(p.B, p.S, p.H, p.dims.dv)
+    index, dv = saved.index, p.dims.dv
+    slabs = p.slabs(dv)
+    most = slabs[0][1]
+    part_o = q.new_empty(most, p.n_pairs, p.hpg, dv)
+    part_lse = q.new_empty(most, p.n_pairs, p.hpg, dtype=torch.float32)
+    tile, merge = p.tiles.gather, p.tiles.merge
+    bt = max(merge.bm // p.hpg, 1)
+    bm = max(merge.bm, next_power_of_2(p.hpg))
+    for first, count in slabs:
+        if p.n_top:
+            gather_kernel[(p.max_tiles, count)](
+                q, k_sel, v_sel, index.pairs, index.offsets, index.tile_offsets, index.tile_block, part_o, part_lse,
+                *strides(q), *strides(k_sel), *strides(v_sel), first, p.S, p.n_blocks, p.n_pairs, p.max_tiles, p.scale2,
+                **_gather_constants(p, tile), **_options(tile),
+            )  # fmt: skip
+        merge_kernel[(ceil_div(p.S, bt), count)](
+            saved.o_cmp, saved.o_sel, saved.o_win, saved.lse_sel, gates, index.top, part_o, part_lse, o, first, p.S,
+            p.n_pairs, H=p.H, G=p.G, HPG=p.hpg, NTOP=p.n_top, NTOPP=next_power_of_2(p.n_top), BT=bt, DV=dv, BM=bm,
+            **_options(merge),
+        )  # fmt: skip
+    return o
+
+
+def forward(
+    q: Tensor, kc: Tensor, vc: Tensor, k_sel: Tensor, v_sel: Tensor, k_win: Tensor, v_win: Tensor, gates: Tensor,
+    p: Problem,
+) -> tuple[Tensor, Saved]:  # fmt: skip
+    """Output ``[B, S, H, dv]`` and what the backward pass needs. ``kc, vc`` are compressed; ``gates`` is contiguous."""
+    o_cmp, lse_cmp = _compressed(q, kc, vc, p)
+    index = _index(*_select(q, kc, lse_cmp, p), p) if p.n_top else _empty_index(q, p)
+    o_sel, lse_sel, o_win, lse_win = _local(q, k_sel, v_sel, k_win, v_win, p)
+    saved = Saved(o_cmp, o_sel, o_win, lse_cmp, lse_sel, lse_win, index)
+    return _merge(q, k_sel, v_sel, gates, saved, p), saved
+
+
+def _dkv(
+    mode: int, branch: int, streams: tuple[Tensor, Tensor, Tensor], rows: tuple[Tensor, Tensor, Tensor, Tensor],
+    out: tuple[Tensor, Tensor], p: Problem, *, tile: Tile, keys: int, step: int, first: int = 0, count: int | None = None,
+    chunk: tuple[int, int] = (0, 1), parts: tuple[Tensor, Tensor] | None = None,
+    sink: tuple[Tensor, Tensor] | None = None, tile_offsets: Tensor | None = None,
+) -> None:  # fmt: skip
+    """Launch :func:`dkv_kernel`. ``rows`` is (dO, lse, gates, delta); ``keys`` the number of keys, ``step`` per program."""
+    q, k, v = streams
+    unused = rows[1]
+    part_dk, part_dv = parts if parts is not None else (unused, unused)
+    sink_dk, sink_dv = sink if sink is not None else (unused, unused)
+    bt = p.tokens(tile)
+    grid = (ceil_div(keys, step), p.bg if count is None else count, chunk[1])
+    dkv_kernel[grid](
+        q, k, v, *rows, *out, part_dk, part_dv, sink_dk, sink_dv, unused if tile_offsets is None else tile_offsets,
+        *strides(q), *strides(k), *strides(v), first, p.S, keys, p.bg, p.n_blocks, p.max_tiles, *chunk,
+        0 if sink is None else sink_dk.shape[0], p.scale, p.scale2,
+        **p.common(), BT=bt, BM=tile.bm, BN=max(next_power_of_2(step), 16), STEP=step, MODE=mode, BRANCH=branch,
+        ADD_PARTS=parts is not None, PREC=p.precision, **_options(tile),
+    )  # fmt: skip
+
+
+def _compressed_dkv(
+    q: Tensor, kc: Tensor, vc: Tensor, rows: tuple[Tensor, ...], p: Problem, *, per_token: bool
+) -> tuple[Tensor, Tensor]:
+    n_out = p.S if per_token else p.n_cmp
+    dk, dv = kc.new_empty(p.B, n_out, p.G, p.dims.dk), vc.new_empty(p.B, n_out, p.G, p.dims.dv)
+    if not p.n_cmp:
+        return dk.zero_(), dv.zero_()
+    tile = p.tiles.dkv_cmp
+    chunk = p.query_chunk(16, p.tokens(tile))
+    part = [q.new_empty(chunk[1], p.bg, p.n_cmp, n, dtype=torch.float32) for n in (p.dims.dk, p.dims.dv)]
+    _dkv(
+        CMP.value, 0, (q, kc, vc), rows, (part[0], part[1]), p, tile=tile, keys=p.n_cmp, step=tile.bn, chunk=chunk
+    )  # type: ignore[arg-type]
+    for partial, out in zip(part, (dk, dv), strict=True):
+        dim = out.shape[-1]
+        spread_kernel[(ceil_div(n_out, 16), p.bg)](
+            partial, out, p.S, p.n_cmp, p.bg, *chunk, G=p.G, L=p.l, D=p.d, BNC=tile.bn, PER_TOKEN=per_token, DIM=dim,
+            DIMP=next_power_of_2(dim), BS=16,
+        )  # fmt: skip
+    return dk, dv
+
+
+def _sink_dkv(
+    q: Tensor, k_sel: Tensor, v_sel: Tensor, rows: tuple[Tensor, ...], p: Problem
+) -> tuple[Tensor, Tensor] | None:
+    """Partial gradients of block 0 from all queries beyond the second block."""
+    if p.S <= 2 * p.l_sel:
+        return None
+    tile = p.tiles.dkv
+    chunk = p.query_chunk(ceil_div(2 * p.n_processors, p.bg), p.tokens(tile))
+    sink = tuple(q.new_empty(chunk[1], p.bg, p.l_sel, n, dtype=torch.float32) for n in (p.dims.dk, p.dims.dv))
+    _dkv(
+        SINK.value, 1, (q, k_sel, v_sel), rows, sink, p, tile=tile, keys=p.l_sel, step=p.l_sel, chunk=chunk
+    )  # type: ignore[arg-type]
+    return sink  # type: ignore[return-value]
+
+
+def backward(
+    do: Tensor, q: Tensor, kc: Tensor, vc: Tensor, k_sel: Tensor, v_sel: Tensor, k_win: Tensor, v_win: Tensor,
+    gates: Tensor, saved: Saved, p: Problem, *, per_token: bool,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """Gradients of q, the six streams and the gates (float32); the compressed streams' per token if ``per_token``."""
+    s, index = saved, saved.index
+    delta = torch.empty(p.B, p.S, p.H, 3, dtype=torch.float32, device=q.device)
+    n_rows = p.B * p.S * p.H
+    delta_kernel[(ceil_div(n_rows, 32),)](do, s.o_cmp, s.o_sel, s.o_win, delta, n_rows, DV=p.dims.dv, BM=32)
+    dk_cmp, dv_cmp = _compressed_dkv(q, kc, vc, (do, s.lse_cmp, gates, delta), p, per_token=per_token)
+    dk_win, dv_win, dk_sel, dv_sel = (
+        x.new_empty(p.B, p.S, p.G, x.shape[-1]) for x in (k_win, v_win, k_sel, v_sel)
+    )
+    _dkv(
+        WIN.value, 2, (q, k_win, v_win), (do, s.lse_win, gates, delta), (dk_win, dv_win), p, tile=p.tiles.dkv,
+        keys=p.S, step=p.tiles.dkv.bn,
+    )  # fmt: skip
+    sel_rows = (do, s.lse_sel, gates, delta)
+    sink = _sink_dkv(q, k_sel, v_sel, sel_rows, p)
+    dq = q.new_empty(p.B, p.S, p.H, p.dims.dk)
+    slabs = p.slabs(p.dims.dk)
+    most, tile = slabs[0][1], p.tiles.gather_backward
+    part_dq = q.new_empty(most, p.n_pairs, p.hpg, p.dims.dk)
+    parts = None
+    if p.n_top:
+        parts = tuple(
+            q.new_empty(most, p.max_tiles, p.l_sel, n, dtype=torch.float32) for n in (p.dims.dk, p.dims.dv)
+        )
+    for first, count in slabs:
+        if parts is not None:
+            gather_backward_kernel[(p.max_tiles, count)](
+                q, k_sel, v_sel, do, s.lse_sel, gates, delta, index.pairs, index.offsets, index.tile_offsets,
+                index.tile_block, part_dq, *parts, *strides(q), *strides(k_sel), *strides(v_sel), first, p.S, p.n_blocks,
+                p.n_pairs, p.max_tiles, p.scale2, H=p.H, **_gather_constants(p, tile), **_options(tile),
+            )  # fmt: skip
+        _dkv(
+            LOCAL.value, 1, (q, k_sel, v_sel), sel_rows, (dk_sel, dv_sel), p, tile=p.tiles.dkv, keys=p.S,
+            step=p.l_sel, first=first, count=count, parts=parts, sink=sink, tile_offsets=index.tile_offsets,
+        )  # type: ignore[arg-type]
+        _dq(
+            dq, do, (q, kc, vc, k_sel, v_sel, k_win, v_win), gates, delta, part_dq, saved, p, first=first, count=count
+        )  # fmt: skip
+    return dq, dk_cmp, dv_cmp, dk_sel, dv_sel, dk_win, dv_win, delta
+
+
+def _dq(
+    dq: Tensor, do: Tensor, streams: tuple[Tensor, ...], gates: Tensor, delta: Tensor, part_dq: Tensor, saved: Saved,
+    p: Problem, *, first: int, count: int,
+) -> None:  # fmt: skip
+    q, *keys = streams
+    tile = p.tiles.dq
+    bt = p.tokens(tile)
+    dq_kernel[(ceil_div(p.S, bt), count)](
+        q, *keys, do, saved.lse_cmp, saved.lse_sel, saved.lse_win, gates, delta, saved.index.top, part_dq, dq,
+        *strides(q), *(n for x in keys for n in strides(x)), first, p.S, p.n_pairs, p.scale, p.scale2,
+        **p.common(), NTOP=p.n_top, BT=bt, BM=tile.bm, BN=tile.bn, HAS_CMP=p.n_cmp > 0, PREC=p.precision,
+        **_options(tile),
+    )  # fmt: skip
