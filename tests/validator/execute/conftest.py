@@ -1,0 +1,82 @@
+"""Shared tools of the supervisor's tests: run specs around one-file programs, and short patience."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from validator.execute.journal import Journal
+from validator.execute.stop import Grace
+from validator.model.outcome import Outcome
+from validator.model.plan import RunSpec
+from validator.model.runbook import TrainerMetrics, Watchdog
+
+TRAINER_FILES = TrainerMetrics(csv="training.csv", heartbeat="heartbeat_rank{rank}.jsonl")
+SHORT = Grace(term_s=1.0, halt_s=0.5, leftover_s=0.3, kill_s=3.0, gpu_memory_s=0.5, stacks_s=1.0)
+
+
+def watchdog(**changes: Any) -> Watchdog:
+    """A watchdog whose limits suit a test; durations in seconds."""
+    settings = {"first_step": 1.0, "stall": 0.5, "interval": 0.05, "stall_factor": 3.0, **changes}
+    durations = {name: f"{settings[name]}s" for name in ("first_step", "stall", "interval")}
+    return Watchdog.model_validate({**settings, **durations})
+
+
+@pytest.fixture
+def make_spec(tmp_path: Path) -> Callable[..., RunSpec]:
+    """Build a spec around a program's text (written to a file) or an argv."""
+
+    def make(program: str | tuple[str, ...], **changes: Any) -> RunSpec:
+        if isinstance(program, str):
+            path = tmp_path / "program.py"
+            path.write_text(program, encoding="utf-8")
+            program = (sys.executable, "-S", str(path))
+        out = changes.pop("out", "runs/phase/r1")
+        values = {
+            "id": "phase/r1",
+            "phase": "phase",
+            "kind": "train",
+            "launcher": "python",
+            "argv": program,
+            "env": {"OUT": str(tmp_path / "run" / out)},
+            "out": out,
+            "timeout_s": 20.0,
+            "metrics": TRAINER_FILES,
+            **changes,
+        }
+        return RunSpec.model_validate(values)
+
+    return make
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    """An empty run folder."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def journal(run_dir: Path) -> Iterator[Journal]:
+    """The run folder's journal."""
+    with Journal.open(run_dir / "journal.jsonl") as opened:
+        yield opened
+
+
+@pytest.fixture
+def supervised(run_dir: Path, journal: Journal) -> Callable[..., Outcome]:
+    """Run a spec to its end with short patience."""
+    import secrets
+
+    from validator.execute.supervisor import supervise
+
+    def go(spec: RunSpec, **options: Any) -> Outcome:
+        options = {"token": secrets.token_hex(8), "grace": SHORT, **options}
+        return supervise(spec, run_dir=run_dir, journal=journal, **options)
+
+    return go

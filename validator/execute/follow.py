@@ -1,0 +1,207 @@
+"""Reading a trainer's files while it writes them: only what is new, never a whole file again.
+
+What is read here steers the supervision of a run. Measurement reads the same files afterwards, with care for every
+irregularity; here a line that cannot be read is passed over.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import re
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from validator.model.runbook import TrainerMetrics
+
+__all__ = ["Record", "RunFollower", "Tail"]
+
+_HEADERLESS = ("step", "loss", "lr", "toks_per_s")
+_ALIASES = {"gpu_mem_alloc": "gpu_mem_alloc_mib", "gpu_mem_reserved": "gpu_mem_reserved_mib"}
+_LOOK_BYTES = 4 << 20  # per file and look; a larger backlog is caught up with at the next looks
+
+
+@dataclass(frozen=True)
+class Record:
+    """One row or heartbeat: numbers by the catalogue's names, NaN and infinities included."""
+
+    source: str
+    rank: int
+    step: int | None
+    values: Mapping[str, float]
+    message: str = ""
+    row: bool = False
+
+
+class Tail:
+    """The new whole lines of a file that grows. A file that is replaced or cut short is read from its start."""
+
+    def __init__(self, path: Path, *, skip_to_last_bytes: int | None = None) -> None:
+        self.path = path
+        self._offset = 0
+        self._inode = -1
+        self._rest = b""
+        self._skip = skip_to_last_bytes
+
+    def lines(self) -> list[bytes]:
+        """Lines finished since the last call, without their ends."""
+        try:
+            with self.path.open("rb") as file:
+                stat = self.path.stat()
+                if stat.st_ino != self._inode or stat.st_size < self._offset:
+                    self._offset, self._inode, self._rest = 0, stat.st_ino, b""
+                    self._jump(stat.st_size)
+                if stat.st_size == self._offset:
+                    return []
+                file.seek(self._offset)
+                data = file.read(_LOOK_BYTES)
+        except OSError:
+            return []
+        self._offset += len(data)
+        *whole, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > _LOOK_BYTES:  # a line that never ends must not fill the memory
+            self._rest = b""
+        return [line.rstrip(b"\r") for line in whole]
+
+    def _jump(self, size: int) -> None:
+        if self._skip is not None and size > self._skip:
+            self._offset = size - self._skip
+            self._skip = None
+
+
+@dataclass
+class RankState:
+    """What one rank last said, and when it was noticed (monotonic seconds)."""
+
+    step: int | None = None
+    heard: float | None = None
+    advanced: float | None = None
+    pid: int | None = None
+    message: str = ""
+
+
+@dataclass
+class RunFollower:
+    """Follows every file that `metrics` names below `out`.
+
+    `ranks` bounds the heartbeats that are looked for; None takes every one that is there. `skip_to_last_bytes` starts
+    at the end of files that are long already.
+    """
+
+    out: Path
+    metrics: TrainerMetrics
+    ranks: int | None = None
+    skip_to_last_bytes: int | None = None
+    step: int | None = None
+    latest: dict[str, float] = field(default_factory=dict)
+    by_rank: dict[int, RankState] = field(default_factory=dict)
+    _tails: dict[Path, Tail] = field(default_factory=dict)
+    _columns: tuple[str, ...] = ()
+
+    def look(self, *, now: float | None = None) -> tuple[Record, ...]:
+        """Everything written since the last look, in the order of the files."""
+        moment = time.monotonic() if now is None else now
+        records = [*self._rows(), *self._beats(moment), *self._printed()]
+        for record in records:
+            if record.step is not None and (self.step is None or record.step > self.step):
+                self.step = record.step
+            if record.rank == 0:
+                self.latest.update(record.values)
+        return tuple(records)
+
+    @property
+    def has_source(self) -> bool:
+        """Whether the trainer declares anything that tells a step."""
+        return any((self.metrics.csv, self.metrics.heartbeat, self.metrics.stdout))
+
+    def rank0_log(self) -> Path:
+        """Where rank 0's standard output goes: torchrun's file for it, else the launcher's."""
+        found = sorted(self.out.glob("logs/ranks/*/attempt_*/0/stdout.log"))
+        return found[-1] if found else self.out / "logs" / "stdout.log"
+
+    def heartbeat_age_s(self, now: float) -> float | None:
+        """Longest silence of any rank that has been heard, in seconds."""
+        ages = [now - state.heard for state in self.by_rank.values() if state.heard is not None]
+        return max(ages, default=None)
+
+    def _tail(self, path: Path) -> Tail:
+        if path not in self._tails:
+            self._tails[path] = Tail(path, skip_to_last_bytes=self.skip_to_last_bytes)
+        return self._tails[path]
+
+    def _rows(self) -> Iterator[Record]:
+        if self.metrics.csv is None:
+            return
+        for line in self._tail(self.out / self.metrics.csv).lines():
+            cells = [cell.strip() for cell in line.decode("utf-8", "replace").lstrip("\ufeff").split(",")]
+            if cells[0].lower() == "step":
+                self._columns = tuple(cells)
+                continue
+            values = _numbers(dict(zip(self._columns or _HEADERLESS, cells, strict=False)))
+            step = _whole(values.pop("step", None))
+            if step is not None:
+                yield Record(self.metrics.csv, 0, step, values, row=True)
+
+    def _beats(self, now: float) -> Iterator[Record]:
+        for rank, path in self._heartbeat_files():
+            state = self.by_rank.setdefault(rank, RankState())
+            for line in self._tail(path).lines():
+                try:
+                    entry = json.loads(line)
+                except ValueError:
+                    continue
+                if not isinstance(entry, dict):
+                    continue
+                values = _numbers({_ALIASES.get(str(key), str(key)): value for key, value in entry.items()})
+                step = _whole(values.pop("step", None))
+                state.heard = now
+                state.message = str(entry.get("msg", ""))
+                state.pid = _whole(values.pop("pid", None)) or state.pid
+                if step is not None and (state.step is None or step > state.step):
+                    state.step, state.advanced = step, now
+                for name in ("ts", "rank"):
+                    values.pop(name, None)
+                yield Record(path.name, rank, step if step else None, values, state.message)
+
+    def _heartbeat_files(self) -> Iterator[tuple[int, Path]]:
+        pattern = self.metrics.heartbeat
+        if pattern is None:
+            return
+        if self.ranks is not None and "{rank}" in pattern:
+            for rank in range(self.ranks):
+                path = self.out / pattern.replace("{rank}", str(rank))
+                if rank in self.by_rank or path.exists():
+                    yield rank, path
+            return
+        matcher = re.compile(re.escape(pattern).replace(re.escape("{rank}"), r"(\d+)"))
+        for path in sorted(self.out.glob(glob.escape(pattern).replace("{rank}", "*"))):
+            match = matcher.fullmatch(str(path.relative_to(self.out)))
+            if match:
+                yield int(match[1]) if match.groups() else 0, path
+
+    def _printed(self) -> Iterator[Record]:
+        if self.metrics.stdout is None:
+            return
+        pattern = re.compile(self.metrics.stdout)
+        for line in self._tail(self.rank0_log()).lines():
+            match = pattern.search(line[:4096].decode("utf-8", "replace"))
+            if match:
+                values = _numbers({name: match[name] for name in pattern.groupindex})
+                step = _whole(values.pop("step", None))
+                yield Record("stdout", 0, step, values, row=True)
+
+
+def _numbers(cells: Mapping[str, object]) -> dict[str, float]:
+    found = {}
+    for name, value in cells.items():
+        if isinstance(value, (int, float, str)) and not isinstance(value, bool):
+            with suppress(ValueError, OverflowError):
+                found[name] = float(value)
+    return found
+
+
+def _whole(value: float | None) -> int | None:
+    return int(value) if value is not None and value == value and abs(value) < 2**53 else None

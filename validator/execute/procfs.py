@@ -1,0 +1,124 @@
+"""What Linux tells about processes in /proc: identity, parentage, CPU time, signals caught, environment.
+
+Read directly, because a supervisor looks at every process of the machine again and again: one small file per process.
+A process is identified by its pid and its start time, since pids are used again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+
+__all__ = [
+    "ProcessId",
+    "Stat",
+    "all_stats",
+    "catches",
+    "cmdline",
+    "environ",
+    "field_of_status",
+    "read_stat",
+]
+
+_TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class ProcessId:
+    """A process for good: `start_ticks` are clock ticks from boot to its start."""
+
+    pid: int
+    start_ticks: int
+
+
+@dataclass(frozen=True)
+class Stat:
+    """One process at one moment. `state` is a letter of proc(5): R, S, D, T (stopped), Z (zombie) and others."""
+
+    id: ProcessId
+    name: str
+    state: str
+    parent: int
+    session: int
+    cpu_s: float
+
+    @property
+    def pid(self) -> int:
+        """Its pid."""
+        return self.id.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still has memory and threads; a zombie is only a notice to its parent."""
+        return self.state not in "ZXx"
+
+
+def read_stat(pid: int) -> Stat | None:
+    """The process of that pid now, or None when there is none."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:  # noqa: PTH123 -- hot path
+            data = file.read(1024)
+    except OSError:
+        return None
+    head, _, tail = data.rpartition(b")")
+    fields = tail.split()
+    if len(fields) < 20:
+        return None
+    return Stat(
+        id=ProcessId(pid, int(fields[19])),
+        name=head.partition(b"(")[2].decode("utf-8", "replace"),
+        state=chr(fields[0][0]),
+        parent=int(fields[1]),
+        session=int(fields[3]),
+        cpu_s=(int(fields[11]) + int(fields[12])) * _TICK_S,
+    )
+
+
+def all_stats() -> Iterator[Stat]:
+    """Every process that can be seen, in no order."""
+    with os.scandir("/proc") as entries:
+        pids = [int(entry.name) for entry in entries if entry.name.isdigit()]
+    for pid in pids:
+        stat = read_stat(pid)
+        if stat is not None:
+            yield stat
+
+
+def environ(pid: int) -> dict[str, str]:
+    """The environment that the process was started with; empty when it may not be read."""
+    with suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123 -- hot path
+        pairs = (item.partition(b"=") for item in file.read().split(b"\0") if b"=" in item)
+        return {key.decode("utf-8", "replace"): value.decode("utf-8", "replace") for key, _, value in pairs}
+    return {}
+
+
+def has_variable(pid: int, needle: bytes) -> bool:
+    """Whether `NAME=value` stands in the environment that the process was started with."""
+    with suppress(OSError), open(f"/proc/{pid}/environ", "rb", buffering=0) as file:  # noqa: PTH123 -- hot path
+        return needle in b"\0" + file.readall() + b"\0"
+    return False
+
+
+def cmdline(pid: int) -> tuple[str, ...]:
+    """Its arguments; empty for a kernel thread, a zombie or a process that is gone."""
+    with suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:  # noqa: PTH123 -- hot path
+        return tuple(part.decode("utf-8", "replace") for part in file.read().rstrip(b"\0").split(b"\0") if part)
+    return ()
+
+
+def field_of_status(pid: int, name: str) -> str | None:
+    """One field of /proc/PID/status, or None."""
+    with suppress(OSError), open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:  # noqa: PTH123
+        for line in file:
+            key, _, value = line.partition(":")
+            if key == name:
+                return value.strip()
+    return None
+
+
+def catches(pid: int, signal_number: int) -> bool:
+    """Whether the process handles the signal itself. Where unknown, False: the default action might kill it."""
+    mask = field_of_status(pid, "SigCgt")
+    return mask is not None and bool(int(mask, 16) >> (signal_number - 1) & 1)

@@ -1,0 +1,157 @@
+"""Containment: which processes belong to a run, and their end.
+
+torchrun starts every worker in a session of its own, and a trainer may fork twice, so neither a process group nor the
+parent links are enough. Four marks are used together: descent seen at any look, the environment variable
+VALIDATOR_RUN_TOKEN, adoption by this process (a subreaper inherits orphans), and the session of the root.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+
+from validator.execute.procfs import ProcessId, Stat, all_stats, has_variable, read_stat
+
+__all__ = ["TOKEN_VARIABLE", "ProcessTree", "become_subreaper", "end_marked"]
+
+TOKEN_VARIABLE = "VALIDATOR_RUN_TOKEN"
+_PR_SET_CHILD_SUBREAPER = 36
+_subreaper: bool | None = None
+
+
+def become_subreaper() -> bool:
+    """Let orphans of this process's descendants become its children. Returns whether the kernel agreed."""
+    global _subreaper
+    if _subreaper is None:
+        try:
+            _subreaper = ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+        except (OSError, AttributeError):
+            _subreaper = False
+    return _subreaper
+
+
+class ProcessTree:
+    """Every process of one run, also those that left its session or lost their parent.
+
+    `spare` are pids that are never touched; children that this process had before the run started are spared too.
+    """
+
+    def __init__(self, *, token: str, spare: Iterable[int] = ()) -> None:
+        me = os.getpid()
+        own = read_stat(me)
+        self._me = me
+        self._session = own.session if own else -1
+        self._needle = f"\0{TOKEN_VARIABLE}={token}\0".encode()
+        self._spare = {me, *spare}
+        self._known: dict[ProcessId, Stat] = {}
+        self._unmarked: set[ProcessId] = set()
+        self._ended_cpu_s = 0.0
+        self._root: int | None = None
+        self._before = {stat.id for stat in all_stats() if stat.parent == me} if become_subreaper() else set()
+
+    def watch(self, root: int) -> None:
+        """Take `root`, just started by this process, as the root of the run."""
+        self._root = root
+        stat = read_stat(root)
+        if stat is not None:
+            self._known[stat.id] = stat
+
+    def scan(self, *, deep: bool = False) -> tuple[Stat, ...]:
+        """The run's living processes now, by pid.
+
+        A shallow scan follows parents and adoption; a deep one reads the environment of strangers as well.
+        """
+        present = {stat.pid: stat for stat in all_stats()}
+        mine = {pid for pid, stat in present.items() if self._belongs(stat, deep=deep)}
+        children: dict[int, list[int]] = {}
+        for stat in present.values():
+            children.setdefault(stat.parent, []).append(stat.pid)
+        stack = list(mine)
+        while stack:
+            for child in children.get(stack.pop(), ()):
+                if child not in mine and child not in self._spare:
+                    mine.add(child)
+                    stack.append(child)
+        for pid in mine:
+            self._known[present[pid].id] = present[pid]
+        self._reap(present[pid] for pid in mine)
+        return tuple(present[pid] for pid in sorted(mine) if present[pid].alive)
+
+    def living(self) -> tuple[Stat, ...]:
+        """Known processes that still run, without looking for new ones: a few small reads."""
+        for identity, last in tuple(self._known.items()):
+            stat = read_stat(identity.pid)
+            if stat is not None and stat.id == identity and stat.alive:
+                self._known[identity] = stat
+            else:
+                self._ended_cpu_s += last.cpu_s
+                del self._known[identity]
+        return tuple(self._known.values())
+
+    def cpu_seconds(self) -> float:
+        """CPU time used so far by every process ever seen in the run, the ended ones as last seen."""
+        return sum(stat.cpu_s for stat in self.living()) + self._ended_cpu_s
+
+    def signal(self, number: int, processes: Iterable[Stat]) -> None:
+        """Send a signal to each process that is still the one it was."""
+        for stat in processes:
+            now = read_stat(stat.pid)
+            if now is not None and now.id == stat.id and now.alive:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(stat.pid, number)
+
+    def kill(self, *, within_s: float) -> tuple[Stat, ...]:
+        """SIGKILL everything, again until nothing is left or the time is up. Returns what is left."""
+        until = time.monotonic() + within_s
+        left = self.scan(deep=True)
+        while left:
+            self.signal(signal.SIGKILL, left)
+            time.sleep(0.005)
+            left = self.scan(deep=True)
+            if time.monotonic() > until:
+                break
+        return left
+
+    def _belongs(self, stat: Stat, *, deep: bool) -> bool:
+        if stat.pid in self._spare:
+            return False
+        if stat.id in self._known or stat.pid == self._root:
+            return True
+        if stat.session == self._root:
+            return True
+        adopted = stat.parent == self._me and stat.id not in self._before and stat.session != self._session
+        if adopted and _subreaper:
+            return True
+        if not deep or stat.id in self._unmarked:
+            return False
+        if has_variable(stat.pid, self._needle):
+            return True
+        if stat.alive:
+            self._unmarked.add(stat.id)
+        return False
+
+    def _reap(self, processes: Iterable[Stat]) -> None:
+        """Bury adopted zombies; the root is left to whoever started it."""
+        for stat in processes:
+            if stat.parent == self._me and not stat.alive and stat.pid != self._root:
+                with suppress(ChildProcessError):
+                    os.waitpid(stat.pid, os.WNOHANG)
+
+
+def end_marked(token: str, *, term_s: float = 10.0, kill_s: float = 10.0) -> tuple[int, ...]:
+    """End every process that carries the token: what a killed runner, and its guardian, left behind.
+
+    SIGTERM, up to `term_s` of patience, SIGKILL, up to `kill_s`. Returns the pids that were found.
+    """
+    tree = ProcessTree(token=token)
+    found = tree.scan(deep=True)
+    tree.signal(signal.SIGTERM, found)
+    until = time.monotonic() + term_s
+    while time.monotonic() < until and tree.scan(deep=True):
+        time.sleep(0.05)
+    tree.kill(within_s=kill_s)
+    return tuple(stat.pid for stat in found)

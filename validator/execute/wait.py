@@ -1,0 +1,60 @@
+"""Waiting for a process to end, for a request to stop, or for the next look, whichever comes first."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import threading
+from contextlib import suppress
+from types import TracebackType
+
+from validator.execute.cancel import CancelToken
+
+__all__ = ["Waiter"]
+
+
+class Waiter:
+    """Sleeps until something happens. The end of the process is a file descriptor, so it is noticed at once."""
+
+    def __init__(self, process: subprocess.Popen[bytes], cancel: CancelToken) -> None:
+        self._process = process
+        self._cancel = cancel
+        self._fd = _end_of(process)
+        self._poll = select.poll()
+        self._poll.register(self._fd, select.POLLIN)
+        self._poll.register(cancel.fileno(), select.POLLIN)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Sleep up to `timeout_s`. Returns whether the process has ended."""
+        if self._process.poll() is None:
+            self._poll.poll(max(0.0, timeout_s) * 1000)
+            self._cancel.drain()
+        return self._process.poll() is not None
+
+    def close(self) -> None:
+        """Release the file descriptor."""
+        with suppress(OSError):
+            os.close(self._fd)
+
+    def __enter__(self) -> Waiter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _end_of(process: subprocess.Popen[bytes]) -> int:
+    """A descriptor that becomes readable when the process ends: a pidfd, or a pipe closed by a waiting thread."""
+    with suppress(OSError, AttributeError):
+        return os.pidfd_open(process.pid)
+    read_fd, write_fd = os.pipe()
+
+    def wait_and_close() -> None:
+        process.wait()
+        os.close(write_fd)
+
+    threading.Thread(target=wait_and_close, name="wait-for-run", daemon=True).start()
+    return read_fd

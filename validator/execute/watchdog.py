@@ -1,0 +1,229 @@
+"""The watchdog: is this run still worth its machine?
+
+Two questions are asked at every look. Do the numbers say that training is broken (anomalies)? And does the run still
+move (stalls)? Slow is not stalled: silence is measured against the pace observed so far, and a silent run that keeps
+its processors busy is given longer. The two limits, a generous one to the first step and a tight one after, follow
+NVIDIA's resiliency extension.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from validator.execute.follow import Record
+from validator.model.runbook import Watchdog
+from validator.model.units import format_duration
+
+__all__ = ["Activity", "Anomaly", "AnomalyRules", "Pace", "Silence", "judge_silence"]
+
+BUSY_PATIENCE = 4.0
+"""A silent run that is busy may be silent this many times longer: a live-lock spins just as a long step does."""
+
+BUSY_CORES = 0.1
+"""CPU cores in use below which a run is idle; heartbeat threads and launchers stay far below it."""
+
+AnomalyCode = Literal["nan_loss", "inf_loss", "zero_rate", "frozen_rows", "zero_grad", "gate_collapse", "stall"]
+
+
+@dataclass(frozen=True)
+class Anomaly:
+    """What is wrong with a run, and where it was seen. `code` is what `.anomaly_type` holds."""
+
+    code: AnomalyCode
+    message: str
+    step: int | None = None
+    rank: int | None = None
+    source: str | None = None
+
+
+class AnomalyRules:
+    """Judges records one by one. A record without a field says nothing about it, for better or worse."""
+
+    def __init__(self, limits: Watchdog) -> None:
+        self._limits = limits
+        self._strikes: dict[tuple[str, str], int] = {}
+        self._row_step: dict[str, int] = {}
+        self._told: set[str] = set()
+
+    def judge(self, record: Record) -> Anomaly | None:
+        """The first anomaly that this record completes; each kind is told once."""
+        for rule in (self._loss, self._rate, self._frozen, self._gradient, self._gates):
+            anomaly = rule(record)
+            if anomaly is not None and anomaly.code not in self._told:
+                self._told.add(anomaly.code)
+                return anomaly
+        return None
+
+    def _loss(self, record: Record) -> Anomaly | None:
+        loss = record.values.get("loss")
+        if loss is None or math.isfinite(loss):
+            return None
+        code: AnomalyCode = "nan_loss" if math.isnan(loss) else "inf_loss"
+        return _anomaly(code, f"the loss is {loss} at step {record.step}", record)
+
+    def _rate(self, record: Record) -> Anomaly | None:
+        rate = record.values.get("toks_per_s")
+        if rate is None or not self._struck("rate", record, rate <= 0, self._limits.frozen_rows):
+            return None
+        rows = self._limits.frozen_rows
+        return _anomaly("zero_rate", f"toks_per_s was {rate:g} in {rows} records in a row", record)
+
+    def _frozen(self, record: Record) -> Anomaly | None:
+        if not record.row or record.step is None:
+            return None
+        same = self._row_step.get(record.source) == record.step
+        self._row_step[record.source] = record.step
+        if not self._struck("frozen", record, same, self._limits.frozen_rows - 1):
+            return None
+        return _anomaly("frozen_rows", f"{self._limits.frozen_rows} rows in a row say step {record.step}", record)
+
+    def _gradient(self, record: Record) -> Anomaly | None:
+        norm = record.values.get("grad_norm")
+        if norm is None or not self._struck("gradient", record, norm == 0, self._limits.gate_strikes):
+            return None
+        return _anomaly("zero_grad", f"grad_norm was 0 in {self._limits.gate_strikes} records in a row", record)
+
+    def _gates(self, record: Record) -> Anomaly | None:
+        limits, values = self._limits, record.values
+        checks: tuple[tuple[str, float, Callable[[float, float], bool], str], ...] = (
+            ("gate_entropy_mean", limits.gate_entropy_min, float.__lt__, "below"),
+            ("gate_max_gate", limits.gate_max, float.__gt__, "above"),
+            ("gate_collapse_frac", limits.gate_collapse_frac, float.__gt__, "above"),
+        )
+        known = [check for check in checks if check[0] in values]
+        if not known:
+            return None
+        bad = [
+            f"{name} {values[name]:.3g} is {word} {bound:g}"
+            for name, bound, beyond, word in known
+            if beyond(values[name], float(bound))
+        ]
+        if not self._struck("gates", record, bool(bad), limits.gate_strikes):
+            return None
+        return _anomaly("gate_collapse", f"{bad[0]} in {limits.gate_strikes} records in a row", record)
+
+    def _struck(self, rule: str, record: Record, bad: bool, limit: int) -> bool:
+        key = (rule, record.source)
+        self._strikes[key] = self._strikes.get(key, 0) + 1 if bad else 0
+        return self._strikes[key] >= limit
+
+
+def _anomaly(code: AnomalyCode, message: str, record: Record) -> Anomaly:
+    return Anomaly(code=code, message=message, step=record.step, rank=record.rank, source=record.source)
+
+
+class Pace:
+    """How fast steps finish, by the observer's own clock.
+
+    Intervals are taken between looks at which the step had advanced, so that neither a jumping wall clock nor a claim
+    of the trainer enters. `report` intervals say how long silence lasts between two signs of life when all is well:
+    a trainer that logs every 20 steps is silent for 20 steps.
+    """
+
+    def __init__(self, *, started: float) -> None:
+        self.step: int | None = None
+        self.since = started
+        self._reports: deque[float] = deque(maxlen=16)
+        self._steps: deque[tuple[float, int]] = deque(maxlen=16)
+
+    def advance(self, step: int, now: float, *, reports: int = 1) -> None:
+        """The step stands at `step` now, told by `reports` records since the last look."""
+        if self.step is not None and step <= self.step:
+            return
+        if self.step is not None:
+            elapsed = now - self.since
+            self._reports.append(elapsed / max(1, reports))
+            self._steps.append((elapsed, step - self.step))
+        self.step, self.since = step, now
+
+    @property
+    def report_s(self) -> float | None:
+        """Time between two signs of progress: the median of the latest ones, or the newest if that is longer."""
+        if not self._reports:
+            return None
+        ordered = sorted(self._reports)
+        return max(ordered[len(ordered) // 2], self._reports[-1])
+
+    @property
+    def step_s(self) -> float | None:
+        """Wall time of one step, mean over the latest looks."""
+        steps = sum(count for _, count in self._steps)
+        return sum(elapsed for elapsed, _ in self._steps) / steps if steps else None
+
+    def eta_s(self, steps: int | None, now: float) -> float | None:
+        """Seconds to the last of `steps` steps at the pace observed lately; None while there is none."""
+        if steps is None or self.step is None or self.step_s is None:
+            return None
+        return max(0.0, (steps - self.step) * self.step_s - self.silence(now)) if steps > self.step else 0.0
+
+    def silence(self, now: float) -> float:
+        """Seconds since the step last advanced, or since the start."""
+        return now - self.since
+
+
+@dataclass(frozen=True)
+class Activity:
+    """What the run's processes did lately. None where it cannot be known.
+
+    `cpu_cores` is CPU time over wall time. `gpu_working`: some GPU moved memory; a collective that waits for a lost
+    rank shows full utilization without any. `gpu_spinning`: just that. `stopped` are processes in state T.
+    """
+
+    cpu_cores: float | None = None
+    gpu_working: bool | None = None
+    gpu_spinning: bool = False
+    stopped: tuple[int, ...] = ()
+
+    @property
+    def busy(self) -> bool:
+        """Whether the run seems to compute rather than to wait."""
+        if self.stopped or (self.gpu_spinning and not self.gpu_working):
+            return False
+        return bool(self.gpu_working) or (self.cpu_cores is not None and self.cpu_cores >= BUSY_CORES)
+
+    def describe(self) -> str:
+        """A clause for people."""
+        parts = []
+        if self.stopped:
+            parts.append(f"process {self.stopped[0]} is stopped (state T)")
+        if self.gpu_spinning and not self.gpu_working:
+            parts.append("the GPUs spin without moving memory")
+        if self.cpu_cores is not None:
+            parts.append(f"its processes use {self.cpu_cores:.2f} CPU cores")
+        return " and ".join(parts) or "its activity is unknown"
+
+
+@dataclass(frozen=True)
+class Silence:
+    """The judgement on a run that has not finished a step for a while."""
+
+    verdict: Literal["fine", "slow", "stalled"]
+    silence_s: float
+    limit_s: float
+    message: str = ""
+
+
+def silence_limit_s(pace: Pace, limits: Watchdog) -> float:
+    """How long the run may be silent now, in seconds."""
+    if pace.step is None:
+        return limits.first_step
+    if pace.report_s is None:
+        # One step is known, its pace is not: compilation may still be going on.
+        return max(limits.stall, min(limits.first_step, limits.stall * limits.stall_factor))
+    return max(limits.stall, limits.stall_factor * pace.report_s)
+
+
+def judge_silence(pace: Pace, limits: Watchdog, activity: Activity, *, now: float) -> Silence:
+    """Fine within the limit; past it `slow` while busy, `stalled` when idle or when patience has run out."""
+    silence, limit = pace.silence(now), silence_limit_s(pace, limits)
+    if silence <= limit:
+        return Silence("fine", silence, limit)
+    where = "before the first step" if pace.step is None else f"after step {pace.step}"
+    text = f"no step for {format_duration(silence)} {where} (limit {format_duration(limit)})"
+    if activity.busy and silence <= limit * BUSY_PATIENCE:
+        return Silence("slow", silence, limit, f"{text}, but {activity.describe()}")
+    return Silence("stalled", silence, limit, f"{text}; {activity.describe()}")
