@@ -1,0 +1,74 @@
+"""How much independent information a series of step times holds.
+
+Step times are autocorrelated: a slow step is likely followed by another. An interval that ignores this is too narrow,
+so everything here works with the lag-1 model that the rest of the package's intervals are calibrated for.
+
+Sources: Kendall (1954) for the bias of the lag-1 coefficient; Andrews (1991), Econometrica 59, for the plug-in block
+length; Bayley and Hammersley (1946) for the effective size of an autocorrelated sample.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["block_length", "cautious_lag1", "effective_size", "is_constant", "lag1", "long_run_stdev"]
+
+Floats = npt.NDArray[np.float64]
+
+MAX_LAG1 = 0.98
+"""Above this a series is taken for a random walk; a larger coefficient could not be told from 1 in a short run."""
+
+
+def lag1(values: Floats, *, fitted: int = 1) -> float:
+    """Lag-1 autocorrelation of `values [n]`, bias-corrected and kept within 0 to MAX_LAG1.
+
+    `fitted` counts the mean-like parameters that were removed from the values before; each one lowers the estimate by
+    about (1 + 3φ)/n. Negative coefficients count as 0, which errs to the wide side.
+    """
+    n = len(values)
+    if n < 4 or is_constant(values):
+        return 0.0
+    centered = values - values.mean()
+    raw = float(centered[1:] @ centered[:-1]) / float(centered @ centered)
+    corrected = raw + fitted * (1.0 + 3.0 * raw) / n
+    return min(max(corrected, 0.0), MAX_LAG1)
+
+
+def cautious_lag1(values: Floats) -> float:
+    """The lag-1 coefficient plus its own standard error, sqrt((1 - φ²) / n).
+
+    In a short series the estimate is as often too low as too high, and too low means an interval that is too narrow;
+    one standard error more costs 6 % of width at 280 rows and keeps the promise at 50 (see docs/statistics.md).
+    """
+    n = len(values)
+    if n < 4 or is_constant(values):
+        return 0.0
+    phi = lag1(values)
+    return min(phi + math.sqrt((1.0 - phi**2) / n), MAX_LAG1)
+
+
+def is_constant(values: Floats) -> bool:
+    """Whether the values differ by no more than rounding."""
+    return len(values) == 0 or float(np.ptp(values)) <= 1e-12 * float(np.abs(values).max())
+
+
+def effective_size(n: int, phi: float) -> float:
+    """Number of independent values that say as much about the mean as n values of lag-1 autocorrelation phi."""
+    return n * (1.0 - phi) / (1.0 + phi)
+
+
+def long_run_stdev(values: Floats, phi: float) -> float:
+    """Standard deviation that counts for the mean: that of `values [n]`, inflated for their autocorrelation."""
+    if len(values) < 2:
+        return 0.0
+    return float(values.std(ddof=1)) * math.sqrt((1.0 + phi) / (1.0 - phi))
+
+
+def block_length(n: int, phi: float) -> int:
+    """Rows per block of the bootstrap: Andrews' plug-in for a lag-1 process, at least n^(1/3), at most n/4."""
+    alpha = 4.0 * phi**2 / ((1.0 - phi) ** 2 * (1.0 + phi) ** 2)
+    wanted = max(n ** (1.0 / 3.0), 1.1447 * (alpha * n) ** (1.0 / 3.0))
+    return max(1, min(int(math.ceil(wanted)), n // 4))

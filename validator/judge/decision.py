@@ -1,0 +1,90 @@
+"""The decision: computed from verdicts and findings, never authored; and the settings that the evidence recommends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from validator.judge.wording import listed
+from validator.model.runbook import Runbook
+from validator.model.settings import setting_text
+from validator.model.verdict import Decision, Finding, PhaseReport, Recommendation, Status
+
+__all__ = ["decide", "exit_code", "recommend"]
+
+_EXIT_CODES: dict[Decision, int] = {"GO": 0, "NO_GO": 1, "INCONCLUSIVE": 3, "IN_PROGRESS": 3}
+
+
+def decide(
+    phases: Sequence[PhaseReport], findings: Sequence[Finding] = (), *, pending: bool | Sequence[str] = False
+) -> tuple[Decision, str]:
+    """The decision and one sentence that says why.
+
+    GO only if every required phase passed, which needs every required criterion of it, and no veto stands. `pending`
+    names the phases that are still to come, or says that some are.
+    """
+    if pending:
+        names = [] if isinstance(pending, bool) else list(pending)
+        return "IN_PROGRESS", f"Still pending: {listed(names)}." if names else "The validation has not finished."
+    required = [phase for phase in phases if phase.required]
+    vetoes = [finding for finding in findings if finding.severity == "veto"]
+    failed = _with_status(required, "FAIL")
+    if failed:
+        return "NO_GO", _because(failed, "failed")
+    if vetoes:
+        more = f" ({len(vetoes)} vetoes in all)" if len(vetoes) > 1 else ""
+        return "NO_GO", f"{vetoes[0].code}: {vetoes[0].message.rstrip('.')}{more}."
+    if not required:
+        return "INCONCLUSIVE", "No phase of the runbook is required, so nothing was decided."
+    open_phases = [phase for phase in required if phase.status != "PASS"]
+    if open_phases:
+        words = {"INCONCLUSIVE": "is inconclusive", "NOT_RUN": "did not run", "SKIPPED": "was skipped"}
+        return "INCONCLUSIVE", _because(open_phases, words.get(open_phases[0].status, "did not finish"))
+    count = sum(verdict.required for phase in required for verdict in phase.criteria)
+    checks = sum(check.required for phase in required for check in phase.checks)
+    noun = "phase" if len(required) == 1 else "phases"
+    return "GO", f"All {count + checks} required criteria and checks of {len(required)} {noun} passed; no veto stands."
+
+
+def _with_status(phases: Sequence[PhaseReport], status: Status) -> list[PhaseReport]:
+    return [phase for phase in phases if phase.status == status]
+
+
+def _because(phases: Sequence[PhaseReport], words: str) -> str:
+    """The first phase's own reason, and the names of the others."""
+    first = phases[0]
+    others = [phase.id for phase in phases[1:]]
+    also = f" Also not passed: {listed(others)}." if others else ""
+    return f"Phase {first.id} {words}: {first.message}{also}" if first.message else f"Phase {first.id} {words}.{also}"
+
+
+def exit_code(decision: Decision) -> int:
+    """0 GO, 1 NO-GO, 3 INCONCLUSIVE; a validation in progress counts as inconclusive, never as success."""
+    return _EXIT_CODES[decision]
+
+
+def recommend(phases: Sequence[PhaseReport], *, runbook: Runbook, command: str | None = None) -> Recommendation:
+    """The settings worth using: the runbook's own environment, overlaid by the arms that won.
+
+    `because` holds one sentence for each comparison, whether or not it recommends anything.
+    """
+    env = {name: setting_text(value) for name, value in runbook.defaults.env.items()}
+    because: list[str] = []
+    for phase in phases:
+        comparison = phase.comparison
+        if comparison is None:
+            continue
+        because.append(f"{phase.id}: {comparison.message}")
+        arm = next((one for one in comparison.arms if one.arm == comparison.recommended), None)
+        if arm is None:
+            continue
+        env |= {
+            name.removeprefix("env."): setting_text(value)
+            for name, value in arm.settings.items()
+            if name.startswith("env.")
+        }
+        arguments = [
+            f"{name.removeprefix('args.')}={value}" for name, value in arm.settings.items() if name.startswith("args.")
+        ]
+        if arguments:
+            because.append(f"{phase.id}: pass {', '.join(arguments)} to the trainer.")
+    return Recommendation(env=env, command=command, because=tuple(because))

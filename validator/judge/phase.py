@@ -1,0 +1,190 @@
+"""One phase, judged: its runs measured, its criteria decided, its arms compared, its status drawn from all of these."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from validator.judge.arms import compare_phase
+from validator.judge.criteria import judge_criterion
+from validator.judge.data import PhaseData, measured, scaling_efficiency
+from validator.judge.implicit import implicit_names, implicit_verdicts
+from validator.judge.measure import NotMeasured
+from validator.judge.wording import listed
+from validator.model.measure import ScalarValue
+from validator.model.record import PhaseRecord, RunRecord, ValidationRecord
+from validator.model.runbook import TrainPhase
+from validator.model.verdict import Check, Comparison, PhaseReport, RunReport, Status, Verdict
+
+__all__ = ["judge_phase"]
+
+_WORST: tuple[Status, ...] = ("FAIL", "INCONCLUSIVE", "RUNNING", "NOT_RUN", "SKIPPED")
+
+
+def judge_phase(record: PhaseRecord, *, validation: ValidationRecord, judged: Mapping[str, PhaseReport]) -> PhaseReport:
+    """The report of one phase.
+
+    Args:
+        record: the phase, in any state.
+        validation: all phases as far as known, for criteria that refer to others.
+        judged: reports of the phases before this one, for the arms that they recommend.
+    """
+    phase = record.phase
+    data = PhaseData(record, validation)
+    criteria: tuple[Verdict, ...]
+    comparison: Comparison | None = None
+    if record.state in ("done", "interrupted"):
+        comparison = compare_phase(data)
+        criteria = (*implicit_verdicts(record, validation=validation), *_declared(record, validation, judged))
+        if comparison is not None:
+            criteria = (*criteria, _choice(record, comparison))
+    else:
+        criteria = _unjudged(record)
+    status, message = _status(record, criteria)
+    return PhaseReport(
+        id=phase.id,
+        kind=phase.kind,
+        title=phase.title or phase.id,
+        why=phase.why,
+        required=phase.required,
+        status=status,
+        message=message,
+        criteria=criteria,
+        checks=record.checks,
+        runs=tuple(_run_report(run) for run in record.runs),
+        comparison=comparison,
+        scalars=_phase_scalars(data),
+        duration_s=record.duration_s,
+    )
+
+
+def _declared(
+    record: PhaseRecord, validation: ValidationRecord, judged: Mapping[str, PhaseReport]
+) -> tuple[Verdict, ...]:
+    return tuple(
+        judge_criterion(criterion, id=f"{record.phase.id}.{n}", record=record, validation=validation, judged=judged)
+        for n, criterion in enumerate(record.phase.accept, start=1)
+    )
+
+
+def _choice(record: PhaseRecord, comparison: Comparison) -> Verdict:
+    """Whether the comparison was answered. It never decides the phase: a runbook that needs an answer states it."""
+    answered = comparison.outcome in ("significant", "no_difference")
+    return Verdict(
+        id=f"{record.phase.id}.choice",
+        text=f"the arms can be told apart by the {comparison.direction} {comparison.metric}, or do not differ",
+        required=False,
+        status="PASS" if answered else "INCONCLUSIVE",
+        observed=comparison.recommended or comparison.outcome,
+        message=comparison.message,
+    )
+
+
+def _unjudged(record: PhaseRecord) -> tuple[Verdict, ...]:
+    """The criteria of a phase that has not ended, each with the reason in place of a judgement."""
+    status, reason = _unjudged_status(record)
+    named = [(f"{record.phase.id}.{name}", text, True) for name, text in implicit_names(record.phase)]
+    named += [
+        (f"{record.phase.id}.{n}", criterion.expr, criterion.required)
+        for n, criterion in enumerate(record.phase.accept, start=1)
+    ]
+    return tuple(
+        Verdict(id=id, text=text, required=required, status=status, message=reason) for id, text, required in named
+    )
+
+
+def _unjudged_status(record: PhaseRecord) -> tuple[Status, str]:
+    if record.state == "running":
+        return "RUNNING", "The phase is running."
+    if record.state == "skipped":
+        return "SKIPPED", _sentence(record.reason or "the phase was skipped")
+    return "NOT_RUN", _sentence(record.reason or "the phase has not run yet")
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:].rstrip('.')}."
+
+
+def _status(record: PhaseRecord, criteria: tuple[Verdict, ...]) -> tuple[Status, str]:
+    """The worst required verdict or check; a phase without any proof of its own is not passed."""
+    if record.state not in ("done", "interrupted"):
+        return _unjudged_status(record)
+    counted: list[Verdict | Check] = [one for one in (*record.checks, *criteria) if one.required]
+    for status in _WORST:
+        found: list[Verdict | Check] = [one for one in counted if one.status == status]
+        if found:
+            return status, _why(found, status)
+    if record.state == "interrupted":
+        return "INCONCLUSIVE", "The phase was interrupted before it ended."
+    if not counted:
+        return "INCONCLUSIVE", "The phase has nothing that could pass or fail; give it a criterion."
+    parts = [
+        _count(sum(check.required for check in record.checks), "check"),
+        _count(sum(verdict.required for verdict in criteria), "criterion"),
+    ]
+    return "PASS", f"{' and '.join(part for part in parts if part)} passed."
+
+
+def _count(count: int, noun: str) -> str:
+    plural = {"check": "checks", "criterion": "criteria"}[noun]
+    return "" if count == 0 else f"{count} {noun if count == 1 else plural}"
+
+
+def _why(found: Iterable[Verdict | Check], status: Status) -> str:
+    first, *others = found
+    name = first.title if isinstance(first, Check) else first.text
+    told = first.message or (first.observed if isinstance(first, Check) else "")
+    also = f" Also {listed([one.id for one in others])}." if others else ""
+    return f"{name}: {told}{also}" if told else f"{name}: {status.lower()}.{also}"
+
+
+def _phase_scalars(data: PhaseData) -> dict[str, ScalarValue]:
+    """Numbers that belong to the phase and not to one of its runs."""
+    phase = data.record.phase
+    if not isinstance(phase, TrainPhase) or phase.scaling_against is None:
+        return {}
+    if not any(run.result is not None for run in data.record.runs):
+        return {}
+    against = f"per-rank rate of {phase.scaling_against} over that of {phase.id}"
+    try:
+        efficiency = scaling_efficiency(data)
+    except (NotMeasured, KeyError) as problem:
+        return {"scaling.efficiency": ScalarValue(value=None, note=f"not measured: {problem}")}
+    low, high = efficiency.interval() or (None, None)
+    value = ScalarValue(value=efficiency.point, ci_low=low, ci_high=high, note=against)
+    return {"scaling.efficiency": value}
+
+
+def _run_report(run: RunRecord) -> RunReport:
+    measurement, result = measured(run), run.result
+    return RunReport(
+        id=run.spec.id,
+        arm=run.spec.arm,
+        repeat=run.spec.repeat,
+        command=run.outcome.last.command if run.outcome is not None else run.spec.argv,
+        env=run.spec.env,
+        requested=dict(result.requested)
+        if result is not None and result.requested is not None
+        else dict(run.spec.requested),
+        effective=dict(result.effective) if result is not None and result.effective is not None else None,
+        outcome=_outcome(run),
+        metrics=dict(measurement.metrics) if measurement is not None else {},
+        scalars={**(measurement.scalars if measurement else {}), **(result.scalars if result else {})},
+        warmup_end_step=measurement.warmup_end_step if measurement is not None else None,
+        irregularities=tuple(one.message for one in result.irregularities) if result is not None else (),
+        out=run.spec.out,
+        log=result.log_path if result is not None else None,
+    )
+
+
+def _outcome(run: RunRecord) -> dict[str, Any] | None:
+    if run.outcome is None:
+        return None
+    last = run.outcome.last
+    return {
+        "rc": last.rc,
+        "reason": last.reason,
+        "duration_s": last.duration_s,
+        "detail": last.detail,
+        "attempts": [attempt.model_dump(mode="json") for attempt in run.outcome.attempts],
+    }

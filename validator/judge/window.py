@@ -1,0 +1,195 @@
+"""Where warm-up ends and the steady window begins.
+
+A run's first steps compile, fill caches and ramp clocks; they say nothing about the days that follow. The window begins
+after the declared warm-up and, if the time per step still changes after that, behind the last change.
+
+Method: a CUSUM test for a change of the mean (Page 1954; Ploberger and Krämer 1992) with an autocorrelation-robust
+scale, repeated on what lies right of each change, which is located by least squares (Bai 1994). A change counts when it is
+both significant and material. What remains must be long enough to be called steady; this follows the classification of
+Barrett et al., "Virtual Machine Warmup Blows Hot and Cold" (OOPSLA 2017), in warm-up, steady and no steady state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from validator.judge.autocorrelation import lag1, long_run_stdev
+from validator.model.measure import Span
+
+__all__ = ["MATERIAL_CHANGE", "MIN_ROWS", "SteadyWindow", "covered_steps", "steady_window"]
+
+Floats = npt.NDArray[np.float64]
+Steps = npt.NDArray[np.int64]
+
+MIN_ROWS = 10
+"""Rows below which no statement about steadiness is made."""
+
+MIN_SHARE = 1.0 / 3.0
+"""Least share of the steps after the declared warm-up that must be steady."""
+
+MATERIAL_CHANGE = 0.01
+"""Relative change of the mean that matters; smaller ones are left in the window whatever their significance."""
+
+CRITICAL = 1.36
+"""Value of the supremum of a Brownian bridge that is exceeded with probability 5 %."""
+
+
+@dataclass(frozen=True)
+class SteadyWindow:
+    """The rows that count.
+
+    `after_step` is the last step that belongs to warm-up (in the trainer's own numbering), None when nothing is left
+    out; `span` the steps of the window; `steady` whether they may stand for a long run; `note` says why not, or what
+    was found.
+    """
+
+    after_step: int | None
+    span: Span | None
+    rows: int
+    steady: bool
+    note: str
+
+    def contains(self, steps: Steps) -> npt.NDArray[np.bool_]:
+        """Which rows, by their step, lie in the window."""
+        if self.span is None:
+            return np.zeros(len(steps), dtype=np.bool_)
+        inside = steps <= self.span.last_step
+        return inside if self.after_step is None else inside & (steps > self.after_step)
+
+
+def covered_steps(steps: Steps) -> npt.NDArray[np.float64]:
+    """Optimizer steps that each row stands for: those since the row before it.
+
+    The first row stands for all steps up to it; a file whose first step is 0 counts from 0.
+    """
+    if len(steps) == 0:
+        return np.zeros(0)
+    base = min(1, int(steps[0]))
+    return np.diff(steps, prepend=base - 1).astype(np.float64)
+
+
+def steady_window(steps: Steps, times: Floats, *, warmup_steps: int, of: str = "time per step") -> SteadyWindow:
+    """The steady window of a run.
+
+    Args:
+        steps: `[n]`, strictly increasing.
+        times: `[n]`, wall time per step of each row, in any unit; rows that are not finite or not positive are kept in
+            the window and left out of the search.
+        warmup_steps: steps that never count, whatever the search finds.
+        of: what `times` are, for the note.
+    """
+    if len(steps) == 0:
+        return SteadyWindow(None, None, 0, False, "no steps were recorded")
+    started_after = steps - covered_steps(steps).astype(
+        np.int64
+    )  # the step that was done when the row's interval began
+    base = min(1, int(steps[0]))
+    first = int(np.searchsorted(started_after, warmup_steps + base - 1))
+    rows = len(steps) - first
+    if rows < MIN_ROWS:
+        note = f"{rows} rows after {warmup_steps} warm-up steps; {MIN_ROWS} are needed to tell if a rate is steady"
+        return _window(steps, min(first, len(steps)), steady=False, note=note)
+    usable = np.flatnonzero(np.isfinite(times[first:]) & (times[first:] > 0)) + first
+    if len(usable) < MIN_ROWS:
+        return _window(steps, first, steady=False, note=f"only {len(usable)} of {rows} rows hold a usable {of}")
+    start, found = _search(times[usable])
+    return _classify(steps, times, usable, first=first, start=start, found=found, of=of)
+
+
+def _window(steps: Steps, first: int, *, steady: bool, note: str) -> SteadyWindow:
+    if first >= len(steps):
+        return SteadyWindow(int(steps[-1]), None, 0, steady, note)
+    base = min(1, int(steps[0]))
+    after = int(steps[first - 1]) if first else base - 1
+    span = Span(first_step=after + 1, last_step=int(steps[-1]))
+    return SteadyWindow(after if first else None, span, len(steps) - first, steady, note)
+
+
+def _classify(
+    steps: Steps, times: Floats, usable: npt.NDArray[np.int64], *, first: int, start: int, found: bool, of: str
+) -> SteadyWindow:
+    """Warm-up, a passing disturbance, or never steady."""
+    kept = usable[start:]
+    if start == 0 and not found:
+        return _window(steps, first, steady=True, note="steady after the declared warm-up")
+    if found or len(kept) < max(MIN_ROWS, MIN_SHARE * len(usable)):
+        return _window(steps, first, steady=False, note=_trend(steps, times, usable, of=of))
+    level, early = float(times[kept].mean()), float(times[usable[: max(1, start // 2)]].mean())
+    if start >= 4 and abs(early / level - 1.0) <= MATERIAL_CHANGE:
+        # The level before the change is the level after it: a disturbance in between, which the run paid for.
+        note = f"steady, with a passing change of the {of} before step {int(steps[usable[start]])}, which is included"
+        return _window(steps, first, steady=True, note=note)
+    after = int(steps[usable[start] - 1])
+    note = f"warm-up ended at step {after}: the {of} changed by {100 * (level / early - 1):+.1f} % and held"
+    return _window(steps, int(usable[start]), steady=True, note=note)
+
+
+def _trend(steps: Steps, times: Floats, usable: npt.NDArray[np.int64], *, of: str) -> str:
+    third = max(1, len(usable) // 3)
+    parts = (usable[:third], usable[third:-third], usable[-third:])
+    means = [float(times[part].mean()) for part in parts if len(part)]
+    change = 100 * (means[-1] / means[0] - 1)
+    shown = " → ".join(f"{mean:.4g}" for mean in means)
+    return (
+        f"never steady: the {of} keeps changing from step {int(steps[usable[0]])} to {int(steps[usable[-1]])} "
+        f"(means of its thirds {shown}, {change:+.1f} %)"
+    )
+
+
+def _search(times: Floats) -> tuple[int, bool]:
+    """Index behind the last change, and whether the rest still changes although too short to be split."""
+    series, start = _clipped(times), 0
+    while len(series) - start >= MIN_ROWS:
+        change = _change_point(series[start:])
+        if change is None:
+            return start, False
+        if len(series) - (start + change) < MIN_ROWS:
+            return start, True
+        start += change
+    return start, True
+
+
+def _clipped(values: Floats) -> Floats:
+    """Values with outliers pulled in, so that one long pause neither makes nor hides a change.
+
+    A quarter of the median always stays in range: in a quiet series a ramp is far beyond five spreads, and no outlier.
+    """
+    center = float(np.median(values))
+    reach = max(5 * 1.4826 * float(np.median(np.abs(values - center))), 0.25 * abs(center))
+    return np.clip(values, center - reach, center + reach)
+
+
+def _change_point(values: Floats) -> int | None:
+    """First index of the right side of a significant and material change of the mean; None if there is none."""
+    n = len(values)
+    sums = np.cumsum(values - values.mean())[:-1]
+    lefts = np.arange(1, n)
+    split = int(np.argmax(np.abs(sums) / np.sqrt(lefts * (n - lefts)))) + 1
+    left, right = float(values[:split].mean()), float(values[split:].mean())
+    if left == right or abs(right / left - 1.0) < MATERIAL_CHANGE:
+        return None
+    scale = _noise(values, split)
+    statistic = float(np.abs(sums).max()) / np.sqrt(n)
+    return split if statistic > CRITICAL * scale else None
+
+
+def _noise(values: Floats, split: int) -> float:
+    """Long-run standard deviation of what is left when each side's straight line is removed.
+
+    Scales estimated under "no change" grow with the change itself and would hide a ramp.
+    """
+    residuals = np.concatenate([_detrended(values[:split]), _detrended(values[split:])])
+    phi = lag1(residuals, fitted=4 if min(split, len(values) - split) > 2 else 2)
+    return long_run_stdev(residuals, phi)
+
+
+def _detrended(values: Floats) -> Floats:
+    centered: Floats = values - values.mean()
+    if len(values) < 3:
+        return centered
+    x = np.arange(len(values)) - (len(values) - 1) / 2
+    straight: Floats = centered - x * float(x @ centered) / float(x @ x)
+    return straight
