@@ -115,7 +115,7 @@ def run_attempt(spec: RunSpec, request: AttemptRequest, *, number: int, used_por
             started=clock,
         )
         request.journal.append(
-            "attempt_started", run=spec.id, number=number, pid=process.pid, command=launch.argv, token=request.token
+            "attempt_started", run=spec.id, number=number, pid=process.pid, command=launch.argv, marker=request.token
         )
         ending = _watch(running)
         stopped = _end(running, ending)

@@ -1,7 +1,8 @@
 """The journal of a validation: what happened, in order, in a file that survives the runner.
 
-One JSON object per line, each line written in a single call and fsynced before `append` returns. Order in the file
-is the order of events; the wall clock may jump, so nothing is ever sorted by it.
+One JSON object per line, each line written in a single call and fsynced before `append` returns, unless the caller
+says that another event follows at once. Order in the file is the order of events; the wall clock may jump, so nothing
+is ever sorted by it.
 """
 
 from __future__ import annotations
@@ -73,10 +74,11 @@ class Journal:
             raise
         return cls(fd, path, redact=redact)
 
-    def append(self, event: str, **fields: Any) -> Event:
+    def append(self, event: str, *, sync: bool = True, **fields: Any) -> Event:
         """Write one event and wait until it is on disk.
 
-        Models are written as their JSON form; numbers that JSON cannot hold become null.
+        With `sync=False` the wait is left to the next event: the line survives a crash of this process, but maybe not
+        of the machine. Models are written as their JSON form; numbers that JSON cannot hold become null.
         """
         entry = Event(
             event=event,
@@ -87,7 +89,8 @@ class Journal:
         line = {"ts": entry.ts, "mono": entry.mono, "event": event, **entry.fields}
         data = json.dumps(line, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
         _write_all(self._fd, data.encode("utf-8", "replace") + b"\n")
-        os.fsync(self._fd)
+        if sync:
+            os.fsync(self._fd)
         return entry
 
     def close(self) -> None:
@@ -166,7 +169,15 @@ def _plain(value: Any, redact: Callable[[str], str] | None) -> Any:
     if value is None or isinstance(value, (bool, int)):
         return value
     if isinstance(value, Mapping):
-        return {str(key): _plain(item, redact) for key, item in value.items()}
+        return {str(key): _entry(str(key), item, redact) for key, item in value.items()}
     if isinstance(value, (Sequence, set, frozenset)) and not isinstance(value, (bytes, bytearray)):
         return [_plain(item, redact) for item in value]
     return _plain(str(value), redact)
+
+
+def _entry(key: str, value: Any, redact: Callable[[str], str] | None) -> Any:
+    """A value under its name: what is secret often shows only by the name of the variable that holds it."""
+    if redact is None or not isinstance(value, str):
+        return _plain(value, redact)
+    clean = redact(f"{key}={value}")
+    return clean[len(key) + 1 :] if clean.startswith(f"{key}=") else redact(value)

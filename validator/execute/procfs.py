@@ -19,6 +19,7 @@ __all__ = [
     "cmdline",
     "environ",
     "field_of_status",
+    "has_variable",
     "read_stat",
 ]
 
@@ -57,12 +58,7 @@ class Stat:
 
 def read_stat(pid: int) -> Stat | None:
     """The process of that pid now, or None when there is none."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:  # noqa: PTH123 -- hot path
-            data = file.read(1024)
-    except OSError:
-        return None
-    head, _, tail = data.rpartition(b")")
+    head, _, tail = _read(f"/proc/{pid}/stat").rpartition(b")")
     fields = tail.split()
     if len(fields) < 20:
         return None
@@ -88,33 +84,27 @@ def all_stats() -> Iterator[Stat]:
 
 def environ(pid: int) -> dict[str, str]:
     """The environment that the process was started with; empty when it may not be read."""
-    with suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123 -- hot path
-        pairs = (item.partition(b"=") for item in file.read().split(b"\0") if b"=" in item)
-        return {key.decode("utf-8", "replace"): value.decode("utf-8", "replace") for key, _, value in pairs}
-    return {}
+    pairs = (item.partition(b"=") for item in _read(f"/proc/{pid}/environ").split(b"\0") if b"=" in item)
+    return {key.decode("utf-8", "replace"): value.decode("utf-8", "replace") for key, _, value in pairs}
 
 
 def has_variable(pid: int, needle: bytes) -> bool:
-    """Whether `NAME=value` stands in the environment that the process was started with."""
-    with suppress(OSError), open(f"/proc/{pid}/environ", "rb", buffering=0) as file:  # noqa: PTH123 -- hot path
-        return needle in b"\0" + file.readall() + b"\0"
-    return False
+    """Whether the process was started with a variable; `needle` is NAME=value between two zero bytes."""
+    return needle in b"\0" + _read(f"/proc/{pid}/environ") + b"\0"
 
 
 def cmdline(pid: int) -> tuple[str, ...]:
     """Its arguments; empty for a kernel thread, a zombie or a process that is gone."""
-    with suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:  # noqa: PTH123 -- hot path
-        return tuple(part.decode("utf-8", "replace") for part in file.read().rstrip(b"\0").split(b"\0") if part)
-    return ()
+    words = _read(f"/proc/{pid}/cmdline").rstrip(b"\0").split(b"\0")
+    return tuple(word.decode("utf-8", "replace") for word in words if word)
 
 
 def field_of_status(pid: int, name: str) -> str | None:
     """One field of /proc/PID/status, or None."""
-    with suppress(OSError), open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:  # noqa: PTH123
-        for line in file:
-            key, _, value = line.partition(":")
-            if key == name:
-                return value.strip()
+    for line in _read(f"/proc/{pid}/status").decode("utf-8", "replace").splitlines():
+        key, _, value = line.partition(":")
+        if key == name:
+            return value.strip()
     return None
 
 
@@ -122,3 +112,22 @@ def catches(pid: int, signal_number: int) -> bool:
     """Whether the process handles the signal itself. Where unknown, False: the default action might kill it."""
     mask = field_of_status(pid, "SigCgt")
     return mask is not None and bool(int(mask, 16) >> (signal_number - 1) & 1)
+
+
+def _read(path: str) -> bytes:
+    """All of a small file; empty when it cannot be read. Bare system calls: a scan reads hundreds of files."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        data = os.read(fd, 16384)
+        if len(data) == 16384:  # a large environment
+            with suppress(OSError):
+                while more := os.read(fd, 1 << 20):
+                    data += more
+        return data
+    except OSError:  # the process ended meanwhile
+        return b""
+    finally:
+        os.close(fd)

@@ -60,7 +60,7 @@ def supervise(
     stopper = cancel or own_cancel
     assert stopper is not None, "either given or made"
     try:
-        journal.append("run_started", run=spec.id, spec=spec)
+        journal.append("run_started", sync=False, run=spec.id, spec=spec)  # `attempt_started` follows
         outcome = _attempts(
             spec,
             AttemptRequest(
@@ -102,7 +102,7 @@ def _attempts(spec: RunSpec, request: AttemptRequest) -> Outcome:
             kept = _keep_earlier(request.run_dir / spec.out)
             attempt = _moved(attempt, spec.out, kept)
         done.append(attempt)
-        request.journal.append("attempt_ended", run=spec.id, attempt=attempt)
+        request.journal.append("attempt_ended", sync=again, run=spec.id, attempt=attempt)
         if not again:
             return Outcome(run=spec.id, attempts=tuple(done))
 

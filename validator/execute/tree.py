@@ -21,6 +21,8 @@ __all__ = ["TOKEN_VARIABLE", "ProcessTree", "become_subreaper", "end_marked"]
 TOKEN_VARIABLE = "VALIDATOR_RUN_TOKEN"
 _PR_SET_CHILD_SUBREAPER = 36
 _subreaper: bool | None = None
+_unmarked: dict[bytes, set[ProcessId]] = {}
+"""Processes known not to carry a token, by token, so that each environment is read once and not once per run."""
 
 
 def become_subreaper() -> bool:
@@ -37,7 +39,8 @@ def become_subreaper() -> bool:
 class ProcessTree:
     """Every process of one run, also those that left its session or lost their parent.
 
-    `spare` are pids that are never touched; children that this process had before the run started are spared too.
+    `spare` are pids that are never touched. Children that this process had before the run started, and helpers that
+    share its session, are not taken for the run's.
     """
 
     def __init__(self, *, token: str, spare: Iterable[int] = ()) -> None:
@@ -48,10 +51,11 @@ class ProcessTree:
         self._needle = f"\0{TOKEN_VARIABLE}={token}\0".encode()
         self._spare = {me, *spare}
         self._known: dict[ProcessId, Stat] = {}
-        self._unmarked: set[ProcessId] = set()
+        self._unmarked = _unmarked.setdefault(self._needle, set())
         self._ended_cpu_s = 0.0
         self._root: int | None = None
-        self._before = {stat.id for stat in all_stats() if stat.parent == me} if become_subreaper() else set()
+        self._root_ticks = 0
+        become_subreaper()
 
     def watch(self, root: int) -> None:
         """Take `root`, just started by this process, as the root of the run."""
@@ -59,6 +63,7 @@ class ProcessTree:
         stat = read_stat(root)
         if stat is not None:
             self._known[stat.id] = stat
+            self._root_ticks = stat.id.start_ticks
 
     def scan(self, *, deep: bool = False) -> tuple[Stat, ...]:
         """The run's living processes now, by pid.
@@ -78,6 +83,8 @@ class ProcessTree:
                     stack.append(child)
         for pid in mine:
             self._known[present[pid].id] = present[pid]
+        if deep:
+            self._unmarked &= {stat.id for stat in present.values()}
         self._reap(present[pid] for pid in mine)
         return tuple(present[pid] for pid in sorted(mine) if present[pid].alive)
 
@@ -123,8 +130,7 @@ class ProcessTree:
             return True
         if stat.session == self._root:
             return True
-        adopted = stat.parent == self._me and stat.id not in self._before and stat.session != self._session
-        if adopted and _subreaper:
+        if self._adopted(stat):
             return True
         if not deep or stat.id in self._unmarked:
             return False
@@ -133,6 +139,15 @@ class ProcessTree:
         if stat.alive:
             self._unmarked.add(stat.id)
         return False
+
+    def _adopted(self, stat: Stat) -> bool:
+        """Whether it is a child that this process did not start itself: an orphan of the run.
+
+        This process's own helpers share its session, and whatever it started before the run is older.
+        """
+        if stat.parent != self._me or self._root is None or not _subreaper:
+            return False
+        return stat.session != self._session and stat.id.start_ticks >= self._root_ticks
 
     def _reap(self, processes: Iterable[Stat]) -> None:
         """Bury adopted zombies; the root is left to whoever started it."""
