@@ -6,9 +6,8 @@ import json
 import math
 import os
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from validator.model.verdict import ValidationReport
 from validator.report.html import render_html
@@ -20,8 +19,7 @@ from validator.report.view import ChartData
 __all__ = ["ReportPaths", "render_json", "write_all", "write_atomic"]
 
 
-@dataclass(frozen=True)
-class ReportPaths:
+class ReportPaths(NamedTuple):
     """Where the renderings of one report are."""
 
     result: Path

@@ -1,19 +1,21 @@
 """Who is told while a validation runs: a live table, plain lines, or nobody.
 
-The workflow calls an `Observer` and knows nothing of terminals. Everything goes to stderr, so that stdout stays for
-results.
+The workflow calls an `Observer` and knows nothing of terminals. Progress goes to stderr; the
+summary at the end is the result, so it goes to stdout.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 if TYPE_CHECKING:
     from validator.execute.progress import Progress
     from validator.model.plan import PhasePlan, Plan
+    from validator.model.runbook import Phase
     from validator.model.verdict import PhaseReport, ValidationReport
     from validator.report.write import ReportPaths
 
@@ -33,10 +35,10 @@ class Observer(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
-    def started(self, plan: Plan) -> None:
-        """The plan is fixed and the first phase is about to run."""
+    def started(self, plan: Plan, run_dir: Path) -> None:
+        """The plan is fixed, the run folder exists, and the first phase is about to run."""
 
-    def phase_started(self, phase: PhasePlan) -> None:
+    def phase_started(self, phase: Phase, planned: PhasePlan) -> None:
         """A phase is about to run."""
 
     def run_progress(self, progress: Progress) -> None:
@@ -63,10 +65,10 @@ class SilentObserver:
     ) -> None:
         return None
 
-    def started(self, plan: Plan) -> None:
+    def started(self, plan: Plan, run_dir: Path) -> None:
         """Nothing."""
 
-    def phase_started(self, phase: PhasePlan) -> None:
+    def phase_started(self, phase: Phase, planned: PhasePlan) -> None:
         """Nothing."""
 
     def run_progress(self, progress: Progress) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
@@ -14,6 +15,7 @@ from validator.report.terminal.cells import phase_line, progress_cells
 if TYPE_CHECKING:
     from validator.execute.progress import Progress
     from validator.model.plan import PhasePlan, Plan
+    from validator.model.runbook import Phase
     from validator.model.verdict import PhaseReport, ValidationReport
     from validator.report.write import ReportPaths
 
@@ -39,16 +41,17 @@ class PlainObserver:
     ) -> None:
         return None
 
-    def started(self, plan: Plan) -> None:
-        """Say what is to come."""
+    def started(self, plan: Plan, run_dir: Path) -> None:
+        """Say what is to come and where it is written."""
         self._total = len(plan.phases)
-        self._say(f"{one_line(plan.runbook)}: {plural(self._total, 'phase')}, {plural(len(plan.runs), 'run')}")
+        count = f"{plural(self._total, 'phase')}, {plural(len(plan.runs), 'run')}"
+        self._say(f"{one_line(plan.runbook)}: {count}, results in {one_line(run_dir)}")
 
-    def phase_started(self, phase: PhasePlan) -> None:
+    def phase_started(self, phase: Phase, planned: PhasePlan) -> None:
         """Say which phase begins."""
         self._number += 1
-        runs = f", {plural(len(phase.runs), 'run')}" if phase.runs else ""
-        self._say(f"[{self._number}/{self._total}] {one_line(phase.phase)}: {phase.kind}{runs}")
+        runs = f", {plural(len(planned.runs), 'run')}" if planned.runs else ""
+        self._say(f"[{self._number}/{self._total}] {one_line(phase.id)}: {phase.kind}{runs}")
         self._shown = None
 
     def run_progress(self, progress: Progress) -> None:
@@ -72,7 +75,10 @@ class PlainObserver:
         self._say("  " + one_line(text))
 
     def finished(self, report: ValidationReport, paths: ReportPaths) -> None:
-        """Nothing: the summary follows on stdout."""
+        """Print the summary on stdout."""
+        from validator.report.terminal.summary import print_summary
+
+        print_summary(report, paths)
 
     def _say(self, text: str) -> None:
         stamp = time.strftime("%H:%M:%S")

@@ -1,0 +1,285 @@
+"""Which charts a phase has, what each says in words, and the table that says the same.
+
+A figure is complete without its picture: the sentence and the table stand for it in a screen reader, in a terminal
+browser, and when the renderer fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from validator.model.expression import ExpressionError, Reference, parse_criterion
+from validator.model.verdict import PhaseReport, RunReport, Verdict
+from validator.report.formats import format_interval, format_number, format_quantity, one_line, plural
+from validator.report.page import Table
+from validator.report.parts import anchor
+from validator.report.specs import Band, Bound, Line, interval_spec, lines_spec, spread_spec
+from validator.report.svg import ChartError, draw
+from validator.report.view import ChartData, ChartSeries, RunCharts
+
+__all__ = ["Figure", "phase_figures"]
+
+MAX_LINES = 24
+"""Runs drawn in one chart; more would hide each other. The table has them all."""
+
+MAX_RANKS = 64
+_BINS = 12
+_POINTS_PER_CHART = 1800
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One chart. `svg` is empty when it could not be drawn, and `note` says why."""
+
+    id: str
+    title: str
+    summary: str
+    svg: str
+    table: Table
+    wide: bool
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class _Topic:
+    """A chart over steps: its metrics, best first, and how it is drawn."""
+
+    title: str
+    metrics: tuple[str, ...]
+    wide: bool
+    together: bool = False
+
+
+_TOPICS = (
+    _Topic("Rate", ("toks_per_s", "step_time_s"), wide=True),
+    _Topic("Loss", ("loss",), wide=False),
+    _Topic("GPU memory", ("gpu_mem_alloc_mib", "gpu_mem_reserved_mib"), wide=False, together=True),
+    _Topic("Host memory", ("host_mem_mib",), wide=False),
+    _Topic("Gate entropy", ("gate_entropy_mean", "gate_entropy_min"), wide=False, together=True),
+    _Topic("Gradient norm", ("grad_norm",), wide=False),
+)
+
+
+def phase_figures(phase: PhaseReport, charts: ChartData) -> tuple[Figure, ...]:
+    """The figures of one phase, in the order of the report: over time, ranks, arms."""
+    runs = [(run, charts.runs[run.id]) for run in phase.runs if run.id in charts.runs]
+    figures = [figure for topic in _TOPICS for figure in _over_steps(phase, runs, topic)]
+    figures += _ranks(phase, runs)
+    return tuple(figures[:1] + _arms(phase) + figures[1:])
+
+
+def _over_steps(
+    phase: PhaseReport, runs: Sequence[tuple[RunReport, RunCharts]], topic: _Topic
+) -> Iterator[Figure]:
+    present = [name for name in topic.metrics if any(name in drawn.series for _, drawn in runs)]
+    if not present:
+        return
+    metrics = present if topic.together else present[:1]
+    chosen = [(run, drawn.series[name]) for name in metrics for run, drawn in runs if name in drawn.series]
+    shown = chosen[:MAX_LINES]
+    lines = [
+        Line(_label(run, series, several=len(metrics) > 1), _thinner(series, _POINTS_PER_CHART // len(shown)))
+        for run, series in shown
+    ]
+    unit = shown[0][1].unit
+    spec = lines_spec(
+        lines,
+        y_title=f"{metrics[0]} ({unit})" if unit else metrics[0],
+        wide=topic.wide,
+        warmup_end=_warmup(shown),
+        bounds=_bounds(phase.criteria, metrics),
+        band=_band(shown) if topic.wide else None,
+    )
+    left_out = len(chosen) - len(shown)
+    yield _figure(
+        phase,
+        topic.title,
+        spec,
+        summary=_told(topic, shown, phase),
+        table=_series_table(topic, chosen),
+        wide=topic.wide,
+        note=f"{plural(left_out, 'run')} more in the table." if left_out else "",
+    )
+
+
+def _figure(
+    phase: PhaseReport, title: str, spec: dict[str, Any], *, summary: str, table: Table, wide: bool, note: str = ""
+) -> Figure:
+    try:
+        svg = draw(spec)
+    except ChartError as error:
+        svg, note = "", f"{note} Not drawn: {one_line(error, limit=300)}.".strip()
+    return Figure(anchor("chart", phase.id, title), title, summary, svg, table, wide, note)
+
+
+def _label(run: RunReport, series: ChartSeries, *, several: bool) -> str:
+    """Repeats of an arm share a label, so that they share a color."""
+    name = one_line(run.arm or "run", limit=40)
+    return f"{name}: {series.metric}" if several and run.arm else series.metric if several else name
+
+
+def _thinner(series: ChartSeries, points: int) -> ChartSeries:
+    """Every k-th pair of a series that shares its chart with many others, its first and last point kept."""
+    if len(series.steps) <= max(60, points):
+        return series
+    size = max(1, -(-2 * len(series.steps) // max(60, points)))
+    kept = {0, len(series.steps) - 1}
+    for start in range(0, len(series.steps), size):
+        bucket = range(start, min(start + size, len(series.steps)))
+        kept |= {min(bucket, key=series.values.__getitem__), max(bucket, key=series.values.__getitem__)}
+    order = sorted(kept)
+    return ChartSeries(
+        metric=series.metric,
+        unit=series.unit,
+        steps=tuple(series.steps[i] for i in order),
+        values=tuple(series.values[i] for i in order),
+        n=series.n,
+        source=series.source,
+        rank=series.rank,
+        non_finite=series.non_finite,
+        non_finite_steps=series.non_finite_steps,
+    )
+
+
+def _warmup(shown: Sequence[tuple[RunReport, ChartSeries]]) -> int | None:
+    """The longest warm-up of the runs drawn."""
+    return max((run.warmup_end_step for run, _ in shown if run.warmup_end_step is not None), default=None)
+
+
+def _band(shown: Sequence[tuple[RunReport, ChartSeries]]) -> Band | None:
+    """Window, mean and interval, where there is one run to show them of."""
+    if len(shown) != 1:
+        return None
+    run, series = shown[0]
+    stats = run.metrics.get(series.metric)
+    if stats is None or stats.window is None or stats.mean is None:
+        return None
+    return Band(stats.window.first_step, stats.window.last_step, stats.mean, stats.ci_low, stats.ci_high)
+
+
+def _bounds(criteria: Sequence[Verdict], metrics: Sequence[str]) -> tuple[Bound, ...]:
+    """The bounds of criteria on one of these metrics of this phase, each value once."""
+    found: dict[float, Bound] = {}
+    for verdict in criteria:
+        if not isinstance(verdict.bound, float) or _metric_of(verdict.text) not in metrics:
+            continue
+        found.setdefault(verdict.bound, Bound(one_line(verdict.text, limit=60), verdict.bound))
+    return tuple(found.values())
+
+
+def _metric_of(text: str) -> str | None:
+    """The metric that a criterion is about, when its left side is a lone `metric.statistic`."""
+    try:
+        left = parse_criterion(text).left
+    except ExpressionError:
+        return None
+    parts = left.name.split(".") if isinstance(left, Reference) else []
+    return parts[0] if len(parts) == 2 and parts[1] in ("mean", "min", "max", "p50", "last") else None
+
+
+def _told(topic: _Topic, shown: Sequence[tuple[RunReport, ChartSeries]], phase: PhaseReport) -> str:
+    """What the chart shows, in a sentence or three."""
+    run, series = shown[0]
+    stats = run.metrics.get(series.metric)
+    if len({r.id for r, _ in shown}) > 1:
+        ids = len({r.id for r, _ in shown})
+        text = f"{series.metric} of {plural(ids, 'run')} over optimizer steps."
+    elif stats is not None and stats.window is not None and stats.mean is not None:
+        interval = format_interval(stats.ci_low, stats.ci_high)
+        text = (
+            f"{series.metric} over optimizer steps; mean {format_quantity(stats.mean, stats.unit)}"
+            f"{f', 95 % interval {interval}' if interval else ''} over steps "
+            f"{stats.window.first_step:,}–{stats.window.last_step:,} (n = {stats.n:,})."
+        )
+    else:
+        low, high = (min(series.values), max(series.values)) if series.values else (None, None)
+        text = (
+            f"{series.metric} over optimizer steps, from {format_number(low)} to {format_quantity(high, series.unit)}."
+        )
+    end = _warmup(shown)
+    if end is not None:
+        text += f" Gray: warm-up, to step {end:,}."
+    for bound in _bounds(phase.criteria, topic.metrics):
+        text += f" Dashed: bound of {bound.label}."
+    bad = sum(s.non_finite for _, s in shown)
+    if bad:
+        text += f" {plural(bad, 'value is', 'values are')} not finite (dotted verticals)."
+    return text
+
+
+def _series_table(topic: _Topic, chosen: Sequence[tuple[RunReport, ChartSeries]]) -> Table:
+    """One run: its steps in twelve parts. Several runs: a line each."""
+    series = chosen[0][1]
+    unit = f" ({series.unit})" if series.unit else ""
+    columns = ["First", "Lowest", "Highest", "Last"]
+    if len(chosen) == 1:
+        rows = tuple(_bins(series))
+        return Table(f"{topic.title} by part of the run{unit}", ("Steps", *columns), rows, frozenset(("Steps", *columns)))
+    rows = tuple(
+        (
+            one_line(run.id),
+            line.metric,
+            *(
+                format_number(value)
+                for value in (line.values[0], min(line.values), max(line.values), line.values[-1])
+            ),
+        )
+        for run, line in chosen
+        if line.values
+    )
+    return Table(f"{topic.title} by run{unit}", ("Run", "Metric", *columns), rows, frozenset(columns))
+
+
+def _bins(series: ChartSeries) -> Iterator[tuple[str, ...]]:
+    count = len(series.values)
+    parts = min(_BINS, count)
+    for part in range(parts):
+        start, stop = part * count // parts, (part + 1) * count // parts
+        values, steps = series.values[start:stop], series.steps[start:stop]
+        span = f"{steps[0]:,}–{steps[-1]:,}" if len(steps) > 1 else f"{steps[0]:,}"
+        yield (span, *(format_number(v) for v in (values[0], min(values), max(values), values[-1])))
+
+
+def _ranks(phase: PhaseReport, runs: Sequence[tuple[RunReport, RunCharts]]) -> list[Figure]:
+    """The spread of the ranks of the first run that has one; repeats look alike and each has its metrics table."""
+    found = next(((run, drawn.ranks) for run, drawn in runs if drawn.ranks), None)
+    if found is None:
+        return []
+    run, ranks = found
+    slowest, fastest = (f(ranks, key=lambda rank: rank.p50) for f in (max, min))
+    columns = ("Rank", "p5", "p25", "Median", "p75", "p95", "n")
+    rows = tuple(
+        (str(r.rank), *(format_number(v) for v in (r.p5, r.p25, r.p50, r.p75, r.p95)), f"{r.n:,}") for r in ranks
+    )
+    metric = ranks[0].metric
+    summary = (
+        f"{metric} of each rank after warm-up in {one_line(run.id)}: line 5th to 95th percentile, bar the middle "
+        f"half, mark the median. Slowest: rank {slowest.rank}, {format_quantity(slowest.p50, slowest.unit)}; "
+        f"fastest: rank {fastest.rank}, {format_quantity(fastest.p50, fastest.unit)}."
+    )
+    table = Table(f"{metric} by rank ({ranks[0].unit})", columns, rows, frozenset(columns))
+    note = f"The first {MAX_RANKS} of {len(ranks)} ranks are drawn." if len(ranks) > MAX_RANKS else ""
+    return [
+        _figure(phase, "Ranks", spread_spec(ranks[:MAX_RANKS]), summary=summary, table=table, wide=False, note=note)
+    ]
+
+
+def _arms(phase: PhaseReport) -> list[Figure]:
+    compared = phase.comparison
+    if compared is None or not any(arm.run_means for arm in compared.arms):
+        return []
+    columns = ("Arm", "Mean", "95 % interval", "Runs")
+    rows = tuple(
+        (one_line(arm.arm), format_number(arm.mean), format_interval(arm.ci_low, arm.ci_high) or "–", str(len(arm.run_means)))
+        for arm in compared.arms
+    )
+    summary = (
+        f"{one_line(compared.metric)} of each arm: dot and line are the mean of the runs and its 95 % interval over "
+        f"runs, short marks the runs themselves. {one_line(compared.message)}"
+    )
+    table = Table("Arms", columns, rows, frozenset(columns[1:]))
+    spec = interval_spec(compared, chosen=compared.recommended)
+    return [_figure(phase, "Arms", spec, summary=summary, table=table, wide=False)]
+

@@ -1,0 +1,109 @@
+"""Vega-Lite specification → compact inline SVG, by vl-convert. Nothing is fetched; nothing is drawn twice.
+
+The first chart of a process costs about a second (the renderer starts a JavaScript engine), each further one some
+hundredths. So the renderer is imported when there is something to draw, and drawings are kept: a report that is
+written again while the validation goes on draws only what is new.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from functools import lru_cache
+from typing import Any
+from xml.etree import ElementTree as ET
+
+__all__ = ["ChartError", "draw"]
+
+
+VEGA_LITE = "5.20"
+"""Pinned, so that a newer renderer does not change the look of reports."""
+
+
+class ChartError(Exception):
+    """A chart could not be drawn; the message says why. Its table still tells what it would have shown."""
+
+
+def draw(spec: dict[str, Any]) -> str:
+    """The chart as an `<svg>` element without accessible text of its own; the figure around it carries that.
+
+    Raises:
+        ChartError: when the renderer is missing or refuses.
+    """
+    return _drawn(json.dumps(spec, sort_keys=True))
+
+
+@lru_cache(maxsize=512)
+def _drawn(spec: str) -> str:
+    try:
+        import vl_convert
+    except ImportError as error:
+        raise ChartError(f"the chart renderer cannot be loaded: {error}") from error
+    try:
+        svg: str = vl_convert.vegalite_to_svg(spec, vl_version=VEGA_LITE, allowed_base_urls=[])
+    except (ValueError, RuntimeError) as error:
+        raise ChartError(f"the chart renderer refused: {error}") from error
+    return compact(svg)
+
+
+_SHAPES = {
+    "svg": ("xmlns", "width", "height", "viewBox", "font-family"),
+    "g": ("transform", "fill"),
+    "path": ("d", "transform"),
+    "line": ("transform", "x1", "y1", "x2", "y2"),
+    "rect": ("x", "y", "width", "height", "transform"),
+    "text": ("transform", "text-anchor", "x", "y", "dx", "dy", "font-size", "font-weight", "font-style"),
+    "tspan": ("x", "y", "dx", "dy"),
+    "clipPath": ("id",),
+    "defs": (),
+}
+"""Elements and attributes that a chart may hold; everything else (roles, labels, classes, styles) is dropped."""
+
+_PAINT = ("fill", "stroke", "stroke-width", "stroke-dasharray", "stroke-opacity", "fill-opacity", "opacity", "clip-path")
+_LONG = re.compile(r"-?\d+\.\d{2,}")
+_NAMESPACE = "{http://www.w3.org/2000/svg}"
+
+
+def compact(svg: str) -> str:
+    """The same picture in fewer bytes, holding nothing but known shapes: coordinates to a tenth, no roles, no classes.
+
+    Raises:
+        ChartError: when the renderer's answer is not well-formed.
+    """
+    try:
+        root = ET.fromstring(svg)
+    except ET.ParseError as error:
+        raise ChartError(f"the chart renderer's answer is not well-formed: {error}") from error
+    _strip(root)
+    prefix = f"c{hashlib.sha256(svg.encode()).hexdigest()[:10]}"
+    text = ET.tostring(root, encoding="unicode", short_empty_elements=True)
+    text = re.sub(r'(id="|url\(#)', rf"\g<1>{prefix}", text)
+    return text.replace("<svg ", '<svg aria-hidden="true" focusable="false" ', 1)
+
+
+def _strip(element: ET.Element) -> None:
+    """Remove, below an element and in it, all that does not draw."""
+    for child in list(element):
+        child.tag = child.tag.removeprefix(_NAMESPACE) if isinstance(child.tag, str) else ""
+        if child.tag not in _SHAPES:
+            element.remove(child)
+            continue
+        _strip(child)
+        if _draws_nothing(child):
+            element.remove(child)
+    element.tag = element.tag.removeprefix(_NAMESPACE)
+    if element.tag == "svg":
+        element.set("xmlns", "http://www.w3.org/2000/svg")
+        element.set("font-family", "sans-serif")
+    allowed = (*_SHAPES.get(element.tag, ()), *_PAINT)
+    kept = {name: value for name, value in element.attrib.items() if name in allowed and (name, value) != ("opacity", "1")}
+    element.attrib.clear()
+    for name, value in kept.items():
+        element.set(name, value if name == "id" else _LONG.sub(lambda m: f"{float(m[0]):.1f}".removesuffix(".0"), value))
+
+
+def _draws_nothing(element: ET.Element) -> bool:
+    if element.tag in ("g", "defs"):
+        return not len(element)
+    return element.tag == "path" and element.get("d", "") in ("", "M0,0h0v0h0Z")
