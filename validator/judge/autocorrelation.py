@@ -70,5 +70,5 @@ def long_run_stdev(values: Floats, phi: float) -> float:
 def block_length(n: int, phi: float) -> int:
     """Rows per block of the bootstrap: Andrews' plug-in for a lag-1 process, at least n^(1/3), at most n/4."""
     alpha = 4.0 * phi**2 / ((1.0 - phi) ** 2 * (1.0 + phi) ** 2)
-    wanted = max(n ** (1.0 / 3.0), 1.1447 * (alpha * n) ** (1.0 / 3.0))
-    return max(1, min(int(math.ceil(wanted)), n // 4))
+    wanted = max(float(n ** (1.0 / 3.0)), 1.1447 * float((alpha * n) ** (1.0 / 3.0)))
+    return max(1, min(math.ceil(wanted), n // 4))

@@ -172,7 +172,9 @@ def _judge(
     if isinstance(left, str) or isinstance(right, str):
         return _judge_text(left, comparison.operator, right, binding)
     repeats = min(len(data[phase_id].arms.get(arm, ())) for phase_id, (arm, _) in binding.items()) if binding else 1
-    outcome = _judge_numbers(left, comparison, right, resolved, binding, repeats)
+    assumed = any(data[one.phase_id].assumes_variation(one, arm=binding[one.phase_id][0]) for one in resolved.values())
+    spread = next(iter(data.values())).validation.runbook.defaults.run_cv if assumed else 0.0
+    outcome = _judge_numbers(left, comparison, right, resolved, binding, repeats, spread)
     broken = _unfinished(resolved, data, binding)
     if outcome.status == "PASS" and broken is not None:
         message = f"{outcome.message} This does not count: {broken}."
@@ -253,6 +255,7 @@ def _judge_numbers(
     resolved: Mapping[str, Resolved],
     binding: Binding,
     repeats: int,
+    assumed_cv: float,
 ) -> _Outcome:
     operator, unit = comparison.operator, comparison.unit or _unit(comparison.left, resolved)
     if math.isnan(left.point) or math.isnan(right.point):
@@ -277,9 +280,11 @@ def _judge_numbers(
     ends = (right.point + interval[0], right.point + interval[1])
     text = f"{shown} [{number(ends[0])}, {number(ends[1])}]"
     if status == "INCONCLUSIVE":
-        message = f"The interval of {text} holds the bound {bound}; {_what_decides(difference, repeats)}."
+        message = f"The interval of {text} holds the bound {bound}; {_what_decides(difference, repeats, assumed_cv)}."
     else:
         message = f"{text} is {'' if status == 'PASS' else 'not '}{_WORDS[operator]} {bound}, with its whole interval."
+    if assumed_cv and status != "INCONCLUSIVE":
+        message += f" The interval allows for {100 * assumed_cv:g} % between runs, which is assumed, not measured."
     return _Outcome(status, message, binding, left.point, right.point, ends, margin)
 
 
@@ -312,17 +317,17 @@ def _status(interval: tuple[float, float], operator: str) -> Status:
 
 def _margin(left: float, operator: str, right: float) -> float | None:
     """Relative distance from the bound, positive on the good side; absolute where the bound is 0."""
-    distance = left - right if right == 0 else (left - right) / abs(right)
+    distance = 0.0 + (left - right if right == 0 else (left - right) / abs(right))
     if not math.isfinite(distance):
         return None
     if operator in ("<", "<="):
         return -distance
     if operator == "==":
-        return -abs(distance)
+        return -abs(distance) if distance else 0.0
     return abs(distance) if operator == "!=" else distance
 
 
-def _what_decides(difference: Estimate, repeats: int) -> str:
+def _what_decides(difference: Estimate, repeats: int, assumed_cv: float) -> str:
     """How much more would decide, if the observed value is the true one."""
     if difference.replicates is None or difference.point == 0:
         return "the value lies on the bound, so no number of runs would decide it"
@@ -331,6 +336,11 @@ def _what_decides(difference: Estimate, repeats: int) -> str:
     if factor > 400:
         return "the value is so close to the bound that no practical number of runs would decide it"
     wanted = max(MIN_REPEATS, math.ceil(repeats * factor))
+    if assumed_cv:
+        return (
+            f"{MIN_REPEATS} repeats would measure the variation between runs, which is assumed to be "
+            f"{100 * assumed_cv:g} %; at that, about {wanted} would decide it if the value is right"
+        )
     if wanted > repeats:
         return f"if the value is right, about {wanted} repeats would decide it (there {_were(repeats)})"
     return f"if the value is right, a run about {max(2, math.ceil(factor))} times as long would decide it"

@@ -98,6 +98,12 @@ class PhaseData:
         run_cv = self.validation.runbook.defaults.run_cv
         return over_runs(estimates, run_cv=run_cv, sign=_sign(resolved), seed=f"{resolved.phase_id}/{arm}")
 
+    def assumes_variation(self, resolved: Resolved, *, arm: str) -> bool:
+        """Whether the interval rests on an assumed variation between runs, for want of four repeats."""
+        if resolved.name == "scaling.efficiency":
+            return True
+        return not is_exact(resolved) and _sign(resolved) != 0 and len(self.arms.get(arm, ())) < MIN_REPEATS
+
     def of_run(self, run: RunRecord, resolved: Resolved, *, alone: bool = True) -> Known:
         """A reference's value in one run, with the interval within that run if it stands `alone`.
 

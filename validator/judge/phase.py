@@ -109,9 +109,10 @@ def _status(record: PhaseRecord, criteria: tuple[Verdict, ...]) -> tuple[Status,
     """The worst required verdict or check; a phase without any proof of its own is not passed."""
     if record.state not in ("done", "interrupted"):
         return _unjudged_status(record)
-    counted: list[Verdict | Check] = [one for one in (*record.checks, *criteria) if one.required]
+    everything: list[Verdict | Check] = [*record.checks, *criteria]
+    counted = [one for one in everything if one.required]
     for status in _WORST:
-        found: list[Verdict | Check] = [one for one in counted if one.status == status]
+        found = [one for one in counted if one.status == status]
         if found:
             return status, _why(found, status)
     if record.state == "interrupted":

@@ -4,9 +4,9 @@ A run's first steps compile, fill caches and ramp clocks; they say nothing about
 after the declared warm-up and, if the time per step still changes after that, behind the last change.
 
 Method: a CUSUM test for a change of the mean (Page 1954; Ploberger and Krämer 1992) with an autocorrelation-robust
-scale, repeated on what lies right of each change, which is located by least squares (Bai 1994). A change counts when it is
-both significant and material. What remains must be long enough to be called steady; this follows the classification of
-Barrett et al., "Virtual Machine Warmup Blows Hot and Cold" (OOPSLA 2017), in warm-up, steady and no steady state.
+scale, repeated on what lies right of each change, which is located by least squares (Bai 1994). A change counts when
+it is both significant and material. What remains must be long enough to be called steady; this follows Barrett et al.,
+"Virtual Machine Warmup Blows Hot and Cold" (OOPSLA 2017), who tell warm-up, steady and no steady state apart.
 """
 
 from __future__ import annotations
