@@ -199,6 +199,10 @@ def _unknown_key(root: Node, path: Path) -> Problem:
     known = key_names(model) if model is not None else []
     place = spell(root, owner) or "the runbook"
     home = homes(key)
+    node = node_at(root, path)
+    if " " in key and node is not None and node.value is None:
+        fix = f"a comma ends a value within braces; put quotes around the text that goes on with {key!r}"
+        return Problem.at(mark_at(root, path, key=True), f"unknown key {key} in {place}", fix)
     fix = nearest(key, known, cutoff=0.7, otherwise="") or (
         f"{key} belongs to {home}" if home else nearest(key, known, otherwise=f"known keys: {', '.join(known)}")
     )
