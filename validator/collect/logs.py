@@ -40,12 +40,13 @@ TROUBLE: Mapping[str, str] = {
     "import": r"ModuleNotFoundError|ImportError:",
     "usage": r"unrecognized arguments|error: argument |No such option|unknown (?:key|flag|option|argument)",
     "stale_halt": r"\.HALT\b",
-    "eta": r"(?i:\bETA\b|\bremaining\b|time left)[^\n]{0,40}?\d",
+    "eta": r"(?i:\bETA\b|\bremaining\b|time left)[^\n]{0,40}?\d|\d\s?(?:h|hours|days?)\b[^\n]{0,12}\bfor [\d,]+ steps",
     "speedup": r"\d[\d,]*(?:\.\d+)?\s?[x×](?![\w\[])[^\n]{0,30}(?i:speed-?up|faster)|"
     r"(?i:speed-?up|faster)[^\n]{0,30}?\d[\d,]*(?:\.\d+)?\s?[x×](?![\w\[])",
     "compression": r"(?i:gradient compression)",
     "mismatch": r"(?i:selection[^\n]{0,40}(?:mismatch|differ)|(?:v1|v2)[^\n]{0,20}mismatch)",
-    "warning_disabled": r"\[ddp-safe\][^\n]*|(?i:disabled gradient checkpointing)",
+    "dead_parameter": r"(?i:dead parameter|parameters? (?:that )?(?:did not receive|without|got no|never got a?) ?"
+    r"grad)",
 }
 """Kinds of trouble or claims, and the text that gives them away."""
 

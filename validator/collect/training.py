@@ -272,6 +272,7 @@ def _derive_gaps(state: Gathered) -> None:
             "first_ts": float(heartbeat.times[0]) if heartbeat.times.size else None,
             "last_ts": float(heartbeat.times[-1]) if heartbeat.times.size else None,
             "last_step": heartbeat.last_step,
+            "last_progress_ts": float(heartbeat.step_times_s[1][-1]) if heartbeat.step_times_s[1].size else None,
             "last_msg": heartbeat.last_msg,
             "max_gap_s": gap_s,
             "done": heartbeat.done,
@@ -328,3 +329,15 @@ def _read_further(state: Gathered) -> None:
                 _add_table(state, table, prefix=f"{path.stem}.")
     if files:
         state.extra["files"] = files
+    _read_memory_dumps(state)
+
+
+def _read_memory_dumps(state: Gathered) -> None:
+    """What the trainer's `mem_<tag>.json` say of the device's size."""
+    for tag in ("stepN", "step1", "boot"):
+        path = state.out / f"mem_{tag}.json"
+        read = read_json_object(path, state.intake, what="memory dump") if path.is_file() else None
+        total = read[0].get("gpu_mem_total_mib") if read is not None else None
+        if isinstance(total, (int, float)) and total > 0:
+            state.extra["gpu_mem_total_mib"] = float(total)
+            return

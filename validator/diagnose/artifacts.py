@@ -40,7 +40,8 @@ def foreign_results(run: RunFacts) -> Iterator[Finding]:
             severity="veto",
             confidence="high" if certain else "medium",
             because=_evidence(seen),
-            next_step="Point the trainer's output at this run's own folder with {out}, empty at the start, and run again.",
+            next_step="Point the trainer's output at this run's own folder with {out}, empty at the start, "
+            "and run again.",
         )
 
 

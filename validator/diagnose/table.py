@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from validator.diagnose import artifacts
+from validator.diagnose import across, artifacts, failures, learning, pace, phases, resources, settings
 from validator.diagnose.rule import PhaseRule, RunRule, ValidationRule
 
 __all__ = ["CODES", "PHASE_RULES", "RUN_RULES", "VALIDATION_RULES"]
@@ -11,11 +11,65 @@ RUN_RULES: tuple[RunRule, ...] = (
     RunRule("mixed-runs", "veto", artifacts.mixed_runs),
     RunRule("foreign-results", "veto", artifacts.foreign_results),
     RunRule("stale-halt", "veto", artifacts.stale_halt),
+    RunRule("config-ignored", "veto", settings.config_ignored),
+    RunRule("noop-compression", "warning", settings.noop_compression),
+    RunRule("warmup-exceeds-run", "warning", settings.warmup_exceeds_run),
+    RunRule("host-bound", "warning", settings.sequential_prefill),
+    RunRule("nan-loss", "veto", learning.nan_loss),
+    RunRule("zero-grad", "veto", learning.zero_grad),
+    RunRule("gate-collapse", "veto", learning.gate_collapse),
+    RunRule("random-data-floor", "warning", learning.random_data_floor),
+    RunRule("dead-parameter", "warning", learning.dead_parameter),
+    RunRule("fused-unstable", "warning", learning.fused_unstable),
+    RunRule("hang", "veto", pace.hang),
+    RunRule("slow-not-hung", "warning", pace.slow_not_hung),
+    RunRule("no-steady-state", "warning", pace.no_steady_state),
+    RunRule("not-significant", "info", pace.too_few_rows),
+    RunRule("eta-wrong", "warning", pace.eta_wrong),
+    RunRule("unit-mismatch", "veto", pace.unit_mismatch),
+    RunRule("oom", "warning", failures.oom),
+    RunRule("nccl-error", "warning", failures.nccl_error),
+    RunRule("port-in-use", "warning", failures.port_in_use),
+    RunRule("disk-full", "veto", failures.disk_full),
+    RunRule("leftover-process", "warning", failures.leftover_process),
+    RunRule("low-headroom", "warning", resources.low_headroom),
+    RunRule("memory-growth", "warning", resources.memory_growth),
+    RunRule("straggler", "warning", resources.straggler),
+    RunRule("loader-bound", "warning", resources.loader_bound),
+    RunRule("comm-bound", "warning", resources.comm_bound),
+    RunRule("host-bound", "warning", resources.host_bound),
+    RunRule("throttled", "warning", resources.throttled),
+    RunRule("config-unknown", "info", settings.config_unknown),
+)
+"""Rules that one run's evidence satisfies; `inspect` uses these alone."""
+
+PHASE_RULES: tuple[PhaseRule, ...] = (
+    PhaseRule("skipped-as-pass", "veto", phases.skipped_as_pass),
+    PhaseRule("selection-mismatch", "veto", phases.selection_mismatch),
+    PhaseRule("silent-audit", "warning", phases.silent_audit),
+    PhaseRule("vacuous-sweep", "warning", phases.vacuous_sweep),
+    PhaseRule("not-significant", "info", phases.not_significant),
+    PhaseRule("unhealthy-gpu", "veto", phases.machine_checks),
 )
 
-PHASE_RULES: tuple[PhaseRule, ...] = ()
+VALIDATION_RULES: tuple[ValidationRule, ...] = (
+    ValidationRule("impossible-scaling", "veto", across.impossible_scaling),
+    ValidationRule("config-ignored", "veto", across.rate_ignores_length),
+    ValidationRule("superlinear-in-seq", "warning", across.superlinear_in_seq),
+    ValidationRule("setting-to-blame", "warning", across.setting_to_blame),
+)
 
-VALIDATION_RULES: tuple[ValidationRule, ...] = ()
+_OTHERS = ("leftover-process", "throttled", "disk-full")
+"""Codes of `machine_checks` beside the one that it is listed under."""
 
-CODES: tuple[str, ...] = tuple(dict.fromkeys(r.code for r in (*RUN_RULES, *PHASE_RULES, *VALIDATION_RULES)))
+CODES: tuple[str, ...] = tuple(
+    dict.fromkeys(
+        (
+            *(rule.code for rule in RUN_RULES),
+            *(rule.code for rule in PHASE_RULES),
+            *(rule.code for rule in VALIDATION_RULES),
+            *_OTHERS,
+        )
+    )
+)
 """All codes that a finding may carry."""

@@ -42,7 +42,9 @@ class Result:
 
     `extra` holds what is neither a series nor a scalar; each key is there only when there was something to read:
     `world_size`  ranks by the trainer's own account (or as planned, when it gives none);
-    `heartbeats`  rank to {path, pid, lines, first_ts, last_ts, last_step, last_msg, max_gap_s, done};
+    `heartbeats`  rank to {path, pid, lines, first_ts, last_ts, last_progress_ts, last_step, last_msg, max_gap_s, done};
+    `rank_compute_time_s` rank to its median time of own work per step, after warm-up;
+    `gpu_mem_total_mib` size of the GPU's memory, by the trainer's memory dump;
     `halt`        {path, text, anomaly, stale};
     `tests`       {failed, errors, skipped}: each a list of {name, message};
     `log_hits`    kind of trouble to [{path, line, text}], from one bounded scan of all logs;

@@ -1,0 +1,101 @@
+"""Why a run ended badly, as its logs tell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from validator.diagnose.facts import RunFacts
+from validator.diagnose.rule import evidence, found
+from validator.model.verdict import Finding
+
+__all__ = ["disk_full", "leftover_process", "nccl_error", "oom", "port_in_use"]
+
+
+def _tried_again(run: RunFacts) -> bool:
+    """Whether an earlier attempt failed although the last one did not."""
+    return run.outcome is not None and len(run.outcome.attempts) > 1
+
+
+def oom(run: RunFacts) -> Iterator[Finding]:
+    """Memory ran out: at which step, on which side."""
+    hits = run.hits("oom")
+    if not hits:
+        return
+    gpu = any("CUDA" in h.text or "OutOfMemoryError" in h.text or "CUBLAS" in h.text for h in hits)
+    step = (run.steps_done or 0) + 1
+    peak = run.series("gpu_mem_reserved_mib") if gpu else run.series("host_mem_mib")
+    because = [hit.evidence for hit in hits[:3]]
+    if peak is not None:
+        because.append(evidence(f"{peak.name} up to {peak.values.max():,.0f} MiB before", peak.source.path))
+    ended = run.outcome is None or run.failed
+    yield found(
+        "oom",
+        f"{'GPU' if gpu else 'Host'} memory ran out "
+        + (f"in step {step:.0f}." if ended else "at some point, and the run went on."),
+        severity="warning",
+        confidence="high" if run.failed else "medium",
+        because=because,
+        next_step="Halve batch_size and double accum, turn on grad_checkpointing, or shorten seq_len; then compare "
+        "mem_step1.json with mem_boot.json to see what takes the room."
+        if gpu
+        else "Reduce data loading workers and prefetching, or use a machine with more memory.",
+    )
+
+
+def nccl_error(run: RunFacts) -> Iterator[Finding]:
+    """Communication between ranks failed."""
+    hits = [h for h in run.hits("nccl") if "NCCL WARN" not in h.text or run.failed]
+    if not hits or not (run.outcome is None or run.failed or _tried_again(run)):
+        return
+    own = [h for h in hits if "Connection closed by peer" not in h.text and "DistNetworkError" not in h.text]
+    first = next(iter(run.result.extra.get("errors", [])), None)
+    culprit = f" Rank {first['rank']} failed first: {first['message']}" if first else ""
+    yield found(
+        "nccl-error",
+        f"Communication between ranks failed.{culprit}",
+        confidence="high" if own else "low",
+        because=[hit.evidence for hit in (own or hits)[:4]],
+        next_step="Look at the rank that failed first, since the others only report that it is gone; if none did, run "
+        "once with NCCL_DEBUG=INFO and check the links by nvidia-smi topo -m.",
+    )
+
+
+def port_in_use(run: RunFacts) -> Iterator[Finding]:
+    """The port of the rendezvous was taken."""
+    hits = run.hits("port_in_use")
+    if hits and (run.outcome is None or run.failed or _tried_again(run)):
+        yield found(
+            "port-in-use",
+            "The master port was in use by another process.",
+            because=[hit.evidence for hit in hits[:3]],
+            next_step="Let the runbook retry on another port (retries: 1), and see who holds it: ss -ltnp.",
+        )
+
+
+def disk_full(run: RunFacts) -> Iterator[Finding]:
+    """Nothing more could be written."""
+    hits = run.hits("disk_full")
+    if hits:
+        yield found(
+            "disk-full",
+            "There was no space left to write to, so artifacts of this run may be incomplete.",
+            severity="veto" if run.failed else "warning",
+            because=[hit.evidence for hit in hits[:3]],
+            next_step="Free space or write elsewhere (--out), see df -h, and run again.",
+        )
+
+
+def leftover_process(run: RunFacts) -> Iterator[Finding]:
+    """The run ended by itself and left processes behind."""
+    if run.outcome is None:
+        return
+    left = [a for a in run.outcome.attempts if a.reason == "exited" and a.killed]
+    if left:
+        pids = ", ".join(map(str, left[-1].killed[:8]))
+        yield found(
+            "leftover-process",
+            f"Processes outlived the run and had to be killed: {pids}.",
+            because=[evidence(f"attempt {left[-1].number} exited with {left[-1].rc}; killed {pids}", "journal.jsonl")],
+            next_step="Join or terminate every child before the trainer exits; left alone they hold GPU "
+            "memory and ports.",
+        )

@@ -1,0 +1,182 @@
+"""What the training itself shows: losses, gradients and gates that are not those of a healthy run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from validator.diagnose.facts import RunFacts
+from validator.diagnose.rule import Severity, evidence, found, percent
+from validator.model.result import Series
+from validator.model.runbook import Watchdog
+from validator.model.verdict import Finding
+
+__all__ = ["dead_parameter", "fused_unstable", "gate_collapse", "nan_loss", "random_data_floor", "zero_grad"]
+
+_VOCABULARIES = (256, 257, 258, 259, 260, 320, 384, 512, 32000, 32768, 50257, 50304, 65536, 100277, 128256, 151936)
+_FLOOR_TOLERANCE_NAT = 0.02
+
+
+def nan_loss(run: RunFacts) -> Iterator[Finding]:
+    """A loss that is not a number, on any rank."""
+    ranks = [one["loss"] for one in run.result.rank_series.values() if "loss" in one]
+    for series in ([run.result.series["loss"]] if "loss" in run.result.series else []) + ranks:
+        bad = np.flatnonzero(~np.isfinite(series.values))
+        if not bad.size:
+            continue
+        at = int(series.steps[bad[0]])
+        before = series.values[: bad[0]]
+        last = f"; the last finite loss was {before[-1]:.4g}" if before.size else ""
+        yield found(
+            "nan-loss",
+            f"The loss is {series.values[bad[0]]} from step {at} on rank {series.rank}{last}.",
+            severity="veto",
+            because=[evidence(f"{bad.size} of {len(series.values)} rows not finite", series.source.path, f"step {at}")],
+            next_step="Run again from before that step in fp32 with a lower learning rate and gradient clipping; if it "
+            "stays, look at that step's batch.",
+        )
+        return
+
+
+def _strikes(series: Series, bad: npt.NDArray[np.bool_], strikes: int) -> int | None:
+    """Step at which the first unbroken row of `strikes` bad rows is complete."""
+    run_length = 0
+    for step, flag in zip(series.steps, bad, strict=True):
+        run_length = run_length + 1 if flag else 0
+        if run_length >= strikes:
+            return int(step)
+    return None
+
+
+def zero_grad(run: RunFacts) -> Iterator[Finding]:
+    """A gradient norm of exactly zero: nothing is learned."""
+    series = run.series("grad_norm")
+    if series is None:
+        return
+    at = _strikes(series, series.values == 0, min(2, len(series.values)))
+    if at is None:
+        return
+    share = float((series.values == 0).mean())
+    yield found(
+        "zero-grad",
+        f"The gradient norm is exactly zero at step {at} and in {percent(share)} of all rows: nothing is learned.",
+        severity="veto",
+        because=[evidence(f"grad_norm 0 in {int((series.values == 0).sum())} rows", series.source.path, f"step {at}")],
+        next_step="Look for a detached loss, frozen parameters, or a loss scale that underflows; train one step on one "
+        "process and print each parameter's gradient norm.",
+    )
+
+
+def gate_collapse(run: RunFacts) -> Iterator[Finding]:
+    """The gates send nearly everything through one branch."""
+    limits = run.spec.watchdog or Watchdog()
+    for name, side, limit, text in (
+        ("gate_entropy_mean", -1, limits.gate_entropy_min, "gate entropy below"),
+        ("gate_max_gate", 1, limits.gate_max, "largest gate above"),
+        ("gate_collapse_frac", 1, limits.gate_collapse_frac, "collapsed share above"),
+    ):
+        series = run.series(name)
+        if series is None:
+            continue
+        bad = side * series.values > side * limit
+        at = _strikes(series, bad, limits.gate_strikes)
+        if at is None:
+            continue
+        lasting: Severity = "veto" if bad[-1] else "warning"
+        yield found(
+            "gate-collapse",
+            f"The gates collapsed: {text} {limit:g} {limits.gate_strikes} times in a row by step {at}"
+            + (", to the end." if bad[-1] else ", and recovered later."),
+            severity=lasting,
+            because=[evidence(f"{name} is {series.values[-1]:.3g} at the end", series.source.path, f"step {at}")],
+            next_step="Compare gate_branch_shares over time; lower the gates' learning rate or initialize them at "
+            "equal shares, and check that every branch gets a gradient.",
+        )
+        return
+
+
+def random_data_floor(run: RunFacts) -> Iterator[Finding]:
+    """A loss that sits at ln V has learned that all tokens are equally likely, which is not convergence."""
+    series = run.series("loss")
+    if not run.training or series is None or len(series.values) < 20:
+        return
+    tail = series.values[-max(10, len(series.values) // 4) :]
+    if not np.isfinite(tail).all():
+        return
+    level = float(tail.mean())
+    told = run.number("vocab_size")
+    tokenizer = run.environment.get("tokenizer")
+    sizes = [told] if told else []
+    if isinstance(tokenizer, dict) and isinstance(tokenizer.get("vocab_size"), (int, float)):
+        sizes.append(float(tokenizer["vocab_size"]))
+    floor = next((v for v in sizes or _VOCABULARIES if abs(level - math.log(v)) <= _FLOOR_TOLERANCE_NAT), None)
+    if floor is None or float(tail.std()) > 5 * _FLOOR_TOLERANCE_NAT:
+        return
+    uniform = str(run.setting("data", "dataset") or "").lower() in ("uniform", "random")
+    yield found(
+        "random-data-floor",
+        f"The loss stays at {level:.3f}, which is ln {floor:.0f}: that of guessing among all tokens"
+        + (", as uniform random data allow no other." if uniform else "."),
+        severity="info" if uniform else "warning",
+        confidence="high" if sizes else "medium",
+        because=[evidence(f"mean of the last {tail.size} rows {level:.4f}", series.source.path)],
+        next_step="Do not read this as convergence; train on data that can be learned (data: synthetic or local) and "
+        "require loss.last < loss.first.",
+    )
+
+
+def dead_parameter(run: RunFacts) -> Iterator[Finding]:
+    """Parameters that never get a gradient."""
+    for name in ("dead_parameters", "dead_params", "params_without_grad", "unused_parameters"):
+        value = run.environment.get(name)
+        count = len(value) if isinstance(value, list) else run.scalar(f"metrics.{name}")
+        if count:
+            listed = ", ".join(map(str, value[:4])) if isinstance(value, list) else ""
+            yield found(
+                "dead-parameter",
+                f"{count:.0f} parameters never got a gradient{': ' + listed if listed else ''}.",
+                because=[evidence(f"{name}: {listed or f'{count:.0f}'}")],
+                next_step="Find why the branch they belong to does not reach the loss; freeze or remove them if meant.",
+            )
+            return
+    hits = run.hits("dead_parameter")
+    if hits:
+        yield found(
+            "dead-parameter",
+            "The log speaks of parameters that got no gradient.",
+            confidence="medium",
+            because=[hit.evidence for hit in hits[:3]],
+            next_step="List the parameters whose .grad is None after one backward pass on one process.",
+        )
+
+
+def fused_unstable(run: RunFacts) -> Iterator[Finding]:
+    """With the fused optimizer the run diverges, or its rate breaks down after it had been up."""
+    value = run.setting("opt_fused", "fused", "fused_adamw")
+    value = run.variable("NSA_OPT_FUSED") if value is None else value
+    if not run.training or str(value).strip().lower() not in ("1", "true", "on", "yes"):
+        return
+    loss, rate = run.series("loss"), run.series("toks_per_s")
+    broken = loss is not None and not np.isfinite(loss.values).all()
+    fell = False
+    if rate is not None and len(rate.values) >= 3:
+        values = rate.values[np.isfinite(rate.values)]
+        last = values[-max(1, len(values) // 4) :]
+        fell = bool(values.size >= 3 and np.median(last) < 0.5 * values.max())
+    hung = run.outcome is not None and run.outcome.reason == "stalled"
+    if not (broken or fell or hung):
+        return
+    what = "the loss is not finite" if broken else "the run stalled" if hung else "the rate broke down"
+    shown = rate if fell and rate is not None else loss
+    yield found(
+        "fused-unstable",
+        f"With the fused optimizer {what}"
+        + (f": {rate.values.max():.0f} tok/s at best, {rate.values[-1]:.0f} at the end." if fell and rate else "."),
+        confidence="medium" if broken or hung else "low",
+        because=[evidence(f"fused optimizer {value}", shown.source.path if shown is not None else None)],
+        next_step="Repeat with NSA_OPT_FUSED unset, interleaved at least four times each; keep it unset until the "
+        "fused arm is as steady.",
+    )

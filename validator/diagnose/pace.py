@@ -1,0 +1,253 @@
+"""How fast a run went, whether that can be known, and whether it was slow or stuck."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import numpy as np
+
+from validator.diagnose.facts import RunFacts
+from validator.diagnose.rule import evidence, found, percent
+from validator.judge.window import MIN_ROWS
+from validator.model.units import format_duration
+from validator.model.verdict import Evidence, Finding
+
+__all__ = ["eta_wrong", "hang", "no_steady_state", "slow_not_hung", "too_few_rows", "unit_mismatch"]
+
+_NOTABLE_WAIT_S = 180.0
+"""A wait that people begin to take for a hang; the default limit of the watchdog as well."""
+
+
+def no_steady_state(run: RunFacts) -> Iterator[Finding]:
+    """The rate never settles, so no mean of it says what a long run would do."""
+    if not run.training or run.times is None or run.window is None:
+        return
+    series = run.series("toks_per_s") or run.series("step_time_s")
+    assert series is not None  # times came from one of them
+    late = series.values[(series.steps > run.spec.warmup_steps) & np.isfinite(series.values) & (series.values > 0)]
+    few = late.size < MIN_ROWS
+    if few:
+        late = series.values[np.isfinite(series.values) & (series.values > 0)]
+        if late.size < 3 or late.size >= MIN_ROWS or (late.max() < 1.5 * late[-1] and late.max() < 1.5 * late[0]):
+            return
+    elif run.window.steady:
+        return
+    shown = " → ".join(f"{v:,.0f}" if v >= 10 else f"{v:.3g}" for v in _thirds(late))
+    yield found(
+        "no-steady-state",
+        f"{series.name} never settles: {shown} {series.unit}. No mean of it stands for a longer run.",
+        confidence="low" if few else "high",
+        because=[evidence(run.window.note, series.source.path, f"steps {series.steps[0]}–{series.steps[-1]}")],
+        next_step="Run at least three times as many steps; if it still drifts, look at clocks, temperature, the data "
+        "loader and memory over time.",
+    )
+
+
+def _thirds(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> list[float]:
+    if values.size <= 4:
+        return [float(v) for v in values]
+    return [float(part.mean()) for part in np.array_split(values, 3)]
+
+
+def too_few_rows(run: RunFacts) -> Iterator[Finding]:
+    """A mean over a handful of rows that differ widely."""
+    series = run.series("toks_per_s")
+    if not run.training or series is None:
+        return
+    late = series.values[(series.steps > run.spec.warmup_steps) & np.isfinite(series.values)]
+    if late.size < 2:
+        late = series.values[1:][np.isfinite(series.values[1:])]
+    if not 2 <= late.size <= 5 or late.mean() <= 0 or late.std() / late.mean() <= 0.1:
+        return
+    listed = ", ".join(f"{v:,.0f}" for v in late)
+    yield found(
+        "not-significant",
+        f"{late.mean():,.0f} ± {late.std():,.0f} tok/s over {late.size} rows ({listed}) is no measurement to "
+        "compare by.",
+        severity="info",
+        because=[evidence(f"toks_per_s: {listed}", series.source.path)],
+        next_step="Log every step (log_every 1), run at least 200 steps and repeat each setting four times.",
+    )
+
+
+def _silence(run: RunFacts) -> tuple[float, float, int] | None:
+    """Seconds since the last finished step of the slowest rank, seconds until a record is due, and that rank."""
+    marks = run.result.extra.get("heartbeats", {})
+    step_s = run.step_time_s
+    if not marks or step_s is None:
+        return None
+    rank = min(marks, key=lambda r: (marks[r]["last_step"], marks[r]["last_ts"] or 0))
+    mark = marks[rank]
+    if mark["last_ts"] is None:
+        return None
+    end = mark["last_ts"]
+    if run.outcome is not None and run.failed and mark["first_ts"] is not None:
+        end = max(end, mark["first_ts"] + run.outcome.duration_s)
+    since = mark.get("last_progress_ts")
+    series = run.series("loss") or run.series("toks_per_s")
+    strides = np.diff(series.steps) if series is not None and len(series.steps) > 1 else np.array([1])
+    return end - (since if since is not None else mark["last_ts"]), float(np.median(strides)) * step_s, int(rank)
+
+
+def slow_not_hung(run: RunFacts) -> Iterator[Finding]:
+    """A run taken for a hang although its next record is not yet due."""
+    quiet = _silence(run)
+    marks = run.result.extra.get("heartbeats", {})
+    if not run.training or quiet is None or any(m["done"] for m in marks.values()):
+        return
+    if run.outcome is not None and (run.outcome.ok or run.outcome.reason in ("exited", "halted", "infrastructure")):
+        return
+    silent_s, due_s, rank = quiet
+    if due_s < _NOTABLE_WAIT_S or silent_s > 1.5 * due_s or run.step_time_s is None:
+        return
+    done, asked = run.steps_done or 0.0, run.steps_asked
+    rest = (
+        f" The {asked - done:.0f} steps left need {format_duration((asked - done) * run.step_time_s)}." if asked else ""
+    )
+    yield found(
+        "slow-not-hung",
+        f"The run is slow, not stuck: a step takes {format_duration(run.step_time_s)} and a record comes every "
+        f"{format_duration(due_s)}; the last one is {format_duration(silent_s)} old.{rest}",
+        confidence="high" if silent_s <= due_s else "medium",
+        because=[evidence(f"last step {marks[rank]['last_step']} on rank {rank}", str(marks[rank]["path"]))],
+        next_step="Log every step (log_every 1), give the phase a timeout that fits, and find out why a step takes "
+        "so long.",
+    )
+
+
+def hang(run: RunFacts) -> Iterator[Finding]:
+    """No progress and no activity: which rank was last, and what it was doing."""
+    if run.outcome is None or run.outcome.reason != "stalled":
+        return
+    last = run.outcome.last
+    marks = run.result.extra.get("heartbeats", {})
+    who, because = "", []
+    if marks:
+        rank = min(marks, key=lambda r: (marks[r]["last_step"], marks[r]["last_ts"] or 0))
+        mark = marks[rank]
+        who = f" Rank {rank} was last seen at step {mark['last_step']} ({mark['last_msg'] or 'no message'})."
+        because.append(evidence(f"last record: step {mark['last_step']}, {mark['last_msg']}", str(mark["path"])))
+        others = [m["last_step"] for r, m in marks.items() if r != rank]
+        if others and min(others) > mark["last_step"]:
+            who += f" The others had reached step {min(others)} and wait for it."
+    because += [evidence("saved before the stop", path) for path in last.bundle[:6]]
+    because += [hit.evidence for hit in run.hits("nccl")[:2]]
+    stacks = next((path for path in last.bundle if "stack" in path), None)
+    yield found(
+        "hang",
+        f"The run stopped making progress: {last.detail or 'no step and no activity'}.{who}".replace("..", "."),
+        severity="veto",
+        because=because,
+        next_step=(f"Read the stacks in {stacks}: " if stacks else "Dump the stacks with SIGUSR1 next time: ")
+        + "ranks that wait in a collective are victims, the one that is elsewhere is the cause.",
+    )
+
+
+_SPAN = re.compile(
+    r"(?:~|≈)?(?P<n>\d[\d,]*(?:\.\d+)?)\s*(?P<unit>days?|d|hours?|hrs?|h|minutes?|mins?|m|seconds?|secs?|s)\b", re.I
+)
+_CLOCK = re.compile(r"(?:(?P<d>\d+)\s*days?,?\s*)?(?P<h>\d{1,4}):(?P<m>\d\d):(?P<s>\d\d)")
+_STEPS = re.compile(r"(?P<n>\d[\d,]*)\s*steps?\b", re.I)
+_AT = re.compile(r"\bstep\s*[:=]?\s*(?P<at>\d[\d,]*)(?:\s*(?:/|of)\s*(?P<total>\d[\d,]*))?", re.I)
+_UNIT_S = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
+
+
+def _count(text: str | None) -> float | None:
+    return float(text.replace(",", "")) if text else None
+
+
+def _claimed_s(text: str) -> float | None:
+    """The time left that a line claims."""
+    mark = re.search(r"\bETA\b|\bremaining\b|time left", text, re.I)
+    part = text[mark.end() :] if mark is not None and mark[0].lower() != "remaining" else text
+    clock = _CLOCK.search(part)
+    if clock is not None:
+        return 86400.0 * int(clock["d"] or 0) + 3600.0 * int(clock["h"]) + 60.0 * int(clock["m"]) + int(clock["s"])
+    span = _SPAN.search(part)
+    return float(span["n"].replace(",", "")) * _UNIT_S[span["unit"][0].lower()] if span is not None else None
+
+
+def eta_wrong(run: RunFacts) -> Iterator[Finding]:
+    """A log promises an end that its own step time contradicts."""
+    step_s = run.step_time_s
+    if not run.training or step_s is None:
+        return
+    for hit in run.hits("eta"):
+        claimed, at, named = _claimed_s(hit.text), _AT.search(hit.text), _STEPS.search(hit.text)
+        if claimed is None:
+            continue
+        total = _count(at["total"]) if at else None
+        total = total or (_count(named["n"]) if named else None) or run.steps_asked
+        if total is None:
+            continue
+        left = total - (_count(at["at"]) or 0.0 if at and not (named and not at["total"]) else 0.0)
+        truth = left * step_s
+        certain = at is not None or named is not None
+        if truth < 60 or not (claimed > 2 * truth or (certain and claimed < truth / 2)):
+            continue
+        yield found(
+            "eta-wrong",
+            f"The log promises {format_duration(claimed)} for {left:,.0f} steps; at {format_duration(step_s)} a step "
+            f"it is {format_duration(truth)} ({truth / 3600:,.0f} h).",
+            confidence="high" if certain else "medium",
+            because=[hit.evidence, evidence(f"step time {step_s:.4g} s", run.source("step_time_s"))],
+            next_step=f"Plan with {format_duration(truth)}: steps left × measured step time.",
+        )
+        return
+
+
+_FACTOR = re.compile(r"(?P<n>\d[\d,]*(?:\.\d+)?)\s?[x×]", re.I)
+
+
+def unit_mismatch(run: RunFacts) -> Iterator[Finding]:
+    """Figures of the same thing that differ by a whole factor: totals against per-iteration, or wrong token counts."""
+    claims: list[tuple[float, Evidence]] = []
+    for hit in run.hits("speedup"):
+        factor = _FACTOR.search(hit.text)
+        value = _count(factor["n"]) if factor else None
+        if value:
+            claims.append((value, hit.evidence))
+    for low, high in ((a, b) for a in claims for b in claims if b[0] > 1.5 * a[0] and a[0] > 1.5):
+        ratio = high[0] / low[0]
+        if 2 <= round(ratio) <= 1000 and abs(ratio / round(ratio) - 1) <= 0.02:
+            yield found(
+                "unit-mismatch",
+                f"Two speed-ups are claimed, {high[0]:g}× and {low[0]:g}×, that differ by a factor of "
+                f"{round(ratio)}: a total of {round(ratio)} iterations was likely divided by the time of one.",
+                confidence="medium",
+                because=[high[1], low[1]],
+                next_step="State time per call on both sides, measured the same way, and divide only like by like.",
+            )
+            break
+    yield from _rate_counts_otherwise(run)
+
+
+def _rate_counts_otherwise(run: RunFacts) -> Iterator[Finding]:
+    """Rate × step time against the trainer's own tokens per step; and a use of the hardware beyond its peak."""
+    rate, times, told = run.series("toks_per_s"), run.series("step_time_s"), run.environment.get("tokens_per_step")
+    if rate is not None and times is not None and isinstance(told, (int, float)) and told > 0:
+        common, left, right = np.intersect1d(rate.steps, times.steps, return_indices=True)
+        products = (rate.values[left] * times.values[right])[common > run.spec.warmup_steps]
+        products = products[np.isfinite(products)]
+        measured = float(np.median(products)) if products.size >= 3 else float(told)
+        if measured > 0 and abs(measured / told - 1) > 0.2:
+            yield found(
+                "unit-mismatch",
+                f"Rate × step time gives {measured:,.0f} tokens a step where the trainer says {told:,.0f}: a factor of "
+                f"{measured / told:.2g}.",
+                severity="veto",
+                confidence="medium",
+                because=[evidence(f"toks_per_s × step_time_s ≈ {measured:,.0f}", rate.source.path)],
+                next_step="Check whether toks_per_s is per rank or global, and whether step_time_s is of a step or "
+                "of a micro-batch (accumulation).",
+            )
+    mfu = run.scalar("metrics.mfu")
+    if mfu is not None and mfu > 1:
+        yield found(
+            "unit-mismatch",
+            f"A model FLOP utilization of {percent(mfu)} is more than the hardware can do.",
+            severity="veto",
+            because=[evidence(f"metrics.mfu {mfu:.3g}")],
+            next_step="Check the FLOPs per token, the token rate and the peak that was assumed.",
+        )

@@ -1,0 +1,197 @@
+"""What a phase shows beside its runs: tests that did not run, audits that said nothing, sweeps of nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from validator.diagnose.facts import PhaseFacts, RunFacts, as_number, same_value
+from validator.diagnose.rule import evidence, found
+from validator.model.catalogue import METRICS
+from validator.model.runbook import PytestPhase
+from validator.model.verdict import Check, Finding
+
+__all__ = [
+    "machine_checks",
+    "not_significant",
+    "selection_mismatch",
+    "silent_audit",
+    "skipped_as_pass",
+    "vacuous_sweep",
+]
+
+_SELECTION = re.compile(r"select|sel_|ranges|(?<![a-z])v2(?![a-z])", re.I)
+
+
+def skipped_as_pass(phase: PhaseFacts) -> Iterator[Finding]:
+    """Tests ended with exit code 0 although some, or all, did not run."""
+    if not isinstance(phase.record.phase, PytestPhase):
+        return
+    for run in phase.runs:
+        passed, skipped = run.scalar("tests.passed"), run.scalar("tests.skipped") or 0.0
+        if run.outcome is None or run.outcome.rc != 0 or passed is None:
+            continue
+        if passed and (not skipped or phase.record.phase.allow_skipped):
+            continue
+        listed = run.result.extra.get("tests", {}).get("skipped", [])
+        yield found(
+            "skipped-as-pass",
+            f"pytest ended with exit code 0, but {skipped:.0f} tests were skipped and {passed:.0f} passed: "
+            "what was skipped is not proven.",
+            severity="veto",
+            because=[evidence(f"{t['name']}: {t['message']}", f"{run.spec.out}/junit.xml") for t in listed[:5]]
+            or [evidence("no test ran", f"{run.spec.out}/junit.xml")],
+            next_step="Run the tests where nothing needs to be skipped (a CUDA device, the package that is "
+            "missing), or set allow_skipped: true and say why.",
+        ).model_copy(update={"run": run.spec.id})
+
+
+def selection_mismatch(phase: PhaseFacts) -> Iterator[Finding]:
+    """The two ways to select blocks do not agree."""
+    for run in phase.runs:
+        tests = run.result.extra.get("tests", {})
+        failed = [t for t in tests.get("failed", []) if _SELECTION.search(t["name"])]
+        hits = run.hits("mismatch")
+        if failed or hits:
+            yield found(
+                "selection-mismatch",
+                f"Selection differs between its implementations: {failed[0]['name'] if failed else hits[0].text}.",
+                severity="veto",
+                confidence="high" if failed else "medium",
+                because=[
+                    *(evidence(f"{t['name']}: {t['message']}", f"{run.spec.out}/junit.xml") for t in failed[:4]),
+                    *(h.evidence for h in hits[:3]),
+                ],
+                next_step="Run with NSA_SEL_RANGES_V2=0 until the parity tests pass on every pattern, gaps included.",
+            ).model_copy(update={"run": run.spec.id})
+
+
+def silent_audit(phase: PhaseFacts) -> Iterator[Finding]:
+    """An audit of attention backends was asked for and reported nothing."""
+    for run in phase.runs:
+        asked = run.variable("NSA_SDPA_AUDIT") or run.asked.get("sdpa_audit")
+        if not run.training or str(asked).lower() not in ("1", "true", "on", "yes"):
+            continue
+        audit = run.result.extra.get("sdpa_audit")
+        if audit and any(audit.get(k) for k in audit if k != "schema_version"):
+            continue
+        yield found(
+            "silent-audit",
+            "The audit of attention backends was on and "
+            + ("reported nothing" if audit is None else "its report is empty")
+            + ", so which backend ran is not known.",
+            because=[evidence("sdpa_audit.json " + ("is missing" if audit is None else "holds no entry"))],
+            next_step="Set NSA_SDPA_AUDIT=1 with NSA_PREFILL_BATCHED=1, run at least one step that uses the compressed "
+            "and window branches, and read rank 0's log.",
+        ).model_copy(update={"run": run.spec.id})
+
+
+def vacuous_sweep(phase: PhaseFacts) -> Iterator[Finding]:
+    """The arms do not differ in what really ran, so neither can their results."""
+    if phase.record.phase.kind not in ("sweep", "ab"):
+        return
+    arms: dict[str, RunFacts] = {}
+    for run in phase.runs:
+        arms.setdefault(str(run.spec.arm), run)
+    if len(arms) < 2:
+        return
+    keys = sorted({key for run in arms.values() for key in run.spec.settings})
+    why = [text for key in keys for text in _without_effect(key, list(arms.values()))]
+    judged = phase.report.comparison if phase.report is not None else None
+    if judged is not None and judged.outcome == "vacuous" and not why:
+        why = [judged.message]
+    if why:
+        first = next(iter(arms.values()))
+        yield found(
+            "vacuous-sweep",
+            f"The arms are all the same run: {why[0]}",
+            because=[evidence(text, f"{first.spec.out}/{first.spec.metrics.env or 'env.json'}") for text in why],
+            next_step="Sweep values that can matter here, on a model of the real size, and check env.json's "
+            "`effective` for the setting.",
+        )
+
+
+def _without_effect(key: str, runs: list[RunFacts]) -> Iterator[str]:
+    """Why a swept setting cannot have made a difference, if so."""
+    name = key.split(".", 1)[-1]
+    values = [run.spec.settings.get(key) for run in runs]
+    if len({str(v) for v in values}) < 2:
+        return
+    for flat in (name.replace("-", "_"), name.lower().removeprefix("nsa_"), name.lower()):
+        ran = [run.ran.get(flat) for run in runs]
+        if all(value is not None for value in ran):
+            if all(same_value(ran[0], value) for value in ran[1:]):
+                yield f"{key} was {', '.join(map(str, values))}, yet every run had {flat} = {ran[0]}."
+                return
+            break
+    if "bucket" not in name.lower():
+        return
+    sizes = [as_number(value) for value in values]
+    gradients = [as_number(run.environment.get("grad_bytes")) for run in runs]
+    if any(run.world_size == 1 for run in runs):
+        yield "a single process has no gradient buckets."
+    elif None not in sizes and None not in gradients:
+        smallest, size = min(s for s in sizes if s is not None), max(g for g in gradients if g is not None)
+        if size <= smallest * 2**20:
+            yield f"{size / 2**20:.2f} MiB of gradients fit one bucket of {smallest:g} MiB, the smallest tried."
+
+
+def not_significant(phase: PhaseFacts) -> Iterator[Finding]:
+    """The arms cannot be told apart, whatever their means are."""
+    judged = phase.report.comparison if phase.report is not None else None
+    if judged is None or judged.outcome not in ("no_difference", "not_decidable"):
+        return
+    unit = judged.unit or METRICS.get(judged.metric.split(".")[0], METRICS["loss"]).unit
+    means = ", ".join(f"{a.arm} {a.mean:.4g}" for a in judged.arms if a.mean is not None)
+    yield found(
+        "not-significant",
+        judged.message,
+        severity="info",
+        because=[
+            evidence(f"{a.arm}: runs {', '.join(f'{m:.4g}' for m in a.run_means)} {unit}".strip(), None, judged.metric)
+            for a in judged.arms
+        ],
+        next_step=f"Do not choose by these means ({means}); "
+        + (
+            "repeat each arm at least four times (repeats: 4)."
+            if judged.outcome == "not_decidable"
+            else "keep the present setting."
+        ),
+    )
+
+
+_HEALTH = re.compile(r"ecc|remap|retired|xid|sram|nvlink_error", re.I)
+_PROCESSES = re.compile(r"process|idle|leftover|clean_gpu|gpu_clean|foreign", re.I)
+_CLOCKS = re.compile(r"throttl|slowdown|thermal|clock", re.I)
+_DISK = re.compile(r"disk", re.I)
+
+
+def machine_checks(phase: PhaseFacts) -> Iterator[Finding]:
+    """Failed checks of the machine, by their cause."""
+    for check in phase.record.checks:
+        if check.status != "FAIL":
+            continue
+        label = f"{check.id} {check.title}"
+        for pattern, code, step in (
+            (
+                _HEALTH,
+                "unhealthy-gpu",
+                "Drain this GPU and reset it; have it replaced if the count comes back.",
+            ),
+            (_PROCESSES, "leftover-process", "End these processes by their pids, or wait for them, and run again."),
+            (_CLOCKS, "throttled", "Check cooling and power (nvidia-smi -q -d PERFORMANCE) before measuring."),
+            (_DISK, "disk-full", "Free space, or write results elsewhere with --out."),
+        ):
+            if pattern.search(label):
+                yield _of_check(check, code, step)
+                break
+
+
+def _of_check(check: Check, code: str, step: str) -> Finding:
+    return found(
+        code,
+        check.message or f"{check.title}: {check.observed}, expected {check.expected}.",
+        severity="veto" if code == "unhealthy-gpu" and check.required else "warning",
+        because=check.evidence or [evidence(f"{check.title}: {check.observed}", "environment.json", check.id)],
+        next_step=step,
+    )

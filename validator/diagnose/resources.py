@@ -1,0 +1,216 @@
+"""Memory, waiting and uneven ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from validator.diagnose.facts import RunFacts, as_number
+from validator.diagnose.rule import evidence, found, percent
+from validator.model.result import Series
+from validator.model.verdict import Finding
+
+__all__ = ["comm_bound", "host_bound", "loader_bound", "low_headroom", "memory_growth", "straggler", "throttled"]
+
+HEADROOM = 0.10
+STRAGGLER_SCORE = 0.75
+LOADER_SHARE = 0.20
+EXPOSED_SHARE = 0.25
+_GROWTH_ROWS = 30
+_GROWTH_SHARE = 0.01
+_GROWTH_MIB = 16.0
+
+
+def _gpu_total_mib(run: RunFacts) -> float | None:
+    """Memory of the smallest GPU, by the trainer's dumps or the machine's snapshot."""
+    told = as_number(run.result.extra.get("gpu_mem_total_mib")) or as_number(run.environment.get("gpu_mem_total_mib"))
+    if told:
+        return told
+    gpus = run.machine.get("gpus")
+    sizes = []
+    for gpu in gpus if isinstance(gpus, (list, tuple)) else ():
+        for key in ("memory_total_mib", "mem_total_mib", "memory_mib"):
+            size = as_number(gpu.get(key)) if isinstance(gpu, Mapping) else None
+            if size:
+                sizes.append(size)
+    return min(sizes) if sizes else None
+
+
+def low_headroom(run: RunFacts) -> Iterator[Finding]:
+    """So little GPU memory is left that a longer sequence or a fragmented heap ends the run."""
+    series, total = run.series("gpu_mem_reserved_mib") or run.series("gpu_mem_alloc_mib"), _gpu_total_mib(run)
+    if series is None or total is None:
+        return
+    peak = float(np.nanmax(series.values))
+    left = 1 - peak / total
+    if left < HEADROOM:
+        yield found(
+            "low-headroom",
+            f"Only {percent(max(0.0, left))} of the GPU's memory is left at the peak ({peak:,.0f} of "
+            f"{total:,.0f} MiB).",
+            because=[evidence(f"max {series.name} {peak:,.0f} MiB", series.source.path)],
+            next_step="Leave a tenth free for fragmentation and long batches: lower batch_size, or turn on "
+            "grad_checkpointing.",
+        )
+
+
+def memory_growth(run: RunFacts) -> Iterator[Finding]:
+    """Memory rises to the end without a plateau."""
+    for name in ("gpu_mem_alloc_mib", "gpu_mem_reserved_mib", "host_mem_mib"):
+        series = run.series(name)
+        grown = _growth(series, run.spec.warmup_steps) if series is not None else None
+        if series is None or grown is None:
+            continue
+        per_step, level = grown
+        total = _gpu_total_mib(run) if name.startswith("gpu_") else None
+        forecast = ""
+        if total is not None and total > level:
+            forecast = f" At this pace it is full after {(total - level) / per_step:,.0f} more steps."
+        yield found(
+            "memory-growth",
+            f"{name} keeps rising, by {1000 * per_step:,.0f} MiB per 1,000 steps, to {level:,.0f} MiB at the "
+            f"end.{forecast}",
+            confidence="medium" if name == "host_mem_mib" else "high",
+            because=[evidence(f"{name}: no plateau in the last third", series.source.path)],
+            next_step="Run longer to see whether it levels off; look for tensors kept across steps (losses appended "
+            "without .item(), growing caches), by torch.cuda.memory._snapshot() or tracemalloc.",
+        )
+        return
+
+
+def _growth(series: Series, warmup_steps: int) -> tuple[float, float] | None:
+    """MiB per step and the last level, when memory rises through each of the last parts; else None."""
+    late = (series.steps > warmup_steps) & np.isfinite(series.values)
+    steps, values = series.steps[late], series.values[late]
+    if values.size < _GROWTH_ROWS:
+        return None
+    parts = [float(p.mean()) for p in np.array_split(values, 6)]
+    rises = np.diff(parts[2:])
+    needed = max(_GROWTH_SHARE * parts[-1], _GROWTH_MIB)
+    if not (rises > 0).all() or parts[-1] - parts[2] < needed or rises[-1] < 0.5 * float(np.median(rises)):
+        return None
+    half = values.size // 2
+    slope = float(np.polyfit(steps[half:].astype(float), values[half:], 1)[0])
+    return (slope, float(values[-1])) if slope > 0 else None
+
+
+def straggler(run: RunFacts) -> Iterator[Finding]:
+    """One rank takes longer than the others, and all wait for it."""
+    score, ranks = run.scalar("straggler.score"), run.result.extra.get("rank_compute_time_s", {})
+    if score is None or score >= STRAGGLER_SCORE or not ranks:
+        return
+    slow = max(ranks, key=lambda r: ranks[r])
+    fast = min(ranks.values())
+    heartbeat = run.result.extra.get("heartbeats", {}).get(slow, {})
+    listed = ", ".join(f"rank {r}: {t:.3g} s" for r, t in sorted(ranks.items())[:8])
+    yield found(
+        "straggler",
+        f"Rank {slow} needs {ranks[slow]:.3g} s of its own work per step where the fastest needs {fast:.3g} s "
+        f"(score {score:.2f}, below {STRAGGLER_SCORE}); all others wait for it.",
+        because=[evidence(listed, heartbeat.get("path"), "compute_time_s")],
+        next_step=f"Look at rank {slow}'s device: clocks, temperature, PCIe width, other processes (nvidia-smi -q), "
+        "and at the length of its data; swap devices by CUDA_VISIBLE_DEVICES to see whether it moves along.",
+    )
+
+
+def loader_bound(run: RunFacts) -> Iterator[Finding]:
+    """Steps wait for data."""
+    wait, times = run.series("dt_fetch_s"), run.series("step_time_s")
+    share = None
+    if wait is not None and times is not None:
+        waits, steps = run.inside(wait), run.inside(times)
+        total = float(steps.mean()) if steps.size else 0.0
+        share = float(waits.mean()) / total if total > 0 and waits.size else None
+        shown, source = f"mean dt_fetch_s {waits.mean():.3g} s of a step of {total:.3g} s", wait.source.path
+    else:
+        p95, step_s = run.series("fetch_p95_ms"), run.step_time_s
+        if p95 is None or step_s is None:
+            return
+        share = float(np.median(run.inside(p95))) / 1000 / step_s
+        share = share if share > 0.5 else None
+        shown, source = f"fetch_p95_ms {np.median(p95.values):.3g} ms, step {step_s:.3g} s", p95.source.path
+    if share is None or share < LOADER_SHARE:
+        return
+    yield found(
+        "loader-bound",
+        f"The data loader takes {percent(share)} of a step.",
+        because=[evidence(shown, source)],
+        next_step="Prepare batches ahead (prefetch_batches), tokenize beforehand, or move the data to a local disk; "
+        "compare with data: synthetic.",
+    )
+
+
+def _exposed(run: RunFacts) -> tuple[float, float, float] | None:
+    """Share of a step in which even the busiest rank waits for others, its step and compute time in seconds."""
+    waits = []
+    for own in run.result.rank_series.values():
+        if "compute_time_s" in own and "step_time_s" in own:
+            step, work = run.inside(own["step_time_s"]), run.inside(own["compute_time_s"])
+            if step.size and work.size and np.median(step) > 0:
+                waits.append(
+                    (float(1 - np.median(work) / np.median(step)), float(np.median(step)), float(np.median(work)))
+                )
+    return min(waits) if len(waits) >= 2 else None
+
+
+def comm_bound(run: RunFacts) -> Iterator[Finding]:
+    """Communication that computation does not hide; or the acquittal, when its volume cannot explain a slow step."""
+    exposed = _exposed(run) if run.world_size > 1 else None
+    gradients = as_number(run.environment.get("grad_bytes"))
+    if exposed is None or exposed[0] < EXPOSED_SHARE:
+        return
+    share, step_s, work_s = exposed
+    wait = run.series("dt_fetch_s")
+    if wait is not None and wait.values.size and float(np.median(run.inside(wait))) > 0.5 * (step_s - work_s):
+        return  # it waits for data, not for others
+    volume = ""
+    if gradients:
+        rate = 2 * (run.world_size - 1) / run.world_size * gradients / max(step_s - work_s, 1e-9) / 1e9
+        volume = f" {gradients / 2**20:,.0f} MiB of gradients in that time are {rate:.2g} GB/s on the bus."
+    yield found(
+        "comm-bound",
+        f"Even the busiest rank waits for the others in {percent(share)} of a step of {step_s:.3g} s.{volume}",
+        confidence="medium",
+        because=[evidence(f"compute_time_s {work_s:.3g} s of step_time_s {step_s:.3g} s on the busiest rank")],
+        next_step="Compare with one process; then try larger accum, ddp_compress bf16 and other bucket sizes, and "
+        "check the links (nvidia-smi topo -m, the all-reduce probe).",
+    )
+
+
+def host_bound(run: RunFacts) -> Iterator[Finding]:
+    """A busy processor and idle GPUs, by the machine's telemetry."""
+    gpu, cpu = run.series("telemetry.gpu_util_pct"), run.series("telemetry.proc_cpu_pct")
+    if gpu is None or cpu is None or gpu.values.size < 10:
+        return
+    idle, busy = float(np.nanmedian(gpu.values)), float(np.nanmedian(cpu.values))
+    if idle < 50 and busy > 80:
+        yield found(
+            "host-bound",
+            f"The GPU is busy {idle:.0f} % of the time while a processor core is at {busy:.0f} %: Python "
+            "sets the pace.",
+            because=[evidence(f"median gpu_util_pct {idle:.0f}, proc_cpu_pct {busy:.0f}", gpu.source.path)],
+            next_step="Profile one rank (py-spy record, or torch.profiler) and look for loops with .item() and for "
+            "many tiny kernels.",
+        )
+
+
+def throttled(run: RunFacts) -> Iterator[Finding]:
+    """The hardware slowed itself down while it was measured."""
+    windows: list[Mapping[str, Any]] = [
+        w for w in run.result.extra.get("invalid_windows", ()) if "throttl" in str(w.get("reason", "")).lower()
+    ]
+    if windows:
+        first = windows[0]
+        where = [f"steps {w['first_step']}–{w['last_step']}" for w in windows]
+        yield found(
+            "throttled",
+            f"The GPU throttled ({first['reason']}) in {where[0]}.",
+            because=[
+                evidence(str(w["reason"]), w.get("source"), f"steps {w['first_step']}–{w['last_step']}")
+                for w in windows[:4]
+            ],
+            next_step="Check cooling, power limit and neighbors (nvidia-smi -q -d PERFORMANCE,TEMPERATURE), "
+            "then repeat.",
+        )
