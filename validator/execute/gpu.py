@@ -32,9 +32,10 @@ class GpuState:
 class Gpus:
     """The GPUs that a run may use. Without a driver, or without the library, there are none."""
 
-    def __init__(self, nvml: Any | None, handles: Mapping[int, Any]) -> None:
+    def __init__(self, nvml: Any | None, handles: Mapping[int, Any], uuids: Mapping[int, str] | None = None) -> None:
         self._nvml = nvml
         self._handles = handles
+        self._uuids = uuids or {}
 
     @classmethod
     def open(cls, environment: Mapping[str, str] | None = None, *, nvml: Any | None = None) -> Gpus:
@@ -49,11 +50,16 @@ class Gpus:
         except Exception:  # noqa: BLE001 -- whatever NVML's binding raises means: no GPUs to be asked
             return cls(None, {})
         uuids = {index: str(_ask(nvml.nvmlDeviceGetUUID, handle)) for index, handle in every.items()}
-        wanted = visible_gpus((environment or os.environ).get("CUDA_VISIBLE_DEVICES"), uuids=uuids)
-        return cls(nvml, {index: every[index] for index in wanted})
+        environ = os.environ if environment is None else environment
+        wanted = visible_gpus(environ.get("CUDA_VISIBLE_DEVICES"), uuids=uuids)
+        return cls(nvml, {index: every[index] for index in wanted}, uuids)
 
     def __bool__(self) -> bool:
         return bool(self._handles)
+
+    def uuids(self) -> tuple[str, ...]:
+        """UUIDs, in the order in which the GPUs are visible."""
+        return tuple(self._uuids[index] for index in self._handles)
 
     def states(self) -> tuple[GpuState, ...]:
         """Every GPU now; a question that a GPU cannot answer is None, not an error."""
@@ -75,7 +81,7 @@ class Gpus:
         power_mw = _ask(nvml.nvmlDeviceGetPowerUsage, handle)
         return GpuState(
             index=index,
-            uuid=str(_ask(nvml.nvmlDeviceGetUUID, handle)),
+            uuid=self._uuids.get(index, ""),
             name=str(_ask(nvml.nvmlDeviceGetName, handle)),
             utilization_pct=rates.gpu if rates is not None else None,
             memory_utilization_pct=rates.memory if rates is not None else None,

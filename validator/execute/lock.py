@@ -18,6 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from validator.execute.gpu import Gpus
+
 __all__ = ["Holder", "LockHeld", "MachineLock", "lock_names"]
 
 Holder = Mapping[str, Any]
@@ -43,11 +45,16 @@ class LockHeld(RuntimeError):
 def lock_names(gpus: int, *, environment: Mapping[str, str] | None = None) -> tuple[str, ...]:
     """The locks that a runbook for so many GPUs needs: `cpu`, or one name per GPU it may use.
 
-    The GPUs are those of CUDA_VISIBLE_DEVICES in its order, else 0, 1, …
+    The GPUs are the first of those in CUDA_VISIBLE_DEVICES, else of all, by UUID where there is a driver to ask, so
+    that the same GPU has the same lock however it is called.
     """
     if gpus == 0:
         return ("cpu",)
-    visible = (os.environ if environment is None else environment).get("CUDA_VISIBLE_DEVICES")
+    environ = os.environ if environment is None else environment
+    uuids = Gpus.open(environ).uuids()[:gpus]
+    if uuids:
+        return tuple(sorted(f"gpu-{uuid.removeprefix('GPU-')}" for uuid in uuids))
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
     entries = [entry.strip() for entry in visible.split(",")] if visible else []
     chosen = [entry for entry in entries if entry][:gpus] or [str(index) for index in range(gpus)]
     return tuple(sorted({f"gpu-{''.join(c if c.isalnum() or c in '-.' else '_' for c in name)}" for name in chosen}))
@@ -136,8 +143,9 @@ def _holder(fd: int) -> Holder:
 
 def _private_folder() -> Path:
     """A folder that only this user can write to, below XDG_RUNTIME_DIR or the folder for temporary files."""
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    if runtime and os.access(runtime, os.W_OK):
+    # A cron job has no XDG_RUNTIME_DIR and must still meet the locks of a login session.
+    runtime = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
+    if os.access(runtime, os.W_OK):
         folder = Path(runtime) / "validator"
     else:
         folder = Path(tempfile.gettempdir()) / f"validator-{os.getuid()}"
