@@ -117,8 +117,8 @@ def _classify(
         return _window(steps, first, steady=True, note="steady after the declared warm-up")
     if found or len(kept) < max(MIN_ROWS, MIN_SHARE * len(usable)):
         return _window(steps, first, steady=False, note=_trend(steps, times, usable, of=of))
-    level, early = float(times[kept].mean()), float(times[usable[: max(1, start // 2)]].mean())
-    if start >= 4 and abs(early / level - 1.0) <= MATERIAL_CHANGE:
+    level, early = float(times[kept].mean()), float(times[usable[: max(1, start // 4)]].mean())
+    if start >= 12 and abs(early / level - 1.0) <= MATERIAL_CHANGE:
         # The level before the change is the level after it: a disturbance in between, which the run paid for.
         note = f"steady, with a passing change of the {of} before step {int(steps[usable[start]])}, which is included"
         return _window(steps, first, steady=True, note=note)

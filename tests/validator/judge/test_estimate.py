@@ -1,0 +1,186 @@
+"""Intervals against a second implementation, by simulation, and at the edges."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from validator.judge.autocorrelation import effective_size, lag1
+from validator.judge.estimate import (
+    Estimate,
+    TooFewSamples,
+    bootstrap_mean,
+    bootstrap_quantile,
+    bootstrap_spread,
+    combine,
+    exact,
+    over_runs,
+    t_quantile,
+)
+
+from .samples import ar1
+
+
+def _width(estimate: Estimate) -> float:
+    low, high = estimate.interval() or (math.nan, math.nan)
+    return high - low
+
+
+def test_interval_of_independent_values_agrees_with_scipys_bootstrap() -> None:
+    values = np.random.default_rng(3).normal(10, 1, 400)
+    ours = bootstrap_mean(values, np.ones(400), seed="r")
+    theirs = stats.bootstrap((values,), np.mean, n_resamples=4000, rng=np.random.default_rng(1)).confidence_interval
+    assert ours.point == pytest.approx(values.mean())
+    # Ours allows for one standard error of autocorrelation, 5 % of width here; it is never the narrower one.
+    assert 0.97 <= _width(ours) / (theirs.high - theirs.low) <= 1.25
+    low, high = ours.interval() or (0, 0)
+    assert low == pytest.approx(theirs.low, abs=0.03)
+    assert high == pytest.approx(theirs.high, abs=0.03)
+
+
+def test_interval_of_a_ratio_agrees_with_the_delta_method() -> None:
+    rng = np.random.default_rng(5)
+    tokens, times = np.full(500, 4096.0), rng.normal(2.0, 0.1, 500)
+    ours = bootstrap_mean(tokens, times, seed="r")
+    rate = 4096.0 / times.mean()
+    error = rate * times.std(ddof=1) / times.mean() / math.sqrt(500)
+    assert ours.point == pytest.approx(rate)
+    assert _width(ours) == pytest.approx(2 * 1.96 * error, rel=0.2)
+
+
+def test_autocorrelation_widens_the_interval_as_theory_says() -> None:
+    phi, n = 0.8, 4000
+    values = ar1(n, phi=phi, cv=0.02, seed=4)
+    naive = 2 * 1.96 * values.std(ddof=1) / math.sqrt(n)
+    assert _width(bootstrap_mean(values, np.ones(n), seed="r")) / naive == pytest.approx(3.0, rel=0.2)
+
+
+@pytest.mark.parametrize(("phi", "n"), [(0.0, 50), (0.5, 100), (0.8, 280)])
+def test_stated_intervals_cover_the_truth(phi: float, n: int) -> None:
+    """At least 90 % of stated intervals hold the true mean; a refusal is not a miss."""
+    stated = covered = 0
+    for seed in range(300):
+        try:
+            low, high = bootstrap_mean(ar1(n, phi=phi, seed=seed), np.ones(n), seed="r").interval() or (0, 0)
+        except TooFewSamples:
+            continue
+        stated += 1
+        covered += low <= 1.0 <= high
+    assert stated >= 150
+    assert covered / stated >= 0.9
+
+
+def test_a_short_autocorrelated_window_is_refused_with_what_would_do() -> None:
+    refused = 0
+    for seed in range(50):
+        try:
+            bootstrap_mean(ar1(50, phi=0.8, seed=seed), np.ones(50), seed="r", what="toks_per_s")
+        except TooFewSamples as problem:
+            refused += 1
+            assert "toks_per_s" in str(problem)
+            assert "rows in the window would do" in str(problem)
+    assert refused >= 40
+
+
+def test_same_seed_same_interval() -> None:
+    values = ar1(100)
+    first, second = (bootstrap_mean(values, np.ones(100), seed="a/r1").interval() for _ in range(2))
+    assert first == second
+    assert first != bootstrap_mean(values, np.ones(100), seed="a/r2").interval()
+
+
+def test_constant_series_has_an_interval_without_width() -> None:
+    assert bootstrap_mean(np.full(50, 0.1), np.ones(50), seed="r").interval() == pytest.approx((0.1, 0.1))
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 7])
+def test_a_handful_of_values_has_no_interval(n: int) -> None:
+    with pytest.raises(TooFewSamples, match="too few samples"):
+        bootstrap_mean(np.arange(n, dtype=float) + 1, np.ones(n), seed="r")
+
+
+def test_median_interval_agrees_with_order_statistics() -> None:
+    values = np.random.default_rng(8).exponential(1.0, 300)
+    ours = bootstrap_quantile(values, 0.5, seed="r").interval() or (0, 0)
+    ordered = np.sort(values)
+    low, high = stats.binom.ppf([0.025, 0.975], 300, 0.5).astype(int)
+    assert ours[0] == pytest.approx(ordered[low - 1], abs=0.06)
+    assert ours[1] == pytest.approx(ordered[high], abs=0.06)
+
+
+def test_a_tail_that_the_sample_does_not_reach_is_refused() -> None:
+    values = np.random.default_rng(8).normal(1.0, 0.01, 100)
+    assert bootstrap_quantile(values, 0.95, seed="r").interval()
+    with pytest.raises(TooFewSamples, match="99th percentile"):
+        bootstrap_quantile(values, 0.99, seed="r")
+
+
+def test_spread_is_the_populations_and_its_interval_holds_the_truth() -> None:
+    values = np.random.default_rng(2).normal(10, 2, 400)
+    stdev = bootstrap_spread(values, relative=False, seed="r")
+    cv = bootstrap_spread(values, relative=True, seed="r")
+    assert stdev.point == pytest.approx(values.std())
+    assert cv.point == pytest.approx(values.std() / values.mean())
+    low, high = stdev.interval() or (0, 0)
+    assert low < 2 < high
+
+
+def test_arithmetic_carries_the_interval() -> None:
+    a = bootstrap_mean(np.random.default_rng(0).normal(10, 1, 400), np.ones(400), seed="a")
+    b = bootstrap_mean(np.random.default_rng(1).normal(5, 1, 400), np.ones(400), seed="b")
+    difference = combine("-", [a, b])
+    assert difference.point == pytest.approx(a.point - b.point)
+    assert _width(difference) == pytest.approx(math.hypot(_width(a), _width(b)), rel=0.1)
+    ratio = combine("/", [a, b])
+    low, high = ratio.interval() or (0, 0)
+    assert low < 2 < high
+    assert combine("abs", [exact(-3.0)]).point == 3.0
+    assert combine("max", [a, exact(0.0)]).point == a.point
+    assert combine("*", [exact(2.0), exact(3.0)]).exact
+
+
+def test_what_two_values_share_cancels() -> None:
+    a = bootstrap_mean(ar1(200), np.ones(200), seed="r")
+    assert _width(combine("-", [a, a])) == 0.0
+
+
+def test_division_by_zero_is_an_error_and_not_an_infinity() -> None:
+    with pytest.raises(ZeroDivisionError):
+        combine("/", [exact(1.0), exact(0.0)])
+
+
+def test_four_repeats_give_students_interval_of_the_run_means() -> None:
+    means = [100.0, 101.0, 99.0, 100.4]
+    low, high = over_runs([exact(m) for m in means], run_cv=0.02, sign=-1, seed="p").interval() or (0, 0)
+    expected = stats.t.interval(0.95, 3, loc=np.mean(means), scale=stats.sem(means))
+    assert low == pytest.approx(expected[0], abs=0.15)
+    assert high == pytest.approx(expected[1], abs=0.15)
+
+
+def test_a_single_run_is_given_the_assumed_variation() -> None:
+    one = over_runs([exact(100.0)], run_cv=0.02, sign=-1, seed="p")
+    assert one.point == 100.0
+    assert _width(one) == pytest.approx(2 * 1.96 * 2.0, rel=0.06)
+    assert _width(over_runs([exact(100.0)] * 2, run_cv=0.02, sign=-1, seed="p")) < _width(one)
+    assert _width(over_runs([exact(100.0)], run_cv=0.02, sign=0, seed="p")) == 0.0
+
+
+def test_a_slow_run_moves_rate_and_time_of_that_run_together() -> None:
+    """The product of rate and time of one run does not depend on how slow the run was."""
+    rate = over_runs([exact(100.0)], run_cv=0.02, sign=-1, seed="p")
+    time = over_runs([exact(0.01)], run_cv=0.02, sign=1, seed="p")
+    assert _width(combine("*", [rate, time])) == pytest.approx(0.0, abs=1e-12)
+
+
+def test_t_quantile_is_scipys() -> None:
+    assert t_quantile(0.975, 3) == pytest.approx(stats.t.ppf(0.975, 3))
+
+
+def test_lag1_is_unbiased_in_short_series() -> None:
+    found = [lag1(ar1(60, phi=0.5, seed=seed)) for seed in range(300)]
+    assert np.mean(found) == pytest.approx(0.5, abs=0.03)
+    assert effective_size(280, 0.8) == pytest.approx(280 / 9)
+    assert lag1(np.full(30, 0.1)) == 0.0
