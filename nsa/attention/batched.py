@@ -27,9 +27,9 @@ from nsa.attention.spans import span
 __all__ = ["Branches", "batched_branches"]
 
 # Scores held at once, in elements. On the CPU a chunk should stay in the last-level cache; a GPU wants large products.
-_CHUNK_ELEMENTS = {"cpu": 1 << 21, "other": 1 << 26}
+_CHUNK_ELEMENTS = {"cpu": 1 << 20, "other": 1 << 26}
 # Up to this many times n_sel * l_sel visible keys, one large masked product beats gathering blocks query by query.
-_DENSE_REACH = 4
+_DENSE_REACH = 2
 
 
 class Branches(NamedTuple):
@@ -45,19 +45,19 @@ class Branches(NamedTuple):
 class _Tile:
     """One masked softmax attention: ``q [..., M, Dk]``, ``k [..., N, Dk]``, ``v [..., N, Dv]``.
 
-    ``hidden`` is true where a key must not be seen and broadcasts against the scores viewed as ``score_shape``.
-    Every row sees at least one key.
+    ``bias`` is -inf where a key must not be seen, else 0, and broadcasts against the scores viewed as ``score_shape``.
+    (On the CPU adding it is an order of magnitude faster than filling by a boolean mask.) Every row sees a key.
     """
 
     q: Tensor
     k: Tensor
     v: Tensor
-    hidden: Tensor
+    bias: Tensor
     score_shape: tuple[int, ...]
 
     def probabilities(self) -> Tensor:
         scores = self.q @ self.k.transpose(-1, -2)
-        scores.view(self.score_shape).masked_fill_(self.hidden, float("-inf"))
+        scores.view(self.score_shape).add_(self.bias)
         return torch.softmax(scores, dim=-1)
 
     def backward(self, do: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -90,38 +90,40 @@ class _Problem:
     def positions(self, t0: int, t1: int) -> Tensor:
         return torch.arange(t0, t1, device=self.q.device)
 
-    def _dense(self, k: Tensor, v: Tensor, hidden: Tensor, t0: int, t1: int) -> _Tile:
+    def bias(self, hidden: Tensor) -> Tensor:
+        return torch.zeros_like(hidden, dtype=self.q.dtype).masked_fill_(hidden, float("-inf"))
+
+    def _dense(self, k: Tensor, v: Tensor, bias: Tensor, t0: int, t1: int) -> _Tile:
         B, G, R, _, Dk = self.q.shape
         q = self.q[:, :, :, t0:t1].reshape(B, G, R * (t1 - t0), Dk)
-        return _Tile(q, k, v, hidden, (B, G, R, t1 - t0, k.shape[2]))
+        return _Tile(q, k, v, bias, (B, G, R, t1 - t0, k.shape[2]))
 
     def compressed_tile(self, t0: int, t1: int) -> _Tile:
         """Queries ``t0`` to ``t1`` against the compressed tokens that the last of them sees; needs ``t0 >= l - 1``."""
         geo = self.geometry
         n_cmp = geo.n_visible(t1 - 1)
         last_token = torch.arange(n_cmp, device=self.q.device) * geo.d + geo.l - 1
-        hidden = last_token > self.positions(t0, t1)[:, None]
-        return self._dense(self.k_cmp[:, :, :n_cmp], self.v_cmp[:, :, :n_cmp], hidden, t0, t1)
+        bias = self.bias(last_token > self.positions(t0, t1)[:, None])
+        return self._dense(self.k_cmp[:, :, :n_cmp], self.v_cmp[:, :, :n_cmp], bias, t0, t1)
 
     def window_tile(self, t0: int, t1: int) -> _Tile:
         first = max(t0 - self.geometry.w + 1, 0)
         key, query = self.positions(first, t1), self.positions(t0, t1)[:, None]
-        hidden = (key > query) | (key <= query - self.geometry.w)
-        return self._dense(self.k_win[:, :, first:t1], self.v_win[:, :, first:t1], hidden, t0, t1)
+        bias = self.bias((key > query) | (key <= query - self.geometry.w))
+        return self._dense(self.k_win[:, :, first:t1], self.v_win[:, :, first:t1], bias, t0, t1)
 
     def selected_dense_tile(self, blocks: Tensor, t0: int, t1: int) -> _Tile:
         """All keys up to ``t1``, masked to ``blocks [B, G, T, n_sel]``."""
         geo = self.geometry
-        hidden = self.positions(0, t1) > self.positions(t0, t1)[:, None]
+        bias = self.bias(self.positions(0, t1) > self.positions(t0, t1)[:, None])
         if t1 > geo.n_sel * geo.l_sel:
             n_blocks = geo.n_blocks(t1)
             # Slot n_blocks takes the -1 entries and is dropped again.
             slot = torch.where(blocks < 0, n_blocks, blocks).long()
-            skipped = torch.ones(*blocks.shape[:-1], n_blocks + 1, dtype=torch.bool, device=blocks.device)
-            skipped = skipped.scatter_(-1, slot, False)[..., :n_blocks]
-            hidden = hidden | skipped.repeat_interleave(geo.l_sel, dim=-1)[..., :t1]
-            hidden = hidden[:, :, None]
-        return self._dense(self.k_sel[:, :, :t1], self.v_sel[:, :, :t1], hidden, t0, t1)
+            skipped = self.q.new_full((*blocks.shape[:-1], n_blocks + 1), float("-inf"))
+            skipped = skipped.scatter_(-1, slot, 0.0)[..., :n_blocks]
+            bias = (skipped.repeat_interleave(geo.l_sel, dim=-1)[..., :t1] + bias)[:, :, None]
+        return self._dense(self.k_sel[:, :, :t1], self.v_sel[:, :, :t1], bias, t0, t1)
 
     def selected_gather_tile(self, blocks: Tensor, t0: int, t1: int) -> tuple[_Tile, Tensor]:
         """Each query against its own blocks; also the flat block rows that were gathered, ``[B * G * T * n_sel]``."""
@@ -134,9 +136,9 @@ class _Problem:
         in_block = torch.arange(geo.l_sel, device=blocks.device)
         position = (blocks[..., None] * geo.l_sel + in_block).view(B, G, T, width)
         empty = (blocks < 0).repeat_interleave(geo.l_sel, dim=-1)
-        hidden = (empty | (position > self.positions(t0, t1)[:, None]))[:, :, :, None]
+        bias = self.bias(empty | (position > self.positions(t0, t1)[:, None]))[:, :, :, None]
         q = self.q[:, :, :, t0:t1].transpose(2, 3)
-        return _Tile(q, k, v, hidden, (B, G, T, R, width)), rows
+        return _Tile(q, k, v, bias, (B, G, T, R, width)), rows
 
     def gather_rows(self, blocks: Tensor) -> Tensor:
         """Row of each chosen block in keys viewed as ``[B * G * n_blocks, l_sel * D]``; -1 reads block 0."""

@@ -1,0 +1,89 @@
+"""Inputs and comparisons shared by the parity tests."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor
+
+from nsa.attention import NSAAux, nsa_attention
+from nsa.attention.dispatch import Impl, load_kernels
+from nsa.parity.oracle import OracleResult, oracle_attention
+
+__all__ = ["Case", "devices", "implementations", "inputs", "relative_error", "run_impl", "run_oracle"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Sizes of one comparison; names as in :func:`nsa.attention.nsa_attention`."""
+
+    B: int
+    S: int
+    G: int
+    heads_per_group: int
+    Dk: int
+    Dv: int
+    l: int = 32  # noqa: E741 - the paper's symbol
+    d: int = 16
+    l_sel: int = 64
+    n_sel: int = 16
+    w: int = 512
+
+    @property
+    def geometry(self) -> dict[str, int]:
+        """The keyword arguments that set block sizes."""
+        return {name: asdict(self)[name] for name in ("l", "d", "l_sel", "n_sel", "w")}
+
+
+def devices() -> list[str]:
+    """Devices of this machine that the tests run on."""
+    return ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+
+
+def implementations(device: str) -> list[tuple[Impl, torch.dtype]]:
+    """Implementations, each with the type it is tested in, that exist on a device."""
+    impls: list[tuple[Impl, torch.dtype]] = [("batched", torch.float32), ("batched", torch.bfloat16)]
+    if device == "cpu":
+        return [("reference", torch.float32), ("sequential", torch.float32), *impls]
+    return [*impls, ("triton", torch.bfloat16)] if load_kernels() is not None else impls
+
+
+def inputs(case: Case, *, seed: int = 0, device: str = "cpu", dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    """``q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win, gates``; the same numbers on every device."""
+    rng = torch.Generator().manual_seed(seed)
+    heads = case.G * case.heads_per_group
+    shapes = [(case.B, case.S, heads, case.Dk)] + [(case.B, case.S, case.G, D) for D in (case.Dk, case.Dv)] * 3
+    tensors = [torch.randn(shape, generator=rng) for shape in shapes]
+    tensors.append(torch.rand((case.B, case.S, heads, 3), generator=rng))
+    return [x.to(device, dtype).requires_grad_() for x in tensors]
+
+
+def run_impl(
+    case: Case, xs: list[Tensor], impl: Impl, upstream: Tensor | None = None
+) -> tuple[Tensor, NSAAux, list[Tensor]]:
+    """Output, selection and branches, and the gradients of all inputs for the output's gradient ``upstream``.
+
+    Without ``upstream`` nothing is differentiated and the last part is empty.
+    """
+    with torch.set_grad_enabled(upstream is not None):
+        o, aux = nsa_attention(*xs, **case.geometry, impl=impl, return_aux=True)  # type: ignore[call-overload]
+    grads = [] if upstream is None else list(torch.autograd.grad(o, xs, upstream.to(o)))
+    return o, aux, grads
+
+
+def run_oracle(
+    case: Case, xs: list[Tensor], upstream: Tensor, *, blocks: Tensor | None = None
+) -> tuple[OracleResult, list[Tensor]]:
+    """The same by the oracle, in float64 on the CPU."""
+    leaves = [x.detach().to("cpu", torch.float64).requires_grad_() for x in xs]
+    result = oracle_attention(*leaves, **case.geometry, blocks=blocks)  # type: ignore[arg-type]
+    return result, list(torch.autograd.grad(result.o, leaves, upstream.to("cpu", torch.float64)))
+
+
+def relative_error(got: Tensor, want: Tensor) -> float:
+    """Largest difference over the largest expected magnitude."""
+    if want.numel() == 0:
+        return 0.0
+    got, want = got.detach().to("cpu", torch.float64), want.detach()
+    return float((got - want).abs().max() / want.abs().max().clamp(min=1e-12))
