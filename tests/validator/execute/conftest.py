@@ -1,4 +1,4 @@
-"""Shared tools of the supervisor's tests: run specs around one-file programs, and short patience."""
+"""Fixtures of the supervisor's tests: a run folder, and run specs around one-file programs."""
 
 from __future__ import annotations
 
@@ -9,21 +9,10 @@ from typing import Any
 
 import pytest
 
+from tests.validator.execute.tools import SHORT, TRAINER_FILES
 from validator.execute.journal import Journal
-from validator.execute.stop import Grace
 from validator.model.outcome import Outcome
 from validator.model.plan import RunSpec
-from validator.model.runbook import TrainerMetrics, Watchdog
-
-TRAINER_FILES = TrainerMetrics(csv="training.csv", heartbeat="heartbeat_rank{rank}.jsonl")
-SHORT = Grace(term_s=1.0, halt_s=0.5, leftover_s=0.3, kill_s=3.0, gpu_memory_s=0.5, stacks_s=1.0)
-
-
-def watchdog(**changes: Any) -> Watchdog:
-    """A watchdog whose limits suit a test; durations in seconds."""
-    settings = {"first_step": 1.0, "stall": 0.5, "interval": 0.05, "stall_factor": 3.0, **changes}
-    durations = {name: f"{settings[name]}s" for name in ("first_step", "stall", "interval")}
-    return Watchdog.model_validate({**settings, **durations})
 
 
 @pytest.fixture

@@ -1,0 +1,99 @@
+"""Reading files that grow: only the new, whatever it looks like."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+from validator.execute.follow import RunFollower, Tail
+from validator.model.runbook import TrainerMetrics
+
+FILES = TrainerMetrics(csv="training.csv", heartbeat="heartbeat_rank{rank}.jsonl")
+
+
+def _append(path: Path, text: str) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(text)
+
+
+def test_a_tail_gives_each_whole_line_once(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    tail = Tail(path)
+    assert tail.lines() == []
+    _append(path, "one\ntw")
+    assert tail.lines() == [b"one"]
+    _append(path, "o\r\nthree\n")
+    assert tail.lines() == [b"two", b"three"]
+    assert tail.lines() == []
+
+
+def test_a_file_that_was_replaced_or_cut_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    tail = Tail(path)
+    _append(path, "old old old\n")
+    tail.lines()
+    path.write_text("new\n")
+    assert tail.lines() == [b"new"]
+    other = tmp_path / "g"
+    other.write_text("replaced, and longer than before\n")
+    other.replace(path)
+    assert tail.lines() == [b"replaced, and longer than before"]
+
+
+def test_a_long_file_can_be_joined_near_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    _append(path, "".join(f"{number}\n" for number in range(100_000)))
+    lines = Tail(path, skip_to_last_bytes=1000).lines()
+    assert len(lines) < 200
+    assert lines[-1] == b"99999"
+
+
+def test_rows_with_and_without_a_header(tmp_path: Path) -> None:
+    follower = RunFollower(out=tmp_path, metrics=FILES)
+    path = tmp_path / "training.csv"
+    _append(path, "1,5.5,0.1,900\n")
+    (record,) = follower.look()
+    assert (record.step, record.values["loss"], record.values["toks_per_s"]) == (1, 5.5, 900.0)
+    _append(path, "step,loss,grad_norm\n2,nan,0.5\ngarbage\n3,inf,x\n")
+    second, third = follower.look()
+    assert math.isnan(second.values["loss"])
+    assert second.values["grad_norm"] == 0.5
+    assert third.values == {"loss": math.inf}
+    assert follower.step == 3
+
+
+def test_heartbeats_of_every_rank(tmp_path: Path) -> None:
+    follower = RunFollower(out=tmp_path, metrics=FILES, ranks=2)
+    beat = {"ts": 1e9, "iso": "x", "pid": 42, "rank": 1, "step": 7, "msg": "progress", "gpu_mem_alloc": 100}
+    _append(tmp_path / "heartbeat_rank1.jsonl", json.dumps(beat) + "\n[]\nnonsense\n")
+    (record,) = follower.look(now=10.0)
+    assert (record.rank, record.step, record.values["gpu_mem_alloc_mib"]) == (1, 7, 100.0)
+    assert follower.by_rank[1].pid == 42
+    assert follower.heartbeat_age_s(12.5) == 2.5
+
+
+def test_the_step_before_the_first_is_no_progress(tmp_path: Path) -> None:
+    follower = RunFollower(out=tmp_path, metrics=FILES, ranks=1)
+    _append(tmp_path / "heartbeat_rank0.jsonl", '{"step": 0, "msg": "beat"}\n')
+    follower.look()
+    assert follower.step is None
+
+
+def test_heartbeats_are_found_without_knowing_how_many(tmp_path: Path) -> None:
+    for rank in (0, 3):
+        _append(tmp_path / f"heartbeat_rank{rank}.jsonl", f'{{"step": {rank + 1}, "rank": {rank}}}\n')
+    _append(tmp_path / "heartbeat_rankx.jsonl", '{"step": 99}\n')
+    follower = RunFollower(out=tmp_path, metrics=FILES)
+    follower.look()
+    assert sorted(follower.by_rank) == [0, 3]
+    assert follower.step == 4
+
+
+def test_steps_printed_by_rank_0_under_torchrun(tmp_path: Path) -> None:
+    follower = RunFollower(out=tmp_path, metrics=TrainerMetrics(stdout=r"step (?P<step>\d+) loss (?P<loss>\S+)"))
+    log = tmp_path / "logs" / "ranks" / "none_x" / "attempt_0" / "0" / "stdout.log"
+    log.parent.mkdir(parents=True)
+    _append(log, "hello\nstep 5 loss 2.25 etc\n")
+    (record,) = follower.look()
+    assert (record.step, record.values) == (5, {"loss": 2.25})
