@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from validator.model.expression import ExpressionError, parse_criterion
 from validator.model.units import format_duration, format_size
 from validator.model.verdict import Check, Finding, PhaseReport, Status, ValidationReport, Verdict
 from validator.report.build_runs import comparison_table, phase_facts, run_view
@@ -24,7 +25,7 @@ from validator.report.page import (
     RecommendedView,
     StatusView,
 )
-from validator.report.parts import anchor, evidence_views, facts_of, link, status_view
+from validator.report.parts import anchor, evidence_views, facts_of, judged_items, link, status_view
 from validator.report.recommended_env import export_lines
 
 __all__ = ["build_page", "decision_view"]
@@ -70,7 +71,7 @@ def build_page(report: ValidationReport) -> Page:
                 href=link(item.path),
                 size=format_size(item.bytes),
                 bytes=f"{item.bytes:,}",
-                sha256=item.sha256 or "too large to hash",
+                sha256=one_line(item.sha256 or "too large to hash", limit=80),
             )
             for item in report.artifacts[:MAX_ARTIFACTS]
         ),
@@ -120,7 +121,7 @@ def _counts(report: ValidationReport) -> tuple[tuple[StatusView, int], ...]:
     found: Counter[Status] = Counter()
     for phase in report.phases:
         if phase.required:
-            found.update(item.status for item in (*phase.criteria, *phase.checks) if item.required)
+            found.update(item.status for item in judged_items(phase) if item.required)
             if not phase.criteria and not phase.checks:
                 found[phase.status] += 1
     order: tuple[Status, ...] = ("PASS", "FAIL", "INCONCLUSIVE", "SKIPPED", "NOT_RUN", "RUNNING")
@@ -149,6 +150,7 @@ def _criterion(verdict: Verdict, *, phase_required: bool) -> CriterionRow:
     return CriterionRow(
         id=one_line(verdict.id),
         text=one_line(verdict.text, limit=500),
+        formal=_is_expression(verdict.text),
         required=verdict.required and phase_required,
         status=status_view(verdict.status),
         observed=format_value(verdict.observed, verdict.unit),
@@ -160,10 +162,19 @@ def _criterion(verdict: Verdict, *, phase_required: bool) -> CriterionRow:
     )
 
 
+def _is_expression(text: str) -> bool:
+    try:
+        parse_criterion(text)
+    except ExpressionError:
+        return False
+    return True
+
+
 def _check_criterion(check: Check, *, phase_required: bool) -> CriterionRow:
     return CriterionRow(
         id=one_line(check.id),
         text=one_line(check.title, limit=500),
+        formal=False,
         required=check.required and phase_required,
         status=status_view(check.status),
         observed=clean(check.observed, limit=500),
@@ -178,9 +189,7 @@ def _check_criterion(check: Check, *, phase_required: bool) -> CriterionRow:
 def _findings(report: ValidationReport) -> tuple[FindingView, ...]:
     """Vetoes first, then by confidence, then in the order found."""
     known = {phase.id for phase in report.phases}
-    ordered = sorted(
-        report.findings, key=lambda f: (_SEVERITIES.index(f.severity), _CONFIDENCES.index(f.confidence))
-    )
+    ordered = sorted(report.findings, key=lambda f: (_SEVERITIES.index(f.severity), _CONFIDENCES.index(f.confidence)))
     return tuple(_finding(finding, known) for finding in ordered)
 
 
@@ -248,5 +257,7 @@ def _environment(environment: Mapping[str, Any]) -> tuple[FactGroup, ...]:
     for key, value in environment.items():
         if key not in single and value:
             title = one_line(key, limit=80).replace("_", " ")
-            groups.append(FactGroup(title[:1].upper() + title[1:], facts_of(value if isinstance(value, dict) else {key: value})))
+            groups.append(
+                FactGroup(title[:1].upper() + title[1:], facts_of(value if isinstance(value, dict) else {key: value}))
+            )
     return tuple(groups)

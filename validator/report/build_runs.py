@@ -15,14 +15,14 @@ from validator.report.formats import (
     format_interval,
     format_margin,
     format_number,
-    format_quantity,
+    format_percent,
     format_value,
     one_line,
 )
 from validator.report.page import ConfigRow, ConfigTable, Fact, MetricRow, RunSummaryRow, RunView, Table
 from validator.report.parts import anchor, flatten, link
 
-__all__ = ["comparison_table", "phase_facts", "run_view"]
+__all__ = ["comparison_table", "config_table", "phase_facts", "run_view"]
 
 MAX_COMMAND = 20_000
 _ORDER = {name: index for index, name in enumerate(METRICS)}
@@ -38,7 +38,7 @@ def run_view(run: RunReport, *, phase: str) -> RunView:
         summary=_summary(run),
         detail=clean(outcome.get("detail") or ""),
         command=_command(run),
-        config=_config(run.requested, run.effective),
+        config=config_table(run.requested, run.effective),
         metrics=_metrics(run.metrics),
         scalars=_scalars(run.scalars),
         attempts=_attempts(outcome),
@@ -98,7 +98,7 @@ def _command(run: RunReport) -> str:
     return clean("\n".join([*settings, shlex.join(run.command)]), limit=MAX_COMMAND) if run.command else ""
 
 
-def _config(requested: Mapping[str, Any] | None, effective: Mapping[str, Any] | None) -> ConfigTable:
+def config_table(requested: Mapping[str, Any] | None, effective: Mapping[str, Any] | None) -> ConfigTable:
     """Both configs side by side, what differs first. A key that was not asked for is a default, not a difference."""
     asked, ran = dict(flatten(dict(requested or {}))), dict(flatten(dict(effective or {})))
     rows = [
@@ -154,7 +154,7 @@ def _metric(name: str, stats: MetricStats) -> MetricRow:
         n=format_number(stats.n),
         mean=format_number(stats.mean),
         stdev=format_number(stats.stdev),
-        cv=format_quantity(stats.cv * 100, "%") if stats.cv is not None else "–",
+        cv=format_percent(stats.cv),
         interval=format_interval(stats.ci_low, stats.ci_high) or "–",
         minimum=format_number(stats.min),
         p50=format_number(stats.p50),
@@ -214,9 +214,17 @@ def comparison_table(comparison: Comparison | None) -> Table | None:
     """The arms of a sweep or an A/B with their run-level intervals."""
     if comparison is None:
         return None
-    unit = f" ({comparison.unit})" if comparison.unit else ""
+    unit = f" ({one_line(comparison.unit, limit=20)})" if comparison.unit else ""
     tie = any(arm.tie_value is not None for arm in comparison.arms)
-    columns = ("Arm", "Settings", "Runs", "Run means" + unit, "Mean" + unit, "95 % interval", "Stdev of runs")
+    columns: tuple[str, ...] = (
+        "Arm",
+        "Settings",
+        "Runs",
+        "Run means" + unit,
+        "Mean" + unit,
+        "95 % interval",
+        "Stdev of runs",
+    )
     rows = []
     for arm in comparison.arms:
         chosen = arm.arm == comparison.recommended

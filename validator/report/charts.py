@@ -35,6 +35,7 @@ class Figure:
 
     id: str
     title: str
+    measure: str
     summary: str
     svg: str
     table: Table
@@ -70,9 +71,7 @@ def phase_figures(phase: PhaseReport, charts: ChartData) -> tuple[Figure, ...]:
     return tuple(figures[:1] + _arms(phase) + figures[1:])
 
 
-def _over_steps(
-    phase: PhaseReport, runs: Sequence[tuple[RunReport, RunCharts]], topic: _Topic
-) -> Iterator[Figure]:
+def _over_steps(phase: PhaseReport, runs: Sequence[tuple[RunReport, RunCharts]], topic: _Topic) -> Iterator[Figure]:
     present = [name for name in topic.metrics if any(name in drawn.series for _, drawn in runs)]
     if not present:
         return
@@ -83,10 +82,8 @@ def _over_steps(
         Line(_label(run, series, several=len(metrics) > 1), _thinner(series, _POINTS_PER_CHART // len(shown)))
         for run, series in shown
     ]
-    unit = shown[0][1].unit
     spec = lines_spec(
         lines,
-        y_title=f"{metrics[0]} ({unit})" if unit else metrics[0],
         wide=topic.wide,
         warmup_end=_warmup(shown),
         bounds=_bounds(phase.criteria, metrics),
@@ -97,6 +94,7 @@ def _over_steps(
         phase,
         topic.title,
         spec,
+        measure=_measure(", ".join(metrics), shown[0][1].unit),
         summary=_told(topic, shown, phase),
         table=_series_table(topic, chosen),
         wide=topic.wide,
@@ -105,13 +103,26 @@ def _over_steps(
 
 
 def _figure(
-    phase: PhaseReport, title: str, spec: dict[str, Any], *, summary: str, table: Table, wide: bool, note: str = ""
+    phase: PhaseReport,
+    title: str,
+    spec: dict[str, Any],
+    *,
+    measure: str,
+    summary: str,
+    table: Table,
+    wide: bool,
+    note: str = "",
 ) -> Figure:
     try:
         svg = draw(spec)
     except ChartError as error:
         svg, note = "", f"{note} Not drawn: {one_line(error, limit=300)}.".strip()
-    return Figure(anchor("chart", phase.id, title), title, summary, svg, table, wide, note)
+    return Figure(anchor("chart", phase.id, title), title, measure, summary, svg, table, wide, note)
+
+
+def _measure(metric: str, unit: str) -> str:
+    """What the value axis shows: `toks_per_s, tok/s`."""
+    return ", ".join(part for part in (one_line(metric, limit=80), one_line(unit, limit=20)) if part)
 
 
 def _label(run: RunReport, series: ChartSeries, *, several: bool) -> str:
@@ -180,33 +191,35 @@ def _metric_of(text: str) -> str | None:
 
 
 def _told(topic: _Topic, shown: Sequence[tuple[RunReport, ChartSeries]], phase: PhaseReport) -> str:
-    """What the chart shows, in a sentence or three."""
-    run, series = shown[0]
-    stats = run.metrics.get(series.metric)
-    if len({r.id for r, _ in shown}) > 1:
-        ids = len({r.id for r, _ in shown})
-        text = f"{series.metric} of {plural(ids, 'run')} over optimizer steps."
-    elif stats is not None and stats.window is not None and stats.mean is not None:
-        interval = format_interval(stats.ci_low, stats.ci_high)
-        text = (
-            f"{series.metric} over optimizer steps; mean {format_quantity(stats.mean, stats.unit)}"
-            f"{f', 95 % interval {interval}' if interval else ''} over steps "
-            f"{stats.window.first_step:,}–{stats.window.last_step:,} (n = {stats.n:,})."
-        )
-    else:
-        low, high = (min(series.values), max(series.values)) if series.values else (None, None)
-        text = (
-            f"{series.metric} over optimizer steps, from {format_number(low)} to {format_quantity(high, series.unit)}."
-        )
+    """What the chart shows, in a few sentences."""
+    runs = {run.id for run, _ in shown}
+    text = f"{plural(len(runs), 'run')} over optimizer steps." if len(runs) > 1 else _course(topic, *shown[0])
     end = _warmup(shown)
     if end is not None:
         text += f" Gray: warm-up, to step {end:,}."
     for bound in _bounds(phase.criteria, topic.metrics):
-        text += f" Dashed: bound of {bound.label}."
-    bad = sum(s.non_finite for _, s in shown)
+        text += f" Dashed red: the bound of {bound.label}."
+    bad = sum(series.non_finite for _, series in shown)
     if bad:
         text += f" {plural(bad, 'value is', 'values are')} not finite (dotted verticals)."
     return text
+
+
+def _course(topic: _Topic, run: RunReport, series: ChartSeries) -> str:
+    """One run in a sentence: mean and interval of what is steady, begin and end of what changes."""
+    stats = run.metrics.get(series.metric)
+    if topic.wide and stats is not None and stats.window is not None and stats.mean is not None:
+        interval = format_interval(stats.ci_low, stats.ci_high)
+        text = f"Mean {format_quantity(stats.mean, stats.unit)}"
+        text += f", 95 % interval {interval} (blue band)" if interval else ""
+        return text + f", over steps {stats.window.first_step:,}–{stats.window.last_step:,} (n = {stats.n:,})."
+    if not series.values:
+        return "No value is finite."
+    return (
+        f"{format_number(series.values[0])} at step {series.steps[0]:,}, {format_number(series.values[-1])} at step "
+        f"{series.steps[-1]:,}; lowest {format_number(min(series.values))}, "
+        f"highest {format_number(max(series.values))}."
+    )
 
 
 def _series_table(topic: _Topic, chosen: Sequence[tuple[RunReport, ChartSeries]]) -> Table:
@@ -216,15 +229,14 @@ def _series_table(topic: _Topic, chosen: Sequence[tuple[RunReport, ChartSeries]]
     columns = ["First", "Lowest", "Highest", "Last"]
     if len(chosen) == 1:
         rows = tuple(_bins(series))
-        return Table(f"{topic.title} by part of the run{unit}", ("Steps", *columns), rows, frozenset(("Steps", *columns)))
+        return Table(
+            f"{topic.title} by part of the run{unit}", ("Steps", *columns), rows, frozenset(("Steps", *columns))
+        )
     rows = tuple(
         (
             one_line(run.id),
             line.metric,
-            *(
-                format_number(value)
-                for value in (line.values[0], min(line.values), max(line.values), line.values[-1])
-            ),
+            *(format_number(value) for value in (line.values[0], min(line.values), max(line.values), line.values[-1])),
         )
         for run, line in chosen
         if line.values
@@ -261,9 +273,8 @@ def _ranks(phase: PhaseReport, runs: Sequence[tuple[RunReport, RunCharts]]) -> l
     )
     table = Table(f"{metric} by rank ({ranks[0].unit})", columns, rows, frozenset(columns))
     note = f"The first {MAX_RANKS} of {len(ranks)} ranks are drawn." if len(ranks) > MAX_RANKS else ""
-    return [
-        _figure(phase, "Ranks", spread_spec(ranks[:MAX_RANKS]), summary=summary, table=table, wide=False, note=note)
-    ]
+    spec, measure = spread_spec(ranks[:MAX_RANKS]), _measure(metric, ranks[0].unit)
+    return [_figure(phase, "Ranks", spec, measure=measure, summary=summary, table=table, wide=False, note=note)]
 
 
 def _arms(phase: PhaseReport) -> list[Figure]:
@@ -272,7 +283,12 @@ def _arms(phase: PhaseReport) -> list[Figure]:
         return []
     columns = ("Arm", "Mean", "95 % interval", "Runs")
     rows = tuple(
-        (one_line(arm.arm), format_number(arm.mean), format_interval(arm.ci_low, arm.ci_high) or "–", str(len(arm.run_means)))
+        (
+            one_line(arm.arm),
+            format_number(arm.mean),
+            format_interval(arm.ci_low, arm.ci_high) or "–",
+            str(len(arm.run_means)),
+        )
         for arm in compared.arms
     )
     summary = (
@@ -281,5 +297,5 @@ def _arms(phase: PhaseReport) -> list[Figure]:
     )
     table = Table("Arms", columns, rows, frozenset(columns[1:]))
     spec = interval_spec(compared, chosen=compared.recommended)
-    return [_figure(phase, "Arms", spec, summary=summary, table=table, wide=False)]
-
+    measure = _measure(compared.metric, compared.unit)
+    return [_figure(phase, "Arms", spec, measure=measure, summary=summary, table=table, wide=True)]

@@ -13,10 +13,12 @@ __all__ = [
     "format_interval",
     "format_margin",
     "format_number",
+    "format_percent",
     "format_quantity",
     "format_value",
     "plural",
     "shorten",
+    "text_width",
 ]
 
 NO_BREAK = "\u00a0"
@@ -56,7 +58,7 @@ def shorten(text: str, *, limit: int) -> str:
 
 
 def format_number(value: float | None) -> str:
-    """Four significant digits, thousands separated: `847`, `12,345`, `0.9713`, `3.2e-05`; `–` for None.
+    """At most four significant digits, thousands separated: `847`, `12,345`, `0.9713`, `3.2e-5`; `–` for None.
 
     Whole numbers below a billion are shown in full, so that steps and counts are never rounded.
     """
@@ -68,9 +70,10 @@ def format_number(value: float | None) -> str:
     if value == int(value) and size < 1e9:
         return _minus(f"{int(value):,}")
     if size >= 1e9 or size < 1e-4:
-        return _minus(f"{value:.3e}".replace("e+0", "e+").replace("e-0", "e-"))
+        return _minus(re.sub(r"\.?0*e([+-])0*", r"e\1", f"{value:.3e}"))
     digits = max(0, 3 - math.floor(math.log10(size)))
-    return _minus(f"{value:,.{digits}f}")
+    text = f"{value:,.{digits}f}"
+    return _minus(text.rstrip("0").rstrip(".") if "." in text else text)
 
 
 def _minus(text: str) -> str:
@@ -81,7 +84,7 @@ def format_quantity(value: float | None, unit: str = "") -> str:
     """A number with its unit, kept on one line: `847.2 tok/s`, `61 %`."""
     if value is None:
         return "–"
-    return format_number(value) + (NO_BREAK + unit if unit else "")
+    return format_number(value) + (NO_BREAK + one_line(unit, limit=20) if unit else "")
 
 
 def format_value(value: object, unit: str = "") -> str:
@@ -117,6 +120,15 @@ def format_margin(margin: float | None) -> str:
     return _minus(text) + NO_BREAK + "%"
 
 
+def format_percent(share: float | None) -> str:
+    """A share as percent with three significant digits and at most three decimals: `2.1 %`, `0.007 %`."""
+    if share is None or not math.isfinite(share):
+        return format_number(share)
+    percent = share * 100
+    digits = 0 if abs(percent) >= 100 else 1 if abs(percent) >= 10 else 2 if abs(percent) >= 0.1 else 3
+    return _minus(f"{percent:,.{digits}f}") + NO_BREAK + "%"
+
+
 def plural(count: int, noun: str, nouns: str | None = None) -> str:
     """`1 run`, `2 runs`, `2 criteria`."""
     return f"{count:,} {noun if count == 1 else nouns or noun + 's'}"
@@ -124,6 +136,4 @@ def plural(count: int, noun: str, nouns: str | None = None) -> str:
 
 def text_width(text: str) -> int:
     """Columns that a text takes in a terminal: wide East Asian characters count twice, combining ones not at all."""
-    return sum(
-        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text
-    )
+    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)

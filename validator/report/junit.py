@@ -48,17 +48,15 @@ def render_junit(report: ValidationReport) -> str:
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ET.tostring(root, encoding="unicode") + "\n"
 
 
-def _suite(
-    root: ET.Element, name: str, cases: list[_Case], duration_s: float | None, started: str
-) -> dict[str, int]:
+def _suite(root: ET.Element, name: str, cases: list[_Case], duration_s: float | None, started: str) -> dict[str, int]:
     counts = {
         "tests": len(cases),
         "failures": sum(case.kind == "failure" for case in cases),
         "errors": sum(case.kind == "error" for case in cases),
         "skipped": sum(case.kind == "skipped" for case in cases),
     }
-    attributes = {key: str(value) for key, value in counts.items()}
-    suite = ET.SubElement(root, "testsuite", name=one_line(name), timestamp=one_line(started[:19]), **attributes)
+    attributes = {"name": one_line(name), "timestamp": one_line(started[:19])}
+    suite = ET.SubElement(root, "testsuite", attributes | {key: str(value) for key, value in counts.items()})
     if duration_s is not None:
         suite.set("time", f"{duration_s:.3f}")
     for case in cases:

@@ -47,7 +47,9 @@ def render_markdown(report: ValidationReport) -> str:
             continue
         room -= len(text)
         phases.append(text)
-    note = f"\n_Details of {left_out} phases are in report.html only: they would be too long here._\n" if left_out else ""
+    note = (
+        f"\n_Details of {left_out} phases are in report.html only: they would be too long here._\n" if left_out else ""
+    )
     return "\n".join(["\n".join([head, "", "## Phases", "", *phases]).rstrip(), note, tail]).rstrip() + "\n"
 
 
@@ -141,7 +143,7 @@ def _criterion(row: CriterionRow) -> list[str]:
     why += [_evidence(item) for item in row.evidence]
     return [
         _status(row.status),
-        code(row.text),
+        code(row.text) if row.formal else escape(row.text),
         "yes" if row.required else "no",
         escape(row.observed),
         escape(row.interval),
@@ -249,16 +251,26 @@ def _run(run: RunView) -> Iterator[str]:
     if run.detail or run.irregularities:
         yield ""
     if run.config.differing:
-        rows = [
-            [code(row.key), code(row.requested), code(row.effective)] for row in run.config.rows if row.differs
-        ]
+        rows = [[code(row.key), code(row.requested), code(row.effective)] for row in run.config.rows if row.differs]
         yield f"{code(run.id)} ran with other settings than requested:"
         yield ""
         yield from table(("Setting", "Requested", "Effective"), rows)
     if run.metrics:
         columns = ("Metric", "Unit", "Mean", "Stdev", "95 % interval", "p50", "p95", "First", "Last", "n", "Window")
         metrics = (
-            [code(m.name), escape(m.unit), m.mean, m.stdev, escape(m.interval), m.p50, m.p95, m.first, m.last, m.n, m.window]
+            [
+                code(m.name),
+                escape(m.unit),
+                m.mean,
+                m.stdev,
+                escape(m.interval),
+                m.p50,
+                m.p95,
+                m.first,
+                m.last,
+                m.n,
+                m.window,
+            ]
             for m in run.metrics
         )
         yield f"{code(run.id)}:"
@@ -295,7 +307,8 @@ def _tail(page: Page) -> Iterator[str]:
             yield ""
         yield "</details>"
         yield ""
-    yield f"<sub>validator {escape(page.version)}, run {escape(page.run_id)}. result.json holds every number in full.</sub>"
+    origin = f"validator {escape(page.version)}, run {escape(page.run_id)}"
+    yield f"<sub>{origin}. result.json holds every number in full.</sub>"
 
 
 def _facts(group: FactGroup) -> Iterator[str]:

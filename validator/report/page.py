@@ -78,10 +78,11 @@ class EvidenceView:
 
 @dataclass(frozen=True)
 class CriterionRow:
-    """One line of the criteria table."""
+    """One line of the criteria table. `formal` tells an expression of the runbook from a sentence."""
 
     id: str
     text: str
+    formal: bool
     required: bool
     status: StatusView
     observed: str

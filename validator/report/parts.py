@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote
 
-from validator.model.verdict import Evidence, Status
+from validator.model.verdict import Check, Evidence, PhaseReport, Status, Verdict
 from validator.report.formats import clean, format_value, one_line
 from validator.report.page import EvidenceView, Fact, StatusView
 
-__all__ = ["anchor", "evidence_views", "facts_of", "flatten", "link", "status_view"]
+__all__ = ["anchor", "evidence_views", "facts_of", "flatten", "judged_items", "link", "status_view"]
 
 MAX_DEPTH = 8
 
@@ -28,6 +28,12 @@ _STATUS: dict[str, StatusView] = {
 def status_view(status: Status) -> StatusView:
     """How a status is shown."""
     return _STATUS[status]
+
+
+def judged_items(phase: PhaseReport) -> tuple[Verdict | Check, ...]:
+    """A phase's criteria and checks, in this order."""
+    items: list[Verdict | Check] = [*phase.criteria, *phase.checks]
+    return tuple(items)
 
 
 def anchor(*names: str) -> str:

@@ -19,7 +19,9 @@ def export_lines(env: dict[str, str]) -> tuple[str, ...]:
     A name that no shell accepts is left out: it could only come from a damaged result.json.
     """
     return tuple(
-        f"export {name}={shlex.quote(value.replace(chr(0), ''))}" for name, value in env.items() if _NAME.fullmatch(name)
+        f"export {name}={shlex.quote(value.replace(chr(0), ''))}"
+        for name, value in env.items()
+        if _NAME.fullmatch(name)
     )
 
 

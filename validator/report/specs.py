@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from validator.model.verdict import Comparison
+from validator.report.formats import one_line
 from validator.report.palette import DASHES, PALETTE, SERIES
 from validator.report.view import ChartSeries, RankSpread
 
@@ -17,7 +18,7 @@ __all__ = ["Band", "Bound", "Line", "interval_spec", "lines_spec", "spread_spec"
 
 Spec = dict[str, Any]
 
-WIDE, NARROW = 800, 376
+WIDE, NARROW = 905, 412
 HEIGHT = 190
 _LIGHT = {role: ink.light for role, ink in PALETTE.items()}
 
@@ -52,16 +53,18 @@ class Band:
 def lines_spec(
     lines: Sequence[Line],
     *,
-    y_title: str,
     wide: bool,
     warmup_end: int | None = None,
     bounds: Sequence[Bound] = (),
     band: Band | None = None,
 ) -> Spec:
-    """Values over optimizer steps, with warm-up shaded, the window's mean and interval, and the bounds."""
+    """Values over optimizer steps, with warm-up shaded, the window's interval of the mean, and the bounds.
+
+    The value axis has no title: the figure's heading names metric and unit, where no tick label can run into it.
+    """
     labels = list(dict.fromkeys(line.label for line in lines))
     first = min((line.series.steps[0] for line in lines if line.series.steps), default=0)
-    y = {"type": "quantitative", "title": y_title, "scale": {"zero": False, "nice": True}, "axis": _axis(_top(lines))}
+    y = {"type": "quantitative", "title": None, "scale": {"zero": False, "nice": True}, "axis": _axis(_top(lines))}
     layers: list[Spec] = []
     if warmup_end is not None and warmup_end > first:
         layers.append(
@@ -94,7 +97,9 @@ def _line_layer(lines: Sequence[Line], labels: Sequence[str], y: Spec) -> Spec:
         for step, value in zip(line.series.steps, line.series.values, strict=True)
     ]
     lone = all(len(line.series.steps) == 1 for line in lines)
-    legend: Spec | None = {"orient": "top", "title": None, "symbolType": "stroke"} if len(labels) > 1 else None
+    legend: Spec | None = (
+        {"orient": "top", "title": None, "symbolType": "stroke", "columnPadding": 30} if len(labels) > 1 else None
+    )
     colors = [_LIGHT[SERIES[index % len(SERIES)]] for index in range(len(labels))]
     dashes = [list(DASHES[index % len(DASHES)]) for index in range(len(labels))]
     encoding: Spec = {
@@ -154,18 +159,15 @@ def _bound_layer(bound: Bound, y: Spec) -> Spec:
 
 def interval_spec(comparison: Comparison, *, chosen: str | None) -> Spec:
     """Each arm's mean with its interval over runs, and the runs themselves as small marks."""
-    names = [_short(arm.arm) for arm in comparison.arms]
-    title = f"{comparison.metric} ({comparison.unit})" if comparison.unit else comparison.metric
+    names = [one_line(arm.arm, limit=24) for arm in comparison.arms]
     arms = [
         {"arm": name, "mean": arm.mean, "low": arm.ci_low, "high": arm.ci_high, "chosen": arm.arm == chosen}
         for name, arm in zip(names, comparison.arms, strict=True)
     ]
-    runs = [
-        {"arm": name, "mean": mean}
-        for name, arm in zip(names, comparison.arms, strict=True)
-        for mean in arm.run_means
+    runs: list[Spec] = [
+        {"arm": name, "mean": mean} for name, arm in zip(names, comparison.arms, strict=True) for mean in arm.run_means
     ]
-    x = {"type": "quantitative", "title": title, "scale": {"zero": False, "padding": 18}}
+    x: Spec = {"type": "quantitative", "title": None, "scale": {"zero": False, "padding": 18}}
     x["axis"] = _axis(max((abs(run["mean"]) for run in runs), default=0.0))
     y = {"field": "arm", "type": "nominal", "sort": names, "title": None, "axis": {"labelLimit": 180, "grid": False}}
     color = {"condition": {"test": "datum.chosen", "value": _LIGHT["s1"]}, "value": _LIGHT["s6"]}
@@ -186,7 +188,7 @@ def interval_spec(comparison: Comparison, *, chosen: str | None) -> Spec:
             "encoding": {"y": y, "x": {"field": "mean", **x}, "color": color},
         },
     ]
-    return _figure({"layer": layers}, width=NARROW + 200, height=max(60, 30 * len(arms)))
+    return _figure({"layer": layers}, width=WIDE - 80, height=max(60, 30 * len(arms)))
 
 
 def spread_spec(ranks: Sequence[RankSpread]) -> Spec:
@@ -194,15 +196,24 @@ def spread_spec(ranks: Sequence[RankSpread]) -> Spec:
     values = [
         {"rank": f"rank {r.rank}", "p5": r.p5, "p25": r.p25, "p50": r.p50, "p75": r.p75, "p95": r.p95} for r in ranks
     ]
-    y = {"field": "rank", "type": "nominal", "sort": [v["rank"] for v in values], "title": None, "axis": {"grid": False}}
+    y = {
+        "field": "rank",
+        "type": "nominal",
+        "sort": [v["rank"] for v in values],
+        "title": None,
+        "axis": {"grid": False},
+    }
     x = {
         "type": "quantitative",
-        "title": f"{ranks[0].metric} ({ranks[0].unit})",
+        "title": None,
         "scale": {"zero": False, "nice": True},
         "axis": _axis(max(abs(r.p95) for r in ranks)),
     }
     layers = [
-        {"mark": {"type": "rule", "color": _LIGHT["s6"]}, "encoding": {"y": y, "x": {"field": "p5", **x}, "x2": {"field": "p95"}}},
+        {
+            "mark": {"type": "rule", "color": _LIGHT["s6"]},
+            "encoding": {"y": y, "x": {"field": "p5", **x}, "x2": {"field": "p95"}},
+        },
         {
             "mark": {"type": "bar", "height": 9, "color": _LIGHT["s1"]},
             "encoding": {"y": y, "x": {"field": "p25", **x}, "x2": {"field": "p75"}},
@@ -211,13 +222,18 @@ def spread_spec(ranks: Sequence[RankSpread]) -> Spec:
             "mark": {"type": "tick", "thickness": 2.5, "size": 17, "opacity": 1, "color": _LIGHT["s2"]},
             "encoding": {"y": y, "x": {"field": "p50", **x}},
         },
-    ]  # fmt: skip
+    ]
     return _figure({"data": {"values": values}, "layer": layers}, width=NARROW, height=max(60, 22 * len(ranks)))
 
 
 def _step(field: str) -> Spec:
-    scale = {"zero": False, "nice": False, "padding": 4}
-    return {"field": field, "type": "quantitative", "title": "optimizer step", "scale": scale, "axis": {"format": ",d", "tickMinStep": 1, "tickCount": 8, "grid": False}}  # fmt: skip
+    return {
+        "field": field,
+        "type": "quantitative",
+        "title": "optimizer step",
+        "scale": {"zero": False, "nice": False, "padding": 4},
+        "axis": {"format": ",d", "tickMinStep": 1, "tickCount": 8, "grid": False},
+    }
 
 
 def _axis(top: float) -> Spec:
@@ -227,10 +243,6 @@ def _axis(top: float) -> Spec:
 
 def _top(lines: Sequence[Line]) -> float:
     return max((abs(value) for line in lines for value in line.series.values), default=0.0)
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= 40 else name[:37] + "…"
 
 
 def _figure(body: Mapping[str, Any], *, width: int, height: int) -> Spec:

@@ -60,7 +60,16 @@ _SHAPES = {
 }
 """Elements and attributes that a chart may hold; everything else (roles, labels, classes, styles) is dropped."""
 
-_PAINT = ("fill", "stroke", "stroke-width", "stroke-dasharray", "stroke-opacity", "fill-opacity", "opacity", "clip-path")
+_PAINT = (
+    "fill",
+    "stroke",
+    "stroke-width",
+    "stroke-dasharray",
+    "stroke-opacity",
+    "fill-opacity",
+    "opacity",
+    "clip-path",
+)
 _LONG = re.compile(r"-?\d+\.\d{2,}")
 _NAMESPACE = "{http://www.w3.org/2000/svg}"
 
@@ -85,22 +94,27 @@ def compact(svg: str) -> str:
 def _strip(element: ET.Element) -> None:
     """Remove, below an element and in it, all that does not draw."""
     for child in list(element):
-        child.tag = child.tag.removeprefix(_NAMESPACE) if isinstance(child.tag, str) else ""
+        child.tag = child.tag.removeprefix(_NAMESPACE)
         if child.tag not in _SHAPES:
             element.remove(child)
             continue
         _strip(child)
         if _draws_nothing(child):
             element.remove(child)
-    element.tag = element.tag.removeprefix(_NAMESPACE)
-    if element.tag == "svg":
+    name = str(element.tag).removeprefix(_NAMESPACE)
+    element.tag = name
+    if name == "svg":
         element.set("xmlns", "http://www.w3.org/2000/svg")
         element.set("font-family", "sans-serif")
-    allowed = (*_SHAPES.get(element.tag, ()), *_PAINT)
-    kept = {name: value for name, value in element.attrib.items() if name in allowed and (name, value) != ("opacity", "1")}
+    allowed = (*_SHAPES.get(name, ()), *_PAINT)
+    kept = {
+        name: value for name, value in element.attrib.items() if name in allowed and (name, value) != ("opacity", "1")
+    }
     element.attrib.clear()
     for name, value in kept.items():
-        element.set(name, value if name == "id" else _LONG.sub(lambda m: f"{float(m[0]):.1f}".removesuffix(".0"), value))
+        element.set(
+            name, value if name == "id" else _LONG.sub(lambda m: f"{float(m[0]):.1f}".removesuffix(".0"), value)
+        )
 
 
 def _draws_nothing(element: ET.Element) -> bool:

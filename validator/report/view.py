@@ -75,7 +75,7 @@ class RunCharts:
 
 @dataclass(frozen=True)
 class ChartData:
-    """What can be drawn of a validation, by run id as in `RunReport.id`. Empty is fine: the report has no charts then."""
+    """What can be drawn of a validation, by run id as in `RunReport.id`. Empty means a report without charts."""
 
     runs: Mapping[str, RunCharts] = field(default_factory=dict)
 

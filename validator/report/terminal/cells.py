@@ -62,4 +62,3 @@ def phase_line(phase: PhaseReport) -> str:
     elif not phase.required:
         line += ", not required"
     return line
-

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import sys
 from collections import Counter
@@ -12,14 +13,14 @@ from validator.model.units import format_duration
 from validator.model.verdict import Check, Finding, PhaseReport, ValidationReport, Verdict
 from validator.report.build import decision_view
 from validator.report.formats import format_interval, format_value, one_line, plural
-from validator.report.parts import status_view
+from validator.report.parts import judged_items, status_view
 from validator.report.terminal.lines import paint, stream_width, wrap
 from validator.report.terminal.observer import wants_color
 
 if TYPE_CHECKING:
     from validator.report.write import ReportPaths
 
-__all__ = ["next_command", "print_summary", "summary_lines"]
+__all__ = ["finding_lines", "next_command", "print_summary", "summary_lines"]
 
 MAX_OPEN = 12
 """Criteria that are listed; the report has them all."""
@@ -39,9 +40,7 @@ def print_summary(report: ValidationReport, paths: ReportPaths, *, stream: TextI
     out.flush()
 
 
-def summary_lines(
-    report: ValidationReport, paths: ReportPaths, *, width: int = 80, color: bool = False
-) -> list[str]:
+def summary_lines(report: ValidationReport, paths: ReportPaths, *, width: int = 80, color: bool = False) -> list[str]:
     """The summary as lines of about `width` columns."""
     view = decision_view(report)
     lines = ["", paint(f"{view.word}  {one_line(report.runbook.name)}", f"{view.tone} bold", color=color)]
@@ -58,11 +57,7 @@ def summary_lines(
 
 def _counts(report: ValidationReport) -> str:
     required = Counter(
-        item.status
-        for phase in report.phases
-        if phase.required
-        for item in (*phase.criteria, *phase.checks)
-        if item.required
+        item.status for phase in report.phases if phase.required for item in judged_items(phase) if item.required
     )
     words = [
         f"{count} {status_view(status).word.lower()}" for status, count in sorted(required.items(), key=lambda p: -p[1])
@@ -77,7 +72,7 @@ def _open_items(report: ValidationReport, *, width: int, color: bool) -> list[st
     items = [
         (phase, item)
         for phase in report.phases
-        for item in (*phase.criteria, *phase.checks)
+        for item in judged_items(phase)
         if item.status != "PASS" and phase.status not in ("NOT_RUN", "SKIPPED")
     ]
     order = ("FAIL", "INCONCLUSIVE", "SKIPPED", "NOT_RUN", "RUNNING")
@@ -96,7 +91,9 @@ def _item(phase: PhaseReport, item: Verdict | Check, *, width: int, color: bool)
     optional = "" if phase.required and item.required else " (not required)"
     text = item.text if isinstance(item, Verdict) else item.title
     lines = wrap(f"{phase.id}: {text}{optional}", width=width, indent="    ", first=f"  {view.sign} {view.word} ")
-    lines[0] = lines[0].replace(f"{view.sign} {view.word}", paint(f"{view.sign} {view.word}", view.tone, color=color), 1)
+    lines[0] = lines[0].replace(
+        f"{view.sign} {view.word}", paint(f"{view.sign} {view.word}", view.tone, color=color), 1
+    )
     if isinstance(item, Verdict) and item.observed is not None and not item.message:
         observed = f"observed {format_value(item.observed, item.unit)} {format_interval(item.ci_low, item.ci_high)}"
         lines += wrap(observed, width=width, indent="    ")
@@ -119,13 +116,14 @@ def _findings(report: ValidationReport, *, width: int, color: bool) -> list[str]
     findings = sorted(report.findings, key=lambda finding: order.index(finding.severity))
     lines = ["", paint("Findings", "bold", color=color)] if findings else []
     for finding in findings[:MAX_FINDINGS]:
-        lines += _finding(finding, width=width, color=color)
+        lines += finding_lines(finding, width=width, color=color)
     if len(findings) > MAX_FINDINGS:
         lines.append(f"  … {len(findings) - MAX_FINDINGS} more in the report")
     return lines
 
 
-def _finding(finding: Finding, *, width: int, color: bool) -> list[str]:
+def finding_lines(finding: Finding, *, width: int, color: bool) -> list[str]:
+    """One finding: severity, code, place, confidence, what it says and the next step."""
     place = finding.run or finding.phase
     head = f"{finding.code}{f' ({place})' if place else ''}, {finding.confidence} confidence: {finding.message}"
     lines = wrap(head, width=width, indent="    ", first=f"  {finding.severity.upper()} ")
@@ -169,9 +167,7 @@ def _culprit(report: ValidationReport) -> PhaseReport | None:
 
 def _path(path: Path) -> str:
     """A path as it can be pasted: relative to where we are when it lies below."""
-    try:
+    with contextlib.suppress(ValueError):
         path = path.absolute().relative_to(Path.cwd())
-    except ValueError:
-        pass
     text = str(path)
     return shlex.quote(text if not text.startswith("-") else f"./{text}")

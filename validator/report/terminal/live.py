@@ -1,0 +1,173 @@
+"""The live table: one line per phase, the present run in detail, redrawn in place.
+
+`rich` is imported here and nowhere else. The table never takes more than the terminal's height: phases that are
+over are printed once, above the table, where they scroll away as in any log.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, TextIO
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from validator.model.units import format_duration
+from validator.report.formats import format_number, one_line, plural
+from validator.report.terminal.cells import criteria_count, steps_cell
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from validator.execute.progress import Progress
+    from validator.model.plan import PhasePlan, Plan
+    from validator.model.runbook import Phase
+    from validator.model.verdict import PhaseReport, ValidationReport
+    from validator.report.write import ReportPaths
+
+__all__ = ["LiveObserver"]
+
+_STYLES = {"good": "green", "bad": "bold red", "warn": "yellow", "info": "cyan", "muted": "dim"}
+_STATES = {"running": "green", "starting": "cyan", "slow": "yellow", "stopping": "yellow", "ended": "dim"}
+_MAX_PENDING = 8
+
+
+class LiveObserver:
+    """Shows the validation in a terminal. Colors follow `color`; the layout needs 60 columns and is made for 80."""
+
+    def __init__(self, *, stream: TextIO | None = None, color: bool = True, refresh_hz: float = 4.0) -> None:
+        self._console = Console(
+            file=stream or sys.stderr, no_color=not color, highlight=False, emoji=False, markup=False
+        )
+        self._live = Live(
+            console=self._console, refresh_per_second=refresh_hz, transient=True, get_renderable=self._render
+        )
+        self._plan: Plan | None = None
+        self._phase: str | None = None
+        self._phase_began_s = 0.0
+        self._phase_runs: tuple[str, ...] = ()
+        self._progress: Progress | None = None
+        self._seen_s = 0.0
+        self._done: list[str] = []
+
+    def __enter__(self) -> LiveObserver:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def started(self, plan: Plan, run_dir: Path) -> None:
+        """Say what is to come, then start drawing."""
+        self._plan = plan
+        count = f"{plural(len(plan.phases), 'phase')}, {plural(len(plan.runs), 'run')}"
+        self._console.print(Text.assemble((one_line(plan.runbook), "bold"), f"  {count}"))
+        self._console.print(Text(f"results in {one_line(run_dir)}", "dim"), soft_wrap=True)
+        self._live.start()
+
+    def phase_started(self, phase: Phase, planned: PhasePlan) -> None:
+        """Move the table on to a phase."""
+        self._phase, self._progress = phase.id, None
+        self._phase_began_s = time.monotonic()
+        self._phase_runs = tuple(run.id for run in planned.runs)
+
+    def run_progress(self, progress: Progress) -> None:
+        """Remember how far the run is; the table is redrawn on its own clock."""
+        self._progress, self._seen_s = progress, time.monotonic()
+
+    def phase_finished(self, phase: PhaseReport) -> None:
+        """Print the phase's line above the table."""
+        self._phase, self._progress = None, None
+        self._done.append(phase.id)
+        self._console.print(_finished_line(phase))
+
+    def note(self, text: str) -> None:
+        """Print a sentence above the table."""
+        self._console.print(Text(f"  {one_line(text)}"), soft_wrap=True)
+
+    def finished(self, report: ValidationReport, paths: ReportPaths) -> None:
+        """Take the table away and print the summary on stdout."""
+        from validator.report.terminal.summary import print_summary
+
+        self._live.stop()
+        print_summary(report, paths)
+
+    def _render(self) -> RenderableType:
+        parts: list[RenderableType] = []
+        if self._phase is not None:
+            parts.append(self._present())
+        pending = [p.phase for p in self._plan.phases if p.phase not in self._done] if self._plan else []
+        pending = [one_line(name, limit=24) for name in pending if name != self._phase]
+        if pending:
+            more = f" and {len(pending) - _MAX_PENDING} more" if len(pending) > _MAX_PENDING else ""
+            parts.append(
+                Text(f"next: {', '.join(pending[:_MAX_PENDING])}{more}", "dim", no_wrap=True, overflow="ellipsis")
+            )
+        return Group(*parts)
+
+    def _present(self) -> RenderableType:
+        """The present phase and run: two lines of numbers and a bar."""
+        table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", expand=False, pad_edge=False)
+        progress = self._progress
+        table.add_column("phase", no_wrap=True, overflow="ellipsis", max_width=22)
+        table.add_column("state", no_wrap=True)
+        for name in ("step", "tok/s", "loss", "MiB", "beat", "ETA"):
+            table.add_column(name, justify="right", no_wrap=True)
+        if progress is None:
+            elapsed = format_duration(time.monotonic() - self._phase_began_s)
+            table.add_row(one_line(self._phase or "", limit=60), Text("working", "cyan"), "", "", "", "", "", elapsed)
+            return table
+        waited_s = time.monotonic() - self._seen_s
+        table.add_row(
+            one_line(progress.run, limit=60),
+            Text(progress.state, _STATES.get(progress.state, "")),
+            steps_cell(progress),
+            _number(progress.toks_per_s),
+            _number(progress.loss),
+            _number(round(progress.mem_mib) if progress.mem_mib is not None else None),
+            _short_time(progress.heartbeat_age_s, waited_s),
+            _short_time(progress.eta_s, -waited_s),
+        )
+        return Group(table, self._bar(progress))
+
+    def _bar(self, progress: Progress) -> RenderableType:
+        """How much of the phase is done, over all its runs."""
+        total = max(1, len(self._phase_runs))
+        index = self._phase_runs.index(progress.run) if progress.run in self._phase_runs else 0
+        share = progress.step / progress.steps if progress.step and progress.steps else 0.0
+        runs = f"run {index + 1} of {total}" if total > 1 else ""
+        row = Table.grid(padding=(0, 2, 0, 0))
+        row.add_row(
+            ProgressBar(total=1.0, completed=min(1.0, (index + share) / total), width=36),
+            Text(f"{runs}  {format_duration(progress.elapsed_s)}".strip(), "dim"),
+            Text(one_line(progress.note or "", limit=200), "yellow", no_wrap=True, overflow="ellipsis"),
+        )
+        return row
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else format_number(value)
+
+
+def _short_time(seconds: float | None, since_s: float) -> str:
+    """A duration, moved on by the time since it was told."""
+    return "" if seconds is None else format_duration(max(0.0, seconds + since_s))
+
+
+def _finished_line(phase: PhaseReport) -> Text:
+    from validator.report.parts import status_view
+
+    view = status_view(phase.status)
+    line = Text.assemble((f"{view.sign} {view.word:<12} ", _STYLES[view.tone]), (one_line(phase.id), "bold"))
+    about = [criteria_count(phase), format_duration(phase.duration_s) if phase.duration_s is not None else ""]
+    line.append(f"  {', '.join(part for part in about if part)}", "dim")
+    if phase.status != "PASS" and phase.message:
+        line.append(f"  {one_line(phase.message, limit=300)}")
+    return line
