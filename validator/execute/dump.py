@@ -25,6 +25,8 @@ from validator.execute.tree import ProcessTree
 
 __all__ = ["Evidence", "last_stacks", "save_evidence"]
 
+Dumps = dict[Path, int]
+
 _PY_SPY_S = 10.0
 _MAX_PROCESSES = 256
 
@@ -51,7 +53,7 @@ def save_evidence(evidence: Evidence, tree: ProcessTree) -> tuple[Path, ...]:
     with suppress(OSError):
         evidence.folder.mkdir(exist_ok=True)
         processes = tree.scan(deep=True)
-        before = _present(evidence.out)
+        before = _dumps(evidence.out)
         _save_machine(evidence)
         _save_processes(evidence, processes)
         _ask_for_stacks(evidence, tree, processes, before)
@@ -119,16 +121,16 @@ def _save_processes(evidence: Evidence, processes: Sequence[Stat]) -> None:
     _write_json(evidence, "processes.json", {"schema_version": 1, "processes": rows, "count": len(processes)})
 
 
-def _ask_for_stacks(evidence: Evidence, tree: ProcessTree, processes: Sequence[Stat], before: set[Path]) -> None:
+def _ask_for_stacks(evidence: Evidence, tree: ProcessTree, processes: Sequence[Stat], before: Dumps) -> None:
     """SIGUSR1 to every process that handles it; its default action would kill the others."""
     asked = tuple(stat for stat in processes if catches(stat.pid, signal.SIGUSR1))
     tree.signal(signal.SIGUSR1, asked)
     until = time.monotonic() + evidence.stacks_s
-    answered: set[Path] = set()
+    answered: Dumps = {}
     running = [stat for stat in asked if stat.state != "T"]
     while running and time.monotonic() < until:
         time.sleep(0.05)
-        now = {path for path in _present(evidence.out) - before if path.name.startswith("stackdump_")}
+        now = {path: size for path, size in _dumps(evidence.out).items() if before.get(path) != size}
         if len(answered) >= len(running) and now == answered:
             break
         answered = now
@@ -182,10 +184,11 @@ def _poke_flight_recorder(evidence: Evidence) -> None:
     evidence.files.extend(traces)
 
 
-def _present(folder: Path) -> set[Path]:
+def _dumps(folder: Path) -> Dumps:
+    """Size of every stack dump that is there: a trainer may open its file long before it writes to it."""
     with suppress(OSError):
-        return set(folder.iterdir())
-    return set()
+        return {path: path.stat().st_size for path in folder.glob("stackdump_*")}
+    return {}
 
 
 def _read(path: str) -> str:
