@@ -77,6 +77,7 @@ class _State:
 _FAULTS = {
     "garbage-line": "lines are no JSON object and were left out",
     "truncated-line": "line at the end was cut short and was left out",
+    "nul-bytes": "places hold NUL bytes, as a file does after a power cut",
     "no-timestamp": "records have no readable `ts`",
     "rank-mismatch": "records name another rank than the file does",
     "mixed-runs": "times a new process began at step 0 after steps had been done; runs share this file",
@@ -107,7 +108,7 @@ def read_heartbeat(path: Path, rank: int, intake: Intake) -> Heartbeat | None:
     try:
         for block in blocks(path, digest):
             if b"\0" in block:
-                state.fault("garbage-line", line, "NUL bytes")
+                state.fault("nul-bytes", line, f"{block.count(0)} bytes")
                 block = block.replace(b"\0", b"")
             line += _take_block(block, line, state)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Steps of one file must rise. Where they do not, two runs share the file, and only the last one is kept."""
+"""Steps of one file must rise. Where they do not, two runs share the file, and the last one counts."""
 
 from __future__ import annotations
 
@@ -69,9 +69,17 @@ def _keep_last_run(
     note(
         "mixed-runs",
         f"{why}: step {own[at]} comes after step {own[at - 1]}; {len(starts) + 1} runs share this file "
-        f"and only the {len(own) - at} rows of the last are used",
+        "and only what the last one did not repeat is kept of the others",
         int(lines[kept[at]]),
     )
-    kept = kept[at:]
-    later = np.flatnonzero(np.diff(steps[kept]) <= 0)
-    return kept if not later.size else kept[later[-1] + 1 :]
+    if headers:
+        kept = kept[max((h for h in headers if h < len(kept)), default=0) :]
+    return kept[_below_all_later(steps[kept])]
+
+
+def _below_all_later(steps: Steps) -> npt.NDArray[np.bool_]:
+    """Rows whose step no later row repeats or undercuts: what a run that went on from an earlier step left valid."""
+    if len(steps) < 2:
+        return np.ones(len(steps), dtype=np.bool_)
+    least_later = np.minimum.accumulate(steps[::-1])[::-1]
+    return np.append(steps[:-1] < least_later[1:], True)

@@ -1,0 +1,369 @@
+"""A run's whole folder: provenance, derived figures, logs, and what does not belong to it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.validator.collect.folders import (
+    START_S,
+    outcome,
+    record,
+    spec,
+    write_csv,
+    write_env,
+    write_heartbeat,
+    write_logs,
+)
+from validator.collect import collect_dir, collect_run
+from validator.model.result import Result
+from validator.model.runbook import BUNDLED_METRICS, TrainerMetrics
+
+
+def scalar(result: Result, name: str) -> object:
+    return result.scalars[name].value
+
+
+def codes(result: Result) -> set[str]:
+    return {i.code for i in result.irregularities}
+
+
+def healthy(folder: Path, *, ranks: int = 2, steps: int = 6) -> None:
+    """What two ranks of the bundled trainer leave."""
+    write_csv(folder, [100.0 + i for i in range(steps)], step_time_s=[0.5] * steps)
+    write_env(
+        folder,
+        effective={"seq_len": 128, "batch_size": 2, "model": {"dim": 64}},
+        world_size=ranks,
+        tokens_per_step=512,
+        time="2025-10-09T08:54:00+00:00",
+    )
+    (folder / "metrics.json").write_text('{"loss_last": 1.5, "mfu": null, "status": "done", "odd name": NaN}')
+    for rank in range(ranks):
+        own = [record(i, ts=4 + i, rank=rank, compute_time_s=0.2 * (rank + 1)) for i in range(1, steps + 1)]
+        write_heartbeat(folder, [record(0, ts=3, rank=rank, msg="boot"), *own], rank=rank)
+
+
+def test_everything_is_read_with_its_source(tmp_path: Path) -> None:
+    healthy(tmp_path / "runs/a/r1")
+    result = collect_run(spec(out="runs/a/r1"), run_dir=tmp_path, outcome=outcome())
+    rate = result.series["toks_per_s"]
+    assert (rate.unit, rate.values[-1], rate.source.path) == ("tok/s", 105.0, "runs/a/r1/training.csv")
+    digest = hashlib.sha256((tmp_path / "runs/a/r1/training.csv").read_bytes()).hexdigest()
+    assert rate.source.sha256 == digest
+    assert {s.path.split("/")[-1] for s in result.sources} == {
+        "training.csv",
+        "env.json",
+        "metrics.json",
+        "heartbeat_rank0.jsonl",
+        "heartbeat_rank1.jsonl",
+    }
+    assert scalar(result, "effective.seq_len") == 128
+    assert scalar(result, "effective.dim") == 64  # a section's leaf goes by its own name
+    assert scalar(result, "metrics.loss_last") == 1.5
+    assert scalar(result, "metrics.status") == "done"
+    assert str(scalar(result, "metrics.odd_name")) == "nan"
+    assert result.environment is not None
+    assert result.environment["tokens_per_step"] == 512
+    assert "effective" not in result.environment
+    assert result.irregularities == ()
+
+
+def test_derived_figures_follow_their_formulas(tmp_path: Path) -> None:
+    healthy(tmp_path)
+    result = collect_run(spec(), run_dir=tmp_path, outcome=outcome(duration_s=60))
+    assert result.series["toks_per_s_per_rank"].values[-1] == 52.5
+    assert scalar(result, "startup.first_step_s") == 5.0
+    assert scalar(result, "steps.done") == 6
+    assert scalar(result, "heartbeat.max_gap_s") == 2.0
+    assert scalar(result, "straggler.score") == 0.5  # one of two ranks takes twice as long
+    assert result.extra["rank_compute_time_s"] == {0: 0.2, 1: 0.4}
+    assert scalar(result, "outcome.rc") == 0
+    assert scalar(result, "outcome.duration_s") == 60
+
+
+def test_a_moved_folder_gives_the_same_result(tmp_path: Path) -> None:
+    healthy(tmp_path / "one/r")
+    before = collect_run(spec(out="r"), run_dir=tmp_path / "one", outcome=outcome())
+    shutil.move(tmp_path / "one", tmp_path / "two")
+    after = collect_run(spec(out="r"), run_dir=tmp_path / "two", outcome=outcome())
+    assert after.scalars == before.scalars
+    assert after.sources == before.sources
+    assert after.irregularities == before.irregularities
+
+
+def test_an_empty_folder_has_irregularities_and_nothing_else(tmp_path: Path) -> None:
+    result = collect_run(spec(out="nowhere"), run_dir=tmp_path, outcome=outcome(rc=1))
+    assert codes(result) == {"missing-file"}
+    assert {i.path for i in result.irregularities} == {
+        "nowhere/training.csv",
+        "nowhere/env.json",
+        "nowhere/metrics.json",
+        "nowhere/heartbeat_rank{rank}.jsonl",
+    }
+    assert dict(result.series) == {}
+    assert set(result.scalars) == {"outcome.rc", "outcome.duration_s"}
+
+
+def test_the_older_trainer_is_served_and_what_it_lacks_stays_unknown(tmp_path: Path) -> None:
+    write_csv(tmp_path, [17.0, 23.0, 38.0], header=False)
+    write_heartbeat(tmp_path, [record(i, ts=105 * i) for i in range(1, 4)])
+    result = collect_dir(tmp_path)
+    assert result.series["toks_per_s"].values.tolist() == [17, 23, 38]
+    assert result.series["step_time_s"].values.tolist() == [105, 105]  # by the heartbeat's clock
+    assert result.effective is None
+    assert result.irregularities == ()
+
+
+def test_step_time_and_rate_complete_each_other(tmp_path: Path) -> None:
+    write_csv(tmp_path, [100.0, 200.0])
+    write_env(tmp_path, effective={}, tokens_per_step=512)
+    assert collect_dir(tmp_path).series["step_time_s"].values.tolist() == [5.12, 2.56]
+
+
+def test_a_rank_that_left_no_heartbeat_is_named(tmp_path: Path) -> None:
+    healthy(tmp_path)
+    (tmp_path / "heartbeat_rank1.jsonl").unlink()
+    result = collect_run(spec(), run_dir=tmp_path, outcome=outcome())
+    assert [(i.code, i.message) for i in result.irregularities] == [("missing-rank", "no heartbeat of rank 1")]
+
+
+def test_another_number_of_ranks_is_noted(tmp_path: Path) -> None:
+    healthy(tmp_path)
+    result = collect_run(spec(nproc=4), run_dir=tmp_path, outcome=outcome())
+    assert "world-size" in codes(result)
+    assert result.extra["world_size"] == 2
+
+
+@pytest.mark.parametrize("name", ["training.csv", "env.json", "heartbeat_rank0.jsonl"])
+def test_a_file_from_before_the_start_is_foreign(tmp_path: Path, name: str) -> None:
+    healthy(tmp_path)
+    os.utime(tmp_path / name, (START_S - 3600, START_S - 3600))
+    result = collect_run(spec(), run_dir=tmp_path, outcome=outcome())
+    assert [(i.code, i.path) for i in result.irregularities] == [("foreign-results", name)]
+    assert "3600 s before" in result.irregularities[0].message
+
+
+def test_records_from_before_the_start_are_foreign_even_in_a_copy(tmp_path: Path) -> None:
+    """A copy has a new time of change; what the file says of its own time stays."""
+    healthy(tmp_path)
+    result = collect_run(spec(), run_dir=tmp_path, outcome=outcome(started_s=START_S + 1000))
+    paths = {i.path for i in result.irregularities if i.code == "foreign-results"}
+    assert paths == {"env.json", "heartbeat_rank0.jsonl", "heartbeat_rank1.jsonl"}
+
+
+def test_a_link_to_elsewhere_is_foreign(tmp_path: Path) -> None:
+    healthy(tmp_path / "other")
+    healthy(tmp_path / "run/out")
+    (tmp_path / "run/out/training.csv").unlink()
+    (tmp_path / "run/out/training.csv").symlink_to(tmp_path / "other/training.csv")
+    result = collect_run(spec(out="out"), run_dir=tmp_path / "run", outcome=outcome())
+    assert [i.code for i in result.irregularities] == ["foreign-results"]
+
+
+def test_a_halt_is_stale_only_if_it_is_older_than_the_start(tmp_path: Path) -> None:
+    healthy(tmp_path)
+    (tmp_path / ".HALT").write_text("loss is NaN\n")
+    (tmp_path / ".anomaly_type").write_text("nan_loss")
+    result = collect_run(spec(), run_dir=tmp_path, outcome=outcome(rc=3))
+    assert result.extra["halt"] == {"path": ".HALT", "text": "loss is NaN", "anomaly": "nan_loss", "stale": False}
+    os.utime(tmp_path / ".HALT", (START_S - 60, START_S - 60))
+    result = collect_run(spec(), run_dir=tmp_path, outcome=outcome(rc=3))
+    assert result.extra["halt"]["stale"]
+    assert codes(result) == {"stale-halt"}
+
+
+def test_silence_lasts_to_the_end_of_a_run_that_was_stopped(tmp_path: Path) -> None:
+    healthy(tmp_path)
+    stopped = collect_run(spec(), run_dir=tmp_path, outcome=outcome(rc=-15, reason="stalled", duration_s=200))
+    assert scalar(stopped, "heartbeat.max_gap_s") == pytest.approx(190)
+    ended = collect_run(spec(), run_dir=tmp_path, outcome=outcome(duration_s=200))
+    assert scalar(ended, "heartbeat.max_gap_s") == 2.0
+
+
+def test_a_gap_longer_than_the_whole_run_is_a_jump_of_the_clock(tmp_path: Path) -> None:
+    healthy(tmp_path)
+    write_heartbeat(tmp_path, [record(1, ts=5), record(2, ts=6), record(3, ts=90_000)])
+    result = collect_run(spec(), run_dir=tmp_path, outcome=outcome(duration_s=30))
+    assert scalar(result, "heartbeat.max_gap_s") == 2.0  # rank 1's
+
+
+def test_steps_counted_from_zero_are_counted_right(tmp_path: Path) -> None:
+    write_csv(tmp_path, [100.0, 100.0, 100.0], steps=[0, 1, 2])
+    assert scalar(collect_dir(tmp_path), "steps.done") == 3
+
+
+def test_a_run_in_progress_has_no_outcome_and_no_start(tmp_path: Path) -> None:
+    healthy(tmp_path)
+    result = collect_run(spec(), run_dir=tmp_path, outcome=None)
+    assert "outcome.rc" not in result.scalars
+    assert "startup.first_step_s" not in result.scalars
+
+
+def test_broken_json_is_an_irregularity(tmp_path: Path) -> None:
+    healthy(tmp_path)
+    (tmp_path / "env.json").write_text('{"effective": {"seq_len": 128')
+    (tmp_path / "metrics.json").write_text("[1, 2]")
+    result = collect_run(spec(), run_dir=tmp_path, outcome=outcome())
+    assert codes(result) == {"not-json"}
+    assert result.effective is None
+
+
+def test_hostile_texts_lose_what_could_do_harm(tmp_path: Path) -> None:
+    healthy(tmp_path)
+    (tmp_path / "env.json").write_text(
+        '{"effective": {"data": "\\ud800\\u001b[31mred\\u202e"}, "gpu_name": "a\\u0000b"}'
+    )
+    result = collect_run(spec(), run_dir=tmp_path, outcome=outcome())
+    assert result.effective == {"data": "?red"}
+    assert result.environment == {"gpu_name": "ab"}
+
+
+def test_further_contract_files_are_read(tmp_path: Path) -> None:
+    healthy(tmp_path)
+    (tmp_path / "k_stats.csv").write_text("step,k_mean\n1,3.5\n")
+    (tmp_path / "sdpa_audit.json").write_text('{"cmp": "flash"}')
+    (tmp_path / "mem_step1.json").write_text('{"gpu_mem_total_mib": 81920}')
+    result = collect_run(spec(), run_dir=tmp_path, outcome=outcome())
+    assert result.series["k_stats.k_mean"].values.tolist() == [3.5]
+    assert result.extra["sdpa_audit"] == {"cmp": "flash"}
+    assert result.extra["gpu_mem_total_mib"] == 81920
+    assert set(result.extra["files"]) == {"k_stats.csv", "sdpa_audit.json"}
+
+
+def test_a_metric_in_the_table_wins_over_the_heartbeat(tmp_path: Path) -> None:
+    write_csv(tmp_path, [1.0], losses=[5.0])
+    write_heartbeat(tmp_path, [record(1, ts=1, loss=6.0, grad_norm=2.0)])
+    result = collect_dir(tmp_path)
+    assert result.series["loss"].values.tolist() == [5.0]
+    assert result.series["grad_norm"].source.path == "heartbeat_rank0.jsonl"
+
+
+def test_only_what_is_declared_is_expected(tmp_path: Path) -> None:
+    write_csv(tmp_path, [1.0, 2.0])
+    only = TrainerMetrics(csv="training.csv", extra={"lr": ""})
+    assert codes(collect_run(spec(metrics=only), run_dir=tmp_path, outcome=outcome())) == set()
+
+
+# ------------------------------------------------------------------------------------------------------------- logs
+
+
+STDOUT = TrainerMetrics(stdout=r"step (?P<step>\d+).*loss (?P<loss>[\d.naif]+)(?:.*tok/s (?P<toks_per_s>[\d.,]+))?")
+
+
+def test_series_are_read_from_what_rank_0_prints(tmp_path: Path) -> None:
+    text = "hello\nstep 1 loss 3.5 tok/s 1,100.5\nstep 2 loss nan\r\nstep 3 loss 3.0 tok/s 1200"
+    write_logs(tmp_path, stdout=text, rank=0)
+    write_logs(tmp_path, stdout="step 9 loss 9 tok/s 9", rank=1)
+    result = collect_run(spec(metrics=STDOUT), run_dir=tmp_path, outcome=outcome())
+    assert result.series["toks_per_s"].steps.tolist() == [1, 3]
+    assert result.series["toks_per_s"].values.tolist() == [1100.5, 1200.0]
+    assert str(result.series["loss"].values.tolist()) == "[3.5, nan, 3.0]"
+    assert result.series["loss"].source.path == "logs/ranks/none_abc/attempt_0/0/stdout.log"
+    assert result.irregularities == ()
+
+
+def test_a_pattern_that_never_matches_is_noted(tmp_path: Path) -> None:
+    write_logs(tmp_path, stdout="epoch 1\n")
+    assert codes(collect_run(spec(metrics=STDOUT), run_dir=tmp_path, outcome=outcome())) == {"no-match"}
+    assert codes(collect_run(spec(out="x", metrics=STDOUT), run_dir=tmp_path, outcome=outcome())) == {"missing-file"}
+
+
+def test_the_last_match_of_a_commands_groups_counts(tmp_path: Path) -> None:
+    write_logs(tmp_path, stdout="rate 3 GB/s\nname a\nrate 1,250.5 GB/s\n")
+    command = spec(kind="command", launcher="exec", stdout_groups=r"rate (?P<bw>[\d.,]+)|name (?P<name>\w+)")
+    result = collect_run(command, run_dir=tmp_path, outcome=outcome())
+    assert (scalar(result, "metrics.bw"), scalar(result, "metrics.name")) == (1250.5, "a")
+
+
+def test_wanted_texts_are_found_with_their_line(tmp_path: Path) -> None:
+    write_logs(tmp_path, stdout="a\n[ddp] gradient compression enabled: bf16\n", rank=0)
+    wanted = ("[ddp] gradient compression enabled", "absent")
+    result = collect_run(spec(log_contains=wanted), run_dir=tmp_path, outcome=outcome())
+    assert result.extra["log_contains"] == {
+        wanted[0]: {"path": "logs/ranks/none_abc/attempt_0/0/stdout.log", "line": 2},
+        "absent": None,
+    }
+
+
+def test_of_a_failed_run_the_log_that_tells_why_is_shown(tmp_path: Path) -> None:
+    write_logs(tmp_path, stdout="all fine\n", stderr="sigterm\n", rank=0)
+    write_logs(tmp_path, stdout="all fine\n", stderr="Traceback\n\x1b[31mValueError: boom\n", rank=1)
+    error = '{"message": {"message": "ValueError: boom", "extraInfo": {"timestamp": "5"}}}'
+    (tmp_path / "logs/ranks/none_abc/attempt_0/1/error.json").write_text(error)
+    result = collect_run(spec(), run_dir=tmp_path, outcome=outcome(rc=1))
+    assert result.log_tail == ("Traceback", "ValueError: boom")
+    assert result.log_path == "logs/ranks/none_abc/attempt_0/1/stderr.log"
+    assert [(e["rank"], e["message"]) for e in result.extra["errors"]] == [(1, "ValueError: boom")]
+    assert collect_run(spec(), run_dir=tmp_path, outcome=outcome()).log_tail == ("all fine",)
+
+
+def test_of_several_attempts_of_torchrun_the_last_one_counts(tmp_path: Path) -> None:
+    for attempt, text in ((2, "old"), (10, "new")):
+        folder = tmp_path / f"logs/ranks/none_abc/attempt_{attempt}/0"
+        folder.mkdir(parents=True)
+        (folder / "stdout.log").write_text(text)
+    assert collect_run(spec(), run_dir=tmp_path, outcome=outcome()).log_tail == ("new",)
+
+
+def test_signs_of_trouble_carry_file_and_line(tmp_path: Path) -> None:
+    write_logs(tmp_path, stderr="x\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n" * 40, rank=1)
+    result = collect_run(spec(), run_dir=tmp_path, outcome=outcome(rc=1))
+    hits = result.extra["log_hits"]["oom"]
+    assert [(h["path"], h["line"]) for h in hits] == [("logs/ranks/none_abc/attempt_0/1/stderr.log", 2)]
+    assert "Tried to allocate" in hits[0]["text"]
+
+
+def test_an_ordinary_log_shows_no_trouble(tmp_path: Path) -> None:
+    text = """step 5/300 loss 5.1 lr 1e-4 grad_norm 1.2 12,345 tok/s 41.2 ms/step
+    NCCL version 2.21.5+cuda12.4
+    using 2x A100, shape [1, 2048], memory 12.3 GiB of 80 GiB, port 29500
+    halting criterion: none; 3 warnings
+    """
+    write_logs(tmp_path, stdout=text, rank=0)
+    assert "log_hits" not in collect_run(spec(), run_dir=tmp_path, outcome=outcome()).extra
+
+
+# ------------------------------------------------------------------------------------------------------------ tests
+
+
+JUNIT = """<?xml version="1.0"?><testsuites><testsuite tests="4" failures="0">
+<testcase classname="a.b" name="one"/><testcase classname="a.b" name="two"><skipped message="no CUDA"/></testcase>
+<testcase classname="a.b" name="three"><failure message="1 != 2">trace</failure></testcase>
+<testcase classname="a" name="four"><error>boom</error></testcase></testsuite></testsuites>"""
+
+
+def test_tests_are_counted_one_by_one(tmp_path: Path) -> None:
+    """The suite's own summary says that none failed; the cases say otherwise."""
+    (tmp_path / "junit.xml").write_text(JUNIT)
+    result = collect_run(spec(kind="pytest", launcher="python"), run_dir=tmp_path, outcome=outcome())
+    counts = {name: value.value for name, value in result.scalars.items() if name.startswith("tests.")}
+    assert counts == {
+        "tests.passed": 1,
+        "tests.failed": 1,
+        "tests.errors": 1,
+        "tests.skipped": 1,
+        "tests.total": 4,
+    }
+    assert result.extra["tests"]["skipped"] == [{"name": "a.b::two", "message": "no CUDA"}]
+    assert result.extra["tests"]["failed"] == [{"name": "a.b::three", "message": "1 != 2"}]
+
+
+@pytest.mark.parametrize("text", ["", "<a", '<!DOCTYPE x [<!ENTITY a "b">]><x>&a;</x>'])
+def test_a_broken_report_of_tests_counts_nothing(tmp_path: Path, text: str) -> None:
+    (tmp_path / "junit.xml").write_text(text)
+    result = collect_run(spec(kind="pytest", launcher="python"), run_dir=tmp_path, outcome=outcome())
+    assert codes(result) == {"not-junit"}
+    assert not any(name.startswith("tests.") for name in result.scalars)
+
+
+def test_inspecting_uses_the_contracts_names(tmp_path: Path) -> None:
+    healthy(tmp_path)
+    own = collect_dir(tmp_path)
+    declared = collect_dir(tmp_path, metrics=BUNDLED_METRICS)
+    assert own.scalars == declared.scalars
+    assert codes(collect_dir(tmp_path / "logs")) == {"missing-file"}
