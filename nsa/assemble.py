@@ -5,36 +5,27 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
-from nsa.checkpoint import CheckpointError, find_newest, load_checkpoint
-from nsa.config import Config, ConfigError, flatten
+from nsa.config import Config, flatten
 from nsa.data import BatchLoader, Sources, Tokenizer, open_sources, open_tokenizer
 from nsa.effective import Effective, settle_config
 from nsa.model import LanguageModel, model_flops_per_token
 from nsa.optim import build_optimizer
 from nsa.parallel import ReduceHook, World, close_world, open_world, wrap_ddp
 from nsa.resolve import Resolved
-from nsa.telemetry import Heartbeat, SignalDesk, cut_csv_after, memory_now, write_env_json
+from nsa.resume import Restored, restore
+from nsa.telemetry import Heartbeat, SignalDesk, memory_now, write_env_json
 from nsa.telemetry.hardware import peak_bf16_flops
 from nsa.telemetry.recorder import Rates, Recorder
 
 __all__ = ["Run", "open_run"]
-
-# What a resumed run must share with the run it goes on with: everything that fixes the weights' shapes and
-# which sample comes next. The rest (learning rate, steps, telemetry, number of processes) may change.
-RESUME_FIXED = (
-    "attention vocab_size dim n_layers n_heads n_kv_groups d_k d_v ffn_dim l d l_sel n_sel w phi gate gate_hidden "
-    "rope_base norm_eps tie_embeddings data data_path data_glob text_field data_limit_mib tokenizer seq_len "
-    "global_batch_size val_fraction seed param_dtype"
-).split()
 
 
 @dataclass(frozen=True)
@@ -87,61 +78,6 @@ def _build_model(effective: Effective, world: World) -> LanguageModel:
     return model
 
 
-def _agree_on_checkpoint(out: Path, world: World) -> Path | None:
-    """Rank 0 looks for the newest sound checkpoint and tells the others, so that none starts from another."""
-    chosen: list[str | None] = [None]
-    if world.is_main:
-        found = find_newest(out, say=lambda text: print(text, flush=True))  # noqa: T201
-        chosen = [str(found) if found else None]
-    if world.backend:
-        dist.broadcast_object_list(chosen, src=0, device=world.device if world.on_cuda else None)
-    return Path(chosen[0]) if chosen[0] else None
-
-
-def _refuse_other_run(path: Path, saved: Mapping[str, Any], config: Config) -> None:
-    now = flatten(config)
-    problems = [
-        f"{name}={now[name]} but {path.name} was trained with {name}={saved[name]}: resume with the same value, or "
-        "choose another out"
-        for name in RESUME_FIXED
-        if name in saved and saved[name] != now[name]
-    ]
-    if problems:
-        raise ConfigError(problems)
-
-
-@dataclass(frozen=True)
-class _Restored:
-    step: int = 0
-    wall_s: float = 0.0
-    checkpoint: str | None = None
-
-
-def _restore(
-    out: Path, world: World, config: Config, model: nn.Module, optimizer: torch.optim.Optimizer
-) -> _Restored:
-    """Load the newest sound checkpoint into model and optimizer and cut the CSVs back to its step."""
-    path = _agree_on_checkpoint(out, world)
-    restored = _Restored()
-    if path is not None:
-        state = load_checkpoint(path)
-        _refuse_other_run(path, state["config"], config)
-        try:
-            model.load_state_dict(state["model"])
-            optimizer.load_state_dict(state["optimizer"])
-        except (KeyError, RuntimeError, ValueError) as error:
-            raise CheckpointError(f"{path} does not fit this model: {error}") from error
-        restored = _Restored(state["step"], state["wall_s"], path.name)
-    if world.is_main:
-        where = f"step {restored.step} of {path.name}" if path else "the beginning: no sound checkpoint was found"
-        print(f"[resume] going on from {where}", flush=True)  # noqa: T201
-        for name in ("training.csv", "val.csv", "k_stats.csv", "fallback_counters.csv"):
-            cut = cut_csv_after(out / name, restored.step)
-            if cut:
-                print(f"[resume] {name}: {cut} rows after step {restored.step} dropped", flush=True)  # noqa: T201
-    return restored
-
-
 def _build_loader(config: Config, sources: Sources, world: World, start_step: int) -> BatchLoader:
     return BatchLoader(
         sources.train,
@@ -163,7 +99,7 @@ def _facts(
     model: LanguageModel,
     tokenizer: Tokenizer,
     sources: Sources,
-    restored: _Restored,
+    restored: Restored,
     rates: Rates,
 ) -> dict[str, Any]:
     """The run's own part of env.json."""
@@ -233,9 +169,9 @@ def open_run(resolved: Resolved) -> Iterator[Run]:
         sources = open_sources(config.data, tokenizer, seed=config.train.seed)
         bare_model = _build_model(effective, world)
         optimizer = build_optimizer(bare_model, config.optim, fused=config.optim.opt_fused == "on")
-        restored = _Restored()
+        restored = Restored()
         if config.train.resume:
-            restored = _restore(out, world, config, bare_model, optimizer)
+            restored = restore(out, world, config, sources, bare_model, optimizer)
         hook = ReduceHook(world, config.ddp.ddp_compress)
         model = wrap_ddp(bare_model, config.ddp, world, hook)
         rates = _rates(config, bare_model, world)

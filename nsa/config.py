@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -22,6 +22,7 @@ __all__ = [
     "FieldSpec",
     "ModelConfig",
     "OptimConfig",
+    "Range",
     "TelemetryConfig",
     "TrainConfig",
     "check",
@@ -39,38 +40,67 @@ class ConfigError(ValueError):
         super().__init__("\n".join(problems))
 
 
-def _opt(default: Any, help_text: str) -> Any:
-    return field(default=default, metadata={"help": help_text})
+@dataclass(frozen=True)
+class Range:
+    """A bound on a number, with the words an error uses for it. NaN lies in no range."""
+
+    text: str
+    holds: Callable[[float], bool]
+
+
+POSITIVE = Range("be greater than 0", lambda value: value > 0)
+NOT_NEGATIVE = Range("be 0 or greater", lambda value: value >= 0)
+UNIT = Range("lie between 0 and 1", lambda value: 0 <= value <= 1)
+
+
+def _opt(default: Any, help_text: str, *, within: Range | None = None, fixed: bool = False) -> Any:
+    """A leaf: `fixed` says that a resumed run must have the same value, for it shapes weights or sample order."""
+    return field(default=default, metadata={"help": help_text, "within": within, "fixed": fixed})
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Shape of the network. Letters l, d, l_sel, n_sel and w are those of arXiv 2502.11089."""
+    """Shape of the network. l_sel, n_sel and w are named as in arXiv 2502.11089.
 
-    attention: Literal["nsa", "dense"] = _opt("nsa", "nsa, or dense: full causal attention of the same shape")
-    vocab_size: int | None = _opt(None, "rows of the embedding; empty: the tokenizer's padded size")
-    dim: int = _opt(768, "width of the residual stream")
-    n_layers: int = _opt(12, "number of blocks")
-    n_heads: int = _opt(12, "query heads")
-    n_kv_groups: int = _opt(2, "key/value groups; divides n_heads")
-    d_k: int = _opt(64, "width of a query or key head; even")
-    d_v: int = _opt(64, "width of a value head")
-    ffn_dim: int | None = _opt(None, "width of the SwiGLU layer; empty: 8/3 of dim, rounded up to 64")
-    l: int = _opt(32, "tokens in a compression block")  # noqa: E741 - the paper's name
-    d: int = _opt(16, "stride of the compression blocks; divides l and l_sel")
-    l_sel: int = _opt(64, "tokens in a selection block; at least l")
-    n_sel: int = _opt(16, "blocks selected per query, the three forced ones included")
-    w: int = _opt(512, "tokens in the sliding window")
-    phi: Literal["avg", "conv", "mlp"] = _opt("avg", "how a block is compressed")
-    gate: Literal["sigmoid", "softmax"] = _opt("sigmoid", "how the three branches are weighted")
-    gate_hidden: int | None = _opt(None, "hidden width of the gate; empty: the attention module's choice")
-    rope_base: float = _opt(10_000.0, "base of the rotary angles")
-    norm_eps: float = _opt(1e-5, "epsilon of RMSNorm")
-    init_std: float = _opt(0.02, "standard deviation of the initial weights")
-    tie_embeddings: bool = _opt(False, "share the embedding with the output layer")
+    Its l and d are l_cmp and d_cmp here: torchrun takes a bare --l or --d for an abbreviation of its own flags.
+    """
+
+    attention: Literal["nsa", "dense"] = _opt(
+        "nsa", "nsa, or dense: full causal attention of the same shape", fixed=True
+    )
+    vocab_size: int | None = _opt(
+        None, "rows of the embedding; empty: the tokenizer's padded size", within=POSITIVE, fixed=True
+    )
+    dim: int = _opt(768, "width of the residual stream", within=POSITIVE, fixed=True)
+    n_layers: int = _opt(12, "number of blocks", within=POSITIVE, fixed=True)
+    n_heads: int = _opt(12, "query heads", within=POSITIVE, fixed=True)
+    n_kv_groups: int = _opt(2, "key/value groups; divides n_heads", within=POSITIVE, fixed=True)
+    d_k: int = _opt(64, "width of a query or key head; even", within=POSITIVE, fixed=True)
+    d_v: int = _opt(64, "width of a value head", within=POSITIVE, fixed=True)
+    ffn_dim: int | None = _opt(
+        None, "width of the SwiGLU layer; empty: 8/3 of dim, rounded up to 64", within=POSITIVE, fixed=True
+    )
+    l_cmp: int = _opt(32, "tokens in a compression block (the paper's l)", within=POSITIVE, fixed=True)
+    d_cmp: int = _opt(
+        16, "stride of compression blocks (the paper's d); divides l_cmp and l_sel", within=POSITIVE, fixed=True
+    )
+    l_sel: int = _opt(64, "tokens in a selection block; at least l_cmp", within=POSITIVE, fixed=True)
+    n_sel: int = _opt(16, "blocks selected per query, the three forced ones included", within=POSITIVE, fixed=True)
+    w: int = _opt(512, "tokens in the sliding window", within=POSITIVE, fixed=True)
+    phi: Literal["avg", "conv", "mlp"] = _opt("avg", "how a block is compressed", fixed=True)
+    gate: Literal["sigmoid", "softmax"] = _opt("sigmoid", "how the three branches are weighted", fixed=True)
+    gate_hidden: int | None = _opt(
+        None, "hidden width of the gate; empty: the attention module's choice", within=POSITIVE, fixed=True
+    )
+    rope_base: float = _opt(10_000.0, "base of the rotary angles", within=POSITIVE, fixed=True)
+    norm_eps: float = _opt(1e-5, "epsilon of RMSNorm", within=POSITIVE, fixed=True)
+    init_std: float = _opt(0.02, "standard deviation of the initial weights", within=POSITIVE)
+    tie_embeddings: bool = _opt(False, "share the embedding with the output layer", fixed=True)
     prefill: Literal["auto", "sequential", "batched", "triton"] = _opt("auto", "implementation of the attention")
     sel_ranges: Literal["v1", "v2"] = _opt("v2", "v1: per-row loop; v2: vectorized")
-    query_chunk: int | None = _opt(None, "queries handled at once by the batched path; empty: its own choice")
+    query_chunk: int | None = _opt(
+        None, "queries handled at once by the batched path; empty: its own choice", within=POSITIVE
+    )
 
 
 @dataclass(frozen=True)
@@ -78,37 +108,43 @@ class DataConfig:
     """What the model is trained on and in which portions."""
 
     data: Literal["synthetic", "uniform", "local"] = _opt(
-        "synthetic", "synthetic: learnable, floor known; uniform: speed only; local: files"
+        "synthetic", "synthetic: learnable, floor known; uniform: speed only; local: files", fixed=True
     )
     data_path: str | None = _opt(None, "file, folder or glob pattern for data=local")
-    data_glob: str | None = _opt(None, "pattern below a folder; empty: every known text suffix, recursively")
-    text_field: str = _opt("text", "key of the text in JSONL and parquet records")
-    data_limit_mib: float | None = _opt(None, "stop reading files after this much text, MiB; empty: read all")
-    tokenizer: Literal["byte", "gpt2"] = _opt("byte", "byte, or gpt2 (needs tiktoken)")
-    seq_len: int = _opt(2048, "tokens per sequence")
-    batch_size: int = _opt(1, "sequences per rank and micro-batch")
-    accum: int = _opt(1, "micro-batches per optimizer step")
-    global_batch_size: int | None = _opt(None, "sequences per step over all ranks; accum then follows from it")
-    val_fraction: float = _opt(0.02, "share of documents held out of training (data=local)")
-    val_every: int = _opt(0, "steps between validations; 0: never")
-    val_batches: int = _opt(8, "batches per rank in a validation")
-    prefetch_batches: int = _opt(4, "micro-batches prepared ahead by the loader thread; 0: none")
-    loader_timeout_s: float = _opt(120.0, "longest wait for a batch before the run ends with an error")
+    data_glob: str | None = _opt(
+        None, "pattern below a folder; empty: every known text suffix, recursively", fixed=True
+    )
+    text_field: str = _opt("text", "key of the text in JSONL and parquet records", fixed=True)
+    data_limit_mib: float | None = _opt(
+        None, "stop reading files after this much text, MiB; empty: read all", within=POSITIVE, fixed=True
+    )
+    tokenizer: Literal["byte", "gpt2"] = _opt("byte", "byte, or gpt2 (needs tiktoken)", fixed=True)
+    seq_len: int = _opt(2048, "tokens per sequence", within=POSITIVE, fixed=True)
+    batch_size: int = _opt(1, "sequences per rank and micro-batch", within=POSITIVE)
+    accum: int = _opt(1, "micro-batches per optimizer step", within=POSITIVE)
+    global_batch_size: int | None = _opt(
+        None, "sequences per step over all ranks; accum then follows from it", within=POSITIVE, fixed=True
+    )
+    val_fraction: float = _opt(0.02, "share of documents held out of training (data=local)", within=UNIT, fixed=True)
+    val_every: int = _opt(0, "steps between validations; 0: never", within=NOT_NEGATIVE)
+    val_batches: int = _opt(8, "batches per rank in a validation", within=POSITIVE)
+    prefetch_batches: int = _opt(4, "micro-batches prepared ahead by the loader thread; 0: none", within=NOT_NEGATIVE)
+    loader_timeout_s: float = _opt(120.0, "longest wait for a batch before the run ends with an error", within=POSITIVE)
 
 
 @dataclass(frozen=True)
 class OptimConfig:
     """AdamW and its schedule."""
 
-    lr: float = _opt(2e-4, "peak learning rate")
-    min_lr_ratio: float = _opt(0.1, "last learning rate over the peak")
-    warmup_steps: int = _opt(0, "steps of linear warm-up")
+    lr: float = _opt(2e-4, "peak learning rate", within=POSITIVE)
+    min_lr_ratio: float = _opt(0.1, "last learning rate over the peak", within=UNIT)
+    warmup_steps: int = _opt(0, "steps of linear warm-up", within=NOT_NEGATIVE)
     schedule: Literal["cosine", "linear", "constant"] = _opt("cosine", "shape after the warm-up")
-    weight_decay: float = _opt(0.01, "decay of matrices; norms and biases are spared")
-    beta1: float = _opt(0.9, "AdamW's first momentum")
-    beta2: float = _opt(0.95, "AdamW's second momentum")
-    adam_eps: float = _opt(1e-8, "AdamW's epsilon")
-    grad_clip: float = _opt(1.0, "largest gradient norm; 0: no clipping")
+    weight_decay: float = _opt(0.01, "decay of matrices; norms and biases are spared", within=NOT_NEGATIVE)
+    beta1: float = _opt(0.9, "AdamW's first momentum", within=UNIT)
+    beta2: float = _opt(0.95, "AdamW's second momentum", within=UNIT)
+    adam_eps: float = _opt(1e-8, "AdamW's epsilon", within=POSITIVE)
+    grad_clip: float = _opt(1.0, "largest gradient norm; 0: no clipping", within=NOT_NEGATIVE)
     opt_fused: Literal["auto", "on", "off"] = _opt("auto", "fused AdamW; auto: on CUDA")
 
 
@@ -117,19 +153,21 @@ class TrainConfig:
     """The run itself."""
 
     out: str = _opt("out", "folder for everything the run writes")
-    steps: int = _opt(300, "optimizer steps in all")
-    seed: int = _opt(1337, "seed of weights and sample order")
+    steps: int = _opt(300, "optimizer steps in all", within=POSITIVE)
+    seed: int = _opt(1337, "seed of weights and sample order", within=NOT_NEGATIVE, fixed=True)
     dtype: Literal["bf16", "fp32"] = _opt("bf16", "compute type; bf16 runs under autocast")
-    param_dtype: Literal["fp32", "bf16"] = _opt("fp32", "type of the weights and of their gradients")
+    param_dtype: Literal["fp32", "bf16"] = _opt("fp32", "type of the weights and of their gradients", fixed=True)
     device: Literal["auto", "cpu", "cuda"] = _opt("auto", "auto: CUDA where present")
-    threads: int | None = _opt(None, "CPU threads per process; empty: torch's choice")
+    threads: int | None = _opt(None, "CPU threads per process; empty: torch's choice", within=POSITIVE)
     grad_checkpointing: bool = _opt(False, "recompute each block in the backward pass")
     compile: bool = _opt(False, "torch.compile every block")
     deterministic: bool = _opt(False, "deterministic algorithms only")
-    gc_every: int = _opt(0, "steps between Python garbage collections; 0: Python's own schedule")
-    save_every: int = _opt(0, "steps between checkpoints; 0: only on SIGTERM and, with save_final, at the end")
+    gc_every: int = _opt(0, "steps between Python garbage collections; 0: Python's own schedule", within=NOT_NEGATIVE)
+    save_every: int = _opt(
+        0, "steps between checkpoints; 0: only on SIGTERM and, with save_final, at the end", within=NOT_NEGATIVE
+    )
     save_final: bool = _opt(False, "write a checkpoint after the last step")
-    keep_checkpoints: int = _opt(2, "checkpoints kept; older ones are deleted")
+    keep_checkpoints: int = _opt(2, "checkpoints kept; older ones are deleted", within=POSITIVE)
     resume: bool = _opt(False, "go on from the newest sound checkpoint in out")
 
 
@@ -138,20 +176,22 @@ class DdpConfig:
     """Data parallelism under torchrun."""
 
     ddp_compress: Literal["off", "bf16", "fp16"] = _opt("off", "type in which gradients are reduced")
-    ddp_bucket_mb: float = _opt(25.0, "size of a gradient bucket, MiB")
+    ddp_bucket_mb: float = _opt(25.0, "size of a gradient bucket, MiB", within=POSITIVE)
     ddp_static_graph: bool = _opt(False, "tell DDP that every step uses the same graph")
     ddp_find_unused: bool = _opt(False, "let DDP search for parameters without gradient")
-    ddp_timeout_s: float = _opt(600.0, "longest wait in a collective before the run ends with an error")
+    ddp_timeout_s: float = _opt(
+        600.0, "longest wait in a collective before the run ends with an error", within=POSITIVE
+    )
 
 
 @dataclass(frozen=True)
 class TelemetryConfig:
     """What is written beside the model."""
 
-    log_every: int = _opt(1, "steps per row of training.csv")
-    heartbeat_s: float = _opt(5.0, "seconds between the beats of the background thread")
+    log_every: int = _opt(1, "steps per row of training.csv", within=POSITIVE)
+    heartbeat_s: float = _opt(5.0, "seconds between the beats of the background thread", within=POSITIVE)
     aux_stats: bool = _opt(True, "gate and selection statistics")
-    aux_every: int = _opt(10, "logged steps between two sets of gate and selection statistics")
+    aux_every: int = _opt(10, "logged steps between two sets of gate and selection statistics", within=POSITIVE)
 
 
 @dataclass(frozen=True)
@@ -170,7 +210,8 @@ class Config:
 class FieldSpec:
     """One leaf: flat name, section, accepted type, default and help text.
 
-    `kind` is bool, int, float or str; `choices` is set for a field of fixed words.
+    `kind` is bool, int, float or str; `choices` is set for a field of fixed words; `fixed` fields may not change when
+    a run is resumed.
     """
 
     name: str
@@ -180,6 +221,8 @@ class FieldSpec:
     choices: tuple[str, ...]
     default: Any
     help: str
+    within: Range | None
+    fixed: bool
 
     @property
     def type_text(self) -> str:
@@ -204,7 +247,7 @@ def _specs() -> Iterator[FieldSpec]:
         hints = typing.get_type_hints(cls)
         for leaf in dataclasses.fields(cls):
             kind, optional, choices = _unwrap(hints[leaf.name])
-            yield FieldSpec(leaf.name, section, kind, optional, choices, leaf.default, leaf.metadata["help"])
+            yield FieldSpec(leaf.name, section, kind, optional, choices, leaf.default, **leaf.metadata)
 
 
 _SPECS: dict[str, FieldSpec] = {}
@@ -234,25 +277,12 @@ def replace_flat(config: Config, **changes: Any) -> Config:
     )
 
 
-_POSITIVE = (
-    "dim n_layers n_heads n_kv_groups d_k d_v l d l_sel n_sel w rope_base norm_eps init_std seq_len batch_size accum "
-    "val_batches loader_timeout_s lr adam_eps steps keep_checkpoints ddp_bucket_mb ddp_timeout_s log_every heartbeat_s "
-    "data_limit_mib aux_every vocab_size ffn_dim gate_hidden query_chunk global_batch_size threads"
-).split()
-_NOT_NEGATIVE = "val_every prefetch_batches warmup_steps weight_decay grad_clip gc_every save_every seed".split()
-_UNIT_INTERVAL = "val_fraction min_lr_ratio beta1 beta2".split()
-
-
-def _range_problems(flat: dict[str, Any]) -> Iterator[str]:
-    for name in _POSITIVE:
-        if flat[name] is not None and not flat[name] > 0:
-            yield f"{name}={flat[name]}: must be greater than 0"
-    for name in _NOT_NEGATIVE:
-        if flat[name] < 0:
-            yield f"{name}={flat[name]}: must be 0 or greater"
-    for name in _UNIT_INTERVAL:
-        if not 0 <= flat[name] <= 1:
-            yield f"{name}={flat[name]}: must lie between 0 and 1"
+def _range_problems(config: Config) -> Iterator[str]:
+    flat = flatten(config)
+    for spec in field_specs().values():
+        value = flat[spec.name]
+        if spec.within is not None and value is not None and not spec.within.holds(value):
+            yield f"{spec.name}={value}: must {spec.within.text}"
 
 
 def _relation_problems(config: Config) -> Iterator[str]:
@@ -262,11 +292,11 @@ def _relation_problems(config: Config) -> Iterator[str]:
     if m.d_k % 2:
         yield f"d_k={m.d_k} is odd: rotary embedding needs an even width"
     if m.attention == "nsa":
-        for name, value in (("l", m.l), ("l_sel", m.l_sel)):
-            if value % m.d:
-                yield f"d={m.d} does not divide {name}={value}: choose a stride that divides both l and l_sel"
-        if m.l > m.l_sel:
-            yield f"l={m.l} exceeds l_sel={m.l_sel}: a compression block may not be longer than a selection block"
+        for name, value in (("l_cmp", m.l_cmp), ("l_sel", m.l_sel)):
+            if value % m.d_cmp:
+                yield f"d_cmp={m.d_cmp} does not divide {name}={value}: choose a stride that divides l_cmp and l_sel"
+        if m.l_cmp > m.l_sel:
+            yield f"l_cmp={m.l_cmp} exceeds l_sel={m.l_sel}: a compression block may not be longer than a selection block"
         if m.n_sel < 3:
             yield f"n_sel={m.n_sel}: at least 3, for the first block and the two local ones are always selected"
     if data.data == "local" and not data.data_path:
@@ -279,7 +309,7 @@ def _relation_problems(config: Config) -> Iterator[str]:
 
 def check(config: Config) -> None:
     """Raise ConfigError naming every setting that is out of range or contradicts another."""
-    problems = list(_range_problems(flatten(config)))
+    problems = list(_range_problems(config))
     if not problems:
         problems = list(_relation_problems(config))
     if problems:

@@ -83,7 +83,7 @@ def _prefill(config: Config, world: World, *, autocast: bool) -> str:
     token = torch.empty((), device=world.device, dtype=dtype)
     heads = ((m.n_heads, m.d_k), *((m.n_kv_groups, m.d_k), (m.n_kv_groups, m.d_v)) * 3)
     streams = tuple(token.expand(config.data.batch_size, config.data.seq_len, *shape) for shape in heads)
-    geometry = Geometry(l=m.l, d=m.d, l_sel=m.l_sel, n_sel=m.n_sel, w=m.w)
+    geometry = Geometry(l=m.l_cmp, d=m.d_cmp, l_sel=m.l_sel, n_sel=m.n_sel, w=m.w)
     return choose_impl(m.prefill, streams, geometry=geometry, compressed=m.phi != "avg")
 
 

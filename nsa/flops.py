@@ -12,7 +12,14 @@ from dataclasses import dataclass
 
 from nsa.config import ModelConfig
 
-__all__ = ["FlopsPerToken", "KeysPerQuery", "compress_macs_per_block", "dense_keys_per_query", "flops_per_token", "nsa_keys_per_query"]
+__all__ = [
+    "FlopsPerToken",
+    "KeysPerQuery",
+    "compress_macs_per_block",
+    "dense_keys_per_query",
+    "flops_per_token",
+    "nsa_keys_per_query",
+]
 
 
 @dataclass(frozen=True)
@@ -46,7 +53,7 @@ def nsa_keys_per_query(model: ModelConfig, seq_len: int) -> KeysPerQuery:
     """Mean keys per branch over a causal sequence of `seq_len` tokens."""
     visible = selected = window = 0
     for t in range(seq_len):
-        visible += 0 if t + 1 < model.l else (t + 1 - model.l) // model.d + 1
+        visible += 0 if t + 1 < model.l_cmp else (t + 1 - model.l_cmp) // model.d_cmp + 1
         blocks = min(t // model.l_sel + 1, model.n_sel)
         selected += (blocks - 1) * model.l_sel + t % model.l_sel + 1  # the query's own block ends at t
         window += min(t + 1, model.w)
@@ -59,13 +66,11 @@ def compress_macs_per_block(model: ModelConfig) -> int:
     `avg` and `conv` weight each of l tokens once; `mlp` has a hidden layer of twice the head's width.
     """
     if model.phi == "mlp":
-        return model.n_kv_groups * sum(model.l * w * 2 * w + 2 * w * w for w in (model.d_k, model.d_v))
-    return model.n_kv_groups * model.l * (model.d_k + model.d_v)
+        return model.n_kv_groups * sum(model.l_cmp * w * 2 * w + 2 * w * w for w in (model.d_k, model.d_v))
+    return model.n_kv_groups * model.l_cmp * (model.d_k + model.d_v)
 
 
-def flops_per_token(
-    model: ModelConfig, seq_len: int, *, matmul_params: int, dense_matmul_params: int
-) -> FlopsPerToken:
+def flops_per_token(model: ModelConfig, seq_len: int, *, matmul_params: int, dense_matmul_params: int) -> FlopsPerToken:
     """Operations per token of a training step.
 
     `matmul_params` counts the weights every token is multiplied with (no embedding, no ϕ), `dense_matmul_params`
@@ -76,6 +81,6 @@ def flops_per_token(
     if model.attention == "dense":
         return FlopsPerToken(3 * dense, 3 * dense)
     attend = model.n_layers * per_key * nsa_keys_per_query(model, seq_len).total
-    blocks = max((seq_len - model.l) // model.d + 1, 0)
+    blocks = max((seq_len - model.l_cmp) // model.d_cmp + 1, 0)
     compress = 2 * model.n_layers * compress_macs_per_block(model) * blocks / seq_len
     return FlopsPerToken(3 * (2 * matmul_params + attend + compress), 3 * dense)

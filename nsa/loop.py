@@ -114,7 +114,11 @@ def _launch(run: Run, step: int) -> _Launched:
     with _collecting(run, step, logged) as stats:
         for micro in range(config.data.accum):
             tokens_BT = _next_batch(run, step, micro).to(world.device, non_blocking=True)
-            loss = loss + _forward_backward(run, tokens_BT, stats, is_final=micro == config.data.accum - 1)
+            # A static graph is learned in the first pass, which therefore has to reduce; averaging what was averaged
+            # already changes nothing, so the first step may reduce in each of its passes.
+            learning = config.ddp.ddp_static_graph and step == run.start_step + 1
+            reduces = learning or micro == config.data.accum - 1
+            loss = loss + _forward_backward(run, tokens_BT, stats, reduces=reduces)
     wait = run.hook.backward_done()
     norm = clip_gradients(run.bare_model.parameters(), config.optim.grad_clip)
     run.optimizer.step()
@@ -135,10 +139,10 @@ def _next_batch(run: Run, step: int, micro: int) -> torch.Tensor:
     return tokens
 
 
-def _forward_backward(run: Run, tokens_BT: torch.Tensor, stats: Any, *, is_final: bool) -> torch.Tensor:
-    """Gradients of one micro-batch, added up; ranks talk in the final one only. Returns its share of the loss."""
+def _forward_backward(run: Run, tokens_BT: torch.Tensor, stats: Any, *, reduces: bool) -> torch.Tensor:
+    """Gradients of one micro-batch, added up; the ranks' are averaged where it `reduces`. Returns its share of the loss."""
     accum = run.config.data.accum
-    quiet = run.model.no_sync() if run.world.backend and not is_final else contextlib.nullcontext()
+    quiet = run.model.no_sync() if run.world.backend and not reduces else contextlib.nullcontext()
     with quiet:
         with torch.autocast(run.world.device.type, torch.bfloat16, enabled=run.effective.autocast):
             loss = run.model(tokens_BT[:, :-1], tokens_BT[:, 1:]) / accum
@@ -273,6 +277,7 @@ def save(run: Run, step: int) -> None:
             "step": step,
             "wall_s": run.recorder.wall_s,
             "config": flatten(run.config),
+            "data": dict(run.sources.info),
             "model": run.bare_model.state_dict(),
             "optimizer": run.optimizer.state_dict(),
         }

@@ -37,8 +37,8 @@ def _build_attention(config: ModelConfig) -> nn.Module:
         return DenseAttention(**shape)
     from nsa.attention import NSAAttention
 
-    sparse = "l d l_sel n_sel w phi gate gate_hidden prefill sel_ranges query_chunk".split()
-    return NSAAttention(**shape, **{name: getattr(config, name) for name in sparse})
+    sparse = ["l_sel", "n_sel", "w", "phi", "gate", "gate_hidden", "prefill", "sel_ranges", "query_chunk"]
+    return NSAAttention(**shape, l=config.l_cmp, d=config.d_cmp, **{name: getattr(config, name) for name in sparse})
 
 
 class SwiGLU(nn.Module):
@@ -125,9 +125,7 @@ class LanguageModel(nn.Module):
             return self._summed_loss(x_TD, targets_T) / targets_T.numel()
         total = x_TD.new_zeros((), dtype=torch.float32)
         for x, targets in zip(x_TD.split(rows), targets_T.split(rows), strict=True):
-            total = total + checkpoint(
-                self._summed_loss, x, targets, use_reentrant=False, preserve_rng_state=False
-            )
+            total = total + checkpoint(self._summed_loss, x, targets, use_reentrant=False, preserve_rng_state=False)
         return total / targets_T.numel()
 
     def _summed_loss(self, x_TD: Tensor, targets_T: Tensor) -> Tensor:

@@ -38,7 +38,7 @@ class Resolved:
         return flatten(self.config)
 
 
-class UsageExit(Exception):  # noqa: N818 - not an error: help was asked for
+class UsageExit(Exception):
     """The command line asked for text instead of a run; the text is the exception's argument."""
 
 

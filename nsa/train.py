@@ -30,20 +30,21 @@ def _complain(error: ConfigError) -> int:
 
 
 def _run(resolved: Resolved) -> int:
-    """Build and train; torch is imported here."""
-    from torch.distributed.elastic.multiprocessing.errors import record
-
+    """Build and train; torch is imported here. Under torchrun an exception also goes to the agent's error file."""
     from nsa.assemble import open_run
     from nsa.loop import train
 
-    @record
-    def recorded() -> int:
+    def run_to_end() -> int:
         with open_run(resolved) as run:
             ending = train(run)
             run.say(f"[run] {ending.status}{': ' if ending.why else ''}{ending.why}")
             return EXIT_CODES[ending.status]
 
-    return int(recorded() or 0)
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return run_to_end()
+    from torch.distributed.elastic.multiprocessing.errors import record
+
+    return int(record(run_to_end)() or 0)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -22,9 +22,32 @@ from nsa.data.tokenizer import Tokenizer
 __all__ = ["TEXT_SUFFIXES", "find_files", "is_held_out", "open_local", "read_documents"]
 
 RECORD_SUFFIXES = (".jsonl", ".ndjson", ".parquet")
-TEXT_SUFFIXES = (
-    ".txt .text .md .rst .tex .html .xml .json .csv .py .pyi .c .h .cc .cpp .hpp .cu .rs .go .java .js .ts .sh .sql"
-).split()
+TEXT_SUFFIXES = [
+    ".txt",
+    ".text",
+    ".md",
+    ".rst",
+    ".tex",
+    ".html",
+    ".xml",
+    ".json",
+    ".csv",
+    ".py",
+    ".pyi",
+    ".c",
+    ".h",
+    ".cc",
+    ".cpp",
+    ".hpp",
+    ".cu",
+    ".rs",
+    ".go",
+    ".java",
+    ".js",
+    ".ts",
+    ".sh",
+    ".sql",
+]
 
 
 def find_files(data_path: str, data_glob: str | None = None) -> list[Path]:

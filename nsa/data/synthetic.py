@@ -69,9 +69,7 @@ class UniformSource:
 
     def batch(self, indices: Sequence[int]) -> np.ndarray:
         """See SampleSource.batch."""
-        rows = [
-            sample_rng(self._seed, self._stream, i).integers(N_SYMBOLS, size=self._seq_len + 1) for i in indices
-        ]
+        rows = [sample_rng(self._seed, self._stream, i).integers(N_SYMBOLS, size=self._seq_len + 1) for i in indices]
         return np.stack(rows)
 
 

@@ -20,11 +20,25 @@ from nsa.telemetry.memory import MIB, memory_now, rss_mib
 
 __all__ = ["CSV_COLUMNS", "Recorder", "Rates", "StepRecord"]
 
-CSV_COLUMNS = (
-    "step loss lr toks_per_s step_time_s compute_time_s grad_norm dt_fetch_s tokens wall_s rss_mib "
-    "gpu_mem_alloc_mib gpu_mem_reserved_mib gpu_mem_peak_mib mfu_nsa mfu_dense_equivalent"
-).split()
-K_STATS = "sel_k_mean sel_k_max sel_rows sel_pct_at_max".split()
+CSV_COLUMNS = [
+    "step",
+    "loss",
+    "lr",
+    "toks_per_s",
+    "step_time_s",
+    "compute_time_s",
+    "grad_norm",
+    "dt_fetch_s",
+    "tokens",
+    "wall_s",
+    "host_mem_mib",
+    "gpu_mem_alloc_mib",
+    "gpu_mem_reserved_mib",
+    "gpu_mem_peak_mib",
+    "mfu_nsa",
+    "mfu_dense_equivalent",
+]
+K_STATS = ["sel_k_mean", "sel_k_max", "sel_rows", "sel_pct_at_max"]
 
 
 @dataclass(frozen=True)
@@ -159,7 +173,7 @@ class Recorder:
                 "lr": record.lr,
                 "tokens": record.step * self._rates.tokens_per_step,
                 "wall_s": wall_s,
-                "rss_mib": rss_mib(),
+                "host_mem_mib": rss_mib(),
                 **shared,
                 **memory,
             }

@@ -152,8 +152,8 @@ def test_the_production_configuration_is_the_documented_one() -> None:
     ("changes", "said"),
     [
         ({"n_heads": 6, "n_kv_groups": 4}, "n_heads=6 is not a multiple of n_kv_groups=4"),
-        ({"d": 24}, "d=24 does not divide l=32"),
-        ({"l": 128, "l_sel": 64}, "l=128 exceeds l_sel=64"),
+        ({"d_cmp": 24}, "d_cmp=24 does not divide l_cmp=32"),
+        ({"l_cmp": 128, "l_sel": 64}, "l_cmp=128 exceeds l_sel=64"),
         ({"n_sel": 2}, "n_sel=2: at least 3"),
         ({"d_k": 7}, "d_k=7 is odd"),
         ({"steps": 0}, "steps=0: must be greater than 0"),

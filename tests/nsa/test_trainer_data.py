@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import threading
@@ -46,7 +47,7 @@ def test_synthetic_chain_has_the_entropy_that_is_claimed() -> None:
     source = MarkovCopySource(seq_len=4000, seed=5)
     follows: dict[int, Counter[int]] = {}
     for sample in source.batch(range(100))[:, :2000]:
-        for a, b in zip(sample[:-1], sample[1:], strict=True):
+        for a, b in itertools.pairwise(sample):
             follows.setdefault(int(a), Counter())[int(b)] += 1
     assert len(follows) == 256
     assert all(len(after) == len(ODDS) for after in follows.values())

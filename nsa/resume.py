@@ -1,0 +1,88 @@
+"""Going on with a run: the same checkpoint on every rank, the same run in it, and files that end where it does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from nsa.checkpoint import CheckpointError, find_newest, load_checkpoint
+from nsa.config import Config, ConfigError, field_specs, flatten
+from nsa.data import Sources
+from nsa.parallel import World
+from nsa.telemetry import cut_csv_after
+
+__all__ = ["Restored", "restore"]
+
+
+def _agree_on_checkpoint(out: Path, world: World) -> Path | None:
+    """Rank 0 looks for the newest sound checkpoint and tells the others, so that none starts from another."""
+    chosen: list[str | None] = [None]
+    if world.is_main:
+        found = find_newest(out, say=lambda text: print(text, flush=True))  # noqa: T201
+        chosen = [str(found) if found else None]
+    if world.backend:
+        dist.broadcast_object_list(chosen, src=0, device=world.device if world.on_cuda else None)
+    return Path(chosen[0]) if chosen[0] else None
+
+
+def _refuse_other_run(path: Path, state: Mapping[str, Any], config: Config, sources: Sources) -> None:
+    """Raise ConfigError when the data, or a setting that shapes weights or sample order, is not the saved one."""
+    saved, now = state["config"], flatten(config)
+    problems = [
+        f"{name}={now[name]} but {path.name} was trained with {name}={saved[name]}: resume with the same value, or "
+        "choose another out"
+        for name, spec in field_specs().items()
+        if spec.fixed and name in saved and saved[name] != now[name]
+    ]
+    if state["data"] != sources.info:
+        problems.append(
+            f"data_path={config.data.data_path}: the data is no longer what {path.name} was trained on "
+            f"({state['data']} then, {dict(sources.info)} now): restore it, or choose another out"
+        )
+    if problems:
+        raise ConfigError(problems)
+
+
+@dataclass(frozen=True)
+class Restored:
+    """Where a run starts: from a checkpoint's step and wall time, or, by default, from nothing."""
+
+    step: int = 0
+    wall_s: float = 0.0
+    checkpoint: str | None = None
+
+
+def restore(
+    out: Path,
+    world: World,
+    config: Config,
+    sources: Sources,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+) -> Restored:
+    """Load the newest sound checkpoint into model and optimizer and cut the CSVs back to its step."""
+    path = _agree_on_checkpoint(out, world)
+    restored = Restored()
+    if path is not None:
+        state = load_checkpoint(path)
+        _refuse_other_run(path, state, config, sources)
+        try:
+            model.load_state_dict(state["model"])
+            optimizer.load_state_dict(state["optimizer"])
+        except (KeyError, RuntimeError, ValueError) as error:
+            raise CheckpointError(f"{path} does not fit this model: {error}") from error
+        restored = Restored(state["step"], state["wall_s"], path.name)
+    if world.is_main:
+        where = f"step {restored.step} of {path.name}" if path else "the beginning: no sound checkpoint was found"
+        print(f"[resume] going on from {where}", flush=True)  # noqa: T201
+        for name in ("training.csv", "val.csv", "k_stats.csv", "fallback_counters.csv"):
+            cut = cut_csv_after(out / name, restored.step)
+            if cut:
+                print(f"[resume] {name}: {cut} rows after step {restored.step} dropped", flush=True)  # noqa: T201
+    return restored

@@ -1,0 +1,158 @@
+"""A run that goes on is the run that never stopped; a broken checkpoint is passed over, and said."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nsa.checkpoint import CheckpointError, find_newest, load_checkpoint, save_checkpoint
+from nsa.telemetry.files import cut_csv_after
+
+Train = Callable[..., int]
+Rows = Callable[[Path], list[dict[str, str]]]
+
+
+def column(table: list[dict[str, str]], name: str) -> list[str]:
+    return [row[name] for row in table]
+
+
+def test_resume_repeats_the_uninterrupted_run_bit_by_bit(tmp_path: Path, train: Train, rows: Rows, capsys: Any) -> None:
+    settings = ["--steps", "20", "--warmup-steps", "4", "--save-every", "5", "--keep-checkpoints", "9"]
+    assert train(tmp_path / "whole", *settings) == 0
+    assert train(tmp_path / "cut", *settings) == 0
+    for newer in (15, 20):  # as if the run had been killed at step 13
+        for suffix in ("pt", "json"):
+            (tmp_path / "cut" / "checkpoints" / f"step_{newer:08}.{suffix}").unlink()
+    assert train(tmp_path / "cut", *settings, "--resume") == 0
+    said = capsys.readouterr().out
+    assert "[resume] going on from step 10 of step_00000010.pt" in said
+    assert "[resume] training.csv: 10 rows after step 10 dropped" in said
+    whole, cut = (rows(tmp_path / name / "training.csv") for name in ("whole", "cut"))
+    for name in ("step", "loss", "lr", "grad_norm", "tokens"):
+        assert column(whole, name) == column(cut, name)
+
+
+def test_resume_without_a_checkpoint_starts_over_and_says_so(
+    tmp_path: Path, train: Train, rows: Rows, capsys: Any
+) -> None:
+    assert train(tmp_path, "--steps", "3") == 0
+    assert train(tmp_path, "--steps", "4", "--resume") == 0
+    assert "the beginning: no sound checkpoint was found" in capsys.readouterr().out
+    assert column(rows(tmp_path / "training.csv"), "step") == ["1", "2", "3", "4"]
+
+
+def kill_when(process: subprocess.Popen[str], condition: Callable[[], bool], timeout_s: float = 60) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "the run never got there"
+        assert process.poll() is None, "the run ended by itself"
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+
+
+def test_resume_after_sigkill(tmp_path: Path, train: Train, rows: Rows, tiny: list[str]) -> None:
+    settings = ["--steps", "60", "--save-every", "7", "--val-every", "9", "--val-batches", "1"]
+    out = tmp_path / "killed"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "nsa.train", *tiny, *settings, "--out", str(out)],
+        stdout=subprocess.DEVNULL,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    csv = out / "training.csv"
+    kill_when(process, lambda: csv.exists() and csv.read_text().count("\n") > 17)
+    assert train(out, *settings, "--resume") == 0
+    assert train(tmp_path / "whole", *settings) == 0
+    for file in ("training.csv", "val.csv"):
+        killed, whole = rows(out / file), rows(tmp_path / "whole" / file)
+        for name in ("step", "loss" if file == "training.csv" else "val_loss"):
+            assert column(killed, name) == column(whole, name)
+    wall_s = [float(x) for x in column(rows(csv), "wall_s")]
+    assert wall_s == sorted(wall_s)
+    assert json.loads((out / "env.json").read_text())["resumed_from"]["step"] >= 7
+
+
+def state(step: int) -> dict[str, Any]:
+    return {"schema_version": 1, "step": step, "weights": torch.full((3,), float(step))}
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "no manifest"])
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path: Path, damage: str) -> None:
+    save_checkpoint(tmp_path, state(5), step=5, keep=3)
+    newest = save_checkpoint(tmp_path, state(10), step=10, keep=3)
+    content = newest.read_bytes()
+    if damage == "truncated":
+        newest.write_bytes(content[: len(content) // 2])
+    elif damage == "flipped":
+        newest.write_bytes(content[:-300] + bytes([content[-300] ^ 1]) + content[-299:])
+    else:
+        newest.with_suffix(".json").unlink()
+    said: list[str] = []
+    found = find_newest(tmp_path, say=said.append)
+    assert found is not None
+    assert load_checkpoint(found)["step"] == 5
+    assert len(said) == 1
+    assert "step_00000010.pt is passed over" in said[0]
+
+
+def test_only_the_newest_are_kept_and_leftovers_go(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    (folder / "step_00000001.tmp123").write_bytes(b"half a checkpoint of a killed writer")
+    for step in (1, 2, 3, 4):
+        save_checkpoint(tmp_path, state(step), step=step, keep=2)
+    assert sorted(p.name for p in folder.iterdir()) == [
+        "step_00000003.json",
+        "step_00000003.pt",
+        "step_00000004.json",
+        "step_00000004.pt",
+    ]
+
+
+def test_a_foreign_file_is_no_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "x.pt"
+    path.write_bytes(b"nothing of the kind")
+    with pytest.raises(CheckpointError, match="cannot be read as a checkpoint"):
+        load_checkpoint(path)
+    torch.save({"weights": 1}, path)
+    with pytest.raises(CheckpointError, match="not a checkpoint of schema 1"):
+        load_checkpoint(path)
+
+
+def test_another_runs_checkpoint_is_refused(tmp_path: Path, train: Train, capsys: Any) -> None:
+    assert train(tmp_path, "--steps", "2", "--save-final") == 0
+    assert train(tmp_path, "--steps", "4", "--resume", "--seed", "7", "--n-layers", "3") == 2
+    said = capsys.readouterr().err
+    assert "seed=7 but step_00000002.pt was trained with seed=1337" in said
+    assert "n_layers=3" in said
+
+
+def test_changed_data_is_refused(tmp_path: Path, train: Train, capsys: Any) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("some text to learn from, again and again\n" * 50)
+    data = ["--data", "local", "--data-path", str(text)]
+    assert train(tmp_path / "out", "--steps", "2", "--save-final", *data) == 0
+    text.write_text("some text to learn from, again and again\n" * 60)
+    assert train(tmp_path / "out", "--steps", "4", "--resume", *data) == 2
+    assert "the data is no longer what step_00000002.pt was trained on" in capsys.readouterr().err
+
+
+def test_rows_after_the_checkpoint_are_cut_and_a_torn_line_too(tmp_path: Path) -> None:
+    path = tmp_path / "training.csv"
+    path.write_text("step,loss\n1,5\n2,4\n3,3\n4,2")
+    assert cut_csv_after(path, 2) == 2
+    assert path.read_text() == "step,loss\n1,5\n2,4\n"
+    path.write_text("step,loss\n1,5\n2,4\n3")
+    assert cut_csv_after(path, 9) == 1
+    assert path.read_text() == "step,loss\n1,5\n2,4\n"
