@@ -10,6 +10,7 @@ import pytest
 
 from nsa.config import Config, ConfigError, check, field_specs, flatten, replace_flat
 from nsa.resolve import UsageExit, config_names, resolve
+from nsa.settings_table import settings_table
 
 
 def problems(argv: list[str], env: dict[str, str] | None = None) -> list[str]:
@@ -198,3 +199,10 @@ def test_bad_usage_is_answered_without_importing_torch(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
     assert "[2, 2, 0] False" in done.stderr
     assert "remove it (rm " in done.stderr
+
+
+def test_the_settings_page_is_the_one_that_is_generated() -> None:
+    page = Path(__file__).parents[2] / "docs" / "trainer-settings.md"
+    assert page.read_text(encoding="utf-8") == settings_table(), (
+        "run: python -m nsa.settings_table > docs/trainer-settings.md"
+    )
