@@ -192,8 +192,9 @@ def _main(grace_s: float, report: str) -> int:
     if report:
         text = f'{{"schema_version": 1, "time": {began:.3f}, "why": "the runner was gone without a goodbye", '
         text += f'"found": {sorted(found)}, "killed": {sorted(killed)}}}\n'
-        with open(report, "w", encoding="utf-8") as file:  # noqa: PTH123
+        with open(report + ".part", "w", encoding="utf-8") as file:  # noqa: PTH123
             file.write(text)
+        os.replace(report + ".part", report)  # noqa: PTH105
     return 0
 
 
