@@ -122,8 +122,8 @@ def _index(top: Tensor, counts: Tensor, p: Problem) -> Index:
 
 
 def _empty_index(q: Tensor, p: Problem) -> Index:
-    none = q.new_empty(0, dtype=torch.int32)
-    return Index(q.new_empty(p.bg, p.S, 0, dtype=torch.int32), none, none, none, none)
+    # Distinct tensors: an operator must not return one twice.
+    return Index(q.new_empty(p.bg, p.S, 0, dtype=torch.int32), *(q.new_empty(0, dtype=torch.int32) for _ in range(4)))
 
 
 def _local(
@@ -158,9 +158,7 @@ def _gather_constants(p: Problem, tile: Tile) -> dict[str, int | str]:
     }
 
 
-def _merge(
-    q: Tensor, k_sel: Tensor, v_sel: Tensor, gates: Tensor, saved: Saved, p: Problem
-) -> Tensor:
+def _merge(q: Tensor, k_sel: Tensor, v_sel: Tensor, gates: Tensor, saved: Saved, p: Problem) -> Tensor:
     """Scored blocks by gathering, then everything into ``o``; ``saved.o_sel`` and ``saved.lse_sel`` become final."""
     o = q.new_empty(p.B, p.S, p.H, p.dims.dv)
     index, dv = saved.index, p.dims.dv
@@ -230,9 +228,7 @@ def _compressed_dkv(
     tile = p.tiles.dkv_cmp
     chunk = p.query_chunk(16, p.tokens(tile))
     part = [q.new_empty(chunk[1], p.bg, p.n_cmp, n, dtype=torch.float32) for n in (p.dims.dk, p.dims.dv)]
-    _dkv(
-        CMP.value, 0, (q, kc, vc), rows, (part[0], part[1]), p, tile=tile, keys=p.n_cmp, step=tile.bn, chunk=chunk
-    )  # type: ignore[arg-type]
+    _dkv(CMP.value, 0, (q, kc, vc), rows, (part[0], part[1]), p, tile=tile, keys=p.n_cmp, step=tile.bn, chunk=chunk)  # type: ignore[arg-type]
     for partial, out in zip(part, (dk, dv), strict=True):
         dim = out.shape[-1]
         spread_kernel[(ceil_div(n_out, 16), p.bg)](
@@ -251,9 +247,7 @@ def _sink_dkv(
     tile = p.tiles.dkv
     chunk = p.query_chunk(ceil_div(2 * p.n_processors, p.bg), p.tokens(tile))
     sink = tuple(q.new_empty(chunk[1], p.bg, p.l_sel, n, dtype=torch.float32) for n in (p.dims.dk, p.dims.dv))
-    _dkv(
-        SINK.value, 1, (q, k_sel, v_sel), rows, sink, p, tile=tile, keys=p.l_sel, step=p.l_sel, chunk=chunk
-    )  # type: ignore[arg-type]
+    _dkv(SINK.value, 1, (q, k_sel, v_sel), rows, sink, p, tile=tile, keys=p.l_sel, step=p.l_sel, chunk=chunk)  # type: ignore[arg-type]
     return sink  # type: ignore[return-value]
 
 
@@ -267,9 +261,7 @@ def backward(
     n_rows = p.B * p.S * p.H
     delta_kernel[(ceil_div(n_rows, 32),)](do, s.o_cmp, s.o_sel, s.o_win, delta, n_rows, DV=p.dims.dv, BM=32)
     dk_cmp, dv_cmp = _compressed_dkv(q, kc, vc, (do, s.lse_cmp, gates, delta), p, per_token=per_token)
-    dk_win, dv_win, dk_sel, dv_sel = (
-        x.new_empty(p.B, p.S, p.G, x.shape[-1]) for x in (k_win, v_win, k_sel, v_sel)
-    )
+    dk_win, dv_win, dk_sel, dv_sel = (x.new_empty(p.B, p.S, p.G, x.shape[-1]) for x in (k_win, v_win, k_sel, v_sel))
     _dkv(
         WIN.value, 2, (q, k_win, v_win), (do, s.lse_win, gates, delta), (dk_win, dv_win), p, tile=p.tiles.dkv,
         keys=p.S, step=p.tiles.dkv.bn,
@@ -282,9 +274,7 @@ def backward(
     part_dq = q.new_empty(most, p.n_pairs, p.hpg, p.dims.dk)
     parts = None
     if p.n_top:
-        parts = tuple(
-            q.new_empty(most, p.max_tiles, p.l_sel, n, dtype=torch.float32) for n in (p.dims.dk, p.dims.dv)
-        )
+        parts = tuple(q.new_empty(most, p.max_tiles, p.l_sel, n, dtype=torch.float32) for n in (p.dims.dk, p.dims.dv))
     for first, count in slabs:
         if parts is not None:
             gather_backward_kernel[(p.max_tiles, count)](
@@ -293,8 +283,20 @@ def backward(
                 p.n_pairs, p.max_tiles, p.scale2, H=p.H, **_gather_constants(p, tile), **_options(tile),
             )  # fmt: skip
         _dkv(
-            LOCAL.value, 1, (q, k_sel, v_sel), sel_rows, (dk_sel, dv_sel), p, tile=p.tiles.dkv, keys=p.S,
-            step=p.l_sel, first=first, count=count, parts=parts, sink=sink, tile_offsets=index.tile_offsets,
+            LOCAL.value,
+            1,
+            (q, k_sel, v_sel),
+            sel_rows,
+            (dk_sel, dv_sel),
+            p,
+            tile=p.tiles.dkv,
+            keys=p.S,
+            step=p.l_sel,
+            first=first,
+            count=count,
+            parts=parts,
+            sink=sink,
+            tile_offsets=index.tile_offsets,
         )  # type: ignore[arg-type]
         _dq(
             dq, do, (q, kc, vc, k_sel, v_sel, k_win, v_win), gates, delta, part_dq, saved, p, first=first, count=count

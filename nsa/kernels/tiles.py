@@ -42,9 +42,7 @@ def visible_count(t, L: tl.constexpr, D: tl.constexpr):
 
 
 @triton.jit
-def is_visible(
-    n, t, MODE: tl.constexpr, L: tl.constexpr, D: tl.constexpr, LS: tl.constexpr, W: tl.constexpr
-):
+def is_visible(n, t, MODE: tl.constexpr, L: tl.constexpr, D: tl.constexpr, LS: tl.constexpr, W: tl.constexpr):
     """Whether the query at ``t`` sees key ``n``; ``n`` and ``t`` broadcast against each other."""
     if MODE == CMP:
         ok = n * D + L <= t + 1

@@ -1,0 +1,163 @@
+"""Compile the kernels ahead of their first launch: for a GPU that is not there, or on all cores before a run.
+
+The launch code runs on meta tensors with every kernel replaced by a recorder; each recorded launch is then compiled
+with the specializations that a real launch would use. So what is compiled here cannot drift from the launch code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest import mock
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+from nsa.kernels import launch
+from nsa.kernels.config import choose_tiles, split_head_dim
+from nsa.kernels.problem import Problem
+
+__all__ = ["Launch", "Shape", "compile_for", "record", "warm"]
+
+_OPTIONS = ("num_warps", "num_stages")
+_TYPES = {
+    torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
+    torch.float32: "*fp32",
+    torch.int32: "*i32",
+}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel launch as recorded."""
+
+    kernel: JITFunction
+    grid: tuple[int, ...]
+    arguments: dict[str, Any]
+    options: dict[str, int]
+
+    @property
+    def name(self) -> str:
+        mode = self.arguments.get("MODE")
+        return self.kernel.__name__ + ("" if mode is None else f"[{mode}]")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A problem to record."""
+
+    S: int
+    H: int
+    G: int
+    Dk: int
+    Dv: int
+    dtype: torch.dtype = torch.bfloat16
+    capability: int = 90
+    B: int = 1
+    sizes: tuple[int, int, int, int, int] = (32, 16, 64, 16, 512)
+
+
+@contextlib.contextmanager
+def _recorder(into: list[Launch]) -> Iterator[None]:
+    def run(self: JITFunction, *args: Any, grid: tuple[int, ...], warmup: bool, **kwargs: Any) -> None:
+        options = {k: kwargs.pop(k) for k in _OPTIONS if k in kwargs}
+        names = self.arg_names
+        into.append(Launch(self, grid, dict(zip(names, args, strict=False)) | kwargs, options))
+
+    with mock.patch.object(JITFunction, "run", run):
+        yield
+
+
+def record(shape: Shape) -> list[Launch]:
+    """All launches of one forward and backward pass."""
+    dims = split_head_dim(shape.Dk, shape.Dv)
+
+    def meta(*size: int) -> torch.Tensor:
+        return torch.empty(size, dtype=shape.dtype, device="meta")
+
+    B, S, H, G = shape.B, shape.S, shape.H, shape.G
+    q = meta(B, S, H, dims.dk)
+    k = [meta(B, S, G, dims.dk) for _ in range(3)]
+    v = [meta(B, S, G, dims.dv) for _ in range(3)]
+    gates = torch.empty(B, S, H, 3, dtype=torch.float32, device="meta")
+    p = Problem.of(q, k[1], v[1], sizes=shape.sizes, scale=1.0, deterministic=False)
+    tiles = choose_tiles(dims, itemsize=q.element_size(), hopper=shape.capability >= 90)
+    p = replace(p, tiles=tiles, n_processors=132 if shape.capability >= 90 else 108)
+    launches: list[Launch] = []
+    with _recorder(launches):
+        kc, vc = launch.compress(k[0], p), launch.compress(v[0], p)
+        streams = (q, kc, vc, k[1], v[1], k[2], v[2])
+        o, saved = launch.forward(*streams, gates, p)
+        launch.backward(o, *streams, gates, saved, p, per_token=True)
+    return launches
+
+
+def _source(one: Launch) -> ASTSource:
+    signature: dict[str, str] = {}
+    constants: dict[str, Any] = {}
+    attributes: dict[tuple[int, ...], list[list[Any]]] = {}
+    for i, parameter in enumerate(one.kernel.params):
+        value = one.arguments[parameter.name]
+        if parameter.is_constexpr:
+            signature[parameter.name] = "constexpr"
+            constants[parameter.name] = value
+        elif isinstance(value, torch.Tensor):
+            signature[parameter.name] = _TYPES[value.dtype]
+            attributes[(i,)] = [["tt.divisibility", 16]]
+        elif isinstance(value, float):
+            signature[parameter.name] = "fp32"
+        elif value == 1 and not parameter.do_not_specialize:
+            signature[parameter.name] = "constexpr"
+            constants[parameter.name] = 1
+        else:
+            signature[parameter.name] = "i32" if -(2**31) <= value < 2**31 else "i64"
+            if value % 16 == 0 and not parameter.do_not_specialize:
+                attributes[(i,)] = [["tt.divisibility", 16]]
+    return ASTSource(one.kernel, signature, constants, attributes)
+
+
+def compile_for(one: Launch, capability: int) -> Any:
+    """The compiled kernel, with ``metadata.shared`` bytes and ``asm`` texts."""
+    target = GPUTarget("cuda", capability, 32)
+    return triton.compile(_source(one), target=target, options=dict(one.options))
+
+
+def _warm_one(one: Launch) -> str:
+    arguments = [one.arguments[name] for name in one.kernel.arg_names]
+    one.kernel.warmup(*arguments, grid=one.grid, **one.options)
+    return one.name
+
+
+def _identity(one: Launch) -> tuple[object, ...]:
+    values = ((x.dtype, x.data_ptr() % 16) if isinstance(x, torch.Tensor) else x for x in one.arguments.values())
+    return (one.kernel.__name__, *values, *one.options.items())
+
+
+def warm(shapes: list[Shape], *, processes: int | None = None) -> list[str]:
+    """Compile what these problems need into Triton's cache, in parallel; names of the kernels, in order of completion.
+
+    Call it before the process uses CUDA: the workers are forked.
+    """
+    pending = {_identity(one): one for shape in shapes for one in record(shape)}
+    slow_first = sorted(pending.values(), key=lambda one: -len(one.arguments))
+    count = processes or len(os.sched_getaffinity(0))
+    # Launches hold kernels, which do not pickle: workers inherit the list and are handed positions.
+    global _inherited
+    _inherited = slow_first
+    with multiprocessing.get_context("fork").Pool(count) as pool:
+        return list(pool.imap_unordered(_warm_at, range(len(slow_first))))
+
+
+_inherited: list[Launch] = []
+
+
+def _warm_at(position: int) -> str:
+    return _warm_one(_inherited[position])
