@@ -41,8 +41,8 @@ TROUBLE: Mapping[str, str] = {
     "usage": r"unrecognized arguments|error: argument |No such option|unknown (?:key|flag|option|argument)",
     "stale_halt": r"\.HALT\b",
     "eta": r"(?i:\bETA\b|\bremaining\b|time left)[^\n]{0,40}?\d|\d\s?(?:h|hours|days?)\b[^\n]{0,12}\bfor [\d,]+ steps",
-    "speedup": r"\d[\d,]*(?:\.\d+)?\s?[x×](?![\w\[])[^\n]{0,30}(?i:speed-?up|faster)|"
-    r"(?i:speed-?up|faster)[^\n]{0,30}?\d[\d,]*(?:\.\d+)?\s?[x×](?![\w\[])",
+    "speedup": r"\d[\d,]*(?:\.\d+)?\s?[x×]\s{0,2}(?i:speed-?up|faster)|"
+    r"(?i:speed-?up|faster)[^\d\n]{0,12}\d[\d,]*(?:\.\d+)?\s?[x×](?!\w)",
     "compression": r"(?i:gradient compression)",
     "mismatch": r"(?i:selection[^\n]{0,40}(?:mismatch|differ)|(?:v1|v2)[^\n]{0,20}mismatch)",
     "dead_parameter": r"(?i:dead parameter|parameters? (?:that )?(?:did not receive|without|got no|never got a?) ?"

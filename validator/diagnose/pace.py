@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from validator.diagnose.facts import RunFacts
+from validator.diagnose.facts import LogHit, RunFacts
 from validator.diagnose.rule import evidence, found, percent
 from validator.judge.window import MIN_ROWS
 from validator.model.units import format_duration
-from validator.model.verdict import Evidence, Finding
+from validator.model.verdict import Finding
 
 __all__ = ["eta_wrong", "hang", "no_steady_state", "slow_not_hung", "too_few_rows", "unit_mismatch"]
 
@@ -197,30 +197,49 @@ def eta_wrong(run: RunFacts) -> Iterator[Finding]:
         return
 
 
-_FACTOR = re.compile(r"(?P<n>\d[\d,]*(?:\.\d+)?)\s?[x×]", re.I)
+_FACTOR = re.compile(
+    r"(\d[\d,]*(?:\.\d+)?)\s?[x×]\s{0,2}(?:speed-?up|faster)|(?:speed-?up|faster)\D{0,12}(\d[\d,]*(?:\.\d+)?)", re.I
+)
+_WORD = re.compile(r"[a-z][a-z0-9_]+", re.I)
+_PARAMETER = re.compile(r"\w+\s*=\s*[\w.]+")
+_SAID_ANYWAY = frozenset(
+    {"speedup", "speed", "up", "faster", "vs", "per", "the", "is", "of", "than", "rank", "info", "x"}
+)
+_MOST_ITERATIONS = 100
 
 
 def unit_mismatch(run: RunFacts) -> Iterator[Finding]:
     """Figures of the same thing that differ by a whole factor: totals against per-iteration, or wrong token counts."""
-    claims: list[tuple[float, Evidence]] = []
-    for hit in run.hits("speedup"):
-        factor = _FACTOR.search(hit.text)
-        value = _count(factor["n"]) if factor else None
-        if value:
-            claims.append((value, hit.evidence))
-    for low, high in ((a, b) for a in claims for b in claims if b[0] > 1.5 * a[0] and a[0] > 1.5):
-        ratio = high[0] / low[0]
-        if 2 <= round(ratio) <= 1000 and abs(ratio / round(ratio) - 1) <= 0.02:
+    claims = [(value, hit) for hit in run.hits("speedup") if (value := _speed_up(hit.text))]
+    for (low, one), (high, other) in ((a, b) for a in claims for b in claims if b[0] > 1.5 * a[0] and a[0] > 1.5):
+        ratio = high / low
+        if (
+            2 <= round(ratio) <= _MOST_ITERATIONS
+            and abs(ratio / round(ratio) - 1) <= 0.02
+            and _same_subject(one, other)
+        ):
             yield found(
                 "unit-mismatch",
-                f"Two speed-ups are claimed, {high[0]:g}× and {low[0]:g}×, that differ by a factor of "
-                f"{round(ratio)}: a total of {round(ratio)} iterations was likely divided by the time of one.",
+                f"Two speed-ups are claimed of the same thing, {high:g}× and {low:g}×. They differ by a factor of "
+                f"{round(ratio)}, as when a total of {round(ratio)} iterations is divided by the time of one.",
                 confidence="medium",
-                because=[high[1], low[1]],
+                because=[other.evidence, one.evidence],
                 next_step="State time per call on both sides, measured the same way, and divide only like by like.",
             )
             break
     yield from _rate_counts_otherwise(run)
+
+
+def _speed_up(text: str) -> float | None:
+    factor = _FACTOR.search(text)
+    return _count(factor[1] or factor[2]) if factor is not None else None
+
+
+def _same_subject(one: LogHit, other: LogHit) -> bool:
+    """Whether two lines speak of the same thing: a name in common, and no parameter in which they differ."""
+    left, right = ({w.lower() for w in _WORD.findall(hit.text)} - _SAID_ANYWAY for hit in (one, other))
+    parameters = [set(_PARAMETER.findall(hit.text)) for hit in (one, other)]
+    return bool(left & right) and parameters[0] == parameters[1]
 
 
 def _rate_counts_otherwise(run: RunFacts) -> Iterator[Finding]:
