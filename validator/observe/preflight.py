@@ -1,0 +1,86 @@
+"""Preflight: is this the machine that the runbook was written for, and is it fit to be measured on?"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+from validator.model.runbook import PreflightPhase, Runbook
+from validator.model.verdict import Check
+from validator.observe.capture import Capture, start_captures
+from validator.observe.checks import git_checks, host_checks, package_checks
+from validator.observe.gpu_checks import gpu_checks
+from validator.observe.host import read_host
+from validator.observe.nvml import read_gpus
+from validator.observe.software import PackageError, git_facts, package_versions, requirement
+from validator.observe.xid import read_xids
+
+__all__ = ["missing_hardware", "preflight"]
+
+
+def preflight(
+    phase: PreflightPhase, *, runbook: Runbook, run_dir: Path, python: str = sys.executable
+) -> tuple[Check, ...]:
+    """Every check of the phase, in the order of the report; starts the long captures in the background.
+
+    Args:
+        run_dir: folder of the validation; its disk counts, and captures go to its `preflight/`.
+        python: the trainer's interpreter, whose packages are checked.
+    """
+    hardware = runbook.hardware
+    versions = package_versions(python, [*_names(phase), "torch"])
+    checks = [
+        *git_checks(phase, git_facts(Path.cwd())),
+        *package_checks(phase, versions, python=python, gpus=hardware.gpus),
+        *host_checks(hardware, read_host(run_dir)),
+    ]
+    if hardware.gpus > 0:
+        checks += gpu_checks(hardware, read_gpus(), read_xids())
+    start_captures(_captures(python, torch=versions["torch"] is not None), run_dir / "preflight")
+    return tuple(checks)
+
+
+def _names(phase: PreflightPhase) -> list[str]:
+    names: list[str] = []
+    for text in phase.packages:
+        try:
+            names.append(requirement(text)[0])
+        except PackageError:
+            continue  # its own check says so
+    return names
+
+
+def _captures(python: str, *, torch: bool) -> list[Capture]:
+    captures: list[Capture] = []
+    smi = shutil.which("nvidia-smi")
+    if smi is not None:
+        captures.append(Capture("nvidia_smi.xml", (smi, "-q", "-x")))
+        captures.append(Capture("topology.txt", (smi, "topo", "-m")))
+    if torch:
+        captures.append(Capture("collect_env.txt", (python, "-m", "torch.utils.collect_env")))
+    return captures
+
+
+def missing_hardware(runbook: Runbook) -> str | None:
+    """What this machine lacks so that the runbook cannot run at all, as a sentence; None when nothing is missing.
+
+    Only the number of GPUs is asked here. A GPU of another kind is preflight's finding, not a missing one.
+    """
+    hardware = runbook.hardware
+    if hardware.gpus == 0:
+        return None
+    report = read_gpus()
+    found = len(report.gpus)
+    if found >= hardware.gpus:
+        return None
+    wanted = f"{hardware.gpus} GPU{'s' if hardware.gpus > 1 else ''}"
+    if hardware.name is not None:
+        wanted += f" ({hardware.name})"
+    have = "none" if found == 0 else f"only {found}: {', '.join(gpu.name for gpu in report.gpus)}"
+    why = f" ({report.why_none})" if report.why_none else ""
+    hidden = f"; {report.hidden} more are hidden by CUDA_VISIBLE_DEVICES" if report.hidden and found else ""
+    return (
+        f"runbook {runbook.name} needs {wanted}, and this machine has {have}{why}{hidden}; "
+        "run it where they are, or choose a runbook for this machine (validator list)"
+    )
