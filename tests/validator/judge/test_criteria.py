@@ -1,0 +1,259 @@
+"""Criteria: which side the interval is on, what is missing, and who decides among arms and repeats."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from validator.model.measure import ScalarValue
+
+from .samples import ar1, judge_all, judge_one, outcome, result, run_record, runbook, series, validation, verdict
+
+
+def _repeats(means: list[float], phase: str = "baseline", arm: str | None = None, **more: object) -> list:
+    return [
+        run_record(phase, arm=arm, repeat=n, found=result(tokens=mean), **more)  # type: ignore[arg-type]
+        for n, mean in enumerate(means, start=1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("expression", "status"),
+    [
+        ("toks_per_s.mean >= 39", "PASS"),
+        ("toks_per_s.mean >= 150", "FAIL"),
+        ("toks_per_s.mean >= 100", "INCONCLUSIVE"),
+        ("toks_per_s.mean < 150", "PASS"),
+        ("toks_per_s.mean <= 39", "FAIL"),
+        ("39 <= toks_per_s.mean", "PASS"),
+        ("toks_per_s.mean == 100", "INCONCLUSIVE"),
+        ("toks_per_s.mean != 39", "PASS"),
+        ("toks_per_s.mean == 39", "FAIL"),
+        ("toks_per_s.mean * 2 - 100 >= 39", "PASS"),
+        ("min(toks_per_s.mean, 20) >= 39", "FAIL"),
+        ("abs(rate.drift_pct) < 5", "PASS"),
+        ("step_time_s.p95 <= 2 * step_time_s.p50", "PASS"),
+        ("loss.last < loss.first", "PASS"),
+        ("loss.last < 0.5 * loss.first", "FAIL"),
+        ("loss.mean <= 4.25", "PASS"),
+        ("loss.n == 300", "PASS"),
+        ("steps.done == 300", "PASS"),
+        ("outcome.rc == 0", "PASS"),
+        ("outcome.duration_s < 100", "FAIL"),
+        ("effective.seq_len == 2048", "PASS"),
+        ("effective.seq_len == 'other'", "FAIL"),
+        ("effective.seq_len != 'other'", "PASS"),
+    ],
+)
+def test_the_whole_interval_decides(expression: str, status: str) -> None:
+    found = verdict(judge_one(expression), "1")
+    assert found.status == status
+    assert found.message.endswith(".")
+    assert found.text == expression
+
+
+def test_straddling_says_what_would_decide_it() -> None:
+    found = verdict(judge_one("toks_per_s.mean >= 99"), "1")
+    assert found.status == "INCONCLUSIVE"
+    assert found.ci_low is not None
+    assert found.ci_high is not None
+    assert found.ci_low < 99 < found.ci_high
+    assert "4 repeats would measure the variation between runs" in found.message
+    assert "about 16 would decide it" in found.message
+
+
+def test_margin_is_relative_and_positive_on_the_good_side() -> None:
+    assert verdict(judge_one("toks_per_s.mean >= 50"), "1").margin == pytest.approx(1.0, abs=0.01)
+    assert verdict(judge_one("toks_per_s.mean <= 50"), "1").margin == pytest.approx(-1.0, abs=0.01)
+    assert verdict(judge_one("200 >= toks_per_s.mean"), "1").margin == pytest.approx(0.5, abs=0.01)
+
+
+def test_verdict_shows_observed_unit_bound_and_evidence() -> None:
+    found = verdict(judge_one("toks_per_s.mean >= 39 tok/s"), "1")
+    assert found.observed == pytest.approx(100, abs=0.5)
+    assert (found.unit, found.bound) == ("tok/s", 39.0)
+    assert found.evidence[0].path == "runs/x/training.csv"
+    assert found.evidence[0].where == "steps 21–300"
+
+
+def test_a_single_run_gets_the_assumed_variation_and_says_so() -> None:
+    found = verdict(judge_one("toks_per_s.mean >= 39"), "1")
+    assert found.ci_low == pytest.approx(96.2, abs=0.4)
+    assert "2 % between runs, which is assumed" in found.message
+
+
+def test_four_repeats_measure_the_variation_instead() -> None:
+    found = verdict(judge_one("toks_per_s.mean >= 99", runs=_repeats([100.0, 100.2, 99.9, 100.1])), "1")
+    assert found.status == "PASS"
+    assert found.ci_low == pytest.approx(99.8, abs=0.3)
+    assert "assumed" not in found.message
+
+
+def test_repeats_that_scatter_are_inconclusive_where_their_mean_would_pass() -> None:
+    found = verdict(judge_one("toks_per_s.mean >= 99", runs=_repeats([95.0, 108.0, 97.0, 106.0])), "1")
+    assert found.status == "INCONCLUSIVE"
+    assert "repeats would decide it (there were 4)" in found.message
+
+
+def test_missing_metric_is_never_a_pass() -> None:
+    found = verdict(judge_one("grad_norm.max < 1000"), "1")
+    assert found.status == "INCONCLUSIVE"
+    assert "run baseline/r1 has no grad_norm" in found.message
+
+
+def test_one_run_without_the_metric_is_enough() -> None:
+    runs = [*_repeats([100, 100, 100]), run_record("baseline", repeat=4, found=result(without=["toks_per_s"]))]
+    found = verdict(judge_one("toks_per_s.mean >= 39", runs=runs), "1")
+    assert found.status == "INCONCLUSIVE"
+    assert "baseline/r4 has no toks_per_s" in found.message
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_not_a_number_fails(bad: float) -> None:
+    loss = np.linspace(5, 3, 300)
+    loss[-1] = bad
+    runs = [run_record("baseline", found=result(series={"loss": series("loss", loss)}))]
+    report = judge_one("loss.last < loss.first", "loss.mean < 100", "loss.first > 1", runs=runs)
+    assert verdict(report, "1").status == "FAIL"
+    assert verdict(report, "2").status == "FAIL"
+    assert verdict(report, "3").status == "PASS"
+    assert report.status == "FAIL"
+
+
+def test_never_steady_is_inconclusive_with_the_trend() -> None:
+    runs = [run_record("baseline", found=result(times=1 / np.linspace(229, 696, 300)))]
+    found = verdict(judge_one("toks_per_s.mean >= 1", runs=runs), "1")
+    assert found.status == "INCONCLUSIVE"
+    assert "never steady" in found.message
+
+
+def test_too_few_steps_say_how_many_would_do() -> None:
+    runs = [run_record("baseline", found=result(times=ar1(60, phi=0.9, cv=0.01)), steps=60)]
+    found = verdict(judge_one("toks_per_s.mean >= 1", runs=runs, steps=60), "1")
+    assert found.status == "INCONCLUSIVE"
+    assert "rows in the window would do" in found.message or "never steady" in found.message
+
+
+def test_a_run_that_failed_proves_nothing() -> None:
+    runs = [run_record("baseline", ended=outcome("baseline/r1", rc=1))]
+    report = judge_one("toks_per_s.mean >= 39", "toks_per_s.mean >= 150", "outcome.rc == 1", runs=runs)
+    assert verdict(report, "1").status == "INCONCLUSIVE"
+    assert "did not end by itself with exit code 0" in verdict(report, "1").message
+    assert verdict(report, "2").status == "FAIL"
+    assert verdict(report, "3").status == "PASS"
+    assert report.status == "FAIL"
+
+
+def test_exact_values_must_hold_in_every_run_and_the_worst_is_named() -> None:
+    losses = [np.linspace(5, end, 300) for end in (3.0, 5.5, 3.1)]
+    runs = [
+        run_record("baseline", repeat=n, found=result(series={"loss": series("loss", loss)}))
+        for n, loss in enumerate(losses, start=1)
+    ]
+    found = verdict(judge_one("loss.last < loss.first", runs=runs), "1")
+    assert found.status == "FAIL"
+    assert found.observed == 5.5
+    assert "baseline/r2" in found.message
+
+
+def test_several_arms_are_decided_by_the_worst() -> None:
+    sweep = {
+        "id": "buckets",
+        "kind": "sweep",
+        "steps": 300,
+        "over": {"env.NSA_DDP_BUCKET_MB": [25, 50]},
+        "choose": {"highest": "toks_per_s.mean"},
+        "accept": ["toks_per_s.mean >= 39"],
+    }
+    runs = _repeats([100.0] * 4, "buckets", "25") + _repeats([20.0] * 4, "buckets", "50")
+    found = verdict(judge_all(validation(runbook(sweep), {"buckets": runs}))["buckets"], "1")
+    assert found.status == "FAIL"
+    assert "buckets/50" in found.message
+
+
+def _two(accept: str, first: list, second: list, **phase: object) -> object:
+    book = runbook(
+        {"id": "baseline", "kind": "train", "steps": 300},
+        {"id": "single", "kind": "train", "steps": 300, "accept": [accept], **phase},
+        defaults={"nproc": 2},
+    )
+    return judge_all(validation(book, {"baseline": first, "single": second}))["single"]
+
+
+def test_ratio_across_phases_carries_the_variation_of_both() -> None:
+    first, second = _repeats([100.0]), _repeats([97.0], "single")
+    close = verdict(_two("toks_per_s.mean >= 0.95 * baseline.toks_per_s.mean", first, second), "1")
+    assert close.status == "INCONCLUSIVE"
+    far = verdict(_two("toks_per_s.mean >= 0.8 * baseline.toks_per_s.mean", first, second), "1")
+    assert far.status == "PASS"
+    assert far.bound == pytest.approx(80, abs=0.5)
+
+
+def test_exact_values_across_phases_hold_for_every_pair_of_runs() -> None:
+    def with_loss(phase: str, n: int, end: float) -> object:
+        return run_record(phase, repeat=n, found=result(series={"loss": series("loss", np.linspace(5, end, 300))}))
+
+    first = [with_loss("baseline", 1, 3.0), with_loss("baseline", 2, 2.0)]
+    second = [with_loss("single", 1, 2.9)]
+    assert verdict(_two("loss.last <= 1.05 * baseline.loss.last", first, second), "1").status == "FAIL"
+    assert verdict(_two("loss.last <= 1.5 * baseline.loss.last", first, second), "1").status == "PASS"
+
+
+def test_a_phase_that_has_not_run_is_missing() -> None:
+    found = verdict(_two("toks_per_s.mean >= 0.5 * baseline.toks_per_s.mean", [], _repeats([97.0], "single")), "1")
+    assert found.status == "INCONCLUSIVE"
+    assert "phase baseline has no runs" in found.message
+
+
+def test_scaling_efficiency_compares_rates_per_rank() -> None:
+    first = _repeats([190.0])
+    second = [run_record("single", found=result(tokens=100.0), nproc=1)]
+    report = _two("scaling.efficiency >= 0.8", first, second, scaling_against="baseline", nproc=1)
+    found = verdict(report, "1")
+    assert found.status == "PASS"
+    assert found.observed == pytest.approx(0.95, abs=0.01)
+    scalar = report.scalars["scaling.efficiency"]
+    assert scalar.ci_low == pytest.approx(0.95 - 0.053, abs=0.01)
+    assert scalar.ci_high == pytest.approx(0.95 + 0.053, abs=0.01)
+    tight = _two("scaling.efficiency >= 0.94", first, second, scaling_against="baseline", nproc=1)
+    assert verdict(tight, "1").status == "INCONCLUSIVE"
+
+
+def test_division_by_zero_is_inconclusive() -> None:
+    zero = {"metrics.x": ScalarValue(value=0.0)}
+    runs = [run_record("baseline", found=result(scalars=zero))]
+    found = verdict(judge_one("loss.last / metrics.x > 1", runs=runs), "1")
+    assert found.status == "INCONCLUSIVE"
+    assert "divisor" in found.message
+
+
+@pytest.mark.parametrize(
+    ("value", "status"), [(True, "PASS"), ("true", "PASS"), (1, "PASS"), (False, "FAIL"), ("bf16", "FAIL")]
+)
+def test_truth_values_compare_with_numbers(value: object, status: str) -> None:
+    runs = [run_record("baseline", found=result(effective={"compile": value}))]
+    assert verdict(judge_one("effective.compile == 1", runs=runs), "1").status == status
+
+
+def test_text_cannot_be_ordered() -> None:
+    runs = [run_record("baseline", found=result(effective={"dtype": "bf16"}))]
+    found = verdict(judge_one("effective.dtype >= 1", runs=runs), "1")
+    assert found.status == "INCONCLUSIVE"
+    assert "cannot be ordered" in found.message
+
+
+def test_unknown_config_is_inconclusive() -> None:
+    runs = [run_record("baseline", found=result(effective=None))]
+    assert verdict(judge_one("effective.seq_len == 2048", runs=runs), "1").status == "INCONCLUSIVE"
+
+
+def test_a_criterion_that_is_not_required_does_not_fail_the_phase() -> None:
+    report = judge_one({"expr": "toks_per_s.mean >= 1000", "required": False})  # type: ignore[arg-type]
+    assert verdict(report, "1").status == "FAIL"
+    assert report.status == "PASS"
+
+
+def test_judging_twice_gives_the_same() -> None:
+    assert judge_one("toks_per_s.mean >= 99") == judge_one("toks_per_s.mean >= 99")

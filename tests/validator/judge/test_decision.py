@@ -1,0 +1,180 @@
+"""From phases and findings to the decision, and to the settings worth using."""
+
+from __future__ import annotations
+
+import pytest
+
+from validator.judge.decision import decide, exit_code, recommend
+from validator.judge.phase import judge_phase
+from validator.model.record import PhaseRecord, ValidationRecord
+from validator.model.verdict import Check, ComparedArm, Comparison, Finding, PhaseReport, Status, Verdict
+
+from .samples import judge_all, judge_one, result, run_record, runbook, validation
+
+VETO = Finding(
+    code="config-ignored", severity="veto", confidence="high", message="It ran another config", next_step="x"
+)
+
+
+def _phase(status: Status, *, id: str = "baseline", required: bool = True) -> PhaseReport:
+    verdict = Verdict(id=f"{id}.1", text="x > 1", required=True, status=status)
+    return PhaseReport(
+        id=id, kind="train", title=id, required=required, status=status, message="x > 1: because.", criteria=(verdict,)
+    )
+
+
+def test_go_needs_every_required_phase() -> None:
+    decision, why = decide([_phase("PASS"), _phase("PASS", id="soak")])
+    assert decision == "GO"
+    assert why == "All 2 required criteria and checks of 2 phases passed; no veto stands."
+
+
+@pytest.mark.parametrize("status", ["INCONCLUSIVE", "SKIPPED", "NOT_RUN", "RUNNING"])
+def test_whatever_is_not_a_pass_is_not_go(status: Status) -> None:
+    decision, why = decide([_phase("PASS"), _phase(status, id="soak")])
+    assert decision == "INCONCLUSIVE"
+    assert "soak" in why
+
+
+def test_a_failure_decides_over_everything_that_is_open() -> None:
+    decision, why = decide([_phase("INCONCLUSIVE"), _phase("FAIL", id="soak")])
+    assert decision == "NO_GO"
+    assert why.startswith("Phase soak failed: x > 1")
+
+
+def test_a_veto_forbids_go() -> None:
+    decision, why = decide([_phase("PASS")], [VETO])
+    assert decision == "NO_GO"
+    assert why == "config-ignored: It ran another config."
+    warning = VETO.model_copy(update={"severity": "warning"})
+    assert decide([_phase("PASS")], [warning])[0] == "GO"
+
+
+def test_phases_that_are_not_required_do_not_decide() -> None:
+    assert decide([_phase("PASS"), _phase("FAIL", id="extra", required=False)])[0] == "GO"
+
+
+def test_nothing_required_decides_nothing() -> None:
+    assert decide([])[0] == "INCONCLUSIVE"
+    assert decide([_phase("PASS", required=False)])[0] == "INCONCLUSIVE"
+
+
+def test_pending_phases_are_in_progress_and_named() -> None:
+    assert decide([_phase("FAIL")], pending=["soak"]) == ("IN_PROGRESS", "Still pending: soak.")
+
+
+def test_exit_codes() -> None:
+    assert [exit_code(d) for d in ("GO", "NO_GO", "INCONCLUSIVE", "IN_PROGRESS")] == [0, 1, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("state", "status"),
+    [("pending", "NOT_RUN"), ("not_run", "NOT_RUN"), ("skipped", "SKIPPED"), ("running", "RUNNING")],
+)
+def test_a_phase_that_has_not_ended_lists_its_criteria_unjudged(state: str, status: str) -> None:
+    book = runbook({"id": "baseline", "kind": "train", "steps": 300, "accept": ["toks_per_s.mean >= 39"]})
+    record = PhaseRecord(book.phases[0], state, reason="--skip baseline")  # type: ignore[arg-type]
+    report = judge_phase(record, validation=ValidationRecord(book, (record,)), judged={})
+    assert report.status == status
+    assert [one.id for one in report.criteria][-1] == "baseline.1"
+    assert {one.status for one in report.criteria} == {status}
+
+
+def test_an_interrupted_phase_is_never_a_pass() -> None:
+    book = runbook({"id": "baseline", "kind": "train", "steps": 300})
+    report = judge_all(validation(book, {"baseline": [run_record("baseline")]}, baseline="interrupted"))["baseline"]
+    assert report.status == "INCONCLUSIVE"
+
+
+def test_a_phase_without_runs_is_inconclusive() -> None:
+    assert judge_one("toks_per_s.mean >= 39", runs=[]).status == "INCONCLUSIVE"
+
+
+@pytest.mark.parametrize(
+    ("status", "required", "expected"), [("PASS", True, "PASS"), ("FAIL", True, "FAIL"), ("FAIL", False, "PASS")]
+)
+def test_preflight_is_decided_by_its_checks(status: Status, required: bool, expected: str) -> None:
+    book = runbook({"id": "preflight", "kind": "preflight"})
+    checks = (
+        Check(id="disk", title="Disk", status="PASS", observed="100 GiB"),
+        Check(id="gpus", title="GPUs", status=status, required=required, observed="1", message="One GPU, two wanted."),
+    )
+    record = PhaseRecord(book.phases[0], "done", checks=checks)
+    report = judge_phase(record, validation=ValidationRecord(book, (record,)), judged={})
+    assert report.status == expected
+    if expected == "FAIL":
+        assert report.message == "GPUs: One GPU, two wanted."
+
+
+def test_preflight_without_checks_proves_nothing() -> None:
+    book = runbook({"id": "preflight", "kind": "preflight"})
+    record = PhaseRecord(book.phases[0], "done")
+    assert judge_phase(record, validation=ValidationRecord(book, (record,)), judged={}).status == "INCONCLUSIVE"
+
+
+def test_a_run_report_holds_what_was_asked_and_what_was_measured() -> None:
+    report = judge_one("toks_per_s.mean >= 39")
+    run = report.runs[0]
+    assert run.command == ("python", "-m", "nsa.train")
+    assert run.outcome is not None
+    assert (run.outcome["rc"], run.outcome["reason"]) == (0, "exited")
+    assert run.metrics["toks_per_s"].n == 280
+    assert run.warmup_end_step == 20
+    assert run.scalars["steps.done"].value == 300
+    assert report.message == "5 criteria passed."
+
+
+def _comparison(recommended: str | None) -> Comparison:
+    arms = tuple(
+        ComparedArm(
+            arm=str(mb),
+            settings={"env.NSA_DDP_BUCKET_MB": mb, "args.lr": 0.1},
+            run_means=(),
+            mean=None,
+            ci_low=None,
+            ci_high=None,
+            stdev=None,
+        )
+        for mb in (25, 50)
+    )
+    return Comparison(
+        metric="toks_per_s.mean",
+        unit="tok/s",
+        direction="highest",
+        arms=arms,
+        outcome="significant",
+        recommended=recommended,
+        min_effect=0.02,
+        message="50 is best.",
+    )
+
+
+def test_recommended_settings_are_the_runbooks_with_the_winners_on_top() -> None:
+    book = runbook(
+        {"id": "baseline", "kind": "train", "steps": 300},
+        defaults={"env": {"NCCL_ALGO": "Ring", "NSA_DDP_BUCKET_MB": 25}},
+    )
+    won = _phase("PASS", id="buckets").model_copy(update={"comparison": _comparison("50")})
+    found = recommend([_phase("PASS"), won], runbook=book, command="torchrun …")
+    assert found.env == {"NCCL_ALGO": "Ring", "NSA_DDP_BUCKET_MB": "50"}
+    assert found.because == ("buckets: 50 is best.", "buckets: pass lr=0.1 to the trainer.")
+    assert found.command == "torchrun …"
+
+
+def test_without_a_winner_the_runbooks_settings_stay_and_the_reason_is_told() -> None:
+    book = runbook({"id": "baseline", "kind": "train", "steps": 300}, defaults={"env": {"NSA_DDP_BUCKET_MB": 25}})
+    open_phase = _phase("PASS", id="buckets").model_copy(update={"comparison": _comparison(None)})
+    found = recommend([open_phase], runbook=book)
+    assert found.env == {"NSA_DDP_BUCKET_MB": "25"}
+    assert found.because == ("buckets: 50 is best.",)
+
+
+def test_result_of_other_phases_does_not_leak() -> None:
+    """A failing phase leaves the verdicts of the others alone."""
+    book = runbook(
+        {"id": "baseline", "kind": "train", "steps": 300, "accept": ["toks_per_s.mean >= 39"]},
+        {"id": "soak", "kind": "soak", "steps": 300, "accept": ["toks_per_s.mean >= 39"]},
+    )
+    runs = {"baseline": [run_record("baseline", found=result(tokens=10.0))], "soak": [run_record("soak")]}
+    judged = judge_all(validation(book, runs))
+    assert (judged["baseline"].status, judged["soak"].status) == ("FAIL", "PASS")

@@ -1,0 +1,196 @@
+"""What every phase must satisfy without being told."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from validator.model.measure import ScalarValue
+from validator.model.outcome import Reason
+from validator.model.verdict import PhaseReport
+
+from .samples import judge_all, judge_one, outcome, result, run_record, runbook, series, validation, verdict
+
+
+def test_a_healthy_run_passes_all_of_them() -> None:
+    report = judge_one()
+    assert [one.id for one in report.criteria] == [f"baseline.{n}" for n in ("exit", "steps", "finite", "config")]
+    assert {one.status for one in report.criteria} == {"PASS"}
+    assert report.status == "PASS"
+
+
+@pytest.mark.parametrize(
+    ("rc", "reason", "status", "words"),
+    [
+        (1, "exited", "FAIL", "exited with code 1"),
+        (-9, "exited", "FAIL", "ended by signal 9"),
+        (None, "timeout", "FAIL", "ran past its budget"),
+        (None, "stalled", "FAIL", "stalled"),
+        (3, "halted", "FAIL", "halted by the watchdog"),
+        (None, "interrupted", "INCONCLUSIVE", "was interrupted"),
+        (None, "infrastructure", "INCONCLUSIVE", "could not be run on this machine"),
+    ],
+)
+def test_only_a_run_that_ends_by_itself_with_code_0_passes(
+    rc: int | None, reason: Reason, status: str, words: str
+) -> None:
+    runs = [run_record("baseline", ended=outcome("baseline/r1", rc=rc, reason=reason, detail="no heartbeat"))]
+    found = verdict(judge_one(runs=runs), "exit")
+    assert found.status == status
+    assert words in found.message
+    assert "no heartbeat" in found.message
+
+
+def test_the_failing_repeat_is_named() -> None:
+    runs = [run_record("baseline", repeat=n) for n in (1, 2)]
+    runs.append(run_record("baseline", repeat=3, ended=outcome("baseline/r3", rc=7)))
+    found = verdict(judge_one(runs=runs), "exit")
+    assert found.status == "FAIL"
+    assert found.message.startswith("baseline/r3: ")
+
+
+def test_fewer_steps_than_planned_fail() -> None:
+    runs = [run_record("baseline", found=result(times=np.full(120, 1.0)))]
+    found = verdict(judge_one(runs=runs), "steps")
+    assert (found.status, found.observed, found.bound) == ("FAIL", 120, 300)
+    assert found.message == "120 of 300 steps were done."
+
+
+def test_unknown_steps_are_not_a_pass() -> None:
+    runs = [run_record("baseline", found=result(scalars={"steps.done": ScalarValue(value=None)}))]
+    assert verdict(judge_one(runs=runs), "steps").status == "INCONCLUSIVE"
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_loss_must_be_finite_at_every_step(bad: float) -> None:
+    loss = np.linspace(5, 3, 300)
+    loss[41] = bad
+    runs = [run_record("baseline", found=result(series={"loss": series("loss", loss)}))]
+    found = verdict(judge_one(runs=runs), "finite")
+    assert found.status == "FAIL"
+    assert "at step 42" in found.message
+
+
+def test_missing_loss_counts_against_a_trainer_that_declares_it() -> None:
+    runs = [run_record("baseline", found=result(without=["loss"]))]
+    report = judge_one(runs=runs)
+    assert verdict(report, "finite").status == "INCONCLUSIVE"
+    assert report.status == "INCONCLUSIVE"
+
+
+def test_a_trainer_that_cannot_tell_its_loss_is_not_failed_for_it() -> None:
+    trainer = {"command": ["train.py"], "metrics": {"stdout": r"step (?P<step>\d+) (?P<toks_per_s>\d+)"}}
+    book = runbook({"id": "baseline", "kind": "train", "steps": 300}, trainer=trainer)
+    runs = [run_record("baseline", found=result(without=["loss"]))]
+    report = judge_all(validation(book, {"baseline": runs}))["baseline"]
+    assert not verdict(report, "finite").required
+    assert report.status == "PASS"
+
+
+def test_a_config_that_was_ignored_fails_with_both_values() -> None:
+    found = result(requested={"seq_len": 2048, "n_layers": 12}, effective={"seq_len": 128, "n_layers": 12})
+    report = judge_one(runs=[run_record("baseline", found=found)])
+    config = verdict(report, "config")
+    assert config.status == "FAIL"
+    assert "seq_len is 128, not 2048" in config.message
+    assert report.status == "FAIL"
+
+
+def test_what_the_plan_passed_must_have_arrived() -> None:
+    runs = [run_record("baseline", requested={"seq-len": 1024, "lr": "1e-3", "config": "m7c", "out": "runs/x"})]
+    config = verdict(judge_one(runs=runs), "config")
+    assert config.status == "FAIL"
+    assert "seq_len is 2048, not 1024" in config.message
+
+
+def test_equal_meanings_are_no_difference() -> None:
+    found = result(
+        requested={"lr": 1e-3, "compile": True, "dtype": "BF16", "threads": None, "opt_fused": "auto"},
+        effective={"lr": "0.001", "compile": "on", "dtype": "bf16", "threads": 8, "opt_fused": "off"},
+    )
+    assert verdict(judge_one(runs=[run_record("baseline", found=found)]), "config").status == "PASS"
+
+
+def test_an_unknown_config_is_recorded_and_not_required() -> None:
+    report = judge_one(runs=[run_record("baseline", found=result(effective=None))])
+    config = verdict(report, "config")
+    assert (config.status, config.required) == ("INCONCLUSIVE", False)
+    assert report.status == "PASS"
+
+
+@pytest.mark.parametrize(
+    ("place", "status"), [({"path": "logs/a", "line": 3}, "PASS"), (None, "FAIL"), ("unread", "INCONCLUSIVE")]
+)
+def test_wanted_log_texts_must_be_printed(place: object, status: str) -> None:
+    text = "gradient compression enabled"
+    extra = {} if place == "unread" else {"log_contains": {text: place}}
+    report = judge_one(runs=[run_record("baseline", found=result(extra=extra))], log_contains=[text])
+    found = verdict(report, "log.1")
+    assert found.status == status
+    assert text in found.text
+
+
+@pytest.mark.parametrize(
+    ("halt", "status"),
+    [
+        (None, "PASS"),
+        ({"path": ".HALT", "anomaly": "zero_rate", "stale": False}, "FAIL"),
+        ({"path": ".HALT", "stale": True}, "PASS"),
+    ],
+)
+def test_a_soak_must_not_be_halted(halt: object, status: str) -> None:
+    extra = {} if halt is None else {"halt": halt}
+    report = judge_one(runs=[run_record("baseline", found=result(extra=extra))], kind="soak")
+    assert verdict(report, "halt").status == status
+
+
+def _pytest_report(*, rc: int = 0, allow_skipped: bool = False, **counts: int) -> PhaseReport:
+    all_counts = {"passed": 0, "failed": 0, "errors": 0, "skipped": 0} | counts
+    scalars = {f"tests.{name}": ScalarValue(value=float(n), unit="tests") for name, n in all_counts.items()}
+    named = {
+        "skipped": [{"name": "test_cuda", "message": "no GPU"}] * counts.get("skipped", 0),
+        "failed": [],
+        "errors": [],
+    }
+    found = result(scalars=scalars, extra={"tests": named}, without=["loss", "toks_per_s", "step_time_s"])
+    book = runbook({"id": "sanity", "kind": "pytest", "targets": ["nsa.parity"], "allow_skipped": allow_skipped})
+    runs = [run_record("sanity", kind="pytest", found=found, steps=None, ended=outcome("sanity/r1", rc=rc))]
+    return judge_all(validation(book, {"sanity": runs}))["sanity"]
+
+
+def test_tests_pass_when_one_passed_and_none_failed() -> None:
+    assert _pytest_report(passed=12).status == "PASS"
+
+
+def test_a_failed_or_broken_test_fails() -> None:
+    assert _pytest_report(passed=11, failed=1, rc=1).status == "FAIL"
+    assert _pytest_report(passed=11, errors=1, rc=1).status == "FAIL"
+
+
+def test_a_skipped_test_is_not_a_pass_unless_it_is_allowed() -> None:
+    report = _pytest_report(passed=11, skipped=1)
+    assert report.status == "SKIPPED"
+    assert "test_cuda" in verdict(report, "tests").message
+    assert _pytest_report(passed=11, skipped=1, allow_skipped=True).status == "PASS"
+
+
+def test_exit_code_0_with_every_test_skipped_is_not_a_pass() -> None:
+    assert _pytest_report(skipped=3).status == "SKIPPED"
+    assert _pytest_report(skipped=3, allow_skipped=True).status == "SKIPPED"
+    assert _pytest_report().status == "FAIL"
+
+
+def test_no_test_report_is_inconclusive() -> None:
+    book = runbook({"id": "sanity", "kind": "pytest", "targets": ["nsa.parity"]})
+    runs = [run_record("sanity", kind="pytest", found=result(without=["loss"]), steps=None)]
+    assert judge_all(validation(book, {"sanity": runs}))["sanity"].status == "INCONCLUSIVE"
+
+
+def test_a_command_passes_by_its_exit_code() -> None:
+    book = runbook({"id": "hello", "kind": "command", "run": "true"})
+    for rc, status in ((0, "PASS"), (1, "FAIL")):
+        ended = outcome("hello/r1", rc=rc)
+        runs = [run_record("hello", kind="command", found=None, steps=None, ended=ended)]
+        assert judge_all(validation(book, {"hello": runs}))["hello"].status == status
