@@ -15,6 +15,7 @@ from validator.execute.capture import LogCap, compact, logs_below
 from validator.execute.dump import Evidence, last_stacks, relative, save_evidence
 from validator.execute.gpu import Gpus
 from validator.execute.guardian import Guardian
+from validator.execute.halt import HALT_FILE, write_halt
 from validator.execute.journal import Journal
 from validator.execute.launch import Launch, prepare, start
 from validator.execute.monitor import Look, Monitor
@@ -29,8 +30,6 @@ from validator.model.units import format_duration
 
 __all__ = ["AttemptRequest", "Ended", "run_attempt"]
 
-HALT_FILE = ".HALT"
-ANOMALY_FILE = ".anomaly_type"
 _GPU_SLACK_MIB = 64.0
 
 
@@ -186,7 +185,7 @@ def _end(running: _Running, ending: _Ending | None) -> Stopped:
     if ending.evidence and not urgent():
         running.bundle = _save_evidence(running, ending)
     if ending.code is not None:
-        _write_halt(running.launch.out, ending)
+        write_halt(running.launch.out, code=ending.code, why=ending.detail)
         if ending.reason == "halted":
             await_exit(running.process, within_s=grace.halt_s, urgent=urgent)
     if ending.reason == "stalled":
@@ -294,15 +293,6 @@ def _save_evidence(running: _Running, ending: _Ending) -> tuple[Path, ...]:
         stacks_s=running.request.grace.stacks_s,
     )
     return save_evidence(evidence, running.tree)
-
-
-def _write_halt(out: Path, ending: _Ending) -> None:
-    """Tell the trainer to stop, and whoever looks later why."""
-    with suppress(OSError):
-        if ending.code is not None and not (out / ANOMALY_FILE).exists():
-            (out / ANOMALY_FILE).write_text(ending.code + "\n", encoding="utf-8")
-    with suppress(OSError):
-        (out / HALT_FILE).write_text(ending.detail + "\n", encoding="utf-8")
 
 
 def _show(running: _Running, look: Look) -> None:

@@ -6,6 +6,7 @@ The first request asks for an orderly stop of the present run, the second for an
 from __future__ import annotations
 
 import os
+import select
 import signal
 import threading
 from collections.abc import Iterator
@@ -47,6 +48,12 @@ class CancelToken:
     def fileno(self) -> int:
         """A file descriptor that becomes readable at each request."""
         return self._read_fd
+
+    def wait(self, timeout_s: float) -> bool:
+        """Sleep up to `timeout_s`; returns at once, and True, when a stop was or is requested."""
+        if not self.requested:
+            select.select([self._read_fd], [], [], timeout_s)
+        return self.requested
 
     def drain(self) -> None:
         """Forget the wake-up, not the request, so that the next wait sleeps again."""
