@@ -44,6 +44,7 @@ def run_view(run: RunReport, *, phase: str) -> RunView:
         attempts=_attempts(outcome),
         irregularities=tuple(clean(text) for text in run.irregularities),
         links=_links(run, outcome),
+        folder=link(run.out.rstrip("/") + "/") if run.out else None,
     )
 
 

@@ -19,14 +19,18 @@ from validator.report.specs import Band, Bound, Line, interval_spec, lines_spec,
 from validator.report.svg import ChartError, draw
 from validator.report.view import ChartData, ChartSeries, RunCharts
 
-__all__ = ["Figure", "phase_figures"]
+__all__ = ["Figure", "all_figures", "phase_figures"]
 
 MAX_LINES = 24
 """Runs drawn in one chart; more would hide each other. The table has them all."""
 
 MAX_RANKS = 64
 _BINS = 12
-_POINTS_PER_CHART = 1800
+MAX_POINTS = 1800
+"""Points in one chart, shared by its lines."""
+
+_ALL_POINTS = 48_000
+"""Points in all charts of a page, so that a report of many phases stays small."""
 
 
 @dataclass(frozen=True)
@@ -63,23 +67,36 @@ _TOPICS = (
 )
 
 
-def phase_figures(phase: PhaseReport, charts: ChartData) -> tuple[Figure, ...]:
-    """The figures of one phase, in the order of the report: over time, ranks, arms."""
+def all_figures(phases: Sequence[PhaseReport], charts: ChartData) -> tuple[tuple[Figure, ...], ...]:
+    """The figures of each phase. The more charts a page has, the fewer points each gets."""
+    drawn = sum(any(run.id in charts.runs for run in phase.runs) for phase in phases)
+    points = min(MAX_POINTS, _ALL_POINTS // max(1, drawn * len(_TOPICS)))
+    return tuple(phase_figures(phase, charts, points=points) for phase in phases)
+
+
+def phase_figures(phase: PhaseReport, charts: ChartData, *, points: int = MAX_POINTS) -> tuple[Figure, ...]:
+    """The figures of one phase, in the order of the report: over time, arms, the rest over time, ranks."""
     runs = [(run, charts.runs[run.id]) for run in phase.runs if run.id in charts.runs]
-    figures = [figure for topic in _TOPICS for figure in _over_steps(phase, runs, topic)]
+    figures = [figure for topic in _TOPICS for figure in _over_steps(phase, runs, topic, points)]
     figures += _ranks(phase, runs)
     return tuple(figures[:1] + _arms(phase) + figures[1:])
 
 
-def _over_steps(phase: PhaseReport, runs: Sequence[tuple[RunReport, RunCharts]], topic: _Topic) -> Iterator[Figure]:
+def _over_steps(
+    phase: PhaseReport, runs: Sequence[tuple[RunReport, RunCharts]], topic: _Topic, points: int
+) -> Iterator[Figure]:
     present = [name for name in topic.metrics if any(name in drawn.series for _, drawn in runs)]
     if not present:
         return
-    metrics = present if topic.together else present[:1]
+    several_arms = len({run.arm for run, _ in runs}) > 1
+    metrics = present if topic.together and not several_arms else present[:1]
     chosen = [(run, drawn.series[name]) for name in metrics for run, drawn in runs if name in drawn.series]
     shown = chosen[:MAX_LINES]
     lines = [
-        Line(_label(run, series, several=len(metrics) > 1), _thinner(series, _POINTS_PER_CHART // len(shown)))
+        Line(
+            series.metric if len(metrics) > 1 else one_line(run.arm or "run", limit=40),
+            _thinner(series, points // len(shown)),
+        )
         for run, series in shown
     ]
     spec = lines_spec(
@@ -123,12 +140,6 @@ def _figure(
 def _measure(metric: str, unit: str) -> str:
     """What the value axis shows: `toks_per_s, tok/s`."""
     return ", ".join(part for part in (one_line(metric, limit=80), one_line(unit, limit=20)) if part)
-
-
-def _label(run: RunReport, series: ChartSeries, *, several: bool) -> str:
-    """Repeats of an arm share a label, so that they share a color."""
-    name = one_line(run.arm or "run", limit=40)
-    return f"{name}: {series.metric}" if several and run.arm else series.metric if several else name
 
 
 def _thinner(series: ChartSeries, points: int) -> ChartSeries:
@@ -293,7 +304,7 @@ def _arms(phase: PhaseReport) -> list[Figure]:
     )
     summary = (
         f"{one_line(compared.metric)} of each arm: dot and line are the mean of the runs and its 95 % interval over "
-        f"runs, short marks the runs themselves. {one_line(compared.message)}"
+        f"runs, short marks the runs themselves, a star the arm to use. {one_line(compared.message)}"
     )
     table = Table("Arms", columns, rows, frozenset(columns[1:]))
     spec = interval_spec(compared, chosen=compared.recommended)

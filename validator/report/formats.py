@@ -60,7 +60,8 @@ def shorten(text: str, *, limit: int) -> str:
 def format_number(value: float | None) -> str:
     """At most four significant digits, thousands separated: `847`, `12,345`, `0.9713`, `3.2e-5`; `–` for None.
 
-    Whole numbers below a billion are shown in full, so that steps and counts are never rounded.
+    Whole numbers below a billion are shown in full, so that steps and counts are never rounded; a value that was
+    given with fewer digits gets no zeros added.
     """
     if value is None:
         return "–"
@@ -72,8 +73,8 @@ def format_number(value: float | None) -> str:
     if size >= 1e9 or size < 1e-4:
         return _minus(re.sub(r"\.?0*e([+-])0*", r"e\1", f"{value:.3e}"))
     digits = max(0, 3 - math.floor(math.log10(size)))
-    text = f"{value:,.{digits}f}"
-    return _minus(text.rstrip("0").rstrip(".") if "." in text else text)
+    written = repr(size).partition(".")[2]
+    return _minus(f"{value:,.{min(digits, len(written)) if 'e' not in written else digits}f}")
 
 
 def _minus(text: str) -> str:
@@ -125,7 +126,8 @@ def format_percent(share: float | None) -> str:
     if share is None or not math.isfinite(share):
         return format_number(share)
     percent = share * 100
-    digits = 0 if abs(percent) >= 100 else 1 if abs(percent) >= 10 else 2 if abs(percent) >= 0.1 else 3
+    size = abs(percent)
+    digits = 0 if size >= 100 else 1 if size >= 10 else 2 if size >= 0.1 else 3
     return _minus(f"{percent:,.{digits}f}") + NO_BREAK + "%"
 
 

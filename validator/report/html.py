@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import validator
-from validator.model.verdict import ValidationReport
+from validator.model.verdict import Status, ValidationReport
 from validator.report.build import build_page
-from validator.report.charts import phase_figures
+from validator.report.charts import Figure, all_figures
+from validator.report.page import Page, RunView
 from validator.report.palette import chart_css
 from validator.report.parts import status_view
 from validator.report.view import ChartData
@@ -26,24 +29,75 @@ if TYPE_CHECKING:
 __all__ = ["render_html", "templates_dir"]
 
 
+_EXPLAINED: tuple[Status, ...] = ("PASS", "FAIL", "INCONCLUSIVE", "SKIPPED", "NOT_RUN")
+
+MAX_BYTES = 1_500_000
+"""A report is mailed, attached and opened on phones."""
+
+MAX_DRAWN = 800_000
+"""Bytes of all drawings together."""
+
+
 def render_html(report: ValidationReport, charts: ChartData) -> str:
-    """The whole page. `charts` may be empty; then the page has no charts and the chart renderer is not loaded."""
+    """The whole page. `charts` may be empty; then the page has no charts and the chart renderer is not loaded.
+
+    A page above `MAX_BYTES` is written again with fewer details: first those of repeats that ended well, then those of
+    every run that did. What is left out is said, and is in result.json.
+    """
     page = build_page(report)
-    figures = {phase.id: phase_figures(phase, charts) for phase in report.phases}
+    figures = _within(all_figures(report.phases, charts), limit=MAX_DRAWN)
+    html = _render(page, figures)
+    for keep in (_first_or_bad, _bad):
+        if len(html.encode(errors="replace")) <= MAX_BYTES:
+            break
+        html = _render(_with_details_of(page, keep), figures)
+    return html
+
+
+def _render(page: Page, figures: Sequence[Sequence[Figure]]) -> str:
     style, script = _style(), _text("report.js")
     return (
         _environment()
         .get_template("report.html.j2")
         .render(
             page=page,
-            figures=[figures[phase.id] for phase in report.phases],
-            statuses=[status_view(s) for s in ("PASS", "FAIL", "INCONCLUSIVE", "SKIPPED", "NOT_RUN", "RUNNING")],
+            figures=figures,
+            statuses=[status_view(s) for s in _EXPLAINED],
             style=style,
             script=script,
             style_hash=_hash(style),
             script_hash=_hash(script),
         )
     )
+
+
+def _within(figures: Sequence[Sequence[Figure]], *, limit: int) -> list[list[Figure]]:
+    """The figures with drawings of at most `limit` bytes in all: every phase's first, then every second, and so on."""
+    order = sorted((rank, phase) for phase, found in enumerate(figures) for rank in range(len(found)))
+    kept = [list(found) for found in figures]
+    for rank, phase in order:
+        figure = kept[phase][rank]
+        limit -= len(figure.svg)
+        if limit < 0 and figure.svg:
+            note = "Not drawn, to keep the report small; the table below stands for it."
+            kept[phase][rank] = replace(figure, svg="", note=f"{figure.note} {note}".strip())
+    return kept
+
+
+def _first_or_bad(run: RunView) -> bool:
+    return run.summary.repeat == "1" or _bad(run)
+
+
+def _bad(run: RunView) -> bool:
+    return run.summary.tone != "good" or bool(run.irregularities) or bool(run.config.differing)
+
+
+def _with_details_of(page: Page, keep: Callable[[RunView], bool]) -> Page:
+    """The page with the details of some runs only."""
+    phases = (
+        replace(phase, runs=tuple(replace(run, detailed=keep(run)) for run in phase.runs)) for phase in page.phases
+    )
+    return replace(page, phases=tuple(phases))
 
 
 def templates_dir() -> Path:

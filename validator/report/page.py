@@ -217,7 +217,7 @@ class RunSummaryRow:
 
 @dataclass(frozen=True)
 class RunView:
-    """One run in full."""
+    """One run in full; `detailed` is false where only its line in the table of runs is shown."""
 
     id: str
     anchor: str
@@ -231,6 +231,8 @@ class RunView:
     attempts: Table | None
     irregularities: tuple[str, ...]
     links: tuple[Fact, ...]
+    folder: str | None
+    detailed: bool = True
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ def lines_spec(
         )
     if band is not None:
         layers += _band_layers(band, y)
-    layers.append(_line_layer(lines, labels, y))
+    layers.append(_line_layer(lines, labels, y, wide=wide))
     bad = [step for line in lines for step in line.series.non_finite_steps]
     if bad:
         layers.append(
@@ -90,15 +90,25 @@ def lines_spec(
     return _figure({"layer": layers}, width=WIDE if wide else NARROW, height=HEIGHT)
 
 
-def _line_layer(lines: Sequence[Line], labels: Sequence[str], y: Spec) -> Spec:
+def _line_layer(lines: Sequence[Line], labels: Sequence[str], y: Spec, *, wide: bool) -> Spec:
     values = [
         {"step": step, "value": value, "line": line.label, "run": index}
         for index, line in enumerate(lines)
         for step, value in zip(line.series.steps, line.series.values, strict=True)
     ]
     lone = all(len(line.series.steps) == 1 for line in lines)
+    columns = max(1, (WIDE if wide else NARROW) // (45 + 7 * max(len(label) for label in labels)))
     legend: Spec | None = (
-        {"orient": "top", "title": None, "symbolType": "stroke", "columnPadding": 30} if len(labels) > 1 else None
+        {
+            "orient": "top",
+            "title": None,
+            "symbolType": "stroke",
+            "columnPadding": 30,
+            "columns": columns,
+            "labelLimit": 300,
+        }
+        if len(labels) > 1
+        else None
     )
     colors = [_LIGHT[SERIES[index % len(SERIES)]] for index in range(len(labels))]
     dashes = [list(DASHES[index % len(DASHES)]) for index in range(len(labels))]
@@ -111,7 +121,11 @@ def _line_layer(lines: Sequence[Line], labels: Sequence[str], y: Spec) -> Spec:
     if not lone:
         scale = {"domain": labels, "range": dashes}
         encoding["strokeDash"] = {"field": "line", "type": "nominal", "scale": scale, "legend": legend}
-    mark = {"type": "point", "filled": True} if lone else {"type": "line", "strokeWidth": 1.4, "clip": True}
+    mark = (
+        {"type": "point", "filled": True}
+        if lone
+        else {"type": "line", "strokeWidth": 1.4 if len(lines) <= 4 else 1, "clip": True}
+    )
     return {"data": {"values": values}, "mark": mark, "encoding": encoding}
 
 
@@ -159,7 +173,7 @@ def _bound_layer(bound: Bound, y: Spec) -> Spec:
 
 def interval_spec(comparison: Comparison, *, chosen: str | None) -> Spec:
     """Each arm's mean with its interval over runs, and the runs themselves as small marks."""
-    names = [one_line(arm.arm, limit=24) for arm in comparison.arms]
+    names = [("★ " if arm.arm == chosen else "") + one_line(arm.arm, limit=24) for arm in comparison.arms]
     arms = [
         {"arm": name, "mean": arm.mean, "low": arm.ci_low, "high": arm.ci_high, "chosen": arm.arm == chosen}
         for name, arm in zip(names, comparison.arms, strict=True)

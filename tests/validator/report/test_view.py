@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from validator.model.measure import SourceFile
+from validator.model.result import Result, Series
+from validator.report.view import MAX_POINTS, chart_data
+
+SOURCE = SourceFile(path="runs/baseline/r1/training.csv", sha256="0" * 64, bytes=1)
+
+
+def series(name: str, values: object, *, rank: int = 0) -> Series:
+    array = np.asarray(values, dtype=np.float64)
+    return Series(name, "s", np.arange(1, len(array) + 1, dtype=np.int64), array, SOURCE, rank)
+
+
+def result(*found: Series, ranks: dict[int, dict[str, Series]] | None = None) -> Result:
+    return Result(
+        run="baseline/r1",
+        series={s.name: s for s in found},
+        rank_series=ranks or {},
+        scalars={},
+        requested=None,
+        effective=None,
+        environment=None,
+        irregularities=(),
+        sources=(),
+    )
+
+
+def test_short_series_are_kept_whole() -> None:
+    drawn = chart_data([result(series("loss", [3.0, 2.0, 1.0]))]).runs["baseline/r1"].series["loss"]
+    assert drawn.steps == (1, 2, 3)
+    assert drawn.values == (3.0, 2.0, 1.0)
+    assert drawn.source == SOURCE.path
+    assert all(type(step) is int for step in drawn.steps)
+
+
+def test_thinning_keeps_every_spike_and_both_ends() -> None:
+    values = np.sin(np.arange(50_000) / 500)
+    values[12_345], values[40_001] = 9.0, -9.0
+    drawn = chart_data([result(series("loss", values))]).runs["baseline/r1"].series["loss"]
+    assert len(drawn.values) <= MAX_POINTS + 2
+    assert drawn.n == 50_000
+    assert max(drawn.values) == 9.0
+    assert min(drawn.values) == -9.0
+    assert (drawn.steps[0], drawn.steps[-1]) == (1, 50_000)
+    assert list(drawn.steps) == sorted(drawn.steps)
+
+
+def test_nan_is_not_drawn_but_named() -> None:
+    values = [1.0, np.nan, 2.0, np.inf] + [1.0] * 10
+    drawn = chart_data([result(series("loss", values))]).runs["baseline/r1"].series["loss"]
+    assert drawn.non_finite == 2
+    assert drawn.non_finite_steps == (2, 4)
+    assert len(drawn.values) == 12
+
+
+def test_a_series_of_nothing_but_nan_and_an_empty_one() -> None:
+    drawn = chart_data([result(series("loss", [np.nan]), series("lr", []))]).runs["baseline/r1"].series
+    assert drawn["loss"].values == ()
+    assert drawn["loss"].non_finite == 1
+    assert "lr" not in drawn
+
+
+def test_ranks_are_compared_after_warm_up_by_their_own_work() -> None:
+    ranks = {
+        rank: {
+            "compute_time_s": series("compute_time_s", [9.0] * 10 + [1.0 + rank] * 90, rank=rank),
+            "step_time_s": series("step_time_s", [5.0] * 100, rank=rank),
+        }
+        for rank in (1, 0)
+    }
+    spread = chart_data([result(ranks=ranks)], warmup_end={"baseline/r1": 10}).runs["baseline/r1"].ranks
+    assert [(row.rank, row.metric, row.p50, row.n) for row in spread] == [
+        (0, "compute_time_s", 1.0, 90),
+        (1, "compute_time_s", 2.0, 90),
+    ]
+
+
+def test_one_rank_has_no_spread() -> None:
+    ranks = {0: {"step_time_s": series("step_time_s", [1.0] * 5)}}
+    assert chart_data([result(ranks=ranks)]).runs["baseline/r1"].ranks == ()
+
+
+def test_forty_long_runs_are_thinned_quickly() -> None:
+    values = np.random.default_rng(0).normal(size=50_000)
+    runs = [result(series("loss", values), series("toks_per_s", values)) for _ in range(40)]
+    began = time.process_time()
+    chart_data(runs)
+    assert time.process_time() - began < 5
