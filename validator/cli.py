@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 # Scanning every installed distribution for pydantic plugins costs a tenth of a second and finds none of ours.
 os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
@@ -16,6 +17,9 @@ os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
 import typer
 
 import validator
+
+if TYPE_CHECKING:
+    from validator.runbook import LoadedRunbook, Problem
 
 __all__ = ["app", "main"]
 
@@ -69,7 +73,7 @@ def _reported(*, as_json: bool = False) -> Iterator[None]:
     try:
         yield
     except RunbookError as error:
-        problems = [problem.as_dict() for problem in error.problems]
+        problems = [dataclasses.asdict(problem) for problem in error.problems]
         raise _fail(str(error), USAGE, as_json=as_json, problems=problems) from None
     except FolderError as error:
         raise _fail(str(error), USAGE, as_json=as_json) from None
@@ -100,7 +104,9 @@ def run(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and start nothing.")] = False,
     as_json: AsJson = False,
     fail_fast: Annotated[bool, typer.Option("--fail-fast", help="Stop after the first phase that fails.")] = False,
-    no_lock: Annotated[bool, typer.Option("--no-lock", help="Run although another validation uses the machine.")] = False,
+    no_lock: Annotated[
+        bool, typer.Option("--no-lock", help="Run although another validation uses the machine.")
+    ] = False,
 ) -> None:
     """Run a runbook to a decision and write its report."""
     if dry_run:
@@ -134,16 +140,17 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Read runbooks and report every mistake with its place and its fix."""
-    from validator.runbook import RunbookError, load
+    from validator.runbook import RunbookError, find, load
 
-    problems, good = [], []
+    problems: list[Problem] = []
+    good: list[LoadedRunbook] = []
     for name in runbooks:
         try:
-            good.append(load(name, overrides=tuple(set_ or ())))
+            good.append(load(find(name), overrides=tuple(set_ or ())))
         except RunbookError as error:
             problems.extend(error.problems)
     if as_json:
-        _print_json({"ok": not problems, "problems": [problem.as_dict() for problem in problems]})
+        _print_json({"ok": not problems, "problems": [dataclasses.asdict(problem) for problem in problems]})
     else:
         for loaded in good:
             typer.echo(f"{loaded.path}: ok, {len(loaded.runbook.phases)} phases")
@@ -184,7 +191,7 @@ def list_(as_json: AsJson = False) -> None:
 
     found = available()
     if as_json:
-        _print_json([info.as_dict() for info in found])
+        _print_json([dataclasses.asdict(info) for info in found])
     else:
         from validator.report import terminal
 

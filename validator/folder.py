@@ -107,7 +107,9 @@ class RunFolder:
             text = header.model_dump_json(by_alias=True, indent=2)
             (root / "run.json").write_text(text + "\n", encoding="utf-8")
         except OSError as error:
-            raise FolderError(f"the run folder {root} cannot be written: {error.strerror}; choose another with --out") from error
+            raise FolderError(
+                f"the run folder {root} cannot be written: {error.strerror}; choose another with --out"
+            ) from error
         return cls(root=root, header=header)
 
     @classmethod
@@ -119,12 +121,16 @@ class RunFolder:
         """
         header = path / "run.json"
         if not header.is_file():
-            raise FolderError(f"{path} is not a run folder: it has no run.json; give a folder that `validator run` made")
+            raise FolderError(
+                f"{path} is not a run folder: it has no run.json; give a folder that `validator run` made"
+            )
         try:
             return cls(root=path.resolve(), header=Header.model_validate_json(header.read_text(encoding="utf-8")))
         except ValueError as error:
             first = str(error).splitlines()[0]
-            raise FolderError(f"{header} cannot be read ({first}); it was damaged or made by another version") from error
+            raise FolderError(
+                f"{header} cannot be read ({first}); it was damaged or made by another version"
+            ) from error
 
     @property
     def journal(self) -> Path:

@@ -46,7 +46,8 @@ from validator.model.settings import (
     watchdog_of,
 )
 
-__all__ = ["PlanError", "make_plan", "plan_phase", "selected"]
+__all__ = ["PlanError", "launch_words",
+    "make_plan", "plan_phase", "selected"]
 
 FLIGHT_RECORDER = {
     "TORCH_FR_BUFFER_SIZE": "2000",
@@ -349,3 +350,16 @@ def _pytest_run(runbook: Runbook, phase: PytestPhase, *, run_dir: Path, python: 
     argv += ["--pyargs", *(fill(word, values) for word in phase.targets)]
     argv += ["-k", phase.keyword] if phase.keyword is not None else []
     return _process_run(runbook, phase, argv, launcher="python", values=values)
+
+
+def launch_words(runbook: Runbook, phase: _Training, spec: RunSpec) -> tuple[str, ...]:
+    """The command that a person would type to train with the settings of `spec`, on and on.
+
+    What only the validation needs is left out: its log folder, and arguments that hold `{steps}` or `{out}`.
+    """
+    declared = args_of(runbook, phase)
+    spelled = {flat_name(key): key for key in declared}
+    ours = {flat_name(key) for key, value in declared.items() if "{steps}" in str(value) or "{out}" in str(value)}
+    arguments = {spelled.get(name, name): value for name, value in spec.requested.items() if name not in ours}
+    launch = ("torchrun", f"--nproc-per-node={spec.nproc}") if spec.nproc else ("python",)
+    return (*launch, *runbook.trainer.command, *_flags(arguments))

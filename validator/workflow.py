@@ -11,7 +11,7 @@ from validator.folder import RunFolder, interpreter
 from validator.model.plan import Plan
 from validator.model.verdict import Finding, RunReport, ValidationReport
 from validator.plan import make_plan
-from validator.runbook import LoadedRunbook, load
+from validator.runbook import LoadedRunbook, find, load
 from validator.stages.phases import begin, run_phase
 from validator.stages.reporting import finish, inspect_directory, rerender
 from validator.stages.session import Unable, locked, open_session, require_hardware
@@ -56,7 +56,7 @@ def execute(request: Request, *, quiet: bool = False) -> Finished:
         RunbookError: when the runbook or an override is wrong; nothing has been started or written.
         Unable: when this machine cannot run it, or another validation holds it.
     """
-    loaded = load(request.runbook, overrides=request.overrides)
+    loaded = load(find(request.runbook), overrides=request.overrides)
     plan = _plan(loaded, only=request.only, skip=request.skip)
     require_hardware(loaded.runbook)
     with locked(loaded.runbook, enabled=request.lock) as lock:
@@ -76,7 +76,7 @@ def preview(
     runbook: str, *, overrides: Sequence[str], only: Sequence[str], skip: Sequence[str]
 ) -> tuple[LoadedRunbook, Plan]:
     """What `execute` would start, without starting it."""
-    loaded = load(runbook, overrides=overrides)
+    loaded = load(find(runbook), overrides=overrides)
     return loaded, _plan(loaded, only=only, skip=skip)
 
 
@@ -127,5 +127,5 @@ def inspect(directory: Path, *, warmup_steps: int) -> Inspection:
 
 
 def _plan(loaded: LoadedRunbook, *, only: Sequence[str], skip: Sequence[str]) -> Plan:
-    """The plan with the run folder, which does not exist yet, left as a placeholder."""
-    return make_plan(loaded.runbook, run_dir=Path("{run_dir}"), python=interpreter(), only=only, skip=skip)
+    """The plan with the run folder, which has no name yet, written as `reports/RUN`."""
+    return make_plan(loaded.runbook, run_dir=Path("reports/RUN"), python=interpreter(), only=only, skip=skip)

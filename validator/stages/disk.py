@@ -56,7 +56,7 @@ def end_of(folder: RunFolder) -> Mapping[str, Any]:
 def _phase(folder: RunFolder, phase: Phase, events: Sequence[Event], *, alive: bool) -> PhaseRecord:
     own = [event for event in events if event.fields.get("phase") == phase.id]
     ended = next((event for event in reversed(own) if event.event == "phase_ended"), None)
-    checks = next((event.fields["checks"] for event in reversed(own) if event.event == "phase_checks"), [])
+    checks: list[Any] = next((event.fields["checks"] for event in reversed(own) if event.event == "phase_checks"), [])
     state, reason = _state(own, ended, alive=alive)
     return PhaseRecord(
         phase=phase,
@@ -96,9 +96,9 @@ def _runs(folder: RunFolder, phase: Phase, events: Sequence[Event]) -> tuple[Run
     records = []
     for spec in specs.values():
         if spec.phase == phase.id:
-            outcome = outcomes.get(spec.id)
-            result = collect_run(spec, run_dir=folder.root, outcome=outcome)
-            records.append(RunRecord(spec=spec, outcome=outcome, result=result))
+            ended = outcomes.get(spec.id)
+            result = collect_run(spec, run_dir=folder.root, outcome=ended)
+            records.append(RunRecord(spec=spec, outcome=ended, result=result))
     return tuple(records)
 
 

@@ -14,7 +14,7 @@ from validator.stages.reporting import judge_latest, refresh
 from validator.stages.session import Session
 
 if TYPE_CHECKING:
-    from validator.model.record import PhaseRecord, RunRecord
+    from validator.model.record import PhaseRecord, PhaseState, RunRecord
 
 __all__ = ["State", "begin", "run_phase"]
 
@@ -40,7 +40,7 @@ def begin(session: Session) -> State:
     from validator.observe import snapshot
 
     session.journal.append("started", run_id=session.folder.header.run_id, plan=session.plan)
-    session.observer.started(session.plan)
+    session.observer.started(session.plan, session.folder.root)
     found = snapshot(session.folder.root, trainer_python=session.folder.header.python)
     session.folder.environment.write_text(json.dumps(found, indent=2, default=str) + "\n", encoding="utf-8")
     session.journal.append("environment", path=session.folder.environment.name)
@@ -109,7 +109,7 @@ def _perform(session: Session, phase: Phase, planned: PhasePlan) -> PhaseRecord:
 
     began = time.monotonic()
     session.journal.append("phase_started", phase=phase.id)
-    session.observer.phase_started(planned)
+    session.observer.phase_started(phase, planned)
     checks = _preflight(session, phase) if isinstance(phase, PreflightPhase) else ()
     runs: list[RunRecord] = []
     for spec in planned.runs:
@@ -118,12 +118,10 @@ def _perform(session: Session, phase: Phase, planned: PhasePlan) -> PhaseRecord:
         runs.append(_run(session, spec))
     interrupted = session.cancel.requested
     duration_s = round(time.monotonic() - began, 3)
-    ended = "interrupted" if interrupted else "done"
+    ended: PhaseState = "interrupted" if interrupted else "done"
     reason = f"the user stopped the validation: {session.cancel.why}" if interrupted else None
     session.journal.append("phase_ended", phase=phase.id, state=ended, reason=reason, duration_s=duration_s)
-    return PhaseRecord(
-        phase=phase, state=ended, runs=tuple(runs), checks=checks, reason=reason, duration_s=duration_s
-    )
+    return PhaseRecord(phase=phase, state=ended, runs=tuple(runs), checks=checks, reason=reason, duration_s=duration_s)
 
 
 def _preflight(session: Session, phase: PreflightPhase) -> tuple[Check, ...]:
@@ -136,6 +134,8 @@ def _preflight(session: Session, phase: PreflightPhase) -> tuple[Check, ...]:
 
 
 def _run(session: Session, spec: RunSpec) -> RunRecord:
+    from validator.observe.redact import redact
+
     from validator.collect import collect_run
     from validator.execute.supervisor import supervise
     from validator.model.record import RunRecord
@@ -147,6 +147,8 @@ def _run(session: Session, spec: RunSpec) -> RunRecord:
         on_progress=session.observer.run_progress,
         cancel=session.cancel,
         token=session.token,
+        guardian=session.guardian,
+        redact=redact,
     )
     return RunRecord(spec, outcome, collect_run(spec, run_dir=session.folder.root, outcome=outcome))
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import validator
 from validator.folder import RunFolder, utc_now
+from validator.model.runbook import SoakPhase, TrainPhase
 from validator.model.verdict import (
     Artifact,
     Decision,
@@ -43,9 +42,7 @@ def judge(record: ValidationRecord) -> tuple[PhaseReport, ...]:
     return tuple(judged.values())
 
 
-def judge_latest(
-    folder: RunFolder, records: Sequence[PhaseRecord], judged: Mapping[str, PhaseReport]
-) -> PhaseReport:
+def judge_latest(folder: RunFolder, records: Sequence[PhaseRecord], judged: Mapping[str, PhaseReport]) -> PhaseReport:
     """Judge the phase that was run last, in the light of those before it."""
     from validator.judge import judge_phase
 
@@ -80,7 +77,7 @@ def _report(
     from validator.judge import decide, recommend
 
     findings = diagnose(record, phases)
-    decision, why = decide(phases, findings)
+    decision, why = decide(phases, findings, pending=_pending(record))
     header = folder.header
     return ValidationReport(
         run_id=header.run_id,
@@ -100,13 +97,33 @@ def _report(
         exit_code=_exit_code(decision, record),
         phases=phases,
         findings=findings,
-        recommended=recommend(record, phases),
+        recommended=recommend(phases, runbook=header.runbook, command=_launch_command(record)),
         environment=dict(record.environment),
-        artifacts=tuple(
-            Artifact(path=path, bytes=size, sha256=digest) for path, size, digest in folder.artifacts()
-        ),
+        artifacts=tuple(Artifact(path=path, bytes=size, sha256=digest) for path, size, digest in folder.artifacts()),
         validator_version=header.validator_version,
     )
+
+
+def _launch_command(record: ValidationRecord) -> str | None:
+    """The command to train with the declared settings: that of the widest train or soak phase that ran last."""
+    import shlex
+
+    from validator.plan import launch_words
+
+    ran = [
+        (run.spec.nproc, place, phase.phase, run.spec)
+        for place, phase in enumerate(record.phases)
+        if isinstance(phase.phase, (TrainPhase, SoakPhase))
+        for run in phase.runs
+    ]
+    if not ran:
+        return None
+    *_, phase, spec = max(ran, key=lambda one: one[:2])
+    return f"source recommended.env && {shlex.join(launch_words(record.runbook, phase, spec))}"
+
+
+def _pending(record: ValidationRecord) -> tuple[str, ...]:
+    return tuple(phase.phase.id for phase in record.phases if phase.state in ("pending", "running"))
 
 
 def _exit_code(decision: Decision, record: ValidationRecord) -> int | None:
@@ -145,9 +162,7 @@ def finish(session: Session, state: State) -> tuple[ValidationReport, ReportPath
 def rerender(folder: RunFolder) -> tuple[ValidationReport, ReportPaths]:
     """Judge a run folder again from what is on disk, and write its reports anew."""
     record, ended = reconstruct(folder), end_of(folder)
-    return render(
-        folder, record, judge(record), finished=ended.get("finished"), duration_s=ended.get("duration_s")
-    )
+    return render(folder, record, judge(record), finished=ended.get("finished"), duration_s=ended.get("duration_s"))
 
 
 def inspect_directory(directory: Path, *, warmup_steps: int) -> tuple[RunReport, tuple[Finding, ...]]:
@@ -157,7 +172,7 @@ def inspect_directory(directory: Path, *, warmup_steps: int) -> tuple[RunReport,
         FolderError: when there is no such folder.
     """
     from validator.diagnose import diagnose_run
-    from validator.judge import measure_run
+    from validator.judge import run_report
 
     record = inspect_record(directory, warmup_steps=warmup_steps)
-    return measure_run(record), diagnose_run(record)
+    return run_report(record), diagnose_run(record)

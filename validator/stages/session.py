@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from validator.folder import RunFolder
 from validator.model.plan import Plan
@@ -18,7 +18,9 @@ from validator.model.runbook import Runbook
 
 if TYPE_CHECKING:
     from validator.execute.cancel import CancelToken
+    from validator.execute.guardian import Guardian
     from validator.execute.journal import Journal
+    from validator.execute.lock import MachineLock
     from validator.report.terminal import Observer
 
 __all__ = ["Session", "Unable", "locked", "open_session", "require_hardware"]
@@ -37,6 +39,7 @@ class Session:
     journal: Journal
     observer: Observer
     cancel: CancelToken
+    guardian: Guardian
     token: str
     fail_fast: bool
     began: float
@@ -55,33 +58,39 @@ def require_hardware(runbook: Runbook) -> None:
 
 
 @contextmanager
-def locked(runbook: Runbook, *, enabled: bool) -> Iterator[Any]:
-    """Hold the machine (its GPUs, or its CPU) for the length of the context, so that two validations never disturb
-    each other's timings. Raises Unable naming the holder."""
-    from validator.execute.lock import LockHeld, hold
+def locked(runbook: Runbook, *, enabled: bool) -> Iterator[MachineLock]:
+    """Hold the machine (its GPUs, or its CPU) for the length of the context, so that no two validations disturb each
+    other's timings. With `enabled` false nothing is held.
 
+    Raises:
+        Unable: naming the holder.
+    """
+    from validator.observe.redact import redact
+
+    from validator.execute.lock import LockHeld, MachineLock, lock_names
+
+    names = lock_names(runbook.hardware.gpus) if enabled else ()
+    lock = MachineLock(names, redact=redact)
     try:
-        with hold(_devices(runbook), enabled=enabled) as lock:
-            yield lock
+        lock.acquire()
     except LockHeld as error:
         raise Unable(str(error)) from error
-
-
-def _devices(runbook: Runbook) -> tuple[str, ...]:
-    if runbook.hardware.gpus == 0:
-        return ("cpu",)
-    from validator.observe import visible_gpus
-
-    return visible_gpus(runbook.hardware.gpus)
+    except OSError as error:
+        raise Unable(f"the machine's lock cannot be taken: {error}; fix it or pass --no-lock") from error
+    try:
+        yield lock
+    finally:
+        lock.release()
 
 
 @contextmanager
 def open_session(folder: RunFolder, *, plan: Plan, quiet: bool, fail_fast: bool) -> Iterator[Session]:
     """Journal, guardian, signals and terminal of one validation, closed in reverse order whatever happens."""
-    from validator.execute.cancel import CancelToken, cancel_on_signals
-    from validator.execute.guardian import guarded
-    from validator.execute.journal import Journal
     from validator.observe.redact import redact
+
+    from validator.execute.cancel import CancelToken, cancel_on_signals
+    from validator.execute.guardian import Guardian
+    from validator.execute.journal import Journal
     from validator.report.terminal import make_observer
 
     token = secrets.token_hex(16)
@@ -89,10 +98,10 @@ def open_session(folder: RunFolder, *, plan: Plan, quiet: bool, fail_fast: bool)
     try:
         with (
             Journal.open(folder.journal, redact=redact) as journal,
-            guarded(token),
+            Guardian.start(token=token, report=folder.root / "guardian.txt") as guardian,
             cancel_on_signals(cancel),
             make_observer(quiet=quiet) as observer,
         ):
-            yield Session(folder, plan, journal, observer, cancel, token, fail_fast, began=time.monotonic())
+            yield Session(folder, plan, journal, observer, cancel, guardian, token, fail_fast, began=time.monotonic())
     finally:
         cancel.close()
