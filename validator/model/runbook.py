@@ -320,7 +320,10 @@ class SweepPhase(TrainingPhase):
             if not re.fullmatch(r"(env|args)\.[A-Za-z_][A-Za-z0-9_-]*", key):
                 raise ValueError(f"over has {key!r}; write env.{key.split('.')[-1]} or args.{key.split('.')[-1]}")
             if len(values) < 2 or len({str(v) for v in values}) != len(values):
-                raise ValueError(f"over.{key} needs at least two different values, got {list(values)}")
+                raise ValueError(
+                    f"over.{key} needs at least two different values, got {list(values)}; "
+                    f"write over: {{{key}: [value, value]}}"
+                )
         return value
 
 

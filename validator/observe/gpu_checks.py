@@ -291,7 +291,9 @@ def _pcie(gpus: Sequence[GpuFacts]) -> Check:
     )
     message = "Every link has its full width; the generation is read idle and rises under load."
     if narrow:
-        message = f"{_listed(narrow)} has fewer PCIe lanes than it could have; read it again under load, then reseat the card."
+        message = (
+            f"{_listed(narrow)} has fewer PCIe lanes than it could have; read it under load, then reseat the card."
+        )
     return check(
         "gpu_pcie",
         "PCIe link",

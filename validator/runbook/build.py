@@ -7,6 +7,7 @@ returned to be run: `load` raises.
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -86,8 +87,10 @@ def _repair_all(built: Built, error: ValidationError, damaged: set[int]) -> bool
     for item, path, missing in items:
         if item["type"] == "too_short" and any(len(p) > len(path) and p[: len(path)] == path for _, p, _ in items):
             continue  # pydantic counts sound entries only, so a list of one bad entry is "too short" besides
+        unknown = [str(p[-1]) for other, p, _ in items if other["type"] == "extra_forbidden" and p[:-1] == path]
         node = node_at(built.root, path)
         follow_up = node is not None and id(node) in damaged and item["type"] in ("missing", "too_short", "value_error")
+        follow_up |= bool(missing and difflib.get_close_matches(missing, unknown, n=1, cutoff=0.7))  # misspelled
         if not follow_up:
             problem = translate(built.root, item)
             if not any(_identity(known) == _identity(problem) for known in built.problems):
@@ -113,13 +116,13 @@ def _repair(built: Built, path: Path, missing: str | None, kind: str, damaged: s
     if node is None:
         return False
     if missing is not None:
-        return _supply(built, path, node, missing)
+        return _supply(built, path, node, missing, damaged)
     if kind in ("union_tag_invalid", "union_tag_not_found"):
-        return _repair_kind(built, path, node)
+        return _repair_kind(built, path, node, damaged)
     return _remove(built, path, damaged)
 
 
-def _supply(built: Built, path: Path, node: Node, key: str) -> bool:
+def _supply(built: Built, path: Path, node: Node, key: str, damaged: set[int]) -> bool:
     """Give a required key a stand-in, so that the rest of its phase can be checked."""
     built.touched.add((*path, key))
     if not isinstance(node.value, dict):
@@ -130,7 +133,7 @@ def _supply(built: Built, path: Path, node: Node, key: str) -> bool:
     if key in _STAND_INS:
         node.value[key] = _grow(_STAND_INS[key], node.mark)
         return True
-    return _remove(built, path, set()) if path else False
+    return _remove(built, path, damaged) if path else False
 
 
 def _grow(value: Any, mark: Mark) -> Node:
@@ -142,14 +145,14 @@ def _grow(value: Any, mark: Mark) -> Node:
     return Node(value, mark)
 
 
-def _repair_kind(built: Built, path: Path, node: Node) -> bool:
+def _repair_kind(built: Built, path: Path, node: Node, damaged: set[int]) -> bool:
     kind = node.value.get("kind") if isinstance(node.value, dict) else None
     if kind is not None:
         guess = nearest(str(kind.value), PHASE_MODELS, otherwise="").removeprefix("did you mean ").rstrip("?")
         if guess:
             kind.value = guess
             return True
-    return _remove(built, path, set())
+    return _remove(built, path, damaged)
 
 
 def _remove(built: Built, path: Path, damaged: set[int]) -> bool:

@@ -108,7 +108,7 @@ def _sentence(kind: str, error: Mapping[str, Any], *, field: str, path: Path, va
         phrase, key = bound
         limit = error.get("ctx", {}).get(key)
         return f"{field} is {shown(value)}; it must be {phrase} {limit}", f"write a value {phrase} {limit}"
-    return _wrong_type(kind, error, field=field, name=name, value=value)
+    return _wrong_type(kind, error, field=field, path=path, value=value)
 
 
 _BOUNDS = {
@@ -173,10 +173,11 @@ def _numeric_fix(name: str, example: str) -> str:
     return f"write {_EXAMPLES[name]}" if name in _EXAMPLES else f"write {name}: {example}, without quotes"
 
 
-def _wrong_type(kind: str, error: Mapping[str, Any], *, field: str, name: str, value: Any) -> tuple[str, str]:
+def _wrong_type(kind: str, error: Mapping[str, Any], *, field: str, path: Path, value: Any) -> tuple[str, str]:
+    name = _field_name(path)
+    if path[-1:] == ("run",):
+        return f"{field} is {shown(value)}; it must be a shell line or a list of words", _example("run")
     if len(error["loc"]) > 1 and error["loc"][-1] in _UNION_LABELS:
-        if name == "run":
-            return f"{field} is {shown(value)}; it must be a shell line or a list of words", _example("run")
         if value is None:
             return (
                 f"{field} is empty; it must be text, a number, true or false",
