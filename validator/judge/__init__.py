@@ -1,0 +1,9 @@
+"""Judgement: from what was collected to statistics, verdicts and the decision. Nothing here reads a file."""
+
+from __future__ import annotations
+
+from validator.judge.decision import decide, exit_code, recommend
+from validator.judge.measure import RunMeasurement, measure
+from validator.judge.phase import judge_phase, run_report
+
+__all__ = ["RunMeasurement", "decide", "exit_code", "judge_phase", "measure", "recommend", "run_report"]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from validator.judge.autocorrelation import MAX_LAG1, effective_size, is_constant, lag1
+from validator.judge.autocorrelation import effective_size, is_constant, lag1, with_caution
 from validator.judge.estimate import MIN_EFFECTIVE, REPLICATES, Estimate
 from validator.model.measure import ScalarValue
 
@@ -51,7 +51,7 @@ def rate_drift(rate: Windowed | None, *, seed: str) -> DerivedScalar | None:
     drift_pct = 100.0 * (means[-1] / means[0] - 1.0)
     n = len(residuals)
     phi = lag1(residuals, fitted=3)
-    phi = min(phi + math.sqrt((1.0 - phi**2) / n), MAX_LAG1)
+    phi = with_caution(phi, n)
     effective = effective_size(n, phi)
     note = "last third of the window against its first"
     if is_constant(1.0 + residuals):

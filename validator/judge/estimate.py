@@ -41,8 +41,13 @@ LEVEL = 0.95
 REPLICATES = 4000
 """Replicates of an estimate: the 2.5 % point of a t distribution with 3 degrees of freedom is then good to 4 %."""
 
-MIN_EFFECTIVE = 8.0
-"""Effective sample size below which no interval of a mean is stated: calibration shows it could not be trusted."""
+MIN_EFFECTIVE = 2.0
+"""Effective sample size below which no interval of a mean is stated: Student's t then has no degree of freedom left.
+
+A higher limit does harm: it lets through only the runs whose autocorrelation was underestimated."""
+
+MIN_VALUES = 8
+"""Values below which neither a spread nor an autocorrelation can be estimated."""
 
 MIN_REPEATS = 4
 """Runs from which their variation is measured rather than assumed."""
@@ -145,11 +150,11 @@ def _effective(values: Floats, what: str) -> tuple[float, float]:
     n = len(values)
     phi = cautious_lag1(values)
     effective = effective_size(n, phi)
-    if effective < MIN_EFFECTIVE:
-        wanted = math.ceil(1.2 * MIN_EFFECTIVE * (1 + phi) / (1 - phi))
+    if n < MIN_VALUES or effective < MIN_EFFECTIVE:
+        wanted = math.ceil(4 * MIN_EFFECTIVE * (1 + phi) / (1 - phi))
         raise TooFewSamples(
             f"too few samples of {what}: {n} rows with autocorrelation {phi:.2f} count as {effective:.0f} independent "
-            f"ones, {MIN_EFFECTIVE:.0f} are needed; about {wanted} rows in the window would do"
+            f"ones; about {wanted} rows in the window would do"
         )
     return phi, effective
 
@@ -227,7 +232,7 @@ def bootstrap_quantile(values: Floats, q: float, *, seed: str, what: str = "the 
     tail = max(q, 1 - q)
     # The two-sided interval loses 2.5 % on the near side; the rest of 10 % may be lost beyond the extreme value.
     if effective < MIN_EFFECTIVE or tail**effective > 0.075:
-        wanted = math.ceil(max(math.log(0.06) / math.log(tail), 1.2 * MIN_EFFECTIVE) * (1 + phi) / (1 - phi))
+        wanted = math.ceil(max(math.log(0.06) / math.log(tail), 4 * MIN_EFFECTIVE) * (1 + phi) / (1 - phi))
         raise TooFewSamples(
             f"too few samples of {what} for its {100 * q:g}th percentile: {n} rows with autocorrelation {phi:.2f} "
             f"count as {effective:.0f} independent ones; about {wanted} rows in the window would do"

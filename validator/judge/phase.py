@@ -16,7 +16,7 @@ from validator.model.record import PhaseRecord, RunRecord, ValidationRecord
 from validator.model.runbook import TrainPhase
 from validator.model.verdict import Check, Comparison, PhaseReport, RunReport, Status, Verdict
 
-__all__ = ["judge_phase"]
+__all__ = ["judge_phase", "run_report"]
 
 _WORST: tuple[Status, ...] = ("FAIL", "INCONCLUSIVE", "RUNNING", "NOT_RUN", "SKIPPED")
 
@@ -51,7 +51,7 @@ def judge_phase(record: PhaseRecord, *, validation: ValidationRecord, judged: Ma
         message=message,
         criteria=criteria,
         checks=record.checks,
-        runs=tuple(_run_report(run) for run in record.runs),
+        runs=tuple(run_report(run) for run in record.runs),
         comparison=comparison,
         scalars=_phase_scalars(data),
         duration_s=record.duration_s,
@@ -156,7 +156,8 @@ def _phase_scalars(data: PhaseData) -> dict[str, ScalarValue]:
     return {"scaling.efficiency": value}
 
 
-def _run_report(run: RunRecord) -> RunReport:
+def run_report(run: RunRecord) -> RunReport:
+    """One run as it stands in result.json and in `inspect`: what was asked for, how it ended, what was measured."""
     measurement, result = measured(run), run.result
     return RunReport(
         id=run.spec.id,

@@ -58,7 +58,7 @@ def test_autocorrelation_widens_the_interval_as_theory_says() -> None:
     assert _width(bootstrap_mean(values, np.ones(n), seed="r")) / naive == pytest.approx(3.0, rel=0.2)
 
 
-@pytest.mark.parametrize(("phi", "n"), [(0.0, 50), (0.5, 100), (0.8, 280)])
+@pytest.mark.parametrize(("phi", "n"), [(0.0, 30), (0.5, 50), (0.8, 50), (0.8, 280)])
 def test_stated_intervals_cover_the_truth(phi: float, n: int) -> None:
     """At least 90 % of stated intervals hold the true mean; a refusal is not a miss."""
     stated = covered = 0
@@ -69,12 +69,12 @@ def test_stated_intervals_cover_the_truth(phi: float, n: int) -> None:
             continue
         stated += 1
         covered += low <= 1.0 <= high
-    assert stated >= 150
+    assert stated >= 120
     assert covered / stated >= 0.9
 
 
 def test_a_short_autocorrelated_window_is_refused_with_what_would_do() -> None:
-    refused = [problem for seed in range(50) if (problem := _refusal(ar1(50, phi=0.8, seed=seed))) is not None]
+    refused = [problem for seed in range(50) if (problem := _refusal(ar1(30, phi=0.95, seed=seed))) is not None]
     assert len(refused) >= 40
     assert all("of toks_per_s" in problem and "rows in the window would do" in problem for problem in refused)
 
