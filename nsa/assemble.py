@@ -16,6 +16,7 @@ from torch import nn
 from nsa.config import Config, flatten
 from nsa.data import BatchLoader, Sources, Tokenizer, open_sources, open_tokenizer
 from nsa.effective import Effective, settle_config
+from nsa.instruments import Instruments
 from nsa.model import LanguageModel, model_flops_per_token
 from nsa.optim import build_optimizer
 from nsa.parallel import ReduceHook, World, close_world, open_world, wrap_ddp
@@ -45,6 +46,7 @@ class Run:
     heartbeat: Heartbeat
     signals: SignalDesk
     recorder: Recorder
+    instruments: Instruments
     start_step: int
 
     @property
@@ -89,6 +91,22 @@ def _build_loader(config: Config, sources: Sources, world: World, start_step: in
         prefetch=config.data.prefetch_batches,
         timeout_s=config.data.loader_timeout_s,
         pin=world.on_cuda,
+    )
+
+
+def _build_instruments(config: Config, out: Path, world: World, model: LanguageModel, start_step: int) -> Instruments:
+    telemetry = config.telemetry
+    return Instruments(
+        out,
+        model=model,
+        device=world.device,
+        rank=world.rank,
+        start_step=start_step,
+        last_step=config.train.steps,
+        nvtx=telemetry.nvtx,
+        profile_steps=telemetry.profile_steps,
+        sdpa_audit=telemetry.sdpa_audit,
+        say=lambda text: print(text, flush=True) if world.is_main else None,  # noqa: T201
     )
 
 
@@ -190,6 +208,8 @@ def open_run(resolved: Resolved) -> Iterator[Run]:
         if world.is_main:
             facts = _facts(resolved, effective, world, bare_model, tokenizer, sources, restored, rates)
             write_env_json(out, world.device, facts)
+        instruments = _build_instruments(config, out, world, bare_model, restored.step)
+        stack.callback(instruments.close)
         loader = _build_loader(config, sources, world, restored.step)
         stack.callback(loader.close)
         run = Run(
@@ -206,6 +226,7 @@ def open_run(resolved: Resolved) -> Iterator[Run]:
             heartbeat=heartbeat,
             signals=signals,
             recorder=recorder,
+            instruments=instruments,
             start_step=restored.step,
         )
         _announce(run, rates, time.perf_counter())

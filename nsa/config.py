@@ -191,6 +191,10 @@ class TelemetryConfig:
     log_every: int = _opt(1, "steps per row of training.csv", within=POSITIVE)
     heartbeat_s: float = _opt(5.0, "seconds between the beats of the background thread", within=POSITIVE)
     aux_stats: bool = _opt(True, "gate and selection statistics")
+    nvtx: bool = _opt(False, "named ranges around branches and steps, for torch.profiler and NVTX tools")
+    profile_steps: int = _opt(0, "steps traced by torch.profiler into trace/, from the fifth on", within=NOT_NEGATIVE)
+    sdpa_audit: bool = _opt(False, "profile the second step and write which kernels each branch ran")
+    sdpa: Literal["auto", "flash_only", "no_flash"] = _opt("auto", "backends that scaled_dot_product_attention may use")
     aux_every: int = _opt(10, "logged steps between two sets of gate and selection statistics", within=POSITIVE)
 
 
@@ -296,7 +300,7 @@ def _relation_problems(config: Config) -> Iterator[str]:
             if value % m.d_cmp:
                 yield f"d_cmp={m.d_cmp} does not divide {name}={value}: choose a stride that divides l_cmp and l_sel"
         if m.l_cmp > m.l_sel:
-            yield f"l_cmp={m.l_cmp} exceeds l_sel={m.l_sel}: a compression block may not be longer than a selection block"
+            yield f"l_cmp={m.l_cmp} exceeds l_sel={m.l_sel}: a compression block may not outgrow a selection block"
         if m.n_sel < 3:
             yield f"n_sel={m.n_sel}: at least 3, for the first block and the two local ones are always selected"
     if data.data == "local" and not data.data_path:

@@ -107,6 +107,10 @@ def settle_config(resolved: Resolved, world: World, tokenizer: Tokenizer) -> Eff
     prefill = _prefill(config, world, autocast=config.train.dtype == "bf16")
     if config.model.prefill not in ("auto", prefill):
         notes.append(f"[nsa] prefill requested {config.model.prefill}, effective {prefill}: see fallback_counters.csv")
+    sdpa = config.telemetry.sdpa
+    if sdpa != "auto" and config.model.attention == "nsa":
+        notes.append(f"[sdpa] {sdpa} requested, effective auto: no branch of nsa uses scaled_dot_product_attention")
+        sdpa = "auto"
     if config.optim.warmup_steps >= config.train.steps:
         notes.append(
             f"[optim] warmup_steps={config.optim.warmup_steps} is not shorter than steps={config.train.steps}: the "
@@ -124,6 +128,7 @@ def settle_config(resolved: Resolved, world: World, tokenizer: Tokenizer) -> Eff
         prefill=prefill,
         gate_hidden=config.model.gate_hidden or max(config.model.dim // 8, 16),
         opt_fused=fused,
+        sdpa=sdpa,
         ddp_compress=compress,
         ddp_static_graph=static_graph,
         ddp_find_unused=find_unused,

@@ -23,6 +23,7 @@ from nsa.assemble import Run
 from nsa.checkpoint import save_checkpoint
 from nsa.config import flatten
 from nsa.data import BatchLoader, FetchStats
+from nsa.instruments import sdpa_mode
 from nsa.optim import clip_gradients, learning_rate, optimizer_state_bytes
 from nsa.outdir import ANOMALY_FILE, HALT_FILE
 from nsa.parallel import WaitMark
@@ -63,7 +64,8 @@ def train(run: Run) -> Ending:
         gc.disable()
     ending = Ending("error", "an exception ended the run")
     try:
-        ending = _steps(run)
+        with sdpa_mode(run.config.telemetry.sdpa):
+            ending = _steps(run)
         _finish(run, ending)
     except BaseException as error:
         ending = Ending("error", f"{type(error).__name__}: {error}")
@@ -83,7 +85,9 @@ def _steps(run: Run) -> Ending:
     run.recorder.start()
     ending: Ending | None = None
     for step in range(run.start_step + 1, last + 1):
-        in_flight.append(_launch(run, step))
+        with run.instruments.around(step):
+            in_flight.append(_launch(run, step))
+        run.recorder.exclude(run.instruments.take_overhead_s())
         due = step == run.start_step + 1 or step == last or _is_break(run, step)
         while in_flight and ending is None and (due or len(in_flight) > lag):
             ending = _read(run, in_flight.popleft())
@@ -140,7 +144,7 @@ def _next_batch(run: Run, step: int, micro: int) -> torch.Tensor:
 
 
 def _forward_backward(run: Run, tokens_BT: torch.Tensor, stats: Any, *, reduces: bool) -> torch.Tensor:
-    """Gradients of one micro-batch, added up; the ranks' are averaged where it `reduces`. Returns its share of the loss."""
+    """Add up one micro-batch's gradients, averaged over the ranks where it `reduces`. Returns its share of the loss."""
     accum = run.config.data.accum
     quiet = run.model.no_sync() if run.world.backend and not reduces else contextlib.nullcontext()
     with quiet:

@@ -58,6 +58,8 @@ ENV_ALIASES = {
         Alias("NSA_PREFILL_BATCHED", "prefill", "batched", "sequential"),
         Alias("NSA_SEL_RANGES_V2", "sel_ranges", "v2", "v1"),
         Alias("NSA_DISABLE_AUX_STATS", "aux_stats", "false", "true"),
+        Alias("NSA_SDPA_FLASH_ONLY", "sdpa", "flash_only", None),
+        Alias("NSA_SDPA_NO_FLASH", "sdpa", "no_flash", None),
     )
 }
 

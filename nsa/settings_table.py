@@ -13,9 +13,9 @@ __all__ = ["settings_table"]
 def _lines() -> Iterator[str]:
     yield "# Settings of the trainer"
     yield ""
-    yield "Printed by `python -m nsa.settings_table`. Resolved in this order, later ones winning: defaults, the YAML file"
-    yield "(`--config NAME` or a path, or the variable `CONFIG`), `NSA_*` variables, the command line. In YAML a setting"
-    yield "stands under its section; on the command line `--seq-len 2048`, in the environment `NSA_SEQ_LEN=2048`."
+    yield "Printed by `python -m nsa.settings_table`. Later sources win: defaults, the YAML file (`--config NAME`, or"
+    yield "a path, or the variable `CONFIG`), `NSA_*` variables, the command line. In YAML a setting stands under its"
+    yield "section; on the command line `--seq-len 2048`, in the environment `NSA_SEQ_LEN=2048`."
     section = ""
     for spec in field_specs().values():
         if spec.section != section:

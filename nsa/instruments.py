@@ -1,0 +1,193 @@
+"""Looking inside a step: named ranges, a trace with its summary, and the audit of what attention really ran.
+
+Nothing here is taken from settings or guessed from shapes: the audit and the summary are read off the profiler's
+events of a step that trained.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from nsa.attention.spans import set_spans
+from nsa.model import LanguageModel
+from nsa.telemetry.audit import audit_record
+from nsa.telemetry.files import write_json
+from nsa.telemetry.trace import summarize_trace
+
+__all__ = ["AUDIT_STEP", "PROFILE_FIRST_STEP", "Instruments", "sdpa_mode"]
+
+AUDIT_STEP = 2  # counted from the start: the first step compiles and allocates
+PROFILE_FIRST_STEP = 5
+
+
+def sdpa_mode(mode: str) -> contextlib.AbstractContextManager[Any]:
+    """Restrict `scaled_dot_product_attention` to flash, or to everything but flash."""
+    if mode == "auto":
+        return contextlib.nullcontext()
+    others = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH, SDPBackend.CUDNN_ATTENTION]
+    return sdpa_kernel([SDPBackend.FLASH_ATTENTION] if mode == "flash_only" else others)
+
+
+class Instruments:
+    """Wraps each step as asked. One profiler runs at a time: the audit's step comes before the trace's first."""
+
+    def __init__(
+        self,
+        out: Path,
+        *,
+        model: LanguageModel,
+        device: torch.device,
+        rank: int,
+        start_step: int,
+        last_step: int,
+        nvtx: bool,
+        profile_steps: int,
+        sdpa_audit: bool,
+        say: Callable[[str], None],
+    ) -> None:
+        self._out, self._model, self._device, self._rank, self._say = out, model, device, rank, say
+        self._nvtx = nvtx
+        # A run shorter than the usual place is profiled as late as it can be.
+        self._audit_step = min(start_step + AUDIT_STEP, last_step) if sdpa_audit else 0
+        first = min(start_step + PROFILE_FIRST_STEP, max(last_step - profile_steps + 1, start_step + 1))
+        self._traced = range(first, min(first + profile_steps, last_step + 1))
+        self._profiler: profile | None = None
+        self._overhead_s = 0.0
+        set_spans(nvtx)
+
+    def take_overhead_s(self) -> float:
+        """Seconds spent on starting profilers and reading them since the last call: time that is no step's."""
+        taken, self._overhead_s = self._overhead_s, 0.0
+        return taken
+
+    @contextlib.contextmanager
+    def _overhead(self) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._overhead_s += time.perf_counter() - began
+
+    @contextlib.contextmanager
+    def around(self, step: int) -> Iterator[None]:
+        """Profile, mark or just run `step`."""
+        if step == self._audit_step and self._rank == 0:
+            with self._audited(step):
+                yield
+        elif step in self._traced:
+            with self._traced_step(step):
+                yield
+        elif self._nvtx:
+            with record_function(f"nsa.step.{step}"):
+                yield
+        else:
+            yield
+
+    def _start(self) -> profile:
+        set_spans(True)
+        activities = [ProfilerActivity.CPU]
+        if self._device.type == "cuda":
+            activities.append(ProfilerActivity.CUDA)
+        profiler = profile(activities=activities)
+        profiler.__enter__()
+        return profiler
+
+    def _end(self, profiler: profile) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        profiler.__exit__(None, None, None)
+        set_spans(self._nvtx)
+
+    @contextlib.contextmanager
+    def _audited(self, step: int) -> Iterator[None]:
+        with self._overhead():
+            profiler = self._start()
+        try:
+            with _layer_ranges(self._model):
+                yield
+                if self._device.type == "cuda":
+                    torch.cuda.synchronize(self._device)
+        finally:
+            with self._overhead():
+                self._end(profiler)
+        with self._overhead():
+            record = audit_record(profiler.events() or [], step=step, device=str(self._device))
+            write_json(self._out / "sdpa_audit.json", record)
+        for line in record["summary"]:
+            self._say(f"[sdpa] {line}")
+
+    @contextlib.contextmanager
+    def _traced_step(self, step: int) -> Iterator[None]:
+        if self._profiler is None:
+            with self._overhead():
+                self._profiler = self._start()
+        with record_function(f"nsa.step.{step}"):
+            yield
+        if step == self._traced[-1]:
+            profiler, self._profiler = self._profiler, None
+            with self._overhead():
+                self._end(profiler)
+                self._write_trace(profiler)
+
+    def _write_trace(self, profiler: profile) -> None:
+        folder = self._out / "trace"
+        folder.mkdir(exist_ok=True)
+        path = folder / f"rank{self._rank}.json.gz"
+        profiler.export_chrome_trace(str(path))
+        if self._rank == 0:
+            record = summarize_trace(profiler.events() or [], on_cuda=self._device.type == "cuda")
+            write_json(folder / "summary.json", {**record, "steps": list(self._traced), "file": path.name})
+            self._say(f"[profile] {len(self._traced)} steps in {path}, summary beside it")
+
+    def close(self) -> None:
+        """Stop a profiler that a run's early end left on; its trace is dropped."""
+        if self._profiler is not None:
+            self._end(self._profiler)
+            self._profiler = None
+        set_spans(False)
+
+
+@contextlib.contextmanager
+def _layer_ranges(model: LanguageModel) -> Iterator[None]:
+    """Mark forward and backward of each block's attention with `nsa.layer.N` and `nsa.layer.N.backward`."""
+    handles = []
+    for number, block in enumerate(model.blocks):
+        attention = block.attention
+        assert isinstance(attention, nn.Module)
+        forward, backward = _Range(f"nsa.layer.{number}"), _Range(f"nsa.layer.{number}.backward")
+        handles += [
+            attention.register_forward_pre_hook(forward.begin),
+            attention.register_forward_hook(forward.end),
+            attention.register_full_backward_pre_hook(backward.begin),
+            attention.register_full_backward_hook(backward.end),
+        ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class _Range:
+    """A profiler range that hooks open and close."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._open: list[record_function] = []
+
+    def begin(self, *_: Any) -> None:
+        self._open.append(record_function(self._name))
+        self._open[-1].__enter__()
+
+    def end(self, *_: Any) -> None:
+        if self._open:
+            self._open.pop().__exit__(None, None, None)

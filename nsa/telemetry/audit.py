@@ -1,0 +1,125 @@
+"""`sdpa_audit.json`: which kernels each branch of each layer ran, forward and backward, from profiler events."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+__all__ = ["audit_record", "backend_of"]
+
+SCHEMA_VERSION = 1
+_LAYER = re.compile(r"nsa\.layer\.(\d+)(\.backward)?$")
+_BRANCHES = {"nsa.cmp": "cmp", "nsa.compress": "compress", "nsa.sel": "sel", "nsa.win": "win", "nsa.gate": "gate"}
+_ATTENTION_BRANCHES = ("cmp", "sel", "win", "dense")
+
+# The first pattern that a kernel's or operator's name holds names the backend. `_flash_`, `_efficient_` and `_cudnn_`
+# are how torch's own fused attention is called; Triton kernels of this package carry its name.
+_BACKENDS = (
+    ("cudnn", re.compile(r"cudnn.*(attention|sdpa)", re.IGNORECASE)),  # first, for its kernels also say flash
+    ("flash", re.compile(r"flash", re.IGNORECASE)),
+    ("mem_efficient", re.compile(r"efficient_attention|fmha_cutlass", re.IGNORECASE)),
+    ("sdpa_math", re.compile(r"_scaled_dot_product_attention_math")),
+    ("triton", re.compile(r"triton|nsa_")),
+    ("matmul", re.compile(r"bmm|addmm|aten::mm|gemm|cutlass|xmma", re.IGNORECASE)),
+)
+
+
+def backend_of(names: Iterable[str]) -> str:
+    """The attention backend that a set of kernel or operator names shows; `none` where nothing is recognized."""
+    found = list(names)
+    return next((backend for backend, pattern in _BACKENDS if any(pattern.search(n) for n in found)), "none")
+
+
+def _ancestors(event: Any) -> Iterator[Any]:
+    parent = event.cpu_parent
+    while parent is not None:
+        yield parent
+        parent = parent.cpu_parent
+
+
+def _place(event: Any) -> tuple[int, str, str] | None:
+    """Layer, branch and direction of an event, from the ranges around it; None outside of attention."""
+    layer, direction, branch = None, "forward", ""
+    for name in (e.name for e in _ancestors(event)):
+        match = _LAYER.match(name)
+        if match:
+            layer = int(match[1])
+            direction = "backward" if match[2] else direction
+            break
+        if name.endswith(".backward") and name.removesuffix(".backward") in _BRANCHES:
+            direction = "backward"
+        root = next((r for r in _BRANCHES if name == r or name.startswith((f"{r}.b", f"{r}.r"))), None)
+        if root and not branch:
+            branch = "select" if ".ranges" in name else _BRANCHES[root]
+        if "scaled_dot_product" in name and not branch:
+            branch = "dense"
+        if "Backward" in name:
+            direction = "backward"
+    if layer is None:
+        return None
+    if not branch:
+        branch = "dense" if "scaled_dot_product" in event.name else "projections"
+    return layer, branch, direction
+
+
+def _work(event: Any) -> Iterator[tuple[str, float]]:
+    """What an event ran, with microseconds: its GPU kernels, or, on a CPU, the operator itself."""
+    kernels = getattr(event, "kernels", ())
+    if kernels:
+        yield from ((kernel.name, float(kernel.duration)) for kernel in kernels)
+    elif event.name.startswith("aten::"):
+        yield event.name, float(event.self_cpu_time_total)
+
+
+def audit_record(events: Iterable[Any], *, step: int, device: str) -> dict[str, Any]:
+    """The audit of one profiled step.
+
+    `layers[]` holds for each layer, branch and direction the kernels (operators on a CPU) with counts and times, and
+    the backend they show; `summary[]` the same in one line per branch and direction, all layers together.
+    """
+    on_cuda = device.startswith("cuda")
+    found: dict[tuple[int, str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(lambda: [0, 0.0]))
+    for event in events:
+        if on_cuda and not getattr(event, "kernels", ()):
+            continue
+        place = _place(event)
+        if place is None:
+            continue
+        for name, time_us in _work(event):
+            entry = found[place][name]
+            entry[0] += 1
+            entry[1] += time_us
+    layers = [
+        {
+            "layer": layer,
+            "branch": branch,
+            "direction": direction,
+            "backend": backend_of(kernels),
+            "time_us": round(sum(time_us for _, time_us in kernels.values()), 1),
+            "kernels": {
+                name: {"count": int(count), "time_us": round(time_us, 1)}
+                for name, (count, time_us) in sorted(kernels.items(), key=lambda item: -item[1][1])
+            },
+        }
+        for (layer, branch, direction), kernels in sorted(found.items())
+    ]
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "step": step,
+        "device": device,
+        "layers": layers,
+        "summary": list(_summary(layers)),
+    }
+
+
+def _summary(layers: list[dict[str, Any]]) -> Iterator[str]:
+    grouped: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    for entry in layers:
+        grouped[entry["branch"], entry["direction"]].append(entry)
+    for (branch, direction), entries in sorted(grouped.items()):
+        backends = sorted({e["backend"] for e in entries})
+        total_us = sum(e["time_us"] for e in entries)
+        fused = " (attention)" if branch in _ATTENTION_BRANCHES else ""
+        yield f"{branch} {direction}{fused}: {', '.join(backends)} in {len(entries)} layers, {total_us / 1e3:.2f} ms"

@@ -1,0 +1,115 @@
+"""`trace/summary.json`: where the time of the traced steps went, computed from the profiler's events."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+__all__ = ["covered_us", "overlap_us", "summarize_trace"]
+
+SCHEMA_VERSION = 1
+Spans = list[tuple[float, float]]
+_COMMUNICATION = re.compile(r"nccl|gloo:|c10d::", re.IGNORECASE)
+_N_TOP = 15
+
+
+def _merged(spans: Iterable[tuple[float, float]]) -> Spans:
+    out: Spans = []
+    for start, end in sorted(spans):
+        if out and start <= out[-1][1]:
+            out[-1] = (out[-1][0], max(out[-1][1], end))
+        elif end > start:
+            out.append((start, end))
+    return out
+
+
+def covered_us(spans: Iterable[tuple[float, float]]) -> float:
+    """Length of the union of intervals, microseconds."""
+    return sum(end - start for start, end in _merged(spans))
+
+
+def overlap_us(a: Iterable[tuple[float, float]], b: Iterable[tuple[float, float]]) -> float:
+    """Length of the intersection of two unions of intervals, microseconds."""
+    left, right = _merged(a), _merged(b)
+    i = j = 0
+    total = 0.0
+    while i < len(left) and j < len(right):
+        start, end = max(left[i][0], right[j][0]), min(left[i][1], right[j][1])
+        total += max(end - start, 0.0)
+        if left[i][1] < right[j][1]:
+            i += 1
+        else:
+            j += 1
+    return total
+
+
+def _span(event: Any) -> tuple[float, float]:
+    return float(event.time_range.start), float(event.time_range.end)
+
+
+def _top(times: dict[str, list[float]]) -> list[dict[str, Any]]:
+    ordered = sorted(times.items(), key=lambda item: -sum(item[1]))[:_N_TOP]
+    return [{"name": n, "count": len(t), "time_ms": round(sum(t) / 1e3, 3)} for n, t in ordered]
+
+
+def summarize_trace(events: Iterable[Any], *, on_cuda: bool) -> dict[str, Any]:
+    """Shares of the traced wall time, over the ranges `nsa.step.*`.
+
+    `gpu_busy_share`: some kernel ran. `exposed_comm_share`: communication ran and nothing else did.
+    `host_bound_share`: no kernel ran, so the GPU waited for the host. All three are null on a CPU, where
+    `comm_share` is the time spent in calls of the process group. `ranges_seen` maps range to count and milliseconds.
+    """
+    steps: Spans = []
+    kernels: list[tuple[str, tuple[float, float]]] = []
+    ranges: dict[str, list[float]] = defaultdict(list)
+    operators: dict[str, list[float]] = defaultdict(list)
+    for event in events:
+        start, end = _span(event)
+        on_device = "cuda" in str(event.device_type).lower()
+        if on_device:
+            if not event.name.startswith("nsa."):  # ranges are mirrored onto the device's timeline
+                kernels.append((event.name, (start, end)))
+        elif event.name.startswith("nsa.step."):
+            steps.append((start, end))
+        elif event.name.startswith("nsa."):
+            ranges[event.name].append(end - start)
+        else:
+            operators[event.name].append(float(event.self_cpu_time_total))
+    wall_us = covered_us(steps) or 1.0
+    record: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "wall_ms": round(wall_us / 1e3, 3),
+        "gpu_busy_share": None,
+        "exposed_comm_share": None,
+        "host_bound_share": None,
+        "comm_share": round(min(sum(sum(t) for n, t in operators.items() if _COMMUNICATION.search(n)) / wall_us, 1), 4),
+        "top_operators": _top(operators),
+        "top_kernels": [],
+        "ranges_seen": {
+            name: {"count": len(times), "time_ms": round(sum(times) / 1e3, 3)} for name, times in sorted(ranges.items())
+        },
+    }
+    return record | (_gpu_shares(kernels, steps) if on_cuda else {})
+
+
+def _gpu_shares(kernels: list[tuple[str, tuple[float, float]]], steps: Spans) -> dict[str, Any]:
+    """Shares over the time from the first step's begin to the last kernel's end."""
+    spans = [span for _, span in kernels]
+    first, last = min(s for s, _ in steps), max(e for _, e in [*steps, *spans])
+    wall_us = max(last - first, 1.0)
+    comm = [span for name, span in kernels if _COMMUNICATION.search(name)]
+    compute = [span for name, span in kernels if not _COMMUNICATION.search(name)]
+    busy_us, comm_us = covered_us(spans), covered_us(comm)
+    times: dict[str, list[float]] = defaultdict(list)
+    for name, (start, end) in kernels:
+        times[name].append(end - start)
+    return {
+        "wall_ms": round(wall_us / 1e3, 3),
+        "gpu_busy_share": round(busy_us / wall_us, 4),
+        "exposed_comm_share": round((comm_us - overlap_us(comm, compute)) / wall_us, 4),
+        "host_bound_share": round(1 - busy_us / wall_us, 4),
+        "comm_share": round(comm_us / wall_us, 4),
+        "top_kernels": _top(times),
+    }

@@ -1,0 +1,124 @@
+"""What the audit and the trace say is read off the profiler, for every layer, branch and direction."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from nsa.attention.spans import spans_enabled
+from nsa.telemetry.audit import backend_of
+from nsa.telemetry.trace import covered_us, overlap_us, summarize_trace
+
+Train = Callable[..., int]
+Rows = Callable[[Path], list[dict[str, str]]]
+
+
+def audit_of(out: Path) -> dict[tuple[int, str, str], dict[str, Any]]:
+    record = json.loads((out / "sdpa_audit.json").read_text())
+    assert record["step"] == 2
+    return {(e["layer"], e["branch"], e["direction"]): e for e in record["layers"]}
+
+
+@pytest.mark.parametrize("extra", [[], ["--grad-checkpointing"]])
+def test_the_audit_covers_every_branch_of_every_layer(tmp_path: Path, train: Train, extra: list[str]) -> None:
+    assert train(tmp_path, "--steps", "3", "--sdpa-audit", *extra) == 0
+    audit = audit_of(tmp_path)
+    for layer in (0, 1):
+        for branch in ("cmp", "sel", "win"):
+            for direction in ("forward", "backward"):
+                entry = audit[layer, branch, direction]
+                assert entry["backend"] == "matmul"
+                assert "aten::bmm" in entry["kernels"]
+        assert (layer, "select", "forward") in audit
+    assert not spans_enabled()
+
+
+def test_the_audit_tells_flash_from_no_flash(tmp_path: Path, train: Train) -> None:
+    for mode, backend in (("flash_only", "flash"), ("no_flash", "sdpa_math")):
+        out = tmp_path / mode
+        assert train(out, "--steps", "2", "--attention", "dense", "--sdpa-audit", "--sdpa", mode) == 0
+        audit = audit_of(out)
+        assert {audit[layer, "dense", "forward"]["backend"] for layer in (0, 1)} == {backend}
+        assert json.loads((out / "env.json").read_text())["effective"]["sdpa"] == mode
+
+
+def test_a_backend_that_no_branch_uses_is_not_claimed(tmp_path: Path, train: Train, capsys: Any) -> None:
+    assert train(tmp_path, "--steps", "1", "--sdpa", "flash_only") == 0
+    env = json.loads((tmp_path / "env.json").read_text())
+    assert (env["requested"]["sdpa"], env["effective"]["sdpa"]) == ("flash_only", "auto")
+    assert "[sdpa] flash_only requested, effective auto" in capsys.readouterr().out
+
+
+def test_the_trace_has_the_steps_asked_for_and_their_ranges(tmp_path: Path, train: Train, rows: Rows) -> None:
+    assert train(tmp_path, "--steps", "8", "--profile-steps", "2", "--nvtx") == 0
+    summary = json.loads((tmp_path / "trace" / "summary.json").read_text())
+    assert summary["steps"] == [5, 6]
+    assert {"nsa.cmp", "nsa.sel", "nsa.sel.ranges_v2", "nsa.win", "nsa.win.backward"} <= set(summary["ranges_seen"])
+    assert summary["ranges_seen"]["nsa.sel.ranges_v2"]["count"] == 2 * 2  # steps × layers
+    assert summary["gpu_busy_share"] is None  # there is no GPU here, which is not the same as an idle one
+    assert summary["wall_ms"] > 0
+    with gzip.open(tmp_path / "trace" / "rank0.json.gz", "rt", encoding="utf-8") as handle:
+        names = {event.get("name") for event in json.load(handle)["traceEvents"]}
+    assert {"nsa.step.5", "nsa.step.6"} <= names
+    assert "nsa.step.7" not in names
+    assert len(rows(tmp_path / "training.csv")) == 8
+
+
+def test_a_short_run_is_traced_as_far_as_it_goes(tmp_path: Path, train: Train) -> None:
+    assert train(tmp_path, "--steps", "2", "--profile-steps", "5") == 0
+    assert json.loads((tmp_path / "trace" / "summary.json").read_text())["steps"] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("names", "backend"),
+    [
+        ({"pytorch_flash::flash_fwd_kernel<...>"}, "flash"),
+        ({"fmha_cutlassF_bf16_aligned_64x64_rf_sm80"}, "mem_efficient"),
+        ({"cudnn_generated_fort_native_sdpa_sm90_flash_fprop"}, "cudnn"),
+        ({"aten::_scaled_dot_product_attention_math", "aten::bmm"}, "sdpa_math"),
+        ({"nsa_selected_forward"}, "triton"),
+        ({"sm90_xmma_gemm_bf16bf16"}, "matmul"),
+        ({"aten::add"}, "none"),
+    ],
+)
+def test_backends_by_name(names: set[str], backend: str) -> None:
+    assert backend_of(names) == backend
+
+
+def test_interval_arithmetic() -> None:
+    assert covered_us([(0, 2), (1, 3), (5, 6), (5, 5)]) == 4
+    assert overlap_us([(0, 4), (6, 8)], [(3, 7)]) == 2
+    assert overlap_us([], [(0, 1)]) == 0
+
+
+def event(name: str, start: float, end: float, device: str = "cpu") -> Any:
+    return SimpleNamespace(
+        name=name,
+        device_type=f"DeviceType.{device.upper()}",
+        time_range=SimpleNamespace(start=start, end=end),
+        self_cpu_time_total=end - start,
+    )
+
+
+def test_shares_of_a_gpu_timeline() -> None:
+    events = [
+        event("nsa.step.5", 0, 100),
+        event("nsa.win", 0, 10),
+        event("gemm", 10, 50, "cuda"),
+        event("nsa.win", 10, 50, "cuda"),  # the range's mirror is no kernel
+        event("ncclDevKernel_AllReduce", 40, 70, "cuda"),
+        event("adam", 70, 80, "cuda"),
+    ]
+    summary = summarize_trace(events, on_cuda=True)
+    assert summary["gpu_busy_share"] == pytest.approx(0.7)
+    assert summary["host_bound_share"] == pytest.approx(0.3)
+    assert summary["comm_share"] == pytest.approx(0.3)
+    assert summary["exposed_comm_share"] == pytest.approx(0.2)
+    assert [k["name"] for k in summary["top_kernels"]] == ["gemm", "ncclDevKernel_AllReduce", "adam"]
+    assert summary["ranges_seen"] == {"nsa.win": {"count": 1, "time_ms": 0.01}}
