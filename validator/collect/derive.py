@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,7 @@ from validator.model.measure import ScalarValue
 from validator.model.result import Series
 
 __all__ = [
+    "clock_jumps",
     "first_step_s",
     "longest_gap_s",
     "rate_per_rank",
@@ -35,7 +37,11 @@ def rate_per_rank(rate: Series, world_size: int) -> Series:
 
 
 def step_times(
-    series: Mapping[str, Series], heartbeat: Heartbeat | None, tokens_per_step: float | None
+    series: Mapping[str, Series],
+    heartbeat: Heartbeat | None,
+    tokens_per_step: float | None,
+    *,
+    duration_s: float | None = None,
 ) -> dict[str, Series]:
     """`step_time_s` or `toks_per_s` where the trainer gave only one of them, or neither but a heartbeat.
 
@@ -50,7 +56,7 @@ def step_times(
     elif times is None and heartbeat is not None:
         steps, seconds = heartbeat.step_times_s
         spans, strides = np.diff(seconds), np.diff(steps)
-        usable = spans > 0
+        usable = (spans > 0) & (spans <= _longest_s(duration_s))
         if usable.any():
             made["step_time_s"] = Series(
                 name="step_time_s",
@@ -92,6 +98,26 @@ def straggler_score(
     return statistics.median_low(medians.values()) / max(medians.values()), medians
 
 
+def clock_jumps(heartbeat: Heartbeat, *, duration_s: float | None) -> list[dict[str, Any]]:
+    """Steps between which the wall clock was set: `{first_step, last_step, reason}`, windows that are not valid.
+
+    Back by more than a second, or forth by more than the whole attempt took by the monotonic clock.
+    """
+    steps, seconds = heartbeat.step_times_s
+    spans = np.diff(seconds)
+    windows = []
+    for at in np.flatnonzero((spans < -1.0) | (spans > _longest_s(duration_s))):
+        way = "back" if spans[at] < 0 else "forth"
+        reason = f"the wall clock was set {way} by {abs(spans[at]):.0f} s"
+        windows.append({"first_step": int(steps[at]), "last_step": int(steps[at + 1]), "reason": reason})
+    return windows
+
+
+def _longest_s(duration_s: float | None) -> float:
+    """Longest span of time that can lie within an attempt; a second is allowed for rounding."""
+    return float("inf") if duration_s is None else duration_s + 1.0
+
+
 def longest_gap_s(heartbeat: Heartbeat, *, duration_s: float | None, end_s: float | None) -> float | None:
     """Longest time between two records of a rank, and from its last one to `end_s` where that is given.
 
@@ -102,8 +128,7 @@ def longest_gap_s(heartbeat: Heartbeat, *, duration_s: float | None, end_s: floa
         times = np.append(times, end_s)
     gaps = np.diff(times)
     gaps = gaps[gaps >= 0]
-    if duration_s is not None:
-        gaps = gaps[gaps <= duration_s + 1.0]
+    gaps = gaps[gaps <= _longest_s(duration_s)]
     return float(gaps.max()) if gaps.size else None
 
 

@@ -24,7 +24,6 @@ _FURTHER = {
     "k_stats.csv": "selection statistics",
     "fallback_counters.csv": "fallback counters",
     "val.csv": "validation loss",
-    "telemetry.csv": "machine telemetry",
     "sdpa_audit.json": "attention backends",
 }
 
@@ -234,7 +233,9 @@ def _tokens_per_step(state: Gathered) -> float | None:
 
 def _derive(state: Gathered) -> None:
     first = state.heartbeats.get(min(state.heartbeats)) if state.heartbeats else None
-    for name, made in derive.step_times(state.series, first, _tokens_per_step(state)).items():
+    for name, made in derive.step_times(
+        state.series, first, _tokens_per_step(state), duration_s=_duration_s(state)
+    ).items():
         state.series[name] = made
     if state.world_size is None and state.heartbeats and state.lenient and len(state.heartbeats) > 1:
         state.world_size = max(state.heartbeats) + 1
@@ -246,6 +247,9 @@ def _derive(state: Gathered) -> None:
     if first is not None and state.started_s is not None:
         start_s = derive.first_step_s(first, started_s=state.started_s)
         state.scalars |= derive.scalar("startup.first_step_s", start_s, first.source.path)
+    jumps = [w for h in state.heartbeats.values() for w in derive.clock_jumps(h, duration_s=_duration_s(state))]
+    if jumps:
+        state.extra["invalid_windows"] = jumps
     score = derive.straggler_score(state.rank_series, warmup_steps=state.warmup_steps)
     if score is not None:
         state.scalars |= derive.scalar("straggler.score", score[0])
@@ -253,10 +257,14 @@ def _derive(state: Gathered) -> None:
     _derive_gaps(state)
 
 
+def _duration_s(state: Gathered) -> float | None:
+    return state.outcome.duration_s if state.outcome else None
+
+
 def _derive_gaps(state: Gathered) -> None:
     """Silence counts to the end of an attempt that did not end well; after a good end it is only teardown."""
     outcome = state.outcome
-    duration_s = outcome.duration_s if outcome else None
+    duration_s = _duration_s(state)
     ended_s = None
     if outcome is not None and not outcome.ok and state.started_s is not None:
         ended_s = state.started_s + outcome.duration_s
@@ -323,7 +331,7 @@ def _read_further(state: Gathered) -> None:
             read = read_json_object(path, state.intake, what=kind)
             if read is not None:
                 state.extra["sdpa_audit"] = read[0]
-        elif name != "telemetry.csv":
+        else:
             table = read_table(path, state.intake)
             if table is not None:
                 _add_table(state, table, prefix=f"{path.stem}.")

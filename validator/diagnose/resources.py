@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import numpy as np
 
@@ -12,7 +11,7 @@ from validator.diagnose.rule import evidence, found, percent
 from validator.model.result import Series
 from validator.model.verdict import Finding
 
-__all__ = ["comm_bound", "host_bound", "loader_bound", "low_headroom", "memory_growth", "straggler", "throttled"]
+__all__ = ["comm_bound", "loader_bound", "low_headroom", "memory_growth", "straggler"]
 
 HEADROOM = 0.10
 STRAGGLER_SCORE = 0.75
@@ -177,40 +176,3 @@ def comm_bound(run: RunFacts) -> Iterator[Finding]:
         next_step="Compare with one process; then try larger accum, ddp_compress bf16 and other bucket sizes, and "
         "check the links (nvidia-smi topo -m, the all-reduce probe).",
     )
-
-
-def host_bound(run: RunFacts) -> Iterator[Finding]:
-    """A busy processor and idle GPUs, by the machine's telemetry."""
-    gpu, cpu = run.series("telemetry.gpu_util_pct"), run.series("telemetry.proc_cpu_pct")
-    if gpu is None or cpu is None or gpu.values.size < 10:
-        return
-    idle, busy = float(np.nanmedian(gpu.values)), float(np.nanmedian(cpu.values))
-    if idle < 50 and busy > 80:
-        yield found(
-            "host-bound",
-            f"The GPU is busy {idle:.0f} % of the time while a processor core is at {busy:.0f} %: Python "
-            "sets the pace.",
-            because=[evidence(f"median gpu_util_pct {idle:.0f}, proc_cpu_pct {busy:.0f}", gpu.source.path)],
-            next_step="Profile one rank (py-spy record, or torch.profiler) and look for loops with .item() and for "
-            "many tiny kernels.",
-        )
-
-
-def throttled(run: RunFacts) -> Iterator[Finding]:
-    """The hardware slowed itself down while it was measured."""
-    windows: list[Mapping[str, Any]] = [
-        w for w in run.result.extra.get("invalid_windows", ()) if "throttl" in str(w.get("reason", "")).lower()
-    ]
-    if windows:
-        first = windows[0]
-        where = [f"steps {w['first_step']}–{w['last_step']}" for w in windows]
-        yield found(
-            "throttled",
-            f"The GPU throttled ({first['reason']}) in {where[0]}.",
-            because=[
-                evidence(str(w["reason"]), w.get("source"), f"steps {w['first_step']}–{w['last_step']}")
-                for w in windows[:4]
-            ],
-            next_step="Check cooling, power limit and neighbors (nvidia-smi -q -d PERFORMANCE,TEMPERATURE), "
-            "then repeat.",
-        )

@@ -44,6 +44,7 @@ class Result:
     `world_size`  ranks by the trainer's own account (or as planned, when it gives none);
     `heartbeats`  rank to {path, pid, lines, first_ts, last_ts, last_progress_ts, last_step, last_msg, max_gap_s, done};
     `rank_compute_time_s` rank to its median time of own work per step, after warm-up;
+    `invalid_windows` [{first_step, last_step, reason}] in which nothing may be measured;
     `gpu_mem_total_mib` size of the GPU's memory, by the trainer's memory dump;
     `halt`        {path, text, anomaly, stale};
     `tests`       {failed, errors, skipped}: each a list of {name, message};

@@ -192,6 +192,17 @@ def test_a_gap_longer_than_the_whole_run_is_a_jump_of_the_clock(tmp_path: Path) 
     assert scalar(result, "heartbeat.max_gap_s") == 2.0  # rank 1's
 
 
+def test_a_clock_that_is_set_spoils_the_steps_around_it(tmp_path: Path) -> None:
+    ticks = [5, 6, 7, -3600, -3599, 90_000]
+    write_heartbeat(tmp_path, [record(i, ts=t) for i, t in enumerate(ticks, start=1)])
+    result = collect_run(spec(nproc=0), run_dir=tmp_path, outcome=outcome(duration_s=30))
+    windows = result.extra["invalid_windows"]
+    assert [(w["first_step"], w["last_step"]) for w in windows] == [(3, 4), (5, 6)]
+    assert windows[0]["reason"] == "the wall clock was set back by 3607 s"
+    assert result.series["step_time_s"].steps.tolist() == [2, 3, 5]
+    assert result.series["step_time_s"].values.tolist() == [1, 1, 1]
+
+
 def test_steps_counted_from_zero_are_counted_right(tmp_path: Path) -> None:
     write_csv(tmp_path, [100.0, 100.0, 100.0], steps=[0, 1, 2])
     assert scalar(collect_dir(tmp_path), "steps.done") == 3

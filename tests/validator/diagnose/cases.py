@@ -107,7 +107,9 @@ def validation(
     environment: Mapping[str, Any] | None = None,
 ) -> ValidationRecord:
     """A validation whose phases hold these runs; `kinds` are the phases' own fields, a plain train phase by default."""
-    declared = [{"id": name, **({"kind": "train", "steps": 60} | dict((kinds or {}).get(name, {})))} for name in phases]
+    plain = {"kind": "train", "steps": 60}
+    own_kinds = {name: (kinds or {}).get(name, plain) for name in phases}
+    declared = [{"id": name, **own_kinds[name]} for name in phases]
     book = Runbook.model_validate({"schema": 1, "name": "case", "phases": declared})
     records = tuple(
         PhaseRecord(
