@@ -1,0 +1,138 @@
+"""Decoding one token at a time gives the rows of prefill, and reads as many tokens as the formula says."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from nsa.attention import Geometry, NSAAttention, NSACache
+from nsa.attention.decode import decode_branches
+
+SIZES = {"l": 8, "d": 4, "l_sel": 16, "n_sel": 4, "w": 24}
+
+
+def layer(**overrides: object) -> NSAAttention:
+    torch.manual_seed(0)
+    settings = {"dim": 16, "n_heads": 4, "n_kv_groups": 2, "d_k": 6, "d_v": 5, **SIZES, **overrides}
+    module = NSAAttention(**settings)  # type: ignore[arg-type]
+    module.reset_parameters(std=0.3)
+    return module.double()
+
+
+def test_geometry_covers_every_boundary() -> None:
+    """2 w + 3 steps cross l, d, l_sel, n_sel * l_sel and w."""
+    steps = 2 * SIZES["w"] + 3
+    assert steps > max(SIZES["l"], SIZES["l_sel"], SIZES["w"])
+
+
+@pytest.mark.parametrize("phi", ["avg", "conv", "mlp"])
+@pytest.mark.parametrize("sel_ranges", ["v1", "v2"])
+def test_each_step_equals_the_row_of_prefill(phi: str, sel_ranges: str) -> None:
+    module = layer(phi=phi, sel_ranges=sel_ranges)
+    steps = 3 * SIZES["w"] + 20
+    x = torch.randn(2, steps, 16, dtype=torch.float64)
+    want = module(x).detach()
+    cache = module.init_cache(2, steps, device="cpu", dtype=torch.float64)
+    for t in range(steps):
+        got = module.decode(x[:, t : t + 1], cache)
+        torch.testing.assert_close(got[:, 0], want[:, t], rtol=1e-10, atol=1e-12, msg=lambda m, t=t: f"step {t}: {m}")
+    assert cache.length == steps
+
+
+@pytest.mark.parametrize("prompt", [1, 3, 7, 8, 9, 12, 23, 24, 25, 40, 60])
+def test_decode_after_a_prompt(prompt: int) -> None:
+    module = layer(phi="conv")
+    x = torch.randn(1, 70, 16, dtype=torch.float64)
+    want = module(x).detach()
+    cache = module.init_cache(1, 70, device="cpu", dtype=torch.float64)
+    rows = [module.fill(x[:, :prompt], cache)]
+    rows += [module.decode(x[:, t : t + 1], cache) for t in range(prompt, 70)]
+    torch.testing.assert_close(torch.cat(rows, dim=1), want, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(("l", "d"), [(8, 8), (8, 2), (4, 4), (1, 1)])
+def test_compressed_tokens_are_emitted_on_schedule(l: int, d: int) -> None:  # noqa: E741
+    """The first after l tokens, then one every d, each equal to the one that prefill makes."""
+    module = layer(l=l, d=d)
+    x = torch.randn(1, 50, 16, dtype=torch.float64)
+    cache = module.init_cache(1, 50, device="cpu", dtype=torch.float64)
+    whole = module.init_cache(1, 50, device="cpu", dtype=torch.float64)
+    module.fill(x, whole)
+    emitted = []
+    for t in range(50):
+        before = cache.n_compressed
+        module.decode(x[:, t : t + 1], cache)
+        if cache.n_compressed > before:
+            emitted.append(t + 1)
+    assert emitted == list(range(l, 51, d))
+    torch.testing.assert_close(cache.k_cmp, whole.k_cmp)
+    torch.testing.assert_close(cache.v_cmp, whole.v_cmp)
+
+
+def cache_of(length: int, geometry: Geometry) -> NSACache:
+    """A cache that has taken `length` random positions in one piece."""
+    rng = torch.Generator().manual_seed(0)
+    cache = NSACache(
+        geometry=geometry, batch=1, max_len=length, n_kv_groups=1, d_k=4, d_v=4, device="cpu", dtype=torch.float32
+    )
+    streams = tuple(torch.randn(1, length, 1, 4, generator=rng) for _ in range(6))
+    cache.append(streams, lambda k, v: (k[:, : geometry.n_compressed(length)], v[:, : geometry.n_compressed(length)]))
+    return cache
+
+
+@pytest.mark.parametrize(("n_tokens", "published"), [(8192, 2048), (16384, 2560), (32768, 3584), (65536, 5632)])
+def test_tokens_read_equal_the_formula(n_tokens: int, published: int) -> None:
+    """The published counts take S / d compressed tokens; l / d - 1 of those blocks are not complete yet."""
+    geometry = Geometry()
+    cache = cache_of(n_tokens, geometry)
+    decode_branches(torch.randn(1, 1, 4, 4), cache, scale=0.5)
+    assert cache.last_reads is not None
+    assert cache.last_reads.cmp == (n_tokens - 32) // 16 + 1
+    assert cache.last_reads.sel == 16 * 64
+    assert cache.last_reads.win == 512
+    assert geometry.tokens_read(n_tokens) == published
+    assert cache.last_reads.total == published - (geometry.l // geometry.d - 1)
+    assert cache.total_reads == cache.last_reads.total
+
+
+@pytest.mark.parametrize("t", [0, 5, 31, 32, 63, 64, 100, 511, 512, 1023, 1024, 1100])
+def test_tokens_read_at_any_position(t: int) -> None:
+    geometry = Geometry()
+    cache = cache_of(t + 1, geometry)
+    decode_branches(torch.randn(1, 1, 4, 4), cache, scale=0.5)
+    blocks = min(16, t // 64 + 1)
+    reads = cache.last_reads
+    assert reads is not None
+    assert (reads.cmp, reads.sel, reads.win) == (geometry.n_visible(t), (blocks - 1) * 64 + t % 64 + 1, min(512, t + 1))
+
+
+def test_a_full_cache_says_so() -> None:
+    module = layer()
+    cache = module.init_cache(1, 2, device="cpu", dtype=torch.float64)
+    x = torch.randn(1, 1, 16, dtype=torch.float64)
+    module.decode(x, cache)
+    module.decode(x, cache)
+    with pytest.raises(ValueError, match="exceed max_len=2"):
+        module.decode(x, cache)
+    assert cache.length == 2
+
+
+def test_misuse_is_named() -> None:
+    module = layer()
+    cache = module.init_cache(1, 8, device="cpu", dtype=torch.float64)
+    with pytest.raises(ValueError, match="decode takes one"):
+        module.decode(torch.randn(1, 2, 16, dtype=torch.float64), cache)
+    module.fill(torch.randn(1, 3, 16, dtype=torch.float64), cache)
+    with pytest.raises(ValueError, match="holds 3 positions"):
+        module.fill(torch.randn(1, 3, 16, dtype=torch.float64), cache)
+    with pytest.raises(ValueError, match="max_len=0"):
+        module.init_cache(1, 0, device="cpu", dtype=torch.float64)
+
+
+def test_bfloat16_cache_stays_close() -> None:
+    module = layer().float()
+    x = torch.randn(1, 60, 16)
+    want = module(x).detach()
+    cache = module.init_cache(1, 60, device="cpu", dtype=torch.bfloat16)
+    got = torch.cat([module.decode(x[:, t : t + 1], cache) for t in range(60)], dim=1)
+    assert (got - want).abs().max() / want.abs().max() < 5e-2
