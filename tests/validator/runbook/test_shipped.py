@@ -1,0 +1,105 @@
+"""The runbooks that come along, how they are found, and the documents made from the models."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from validator.model.catalogue import METRICS, SCALARS
+from validator.model.runbook import SweepPhase, TrainingPhase
+from validator.runbook import RunbookError, available, find, json_schema, load, reference_markdown
+from validator.runbook.shape import PHASE_MODELS, key_names
+
+ROOT = Path(__file__).resolve().parents[3]
+NAMES = [info.name for info in available()]
+
+
+def test_the_declared_runbooks_are_there() -> None:
+    assert {"smoke_cpu", "ddp_2xa100", "ddp_1gpu"} <= set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_shipped_runbook_is_sound_and_says_why(name: str) -> None:
+    runbook = load(find(name)).runbook
+    assert runbook.title
+    assert runbook.description
+    for phase in runbook.phases:
+        assert phase.why, f"{name}.{phase.id} does not say what it is for"
+
+
+def test_a_shipped_runbook_is_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = {find(name) for name in ("runbooks/smoke_cpu.yaml", "smoke_cpu.yaml", "smoke_cpu", "runbooks/smoke_cpu")}
+    assert len(found) == 1
+    assert found.pop().read_text() == (ROOT / "runbooks" / "smoke_cpu.yaml").read_text()
+
+
+def test_a_file_of_ones_own_goes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    own = tmp_path / "runbooks" / "smoke_cpu.yaml"
+    own.parent.mkdir()
+    own.write_text("mine")
+    assert find("runbooks/smoke_cpu.yaml").read_text() == "mine"
+    with pytest.raises(RunbookError, match=r"a folder, not a runbook(.|\n)*smoke_cpu\.yaml"):
+        find("runbooks")
+
+
+def test_a_runbook_that_is_not_there_names_the_nearest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        RunbookError, match=r"smok\.yaml: there is no such file or runbook(.|\n)*did you mean smoke_cpu"
+    ):
+        find("smok.yaml")
+    with pytest.raises(RunbookError, match="no such file"):
+        find("elsewhere/smoke_cpu.yaml")
+
+
+def test_the_smoke_test_needs_no_gpu_and_few_starts() -> None:
+    runbook = load(find("smoke_cpu")).runbook
+    assert runbook.hardware.gpus == 0
+    assert [phase.id for phase in runbook.phases] == [
+        *("preflight", "sanity", "baseline", "buckets", "single", "accumulation", "soak"),
+    ]
+    starts = 0
+    for phase in runbook.phases:
+        if isinstance(phase, TrainingPhase):
+            arms = len(next(iter(phase.over.values()))) if isinstance(phase, SweepPhase) else 1
+            starts += arms * (phase.repeats or 1)
+    assert starts <= 10, "each start costs seconds, and the whole must end within two minutes"
+    assert not any("tok/s" in item.expr for phase in runbook.phases for item in phase.accept), "no absolute rates"
+
+
+def test_the_two_gpu_runbook_has_the_figures_it_was_written_for() -> None:
+    runbook = load(find("ddp_2xa100")).runbook
+    assert (runbook.hardware.gpus, runbook.hardware.name) == (2, "A100.*80GB")
+    baseline, buckets, soak = runbook.phase("baseline"), runbook.phase("buckets"), runbook.phase("soak")
+    assert "toks_per_s.mean >= 39 tok/s" in [item.expr for item in baseline.accept]
+    assert isinstance(buckets, SweepPhase)
+    assert buckets.over == {"env.NSA_DDP_BUCKET_MB": (25, 50, 100)}
+    assert buckets.repeats == 4
+    assert isinstance(soak, TrainingPhase)
+    assert soak.steps == 1200
+
+
+def test_the_reference_in_docs_is_current() -> None:
+    current = (ROOT / "docs" / "runbook-reference.md").read_text(encoding="utf-8")
+    assert current == reference_markdown(), "run python -m validator.runbook > docs/runbook-reference.md"
+
+
+def test_the_reference_names_every_key_metric_and_scalar() -> None:
+    text = reference_markdown()
+    for model in PHASE_MODELS.values():
+        for key in key_names(model):
+            assert f"`{key}`" in text or f"`{key}:" in text
+    for name in (*METRICS, *SCALARS):
+        assert f"`{name}`" in text
+
+
+def test_the_schema_is_plain_json_and_knows_the_kinds() -> None:
+    schema = json_schema()
+    assert json.loads(json.dumps(schema)) == schema
+    assert schema["$schema"].endswith("2020-12/schema")
+    assert set(schema["properties"]) >= {"schema", "name", "phases"}
+    assert {"TrainPhase", "SweepPhase", "AbPhase", "SoakPhase"} <= set(schema["$defs"])
