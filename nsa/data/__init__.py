@@ -32,7 +32,11 @@ def open_sources(config: DataConfig, tokenizer: Tokenizer, *, seed: int) -> Sour
     """
     if config.data == "local":
         from nsa.data.local import open_local
+        from nsa.data.shards import is_shard_folder, open_shards
 
+        assert config.data_path is not None, "checked with the configuration"
+        if is_shard_folder(config.data_path):
+            return open_shards(config, tokenizer, seed=seed)
         return open_local(config, tokenizer, seed=seed)
     from nsa.data.synthetic import open_synthetic
 

@@ -1,0 +1,111 @@
+"""Token shards: a corpus tokenized once, read by memory map ever after.
+
+A folder holds `shards.json` and files of raw little-endian uint16 tokens. `shards.json` is written last and names
+the tokenizer, so that shards are never read with another one, nor half-made ones at all.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nsa.config import DataConfig
+from nsa.data.source import DataError, SampleSource, Sources, sample_rng
+from nsa.data.tokenizer import Tokenizer
+
+__all__ = ["MANIFEST", "ShardWindows", "is_shard_folder", "open_shards", "read_manifest"]
+
+MANIFEST = "shards.json"
+SCHEMA_VERSION = 1
+
+
+def is_shard_folder(data_path: str) -> bool:
+    """Whether `data_path` is a folder made by `nsa.prepare`."""
+    return (Path(data_path) / MANIFEST).is_file()
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The content of `shards.json`. Raises DataError when it is unreadable or of another schema."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        version = manifest["schema_version"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{folder / MANIFEST} cannot be read: {error!r}; prepare the corpus again") from None
+    if version != SCHEMA_VERSION:
+        raise DataError(f"{folder / MANIFEST} has schema {version}, expected {SCHEMA_VERSION}: prepare it again")
+    return dict(manifest)
+
+
+class ShardWindows:
+    """Windows of S+1 tokens over memory-mapped shards, in a new random order every epoch.
+
+    A window lies within one shard; the few tokens after a shard's last whole window are not used.
+    """
+
+    def __init__(self, files: Sequence[Path], *, seq_len: int, seed: int) -> None:
+        self._maps = [np.memmap(path, dtype="<u2", mode="r") for path in files]
+        self._seq_len, self._seed = seq_len, seed
+        self._starts = np.cumsum([0, *((len(m) - 1) // seq_len for m in self._maps)])
+        self.n_windows = int(self._starts[-1])
+        self._epoch, self._order = -1, np.empty(0, np.int64)
+
+    def batch(self, indices: Sequence[int]) -> np.ndarray:
+        """See SampleSource.batch."""
+        out = np.empty((len(indices), self._seq_len + 1), np.int64)
+        for row, index in enumerate(indices):
+            epoch, position = divmod(index, self.n_windows)
+            if epoch != self._epoch:
+                self._order = sample_rng(self._seed, 1, epoch).permutation(self.n_windows)
+                self._epoch = epoch
+            window = int(self._order[position])
+            shard = int(np.searchsorted(self._starts, window, "right")) - 1
+            start = (window - int(self._starts[shard])) * self._seq_len
+            out[row] = self._maps[shard][start : start + self._seq_len + 1]
+        return out
+
+
+def _open_split(folder: Path, entries: list[dict[str, Any]], config: DataConfig, seed: int) -> SampleSource | None:
+    files = []
+    for entry in entries:
+        path = folder / entry["file"]
+        size = path.stat().st_size if path.is_file() else -1
+        if size != 2 * entry["tokens"]:
+            raise DataError(
+                f"{path} has {max(size, 0)} bytes, {MANIFEST} says {2 * entry['tokens']}: prepare the corpus again"
+            )
+        if entry["tokens"] > config.seq_len:
+            files.append(path)
+    return ShardWindows(files, seq_len=config.seq_len, seed=seed) if files else None
+
+
+def open_shards(config: DataConfig, tokenizer: Tokenizer, *, seed: int) -> Sources:
+    """Sources over a prepared folder.
+
+    Raises DataError when another tokenizer made it, a file is missing or cut short, or no window fits.
+    """
+    assert config.data_path is not None, "checked with the configuration"
+    folder = Path(config.data_path)
+    manifest = read_manifest(folder)
+    if manifest["tokenizer"] != tokenizer.name:
+        raise DataError(
+            f"{folder} was prepared with tokenizer={manifest['tokenizer']}, not {tokenizer.name}: set tokenizer, or "
+            "prepare again"
+        )
+    train = _open_split(folder, manifest["train"], config, seed)
+    val = _open_split(folder, manifest["val"], config, seed)
+    if train is None:
+        raise DataError(f"{folder}: no shard holds seq_len + 1 = {config.seq_len + 1} tokens: choose a smaller seq_len")
+    if config.val_every and val is None:
+        raise DataError(f"val_every={config.val_every} but {folder} has no validation window: set val_every=0")
+    info = {
+        "shards": len(manifest["train"]) + len(manifest["val"]),
+        "documents": manifest["documents"],
+        "train_tokens": sum(e["tokens"] for e in manifest["train"]),
+        "val_tokens": sum(e["tokens"] for e in manifest["val"]),
+        "val_split": "document",
+    }
+    return Sources(train=train, val=val, info=info)

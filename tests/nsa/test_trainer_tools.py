@@ -1,0 +1,145 @@
+"""The commands beside training: prepare a corpus, continue a text, measure a machine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nsa.prepare
+from nsa.config import DataConfig
+from nsa.data import DataError, open_sources, open_tokenizer
+from nsa.data.local import is_held_out
+from nsa.generate import generate, load_model
+from nsa.generate import main as generate_main
+from nsa.prepare import main as prepare_main
+from nsa.prepare import prepare
+
+Train = Callable[..., int]
+BYTES = open_tokenizer("byte")
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    for i in range(40):
+        (folder / f"{i:02}.txt").write_text(f"this is document {i}, with some words in it. " * (i % 4 + 1))
+    return folder
+
+
+def shards(path: Path, **changes: Any) -> DataConfig:
+    return DataConfig(data="local", data_path=str(path), seq_len=16, **changes)
+
+
+def test_shards_hold_the_corpus_and_train_like_it(tmp_path: Path, corpus: Path) -> None:
+    manifest = prepare(str(corpus), tmp_path / "shards", val_fraction=0.2, part_mib=0.001)
+    assert len(manifest["train"]) > 2
+    texts = [p.read_text() for p in sorted(corpus.iterdir())]
+    for split, held_out in (("train", False), ("val", True)):
+        tokens = [np.fromfile(tmp_path / "shards" / e["file"], "<u2") for e in manifest[split]]
+        documents = np.split(np.concatenate(tokens), np.flatnonzero(np.concatenate(tokens) == BYTES.eos_id) + 1)
+        expected = [t for t in texts if is_held_out(t, 0.2) == held_out]
+        assert [BYTES.decode(d.tolist()) for d in documents if len(d)] == expected
+
+    sources = open_sources(shards(tmp_path / "shards", val_every=1), BYTES, seed=1)
+    assert sources.val is not None
+    assert sources.info["documents"] == 40
+    n = sources.train.n_windows  # type: ignore[attr-defined]
+    first, second = sources.train.batch(range(n)), sources.train.batch(range(n, 2 * n))
+    assert first.shape == (n, 17)
+    assert sorted(map(tuple, first)) == sorted(map(tuple, second))
+    assert (first != second).any()
+
+
+def test_an_interrupted_preparation_goes_on(tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = prepare(str(corpus), tmp_path / "whole", part_mib=0.001)
+    tokenized: list[str] = []
+    read = nsa.prepare.read_documents
+
+    def counted(path: Path, field: str) -> Any:
+        if len(tokenized) == 25:
+            raise KeyboardInterrupt
+        tokenized.append(path.name)
+        return read(path, field)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(nsa.prepare, "read_documents", counted)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(str(corpus), tmp_path / "cut", part_mib=0.001)
+    with pytest.raises(DataError, match="no file matches"):  # not usable before it is whole
+        open_sources(shards(tmp_path / "cut"), BYTES, seed=1)
+    first = set(tokenized)
+    tokenized.clear()
+    tokenized.extend(["-"] * 26)
+    monkeypatch.setattr(nsa.prepare, "read_documents", counted)
+    assert prepare(str(corpus), tmp_path / "cut", part_mib=0.001) == whole
+    assert 0 < len(first & set(tokenized)) < 15  # only the part that was cut is read again
+
+
+def test_preparing_into_another_corpus_is_refused(tmp_path: Path, corpus: Path) -> None:
+    prepare(str(corpus), tmp_path / "shards")
+    with pytest.raises(DataError, match="holds parts of another corpus or of other settings"):
+        prepare(str(corpus), tmp_path / "shards", val_fraction=0.5)
+
+
+def test_damaged_or_foreign_shards_are_refused(tmp_path: Path, corpus: Path) -> None:
+    manifest = prepare(str(corpus), tmp_path / "shards")
+    path = tmp_path / "shards" / manifest["train"][0]["file"]
+    path.write_bytes(path.read_bytes()[:-2])
+    with pytest.raises(DataError, match=r"train_00000\.bin has \d+ bytes"):
+        open_sources(shards(tmp_path / "shards"), BYTES, seed=1)
+    record = tmp_path / "shards" / "shards.json"
+    record.write_text(record.read_text().replace('"tokenizer": "byte"', '"tokenizer": "gpt2"'))
+    with pytest.raises(DataError, match="prepared with tokenizer=gpt2, not byte"):
+        open_sources(shards(tmp_path / "shards"), BYTES, seed=1)
+
+
+def test_prepare_command(tmp_path: Path, corpus: Path, capsys: Any) -> None:
+    assert prepare_main([str(corpus), str(tmp_path / "s"), "--val-fraction", "0"]) == 0
+    assert "40 documents" in capsys.readouterr().out
+    assert prepare_main([str(tmp_path / "nowhere"), str(tmp_path / "t")]) == 2
+    assert "no file matches" in capsys.readouterr().err
+
+
+@pytest.fixture
+def trained(tmp_path: Path, train: Train) -> Path:
+    (tmp_path / "text.txt").write_text("abcdefgh" * 400)
+    data = ["--data", "local", "--data-path", str(tmp_path / "text.txt"), "--lr", "1e-2"]
+    assert train(tmp_path / "run", "--steps", "60", "--save-final", *data) == 0
+    return tmp_path / "run"
+
+
+def test_a_trained_model_continues_its_text_with_and_without_caches(trained: Path, capsys: Any) -> None:
+    model, tokenizer = load_model(trained)
+    ids = tokenizer.encode("abcdefghabcdefgh").tolist()
+    settings = {"max_new_tokens": 24, "vocab_size": 257, "eos_id": 256, "temperature": 0.0}
+    cached = list(generate(model, ids, **settings))  # type: ignore[arg-type]
+    whole = list(generate(model, ids, use_cache=False, **settings))  # type: ignore[arg-type]
+    assert tokenizer.decode(cached) == "abcdefgh" * 3
+    assert cached == whole
+
+    arguments = ["--prompt", "abcdefghab", "--max-new-tokens", "6", "--temperature", "0", "--device", "cpu"]
+    assert generate_main([str(trained), *arguments]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "abcdefghabcdefgh"
+
+
+def test_nothing_to_load_is_said(tmp_path: Path, capsys: Any) -> None:
+    assert generate_main([str(tmp_path)]) == 2
+    assert "no sound checkpoint" in capsys.readouterr().err
+
+
+def test_sampling_is_seeded_and_never_draws_padding(trained: Path) -> None:
+    model, _ = load_model(trained)
+    settings: dict[str, Any] = {"max_new_tokens": 30, "vocab_size": 257, "eos_id": -1, "temperature": 50.0}
+    first, again = (list(generate(model, [97], seed=3, **settings)) for _ in range(2))
+    assert first == again
+    assert first != list(generate(model, [97], seed=4, **settings))
+    assert max(first) < 257
+    top = list(generate(model, [97], top_k=1, **settings))
+    assert top == list(generate(model, [97], **{**settings, "temperature": 0.0}))
+    assert json.dumps(top)
