@@ -19,6 +19,7 @@ from validator.execute.halt import HALT_FILE, write_halt
 from validator.execute.journal import Journal
 from validator.execute.launch import Launch, prepare, start
 from validator.execute.monitor import Look, Monitor
+from validator.execute.procfs import oom_kills
 from validator.execute.progress import Progress
 from validator.execute.stop import Grace, Stopped, await_exit, clear_leftovers, stop
 from validator.execute.tree import ProcessTree
@@ -79,6 +80,7 @@ class _Running:
     monitor: Monitor
     gpus: Gpus
     started: float
+    oom_kills_before: int
     noted: set[str] = field(default_factory=set)
     bundle: tuple[Path, ...] = ()
 
@@ -89,7 +91,11 @@ def run_attempt(spec: RunSpec, request: AttemptRequest, *, number: int, used_por
     What cannot be started is an attempt that ended for reason `infrastructure`, not an exception.
     """
     began, clock = datetime.now(timezone.utc).isoformat(timespec="milliseconds"), time.monotonic()
-    request.guardian.ensure()
+    if request.cancel.requested:
+        why = f"was not started: stopped by the user ({request.cancel.why})"
+        return Ended(_not_started(spec, request, number, began, "interrupted", why))
+    if not request.guardian.ensure():
+        request.journal.append("guardian_replaced", pid=request.guardian.pid)
     tree = ProcessTree(token=request.token, spare=(request.guardian.pid,))
     try:
         launch = prepare(spec, run_dir=request.run_dir, token=request.token, used_ports=used_ports)
@@ -98,7 +104,9 @@ def run_attempt(spec: RunSpec, request: AttemptRequest, *, number: int, used_por
         clock = time.monotonic()
         process = start(launch)
     except OSError as error:
-        return Ended(_not_started(spec, request, number, began, time.monotonic() - clock, error))
+        what = error.filename if isinstance(error.filename, str) else spec.argv[0]
+        why = f"could not be started: {error.strerror or error} ({what})"
+        return Ended(_not_started(spec, request, number, began, "infrastructure", why))
     tree.watch(process.pid)
     try:
         running = _Running(
@@ -112,17 +120,21 @@ def run_attempt(spec: RunSpec, request: AttemptRequest, *, number: int, used_por
             ),
             gpus=gpus,
             started=clock,
+            oom_kills_before=oom_kills(),
         )
         request.journal.append(
             "attempt_started", run=spec.id, number=number, pid=process.pid, command=launch.argv, marker=request.token
         )
         ending = _watch(running)
+        duration = time.monotonic() - clock
         stopped = _end(running, ending)
     except BaseException:
         tree.kill(within_s=request.grace.kill_s)
-        process.wait()
+        with suppress(subprocess.TimeoutExpired):  # one that even SIGKILL does not remove must not hide the error
+            process.wait(timeout=request.grace.kill_s)
         raise
-    duration = time.monotonic() - clock
+    if ending is not None:
+        duration = time.monotonic() - clock
     _tidy(running, memory_before if ending or stopped.killed else None)
     return _ended(running, number, began, duration, ending, stopped)
 
@@ -181,7 +193,7 @@ def _end(running: _Running, ending: _Ending | None) -> Stopped:
 
     if ending is None:
         return clear_leftovers(running.process, running.tree, grace=grace, urgent=urgent)
-    _show(running, running.monitor.look(state="stopping"))
+    _show(running, running.monitor.look(state="stopping", note=ending.detail))
     if ending.evidence and not urgent():
         running.bundle = _save_evidence(running, ending)
     if ending.code is not None:
@@ -189,7 +201,7 @@ def _end(running: _Running, ending: _Ending | None) -> Stopped:
         if ending.reason == "halted":
             await_exit(running.process, within_s=grace.halt_s, urgent=urgent)
     if ending.reason == "stalled":
-        last_stacks(running.tree, running.tree.scan())
+        last_stacks(running.tree, running.tree.scan(), within_s=grace.stacks_s)
     return stop(running.process, running.tree, launcher=running.spec.launcher, grace=grace, urgent=urgent)
 
 
@@ -217,9 +229,13 @@ def _ended(
     out, rc = running.launch.out, running.process.returncode
     look = running.monitor.look(state="ended")
     _show(running, look)
+    for anomaly in look.anomalies:
+        _note_anomaly(running, anomaly.code, anomaly.message, anomaly.step)
     port_taken = ending is None and rc != 0 and says_port_in_use(out, running.launch.port)
     reason: Reason = "exited" if ending is None else ending.reason
-    detail = ending.detail if ending is not None else describe_exit(rc, out=out, step=look.progress.step)
+    killed_by_kernel = oom_kills() - running.oom_kills_before if rc != 0 else 0
+    exited = describe_exit(rc, out=out, step=look.progress.step, oom_kills=killed_by_kernel)
+    detail = exited if ending is None else ending.detail
     if port_taken:
         reason, detail = "infrastructure", f"master port {running.launch.port} was taken by another program: {detail}"
     elif ending is None and rc != 0 and (out / HALT_FILE).exists():
@@ -253,18 +269,17 @@ def _leftover_clause(ending: _Ending | None, stopped: Stopped) -> str:
 
 
 def _not_started(
-    spec: RunSpec, request: AttemptRequest, number: int, began: str, duration_s: float, error: OSError
+    spec: RunSpec, request: AttemptRequest, number: int, began: str, reason: Reason, detail: str
 ) -> Attempt:
-    what = error.filename if isinstance(error.filename, str) else spec.argv[0]
     return Attempt(
         number=number,
         command=tuple(request.redact(part) for part in spec.argv),
         pid=None,
         started=began,
-        duration_s=duration_s,
+        duration_s=0.0,
         rc=None,
-        reason="infrastructure",
-        detail=request.redact(f"could not be started: {error.strerror or error} ({what})"),
+        reason=reason,
+        detail=request.redact(detail),
     )
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from validator.execute.gpu import Gpus
-from validator.execute.procfs import Stat, catches, cmdline, environ, field_of_status
+from validator.execute.procfs import Stat, catches, cmdline, environ, field_of_status, read_stat
 from validator.execute.tree import ProcessTree
 
 __all__ = ["Evidence", "last_stacks", "save_evidence"]
@@ -62,12 +62,12 @@ def save_evidence(evidence: Evidence, tree: ProcessTree) -> tuple[Path, ...]:
     return tuple(evidence.files)
 
 
-def last_stacks(tree: ProcessTree, processes: Sequence[Stat]) -> tuple[Stat, ...]:
+def last_stacks(tree: ProcessTree, processes: Sequence[Stat], *, within_s: float) -> tuple[Stat, ...]:
     """End processes that could not tell their stacks otherwise, in the one way that makes them tell: SIGABRT.
 
     Python's faulthandler, switched on by PYTHONFAULTHANDLER, then writes every thread's stack to standard error.
     Only a process that catches SIGABRT and neither SIGUSR1 nor SIGTERM is ended so: SIGTERM would end it just as
-    abruptly. Returns the processes that were.
+    abruptly. They get `within_s` to write. Returns the processes that were ended so.
     """
     chosen = tuple(
         stat
@@ -77,7 +77,15 @@ def last_stacks(tree: ProcessTree, processes: Sequence[Stat]) -> tuple[Stat, ...
         and not catches(stat.pid, signal.SIGTERM)
     )
     tree.signal(signal.SIGABRT, chosen)
+    until = time.monotonic() + within_s
+    while time.monotonic() < until and any(_still(stat) for stat in chosen):
+        time.sleep(0.01)
     return chosen
+
+
+def _still(stat: Stat) -> bool:
+    now = read_stat(stat.pid)
+    return now is not None and now.id == stat.id and now.alive and now.state != "T"
 
 
 def _save_machine(evidence: Evidence) -> None:

@@ -74,7 +74,11 @@ class Guardian:
         self._send(_GOODBYE + b"\n")
         os.close(self._write_fd)
         self._write_fd = -1
-        self._process.wait()
+        try:
+            self._process.wait(timeout=2.0)
+        except Exception:  # noqa: BLE001 -- somebody has stopped it; it is of no use any more
+            self._process.kill()
+            self._process.wait()
         self._process = None
 
     def __enter__(self) -> Guardian:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from validator.execute.capture import LogCap, logs_below, trim_while_written
@@ -12,14 +12,14 @@ from validator.execute.follow import Record, RunFollower
 from validator.execute.gpu import Gpus
 from validator.execute.progress import Progress, ProgressState
 from validator.execute.tree import ProcessTree
-from validator.execute.watchdog import Activity, Anomaly, AnomalyRules, Pace, Silence, judge_silence
+from validator.execute.watchdog import Activity, Anomaly, AnomalyRules, CpuMeter, Pace, Silence, judge_silence
 from validator.model.plan import RunSpec
 
 __all__ = ["Look", "Monitor"]
 
 _LOOK_S = 1.0
 _SCAN_SHARE = 0.005  # of a core, at most, goes into looking for new processes
-_CPU_WINDOW_S = 30.0
+_GPU_WINDOW_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Monitor:
         self.follower = RunFollower(out=out, metrics=spec.metrics, ranks=spec.world_size)
         self.pace = Pace(started=started)
         self._rules = AnomalyRules(spec.watchdog) if spec.watchdog else None
-        self._cpu: deque[tuple[float, float]] = deque()
+        self._cpu = CpuMeter(spec.watchdog) if spec.watchdog else None
         self._gpu_samples: deque[tuple[float, bool, bool]] = deque()
         self._next_scan = started + 0.2
         self._next_trim = started + 0.5
@@ -57,8 +57,8 @@ class Monitor:
         """Time between looks: the watchdog's, but often enough for a live display."""
         return min(_LOOK_S, self._spec.watchdog.interval) if self._spec.watchdog else _LOOK_S
 
-    def look(self, *, state: ProgressState | None = None) -> Look:
-        """Read what is new and judge it."""
+    def look(self, *, state: ProgressState | None = None, note: str | None = None) -> Look:
+        """Read what is new and judge it. `state` and `note` replace what the look itself would say."""
         now = time.monotonic()
         records = self.follower.look(now=now)
         self._advance(records, now)
@@ -66,16 +66,15 @@ class Monitor:
         silence = self._judge_silence(now)
         if silence is not None and silence.verdict == "fine":
             silence = None
-        return Look(self._progress(now, state=state, silence=silence), self._judge_records(records), silence)
+        progress = self._progress(now, state=state, silence=silence)
+        if note is not None:
+            progress = replace(progress, note=note)
+        return Look(progress, self._judge_records(records), silence)
 
     def activity(self, now: float) -> Activity:
         """What the processes did lately."""
-        cores = None
-        if len(self._cpu) >= 2 and self._cpu[-1][0] > self._cpu[0][0]:
-            (first, before), (last, after) = self._cpu[0], self._cpu[-1]
-            cores = max(0.0, after - before) / (last - first)
         return Activity(
-            cpu_cores=cores,
+            cpu_cores=self._cpu.cores if self._cpu else None,
             gpu_working=any(working for _, working, _ in self._gpu_samples) if self._gpu_samples else None,
             gpu_spinning=any(spinning for _, _, spinning in self._gpu_samples),
             stopped=tuple(stat.pid for stat in self._tree.living() if stat.state == "T"),
@@ -107,17 +106,11 @@ class Monitor:
             self._next_trim = now + self.interval_s
             for path in logs_below(self._out / "logs"):
                 trim_while_written(path, cap=self._cap)
-        if self._rules is None:
-            return
-        self._cpu.append((now, self._tree.cpu_seconds()))
-        window = max(_CPU_WINDOW_S, 2 * self.interval_s)
-        if self._spec.watchdog is not None:  # a short limit must not be judged by what was long before it
-            window = min(window, max(self._spec.watchdog.stall / 2, 2 * self.interval_s))
-        while len(self._cpu) > 2 and now - self._cpu[1][0] >= window:
-            self._cpu.popleft()
-        self._sample_gpus(now, window)
+        if self._cpu is not None:
+            self._cpu.add(now, self._tree.cpu_seconds())
+            self._sample_gpus(now)
 
-    def _sample_gpus(self, now: float, window: float) -> None:
+    def _sample_gpus(self, now: float) -> None:
         """Ask NVML only once the run has been silent for a while; a busy run needs no witness."""
         assert self._spec.watchdog is not None, "called with a watchdog only"
         if not self._gpus or self.pace.silence(now) < self._spec.watchdog.stall / 2:
@@ -127,7 +120,7 @@ class Monitor:
         working = any((state.memory_utilization_pct or 0) >= 1 for state in states)
         spinning = any((state.utilization_pct or 0) >= 90 for state in states)
         self._gpu_samples.append((now, working, spinning))
-        while self._gpu_samples and now - self._gpu_samples[0][0] > window:
+        while self._gpu_samples and now - self._gpu_samples[0][0] > _GPU_WINDOW_S:
             self._gpu_samples.popleft()
 
     def _judge_records(self, records: tuple[Record, ...]) -> tuple[Anomaly, ...]:

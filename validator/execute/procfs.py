@@ -16,10 +16,12 @@ __all__ = [
     "Stat",
     "all_stats",
     "catches",
+    "children_of",
     "cmdline",
     "environ",
     "field_of_status",
     "has_variable",
+    "oom_kills",
     "read_stat",
 ]
 
@@ -82,6 +84,21 @@ def all_stats() -> Iterator[Stat]:
             yield stat
 
 
+def children_of(pid: int) -> Iterator[ProcessId]:
+    """Living children of a process; by a scan of all processes where the kernel keeps no lists of them."""
+    tasks = f"/proc/{pid}/task"
+    with os.scandir(tasks) as threads:
+        lists = [f"{thread.path}/children" for thread in threads]
+    if not os.path.exists(lists[0]):  # noqa: PTH110 -- a kernel without CONFIG_PROC_CHILDREN
+        yield from (stat.id for stat in all_stats() if stat.parent == pid)
+        return
+    for path in lists:
+        for child in _read(path).split():
+            stat = read_stat(int(child))
+            if stat is not None:
+                yield stat.id
+
+
 def environ(pid: int) -> dict[str, str]:
     """The environment that the process was started with; empty when it may not be read."""
     pairs = (item.partition(b"=") for item in _read(f"/proc/{pid}/environ").split(b"\0") if b"=" in item)
@@ -112,6 +129,14 @@ def catches(pid: int, signal_number: int) -> bool:
     """Whether the process handles the signal itself. Where unknown, False: the default action might kill it."""
     mask = field_of_status(pid, "SigCgt")
     return mask is not None and bool(int(mask, 16) >> (signal_number - 1) & 1)
+
+
+def oom_kills() -> int:
+    """Processes of this machine that the kernel has ended for lack of memory since boot; 0 where it does not say."""
+    for line in _read("/proc/vmstat").splitlines():
+        if line.startswith(b"oom_kill "):
+            return int(line.split()[1])
+    return 0
 
 
 def _read(path: str) -> bytes:

@@ -95,7 +95,9 @@ def _attempts(spec: RunSpec, request: AttemptRequest) -> Outcome:
             ports.append(ended.port)
         attempt = ended.attempt
         # Losing the race for a port is the supervisor's own doing, so it does not count against the run's retries.
-        again = (attempt.reason in _RETRIED and retries > 0) or (ended.port_taken and len(ports) < 3)
+        # What could not even be started will not start a moment later either.
+        again = attempt.reason in _RETRIED and attempt.pid is not None and retries > 0
+        again = again or (ended.port_taken and len(ports) < 3)
         again = again and not request.cancel.requested
         if again:
             retries -= 0 if ended.port_taken else 1

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 
-from validator.execute.procfs import ProcessId, Stat, all_stats, has_variable, read_stat
+from validator.execute.procfs import ProcessId, Stat, all_stats, children_of, has_variable, read_stat
 
 __all__ = ["TOKEN_VARIABLE", "ProcessTree", "become_subreaper", "end_marked"]
 
@@ -54,8 +54,8 @@ class ProcessTree:
         self._unmarked = _unmarked.setdefault(self._needle, set())
         self._ended_cpu_s = 0.0
         self._root: int | None = None
-        self._root_ticks = 0
         become_subreaper()
+        self._own_children = frozenset(children_of(me))
 
     def watch(self, root: int) -> None:
         """Take `root`, just started by this process, as the root of the run."""
@@ -63,7 +63,6 @@ class ProcessTree:
         stat = read_stat(root)
         if stat is not None:
             self._known[stat.id] = stat
-            self._root_ticks = stat.id.start_ticks
 
     def scan(self, *, deep: bool = False) -> tuple[Stat, ...]:
         """The run's living processes now, by pid.
@@ -143,11 +142,11 @@ class ProcessTree:
     def _adopted(self, stat: Stat) -> bool:
         """Whether it is a child that this process did not start itself: an orphan of the run.
 
-        This process's own helpers share its session, and whatever it started before the run is older.
+        Children from before the run are known by identity, and helpers that are started meanwhile share this session.
         """
         if stat.parent != self._me or self._root is None or not _subreaper:
             return False
-        return stat.session != self._session and stat.id.start_ticks >= self._root_ticks
+        return stat.session != self._session and stat.id not in self._own_children
 
     def _reap(self, processes: Iterable[Stat]) -> None:
         """Bury adopted zombies; the root is left to whoever started it."""

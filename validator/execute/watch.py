@@ -15,7 +15,7 @@ from validator.execute.cancel import CancelToken
 from validator.execute.follow import RunFollower
 from validator.execute.halt import write_halt
 from validator.execute.procfs import ProcessId, all_stats, catches, read_stat
-from validator.execute.watchdog import Activity, AnomalyRules, Pace, judge_silence
+from validator.execute.watchdog import Activity, AnomalyRules, CpuMeter, Pace, judge_silence
 from validator.model.runbook import BUNDLED_METRICS, TrainerMetrics, Watchdog
 
 __all__ = ["WatchEvent", "watch"]
@@ -79,7 +79,7 @@ class _Watcher:
         self._rules = AnomalyRules(limits)
         self._pace = Pace(started=time.monotonic())
         self._processes: dict[int, ProcessId] = {}
-        self._cpu: tuple[float, float] | None = None
+        self._cpu = CpuMeter(limits)
         self._told: set[str] = set()
 
     def look(self) -> list[WatchEvent]:
@@ -106,7 +106,7 @@ class _Watcher:
     def _judge_silence(self, activity: Activity, now: float) -> list[WatchEvent]:
         silence = judge_silence(self._pace, self._limits, activity, now=now)
         code = {"fine": "fine", "slow": "slow", "stalled": "stall"}[silence.verdict]
-        if code == "fine" or code in self._told:
+        if code == "fine" or code in self._told or "stall" in self._told:
             return []
         self._told.add(code)
         if code == "slow":
@@ -153,15 +153,10 @@ class _Watcher:
         if not living:
             return Activity()
         stats = {stat.pid: stat for stat in all_stats()}
-        mine = {pid for pid in stats if _descends(pid, living, {p: s.parent for p, s in stats.items()})}
-        used = sum(stats[pid].cpu_s for pid in mine)
-        before, self._cpu = self._cpu, (now, used)
-        cores = None
-        if before is not None and now > before[0]:
-            cores = max(0.0, used - before[1]) / (now - before[0])
-        return Activity(
-            cpu_cores=cores, stopped=tuple(pid for pid in living if pid in stats and stats[pid].state == "T")
-        )
+        parents = {pid: stat.parent for pid, stat in stats.items()}
+        self._cpu.add(now, sum(stat.cpu_s for pid, stat in stats.items() if _descends(pid, living, parents)))
+        stopped = tuple(pid for pid in living if pid in stats and stats[pid].state == "T")
+        return Activity(cpu_cores=self._cpu.cores, stopped=stopped)
 
     def _progress_sentence(self) -> str:
         latest = self._follower.latest

@@ -18,7 +18,7 @@ from validator.execute.follow import Record
 from validator.model.runbook import Watchdog
 from validator.model.units import format_duration
 
-__all__ = ["Activity", "Anomaly", "AnomalyRules", "Pace", "Silence", "judge_silence"]
+__all__ = ["Activity", "Anomaly", "AnomalyRules", "CpuMeter", "Pace", "Silence", "judge_silence", "silence_limit_s"]
 
 BUSY_PATIENCE = 4.0
 """A silent run that is busy may be silent this many times longer: a live-lock spins just as a long step does."""
@@ -163,6 +163,29 @@ class Pace:
     def silence(self, now: float) -> float:
         """Seconds since the step last advanced, or since the start."""
         return now - self.since
+
+
+class CpuMeter:
+    """CPU cores in use, over a window that ends now. The kernel counts in ticks of 10 ms, so a short window lies."""
+
+    def __init__(self, limits: Watchdog) -> None:
+        # Long enough to see a rhythm, but no longer than the silence that it is to explain.
+        self._window_s = max(2 * limits.interval, min(30.0, limits.stall))
+        self._samples: deque[tuple[float, float]] = deque()
+
+    def add(self, now: float, cpu_s: float) -> None:
+        """All processes together have used `cpu_s` seconds so far."""
+        self._samples.append((now, cpu_s))
+        while len(self._samples) > 2 and now - self._samples[1][0] >= self._window_s:
+            self._samples.popleft()
+
+    @property
+    def cores(self) -> float | None:
+        """Cores in use, None until there are two samples."""
+        if len(self._samples) < 2 or self._samples[-1][0] <= self._samples[0][0]:
+            return None
+        (first, before), (last, after) = self._samples[0], self._samples[-1]
+        return max(0.0, after - before) / (last - first)
 
 
 @dataclass(frozen=True)

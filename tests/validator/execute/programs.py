@@ -40,7 +40,7 @@ STALLS_WHILE_BEATING = (
 for step in range(1, 6):
     time.sleep(0.03); row(step); beat(step)
 while True:
-    time.sleep(0.05); beat(5)
+    time.sleep(0.2); beat(5)
 """
 )
 

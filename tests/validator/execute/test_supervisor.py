@@ -114,7 +114,8 @@ def test_death_by_a_signal_is_called_by_its_name(make_spec: Make, supervised: Ru
 def test_what_cannot_be_started_is_infrastructure(
     argv: tuple[str, ...], changes: dict[str, str], words: str, make_spec: Make, supervised: Run
 ) -> None:
-    outcome = supervised(make_spec(argv, **changes))
+    outcome = supervised(make_spec(argv, retries=2, **changes))
+    assert len(outcome.attempts) == 1
     assert (outcome.reason, outcome.rc, outcome.last.pid) == ("infrastructure", None, None)
     assert words in (outcome.last.detail or "")
 
@@ -304,6 +305,28 @@ def test_a_request_to_stop_ends_the_run_in_order(make_spec: Make, supervised: Ru
     assert (outcome.reason, outcome.rc) == ("interrupted", 7)
     assert len(outcome.attempts) == 1
     assert time.monotonic() - began < 3
+
+
+def test_after_a_request_to_stop_nothing_is_started(make_spec: Make, supervised: Run, run_dir: Path) -> None:
+    cancel = CancelToken()
+    cancel.request("received SIGINT")
+    outcome = supervised(make_spec(_command(f"touch {run_dir}/started"), retries=2), cancel=cancel)
+    cancel.close()
+    assert (outcome.reason, outcome.rc, outcome.last.pid) == ("interrupted", None, None)
+    assert not (run_dir / "started").exists()
+
+
+def test_leftovers_do_not_lengthen_the_run(make_spec: Make, supervised: Run) -> None:
+    outcome = supervised(make_spec(_command("setsid sleep 60 & exit 0"), launcher="exec"))
+    assert outcome.duration_s < 0.9  # waiting for it to go takes a second and more
+    assert len(outcome.last.killed) == 1
+
+
+def test_a_guardian_that_was_stopped_does_not_hold_up_the_end() -> None:
+    guardian = Guardian.start(token=secrets.token_hex(8))
+    os.kill(guardian.pid, signal.SIGSTOP)
+    guardian.close()
+    assert not runs(guardian.pid)
 
 
 def test_a_second_request_does_not_wait(make_spec: Make, supervised: Run) -> None:
