@@ -107,6 +107,8 @@ class _Worker:
             with suppress(OSError):
                 os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
+        if self.process is not None and self.process.stdout is not None:
+            self.process.stdout.close()
 
     def stop(self) -> None:
         """At the interpreter's end: nothing may be left running."""

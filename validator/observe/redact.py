@@ -58,7 +58,7 @@ _HINT = re.compile(
 
 def is_secret_name(name: str) -> bool:
     """Whether a value that goes under this name is taken for a secret."""
-    plain = _CAMEL.sub("_", name.lstrip("-"))
+    plain = _CAMEL.sub("_", name.lstrip("-")).replace("-", "_")
     return _NAME.search(plain) is not None and _HARMLESS.search(plain) is None
 
 

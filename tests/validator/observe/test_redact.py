@@ -1,0 +1,95 @@
+"""Twenty kinds of secrets, planted; and what merely looks like one."""
+
+from __future__ import annotations
+
+import pytest
+
+from validator.observe import redact, redact_env
+
+SECRET = "s3cr3tVALUE0123456789abcdefghij"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"HF_TOKEN={SECRET}",
+        f"export AWS_SECRET_ACCESS_KEY='{SECRET} two words'",
+        f'{{"password": "{SECRET}", "steps": 3}}',
+        f"password: {SECRET}",
+        f"dbPassword={SECRET}",
+        f"train.py --api-key {SECRET} --steps 3",
+        f"train.py --hf-token={SECRET} --steps 3",
+        f"curl -H 'Authorization: Bearer {SECRET}'",
+        f"curl -H 'X-Api-Key: {SECRET}'",
+        f"Proxy: Basic {SECRET}=",
+        f"git clone https://user:{SECRET}@host/repo.git",
+        f"git clone https://{SECRET}@host/repo.git",
+        f"redis://:{SECRET}@host:6379/0",
+        f"https://host/blob?sv=1&sig={SECRET}&x=2",
+        f"https://host/a?access_token={SECRET}",
+        f"SENTRY_DSN=https://{SECRET}@sentry.example/1",
+        f"WANDB_API_KEY={SECRET} python x.py",
+        f"MY_CREDENTIALS={SECRET}",
+        f"session_id={SECRET}; path=/",
+        f"client-secret = {SECRET}",
+        f"SSH_PRIVATE_KEY={SECRET}",
+        f"-----BEGIN RSA PRIVATE KEY-----\n{SECRET}\n-----END RSA PRIVATE KEY-----",
+        f"-----BEGIN OPENSSH PRIVATE KEY-----\n{SECRET}",
+    ],
+)
+def test_a_secret_under_a_telling_name_or_place_never_stays(text: str) -> None:
+    clean = redact(text)
+    assert SECRET not in clean
+    assert "two words" not in clean
+    assert "[redacted]" in clean
+    assert redact(clean) == clean, "what is clean stays as it is"
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        *("ghp_" + "a1" * 18, "github_pat_" + "a1" * 20, "glpat-" + "a1" * 10, "hf_" + "aB" * 17, "sk-" + "a1" * 20),
+        *("xoxb-123456789012-abcdef", "AKIA" + "A1" * 8, "AIza" + "a1" * 18, "ya29." + "a1" * 20),
+        *("npm_" + "a1" * 18, "pypi-" + "a1" * 20, "SG." + "a1" * 11 + "." + "b2" * 20),
+        "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.c2lnbmF0dXJl",
+    ],
+)
+def test_well_known_tokens_are_known_by_their_shape(token: str) -> None:
+    assert redact(f"loading with {token} now") == "loading with [redacted] now"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "step 20 loss 3.2 toks/s 4567 tokens_per_step=16384 tokens: 512",
+        "max_tokens=5 num_tokens: 3 n_tokens=4 tokens_seen=9",
+        "tokenizer=byte TOKENIZERS_PARALLELISM=false --tokenizer gpt2",
+        "pin_memory=True --pin-memory true",
+        "tests.passed=3 passed: 5",
+        "unexpected token '(' in expression",
+        "PATH=/usr/bin PYTHONPATH=/a:/b NCCL_DEBUG=INFO",
+        "https://host/path?step=3&seed=4",
+        "git@github.com:owner/repo.git ssh://git@host/repo",
+        "/runs/2024/baseline/r1/training.csv",
+        "'token': None",
+        "--steps 300 --lr 0.0003 --config m7c_125m",
+        "key=value",
+    ],
+)
+def test_plain_text_is_left_alone(text: str) -> None:
+    assert redact(text) == text
+
+
+def test_names_and_the_rest_of_the_line_stay_readable() -> None:
+    assert redact(f"a=1 HF_TOKEN={SECRET} b=2") == "a=1 HF_TOKEN=[redacted] b=2"
+    assert redact(f"https://me:{SECRET}@host/x?y=1") == "https://me:[redacted]@host/x?y=1"
+
+
+def test_variables_are_redacted_by_name_and_by_value() -> None:
+    found = redact_env({"HF_TOKEN": SECRET, "EMPTY_SECRET": "", "URL": f"https://u:{SECRET}@h/", "NCCL_ALGO": "Ring"})
+    assert found == {
+        "HF_TOKEN": "[redacted]",
+        "EMPTY_SECRET": "",
+        "URL": "https://u:[redacted]@h/",
+        "NCCL_ALGO": "Ring",
+    }
