@@ -50,8 +50,16 @@ def write_all(report: ValidationReport, charts: ChartData, run_dir: Path) -> Rep
 
 
 def render_json(report: ValidationReport) -> str:
-    """result.json: strict JSON. What JSON cannot write is null, but for `observed`, which says "NaN" or "Infinity"."""
-    return json.dumps(_strict(report.model_dump(mode="json")), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    """result.json: strict JSON, whatever the trainer put into its files.
+
+    What JSON cannot write is null, but for `observed`, which says "NaN" or "Infinity".
+    """
+    return (
+        json.dumps(
+            _strict(report.model_dump(mode="python", by_alias=True)), indent=2, ensure_ascii=False, allow_nan=False
+        )
+        + "\n"
+    )
 
 
 def _strict(value: Any, key: str = "") -> Any:
@@ -59,10 +67,10 @@ def _strict(value: Any, key: str = "") -> Any:
         name = "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
         return name if key == "observed" else None
     if isinstance(value, dict):
-        return {name: _strict(item, name) for name, item in value.items()}
-    if isinstance(value, list):
+        return {str(name): _strict(item, str(name)) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
         return [_strict(item) for item in value]
-    return value
+    return value if value is None or isinstance(value, (str, int, float)) else str(value)
 
 
 def write_atomic(path: Path, text: str) -> None:

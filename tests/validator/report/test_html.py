@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.validator.report import samples
+from tests.validator.report import pieces, samples
 from tests.validator.report.pages import Element, parse
 from validator.model.verdict import Artifact, ValidationReport
 from validator.report.html import render_html
@@ -191,7 +191,7 @@ def test_a_report_without_runs_checks_or_environment(pages: dict[str, str]) -> N
 def test_long_series_many_runs_and_many_files_stay_below_the_limit() -> None:
     report = samples.go()
     base = report.phases[2]
-    phases = tuple(base.model_copy(update={"id": f"p{i}", "runs": (samples.run_report(f"p{i}"),)}) for i in range(40))
+    phases = tuple(base.model_copy(update={"id": f"p{i}", "runs": (pieces.run_report(f"p{i}"),)}) for i in range(40))
     files = tuple(Artifact(path=f"runs/x/file{i}.json", bytes=i, sha256="0" * 64) for i in range(5000))
     big: ValidationReport = report.model_copy(update={"phases": phases, "artifacts": files})
     page = render_html(big, samples.charts(big, steps=600))

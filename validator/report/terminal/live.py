@@ -45,9 +45,6 @@ class LiveObserver:
         self._console = Console(
             file=stream or sys.stderr, no_color=not color, highlight=False, emoji=False, markup=False
         )
-        self._live = Live(
-            console=self._console, refresh_per_second=refresh_hz, transient=True, get_renderable=self._render
-        )
         self._plan: Plan | None = None
         self._phase: str | None = None
         self._phase_began_s = 0.0
@@ -55,6 +52,9 @@ class LiveObserver:
         self._progress: Progress | None = None
         self._seen_s = 0.0
         self._done: list[str] = []
+        self._live = Live(
+            console=self._console, refresh_per_second=refresh_hz, transient=True, get_renderable=self._render
+        )
 
     def __enter__(self) -> LiveObserver:
         return self

@@ -66,7 +66,7 @@ class PlainObserver:
     def phase_finished(self, phase: PhaseReport) -> None:
         """Say how a phase was judged."""
         duration = f" in {format_duration(phase.duration_s)}" if phase.duration_s is not None else ""
-        if phase.status in ("SKIPPED", "NOT_RUN"):
+        if not phase.ran and phase.status in ("SKIPPED", "NOT_RUN"):
             self._number += 1
         self._say(f"[{self._number}/{self._total}] {phase_line(phase)}{duration}")
 

@@ -6,6 +6,7 @@ import contextlib
 import shlex
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -20,7 +21,7 @@ from validator.report.terminal.observer import wants_color
 if TYPE_CHECKING:
     from validator.report.write import ReportPaths
 
-__all__ = ["finding_lines", "next_command", "print_summary", "summary_lines"]
+__all__ = ["by_severity", "finding_lines", "next_command", "print_summary", "summary_lines"]
 
 MAX_OPEN = 12
 """Criteria that are listed; the report has them all."""
@@ -43,7 +44,7 @@ def print_summary(report: ValidationReport, paths: ReportPaths, *, stream: TextI
 def summary_lines(report: ValidationReport, paths: ReportPaths, *, width: int = 80, color: bool = False) -> list[str]:
     """The summary as lines of about `width` columns."""
     view = decision_view(report)
-    lines = ["", paint(f"{view.word}  {one_line(report.runbook.name)}", f"{view.tone} bold", color=color)]
+    lines = ["", paint(f"{view.word}  {one_line(report.runbook.name, limit=48)}", f"{view.tone} bold", color=color)]
     lines += wrap(view.why, width=width)
     lines.append(paint(_counts(report), "muted", color=color))
     lines += _open_items(report, width=width, color=color)
@@ -73,7 +74,7 @@ def _open_items(report: ValidationReport, *, width: int, color: bool) -> list[st
         (phase, item)
         for phase in report.phases
         for item in judged_items(phase)
-        if item.status != "PASS" and phase.status not in ("NOT_RUN", "SKIPPED")
+        if item.status != "PASS" and (phase.ran or phase.status not in ("NOT_RUN", "SKIPPED"))
     ]
     order = ("FAIL", "INCONCLUSIVE", "SKIPPED", "NOT_RUN", "RUNNING")
     items.sort(key=lambda pair: (not (pair[0].required and pair[1].required), order.index(pair[1].status)))
@@ -104,22 +105,28 @@ def _item(phase: PhaseReport, item: Verdict | Check, *, width: int, color: bool)
 def _phases_not_run(report: ValidationReport, *, width: int, color: bool) -> list[str]:
     lines = []
     for phase in report.phases:
-        if phase.status in ("NOT_RUN", "SKIPPED"):
+        if report.decision != "IN_PROGRESS" and not phase.ran and phase.status in ("NOT_RUN", "SKIPPED"):
             view = status_view(phase.status)
-            told = wrap(f"{phase.id}: {phase.message}", width=width, indent="    ", first=f"  {view.sign} {view.word} ")
+            why = f"{phase.id}: {phase.message}" if phase.message else phase.id
+            told = wrap(why, width=width, indent="    ", first=f"  {view.sign} {view.word} ")
             lines += [paint(told[0], view.tone, color=color), *told[1:]]
     return lines
 
 
 def _findings(report: ValidationReport, *, width: int, color: bool) -> list[str]:
-    order = tuple(_FINDING_STYLE)
-    findings = sorted(report.findings, key=lambda finding: order.index(finding.severity))
+    findings = by_severity(report.findings)
     lines = ["", paint("Findings", "bold", color=color)] if findings else []
     for finding in findings[:MAX_FINDINGS]:
         lines += finding_lines(finding, width=width, color=color)
     if len(findings) > MAX_FINDINGS:
         lines.append(f"  … {len(findings) - MAX_FINDINGS} more in the report")
     return lines
+
+
+def by_severity(findings: Sequence[Finding]) -> list[Finding]:
+    """Vetoes first, then warnings, then information."""
+    order = tuple(_FINDING_STYLE)
+    return sorted(findings, key=lambda finding: order.index(finding.severity))
 
 
 def finding_lines(finding: Finding, *, width: int, color: bool) -> list[str]:
@@ -169,5 +176,5 @@ def _path(path: Path) -> str:
     """A path as it can be pasted: relative to where we are when it lies below."""
     with contextlib.suppress(ValueError):
         path = path.absolute().relative_to(Path.cwd())
-    text = str(path)
+    text = one_line(path)
     return shlex.quote(text if not text.startswith("-") else f"./{text}")

@@ -15,7 +15,7 @@ from validator.model.verdict import RunReport
 from validator.report.formats import format_interval, format_number, format_value, one_line, plural
 from validator.report.terminal.lines import paint, stream_width, text_table, wrap
 from validator.report.terminal.observer import wants_color
-from validator.report.terminal.summary import finding_lines
+from validator.report.terminal.summary import by_severity, finding_lines
 
 if TYPE_CHECKING:
     from validator.report.terminal import Inspected
@@ -122,7 +122,8 @@ def print_inspection(inspected: Inspected, *, stream: TextIO | None = None) -> N
     lines += _differences(run, width=width, color=color)
     for text in run.irregularities:
         lines += wrap(f"! {text}", width=width, indent="  ", first="")
-    findings = [line for finding in inspected.findings for line in finding_lines(finding, width=width, color=color)]
+    ordered = by_severity(inspected.findings)
+    findings = [line for finding in ordered for line in finding_lines(finding, width=width, color=color)]
     lines += ["", *([paint("Findings", "bold", color=color), *findings] if findings else ["No finding."])]
     _print(lines, out)
 
