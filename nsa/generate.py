@@ -35,7 +35,7 @@ def load_model(path: Path, *, device: str = "cpu") -> tuple[LanguageModel, Token
     state = load_checkpoint(found)
     saved = state["config"]
     known = {name: saved[name] for name in ModelConfig.__dataclass_fields__ if name in saved}
-    config = replace_flat(Config(), **known, prefill="auto").model
+    config = replace_flat(Config(), **(known | {"prefill": "auto"})).model
     model = LanguageModel(config)
     model.load_state_dict(state["model"])
     return model.to(device).eval(), open_tokenizer(saved["tokenizer"])

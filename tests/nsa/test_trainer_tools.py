@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,8 @@ from nsa.generate import generate, load_model
 from nsa.generate import main as generate_main
 from nsa.prepare import main as prepare_main
 from nsa.prepare import prepare
+from nsa.probe import bus_bandwidth_gb_s
+from nsa.probe import main as probe_main
 
 Train = Callable[..., int]
 BYTES = open_tokenizer("byte")
@@ -143,3 +148,49 @@ def test_sampling_is_seeded_and_never_draws_padding(trained: Path) -> None:
     top = list(generate(model, [97], top_k=1, **settings))
     assert top == list(generate(model, [97], **{**settings, "temperature": 0.0}))
     assert json.dumps(top)
+
+
+def test_the_probe_measures_this_machine(tmp_path: Path) -> None:
+    out = tmp_path / "probe.json"
+    assert probe_main(["--device", "cpu", "--gemm-size", "64", "--mib", "1", "--repeats", "3", "--out", str(out)]) == 0
+    record = json.loads(out.read_text())
+    assert set(record["rates"]) == {"gemm_bf16", "gemm_fp32", "copy"}  # what is not there is absent
+    for rate in record["rates"].values():
+        assert 0 < rate["worst"] <= rate["value"] <= rate["best"]
+    assert record["ranks"] == [record["rates"]]
+
+
+def test_two_processes_probe_their_all_reduce(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "nsa.probe",
+    ]
+    command += [
+        "--device",
+        "cpu",
+        "--gemm-size",
+        "64",
+        "--mib",
+        "1",
+        "--repeats",
+        "3",
+        "--out",
+        str(tmp_path / "p.json"),
+    ]
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    subprocess.run(command, check=True, timeout=120, capture_output=True, env=env)
+    record = json.loads((tmp_path / "p.json").read_text())
+    assert record["rates"]["all_reduce"]["backend"] == "gloo"
+    assert record["rates"]["all_reduce"]["value"] > 0
+    assert len(record["ranks"]) == 2
+
+
+def test_bus_bandwidth_is_that_of_nccl_tests() -> None:
+    assert bus_bandwidth_gb_s(10**9, 2, 0.5) == pytest.approx(2.0)
+    assert bus_bandwidth_gb_s(10**9, 8, 0.5) == pytest.approx(3.5)

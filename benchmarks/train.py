@@ -1,0 +1,136 @@
+"""Trainer throughput: the real `nsa.train`, run as a user runs it, read from its own files.
+
+    python benchmarks/train.py                                   # a CPU table in under a minute
+    python benchmarks/train.py --shapes 2048x32,32768x2 --dense  # 125M on the GPUs here, dense beside it
+    python benchmarks/train.py --telemetry                       # everything on against everything off
+
+Rates are medians over the steps after the warm-up; `first step` counts from the process's start to the end of
+its first optimizer step, imports and compilation included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+WARM_UP_STEPS = 10
+
+
+def _run(command: list[str], out: Path) -> tuple[float, list[dict[str, str]], dict[str, Any], list[dict[str, Any]]]:
+    """Run a trainer; returns its start (Unix seconds), CSV rows, env.json and heartbeats of rank 0."""
+    began = time.time()
+    done = subprocess.run([*command, "--out", str(out)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed with {done.returncode}:\n{(done.stdout + done.stderr)[-4000:]}")
+    with (out / "training.csv").open() as handle:
+        rows = list(csv.DictReader(handle))
+    beats = [json.loads(line) for line in (out / "heartbeat_rank0.jsonl").read_text().splitlines()]
+    return began, rows, json.loads((out / "env.json").read_text()), beats
+
+
+def measure(label: str, settings: list[str], *, nproc: int, steps: int) -> dict[str, Any]:
+    """One run of the trainer with `settings` on `nproc` processes; a row of the table."""
+    launcher = [sys.executable, "-m"]
+    if nproc > 1:
+        launcher += ["torch.distributed.run", "--standalone", "--nproc-per-node", str(nproc), "-m"]
+    command = [*launcher, "nsa.train", *settings, "--steps", str(steps)]
+    with tempfile.TemporaryDirectory() as folder:
+        began, rows, env, beats = _run(command, Path(folder) / "out")
+    first_step = next(b["ts"] for b in beats if b["msg"] == "progress") - began
+    steady = rows[min(WARM_UP_STEPS, len(rows) // 2) :]
+    step_s = statistics.median(float(r["step_time_s"]) for r in steady)
+    toks_per_s = env["tokens_per_step"] / step_s
+    flops, peak = env["flops_per_token"], env["peak_flops"]
+    return {
+        "label": label,
+        "world": nproc,
+        "tokens_per_step": env["tokens_per_step"],
+        "step_ms": step_s * 1e3,
+        "toks_per_s_per_gpu": toks_per_s / nproc,
+        "mfu": toks_per_s * flops["nsa"] / peak if peak else None,
+        "mfu_dense_equivalent": toks_per_s * flops["dense_equivalent"] / peak if peak else None,
+        "peak_gib": float(rows[-1]["gpu_mem_peak_mib"]) / 1024 if rows[-1]["gpu_mem_peak_mib"] else None,
+        "first_step_s": first_step,
+        "loss_last": float(rows[-1]["loss"]),
+        "steps": len(rows),
+        "prefill": env["effective"]["prefill"],
+    }
+
+
+def _plans(args: argparse.Namespace) -> list[tuple[str, list[str]]]:
+    extra = args.extra.split()
+    plans = []
+    for shape in args.shapes.split(","):
+        seq_len, batch = shape.split("x")
+        base = ["--config", args.config, "--seq-len", seq_len, "--batch-size", batch, *extra]
+        plans.append((f"nsa {shape}", base))
+        if args.dense:
+            plans.append((f"dense {shape}", [*base, "--attention", "dense"]))
+        if args.telemetry:
+            off = ["--no-aux-stats", "--log-every", "10", "--heartbeat-s", "3600"]
+            on = ["--aux-every", "1", "--nvtx"]
+            plans += [(f"nsa {shape} telemetry off", [*base, *off]), (f"nsa {shape} telemetry full", [*base, *on])]
+    return plans
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The rows as a Markdown table."""
+    columns = {
+        "label": "run",
+        "world": "processes",
+        "step_ms": "ms/step",
+        "toks_per_s_per_gpu": "tokens/s per process",
+        "mfu": "MFU (NSA)",
+        "mfu_dense_equivalent": "MFU (dense eq.)",
+        "peak_gib": "peak GiB",
+        "first_step_s": "first step, s",
+        "prefill": "prefill",
+    }
+    lines = ["| " + " | ".join(columns.values()) + " |", "|" + "---|" * len(columns)]
+    for row in rows:
+        cells = []
+        for name in columns:
+            value = row[name]
+            digits = 3 if name.startswith("mfu") else 1
+            cells.append("–" if value is None else f"{value:,.{digits}f}" if isinstance(value, float) else str(value))
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure, print the table, and write JSON if asked."""
+    on_gpu = torch.cuda.is_available()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", default="h200_125m_2k" if on_gpu else "tiny_cpu")
+    parser.add_argument("--shapes", default="2048x32" if on_gpu else "128x2", help="SEQ_LENxBATCH, comma-separated")
+    parser.add_argument("--nproc", default="1", help="numbers of processes, comma-separated")
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--dense", action="store_true", help="the same trainer with dense attention beside it")
+    parser.add_argument("--telemetry", action="store_true", help="telemetry off and full beside it")
+    parser.add_argument("--extra", default="", help="further settings of nsa.train, in one string")
+    parser.add_argument("--json", type=Path, help="also write the rows here")
+    args = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    rows = []
+    for nproc in (int(n) for n in args.nproc.split(",")):
+        for label, settings in _plans(args):
+            rows.append(measure(label, settings, nproc=nproc, steps=args.steps))
+            print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+    print(table(rows))
+    if args.json:
+        args.json.write_text(json.dumps({"torch": torch.__version__, "rows": rows}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""`python -m nsa.probe`, alone or under torchrun: what this machine can do, as JSON.
+
+Matrix products, memory copies, transfers between host and device and between devices, and, with several processes,
+the all-reduce. Rates are medians over repeats after a warm-up, so that one disturbed repeat does not count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from nsa.parallel import World, close_world, open_world
+from nsa.telemetry.environment import software
+from nsa.telemetry.files import write_json
+
+__all__ = ["bus_bandwidth_gb_s", "main", "probe"]
+
+SCHEMA_VERSION = 1
+GB = 1e9
+
+
+def _seconds(work: Callable[[], object], device: torch.device, *, repeats: int) -> dict[str, float]:
+    """Median, fastest and slowest of `repeats` runs of `work`, in seconds, after two that do not count."""
+    times = []
+    for _ in range(repeats + 2):
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        began = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times.append(time.perf_counter() - began)
+    kept = times[2:]
+    return {"median_s": statistics.median(kept), "min_s": min(kept), "max_s": max(kept)}
+
+
+def _rate(amount: float, unit: str, timing: dict[str, float], **facts: Any) -> dict[str, Any]:
+    """A measured rate with its spread: `value` from the median time, `best` and `worst` from the extremes."""
+    return {
+        "value": amount / timing["median_s"],
+        "unit": unit,
+        "best": amount / timing["min_s"],
+        "worst": amount / timing["max_s"],
+        **facts,
+    }
+
+
+def _gemm(device: torch.device, size: int, dtype: torch.dtype, repeats: int) -> dict[str, Any]:
+    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    inner = 10 if device.type == "cuda" else 1
+    timing = _seconds(lambda: [a @ b for _ in range(inner)], device, repeats=repeats)
+    return _rate(2 * size**3 * inner / 1e12, "TFLOP/s", timing, size=size, dtype=str(dtype).removeprefix("torch."))
+
+
+def _copy(device: torch.device, n_bytes: int, repeats: int) -> dict[str, Any]:
+    source = torch.zeros(n_bytes, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    timing = _seconds(lambda: target.copy_(source), device, repeats=repeats)
+    return _rate(2 * n_bytes / GB, "GB/s", timing, bytes=n_bytes, counts="bytes read and written")
+
+
+def _transfer(device: torch.device, n_bytes: int, repeats: int, *, to_device: bool) -> dict[str, Any]:
+    host = torch.zeros(n_bytes, dtype=torch.uint8, pin_memory=True)
+    there = torch.empty(n_bytes, dtype=torch.uint8, device=device)
+    source, target = (host, there) if to_device else (there, host)
+    timing = _seconds(lambda: target.copy_(source, non_blocking=True), device, repeats=repeats)
+    return _rate(n_bytes / GB, "GB/s", timing, bytes=n_bytes, memory="pinned")
+
+
+def _peer(device: torch.device, n_bytes: int, repeats: int) -> dict[str, Any]:
+    """Copy from this device to the next visible one."""
+    assert device.index is not None
+    other = torch.device("cuda", (device.index + 1) % torch.cuda.device_count())
+    source = torch.zeros(n_bytes, dtype=torch.uint8, device=device)
+    target = torch.empty(n_bytes, dtype=torch.uint8, device=other)
+
+    def copy() -> None:
+        target.copy_(source, non_blocking=True)
+        torch.cuda.synchronize(other)
+
+    direct = torch.cuda.can_device_access_peer(device.index, other.index or 0)
+    return _rate(n_bytes / GB, "GB/s", _seconds(copy, device, repeats=repeats), bytes=n_bytes, direct=direct)
+
+
+def bus_bandwidth_gb_s(n_bytes: int, world_size: int, seconds: float) -> float:
+    """The all-reduce's bus bandwidth as nccl-tests defines it: 2·(n−1)/n of the bytes over the time."""
+    return n_bytes / GB / seconds * 2 * (world_size - 1) / world_size
+
+
+def _all_reduce(world: World, n_bytes: int, repeats: int) -> dict[str, Any]:
+    buffer = torch.zeros(n_bytes // 4, dtype=torch.float32, device=world.device)
+    timing = _seconds(lambda: dist.all_reduce(buffer), world.device, repeats=repeats)
+    return {
+        "value": bus_bandwidth_gb_s(n_bytes, world.size, timing["median_s"]),
+        "unit": "GB/s",
+        "best": bus_bandwidth_gb_s(n_bytes, world.size, timing["min_s"]),
+        "worst": bus_bandwidth_gb_s(n_bytes, world.size, timing["max_s"]),
+        "bytes": n_bytes,
+        "counts": "bus bandwidth",
+        "world_size": world.size,
+        "backend": world.backend,
+        "latency_us": _seconds(lambda: dist.all_reduce(buffer[:1]), world.device, repeats=repeats)["median_s"] * 1e6,
+    }
+
+
+def probe(world: World, *, gemm_size: int, mib: int, repeats: int) -> dict[str, Any]:
+    """Measure everything this device and process group offer; what is not there is absent, never zero."""
+    device, n_bytes = world.device, mib * 2**20
+    rates: dict[str, Any] = {"gemm_bf16": _gemm(device, gemm_size, torch.bfloat16, repeats)}
+    if not world.on_cuda:
+        rates["gemm_fp32"] = _gemm(device, gemm_size, torch.float32, repeats)
+    rates["copy"] = _copy(device, n_bytes, repeats)
+    if world.on_cuda:
+        rates["host_to_device"] = _transfer(device, n_bytes, repeats, to_device=True)
+        rates["device_to_host"] = _transfer(device, n_bytes, repeats, to_device=False)
+        if torch.cuda.device_count() > 1:
+            rates["peer_to_peer"] = _peer(device, n_bytes, repeats)
+    if world.size > 1:
+        rates["all_reduce"] = _all_reduce(world, n_bytes, repeats)
+    assert all(math.isfinite(rate["value"]) for rate in rates.values())
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "time_unix_s": time.time(),
+        **software(device),
+        "rank": world.rank,
+        "world_size": world.size,
+        "repeats": repeats,
+        "rates": rates,
+    }
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m nsa.probe", description=__doc__.split("\n\n")[0])
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    parser.add_argument("--gemm-size", type=int, help="rows of the square matrices; 8192 on a GPU, else 512")
+    parser.add_argument("--mib", type=int, help="size of copies and reductions, MiB; 1024 on a GPU, else 16")
+    parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--out", type=Path, help="write rank 0's record to this file instead of standard output")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Probe and print rank 0's record, with every rank's rates under `ranks`."""
+    args = _parser().parse_args(argv)
+    world = open_world(args.device, timeout_s=120.0, out=Path(os.curdir))
+    try:
+        size = args.gemm_size or (8192 if world.on_cuda else 512)
+        mib = args.mib or (1024 if world.on_cuda else 16)
+        record = probe(world, gemm_size=size, mib=mib, repeats=args.repeats)
+        ranks: list[Any] = [None] * world.size
+        if world.backend:
+            dist.all_gather_object(ranks, record["rates"])
+        else:
+            ranks = [record["rates"]]
+    finally:
+        close_world(world)
+    if world.is_main:
+        record["ranks"] = ranks
+        if args.out:
+            write_json(args.out, record)
+        else:
+            print(json.dumps(record, indent=2))  # noqa: T201
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
