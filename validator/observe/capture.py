@@ -85,6 +85,7 @@ class _Worker:
             data, _ = self.process.communicate(timeout=self.timeout_s)
         except subprocess.TimeoutExpired:
             self.kill()
+            self.process.communicate()
             return f"{capture.command[0]} was stopped: it took more than {self.timeout_s:.0f} s\n"
         except OSError as error:
             return f"{capture.command[0]} could not be started: {error.strerror}\n"
@@ -107,8 +108,6 @@ class _Worker:
             with suppress(OSError):
                 os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
-        if self.process is not None and self.process.stdout is not None:
-            self.process.stdout.close()
 
     def stop(self) -> None:
         """At the interpreter's end: nothing may be left running."""
