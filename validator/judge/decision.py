@@ -19,7 +19,8 @@ def decide(
 ) -> tuple[Decision, str]:
     """The decision and one sentence that says why.
 
-    GO only if every required phase passed, which needs every required criterion of it, and no veto stands. `pending`
+    GO only if every required phase passed, which needs every required criterion of it, and no veto stands. NO-GO only
+    if something required failed: a veto says that the evidence cannot be trusted, not that it is bad. `pending`
     names the phases that are still to come, or says that some are.
     """
     if pending:
@@ -32,13 +33,15 @@ def decide(
         return "NO_GO", _because(failed, "failed")
     if vetoes:
         more = f" ({len(vetoes)} vetoes in all)" if len(vetoes) > 1 else ""
-        return "NO_GO", f"{vetoes[0].code}: {vetoes[0].message.rstrip('.')}{more}."
+        return "INCONCLUSIVE", f"{vetoes[0].code}: {vetoes[0].message.rstrip('.')}{more}."
     if not required:
         return "INCONCLUSIVE", "No phase of the runbook is required, so nothing was decided."
     open_phases = [phase for phase in required if phase.status != "PASS"]
     if open_phases:
         words = {"INCONCLUSIVE": "is inconclusive", "NOT_RUN": "did not run", "SKIPPED": "was skipped"}
-        return "INCONCLUSIVE", _because(open_phases, words.get(open_phases[0].status, "did not finish"))
+        first = open_phases[0]
+        told = "is not proven" if first.ran and first.status == "SKIPPED" else words.get(first.status, "did not finish")
+        return "INCONCLUSIVE", _because(open_phases, told)
     count = sum(verdict.required for phase in required for verdict in phase.criteria)
     checks = sum(check.required for phase in required for check in phase.checks)
     noun = "phase" if len(required) == 1 else "phases"

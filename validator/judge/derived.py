@@ -32,7 +32,7 @@ class DerivedScalar:
     estimate: Estimate | None = None
 
 
-def rate_drift(rate: Windowed | None, *, seed: str) -> DerivedScalar | None:
+def rate_drift(rate: Windowed | None) -> DerivedScalar | None:
     """`rate.drift_pct`: the rate of the window's last third against its first, in percent.
 
     The interval is Student's t on the pooled scatter within the thirds, widened for autocorrelation. A run that was
@@ -62,7 +62,7 @@ def rate_drift(rate: Windowed | None, *, seed: str) -> DerivedScalar | None:
             "rate.drift_pct", ScalarValue(value=drift_pct, unit="%", source=rate.source, note=note), None
         )
     error = float(residuals.std(ddof=3)) * math.sqrt((1.0 + phi) / (1.0 - phi))
-    rng = np.random.default_rng([zlib.crc32(seed.encode()), n])
+    rng = np.random.default_rng([zlib.crc32(rate.sha256.encode()), n])
     scale = np.sqrt((effective - 1.0) / rng.chisquare(effective - 1.0, REPLICATES))
     first, last = (1.0 + error / math.sqrt(n / 3) * rng.standard_normal(REPLICATES) * scale for _ in range(2))
     replicates = 100.0 * (means[-1] * last / np.maximum(means[0] * first, 1e-9) - 1.0)

@@ -104,7 +104,7 @@ class RunMeasurement:
         if windowed is None or len(windowed.values) == 0:
             raise NotMeasured(f"run {self.run} has no {name}" + ("" if windowed is None else " in its window"))
         try:
-            return _estimate(windowed, statistic, seed=self.run)
+            return _estimate(windowed, statistic)
         except TooFewSamples as problem:
             raise NotMeasured(f"run {self.run}: {problem}") from problem
 
@@ -137,10 +137,10 @@ def measure(result: Result, *, warmup_steps: int, world_size: int = 1) -> RunMea
     windows = {name: _windowed(one.series, series, window, obstacle) for name, one in series.items()}
     if "toks_per_s" in windows and "toks_per_s_per_rank" not in windows:
         windows["toks_per_s_per_rank"] = _per_rank(windows["toks_per_s"], world_size)
-    metrics = {name: _stats(one, seed=result.run) for name, one in windows.items()}
+    metrics = {name: _stats(one) for name, one in windows.items()}
     derived: dict[str, Estimate] = {}
     scalars: dict[str, ScalarValue] = {}
-    for scalar in (rate_drift(windows.get("toks_per_s"), seed=result.run), memory_growth(windows, window.after_step)):
+    for scalar in (rate_drift(windows.get("toks_per_s")), memory_growth(windows, window.after_step)):
         if scalar is not None:
             scalars[scalar.name] = scalar.value
             if scalar.estimate is not None:
@@ -269,8 +269,9 @@ def _per_rank(rate: Windowed, world_size: int) -> Windowed:
     )
 
 
-def _estimate(windowed: Windowed, statistic: str, *, seed: str) -> Estimate:
+def _estimate(windowed: Windowed, statistic: str) -> Estimate:
     values = windowed.values
+    seed = windowed.sha256  # the data decide: the same file has the same interval under any name
     if statistic in EXACT_STATISTICS:
         return exact(_exact_statistic(values, statistic))
     if not np.isfinite(values).all():
@@ -309,7 +310,7 @@ def _whole_statistic(windowed: Windowed, statistic: str) -> float:
     return stdev / mean
 
 
-def _stats(windowed: Windowed, *, seed: str) -> MetricStats:
+def _stats(windowed: Windowed) -> MetricStats:
     values = windowed.values
     n, finite = len(values), bool(np.isfinite(values).all())
     notes = [windowed.note] if windowed.note else []
@@ -319,7 +320,7 @@ def _stats(windowed: Windowed, *, seed: str) -> MetricStats:
         notes.append(f"{len(bad)} of {n} values are not finite, the first at step {int(windowed.steps[bad[0]])}")
     elif n and windowed.sampled:
         try:
-            interval = _estimate(windowed, "mean", seed=seed).interval()
+            interval = _estimate(windowed, "mean").interval()
         except (NotMeasured, TooFewSamples) as problem:
             notes.append(f"no interval: {problem}")
     elif n:

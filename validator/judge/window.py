@@ -31,10 +31,25 @@ MIN_SHARE = 1.0 / 3.0
 """Least share of the steps after the declared warm-up that must be steady."""
 
 MATERIAL_CHANGE = 0.01
-"""Relative change of the mean that matters; smaller ones are left in the window whatever their significance."""
+"""Relative change of the mean that makes a run unsteady; a smaller one does no harm to a decision."""
 
-CRITICAL = 1.36
-"""Value of the supremum of a Brownian bridge that is exceeded with probability 5 %."""
+
+@dataclass(frozen=True)
+class _Test:
+    """Which changes of the mean count: at least `material`, relative, and beyond `critical`.
+
+    `critical` is a value of the supremum of a Brownian bridge: 1.36 is exceeded by chance in 5 %, 1.63 in 1 % of series.
+    """
+
+    material: float
+    critical: float
+
+
+_FINE = _Test(material=MATERIAL_CHANGE / 4, critical=1.36)
+"""For cutting warm-up: the tail of a settling run biases the mean by more than its interval shows."""
+
+_COARSE = _Test(material=MATERIAL_CHANGE, critical=1.63)
+"""For calling a run never steady, which costs it its verdict."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +110,9 @@ def steady_window(steps: Steps, times: Floats, *, warmup_steps: int, of: str = "
     usable = np.flatnonzero(np.isfinite(times[first:]) & (times[first:] > 0)) + first
     if len(usable) < MIN_ROWS:
         return _window(steps, first, steady=False, note=f"only {len(usable)} of {rows} rows hold a usable {of}")
-    start, found = _search(times[usable])
+    start, found = _search(times[usable], _FINE)
+    if found or len(usable) - start < _least_rows(len(usable)):
+        start, found = _search(times[usable], _COARSE)
     return _classify(steps, times, usable, first=first, start=start, found=found, of=of)
 
 
@@ -115,7 +132,7 @@ def _classify(
     kept = usable[start:]
     if start == 0 and not found:
         return _window(steps, first, steady=True, note="steady after the declared warm-up")
-    if found or len(kept) < max(MIN_ROWS, MIN_SHARE * len(usable)):
+    if found or len(kept) < _least_rows(len(usable)):
         return _window(steps, first, steady=False, note=_trend(steps, times, usable, of=of))
     level, early = float(times[kept].mean()), float(times[usable[: max(1, start // 4)]].mean())
     if start >= 12 and abs(early / level - 1.0) <= MATERIAL_CHANGE:
@@ -125,6 +142,10 @@ def _classify(
     after = int(steps[usable[start] - 1])
     note = f"warm-up ended at step {after}: the {of} changed by {100 * (level / early - 1):+.1f} % and held"
     return _window(steps, int(usable[start]), steady=True, note=note)
+
+
+def _least_rows(rows: int) -> float:
+    return max(MIN_ROWS, MIN_SHARE * rows)
 
 
 def _trend(steps: Steps, times: Floats, usable: npt.NDArray[np.int64], *, of: str) -> str:
@@ -139,11 +160,11 @@ def _trend(steps: Steps, times: Floats, usable: npt.NDArray[np.int64], *, of: st
     )
 
 
-def _search(times: Floats) -> tuple[int, bool]:
+def _search(times: Floats, test: _Test) -> tuple[int, bool]:
     """Index behind the last change, and whether the rest still changes although too short to be split."""
     series, start = _clipped(times), 0
     while len(series) - start >= MIN_ROWS:
-        change = _change_point(series[start:])
+        change = _change_point(series[start:], test)
         if change is None:
             return start, False
         if len(series) - (start + change) < MIN_ROWS:
@@ -162,18 +183,18 @@ def _clipped(values: Floats) -> Floats:
     return np.clip(values, center - reach, center + reach)
 
 
-def _change_point(values: Floats) -> int | None:
+def _change_point(values: Floats, test: _Test) -> int | None:
     """First index of the right side of a significant and material change of the mean; None if there is none."""
     n = len(values)
     sums = np.cumsum(values - values.mean())[:-1]
     lefts = np.arange(1, n)
     split = int(np.argmax(np.abs(sums) / np.sqrt(lefts * (n - lefts)))) + 1
     left, right = float(values[:split].mean()), float(values[split:].mean())
-    if left == right or abs(right / left - 1.0) < MATERIAL_CHANGE:
+    if left == right or abs(right / left - 1.0) < test.material:
         return None
     scale = _noise(values, split)
     statistic = float(np.abs(sums).max()) / np.sqrt(n)
-    return split if statistic > CRITICAL * scale else None
+    return split if statistic > test.critical * scale else None
 
 
 def _noise(values: Floats, split: int) -> float:

@@ -147,6 +147,11 @@ class PhaseReport(Frozen):
     scalars: dict[str, ScalarValue] = Field(default_factory=dict)
     duration_s: float | None = None
 
+    @property
+    def ran(self) -> bool:
+        """Whether anything of the phase was carried out; tests that skipped themselves were."""
+        return bool(self.runs or self.checks)
+
 
 class RunbookRef(Frozen):
     """Which runbook was run."""

@@ -53,7 +53,7 @@ def _needs(built: Built, runbook: Runbook) -> Iterator[Problem]:
                     reported.add(frozenset(cycle))
                     text = " → ".join((*cycle, cycle[0]))
                     fix = f"remove {need} from the needs of {phase.id}"
-                    yield Problem.at(mark, f"the needs of phases go in a circle: {text}", fix)
+                    yield Problem.at(mark, f"the needs of phases form a cycle: {text}", fix)
 
 
 def _cycle(runbook: Runbook, start: str, first: str) -> tuple[str, ...] | None:

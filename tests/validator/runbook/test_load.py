@@ -54,7 +54,7 @@ phases:
 """
     assert problems(text) == [
         "3:21: defaults.timeout: duration 30 has no unit | write 30s, 30m or 30h",
-        "7:13: the needs of phases go in a circle: a → b → a | remove b from the needs of a",
+        "7:13: the needs of phases form a cycle: a → b → a | remove b from the needs of a",
         "8:12: phases.a.steps is 'many'; it must be a whole number | write steps: 300",
         "9:5: unknown key acept in phases.a | did you mean accept?",
         "14:14: there is no metric called tok_per_s | did you mean toks_per_s?",

@@ -145,10 +145,10 @@ def test_order_of_phases() -> None:
         "phase b needs bas, which does not exist | did you mean base?"
     ]
     assert check(phase("a", needs=["a"])) == [
-        "the needs of phases go in a circle: a → a | remove a from the needs of a"
+        "the needs of phases form a cycle: a → a | remove a from the needs of a"
     ]
     long = check(phase("a", needs=["c"]), phase("b", needs=["a"]), phase("c", needs=["b"]))
-    assert long == ["the needs of phases go in a circle: a → c → b → a | remove c from the needs of a"]
+    assert long == ["the needs of phases form a cycle: a → c → b → a | remove c from the needs of a"]
 
 
 def test_scaling_needs_an_earlier_phase_of_more_processes() -> None:
