@@ -75,22 +75,24 @@ class _Worker:
     def output(self, capture: Capture) -> str:
         """What the command prints, or a sentence on why it printed nothing."""
         try:
-            self.process = subprocess.Popen(
+            process = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-c", _WRAP, *capture.command],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
             )
-            data, _ = self.process.communicate(timeout=self.timeout_s)
-        except subprocess.TimeoutExpired:
-            self.kill()
-            self.process.communicate()
-            return f"{capture.command[0]} was stopped: it took more than {self.timeout_s:.0f} s\n"
         except OSError as error:
             return f"{capture.command[0]} could not be started: {error.strerror}\n"
-        if self.process.returncode != 0 and not data:
-            return f"{capture.command[0]} exited with code {self.process.returncode} and printed nothing\n"
+        self.process = process
+        try:
+            data, _ = process.communicate(timeout=self.timeout_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            process.communicate()
+            return f"{capture.command[0]} was stopped: it took more than {self.timeout_s:.0f} s\n"
+        if process.returncode != 0 and not data:
+            return f"{capture.command[0]} exited with code {process.returncode} and printed nothing\n"
         return redact(data[:_MAX_BYTES].decode("utf-8", "replace"))
 
     def write(self, file: str, text: str) -> None:
