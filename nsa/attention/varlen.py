@@ -15,11 +15,15 @@ from torch import Tensor
 __all__ = ["packed_batches", "scatter_packed", "sequence_positions"]
 
 
-def _offsets(cu_seqlens: Tensor, batch: int, seq_len: int) -> list[int]:
-    if batch != 1:
-        raise ValueError(f"cu_seqlens: batch is {batch}, packed sequences need a batch of 1")
+def _check_form(cu_seqlens: Tensor) -> None:
     if cu_seqlens.dim() != 1 or cu_seqlens.is_floating_point():
         raise ValueError(f"cu_seqlens: {cu_seqlens.dtype} of shape {tuple(cu_seqlens.shape)}, must be integers [n + 1]")
+
+
+def _offsets(cu_seqlens: Tensor, batch: int, seq_len: int) -> list[int]:
+    _check_form(cu_seqlens)
+    if batch != 1:
+        raise ValueError(f"cu_seqlens: batch is {batch}, packed sequences need a batch of 1")
     offsets: list[int] = cu_seqlens.tolist()
     if len(offsets) < 2 or offsets[0] != 0 or offsets[-1] != seq_len:
         raise ValueError(f"cu_seqlens={offsets}: must start with 0 and end with the sequence length {seq_len}")
@@ -63,6 +67,7 @@ def scatter_packed(indices: list[Tensor], parts: list[Tensor], shape: tuple[int,
 
 def sequence_positions(cu_seqlens: Tensor, seq_len: int) -> Tensor:
     """Position of every packed token within its own sequence: ``[S]`` int64."""
+    _check_form(cu_seqlens)
     offsets = cu_seqlens.to(torch.int64)
     token = torch.arange(seq_len, device=cu_seqlens.device)
     return token - offsets[torch.searchsorted(offsets, token, right=True) - 1]

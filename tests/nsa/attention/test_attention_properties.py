@@ -77,7 +77,7 @@ def test_chunk_length_changes_nothing(case: Case, seed: int, chunk: int) -> None
     whole, aux = nsa_attention(*xs, **case.geometry, impl="batched", return_aux=True)
     cut, aux_cut = nsa_attention(*xs, **case.geometry, impl="batched", return_aux=True, query_chunk=chunk)
     assert torch.equal(aux.blocks, aux_cut.blocks)
-    for got, want in [(cut, whole), *zip(torch.autograd.grad(cut.sum(), xs), torch.autograd.grad(whole.sum(), xs))]:
+    for got, want in [(cut, whole), *zip(*(torch.autograd.grad(o.sum(), xs) for o in (cut, whole)), strict=True)]:
         torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-12)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -24,7 +26,7 @@ def test_rows_against_sets(row: list[int], t: int, l_sel: int, seq_len: int) -> 
     pairs = row_ranges(row, t, l_sel=l_sel, seq_len=seq_len)
     assert {p for start, end in pairs for p in range(start, end)} == want
     assert all(start < end for start, end in pairs)
-    assert all(a[1] < b[0] for a, b in zip(pairs, pairs[1:], strict=False)), "touching ranges must be merged"
+    assert all(a[1] < b[0] for a, b in itertools.pairwise(pairs)), "touching ranges must be merged"
     blocks, position = torch.tensor(row, dtype=torch.int64).view(1, 1, -1), torch.tensor([t])
     got = ranges_v2(blocks, position, l_sel=l_sel, seq_len=seq_len)[0, 0].tolist()
     assert got == [*map(list, pairs), *[[0, 0]] * (len(row) - len(pairs))]

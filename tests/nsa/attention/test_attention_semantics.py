@@ -1,4 +1,4 @@
-"""What the attention means, apart from the oracle: causality, coverage, ties, overlap, forced blocks, bounded memory."""
+"""What attention means, apart from the oracle: causality, coverage, ties, overlap, forced blocks, bounded memory."""
 
 from __future__ import annotations
 
