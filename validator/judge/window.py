@@ -38,7 +38,7 @@ MATERIAL_CHANGE = 0.01
 class _Test:
     """Which changes of the mean count: at least `material`, relative, and beyond `critical`.
 
-    `critical` is a value of the supremum of a Brownian bridge: 1.36 is exceeded by chance in 5 %, 1.63 in 1 % of series.
+    `critical` is a value of the supremum of a Brownian bridge: chance exceeds 1.36 in 5 % of series, 1.63 in 1 %.
     """
 
     material: float
