@@ -13,7 +13,17 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["EccCounts", "GpuFacts", "GpuProcess", "GpuReport", "RemappedRows", "THROTTLE_REASONS", "read_gpus"]
+__all__ = [
+    "EccCounts",
+    "GpuFacts",
+    "GpuProcess",
+    "GpuReport",
+    "RemappedRows",
+    "MIB",
+    "THROTTLE_REASONS",
+    "open_gpus",
+    "read_gpus",
+]
 
 MIB = 2**20
 
@@ -140,6 +150,31 @@ def read_gpus(*, nvml: Any | None = None, environment: Mapping[str, str] | None 
             binding.nvmlShutdown()
 
 
+def open_gpus(
+    nvml: Any | None = None, *, environment: Mapping[str, str] | None = None
+) -> tuple[Any | None, dict[int, Any]]:
+    """The binding, opened, and the handle of each visible GPU by index: for questions asked again and again.
+
+    Without GPUs it gives (None, {}). The caller shuts the binding down.
+    """
+    binding = nvml if nvml is not None else _load()[0]
+    if binding is None:
+        return None, {}
+    try:
+        binding.nvmlInit()
+    except Exception:  # noqa: BLE001 -- whatever the binding raises means that there is nothing to ask
+        return None, {}
+    handles = _handles(binding)
+    uuids = {index: _text(_ask(binding.nvmlDeviceGetUUID, handle)) for index, handle in handles.items()}
+    setting = (os.environ if environment is None else environment).get("CUDA_VISIBLE_DEVICES")
+    return binding, {index: handles[index] for index in _visible(setting, uuids)}
+
+
+def _handles(nvml: Any) -> dict[int, Any]:
+    count = _ask(nvml.nvmlDeviceGetCount) or 0
+    return {index: handle for index in range(count) if (handle := _ask(nvml.nvmlDeviceGetHandleByIndex, index))}
+
+
 def _load() -> tuple[Any | None, str | None]:
     if not Path("/dev/nvidiactl").exists() and not Path("/dev/dxg").exists():
         return None, "no NVIDIA driver is loaded"
@@ -155,13 +190,12 @@ def _sentence(error: Exception) -> str:
 
 
 def _report(nvml: Any, environment: Mapping[str, str]) -> GpuReport:
-    count = _ask(nvml.nvmlDeviceGetCount) or 0
-    handles = {index: handle for index in range(count) if (handle := _ask(nvml.nvmlDeviceGetHandleByIndex, index))}
+    handles = _handles(nvml)
     uuids = {index: _text(_ask(nvml.nvmlDeviceGetUUID, handle)) for index, handle in handles.items()}
     chosen = _visible(environment.get("CUDA_VISIBLE_DEVICES"), uuids)
     cuda = _ask(nvml.nvmlSystemGetCudaDriverVersion)
     why = None
-    if not count:
+    if not handles:
         why = "the NVIDIA driver finds no GPU"
     elif not chosen:
         why = f"CUDA_VISIBLE_DEVICES={environment.get('CUDA_VISIBLE_DEVICES')} hides every GPU"
