@@ -1,11 +1,12 @@
 """The report as people read it: every number already formatted, every foreign text already harmless.
 
 HTML and Markdown are drawn from this one value, so that they cannot say different things. Templates only lay out.
+Named tuples, because twenty of them are made in a fifth of the time of as many data classes, at every start.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 __all__ = [
     "ArtifactRow",
@@ -30,8 +31,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True)
-class StatusView:
+class StatusView(NamedTuple):
     """A status as word, sign and tone; the sign and the word alone are enough without color."""
 
     word: str
@@ -39,8 +39,7 @@ class StatusView:
     tone: str
 
 
-@dataclass(frozen=True)
-class DecisionView:
+class DecisionView(NamedTuple):
     """The banner."""
 
     code: str
@@ -50,8 +49,7 @@ class DecisionView:
     why: str
 
 
-@dataclass(frozen=True)
-class Fact:
+class Fact(NamedTuple):
     """A name and its value. `href` leads to the artifact where there is one."""
 
     name: str
@@ -59,16 +57,14 @@ class Fact:
     href: str | None = None
 
 
-@dataclass(frozen=True)
-class FactGroup:
+class FactGroup(NamedTuple):
     """Facts under a heading."""
 
     title: str
     facts: tuple[Fact, ...]
 
 
-@dataclass(frozen=True)
-class EvidenceView:
+class EvidenceView(NamedTuple):
     """Where a claim can be checked."""
 
     label: str
@@ -76,8 +72,7 @@ class EvidenceView:
     text: str
 
 
-@dataclass(frozen=True)
-class CriterionRow:
+class CriterionRow(NamedTuple):
     """One line of the criteria table. `formal` tells an expression of the runbook from a sentence."""
 
     id: str
@@ -93,8 +88,7 @@ class CriterionRow:
     evidence: tuple[EvidenceView, ...]
 
 
-@dataclass(frozen=True)
-class CriterionGroup:
+class CriterionGroup(NamedTuple):
     """A phase's lines of the criteria table. `note` sums up what is not listed line by line."""
 
     phase: str
@@ -107,8 +101,7 @@ class CriterionGroup:
     note: str
 
 
-@dataclass(frozen=True)
-class CheckRow:
+class CheckRow(NamedTuple):
     """One preflight check."""
 
     id: str
@@ -121,8 +114,7 @@ class CheckRow:
     evidence: tuple[EvidenceView, ...]
 
 
-@dataclass(frozen=True)
-class FindingView:
+class FindingView(NamedTuple):
     """One finding."""
 
     code: str
@@ -136,8 +128,7 @@ class FindingView:
     evidence: tuple[EvidenceView, ...]
 
 
-@dataclass(frozen=True)
-class RecommendedView:
+class RecommendedView(NamedTuple):
     """Settings to copy. `exports` is shell text, empty when nothing was chosen."""
 
     exports: str
@@ -145,8 +136,7 @@ class RecommendedView:
     because: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(NamedTuple):
     """A plain table. Columns whose name is in `numeric` are right-aligned."""
 
     caption: str
@@ -156,8 +146,7 @@ class Table:
     note: str = ""
 
 
-@dataclass(frozen=True)
-class ConfigRow:
+class ConfigRow(NamedTuple):
     """One setting as requested and as it ran."""
 
     key: str
@@ -166,8 +155,7 @@ class ConfigRow:
     differs: bool
 
 
-@dataclass(frozen=True)
-class ConfigTable:
+class ConfigTable(NamedTuple):
     """Requested and effective config. `note` says what is not known."""
 
     rows: tuple[ConfigRow, ...]
@@ -175,8 +163,7 @@ class ConfigTable:
     note: str
 
 
-@dataclass(frozen=True)
-class MetricRow:
+class MetricRow(NamedTuple):
     """One metric of one run."""
 
     name: str
@@ -199,8 +186,7 @@ class MetricRow:
     note: str
 
 
-@dataclass(frozen=True)
-class RunSummaryRow:
+class RunSummaryRow(NamedTuple):
     """One run in its phase's table of runs."""
 
     id: str
@@ -215,8 +201,7 @@ class RunSummaryRow:
     step_time: str
 
 
-@dataclass(frozen=True)
-class RunView:
+class RunView(NamedTuple):
     """One run in full; `detailed` is false where only its line in the table of runs is shown."""
 
     id: str
@@ -235,8 +220,7 @@ class RunView:
     detailed: bool = True
 
 
-@dataclass(frozen=True)
-class PhaseView:
+class PhaseView(NamedTuple):
     """One phase."""
 
     id: str
@@ -257,8 +241,7 @@ class PhaseView:
     has_rates: bool
 
 
-@dataclass(frozen=True)
-class ArtifactRow:
+class ArtifactRow(NamedTuple):
     """One file of the run folder."""
 
     path: str
@@ -268,8 +251,7 @@ class ArtifactRow:
     sha256: str
 
 
-@dataclass(frozen=True)
-class Page:
+class Page(NamedTuple):
     """The whole report."""
 
     title: str

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.validator.report import pieces, samples
-from tests.validator.report.pages import Element, parse
+from tests.validator.report.pages import parse
 from validator.model.verdict import Artifact, ValidationReport
+from validator.report import html
 from validator.report.html import render_html
 from validator.report.view import ChartData
 
@@ -25,10 +26,6 @@ def pages() -> dict[str, str]:
     """Every sample rendered once, with its charts."""
     reports = {name: getattr(samples, name)() for name in (*DECISIONS, "hostile")}
     return {name: render_html(report, samples.charts(report)) for name, report in reports.items()}
-
-
-def body_of(page: str) -> Element:
-    return parse(page).all("body")[0]
 
 
 @pytest.mark.parametrize(("name", "word"), DECISIONS.items())
@@ -197,6 +194,21 @@ def test_long_series_many_runs_and_many_files_stay_below_the_limit() -> None:
     page = render_html(big, samples.charts(big, steps=600))
     assert len(page.encode()) <= 1.5e6
     assert "4,600 more files listed in result.json." in parse(page).text
+
+
+def test_a_cache_that_cannot_be_used_costs_nothing_but_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    from jinja2 import FileSystemBytecodeCache
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    wanted = render_html(samples.trivial(1), ChartData())
+    for broken in ("load_bytecode", "dump_bytecode", "_get_default_cache_dir"):
+        html._environment.cache_clear()
+        with monkeypatch.context() as patched:
+            patched.setattr(FileSystemBytecodeCache, broken, full)
+            assert render_html(samples.trivial(1), ChartData()) == wanted
+    html._environment.cache_clear()
 
 
 def test_trivial_phases_need_no_chart_renderer_and_no_numbers_library() -> None:
