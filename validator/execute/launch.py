@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from validator.execute.tree import TOKEN_VARIABLE
+from validator.execute.tree import RUNNER_VARIABLE, TOKEN_VARIABLE
 from validator.model.plan import RunSpec
 
 __all__ = ["Launch", "free_port", "prepare", "start"]
@@ -113,7 +113,7 @@ def _environment(spec: RunSpec, *, out: Path, token: str) -> dict[str, str]:
         name: value
         for name, value in os.environ.items()
         # A validator that is itself started by a launcher must not hand that launcher's ranks down.
-        if name not in _LAUNCHER_VARIABLES and not name.startswith("TORCHELASTIC_")
+        if name not in _LAUNCHER_VARIABLES and name != RUNNER_VARIABLE and not name.startswith("TORCHELASTIC_")
     }
     environment.update(spec.env)
     environment[TOKEN_VARIABLE] = token

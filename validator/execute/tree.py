@@ -14,11 +14,13 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 
-from validator.execute.procfs import ProcessId, Stat, all_stats, children_of, has_variable, read_stat
+from validator.execute.procfs import ProcessId, Stat, all_stats, children_of, cmdline, has_variable, read_stat
 
-__all__ = ["TOKEN_VARIABLE", "ProcessTree", "become_subreaper", "end_marked"]
+__all__ = ["RUNNER_VARIABLE", "TOKEN_VARIABLE", "ProcessTree", "become_subreaper", "end_marked"]
 
 TOKEN_VARIABLE = "VALIDATOR_RUN_TOKEN"
+RUNNER_VARIABLE = "VALIDATOR_RUNNER"
+"""Set to the runner's pid in what the runner starts for itself (`nvidia-smi` and the like), never in a run."""
 _PR_SET_CHILD_SUBREAPER = 36
 _subreaper: bool | None = None
 _unmarked: dict[bytes, set[ProcessId]] = {}
@@ -26,8 +28,12 @@ _unmarked: dict[bytes, set[ProcessId]] = {}
 
 
 def become_subreaper() -> bool:
-    """Let orphans of this process's descendants become its children. Returns whether the kernel agreed."""
+    """Let orphans of this process's descendants become its children. Returns whether the kernel agreed.
+
+    From here on every child of this process inherits RUNNER_VARIABLE, by which it is told from an orphan.
+    """
     global _subreaper
+    os.environ[RUNNER_VARIABLE] = str(os.getpid())
     if _subreaper is None:
         try:
             _subreaper = ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
@@ -49,6 +55,7 @@ class ProcessTree:
         self._me = me
         self._session = own.session if own else -1
         self._needle = f"\0{TOKEN_VARIABLE}={token}\0".encode()
+        self._helper = f"\0{RUNNER_VARIABLE}={me}\0".encode()
         self._spare = {me, *spare}
         self._known: dict[ProcessId, Stat] = {}
         self._unmarked = _unmarked.setdefault(self._needle, set())
@@ -142,11 +149,15 @@ class ProcessTree:
     def _adopted(self, stat: Stat) -> bool:
         """Whether it is a child that this process did not start itself: an orphan of the run.
 
-        Children from before the run are known by identity, and helpers that are started meanwhile share this session.
+        Children from before the run are known by identity. Helpers that are started meanwhile share this session or
+        carry the mark that this process gives to all its children but the runs; before they have executed their
+        program they have the command line of this process.
         """
         if stat.parent != self._me or self._root is None or not _subreaper:
             return False
-        return stat.session != self._session and stat.id not in self._own_children
+        if stat.session == self._session or stat.id in self._own_children:
+            return False
+        return not has_variable(stat.pid, self._helper) and cmdline(stat.pid) != cmdline(self._me)
 
     def _reap(self, processes: Iterable[Stat]) -> None:
         """Bury adopted zombies; the root is left to whoever started it."""

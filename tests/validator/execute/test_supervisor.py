@@ -388,6 +388,21 @@ def test_a_child_of_the_runner_that_is_not_the_runs_is_spared(make_spec: Make, s
         older.kill()
 
 
+def test_a_helper_that_the_runner_starts_during_a_run_is_spared(make_spec: Make, supervised: Run) -> None:
+    """`nvidia-smi` captures start in the background while a run is under way, in sessions of their own."""
+    import subprocess
+
+    helpers: list[subprocess.Popen[bytes]] = []
+    timer = threading.Timer(0.3, lambda: helpers.append(subprocess.Popen(["sleep", "60"], start_new_session=True)))
+    timer.start()
+    outcome = supervised(make_spec(_command("sleep 1; (setsid sleep 60 &) ; true"), launcher="exec"))
+    timer.join()
+    assert runs(helpers[0].pid)
+    assert len(outcome.last.killed) == 1
+    helpers[0].kill()
+    helpers[0].wait()
+
+
 def test_an_error_in_the_display_leaves_no_process(make_spec: Make, supervised: Run) -> None:
     token = secrets.token_hex(8)
 
