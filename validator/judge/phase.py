@@ -9,10 +9,11 @@ from validator.judge.arms import compare_phase
 from validator.judge.criteria import judge_criterion
 from validator.judge.data import PhaseData, measured, scaling_efficiency
 from validator.judge.implicit import implicit_names, implicit_verdicts
-from validator.judge.measure import NotMeasured
+from validator.judge.measure import NotMeasured, RunMeasurement
 from validator.judge.wording import listed
 from validator.model.measure import ScalarValue
 from validator.model.record import PhaseRecord, RunRecord, ValidationRecord
+from validator.model.result import Result
 from validator.model.runbook import TrainPhase
 from validator.model.verdict import Check, Comparison, PhaseReport, RunReport, Status, Verdict
 
@@ -171,12 +172,18 @@ def run_report(run: RunRecord) -> RunReport:
         effective=dict(result.effective) if result is not None and result.effective is not None else None,
         outcome=_outcome(run),
         metrics=dict(measurement.metrics) if measurement is not None else {},
-        scalars={**(measurement.scalars if measurement else {}), **(result.scalars if result else {})},
+        scalars=_run_scalars(measurement, result),
         warmup_end_step=measurement.warmup_end_step if measurement is not None else None,
         irregularities=tuple(one.message for one in result.irregularities) if result is not None else (),
         out=run.spec.out,
         log=result.log_path if result is not None else None,
     )
+
+
+def _run_scalars(measurement: RunMeasurement | None, result: Result | None) -> dict[str, ScalarValue]:
+    """The run's scalars; its settings stand in `requested` and `effective` already."""
+    found = {**(measurement.scalars if measurement else {}), **(result.scalars if result else {})}
+    return {name: value for name, value in found.items() if not name.startswith(("requested.", "effective."))}
 
 
 def _outcome(run: RunRecord) -> dict[str, Any] | None:
