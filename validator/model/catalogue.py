@@ -6,9 +6,8 @@ The catalogue lets `check` reject a criterion that could never be evaluated, bef
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Literal
-
-from validator.model.base import Frozen
 
 __all__ = [
     "METRICS",
@@ -25,7 +24,8 @@ STATISTICS = ("mean", "stdev", "cv", "min", "p50", "p95", "p99", "max", "first",
 """What may follow a series metric in a criterion. `stdev` is the population's; `cv` is stdev over mean."""
 
 
-class Metric(Frozen):
+@dataclass(frozen=True)
+class Metric:
     """A series: one value per step.
 
     `window` says which steps count: `steady` leaves out warm-up (rates and times), `whole` takes every step
@@ -40,7 +40,8 @@ class Metric(Frozen):
     cuda_only: bool = False
 
 
-class Scalar(Frozen):
+@dataclass(frozen=True)
+class Scalar:
     """A single number known once per run or phase, written in criteria without a statistic."""
 
     name: str
