@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -12,7 +13,6 @@ from pathlib import Path
 
 from validator.execute.cancel import CancelToken
 from validator.execute.capture import LogCap, compact, logs_below
-from validator.execute.dump import Evidence, last_stacks, relative, save_evidence
 from validator.execute.gpu import Gpus
 from validator.execute.guardian import Guardian
 from validator.execute.halt import HALT_FILE, write_halt
@@ -201,6 +201,8 @@ def _end(running: _Running, ending: _Ending | None) -> Stopped:
         if ending.reason == "halted":
             await_exit(running.process, within_s=grace.halt_s, urgent=urgent)
     if ending.reason == "stalled":
+        from validator.execute.dump import last_stacks
+
         last_stacks(running.tree, running.tree.scan(), within_s=grace.stacks_s)
     return stop(running.process, running.tree, launcher=running.spec.launcher, grace=grace, urgent=urgent)
 
@@ -251,7 +253,7 @@ def _ended(
         reason=reason,
         detail=running.request.redact(detail),
         killed=stopped.killed,
-        bundle=relative(running.bundle, running.request.run_dir),
+        bundle=tuple(os.path.relpath(path, running.request.run_dir.resolve()) for path in running.bundle),
     )
     return Ended(attempt, port=running.launch.port, port_taken=port_taken)
 
@@ -296,6 +298,8 @@ def _note_anomaly(running: _Running, code: str, message: str, step: int | None) 
 
 
 def _save_evidence(running: _Running, ending: _Ending) -> tuple[Path, ...]:
+    from validator.execute.dump import Evidence, save_evidence  # needed by few runs, and slow to import
+
     ranks = {
         str(rank): {"step": state.step, "pid": state.pid, "message": state.message}
         for rank, state in sorted(running.monitor.follower.by_rank.items())

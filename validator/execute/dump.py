@@ -12,7 +12,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -214,8 +214,3 @@ def _write_text(evidence: Evidence, name: str, text: str) -> None:
     with suppress(OSError):
         path.write_text(evidence.redact(text), encoding="utf-8", errors="replace")
         evidence.files.append(path)
-
-
-def relative(files: Iterable[Path], run_dir: Path) -> tuple[str, ...]:
-    """Paths relative to the run folder, so that a moved folder keeps its links."""
-    return tuple(os.path.relpath(path, run_dir.resolve()) for path in files)

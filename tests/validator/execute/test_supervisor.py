@@ -293,6 +293,16 @@ def test_what_an_earlier_runner_left_is_kept_aside(make_spec: Make, supervised: 
     assert not (earlier / "training.csv").exists()
 
 
+def test_a_kernel_without_pidfd_is_served(make_spec: Make, supervised: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(pid: int) -> int:
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(os, "pidfd_open", unknown)
+    began = time.monotonic()
+    assert supervised(make_spec(_command("sleep 0.3; exit 5"), launcher="exec")).rc == 5
+    assert time.monotonic() - began < 5
+
+
 def test_a_request_to_stop_ends_the_run_in_order(make_spec: Make, supervised: Run, tmp_path: Path) -> None:
     program = "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *a: sys.exit(7))\ntime.sleep(60)\n"
     cancel = CancelToken()

@@ -17,7 +17,7 @@ SHORT = Grace(term_s=1.0, halt_s=0.5, leftover_s=0.3, kill_s=3.0, gpu_memory_s=0
 
 def watchdog(**changes: Any) -> Watchdog:
     """A watchdog whose limits suit a test; durations in seconds."""
-    settings = {"first_step": 1.0, "stall": 0.5, "interval": 0.05, "stall_factor": 3.0, **changes}
+    settings = {"first_step": 3.0, "stall": 0.5, "interval": 0.05, "stall_factor": 3.0, **changes}
     durations = {name: f"{settings[name]}s" for name in ("first_step", "stall", "interval")}
     return Watchdog.model_validate({**settings, **durations})
 
