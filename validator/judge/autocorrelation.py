@@ -14,7 +14,16 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["block_length", "cautious_lag1", "effective_size", "is_constant", "lag1", "long_run_stdev", "with_caution"]
+__all__ = [
+    "block_length",
+    "cautious_lag1",
+    "effective_size",
+    "is_constant",
+    "lag1",
+    "long_run_stdev",
+    "t_quantile",
+    "with_caution",
+]
 
 Floats = npt.NDArray[np.float64]
 
@@ -32,6 +41,10 @@ def lag1(values: Floats, *, fitted: int = 1) -> float:
     if n < 4 or is_constant(values):
         return 0.0
     centered = values - values.mean()
+    scale = float(np.abs(centered).max())
+    if not 0 < scale < np.inf:
+        return 0.0
+    centered = centered / scale  # squares of tiny or huge values would leave the range of floats
     raw = float(centered[1:] @ centered[:-1]) / float(centered @ centered)
     corrected = raw + fitted * (1.0 + 3.0 * raw) / n
     return min(max(corrected, 0.0), MAX_LAG1)
@@ -78,3 +91,10 @@ def block_length(n: int, phi: float) -> int:
     alpha = 4.0 * phi**2 / ((1.0 - phi) ** 2 * (1.0 + phi) ** 2)
     wanted = max(float(n ** (1.0 / 3.0)), 1.1447 * float((alpha * n) ** (1.0 / 3.0)))
     return max(1, min(math.ceil(wanted), n // 4))
+
+
+def t_quantile(probability: float, df: float) -> float:
+    """Quantile of Student's t."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(df, probability))

@@ -5,6 +5,7 @@ Numbers without a unit are refused: `timeout: 30` has been read as seconds by on
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Annotated, Any
 
@@ -66,7 +67,9 @@ def parse_size(value: object) -> int:
 
 
 def format_duration(seconds: float) -> str:
-    """A duration for people: `0.4 s`, `12 s`, `3 min 20 s`, `2 h 5 min`, `3 d 4 h`."""
+    """A duration for people: `0.4 s`, `12 s`, `3 min 20 s`, `2 h 5 min`, `3 d 4 h`; `unknown` if it is not finite."""
+    if not math.isfinite(seconds):
+        return "unknown"
     if seconds < 10:
         return f"{seconds:.1f} s"
     whole = round(seconds)
