@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from validator.collect import derive, logs
 from validator.collect.intake import Intake, parse_time_s, printable
 from validator.collect.junit import read_junit
@@ -27,6 +29,11 @@ def collect_run(spec: RunSpec, *, run_dir: Path, outcome: Outcome | None) -> Res
         run_dir: the validation's folder; all paths in the result are relative to it.
         outcome: how the run ended; None while it runs, and then nothing that needs its start or end is derived.
     """
+    with np.errstate(all="ignore"):  # absurd values overflow; they are kept as read, not warned of
+        return _collect_run(spec, run_dir=run_dir, outcome=outcome)
+
+
+def _collect_run(spec: RunSpec, *, run_dir: Path, outcome: Outcome | None) -> Result:
     out = run_dir / spec.out
     state = Gathered(
         run=spec.id,
@@ -71,7 +78,8 @@ def collect_dir(directory: Path, *, metrics: TrainerMetrics | None = None) -> Re
         lenient=metrics is None,
     )
     found = logs.find_logs(directory)
-    read_training(state, found)
+    with np.errstate(all="ignore"):
+        read_training(state, found)
     if (directory / "junit.xml").is_file():
         _read_tests(state)
     _read_trouble(state, found)

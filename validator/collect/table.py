@@ -167,7 +167,7 @@ def _distinct(names: list[str]) -> tuple[str, ...]:
 def _fast(body: bytes, first_line: int, parts: _Parts) -> bool:
     """Read a flawless block of rows by numpy; False when anything about it is odd."""
     rows = body.count(b"\n")
-    if not body.endswith(b"\n") or not rows or b"\0" in body:
+    if not body.endswith(b"\n") or b"\0" in body or not body.strip():
         return False
     body = body.replace(b"\r\n", b"\n")
     gaps = b",," in body or b",\n" in body

@@ -19,6 +19,7 @@ from validator.model.runbook import TrainerMetrics
 
 __all__ = ["Gathered", "declared", "read_training"]
 
+_MOST_RANKS = 2**20
 _ACCOUNT = ("requested", "effective")
 _FURTHER = {
     "k_stats.csv": "selection statistics",
@@ -111,7 +112,7 @@ def _read_env(state: Gathered) -> None:
             path,
         )
     world = state.env.get("world_size")
-    if isinstance(world, int) and not isinstance(world, bool) and world >= 1:
+    if isinstance(world, int) and not isinstance(world, bool) and 1 <= world <= _MOST_RANKS:
         if state.world_size is not None and world != state.world_size:
             state.intake.note(
                 "world-size", f"the trainer ran with {world} ranks where {state.world_size} were started", path

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+import numpy as np
+
 from validator.diagnose.facts import PhaseFacts, RunFacts, ValidationFacts
 from validator.diagnose.table import PHASE_RULES, RUN_RULES, VALIDATION_RULES
 from validator.model.record import PhaseRecord, RunRecord, ValidationRecord
@@ -24,6 +26,11 @@ def diagnose(record: ValidationRecord, phases: Sequence[PhaseReport]) -> tuple[F
         record: the validation as far as it has come.
         phases: its judged phases; those that are missing have not been judged yet.
     """
+    with np.errstate(all="ignore"):  # absurd values overflow; what they lead to is judged, not warned of
+        return _diagnose(record, phases)
+
+
+def _diagnose(record: ValidationRecord, phases: Sequence[PhaseReport]) -> tuple[Finding, ...]:
     reports = {report.id: report for report in phases}
     facts = tuple(_phase_facts(one, reports.get(one.phase.id), record) for one in record.phases)
     findings: list[Finding] = []
@@ -41,7 +48,8 @@ def diagnose(record: ValidationRecord, phases: Sequence[PhaseReport]) -> tuple[F
 def diagnose_run(record: RunRecord) -> tuple[Finding, ...]:
     """Every cause that one run's own evidence shows, most severe first."""
     facts = RunFacts.of(record, {})
-    return _sorted(_of_run(facts)) if facts is not None else ()
+    with np.errstate(all="ignore"):
+        return _sorted(_of_run(facts)) if facts is not None else ()
 
 
 def _phase_facts(record: PhaseRecord, report: PhaseReport | None, whole: ValidationRecord) -> PhaseFacts:

@@ -112,7 +112,8 @@ def random_data_floor(run: RunFacts) -> Iterator[Finding]:
     sizes = [told] if told else []
     if isinstance(tokenizer, dict) and isinstance(tokenizer.get("vocab_size"), (int, float)):
         sizes.append(float(tokenizer["vocab_size"]))
-    floor = next((v for v in sizes or _VOCABULARIES if abs(level - math.log(v)) <= _FLOOR_TOLERANCE_NAT), None)
+    likely = [v for v in sizes or _VOCABULARIES if v > 1]
+    floor = next((v for v in likely if abs(level - math.log(v)) <= _FLOOR_TOLERANCE_NAT), None)
     if floor is None or float(tail.std()) > 5 * _FLOOR_TOLERANCE_NAT:
         return
     uniform = str(run.setting("data", "dataset") or "").lower() in ("uniform", "random")

@@ -184,7 +184,7 @@ def eta_wrong(run: RunFacts) -> Iterator[Finding]:
         left = total - (_count(at["at"]) or 0.0 if at and not (named and not at["total"]) else 0.0)
         truth = left * step_s
         certain = at is not None or named is not None
-        if truth < 60 or not (claimed > 2 * truth or (certain and claimed < truth / 2)):
+        if not 60 <= truth < float("inf") or not (claimed > 2 * truth or (certain and claimed < truth / 2)):
             continue
         yield found(
             "eta-wrong",

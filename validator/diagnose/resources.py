@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 
 import numpy as np
@@ -42,7 +43,10 @@ def low_headroom(run: RunFacts) -> Iterator[Finding]:
     series, total = run.series("gpu_mem_reserved_mib") or run.series("gpu_mem_alloc_mib"), _gpu_total_mib(run)
     if series is None or total is None:
         return
-    peak = float(np.nanmax(series.values))
+    finite = series.values[np.isfinite(series.values)]
+    if not finite.size:
+        return
+    peak = float(finite.max())
     left = 1 - peak / total
     if left < HEADROOM:
         yield found(
@@ -91,7 +95,8 @@ def _growth(series: Series, warmup_steps: int) -> tuple[float, float] | None:
     if not (rises > 0).all() or parts[-1] - parts[2] < needed or rises[-1] < 0.5 * float(np.median(rises)):
         return None
     half = values.size // 2
-    slope = float(np.polyfit(steps[half:].astype(float), values[half:], 1)[0])
+    x, y = steps[half:] - steps[half:].mean(), values[half:] - values[half:].mean()
+    slope = float((x * y).sum() / (x * x).sum())
     return (slope, float(values[-1])) if slope > 0 else None
 
 
@@ -116,21 +121,21 @@ def straggler(run: RunFacts) -> Iterator[Finding]:
 
 def loader_bound(run: RunFacts) -> Iterator[Finding]:
     """Steps wait for data."""
-    wait, times = run.series("dt_fetch_s"), run.series("step_time_s")
-    share = None
-    if wait is not None and times is not None:
-        waits, steps = run.inside(wait), run.inside(times)
-        total = float(steps.mean()) if steps.size else 0.0
-        share = float(waits.mean()) / total if total > 0 and waits.size else None
-        shown, source = f"mean dt_fetch_s {waits.mean():.3g} s of a step of {total:.3g} s", wait.source.path
+    wait, p95, step_s = run.series("dt_fetch_s"), run.series("fetch_p95_ms"), run.step_time_s
+    if step_s is None:
+        return
+    mean_s = _mean_step_s(run) or step_s
+    waits = run.inside(wait) if wait is not None else np.empty(0)
+    slowest = run.inside(p95) if p95 is not None else np.empty(0)
+    if wait is not None and waits.size:
+        share, source = float(waits.mean()) / mean_s, wait.source.path
+        shown = f"mean dt_fetch_s {waits.mean():.3g} s of a step of {mean_s:.3g} s"
+    elif p95 is not None and slowest.size and np.median(slowest) > 500 * step_s:
+        share, source = float(np.median(slowest)) / 1000 / step_s, p95.source.path
+        shown = f"fetch_p95_ms {np.median(slowest):.3g} ms, step {step_s:.3g} s"
     else:
-        p95, step_s = run.series("fetch_p95_ms"), run.step_time_s
-        if p95 is None or step_s is None:
-            return
-        share = float(np.median(run.inside(p95))) / 1000 / step_s
-        share = share if share > 0.5 else None
-        shown, source = f"fetch_p95_ms {np.median(p95.values):.3g} ms, step {step_s:.3g} s", p95.source.path
-    if share is None or share < LOADER_SHARE:
+        return
+    if not LOADER_SHARE <= share < math.inf:
         return
     yield found(
         "loader-bound",
@@ -141,13 +146,19 @@ def loader_bound(run: RunFacts) -> Iterator[Finding]:
     )
 
 
+def _mean_step_s(run: RunFacts) -> float | None:
+    times = run.series("step_time_s")
+    values = run.inside(times) if times is not None else np.empty(0)
+    return float(values.mean()) if values.size and values.mean() > 0 else None
+
+
 def _exposed(run: RunFacts) -> tuple[float, float, float] | None:
     """Share of a step in which even the busiest rank waits for others, its step and compute time in seconds."""
     waits = []
     for own in run.result.rank_series.values():
         if "compute_time_s" in own and "step_time_s" in own:
             step, work = run.inside(own["step_time_s"]), run.inside(own["compute_time_s"])
-            if step.size and work.size and np.median(step) > 0:
+            if step.size and work.size and 0 < np.median(step) < math.inf:
                 waits.append(
                     (float(1 - np.median(work) / np.median(step)), float(np.median(step)), float(np.median(work)))
                 )
@@ -162,7 +173,8 @@ def comm_bound(run: RunFacts) -> Iterator[Finding]:
         return
     share, step_s, work_s = exposed
     wait = run.series("dt_fetch_s")
-    if wait is not None and wait.values.size and float(np.median(run.inside(wait))) > 0.5 * (step_s - work_s):
+    waits = run.inside(wait) if wait is not None else np.empty(0)
+    if waits.size and float(np.median(waits)) > 0.5 * (step_s - work_s):
         return  # it waits for data, not for others
     volume = ""
     if gradients:
