@@ -161,7 +161,7 @@ def _rates(config: Config, model: LanguageModel, world: World) -> Rates:
 def open_run(resolved: Resolved) -> Iterator[Run]:
     """Build the run, hand it out, and take it down again whatever happened: threads, files, process group.
 
-    Raises ConfigError, DataError, CheckpointError or RuntimeError naming the setting and the fix.
+    Raises ConfigError or SetupError naming the setting and the fix.
     """
     asked = resolved.config
     out = Path(asked.train.out)
@@ -203,6 +203,7 @@ def open_run(resolved: Resolved) -> Iterator[Run]:
             steps=config.train.steps,
             start_step=restored.step,
             wall_before_s=restored.wall_s,
+            tensorboard=config.telemetry.tensorboard,
         )
         stack.callback(recorder.close)
         if world.is_main:

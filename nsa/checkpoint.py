@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from nsa.config import SetupError
 from nsa.telemetry.files import write_json
 
 __all__ = ["CheckpointError", "find_newest", "load_checkpoint", "save_checkpoint"]
@@ -22,7 +23,7 @@ __all__ = ["CheckpointError", "find_newest", "load_checkpoint", "save_checkpoint
 SCHEMA_VERSION = 1
 
 
-class CheckpointError(RuntimeError):
+class CheckpointError(SetupError):
     """A checkpoint does not fit this run, or none can be read; the message says which and what to do."""
 
 

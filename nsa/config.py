@@ -23,6 +23,7 @@ __all__ = [
     "ModelConfig",
     "OptimConfig",
     "Range",
+    "SetupError",
     "TelemetryConfig",
     "TrainConfig",
     "check",
@@ -38,6 +39,13 @@ class ConfigError(ValueError):
     def __init__(self, problems: list[str]) -> None:
         self.problems = problems
         super().__init__("\n".join(problems))
+
+
+class SetupError(RuntimeError):
+    """The run cannot start here as configured: a file, device, package or checkpoint is not what it must be.
+
+    The message names the setting and the fix; it is printed without a traceback.
+    """
 
 
 @dataclass(frozen=True)
@@ -191,6 +199,7 @@ class TelemetryConfig:
     log_every: int = _opt(1, "steps per row of training.csv", within=POSITIVE)
     heartbeat_s: float = _opt(5.0, "seconds between the beats of the background thread", within=POSITIVE)
     aux_stats: bool = _opt(True, "gate and selection statistics")
+    tensorboard: bool = _opt(False, "also write scalars for TensorBoard into tb/ (needs the tensorboard package)")
     nvtx: bool = _opt(False, "named ranges around branches and steps, for torch.profiler and NVTX tools")
     profile_steps: int = _opt(0, "steps traced by torch.profiler into trace/, from the fifth on", within=NOT_NEGATIVE)
     sdpa_audit: bool = _opt(False, "profile the second step and write which kernels each branch ran")

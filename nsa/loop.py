@@ -57,9 +57,35 @@ class _Launched:
     stats: Any
 
 
+class _Clock:
+    """When steps finished, in `time.perf_counter` seconds.
+
+    The host reads a GPU's step late, and by how much varies with the length of the launch queue; events on the
+    device know the time itself.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._event: torch.cuda.Event | None = None
+        if device.type == "cuda":
+            self._event = torch.cuda.Event(enable_timing=True)
+            self._event.record()
+            self._event.synchronize()
+        self.now_s = time.perf_counter()
+
+    def finished_at_s(self, arrived: torch.cuda.Event | None) -> float:
+        """The time of a step's end; `arrived` must have passed, and steps must be asked for in order."""
+        if arrived is None or self._event is None:
+            self.now_s = time.perf_counter()
+        else:
+            self.now_s += self._event.elapsed_time(arrived) / 1e3
+            self._event = arrived
+        return self.now_s
+
+
 def train(run: Run) -> Ending:
     """Train to the last step or to a reason to stop; writes everything but env.json. Raises what the data raises."""
-    write_memory_dump(run.out, "boot", run.world.device, step=run.start_step) if run.world.is_main else None
+    if run.world.is_main:
+        write_memory_dump(run.out, "boot", run.world.device, step=run.start_step)
     if run.config.train.gc_every:
         gc.disable()
     ending = Ending("error", "an exception ended the run")
@@ -82,7 +108,8 @@ def _steps(run: Run) -> Ending:
     last = run.config.train.steps
     lag = 1 if run.world.on_cuda else 0
     in_flight: deque[_Launched] = deque()
-    run.recorder.start()
+    clock = _Clock(run.world.device)
+    run.recorder.start(clock.now_s)
     ending: Ending | None = None
     for step in range(run.start_step + 1, last + 1):
         with run.instruments.around(step):
@@ -90,13 +117,13 @@ def _steps(run: Run) -> Ending:
         run.recorder.exclude(run.instruments.take_overhead_s())
         due = step == run.start_step + 1 or step == last or _is_break(run, step)
         while in_flight and ending is None and (due or len(in_flight) > lag):
-            ending = _read(run, in_flight.popleft())
+            ending = _read(run, in_flight.popleft(), clock)
         if ending is not None:
             break
         if due:
             _between_steps(run, step)
     while in_flight:  # the step launched before the reason to stop was read
-        ending = _read(run, in_flight.popleft()) or ending
+        ending = _read(run, in_flight.popleft(), clock) or ending
     return ending or Ending("done")
 
 
@@ -192,12 +219,12 @@ def _send_control(
         return message, None, waited_s
     host = torch.empty(5, dtype=torch.float32, pin_memory=True)
     host.copy_(message, non_blocking=True)
-    arrived = torch.cuda.Event()
+    arrived = torch.cuda.Event(enable_timing=True)
     arrived.record()
     return host, arrived, waited_s
 
 
-def _read(run: Run, launched: _Launched) -> Ending | None:
+def _read(run: Run, launched: _Launched, clock: _Clock) -> Ending | None:
     """Wait for a launched step, record it, and say whether it is a reason to stop."""
     if launched.arrived is not None:
         launched.arrived.synchronize()
@@ -218,7 +245,7 @@ def _read(run: Run, launched: _Launched) -> Ending | None:
         aux=aux,
         fallbacks=fallbacks,
     )
-    run.recorder.step_done(record, launched.fetch)
+    run.recorder.step_done(record, launched.fetch, clock.finished_at_s(launched.arrived))
     return _reason_to_stop(run, record, sums)
 
 

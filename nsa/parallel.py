@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from nsa.config import DdpConfig
+from nsa.config import DdpConfig, SetupError
 
 __all__ = ["ReduceHook", "World", "close_world", "effective_compression", "open_world", "wrap_ddp"]
 
@@ -50,9 +50,9 @@ def _pick_device(wanted: str, local_rank: int) -> torch.device:
     if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise RuntimeError("device=cuda but torch sees no CUDA device: set device=cpu, or check the driver")
+        raise SetupError("device=cuda but torch sees no CUDA device: set device=cpu, or check the driver")
     if local_rank >= torch.cuda.device_count():
-        raise RuntimeError(
+        raise SetupError(
             f"local rank {local_rank} needs GPU {local_rank} but {torch.cuda.device_count()} are visible: start fewer "
             "processes or widen CUDA_VISIBLE_DEVICES"
         )
@@ -70,7 +70,7 @@ def _arm_flight_recorder(out: Path) -> None:
 def open_world(device: str, *, timeout_s: float, out: Path, env: Mapping[str, str] = os.environ) -> World:
     """Join the process group that torchrun describes, or stand alone.
 
-    Raises RuntimeError when the device asked for does not exist.
+    Raises SetupError when the device asked for does not exist.
     """
     local_rank = int(env.get("LOCAL_RANK", 0))
     chosen = _pick_device(device, local_rank)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,7 @@ ENV_ALIASES = {
         Alias("NSA_PREFILL_BATCHED", "prefill", "batched", "sequential"),
         Alias("NSA_SEL_RANGES_V2", "sel_ranges", "v2", "v1"),
         Alias("NSA_DISABLE_AUX_STATS", "aux_stats", "false", "true"),
+        Alias("NSA_TB_DISABLE", "tensorboard", "false", None),
         Alias("NSA_SDPA_FLASH_ONLY", "sdpa", "flash_only", None),
         Alias("NSA_SDPA_NO_FLASH", "sdpa", "no_flash", None),
     )
@@ -135,7 +136,9 @@ def _from_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError([f"{path}: cannot be read as YAML: {error}"]) from None
     if not isinstance(tree, dict):
         raise ConfigError([f"{path}: expected a mapping of sections, found {type(tree).__name__}"])
-    specs, values, problems = field_specs(), {}, []
+    specs = field_specs()
+    values: dict[str, Any] = {}
+    problems: list[str] = []
     sections = sorted({s.section for s in specs.values()})
     for section, leaves in tree.items():
         if section not in sections:
@@ -151,15 +154,16 @@ def _from_yaml(path: Path) -> dict[str, Any]:
                 fix = f"it belongs under `{spec.section}:`" if spec else _nearest(str(name), list(specs))
                 problems.append(f"{path}: unknown key `{section}.{name}`; {fix}")
                 continue
-            _collect(problems, values, name, lambda s=spec, v=value: parse_value(s, v, str(path)))
+            _store(values, problems, spec, value, str(path))
     if problems:
         raise ConfigError(problems)
     return values
 
 
-def _collect(problems: list[str], values: dict[str, Any], name: str, parse: Callable[[], Any]) -> None:
+def _store(values: dict[str, Any], problems: list[str], spec: FieldSpec, value: Any, where: str) -> None:
+    """Parse one value into `values`, or say what is wrong with it in `problems`."""
     try:
-        values[name] = parse()
+        values[spec.name] = parse_value(spec, value, where)
     except ConfigError as error:
         problems += error.problems
 
@@ -190,7 +194,7 @@ def _from_env(env: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
             valid = [*plain, *ENV_ALIASES, "NSA_CONFIG"]
             problems.append(f"unknown environment variable {variable}; {_nearest(variable, valid)}")
             continue
-        _collect(problems, values, name, lambda n=name, t=text, v=variable: parse_value(specs[n], t, v))
+        _store(values, problems, specs[name], text, variable)
         sources[name] = f"env {variable}"
     if problems:
         raise ConfigError(problems)
@@ -213,7 +217,9 @@ def _flag_value(spec: FieldSpec, negated: bool, inline: str | None, rest: list[s
 
 
 def _from_cli(argv: Sequence[str]) -> tuple[dict[str, Any], str | None]:
-    specs, values, problems = field_specs(), {}, []
+    specs = field_specs()
+    values: dict[str, Any] = {}
+    problems: list[str] = []
     config_name: str | None = None
     rest = list(argv)
     while rest:

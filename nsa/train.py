@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from nsa.config import ConfigError
+from nsa.config import ConfigError, SetupError
 from nsa.outdir import refuse_unfit_out
 from nsa.resolve import Resolved, UsageExit, resolve
 
@@ -22,9 +22,10 @@ BAD_USAGE = 2
 EXIT_CODES = {"done": 0, "error": 1, "halted": 3, "anomaly": 4, "interrupted": 130, "terminated": 143}
 
 
-def _complain(error: ConfigError) -> int:
-    if os.environ.get("RANK", "0") == "0":  # every rank has the same mistake; one message is enough
-        for problem in error.problems:
+def _complain(error: ConfigError | SetupError) -> int:
+    if os.environ.get("RANK", "0") == "0" or isinstance(error, SetupError):
+        # A wrong setting is the same on every rank and one message is enough; a device or file may fail on one alone.
+        for problem in error.problems if isinstance(error, ConfigError) else [str(error)]:
             print(f"nsa.train: {problem}", file=sys.stderr, flush=True)  # noqa: T201
     return BAD_USAGE
 
@@ -60,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _complain(error)
     try:
         return _run(resolved)
-    except ConfigError as error:  # what only shows once the number of processes is known
+    except (ConfigError, SetupError) as error:  # what only shows on this machine, with this number of processes
         return _complain(error)
 
 

@@ -8,10 +8,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from nsa.config import SetupError
+
 __all__ = ["DataError", "SampleSource", "Sources", "TokenWindows", "sample_rng"]
 
 
-class DataError(RuntimeError):
+class DataError(SetupError):
     """The data cannot be read or used; the message names the path or setting and the fix."""
 
 

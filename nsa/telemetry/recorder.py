@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from nsa.config import SetupError
 from nsa.data import FetchStats
 from nsa.telemetry.files import AppendCsv
 from nsa.telemetry.heartbeat import Heartbeat
@@ -92,10 +93,12 @@ class Recorder:
         steps: int,
         start_step: int = 0,
         wall_before_s: float = 0.0,
+        tensorboard: bool = False,
     ) -> None:
         self._heartbeat, self._rates, self._device = heartbeat, rates, device
         self._log_every, self._steps, self._start_step = log_every, steps, start_step
         self._wall_before_s = wall_before_s
+        self._scalars = open_tensorboard(out) if tensorboard and is_main else None
         self._files: dict[str, AppendCsv] = {}
         self._out, self._is_main = out, is_main
         if is_main:
@@ -106,9 +109,9 @@ class Recorder:
         self.last: StepRecord | None = None
         self._began_s = self._row_at_s = self._said_at_s = time.perf_counter()
 
-    def start(self) -> None:
-        """Start the clock: right before the first step."""
-        self._began_s = self._row_at_s = time.perf_counter()
+    def start(self, at_s: float) -> None:
+        """Training begins, at `at_s` by `time.perf_counter`."""
+        self._began_s = self._row_at_s = at_s
 
     def exclude(self, seconds: float) -> None:
         """Leave `seconds` just spent on something else out of the next row's step_time_s."""
@@ -123,19 +126,18 @@ class Recorder:
         """Whether `step` ends a row: every `log_every`-th, the first and the last."""
         return step % self._log_every == 0 or step in (self._start_step + 1, self._steps)
 
-    def step_done(self, record: StepRecord, fetch: FetchStats | None) -> None:
-        """Take a finished step; `fetch` is given where the step ends a row."""
+    def step_done(self, record: StepRecord, fetch: FetchStats | None, at_s: float) -> None:
+        """Take a step that was finished at `at_s`; `fetch` is given where it ends a row."""
         self.first, self.last = self.first or record, record
         self._waited_s += record.wait_s
         if fetch is None:
             self._heartbeat.write("step_end", step=record.step)
         else:
-            self._row(record, fetch)
+            self._row(record, fetch, at_s)
 
-    def _row(self, record: StepRecord, fetch: FetchStats) -> None:
-        now = time.perf_counter()
+    def _row(self, record: StepRecord, fetch: FetchStats, at_s: float) -> None:
         n_steps = record.step - self._row_step
-        interval_s = max(now - self._row_at_s, 1e-9)
+        interval_s = max(at_s - self._row_at_s, 1e-9)
         step_time_s = max(interval_s - self._excluded_s, 0.0) / n_steps
         toks_per_s = n_steps * self._rates.tokens_per_step / interval_s
         shared = {
@@ -148,12 +150,13 @@ class Recorder:
             **self._rates.mfu(toks_per_s),
         }
         self._step_times_s.append(step_time_s)
-        self._row_step, self._row_at_s, self._excluded_s, self._waited_s = record.step, now, 0.0, 0.0
+        self._row_step, self._row_at_s, self._excluded_s, self._waited_s = record.step, at_s, 0.0, 0.0
         if self._is_main:
-            wall_s = self._wall_before_s + now - self._began_s
+            wall_s = self._wall_before_s + at_s - self._began_s
             self._write_row(record, shared, wall_s)
             self._write_aux(record)
-            self._say(record, toks_per_s, step_time_s, now)
+            self._write_scalars(record, shared)
+            self._say(record, toks_per_s, step_time_s, at_s)
         percentiles = {"fetch_p50_ms": fetch.p50_ms, "fetch_p95_ms": fetch.p95_ms}
         self._heartbeat.write(
             "progress",
@@ -186,6 +189,12 @@ class Recorder:
         for name, count in record.fallbacks.items():
             counters = self._file("fallback_counters", ("step", "counter", "count"))
             counters.row({"step": record.step, "counter": name, "count": count})
+
+    def _write_scalars(self, record: StepRecord, shared: Mapping[str, float]) -> None:
+        if self._scalars is not None:
+            for name, value in {"lr": record.lr, **shared, **record.aux}.items():
+                if isinstance(value, (int, float)):
+                    self._scalars.add_scalar(name, value, record.step)
 
     def _file(self, name: str, columns: tuple[str, ...]) -> AppendCsv:
         if name not in self._files:
@@ -228,6 +237,19 @@ class Recorder:
         """Close the files."""
         for file in self._files.values():
             file.close()
+        if self._scalars is not None:
+            self._scalars.close()
+
+
+def open_tensorboard(out: Path) -> Any:
+    """A writer of TensorBoard scalars into `tb/`. Raises SetupError where the package is missing."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise SetupError(
+            "tensorboard=true needs the tensorboard package: install it, or set tensorboard=false (NSA_TB_DISABLE=1)"
+        ) from None
+    return SummaryWriter(str(out / "tb"))
 
 
 def _round(value: Any) -> Any:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -263,3 +264,45 @@ def test_long_steps_still_beat(tmp_path: Path, train: Train, beats: Beats, monke
     assert train(tmp_path, "--steps", "2", "--heartbeat-s", "0.05") == 0
     steps = [r["step"] for r in beats(tmp_path) if r["msg"] == "beat"]
     assert steps.count(1) >= 3
+
+
+def test_scalars_go_to_tensorboard(tmp_path: Path, train: Train, rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[tuple[str, float, int]] = []
+
+    class Writer:
+        def __init__(self, folder: str) -> None:
+            assert folder == str(tmp_path / "tb")
+
+        def add_scalar(self, name: str, value: float, step: int) -> None:
+            written.append((name, value, step))
+
+        def close(self) -> None:
+            written.append(("closed", 0.0, 0))
+
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=Writer))
+    assert train(tmp_path, "--steps", "2", "--tensorboard") == 0
+    losses = [(step, value) for name, value, step in written if name == "loss"]
+    table = rows(tmp_path / "training.csv")
+    assert [step for step, _ in losses] == [1, 2]
+    assert [value for _, value in losses] == pytest.approx([float(r["loss"]) for r in table])
+    assert written[-1][0] == "closed"
+
+
+@pytest.mark.parametrize(
+    ("extra", "said"),
+    [
+        (["--tensorboard"], "tensorboard=true needs the tensorboard package"),
+        (["--device", "cuda"], "device=cuda but torch sees no CUDA device"),
+        (["--data", "local", "--data-path", "nowhere/at/all"], "data_path=nowhere/at/all: no file matches"),
+    ],
+)
+def test_what_this_machine_lacks_is_said_without_a_traceback(
+    tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch, capsys: Any, extra: list[str], said: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert train(tmp_path, "--steps", "2", *extra) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert "Traceback" not in error
+    assert not (tmp_path / "training.csv").exists()
