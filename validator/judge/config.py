@@ -9,7 +9,7 @@ from typing import Any
 from validator.model.record import RunRecord
 from validator.model.settings import flat_name
 
-__all__ = ["differences", "same_value"]
+__all__ = ["differences", "is_stated", "same_value"]
 
 _UNDECIDED = frozenset({"", "auto", "none", "null", "default"})
 """Requests that leave the choice to the trainer."""
@@ -48,9 +48,9 @@ def differences(run: RunRecord) -> dict[str, tuple[Any, Any]] | None:
 
 
 def _stated(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings that were really chosen; `out` is a path, which the trainer may make absolute."""
-    return {
-        key: value
-        for key, value in settings.items()
-        if value is not None and str(value).strip().lower() not in _UNDECIDED and key not in ("out", "data_path")
-    }
+    return {key: value for key, value in settings.items() if is_stated(key, value)}
+
+
+def is_stated(key: str, value: object) -> bool:
+    """Whether a setting was really chosen, not left to the trainer; `out` is a path, which it may make absolute."""
+    return value is not None and str(value).strip().lower() not in _UNDECIDED and key not in ("out", "data_path")

@@ -103,9 +103,31 @@ def _facts(report: ValidationReport) -> tuple[Fact, ...]:
     facts.append(Fact("Finished", _time(report.finished) if report.finished else "not yet"))
     if report.duration_s is not None:
         facts.append(Fact("Duration", format_duration(report.duration_s)))
+    facts += _machine(report.environment)
     if report.exit_code is not None:
         facts.append(Fact("Exit code", str(report.exit_code)))
     return tuple(facts)
+
+
+def _machine(environment: Mapping[str, Any]) -> list[Fact]:
+    """Which machine and which commit, in a line each, as far as the snapshot tells."""
+    cpu, gpus, git = (environment.get(key) for key in ("cpu", "gpus", "git"))
+    found = list(gpus.values()) if isinstance(gpus, dict) else gpus if isinstance(gpus, list) else []
+    names = Counter(str(gpu.get("name")) for gpu in found if isinstance(gpu, dict) and gpu.get("name"))
+    parts = [f"{count} × {name}" for name, count in names.items()]
+    if isinstance(cpu, dict):
+        cores = cpu.get("cores_usable") or cpu.get("cores_logical")
+        parts.append(
+            f"{cpu.get('model') or 'CPU'}, {format_value(cores)} cores" if cores else str(cpu.get("model") or "")
+        )
+    named = [str(environment[key]) for key in ("host", "hostname") if environment.get(key)]
+    text = ": ".join(part for part in ("".join(named[:1]), "; ".join(filter(None, parts))) if part)
+    facts = [Fact("Machine", one_line(text, limit=200))] if text else []
+    if isinstance(git, dict) and git.get("sha"):
+        dirty = ", with uncommitted changes" if git.get("dirty") else ""
+        branch = f" on {git['branch']}" if git.get("branch") else ""
+        facts.append(Fact("Commit", one_line(f"{str(git['sha'])[:12]}{branch}{dirty}", limit=120)))
+    return facts
 
 
 def _time(iso: str) -> str:

@@ -25,6 +25,10 @@ from validator.report.parts import anchor, flatten, link
 __all__ = ["comparison_table", "config_table", "phase_facts", "run_view"]
 
 MAX_COMMAND = 20_000
+
+DIFFERS = "differs"
+"""The verdict on a setting that ran otherwise than requested, by the same rule as in judgement."""
+
 _ORDER = {name: index for index, name in enumerate(METRICS)}
 
 
@@ -102,17 +106,8 @@ def _command(run: RunReport) -> str:
 def config_table(requested: Mapping[str, Any] | None, effective: Mapping[str, Any] | None) -> ConfigTable:
     """Both configs side by side, what differs first. A key that was not asked for is a default, not a difference."""
     asked, ran = dict(flatten(dict(requested or {}))), dict(flatten(dict(effective or {})))
-    rows = [
-        ConfigRow(
-            key=one_line(key, limit=120),
-            requested=_setting(asked[key]) if key in asked else "",
-            effective=_setting(ran[key]) if key in ran else "",
-            differs=key in asked and key in ran and not _same(asked[key], ran[key]),
-        )
-        for key in {**asked, **ran}
-        if key
-    ]
-    rows.sort(key=lambda row: not row.differs)
+    rows = [_config_row(key, asked, ran) for key in {**asked, **ran} if key]
+    rows.sort(key=lambda row: row.verdict != DIFFERS)
     note = ""
     if effective is None and requested is None:
         note = "The program records no configuration."
@@ -120,7 +115,25 @@ def config_table(requested: Mapping[str, Any] | None, effective: Mapping[str, An
         note = "The trainer does not record the configuration that it really ran with, so it could not be compared."
     elif requested is None:
         note = "The trainer does not record the configuration that it was asked for."
-    return ConfigTable(rows=tuple(rows), differing=sum(row.differs for row in rows), note=note)
+    return ConfigTable(rows=tuple(rows), differing=sum(row.verdict == DIFFERS for row in rows), note=note)
+
+
+def _config_row(key: str, asked: Mapping[str, Any], ran: Mapping[str, Any]) -> ConfigRow:
+    if key not in asked:
+        verdict = "not asked for"
+    elif key not in ran:
+        verdict = "not recorded"
+    else:
+        from validator.judge.config import is_stated, same_value
+
+        same = same_value(asked[key], ran[key])
+        verdict = "yes" if same else DIFFERS if is_stated(key, asked[key]) else "left to the trainer"
+    return ConfigRow(
+        key=one_line(key, limit=120),
+        requested=_setting(asked[key]) if key in asked else "",
+        effective=_setting(ran[key]) if key in ran else "",
+        verdict=verdict,
+    )
 
 
 def _setting(value: Any) -> str:
@@ -128,18 +141,6 @@ def _setting(value: Any) -> str:
     if value is None:
         return "none"
     return one_line(str(value).lower() if isinstance(value, bool) else value, limit=300) or '""'
-
-
-def _same(left: Any, right: Any) -> bool:
-    """Whether two settings mean the same; a number and its text do, since flags are texts."""
-    if left == right:
-        return True
-    if isinstance(left, bool) or isinstance(right, bool):
-        return str(left).lower() == str(right).lower()
-    try:
-        return float(left) == float(right)
-    except (TypeError, ValueError):
-        return str(left) == str(right)
 
 
 def _metrics(metrics: Mapping[str, MetricStats]) -> tuple[MetricRow, ...]:
@@ -175,6 +176,7 @@ def _scalars(scalars: Mapping[str, ScalarValue]) -> tuple[Fact, ...]:
     return tuple(
         Fact(one_line(name, limit=120), format_value(item.value, item.unit), link(item.source))
         for name, item in scalars.items()
+        if not name.startswith(("requested.", "effective."))
     )
 
 

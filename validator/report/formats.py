@@ -72,7 +72,7 @@ def format_number(value: float | None) -> str:
         return _minus(f"{int(value):,}")
     if size >= 1e9 or size < 1e-4:
         return _minus(re.sub(r"\.?0*e([+-])0*", r"e\1", f"{value:.3e}"))
-    digits = max(0, 3 - math.floor(math.log10(size)))
+    digits = max(0, 3 - math.floor(math.log10(float(f"{size:.3e}"))))
     written = repr(size).partition(".")[2]
     return _minus(f"{value:,.{min(digits, len(written)) if 'e' not in written else digits}f}")
 
@@ -126,6 +126,8 @@ def format_percent(share: float | None) -> str:
     if share is None or not math.isfinite(share):
         return format_number(share)
     percent = share * 100
+    if percent == 0:
+        return f"0{NO_BREAK}%"
     size = abs(percent)
     digits = 0 if size >= 100 else 1 if size >= 10 else 2 if size >= 0.1 else 3
     return _minus(f"{percent:,.{digits}f}") + NO_BREAK + "%"

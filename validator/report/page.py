@@ -147,12 +147,17 @@ class Table(NamedTuple):
 
 
 class ConfigRow(NamedTuple):
-    """One setting as requested and as it ran."""
+    """One setting as requested and as it ran; `verdict` is yes, differs, or why they are not compared."""
 
     key: str
     requested: str
     effective: str
-    differs: bool
+    verdict: str
+
+    @property
+    def differs(self) -> bool:
+        """Whether it ran otherwise than requested."""
+        return self.verdict == "differs"
 
 
 class ConfigTable(NamedTuple):

@@ -49,8 +49,8 @@ def link(path: str | None) -> str | None:
 
 
 def evidence_views(evidence: tuple[Evidence, ...]) -> tuple[EvidenceView, ...]:
-    """Each piece of evidence with its link."""
-    return tuple(
+    """Each piece of evidence with its link, once."""
+    views = (
         EvidenceView(
             label=one_line(", ".join(part for part in (item.path, item.where) if part), limit=300),
             href=link(item.path),
@@ -58,6 +58,7 @@ def evidence_views(evidence: tuple[Evidence, ...]) -> tuple[EvidenceView, ...]:
         )
         for item in evidence
     )
+    return tuple(dict.fromkeys(views))
 
 
 def flatten(value: Any, prefix: str = "", *, depth: int = 0) -> Iterator[tuple[str, Any]]:

@@ -41,11 +41,12 @@ def write_all(report: ValidationReport, charts: ChartData, run_dir: Path) -> Rep
         junit=run_dir / "junit.xml",
         recommended_env=run_dir / "recommended.env",
     )
-    write_atomic(paths.result, render_json(report))
-    write_atomic(paths.html, render_html(report, charts))
-    write_atomic(paths.markdown, render_markdown(report))
-    write_atomic(paths.junit, render_junit(report))
-    write_atomic(paths.recommended_env, render_recommended_env(report))
+    _replace(paths.result, render_json(report))
+    _replace(paths.html, render_html(report, charts))
+    _replace(paths.markdown, render_markdown(report))
+    _replace(paths.junit, render_junit(report))
+    _replace(paths.recommended_env, render_recommended_env(report))
+    _sync_folder(run_dir)
     return paths
 
 
@@ -75,6 +76,11 @@ def _strict(value: Any, key: str = "") -> Any:
 
 def write_atomic(path: Path, text: str) -> None:
     """Replace a file's text at once: written beside it, synced, renamed. A reader never sees half of it."""
+    _replace(path, text)
+    _sync_folder(path.parent)
+
+
+def _replace(path: Path, text: str) -> None:
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     temporary = Path(name)
     try:
@@ -87,7 +93,6 @@ def write_atomic(path: Path, text: str) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    _sync_folder(path.parent)
 
 
 def _sync_folder(folder: Path) -> None:

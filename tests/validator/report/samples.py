@@ -73,10 +73,10 @@ def _report(
         "exit_code": exit_code,
         "phases": phases,
         "environment": {
-            "hostname": "node7",
+            "host": "node7",
             "python": "3.11.9",
             "packages": {"torch": "2.7.1", "numpy": "2.1.0"},
-            "cpu": {"model": "AMD EPYC 7B13", "cores": 2, "affinity": [0, 1]},
+            "cpu": {"model": "AMD EPYC 7B13", "cores_usable": 2, "affinity": [0, 1]},
             "memory_bytes": 12_884_901_888,
             "gpus": [{"index": 0, "name": "NVIDIA A100 80GB PCIe"}, {"index": 1, "name": "NVIDIA A100 80GB PCIe"}],
             "env": {"NCCL_ALGO": "Ring", "HF_TOKEN": "[redacted]"},

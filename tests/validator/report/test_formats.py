@@ -33,6 +33,7 @@ from validator.report.formats import (
         (3e-4, "0.0003"),
         (3.2e-5, "3.2e-5"),
         (1.5e12, "1.5e+12"),
+        (0.99998, "1.000"),
         (-4.0, "−4"),
         (math.nan, "NaN"),
         (math.inf, "∞"),

@@ -13,8 +13,9 @@ import pytest
 
 from tests.validator.report import pieces, samples
 from tests.validator.report.pages import parse
-from validator.model.verdict import Artifact, ValidationReport
+from validator.model.verdict import Artifact, Evidence, ValidationReport
 from validator.report import html
+from validator.report.build_runs import config_table
 from validator.report.html import render_html
 from validator.report.view import ChartData
 
@@ -74,6 +75,34 @@ def test_settings_that_ran_otherwise_are_marked_and_unasked_ones_are_not(pages: 
     assert "not asked for" in unasked.text
     same = next(row for row in root.all("tr") if [c.text for c in row.children][:3] == ["steps", "300", "300"])
     assert same.all("td")[-1].text == "yes", "a flag's text and its number are the same setting"
+
+
+def test_the_page_s_marks_agree_with_the_judgement() -> None:
+    asked = {"seq_len": 512, "ffn_dim": None, "prefill": "auto", "lr": "3e-4", "tie": "on", "out": "runs/a", "lost": 1}
+    ran = {"seq_len": 128, "ffn_dim": 256, "prefill": "batched", "lr": 3e-4, "tie": True, "out": "/x/runs/a"}
+    rows = {row.key: row.verdict for row in config_table(asked, ran).rows}
+    assert rows == {
+        "seq_len": "differs",
+        "ffn_dim": "left to the trainer",
+        "prefill": "left to the trainer",
+        "lr": "yes",
+        "tie": "yes",
+        "out": "left to the trainer",
+        "lost": "not recorded",
+    }
+
+
+def test_the_machine_is_named_at_the_top(pages: dict[str, str]) -> None:
+    facts = {div.all("dt")[0].text: div.all("dd")[0].text for div in parse(pages["go"]).all("dl")[0].all("div")}
+    assert facts["Machine"] == "node7: 2 × NVIDIA A100 80GB PCIe; AMD EPYC 7B13, 2 cores"
+    assert facts["Duration"] == "8 min 51 s"
+
+
+def test_evidence_is_shown_once(pages: dict[str, str]) -> None:
+    evidence = (Evidence(path="a.csv", text="n = 40"), Evidence(path="a.csv", text="n = 40"))
+    phase = pieces.baseline(criteria=(pieces.verdict("b.1", "loss.last < 3", evidence=evidence),))
+    report = samples.go().model_copy(update={"phases": (phase,)})
+    assert parse(render_html(report, ChartData())).text.count("n = 40") == 1
 
 
 def test_the_exact_command_can_be_pasted(pages: dict[str, str]) -> None:
