@@ -16,7 +16,8 @@ from typing import Literal
 
 import numpy as np
 
-from validator.judge.estimate import LEVEL, MIN_REPEATS, t_quantile
+from validator.judge.autocorrelation import t_quantile
+from validator.judge.estimate import LEVEL, MIN_REPEATS
 from validator.judge.wording import listed, number, percent
 from validator.model.verdict import ComparedArm, Comparison
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from validator.judge.autocorrelation import block_length, cautious_lag1, effective_size, is_constant
+from validator.judge.autocorrelation import block_length, cautious_lag1, effective_size, is_constant, t_quantile
 
 __all__ = [
     "LEVEL",
@@ -30,7 +30,6 @@ __all__ = [
     "combine",
     "exact",
     "over_runs",
-    "t_quantile",
 ]
 
 Floats = npt.NDArray[np.float64]
@@ -132,13 +131,6 @@ def _apply(operator: str, values: Sequence[float | Floats]) -> float | Floats:
     if operator == "*":
         return first * second
     return first / second
-
-
-def t_quantile(probability: float, df: float) -> float:
-    """Quantile of Student's t."""
-    from scipy.special import stdtrit
-
-    return float(stdtrit(df, probability))
 
 
 def _generator(seed: str, *salt: int) -> np.random.Generator:

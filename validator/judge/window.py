@@ -11,12 +11,13 @@ it is both significant and material. What remains must be long enough to be call
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from validator.judge.autocorrelation import lag1, long_run_stdev
+from validator.judge.autocorrelation import effective_size, lag1, long_run_stdev, t_quantile
 from validator.model.measure import Span
 
 __all__ = ["MATERIAL_CHANGE", "MIN_ROWS", "SteadyWindow", "covered_steps", "steady_window"]
@@ -36,19 +37,20 @@ MATERIAL_CHANGE = 0.01
 
 @dataclass(frozen=True)
 class _Test:
-    """Which changes of the mean count: at least `material`, relative, and beyond `critical`.
+    """Which changes of the mean count: at least `material`, relative, and beyond what chance does at `level`.
 
-    `critical` is a value of the supremum of a Brownian bridge: chance exceeds 1.36 in 5 % of series, 1.63 in 1 %.
+    `critical` is the value of the supremum of a Brownian bridge that chance exceeds at that level.
     """
 
     material: float
+    level: float
     critical: float
 
 
-_FINE = _Test(material=MATERIAL_CHANGE / 4, critical=1.36)
+_FINE = _Test(material=MATERIAL_CHANGE / 4, level=0.05, critical=1.36)
 """For cutting warm-up: the tail of a settling run biases the mean by more than its interval shows."""
 
-_COARSE = _Test(material=MATERIAL_CHANGE, critical=1.63)
+_COARSE = _Test(material=MATERIAL_CHANGE, level=0.01, critical=1.63)
 """For calling a run never steady, which costs it its verdict."""
 
 
@@ -98,9 +100,8 @@ def steady_window(steps: Steps, times: Floats, *, warmup_steps: int, of: str = "
     """
     if len(steps) == 0:
         return SteadyWindow(None, None, 0, False, "no steps were recorded")
-    started_after = steps - covered_steps(steps).astype(
-        np.int64
-    )  # the step that was done when the row's interval began
+    # The step that was done when the row's interval began: a row that holds warm-up steps is left out whole.
+    started_after = steps - covered_steps(steps).astype(np.int64)
     base = min(1, int(steps[0]))
     first = int(np.searchsorted(started_after, warmup_steps + base - 1))
     rows = len(steps) - first
@@ -110,10 +111,10 @@ def steady_window(steps: Steps, times: Floats, *, warmup_steps: int, of: str = "
     usable = np.flatnonzero(np.isfinite(times[first:]) & (times[first:] > 0)) + first
     if len(usable) < MIN_ROWS:
         return _window(steps, first, steady=False, note=f"only {len(usable)} of {rows} rows hold a usable {of}")
-    start, found = _search(times[usable], _FINE)
-    if found or len(usable) - start < _least_rows(len(usable)):
-        start, found = _search(times[usable], _COARSE)
-    return _classify(steps, times, usable, first=first, start=start, found=found, of=of)
+    search = _search(times[usable], _FINE)
+    if not search.settled:
+        search = _search(times[usable], _COARSE)
+    return _classify(steps, times, usable, first=first, search=search, of=of)
 
 
 def _window(steps: Steps, first: int, *, steady: bool, note: str) -> SteadyWindow:
@@ -125,16 +126,25 @@ def _window(steps: Steps, first: int, *, steady: bool, note: str) -> SteadyWindo
     return SteadyWindow(after if first else None, span, len(steps) - first, steady, note)
 
 
+@dataclass(frozen=True)
+class _Search:
+    """Row from which nothing changes any more, after how many cuts, and whether what is left is long enough."""
+
+    start: int
+    cuts: int
+    settled: bool
+
+
 def _classify(
-    steps: Steps, times: Floats, usable: npt.NDArray[np.int64], *, first: int, start: int, found: bool, of: str
+    steps: Steps, times: Floats, usable: npt.NDArray[np.int64], *, first: int, search: _Search, of: str
 ) -> SteadyWindow:
     """Warm-up, a passing disturbance, or never steady."""
-    kept = usable[start:]
-    if start == 0 and not found:
-        return _window(steps, first, steady=True, note="steady after the declared warm-up")
-    if found or len(kept) < _least_rows(len(usable)):
+    if not search.settled:
         return _window(steps, first, steady=False, note=_trend(steps, times, usable, of=of))
-    level, early = float(times[kept].mean()), float(times[usable[: max(1, start // 4)]].mean())
+    if search.cuts == 0:
+        return _window(steps, first, steady=True, note="steady after the declared warm-up")
+    start = search.start
+    level, early = float(times[usable[start:]].mean()), float(times[usable[: max(1, start // 4)]].mean())
     if start >= 12 and abs(early / level - 1.0) <= MATERIAL_CHANGE:
         # The level before the change is the level after it: a disturbance in between, which the run paid for.
         note = f"steady, with a passing change of the {of} before step {int(steps[usable[start]])}, which is included"
@@ -144,8 +154,8 @@ def _classify(
     return _window(steps, int(usable[start]), steady=True, note=note)
 
 
-def _least_rows(rows: int) -> float:
-    return max(MIN_ROWS, MIN_SHARE * rows)
+def _least_rows(rows: int) -> int:
+    return max(MIN_ROWS, math.ceil(MIN_SHARE * rows))
 
 
 def _trend(steps: Steps, times: Floats, usable: npt.NDArray[np.int64], *, of: str) -> str:
@@ -160,17 +170,17 @@ def _trend(steps: Steps, times: Floats, usable: npt.NDArray[np.int64], *, of: st
     )
 
 
-def _search(times: Floats, test: _Test) -> tuple[int, bool]:
-    """Index behind the last change, and whether the rest still changes although too short to be split."""
-    series, start = _clipped(times), 0
-    while len(series) - start >= MIN_ROWS:
-        change = _change_point(series[start:], test)
-        if change is None:
-            return start, False
-        if len(series) - (start + change) < MIN_ROWS:
-            return start, True
-        start += change
-    return start, True
+def _search(times: Floats, test: _Test) -> _Search:
+    """Cut at the last change again and again, until the rest shows none or is too short to be called steady."""
+    series, start, cuts, least = _clipped(times), 0, 0, _least_rows(len(times))
+    while (change := _change_point(series[start:], test)) is not None:
+        start, cuts = start + change, cuts + 1
+        if len(series) - start < least:
+            return _Search(start, cuts, settled=False)
+    if cuts > 1:
+        # Several cuts mean that it settled gradually; the end of that is below what any test sees, and still a bias.
+        start = min(start + start // 2, len(series) - least)
+    return _Search(start, cuts, settled=True)
 
 
 def _clipped(values: Floats) -> Floats:
@@ -192,9 +202,22 @@ def _change_point(values: Floats, test: _Test) -> int | None:
     left, right = float(values[:split].mean()), float(values[split:].mean())
     if left == right or abs(right / left - 1.0) < test.material:
         return None
-    scale = _noise(values, split)
-    statistic = float(np.abs(sums).max()) / np.sqrt(n)
-    return split if statistic > test.critical * scale else None
+    jump = float(np.abs(sums).max()) / math.sqrt(n) > test.critical * _noise(values, split)
+    return split if jump or _slopes(values, test) else None
+
+
+def _slopes(values: Floats, test: _Test) -> bool:
+    """Whether the values follow a slope: the end of a settling run is gentler than any jump that the CUSUM sees."""
+    n = len(values)
+    x = np.arange(n) - (n - 1) / 2
+    rise = n * float(x @ values) / float(x @ x)
+    residuals = _detrended(values)
+    phi = lag1(residuals, fitted=2)
+    freedom = effective_size(n, phi) - 2.0
+    if freedom < 1.0 or abs(rise) / 2 < test.material * abs(float(values.mean())):
+        return False
+    error = long_run_stdev(residuals, phi) * math.sqrt(12.0 / n)
+    return abs(rise) > t_quantile(1 - test.level / 2, freedom) * error
 
 
 def _noise(values: Floats, split: int) -> float:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from validator.judge.autocorrelation import effective_size, lag1
+from validator.judge.autocorrelation import effective_size, lag1, t_quantile
 from validator.judge.estimate import (
     Estimate,
     TooFewSamples,
@@ -18,7 +18,6 @@ from validator.judge.estimate import (
     combine,
     exact,
     over_runs,
-    t_quantile,
 )
 
 from .samples import ar1
