@@ -15,7 +15,7 @@ from validator.execute.cancel import CancelToken
 from validator.execute.capture import LogCap, compact, logs_below
 from validator.execute.gpu import Gpus
 from validator.execute.guardian import Guardian
-from validator.execute.halt import HALT_FILE, write_halt
+from validator.execute.halt import HALT_FILE, named_anomaly, write_halt
 from validator.execute.journal import Journal
 from validator.execute.launch import Launch, prepare, start
 from validator.execute.monitor import Look, Monitor
@@ -242,6 +242,8 @@ def _ended(
         reason, detail = "infrastructure", f"master port {running.launch.port} was taken by another program: {detail}"
     elif ending is None and rc != 0 and (out / HALT_FILE).exists():
         reason, detail = "halted", f"halted by {HALT_FILE} in its folder: {detail}"
+    elif ending is None and rc != 0 and (named := named_anomaly(out)) is not None:
+        detail = f"stopped itself for {named}: {detail}"
     detail += _leftover_clause(ending, stopped)
     attempt = Attempt(
         number=number,

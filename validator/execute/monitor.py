@@ -12,7 +12,16 @@ from validator.execute.follow import Record, RunFollower
 from validator.execute.gpu import Gpus
 from validator.execute.progress import Progress, ProgressState
 from validator.execute.tree import ProcessTree
-from validator.execute.watchdog import Activity, Anomaly, AnomalyRules, CpuMeter, Pace, Silence, judge_silence
+from validator.execute.watchdog import (
+    Activity,
+    Anomaly,
+    AnomalyRules,
+    CpuMeter,
+    Pace,
+    Silence,
+    judge_silence,
+    silence_limit_s,
+)
 from validator.model.plan import RunSpec
 
 __all__ = ["Look", "Monitor"]
@@ -97,7 +106,7 @@ class Monitor:
             self.pace.advance(max(fresh), now, reports=len(fresh))
 
     def _housekeeping(self, now: float) -> None:
-        if now >= self._next_scan:
+        if now >= self._next_scan or self._long_silent(now):
             self._tree.scan()
             cost = time.monotonic() - now
             limit = self._spec.watchdog.interval if self._spec.watchdog else 5.0
@@ -110,10 +119,14 @@ class Monitor:
             self._cpu.add(now, self._tree.cpu_seconds())
             self._sample_gpus(now)
 
+    def _long_silent(self, now: float) -> bool:
+        """Past half of its limit a run is looked at closely: a process that was never seen would not be counted."""
+        limits = self._spec.watchdog
+        return limits is not None and self.pace.silence(now) > silence_limit_s(self.pace, limits) / 2
+
     def _sample_gpus(self, now: float) -> None:
         """Ask NVML only once the run has been silent for a while; a busy run needs no witness."""
-        assert self._spec.watchdog is not None, "called with a watchdog only"
-        if not self._gpus or self.pace.silence(now) < self._spec.watchdog.stall / 2:
+        if not self._gpus or not self._long_silent(now):
             self._gpu_samples.clear()
             return
         states = self._gpus.states()

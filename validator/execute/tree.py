@@ -132,7 +132,7 @@ class ProcessTree:
     def _belongs(self, stat: Stat, *, deep: bool) -> bool:
         if stat.pid in self._spare:
             return False
-        if stat.id in self._known or stat.pid == self._root:
+        if stat.id in self._known:
             return True
         if stat.session == self._root:
             return True

@@ -261,6 +261,13 @@ def test_a_halt_written_by_somebody_else_is_told_as_one(make_spec: Make, supervi
     assert (outcome.reason, outcome.rc) == ("halted", 3)
 
 
+def test_an_anomaly_that_the_trainer_names_itself_is_told(make_spec: Make, supervised: Run) -> None:
+    program = programs.TRAINER + "open(out + '/.anomaly_type', 'w').write('nan_grad_norm\\n'); sys.exit(4)"
+    outcome = supervised(make_spec(program))
+    assert outcome.reason == "exited"
+    assert outcome.last.detail == "stopped itself for nan_grad_norm: exited with code 4"
+
+
 def test_a_stalled_run_is_tried_again_in_a_fresh_folder(make_spec: Make, supervised: Run, run_dir: Path) -> None:
     marker = run_dir / "tried"
     program = (
@@ -478,3 +485,21 @@ def test_a_run_under_the_interpreter_of_this_process(make_spec: Make, supervised
     spec = make_spec((sys.executable, "-c", "print('hi')"))
     assert supervised(spec).ok
     assert (run_dir / spec.out / "logs/stdout.log").read_text() == "hi\n"
+
+
+def test_a_worker_that_appeared_late_counts_as_activity(make_spec: Make, supervised: Run) -> None:
+    """The rank that computes may be a process that no regular look has met yet."""
+    program = (
+        programs.TRAINER
+        + """
+row(1); row(2)
+time.sleep(0.3)
+if os.fork() == 0:
+    os.setsid(); burn(1.8); row(3)
+    os._exit(0)
+os.wait()
+"""
+    )
+    spec = make_spec(program, watchdog=watchdog(first_step=1.4, stall=1.4))
+    outcome = supervised(spec)
+    assert outcome.ok
