@@ -137,7 +137,7 @@ def git_checks(phase: PreflightPhase, facts: GitFacts) -> Iterator[Check]:
             message=message,
         )
         return
-    short = (facts.sha or "no commit yet")[:12]
+    short = facts.sha[:12] if facts.sha is not None else "no commit yet"
     state = f"{facts.changed} changed file{'s' if facts.changed != 1 else ''}" if facts.dirty else "no changes"
     observed = f"{short} on {facts.branch}, {state}"
     message = "The working tree is as committed."

@@ -21,6 +21,7 @@ __all__ = [
     "RemappedRows",
     "MIB",
     "THROTTLE_REASONS",
+    "memory_mib",
     "open_gpus",
     "read_gpus",
 ]
@@ -248,7 +249,7 @@ def _facts(nvml: Any, index: int, handle: Any, uuid: str) -> GpuFacts:
     def ask(name: str, *arguments: Any) -> Any:
         return _method(nvml, name, handle, *arguments)
 
-    total, used, reserved = _memory(nvml, handle)
+    total, used, reserved = memory_mib(nvml, handle)
     rates, capability, pci = (
         ask("nvmlDeviceGetUtilizationRates"),
         ask("nvmlDeviceGetCudaComputeCapability"),
@@ -300,7 +301,7 @@ def _watts(milliwatts: int | None) -> float | None:
     return None if milliwatts is None else milliwatts / 1000
 
 
-def _memory(nvml: Any, handle: Any) -> tuple[float | None, float | None, float | None]:
+def memory_mib(nvml: Any, handle: Any) -> tuple[float | None, float | None, float | None]:
     """Total, used and reserved memory in MiB. Only the second version tells the driver's own share apart."""
     version = getattr(nvml, "nvmlMemory_v2", None)
     info = _method(nvml, "nvmlDeviceGetMemoryInfo", handle, version=version) if version is not None else None

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from validator.observe.nvml import MIB, open_gpus
+from validator.observe.nvml import MIB, memory_mib, open_gpus
 
 __all__ = ["COLUMNS", "GPU_COLUMNS", "Sampler", "sample_columns"]
 
@@ -141,16 +141,14 @@ class Sampler:
         return None
 
     def _gpu(self, handle: Any) -> list[float | int | None]:
-        rates, memory, power_mw = (
-            self._ask("nvmlDeviceGetUtilizationRates", handle),
-            self._ask("nvmlDeviceGetMemoryInfo", handle),
-            self._ask("nvmlDeviceGetPowerUsage", handle),
-        )
+        rates = self._ask("nvmlDeviceGetUtilizationRates", handle)
+        power_mw = self._ask("nvmlDeviceGetPowerUsage", handle)
+        used_mib = memory_mib(self._nvml, handle)[1]
         processes = self._ask("nvmlDeviceGetComputeRunningProcesses", handle)
         return [
             None if rates is None else rates.gpu,
             None if rates is None else rates.memory,
-            None if memory is None else memory.used // MIB,
+            None if used_mib is None else round(used_mib),
             None if power_mw is None else round(power_mw / 1000, 1),
             self._ask("nvmlDeviceGetTemperature", handle, 0),
             self._ask("nvmlDeviceGetClockInfo", handle, 1),

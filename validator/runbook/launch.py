@@ -9,7 +9,7 @@ from validator.model.placeholders import PLACEHOLDERS, unknown_placeholders
 from validator.model.runbook import (
     AbPhase,
     CommandPhase,
-    PytestPhase,
+    PreflightPhase,
     Runbook,
     Setting,
     SweepPhase,
@@ -21,6 +21,12 @@ from validator.runbook.document import Node, Path, mark_at, node_at, position
 from validator.runbook.problems import Problem, nearest
 
 __all__ = ["check_launch"]
+
+_REQUIREMENT = re.compile(
+    r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?\s*(\[[^\]]*\])?\s*"
+    r"((===|==|~=|!=|<=|>=|<|>)\s*[A-Za-z0-9.*+!_-]+\s*(,\s*(?=[=~!<>])|$))*"
+)
+"""The part of a requirement that a runbook may use: name and version bounds (PEP 508 without markers and URLs)."""
 
 LAUNCHER_VARIABLES = (
     "LOCAL_RANK",
@@ -45,8 +51,8 @@ def check_launch(built: Built, runbook: Runbook) -> Iterator[Problem]:
             yield from _log_texts(built, index, phase)
         if isinstance(phase, CommandPhase):
             yield from _command(built, index, phase)
-        if isinstance(phase, PytestPhase) and not phase.targets:
-            yield Problem.at(mark_at(built.root, ("phases", index)), f"{phase.id} has no targets", "add targets")
+        if isinstance(phase, PreflightPhase):
+            yield from _packages(built, index, phase)
     yield from _fixed_args(built, runbook, ("defaults", "args"), runbook.defaults.args)
 
 
@@ -143,6 +149,14 @@ def _log_texts(built: Built, index: int, phase: TrainingPhase) -> Iterator[Probl
         if not text.strip():
             mark = mark_at(built.root, ("phases", index, "log_contains", number))
             yield Problem.at(mark, "log_contains has an empty text, which every log contains", "write the text to find")
+
+
+def _packages(built: Built, index: int, phase: PreflightPhase) -> Iterator[Problem]:
+    for number, text in enumerate(phase.packages):
+        if _REQUIREMENT.fullmatch(text.strip()) is None:
+            mark = mark_at(built.root, ("phases", index, "packages", number))
+            message = f"package {text!r} cannot be read"
+            yield Problem.at(mark, message, "write a name, with bounds if wanted: 'torch>=2.6,<3'")
 
 
 def _command(built: Built, index: int, phase: CommandPhase) -> Iterator[Problem]:

@@ -185,6 +185,11 @@ def test_the_working_tree_is_read(repository: Path, tmp_path_factory: pytest.Tem
     assert git_facts(tmp_path_factory.mktemp("plain")).why_none == "the folder is not in a git repository"
 
 
+def test_a_repository_without_a_commit_is_told_in_words() -> None:
+    (found,) = git_checks(phase(), GitFacts(None, "main", dirty=True, changed=3))
+    assert found.observed == "no commit yet on main, 3 changed files"
+
+
 @pytest.mark.parametrize(
     ("declared", "found", "statuses"),
     [

@@ -42,6 +42,11 @@ def test_one_row_per_interval_with_host_and_gpu(tmp_path: Path) -> None:
     assert stamps == sorted(stamps)
 
 
+def test_memory_in_use_leaves_out_what_the_driver_reserves(tmp_path: Path) -> None:
+    sampler = Sampler(tmp_path / "t.csv", nvml=FakeNvml(Card(used_mib=882, reserved_mib=615)))
+    assert dict(zip(sample_columns([0]), sampler.sample(), strict=True))["gpu0_mem_used_mib"] == 882
+
+
 def test_a_card_that_does_not_tell_leaves_empty_cells(tmp_path: Path) -> None:
     sampler = Sampler(tmp_path / "t.csv", nvml=FakeNvml(Card(throttle=None)))
     row = dict(zip(sample_columns([0]), sampler.sample(), strict=True))

@@ -144,9 +144,7 @@ def test_order_of_phases() -> None:
     assert check(phase("base"), phase("b", needs=["bas"])) == [
         "phase b needs bas, which does not exist | did you mean base?"
     ]
-    assert check(phase("a", needs=["a"])) == [
-        "the needs of phases form a cycle: a → a | remove a from the needs of a"
-    ]
+    assert check(phase("a", needs=["a"])) == ["the needs of phases form a cycle: a → a | remove a from the needs of a"]
     long = check(phase("a", needs=["c"]), phase("b", needs=["a"]), phase("c", needs=["b"]))
     assert long == ["the needs of phases form a cycle: a → c → b → a | remove c from the needs of a"]
 
@@ -238,3 +236,16 @@ def test_the_place_is_that_of_the_bad_word() -> None:
     with pytest.raises(RunbookError) as raised:
         loads(text, file="book.yaml")
     assert [problem.place for problem in raised.value.problems] == ["book.yaml:9:33"]
+
+
+@pytest.mark.parametrize(
+    "text", ["torch", "torch>=2.6", "torch >= 2.6, <3", "nvidia-ml-py==12.*", "a[b]~=1.0", "x!=1.0+cu1"]
+)
+def test_packages_that_can_be_read(text: str) -> None:
+    assert check({"id": "p", "kind": "preflight", "packages": [text]}) == []
+
+
+@pytest.mark.parametrize("text", ["torch>>2", "torch 2.6", "torch>=", "", "-x", "torch>=2,", "a @ https://x"])
+def test_packages_that_cannot(text: str) -> None:
+    (found,) = check({"id": "p", "kind": "preflight", "packages": [text]})
+    assert "cannot be read" in found
