@@ -135,7 +135,9 @@ def _rows(x: list[Tensor], o: Tensor, do: Tensor, dq: Tensor, blocks: Tensor, sa
     return {name: (a / b) ** 0.5 for name, (a, b) in total.items()}
 
 
-def _columns(x: list[Tensor], saved: list[Tensor], do: Tensor, grads: Any, blocks: Tensor, keys: list[int]) -> dict[str, float]:
+def _columns(
+    x: list[Tensor], saved: list[Tensor], do: Tensor, grads: Any, blocks: Tensor, keys: list[int]
+) -> dict[str, float]:
     """Key and value gradients of sampled keys, batch 0, from all queries, in float32."""
     l, d, l_sel, _, w = SIZES  # noqa: E741
     q, kc, vc, ks, vs, kw, vw, gates = (t.detach()[0] for t in x)
@@ -195,7 +197,9 @@ def check_large(name: str) -> dict[str, Any]:
     blocks = selected_blocks(saved[9].view(B, G, S, -1).transpose(1, 2), l_sel=64, n_sel=16)
     sample = torch.cat([torch.tensor([0, 31, 63, 64, 191, 192, S - 1]), torch.randint(0, S, (25,))])
     errors = _rows(x, o, do, grads[0], blocks, sample)
-    errors |= _columns(x, [s.detach() for s in saved], do, grads, blocks, [0, 40, 64, 1000, S // 2, S - 700, S - 33, S - 1])
+    errors |= _columns(
+        x, [s.detach() for s in saved], do, grads, blocks, [0, 40, 64, 1000, S // 2, S - 700, S - 33, S - 1]
+    )
     finite = all(bool(torch.isfinite(t).all()) for t in (o, *grads))
     ok = finite and all(e <= 1e-2 for e in errors.values())
     return {"case": name, "errors": errors, "finite": finite, "ok": ok}
@@ -314,13 +318,25 @@ def main() -> int:
         passed &= check["ok"]
         result["checks"].append(check)
         worst = max(check["errors"].values())
-        print(("ok  " if check["ok"] else "FAIL"), check["case"], f"worst {worst:.1e}", check["bad"], check["defects"], flush=True)
+        print(
+            ("ok  " if check["ok"] else "FAIL"),
+            check["case"],
+            f"worst {worst:.1e}",
+            check["bad"],
+            check["defects"],
+            flush=True,
+        )
     for name in names:
         if name not in arguments.skip_large_check.split(","):
             check = check_large(name)
             result["checks"].append(check)
             torch.cuda.empty_cache()
-            print(("ok  " if check["ok"] else "FAIL"), name, {k: f"{v:.1e}" for k, v in check["errors"].items()}, flush=True)
+            print(
+                ("ok  " if check["ok"] else "FAIL"),
+                name,
+                {k: f"{v:.1e}" for k, v in check["errors"].items()},
+                flush=True,
+            )
             if not check["ok"]:
                 passed = False
                 continue

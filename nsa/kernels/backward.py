@@ -98,7 +98,7 @@ def _dq_branch(
 
 @triton.jit(do_not_specialize=["bg0", "S", "N_PAIRS"])
 def dq_kernel(
-    q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win, do, lse_cmp, lse_sel, lse_win, gates, delta, top, part_dq, dq,
+    q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win, do, lse_cmp, lse_sel, lse_win, gates, delta, part_dq, dq,
     sqb, sqs, sqh, skcb, skcn, skcg, svcb, svcn, svcg, sksb, sksn, sksg, svsb, svsn, svsg, skwb, skwn, skwg,
     svwb, svwn, svwg, bg0, S, N_PAIRS, scale, scale2,
     H: tl.constexpr, G: tl.constexpr, HPG: tl.constexpr, NTOP: tl.constexpr, BT: tl.constexpr, L: tl.constexpr,
@@ -121,14 +121,14 @@ def dq_kernel(
     c0 = tl.arange(0, DK0)
     acc0 = tl.zeros([BM, DK0], tl.float32)
     acc1 = tl.zeros([BM, DK1], tl.float32) if DK1 > 0 else acc0
-    for slot in tl.range(0, NTOP):
-        pair = t.to(tl.int64) * NTOP + slot
-        used = tl.load(top + bg.to(tl.int64) * N_PAIRS + pair, mask=row_ok, other=-1) >= 0
-        part = part_dq + ((slab.to(tl.int64) * N_PAIRS + pair) * HPG + head)[:, None] * DK
-        acc0 += tl.load(part + c0[None, :], mask=used[:, None], other=0.0).to(tl.float32)
+    n_used = tl.minimum(tl.maximum(t // LS - 2, 0), NTOP)
+    part = part_dq + ((slab.to(tl.int64) * N_PAIRS + t.to(tl.int64) * NTOP) * HPG + head)[:, None] * DK
+    for slot in tl.static_range(NTOP):
+        here = (row_ok & (slot < n_used))[:, None]
+        acc0 += tl.load(part + slot * HPG * DK + c0[None, :], mask=here, other=0.0).to(tl.float32)
         if DK1 > 0:
             c1 = DK0 + tl.arange(0, DK1)
-            acc1 += tl.load(part + c1[None, :], mask=used[:, None], other=0.0).to(tl.float32)
+            acc1 += tl.load(part + slot * HPG * DK + c1[None, :], mask=here, other=0.0).to(tl.float32)
     qp = q + b * sqb + t0.to(tl.int64) * sqs + ((r // HPG) * sqs + (g * HPG + head) * sqh)[:, None]
     q0 = tl.load(qp + c0[None, :], mask=row_ok[:, None], other=0.0)
     q1 = tl.load(qp + DK0 + tl.arange(0, DK1)[None, :], mask=row_ok[:, None], other=0.0) if DK1 > 0 else q0

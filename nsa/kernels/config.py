@@ -59,6 +59,8 @@ class Tile:
     bn: int
     warps: int
     stages: int
+    regs: int = 0
+    """Most registers per thread; 0 leaves it to the compiler."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +74,10 @@ class Tiles:
     merge: Tile
     gather_backward: Tile
     dq: Tile
-    dkv: Tile
     dkv_cmp: Tile
+    dkv_win: Tile
+    dkv_sel: Tile
+    """Forced blocks; its ``bn`` is not used, the block is the tile."""
     pairs_per_tile: int
     """Most (token, slot) pairs of one block that one program takes."""
 
@@ -86,7 +90,7 @@ def choose_tiles(dims: HeadDims, *, itemsize: int, hopper: bool, interpret: bool
     """
     if interpret:
         small = Tile(32, 16, 1, 1)
-        return Tiles(small, small, small, small, small, small, small, small, small, pairs_per_tile=16)
+        return Tiles(small, small, small, small, small, small, small, small, small, small, pairs_per_tile=16)
     widest = max(dims.dk, dims.dv)
     if itemsize == 4:
         return _float32_tiles(widest)
@@ -104,8 +108,9 @@ def _float32_tiles(widest: int) -> Tiles:
         merge=Tile(32, 0, 4, 2),
         gather_backward=base,
         dq=base,
-        dkv=base,
         dkv_cmp=base,
+        dkv_win=base,
+        dkv_sel=base,
         pairs_per_tile=128,
     )
 
@@ -113,41 +118,44 @@ def _float32_tiles(widest: int) -> Tiles:
 def _hopper_tiles(widest: int) -> Tiles:
     if widest <= 64:
         return Tiles(
-            compressed=Tile(128, 128, 4, 3),
-            select=Tile(128, 128, 4, 3),
+            compressed=Tile(64, 64, 4, 3),
+            select=Tile(128, 64, 4, 3),
             local=Tile(128, 64, 4, 3),
-            gather=Tile(128, 64, 4, 2),
-            merge=Tile(64, 0, 4, 3),
-            gather_backward=Tile(64, 64, 4, 2),
-            dq=Tile(128, 64, 4, 3),
-            dkv=Tile(64, 64, 4, 3),
-            dkv_cmp=Tile(64, 128, 8, 3),
+            gather=Tile(64, 64, 4, 3),
+            merge=Tile(16, 0, 4, 3),
+            gather_backward=Tile(64, 64, 4, 1),
+            dq=Tile(64, 64, 4, 3),
+            dkv_cmp=Tile(64, 64, 4, 2),
+            dkv_win=Tile(128, 64, 4, 2),
+            dkv_sel=Tile(64, 64, 4, 3),
             pairs_per_tile=256,
         )
     if widest <= 128:
         return Tiles(
-            compressed=Tile(128, 64, 8, 3),
-            select=Tile(128, 128, 8, 3),
-            local=Tile(128, 64, 8, 3),
-            gather=Tile(128, 64, 8, 2),
-            merge=Tile(32, 0, 4, 3),
-            gather_backward=Tile(128, 64, 8, 2),
-            dq=Tile(128, 64, 8, 2),
-            dkv=Tile(64, 64, 4, 2),
-            dkv_cmp=Tile(64, 128, 8, 2),
+            compressed=Tile(64, 64, 4, 3),
+            select=Tile(128, 64, 4, 3),
+            local=Tile(64, 64, 4, 2),
+            gather=Tile(64, 64, 4, 1),
+            merge=Tile(16, 0, 4, 3),
+            gather_backward=Tile(64, 64, 4, 2),
+            dq=Tile(128, 64, 8, 3),
+            dkv_cmp=Tile(32, 128, 8, 3),
+            dkv_win=Tile(32, 128, 8, 3),
+            dkv_sel=Tile(64, 64, 4, 2),
             pairs_per_tile=256,
         )
     if widest <= 192:
         return Tiles(
             compressed=Tile(128, 64, 8, 3),
-            select=Tile(128, 128, 8, 2),
+            select=Tile(128, 128, 8, 3),
             local=Tile(128, 64, 8, 3),
-            gather=Tile(128, 64, 8, 2),
-            merge=Tile(32, 0, 4, 3),
+            gather=Tile(64, 64, 4, 3),
+            merge=Tile(16, 0, 4, 3),
             gather_backward=Tile(64, 64, 8, 2),
-            dq=Tile(128, 64, 8, 2),
-            dkv=Tile(64, 64, 8, 2),
-            dkv_cmp=Tile(64, 128, 8, 2),
+            dq=Tile(128, 32, 8, 3),
+            dkv_cmp=Tile(64, 128, 8, 3),
+            dkv_win=Tile(64, 128, 8, 2),
+            dkv_sel=Tile(64, 64, 8, 2),
             pairs_per_tile=256,
         )
     return Tiles(
@@ -158,8 +166,9 @@ def _hopper_tiles(widest: int) -> Tiles:
         merge=Tile(32, 0, 8, 2),
         gather_backward=Tile(64, 64, 8, 1),
         dq=Tile(64, 32, 8, 2),
-        dkv=Tile(32, 64, 8, 1),
         dkv_cmp=Tile(32, 64, 8, 1),
+        dkv_win=Tile(32, 64, 8, 1),
+        dkv_sel=Tile(32, 64, 8, 1),
         pairs_per_tile=256,
     )
 
@@ -174,8 +183,9 @@ def _ampere_tiles(widest: int) -> Tiles:
             merge=Tile(64, 0, 4, 3),
             gather_backward=Tile(32, 64, 4, 2),
             dq=Tile(64, 64, 4, 2),
-            dkv=Tile(64, 64, 4, 2),
             dkv_cmp=Tile(64, 64, 4, 2),
+            dkv_win=Tile(64, 64, 4, 2),
+            dkv_sel=Tile(64, 64, 4, 2),
             pairs_per_tile=256,
         )
     if widest <= 192:
@@ -187,8 +197,9 @@ def _ampere_tiles(widest: int) -> Tiles:
             merge=Tile(32, 0, 4, 3),
             gather_backward=Tile(32, 64, 8, 1),
             dq=Tile(64, 32, 8, 2),
-            dkv=Tile(32, 64, 8, 2),
             dkv_cmp=Tile(32, 64, 8, 2),
+            dkv_win=Tile(32, 64, 8, 2),
+            dkv_sel=Tile(32, 64, 8, 2),
             pairs_per_tile=256,
         )
     return Tiles(
@@ -199,7 +210,8 @@ def _ampere_tiles(widest: int) -> Tiles:
         merge=Tile(32, 0, 8, 2),
         gather_backward=Tile(32, 64, 8, 1),
         dq=Tile(32, 32, 8, 1),
-        dkv=Tile(32, 64, 8, 1),
         dkv_cmp=Tile(32, 64, 8, 1),
+        dkv_win=Tile(32, 64, 8, 1),
+        dkv_sel=Tile(32, 64, 8, 1),
         pairs_per_tile=256,
     )

@@ -50,7 +50,8 @@ class Saved:
 
 
 def _options(tile: Tile) -> dict[str, int]:
-    return {"num_warps": tile.warps, "num_stages": tile.stages}
+    options = {"num_warps": tile.warps, "num_stages": tile.stages}
+    return options | {"maxnreg": tile.regs} if tile.regs else options
 
 
 def compress(x: Tensor, p: Problem) -> Tensor:
@@ -92,10 +93,14 @@ def _select(q: Tensor, kc: Tensor, lse: Tensor, p: Problem) -> tuple[Tensor, Ten
     n_items = n_tiles * p.bg
     programs = min(n_items, 2 * p.n_processors)
     strips = q.new_empty(programs, 2, strip, bt, dtype=torch.float32)
+    blocks, slots, group = next_power_of_2(p.n_blocks), next_power_of_2(p.n_top), 8
+    grouped = blocks >= 2 * slots * group
+    maxima = q.new_empty(programs if grouped else 0, blocks // group, bt, dtype=torch.int64)
     select_kernel[(programs,)](
-        q, kc, lse, strips, top, counts, *strides(q), *strides(kc), p.S, p.n_cmp, p.n_blocks, strip, n_items, n_tiles,
+        q, kc, lse, strips, maxima, top, counts, *strides(q), *strides(kc), p.S, p.n_cmp, p.n_blocks, strip, n_items, n_tiles,
         p.scale2, H=p.H, G=p.G, HPG=p.hpg, HP=heads, BT=bt, L=p.l, D=p.d, LS=p.l_sel, NTOP=p.n_top, DK0=p.dims.dk0,
-        DK1=p.dims.dk1, BN=bn, MP=folded, NBP=next_power_of_2(p.n_blocks), PREC=p.precision, **_options(tile),
+        DK1=p.dims.dk1, BN=bn, MP=folded, NBP=blocks, NTOPP=slots, GS=group,
+        CHUNK=min(blocks, 256), GROUPED=grouped, PREC=p.precision, **_options(tile),
     )  # fmt: skip
     return top, counts
 
@@ -177,8 +182,8 @@ def _merge(q: Tensor, k_sel: Tensor, v_sel: Tensor, gates: Tensor, saved: Saved,
                 **_gather_constants(p, tile), **_options(tile),
             )  # fmt: skip
         merge_kernel[(ceil_div(p.S, bt), count)](
-            saved.o_cmp, saved.o_sel, saved.o_win, saved.lse_sel, gates, index.top, part_o, part_lse, o, first, p.S,
-            p.n_pairs, H=p.H, G=p.G, HPG=p.hpg, NTOP=p.n_top, NTOPP=next_power_of_2(p.n_top), BT=bt, DV=dv, BM=bm,
+            saved.o_cmp, saved.o_sel, saved.o_win, saved.lse_sel, gates, part_o, part_lse, o, first, p.S,
+            p.n_pairs, H=p.H, G=p.G, HPG=p.hpg, NTOP=p.n_top, NTOPP=next_power_of_2(p.n_top), LS=p.l_sel, BT=bt, DV=dv, BM=bm,
             **_options(merge),
         )  # fmt: skip
     return o
@@ -244,7 +249,7 @@ def _sink_dkv(
     """Partial gradients of block 0 from all queries beyond the second block."""
     if p.S <= 2 * p.l_sel:
         return None
-    tile = p.tiles.dkv
+    tile = p.tiles.dkv_sel
     chunk = p.query_chunk(ceil_div(2 * p.n_processors, p.bg), p.tokens(tile))
     sink = tuple(q.new_empty(chunk[1], p.bg, p.l_sel, n, dtype=torch.float32) for n in (p.dims.dk, p.dims.dv))
     _dkv(SINK.value, 1, (q, k_sel, v_sel), rows, sink, p, tile=tile, keys=p.l_sel, step=p.l_sel, chunk=chunk)  # type: ignore[arg-type]
@@ -263,8 +268,8 @@ def backward(
     dk_cmp, dv_cmp = _compressed_dkv(q, kc, vc, (do, s.lse_cmp, gates, delta), p, per_token=per_token)
     dk_win, dv_win, dk_sel, dv_sel = (x.new_empty(p.B, p.S, p.G, x.shape[-1]) for x in (k_win, v_win, k_sel, v_sel))
     _dkv(
-        WIN.value, 2, (q, k_win, v_win), (do, s.lse_win, gates, delta), (dk_win, dv_win), p, tile=p.tiles.dkv,
-        keys=p.S, step=p.tiles.dkv.bn,
+        WIN.value, 2, (q, k_win, v_win), (do, s.lse_win, gates, delta), (dk_win, dv_win), p, tile=p.tiles.dkv_win,
+        keys=p.S, step=p.tiles.dkv_win.bn,
     )  # fmt: skip
     sel_rows = (do, s.lse_sel, gates, delta)
     sink = _sink_dkv(q, k_sel, v_sel, sel_rows, p)
@@ -289,7 +294,7 @@ def backward(
             sel_rows,
             (dk_sel, dv_sel),
             p,
-            tile=p.tiles.dkv,
+            tile=p.tiles.dkv_sel,
             keys=p.S,
             step=p.l_sel,
             first=first,
@@ -312,7 +317,7 @@ def _dq(
     tile = p.tiles.dq
     bt = p.tokens(tile)
     dq_kernel[(ceil_div(p.S, bt), count)](
-        q, *keys, do, saved.lse_cmp, saved.lse_sel, saved.lse_win, gates, delta, saved.index.top, part_dq, dq,
+        q, *keys, do, saved.lse_cmp, saved.lse_sel, saved.lse_win, gates, delta, part_dq, dq,
         *strides(q), *(n for x in keys for n in strides(x)), first, p.S, p.n_pairs, p.scale, p.scale2,
         **p.common(), NTOP=p.n_top, BT=bt, BM=tile.bm, BN=tile.bn, HAS_CMP=p.n_cmp > 0, PREC=p.precision,
         **_options(tile),

@@ -133,11 +133,15 @@ def _(
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win, gates, sizes, scale, compressed, deterministic = inputs
     kc, vc = (k_cmp, v_cmp) if compressed else output[7:9]
+    # Only the first output has a gradient; zeros for the others would cost three times its memory.
+    ctx.set_materialize_grads(False)
     ctx.save_for_backward(q, kc, vc, k_sel, v_sel, k_win, v_win, gates, *output[1:7], *output[9:])
     ctx.options = (list(sizes), scale, compressed, deterministic)
 
 
 def _backward(ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
+    if grads[0] is None:
+        return (None,) * (_N_SAVED + 4)
     tensors = ctx.saved_tensors
     result = attention_backward(grads[0].contiguous(), *tensors[:_N_SAVED], list(tensors[_N_SAVED:]), *ctx.options)
     return (*result, None, None, None, None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
@@ -21,17 +21,18 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from nsa.kernels import launch
-from nsa.kernels.config import choose_tiles, split_head_dim
+from nsa.kernels.config import Tiles, choose_tiles, split_head_dim
 from nsa.kernels.problem import Problem
 
 __all__ = ["Launch", "Shape", "compile_for", "record", "warm"]
 
-_OPTIONS = ("num_warps", "num_stages")
+_OPTIONS = ("num_warps", "num_stages", "maxnreg")
 _TYPES = {
     torch.bfloat16: "*bf16",
     torch.float16: "*fp16",
     torch.float32: "*fp32",
     torch.int32: "*i32",
+    torch.int64: "*i64",
 }
 
 
@@ -76,8 +77,8 @@ def _recorder(into: list[Launch]) -> Iterator[None]:
         yield
 
 
-def record(shape: Shape) -> list[Launch]:
-    """All launches of one forward and backward pass."""
+def record(shape: Shape, *, tiles: Tiles | None = None) -> list[Launch]:
+    """All launches of one forward and backward pass; ``tiles`` overrides the table."""
     dims = split_head_dim(shape.Dk, shape.Dv)
 
     def meta(*size: int) -> torch.Tensor:
@@ -89,7 +90,7 @@ def record(shape: Shape) -> list[Launch]:
     v = [meta(B, S, G, dims.dv) for _ in range(3)]
     gates = torch.empty(B, S, H, 3, dtype=torch.float32, device="meta")
     p = Problem.of(q, k[1], v[1], sizes=shape.sizes, scale=1.0, deterministic=False)
-    tiles = choose_tiles(dims, itemsize=q.element_size(), hopper=shape.capability >= 90)
+    tiles = tiles or choose_tiles(dims, itemsize=q.element_size(), hopper=shape.capability >= 90)
     p = replace(p, tiles=tiles, n_processors=132 if shape.capability >= 90 else 108)
     launches: list[Launch] = []
     with _recorder(launches):
@@ -132,7 +133,10 @@ def compile_for(one: Launch, capability: int) -> Any:
 
 def _warm_one(one: Launch) -> str:
     arguments = [one.arguments[name] for name in one.kernel.arg_names]
-    one.kernel.warmup(*arguments, grid=one.grid, **one.options)
+    try:
+        one.kernel.warmup(*arguments, grid=one.grid, **one.options)
+    except Exception as error:  # noqa: BLE001 - the launch itself will raise it again, in its own context
+        return f"{one.name}: {error}"
     return one.name
 
 
@@ -141,12 +145,14 @@ def _identity(one: Launch) -> tuple[object, ...]:
     return (one.kernel.__name__, *values, *one.options.items())
 
 
-def warm(shapes: list[Shape], *, processes: int | None = None) -> list[str]:
+def warm(
+    shapes: list[Shape], *, tile_sets: Sequence[Tiles | None] = (None,), processes: int | None = None
+) -> list[str]:
     """Compile what these problems need into Triton's cache, in parallel; names of the kernels, in order of completion.
 
     Call it before the process uses CUDA: the workers are forked.
     """
-    pending = {_identity(one): one for shape in shapes for one in record(shape)}
+    pending = {_identity(one): one for shape in shapes for tiles in tile_sets for one in record(shape, tiles=tiles)}
     slow_first = sorted(pending.values(), key=lambda one: -len(one.arguments))
     count = processes or len(os.sched_getaffinity(0))
     # Launches hold kernels, which do not pickle: workers inherit the list and are handed positions.

@@ -29,12 +29,26 @@ def _head_sum(p, BN: tl.constexpr, BT: tl.constexpr, HP: tl.constexpr):
     return total
 
 
+@triton.jit
+def _strip_keys(strip, j, tt, limit, STRIP, BT: tl.constexpr):
+    """Sortable int64 keys of blocks ``j`` (broadcast to ``[., BT]``); -1 for a block that does not compete."""
+    competes = (j >= 1) & (j < limit[None, :])
+    offs = j * BT + tt[None, :]
+    score = tl.load(strip + offs, mask=competes, other=0.0)
+    score += tl.load(strip + STRIP * BT + offs, mask=competes, other=0.0)
+    # Scores are never negative, so their bits order like the numbers; the inverted index below them makes the lower
+    # block win a tie, exactly.
+    key = (score.to(tl.int32, bitcast=True).to(tl.int64) << 32) | (0x7FFFFFFF - j).to(tl.int64)
+    return tl.where(competes, key, -1)
+
+
 @triton.jit(do_not_specialize=["S", "NC", "NB", "STRIP", "n_items", "n_tiles"])
 def select_kernel(
     q,
     k,
     lse,
     strips,
+    maxima,
     top,
     counts,
     sqb,
@@ -64,6 +78,10 @@ def select_kernel(
     BN: tl.constexpr,
     MP: tl.constexpr,
     NBP: tl.constexpr,
+    NTOPP: tl.constexpr,
+    GS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    GROUPED: tl.constexpr,
     PREC: tl.constexpr,
 ):
     """Scored part of the selection.
@@ -71,7 +89,7 @@ def select_kernel(
     ``top [B*G, S, NTOP]`` int32: the highest-scoring blocks of each token that are not forced, best first, -1 where
     fewer exist; ``counts [B*G, NB]`` int32, zeroed by the caller, collects how often each block was chosen.
     ``strips [programs, 2, STRIP, BT]`` float32 scratch: what compressed blocks give to their own selection block, and to
-    the next one. Persistent: programs walk ``n_items = n_tiles * B * G`` tiles of ``BT`` tokens, longest first.
+    the next one; ``maxima [programs, NBP // GS, BT]`` int64 scratch: best key of each group of blocks. Persistent: programs walk ``n_items = n_tiles * B * G`` tiles of ``BT`` tokens, longest first.
     """
     M: tl.constexpr = LS // D
     BM: tl.constexpr = BT * HP
@@ -88,7 +106,7 @@ def select_kernel(
     slot = tl.arange(0, BN) % MP
     own_w = tl.minimum(L // D, M - slot).to(tl.float32)
     carry_w = (L // D - tl.minimum(L // D, M - slot)).to(tl.float32)
-    j_all = tl.arange(0, NBP)
+    maxima += tl.program_id(0).to(tl.int64) * (NBP // GS * BT)
     for item in range(tl.program_id(0), n_items, tl.num_programs(0)):
         BG = n_items // n_tiles
         bg = item % BG
@@ -127,14 +145,31 @@ def select_kernel(
             tl.store(strip + STRIP * BT + (j + 1)[:, None] * BT + tt[None, :], carry)
         tl.debug_barrier()
         t = t0 + tt
-        competes = (j_all >= 1)[:, None] & (j_all[:, None] < (t // LS - 1)[None, :])
-        offs = j_all[:, None] * BT + tt[None, :]
-        score = tl.load(strip + offs, mask=competes, other=0.0)
-        score += tl.load(strip + STRIP * BT + offs, mask=competes, other=0.0)
-        # Scores are never negative, so their bits order like the numbers; the inverted index below them makes the lower
-        # block win a tie, exactly.
-        key = (score.to(tl.int32, bitcast=True).to(tl.int64) << 32) | (0x7FFFFFFF - j_all)[:, None].to(tl.int64)
-        key = tl.where(competes, key, -1)
+        limit = t // LS - 1
+        if GROUPED:
+            # All winners lie in the NTOP groups of GS blocks whose best is highest (ties to the lower group, as for blocks).
+            groups = tl.arange(0, CHUNK // GS)
+            for j0 in range(0, tl.maximum(n_scored, 1), CHUNK):
+                part = _strip_keys(strip, j0 + tl.arange(0, CHUNK)[:, None], tt, limit, STRIP, BT)
+                best = tl.max(tl.reshape(part, [CHUNK // GS, GS, BT]), 1)
+                tl.store(maxima + (j0 // GS + groups)[:, None] * BT + tt[None, :], best)
+            tl.debug_barrier()
+            at = tl.arange(0, NBP // GS)[:, None]
+            known = at * GS < tl.maximum(n_scored, 1)
+            key = tl.load(maxima + at * BT + tt[None, :], mask=known, other=-1)
+            ranks = tl.arange(0, NTOPP)[:, None]
+            chosen = tl.zeros([NTOPP, BT], tl.int32) - 1
+            for rank in range(NTOP):
+                best = tl.max(key, 0)
+                key = tl.where(key == best[None, :], -1, key)
+                group = tl.where(best >= 0, (0x7FFFFFFF - (best & 0x7FFFFFFF)).to(tl.int32) // GS, -1)
+                chosen = tl.where(ranks == rank, group[None, :], chosen)
+            j = tl.reshape(
+                tl.where(chosen >= 0, chosen * GS, -GS)[:, None, :] + tl.arange(0, GS)[None, :, None], [NTOPP * GS, BT]
+            )  # fmt: skip
+        else:
+            j = tl.arange(0, NBP)[:, None] + tl.zeros([NBP, BT], tl.int32)
+        key = _strip_keys(strip, j, tt, limit, STRIP, BT)
         t_ok = t < S
         for rank in range(NTOP):
             best = tl.max(key, 0)

@@ -109,7 +109,6 @@ def merge_kernel(
     o_win,
     lse_sel,
     gates,
-    top,
     part_o,
     part_lse,
     o,
@@ -121,6 +120,7 @@ def merge_kernel(
     HPG: tl.constexpr,
     NTOP: tl.constexpr,
     NTOPP: tl.constexpr,
+    LS: tl.constexpr,
     BT: tl.constexpr,
     DV: tl.constexpr,
     BM: tl.constexpr,
@@ -143,26 +143,21 @@ def merge_kernel(
     acc = tl.load(o_sel + cols, mask=ok[:, None], other=0.0).to(tl.float32)
     if NTOP > 0:
         lse_forced = tl.load(lse_sel + row, mask=ok, other=0.0)
+        # A token's list is as long as there are blocks that compete for it; it need not be read to know that.
+        n_used = tl.minimum(tl.maximum(t // LS - 2, 0), NTOP)
+        first_row = (slab.to(tl.int64) * N_PAIRS + t.to(tl.int64) * NTOP) * HPG + head
         slots = tl.arange(0, NTOPP)
-        in_list = ok[:, None] & (slots < NTOP)[None, :]
-        pair = t.to(tl.int64)[:, None] * NTOP + slots[None, :]
-        chosen = tl.load(top + bg.to(tl.int64) * N_PAIRS + pair, mask=in_list, other=-1) >= 0
-        lse_rows = tl.load(
-            part_lse + (slab.to(tl.int64) * N_PAIRS + pair) * HPG + head[:, None], mask=chosen, other=float("-inf")
-        )  # fmt: skip
+        used = ok[:, None] & (slots[None, :] < n_used[:, None])
+        lse_rows = tl.load(part_lse + first_row[:, None] + slots[None, :] * HPG, mask=used, other=float("-inf"))
         top_lse = tl.maximum(tl.max(lse_rows, 1), lse_forced)
         weight_sum = tl.sum(tl.math.exp2(lse_rows - top_lse[:, None]), 1) + tl.math.exp2(lse_forced - top_lse)
         lse_all = top_lse + tl.math.log2(weight_sum)
         acc = acc * tl.math.exp2(lse_forced - lse_all)[:, None]
-        for slot in tl.range(0, NTOP, num_stages=3):
-            one = t.to(tl.int64) * NTOP + slot
-            used = tl.load(top + bg.to(tl.int64) * N_PAIRS + one, mask=ok, other=-1) >= 0
-            part_row = (slab.to(tl.int64) * N_PAIRS + one) * HPG + head
-            share = tl.math.exp2(tl.load(part_lse + part_row, mask=used, other=float("-inf")) - lse_all)
-            part = tl.load(
-                part_o + part_row[:, None] * DV + tl.arange(0, DV)[None, :], mask=used[:, None], other=0.0
-            )  # fmt: skip
-            acc += part.to(tl.float32) * share[:, None]
+        part = part_o + first_row[:, None] * DV + tl.arange(0, DV)[None, :]
+        for slot in tl.static_range(NTOP):
+            here = ok & (slot < n_used)
+            share = tl.math.exp2(tl.load(part_lse + first_row + slot * HPG, mask=here, other=float("-inf")) - lse_all)
+            acc += tl.load(part + slot * HPG * DV, mask=here[:, None], other=0.0).to(tl.float32) * share[:, None]
         tl.store(lse_sel + row, lse_all, mask=ok)
         tl.store(o_sel + cols, acc.to(o_sel.dtype.element_ty), mask=ok[:, None])
     g_cmp = tl.load(gates + row * 3, mask=ok, other=0.0).to(tl.float32)
@@ -281,11 +276,18 @@ def gather_backward_kernel(
         dk0 = tl.dot(ds, q0, dk0, input_precision=PREC)
         part_row = (slab64 + pair) * HPG + head
         dq_row = part_dq + part_row[:, None] * DK
-        dq0 = tl.dot(tl.trans(ds), k0, input_precision=PREC)
+        # The matrix unit wants 64 rows: with fewer query rows the product is taken the other way round.
+        if BM < 64:
+            dq0 = tl.trans(tl.dot(tl.trans(k0), ds, input_precision=PREC))
+        else:
+            dq0 = tl.dot(tl.trans(ds), k0, input_precision=PREC)
         tl.store(dq_row + c0[None, :], dq0.to(part_dq.dtype.element_ty), mask=ok[:, None])
         if DK1 > 0:
             dk1 = tl.dot(ds, q1, dk1, input_precision=PREC)
-            dq1 = tl.dot(tl.trans(ds), k1, input_precision=PREC)
+            if BM < 64:
+                dq1 = tl.trans(tl.dot(tl.trans(k1), ds, input_precision=PREC))
+            else:
+                dq1 = tl.dot(tl.trans(ds), k1, input_precision=PREC)
             c1 = DK0 + tl.arange(0, DK1)
             tl.store(dq_row + c1[None, :], dq1.to(part_dq.dtype.element_ty), mask=ok[:, None])
     out_row = ((slab.to(tl.int64) * MAX_TILES + tile) * LS + n)[:, None]
