@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -134,23 +135,32 @@ def _preflight(session: Session, phase: PreflightPhase) -> tuple[Check, ...]:
 
 
 def _run(session: Session, spec: RunSpec) -> RunRecord:
-    from validator.observe.redact import redact
-
     from validator.collect import collect_run
     from validator.execute.supervisor import supervise
     from validator.model.record import RunRecord
+    from validator.observe.redact import redact
 
-    outcome = supervise(
-        spec,
-        run_dir=session.folder.root,
-        journal=session.journal,
-        on_progress=session.observer.run_progress,
-        cancel=session.cancel,
-        token=session.token,
-        guardian=session.guardian,
-        redact=redact,
-    )
+    with _sampled(session, spec):
+        outcome = supervise(
+            spec,
+            run_dir=session.folder.root,
+            journal=session.journal,
+            on_progress=session.observer.run_progress,
+            cancel=session.cancel,
+            token=session.token,
+            guardian=session.guardian,
+            redact=redact,
+        )
     return RunRecord(spec, outcome, collect_run(spec, run_dir=session.folder.root, outcome=outcome))
+
+
+def _sampled(session: Session, spec: RunSpec) -> AbstractContextManager[object]:
+    """Sample the machine beside a training run; other runs are over before a sample would say anything."""
+    if spec.steps is None:
+        return nullcontext()
+    from validator.observe.sampler import Sampler
+
+    return Sampler(session.folder.root / spec.out / "logs" / "telemetry.csv")
 
 
 def _adopt(session: Session, report: PhaseReport) -> dict[str, Setting]:

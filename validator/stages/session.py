@@ -65,9 +65,8 @@ def locked(runbook: Runbook, *, enabled: bool) -> Iterator[MachineLock]:
     Raises:
         Unable: naming the holder.
     """
-    from validator.observe.redact import redact
-
     from validator.execute.lock import LockHeld, MachineLock, lock_names
+    from validator.observe.redact import redact
 
     names = lock_names(runbook.hardware.gpus) if enabled else ()
     lock = MachineLock(names, redact=redact)
@@ -86,11 +85,10 @@ def locked(runbook: Runbook, *, enabled: bool) -> Iterator[MachineLock]:
 @contextmanager
 def open_session(folder: RunFolder, *, plan: Plan, quiet: bool, fail_fast: bool) -> Iterator[Session]:
     """Journal, guardian, signals and terminal of one validation, closed in reverse order whatever happens."""
-    from validator.observe.redact import redact
-
     from validator.execute.cancel import CancelToken, cancel_on_signals
     from validator.execute.guardian import Guardian
     from validator.execute.journal import Journal
+    from validator.observe.redact import redact
     from validator.report.terminal import make_observer
 
     token = secrets.token_hex(16)
