@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from itertools import combinations
 
@@ -164,20 +163,20 @@ def _efficiency(many: RunFacts, single: RunFacts) -> float | None:
     return (many.rate / many.world_size) / (single.rate / single.world_size)
 
 
+def _rate_per_rank(run: RunFacts) -> float:
+    return (run.rate or 0.0) / run.world_size
+
+
 def setting_to_blame(whole: ValidationFacts) -> Iterator[Finding]:
-    """Two runs whose rates are far apart: the settings in which they differ are the suspects."""
+    """Two runs of as many ranks whose rates are far apart: the settings in which they differ are the suspects."""
     runs = [r for r in whole.runs if r.rate and r.ran and r.spec.kind in ("train", "soak")]
     worst: tuple[float, RunFacts, RunFacts, dict[str, tuple[object, object]]] | None = None
     for one, other in combinations(runs, 2):
-        fast, slow = sorted((one, other), key=lambda r: (r.rate or 0) / r.world_size, reverse=True)
-        ratio = ((fast.rate or 0) / fast.world_size) / ((slow.rate or math.inf) / slow.world_size)
+        fast, slow = sorted((one, other), key=_rate_per_rank, reverse=True)
+        ratio = _rate_per_rank(fast) / _rate_per_rank(slow)
         different = _varies_by(fast, slow)
-        if (
-            ratio >= _BLAME_RATIO
-            and different
-            and set(different) != {"seq_len"}
-            and (worst is None or ratio > worst[0])
-        ):
+        told = bool(different.keys() - {"seq_len"}) and fast.world_size == slow.world_size
+        if ratio >= _BLAME_RATIO and told and (worst is None or ratio > worst[0]):
             worst = (ratio, fast, slow, different)
     if worst is None:
         return
@@ -191,7 +190,7 @@ def setting_to_blame(whole: ValidationFacts) -> Iterator[Finding]:
         severity="warning" if alone else "info",
         confidence="high" if alone else "low",
         because=[
-            evidence(f"{(r.rate or 0) / r.world_size:,.0f} tok/s per rank", r.source("toks_per_s"), r.spec.id)
+            evidence(f"{_rate_per_rank(r):,.0f} tok/s per rank", r.source("toks_per_s"), r.spec.id)
             for r in (fast, slow)
         ],
         next_step="Change one setting at a time between them"

@@ -48,7 +48,8 @@ def foreign_results(run: RunFacts) -> Iterator[Finding]:
 def stale_halt(run: RunFacts) -> Iterator[Finding]:
     """A `.HALT` from before the start stopped the run, or would have."""
     seen = run.irregular("stale-halt")
-    refused = run.hits("stale_halt") if run.failed and not run.steps_done else []
+    refused_to_start = run.failed and not run.steps_done and run.outcome is not None and run.outcome.reason == "exited"
+    refused = run.hits("stale_halt") if refused_to_start else []
     if not seen and not refused:
         return
     stopped = run.failed or bool(refused)

@@ -9,14 +9,17 @@ from validator.diagnose.facts import PhaseFacts, RunFacts, as_number, same_value
 from validator.diagnose.rule import evidence, found
 from validator.model.catalogue import METRICS
 from validator.model.runbook import PytestPhase
-from validator.model.verdict import Check, Finding
+from validator.model.verdict import Finding
 
 __all__ = [
-    "machine_checks",
+    "disk_low",
+    "foreign_process",
     "not_significant",
     "selection_mismatch",
     "silent_audit",
     "skipped_as_pass",
+    "throttled",
+    "unhealthy_gpu",
     "vacuous_sweep",
 ]
 
@@ -160,38 +163,46 @@ def not_significant(phase: PhaseFacts) -> Iterator[Finding]:
     )
 
 
-_HEALTH = re.compile(r"ecc|remap|retired|xid|sram|nvlink_error", re.I)
-_PROCESSES = re.compile(r"process|idle|leftover|clean_gpu|gpu_clean|foreign", re.I)
+_HEALTH = re.compile(r"ecc|remap|retired|xid", re.I)
+_PROCESSES = re.compile(r"process|idle", re.I)
 _CLOCKS = re.compile(r"throttl|slowdown|thermal|clock", re.I)
 _DISK = re.compile(r"disk", re.I)
 
 
-def machine_checks(phase: PhaseFacts) -> Iterator[Finding]:
-    """Failed checks of the machine, by their cause."""
-    for check in phase.record.checks:
-        if check.status != "FAIL":
-            continue
-        label = f"{check.id} {check.title}"
-        for pattern, code, step in (
-            (
-                _HEALTH,
-                "unhealthy-gpu",
-                "Drain this GPU and reset it; have it replaced if the count comes back.",
-            ),
-            (_PROCESSES, "leftover-process", "End these processes by their pids, or wait for them, and run again."),
-            (_CLOCKS, "throttled", "Check cooling and power (nvidia-smi -q -d PERFORMANCE) before measuring."),
-            (_DISK, "disk-full", "Free space, or write results elsewhere with --out."),
-        ):
-            if pattern.search(label):
-                yield _of_check(check, code, step)
-                break
-
-
-def _of_check(check: Check, code: str, step: str) -> Finding:
-    return found(
-        code,
-        check.message or f"{check.title}: {check.observed}, expected {check.expected}.",
-        severity="veto" if code == "unhealthy-gpu" and check.required else "warning",
-        because=check.evidence or [evidence(f"{check.title}: {check.observed}", "environment.json", check.id)],
-        next_step=step,
+def unhealthy_gpu(phase: PhaseFacts) -> Iterator[Finding]:
+    """A GPU reports uncorrectable errors, remapped rows that wait or failed, or an Xid that calls for a reset."""
+    yield from _failed(
+        phase, _HEALTH, "unhealthy-gpu", "Drain this GPU and reset it; have it replaced if the count comes back."
     )
+
+
+def foreign_process(phase: PhaseFacts) -> Iterator[Finding]:
+    """Another process sits on the GPUs before anything was started."""
+    yield from _failed(
+        phase, _PROCESSES, "leftover-process", "End these processes by their pids, or wait for them, and run again."
+    )
+
+
+def throttled(phase: PhaseFacts) -> Iterator[Finding]:
+    """The hardware slows itself down, for heat or for power."""
+    yield from _failed(
+        phase, _CLOCKS, "throttled", "Check cooling and power (nvidia-smi -q -d PERFORMANCE) before measuring."
+    )
+
+
+def disk_low(phase: PhaseFacts) -> Iterator[Finding]:
+    """Less free space than the runbook asks for."""
+    yield from _failed(phase, _DISK, "disk-full", "Free space, or write results elsewhere with --out.")
+
+
+def _failed(phase: PhaseFacts, pattern: re.Pattern[str], code: str, step: str) -> Iterator[Finding]:
+    """Preflight's failed checks of one kind."""
+    for check in phase.record.checks:
+        if check.status == "FAIL" and pattern.search(check.id):
+            yield found(
+                code,
+                check.message or f"{check.title}: {check.observed}, expected {check.expected}.",
+                severity="veto" if code == "unhealthy-gpu" and check.required else "warning",
+                because=check.evidence or [evidence(f"{check.title}: {check.observed}", "environment.json", check.id)],
+                next_step=step,
+            )

@@ -166,7 +166,7 @@ def _exposed(run: RunFacts) -> tuple[float, float, float] | None:
 
 
 def comm_bound(run: RunFacts) -> Iterator[Finding]:
-    """Communication that computation does not hide; or the acquittal, when its volume cannot explain a slow step."""
+    """Communication that computation does not hide: even the busiest rank waits for the others."""
     exposed = _exposed(run) if run.world_size > 1 else None
     gradients = as_number(run.environment.get("grad_bytes"))
     if exposed is None or exposed[0] < EXPOSED_SHARE:

@@ -47,7 +47,10 @@ PHASE_RULES: tuple[PhaseRule, ...] = (
     PhaseRule("silent-audit", "warning", phases.silent_audit),
     PhaseRule("vacuous-sweep", "warning", phases.vacuous_sweep),
     PhaseRule("not-significant", "info", phases.not_significant),
-    PhaseRule("unhealthy-gpu", "veto", phases.machine_checks),
+    PhaseRule("unhealthy-gpu", "veto", phases.unhealthy_gpu),
+    PhaseRule("leftover-process", "warning", phases.foreign_process),
+    PhaseRule("throttled", "warning", phases.throttled),
+    PhaseRule("disk-full", "warning", phases.disk_low),
 )
 
 VALIDATION_RULES: tuple[ValidationRule, ...] = (
@@ -57,16 +60,12 @@ VALIDATION_RULES: tuple[ValidationRule, ...] = (
     ValidationRule("setting-to-blame", "warning", across.setting_to_blame),
 )
 
-_OTHERS = ("leftover-process", "throttled", "disk-full")
-"""Codes of `machine_checks` beside the one that it is listed under."""
-
 CODES: tuple[str, ...] = tuple(
     dict.fromkeys(
         (
             *(rule.code for rule in RUN_RULES),
             *(rule.code for rule in PHASE_RULES),
             *(rule.code for rule in VALIDATION_RULES),
-            *_OTHERS,
         )
     )
 )

@@ -11,6 +11,7 @@ import pytest
 from tests.validator.collect.folders import outcome, write_csv, write_logs
 from tests.validator.diagnose.cases import UNCERTAIN, healthy, of_validation, run_of, steady, validation
 from validator.diagnose import CODES, diagnose, diagnose_run
+from validator.diagnose.catalogue import findings_markdown
 from validator.model.measure import ScalarValue
 from validator.model.record import RunRecord
 from validator.model.runbook import TrainerMetrics
@@ -29,6 +30,11 @@ CATALOGUE = {
 
 def test_every_code_of_the_catalogue_has_a_rule() -> None:
     assert set(CODES) >= CATALOGUE
+
+
+def test_the_page_of_findings_is_current() -> None:
+    page = Path(__file__).parents[3] / "docs" / "findings.md"
+    assert page.read_text(encoding="utf-8") == findings_markdown()
 
 
 # ---------------------------------------------------------------------------------------------------------- tests
@@ -266,6 +272,11 @@ def test_setting_to_blame(tmp_path: Path) -> None:
     assert of_validation(validation(runs)) == {}
 
 
+def test_more_processes_on_the_same_cores_are_slower_each_and_no_setting_is_to_blame(tmp_path: Path) -> None:
+    phases = single_and_double(tmp_path, single=900.0, double=600.0)
+    assert of_validation(validation(phases, kinds=SINGLE)) == {}
+
+
 # --------------------------------------------------------------------------------------------------------- machine
 
 
@@ -276,7 +287,7 @@ def test_setting_to_blame(tmp_path: Path) -> None:
         ("gpu_remapped_rows", "unhealthy-gpu", "veto"),
         ("gpu_processes", "leftover-process", "warning"),
         ("gpu_throttle", "throttled", "warning"),
-        ("disk_free", "disk-full", "warning"),
+        ("disk", "disk-full", "warning"),
     ],
 )
 def test_failed_checks_of_the_machine_have_a_cause(tmp_path: Path, check: str, code: str, severity: str) -> None:

@@ -53,6 +53,12 @@ def test_a_refusal_to_start_because_of_a_halt_is_recognized_by_its_text(tmp_path
     assert of_run(folder, ended=outcome(rc=2))["stale-halt"].confidence == "medium"
 
 
+def test_a_halt_of_the_watchdog_before_the_first_step_is_not_stale(tmp_path: Path) -> None:
+    folder = tmp_path / "r"
+    write_logs(folder, stderr="stopping: .HALT found\n")
+    assert "stale-halt" not in of_run(folder, ended=outcome(rc=3, reason="stalled"))
+
+
 def test_a_halt_of_this_run_is_not_stale(tmp_path: Path) -> None:
     folder = healthy(tmp_path / "r")
     (folder / ".HALT").write_text("asked for by the watchdog")
