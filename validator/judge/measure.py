@@ -94,6 +94,7 @@ class RunMeasurement:
     windows: Mapping[str, Windowed] = field(default_factory=dict)
     derived: Mapping[str, Estimate] = field(default_factory=dict)
 
+    @np.errstate(all="ignore")
     def estimate(self, name: str, statistic: str) -> Estimate:
         """`metric.statistic` of this run with its replicates.
 
@@ -108,6 +109,7 @@ class RunMeasurement:
         except TooFewSamples as problem:
             raise NotMeasured(f"run {self.run}: {problem}") from problem
 
+    @np.errstate(all="ignore")
     def point(self, name: str, statistic: str) -> float:
         """`metric.statistic` of this run as one number, for comparisons whose interval comes from repeats.
 
@@ -122,6 +124,8 @@ class RunMeasurement:
         return self.estimate(name, statistic).point
 
 
+# What a trainer wrote may overflow or divide by zero; the outcome is judged, so numpy need not warn of it.
+@np.errstate(all="ignore")
 def measure(result: Result, *, warmup_steps: int, world_size: int = 1) -> RunMeasurement:
     """All statistics of a run.
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
+
 from validator.judge.arms import compare_phase
 from validator.judge.criteria import judge_criterion
 from validator.judge.data import PhaseData, measured, scaling_efficiency
@@ -22,6 +24,7 @@ __all__ = ["judge_phase", "run_report"]
 _WORST: tuple[Status, ...] = ("FAIL", "INCONCLUSIVE", "RUNNING", "NOT_RUN", "SKIPPED")
 
 
+@np.errstate(all="ignore")
 def judge_phase(record: PhaseRecord, *, validation: ValidationRecord, judged: Mapping[str, PhaseReport]) -> PhaseReport:
     """The report of one phase.
 

@@ -1,0 +1,74 @@
+"""Whatever a trainer writes, judgement ends with verdicts: no exception, and no GO on what is damaged."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from validator.judge.decision import decide
+from validator.model.measure import ScalarValue
+
+from .samples import judge_one, result, run_record, series, verdict
+
+CRITERIA = (
+    "toks_per_s.mean >= 39",
+    "toks_per_s.cv < 1",
+    "step_time_s.p95 <= 3 * step_time_s.p50",
+    "step_time_s.p99 < 10",
+    "loss.last < loss.first",
+    "loss.mean / grad_norm.mean > 0",
+    "rate.drift_pct > -50",
+    "memory.growth_mib_per_1k_steps <= 1",
+    "effective.dtype == 'bf16'",
+)
+
+numbers = st.one_of(
+    st.floats(width=64), st.sampled_from([math.nan, math.inf, -math.inf, 0.0, -1.0, 1e308, 5e-324]), st.floats(0.5, 2)
+)
+
+
+@st.composite
+def damaged(draw: st.DrawFn) -> object:
+    n = draw(st.integers(0, 60))
+    names = draw(st.sets(st.sampled_from(["toks_per_s", "step_time_s", "loss", "grad_norm", "host_mem_mib"])))
+    found = {}
+    for name in names:
+        values = draw(st.lists(numbers, min_size=n, max_size=n))
+        steps = draw(st.lists(st.integers(-5, 2**40), min_size=n, max_size=n))
+        if draw(st.booleans()):
+            steps = sorted(steps)
+        found[name] = series(name, values, steps=steps)
+    scalars = {"steps.done": ScalarValue(value=draw(st.one_of(st.none(), numbers, st.text(max_size=5))))}
+    config = draw(
+        st.one_of(st.none(), st.dictionaries(st.sampled_from(["dtype", "lr"]), st.one_of(numbers, st.text())))
+    )
+    without = [name for name in ("toks_per_s", "step_time_s", "loss") if name not in names]
+    return result(series=found, scalars=scalars, effective=config, requested=config, without=without)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(found=damaged())
+def test_damaged_series_are_judged_and_never_go(found: object) -> None:
+    report = judge_one(*CRITERIA, runs=[run_record("baseline", found=found)])  # type: ignore[arg-type]
+    assert len(report.criteria) == len(CRITERIA) + 4
+    assert all(one.message for one in report.criteria)
+    assert decide([report])[0] != "GO"
+    report.model_dump_json()
+
+
+@pytest.mark.parametrize("n", range(0, 40, 3))
+def test_every_short_run_is_judged(n: int) -> None:
+    times = np.full(n, 1.0)
+    report = judge_one(*CRITERIA, runs=[run_record("baseline", found=result(times=times), steps=n or 1)])
+    assert verdict(report, "1").status == ("PASS" if n >= 30 else "INCONCLUSIVE")
+
+
+def test_one_giant_value_does_not_overflow_into_a_verdict() -> None:
+    times = np.full(300, 1.0)
+    times[100] = 1e300
+    report = judge_one("toks_per_s.mean >= 39", runs=[run_record("baseline", found=result(times=times))])
+    assert verdict(report, "1").status != "PASS"
