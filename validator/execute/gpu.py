@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from validator.model.devices import visible_gpus
+
 __all__ = ["GpuState", "Gpus", "visible_gpus"]
 
 
@@ -91,25 +93,6 @@ class Gpus:
             sm_clock_mhz=_ask(nvml.nvmlDeviceGetClockInfo, handle, 1),
             throttle_reasons=_ask(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle),
         )
-
-
-def visible_gpus(setting: str | None, *, uuids: Mapping[int, str]) -> tuple[int, ...]:
-    """Indices of the GPUs that CUDA_VISIBLE_DEVICES leaves visible; all when it is unset.
-
-    Entries are indices or (abbreviated) UUIDs; the first that is neither hides the rest, as CUDA does it.
-    """
-    if setting is None:
-        return tuple(uuids)
-    found: list[int] = []
-    for entry in (part.strip() for part in setting.split(",")):
-        if entry.isdigit() and int(entry) in uuids:
-            found.append(int(entry))
-            continue
-        match = [index for index, uuid in uuids.items() if entry and uuid.startswith(entry)]
-        if len(match) != 1:
-            break
-        found.append(match[0])
-    return tuple(found)
 
 
 def _load_nvml() -> Any | None:

@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from validator.model.devices import visible_gpus
+
 __all__ = [
     "EccCounts",
     "GpuFacts",
@@ -168,7 +170,7 @@ def open_gpus(
     handles = _handles(binding)
     uuids = {index: _text(_ask(binding.nvmlDeviceGetUUID, handle)) for index, handle in handles.items()}
     setting = (os.environ if environment is None else environment).get("CUDA_VISIBLE_DEVICES")
-    return binding, {index: handles[index] for index in _visible(setting, uuids)}
+    return binding, {index: handles[index] for index in visible_gpus(setting, uuids=uuids)}
 
 
 def _handles(nvml: Any) -> dict[int, Any]:
@@ -193,7 +195,7 @@ def _sentence(error: Exception) -> str:
 def _report(nvml: Any, environment: Mapping[str, str]) -> GpuReport:
     handles = _handles(nvml)
     uuids = {index: _text(_ask(nvml.nvmlDeviceGetUUID, handle)) for index, handle in handles.items()}
-    chosen = _visible(environment.get("CUDA_VISIBLE_DEVICES"), uuids)
+    chosen = visible_gpus(environment.get("CUDA_VISIBLE_DEVICES"), uuids=uuids)
     cuda = _ask(nvml.nvmlSystemGetCudaDriverVersion)
     why = None
     if not handles:
@@ -208,21 +210,6 @@ def _report(nvml: Any, environment: Mapping[str, str]) -> GpuReport:
         why_none=why,
         hidden=len(handles) - len(chosen),
     )
-
-
-def _visible(setting: str | None, uuids: Mapping[int, str]) -> tuple[int, ...]:
-    """What CUDA_VISIBLE_DEVICES leaves: indices or beginnings of UUIDs; the first that is neither ends the list."""
-    if setting is None:
-        return tuple(uuids)
-    found: list[int] = []
-    for entry in (part.strip() for part in setting.split(",")):
-        matches = (
-            [int(entry)] if entry.isdigit() else [i for i, uuid in uuids.items() if entry and uuid.startswith(entry)]
-        )
-        if len(matches) != 1 or matches[0] not in uuids:
-            break
-        found.append(matches[0])
-    return tuple(found)
 
 
 def _ask(question: Any, *arguments: Any, **options: Any) -> Any:
