@@ -10,6 +10,7 @@ from validator.collect import derive, logs
 from validator.collect.heartbeat import Heartbeat, find_heartbeats, read_heartbeat
 from validator.collect.intake import CLOCK_SLACK_S, Intake, age_before, parse_time_s, printable
 from validator.collect.table import ALIASES, Table, read_table
+from validator.collect.telemetry import read_telemetry
 from validator.collect.trainer import flat, open_scalars, read_json_object
 from validator.model.catalogue import METRICS
 from validator.model.measure import ScalarValue
@@ -249,6 +250,11 @@ def _derive(state: Gathered) -> None:
         start_s = derive.first_step_s(first, started_s=state.started_s)
         state.scalars |= derive.scalar("startup.first_step_s", start_s, first.source.path)
     jumps = [w for h in state.heartbeats.values() for w in derive.clock_jumps(h, duration_s=_duration_s(state))]
+    telemetry = state.out / "telemetry.csv"
+    if first is not None and telemetry.is_file():
+        machine, throttled = read_telemetry(telemetry, first, state.intake)
+        state.series |= machine
+        jumps += throttled
     if jumps:
         state.extra["invalid_windows"] = jumps
     score = derive.straggler_score(state.rank_series, warmup_steps=state.warmup_steps)

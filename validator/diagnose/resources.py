@@ -12,12 +12,21 @@ from validator.diagnose.rule import evidence, found, percent
 from validator.model.result import Series
 from validator.model.verdict import Finding
 
-__all__ = ["comm_bound", "loader_bound", "low_headroom", "memory_growth", "straggler"]
+__all__ = [
+    "comm_bound",
+    "host_bound",
+    "loader_bound",
+    "low_headroom",
+    "memory_growth",
+    "straggler",
+    "throttled",
+]
 
 HEADROOM = 0.10
 STRAGGLER_SCORE = 0.75
 LOADER_SHARE = 0.20
 EXPOSED_SHARE = 0.25
+IDLE_GPU_PCT = 50.0
 _GROWTH_ROWS = 30
 _GROWTH_SHARE = 0.01
 _GROWTH_MIB = 16.0
@@ -187,4 +196,51 @@ def comm_bound(run: RunFacts) -> Iterator[Finding]:
         because=[evidence(f"compute_time_s {work_s:.3g} s of step_time_s {step_s:.3g} s on the busiest rank")],
         next_step="Compare with one process; then try larger accum, ddp_compress bf16 and other bucket sizes, and "
         "check the links (nvidia-smi topo -m, the all-reduce probe).",
+    )
+
+
+def host_bound(run: RunFacts) -> Iterator[Finding]:
+    """Idle GPUs beside busy processor cores, by the machine's telemetry."""
+    names = [n for n in run.result.series if n.startswith("telemetry.gpu") and n.endswith("_util_pct")]
+    busy_gpus = [run.inside(run.result.series[n]) for n in names if not n.endswith("_mem_util_pct")]
+    cpu, cores = run.series("telemetry.host_cpu_pct"), _cores(run)
+    medians = [float(np.median(values)) for values in busy_gpus if values.size >= 5]
+    if not medians or cpu is None or cores is None:
+        return
+    busy_cores = float(np.median(run.inside(cpu))) / 100 * cores
+    if max(medians) >= IDLE_GPU_PCT or busy_cores < 0.8 * run.world_size:
+        return
+    shown = ", ".join(f"{value:.0f} %" for value in medians)
+    yield found(
+        "host-bound",
+        f"The GPUs are busy only {shown} of the time while {busy_cores:.1f} processor cores are: Python sets the pace.",
+        confidence="medium",
+        because=[
+            evidence(f"median GPU utilization {shown}; host {busy_cores:.1f} of {cores:.0f} cores", cpu.source.path)
+        ],
+        next_step="Profile one rank (py-spy record, or torch.profiler) and look for loops with .item() and for many "
+        "tiny kernels; for long sequences set NSA_PREFILL_BATCHED=1.",
+    )
+
+
+def _cores(run: RunFacts) -> float | None:
+    cpu = run.machine.get("cpu")
+    return as_number(cpu.get("cores_logical")) if isinstance(cpu, Mapping) else None
+
+
+def throttled(run: RunFacts) -> Iterator[Finding]:
+    """A GPU slowed itself down while it was measured."""
+    windows = [w for w in run.result.extra.get("invalid_windows", ()) if "throttled" in str(w["reason"])]
+    if not windows:
+        return
+    first = windows[0]
+    where = [f"steps {w['first_step']}–{w['last_step']}" for w in windows]
+    yield found(
+        "throttled",
+        f"{first['reason']} in {where[0]}" + (f" and in {len(windows) - 1} more stretches." if windows[1:] else "."),
+        because=[
+            evidence(str(w["reason"]), f"{run.spec.out}/telemetry.csv", at)
+            for w, at in list(zip(windows, where, strict=True))[:4]
+        ],
+        next_step="Check cooling, power limit and neighbors (nvidia-smi -q -d PERFORMANCE,TEMPERATURE), then repeat.",
     )

@@ -37,6 +37,8 @@ RUN_RULES: tuple[RunRule, ...] = (
     RunRule("straggler", "warning", resources.straggler),
     RunRule("loader-bound", "warning", resources.loader_bound),
     RunRule("comm-bound", "warning", resources.comm_bound),
+    RunRule("host-bound", "warning", resources.host_bound),
+    RunRule("throttled", "warning", resources.throttled),
     RunRule("config-unknown", "info", settings.config_unknown),
 )
 """Rules that one run's evidence satisfies; `inspect` uses these alone."""

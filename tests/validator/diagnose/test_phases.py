@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.validator.collect.folders import outcome, write_csv, write_logs
+from tests.validator.collect.folders import START_S, outcome, write_csv, write_logs
 from tests.validator.diagnose.cases import UNCERTAIN, healthy, of_validation, run_of, steady, validation
 from validator.diagnose import CODES, diagnose, diagnose_run
 from validator.diagnose.catalogue import findings_markdown
@@ -298,6 +298,32 @@ def test_failed_checks_of_the_machine_have_a_cause(tmp_path: Path, check: str, c
 
     assert of_validation(preflight("FAIL"))[code].severity == severity
     assert of_validation(preflight("PASS")) == {}
+
+
+def sampled(folder: Path, *, gpu_pct: float, mask: int = 0) -> Path:
+    """A healthy run with a sample of the machine every five seconds; step k ends about 4.85 × k seconds in."""
+    healthy(folder)
+    rows = "".join(f"{START_S + 3 + 5 * i},12,{gpu_pct},{mask if 30 <= i < 40 else 0}\n" for i in range(60))
+    (folder / "telemetry.csv").write_text("ts,host_cpu_pct,gpu0_util_pct,gpu0_throttle_mask\n" + rows)
+    return folder
+
+
+def test_host_bound_by_telemetry(tmp_path: Path) -> None:
+    """The GPU at 18 to 29 % while Python keeps its cores busy."""
+    machine = {"cpu": {"cores_logical": 16}}
+    for name, gpu_pct, expected in (("a", 24.0, {"host-bound"}), ("b", 97.0, set())):
+        run = run_of(sampled(tmp_path / name, gpu_pct=gpu_pct))
+        assert set(of_validation(validation({"baseline": [run]}, environment=machine))) == expected
+        idle_host = {"cpu": {"cores_logical": 4}}
+        assert of_validation(validation({"baseline": [run]}, environment=idle_host)) == {}
+
+
+def test_a_gpu_that_throttled_while_it_was_measured(tmp_path: Path) -> None:
+    run = run_of(sampled(tmp_path / "r", gpu_pct=97, mask=0x40))
+    finding = of_validation(validation({"baseline": [run]}))["throttled"]
+    assert "hardware thermal slowdown in steps 31–" in finding.message
+    capped = run_of(sampled(tmp_path / "s", gpu_pct=97, mask=0x04))  # the power cap is how a GPU is meant to run
+    assert of_validation(validation({"baseline": [capped]})) == {}
 
 
 # ---------------------------------------------------------------------------------------------------------- bounds
