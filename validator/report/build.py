@@ -8,7 +8,7 @@ from typing import Any
 
 from validator.model.expression import ExpressionError, parse_criterion
 from validator.model.units import format_duration, format_size
-from validator.model.verdict import Check, Finding, PhaseReport, Status, ValidationReport, Verdict
+from validator.model.verdict import Check, Finding, PhaseReport, ValidationReport, Verdict
 from validator.report.build_runs import comparison_table, phase_facts, run_view
 from validator.report.formats import clean, format_interval, format_margin, format_value, one_line, plural
 from validator.report.page import (
@@ -25,7 +25,16 @@ from validator.report.page import (
     RecommendedView,
     StatusView,
 )
-from validator.report.parts import anchor, evidence_views, facts_of, judged_items, link, status_view
+from validator.report.parts import (
+    PENDING,
+    anchor,
+    evidence_views,
+    facts_of,
+    judged_items,
+    link,
+    pending_phases,
+    status_view,
+)
 from validator.report.recommended_env import export_lines
 
 __all__ = ["build_page", "decision_view"]
@@ -33,7 +42,7 @@ __all__ = ["build_page", "decision_view"]
 MAX_ARTIFACTS = 400
 
 _DECISIONS = {
-    "GO": ("GO", "good", "Every required criterion passed and no finding stands against it."),
+    "GO": ("GO", "good", "Every required criterion passed, and no finding forbids the start."),
     "NO_GO": ("NO-GO", "bad", "A required criterion failed, or a finding forbids the start."),
     "INCONCLUSIVE": ("INCONCLUSIVE", "warn", "The evidence does not decide it. This is not a GO."),
     "IN_PROGRESS": ("IN PROGRESS", "info", "The validation has not finished. Nothing is decided yet."),
@@ -49,7 +58,8 @@ _CONFIDENCES = ("high", "medium", "low")
 
 def build_page(report: ValidationReport) -> Page:
     """The whole page."""
-    groups = tuple(_group(phase) for phase in report.phases)
+    pending = pending_phases(report)
+    groups = tuple(_group(phase, pending=phase.id in pending) for phase in report.phases)
     title = report.runbook.title or report.runbook.name
     return Page(
         title=one_line(title, limit=200),
@@ -139,42 +149,44 @@ def _time(iso: str) -> str:
 
 
 def _counts(report: ValidationReport) -> tuple[tuple[StatusView, int], ...]:
-    """How many required criteria and checks of required phases have which status."""
-    found: Counter[Status] = Counter()
+    """How many required criteria and checks of required phases have which status; a phase without any counts once."""
+    pending = pending_phases(report)
+    found: Counter[StatusView] = Counter()
     for phase in report.phases:
         if phase.required:
-            found.update(item.status for item in judged_items(phase) if item.required)
-            if not phase.criteria and not phase.checks:
-                found[phase.status] += 1
-    order: tuple[Status, ...] = ("PASS", "FAIL", "INCONCLUSIVE", "SKIPPED", "NOT_RUN", "RUNNING")
-    return tuple((status_view(status), found[status]) for status in order if found[status])
+            statuses = [item.status for item in judged_items(phase) if item.required]
+            if not judged_items(phase):
+                statuses = [phase.status]
+            found.update(status_view(status, pending=phase.id in pending) for status in statuses)
+    order = [status_view(s) for s in ("PASS", "FAIL", "INCONCLUSIVE", "SKIPPED", "NOT_RUN", "RUNNING")]
+    return tuple((view, found[view]) for view in (*order, PENDING) if found[view])
 
 
-def _group(phase: PhaseReport) -> CriterionGroup:
+def _group(phase: PhaseReport, *, pending: bool) -> CriterionGroup:
     open_checks = [check for check in phase.checks if check.status != "PASS"]
     passed = len(phase.checks) - len(open_checks)
     return CriterionGroup(
         phase=one_line(phase.id),
         title=one_line(phase.title, limit=200),
         anchor=anchor("phase", phase.id),
-        status=status_view(phase.status),
+        status=status_view(phase.status, pending=pending),
         required=phase.required,
         message=clean(phase.message),
         rows=(
-            *(_criterion(verdict, phase_required=phase.required) for verdict in phase.criteria),
+            *(_criterion(verdict, phase_required=phase.required, pending=pending) for verdict in phase.criteria),
             *(_check_criterion(check, phase_required=phase.required) for check in open_checks),
         ),
         note=f"{plural(passed, 'check')} of the machine passed." if passed else "",
     )
 
 
-def _criterion(verdict: Verdict, *, phase_required: bool) -> CriterionRow:
+def _criterion(verdict: Verdict, *, phase_required: bool, pending: bool) -> CriterionRow:
     return CriterionRow(
         id=one_line(verdict.id),
         text=one_line(verdict.text, limit=500),
         formal=_is_expression(verdict.text),
         required=verdict.required and phase_required,
-        status=status_view(verdict.status),
+        status=status_view(verdict.status, pending=pending),
         observed=format_value(verdict.observed, verdict.unit),
         interval=format_interval(verdict.ci_low, verdict.ci_high),
         bound=format_value(verdict.bound, verdict.unit),

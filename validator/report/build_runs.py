@@ -174,10 +174,16 @@ def _metric(name: str, stats: MetricStats) -> MetricRow:
 
 def _scalars(scalars: Mapping[str, ScalarValue]) -> tuple[Fact, ...]:
     return tuple(
-        Fact(one_line(name, limit=120), format_value(item.value, item.unit), link(item.source))
+        Fact(one_line(name, limit=120), _scalar(item), link(item.source))
         for name, item in scalars.items()
         if not name.startswith(("requested.", "effective."))
     )
+
+
+def _scalar(item: ScalarValue) -> str:
+    """A derived number carries its interval."""
+    interval = format_interval(item.ci_low, item.ci_high)
+    return format_value(item.value, item.unit) + (f" {interval}" if interval else "")
 
 
 def _attempts(outcome: Mapping[str, Any]) -> Table | None:

@@ -7,11 +7,21 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote
 
-from validator.model.verdict import Check, Evidence, PhaseReport, Status, Verdict
+from validator.model.verdict import Check, Evidence, PhaseReport, Status, ValidationReport, Verdict
 from validator.report.formats import clean, format_value, one_line
 from validator.report.page import EvidenceView, Fact, StatusView
 
-__all__ = ["anchor", "evidence_views", "facts_of", "flatten", "judged_items", "link", "status_view"]
+__all__ = [
+    "PENDING",
+    "anchor",
+    "evidence_views",
+    "facts_of",
+    "flatten",
+    "judged_items",
+    "link",
+    "pending_phases",
+    "status_view",
+]
 
 MAX_DEPTH = 8
 
@@ -25,9 +35,23 @@ _STATUS: dict[str, StatusView] = {
 }
 
 
-def status_view(status: Status) -> StatusView:
-    """How a status is shown."""
-    return _STATUS[status]
+PENDING = StatusView("PENDING", "○", "muted")
+
+
+def status_view(status: Status, *, pending: bool = False) -> StatusView:
+    """How a status is shown. What has not run yet in a validation that goes on is pending."""
+    return PENDING if pending and status == "NOT_RUN" else _STATUS[status]
+
+
+def pending_phases(report: ValidationReport) -> frozenset[str]:
+    """Ids of the phases that are still to come: those at the end that have not run, while it is in progress."""
+    found = set()
+    if report.decision == "IN_PROGRESS":
+        for phase in reversed(report.phases):
+            if phase.status != "NOT_RUN":
+                break
+            found.add(phase.id)
+    return frozenset(found)
 
 
 def judged_items(phase: PhaseReport) -> tuple[Verdict | Check, ...]:

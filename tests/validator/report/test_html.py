@@ -41,6 +41,13 @@ def test_the_banner_says_the_decision_in_a_word_a_shape_and_a_sentence(
     assert root.all("title")[0].text.startswith(word)
 
 
+def test_what_is_still_to_come_is_pending_and_not_a_failure_to_run(pages: dict[str, str]) -> None:
+    root = parse(pages["in_progress"])
+    assert "○PENDING 1" in root.all("p", klass="counts")[0].text
+    assert "PENDING" in root.all("section", klass="phase")[-1].all("h3")[0].text
+    assert "PENDING" not in parse(pages["no_go"]).text
+
+
 def test_each_decision_has_an_icon_of_its_own(pages: dict[str, str]) -> None:
     icons = {re.search(r'<svg class="icon".*?</svg>', pages[name], re.S)[0] for name in DECISIONS}  # type: ignore[index]
     assert len(icons) == len(DECISIONS)
@@ -202,6 +209,11 @@ def test_landmarks_tables_and_keyboard(pages: dict[str, str]) -> None:
     for table in root.all("table"):
         assert table.all("caption")[0].text
         assert all(th.attributes.get("scope") for th in table.all("th"))
+    names = [section.attributes["aria-labelledby"] for section in root.all("section")]
+    assert len(set(names)) == len(names)
+    headings = {h.attributes["id"]: h.text for h in root.all() if h.tag in ("h1", "h2", "h3") and "id" in h.attributes}
+    boxes = [box.attributes["aria-label"] for box in root.all(role="region")]
+    assert not set(boxes) & {headings[name] for name in names}, "two landmarks of one name cannot be told apart"
     for box in root.all("div", klass="scroll"):
         assert box.attributes["tabindex"] == "0"
         assert box.attributes["aria-label"]
