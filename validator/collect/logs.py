@@ -20,7 +20,18 @@ from validator.collect.order import rising
 from validator.collect.table import Table
 from validator.model.measure import ScalarValue
 
-__all__ = ["LogFiles", "TROUBLE", "find_logs", "find_texts", "last_groups", "read_errors", "scan", "series", "tail"]
+__all__ = [
+    "LogFiles",
+    "TROUBLE",
+    "find_logs",
+    "find_texts",
+    "last_groups",
+    "read_errors",
+    "scan",
+    "series",
+    "tail",
+    "waiting_in",
+]
 
 MAX_LINE = 8192
 SCAN_BYTES = 8 * 2**20
@@ -50,6 +61,10 @@ TROUBLE: Mapping[str, str] = {
 }
 """Kinds of trouble or claims, and the text that gives them away."""
 
+_COLLECTIVE = re.compile(
+    r"\b(?:all_reduce|allreduce|all_gather(?:_into_tensor)?|reduce_scatter(?:_tensor)?|broadcast|barrier|all_to_all|"
+    r"_verify_params_across_processes|monitored_barrier)\b"
+)
 _ANY = re.compile("|".join(f"(?P<{kind}>{pattern})" for kind, pattern in TROUBLE.items()).encode())
 
 
@@ -243,6 +258,25 @@ def _scan_piece(data: bytes, first_line: int | None, name: str, hits: dict[str, 
             counted_to = match.start()
         if not any(hit["text"] == text for hit in known):
             known.append({"path": name, "line": line, "text": text})
+
+
+def waiting_in(out: Path, intake: Intake) -> list[dict[str, Any]]:
+    """Collectives that stack dumps show, one for each dump: `{path, line, text, collective}`.
+
+    Stacks are the trainer's own (`stackdump_*`) and those that were saved when the run was stopped (`dump/`).
+    """
+    found = []
+    for path in sorted([*out.glob("stackdump_*"), *out.glob("dump/*.txt"), *out.glob("dump/*stack*")])[:MAX_FILES]:
+        try:
+            for number, line in _lines(path, Digest()):
+                match = _COLLECTIVE.search(line)
+                if match is not None:
+                    place = {"path": intake.name(path), "line": number, "text": printable(line)}
+                    found.append({**place, "collective": match[0].rstrip("(").strip()})
+                    break
+        except OSError:
+            continue
+    return list({hit["path"]: hit for hit in found}.values())
 
 
 def tail(path: Path, *, lines: int = 40) -> tuple[str, ...]:

@@ -98,6 +98,9 @@ def _read_trouble(state: Gathered, found: logs.LogFiles) -> None:
     hits = logs.scan(found, state.intake)
     if hits:
         state.extra["log_hits"] = hits
+    waiting = logs.waiting_in(state.out, state.intake)
+    if waiting:
+        state.extra["waiting_in"] = waiting
     errors = logs.read_errors(found, state.intake)
     if errors:
         state.extra["errors"] = errors

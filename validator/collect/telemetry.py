@@ -1,4 +1,4 @@
-"""`telemetry.csv`: the machine beside the run, sampled by the clock, laid onto the run's steps.
+"""`logs/telemetry.csv`: the machine beside the run, sampled by the clock, laid onto the run's steps.
 
 A sample belongs to the step that was under way when it was taken; the samples of one step are averaged. Steps in which
 a GPU slowed itself down are windows in which nothing may be measured.
@@ -57,7 +57,8 @@ def read_telemetry(path: Path, heartbeat: Heartbeat, intake: Intake) -> tuple[di
         if name == "ts" or not known.any():
             continue
         if name.endswith(_MASK):
-            windows += throttled_windows(name.removesuffix(_MASK), steps[known], values[known])
+            found = throttled_windows(name.removesuffix(_MASK), steps[known], values[known])
+            windows += [{**window, "source": source.path} for window in found]
             continue
         at, mean = _mean_by_step(steps[known], values[known])
         unit = next((u for suffix, u in _UNITS.items() if name.endswith(suffix)), "")

@@ -250,7 +250,7 @@ def _derive(state: Gathered) -> None:
         start_s = derive.first_step_s(first, started_s=state.started_s)
         state.scalars |= derive.scalar("startup.first_step_s", start_s, first.source.path)
     jumps = [w for h in state.heartbeats.values() for w in derive.clock_jumps(h, duration_s=_duration_s(state))]
-    telemetry = state.out / "telemetry.csv"
+    telemetry = state.out / "logs" / "telemetry.csv"
     if first is not None and telemetry.is_file():
         machine, throttled = read_telemetry(telemetry, first, state.intake)
         state.series |= machine

@@ -132,6 +132,12 @@ def hang(run: RunFacts) -> Iterator[Finding]:
         if others and min(others) > mark["last_step"]:
             who += f" The others had reached step {min(others)} and wait for it."
     because += [evidence("saved before the stop", path) for path in last.bundle[:6]]
+    waiting = run.result.extra.get("waiting_in", [])
+    because += [evidence(w["text"], w["path"], f"line {w['line']}") for w in waiting[:4]]
+    if waiting:
+        who += (
+            f" {len(waiting)} stack dump{'s' if waiting[1:] else ''} show a rank waiting in {waiting[0]['collective']}."
+        )
     because += [hit.evidence for hit in run.hits("nccl")[:2]]
     stacks = next((path for path in last.bundle if "stack" in path), None)
     yield found(

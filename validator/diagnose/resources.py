@@ -38,12 +38,8 @@ def _gpu_total_mib(run: RunFacts) -> float | None:
     if told:
         return told
     gpus = run.machine.get("gpus")
-    sizes = []
-    for gpu in gpus if isinstance(gpus, (list, tuple)) else ():
-        for key in ("memory_total_mib", "mem_total_mib", "memory_mib"):
-            size = as_number(gpu.get(key)) if isinstance(gpu, Mapping) else None
-            if size:
-                sizes.append(size)
+    told_by_nvml = [gpu.get("memory_total_mib") for gpu in (gpus.values() if isinstance(gpus, Mapping) else ())]
+    sizes = [size for size in map(as_number, told_by_nvml) if size]
     return min(sizes) if sizes else None
 
 
@@ -239,8 +235,7 @@ def throttled(run: RunFacts) -> Iterator[Finding]:
         "throttled",
         f"{first['reason']} in {where[0]}" + (f" and in {len(windows) - 1} more stretches." if windows[1:] else "."),
         because=[
-            evidence(str(w["reason"]), f"{run.spec.out}/telemetry.csv", at)
-            for w, at in list(zip(windows, where, strict=True))[:4]
+            evidence(str(w["reason"]), w.get("source"), at) for w, at in list(zip(windows, where, strict=True))[:4]
         ],
         next_step="Check cooling, power limit and neighbors (nvidia-smi -q -d PERFORMANCE,TEMPERATURE), then repeat.",
     )

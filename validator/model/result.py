@@ -49,6 +49,7 @@ class Result:
     `halt`        {path, text, anomaly, stale};
     `tests`       {failed, errors, skipped}: each a list of {name, message};
     `log_hits`    kind of trouble to [{path, line, text}], from one bounded scan of all logs;
+    `waiting_in`  [{path, line, text, collective}] of stack dumps that show a rank in a collective;
     `log_contains` each wanted text to {path, line} of its first appearance in rank 0's log, or None;
     `errors`      [{rank, path, message}] of ranks that raised;
     `files`       names of further contract files found, relative to the run folder, to their kind;

@@ -208,7 +208,8 @@ def test_the_machines_samples_are_laid_onto_steps(tmp_path: Path) -> None:
     healthy(tmp_path)
     rows = [(4.0, 5, 0), (5.2, 10, 0), (5.8, 30, 0), (7.5, 50, 4), (8.5, 60, 0x28), (9.5, 70, 0x40), (99.0, 99, 8)]
     lines = [f"{START_S + t},{cpu},,{mask}" for t, cpu, mask in rows]
-    (tmp_path / "telemetry.csv").write_text(
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs/telemetry.csv").write_text(
         "ts,host_cpu_pct,disk_free_mib,gpu0_throttle_mask\n" + "\n".join(lines) + "\n17600000"
     )
     result = collect_run(spec(), run_dir=tmp_path, outcome=outcome())
@@ -218,7 +219,12 @@ def test_the_machines_samples_are_laid_onto_steps(tmp_path: Path) -> None:
     assert cpu.unit == "%"
     assert "telemetry.disk_free_mib" not in result.series
     assert result.extra["invalid_windows"] == [
-        {"first_step": 5, "last_step": 6, "reason": "gpu0 throttled: hardware slowdown, software thermal slowdown"}
+        {
+            "first_step": 5,
+            "last_step": 6,
+            "reason": "gpu0 throttled: hardware slowdown, software thermal slowdown",
+            "source": "logs/telemetry.csv",
+        }
     ]
     assert result.irregularities == ()
 
@@ -226,7 +232,8 @@ def test_the_machines_samples_are_laid_onto_steps(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "\n", "ts,x\n", "a,b\n1,2\n", "ts,gpu0_throttle_mask\nnan,nan\ninf,1e400\n"])
 def test_broken_telemetry_gives_nothing(tmp_path: Path, text: str) -> None:
     healthy(tmp_path)
-    (tmp_path / "telemetry.csv").write_text(text)
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs/telemetry.csv").write_text(text)
     result = collect_run(spec(), run_dir=tmp_path, outcome=outcome())
     assert not any(name.startswith("telemetry.") for name in result.series)
     assert "invalid_windows" not in result.extra

@@ -304,7 +304,8 @@ def sampled(folder: Path, *, gpu_pct: float, mask: int = 0) -> Path:
     """A healthy run with a sample of the machine every five seconds; step k ends about 4.85 × k seconds in."""
     healthy(folder)
     rows = "".join(f"{START_S + 3 + 5 * i},12,{gpu_pct},{mask if 30 <= i < 40 else 0}\n" for i in range(60))
-    (folder / "telemetry.csv").write_text("ts,host_cpu_pct,gpu0_util_pct,gpu0_throttle_mask\n" + rows)
+    (folder / "logs").mkdir()
+    (folder / "logs/telemetry.csv").write_text("ts,host_cpu_pct,gpu0_util_pct,gpu0_throttle_mask\n" + rows)
     return folder
 
 

@@ -8,7 +8,16 @@ from pathlib import Path
 import pytest
 
 from tests.validator.collect.folders import START_S, outcome, record, write_csv, write_env, write_heartbeat, write_logs
-from tests.validator.diagnose.cases import UNCERTAIN, healthy, of_folder, of_run, steady
+from tests.validator.diagnose.cases import (
+    UNCERTAIN,
+    healthy,
+    of_folder,
+    of_run,
+    of_validation,
+    run_of,
+    steady,
+    validation,
+)
 from validator.model.runbook import TrainerMetrics
 
 
@@ -273,11 +282,16 @@ def test_a_run_that_is_long_overdue_is_not_called_slow(tmp_path: Path) -> None:
 def test_hang_names_the_rank_that_lags(tmp_path: Path) -> None:
     folder = healthy(tmp_path / "r")
     write_heartbeat(folder, [record(i, ts=3 + 5 * i, rank=1) for i in range(1, 40)], rank=1)
+    (folder / "stackdump_1760000500.txt").write_text(
+        '  File "x.py", line 3 in backward\n  File "d.py", line 9 in all_reduce\n'
+    )
     ended = outcome(rc=-9, reason="stalled", duration_s=900, bundle=("runs/r/dump/stacks_rank1.txt",))
     finding = of_run(folder, ended=ended)["hang"]
     assert finding.severity == "veto"
     assert "Rank 1 was last seen at step 39" in finding.message
     assert "The others had reached step 60" in finding.message
+    assert "wait in all_reduce" in finding.message
+    assert any((e.path, e.where) == ("r/stackdump_1760000500.txt", "line 2") for e in finding.evidence)
     assert "dump/stacks_rank1.txt" in finding.next_step
 
 
@@ -385,6 +399,14 @@ def test_low_headroom(tmp_path: Path) -> None:
         folder = healthy(tmp_path / name, gpu_mem_reserved_mib=[used] * 60)
         (folder / "mem_step1.json").write_text('{"gpu_mem_total_mib": 81920}')
         assert ("low-headroom" in of_run(folder)) == low
+
+
+def test_low_headroom_by_the_machines_snapshot(tmp_path: Path) -> None:
+    run = run_of(healthy(tmp_path / "r", gpu_mem_reserved_mib=[77_000.0] * 60))
+    gpus = {"gpu0": {"memory_total_mib": 143_771.0}, "gpu1": {"memory_total_mib": 81_920.0}}
+    found = of_validation(validation({"baseline": [run]}, environment={"gpus": gpus}))
+    assert "77,000 of 81,920 MiB" in found["low-headroom"].message
+    assert of_validation(validation({"baseline": [run]}, environment={"gpus": {"gpu0": gpus["gpu0"]}})) == {}
 
 
 def test_memory_growth(tmp_path: Path) -> None:
