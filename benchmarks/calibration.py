@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from scipy.signal import lfilter
 
 from validator.judge import judge_phase
 from validator.judge.compare import ArmRuns, Rules, compare_arms
@@ -55,8 +56,7 @@ def step_times(setting: Setting, rng: np.random.Generator, *, rate: float = RATE
     """Step times of one run whose long-run rate is `rate` on average over runs."""
     burn_in = 100
     noise = rng.standard_normal(setting.steps + burn_in) * np.sqrt(1 - setting.phi**2)
-    for i in range(1, len(noise)):
-        noise[i] += setting.phi * noise[i - 1]
+    noise = lfilter([1.0], [1.0, -setting.phi], noise)
     relative = 1 + setting.step_cv * noise[burn_in:]
     steps = np.arange(setting.steps)
     if setting.shape == "ramp":

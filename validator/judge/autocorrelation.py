@@ -18,6 +18,7 @@ __all__ = [
     "block_length",
     "cautious_lag1",
     "effective_size",
+    "effective_values",
     "is_constant",
     "lag1",
     "long_run_stdev",
@@ -77,6 +78,29 @@ def is_constant(values: Floats) -> bool:
 def effective_size(n: int, phi: float) -> float:
     """Number of independent values that say as much about the mean as n values of lag-1 autocorrelation phi."""
     return n * (1.0 - phi) / (1.0 + phi)
+
+
+def effective_values(values: Floats) -> float:
+    """Effective size of a series that may be a mixture: slow wander of ordinary steps, and rare long ones.
+
+    Rare long steps come independently and carry most of the variance, so one coefficient over all would say that
+    nothing is correlated. Values beyond five spreads of the median are set apart: the variance of the mean is the sum
+    of both parts', each with its own coefficient. Without such values this is `effective_size` of the series.
+    """
+    n = len(values)
+    variance = float(values.var(ddof=1)) if n > 1 else 0.0
+    if is_constant(values) or variance == 0.0:
+        return float(n)
+    center = float(np.median(values))
+    reach = 5 * 1.4826 * float(np.median(np.abs(values - center)))
+    ordinary = np.clip(values, center - reach, center + reach)
+    rest = values - ordinary
+    of_mean = sum(
+        float(part.var(ddof=1)) / effective_size(n, cautious_lag1(part))
+        for part in (ordinary, rest)
+        if not is_constant(part)
+    )
+    return min(variance / of_mean, effective_size(n, cautious_lag1(values)))
 
 
 def long_run_stdev(values: Floats, phi: float) -> float:

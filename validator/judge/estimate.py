@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from validator.judge.autocorrelation import block_length, cautious_lag1, effective_size, is_constant, t_quantile
+from validator.judge.autocorrelation import block_length, effective_values, is_constant, t_quantile
 
 __all__ = [
     "LEVEL",
@@ -138,10 +138,10 @@ def _generator(seed: str, *salt: int) -> np.random.Generator:
 
 
 def _effective(values: Floats, what: str) -> tuple[float, float]:
-    """Lag-1 coefficient and effective size of a series, if it has enough of it."""
+    """Effective size of a series, if it has enough of it, and the lag-1 coefficient that would give this size."""
     n = len(values)
-    phi = cautious_lag1(values)
-    effective = effective_size(n, phi)
+    effective = effective_values(values)
+    phi = (n - effective) / (n + effective) if n else 0.0
     if n < MIN_VALUES or effective < MIN_EFFECTIVE:
         wanted = math.ceil(4 * MIN_EFFECTIVE * (1 + phi) / (1 - phi))
         raise TooFewSamples(
@@ -219,8 +219,8 @@ def bootstrap_quantile(values: Floats, q: float, *, seed: str, what: str = "the 
         TooFewSamples: when fewer than 90 % of samples of this effective size would enclose the quantile.
     """
     n = len(values)
-    phi = cautious_lag1(values)
-    effective = effective_size(n, phi)
+    effective = effective_values(values)
+    phi = (n - effective) / (n + effective)
     tail = max(q, 1 - q)
     # The two-sided interval loses 2.5 % on the near side; the rest of 10 % may be lost beyond the extreme value.
     if effective < MIN_EFFECTIVE or tail**effective > 0.075:
