@@ -27,7 +27,7 @@ from validator.report.page import (
 __all__ = ["escape", "render_markdown"]
 
 _SPECIAL = re.compile(r"[\\`*_\[\]!|~]")
-_BLOCK_START = re.compile(r"^([-+=>]|\d+[.)])")
+_BLOCK_START = re.compile(r"^([-+](?=\s|$)|\d{1,9}[.)](?=\s|$)|[-=]{2,}(?=\s*$))")
 _ACTIVE = re.compile(r"(?i)([@#$])|((?:https?|ftp|mailto|xmpp):|www\.)")
 MAX_LENGTH = 60_000
 """GitHub refuses comments above 65,536 characters; details are dropped from the end until the text fits."""

@@ -36,6 +36,8 @@ __all__ = ["LiveObserver"]
 _STYLES = {"good": "green", "bad": "bold red", "warn": "yellow", "info": "cyan", "muted": "dim"}
 _STATES = {"running": "green", "starting": "cyan", "slow": "yellow", "stopping": "yellow", "ended": "dim"}
 _MAX_PENDING = 8
+_COLUMNS = (("step", 7), ("tok/s", 6), ("loss", 5), ("MiB", 6), ("beat", 5), ("ETA", 8))
+"""Least widths, so that the table does not shift as numbers grow; with the run's name they fill 80 columns."""
 
 
 class LiveObserver:
@@ -116,14 +118,14 @@ class LiveObserver:
         """The present phase and run: two lines of numbers and a bar."""
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", expand=False, pad_edge=False)
         progress = self._progress
-        table.add_column("phase", no_wrap=True, overflow="ellipsis", max_width=22)
-        table.add_column("state", no_wrap=True)
-        for name in ("step", "tok/s", "loss", "MiB", "beat", "ETA"):
-            table.add_column(name, justify="right", no_wrap=True)
+        table.add_column("run", no_wrap=True, overflow="ellipsis", min_width=12, max_width=21)
+        table.add_column("state", no_wrap=True, min_width=8)
+        for name, width in _COLUMNS:
+            table.add_column(name, justify="right", no_wrap=True, min_width=width)
         if progress is None:
             elapsed = format_duration(time.monotonic() - self._phase_began_s)
-            table.add_row(one_line(self._phase or "", limit=60), Text("working", "cyan"), "", "", "", "", "", elapsed)
-            return table
+            table.add_row(one_line(self._phase or "", limit=60), Text("working", "cyan"))
+            return Group(table, Text(elapsed, "dim"))
         waited_s = time.monotonic() - self._seen_s
         table.add_row(
             one_line(progress.run, limit=60),
