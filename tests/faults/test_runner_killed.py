@@ -60,7 +60,7 @@ class Runner:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            cwd=Path(__file__).parents[2],
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
             start_new_session=True,
         )
         assert eventually((self.out / "ready").exists, within_s=20), self.process.communicate()
