@@ -185,3 +185,12 @@ def test_lag1_is_unbiased_in_short_series() -> None:
     assert np.mean(found) == pytest.approx(0.5, abs=0.03)
     assert effective_size(280, 0.8) == pytest.approx(280 / 9)
     assert lag1(np.full(30, 0.1)) == 0.0
+
+
+def test_rare_long_steps_do_not_hide_the_wander_of_the_others() -> None:
+    """Two noises: slow wander of all steps, and independent long ones that carry most of the variance."""
+    rng = np.random.default_rng(3)
+    values = ar1(2000, phi=0.8, cv=0.02, seed=1) + 0.5 * (rng.random(2000) < 0.02)
+    wander, bursts = 0.02**2 * 9 / 2000, 0.25 * 0.02 * 0.98 / 2000
+    width = 2 * 1.96 * math.sqrt(wander + bursts)
+    assert _width(bootstrap_mean(values, np.ones(2000), seed="r")) == pytest.approx(width, rel=0.2)
