@@ -4,7 +4,7 @@
     python benchmarks/train.py --shapes 2048x32,32768x2 --dense  # 125M on the GPUs here, dense beside it
     python benchmarks/train.py --telemetry                       # everything on against everything off
 
-Rates are medians over the steps after the warm-up; `first step` counts from the process's start to the end of
+Rates are tokens over wall time after the warm-up; `first step` counts from the process's start to the end of
 its first optimizer step, imports and compilation included.
 """
 
@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import argparse
 import csv
+import importlib.util
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -39,6 +39,13 @@ def _run(command: list[str], out: Path) -> tuple[float, list[dict[str, str]], di
     return began, rows, json.loads((out / "env.json").read_text()), beats
 
 
+def _steady_step_s(rows: list[dict[str, str]], steady: list[dict[str, str]]) -> float:
+    """Mean seconds per step over the steady rows: a median would hide whatever only some of the steps pay for."""
+    before = rows[rows.index(steady[0]) - 1]
+    n_steps = int(steady[-1]["step"]) - int(before["step"])
+    return (float(steady[-1]["wall_s"]) - float(before["wall_s"])) / n_steps
+
+
 def measure(label: str, settings: list[str], *, nproc: int, steps: int) -> dict[str, Any]:
     """One run of the trainer with `settings` on `nproc` processes; a row of the table."""
     launcher = [sys.executable, "-m"]
@@ -48,8 +55,8 @@ def measure(label: str, settings: list[str], *, nproc: int, steps: int) -> dict[
     with tempfile.TemporaryDirectory() as folder:
         began, rows, env, beats = _run(command, Path(folder) / "out")
     first_step = next(b["ts"] for b in beats if b["msg"] == "progress") - began
-    steady = rows[min(WARM_UP_STEPS, len(rows) // 2) :]
-    step_s = statistics.median(float(r["step_time_s"]) for r in steady)
+    steady = [r for r in rows[1:] if int(r["step"]) > min(WARM_UP_STEPS, steps // 2)]
+    step_s = _steady_step_s(rows, steady)
     toks_per_s = env["tokens_per_step"] / step_s
     flops, peak = env["flops_per_token"], env["peak_flops"]
     return {
@@ -79,7 +86,7 @@ def _plans(args: argparse.Namespace) -> list[tuple[str, list[str]]]:
             plans.append((f"dense {shape}", [*base, "--attention", "dense"]))
         if args.telemetry:
             off = ["--no-aux-stats", "--log-every", "10", "--heartbeat-s", "3600"]
-            on = ["--aux-every", "1", "--nvtx"]
+            on = ["--nvtx", "--tensorboard"] if importlib.util.find_spec("tensorboard") else ["--nvtx"]
             plans += [(f"nsa {shape} telemetry off", [*base, *off]), (f"nsa {shape} telemetry full", [*base, *on])]
     return plans
 

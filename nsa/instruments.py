@@ -7,7 +7,6 @@ events of a step that trained.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -56,41 +55,41 @@ class Instruments:
     ) -> None:
         self._out, self._model, self._device, self._rank, self._say = out, model, device, rank, say
         self._nvtx = nvtx
-        # A run shorter than the usual place is profiled as late as it can be.
+        # A run shorter than the usual place is profiled as late as it can be, after the audit's step.
         self._audit_step = min(start_step + AUDIT_STEP, last_step) if sdpa_audit else 0
-        first = min(start_step + PROFILE_FIRST_STEP, max(last_step - profile_steps + 1, start_step + 1))
+        earliest = max(start_step, self._audit_step) + 1
+        first = max(min(start_step + PROFILE_FIRST_STEP, last_step - profile_steps + 1), earliest)
         self._traced = range(first, min(first + profile_steps, last_step + 1))
         self._profiler: profile | None = None
-        self._overhead_s = 0.0
+        self._ranges = contextlib.ExitStack()
         set_spans(nvtx)
 
-    def take_overhead_s(self) -> float:
-        """Seconds spent on starting profilers and reading them since the last call: time that is no step's."""
-        taken, self._overhead_s = self._overhead_s, 0.0
-        return taken
+    def watches(self, step: int) -> bool:
+        """Whether `step` is profiled. Nothing else may be under way on the device when it begins and finishes."""
+        return (step == self._audit_step and self._rank == 0) or step in self._traced
 
-    @contextlib.contextmanager
-    def _overhead(self) -> Iterator[None]:
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._overhead_s += time.perf_counter() - began
+    def begin(self, step: int) -> None:
+        """Start what `step` needs."""
+        if step == self._audit_step:
+            self._ranges.enter_context(_layer_ranges(self._model))
+        if self._profiler is None:
+            self._profiler = self._start()
 
-    @contextlib.contextmanager
-    def around(self, step: int) -> Iterator[None]:
-        """Profile, mark or just run `step`."""
-        if step == self._audit_step and self._rank == 0:
-            with self._audited(step):
-                yield
-        elif step in self._traced:
-            with self._traced_step(step):
-                yield
-        elif self._nvtx:
-            with record_function(f"nsa.step.{step}"):
-                yield
+    def mark(self, step: int) -> contextlib.AbstractContextManager[Any]:
+        """The range of a step, where ranges are on."""
+        return record_function(f"nsa.step.{step}") if self._nvtx or self.watches(step) else contextlib.nullcontext()
+
+    def finish(self, step: int) -> None:
+        """Stop and write what ends with `step`."""
+        if self._profiler is None or (step != self._audit_step and step != self._traced[-1]):
+            return
+        profiler, self._profiler = self._profiler, None
+        self._end(profiler)
+        if step == self._audit_step:
+            self._ranges.close()
+            self._write_audit(profiler, step)
         else:
-            yield
+            self._write_trace(profiler)
 
     def _start(self) -> profile:
         set_spans(True)
@@ -107,36 +106,11 @@ class Instruments:
         profiler.__exit__(None, None, None)
         set_spans(self._nvtx)
 
-    @contextlib.contextmanager
-    def _audited(self, step: int) -> Iterator[None]:
-        with self._overhead():
-            profiler = self._start()
-        try:
-            with _layer_ranges(self._model):
-                yield
-                if self._device.type == "cuda":
-                    torch.cuda.synchronize(self._device)
-        finally:
-            with self._overhead():
-                self._end(profiler)
-        with self._overhead():
-            record = audit_record(profiler.events() or [], step=step, device=str(self._device))
-            write_json(self._out / "sdpa_audit.json", record)
+    def _write_audit(self, profiler: profile, step: int) -> None:
+        record = audit_record(profiler.events() or [], step=step, device=str(self._device))
+        write_json(self._out / "sdpa_audit.json", record)
         for line in record["summary"]:
             self._say(f"[sdpa] {line}")
-
-    @contextlib.contextmanager
-    def _traced_step(self, step: int) -> Iterator[None]:
-        if self._profiler is None:
-            with self._overhead():
-                self._profiler = self._start()
-        with record_function(f"nsa.step.{step}"):
-            yield
-        if step == self._traced[-1]:
-            profiler, self._profiler = self._profiler, None
-            with self._overhead():
-                self._end(profiler)
-                self._write_trace(profiler)
 
     def _write_trace(self, profiler: profile) -> None:
         folder = self._out / "trace"
@@ -150,6 +124,7 @@ class Instruments:
 
     def close(self) -> None:
         """Stop a profiler that a run's early end left on; its trace is dropped."""
+        self._ranges.close()
         if self._profiler is not None:
             self._end(self._profiler)
             self._profiler = None

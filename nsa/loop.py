@@ -13,7 +13,9 @@ import math
 import signal
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -106,25 +108,43 @@ def train(run: Run) -> Ending:
 
 def _steps(run: Run) -> Ending:
     last = run.config.train.steps
-    lag = 1 if run.world.on_cuda else 0
+    lag = _steps_ahead(run)
     in_flight: deque[_Launched] = deque()
     clock = _Clock(run.world.device)
     run.recorder.start(clock.now_s)
     ending: Ending | None = None
     for step in range(run.start_step + 1, last + 1):
-        with run.instruments.around(step):
+        watched = run.instruments.watches(step)
+        while watched and in_flight and ending is None:
+            ending = _read(run, in_flight.popleft(), clock)
+        if ending is not None:
+            break
+        if watched:
+            _excluded(run, run.instruments.begin, step)
+        with run.instruments.mark(step):
             in_flight.append(_launch(run, step))
-        run.recorder.exclude(run.instruments.take_overhead_s())
-        due = step == run.start_step + 1 or step == last or _is_break(run, step)
+        due = step == run.start_step + 1 or step == last or watched or _is_break(run, step)
         while in_flight and ending is None and (due or len(in_flight) > lag):
             ending = _read(run, in_flight.popleft(), clock)
         if ending is not None:
             break
         if due:
-            _between_steps(run, step)
+            _excluded(run, partial(_between_steps, run), step)
     while in_flight:  # the step launched before the reason to stop was read
         ending = _read(run, in_flight.popleft(), clock) or ending
     return ending or Ending("done")
+
+
+def _steps_ahead(run: Run) -> int:
+    """How many steps are launched before one is read."""
+    return 1 if run.world.on_cuda else 0
+
+
+def _excluded(run: Run, work: Callable[[int], None], step: int) -> None:
+    """Do something beside `step` that is no part of any step's time."""
+    began = time.perf_counter()
+    work(step)
+    run.recorder.exclude(time.perf_counter() - began)
 
 
 def _is_break(run: Run, step: int) -> bool:
@@ -268,7 +288,8 @@ def _reason_to_stop(run: Run, record: StepRecord, sums: list[float]) -> Ending |
 def _between_steps(run: Run, step: int) -> None:
     """What is due after `step`, with no work in flight: dumps, garbage, validation, checkpoint."""
     config = run.config
-    began = time.perf_counter()
+    if run.instruments.watches(step):
+        run.instruments.finish(step)
     if step == run.start_step + 1 and run.world.is_main:
         _dump_memory(run, "step1", step)
     if config.train.gc_every and step % config.train.gc_every == 0:
@@ -277,7 +298,6 @@ def _between_steps(run: Run, step: int) -> None:
         validate(run, step)
     if config.train.save_every and step % config.train.save_every == 0 and step != config.train.steps:
         save(run, step)
-    run.recorder.exclude(time.perf_counter() - began)
 
 
 def _finish(run: Run, ending: Ending) -> None:

@@ -12,7 +12,7 @@ __all__ = ["audit_record", "backend_of"]
 SCHEMA_VERSION = 1
 _LAYER = re.compile(r"nsa\.layer\.(\d+)(\.backward)?$")
 _BRANCHES = {"nsa.cmp": "cmp", "nsa.compress": "compress", "nsa.sel": "sel", "nsa.win": "win", "nsa.gate": "gate"}
-_ATTENTION_BRANCHES = ("cmp", "sel", "win", "dense")
+_ATTENTION_BRANCHES = ("cmp", "sel", "win", "dense", "fused")
 
 # The first pattern that a kernel's or operator's name holds names the backend. `_flash_`, `_efficient_` and `_cudnn_`
 # are how torch's own fused attention is called; Triton kernels of this package carry its name.
@@ -21,7 +21,8 @@ _BACKENDS = (
     ("flash", re.compile(r"flash", re.IGNORECASE)),
     ("mem_efficient", re.compile(r"efficient_attention|fmha_cutlass", re.IGNORECASE)),
     ("sdpa_math", re.compile(r"_scaled_dot_product_attention_math")),
-    ("triton", re.compile(r"triton|nsa_")),
+    # Triton gives its kernels their Python names: plain words, where C++ kernels have signatures and cuBLAS prefixes.
+    ("triton", re.compile(r"triton|nsa_|^(?!nvjet|sm\d|cutlass|cudnn)[a-z][a-z0-9_]*_kernel$")),
     ("matmul", re.compile(r"bmm|addmm|aten::mm|gemm|cutlass|xmma", re.IGNORECASE)),
 )
 
@@ -55,12 +56,15 @@ def _place(event: Any) -> tuple[int, str, str] | None:
             branch = "select" if ".ranges" in name else _BRANCHES[root]
         if "scaled_dot_product" in name and not branch:
             branch = "dense"
+        if name.startswith("nsa::") and not branch:
+            branch = "fused"  # all branches in one operator that does not mark them
         if "Backward" in name:
             direction = "backward"
     if layer is None:
         return None
     if not branch:
-        branch = "dense" if "scaled_dot_product" in event.name else "projections"
+        own = {"scaled_dot_product": "dense", "nsa::": "fused"}
+        branch = next((b for part, b in own.items() if part in event.name), "projections")
     return layer, branch, direction
 
 

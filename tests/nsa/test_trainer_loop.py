@@ -169,6 +169,23 @@ def test_halt_stops_after_the_step_and_is_refused_at_the_next_start(
     assert ".HALT exists from before this start" in capsys.readouterr().err
 
 
+def test_running_one_step_ahead_writes_the_same_and_stops_one_step_later(
+    tmp_path: Path, train: Train, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a GPU's loop does, with the CPU's arithmetic."""
+    settings = ["--steps", "12", "--val-every", "5", "--save-every", "6", "--sdpa-audit", "--profile-steps", "2"]
+    assert train(tmp_path / "plain", *settings) == 0
+    monkeypatch.setattr(nsa.loop, "_steps_ahead", lambda run: 1)
+    assert train(tmp_path / "ahead", *settings) == 0
+    for file in ("training.csv", "val.csv"):
+        plain, ahead = rows(tmp_path / "plain" / file), rows(tmp_path / "ahead" / file)
+        for name in ("step", "loss") if file == "training.csv" else ("step", "val_loss"):
+            assert [r[name] for r in plain] == [r[name] for r in ahead]
+    at_step(monkeypatch, 4, lambda run: (run.out / ".HALT").touch())
+    assert train(tmp_path / "halted", "--steps", "10") == 3
+    assert [int(r["step"]) for r in rows(tmp_path / "halted" / "training.csv")] == [1, 2, 3, 4, 5]
+
+
 def test_nan_stops_within_the_step(tmp_path: Path, train: Train, rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
     at_step(monkeypatch, 3, lambda run: run.bare_model.norm.weight.data.fill_(float("nan")))
     assert train(tmp_path, "--steps", "10", "--save-every", "1") == 4
