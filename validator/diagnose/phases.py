@@ -14,6 +14,7 @@ from validator.model.verdict import Finding
 __all__ = [
     "disk_low",
     "foreign_process",
+    "not_comm_bound",
     "not_significant",
     "selection_mismatch",
     "silent_audit",
@@ -161,6 +162,34 @@ def not_significant(phase: PhaseFacts) -> Iterator[Finding]:
             else "keep the present setting."
         ),
     )
+
+
+_PESSIMISTIC_GB_PER_S = 1.0
+"""Slower than any link between GPUs of one host: what is too little even for it was not the cause."""
+
+
+def not_comm_bound(phase: PhaseFacts) -> Iterator[Finding]:
+    """A slow phase whose gradients are too small for communication to be why."""
+    if phase.report is None:
+        return
+    missed = [v for v in phase.report.criteria if v.status == "FAIL" and re.search(r"toks_per_s|step_time_s", v.text)]
+    for run in phase.runs if missed else ():
+        size, step_s = as_number(run.environment.get("grad_bytes")), run.step_time_s
+        if size is None or step_s is None or run.world_size < 2:
+            continue
+        sent = 2 * (run.world_size - 1) / run.world_size * size
+        took_s = sent / (_PESSIMISTIC_GB_PER_S * 1e9)
+        if took_s > 0.02 * step_s:
+            continue
+        yield found(
+            "not-comm-bound",
+            f"Communication is not why this is slow: {sent / 1e6:,.0f} MB of gradients need at most {took_s:.2g} s of a "
+            f"step of {step_s:.3g} s, even at {_PESSIMISTIC_GB_PER_S:g} GB/s.",
+            severity="info",
+            because=[evidence(f"grad_bytes {size:,.0f}, {run.world_size} ranks", run.source("toks_per_s"))],
+            next_step="Leave bucket sizes and links alone, and profile the computation of one rank.",
+        ).model_copy(update={"run": run.spec.id})
+        return
 
 
 _HEALTH = re.compile(r"ecc|remap|retired|xid", re.I)

@@ -15,7 +15,7 @@ from validator.diagnose.catalogue import findings_markdown
 from validator.model.measure import ScalarValue
 from validator.model.record import RunRecord
 from validator.model.runbook import TrainerMetrics
-from validator.model.verdict import Check, ComparedArm, Comparison, PhaseReport
+from validator.model.verdict import Check, ComparedArm, Comparison, PhaseReport, Verdict
 
 CATALOGUE = {
     *("config-ignored", "superlinear-in-seq", "setting-to-blame", "not-significant", "vacuous-sweep"),
@@ -298,6 +298,20 @@ def test_failed_checks_of_the_machine_have_a_cause(tmp_path: Path, check: str, c
 
     assert of_validation(preflight("FAIL"))[code].severity == severity
     assert of_validation(preflight("PASS")) == {}
+
+
+def test_communication_is_acquitted_where_it_cannot_be_the_cause(tmp_path: Path) -> None:
+    """157 MB of gradients in a step of 105 s."""
+
+    def judged(rate: float, status: Any) -> dict[str, Any]:
+        run = run_of(healthy(tmp_path / f"{rate}{status}", rate=rate))
+        verdict = Verdict(id="baseline.1", text="toks_per_s.mean >= 2000", required=True, status=status)
+        report = PhaseReport(id="baseline", kind="train", title="b", status=status, criteria=(verdict,))
+        return of_validation(validation({"baseline": [run]}), [report])
+
+    assert "157 MB of gradients need at most 0.16 s" in judged(39.0, "FAIL")["not-comm-bound"].message
+    assert judged(39.0, "PASS") == {}
+    assert judged(1900.0, "FAIL") == {}  # 2.2 s a step: it might be
 
 
 def sampled(folder: Path, *, gpu_pct: float, mask: int = 0) -> Path:
