@@ -55,7 +55,11 @@ class LiveObserver:
         self._seen_s = 0.0
         self._done: list[str] = []
         self._live = Live(
-            console=self._console, refresh_per_second=refresh_hz, transient=True, get_renderable=self._render
+            console=self._console,
+            refresh_per_second=refresh_hz,
+            transient=True,
+            get_renderable=self._render,
+            redirect_stdout=False,
         )
 
     def __enter__(self) -> LiveObserver:

@@ -92,11 +92,15 @@ def wants_color(stream: TextIO) -> bool:
 
 
 def make_observer(*, quiet: bool = False, stream: TextIO | None = None) -> Observer:
-    """The observer that suits a stream (stderr by default): live on a terminal, plain lines elsewhere."""
+    """The observer that suits a stream (stderr by default).
+
+    Live on a terminal that can draw the table (Unicode, cursor movement), plain lines elsewhere.
+    """
     out = stream or sys.stderr
     if quiet:
         return SilentObserver()
-    if out.isatty() and os.environ.get("TERM", "") != "dumb":
+    unicode = (getattr(out, "encoding", None) or "").lower().replace("-", "") == "utf8"
+    if out.isatty() and unicode and os.environ.get("TERM", "") != "dumb":
         from validator.report.terminal.live import LiveObserver
 
         return LiveObserver(stream=out, color=wants_color(out))
