@@ -183,8 +183,8 @@ def not_comm_bound(phase: PhaseFacts) -> Iterator[Finding]:
             continue
         yield found(
             "not-comm-bound",
-            f"Communication is not why this is slow: {sent / 1e6:,.0f} MB of gradients need at most {took_s:.2g} s of a "
-            f"step of {step_s:.3g} s, even at {_PESSIMISTIC_GB_PER_S:g} GB/s.",
+            f"Communication is not why this is slow: {sent / 1e6:,.0f} MB of gradients need at most {took_s:.2g} s of "
+            f"a step of {step_s:.3g} s, even at {_PESSIMISTIC_GB_PER_S:g} GB/s.",
             severity="info",
             because=[evidence(f"grad_bytes {size:,.0f}, {run.world_size} ranks", run.source("toks_per_s"))],
             next_step="Leave bucket sizes and links alone, and profile the computation of one rank.",
