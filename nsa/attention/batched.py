@@ -2,8 +2,8 @@
 
 Queries are taken in chunks and scores live only inside a chunk; the backward pass computes them again. So nothing of
 size S x S or S x C outlasts its chunk, and a 65,536-token sequence trains in ordinary memory. The
-selected branch has two ways to reach its keys: early chunks multiply with every visible key and mask, later ones gather
-the blocks of each query, which costs the same for every position.
+selected branch has two ways to reach its keys: early chunks multiply with every visible key and mask, later ones go
+by pairs of query and block (:mod:`nsa.attention.gathered`), at a cost that is the same for every position.
 
 Tensors inside this module are grouped: ``q`` is ``[B, G, R, T, D]`` with R = H/G heads per group, keys are
 ``[B, G, N, D]``.
@@ -11,7 +11,6 @@ Tensors inside this module are grouped: ``q`` is ``[B, G, R, T, D]`` with R = H/
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,15 +19,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nsa.attention.compress import compute_dtype
+from nsa.attention.gathered import BlockPairs, group_pairs, paired_backward, paired_forward
 from nsa.attention.geometry import Geometry
 from nsa.attention.select import all_visible_blocks, block_scores, select_blocks
 from nsa.attention.spans import span
 
 __all__ = ["Branches", "batched_branches"]
 
-# Scores held at once, in elements. On the CPU a chunk should stay in the last-level cache; a GPU wants large products.
+# Elements of the largest tensor of a chunk. On the CPU scores should stay in the last-level cache; a GPU wants large
+# products. Pairs want many queries per chunk everywhere, since only queries of one chunk share the reading of a block.
 _CHUNK_ELEMENTS = {"cpu": 1 << 20, "other": 1 << 26}
-# Up to this many times n_sel * l_sel visible keys, one large masked product beats gathering blocks query by query.
+_PAIR_ELEMENTS = {"cpu": 1 << 23, "other": 1 << 26}
+# Up to this many times n_sel * l_sel visible keys, one masked product beats sorting pairs by block.
 _DENSE_REACH = 2
 
 
@@ -82,10 +84,10 @@ class _Problem:
     geometry: Geometry
     seq_len: int
     chunk: int
+    pair_chunk: int
 
-    def chunks(self) -> Iterator[tuple[int, int]]:
-        for t0 in range(0, self.seq_len, self.chunk):
-            yield t0, min(t0 + self.chunk, self.seq_len)
+    def chunks(self) -> list[tuple[int, int]]:
+        return _cut(0, self.seq_len, self.chunk)
 
     def positions(self, t0: int, t1: int) -> Tensor:
         return torch.arange(t0, t1, device=self.q.device)
@@ -125,40 +127,32 @@ class _Problem:
             bias = (skipped.repeat_interleave(geo.l_sel, dim=-1)[..., :t1] + bias)[:, :, None]
         return self._dense(self.k_sel[:, :, :t1], self.v_sel[:, :, :t1], bias, t0, t1)
 
-    def selected_gather_tile(self, blocks: Tensor, t0: int, t1: int) -> tuple[_Tile, Tensor]:
-        """Each query against its own blocks; also the flat block rows that were gathered, ``[B * G * T * n_sel]``."""
-        B, G, R, _, Dk = self.q.shape
-        geo, T = self.geometry, t1 - t0
-        rows = self.gather_rows(blocks)
-        width = geo.n_sel * geo.l_sel
-        k = self.k_sel.view(-1, geo.l_sel * Dk).index_select(0, rows).view(B, G, T, width, Dk)
-        v = self.v_sel.view(-1, geo.l_sel * self.v_sel.shape[-1]).index_select(0, rows).view(B, G, T, width, -1)
-        in_block = torch.arange(geo.l_sel, device=blocks.device)
-        position = (blocks[..., None] * geo.l_sel + in_block).view(B, G, T, width)
-        empty = (blocks < 0).repeat_interleave(geo.l_sel, dim=-1)
-        bias = self.bias(empty | (position > self.positions(t0, t1)[:, None]))[:, :, :, None]
-        q = self.q[:, :, :, t0:t1].transpose(2, 3)
-        return _Tile(q, k, v, bias, (B, G, T, R, width)), rows
-
-    def gather_rows(self, blocks: Tensor) -> Tensor:
-        """Row of each chosen block in keys viewed as ``[B * G * n_blocks, l_sel * D]``; -1 reads block 0."""
-        B, G = blocks.shape[:2]
-        n_blocks = self.k_sel.shape[2] // self.geometry.l_sel
-        base = torch.arange(B * G, device=blocks.device).view(B, G, 1, 1) * n_blocks
-        return (blocks.clamp(min=0) + base).flatten()
-
-    def gather_chunks(self, t0: int, t1: int) -> Iterator[tuple[int, int]]:
-        """Split a chunk so that the gathered keys and values stay within the same budget as scores."""
+    def selected_pairs(self, blocks: Tensor, t0: int, t1: int) -> tuple[BlockPairs, Tensor]:
+        """The (query, block) pairs of a chunk, and the bias ``[rows, n_sel * l_sel]`` of their keys."""
+        B, G, R = self.q.shape[:3]
         geo = self.geometry
-        per_query = (
-            self.q.shape[0] * self.q.shape[1] * geo.n_sel * geo.l_sel * (self.q.shape[-1] + self.v_sel.shape[-1])
-        )
-        step = max(_budget(self.q.device) // per_query, 1)
-        for start in range(t0, t1, step):
-            yield start, min(start + step, t1)
+        n_blocks = self.k_sel.shape[2] // geo.l_sel
+        base = torch.arange(B * G, device=blocks.device).view(B, G, 1, 1) * n_blocks
+        # An empty place reads block 0 and hides all of it.
+        flat = (blocks.clamp(min=0) + base).flatten()
+        pairs = group_pairs(flat, n=geo.n_sel, n_blocks=B * G * n_blocks, heads=R)
+        in_block = torch.arange(geo.l_sel, device=blocks.device)
+        position = blocks[..., None] * geo.l_sel + in_block
+        hidden = (blocks < 0)[..., None] | (position > self.positions(t0, t1)[:, None, None])
+        return pairs, self.bias(hidden.reshape(-1, geo.n_sel * geo.l_sel))
 
-    def uses_dense(self, t1: int) -> bool:
-        return t1 <= _DENSE_REACH * self.geometry.n_sel * self.geometry.l_sel
+    def rows(self, x: Tensor, t0: int, t1: int) -> Tensor:
+        """Part of ``[B, G, R, S, D]`` as ``[B * G * T, R, D]``, the layout of pairs."""
+        return x[:, :, :, t0:t1].transpose(2, 3).flatten(0, 2)
+
+    def selected_blocks(self, x: Tensor) -> Tensor:
+        """Padded keys ``[B, G, N, D]`` as ``[all blocks, l_sel, D]``; a view, so gradients can be added to it."""
+        return x.view(-1, self.geometry.l_sel, x.shape[-1])
+
+    def selected_chunks(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """Chunks of the selected branch: those that mask all visible keys, and those that go by pairs."""
+        reach = min(_DENSE_REACH * self.geometry.n_sel * self.geometry.l_sel, self.seq_len)
+        return _cut(0, reach, self.chunk), _cut(reach, self.seq_len, self.pair_chunk)
 
     def select(self, p: Tensor | None, t0: int, t1: int) -> Tensor:
         """Selection of a chunk, ``[B, G, T, n_sel]``, from its compressed attention (rows from ``l - 1`` on)."""
@@ -171,19 +165,19 @@ class _Problem:
         return select_blocks(block_scores(group, self.geometry.n_blocks(t1), self.geometry), query, self.geometry)
 
 
-def _budget(device: torch.device) -> int:
-    return _CHUNK_ELEMENTS["cpu" if device.type == "cpu" else "other"]
+def _cut(start: int, stop: int, step: int) -> list[tuple[int, int]]:
+    return [(t0, min(t0 + step, stop)) for t0 in range(start, stop, step)]
 
 
-def _chunk_length(seq_len: int, heads: int, geometry: Geometry, device: torch.device) -> int:
-    """Queries per chunk such that the widest scores of a chunk fit the budget, in steps of 16."""
-    widest = max(
-        min(seq_len, _DENSE_REACH * geometry.n_sel * geometry.l_sel),
-        geometry.n_compressed(seq_len),
-        min(seq_len, geometry.w),
-        1,
-    )
-    return max(_budget(device) // (heads * widest) // 16 * 16, 16)
+def _chunk_lengths(q: Tensor, Dv: int, geometry: Geometry) -> tuple[int, int]:
+    """Queries per chunk such that the widest tensor fits the budget: of masked products, and of pairs."""
+    B, S, H, Dk = q.shape
+    kind = "cpu" if q.device.type == "cpu" else "other"
+    selected = geometry.n_sel * geometry.l_sel
+    widest = max(min(S, _DENSE_REACH * selected), geometry.n_compressed(S), min(S, geometry.w), 1)
+    chunk = _CHUNK_ELEMENTS[kind] // (B * H * widest) // 16 * 16
+    pair_chunk = _PAIR_ELEMENTS[kind] // (B * H * geometry.n_sel * max(geometry.l_sel, Dk, Dv))
+    return max(chunk, 16), max(pair_chunk, 16)
 
 
 def _grouped(x_BSHD: Tensor, groups: int) -> Tensor:
@@ -241,10 +235,11 @@ class _BatchedAttention(torch.autograd.Function):
         return (*out, None, None, None)
 
 
-def _problem(inputs: tuple[Tensor, ...], geometry: Geometry, scale: float, chunk: int | None) -> _Problem:
+def _problem(inputs: tuple[Tensor, ...], geometry: Geometry, scale: float, query_chunk: int | None) -> _Problem:
     q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win = inputs
-    _, S, H, _ = q.shape
+    S = q.shape[1]
     pad = geometry.n_blocks(S) * geometry.l_sel - S
+    chunk, pair_chunk = (query_chunk,) * 2 if query_chunk else _chunk_lengths(q, v_sel.shape[-1], geometry)
     return _Problem(
         _grouped(q, k_sel.shape[2]) * scale,
         _keys(k_cmp),
@@ -255,7 +250,8 @@ def _problem(inputs: tuple[Tensor, ...], geometry: Geometry, scale: float, chunk
         _keys(v_win),
         geometry,
         S,
-        chunk or _chunk_length(S, q.shape[0] * H, geometry, q.device),
+        chunk,
+        pair_chunk,
     )
 
 
@@ -263,36 +259,36 @@ def _forward(problem: _Problem) -> Branches:
     B, G, R, S, _ = problem.q.shape
     Dv = problem.v_sel.shape[-1]
     o_cmp, o_sel, o_win = (problem.q.new_zeros(B, S, G, R, Dv) for _ in range(3))
-    blocks = torch.empty(B, S, G, problem.geometry.n_sel, dtype=torch.int32, device=problem.q.device)
+    blocks = torch.empty(B, G, S, problem.geometry.n_sel, dtype=torch.int32, device=problem.q.device)
 
-    def store(out: Tensor, o: Tensor, t0: int, t1: int) -> None:  # o: [B, G, R * T, Dv]
-        out[:, t0:t1] = o.view(B, G, R, t1 - t0, Dv).permute(0, 3, 1, 2, 4)
+    def store(out: Tensor, tile: _Tile, p: Tensor, t0: int, t1: int) -> None:
+        out[:, t0:t1] = (p @ tile.v).view(B, G, R, t1 - t0, Dv).permute(0, 3, 1, 2, 4)
 
     for t0, t1 in problem.chunks():
-        first = max(t0, problem.geometry.l - 1)
-        p = None
+        first, p = max(t0, problem.geometry.l - 1), None
         if first < t1:
             with span("nsa.cmp"):
                 tile = problem.compressed_tile(first, t1)
                 p = tile.probabilities()
-                store(o_cmp, p @ tile.v, first, t1)
+                store(o_cmp, tile, p, first, t1)
         with span("nsa.sel.ranges_v2"):
-            chosen = problem.select(p, t0, t1)
-            blocks[:, t0:t1] = chosen.transpose(1, 2)
+            blocks[:, :, t0:t1] = problem.select(p, t0, t1)
         del p
-        with span("nsa.sel"):
-            if problem.uses_dense(t1):
-                tile = problem.selected_dense_tile(chosen, t0, t1)
-                store(o_sel, tile.probabilities() @ tile.v, t0, t1)
-            else:
-                for g0, g1 in problem.gather_chunks(t0, t1):
-                    tile, _ = problem.selected_gather_tile(chosen[:, :, g0 - t0 : g1 - t0], g0, g1)
-                    o_sel[:, g0:g1] = (tile.probabilities() @ tile.v).transpose(1, 2)
         with span("nsa.win"):
             tile = problem.window_tile(t0, t1)
-            store(o_win, tile.probabilities() @ tile.v, t0, t1)
+            store(o_win, tile, tile.probabilities(), t0, t1)
+    masked, paired = problem.selected_chunks()
+    with span("nsa.sel"):
+        for t0, t1 in masked:
+            tile = problem.selected_dense_tile(blocks[:, :, t0:t1], t0, t1)
+            store(o_sel, tile, tile.probabilities(), t0, t1)
+        k, v = problem.selected_blocks(problem.k_sel), problem.selected_blocks(problem.v_sel)
+        for t0, t1 in paired:
+            pairs, bias = problem.selected_pairs(blocks[:, :, t0:t1], t0, t1)
+            o = paired_forward(problem.rows(problem.q, t0, t1), k, v, pairs, bias)
+            o_sel[:, t0:t1] = o.view(B, G, t1 - t0, R, Dv).transpose(1, 2)
     o_cmp, o_sel, o_win = (o.view(B, S, G * R, Dv) for o in (o_cmp, o_sel, o_win))
-    return Branches(o_cmp, o_sel, o_win, blocks)
+    return Branches(o_cmp, o_sel, o_win, blocks.transpose(1, 2).contiguous())
 
 
 def _backward(problem: _Problem, blocks: Tensor, grads: tuple[Tensor, ...]) -> list[Tensor]:
@@ -315,31 +311,22 @@ def _backward(problem: _Problem, blocks: Tensor, grads: tuple[Tensor, ...]) -> l
             with span("nsa.cmp.backward"):
                 tile = problem.compressed_tile(first, t1)
                 dense(tile, do_cmp, dk_cmp[:, :, :n_cmp], dv_cmp[:, :, :n_cmp], first, t1)
-        chosen = blocks[:, t0:t1].transpose(1, 2)
-        with span("nsa.sel.backward"):
-            if problem.uses_dense(t1):
-                tile = problem.selected_dense_tile(chosen, t0, t1)
-                dense(tile, do_sel, dk_sel[:, :, :t1], dv_sel[:, :, :t1], t0, t1)
-            else:
-                _backward_gather(problem, chosen, do_sel, (dq, dk_sel, dv_sel), t0, t1)
         with span("nsa.win.backward"):
             key0 = max(t0 - problem.geometry.w + 1, 0)
             dense(problem.window_tile(t0, t1), do_win, dk_win[:, :, key0:t1], dv_win[:, :, key0:t1], t0, t1)
+    blocks = blocks.transpose(1, 2)
+    masked, paired = problem.selected_chunks()
+    with span("nsa.sel.backward"):
+        for t0, t1 in masked:
+            tile = problem.selected_dense_tile(blocks[:, :, t0:t1], t0, t1)
+            dense(tile, do_sel, dk_sel[:, :, :t1], dv_sel[:, :, :t1], t0, t1)
+        k, v, dk, dv = (problem.selected_blocks(x) for x in (problem.k_sel, problem.v_sel, dk_sel, dv_sel))
+        for t0, t1 in paired:
+            pairs, bias = problem.selected_pairs(blocks[:, :, t0:t1], t0, t1)
+            q, do = problem.rows(problem.q, t0, t1), problem.rows(do_sel, t0, t1)
+            gq = paired_backward(q, k, v, pairs, bias, do, dk, dv)
+            dq[:, :, :, t0:t1] += gq.view(B, G, t1 - t0, R, Dk).transpose(2, 3)
     return out
-
-
-def _backward_gather(
-    problem: _Problem, chosen: Tensor, do: Tensor, out: tuple[Tensor, Tensor, Tensor], t0: int, t1: int
-) -> None:
-    dq, dk, dv = out
-    l_sel = problem.geometry.l_sel
-    dk_rows, dv_rows = (x.view(-1, l_sel * x.shape[-1]) for x in (dk, dv))
-    for g0, g1 in problem.gather_chunks(t0, t1):
-        tile, rows = problem.selected_gather_tile(chosen[:, :, g0 - t0 : g1 - t0], g0, g1)
-        gq, gk, gv = tile.backward(do[:, :, :, g0:g1].transpose(2, 3))
-        dq[:, :, :, g0:g1] += gq.transpose(2, 3)
-        dk_rows.index_add_(0, rows, gk.reshape(rows.shape[0], -1))
-        dv_rows.index_add_(0, rows, gv.reshape(rows.shape[0], -1))
 
 
 def batched_branches(
