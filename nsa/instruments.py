@@ -96,7 +96,7 @@ class Instruments:
         activities = [ProfilerActivity.CPU]
         if self._device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
-        profiler = profile(activities=activities)
+        profiler = profile(activities=activities, acc_events=True)
         profiler.__enter__()
         return profiler
 
