@@ -22,50 +22,23 @@ from validator.model.measure import ScalarValue
 
 __all__ = [
     "LogFiles",
-    "TROUBLE",
     "find_logs",
     "find_texts",
     "last_groups",
     "read_errors",
-    "scan",
     "series",
     "tail",
     "waiting_in",
 ]
 
 MAX_LINE = 8192
-SCAN_BYTES = 8 * 2**20
 TAIL_BYTES = 64 * 2**10
-HITS = 5
 MAX_FILES = 256
-
-TROUBLE: Mapping[str, str] = {
-    "oom": r"CUDA out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED|MemoryError\b|oom-kill|"
-    r"DefaultCPUAllocator: (?:can't|not enough)|Cannot allocate memory",
-    "port_in_use": r"EADDRINUSE|[Aa]ddress already in use",
-    "disk_full": r"No space left on device|ENOSPC|Disk quota exceeded",
-    "nccl": r"NCCL error|ncclUnhandledCudaError|ncclSystemError|ncclInternalError|ncclRemoteError|ncclInvalidUsage|"
-    r"Watchdog caught collective operation timeout|NCCL WARN|DistBackendError|DistNetworkError|"
-    r"Connection closed by peer",
-    "cuda": r"CUDA error:|device-side assert|CUBLAS_STATUS_(?!ALLOC)\w+|Xid \(|an illegal memory access",
-    "import": r"ModuleNotFoundError|ImportError:",
-    "usage": r"unrecognized arguments|error: argument |No such option|unknown (?:key|flag|option|argument)",
-    "stale_halt": r"\.HALT\b",
-    "eta": r"(?i:\bETA\b|\bremaining\b|time left)[^\n]{0,40}?\d|\d\s?(?:h|hours|days?)\b[^\n]{0,12}\bfor [\d,]+ steps",
-    "speedup": r"\d[\d,]*(?:\.\d+)?\s?[x×]\s{0,2}(?i:speed-?up|faster)|"
-    r"(?i:speed-?up|faster)[^\d\n]{0,12}\d[\d,]*(?:\.\d+)?\s?[x×](?!\w)",
-    "compression": r"(?i:gradient compression)",
-    "mismatch": r"(?i:selection[^\n]{0,40}(?:mismatch|differ)|(?:v1|v2)[^\n]{0,20}mismatch)",
-    "dead_parameter": r"(?i:dead parameter|parameters? (?:that )?(?:did not receive|without|got no|never got a?) ?"
-    r"grad)",
-}
-"""Kinds of trouble or claims, and the text that gives them away."""
 
 _COLLECTIVE = re.compile(
     r"\b(?:all_reduce|allreduce|all_gather(?:_into_tensor)?|reduce_scatter(?:_tensor)?|broadcast|barrier|all_to_all|"
     r"_verify_params_across_processes|monitored_barrier)\b"
 )
-_ANY = re.compile("|".join(f"(?P<{kind}>{pattern})" for kind, pattern in TROUBLE.items()).encode())
 
 
 @dataclass(frozen=True)
@@ -218,46 +191,6 @@ def find_texts(files: tuple[Path, ...], texts: tuple[str, ...], intake: Intake) 
         except OSError:
             continue
     return found
-
-
-def scan(logs: LogFiles, intake: Intake) -> dict[str, list[dict[str, Any]]]:
-    """Signs of trouble by kind, at most a few of each and one of each kind from any one file's same line."""
-    hits: dict[str, list[dict[str, Any]]] = {}
-    for path in logs.all:
-        try:
-            pieces = _head_and_tail(path)
-        except OSError:
-            continue
-        for first_line, data in pieces:
-            _scan_piece(data, first_line, intake.name(path), hits)
-    return hits
-
-
-def _head_and_tail(path: Path) -> list[tuple[int | None, bytes]]:
-    size = path.stat().st_size
-    with path.open("rb") as handle:
-        head = handle.read(SCAN_BYTES)
-        if size <= SCAN_BYTES:
-            return [(1, head)]
-        handle.seek(max(SCAN_BYTES, size - SCAN_BYTES))
-        return [(1, head), (None, handle.read(SCAN_BYTES))]
-
-
-def _scan_piece(data: bytes, first_line: int | None, name: str, hits: dict[str, list[dict[str, Any]]]) -> None:
-    line, counted_to = first_line, 0
-    for match in _ANY.finditer(data):
-        kind = match.lastgroup or ""
-        known = hits.setdefault(kind, [])
-        if len(known) >= HITS:
-            continue
-        start = data.rfind(b"\n", max(0, match.start() - MAX_LINE), match.start()) + 1
-        end = data.find(b"\n", match.end(), match.end() + MAX_LINE)
-        text = printable(data[start : end if end >= 0 else match.end() + 200].decode("utf-8", "replace"))
-        if line is not None:
-            line += data.count(b"\n", counted_to, match.start())
-            counted_to = match.start()
-        if not any(hit["text"] == text for hit in known):
-            known.append({"path": name, "line": line, "text": text})
 
 
 def waiting_in(out: Path, intake: Intake) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ from validator.collect import derive, logs
 from validator.collect.intake import Intake, parse_time_s, printable
 from validator.collect.junit import read_junit
 from validator.collect.training import Gathered, declared, read_training
+from validator.collect.trouble import scan
 from validator.model.outcome import Outcome
 from validator.model.plan import RunSpec
 from validator.model.result import Result
@@ -95,7 +96,7 @@ def _read_tests(state: Gathered) -> None:
 
 
 def _read_trouble(state: Gathered, found: logs.LogFiles) -> None:
-    hits = logs.scan(found, state.intake)
+    hits = scan(found.all, state.intake)
     if hits:
         state.extra["log_hits"] = hits
     waiting = logs.waiting_in(state.out, state.intake)

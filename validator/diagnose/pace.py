@@ -135,9 +135,7 @@ def hang(run: RunFacts) -> Iterator[Finding]:
     waiting = run.result.extra.get("waiting_in", [])
     because += [evidence(w["text"], w["path"], f"line {w['line']}") for w in waiting[:4]]
     if waiting:
-        who += (
-            f" {len(waiting)} stack dump{'s' if waiting[1:] else ''} show a rank waiting in {waiting[0]['collective']}."
-        )
+        who += f" By {len(waiting)} stack dump(s), ranks wait in {waiting[0]['collective']}."
     because += [hit.evidence for hit in run.hits("nccl")[:2]]
     stacks = next((path for path in last.bundle if "stack" in path), None)
     yield found(

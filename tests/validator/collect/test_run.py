@@ -365,6 +365,22 @@ def test_signs_of_trouble_carry_file_and_line(tmp_path: Path) -> None:
     assert "Tried to allocate" in hits[0]["text"]
 
 
+def test_trouble_is_seen_at_both_ends_of_a_log_that_is_too_long(tmp_path: Path) -> None:
+    filler = "x" * 99 + "\n"
+    middle = "OSError: [Errno 28] No space left on device\n"
+    text = "NCCL WARN a\n" + filler * 100_000 + middle + filler * 100_000 + "MemoryError\n"
+    write_logs(tmp_path, stdout=text, rank=0)
+    hits = collect_run(spec(), run_dir=tmp_path, outcome=outcome(rc=1)).extra["log_hits"]
+    assert (hits["nccl"][0]["line"], hits["oom"][0]["line"]) == (1, None)
+    assert "disk_full" not in hits
+
+
+def test_a_line_without_end_gives_only_what_surrounds_the_sign(tmp_path: Path) -> None:
+    write_logs(tmp_path, stdout="secret " + "y" * 50_000 + " CUDA out of memory " + "z" * 50_000, rank=0)
+    hits = collect_run(spec(), run_dir=tmp_path, outcome=outcome(rc=1)).extra["log_hits"]
+    assert "secret" not in hits["oom"][0]["text"]
+
+
 def test_an_ordinary_log_shows_no_trouble(tmp_path: Path) -> None:
     text = """step 5/300 loss 5.1 lr 1e-4 grad_norm 1.2 12,345 tok/s 41.2 ms/step
     NCCL version 2.21.5+cuda12.4
