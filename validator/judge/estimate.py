@@ -142,6 +142,8 @@ def _effective(values: Floats, what: str) -> tuple[float, float]:
     n = len(values)
     effective = effective_values(values)
     phi = (n - effective) / (n + effective) if n else 0.0
+    if not math.isfinite(phi):
+        raise TooFewSamples(f"{what} holds values too large to compute with")
     if n < MIN_VALUES or effective < MIN_EFFECTIVE:
         wanted = math.ceil(4 * MIN_EFFECTIVE * (1 + phi) / (1 - phi))
         raise TooFewSamples(
