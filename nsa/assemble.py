@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +47,7 @@ class Run:
     recorder: Recorder
     instruments: Instruments
     start_step: int
+    tokens_per_step: int
 
     @property
     def config(self) -> Config:
@@ -157,80 +157,100 @@ def _rates(config: Config, model: LanguageModel, world: World) -> Rates:
     )
 
 
+@dataclass(frozen=True)
+class _Process:
+    """What exists before the model: this process among the others, its heartbeat and its signals."""
+
+    out: Path
+    world: World
+    heartbeat: Heartbeat
+    signals: SignalDesk
+
+
+def _open_process(asked: Config, stack: contextlib.ExitStack) -> _Process:
+    out = Path(asked.train.out)
+    out.mkdir(parents=True, exist_ok=True)
+    world = open_world(asked.train.device, timeout_s=asked.ddp.ddp_timeout_s, out=out)
+    stack.callback(close_world, world)
+    heartbeat = Heartbeat(
+        out, rank=world.rank, beat_s=asked.telemetry.heartbeat_s, gpu_memory=lambda: _rounded_memory(world)
+    )
+    stack.callback(heartbeat.close)
+    heartbeat.write("boot", world_size=world.size, device=str(world.device))
+    heartbeat.start()
+    signals = SignalDesk(out, rank=world.rank, on_dump=lambda path: heartbeat.write("watchdog_dump", file=path.name))
+    stack.callback(signals.close)
+    return _Process(out, world, heartbeat, signals)
+
+
+def _build_recorder(config: Config, process: _Process, rates: Rates, restored: Restored) -> Recorder:
+    return Recorder(
+        process.out,
+        is_main=process.world.is_main,
+        heartbeat=process.heartbeat,
+        rates=rates,
+        device=process.world.device,
+        log_every=config.telemetry.log_every,
+        steps=config.train.steps,
+        start_step=restored.step,
+        wall_before_s=restored.wall_s,
+        tensorboard=config.telemetry.tensorboard,
+    )
+
+
+def _build_run(resolved: Resolved, process: _Process, stack: contextlib.ExitStack) -> Run:
+    """Data, model and optimizer, restored if asked for, and everything that records them."""
+    out, world = process.out, process.world
+    tokenizer = open_tokenizer(resolved.config.data.tokenizer)
+    effective = settle_config(resolved, world, tokenizer)
+    config = effective.config
+    sources = open_sources(config.data, tokenizer, seed=config.train.seed)
+    bare_model = _build_model(effective, world)
+    optimizer = build_optimizer(bare_model, config.optim, fused=config.optim.opt_fused == "on")
+    restored = Restored()
+    if config.train.resume:
+        restored = restore(out, world, config, sources, bare_model, optimizer)
+    hook = ReduceHook(world, config.ddp.ddp_compress)
+    rates = _rates(config, bare_model, world)
+    recorder = _build_recorder(config, process, rates, restored)
+    stack.callback(recorder.close)
+    if world.is_main:
+        facts = _facts(resolved, effective, world, bare_model, tokenizer, sources, restored, rates)
+        write_env_json(out, world.device, facts)
+    instruments = _build_instruments(config, out, world, bare_model, restored.step)
+    stack.callback(instruments.close)
+    loader = _build_loader(config, sources, world, restored.step)
+    stack.callback(loader.close)
+    return Run(
+        resolved=resolved,
+        effective=effective,
+        out=out,
+        world=world,
+        sources=sources,
+        loader=loader,
+        model=wrap_ddp(bare_model, config.ddp, world, hook),
+        bare_model=bare_model,
+        optimizer=optimizer,
+        hook=hook,
+        heartbeat=process.heartbeat,
+        signals=process.signals,
+        recorder=recorder,
+        instruments=instruments,
+        start_step=restored.step,
+        tokens_per_step=rates.tokens_per_step,
+    )
+
+
 @contextlib.contextmanager
 def open_run(resolved: Resolved) -> Iterator[Run]:
     """Build the run, hand it out, and take it down again whatever happened: threads, files, process group.
 
     Raises ConfigError or SetupError naming the setting and the fix.
     """
-    asked = resolved.config
-    out = Path(asked.train.out)
-    out.mkdir(parents=True, exist_ok=True)
-    _prepare_torch(asked)
+    _prepare_torch(resolved.config)
     with contextlib.ExitStack() as stack:
-        world = open_world(asked.train.device, timeout_s=asked.ddp.ddp_timeout_s, out=out)
-        stack.callback(close_world, world)
-        heartbeat = Heartbeat(
-            out, rank=world.rank, beat_s=asked.telemetry.heartbeat_s, gpu_memory=lambda: _rounded_memory(world)
-        )
-        stack.callback(heartbeat.close)
-        heartbeat.write("boot", world_size=world.size, device=str(world.device))
-        heartbeat.start()
-        signals = SignalDesk(
-            out, rank=world.rank, on_dump=lambda path: heartbeat.write("watchdog_dump", file=path.name)
-        )
-        stack.callback(signals.close)
-
-        tokenizer = open_tokenizer(asked.data.tokenizer)
-        effective = settle_config(resolved, world, tokenizer)
-        config = effective.config
-        sources = open_sources(config.data, tokenizer, seed=config.train.seed)
-        bare_model = _build_model(effective, world)
-        optimizer = build_optimizer(bare_model, config.optim, fused=config.optim.opt_fused == "on")
-        restored = Restored()
-        if config.train.resume:
-            restored = restore(out, world, config, sources, bare_model, optimizer)
-        hook = ReduceHook(world, config.ddp.ddp_compress)
-        model = wrap_ddp(bare_model, config.ddp, world, hook)
-        rates = _rates(config, bare_model, world)
-        recorder = Recorder(
-            out,
-            is_main=world.is_main,
-            heartbeat=heartbeat,
-            rates=rates,
-            device=world.device,
-            log_every=config.telemetry.log_every,
-            steps=config.train.steps,
-            start_step=restored.step,
-            wall_before_s=restored.wall_s,
-            tensorboard=config.telemetry.tensorboard,
-        )
-        stack.callback(recorder.close)
-        if world.is_main:
-            facts = _facts(resolved, effective, world, bare_model, tokenizer, sources, restored, rates)
-            write_env_json(out, world.device, facts)
-        instruments = _build_instruments(config, out, world, bare_model, restored.step)
-        stack.callback(instruments.close)
-        loader = _build_loader(config, sources, world, restored.step)
-        stack.callback(loader.close)
-        run = Run(
-            resolved=resolved,
-            effective=effective,
-            out=out,
-            world=world,
-            sources=sources,
-            loader=loader,
-            model=model,
-            bare_model=bare_model,
-            optimizer=optimizer,
-            hook=hook,
-            heartbeat=heartbeat,
-            signals=signals,
-            recorder=recorder,
-            instruments=instruments,
-            start_step=restored.step,
-        )
-        _announce(run, rates, time.perf_counter())
+        run = _build_run(resolved, _open_process(resolved.config, stack), stack)
+        _announce(run)
         yield run
 
 
@@ -238,7 +258,7 @@ def _rounded_memory(world: World) -> dict[str, float]:
     return {name: round(value, 1) for name, value in memory_now(world.device).items()}
 
 
-def _announce(run: Run, rates: Rates, began_s: float) -> None:
+def _announce(run: Run) -> None:
     data, world = run.config.data, run.world
     for note in run.effective.notes:
         run.say(note)
@@ -247,6 +267,6 @@ def _announce(run: Run, rates: Rates, began_s: float) -> None:
     params = sum(p.numel() for p in run.bare_model.parameters())
     run.say(
         f"[run] {params / 1e6:.2f} M parameters on {world.size} × {world.device.type}, "
-        f"{data.batch_size} × {data.accum} × {world.size} sequences of {data.seq_len} = {rates.tokens_per_step:,} "
+        f"{data.batch_size} × {data.accum} × {world.size} sequences of {data.seq_len} = {run.tokens_per_step:,} "
         f"tokens a step, {run.config.train.dtype}, out {run.out}"
     )

@@ -87,23 +87,27 @@ def _prefill(config: Config, world: World, *, autocast: bool) -> str:
     return choose_impl(m.prefill, streams, geometry=geometry, compressed=m.phi != "avg")
 
 
-def settle_config(resolved: Resolved, world: World, tokenizer: Tokenizer) -> Effective:
-    """Decide what was left open for this machine and number of processes.
-
-    Raises ConfigError when the global batch does not divide or the vocabulary is too small.
-    """
-    config = resolved.config
-    notes: list[str] = []
+def _settle_ddp(config: Config, world: World) -> tuple[str, bool, bool, list[str]]:
+    """Compression, static graph and search for unused parameters as they will be, with notes."""
+    notes = []
     grad_dtype = torch.bfloat16 if config.train.param_dtype == "bf16" else torch.float32
     compress, said = effective_compression(config.ddp.ddp_compress, world, grad_dtype)
-    if said and world.size > 1:
+    if said and compress == "off":
         notes.append(said)
-    accum = _accumulation(resolved, world)
     static_graph = config.ddp.ddp_static_graph and world.backend is not None
     find_unused = config.ddp.ddp_find_unused and world.backend is not None
+    if world.backend is None:
+        asked = {"static_graph": config.ddp.ddp_static_graph, "find_unused": config.ddp.ddp_find_unused}
+        notes += [f"[ddp] {name} requested, effective off: no process group" for name, on in asked.items() if on]
     if find_unused and static_graph:
         find_unused = False
         notes.append("[ddp] find_unused requested, effective off: a static graph does not search every step")
+    return compress, static_graph, find_unused, notes
+
+
+def _settle_kernels(config: Config, world: World) -> tuple[str, str, list[str]]:
+    """Prefill path and restriction of torch's fused attention as they will be, with notes."""
+    notes = []
     prefill = _prefill(config, world, autocast=config.train.dtype == "bf16")
     if config.model.prefill not in ("auto", prefill):
         notes.append(f"[nsa] prefill requested {config.model.prefill}, effective {prefill}: see fallback_counters.csv")
@@ -111,11 +115,24 @@ def settle_config(resolved: Resolved, world: World, tokenizer: Tokenizer) -> Eff
     if sdpa != "auto" and config.model.attention == "nsa":
         notes.append(f"[sdpa] {sdpa} requested, effective auto: no branch of nsa uses scaled_dot_product_attention")
         sdpa = "auto"
+    return prefill, sdpa, notes
+
+
+def settle_config(resolved: Resolved, world: World, tokenizer: Tokenizer) -> Effective:
+    """Decide what was left open for this machine and number of processes.
+
+    Raises ConfigError when the global batch does not divide or the vocabulary is too small.
+    """
+    config = resolved.config
+    compress, static_graph, find_unused, ddp_notes = _settle_ddp(config, world)
+    prefill, sdpa, kernel_notes = _settle_kernels(config, world)
+    notes = [*ddp_notes, *kernel_notes]
     if config.optim.warmup_steps >= config.train.steps:
         notes.append(
             f"[optim] warmup_steps={config.optim.warmup_steps} is not shorter than steps={config.train.steps}: the "
             "learning rate never reaches its peak"
         )
+    accum = _accumulation(resolved, world)
     fused = {"auto": "on" if world.on_cuda else "off"}.get(config.optim.opt_fused, config.optim.opt_fused)
     effective = replace_flat(
         config,

@@ -121,6 +121,22 @@ def test_effective_configuration_says_what_was_changed(tmp_path: Path, train: Tr
     assert set(env["notes"]) == {line for line in said.splitlines() if line.startswith(("[nsa]", "[optim]"))}
 
 
+def test_a_single_process_says_what_of_ddp_it_leaves_out(tmp_path: Path, train: Train, capsys: Any) -> None:
+    train(tmp_path, "--steps", "1", "--ddp-compress", "bf16", "--ddp-static-graph", "--ddp-find-unused")
+    effective = json.loads((tmp_path / "env.json").read_text())["effective"]
+    assert (effective["ddp_compress"], effective["ddp_static_graph"], effective["ddp_find_unused"]) == (
+        "off",
+        False,
+        False,
+    )
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("[ddp]")]
+    assert said == [
+        "[ddp] gradient compression requested bf16, effective off: a single process reduces nothing",
+        "[ddp] static_graph requested, effective off: no process group",
+        "[ddp] find_unused requested, effective off: no process group",
+    ]
+
+
 @pytest.mark.parametrize(
     ("extra", "said"),
     [
