@@ -20,30 +20,55 @@ from unittest import mock
 import torch
 from triton.runtime.jit import JITFunction
 
-from benchmarks.kernels_device import BATCH, LARGE, SIZES, make, relative
+from benchmarks.kernels_device import BATCH, LARGE, SIZES, make
 from nsa.kernels import config, problem
 from nsa.kernels.config import Tile, Tiles
 from nsa.kernels.precompile import Shape, warm
 
-CANDIDATES: dict[str, list[tuple[int, int, int, int]]] = {
-    "compressed": [(128, 128, 8, 2), (64, 64, 4, 3), (128, 64, 8, 4), (128, 64, 4, 3), (64, 128, 4, 2)],
-    "select": [(128, 128, 8, 2), (128, 64, 4, 3), (64, 128, 4, 3), (128, 64, 8, 3), (128, 128, 4, 3)],
-    "local": [(128, 128, 8, 2), (64, 64, 4, 3), (128, 64, 8, 2), (128, 64, 4, 3), (64, 64, 4, 2)],
-    "gather": [(64, 0, 4, 2), (64, 0, 4, 3), (128, 0, 8, 3), (64, 0, 8, 2), (64, 0, 4, 1)],
-    "merge": [(16, 0, 4, 3), (16, 0, 8, 3), (32, 0, 8, 3), (64, 0, 8, 3), (16, 0, 2, 3)],
-    "gather_backward": [(64, 0, 8, 2), (64, 0, 4, 2), (128, 0, 8, 1), (64, 0, 8, 3), (64, 0, 4, 1)],
-    "dq": [(128, 64, 8, 3), (64, 64, 4, 2), (128, 32, 8, 3), (64, 64, 4, 3), (128, 128, 8, 2)],
-    "dkv": [(128, 64, 8, 2), (64, 64, 8, 2), (64, 128, 8, 2), (32, 128, 8, 3), (128, 64, 4, 2)],
-    "dkv_cmp": [(128, 64, 8, 2), (64, 128, 8, 3), (64, 64, 4, 2), (128, 128, 8, 2), (32, 128, 8, 3)],
-}
+CANDIDATES: dict[str, dict[str, list[tuple[int, ...]]]] = {
+    "wide64k": {
+        "compressed": [(64, 64, 4, 2, 168), (128, 64, 8, 3, 128)],
+        "select": [(64, 64, 4, 3), (128, 64, 4, 4)],
+        "local": [(64, 32, 4, 2), (64, 32, 4, 4)],
+        "gather": [(64, 0, 4, 1, 128)],
+        "merge": [(16, 0, 4, 2), (32, 0, 8, 3)],
+        "gather_backward": [(32, 0, 4, 4), (32, 0, 4, 2, 168)],
+        "dq": [(64, 32, 4, 2), (64, 64, 4, 2)],
+        "dkv_cmp": [(32, 64, 4, 4), (32, 64, 4, 3, 224)],
+        "dkv_win": [(32, 64, 4, 4), (32, 64, 4, 3, 168)],
+        "dkv_sel": [(32, 64, 4, 4), (32, 64, 4, 3, 168)],
+    },
+    "125M64k": {
+        "compressed": [(64, 64, 4, 3, 128), (64, 128, 4, 3), (64, 64, 4, 2), (128, 64, 8, 3), (64, 32, 4, 3)],
+        "select": [(128, 64, 4, 3, 168), (128, 64, 4, 3, 128), (64, 64, 4, 3), (64, 64, 4, 3, 128), (128, 32, 4, 3)],
+        "local": [(64, 64, 4, 3, 128), (128, 64, 4, 2), (64, 32, 4, 3), (128, 32, 4, 3)],
+        "gather": [(64, 0, 4, 1), (32, 0, 4, 1), (32, 0, 4, 2), (128, 0, 4, 1), (64, 0, 4, 1, 128)],
+        "merge": [(16, 0, 4, 3, 96), (32, 0, 4, 3), (8, 0, 4, 3)],
+        "gather_backward": [(32, 0, 4, 2), (32, 0, 4, 1), (64, 0, 4, 1, 168), (32, 0, 4, 1, 128), (32, 0, 4, 3)],
+        "dq": [(64, 64, 4, 4), (64, 32, 4, 3), (64, 128, 4, 2), (64, 64, 4, 3, 168), (64, 32, 4, 3, 128)],
+        "dkv_cmp": [(32, 64, 4, 3), (64, 64, 4, 3), (64, 64, 4, 2, 168), (32, 128, 4, 3), (64, 128, 4, 2)],
+        "dkv_win": [(32, 64, 4, 3), (64, 64, 4, 3), (64, 64, 4, 2, 168), (32, 128, 4, 3), (64, 128, 4, 2)],
+        "dkv_sel": [(32, 64, 4, 3), (128, 64, 4, 2), (64, 64, 4, 2, 168), (64, 64, 4, 2), (32, 64, 4, 2)],
+    },
+    "paper64k": {
+        "compressed": [(128, 32, 8, 4), (128, 64, 8, 2), (128, 32, 8, 3), (64, 32, 4, 3)],
+        "select": [(128, 64, 4, 2), (64, 64, 4, 3), (128, 64, 8, 3), (128, 128, 8, 2), (128, 32, 4, 3)],
+        "local": [(128, 32, 8, 3), (64, 32, 4, 3), (64, 64, 4, 2), (64, 32, 4, 2)],
+        "gather": [(64, 0, 4, 1), (32, 0, 4, 1), (32, 0, 4, 2), (128, 0, 8, 1)],
+        "gather_backward": [(32, 0, 8, 2), (32, 0, 4, 2), (32, 0, 4, 1), (32, 0, 8, 3), (32, 0, 8, 1)],
+        "dq": [(128, 32, 8, 4), (64, 32, 4, 2), (64, 32, 8, 3), (64, 64, 8, 2), (64, 32, 4, 3)],
+        "dkv_cmp": [(32, 128, 8, 3), (32, 128, 8, 2), (32, 64, 4, 2), (32, 64, 8, 3), (64, 64, 8, 3)],
+        "dkv_win": [(32, 128, 8, 3), (32, 128, 8, 2), (32, 64, 4, 2), (32, 64, 8, 3), (64, 64, 8, 3)],
+        "dkv_sel": [(32, 64, 4, 2), (32, 64, 8, 2), (32, 64, 8, 3), (32, 64, 4, 1)],
+    },
+}  # fmt: skip
 
 
-def variants(base: Tiles) -> list[Tiles]:
+def variants(base: Tiles, candidates: dict[str, list[tuple[int, ...]]]) -> list[Tiles]:
     """The table's own tiles, then one set per candidate position."""
-    count = max(map(len, CANDIDATES.values()))
     sets = [base]
-    for i in range(count):
-        changed = {name: Tile(*options[i]) for name, options in CANDIDATES.items() if i < len(options)}
+    for i in range(max(map(len, candidates.values()))):
+        changed = {name: Tile(*options[i]) for name, options in candidates.items() if i < len(options)}
         sets.append(replace(base, **changed))
     return sets
 
@@ -71,6 +96,11 @@ FIELD = {
     "merge_kernel": "merge", "gather_backward_kernel": "gather_backward", "dq_kernel": "dq", "dkv_kernel[0]": "dkv_cmp",
     "dkv_kernel[1]": "dkv_win", "dkv_kernel[3]": "dkv_sel", "dkv_kernel[4]": "dkv_sel",
 }  # fmt: skip
+
+
+def difference(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Relative error, on the GPU."""
+    return float(torch.linalg.vector_norm(a.float() - b.float()) / torch.linalg.vector_norm(b.float()))
 
 
 def sweep(name: str, sets: list[Tiles]) -> list[dict[str, Any]]:
@@ -101,8 +131,8 @@ def sweep(name: str, sets: list[Tiles]) -> list[dict[str, Any]]:
                 print("does not run:", str(error)[:300], flush=True)
                 continue
         if not reference:
-            reference = [t.cpu() for t in result]
-        worst = max(relative(a, b) for a, b in zip(result, reference, strict=True))
+            reference = result
+        worst = max(difference(a, b) for a, b in zip(result, reference, strict=True))
         if not worst < 1e-2:
             print(f"wrong by {worst:.1e}: {tiles}", flush=True)
             continue
@@ -113,7 +143,9 @@ def sweep(name: str, sets: list[Tiles]) -> list[dict[str, Any]]:
             rows.append(
                 {
                     "kernel": kernel,
-                    "tile": "" if tile is None else f"{tile.bm},{tile.bn},{tile.warps},{tile.stages}",
+                    "tile": ""
+                    if tile is None
+                    else f"{tile.bm},{tile.bn},{tile.warps},{tile.stages}" + (f",{tile.regs}" if tile.regs else ""),
                     "ms": ms,
                 }
             )
@@ -127,7 +159,7 @@ def main() -> int:
     arguments = parser.parse_args()
     S, H, G, Dk, Dv = LARGE[arguments.shape]
     base = config.choose_tiles(config.split_head_dim(Dk, Dv), itemsize=2, hopper=True)
-    sets = variants(base)
+    sets = variants(base, CANDIDATES[arguments.shape])
     shape = Shape(S, H, G, Dk, Dv, B=BATCH.get(arguments.shape, 1))
     warm([shape], tile_sets=sets)
     rows = sweep(arguments.shape, sets)

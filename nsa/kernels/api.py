@@ -16,6 +16,7 @@ __all__ = ["BlockSizes", "nsa_attention_triton", "why_unsupported"]
 _MAX_HEADS_PER_GROUP = 32
 _MAX_HEAD_DIM = 256
 _MAX_BLOCK = 128
+_MAX_OFFSET = 2**31
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
@@ -47,7 +48,7 @@ def why_unsupported(
     """None if the kernels can run, else the reason, one word or two in snake case.
 
     ``device`` (no CUDA and no interpreter), ``capability`` (older than 8.0), ``dtype``, ``heads_per_group`` (more than 32),
-    ``head_dim`` (more than 256), ``block_size`` (``l_sel`` above 128), ``n_sel`` (below 3: the forced blocks alone are three).
+    ``head_dim`` (more than 256), ``length`` (keys beyond 32-bit offsets), ``block_size`` (``l_sel`` above 128), ``n_sel`` (below 3: the forced blocks alone are three).
     """
     H, Dk = q.shape[2:]
     if interpreting():
@@ -65,15 +66,18 @@ def why_unsupported(
         return "heads_per_group"
     if max(Dk, v_sel.shape[-1]) > _MAX_HEAD_DIM:
         return "head_dim"
+    if k_sel.shape[1] * k_sel.shape[2] * _MAX_HEAD_DIM >= _MAX_OFFSET:
+        return "length"
     if geometry.l_sel > _MAX_BLOCK:
         return "block_size"
     return "n_sel" if geometry.n_sel < 3 else None
 
 
 def _ready(x: Tensor, width: int) -> Tensor:
+    """Padded to ``width``, unit stride in the last dimension, and rows within reach of a 32-bit offset."""
     if x.shape[-1] != width:
         return F.pad(x, (0, width - x.shape[-1]))
-    return x if x.stride(-1) == 1 else x.contiguous()
+    return x if x.stride(-1) == 1 and x.shape[1] * x.stride(1) < _MAX_OFFSET else x.contiguous()
 
 
 def nsa_attention_triton(

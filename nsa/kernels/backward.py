@@ -175,24 +175,28 @@ def _dkv_step(
 ):  # fmt: skip
     """One row tile, transposed: keys down, rows across, so that both products with the rows take them as stored."""
     t = tok0 + r_t
+    # 64-bit arithmetic stays scalar; the vectors hold 32-bit offsets that do not change from tile to tile.
     qp = q + (zero64 + tok0) * sqs + q_off[:, None]
-    row = row_off + (zero64 + tok0) * H
+    row0 = (zero64 + tok0) * H
+    dop = do + row0 * DV + (row_off * DV)[:, None] + tl.arange(0, DV)[None, :]
+    lsep = lse + row0 + row_off
+    gatep = gates + row0 * 3 + row_off * 3
+    dlp = delta + row0 * 3 + row_off * 3
     c0 = tl.arange(0, DK0)
-    cv = tl.arange(0, DV)
     if MASKED or not FULL:
         ok = row_in & (t < end)
         q0 = tl.load(qp + c0[None, :], mask=ok[:, None], other=0.0)
-        d_o = tl.load(do + row[:, None] * DV + cv[None, :], mask=ok[:, None], other=0.0)
+        d_o = tl.load(dop, mask=ok[:, None], other=0.0)
         # Idle rows: +inf makes their probabilities, and with them every product, exactly zero.
-        lse_r = tl.load(lse + row, mask=ok, other=float("inf"))
-        gate = tl.load(gates + row * 3, mask=ok, other=0.0).to(tl.float32)
-        dl = tl.load(delta + row * 3, mask=ok, other=0.0)
+        lse_r = tl.load(lsep, mask=ok, other=float("inf"))
+        gate = tl.load(gatep, mask=ok, other=0.0).to(tl.float32)
+        dl = tl.load(dlp, mask=ok, other=0.0)
     else:
         q0 = tl.load(qp + c0[None, :])
-        d_o = tl.load(do + row[:, None] * DV + cv[None, :])
-        lse_r = tl.load(lse + row)
-        gate = tl.load(gates + row * 3).to(tl.float32)
-        dl = tl.load(delta + row * 3)
+        d_o = tl.load(dop)
+        lse_r = tl.load(lsep)
+        gate = tl.load(gatep).to(tl.float32)
+        dl = tl.load(dlp)
     s = tl.dot(k0, tl.trans(q0), input_precision=PREC)
     if DK1 > 0:
         c1 = DK0 + tl.arange(0, DK1)
@@ -201,12 +205,12 @@ def _dkv_step(
         else:
             q1 = tl.load(qp + c1[None, :])
         s = tl.dot(k1, tl.trans(q1), s, input_precision=PREC)
+    dp = tl.dot(vv, tl.trans(d_o), input_precision=PREC)
     p = tl.math.exp2(s * scale2 - lse_r[None, :])
     if MASKED:
         seen = is_visible(n[:, None], t[None, :], MODE, L, D, LS, W) & n_ok[:, None]
         p = tl.where(seen, p, 0.0)
     p = p * gate[None, :]
-    dp = tl.dot(vv, tl.trans(d_o), input_precision=PREC)
     dv = tl.dot(p.to(d_o.dtype), d_o, dv, input_precision=PREC)
     ds = (p * (dp - dl[None, :])).to(q0.dtype)
     dk0 = tl.dot(ds, q0, dk0, input_precision=PREC)
@@ -260,10 +264,13 @@ def dkv_kernel(
     row_in = r < BT * HPG
     r_t = r // HPG
     q_off = r_t * sqs + r % HPG * sqh
-    row_off = b * S * H + g * HPG + r_t * H + r % HPG
+    row_off = r_t * H + r % HPG
+    row_b = b * S * H + g * HPG
+    dop = do + row_b * DV
+    lsep = lse + row_b
     qp = q + b * sqb + g * HPG * sqh
-    gp = gates + BRANCH
-    dp = delta + BRANCH
+    gp = gates + row_b * 3 + BRANCH
+    dp = delta + row_b * 3 + BRANCH
     if MODE == CMP or MODE == SINK:
         lo, flo, fhi, hi = token_ranges(
             n0, n1, chunk * CHUNK, tl.minimum((chunk + 1) * CHUNK, S), MODE, L, D, LS, W, BT
@@ -273,13 +280,13 @@ def dkv_kernel(
     FULL: tl.constexpr = BT * HPG == BM
     for tok0 in tl.range(flo, fhi, BT):
         dk0, dk1, dvv = _dkv_step(
-            dk0, dk1, dvv, k0, k1, vv, qp, do, lse, gp, dp, sqs, tok0, fhi, n, n_ok, row_in, r_t, q_off, row_off,
+            dk0, dk1, dvv, k0, k1, vv, qp, dop, lsep, gp, dp, sqs, tok0, fhi, n, n_ok, row_in, r_t, q_off, row_off,
             b * 0, scale2, H, MODE, L, D, LS, W, DK0, DK1, DV, False, FULL, PREC,
         )  # fmt: skip
     for step in tl.range(0, tile_count(0, lo, flo, fhi, hi, BT)):
         tok0, end = tile_start(step, 0, lo, flo, fhi, hi, BT)
         dk0, dk1, dvv = _dkv_step(
-            dk0, dk1, dvv, k0, k1, vv, qp, do, lse, gp, dp, sqs, tok0, end, n, n_ok, row_in, r_t, q_off, row_off,
+            dk0, dk1, dvv, k0, k1, vv, qp, dop, lsep, gp, dp, sqs, tok0, end, n, n_ok, row_in, r_t, q_off, row_off,
             b * 0, scale2, H, MODE, L, D, LS, W, DK0, DK1, DV, True, FULL, PREC,
         )  # fmt: skip
     if MODE == CMP or MODE == SINK:

@@ -267,10 +267,10 @@ def gather_backward_kernel(
         if DK1 > 0:
             q1 = tl.load(qrow + DK0 + tl.arange(0, DK1)[None, :], mask=ok[:, None], other=0.0)
             s = tl.dot(k1, tl.trans(q1), s, input_precision=PREC)
+        dp = tl.dot(vv, tl.trans(d_o), input_precision=PREC)
         p = tl.math.exp2(s * scale2 - lse_r[None, :]) * gate[None, :]
         if LSP > LS:
             p = tl.where(n_ok, p, 0.0)
-        dp = tl.dot(vv, tl.trans(d_o), input_precision=PREC)
         dv = tl.dot(p.to(d_o.dtype), d_o, dv, input_precision=PREC)
         ds = (p * (dp - delta[None, :])).to(q0.dtype)
         dk0 = tl.dot(ds, q0, dk0, input_precision=PREC)
