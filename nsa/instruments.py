@@ -65,14 +65,21 @@ class Instruments:
         set_spans(nvtx)
 
     def watches(self, step: int) -> bool:
-        """Whether `step` is profiled. Nothing else may be under way on the device when it begins and finishes."""
-        return (step == self._audit_step and self._rank == 0) or step in self._traced
+        """Whether `step` is profiled: nothing else may be under way on the device when it begins and finishes.
+
+        The answer is the same on every rank, also where only rank 0 profiles, for all ranks must read the reasons to
+        stop at the same place.
+        """
+        return step == self._audit_step or step in self._traced
+
+    def _is_audited(self, step: int) -> bool:
+        return step == self._audit_step and self._rank == 0
 
     def begin(self, step: int) -> None:
         """Start what `step` needs."""
-        if step == self._audit_step:
+        if self._is_audited(step):
             self._ranges.enter_context(_layer_ranges(self._model))
-        if self._profiler is None:
+        if self._profiler is None and (self._is_audited(step) or step in self._traced):
             self._profiler = self._start()
 
     def mark(self, step: int) -> contextlib.AbstractContextManager[Any]:
@@ -81,11 +88,12 @@ class Instruments:
 
     def finish(self, step: int) -> None:
         """Stop and write what ends with `step`."""
-        if self._profiler is None or (step != self._audit_step and step != self._traced[-1]):
+        audited, is_last = self._is_audited(step), step in self._traced and step == self._traced[-1]
+        if self._profiler is None or not (audited or is_last):
             return
         profiler, self._profiler = self._profiler, None
         self._end(profiler)
-        if step == self._audit_step:
+        if audited:
             self._ranges.close()
             self._write_audit(profiler, step)
         else:

@@ -10,8 +10,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from nsa.attention.spans import spans_enabled
+from nsa.instruments import Instruments
+from nsa.model import LanguageModel
 from nsa.telemetry.audit import backend_of
 from nsa.telemetry.trace import covered_us, overlap_us, summarize_trace
 
@@ -68,6 +71,27 @@ def test_the_trace_has_the_steps_asked_for_and_their_ranges(tmp_path: Path, trai
     assert {"nsa.step.5", "nsa.step.6"} <= names
     assert "nsa.step.7" not in names
     assert len(rows(tmp_path / "training.csv")) == 8
+
+
+def test_every_rank_waits_at_the_same_steps(tmp_path: Path) -> None:
+    """A rank that read a reason to stop before a step that the others launched would leave them waiting for it."""
+    settings: dict[str, Any] = {"start_step": 0, "last_step": 20, "nvtx": False, "profile_steps": 3, "sdpa_audit": True}
+    ranks = [
+        Instruments(
+            tmp_path,
+            model=LanguageModel.__new__(LanguageModel),
+            device=torch.device("cpu"),
+            rank=r,
+            say=print,
+            **settings,
+        )
+        for r in (0, 1)
+    ]
+    watched = [[step for step in range(1, 21) if i.watches(step)] for i in ranks]
+    assert watched == [[2, 5, 6, 7]] * 2
+    ranks[1].begin(2)  # the audit is rank 0's alone
+    ranks[1].finish(2)
+    assert not (tmp_path / "sdpa_audit.json").exists()
 
 
 def test_a_short_run_is_traced_as_far_as_it_goes(tmp_path: Path, train: Train) -> None:
