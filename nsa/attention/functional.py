@@ -33,7 +33,7 @@ class NSAAux(NamedTuple):
     blocks: Tensor
     """``[B, S, G, n_sel]`` int32, ascending, with -1 in the empty places at the end."""
     o_cmp: Tensor
-    """``[B, S, H, Dv]``, before gating, like the two that follow."""
+    """``[B, S, H, Dv]``, before gating, like the two that follow; differentiable but on the ``triton`` path."""
     o_sel: Tensor
     o_win: Tensor
 

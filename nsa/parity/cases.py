@@ -56,7 +56,9 @@ def inputs(case: Case, *, seed: int = 0, device: str = "cpu", dtype: torch.dtype
     shapes = [(case.B, case.S, heads, case.Dk)] + [(case.B, case.S, case.G, D) for D in (case.Dk, case.Dv)] * 3
     tensors = [torch.randn(shape, generator=rng) for shape in shapes]
     tensors.append(torch.rand((case.B, case.S, heads, 3), generator=rng))
-    return [x.to(device, dtype).requires_grad_() for x in tensors]
+    # Gates stay in float32, as the layer makes them: bfloat16 has no value between 0.996 and 1.
+    dtypes = [dtype] * 7 + [torch.float64 if dtype == torch.float64 else torch.float32]
+    return [x.to(device, kind).requires_grad_() for x, kind in zip(tensors, dtypes, strict=True)]
 
 
 def run_impl(
