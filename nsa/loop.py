@@ -97,6 +97,8 @@ def train(run: Run) -> Ending:
         _finish(run, ending)
     except BaseException as error:
         ending = Ending("error", f"{type(error).__name__}: {error}")
+        if isinstance(error, torch.cuda.OutOfMemoryError):
+            _dump_memory(run, "oom", run.recorder.last.step if run.recorder.last else run.start_step)
         raise
     finally:
         gc.enable()

@@ -14,6 +14,7 @@ from torch import nn
 from nsa.checkpoint import CheckpointError, find_newest, load_checkpoint
 from nsa.config import Config, ConfigError, field_specs, flatten
 from nsa.data import Sources
+from nsa.outdir import ANOMALY_FILE
 from nsa.parallel import World
 from nsa.telemetry import cut_csv_after
 
@@ -81,6 +82,8 @@ def restore(
     if world.is_main:
         where = f"step {restored.step} of {path.name}" if path else "the beginning: no sound checkpoint was found"
         print(f"[resume] going on from {where}", flush=True)  # noqa: T201
+        for name in (ANOMALY_FILE, "metrics.json"):  # how the last start ended is not how this one will
+            (out / name).unlink(missing_ok=True)
         for name in ("training.csv", "val.csv", "k_stats.csv", "fallback_counters.csv"):
             cut = cut_csv_after(out / name, restored.step)
             if cut:

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 import nsa.loop
 from nsa.config import field_specs
@@ -203,13 +204,17 @@ def test_running_one_step_ahead_writes_the_same_and_stops_one_step_later(
 
 
 def test_nan_stops_within_the_step(tmp_path: Path, train: Train, rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
-    at_step(monkeypatch, 3, lambda run: run.bare_model.norm.weight.data.fill_(float("nan")))
-    assert train(tmp_path, "--steps", "10", "--save-every", "1") == 4
+    with monkeypatch.context() as patch:
+        at_step(patch, 3, lambda run: run.bare_model.norm.weight.data.fill_(float("nan")))
+        assert train(tmp_path, "--steps", "10", "--save-every", "1") == 4
     table = rows(tmp_path / "training.csv")
     assert len(table) == 3
     assert math.isnan(float(table[-1]["loss"]))
     assert (tmp_path / ".anomaly_type").read_text() == "nan_loss\n"
     assert sorted(p.name for p in (tmp_path / "checkpoints").glob("*.pt")) == ["step_00000001.pt", "step_00000002.pt"]
+    assert train(tmp_path, "--steps", "4", "--resume") == 0  # from before the anomaly, of which nothing is left
+    assert not (tmp_path / ".anomaly_type").exists()
+    assert [int(r["step"]) for r in rows(tmp_path / "training.csv")] == [1, 2, 3, 4]
 
 
 def test_sigterm_checkpoints_and_the_run_can_go_on(
@@ -284,6 +289,17 @@ def test_an_error_in_the_data_is_told_everywhere(
     assert [r["msg"] for r in beats(tmp_path)][-2:] == ["loader_error", "done"]
     assert beats(tmp_path)[-1]["status"] == "error"
     assert "disk gone" in json.loads((tmp_path / "metrics.json").read_text())["why"]
+
+
+def test_running_out_of_memory_leaves_a_dump(tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    def exhaust(run: Any) -> None:
+        raise torch.cuda.OutOfMemoryError("tried to allocate 20.00 GiB")
+
+    at_step(monkeypatch, 3, exhaust)
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        train(tmp_path, "--steps", "5")
+    assert json.loads((tmp_path / "mem_oom.json").read_text())["step"] == 2
+    assert "tried to allocate" in json.loads((tmp_path / "metrics.json").read_text())["why"]
 
 
 def test_no_thread_and_no_file_is_left(tmp_path: Path, train: Train) -> None:
