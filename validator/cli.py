@@ -68,6 +68,7 @@ def _fail(message: str, code: int, *, as_json: bool, **details: Any) -> typer.Ex
 def _reported(*, as_json: bool = False) -> Iterator[None]:
     """Turn every expected failure into its sentence and exit code."""
     from validator.folder import FolderError
+    from validator.plan import PlanError
     from validator.runbook import RunbookError
 
     try:
@@ -75,7 +76,7 @@ def _reported(*, as_json: bool = False) -> Iterator[None]:
     except RunbookError as error:
         problems = [dataclasses.asdict(problem) for problem in error.problems]
         raise _fail(str(error), USAGE, as_json=as_json, problems=problems) from None
-    except FolderError as error:
+    except (FolderError, PlanError) as error:
         raise _fail(str(error), USAGE, as_json=as_json) from None
 
 

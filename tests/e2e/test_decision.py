@@ -147,3 +147,9 @@ phases:
         assert any(word in line for line in lines), (place, word, answer.err)
     assert "cycle" in answer.err
     assert answer.err.count("fix:") >= 5
+
+
+def test_an_unknown_phase_is_bad_usage(cli, workdir: Path) -> None:
+    answer = cli("plan", "smoke_cpu", "--only", "basline")
+    assert answer.rc == 2
+    assert "baseline" in answer.err, "the nearest name is offered"
