@@ -202,10 +202,10 @@ def power_table(trials: int, full: bool, rng: np.random.Generator) -> list[str]:
     return rows
 
 
-TABLES: tuple[tuple[str, Callable[[int, bool, np.random.Generator], list[str]]], ...] = (
-    ("Coverage of one run's own interval (nominal 95 %)", coverage_table),
-    ("False decisions", decision_table),
-    ("Power", power_table),
+TABLES: tuple[tuple[str, str, Callable[[int, bool, np.random.Generator], list[str]]], ...] = (
+    ("coverage", "Coverage of one run's own interval (nominal 95 %)", coverage_table),
+    ("decisions", "False decisions", decision_table),
+    ("power", "Power", power_table),
 )
 
 
@@ -214,9 +214,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--full", action="store_true", help="every setting in place of the corners")
     parser.add_argument("--trials", type=int, default=25, help="simulated runs per setting (default: 25)")
+    parser.add_argument("--only", choices=("coverage", "decisions", "power"), help="one table alone")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
-    for title, table in TABLES:
+    for name, title, table in TABLES:
+        if options.only not in (None, name):
+            continue
         began = time.monotonic()
         rows = table(options.trials, options.full, np.random.default_rng(options.seed))
         print("\n".join([f"### {title}", "", *rows, ""]), flush=True)

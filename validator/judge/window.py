@@ -20,7 +20,7 @@ import numpy.typing as npt
 from validator.judge.autocorrelation import effective_size, lag1, long_run_stdev, t_quantile
 from validator.model.measure import Span
 
-__all__ = ["MATERIAL_CHANGE", "MIN_ROWS", "SteadyWindow", "covered_steps", "steady_window"]
+__all__ = ["MATERIAL_CHANGE", "MIN_ROWS", "UNSEEN_CHANGE", "SteadyWindow", "covered_steps", "steady_window"]
 
 Floats = npt.NDArray[np.float64]
 Steps = npt.NDArray[np.int64]
@@ -47,7 +47,10 @@ class _Test:
     critical: float
 
 
-_FINE = _Test(material=MATERIAL_CHANGE / 4, level=0.05, critical=1.36)
+UNSEEN_CHANGE = MATERIAL_CHANGE / 4
+"""Relative change of the mean that is never searched for, so that a mean may be wrong by as much."""
+
+_FINE = _Test(material=UNSEEN_CHANGE, level=0.05, critical=1.36)
 """For cutting warm-up: the tail of a settling run biases the mean by more than its interval shows."""
 
 _COARSE = _Test(material=MATERIAL_CHANGE, level=0.01, critical=1.63)

@@ -155,10 +155,16 @@ def test_division_by_zero_is_an_error_and_not_an_infinity() -> None:
 
 def test_four_repeats_give_students_interval_of_the_run_means() -> None:
     means = [100.0, 101.0, 99.0, 100.4]
-    low, high = over_runs([exact(m) for m in means], run_cv=0.02, sign=-1, seed="p").interval() or (0, 0)
+    low, high = over_runs([exact(m) for m in means], run_cv=0.02, sign=0, seed="p").interval() or (0, 0)
     expected = stats.t.interval(0.95, 3, loc=np.mean(means), scale=stats.sem(means))
     assert low == pytest.approx(expected[0], abs=0.15)
     assert high == pytest.approx(expected[1], abs=0.15)
+
+
+def test_repeats_cannot_average_out_a_tail_of_warm_up_that_no_test_sees() -> None:
+    equal = over_runs([exact(100.0)] * 8, run_cv=0.02, sign=-1, seed="p")
+    assert _width(equal) == pytest.approx(2 * 0.25 * 0.95, rel=0.03)
+    assert _width(over_runs([exact(100.0)] * 8, run_cv=0.02, sign=0, seed="p")) == 0.0
 
 
 def test_a_single_run_is_given_the_assumed_variation() -> None:
