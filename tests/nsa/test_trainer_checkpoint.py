@@ -51,7 +51,7 @@ def test_resume_without_a_checkpoint_starts_over_and_says_so(
     assert column(rows(tmp_path / "training.csv"), "step") == ["1", "2", "3", "4"]
 
 
-def kill_when(process: subprocess.Popen[str], condition: Callable[[], bool], timeout_s: float = 60) -> None:
+def kill_when(process: subprocess.Popen[str], condition: Callable[[], bool], timeout_s: float = 120) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "the run never got there"
