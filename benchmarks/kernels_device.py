@@ -1,8 +1,8 @@
 """Check every kernel on a GPU, then time it: ``python -m benchmarks.kernels_device --out DIR``.
 
-A shape whose output fails its check gets no time. Small problems are checked against the float64 oracle, forward and
-backward, with freed memory poisoned by NaN beforehand; the large ones, where no dense reference fits, by recomputing sampled
-query rows and sampled key columns in float32 from the kernels' own selection.
+A shape whose output fails its check gets no time. Small problems are checked against the float64 oracle,
+forward and backward, with freed memory poisoned by NaN beforehand; the large ones, where no dense reference
+fits, by recomputing sampled query rows and sampled key columns in float32 from the kernels' own selection.
 """
 
 from __future__ import annotations
@@ -298,7 +298,7 @@ def shapes_to_warm(names: list[str], *, small: bool) -> list[Shape]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("."))
+    parser.add_argument("--out", type=Path, default=Path())
     parser.add_argument("--shapes", default=",".join(LARGE))
     parser.add_argument("--skip-small", action="store_true")
     parser.add_argument("--skip-large-check", default="")

@@ -1,6 +1,7 @@
 """One forward and backward pass for a memory checker: ``compute-sanitizer python -m benchmarks.kernels_memcheck``.
 
-``--tile dq=64,32,4,3`` replaces one entry of the tile table, to find out whether a candidate is safe before it is measured.
+``--tile dq=64,32,4,3`` replaces one entry of the tile table, to find out whether a candidate is safe before it
+is measured.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def main() -> int:
         changed: dict[str, Any] = {name: Tile(*map(int, sizes.split(",")))}
         tiles = replace(tiles, **changed)
     x = make(B, S, H, G, Dk, Dv, torch.bfloat16)
-    with mock.patch.object(problem, "choose_tiles", lambda *_a, **_k: tiles):
+    with mock.patch.object(problem, "choose_tiles", return_value=tiles):
         for _ in range(arguments.repeats):
             o = call(x, SIZES)
             grads = torch.autograd.grad(o, x, torch.ones_like(o))

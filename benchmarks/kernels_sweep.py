@@ -155,7 +155,7 @@ def sweep(name: str, sets: list[Tiles]) -> list[dict[str, Any]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", default="wide64k")
-    parser.add_argument("--out", type=Path, default=Path("."))
+    parser.add_argument("--out", type=Path, default=Path())
     arguments = parser.parse_args()
     S, H, G, Dk, Dv = LARGE[arguments.shape]
     base = config.choose_tiles(config.split_head_dim(Dk, Dv), itemsize=2, hopper=True)

@@ -1,7 +1,8 @@
-"""Fused Triton kernels of Native Sparse Attention; importing this package needs Triton, running it a GPU of 8.0 or newer.
+"""Fused Triton kernels of Native Sparse Attention; importing this package needs Triton, running it a GPU of 8.0
+or newer.
 
-``nsa_attention_triton`` is what ``nsa.attention.nsa_attention(impl="triton")`` runs. With ``TRITON_INTERPRET=1`` set before the
-import, the kernels run on the CPU in float32, slowly: for tests.
+``nsa_attention_triton`` is what ``nsa.attention.nsa_attention(impl="triton")`` runs. With
+``TRITON_INTERPRET=1`` set before the import, the kernels run on the CPU in float32, slowly: for tests.
 """
 
 from __future__ import annotations

@@ -47,8 +47,9 @@ def why_unsupported(
 ) -> str | None:
     """None if the kernels can run, else the reason, one word or two in snake case.
 
-    ``device`` (no CUDA and no interpreter), ``capability`` (older than 8.0), ``dtype``, ``heads_per_group`` (more than 32),
-    ``head_dim`` (more than 256), ``length`` (keys beyond 32-bit offsets), ``block_size`` (``l_sel`` above 128), ``n_sel`` (below 3: the forced blocks alone are three).
+    ``device`` (no CUDA and no interpreter), ``capability`` (older than 8.0), ``dtype``, ``heads_per_group``
+    (more than 32), ``head_dim`` (more than 256), ``length`` (keys beyond 32-bit offsets), ``block_size``
+    (``l_sel`` above 128), ``n_sel`` (below 3: the forced blocks alone are three).
     """
     H, Dk = q.shape[2:]
     if interpreting():
@@ -100,16 +101,17 @@ def nsa_attention_triton(
     return_aux: bool = False,
     deterministic: bool | None = None,
 ) -> Tensor | tuple[Tensor, tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """Native Sparse Attention (arXiv 2502.11089) by the fused kernels; arguments as :func:`nsa.attention.nsa_attention`.
+    """Native Sparse Attention (arXiv 2502.11089) by the fused kernels; arguments as
+    :func:`nsa.attention.nsa_attention`.
 
     Args:
-        compressed: ``k_cmp [B, C, G, Dk]`` and ``v_cmp [B, C, G, Dv]`` hold one entry per complete compression block already.
+        compressed: ``k_cmp [B, C, G, Dk]`` and ``v_cmp [B, C, G, Dv]`` hold one entry per complete compression
+        block already.
         deterministic: gradients bit-equal between runs, at the price of a sort; None follows
             ``torch.use_deterministic_algorithms``. The output always is.
 
-    Returns:
-        ``o [B, S, H, Dv]``, or with ``return_aux`` ``(o, (blocks, o_cmp, o_sel, o_win))``. Gradients flow through ``o`` only: the
-        branch outputs are detached.
+    Returns: ``o [B, S, H, Dv]``, or with ``return_aux`` ``(o, (blocks, o_cmp, o_sel, o_win))``. Gradients flow
+        through ``o`` only: the branch outputs are detached.
 
     Raises:
         ValueError: ``scale`` is not positive. Everything else is the caller's to check (:func:`why_unsupported`).
@@ -137,7 +139,8 @@ def nsa_attention_triton(
 
 
 def selected_blocks(top: Tensor, *, l_sel: int, n_sel: int) -> Tensor:
-    """The whole selection: ``top [B, S, G, n]`` scored blocks with the forced ones, ``[B, S, G, n_sel]`` int32 ascending, then -1."""
+    """The whole selection: ``top [B, S, G, n]`` scored blocks with the forced ones, ``[B, S, G, n_sel]`` int32
+    ascending, then -1."""
     B, S, G, n = top.shape
     none = torch.iinfo(torch.int32).max
     own = torch.arange(S, dtype=torch.int32, device=top.device) // l_sel

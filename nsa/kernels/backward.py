@@ -1,9 +1,9 @@
 """Gradients of the dense parts, and the sums that finish every gradient.
 
 With ``delta_c = dO . o_c`` per branch, which is the gate's gradient as well, the score gradient of branch c is
-``g_c p (dO.v - delta_c)``: no gated copy of dO is ever made. Queries collect from all three branches in one kernel, so
-their gradient is written once. Nothing is added atomically; a sum over programs goes through partial buffers that the next
-kernel reads in fixed order.
+``g_c p (dO.v - delta_c)``: no gated copy of dO is ever made. Queries collect from all three branches in one
+kernel, so their gradient is written once. Nothing is added atomically; a sum over programs goes through partial
+buffers that the next kernel reads in fixed order.
 """
 
 from __future__ import annotations
@@ -105,7 +105,8 @@ def dq_kernel(
     D: tl.constexpr, LS: tl.constexpr, W: tl.constexpr, DK0: tl.constexpr, DK1: tl.constexpr, DV: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, HAS_CMP: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
-    """``dq [B, S, H, DK]``: the scored blocks' partial sums, then compressed, window and forced keys. Grid (tiles, n)."""
+    """``dq [B, S, H, DK]``: the scored blocks' partial sums, then compressed, window and forced keys. Grid
+    (tiles, n)."""
     DK: tl.constexpr = DK0 + DK1
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     slab = tl.program_id(1)
@@ -168,7 +169,8 @@ def dq_kernel(
 
 @triton.jit
 def _dkv_step(
-    dk0, dk1, dv, k0, k1, vv, q, do, lse, gates, delta, sqs, tok0, end, n, n_ok, row_in, r_t, q_off, row_off, zero64, scale2,
+    dk0, dk1, dv, k0, k1, vv, q, do, lse, gates, delta, sqs, tok0, end, n, n_ok, row_in, r_t, q_off, row_off,
+    zero64, scale2,
     H: tl.constexpr, MODE: tl.constexpr, L: tl.constexpr, D: tl.constexpr, LS: tl.constexpr, W: tl.constexpr,
     DK0: tl.constexpr, DK1: tl.constexpr, DV: tl.constexpr, MASKED: tl.constexpr, FULL: tl.constexpr,
     PREC: tl.constexpr,
@@ -229,11 +231,12 @@ def dkv_kernel(
     BN: tl.constexpr, STEP: tl.constexpr, MODE: tl.constexpr, BRANCH: tl.constexpr, ADD_PARTS: tl.constexpr,
     PREC: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of ``STEP`` keys (a tile of ``BN`` rows) from the dense rows that see them. Grid (key tiles, n, chunks).
+    """Gradients of ``STEP`` keys (a tile of ``BN`` rows) from the dense rows that see them. Grid (key tiles, n,
+    chunks).
 
-    ``CMP`` and ``SINK`` write float32 partial sums ``dk [n_chunks, BG, N, DK]``, one per ``CHUNK`` of queries (``SINK``: only
-    key tile 0). ``WIN`` writes ``dk [B, N, G, DK]``. ``LOCAL`` does so too, after adding what the gathered rows
-    (``part_*``, by work tile) and the sink left for its block (``STEP = LS``).
+    ``CMP`` and ``SINK`` write float32 partial sums ``dk [n_chunks, BG, N, DK]``, one per ``CHUNK`` of queries
+    (``SINK``: only key tile 0). ``WIN`` writes ``dk [B, N, G, DK]``. ``LOCAL`` does so too, after adding what
+    the gathered rows (``part_*``, by work tile) and the sink left for its block (``STEP = LS``).
     """
     DK: tl.constexpr = DK0 + DK1
     tile = tl.program_id(0)
@@ -243,7 +246,7 @@ def dkv_kernel(
     g = bg % G
     n0 = tile * STEP
     n1 = tl.minimum(n0 + STEP, N) - 1
-    if MODE == CMP:
+    if MODE == CMP:  # noqa: SIM102 - the outer test is compiled away
         # Nobody in this chunk sees the first key; the sum over chunks knows that and does not read it.
         if (chunk + 1) * CHUNK <= n0 * D + L - 1:
             return
@@ -271,7 +274,7 @@ def dkv_kernel(
     qp = q + b * sqb + g * HPG * sqh
     gp = gates + row_b * 3 + BRANCH
     dp = delta + row_b * 3 + BRANCH
-    if MODE == CMP or MODE == SINK:
+    if MODE == CMP or MODE == SINK:  # noqa: SIM109
         lo, flo, fhi, hi = token_ranges(
             n0, n1, chunk * CHUNK, tl.minimum((chunk + 1) * CHUNK, S), MODE, L, D, LS, W, BT
         )  # fmt: skip
@@ -289,7 +292,7 @@ def dkv_kernel(
             dk0, dk1, dvv, k0, k1, vv, qp, dop, lsep, gp, dp, sqs, tok0, end, n, n_ok, row_in, r_t, q_off, row_off,
             b * 0, scale2, H, MODE, L, D, LS, W, DK0, DK1, DV, True, FULL, PREC,
         )  # fmt: skip
-    if MODE == CMP or MODE == SINK:
+    if MODE == CMP or MODE == SINK:  # noqa: SIM109
         out = ((chunk * BG + bg).to(tl.int64) * N + n)[:, None]
     else:
         out = ((b * N + n) * G + g)[:, None]

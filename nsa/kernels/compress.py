@@ -23,7 +23,8 @@ def compress_kernel(
     DIMP: tl.constexpr,
     BC: tl.constexpr,
 ):
-    """``out [B, NC, G, DIM]``: mean of ``x [B, S, G, DIM]`` over tokens ``i*D .. i*D+L-1``. Grid (blocks / BC, B * G)."""
+    """``out [B, NC, G, DIM]``: mean of ``x [B, S, G, DIM]`` over tokens ``i*D .. i*D+L-1``. Grid (blocks / BC,
+    B * G)."""
     bg = tl.program_id(1)
     b = (bg // G).to(tl.int64)
     g = bg % G
@@ -61,7 +62,8 @@ def spread_kernel(
 
     ``PER_TOKEN``: ``dx [B, S, G, DIM]``, each token collecting 1/L of the blocks that cover it. Otherwise ``dx
     [B, NC, G, DIM]``, the gradient of the compressed tokens themselves. Chunk ``c`` covers the queries before
-    ``(c + 1) * CHUNK``; it wrote key tile ``i // BNC`` only if one of them sees the tile's first key. Grid (rows / BS, B * G).
+    ``(c + 1) * CHUNK``; it wrote key tile ``i // BNC`` only if one of them sees the tile's first key. Grid
+    (rows / BS, B * G).
     """
     bg = tl.program_id(1)
     b = (bg // G).to(tl.int64)

@@ -118,8 +118,8 @@ def local_kernel(
 ):
     """Window attention, and attention to the three forced blocks, of one row tile. Grid (tiles, B * G).
 
-    The forced blocks are shared by neighbouring queries, so they are done densely here; their output and ``lse_sel`` are
-    merged with the scored blocks later.
+    The forced blocks are shared by neighbouring queries, so they are done densely here; their output and
+    ``lse_sel`` are merged with the scored blocks later.
     """
     tile = tl.program_id(0)
     bg = tl.program_id(1)

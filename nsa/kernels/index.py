@@ -1,8 +1,8 @@
 """Inverse index of a selection: for each block, the (token, slot) pairs that chose it.
 
-A counting sort: the counts come from the selection kernel, this file turns them into offsets and work tiles and scatters
-the pairs. A pair is stored as ``token * NTOP + slot``. A work tile is at most ``TT`` pairs of one block, so that blocks
-which many queries chose spread over many programs.
+A counting sort: the counts come from the selection kernel, this file turns them into offsets and work tiles and
+scatters the pairs. A pair is stored as ``token * NTOP + slot``. A work tile is at most ``TT`` pairs of one
+block, so that blocks which many queries chose spread over many programs.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def tile_map_kernel(tile_offsets, tile_block, NB, MAX_TILES, STEPS: tl.constexpr
 
 @triton.jit(do_not_specialize=["N_PAIRS", "NB"])
 def scatter_kernel(top, cursor, pairs, N_PAIRS, NB, CHUNK: tl.constexpr):
-    """``pairs [B*G, N_PAIRS]``: the pairs grouped by block; their order within a block is that of arrival. Grid (chunks,
-    B * G)."""
+    """``pairs [B*G, N_PAIRS]``: the pairs grouped by block; their order within a block is that of arrival. Grid
+    (chunks, B * G)."""
     bg = tl.program_id(1)
     e = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
     ok = e < N_PAIRS

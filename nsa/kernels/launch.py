@@ -97,8 +97,9 @@ def _select(q: Tensor, kc: Tensor, lse: Tensor, p: Problem) -> tuple[Tensor, Ten
     grouped = blocks >= 2 * slots * group
     maxima = q.new_empty(programs if grouped else 0, blocks // group, bt, dtype=torch.int64)
     select_kernel[(programs,)](
-        q, kc, lse, strips, maxima, top, counts, *strides(q), *strides(kc), p.S, p.n_cmp, p.n_blocks, strip, n_items, n_tiles,
-        p.scale2, H=p.H, G=p.G, HPG=p.hpg, HP=heads, BT=bt, L=p.l, D=p.d, LS=p.l_sel, NTOP=p.n_top, DK0=p.dims.dk0,
+        q, kc, lse, strips, maxima, top, counts, *strides(q), *strides(kc), p.S, p.n_cmp, p.n_blocks, strip, n_items,
+        n_tiles, p.scale2, H=p.H, G=p.G, HPG=p.hpg, HP=heads, BT=bt, L=p.l, D=p.d, LS=p.l_sel, NTOP=p.n_top,
+        DK0=p.dims.dk0,
         DK1=p.dims.dk1, BN=bn, MP=folded, NBP=blocks, NTOPP=slots, GS=group,
         CHUNK=min(blocks, 256), GROUPED=grouped, PREC=p.precision, **_options(tile),
     )  # fmt: skip
@@ -183,8 +184,8 @@ def _merge(q: Tensor, k_sel: Tensor, v_sel: Tensor, gates: Tensor, saved: Saved,
             )  # fmt: skip
         merge_kernel[(ceil_div(p.S, bt), count)](
             saved.o_cmp, saved.o_sel, saved.o_win, saved.lse_sel, gates, part_o, part_lse, o, first, p.S,
-            p.n_pairs, H=p.H, G=p.G, HPG=p.hpg, NTOP=p.n_top, NTOPP=next_power_of_2(p.n_top), LS=p.l_sel, BT=bt, DV=dv, BM=bm,
-            **_options(merge),
+            p.n_pairs, H=p.H, G=p.G, HPG=p.hpg, NTOP=p.n_top, NTOPP=next_power_of_2(p.n_top), LS=p.l_sel, BT=bt,
+            DV=dv, BM=bm, **_options(merge),
         )  # fmt: skip
     return o
 
@@ -193,7 +194,8 @@ def forward(
     q: Tensor, kc: Tensor, vc: Tensor, k_sel: Tensor, v_sel: Tensor, k_win: Tensor, v_win: Tensor, gates: Tensor,
     p: Problem,
 ) -> tuple[Tensor, Saved]:  # fmt: skip
-    """Output ``[B, S, H, dv]`` and what the backward pass needs. ``kc, vc`` are compressed; ``gates`` is contiguous."""
+    """Output ``[B, S, H, dv]`` and what the backward pass needs. ``kc, vc`` are compressed; ``gates`` is
+    contiguous."""
     o_cmp, lse_cmp = _compressed(q, kc, vc, p)
     index = _index(*_select(q, kc, lse_cmp, p), p) if p.n_top else _empty_index(q, p)
     o_sel, lse_sel, o_win, lse_win = _local(q, k_sel, v_sel, k_win, v_win, p)
@@ -203,11 +205,12 @@ def forward(
 
 def _dkv(
     mode: int, branch: int, streams: tuple[Tensor, Tensor, Tensor], rows: tuple[Tensor, Tensor, Tensor, Tensor],
-    out: tuple[Tensor, Tensor], p: Problem, *, tile: Tile, keys: int, step: int, first: int = 0, count: int | None = None,
-    chunk: tuple[int, int] = (0, 1), parts: tuple[Tensor, Tensor] | None = None,
+    out: tuple[Tensor, Tensor], p: Problem, *, tile: Tile, keys: int, step: int, first: int = 0,
+    count: int | None = None,     chunk: tuple[int, int] = (0, 1), parts: tuple[Tensor, Tensor] | None = None,
     sink: tuple[Tensor, Tensor] | None = None, tile_offsets: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Launch :func:`dkv_kernel`. ``rows`` is (dO, lse, gates, delta); ``keys`` the number of keys, ``step`` per program."""
+    """Launch :func:`dkv_kernel`. ``rows`` is (dO, lse, gates, delta); ``keys`` the number of keys, ``step`` per
+    program."""
     q, k, v = streams
     unused = rows[1]
     part_dk, part_dv = parts if parts is not None else (unused, unused)
@@ -247,7 +250,7 @@ def _sink_dkv(
     q: Tensor, k_sel: Tensor, v_sel: Tensor, rows: tuple[Tensor, ...], p: Problem
 ) -> tuple[Tensor, Tensor] | None:
     """Partial gradients of block 0 from all queries beyond the second block."""
-    if p.S <= 2 * p.l_sel:
+    if 2 * p.l_sel >= p.S:
         return None
     tile = p.tiles.dkv_sel
     chunk = p.query_chunk(ceil_div(2 * p.n_processors, p.bg), p.tokens(tile))
@@ -284,8 +287,8 @@ def backward(
         if parts is not None:
             gather_backward_kernel[(p.max_tiles, count)](
                 q, k_sel, v_sel, do, s.lse_sel, gates, delta, index.pairs, index.offsets, index.tile_offsets,
-                index.tile_block, part_dq, *parts, *strides(q), *strides(k_sel), *strides(v_sel), first, p.S, p.n_blocks,
-                p.n_pairs, p.max_tiles, p.scale2, H=p.H, **_gather_constants(p, tile), **_options(tile),
+                index.tile_block, part_dq, *parts, *strides(q), *strides(k_sel), *strides(v_sel), first, p.S,
+                p.n_blocks, p.n_pairs, p.max_tiles, p.scale2, H=p.H, **_gather_constants(p, tile), **_options(tile),
             )  # fmt: skip
         _dkv(
             LOCAL.value,

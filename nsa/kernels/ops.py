@@ -39,8 +39,9 @@ def attention(
     compressed: bool,
     deterministic: bool,
 ) -> list[Tensor]:
-    """Returns ``o, o_cmp, o_sel, o_win, lse_cmp, lse_sel, lse_win``, the averaged ``kc, vc`` (empty if ``compressed``), and the
-    index: ``top, pairs, offsets, tile_offsets, tile_block``. ``sizes`` is ``[l, d, l_sel, n_sel, w]``."""
+    """Returns ``o, o_cmp, o_sel, o_win, lse_cmp, lse_sel, lse_win``, the averaged ``kc, vc`` (empty if
+    ``compressed``), and the index: ``top, pairs, offsets, tile_offsets, tile_block``. ``sizes`` is ``[l, d,
+    l_sel, n_sel, w]``."""
     p = _problem(q, k_sel, v_sel, sizes, scale, deterministic)
     kc, vc = (k_cmp, v_cmp) if compressed else (launch.compress(k_cmp, p), launch.compress(v_cmp, p))
     o, s = launch.forward(q, kc, vc, k_sel, v_sel, k_win, v_win, gates, p)

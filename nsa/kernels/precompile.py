@@ -9,8 +9,12 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import re
+import subprocess
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -24,7 +28,7 @@ from nsa.kernels import launch
 from nsa.kernels.config import Tiles, choose_tiles, split_head_dim
 from nsa.kernels.problem import Problem
 
-__all__ = ["Launch", "Shape", "compile_for", "record", "warm"]
+__all__ = ["Launch", "Resources", "Shape", "compile_for", "record", "resources", "warm"]
 
 _OPTIONS = ("num_warps", "num_stages", "maxnreg")
 _TYPES = {
@@ -131,6 +135,34 @@ def compile_for(one: Launch, capability: int) -> Any:
     return triton.compile(_source(one), target=target, options=dict(one.options))
 
 
+@dataclass(frozen=True)
+class Resources:
+    """What one compiled kernel takes: shared memory per program, registers per thread, bytes spilled per thread."""
+
+    shared_bytes: int
+    registers: int
+    spill_bytes: int
+
+
+def resources(one: Launch, capability: int) -> Resources:
+    """Compile for ``capability`` and read the assembler's report; needs no GPU."""
+    compiled = compile_for(one, capability)
+    assembler = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
+    # The "a" variant carries the warp-group products; Triton targets it for Hopper as well.
+    arch = f"sm_{capability}{'a' if capability >= 90 else ''}"
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder, "kernel.ptx")
+        source.write_text(compiled.asm["ptx"])
+        command = [assembler, "-v", "--gpu-name", arch, source, "-o", Path(folder, "kernel.cubin")]
+        if one.options.get("maxnreg"):
+            command[2:2] = [f"--maxrregcount={one.options['maxnreg']}"]
+        report = subprocess.run(command, check=True, capture_output=True, text=True).stderr
+    registers, spilled = re.search(r"Used (\d+) registers", report), re.search(r"(\d+) bytes spill stores", report)
+    if registers is None or spilled is None:
+        raise RuntimeError(f"{one.name}: ptxas -v did not report registers and spills: {report[:200]!r}")
+    return Resources(compiled.metadata.shared, int(registers[1]), int(spilled[1]))
+
+
 def _warm_one(one: Launch) -> str:
     arguments = [one.arguments[name] for name in one.kernel.arg_names]
     try:
@@ -148,7 +180,8 @@ def _identity(one: Launch) -> tuple[object, ...]:
 def warm(
     shapes: list[Shape], *, tile_sets: Sequence[Tiles | None] = (None,), processes: int | None = None
 ) -> list[str]:
-    """Compile what these problems need into Triton's cache, in parallel; names of the kernels, in order of completion.
+    """Compile what these problems need into Triton's cache, in parallel; names of the kernels, in order of
+    completion.
 
     Call it before the process uses CUDA: the workers are forked.
     """

@@ -1,4 +1,5 @@
-"""One attention problem as the kernels see it: sizes, strides, grids and scratch, all known without asking the device."""
+"""One attention problem as the kernels see it: sizes, strides, grids and scratch, all known without asking the
+device."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ def _capability(index: int) -> tuple[int, int, int]:
 
 @dataclass(frozen=True)
 class Problem:
-    """Sizes of one call. ``B, S, H, G`` as in the API, ``hpg`` heads per group, ``dims`` head dimensions after padding."""
+    """Sizes of one call. ``B, S, H, G`` as in the API, ``hpg`` heads per group, ``dims`` head dimensions after
+    padding."""
 
     B: int
     S: int
@@ -87,7 +89,7 @@ class Problem:
     @property
     def n_cmp(self) -> int:
         """Complete compression blocks."""
-        return 0 if self.S < self.l else (self.S - self.l) // self.d + 1
+        return 0 if self.l > self.S else (self.S - self.l) // self.d + 1
 
     @property
     def n_blocks(self) -> int:
@@ -96,7 +98,7 @@ class Problem:
     @property
     def n_top(self) -> int:
         """Scored blocks per query: all but the three forced ones; 0 while no query has a fourth block."""
-        return self.n_sel - 3 if self.S > 3 * self.l_sel else 0
+        return self.n_sel - 3 if 3 * self.l_sel < self.S else 0
 
     @property
     def n_pairs(self) -> int:
@@ -141,7 +143,8 @@ class Problem:
         }
 
     def slabs(self, width: int) -> list[tuple[int, int]]:
-        """``(first, count)`` runs of (batch, group) pairs whose partial results, ``width`` per row, fit the scratch limit."""
+        """``(first, count)`` runs of (batch, group) pairs whose partial results, ``width`` per row, fit the
+        scratch limit."""
         per_bg = self.n_pairs * self.hpg * width * self.dtype.itemsize
         count = self.bg if per_bg == 0 else max(1, min(self.bg, _SCRATCH_BYTES // per_bg))
         return [(first, min(count, self.bg - first)) for first in range(0, self.bg, count)]

@@ -1,9 +1,9 @@
 """Importance scores and top-k in one pass, without a score matrix in memory.
 
-The kernel recomputes the compressed scores from the branch's log-sum-exp, transposed (keys down, rows across), sums the
-heads of a group in registers, folds compressed blocks into selection blocks by their overlap and keeps the sums of a
-few tokens in a scratch strip that its program owns. The strips are as many as programs run at once; they never
-grow with the sequence times itself. The top-k then reads the strip back.
+The kernel recomputes the compressed scores from the branch's log-sum-exp, transposed (keys down, rows across),
+sums the heads of a group in registers, folds compressed blocks into selection blocks by their overlap and keeps
+the sums of a few tokens in a scratch strip that its program owns. The strips are as many as programs run at
+once; they never grow with the sequence times itself. The top-k then reads the strip back.
 """
 
 from __future__ import annotations
@@ -86,10 +86,12 @@ def select_kernel(
 ):
     """Scored part of the selection.
 
-    ``top [B*G, S, NTOP]`` int32: the highest-scoring blocks of each token that are not forced, best first, -1 where
-    fewer exist; ``counts [B*G, NB]`` int32, zeroed by the caller, collects how often each block was chosen.
-    ``strips [programs, 2, STRIP, BT]`` float32 scratch: what compressed blocks give to their own selection block, and to
-    the next one; ``maxima [programs, NBP // GS, BT]`` int64 scratch: best key of each group of blocks. Persistent: programs walk ``n_items = n_tiles * B * G`` tiles of ``BT`` tokens, longest first.
+    ``top [B*G, S, NTOP]`` int32: the highest-scoring blocks of each token that are not forced, best first, -1
+    where fewer exist; ``counts [B*G, NB]`` int32, zeroed by the caller, collects how often each block was
+    chosen. ``strips [programs, 2, STRIP, BT]`` float32 scratch: what compressed blocks give to their own
+    selection block, and to the next one; ``maxima [programs, NBP // GS, BT]`` int64 scratch: best key of each
+    group of blocks. Persistent: programs walk ``n_items = n_tiles * B * G`` tiles of ``BT`` tokens, longest
+    first.
     """
     M: tl.constexpr = LS // D
     BM: tl.constexpr = BT * HP
@@ -147,7 +149,8 @@ def select_kernel(
         t = t0 + tt
         limit = t // LS - 1
         if GROUPED:
-            # All winners lie in the NTOP groups of GS blocks whose best is highest (ties to the lower group, as for blocks).
+            # All winners lie in the NTOP groups of GS blocks whose best is highest; ties go to the lower group, as
+            # they do for blocks.
             groups = tl.arange(0, CHUNK // GS)
             for j0 in range(0, tl.maximum(n_scored, 1), CHUNK):
                 part = _strip_keys(strip, j0 + tl.arange(0, CHUNK)[:, None], tt, limit, STRIP, BT)

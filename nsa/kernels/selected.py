@@ -1,9 +1,10 @@
 """The scored blocks of the selected branch, block by block.
 
-A program takes one block of keys and up to ``TT`` of the (token, slot) pairs that chose it, and gathers the query rows. That
-moves each query row ``NTOP`` times instead of each block once per query: with 16 heads to a group a third of the
-bytes. Scored blocks lie wholly before their queries, so nothing is masked but the end of a list. Every pair writes its
-own partial result; the merge (here) and the query gradient (:mod:`nsa.kernels.backward`) add them up in fixed order.
+A program takes one block of keys and up to ``TT`` of the (token, slot) pairs that chose it, and gathers the
+query rows. That moves each query row ``NTOP`` times instead of each block once per query: with 16 heads to a
+group a third of the bytes. Scored blocks lie wholly before their queries, so nothing is masked but the end of a
+list. Every pair writes its own partial result; the merge (here) and the query gradient
+(:mod:`nsa.kernels.backward`) add them up in fixed order.
 """
 
 from __future__ import annotations
@@ -127,8 +128,8 @@ def merge_kernel(
 ):
     """Merge forced and scored blocks by their log-sum-exp, then gate the three branches: ``o [B, S, H, DV]``.
 
-    ``o_sel`` and ``lse_sel`` hold the forced blocks on entry and the whole branch on return. ``NTOP = 0``: nothing to merge.
-    Grid (tiles, n) for (batch, group) ``bg0 .. bg0 + n``.
+    ``o_sel`` and ``lse_sel`` hold the forced blocks on entry and the whole branch on return. ``NTOP = 0``:
+    nothing to merge. Grid (tiles, n) for (batch, group) ``bg0 .. bg0 + n``.
     """
     slab = tl.program_id(1)
     bg = bg0 + slab
@@ -216,8 +217,8 @@ def gather_backward_kernel(
 ):
     """Five products per block and row tile, each operand read once.
 
-    ``part_dq [n, N_PAIRS, HPG, DK]`` per pair (times the scale only when summed up), ``part_dk``/``part_dv [n, MAX_TILES, LS, .]``
-    per work tile, float32. ``dgates`` holds ``dO . o_branch``. Grid (MAX_TILES, n).
+    ``part_dq [n, N_PAIRS, HPG, DK]`` per pair (times the scale only when summed up), ``part_dk``/``part_dv [n,
+    MAX_TILES, LS, .]`` per work tile, float32. ``dgates`` holds ``dO . o_branch``. Grid (MAX_TILES, n).
     """
     DK: tl.constexpr = DK0 + DK1
     slab = tl.program_id(1)

@@ -1,8 +1,8 @@
 """Device helpers shared by all kernels: which keys a query sees, and in which ranges a tile must mask.
 
-A *row* is one query head of one token. A tile holds the ``HPG`` heads of ``BT`` consecutive tokens of one group, packed
-into ``BM`` rows, so that small groups still fill the matrix units and neighbouring rows share keys. When ``HPG`` does not
-divide ``BM`` the last few rows are idle.
+A *row* is one query head of one token. A tile holds the ``HPG`` heads of ``BT`` consecutive tokens of one
+group, packed into ``BM`` rows, so that small groups still fill the matrix units and neighbouring rows share
+keys. When ``HPG`` does not divide ``BM`` the last few rows are idle.
 
 Head dimensions that are no power of two (192) travel as two parts, ``DK0 + DK1``.
 """
@@ -69,8 +69,8 @@ def key_ranges(
     W: tl.constexpr,
     BN: tl.constexpr,
 ):
-    """Keys that tokens ``t0..t1`` see: ``[0, sink)`` masked, ``[lo, flo)`` masked, ``[flo, fhi)`` seen by all, ``[fhi, hi)``
-    masked. ``fhi - flo`` is a multiple of ``BN``."""
+    """Keys that tokens ``t0..t1`` see: ``[0, sink)`` masked, ``[lo, flo)`` masked, ``[flo, fhi)`` seen by all,
+    ``[fhi, hi)`` masked. ``fhi - flo`` is a multiple of ``BN``."""
     sink = t0 * 0
     if MODE == CMP:
         lo = t0 * 0
@@ -141,7 +141,8 @@ def token_ranges(
 
 @triton.jit
 def tile_start(i, sink, lo, flo, fhi, hi, BN: tl.constexpr):
-    """Start and end of the ``i``-th masked tile of :func:`key_ranges` (or, with ``sink = 0``, :func:`token_ranges`)."""
+    """Start and end of the ``i``-th masked tile of :func:`key_ranges` (or, with ``sink = 0``,
+    :func:`token_ranges`)."""
     n1 = (sink + BN - 1) // BN
     n2 = (flo - lo) // BN
     start = tl.where(i < n1, i * BN, tl.where(i < n1 + n2, lo + (i - n1) * BN, fhi + (i - n1 - n2) * BN))
@@ -229,7 +230,8 @@ def attend(
 ):
     """Online-softmax attention of a row tile over the keys of ``MODE``.
 
-    Returns the normalized output ``[BM, DV]`` and the base-2 log-sum-exp ``[BM]``; rows that see nothing give 0 and -1e30.
+    Returns the normalized output ``[BM, DV]`` and the base-2 log-sum-exp ``[BM]``; rows that see nothing give 0
+    and -1e30.
     """
     # A finite floor instead of -inf: a tile in which a row sees nothing then adds exactly zero, without NaN.
     m = tl.full([BM], -1e30, tl.float32)
