@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nsa.attention import nsa_attention
 from nsa.attention.dispatch import fallback_counters, reset_fallback_counters
-from nsa.kernels import nsa_attention_triton, why_unsupported
+from nsa.kernels import nsa_attention_triton, ops, why_unsupported
 from nsa.parity.oracle import oracle_attention, selection_defects
 
 # Disabled lanes of the interpreter compute on whatever they hold, as a GPU's do; numpy warns of it.
@@ -156,3 +156,26 @@ def test_the_interpreter_refuses_bfloat16() -> None:
 
     x = [t.detach().bfloat16() for t in inputs(Case(1, 24, 2, 1, 16, 16, {}))]
     assert why_unsupported(*x[:7], geometry=Geometry(), compressed=False) == "dtype"
+
+
+def test_torch_compile_sees_one_operator_and_keeps_values_and_gradients() -> None:
+    case = Case(1, 24, 2, 1, 16, 16, sizes(4, 2, 4, 4, 6))
+
+    def run(*x: Tensor) -> Any:
+        return nsa_attention_triton(*x, **case.sizes)
+
+    x = inputs(case)
+    compiled = torch.compile(run, backend="aot_eager", fullgraph=True)
+    plain, traced = run(*x), compiled(*x)
+    assert torch.equal(plain, traced)
+    grads = [torch.autograd.grad(o.square().sum(), x) for o in (plain, traced)]
+    for a, b in zip(*grads, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_the_operators_meta_results_match_the_real_ones() -> None:
+    case = Case(1, 26, 2, 1, 16, 16, sizes(4, 2, 4, 4, 6))
+    arguments = (*inputs(case), list(case.sizes.values()), 0.25, False, False)
+    torch.library.opcheck(
+        ops.attention, arguments, test_utils=("test_schema", "test_autograd_registration", "test_faketensor")
+    )
