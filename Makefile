@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+JOBS ?= 2
 STAMP := $(VENV)/.installed
 
 .PHONY: demo test lint bench clean
@@ -16,7 +17,7 @@ demo: $(STAMP)
 	$(BIN)/validator run runbooks/smoke_cpu.yaml
 
 test: $(STAMP) lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(JOBS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
