@@ -20,6 +20,7 @@ import validator
 
 if TYPE_CHECKING:
     from validator.runbook import LoadedRunbook, Problem
+    from validator.workflow import Finished
 
 __all__ = ["app", "main"]
 
@@ -70,6 +71,7 @@ def _reported(*, as_json: bool = False) -> Iterator[None]:
     from validator.folder import FolderError
     from validator.plan import PlanError
     from validator.runbook import RunbookError
+    from validator.stages.session import Unable
 
     try:
         yield
@@ -78,6 +80,8 @@ def _reported(*, as_json: bool = False) -> Iterator[None]:
         raise _fail(str(error), USAGE, as_json=as_json, problems=problems) from None
     except (FolderError, PlanError) as error:
         raise _fail(str(error), USAGE, as_json=as_json) from None
+    except Unable as error:
+        raise _fail(str(error), UNABLE, as_json=as_json) from None
 
 
 def _version(value: bool) -> None:
@@ -97,11 +101,17 @@ def _options(
 
 @app.command(epilog="Example: validator run runbooks/smoke_cpu.yaml --set baseline.steps=100")
 def run(
-    runbook: RunbookArgument,
+    runbook: Annotated[
+        str | None, typer.Argument(metavar="RUNBOOK", help="A path, or the name of a bundled runbook.")
+    ] = None,
     only: Only = None,
     skip: Skip = None,
     set_: Overrides = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder that receives the run folder.")] = Path("reports"),
+    resume: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="Go on with a run folder whose runner was killed or interrupted."),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and start nothing.")] = False,
     as_json: AsJson = False,
     fail_fast: Annotated[bool, typer.Option("--fail-fast", help="Stop after the first phase that fails.")] = False,
@@ -110,28 +120,56 @@ def run(
     ] = False,
 ) -> None:
     """Run a runbook to a decision and write its report."""
-    if dry_run:
+    if resume is not None:
+        given = {"--only": only, "--skip": skip, "--set": set_, "--dry-run": dry_run}
+        _refuse_with_resume([name for name, value in given.items() if value], as_json=as_json)
+    elif runbook is None:
+        raise _fail(
+            "name a runbook (`validator list` shows those that come along), or --resume RUN", USAGE, as_json=as_json
+        )
+    elif dry_run:
         plan(runbook, only=only, skip=skip, set_=set_, as_json=as_json)
         return
     from validator import workflow
 
     with _reported(as_json=as_json):
-        request = workflow.Request(
-            runbook=runbook,
-            only=tuple(only or ()),
-            skip=tuple(skip or ()),
-            overrides=tuple(set_ or ()),
-            parent=out,
-            fail_fast=fail_fast,
-            lock=not no_lock,
-        )
-        try:
+        if resume is not None:
+            finished = workflow.resume(resume, runbook=runbook, fail_fast=fail_fast, lock=not no_lock, quiet=as_json)
+        else:
+            request = workflow.Request(
+                runbook=runbook or "",
+                only=tuple(only or ()),
+                skip=tuple(skip or ()),
+                overrides=tuple(set_ or ()),
+                parent=out,
+                fail_fast=fail_fast,
+                lock=not no_lock,
+            )
             finished = workflow.execute(request, quiet=as_json)
-        except workflow.Unable as error:
-            raise _fail(str(error), UNABLE, as_json=as_json) from None
+    _show_finished(finished, as_json=as_json)
+    raise typer.Exit(finished.exit_code)
+
+
+def _refuse_with_resume(names: list[str], *, as_json: bool) -> None:
+    """A validation goes on as it was begun, so that its figures belong together."""
+    if names:
+        raise _fail(
+            f"{' and '.join(names)} cannot be given with --resume: a validation goes on as it was begun; "
+            "leave it out, or begin anew without --resume",
+            USAGE,
+            as_json=as_json,
+        )
+
+
+def _show_finished(finished: Finished, *, as_json: bool) -> None:
+    """What is left to show of a validation: JSON, or the decision of one that had nothing left to do."""
     if as_json:
         sys.stdout.write(finished.folder.joinpath("result.json").read_text(encoding="utf-8"))
-    raise typer.Exit(finished.exit_code)
+    elif finished.had_ended:
+        from validator.report import terminal
+
+        typer.echo(f"{finished.folder.name} had come to its end already; there is nothing to resume", err=True)
+        terminal.print_summary(finished.report, finished.paths)
 
 
 @app.command(epilog="Example: validator check runbooks/*.yaml")

@@ -12,7 +12,7 @@ import re
 import secrets
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -25,13 +25,41 @@ from validator.model.base import Frozen
 from validator.model.runbook import Runbook
 from validator.runbook import LoadedRunbook
 
-__all__ = ["FolderError", "Header", "RunFolder", "utc_now"]
+__all__ = ["FolderError", "Header", "RunFolder", "Runner", "interpreter", "require_made_from", "this_runner", "utc_now"]
 
 _HASH_LIMIT_BYTES = 64 * 2**20
 
 
 class FolderError(Exception):
     """A folder that is not a run folder, or one that cannot be read. The message says what to do."""
+
+
+class Runner(Frozen):
+    """The process that carries a validation out. A pid alone may have been given to another process since."""
+
+    pid: int
+    pid_created: float = Field(description="Seconds since the epoch, as the kernel says.")
+    host: str
+
+    def alive(self) -> bool:
+        """Whether it still runs here (pid and creation time agree)."""
+        import psutil
+
+        if self.host != socket.gethostname():
+            return False
+        try:
+            process = psutil.Process(self.pid)
+            same = abs(process.create_time() - self.pid_created) < 1.0
+            return same and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.Error:
+            return False
+
+
+def this_runner() -> Runner:
+    """The present process as a runner."""
+    import psutil
+
+    return Runner(pid=os.getpid(), pid_created=psutil.Process().create_time(), host=socket.gethostname())
 
 
 class Header(Frozen):
@@ -46,12 +74,18 @@ class Header(Frozen):
     overrides: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
+    fail_fast: bool = False
     cwd: str
     python: str
     pid: int
     pid_created: float
     host: str
     runbook: Runbook
+
+    @property
+    def runner(self) -> Runner:
+        """The process that made the folder."""
+        return Runner(pid=self.pid, pid_created=self.pid_created, host=self.host)
 
 
 def utc_now() -> str:
@@ -72,15 +106,20 @@ class RunFolder:
 
     @classmethod
     def create(
-        cls, loaded: LoadedRunbook, *, parent: Path, python: str, only: Sequence[str], skip: Sequence[str]
+        cls,
+        loaded: LoadedRunbook,
+        *,
+        parent: Path,
+        python: str,
+        only: Sequence[str],
+        skip: Sequence[str],
+        fail_fast: bool = False,
     ) -> RunFolder:
         """A new folder `<UTC time>-<runbook>-<host>-<id>` below `parent`, with its header and the runbook's source.
 
         Raises:
             FolderError: when the folder cannot be written.
         """
-        import psutil
-
         started = utc_now()
         stamp = re.sub(r"[-:]|\.\d+", "", started)
         run_id = f"{stamp}-{loaded.runbook.name}-{_slug(socket.gethostname())}-{secrets.token_hex(2)}"
@@ -93,11 +132,10 @@ class RunFolder:
             overrides=tuple(loaded.overrides),
             only=tuple(only),
             skip=tuple(skip),
+            fail_fast=fail_fast,
             cwd=str(Path.cwd()),
             python=python,
-            pid=os.getpid(),
-            pid_created=psutil.Process().create_time(),
-            host=socket.gethostname(),
+            **this_runner().model_dump(),
             runbook=loaded.runbook,
         )
         root = parent.resolve() / run_id
@@ -105,7 +143,7 @@ class RunFolder:
             root.mkdir(parents=True)
             (root / "runbook.yaml").write_text(loaded.text, encoding="utf-8")
             text = header.model_dump_json(by_alias=True, indent=2)
-            (root / "run.json").write_text(text + "\n", encoding="utf-8")
+            _write_whole(root / "run.json", text + "\n")
         except OSError as error:
             raise FolderError(
                 f"the run folder {root} cannot be written: {error.strerror}; choose another with --out"
@@ -150,16 +188,9 @@ class RunFolder:
             return {}
         return found if isinstance(found, dict) else {}
 
-    def runner_alive(self) -> bool:
-        """Whether the process that made this folder still runs here (pid and creation time agree)."""
-        import psutil
-
-        if self.header.host != socket.gethostname():
-            return False
-        try:
-            return abs(psutil.Process(self.header.pid).create_time() - self.header.pid_created) < 1.0
-        except psutil.Error:
-            return False
+    def save_environment(self, found: Mapping[str, Any]) -> None:
+        """Write the snapshot of the machine."""
+        _write_whole(self.environment, json.dumps(found, indent=2, default=str) + "\n")
 
     def artifacts(self) -> Iterator[tuple[str, int, str | None]]:
         """(path relative to the folder, bytes, sha256) of every file but the renderings of the result.
@@ -175,7 +206,27 @@ class RunFolder:
             yield relative, size, digest
 
 
+def _write_whole(path: Path, text: str) -> None:
+    """Write a file that, whatever happens to this process or the machine, is there whole or not at all."""
+    part = path.with_name(f".{path.name}.part")
+    with part.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+
+
 _RENDERINGS = frozenset({"result.json", "report.html", "report.md", "junit.xml", "recommended.env", "journal.jsonl"})
+
+
+def require_made_from(folder: RunFolder, loaded: LoadedRunbook) -> None:
+    """Raises FolderError when a folder was made from another runbook, by name, than the one that was read."""
+    made_from = folder.header.runbook.name
+    if loaded.runbook.name != made_from:
+        raise FolderError(
+            f"{folder.header.run_id} was made from the runbook `{made_from}`, not `{loaded.runbook.name}`; "
+            "leave the runbook out, since the folder holds its own copy"
+        )
 
 
 def interpreter() -> str:

@@ -7,19 +7,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from validator.folder import RunFolder, interpreter
+from validator.folder import RunFolder, interpreter, require_made_from
 from validator.model.plan import Plan
 from validator.model.verdict import Finding, RunReport, ValidationReport
 from validator.plan import make_plan
 from validator.runbook import LoadedRunbook, find, load
-from validator.stages.phases import begin, run_phase
+from validator.stages.disk import ending, events_of
+from validator.stages.machine import require_same_machine
+from validator.stages.phases import State, begin, run_phase
 from validator.stages.reporting import finish, inspect_directory, rerender
-from validator.stages.session import Unable, locked, open_session, require_hardware
+from validator.stages.session import (
+    Session,
+    Unable,
+    locked,
+    open_session,
+    require_hardware,
+    require_idle,
+    working_folder,
+)
 
 if TYPE_CHECKING:
     from validator.report.write import ReportPaths
 
-__all__ = ["Finished", "Inspection", "Request", "Unable", "execute", "inspect", "preview", "report"]
+__all__ = ["Finished", "Inspection", "Request", "Unable", "execute", "inspect", "preview", "report", "resume"]
 
 
 @dataclass(frozen=True)
@@ -42,6 +52,8 @@ class Finished:
     folder: Path
     report: ValidationReport
     paths: ReportPaths
+    had_ended: bool = False
+    """Whether it had come to its end before: there was nothing to resume."""
 
     @property
     def exit_code(self) -> int:
@@ -61,15 +73,70 @@ def execute(request: Request, *, quiet: bool = False) -> Finished:
     require_hardware(loaded.runbook)
     with locked(loaded.runbook, enabled=request.lock) as lock:
         folder = RunFolder.create(
-            loaded, parent=request.parent, python=interpreter(), only=request.only, skip=request.skip
+            loaded,
+            parent=request.parent,
+            python=interpreter(),
+            only=request.only,
+            skip=request.skip,
+            fail_fast=request.fail_fast,
         )
         lock.name(folder.root)
-        with open_session(folder, plan=plan, quiet=quiet, fail_fast=request.fail_fast) as session:
-            state = begin(session)
-            for phase in loaded.runbook.phases:
-                state = run_phase(session, state, phase)
+        with open_session(
+            folder, runbook=loaded.runbook, plan=plan, quiet=quiet, fail_fast=request.fail_fast
+        ) as session:
+            result, paths = finish(session, _phases(session))
+    return Finished(folder.root, result, paths)
+
+
+def resume(
+    run_dir: Path, *, runbook: str | None = None, fail_fast: bool = False, lock: bool = True, quiet: bool = False
+) -> Finished:
+    """Bring a validation whose runner was killed or interrupted to its decision, repeating nothing that has ended.
+
+    Everything that was decided at the start still holds: the runbook as it was read then, the overrides, `only` and
+    `skip`, the interpreter and the working folder. A validation that has come to its end is judged again, no more.
+
+    Args:
+        runbook: what the user takes the runbook to be; it must have the name of the one that the folder was made from.
+
+    Raises:
+        FolderError: when `run_dir` is no run folder, or was made from another runbook.
+        Unable: when its runner still lives, or this machine is not the one, or cannot do it.
+    """
+    folder = RunFolder.open(run_dir)
+    header = folder.header
+    if runbook is not None:
+        require_made_from(folder, load(find(runbook), overrides=header.overrides))
+    require_idle(folder)
+    ended = ending(events_of(folder))
+    if ended is not None and ended.event == "finished":
+        result, paths = rerender(folder)
+        return Finished(folder.root, result, paths, had_ended=True)
+    plan = make_plan(header.runbook, run_dir=folder.root, python=header.python, only=header.only, skip=header.skip)
+    require_hardware(header.runbook)
+    with working_folder(folder):
+        require_same_machine(folder, header.runbook)
+    with locked(header.runbook, enabled=lock) as machine:
+        machine.name(folder.root)
+        with open_session(
+            folder,
+            runbook=header.runbook,
+            plan=plan,
+            quiet=quiet,
+            fail_fast=fail_fast or header.fail_fast,
+            resume=True,
+        ) as session:
+            with working_folder(folder):
+                state = _phases(session)
             result, paths = finish(session, state)
     return Finished(folder.root, result, paths)
+
+
+def _phases(session: Session) -> State:
+    state = begin(session)
+    for phase in session.runbook.phases:
+        state = run_phase(session, state, phase)
+    return state
 
 
 def preview(

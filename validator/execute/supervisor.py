@@ -8,7 +8,7 @@ process of it is left. The journal gets `run_started`, `attempt_started`, `attem
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from validator.execute.attempt import AttemptRequest, run_attempt
@@ -38,6 +38,7 @@ def supervise(
     grace: Grace | None = None,
     log_cap: LogCap | None = None,
     redact: Callable[[str], str] = str,
+    earlier: Sequence[Attempt] = (),
 ) -> Outcome:
     """Carry out a run to its end and return how it ended.
 
@@ -50,6 +51,8 @@ def supervise(
         on_progress: called about once a second, from the calling thread.
         guardian: ends the run's processes if this process is killed; without one, one is started for this run.
         redact: goes over every text of the run that the supervisor writes.
+        earlier: attempts at this run that an earlier runner of the same validation made; they stay in the outcome, and
+            those that stalled count against the run's retries.
 
     Whatever is raised here, by `on_progress` or by the file system, no process of the run is left behind.
     """
@@ -74,6 +77,7 @@ def supervise(
                 log_cap=log_cap or LogCap(),
                 redact=redact,
             ),
+            earlier,
         )
         journal.append("run_ended", run=spec.id, outcome=outcome)
         return outcome
@@ -84,11 +88,13 @@ def supervise(
             own_cancel.close()
 
 
-def _attempts(spec: RunSpec, request: AttemptRequest) -> Outcome:
-    done: list[Attempt] = []
+def _attempts(spec: RunSpec, request: AttemptRequest, earlier: Sequence[Attempt]) -> Outcome:
+    done = list(earlier)
     ports: list[int] = []
-    retries = spec.retries
-    _keep_earlier(request.run_dir / spec.out)
+    retries = max(0, spec.retries - sum(attempt.reason == "stalled" for attempt in done))
+    kept = _keep_earlier(request.run_dir / spec.out)
+    if done:
+        done[-1] = _moved(done[-1], spec.out, kept)
     while True:
         ended = run_attempt(spec, request, number=len(done) + 1, used_ports=tuple(ports))
         if ended.port is not None:

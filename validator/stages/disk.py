@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from validator.folder import FolderError, RunFolder
+from validator.folder import FolderError, RunFolder, Runner
 from validator.model.outcome import Outcome
 from validator.model.plan import RunSpec
 from validator.model.record import PhaseRecord, PhaseState, RunRecord, ValidationRecord
@@ -16,7 +17,18 @@ from validator.model.verdict import Check
 if TYPE_CHECKING:
     from validator.execute.journal import Event
 
-__all__ = ["end_of", "inspect_record", "pending", "reconstruct"]
+__all__ = [
+    "end_of",
+    "ending",
+    "events_of",
+    "inspect_record",
+    "last_runner",
+    "pending",
+    "phase_end",
+    "reconstruct",
+    "sittings",
+    "started_runs",
+]
 
 
 def pending(folder: RunFolder, records: Sequence[PhaseRecord]) -> ValidationRecord:
@@ -32,30 +44,65 @@ def reconstruct(folder: RunFolder) -> ValidationRecord:
     Raises:
         FolderError: when the journal is missing.
     """
-    from validator.execute.journal import read
-
     if not folder.journal.is_file():
         raise FolderError(f"{folder.root} has no journal.jsonl, so nothing can be said about it; restore the file")
-    events = read(folder.journal)
-    alive = folder.runner_alive() and not any(event.event in ("finished", "interrupted") for event in events)
+    events = events_of(folder)
+    alive = last_runner(folder, events).alive() and not ending(events)
     runbook = folder.header.runbook
     phases = tuple(_phase(folder, phase, events, alive=alive) for phase in runbook.phases)
     return ValidationRecord(runbook=runbook, phases=phases, environment=folder.load_environment())
 
 
-def end_of(folder: RunFolder) -> Mapping[str, Any]:
-    """When the validation ended and how long it took, as its journal says; empty while it runs or was killed."""
+def events_of(folder: RunFolder) -> tuple[Event, ...]:
+    """The journal; empty when there is none."""
     from validator.execute.journal import read
 
-    for event in reversed(read(folder.journal)):
-        if event.event in ("finished", "interrupted"):
-            return event.fields
-    return {}
+    return read(folder.journal)
+
+
+def sittings(events: Sequence[Event]) -> tuple[tuple[Event, ...], ...]:
+    """The events of each runner that worked on the validation: the first one, then one per `--resume`."""
+    starts = [0, *(index for index, event in enumerate(events) if event.event == "resumed"), len(events)]
+    return tuple(tuple(events[first:after]) for first, after in itertools.pairwise(starts) if after > first)
+
+
+def ending(events: Sequence[Event]) -> Event | None:
+    """The event by which the latest runner ended; None while it runs, or when it was killed."""
+    latest = sittings(events)[-1] if events else ()
+    return next((event for event in reversed(latest) if event.event in ("finished", "interrupted")), None)
+
+
+def last_runner(folder: RunFolder, events: Sequence[Event]) -> Runner:
+    """Who works, or worked last, on the validation."""
+    for event in reversed(events):
+        if event.event == "resumed":
+            return Runner.model_validate(event.fields["runner"])
+    return folder.header.runner
+
+
+def end_of(folder: RunFolder) -> Mapping[str, Any]:
+    """When the validation ended and how long it took, as its journal says; empty while it runs or was killed."""
+    ended = ending(events_of(folder))
+    return {} if ended is None else ended.fields
+
+
+def phase_end(events: Sequence[Event], phase: str) -> Event | None:
+    """The event by which a phase ended, if that end still stands.
+
+    Only a phase that was done stands for good; what a resumed validation takes up again has not ended until it says so.
+    """
+    ended: Event | None = None
+    for event in events:
+        if event.event == "resumed" and ended is not None and ended.fields["state"] != "done":
+            ended = None
+        elif event.fields.get("phase") == phase and event.event in ("phase_started", "phase_ended"):
+            ended = event if event.event == "phase_ended" else None
+    return ended
 
 
 def _phase(folder: RunFolder, phase: Phase, events: Sequence[Event], *, alive: bool) -> PhaseRecord:
     own = [event for event in events if event.fields.get("phase") == phase.id]
-    ended = next((event for event in reversed(own) if event.event == "phase_ended"), None)
+    ended = phase_end(events, phase.id)
     checks: list[Any] = next((event.fields["checks"] for event in reversed(own) if event.event == "phase_checks"), [])
     state, reason = _state(own, ended, alive=alive)
     return PhaseRecord(
@@ -84,22 +131,28 @@ def _runs(folder: RunFolder, phase: Phase, events: Sequence[Event]) -> tuple[Run
     """Every run that was started, in order, with its outcome where it ended."""
     from validator.collect import collect_run
 
+    records = []
+    for spec, outcome in started_runs(events):
+        if spec.phase == phase.id:
+            result = collect_run(spec, run_dir=folder.root, outcome=outcome)
+            records.append(RunRecord(spec=spec, outcome=outcome, result=result))
+    return tuple(records)
+
+
+def started_runs(events: Sequence[Event]) -> Iterator[tuple[RunSpec, Outcome | None]]:
+    """Every run in the order in which it was first started; without an outcome while its latest start has not ended."""
     specs: dict[str, RunSpec] = {}
     outcomes: dict[str, Outcome] = {}
     for event in events:
         if event.event == "run_started":
             spec = RunSpec.model_validate(event.fields["spec"])
             specs[spec.id] = spec
+            outcomes.pop(spec.id, None)
         elif event.event == "run_ended":
             outcome = Outcome.model_validate(event.fields["outcome"])
             outcomes[outcome.run] = outcome
-    records = []
-    for spec in specs.values():
-        if spec.phase == phase.id:
-            ended = outcomes.get(spec.id)
-            result = collect_run(spec, run_dir=folder.root, outcome=ended)
-            records.append(RunRecord(spec=spec, outcome=ended, result=result))
-    return tuple(records)
+    for run, spec in specs.items():
+        yield spec, outcomes.get(run)
 
 
 def inspect_record(directory: Path, *, warmup_steps: int) -> RunRecord:

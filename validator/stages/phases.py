@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from validator.model.plan import PhasePlan, RunSpec
 from validator.model.runbook import Phase, PreflightPhase, Setting
 from validator.model.verdict import Check, PhaseReport
+from validator.stages.machine import note_machine
 from validator.stages.reporting import judge_latest, refresh
 from validator.stages.session import Session
 
@@ -35,21 +36,28 @@ class State:
 
 
 def begin(session: Session) -> State:
-    """Note the start, and take the snapshot of the machine."""
-    import json
+    """Note the start, or that the validation is taken up again, and take the snapshot of the machine."""
+    from validator.folder import this_runner
 
-    from validator.observe import snapshot
-
-    session.journal.append("started", run_id=session.folder.header.run_id, plan=session.plan)
-    session.observer.started(session.plan, session.folder.root)
-    found = snapshot(session.folder.root, trainer_python=session.folder.header.python)
-    session.folder.environment.write_text(json.dumps(found, indent=2, default=str) + "\n", encoding="utf-8")
-    session.journal.append("environment", path=session.folder.environment.name)
+    past = session.past
+    if past.resumed:
+        session.journal.append("resumed", runner=this_runner(), marker=session.token)
+        session.observer.started(session.plan, session.folder.root)
+        kept = sum(len(phase.runs) for phase in past.phases.values()) + len(past.runs)
+        session.observer.note(f"resumed: {len(past.phases)} phases and {kept} runs have ended already and are kept")
+    else:
+        run_id = session.folder.header.run_id
+        session.journal.append("started", run_id=run_id, marker=session.token, plan=session.plan)
+        session.observer.started(session.plan, session.folder.root)
+    note_machine(session)
     return State()
 
 
 def run_phase(session: Session, state: State, phase: Phase) -> State:
     """Run one phase, or say why not; then judge it and show what is known so far."""
+    standing = session.past.phases.get(phase.id)
+    if standing is not None:
+        return _keep(session, state, standing)
     planned = _planned(session, state, phase)
     reason = _why_not(state, phase, planned)
     if reason is not None:
@@ -58,15 +66,30 @@ def run_phase(session: Session, state: State, phase: Phase) -> State:
         record = _perform(session, phase, planned)
     report = judge_latest(session.folder, (*state.records, record), state.judged)
     session.observer.phase_finished(report)
-    state = replace(
-        state,
-        records=(*state.records, record),
-        judged={**state.judged, phase.id: report},
-        adopted={**state.adopted, **_adopt(session, report)},
-        stopped=state.stopped or _why_stop(session, report),
-    )
+    state = _next(session, state, record, report, _adopt(session, report))
     refresh(session, state)
     return state
+
+
+def _keep(session: Session, state: State, record: PhaseRecord) -> State:
+    """Take over a phase that an earlier runner brought to its end, and the settings that it chose then."""
+    report = judge_latest(session.folder, (*state.records, record), state.judged)
+    session.observer.phase_finished(report)
+    chosen = session.past.adopted.get(record.phase.id)
+    # The runner may have been killed between the phase's end and the choice.
+    return _next(session, state, record, report, _adopt(session, report) if chosen is None else chosen)
+
+
+def _next(
+    session: Session, state: State, record: PhaseRecord, report: PhaseReport, adopted: Mapping[str, Setting]
+) -> State:
+    return replace(
+        state,
+        records=(*state.records, record),
+        judged={**state.judged, report.id: report},
+        adopted={**state.adopted, **adopted},
+        stopped=state.stopped or _why_stop(session, report),
+    )
 
 
 def _planned(session: Session, state: State, phase: Phase) -> PhasePlan:
@@ -77,7 +100,7 @@ def _planned(session: Session, state: State, phase: Phase) -> PhasePlan:
     if preview.skipped is not None:
         return preview
     return plan_phase(
-        session.folder.header.runbook,
+        session.runbook,
         phase,
         run_dir=session.folder.root,
         python=session.folder.header.python,
@@ -108,7 +131,7 @@ def _not_run(session: Session, phase: Phase, planned: PhasePlan, reason: str) ->
 def _perform(session: Session, phase: Phase, planned: PhasePlan) -> PhaseRecord:
     from validator.model.record import PhaseRecord
 
-    began = time.monotonic()
+    began = time.monotonic() - session.past.phase_s.get(phase.id, 0.0)
     session.journal.append("phase_started", phase=phase.id)
     session.observer.phase_started(phase, planned)
     checks = _preflight(session, phase) if isinstance(phase, PreflightPhase) else ()
@@ -116,7 +139,7 @@ def _perform(session: Session, phase: Phase, planned: PhasePlan) -> PhaseRecord:
     for spec in planned.runs:
         if session.cancel.requested:
             break
-        runs.append(_run(session, spec))
+        runs.append(session.past.runs.get(spec.id) or _run(session, spec))
     interrupted = session.cancel.requested
     duration_s = round(time.monotonic() - began, 3)
     ended: PhaseState = "interrupted" if interrupted else "done"
@@ -150,6 +173,7 @@ def _run(session: Session, spec: RunSpec) -> RunRecord:
             token=session.token,
             guardian=session.guardian,
             redact=redact,
+            earlier=session.past.attempts.get(spec.id, ()),
         )
     return RunRecord(spec, outcome, collect_run(spec, run_dir=session.folder.root, outcome=outcome))
 

@@ -5,16 +5,20 @@ They are opened together and closed in reverse order, so that nothing outlives a
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from validator.folder import RunFolder
 from validator.model.plan import Plan
 from validator.model.runbook import Runbook
+from validator.stages.disk import events_of, last_runner
+from validator.stages.past import Past, read_past
 
 if TYPE_CHECKING:
     from validator.execute.cancel import CancelToken
@@ -23,7 +27,16 @@ if TYPE_CHECKING:
     from validator.execute.lock import MachineLock
     from validator.report.terminal import Observer
 
-__all__ = ["Session", "Unable", "locked", "open_session", "require_hardware"]
+__all__ = [
+    "Session",
+    "Unable",
+    "being_run",
+    "locked",
+    "open_session",
+    "require_hardware",
+    "require_idle",
+    "working_folder",
+]
 
 
 class Unable(Exception):
@@ -35,7 +48,9 @@ class Session:
     """The effects of a running validation, opened and closed by `open_session`."""
 
     folder: RunFolder
+    runbook: Runbook
     plan: Plan
+    past: Past
     journal: Journal
     observer: Observer
     cancel: CancelToken
@@ -55,6 +70,36 @@ def require_hardware(runbook: Runbook) -> None:
     missing = missing_hardware(runbook)
     if missing is not None:
         raise Unable(missing)
+
+
+def require_idle(folder: RunFolder) -> None:
+    """Raises Unable, naming it, when a runner still works on the folder."""
+    if last_runner(folder, events_of(folder)).alive():
+        raise Unable(being_run(folder))
+
+
+@contextmanager
+def working_folder(folder: RunFolder) -> Iterator[None]:
+    """Work where the validation was begun: commands may name relative paths. Its interpreter must be there as well.
+
+    Raises:
+        Unable: when either is gone.
+    """
+    header = folder.header
+    if not Path(header.python).exists():
+        raise Unable(f"{header.python}, which ran the trainer, is gone; restore it, or begin anew with `validator run`")
+    here = Path.cwd()
+    try:
+        os.chdir(header.cwd)
+    except OSError as error:
+        raise Unable(
+            f"the folder {header.cwd}, where the validation was begun, cannot be entered: {error.strerror}; "
+            "restore it, or begin anew with `validator run`"
+        ) from error
+    try:
+        yield
+    finally:
+        os.chdir(here)
 
 
 @contextmanager
@@ -83,23 +128,69 @@ def locked(runbook: Runbook, *, enabled: bool) -> Iterator[MachineLock]:
 
 
 @contextmanager
-def open_session(folder: RunFolder, *, plan: Plan, quiet: bool, fail_fast: bool) -> Iterator[Session]:
-    """Journal, guardian, signals and terminal of one validation, closed in reverse order whatever happens."""
+def open_session(
+    folder: RunFolder, *, runbook: Runbook, plan: Plan, quiet: bool, fail_fast: bool, resume: bool = False
+) -> Iterator[Session]:
+    """Journal, guardian, signals and terminal of one validation, closed in reverse order whatever happens.
+
+    With `resume`, what earlier runners left is read once the journal is held, and their processes are ended.
+
+    Raises:
+        Unable: when another process works on the same run folder.
+    """
     from validator.execute.cancel import CancelToken, cancel_on_signals
     from validator.execute.guardian import Guardian
-    from validator.execute.journal import Journal
-    from validator.observe.redact import redact
     from validator.report.terminal import make_observer
 
     token = secrets.token_hex(16)
     cancel = CancelToken()
     try:
-        with (
-            Journal.open(folder.journal, redact=redact) as journal,
-            Guardian.start(token=token, report=folder.root / "guardian.txt") as guardian,
-            cancel_on_signals(cancel),
-            make_observer(quiet=quiet) as observer,
-        ):
-            yield Session(folder, plan, journal, observer, cancel, guardian, token, fail_fast, began=time.monotonic())
+        with _journal(folder) as journal, cancel_on_signals(cancel), make_observer(quiet=quiet) as observer:
+            past = read_past(folder) if resume else Past()
+            _end_leftovers(past, journal, observer)
+            with Guardian.start(token=token, report=folder.root / "guardian.txt") as guardian:
+                yield Session(
+                    folder=folder,
+                    runbook=runbook,
+                    plan=plan,
+                    past=past,
+                    journal=journal,
+                    observer=observer,
+                    cancel=cancel,
+                    guardian=guardian,
+                    token=token,
+                    fail_fast=fail_fast,
+                    began=time.monotonic() - past.worked_s,
+                )
     finally:
         cancel.close()
+
+
+def _journal(folder: RunFolder) -> Journal:
+    from validator.execute.journal import Journal, JournalBusy
+    from validator.observe.redact import redact
+
+    try:
+        return Journal.open(folder.journal, redact=redact)
+    except JournalBusy as error:
+        raise Unable(being_run(folder)) from error
+
+
+def being_run(folder: RunFolder) -> str:
+    """The sentence that refuses to work on a folder that another process works on."""
+    runner = last_runner(folder, events_of(folder))
+    return (
+        f"{folder.header.run_id} is being run by process {runner.pid} on {runner.host}; "
+        "wait for it, or stop it and resume then"
+    )
+
+
+def _end_leftovers(past: Past, journal: Journal, observer: Observer) -> None:
+    """End what killed runners left behind, where their guardians could not."""
+    from validator.execute.tree import end_marked
+
+    for marker in past.markers:
+        ended = end_marked(marker)
+        if ended:
+            journal.append("leftovers_ended", pids=ended)
+            observer.note(f"{len(ended)} processes of the earlier runner were still there and have been ended")

@@ -142,11 +142,14 @@ def finding_lines(finding: Finding, *, width: int, color: bool) -> list[str]:
 def next_command(report: ValidationReport, paths: ReportPaths) -> str:
     """The one command that is worth typing now.
 
-    GO: use the settings, or read the report. Not GO: look into the run that stands in the way, or repeat its phase.
+    Interrupted: go on. GO: use the settings, or read the report. Not GO: look into the run that stands in the way, or
+    repeat its phase.
     """
     runbook = shlex.quote(one_line(report.runbook.path))
     if report.decision == "IN_PROGRESS":
         return f"validator report {_path(paths.result.parent)}"
+    if report.exit_code == 130:
+        return f"validator run --resume {_path(paths.result.parent)}"
     if report.decision == "GO":
         return f". {_path(paths.recommended_env)}" if report.recommended.env else f"less {_path(paths.markdown)}"
     culprit = _culprit(report)

@@ -1,0 +1,89 @@
+"""The machine under a validation: its snapshot, and whether it is still the same when the validation is resumed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from validator.folder import RunFolder
+from validator.model.runbook import Runbook
+from validator.stages.session import Session, Unable
+
+__all__ = ["changes", "note_machine", "require_same_machine"]
+
+_HARDWARE = ("cpu.model", "cpu.cores_logical", "gpus")
+"""Facts that make another machine. A host's name is none: a container gets a new one at each start."""
+
+_COMPARED = (
+    "host",
+    "system",
+    "python.",
+    "packages.",
+    "cpu.",
+    "memory.total_gib",
+    "git.",
+    "gpu_driver.",
+    "gpus.",
+    "env.",
+)
+_PASSING = ("cpu.load_1m", "git.changed", "git.why_none")
+_GPU_FACTS = ("name", "uuid", "memory_total_mib", "index")
+
+
+def note_machine(session: Session) -> None:
+    """Take the snapshot of the machine into environment.json; a resumed validation adds what has changed since."""
+    from validator.observe import snapshot
+
+    folder = session.folder
+    found = snapshot(folder.root, trainer_python=folder.header.python)
+    before = folder.load_environment()
+    if session.past.resumed and before:
+        changed = changes(before, found)
+        for what, (was, now) in changed.items():
+            session.observer.note(
+                f"{what} has changed since the first part: {was or 'none'} before, {now or 'none'} now"
+            )
+        told = {what: f"{was or 'none'} before, {now or 'none'} now" for what, (was, now) in changed.items()}
+        resumptions = {**before.get("resumed", {}), str(found["time"]): told or "on the same machine and software"}
+        found = {**before, "resumed": resumptions}
+    folder.save_environment(found)
+    session.journal.append("environment", path=folder.environment.name)
+
+
+def require_same_machine(folder: RunFolder, runbook: Runbook) -> None:
+    """Figures of two machines must not end in one decision.
+
+    Raises:
+        Unable: when the processor, or a GPU that the runbook needs, is another than at the start.
+    """
+    from validator.observe import snapshot
+
+    before = folder.load_environment()
+    if not before:
+        return
+    changed = changes(before, snapshot(folder.root, trainer_python=folder.header.python))
+    watched = _HARDWARE if runbook.hardware.gpus else _HARDWARE[:2]
+    for what, (was, now) in changed.items():
+        if what.startswith(watched):
+            raise Unable(
+                f"{folder.header.run_id} was begun on another machine: {what} was {was or 'none'} "
+                f"and is {now or 'none'} here; resume it there, or begin anew with `validator run`"
+            )
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """Facts of two snapshots that bear on figures and differ, by dotted name: before and now, empty where absent."""
+    old, new = dict(_flat(before)), dict(_flat(now))
+    return {
+        name: (old.get(name, ""), new.get(name, ""))
+        for name in sorted({*old, *new})
+        if name.startswith(_COMPARED) and name not in _PASSING and old.get(name, "") != new.get(name, "")
+    }
+
+
+def _flat(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in facts.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        elif value is not None and (not prefix.startswith("gpus.") or key in _GPU_FACTS):
+            yield f"{prefix}{key}", str(value)
