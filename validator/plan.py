@@ -46,8 +46,7 @@ from validator.model.settings import (
     watchdog_of,
 )
 
-__all__ = ["PlanError", "launch_words",
-    "make_plan", "plan_phase", "selected"]
+__all__ = ["PlanError", "launch_words", "make_plan", "plan_phase", "selected"]
 
 FLIGHT_RECORDER = {
     "TORCH_FR_BUFFER_SIZE": "2000",
