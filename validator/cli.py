@@ -19,6 +19,7 @@ import typer
 import validator
 
 if TYPE_CHECKING:
+    from validator.execute.watch import WatchEvent
     from validator.runbook import LoadedRunbook, Problem
     from validator.workflow import Finished
 
@@ -274,6 +275,65 @@ def report(
 
         terminal.print_summary(finished.report, finished.paths)
     raise typer.Exit(finished.exit_code)
+
+
+@app.command(epilog="Example: validator watch out/first --interval 30s --halt")
+def watch(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The folder that a running trainer writes to.")],
+    interval: Annotated[str, typer.Option(metavar="DURATION", help="Time between looks.")] = "30s",
+    halt: Annotated[
+        bool, typer.Option("--halt/--no-halt", help="On an anomaly, write .HALT so that the trainer stops.")
+    ] = False,
+    stall: Annotated[str, typer.Option(metavar="DURATION", help="Least silence that counts as a stall.")] = "180s",
+    first_step: Annotated[str, typer.Option(metavar="DURATION", help="The same before the first step.")] = "15m",
+    csv: Annotated[str, typer.Option(metavar="FILE", help="The trainer's table of steps.")] = "training.csv",
+    heartbeat: Annotated[
+        str, typer.Option(metavar="FILE", help="The heartbeat of each rank; {rank} stands for its number.")
+    ] = "heartbeat_rank{rank}.jsonl",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per event on stdout.")] = False,
+) -> None:
+    """Watch a trainer that is running, ours or another's, until it ends; exit code 1 when something is wrong."""
+    from validator import workflow
+    from validator.model.runbook import TrainerMetrics, Watchdog
+
+    with _reported(as_json=as_json):
+        watched = workflow.watch(
+            directory,
+            interval_s=_duration("--interval", interval, as_json=as_json),
+            halt=halt,
+            limits=Watchdog().model_copy(
+                update={
+                    "stall": _duration("--stall", stall, as_json=as_json),
+                    "first_step": _duration("--first-step", first_step, as_json=as_json),
+                }
+            ),
+            metrics=TrainerMetrics(csv=csv, heartbeat=heartbeat),
+            tell=_tell_as_json if as_json else _tell,
+        )
+    raise typer.Exit(watched.exit_code)
+
+
+def _duration(option: str, text: str, *, as_json: bool) -> float:
+    """A duration of the command line in seconds; a number alone is seconds."""
+    from validator.model.units import parse_duration
+
+    try:
+        value = float(text) if text.replace(".", "", 1).isdigit() else parse_duration(text)
+    except ValueError as error:
+        raise _fail(f"{option} {text}: {error}", USAGE, as_json=as_json) from None
+    if value <= 0:
+        raise _fail(f"{option} {text}: must be more than zero; write 30s or 2m", USAGE, as_json=as_json)
+    return value
+
+
+def _tell(event: WatchEvent) -> None:
+    halted = "; .HALT is written" if event.halt_written else ""
+    typer.echo(f"{event.time}  {event.code}: {event.message}{halted}", err=True)
+
+
+def _tell_as_json(event: WatchEvent) -> None:
+    sys.stdout.write(json.dumps(dataclasses.asdict(event), ensure_ascii=False) + "\n")
+    sys.stdout.flush()
 
 
 @app.command(epilog="Example: validator schema > runbook.schema.json")

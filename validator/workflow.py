@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from validator.folder import RunFolder, interpreter, require_made_from
 from validator.model.plan import Plan
+from validator.model.runbook import TrainerMetrics, Watchdog
 from validator.model.verdict import Finding, RunReport, ValidationReport
 from validator.plan import make_plan
 from validator.runbook import LoadedRunbook, find, load
@@ -25,11 +26,13 @@ from validator.stages.session import (
     require_idle,
     working_folder,
 )
+from validator.stages.watching import Watched, watch_directory
 
 if TYPE_CHECKING:
+    from validator.execute.watch import WatchEvent
     from validator.report.write import ReportPaths
 
-__all__ = ["Finished", "Inspection", "Request", "Unable", "execute", "inspect", "preview", "report", "resume"]
+__all__ = ["Finished", "Inspection", "Request", "Unable", "execute", "inspect", "preview", "report", "resume", "watch"]
 
 
 @dataclass(frozen=True)
@@ -191,6 +194,23 @@ def inspect(directory: Path, *, warmup_steps: int) -> Inspection:
     """
     run, findings = inspect_directory(directory, warmup_steps=warmup_steps)
     return Inspection(directory=directory, run=run, findings=findings)
+
+
+def watch(
+    directory: Path,
+    *,
+    interval_s: float,
+    halt: bool,
+    limits: Watchdog,
+    metrics: TrainerMetrics,
+    tell: Callable[[WatchEvent], None],
+) -> Watched:
+    """Watch the folder of a trainer that somebody else started, and `tell` what is worth telling.
+
+    Raises:
+        FolderError: when there is no such folder.
+    """
+    return watch_directory(directory, interval_s=interval_s, halt=halt, limits=limits, metrics=metrics, tell=tell)
 
 
 def _plan(loaded: LoadedRunbook, *, only: Sequence[str], skip: Sequence[str]) -> Plan:
