@@ -129,7 +129,7 @@ def nsa_attention_triton(
         q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win, gates.contiguous(), [l, d, l_sel, n_sel, w], scale, compressed,
         deterministic,
     )  # fmt: skip
-    o = result[0][..., :Dv]
+    o: Tensor = result[0][..., :Dv]
     if not return_aux:
         return o
     o_cmp, o_sel, o_win = (x.detach()[..., :Dv] for x in result[1:4])

@@ -49,6 +49,10 @@ class Saved:
     index: Index
 
 
+Rows = tuple[Tensor, Tensor, Tensor, Tensor]
+"""What the gradient of one branch reads per row: dO, the branch's log-sum-exp, gates, delta."""
+
+
 def _options(tile: Tile) -> dict[str, int]:
     options = {"num_warps": tile.warps, "num_stages": tile.stages}
     return options | {"maxnreg": tile.regs} if tile.regs else options
@@ -99,9 +103,8 @@ def _select(q: Tensor, kc: Tensor, lse: Tensor, p: Problem) -> tuple[Tensor, Ten
     select_kernel[(programs,)](
         q, kc, lse, strips, maxima, top, counts, *strides(q), *strides(kc), p.S, p.n_cmp, p.n_blocks, strip, n_items,
         n_tiles, p.scale2, H=p.H, G=p.G, HPG=p.hpg, HP=heads, BT=bt, L=p.l, D=p.d, LS=p.l_sel, NTOP=p.n_top,
-        DK0=p.dims.dk0,
-        DK1=p.dims.dk1, BN=bn, MP=folded, NBP=blocks, NTOPP=slots, GS=group,
-        CHUNK=min(blocks, 256), GROUPED=grouped, PREC=p.precision, **_options(tile),
+        DK0=p.dims.dk0, DK1=p.dims.dk1, BN=bn, MP=folded, NBP=blocks, NTOPP=slots, GS=group, CHUNK=min(blocks, 256),
+        GROUPED=grouped, PREC=p.precision, **_options(tile),
     )  # fmt: skip
     return top, counts
 
@@ -204,7 +207,7 @@ def forward(
 
 
 def _dkv(
-    mode: int, branch: int, streams: tuple[Tensor, Tensor, Tensor], rows: tuple[Tensor, Tensor, Tensor, Tensor],
+    mode: int, branch: int, streams: tuple[Tensor, Tensor, Tensor], rows: Rows,
     out: tuple[Tensor, Tensor], p: Problem, *, tile: Tile, keys: int, step: int, first: int = 0,
     count: int | None = None,     chunk: tuple[int, int] = (0, 1), parts: tuple[Tensor, Tensor] | None = None,
     sink: tuple[Tensor, Tensor] | None = None, tile_offsets: Tensor | None = None,
@@ -226,8 +229,14 @@ def _dkv(
     )  # fmt: skip
 
 
+def _float32_pair(q: Tensor, lead: tuple[int, ...], p: Problem) -> tuple[Tensor, Tensor]:
+    """Partial sums of key and value gradients."""
+    dk = q.new_empty(*lead, p.dims.dk, dtype=torch.float32)
+    return dk, q.new_empty(*lead, p.dims.dv, dtype=torch.float32)
+
+
 def _compressed_dkv(
-    q: Tensor, kc: Tensor, vc: Tensor, rows: tuple[Tensor, ...], p: Problem, *, per_token: bool
+    q: Tensor, kc: Tensor, vc: Tensor, rows: Rows, p: Problem, *, per_token: bool
 ) -> tuple[Tensor, Tensor]:
     n_out = p.S if per_token else p.n_cmp
     dk, dv = kc.new_empty(p.B, n_out, p.G, p.dims.dk), vc.new_empty(p.B, n_out, p.G, p.dims.dv)
@@ -235,8 +244,8 @@ def _compressed_dkv(
         return dk.zero_(), dv.zero_()
     tile = p.tiles.dkv_cmp
     chunk = p.query_chunk(16, p.tokens(tile))
-    part = [q.new_empty(chunk[1], p.bg, p.n_cmp, n, dtype=torch.float32) for n in (p.dims.dk, p.dims.dv)]
-    _dkv(CMP.value, 0, (q, kc, vc), rows, (part[0], part[1]), p, tile=tile, keys=p.n_cmp, step=tile.bn, chunk=chunk)  # type: ignore[arg-type]
+    part = _float32_pair(q, (chunk[1], p.bg, p.n_cmp), p)
+    _dkv(CMP.value, 0, (q, kc, vc), rows, part, p, tile=tile, keys=p.n_cmp, step=tile.bn, chunk=chunk)
     for partial, out in zip(part, (dk, dv), strict=True):
         dim = out.shape[-1]
         spread_kernel[(ceil_div(n_out, 16), p.bg)](
@@ -246,17 +255,15 @@ def _compressed_dkv(
     return dk, dv
 
 
-def _sink_dkv(
-    q: Tensor, k_sel: Tensor, v_sel: Tensor, rows: tuple[Tensor, ...], p: Problem
-) -> tuple[Tensor, Tensor] | None:
+def _sink_dkv(q: Tensor, k_sel: Tensor, v_sel: Tensor, rows: Rows, p: Problem) -> tuple[Tensor, Tensor] | None:
     """Partial gradients of block 0 from all queries beyond the second block."""
     if 2 * p.l_sel >= p.S:
         return None
     tile = p.tiles.dkv_sel
     chunk = p.query_chunk(ceil_div(2 * p.n_processors, p.bg), p.tokens(tile))
-    sink = tuple(q.new_empty(chunk[1], p.bg, p.l_sel, n, dtype=torch.float32) for n in (p.dims.dk, p.dims.dv))
-    _dkv(SINK.value, 1, (q, k_sel, v_sel), rows, sink, p, tile=tile, keys=p.l_sel, step=p.l_sel, chunk=chunk)  # type: ignore[arg-type]
-    return sink  # type: ignore[return-value]
+    sink = _float32_pair(q, (chunk[1], p.bg, p.l_sel), p)
+    _dkv(SINK.value, 1, (q, k_sel, v_sel), rows, sink, p, tile=tile, keys=p.l_sel, step=p.l_sel, chunk=chunk)
+    return sink
 
 
 def backward(
@@ -282,7 +289,7 @@ def backward(
     part_dq = q.new_empty(most, p.n_pairs, p.hpg, p.dims.dk)
     parts = None
     if p.n_top:
-        parts = tuple(q.new_empty(most, p.max_tiles, p.l_sel, n, dtype=torch.float32) for n in (p.dims.dk, p.dims.dv))
+        parts = _float32_pair(q, (most, p.max_tiles, p.l_sel), p)
     for first, count in slabs:
         if parts is not None:
             gather_backward_kernel[(p.max_tiles, count)](
@@ -305,7 +312,7 @@ def backward(
             parts=parts,
             sink=sink,
             tile_offsets=index.tile_offsets,
-        )  # type: ignore[arg-type]
+        )
         _dq(
             dq, do, (q, kc, vc, k_sel, v_sel, k_win, v_win), gates, delta, part_dq, saved, p, first=first, count=count
         )  # fmt: skip

@@ -102,7 +102,8 @@ def attention_backward(
 ) -> list[Tensor]:
     """Gradients of the eight tensor arguments of :func:`attention`; ``saved`` are its outputs 1-6 and 9-13."""
     p = _problem(q, k_sel, v_sel, sizes, scale, deterministic)
-    s = launch.Saved(*saved[:6], launch.Index(*saved[6:]))
+    o_cmp, o_sel, o_win, lse_cmp, lse_sel, lse_win, *index = saved
+    s = launch.Saved(o_cmp, o_sel, o_win, lse_cmp, lse_sel, lse_win, launch.Index(*index))
     *grads, delta = launch.backward(
         do, q, kc, vc, k_sel, v_sel, k_win, v_win, gates, s, p, per_token=not compressed
     )  # fmt: skip
@@ -140,11 +141,12 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> N
     ctx.options = (list(sizes), scale, compressed, deterministic)
 
 
-def _backward(ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
-    if grads[0] is None:
+def _backward(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ...]:
+    do = grads[0]
+    if do is None:
         return (None,) * (_N_SAVED + 4)
     tensors = ctx.saved_tensors
-    result = attention_backward(grads[0].contiguous(), *tensors[:_N_SAVED], list(tensors[_N_SAVED:]), *ctx.options)
+    result = attention_backward(do.contiguous(), *tensors[:_N_SAVED], list(tensors[_N_SAVED:]), *ctx.options)
     return (*result, None, None, None, None)
 
 

@@ -52,7 +52,7 @@ class Launch:
     @property
     def name(self) -> str:
         mode = self.arguments.get("MODE")
-        return self.kernel.__name__ + ("" if mode is None else f"[{mode}]")
+        return str(self.kernel.__name__) + ("" if mode is None else f"[{mode}]")
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def resources(one: Launch, capability: int) -> Resources:
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder, "kernel.ptx")
         source.write_text(compiled.asm["ptx"])
-        command = [assembler, "-v", "--gpu-name", arch, source, "-o", Path(folder, "kernel.cubin")]
+        command: list[str | Path] = [assembler, "-v", "--gpu-name", arch, source, "-o", Path(folder, "kernel.cubin")]
         if one.options.get("maxnreg"):
             command[2:2] = [f"--maxrregcount={one.options['maxnreg']}"]
         report = subprocess.run(command, check=True, capture_output=True, text=True).stderr
