@@ -336,6 +336,24 @@ def _tell_as_json(event: WatchEvent) -> None:
     sys.stdout.flush()
 
 
+@app.command(epilog="Example: validator doctor")
+def doctor(
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder that would receive run folders.")] = Path("reports"),
+    as_json: AsJson = False,
+) -> None:
+    """Say which bundled runbooks this machine can run, and what to install."""
+    from validator import workflow
+
+    examination = workflow.examine(reports=out)
+    if as_json:
+        _print_json(examination.as_dict())
+    else:
+        from validator.report import terminal
+
+        terminal.print_examination(examination)
+    raise typer.Exit(examination.exit_code)
+
+
 @app.command(epilog="Example: validator schema > runbook.schema.json")
 def schema(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the reference for people instead.")] = False,

@@ -14,6 +14,7 @@ from validator.model.verdict import Finding, RunReport, ValidationReport
 from validator.plan import make_plan
 from validator.runbook import LoadedRunbook, find, load
 from validator.stages.disk import ending, events_of
+from validator.stages.doctor import examine
 from validator.stages.machine import require_same_machine
 from validator.stages.phases import State, begin, run_phase
 from validator.stages.reporting import finish, inspect_directory, rerender
@@ -32,7 +33,19 @@ if TYPE_CHECKING:
     from validator.execute.watch import WatchEvent
     from validator.report.write import ReportPaths
 
-__all__ = ["Finished", "Inspection", "Request", "Unable", "execute", "inspect", "preview", "report", "resume", "watch"]
+__all__ = [
+    "Finished",
+    "Inspection",
+    "Request",
+    "Unable",
+    "examine",
+    "execute",
+    "inspect",
+    "preview",
+    "report",
+    "resume",
+    "watch",
+]
 
 
 @dataclass(frozen=True)

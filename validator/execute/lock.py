@@ -20,7 +20,7 @@ from typing import Any
 
 from validator.execute.gpu import Gpus
 
-__all__ = ["Holder", "LockHeld", "MachineLock", "lock_names"]
+__all__ = ["Holder", "LockHeld", "MachineLock", "holders", "lock_names"]
 
 Holder = Mapping[str, Any]
 """Who holds a lock: `pid`, `command`, `since` (UTC, ISO 8601) and `run_dir` (None until it is known)."""
@@ -58,6 +58,23 @@ def lock_names(gpus: int, *, environment: Mapping[str, str] | None = None) -> tu
     entries = [entry.strip() for entry in visible.split(",")] if visible else []
     chosen = [entry for entry in entries if entry][:gpus] or [str(index) for index in range(gpus)]
     return tuple(sorted({f"gpu-{''.join(c if c.isalnum() or c in '-.' else '_' for c in name)}" for name in chosen}))
+
+
+def holders(*, folder: Path | None = None) -> dict[str, Holder]:
+    """Every lock of this machine that is held now, by name. No lock is touched, so nobody is refused meanwhile.
+
+    Raises:
+        PermissionError: when the folder of the locks belongs to somebody else.
+    """
+    found = {}
+    for path in sorted((_private_folder() if folder is None else folder).glob("*.lock")):
+        try:
+            held = json.loads(path.read_text(encoding="utf-8"))
+            os.kill(held["pid"], 0)
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # released, or left by one that was killed
+        found[path.stem] = held
+    return found
 
 
 class MachineLock:

@@ -16,7 +16,7 @@ from validator.observe.nvml import read_gpus
 from validator.observe.software import PackageError, git_facts, package_versions, requirement
 from validator.observe.xid import read_xids
 
-__all__ = ["missing_hardware", "preflight"]
+__all__ = ["missing_hardware", "package_names", "preflight"]
 
 
 def preflight(
@@ -29,7 +29,7 @@ def preflight(
         python: the trainer's interpreter, whose packages are checked.
     """
     hardware = runbook.hardware
-    versions = package_versions(python, [*_names(phase), "torch"])
+    versions = package_versions(python, [*package_names(phase), "torch"])
     checks = [
         *git_checks(phase, git_facts(Path.cwd())),
         *package_checks(phase, versions, python=python, gpus=hardware.gpus),
@@ -41,7 +41,8 @@ def preflight(
     return tuple(checks)
 
 
-def _names(phase: PreflightPhase) -> list[str]:
+def package_names(phase: PreflightPhase) -> list[str]:
+    """The packages that the phase requires, without their bounds."""
     names: list[str] = []
     for text in phase.packages:
         try:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from validator.model.plan import Plan
     from validator.model.verdict import Finding, RunReport, ValidationReport
+    from validator.report.terminal.doctor import Examined
     from validator.report.write import ReportPaths
     from validator.runbook import LoadedRunbook, RunbookInfo
 
@@ -23,6 +24,7 @@ __all__ = [
     "Observer",
     "SilentObserver",
     "make_observer",
+    "print_examination",
     "print_inspection",
     "print_plan",
     "print_runbooks",
@@ -73,3 +75,10 @@ def print_inspection(inspected: Inspected) -> None:
     from validator.report.terminal.tables import print_inspection as show
 
     show(inspected)
+
+
+def print_examination(examined: Examined) -> None:
+    """Print what a machine can validate."""
+    from validator.report.terminal.doctor import print_examination as show
+
+    show(examined)

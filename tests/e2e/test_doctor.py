@@ -1,0 +1,65 @@
+"""`validator doctor`: what a machine can validate, and what keeps it from the rest."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.validator.observe.answers import Card, FakeNvml
+from validator.execute.lock import MachineLock, holders
+from validator.observe import nvml
+from validator.stages.doctor import examine
+
+
+def test_a_machine_without_gpus_can_run_the_cpu_runbook(cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    answer = cli("doctor", "--json")
+    found = answer.json
+    states = {one["runbook"]: one for one in found["runbooks"]}
+    assert states["ddp_2xa100"]["state"] == "impossible"
+    assert "needs 2 GPUs" in states["ddp_2xa100"]["reasons"][0]
+    facts = {fact["name"]: fact for fact in found["facts"]}
+    assert facts["torch"]["ok"] is True
+    assert facts["Disk"]["ok"] is True
+    assert answer.rc == found["exit_code"] == (0 if states["smoke_cpu"]["state"] == "ready" else 4)
+
+
+def test_the_screen_names_the_next_command(cli) -> None:
+    answer = cli("doctor")
+    assert "Bundled runbooks" in answer.out
+    assert "Next    validator" in answer.out
+    assert max(map(len, answer.out.splitlines())) <= 140
+
+
+def test_gpus_of_another_kind_are_unfit_not_impossible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeNvml([Card(uuid=f"GPU-{number}") for number in range(2)])
+    report = nvml.read_gpus(nvml=fake, environment={})
+    monkeypatch.setattr(nvml, "read_gpus", lambda: report)
+    monkeypatch.setattr(sys.modules["validator.observe.preflight"], "read_gpus", lambda: report)
+    states = {one.runbook: one for one in examine(reports=tmp_path).runbooks}
+    other = states["ddp_2xh200"]
+    assert other.state == "unfit"
+    assert any("H200" in reason for reason in other.reasons)
+    assert not any("H200" in reason for reason in states["ddp_2xa100"].reasons)
+
+
+def test_a_held_lock_is_named_and_a_dead_holder_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    with MachineLock(["cpu"]) as lock:
+        lock.name(tmp_path / "run")
+        locks = [fact for fact in examine(reports=tmp_path).facts if fact.name == "Locks"]
+        assert "cpu is held by process" in locks[0].value
+        assert str(tmp_path / "run") in locks[0].value
+    assert holders() == {}
+    (tmp_path / "validator" / "cpu.lock").write_text(json.dumps({"pid": 2**22 + 1}))
+    assert holders() == {}, "one that was killed holds nothing"
+
+
+def test_a_folder_that_cannot_be_written_to_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    disk = next(fact for fact in examine(reports=tmp_path).facts if fact.name == "Disk")
+    assert disk.ok is False
+    assert "--out" in disk.fix
