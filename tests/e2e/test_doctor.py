@@ -35,7 +35,7 @@ def test_the_screen_names_the_next_command(cli) -> None:
 
 
 def test_gpus_of_another_kind_are_unfit_not_impossible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = FakeNvml([Card(uuid=f"GPU-{number}") for number in range(2)])
+    fake = FakeNvml(*(Card(uuid=f"GPU-{number}") for number in range(2)))
     report = nvml.read_gpus(nvml=fake, environment={})
     monkeypatch.setattr(nvml, "read_gpus", lambda: report)
     monkeypatch.setattr(sys.modules["validator.observe.preflight"], "read_gpus", lambda: report)
