@@ -5,6 +5,7 @@ A run folder can be moved or copied to another machine and judged there again; n
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -27,6 +28,7 @@ from validator.runbook import LoadedRunbook
 
 __all__ = ["FolderError", "Header", "RunFolder", "Runner", "interpreter", "require_made_from", "this_runner", "utc_now"]
 
+_NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG)
 _HASH_LIMIT_BYTES = 64 * 2**20
 
 
@@ -145,6 +147,8 @@ class RunFolder:
             text = header.model_dump_json(by_alias=True, indent=2)
             _write_whole(root / "run.json", text + "\n")
         except OSError as error:
+            if error.errno not in _NOT_ALLOWED:
+                raise  # a disk that is full or failing is the machine's fault, not the user's
             raise FolderError(
                 f"the run folder {root} cannot be written: {error.strerror}; choose another with --out"
             ) from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from validator.stages.reporting import finish, inspect_directory, rerender
 from validator.stages.session import (
     Session,
     Unable,
+    disk_errors,
     locked,
     open_session,
     require_hardware,
@@ -88,18 +89,22 @@ def execute(request: Request, *, quiet: bool = False) -> Finished:
     plan = _plan(loaded, only=request.only, skip=request.skip)
     require_hardware(loaded.runbook)
     with locked(loaded.runbook, enabled=request.lock) as lock:
-        folder = RunFolder.create(
-            loaded,
-            parent=request.parent,
-            python=interpreter(),
-            only=request.only,
-            skip=request.skip,
-            fail_fast=request.fail_fast,
-        )
+        with disk_errors(request.parent, command=f"validator run {request.runbook}"):
+            folder = RunFolder.create(
+                loaded,
+                parent=request.parent,
+                python=interpreter(),
+                only=request.only,
+                skip=request.skip,
+                fail_fast=request.fail_fast,
+            )
         lock.name(folder.root)
-        with open_session(
-            folder, runbook=loaded.runbook, plan=plan, quiet=quiet, fail_fast=request.fail_fast
-        ) as session:
+        with (
+            disk_errors(folder.root, command=f"validator run --resume {folder.root}"),
+            open_session(
+                folder, runbook=loaded.runbook, plan=plan, quiet=quiet, fail_fast=request.fail_fast
+            ) as session,
+        ):
             result, paths = finish(session, _phases(session))
     return Finished(folder.root, result, paths)
 
@@ -126,22 +131,24 @@ def resume(
     require_idle(folder)
     ended = ending(events_of(folder))
     if ended is not None and ended.event == "finished":
-        result, paths = rerender(folder)
-        return Finished(folder.root, result, paths, had_ended=True)
+        return replace(report(run_dir), had_ended=True)
     plan = make_plan(header.runbook, run_dir=folder.root, python=header.python, only=header.only, skip=header.skip)
     require_hardware(header.runbook)
     with working_folder(folder):
         require_same_machine(folder, header.runbook)
     with locked(header.runbook, enabled=lock) as machine:
         machine.name(folder.root)
-        with open_session(
-            folder,
-            runbook=header.runbook,
-            plan=plan,
-            quiet=quiet,
-            fail_fast=fail_fast or header.fail_fast,
-            resume=True,
-        ) as session:
+        with (
+            disk_errors(folder.root, command=f"validator run --resume {folder.root}"),
+            open_session(
+                folder,
+                runbook=header.runbook,
+                plan=plan,
+                quiet=quiet,
+                fail_fast=fail_fast or header.fail_fast,
+                resume=True,
+            ) as session,
+        ):
             with working_folder(folder):
                 state = _phases(session)
             result, paths = finish(session, state)
@@ -168,9 +175,11 @@ def report(run_dir: Path) -> Finished:
 
     Raises:
         FolderError: when `run_dir` is not a run folder.
+        Unable: when the reports cannot be written.
     """
     folder = RunFolder.open(run_dir)
-    result, paths = rerender(folder)
+    with disk_errors(folder.root, command=f"validator report {folder.root}"):
+        result, paths = rerender(folder)
     return Finished(folder.root, result, paths)
 
 

@@ -13,6 +13,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -79,6 +80,9 @@ class Journal:
 
         With `sync=False` the wait is left to the next event: the line survives a crash of this process, but maybe not
         of the machine. Models are written as their JSON form; numbers that JSON cannot hold become null.
+
+        Raises:
+            OSError: when the disk refuses; the line is then not in the journal, not even in part.
         """
         entry = Event(
             event=event,
@@ -88,7 +92,13 @@ class Journal:
         )
         line = {"ts": entry.ts, "mono": entry.mono, "event": event, **entry.fields}
         data = json.dumps(line, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-        _write_all(self._fd, data.encode("utf-8", "replace") + b"\n")
+        before = os.fstat(self._fd).st_size
+        try:
+            _write_all(self._fd, data.encode("utf-8", "replace") + b"\n")
+        except OSError:
+            with suppress(OSError):  # whoever opens it next drops a torn line as well
+                os.ftruncate(self._fd, before)
+            raise
         if sync:
             os.fsync(self._fd)
         return entry

@@ -143,7 +143,10 @@ def refresh(session: Session, state: State) -> None:
         return
     rest = record.phases[len(state.records) :]
     waiting = tuple(judge_latest(session.folder, (*state.records, phase), state.judged) for phase in rest)
-    render(session.folder, record, (*state.judged.values(), *waiting), finished=None, duration_s=None)
+    try:
+        render(session.folder, record, (*state.judged.values(), *waiting), finished=None, duration_s=None)
+    except OSError as error:  # the phases themselves are worth more than a look at them
+        session.observer.note(f"the report so far cannot be written: {error.strerror or error}")
     session.refreshed = time.monotonic()
 
 

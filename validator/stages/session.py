@@ -31,6 +31,7 @@ __all__ = [
     "Session",
     "Unable",
     "being_run",
+    "disk_errors",
     "locked",
     "open_session",
     "require_hardware",
@@ -100,6 +101,25 @@ def working_folder(folder: RunFolder) -> Iterator[None]:
         yield
     finally:
         os.chdir(here)
+
+
+@contextmanager
+def disk_errors(folder: Path, *, command: str) -> Iterator[None]:
+    """Turn what the disk refuses into a sentence; everything that was started has been ended by then.
+
+    Raises:
+        Unable: naming the file, the reason, and the command to go on with.
+    """
+    try:
+        yield
+    except BrokenPipeError:
+        raise  # whoever read our output has left; that is no trouble with the results
+    except OSError as error:
+        named = error.filename if isinstance(error.filename, str) else str(folder)
+        raise Unable(
+            f"results cannot be written: {error.strerror or error} ({named}); nothing is left running. "
+            f"Free space or repair the disk, then go on with: {command}"
+        ) from error
 
 
 @contextmanager
