@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-# Scanning every installed distribution for pydantic plugins costs a tenth of a second and finds none of ours.
-os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+from validator.startup import lean
 
-import typer
+lean()
 
-import validator
+import typer  # noqa: E402 -- what `lean` prevents must not have happened
+
+import validator  # noqa: E402
 
 if TYPE_CHECKING:
     from validator.execute.watch import WatchEvent
@@ -50,7 +51,10 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout
 
 def main() -> None:
     """Entry point of the console script."""
-    app(prog_name="validator")
+    try:
+        app(prog_name="validator")
+    finally:
+        gc.freeze()  # the interpreter's last collection would visit every module once more
 
 
 def _print_json(value: Any) -> None:
@@ -74,6 +78,7 @@ def _reported(*, as_json: bool = False) -> Iterator[None]:
     from validator.runbook import RunbookError
     from validator.stages.session import Unable
 
+    gc.enable()
     try:
         yield
     except RunbookError as error:
@@ -122,7 +127,7 @@ def run(
 ) -> None:
     """Run a runbook to a decision and write its report."""
     if resume is not None:
-        given = {"--only": only, "--skip": skip, "--set": set_, "--dry-run": dry_run}
+        given = {"--only": only, "--skip": skip, "--dry-run": dry_run}
         _refuse_with_resume([name for name, value in given.items() if value], as_json=as_json)
     elif runbook is None:
         raise _fail(
@@ -135,7 +140,14 @@ def run(
 
     with _reported(as_json=as_json):
         if resume is not None:
-            finished = workflow.resume(resume, runbook=runbook, fail_fast=fail_fast, lock=not no_lock, quiet=as_json)
+            finished = workflow.resume(
+                resume,
+                runbook=runbook,
+                overrides=tuple(set_ or ()),
+                fail_fast=fail_fast,
+                lock=not no_lock,
+                quiet=as_json,
+            )
         else:
             request = workflow.Request(
                 runbook=runbook or "",
@@ -359,7 +371,7 @@ def schema(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the reference for people instead.")] = False,
 ) -> None:
     """Print the JSON Schema of runbooks, for editors."""
-    from validator.runbook import json_schema, reference_markdown
+    from validator.runbook.reference import json_schema, reference_markdown
 
     if markdown:
         sys.stdout.write(reference_markdown())
