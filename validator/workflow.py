@@ -18,6 +18,7 @@ from validator.stages.doctor import examine
 from validator.stages.machine import require_same_machine
 from validator.stages.phases import State, begin, run_phase
 from validator.stages.reporting import finish, inspect_directory, rerender
+from validator.stages.secrets import clean_loaded, clean_plan, with_secrets
 from validator.stages.session import (
     Session,
     Unable,
@@ -91,7 +92,7 @@ def execute(request: Request, *, quiet: bool = False) -> Finished:
     with locked(loaded.runbook, enabled=request.lock) as lock:
         with disk_errors(request.parent, command=f"validator run {request.runbook}"):
             folder = RunFolder.create(
-                loaded,
+                clean_loaded(loaded),
                 parent=request.parent,
                 python=interpreter(),
                 only=request.only,
@@ -110,7 +111,13 @@ def execute(request: Request, *, quiet: bool = False) -> Finished:
 
 
 def resume(
-    run_dir: Path, *, runbook: str | None = None, fail_fast: bool = False, lock: bool = True, quiet: bool = False
+    run_dir: Path,
+    *,
+    runbook: str | None = None,
+    overrides: Sequence[str] = (),
+    fail_fast: bool = False,
+    lock: bool = True,
+    quiet: bool = False,
 ) -> Finished:
     """Bring a validation whose runner was killed or interrupted to its decision, repeating nothing that has ended.
 
@@ -119,6 +126,7 @@ def resume(
 
     Args:
         runbook: what the user takes the runbook to be; it must have the name of the one that the folder was made from.
+        overrides: `KEY=VALUE` for those that were given at the start and held secrets, which are not stored.
 
     Raises:
         FolderError: when `run_dir` is no run folder, or was made from another runbook.
@@ -127,12 +135,14 @@ def resume(
     folder = RunFolder.open(run_dir)
     header = folder.header
     if runbook is not None:
-        require_made_from(folder, load(find(runbook), overrides=header.overrides))
+        require_made_from(folder, load(find(runbook)))
     require_idle(folder)
     ended = ending(events_of(folder))
     if ended is not None and ended.event == "finished":
         return replace(report(run_dir), had_ended=True)
-    plan = make_plan(header.runbook, run_dir=folder.root, python=header.python, only=header.only, skip=header.skip)
+    with working_folder(folder):
+        declared = with_secrets(folder, overrides)
+    plan = make_plan(declared, run_dir=folder.root, python=header.python, only=header.only, skip=header.skip)
     require_hardware(header.runbook)
     with working_folder(folder):
         require_same_machine(folder, header.runbook)
@@ -142,7 +152,7 @@ def resume(
             disk_errors(folder.root, command=f"validator run --resume {folder.root}"),
             open_session(
                 folder,
-                runbook=header.runbook,
+                runbook=declared,
                 plan=plan,
                 quiet=quiet,
                 fail_fast=fail_fast or header.fail_fast,
@@ -167,7 +177,7 @@ def preview(
 ) -> tuple[LoadedRunbook, Plan]:
     """What `execute` would start, without starting it."""
     loaded = load(find(runbook), overrides=overrides)
-    return loaded, _plan(loaded, only=only, skip=skip)
+    return loaded, clean_plan(_plan(loaded, only=only, skip=skip))
 
 
 def report(run_dir: Path) -> Finished:

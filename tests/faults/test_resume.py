@@ -191,7 +191,7 @@ def test_the_choices_made_at_the_start_hold(
         (("run",), "--resume RUN"),
         (("run", "--resume", "."), "run.json"),
         (("run", "--resume", ".", "--only", "first"), "--only"),
-        (("run", "--resume", ".", "--set", "a.b=1", "--dry-run"), "--set and --dry-run"),
+        (("run", "--resume", ".", "--skip", "first", "--dry-run"), "--skip and --dry-run"),
     ],
 )
 def test_bad_usage_is_told(validator: Validator, arguments: tuple[str, ...], word: str) -> None:

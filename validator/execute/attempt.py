@@ -24,7 +24,7 @@ from validator.execute.progress import Progress
 from validator.execute.stop import Grace, Stopped, await_exit, clear_leftovers, stop
 from validator.execute.tree import ProcessTree
 from validator.execute.wait import Waiter
-from validator.execute.words import describe_exit, says_port_in_use
+from validator.execute.words import describe_exit, redact_words, says_port_in_use
 from validator.model.outcome import Attempt, Reason
 from validator.model.plan import RunSpec
 from validator.model.units import format_duration
@@ -123,7 +123,12 @@ def run_attempt(spec: RunSpec, request: AttemptRequest, *, number: int, used_por
             oom_kills_before=oom_kills(),
         )
         request.journal.append(
-            "attempt_started", run=spec.id, number=number, pid=process.pid, command=launch.argv, marker=request.token
+            "attempt_started",
+            run=spec.id,
+            number=number,
+            pid=process.pid,
+            command=redact_words(launch.argv, request.redact),
+            marker=request.token,
         )
         ending = _watch(running)
         duration = time.monotonic() - clock
@@ -247,7 +252,7 @@ def _ended(
     detail += _leftover_clause(ending, stopped)
     attempt = Attempt(
         number=number,
-        command=tuple(running.request.redact(part) for part in running.launch.argv),
+        command=redact_words(running.launch.argv, running.request.redact),
         pid=running.process.pid,
         started=began,
         duration_s=duration_s,
@@ -277,7 +282,7 @@ def _not_started(
 ) -> Attempt:
     return Attempt(
         number=number,
-        command=tuple(request.redact(part) for part in spec.argv),
+        command=redact_words(spec.argv, request.redact),
         pid=None,
         started=began,
         duration_s=0.0,

@@ -75,11 +75,16 @@ class Journal:
             raise
         return cls(fd, path, redact=redact)
 
-    def append(self, event: str, *, sync: bool = True, **fields: Any) -> Event:
+    def append(
+        self, event: str, *, sync: bool = True, as_it_is: Mapping[str, Any] | None = None, **fields: Any
+    ) -> Event:
         """Write one event and wait until it is on disk.
 
         With `sync=False` the wait is left to the next event: the line survives a crash of this process, but maybe not
         of the machine. Models are written as their JSON form; numbers that JSON cannot hold become null.
+
+        Fields in `as_it_is` are not redacted: they hold patterns that must stay whole, and have been cleaned by the
+        caller.
 
         Raises:
             OSError: when the disk refuses; the line is then not in the journal, not even in part.
@@ -88,7 +93,10 @@ class Journal:
             event=event,
             ts=datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
             mono=round(time.monotonic(), 4),
-            fields={name: _plain(value, self._redact) for name, value in fields.items()},
+            fields={
+                **{name: _plain(value, self._redact) for name, value in fields.items()},
+                **{name: _plain(value, None) for name, value in (as_it_is or {}).items()},
+            },
         )
         line = {"ts": entry.ts, "mono": entry.mono, "event": event, **entry.fields}
         data = json.dumps(line, ensure_ascii=False, separators=(",", ":"), allow_nan=False)

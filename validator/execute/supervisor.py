@@ -39,6 +39,7 @@ def supervise(
     log_cap: LogCap | None = None,
     redact: Callable[[str], str] = str,
     earlier: Sequence[Attempt] = (),
+    told: RunSpec | None = None,
 ) -> Outcome:
     """Carry out a run to its end and return how it ended.
 
@@ -53,6 +54,7 @@ def supervise(
         redact: goes over every text of the run that the supervisor writes.
         earlier: attempts at this run that an earlier runner of the same validation made; they stay in the outcome, and
             those that stalled count against the run's retries.
+        told: what the journal says of the run, where it must not say everything; it is written as it is.
 
     Whatever is raised here, by `on_progress` or by the file system, no process of the run is left behind.
     """
@@ -63,7 +65,11 @@ def supervise(
     stopper = cancel or own_cancel
     assert stopper is not None, "either given or made"
     try:
-        journal.append("run_started", sync=False, run=spec.id, spec=spec)  # `attempt_started` follows
+        # `attempt_started` follows at once, and is waited for.
+        if told is None:
+            journal.append("run_started", sync=False, run=spec.id, spec=spec)
+        else:
+            journal.append("run_started", sync=False, run=spec.id, as_it_is={"spec": told})
         outcome = _attempts(
             spec,
             AttemptRequest(

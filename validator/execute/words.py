@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["describe_exit", "last_words", "says_port_in_use", "tail_of"]
+__all__ = ["describe_exit", "last_words", "redact_words", "says_port_in_use", "tail_of"]
 
 _TAIL_BYTES = 16384
 _WORDS = 300
@@ -58,6 +58,20 @@ def says_port_in_use(out: Path, port: int | None) -> bool:
         return False
     texts = [tail_of(path) for _, path in _logs(out)]
     return any(_PORT_IN_USE.search(text) and str(port) in text for text in texts)
+
+
+def redact_words(words: Iterable[str], redact: Callable[[str], str]) -> tuple[str, ...]:
+    """The words of a command without secrets: also a secret that is the word after its flag (`--api-key …`)."""
+    clean: list[str] = []
+    before = ""
+    for word in words:
+        probe = f"{before} x"
+        if before.startswith("--") and not word.startswith("-") and (told := redact(probe)) != probe:
+            clean.append(told[len(before) + 1 :])
+        else:
+            clean.append(redact(word))
+        before = word
+    return tuple(clean)
 
 
 def tail_of(path: Path) -> str:

@@ -59,7 +59,8 @@ _HINT = re.compile(
 def is_secret_name(name: str) -> bool:
     """Whether a value that goes under this name is taken for a secret."""
     plain = _CAMEL.sub("_", name.lstrip("-")).replace("-", "_")
-    return _NAME.search(plain) is not None and _HARMLESS.search(plain) is None
+    harmless = _HARMLESS.search(plain) or _HARMLESS.search(plain.rpartition(".")[2])
+    return _NAME.search(plain) is not None and harmless is None
 
 
 def redact(text: str) -> str:
@@ -96,7 +97,9 @@ def _without_query_value(match: re.Match[str]) -> str:
 
 def _without_value(match: re.Match[str]) -> str:
     name, gap, value = match["name"], match["gap"], match["value"]
-    if not is_secret_name(name) or value.startswith("[redacted") or value.strip("\"'") in ("", "None", "null"):
-        return match[0]
     mark = value[0] if value[0] in "\"'" else ""
+    if value.startswith("[redacted") or value.strip("\"'") in ("", "None", "null"):
+        return match[0]
+    if not is_secret_name(name):  # an innocent name may hold a whole command line
+        return f"{name}{gap}{mark}{redact(value[1:-1] if mark else value)}{mark}"
     return f"{name}{gap}{mark}{REDACTED}{mark}"

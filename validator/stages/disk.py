@@ -25,6 +25,7 @@ __all__ = [
     "last_runner",
     "pending",
     "phase_end",
+    "record_of",
     "reconstruct",
     "sittings",
     "started_runs",
@@ -129,14 +130,15 @@ def _state(own: Sequence[Event], ended: Event | None, *, alive: bool) -> tuple[P
 
 def _runs(folder: RunFolder, phase: Phase, events: Sequence[Event]) -> tuple[RunRecord, ...]:
     """Every run that was started, in order, with its outcome where it ended."""
-    from validator.collect import collect_run
+    return tuple(record_of(folder, spec, outcome) for spec, outcome in started_runs(events) if spec.phase == phase.id)
 
-    records = []
-    for spec, outcome in started_runs(events):
-        if spec.phase == phase.id:
-            result = collect_run(spec, run_dir=folder.root, outcome=outcome)
-            records.append(RunRecord(spec=spec, outcome=outcome, result=result))
-    return tuple(records)
+
+def record_of(folder: RunFolder, spec: RunSpec, outcome: Outcome | None) -> RunRecord:
+    """What is known of a run from its folder, without the secrets that its trainer may have written there."""
+    from validator.collect import collect_run
+    from validator.stages.secrets import clean_result
+
+    return RunRecord(spec, outcome, clean_result(collect_run(spec, run_dir=folder.root, outcome=outcome)))
 
 
 def started_runs(events: Sequence[Event]) -> Iterator[tuple[RunSpec, Outcome | None]]:
@@ -162,10 +164,11 @@ def inspect_record(directory: Path, *, warmup_steps: int) -> RunRecord:
         FolderError: when there is no such folder.
     """
     from validator.collect import collect_dir
+    from validator.stages.secrets import clean_result
 
     if not directory.is_dir():
         raise FolderError(f"{directory} is not a folder; give the folder that holds the trainer's files")
-    result = collect_dir(directory)
+    result = clean_result(collect_dir(directory))
     world = max(1, len(result.rank_series))
     spec = RunSpec(
         id=directory.name or "run",

@@ -38,6 +38,7 @@ class State:
 def begin(session: Session) -> State:
     """Note the start, or that the validation is taken up again, and take the snapshot of the machine."""
     from validator.folder import this_runner
+    from validator.stages.secrets import clean_plan
 
     past = session.past
     if past.resumed:
@@ -47,7 +48,8 @@ def begin(session: Session) -> State:
         session.observer.note(f"resumed: {len(past.phases)} phases and {kept} runs have ended already and are kept")
     else:
         run_id = session.folder.header.run_id
-        session.journal.append("started", run_id=run_id, marker=session.token, plan=session.plan)
+        plan = clean_plan(session.plan)
+        session.journal.append("started", run_id=run_id, marker=session.token, as_it_is={"plan": plan})
         session.observer.started(session.plan, session.folder.root)
     note_machine(session)
     return State()
@@ -158,10 +160,12 @@ def _preflight(session: Session, phase: PreflightPhase) -> tuple[Check, ...]:
 
 
 def _run(session: Session, spec: RunSpec) -> RunRecord:
-    from validator.collect import collect_run
     from validator.execute.supervisor import supervise
-    from validator.model.record import RunRecord
     from validator.observe.redact import redact
+    from validator.stages.disk import record_of
+    from validator.stages.secrets import clean_spec
+
+    told = clean_spec(spec)
 
     with _sampled(session, spec):
         outcome = supervise(
@@ -174,8 +178,9 @@ def _run(session: Session, spec: RunSpec) -> RunRecord:
             guardian=session.guardian,
             redact=redact,
             earlier=session.past.attempts.get(spec.id, ()),
+            told=told,
         )
-    return RunRecord(spec, outcome, collect_run(spec, run_dir=session.folder.root, outcome=outcome))
+    return record_of(session.folder, told, outcome)
 
 
 def _sampled(session: Session, spec: RunSpec) -> AbstractContextManager[object]:

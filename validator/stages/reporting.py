@@ -14,6 +14,7 @@ from validator.model.verdict import (
     Decision,
     Finding,
     PhaseReport,
+    Recommendation,
     RunbookRef,
     RunReport,
     ValidationReport,
@@ -97,11 +98,18 @@ def _report(
         exit_code=_exit_code(decision, record),
         phases=phases,
         findings=findings,
-        recommended=recommend(phases, runbook=header.runbook, command=_launch_command(record)),
+        recommended=_recommended(recommend(phases, runbook=header.runbook, command=_launch_command(record))),
         environment=dict(record.environment),
         artifacts=tuple(Artifact(path=path, bytes=size, sha256=digest) for path, size, digest in folder.artifacts()),
         validator_version=header.validator_version,
     )
+
+
+def _recommended(found: Recommendation) -> Recommendation:
+    """Without secrets: sourcing `[redacted]` would take a user's own credentials away."""
+    from validator.observe.redact import REDACTED
+
+    return found.model_copy(update={"env": {name: value for name, value in found.env.items() if REDACTED not in value}})
 
 
 def _launch_command(record: ValidationRecord) -> str | None:

@@ -93,3 +93,15 @@ def test_variables_are_redacted_by_name_and_by_value() -> None:
         "URL": "https://u:[redacted]@h/",
         "NCCL_ALGO": "Ring",
     }
+
+
+@pytest.mark.parametrize(
+    ("text", "clean"),
+    [
+        ('run: "curl --password=abc123 x"', 'run: "curl --password=[redacted] x"'),
+        ("cmd='login --token abc123 y'", "cmd='login --token [redacted] y'"),
+        ("metrics.tokens == 42", "metrics.tokens == 42"),
+    ],
+)
+def test_an_innocent_name_does_not_hide_what_its_value_holds(text: str, clean: str) -> None:
+    assert redact(text) == clean
