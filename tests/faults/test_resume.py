@@ -134,6 +134,25 @@ def test_after_ctrl_c_it_goes_on_and_keeps_the_attempt_that_was_stopped(
     assert [event["phase"] for event in validator.events("phase_ended")].count("first") == 1
 
 
+def test_nothing_is_added_to_the_folder_of_the_attempt_that_was_cut_short(
+    validator: Validator, short_runbook: Callable[..., Path]
+) -> None:
+    runner = validator.start("run", str(short_runbook()), "--only", "train", "--set", "train.steps=1000")
+    validator.until("attempt_started")
+    folder = validator.run_folder()
+    telemetry = folder / "runs" / "train" / "r1" / "logs" / "telemetry.csv"
+    assert eventually(lambda: telemetry.is_file() and telemetry.stat().st_size > 0, within_s=30)
+    runner.kill()
+    runner.communicate()
+    assert eventually(lambda: not processes_of(folder), within_s=60)
+    before = telemetry.read_bytes()
+    resumed = validator.start("run", "--resume", str(folder))
+    validator.until("attempt_started", 2)
+    resumed.send_signal(signal.SIGINT)
+    resumed.communicate(timeout=60)
+    assert (folder / "runs" / "train" / "r1.attempt1" / "logs" / "telemetry.csv").read_bytes() == before
+
+
 def test_a_validation_that_has_ended_is_not_run_again(
     validator: Validator, short_runbook: Callable[..., Path], tmp_path: Path
 ) -> None:

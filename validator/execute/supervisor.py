@@ -21,7 +21,7 @@ from validator.execute.stop import Grace
 from validator.model.outcome import Attempt, Outcome
 from validator.model.plan import RunSpec
 
-__all__ = ["supervise"]
+__all__ = ["set_aside", "supervise"]
 
 _RETRIED = ("stalled", "infrastructure")
 
@@ -95,12 +95,9 @@ def supervise(
 
 
 def _attempts(spec: RunSpec, request: AttemptRequest, earlier: Sequence[Attempt]) -> Outcome:
-    done = list(earlier)
+    done = list(set_aside(spec, run_dir=request.run_dir, earlier=earlier))
     ports: list[int] = []
     retries = max(0, spec.retries - sum(attempt.reason == "stalled" for attempt in done))
-    kept = _keep_earlier(request.run_dir / spec.out)
-    if done:
-        done[-1] = _moved(done[-1], spec.out, kept)
     while True:
         ended = run_attempt(spec, request, number=len(done) + 1, used_ports=tuple(ports))
         if ended.port is not None:
@@ -119,6 +116,15 @@ def _attempts(spec: RunSpec, request: AttemptRequest, earlier: Sequence[Attempt]
         request.journal.append("attempt_ended", sync=again, run=spec.id, attempt=attempt)
         if not again:
             return Outcome(run=spec.id, attempts=tuple(done))
+
+
+def set_aside(spec: RunSpec, *, run_dir: Path, earlier: Sequence[Attempt] = ()) -> tuple[Attempt, ...]:
+    """Give what an earlier runner left of a run a numbered name, before anything is written to its folder again.
+
+    Returns the earlier attempts, the last one with the new places of its evidence. Done twice, it changes nothing more.
+    """
+    kept = _keep_earlier(run_dir / spec.out)
+    return (*earlier[:-1], _moved(earlier[-1], spec.out, kept)) if earlier else ()
 
 
 def _keep_earlier(out: Path) -> str | None:

@@ -160,13 +160,16 @@ def _preflight(session: Session, phase: PreflightPhase) -> tuple[Check, ...]:
 
 
 def _run(session: Session, spec: RunSpec) -> RunRecord:
-    from validator.execute.supervisor import supervise
+    from validator.execute.supervisor import set_aside, supervise
     from validator.observe.redact import redact
     from validator.stages.disk import record_of
     from validator.stages.secrets import clean_spec
 
     told = clean_spec(spec)
 
+    # Before the sampler starts: its first row must not fall into the folder of an attempt that is over.
+    before = session.past.attempts.get(spec.id, ())
+    earlier = set_aside(spec, run_dir=session.folder.root, earlier=before)
     with _sampled(session, spec):
         outcome = supervise(
             spec,
@@ -177,7 +180,7 @@ def _run(session: Session, spec: RunSpec) -> RunRecord:
             token=session.token,
             guardian=session.guardian,
             redact=redact,
-            earlier=session.past.attempts.get(spec.id, ()),
+            earlier=earlier,
             told=told,
         )
     return record_of(session.folder, told, outcome)
