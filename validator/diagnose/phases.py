@@ -140,20 +140,26 @@ def _without_effect(key: str, runs: list[RunFacts]) -> Iterator[str]:
             yield f"{size / 2**20:.2f} MiB of gradients fit one bucket of {smallest:g} MiB, the smallest tried."
 
 
+def _figure(value: float) -> str:
+    """A number for a sentence: whole from a thousand on, four figures below."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
 def not_significant(phase: PhaseFacts) -> Iterator[Finding]:
     """The arms cannot be told apart, whatever their means are."""
     judged = phase.report.comparison if phase.report is not None else None
     if judged is None or judged.outcome not in ("no_difference", "not_decidable"):
         return
     unit = judged.unit or METRICS.get(judged.metric.split(".")[0], METRICS["loss"]).unit
-    means = ", ".join(f"{a.arm} {a.mean:.4g}" for a in judged.arms if a.mean is not None)
+    means = ", ".join(f"{a.arm}: {_figure(a.mean)} {unit}".strip() for a in judged.arms if a.mean is not None)
     yield found(
         "not-significant",
         judged.message,
         severity="info",
         because=[
-            evidence(f"{a.arm}: runs {', '.join(f'{m:.4g}' for m in a.run_means)} {unit}".strip(), None, judged.metric)
+            evidence(f"{a.arm}: runs {', '.join(map(_figure, a.run_means))} {unit}".strip(), None, judged.metric)
             for a in judged.arms
+            if a.run_means
         ],
         next_step=f"Do not choose by these means ({means}); "
         + (
