@@ -9,7 +9,8 @@ import pytest
 
 from validator.model.catalogue import METRICS, SCALARS
 from validator.model.runbook import SweepPhase, TrainingPhase
-from validator.runbook import RunbookError, available, find, json_schema, load, reference_markdown
+from validator.runbook import RunbookError, available, find, load
+from validator.runbook.reference import json_schema, reference_markdown
 from validator.runbook.shape import PHASE_MODELS, key_names
 
 ROOT = Path(__file__).resolve().parents[3]
