@@ -25,8 +25,8 @@ class DenseAttention(nn.Module):
 
     def reset_parameters(self, std: float, out_std: float) -> None:
         """Normal weights: `std` everywhere but in the output projection, which gets `out_std`."""
-        for name, linear in self.named_children():
-            nn.init.normal_(linear.weight, std=out_std if name == "o_proj" else std)
+        for linear in (self.q_proj, self.k_proj, self.v_proj, self.o_proj):
+            nn.init.normal_(linear.weight, std=out_std if linear is self.o_proj else std)
 
     def forward(self, x_BSD: Tensor) -> Tensor:
         """Attend to every earlier position."""
@@ -37,5 +37,6 @@ class DenseAttention(nn.Module):
         v = self.v_proj(x_BSD).view(B, S, self.n_kv_groups, self.d_v)
         heads = self.n_heads // self.n_kv_groups
         k, v = (t.repeat_interleave(heads, dim=2) for t in (k, v))
-        o = F.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (q, k, v)), is_causal=True)
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        o = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.o_proj(o.transpose(1, 2).reshape(B, S, -1))
