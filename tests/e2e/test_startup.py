@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+import typer
+from typer.main import get_command
+
+from validator.cli import COMMANDS, app
 
 HEAVY = ("torch", "nsa", "scipy", "numpy", "vl_convert", "jinja2", "pytest", "psutil", "pynvml", "email", "zipfile")
 PROBE = """
@@ -16,7 +21,7 @@ try:
     app({arguments!r}, prog_name="validator")
 except SystemExit as ended:
     code = ended.code
-loaded = sorted({{name.partition(".")[0] for name in sys.modules}} & set({heavy!r}))
+loaded = sorted(({{name.partition(".")[0] for name in sys.modules}} | set(sys.modules)) & set({heavy!r}))
 print(code, loaded, file=sys.stderr)
 """
 
@@ -25,6 +30,26 @@ print(code, loaded, file=sys.stderr)
 def test_nothing_heavy_is_imported(arguments: list[str], tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROBE.format(arguments=arguments, heavy=HEAVY)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stderr.splitlines()[-1] == "0 []", done.stderr
+
+
+def test_the_table_of_commands_says_what_each_command_says_itself() -> None:
+    for name, (module, attribute, line) in COMMANDS.items():
+        command = getattr(import_module(f"validator.commands.{module}"), attribute)
+        text = command.info.help if isinstance(command, typer.Typer) else command.__doc__
+        assert str(text).splitlines()[0] == line, name
+        assert get_command(app).commands[name].name == name
+
+
+def test_a_command_imports_no_other_commands_module(tmp_path: Path) -> None:
+    others = ("validator.commands.standing", "validator.commands.reading")
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE.format(arguments=["check", "smoke_cpu"], heavy=others)],
         cwd=tmp_path,
         capture_output=True,
         text=True,

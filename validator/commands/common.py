@@ -1,0 +1,103 @@
+"""What the commands share: exit codes, options, JSON on stdout, and failures told in one sentence."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+__all__ = [
+    "GO",
+    "INCONCLUSIVE",
+    "INTERRUPTED",
+    "NO_GO",
+    "UNABLE",
+    "USAGE",
+    "AsJson",
+    "Only",
+    "Overrides",
+    "RunbookArgument",
+    "Skip",
+    "duration",
+    "example",
+    "fail",
+    "print_json",
+    "reported",
+]
+
+GO, NO_GO, USAGE, INCONCLUSIVE, UNABLE, INTERRUPTED = 0, 1, 2, 3, 4, 130
+
+RunbookArgument = Annotated[str, typer.Argument(metavar="RUNBOOK", help="A path, or the name of a bundled runbook.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Replace one value: baseline.steps=50. May be repeated."),
+]
+Only = Annotated[list[str] | None, typer.Option(metavar="PHASE", help="Run this phase and what it needs.")]
+Skip = Annotated[list[str] | None, typer.Option(metavar="PHASE", help="Leave this phase out.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")]
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def example(*lines: str) -> Callable[[Command], Command]:
+    """Give a command the examples that end its help."""
+
+    def add(command: Command) -> Command:
+        label = "Example: " if len(lines) == 1 else "Examples: "
+        command.__dict__["epilog"] = label + " · ".join(lines)
+        return command
+
+    return add
+
+
+def print_json(value: Any) -> None:
+    """Print a value as JSON, alone on stdout."""
+    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n")
+
+
+def fail(message: str, code: int, *, as_json: bool, **details: Any) -> typer.Exit:
+    """Say why on stderr (or as JSON on stdout) and give the exit to raise."""
+    if as_json:
+        print_json({"error": message, "exit_code": code, **details})
+    else:
+        typer.echo(message, err=True)
+    return typer.Exit(code)
+
+
+@contextmanager
+def reported(*, as_json: bool = False) -> Iterator[None]:
+    """Turn every expected failure into its sentence and exit code."""
+    from validator.folder import FolderError
+    from validator.plan import PlanError
+    from validator.runbook import RunbookError
+    from validator.stages.session import Unable
+
+    gc.enable()
+    try:
+        yield
+    except RunbookError as error:
+        problems = [dataclasses.asdict(problem) for problem in error.problems]
+        raise fail(str(error), USAGE, as_json=as_json, problems=problems) from None
+    except (FolderError, PlanError) as error:
+        raise fail(str(error), USAGE, as_json=as_json) from None
+    except Unable as error:
+        raise fail(str(error), UNABLE, as_json=as_json) from None
+
+
+def duration(option: str, text: str, *, as_json: bool) -> float:
+    """A duration of the command line in seconds; a number alone is seconds."""
+    from validator.model.units import parse_duration
+
+    try:
+        value = float(text) if text.replace(".", "", 1).isdigit() else parse_duration(text)
+    except ValueError as error:
+        raise fail(f"{option} {text}: {error}", USAGE, as_json=as_json) from None
+    if value <= 0:
+        raise fail(f"{option} {text}: must be more than zero; write 30s or 2m", USAGE, as_json=as_json)
+    return value

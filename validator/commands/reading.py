@@ -1,0 +1,52 @@
+"""Commands that read what runs left behind: inspect, report."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from validator.commands.common import GO, NO_GO, AsJson, example, print_json, reported
+
+__all__ = ["inspect", "report"]
+
+
+@example("validator inspect reports/LATEST/runs/baseline/r1")
+def inspect(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that a trainer wrote.")],
+    warmup_steps: Annotated[int, typer.Option(metavar="N", help="Steps that never count as steady.")] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """Measure one trainer folder, ours or another's, and name what looks wrong."""
+    from validator import workflow
+
+    with reported(as_json=as_json):
+        inspection = workflow.inspect(directory, warmup_steps=warmup_steps)
+    if as_json:
+        print_json(inspection.as_dict())
+    else:
+        from validator.report import terminal
+
+        terminal.print_inspection(inspection)
+    raise typer.Exit(NO_GO if inspection.vetoed else GO)
+
+
+@example("validator report reports/LATEST")
+def report(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, wherever it lies now.")],
+    as_json: AsJson = False,
+) -> None:
+    """Judge a run folder again from what is on disk, and write its reports anew."""
+    from validator import workflow
+
+    with reported(as_json=as_json):
+        finished = workflow.report(run_dir)
+    if as_json:
+        sys.stdout.write(finished.folder.joinpath("result.json").read_text(encoding="utf-8"))
+    else:
+        from validator.report import terminal
+
+        terminal.print_summary(finished.report, finished.paths)
+    raise typer.Exit(finished.exit_code)

@@ -1,0 +1,82 @@
+"""Commands about the machine and what runs on it now: watch, doctor."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from validator.commands.common import AsJson, duration, example, print_json, reported
+
+if TYPE_CHECKING:
+    from validator.execute.watch import WatchEvent
+
+__all__ = ["doctor", "watch"]
+
+
+@example("validator watch out/first --interval 30s --halt")
+def watch(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The folder that a running trainer writes to.")],
+    interval: Annotated[str, typer.Option(metavar="DURATION", help="Time between looks.")] = "30s",
+    halt: Annotated[
+        bool, typer.Option("--halt/--no-halt", help="On an anomaly, write .HALT so that the trainer stops.")
+    ] = False,
+    stall: Annotated[str, typer.Option(metavar="DURATION", help="Least silence that counts as a stall.")] = "180s",
+    first_step: Annotated[str, typer.Option(metavar="DURATION", help="The same before the first step.")] = "15m",
+    csv: Annotated[str, typer.Option(metavar="FILE", help="The trainer's table of steps.")] = "training.csv",
+    heartbeat: Annotated[
+        str, typer.Option(metavar="FILE", help="The heartbeat of each rank; {rank} stands for its number.")
+    ] = "heartbeat_rank{rank}.jsonl",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per event on stdout.")] = False,
+) -> None:
+    """Watch a trainer that is running, ours or another's, until it ends; exit code 1 when something is wrong."""
+    from validator import workflow
+    from validator.model.runbook import TrainerMetrics, Watchdog
+
+    with reported(as_json=as_json):
+        watched = workflow.watch(
+            directory,
+            interval_s=duration("--interval", interval, as_json=as_json),
+            halt=halt,
+            limits=Watchdog().model_copy(
+                update={
+                    "stall": duration("--stall", stall, as_json=as_json),
+                    "first_step": duration("--first-step", first_step, as_json=as_json),
+                }
+            ),
+            metrics=TrainerMetrics(csv=csv, heartbeat=heartbeat),
+            tell=_tell_as_json if as_json else _tell,
+        )
+    raise typer.Exit(watched.exit_code)
+
+
+def _tell(event: WatchEvent) -> None:
+    halted = "; .HALT is written" if event.halt_written else ""
+    typer.echo(f"{event.time}  {event.code}: {event.message}{halted}", err=True)
+
+
+def _tell_as_json(event: WatchEvent) -> None:
+    sys.stdout.write(json.dumps(dataclasses.asdict(event), ensure_ascii=False) + "\n")
+    sys.stdout.flush()
+
+
+@example("validator doctor")
+def doctor(
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder that would receive run folders.")] = Path("reports"),
+    as_json: AsJson = False,
+) -> None:
+    """Say which bundled runbooks this machine can run, and what to install."""
+    from validator import workflow
+
+    examination = workflow.examine(reports=out)
+    if as_json:
+        print_json(examination.as_dict())
+    else:
+        from validator.report import terminal
+
+        terminal.print_examination(examination)
+    raise typer.Exit(examination.exit_code)
