@@ -1,0 +1,34 @@
+"""Which machines may be compared: those with the same GPUs, as many, joined alike; or the same processor."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["machine_class"]
+
+
+def machine_class(environment: Mapping[str, Any]) -> str:
+    """The class of the machine that a snapshot (`environment` of result.json) describes.
+
+    `2 x NVIDIA H200, NVLink`, or on a machine without GPUs `CPU, 2 cores, AMD EPYC 9654`; `unknown` without a snapshot.
+    Two validations of one runbook on one class are comparable; the host's name does not matter, since rented machines
+    and containers get a new one at each start.
+    """
+    gpus = [gpu for gpu in _mapping(environment.get("gpus")).values() if isinstance(gpu, Mapping)]
+    if gpus:
+        names = Counter(str(gpu.get("name") or "GPU") for gpu in gpus)
+        told = " + ".join(f"{count} x {name}" for name, count in sorted(names.items()))
+        if len(gpus) == 1:
+            return told
+        return f"{told}, {'NVLink' if all(gpu.get('nvlinks_active') for gpu in gpus) else 'PCIe'}"
+    cpu = _mapping(environment.get("cpu"))
+    model, cores = cpu.get("model"), cpu.get("cores_usable") or cpu.get("cores_logical")
+    if not model and not cores:
+        return "unknown"
+    return ", ".join(("CPU", *([f"{cores:g} cores"] if cores else []), *([str(model)] if model else [])))
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
