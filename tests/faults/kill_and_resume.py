@@ -1,9 +1,10 @@
 """Kill the runner at random moments, resume, and see that nothing was lost, repeated or left behind.
 
-    python tests/faults/kill_and_resume.py runbooks/smoke_cpu.yaml --moments 30 [--seed 0] [--set KEY=VALUE]
+    python tests/faults/kill_and_resume.py runbooks/smoke_cpu.yaml --moments 30 [--kills-per-run 5] [--set KEY=VALUE]
 
 First the runbook runs unbroken; its decision and duration are the measure. Then, for each moment, a runner is killed
-with SIGKILL that far into its run, and `validator run --resume` has to end in the same decision. One line is printed
+with SIGKILL that far into its run, and `validator run --resume` has to end in the same decision. With several kills a
+run, the resumed runner is killed as well, and so on: harder to bear, and a fraction of the time. One line is printed
 per moment; the exit code is 1 when any of them went wrong.
 """
 
@@ -11,14 +12,17 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import json
 import os
 import random
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,7 +30,7 @@ from typing import Any
 
 from validator.execute.journal import Event, read
 
-__all__ = ["Broken", "Unbroken", "kill_and_resume", "processes_of", "run_unbroken"]
+__all__ = ["Broken", "Unbroken", "kill_and_resume", "kill_often", "processes_of", "run_unbroken"]
 
 _PATIENCE_S = 60.0
 """After this no process of a killed runner may be left; the guardian itself grants torchrun 35 s."""
@@ -70,50 +74,90 @@ def kill_and_resume(
     options: Sequence[str] = (),
     with_guardian: bool = False,
 ) -> Broken:
-    """Kill a runner `after_s` seconds into its run, see that all is gone, resume, and compare.
+    """Kill a runner `after_s` seconds into its run, see that all is gone, resume, and compare."""
+    (broken,) = kill_often(
+        runbook, lasting_s=[after_s], work=work, unbroken=unbroken, options=options, with_guardian=with_guardian
+    )
+    return broken
 
-    With `with_guardian` its guardian is killed as well, as by a loss of power: then the processes that are left are
+
+def kill_often(
+    runbook: Path | str,
+    *,
+    lasting_s: Sequence[float],
+    work: Path,
+    unbroken: Unbroken,
+    options: Sequence[str] = (),
+    with_guardian: bool = False,
+) -> list[Broken]:
+    """One validation whose runners live `lasting_s` seconds, one after the other, and the last to the end.
+
+    After each kill all processes must go, and every run that had ended must stay as it was, whatever the later runners
+    do. Only kills that met a runner are in the answer: the validation may end before all of them are made.
+
+    With `with_guardian` the guardian is killed as well, as by a loss of power: then the processes that are left are
     the resumed runner's to end.
     """
-    broken = Broken(after_s)
-    out = work / f"broken-{after_s:.3f}"
-    runner = _start(["run", str(runbook), "--out", str(out), *options], work)
-    time.sleep(after_s)
+    out = Path(tempfile.mkdtemp(prefix="broken-", dir=work))
+    first = ["run", str(runbook), "--out", str(out), *options]
+    kills: list[_Kill] = []
+    for lasting in lasting_s:
+        folder = _only_folder(out)
+        kill = _kill_after(lasting, first if folder is None else ["run", "--resume", str(folder)], out, with_guardian)
+        if kill is None:
+            break
+        kills.append(kill)
+    folder = _only_folder(out)
+    code = _start(first if folder is None else ["run", "--resume", str(folder)], work).wait()
+    folder = _only_folder(out)
+    assert folder is not None, "a run that ended has a folder"
+    for kill in kills:
+        _compare(folder, kill, unbroken=unbroken, code=code)
+    wrong = [f"processes {left} are left after the resumed run"] if (left := processes_of(folder)) else []
+    again = _start(["report", str(folder)], work).wait()
+    if again != code or _result(folder)["decision"] != unbroken.decision:
+        wrong.append(f"judged again from disk it ends in exit {again}, not {code}")
+    for kill in kills:
+        kill.broken.wrong += wrong
+    return [kill.broken for kill in kills]
+
+
+@dataclass
+class _Kill:
+    """A kill, and what the disk held when all processes were gone: by run that had ended, and of every run."""
+
+    broken: Broken
+    ended: Mapping[str, Mapping[str, str]]
+    files: Mapping[str, str]
+
+
+def _kill_after(lasting_s: float, arguments: Sequence[str], out: Path, with_guardian: bool) -> _Kill | None:
+    """Let a runner live that long; None when it came to its end before."""
+    broken = Broken(lasting_s)
+    runner = _start(arguments, out.parent)
+    try:
+        runner.wait(timeout=lasting_s)
+    except subprocess.TimeoutExpired:
+        pass
+    else:
+        return None
     guardians = _children(runner.pid, "guardian.py") if with_guardian else []
     for pid in (*guardians, runner.pid):
         os.kill(pid, signal.SIGKILL)
     runner.wait()
     folder = _only_folder(out)
     if folder is None:
-        broken.decision = "nothing had been started"
-        return broken
-    events = read(folder / "journal.jsonl")
-    before = _evidence(folder, events)
-    broken.ended_before = len(before)
-    if not with_guardian:
-        broken.left_for_s = _await_end(folder, broken)
-        before_all = _files(folder / "runs")
-    else:
-        before_all = {}
-    code = _start(["run", "--resume", str(folder)], work).wait()
-    _compare(folder, broken, before=before, before_all=before_all, unbroken=unbroken, code=code)
-    if left := processes_of(folder):
-        broken.wrong.append(f"processes {left} are left after the resumed run")
-    again = _start(["report", str(folder)], work).wait()
-    if again != code or _result(folder)["decision"] != broken.decision:
-        broken.wrong.append(f"judged again from disk it ends in exit {again}, not {code}")
-    return broken
+        return _Kill(broken, {}, {})
+    ended = _evidence(folder, read(folder / "journal.jsonl"))
+    broken.ended_before = len(ended)
+    if with_guardian:
+        return _Kill(broken, ended, {})
+    broken.left_for_s = _await_end(folder, broken)
+    return _Kill(broken, ended, _files(folder / "runs"))
 
 
-def _compare(
-    folder: Path,
-    broken: Broken,
-    *,
-    before: Mapping[str, Mapping[str, str]],
-    before_all: Mapping[str, str],
-    unbroken: Unbroken,
-    code: int,
-) -> None:
+def _compare(folder: Path, kill: _Kill, *, unbroken: Unbroken, code: int) -> None:
+    broken = kill.broken
     if not (folder / "result.json").is_file():
         broken.wrong.append(f"the resumed run wrote no result.json and ended with exit {code}")
         return
@@ -121,18 +165,27 @@ def _compare(
     if (broken.decision, code) != (unbroken.decision, unbroken.exit_code):
         broken.wrong.append(f"{broken.decision} with exit {code}, but unbroken {unbroken.decision}")
     events = read(folder / "journal.jsonl")
-    for run, files in before.items():
-        starts = sum(event.event == "attempt_started" and event.fields["run"] == run for event in events)
-        ends = sum(event.event == "run_ended" and event.fields["run"] == run for event in events)
-        if ends != 1 or starts > 1:
-            broken.wrong.append(f"{run} had ended, and was started {starts} times")
-        after = _evidence(folder, events)[run]
-        if files != after:
+    evidence = _evidence(folder, events)
+    for run, files in kill.ended.items():
+        if again := _started_after_end(run, events):
+            broken.wrong.append(f"{run} had ended, and was started {again} times more")
+        if files != evidence[run]:
             broken.wrong.append(f"the artifacts of {run}, which had ended, have changed")
-    lost = set(before_all.values()) - set(_files(folder / "runs").values())
+    lost = set(kill.files.values()) - set(_files(folder / "runs").values())
     if lost:
-        names = [name for name, digest in before_all.items() if digest in lost]
+        names = [name for name, digest in kill.files.items() if digest in lost]
         broken.wrong.append(f"lost: {', '.join(names)}")
+
+
+def _started_after_end(run: str, events: Sequence[Event]) -> int:
+    """Attempts at a run that had come to an end of its own."""
+    ended = again = 0
+    for event in events:
+        if event.fields.get("run") != run:
+            continue
+        ended += event.event == "run_ended" and event.fields["outcome"]["attempts"][-1]["reason"] != "interrupted"
+        again += event.event == "attempt_started" and ended > 0
+    return again + max(0, ended - 1)
 
 
 def _evidence(folder: Path, events: Sequence[Event]) -> dict[str, dict[str, str]]:
@@ -219,32 +272,46 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--with-guardian", action="store_true", help="kill the guardian as well, as a loss of power does"
     )
+    parser.add_argument(
+        "--kills-per-run", type=int, default=1, help="moments of one validation: it is resumed and killed again"
+    )
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="leave the run folders in this folder")
     chosen = parser.parse_args(arguments)
     options = [word for override in chosen.overrides for word in ("--set", override)]
-    moments = random.Random(chosen.seed)
-    failed = 0
-    with TemporaryDirectory(prefix="kill-and-resume-") as folder:
-        work = Path(folder)
+    with ExitStack() as stack:
+        work = chosen.keep or Path(stack.enter_context(TemporaryDirectory(prefix="kill-and-resume-")))
+        work.mkdir(parents=True, exist_ok=True)
         unbroken = run_unbroken(chosen.runbook, work=work, options=options)
         print(f"unbroken: {unbroken.decision} in {unbroken.duration_s:.1f} s", flush=True)
-        for number in range(1, chosen.moments + 1):
-            broken = kill_and_resume(
+        moments, made = random.Random(chosen.seed), []
+        while len(made) < chosen.moments:
+            at = sorted(
+                moments.uniform(0.0, unbroken.duration_s)
+                for _ in range(min(chosen.kills_per_run, chosen.moments - len(made)))
+            )
+            lasting_s = [after - before for before, after in itertools.pairwise([0.0, *at])]
+            kills = kill_often(
                 chosen.runbook,
-                after_s=moments.uniform(0.0, unbroken.duration_s),
+                lasting_s=lasting_s,
                 work=work,
                 unbroken=unbroken,
                 options=options,
                 with_guardian=chosen.with_guardian,
             )
-            failed += bool(broken.wrong)
-            print(
-                f"{number}/{chosen.moments}: killed after {broken.killed_after_s:.2f} s, {broken.ended_before} runs "
-                f"had ended, all gone within {broken.left_for_s:.1f} s, resumed: {broken.decision}"
-                + "".join(f"\n  WRONG: {wrong}" for wrong in broken.wrong),
-                flush=True,
-            )
-    print(f"{chosen.moments - failed} of {chosen.moments} as they should be")
-    return 1 if failed else 0
+            for broken in kills:
+                made.append(broken)
+                print(_line(len(made), chosen.moments, broken), flush=True)
+    good = sum(not broken.wrong for broken in made)
+    print(f"{good} of {chosen.moments} as they should be")
+    return 0 if good == chosen.moments else 1
+
+
+def _line(number: int, moments: int, broken: Broken) -> str:
+    return (
+        f"{number}/{moments}: killed after {broken.killed_after_s:.2f} s, {broken.ended_before} runs had ended, "
+        f"all gone within {broken.left_for_s:.1f} s, resumed: {broken.decision}"
+        + "".join(f"\n  WRONG: {wrong}" for wrong in broken.wrong)
+    )
 
 
 if __name__ == "__main__":
