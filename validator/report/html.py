@@ -6,29 +6,21 @@ a content security policy, so that even text which slipped through the escaping 
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
-from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import validator
 from validator.model.verdict import Status, ValidationReport
 from validator.report.build import build_page
 from validator.report.page import Page, RunView
-from validator.report.palette import chart_css
 from validator.report.parts import status_view
+from validator.report.templates import environment, policy_hash, style, text
 from validator.report.view import ChartData
 
 if TYPE_CHECKING:
-    from jinja2 import BytecodeCache, Environment
-
     from validator.report.charts import Figure
 
-__all__ = ["render_html", "templates_dir"]
+__all__ = ["render_html"]
 
 
 _EXPLAINED: tuple[Status, ...] = ("PASS", "FAIL", "INCONCLUSIVE", "SKIPPED", "NOT_RUN")
@@ -66,18 +58,18 @@ def _figures(report: ValidationReport, charts: ChartData) -> Sequence[Sequence[F
 
 
 def _render(page: Page, figures: Sequence[Sequence[Figure]]) -> str:
-    style, script = _style(), _text("report.js")
+    sheet, script = style(), text("report.js")
     return (
-        _environment()
+        environment()
         .get_template("report.html.j2")
         .render(
             page=page,
             figures=figures,
             statuses=[status_view(s) for s in _EXPLAINED],
-            style=style,
+            style=sheet,
             script=script,
-            style_hash=_hash(style),
-            script_hash=_hash(script),
+            style_hash=policy_hash(sheet),
+            script_hash=policy_hash(script),
         )
     )
 
@@ -109,82 +101,3 @@ def _with_details_of(page: Page, keep: Callable[[RunView], bool]) -> Page:
         phase._replace(runs=tuple(run._replace(detailed=keep(run)) for run in phase.runs)) for phase in page.phases
     )
     return page._replace(phases=tuple(phases))
-
-
-def templates_dir() -> Path:
-    """Where the templates are: in the installed package, or beside it in a source tree.
-
-    Raises:
-        FileNotFoundError: when the installation is damaged.
-    """
-    package = Path(validator.__file__).parent
-    for folder in (package / "_data" / "templates", package.parent / "templates"):
-        if (folder / "report.html.j2").is_file():
-            return folder
-    raise FileNotFoundError(f"the report's templates are missing from {package}; install the package again")
-
-
-@lru_cache(maxsize=1)
-def _environment() -> Environment:
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    return Environment(
-        loader=FileSystemLoader(templates_dir()),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=StrictUndefined,
-        auto_reload=False,
-        bytecode_cache=_bytecode_cache(),
-    )
-
-
-def _bytecode_cache() -> BytecodeCache | None:
-    """Compiled templates, kept in the user's own folder below the system's temporary one; None where that is unsafe.
-
-    It halves the time of a report without charts. A changed template or another Python has another key. A cache that
-    cannot be written, as on a full disk, costs time and nothing else.
-    """
-    from jinja2 import FileSystemBytecodeCache
-    from jinja2.bccache import Bucket
-
-    class Cache(FileSystemBytecodeCache):
-        def load_bytecode(self, bucket: Bucket) -> None:
-            with suppress(OSError, EOFError, ValueError, TypeError):
-                super().load_bytecode(bucket)
-
-        def dump_bytecode(self, bucket: Bucket) -> None:
-            with suppress(OSError):
-                super().dump_bytecode(bucket)
-
-    try:
-        return Cache()
-    except (OSError, RuntimeError):
-        return None
-
-
-@lru_cache(maxsize=4)
-def _text(name: str) -> str:
-    return (templates_dir() / name).read_text(encoding="utf-8").strip()
-
-
-@lru_cache(maxsize=1)
-def _style() -> str:
-    """The style sheet with both sets of colors: the reader's system decides, the page's switch overrides it."""
-    light = f":root{{{_text('light.css')}}}{chart_css(dark=False)}"
-    dark = f":root{{{_text('dark.css')}}}{chart_css(dark=True)}"
-    forced = {
-        "light": light.replace(":root{", ":root:has(#theme-light:checked){").replace(
-            ".chart ", ":root:has(#theme-light:checked) .chart "
-        ),
-        "dark": dark.replace(":root{", ":root:has(#theme-dark:checked){").replace(
-            ".chart ", ":root:has(#theme-dark:checked) .chart "
-        ),
-    }
-    themes = f"{light}@media screen{{@media (prefers-color-scheme:dark){{{dark}}}{forced['light']}{forced['dark']}}}"
-    return f"{themes}\n{_text('report.css')}"
-
-
-def _hash(text: str) -> str:
-    """The hash of an inlined style or script, as a content security policy names it."""
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
