@@ -14,8 +14,9 @@ from typing import Literal, NamedTuple, overload
 import torch
 from torch import Tensor
 
+from nsa.attention.arguments import check_compressed, check_scale, check_streams
 from nsa.attention.batched import Branches, batched_branches
-from nsa.attention.compress import average_compress, compute_dtype
+from nsa.attention.compress import average_compress
 from nsa.attention.dispatch import Impl, choose_impl, load_kernels
 from nsa.attention.geometry import Geometry
 from nsa.attention.ranges import RangesVersion
@@ -180,11 +181,9 @@ def attend(
         streams: ``(q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win)``.
         compress: maps ``k_cmp [B, S, G, Dk], v_cmp [B, S, G, Dv]`` to one entry per complete block; None averages.
     """
-    _check_streams(streams, gates)
-    q = streams[0]
-    settings = _Settings(
-        geometry, compress, q.shape[-1] ** -0.5 if scale is None else scale, impl, query_chunk, sel_ranges
-    )
+    check_streams(streams, gates)
+    factor = check_scale(scale, streams[0].shape[-1])
+    settings = _Settings(geometry, compress, factor, impl, query_chunk, sel_ranges)
     if cu_seqlens is None:
         o, aux = _attend_padded(streams, gates, settings, return_aux=return_aux)
     else:
@@ -220,6 +219,7 @@ def _attend_padded(
     if settings.compress is not None:
         with span("nsa.compress"):
             k_cmp, v_cmp = settings.compress(k_cmp, v_cmp)
+        check_compressed(k_cmp, v_cmp, *rest[:2], n_compressed=geometry.n_compressed(q.shape[1]))
     impl = choose_impl(settings.impl, (q, k_cmp, v_cmp, *rest), geometry=geometry, compressed=compressed)
     # Precision is decided here, not by an autocast region around the model.
     with torch.autocast(device_type=q.device.type, enabled=False):
@@ -270,33 +270,3 @@ def combine(branches: Branches, gates: Tensor) -> Tensor:
     """Gated sum of the three branch outputs, ``[B, S, H, Dv]``, in their precision."""
     g_cmp, g_sel, g_win = gates.to(branches.o_cmp.dtype).unsqueeze(-1).unbind(-2)
     return g_cmp * branches.o_cmp + g_sel * branches.o_sel + g_win * branches.o_win
-
-
-_NAMES = ("q", "k_cmp", "v_cmp", "k_sel", "v_sel", "k_win", "v_win")
-
-
-def _check_streams(streams: tuple[Tensor, ...], gates: Tensor) -> None:
-    q, v_sel = streams[0], streams[4]
-    for name, x in zip(_NAMES, streams, strict=True):
-        if x.dim() != 4:
-            raise ValueError(f"{name}: shape {tuple(x.shape)}, must be [batch, sequence, heads or groups, dim]")
-        if x.device != q.device:
-            raise ValueError(f"{name}: on {x.device}, must be on the device of q, {q.device}")
-        if x.dtype != q.dtype or not x.is_floating_point():
-            raise ValueError(f"{name}: {x.dtype}, must be of one floating-point type with q, which is {q.dtype}")
-    B, S, H, Dk = q.shape
-    G, Dv = v_sel.shape[2:]
-    if S == 0 or B == 0:
-        raise ValueError(f"q: shape {tuple(q.shape)}, batch and sequence must not be empty")
-    if G == 0 or H % G:
-        raise ValueError(f"q: {H} heads, must be a multiple of the {G} groups of v_sel")
-    for name, x in zip(_NAMES[1:], streams[1:], strict=True):
-        expected = (B, S, G, Dk if name.startswith("k") else Dv)
-        if tuple(x.shape) != expected:
-            raise ValueError(f"{name}: shape {tuple(x.shape)}, must be {expected}")
-    if tuple(gates.shape) != (B, S, H, 3):
-        raise ValueError(f"gates: shape {tuple(gates.shape)}, must be {(B, S, H, 3)}")
-    if gates.device != q.device:
-        raise ValueError(f"gates: on {gates.device}, must be on the device of q, {q.device}")
-    if compute_dtype(q.dtype) == torch.float32 and gates.dtype == torch.float64:
-        raise ValueError("gates: float64, must not be wider than q and its keys; convert them with .to(q.dtype)")

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from nsa.attention.arguments import check_scale, check_streams
+from nsa.attention.geometry import Geometry
 from nsa.kernels import ops
 from nsa.kernels.config import interpreting, split_head_dim
 
@@ -114,12 +116,14 @@ def nsa_attention_triton(
         through ``o`` only: the branch outputs are detached.
 
     Raises:
-        ValueError: ``scale`` is not positive. Everything else is the caller's to check (:func:`why_unsupported`).
+        ValueError: a shape, type, device, size or the scale does not fit, in the words of
+            :func:`nsa.attention.nsa_attention`. Whether the kernels serve it is for :func:`why_unsupported` to say.
     """
+    geometry = Geometry(l=l, d=d, l_sel=l_sel, n_sel=n_sel, w=w)
+    n_compressed = geometry.n_compressed(q.shape[1]) if compressed else None
+    check_streams((q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win), gates, n_compressed=n_compressed)
     Dk, Dv = q.shape[-1], v_sel.shape[-1]
-    scale = Dk**-0.5 if scale is None else scale
-    if scale <= 0:
-        raise ValueError(f"scale={scale}: must be positive; negate q instead")
+    scale = check_scale(scale, Dk)
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
     dims = split_head_dim(Dk, Dv)

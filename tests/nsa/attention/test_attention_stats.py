@@ -152,35 +152,3 @@ def test_ranges_of_the_profiler() -> None:
         set_spans(False)
     assert {"nsa.cmp", "nsa.sel.ranges_v2", "nsa.sel", "nsa.win", "nsa.gate", "nsa.sel.backward"} <= on
     assert seen() == set()
-
-
-def bad(position: int, **change: object) -> list[torch.Tensor]:
-    xs = [x.detach() for x in inputs(CASE)]
-    xs[position] = xs[position].to(**change) if "shape" not in change else torch.zeros(*change["shape"])  # type: ignore[misc]
-    return xs
-
-
-@pytest.mark.parametrize(
-    ("xs", "message"),
-    [
-        (bad(2, shape=(1, 40, 1, 9)), r"v_cmp: shape \(1, 40, 1, 9\), must be \(1, 40, 1, 4\)"),
-        (bad(5, shape=(1, 39, 1, 4)), "k_win: shape"),
-        (bad(3, shape=(40, 1, 4)), r"k_sel: shape \(40, 1, 4\), must be \[batch"),
-        (bad(1, dtype=torch.float64), "k_cmp: torch.float64, must be of one floating-point type"),
-        (bad(7, shape=(1, 40, 2, 2)), r"gates: shape \(1, 40, 2, 2\), must be \(1, 40, 2, 3\)"),
-        (bad(7, dtype=torch.float64), "gates: float64, must not be wider"),
-    ],
-)
-def test_tensors_that_do_not_fit_are_named(xs: list[torch.Tensor], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        nsa_attention(*xs, **CASE.geometry)
-
-
-def test_names_and_sizes_that_do_not_fit_are_named() -> None:
-    xs = inputs(CASE)
-    with pytest.raises(ValueError, match="impl='fast': must be one of reference"):
-        nsa_attention(*xs, **CASE.geometry, impl="fast")
-    with pytest.raises(ValueError, match="w=0: must be a positive integer"):
-        nsa_attention(*xs, w=0)
-    with pytest.raises(ValueError, match="batch and sequence must not be empty"):
-        nsa_attention(*(x[:, :0] for x in xs))
