@@ -26,6 +26,7 @@ __all__ = [
     "SetupError",
     "TelemetryConfig",
     "TrainConfig",
+    "UnreachableError",
     "check",
     "field_specs",
     "flatten",
@@ -46,6 +47,10 @@ class SetupError(RuntimeError):
 
     The message names the setting and the fix; it is printed without a traceback.
     """
+
+
+class UnreachableError(SetupError):
+    """A data source somewhere else gave no answer in time: the same command may work later, or from elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +121,9 @@ class DataConfig:
     """What the model is trained on and in which portions."""
 
     data: Literal["synthetic", "uniform", "local"] = _opt(
-        "synthetic", "synthetic: learnable, floor known; uniform: speed only; local: files", fixed=True
+        "synthetic",
+        "synthetic: learnable, floor known; uniform: speed only; local: files",
+        fixed=True,
     )
     data_path: str | None = _opt(None, "file, folder or glob pattern for data=local")
     data_glob: str | None = _opt(
@@ -126,6 +133,17 @@ class DataConfig:
     data_limit_mib: float | None = _opt(
         None, "stop reading files after this much text, MiB; empty: read all", within=POSITIVE, fixed=True
     )
+    hub_dataset: str = _opt(
+        "HuggingFaceFW/fineweb-edu", "data=fineweb_edu: a dataset of the hub, or a folder laid out like one", fixed=True
+    )
+    hub_name: str | None = _opt(
+        None, "its configuration; empty: sample-10BT of FineWeb-Edu, the only one of any other", fixed=True
+    )
+    hub_split: str = _opt("train", "its split; what is held out for validation is taken from the same one", fixed=True)
+    hub_revision: str | None = _opt(None, "branch, tag or commit of it; empty: the newest", fixed=True)
+    stream_lanes: int | None = _opt(
+        None, "parts a stream is cut into, a multiple of the processes; empty: one each", within=POSITIVE, fixed=True
+    )
     tokenizer: Literal["byte", "gpt2"] = _opt("byte", "byte, or gpt2 (needs tiktoken)", fixed=True)
     seq_len: int = _opt(2048, "tokens per sequence", within=POSITIVE, fixed=True)
     batch_size: int = _opt(1, "sequences per rank and micro-batch", within=POSITIVE)
@@ -133,7 +151,9 @@ class DataConfig:
     global_batch_size: int | None = _opt(
         None, "sequences per step over all ranks; accum then follows from it", within=POSITIVE, fixed=True
     )
-    val_fraction: float = _opt(0.02, "share of documents held out of training (data=local)", within=UNIT, fixed=True)
+    val_fraction: float = _opt(
+        0.02, "share of documents held out of training (local, fineweb_edu)", within=UNIT, fixed=True
+    )
     val_every: int = _opt(0, "steps between validations; 0: never", within=NOT_NEGATIVE)
     val_batches: int = _opt(8, "batches per rank in a validation", within=POSITIVE)
     prefetch_batches: int = _opt(4, "micro-batches prepared ahead by the loader thread; 0: none", within=NOT_NEGATIVE)
@@ -315,7 +335,8 @@ def _relation_problems(config: Config) -> Iterator[str]:
     if data.data == "local" and not data.data_path:
         yield "data=local needs data_path: name a text or JSONL file, a folder or a glob pattern"
     if data.data != "local" and data.data_path:
-        yield f"data_path={data.data_path} is given but data={data.data} reads no files: set data=local"
+        instead = ", or name the folder as hub_dataset" if data.data == "fineweb_edu" else ""
+        yield f"data_path={data.data_path} is given but data={data.data} reads no files: set data=local{instead}"
     if config.train.param_dtype == "bf16" and config.train.dtype == "fp32":
         yield "param_dtype=bf16 with dtype=fp32 computes nothing in fp32: set dtype=bf16 or param_dtype=fp32"
 

@@ -7,17 +7,23 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
 
+from nsa.config import SetupError
 from nsa.data.source import SampleSource
 
 __all__ = ["BatchLoader", "FetchStats", "LoaderError", "share_of_step"]
 
 
 class LoaderError(RuntimeError):
-    """No batch arrived in time, or preparing one failed; the cause is chained."""
+    """No batch arrived in time (`reason` is "timeout"), or preparing one failed ("failed"); the cause is chained."""
+
+    def __init__(self, message: str, *, reason: Literal["timeout", "failed"] = "failed") -> None:
+        super().__init__(message)
+        self.reason: Literal["timeout", "failed"] = reason
 
 
 @dataclass(frozen=True)
@@ -108,11 +114,14 @@ class BatchLoader:
             except queue.Empty:
                 raise LoaderError(
                     f"no batch within loader_timeout_s={self._timeout_s:g}: the source is too slow or hangs; "
-                    "check the storage or raise the limit"
+                    "check the storage or raise the limit",
+                    reason="timeout",
                 ) from None
         waited = time.perf_counter() - began
         self._waits_s.append(waited)
         self._wait_since_take_s += waited
+        if isinstance(item, SetupError):
+            raise item  # says itself what is wrong and what to do
         if isinstance(item, Exception):
             raise LoaderError(f"preparing a batch failed: {item}") from item
         return item
