@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 from validator.diagnose.facts import RunFacts
 from validator.diagnose.rule import evidence, found
+from validator.model.units import format_duration
 from validator.model.verdict import Finding
 
-__all__ = ["disk_full", "leftover_process", "nccl_error", "oom", "port_in_use"]
+__all__ = ["crashed", "disk_full", "leftover_process", "nccl_error", "oom", "over_budget", "port_in_use"]
 
 
 def _tried_again(run: RunFacts) -> bool:
@@ -99,3 +100,49 @@ def leftover_process(run: RunFacts) -> Iterator[Finding]:
             next_step="Join or terminate every child before the trainer exits; left alone they hold GPU "
             "memory and ports.",
         )
+
+
+def crashed(run: RunFacts) -> Iterator[Finding]:
+    """The trainer ended before its time, by an error or a signal that no other rule explains."""
+    outcome = run.outcome
+    if not run.training or outcome is None or outcome.reason != "exited" or outcome.rc in (0, None):
+        return
+    told = (outcome.last.detail or f"exited with code {outcome.rc}").rstrip(".")
+    explained = any(run.hits(kind) for kind in ("oom", "port_in_use", "disk_full", "nccl", "stale_halt"))
+    if explained or run.irregular("stale-halt") or told.startswith("stopped itself for"):
+        return
+    errors = run.result.extra.get("errors", [])
+    killed = outcome.rc == -9 or "SIGKILL" in told or any("SIGKILL" in str(e["message"]) for e in errors)
+    tail = [line for line in run.result.log_tail if line.strip()]
+    yield found(
+        "crashed",
+        f"The trainer {told}.",
+        because=[
+            *(evidence(f"rank {e['rank']}: {e['message']}", str(e["path"])) for e in errors[:3]),
+            *([evidence(tail[-1], run.result.log_path, "last line")] if tail else []),
+            evidence(f"exit code {outcome.rc}", "journal.jsonl"),
+        ],
+        next_step="Somebody or the kernel killed it: look for the out-of-memory killer (dmesg | grep -i oom), for "
+        "limits of the container and for who else works on this machine; then run again."
+        if killed
+        else "Read the log from the first error on, mend it, and repeat this phase alone (--only).",
+    )
+
+
+def over_budget(run: RunFacts) -> Iterator[Finding]:
+    """The run had not ended when its timeout was over."""
+    outcome = run.outcome
+    if not run.training or outcome is None or outcome.reason != "timeout":
+        return
+    done, asked = run.steps_done or 0.0, run.steps_asked
+    needed = ""
+    if done and asked:
+        needed = f"; at this pace all {asked:,.0f} need {format_duration(asked * outcome.duration_s / done)}"
+    yield found(
+        "over-budget",
+        f"The run was at step {done:,.0f}{f' of {asked:,.0f}' if asked else ''} when its timeout of "
+        f"{format_duration(run.spec.timeout_s)} was over{needed}.",
+        because=[evidence(outcome.last.detail or "timeout", "journal.jsonl")],
+        next_step="Set the phase's timeout above what its steps need, or its steps to what fits; if a step takes "
+        "longer than it should, that is the question to answer first.",
+    )

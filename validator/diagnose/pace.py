@@ -10,10 +10,11 @@ import numpy as np
 from validator.diagnose.facts import LogHit, RunFacts
 from validator.diagnose.rule import evidence, found, percent
 from validator.judge.window import MIN_ROWS
+from validator.model.runbook import Watchdog
 from validator.model.units import format_duration
 from validator.model.verdict import Finding
 
-__all__ = ["eta_wrong", "hang", "no_steady_state", "slow_not_hung", "too_few_rows", "unit_mismatch"]
+__all__ = ["eta_wrong", "hang", "no_steady_state", "slow_not_hung", "too_few_rows", "unit_mismatch", "zero_rate"]
 
 _NOTABLE_WAIT_S = 180.0
 """A wait that people begin to take for a hang; the default limit of the watchdog as well."""
@@ -88,6 +89,38 @@ def _silence(run: RunFacts) -> tuple[float, float, int] | None:
     series = run.series("loss") or run.series("toks_per_s")
     strides = np.diff(series.steps) if series is not None and len(series.steps) > 1 else np.array([1])
     return end - (since if since is not None else mark["last_ts"]), float(np.median(strides)) * step_s, int(rank)
+
+
+def zero_rate(run: RunFacts) -> Iterator[Finding]:
+    """The trainer writes rows and gets nowhere: a rate of zero or less, or the same step again and again."""
+    limits = run.spec.watchdog or Watchdog()
+    series = run.series("toks_per_s")
+    frozen = run.irregular("duplicate-step") if run.outcome is not None and run.outcome.reason == "halted" else []
+    if series is not None and longest_row(series.values <= 0) >= limits.frozen_rows:
+        first = int(series.steps[np.flatnonzero(series.values <= 0)[0]])
+        stays = bool(series.values[-1] <= 0)
+        count = int((series.values <= 0).sum())
+        message = f"toks_per_s is {series.values[series.values <= 0][0]:g} in {count} rows, from step {first} on."
+        because = [evidence(f"{count} rows at zero or below", series.source.path, f"step {first}")]
+    elif frozen:
+        stays, message = True, f"The table stands still: {frozen[0].message}."
+        because = [evidence(frozen[0].message, frozen[0].path, f"line {frozen[0].line}")]
+    else:
+        return
+    yield found(
+        "zero-rate",
+        message,
+        severity="veto" if stays else "warning",
+        because=because,
+        next_step="Find out what the trainer does instead of training (a loader without data, a retry loop, a counter "
+        "that is not advanced); dump its stacks with SIGUSR1 while it happens.",
+    )
+
+
+def longest_row(flags: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> int:
+    """Length of the longest unbroken row of true values."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([0], flags.astype(np.int8), [0]))))
+    return int((edges[1::2] - edges[::2]).max()) if edges.size else 0
 
 
 def slow_not_hung(run: RunFacts) -> Iterator[Finding]:

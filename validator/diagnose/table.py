@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from validator.diagnose import across, artifacts, failures, learning, pace, phases, resources, settings
+from validator.diagnose import across, artifacts, failures, learning, pace, phases, records, resources, settings
 from validator.diagnose.rule import PhaseRule, RunRule, ValidationRule
 
 __all__ = ["CODES", "PHASE_RULES", "RUN_RULES", "VALIDATION_RULES"]
@@ -11,6 +11,9 @@ RUN_RULES: tuple[RunRule, ...] = (
     RunRule("mixed-runs", "veto", artifacts.mixed_runs),
     RunRule("foreign-results", "veto", artifacts.foreign_results),
     RunRule("stale-halt", "veto", artifacts.stale_halt),
+    RunRule("damaged-evidence", "veto", records.damaged_evidence),
+    RunRule("missing-evidence", "veto", records.missing_evidence),
+    RunRule("clock-jump", "warning", records.clock_jump),
     RunRule("config-ignored", "veto", settings.config_ignored),
     RunRule("noop-compression", "warning", settings.noop_compression),
     RunRule("warmup-exceeds-run", "warning", settings.warmup_exceeds_run),
@@ -22,6 +25,7 @@ RUN_RULES: tuple[RunRule, ...] = (
     RunRule("dead-parameter", "warning", learning.dead_parameter),
     RunRule("fused-unstable", "warning", learning.fused_unstable),
     RunRule("hang", "veto", pace.hang),
+    RunRule("zero-rate", "veto", pace.zero_rate),
     RunRule("slow-not-hung", "warning", pace.slow_not_hung),
     RunRule("no-steady-state", "warning", pace.no_steady_state),
     RunRule("not-significant", "info", pace.too_few_rows),
@@ -31,6 +35,8 @@ RUN_RULES: tuple[RunRule, ...] = (
     RunRule("nccl-error", "warning", failures.nccl_error),
     RunRule("port-in-use", "warning", failures.port_in_use),
     RunRule("disk-full", "veto", failures.disk_full),
+    RunRule("crashed", "warning", failures.crashed),
+    RunRule("over-budget", "warning", failures.over_budget),
     RunRule("leftover-process", "warning", failures.leftover_process),
     RunRule("low-headroom", "warning", resources.low_headroom),
     RunRule("memory-growth", "warning", resources.memory_growth),

@@ -253,7 +253,23 @@ def test_too_few_rows_to_compare_by(tmp_path: Path) -> None:
     assert "566 ± 269" in of_run(tmp_path / "r", steps=40)["not-significant"].message
     assert finding.severity == "info"
     write_csv(tmp_path / "s", [712, 850, 843], steps=[1, 20, 40], header=False)
-    assert set(of_run(tmp_path / "s", steps=40)) == UNCERTAIN
+    assert set(of_run(tmp_path / "s", steps=40, metrics=TrainerMetrics(csv="training.csv"))) == UNCERTAIN
+
+
+def test_a_rate_of_zero_is_no_training(tmp_path: Path) -> None:
+    stuck = of_run(healthy(tmp_path / "a", rates=[*steady(40), *[0.0] * 20]))["zero-rate"]
+    assert (stuck.severity, "from step 41 on" in stuck.message) == ("veto", True)
+    passing = of_run(healthy(tmp_path / "b", rates=[*steady(20), *[0.0] * 4, *steady(36)]))["zero-rate"]
+    assert passing.severity == "warning"
+    assert "zero-rate" not in of_run(healthy(tmp_path / "c", rates=[*steady(20), 0.0, *steady(20), 0.0, *steady(18)]))
+
+
+def test_a_table_that_stands_still_is_named_where_the_watchdog_stopped_the_run(tmp_path: Path) -> None:
+    folder = tmp_path / "r"
+    write_csv(folder, steady(24), steps=[*range(1, 21), 20, 20, 20, 20])
+    halted = outcome(rc=-15, reason="halted", detail="4 rows in a row say step 20")
+    assert "4 rows repeat" in of_run(folder, ended=halted)["zero-rate"].message
+    assert "zero-rate" not in of_run(folder)
 
 
 def slow(folder: Path, *, beats_to_s: float) -> Path:
@@ -389,6 +405,92 @@ def test_leftover_process(tmp_path: Path) -> None:
     assert "4711" in of_run(folder, ended=outcome(killed=(4711,)))["leftover-process"].message
     stopped = outcome(rc=-9, reason="timeout", killed=(4711,))
     assert "leftover-process" not in of_run(folder, ended=stopped)
+
+
+def test_a_crash_says_how_it_ended_unless_its_cause_has_a_name(tmp_path: Path) -> None:
+    folder = healthy(tmp_path / "r")
+    write_logs(folder, stderr="Traceback\nValueError: no such layer\n", rank=0)
+    ended = outcome(rc=1, detail="exited with code 1 after 60 steps: last words: ValueError: no such layer")
+    finding = of_run(folder, ended=ended)["crashed"]
+    assert "exited with code 1 after 60 steps" in finding.message
+    assert any(e.text == "ValueError: no such layer" for e in finding.evidence)
+    killed = of_run(folder, ended=outcome(rc=-9, detail="was ended by SIGKILL after 60 steps"))["crashed"]
+    assert "out-of-memory killer" in killed.next_step
+    write_logs(folder, stderr="CUDA out of memory\n", rank=0)
+    assert set(of_run(folder, ended=outcome(rc=1))) == {"oom"}
+    anomaly = outcome(rc=4, detail="stopped itself for nan_loss: exited with code 4")
+    assert "crashed" not in of_run(healthy(tmp_path / "s"), ended=anomaly)
+
+
+def test_a_run_past_its_budget_says_what_it_would_have_needed(tmp_path: Path) -> None:
+    ended = outcome(rc=-15, reason="timeout", duration_s=600)
+    finding = of_run(healthy(tmp_path / "r"), ended=ended, steps=300, timeout_s=600)["over-budget"]
+    assert "at step 60 of 300 when its timeout of 10 min was over; at this pace all 300 need 50 min" in finding.message
+
+
+# ------------------------------------------------------------------------------------------------------- evidence
+
+
+@pytest.mark.parametrize(
+    ("name", "find", "put"),
+    [
+        ("training.csv", b"\n30,", b"\n3x0,"),
+        ("training.csv", b"\n30,2.2", b"\n30,abc"),
+        ("heartbeat_rank1.jsonl", b'{"ts"', b'{ts"'),
+        ("metrics.json", b"{}", b"{"),
+        (
+            "env.json",
+            b"{",
+            b"[",
+        ),
+    ],
+)
+def test_garbled_evidence_forbids_go_where_the_run_ended_well(
+    tmp_path: Path, name: str, find: bytes, put: bytes
+) -> None:
+    folder = healthy(tmp_path / "r")
+    whole = (folder / name).read_bytes()
+    assert find in whole
+    (folder / name).write_bytes(whole.replace(find, put, 1))
+    finding = of_run(folder)["damaged-evidence"]
+    assert (finding.severity, finding.evidence[0].path) == ("veto", f"r/{name}")
+    assert of_run(folder, ended=outcome(rc=1))["damaged-evidence"].severity == "warning"
+
+
+def test_a_last_line_cut_by_a_kill_is_no_damage(tmp_path: Path) -> None:
+    folder = healthy(tmp_path / "r")
+    for name in ("training.csv", "heartbeat_rank0.jsonl"):
+        (folder / name).write_bytes((folder / name).read_bytes()[:-9])
+    assert "damaged-evidence" not in of_run(folder, ended=outcome(rc=-9))
+    assert "damaged-evidence" not in of_folder(folder)
+    assert of_run(folder)["damaged-evidence"].severity == "veto"
+
+
+def test_a_rate_that_is_no_number_is_damage(tmp_path: Path) -> None:
+    rates = [*steady(30), float("nan"), *steady(29)]
+    finding = of_run(healthy(tmp_path / "r", rates=rates))["damaged-evidence"]
+    assert (finding.severity, "toks_per_s is nan at step 31" in finding.message) == ("veto", True)
+
+
+def test_a_garbled_file_that_nothing_is_measured_by_is_a_warning(tmp_path: Path) -> None:
+    folder = healthy(tmp_path / "r")
+    (folder / "k_stats.csv").write_text("step,k\n1,2\nx,y\n3,4\n")
+    assert of_run(folder)["damaged-evidence"].severity == "warning"
+
+
+@pytest.mark.parametrize("name", ["training.csv", "heartbeat_rank1.jsonl", "env.json", "metrics.json"])
+def test_what_was_declared_and_never_written_forbids_go(tmp_path: Path, name: str) -> None:
+    folder = healthy(tmp_path / "r")
+    (folder / name).unlink()
+    assert of_run(folder)["missing-evidence"].severity == "veto"
+    assert "missing-evidence" not in of_run(folder, ended=outcome(rc=1))
+
+
+def test_a_clock_that_was_set_is_named(tmp_path: Path) -> None:
+    folder = healthy(tmp_path / "r")
+    records = [record(i, ts=5 * i - (3600 if i > 40 else 0)) for i in range(1, 61)]
+    write_heartbeat(folder, records)
+    assert "set back by 3595 s" in of_run(folder)["clock-jump"].message
 
 
 # ------------------------------------------------------------------------------------------------------ resources

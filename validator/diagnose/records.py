@@ -1,0 +1,103 @@
+"""Whether the evidence is there, whole, and of one clock. What was garbled or never written proves nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+
+import numpy as np
+
+from validator.diagnose.facts import RunFacts
+from validator.diagnose.rule import evidence, found
+from validator.model.measure import Irregularity
+from validator.model.verdict import Evidence, Finding
+
+__all__ = ["clock_jump", "damaged_evidence", "missing_evidence"]
+
+_DAMAGE = (
+    *("garbage-row", "garbage-cell", "short-row", "long-row", "nul-bytes", "no-step-column"),
+    *("garbage-line", "truncated-line", "no-timestamp", "not-json", "unreadable", "too-large", "empty"),
+)
+_CUT = frozenset({"truncated-line", "empty"})
+"""What a kill leaves behind without anybody's fault, and what a file that is still being written looks like."""
+
+_RATES = ("toks_per_s", "step_time_s")
+
+
+def damaged_evidence(run: RunFacts) -> Iterator[Finding]:
+    """Lines or cells of what a run measured cannot be read, although the run ended well."""
+    ended_well = run.outcome is not None and run.outcome.ok
+    seen = [i for i in run.irregular(*_DAMAGE) if ended_well or i.code not in _CUT]
+    relied_on = [i for i in seen if _relied_on(run, i)]
+    seen = relied_on or seen
+    because = [evidence(i.message, i.path, f"line {i.line}" if i.line else None) for i in seen[:5]]
+    odd = [] if because else list(_not_finite(run))
+    if not because and not odd:
+        return
+    first = f"{seen[0].path}: {seen[0].message}" if seen else odd[0].text
+    yield found(
+        "damaged-evidence",
+        f"What was measured cannot be read as a whole: {first}.",
+        severity="veto" if ended_well and (relied_on or odd) else "warning",
+        because=because or odd,
+        next_step="Have the trainer append whole lines and flush each, replace whole files by rename, and let only one "
+        "process write a file; check the disk (dmesg, df -h), then run again.",
+    )
+
+
+def _relied_on(run: RunFacts, irregularity: Irregularity) -> bool:
+    """Whether the runbook names the file as a place of measurements."""
+    metrics, name = run.spec.metrics, PurePosixPath(irregularity.path).name
+    declared = {PurePosixPath(one).name for one in (metrics.csv, metrics.env, metrics.metrics) if one}
+    before, _, after = PurePosixPath(metrics.heartbeat or "").name.partition("{rank}")
+    beat = bool(metrics.heartbeat) and name.startswith(before) and name.endswith(after)
+    return beat or name in declared or (run.spec.kind == "pytest" and name == "junit.xml")
+
+
+def _not_finite(run: RunFacts) -> Iterator[Evidence]:
+    """Rates and times of a step that are no numbers."""
+    for name in _RATES:
+        series = run.series(name)
+        bad = np.flatnonzero(~np.isfinite(series.values)) if series is not None else np.empty(0, dtype=np.intp)
+        if series is not None and bad.size:
+            yield evidence(
+                f"{name} is {series.values[bad[0]]} at step {series.steps[bad[0]]}, and not finite in {bad.size} rows",
+                series.source.path,
+                f"step {series.steps[bad[0]]}",
+            )
+
+
+def missing_evidence(run: RunFacts) -> Iterator[Finding]:
+    """A file that the runbook takes measurements from, or the heartbeat of a rank, was never written."""
+    if run.failed:
+        return  # a run that ended badly may well not have come so far
+    seen = run.irregular("missing-file", "missing-rank")
+    if not seen:
+        return
+    yield found(
+        "missing-evidence",
+        f"Not everything that should tell of this run is there: {'; '.join(i.message for i in seen[:4])}.",
+        severity="veto" if run.outcome is not None else "warning",
+        because=[evidence(i.message, i.path) for i in seen[:5]],
+        next_step="Let the trainer write these files into its own output folder ({out}), or take them out of "
+        "trainer.metrics if it never will.",
+    )
+
+
+def clock_jump(run: RunFacts) -> Iterator[Finding]:
+    """The wall clock was set while the run was measured; what spans the jump is left out."""
+    windows = [w for w in run.result.extra.get("invalid_windows", ()) if "wall clock" in str(w["reason"])]
+    seen = run.irregular("clock-jump")
+    if not windows and not seen:
+        return
+    said = str(windows[0]["reason"]) if windows else seen[0].message
+    yield found(
+        "clock-jump",
+        f"{said[:1].upper()}{said[1:]} while the run was measured.",
+        because=[
+            *(evidence(str(w["reason"]), None, f"steps {w['first_step']}–{w['last_step']}") for w in windows[:4]),
+            *(evidence(i.message, i.path) for i in seen[:2]),
+        ],
+        next_step="Let the clock be slewed, not set (chrony or ntpd), wait until it is in step (chronyc tracking), and "
+        "measure again.",
+    )
