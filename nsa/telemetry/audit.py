@@ -11,8 +11,16 @@ __all__ = ["audit_record", "backend_of"]
 
 SCHEMA_VERSION = 1
 _LAYER = re.compile(r"nsa\.layer\.(\d+)(\.backward)?$")
-_BRANCHES = {"nsa.cmp": "cmp", "nsa.compress": "compress", "nsa.sel": "sel", "nsa.win": "win", "nsa.gate": "gate"}
-_ATTENTION_BRANCHES = ("cmp", "sel", "win", "dense", "fused")
+_BRANCHES = {
+    "nsa.cmp": "cmp",
+    "nsa.compress": "compress",
+    "nsa.sel": "sel",
+    "nsa.win": "win",
+    "nsa.gate": "gate",
+    "nsa.query": "query",  # the queries' gradient, of all branches in one kernel
+}
+_ATTENTION_BRANCHES = ("cmp", "sel", "win", "query", "dense", "fused")
+_LAUNCH = re.compile(r"(cu|cuda|hip)[A-Z]")
 
 # The first pattern that a kernel's or operator's name holds names the backend. `_flash_`, `_efficient_` and `_cudnn_`
 # are how torch's own fused attention is called; Triton kernels of this package carry its name.
@@ -68,13 +76,31 @@ def _place(event: Any) -> tuple[int, str, str] | None:
     return layer, branch, direction
 
 
-def _work(event: Any) -> Iterator[tuple[str, float]]:
-    """What an event ran, with microseconds: its GPU kernels, or, on a CPU, the operator itself."""
-    kernels = getattr(event, "kernels", ())
-    if kernels:
-        yield from ((kernel.name, float(kernel.duration)) for kernel in kernels)
-    elif event.name.startswith("aten::"):
-        yield event.name, float(event.self_cpu_time_total)
+def _work_by_launch(events: list[Any]) -> list[tuple[Any, str, float]]:
+    """What each call of the driver or runtime put on the GPU: the call, the kernel's name, microseconds.
+
+    The profiler credits a kernel to the operator around it, and an operator may hold several branches. The call that
+    launched it has the kernel's own number, and its place among the ranges is exact. Empty unless every kernel's
+    launch was seen: an audit with holes would be no evidence.
+    """
+    launches = {e.id: e for e in events if not _on_gpu(e) and _LAUNCH.match(e.name)}
+    kernels = [e for e in events if _on_gpu(e) and not e.name.startswith("nsa.")]
+    if not all(e.id in launches for e in kernels):
+        return []
+    return [(launches[e.id], e.name, float(e.time_range.end - e.time_range.start)) for e in kernels]
+
+
+def _work_by_operator(events: list[Any], *, on_cuda: bool) -> Iterator[tuple[Any, str, float]]:
+    """What each operator ran: its GPU kernels, or, on a CPU, the operator itself."""
+    for event in events:
+        if on_cuda:
+            yield from ((event, kernel.name, float(kernel.duration)) for kernel in getattr(event, "kernels", ()))
+        elif event.name.startswith("aten::"):
+            yield event, event.name, float(event.self_cpu_time_total)
+
+
+def _on_gpu(event: Any) -> bool:
+    return "cuda" in str(event.device_type).lower()
 
 
 def audit_record(events: Iterable[Any], *, step: int, device: str) -> dict[str, Any]:
@@ -83,15 +109,11 @@ def audit_record(events: Iterable[Any], *, step: int, device: str) -> dict[str, 
     `layers[]` holds for each layer, branch and direction the kernels (operators on a CPU) with counts and times, and
     the backend they show; `summary[]` the same in one line per branch and direction, all layers together.
     """
-    on_cuda = device.startswith("cuda")
+    on_cuda, seen = device.startswith("cuda"), list(events)
     found: dict[tuple[int, str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(lambda: [0, 0.0]))
-    for event in events:
-        if on_cuda and not getattr(event, "kernels", ()):
-            continue
+    for event, name, time_us in (on_cuda and _work_by_launch(seen)) or _work_by_operator(seen, on_cuda=on_cuda):
         place = _place(event)
-        if place is None:
-            continue
-        for name, time_us in _work(event):
+        if place is not None:
             entry = found[place][name]
             entry[0] += 1
             entry[1] += time_us

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,10 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from nsa.attention.spans import spans_enabled
+from nsa.attention.spans import set_spans, span, spans_enabled
 from nsa.instruments import Instruments
 from nsa.model import LanguageModel
-from nsa.telemetry.audit import backend_of
+from nsa.telemetry.audit import audit_record, backend_of
 from nsa.telemetry.trace import covered_us, overlap_us, summarize_trace
 
 Train = Callable[..., int]
@@ -147,3 +148,74 @@ def test_shares_of_a_gpu_timeline() -> None:
     assert summary["exposed_comm_share"] == pytest.approx(0.2)
     assert [k["name"] for k in summary["top_kernels"]] == ["gemm", "ncclDevKernel_AllReduce", "adam"]
     assert summary["ranges_seen"] == {"nsa.win": {"count": 1, "time_ms": 0.01}}
+
+
+def test_kernels_of_one_operator_are_told_apart_by_their_launches() -> None:
+    """The profiler credits both kernels to `nsa::attention`; the driver calls stand inside the branches' ranges."""
+
+    def inside(parent: Any, name: str, number: int) -> Any:
+        return SimpleNamespace(**vars(event(name, 0, 1)) | {"cpu_parent": parent, "id": number, "kernels": []})
+
+    def kernel(name: str, number: int) -> Any:
+        return SimpleNamespace(**vars(event(name, 0, 7, "cuda")) | {"cpu_parent": None, "id": number})
+
+    layer = inside(None, "nsa.layer.0", 1)
+    operator = inside(layer, "nsa::attention", 2)
+    operator.kernels = [SimpleNamespace(name=n, duration=7) for n in ("compressed_kernel", "combine_kernel")]
+    calls = [inside(inside(operator, f"nsa.{b}", 0), "cuLaunchKernelEx", n) for b, n in (("cmp", 3), ("win", 4))]
+    events = [layer, operator, *calls, kernel("compressed_kernel", 3), kernel("combine_kernel", 4)]
+    record = audit_record(events, step=2, device="cuda:0")
+    assert {e["branch"]: list(e["kernels"]) for e in record["layers"]} == {
+        "cmp": ["compressed_kernel"],
+        "win": ["combine_kernel"],
+    }
+    without_launches = audit_record([layer, operator, *events[4:]], step=2, device="cuda:0")
+    assert [(e["branch"], e["backend"]) for e in without_launches["layers"]] == [("fused", "triton")]
+
+
+def test_every_launch_of_the_kernels_stands_in_a_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    precompile = pytest.importorskip("nsa.kernels.precompile", reason="Triton is Linux only")
+    open_ranges: list[str] = []
+    seen: set[tuple[str, str]] = set()
+
+    @contextlib.contextmanager
+    def noted(name: str) -> Iterator[None]:
+        open_ranges.append(name)
+        yield
+        open_ranges.pop()
+
+    launch_of = precompile.Launch
+
+    def note(*args: Any) -> Any:
+        seen.add((args[0].__name__, open_ranges[-1]))
+        return launch_of(*args)
+
+    monkeypatch.setattr("nsa.kernels.launch.span", noted)
+    monkeypatch.setattr(precompile, "Launch", note)
+    precompile.record(precompile.Shape(2048, 12, 2, 64, 64))
+    ranges = {name: {r for kernel, r in seen if kernel == name} for name in {kernel for kernel, _ in seen}}
+    assert ranges["compress_kernel"] == {"nsa.compress"}
+    assert ranges["compressed_kernel"] == {"nsa.cmp"}
+    assert ranges["select_kernel"] == ranges["scatter_kernel"] == {"nsa.sel.ranges_v2"}
+    assert ranges["gather_kernel"] == {"nsa.sel"}
+    assert ranges["dkv_kernel"] == {"nsa.cmp.backward", "nsa.sel.backward", "nsa.win.backward"}
+    assert ranges["dq_kernel"] == {"nsa.query.backward"}
+    assert "nsa.win" in {r for _, r in seen}
+
+
+def test_switching_ranges_on_recompiles_nothing() -> None:
+    """A profile that began with a compilation would show that, and not the run."""
+
+    def marked(x: torch.Tensor) -> torch.Tensor:
+        with span("nsa.test"):
+            return x * 2
+
+    compiled = torch.compile(marked, fullgraph=True, backend="eager")
+    ones = torch.ones(3)
+    compiled(ones)
+    set_spans(True)
+    try:
+        with torch.compiler.set_stance("fail_on_recompile"):
+            assert compiled(ones).tolist() == [2, 2, 2]
+    finally:
+        set_spans(False)
