@@ -68,9 +68,21 @@ class PhaseData:
     def arms(self) -> Mapping[str, tuple[RunRecord, ...]]:
         """Arm to its runs, in the order in which they were first started."""
         found: dict[str, list[RunRecord]] = {}
-        for run in self.record.runs:
+        for run in self.record.measured:
             found.setdefault(run.spec.arm or "", []).append(run)
         return {arm: tuple(runs) for arm, runs in found.items()}
+
+    @property
+    def smoke(self) -> RunRecord:
+        """The loader's trial.
+
+        Raises:
+            NotMeasured: when there was none.
+        """
+        trial = next((run for run in self.record.runs if run.spec.role == "smoke"), None)
+        if trial is None:
+            raise NotMeasured(f"phase {self.record.phase.id} did not try the loader alone")
+        return trial
 
     def chosen_arms(self) -> tuple[str, ...]:
         """The arms that a reference from another phase means: the recommended one, else all."""
@@ -88,6 +100,8 @@ class PhaseData:
             NotMeasured: when it is not known; the message says which run lacks what.
         """
         runs = self.arms[arm]
+        if resolved.name.startswith("smoke."):
+            return self.of_run(self.smoke, resolved)
         if is_exact(resolved):
             return self.of_run(runs[index or 0], resolved)
         if resolved.name == "scaling.efficiency":
@@ -122,7 +136,8 @@ class PhaseData:
     def evidence(self, resolved: Resolved, *, arm: str) -> tuple[Evidence, ...]:
         """Where the value was read: one entry for each run."""
         found = []
-        for run in self.arms.get(arm, ()):
+        trial = [run for run in self.record.runs if run.spec.role == "smoke"]
+        for run in trial if resolved.name.startswith("smoke.") else self.arms.get(arm, ()):
             measurement = measured(run)
             if resolved.kind == "scalar":
                 scalar = _known_scalars(run).get(resolved.name)

@@ -5,12 +5,12 @@ Each implicit criterion has a name in place of a number: `baseline.exit`, `basel
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from validator.judge.config import differences
+from validator.judge.kinds import Found, Rule, kind_names, kind_rules
 from validator.judge.wording import listed
 from validator.model.record import PhaseRecord, RunRecord, ValidationRecord
 from validator.model.resolve import series_of
@@ -22,20 +22,6 @@ __all__ = ["implicit_names", "implicit_verdicts"]
 _RANK: dict[Status, int] = {"FAIL": 0, "INCONCLUSIVE": 1, "SKIPPED": 2, "PASS": 3}
 
 
-@dataclass(frozen=True)
-class _Found:
-    """What one run says about one implicit criterion."""
-
-    status: Status
-    message: str
-    observed: float | str | None = None
-    bound: float | str | None = None
-    evidence: tuple[Evidence, ...] = ()
-
-
-_Rule = Callable[[RunRecord], _Found]
-
-
 def implicit_names(phase: Phase) -> tuple[tuple[str, str], ...]:
     """Name and text of each implicit criterion of a phase, in order."""
     if isinstance(phase, TrainingPhase):
@@ -43,7 +29,7 @@ def implicit_names(phase: Phase) -> tuple[tuple[str, str], ...]:
         names += [(f"log.{n}", f"rank 0 prints {text!r}") for n, text in enumerate(phase.log_contains, start=1)]
         if isinstance(phase, SoakPhase):
             names.append(("halt", "nothing halts the run"))
-        return (*names, ("config", "the declared config is the one that ran"))
+        return (*names, *kind_names(phase), ("config", "the declared config is the one that ran"))
     if isinstance(phase, PytestPhase):
         allowed = "" if phase.allow_skipped else ", none is skipped"
         return (("exit", _EXIT), ("tests", f"at least one test passes, none fails{allowed}"))
@@ -56,15 +42,21 @@ _EXIT = "every run ends by itself with exit code 0"
 def implicit_verdicts(record: PhaseRecord, *, validation: ValidationRecord) -> tuple[Verdict, ...]:
     """The verdicts on the implicit criteria of a phase that has ended."""
     rules = dict(_rules(record.phase))
+    trials = tuple(run for run in record.runs if run.spec.role == "smoke")
     return tuple(
         _over_runs(
-            f"{record.phase.id}.{name}", text, record.runs, rules[name], required=_required(name, record, validation)
+            f"{record.phase.id}.{name}",
+            text,
+            trials if name == "smoke" else record.measured,
+            rules[name],
+            required=_required(name, record, validation),
         )
         for name, text in implicit_names(record.phase)
+        if name != "smoke" or trials
     )
 
 
-def _rules(phase: Phase) -> Iterator[tuple[str, _Rule]]:
+def _rules(phase: Phase) -> Iterator[tuple[str, Rule]]:
     yield "exit", _exit
     if isinstance(phase, PytestPhase):
         yield "tests", lambda run: _tests(run, allow_skipped=phase.allow_skipped)
@@ -72,9 +64,10 @@ def _rules(phase: Phase) -> Iterator[tuple[str, _Rule]]:
         yield from (("steps", _steps), ("finite", _finite), ("config", _config), ("halt", _halt))
         for n, text in enumerate(phase.log_contains, start=1):
             yield f"log.{n}", _log_rule(text)
+        yield from kind_rules(phase)
 
 
-def _log_rule(text: str) -> _Rule:
+def _log_rule(text: str) -> Rule:
     return lambda run: _log(run, text)
 
 
@@ -84,10 +77,12 @@ def _required(name: str, record: PhaseRecord, validation: ValidationRecord) -> b
         return "loss" in series_of(validation.runbook.trainer.metrics)
     if name == "config":
         return any(differences(run) is not None for run in record.runs)
+    if name == "first_batch":
+        return validation.runbook.trainer.metrics.heartbeat is not None
     return True
 
 
-def _over_runs(id: str, text: str, runs: Sequence[RunRecord], rule: _Rule, *, required: bool) -> Verdict:
+def _over_runs(id: str, text: str, runs: Sequence[RunRecord], rule: Rule, *, required: bool) -> Verdict:
     """The worst run decides; the others of the same kind are counted."""
     found = [(run, rule(run)) for run in runs]
     if not found:
@@ -117,20 +112,20 @@ def _over_runs(id: str, text: str, runs: Sequence[RunRecord], rule: _Rule, *, re
     )
 
 
-def _exit(run: RunRecord) -> _Found:
+def _exit(run: RunRecord) -> Found:
     if run.outcome is None:
-        return _Found("INCONCLUSIVE", "The run has not ended.", bound=0)
+        return Found("INCONCLUSIVE", "The run has not ended.", bound=0)
     last = run.outcome.last
     evidence = _log_evidence(run)
     if run.outcome.ok:
         attempts = len(run.outcome.attempts)
-        return _Found("PASS", "Ended with exit code 0" + (f" at attempt {attempts}." if attempts > 1 else "."), 0, 0)
+        return Found("PASS", "Ended with exit code 0" + (f" at attempt {attempts}." if attempts > 1 else "."), 0, 0)
     detail = f": {last.detail.rstrip('.')}" if last.detail else ""
     if last.reason == "exited":
         how = (
             f"was ended by signal {-last.rc}" if last.rc is not None and last.rc < 0 else f"exited with code {last.rc}"
         )
-        return _Found("FAIL", f"The run {how}{detail}.", last.rc, 0, evidence)
+        return Found("FAIL", f"The run {how}{detail}.", last.rc, 0, evidence)
     how = {
         "timeout": "ran past its budget",
         "stalled": "stalled",
@@ -139,7 +134,7 @@ def _exit(run: RunRecord) -> _Found:
         "infrastructure": "could not be run on this machine",
     }[last.reason]
     status: Status = "INCONCLUSIVE" if last.reason in ("interrupted", "infrastructure") else "FAIL"
-    return _Found(status, f"The run {how}{detail}.", last.rc if last.rc is not None else last.reason, 0, evidence)
+    return Found(status, f"The run {how}{detail}.", last.rc if last.rc is not None else last.reason, 0, evidence)
 
 
 def _log_evidence(run: RunRecord) -> tuple[Evidence, ...]:
@@ -149,33 +144,33 @@ def _log_evidence(run: RunRecord) -> tuple[Evidence, ...]:
     return (Evidence(path=run.result.log_path, where="last line", text=tail[-1] if tail else "the log is empty"),)
 
 
-def _steps(run: RunRecord) -> _Found:
+def _steps(run: RunRecord) -> Found:
     wanted = run.spec.steps
     scalar = None if run.result is None else run.result.scalars.get("steps.done")
     if scalar is None or not isinstance(scalar.value, (int, float)) or wanted is None:
-        return _Found("INCONCLUSIVE", "Nothing that the trainer wrote tells how many steps were done.", None, wanted)
+        return Found("INCONCLUSIVE", "Nothing that the trainer wrote tells how many steps were done.", None, wanted)
     evidence = (Evidence(path=scalar.source, text=f"steps.done = {scalar.value:g}"),)
     if scalar.value < wanted:
-        return _Found("FAIL", f"{scalar.value:g} of {wanted} steps were done.", scalar.value, wanted, evidence)
-    return _Found("PASS", f"All {wanted} steps were done.", scalar.value, wanted, evidence)
+        return Found("FAIL", f"{scalar.value:g} of {wanted} steps were done.", scalar.value, wanted, evidence)
+    return Found("PASS", f"All {wanted} steps were done.", scalar.value, wanted, evidence)
 
 
-def _finite(run: RunRecord) -> _Found:
+def _finite(run: RunRecord) -> Found:
     loss = None if run.result is None else run.result.series.get("loss")
     if loss is None or len(loss.values) == 0:
-        return _Found("INCONCLUSIVE", "No loss was recorded.")
+        return Found("INCONCLUSIVE", "No loss was recorded.")
     bad = np.flatnonzero(~np.isfinite(loss.values))
     if len(bad):
         step, value = int(loss.steps[bad[0]]), float(loss.values[bad[0]])
         message = f"Loss is {value} at step {step}, and not finite in {len(bad)} of {len(loss.values)} rows."
-        return _Found(
+        return Found(
             "FAIL",
             message,
             str(value),
             "finite",
             (Evidence(path=loss.source.path, where=f"step {step}", text=f"loss = {value}"),),
         )
-    return _Found(
+    return Found(
         "PASS",
         "Loss is finite in every row.",
         "finite",
@@ -184,24 +179,24 @@ def _finite(run: RunRecord) -> _Found:
     )
 
 
-def _log(run: RunRecord, text: str) -> _Found:
+def _log(run: RunRecord, text: str) -> Found:
     wanted = None if run.result is None else run.result.extra.get("log_contains")
     if wanted is None or text not in wanted:
-        return _Found("INCONCLUSIVE", "Rank 0's log could not be read.", None, text)
+        return Found("INCONCLUSIVE", "Rank 0's log could not be read.", None, text)
     place = wanted[text]
     if place is None:
-        return _Found("FAIL", f"Rank 0 never printed {text!r}.", "absent", text, _log_evidence(run))
+        return Found("FAIL", f"Rank 0 never printed {text!r}.", "absent", text, _log_evidence(run))
     where = Evidence(path=place.get("path"), where=f"line {place.get('line')}", text=text)
-    return _Found("PASS", f"Rank 0 printed {text!r}.", "present", text, (where,))
+    return Found("PASS", f"Rank 0 printed {text!r}.", "present", text, (where,))
 
 
-def _halt(run: RunRecord) -> _Found:
+def _halt(run: RunRecord) -> Found:
     halt = None if run.result is None else run.result.extra.get("halt")
     if run.outcome is not None and run.outcome.reason == "halted":
-        return _Found("FAIL", f"The watchdog halted the run: {run.outcome.last.detail or 'no reason was given'}.")
+        return Found("FAIL", f"The watchdog halted the run: {run.outcome.last.detail or 'no reason was given'}.")
     if halt and not halt.get("stale"):
         anomaly = halt.get("anomaly") or halt.get("text") or "no reason was given"
-        return _Found(
+        return Found(
             "FAIL",
             f"`.HALT` was written: {anomaly}.",
             "halted",
@@ -209,14 +204,14 @@ def _halt(run: RunRecord) -> _Found:
             (Evidence(path=halt.get("path"), text=str(anomaly)),),
         )
     if run.outcome is None:
-        return _Found("INCONCLUSIVE", "The run has not ended.")
-    return _Found("PASS", "Nothing halted the run.")
+        return Found("INCONCLUSIVE", "The run has not ended.")
+    return Found("PASS", "Nothing halted the run.")
 
 
-def _config(run: RunRecord) -> _Found:
+def _config(run: RunRecord) -> Found:
     found = differences(run)
     if found is None:
-        return _Found("INCONCLUSIVE", "The trainer does not tell its effective config, so what ran is not known.")
+        return Found("INCONCLUSIVE", "The trainer does not tell its effective config, so what ran is not known.")
     evidence = tuple(
         Evidence(
             path="env.json" if run.result is None else _env_path(run),
@@ -227,8 +222,8 @@ def _config(run: RunRecord) -> _Found:
     )
     if found:
         shown = listed([f"{key} is {ran}, not {asked}" for key, (asked, ran) in found.items()], most=4)
-        return _Found("FAIL", f"The run had another config: {shown}.", len(found), 0, evidence)
-    return _Found("PASS", "Every setting that the trainer tells is the requested one.", 0, 0)
+        return Found("FAIL", f"The run had another config: {shown}.", len(found), 0, evidence)
+    return Found("PASS", "Every setting that the trainer tells is the requested one.", 0, 0)
 
 
 def _env_path(run: RunRecord) -> str | None:
@@ -237,10 +232,10 @@ def _env_path(run: RunRecord) -> str | None:
     return next((source.path for source in run.result.sources if source.path.endswith("env.json")), None)
 
 
-def _tests(run: RunRecord, *, allow_skipped: bool) -> _Found:
+def _tests(run: RunRecord, *, allow_skipped: bool) -> Found:
     counts = {name: _count(run, f"tests.{name}") for name in ("passed", "failed", "errors", "skipped")}
     if any(count is None for count in counts.values()):
-        return _Found(
+        return Found(
             "INCONCLUSIVE", "No test report was written, so nothing is known of the tests.", None, "≥ 1 passed"
         )
     passed, failed, errors, skipped = (int(count or 0) for count in counts.values())
@@ -248,15 +243,15 @@ def _tests(run: RunRecord, *, allow_skipped: bool) -> _Found:
     evidence = _test_evidence(run)
     if failed or errors:
         names = listed([str(one["name"]) for kind in ("failed", "errors") for one in _named_tests(run, kind)])
-        return _Found("FAIL", f"{observed}: {names}." if names else f"{observed}.", observed, "0 failed", evidence)
+        return Found("FAIL", f"{observed}: {names}." if names else f"{observed}.", observed, "0 failed", evidence)
     if passed == 0:
         status: Status = "SKIPPED" if skipped else "FAIL"
-        return _Found(status, f"No test passed: {observed}.", observed, "≥ 1 passed", evidence)
+        return Found(status, f"No test passed: {observed}.", observed, "≥ 1 passed", evidence)
     if skipped and not allow_skipped:
         names = listed([str(one["name"]) for one in _named_tests(run, "skipped")])
         message = f"{observed}; a skipped test is not a pass" + (f": {names}." if names else ".")
-        return _Found("SKIPPED", message, observed, "0 skipped", evidence)
-    return _Found("PASS", f"{observed}.", observed, "≥ 1 passed", evidence)
+        return Found("SKIPPED", message, observed, "0 skipped", evidence)
+    return Found("PASS", f"{observed}.", observed, "≥ 1 passed", evidence)
 
 
 def _count(run: RunRecord, name: str) -> float | None:

@@ -26,6 +26,7 @@ from validator.judge.estimate import (
     bootstrap_spread,
     exact,
 )
+from validator.judge.unseen import allow_for_unseen
 from validator.judge.window import SteadyWindow, covered_steps, steady_window
 from validator.model.catalogue import METRICS
 from validator.model.measure import MetricStats, ScalarValue, Span
@@ -287,10 +288,17 @@ def _estimate(windowed: Windowed, statistic: str) -> Estimate:
     if statistic == "mean":
         if windowed.name in RATES and not np.isfinite(windowed.denominator).all():
             return exact(0.0)  # a rate of 0 over a stretch of unknown length
-        return bootstrap_mean(windowed.numerator, windowed.denominator, seed=seed, what=windowed.name)
+        mean = bootstrap_mean(windowed.numerator, windowed.denominator, seed=seed, what=windowed.name)
+        return allow_for_unseen(mean, windowed.numerator, windowed.denominator, slow=_slow(windowed.name))
     if statistic in _QUANTILES:
         return bootstrap_quantile(values, _QUANTILES[statistic], seed=seed, what=windowed.name)
     return bootstrap_spread(values, relative=statistic == "cv", seed=seed, what=windowed.name)
+
+
+def _slow(name: str) -> int:
+    """How a slow step moves the mean of a sampled metric: it lowers rates and raises times."""
+    better = METRICS[name].better if name in METRICS else None
+    return {"higher": -1, "lower": 1}.get(better or "", 0)
 
 
 def _exact_statistic(values: Floats, statistic: str) -> float:

@@ -11,13 +11,14 @@ from validator.judge.arms import compare_phase
 from validator.judge.criteria import judge_criterion
 from validator.judge.data import PhaseData, measured, scaling_efficiency
 from validator.judge.implicit import implicit_names, implicit_verdicts
+from validator.judge.kinds import unreachable
 from validator.judge.measure import NotMeasured, RunMeasurement
 from validator.judge.wording import listed
 from validator.model.measure import ScalarValue
 from validator.model.record import PhaseRecord, RunRecord, ValidationRecord
 from validator.model.result import Result
 from validator.model.runbook import TrainPhase
-from validator.model.verdict import Check, Comparison, PhaseReport, RunReport, Status, Verdict
+from validator.model.verdict import Check, Comparison, PhaseReport, RunReport, RunTable, Status, Verdict
 
 __all__ = ["judge_phase", "run_report"]
 
@@ -37,14 +38,17 @@ def judge_phase(record: PhaseRecord, *, validation: ValidationRecord, judged: Ma
     data = PhaseData(record, validation)
     criteria: tuple[Verdict, ...]
     comparison: Comparison | None = None
-    if record.state in ("done", "interrupted"):
+    gone = unreachable(record)
+    if gone is not None:
+        criteria = _skipped(record, gone)
+    elif record.state in ("done", "interrupted"):
         comparison = compare_phase(data)
         criteria = (*implicit_verdicts(record, validation=validation), *_declared(record, validation, judged))
         if comparison is not None:
             criteria = (*criteria, _choice(record, comparison))
     else:
         criteria = _unjudged(record)
-    status, message = _status(record, criteria)
+    status, message = _status(record, criteria) if gone is None else ("SKIPPED", criteria[0].message)
     return PhaseReport(
         id=phase.id,
         kind=phase.kind,
@@ -94,6 +98,19 @@ def _unjudged(record: PhaseRecord) -> tuple[Verdict, ...]:
     ]
     return tuple(
         Verdict(id=id, text=text, required=required, status=status, message=reason) for id, text, required in named
+    )
+
+
+def _skipped(record: PhaseRecord, why: str) -> tuple[Verdict, ...]:
+    """The criteria of a phase whose data cannot be reached, each with what that leaves unproven."""
+    cost = (
+        "reading, tokenizing and feeding these data are not proven, so the decision cannot be GO"
+        if record.phase.required
+        else "reading, tokenizing and feeding these data are not proven; the decision does not depend on this phase"
+    )
+    return tuple(
+        verdict.model_copy(update={"status": "SKIPPED", "message": f"Skipped, unreachable: {why.rstrip('.')}; {cost}."})
+        for verdict in _unjudged(record)
     )
 
 
@@ -180,7 +197,14 @@ def run_report(run: RunRecord) -> RunReport:
         irregularities=tuple(one.message for one in result.irregularities) if result is not None else (),
         out=run.spec.out,
         log=result.log_path if result is not None else None,
+        tables=_tables(result),
     )
+
+
+def _tables(result: Result | None) -> tuple[RunTable, ...]:
+    """What the run shows beside its figures, such as the kernels that took most of the time."""
+    told = () if result is None else result.extra.get("tables", ())
+    return tuple(RunTable(caption=one["caption"], columns=one["columns"], rows=one["rows"]) for one in told)
 
 
 def _run_scalars(measurement: RunMeasurement | None, result: Result | None) -> dict[str, ScalarValue]:

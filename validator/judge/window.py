@@ -20,7 +20,15 @@ import numpy.typing as npt
 from validator.judge.autocorrelation import effective_size, lag1, long_run_stdev, t_quantile
 from validator.model.measure import Span
 
-__all__ = ["MATERIAL_CHANGE", "MIN_ROWS", "UNSEEN_CHANGE", "SteadyWindow", "covered_steps", "steady_window"]
+__all__ = [
+    "MATERIAL_CHANGE",
+    "MIN_ROWS",
+    "MIN_SETTLED_ROWS",
+    "UNSEEN_CHANGE",
+    "SteadyWindow",
+    "covered_steps",
+    "steady_window",
+]
 
 Floats = npt.NDArray[np.float64]
 Steps = npt.NDArray[np.int64]
@@ -30,6 +38,10 @@ MIN_ROWS = 10
 
 MIN_SHARE = 1.0 / 3.0
 """Least share of the steps after the declared warm-up that must be steady."""
+
+MIN_SETTLED_ROWS = 30
+"""Rows that must be left behind a change. Fewer cannot show that the change was the last: a start that fades over 15
+steps, cut at its steepest, leaves a tail that looks flat in 20 noisy rows and still is several per cent."""
 
 MATERIAL_CHANGE = 0.01
 """Relative change of the mean that makes a run unsteady; a smaller one does no harm to a decision."""
@@ -167,9 +179,11 @@ def _trend(steps: Steps, times: Floats, usable: npt.NDArray[np.int64], *, of: st
     means = [float(times[part].mean()) for part in parts if len(part)]
     change = 100 * (means[-1] / means[0] - 1)
     shown = " → ".join(f"{mean:.4g}" for mean in means)
+    short = len(usable) < 3 * MIN_SETTLED_ROWS
     return (
         f"never steady: the {of} keeps changing from step {int(steps[usable[0]])} to {int(steps[usable[-1]])} "
         f"(means of its thirds {shown}, {change:+.1f} %)"
+        + (f"; a run with {4 * MIN_SETTLED_ROWS} rows after warm-up would tell if that is warm-up" if short else "")
     )
 
 
@@ -183,7 +197,7 @@ def _search(times: Floats, test: _Test) -> _Search:
     if cuts > 1:
         # Several cuts mean that it settled gradually; the end of that is below what any test sees, and still a bias.
         start = min(start + start // 2, len(series) - least)
-    return _Search(start, cuts, settled=True)
+    return _Search(start, cuts, settled=cuts == 0 or len(series) - start >= MIN_SETTLED_ROWS)
 
 
 def _clipped(values: Floats) -> Floats:
