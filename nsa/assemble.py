@@ -24,6 +24,8 @@ from nsa.resume import Restored, restore
 from nsa.telemetry import Heartbeat, SignalDesk, memory_now, write_env_json
 from nsa.telemetry.hardware import peak_bf16_flops
 from nsa.telemetry.recorder import Rates, Recorder
+from nsa.telemetry.startup import StartClock
+from nsa.warmup import WarmUp, start_warm_up
 
 __all__ = ["Run", "open_run"]
 
@@ -198,18 +200,22 @@ def _build_recorder(config: Config, process: _Process, rates: Rates, restored: R
     )
 
 
-def _build_run(resolved: Resolved, process: _Process, stack: contextlib.ExitStack) -> Run:
+def _build_run(
+    resolved: Resolved, process: _Process, warm_up: WarmUp, clock: StartClock, stack: contextlib.ExitStack
+) -> Run:
     """Data, model and optimizer, restored if asked for, and everything that records them."""
     out, world = process.out, process.world
     tokenizer = open_tokenizer(resolved.config.data.tokenizer)
     effective = settle_config(resolved, world, tokenizer)
     config = effective.config
     sources = open_sources(config.data, tokenizer, seed=config.train.seed)
+    clock.lap("data")
     bare_model = _build_model(effective, world)
     optimizer = build_optimizer(bare_model, config.optim, fused=config.optim.opt_fused == "on")
     restored = Restored()
     if config.train.resume:
         restored = restore(out, world, config, sources, bare_model, optimizer)
+    clock.lap("model")
     hook = ReduceHook(world, config.ddp.ddp_compress)
     rates = _rates(config, bare_model, world)
     recorder = _build_recorder(config, process, rates, restored)
@@ -221,6 +227,10 @@ def _build_run(resolved: Resolved, process: _Process, stack: contextlib.ExitStac
     stack.callback(instruments.close)
     loader = _build_loader(config, sources, world, restored.step)
     stack.callback(loader.close)
+    clock.lap("telemetry")
+    # DDP's construction waits for all ranks: those that compile nothing wait there for the one that does.
+    warm_up.finish(say=lambda text: print(text, flush=True))  # noqa: T201
+    clock.lap("kernels")
     return Run(
         resolved=resolved,
         effective=effective,
@@ -247,10 +257,16 @@ def open_run(resolved: Resolved) -> Iterator[Run]:
 
     Raises ConfigError or SetupError naming the setting and the fix.
     """
-    _prepare_torch(resolved.config)
+    clock = StartClock()
     with contextlib.ExitStack() as stack:
-        run = _build_run(resolved, _open_process(resolved.config, stack), stack)
+        warm_up = start_warm_up(resolved.config)
+        stack.callback(warm_up.close)
+        _prepare_torch(resolved.config)
+        process = _open_process(resolved.config, stack)
+        clock.lap("process")
+        run = _build_run(resolved, process, warm_up, clock, stack)
         _announce(run)
+        run.say(f"[start] {clock}")
         yield run
 
 

@@ -1,0 +1,172 @@
+"""Compile the attention's kernels while the rest of a run is set up.
+
+Left to their first launches, the kernels of forward and backward compile one after the other on one core, and the
+first step of a run on a fresh machine takes half a minute. Here they compile side by side in child processes, as soon
+as the shapes are known, and land in Triton's cache, where the first launches find them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from nsa.config import Config
+
+if TYPE_CHECKING:
+    from nsa.kernels.precompile import Launch, Shape
+
+__all__ = ["WarmUp", "kernel_shape", "start_warm_up"]
+
+LONGEST_S = 180.0  # a child that takes longer hangs; the first launches then compile as they would have without it
+_PR_SET_PDEATHSIG = 1
+_CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76  # CUdevice_attribute
+
+
+class WarmUp:
+    """A compilation under way; `finish` waits for it."""
+
+    def __init__(self, process: BaseProcess | None) -> None:
+        self._process = process
+
+    def finish(self, *, say: Callable[[str], None]) -> float:
+        """Wait for the kernels; returns the seconds waited. What could not be compiled is said, and no error."""
+        if self._process is None:
+            return 0.0
+        began, process, self._process = time.perf_counter(), self._process, None
+        process.join(LONGEST_S)
+        if process.exitcode != 0:
+            how = f"exit code {process.exitcode}" if process.exitcode is not None else f"no end after {LONGEST_S:.0f} s"
+            say(f"[start] kernels were not all compiled ahead ({how}): they compile at their first launch")
+        self._stop(process)
+        return time.perf_counter() - began
+
+    def close(self) -> None:
+        """Stop a compilation that nobody waited for."""
+        if self._process is not None:
+            self._stop(self._process)
+            self._process = None
+
+    @staticmethod
+    def _stop(process: BaseProcess) -> None:
+        if process.is_alive():
+            process.kill()  # its own children die with it
+            process.join()
+        process.close()
+
+
+def kernel_shape(config: Config) -> dict[str, Any]:
+    """The problem that the attention of `config` hands to the kernels, as arguments of `precompile.Shape`."""
+    m, data = config.model, config.data
+    dtype = torch.bfloat16 if "bf16" in (config.train.dtype, config.train.param_dtype) else torch.float32
+    sizes = (m.l_cmp, m.d_cmp, m.l_sel, m.n_sel, m.w)
+    shape = {"S": data.seq_len, "H": m.n_heads, "G": m.n_kv_groups, "Dk": m.d_k, "Dv": m.d_v}
+    return {**shape, "B": data.batch_size, "dtype": dtype, "sizes": sizes}
+
+
+def _is_wanted(config: Config) -> bool:
+    m = config.model
+    if m.attention != "nsa" or m.prefill not in ("auto", "triton") or config.train.device == "cpu":
+        return False
+    # A process that has used CUDA must not fork, and the other processes of a machine share one cache.
+    if torch.version.cuda is None or torch.cuda.is_initialized() or os.environ.get("LOCAL_RANK", "0") != "0":
+        return False
+    from nsa.attention.dispatch import load_kernels
+
+    return load_kernels() is not None
+
+
+def start_warm_up(config: Config) -> WarmUp:
+    """Begin to compile what a run of `config` will launch. Call it before CUDA is used: processes are forked."""
+    if not _is_wanted(config):
+        return WarmUp(None)
+    from nsa.kernels.precompile import Shape
+
+    process = multiprocessing.get_context("fork").Process(
+        target=_compile_all, args=(Shape(**kernel_shape(config)),), name="nsa-warm-up"
+    )
+    process.start()
+    return WarmUp(process)
+
+
+def _die_with_parent() -> None:
+    """A killed trainer leaves no compiler behind; Ctrl-C is the trainer's to handle."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _capability() -> int | None:
+    """Compute capability of the first GPU, 90 for 9.0, asked of the driver without creating a context; None: no GPU."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    if driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), 0):
+        return None
+    driver.cuDeviceGetAttribute(ctypes.byref(major), _CAPABILITY_MAJOR, device)
+    driver.cuDeviceGetAttribute(ctypes.byref(minor), _CAPABILITY_MINOR, device)
+    return major.value * 10 + minor.value
+
+
+_pending: list[Launch] = []  # launches hold kernels, which do not pickle: workers inherit them and are handed positions
+_target = 0
+
+
+def _compile_all(shape: Shape) -> None:
+    """In the child: record the launches, compile them in a pool of its own."""
+    from dataclasses import replace
+
+    from nsa.kernels.precompile import record
+
+    global _pending, _target
+    _die_with_parent()
+    capability = _capability()
+    if capability is None or capability < 80:
+        return
+    launches = record(replace(shape, capability=capability))
+    # The same kernel with the same constants may stand in several places.
+    distinct = {repr(_constants(one)): one for one in launches}
+    # Those with the most arguments take longest: first, so that none is left alone at the end.
+    _pending, _target = sorted(distinct.values(), key=lambda one: -len(one.arguments)), capability
+    workers = min(len(os.sched_getaffinity(0)), len(_pending))
+    with multiprocessing.get_context("fork").Pool(workers, initializer=_die_with_parent) as pool:
+        compiled = pool.imap_unordered(_compile_at, range(len(_pending)))
+        _build_launcher(None)  # the driver's own extension, once, while the workers compile
+        failed = sum(not ok for ok in compiled)
+    if failed:
+        raise SystemExit(1)
+
+
+def _constants(one: Launch) -> tuple[Any, ...]:
+    values = ((x.dtype if isinstance(x, torch.Tensor) else x) for x in one.arguments.values())
+    return (one.kernel.__name__, *values, *one.options.items())
+
+
+def _compile_at(position: int) -> bool:
+    from nsa.kernels.precompile import compile_for
+
+    try:
+        _build_launcher(compile_for(_pending[position], _target))
+    except Exception:  # noqa: BLE001 - the launch itself will raise it again, where it can be understood
+        return False
+    return True
+
+
+def _build_launcher(compiled: Any) -> None:
+    """Some versions of Triton compile, on top of a kernel, the C code that launches it; have that cached as well."""
+    from triton.runtime import driver
+
+    with contextlib.suppress(Exception):  # not there, or not the same in every version: the first launch builds it
+        active = driver.active
+        if compiled is not None:
+            active.launcher_cls(compiled.src, compiled.metadata)

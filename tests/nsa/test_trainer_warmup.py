@@ -1,0 +1,137 @@
+"""Kernels are compiled beside the start of a run, for the problem that the run has, and never hold it up."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import nsa.attention.module
+from nsa.config import Config, replace_flat
+from nsa.model import LanguageModel
+from nsa.telemetry.startup import StartClock, process_age_s
+from nsa.warmup import kernel_shape, start_warm_up
+
+pytest.importorskip("nsa.kernels", reason="Triton is Linux only")
+
+# Stands in for the compiler, which takes a minute here: notes each launch, and does to some what `{act}` says.
+SCRIPT = """
+import os, sys, time
+from pathlib import Path
+import torch
+import nsa.kernels.precompile as precompile, nsa.warmup as warmup
+from nsa.config import Config
+
+def compile_for(one, capability):
+    assert capability == 90
+    {act}
+    (Path(sys.argv[1]) / f"{{one.name}}-{{os.getpid()}}-{{time.time_ns()}}").touch()
+
+precompile.compile_for = compile_for
+warmup._capability = lambda: 90
+warmup._build_launcher = lambda compiled: None
+torch.version.cuda = "12.9"
+warm_up = warmup.start_warm_up(Config())
+said = []
+waited_s = warm_up.finish(say=said.append)
+print(waited_s > 0, said, warm_up.finish(say=said.append))
+"""
+
+
+def run_script(folder: Path, act: str, **changes: Any) -> subprocess.Popen[str]:
+    # Not in the tests' own process: it has threads, and those do not go well with a fork.
+    command = [sys.executable, "-c", SCRIPT.format(act=act), str(folder)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **changes)
+
+
+def test_every_kernel_of_a_run_is_compiled_before_its_first_step(tmp_path: Path) -> None:
+    out, _ = run_script(tmp_path, "pass").communicate(timeout=120)
+    assert out == "True [] 0.0\n"
+    compiled = {p.name.split("-")[0] for p in tmp_path.iterdir()}
+    from nsa.kernels.precompile import Shape, record
+
+    assert compiled == {one.name for one in record(Shape(**kernel_shape(Config())))}
+
+
+def test_a_kernel_that_does_not_compile_is_said_and_left_to_its_launch(tmp_path: Path) -> None:
+    out, _ = run_script(tmp_path, "assert one.name != 'dq_kernel'").communicate(timeout=120)
+    assert "kernels were not all compiled ahead (exit code 1): they compile at their first launch" in out
+    assert len(list(tmp_path.iterdir())) > 10  # the others are done
+
+
+def test_a_killed_run_leaves_no_compiler_behind(tmp_path: Path) -> None:
+    act = "(Path(sys.argv[1]) / str(os.getpid())).touch(); time.sleep(60)"
+    process = run_script(tmp_path, act)
+    deadline = time.monotonic() + 90
+    while not list(tmp_path.iterdir()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    pids = [int(p.name) for p in tmp_path.iterdir()]
+    while any(is_running(pid) for pid in pids):
+        assert time.monotonic() < deadline, "a worker outlived the trainer"
+        time.sleep(0.05)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_the_problem_compiled_is_the_one_the_model_has(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
+    config = replace_flat(
+        Config(), vocab_size=40, dim=64, n_layers=1, n_heads=4, n_kv_groups=2, d_k=16, d_v=32, seq_len=64, batch_size=2,
+        dtype=dtype,
+    )  # fmt: skip
+    seen: list[Any] = []
+    attend = nsa.attention.module.attend
+
+    def noted(streams: tuple[torch.Tensor, ...], gates: torch.Tensor, **kwargs: Any) -> Any:
+        seen.append((streams, gates))
+        return attend(streams, gates, **kwargs)
+
+    monkeypatch.setattr(nsa.attention.module, "attend", noted)
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bf16"):
+        LanguageModel(config.model)(torch.zeros(2, 64, dtype=torch.int64))
+    (((q, *streams), gates),) = seen
+    shape = kernel_shape(config)
+    assert q.shape == (shape["B"], shape["S"], shape["H"], shape["Dk"])
+    assert streams[1].shape == (shape["B"], shape["S"], shape["G"], shape["Dv"])
+    assert {x.dtype for x in (q, *streams)} == {shape["dtype"]}
+    assert gates.dtype == torch.float32  # what `record` takes them to be
+
+
+@pytest.mark.parametrize("changes", [{"device": "cpu"}, {"attention": "dense"}, {"prefill": "batched"}])
+def test_a_run_without_the_kernels_compiles_none(monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]) -> None:
+    monkeypatch.setattr("torch.version.cuda", "12.9")
+    monkeypatch.setattr("multiprocessing.get_context", lambda how: pytest.fail("started a process"))
+    warm_up = start_warm_up(replace_flat(Config(), **changes))
+    assert warm_up.finish(say=pytest.fail) == 0.0
+
+
+def test_the_start_is_told_in_parts(tmp_path: Path, train: Callable[..., int], capsys: Any) -> None:
+    clock = StartClock()
+    clock.lap("data")
+    clock.lap("model")
+    assert str(clock).endswith(", data 0.0, model 0.0")
+    age_s = process_age_s()
+    assert age_s is not None
+    assert 0 < age_s < 24 * 3600
+    started = time.time() - age_s
+    assert abs(started - os.stat(f"/proc/{os.getpid()}").st_ctime) < 60
+    assert train(tmp_path, "--steps", "1") == 0
+    (line,) = [x for x in capsys.readouterr().out.splitlines() if x.startswith("[start]")]
+    assert "before the first step: imports" in line
