@@ -33,6 +33,16 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "list": ("running", "list_", "List the bundled runbooks."),
     "inspect": ("reading", "inspect", "Measure one trainer folder, ours or another's, and name what looks wrong."),
     "report": ("reading", "report", "Judge a run folder again from what is on disk, and write its reports anew."),
+    "history": (
+        "history",
+        "history",
+        "List past runs by runbook and machine, with what their figures did, and write index.html.",
+    ),
+    "compare": (
+        "comparing",
+        "compare",
+        "Set one run against another: settings, metrics with intervals, criteria and findings.",
+    ),
     "watch": (
         "standing",
         "watch",

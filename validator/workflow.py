@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from validator.folder import RunFolder, interpreter, require_made_from
+from validator.model.contrast import Contrast
 from validator.model.plan import Plan
 from validator.model.runbook import TrainerMetrics, Watchdog
 from validator.model.verdict import Finding, RunReport, ValidationReport
 from validator.plan import make_plan
 from validator.runbook import LoadedRunbook, find, load
+from validator.stages.comparing import compare_folders
 from validator.stages.disk import ending, events_of
 from validator.stages.doctor import examine
+from validator.stages.looking_back import History, look_back, set_pin, update_index
 from validator.stages.machine import require_same_machine
 from validator.stages.phases import State, begin, run_phase
 from validator.stages.reporting import finish, inspect_directory, rerender
@@ -29,6 +32,8 @@ from validator.stages.session import (
     require_idle,
     working_folder,
 )
+from validator.stages.share import Shared
+from validator.stages.share import share as make_shared
 from validator.stages.watching import Watched, watch_directory
 
 if TYPE_CHECKING:
@@ -37,15 +42,21 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Finished",
+    "History",
     "Inspection",
     "Request",
+    "Shared",
     "Unable",
+    "compare",
     "examine",
     "execute",
+    "history",
     "inspect",
+    "pin",
     "preview",
     "report",
     "resume",
+    "share",
     "watch",
 ]
 
@@ -107,6 +118,7 @@ def execute(request: Request, *, quiet: bool = False) -> Finished:
             ) as session,
         ):
             result, paths = finish(session, _phases(session))
+    update_index(folder.root.parent)
     return Finished(folder.root, result, paths)
 
 
@@ -162,6 +174,7 @@ def resume(
             with working_folder(folder):
                 state = _phases(session)
             result, paths = finish(session, state)
+    update_index(folder.root.parent)
     return Finished(folder.root, result, paths)
 
 
@@ -191,6 +204,18 @@ def report(run_dir: Path) -> Finished:
     with disk_errors(folder.root, command=f"validator report {folder.root}"):
         result, paths = rerender(folder)
     return Finished(folder.root, result, paths)
+
+
+def share(run_dir: Path, *, out: Path | None = None) -> Shared:
+    """Judge a run folder again and write a copy of it that is fit for strangers.
+
+    Raises:
+        FolderError: when `run_dir` is not a run folder or still being run, or `out` holds something already.
+        Unable: when the disk refuses.
+    """
+    judged = report(run_dir)
+    with disk_errors(out or run_dir.parent, command=f"validator report {run_dir} --share"):
+        return make_shared(RunFolder.open(run_dir), judged.report, out=out)
 
 
 @dataclass(frozen=True)
@@ -226,6 +251,33 @@ def inspect(directory: Path, *, warmup_steps: int) -> Inspection:
     """
     run, findings = inspect_directory(directory, warmup_steps=warmup_steps)
     return Inspection(directory=directory, run=run, findings=findings)
+
+
+def compare(a: Path, b: Path, *, warmup_steps: int) -> Contrast:
+    """Folder `b` against folder `a`: two validations, or two folders that a trainer wrote.
+
+    Raises:
+        FolderError: when one of them is neither, or they are of different kinds.
+    """
+    return compare_folders(a, b, warmup_steps=warmup_steps)
+
+
+def history(reports: Path, *, runbook: str | None = None, rebuild: bool = False) -> History:
+    """Past validations below a folder, in groups that may be compared; their page is written on the way.
+
+    Raises:
+        FolderError: when there is no such folder, or no run of that runbook.
+    """
+    return look_back(reports, runbook=runbook, rebuild=rebuild)
+
+
+def pin(reports: Path, run: str, *, keep: bool) -> None:
+    """Keep a run folder whatever retention says, or no longer.
+
+    Raises:
+        FolderError: when there is no such run folder.
+    """
+    set_pin(reports, run, keep=keep)
 
 
 def watch(

@@ -14,6 +14,7 @@ from validator.report.page import EvidenceView, Fact, StatusView
 __all__ = [
     "PENDING",
     "anchor",
+    "decision_status",
     "evidence_views",
     "facts_of",
     "flatten",
@@ -41,6 +42,19 @@ PENDING = StatusView("PENDING", "○", "muted")
 def status_view(status: Status, *, pending: bool = False) -> StatusView:
     """How a status is shown. What has not run yet in a validation that goes on is pending."""
     return PENDING if pending and status == "NOT_RUN" else _STATUS[status]
+
+
+_DECISION: dict[str, StatusView] = {
+    "GO": StatusView("GO", "✓", "good"),
+    "NO_GO": StatusView("NO-GO", "✕", "bad"),
+    "INCONCLUSIVE": StatusView("INCONCLUSIVE", "?", "warn"),
+    "IN_PROGRESS": StatusView("IN PROGRESS", "…", "info"),
+}
+
+
+def decision_status(decision: str) -> StatusView:
+    """How a decision is shown where many stand together."""
+    return _DECISION.get(decision, StatusView(one_line(decision), "?", "muted"))
 
 
 def pending_phases(report: ValidationReport) -> frozenset[str]:

@@ -77,9 +77,12 @@ def text(name: str) -> str:
     return (templates_dir() / name).read_text(encoding="utf-8").strip()
 
 
-@lru_cache(maxsize=1)
-def style() -> str:
-    """The style sheet with both sets of colors: the reader's system decides, the page's switch overrides it."""
+@lru_cache(maxsize=4)
+def style(extra: str = "") -> str:
+    """The style sheet with both sets of colors: the reader's system decides, the page's switch overrides it.
+
+    `extra` are the rules of one page alone.
+    """
     light = f":root{{{text('light.css')}}}{chart_css(dark=False)}"
     dark = f":root{{{text('dark.css')}}}{chart_css(dark=True)}"
     forced = {
@@ -91,7 +94,7 @@ def style() -> str:
         ),
     }
     themes = f"{light}@media screen{{@media (prefers-color-scheme:dark){{{dark}}}{forced['light']}{forced['dark']}}}"
-    return f"{themes}\n{text('report.css')}"
+    return "\n".join((themes, text("report.css"), *([extra] if extra else [])))
 
 
 def policy_hash(text: str) -> str:

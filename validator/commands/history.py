@@ -1,0 +1,44 @@
+"""The command that looks back: history."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from validator.commands.common import USAGE, AsJson, example, fail, print_json, reported
+
+__all__ = ["history"]
+
+
+@example("validator history", "validator history reports --runbook smoke-cpu --limit 30", "validator history --pin RUN")
+def history(
+    reports: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the run folders.")] = Path("reports"),
+    runbook: Annotated[str | None, typer.Option(metavar="NAME", help="Only runs of this runbook.")] = None,
+    limit: Annotated[int, typer.Option(metavar="N", min=1, help="Runs to list of each runbook and machine.")] = 10,
+    pin: Annotated[
+        str | None, typer.Option(metavar="RUN", help="Keep this run folder whatever retention says, and end.")
+    ] = None,
+    unpin: Annotated[str | None, typer.Option(metavar="RUN", help="Take the pin away, and end.")] = None,
+    rebuild: Annotated[bool, typer.Option("--rebuild", help="Read every run folder again.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List past runs by runbook and machine, with what their figures did, and write index.html."""
+    from validator import workflow
+
+    if pin and unpin:
+        raise fail("--pin and --unpin cannot be given together", USAGE, as_json=as_json)
+    with reported(as_json=as_json):
+        if pin or unpin:
+            workflow.pin(reports, pin or unpin or "", keep=pin is not None)
+            return
+        past = workflow.history(reports, runbook=runbook, rebuild=rebuild)
+    if as_json:
+        print_json(past.as_dict())
+        return
+    from validator.history.show import print_history
+
+    print_history(past.groups, limit=limit)
+    if past.page is not None:
+        typer.echo(f"\n{past.page}", err=True)

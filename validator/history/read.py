@@ -1,0 +1,216 @@
+"""What the history keeps of one run folder: who decided what, where, and the figures worth following over time."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from validator.model.catalogue import METRICS
+from validator.model.machine import machine_class
+
+__all__ = ["PIN", "Entry", "Point", "read_entry", "run_folders", "stamp_of"]
+
+PIN = ".pinned"
+"""A file of this name in a run folder keeps it from being cleared away."""
+
+SAMPLE = "sample-"
+"""Folders of this prefix come with the source tree and are no validations of this machine."""
+
+Better = Literal["higher", "lower"]
+
+_HEADLINES = (
+    ("toks_per_s", "mean"),
+    ("step_time_s", "p95"),
+    ("gpu_mem_reserved_mib", "max"),
+    ("host_mem_mib", "max"),
+    ("loss", "last"),
+)
+"""Followed in every phase that trains, whether a criterion asks for them or not."""
+
+_SINGLE = ("train", "soak")
+"""Kinds whose runs are repeats of one thing; the arms of a sweep or an A/B are not."""
+
+_OPERATOR = re.compile(r"\s*(>=|<=|==|!=|>|<)\s*")
+
+
+@dataclass(frozen=True)
+class Point:
+    """One figure of one validation. `value` is the mean over `n` runs; `better` is None where neither way is."""
+
+    phase: str
+    metric: str
+    unit: str
+    value: float
+    better: Better | None = None
+    ci_low: float | None = None
+    ci_high: float | None = None
+    n: int = 1
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One validation.
+
+    `folder` is the name of its run folder; `software` what may change between two comparable ones; `variant` what was
+    not as the runbook declares it (overrides, phases left out), empty when all was.
+    """
+
+    folder: str
+    run_id: str
+    runbook: str
+    title: str | None
+    machine: str
+    host: str
+    decision: str
+    why: str
+    started: str
+    finished: str | None
+    duration_s: float | None
+    variant: str
+    software: Mapping[str, str] = field(default_factory=dict)
+    points: tuple[Point, ...] = ()
+    pinned: bool = False
+
+
+def run_folders(parent: Path) -> Iterator[Path]:
+    """Run folders directly below `parent` whose validation got as far as a first report."""
+    if not parent.is_dir():
+        return
+    for folder in sorted(parent.iterdir()):
+        if not folder.name.startswith((SAMPLE, ".")) and (folder / "result.json").is_file():
+            yield folder
+
+
+def stamp_of(folder: Path) -> str:
+    """What changes whenever result.json does; a pin counts too."""
+    status = (folder / "result.json").stat()
+    return f"{status.st_mtime_ns}:{status.st_size}:{int((folder / PIN).exists())}"
+
+
+def read_entry(folder: Path) -> Entry | None:
+    """The entry of a run folder; None when its result.json is not one that can be read."""
+    try:
+        found = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+        return _entry(folder, found)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _entry(folder: Path, found: Mapping[str, Any]) -> Entry:
+    environment = found.get("environment") or {}
+    runbook = found["runbook"]
+    return Entry(
+        folder=folder.name,
+        run_id=str(found["run_id"]),
+        runbook=str(runbook["name"]),
+        title=runbook.get("title"),
+        machine=machine_class(environment),
+        host=str(environment.get("host") or "unknown"),
+        decision=str(found["decision"]),
+        why=str(found.get("why") or ""),
+        started=str(found["started"]),
+        finished=found.get("finished"),
+        duration_s=_number(found.get("duration_s")),
+        variant=_variant(runbook.get("overrides") or (), found["phases"]),
+        software=_software(environment, runbook),
+        points=tuple(_unique(point for phase in found["phases"] for point in _points(phase))),
+        pinned=(folder / PIN).exists(),
+    )
+
+
+def _variant(overrides: Sequence[str], phases: Sequence[Mapping[str, Any]]) -> str:
+    left_out = [str(phase["id"]) for phase in phases if phase["status"] == "SKIPPED" and not phase.get("runs")]
+    return "; ".join(
+        [*(f"--set {item}" for item in sorted(overrides)), *(f"--skip {phase}" for phase in sorted(left_out))]
+    )
+
+
+def _software(environment: Mapping[str, Any], runbook: Mapping[str, Any]) -> dict[str, str]:
+    """What a change of level may come from: code, runbook, packages, driver."""
+    packages, git = environment.get("packages") or {}, environment.get("git") or {}
+    told = {
+        "commit": str(git.get("sha") or "")[:12] + ("+changes" if git.get("dirty") else ""),
+        "runbook": str(runbook.get("sha256") or "")[:12],
+        "driver": str((environment.get("gpu_driver") or {}).get("driver") or ""),
+        "python": str((environment.get("python") or {}).get("version") or ""),
+        **{name: str(packages[name]) for name in ("torch", "triton", "numpy") if packages.get(name)},
+    }
+    return {name: value for name, value in told.items() if value}
+
+
+def _points(phase: Mapping[str, Any]) -> Iterator[Point]:
+    name = str(phase["id"])
+    for criterion in phase.get("criteria") or ():
+        yield from _of_criterion(name, criterion)
+    runs = phase.get("runs") or ()
+    if phase["kind"] in _SINGLE:
+        for metric, statistic in _HEADLINES:
+            yield from _of_runs(name, metric, statistic, runs)
+    for scalar, found in (phase.get("scalars") or {}).items():
+        value = _number(found.get("value"))
+        if value is not None:
+            low, high = _number(found.get("ci_low")), _number(found.get("ci_high"))
+            yield Point(name, scalar, str(found.get("unit") or ""), value, None, low, high)
+
+
+def _of_criterion(phase: str, criterion: Mapping[str, Any]) -> Iterator[Point]:
+    """What a criterion observed, under the left side of its comparison; the operator tells which way is good."""
+    parts = _OPERATOR.split(str(criterion["text"]), maxsplit=1)
+    value = _number(criterion.get("observed"))
+    if len(parts) < 3 or value is None or _number(parts[0]) is not None:
+        return
+    better: Better | None = "higher" if ">" in parts[1] else "lower" if "<" in parts[1] else None
+    yield Point(
+        phase,
+        parts[0].strip(),
+        str(criterion.get("unit") or ""),
+        value,
+        better,
+        _number(criterion.get("ci_low")),
+        _number(criterion.get("ci_high")),
+    )
+
+
+def _of_runs(phase: str, metric: str, statistic: str, runs: Sequence[Mapping[str, Any]]) -> Iterator[Point]:
+    values, found = [], None
+    for run in runs:
+        stats = (run.get("metrics") or {}).get(metric)
+        value = _number(stats.get(statistic)) if stats else None
+        if value is not None:
+            values.append(value)
+            found = stats
+    if found is not None:
+        single = len(values) == 1 and statistic == "mean"
+        yield Point(
+            phase,
+            f"{metric}.{statistic}",
+            str(found.get("unit") or ""),
+            sum(values) / len(values),
+            METRICS[metric].better,
+            _number(found.get("ci_low")) if single else None,
+            _number(found.get("ci_high")) if single else None,
+            len(values),
+        )
+
+
+def _unique(points: Iterator[Point]) -> Iterator[Point]:
+    seen: set[tuple[str, str]] = set()
+    for point in points:
+        if (point.phase, point.metric) not in seen:
+            seen.add((point.phase, point.metric))
+            yield point
+
+
+def _number(value: Any) -> float | None:
+    """A finite number, or None."""
+    if isinstance(value, bool):
+        return None
+    try:
+        found = float(value)
+    except (TypeError, ValueError):
+        return None
+    return found if abs(found) < float("inf") else None
