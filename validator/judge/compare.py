@@ -21,7 +21,7 @@ from validator.judge.estimate import LEVEL, MIN_REPEATS
 from validator.judge.wording import listed, number, percent
 from validator.model.verdict import ComparedArm, Comparison
 
-__all__ = ["ArmRuns", "Rules", "compare_arms", "repeats_needed", "welch"]
+__all__ = ["ArmRuns", "Rules", "compare_arms", "holm", "pooled_cv", "repeats_needed", "welch"]
 
 _POWER = 0.8
 _ALPHA = 1.0 - LEVEL
@@ -187,8 +187,12 @@ def _spread(arm: ArmRuns) -> str:
 
 
 def _pooled_cv(arms: Sequence[ArmRuns]) -> float | None:
-    """Relative standard deviation between runs of the same arm, pooled."""
-    usable = [np.asarray(arm.values) for arm in arms if len(arm.values) > 1 and np.isfinite(arm.values).all()]
+    return pooled_cv([arm.values for arm in arms])
+
+
+def pooled_cv(groups: Sequence[Sequence[float]]) -> float | None:
+    """Relative standard deviation between runs of the same group, pooled; None when no group has two runs."""
+    usable = [np.asarray(group, dtype=float) for group in groups if len(group) > 1 and np.isfinite(group).all()]
     freedom = sum(len(values) - 1 for values in usable)
     if not freedom or any(values.mean() == 0 for values in usable):
         return None
@@ -196,12 +200,16 @@ def _pooled_cv(arms: Sequence[ArmRuns]) -> float | None:
 
 
 def _holm(p_values: Mapping[frozenset[str], float]) -> dict[frozenset[str], float]:
+    """Holm's adjustment of every pair's p value."""
+    return dict(zip(p_values, holm(list(p_values.values())), strict=True))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
     """Holm's step-down adjustment: the smallest p value times the number of tests, and so on, never decreasing."""
-    adjusted: dict[frozenset[str], float] = {}
-    largest = 0.0
-    for rank, (pair, p_value) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):
-        largest = max(largest, min(1.0, p_value * (len(p_values) - rank)))
-        adjusted[pair] = largest
+    adjusted, largest = [0.0] * len(p_values), 0.0
+    for rank, index in enumerate(sorted(range(len(p_values)), key=lambda index: p_values[index])):
+        largest = max(largest, min(1.0, p_values[index] * (len(p_values) - rank)))
+        adjusted[index] = largest
     return adjusted
 
 

@@ -9,7 +9,7 @@ from validator.folder import RunFolder
 from validator.model.runbook import Runbook
 from validator.stages.session import Session, Unable
 
-__all__ = ["changes", "note_machine", "require_same_machine"]
+__all__ = ["changes", "facts_of", "note_machine", "require_same_machine"]
 
 _HARDWARE = ("cpu.model", "cpu.cores_logical", "gpus")
 """Facts that make another machine. A host's name is none: a container gets a new one at each start."""
@@ -73,12 +73,17 @@ def require_same_machine(folder: RunFolder, runbook: Runbook) -> None:
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     """Facts of two snapshots that bear on figures and differ, by dotted name: before and now, empty where absent."""
-    old, new = dict(_flat(before)), dict(_flat(now))
+    old, new = facts_of(before), facts_of(now)
     return {
         name: (old.get(name, ""), new.get(name, ""))
         for name in sorted({*old, *new})
-        if name.startswith(_COMPARED) and name not in _PASSING and old.get(name, "") != new.get(name, "")
+        if old.get(name, "") != new.get(name, "")
     }
+
+
+def facts_of(environment: Mapping[str, Any]) -> dict[str, str]:
+    """The facts of a snapshot that bear on figures, by dotted name."""
+    return {name: value for name, value in _flat(environment) if name.startswith(_COMPARED) and name not in _PASSING}
 
 
 def _flat(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
