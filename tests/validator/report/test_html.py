@@ -14,7 +14,7 @@ import pytest
 from tests.validator.report import pieces, samples
 from tests.validator.report.pages import parse
 from validator.model.verdict import Artifact, Evidence, ValidationReport
-from validator.report import html
+from validator.report import templates
 from validator.report.build_runs import config_table
 from validator.report.html import render_html
 from validator.report.view import ChartData
@@ -245,11 +245,11 @@ def test_a_cache_that_cannot_be_used_costs_nothing_but_time(monkeypatch: pytest.
 
     wanted = render_html(samples.trivial(1), ChartData())
     for broken in ("load_bytecode", "dump_bytecode", "_get_default_cache_dir"):
-        html._environment.cache_clear()
+        templates.environment.cache_clear()
         with monkeypatch.context() as patched:
             patched.setattr(FileSystemBytecodeCache, broken, full)
             assert render_html(samples.trivial(1), ChartData()) == wanted
-    html._environment.cache_clear()
+    templates.environment.cache_clear()
 
 
 def test_trivial_phases_need_no_chart_renderer_and_no_numbers_library() -> None:
