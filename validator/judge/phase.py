@@ -46,6 +46,8 @@ def judge_phase(record: PhaseRecord, *, validation: ValidationRecord, judged: Ma
         criteria = (*implicit_verdicts(record, validation=validation), *_declared(record, validation, judged))
         if comparison is not None:
             criteria = (*criteria, _choice(record, comparison))
+        if record.state == "interrupted":
+            criteria = tuple(_as_far_as_it_came(verdict, record) for verdict in criteria)
     else:
         criteria = _unjudged(record)
     status, message = _status(record, criteria) if gone is None else ("SKIPPED", criteria[0].message)
@@ -73,6 +75,21 @@ def _declared(
         judge_criterion(criterion, id=f"{record.phase.id}.{n}", record=record, validation=validation, judged=judged)
         for n, criterion in enumerate(record.phase.accept, start=1)
     )
+
+
+_STANDING = ("finite", "config", "halt")
+"""Implicit criteria whose failure no further step can undo."""
+
+
+def _as_far_as_it_came(verdict: Verdict, record: PhaseRecord) -> Verdict:
+    """A bound that an interrupted phase does not meet yet is open: the steps that are missing may still meet it."""
+    name = verdict.id.removeprefix(f"{record.phase.id}.")
+    if verdict.status != "FAIL" or name in _STANDING:
+        return verdict
+    if all(run.outcome is not None and run.outcome.reason != "interrupted" for run in record.runs):
+        return verdict
+    message = f"The phase was interrupted, so this is open. So far: {verdict.message}"
+    return verdict.model_copy(update={"status": "INCONCLUSIVE", "message": message})
 
 
 def _choice(record: PhaseRecord, comparison: Comparison) -> Verdict:

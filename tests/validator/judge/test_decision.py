@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from validator.judge.decision import decide, exit_code, recommend
@@ -9,7 +12,7 @@ from validator.judge.phase import judge_phase
 from validator.model.record import PhaseRecord, ValidationRecord
 from validator.model.verdict import Check, ComparedArm, Comparison, Finding, PhaseReport, Status, Verdict
 
-from .samples import judge_all, judge_one, result, run_record, runbook, validation
+from .samples import judge_all, judge_one, result, run_record, runbook, series, validation
 
 VETO = Finding(
     code="config-ignored", severity="veto", confidence="high", message="It ran another config", next_step="x"
@@ -84,6 +87,18 @@ def test_an_interrupted_phase_is_never_a_pass() -> None:
     book = runbook({"id": "baseline", "kind": "train", "steps": 300})
     report = judge_all(validation(book, {"baseline": [run_record("baseline")]}, baseline="interrupted"))["baseline"]
     assert report.status == "INCONCLUSIVE"
+
+
+def test_what_an_interrupted_phase_does_not_meet_yet_is_open() -> None:
+    """A runner was killed at step 20 of 300: nothing has failed."""
+    book = runbook({"id": "baseline", "kind": "train", "steps": 300, "accept": ["loss.last < 1"]})
+    run = replace(run_record("baseline", found=result(times=np.full(20, 1.0))), outcome=None)
+    report = judge_all(validation(book, {"baseline": [run]}, baseline="interrupted"))["baseline"]
+    assert report.status == "INCONCLUSIVE"
+    assert {one.status for one in report.criteria} <= {"INCONCLUSIVE", "PASS"}
+    assert any("So far: 20 of 300 steps" in one.message for one in report.criteria)
+    diverged = replace(run_record("baseline", found=result(series={"loss": series("loss", [3, np.nan])})), outcome=None)
+    assert judge_all(validation(book, {"baseline": [diverged]}, baseline="interrupted"))["baseline"].status == "FAIL"
 
 
 def test_a_phase_without_runs_is_inconclusive() -> None:
