@@ -10,16 +10,16 @@ import numpy as np
 from validator.collect import derive, logs
 from validator.collect.intake import Intake, parse_time_s, printable
 from validator.collect.junit import read_junit
+from validator.collect.loader import read_smoke
 from validator.collect.training import Gathered, declared, read_training
 from validator.collect.trouble import scan
+from validator.model.measure import ScalarValue
 from validator.model.outcome import Outcome
 from validator.model.plan import RunSpec
 from validator.model.result import Result
 from validator.model.runbook import BUNDLED_METRICS, TrainerMetrics
 
 __all__ = ["collect_dir", "collect_run"]
-
-_TRAINING = ("train", "sweep", "ab", "soak")
 
 
 def collect_run(spec: RunSpec, *, run_dir: Path, outcome: Outcome | None) -> Result:
@@ -42,7 +42,7 @@ def _collect_run(spec: RunSpec, *, run_dir: Path, outcome: Outcome | None) -> Re
         intake=Intake(run_dir),
         metrics=spec.metrics,
         warmup_steps=spec.warmup_steps,
-        world_size=spec.world_size if spec.kind in _TRAINING else None,
+        world_size=spec.world_size if spec.trains else None,
         started_s=parse_time_s(outcome.last.started) if outcome else None,
         outcome=outcome,
     )
@@ -51,8 +51,10 @@ def _collect_run(spec: RunSpec, *, run_dir: Path, outcome: Outcome | None) -> Re
             state.scalars |= derive.scalar("outcome.rc", float(outcome.rc))
         state.scalars |= derive.scalar("outcome.duration_s", outcome.duration_s)
     found = logs.find_logs(out)
-    if spec.kind in _TRAINING:
+    if spec.trains:
         read_training(state, found)
+    if spec.role == "smoke":
+        _take(state, read_smoke(out, state.intake))
     if spec.kind == "pytest":
         _read_tests(state)
     if spec.kind == "command" and spec.stdout_groups is not None and found.main is not None:
@@ -85,6 +87,11 @@ def collect_dir(directory: Path, *, metrics: TrainerMetrics | None = None) -> Re
         _read_tests(state)
     _read_trouble(state, found)
     return _result(state, found)
+
+
+def _take(state: Gathered, found: tuple[dict[str, ScalarValue], dict[str, Any]]) -> None:
+    state.scalars |= found[0]
+    state.extra |= found[1]
 
 
 def _read_tests(state: Gathered) -> None:

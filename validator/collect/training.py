@@ -8,7 +8,9 @@ from typing import Any
 
 from validator.collect import derive, logs
 from validator.collect.heartbeat import Heartbeat, find_heartbeats, read_heartbeat
+from validator.collect.instruments import read_instruments
 from validator.collect.intake import CLOCK_SLACK_S, Intake, age_before, parse_time_s, printable
+from validator.collect.loader import read_loader
 from validator.collect.table import ALIASES, Table, read_table
 from validator.collect.telemetry import read_telemetry
 from validator.collect.trainer import flat, open_scalars, read_json_object
@@ -27,7 +29,9 @@ _FURTHER = {
     "fallback_counters.csv": "fallback counters",
     "val.csv": "validation loss",
     "sdpa_audit.json": "attention backends",
+    "trace/summary.json": "trace summary",
 }
+_BY_STEP = ("k_stats.csv", "val.csv")
 
 
 @dataclass
@@ -334,16 +338,18 @@ def _read_further(state: Gathered) -> None:
         if not path.is_file():
             continue
         files[state.intake.name(path)] = kind
-        if name.endswith(".json"):
-            read = read_json_object(path, state.intake, what=kind)
-            if read is not None:
-                state.extra["sdpa_audit"] = read[0]
-        else:
+        if name in _BY_STEP:
             table = read_table(path, state.intake)
             if table is not None:
                 _add_table(state, table, prefix=f"{path.stem}.")
     if files:
         state.extra["files"] = files
+    for scalars, extra in (
+        read_instruments(state.out, state.intake),
+        read_loader(state.out, state.metrics.heartbeat, state.intake),
+    ):
+        state.scalars |= scalars
+        state.extra |= extra
     _read_memory_dumps(state)
 
 

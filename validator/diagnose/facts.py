@@ -71,7 +71,12 @@ class RunFacts:
     @property
     def training(self) -> bool:
         """Whether the run is one of a trainer."""
-        return self.spec.kind in ("train", "sweep", "ab", "soak")
+        return self.spec.trains
+
+    @property
+    def timed(self) -> bool:
+        """Whether its rate is of interest; an audit and a profile slow the steps that they look at."""
+        return self.training and self.spec.kind not in ("audit", "profile")
 
     @property
     def failed(self) -> bool:

@@ -22,7 +22,7 @@ _NOTABLE_WAIT_S = 180.0
 
 def no_steady_state(run: RunFacts) -> Iterator[Finding]:
     """The rate never settles, so no mean of it says what a long run would do."""
-    if not run.training or run.times is None or run.window is None:
+    if not run.timed or run.times is None or run.window is None:
         return
     series = run.series("toks_per_s") or run.series("step_time_s")
     assert series is not None  # times came from one of them
@@ -54,7 +54,7 @@ def _thirds(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> list[float]
 def too_few_rows(run: RunFacts) -> Iterator[Finding]:
     """A mean over a handful of rows that differ widely."""
     series = run.series("toks_per_s")
-    if not run.training or series is None:
+    if not run.timed or series is None:
         return
     late = series.values[(series.steps > run.spec.warmup_steps) & np.isfinite(series.values)]
     if late.size < 2:

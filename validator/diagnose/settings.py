@@ -43,6 +43,8 @@ def _differences(run: RunFacts) -> dict[str, tuple[Any, Any]]:
     defaults = {k for k, v in sources.items() if v == "default"} if isinstance(sources, dict) else set()
     different = {}
     for name, asked in run.asked.items():
+        if name == "sdpa" and run.spec.kind == "audit":
+            continue  # a variant may have nothing to restrict; the audit says so
         if name not in run.ran or name in _PLACES or name in COMPRESSION or name in defaults:
             continue
         ran = run.ran[name]
@@ -171,7 +173,7 @@ def warmup_exceeds_run(run: RunFacts) -> Iterator[Finding]:
     steps = run.steps_asked or run.steps_done
     warmup = run.number("warmup_steps", "lr_warmup_steps", "warmup")
     lr = run.series("lr")
-    if not run.training or steps is None:
+    if not run.timed or steps is None:
         return
     if warmup is not None and warmup > 1 and warmup >= steps:
         because = [evidence(f"warmup_steps {warmup:.0f}, steps {steps:.0f}", _env_path(run))]

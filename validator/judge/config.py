@@ -33,6 +33,9 @@ def differences(run: RunRecord) -> dict[str, tuple[Any, Any]] | None:
 
     What was asked for is what the plan passed and what the trainer says that it was asked. Settings that the trainer
     does not list as effective are not compared. None when the trainer gives no effective config.
+
+    A variant of an audit restricts `scaled_dot_product_attention`, which a trainer need not use at all: that it then
+    restricts nothing is what the audit finds out, not a config that was ignored.
     """
     if run.result is None or not run.result.effective:
         return None
@@ -40,6 +43,8 @@ def differences(run: RunRecord) -> dict[str, tuple[Any, Any]] | None:
     asked: dict[str, Any] = {}
     for source in (run.result.requested or {}, run.spec.requested):
         asked |= _stated({flat_name(key): value for key, value in source.items()})
+    if run.spec.kind == "audit":
+        asked.pop("sdpa", None)
     return {
         key: (value, effective[key])
         for key, value in asked.items()

@@ -48,6 +48,8 @@ class Scalar:
     unit: str
     kinds: tuple[str, ...]
     meaning: str
+    text: bool = False
+    cuda_only: bool = False
 
 
 def _metrics(*rows: tuple[str, str, Window, Literal["higher", "lower"] | None, str]) -> dict[str, Metric]:
@@ -115,8 +117,56 @@ METRICS: dict[str, Metric] = _metrics(
 )
 """Series of a training run. A trainer may write others; they are declared in `trainer.metrics.extra`."""
 
-_TRAINING = ("train", "sweep", "ab", "soak")
+_TRAINING = ("train", "sweep", "ab", "audit", "profile", "soak", "data")
 _PROCESS = ("command", "pytest", *_TRAINING)
+
+
+def _of_kind(kind: str, *rows: tuple[str, str, str], text: bool = False, cuda_only: bool = False) -> tuple[Scalar, ...]:
+    return tuple(
+        Scalar(name=name, unit=unit, kinds=(kind,), meaning=meaning, text=text, cuda_only=cuda_only)
+        for name, unit, meaning in rows
+    )
+
+
+_AUDIT = (
+    *_of_kind(
+        "audit",
+        ("audit.attention", "", "backends that the attention ran, all branches together: `triton`, `flash`, …"),
+        ("audit.cmp", "", "backend of the compressed branch, forward and backward, in every layer"),
+        ("audit.sel", "", "backend of the selected branch"),
+        ("audit.win", "", "backend of the window branch"),
+        text=True,
+    ),
+    *_of_kind(
+        "audit",
+        ("audit.layers", "layers", "layers whose attention was audited"),
+        ("audit.fallbacks", "calls", "calls that ran another path than the one asked for"),
+    ),
+)
+_PROFILE = (
+    *_of_kind(
+        "profile",
+        ("profile.gpu_busy_share", "", "share of the traced time in which some kernel ran"),
+        ("profile.host_bound_share", "", "share of the traced time in which the GPU waited for the host"),
+        ("profile.exposed_comm_share", "", "share of the traced time in which communication ran and nothing else"),
+        ("profile.top_kernel_share", "", "time of the kernel that took most, over the traced time"),
+        cuda_only=True,
+    ),
+    *_of_kind(
+        "profile",
+        ("profile.comm_share", "", "share of the traced time in which communication ran"),
+        ("profile.top_operator_share", "", "host time of the operator that took most, over the traced time"),
+        ("profile.step_time_ms", "ms", "time of a traced step"),
+        ("profile.steps", "steps", "steps that were traced"),
+        ("profile.ranges", "ranges", "named ranges in the trace"),
+    ),
+)
+_SMOKE = _of_kind(
+    "data",
+    ("smoke.first_batch_s", "s", "time to the first batch of the loader alone"),
+    ("smoke.toks_per_s", "tok/s", "rate of the loader alone, one rank"),
+    ("smoke.fetch_p95_ms", "ms", "95th percentile of the loader's time for a batch, alone"),
+)
 
 SCALARS: dict[str, Scalar] = {
     scalar.name: scalar
@@ -133,6 +183,12 @@ SCALARS: dict[str, Scalar] = {
             unit="s",
             kinds=_TRAINING,
             meaning="launch to the first finished step",
+        ),
+        Scalar(
+            name="startup.first_batch_s",
+            unit="s",
+            kinds=_TRAINING,
+            meaning="a rank joining the others to its first batch, slowest rank",
         ),
         Scalar(name="steps.done", unit="steps", kinds=_TRAINING, meaning="optimizer steps that were finished"),
         Scalar(name="heartbeat.max_gap_s", unit="s", kinds=_TRAINING, meaning="longest silence of any rank"),
@@ -160,6 +216,9 @@ SCALARS: dict[str, Scalar] = {
             kinds=_TRAINING,
             meaning="rate of the last third against the first third, after warm-up",
         ),
+        *_AUDIT,
+        *_PROFILE,
+        *_SMOKE,
     )
 }
 """Numbers known once per run."""

@@ -7,11 +7,14 @@ from typing import Literal
 from pydantic import Field
 
 from validator.model.base import Frozen
-from validator.model.runbook import PhaseKind, Setting, TrainerMetrics, Watchdog
+from validator.model.runbook import TRAINING_KINDS, PhaseKind, Setting, TrainerMetrics, Watchdog
 
-__all__ = ["Launcher", "PhasePlan", "Plan", "RunSpec"]
+__all__ = ["Launcher", "PhasePlan", "Plan", "Role", "RunSpec"]
 
 Launcher = Literal["exec", "python", "torchrun"]
+
+Role = Literal["measure", "smoke", "nsys"]
+"""What a run is for: `measure` decides the phase, `smoke` tries the loader alone, `nsys` only leaves evidence."""
 
 
 class RunSpec(Frozen):
@@ -26,6 +29,8 @@ class RunSpec(Frozen):
     kind: PhaseKind
     arm: str | None = None
     repeat: int = Field(1, ge=1, description="1-based.")
+    role: Role = "measure"
+    remedy: str | None = Field(None, description="The remedy that is tried by this run, after the phase had failed.")
     launcher: Launcher
     argv: tuple[str, ...]
     env: dict[str, str] = Field(description="Added to the environment, never replacing it.")
@@ -50,6 +55,11 @@ class RunSpec(Frozen):
     watchdog: Watchdog | None = None
 
     @property
+    def trains(self) -> bool:
+        """Whether it is a run of the trainer."""
+        return self.kind in TRAINING_KINDS and self.role != "smoke"
+
+    @property
     def world_size(self) -> int:
         """Ranks of the run: 1 for a plain process."""
         return max(1, self.nproc)
@@ -62,6 +72,8 @@ class PhasePlan(Frozen):
     kind: PhaseKind
     runs: tuple[RunSpec, ...]
     skipped: str | None = Field(None, description="Why the phase will not run (`--only`, `--skip`), if so.")
+    remedies: tuple[str, ...] = Field((), description="What is tried when it fails, each once, in this order.")
+    expected_s: float | None = Field(None, description="How long all its runs take as a rule, if declared.")
 
 
 class Plan(Frozen):

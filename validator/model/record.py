@@ -41,6 +41,11 @@ class PhaseRecord:
     reason: str | None = None
     duration_s: float | None = None
 
+    @property
+    def measured(self) -> tuple[RunRecord, ...]:
+        """The runs that decide the phase: not a loader's trial, nor a run that only leaves evidence."""
+        return tuple(run for run in self.runs if run.spec.role == "measure")
+
 
 @dataclass(frozen=True)
 class ValidationRecord:

@@ -14,8 +14,16 @@ from typing import Literal
 
 from validator.model.catalogue import METRICS, SCALARS, STATISTICS, Metric, is_open_scalar
 from validator.model.expression import Reference
-from validator.model.runbook import CommandPhase, Phase, PreflightPhase, Runbook, TrainerMetrics, TrainingPhase
-from validator.model.settings import nproc_of
+from validator.model.runbook import (
+    CommandPhase,
+    DataPhase,
+    Phase,
+    PreflightPhase,
+    Runbook,
+    TrainerMetrics,
+    TrainingPhase,
+)
+from validator.model.settings import nproc_of, smoke_of
 
 __all__ = ["Resolved", "UnresolvedReference", "resolve", "series_of"]
 
@@ -30,7 +38,7 @@ class Resolved:
     """What a reference means.
 
     `statistic` and `window` are None for a scalar. `unit` is empty where the value has none or where only the trainer
-    could tell (`effective.x`, `metrics.x`); `unit_known` tells these two apart.
+    could tell (`effective.x`, `metrics.x`); `unit_known` tells these two apart. `text` says that it is no number.
     """
 
     phase_id: str
@@ -40,6 +48,7 @@ class Resolved:
     unit: str
     window: Literal["steady", "whole"] | None
     unit_known: bool = True
+    text: bool = False
 
 
 class UnresolvedReference(ValueError):
@@ -163,18 +172,25 @@ def _scalar(name: str, *, runbook: Runbook, phase: Phase, column: int) -> Resolv
     obstacle = _obstacle(name, runbook=runbook, phase=phase)
     if obstacle is not None:
         raise UnresolvedReference(f"{name} can never be known: {obstacle[0]}", fix=obstacle[1], column=column)
-    return Resolved(phase.id, "scalar", name, None, scalar.unit, None)
+    return Resolved(phase.id, "scalar", name, None, scalar.unit, None, unit_known=not scalar.text, text=scalar.text)
 
 
 def _obstacle(name: str, *, runbook: Runbook, phase: Phase) -> tuple[str, str] | None:
     """Why a known scalar could not be had in this phase, and what to do about it; None when it can be."""
     metrics = runbook.trainer.metrics
+    if SCALARS[name].cuda_only and runbook.hardware.gpus == 0:
+        return "it is measured on a GPU, and hardware.gpus is 0", "set hardware.gpus, or drop the criterion"
+    if name.startswith("smoke.") and isinstance(phase, DataPhase) and not smoke_of(runbook, phase):
+        return (
+            f"phase {phase.id} does not try the loader alone",
+            "give it smoke: [WORDS], which prints JSON, or use startup.first_batch_s",
+        )
     if name == "scaling.efficiency" and getattr(phase, "scaling_against", None) is None:
         return (
             f"phase {phase.id} is compared with no other",
             f"add scaling_against: PHASE, a phase with more processes, to {phase.id}",
         )
-    if name in ("heartbeat.max_gap_s", "straggler.score") and metrics.heartbeat is None:
+    if name in ("heartbeat.max_gap_s", "straggler.score", "startup.first_batch_s") and metrics.heartbeat is None:
         return (
             "the trainer declares no heartbeat",
             'declare trainer.metrics.heartbeat, such as "heartbeat_rank{rank}.jsonl"',

@@ -53,7 +53,11 @@ class Result:
     `log_contains` each wanted text to {path, line} of its first appearance in rank 0's log, or None;
     `errors`      [{rank, path, message}] of ranks that raised;
     `files`       names of further contract files found, relative to the run folder, to their kind;
-    `sdpa_audit`  the content of sdpa_audit.json.
+    `sdpa_audit`  the content of sdpa_audit.json; `trace` that of trace/summary.json;
+    `fallbacks`   counter to calls, by fallback_counters.csv, which is written only when something fell back;
+    `tables`      [{caption, columns, rows}] worth showing beside the run's figures;
+    `loader_error` {rank, path, error, unreachable} of the first rank that got no batch;
+    `smoke`       the JSON object that a loader's trial printed.
     """
 
     run: str

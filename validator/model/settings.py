@@ -7,17 +7,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from validator.model.runbook import PhaseBase, ProcessPhase, Runbook, Setting, TrainingPhase, Watchdog
+from validator.model.remedy import Remedy
+from validator.model.runbook import (
+    AuditPhase,
+    DataPhase,
+    PhaseBase,
+    ProcessPhase,
+    ProfilePhase,
+    Runbook,
+    Setting,
+    TrainingPhase,
+    Watchdog,
+)
 
 __all__ = [
     "args_of",
     "env_of",
     "flat_name",
+    "kind_env",
     "min_effect_of",
     "nproc_of",
+    "remedies_of",
     "repeats_of",
     "retries_of",
     "setting_text",
+    "smoke_of",
     "timeout_of",
     "warmup_of",
     "watchdog_of",
@@ -63,6 +77,11 @@ def retries_of(runbook: Runbook, phase: ProcessPhase) -> int:
     return runbook.defaults.retries if phase.retries is None else phase.retries
 
 
+def remedies_of(phase: PhaseBase) -> tuple[Remedy, ...]:
+    """What is tried when the phase fails; a preflight starts nothing that could be tried again."""
+    return phase.on_failure if isinstance(phase, ProcessPhase) else ()
+
+
 def watchdog_of(runbook: Runbook, phase: TrainingPhase) -> Watchdog:
     """The watchdog's limits: the phase's own where it sets them, else the defaults', key by key."""
     base = runbook.defaults.watchdog
@@ -78,6 +97,27 @@ def min_effect_of(runbook: Runbook, phase: PhaseBase) -> float:
     return runbook.defaults.min_effect if own is None else float(own)
 
 
+def kind_env(phase: PhaseBase) -> dict[str, Setting]:
+    """What a kind of phase needs in the environment to be that kind: an audit must audit, a profile must trace."""
+    if isinstance(phase, AuditPhase):
+        return {"NSA_SDPA_AUDIT": 1}
+    if isinstance(phase, ProfilePhase):
+        return {
+            "NSA_NVTX": 1,
+            "NSA_PROFILE_STEPS": phase.profile_steps,
+            "NSA_TB_DISABLE": 1,
+            "NSA_DISABLE_AUX_STATS": 1,
+        }
+    return {}
+
+
+def smoke_of(runbook: Runbook, phase: DataPhase) -> tuple[str, ...]:
+    """What python is given to try the loader alone; empty where there is nothing to try it with."""
+    if phase.smoke is not None:
+        return phase.smoke
+    return ("-m", "nsa.data", "--json") if runbook.trainer.bundled else ()
+
+
 def env_of(
     runbook: Runbook,
     phase: ProcessPhase,
@@ -85,11 +125,12 @@ def env_of(
     adopted: Mapping[str, Setting] | None = None,
     arm: Mapping[str, Setting] | None = None,
 ) -> dict[str, Setting]:
-    """Environment added to a run: defaults, then adopted winners (`env.NAME`), then the phase, then the arm."""
+    """Environment added to a run: defaults, adopted (`env.NAME`), the kind, the phase, the arm; later ones win."""
     won = adopted if isinstance(phase, TrainingPhase) and adopted else {}
     return {
         **runbook.defaults.env,
         **{key[4:]: value for key, value in won.items() if key.startswith("env.")},
+        **kind_env(phase),
         **phase.env,
         **(arm or {}),
     }

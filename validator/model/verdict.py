@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from validator.model.base import Frozen
+from validator.model.contrast import Contrast
 from validator.model.measure import MetricStats, ScalarValue
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "PhaseReport",
     "Recommendation",
     "RunReport",
+    "RunTable",
     "RunbookRef",
     "Status",
     "Verdict",
@@ -111,6 +113,14 @@ class Comparison(Frozen):
     message: str
 
 
+class RunTable(Frozen):
+    """A table that a run left: what attention ran, which kernels took the time. Columns of numbers hold numbers."""
+
+    caption: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str | int | float | None, ...], ...]
+
+
 class RunReport(Frozen):
     """One run as it stands in result.json. `command` is what was started; `series_points` feed the charts."""
 
@@ -128,6 +138,7 @@ class RunReport(Frozen):
     irregularities: tuple[str, ...] = ()
     out: str = ""
     log: str | None = None
+    tables: tuple[RunTable, ...] = ()
 
 
 class PhaseReport(Frozen):
@@ -197,4 +208,7 @@ class ValidationReport(Frozen):
     recommended: Recommendation = Field(default_factory=Recommendation)
     environment: dict[str, Any] = Field(default_factory=dict)
     artifacts: tuple[Artifact, ...] = ()
+    since: Contrast | None = Field(
+        None, description="Against the last GO of the same runbook on the same class of machine, if there is one."
+    )
     validator_version: str

@@ -9,7 +9,7 @@ from typing import Any
 from validator.model.catalogue import METRICS
 from validator.model.measure import MetricStats, ScalarValue
 from validator.model.units import format_duration
-from validator.model.verdict import Comparison, PhaseReport, RunReport
+from validator.model.verdict import Comparison, PhaseReport, RunReport, RunTable
 from validator.report.formats import (
     clean,
     format_interval,
@@ -49,7 +49,19 @@ def run_view(run: RunReport, *, phase: str) -> RunView:
         irregularities=tuple(clean(text) for text in run.irregularities),
         links=_links(run, outcome),
         folder=link(run.out.rstrip("/") + "/") if run.out else None,
+        tables=tuple(_table(one) for one in run.tables),
     )
+
+
+def _table(told: RunTable) -> Table:
+    """A table that the run left, numbers to the right."""
+    numeric = frozenset(
+        name
+        for index, name in enumerate(told.columns)
+        if told.rows and all(isinstance(row[index], (int, float, type(None))) for row in told.rows)
+    )
+    rows = tuple(tuple(format_value(cell) for cell in row) for row in told.rows)
+    return Table(one_line(told.caption, limit=200), tuple(map(one_line, told.columns)), rows, numeric)
 
 
 def _title(run: RunReport) -> str:

@@ -279,6 +279,8 @@ def _run(run: RunView) -> Iterator[str]:
     if run.scalars:
         yield ", ".join(f"{code(fact.name)}: {escape(fact.value)}" for fact in run.scalars)
         yield ""
+    for told in run.tables:
+        yield from _plain_table(told)
     if run.command:
         yield from fenced(run.command)
         yield ""

@@ -222,6 +222,7 @@ class RunView(NamedTuple):
     irregularities: tuple[str, ...]
     links: tuple[Fact, ...]
     folder: str | None
+    tables: tuple[Table, ...] = ()
     detailed: bool = True
 
 

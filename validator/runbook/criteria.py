@@ -112,6 +112,9 @@ def _check_kinds(comparison: Comparison, resolved: dict[Reference, Resolved], pl
         if isinstance(text, Text) and isinstance(other, Reference) and resolved[other].unit_known:
             message = f"{other.name} is a number and is compared with the text {text.value!r}"
             yield Problem.at(place(other.column), message, "compare it with a number, without quotes")
+        if isinstance(text, Number) and isinstance(other, Reference) and resolved[other].text:
+            message = f"{other.name} is a text and is compared with the number {text.value:g}"
+            yield Problem.at(place(other.column), message, f"compare it with a text: {other.name} == 'triton'")
 
 
 def _check_units(comparison: Comparison, resolved: dict[Reference, Resolved], place: _Place) -> Iterator[Problem]:

@@ -82,7 +82,9 @@ def _texts(root: Node) -> Iterator[tuple[Path, Node]]:
     wanted += [("defaults", "env"), ("defaults", "args")]
     phases = node_at(root, ("phases",))
     for index, _ in enumerate(phases.value if phases is not None and isinstance(phases.value, list) else []):
-        wanted += [("phases", index, key) for key in ("env", "args", "over", "arms", "run", "targets")]
+        wanted += [
+            ("phases", index, key) for key in ("env", "args", "over", "arms", "run", "targets", "smoke", "on_failure")
+        ]
     for path in wanted:
         node = node_at(root, path)
         if node is not None:

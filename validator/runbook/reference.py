@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 
 from validator.model.catalogue import METRICS, SCALARS, STATISTICS
 from validator.model.placeholders import PLACEHOLDERS
+from validator.model.remedy import PLAYBOOK, Remedy
 from validator.model.runbook import (
     Arm,
     Choose,
@@ -98,8 +99,25 @@ def _keys() -> Iterator[str]:
         ("A criterion in `accept`", Criterion),
         ("`choose`", Choose),
         ("An arm in `arms`", Arm),
+        ("A remedy in `on_failure`", Remedy),
     ):
         yield from _section(title, model, level=2)
+
+    yield ""
+    yield from _table(
+        ("remedy of the playbook", "tried for", "sets"),
+        [(f"`{name}`", ", ".join(_on(entry)), _sets(entry)) for name, entry in PLAYBOOK.items()],
+    )
+
+
+def _on(entry: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(entry.get("on", ("stall", "error", "criterion")))
+
+
+def _sets(entry: Mapping[str, Any]) -> str:
+    settings = [f"`{key}={value}`" for key, value in entry.get("env", {}).items()]
+    settings += [f"`steps: {entry['steps']}`"] if "steps" in entry else []
+    return ", ".join(settings) or "nothing; the launcher takes another master port"
 
 
 def _phases() -> Iterator[str]:
@@ -191,7 +209,9 @@ def _type_name(annotation: Any, metadata: Sequence[Any] = ()) -> str:
 
 
 def _plural(name: str) -> str:
-    return {"text": "texts", "criterion": "criteria"}.get(name, f"{name}s")
+    if name.startswith("`"):  # words to choose from have no plural
+        return name
+    return {"text": "texts", "criterion": "criteria", "remedy": "remedies"}.get(name, f"{name}s")
 
 
 def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Iterator[str]:

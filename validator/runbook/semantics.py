@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from validator.model.runbook import Runbook
 from validator.runbook.build import Built
 from validator.runbook.criteria import check_choose, check_criteria
+from validator.runbook.kinds import check_kinds
 from validator.runbook.launch import check_launch
 from validator.runbook.order import check_order
 from validator.runbook.problems import Problem
@@ -19,5 +20,6 @@ def check_meaning(built: Built, runbook: Runbook) -> Iterator[Problem]:
     yield from check_order(built, runbook)
     yield from check_launch(built, runbook)
     for index, _ in enumerate(runbook.phases):
+        yield from check_kinds(built, runbook, index)
         yield from check_criteria(built, runbook, index)
         yield from check_choose(built, runbook, index)

@@ -10,6 +10,7 @@ from typing import get_args
 
 from pydantic import BaseModel
 
+from validator.model.remedy import Remedy
 from validator.model.runbook import (
     Arm,
     Choose,
@@ -62,6 +63,8 @@ def model_at(root: Node, path: Path) -> type[BaseModel] | None:
         return Criterion
     if parent == "arms" and len(path) == 4:
         return Arm
+    if parent == "on_failure" and isinstance(last, int):
+        return Remedy
     if isinstance(last, str) and last in _NESTED:
         owner = model_at(root, path[:-1])
         return _NESTED[last] if owner is not None and last in key_names(owner) else None

@@ -37,6 +37,11 @@ _EXAMPLES: dict[str, str] = {
     "extra": "extra: {name: unit}",
     "packages": "packages: ['torch>=2.6']",
     "log_contains": "log_contains: [text]",
+    "variants": "variants: [plain, flash_only, no_flash]",
+    "ranges": "ranges: [nsa.cmp, nsa.win]",
+    "on_failure": "on_failure: [port]",
+    "on": "on: [stall, error]",
+    "smoke": "smoke: [-m, nsa.data, --json]",
 }
 _PATTERNS = {
     "id": "begin with a lower case letter and go on with lower case letters, digits and underscores",

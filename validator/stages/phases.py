@@ -142,12 +142,19 @@ def _perform(session: Session, phase: Phase, planned: PhasePlan) -> PhaseRecord:
         if session.cancel.requested:
             break
         runs.append(session.past.runs.get(spec.id) or _run(session, spec))
+        if _leaves_nothing_to_run(runs[-1]):
+            break
     interrupted = session.cancel.requested
     duration_s = round(time.monotonic() - began, 3)
     ended: PhaseState = "interrupted" if interrupted else "done"
     reason = f"the user stopped the validation: {session.cancel.why}" if interrupted else None
     session.journal.append("phase_ended", phase=phase.id, state=ended, reason=reason, duration_s=duration_s)
     return PhaseRecord(phase=phase, state=ended, runs=tuple(runs), checks=checks, reason=reason, duration_s=duration_s)
+
+
+def _leaves_nothing_to_run(run: RunRecord) -> bool:
+    """A loader that gives nothing when it is tried alone gives nothing to a trainer, which would only wait for it."""
+    return run.spec.role == "smoke" and run.outcome is not None and not run.outcome.ok
 
 
 def _preflight(session: Session, phase: PreflightPhase) -> tuple[Check, ...]:

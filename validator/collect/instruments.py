@@ -1,0 +1,184 @@
+"""What a trainer shows of the inside of its steps: the audit of its attention, the trace of its time, its fallbacks.
+
+Everything here is read off the profiler's evidence in `sdpa_audit.json` and `trace/summary.json`; nothing is concluded
+from a setting.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from validator.collect.derive import scalar
+from validator.collect.intake import Intake, printable, read_small
+from validator.collect.trainer import read_json_object
+from validator.model.measure import ScalarValue
+
+__all__ = ["ATTENTION_BRANCHES", "Instruments", "read_instruments"]
+
+ATTENTION_BRANCHES = ("cmp", "sel", "win", "dense", "fused")
+"""Branches whose backend an audit is about; `fused` is one operator that does the work of all."""
+
+UNRECOGNIZED = "unrecognized"
+_PARTS = ("cmp", "sel", "win")
+_MAX_ROWS = 40
+_SHARES = ("gpu_busy_share", "exposed_comm_share", "host_bound_share", "comm_share")
+
+Instruments = tuple[dict[str, ScalarValue], dict[str, Any]]
+"""Scalars by name, and what belongs in a result's `extra`."""
+
+
+def read_instruments(out: Path, intake: Intake) -> Instruments:
+    """The audit, the trace and the fallback counters of a run, as far as they are there."""
+    scalars: dict[str, ScalarValue] = {}
+    extra: dict[str, Any] = {}
+    tables: list[dict[str, Any]] = []
+    fallbacks = _fallbacks(out / "fallback_counters.csv", intake)
+    if fallbacks is not None:
+        extra["fallbacks"] = fallbacks
+        rows = [[name, count] for name, count in sorted(fallbacks.items())]
+        tables.append(_table("Fallbacks since the start", ("Counter", "Calls"), rows))
+    audit = _json(out / "sdpa_audit.json", intake, "attention backends")
+    if audit is not None:
+        extra["sdpa_audit"] = audit[0]
+        scalars |= _audit_scalars(audit[0], audit[1])
+        tables += _audit_tables(audit[0])
+    if audit is not None and "audit.layers" in scalars:
+        source = audit[1] if fallbacks is None else intake.name(out / "fallback_counters.csv")
+        scalars |= scalar("audit.fallbacks", float(sum((fallbacks or {}).values())), source)
+    trace = _json(out / "trace" / "summary.json", intake, "trace summary")
+    if trace is not None:
+        extra["trace"] = trace[0]
+        scalars |= _trace_scalars(trace[0], trace[1])
+        tables += _trace_tables(trace[0])
+    if tables:
+        extra["tables"] = tables
+    return scalars, extra
+
+
+def _json(path: Path, intake: Intake, what: str) -> tuple[dict[str, Any], str] | None:
+    read = read_json_object(path, intake, what=what) if path.is_file() else None
+    return None if read is None else (read[0], read[1].path)
+
+
+def _fallbacks(path: Path, intake: Intake) -> dict[str, int] | None:
+    """Counter to its highest count; None when the file was not written, which by the contract means no fallback."""
+    read = read_small(path, intake, what="fallback counters") if path.is_file() else None
+    if read is None:
+        return None
+    counts: dict[str, int] = {}
+    for row in csv.DictReader(io.StringIO(read[0].decode("utf-8", "replace").replace("\0", ""))):
+        name, count = printable(str(row.get("counter") or ""), limit=80), str(row.get("count") or "")
+        if name and count.isascii() and count.isdigit():
+            counts[name] = max(counts.get(name, 0), int(count))
+    return counts
+
+
+def _entries(audit: Mapping[str, Any]) -> Iterator[tuple[str, str, str, float, Any]]:
+    """Branch, direction, backend, microseconds and layer of each sound entry."""
+    layers = audit.get("layers")
+    for entry in layers if isinstance(layers, list) else ():
+        if isinstance(entry, dict) and isinstance(entry.get("branch"), str):
+            backend = str(entry.get("backend") or "none")
+            time_us = entry.get("time_us")
+            yield (
+                entry["branch"],
+                str(entry.get("direction") or "forward"),
+                UNRECOGNIZED if backend == "none" else backend,
+                float(time_us) if isinstance(time_us, (int, float)) else 0.0,
+                entry.get("layer"),
+            )
+
+
+def _audit_scalars(audit: Mapping[str, Any], source: str) -> dict[str, ScalarValue]:
+    """The backend of each attention branch; several, joined by ` + `, where layers or directions differ."""
+    ran: dict[str, set[str]] = {}
+    layers = set()
+    for branch, _, backend, _, layer in _entries(audit):
+        if branch in ATTENTION_BRANCHES:
+            ran.setdefault(branch, set()).add(backend)
+            layers.add(str(layer))
+    if not ran:
+        return {}
+    if "fused" in ran:
+        for part in _PARTS:
+            ran.setdefault(part, set()).update(ran["fused"])
+    found = {f"audit.{branch}": " + ".join(sorted(ran[branch])) for branch in _PARTS if branch in ran}
+    found["audit.attention"] = " + ".join(sorted(set().union(*ran.values())))
+    scalars = {name: ScalarValue(value=text, source=source) for name, text in found.items()}
+    return scalars | scalar("audit.layers", float(len(layers)), source)
+
+
+def _audit_tables(audit: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    times: dict[tuple[str, str, str], list[float]] = {}
+    for branch, direction, backend, time_us, _ in _entries(audit):
+        times.setdefault((branch, direction, backend), []).append(time_us)
+    rows = [[*key, len(spent), round(sum(spent) / 1e3, 3)] for key, spent in sorted(times.items())]
+    if rows:
+        columns = ("Branch", "Direction", "Backend", "Layers", "Time (ms)")
+        yield _table(f"What attention ran in step {audit.get('step', '?')}", columns, rows)
+
+
+def _trace_scalars(trace: Mapping[str, Any], source: str) -> dict[str, ScalarValue]:
+    found: dict[str, ScalarValue] = {}
+    for name in _SHARES:
+        found |= scalar(f"profile.{name}", _number(trace.get(name)), source)
+    steps, wall_ms = trace.get("steps"), _number(trace.get("wall_ms"))
+    count = len(steps) if isinstance(steps, list) else 0
+    if count:
+        found |= scalar("profile.steps", float(count), source)
+    if wall_ms:
+        found |= scalar("profile.step_time_ms", wall_ms / count if count else None, source)
+        for key, name in (("top_kernels", "top_kernel_share"), ("top_operators", "top_operator_share")):
+            first = next(iter(_timed(trace.get(key))), None)
+            found |= scalar(f"profile.{name}", None if first is None else first[2] / wall_ms, source)
+    ranges = trace.get("ranges_seen")
+    if isinstance(ranges, dict):
+        found |= scalar("profile.ranges", float(len(ranges)), source)
+    return found
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def _timed(entries: object) -> list[tuple[str, float, float]]:
+    """Name, count and milliseconds of the sound entries of a list like `top_kernels`."""
+    found = []
+    for entry in entries if isinstance(entries, list) else ():
+        if isinstance(entry, dict) and (time_ms := _number(entry.get("time_ms"))) is not None:
+            found.append((str(entry.get("name") or "?"), _number(entry.get("count")) or 0.0, time_ms))
+    return found
+
+
+def _trace_tables(trace: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    wall_ms = _number(trace.get("wall_ms")) or 0.0
+    ranges = trace.get("ranges_seen")
+    named = [
+        {"name": name, **entry}
+        for name, entry in (ranges if isinstance(ranges, dict) else {}).items()
+        if isinstance(entry, dict)
+    ]
+    for title, what, entries in (
+        ("Kernels that took most of the time", "Kernel", trace.get("top_kernels")),
+        ("Operators that took most of the host's time", "Operator", trace.get("top_operators")),
+        ("Named ranges", "Range", named),
+    ):
+        rows = [
+            [
+                printable(name, limit=120),
+                int(count),
+                round(time_ms, 3),
+                round(100 * time_ms / wall_ms, 1) if wall_ms else None,
+            ]
+            for name, count, time_ms in _timed(entries)
+        ]
+        if rows:
+            yield _table(title, (what, "Calls", "Time (ms)", "Share of the traced time (%)"), rows)
+
+
+def _table(caption: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
+    return {"caption": caption, "columns": tuple(columns), "rows": tuple(tuple(row) for row in rows[:_MAX_ROWS])}

@@ -1,0 +1,185 @@
+"""The parts that a runbook is put together from, apart from its phases: hardware, trainer, defaults, limits.
+
+Field descriptions are the text of `docs/runbook-reference.md`, so keep them exact.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, field_validator
+
+from validator.model.base import Frozen
+from validator.model.units import Duration, Size
+
+__all__ = [
+    "Argument",
+    "BUNDLED_METRICS",
+    "Count",
+    "Criterion",
+    "CriterionField",
+    "Defaults",
+    "Hardware",
+    "Identifier",
+    "Setting",
+    "Trainer",
+    "TrainerMetrics",
+    "Watchdog",
+]
+
+Setting = str | int | float | bool
+"""A value that a runbook may give to an environment variable or a trainer argument."""
+
+Count = Annotated[int, Field(strict=True)]
+"""A whole number written as one: `true` and `"300"` are mistakes, not 1 and 300."""
+
+
+def _as_text(value: Any) -> Any:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return repr(value) if isinstance(value, (int, float)) else value
+
+
+Argument = Annotated[str, BeforeValidator(_as_text, json_schema_input_type=str | int | float | bool)]
+"""A word of a command line; numbers may be written without quotes."""
+
+Identifier = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
+"""Lower case letters, digits and underscores, so that a criterion can name it."""
+
+
+class Criterion(Frozen):
+    """One acceptance criterion. As plain text it is required."""
+
+    expr: str = Field(description="`metric.statistic operator value [unit]`, see the grammar of criteria.")
+    required: bool = Field(True, description="Whether failing it makes the decision NO-GO.")
+    why: str | None = Field(None, description="Why the bound is what it is; shown beside the verdict.")
+
+
+def _criterion(value: Any) -> Any:
+    return {"expr": value} if isinstance(value, str) else value
+
+
+CriterionField = Annotated[Criterion, BeforeValidator(_criterion, json_schema_input_type=str | Criterion)]
+
+
+class Hardware(Frozen):
+    """What the runbook was written for. Preflight checks it; a machine without the GPUs ends in exit 4."""
+
+    gpus: Count = Field(0, ge=0, description="GPUs needed; 0 means that the runbook runs on the CPU.")
+    name: str | None = Field(None, description="Regular expression that every GPU's name must contain.")
+    interconnect: Literal["pcie", "nvlink", "any"] = Field("any", description="How the GPUs are linked.")
+    gpu_memory: Size | None = Field(None, description="Least memory of each GPU.")
+    cpu_cores: Count | None = Field(None, ge=1, description="Least CPU cores that this process may use.")
+    memory: Size | None = Field(None, description="Least host memory available at the start.")
+    disk_free: Size | None = Field(None, description="Least free space where results are written.")
+
+    @field_validator("name")
+    @classmethod
+    def _compiles(cls, value: str | None) -> str | None:
+        if value is not None:
+            try:
+                re.compile(value)
+            except re.error as error:
+                raise ValueError(
+                    f"name {value!r} is not a regular expression: {error}; escape special characters with \\"
+                ) from error
+        return value
+
+
+class TrainerMetrics(Frozen):
+    """Where a trainer's measurements are read from, relative to its output folder."""
+
+    csv: str | None = Field(None, description="CSV of `step,loss,lr,toks_per_s,…`, with or without a header.")
+    heartbeat: str | None = Field(None, description="JSON lines, one file per rank; `{rank}` stands for the rank.")
+    env: str | None = Field(None, description="JSON with the environment and the requested and effective config.")
+    metrics: str | None = Field(None, description="JSON with final scalars; referred to as `metrics.<key>`.")
+    stdout: str | None = Field(
+        None,
+        description="Regular expression with named groups, searched in each line that rank 0 prints; `step` is needed.",
+    )
+    extra: dict[str, str] = Field(
+        default_factory=dict, description="Further series that the trainer writes: name to unit."
+    )
+
+    @field_validator("stdout")
+    @classmethod
+    def _has_step(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        try:
+            groups = re.compile(value).groupindex
+        except re.error as error:
+            raise ValueError(f"stdout {value!r} is not a regular expression: {error}") from error
+        if "step" not in groups:
+            raise ValueError("stdout has no group named `step`; add (?P<step>\\d+) where the step is printed")
+        return value
+
+
+BUNDLED_METRICS = TrainerMetrics(
+    csv="training.csv", heartbeat="heartbeat_rank{rank}.jsonl", env="env.json", metrics="metrics.json"
+)
+
+
+class Trainer(Frozen):
+    """The program under validation. Leave it out for the bundled one."""
+
+    command: tuple[Argument, ...] = Field(
+        ("-m", "nsa.train"), description="What torchrun (nproc of 1 or more) or python (nproc of 0) is given."
+    )
+    args: dict[str, Setting] = Field(
+        default_factory=lambda: dict[str, Setting](steps="{steps}", out="{out}"),
+        description="Passed as `--key value`; true becomes `--key`, false leaves it out. Placeholders are filled in.",
+    )
+    metrics: TrainerMetrics = Field(BUNDLED_METRICS, description="Where its measurements are read from.")
+    cwd: str | None = Field(None, description="Working directory; default is where `validator` was started.")
+
+    @property
+    def bundled(self) -> bool:
+        """Whether this is the trainer that comes with the project."""
+        return self.command == ("-m", "nsa.train")
+
+
+class Watchdog(Frozen):
+    """When a run is stopped before its time. Slow is not stalled: predicted progress and activity decide."""
+
+    first_step: Duration = Field(900.0, description="Longest silence before the first step (compilation, data).")
+    stall: Duration = Field(180.0, description="Least silence after the first step that counts as a stall.")
+    stall_factor: float = Field(
+        10.0,
+        gt=1,
+        description="Silence in multiples of the observed step time; the longer of both limits holds.",
+    )
+    interval: Duration = Field(5.0, description="Time between looks at the run's files.")
+    frozen_rows: Count = Field(4, ge=2, description="Rows in a row with a rate of zero or less that stop the run.")
+    gate_entropy_min: float = Field(0.2, description="Gate entropy below this counts as a collapse.")
+    gate_max: float = Field(0.9, description="Largest gate above this counts as a collapse.")
+    gate_collapse_frac: float = Field(0.5, description="Collapsed share above this counts as a collapse.")
+    gate_strikes: Count = Field(3, ge=1, description="Records in a row with a collapse that stop the run.")
+    halt: bool = Field(True, description="Write `.HALT` and stop the run; false only records the anomaly.")
+
+
+class Defaults(Frozen):
+    """Values for every phase that does not set its own."""
+
+    nproc: Count = Field(1, ge=0, description="Processes under torchrun; 0 runs the trainer by python alone.")
+    timeout: Duration = Field(1800.0, description="Longest time of one run.")
+    warmup_steps: Count = Field(20, ge=0, description="Steps that never count as steady.")
+    repeats: Count = Field(1, ge=1, description="Runs of each arm.")
+    retries: Count = Field(
+        0,
+        ge=0,
+        le=3,
+        description="Further attempts, on another master port, after a stall or a failure of the infrastructure.",
+    )
+    env: dict[str, Setting] = Field(default_factory=dict, description="Added to the environment of every run.")
+    args: dict[str, Setting] = Field(default_factory=dict, description="Added to the arguments of the trainer.")
+    watchdog: Watchdog = Field(default_factory=Watchdog, description="When a run is stopped before its time.")
+    min_effect: float = Field(0.02, gt=0, lt=1, description="Smallest relative difference that is worth a decision.")
+    run_cv: float = Field(
+        0.02,
+        ge=0,
+        lt=1,
+        description="Variation between runs (standard deviation over mean) assumed of rates and times "
+        "until four repeats measure it.",
+    )

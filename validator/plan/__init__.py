@@ -1,0 +1,14 @@
+"""A runbook becomes a plan: every process that will be started, with its exact command, folder and budget.
+
+Pure: the plan of the same runbook, folder, interpreter and environment is always the same, so that `--dry-run` shows
+what `run` does. Arms of a sweep or an A/B are interleaved (forwards, backwards, forwards …), so that a drift of the
+machine hits every arm alike.
+"""
+
+from __future__ import annotations
+
+from validator.plan.runs import plan_phase
+from validator.plan.whole import PlanError, make_plan, selected
+from validator.plan.words import FLIGHT_RECORDER, launch_words
+
+__all__ = ["FLIGHT_RECORDER", "PlanError", "launch_words", "make_plan", "plan_phase", "selected"]
