@@ -114,8 +114,9 @@ def kill_often(
     for kill in kills:
         _compare(folder, kill, unbroken=unbroken, code=code)
     wrong = [f"processes {left} are left after the resumed run"] if (left := processes_of(folder)) else []
+    decision = _result(folder)["decision"] if (folder / "result.json").is_file() else ""
     again = _start(["report", str(folder)], work).wait()
-    if again != code or _result(folder)["decision"] != unbroken.decision:
+    if (again, _result(folder)["decision"]) != (code, decision):
         wrong.append(f"judged again from disk it ends in exit {again}, not {code}")
     for kill in kills:
         kill.broken.wrong += wrong
@@ -161,9 +162,10 @@ def _compare(folder: Path, kill: _Kill, *, unbroken: Unbroken, code: int) -> Non
     if not (folder / "result.json").is_file():
         broken.wrong.append(f"the resumed run wrote no result.json and ended with exit {code}")
         return
-    broken.decision = _result(folder)["decision"]
+    result = _result(folder)
+    broken.decision = result["decision"]
     if (broken.decision, code) != (unbroken.decision, unbroken.exit_code):
-        broken.wrong.append(f"{broken.decision} with exit {code}, but unbroken {unbroken.decision}")
+        broken.wrong.append(f"{broken.decision} with exit {code}, but unbroken {unbroken.decision}: {result['why']}")
     events = read(folder / "journal.jsonl")
     evidence = _evidence(folder, events)
     for run, files in kill.ended.items():

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from validator.commands.common import GO, NO_GO, AsJson, example, print_json, reported
+from validator.commands.common import GO, NO_GO, USAGE, AsJson, example, fail, print_json, reported
 
 __all__ = ["inspect", "report"]
 
@@ -33,20 +33,30 @@ def inspect(
     raise typer.Exit(NO_GO if inspection.vetoed else GO)
 
 
-@example("validator report reports/LATEST")
+@example("validator report reports/LATEST --share")
 def report(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, wherever it lies now.")],
+    share: Annotated[
+        bool, typer.Option("--share", help="Write a copy without names of machines, people and places as well.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="With --share: the folder to write; default is beside RUN.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Judge a run folder again from what is on disk, and write its reports anew."""
     from validator import workflow
 
+    if out is not None and not share:
+        raise fail("--out belongs to --share; leave it out, or add --share", USAGE, as_json=as_json)
     with reported(as_json=as_json):
-        finished = workflow.report(run_dir)
+        finished = workflow.share(run_dir, out=out) if share else workflow.report(run_dir)
     if as_json:
         sys.stdout.write(finished.folder.joinpath("result.json").read_text(encoding="utf-8"))
     else:
         from validator.report import terminal
 
         terminal.print_summary(finished.report, finished.paths)
+        if isinstance(finished, workflow.Shared):
+            typer.echo(finished.summary)
     raise typer.Exit(finished.exit_code)

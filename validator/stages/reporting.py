@@ -172,7 +172,10 @@ def finish(session: Session, state: State) -> tuple[ValidationReport, ReportPath
 
 def rerender(folder: RunFolder) -> tuple[ValidationReport, ReportPaths]:
     """Judge a run folder again from what is on disk, and write its reports anew."""
-    record, ended = reconstruct(folder), end_of(folder)
+    from validator.stages.share import readable
+
+    with readable(folder) as unpacked:
+        record, ended = reconstruct(unpacked), end_of(folder)
     return render(folder, record, judge(record), finished=ended.get("finished"), duration_s=ended.get("duration_s"))
 
 
