@@ -49,6 +49,11 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "Watch a trainer that is running, ours or another's, until it ends; exit code 1 when something is wrong.",
     ),
     "doctor": ("standing", "doctor", "Say which bundled runbooks this machine can run, and what to install."),
+    "selftest": (
+        "proving",
+        "selftest",
+        "Bring about faults on purpose and check that verdict and cause come out right; exit code 1 if any does not.",
+    ),
     "schema": ("schema", "schema", "Print the JSON Schema of runbooks, for editors."),
 }
 """Name → module of `validator.commands`, function (or `typer.Typer` of a group), first line of its help."""
