@@ -16,6 +16,7 @@ __all__ = [
     "foreign_process",
     "not_comm_bound",
     "not_significant",
+    "remedied",
     "selection_mismatch",
     "silent_audit",
     "skipped_as_pass",
@@ -168,6 +169,33 @@ def not_significant(phase: PhaseFacts) -> Iterator[Finding]:
             else "keep the present setting."
         ),
     )
+
+
+def remedied(phase: PhaseFacts) -> Iterator[Finding]:
+    """A phase that failed as declared passes with a remedy."""
+    goes = phase.report.remedies if phase.report is not None else ()
+    helped = next((go for go in goes if go.name is not None and go.status == "PASS"), None)
+    if helped is None:
+        return
+    settings = ", ".join(f"{key.split('.', 1)[-1]}={value}" for key, value in helped.settings.items())
+    because = [
+        evidence(f"{go.name or 'as declared'}: {go.status}. {go.message}", None, phase.record.phase.id) for go in goes
+    ]
+    if helped.decides:
+        yield found(
+            "remedied",
+            f"{phase.record.phase.id} failed at first and passed after remedy {helped.name}, which leaves the declared "
+            "config as it is.",
+            because=because,
+            next_step="Read what the first go left: a fault that comes and goes will come back in a run of days.",
+        )
+    else:
+        yield found(
+            "remedied",
+            f"{phase.record.phase.id} passes with remedy {helped.name} ({settings}), but not as declared.",
+            because=because,
+            next_step=f"Declare {settings} in the runbook and validate again: the decision is about what is declared.",
+        )
 
 
 _PESSIMISTIC_GB_PER_S = 1.0

@@ -55,6 +55,7 @@ PHASE_RULES: tuple[PhaseRule, ...] = (
     PhaseRule("silent-audit", "warning", phases.silent_audit),
     PhaseRule("vacuous-sweep", "warning", phases.vacuous_sweep),
     PhaseRule("not-significant", "info", phases.not_significant),
+    PhaseRule("remedied", "warning", phases.remedied),
     PhaseRule("not-comm-bound", "info", phases.not_comm_bound),
     PhaseRule("unhealthy-gpu", "veto", phases.unhealthy_gpu),
     PhaseRule("leftover-process", "warning", phases.foreign_process),

@@ -5,5 +5,6 @@ from __future__ import annotations
 from validator.judge.decision import decide, exit_code, recommend
 from validator.judge.measure import RunMeasurement, measure
 from validator.judge.phase import judge_phase, run_report
+from validator.judge.remedies import trigger_of
 
-__all__ = ["RunMeasurement", "decide", "exit_code", "judge_phase", "measure", "recommend", "run_report"]
+__all__ = ["RunMeasurement", "decide", "exit_code", "judge_phase", "measure", "recommend", "run_report", "trigger_of"]

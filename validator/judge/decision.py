@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from validator.judge.remedies import told_settings
 from validator.judge.wording import listed
 from validator.model.runbook import Runbook
 from validator.model.settings import setting_text
@@ -68,11 +69,13 @@ def exit_code(decision: Decision) -> int:
 def recommend(phases: Sequence[PhaseReport], *, runbook: Runbook, command: str | None = None) -> Recommendation:
     """The settings worth using: the runbook's own environment, overlaid by the arms that won.
 
-    `because` holds one sentence for each comparison, whether or not it recommends anything.
+    `because` holds one sentence for each comparison, whether or not it recommends anything, and for each remedy after
+    which a phase passed that had failed as declared.
     """
     env = {name: setting_text(value) for name, value in runbook.defaults.env.items()}
     because: list[str] = []
     for phase in phases:
+        env |= _remedied(phase, because)
         comparison = phase.comparison
         if comparison is None:
             continue
@@ -91,3 +94,17 @@ def recommend(phases: Sequence[PhaseReport], *, runbook: Runbook, command: str |
         if arguments:
             because.append(f"{phase.id}: pass {', '.join(arguments)} to the trainer.")
     return Recommendation(env=env, command=command, because=tuple(because))
+
+
+def _remedied(phase: PhaseReport, because: list[str]) -> dict[str, str]:
+    """The environment of the remedy that helped a phase which fails as declared."""
+    helped = next((go for go in phase.remedies if go.name is not None and go.status == "PASS"), None)
+    if helped is None or helped.decides:
+        return {}
+    told = told_settings(helped.settings)
+    because.append(f"{phase.id}: passes with remedy {helped.name} ({told}), not as declared; validate again with it.")
+    return {
+        name.removeprefix("env."): setting_text(value)
+        for name, value in helped.settings.items()
+        if name.startswith("env.")
+    }

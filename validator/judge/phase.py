@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from validator.judge.data import PhaseData, measured, scaling_efficiency
 from validator.judge.implicit import implicit_names, implicit_verdicts
 from validator.judge.kinds import unreachable
 from validator.judge.measure import NotMeasured, RunMeasurement
+from validator.judge.remedies import with_remedies
 from validator.judge.wording import listed
 from validator.model.measure import ScalarValue
 from validator.model.record import PhaseRecord, RunRecord, ValidationRecord
@@ -34,6 +36,17 @@ def judge_phase(record: PhaseRecord, *, validation: ValidationRecord, judged: Ma
         validation: all phases as far as known, for criteria that refer to others.
         judged: reports of the phases before this one, for the arms that they recommend.
     """
+    report = _judge(record, validation, judged)
+    return with_remedies(report, record, lambda go: _judge(go, _swapped(validation, go), judged))
+
+
+def _swapped(validation: ValidationRecord, record: PhaseRecord) -> ValidationRecord:
+    """The validation with another go at one of its phases in place of the one that decides."""
+    phases = tuple(record if one.phase.id == record.phase.id else one for one in validation.phases)
+    return replace(validation, phases=phases)
+
+
+def _judge(record: PhaseRecord, validation: ValidationRecord, judged: Mapping[str, PhaseReport]) -> PhaseReport:
     phase = record.phase
     data = PhaseData(record, validation)
     criteria: tuple[Verdict, ...]
@@ -61,7 +74,7 @@ def judge_phase(record: PhaseRecord, *, validation: ValidationRecord, judged: Ma
         message=message,
         criteria=criteria,
         checks=record.checks,
-        runs=tuple(run_report(run) for run in record.runs),
+        runs=tuple(run_report(run) for run in record.every_run),
         comparison=comparison,
         scalars=_phase_scalars(data),
         duration_s=record.duration_s,
@@ -215,6 +228,8 @@ def run_report(run: RunRecord) -> RunReport:
         out=run.spec.out,
         log=result.log_path if result is not None else None,
         tables=_tables(result),
+        role=run.spec.role,
+        remedy=run.spec.remedy,
     )
 
 

@@ -11,11 +11,12 @@ from typing import Any, Literal
 
 from validator.model.outcome import Outcome
 from validator.model.plan import RunSpec
+from validator.model.remedy import Remedy
 from validator.model.result import Result
 from validator.model.runbook import Phase, Runbook
 from validator.model.verdict import Check
 
-__all__ = ["PhaseRecord", "PhaseState", "RunRecord", "ValidationRecord"]
+__all__ = ["PhaseRecord", "PhaseState", "RunRecord", "Tried", "ValidationRecord"]
 
 PhaseState = Literal["pending", "running", "done", "skipped", "not_run", "interrupted"]
 """`skipped` by the user (`--only`, `--skip`), `not_run` because a phase that it needs did not pass."""
@@ -31,8 +32,20 @@ class RunRecord:
 
 
 @dataclass(frozen=True)
+class Tried:
+    """A go at a phase that does not decide it: as declared (`remedy` None) and failed, or a remedy that was tried."""
+
+    remedy: Remedy | None
+    runs: tuple[RunRecord, ...]
+
+
+@dataclass(frozen=True)
 class PhaseRecord:
-    """One phase. `reason` says why it is skipped or was not run; `checks` are preflight's."""
+    """One phase. `reason` says why it is skipped or was not run; `checks` are preflight's.
+
+    `runs` are those that decide: as declared, or of `remedy`, one that leaves the declared config as it is and after
+    which the phase passed. `tried` are the other goes at the phase, in order.
+    """
 
     phase: Phase
     state: PhaseState
@@ -40,6 +53,13 @@ class PhaseRecord:
     checks: tuple[Check, ...] = ()
     reason: str | None = None
     duration_s: float | None = None
+    remedy: Remedy | None = None
+    tried: tuple[Tried, ...] = ()
+
+    @property
+    def every_run(self) -> tuple[RunRecord, ...]:
+        """The runs that decide, then those of the other goes."""
+        return (*self.runs, *(run for go in self.tried for run in go.runs))
 
     @property
     def measured(self) -> tuple[RunRecord, ...]:

@@ -19,6 +19,7 @@ __all__ = [
     "Finding",
     "PhaseReport",
     "Recommendation",
+    "RemedyReport",
     "RunReport",
     "RunTable",
     "RunbookRef",
@@ -139,6 +140,20 @@ class RunReport(Frozen):
     out: str = ""
     log: str | None = None
     tables: tuple[RunTable, ...] = ()
+    role: str = Field("measure", description="`smoke` and `nsys` runs do not decide their phase.")
+    remedy: str | None = Field(None, description="The remedy that was tried by this run.")
+
+
+class RemedyReport(Frozen):
+    """A go at a phase that failed: as declared, or with a remedy. `decides` where the phase's status is this go's."""
+
+    name: str | None = Field(description="None for the phase as declared.")
+    settings: dict[str, str | int | float | bool] = Field(default_factory=dict)
+    keeps_config: bool = Field(description="Whether what is trained is what was declared.")
+    decides: bool
+    status: Status
+    message: str = ""
+    runs: tuple[str, ...] = Field((), description="Ids of its runs.")
 
 
 class PhaseReport(Frozen):
@@ -157,11 +172,18 @@ class PhaseReport(Frozen):
     comparison: Comparison | None = None
     scalars: dict[str, ScalarValue] = Field(default_factory=dict)
     duration_s: float | None = None
+    remedies: tuple[RemedyReport, ...] = Field((), description="Every go at the phase where there was more than one.")
 
     @property
     def ran(self) -> bool:
         """Whether anything of the phase was carried out; tests that skipped themselves were."""
         return bool(self.runs or self.checks)
+
+    @property
+    def measured(self) -> tuple[RunReport, ...]:
+        """The runs whose figures the phase's verdicts rest on."""
+        remedy = next((go.name for go in self.remedies if go.decides), None)
+        return tuple(run for run in self.runs if run.role == "measure" and run.remedy == remedy)
 
 
 class RunbookRef(Frozen):

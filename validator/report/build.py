@@ -9,7 +9,7 @@ from typing import Any
 from validator.model.expression import ExpressionError, parse_criterion
 from validator.model.units import format_duration, format_size
 from validator.model.verdict import Check, Finding, PhaseReport, ValidationReport, Verdict
-from validator.report.build_runs import comparison_table, phase_facts, run_view
+from validator.report.build_runs import comparison_table, phase_facts, remedies_table, run_view
 from validator.report.formats import clean, format_interval, format_margin, format_value, one_line, plural
 from validator.report.page import (
     ArtifactRow,
@@ -268,6 +268,7 @@ def _phase(number: int, phase: PhaseReport, group: CriterionGroup) -> PhaseView:
         comparison_message=clean(phase.comparison.message) if phase.comparison else "",
         runs=tuple(run_view(run, phase=phase.id) for run in phase.runs),
         has_rates=any("toks_per_s" in run.metrics or "step_time_s" in run.metrics for run in phase.runs),
+        remedies=remedies_table(phase),
     )
 
 

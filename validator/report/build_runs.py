@@ -22,7 +22,7 @@ from validator.report.formats import (
 from validator.report.page import ConfigRow, ConfigTable, Fact, MetricRow, RunSummaryRow, RunView, Table
 from validator.report.parts import anchor, flatten, link
 
-__all__ = ["comparison_table", "config_table", "phase_facts", "run_view"]
+__all__ = ["comparison_table", "config_table", "phase_facts", "remedies_table", "run_view"]
 
 MAX_COMMAND = 20_000
 
@@ -65,7 +65,9 @@ def _table(told: RunTable) -> Table:
 
 
 def _title(run: RunReport) -> str:
-    parts = [f"arm {one_line(run.arm)}"] if run.arm else []
+    parts = [f"remedy {one_line(run.remedy)}"] if run.remedy else []
+    parts += [{"smoke": "the loader alone", "nsys": "for Nsight Systems"}[run.role]] if run.role != "measure" else []
+    parts += [f"arm {one_line(run.arm)}"] if run.arm else []
     return ", ".join([*parts, f"run {run.repeat}"])
 
 
@@ -264,6 +266,24 @@ def comparison_table(comparison: Comparison | None) -> Table | None:
         columns = (*columns, "Tie-breaker")
     caption = f"Arms compared by {one_line(comparison.metric)}, {comparison.direction} is better"
     return Table(caption, columns, tuple(rows), frozenset(columns[2:]), _comparison_note(comparison))
+
+
+def remedies_table(phase: PhaseReport) -> Table | None:
+    """Every go at a phase that failed, where a remedy was tried."""
+    if not phase.remedies:
+        return None
+    rows = tuple(
+        (
+            one_line(go.name or "as declared") + (" ★ decides" if go.decides else ""),
+            ", ".join(f"{one_line(key)}={_setting(value)}" for key, value in go.settings.items()) or "–",
+            "as declared" if go.keeps_config else "changed",
+            go.status,
+            clean(go.message, limit=600),
+        )
+        for go in phase.remedies
+    )
+    note = "A remedy that changes the config cannot make the phase pass: the decision is about what was declared."
+    return Table("Goes at this phase", ("Go", "Settings", "Config", "Status", "Why"), rows, frozenset(), note)
 
 
 def _comparison_note(comparison: Comparison) -> str:

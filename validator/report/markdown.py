@@ -207,6 +207,8 @@ def _phase(phase: PhaseView) -> Iterator[str]:
         yield f"**{escape(phase.comparison_message)}**"
         yield ""
         yield from _plain_table(phase.comparison)
+    if phase.remedies:
+        yield from _plain_table(phase.remedies)
     yield from _runs(phase)
     yield "</details>"
     yield ""

@@ -245,6 +245,7 @@ class PhaseView(NamedTuple):
     comparison_message: str
     runs: tuple[RunView, ...]
     has_rates: bool
+    remedies: Table | None = None
 
 
 class ArtifactRow(NamedTuple):

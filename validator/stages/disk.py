@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 from validator.folder import FolderError, RunFolder, Runner
 from validator.model.outcome import Outcome
 from validator.model.plan import RunSpec
-from validator.model.record import PhaseRecord, PhaseState, RunRecord, ValidationRecord
+from validator.model.record import PhaseRecord, PhaseState, RunRecord, Tried, ValidationRecord
+from validator.model.remedy import Remedy
 from validator.model.runbook import Phase
+from validator.model.settings import remedies_of
 from validator.model.verdict import Check
 
 if TYPE_CHECKING:
@@ -106,13 +108,34 @@ def _phase(folder: RunFolder, phase: Phase, events: Sequence[Event], *, alive: b
     ended = phase_end(events, phase.id)
     checks: list[Any] = next((event.fields["checks"] for event in reversed(own) if event.event == "phase_checks"), [])
     state, reason = _state(own, ended, alive=alive)
+    runs, remedy, tried = _goes(phase, _runs(folder, phase, events), own)
     return PhaseRecord(
         phase=phase,
         state=state,
-        runs=_runs(folder, phase, events),
+        runs=runs,
+        remedy=remedy,
+        tried=tried,
         checks=tuple(Check.model_validate(check) for check in checks),
         reason=reason,
         duration_s=None if ended is None else ended.fields.get("duration_s"),
+    )
+
+
+def _goes(
+    phase: Phase, runs: Sequence[RunRecord], own: Sequence[Event]
+) -> tuple[tuple[RunRecord, ...], Remedy | None, tuple[Tried, ...]]:
+    """The runs that decide a phase, the remedy that they were made with, and the other goes at it, in order."""
+    by_name: dict[str | None, list[RunRecord]] = {}
+    for run in runs:
+        by_name.setdefault(run.spec.remedy, []).append(run)
+    known: dict[str | None, Remedy] = {remedy.name: remedy for remedy in remedies_of(phase)}
+    ended = [event for event in own if event.event == "remedy_ended"]
+    deciding = next((event.fields["remedy"] for event in reversed(ended) if event.fields["decides"]), None)
+    others = [name for name in by_name if name != deciding]
+    return (
+        tuple(by_name.get(deciding, ())),
+        known.get(deciding),
+        tuple(Tried(known.get(name), tuple(by_name[name])) for name in others),
     )
 
 

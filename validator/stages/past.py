@@ -53,7 +53,7 @@ def read_past(folder: RunFolder) -> Past:
     return Past(
         resumed=True,
         phases={phase.phase.id: phase for phase in record.phases if phase.state == "done"},
-        runs={run.spec.id: run for phase in open_phases for run in phase.runs if run.spec.id not in cut_short},
+        runs={run.spec.id: run for phase in open_phases for run in phase.every_run if run.spec.id not in cut_short},
         attempts={run: made for run in cut_short if (made := tuple(_attempts(run, events)))},
         adopted={event.fields["phase"]: event.fields["settings"] for event in events if event.event == "adopted"},
         markers=tuple(dict.fromkeys(str(e.fields["marker"]) for e in events if e.fields.get("marker"))),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from validator.model.plan import PhasePlan, RunSpec
 from validator.model.runbook import Phase, PreflightPhase, Setting
+from validator.model.settings import remedies_of
 from validator.model.verdict import Check, PhaseReport
 from validator.stages.machine import note_machine
 from validator.stages.reporting import judge_latest, refresh
@@ -17,6 +18,7 @@ from validator.stages.session import Session
 
 if TYPE_CHECKING:
     from validator.model.record import PhaseRecord, PhaseState, RunRecord
+    from validator.model.remedy import Remedy
 
 __all__ = ["State", "begin", "run_phase"]
 
@@ -65,7 +67,7 @@ def run_phase(session: Session, state: State, phase: Phase) -> State:
     if reason is not None:
         record = _not_run(session, phase, planned, reason)
     else:
-        record = _perform(session, phase, planned)
+        record = _perform(session, state, phase, planned)
     report = judge_latest(session.folder, (*state.records, record), state.judged)
     session.observer.phase_finished(report)
     state = _next(session, state, record, report, _adopt(session, report))
@@ -130,13 +132,26 @@ def _not_run(session: Session, phase: Phase, planned: PhasePlan, reason: str) ->
     return PhaseRecord(phase=phase, state="skipped" if skipped else "not_run", reason=reason)
 
 
-def _perform(session: Session, phase: Phase, planned: PhasePlan) -> PhaseRecord:
+def _perform(session: Session, state: State, phase: Phase, planned: PhasePlan) -> PhaseRecord:
     from validator.model.record import PhaseRecord
 
     began = time.monotonic() - session.past.phase_s.get(phase.id, 0.0)
     session.journal.append("phase_started", phase=phase.id)
     session.observer.phase_started(phase, planned)
     checks = _preflight(session, phase) if isinstance(phase, PreflightPhase) else ()
+    runs = _carry_out(session, planned)
+    record = PhaseRecord(phase=phase, state="done", runs=runs, checks=checks)
+    if not session.cancel.requested:
+        record = _remedied(session, state, record)
+    ended: PhaseState = "interrupted" if session.cancel.requested else "done"
+    reason = f"the user stopped the validation: {session.cancel.why}" if session.cancel.requested else None
+    duration_s = round(time.monotonic() - began, 3)
+    session.journal.append("phase_ended", phase=phase.id, state=ended, reason=reason, duration_s=duration_s)
+    return replace(record, state=ended, reason=reason, duration_s=duration_s)
+
+
+def _carry_out(session: Session, planned: PhasePlan) -> tuple[RunRecord, ...]:
+    """The planned runs in order, but for those that an earlier runner brought to their end."""
     runs: list[RunRecord] = []
     for spec in planned.runs:
         if session.cancel.requested:
@@ -144,12 +159,53 @@ def _perform(session: Session, phase: Phase, planned: PhasePlan) -> PhaseRecord:
         runs.append(session.past.runs.get(spec.id) or _run(session, spec))
         if _leaves_nothing_to_run(runs[-1]):
             break
-    interrupted = session.cancel.requested
-    duration_s = round(time.monotonic() - began, 3)
-    ended: PhaseState = "interrupted" if interrupted else "done"
-    reason = f"the user stopped the validation: {session.cancel.why}" if interrupted else None
-    session.journal.append("phase_ended", phase=phase.id, state=ended, reason=reason, duration_s=duration_s)
-    return PhaseRecord(phase=phase, state=ended, runs=tuple(runs), checks=checks, reason=reason, duration_s=duration_s)
+    return tuple(runs)
+
+
+def _remedied(session: Session, state: State, record: PhaseRecord) -> PhaseRecord:
+    """Try what the runbook allows after a failure: each remedy once, until one helps.
+
+    One that leaves the declared config as it is then decides the phase; what any other shows is kept beside it.
+    """
+    from validator.judge import trigger_of
+    from validator.model.record import Tried
+
+    remedies = remedies_of(record.phase)
+    told = {one.name: one for one in remedies_of(session.folder.header.runbook.phase(record.phase.id))}
+    if not remedies or judge_latest(session.folder, (*state.records, record), state.judged).status != "FAIL":
+        return record
+    trigger, tried = trigger_of(record), list[Tried]()
+    for remedy in (one for one in remedies if trigger in one.on):
+        session.observer.note(f"{record.phase.id} failed; trying remedy {remedy.name}")
+        go = Tried(told[remedy.name], _carry_out(session, _plan_again(session, state, record.phase, remedy)))
+        if session.cancel.requested:
+            break
+        judged = judge_latest(session.folder, (*state.records, replace(record, runs=go.runs)), state.judged)
+        helped = judged.status == "PASS"
+        decides = helped and remedy.keeps_config(record.phase.kind)
+        session.journal.append(
+            "remedy_ended", phase=record.phase.id, remedy=remedy.name, status=judged.status, decides=decides
+        )
+        if decides:
+            declared = Tried(None, record.runs)
+            return replace(record, runs=go.runs, remedy=go.remedy, tried=(declared, *tried))
+        tried.append(go)
+        if helped:
+            break
+    return replace(record, tried=tuple(tried))
+
+
+def _plan_again(session: Session, state: State, phase: Phase, remedy: Remedy) -> PhasePlan:
+    from validator.plan import plan_phase
+
+    return plan_phase(
+        session.runbook,
+        session.runbook.phase(phase.id),
+        run_dir=session.folder.root,
+        python=session.folder.header.python,
+        adopted=state.adopted,
+        remedy=remedy,
+    )
 
 
 def _leaves_nothing_to_run(run: RunRecord) -> bool:
