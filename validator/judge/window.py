@@ -127,7 +127,7 @@ def steady_window(steps: Steps, times: Floats, *, warmup_steps: int, of: str = "
     if len(usable) < MIN_ROWS:
         return _window(steps, first, steady=False, note=f"only {len(usable)} of {rows} rows hold a usable {of}")
     search = _search(times[usable], _FINE)
-    if not search.settled:
+    if not search.settled and len(usable) >= 2 * MIN_SETTLED_ROWS:
         search = _search(times[usable], _COARSE)
     return _classify(steps, times, usable, first=first, search=search, of=of)
 
