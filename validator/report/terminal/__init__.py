@@ -13,6 +13,7 @@ from validator.report.terminal.observer import Observer, SilentObserver, make_ob
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from validator.model.contrast import Contrast
     from validator.model.plan import Plan
     from validator.model.verdict import Finding, RunReport, ValidationReport
     from validator.report.terminal.doctor import Examined
@@ -24,6 +25,7 @@ __all__ = [
     "Observer",
     "SilentObserver",
     "make_observer",
+    "print_contrast",
     "print_examination",
     "print_inspection",
     "print_plan",
@@ -75,6 +77,13 @@ def print_inspection(inspected: Inspected) -> None:
     from validator.report.terminal.tables import print_inspection as show
 
     show(inspected)
+
+
+def print_contrast(contrast: Contrast) -> None:
+    """Print two runs set against each other."""
+    from validator.report.terminal.contrast import print_contrast as show
+
+    show(contrast)
 
 
 def print_examination(examined: Examined) -> None:
