@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from validator.report.write import ReportPaths
     from validator.stages.phases import State
 
-__all__ = ["finish", "inspect_directory", "judge", "judge_latest", "refresh", "render", "rerender"]
+__all__ = ["assemble", "finish", "inspect_directory", "judge", "judge_latest", "refresh", "render", "rerender"]
 
 _REFRESH_S = 2.0
 """Least time between two in-progress reports; ten trivial phases must not render ten pages."""
@@ -61,12 +61,14 @@ def render(
     """Name causes, decide, and write result.json and its renderings."""
     from validator.report.view import record_charts
     from validator.report.write import write_all
+    from validator.stages.comparing import since_last_go
 
-    report = _report(folder, record, phases, finished=finished, duration_s=duration_s)
+    report = assemble(folder, record, phases, finished=finished, duration_s=duration_s)
+    report = report.model_copy(update={"since": since_last_go(folder, report)})
     return report, write_all(report, record_charts(record, phases), folder.root)
 
 
-def _report(
+def assemble(
     folder: RunFolder,
     record: ValidationRecord,
     phases: tuple[PhaseReport, ...],
@@ -74,6 +76,7 @@ def _report(
     finished: str | None,
     duration_s: float | None,
 ) -> ValidationReport:
+    """Name causes and decide; nothing is written, and nothing is compared with other validations."""
     from validator.diagnose import diagnose
     from validator.judge import decide, recommend
 
