@@ -77,7 +77,8 @@ def _is_wanted(config: Config) -> bool:
     if m.attention != "nsa" or m.prefill not in ("auto", "triton") or config.train.device == "cpu":
         return False
     # A process that has used CUDA must not fork, and the other processes of a machine share one cache.
-    if torch.version.cuda is None or torch.cuda.is_initialized() or os.environ.get("LOCAL_RANK", "0") != "0":
+    used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    if torch.version.cuda is None or used or os.environ.get("LOCAL_RANK", "0") != "0":
         return False
     from nsa.attention.dispatch import load_kernels
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import os
+import random
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 
+import nsa
 from nsa.config import field_specs
 from nsa.parallel import effective_compression
 
@@ -76,10 +80,17 @@ def test_torchrun_takes_none_of_the_trainers_flags_for_its_own() -> None:
     assert get_args_parser().parse_args(args).training_script_args == args[2:]
 
 
-def start(out: Path, tiny: list[str], *extra: str) -> subprocess.Popen[str]:
+def start(
+    out: Path,
+    tiny: list[str],
+    *extra: str,
+    program: Sequence[str] = ("-m", "nsa.train"),
+) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += ["-m", "nsa.train", *tiny, "--out", str(out), "--steps", "100000", *extra]
-    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    command += [*program, *tiny, "--out", str(out), "--steps", "100000", *extra]
+    # torchrun kills what does not end when asked; its usual patience, 30 s, is wasted on a test.
+    env = os.environ | {"OMP_NUM_THREADS": "1", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "2"}
+    env["PYTHONPATH"] = str(Path(nsa.__file__).parents[1])
     return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
@@ -90,8 +101,45 @@ def wait_for_step(out: Path, beats: Beats, step: int) -> None:
             lines = (out / "training.csv").read_text().count("\n")
             if lines > step:
                 return
-        time.sleep(0.01)
+        time.sleep(0.002)
     pytest.fail("the run never got to its first steps")
+
+
+def pids_of(out: Path, beats: Beats) -> list[int]:
+    return [beats(out, rank)[0]["pid"] for rank in (0, 1)]
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process does or could still do something; one that is dead but not yet collected does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_resume_after_sigkill_gives_the_losses_of_the_run_that_was_not_killed(
+    tmp_path: Path, tiny: list[str], torchrun: Torchrun, rows: Rows, beats: Beats
+) -> None:
+    """Everything is killed at once, at a step that nobody chose, so also amid the writing of a checkpoint."""
+    step = random.SystemRandom().randint(9, 24)
+    settings = ["--steps", str(step + 55), "--warmup-steps", "5", "--accum", "2", "--save-every", "4"]
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    process = start(killed, tiny, *settings)
+    wait_for_step(killed, beats, step)
+    for pid in (process.pid, *pids_of(killed, beats)):
+        os.kill(pid, signal.SIGKILL)
+    process.communicate(timeout=60)
+    reached = int(rows(killed / "training.csv")[-1]["step"]) if (killed / "training.csv").exists() else 0
+    again = torchrun(killed, *settings, "--resume")
+    assert again.returncode == 0, again.stderr
+    assert torchrun(whole, *settings).returncode == 0
+    resumed_from = json.loads((killed / "env.json").read_text())["resumed_from"]["step"]
+    assert step - 8 < resumed_from <= reached, f"killed at step {step}"
+    a, b = rows(killed / "training.csv"), rows(whole / "training.csv")
+    assert len(a) == len(b) == step + 55
+    assert len(a) - resumed_from >= 50
+    for name in ("step", "loss", "lr", "grad_norm", "tokens"):
+        assert [row[name] for row in a] == [row[name] for row in b], f"killed at step {step}, {name} differs"
 
 
 def test_halt_ends_every_rank_at_the_same_step(tmp_path: Path, tiny: list[str], beats: Beats) -> None:
@@ -118,26 +166,90 @@ def test_sigterm_to_torchrun_checkpoints_once(tmp_path: Path, tiny: list[str], b
     assert checkpoint.name == f"step_{last[0]['step']:08}.pt"
 
 
-def test_a_stopped_rank_holds_nobody_beyond_the_timeout(tmp_path: Path, tiny: list[str], beats: Beats) -> None:
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_a_stopped_rank_holds_nobody_beyond_the_timeout(
+    tmp_path: Path, tiny: list[str], beats: Beats, stopped: int
+) -> None:
     process = start(tmp_path, tiny, "--ddp-timeout-s", "3")
     wait_for_step(tmp_path, beats, 3)
-    pid = beats(tmp_path, 1)[0]["pid"]
-    os.kill(pid, signal.SIGSTOP)
+    pids = pids_of(tmp_path, beats)
+    os.kill(pids[stopped], signal.SIGSTOP)
     began = time.monotonic()
+    deadline = began + 40
+    while time.monotonic() < deadline and beats(tmp_path, 1 - stopped)[-1]["msg"] != "done":
+        time.sleep(0.05)
+    waited_s = time.monotonic() - began
     try:
-        deadline = began + 20
-        while time.monotonic() < deadline and beats(tmp_path, 0)[-1]["msg"] != "done":
-            time.sleep(0.05)
-        waited_s = time.monotonic() - began
-        assert beats(tmp_path, 0)[-1]["status"] == "error"
-        assert waited_s < 10
-    finally:
-        os.kill(pid, signal.SIGCONT)
+        assert beats(tmp_path, 1 - stopped)[-1]["status"] == "error"
+        assert waited_s < 3 + 7  # the timeout, and a busy machine's time to notice
+        # Nobody wakes the stopped rank: torchrun asks it to end, in vain, and then kills it.
         process.communicate(timeout=60)
+        assert process.returncode == 1
+        assert not any(is_running(pid) for pid in pids)
+    finally:
+        for pid in (process.pid, *pids):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.communicate()
+
+
+def test_a_killed_rank_takes_the_others_with_it(tmp_path: Path, tiny: list[str], beats: Beats) -> None:
+    process = start(tmp_path, tiny, "--ddp-timeout-s", "10")
+    wait_for_step(tmp_path, beats, 3)
+    pids = pids_of(tmp_path, beats)
+    os.kill(pids[1], signal.SIGKILL)
+    process.communicate(timeout=90)
     assert process.returncode == 1
+    assert not any(is_running(pid) for pid in pids)
+    assert beats(tmp_path, 0)[-1]["msg"] == "done"
+    assert beats(tmp_path, 0)[-1]["status"] in ("error", "terminated")  # whichever it learned of first
+
+
+# The last row of the embedding belongs to no byte; a sample that holds it makes its loss, and nothing else, NaN.
+POISON = """
+import sys
+import numpy as np
+import torch
+import nsa.assemble
+from nsa.data.synthetic import MarkovCopySource
+from nsa.train import main
+
+make, build = MarkovCopySource.batch, nsa.assemble._build_model
+
+def batch(self, indices):
+    tokens = np.array(make(self, indices))
+    tokens[[i == 13 for i in indices]] = 263  # among the four of step 4, and of one rank's
+    return tokens
+
+def build_model(effective, world):
+    model = build(effective, world)
+    with torch.no_grad():
+        model.embedding.weight[263] = float("nan")
+    return model
+
+MarkovCopySource.batch, nsa.assemble._build_model = batch, build_model
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_poisoned_sample_of_one_rank_stops_every_rank_within_its_step(
+    tmp_path: Path, tiny: list[str], beats: Beats, rows: Rows
+) -> None:
+    script, out = tmp_path / "poisoned.py", tmp_path / "out"
+    script.write_text(POISON)
+    process = start(out, tiny, "--save-every", "1", program=[str(script)])
+    process.communicate(timeout=120)
+    assert process.returncode == 1
+    table = rows(out / "training.csv")
+    assert [row["step"] for row in table] == ["1", "2", "3", "4"]
+    assert table[-1]["loss"] == "nan"
+    assert all(math.isfinite(float(row["loss"])) for row in table[:3])
+    assert (out / ".anomaly_type").read_text() == "nan_loss\n"
     for rank in (0, 1):
-        with pytest.raises(ProcessLookupError):
-            os.kill(beats(tmp_path, rank)[0]["pid"], 0)
+        last = beats(out, rank)[-1]
+        assert (last["msg"], last["status"], last["step"]) == ("done", "anomaly", 4)
+    assert json.loads((out / "metrics.json").read_text())["status"] == "anomaly"
+    assert sorted(p.name for p in (out / "checkpoints").glob("*.pt"))[-1] == "step_00000003.pt"
 
 
 def world(**changes: Any) -> Any:
