@@ -8,7 +8,6 @@ from pydantic import Field
 
 from validator.model.base import Frozen
 from validator.model.contrast import Contrast
-from validator.model.contrast import Contrast
 from validator.model.measure import MetricStats, ScalarValue
 
 __all__ = [
@@ -231,9 +230,6 @@ class ValidationReport(Frozen):
     recommended: Recommendation = Field(default_factory=Recommendation)
     environment: dict[str, Any] = Field(default_factory=dict)
     artifacts: tuple[Artifact, ...] = ()
-    since: Contrast | None = Field(
-        None, description="Against the last GO of the same runbook on the same class of machine, if there is one."
-    )
     since: Contrast | None = Field(
         None, description="Against the last GO of the same runbook on the same class of machine, if there is one."
     )
