@@ -129,10 +129,11 @@ def nsa_attention_triton(
     dims = split_head_dim(Dk, Dv)
     q, k_cmp, k_sel, k_win = (_ready(x, dims.dk) for x in (q, k_cmp, k_sel, k_win))
     v_cmp, v_sel, v_win = (_ready(x, dims.dv) for x in (v_cmp, v_sel, v_win))
-    result = ops.attention(
-        q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win, gates.contiguous(), [l, d, l_sel, n_sel, w], scale, compressed,
-        deterministic,
-    )  # fmt: skip
+    tensors = (q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win, gates.contiguous())
+    sizes = [l, d, l_sel, n_sel, w]
+    if not return_aux and not (torch.is_grad_enabled() and any(x.requires_grad for x in tensors)):
+        return ops.attention_output(*tensors, sizes, scale, compressed)[..., :Dv]
+    result = ops.attention(*tensors, sizes, scale, compressed, deterministic)
     o: Tensor = result[0][..., :Dv]
     if not return_aux:
         return o

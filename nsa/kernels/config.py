@@ -61,6 +61,8 @@ class Tile:
     stages: int
     regs: int = 0
     """Most registers per thread; 0 leaves it to the compiler."""
+    resident: int = 2
+    """Programs per processor that a persistent kernel starts."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +71,8 @@ class Tiles:
 
     compressed: Tile
     select: Tile
-    local: Tile
     gather: Tile
-    merge: Tile
+    combine: Tile
     gather_backward: Tile
     dq: Tile
     dkv_cmp: Tile
@@ -90,7 +91,7 @@ def choose_tiles(dims: HeadDims, *, itemsize: int, hopper: bool, interpret: bool
     """
     if interpret:
         small = Tile(32, 16, 1, 1)
-        return Tiles(small, small, small, small, small, small, small, small, small, small, pairs_per_tile=16)
+        return Tiles(small, small, small, small, small, small, small, small, small, pairs_per_tile=16)
     widest = max(dims.dk, dims.dv)
     if itemsize == 4:
         return _float32_tiles(widest)
@@ -103,9 +104,8 @@ def _float32_tiles(widest: int) -> Tiles:
     return Tiles(
         compressed=base,
         select=replace(base, bn=32),
-        local=base,
         gather=base,
-        merge=Tile(32, 0, 4, 2),
+        combine=base,
         gather_backward=base,
         dq=base,
         dkv_cmp=base,
@@ -120,9 +120,8 @@ def _hopper_tiles(widest: int) -> Tiles:
         return Tiles(
             compressed=Tile(64, 64, 4, 3),
             select=Tile(128, 64, 4, 3),
-            local=Tile(64, 64, 4, 3, regs=128),
             gather=Tile(64, 64, 4, 3),
-            merge=Tile(16, 0, 4, 3),
+            combine=Tile(64, 64, 4, 3, regs=128),
             gather_backward=Tile(64, 64, 4, 2),
             dq=Tile(64, 64, 4, 3),
             dkv_cmp=Tile(32, 64, 4, 3),
@@ -134,9 +133,8 @@ def _hopper_tiles(widest: int) -> Tiles:
         return Tiles(
             compressed=Tile(64, 64, 4, 3),
             select=Tile(128, 64, 4, 3),
-            local=Tile(64, 32, 4, 3),
             gather=Tile(64, 64, 4, 1),
-            merge=Tile(16, 0, 4, 3),
+            combine=Tile(64, 32, 4, 3),
             gather_backward=Tile(32, 64, 4, 3),
             dq=Tile(128, 64, 8, 3),
             dkv_cmp=Tile(32, 64, 4, 3),
@@ -148,9 +146,8 @@ def _hopper_tiles(widest: int) -> Tiles:
         return Tiles(
             compressed=Tile(128, 64, 8, 3),
             select=Tile(128, 64, 4, 2),
-            local=Tile(64, 32, 4, 3),
             gather=Tile(64, 64, 4, 3),
-            merge=Tile(16, 0, 4, 3),
+            combine=Tile(64, 32, 4, 3),
             gather_backward=Tile(32, 64, 4, 2),
             dq=Tile(128, 32, 8, 3),
             dkv_cmp=Tile(32, 128, 8, 3),
@@ -161,9 +158,8 @@ def _hopper_tiles(widest: int) -> Tiles:
     return Tiles(
         compressed=Tile(128, 32, 8, 2),
         select=Tile(64, 64, 8, 2),
-        local=Tile(128, 32, 8, 2),
         gather=Tile(64, 64, 8, 1),
-        merge=Tile(32, 0, 8, 2),
+        combine=Tile(128, 32, 8, 2),
         gather_backward=Tile(64, 64, 8, 1),
         dq=Tile(64, 32, 8, 2),
         dkv_cmp=Tile(32, 64, 8, 1),
@@ -178,9 +174,8 @@ def _ampere_tiles(widest: int) -> Tiles:
         return Tiles(
             compressed=Tile(128, 64, 4, 3),
             select=Tile(64, 64, 4, 3),
-            local=Tile(128, 64, 4, 3),
             gather=Tile(64, 64, 4, 2),
-            merge=Tile(16, 0, 4, 3),
+            combine=Tile(128, 64, 4, 3),
             gather_backward=Tile(32, 64, 4, 2),
             dq=Tile(64, 64, 4, 2),
             dkv_cmp=Tile(64, 64, 4, 2),
@@ -192,9 +187,8 @@ def _ampere_tiles(widest: int) -> Tiles:
         return Tiles(
             compressed=Tile(128, 32, 8, 2),
             select=Tile(64, 64, 8, 2),
-            local=Tile(128, 32, 8, 2),
             gather=Tile(64, 64, 4, 1),
-            merge=Tile(16, 0, 4, 3),
+            combine=Tile(128, 32, 8, 2),
             gather_backward=Tile(32, 64, 8, 1),
             dq=Tile(64, 32, 8, 2),
             dkv_cmp=Tile(32, 64, 8, 2),
@@ -205,9 +199,8 @@ def _ampere_tiles(widest: int) -> Tiles:
     return Tiles(
         compressed=Tile(64, 32, 8, 1),
         select=Tile(64, 32, 8, 1),
-        local=Tile(64, 32, 8, 1),
         gather=Tile(32, 64, 8, 1),
-        merge=Tile(32, 0, 8, 2),
+        combine=Tile(64, 32, 8, 1),
         gather_backward=Tile(32, 64, 8, 1),
         dq=Tile(32, 32, 8, 1),
         dkv_cmp=Tile(32, 64, 8, 1),

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from nsa.attention.spans import span
 from nsa.kernels.backward import delta_kernel, dkv_kernel, dq_kernel
 from nsa.kernels.compress import compress_kernel, spread_kernel
 from nsa.kernels.config import Tile, next_power_of_2
-from nsa.kernels.forward import compressed_kernel, local_kernel
+from nsa.kernels.forward import combine_kernel, compressed_kernel
 from nsa.kernels.index import offsets_kernel, scatter_kernel, tile_map_kernel
 from nsa.kernels.problem import Problem, ceil_div, strides
 from nsa.kernels.select import select_kernel
-from nsa.kernels.selected import gather_backward_kernel, gather_kernel, merge_kernel
+from nsa.kernels.selected import gather_backward_kernel, gather_kernel
 from nsa.kernels.tiles import CMP, LOCAL, SINK, WIN
 
 __all__ = ["Index", "Saved", "backward", "forward"]
@@ -64,9 +65,10 @@ def compress(x: Tensor, p: Problem) -> Tensor:
     out = x.new_empty(B, p.n_cmp, G, dim)
     if p.n_cmp:
         grid = (ceil_div(p.n_cmp, 16), p.bg)
-        compress_kernel[grid](
-            x, out, *strides(x), p.n_cmp, G=G, L=p.l, D=p.d, DIM=dim, DIMP=next_power_of_2(dim), BC=16
-        )  # fmt: skip
+        with span("nsa.compress"):
+            compress_kernel[grid](
+                x, out, *strides(x), p.n_cmp, G=G, L=p.l, D=p.d, DIM=dim, DIMP=next_power_of_2(dim), BC=16
+            )  # fmt: skip
     return out
 
 
@@ -95,7 +97,7 @@ def _select(q: Tensor, kc: Tensor, lse: Tensor, p: Problem) -> tuple[Tensor, Ten
     strip = (ceil_div(p.n_blocks, bn // folded) + 1) * (bn // folded)
     n_tiles = ceil_div(p.S, bt)
     n_items = n_tiles * p.bg
-    programs = min(n_items, 2 * p.n_processors)
+    programs = min(n_items, tile.resident * p.n_processors)
     strips = q.new_empty(programs, 2, strip, bt, dtype=torch.float32)
     blocks, slots, group = next_power_of_2(p.n_blocks), next_power_of_2(p.n_top), 8
     grouped = blocks >= 2 * slots * group
@@ -135,21 +137,6 @@ def _empty_index(q: Tensor, p: Problem) -> Index:
     return Index(q.new_empty(p.bg, p.S, 0, dtype=torch.int32), *(q.new_empty(0, dtype=torch.int32) for _ in range(4)))
 
 
-def _local(
-    q: Tensor, k_sel: Tensor, v_sel: Tensor, k_win: Tensor, v_win: Tensor, p: Problem
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    o_sel, o_win = (q.new_empty(p.B, p.S, p.H, p.dims.dv) for _ in range(2))
-    lse_sel, lse_win = (q.new_empty(p.B, p.S, p.H, dtype=torch.float32) for _ in range(2))
-    tile = p.tiles.local
-    bt = p.tokens(tile)
-    local_kernel[(ceil_div(p.S, bt), p.bg)](
-        q, k_sel, v_sel, k_win, v_win, o_sel, o_win, lse_sel, lse_win,
-        *strides(q), *strides(k_sel), *strides(v_sel), *strides(k_win), *strides(v_win), p.S, p.scale2,
-        **p.common(), BT=bt, BM=tile.bm, BN=tile.bn, PREC=p.precision, **_options(tile),
-    )  # fmt: skip
-    return o_sel, lse_sel, o_win, lse_win
-
-
 def _gather_constants(p: Problem, tile: Tile) -> dict[str, int | str]:
     return {
         "G": p.G,
@@ -167,43 +154,57 @@ def _gather_constants(p: Problem, tile: Tile) -> dict[str, int | str]:
     }
 
 
-def _merge(q: Tensor, k_sel: Tensor, v_sel: Tensor, gates: Tensor, saved: Saved, p: Problem) -> Tensor:
-    """Scored blocks by gathering, then everything into ``o``; ``saved.o_sel`` and ``saved.lse_sel`` become final."""
-    o = q.new_empty(p.B, p.S, p.H, p.dims.dv)
-    index, dv = saved.index, p.dims.dv
+def _selected_and_window(
+    streams: tuple[Tensor, ...], o_cmp: Tensor, gates: Tensor, index: Index, p: Problem, *, save: bool
+) -> tuple[Tensor, ...]:
+    """``o, o_sel, o_win, lse_sel, lse_win``; the last four are empty unless ``save``."""
+    q, k_sel, v_sel, k_win, v_win = streams
+    dv = p.dims.dv
+    o = q.new_empty(p.B, p.S, p.H, dv)
+    shape = (p.B, p.S, p.H) if save else (0, 0, 0)
+    o_sel, o_win = (q.new_empty(*shape, dv) for _ in range(2))
+    lse_sel, lse_win = (q.new_empty(shape, dtype=torch.float32) for _ in range(2))
     slabs = p.slabs(dv)
     most = slabs[0][1]
     part_o = q.new_empty(most, p.n_pairs, p.hpg, dv)
     part_lse = q.new_empty(most, p.n_pairs, p.hpg, dtype=torch.float32)
-    tile, merge = p.tiles.gather, p.tiles.merge
-    bt = max(merge.bm // p.hpg, 1)
-    bm = max(merge.bm, next_power_of_2(p.hpg))
+    tile, combine = p.tiles.gather, p.tiles.combine
+    bt = p.tokens(combine)
     for first, count in slabs:
         if p.n_top:
-            gather_kernel[(p.max_tiles, count)](
-                q, k_sel, v_sel, index.pairs, index.offsets, index.tile_offsets, index.tile_block, part_o, part_lse,
-                *strides(q), *strides(k_sel), *strides(v_sel), first, p.S, p.n_blocks, p.n_pairs, p.max_tiles, p.scale2,
-                **_gather_constants(p, tile), **_options(tile),
+            with span("nsa.sel"):
+                gather_kernel[(p.max_tiles, count)](
+                    q, k_sel, v_sel, index.pairs, index.offsets, index.tile_offsets, index.tile_block, part_o, part_lse,
+                    *strides(q), *strides(k_sel), *strides(v_sel), first, p.S, p.n_blocks, p.n_pairs, p.max_tiles,
+                    p.scale2, **_gather_constants(p, tile), **_options(tile),
+                )  # fmt: skip
+        # The window's kernel also reads the forced blocks and merges all branches by their gates.
+        with span("nsa.win"):
+            combine_kernel[(ceil_div(p.S, bt), count)](
+                *streams, o_cmp, gates, part_o, part_lse, o, o_sel, o_win, lse_sel, lse_win,
+                *(n for x in streams for n in strides(x)), first, p.S, p.n_pairs, p.scale2, **p.common(), NTOP=p.n_top,
+                NTOPP=next_power_of_2(p.n_top), BT=bt, BM=combine.bm, BN=combine.bn, SAVE=save, PREC=p.precision,
+                **_options(combine),
             )  # fmt: skip
-        merge_kernel[(ceil_div(p.S, bt), count)](
-            saved.o_cmp, saved.o_sel, saved.o_win, saved.lse_sel, gates, part_o, part_lse, o, first, p.S,
-            p.n_pairs, H=p.H, G=p.G, HPG=p.hpg, NTOP=p.n_top, NTOPP=next_power_of_2(p.n_top), LS=p.l_sel, BT=bt,
-            DV=dv, BM=bm, **_options(merge),
-        )  # fmt: skip
-    return o
+    return o, o_sel, o_win, lse_sel, lse_win
 
 
 def forward(
     q: Tensor, kc: Tensor, vc: Tensor, k_sel: Tensor, v_sel: Tensor, k_win: Tensor, v_win: Tensor, gates: Tensor,
-    p: Problem,
+    p: Problem, *, save: bool = True,
 ) -> tuple[Tensor, Saved]:  # fmt: skip
     """Output ``[B, S, H, dv]`` and what the backward pass needs. ``kc, vc`` are compressed; ``gates`` is
-    contiguous."""
-    o_cmp, lse_cmp = _compressed(q, kc, vc, p)
-    index = _index(*_select(q, kc, lse_cmp, p), p) if p.n_top else _empty_index(q, p)
-    o_sel, lse_sel, o_win, lse_win = _local(q, k_sel, v_sel, k_win, v_win, p)
-    saved = Saved(o_cmp, o_sel, o_win, lse_cmp, lse_sel, lse_win, index)
-    return _merge(q, k_sel, v_sel, gates, saved, p), saved
+    contiguous.
+
+    Without ``save`` the branch results of selection and window are empty: only the output and the selection count.
+    """
+    with span("nsa.cmp"):
+        o_cmp, lse_cmp = _compressed(q, kc, vc, p)
+    with span("nsa.sel.ranges_v2"):
+        index = _index(*_select(q, kc, lse_cmp, p), p) if p.n_top else _empty_index(q, p)
+    streams = (q, k_sel, v_sel, k_win, v_win)
+    o, o_sel, o_win, lse_sel, lse_win = _selected_and_window(streams, o_cmp, gates, index, p, save=save)
+    return o, Saved(o_cmp, o_sel, o_win, lse_cmp, lse_sel, lse_win, index)
 
 
 def _dkv(
@@ -274,15 +275,19 @@ def backward(
     s, index = saved, saved.index
     delta = torch.empty(p.B, p.S, p.H, 3, dtype=torch.float32, device=q.device)
     n_rows = p.B * p.S * p.H
-    delta_kernel[(ceil_div(n_rows, 32),)](do, s.o_cmp, s.o_sel, s.o_win, delta, n_rows, DV=p.dims.dv, BM=32)
-    dk_cmp, dv_cmp = _compressed_dkv(q, kc, vc, (do, s.lse_cmp, gates, delta), p, per_token=per_token)
+    with span("nsa.gate.backward"):
+        delta_kernel[(ceil_div(n_rows, 32),)](do, s.o_cmp, s.o_sel, s.o_win, delta, n_rows, DV=p.dims.dv, BM=32)
+    with span("nsa.cmp.backward"):
+        dk_cmp, dv_cmp = _compressed_dkv(q, kc, vc, (do, s.lse_cmp, gates, delta), p, per_token=per_token)
     dk_win, dv_win, dk_sel, dv_sel = (x.new_empty(p.B, p.S, p.G, x.shape[-1]) for x in (k_win, v_win, k_sel, v_sel))
-    _dkv(
-        WIN.value, 2, (q, k_win, v_win), (do, s.lse_win, gates, delta), (dk_win, dv_win), p, tile=p.tiles.dkv_win,
-        keys=p.S, step=p.tiles.dkv_win.bn,
-    )  # fmt: skip
+    with span("nsa.win.backward"):
+        _dkv(
+            WIN.value, 2, (q, k_win, v_win), (do, s.lse_win, gates, delta), (dk_win, dv_win), p, tile=p.tiles.dkv_win,
+            keys=p.S, step=p.tiles.dkv_win.bn,
+        )  # fmt: skip
     sel_rows = (do, s.lse_sel, gates, delta)
-    sink = _sink_dkv(q, k_sel, v_sel, sel_rows, p)
+    with span("nsa.sel.backward"):
+        sink = _sink_dkv(q, k_sel, v_sel, sel_rows, p)
     dq = q.new_empty(p.B, p.S, p.H, p.dims.dk)
     slabs = p.slabs(p.dims.dk)
     most, tile = slabs[0][1], p.tiles.gather_backward
@@ -291,31 +296,34 @@ def backward(
     if p.n_top:
         parts = _float32_pair(q, (most, p.max_tiles, p.l_sel), p)
     for first, count in slabs:
-        if parts is not None:
-            gather_backward_kernel[(p.max_tiles, count)](
-                q, k_sel, v_sel, do, s.lse_sel, gates, delta, index.pairs, index.offsets, index.tile_offsets,
-                index.tile_block, part_dq, *parts, *strides(q), *strides(k_sel), *strides(v_sel), first, p.S,
-                p.n_blocks, p.n_pairs, p.max_tiles, p.scale2, H=p.H, **_gather_constants(p, tile), **_options(tile),
+        with span("nsa.sel.backward"):
+            if parts is not None:
+                gather_backward_kernel[(p.max_tiles, count)](
+                    q, k_sel, v_sel, do, s.lse_sel, gates, delta, index.pairs, index.offsets, index.tile_offsets,
+                    index.tile_block, part_dq, *parts, *strides(q), *strides(k_sel), *strides(v_sel), first, p.S,
+                    p.n_blocks, p.n_pairs, p.max_tiles, p.scale2, H=p.H, **_gather_constants(p, tile), **_options(tile),
+                )  # fmt: skip
+            _dkv(
+                LOCAL.value,
+                1,
+                (q, k_sel, v_sel),
+                sel_rows,
+                (dk_sel, dv_sel),
+                p,
+                tile=p.tiles.dkv_sel,
+                keys=p.S,
+                step=p.l_sel,
+                first=first,
+                count=count,
+                parts=parts,
+                sink=sink,
+                tile_offsets=index.tile_offsets,
+            )
+        with span("nsa.query.backward"):  # one kernel for all branches
+            _dq(
+                dq, do, (q, kc, vc, k_sel, v_sel, k_win, v_win), gates, delta, part_dq, saved, p, first=first,
+                count=count,
             )  # fmt: skip
-        _dkv(
-            LOCAL.value,
-            1,
-            (q, k_sel, v_sel),
-            sel_rows,
-            (dk_sel, dv_sel),
-            p,
-            tile=p.tiles.dkv_sel,
-            keys=p.S,
-            step=p.l_sel,
-            first=first,
-            count=count,
-            parts=parts,
-            sink=sink,
-            tile_offsets=index.tile_offsets,
-        )
-        _dq(
-            dq, do, (q, kc, vc, k_sel, v_sel, k_win, v_win), gates, delta, part_dq, saved, p, first=first, count=count
-        )  # fmt: skip
     return dq, dk_cmp, dv_cmp, dk_sel, dv_sel, dk_win, dv_win, delta
 
 

@@ -1,7 +1,8 @@
-"""The kernels as two torch operators, ``nsa::attention`` and ``nsa::attention_backward``.
+"""The kernels as torch operators: ``nsa::attention``, ``nsa::attention_backward``, and ``nsa::attention_output`` for
+where no gradient is wanted.
 
-To torch.compile they are opaque calls of known output shapes; autograd is registered between them. Both take padded,
-unit-stride tensors; :mod:`nsa.kernels.api` prepares them.
+To torch.compile they are opaque calls of known output shapes; autograd is registered between the first two. All take
+padded, unit-stride tensors; :mod:`nsa.kernels.api` prepares them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch import Tensor
 from nsa.kernels import launch
 from nsa.kernels.problem import Problem
 
-__all__ = ["attention", "attention_backward"]
+__all__ = ["attention", "attention_backward", "attention_output"]
 
 _N_SAVED = 8
 
@@ -81,6 +82,44 @@ def _(
     else:
         shapes += [(0,)] * 4
     return out + [q.new_empty(shape, dtype=torch.int32) for shape in shapes]
+
+
+@torch.library.custom_op("nsa::attention_output", mutates_args=())
+def attention_output(
+    q: Tensor,
+    k_cmp: Tensor,
+    v_cmp: Tensor,
+    k_sel: Tensor,
+    v_sel: Tensor,
+    k_win: Tensor,
+    v_win: Tensor,
+    gates: Tensor,
+    sizes: list[int],
+    scale: float,
+    compressed: bool,
+) -> Tensor:
+    """The first output of :func:`attention` alone; nothing is kept for a backward pass."""
+    p = _problem(q, k_sel, v_sel, sizes, scale, deterministic=False)
+    kc, vc = (k_cmp, v_cmp) if compressed else (launch.compress(k_cmp, p), launch.compress(v_cmp, p))
+    o, _ = launch.forward(q, kc, vc, k_sel, v_sel, k_win, v_win, gates, p, save=False)
+    return o
+
+
+@attention_output.register_fake
+def _(
+    q: Tensor,
+    k_cmp: Tensor,
+    v_cmp: Tensor,
+    k_sel: Tensor,
+    v_sel: Tensor,
+    k_win: Tensor,
+    v_win: Tensor,
+    gates: Tensor,
+    sizes: list[int],
+    scale: float,
+    compressed: bool,
+) -> Tensor:
+    return q.new_empty(*q.shape[:3], v_sel.shape[-1])
 
 
 @torch.library.custom_op("nsa::attention_backward", mutates_args=())

@@ -82,7 +82,7 @@ def _recorder(into: list[Launch]) -> Iterator[None]:
 
 
 def record(shape: Shape, *, tiles: Tiles | None = None) -> list[Launch]:
-    """All launches of one forward and backward pass; ``tiles`` overrides the table."""
+    """All launches of a forward pass, and of a forward and backward pass; ``tiles`` overrides the table."""
     dims = split_head_dim(shape.Dk, shape.Dv)
 
     def meta(*size: int) -> torch.Tensor:
@@ -100,6 +100,7 @@ def record(shape: Shape, *, tiles: Tiles | None = None) -> list[Launch]:
     with _recorder(launches):
         kc, vc = launch.compress(k[0], p), launch.compress(v[0], p)
         streams = (q, kc, vc, k[1], v[1], k[2], v[2])
+        launch.forward(*streams, gates, p, save=False)
         o, saved = launch.forward(*streams, gates, p)
         launch.backward(o, *streams, gates, saved, p, per_token=True)
     return launches

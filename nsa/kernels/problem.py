@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nsa.kernels.config import HeadDims, Tile, Tiles, choose_tiles, interpreting, next_power_of_2
 
-__all__ = ["Problem", "ceil_div", "strides"]
+__all__ = ["Problem", "ceil_div", "n_processors", "strides"]
 
 # Partial results of the scored blocks may take this much memory at once; beyond it (batch, group) pairs run in turns.
 _SCRATCH_BYTES = 4 << 30
@@ -32,6 +32,13 @@ def strides(x: Tensor) -> tuple[int, int, int]:
 def _capability(index: int) -> tuple[int, int, int]:
     properties = torch.cuda.get_device_properties(index)
     return properties.major, properties.minor, properties.multi_processor_count
+
+
+def n_processors(device: torch.device) -> int:
+    """Multiprocessors of a GPU; 2 where there is none, for the interpreter."""
+    if device.type != "cuda":
+        return 2
+    return _capability(device.index if device.index is not None else torch.cuda.current_device())[2]
 
 
 @dataclass(frozen=True)

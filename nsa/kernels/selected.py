@@ -3,8 +3,8 @@
 A program takes one block of keys and up to ``TT`` of the (token, slot) pairs that chose it, and gathers the
 query rows. That moves each query row ``NTOP`` times instead of each block once per query: with 16 heads to a
 group a third of the bytes. Scored blocks lie wholly before their queries, so nothing is masked but the end of a
-list. Every pair writes its own partial result; the merge (here) and the query gradient
-(:mod:`nsa.kernels.backward`) add them up in fixed order.
+list. Every pair writes its own partial result; the combining kernel (:mod:`nsa.kernels.forward`) and the query
+gradient (:mod:`nsa.kernels.backward`) add them up in fixed order.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["gather_backward_kernel", "gather_kernel", "merge_kernel"]
+__all__ = ["gather_backward_kernel", "gather_kernel"]
 
 
 @triton.jit(do_not_specialize=["bg0", "S", "NB", "N_PAIRS", "MAX_TILES"])
@@ -101,73 +101,6 @@ def gather_kernel(
         row = (slab64 + pair) * HPG + head
         tl.store(part_lse + row, m + tl.math.log2(total), mask=ok)
         tl.store(part_o + row[:, None] * DV + cv[None, :], out.to(part_o.dtype.element_ty), mask=ok[:, None])
-
-
-@triton.jit(do_not_specialize=["bg0", "S", "N_PAIRS"])
-def merge_kernel(
-    o_cmp,
-    o_sel,
-    o_win,
-    lse_sel,
-    gates,
-    part_o,
-    part_lse,
-    o,
-    bg0,
-    S,
-    N_PAIRS,
-    H: tl.constexpr,
-    G: tl.constexpr,
-    HPG: tl.constexpr,
-    NTOP: tl.constexpr,
-    NTOPP: tl.constexpr,
-    LS: tl.constexpr,
-    BT: tl.constexpr,
-    DV: tl.constexpr,
-    BM: tl.constexpr,
-):
-    """Merge forced and scored blocks by their log-sum-exp, then gate the three branches: ``o [B, S, H, DV]``.
-
-    ``o_sel`` and ``lse_sel`` hold the forced blocks on entry and the whole branch on return. ``NTOP = 0``:
-    nothing to merge. Grid (tiles, n) for (batch, group) ``bg0 .. bg0 + n``.
-    """
-    slab = tl.program_id(1)
-    bg = bg0 + slab
-    b = (bg // G).to(tl.int64)
-    g = bg % G
-    r = tl.arange(0, BM)
-    t = tl.program_id(0) * BT + r // HPG
-    head = r % HPG
-    ok = (r < BT * HPG) & (t < S)
-    row = (b * S + t) * H + g * HPG + head
-    cols = row[:, None] * DV + tl.arange(0, DV)[None, :]
-    acc = tl.load(o_sel + cols, mask=ok[:, None], other=0.0).to(tl.float32)
-    if NTOP > 0:
-        lse_forced = tl.load(lse_sel + row, mask=ok, other=0.0)
-        # A token's list is as long as there are blocks that compete for it; it need not be read to know that.
-        n_used = tl.minimum(tl.maximum(t // LS - 2, 0), NTOP)
-        first_row = (slab.to(tl.int64) * N_PAIRS + t.to(tl.int64) * NTOP) * HPG + head
-        slots = tl.arange(0, NTOPP)
-        used = ok[:, None] & (slots[None, :] < n_used[:, None])
-        lse_rows = tl.load(part_lse + first_row[:, None] + slots[None, :] * HPG, mask=used, other=float("-inf"))
-        top_lse = tl.maximum(tl.max(lse_rows, 1), lse_forced)
-        weight_sum = tl.sum(tl.math.exp2(lse_rows - top_lse[:, None]), 1) + tl.math.exp2(lse_forced - top_lse)
-        lse_all = top_lse + tl.math.log2(weight_sum)
-        acc = acc * tl.math.exp2(lse_forced - lse_all)[:, None]
-        part = part_o + first_row[:, None] * DV + tl.arange(0, DV)[None, :]
-        for slot in tl.static_range(NTOP):
-            here = ok & (slot < n_used)
-            share = tl.math.exp2(tl.load(part_lse + first_row + slot * HPG, mask=here, other=float("-inf")) - lse_all)
-            acc += tl.load(part + slot * HPG * DV, mask=here[:, None], other=0.0).to(tl.float32) * share[:, None]
-        tl.store(lse_sel + row, lse_all, mask=ok)
-        tl.store(o_sel + cols, acc.to(o_sel.dtype.element_ty), mask=ok[:, None])
-    g_cmp = tl.load(gates + row * 3, mask=ok, other=0.0).to(tl.float32)
-    g_sel = tl.load(gates + row * 3 + 1, mask=ok, other=0.0).to(tl.float32)
-    g_win = tl.load(gates + row * 3 + 2, mask=ok, other=0.0).to(tl.float32)
-    out = g_sel[:, None] * acc
-    out += g_cmp[:, None] * tl.load(o_cmp + cols, mask=ok[:, None], other=0.0).to(tl.float32)
-    out += g_win[:, None] * tl.load(o_win + cols, mask=ok[:, None], other=0.0).to(tl.float32)
-    tl.store(o + cols, out.to(o.dtype.element_ty), mask=ok[:, None])
 
 
 @triton.jit(do_not_specialize=["bg0", "S", "NB", "N_PAIRS", "MAX_TILES"])

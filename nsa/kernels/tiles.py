@@ -21,6 +21,7 @@ __all__ = [
     "attend",
     "is_visible",
     "key_ranges",
+    "nothing_yet",
     "tile_count",
     "tile_start",
     "token_ranges",
@@ -205,7 +206,17 @@ def _softmax_step(
 
 
 @triton.jit
+def nothing_yet(BM: tl.constexpr, DV: tl.constexpr):
+    """State of :func:`attend` before the first key: sum of values, maximum, sum of weights."""
+    # A finite floor instead of -inf: a tile in which a row sees nothing then adds exactly zero, without NaN.
+    return tl.zeros([BM, DV], tl.float32), tl.full([BM], -1e30, tl.float32), tl.zeros([BM], tl.float32)
+
+
+@triton.jit
 def attend(
+    acc,
+    m,
+    total,
     q0,
     q1,
     k,
@@ -228,15 +239,11 @@ def attend(
     BN: tl.constexpr,
     PREC: tl.constexpr,
 ):
-    """Online-softmax attention of a row tile over the keys of ``MODE``.
+    """Online-softmax attention of a row tile over the keys of ``MODE``, on top of the state ``acc [BM, DV], m, total``.
 
     Returns the normalized output ``[BM, DV]`` and the base-2 log-sum-exp ``[BM]``; rows that see nothing give 0
     and -1e30.
     """
-    # A finite floor instead of -inf: a tile in which a row sees nothing then adds exactly zero, without NaN.
-    m = tl.full([BM], -1e30, tl.float32)
-    total = tl.zeros([BM], tl.float32)
-    acc = tl.zeros([BM, DV], tl.float32)
     sink, lo, flo, fhi, hi = key_ranges(t0, t1, MODE, L, D, LS, W, BN)
     for start in tl.range(flo, fhi, BN):
         n = start + tl.arange(0, BN)

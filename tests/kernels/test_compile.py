@@ -9,8 +9,7 @@ from nsa.kernels.precompile import Launch, Shape, record, resources
 SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024}
 HOT = {
     80: ["compressed_kernel", "select_kernel", "gather_kernel", "dkv_kernel[0]"],
-    90: ["compressed_kernel", "select_kernel", "local_kernel", "gather_kernel", "gather_backward_kernel",
-         "merge_kernel"],
+    90: ["compressed_kernel", "select_kernel", "combine_kernel", "gather_kernel", "gather_backward_kernel"],
 }  # fmt: skip
 
 
@@ -40,7 +39,7 @@ def test_gradient_kernel_spills_at_most_a_few_values_on_hopper(name: str) -> Non
 def test_one_pass_launches_every_kernel() -> None:
     assert set(launches(90)) == {
         "compress_kernel", "compressed_kernel", "select_kernel", "offsets_kernel", "tile_map_kernel", "scatter_kernel",
-        "local_kernel", "gather_kernel", "merge_kernel", "delta_kernel", "dkv_kernel[0]", "dkv_kernel[1]",
+        "combine_kernel", "gather_kernel", "delta_kernel", "dkv_kernel[0]", "dkv_kernel[1]",
         "dkv_kernel[3]", "dkv_kernel[4]", "spread_kernel", "gather_backward_kernel", "dq_kernel",
     }  # fmt: skip
 
