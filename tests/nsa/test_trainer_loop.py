@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import math
@@ -201,6 +202,27 @@ def test_running_one_step_ahead_writes_the_same_and_stops_one_step_later(
     at_step(monkeypatch, 4, lambda run: (run.out / ".HALT").touch())
     assert train(tmp_path / "halted", "--steps", "10") == 3
     assert [int(r["step"]) for r in rows(tmp_path / "halted" / "training.csv")] == [1, 2, 3, 4, 5]
+
+
+def test_loss_and_gradient_norm_are_those_of_the_step(
+    tmp_path: Path, train: Train, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Computed once more from the weights before the step and its samples, in one batch, without the trainer's loop."""
+    expected: dict[str, float] = {}
+
+    def compute(run: Any) -> None:
+        model = copy.deepcopy(run.bare_model)
+        tokens = torch.from_numpy(run.sources.train.batch(range(2 * 4, 3 * 4))).long()  # step 3: 2 × accum 2 samples
+        loss = model(tokens[:, :-1], tokens[:, 1:])
+        loss.backward()
+        norms = torch.stack([p.grad.norm() for p in model.parameters()])
+        expected.update(loss=loss.item(), grad_norm=norms.norm().item())
+
+    at_step(monkeypatch, 3, compute)
+    assert train(tmp_path, "--steps", "4", "--accum", "2", "--grad-clip", "0.05") == 0
+    third = rows(tmp_path / "training.csv")[2]
+    assert {name: float(third[name]) for name in expected} == pytest.approx(expected, rel=1e-5)
+    assert expected["grad_norm"] > 0.05  # so what is written is the norm before clipping
 
 
 def test_nan_stops_within_the_step(tmp_path: Path, train: Train, rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
