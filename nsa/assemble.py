@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from nsa.config import Config, flatten
-from nsa.data import BatchLoader, Sources, Tokenizer, open_sources, open_tokenizer
+from nsa.data import BatchLoader, Sources, StreamSource, Tokenizer, open_sources, open_tokenizer
 from nsa.effective import Effective, settle_config
 from nsa.instruments import Instruments
 from nsa.model import LanguageModel, model_flops_per_token
@@ -209,12 +209,15 @@ def _build_run(
     effective = settle_config(resolved, world, tokenizer)
     config = effective.config
     sources = open_sources(config.data, tokenizer, seed=config.train.seed)
+    stack.callback(sources.close)
     clock.lap("data")
     bare_model = _build_model(effective, world)
     optimizer = build_optimizer(bare_model, config.optim, fused=config.optim.opt_fused == "on")
     restored = Restored()
     if config.train.resume:
         restored = restore(out, world, config, sources, bare_model, optimizer)
+        if isinstance(sources.train, StreamSource):
+            sources.train.seek(restored.data_position)
     clock.lap("model")
     hook = ReduceHook(world, config.ddp.ddp_compress)
     rates = _rates(config, bare_model, world)

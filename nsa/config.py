@@ -120,9 +120,9 @@ class ModelConfig:
 class DataConfig:
     """What the model is trained on and in which portions."""
 
-    data: Literal["synthetic", "uniform", "local"] = _opt(
+    data: Literal["synthetic", "uniform", "local", "fineweb_edu"] = _opt(
         "synthetic",
-        "synthetic: learnable, floor known; uniform: speed only; local: files",
+        "synthetic: learnable, floor known; uniform: speed only; local: files; fineweb_edu: hub_dataset, streamed",
         fixed=True,
     )
     data_path: str | None = _opt(None, "file, folder or glob pattern for data=local")

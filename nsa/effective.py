@@ -60,6 +60,21 @@ def _accumulation(resolved: Resolved, world: World) -> int:
     return accum
 
 
+def _stream_lanes(config: Config, world: World) -> int | None:
+    """Parts of a streamed dataset: as many as there are processes, or a multiple that was asked for."""
+    lanes = config.data.stream_lanes
+    if config.data.data != "fineweb_edu":
+        return lanes
+    if lanes is not None and lanes % world.size:
+        raise ConfigError(
+            [
+                f"stream_lanes={lanes} is not a multiple of the {world.size} processes, each of which reads lanes of "
+                f"its own: choose a multiple of {world.size}, or another number of processes"
+            ]
+        )
+    return lanes or world.size
+
+
 def _vocabulary(config: Config, tokenizer: Tokenizer) -> int:
     asked = config.model.vocab_size
     if asked is None:
@@ -139,6 +154,7 @@ def settle_config(resolved: Resolved, world: World, tokenizer: Tokenizer) -> Eff
         accum=accum,
         global_batch_size=accum * config.data.batch_size * world.size,
         vocab_size=_vocabulary(config, tokenizer),
+        stream_lanes=_stream_lanes(config, world),
         ffn_dim=config.model.ffn_dim or default_ffn_dim(config.model.dim),
         device=world.device.type,
         threads=torch.get_num_threads(),

@@ -23,8 +23,8 @@ import torch.distributed as dist
 
 from nsa.assemble import Run
 from nsa.checkpoint import save_checkpoint
-from nsa.config import flatten
-from nsa.data import BatchLoader, FetchStats
+from nsa.config import UnreachableError, flatten
+from nsa.data import BatchLoader, FetchStats, StreamSource
 from nsa.instruments import sdpa_mode
 from nsa.optim import clip_gradients, learning_rate, optimizer_state_bytes
 from nsa.outdir import ANOMALY_FILE, HALT_FILE
@@ -39,7 +39,7 @@ LOSS, NORM, HALT, TERM, INT = range(5)  # places in the control message
 
 @dataclass(frozen=True)
 class Ending:
-    """How a run ended: `done`, `halted`, `anomaly`, `terminated` or `interrupted`, and why."""
+    """How a run ended: `done`, `halted`, `anomaly`, `terminated`, `interrupted`, `unreachable` or `error`, and why."""
 
     status: str
     why: str = ""
@@ -96,7 +96,8 @@ def train(run: Run) -> Ending:
             ending = _steps(run)
         _finish(run, ending)
     except BaseException as error:
-        ending = Ending("error", f"{type(error).__name__}: {error}")
+        status = "unreachable" if isinstance(error, UnreachableError) else "error"
+        ending = Ending(status, f"{type(error).__name__}: {error}")
         if isinstance(error, torch.cuda.OutOfMemoryError):
             _dump_memory(run, "oom", run.recorder.last.step if run.recorder.last else run.start_step)
         raise
@@ -185,7 +186,8 @@ def _next_batch(run: Run, step: int, micro: int) -> torch.Tensor:
     try:
         tokens = run.loader.next()
     except Exception as error:
-        run.heartbeat.write("loader_error", error=str(error))
+        reason = "unreachable" if isinstance(error, UnreachableError) else getattr(error, "reason", "data")
+        run.heartbeat.write("loader_error", error=str(error), reason=reason)
         raise
     if step == run.start_step + 1 and micro == 0:
         run.heartbeat.write("loader_ready")
@@ -324,6 +326,7 @@ def _dump_memory(run: Run, tag: str, step: int) -> None:
 def save(run: Run, step: int) -> None:
     """Write the checkpoint of `step` on rank 0; the others wait for it, so that no rank runs into the next step
     while the disk may still fail."""
+    data_position = _data_position(run)
     if run.world.is_main:
         state = {
             "schema_version": 1,
@@ -331,6 +334,7 @@ def save(run: Run, step: int) -> None:
             "wall_s": run.recorder.wall_s,
             "config": flatten(run.config),
             "data": dict(run.sources.info),
+            "data_position": data_position,
             "model": run.bare_model.state_dict(),
             "optimizer": run.optimizer.state_dict(),
         }
@@ -338,6 +342,15 @@ def save(run: Run, step: int) -> None:
         run.say(f"[checkpoint] {path}")
     if run.world.backend:
         dist.barrier()
+
+
+def _data_position(run: Run) -> dict[int, Any]:
+    """The place in a stream behind the last step, of all ranks' parts; empty for data that is read by number."""
+    if not run.world.backend or not isinstance(run.sources.train, StreamSource):
+        return run.loader.position
+    of_ranks: list[Any] = [None] * run.world.size
+    dist.all_gather_object(of_ranks, run.loader.position)
+    return {part: place for places in of_ranks for part, place in places.items()}
 
 
 @torch.no_grad()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +52,12 @@ def _refuse_other_run(path: Path, state: Mapping[str, Any], config: Config, sour
 
 @dataclass(frozen=True)
 class Restored:
-    """Where a run starts: from a checkpoint's step and wall time, or, by default, from nothing."""
+    """Where a run starts: from a checkpoint's step, wall time and place in a stream, or, by default, from nothing."""
 
     step: int = 0
     wall_s: float = 0.0
     checkpoint: str | None = None
+    data_position: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
 
 
 def restore(
@@ -78,7 +79,7 @@ def restore(
             optimizer.load_state_dict(state["optimizer"])
         except (KeyError, RuntimeError, ValueError) as error:
             raise CheckpointError(f"{path} does not fit this model: {error}") from error
-        restored = Restored(state["step"], state["wall_s"], path.name)
+        restored = Restored(state["step"], state["wall_s"], path.name, state.get("data_position", {}))
     if world.is_main:
         where = f"step {restored.step} of {path.name}" if path else "the beginning: no sound checkpoint was found"
         print(f"[resume] going on from {where}", flush=True)  # noqa: T201

@@ -12,14 +12,23 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from nsa.config import ConfigError, SetupError
+from nsa.config import ConfigError, SetupError, UnreachableError
 from nsa.outdir import refuse_unfit_out
 from nsa.resolve import Resolved, UsageExit, resolve
 
 __all__ = ["EXIT_CODES", "main"]
 
 BAD_USAGE = 2
-EXIT_CODES = {"done": 0, "error": 1, "halted": 3, "anomaly": 4, "interrupted": 130, "terminated": 143}
+UNREACHABLE = 5
+EXIT_CODES = {
+    "done": 0,
+    "error": 1,
+    "halted": 3,
+    "anomaly": 4,
+    "unreachable": UNREACHABLE,
+    "interrupted": 130,
+    "terminated": 143,
+}
 
 
 def _complain(error: ConfigError | SetupError) -> int:
@@ -27,7 +36,7 @@ def _complain(error: ConfigError | SetupError) -> int:
         # A wrong setting is the same on every rank and one message is enough; a device or file may fail on one alone.
         for problem in error.problems if isinstance(error, ConfigError) else [str(error)]:
             print(f"nsa.train: {problem}", file=sys.stderr, flush=True)  # noqa: T201
-    return BAD_USAGE
+    return UNREACHABLE if isinstance(error, UnreachableError) else BAD_USAGE
 
 
 def _run(resolved: Resolved) -> int:
@@ -66,4 +75,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    if "nsa.data" in sys.modules:
+        from nsa.data.ending import leave
+
+        leave(code)
+    sys.exit(code)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from nsa.config import DataConfig
 from nsa.data.loader import BatchLoader, FetchStats, LoaderError, share_of_step
-from nsa.data.source import DataError, SampleSource, Sources
+from nsa.data.source import DataError, SampleSource, Sources, StreamSource
 from nsa.data.tokenizer import Tokenizer, open_tokenizer
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "LoaderError",
     "SampleSource",
     "Sources",
+    "StreamSource",
     "Tokenizer",
     "open_sources",
     "open_tokenizer",
@@ -26,7 +27,7 @@ __all__ = [
 
 
 def open_sources(config: DataConfig, tokenizer: Tokenizer, *, seed: int) -> Sources:
-    """The training source and the held-out one for `config.data`.
+    """The training source and the held-out one for `config.data`. A stream is not opened yet.
 
     Raises DataError when files are missing, unreadable or too small.
     """
@@ -38,6 +39,10 @@ def open_sources(config: DataConfig, tokenizer: Tokenizer, *, seed: int) -> Sour
         if is_shard_folder(config.data_path):
             return open_shards(config, tokenizer, seed=seed)
         return open_local(config, tokenizer, seed=seed)
+    if config.data == "fineweb_edu":
+        from nsa.data.hub import open_hub
+
+        return open_hub(config, tokenizer)
     from nsa.data.synthetic import open_synthetic
 
     return open_synthetic(config, seed=seed)

@@ -13,14 +13,15 @@ import sys
 import threading
 from typing import NoReturn
 
-__all__ = ["THREAD_PREFIX", "leave"]
+__all__ = ["THREAD_NAME", "leave"]
 
-THREAD_PREFIX = "nsa-loader"
+THREAD_NAME = "nsa-loader"
+_OTHERS = "fsspecIO"  # the reader of http and s3 paths in `datasets`, which has no end
 
 
 def leave(code: int) -> NoReturn:
     """End this process with `code`, also where a loader's thread hangs. To be called last, from `__main__`."""
-    if not any(thread.name.startswith(THREAD_PREFIX) for thread in threading.enumerate()):
+    if not any(thread.name.startswith((THREAD_NAME, _OTHERS)) for thread in threading.enumerate()):
         sys.exit(code)
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):

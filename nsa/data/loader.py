@@ -7,13 +7,14 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from nsa.config import SetupError
-from nsa.data.source import SampleSource
+from nsa.config import SetupError, UnreachableError
+from nsa.data.ending import THREAD_NAME
+from nsa.data.source import SampleSource, StreamSource
 
 __all__ = ["BatchLoader", "FetchStats", "LoaderError", "share_of_step"]
 
@@ -33,6 +34,14 @@ class FetchStats:
     wait_s: float
     p50_ms: float
     p95_ms: float
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """A micro-batch and, behind a step's last one, the place that a streaming source has reached."""
+
+    tokens_BT: torch.Tensor
+    position: dict[int, dict[str, Any]] | None
 
 
 def share_of_step(step: int, micro: int, *, rank: int, world: int, batch_size: int, accum: int) -> range:
@@ -69,25 +78,30 @@ class BatchLoader:
         self._step, self._micro, self._accum = start_step, 0, accum
         self._waits_s: deque[float] = deque(maxlen=256)
         self._wait_since_take_s = 0.0
-        self._ready: queue.Queue[torch.Tensor | Exception] = queue.Queue(maxsize=max(prefetch, 1))
+        self._position: dict[int, dict[str, Any]] = {}
+        self._ready: queue.Queue[_Prepared | Exception] = queue.Queue(maxsize=max(prefetch, 1))
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         if prefetch > 0:
-            self._thread = threading.Thread(target=self._fill, name="nsa-loader", daemon=True)
+            self._thread = threading.Thread(target=self._fill, name=THREAD_NAME, daemon=True)
             self._thread.start()
 
-    def _prepare(self) -> torch.Tensor:
+    def _prepare(self) -> _Prepared:
         indices = share_of_step(self._step, self._micro, **self._share)
         tokens = torch.from_numpy(np.ascontiguousarray(self._source.batch(indices)))
         self._micro += 1
         if self._micro == self._accum:
             self._step, self._micro = self._step + 1, 0
-        return tokens.pin_memory() if self._pin else tokens
+        # A checkpoint comes between steps, so the place behind a step's last micro-batch is all that is needed.
+        position = None
+        if self._micro == 0 and isinstance(self._source, StreamSource):
+            position = self._source.position()
+        return _Prepared(tokens.pin_memory() if self._pin else tokens, position)
 
     def _fill(self) -> None:
         while not self._stop.is_set():
             try:
-                item: torch.Tensor | Exception = self._prepare()
+                item: _Prepared | Exception = self._prepare()
             except Exception as error:  # noqa: BLE001 - handed to the consumer, who raises it
                 item = error
             while not self._stop.is_set():
@@ -99,32 +113,48 @@ class BatchLoader:
             if isinstance(item, Exception):
                 return
 
+    @property
+    def position(self) -> dict[int, dict[str, Any]]:
+        """The place of a streaming source behind the last whole step that was handed out; else empty."""
+        return self._position
+
     def next(self) -> torch.Tensor:
-        """The next micro-batch. Raises LoaderError after `timeout_s` without one, or when preparing it failed."""
+        """The next micro-batch.
+
+        Raises LoaderError after `timeout_s` without one, or when preparing it failed; UnreachableError when the source
+        waits for another machine; DataError when the data is not what it must be.
+        """
         began = time.perf_counter()
-        item: torch.Tensor | Exception
-        if self._thread is None:
-            try:
-                item = self._prepare()
-            except Exception as error:  # noqa: BLE001 - raised below, like one from the thread
-                item = error
-        else:
-            try:
-                item = self._ready.get(timeout=self._timeout_s)
-            except queue.Empty:
-                raise LoaderError(
-                    f"no batch within loader_timeout_s={self._timeout_s:g}: the source is too slow or hangs; "
-                    "check the storage or raise the limit",
-                    reason="timeout",
-                ) from None
+        item = self._take()
         waited = time.perf_counter() - began
         self._waits_s.append(waited)
         self._wait_since_take_s += waited
-        if isinstance(item, SetupError):
+        if isinstance(item, (SetupError, LoaderError)):
             raise item  # says itself what is wrong and what to do
         if isinstance(item, Exception):
             raise LoaderError(f"preparing a batch failed: {item}") from item
-        return item
+        self._position = self._position if item.position is None else item.position
+        return item.tokens_BT
+
+    def _take(self) -> _Prepared | Exception:
+        if self._thread is None:
+            try:
+                return self._prepare()
+            except Exception as error:  # noqa: BLE001 - raised by the caller, like one from the thread
+                return error
+        try:
+            return self._ready.get(timeout=self._timeout_s)
+        except queue.Empty:
+            limit = f"no batch within loader_timeout_s={self._timeout_s:g}"
+        waiting_for = self._source.waiting_for if isinstance(self._source, StreamSource) else None
+        if waiting_for:
+            return UnreachableError(
+                f"{limit}: no answer from {waiting_for}. Check the connection and HF_ENDPOINT, raise the limit, or "
+                "train on a local copy (data=local)"
+            )
+        return LoaderError(
+            f"{limit}: the source is too slow or hangs; check the storage or raise the limit", reason="timeout"
+        )
 
     def take_stats(self) -> FetchStats:
         """Waits since the last call, with percentiles over the last 256 fetches."""
@@ -135,7 +165,8 @@ class BatchLoader:
         return FetchStats(wait_s, float(p50), float(p95))
 
     def close(self) -> None:
-        """Stop the thread; prepared batches are dropped."""
+        """Stop the thread; prepared batches are dropped. One that waits for another machine is left behind."""
         self._stop.set()
         if self._thread is not None:
-            self._thread.join(timeout=2.0)
+            waits = isinstance(self._source, StreamSource) and self._source.waiting_for is not None
+            self._thread.join(timeout=0.1 if waits else 2.0)

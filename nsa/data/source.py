@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from nsa.config import SetupError
 
-__all__ = ["DataError", "SampleSource", "Sources", "TokenWindows", "sample_rng"]
+__all__ = ["DataError", "SampleSource", "Sources", "StreamSource", "TokenWindows", "sample_rng"]
 
 
 class DataError(SetupError):
@@ -25,6 +25,31 @@ class SampleSource(Protocol):
         ...
 
 
+@runtime_checkable
+class StreamSource(SampleSource, Protocol):
+    """Samples that can only be asked for in order, so that a checkpoint has to keep the place.
+
+    Calls come from the loader's thread, but for `waiting_for`, and `close`, which comes last.
+    """
+
+    @property
+    def waiting_for(self) -> str | None:
+        """What this source waits for, if another machine's answer is outstanding."""
+        ...
+
+    def position(self) -> dict[int, dict[str, Any]]:
+        """The place of each part that this process reads, as tensors and plain values."""
+        ...
+
+    def seek(self, position: Mapping[int, Mapping[str, Any]]) -> None:
+        """Go on from the places of all parts, to be called before the first batch."""
+        ...
+
+    def close(self) -> None:
+        """Stop waiting and let go of what is open."""
+        ...
+
+
 @dataclass(frozen=True)
 class Sources:
     """Training and held-out samples, and what is known of them (for env.json). No held-out set: `val` is None."""
@@ -32,6 +57,12 @@ class Sources:
     train: SampleSource
     val: SampleSource | None
     info: dict[str, Any] = field(default_factory=dict)
+
+    def close(self) -> None:
+        """Let go of what is open. For the end of a run, behind the loader's."""
+        for source in (self.train, self.val):
+            if close := getattr(source, "close", None):
+                close()
 
 
 def sample_rng(seed: int, stream: int, index: int) -> np.random.Generator:
