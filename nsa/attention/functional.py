@@ -129,7 +129,8 @@ def nsa_attention(
         cu_seqlens: ``[n + 1]`` offsets of n sequences packed along S, from 0 to S; B must be 1. Blocks count from the
             start of each sequence.
         query_chunk: queries per chunk of the batched path; None chooses by memory.
-        sel_ranges: merged ranges of the sequential path by ``v1`` or ``v2``; the result is the same.
+        sel_ranges: what the selected branch reads is listed by a loop over rows (``v1``, the meaning, slow) or without
+            one (``v2``); the result is the same. ``reference`` and ``triton`` have no such list.
 
     Returns:
         ``o [B, S, H, Dv]`` in the type of ``q``; with ``return_aux`` the pair ``(o, NSAAux)``.
@@ -258,15 +259,16 @@ def _run_triton(
 
 
 def _run_torch(impl: Impl, streams: tuple[Tensor, ...], settings: _Settings) -> Branches:
-    common = {"geometry": settings.geometry, "scale": settings.scale}
+    geometry, scale, sel_ranges = settings.geometry, settings.scale, settings.sel_ranges
     if impl == "reference":
-        return reference_branches(*streams, **common)  # type: ignore[arg-type]
+        return reference_branches(*streams, geometry=geometry, scale=scale)
     if impl == "sequential":
-        return sequential_branches(*streams, **common, sel_ranges=settings.sel_ranges)  # type: ignore[arg-type]
-    return batched_branches(*streams, **common, query_chunk=settings.query_chunk)  # type: ignore[arg-type]
+        return sequential_branches(*streams, geometry=geometry, scale=scale, sel_ranges=sel_ranges)
+    chunk = settings.query_chunk
+    return batched_branches(*streams, geometry=geometry, scale=scale, query_chunk=chunk, sel_ranges=sel_ranges)
 
 
 def combine(branches: Branches, gates: Tensor) -> Tensor:
     """Gated sum of the three branch outputs, ``[B, S, H, Dv]``, in their precision."""
     g_cmp, g_sel, g_win = gates.to(branches.o_cmp.dtype).unsqueeze(-1).unbind(-2)
-    return g_cmp * branches.o_cmp + g_sel * branches.o_sel + g_win * branches.o_win
+    return (g_cmp * branches.o_cmp).addcmul_(g_sel, branches.o_sel).addcmul_(g_win, branches.o_win)

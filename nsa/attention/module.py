@@ -40,8 +40,8 @@ class NSAAttention(nn.Module):
         gate: activation of the gates; gate_hidden: width of the gate's MLP (``dim // 8``, at least 16, if None).
         rope_base: base of the rotation's wavelengths.
         prefill: implementation of :meth:`forward`.
-        sel_ranges: implementation of merged ranges, used by ``sequential`` prefill and by :meth:`decode`.
-            ``batched`` and ``triton`` attend by blocks and need no ranges.
+        sel_ranges: implementation of merged ranges, for ``sequential`` and ``batched`` prefill and :meth:`decode`.
+            ``triton`` attends by blocks and makes no ranges.
         query_chunk: queries per chunk of the batched path; None chooses by memory.
 
     Raises:

@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-__all__ = ["RangesVersion", "merged_ranges", "range_tokens", "ranges_v1", "ranges_v2", "row_ranges"]
+__all__ = ["RangesVersion", "merged_ranges", "range_blocks", "range_tokens", "ranges_v1", "ranges_v2", "row_ranges"]
 
 RangesVersion = Literal["v1", "v2"]
 
@@ -111,3 +111,24 @@ def range_tokens(ranges: Tensor) -> Tensor:
     # Place p of a row lies in range r, behind the tokens that the ranges before r cover.
     before = (covered - (end - start)).gather(-1, which)
     return start.gather(-1, which) + place - before
+
+
+def range_blocks(ranges: Tensor, *, n: int, l_sel: int) -> Tensor:
+    """The blocks that merged ranges cover, which undoes the merging.
+
+    Args:
+        ranges: ``[..., r, 2]`` as :func:`ranges_v2` gives them.
+        n: places for blocks; no row may cover more.
+        l_sel: selection block length in tokens.
+
+    Returns:
+        ``[..., n]`` int32, ascending, then -1.
+    """
+    start, end = ranges.to(torch.int64).unbind(-1)
+    first = start // l_sel
+    covered = (torch.where(end > start, (end + l_sel - 1) // l_sel, first) - first).cumsum(-1)
+    place = torch.arange(n, device=ranges.device).expand(*covered.shape[:-1], n).contiguous()
+    which = torch.searchsorted(covered, place, right=True).clamp(max=covered.shape[-1] - 1)
+    before = torch.cat([torch.zeros_like(covered[..., :1]), covered[..., :-1]], dim=-1).gather(-1, which)
+    block = first.gather(-1, which) + place - before
+    return block.masked_fill(place >= covered[..., -1:], -1).to(torch.int32)

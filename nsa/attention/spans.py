@@ -7,7 +7,7 @@ Switched on by the trainer when it profiles. Each range is visible to ``torch.pr
 ``nsa.cmp``            the compressed branch
 ``nsa.sel.ranges_v2``  from scores to the list of what the selected branch reads, without a loop over rows: merged
                        ranges (sequential prefill, decoding), chosen blocks (batched), chosen blocks and the queries of
-                       each block (triton). ``nsa.sel.ranges_v1`` where the per-row loop makes the ranges.
+                       each block (triton). ``nsa.sel.ranges_v1`` where a loop over rows makes the list.
 ``nsa.sel``            the selected branch; on the triton path its scored blocks, for the forced ones are read in
                        ``nsa.win``
 ``nsa.win``            the window; on the triton path also the forced blocks and the gated sum, one kernel for all

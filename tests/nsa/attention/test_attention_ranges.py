@@ -9,7 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nsa.attention.ranges import merged_ranges, range_tokens, ranges_v1, ranges_v2, row_ranges
+from nsa.attention import Geometry, chunks, nsa_attention
+from nsa.attention.ranges import merged_ranges, range_blocks, range_tokens, ranges_v1, ranges_v2, row_ranges
+from nsa.parity.cases import Case, inputs
 
 INT32 = st.integers(-(2**31), 2**31 - 1)
 
@@ -70,3 +72,36 @@ def test_range_tokens() -> None:
     assert range_tokens(ranges).tolist() == [[0, 1, 2, 7, 8], [1, 4, 5, 10, 11]]
     with pytest.raises(ValueError, match="different numbers"):
         range_tokens(torch.tensor([[[0, 3]], [[0, 2]]]))
+
+
+def test_range_blocks_undoes_the_merging() -> None:
+    """Partial blocks at the end, blocks that touch, empty rows, and rows with every place taken."""
+    blocks = torch.tensor([[[0, 1, 2, 5]], [[3, -1, -1, -1]], [[-1, -1, -1, -1]], [[0, 2, 4, 5]]], dtype=torch.int32)
+    ranges = ranges_v1(blocks, torch.tensor([43, 30, 3, 45]), l_sel=8, seq_len=46)
+    assert torch.equal(range_blocks(ranges, n=4, l_sel=8), blocks)
+
+
+@pytest.mark.parametrize("sizes", [(8, 4, 8, 3, 10), (4, 4, 4, 6, 4), (32, 16, 64, 4, 40)])
+def test_the_version_asked_for_makes_the_list_that_batched_reads(
+    sizes: tuple[int, int, int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`v1` runs its loop on every row, and changes no bit of the output, the selection or a gradient."""
+    geometry = dict(zip(("l", "d", "l_sel", "n_sel", "w"), sizes, strict=True))
+    xs = inputs(Case(B=2, S=300, G=2, heads_per_group=2, Dk=4, Dv=4, **geometry))
+    rows_seen = 0
+
+    def counting(blocks: torch.Tensor, *args: torch.Tensor, **options: int) -> torch.Tensor:
+        nonlocal rows_seen
+        rows_seen += blocks[..., 0].numel()
+        return ranges_v1(blocks, *args, **options)
+
+    monkeypatch.setattr(chunks, "ranges_v1", counting)
+    results = []
+    for version, rows_expected in (("v2", 0), ("v1", 2 * 300 * 2)):
+        o, aux = nsa_attention(*xs, **geometry, impl="batched", sel_ranges=version, return_aux=True)  # type: ignore[call-overload]
+        assert rows_seen == rows_expected
+        results.append((o, aux.blocks, *torch.autograd.grad(o.square().sum(), xs)))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    assert (
+        max(block for row in results[0][1][0, :, 0].tolist() for block in row) == Geometry(**geometry).n_blocks(300) - 1
+    )
