@@ -78,6 +78,7 @@ def _judge(record: PhaseRecord, validation: ValidationRecord, judged: Mapping[st
         comparison=comparison,
         scalars=_phase_scalars(data),
         duration_s=record.duration_s,
+        extended=record.extended,
     )
 
 

@@ -129,6 +129,11 @@ class TrainPhase(TrainingPhase):
         None,
         description="A phase with more processes; gives `scaling.efficiency`, its per-rank rate over this one's.",
     )
+    extend: bool | None = Field(
+        None,
+        description="Whether the phase is run again, to four runs or twice as many, when a required criterion stays "
+        "open because its interval holds the bound; once.",
+    )
 
 
 class SoakPhase(TrainingPhase):

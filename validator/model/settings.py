@@ -17,12 +17,14 @@ from validator.model.runbook import (
     Runbook,
     Setting,
     TrainingPhase,
+    TrainPhase,
     Watchdog,
 )
 
 __all__ = [
     "args_of",
     "env_of",
+    "extends",
     "flat_name",
     "kind_env",
     "min_effect_of",
@@ -70,6 +72,13 @@ def repeats_of(runbook: Runbook, phase: TrainingPhase) -> int:
 def timeout_of(runbook: Runbook, phase: ProcessPhase) -> float:
     """Longest time of one run, in seconds."""
     return runbook.defaults.timeout if phase.timeout is None else phase.timeout
+
+
+def extends(runbook: Runbook, phase: PhaseBase) -> bool:
+    """Whether the phase is given further runs, once, when a required criterion stays open."""
+    if not isinstance(phase, TrainPhase):
+        return False
+    return runbook.defaults.extend if phase.extend is None else phase.extend
 
 
 def retries_of(runbook: Runbook, phase: ProcessPhase) -> int:

@@ -142,6 +142,8 @@ def _perform(session: Session, state: State, phase: Phase, planned: PhasePlan) -
     runs = _carry_out(session, planned)
     record = PhaseRecord(phase=phase, state="done", runs=runs, checks=checks)
     if not session.cancel.requested:
+        record = _extended(session, state, record, planned)
+    if not session.cancel.requested:
         record = _remedied(session, state, record)
     ended: PhaseState = "interrupted" if session.cancel.requested else "done"
     reason = f"the user stopped the validation: {session.cancel.why}" if session.cancel.requested else None
@@ -160,6 +162,33 @@ def _carry_out(session: Session, planned: PhasePlan) -> tuple[RunRecord, ...]:
         if _leaves_nothing_to_run(runs[-1]):
             break
     return tuple(runs)
+
+
+def _extended(session: Session, state: State, record: PhaseRecord, planned: PhasePlan) -> PhaseRecord:
+    """Once: further runs of a phase whose required criterion more runs may decide."""
+    from validator.judge import extension_of
+    from validator.plan import plan_phase
+
+    report = judge_latest(session.folder, (*state.records, record), state.judged)
+    extension = extension_of(record, report, runbook=session.runbook)
+    if extension is None:
+        return record
+    session.journal.append("phase_extended", phase=record.phase.id, extension=extension)
+    session.observer.note(
+        f"{record.phase.id}: {', '.join(extension.criteria)} stayed open; extended from {extension.runs_before} to "
+        f"{extension.runs_after} runs"
+    )
+    longer = plan_phase(
+        session.runbook,
+        record.phase.model_copy(update={"repeats": extension.runs_after}),
+        run_dir=session.folder.root,
+        python=session.folder.header.python,
+        adopted=state.adopted,
+    )
+    known = {spec.id for spec in planned.runs}
+    further = tuple(spec for spec in longer.runs if spec.id not in known)
+    runs = _carry_out(session, longer.model_copy(update={"runs": further}))
+    return replace(record, runs=(*record.runs, *runs), extended=extension)
 
 
 def _remedied(session: Session, state: State, record: PhaseRecord) -> PhaseRecord:
