@@ -37,7 +37,7 @@ def validation_side(
     """A validation: every phase that trains, arm by arm."""
     cells: dict[Cell, list[RunReport]] = {}
     for phase in report.phases:
-        for run in phase.runs if phase.kind in _TRAINING else ():
+        for run in phase.measured if phase.kind in _TRAINING else ():
             cells.setdefault((phase.id, run.arm), []).append(run)
     subject = Subject(
         kind="validation",

@@ -3,8 +3,19 @@
 from __future__ import annotations
 
 from validator.judge.decision import decide, exit_code, recommend
+from validator.judge.extension import extension_of
 from validator.judge.measure import RunMeasurement, measure
 from validator.judge.phase import judge_phase, run_report
 from validator.judge.remedies import trigger_of
 
-__all__ = ["RunMeasurement", "decide", "exit_code", "judge_phase", "measure", "recommend", "run_report", "trigger_of"]
+__all__ = [
+    "RunMeasurement",
+    "decide",
+    "exit_code",
+    "extension_of",
+    "judge_phase",
+    "measure",
+    "recommend",
+    "run_report",
+    "trigger_of",
+]

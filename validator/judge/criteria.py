@@ -9,12 +9,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
 from validator.judge.data import Known, PhaseData, is_exact
-from validator.judge.estimate import MIN_REPEATS, Estimate, combine, exact
+from validator.judge.estimate import MIN_REPEATS, Estimate, TooFewSamples, combine, exact
 from validator.judge.measure import NotMeasured
 from validator.judge.wording import number
 from validator.model.expression import (
@@ -40,6 +41,9 @@ _FLIPPED = {">=": "<=", "<=": ">=", ">": "<", "<": ">", "==": "==", "!=": "!="}
 _WORDS = {">=": "at least", "<=": "at most", ">": "above", "<": "below", "==": "equal to", "!=": "different from"}
 _SEVERITY: dict[Status, int] = {"FAIL": 0, "INCONCLUSIVE": 1, "PASS": 2}
 
+_HOPELESS = 400
+"""Times as much data as there is, beyond which no practical number of runs decides."""
+
 Binding = Mapping[str, tuple[str, int | None]]
 """Phase to the arm and, for exact values, the index of the run that a reference means."""
 
@@ -55,6 +59,7 @@ class _Outcome:
     bound: float | str | None = None
     interval: tuple[float, float] | None = None
     margin: float | None = None
+    open_for: Literal["interval", "rows"] | None = None
 
 
 def judge_criterion(
@@ -104,6 +109,7 @@ def _verdict(criterion: Criterion, id: str, unit: str, outcome: _Outcome, eviden
         bound=outcome.bound,
         margin=outcome.margin,
         message=outcome.message,
+        open_for=outcome.open_for,
         evidence=evidence,
     )
 
@@ -155,7 +161,7 @@ def _named(worst: _Outcome, outcomes: list[_Outcome], data: Mapping[str, PhaseDa
     if not names:
         return worst
     message = f"{worst.message} Decided by the worst of {len(outcomes)}: {', '.join(names)}."
-    return _Outcome(worst.status, message, worst.binding, worst.observed, worst.bound, worst.interval, worst.margin)
+    return replace(worst, message=message)
 
 
 def _judge(
@@ -165,23 +171,27 @@ def _judge(
         left = _evaluate(comparison.left, resolved, data, binding)
         right = _evaluate(comparison.right, resolved, data, binding)
     except NotMeasured as problem:
-        return _Outcome("INCONCLUSIVE", f"Not measured: {problem}.", binding)
+        # From four repeats on a run need not have an interval of its own, so more runs make up for missing rows.
+        rows = isinstance(problem.__cause__, TooFewSamples) and _repeats(data, binding) < MIN_REPEATS
+        return _Outcome("INCONCLUSIVE", f"Not measured: {problem}.", binding, open_for="rows" if rows else None)
     except ZeroDivisionError:
         return _Outcome("INCONCLUSIVE", f"Not computable: a divisor in {comparison.text!r} is 0.", binding)
     left, right = _alike(left, right), _alike(right, left)
     if isinstance(left, str) or isinstance(right, str):
         return _judge_text(left, comparison.operator, right, binding)
-    repeats = min(len(data[phase_id].arms.get(arm, ())) for phase_id, (arm, _) in binding.items()) if binding else 1
+    repeats = _repeats(data, binding)
     assumed = any(data[one.phase_id].assumes_variation(one, arm=binding[one.phase_id][0]) for one in resolved.values())
     spread = next(iter(data.values())).validation.runbook.defaults.run_cv if assumed else 0.0
     outcome = _judge_numbers(left, comparison, right, resolved, binding, repeats, spread)
     broken = _unfinished(resolved, data, binding)
     if outcome.status == "PASS" and broken is not None:
         message = f"{outcome.message} This does not count: {broken}."
-        return _Outcome(
-            "INCONCLUSIVE", message, binding, outcome.observed, outcome.bound, outcome.interval, outcome.margin
-        )
+        return replace(outcome, status="INCONCLUSIVE", message=message)
     return outcome
+
+
+def _repeats(data: Mapping[str, PhaseData], binding: Binding) -> int:
+    return min((len(data[phase].arms.get(arm, ())) for phase, (arm, _) in binding.items()), default=1)
 
 
 def _unfinished(resolved: Mapping[str, Resolved], data: Mapping[str, PhaseData], binding: Binding) -> str | None:
@@ -285,7 +295,10 @@ def _judge_numbers(
         message = f"{text} is {'' if status == 'PASS' else 'not '}{_WORDS[operator]} {bound}, with its whole interval."
     if assumed_cv and status != "INCONCLUSIVE":
         message += f" The interval allows for {100 * assumed_cv:g} % between runs, which is assumed, not measured."
-    return _Outcome(status, message, binding, left.point, right.point, ends, margin)
+    more = status == "INCONCLUSIVE" and _factor(difference) <= _HOPELESS
+    return _Outcome(
+        status, message, binding, left.point, right.point, ends, margin, open_for="interval" if more else None
+    )
 
 
 def _is_measured_infinity(comparison: Comparison) -> bool:
@@ -329,11 +342,10 @@ def _margin(left: float, operator: str, right: float) -> float | None:
 
 def _what_decides(difference: Estimate, repeats: int, assumed_cv: float) -> str:
     """How much more would decide, if the observed value is the true one."""
-    if difference.replicates is None or difference.point == 0:
+    factor = _factor(difference)
+    if math.isinf(factor):
         return "the value lies on the bound, so no number of runs would decide it"
-    half = float(np.ptp(np.quantile(difference.replicates, [0.025, 0.975]))) / 2
-    factor = (half / abs(difference.point)) ** 2
-    if factor > 400:
+    if factor > _HOPELESS:
         return "the value is so close to the bound that no practical number of runs would decide it"
     wanted = max(MIN_REPEATS, math.ceil(repeats * factor))
     if assumed_cv:
@@ -344,6 +356,14 @@ def _what_decides(difference: Estimate, repeats: int, assumed_cv: float) -> str:
     if wanted > repeats:
         return f"if the value is right, about {wanted} repeats would decide it (there {_were(repeats)})"
     return f"if the value is right, a run about {max(2, math.ceil(factor))} times as long would decide it"
+
+
+def _factor(difference: Estimate) -> float:
+    """How many times as much data would decide, if the observed value is the true one; infinite on the bound."""
+    if difference.replicates is None or difference.point == 0:
+        return math.inf
+    half = float(np.ptp(np.quantile(difference.replicates, [0.025, 0.975]))) / 2
+    return (half / abs(difference.point)) ** 2
 
 
 def _were(repeats: int) -> str:

@@ -183,3 +183,6 @@ class Defaults(Frozen):
         description="Variation between runs (standard deviation over mean) assumed of rates and times "
         "until four repeats measure it.",
     )
+    extend: bool = Field(
+        True, description="Whether a train phase with an open required criterion is extended once by further runs."
+    )

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from validator.model.extension import Extension
 from validator.model.outcome import Outcome
 from validator.model.plan import RunSpec
 from validator.model.remedy import Remedy
@@ -55,6 +56,7 @@ class PhaseRecord:
     duration_s: float | None = None
     remedy: Remedy | None = None
     tried: tuple[Tried, ...] = ()
+    extended: Extension | None = None
 
     @property
     def every_run(self) -> tuple[RunRecord, ...]:

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from validator.model.base import Frozen
 from validator.model.contrast import Contrast
+from validator.model.extension import Extension
 from validator.model.measure import MetricStats, ScalarValue
 
 __all__ = [
@@ -55,6 +56,9 @@ class Verdict(Frozen):
     bound: float | str | None = None
     margin: float | None = None
     message: str = Field("", description="One sentence that says why the status is what it is.")
+    open_for: Literal["interval", "rows"] | None = Field(
+        None, description="What more runs would give an open verdict: a narrower interval, or one at all."
+    )
     evidence: tuple[Evidence, ...] = ()
 
 
@@ -172,6 +176,7 @@ class PhaseReport(Frozen):
     comparison: Comparison | None = None
     scalars: dict[str, ScalarValue] = Field(default_factory=dict)
     duration_s: float | None = None
+    extended: Extension | None = Field(None, description="Runs that were added since a required criterion was open.")
     remedies: tuple[RemedyReport, ...] = Field((), description="Every go at the phase where there was more than one.")
 
     @property

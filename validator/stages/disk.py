@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from validator.folder import FolderError, RunFolder, Runner
+from validator.model.extension import Extension
 from validator.model.outcome import Outcome
 from validator.model.plan import RunSpec
 from validator.model.record import PhaseRecord, PhaseState, RunRecord, Tried, ValidationRecord
@@ -118,7 +119,14 @@ def _phase(folder: RunFolder, phase: Phase, events: Sequence[Event], *, alive: b
         checks=tuple(Check.model_validate(check) for check in checks),
         reason=reason,
         duration_s=None if ended is None else ended.fields.get("duration_s"),
+        extended=_extension(own),
     )
+
+
+def _extension(own: Sequence[Event]) -> Extension | None:
+    """The extension of a phase, if its runner began one; a resumed phase may have begun it again."""
+    found = next((event for event in reversed(own) if event.event == "phase_extended"), None)
+    return None if found is None else Extension.model_validate(found.fields["extension"])
 
 
 def _goes(

@@ -1,0 +1,69 @@
+"""A phase whose criterion stays open is run again, once, and the report says so."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.e2e.folders import criterion, result_of, run_folder
+
+from .conftest import Answer
+
+TRAINER = """\
+import argparse, pathlib
+parser = argparse.ArgumentParser()
+parser.add_argument("--steps", type=int)
+parser.add_argument("--out", type=pathlib.Path)
+args = parser.parse_args()
+with (args.out / "training.csv").open("w") as table:
+    table.write("step,loss,lr,toks_per_s\\n")
+    for step in range(1, args.steps + 1):
+        table.write(f"{step},{3 - step / args.steps},0.1,{100 + step % 2}\\n")
+"""
+
+RUNBOOK = """\
+schema: 1
+name: tiny
+trainer:
+  command: [{trainer}]
+  args: {{steps: "{{steps}}", out: "{{out}}"}}
+  metrics: {{csv: training.csv}}
+defaults: {{nproc: 0, timeout: 60s, warmup_steps: 10}}
+phases:
+  - id: baseline
+    kind: train
+    steps: 200
+    extend: {extend}
+    accept: ["toks_per_s.mean >= 99"]
+"""
+
+
+def _run(workdir: Path, cli: Callable[..., Answer], *, extend: str) -> Answer:
+    (workdir / "trainer.py").write_text(TRAINER, encoding="utf-8")
+    (workdir / "tiny.yaml").write_text(
+        RUNBOOK.format(trainer=json.dumps(str(workdir / "trainer.py")), extend=extend), encoding="utf-8"
+    )
+    return cli("run", "tiny.yaml", "--no-lock")
+
+
+def test_an_open_phase_gets_three_more_runs_and_is_judged_on_four(workdir: Path, cli: Callable[..., Answer]) -> None:
+    assert _run(workdir, cli, extend="true").rc == 0
+    result = result_of(workdir)
+    phase = result["phases"][0]
+    assert phase["extended"] == {"criteria": ["baseline.1"], "runs_before": 1, "runs_after": 4}
+    assert [run["id"] for run in phase["runs"]] == [f"baseline/r{n}" for n in range(1, 5)]
+    assert criterion(result, "toks_per_s.mean")["status"] == "PASS"
+    again = cli("report", str(run_folder(workdir)), "--json")
+    assert again.json["phases"][0]["extended"] == phase["extended"]
+    assert again.json["decision"] == "GO"
+
+
+def test_without_the_extension_the_phase_stays_open_and_says_what_would_decide(
+    workdir: Path, cli: Callable[..., Answer]
+) -> None:
+    assert _run(workdir, cli, extend="false").rc == 3
+    found = criterion(result_of(workdir), "toks_per_s.mean")
+    assert found["status"] == "INCONCLUSIVE"
+    assert found["open_for"] == "interval"
+    assert "4 repeats would measure" in found["message"]
