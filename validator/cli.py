@@ -54,6 +54,11 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "selftest",
         "Bring about faults on purpose and check that verdict and cause come out right; exit code 1 if any does not.",
     ),
+    "nightly": (
+        "nightly",
+        "app",
+        "Run a runbook by the clock: with log, retention, notification and metrics; no root needed.",
+    ),
     "schema": ("schema", "schema", "Print the JSON Schema of runbooks, for editors."),
 }
 """Name → module of `validator.commands`, function (or `typer.Typer` of a group), first line of its help."""

@@ -1,0 +1,157 @@
+"""One start of a job: its decision, what is told to whom, what is cleared away, and that two never overlap."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from validator.nightly.job import Overlap, _alone, last_ended, log_dir, run_job
+from validator.nightly.metrics import require_prometheus
+from validator.nightly.notify import require_apprise
+from validator.nightly.settings import Nightly, NightlyError
+
+RUNBOOK = """
+schema: 1
+name: quick
+phases:
+  - {id: look, kind: command, run: "cat answer.txt", stdout: 'is (?P<it>\\d+)', accept: [metrics.it == 42]}
+"""
+
+
+@pytest.fixture
+def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("config", "state", "runtime"):
+        (tmp_path / name).mkdir()
+        monkeypatch.setenv(f"XDG_{name.upper()}_{'DIR' if name == 'runtime' else 'HOME'}", str(tmp_path / name))
+    folder = tmp_path / "work"
+    folder.mkdir()
+    (folder / "quick.yaml").write_text(RUNBOOK, encoding="utf-8")
+    (folder / "answer.txt").write_text("it is 42\n", encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def job(workdir: Path) -> Callable[..., Nightly]:
+    def make(**changes: Any) -> Nightly:
+        given: dict[str, Any] = {
+            "name": "quick",
+            "runbook": "quick.yaml",
+            "at": "02:00",
+            "out": str(workdir / "reports"),
+            "cwd": str(workdir),
+            "python": sys.executable,
+        }
+        return Nightly(**{**given, **changes})
+
+    return make
+
+
+@pytest.fixture
+def webhook() -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """A local web server, and what it was sent."""
+    received: list[dict[str, Any]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            received.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            """Quiet."""
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"json://127.0.0.1:{server.server_port}", received
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_only_a_change_of_decision_is_told(
+    job: Callable[..., Nightly], workdir: Path, webhook: tuple[str, list[dict[str, Any]]]
+) -> None:
+    url, received = webhook
+    night = job(notify=(url,))
+    assert run_job(night).decision == "GO"
+    assert run_job(night).decision == "GO"
+    (workdir / "answer.txt").write_text("it is 41\n", encoding="utf-8")
+    ended = run_job(night)
+    assert (ended.decision, ended.before, ended.exit_code) == ("NO_GO", "GO", 1)
+    assert [message["title"] for message in received] == ["GO: nightly quick", "NO-GO (was GO): nightly quick"]
+    assert [message["type"] for message in received] == ["success", "failure"]
+    assert f"{ended.folder}/report.html" in received[1]["message"]
+    assert Path(f"{ended.folder}/report.html").is_file()
+    assert last_ended("quick") == ended
+
+
+def test_a_night_without_a_decision_is_told_and_not_taken_for_one(
+    job: Callable[..., Nightly], workdir: Path, webhook: tuple[str, list[dict[str, Any]]]
+) -> None:
+    url, received = webhook
+    (workdir / "quick.yaml").write_text("schema: 1\nname: quick\nphases: [{id: look}]\n", encoding="utf-8")
+    ended = run_job(job(notify=(url,), notify_on="always", prometheus=str(workdir / "v.prom")))
+    assert (ended.decision, ended.exit_code, ended.run_id) == ("UNABLE", 2, None)
+    assert received[0]["title"] == "UNABLE: nightly quick"
+    assert "quick.yaml:" in received[0]["message"], "the mistake in the runbook is what there is to tell"
+
+
+def test_an_address_that_does_not_answer_changes_no_decision(job: Callable[..., Nightly]) -> None:
+    ended = run_job(job(notify=("json://127.0.0.1:9",)))
+    assert ended.decision == "GO"
+    assert "address 1 (json): could not be reached" in Path(ended.log).read_text(encoding="utf-8")
+
+
+def test_a_command_is_told_the_decision(job: Callable[..., Nightly], workdir: Path) -> None:
+    run_job(
+        job(command=f'echo "$VALIDATOR_DECISION $VALIDATOR_EXIT_CODE" > {workdir}/told.txt; cat >> {workdir}/told.txt')
+    )
+    told = (workdir / "told.txt").read_text(encoding="utf-8").splitlines()
+    assert told[0] == "GO 0"
+    assert told[1] == "GO: nightly quick"
+
+
+def test_metrics_are_what_prometheus_reads(job: Callable[..., Nightly], workdir: Path) -> None:
+    run_job(job(prometheus=str(workdir / "v.prom")))
+    families = {f.name: f for f in text_string_to_metric_families((workdir / "v.prom").read_text(encoding="utf-8"))}
+    decision = {s.labels["decision"]: s.value for s in families["validator_nightly_decision"].samples}
+    assert decision == {"GO": 1.0, "NO_GO": 0.0, "INCONCLUSIVE": 0.0, "UNABLE": 0.0}
+    (figure,) = families["validator_nightly_figure"].samples
+    assert (figure.labels["phase"], figure.labels["metric"], figure.value) == ("look", "metrics.it", 42.0)
+    assert families["validator_nightly_duration_seconds"].samples[0].value > 0
+
+
+def test_old_runs_go_and_the_last_go_stays(job: Callable[..., Nightly], workdir: Path) -> None:
+    first = run_job(job())
+    (workdir / "answer.txt").write_text("it is 41\n", encoding="utf-8")
+    run_job(job())
+    last = run_job(job(keep_count=1))
+    left = sorted(path.name for path in (workdir / "reports").iterdir() if (path / "run.json").is_file())
+    assert left == sorted([str(first.run_id), str(last.run_id)])
+    assert "more than 1 runs" in Path(last.log).read_text(encoding="utf-8")
+
+
+def test_a_second_start_does_nothing_while_the_first_goes_on(job: Callable[..., Nightly], workdir: Path) -> None:
+    night = job()
+    log_dir("quick").mkdir(parents=True)
+    with _alone(log_dir("quick"), "quick"), pytest.raises(Overlap, match=r"quick has not ended yet .*process"):
+        run_job(night)
+    assert not (workdir / "reports").exists()
+    assert "since" in (log_dir("quick") / "refused.txt").read_text(encoding="utf-8"), "cron throws stderr away"
+    assert run_job(night).decision == "GO", "and the lock is free again"
+
+
+def test_what_cannot_work_at_night_is_refused_by_day(tmp_path: Path) -> None:
+    with pytest.raises(NightlyError, match=r"--notify number 1 \(nonsense://…\)"):
+        require_apprise(("nonsense://token",))
+    with pytest.raises(NightlyError, match=r"ends in \.prom"):
+        require_prometheus(tmp_path / "metrics.txt")

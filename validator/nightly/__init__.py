@@ -1,0 +1,8 @@
+"""Validations by the clock: a runbook that a timer starts, with a log, notifications, retention and metrics.
+
+`schedule` puts a job into systemd or cron, `job` is what either of them starts.
+"""
+
+from __future__ import annotations
+
+__all__: list[str] = []

@@ -1,0 +1,241 @@
+"""Jobs in the machine's own scheduler: a systemd service with its timer, or a line in the crontab.
+
+Neither needs root. systemd is taken where its manager answers: it catches up after a reboot, starts behind the GPU
+driver, and ends everything of a job with it (`KillMode=control-group`). cron is everywhere else.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from validator.nightly.settings import DAYS, Nightly
+
+__all__ = ["Cron", "Schedule", "ScheduleError", "Systemd", "all_schedules", "choose", "cron_line", "service", "timer"]
+
+_MARK = "# validator-nightly:"
+
+
+class ScheduleError(RuntimeError):
+    """The scheduler is missing or refuses; the message says which and what to do."""
+
+
+class Schedule(Protocol):
+    """A scheduler of this machine."""
+
+    @property
+    def name(self) -> str:
+        """Its name, for people."""
+
+    def install(self, job: Nightly) -> tuple[str, ...]:
+        """Schedule a job, in place of one of the same name; what was written, for people."""
+
+    def remove(self, name: str) -> bool:
+        """Take a job out; whether it was there."""
+
+    def status(self, name: str) -> str | None:
+        """When it starts next, in the scheduler's words; None when it is not scheduled here."""
+
+
+def _start(job: Nightly) -> tuple[str, ...]:
+    return (job.python, "-m", "validator", "nightly", "run", str(job.path))
+
+
+# systemd
+
+
+def _quoted(words: Sequence[str]) -> str:
+    """Words of a command as unit files want them."""
+    return " ".join(
+        '"' + w.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$") + '"' for w in words
+    )
+
+
+def service(job: Nightly, *, system: bool) -> str:
+    """The text of the service unit. `system` is for root's own manager, which has network and driver units."""
+    order = "nvidia-persistenced.service nvidia-fabricmanager.service"
+    network = "Wants=network-online.target\nAfter=network-online.target\n" if system else ""
+    return f"""\
+[Unit]
+Description=Nightly validation {job.name}
+After={order}
+{network}
+[Service]
+Type=oneshot
+WorkingDirectory={job.cwd.replace("%", "%%")}
+ExecStart={_quoted(_start(job))}
+# A NO-GO (1) and an INCONCLUSIVE (3) are answers; the service fails when there was none.
+SuccessExitStatus=1 3
+KillMode=control-group
+TimeoutStopSec=120
+"""
+
+
+def timer(job: Nightly) -> str:
+    """The text of the timer unit."""
+    days = ",".join(day.capitalize() for day in job.days)
+    return f"""\
+[Unit]
+Description=Time of the nightly validation {job.name}
+
+[Timer]
+OnCalendar={f"{days} " if days else ""}*-*-* {job.at}:00
+Persistent=true
+AccuracySec=1s
+
+[Install]
+WantedBy=timers.target
+"""
+
+
+@dataclass(frozen=True)
+class Systemd:
+    """Root's manager or the user's own."""
+
+    system: bool
+    folder: Path
+    name: str = "systemd"
+
+    def install(self, job: Nightly) -> tuple[str, ...]:
+        """Write service and timer, and start the timer."""
+        unit = f"validator-nightly-{job.name}"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        written = []
+        for suffix, text in (("service", service(job, system=self.system)), ("timer", timer(job))):
+            path = self.folder / f"{unit}.{suffix}"
+            path.write_text(text, encoding="utf-8")
+            written.append(str(path))
+        self._control("daemon-reload")
+        self._control("enable", "--now", f"{unit}.timer")
+        return tuple(written)
+
+    def remove(self, name: str) -> bool:
+        """Stop the timer and remove both units."""
+        unit = f"validator-nightly-{name}"
+        paths = [self.folder / f"{unit}.{suffix}" for suffix in ("timer", "service")]
+        if not any(path.exists() for path in paths):
+            return False
+        self._control("disable", "--now", f"{unit}.timer", check=False)
+        for path in paths:
+            path.unlink(missing_ok=True)
+        self._control("daemon-reload", check=False)
+        return True
+
+    def status(self, name: str) -> str | None:
+        """The timer's next start."""
+        unit = f"validator-nightly-{name}.timer"
+        if not (self.folder / unit).exists():
+            return None
+        told = self._control("show", unit, "--property=NextElapseUSecRealtime", "--value", check=False).strip()
+        return f"systemd, next {told or 'start unknown: is the timer enabled?'}"
+
+    def _control(self, *words: str, check: bool = True) -> str:
+        command = ("systemctl", *(() if self.system else ("--user",)), *words)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        if check and done.returncode:
+            raise ScheduleError(
+                f"`{shlex.join(command)}` refused: {done.stderr.strip() or done.returncode}; try --cron"
+            )
+        return done.stdout
+
+
+# cron
+
+
+def cron_line(job: Nightly) -> str:
+    """The job's line: its mark at the end finds it again."""
+    hour, minute = job.hour_minute
+    days = ",".join(str((DAYS.index(day) + 1) % 7) for day in job.days) or "*"
+    command = shlex.join(_start(job)).replace("%", "\\%")
+    return f"{minute} {hour} * * {days} {command} >/dev/null 2>&1 {_MARK}{job.name}"
+
+
+@dataclass(frozen=True)
+class Cron:
+    """The user's crontab. Lines that are not ours stay as they are."""
+
+    name: str = "cron"
+
+    def install(self, job: Nightly) -> tuple[str, ...]:
+        """Put the job's line at the end of the crontab."""
+        line = cron_line(job)
+        _write_crontab([*_others(_crontab(), job.name), line])
+        return (f"crontab: {line}",)
+
+    def remove(self, name: str) -> bool:
+        """Take the job's line out."""
+        lines = _crontab()
+        rest = _others(lines, name)
+        if len(rest) == len(lines):
+            return False
+        _write_crontab(rest)
+        return True
+
+    def status(self, name: str) -> str | None:
+        """The job's times, as its line says them."""
+        line = next((line for line in _crontab() if line.endswith(f"{_MARK}{name}")), None)
+        return None if line is None else f"cron, at {' '.join(line.split()[:5])} (minute hour day month weekday)"
+
+
+def _others(lines: Sequence[str], name: str) -> list[str]:
+    return [line for line in lines if not line.endswith(f"{_MARK}{name}")]
+
+
+def _crontab() -> list[str]:
+    if shutil.which("crontab") is None:
+        return []
+    done = subprocess.run(("crontab", "-l"), capture_output=True, text=True, check=False, timeout=60)
+    return done.stdout.splitlines() if done.returncode == 0 else []
+
+
+def _write_crontab(lines: Sequence[str]) -> None:
+    text = "".join(f"{line}\n" for line in lines)
+    try:
+        done = subprocess.run(("crontab", "-"), input=text, capture_output=True, text=True, check=False, timeout=60)
+    except FileNotFoundError:
+        raise ScheduleError(
+            "this machine has no crontab; install cron, or leave --cron out where systemd runs"
+        ) from None
+    if done.returncode:
+        raise ScheduleError(f"crontab refused the line: {done.stderr.strip()}")
+
+
+def _systemd() -> Systemd | None:
+    """The manager that answers this user, or None."""
+    root = os.geteuid() == 0
+    if shutil.which("systemctl") is None or not Path("/run/systemd/system").is_dir():
+        return None
+    if root:
+        return Systemd(system=True, folder=Path("/etc/systemd/system"))
+    asked = subprocess.run(("systemctl", "--user", "show-environment"), capture_output=True, check=False, timeout=60)
+    base = os.environ.get("XDG_CONFIG_HOME")
+    folder = (Path(base) if base else Path.home() / ".config") / "systemd" / "user"
+    return Systemd(system=False, folder=folder) if asked.returncode == 0 else None
+
+
+def choose(wanted: Literal["auto", "cron"]) -> Schedule:
+    """The scheduler to use.
+
+    Raises:
+        ScheduleError: when this machine has none.
+    """
+    if wanted == "auto" and (systemd := _systemd()) is not None:
+        return systemd
+    if shutil.which("crontab") is not None:
+        return Cron()
+    raise ScheduleError(
+        "neither systemd (for this user) nor cron is here; install cron, or start `validator nightly run NAME` by what "
+        "schedules jobs on this machine"
+    )
+
+
+def all_schedules() -> tuple[Schedule, ...]:
+    """Every scheduler that could hold a job."""
+    systemd = _systemd()
+    return (*(() if systemd is None else (systemd,)), Cron())
