@@ -53,7 +53,8 @@ class Windowed:
     """One metric's rows within its window.
 
     `numerator [n]` over `denominator [n]`, summed, is the mean. `sampled` says whether the rows stand for more than
-    themselves; `obstacle` why no statement about a longer run may rest on them.
+    themselves; `obstacle` why no statement about a longer run may rest on them, and `comparable` whether their mean may
+    all the same stand beside those of other runs.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Windowed:
     sha256: str
     note: str | None = None
     obstacle: str | None = None
+    comparable: bool = False
 
     def mean(self) -> float:
         """The weighted mean; NaN if a value is not finite."""
@@ -115,10 +117,11 @@ class RunMeasurement:
         """`metric.statistic` of this run as one number, for comparisons whose interval comes from repeats.
 
         Raises:
-            NotMeasured: when the run has no such series or was never steady; being short is no obstacle.
+            NotMeasured: when the run has no such series, or changes too much to be compared; being short is no obstacle.
         """
         windowed = self.windows.get(name)
-        if windowed is not None and windowed.obstacle is None and len(windowed.values):
+        usable = windowed is not None and (windowed.obstacle is None or windowed.comparable)
+        if windowed is not None and usable and len(windowed.values):
             if statistic in EXACT_STATISTICS:
                 return _exact_statistic(windowed.values, statistic)
             return _whole_statistic(windowed, statistic) if np.isfinite(windowed.values).all() else math.nan
@@ -239,6 +242,7 @@ def _windowed(series: Series, others: Mapping[str, _Ordered], window: SteadyWind
         sha256=series.source.sha256,
         note=note,
         obstacle=obstacle if sampled else None,
+        comparable=window.comparable and obstacle == window.note,
     )
 
 
@@ -271,6 +275,7 @@ def _per_rank(rate: Windowed, world_size: int) -> Windowed:
         sha256=rate.sha256,
         note=f"toks_per_s over {world_size} ranks",
         obstacle=rate.obstacle,
+        comparable=rate.comparable,
     )
 
 

@@ -12,7 +12,7 @@ it is both significant and material. What remains must be long enough to be call
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -75,7 +75,8 @@ class SteadyWindow:
 
     `after_step` is the last step that belongs to warm-up (in the trainer's own numbering), None when nothing is left
     out; `span` the steps of the window; `steady` whether they may stand for a long run; `note` says why not, or what
-    was found.
+    was found. `comparable` is whether the mean may stand beside those of other runs, whose scatter is the interval: a
+    change too small to be material harms no comparison, though it forbids an interval from this run alone.
     """
 
     after_step: int | None
@@ -83,6 +84,7 @@ class SteadyWindow:
     rows: int
     steady: bool
     note: str
+    comparable: bool = False
 
     def contains(self, steps: Steps) -> npt.NDArray[np.bool_]:
         """Which rows, by their step, lie in the window."""
@@ -129,7 +131,9 @@ def steady_window(steps: Steps, times: Floats, *, warmup_steps: int, of: str = "
     search = _search(times[usable], _FINE)
     if not search.settled and len(usable) >= 2 * MIN_SETTLED_ROWS:
         search = _search(times[usable], _COARSE)
-    return _classify(steps, times, usable, first=first, search=search, of=of)
+    found = _classify(steps, times, usable, first=first, search=search, of=of)
+    comparable = found.steady or _search(times[usable], _COARSE).cuts == 0
+    return replace(found, comparable=comparable)
 
 
 def _window(steps: Steps, first: int, *, steady: bool, note: str) -> SteadyWindow:

@@ -133,3 +133,13 @@ def test_run_shorter_than_its_warmup_has_an_empty_window() -> None:
 
 def test_constant_series_is_steady() -> None:
     assert steady_window(_steps(50), np.full(50, 0.1), warmup_steps=10).steady
+
+
+def test_a_change_too_small_to_matter_harms_no_comparison() -> None:
+    """Twelve short runs of a sweep are compared by their means; a twentieth of them drifts by chance."""
+    drifting = np.linspace(1.0, 1.004, 14)
+    found = steady_window(np.arange(1, 21), np.concatenate([np.full(6, 1.5), drifting]), warmup_steps=6)
+    assert not found.steady
+    assert found.comparable
+    ramp = np.concatenate([np.full(6, 1.5), np.linspace(1.0, 1.06, 14)])
+    assert not steady_window(np.arange(1, 21), ramp, warmup_steps=6).comparable
