@@ -117,7 +117,7 @@ class RunMeasurement:
         """`metric.statistic` of this run as one number, for comparisons whose interval comes from repeats.
 
         Raises:
-            NotMeasured: when the run has no such series, or changes too much to be compared; being short is no obstacle.
+            NotMeasured: without such a series, or when it changes too much to be compared; being short is no obstacle.
         """
         windowed = self.windows.get(name)
         usable = windowed is not None and (windowed.obstacle is None or windowed.comparable)

@@ -137,7 +137,7 @@ def test_constant_series_is_steady() -> None:
 
 def test_a_change_too_small_to_matter_harms_no_comparison() -> None:
     """Twelve short runs of a sweep are compared by their means; a twentieth of them drifts by chance."""
-    drifting = np.linspace(1.0, 1.004, 14)
+    drifting = np.linspace(1.0, 1.009, 14)
     found = steady_window(np.arange(1, 21), np.concatenate([np.full(6, 1.5), drifting]), warmup_steps=6)
     assert not found.steady
     assert found.comparable
