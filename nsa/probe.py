@@ -70,6 +70,17 @@ def _copy(device: torch.device, n_bytes: int, repeats: int) -> dict[str, Any]:
     return _rate(2 * n_bytes / GB, "GB/s", timing, bytes=n_bytes, counts="bytes read and written")
 
 
+def _in_turn(world: World, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """One rank after the other, since devices may share a link to the host; every rank's own result."""
+    mine: dict[str, Any] = {}
+    for rank in range(world.size):
+        if rank == world.rank:
+            mine = work()
+        if world.backend:
+            dist.barrier()
+    return mine
+
+
 def _transfer(device: torch.device, n_bytes: int, repeats: int, *, to_device: bool) -> dict[str, Any]:
     host = torch.zeros(n_bytes, dtype=torch.uint8, pin_memory=True)
     there = torch.empty(n_bytes, dtype=torch.uint8, device=device)
@@ -122,10 +133,10 @@ def probe(world: World, *, gemm_size: int, mib: int, repeats: int) -> dict[str, 
         rates["gemm_fp32"] = _gemm(device, gemm_size, torch.float32, repeats)
     rates["copy"] = _copy(device, n_bytes, repeats)
     if world.on_cuda:
-        rates["host_to_device"] = _transfer(device, n_bytes, repeats, to_device=True)
-        rates["device_to_host"] = _transfer(device, n_bytes, repeats, to_device=False)
+        rates["host_to_device"] = _in_turn(world, lambda: _transfer(device, n_bytes, repeats, to_device=True))
+        rates["device_to_host"] = _in_turn(world, lambda: _transfer(device, n_bytes, repeats, to_device=False))
         if torch.cuda.device_count() > 1:
-            rates["peer_to_peer"] = _peer(device, n_bytes, repeats)
+            rates["peer_to_peer"] = _in_turn(world, lambda: _peer(device, n_bytes, repeats))
     if world.size > 1:
         rates["all_reduce"] = _all_reduce(world, n_bytes, repeats)
     assert all(math.isfinite(rate["value"]) for rate in rates.values())

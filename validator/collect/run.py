@@ -11,6 +11,7 @@ from validator.collect import derive, logs
 from validator.collect.intake import Intake, parse_time_s, printable
 from validator.collect.junit import read_junit
 from validator.collect.loader import read_smoke
+from validator.collect.probe import read_probe
 from validator.collect.training import Gathered, declared, read_training
 from validator.collect.trouble import scan
 from validator.model.measure import ScalarValue
@@ -55,6 +56,8 @@ def _collect_run(spec: RunSpec, *, run_dir: Path, outcome: Outcome | None) -> Re
         read_training(state, found)
     if spec.role == "smoke":
         _take(state, read_smoke(out, state.intake))
+    if spec.kind == "preflight":
+        _take(state, read_probe(out, state.intake))
     if spec.kind == "pytest":
         _read_tests(state)
     if spec.kind == "command" and spec.stdout_groups is not None and found.main is not None:

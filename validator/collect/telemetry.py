@@ -1,11 +1,14 @@
 """`logs/telemetry.csv`: the machine beside the run, sampled by the clock, laid onto the run's steps.
 
 A sample belongs to the step that was under way when it was taken; the samples of one step are averaged. Steps in which
-a GPU slowed itself down are windows in which nothing may be measured.
+a GPU slowed itself down, another program used it, or its driver reported an error are windows in which nothing may be
+measured.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from validator.collect.heartbeat import Heartbeat
-from validator.collect.intake import Intake, read_small
+from validator.collect.intake import Intake, printable, read_small
 from validator.model.result import Series
 
-__all__ = ["read_telemetry", "throttled_windows"]
+__all__ = ["read_telemetry", "windows_of"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -30,10 +33,17 @@ SLOWDOWN_BITS = {
 
 _UNITS = {"_pct": "%", "_mib": "MiB", "_mhz": "MHz", "_power_w": "W", "_temperature_c": "°C"}
 _MASK = "_throttle_mask"
+_FOREIGN = "_foreign_processes"
+_XID = "xid"
+_HARMLESS_XIDS = (63, 92)
+"""A row was remapped, corrected errors were counted: worth knowing, and no disturbance."""
+
+_STATES = ("_pcie_gen", "_pcie_width")
+"""Columns that are read for the probes alone."""
 
 
 def read_telemetry(path: Path, heartbeat: Heartbeat, intake: Intake) -> tuple[dict[str, Series], list[dict[str, Any]]]:
-    """Series `telemetry.<column>` by step, and the windows in which a GPU throttled.
+    """Series `telemetry.<column>` by step, and the windows in which something disturbed the GPUs.
 
     `heartbeat` gives the time at which each step ended. Samples from before the first step and after the last are left
     out, as are cells that hold no number.
@@ -48,17 +58,21 @@ def read_telemetry(path: Path, heartbeat: Heartbeat, intake: Intake) -> tuple[di
     if "ts" not in names or not rows.size:
         intake.note("empty", "the machine's telemetry holds no samples by `ts`", path)
         return {}, []
+    strangers = _strangers(path.with_name("gpu_processes.jsonl"), intake)
     steps, samples = _on_steps(rows[:, names.index("ts")], heartbeat)
     series = {}
     windows: list[dict[str, Any]] = []
     for index, name in enumerate(names):
         values = rows[samples, index]
         known = np.isfinite(values)
-        if name == "ts" or not known.any():
+        if name == "ts" or name.endswith(_STATES):
             continue
-        if name.endswith(_MASK):
-            found = throttled_windows(name.removesuffix(_MASK), steps[known], values[known])
+        if name == _XID or name.endswith((_MASK, _FOREIGN)):
+            reason = _reason_of(name, strangers)
+            found = windows_of(steps, np.where(known, values, 0.0), reason)
             windows += [{**window, "source": source.path} for window in found]
+            continue
+        if not known.any():
             continue
         at, mean = _mean_by_step(steps[known], values[known])
         unit = next((u for suffix, u in _UNITS.items() if name.endswith(suffix)), "")
@@ -91,17 +105,48 @@ def _mean_by_step(steps: npt.NDArray[np.int64], values: Floats) -> tuple[npt.NDA
     return at, np.bincount(place, weights=values) / np.bincount(place)
 
 
-def throttled_windows(gpu: str, steps: npt.NDArray[np.int64], masks: Floats) -> list[dict[str, Any]]:
-    """Unbroken stretches of samples in which a GPU slowed down: `{first_step, last_step, reason}`."""
+def _reason_of(column: str, strangers: Mapping[str, str]) -> Callable[[int], str]:
+    """What a value of a column says against measuring; empty when it says nothing."""
+    if column == _XID:
+        return lambda code: f"driver event Xid {code}" if code and code not in _HARMLESS_XIDS else ""
+    if column.endswith(_FOREIGN):
+        gpu = column.removesuffix(_FOREIGN)
+        who = f": {strangers[gpu]}" if gpu in strangers else ""
+        return lambda count: f"{gpu} was used by another program{who}" if count else ""
+    gpu = column.removesuffix(_MASK)
+
+    def throttled(mask: int) -> str:
+        reasons = ", ".join(text for bit, text in SLOWDOWN_BITS.items() if mask & bit)
+        return f"{gpu} throttled: {reasons}" if reasons else ""
+
+    return throttled
+
+
+def _strangers(path: Path, intake: Intake) -> dict[str, str]:
+    """GPU to the foreign processes that came to it, in words."""
+    read = read_small(path, intake, what="the list of foreign processes") if path.is_file() else None
+    found: dict[str, list[str]] = {}
+    for line in (b"" if read is None else read[0]).splitlines():
+        try:
+            entry = json.loads(line)
+            used = entry["used_mib"]
+            told = f"pid {int(entry['pid'])} ({printable(str(entry['name']), limit=80)}"
+            found.setdefault(f"gpu{int(entry['gpu'])}", []).append(f"{told}{'' if used is None else f', {used} MiB'})")
+        except (ValueError, KeyError, TypeError):
+            continue
+    return {gpu: ", ".join(list(dict.fromkeys(names))[:5]) for gpu, names in found.items()}
+
+
+def windows_of(steps: npt.NDArray[np.int64], values: Floats, reason_of: Callable[[int], str]) -> list[dict[str, Any]]:
+    """Unbroken stretches of samples that speak against measuring: `{first_step, last_step, reason}`."""
     windows: list[dict[str, Any]] = []
     open_window: dict[str, Any] | None = None
-    for step, mask in zip(steps.tolist(), masks.tolist(), strict=True):
-        bits = int(mask) if 0 <= mask < 2**63 else 0
-        reasons = ", ".join(text for bit, text in SLOWDOWN_BITS.items() if bits & bit)
-        if not reasons:
+    for step, value in zip(steps.tolist(), values.tolist(), strict=True):
+        reason = reason_of(int(value) if 0 <= value < 2**63 else 0)
+        if not reason:
             open_window = None
         elif open_window is None:
-            open_window = {"first_step": step, "last_step": step, "reason": f"{gpu} throttled: {reasons}"}
+            open_window = {"first_step": step, "last_step": step, "reason": reason}
             windows.append(open_window)
         else:
             open_window["last_step"] = step

@@ -14,6 +14,7 @@ from validator.judge.data import PhaseData, measured, scaling_efficiency
 from validator.judge.implicit import implicit_names, implicit_verdicts
 from validator.judge.kinds import unreachable
 from validator.judge.measure import NotMeasured, RunMeasurement
+from validator.judge.probes import probe_verdicts
 from validator.judge.remedies import with_remedies
 from validator.judge.wording import listed
 from validator.model.measure import ScalarValue
@@ -56,7 +57,8 @@ def _judge(record: PhaseRecord, validation: ValidationRecord, judged: Mapping[st
         criteria = _skipped(record, gone)
     elif record.state in ("done", "interrupted"):
         comparison = compare_phase(data)
-        criteria = (*implicit_verdicts(record, validation=validation), *_declared(record, validation, judged))
+        implicit = (*implicit_verdicts(record, validation=validation), *probe_verdicts(record, validation))
+        criteria = (*implicit, *_declared(record, validation, judged))
         if comparison is not None:
             criteria = (*criteria, _choice(record, comparison))
         if record.state == "interrupted":

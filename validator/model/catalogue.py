@@ -167,6 +167,18 @@ _SMOKE = _of_kind(
     ("smoke.toks_per_s", "tok/s", "rate of the loader alone, one rank"),
     ("smoke.fetch_p95_ms", "ms", "95th percentile of the loader's time for a batch, alone"),
 )
+_PROBE = _of_kind(
+    "preflight",
+    ("probe.gemm_tflops", "TFLOP/s", "dense bf16 matrix product, slowest device"),
+    ("probe.copy_gb_s", "GB/s", "copy within a device's memory, bytes read and written, slowest device"),
+    ("probe.host_to_device_gb_s", "GB/s", "pinned host memory to a device, one at a time, slowest device"),
+    ("probe.device_to_host_gb_s", "GB/s", "a device to pinned host memory, one at a time, slowest device"),
+    ("probe.peer_gb_s", "GB/s", "copy to the next device, one at a time, slowest pair"),
+    ("probe.all_reduce_gb_s", "GB/s", "bus bandwidth of the all-reduce over all ranks, as nccl-tests counts it"),
+    ("probe.all_reduce_latency_us", "us", "all-reduce of one number"),
+    ("probe.pcie_gen", "", "PCIe generation while data were copied, slowest link"),
+    ("probe.pcie_width", "lanes", "PCIe lanes while data were copied, narrowest link"),
+)
 
 SCALARS: dict[str, Scalar] = {
     scalar.name: scalar
@@ -219,6 +231,7 @@ SCALARS: dict[str, Scalar] = {
         *_AUDIT,
         *_PROFILE,
         *_SMOKE,
+        *_PROBE,
     )
 }
 """Numbers known once per run."""

@@ -67,6 +67,11 @@ class PreflightPhase(PhaseBase):
     )
     git_clean: bool = Field(False, description="Whether uncommitted changes fail the phase instead of being noted.")
     git_branch: str | None = Field(None, description="Branch that must be checked out.")
+    probe: bool | None = Field(
+        None,
+        description="Whether to measure what the machine can do (matrix products, copies, transfers, all-reduce); "
+        "by default where `hardware.gpus` is above 0.",
+    )
 
 
 class ProcessPhase(PhaseBase):

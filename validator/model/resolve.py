@@ -23,7 +23,7 @@ from validator.model.runbook import (
     TrainerMetrics,
     TrainingPhase,
 )
-from validator.model.settings import nproc_of, smoke_of
+from validator.model.settings import nproc_of, probes, smoke_of
 
 __all__ = ["Resolved", "UnresolvedReference", "resolve", "series_of"]
 
@@ -148,10 +148,11 @@ def _other_phase(name: str, *, runbook: Runbook, phase: Phase, column: int) -> P
 
 def _measurement(family: str, last: str, *, runbook: Runbook, phase: Phase, column: int) -> Resolved:
     name = f"{family}.{last}"
-    if isinstance(phase, PreflightPhase):
+    if isinstance(phase, PreflightPhase) and not (name in SCALARS and probes(runbook, phase)):
         raise UnresolvedReference(
             f"phase {phase.id} is a preflight: it has checks, not measurements, so {name} can never be known",
-            fix="declare what the machine must have under `hardware`, or name another phase",
+            fix="declare what the machine must have under `hardware`, or name another phase; with probe: true "
+            "it measures probe.gemm_tflops and the like",
             column=column,
         )
     if name in SCALARS:
@@ -180,6 +181,8 @@ def _obstacle(name: str, *, runbook: Runbook, phase: Phase) -> tuple[str, str] |
     metrics = runbook.trainer.metrics
     if SCALARS[name].cuda_only and runbook.hardware.gpus == 0:
         return "it is measured on a GPU, and hardware.gpus is 0", "set hardware.gpus, or drop the criterion"
+    if isinstance(phase, PreflightPhase) and (why := _no_probe(name, runbook.hardware.gpus)) is not None:
+        return why
     if name.startswith("smoke.") and isinstance(phase, DataPhase) and not smoke_of(runbook, phase):
         return (
             f"phase {phase.id} does not try the loader alone",
@@ -199,6 +202,16 @@ def _obstacle(name: str, *, runbook: Runbook, phase: Phase) -> tuple[str, str] |
         return f"phase {phase.id} has one process", "set nproc to 2 or more, or drop the criterion"
     if name == "rate.drift_pct" and "toks_per_s" not in series_of(metrics):
         return "the trainer declares no source of toks_per_s", "declare trainer.metrics.csv or a group toks_per_s"
+    return None
+
+
+def _no_probe(name: str, gpus: int) -> tuple[str, str] | None:
+    """Why a probe could not be made with so many GPUs."""
+    on_gpu = ("probe.host_to_device_gb_s", "probe.device_to_host_gb_s", "probe.pcie_gen", "probe.pcie_width")
+    if name in on_gpu and gpus == 0:
+        return "it is measured on a GPU, and hardware.gpus is 0", "set hardware.gpus, or drop the criterion"
+    if name.startswith(("probe.peer", "probe.all_reduce")) and gpus < 2:
+        return f"it needs two GPUs, and hardware.gpus is {gpus}", "set hardware.gpus, or drop the criterion"
     return None
 
 

@@ -12,6 +12,7 @@ from validator.model.runbook import (
     AuditPhase,
     DataPhase,
     PhaseBase,
+    PreflightPhase,
     ProcessPhase,
     ProfilePhase,
     Runbook,
@@ -29,6 +30,7 @@ __all__ = [
     "kind_env",
     "min_effect_of",
     "nproc_of",
+    "probes",
     "remedies_of",
     "repeats_of",
     "retries_of",
@@ -125,6 +127,11 @@ def smoke_of(runbook: Runbook, phase: DataPhase) -> tuple[str, ...]:
     if phase.smoke is not None:
         return phase.smoke
     return ("-m", "nsa.data", "--json") if runbook.trainer.bundled else ()
+
+
+def probes(runbook: Runbook, phase: PreflightPhase) -> bool:
+    """Whether a preflight measures what the machine can do."""
+    return runbook.hardware.gpus > 0 if phase.probe is None else phase.probe
 
 
 def env_of(

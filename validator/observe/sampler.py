@@ -15,6 +15,8 @@ from types import TracebackType
 from typing import Any
 
 from validator.observe.nvml import MIB, memory_mib, open_gpus
+from validator.observe.strangers import Strangers
+from validator.observe.xid import XidWatch
 
 __all__ = ["COLUMNS", "GPU_COLUMNS", "Sampler", "sample_columns"]
 
@@ -25,8 +27,10 @@ COLUMNS: dict[str, str] = {
     "load_1m": "",
     "host_mem_available_mib": "MiB",
     "disk_free_mib": "MiB",
+    "xid": "",
 }
-"""Columns of the host, with their units. Percentages are of all cores together."""
+"""Columns of the host, with their units. Percentages are of all cores together; `xid` is the code of the latest driver
+event since the sample before, empty when there was none."""
 
 GPU_COLUMNS: dict[str, str] = {
     "util_pct": "%",
@@ -38,8 +42,12 @@ GPU_COLUMNS: dict[str, str] = {
     "mem_clock_mhz": "MHz",
     "throttle_mask": "",
     "processes": "",
+    "foreign_processes": "",
+    "pcie_gen": "",
+    "pcie_width": "lanes",
 }
-"""Columns of each GPU, written as `gpu<index>_<name>`. `throttle_mask` holds NVML's bits (`nvml.THROTTLE_REASONS`)."""
+"""Columns of each GPU, written as `gpu<index>_<name>`. `throttle_mask` holds NVML's bits (`nvml.THROTTLE_REASONS`).
+Which processes are foreign is written to `gpu_processes.jsonl` beside the table when they come."""
 
 
 def sample_columns(gpus: list[int]) -> list[str]:
@@ -54,14 +62,24 @@ class Sampler:
     """
 
     def __init__(
-        self, path: Path, *, interval_s: float = 1.0, nvml: Any | None = None, proc: Path = Path("/proc")
+        self,
+        path: Path,
+        *,
+        interval_s: float = 1.0,
+        token: str | None = None,
+        nvml: Any | None = None,
+        proc: Path = Path("/proc"),
+        kernel_log: Path = Path("/dev/kmsg"),
     ) -> None:
+        """`token` marks the processes of the validation; without it every process on a GPU is foreign."""
         self.path = path
         self.interval_s = interval_s
         self.failure: str | None = None
         self._proc = proc
         self._nvml, self._handles = open_gpus(nvml)
         self._before = self._ticks()
+        self._strangers = Strangers(token, path.with_name("gpu_processes.jsonl"), proc=proc)
+        self._xids = XidWatch(kernel_log) if self._handles else None
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
 
@@ -74,6 +92,8 @@ class Sampler:
     ) -> None:
         self._done.set()
         self._thread.join(timeout=5.0)
+        if self._xids is not None:
+            self._xids.close()
         if self._nvml is not None:
             with suppress(Exception):
                 self._nvml.nvmlShutdown()
@@ -90,8 +110,8 @@ class Sampler:
     def sample(self) -> list[float | int | None]:
         """One row, in the order of `sample_columns`."""
         row: list[float | int | None] = [round(time.time(), 3), *self._host()]
-        for handle in self._handles.values():
-            row += self._gpu(handle)
+        for index, handle in self._handles.items():
+            row += self._gpu(index, handle)
         return row
 
     def _write(self, row: list[float | int | None]) -> None:
@@ -108,7 +128,8 @@ class Sampler:
         load: float | None = None
         with suppress(OSError):
             load = round(os.getloadavg()[0], 2)
-        return [busy, waiting, load, self._available(), self._disk()]
+        xid = None if self._xids is None else self._xids.latest()
+        return [busy, waiting, load, self._available(), self._disk(), xid]
 
     def _ticks(self) -> list[int]:
         """user, nice, system, idle, iowait, … of all cores together since the machine started."""
@@ -140,7 +161,7 @@ class Sampler:
             return found.f_bavail * found.f_frsize // MIB
         return None
 
-    def _gpu(self, handle: Any) -> list[float | int | None]:
+    def _gpu(self, index: int, handle: Any) -> list[float | int | None]:
         rates = self._ask("nvmlDeviceGetUtilizationRates", handle)
         power_mw = self._ask("nvmlDeviceGetPowerUsage", handle)
         used_mib = memory_mib(self._nvml, handle)[1]
@@ -155,7 +176,14 @@ class Sampler:
             self._ask("nvmlDeviceGetClockInfo", handle, 2),
             self._ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle),
             None if processes is None else len(processes),
+            None if processes is None else self._strangers.count(index, processes, self._name),
+            self._ask("nvmlDeviceGetCurrPcieLinkGeneration", handle),
+            self._ask("nvmlDeviceGetCurrPcieLinkWidth", handle),
         ]
+
+    def _name(self, pid: int) -> str:
+        found = self._ask("nvmlSystemGetProcessName", pid)
+        return found.decode("utf-8", "replace") if isinstance(found, bytes) else str(found or "")
 
     def _ask(self, name: str, *arguments: Any) -> Any:
         try:

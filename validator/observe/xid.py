@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["REMEDIES", "XidEvent", "parse_xids", "read_xids"]
+__all__ = ["REMEDIES", "XidEvent", "XidWatch", "parse_xids", "read_xids"]
 
 REMEDIES: dict[int, tuple[str, str]] = {
     79: ("the GPU has fallen off the bus", "reboot the machine"),
@@ -85,3 +85,32 @@ def _next_record(handle: int) -> bytes:
             continue
         except OSError:
             return b""
+
+
+class XidWatch:
+    """The kernel log from now on. Where it may not be read nothing is ever found, which preflight has said already."""
+
+    def __init__(self, path: Path = Path("/dev/kmsg")) -> None:
+        self._handle: int | None = None
+        try:
+            self._handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+            os.lseek(self._handle, 0, os.SEEK_END)
+        except OSError:
+            self.close()
+
+    def latest(self) -> int | None:
+        """Code of the last event since the last call."""
+        code: int | None = None
+        for _ in range(_MAX_RECORDS):
+            record = _next_record(self._handle) if self._handle is not None else b""
+            if not record:
+                break
+            for event in parse_xids(record.decode("utf-8", "replace")):
+                code = event.code
+        return code
+
+    def close(self) -> None:
+        """Release the file. Closing twice is harmless."""
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None

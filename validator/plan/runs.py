@@ -19,6 +19,7 @@ from validator.model.runbook import (
     DataPhase,
     Phase,
     PhaseBase,
+    PreflightPhase,
     ProcessPhase,
     ProfilePhase,
     PytestPhase,
@@ -34,6 +35,7 @@ from validator.model.settings import (
     env_of,
     flat_name,
     nproc_of,
+    probes,
     remedies_of,
     repeats_of,
     retries_of,
@@ -90,6 +92,8 @@ def plan_phase(
         specs = iter((_command_run(setup, phase),))
     elif isinstance(phase, PytestPhase):
         specs = iter((_pytest_run(setup, phase),))
+    elif probes(runbook, phase):
+        specs = iter((_probe_run(setup, phase),))
     else:
         specs = iter(())
     remedies = () if remedy is not None else tuple(one.name for one in remedies_of(phase))
@@ -192,6 +196,31 @@ def _smoke_run(setup: _Setup, phase: DataPhase, words: Sequence[str]) -> RunSpec
         env=environment(_env(setup, phase, {}), values, launcher="python"),
         out=f"runs/{place}",
         timeout_s=timeout_of(setup.runbook, phase),
+    )
+
+
+_PROBE_TIMEOUT_S = 300.0
+
+
+def _probe_run(setup: _Setup, phase: PreflightPhase) -> RunSpec:
+    """What the machine can do, measured by one process a GPU, under the variables that every run has."""
+    gpus = setup.runbook.hardware.gpus
+    nproc = gpus if gpus > 1 else 0
+    place = setup.place(phase, "probe")
+    values = values_of(phase, run_dir=setup.run_dir, python=setup.python, place=place, nproc=nproc)
+    launcher: Launcher = "torchrun" if nproc else "python"
+    launch = torchrun(setup.python, nproc, str(values["out"])) if nproc else (setup.python,)
+    words = ("-m", "nsa.probe", "--device", "cuda" if gpus else "cpu", "--out", f"{values['out']}/probe.json")
+    return RunSpec(
+        id=place,
+        phase=phase.id,
+        kind=phase.kind,
+        launcher=launcher,
+        argv=(*launch, *words),
+        env=environment(setup.runbook.defaults.env, values, launcher=launcher),
+        out=f"runs/{place}",
+        nproc=nproc,
+        timeout_s=_PROBE_TIMEOUT_S,
     )
 
 

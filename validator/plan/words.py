@@ -9,7 +9,7 @@ from pathlib import Path
 
 from validator.model.placeholders import fill, sole_placeholder
 from validator.model.plan import Launcher, RunSpec
-from validator.model.runbook import ProcessPhase, Runbook, Setting, TrainingPhase
+from validator.model.runbook import PhaseBase, Runbook, Setting, TrainingPhase
 from validator.model.settings import args_of, flat_name, setting_text
 
 __all__ = ["FLIGHT_RECORDER", "environment", "filled", "flags", "launch_words", "torchrun", "values_of"]
@@ -23,7 +23,7 @@ FLIGHT_RECORDER = {
 
 
 def values_of(
-    phase: ProcessPhase,
+    phase: PhaseBase,
     *,
     run_dir: Path,
     python: str,

@@ -279,12 +279,14 @@ def _run(session: Session, spec: RunSpec) -> RunRecord:
 
 
 def _sampled(session: Session, spec: RunSpec) -> AbstractContextManager[object]:
-    """Sample the machine beside a training run; other runs are over before a sample would say anything."""
-    if spec.steps is None:
+    """Sample the machine beside a training run, and often beside the probes, whose transfers are over in a moment;
+    other runs are over before a sample would say anything."""
+    if spec.steps is None and spec.kind != "preflight":
         return nullcontext()
     from validator.observe.sampler import Sampler
 
-    return Sampler(session.folder.root / spec.out / "logs" / "telemetry.csv")
+    path = session.folder.root / spec.out / "logs" / "telemetry.csv"
+    return Sampler(path, interval_s=0.1 if spec.kind == "preflight" else 1.0, token=session.token)
 
 
 def _adopt(session: Session, report: PhaseReport) -> dict[str, Setting]:
