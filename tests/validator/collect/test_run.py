@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 from pathlib import Path
@@ -227,6 +228,21 @@ def test_the_machines_samples_are_laid_onto_steps(tmp_path: Path) -> None:
         }
     ]
     assert result.irregularities == ()
+
+
+def test_foreign_processes_and_driver_events_spoil_the_steps_beside_them(tmp_path: Path) -> None:
+    healthy(tmp_path)
+    rows = [(5.5, "", 0), (6.5, "", 1), (7.5, "", 1), (8.5, 79, 0), (9.5, 63, 0)]
+    lines = [f"{START_S + t},{xid},{foreign}" for t, xid, foreign in rows]
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs/telemetry.csv").write_text("ts,xid,gpu1_foreign_processes\n" + "\n".join(lines) + "\n")
+    stranger = {"ts": START_S + 6.4, "gpu": 1, "pid": 4711, "name": "/usr/bin/python3", "used_mib": 2048}
+    (tmp_path / "logs/gpu_processes.jsonl").write_text(json.dumps(stranger) + "\n{torn")
+    windows = collect_run(spec(), run_dir=tmp_path, outcome=outcome()).extra["invalid_windows"]
+    assert [(one["first_step"], one["last_step"], one["reason"]) for one in windows] == [
+        (5, 5, "driver event Xid 79"),
+        (3, 4, "gpu1 was used by another program: pid 4711 (/usr/bin/python3, 2048 MiB)"),
+    ]
 
 
 @pytest.mark.parametrize("text", ["", "\n", "ts,x\n", "a,b\n1,2\n", "ts,gpu0_throttle_mask\nnan,nan\ninf,1e400\n"])

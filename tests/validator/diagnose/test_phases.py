@@ -211,6 +211,15 @@ def test_scaling_whose_interval_reaches_what_is_possible_is_only_a_warning(tmp_p
     assert of_validation(record, [report])["impossible-scaling"].severity == "warning"
 
 
+def test_scaling_that_could_not_be_measured_vetoes_nothing(tmp_path: Path) -> None:
+    """Two processes on a busy machine, by short windows: the ratio of their means says nothing for certain."""
+    record = validation(single_and_double(tmp_path, single=310.0, double=847.0), kinds=SINGLE)
+    judged = {"scaling.efficiency": ScalarValue(value=None, note="not measured: too few samples")}
+    report = PhaseReport(id="single", kind="train", title="s", status="PASS", scalars=judged)
+    finding = of_validation(record, [report])["impossible-scaling"]
+    assert (finding.severity, finding.confidence) == ("warning", "low")
+
+
 def lengths(tmp_path: Path, points: dict[int, float], *, tell: bool = True, **more: Any) -> dict[str, list[RunRecord]]:
     phases = {}
     for length, rate in points.items():

@@ -1,0 +1,82 @@
+"""Foreign processes on a GPU: told from the validation's own, named once, and silent where nobody can know."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from validator.observe.strangers import Strangers
+from validator.observe.xid import XidWatch
+
+TOKEN = "3f" * 16
+MIB = 2**20
+
+
+def on_gpu(*pids: int) -> list[SimpleNamespace]:
+    return [SimpleNamespace(pid=pid, usedGpuMemory=512 * MIB) for pid in pids]
+
+
+@pytest.fixture
+def marked() -> Iterator[int]:
+    """A process that carries the token and does not descend from this one."""
+    code = "import os,sys;p=os.fork();p and (print(p),sys.exit());os.setsid();sys.stdout.close();os.read(0,1)"
+    environment = {**os.environ, "VALIDATOR_RUN_TOKEN": TOKEN}
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdin is not None
+    pid = int(process.stdout.readline())
+    process.wait()
+    yield pid
+    process.stdin.close()
+    process.stdout.close()
+
+
+def test_own_processes_are_those_with_the_token_and_descendants(tmp_path: Path, marked: int) -> None:
+    path = tmp_path / "gpu_processes.jsonl"
+    strangers = Strangers(TOKEN, path)
+    assert strangers.count(0, on_gpu(marked, os.getpid()), lambda pid: "python") == 0
+    assert not path.exists()
+    other = Strangers("00" * 16, path)
+    assert other.count(0, on_gpu(marked, os.getpid()), lambda pid: "/usr/bin/python3") == 1
+    (line,) = map(json.loads, path.read_text().splitlines())
+    assert (line["gpu"], line["pid"], line["name"], line["used_mib"]) == (0, marked, "/usr/bin/python3", 512)
+
+
+def test_a_stranger_is_named_when_it_comes_and_when_it_comes_again(tmp_path: Path) -> None:
+    path = tmp_path / "gpu_processes.jsonl"
+    strangers = Strangers(TOKEN, path)
+    assert [strangers.count(0, on_gpu(*pids), lambda pid: "") for pids in ((1,), (1,), (), (1,))] == [1, 1, 0, 1]
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["pid"] for line in lines] == [1, 1]
+    assert lines[0]["name"] == Path("/proc/1/comm").read_text().strip()
+
+
+def test_numbers_of_another_namespace_accuse_nobody(tmp_path: Path) -> None:
+    """In a container NVML tells the host's numbers: a trainer's own process looks like one that does not exist."""
+    nobody = 2**22 + 17
+    strangers = Strangers(TOKEN, tmp_path / "x.jsonl")
+    assert strangers.count(0, on_gpu(nobody), lambda pid: "") == 0
+    assert strangers.count(0, on_gpu(nobody, os.getpid()), lambda pid: "") == 1
+
+
+def test_driver_events_are_told_once_from_the_start_of_the_watch(tmp_path: Path) -> None:
+    log = tmp_path / "kmsg"
+    log.write_text("4,1,5000000,-;NVRM: Xid (PCI:0000:3b:00): 48, before\n")
+    watch = XidWatch(log)
+    assert watch.latest() is None
+    with log.open("a") as file:
+        file.write("4,2,6000000,-;NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.\n6,3,7,-;eth0: up\n")
+    assert watch.latest() == 79
+    assert watch.latest() is None
+    watch.close()
+    watch.close()
+    assert XidWatch(tmp_path / "none").latest() is None
