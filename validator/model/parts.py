@@ -131,6 +131,11 @@ class Trainer(Frozen):
         default_factory=lambda: dict[str, Setting](steps="{steps}", out="{out}"),
         description="Passed as `--key value`; true becomes `--key`, false leaves it out. Placeholders are filled in.",
     )
+    trial_args: dict[str, Setting] = Field(
+        default_factory=dict,
+        description="Further arguments for the short runs of a validation alone, such as a learning rate that warms up "
+        "within them; the recommended command leaves them out.",
+    )
     metrics: TrainerMetrics = Field(BUNDLED_METRICS, description="Where its measurements are read from.")
     cwd: str | None = Field(None, description="Working directory; default is where `validator` was started.")
 

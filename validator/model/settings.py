@@ -159,14 +159,15 @@ def args_of(
     adopted: Mapping[str, Setting] | None = None,
     arm: Mapping[str, Setting] | None = None,
 ) -> dict[str, Setting]:
-    """Arguments of the trainer: trainer, defaults, adopted winners (`args.NAME`), phase, arm; later ones win.
+    """Arguments of the trainer: trainer, its trial's, defaults, adopted (`args.NAME`), phase, arm; later ones win.
 
     `batch-size` and `batch_size` are one argument; the last spelling is kept. The bundled trainer is always told
     `steps` and `out`, for a run that ignores either would not be the run that was declared.
     """
     won = {key[5:]: value for key, value in (adopted or {}).items() if key.startswith("args.")}
     merged: dict[str, tuple[str, Setting]] = {}
-    for layer in (runbook.trainer.args, runbook.defaults.args, won, phase.args, arm or {}):
+    trainer = runbook.trainer
+    for layer in (trainer.args, trainer.trial_args, runbook.defaults.args, won, phase.args, arm or {}):
         for key, value in layer.items():
             merged.pop(flat_name(key), None)
             merged[flat_name(key)] = (key, value)

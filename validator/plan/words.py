@@ -90,11 +90,13 @@ def environment(env: Mapping[str, Setting], values: Mapping[str, object], *, lau
 def launch_words(runbook: Runbook, phase: TrainingPhase, spec: RunSpec) -> tuple[str, ...]:
     """The command that a person would type to train with the settings of `spec`, on and on.
 
-    What only the validation needs is left out: its log folder, and arguments that hold `{steps}` or `{out}`.
+    What only the validation needs is left out: its log folder, the trial's arguments, and those that hold `{steps}` or
+    `{out}`.
     """
     declared = args_of(runbook, phase)
     spelled = {flat_name(key): key for key in declared}
     ours = {flat_name(key) for key, value in declared.items() if "{steps}" in str(value) or "{out}" in str(value)}
+    ours |= {flat_name(key) for key in runbook.trainer.trial_args}
     arguments = {spelled.get(name, name): value for name, value in spec.requested.items() if name not in ours}
     launch = ("torchrun", f"--nproc-per-node={spec.nproc}") if spec.nproc else ("python",)
     return (*launch, *runbook.trainer.command, *flags(arguments))

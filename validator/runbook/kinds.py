@@ -69,7 +69,9 @@ def _given_at(runbook: Runbook, index: int, key: str) -> Path:
     phase = runbook.phases[index]
     if isinstance(phase, TrainingPhase) and key in phase.args:
         return ("phases", index, "args", key)
-    return ("defaults", "args", key) if key in runbook.defaults.args else ("trainer", "args", key)
+    if key in runbook.defaults.args:
+        return ("defaults", "args", key)
+    return ("trainer", "trial_args" if key in runbook.trainer.trial_args else "args", key)
 
 
 def _audit(built: Built, index: int, phase: AuditPhase) -> Iterator[Problem]:

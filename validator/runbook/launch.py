@@ -54,6 +54,7 @@ def check_launch(built: Built, runbook: Runbook) -> Iterator[Problem]:
         if isinstance(phase, PreflightPhase):
             yield from _packages(built, index, phase)
     yield from _fixed_args(built, runbook, ("defaults", "args"), runbook.defaults.args)
+    yield from _fixed_args(built, runbook, ("trainer", "trial_args"), runbook.trainer.trial_args)
 
 
 def _placeholders(built: Built) -> Iterator[Problem]:
@@ -78,7 +79,8 @@ def _phase_kind(root: Node, path: Path) -> str | None:
 
 def _texts(root: Node) -> Iterator[tuple[Path, Node]]:
     """Every text in which placeholders are filled in."""
-    wanted: list[Path] = [("trainer", "command"), ("trainer", "args"), ("trainer", "cwd")]
+    wanted: list[Path] = [("trainer", "command"), ("trainer", "args"), ("trainer", "trial_args")]
+    wanted += [("trainer", "cwd")]
     wanted += [("defaults", "env"), ("defaults", "args")]
     phases = node_at(root, ("phases",))
     for index, _ in enumerate(phases.value if phases is not None and isinstance(phases.value, list) else []):
@@ -205,7 +207,8 @@ def _reaches(built: Built, runbook: Runbook, index: int, path: Path, key: str) -
         yield Problem.at(mark, f"{key} reaches no run: {name} is set for each run", "remove it")
     elif runbook.trainer.bundled and family == "env" and name.startswith("NSA_"):
         field = name.removeprefix("NSA_").lower()
-        layers = (runbook.trainer.args, runbook.defaults.args, phase.args)
+        trainer = runbook.trainer
+        layers = (trainer.args, trainer.trial_args, runbook.defaults.args, phase.args)
         if any(flat_name(given) == field for layer in layers for given in layer):
             message = f"{key} reaches no run: {field} is also given in args, and the command line wins"
             yield Problem.at(mark, message, f"write args.{field} here, or remove {field} from args")

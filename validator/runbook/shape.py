@@ -33,7 +33,7 @@ PHASE_MODELS: dict[str, type[PhaseBase]] = {
 }
 """Kind of phase to its model."""
 
-FREE_MAPPINGS = ("env", "args", "extra", "over", "arms")
+FREE_MAPPINGS = ("env", "args", "trial_args", "extra", "over", "arms")
 """Mappings whose keys the user chooses."""
 
 _NESTED: dict[str, type[BaseModel]] = {

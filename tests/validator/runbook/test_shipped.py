@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from validator.model.catalogue import METRICS, SCALARS
-from validator.model.runbook import SweepPhase, TrainingPhase
+from validator.model.runbook import AuditPhase, DataPhase, SweepPhase, TrainingPhase
 from validator.runbook import RunbookError, available, find, load
 from validator.runbook.reference import json_schema, reference_markdown
 from validator.runbook.shape import PHASE_MODELS, key_names
@@ -18,7 +18,7 @@ NAMES = [info.name for info in available()]
 
 
 def test_the_declared_runbooks_are_there() -> None:
-    assert {"smoke_cpu", "ddp_2xa100", "ddp_1gpu"} <= set(NAMES)
+    assert {"smoke_cpu", "ddp_1gpu", "ddp_2xa100", "ddp_2xh200", "ddp_8xh100"} <= set(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -61,7 +61,7 @@ def test_the_smoke_test_needs_no_gpu_and_few_starts() -> None:
     runbook = load(find("smoke_cpu")).runbook
     assert runbook.hardware.gpus == 0
     assert [phase.id for phase in runbook.phases] == [
-        *("preflight", "sanity", "baseline", "buckets", "single", "accumulation", "soak"),
+        *("preflight", "sanity", "baseline", "buckets", "single", "audit", "profile", "accumulation", "soak"),
     ]
     starts = 0
     for phase in runbook.phases:
@@ -84,6 +84,28 @@ def test_the_two_gpu_runbook_has_the_figures_it_was_written_for() -> None:
     assert soak.steps == 1200
 
 
+def test_the_two_gpu_runbooks_have_every_part_of_a_validation() -> None:
+    kinds = {"preflight", "pytest", "train", "sweep", "audit", "command", "profile", "ab", "soak", "data"}
+    for name in ("ddp_2xa100", "ddp_2xh200", "ddp_8xh100"):
+        runbook = load(find(name)).runbook
+        assert {phase.kind for phase in runbook.phases} == kinds
+        audit = runbook.phase("sdpa_audit")
+        assert isinstance(audit, AuditPhase)
+        assert set(audit.variants) == {"plain", "flash_only", "no_flash"}
+        assert all(phase.expected is not None for phase in runbook.phases)
+
+
+def test_the_runbook_for_two_h200_ends_within_nine_minutes() -> None:
+    phases = load(find("ddp_2xh200")).runbook.phases
+    assert sum(phase.expected or 0.0 for phase in phases) <= 540
+
+
+def test_streaming_is_not_required_where_the_hub_may_be_out_of_reach() -> None:
+    phase = load(find("ddp_2xa100")).runbook.phase("fineweb")
+    assert isinstance(phase, DataPhase)
+    assert not phase.required
+
+
 def test_the_reference_in_docs_is_current() -> None:
     current = (ROOT / "docs" / "runbook-reference.md").read_text(encoding="utf-8")
     assert current == reference_markdown(), "run python -m validator.runbook > docs/runbook-reference.md"
@@ -103,4 +125,4 @@ def test_the_schema_is_plain_json_and_knows_the_kinds() -> None:
     assert json.loads(json.dumps(schema)) == schema
     assert schema["$schema"].endswith("2020-12/schema")
     assert set(schema["properties"]) >= {"schema", "name", "phases"}
-    assert {"TrainPhase", "SweepPhase", "AbPhase", "SoakPhase"} <= set(schema["$defs"])
+    assert {"TrainPhase", "SweepPhase", "AbPhase", "AuditPhase", "ProfilePhase", "SoakPhase", "DataPhase"} <= set(schema["$defs"])
