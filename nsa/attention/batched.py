@@ -13,12 +13,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from nsa.attention.chunks import Problem, prepare
+from nsa.attention.chunks import Problem, grouped, prepare, ungrouped
 from nsa.attention.gathered import paired_backward, paired_forward
 from nsa.attention.geometry import Geometry
 from nsa.attention.ranges import RangesVersion
 from nsa.attention.spans import span
-from nsa.attention.tiles import Tile
 
 __all__ = ["Branches", "batched_branches"]
 
@@ -62,119 +61,127 @@ class _BatchedAttention(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         *inputs, blocks, o_sel, lse = ctx.saved_tensors
         geometry, scale, chunk = ctx.settings
-        B, _, G = inputs[3].shape[:3]
         with torch.autocast(device_type=blocks.device.type, enabled=False):
             problem = prepare(tuple(inputs), geometry, scale, chunk, "v2")
-            dq, *dkv = _backward(problem, blocks.transpose(1, 2), o_sel, lse, grads[:3])
-        out = [dq.to(inputs[0].dtype)]
-        for i, (grad, source) in enumerate(zip(dkv, inputs[1:], strict=True)):
-            # Keys came scaled; their gradients are those of the scaled keys.
-            grad = grad.mul_(scale) if i % 2 == 0 else grad
-            grad = grad.view(B, G, -1, grad.shape[-1])[:, :, : source.shape[1]]
-            out.append(grad.transpose(1, 2).to(source.dtype))
+            found = _backward(problem, blocks.transpose(1, 2), o_sel, lse, grads[:3])
+            for dk in found[1::2]:
+                dk.mul_(scale)  # keys came scaled; these are the gradients of the scaled keys
+        out = [ungrouped(grad, like=x).to(x.dtype) for grad, x in zip(found, inputs, strict=True)]
         return (*out, None, None, None, None)
 
 
 def _forward(problem: Problem) -> tuple[Branches, Tensor]:
     """The branches, and the logarithm of the sums of exponentials of the rows that went by pairs: ``[pair rows, R]``
     of all paired chunks in turn."""
-    B, S, H, _ = problem.q.shape
-    G, Dv, geo, scratch = problem.groups, problem.v_sel.shape[-1], problem.geometry, problem.scratch
-    o_cmp, o_sel, o_win = (problem.k_sel.new_empty(B, S, G, H // G, Dv) for _ in range(3))
+    B, S, G, R = problem.shape
+    geo, scratch, Dv = problem.geometry, problem.scratch, problem.v_sel.shape[-1]
+    o = scratch("output", B * G, S * R, Dv)  # of one branch at a time, in the layout of the products
+
+    def branch() -> Tensor:
+        table = o.view(B, G, S, R, Dv).transpose(1, 2)
+        return table.clone(memory_format=torch.contiguous_format).view(B, S, G * R, Dv)
+
     blocks = torch.empty(B, G, S, geo.n_sel, dtype=torch.int32, device=problem.q.device)
-    o_cmp[:, : geo.l - 1] = 0.0  # these see no compressed token
+    problem.rows(o, 0, geo.l - 1).zero_()  # these see no compressed token
     for t0, t1 in problem.compressed_chunks():
         first, p = max(t0, geo.l - 1), None
         if first < t1:
             with span("nsa.cmp"):
-                tile = problem.compressed_tile(first, t1)
-                p = tile.probabilities(scratch)
-                o_cmp[:, first:t1] = problem.ungroup(tile.attend(p, scratch), first, t1)
+                p = problem.compressed_tile(first, t1).attend(problem.rows(o, first, t1), scratch)
         with span(f"nsa.sel.ranges_{problem.sel_ranges}"):
             blocks[:, :, t0:t1] = problem.select(p, t0, t1)
+    o_cmp = branch()
     with span("nsa.win"):
         for t0, t1 in problem.window_chunks():
-            tile = problem.window_tile(t0, t1)
-            o_win[:, t0:t1] = problem.ungroup(tile.attend(tile.probabilities(scratch), scratch), t0, t1)
+            problem.window_tile(t0, t1).attend(problem.rows(o, t0, t1), scratch)
+        o_win = branch()
     with span("nsa.sel"):
-        lse = _forward_selected(problem, blocks, o_sel)
-    o_cmp, o_sel, o_win = (o.view(B, S, H, Dv) for o in (o_cmp, o_sel, o_win))
+        lse = _forward_selected(problem, blocks, o)
+        o_sel = branch()
     return Branches(o_cmp, o_sel, o_win, blocks.transpose(1, 2).contiguous()), lse
 
 
-def _forward_selected(problem: Problem, blocks: Tensor, o_sel: Tensor) -> Tensor:
+def _forward_selected(problem: Problem, blocks: Tensor, o: Tensor) -> Tensor:
     scratch = problem.scratch
     for t0, t1 in problem.masked_chunks():
-        tile = problem.masked_tile(blocks[:, :, t0:t1], t0, t1)
-        o_sel[:, t0:t1] = problem.ungroup(tile.attend(tile.probabilities(scratch), scratch), t0, t1)
+        problem.masked_tile(blocks[:, :, t0:t1], t0, t1).attend(problem.rows(o, t0, t1), scratch)
     k, v = problem.in_blocks(problem.k_sel), problem.in_blocks(problem.v_sel)
-    sums = [problem.k_sel.new_empty(0, problem.q.shape[2] // problem.groups)]
+    sums = [o.new_empty(0, problem.shape[3])]
     for t0, t1 in problem.paired_chunks():
         pairs, last_key = problem.pairs(blocks[:, :, t0:t1], t0, t1)
-        q = problem.pair_rows(problem.q, t0, t1, "queries")
-        o, lse = paired_forward(q, k, v, pairs, last_key, budget=problem.budget, scratch=scratch)
-        o_sel[:, t0:t1] = problem.ungroup(o, t0, t1)
+        q = problem.pair_rows(problem.q, t0, t1)
+        o_pairs, lse = paired_forward(q, k, v, pairs, last_key, budget=problem.budget, scratch=scratch)
+        rows = problem.rows(o, t0, t1)
+        rows.copy_(o_pairs.view(rows.shape))
         sums.append(lse)
     return torch.cat(sums)
 
 
 def _backward(problem: Problem, blocks: Tensor, o_sel: Tensor, lse: Tensor, grads: tuple[Tensor, ...]) -> list[Tensor]:
-    """Gradients of q, ``[B, S, H, Dk]``, and of the six grouped and scaled keys and values."""
-    B, S, H, Dk = problem.q.shape
-    G, geo, scratch = problem.groups, problem.geometry, problem.scratch
-    do_cmp, do_sel, do_win = grads
-    dq = problem.k_sel.new_zeros(B, S, G, H // G, Dk)
-    keys = (problem.k_cmp, problem.v_cmp, problem.k_sel, problem.v_sel, problem.k_win, problem.v_win)
-    dk_cmp, dv_cmp, dk_sel, dv_sel, dk_win, dv_win = grads_kv = [torch.zeros_like(x) for x in keys]
+    """Gradients of the problem's q and its six (scaled) keys and values, in its layout."""
+    B, S, G, R = problem.shape
+    geo, scratch, rows = problem.geometry, problem.scratch, problem.rows
+    sources = (
+        problem.q, problem.k_cmp, problem.v_cmp, problem.k_sel, problem.v_sel, problem.k_win, problem.v_win,
+    )  # fmt: skip
+    dq, dk_cmp, dv_cmp, dk_sel, dv_sel, dk_win, dv_win = found = [torch.zeros_like(x) for x in sources]
 
-    def add(tile: Tile, do: Tensor, dk: Tensor, dv: Tensor, t0: int, t1: int) -> None:
-        rows = problem.rows(do, t0, t1, "output gradient")
-        dq[:, t0:t1] += problem.ungroup(tile.backward(rows, dk, dv, scratch), t0, t1)
+    def of_queries(x: Tensor, name: str) -> Tensor:
+        return grouped(x, scratch(name, B, G, S, R, x.shape[-1]))
 
     with span("nsa.cmp.backward"):
+        do = of_queries(grads[0], "output gradient")
         for t0, t1 in problem.compressed_chunks():
             first, n_cmp = max(t0, geo.l - 1), geo.n_visible(t1 - 1)
             if first < t1:
-                add(problem.compressed_tile(first, t1), do_cmp, dk_cmp[:, :n_cmp], dv_cmp[:, :n_cmp], first, t1)
+                tile, dk, dv = problem.compressed_tile(first, t1), dk_cmp[:, :n_cmp], dv_cmp[:, :n_cmp]
+                tile.backward(rows(do, first, t1), rows(dq, first, t1), dk, dv, scratch)
     with span("nsa.win.backward"):
+        do = of_queries(grads[2], "output gradient")
         for t0, t1 in problem.window_chunks():
             key0 = max(t0 - geo.w + 1, 0)
-            add(problem.window_tile(t0, t1), do_win, dk_win[:, key0:t1], dv_win[:, key0:t1], t0, t1)
+            tile, dk, dv = problem.window_tile(t0, t1), dk_win[:, key0:t1], dv_win[:, key0:t1]
+            tile.backward(rows(do, t0, t1), rows(dq, t0, t1), dk, dv, scratch)
     with span("nsa.sel.backward"):
+        do = of_queries(grads[1], "output gradient")
         for t0, t1 in problem.masked_chunks():
             tile = problem.masked_tile(blocks[:, :, t0:t1], t0, t1)
             n_keys = tile.k.shape[1]
-            add(tile, do_sel, dk_sel[:, :n_keys], dv_sel[:, :n_keys], t0, t1)
-        _backward_pairs(problem, blocks, (o_sel, lse, do_sel), (dq, dk_sel, dv_sel))
-    return [dq.view(B, S, H, Dk), *grads_kv]
+            tile.backward(rows(do, t0, t1), rows(dq, t0, t1), dk_sel[:, :n_keys], dv_sel[:, :n_keys], scratch)
+        if problem.paired_chunks():
+            o = of_queries(o_sel, "output")
+            _backward_pairs(problem, blocks, (o, lse, do), (dq, dk_sel, dv_sel))
+    return found
 
 
 def _backward_pairs(
     problem: Problem, blocks: Tensor, known: tuple[Tensor, Tensor, Tensor], found: tuple[Tensor, Tensor, Tensor]
 ) -> None:
     """Add the gradients of the chunks that went by pairs to ``found``: dq, and dk and dv of the selected branch."""
-    (o_sel, lse, do_sel), (dq, dk, dv) = known, found
+    (o, lse, do), (dq, dk, dv) = known, found
     k, v, dk, dv = (problem.in_blocks(x) for x in (problem.k_sel, problem.v_sel, dk, dv))
     done = 0
     for t0, t1 in problem.paired_chunks():
         pairs, last_key = problem.pairs(blocks[:, :, t0:t1], t0, t1)
         n_rows = last_key.shape[0]
+        q_rows, o_rows, do_rows = (problem.pair_rows(x, t0, t1) for x in (problem.q, o, do))
         gq = paired_backward(
-            problem.pair_rows(problem.q, t0, t1, "queries"),
+            q_rows,
             k,
             v,
             pairs,
             last_key,
-            o=problem.pair_rows(o_sel, t0, t1, "output"),
+            o=o_rows,
             lse=lse[done : done + n_rows],
-            do=problem.pair_rows(do_sel, t0, t1, "output gradient"),
+            do=do_rows,
             dk=dk,
             dv=dv,
             budget=problem.budget,
             scratch=problem.scratch,
         )
         done += n_rows
-        dq[:, t0:t1] += problem.ungroup(gq, t0, t1)
+        into = problem.rows(dq, t0, t1)
+        into += gq.view(into.shape)
 
 
 def batched_branches(

@@ -1,7 +1,7 @@
 """What the batched path works on: the inputs in its layout, how queries are cut into chunks, and the tiles of each.
 
-Keys are ``[B * G, N, D]`` and a chunk of T queries is ``[B * G, T * R, D]`` with R = H/G heads per group. Keys, not
-queries, carry the scale: there are fewer of them.
+Keys are ``[B * G, N, D]``; whatever belongs to queries is ``[B * G, S * R, D]`` with R = H/G heads per group, so that
+a chunk of queries is a slice of both. Keys, not queries, carry the scale: there are fewer of them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from nsa.attention.ranges import RangesVersion, range_blocks, ranges_v1
 from nsa.attention.select import all_visible_blocks, block_scores, select_blocks
 from nsa.attention.tiles import Mask, Scratch, Tile, staircase
 
-__all__ = ["Problem", "prepare"]
+__all__ = ["Problem", "grouped", "prepare", "ungrouped"]
 
 # Elements of the scores of a chunk. On the CPU they should stay in the caches next to the core; a GPU wants large
 # products. Pairs want many queries per chunk everywhere, since only queries of one chunk share the reading of a block.
@@ -33,9 +33,11 @@ _DENSE_REACH = 2
 
 @dataclass(frozen=True)
 class Problem:
-    """Inputs in compute precision: keys grouped, scaled and, if selected, padded to whole blocks; ``q [B, S, H, Dk]``
-    as it came."""
+    """Inputs in compute precision and this module's layout; keys are scaled, and those of the selected branch padded
+    to whole blocks."""
 
+    shape: tuple[int, int, int, int]
+    """B, S, G, R."""
     q: Tensor
     k_cmp: Tensor
     v_cmp: Tensor
@@ -44,7 +46,6 @@ class Problem:
     k_win: Tensor
     v_win: Tensor
     geometry: Geometry
-    groups: int
     query_chunk: int | None
     sel_ranges: RangesVersion
     scratch: Scratch
@@ -52,7 +53,7 @@ class Problem:
 
     @property
     def seq_len(self) -> int:
-        return self.q.shape[1]
+        return self.shape[1]
 
     @property
     def budget(self) -> int:
@@ -61,11 +62,11 @@ class Problem:
 
     def chunks(self, stop: int, n_visible: Callable[[int], int]) -> list[tuple[int, int]]:
         """Cut the queries before ``stop``, fewer at a time where they see more keys, so that scores fit the budget."""
-        B, _, H, _ = self.q.shape
+        heads = self.q.shape[0] * self.shape[3]
         cuts, t0 = [], 0
         while t0 < stop:
             width = max(n_visible(t0), _LEAST_KEYS)
-            step = self.query_chunk or max(self.budget // (B * H * width) // 8 * 8, 16)
+            step = self.query_chunk or max(self.budget // (heads * width) // 8 * 8, 16)
             cuts.append((t0, min(t0 + step, stop)))
             t0 += step
         return cuts
@@ -82,9 +83,9 @@ class Problem:
 
     def paired_chunks(self) -> list[tuple[int, int]]:
         """Chunks of the selected branch that go by pairs. Their queries see more blocks than they select."""
-        B, _, H, Dk = self.q.shape
         kind = "cpu" if self.q.device.type == "cpu" else "other"
-        per_query = B * H * self.geometry.n_sel * max(Dk, self.v_sel.shape[-1])
+        per_row = self.geometry.n_sel * max(self.q.shape[2], self.v_sel.shape[2])
+        per_query = self.q.shape[0] * self.shape[3] * per_row
         step = self.query_chunk or max(_PAIR_ELEMENTS[kind] // per_query, 16)
         return [(t0, min(t0 + step, self.seq_len)) for t0 in range(self._reach(), self.seq_len, step)]
 
@@ -101,18 +102,20 @@ class Problem:
             self.stairs[key] = staircase(self.k_sel, rows, columns, offset=offset, below=below)
         return self.stairs[key]
 
-    def rows(self, x: Tensor, t0: int, t1: int, name: str) -> Tensor:
-        """Queries ``t0`` to ``t1`` of ``x [B, S, H, D]`` as ``[B * G, T * R, D]``, in the scratch buffer ``name``."""
-        B, _, H, D = x.shape
-        T, G = t1 - t0, self.groups
-        out = self.scratch(name, B, G, T, H // G, D)
-        out.copy_(x[:, t0:t1].reshape(B, T, G, H // G, D).transpose(1, 2))
-        return out.view(B * G, T * (H // G), D)
+    def rows(self, x: Tensor, t0: int, t1: int) -> Tensor:
+        """Queries ``t0`` to ``t1`` of ``x [B * G, S * R, D]``: a view."""
+        R = self.shape[3]
+        return x[:, t0 * R : t1 * R]
 
-    def _tile(self, k: Tensor, v: Tensor, masks: tuple[Mask, ...], t0: int, t1: int) -> Tile:
-        B, _, H, _ = self.q.shape
-        shape = (B, self.groups, t1 - t0, H // self.groups)
-        return Tile(self.rows(self.q, t0, t1, "queries"), k, v, shape, masks)
+    def pair_rows(self, x: Tensor, t0: int, t1: int) -> Tensor:
+        """The same as ``[B * G * T, R, D]``, the layout of pairs."""
+        return self.rows(x, t0, t1).reshape(-1, self.shape[3], x.shape[-1])
+
+    def _tile(
+        self, k: Tensor, v: Tensor, masks: tuple[Mask, ...], t0: int, t1: int, block_bias: Tensor | None = None
+    ) -> Tile:
+        B, _, G, R = self.shape
+        return Tile(self.rows(self.q, t0, t1), k, v, (B, G, t1 - t0, R), masks, block_bias)
 
     def compressed_tile(self, t0: int, t1: int) -> Tile:
         """Queries ``t0`` to ``t1`` against the compressed tokens that the last of them sees; needs ``t0 >= l - 1``."""
@@ -144,8 +147,7 @@ class Problem:
         skipped = self.k_sel.new_full((*blocks.shape[:-1], n_blocks + 1), float("-inf"))
         skipped = skipped.scatter_(-1, slot, 0.0)[:, :, :, None, :n_blocks, None]
         mask = Mask(t0, self.stair(T, n_keys - t0, 0))
-        tile = self._tile(self.k_sel[:, :n_keys], self.v_sel[:, :n_keys], (mask,), t0, t1)
-        return Tile(tile.q, tile.k, tile.v, tile.shape, tile.masks, skipped)
+        return self._tile(self.k_sel[:, :n_keys], self.v_sel[:, :n_keys], (mask,), t0, t1, skipped)
 
     def pairs(self, blocks: Tensor, t0: int, t1: int) -> tuple[BlockPairs, Tensor]:
         """The (query, block) pairs of a chunk, and the last key that each row sees, counted through all blocks."""
@@ -153,23 +155,13 @@ class Problem:
         n_blocks = self.k_sel.shape[1] // self.geometry.l_sel
         base = torch.arange(B * G, device=blocks.device) * n_blocks
         flat = (blocks + base.view(B, G, 1, 1)).flatten()
-        pairs = group_pairs(flat, n=n, n_blocks=B * G * n_blocks, heads=self.q.shape[2] // G)
+        pairs = group_pairs(flat, n=n, n_blocks=B * G * n_blocks, heads=self.shape[3])
         last_key = base[:, None] * self.geometry.l_sel + self.positions(t0, t1)
         return pairs, last_key.flatten()
-
-    def pair_rows(self, x: Tensor, t0: int, t1: int, name: str) -> Tensor:
-        """Queries of ``x [B, S, H, D]`` as ``[B * G * T, R, D]``, the layout of pairs."""
-        H, D = x.shape[2:]
-        return self.rows(x, t0, t1, name).view(-1, H // self.groups, D)
 
     def in_blocks(self, x: Tensor) -> Tensor:
         """Padded keys ``[B * G, N, D]`` as ``[all blocks, l_sel, D]``; a view, so gradients can be added to it."""
         return x.view(-1, self.geometry.l_sel, x.shape[-1])
-
-    def ungroup(self, rows: Tensor, t0: int, t1: int) -> Tensor:
-        """``[B * G, T * R, D]`` seen as ``[B, T, G, R, D]``."""
-        B, _, H, _ = self.q.shape
-        return rows.view(B, self.groups, t1 - t0, H // self.groups, rows.shape[-1]).transpose(1, 2)
 
     def select(self, p: Tensor | None, t0: int, t1: int) -> Tensor:
         """What a chunk reads in the selected branch, ``[B, G, T, n_sel]`` blocks, from its compressed attention.
@@ -186,13 +178,33 @@ class Problem:
 
     def _choose(self, p: Tensor | None, t0: int, t1: int) -> Tensor:
         """``p`` has the rows from ``l - 1`` on, or is None if there are none."""
-        B, _, H, _ = self.q.shape
-        G, query = self.groups, self.positions(t0, t1)
+        B, _, G, R = self.shape
+        query = self.positions(t0, t1)
         if p is None or t1 <= self.geometry.n_sel * self.geometry.l_sel:
             return all_visible_blocks(query, self.geometry).expand(B, G, t1 - t0, -1)
-        group = p.view(B, G, -1, H // G, p.shape[-1]).sum(3)
+        group = p.view(B, G, -1, R, p.shape[-1]).sum(3)
         group = F.pad(group, (0, 0, t1 - t0 - group.shape[2], 0))
         return select_blocks(block_scores(group, self.geometry.n_blocks(t1), self.geometry), query, self.geometry)
+
+
+def grouped(x_BNMD: Tensor, out: Tensor, *, factor: float = 1.0) -> Tensor:
+    """``[B, N, G * R, D]`` into ``out [B, G, at least N, R, D]``, times ``factor``, the rest zero; returns ``out`` as
+    ``[B * G, N * R, D]``."""
+    B, N, _, D = x_BNMD.shape
+    _, G, _, R, _ = out.shape
+    held = out[:, :, :N].copy_(x_BNMD.reshape(B, N, G, R, D).transpose(1, 2))
+    if factor != 1.0:
+        held.mul_(factor)
+    out[:, :, N:].zero_()
+    return out.view(B * G, -1, D)
+
+
+def ungrouped(x: Tensor, like: Tensor) -> Tensor:
+    """The first N positions of ``x [B * G, at least N * R, D]`` in the shape ``[B, N, G * R, D]`` of ``like``, and in
+    the type of x."""
+    B, N, M, D = like.shape
+    G = x.shape[0] // B
+    return x.view(B, G, -1, M // G, D)[:, :, :N].transpose(1, 2).reshape(B, N, M, D)
 
 
 def prepare(
@@ -204,31 +216,26 @@ def prepare(
 ) -> Problem:
     """Bring ``q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win`` (keys and values of the compressed branch compressed
     already) into the layout of this module; ``query_chunk`` None cuts by memory."""
-    q, *keys_values = inputs
-    S, dtype = q.shape[1], compute_dtype(q.dtype)
+    q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win = inputs
+    (B, S, H, Dk), G = q.shape, k_sel.shape[2]
     pad = geometry.n_blocks(S) * geometry.l_sel - S
+    like = q.new_empty(0, dtype=compute_dtype(q.dtype))
 
-    def grouped(x_BNGD: Tensor, factor: float = 1.0, pad: int = 0) -> Tensor:
-        B, N, G, D = x_BNGD.shape
-        out = q.new_empty(B, G, N + pad, D, dtype=dtype)
-        held = out[:, :, :N].copy_(x_BNGD.transpose(1, 2))
-        if factor != 1.0:
-            held.mul_(factor)
-        out[:, :, N:].zero_()
-        return out.view(B * G, N + pad, D)
+    def keys(x_BNGD: Tensor, factor: float = 1.0, pad: int = 0) -> Tensor:
+        _, N, _, D = x_BNGD.shape
+        return grouped(x_BNGD, like.new_empty(B, G, N + pad, 1, D), factor=factor)
 
-    k_cmp, v_cmp, k_sel, v_sel, k_win, v_win = keys_values
     return Problem(
-        q=q,
-        k_cmp=grouped(k_cmp, scale),
-        v_cmp=grouped(v_cmp),
-        k_sel=grouped(k_sel, scale, pad),
-        v_sel=grouped(v_sel, pad=pad),
-        k_win=grouped(k_win, scale),
-        v_win=grouped(v_win),
+        shape=(B, S, G, H // G),
+        q=grouped(q, like.new_empty(B, G, S, H // G, Dk)),
+        k_cmp=keys(k_cmp, scale),
+        v_cmp=keys(v_cmp),
+        k_sel=keys(k_sel, scale, pad),
+        v_sel=keys(v_sel, pad=pad),
+        k_win=keys(k_win, scale),
+        v_win=keys(v_win),
         geometry=geometry,
-        groups=k_sel.shape[2],
         query_chunk=query_chunk,
         sel_ranges=sel_ranges,
-        scratch=Scratch(q.new_empty(0, dtype=dtype)),
+        scratch=Scratch(like),
     )

@@ -80,17 +80,19 @@ class Tile:
         p = scratch("probabilities", *scores.shape)
         return torch.softmax(scores, dim=-1, out=p)
 
-    def attend(self, p: Tensor, scratch: Scratch) -> Tensor:
-        """Output ``[B * G, T * R, Dv]`` in scratch memory, for the tile's own probabilities."""
-        return torch.bmm(p, self.v, out=scratch("output", *self.q.shape[:2], self.v.shape[-1]))
+    def attend(self, out: Tensor, scratch: Scratch) -> Tensor:
+        """Write the output into ``out [B * G, T * R, Dv]``; returns the probabilities, in scratch memory."""
+        p = self.probabilities(scratch)
+        torch.bmm(p, self.v, out=out)
+        return p
 
-    def backward(self, do: Tensor, dk: Tensor, dv: Tensor, scratch: Scratch) -> Tensor:
-        """Gradient of q, in scratch memory, for the output gradient ``do [B * G, T * R, Dv]``; those of k and v are
-        added to ``dk`` and ``dv``, which are shaped like them."""
+    def backward(self, do: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, scratch: Scratch) -> None:
+        """For the output gradient ``do [B * G, T * R, Dv]``, add the gradients of q, k and v to ``dq``, ``dk`` and
+        ``dv``, which are shaped like them."""
         p = self.probabilities(scratch)
         dv.baddbmm_(p.transpose(1, 2), do)
         dp = torch.bmm(do, self.v.transpose(1, 2), out=scratch("scores", *p.shape))
         ds = scratch("score gradient", *p.shape)
         torch.ops.aten._softmax_backward_data.out(dp, p, -1, p.dtype, grad_input=ds)
         dk.baddbmm_(ds.transpose(1, 2), self.q)
-        return torch.bmm(ds, self.k, out=scratch("output", *self.q.shape))
+        dq.baddbmm_(ds, self.k)
