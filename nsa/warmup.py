@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import multiprocessing
 import os
 import signal
@@ -140,12 +141,45 @@ def _compile_all(shape: Shape) -> None:
     # Those with the most arguments take longest: first, so that none is left alone at the end.
     _pending, _target = sorted(distinct.values(), key=lambda one: -len(one.arguments)), capability
     workers = min(len(os.sched_getaffinity(0)), len(_pending))
-    with multiprocessing.get_context("fork").Pool(workers, initializer=_die_with_parent) as pool:
-        compiled = pool.imap_unordered(_compile_at, range(len(_pending)))
-        _build_launcher(None)  # the driver's own extension, once, while the workers compile
-        failed = sum(not ok for ok in compiled)
+    with multiprocessing.get_context("fork").Pool(workers, initializer=_open_worker) as pool:
+        failed = sum(not ok for ok in pool.imap_unordered(_compile_at, range(len(_pending))))
     if failed:
         raise SystemExit(1)
+
+
+def _open_worker() -> None:
+    _die_with_parent()
+    _pretend_device(_target)
+
+
+def _pretend_device(capability: int) -> None:
+    """Give Triton a current device that needs no CUDA context: sixteen workers would each hold one on the GPU.
+
+    The kernels then go through the very code that a launch goes through, up to the launch. What Triton stores is
+    found by a hash of all it was given, so that compiling by any other way would be compiling for nothing.
+    """
+    from triton.backends.compiler import GPUTarget
+    from triton.backends.nvidia.driver import CudaDriver, CudaLauncher, CudaUtils
+    from triton.runtime import driver
+
+    class AnyDevice(CudaDriver):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.launcher_cls = CudaLauncher
+
+        @functools.cached_property
+        def utils(self) -> Any:
+            return CudaUtils()
+
+        def get_current_device(self) -> int:
+            return 0
+
+        def get_current_stream(self, device: int) -> int:
+            return 0
+
+        def get_current_target(self) -> Any:
+            return GPUTarget("cuda", capability, 32)
+
+    driver.set_active(AnyDevice())
 
 
 def _constants(one: Launch) -> tuple[Any, ...]:
@@ -154,12 +188,13 @@ def _constants(one: Launch) -> tuple[Any, ...]:
 
 
 def _compile_at(position: int) -> bool:
-    from nsa.kernels.precompile import compile_for
-
+    one = _pending[position]
+    arguments = [one.arguments[name] for name in one.kernel.arg_names]
     try:
-        _build_launcher(compile_for(_pending[position], _target))
+        compiled = one.kernel.warmup(*arguments, grid=one.grid, **one.options)
     except Exception:  # noqa: BLE001 - the launch itself will raise it again, where it can be understood
         return False
+    _build_launcher(compiled)
     return True
 
 
@@ -167,7 +202,5 @@ def _build_launcher(compiled: Any) -> None:
     """Some versions of Triton compile, on top of a kernel, the C code that launches it; have that cached as well."""
     from triton.runtime import driver
 
-    with contextlib.suppress(Exception):  # not there, or not the same in every version: the first launch builds it
-        active = driver.active
-        if compiled is not None:
-            active.launcher_cls(compiled.src, compiled.metadata)
+    with contextlib.suppress(Exception):  # not the same in every version: the first launch builds what is missing
+        driver.active.launcher_cls(compiled.src, compiled.metadata)

@@ -7,6 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from nsa.telemetry.trace import kernel_events, on_gpu
+
 __all__ = ["audit_record", "backend_of"]
 
 SCHEMA_VERSION = 1
@@ -83,8 +85,8 @@ def _work_by_launch(events: list[Any]) -> list[tuple[Any, str, float]]:
     launched it has the kernel's own number, and its place among the ranges is exact. Empty unless every kernel's
     launch was seen: an audit with holes would be no evidence.
     """
-    launches = {e.id: e for e in events if not _on_gpu(e) and _LAUNCH.match(e.name)}
-    kernels = [e for e in events if _on_gpu(e) and not e.name.startswith("nsa.")]
+    launches = {e.id: e for e in events if not on_gpu(e) and _LAUNCH.match(e.name)}
+    kernels = kernel_events(events)
     if not all(e.id in launches for e in kernels):
         return []
     return [(launches[e.id], e.name, float(e.time_range.end - e.time_range.start)) for e in kernels]
@@ -97,10 +99,6 @@ def _work_by_operator(events: list[Any], *, on_cuda: bool) -> Iterator[tuple[Any
             yield from ((event, kernel.name, float(kernel.duration)) for kernel in getattr(event, "kernels", ()))
         elif event.name.startswith("aten::"):
             yield event, event.name, float(event.self_cpu_time_total)
-
-
-def _on_gpu(event: Any) -> bool:
-    return "cuda" in str(event.device_type).lower()
 
 
 def audit_record(events: Iterable[Any], *, step: int, device: str) -> dict[str, Any]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-__all__ = ["covered_us", "overlap_us", "summarize_trace"]
+__all__ = ["covered_us", "kernel_events", "on_gpu", "overlap_us", "summarize_trace"]
 
 SCHEMA_VERSION = 1
 Spans = list[tuple[float, float]]
@@ -49,6 +49,18 @@ def _span(event: Any) -> tuple[float, float]:
     return float(event.time_range.start), float(event.time_range.end)
 
 
+def on_gpu(event: Any) -> bool:
+    """Whether an event happened on the device's timeline."""
+    return "cuda" in str(event.device_type).lower()
+
+
+def kernel_events(events: Sequence[Any]) -> list[Any]:
+    """The kernels, copies and fills among the device's events. The rest are mirrors: the profiler draws each range
+    of the host onto the device's timeline too, under its own name."""
+    host_names = {e.name for e in events if not on_gpu(e)}
+    return [e for e in events if on_gpu(e) and e.name not in host_names]
+
+
 def _top(times: dict[str, list[float]]) -> list[dict[str, Any]]:
     ordered = sorted(times.items(), key=lambda item: -sum(item[1]))[:_N_TOP]
     return [{"name": n, "count": len(t), "time_ms": round(sum(t) / 1e3, 3)} for n, t in ordered]
@@ -61,17 +73,16 @@ def summarize_trace(events: Iterable[Any], *, on_cuda: bool) -> dict[str, Any]:
     `host_bound_share`: no kernel ran, so the GPU waited for the host. All three are null on a CPU, where
     `comm_share` is the time spent in calls of the process group. `ranges_seen` maps range to count and milliseconds.
     """
+    events = list(events)
     steps: Spans = []
-    kernels: list[tuple[str, tuple[float, float]]] = []
+    kernels = [(e.name, _span(e)) for e in kernel_events(events)]
     ranges: dict[str, list[float]] = defaultdict(list)
     operators: dict[str, list[float]] = defaultdict(list)
     for event in events:
         start, end = _span(event)
-        on_device = "cuda" in str(event.device_type).lower()
-        if on_device:
-            if not event.name.startswith("nsa."):  # ranges are mirrored onto the device's timeline
-                kernels.append((event.name, (start, end)))
-        elif event.name.startswith("nsa.step."):
+        if on_gpu(event):
+            continue
+        if event.name.startswith("nsa.step."):
             steps.append((start, end))
         elif event.name.startswith("nsa."):
             ranges[event.name].append(end - start)

@@ -23,7 +23,12 @@ from nsa.attention.stats import fallback_counters, reset_fallback_counters
 from nsa.config import Config, replace_flat
 from nsa.model import LanguageModel
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    # torch.compile's own: what it imports is deprecated, and it looks at the gradients of what it traces.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),
+]
 
 Rows = Callable[[Path], list[dict[str, str]]]
 Beats = Callable[..., list[dict[str, Any]]]
@@ -159,7 +164,9 @@ def test_the_trace_has_a_range_for_every_branch(tmp_path: Path, extra: list[str]
     assert {"nsa.cmp.backward", "nsa.sel.backward", "nsa.win.backward", "nsa.query.backward"} <= set(seen)
     assert 0 < summary["gpu_busy_share"] <= 1
     assert summary["host_bound_share"] == pytest.approx(1 - summary["gpu_busy_share"], abs=1e-3)
-    assert any("compressed_kernel" in k["name"] for k in summary["top_kernels"])
+    kernels = {k["name"] for k in summary["top_kernels"]}
+    assert kernels & {"dkv_kernel", "dq_kernel", "gather_backward_kernel", "combine_kernel"}
+    assert not any(name.startswith(("nsa.", "Optimizer")) for name in kernels)  # ranges are no kernels
 
 
 def command(out: Path, *extra: str) -> list[str]:

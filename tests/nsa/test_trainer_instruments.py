@@ -137,7 +137,9 @@ def test_shares_of_a_gpu_timeline() -> None:
         event("nsa.step.5", 0, 100),
         event("nsa.win", 0, 10),
         event("gemm", 10, 50, "cuda"),
-        event("nsa.win", 10, 50, "cuda"),  # the range's mirror is no kernel
+        event("nsa.win", 10, 50, "cuda"),  # the range's mirror is no kernel,
+        event("Optimizer.step#AdamW.step", 11, 12),
+        event("Optimizer.step#AdamW.step", 70, 95, "cuda"),  # nor is that of a range which torch itself opened
         event("ncclDevKernel_AllReduce", 40, 70, "cuda"),
         event("adam", 70, 80, "cuda"),
     ]
@@ -163,7 +165,8 @@ def test_kernels_of_one_operator_are_told_apart_by_their_launches() -> None:
     operator = inside(layer, "nsa::attention", 2)
     operator.kernels = [SimpleNamespace(name=n, duration=7) for n in ("compressed_kernel", "combine_kernel")]
     calls = [inside(inside(operator, f"nsa.{b}", 0), "cuLaunchKernelEx", n) for b, n in (("cmp", 3), ("win", 4))]
-    events = [layer, operator, *calls, kernel("compressed_kernel", 3), kernel("combine_kernel", 4)]
+    mirrors = [kernel("nsa.layer.0", 1), kernel("nsa::attention", 2)]
+    events = [layer, operator, *calls, kernel("compressed_kernel", 3), kernel("combine_kernel", 4), *mirrors]
     record = audit_record(events, step=2, device="cuda:0")
     assert {e["branch"]: list(e["kernels"]) for e in record["layers"]} == {
         "cmp": ["compressed_kernel"],
