@@ -125,4 +125,6 @@ def test_the_schema_is_plain_json_and_knows_the_kinds() -> None:
     assert json.loads(json.dumps(schema)) == schema
     assert schema["$schema"].endswith("2020-12/schema")
     assert set(schema["properties"]) >= {"schema", "name", "phases"}
-    assert {"TrainPhase", "SweepPhase", "AbPhase", "AuditPhase", "ProfilePhase", "SoakPhase", "DataPhase"} <= set(schema["$defs"])
+    assert {"TrainPhase", "SweepPhase", "AbPhase", "AuditPhase", "ProfilePhase", "SoakPhase", "DataPhase"} <= set(
+        schema["$defs"]
+    )
