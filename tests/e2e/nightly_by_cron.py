@@ -2,7 +2,7 @@
 
     python tests/e2e/nightly_by_cron.py
 
-It takes five minutes, since cron's clock has no seconds. It schedules a runbook three times, the third time so long that
+It takes five minutes, since cron has no seconds. It schedules a runbook three times, the third time so long that
 a fourth start finds it going on, and checks what came of it: three decisions, one refusal, notifications at a local web
 server, runs cleared away, a metrics file that Prometheus' own parser reads, and a crontab left as it was.
 """
@@ -28,7 +28,11 @@ schema: 1
 name: proof
 defaults: {{timeout: 5m}}
 phases:
-  - {{id: look, kind: command, run: "sleep {seconds}; echo it is {answer}", stdout: 'is (?P<it>\\d+)', accept: [metrics.it == 42]}}
+  - id: look
+    kind: command
+    run: "sleep {seconds}; echo it is {answer}"
+    stdout: 'is (?P<it>\\d+)'
+    accept: [metrics.it == 42]
 """
 
 received: list[dict[str, Any]] = []

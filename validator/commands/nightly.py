@@ -121,10 +121,12 @@ def install(
 
 
 def _job(**given: Any) -> Nightly:
-    from validator.nightly.settings import Nightly
+    from validator.nightly.settings import Nightly, state_dir
 
     carried = {name: os.environ[name] for name in _CARRIED if name in os.environ}
-    return Nightly(cwd=str(Path.cwd()), python=sys.executable, environment=carried, **given)
+    return Nightly(
+        cwd=str(Path.cwd()), python=sys.executable, environment=carried, state=str(state_dir() / given["name"]), **given
+    )
 
 
 def _parsed(option: str, text: str) -> float:
@@ -169,7 +171,7 @@ def status(
     rows = []
     for job in jobs:
         told = next((text for one in schedules if (text := one.status(job.name)) is not None), None)
-        rows.append((job, told, last_ended(job.name)))
+        rows.append((job, told, last_ended(job)))
     if as_json:
         from dataclasses import asdict
 

@@ -23,11 +23,11 @@ from validator.history.store import read_history
 from validator.history.trend import Group, group_entries
 from validator.nightly.metrics import write_metrics
 from validator.nightly.notify import Told, notify
-from validator.nightly.settings import Nightly, state_dir
+from validator.nightly.settings import Nightly
 from validator.observe.redact import redact
 from validator.stages.looking_back import update_index
 
-__all__ = ["Ended", "Overlap", "last_ended", "log_dir", "run_job"]
+__all__ = ["Ended", "Overlap", "last_ended", "run_job"]
 
 _LOGS_KEPT = 30
 
@@ -54,15 +54,10 @@ class Ended:
     before: str | None = None
 
 
-def log_dir(name: str) -> Path:
-    """The folder of a job's logs."""
-    return state_dir() / name
-
-
-def last_ended(name: str) -> Ended | None:
+def last_ended(job: Nightly) -> Ended | None:
     """How the job's last start ended; None when it has not been started yet."""
     try:
-        return Ended(**json.loads((log_dir(name) / "last.json").read_text(encoding="utf-8")))
+        return Ended(**json.loads((Path(job.state) / "last.json").read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return None
 
@@ -73,10 +68,10 @@ def run_job(job: Nightly) -> Ended:
     Raises:
         Overlap: when the start before this one has not ended; nothing was started.
     """
-    folder = log_dir(job.name)
+    folder = Path(job.state)
     folder.mkdir(parents=True, exist_ok=True)
     with _alone(folder, job.name):
-        before = last_ended(job.name)
+        before = last_ended(job)
         started = datetime.now(timezone.utc)
         log_path = folder / f"{started:%Y%m%dT%H%M%S}Z.log"
         with log_path.open("w", encoding="utf-8", buffering=1) as log:

@@ -41,6 +41,7 @@ class Nightly(Frozen):
     days: tuple[str, ...] = ()
     overrides: tuple[str, ...] = ()
     out: str
+    state: str = Field(description="Folder of the job's logs; a timer has another environment, so it is settled here.")
     cwd: str
     python: str
     environment: dict[str, str] = Field(default_factory=dict)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from validator.nightly.job import Overlap, _alone, last_ended, log_dir, run_job
+from validator.nightly.job import Overlap, _alone, last_ended, run_job
 from validator.nightly.metrics import require_prometheus
 from validator.nightly.notify import require_apprise
 from validator.nightly.settings import Nightly, NightlyError
@@ -46,6 +46,7 @@ def job(workdir: Path) -> Callable[..., Nightly]:
             "runbook": "quick.yaml",
             "at": "02:00",
             "out": str(workdir / "reports"),
+            "state": str(workdir / "state"),
             "cwd": str(workdir),
             "python": sys.executable,
         }
@@ -91,7 +92,7 @@ def test_only_a_change_of_decision_is_told(
     assert [message["type"] for message in received] == ["success", "failure"]
     assert f"{ended.folder}/report.html" in received[1]["message"]
     assert Path(f"{ended.folder}/report.html").is_file()
-    assert last_ended("quick") == ended
+    assert last_ended(job()) == ended
 
 
 def test_a_night_without_a_decision_is_told_and_not_taken_for_one(
@@ -142,11 +143,12 @@ def test_old_runs_go_and_the_last_go_stays(job: Callable[..., Nightly], workdir:
 
 def test_a_second_start_does_nothing_while_the_first_goes_on(job: Callable[..., Nightly], workdir: Path) -> None:
     night = job()
-    log_dir("quick").mkdir(parents=True)
-    with _alone(log_dir("quick"), "quick"), pytest.raises(Overlap, match=r"quick has not ended yet .*process"):
+    folder = Path(night.state)
+    folder.mkdir(parents=True)
+    with _alone(folder, "quick"), pytest.raises(Overlap, match=r"quick has not ended yet .*process"):
         run_job(night)
     assert not (workdir / "reports").exists()
-    assert "since" in (log_dir("quick") / "refused.txt").read_text(encoding="utf-8"), "cron throws stderr away"
+    assert "since" in (folder / "refused.txt").read_text(encoding="utf-8"), "cron throws stderr away"
     assert run_job(night).decision == "GO", "and the lock is free again"
 
 
@@ -155,3 +157,13 @@ def test_what_cannot_work_at_night_is_refused_by_day(tmp_path: Path) -> None:
         require_apprise(("nonsense://token",))
     with pytest.raises(NightlyError, match=r"ends in \.prom"):
         require_prometheus(tmp_path / "metrics.txt")
+
+
+def test_a_timer_with_another_environment_finds_the_same_logs(
+    job: Callable[..., Nightly], workdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    night = job()
+    monkeypatch.setenv("XDG_STATE_HOME", str(workdir / "elsewhere"))
+    run_job(night)
+    assert len(list((workdir / "state").glob("*.log"))) == 1
+    assert not (workdir / "elsewhere").exists()

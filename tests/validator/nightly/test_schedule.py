@@ -20,6 +20,7 @@ def job(**changes: Any) -> Nightly:
         "runbook": "ddp_2xa100",
         "at": "2:05",
         "out": "/data/reports",
+        "state": "/data/state",
         "cwd": "/data/50% full",
         "python": "/opt/a venv/bin/python",
     }
