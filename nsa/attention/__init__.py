@@ -5,7 +5,7 @@ from __future__ import annotations
 from nsa.attention.cache import NSACache
 from nsa.attention.dispatch import fallback_counters, reset_fallback_counters
 from nsa.attention.functional import NSAAux, nsa_attention
-from nsa.attention.geometry import Geometry
+from nsa.attention.geometry import Geometry, TokenReads
 from nsa.attention.module import NSAAttention
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "NSAAttention",
     "NSAAux",
     "NSACache",
+    "TokenReads",
     "fallback_counters",
     "nsa_attention",
     "reset_fallback_counters",

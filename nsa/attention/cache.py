@@ -8,30 +8,15 @@ the compressed tokens, and the last ``l`` raw ones in a ring, from which the nex
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from nsa.attention.geometry import Geometry
+from nsa.attention.geometry import Geometry, TokenReads
 
 __all__ = ["NSACache", "TokenReads"]
 
 Compress = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-
-
-@dataclass(frozen=True)
-class TokenReads:
-    """Keys read by one decode step for one batch row and group, by branch."""
-
-    cmp: int
-    sel: int
-    win: int
-
-    @property
-    def total(self) -> int:
-        """Sum over the branches."""
-        return self.cmp + self.sel + self.win
 
 
 class NSACache:
@@ -39,7 +24,8 @@ class NSACache:
 
     Attributes:
         length: positions held.
-        last_reads: what the latest decode step read; None before the first.
+        last_reads: what the latest decode step read, counted from the tensors that it read; None before the first. It
+            equals :meth:`Geometry.reads` of its position.
         total_reads: sum of keys read by all decode steps since creation.
     """
 
@@ -75,6 +61,19 @@ class NSACache:
         """Compressed tokens held."""
         return self.geometry.n_compressed(self.length)
 
+    def check_room(self, added: int) -> None:
+        """Raise ValueError if ``added`` further positions would exceed ``max_len``."""
+        end = self.length + added
+        if end > self.max_len:
+            raise ValueError(
+                f"cache: {end} positions exceed max_len={self.max_len}; create it with init_cache(max_len)"
+            )
+
+    @property
+    def published_reads(self) -> int:
+        """What the paper counts for a step with this many positions: see :meth:`Geometry.published_reads`."""
+        return self.geometry.published_reads(self.length)
+
     def append(self, streams: tuple[Tensor, ...], compress: Compress) -> None:
         """Add S new positions: ``(k_cmp, v_cmp, k_sel, v_sel, k_win, v_win)``, each ``[B, S, G, .]``, not yet
         compressed.
@@ -84,11 +83,8 @@ class NSACache:
         """
         k_raw, v_raw, k_sel, v_sel, k_win, v_win = streams
         added = k_sel.shape[1]
+        self.check_room(added)
         start, end = self.length, self.length + added
-        if end > self.max_len:
-            raise ValueError(
-                f"cache: {end} positions exceed max_len={self.max_len}; create it with init_cache(max_len)"
-            )
         self.k_sel[:, start:end], self.v_sel[:, start:end] = k_sel, v_sel
         self._compress_new(k_raw, v_raw, end, compress)
         _ring_write(self.k_win, k_win, end)

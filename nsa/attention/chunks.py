@@ -57,8 +57,10 @@ class Problem:
 
     @property
     def budget(self) -> int:
-        """Elements of scores that a chunk may have."""
-        return _CHUNK_ELEMENTS["cpu" if self.q.device.type == "cpu" else "other"]
+        """Elements of scores that a chunk may have; what two cores take on, for every two cores."""
+        if self.q.device.type != "cpu":
+            return _CHUNK_ELEMENTS["other"]
+        return _CHUNK_ELEMENTS["cpu"] * -(-torch.get_num_threads() // 2)
 
     def chunks(self, stop: int, n_visible: Callable[[int], int]) -> list[tuple[int, int]]:
         """Cut the queries before ``stop``, fewer at a time where they see more keys, so that scores fit the budget."""

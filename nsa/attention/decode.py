@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from nsa.attention.batched import Branches
-from nsa.attention.cache import NSACache, TokenReads
+from nsa.attention.cache import NSACache
 from nsa.attention.compress import compute_dtype
+from nsa.attention.geometry import TokenReads
 from nsa.attention.ranges import RangesVersion, merged_ranges, range_tokens
 from nsa.attention.select import block_scores, select_blocks
 from nsa.attention.spans import span

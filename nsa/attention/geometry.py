@@ -8,7 +8,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Geometry"]
+__all__ = ["Geometry", "TokenReads"]
+
+
+@dataclass(frozen=True)
+class TokenReads:
+    """Keys read by one decode step for one batch row and group, by branch."""
+
+    cmp: int
+    sel: int
+    win: int
+
+    @property
+    def total(self) -> int:
+        """Sum over the branches."""
+        return self.cmp + self.sel + self.win
 
 
 @dataclass(frozen=True)
@@ -79,10 +93,22 @@ class Geometry:
         wanted = (own, 0, max(own - 1, 0))
         return tuple(dict.fromkeys(wanted))[: self.n_sel]
 
-    def tokens_read(self, n_tokens: int) -> int:
-        """Upper bound of keys read by one decode step once ``n_tokens`` are in context (paper, table 4).
+    def reads(self, t: int) -> TokenReads:
+        """Keys that the decode step for position ``t`` reads, exactly, for one batch row and group.
 
-        Compressed tokens are counted as ``n_tokens // d``, as the paper does, which is at most ``l/d - 1`` more than
-        exist; selected and window tokens are counted up to what the context holds.
+        Complete compressed blocks; ``n_sel`` blocks or as many as exist, of which the query's own ends at ``t``; the
+        window.
+        """
+        own = t // self.l_sel
+        selected = (min(self.n_sel, own + 1) - 1) * self.l_sel + t - own * self.l_sel + 1
+        return TokenReads(cmp=self.n_visible(t), sel=selected, win=min(self.w, t + 1))
+
+    def published_reads(self, n_tokens: int) -> int:
+        """The paper's count of keys read by one decode step with ``n_tokens`` in context (section 5.2, table 4), an
+        upper bound of :meth:`reads`.
+
+        ``n_tokens / d + n_sel * l_sel + w``: it takes one compressed token for every ``d`` tokens. The last ``l/d -
+        1`` of those blocks are not complete yet, so with the defaults it is one more than what is read; selected and
+        window tokens are counted up to what the context holds.
         """
         return n_tokens // self.d + min(self.n_sel * self.l_sel, n_tokens) + min(self.w, n_tokens)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nsa.attention import Geometry, NSAAttention, NSACache
-from nsa.attention.decode import decode_branches
+from nsa.attention import NSAAttention, TokenReads
 
 SIZES = {"l": 8, "d": 4, "l_sel": 16, "n_sel": 4, "w": 24}
 
@@ -69,41 +68,45 @@ def test_compressed_tokens_are_emitted_on_schedule(l: int, d: int) -> None:  # n
     torch.testing.assert_close(cache.v_cmp, whole.v_cmp)
 
 
-def cache_of(length: int, geometry: Geometry) -> NSACache:
-    """A cache that has taken `length` random positions in one piece."""
-    rng = torch.Generator().manual_seed(0)
-    cache = NSACache(
-        geometry=geometry, batch=1, max_len=length, n_kv_groups=1, d_k=4, d_v=4, device="cpu", dtype=torch.float32
-    )
-    streams = tuple(torch.randn(1, length, 1, 4, generator=rng) for _ in range(6))
-    cache.append(streams, lambda k, v: (k[:, : geometry.n_compressed(length)], v[:, : geometry.n_compressed(length)]))
-    return cache
-
-
 @pytest.mark.parametrize(("n_tokens", "published"), [(8192, 2048), (16384, 2560), (32768, 3584), (65536, 5632)])
-def test_tokens_read_equal_the_formula(n_tokens: int, published: int) -> None:
-    """The published counts take S / d compressed tokens; l / d - 1 of those blocks are not complete yet."""
-    geometry = Geometry()
-    cache = cache_of(n_tokens, geometry)
-    decode_branches(torch.randn(1, 1, 4, 4), cache, scale=0.5)
-    assert cache.last_reads is not None
-    assert cache.last_reads.cmp == (n_tokens - 32) // 16 + 1
-    assert cache.last_reads.sel == 16 * 64
-    assert cache.last_reads.win == 512
-    assert geometry.tokens_read(n_tokens) == published
-    assert cache.last_reads.total == published - (geometry.l // geometry.d - 1)
-    assert cache.total_reads == cache.last_reads.total
+def test_tokens_read_around_a_published_length(n_tokens: int, published: int) -> None:
+    """Prefill to just before the length and decode across it: every step reads what the closed form says, and at the
+    length itself the paper's count is one more, for the compressed block that is not complete."""
+    torch.manual_seed(0)
+    module = NSAAttention(dim=8, n_heads=2, n_kv_groups=1, d_k=2, d_v=2)
+    before, after = 33, 66
+    cache = module.init_cache(1, n_tokens + after, device="cpu", dtype=torch.float32)
+    module.fill(torch.randn(1, n_tokens - before, 8), cache)
+    total = 0
+    for t in range(n_tokens - before, n_tokens + after):
+        module.decode(torch.randn(1, 1, 8), cache)
+        reads = cache.last_reads
+        assert reads is not None
+        assert reads == module.geometry.reads(t)
+        assert (reads.cmp, reads.sel, reads.win) == ((t + 1 - 32) // 16 + 1, 15 * 64 + t % 64 + 1, 512)
+        assert reads.total <= cache.published_reads
+        total += reads.total
+        if t == n_tokens - 1:
+            assert cache.published_reads == published == module.geometry.published_reads(n_tokens)
+            assert reads.total == published - 1
+    assert cache.total_reads == total
 
 
-@pytest.mark.parametrize("t", [0, 5, 31, 32, 63, 64, 100, 511, 512, 1023, 1024, 1100])
-def test_tokens_read_at_any_position(t: int) -> None:
-    geometry = Geometry()
-    cache = cache_of(t + 1, geometry)
-    decode_branches(torch.randn(1, 1, 4, 4), cache, scale=0.5)
-    blocks = min(16, t // 64 + 1)
-    reads = cache.last_reads
-    assert reads is not None
-    assert (reads.cmp, reads.sel, reads.win) == (geometry.n_visible(t), (blocks - 1) * 64 + t % 64 + 1, min(512, t + 1))
+@pytest.mark.parametrize("sizes", [(8, 4, 16, 4, 24), (8, 8, 8, 2, 5), (12, 3, 12, 1, 40), (4, 1, 8, 5, 1)])
+def test_tokens_read_from_the_first_step_on(sizes: tuple[int, int, int, int, int]) -> None:
+    """Counted reads equal the closed form, and the closed form equals counting tokens in sets."""
+    module = layer(**dict(zip(("l", "d", "l_sel", "n_sel", "w"), sizes, strict=True)))
+    l, d, l_sel, n_sel, w = sizes  # noqa: E741
+    cache = module.init_cache(1, 90, device="cpu", dtype=torch.float64)
+    for t in range(90):
+        module.decode(torch.randn(1, 1, 16, dtype=torch.float64), cache)
+        complete = [start for start in range(0, t + 1, d) if start + l - 1 <= t]
+        others = [set(range(b * l_sel, (b + 1) * l_sel)) for b in range(t // l_sel)][: n_sel - 1]
+        own = set(range(t // l_sel * l_sel, t + 1))
+        window = range(max(t - w + 1, 0), t + 1)
+        want = TokenReads(len(complete), sum(map(len, others)) + len(own), len(window))
+        assert cache.last_reads == want == module.geometry.reads(t)
+        assert want.total <= cache.published_reads
 
 
 def test_a_full_cache_says_so() -> None:
