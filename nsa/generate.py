@@ -1,7 +1,7 @@
 """`python -m nsa.generate OUT --prompt "…"`: continue a text with a trained model.
 
-NSA decodes with its caches, one token at a time and at a cost that hardly grows; `--no-cache`, and dense attention,
-run the whole sequence again for each token.
+NSA takes the prompt in one pass and then decodes with its caches, one token at a time and at a cost that hardly grows;
+`--no-cache`, and dense attention, run the whole sequence again for each token.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ def _sample(logits_V: torch.Tensor, *, temperature: float, top_k: int, generator
 
 
 def _cached_step(model: LanguageModel, max_len: int) -> Callable[[list[int]], torch.Tensor]:
-    """Logits after the tokens so far; feeds the caches whatever they have not seen yet."""
+    """Logits after the tokens so far: the prompt goes into the caches in one pass, what follows token by token."""
     caches: list[Any] = model.init_caches(1, max_len, dtype=model.embedding.weight.dtype)
+    device = model.embedding.weight.device
     seen = 0
 
     def step(ids: list[int]) -> torch.Tensor:
         nonlocal seen
-        device = model.embedding.weight.device
-        for token in ids[seen:]:
-            logits = model.decode(torch.tensor([[token]], device=device), caches)
-        seen = len(ids)
+        new = torch.tensor([ids[seen:]], device=device)
+        seen, first = len(ids), seen == 0
+        logits = model.fill(new, caches) if first else model.decode(new, caches)
         return logits[0, -1]
 
     return step

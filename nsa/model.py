@@ -70,6 +70,11 @@ class Block(nn.Module):
         x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD))
         return x_BSD + self.ffn(self.ffn_norm(x_BSD))
 
+    def fill(self, x_BSD: Tensor, cache: Any) -> Tensor:
+        """A whole prompt at once, put into the attention's empty cache."""
+        x_BSD = x_BSD + self.attention.fill(self.attention_norm(x_BSD), cache)
+        return x_BSD + self.ffn(self.ffn_norm(x_BSD))
+
     def decode(self, x_B1D: Tensor, cache: Any) -> Tensor:
         """One further position, appended to the attention's cache."""
         x_B1D = x_B1D + self.attention.decode(self.attention_norm(x_B1D), cache)
@@ -135,6 +140,13 @@ class LanguageModel(nn.Module):
         """Empty attention caches for `decode`, one per layer (NSA only)."""
         device = self.embedding.weight.device
         return [b.attention.init_cache(batch, max_len, device=device, dtype=dtype) for b in self.blocks]
+
+    def fill(self, tokens_BS: Tensor, caches: list[Any]) -> Tensor:
+        """Logits `[B, 1, V]` after a prompt, which goes into the empty caches in one pass."""
+        x_BSD = self.embedding(tokens_BS)
+        for block, cache in zip(self.blocks, caches, strict=True):
+            x_BSD = block.fill(x_BSD, cache)
+        return self.head(self.norm(x_BSD[:, -1:]))
 
     def decode(self, tokens_B1: Tensor, caches: list[Any]) -> Tensor:
         """Logits `[B, 1, V]` of one further position; the caches grow by it."""
