@@ -7,10 +7,8 @@ FlashAttention and cuDNN beside it, growth with the length, and a decode step. W
 from __future__ import annotations
 
 import json
-import math
 import statistics
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -55,7 +53,7 @@ def dense_inputs(shape: tuple[int, ...], batch: int) -> list[Tensor]:
 
 
 def dense_ms(shape: tuple[int, ...], batch: int, backend: str) -> dict[str, float | str]:
-    """Forward and forward+backward of causal scaled_dot_product_attention; grouped keys are expanded beforehand where the
+    """Forward and forward+backward of causal scaled_dot_product_attention; keys are expanded beforehand where the
     backend has no grouped form."""
     q, k, v = dense_inputs(shape, batch)
     reason = ""
@@ -128,7 +126,7 @@ def decode_row(name: str, *, layers: int = 6) -> dict[str, Any]:
     Several layers take turns, so that their caches come from memory as they do in a model.
     """
     shape = DECODE[name]
-    H, G, Dk, Dv = shape
+    _, G, Dk, Dv = shape
     made = list(decode_caches(shape, layers))
     lengths = [torch.full((DECODE_BATCH,), DECODE_CONTEXT - 1, device="cuda", dtype=torch.int32) for _ in made]
     row: dict[str, Any] = {"shape": name, "batch": DECODE_BATCH, "context": DECODE_CONTEXT}
@@ -140,7 +138,7 @@ def decode_row(name: str, *, layers: int = 6) -> dict[str, Any]:
     if not row["ok"]:
         return row
 
-    def sparse() -> None:
+    def sparse(made: list[Any] = made) -> None:
         for one, length in zip(made, lengths, strict=True):
             fused_step(*one, length)
             length.sub_(1)
@@ -150,9 +148,10 @@ def decode_row(name: str, *, layers: int = 6) -> dict[str, Any]:
             length.sub_(1)
 
     lengths[0].sub_(1)
+    row["kernels_us"] = {name: round(1e3 * ms / layers, 2) for name, ms in kd.kernel_times(sparse, 5).items()}
     row["nsa_us"] = 1e3 * (graph_ms(sparse, layers) - graph_ms(back, layers))
     row["eager_us"] = 1e3 * median_ms(sparse, least=20) / layers
-    del made
+    del made, sparse
     torch.cuda.empty_cache()
     kv = [torch.randn(DECODE_BATCH, DECODE_CONTEXT, G, d, device="cuda", dtype=torch.bfloat16) for d in (Dk, Dv)]
     k, v = (x.transpose(1, 2) for x in kv)

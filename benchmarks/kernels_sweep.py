@@ -74,14 +74,15 @@ def timed(into: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]]) -> I
 
 FIELD = {
     "compressed_kernel": "compressed", "select_kernel": "select", "gather_kernel": "gather",
-    "combine_kernel": "combine", "gather_backward_kernel": "gather_backward", "dq_kernel": "dq", "dkv_kernel[0]": "dkv_cmp",
-    "dkv_kernel[1]": "dkv_win", "dkv_kernel[3]": "dkv_sel", "dkv_kernel[4]": "dkv_sel",
+    "combine_kernel": "combine", "gather_backward_kernel": "gather_backward", "dq_kernel": "dq",
+    "dkv_kernel[0]": "dkv_cmp", "dkv_kernel[1]": "dkv_win", "dkv_kernel[3]": "dkv_sel", "dkv_kernel[4]": "dkv_sel",
 }  # fmt: skip
 
 
 def difference(a: torch.Tensor, b: torch.Tensor) -> float:
     """Relative error, on the GPU."""
-    return float(torch.linalg.vector_norm(a.float() - b.float()) / torch.linalg.vector_norm(b.float()))
+    a, b = a.detach().float(), b.detach().float()
+    return float(torch.linalg.vector_norm(a - b) / torch.linalg.vector_norm(b))
 
 
 def sweep(name: str, sets: list[Tiles]) -> list[dict[str, Any]]:

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from nsa.attention.geometry import Geometry
 
-__all__ = ["Impl", "choose_impl", "fallback_counters", "load_kernels", "reset_fallback_counters"]
+__all__ = ["Impl", "choose_impl", "count_fallback", "fallback_counters", "load_kernels", "reset_fallback_counters"]
 
 Impl = Literal["reference", "sequential", "batched", "triton", "auto"]
 
@@ -67,7 +67,7 @@ def choose_impl(impl: Impl, tensors: tuple[Tensor, ...], *, geometry: Geometry, 
     reason = _why_not_triton(tensors, geometry=geometry, compressed=compressed)
     if reason is None:
         return "triton"
-    _count_fallback(f"fb_triton_{reason}")
+    count_fallback(f"fb_triton_{reason}")
     return "batched"
 
 
@@ -79,7 +79,8 @@ def _why_not_triton(tensors: tuple[Tensor, ...], *, geometry: Geometry, compress
     return reason
 
 
-def _count_fallback(name: str) -> None:
+def count_fallback(name: str) -> None:
+    """Count, and log the first time, that torch runs where the kernels were wanted."""
     with _lock:
         _fallbacks[name] += 1
         first = _fallbacks[name] == 1
@@ -88,7 +89,8 @@ def _count_fallback(name: str) -> None:
 
 
 def fallback_counters() -> dict[str, int]:
-    """How often ``batched`` ran where ``triton`` was wanted, in this process: ``{"fb_triton_<reason>": calls}``."""
+    """How often torch ran where the kernels were wanted, in this process: ``{"fb_triton_<reason>": calls}`` in prefill and
+    training, ``{"fb_decode_<reason>": steps}`` in decoding."""
     with _lock:
         return dict(_fallbacks)
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from nsa.attention.cache import NSACache
 from nsa.attention.decode import decode_branches
 from nsa.attention.functional import attend, combine
+from nsa.attention.fused_decode import fused_decode
 from nsa.attention.gate import Gate, GateKind
 from nsa.attention.geometry import Geometry
 from nsa.attention.phi import Phi, build_phi
@@ -148,13 +149,19 @@ class NSAAttention(nn.Module):
             raise ValueError(f"x_B1D: {x_B1D.shape[1]} positions, decode takes one; use fill for a prompt")
         position = torch.tensor([cache.length], device=x_B1D.device)
         q, *streams = self._project(x_B1D, rope_table(position, dim=self.d_k, base=self.rope_base))
-        cache.append(tuple(streams), self._apply_phi)
         gates = self.gate(x_B1D)
+        scale = self.d_k**-0.5
         with torch.autocast(device_type=x_B1D.device.type, enabled=False):
-            branches = decode_branches(q, cache, scale=self.d_k**-0.5, sel_ranges=self.sel_ranges)
-            o = combine(branches, gates).to(q.dtype)
+            fused = fused_decode(
+                q, tuple(streams), gates, cache, impl=self.prefill, averages=self._compress is None, scale=scale
+            )
+            if fused is None:
+                cache.append(tuple(streams), self._apply_phi)
+                branches = decode_branches(q, cache, scale=scale, sel_ranges=self.sel_ranges)
+                fused = combine(branches, gates).to(q.dtype), branches.blocks
+        o, blocks = fused
         if self.recorder is not None:
-            self.recorder(gates, branches.blocks)
+            self.recorder(gates, blocks)
         out: Tensor = self.out_proj(o.flatten(2))
         return out
 

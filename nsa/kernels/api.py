@@ -143,12 +143,12 @@ def nsa_attention_triton(
     return o, (selected_blocks(top, l_sel=l_sel, n_sel=n_sel), o_cmp, o_sel, o_win)
 
 
-def selected_blocks(top: Tensor, *, l_sel: int, n_sel: int) -> Tensor:
-    """The whole selection: ``top [B, S, G, n]`` scored blocks with the forced ones, ``[B, S, G, n_sel]`` int32
-    ascending, then -1."""
+def selected_blocks(top: Tensor, *, l_sel: int, n_sel: int, first: int = 0) -> Tensor:
+    """The whole selection of positions from ``first`` on: ``top [B, S, G, n]`` scored blocks with the forced ones,
+    ``[B, S, G, n_sel]`` int32 ascending, then -1."""
     B, S, G, n = top.shape
     none = torch.iinfo(torch.int32).max
-    own = torch.arange(S, dtype=torch.int32, device=top.device) // l_sel
+    own = torch.arange(first, first + S, dtype=torch.int32, device=top.device) // l_sel
     forced = torch.stack((torch.zeros_like(own), own.clamp(min=1) - 1, own), dim=-1)
     forced[:, 1].masked_fill_(own < 2, none)
     forced[:, 2].masked_fill_(own < 1, none)

@@ -119,9 +119,9 @@ def _hopper_tiles(widest: int) -> Tiles:
     if widest <= 64:
         return Tiles(
             compressed=Tile(64, 64, 4, 3),
-            select=Tile(128, 64, 4, 3),
+            select=Tile(128, 64, 4, 3, regs=168, resident=3),
             gather=Tile(64, 64, 4, 3),
-            combine=Tile(64, 64, 4, 3, regs=128),
+            combine=Tile(64, 32, 4, 3, regs=128),
             gather_backward=Tile(64, 64, 4, 2),
             dq=Tile(64, 64, 4, 3),
             dkv_cmp=Tile(32, 64, 4, 3),
@@ -132,9 +132,9 @@ def _hopper_tiles(widest: int) -> Tiles:
     if widest <= 128:
         return Tiles(
             compressed=Tile(64, 64, 4, 3),
-            select=Tile(128, 64, 4, 3),
+            select=Tile(128, 64, 4, 2, regs=168, resident=3),
             gather=Tile(64, 64, 4, 1),
-            combine=Tile(64, 32, 4, 3),
+            combine=Tile(64, 32, 4, 4),
             gather_backward=Tile(32, 64, 4, 3),
             dq=Tile(128, 64, 8, 3),
             dkv_cmp=Tile(32, 64, 4, 3),

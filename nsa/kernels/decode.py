@@ -1,12 +1,12 @@
-"""One decode step as three launches: append the new position, look at what is fixed, choose and finish.
+"""One decode step: append the new position, look at what is fixed, score, look at what was chosen, merge.
 
-A decode step reads few keys from a long cache, so it is bound by latency and by how many processors take part. The
-second kernel spreads everything that does not depend on the selection over the whole chip: the compressed tokens
-(split along the cache), the window and the forced blocks. The third runs one program per batch row and group: it
-adds up the importance of the selection blocks, takes the best, attends to them and merges all partial results.
+A decode step reads few keys from a long cache, so it is bound by latency and by how many processors take part. Every
+kernel here is spread over the chip and short. ``split_kernel`` takes everything that does not depend on the selection
+(compressed tokens, window, forced blocks), ``score_kernel`` adds up the importance of the selection blocks, in
+``chosen_kernel`` a program per rank finds its block and attends to it, and ``merge_kernel`` adds the partial results.
 
-Lengths are read on the device. A captured graph can therefore be replayed step after step, and the rows of a batch may be
-of different length.
+Lengths are read on the device: a captured graph can be replayed step after step, and the rows of a batch may be of
+different length.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import triton.language as tl
 
 from nsa.kernels.tiles import visible_count
 
-__all__ = ["append_kernel", "finish_kernel", "split_kernel"]
+__all__ = ["append_kernel", "chosen_kernel", "merge_kernel", "score_kernel", "split_kernel"]
 
 
 @triton.jit
@@ -90,13 +90,16 @@ def _step(
     DK0: tl.constexpr, DK1: tl.constexpr, DV: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
     """Online softmax over one tile of cache rows ``row [BN]`` where ``ok``; also returns the weights ``[HP, BN]``."""
+    # All loads before the first product: one wait for memory instead of two.
     k0 = tl.load(k + row[:, None] * (DK0 + DK1) + tl.arange(0, DK0)[None, :], mask=ok[:, None], other=0.0)
-    s = tl.dot(q0, tl.trans(k0), input_precision=PREC)
+    vv = tl.load(v + row[:, None] * DV + tl.arange(0, DV)[None, :], mask=ok[:, None], other=0.0)
     if DK1 > 0:
         c1 = DK0 + tl.arange(0, DK1)
         k1 = tl.load(k + row[:, None] * (DK0 + DK1) + c1[None, :], mask=ok[:, None], other=0.0)
-        s = tl.dot(q1, tl.trans(k1), s, input_precision=PREC)
-    vv = tl.load(v + row[:, None] * DV + tl.arange(0, DV)[None, :], mask=ok[:, None], other=0.0)
+        s = tl.dot(q1, tl.trans(k1), input_precision=PREC)
+        s = tl.dot(q0, tl.trans(k0), s, input_precision=PREC)
+    else:
+        s = tl.dot(q0, tl.trans(k0), input_precision=PREC)
     s = tl.where(ok[None, :], s * scale2, float("-inf"))
     m_new = tl.maximum(m, tl.max(s, 1))
     p = tl.math.exp2(s - m_new[:, None])
@@ -114,21 +117,21 @@ def _store_part(part_o, part_m, part_l, row0, acc, m, total, HP: tl.constexpr, D
     tl.store(part_o + row[:, None] * DV + tl.arange(0, DV)[None, :], acc)
 
 
-@triton.jit(do_not_specialize=["N", "RW", "NC", "NT", "P_CMP", "P_WIN"])
+@triton.jit(do_not_specialize=["N", "RW", "NC", "NT", "P_CMP", "P_WIN", "PARTS"])
 def split_kernel(
     q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win, lengths, part_o, part_m, part_l, importance, tile_m,
-    sqb, sqh, N, RW, NC, NT, P_CMP, P_WIN, scale2,
+    sqb, sqh, N, RW, NC, NT, P_CMP, P_WIN, PARTS, scale2,
     G: tl.constexpr, HPG: tl.constexpr, HP: tl.constexpr, L: tl.constexpr, D: tl.constexpr, LS: tl.constexpr,
     LSP: tl.constexpr, MP: tl.constexpr, BN: tl.constexpr, TILES: tl.constexpr, DK0: tl.constexpr, DK1: tl.constexpr,
     DV: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
     """Partial results of everything that does not wait for the selection. Grid (P_CMP + P_WIN + 3, B * G).
 
-    Parts in order: ``P_CMP`` runs of ``TILES`` tiles of compressed tokens, ``P_WIN`` tiles of the window's ring, and block 0,
-    the newest block and the one before. A part beyond the row's length is not written; the next kernel knows which
-    are. ``part_o [B*G, parts, HP, DV]`` and its maximum and sum of weights are float32. ``importance [B*G, 2, HPG, NT *
-    BJ]``: what the compressed tokens that start in a selection block give to it and to the next one, in units of
-    ``tile_m [B*G, HPG, NT]``, the maximum of their tile.
+    Parts in order: ``P_CMP`` runs of ``TILES`` tiles of compressed tokens, ``P_WIN`` tiles of the window's ring, and
+    block 0, the newest block and the one before. A part beyond the row's length is not written; its readers know which
+    are. ``part_o [B*G, PARTS, HP, DV]`` and its maximum and sum of weights are float32; the parts behind these are
+    ``chosen_kernel``'s. ``importance [B*G, 2, HPG, NT * BJ]``: what the compressed tokens that start in a selection
+    block give to it and to the next one, in units of ``tile_m [B*G, HPG, NT]``, the maximum of their tile.
     """
     M: tl.constexpr = LS // D
     BJ: tl.constexpr = BN // MP
@@ -141,7 +144,7 @@ def split_kernel(
     acc = tl.zeros([HP, DV], tl.float32)
     m = tl.full([HP], -1e30, tl.float32)
     total = tl.zeros([HP], tl.float32)
-    row0 = bg.to(tl.int64) * tl.num_programs(0) + part
+    row0 = bg.to(tl.int64) * PARTS + part
     if part < P_CMP:
         n_seen = visible_count(t, L, D)
         first = part * TILES
@@ -151,7 +154,7 @@ def split_kernel(
         carry_w = tl.where(slot < M, L // D, 0).to(tl.float32) - own_w
         h = tl.arange(0, HP)
         block = tl.arange(0, BJ)
-        for i in range(first, last):
+        for i in tl.range(first, last):
             n = (i * BJ + tl.arange(0, BN) // MP) * M + slot
             ok = (slot < M) & (n < n_seen)
             acc, m, total, p = _step(
@@ -179,123 +182,129 @@ def split_kernel(
         offset = tl.arange(0, LSP)
         n = block * LS + offset
         acc, m, total, _s = _step(
-            acc, m, total, q0, q1, k_sel, v_sel, (b * N + n) * G + g, (offset < LS) & (n <= t), scale2, DK0, DK1, DV, PREC
+            acc, m, total, q0, q1, k_sel, v_sel, (b * N + n) * G + g, (offset < LS) & (n <= t), scale2,
+            DK0, DK1, DV, PREC,
         )  # fmt: skip
         if forced <= t // LS:
             _store_part(part_o, part_m, part_l, row0, acc, m, total, HP, DV)
 
 
-@triton.jit
-def _merged(part_o, part_m, part_l, row0, count, HP: tl.constexpr, DV: tl.constexpr, CP: tl.constexpr):
-    """Sum of ``count`` partial results from ``row0`` on, as a state of :func:`_step`; ``CP`` at a time."""
-    acc = tl.zeros([HP, DV], tl.float32)
-    m = tl.full([HP], -1e30, tl.float32)
-    total = tl.zeros([HP], tl.float32)
-    for c0 in range(0, count, CP):
-        c = c0 + tl.arange(0, CP)
-        ok = c < count
-        row = (row0 + c)[:, None] * HP + tl.arange(0, HP)[None, :]
-        m_c = tl.load(part_m + row, mask=ok[:, None], other=-1e30)
-        l_c = tl.load(part_l + row, mask=ok[:, None], other=0.0)
-        cols = row[:, :, None] * DV + tl.arange(0, DV)[None, None, :]
-        x = tl.load(part_o + cols, mask=ok[:, None, None], other=0.0)
-        m_new = tl.maximum(m, tl.max(m_c, 0))
-        weight = tl.math.exp2(m_c - m_new[None, :])
-        alpha = tl.math.exp2(m - m_new)
-        acc = acc * alpha[:, None] + tl.sum(x * weight[:, :, None], 0)
-        total = total * alpha + tl.sum(l_c * weight, 0)
-        m = m_new
-    return acc, m, total
-
-
-@triton.jit
-def _block_keys(
-    importance, tile_m, lse, j, limit, bg, NT, HPG: tl.constexpr, HP: tl.constexpr, BJ: tl.constexpr
+@triton.jit(do_not_specialize=["NT", "P_CMP", "PARTS"])
+def score_kernel(
+    lengths, part_m, part_l, importance, tile_m, keys, NT, P_CMP, PARTS,
+    G: tl.constexpr, HPG: tl.constexpr, HP: tl.constexpr, L: tl.constexpr, D: tl.constexpr, LS: tl.constexpr,
+    MP: tl.constexpr, BN: tl.constexpr, TILES: tl.constexpr, PP: tl.constexpr, NBP: tl.constexpr, BB: tl.constexpr,
 ):  # fmt: skip
-    """Sortable int64 keys of selection blocks ``j``; -1 for one that does not compete."""
-    h = tl.arange(0, HP)
-    competes = (j >= 1) & (j < limit)
-    ok = (h < HPG)[:, None] & competes[None, :]
-    at = ((bg.to(tl.int64) * 2 * HPG + h) * NT)[:, None] * BJ + j[None, :]
-    max_at = ((bg * HPG + h) * NT)[:, None]
-    own = tl.load(importance + at, mask=ok, other=0.0)
-    unit = tl.load(tile_m + max_at + (j // BJ)[None, :], mask=ok, other=-1e30)
-    score = own * tl.math.exp2(unit - lse[:, None])
-    carry = tl.load(importance + at + NT.to(tl.int64) * (HPG * BJ) - 1, mask=ok, other=0.0)
-    unit = tl.load(tile_m + max_at + (tl.maximum(j - 1, 0) // BJ)[None, :], mask=ok, other=-1e30)
-    score = tl.sum(score + carry * tl.math.exp2(unit - lse[:, None]), 0)
-    # As in prefill: bits of a score that is never negative order like the number, and a tie goes to the lower block.
-    key = (score.to(tl.int32, bitcast=True).to(tl.int64) << 32) | (0x7FFFFFFF - j).to(tl.int64)
-    return tl.where(competes, key, -1)
-
-
-@triton.jit(do_not_specialize=["N", "RW", "NT", "P_CMP", "P_WIN"])
-def finish_kernel(
-    q, k_sel, v_sel, gates, lengths, part_o, part_m, part_l, importance, tile_m, keys, top, o,
-    sqb, sqh, N, RW, NT, P_CMP, P_WIN, scale2,
-    G: tl.constexpr, HPG: tl.constexpr, HP: tl.constexpr, NTOP: tl.constexpr, L: tl.constexpr, D: tl.constexpr,
-    LS: tl.constexpr, MP: tl.constexpr, BN: tl.constexpr, TILES: tl.constexpr, PP: tl.constexpr, CP: tl.constexpr,
-    NBP: tl.constexpr, CHUNK: tl.constexpr, BS: tl.constexpr, DK0: tl.constexpr, DK1: tl.constexpr, DV: tl.constexpr,
-    PREC: tl.constexpr,
-):  # fmt: skip
-    """Selection, scored blocks, merge and gate of one batch row and group: ``o [B, 1, H, DV]``, ``top [B*G, NTOP]``. Grid
-    (B * G,).
-
-    ``keys [B*G, NBP]`` int64 is scratch, used where the blocks do not fit one ``CHUNK``. ``BS`` keys of the chosen
-    blocks are taken at a time.
-    """
+    """``keys [B*G, NBP]`` int64: a sortable key of each selection block, -1 for one that does not compete. Grid
+    (NBP / BB, B * G)."""
     M: tl.constexpr = LS // D
     BJ: tl.constexpr = BN // MP
-    bg = tl.program_id(0)
+    bg = tl.program_id(1)
+    t = tl.load(lengths + bg // G) - 1
+    j = tl.program_id(0) * BB + tl.arange(0, BB)
+    limit = t // LS - 1
+    competes = (j >= 1) & (j < limit)
+    mine = keys + bg.to(tl.int64) * NBP + j
+    if tl.program_id(0) * BB >= limit:
+        tl.store(mine, tl.full([BB], -1, tl.int64))
+        return
+    h = tl.arange(0, HP)
+    c = tl.arange(0, PP)
+    n_cmp = (visible_count(t, L, D) + BJ * M * TILES - 1) // (BJ * M * TILES)
+    row = (bg.to(tl.int64) * PARTS + c)[:, None] * HP + h[None, :]
+    m_c = tl.load(part_m + row, mask=(c < n_cmp)[:, None], other=-1e30)
+    l_c = tl.load(part_l + row, mask=(c < n_cmp)[:, None], other=0.0)
+    ok = (h < HPG)[:, None] & competes[None, :]
+    at = ((bg.to(tl.int64) * 2 * HPG + h) * NT)[:, None] * BJ + j[None, :]
+    own = tl.load(importance + at, mask=ok, other=0.0)
+    carry = tl.load(importance + at + NT.to(tl.int64) * (HPG * BJ) - 1, mask=ok, other=0.0)
+    max_at = ((bg * HPG + h) * NT)[:, None]
+    own_unit = tl.load(tile_m + max_at + (j // BJ)[None, :], mask=ok, other=-1e30)
+    carry_unit = tl.load(tile_m + max_at + (tl.maximum(j - 1, 0) // BJ)[None, :], mask=ok, other=-1e30)
+    m = tl.max(m_c, 0)
+    lse = m + tl.math.log2(tl.maximum(tl.sum(l_c * tl.math.exp2(m_c - m[None, :]), 0), 1e-30))
+    score = own * tl.math.exp2(own_unit - lse[:, None]) + carry * tl.math.exp2(carry_unit - lse[:, None])
+    # As in prefill: bits of a score that is never negative order like the number, and a tie goes to the lower block.
+    bits = tl.sum(score, 0).to(tl.int32, bitcast=True).to(tl.int64)
+    key = (bits << 32) | (0x7FFFFFFF - j).to(tl.int64)
+    tl.store(mine, tl.where(competes, key, -1))
+
+
+@triton.jit(do_not_specialize=["N", "FIRST", "PARTS"])
+def chosen_kernel(
+    q, k_sel, v_sel, lengths, keys, part_o, part_m, part_l, top, sqb, sqh, N, FIRST, PARTS, scale2,
+    G: tl.constexpr, HPG: tl.constexpr, HP: tl.constexpr, NTOP: tl.constexpr, LS: tl.constexpr, LSP: tl.constexpr,
+    NBP: tl.constexpr, DK0: tl.constexpr, DK1: tl.constexpr, DV: tl.constexpr, PREC: tl.constexpr,
+):  # fmt: skip
+    """Find the block of one rank, write it to ``top [B*G, NTOP]`` and attend to it: part ``FIRST + rank``. Grid
+    (NTOP, B * G).
+
+    Each program repeats the search up to its own rank: cheaper than a launch in between.
+    """
+    # The longest searches start first.
+    rank = NTOP - 1 - tl.program_id(0)
+    bg = tl.program_id(1)
     b = (bg // G).to(tl.int64)
     g = bg % G
+    q0, q1 = _query(q, b, g, sqb, sqh, HPG, HP, DK0, DK1)
+    key = tl.load(keys + bg.to(tl.int64) * NBP + tl.arange(0, NBP))
+    best = tl.max(key, 0)
+    for _ in range(rank):
+        key = tl.where(key == best, -1, key)
+        best = tl.max(key, 0)
+    j = 0x7FFFFFFF - (best & 0x7FFFFFFF)
+    tl.store(top + bg * NTOP + rank, tl.where(best >= 0, j, -1).to(tl.int32))
+    if best < 0:
+        return
+    offset = tl.arange(0, LSP)
+    at = (b * N + j * LS + offset) * G + g
+    acc, m, total, _p = _step(
+        tl.zeros([HP, DV], tl.float32), tl.full([HP], -1e30, tl.float32), tl.zeros([HP], tl.float32), q0, q1, k_sel,
+        v_sel, at, offset < LS, scale2, DK0, DK1, DV, PREC,
+    )  # fmt: skip
+    _store_part(part_o, part_m, part_l, bg.to(tl.int64) * PARTS + FIRST + rank, acc, m, total, HP, DV)
+
+
+@triton.jit
+def _merged(part_o, part_m, part_l, row0, count, HP: tl.constexpr, DV: tl.constexpr, CP: tl.constexpr):
+    """Normalized sum ``[DV]`` of the ``count <= CP`` partial results of one head from part ``row0`` on; 0 if none."""
+    c = tl.arange(0, CP)
+    ok = c < count
+    m_c = tl.load(part_m + row0 + c * HP, mask=ok, other=-1e30)
+    l_c = tl.load(part_l + row0 + c * HP, mask=ok, other=0.0)
+    at = (row0 + c * HP)[:, None] * DV + tl.arange(0, DV)[None, :]
+    x = tl.load(part_o + at, mask=ok[:, None], other=0.0)
+    weight = tl.math.exp2(m_c - tl.max(m_c, 0))
+    total = tl.sum(l_c * weight, 0)
+    return tl.sum(x * weight[:, None], 0) / tl.where(total > 0, total, 1.0)
+
+
+@triton.jit(do_not_specialize=["RW", "P_CMP", "P_WIN", "PARTS"])
+def merge_kernel(
+    gates, lengths, part_o, part_m, part_l, o, RW, P_CMP, P_WIN, PARTS,
+    G: tl.constexpr, HPG: tl.constexpr, HP: tl.constexpr, NTOP: tl.constexpr, L: tl.constexpr, D: tl.constexpr,
+    LS: tl.constexpr, MP: tl.constexpr, BN: tl.constexpr, TILES: tl.constexpr, PP: tl.constexpr, WP: tl.constexpr,
+    SP: tl.constexpr, DV: tl.constexpr,
+):  # fmt: skip
+    """Merge the parts of one head and gate the branches: ``o [B, 1, H, DV]``. Grid (B * H,)."""
+    M: tl.constexpr = LS // D
+    BJ: tl.constexpr = BN // MP
+    bh = tl.program_id(0)
+    H: tl.constexpr = G * HPG
+    b = bh // H
+    bg = b * G + bh % H // HPG
     t = tl.load(lengths + b) - 1
     own = t // LS
-    row0 = bg.to(tl.int64) * (P_CMP + P_WIN + 3)
-    n_tiles = (visible_count(t, L, D) + BJ * M - 1) // (BJ * M)
-    n_cmp = (n_tiles + TILES - 1) // TILES
-    h = tl.arange(0, HP)
-    q0, q1 = _query(q, b, g, sqb, sqh, HPG, HP, DK0, DK1)
-    if NTOP > 0:
-        c = tl.arange(0, PP)
-        row = (row0 + c)[:, None] * HP + h[None, :]
-        m_c = tl.load(part_m + row, mask=(c < n_cmp)[:, None], other=-1e30)
-        l_c = tl.load(part_l + row, mask=(c < n_cmp)[:, None], other=0.0)
-        m = tl.max(m_c, 0)
-        lse = m + tl.math.log2(tl.maximum(tl.sum(l_c * tl.math.exp2(m_c - m[None, :]), 0), 1e-30))
-        limit = own - 1
-        if NBP <= CHUNK:
-            key = _block_keys(importance, tile_m, lse, tl.arange(0, NBP), limit, bg, NT, HPG, HP, BJ)
-        else:
-            mine = keys + bg.to(tl.int64) * NBP
-            for j0 in range(0, NBP, CHUNK):
-                j = j0 + tl.arange(0, CHUNK)
-                tl.store(mine + j, _block_keys(importance, tile_m, lse, j, limit, bg, NT, HPG, HP, BJ))
-            tl.debug_barrier()
-            key = tl.load(mine + tl.arange(0, NBP))
-        for rank in range(NTOP):
-            best = tl.max(key, 0)
-            key = tl.where(key == best, -1, key)
-            j_best = tl.where(best >= 0, 0x7FFFFFFF - (best & 0x7FFFFFFF), -1).to(tl.int32)
-            tl.store(top + bg * NTOP + rank, j_best)
-        tl.debug_barrier()
-    acc, m, total = _merged(part_o, part_m, part_l, row0 + P_CMP + P_WIN, tl.minimum(own, 2) + 1, HP, DV, 4)
-    if NTOP > 0:
-        n_keys = tl.minimum(tl.maximum(own - 2, 0), NTOP) * LS
-        for i in tl.range(0, n_keys, BS):
-            n = i + tl.arange(0, BS)
-            ok = n < n_keys
-            j = tl.load(top + bg * NTOP + n // LS, mask=ok, other=0)
-            at = (b * N + j * LS + n % LS) * G + g
-            acc, m, total, p = _step(acc, m, total, q0, q1, k_sel, v_sel, at, ok, scale2, DK0, DK1, DV, PREC)
-    head = g * HPG + h
-    gp = gates + (b * (G * HPG) + head) * 3
-    ok = h < HPG
-    out = acc * (tl.load(gp + 1, mask=ok, other=0.0).to(tl.float32) / total)[:, None]
-    acc, m, total = _merged(part_o, part_m, part_l, row0, n_cmp, HP, DV, CP)
-    out += acc * (tl.load(gp, mask=ok, other=0.0).to(tl.float32) / tl.where(total > 0, total, 1.0))[:, None]
+    gp = gates + bh.to(tl.int64) * 3
+    g_cmp, g_sel, g_win = tl.load(gp).to(tl.float32), tl.load(gp + 1).to(tl.float32), tl.load(gp + 2).to(tl.float32)
+    row0 = bg.to(tl.int64) * PARTS * HP + bh % HPG
+    n_cmp = (visible_count(t, L, D) + BJ * M * TILES - 1) // (BJ * M * TILES)
     n_win = (tl.minimum(t + 1, RW) + BN - 1) // BN
-    acc, m, total = _merged(part_o, part_m, part_l, row0 + P_CMP, n_win, HP, DV, 4)
-    out += acc * (tl.load(gp + 2, mask=ok, other=0.0).to(tl.float32) / total)[:, None]
-    op = o + ((b * (G * HPG) + head) * DV)[:, None] + tl.arange(0, DV)[None, :]
-    tl.store(op, out.to(o.dtype.element_ty), mask=ok[:, None])
+    # Block 0 is always there; the parts of the chosen blocks follow those of the three forced ones without a gap, or
+    # are absent like the last of these.
+    n_sel = tl.where(own < 3, own + 1, 3 + tl.minimum(own - 2, NTOP))
+    n_sel = tl.minimum(n_sel, 3 + NTOP)
+    out = g_cmp * _merged(part_o, part_m, part_l, row0, n_cmp, HP, DV, PP)
+    out += g_win * _merged(part_o, part_m, part_l, row0 + P_CMP * HP, n_win, HP, DV, WP)
+    out += g_sel * _merged(part_o, part_m, part_l, row0 + (P_CMP + P_WIN) * HP, n_sel, HP, DV, SP)
+    tl.store(o + bh.to(tl.int64) * DV + tl.arange(0, DV), out.to(o.dtype.element_ty))

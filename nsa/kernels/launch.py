@@ -158,7 +158,7 @@ def _selected_and_window(
     streams: tuple[Tensor, ...], o_cmp: Tensor, gates: Tensor, index: Index, p: Problem, *, save: bool
 ) -> tuple[Tensor, ...]:
     """``o, o_sel, o_win, lse_sel, lse_win``; the last four are empty unless ``save``."""
-    q, k_sel, v_sel, k_win, v_win = streams
+    q, k_sel, v_sel = streams[:3]
     dv = p.dims.dv
     o = q.new_empty(p.B, p.S, p.H, dv)
     shape = (p.B, p.S, p.H) if save else (0, 0, 0)

@@ -11,14 +11,16 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from nsa.kernels.api import selected_blocks
 from nsa.kernels.config import interpreting, next_power_of_2
-from nsa.kernels.decode import append_kernel, finish_kernel, split_kernel
+from nsa.kernels.decode import append_kernel, chosen_kernel, merge_kernel, score_kernel, split_kernel
 from nsa.kernels.problem import ceil_div, n_processors
 
-__all__ = ["Caches", "decode_append", "decode_attention", "launch_attention", "why_no_decode"]
+__all__ = ["Caches", "decode_append", "decode_attention", "launch_attention", "selected_blocks", "why_no_decode"]
 
 _MAX_BLOCKS = 4096
 _MAX_OFFSET = 2**31
+_MAX_PARTS = 32
 
 
 class Caches(Protocol):
@@ -68,7 +70,7 @@ def _key_parts(Dk: int) -> tuple[int, int] | None:
     """``Dk`` as one power of two or the sum of two, each at least 16; None if it is neither."""
     low = 1 << (Dk.bit_length() - 1)
     rest = Dk - low
-    served = 16 <= low and Dk <= 256 and (rest == 0 or (rest >= 16 and rest == next_power_of_2(rest)))
+    served = low >= 16 and Dk <= 256 and (rest == 0 or (rest >= 16 and rest == next_power_of_2(rest)))
     return (low, rest) if served else None
 
 
@@ -85,36 +87,46 @@ def launch_attention(
     parts = _key_parts(Dk)
     assert parts is not None, "asked of why_no_decode before"
     wide = max(Dk, Dv) * q.element_size()
-    bn = 16 if interpreting() else 128 if wide <= 256 else 64 if wide <= 512 else 32
+    bn = 16 if interpreting() else 256 if wide <= 128 else 128 if wide <= 256 else 64 if wide <= 512 else 32
     folded = next_power_of_2(l_sel // d)
     bn = max(bn, folded)
     tile = bn // folded * (l_sel // d)
     n_tiles = ceil_div(NC, tile)
-    tiles = max(ceil_div(n_tiles * B * G, 2 * processors), 1)
+    # Enough programs for two rounds over the chip, and no more parts than the merge takes at once.
+    tiles = max(ceil_div(n_tiles * B * G, 2 * processors), ceil_div(n_tiles, _MAX_PARTS), 1)
     p_cmp, p_win = ceil_div(n_tiles, tiles), ceil_div(RW, bn)
     heads, n_top, n_blocks = max(next_power_of_2(H // G), 16), n_sel - 3, next_power_of_2(ceil_div(N, l_sel))
-    part_o = q.new_empty(B * G, p_cmp + p_win + 3, heads, Dv, dtype=torch.float32)
+    first = p_cmp + p_win + 3
+    part_o = q.new_empty(B * G, first + n_top, heads, Dv, dtype=torch.float32)
     part_m, part_l = (q.new_empty(part_o.shape[:3], dtype=torch.float32) for _ in range(2))
     importance = q.new_empty(B * G, 2, H // G, n_tiles * (bn // folded), dtype=torch.float32)
     tile_m = q.new_empty(B * G, H // G, n_tiles, dtype=torch.float32)
-    chunk = 32 if interpreting() else 1024
-    keys = q.new_empty(B * G, n_blocks if n_blocks > chunk else 0, dtype=torch.int64)
+    keys = q.new_empty(B * G, n_blocks, dtype=torch.int64)
     o = q.new_empty(B, 1, H, Dv)
     top = q.new_empty(B, 1, G, n_top, dtype=torch.int32)
-    common = {
-        "G": G, "HPG": H // G, "HP": heads, "L": l, "D": d, "LS": l_sel, "MP": folded, "BN": bn, "TILES": tiles,
-        "DK0": parts[0], "DK1": parts[1], "DV": Dv, "PREC": "ieee" if q.dtype == torch.float32 else "tf32",
-    }  # fmt: skip
-    scale2 = scale * 1.4426950408889634
-    split_kernel[(p_cmp + p_win + 3, B * G)](
-        q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win, lengths, part_o, part_m, part_l, importance, tile_m,
-        q.stride(0), q.stride(2), N, RW, NC, n_tiles, p_cmp, p_win, scale2, LSP=max(next_power_of_2(l_sel), 16),
-        **common, num_warps=4, num_stages=2,
+    heads_of = {"G": G, "HPG": H // G, "HP": heads}
+    blocks_of = {"L": l, "D": d, "LS": l_sel, "MP": folded, "BN": bn, "TILES": tiles}
+    widths = {"DK0": parts[0], "DK1": parts[1], "DV": Dv, "PREC": "ieee" if q.dtype == torch.float32 else "tf32"}
+    rows, scale2 = max(next_power_of_2(l_sel), 16), scale * 1.4426950408889634
+    partial = (part_o, part_m, part_l)
+    split_kernel[(first, B * G)](
+        q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win, lengths, *partial, importance, tile_m, q.stride(0), q.stride(2),
+        N, RW, NC, n_tiles, p_cmp, p_win, first + n_top, scale2, LSP=rows, **heads_of, **blocks_of, **widths,
+        num_warps=4, num_stages=2,
     )  # fmt: skip
-    finish_kernel[(B * G,)](
-        q, k_sel, v_sel, gates, lengths, part_o, part_m, part_l, importance, tile_m, keys, top, o,
-        q.stride(0), q.stride(2), N, RW, n_tiles, p_cmp, p_win, scale2, NTOP=n_top, PP=next_power_of_2(p_cmp),
-        CP=8, NBP=n_blocks, CHUNK=chunk, BS=bn, **common, num_warps=8, num_stages=3,
+    if n_top:
+        few = min(n_blocks, 8 if interpreting() else 128)
+        score_kernel[(n_blocks // few, B * G)](
+            lengths, part_m, part_l, importance, tile_m, keys, n_tiles, p_cmp, first + n_top, **heads_of, **blocks_of,
+            PP=next_power_of_2(p_cmp), NBP=n_blocks, BB=few, num_warps=4,
+        )  # fmt: skip
+        chosen_kernel[(n_top, B * G)](
+            q, k_sel, v_sel, lengths, keys, *partial, top, q.stride(0), q.stride(2), N, first, first + n_top, scale2,
+            **heads_of, NTOP=n_top, LS=l_sel, LSP=rows, NBP=n_blocks, **widths, num_warps=4,
+        )  # fmt: skip
+    merge_kernel[(B * H,)](
+        gates, lengths, *partial, o, RW, p_cmp, p_win, first + n_top, **heads_of, NTOP=n_top, **blocks_of,
+        PP=next_power_of_2(p_cmp), WP=next_power_of_2(p_win), SP=next_power_of_2(n_sel), DV=Dv, num_warps=2,
     )  # fmt: skip
     return o, top
 

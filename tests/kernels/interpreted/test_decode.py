@@ -8,11 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from nsa.attention import NSAAttention
 from nsa.attention.cache import NSACache
+from nsa.attention.compress import average_compress
 from nsa.attention.decode import decode_branches
+from nsa.attention.dispatch import fallback_counters, reset_fallback_counters
 from nsa.attention.functional import combine
 from nsa.attention.geometry import Geometry
-from nsa.attention.compress import average_compress
 from nsa.kernels import step
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -140,3 +142,26 @@ def test_a_full_row_is_left_as_it_is() -> None:
     append(cache, new_streams(case, 0), lengths)
     assert torch.equal(cache.k_sel, before)
     assert lengths.tolist() == [case.S]
+
+
+def test_the_layer_decodes_by_the_kernels_as_it_does_by_torch_and_counts_the_same_reads() -> None:
+    torch.manual_seed(0)
+    shape = {"dim": 32, "n_heads": 4, "n_kv_groups": 2, "d_k": 16, "d_v": 16, "l": 2, "d": 2, "l_sel": 4, "n_sel": 4}
+    fused = NSAAttention(**shape, w=6, prefill="triton")  # type: ignore[arg-type]
+    plain = NSAAttention(**shape, w=6, prefill="batched")  # type: ignore[arg-type]
+    plain.load_state_dict(fused.state_dict())
+    seen: dict[str, list[Tensor]] = {"fused": [], "plain": []}
+    fused.recorder = lambda _, blocks: seen["fused"].append(blocks)
+    plain.recorder = lambda _, blocks: seen["plain"].append(blocks)
+    caches = [layer.init_cache(1, 22, device="cpu", dtype=torch.float32) for layer in (fused, plain)]
+    reset_fallback_counters()
+    for t in range(22):
+        x = random(1, 1, 32, seed=t)
+        a, b = (layer.decode(x, cache) for layer, cache in zip((fused, plain), caches, strict=True))
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
+        assert caches[0].last_reads == caches[1].last_reads
+    assert fallback_counters() == {}
+    for a, b in zip(seen["fused"], seen["plain"], strict=True):
+        assert torch.equal(a, b.to(a.dtype))
+    with pytest.raises(ValueError, match="23 positions exceed max_len=22"):
+        fused.decode(random(1, 1, 32, seed=1), caches[0])

@@ -1,0 +1,75 @@
+"""Forward and backward of a micro-batch as a CUDA graph.
+
+At a few thousand tokens a step launches about two thousand kernels, and the host cannot launch them as fast as the GPU
+runs them. Captured once and replayed, they cost one call. The tokens are copied into the tensor that was captured, and
+gradients are added to the ones that exist: nobody may replace them, so they are zeroed and never dropped.
+
+What has to see the layers from Python, a step with gate statistics or under the profiler, runs as usual.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+__all__ = ["MicroBatchGraph", "why_no_graph"]
+
+
+def why_no_graph(*, on_cuda: bool, grouped: bool, attention: str, prefill: str) -> str | None:
+    """None if a micro-batch can be captured, else the reason in words.
+
+    Args:
+        grouped: whether a process group exists, whose reductions run between the parts of a backward pass.
+        attention, prefill: as they will run; only the fused kernels and dense attention never wait for the host.
+    """
+    if not on_cuda:
+        return "no CUDA device"
+    if grouped:
+        return "gradients are reduced within the backward pass"
+    if attention == "nsa" and prefill != "triton":
+        return f"prefill={prefill} waits for the host"
+    return None
+
+
+class MicroBatchGraph:
+    """One micro-batch of ``[batch_size, seq_len + 1]`` int64 tokens, captured from ``work`` and replayed.
+
+    ``work(tokens)`` runs forward and backward, adds to the gradients that exist, and returns the loss, a 0-d tensor.
+    """
+
+    def __init__(self, *, batch_size: int, seq_len: int, device: torch.device) -> None:
+        self._shape, self._device = (batch_size, seq_len + 1), device
+        self._tokens: Tensor | None = None
+        self._loss: Tensor | None = None
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is something to replay."""
+        return self._graph is not None
+
+    def capture(self, work: Callable[[Tensor], Tensor]) -> None:
+        """Run ``work`` twice, for what it prepares once, then record it. Leaves the gradients in need of zeroing."""
+        tokens = torch.zeros(self._shape, dtype=torch.int64, device=self._device)
+        side = torch.cuda.Stream(self._device)
+        side.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(side):
+            for _ in range(2):
+                work(tokens)
+        torch.cuda.current_stream(self._device).wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        # The loader's thread pins memory meanwhile, which concerns nobody but itself.
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            self._loss = work(tokens)
+        self._tokens, self._graph = tokens, graph
+
+    def replay(self, tokens_BT: Tensor) -> Tensor:
+        """Run the captured work on these tokens, from host or device; the loss is overwritten by the next call."""
+        assert self._graph is not None, "captured before it is replayed"
+        assert self._tokens is not None
+        assert self._loss is not None
+        self._tokens.copy_(tokens_BT, non_blocking=True)
+        self._graph.replay()
+        return self._loss
