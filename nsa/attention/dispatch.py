@@ -89,8 +89,8 @@ def count_fallback(name: str) -> None:
 
 
 def fallback_counters() -> dict[str, int]:
-    """How often torch ran where the kernels were wanted, in this process: ``{"fb_triton_<reason>": calls}`` in prefill and
-    training, ``{"fb_decode_<reason>": steps}`` in decoding."""
+    """How often torch ran where the kernels were wanted, in this process: ``{"fb_triton_<reason>": calls}`` in prefill
+    and training, ``{"fb_decode_<reason>": steps}`` in decoding."""
     with _lock:
         return dict(_fallbacks)
 
