@@ -19,8 +19,8 @@ from validator.model.measure import ScalarValue
 
 __all__ = ["ATTENTION_BRANCHES", "Instruments", "read_instruments"]
 
-ATTENTION_BRANCHES = ("cmp", "sel", "win", "dense", "fused")
-"""Branches whose backend an audit is about; `fused` is one operator that does the work of all."""
+ATTENTION_BRANCHES = ("cmp", "sel", "win", "query", "dense", "fused")
+"""Branches whose backend an audit is about; `query` and `fused` are kernels that serve several at once."""
 
 UNRECOGNIZED = "unrecognized"
 _PARTS = ("cmp", "sel", "win")

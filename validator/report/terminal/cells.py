@@ -11,8 +11,9 @@ from validator.report.parts import status_view
 if TYPE_CHECKING:
     from validator.execute.progress import Progress
     from validator.model.verdict import PhaseReport
+    from validator.plan.eta import Remaining
 
-__all__ = ["criteria_count", "phase_line", "progress_cells", "steps_cell"]
+__all__ = ["criteria_count", "left_cell", "phase_line", "progress_cells", "share_of", "steps_cell"]
 
 
 def steps_cell(progress: Progress) -> str:
@@ -62,3 +63,17 @@ def phase_line(phase: PhaseReport) -> str:
     elif not phase.required:
         line += ", not required"
     return line
+
+
+def share_of(progress: Progress) -> float | None:
+    """How far a run is by its steps; a run that has ended is over whatever its steps say."""
+    if progress.state == "ended":
+        return 1.0
+    return progress.step / progress.steps if progress.step and progress.steps else None
+
+
+def left_cell(remaining: Remaining | None) -> str:
+    """`, about 4 min left in all`; empty when nothing can be said."""
+    if remaining is None:
+        return ""
+    return f", {'at least' if remaining.at_least else 'about'} {format_duration(round(remaining.seconds))} left in all"

@@ -19,8 +19,9 @@ from rich.table import Table
 from rich.text import Text
 
 from validator.model.units import format_duration
+from validator.plan.eta import Eta
 from validator.report.formats import format_number, one_line, plural
-from validator.report.terminal.cells import criteria_count, steps_cell
+from validator.report.terminal.cells import criteria_count, left_cell, share_of, steps_cell
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -48,6 +49,7 @@ class LiveObserver:
             file=stream or sys.stderr, no_color=not color, highlight=False, emoji=False, markup=False
         )
         self._plan: Plan | None = None
+        self._eta: Eta | None = None
         self._phase: str | None = None
         self._phase_began_s = 0.0
         self._phase_runs: tuple[str, ...] = ()
@@ -72,7 +74,7 @@ class LiveObserver:
 
     def started(self, plan: Plan, run_dir: Path) -> None:
         """Say what is to come, then start drawing."""
-        self._plan = plan
+        self._plan, self._eta = plan, Eta(plan)
         count = f"{plural(len(plan.phases), 'phase')}, {plural(len(plan.runs), 'run')}"
         self._console.print(Text.assemble((one_line(plan.runbook), "bold"), f"  {count}"))
         self._console.print(Text(f"results in {one_line(run_dir)}", "dim"), soft_wrap=True)
@@ -83,15 +85,21 @@ class LiveObserver:
         self._phase, self._progress = phase.id, None
         self._phase_began_s = time.monotonic()
         self._phase_runs = tuple(run.id for run in planned.runs)
+        if self._eta is not None:
+            self._eta.phase_started(planned, now_s=self._phase_began_s)
 
     def run_progress(self, progress: Progress) -> None:
         """Remember how far the run is; the table is redrawn on its own clock."""
         self._progress, self._seen_s = progress, time.monotonic()
+        if self._eta is not None:
+            self._eta.run_progress(progress.run, share_of(progress))
 
     def phase_finished(self, phase: PhaseReport) -> None:
         """Print the phase's line above the table."""
         self._phase, self._progress = None, None
         self._done.append(phase.id)
+        if self._eta is not None:
+            self._eta.phase_finished(phase.id, now_s=time.monotonic())
         self._console.print(_finished_line(phase))
 
     def note(self, text: str) -> None:
@@ -116,6 +124,9 @@ class LiveObserver:
             parts.append(
                 Text(f"next: {', '.join(pending[:_MAX_PENDING])}{more}", "dim", no_wrap=True, overflow="ellipsis")
             )
+        left = left_cell(None if self._eta is None else self._eta.remaining(now_s=time.monotonic()))
+        if left:
+            parts.append(Text(left.removeprefix(", "), "dim"))
         return Group(*parts)
 
     def _present(self) -> RenderableType:

@@ -9,8 +9,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
 from validator.model.units import format_duration
+from validator.plan.eta import Eta
 from validator.report.formats import one_line, plural
-from validator.report.terminal.cells import phase_line, progress_cells
+from validator.report.terminal.cells import left_cell, phase_line, progress_cells, share_of
 
 if TYPE_CHECKING:
     from validator.execute.progress import Progress
@@ -32,6 +33,7 @@ class PlainObserver:
         self._shown: tuple[str, str] | None = None
         self._total = 0
         self._number = 0
+        self._eta: Eta | None = None
 
     def __enter__(self) -> PlainObserver:
         return self
@@ -44,6 +46,7 @@ class PlainObserver:
     def started(self, plan: Plan, run_dir: Path) -> None:
         """Say what is to come and where it is written."""
         self._total = len(plan.phases)
+        self._eta = Eta(plan)
         count = f"{plural(self._total, 'phase')}, {plural(len(plan.runs), 'run')}"
         self._say(f"{one_line(plan.runbook)}: {count}, results in {one_line(run_dir)}")
 
@@ -51,12 +54,19 @@ class PlainObserver:
         """Say which phase begins."""
         self._number += 1
         runs = f", {plural(len(planned.runs), 'run')}" if planned.runs else ""
-        self._say(f"[{self._number}/{self._total}] {one_line(phase.id)}: {phase.kind}{runs}")
+        left = ""
+        if self._eta is not None:
+            now_s = time.monotonic()
+            self._eta.phase_started(planned, now_s=now_s)
+            left = left_cell(self._eta.remaining(now_s=now_s))
+        self._say(f"[{self._number}/{self._total}] {one_line(phase.id)}: {phase.kind}{runs}{left}")
         self._shown = None
 
     def run_progress(self, progress: Progress) -> None:
         """Say how far a run is: at once when it changes state, else every few seconds."""
         now_s = time.monotonic()
+        if self._eta is not None:
+            self._eta.run_progress(progress.run, share_of(progress))
         shown = (progress.run, progress.state)
         if shown == self._shown and now_s - self._last_s < self._every_s:
             return
@@ -65,6 +75,8 @@ class PlainObserver:
 
     def phase_finished(self, phase: PhaseReport) -> None:
         """Say how a phase was judged."""
+        if self._eta is not None:
+            self._eta.phase_finished(phase.id, now_s=time.monotonic())
         duration = f" in {format_duration(phase.duration_s)}" if phase.duration_s is not None else ""
         if not phase.ran and phase.status in ("SKIPPED", "NOT_RUN"):
             self._number += 1

@@ -12,6 +12,7 @@ from validator.model.measure import MetricStats
 from validator.model.plan import PhasePlan, Plan, RunSpec
 from validator.model.units import format_duration
 from validator.model.verdict import RunReport
+from validator.plan.eta import Eta
 from validator.report.formats import format_interval, format_number, format_value, one_line, plural
 from validator.report.terminal.lines import paint, stream_width, text_table, wrap
 from validator.report.terminal.observer import wants_color
@@ -38,16 +39,18 @@ def print_plan(loaded: LoadedRunbook, plan: Plan, *, stream: TextIO | None = Non
     """Every phase with its runs: the exact command, what is added to the environment, the longest time."""
     out = stream or sys.stdout
     color, width = wants_color(out), stream_width(out)
-    budget_s = sum(run.timeout_s * (1 + run.retries) for run in plan.runs)
+    budget_s = sum(_budget_s(phase) for phase in plan.phases)
     lines = [
         paint(one_line(loaded.runbook.title or loaded.runbook.name), "bold", color=color),
         f"{one_line(loaded.path)}  sha256 {loaded.sha256[:12]}",
-        f"{plural(len(plan.phases), 'phase')}, {plural(len(plan.runs), 'run')}, at most {format_duration(budget_s)}",
+        f"{plural(len(plan.phases), 'phase')}, {plural(len(plan.runs), 'run')}{_expected(plan)}, "
+        f"at most {format_duration(budget_s)}",
         "",
     ]
     rows = [_phase_row(number, phase) for number, phase in enumerate(plan.phases, start=1)]
-    columns = ("#", "Phase", "Kind", "Runs", "Ranks", "Steps", "At most", "Note")
-    lines += text_table(columns, rows, width=width, numeric=("#", "Runs", "Ranks", "Steps", "At most"), color=color)
+    columns = ("#", "Phase", "Kind", "Runs", "Ranks", "Steps", "Expected", "At most", "Note")
+    numeric = ("#", "Runs", "Ranks", "Steps", "Expected", "At most")
+    lines += text_table(columns, rows, width=width, numeric=numeric, color=color)
     for phase in plan.phases:
         for run in phase.runs:
             lines += ["", *_run_lines(run, color=color)]
@@ -58,8 +61,6 @@ def _phase_row(number: int, phase: PhasePlan) -> tuple[str, ...]:
     runs = phase.runs
     steps = {run.steps for run in runs if run.steps is not None}
     ranks = {run.world_size for run in runs}
-    arms = list(dict.fromkeys(run.arm for run in runs if run.arm))
-    note = phase.skipped or (f"{plural(len(arms), 'arm')}: {', '.join(arms)}" if arms else "")
     return (
         str(number),
         phase.phase,
@@ -67,9 +68,30 @@ def _phase_row(number: int, phase: PhasePlan) -> tuple[str, ...]:
         str(len(runs)) if runs else "–",
         "/".join(str(rank) for rank in sorted(ranks)) or "–",
         "/".join(f"{step:,}" for step in sorted(steps)) or "–",
-        format_duration(sum(run.timeout_s * (1 + run.retries) for run in runs)) if runs else "–",
-        note,
+        format_duration(phase.expected_s) if phase.expected_s is not None and phase.skipped is None else "–",
+        format_duration(_budget_s(phase)) if runs else "–",
+        phase.skipped or _note(phase),
     )
+
+
+def _note(phase: PhasePlan) -> str:
+    arms = list(dict.fromkeys(run.arm for run in phase.runs if run.arm))
+    parts = [f"{plural(len(arms), 'arm')}: {', '.join(arms)}"] if arms else []
+    parts += ["loader first"] if any(run.role == "smoke" for run in phase.runs) else []
+    parts += [f"on failure: {', '.join(phase.remedies)}"] if phase.remedies else []
+    return "; ".join(parts)
+
+
+def _budget_s(phase: PhasePlan) -> float:
+    """The longest that a phase can take: every run to its timeout, with every retry, and again for every remedy."""
+    return sum(run.timeout_s * (1 + run.retries) for run in phase.runs) * (1 + len(phase.remedies))
+
+
+def _expected(plan: Plan) -> str:
+    left = Eta(plan).remaining(now_s=0.0)
+    if left is None:
+        return ""
+    return f", expected {'at least' if left.at_least else 'about'} {format_duration(left.seconds)}"
 
 
 def _run_lines(run: RunSpec, *, color: bool) -> list[str]:

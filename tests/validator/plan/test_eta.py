@@ -1,0 +1,90 @@
+"""The time that is left: expected at first, then as the machine turns out to be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from validator.model.plan import Plan
+from validator.model.runbook import Runbook
+from validator.plan import make_plan
+from validator.plan.eta import Eta
+
+
+def plan(*expected: str | None, repeats: int = 1) -> Plan:
+    phases: list[dict[str, Any]] = []
+    for number, text in enumerate(expected):
+        phase = {"id": f"p{number}", "kind": "train", "steps": 10, "nproc": 0, "repeats": repeats}
+        phases.append(phase if text is None else {**phase, "expected": text})
+    runbook = Runbook.model_validate({"schema": 1, "name": "t", "phases": phases})
+    return make_plan(runbook, run_dir=Path("/r"), python="py")
+
+
+def test_before_anything_has_run_it_is_what_the_runbook_expects() -> None:
+    left = Eta(plan("1m", "2m")).remaining(now_s=0.0)
+    assert left is not None
+    assert (left.seconds, left.at_least) == (180.0, False)
+
+
+def test_nothing_is_said_where_nothing_is_known() -> None:
+    assert Eta(plan(None, None)).remaining(now_s=0.0) is None
+
+
+def test_a_phase_without_expectation_makes_it_a_lower_bound() -> None:
+    left = Eta(plan("1m", None)).remaining(now_s=0.0)
+    assert left is not None
+    assert (left.seconds, left.at_least) == (60.0, True)
+
+
+@pytest.mark.parametrize("pace", [0.5, 1.0, 3.0])
+def test_what_has_been_seen_corrects_what_is_to_come(pace: float) -> None:
+    made = plan("10m", "10m")
+    eta = Eta(made)
+    eta.phase_started(made.phases[0], now_s=0.0)
+    eta.phase_finished("p0", now_s=600.0 * pace)
+    left = eta.remaining(now_s=600.0 * pace)
+    assert left is not None
+    assert left.seconds == pytest.approx(600.0 * pace, rel=0.05)
+
+
+def test_a_short_first_phase_moves_it_little() -> None:
+    made = plan("1s", "10m")
+    eta = Eta(made)
+    eta.phase_started(made.phases[0], now_s=0.0)
+    eta.phase_finished("p0", now_s=9.0)
+    left = eta.remaining(now_s=9.0)
+    assert left is not None
+    assert left.seconds < 900.0
+
+
+def test_the_present_phase_goes_by_its_own_pace_in_the_end() -> None:
+    made = plan("100s", repeats=4)
+    eta = Eta(made)
+    eta.phase_started(made.phases[0], now_s=0.0)
+    at_start = eta.remaining(now_s=10.0)
+    eta.run_progress("p0/r4", 0.5)
+    near_end = eta.remaining(now_s=350.0)
+    assert at_start is not None
+    assert near_end is not None
+    assert at_start.seconds == pytest.approx(90.0)
+    assert near_end.seconds == pytest.approx(350 / 7, rel=0.2), "seven eighths took 350 s"
+
+
+def test_an_overdue_phase_is_never_a_negative_time() -> None:
+    made = plan("10s", "20s")
+    eta = Eta(made)
+    eta.phase_started(made.phases[0], now_s=0.0)
+    left = eta.remaining(now_s=500.0)
+    assert left is not None
+    assert left.seconds == 20.0
+
+
+def test_phases_that_do_not_run_cost_nothing() -> None:
+    made = plan("1m", "2m", "4m")
+    eta = Eta(made)
+    eta.phase_finished("p1", now_s=0.0)
+    left = eta.remaining(now_s=0.0)
+    assert left is not None
+    assert left.seconds == 300.0

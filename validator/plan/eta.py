@@ -1,0 +1,97 @@
+"""How long a validation will still take: what the runbook expects, corrected by what has been seen.
+
+Runbooks say how long each phase takes on the machine that they were written for. Another machine is faster or slower by
+some factor, which the phases that are over tell; the phase under way is judged by its own pace as soon as it has one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from validator.model.plan import PhasePlan, Plan
+
+__all__ = ["Eta", "Remaining"]
+
+_TRUST_S = 20.0
+"""Expected time that must have passed until what was seen weighs as much as what was expected."""
+
+_MOST = 10.0
+"""A machine that is ten times faster or slower than declared tells nothing by being a hundred times so."""
+
+
+@dataclass(frozen=True)
+class Remaining:
+    """Seconds to the end. `at_least` where some phase still to come has no expectation."""
+
+    seconds: float
+    at_least: bool
+
+
+@dataclass
+class Eta:
+    """Follows a validation; all times are by one monotonic clock, given by the caller."""
+
+    plan: Plan
+    _done: set[str] = field(default_factory=set)
+    _expected_s: float = 0.0
+    _seen_s: float = 0.0
+    _phase: PhasePlan | None = None
+    _began_s: float = 0.0
+    _run: str | None = None
+    _share: float = 0.0
+
+    def phase_started(self, planned: PhasePlan, *, now_s: float) -> None:
+        """A phase is about to run, as planned by now."""
+        self._phase, self._began_s = planned, now_s
+        self._run, self._share = None, 0.0
+
+    def run_progress(self, run: str, share: float | None) -> None:
+        """How far the present run is, from 0 to 1; None when that is not known."""
+        self._run, self._share = run, share or 0.0
+
+    def phase_finished(self, phase: str, *, now_s: float) -> None:
+        """A phase is over, or is not going to run."""
+        self._done.add(phase)
+        if self._phase is not None and self._phase.phase == phase:
+            if self._phase.expected_s is not None:
+                self._expected_s += self._phase.expected_s
+                self._seen_s += now_s - self._began_s
+            self._phase = None
+
+    @property
+    def factor(self) -> float:
+        """Seconds that passed for each second that was expected; near 1 until enough has been seen."""
+        found = (self._seen_s + _TRUST_S) / (self._expected_s + _TRUST_S)
+        return min(max(found, 1 / _MOST), _MOST)
+
+    def remaining(self, *, now_s: float) -> Remaining | None:
+        """The time to the end; None when no phase to come has an expectation and none under way has a pace."""
+        present = None if self._phase is None else self._of_present(self._phase, now_s)
+        known, open_ended = ([] if present is None else [present]), self._phase is not None and present is None
+        for planned in self.plan.phases:
+            if planned.phase in self._done or planned.skipped is not None:
+                continue
+            if self._phase is not None and planned.phase == self._phase.phase:
+                continue
+            if planned.expected_s is None:
+                open_ended = open_ended or bool(planned.runs)
+            else:
+                known.append(planned.expected_s * self.factor)
+        return Remaining(sum(known), open_ended) if known else None
+
+    def _of_present(self, planned: PhasePlan, now_s: float) -> float | None:
+        """By expectation at first, by its own pace in the end."""
+        elapsed_s, done = now_s - self._began_s, self._fraction(planned)
+        expected_s = None if planned.expected_s is None else planned.expected_s * self.factor
+        by_plan = None if expected_s is None else max(0.0, expected_s - elapsed_s)
+        if done <= 0.0:
+            return by_plan
+        by_pace = elapsed_s / done * (1.0 - done)
+        return by_pace if by_plan is None else done * by_pace + (1.0 - done) * by_plan
+
+    def _fraction(self, planned: PhasePlan) -> float:
+        """The share of the phase's runs that is over; a run that is not planned, such as a remedy's, counts as none."""
+        names = [run.id for run in planned.runs]
+        if self._run not in names:
+            return 0.0
+        return min(1.0, (names.index(self._run) + min(1.0, self._share)) / len(names))
