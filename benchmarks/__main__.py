@@ -30,7 +30,7 @@ BENCHMARKS = (
     Benchmark("calibration"),
     Benchmark("train"),
     Benchmark("loss_parity", ("--data-path", sysconfig.get_path("stdlib"))),
-    Benchmark("kernels_device", gpu=True),
+    Benchmark("attention", ("--device", "cuda"), gpu=True),
     Benchmark("train", ("--shapes", "2048x32,32768x2,65536x1,2048x1"), gpu=True),
     Benchmark("dense", gpu=True),
 )

@@ -177,7 +177,9 @@ def main(argv: list[str] | None = None) -> int:
     def names(text: str) -> list[str]:
         return text.split(",")
 
-    parser.add_argument("--parts", type=names, default=list(PARTS), help=f"any of {','.join(PARTS)}")
+    parser.add_argument(
+        "--parts", type=names, help=f"any of {','.join(PARTS)}; all, or on a GPU the fused kernels' suite"
+    )
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--dtype", choices=list(DTYPES), default="fp32")
     parser.add_argument("--shapes", type=names, default=["125M"], help=f"any of {','.join(SHAPES)}")
@@ -190,6 +192,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=3, help="for the part speed: turns that the implementations take")
     parser.add_argument("--out", type=Path, default=Path("build/benchmarks"))
     args = parser.parse_args(argv)
+    if args.parts is None and args.device == "cuda":
+        from benchmarks.attention_gpu import run  # needs Triton
+
+        return run(args.out)
+    args.parts = args.parts or list(PARTS)
     unknown = [p for p in args.parts if p not in PARTS] + [s for s in args.shapes if s not in SHAPES]
     if unknown:
         parser.error(f"unknown part or shape: {', '.join(unknown)}")

@@ -7,12 +7,16 @@ FlashAttention and cuDNN beside it, growth with the length, and a decode step. W
 from __future__ import annotations
 
 import json
+import math
 import statistics
+import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+import triton
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -21,6 +25,9 @@ from nsa.attention.cache import NSACache
 from nsa.attention.decode import decode_branches
 from nsa.attention.functional import combine
 from nsa.attention.geometry import Geometry
+from nsa.config import ModelConfig
+from nsa.flops import nsa_keys_per_query
+from nsa.kernels.precompile import Shape, warm
 
 __all__ = ["run"]
 
@@ -170,6 +177,143 @@ def decode_row(name: str, *, layers: int = 6) -> dict[str, Any]:
     if best:
         row["times_faster"] = min(best.values()) / row["nsa_us"]
     return row
+
+
+def limit_ms(shape: tuple[int, ...], batch: int, tflops: float) -> dict[str, float]:
+    """Time of the products alone at ``tflops``: two per key forward, and the scores again to select; five backward."""
+    S, H, _, Dk, Dv = shape
+    keys = nsa_keys_per_query(ModelConfig(), S)
+    per_key = 2.0 * batch * S * H * (Dk + Dv)
+    score = 2.0 * batch * S * H * Dk * keys.cmp
+    forward = per_key * keys.total + score
+    backward = 2.0 * batch * S * H * (3 * Dk + 2 * Dv) * keys.total
+    return {"forward_ms": forward / tflops / 1e9, "both_ms": (forward + backward) / tflops / 1e9}
+
+
+def shape_row(name: str, tflops: float) -> dict[str, Any]:
+    """One shape: check, then times, memory, share of the limit, and dense attention beside it."""
+    shape, batch = kd.LARGE[name], kd.BATCH.get(name, 1)
+    row: dict[str, Any] = {"shape": name, **kd.check_large(name)}
+    torch.cuda.empty_cache()
+    if not row["ok"]:
+        return row
+    row |= kd.measure(name)
+    limit = limit_ms(shape, batch, tflops)
+    row |= {"limit": limit, "share_of_limit": limit["both_ms"] / row["both_ms"]}
+    torch.cuda.empty_cache()
+    for backend in BACKENDS:
+        row[backend] = dense_ms(shape, batch, backend)
+        torch.cuda.empty_cache()
+    return row
+
+
+def growth_rows() -> list[dict[str, Any]]:
+    """Forward+backward of the wide shape at several lengths, and the exponent of S from the first."""
+    rows: list[dict[str, Any]] = []
+    _, H, G, Dk, Dv = kd.LARGE["wide64k"]
+    for S in GROWTH:
+        x = kd.make(1, S, H, G, Dk, Dv, torch.bfloat16)
+        do = torch.randn(1, S, H, Dv, device="cuda", dtype=torch.bfloat16)
+
+        def both(x: list[Tensor] = x, do: Tensor = do) -> None:
+            torch.autograd.grad(kd.call(x, kd.SIZES), x, do)
+
+        ms = median_ms(both)
+        first = rows[0] if rows else None
+        exponent = math.log(ms / first["both_ms"]) / math.log(S / first["S"]) if first else None
+        rows.append({"S": S, "both_ms": ms, "exponent": exponent})
+        del x, do, both
+        torch.cuda.empty_cache()
+    return rows
+
+
+def bars(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """What is asked of the kernels, what was measured, and whether it holds."""
+    found: list[dict[str, Any]] = []
+
+    def bar(text: str, value: float | None, bound: float, *, at_most: bool) -> None:
+        holds = value is not None and (value <= bound if at_most else value >= bound)
+        found.append({"bar": text, "measured": value, "bound": bound, "holds": holds})
+
+    rows = {row["shape"]: row for row in result["shapes"]}
+    for name, floor in kd.FLOORS_MS.items():
+        if name in rows:
+            bar(f"{name} forward+backward, ms", rows[name].get("both_ms"), floor, at_most=True)
+    wide = rows.get("wide64k", {})
+    bar("wide64k peak memory, GiB", wide.get("peak_gib"), 16, at_most=True)
+    for backend, what, times in (
+        ("flash", "forward", 6.0), ("cudnn", "forward", 3.5), ("flash", "both", 7.0), ("cudnn", "both", 4.4),
+    ):  # fmt: skip
+        dense, ours = wide.get(backend, {}).get(f"{what}_ms"), wide.get(f"{what}_ms")
+        value = dense / ours if dense and ours else None
+        bar(f"wide64k {what}, times faster than dense {backend}", value, times, at_most=False)
+    bar("exponent of S, 32k to 128k", result["growth"][-1]["exponent"], 1.75, at_most=True)
+    for row in result["decode"]:
+        for backend in BACKENDS:
+            dense, ours = row.get(f"{backend}_us"), row.get("nsa_us")
+            value = dense / ours if dense and ours else None
+            bar(f"decode {row['shape']}, times faster than dense {backend}", value, 5.0, at_most=False)
+    return found
+
+
+def as_text(value: Any, digits: int = 2) -> str:
+    """A cell."""
+    return "–" if value is None else f"{value:.{digits}f}" if isinstance(value, float) else str(value)
+
+
+def table(head: list[str], rows: list[list[Any]]) -> str:
+    """A Markdown table."""
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return "\n".join([*lines, *("| " + " | ".join(as_text(cell) for cell in row) + " |" for row in rows)])
+
+
+def as_markdown(result: dict[str, Any]) -> str:
+    """All tables."""
+    shapes = []
+    for r in result["shapes"]:
+        dense = [r.get(b, {}).get(f"{w}_ms") for b in BACKENDS for w in ("forward", "both")]
+        own = [r.get(k) for k in ("forward_ms", "both_ms", "graph_ms", "peak_gib", "share_of_limit")]
+        shapes.append([r["shape"], *own, *dense])
+    head = ["shape", "forward", "forward + backward", "from a graph", "peak GiB", "share of limit"]
+    head += ["flash forward", "flash both", "cuDNN forward", "cuDNN both"]
+    decode = [
+        [r["shape"], r.get("nsa_us"), r.get("eager_us"), r.get("flash_us"), r.get("cudnn_us")] for r in result["decode"]
+    ]
+    parts = [
+        f"{result['gpu']}, torch {result['torch']}, Triton {result['triton']}, {result['date']}; medians in ms; "
+        f"{result['ceilings']['matmul_tflops']:.0f} TFLOP/s, {result['ceilings']['copy_tb_s']:.2f} TB/s",
+        table(head, shapes),
+        table(
+            ["S", "forward + backward", "exponent"], [[r["S"], r["both_ms"], r["exponent"]] for r in result["growth"]]
+        ),
+        table(["decode, µs a step", "NSA", "NSA, eager", "dense flash", "dense cuDNN"], decode),
+        table(["bar", "measured", "bound", "holds"], [list(b.values()) for b in result["bars"]]),
+    ]
+    return "\n\n".join(parts)
+
+
+def run(out: Path, shapes: list[str] | None = None) -> int:
+    """Everything in one run; writes ``attention-gpu.json`` and ``.md``. Returns 1 if a check failed."""
+    names = shapes or list(kd.LARGE)
+    grown = [Shape(S, *kd.LARGE["wide64k"][1:]) for S in GROWTH]
+    warm(kd.shapes_to_warm(names, small=True) + grown)
+    result: dict[str, Any] = {
+        "schema_version": 1, "gpu": torch.cuda.get_device_name(), "torch": torch.__version__,
+        "triton": triton.__version__, "date": time.strftime("%Y-%m-%d"), "ceilings": kd.ceilings(),
+    }  # fmt: skip
+    result["small_checks"] = [kd.check_small(case, seed) for seed, case in enumerate(kd.SMALL)]
+    result["shapes"] = [shape_row(name, result["ceilings"]["matmul_tflops"]) for name in names]
+    result["growth"] = growth_rows()
+    result["decode"] = [decode_row(name) for name in DECODE]
+    result["bars"] = bars(result)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "attention-gpu.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    (out / "attention-gpu.md").write_text(as_markdown(result) + "\n", encoding="utf-8")
+    print(as_markdown(result))
+    checked = [*result["small_checks"], *result["shapes"], *result["decode"]]
+    for failed in (c for c in checked if not c["ok"]):
+        print(f"not timed, its output is wrong: {failed}")
+    return 0 if all(c["ok"] for c in checked) else 1
 
 
 def main() -> None:
