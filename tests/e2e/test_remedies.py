@@ -113,3 +113,40 @@ def test_data_out_of_reach_start_no_training_and_forbid_go(cli, book, workdir: P
     assert found["remedies"] == [], "another port brings no data"
     assert "unreachable: no answer from the hub" in result["why"]
     assert "cannot be GO" in result["why"]
+
+
+def test_a_resumed_validation_goes_on_in_the_middle_of_a_remedy(cli, book, workdir: Path) -> None:
+    phase = "{id: a, kind: train, steps: 60, accept: [toks_per_s.mean >= 500], on_failure: [bucket_50, fused_off]}"
+    cli("run", book(phase))
+    before, folder = result_of(workdir), run_folder(workdir)
+    lines = (folder / "journal.jsonl").read_text().splitlines(keepends=True)
+    (first_end, _) = [number for number, line in enumerate(lines) if '"remedy_ended"' in line]
+    (folder / "journal.jsonl").write_text("".join(lines[:first_end]))  # killed once bucket_50's run had ended
+    stamp = (folder / "runs/a/remedy-bucket_50/r1/training.csv").stat().st_mtime_ns
+    answer = cli("run", "--resume", str(folder))
+    after = result_of(workdir)
+    assert (answer.rc, after["decision"]) == (1, before["decision"]), answer.err
+    assert (folder / "runs/a/remedy-bucket_50/r1/training.csv").stat().st_mtime_ns == stamp, "it had ended"
+    goes = [[(go["name"], go["status"]) for go in result["phases"][0]["remedies"]] for result in (before, after)]
+    assert goes[0] == goes[1] == [(None, "FAIL"), ("bucket_50", "FAIL"), ("fused_off", "FAIL")]
+
+
+def test_a_phase_runs_only_when_what_it_needs_has_passed(cli, book, workdir: Path) -> None:
+    answer = cli(
+        "run",
+        book(
+            "{id: broken, kind: command, run: 'exit 3'}",
+            "{id: after, kind: command, needs: [broken], run: 'touch after'}",
+            "{id: beside, kind: command, run: 'touch beside'}",
+        ),
+    )
+    phases = {phase["id"]: phase for phase in result_of(workdir)["phases"]}
+    assert answer.rc == 1
+    assert {name: phase["status"] for name, phase in phases.items()} == {
+        "broken": "FAIL",
+        "after": "NOT_RUN",
+        "beside": "PASS",
+    }
+    assert "it needs `broken`, which ended FAIL" in phases["after"]["message"].replace("It needs", "it needs")
+    assert (workdir / "beside").exists()
+    assert not (workdir / "after").exists()
