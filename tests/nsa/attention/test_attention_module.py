@@ -223,10 +223,11 @@ def _train_two_steps(rank: int, world: int, folder: str) -> None:
     store = dist.FileStore(str(Path(folder) / "store"), world)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     grads = []
-    for phi in ("avg", "conv", "mlp"):
-        model = DistributedDataParallel(nn.Sequential(layer(phi=phi), layer(phi=phi)))
-        # A step that leaves a gradient out makes the next one fail. Five positions hold no compressed token.
-        for step, seq_len in enumerate((30, 5, 30)):
+    for phi, prefill in (("avg", "batched"), ("conv", "batched"), ("mlp", "batched"), ("mlp", "sequential")):
+        model = DistributedDataParallel(nn.Sequential(*(layer(phi=phi, prefill=prefill) for _ in range(2))))
+        # A step that leaves a gradient out makes the next one fail. Five positions hold no compressed token; of sixty
+        # the last go by pairs.
+        for step, seq_len in enumerate((60, 5, 30)):
             torch.manual_seed(10 * step + rank)
             model(torch.randn(1, seq_len, 16)).square().sum().backward()
         grads += [p.grad for p in model.parameters()]
