@@ -1,0 +1,10 @@
+"""Which of the settings that differ make one run slow, or fail, where another is fast: found by short runs.
+
+validator bisect GOOD BAD
+"""
+
+from __future__ import annotations
+
+from validator.bisect.work import Request, bisect, resume
+
+__all__ = ["Request", "bisect", "resume"]

@@ -1,0 +1,95 @@
+"""The command that finds which settings explain a difference: bisect."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from validator.commands.common import (
+    GO,
+    INCONCLUSIVE,
+    INTERRUPTED,
+    USAGE,
+    AsJson,
+    duration,
+    example,
+    fail,
+    print_json,
+    reported,
+)
+
+__all__ = ["bisect"]
+
+_EXIT_CODES = {"explained": GO, "interrupted": INTERRUPTED}
+
+
+@example("validator bisect out/fast out/slow", "validator bisect fast.yaml slow.yaml --phase baseline --steps 30")
+def bisect(
+    good: Annotated[
+        Path | None,
+        typer.Argument(metavar="GOOD", help="A run folder, a trainer's folder, a runbook, or a config of the trainer."),
+    ] = None,
+    bad: Annotated[Path | None, typer.Argument(metavar="BAD", help="The same for what is slow, or fails.")] = None,
+    phase: Annotated[str | None, typer.Option(metavar="PHASE", help="Which phase of run folders or runbooks.")] = None,
+    metric: Annotated[str, typer.Option(metavar="NAME", help="What is compared.")] = "toks_per_s",
+    steps: Annotated[int | None, typer.Option(metavar="N", min=4, help="Steps of each run; 60 at most else.")] = None,
+    warmup_steps: Annotated[
+        int | None, typer.Option(metavar="N", min=0, help="Steps that do not count; 10 at most else.")
+    ] = None,
+    timeout: Annotated[str, typer.Option(metavar="DURATION", help="Longest time of each run.")] = "10m",
+    max_runs: Annotated[int, typer.Option(metavar="N", min=2, help="Most runs in all.")] = 24,
+    repeats: Annotated[int, typer.Option(metavar="N", min=1, help="Most runs of one combination.")] = 3,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder that receives the bisection's.")] = Path("reports"),
+    resume: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Go on with a bisection that was interrupted.")
+    ] = None,
+    no_lock: Annotated[
+        bool, typer.Option("--no-lock", help="Run although another validation uses the machine.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Find which of the settings that differ make one run slow, or fail, by short runs of their combinations.
+
+    Exit code 0: found. 3: not found, or not told apart, or not finished within --max-runs.
+    """
+    from validator import bisect as work
+    from validator.model.catalogue import METRICS
+
+    if (resume is None) == (good is None or bad is None):
+        raise fail("name GOOD and BAD, or --resume DIR", USAGE, as_json=as_json)
+    known = [name for name, one in METRICS.items() if one.window == "steady" and one.better is not None]
+    if metric not in known:
+        raise fail(f"--metric {metric}: it must be one of {', '.join(known)}", USAGE, as_json=as_json)
+    with reported(as_json=as_json):
+        if resume is not None:
+            found = work.resume(resume, lock=not no_lock, tell=_tell)
+        else:
+            assert good is not None, "checked above"
+            assert bad is not None, "checked above"
+            request = work.Request(
+                good=good,
+                bad=bad,
+                phase=phase,
+                metric=metric,
+                steps=steps,
+                warmup_steps=warmup_steps,
+                timeout_s=duration("--timeout", timeout, as_json=as_json),
+                max_runs=max_runs,
+                repeats=repeats,
+                parent=out,
+                lock=not no_lock,
+            )
+            found = work.bisect(request, tell=_tell)
+    if as_json:
+        print_json(found.model_dump(mode="json"))
+    else:
+        from validator.bisect.show import print_bisection
+
+        print_bisection(found)
+    raise typer.Exit(_EXIT_CODES.get(found.outcome, INCONCLUSIVE))
+
+
+def _tell(text: str) -> None:
+    typer.echo(text, err=True)
