@@ -43,6 +43,11 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "compare",
         "Set one run against another: settings, metrics with intervals, criteria and findings.",
     ),
+    "bisect": (
+        "bisecting",
+        "bisect",
+        "Find which of the settings that differ make one run slow, or fail, by short runs of their combinations.",
+    ),
     "watch": (
         "standing",
         "watch",
