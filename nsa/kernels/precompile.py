@@ -93,7 +93,8 @@ def record(shape: Shape, *, tiles: Tiles | None = None) -> list[Launch]:
     k = [meta(B, S, G, dims.dk) for _ in range(3)]
     v = [meta(B, S, G, dims.dv) for _ in range(3)]
     gates = torch.empty(B, S, H, 3, dtype=torch.float32, device="meta")
-    p = Problem.of(q, k[1], v[1], sizes=shape.sizes, scale=1.0, deterministic=False)
+    # A real scale: to some versions of Triton a 1.0 is a constant, and the kernel another one.
+    p = Problem.of(q, k[1], v[1], sizes=shape.sizes, scale=shape.Dk**-0.5, deterministic=False)
     tiles = tiles or choose_tiles(dims, itemsize=q.element_size(), hopper=shape.capability >= 90)
     p = replace(p, tiles=tiles, n_processors=132 if shape.capability >= 90 else 108)
     launches: list[Launch] = []

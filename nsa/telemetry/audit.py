@@ -22,6 +22,9 @@ _BRANCHES = {
     "nsa.query": "query",  # the queries' gradient, of all branches in one kernel
 }
 _ATTENTION_BRANCHES = ("cmp", "sel", "win", "query", "dense", "fused")
+# Autograd names a backward node after its forward operator: `MmBackward0`, and `GeneratedBackwardFor_xBackward` for
+# an operator x of one's own, whose forward pass stands under `GeneratedBackwardFor_x`.
+_BACKWARD = re.compile(r"Backward\d*$")
 _LAUNCH = re.compile(r"(cu|cuda|hip)[A-Z]")
 
 # The first pattern that a kernel's or operator's name holds names the backend. `_flash_`, `_efficient_` and `_cudnn_`
@@ -68,7 +71,7 @@ def _place(event: Any) -> tuple[int, str, str] | None:
             branch = "dense"
         if name.startswith("nsa::") and not branch:
             branch = "fused"  # all branches in one operator that does not mark them
-        if "Backward" in name:
+        if _BACKWARD.search(name):
             direction = "backward"
     if layer is None:
         return None

@@ -25,9 +25,8 @@ from nsa.model import LanguageModel
 
 pytestmark = [
     pytest.mark.gpu,
-    # torch.compile's own: what it imports is deprecated, and it looks at the gradients of what it traces.
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),
+    # torch.compile warns of what it imports, of gradients that it looks at and of caches that it does not use.
+    pytest.mark.filterwarnings("default"),
 ]
 
 Rows = Callable[[Path], list[dict[str, str]]]

@@ -162,16 +162,14 @@ def test_kernels_of_one_operator_are_told_apart_by_their_launches() -> None:
         return SimpleNamespace(**vars(event(name, 0, 7, "cuda")) | {"cpu_parent": None, "id": number})
 
     layer = inside(None, "nsa.layer.0", 1)
-    operator = inside(layer, "nsa::attention", 2)
+    operator = inside(inside(layer, "GeneratedBackwardFor_nsa_attention_default", 0), "nsa::attention", 2)
     operator.kernels = [SimpleNamespace(name=n, duration=7) for n in ("compressed_kernel", "combine_kernel")]
     calls = [inside(inside(operator, f"nsa.{b}", 0), "cuLaunchKernelEx", n) for b, n in (("cmp", 3), ("win", 4))]
     mirrors = [kernel("nsa.layer.0", 1), kernel("nsa::attention", 2)]
     events = [layer, operator, *calls, kernel("compressed_kernel", 3), kernel("combine_kernel", 4), *mirrors]
     record = audit_record(events, step=2, device="cuda:0")
-    assert {e["branch"]: list(e["kernels"]) for e in record["layers"]} == {
-        "cmp": ["compressed_kernel"],
-        "win": ["combine_kernel"],
-    }
+    found = {(e["branch"], e["direction"]): list(e["kernels"]) for e in record["layers"]}
+    assert found == {("cmp", "forward"): ["compressed_kernel"], ("win", "forward"): ["combine_kernel"]}
     without_launches = audit_record([layer, operator, *events[4:]], step=2, device="cuda:0")
     assert [(e["branch"], e["backend"]) for e in without_launches["layers"]] == [("fused", "triton")]
 
