@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -40,7 +40,8 @@ Steps = npt.NDArray[np.int64]
 EXACT_STATISTICS = frozenset({"min", "max", "first", "last", "n"})
 """Statistics that say what was seen, not what would be seen again; they have no interval."""
 
-RATES = ("toks_per_s", "toks_per_s_per_rank")
+MODEL_RATE = "model_tflops_per_s_per_rank"
+RATES = ("toks_per_s", "toks_per_s_per_rank", MODEL_RATE)
 _QUANTILES = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
 
 
@@ -145,6 +146,9 @@ def measure(result: Result, *, warmup_steps: int, world_size: int = 1) -> RunMea
     windows = {name: _windowed(one.series, series, window, obstacle) for name, one in series.items()}
     if "toks_per_s" in windows and "toks_per_s_per_rank" not in windows:
         windows["toks_per_s_per_rank"] = _per_rank(windows["toks_per_s"], world_size)
+    flops = flops_per_token(result.environment)
+    if "toks_per_s" in windows and flops is not None:
+        windows[MODEL_RATE] = _model_rate(windows["toks_per_s"], flops, world_size)
     metrics = {name: _stats(one) for name, one in windows.items()}
     derived: dict[str, Estimate] = {}
     scalars: dict[str, ScalarValue] = {}
@@ -179,6 +183,8 @@ def _ordered(series: Series) -> _Ordered:
     if len(back):
         steps, values = steps[back[-1] + 1 :], values[back[-1] + 1 :]
     last_of_step = np.append(np.diff(steps) > 0, True)
+    if last_of_step.all() and not len(back):
+        return _Ordered(series, restarted=False)  # as it nearly always is; a copy of each column is memory
     kept = Series(series.name, series.unit, steps[last_of_step], values[last_of_step], series.source, series.rank)
     return _Ordered(kept, bool(len(back)))
 
@@ -220,13 +226,17 @@ def _windowed(series: Series, others: Mapping[str, _Ordered], window: SteadyWind
     sampled = known is not None and known.window == "steady"
     steps, values, weights = series.steps, series.values, covered_steps(series.steps)
     if sampled:
-        inside = window.contains(steps)
+        inside = _slice(window.contains(steps))
         steps, values, weights = steps[inside], values[inside], weights[inside]
         span = window.span if len(steps) else None
     else:
-        weights = np.ones(len(steps))
+        weights = np.ones(1)
         span = Span(first_step=int(steps[0]), last_step=int(steps[-1]))
-    numerator, denominator, note = values * weights, weights, None
+    if (weights == 1).all():  # a row for each step: the values are their own numerator
+        weights, numerator = np.broadcast_to(np.ones(1), len(steps)), values
+    else:
+        numerator = values * weights
+    denominator, note = weights, None
     if series.name in RATES:
         numerator, denominator, note = _tokens_and_time(steps, values, weights, others.get("step_time_s"))
     return Windowed(
@@ -244,6 +254,12 @@ def _windowed(series: Series, others: Mapping[str, _Ordered], window: SteadyWind
         obstacle=obstacle if sampled else None,
         comparable=window.comparable and obstacle == window.note,
     )
+
+
+def _slice(inside: npt.NDArray[np.bool_]) -> slice:
+    """The rows that are inside, which lie together since steps rise: as a slice they need no copy."""
+    rows = np.flatnonzero(inside)
+    return slice(int(rows[0]), int(rows[-1]) + 1) if rows.size else slice(0, 0)
 
 
 def _tokens_and_time(
@@ -276,6 +292,27 @@ def _per_rank(rate: Windowed, world_size: int) -> Windowed:
         note=f"toks_per_s over {world_size} ranks",
         obstacle=rate.obstacle,
         comparable=rate.comparable,
+    )
+
+
+def flops_per_token(environment: Mapping[str, Any] | None) -> float | None:
+    """The model's arithmetic for a token, forward and backward, by the trainer's own account."""
+    told = (environment or {}).get("flops_per_token")
+    found = told.get("nsa") if isinstance(told, Mapping) else told
+    known = isinstance(found, (int, float)) and not isinstance(found, bool) and math.isfinite(found) and found > 0
+    return float(found) if known and isinstance(found, (int, float)) else None
+
+
+def _model_rate(rate: Windowed, flops: float, world_size: int) -> Windowed:
+    """The rate in the model's arithmetic, for a comparison with what the GPU can do."""
+    factor = flops / world_size / 1e12
+    return replace(
+        rate,
+        name=MODEL_RATE,
+        unit="TFLOP/s",
+        values=rate.values * factor,
+        numerator=rate.numerator * factor,
+        note=f"toks_per_s × {flops:.4g} FLOP per token over {world_size} ranks",
     )
 
 

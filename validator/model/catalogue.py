@@ -69,6 +69,13 @@ def _metrics(*rows: tuple[str, str, Window, Literal["higher", "lower"] | None, s
 METRICS: dict[str, Metric] = _metrics(
     ("toks_per_s", "tok/s", "steady", "higher", "global rate: tokens over wall time in the window"),
     ("toks_per_s_per_rank", "tok/s", "steady", "higher", "toks_per_s divided by the number of ranks"),
+    (
+        "model_tflops_per_s_per_rank",
+        "TFLOP/s",
+        "steady",
+        "higher",
+        "the model's arithmetic (`flops_per_token` of env.json) per second and rank; compare it with probe.gemm_tflops",
+    ),
     ("step_time_s", "s", "steady", "lower", "wall time of one optimizer step"),
     (
         "compute_time_s",

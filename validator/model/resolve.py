@@ -79,7 +79,8 @@ def series_of(metrics: TrainerMetrics) -> dict[str, Metric]:
     """The series that a trainer with these sources can yield.
 
     A CSV may hold any column; heartbeats hold what the trainer contract lists; text holds its named groups.
-    `toks_per_s_per_rank` follows from `toks_per_s`.
+    `toks_per_s_per_rank` follows from `toks_per_s`, and with the FLOPs per token of the environment file the model's
+    rate.
     """
     names: set[str] = set()
     if metrics.csv is not None:
@@ -87,8 +88,10 @@ def series_of(metrics: TrainerMetrics) -> dict[str, Metric]:
     if metrics.heartbeat is not None:
         names |= HEARTBEAT_METRICS | set(metrics.extra)
     names |= set(_groups(metrics.stdout)) - {"step"}
+    names.discard("model_tflops_per_s_per_rank")
     if "toks_per_s" in names:
         names.add("toks_per_s_per_rank")
+        names |= {"model_tflops_per_s_per_rank"} if metrics.env is not None else set()
     return {name: METRICS.get(name) or _extra(name, metrics.extra.get(name, "")) for name in sorted(names)}
 
 

@@ -210,3 +210,17 @@ def test_a_million_rows_are_measured_in_bounded_memory() -> None:
     stats = measure(result(times=times), warmup_steps=20).metrics["toks_per_s"]
     assert stats.n == 199_980
     assert stats.ci_low is not None
+
+
+def test_the_models_arithmetic_per_rank_is_known_where_the_trainer_tells_its_flops() -> None:
+    told = result(tokens=1e6, environment={"flops_per_token": {"nsa": 6e8, "dense_equivalent": 9e8}})
+    found = measure(told, warmup_steps=20, world_size=2)
+    rate, model = found.metrics["toks_per_s"], found.metrics["model_tflops_per_s_per_rank"]
+    assert model.unit == "TFLOP/s"
+    assert rate.mean is not None
+    assert model.mean == pytest.approx(rate.mean * 6e8 / 2 / 1e12)
+    assert model.ci_low is not None
+    assert model.ci_low < model.mean
+    for flops in (None, {"nsa": "many"}, {"nsa": 0}, {"nsa": True}):
+        silent = {"flops_per_token": flops}
+        assert "model_tflops_per_s_per_rank" not in measure(result(environment=silent), warmup_steps=20).metrics
