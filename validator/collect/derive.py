@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from validator.collect.clock import longest_s
 from validator.collect.heartbeat import Heartbeat
 from validator.model.catalogue import METRICS, SCALARS
 from validator.model.measure import ScalarValue
 from validator.model.result import Series
 
 __all__ = [
-    "clock_jumps",
     "first_step_s",
-    "longest_gap_s",
     "rate_per_rank",
     "step_times",
     "steps_done",
@@ -56,7 +54,7 @@ def step_times(
     elif times is None and heartbeat is not None:
         steps, seconds = heartbeat.step_times_s
         spans, strides = np.diff(seconds), np.diff(steps)
-        usable = (spans > 0) & (spans <= _longest_s(duration_s))
+        usable = (spans > 0) & (spans <= longest_s(duration_s))
         if usable.any():
             made["step_time_s"] = Series(
                 name="step_time_s",
@@ -96,40 +94,6 @@ def straggler_score(
     if len(medians) < 2 or max(medians.values()) <= 0:
         return None
     return statistics.median_low(medians.values()) / max(medians.values()), medians
-
-
-def clock_jumps(heartbeat: Heartbeat, *, duration_s: float | None) -> list[dict[str, Any]]:
-    """Steps between which the wall clock was set: `{first_step, last_step, reason}`, windows that are not valid.
-
-    Back by more than a second, or forth by more than the whole attempt took by the monotonic clock.
-    """
-    steps, seconds = heartbeat.step_times_s
-    spans = np.diff(seconds)
-    windows = []
-    for at in np.flatnonzero((spans < -1.0) | (spans > _longest_s(duration_s))):
-        way = "back" if spans[at] < 0 else "forth"
-        reason = f"the wall clock was set {way} by {abs(spans[at]):.0f} s"
-        windows.append({"first_step": int(steps[at]), "last_step": int(steps[at + 1]), "reason": reason})
-    return windows
-
-
-def _longest_s(duration_s: float | None) -> float:
-    """Longest span of time that can lie within an attempt; a second is allowed for rounding."""
-    return float("inf") if duration_s is None else duration_s + 1.0
-
-
-def longest_gap_s(heartbeat: Heartbeat, *, duration_s: float | None, end_s: float | None) -> float | None:
-    """Longest time between two records of a rank, and from its last one to `end_s` where that is given.
-
-    A gap that is longer than the whole attempt by the monotonic clock is a jump of the wall clock and left out.
-    """
-    times = heartbeat.times
-    if end_s is not None and times.size:
-        times = np.append(times, end_s)
-    gaps = np.diff(times)
-    gaps = gaps[gaps >= 0]
-    gaps = gaps[gaps <= _longest_s(duration_s)]
-    return float(gaps.max()) if gaps.size else None
 
 
 def first_step_s(heartbeat: Heartbeat, *, started_s: float) -> float | None:

@@ -249,30 +249,23 @@ def _row(cells: list[str], width: int, line: int, parts: _Parts) -> tuple[list[f
 
 
 def _finish(parts: _Parts, source: SourceFile, path: Path, intake: Intake) -> Table:
-    """Put the blocks together, keep the rows of one run, and split them into columns."""
-    data = np.concatenate(parts.data)
+    """Put the blocks together column by column, and keep the rows of one run."""
+    at, flawed = parts.names.index("step"), any(mask is not None for mask in parts.absent)
     lines = np.concatenate(parts.lines)
-    flawed = any(mask is not None for mask in parts.absent)
-    absent = (
-        np.concatenate(
-            [np.zeros(d.shape, bool) if m is None else m for d, m in zip(parts.data, parts.absent, strict=True)]
-        )
-        if flawed
-        else None
-    )
-    parts.data.clear()
-    steps = data[:, parts.names.index("step")].astype(np.int64)
+    parts.lines.clear()
+    steps = np.concatenate([block[:, at] for block in parts.data]).astype(np.int64)
     kept = rising(steps, lines, tuple(parts.restarts), lambda code, text, line: intake.note(code, text, path, line))
     whole = len(kept) == len(steps)
     columns = {}
     for index, name in enumerate(parts.names):
         if name == "step":
             continue
-        rows = kept if absent is None else kept[~absent[kept, index]]
+        rows, values = kept, np.concatenate([block[:, index] for block in parts.data])
+        if flawed:
+            blocks_absent = zip(parts.data, parts.absent, strict=True)
+            absent = np.concatenate([np.zeros(len(d), bool) if m is None else m[:, index] for d, m in blocks_absent])
+            rows = kept[~absent[kept]]
         if rows.size:
             everything = whole and rows.size == len(steps)
-            columns[name] = (
-                steps if everything else steps[rows],
-                np.ascontiguousarray(data[:, index] if everything else data[rows, index]),
-            )
+            columns[name] = (steps, values) if everything else (steps[rows], values[rows])
     return Table(columns, source, len(kept))

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from validator.collect import derive, logs
-from validator.collect.heartbeat import Heartbeat, find_heartbeats, read_heartbeat
+from validator.collect.clock import longest_s
+from validator.collect.decode import LEAN
+from validator.collect.heartbeat import Heartbeat, find_heartbeats
 from validator.collect.instruments import read_instruments
 from validator.collect.intake import CLOCK_SLACK_S, Intake, age_before, parse_time_s, printable
 from validator.collect.loader import read_loader
+from validator.collect.readers import Reading, reading
 from validator.collect.table import ALIASES, Table, read_table
 from validator.collect.telemetry import read_telemetry
 from validator.collect.trainer import flat, open_scalars, read_json_object
@@ -61,8 +65,10 @@ def read_training(state: Gathered, found: logs.LogFiles) -> None:
     """All that a trainer writes, then what follows from it."""
     _read_env(state)
     _read_metrics(state)
-    _read_csv(state)
-    _read_heartbeats(state)
+    paths = find_heartbeats(state.out, state.metrics.heartbeat) if state.metrics.heartbeat is not None else {}
+    with reading(paths, root=state.intake.root, limit_s=longest_s(_duration_s(state))) as heartbeats:
+        _read_csv(state)
+        _read_heartbeats(state, paths, heartbeats)
     _read_stdout(state, found)
     _fill_from_rank_0(state)
     _derive(state)
@@ -174,22 +180,21 @@ def _read_stdout(state: Gathered, found: logs.LogFiles) -> None:
         _add_table(state, table)
 
 
-def _read_heartbeats(state: Gathered) -> None:
+def _read_heartbeats(state: Gathered, paths: Mapping[int, Path], heartbeats: Reading) -> None:
     pattern = state.metrics.heartbeat
     if pattern is None:
         return
-    paths = find_heartbeats(state.out, pattern)
     if not paths:
         if not state.lenient:
             state.intake.note("missing-file", f"heartbeat {pattern} was not written", state.out / pattern)
         return
     for rank, path in paths.items():
         _check_age(state, path, f"heartbeat of rank {rank}")
-        heartbeat = read_heartbeat(path, rank, state.intake)
+        heartbeat = heartbeats.take(rank, state.intake)
         if heartbeat is None:
             continue
         state.heartbeats[rank] = heartbeat
-        first_s = float(heartbeat.times[0]) if heartbeat.times.size else None
+        first_s = heartbeat.gaps.first
         if first_s is not None and state.started_s is not None and first_s < state.started_s - CLOCK_SLACK_S:
             state.intake.note(
                 "foreign-results",
@@ -223,10 +228,15 @@ def _check_ranks(state: Gathered, pattern: str, present: set[int]) -> None:
 
 
 def _fill_from_rank_0(state: Gathered) -> None:
-    """What no table holds is taken from the lowest rank's heartbeat."""
-    if state.rank_series:
-        for name, own in state.rank_series[min(state.rank_series)].items():
-            state.series.setdefault(name, own)
+    """What no table holds is taken from the lowest rank's heartbeat; by rank only what all are judged by is kept."""
+    if not state.rank_series:
+        return
+    lowest = min(state.rank_series)
+    for name, own in state.rank_series[lowest].items():
+        state.series.setdefault(name, own)
+    brief = {name: own for name, own in state.rank_series[lowest].items() if name in LEAN}
+    state.rank_series[lowest] = brief
+    state.heartbeats[lowest] = replace(state.heartbeats[lowest], columns={})
 
 
 def _tokens_per_step(state: Gathered) -> float | None:
@@ -253,7 +263,7 @@ def _derive(state: Gathered) -> None:
     if first is not None and state.started_s is not None:
         start_s = derive.first_step_s(first, started_s=state.started_s)
         state.scalars |= derive.scalar("startup.first_step_s", start_s, first.source.path)
-    jumps = [w for h in state.heartbeats.values() for w in derive.clock_jumps(h, duration_s=_duration_s(state))]
+    jumps = [window for heartbeat in state.heartbeats.values() for window in heartbeat.jumps]
     telemetry = state.out / "logs" / "telemetry.csv"
     if first is not None and telemetry.is_file():
         machine, throttled = read_telemetry(telemetry, first, state.intake)
@@ -275,23 +285,22 @@ def _duration_s(state: Gathered) -> float | None:
 def _derive_gaps(state: Gathered) -> None:
     """Silence counts to the end of an attempt that did not end well; after a good end it is only teardown."""
     outcome = state.outcome
-    duration_s = _duration_s(state)
     ended_s = None
     if outcome is not None and not outcome.ok and state.started_s is not None:
         ended_s = state.started_s + outcome.duration_s
     marks, gaps = {}, {}
     for rank, heartbeat in state.heartbeats.items():
-        gap_s = derive.longest_gap_s(heartbeat, duration_s=duration_s, end_s=ended_s)
+        gap_s = heartbeat.gaps.until(ended_s)
         if gap_s is not None:
             gaps[rank] = gap_s
         marks[rank] = {
             "path": heartbeat.source.path,
             "pid": heartbeat.pids[-1] if heartbeat.pids else None,
             "lines": heartbeat.lines,
-            "first_ts": float(heartbeat.times[0]) if heartbeat.times.size else None,
-            "last_ts": float(heartbeat.times[-1]) if heartbeat.times.size else None,
+            "first_ts": heartbeat.gaps.first,
+            "last_ts": heartbeat.gaps.last,
             "last_step": heartbeat.last_step,
-            "last_progress_ts": float(heartbeat.step_times_s[1][-1]) if heartbeat.step_times_s[1].size else None,
+            "last_progress_ts": heartbeat.last_progress_s,
             "last_msg": heartbeat.last_msg,
             "max_gap_s": gap_s,
             "done": heartbeat.done,
@@ -309,7 +318,7 @@ def _read_halt(state: Gathered) -> None:
         return
     began_s = state.started_s
     if began_s is None:
-        firsts = [float(h.times[0]) for h in state.heartbeats.values() if h.times.size]
+        firsts = [h.gaps.first for h in state.heartbeats.values() if h.gaps.first is not None]
         began_s = min(firsts) if firsts else None
     age_s = age_before(path, began_s)
     if age_s is not None:

@@ -1,0 +1,296 @@
+"""What is gathered of one rank's heartbeat while it is read: by whole blocks where they are sound, else by the line."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import repeat
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from validator.collect.clock import Gaps
+from validator.collect.decode import LEAN
+from validator.collect.intake import printable
+
+__all__ = ["MARKS", "MAX_FIELDS", "Beats"]
+
+MARKS = frozenset({"ts", "iso", "pid", "rank", "step", "msg"})
+MAX_FIELDS = 512
+MAX_STEP = 2**53
+_MAX_PIDS = 1000
+_WORDS = ("nan", "inf", "-inf", "infinity", "-infinity")
+
+_BEAT = 2
+_KINDS = {"boot": 1, "beat": _BEAT}
+"""Messages that are no progress: of a process that begins, and of the thread that only says that it lives."""
+
+_LEAN_FIELDS = attrgetter("ts", "step", "msg", "rank", "pid", *LEAN)
+
+Steps = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+
+def number(value: Any) -> float | None:
+    """A measurement as a float; NaN and infinities may be written as texts."""
+    kind = type(value)
+    if kind is float:
+        return float(value)
+    if kind is int:
+        return float(value) if -MAX_STEP <= value <= MAX_STEP else None
+    if kind is str and value.lower() in _WORDS:
+        return float(value)
+    return None
+
+
+@dataclass
+class Beats:
+    """`columns` and `marks` hold pieces of `(steps, values)` in the order of the file."""
+
+    rank: int
+    wanted: frozenset[str] | None = None
+    gaps: Gaps = field(default_factory=Gaps)
+    columns: dict[str, list[tuple[Steps, Floats]]] = field(default_factory=dict)
+    marks: list[tuple[Steps, Floats]] = field(default_factory=list)
+    pids: dict[int, int] = field(default_factory=dict)
+    first_step: int | None = None
+    highest: int = 0
+    step: int = 0
+    msg: str = ""
+    done: bool = False
+    records: int = 0
+    faults: dict[str, tuple[int, int, str]] = field(default_factory=dict)
+    _steps: dict[str, array[int]] = field(default_factory=dict)
+    _values: dict[str, array[float]] = field(default_factory=dict)
+    _marks: tuple[array[int], array[float]] = field(default_factory=lambda: (array("q"), array("d")))
+    _times: array[float] = field(default_factory=lambda: array("d"))
+
+    def fault(self, code: str, line: int, sample: str) -> None:
+        """Count a flaw; the first of its kind is kept as a sample."""
+        count, first, text = self.faults.get(code, (0, line, sample))
+        self.faults[code] = (count + 1, first, text)
+
+    # ------------------------------------------------------------------------------------------------- by the line
+
+    def take(self, record: dict[str, Any], line: int) -> None:
+        """Take in one record, whatever it holds. `flush` must follow before anything is read."""
+        self.records += 1
+        ts = number(record.get("ts"))
+        if ts is None or not 0 <= ts < 1e11:
+            self.fault("no-timestamp", line, printable(str(record.get("ts")), limit=40))
+            ts = None
+        else:
+            self._times.append(ts)
+        msg = record.get("msg")
+        self.msg = msg if isinstance(msg, str) else ""
+        self.done = self.msg == "done" or (self.done and self.msg == "beat")
+        step = self._step_of(record.get("step"))
+        self._check_writer(record, step, line)
+        if self.first_step is None:
+            self.first_step = step
+        if self.msg == "beat":
+            self.step = step
+            return
+        if step != self.step and ts is not None and self.msg != "boot":
+            self._marks[0].append(step)
+            self._marks[1].append(ts)
+        self.step, self.highest = step, max(step, self.highest)
+        if step > 0:
+            for key, value in record.items():
+                if key not in MARKS:
+                    self._take_field(key, value, step)
+
+    def _step_of(self, raw: Any) -> int:
+        if type(raw) is float and raw.is_integer():
+            raw = int(raw)
+        return raw if type(raw) is int and 0 <= raw < MAX_STEP else self.step
+
+    def _check_writer(self, record: dict[str, Any], step: int, line: int) -> None:
+        """Notice another rank's records, and a process that started over in a file already used."""
+        rank = record.get("rank")
+        if type(rank) is int and rank != self.rank:
+            self.fault("rank-mismatch", line, f"rank {rank} in the file of rank {self.rank}")
+        pid = record.get("pid")
+        if type(pid) is int and pid not in self.pids and len(self.pids) < _MAX_PIDS:
+            if self.pids and step == 0 and self.highest > 0:
+                self.fault("mixed-runs", line, f"pid {pid} after step {self.highest}")
+            self.pids[pid] = line
+
+    def _take_field(self, key: str, value: Any, step: int) -> None:
+        for name, item in _parts(key, value):
+            found = number(item) if self.wanted is None or name in self.wanted else None
+            if found is None or not self._open(name):
+                continue
+            if name not in self._steps:
+                self._steps[name], self._values[name] = array("q"), array("d")
+            self._steps[name].append(step)
+            self._values[name].append(found)
+
+    def _open(self, name: str) -> bool:
+        """Whether a column has been begun or may be."""
+        if name not in self.columns:
+            if len(self.columns) >= MAX_FIELDS:
+                return False
+            self.columns[name] = []
+        return True
+
+    def flush(self) -> None:
+        """Move what was taken line by line behind the blocks before it."""
+        self.gaps.add(np.array(self._times, dtype=np.float64))
+        self._times = array("d")
+        if self._marks[0]:
+            self.marks.append((np.array(self._marks[0], dtype=np.int64), np.array(self._marks[1], dtype=np.float64)))
+            self._marks = (array("q"), array("d"))
+        for name, steps in self._steps.items():
+            own = (np.array(steps, dtype=np.int64), np.array(self._values[name], dtype=np.float64))
+            self.columns[name].append(own)
+        self._steps.clear()
+        self._values.clear()
+
+    # ---------------------------------------------------------------------------------------------------- by blocks
+
+    def take_block(self, records: Sequence[dict[str, Any]]) -> bool:
+        """Take in records at once; False, and nothing is taken, when one of them is out of the ordinary."""
+        try:
+            marks = tuple([record[key] for record in records] for key in ("ts", "step", "msg", "rank", "pid"))
+        except KeyError:
+            return False
+        kinds: tuple[set[type], ...] = ({float, int}, {int}, {str}, {int}, {int})
+        if any(not set(map(type, values)) <= kind for values, kind in zip(marks, kinds, strict=True)):
+            return False
+        if self._take_marks(*marks) is None:
+            return False
+        groups: dict[tuple[str, ...], list[int]] = {}
+        for place, (record, msg) in enumerate(zip(records, marks[2], strict=True)):
+            if msg != "beat":
+                groups.setdefault(tuple(record), []).append(place)
+        pieces: dict[str, list[tuple[Any, Any, Any]]] = {}
+        steps = np.array(marks[1], dtype=np.int64)
+        for keys, places in groups.items():
+            at = np.array(places, dtype=np.int64)
+            own = steps[at]
+            for key in keys:
+                if key not in MARKS:
+                    self._take_column(key, [records[i][key] for i in places], at, own, pieces)
+        self._put(pieces)
+        return True
+
+    def _take_column(
+        self, key: str, raw: list[Any], at: Steps, steps: Steps, pieces: dict[str, list[tuple[Any, Any, Any]]]
+    ) -> None:
+        """One key of records that have the same keys: at once where all are numbers, else one by one."""
+        if self.wanted is not None and key not in self.wanted and not any(w.startswith(key) for w in self.wanted):
+            return
+        values = _plain(raw)
+        if values is not None:
+            _keep(pieces, key, at, steps, values)
+            return
+        singles: dict[str, tuple[list[int], list[float]]] = {}
+        for place, value in enumerate(raw):
+            for name, item in _parts(key, value):
+                found = number(item)
+                if found is not None and (self.wanted is None or name in self.wanted):
+                    places, numbers = singles.setdefault(name, ([], []))
+                    places.append(place)
+                    numbers.append(found)
+        for name, (places, numbers) in singles.items():
+            _keep(pieces, name, at[places], steps[places], np.array(numbers, dtype=np.float64))
+
+    def take_lean(self, records: Sequence[Any]) -> bool:
+        """As `take_block`, of records that `decode_lean` made."""
+        if not records:
+            return True
+        ts, step, msg, rank, pid, *columns = zip(*map(_LEAN_FIELDS, records), strict=True)
+        kept = [np.array(column, dtype=np.float64) for column in columns]  # None becomes NaN, which JSON cannot hold
+        if any(np.abs(values).max(initial=0.0, where=~np.isnan(values)) > MAX_STEP for values in kept):
+            return False  # a whole number that a float does not keep is for `take` to leave out
+        kinds = self._take_marks(ts, step, msg, rank, pid)
+        if kinds is None:
+            return False
+        steps, at = np.array(step, dtype=np.int64), np.arange(len(records), dtype=np.int64)
+        pieces: dict[str, list[tuple[Any, Any, Any]]] = {}
+        for name, values in zip(LEAN, kept, strict=True):
+            there = (kinds != _BEAT) & ~np.isnan(values)
+            if there.all():
+                _keep(pieces, name, at, steps, values)
+            elif there.any():
+                _keep(pieces, name, at[there], steps[there], values[there])
+        self._put(pieces)
+        return True
+
+    def _take_marks(
+        self, ts: Sequence[float], step: Sequence[int], msg: Sequence[str], rank: Sequence[int], pid: Sequence[int]
+    ) -> npt.NDArray[np.int8] | None:
+        """Times, steps and the last message of a sound block; each record's kind, or None when anything is odd."""
+        if not ts:
+            return np.empty(0, dtype=np.int8)
+        if set(rank) != {self.rank} or not set(pid) <= self.pids.keys():
+            return None
+        try:
+            times, steps = np.array(ts, dtype=np.float64), np.array(step, dtype=np.int64)
+        except OverflowError:
+            return None
+        if times.min() < 0 or not times.max() < 1e11 or steps.min() < 0 or steps.max() >= MAX_STEP:
+            return None
+        kinds = np.fromiter(map(_KINDS.get, msg, repeat(0)), dtype=np.int8, count=len(msg))
+        silent, beat = kinds != 0, kinds == _BEAT
+        fresh = (np.diff(steps, prepend=self.step) != 0) & ~silent
+        if fresh.any():
+            self.marks.append((steps[fresh], times[fresh]))
+        if self.first_step is None:
+            self.first_step = int(step[0])
+        if not beat.all():
+            last = int(np.flatnonzero(~beat)[-1])
+            self.highest = max(self.highest, int(steps[~beat].max()))
+            self.done = msg[last] == "done"
+        self.step, self.msg = int(step[-1]), msg[-1]
+        self.records += len(times)
+        self.gaps.add(times)
+        return kinds
+
+    def _put(self, pieces: dict[str, list[tuple[Any, Any, Any]]]) -> None:
+        """Append a block's columns, those of several groups in the order of the file; step 0 has no measurement."""
+        for name, parts in pieces.items():
+            if not self._open(name):
+                continue
+            at, steps, values = parts[0]
+            if len(parts) > 1:
+                at, steps, values = (np.concatenate(one) for one in zip(*parts, strict=True))
+                order = np.argsort(at, kind="stable")
+                steps, values = steps[order], values[order]
+            begun = steps > 0
+            if not begun.all():
+                steps, values = steps[begun], values[begun]
+            if steps.size:
+                self.columns[name].append((steps, values))
+
+
+def _parts(key: str, value: Any) -> list[tuple[str, Any]]:
+    """A field as columns: the entries of a list or an object have names of their own."""
+    kind = type(value)
+    if kind is list:
+        return [(f"{key}_{i}", item) for i, item in enumerate(value[:16])]
+    if kind is dict:
+        return [(f"{key}_{name}", item) for name, item in list(value.items())[:16]]
+    return [(key, value)]
+
+
+def _plain(raw: Sequence[Any]) -> Floats | None:
+    """Values that are all plain numbers, as an array; None when one is not."""
+    kinds = set(map(type, raw))
+    if not kinds <= {float, int}:
+        return None
+    try:
+        values = np.array(raw, dtype=np.float64)
+    except OverflowError:
+        return None
+    if int in kinds and values.size and float(np.abs(values).max()) > MAX_STEP:
+        return None
+    return values
+
+
+def _keep(pieces: dict[str, list[tuple[Any, Any, Any]]], name: str, at: Steps, steps: Steps, values: Floats) -> None:
+    pieces.setdefault(name, []).append((at, steps, values))

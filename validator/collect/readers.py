@@ -1,0 +1,141 @@
+"""Reads the heartbeats of a run, large ones in processes of their own: decoding is nearly all of `inspect`'s work."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import validator
+from validator.collect.heartbeat import Heartbeat, read_heartbeat
+from validator.collect.intake import Intake
+
+__all__ = ["Reading", "reading"]
+
+LARGE_BYTES = 64 * 2**20
+"""Total size from which further processes are worth their start, about a third of a second each."""
+
+_MOST = 8
+
+
+@dataclass(frozen=True)
+class _Order:
+    """One file to be read."""
+
+    path: Path
+    rank: int
+    root: Path
+    brief: bool
+    limit_s: float
+
+
+_Read = tuple[Heartbeat | None, Intake]
+
+
+class Reading:
+    """Heartbeats that are being read, or will be when they are asked for."""
+
+    def __init__(self, orders: Mapping[int, _Order], futures: Mapping[int, Future[_Read]]) -> None:
+        self._orders = orders
+        self._futures = futures
+
+    def take(self, rank: int, intake: Intake) -> Heartbeat | None:
+        """A rank's heartbeat; what was noted while reading it goes to `intake`. None when it holds nothing."""
+        future = self._futures.get(rank)
+        heartbeat, noted = _read(self._orders[rank]) if future is None else future.result()
+        intake.irregularities.extend(noted.irregularities)
+        intake.sources.update(noted.sources)
+        return heartbeat
+
+
+@contextmanager
+def reading(paths: Mapping[int, Path], *, root: Path, limit_s: float) -> Iterator[Reading]:
+    """Begin to read these heartbeats, by rank. Of the lowest rank everything is kept, of the others what all are
+    judged by. However the context ends, no process of it is left.
+
+    Args:
+        root: what paths in the result are relative to.
+        limit_s: longest span between records that can be silence.
+    """
+    lowest = min(paths, default=0)
+    orders = {r: _Order(path, r, root, brief=r != lowest, limit_s=limit_s) for r, path in paths.items()}
+    processes = min(_MOST, len(os.sched_getaffinity(0)), len(orders))
+    if processes < 2 or sum(_size(path) for path in paths.values()) < LARGE_BYTES:
+        yield Reading(orders, {})
+        return
+    started: list[subprocess.Popen[bytes]] = []
+    pool = ThreadPoolExecutor(processes, thread_name_prefix="heartbeat")
+    try:
+        yield Reading(orders, {rank: pool.submit(_elsewhere, order, started) for rank, order in orders.items()})
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in started:
+            process.kill()
+        pool.shutdown(wait=True)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _read(order: _Order) -> _Read:
+    noted = Intake(order.root)
+    heartbeat = read_heartbeat(order.path, order.rank, noted, brief=order.brief, limit_s=order.limit_s)
+    return heartbeat, noted
+
+
+def _elsewhere(order: _Order, started: list[subprocess.Popen[bytes]]) -> _Read:
+    """Read in a process of its own; here, where that process cannot be had or does not answer."""
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "validator.collect.readers"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": _path(), "OMP_NUM_THREADS": "1"},
+        )
+    except OSError:
+        return _read(order)
+    started.append(process)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        with process.stdin, process.stdout:
+            pickle.dump(order, process.stdin)
+            process.stdin.close()
+            found: _Read = pickle.load(process.stdout)  # straight from the pipe: the whole answer is there only once
+        process.wait()
+    except (OSError, EOFError, pickle.UnpicklingError):
+        process.kill()
+        process.wait()
+        return _read(order)
+    return found
+
+
+def _path() -> str:
+    """Where the process finds this package, also when it is run from a checkout."""
+    return os.pathsep.join(filter(None, (str(Path(validator.__file__).parents[1]), os.environ.get("PYTHONPATH"))))
+
+
+def _serve() -> None:
+    """Answer one order: read it from stdin, write the heartbeat to stdout."""
+    import gc
+
+    gc.disable()  # millions of records without a cycle among them
+    order: _Order = pickle.loads(sys.stdin.buffer.read())
+    pickle.dump(_read(order), sys.stdout.buffer, protocol=5)
+
+
+if __name__ == "__main__":
+    from validator.collect import readers  # as a module, so that what is pickled has a name that both sides know
+
+    readers._serve()
