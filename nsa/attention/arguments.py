@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["check_compressed", "check_scale", "check_streams"]
+__all__ = ["check_compressed", "check_options", "check_scale", "check_streams"]
 
 _NAMES = ("q", "k_cmp", "v_cmp", "k_sel", "v_sel", "k_win", "v_win")
 
@@ -28,6 +28,18 @@ def check_scale(scale: float | None, d_k: int) -> float:
     if not (scale > 0 and math.isfinite(scale)):
         raise ValueError(f"scale={scale}: must be positive and finite; negate q for a negative factor")
     return float(scale)
+
+
+def check_options(*, query_chunk: int | None, sel_ranges: str) -> None:
+    """Check what changes how, and not what, is computed.
+
+    Raises:
+        ValueError: a chunk without queries, or an unknown version of the ranges.
+    """
+    if query_chunk is not None and query_chunk < 1:
+        raise ValueError(f"query_chunk={query_chunk}: must be at least 1, or None to cut by memory")
+    if sel_ranges not in ("v1", "v2"):
+        raise ValueError(f"sel_ranges={sel_ranges!r}: must be v1 or v2")
 
 
 def check_streams(streams: tuple[Tensor, ...], gates: Tensor, *, n_compressed: int | None = None) -> None:

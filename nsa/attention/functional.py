@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, overload
 import torch
 from torch import Tensor
 
-from nsa.attention.arguments import check_compressed, check_scale, check_streams
+from nsa.attention.arguments import check_compressed, check_options, check_scale, check_streams
 from nsa.attention.batched import Branches, batched_branches
 from nsa.attention.compress import average_compress
 from nsa.attention.dispatch import Impl, choose_impl, load_kernels
@@ -182,6 +182,7 @@ def attend(
         streams: ``(q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win)``.
         compress: maps ``k_cmp [B, S, G, Dk], v_cmp [B, S, G, Dv]`` to one entry per complete block; None averages.
     """
+    check_options(query_chunk=query_chunk, sel_ranges=sel_ranges)
     check_streams(streams, gates)
     factor = check_scale(scale, streams[0].shape[-1])
     settings = _Settings(geometry, compress, factor, impl, query_chunk, sel_ranges)

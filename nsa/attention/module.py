@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from nsa.attention.arguments import check_options
 from nsa.attention.cache import NSACache
 from nsa.attention.decode import decode_branches
 from nsa.attention.functional import attend, combine
@@ -76,8 +77,7 @@ class NSAAttention(nn.Module):
         _check_sizes(dim=dim, n_heads=n_heads, n_kv_groups=n_kv_groups, d_k=d_k, d_v=d_v)
         if prefill not in ("sequential", "batched", "triton", "auto"):
             raise ValueError(f"prefill={prefill!r}: must be sequential, batched, triton or auto")
-        if sel_ranges not in ("v1", "v2"):
-            raise ValueError(f"sel_ranges={sel_ranges!r}: must be v1 or v2")
+        check_options(query_chunk=query_chunk, sel_ranges=sel_ranges)
         self.geometry = Geometry(l=l, d=d, l_sel=l_sel, n_sel=n_sel, w=w)
         self.n_heads, self.n_kv_groups, self.d_k, self.d_v = n_heads, n_kv_groups, d_k, d_v
         self.rope_base, self.prefill, self.sel_ranges, self.query_chunk = rope_base, prefill, sel_ranges, query_chunk

@@ -63,6 +63,14 @@ def test_names_and_sizes_that_do_not_fit_are_named() -> None:
         nsa_attention(*xs, **CASE.geometry, impl="fast")  # type: ignore[call-overload]
     with pytest.raises(ValueError, match="w=0: must be a positive integer"):
         nsa_attention(*xs, w=0)
+    for impl in ("sequential", "batched", "reference"):
+        with pytest.raises(ValueError, match="sel_ranges='v3': must be v1 or v2"):
+            nsa_attention(*xs, **CASE.geometry, impl=impl, sel_ranges="v3")  # type: ignore[call-overload]
+    for chunk in (0, -16):
+        with pytest.raises(ValueError, match=f"query_chunk={chunk}: must be at least 1"):
+            nsa_attention(*xs, **CASE.geometry, query_chunk=chunk)  # type: ignore[call-overload]
+        with pytest.raises(ValueError, match=f"query_chunk={chunk}: must be at least 1"):
+            NSAAttention(dim=16, n_heads=2, n_kv_groups=1, d_k=4, d_v=4, query_chunk=chunk)
     with pytest.raises(ValueError, match="batch and sequence must not be empty"):
         nsa_attention(*(x[:, :0] for x in xs))  # type: ignore[call-overload]
 
