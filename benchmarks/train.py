@@ -27,6 +27,7 @@ from typing import Any
 import torch
 
 WARM_UP_STEPS = 10
+SMALL_TOKENS = 8192
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,8 @@ def _plans(args: argparse.Namespace) -> list[tuple[str, list[str]]]:
     plans = []
     for shape in filter(None, args.shapes.split(",")):
         seq_len, batch = shape.split("x")
-        base = ["--config", args.config, "--seq-len", seq_len, "--batch-size", batch, *extra]
+        small = args.small_extra.split() if int(seq_len) * int(batch) <= SMALL_TOKENS else []
+        base = ["--config", args.config, "--seq-len", seq_len, "--batch-size", batch, *extra, *small]
         plans.append((f"nsa {shape}", base))
         if args.dense:
             plans.append((f"dense {shape}", [*base, "--attention", "dense"]))
@@ -162,6 +164,11 @@ def main() -> None:
     parser.add_argument("--telemetry", action="store_true", help="telemetry off and full beside it")
     parser.add_argument("--start", action="store_true", help="also time the first step, kernel caches empty and full")
     parser.add_argument("--extra", default="", help="further settings of nsa.train, in one string")
+    parser.add_argument(
+        "--small-extra",
+        default="--compile --cuda-graph" if on_gpu else "",
+        help=f"the same for shapes of at most {SMALL_TOKENS:,} tokens, where the host is the limit",
+    )
     parser.add_argument("--json", type=Path, help="also write the rows here")
     args = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
