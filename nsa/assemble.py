@@ -75,10 +75,15 @@ def _prepare_torch(config: Config) -> None:
 def _build_model(effective: Effective, world: World) -> LanguageModel:
     config = effective.config
     model = LanguageModel(config.model, grad_checkpointing=config.train.grad_checkpointing)
-    model.to(world.device, effective.param_dtype)
+    sharded = config.ddp.parallel == "fsdp"
+    model.to("cpu" if sharded else world.device, effective.param_dtype)
     if config.train.compile:
         for block in model.blocks:
             block.compile()
+    if sharded:
+        from nsa.sharded import shard_model
+
+        shard_model(model, world, compute_bf16=effective.autocast, compress=config.ddp.ddp_compress)
     return model
 
 

@@ -203,6 +203,9 @@ class TrainConfig:
 class DdpConfig:
     """Data parallelism under torchrun."""
 
+    parallel: Literal["ddp", "fsdp"] = _opt(
+        "ddp", "ddp: a whole model on each device; fsdp: weights, gradients and optimizer state in parts"
+    )
     ddp_compress: Literal["off", "bf16", "fp16"] = _opt("off", "type in which gradients are reduced")
     ddp_bucket_mb: float = _opt(25.0, "size of a gradient bucket, MiB", within=POSITIVE)
     ddp_static_graph: bool = _opt(False, "tell DDP that every step uses the same graph")

@@ -7,6 +7,7 @@ also gives a note, which is printed.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -102,22 +103,26 @@ def _prefill(config: Config, world: World, *, autocast: bool) -> str:
     return choose_impl(m.prefill, streams, geometry=geometry, compressed=m.phi != "avg")
 
 
-def _settle_ddp(config: Config, world: World) -> tuple[str, bool, bool, list[str]]:
-    """Compression, static graph and search for unused parameters as they will be, with notes."""
-    notes = []
+def _settle_parallel(config: Config, world: World) -> tuple[dict[str, Any], list[str]]:
+    """The settings of the section `ddp` as they will be, with notes."""
+    asked = config.ddp
     grad_dtype = torch.bfloat16 if config.train.param_dtype == "bf16" else torch.float32
-    compress, said = effective_compression(config.ddp.ddp_compress, world, grad_dtype)
-    if said and compress == "off":
-        notes.append(said)
-    static_graph = config.ddp.ddp_static_graph and world.backend is not None
-    find_unused = config.ddp.ddp_find_unused and world.backend is not None
-    if world.backend is None:
-        asked = {"static_graph": config.ddp.ddp_static_graph, "find_unused": config.ddp.ddp_find_unused}
-        notes += [f"[ddp] {name} requested, effective off: no process group" for name, on in asked.items() if on]
+    compress, said = effective_compression(asked.ddp_compress, world, grad_dtype)
+    notes = [said] if said and compress == "off" else []
+    parallel = asked.parallel if world.backend else "ddp"
+    if parallel != asked.parallel:
+        notes.append("[fsdp] requested, effective ddp: no process group, so there is nobody to share with")
+    static_graph, find_unused = asked.ddp_static_graph, asked.ddp_find_unused
+    why = "fsdp has no such thing" if parallel == "fsdp" else "no process group" if world.backend is None else None
+    if why:
+        flags = {"static_graph": static_graph, "find_unused": find_unused}
+        notes += [f"[ddp] {name} requested, effective off: {why}" for name, on in flags.items() if on]
+        static_graph = find_unused = False
     if find_unused and static_graph:
         find_unused = False
         notes.append("[ddp] find_unused requested, effective off: a static graph does not search every step")
-    return compress, static_graph, find_unused, notes
+    settled = {"ddp_compress": compress, "ddp_static_graph": static_graph, "ddp_find_unused": find_unused}
+    return {**settled, "parallel": parallel}, notes
 
 
 def _settle_kernels(config: Config, world: World) -> tuple[str, str, list[str]]:
@@ -139,7 +144,7 @@ def settle_config(resolved: Resolved, world: World, tokenizer: Tokenizer) -> Eff
     Raises ConfigError when the global batch does not divide or the vocabulary is too small.
     """
     config = resolved.config
-    compress, static_graph, find_unused, ddp_notes = _settle_ddp(config, world)
+    parallel, ddp_notes = _settle_parallel(config, world)
     prefill, sdpa, kernel_notes = _settle_kernels(config, world)
     notes = [*ddp_notes, *kernel_notes]
     if config.optim.warmup_steps >= config.train.steps:
@@ -162,8 +167,6 @@ def settle_config(resolved: Resolved, world: World, tokenizer: Tokenizer) -> Eff
         gate_hidden=config.model.gate_hidden or max(config.model.dim // 8, 16),
         opt_fused=fused,
         sdpa=sdpa,
-        ddp_compress=compress,
-        ddp_static_graph=static_graph,
-        ddp_find_unused=find_unused,
+        **parallel,
     )
     return Effective(effective, tuple(notes))

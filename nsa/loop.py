@@ -29,6 +29,7 @@ from nsa.instruments import sdpa_mode
 from nsa.optim import clip_gradients, learning_rate, optimizer_state_bytes
 from nsa.outdir import ANOMALY_FILE, HALT_FILE
 from nsa.parallel import WaitMark
+from nsa.sharded import accumulating, local_part, whole_model_state, whole_optimizer_state
 from nsa.telemetry import AppendCsv, write_json, write_memory_dump, write_text
 from nsa.telemetry.recorder import StepRecord
 
@@ -197,8 +198,7 @@ def _next_batch(run: Run, step: int, micro: int) -> torch.Tensor:
 def _forward_backward(run: Run, tokens_BT: torch.Tensor, stats: Any, *, reduces: bool) -> torch.Tensor:
     """Add up one micro-batch's gradients, averaged over the ranks where it `reduces`. Returns its share of the loss."""
     accum = run.config.data.accum
-    quiet = run.model.no_sync() if run.world.backend and not reduces else contextlib.nullcontext()
-    with quiet:
+    with contextlib.nullcontext() if reduces else accumulating(run.model):
         with torch.autocast(run.world.device.type, torch.bfloat16, enabled=run.effective.autocast):
             loss = run.model(tokens_BT[:, :-1], tokens_BT[:, 1:]) / accum
         if stats is not None:
@@ -318,7 +318,7 @@ def _finish(run: Run, ending: Ending) -> None:
 
 
 def _dump_memory(run: Run, tag: str, step: int) -> None:
-    weights = sum(p.numel() * p.element_size() for p in run.bare_model.parameters())
+    weights = sum(p.numel() * p.element_size() for p in map(local_part, run.bare_model.parameters()))
     state = optimizer_state_bytes(run.optimizer)
     write_memory_dump(run.out, tag, run.world.device, step=step, weights=weights, optimizer_state=state)
 
@@ -327,6 +327,8 @@ def save(run: Run, step: int) -> None:
     """Write the checkpoint of `step` on rank 0; the others wait for it, so that no rank runs into the next step
     while the disk may still fail."""
     data_position = _data_position(run)
+    model_state = whole_model_state(run.bare_model, keep=run.world.is_main)
+    optimizer_state = whole_optimizer_state(run.optimizer, keep=run.world.is_main)
     if run.world.is_main:
         state = {
             "schema_version": 1,
@@ -335,8 +337,8 @@ def save(run: Run, step: int) -> None:
             "config": flatten(run.config),
             "data": dict(run.sources.info),
             "data_position": data_position,
-            "model": run.bare_model.state_dict(),
-            "optimizer": run.optimizer.state_dict(),
+            "model": model_state,
+            "optimizer": optimizer_state,
         }
         path = save_checkpoint(run.out, state, step=step, keep=run.config.train.keep_checkpoints)
         run.say(f"[checkpoint] {path}")

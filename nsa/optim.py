@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from nsa.config import OptimConfig
+from nsa.sharded import local_part, whole
 
 __all__ = ["build_optimizer", "clip_gradients", "learning_rate", "optimizer_state_bytes"]
 
@@ -49,10 +50,10 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> torch
 
     Nothing here waits for the device.
     """
-    return torch.nn.utils.clip_grad_norm_(parameters, max_norm if max_norm > 0 else math.inf)
+    return whole(torch.nn.utils.clip_grad_norm_(parameters, max_norm if max_norm > 0 else math.inf))
 
 
 def optimizer_state_bytes(optimizer: torch.optim.Optimizer) -> int:
-    """Bytes held by the optimizer's tensors."""
+    """Bytes held by the optimizer's tensors on this rank."""
     tensors = (v for state in optimizer.state.values() for v in state.values() if isinstance(v, torch.Tensor))
-    return sum(t.numel() * t.element_size() for t in tensors)
+    return sum(t.numel() * t.element_size() for t in map(local_part, tensors))

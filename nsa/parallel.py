@@ -175,8 +175,8 @@ class WaitMark:
 
 
 def wrap_ddp(model: nn.Module, config: DdpConfig, world: World, hook: ReduceHook) -> nn.Module:
-    """The model under DDP with `hook` as its reduction; unchanged where there is no process group."""
-    if world.backend is None:
+    """The model under DDP with `hook` as its reduction; unchanged where it is sharded, or there is no process group."""
+    if world.backend is None or config.parallel == "fsdp":
         return model
     ddp = DistributedDataParallel(
         model,

@@ -16,6 +16,7 @@ from nsa.config import Config, ConfigError, field_specs, flatten
 from nsa.data import Sources
 from nsa.outdir import ANOMALY_FILE
 from nsa.parallel import World
+from nsa.sharded import load_whole_state
 from nsa.telemetry import cut_csv_after
 
 __all__ = ["Restored", "restore"]
@@ -75,8 +76,7 @@ def restore(
         state = load_checkpoint(path)
         _refuse_other_run(path, state, config, sources)
         try:
-            model.load_state_dict(state["model"])
-            optimizer.load_state_dict(state["optimizer"])
+            load_whole_state(model, optimizer, model_state=state["model"], optimizer_state=state["optimizer"])
         except (KeyError, RuntimeError, ValueError) as error:
             raise CheckpointError(f"{path} does not fit this model: {error}") from error
         restored = Restored(state["step"], state["wall_s"], path.name, state.get("data_position", {}))
