@@ -43,6 +43,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "compare",
         "Set one run against another: settings, metrics with intervals, criteria and findings.",
     ),
+    "baseline": ("comparing", "baseline", "Write a runbook whose bounds come from good runs."),
     "bisect": (
         "bisecting",
         "bisect",

@@ -14,6 +14,7 @@ from validator.model.runbook import TrainerMetrics, Watchdog
 from validator.model.verdict import Finding, RunReport, ValidationReport
 from validator.plan import make_plan
 from validator.runbook import LoadedRunbook, find, load
+from validator.stages.baselining import Baseline, make_baseline
 from validator.stages.comparing import compare_folders
 from validator.stages.disk import ending, events_of
 from validator.stages.doctor import examine
@@ -47,6 +48,7 @@ __all__ = [
     "Request",
     "Shared",
     "Unable",
+    "baseline",
     "compare",
     "examine",
     "execute",
@@ -251,6 +253,36 @@ def inspect(directory: Path, *, warmup_steps: int) -> Inspection:
     """
     run, findings = inspect_directory(directory, warmup_steps=warmup_steps)
     return Inspection(directory=directory, run=run, findings=findings)
+
+
+def baseline(
+    runs: Sequence[Path],
+    *,
+    runbook: Path | None,
+    out: Path | None,
+    margin: float,
+    allow_not_go: bool,
+    phases: Sequence[str],
+) -> Baseline:
+    """A runbook whose bounds come from good runs, written to `out` if given, and checked.
+
+    Raises:
+        FolderError: when the runs are no baseline, or the runbook's text cannot be edited.
+        RunbookError: when the runbook is wrong; nothing is written then.
+        Unable: when `out` cannot be written.
+    """
+    made = make_baseline(runs, runbook=runbook, margin=margin, allow_not_go=allow_not_go, phases=phases)
+    if out is not None:
+        with disk_errors(out, command="validator baseline"):
+            part = out.with_name(f".{out.name}.part")
+            part.write_text(made.text, encoding="utf-8")
+            try:
+                load(part)
+            except BaseException:
+                part.unlink()
+                raise
+            part.replace(out)
+    return made
 
 
 def compare(a: Path, b: Path, *, warmup_steps: int) -> Contrast:

@@ -1,0 +1,94 @@
+"""Bounds that the next good run passes, and a bad one does not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.validator.judge.samples import ar1, result, run_record, runbook
+from validator.baseline import Bound, bounds_of
+from validator.judge import judge_phase
+from validator.model.record import PhaseRecord, RunRecord, ValidationRecord
+from validator.model.runbook import Runbook
+from validator.model.verdict import PhaseReport, RunbookRef, ValidationReport
+
+
+def _book(**more: object) -> Runbook:
+    return runbook({"id": "baseline", "kind": "train", "steps": 300, "accept": ["loss.last < 4"], **more})
+
+
+def _record(level: float, *, repeat: int = 1, seed: int = 0) -> RunRecord:
+    return run_record("baseline", repeat=repeat, found=result(times=ar1(300, cv=0.005, level=level, seed=seed)))
+
+
+def _judged(book: Runbook, runs: list[RunRecord]) -> PhaseReport:
+    record = PhaseRecord(book.phases[0], "done", tuple(runs))
+    return judge_phase(record, validation=ValidationRecord(book, (record,)), judged={})
+
+
+def _report(name: str, level: float, *, seed: int = 0) -> ValidationReport:
+    book = _book()
+    return ValidationReport(
+        run_id=name,
+        runbook=RunbookRef(name="sample", path="sample.yaml", sha256="0"),
+        started="2025-01-01T00:00:00Z",
+        finished=None,
+        decision="GO",
+        why="",
+        exit_code=0,
+        phases=(_judged(book, [_record(level, seed=seed)]),),
+        validator_version="0",
+    )
+
+
+def _rate(bounds: tuple[Bound, ...]) -> Bound:
+    return next(bound for bound in bounds if bound.reference == "toks_per_s.mean")
+
+
+def test_a_bound_says_which_runs_and_how() -> None:
+    reports = [_report("mon", 1.0, seed=1), _report("tue", 1.01, seed=2)]
+    bound = _rate(bounds_of(reports, runbook=_book(), margin=0.02))
+    assert bound.operator == ">="
+    assert bound.expr.startswith("toks_per_s.mean >= ")
+    for word in ("2 good runs", "2 % between runs, assumed", "for the next run", "for its interval", "2 % margin"):
+        assert word in bound.why
+    assert "mon, tue" in bound.why
+
+
+@pytest.mark.parametrize("runs", [1, 4])
+def test_the_next_good_run_passes_and_a_tenth_slower_one_does_not(runs: int) -> None:
+    """Runs vary by 1 %; the rate is a tenth of a percent exact within one."""
+    rng = np.random.default_rng(runs)
+    passed, failed, trials = 0, 0, 15
+    for _ in range(trials):
+        reports = [_report(f"r{n}", 1 + 0.01 * rng.standard_normal(), seed=n) for n in range(runs)]
+        book = _book(accept=[_rate(bounds_of(reports, runbook=_book(), margin=0.0)).expr])
+        level = 1 + 0.01 * rng.standard_normal()
+        status = {slow: _judged(book, [_record(level * slow, seed=99)]).criteria[-1].status for slow in (1.0, 1.18)}
+        passed += status[1.0] == "PASS"
+        failed += status[1.18] == "FAIL" or status[1.18] == "INCONCLUSIVE"
+    assert passed >= 0.9 * trials
+    assert failed >= 0.9 * trials
+
+
+def test_more_good_runs_make_tighter_bounds() -> None:
+    few = bounds_of([_report("a", 1.0)], runbook=_book(), margin=0.02)
+    levels = (0.998, 1.0, 1.002, 0.999, 1.001, 1.0)
+    many = bounds_of([_report(f"r{n}", level, seed=n) for n, level in enumerate(levels)], runbook=_book(), margin=0.02)
+    assert _rate(few).value < _rate(many).value < 100
+    assert "measured" in _rate(many).why
+
+
+def test_loss_and_memory_are_bounded_from_above() -> None:
+    bounds = {bound.reference: bound for bound in bounds_of([_report("a", 1.0)], runbook=_book(), margin=0.02)}
+    assert bounds["loss.last"].operator == "<="
+    assert 3.0 < bounds["loss.last"].value < 3.3
+    assert "gpu_mem_reserved_mib.max" not in bounds
+
+
+def test_a_run_that_broke_off_is_no_measure() -> None:
+    report = _report("a", 1.0)
+    run = report.phases[0].runs[0]
+    broken = run.model_copy(update={"outcome": {**(run.outcome or {}), "rc": 1}})
+    phases = (report.phases[0].model_copy(update={"runs": (broken,)}),)
+    assert bounds_of([report.model_copy(update={"phases": phases})], runbook=_book(), margin=0.02) == ()

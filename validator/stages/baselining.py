@@ -1,0 +1,84 @@
+"""A runbook whose bounds come from good runs: the runs are read and checked, and its text is edited."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from validator.folder import FolderError, RunFolder
+from validator.model.machine import machine_class
+from validator.model.verdict import ValidationReport
+from validator.stages.comparing import stored_report
+
+if TYPE_CHECKING:
+    from validator.baseline import Bound
+
+__all__ = ["Baseline", "make_baseline"]
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """The bounds, the text of the runbook that holds them, and the runs that they come from."""
+
+    bounds: tuple[Bound, ...]
+    text: str
+    runs: tuple[str, ...]
+    machine: str
+
+
+def make_baseline(
+    folders: Sequence[Path], *, runbook: Path | None, margin: float, allow_not_go: bool, phases: Sequence[str] = ()
+) -> Baseline:
+    """The runbook with bounds from these runs.
+
+    Args:
+        folders: run folders of one runbook on one class of machine.
+        runbook: the file that receives the bounds; by default the copy in the newest of the folders.
+        margin: share by which each bound is eased beyond what the runs' variation asks for.
+        allow_not_go: whether runs count whose decision was not GO.
+        phases: those that receive bounds; all by default.
+
+    Raises:
+        FolderError: when a run is not good, the runs do not belong together, or the text cannot be edited.
+        RunbookError: when `runbook` is wrong.
+    """
+    from validator.baseline import CannotEdit, bounds_of, with_bounds
+    from validator.runbook import load
+
+    opened = sorted((RunFolder.open(path) for path in folders), key=lambda folder: folder.header.started)
+    reports = [stored_report(folder) for folder in opened]
+    _require_alike(reports, allow_not_go=allow_not_go)
+    source = runbook if runbook is not None else opened[-1].root / "runbook.yaml"
+    loaded = load(source)
+    found = bounds_of(reports, runbook=loaded.runbook, margin=margin)
+    unknown = [phase for phase in phases if phase not in {one.id for one in loaded.runbook.phases}]
+    if unknown:
+        names = ", ".join(one.id for one in loaded.runbook.phases)
+        raise FolderError(f"--phase {unknown[0]}: the runbook has no such phase; phases: {names}")
+    found = tuple(bound for bound in found if not phases or bound.phase in phases)
+    if not found:
+        raise FolderError("these runs measured nothing that a bound could come from: no steady rate, memory or loss")
+    try:
+        text = with_bounds(loaded.text, found)
+    except CannotEdit as error:
+        raise FolderError(f"{source} cannot be edited: {error}") from error
+    return Baseline(found, text, tuple(report.run_id for report in reports), machine_class(reports[-1].environment))
+
+
+def _require_alike(reports: Sequence[ValidationReport], *, allow_not_go: bool) -> None:
+    for report in reports:
+        if report.decision != "GO" and not (allow_not_go and report.decision != "IN_PROGRESS"):
+            raise FolderError(
+                f"{report.run_id} ended {report.decision}, so its figures are no baseline; leave it out, or pass "
+                "--allow-not-go if you know them to be good"
+            )
+    for what, values in (
+        ("runbook", [report.runbook.name for report in reports]),
+        ("class of machine", [machine_class(report.environment) for report in reports]),
+    ):
+        if len(set(values)) > 1:
+            raise FolderError(
+                f"the runs are not of one {what}: {' and '.join(sorted(set(values)))}; give runs that belong together"
+            )
