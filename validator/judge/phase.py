@@ -54,7 +54,7 @@ def _judge(record: PhaseRecord, validation: ValidationRecord, judged: Mapping[st
     comparison: Comparison | None = None
     gone = unreachable(record)
     if gone is not None:
-        criteria = _skipped(record, gone)
+        criteria = _skipped(record)
     elif record.state in ("done", "interrupted"):
         comparison = compare_phase(data)
         implicit = (*implicit_verdicts(record, validation=validation), *probe_verdicts(record, validation))
@@ -65,7 +65,7 @@ def _judge(record: PhaseRecord, validation: ValidationRecord, judged: Mapping[st
             criteria = tuple(_as_far_as_it_came(verdict, record) for verdict in criteria)
     else:
         criteria = _unjudged(record)
-    status, message = _status(record, criteria) if gone is None else ("SKIPPED", criteria[0].message)
+    status, message = _status(record, criteria) if gone is None else ("SKIPPED", _out_of_reach(record, gone))
     return PhaseReport(
         id=phase.id,
         kind=phase.kind,
@@ -134,16 +134,18 @@ def _unjudged(record: PhaseRecord) -> tuple[Verdict, ...]:
     )
 
 
-def _skipped(record: PhaseRecord, why: str) -> tuple[Verdict, ...]:
-    """The criteria of a phase whose data cannot be reached, each with what that leaves unproven."""
-    cost = (
-        "reading, tokenizing and feeding these data are not proven, so the decision cannot be GO"
-        if record.phase.required
-        else "reading, tokenizing and feeding these data are not proven; the decision does not depend on this phase"
-    )
-    return tuple(
-        verdict.model_copy(update={"status": "SKIPPED", "message": f"Skipped, unreachable: {why.rstrip('.')}; {cost}."})
-        for verdict in _unjudged(record)
+def _skipped(record: PhaseRecord) -> tuple[Verdict, ...]:
+    """The criteria of a phase whose data cannot be reached."""
+    short = {"status": "SKIPPED", "message": "Skipped: the data cannot be reached from here."}
+    return tuple(verdict.model_copy(update=short) for verdict in _unjudged(record))
+
+
+def _out_of_reach(record: PhaseRecord, why: str) -> str:
+    """Why a phase was skipped, and what that leaves unproven."""
+    cost = "so the decision cannot be GO" if record.phase.required else "and the decision does not depend on it"
+    return (
+        f"Skipped, unreachable: {why.rstrip('.')}. That these data can be read, tokenized and fed in time is not proven, "
+        f"{cost}."
     )
 
 
