@@ -144,8 +144,8 @@ def _out_of_reach(record: PhaseRecord, why: str) -> str:
     """Why a phase was skipped, and what that leaves unproven."""
     cost = "so the decision cannot be GO" if record.phase.required else "and the decision does not depend on it"
     return (
-        f"Skipped, unreachable: {why.rstrip('.')}. That these data can be read, tokenized and fed in time is not proven, "
-        f"{cost}."
+        f"Skipped, unreachable: {why.rstrip('.')}. "
+        f"That these data can be read, tokenized and fed in time is not proven, {cost}."
     )
 
 
