@@ -18,6 +18,9 @@ __all__ = ["bisection"]
 _HIDDEN = ("[redacted]", "[redacted]")
 """A setting that differs by a secret alone."""
 
+_BEYOND = 0.5
+"""Share of the difference beyond either end that noise and a setting with a smaller effect do not make."""
+
 
 def bisection(
     good: End,
@@ -41,7 +44,7 @@ def bisection(
     return Bisection(
         good=good.name,
         bad=bad.name,
-        metric=f"{trials.metric}.mean",
+        metric=f"{trials.metric}.{trials.statistic}",
         unit=METRICS[trials.metric].unit,
         outcome=outcome,
         message=_message(outcome, why, causes, found, trials),
@@ -118,7 +121,20 @@ def _message(
     unit = METRICS[trials.metric].unit
     return (
         f"{' and '.join(names)} explain{'s' if one else ''} {number(ends.good.point)} → {number(ends.bad.point)} {unit}"
-        f"{others}. Found in {runs}."
+        f"{others}. Found in {runs}.{_drift(trials)}"
+    )
+
+
+def _drift(trials: Trials) -> str:
+    """A warning when runs lie far beyond both ends: no setting did that."""
+    assert trials.ends is not None, "both ends were measured"
+    shares = [_told(trial, trials).share for trial in trials.done[: trials.told]]
+    beyond = [share for share in shares if share is not None and not -_BEYOND <= share <= 1 + _BEYOND]
+    if not beyond:
+        return ""
+    return (
+        f" {len(beyond)} of them lie{'s' if len(beyond) == 1 else ''} far beyond both ends: something else changed the "
+        "speed of the machine meanwhile, so shares are rough; repeat it when the machine is idle."
     )
 
 

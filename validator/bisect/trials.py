@@ -69,6 +69,7 @@ class Trials:
 
     names: tuple[str, ...]
     metric: str
+    statistic: str
     run_cv: float
     budget: int
     start: Callable[[int, frozenset[str]], Trial]
@@ -163,11 +164,12 @@ def trial_spec(
 
 
 def measured_rate(
-    result: Result, outcome: Outcome, *, metric: str, warmup_steps: int
+    result: Result, outcome: Outcome, *, metric: str, statistic: str = "mean", warmup_steps: int
 ) -> tuple[float | None, float, str | None]:
-    """(mean, half width of its 95 % interval, why there is none) of a trial's metric.
+    """(value, half width of its 95 % interval, why there is none) of a trial's metric.
 
-    A short run that was never steady still counts, with a wide interval.
+    A short run that was never steady still counts, with a wide interval. `statistic` is `mean`, or `p50` where a stall
+    of a shared machine would outweigh a handful of steps.
     """
     # A run that its time limit ended was slow, not broken, if it got as far as to be measured.
     if not outcome.ok and outcome.reason != "timeout":
@@ -181,11 +183,11 @@ def measured_rate(
         if not outcome.ok:
             return None, 0.0, outcome.last.detail or "it ran into its time limit"
         return None, 0.0, f"it wrote no {metric} after {warmup_steps} warm-up steps"
-    mean = windowed.mean()
+    mean = windowed.mean() if statistic == "mean" else float(np.median(windowed.values))
     if not math.isfinite(mean) or mean <= 0:
         return None, 0.0, f"its {metric} is {mean}"
     try:
-        interval = measurement.estimate(metric, "mean").interval()
+        interval = measurement.estimate(metric, statistic).interval()
     except NotMeasured:
         interval = None
     half = 1.96 * _UNSTEADY_CV * mean if interval is None else (interval[1] - interval[0]) / 2

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
@@ -46,6 +46,7 @@ class Request:
     bad: Path
     phase: str | None = None
     metric: str = "toks_per_s"
+    statistic: Literal["mean", "p50"] = "mean"
     steps: int | None = None
     warmup_steps: int | None = None
     timeout_s: float = 600.0
@@ -62,6 +63,7 @@ class Header(Frozen):
     good: End
     bad: End
     metric: str
+    statistic: Literal["mean", "p50"] = "mean"
     steps: int
     warmup_steps: int
     timeout_s: float
@@ -90,6 +92,7 @@ def bisect(request: Request, *, tell: Tell) -> Bisection:
         good=good,
         bad=bad,
         metric=request.metric,
+        statistic=request.statistic,
         steps=steps,
         warmup_steps=warmup,
         timeout_s=request.timeout_s,
@@ -199,6 +202,7 @@ def _carry_out(header: Header, root: Path, *, lock: bool, tell: Tell) -> Bisecti
         trials = Trials(
             names=tuple(differences(header.good, header.bad)),
             metric=header.metric,
+            statistic=header.statistic,
             run_cv=header.good.run_cv,
             budget=header.max_runs,
             start=lab.run,
@@ -265,7 +269,9 @@ class _Lab:
         if self.cancel.requested or outcome.reason == "interrupted":
             raise Interrupted
         result = clean_result(collect_run(spec, run_dir=self.root, outcome=outcome))
-        value, half, why = measured_rate(result, outcome, metric=header.metric, warmup_steps=header.warmup_steps)
+        value, half, why = measured_rate(
+            result, outcome, metric=header.metric, statistic=header.statistic, warmup_steps=header.warmup_steps
+        )
         trial = Trial(number, names, value, half, why, outcome.duration_s)
         fields = {**trial.__dict__, "names": sorted(names)}
         self.journal.append("trial_ended", trial=fields)

@@ -34,6 +34,9 @@ def bisect(
     bad: Annotated[Path | None, typer.Argument(metavar="BAD", help="The same for what is slow, or fails.")] = None,
     phase: Annotated[str | None, typer.Option(metavar="PHASE", help="Which phase of run folders or runbooks.")] = None,
     metric: Annotated[str, typer.Option(metavar="NAME", help="What is compared.")] = "toks_per_s",
+    statistic: Annotated[
+        str, typer.Option(metavar="NAME", help="mean, or p50 where other programs disturb the machine.")
+    ] = "mean",
     steps: Annotated[int | None, typer.Option(metavar="N", min=4, help="Steps of each run; 60 at most else.")] = None,
     warmup_steps: Annotated[
         int | None, typer.Option(metavar="N", min=0, help="Steps that do not count; 10 at most else.")
@@ -62,6 +65,8 @@ def bisect(
     known = [name for name, one in METRICS.items() if one.window == "steady" and one.better is not None]
     if metric not in known:
         raise fail(f"--metric {metric}: it must be one of {', '.join(known)}", USAGE, as_json=as_json)
+    if statistic not in ("mean", "p50"):
+        raise fail(f"--statistic {statistic}: it must be mean or p50", USAGE, as_json=as_json)
     with reported(as_json=as_json):
         if resume is not None:
             found = work.resume(resume, lock=not no_lock, tell=_tell)
@@ -73,6 +78,7 @@ def bisect(
                 bad=bad,
                 phase=phase,
                 metric=metric,
+                statistic="p50" if statistic == "p50" else "mean",
                 steps=steps,
                 warmup_steps=warmup_steps,
                 timeout_s=duration("--timeout", timeout, as_json=as_json),

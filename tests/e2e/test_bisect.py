@@ -1,0 +1,145 @@
+"""Bisecting real processes: a trainer whose speed is arithmetic on its settings, and the bundled one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import Answer
+
+TRAINER = """\
+import argparse, os, pathlib, sys
+parser = argparse.ArgumentParser()
+parser.add_argument("--steps", type=int)
+parser.add_argument("--out", type=pathlib.Path)
+for name in "abcdefg":
+    parser.add_argument(f"--{name}", type=int, default=0)
+args = parser.parse_args()
+if args.g == 2:
+    sys.exit("g cannot be 2")
+rate = 1000.0
+if os.environ.get("SLOW") == "1":
+    rate /= 3
+if args.b and args.f:
+    rate /= 4
+rate *= 1 + 0.01 * args.c
+with (args.out / "training.csv").open("w") as table:
+    table.write("step,loss,lr,toks_per_s\\n")
+    for step in range(1, args.steps + 1):
+        table.write(f"{step},2.0,0.1,{rate * (1 + 0.001 * (step % 3))}\\n")
+"""
+
+RUNBOOK = """\
+schema: 1
+name: tiny
+trainer:
+  command: [{trainer}]
+  args: {{steps: "{{steps}}", out: "{{out}}"}}
+  metrics: {{csv: training.csv}}
+defaults: {{nproc: 0, timeout: 60s, warmup_steps: 4, env: {env}}}
+phases:
+  - {{id: baseline, kind: train, steps: 24, args: {args}}}
+"""
+
+
+@pytest.fixture
+def ends(workdir: Path) -> Callable[..., None]:
+    """Write good.yaml and bad.yaml, which differ in the given arguments and variables."""
+    trainer = workdir / "trainer.py"
+    trainer.write_text(TRAINER, encoding="utf-8")
+
+    def write(args: dict[str, int], env: dict[str, int] | None = None) -> None:
+        for name, chosen, variables in (("good", {}, {}), ("bad", args, env or {})):
+            text = RUNBOOK.format(trainer=json.dumps(str(trainer)), env=json.dumps(variables), args=json.dumps(chosen))
+            (workdir / f"{name}.yaml").write_text(text, encoding="utf-8")
+
+    return write
+
+
+def _bisect(cli: Callable[..., Answer], *more: str) -> Answer:
+    return cli("bisect", "good.yaml", "bad.yaml", "--no-lock", "--json", *more)
+
+
+def _causes(answer: Answer) -> set[str]:
+    return {setting["name"] for cause in answer.json["causes"] for setting in cause["settings"]}
+
+
+ALL = dict.fromkeys("abcdefg", 1)
+
+
+def test_one_variable_among_eight_settings(cli: Callable[..., Answer], ends: Callable[..., None]) -> None:
+    ends({**ALL, "f": 0}, {"SLOW": 1, "OTHER": 1})
+    answer = _bisect(cli)
+    assert answer.rc == 0, answer.err
+    assert _causes(answer) == {"env.SLOW"}
+    (cause,) = answer.json["causes"]
+    assert cause["factor"] == pytest.approx(3.0, rel=0.05)
+    assert abs(answer.json["rest_share"]) < 0.1
+    assert len(answer.json["trials"]) <= 12
+
+
+def test_two_that_matter_only_together(cli: Callable[..., Answer], ends: Callable[..., None]) -> None:
+    ends(ALL, {"OTHER": 1})
+    answer = _bisect(cli)
+    assert _causes(answer) == {"args.b", "args.f"}
+    assert len(answer.json["trials"]) <= 12
+
+
+def test_what_makes_it_fail(cli: Callable[..., Answer], ends: Callable[..., None], workdir: Path) -> None:
+    ends({**ALL, "g": 2})
+    answer = cli("bisect", "good.yaml", "bad.yaml", "--no-lock")
+    assert answer.rc == 0, answer.err
+    assert "args.g (unset → 2) makes it fail" in " ".join(answer.out.split())
+
+
+def test_a_finished_part_is_not_run_again(cli: Callable[..., Answer], ends: Callable[..., None], workdir: Path) -> None:
+    ends(ALL, {"OTHER": 1})
+    first = _bisect(cli, "--max-runs", "5")
+    assert first.rc == 3
+    assert first.json["outcome"] == "budget_spent"
+    assert {"args.b", "args.f"} & set(first.json["suspects"])
+    folder = Path(first.json["folder"])
+    request = json.loads((folder / "request.json").read_text(encoding="utf-8"))
+    (folder / "request.json").write_text(json.dumps({**request, "max_runs": 12}), encoding="utf-8")
+    second = cli("bisect", "--resume", str(folder), "--no-lock", "--json")
+    assert _causes(second) == {"args.b", "args.f"}
+    assert second.json["trials"][:5] == [
+        {**trial, "share": pytest.approx(trial["share"])} for trial in first.json["trials"]
+    ]
+    assert second.err.count("run 5 of") == 0
+
+
+def test_ends_that_do_not_differ_are_refused_and_equal_speed_is_an_answer(
+    cli: Callable[..., Answer], ends: Callable[..., None]
+) -> None:
+    ends({})
+    assert _bisect(cli).rc == 2
+    ends({"a": 1, "c": 1})
+    answer = _bisect(cli, "--repeats", "2")
+    assert answer.rc == 3
+    assert answer.json["outcome"] == "no_difference"
+    assert "+1.0 %" in answer.json["message"]
+
+
+def test_the_bundled_trainer_by_its_own_folders(workdir: Path, cli: Callable[..., Answer]) -> None:
+    """Two folders that the trainer wrote, sequential prefill the cause among three settings."""
+
+    def account(**more: Any) -> dict[str, Any]:
+        model = {"dim": 32, "n_layers": 1, "n_heads": 2, "n_kv_groups": 1, "d_k": 16, "d_v": 16}
+        shape = {"l_cmp": 8, "d_cmp": 4, "l_sel": 8, "n_sel": 3, "w": 16, "seq_len": 64, "batch_size": 1}
+        return {**model, **shape, "dtype": "fp32", "device": "cpu", "threads": 1, "prefill": "batched", **more}
+
+    for name, requested in (("fast", account()), ("slow", account(lr=1e-3, prefill="sequential", grad_clip=0.5))):
+        (workdir / name).mkdir()
+        (workdir / name / "env.json").write_text(json.dumps({"requested": requested}), encoding="utf-8")
+    answer = cli(
+        *("bisect", "fast", "slow", "--no-lock", "--json", "--statistic", "p50"),
+        *("--steps", "6", "--warmup-steps", "1"),
+        timeout_s=280,
+    )
+    assert answer.rc == 0, answer.err
+    assert _causes(answer) == {"args.prefill"}
