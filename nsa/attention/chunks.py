@@ -24,7 +24,7 @@ __all__ = ["Problem", "grouped", "prepare", "ungrouped"]
 
 # Elements of the scores of a chunk. On the CPU they should stay in the caches next to the core; a GPU wants large
 # products. Pairs want many queries per chunk everywhere, since only queries of one chunk share the reading of a block.
-_CHUNK_ELEMENTS = {"cpu": 1 << 18, "other": 1 << 26}
+_CHUNK_ELEMENTS = {"cpu": 3 << 17, "other": 1 << 26}
 _LEAST_KEYS = 128  # a chunk at the start of the sequence is cut as if its queries saw this many
 _PAIR_ELEMENTS = {"cpu": 1 << 24, "other": 1 << 26}
 # Up to this many times n_sel * l_sel visible keys, one masked product beats sorting pairs by block.
