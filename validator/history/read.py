@@ -146,7 +146,7 @@ def _points(phase: Mapping[str, Any]) -> Iterator[Point]:
     name = str(phase["id"])
     for criterion in phase.get("criteria") or ():
         yield from _of_criterion(name, criterion)
-    runs = phase.get("runs") or ()
+    runs = _measured(phase)
     if phase["kind"] in _SINGLE:
         for metric, statistic in _HEADLINES:
             yield from _of_runs(name, metric, statistic, runs)
@@ -155,6 +155,16 @@ def _points(phase: Mapping[str, Any]) -> Iterator[Point]:
         if value is not None:
             low, high = _number(found.get("ci_low")), _number(found.get("ci_high"))
             yield Point(name, scalar, str(found.get("unit") or ""), value, None, low, high)
+
+
+def _measured(phase: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The runs that decide a phase: not one that only leaves evidence, nor another go at a phase that failed."""
+    deciding = next((go.get("name") for go in phase.get("remedies") or () if go.get("decides")), None)
+    return [
+        run
+        for run in phase.get("runs") or ()
+        if run.get("role", "measure") == "measure" and run.get("remedy") == deciding
+    ]
 
 
 def _of_criterion(phase: str, criterion: Mapping[str, Any]) -> Iterator[Point]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sqlite3
 from pathlib import Path
@@ -90,3 +91,19 @@ def test_where_nothing_can_be_written_the_answer_is_the_same(tmp_path: Path, mon
     monkeypatch.setattr(store, "_usable", read_only)
     assert read_history(tmp_path) == wanted
     assert (tmp_path / DATABASE).is_file(), "a database that cannot be written is nobody's to remove"
+
+
+def test_only_the_runs_that_decide_a_phase_are_followed(tmp_path: Path) -> None:
+    """A failed first go, or a run that only leaves evidence, is no point of a trend."""
+    folder = make_run(tmp_path, 1)
+    told = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    phase = next(one for one in told["phases"] if one["kind"] in ("train", "soak"))
+    (run,) = phase["runs"]
+    wild = json.loads(json.dumps(run))
+    wild["metrics"]["toks_per_s"]["mean"] = 1.0
+    phase["remedies"] = [{"name": None, "decides": False}, {"name": "port", "decides": True}]
+    phase["runs"] = [{**run, "remedy": "port"}, {**wild, "remedy": None}, {**wild, "remedy": "port", "role": "nsys"}]
+    (folder / "result.json").write_text(json.dumps(told), encoding="utf-8")
+    (entry,) = read_history(tmp_path)
+    rate = next(one for one in entry.points if (one.phase, one.metric) == (phase["id"], "toks_per_s.mean"))
+    assert rate.value == run["metrics"]["toks_per_s"]["mean"]
