@@ -1,16 +1,22 @@
 """`python -m nsa.prepare SOURCE DEST`: tokenize files once into shards that training reads by memory map.
 
-Work is cut into parts of whole source files. Each finished part is recorded, so an interrupted run started again
-goes on where it stopped; the manifest that makes the folder usable is written last.
+Documents are read in order and cut into parts of about the same amount of text, wherever files begin and end, so that
+one huge file is prepared in little memory too. Each finished part is recorded with the place behind it: an interrupted
+run, started again, goes on there, and its shards are bit for bit those of an uninterrupted one. The manifest that makes
+the folder usable is written last.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import json
+import os
 import sys
+import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,43 +31,45 @@ from nsa.telemetry.files import write_json
 __all__ = ["main", "prepare"]
 
 PARTS = ".parts.json"  # hidden: a reader of text files must not take it for one
+BAR_WIDTH, REDRAW_S = 30, 0.5
 
 
-def _parts(files: Sequence[Path], part_bytes: int) -> Iterator[list[Path]]:
-    """Consecutive files of about `part_bytes` together."""
-    part: list[Path] = []
-    size = 0
-    for path in files:
-        part.append(path)
-        size += path.stat().st_size
-        if size >= part_bytes:
-            yield part
-            part, size = [], 0
-    if part:
-        yield part
+@dataclass(frozen=True)
+class _Place:
+    """The document to read next: its file, and its number within it. Ordered as documents are."""
+
+    file: int = 0
+    document: int = 0
 
 
-def _tokenize(
-    files: Sequence[Path], tokenizer: Tokenizer, text_field: str, val_fraction: float
-) -> tuple[dict[str, np.ndarray], int]:
-    end = np.array([tokenizer.eos_id], np.uint16)
-    splits: dict[str, list[np.ndarray]] = {"train": [], "val": []}
-    documents = 0
-    for path in files:
-        for text in read_documents(path, text_field):
-            if text:
-                splits["val" if is_held_out(text, val_fraction) else "train"] += [tokenizer.encode(text), end]
-                documents += 1
-    empty = np.empty(0, np.uint16)
-    return {name: np.concatenate(t) if t else empty for name, t in splits.items()}, documents
+@dataclass
+class _Part:
+    """The tokens of one part, growing."""
+
+    train: list[np.ndarray]
+    val: list[np.ndarray]
+    documents: int = 0
+    text_bytes: int = 0
 
 
-def _write_tokens(path: Path, tokens: np.ndarray) -> dict[str, Any]:
+def _documents(files: Sequence[Path], text_field: str, start: _Place) -> Iterator[tuple[_Place, str]]:
+    """The documents from `start` on, each with the place behind it."""
+    for number in range(start.file, len(files)):
+        first = start.document if number == start.file else 0
+        numbered = enumerate(read_documents(files[number], text_field))
+        for document, text in itertools.islice(numbered, first, None):
+            yield _Place(number, document + 1), text
+
+
+def _write_tokens(path: Path, rows: Sequence[np.ndarray]) -> dict[str, Any]:
     temp = path.with_suffix(".tmp")
-    content = tokens.astype("<u2").tobytes()
-    temp.write_bytes(content)
+    content = np.concatenate(rows).astype("<u2").tobytes()
+    with temp.open("wb") as handle:
+        handle.write(content)
+        handle.flush()
+        os.fsync(handle.fileno())
     temp.replace(path)
-    return {"file": path.name, "tokens": len(tokens), "sha256": hashlib.sha256(content).hexdigest()}
+    return {"file": path.name, "tokens": len(content) // 2, "sha256": hashlib.sha256(content).hexdigest()}
 
 
 def _fingerprint(files: Sequence[Path], settings: dict[str, Any]) -> str:
@@ -70,7 +78,16 @@ def _fingerprint(files: Sequence[Path], settings: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps([settings, stats]).encode()).hexdigest()
 
 
+def _is_whole(dest: Path, entry: dict[str, Any]) -> bool:
+    shards = [entry[split] for split in ("train", "val") if split in entry]
+    return all((dest / s["file"]).is_file() and (dest / s["file"]).stat().st_size == 2 * s["tokens"] for s in shards)
+
+
 def _finished_parts(dest: Path, fingerprint: str) -> list[dict[str, Any]]:
+    """The records of the parts that are done, up to the first whose files are not all there.
+
+    Raises DataError when they are of another corpus.
+    """
     try:
         record = json.loads((dest / PARTS).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -79,7 +96,45 @@ def _finished_parts(dest: Path, fingerprint: str) -> list[dict[str, Any]]:
         raise DataError(
             f"{dest} holds parts of another corpus or of other settings: remove it, or choose another folder"
         )
-    return list(record["parts"])
+    return list(itertools.takewhile(lambda entry: _is_whole(dest, entry), record["parts"]))
+
+
+def _remove_leftovers(dest: Path) -> None:
+    """Delete what a killed run was writing; nobody else writes here."""
+    for pattern in ("*.tmp", f"{PARTS}.tmp*", f"{MANIFEST}.tmp*"):
+        for path in dest.glob(pattern):
+            path.unlink(missing_ok=True)
+
+
+class _Writer:
+    """Collects documents and writes a part whenever enough text has come together."""
+
+    def __init__(self, dest: Path, tokenizer: Tokenizer, *, part_bytes: int, val_fraction: float) -> None:
+        self._dest, self._tokenizer = dest, tokenizer
+        self._part_bytes, self._val_fraction = part_bytes, val_fraction
+        self._end = np.array([tokenizer.eos_id], np.uint16)
+        self._part = _Part([], [])
+
+    def add(self, text: str) -> bool:
+        """Take a document; whether the part is full."""
+        part = self._part
+        if text:
+            tokens = self._tokenizer.encode(text)
+            (part.val if is_held_out(text, self._val_fraction) else part.train).extend((tokens, self._end))
+            part.documents += 1
+            part.text_bytes += len(text.encode("utf-8", "replace"))
+        return part.text_bytes >= self._part_bytes
+
+    def write(self, number: int, place: _Place) -> dict[str, Any] | None:
+        """Write the part as number `number`; its record, or None if it is empty."""
+        part, self._part = self._part, _Part([], [])
+        if not part.documents:
+            return None
+        entry: dict[str, Any] = {"documents": part.documents, "next": [place.file, place.document]}
+        for split, rows in (("train", part.train), ("val", part.val)):
+            if rows:
+                entry[split] = _write_tokens(self._dest / f"{split}_{number:05d}.bin", rows)
+        return entry
 
 
 def prepare(
@@ -102,19 +157,25 @@ def prepare(
     fingerprint = _fingerprint(files, settings)
     dest.mkdir(parents=True, exist_ok=True)
     done = _finished_parts(dest, fingerprint)
+    _remove_leftovers(dest)
     opened = open_tokenizer(tokenizer)
-    parts = list(_parts(files, max(int(part_mib * 2**20), 1)))
-    for number, part in enumerate(parts):
-        if number >= len(done):
-            tokens, documents = _tokenize(part, opened, text_field, val_fraction)
-            entry: dict[str, Any] = {"documents": documents}
-            for split, row in tokens.items():
-                if len(row):
-                    entry[split] = _write_tokens(dest / f"{split}_{number:05d}.bin", row)
+    writer = _Writer(dest, opened, part_bytes=max(int(part_mib * 2**20), 1), val_fraction=val_fraction)
+    start = place = _Place(*done[-1]["next"]) if done else _Place()
+    bar = _Bar(files, shown=progress, done=done)
+
+    def finish_part() -> None:
+        entry = writer.write(len(done), place)
+        if entry is not None:
             done.append(entry)
             write_json(dest / PARTS, {"fingerprint": fingerprint, "parts": done})
-        if progress:
-            _show(number + 1, len(parts), sum(e.get("train", {}).get("tokens", 0) for e in done[: number + 1]))
+            bar.part_done(entry)
+
+    for place, text in _documents(files, text_field, start):
+        bar.read(place, text)
+        if writer.add(text):
+            finish_part()
+    finish_part()
+    bar.close()
     manifest = {
         "schema_version": SCHEMA_VERSION,
         **settings,
@@ -128,12 +189,66 @@ def prepare(
     return manifest
 
 
-def _show(done: int, total: int, tokens: int) -> None:
-    """A bar that redraws on a terminal, and a line per part elsewhere."""
-    filled = 30 * done // total
-    text = f"[{'#' * filled}{'.' * (30 - filled)}] part {done}/{total}, {tokens:,} training tokens"
-    end = "\r" if sys.stderr.isatty() and done < total else "\n"
-    print(text, end=end, file=sys.stderr, flush=True)  # noqa: T201
+class _Bar:
+    """How far it is and how long it will take: redrawn on a terminal, a line per part elsewhere (stderr).
+
+    The share done is that of source bytes. Within a file it is estimated by the text read so far, which compressed
+    files hold more of than bytes; the estimate never passes the file's end.
+    """
+
+    def __init__(self, files: Sequence[Path], *, shown: bool, done: Sequence[dict[str, Any]]) -> None:
+        sizes = [path.stat().st_size for path in files]
+        self._before = [0, *itertools.accumulate(sizes)]
+        self._shown, self._on_terminal = shown, sys.stderr.isatty()
+        self._parts, self._tokens = len(done), sum(self._tokens_of(e) for e in done)
+        self._file, self._text_bytes = 0, 0
+        self._began_s = self._drawn_s = time.monotonic()
+        self._share_at_start: float | None = None
+
+    @staticmethod
+    def _tokens_of(entry: dict[str, Any]) -> int:
+        return sum(entry[split]["tokens"] for split in ("train", "val") if split in entry)
+
+    def read(self, place: _Place, text: str) -> None:
+        """A document was read."""
+        if place.file != self._file:
+            self._file, self._text_bytes = place.file, 0
+        self._text_bytes += len(text)
+        if self._share_at_start is None:
+            self._share_at_start = self._share()
+        if self._on_terminal and time.monotonic() - self._drawn_s > REDRAW_S:
+            self._draw(end="\r")
+
+    def part_done(self, entry: dict[str, Any]) -> None:
+        """A part was written."""
+        self._parts += 1
+        self._tokens += self._tokens_of(entry)
+        self._draw(end="\r" if self._on_terminal else "\n")
+
+    def close(self) -> None:
+        """All documents were read."""
+        self._file, self._text_bytes = len(self._before) - 1, 0
+        if self._on_terminal or not self._parts:
+            self._draw(end="\n")
+
+    def _share(self) -> float:
+        total = self._before[-1]
+        if self._file >= len(self._before) - 1 or not total:
+            return 1.0
+        size = self._before[self._file + 1] - self._before[self._file]
+        return (self._before[self._file] + min(self._text_bytes, size)) / total
+
+    def _draw(self, *, end: str) -> None:
+        if not self._shown:
+            return
+        self._drawn_s, share = time.monotonic(), self._share()
+        filled = int(BAR_WIDTH * share)
+        gained = share - (self._share_at_start or 0.0)
+        left_s = (self._drawn_s - self._began_s) * (1 - share) / gained if gained > 0 else None
+        rest = "" if left_s is None or share >= 1 else f", about {left_s:,.0f} s left"
+        bar = "#" * filled + "." * (BAR_WIDTH - filled)
+        text = f"[{bar}] {share:4.0%}, {self._parts} shards, {self._tokens:,} tokens{rest}"
+        print(f"{text:<100}" if end == "\r" else text, end=end, file=sys.stderr, flush=True)  # noqa: T201
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -144,7 +259,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--glob", dest="data_glob", help="pattern below a source folder")
     parser.add_argument("--text-field", default="text", help="key of the text in records")
     parser.add_argument("--val-fraction", type=float, default=0.02, help="share of documents held out")
-    parser.add_argument("--part-mib", type=float, default=64.0, help="source text per shard, MiB")
+    parser.add_argument("--part-mib", type=float, default=64.0, help="text per shard, MiB")
     return parser
 
 

@@ -111,8 +111,14 @@ def _read_parquet(path: Path, text_field: str) -> Iterator[str]:
     try:
         import pyarrow.parquet as parquet
     except ImportError:
-        raise DataError(f"{path}: parquet files need the pyarrow package: install it, or convert to JSONL") from None
-    table = parquet.ParquetFile(path)
+        raise DataError(
+            f"{path}: parquet files need the pyarrow package: pip install 'training-validator[data]', or convert to "
+            "JSONL"
+        ) from None
+    try:
+        table = parquet.ParquetFile(path)
+    except (OSError, ValueError) as error:  # pyarrow's own errors are kinds of ValueError
+        raise DataError(f"{path}: cannot be read as parquet: {error}; is it whole?") from None
     if text_field not in table.schema_arrow.names:
         raise DataError(f"{path}: no column `{text_field}` among {table.schema_arrow.names}; set text_field")
     for batch in table.iter_batches(columns=[text_field]):

@@ -1,0 +1,151 @@
+"""Preparing a corpus: killed at any moment and started again, it makes the same shards; and real parquet goes in."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from nsa.config import DataConfig
+from nsa.data import DataError, open_sources, open_tokenizer
+from nsa.prepare import main, prepare
+
+BYTES = open_tokenizer("byte")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def write_corpus(folder: Path, *, documents: int) -> list[str]:
+    """One long JSONL file, one parquet file and a few texts; returns the documents in the order of reading."""
+    rng = random.Random(3)
+    texts = [f"<{i}> " + "words of many kinds " * rng.randrange(30) for i in range(documents)]
+    folder.mkdir()
+    third = documents // 3
+    (folder / "a.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts[:third]))
+    records = [{"text": t, "id": str(i)} for i, t in enumerate(texts[third : 2 * third])]
+    pq.write_table(pa.Table.from_pylist(records), folder / "b.parquet", row_group_size=50)
+    for i, text in enumerate(texts[2 * third :]):
+        (folder / f"c{i:05}.txt").write_text(text)
+    return texts
+
+
+def test_one_big_file_is_cut_into_parts_between_documents(tmp_path: Path) -> None:
+    (tmp_path / "big.jsonl").write_text("".join(json.dumps({"text": f"{i:04}" + "x" * 96}) + "\n" for i in range(500)))
+    manifest = prepare(str(tmp_path / "big.jsonl"), tmp_path / "out", val_fraction=0.0, part_mib=1000 / 2**20)
+    assert [e["tokens"] for e in manifest["train"]] == [1010] * 50
+    assert manifest["documents"] == 500
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_killed_at_any_moment_it_makes_the_same_shards(tmp_path: Path, seed: int) -> None:
+    write_corpus(tmp_path / "corpus", documents=3000)
+    part_mib = 0.02
+    prepare(str(tmp_path / "corpus"), tmp_path / "whole", val_fraction=0.1, part_mib=part_mib)
+    wanted = contents(tmp_path / "whole")
+    assert len(wanted) > 40
+    command = [sys.executable, "-m", "nsa.prepare", str(tmp_path / "corpus"), str(tmp_path / "cut")]
+    command += ["--val-fraction", "0.1", "--part-mib", str(part_mib)]
+    rng = random.Random(seed)
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    shards = rng.randrange(1, 30)
+    deadline = time.monotonic() + 120
+    while process.poll() is None and len(list((tmp_path / "cut").glob("*.bin"))) < shards:
+        assert time.monotonic() < deadline, "no shard in time"
+        time.sleep(0.0005)
+    time.sleep(rng.random() * 0.01)
+    process.kill()
+    process.wait()
+    assert main([*command[3:]]) == 0
+    assert contents(tmp_path / "cut") == wanted  # every byte of every file, and no file left over
+
+
+def test_what_a_killed_run_was_writing_goes(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "corpus", documents=30)
+    prepare(str(tmp_path / "corpus"), tmp_path / "out")
+    before = contents(tmp_path / "out")
+    for name in ("train_00007.tmp", ".parts.json.tmp4711", "shards.json.tmp4711"):
+        (tmp_path / "out" / name).write_bytes(b"half")
+    prepare(str(tmp_path / "corpus"), tmp_path / "out")
+    assert contents(tmp_path / "out") == before
+
+
+def test_a_lost_shard_is_made_again(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "corpus", documents=300)
+    whole = prepare(str(tmp_path / "corpus"), tmp_path / "out", part_mib=0.01)
+    wanted = contents(tmp_path / "out")
+    (tmp_path / "out" / whole["train"][2]["file"]).unlink()
+    assert prepare(str(tmp_path / "corpus"), tmp_path / "out", part_mib=0.01) == whole
+    assert contents(tmp_path / "out") == wanted
+
+
+def test_a_second_run_over_a_finished_folder_changes_nothing(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "corpus", documents=90)
+    prepare(str(tmp_path / "corpus"), tmp_path / "out")
+    before = contents(tmp_path / "out")
+    prepare(str(tmp_path / "corpus"), tmp_path / "out")
+    assert contents(tmp_path / "out") == before
+
+
+def test_all_kinds_of_files_give_the_documents_in_order(tmp_path: Path) -> None:
+    texts = write_corpus(tmp_path / "corpus", documents=60)
+    manifest = prepare(str(tmp_path / "corpus"), tmp_path / "out", val_fraction=0.0)
+    tokens = np.concatenate([np.fromfile(tmp_path / "out" / e["file"], "<u2") for e in manifest["train"]])
+    ends = np.flatnonzero(tokens == BYTES.eos_id) + 1
+    assert [BYTES.decode(d.tolist()) for d in np.split(tokens, ends) if len(d)] == texts
+
+
+def test_the_bar_goes_to_the_end_and_counts(tmp_path: Path, capsys: Any) -> None:
+    write_corpus(tmp_path / "corpus", documents=90)
+    assert main([str(tmp_path / "corpus"), str(tmp_path / "out"), "--part-mib", "0.002"]) == 0
+    said = capsys.readouterr()
+    shares = [int(share) for share in re.findall(r"(\d+)%", said.err)]
+    assert len(shares) > 5
+    assert shares == sorted(shares)
+    assert "90 documents" in said.out
+
+
+def test_parquet_trains_as_jsonl_does(tmp_path: Path) -> None:
+    texts = [f"document {i} " + "and more " * (i % 9) for i in range(200)]
+    pq.write_table(pa.table({"body": texts, "id": list(range(200))}), tmp_path / "x.parquet", row_group_size=64)
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps({"body": t}) + "\n" for t in texts))
+    settings: dict[str, Any] = {"data": "local", "seq_len": 32, "text_field": "body", "val_fraction": 0.2}
+    of_parquet, of_jsonl = (
+        open_sources(DataConfig(data_path=str(tmp_path / name), **settings), BYTES, seed=1)
+        for name in ("x.parquet", "x.jsonl")
+    )
+    np.testing.assert_array_equal(of_parquet.train.batch(range(20)), of_jsonl.train.batch(range(20)))
+    assert of_parquet.info == of_jsonl.info
+    with pytest.raises(DataError, match=r"no column `text` among \['body', 'id'\]; set text_field"):
+        open_sources(
+            DataConfig(data_path=str(tmp_path / "x.parquet"), **settings | {"text_field": "text"}), BYTES, seed=1
+        )
+
+
+@pytest.mark.parametrize("broken", [b"no parquet at all", b"PAR1 cut short"])
+def test_a_broken_parquet_file_is_named(tmp_path: Path, broken: bytes) -> None:
+    (tmp_path / "bad.parquet").write_bytes(broken)
+    settings: dict[str, Any] = {"data": "local", "seq_len": 32}
+    with pytest.raises(DataError, match=r"bad\.parquet: cannot be read as parquet"):
+        open_sources(DataConfig(data_path=str(tmp_path / "bad.parquet"), **settings), BYTES, seed=1)
+
+
+def test_the_command_under_a_killed_parent_leaves_no_half_folder(tmp_path: Path) -> None:
+    """Before the manifest is written the folder is no data source, whatever lies in it."""
+    write_corpus(tmp_path / "corpus", documents=30)
+    prepare(str(tmp_path / "corpus"), tmp_path / "out")
+    os.unlink(tmp_path / "out" / "shards.json")
+    with pytest.raises(DataError, match="no file matches"):
+        open_sources(DataConfig(data="local", data_path=str(tmp_path / "out"), seq_len=16), BYTES, seed=1)
