@@ -70,6 +70,7 @@ def _demoted(findings: Iterable[Finding], phase: PhaseFacts, run: RunFacts | Non
     comparison = phase.report.comparison if phase.report is not None else None
     advised = comparison.recommended if comparison is not None else None
     rejected = run is not None and advised is not None and run.spec.arm not in (None, advised)
+    rejected = rejected or (run is not None and run.spec.role == "nsys")
     for finding in findings:
         if finding.severity == "veto" and (rejected or not phase.record.phase.required):
             yield finding.model_copy(update={"severity": "warning"})

@@ -82,6 +82,13 @@ def test_a_veto_in_a_phase_that_decides_nothing_is_a_warning(tmp_path: Path) -> 
     assert finding.severity == "warning"
 
 
+def test_a_veto_in_a_run_that_only_leaves_evidence_is_a_warning(tmp_path: Path) -> None:
+    bad = healthy(tmp_path / "bad", losses=[float("nan")] * 60)
+    for role, severity in (("measure", "veto"), ("nsys", "warning")):
+        run = run_of(bad, id="profile/nsys/r1", phase="profile", kind="profile", role=role)
+        assert of_validation(validation({"profile": [run]}))["nan-loss"].severity == severity
+
+
 def test_silent_audit(tmp_path: Path) -> None:
     folder = healthy(tmp_path / "r")
     asked = {"env": {"NSA_SDPA_AUDIT": "1"}}
