@@ -15,6 +15,7 @@ from torch import nn
 from nsa.config import Config, flatten
 from nsa.data import BatchLoader, Sources, StreamSource, Tokenizer, open_sources, open_tokenizer
 from nsa.effective import Effective, settle_config
+from nsa.graphs import MicroBatchGraph
 from nsa.instruments import Instruments
 from nsa.model import LanguageModel, model_flops_per_token
 from nsa.optim import build_optimizer
@@ -50,6 +51,7 @@ class Run:
     instruments: Instruments
     start_step: int
     tokens_per_step: int
+    graph: MicroBatchGraph | None = None
 
     @property
     def config(self) -> Config:
@@ -85,6 +87,12 @@ def _build_model(effective: Effective, world: World) -> LanguageModel:
 
         shard_model(model, world, compute_bf16=effective.autocast, compress=config.ddp.ddp_compress)
     return model
+
+
+def _build_graph(config: Config, world: World) -> MicroBatchGraph | None:
+    if not config.train.cuda_graph:
+        return None
+    return MicroBatchGraph(batch_size=config.data.batch_size, seq_len=config.data.seq_len, device=world.device)
 
 
 def _build_loader(config: Config, sources: Sources, world: World, start_step: int) -> BatchLoader:
@@ -256,6 +264,7 @@ def _build_run(
         instruments=instruments,
         start_step=restored.step,
         tokens_per_step=rates.tokens_per_step,
+        graph=_build_graph(config, world),
     )
 
 

@@ -189,6 +189,9 @@ class TrainConfig:
     threads: int | None = _opt(None, "CPU threads per process; empty: torch's choice", within=POSITIVE)
     grad_checkpointing: bool = _opt(False, "recompute each block in the backward pass")
     compile: bool = _opt(False, "torch.compile every block")
+    cuda_graph: bool = _opt(
+        False, "replay each micro-batch's forward and backward from a CUDA graph; for small batches on one GPU"
+    )
     deterministic: bool = _opt(False, "deterministic algorithms only")
     gc_every: int = _opt(0, "steps between Python garbage collections; 0: Python's own schedule", within=NOT_NEGATIVE)
     save_every: int = _opt(

@@ -13,6 +13,7 @@ import torch
 
 from nsa.config import Config, ConfigError, replace_flat
 from nsa.data import Tokenizer
+from nsa.graphs import why_no_graph
 from nsa.model import default_ffn_dim
 from nsa.parallel import World, effective_compression
 from nsa.resolve import Resolved
@@ -125,17 +126,34 @@ def _settle_parallel(config: Config, world: World) -> tuple[dict[str, Any], list
     return {**settled, "parallel": parallel}, notes
 
 
-def _settle_kernels(config: Config, world: World) -> tuple[str, str, list[str]]:
-    """Prefill path and restriction of torch's fused attention as they will be, with notes."""
+def _settle_kernels(config: Config, world: World) -> tuple[dict[str, Any], list[str]]:
+    """Prefill path, version of the ranges and restriction of torch's fused attention as they will be, with notes."""
     notes = []
     prefill = _prefill(config, world, autocast=config.train.dtype == "bf16")
     if config.model.prefill not in ("auto", prefill):
         notes.append(f"[nsa] prefill requested {config.model.prefill}, effective {prefill}: see fallback_counters.csv")
+    sel_ranges = config.model.sel_ranges
+    if sel_ranges == "v1" and prefill == "triton" and config.model.attention == "nsa":
+        notes.append("[nsa] sel_ranges requested v1, effective v2: the fused kernels have no loop over rows")
+        sel_ranges = "v2"
     sdpa = config.telemetry.sdpa
     if sdpa != "auto" and config.model.attention == "nsa":
         notes.append(f"[sdpa] {sdpa} requested, effective auto: no branch of nsa uses scaled_dot_product_attention")
         sdpa = "auto"
-    return prefill, sdpa, notes
+    return {"prefill": prefill, "sel_ranges": sel_ranges, "sdpa": sdpa}, notes
+
+
+def _settle_graph(config: Config, world: World, prefill: str) -> tuple[bool, list[str]]:
+    """Whether micro-batches are replayed from a CUDA graph, with a note where they were to be and are not."""
+    if not config.train.cuda_graph:
+        return False, []
+    reason = why_no_graph(
+        on_cuda=world.on_cuda,
+        grouped=world.backend is not None,
+        attention=config.model.attention,
+        prefill=prefill,
+    )
+    return reason is None, [f"[graph] cuda_graph requested, effective off: {reason}"] if reason else []
 
 
 def settle_config(resolved: Resolved, world: World, tokenizer: Tokenizer) -> Effective:
@@ -145,8 +163,10 @@ def settle_config(resolved: Resolved, world: World, tokenizer: Tokenizer) -> Eff
     """
     config = resolved.config
     parallel, ddp_notes = _settle_parallel(config, world)
-    prefill, sdpa, kernel_notes = _settle_kernels(config, world)
+    kernels, kernel_notes = _settle_kernels(config, world)
     notes = [*ddp_notes, *kernel_notes]
+    cuda_graph, graph_notes = _settle_graph(config, world, kernels["prefill"])
+    notes += graph_notes
     if config.optim.warmup_steps >= config.train.steps:
         notes.append(
             f"[optim] warmup_steps={config.optim.warmup_steps} is not shorter than steps={config.train.steps}: the "
@@ -163,10 +183,10 @@ def settle_config(resolved: Resolved, world: World, tokenizer: Tokenizer) -> Eff
         ffn_dim=config.model.ffn_dim or default_ffn_dim(config.model.dim),
         device=world.device.type,
         threads=torch.get_num_threads(),
-        prefill=prefill,
         gate_hidden=config.model.gate_hidden or max(config.model.dim // 8, 16),
         opt_fused=fused,
-        sdpa=sdpa,
+        cuda_graph=cuda_graph,
+        **kernels,
         **parallel,
     )
     return Effective(effective, tuple(notes))

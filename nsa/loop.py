@@ -173,11 +173,14 @@ def _launch(run: Run, step: int) -> _Launched:
             # already changes nothing, so the first step may reduce in each of its passes.
             learning = config.ddp.ddp_static_graph and step == run.start_step + 1
             reduces = learning or micro == config.data.accum - 1
-            loss = loss + _forward_backward(run, tokens_BT, stats, reduces=reduces)
+            if run.graph is not None and run.graph.ready and stats is None and not run.instruments.watches(step):
+                loss = loss + run.graph.replay(tokens_BT)
+            else:
+                loss = loss + _forward_backward(run, tokens_BT, stats, reduces=reduces)
     wait = run.hook.backward_done()
     norm = clip_gradients(run.bare_model.parameters(), config.optim.grad_clip)
     run.optimizer.step()
-    run.optimizer.zero_grad(set_to_none=True)
+    run.optimizer.zero_grad(set_to_none=run.graph is None)
     control, arrived, control_wait_s = _send_control(run, loss, norm)
     fetch = run.loader.take_stats() if logged else None
     return _Launched(step, lr, control, arrived, wait, control_wait_s, fetch, stats)
@@ -296,6 +299,9 @@ def _between_steps(run: Run, step: int) -> None:
         run.instruments.finish(step)
     if step == run.start_step + 1 and run.world.is_main:
         _dump_memory(run, "step1", step)
+    if run.graph is not None and not run.graph.ready:
+        run.graph.capture(lambda tokens_BT: _forward_backward(run, tokens_BT, None, reduces=True))
+        run.optimizer.zero_grad(set_to_none=False)
     if config.train.gc_every and step % config.train.gc_every == 0:
         gc.collect()
     if config.data.val_every and step % config.data.val_every == 0:

@@ -1,0 +1,54 @@
+"""Micro-batches replayed from a CUDA graph: when they can be, and that nothing else changes."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nsa.graphs import why_no_graph
+
+
+def test_without_cuda_the_request_is_taken_back_and_said(
+    tmp_path: Path, train: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(tmp_path / "out", "--cuda-graph", "--steps", "2") == 0
+    assert "[graph] cuda_graph requested, effective off: no CUDA device" in capsys.readouterr().out
+    env = json.loads((tmp_path / "out" / "env.json").read_text())
+    assert (env["requested"]["cuda_graph"], env["effective"]["cuda_graph"]) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({}, None),
+        ({"attention": "dense", "prefill": "auto"}, None),
+        ({"grouped": True}, "gradients are reduced within the backward pass"),
+        ({"prefill": "batched"}, "prefill=batched waits for the host"),
+    ],
+)
+def test_what_can_be_captured(changed: dict[str, object], reason: str | None) -> None:
+    asked = {"on_cuda": True, "grouped": False, "attention": "nsa", "prefill": "triton"} | changed
+    assert why_no_graph(**asked) == reason  # type: ignore[arg-type]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("accum", [1, 2])
+def test_replayed_steps_learn_what_launched_ones_do(tmp_path: Path, train: Callable[..., int], accum: int) -> None:
+    """Losses, gradient norms and statistics row by row; statistics come from steps that are not replayed."""
+    shape = ["--d-k", "16", "--d-v", "16", "--l-sel", "16", "--n-sel", "4", "--w", "16", "--seq-len", "128"]
+    common = [*shape, "--device", "cuda", "--dtype", "bf16", "--steps", "14", "--aux-every", "5", "--accum", str(accum)]
+    rows = {}
+    for name in ("launched", "replayed"):
+        out = tmp_path / name
+        assert train(out, *common, *(["--cuda-graph"] if name == "replayed" else [])) == 0
+        assert json.loads((out / "env.json").read_text())["effective"]["cuda_graph"] is (name == "replayed")
+        rows[name] = list(csv.DictReader((out / "training.csv").open()))
+        beats = [json.loads(line) for line in (out / "heartbeat_rank0.jsonl").read_text().splitlines()]
+        assert sum("gate_entropy_mean" in beat for beat in beats) == 3
+    for a, b in zip(rows["launched"], rows["replayed"], strict=True):
+        assert float(b["loss"]) == pytest.approx(float(a["loss"]), rel=2e-3)
+        assert float(b["grad_norm"]) == pytest.approx(float(a["grad_norm"]), rel=3e-2)
