@@ -6,9 +6,11 @@ FlashAttention and cuDNN beside it, growth with the length, and a decode step. W
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -135,7 +137,7 @@ def decode_row(name: str, *, layers: int = 6) -> dict[str, Any]:
     shape = DECODE[name]
     _, G, Dk, Dv = shape
     made = list(decode_caches(shape, layers))
-    lengths = [torch.full((DECODE_BATCH,), DECODE_CONTEXT - 1, device="cuda", dtype=torch.int32) for _ in made]
+    lengths = [torch.full((DECODE_BATCH, G), DECODE_CONTEXT - 1, device="cuda", dtype=torch.int32) for _ in made]
     row: dict[str, Any] = {"shape": name, "batch": DECODE_BATCH, "context": DECODE_CONTEXT}
     q, gates, cache, new = made[0]
     o, _ = fused_step(q, gates, cache, new, lengths[0])
@@ -317,9 +319,20 @@ def run(out: Path, shapes: list[str] | None = None) -> int:
 
 
 def main() -> None:
-    """Print decode rows alone."""
-    for name in DECODE:
-        print(json.dumps(decode_row(name)))
+    """Print decode rows alone, or with arguments ``keys,warps,rounds,search_warps`` those of other plans."""
+    from unittest import mock
+
+    from nsa.kernels import step
+
+    for text in sys.argv[1:] or [""]:
+        plan = mock.patch.object(step, "_plan", lambda _, t=text: step.Plan(*map(int, t.split(","))))
+        with plan if text else contextlib.nullcontext():
+            for name in DECODE:
+                try:
+                    row = decode_row(name)
+                except Exception as error:  # noqa: BLE001 - a plan that does not fit is a row of the table
+                    row = {"reason": str(error)[:200]}
+                print(text, json.dumps(row), flush=True)
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def fused_decode(
         count_fallback(f"fb_decode_{reason}")
         return None
     cache.check_room(1)
-    lengths = torch.full((q_B1HK.shape[0],), cache.length, dtype=torch.int32, device=q_B1HK.device)
+    lengths = torch.full((q_B1HK.shape[0], streams[0].shape[2]), cache.length, dtype=torch.int32, device=q_B1HK.device)
     held = (cache.k_cmp, cache.v_cmp, cache.k_sel, cache.v_sel, cache.k_win, cache.v_win)
     new = [x.to(cache.k_sel.dtype) for x in streams]
     kernels.decode_append(new, cache.k_raw, cache.v_raw, *held, lengths, geo.l, geo.d)

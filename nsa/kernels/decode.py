@@ -56,22 +56,22 @@ def append_kernel(
     DV: tl.constexpr, DVP: tl.constexpr,
 ):  # fmt: skip
     """Store one position per batch row in all caches, complete a compressed token where one is due, and count it in
-    ``lengths [B]``. A full row stays as it is. Grid (B,)."""
-    b = tl.program_id(0).to(tl.int64)
-    t = tl.load(lengths + b)
+    ``lengths [B, G]``, one per program, so that none changes what another reads. A full row stays as it is. Grid (B *
+    G,)."""
+    bg = tl.program_id(0)
+    b = (bg // G).to(tl.int64)
+    g = bg % G
+    t = tl.load(lengths + bg)
     if t >= N:
         return
     tl.debug_barrier()
-    for g in range(G):
-        _append_pair(
-            nk_raw, k_raw, k_cmp, nk_sel, k_sel, nk_win, k_win, skr, sks, skw, b, g, t, N, RW, NC,
-            G, L, D, LP, DK, DKP,
-        )  # fmt: skip
-        _append_pair(
-            nv_raw, v_raw, v_cmp, nv_sel, v_sel, nv_win, v_win, svr, svs, svw, b, g, t, N, RW, NC,
-            G, L, D, LP, DV, DVP,
-        )  # fmt: skip
-    tl.store(lengths + b, t + 1)
+    _append_pair(
+        nk_raw, k_raw, k_cmp, nk_sel, k_sel, nk_win, k_win, skr, sks, skw, b, g, t, N, RW, NC, G, L, D, LP, DK, DKP
+    )  # fmt: skip
+    _append_pair(
+        nv_raw, v_raw, v_cmp, nv_sel, v_sel, nv_win, v_win, svr, svs, svw, b, g, t, N, RW, NC, G, L, D, LP, DV, DVP
+    )  # fmt: skip
+    tl.store(lengths + bg, t + 1)
 
 
 @triton.jit
@@ -139,7 +139,7 @@ def split_kernel(
     bg = tl.program_id(1)
     b = (bg // G).to(tl.int64)
     g = bg % G
-    t = tl.load(lengths + b) - 1
+    t = tl.load(lengths + bg) - 1
     q0, q1 = _query(q, b, g, sqb, sqh, HPG, HP, DK0, DK1)
     acc = tl.zeros([HP, DV], tl.float32)
     m = tl.full([HP], -1e30, tl.float32)
@@ -200,7 +200,7 @@ def score_kernel(
     M: tl.constexpr = LS // D
     BJ: tl.constexpr = BN // MP
     bg = tl.program_id(1)
-    t = tl.load(lengths + bg // G) - 1
+    t = tl.load(lengths + bg) - 1
     j = tl.program_id(0) * BB + tl.arange(0, BB)
     limit = t // LS - 1
     competes = (j >= 1) & (j < limit)
@@ -265,46 +265,49 @@ def chosen_kernel(
     _store_part(part_o, part_m, part_l, bg.to(tl.int64) * PARTS + FIRST + rank, acc, m, total, HP, DV)
 
 
-@triton.jit
-def _merged(part_o, part_m, part_l, row0, count, HP: tl.constexpr, DV: tl.constexpr, CP: tl.constexpr):
-    """Normalized sum ``[DV]`` of the ``count <= CP`` partial results of one head from part ``row0`` on; 0 if none."""
-    c = tl.arange(0, CP)
-    ok = c < count
-    m_c = tl.load(part_m + row0 + c * HP, mask=ok, other=-1e30)
-    l_c = tl.load(part_l + row0 + c * HP, mask=ok, other=0.0)
-    at = (row0 + c * HP)[:, None] * DV + tl.arange(0, DV)[None, :]
-    x = tl.load(part_o + at, mask=ok[:, None], other=0.0)
-    weight = tl.math.exp2(m_c - tl.max(m_c, 0))
-    total = tl.sum(l_c * weight, 0)
-    return tl.sum(x * weight[:, None], 0) / tl.where(total > 0, total, 1.0)
-
-
 @triton.jit(do_not_specialize=["RW", "P_CMP", "P_WIN", "PARTS"])
 def merge_kernel(
     gates, lengths, part_o, part_m, part_l, o, RW, P_CMP, P_WIN, PARTS,
     G: tl.constexpr, HPG: tl.constexpr, HP: tl.constexpr, NTOP: tl.constexpr, L: tl.constexpr, D: tl.constexpr,
-    LS: tl.constexpr, MP: tl.constexpr, BN: tl.constexpr, TILES: tl.constexpr, PP: tl.constexpr, WP: tl.constexpr,
-    SP: tl.constexpr, DV: tl.constexpr,
+    LS: tl.constexpr, MP: tl.constexpr, BN: tl.constexpr, TILES: tl.constexpr, PARTSP: tl.constexpr,
+    DV: tl.constexpr,
 ):  # fmt: skip
-    """Merge the parts of one head and gate the branches: ``o [B, 1, H, DV]``. Grid (B * H,)."""
+    """Merge the parts of one head and gate the branches: ``o [B, 1, H, DV]``. Grid (B * H,).
+
+    All parts are one tile: a part's weight is its share of its branch, times the branch's gate.
+    """
     M: tl.constexpr = LS // D
     BJ: tl.constexpr = BN // MP
-    bh = tl.program_id(0)
     H: tl.constexpr = G * HPG
-    b = bh // H
-    bg = b * G + bh % H // HPG
-    t = tl.load(lengths + b) - 1
+    bh = tl.program_id(0)
+    bg = bh // H * G + bh % H // HPG
+    t = tl.load(lengths + bg) - 1
     own = t // LS
     gp = gates + bh.to(tl.int64) * 3
     g_cmp, g_sel, g_win = tl.load(gp).to(tl.float32), tl.load(gp + 1).to(tl.float32), tl.load(gp + 2).to(tl.float32)
-    row0 = bg.to(tl.int64) * PARTS * HP + bh % HPG
     n_cmp = (visible_count(t, L, D) + BJ * M * TILES - 1) // (BJ * M * TILES)
     n_win = (tl.minimum(t + 1, RW) + BN - 1) // BN
     # Block 0 is always there; the parts of the chosen blocks follow those of the three forced ones without a gap, or
     # are absent like the last of these.
     n_sel = tl.where(own < 3, own + 1, 3 + tl.minimum(own - 2, NTOP))
-    n_sel = tl.minimum(n_sel, 3 + NTOP)
-    out = g_cmp * _merged(part_o, part_m, part_l, row0, n_cmp, HP, DV, PP)
-    out += g_win * _merged(part_o, part_m, part_l, row0 + P_CMP * HP, n_win, HP, DV, WP)
-    out += g_sel * _merged(part_o, part_m, part_l, row0 + (P_CMP + P_WIN) * HP, n_sel, HP, DV, SP)
+    c = tl.arange(0, PARTSP)
+    in_cmp = c < n_cmp
+    in_win = (c >= P_CMP) & (c < P_CMP + n_win)
+    in_sel = (c >= P_CMP + P_WIN) & (c < P_CMP + P_WIN + n_sel) & (c < PARTS)
+    ok = in_cmp | in_win | in_sel
+    row = (bg.to(tl.int64) * PARTS + c) * HP + bh % HPG
+    m = tl.load(part_m + row, mask=ok, other=-1e30)
+    total = tl.load(part_l + row, mask=ok, other=0.0)
+    x = tl.load(part_o + row[:, None] * DV + tl.arange(0, DV)[None, :], mask=ok[:, None], other=0.0)
+    weight = tl.zeros([PARTSP], tl.float32)
+    m_b = tl.where(in_cmp, m, -1e30)
+    part = tl.where(in_cmp, tl.math.exp2(m_b - tl.max(m_b, 0)), 0.0)
+    weight += part * (g_cmp / tl.maximum(tl.sum(part * total, 0), 1e-30))
+    m_b = tl.where(in_win, m, -1e30)
+    part = tl.where(in_win, tl.math.exp2(m_b - tl.max(m_b, 0)), 0.0)
+    weight += part * (g_win / tl.sum(part * total, 0))
+    m_b = tl.where(in_sel, m, -1e30)
+    part = tl.where(in_sel, tl.math.exp2(m_b - tl.max(m_b, 0)), 0.0)
+    weight += part * (g_sel / tl.sum(part * total, 0))
+    out = tl.sum(x * weight[:, None], 0)
     tl.store(o + bh.to(tl.int64) * DV + tl.arange(0, DV), out.to(o.dtype.element_ty))

@@ -6,6 +6,7 @@ launches depend on the caches' capacity alone.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -66,6 +67,27 @@ def why_no_decode(q: Tensor, cache: Caches, *, sizes: tuple[int, int, int, int, 
     return "length" if ceil_div(N, l_sel) > _MAX_BLOCKS or N * G * max(Dk, Dv) >= _MAX_OFFSET else None
 
 
+@dataclass(frozen=True)
+class Plan:
+    """Keys per tile and warps of the split kernel, its programs per processor, and warps of the search."""
+
+    keys: int
+    warps: int
+    rounds: int
+    search_warps: int
+
+
+def _plan(row_bytes: int) -> Plan:
+    """By the bytes of a key or value, the larger of the two."""
+    if interpreting():
+        return Plan(keys=16, warps=1, rounds=2, search_warps=1)
+    if row_bytes <= 128:
+        return Plan(keys=256, warps=4, rounds=2, search_warps=4)
+    if row_bytes <= 256:
+        return Plan(keys=128, warps=4, rounds=2, search_warps=4)
+    return Plan(keys=64 if row_bytes <= 512 else 32, warps=4, rounds=2, search_warps=4)
+
+
 def _key_parts(Dk: int) -> tuple[int, int] | None:
     """``Dk`` as one power of two or the sum of two, each at least 16; None if it is neither."""
     low = 1 << (Dk.bit_length() - 1)
@@ -86,14 +108,14 @@ def launch_attention(
     l, d, l_sel, n_sel, _ = sizes  # noqa: E741
     parts = _key_parts(Dk)
     assert parts is not None, "asked of why_no_decode before"
-    wide = max(Dk, Dv) * q.element_size()
-    bn = 16 if interpreting() else 256 if wide <= 128 else 128 if wide <= 256 else 64 if wide <= 512 else 32
+    plan = _plan(max(Dk, Dv) * q.element_size())
+    bn = plan.keys
     folded = next_power_of_2(l_sel // d)
     bn = max(bn, folded)
     tile = bn // folded * (l_sel // d)
     n_tiles = ceil_div(NC, tile)
     # Enough programs for two rounds over the chip, and no more parts than the merge takes at once.
-    tiles = max(ceil_div(n_tiles * B * G, 2 * processors), ceil_div(n_tiles, _MAX_PARTS), 1)
+    tiles = max(ceil_div(n_tiles * B * G, plan.rounds * processors), ceil_div(n_tiles, _MAX_PARTS), 1)
     p_cmp, p_win = ceil_div(n_tiles, tiles), ceil_div(RW, bn)
     heads, n_top, n_blocks = max(next_power_of_2(H // G), 16), n_sel - 3, next_power_of_2(ceil_div(N, l_sel))
     first = p_cmp + p_win + 3
@@ -112,7 +134,7 @@ def launch_attention(
     split_kernel[(first, B * G)](
         q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win, lengths, *partial, importance, tile_m, q.stride(0), q.stride(2),
         N, RW, NC, n_tiles, p_cmp, p_win, first + n_top, scale2, LSP=rows, **heads_of, **blocks_of, **widths,
-        num_warps=4, num_stages=2,
+        num_warps=plan.warps, num_stages=2,
     )  # fmt: skip
     if n_top:
         few = min(n_blocks, 8 if interpreting() else 128)
@@ -122,11 +144,11 @@ def launch_attention(
         )  # fmt: skip
         chosen_kernel[(n_top, B * G)](
             q, k_sel, v_sel, lengths, keys, *partial, top, q.stride(0), q.stride(2), N, first, first + n_top, scale2,
-            **heads_of, NTOP=n_top, LS=l_sel, LSP=rows, NBP=n_blocks, **widths, num_warps=4,
+            **heads_of, NTOP=n_top, LS=l_sel, LSP=rows, NBP=n_blocks, **widths, num_warps=plan.search_warps,
         )  # fmt: skip
     merge_kernel[(B * H,)](
         gates, lengths, *partial, o, RW, p_cmp, p_win, first + n_top, **heads_of, NTOP=n_top, **blocks_of,
-        PP=next_power_of_2(p_cmp), WP=next_power_of_2(p_win), SP=next_power_of_2(n_sel), DV=Dv, num_warps=2,
+        PARTSP=next_power_of_2(first + n_top), DV=Dv, num_warps=4,
     )  # fmt: skip
     return o, top
 
@@ -150,12 +172,12 @@ def decode_append(
     d: int,
 ) -> None:
     """Store one position per row, ``new = [k_cmp, v_cmp, k_sel, v_sel, k_win, v_win]`` each ``[B, 1, G, .]``, average a
-    compressed token where one is complete, and add 1 to ``lengths [B]`` int32. A full row is left as it is."""
+    compressed token where one is complete, and add 1 to ``lengths [B, G]`` int32. A full row is left as it is."""
     # Rows must be dense from the group on; a slice of a wider projection is, for it holds one position.
     new = [x if x.stride(-1) == 1 and x.stride(-2) == x.shape[-1] else x.contiguous() for x in new]
     B, N, G, Dk = k_sel.shape
     Dv = v_sel.shape[-1]
-    append_kernel[(B,)](
+    append_kernel[(B * G,)](
         *new, k_raw, v_raw, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win, lengths, *(x.stride(0) for x in new), N,
         k_win.shape[1], k_cmp.shape[1], G=G, L=l, D=d, LP=next_power_of_2(l), DK=Dk, DKP=next_power_of_2(Dk), DV=Dv,
         DVP=next_power_of_2(Dv), num_warps=2,
@@ -180,7 +202,7 @@ def decode_attention(
 
     Args:
         q: ``[B, 1, H, Dk]``; gates: ``[B, 1, H, 3]``; k_cmp ... v_win: as in :class:`Caches`.
-        lengths: ``[B]`` int32, positions held including the newest, at least 1.
+        lengths: ``[B, G]`` int32, positions held including the newest, at least 1; equal for the groups of a row.
         sizes: ``[l, d, l_sel, n_sel, w]``; scale: factor of the scores.
 
     Returns: ``o [B, 1, H, Dv]`` and the scored blocks ``[B, 1, G, n_sel - 3]`` int32, best first, -1 for none; the

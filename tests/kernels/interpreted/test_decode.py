@@ -81,7 +81,7 @@ def test_every_step_equals_the_decode_of_torch(name: str) -> None:
     case = CASES[name]
     geo = case.geometry
     fused, plain = empty(case), empty(case)
-    lengths = torch.zeros(case.B, dtype=torch.int32)
+    lengths = torch.zeros(case.B, case.G, dtype=torch.int32)
     assert step.why_no_decode(
         torch.zeros(case.B, 1, case.H, case.Dk), fused, sizes=(geo.l, geo.d, geo.l_sel, geo.n_sel, geo.w)
     ) is None  # fmt: skip
@@ -99,19 +99,19 @@ def test_every_step_equals_the_decode_of_torch(name: str) -> None:
         for chosen, wanted in zip(top.flatten(0, 2), branches.blocks.flatten(0, 2), strict=True):
             scored = sorted(set(wanted.tolist()) - {-1, 0, own, own - 1})
             assert sorted(j for j in chosen.tolist() if j >= 0) == scored
-    assert lengths.tolist() == [case.S] * case.B
+    assert lengths.tolist() == [[case.S] * case.G] * case.B
     for name in ("k_cmp", "v_cmp", "k_sel", "v_sel", "k_win", "v_win", "k_raw", "v_raw"):
         torch.testing.assert_close(getattr(fused, name), getattr(plain, name))
 
 
 def test_rows_of_different_length_are_as_if_alone() -> None:
     case = CASES["grouped heads"]
-    together, lengths = empty(case), torch.zeros(2, dtype=torch.int32)
+    together, lengths = empty(case), torch.zeros(2, case.G, dtype=torch.int32)
     q, gates = random(2, 1, case.H, case.Dk, seed=1), random(2, 1, case.H, 3, seed=2)
     for t in range(48):
         append(together, new_streams(case, t), lengths)
     alone = attention(q, gates, together, lengths)[0]
-    shorter = torch.tensor([48, 23], dtype=torch.int32)
+    shorter = torch.tensor([[48] * case.G, [23] * case.G], dtype=torch.int32)
     for name in ("k_win", "v_win"):  # the ring of the shorter row, as it was then
         ring, stream = getattr(together, name), 4 if name == "k_win" else 5
         for t in range(23):
@@ -127,7 +127,7 @@ def test_rows_of_different_length_are_as_if_alone() -> None:
 
 def test_equal_scores_go_to_the_lower_block() -> None:
     case = CASES["more blocks than one chunk"]
-    cache, lengths = empty(case), torch.zeros(1, dtype=torch.int32)
+    cache, lengths = empty(case), torch.zeros(1, case.G, dtype=torch.int32)
     for t in range(case.S):
         append(cache, new_streams(case, t), lengths)
     q = torch.zeros(1, 1, case.H, case.Dk)
@@ -137,11 +137,11 @@ def test_equal_scores_go_to_the_lower_block() -> None:
 
 def test_a_full_row_is_left_as_it_is() -> None:
     case = CASES["no scored blocks"]
-    cache, lengths = empty(case), torch.tensor([case.S], dtype=torch.int32)
+    cache, lengths = empty(case), torch.full((1, case.G), case.S, dtype=torch.int32)
     before = cache.k_sel.clone()
     append(cache, new_streams(case, 0), lengths)
     assert torch.equal(cache.k_sel, before)
-    assert lengths.tolist() == [case.S]
+    assert lengths.tolist() == [[case.S] * case.G]
 
 
 def test_the_layer_decodes_by_the_kernels_as_it_does_by_torch_and_counts_the_same_reads() -> None:
