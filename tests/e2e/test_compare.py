@@ -1,0 +1,106 @@
+"""Runs set against each other from the command line: compare, what changed since the last GO, bounds from good runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from .conftest import Answer
+
+TRAINER = """\
+import argparse, pathlib
+parser = argparse.ArgumentParser()
+parser.add_argument("--steps", type=int)
+parser.add_argument("--out", type=pathlib.Path)
+parser.add_argument("--rate", type=float)
+args = parser.parse_args()
+with (args.out / "training.csv").open("w") as table:
+    table.write("step,loss,lr,toks_per_s\\n")
+    for step in range(1, args.steps + 1):
+        table.write(f"{step},{3 - step / args.steps},0.1,{args.rate + step % 2}\\n")
+"""
+
+RUNBOOK = """\
+schema: 1
+name: tiny
+trainer:
+  command: [{trainer}]
+  args: {{steps: "{{steps}}", out: "{{out}}", rate: {rate}}}
+  metrics: {{csv: training.csv}}
+defaults: {{nproc: 0, timeout: 60s, warmup_steps: 10}}
+phases:
+  - id: baseline
+    kind: train
+    steps: 200
+    accept:
+      - toks_per_s.mean >= 10   # anything
+"""
+
+
+@pytest.fixture
+def run_at(workdir: Path, cli: Callable[..., Answer]) -> Callable[[float], Path]:
+    """Validate a trainer of that rate; returns the run folder."""
+    (workdir / "trainer.py").write_text(TRAINER, encoding="utf-8")
+
+    def run(rate: float) -> Path:
+        text = RUNBOOK.format(trainer=json.dumps(str(workdir / "trainer.py")), rate=rate)
+        (workdir / "tiny.yaml").write_text(text, encoding="utf-8")
+        before = set((workdir / "reports").glob("*/run.json"))
+        assert cli("run", "tiny.yaml", "--no-lock").rc == 0
+        (new,) = set((workdir / "reports").glob("*/run.json")) - before
+        return new.parent
+
+    return run
+
+
+def test_a_slower_run_is_worse_than_the_last_go(run_at: Callable[[float], Path], cli: Callable[..., Answer]) -> None:
+    first, second = run_at(100), run_at(60)
+    since = json.loads((second / "result.json").read_text(encoding="utf-8"))["since"]
+    assert json.loads((first / "result.json").read_text(encoding="utf-8"))["since"] is None
+    assert since["verdict"] == "worse"
+    assert since["a"]["name"] == first.name
+    worse = cli("compare", str(first), str(second), "--json")
+    assert worse.rc == 1
+    assert worse.json["verdict"] == "worse"
+    better = cli("compare", str(second), str(first))
+    assert better.rc == 0
+    assert "BETTER" in better.out
+    assert "toks_per_s.mean" in better.out
+    assert cli("compare", str(first / "runs/baseline/r1"), str(second / "runs/baseline/r1")).rc == 1
+
+
+def test_equal_single_runs_are_not_decidable_and_kinds_do_not_mix(
+    run_at: Callable[[float], Path], cli: Callable[..., Answer]
+) -> None:
+    first, second = run_at(100), run_at(100)
+    answer = cli("compare", str(first), str(second), "--json")
+    assert answer.rc == 3
+    rate = next(one for one in answer.json["metrics"] if one["metric"] == "toks_per_s.mean")
+    assert rate["verdict"] == "not_decidable"
+    assert rate["repeats_needed"] > 4
+    mixed = cli("compare", str(first), str(second / "runs/baseline/r1"))
+    assert mixed.rc == 2
+    assert "two trainer folders" in mixed.err
+
+
+def test_bounds_from_good_runs_make_a_runbook_that_checks_and_passes(
+    run_at: Callable[[float], Path], cli: Callable[..., Answer], workdir: Path
+) -> None:
+    first, second = run_at(100), run_at(101)
+    made = cli("baseline", str(first), str(second), "--out", "mine.yaml", "--phase", "baseline")
+    assert made.rc == 0, made.err
+    text = (workdir / "mine.yaml").read_text(encoding="utf-8")
+    assert "# from good runs: toks_per_s.mean: 2 good runs gave" in text
+    assert first.name in text
+    assert cli("check", "mine.yaml").rc == 0
+    assert cli("run", "mine.yaml", "--no-lock").rc == 0
+    assert cli("baseline", str(first), "--out", "mine.yaml").rc == 2
+    assert cli("run", "mine.yaml", "--no-lock", "--set", "trainer.args.rate=50").rc == 1
+    failed = max((workdir / "reports").glob("*/run.json")).parent
+    refused = cli("baseline", str(failed))
+    assert refused.rc == 2
+    assert "ended NO_GO" in refused.err
+    assert cli("baseline", str(failed), "--allow-not-go", "--json").rc == 0
