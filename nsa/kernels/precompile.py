@@ -24,11 +24,11 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from nsa.kernels import launch
+from nsa.kernels import launch, step
 from nsa.kernels.config import Tiles, choose_tiles, split_head_dim
 from nsa.kernels.problem import Problem
 
-__all__ = ["Launch", "Resources", "Shape", "compile_for", "record", "resources", "warm"]
+__all__ = ["Launch", "Resources", "Shape", "compile_for", "record", "record_decode", "resources", "warm"]
 
 _OPTIONS = ("num_warps", "num_stages", "maxnreg")
 _TYPES = {
@@ -104,6 +104,27 @@ def record(shape: Shape, *, tiles: Tiles | None = None) -> list[Launch]:
         launch.forward(*streams, gates, p, save=False)
         o, saved = launch.forward(*streams, gates, p)
         launch.backward(o, *streams, gates, saved, p, per_token=True)
+    return launches
+
+
+def record_decode(shape: Shape) -> list[Launch]:
+    """All launches of one decode step over caches that hold up to ``shape.S`` positions."""
+
+    def meta(*size: int, dtype: torch.dtype = shape.dtype) -> torch.Tensor:
+        return torch.empty(size, dtype=dtype, device="meta")
+
+    B, S, H, G = shape.B, shape.S, shape.H, shape.G
+    l, d, _, _, w = shape.sizes  # noqa: E741 - the paper's symbol
+    lengths = meta(B, G, dtype=torch.int32)
+    streams = tuple(meta(B, n, G, dim) for n in ((S - l) // d + 1, S, w) for dim in (shape.Dk, shape.Dv))
+    new = [meta(B, 1, G, dim) for _ in range(3) for dim in (shape.Dk, shape.Dv)]
+    launches: list[Launch] = []
+    with _recorder(launches):
+        step.launch_append(new, (meta(B, l, G, shape.Dk), meta(B, l, G, shape.Dv), *streams), lengths, l, d)
+        step.launch_attention(
+            meta(B, 1, H, shape.Dk), meta(B, 1, H, 3, dtype=torch.float32), streams, lengths, list(shape.sizes), 0.1,
+            processors=132 if shape.capability >= 90 else 108,
+        )  # fmt: skip
     return launches
 
 

@@ -17,7 +17,15 @@ from nsa.kernels.config import interpreting, next_power_of_2
 from nsa.kernels.decode import append_kernel, chosen_kernel, merge_kernel, score_kernel, split_kernel
 from nsa.kernels.problem import ceil_div, n_processors
 
-__all__ = ["Caches", "decode_append", "decode_attention", "launch_attention", "selected_blocks", "why_no_decode"]
+__all__ = [
+    "Caches",
+    "decode_append",
+    "decode_attention",
+    "launch_append",
+    "launch_attention",
+    "selected_blocks",
+    "why_no_decode",
+]
 
 _MAX_BLOCKS = 4096
 _MAX_OFFSET = 2**31
@@ -153,6 +161,20 @@ def launch_attention(
     return o, top
 
 
+def launch_append(new: list[Tensor], caches: tuple[Tensor, ...], lengths: Tensor, l: int, d: int) -> None:  # noqa: E741
+    """What :func:`decode_append` runs."""
+    k_cmp, _, k_sel, v_sel, k_win = caches[2:7]
+    # Rows must be dense from the group on; a slice of a wider projection is, for it holds one position.
+    new = [x if x.stride(-1) == 1 and x.stride(-2) == x.shape[-1] else x.contiguous() for x in new]
+    B, N, G, Dk = k_sel.shape
+    Dv = v_sel.shape[-1]
+    append_kernel[(B * G,)](
+        *new, *caches, lengths, *(x.stride(0) for x in new), N,
+        k_win.shape[1], k_cmp.shape[1], G=G, L=l, D=d, LP=next_power_of_2(l), DK=Dk, DKP=next_power_of_2(Dk), DV=Dv,
+        DVP=next_power_of_2(Dv), num_warps=2,
+    )  # fmt: skip
+
+
 @torch.library.custom_op(
     "nsa::decode_append",
     mutates_args=("k_raw", "v_raw", "k_cmp", "v_cmp", "k_sel", "v_sel", "k_win", "v_win", "lengths"),
@@ -173,15 +195,7 @@ def decode_append(
 ) -> None:
     """Store one position per row, ``new = [k_cmp, v_cmp, k_sel, v_sel, k_win, v_win]`` each ``[B, 1, G, .]``, average a
     compressed token where one is complete, and add 1 to ``lengths [B, G]`` int32. A full row is left as it is."""
-    # Rows must be dense from the group on; a slice of a wider projection is, for it holds one position.
-    new = [x if x.stride(-1) == 1 and x.stride(-2) == x.shape[-1] else x.contiguous() for x in new]
-    B, N, G, Dk = k_sel.shape
-    Dv = v_sel.shape[-1]
-    append_kernel[(B * G,)](
-        *new, k_raw, v_raw, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win, lengths, *(x.stride(0) for x in new), N,
-        k_win.shape[1], k_cmp.shape[1], G=G, L=l, D=d, LP=next_power_of_2(l), DK=Dk, DKP=next_power_of_2(Dk), DV=Dv,
-        DVP=next_power_of_2(Dv), num_warps=2,
-    )  # fmt: skip
+    launch_append(new, (k_raw, v_raw, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win), lengths, l, d)
 
 
 @torch.library.custom_op("nsa::decode_attention", mutates_args=())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nsa.kernels.precompile import Launch, Shape, record, resources
+from nsa.kernels.precompile import Launch, Shape, record, record_decode, resources
 
 SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024}
 HOT = {
@@ -34,6 +34,18 @@ def test_gradient_kernel_spills_at_most_a_few_values_on_hopper(name: str) -> Non
     used = resources(launches(90)[name], 90)
     assert used.shared_bytes <= SHARED_LIMIT[90]
     assert used.spill_bytes <= 64
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+def test_decode_kernels_fit_and_do_not_spill(capability: int) -> None:
+    launches = record_decode(Shape(65536, 64, 4, 128, 128, capability=capability, B=8))
+    assert [one.name for one in launches] == [
+        "append_kernel", "split_kernel", "score_kernel", "chosen_kernel", "merge_kernel"
+    ]  # fmt: skip
+    for one in launches:
+        used = resources(one, capability)
+        assert used.shared_bytes <= SHARED_LIMIT[capability]
+        assert used.spill_bytes == 0
 
 
 def test_one_pass_launches_every_kernel() -> None:
