@@ -130,7 +130,7 @@ def test_the_bundled_trainer_by_its_own_folders(workdir: Path, cli: Callable[...
 
     def account(**more: Any) -> dict[str, Any]:
         model = {"dim": 32, "n_layers": 1, "n_heads": 2, "n_kv_groups": 1, "d_k": 16, "d_v": 16}
-        shape = {"l_cmp": 8, "d_cmp": 4, "l_sel": 8, "n_sel": 3, "w": 16, "seq_len": 64, "batch_size": 1}
+        shape = {"l_cmp": 8, "d_cmp": 4, "l_sel": 8, "n_sel": 3, "w": 16, "seq_len": 96, "batch_size": 1}
         return {**model, **shape, "dtype": "fp32", "device": "cpu", "threads": 1, "prefill": "batched", **more}
 
     for name, requested in (("fast", account()), ("slow", account(lr=1e-3, prefill="sequential", grad_clip=0.5))):
@@ -142,4 +142,6 @@ def test_the_bundled_trainer_by_its_own_folders(workdir: Path, cli: Callable[...
         timeout_s=280,
     )
     assert answer.rc == 0, answer.err
-    assert _causes(answer) == {"args.prefill"}
+    # A machine that other tests use as well may add a setting; it never hides the one that costs a factor of ten.
+    assert "args.prefill" in _causes(answer)
+    assert answer.json["good_value"] > 3 * answer.json["bad_value"]
