@@ -62,6 +62,7 @@ class Heartbeat:
 _FAULTS = {
     "garbage-line": "lines are no JSON object and were left out",
     "truncated-line": "line at the end was cut short and was left out",
+    "not-utf8": "records hold bytes that are not UTF-8",
     "nul-bytes": "places hold NUL bytes, as a file does after a power cut",
     "no-timestamp": "records have no readable `ts`",
     "rank-mismatch": "records name another rank than the file does",
@@ -153,11 +154,14 @@ def _take_line(raw: bytes, line: int, beats: Beats, *, cut: bool) -> None:
     if not raw.strip():
         return
     sample = printable(raw[:200].decode("utf-8", "replace"), limit=60)
+    text = raw.decode("utf-8", "replace")
     try:
-        record = json.loads(raw.decode("utf-8", "replace")) if len(raw) <= MAX_LINE_BYTES else None
+        record = json.loads(text) if len(raw) <= MAX_LINE_BYTES else None
     except (ValueError, RecursionError):
         record = None
     if isinstance(record, dict):
+        if "\ufffd" in text and text.encode("utf-8", "replace") != raw:
+            beats.fault("not-utf8", line, sample)
         beats.take(record, line)
     else:
         beats.fault("truncated-line" if cut else "garbage-line", line, sample)

@@ -22,8 +22,11 @@ def read_json_object(path: Path, intake: Intake, *, what: str) -> tuple[dict[str
     if read is None:
         return None
     data, source = read
+    text = data.decode("utf-8-sig", "replace")
+    if "\ufffd" in text and text.encode("utf-8") not in (data, data.removeprefix(b"\xef\xbb\xbf")):
+        intake.note("not-utf8", f"{what} holds bytes that are not UTF-8", path)
     try:
-        value = json.loads(data.decode("utf-8-sig", "replace"))
+        value = json.loads(text)
     except (ValueError, RecursionError) as error:
         intake.note("not-json", f"{what} is not JSON: {error}", path)
         return None

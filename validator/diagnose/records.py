@@ -10,18 +10,22 @@ import numpy as np
 from validator.diagnose.facts import RunFacts
 from validator.diagnose.rule import evidence, found
 from validator.model.measure import Irregularity
+from validator.model.result import Series
 from validator.model.verdict import Evidence, Finding
 
 __all__ = ["clock_jump", "damaged_evidence", "missing_evidence"]
 
 _DAMAGE = (
     *("garbage-row", "garbage-cell", "short-row", "long-row", "nul-bytes", "no-step-column"),
-    *("garbage-line", "truncated-line", "no-timestamp", "not-json", "unreadable", "too-large", "empty"),
+    *("garbage-line", "truncated-line", "no-timestamp", "not-json", "not-utf8", "unreadable", "too-large", "empty"),
 )
 _CUT = frozenset({"truncated-line", "empty"})
 """What a kill leaves behind without anybody's fault, and what a file that is still being written looks like."""
 
 _RATES = ("toks_per_s", "step_time_s")
+_CORE = ("loss", *_RATES)
+_FEW = 6
+"""Rows below which no even pace can be told."""
 
 
 def damaged_evidence(run: RunFacts) -> Iterator[Finding]:
@@ -68,20 +72,68 @@ def _not_finite(run: RunFacts) -> Iterator[Evidence]:
 
 
 def missing_evidence(run: RunFacts) -> Iterator[Finding]:
-    """A file that the runbook takes measurements from, or the heartbeat of a rank, was never written."""
+    """A file that the runbook takes measurements from, rows of it, or the end of a rank's heartbeat is not there."""
     if run.failed:
         return  # a run that ended badly may well not have come so far
-    seen = run.irregular("missing-file", "missing-rank")
+    seen = [evidence(i.message, i.path) for i in run.irregular("missing-file", "missing-rank")]
+    if run.training and run.outcome is not None:
+        seen += [*_missing_rows(run), *_missing_ends(run)]
     if not seen:
         return
     yield found(
         "missing-evidence",
-        f"Not everything that should tell of this run is there: {'; '.join(i.message for i in seen[:4])}.",
+        f"Not everything that should tell of this run is there: {'; '.join(e.text for e in seen[:4])}.",
         severity="veto" if run.outcome is not None else "warning",
-        because=[evidence(i.message, i.path) for i in seen[:5]],
-        next_step="Let the trainer write these files into its own output folder ({out}), or take them out of "
+        because=seen[:6],
+        next_step="Let the trainer write these files, whole, into its own output folder ({out}), or take them out of "
         "trainer.metrics if it never will.",
     )
+
+
+def _missing_rows(run: RunFacts) -> Iterator[Evidence]:
+    """Steps that are left out of a series that is otherwise written at an even pace, or by its neighbors."""
+    table = [run.series(name) for name in _CORE]
+    ranks = [[own.get(name) for name in _CORE] for own in run.result.rank_series.values()]
+    for group in (table, *ranks):
+        known = [one for one in group if one is not None and len(one.steps) >= _FEW]
+        by_source: dict[str, list[Series]] = {}
+        for one in known:
+            by_source.setdefault(one.source.path, []).append(one)
+        for path, series in by_source.items():
+            gap = next((gap for one in series if (gap := _gap(one, series)) is not None), None)
+            if gap is not None:
+                yield evidence(f"{gap} in {path}", path)
+
+
+def _gap(series: Series, beside: list[Series]) -> str | None:
+    """Where rows are missing: between others that follow evenly, or at an end that a like series reaches."""
+    strides = np.diff(series.steps)
+    usual = float(np.median(strides))
+    wide = np.flatnonzero(strides > 1.5 * usual)  # a further row for the first or last step makes narrow ones only
+    if wide.size:
+        low, high = int(series.steps[wide[0]]), int(series.steps[wide[0] + 1])
+        return f"{series.name} has no row between steps {low} and {high}, where one comes every {usual:g} steps"
+    for other in beside:
+        if float(np.median(np.diff(other.steps))) != usual:
+            continue
+        if other.steps[0] < series.steps[0] or other.steps[-1] > series.steps[-1]:
+            span, reached = (f"{s.steps[0]}–{s.steps[-1]}" for s in (series, other))
+            return f"{series.name} has steps {span}, {other.name} {reached}"
+    return None
+
+
+def _missing_ends(run: RunFacts) -> Iterator[Evidence]:
+    """Heartbeats that stop before those of other ranks, or before they say that the rank is done as others do."""
+    marks = run.result.extra.get("heartbeats", {})
+    furthest = max((int(mark["last_step"]) for mark in marks.values()), default=0)
+    any_done = any(mark["done"] for mark in marks.values())
+    for rank, mark in marks.items():
+        if int(mark["last_step"]) < furthest:
+            yield evidence(
+                f"the heartbeat of rank {rank} ends at step {mark['last_step']}, another at {furthest}", mark["path"]
+            )
+        elif any_done and not mark["done"]:
+            yield evidence(f"the heartbeat of rank {rank} lacks its end (`done`), which others have", mark["path"])
 
 
 def clock_jump(run: RunFacts) -> Iterator[Finding]:

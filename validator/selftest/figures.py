@@ -128,7 +128,7 @@ _SETTINGS = (
         "sweep-that-never-arrived",
         "every arm ran with the same value",
         "settings",
-        "INCONCLUSIVE",
+        "GO",
         sweep({mb: Sheet(config={"ddp_bucket_mb": 25}) for mb in (25, 50)}, over=_BUCKET),
         "vacuous-sweep",
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from validator.model.plan import RunSpec
+from validator.model.settings import flat_name
 from validator.selftest.case import Case
 from validator.selftest.figures import by_phase, sweep
 from validator.selftest.live import run_book, tests
@@ -27,7 +28,7 @@ def _live(*, nproc: int = 0, phases: tuple[Any, ...] = (), **args: Any) -> Play:
 
 
 def _by_length(spec: RunSpec) -> Sheet:
-    length = int(spec.requested["seq-len"])
+    length = int({flat_name(key): value for key, value in spec.requested.items()}["seq_len"])
     return Sheet(rates=scatter(900.0 * (512 / length) ** 0.1), config={"seq_len": length})
 
 

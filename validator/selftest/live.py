@@ -238,7 +238,7 @@ LIVE: tuple[Case, ...] = (
         "sigkill-of-the-runner",
         "validator itself is killed, then resumed",
         *("processes", "GO", kill_runner()),
-        evidence=(*_ROWS, "guardian.txt"),
+        evidence=_ROWS,
         about_s=20,
     ),
     Case(

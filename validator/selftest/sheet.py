@@ -159,7 +159,7 @@ class Sheet:
                 beat("boot")
             done = step
             measured = {"step_time_s": times[i], "compute_time_s": self.compute_share * times[i], "dt_fetch_s": 0.001}
-            beat("progress", **measured, **own)
+            beat("progress", **{**measured, **own})
         if self.reason == "exited" and self.rc == 0:
             beat("done", status="done")
         return "\n".join(lines) + "\n"

@@ -486,6 +486,39 @@ def test_what_was_declared_and_never_written_forbids_go(tmp_path: Path, name: st
     assert "missing-evidence" not in of_run(folder, ended=outcome(rc=1))
 
 
+@pytest.mark.parametrize(
+    ("name", "lines", "words"),
+    [
+        ("training.csv", slice(30, 33), "no row between steps 29 and 33"),
+        ("training.csv", slice(2, 3), "no row between steps 1 and 3"),
+        ("heartbeat_rank1.jsonl", slice(30, 31), "no row between steps 29 and 31"),
+        ("heartbeat_rank1.jsonl", slice(31, None), "the heartbeat of rank 1 ends at step 30, another at 60"),
+        ("heartbeat_rank1.jsonl", slice(61, None), "the heartbeat of rank 1 lacks its end"),
+    ],
+)
+def test_rows_that_were_taken_out_are_missed(tmp_path: Path, name: str, lines: slice, words: str) -> None:
+    folder = healthy(tmp_path / "r")
+    kept = (folder / name).read_text().splitlines(keepends=True)
+    del kept[lines]
+    (folder / name).write_text("".join(kept))
+    finding = of_run(folder)["missing-evidence"]
+    assert (finding.severity, words in finding.message) == ("veto", True), finding.message
+
+
+@pytest.mark.parametrize("steps", [(1, 5, 10, 15, 20, 25, 30), (10, 20, 30, 40, 50, 60, 64), (1, 20, 40, 60, 80, 100)])
+def test_a_table_that_is_written_now_and_then_misses_nothing(tmp_path: Path, steps: tuple[int, ...]) -> None:
+    folder = tmp_path / "r"
+    write_csv(folder, [845.0] * len(steps), steps=steps)
+    found = of_run(folder, steps=steps[-1], metrics=TrainerMetrics(csv="training.csv"))
+    assert "missing-evidence" not in found
+
+
+def test_bytes_that_are_no_text_are_damage(tmp_path: Path) -> None:
+    folder = healthy(tmp_path / "r")
+    (folder / "metrics.json").write_bytes(b'{"status": "d\xffne"}')
+    assert "not UTF-8" in of_run(folder)["damaged-evidence"].message
+
+
 def test_a_clock_that_was_set_is_named(tmp_path: Path) -> None:
     folder = healthy(tmp_path / "r")
     records = [record(i, ts=5 * i - (3600 if i > 40 else 0)) for i in range(1, 61)]

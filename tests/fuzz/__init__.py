@@ -1,0 +1,1 @@
+"""Fuzzing: thousands of damaged artifact folders and runbooks, none of which may raise, or end in GO."""

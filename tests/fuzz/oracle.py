@@ -1,0 +1,89 @@
+"""What is damaged, told apart from the code under test: a second, strict and simple reader of the contract's files.
+
+Damaged means that evidence which the decision rests on was removed or garbled: a file is gone or is none, a line or a
+cell that counts is no longer what its format prescribes, or a step or a rank's end is missing. A digit that became
+another digit is another measurement, which no reader can know; neither are blank lines, or what stands twice.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+__all__ = ["is_damaged"]
+
+_COUNTED = ("loss", "toks_per_s", "step_time_s")
+
+
+def is_damaged(out: Path, *, steps: int, ranks: int) -> bool:
+    """Whether the folder of a run of so many steps and ranks is damaged in what the decision rests on."""
+    return (
+        not _table_is_sound(out / "training.csv", steps)
+        or not all(_beats_are_sound(out / f"heartbeat_rank{rank}.jsonl", rank, steps) for rank in range(ranks))
+        or not all(_is_object(out / name) for name in ("env.json", "metrics.json"))
+    )
+
+
+def _lines(path: Path) -> list[str] | None:
+    """Lines with anything on them; None where the file is none, is not text, or ends in the middle of a line."""
+    if not path.is_file() or path.is_symlink():
+        return None
+    data = path.read_bytes()
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+    if not text.endswith("\n") or "\0" in text:
+        return None
+    return [line for line in text.split("\n") if line.strip()]
+
+
+def _table_is_sound(path: Path, steps: int) -> bool:
+    lines = _lines(path)
+    if not lines:
+        return False
+    names = lines[0].strip().split(",")
+    if names[:4] != ["step", "loss", "lr", "toks_per_s"] or "step_time_s" not in names:
+        return False
+    seen = set()
+    for line in lines[1:]:
+        cells = line.split(",")
+        if len(cells) != len(names):
+            return False
+        row = dict(zip(names, cells, strict=True))
+        try:
+            values = {name: float(cell) for name, cell in row.items() if cell.strip() or name in ("step", *_COUNTED)}
+        except ValueError:
+            return False
+        if not all(math.isfinite(values[name]) for name in ("step", *_COUNTED)):
+            return False
+        seen.add(values["step"])
+    return seen >= set(range(1, steps + 1))
+
+
+def _beats_are_sound(path: Path, rank: int, steps: int) -> bool:
+    lines = _lines(path)
+    if not lines:
+        return False
+    seen, last = set(), ""
+    for line in lines:
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            return False
+        if not isinstance(record, dict) or not isinstance(record.get("ts"), (int, float)):
+            return False
+        if isinstance(record.get("step_time_s"), (int, float)) and record.get("msg") == "progress":
+            seen.add(record.get("step"))
+        last = str(record.get("msg"))
+    return seen >= set(range(1, steps + 1)) and last == "done"
+
+
+def _is_object(path: Path) -> bool:
+    if not path.is_file() or path.is_symlink():
+        return False
+    try:
+        return isinstance(json.loads(path.read_bytes().decode("utf-8")), dict)
+    except (ValueError, RecursionError):
+        return False

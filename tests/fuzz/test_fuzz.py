@@ -1,0 +1,35 @@
+"""A few hundred damaged folders and runbooks; `python -m tests.fuzz` plays as many as one likes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.fuzz.folders import RANKS, STEPS, Whole, decision_of, play_folder
+from tests.fuzz.oracle import is_damaged
+from tests.fuzz.runbooks import play_runbook, sources
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    return Whole(tmp_path_factory.mktemp("fuzz") / "whole")
+
+
+def test_the_sound_folder_is_go(whole: Whole) -> None:
+    """Otherwise that no damaged one is GO would say nothing."""
+    assert not is_damaged(whole.root / "runs" / "baseline" / "r1", steps=STEPS, ranks=RANKS)
+    assert decision_of(whole.root) == "GO"
+
+
+def test_no_damaged_folder_raises_or_is_go(whole: Whole, tmp_path: Path) -> None:
+    cases = [play_folder(whole, tmp_path / "case", seed) for seed in range(1, 151)]
+    assert [(case.seed, case.problem) for case in cases if case.problem] == []
+    assert sum(case.damaged for case in cases) > 75, "most mutations do damage"
+    assert {"GO", "INCONCLUSIVE", "NO_GO"} <= {str(case.decision) for case in cases}
+
+
+def test_no_damaged_runbook_raises(tmp_path: Path) -> None:
+    cases = [play_runbook(sources(), tmp_path / "case.yaml", seed) for seed in range(250)]
+    assert [(case.seed, case.problem) for case in cases if case.problem] == []
+    assert {"read", "refused"} <= {case.outcome for case in cases}

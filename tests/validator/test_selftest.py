@@ -1,0 +1,113 @@
+"""The self-proof itself: what it covers, and that it tells right from wrong."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from validator.diagnose import CODES
+from validator.selftest import CASES, run_selftest
+from validator.selftest.case import Case, Played
+from validator.selftest.stage import Stage
+
+BY_NAME = {case.name: case for case in CASES}
+QUICK = ("exit-at-a-step", "table-with-garbage", "impossible-scaling", "healthy-run", "healthy-process")
+
+
+def test_names_and_titles_are_unique() -> None:
+    assert len(BY_NAME) == len(CASES)
+    assert len({case.title for case in CASES}) == len(CASES)
+
+
+def test_there_are_faults_and_healthy_runs_enough() -> None:
+    assert sum(not case.healthy for case in CASES) >= 40
+    assert sum(case.healthy for case in CASES) >= 20
+    assert all(case.expect == "GO" and not case.codes for case in CASES if case.healthy)
+
+
+def test_every_cause_that_a_run_can_show_is_brought_about() -> None:
+    shown = {code for case in CASES for code in case.codes}
+    assert shown <= set(CODES), "no code that does not exist"
+    assert set(CODES) - shown == MACHINE_ONLY
+
+
+MACHINE_ONLY: set[str] = set()
+"""Codes that need what no machine without the hardware can show."""
+
+
+def test_a_fast_subset_comes_out_right(tmp_path: Path) -> None:
+    done = run_selftest([BY_NAME[name] for name in QUICK], jobs=2, keep=tmp_path / "kept")
+    assert [(outcome.case.name, outcome.wrong) for outcome in done.outcomes if not outcome.ok] == []
+    assert (tmp_path / "kept" / "healthy-run" / "reports").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("case", "changes", "words"),
+    [
+        ("healthy-run", {"expect": "NO_GO"}, "decision GO, expected NO_GO"),
+        ("table-with-garbage", {"codes": ("nan-loss",)}, "not found: nan-loss; found: damaged-evidence"),
+        ("table-with-garbage", {"group": "healthy", "expect": "INCONCLUSIVE"}, "nothing is wrong, yet it says damaged"),
+        ("healthy-run", {"evidence": ("runs/*/r1/dump/*",)}, "evidence is lost"),
+    ],
+)
+def test_what_comes_out_wrong_is_said(tmp_path: Path, case: str, changes: dict[str, object], words: str) -> None:
+    """A self-proof that cannot fail proves nothing."""
+    (outcome,) = run_selftest([replace(BY_NAME[case], **changes)], keep=tmp_path / "kept").outcomes
+    assert any(words in sentence for sentence in outcome.wrong), outcome.wrong
+
+
+def test_a_process_that_is_left_is_found_and_ended(tmp_path: Path) -> None:
+    pids = []
+
+    def play(stage: Stage) -> Played:
+        sleeper = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
+        process = subprocess.Popen(sleeper, cwd=stage.folder, env={}, start_new_session=True)
+        pids.append(process)
+        return Played(0, "", None, None)
+
+    case = Case("left", "a process stays", "processes", "UNABLE", play, rc=0)
+    (outcome,) = run_selftest([case], keep=tmp_path / "kept").outcomes
+    assert outcome.wrong == (f"processes were left: {pids[0].pid}",)
+    assert pids[0].wait(timeout=10) == -9
+
+
+def test_a_case_that_cannot_be_played_is_wrong_and_the_others_go_on(tmp_path: Path) -> None:
+    def play(stage: Stage) -> Played:
+        raise OSError("no such thing")
+
+    broken = Case("broken", "cannot be played", "files", "GO", play)
+    first, second = run_selftest([broken, BY_NAME["healthy-run"]], keep=tmp_path / "kept").outcomes
+    assert first.wrong == ("the case could not be played: OSError: no such thing",)
+    assert second.ok
+
+
+def selftest(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "validator", "selftest", *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=200)
+
+
+def test_the_command_ends_in_a_table_or_in_json(tmp_path: Path) -> None:
+    done = selftest("--only", "stale-halt", "--json", cwd=tmp_path)
+    told = json.loads(done.stdout)
+    assert (done.returncode, told["ok"], told["folder"]) == (0, True, None)
+    (case,) = told["cases"]
+    assert (case["name"], case["decision"], case["codes"]) == ("stale-halt", "NO_GO", ["stale-halt"])
+    done = selftest("--only", "healthy-run", "--keep", "kept", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "✓ healthy-run" in done.stdout
+    assert all(len(line) <= 80 for line in done.stdout.splitlines()), done.stdout
+    again = selftest("--only", "healthy-run", "--keep", "kept", cwd=tmp_path)
+    assert (again.returncode, "name a new folder" in again.stderr) == (2, True)
+
+
+def test_the_list_names_every_case_and_a_wrong_name_is_answered(tmp_path: Path) -> None:
+    done = selftest("--list", cwd=tmp_path)
+    assert done.returncode == 0
+    assert all(f"  {case.name}  " in done.stdout for case in CASES)
+    wrong = selftest("--only", "stale-hlat", cwd=tmp_path)
+    assert (wrong.returncode, "did you mean stale-halt?" in wrong.stderr) == (2, True)
