@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nsa import effective
 from nsa.attention import Geometry, chunks, nsa_attention
 from nsa.attention.ranges import merged_ranges, range_blocks, range_tokens, ranges_v1, ranges_v2, row_ranges
+from nsa.data import open_tokenizer
+from nsa.parallel import open_world
 from nsa.parity.cases import Case, inputs
+from nsa.resolve import resolve
 
 INT32 = st.integers(-(2**31), 2**31 - 1)
 
@@ -105,3 +110,18 @@ def test_the_version_asked_for_makes_the_list_that_batched_reads(
     assert (
         max(block for row in results[0][1][0, :, 0].tolist() for block in row) == Geometry(**geometry).n_blocks(300) - 1
     )
+
+
+@pytest.mark.parametrize(
+    ("prefill", "asked", "runs"), [("triton", "v1", "v2"), ("triton", "v2", "v2"), ("batched", "v1", "v1")]
+)
+def test_the_effective_config_names_the_version_that_runs(
+    prefill: str, asked: str, runs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernels have no loop over rows, so a request for it is not met, and env.json must say so."""
+    monkeypatch.setattr(effective, "_prefill", lambda config, world, autocast: prefill)
+    world = open_world("cpu", timeout_s=1.0, out=Path())
+    resolved = resolve([], {"NSA_SEL_RANGES_V2": "0" if asked == "v1" else "1"})
+    settled = effective.settle_config(resolved, world, open_tokenizer("byte"))
+    assert settled.config.model.sel_ranges == runs
+    assert any("sel_ranges requested v1, effective v2" in note for note in settled.notes) == (asked != runs)
