@@ -78,6 +78,7 @@ class Instruments:
     def begin(self, step: int) -> None:
         """Start what `step` needs."""
         if self._is_audited(step):
+            self._ranges.enter_context(_uncompiled(self._model, say=self._say))
             self._ranges.enter_context(_layer_ranges(self._model))
         if self._profiler is None and (self._is_audited(step) or step in self._traced):
             self._profiler = self._start()
@@ -137,6 +138,15 @@ class Instruments:
             self._end(self._profiler)
             self._profiler = None
         set_spans(False)
+
+
+def _uncompiled(model: LanguageModel, *, say: Callable[[str], None]) -> contextlib.AbstractContextManager[Any]:
+    """Let compiled blocks run as written: a layer's ranges are hooks, which have no place in compiled code. Attention
+    runs the same kernels either way, for to the compiler they are operators that it calls as they are."""
+    if all(getattr(block, "_compiled_call_impl", None) is None for block in model.blocks):
+        return contextlib.nullcontext()
+    say("[sdpa] the audited step runs uncompiled, where ranges can be seen; the kernels of attention are the same")
+    return torch.compiler.set_stance("force_eager")
 
 
 @contextlib.contextmanager

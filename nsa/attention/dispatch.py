@@ -13,7 +13,6 @@ return_aux)``
 
 from __future__ import annotations
 
-import functools
 import importlib
 import logging
 import threading
@@ -34,15 +33,30 @@ _lock = threading.Lock()
 _fallbacks: Counter[str] = Counter()
 
 
-@functools.lru_cache(maxsize=1)
+_kernels: ModuleType | None = None
+_looked = False
+
+
 def load_kernels() -> ModuleType | None:
-    """The kernels' package, or None where it or Triton cannot be imported."""
+    """The kernels' package, or None where it or Triton cannot be imported.
+
+    Looked for once. A layer does so when it is built, for torch.compile cannot trace an import: a block that met it
+    first in its forward pass would break in two there.
+    """
+    if not _looked:
+        _look_for_kernels()
+    return _kernels
+
+
+def _look_for_kernels() -> None:
+    global _kernels, _looked
+    _looked = True
     try:
-        kernels = importlib.import_module("nsa.kernels")
+        found = importlib.import_module("nsa.kernels")
     except ImportError as error:
         _log.debug("fused kernels are not available: %s", error)
-        return None
-    return kernels if hasattr(kernels, "nsa_attention_triton") else None
+        return
+    _kernels = found if hasattr(found, "nsa_attention_triton") else None
 
 
 def choose_impl(impl: Impl, tensors: tuple[Tensor, ...], *, geometry: Geometry, compressed: bool) -> Impl:

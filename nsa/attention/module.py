@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from nsa.attention.arguments import check_options
 from nsa.attention.cache import NSACache
 from nsa.attention.decode import decode_branches
+from nsa.attention.dispatch import load_kernels
 from nsa.attention.functional import attend, combine
 from nsa.attention.fused_decode import fused_decode
 from nsa.attention.gate import Gate, GateKind
@@ -90,6 +91,8 @@ class NSAAttention(nn.Module):
         # The functional path averages by itself, fused where it can be; other functions are handed to it.
         self._compress = None if phi == "avg" else self._apply_phi
         self.recorder = None
+        if prefill == "triton" or (prefill == "auto" and torch.cuda.is_available()):
+            load_kernels()
         self.reset_parameters()
 
     def reset_parameters(self, std: float = 0.02, out_std: float | None = None) -> None:

@@ -43,6 +43,18 @@ def test_the_audit_covers_every_branch_of_every_layer(tmp_path: Path, train: Tra
     assert not spans_enabled()
 
 
+@pytest.mark.filterwarnings("default")  # torch.compile's own
+def test_the_audit_of_a_compiled_run_covers_every_branch_too(
+    tmp_path: Path, train: Train, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda *args, **kwargs: compiler(*args, **kwargs | {"backend": "aot_eager"}))
+    assert train(tmp_path, "--steps", "3", "--sdpa-audit", "--compile") == 0
+    audit = audit_of(tmp_path)
+    assert {(0, b, d) for b in ("cmp", "sel", "win") for d in ("forward", "backward")} <= set(audit)
+    assert "[sdpa] the audited step runs uncompiled" in capsys.readouterr().out
+
+
 def test_the_audit_tells_flash_from_no_flash(tmp_path: Path, train: Train) -> None:
     for mode, backend in (("flash_only", "flash"), ("no_flash", "sdpa_math")):
         out = tmp_path / mode

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -84,6 +87,38 @@ def test_gradient_checkpointing_changes_nothing() -> None:
     assert torch.equal(plain[0], recomputed[0])
     for name, gradient in plain[1].items():
         torch.testing.assert_close(recomputed[1][name], gradient, rtol=0, atol=0)
+
+
+FULLGRAPH = """
+import torch
+from nsa.attention.stats import fallback_counters
+from nsa.config import Config, replace_flat
+from nsa.model import LanguageModel
+
+shape = dict(vocab_size=40, dim=32, n_layers=1, n_heads=2, n_kv_groups=1, d_k=16, d_v=16, l_cmp=8, d_cmp=4, l_sel=16)
+config = replace_flat(Config(), **shape, n_sel=4, w=16, prefill="triton").model
+tokens = torch.randint(0, 40, (1, 65), generator=torch.Generator().manual_seed(0))
+results = []
+for compiled in (True, False):  # first, so that nothing is set up when the compiler comes
+    torch.manual_seed(0)
+    model = LanguageModel(config)
+    if compiled:
+        for block in model.blocks:
+            block.compile(fullgraph=True, backend="aot_eager")
+    loss = model(tokens[:, :-1], tokens[:, 1:])
+    loss.backward()
+    results.append([loss, *(p.grad for p in model.parameters())])
+for a, b in zip(*results):
+    torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+assert fallback_counters() == {}
+"""
+
+
+def test_a_block_on_the_kernels_compiles_without_a_break() -> None:
+    """The kernels run in Triton's interpreter, which has to be chosen before Triton is imported."""
+    pytest.importorskip("triton", reason="Triton is Linux only")
+    env = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "-c", FULLGRAPH], check=True, env=env, timeout=240)
 
 
 def test_loss_in_slices_equals_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
