@@ -218,7 +218,7 @@ def _build_run(
 ) -> Run:
     """Data, model and optimizer, restored if asked for, and everything that records them."""
     out, world = process.out, process.world
-    tokenizer = open_tokenizer(resolved.config.data.tokenizer)
+    tokenizer = open_tokenizer(resolved.config.data.tokenizer, file=resolved.config.data.tokenizer_file)
     effective = settle_config(resolved, world, tokenizer)
     config = effective.config
     sources = open_sources(config.data, tokenizer, seed=config.train.seed)

@@ -145,6 +145,9 @@ class DataConfig:
         None, "parts a stream is cut into, a multiple of the processes; empty: one each", within=POSITIVE, fixed=True
     )
     tokenizer: Literal["byte", "gpt2"] = _opt("byte", "byte, or gpt2 (needs tiktoken)", fixed=True)
+    tokenizer_file: str | None = _opt(
+        None, "tokenizer=gpt2: a .tiktoken file with its vocabulary; empty: tiktoken's own, fetched once and cached"
+    )
     seq_len: int = _opt(2048, "tokens per sequence", within=POSITIVE, fixed=True)
     batch_size: int = _opt(1, "sequences per rank and micro-batch", within=POSITIVE)
     accum: int = _opt(1, "micro-batches per optimizer step", within=POSITIVE)
@@ -343,6 +346,8 @@ def _relation_problems(config: Config) -> Iterator[str]:
     if data.data != "local" and data.data_path:
         instead = ", or name the folder as hub_dataset" if data.data == "fineweb_edu" else ""
         yield f"data_path={data.data_path} is given but data={data.data} reads no files: set data=local{instead}"
+    if data.tokenizer_file and data.tokenizer != "gpt2":
+        yield f"tokenizer_file={data.tokenizer_file}: tokenizer={data.tokenizer} reads no file: set tokenizer=gpt2"
     if config.train.param_dtype == "bf16" and config.train.dtype == "fp32":
         yield "param_dtype=bf16 with dtype=fp32 computes nothing in fp32: set dtype=bf16 or param_dtype=fp32"
 

@@ -38,7 +38,7 @@ def load_model(path: Path, *, device: str = "cpu") -> tuple[LanguageModel, Token
     config = replace_flat(Config(), **(known | {"prefill": "auto"})).model
     model = LanguageModel(config)
     model.load_state_dict(state["model"])
-    return model.to(device).eval(), open_tokenizer(saved["tokenizer"])
+    return model.to(device).eval(), open_tokenizer(saved["tokenizer"], file=saved.get("tokenizer_file"))
 
 
 def _sample(logits_V: torch.Tensor, *, temperature: float, top_k: int, generator: torch.Generator) -> int:

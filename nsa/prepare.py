@@ -22,6 +22,8 @@ from typing import Any
 
 import numpy as np
 
+from nsa.config import SetupError, UnreachableError
+from nsa.data.ending import leave
 from nsa.data.local import find_files, is_held_out, read_documents
 from nsa.data.shards import MANIFEST, SCHEMA_VERSION
 from nsa.data.source import DataError
@@ -142,6 +144,7 @@ def prepare(
     dest: Path,
     *,
     tokenizer: str = "byte",
+    tokenizer_file: str | None = None,
     data_glob: str | None = None,
     text_field: str = "text",
     val_fraction: float = 0.02,
@@ -153,12 +156,18 @@ def prepare(
     Raises DataError for missing or broken sources, and when `dest` belongs to another corpus.
     """
     files = find_files(source, data_glob)
-    settings = {"tokenizer": tokenizer, "text_field": text_field, "val_fraction": val_fraction, "part_mib": part_mib}
+    opened = open_tokenizer(tokenizer, file=tokenizer_file)
+    settings: dict[str, Any] = {
+        "tokenizer": opened.name,
+        "vocabulary": opened.vocabulary,
+        "text_field": text_field,
+        "val_fraction": val_fraction,
+        "part_mib": part_mib,
+    }
     fingerprint = _fingerprint(files, settings)
     dest.mkdir(parents=True, exist_ok=True)
     done = _finished_parts(dest, fingerprint)
     _remove_leftovers(dest)
-    opened = open_tokenizer(tokenizer)
     writer = _Writer(dest, opened, part_bytes=max(int(part_mib * 2**20), 1), val_fraction=val_fraction)
     start = place = _Place(*done[-1]["next"]) if done else _Place()
     bar = _Bar(files, shown=progress, done=done)
@@ -256,6 +265,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("source", help="file, folder or glob pattern of text, JSONL or parquet")
     parser.add_argument("dest", type=Path, help="folder for the shards; give it to training as --data-path")
     parser.add_argument("--tokenizer", choices=["byte", "gpt2"], default="byte")
+    parser.add_argument("--tokenizer-file", help="vocabulary for --tokenizer gpt2, a .tiktoken file")
     parser.add_argument("--glob", dest="data_glob", help="pattern below a source folder")
     parser.add_argument("--text-field", default="text", help="key of the text in records")
     parser.add_argument("--val-fraction", type=float, default=0.02, help="share of documents held out")
@@ -264,17 +274,17 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prepare and print what was made; 0, or 2 when the source or the folder cannot be used."""
+    """Prepare and print what was made; 0, 2 if source or folder cannot be used, 5 if the vocabulary cannot be had."""
     args = vars(_parser().parse_args(argv))
     try:
         manifest = prepare(args.pop("source"), args.pop("dest"), progress=True, **args)
-    except DataError as error:
+    except SetupError as error:
         print(f"nsa.prepare: {error}", file=sys.stderr)  # noqa: T201
-        return 2
+        return 5 if isinstance(error, UnreachableError) else 2
     train, val = (sum(e["tokens"] for e in manifest[split]) for split in ("train", "val"))
     print(f"{manifest['documents']:,} documents, {train:,} training and {val:,} held-out tokens")  # noqa: T201
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

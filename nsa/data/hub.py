@@ -16,41 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from nsa.config import DataConfig, UnreachableError
+from nsa.data.failures import is_transient
 from nsa.data.source import DataError, Sources
 from nsa.data.stream import HeldOutWindows, Lane, Patience, StreamWindows
 from nsa.data.tokenizer import Tokenizer
 
-__all__ = ["FINEWEB_EDU", "FINEWEB_EDU_SAMPLE", "HubDataset", "is_transient", "open_hub"]
+__all__ = ["FINEWEB_EDU", "FINEWEB_EDU_SAMPLE", "HubDataset", "open_hub"]
 
 FINEWEB_EDU, FINEWEB_EDU_SAMPLE = "HuggingFaceFW/fineweb-edu", "sample-10BT"
 
 # `datasets` would try a failed read 20 times, 5 s apart, before anybody heard of it; trying again is Patience's part.
 OWN_RETRIES = {"STREAMING_READ_MAX_RETRIES": 1, "STREAMING_READ_RETRY_INTERVAL": 0, "STREAMING_OPEN_MAX_RETRIES": 1}
-
-# Failures of a connection, by name: their packages differ with the version of huggingface_hub.
-TRANSIENT = {"TransportError", "RequestException", "ClientError", "FSTimeoutError", "LocalEntryNotFoundError"}
-LASTING = {"DatasetNotFoundError", "DataFilesNotFoundError", "RepositoryNotFoundError", "RevisionNotFoundError"}
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    seen: BaseException | None = error
-    while seen is not None:
-        yield seen
-        seen = seen.__cause__ or seen.__context__
-
-
-def is_transient(error: Exception) -> bool:
-    """Whether the same request may succeed later: a lost or refused connection, a timeout, an overloaded server."""
-    for link in _chain(error):
-        names = {cls.__name__ for cls in type(link).__mro__}
-        if names & LASTING or isinstance(link, (DataError, UnreachableError)):
-            return False
-        status = getattr(getattr(link, "response", None), "status_code", None)
-        if isinstance(status, int):
-            return status == 429 or status >= 500
-        if isinstance(link, (ConnectionError, TimeoutError)) or names & TRANSIENT or "TimeoutError" in names:
-            return True
-    return False
 
 
 class HubDataset:

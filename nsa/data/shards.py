@@ -95,6 +95,11 @@ def open_shards(config: DataConfig, tokenizer: Tokenizer, *, seed: int) -> Sourc
             f"{folder} was prepared with tokenizer={manifest['tokenizer']}, not {tokenizer.name}: set tokenizer, or "
             "prepare again"
         )
+    if manifest.get("vocabulary", tokenizer.vocabulary) != tokenizer.vocabulary:
+        raise DataError(
+            f"{folder} was prepared with another vocabulary of tokenizer={tokenizer.name}: set tokenizer_file to the "
+            "one of then, or prepare again"
+        )
     train = _open_split(folder, manifest["train"], config, seed)
     val = _open_split(folder, manifest["val"], config, seed)
     if train is None:

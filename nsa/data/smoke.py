@@ -63,7 +63,7 @@ def measure(config: DataConfig, *, seed: int, batches: int, rank: int = 0, world
     with nothing else to do. Raises DataError, UnreachableError or LoaderError, as training would.
     """
     began = time.perf_counter()
-    tokenizer = open_tokenizer(config.tokenizer)
+    tokenizer = open_tokenizer(config.tokenizer, file=config.tokenizer_file)
     sources = open_sources(config, tokenizer, seed=seed)
     opened_s = time.perf_counter() - began
     loader = BatchLoader(

@@ -20,7 +20,7 @@ import torch
 
 from nsa.config import ConfigError, DataConfig, UnreachableError
 from nsa.data import BatchLoader, DataError, StreamSource, open_sources, open_tokenizer
-from nsa.data.hub import is_transient
+from nsa.data.failures import is_transient
 from nsa.effective import settle_config
 from nsa.parallel import World
 from nsa.resolve import resolve
