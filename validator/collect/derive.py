@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,7 @@ from validator.model.measure import ScalarValue
 from validator.model.result import Series
 
 __all__ = [
+    "bus_bandwidth",
     "first_step_s",
     "rate_per_rank",
     "step_times",
@@ -124,3 +126,26 @@ def steps_done(series: Mapping[str, Series], heartbeat: Heartbeat | None) -> flo
 def scalar(name: str, value: float | None, source: str | None = None) -> dict[str, ScalarValue]:
     """The scalar under its catalogued unit; nothing when there is no value."""
     return {} if value is None else {name: ScalarValue(value=value, unit=SCALARS[name].unit, source=source)}
+
+
+def bus_bandwidth(
+    scalars: Mapping[str, ScalarValue], environment: Mapping[str, Any], *, world_size: int | None
+) -> dict[str, ScalarValue]:
+    """`profile.comm_bus_gb_s`: what the reduction of the gradients reached while communication ran in a traced step.
+
+    Counted as nccl-tests counts the bus bandwidth of an all-reduce, 2 (n - 1) / n times its bytes per second, so that
+    it can be held against `probe.all_reduce_gb_s`. Empty where the trace, the gradients' bytes or a second rank is
+    missing.
+    """
+    share, step = scalars.get("profile.comm_share"), scalars.get("profile.step_time_ms")
+    grad_bytes = environment.get("grad_bytes")
+    known = [one.value for one in (share, step) if one is not None]
+    if world_size is None or world_size < 2 or len(known) < 2:
+        return {}
+    numbers = [value for value in (*known, grad_bytes) if isinstance(value, (int, float)) and value > 0]
+    if len(numbers) < 3 or isinstance(grad_bytes, bool):
+        return {}
+    spent_s = float(numbers[0]) * float(numbers[1]) / 1e3
+    moved = 2 * (world_size - 1) / world_size * float(numbers[2])
+    source = share.source if share is not None else None
+    return scalar("profile.comm_bus_gb_s", moved / spent_s / 1e9, source)

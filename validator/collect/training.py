@@ -359,6 +359,7 @@ def _read_further(state: Gathered) -> None:
     ):
         state.scalars |= scalars
         state.extra |= extra
+    state.scalars |= derive.bus_bandwidth(state.scalars, state.env or {}, world_size=state.world_size)
     _read_memory_dumps(state)
 
 

@@ -163,6 +163,11 @@ _PROFILE = (
         "profile",
         ("profile.comm_share", "", "share of the traced time in which communication ran"),
         ("profile.top_operator_share", "", "host time of the operator that took most, over the traced time"),
+        (
+            "profile.comm_bus_gb_s",
+            "GB/s",
+            "bus bandwidth that the gradients' reduction reached; compare it with probe.all_reduce_gb_s",
+        ),
         ("profile.step_time_ms", "ms", "time of a traced step"),
         ("profile.steps", "steps", "steps that were traced"),
         ("profile.ranges", "ranges", "named ranges in the trace"),

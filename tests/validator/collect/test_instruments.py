@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from validator.collect import collect_run
 
 from .folders import outcome, record, spec, write_csv, write_heartbeat
@@ -96,6 +98,20 @@ def test_a_trace_tells_where_the_time_goes(tmp_path: Path) -> None:
     }
     kernels = result.extra["tables"][0]
     assert kernels["rows"][0] == ("k", 5, 400.0, 40.0)
+
+
+def test_the_gradients_reduction_is_counted_as_bus_bandwidth(tmp_path: Path) -> None:
+    """314 MB over two ranks in a tenth of 250 ms: 314 MB × 2 (n - 1) / n ÷ 25 ms."""
+    (tmp_path / "trace").mkdir()
+    (tmp_path / "trace" / "summary.json").write_text(json.dumps(TRACE))
+    write_csv(tmp_path, [1.0, 1.0])
+    for world, wanted in ((2, 12.56), (8, 12.56 * 1.75)):
+        (tmp_path / "env.json").write_text(json.dumps({"world_size": world, "grad_bytes": 314_000_000}))
+        result = collect_run(spec(kind="profile", nproc=world), run_dir=tmp_path, outcome=outcome())
+        assert result.scalars["profile.comm_bus_gb_s"].value == pytest.approx(wanted)
+    (tmp_path / "env.json").write_text(json.dumps({"world_size": 1, "grad_bytes": 314_000_000}))
+    alone = collect_run(spec(kind="profile"), run_dir=tmp_path, outcome=outcome())
+    assert "profile.comm_bus_gb_s" not in alone.scalars
 
 
 def test_a_trace_of_a_cpu_has_no_shares_of_a_gpu(tmp_path: Path) -> None:
