@@ -66,6 +66,11 @@ def _judge(record: PhaseRecord, validation: ValidationRecord, judged: Mapping[st
     else:
         criteria = _unjudged(record)
     status, message = _status(record, criteria) if gone is None else ("SKIPPED", _out_of_reach(record, gone))
+    if record.extended is not None:
+        message += (
+            f" Extended from {record.extended.runs_before} to {record.extended.runs_after} runs, since "
+            f"{listed(list(record.extended.criteria))} stayed open."
+        )
     return PhaseReport(
         id=phase.id,
         kind=phase.kind,

@@ -45,6 +45,7 @@ def test_a_straddling_run_is_extended_to_four_and_then_decided() -> None:
     report, again = _judged(_runs(4), extended=extension)
     assert report.status == "PASS"
     assert report.extended == extension
+    assert "Extended from 1 to 4 runs, since baseline.1 stayed open." in report.message
     assert again is None
 
 
