@@ -20,7 +20,7 @@ def is_damaged(out: Path, *, steps: int, ranks: int) -> bool:
     """Whether the folder of a run of so many steps and ranks is damaged in what the decision rests on."""
     return (
         not _table_is_sound(out / "training.csv", steps)
-        or not all(_beats_are_sound(out / f"heartbeat_rank{rank}.jsonl", rank, steps) for rank in range(ranks))
+        or not all(_beats_are_sound(out / f"heartbeat_rank{rank}.jsonl", steps) for rank in range(ranks))
         or not all(_is_object(out / name) for name in ("env.json", "metrics.json"))
     )
 
@@ -34,7 +34,7 @@ def _lines(path: Path) -> list[str] | None:
         text = data.decode("utf-8")
     except UnicodeDecodeError:
         return None
-    if not text.endswith("\n") or "\0" in text:
+    if text.rpartition("\n")[2].strip() or "\0" in text:
         return None
     return [line for line in text.split("\n") if line.strip()]
 
@@ -62,7 +62,7 @@ def _table_is_sound(path: Path, steps: int) -> bool:
     return seen >= set(range(1, steps + 1))
 
 
-def _beats_are_sound(path: Path, rank: int, steps: int) -> bool:
+def _beats_are_sound(path: Path, steps: int) -> bool:
     lines = _lines(path)
     if not lines:
         return False
@@ -74,9 +74,11 @@ def _beats_are_sound(path: Path, rank: int, steps: int) -> bool:
             return False
         if not isinstance(record, dict) or not isinstance(record.get("ts"), (int, float)):
             return False
-        if isinstance(record.get("step_time_s"), (int, float)) and record.get("msg") == "progress":
+        if not isinstance(record.get("msg"), str):
+            return False
+        if isinstance(record.get("step_time_s"), (int, float)):
             seen.add(record.get("step"))
-        last = str(record.get("msg"))
+        last = str(record["msg"])
     return seen >= set(range(1, steps + 1)) and last == "done"
 
 

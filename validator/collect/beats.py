@@ -86,6 +86,8 @@ class Beats:
             self._times.append(ts)
         msg = record.get("msg")
         self.msg = msg if isinstance(msg, str) else ""
+        if not self.msg:
+            self.fault("no-message", line, printable(str(msg), limit=40))
         self.done = self.msg == "done" or (self.done and self.msg == "beat")
         step = self._step_of(record.get("step"))
         self._check_writer(record, step, line)
@@ -227,7 +229,7 @@ class Beats:
         """Times, steps and the last message of a sound block; each record's kind, or None when anything is odd."""
         if not ts:
             return np.empty(0, dtype=np.int8)
-        if set(rank) != {self.rank} or not set(pid) <= self.pids.keys():
+        if set(rank) != {self.rank} or not set(pid) <= self.pids.keys() or "" in msg:
             return None
         try:
             times, steps = np.array(ts, dtype=np.float64), np.array(step, dtype=np.int64)

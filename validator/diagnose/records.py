@@ -17,7 +17,17 @@ __all__ = ["clock_jump", "damaged_evidence", "missing_evidence"]
 
 _DAMAGE = (
     *("garbage-row", "garbage-cell", "short-row", "long-row", "nul-bytes", "no-step-column"),
-    *("garbage-line", "truncated-line", "no-timestamp", "not-json", "not-utf8", "unreadable", "too-large", "empty"),
+    *(
+        "garbage-line",
+        "truncated-line",
+        "no-timestamp",
+        "no-message",
+        "not-json",
+        "not-utf8",
+        "unreadable",
+        "too-large",
+        "empty",
+    ),
 )
 _CUT = frozenset({"truncated-line", "empty"})
 """What a kill leaves behind without anybody's fault, and what a file that is still being written looks like."""
@@ -91,18 +101,24 @@ def missing_evidence(run: RunFacts) -> Iterator[Finding]:
 
 
 def _missing_rows(run: RunFacts) -> Iterator[Evidence]:
-    """Steps that are left out of a series that is otherwise written at an even pace, or by its neighbors."""
-    table = [run.series(name) for name in _CORE]
-    ranks = [[own.get(name) for name in _CORE] for own in run.result.rank_series.values()]
-    for group in (table, *ranks):
-        known = [one for one in group if one is not None and len(one.steps) >= _FEW]
-        by_source: dict[str, list[Series]] = {}
-        for one in known:
-            by_source.setdefault(one.source.path, []).append(one)
-        for path, series in by_source.items():
-            gap = next((gap for one in series if (gap := _gap(one, series)) is not None), None)
-            if gap is not None:
-                yield evidence(f"{gap} in {path}", path)
+    """Steps that are left out of a series that is otherwise written at an even pace, or that its neighbors have."""
+    groups = [run.result.series, *run.result.rank_series.values()]
+    known = [one for group in groups for name in _CORE if (one := group.get(name)) is not None and one.steps.size]
+    first = {_pace(one): min(int(o.steps[0]) for o in known if _pace(o) == _pace(one)) for one in known}
+    told = set()
+    for one in known:
+        beside = [other for other in known if other.source.path == one.source.path]
+        gap = _gap(one, beside) if one.steps.size >= _FEW else None
+        if gap is None and one.steps[0] > first[_pace(one)]:
+            gap = f"{one.name} begins at step {one.steps[0]}, elsewhere at step {first[_pace(one)]}"
+        if gap is not None and one.source.path not in told:
+            told.add(one.source.path)
+            yield evidence(f"{gap} in {one.source.path}", one.source.path)
+
+
+def _pace(series: Series) -> float | None:
+    """Steps from one row to the next, as a rule; None when there are too few rows to tell."""
+    return float(np.median(np.diff(series.steps))) if series.steps.size >= _FEW else None
 
 
 def _gap(series: Series, beside: list[Series]) -> str | None:
@@ -127,11 +143,14 @@ def _missing_ends(run: RunFacts) -> Iterator[Evidence]:
     marks = run.result.extra.get("heartbeats", {})
     furthest = max((int(mark["last_step"]) for mark in marks.values()), default=0)
     any_done = any(mark["done"] for mark in marks.values())
+    most = max((int(mark["lines"]) for mark in marks.values()), default=0)
     for rank, mark in marks.items():
         if int(mark["last_step"]) < furthest:
             yield evidence(
                 f"the heartbeat of rank {rank} ends at step {mark['last_step']}, another at {furthest}", mark["path"]
             )
+        elif most >= 2 * _FEW and mark["lines"] < most / 2:
+            yield evidence(f"rank {rank} has {mark['lines']} heartbeats, another {most}", mark["path"])
         elif any_done and not mark["done"]:
             yield evidence(f"the heartbeat of rank {rank} lacks its end (`done`), which others have", mark["path"])
 

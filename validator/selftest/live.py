@@ -282,6 +282,14 @@ LIVE: tuple[Case, ...] = (
         about_s=14,
     ),
     Case(
+        "fault-that-a-remedy-cures",
+        "the trainer crashes as declared, and runs with another setting",
+        *("settings", "NO_GO", fault("exit", phase={"on_failure": [{"name": "calm", "args": {"fault": "none"}}]})),
+        codes=("remedied",),
+        evidence=("runs/**/training.csv",),
+        about_s=6,
+    ),
+    Case(
         "port-in-use",
         "another process listens on the trainer's port",
         *("processes", "NO_GO", port_in_use),

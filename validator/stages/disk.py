@@ -16,6 +16,7 @@ from validator.model.remedy import Remedy
 from validator.model.runbook import Phase
 from validator.model.settings import remedies_of
 from validator.model.verdict import Check
+from validator.stages.events import sound
 
 if TYPE_CHECKING:
     from validator.execute.journal import Event
@@ -61,7 +62,7 @@ def events_of(folder: RunFolder) -> tuple[Event, ...]:
     """The journal; empty when there is none."""
     from validator.execute.journal import read
 
-    return read(folder.journal)
+    return sound(read(folder.journal))
 
 
 def sittings(events: Sequence[Event]) -> tuple[tuple[Event, ...], ...]:

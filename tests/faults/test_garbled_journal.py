@@ -1,0 +1,42 @@
+"""A journal that was damaged still tells what it can, and what it cannot tell is never a pass."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fuzz.folders import Whole, decision_of
+
+
+def change(root: Path, event: str, edit: Callable[[dict[str, Any]], None]) -> None:
+    """Change every event of that kind."""
+    path = root / "journal.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        if line["event"] == event:
+            edit(line)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+@pytest.mark.parametrize(
+    ("event", "edit"),
+    [
+        ("run_started", lambda line: line["spec"].pop("argv")),
+        ("run_started", lambda line: line.update(spec=None)),
+        ("run_ended", lambda line: line["outcome"]["attempts"][0].pop("rc")),
+        ("run_ended", lambda line: line.pop("outcome")),
+        ("phase_ended", lambda line: line.update(state="dome")),
+        ("phase_ended", lambda line: line.pop("state")),
+    ],
+)
+def test_an_event_whose_fields_were_garbled_is_passed_over(
+    tmp_path: Path, event: str, edit: Callable[[dict[str, Any]], None]
+) -> None:
+    whole = Whole(tmp_path / "whole")
+    assert decision_of(whole.root) == "GO"
+    change(whole.root, event, edit)
+    assert decision_of(whole.root) == "INCONCLUSIVE"
