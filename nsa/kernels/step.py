@@ -90,9 +90,9 @@ def _plan(row_bytes: int) -> Plan:
     if interpreting():
         return Plan(keys=16, warps=1, rounds=2, search_warps=1)
     if row_bytes <= 128:
-        return Plan(keys=256, warps=4, rounds=2, search_warps=4)
+        return Plan(keys=128, warps=4, rounds=4, search_warps=4)
     if row_bytes <= 256:
-        return Plan(keys=128, warps=4, rounds=2, search_warps=4)
+        return Plan(keys=128, warps=8, rounds=2, search_warps=4)
     return Plan(keys=64 if row_bytes <= 512 else 32, warps=4, rounds=2, search_warps=4)
 
 

@@ -46,7 +46,7 @@ def test_replayed_steps_learn_what_launched_ones_do(tmp_path: Path, train: Calla
         out = tmp_path / name
         assert train(out, *common, *(["--cuda-graph"] if name == "replayed" else [])) == 0
         assert json.loads((out / "env.json").read_text())["effective"]["cuda_graph"] is (name == "replayed")
-        rows[name] = list(csv.DictReader((out / "training.csv").open()))
+        rows[name] = list(csv.DictReader((out / "training.csv").read_text().splitlines()))
         beats = [json.loads(line) for line in (out / "heartbeat_rank0.jsonl").read_text().splitlines()]
         assert sum("gate_entropy_mean" in beat for beat in beats) == 3
     for a, b in zip(rows["launched"], rows["replayed"], strict=True):
