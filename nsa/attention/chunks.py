@@ -6,6 +6,7 @@ a chunk of queries is a slice of both. Keys, not queries, carry the scale: there
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -25,7 +26,6 @@ __all__ = ["Problem", "grouped", "prepare", "ungrouped"]
 # Elements of the scores of a chunk. On the CPU they should stay in the caches next to the core; a GPU wants large
 # products. Pairs want many queries per chunk everywhere, since only queries of one chunk share the reading of a block.
 _CHUNK_ELEMENTS = {"cpu": 3 << 17, "other": 1 << 26}
-_LEAST_KEYS = 128  # a chunk at the start of the sequence is cut as if its queries saw this many
 _PAIR_ELEMENTS = {"cpu": 1 << 24, "other": 1 << 26}
 # Up to this many times n_sel * l_sel visible keys, one masked product beats sorting pairs by block.
 _DENSE_REACH = 2
@@ -62,26 +62,34 @@ class Problem:
             return _CHUNK_ELEMENTS["other"]
         return _CHUNK_ELEMENTS["cpu"] * -(-torch.get_num_threads() // 2)
 
-    def chunks(self, stop: int, n_visible: Callable[[int], int]) -> list[tuple[int, int]]:
-        """Cut the queries before ``stop``, fewer at a time where they see more keys, so that scores fit the budget."""
-        heads = self.q.shape[0] * self.shape[3]
+    def chunks(
+        self, stop: int, n_visible: Callable[[int], int], *, growth: float = 1.0, longest: int | None = None
+    ) -> list[tuple[int, int]]:
+        """Cut the queries before ``stop``, fewer at a time where they see more keys, so that scores fit the budget.
+
+        A chunk of T queries from t0 on has ``n_visible(t0) + growth * T`` keys.
+        """
+        budget = self.budget / (self.q.shape[0] * self.shape[3])
         cuts, t0 = [], 0
         while t0 < stop:
-            width = max(n_visible(t0), _LEAST_KEYS)
-            step = self.query_chunk or max(self.budget // (heads * width) // 8 * 8, 16)
+            n = n_visible(t0)
+            fits = int((math.sqrt(n * n + 4 * growth * budget) - n) / (2 * growth)) // 8 * 8
+            step = self.query_chunk or max(min(fits, longest or fits), 16)
             cuts.append((t0, min(t0 + step, stop)))
             t0 += step
         return cuts
 
     def compressed_chunks(self) -> list[tuple[int, int]]:
-        return self.chunks(self.seq_len, self.geometry.n_visible)
+        return self.chunks(self.seq_len, self.geometry.n_visible, growth=1 / self.geometry.d)
 
     def window_chunks(self) -> list[tuple[int, int]]:
-        return self.chunks(self.seq_len, lambda t: min(t + 1, self.geometry.w))
+        # Of w + T keys each query sees w: chunks longer than the window would mostly multiply with hidden ones.
+        w = self.geometry.w
+        return self.chunks(self.seq_len, lambda t: min(t, w - 1), longest=max(w, 64))
 
     def masked_chunks(self) -> list[tuple[int, int]]:
         """Chunks of the selected branch that multiply with all visible keys."""
-        return self.chunks(self._reach(), lambda t: t + 1)
+        return self.chunks(self._reach(), lambda t: t)
 
     def paired_chunks(self) -> list[tuple[int, int]]:
         """Chunks of the selected branch that go by pairs. Their queries see more blocks than they select."""
