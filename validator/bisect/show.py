@@ -45,9 +45,10 @@ def lines_of(found: Bisection, *, width: int = 80, color: bool = False) -> list[
         rows = [
             (
                 str(trial.number),
-                format_number(trial.value) if trial.value is not None else one_line(trial.why or "–", limit=40),
+                format_number(trial.value),
                 _share(trial.share),
-                _settings(trial.from_bad, len(found.differences)),
+                _settings(trial.from_bad, len(found.differences))
+                + (f"; no value: {one_line(trial.why, limit=200)}" if trial.why else ""),
             )
             for trial in found.trials
         ]

@@ -52,6 +52,9 @@ def summary_lines(report: ValidationReport, paths: ReportPaths, *, width: int = 
     if report.recommended.env:
         settings = " ".join(f"{k}={shlex.quote(v)}" for k, v in report.recommended.env.items())
         lines += ["", *wrap(f"Recommended: {settings}", width=width, indent="  ", first="")]
+    if report.since is not None:
+        told = f"Since   {report.since.a.name}, the last GO that compares: {report.since.message}"
+        lines += ["", *wrap(told, width=width, indent="  ", first="")]
     lines += ["", f"Report  {_path(paths.html)}", f"Next    {next_command(report, paths)}"]
     return lines
 
