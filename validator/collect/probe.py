@@ -39,6 +39,8 @@ def read_probe(out: Path, intake: Intake) -> tuple[dict[str, ScalarValue], dict[
     for key, name in _RATES.items():
         values = [value for one in ranks if (value := _value(one, key)) is not None]
         scalars |= scalar(name, min(values) if values else None, source.path)
+    best = [value for one in ranks if (value := _number(one.get("gemm_bf16"), "best")) is not None]
+    scalars |= scalar("probe.gemm_best_tflops", min(best) if best else None, source.path)
     latency = _number((record.get("rates") or {}).get("all_reduce"), "latency_us")
     scalars |= scalar("probe.all_reduce_latency_us", latency, source.path)
     scalars |= _links(out / "logs" / "telemetry.csv", intake)

@@ -152,6 +152,13 @@ class Pseudonyms:
         clean = self.value(whole, secrets=secrets)
         return line if clean == whole else json.dumps(clean, ensure_ascii=False, separators=(",", ":")) + "\n"
 
+    def log(self, text: str) -> str:
+        """A log: what a program printed as JSON, in one piece or in a line, stays JSON."""
+        if text.lstrip().startswith("{") and _is_json(text):
+            return self.json_text(text)
+        lines = text.splitlines(keepends=True)
+        return "".join(self._json_line(one, secrets=True) if one.startswith("{") else self.text(one) for one in lines)
+
     def text(self, text: str, *, secrets: bool = True) -> str:
         """Any text. `secrets=False` for one that holds patterns and has no secrets any more."""
         if not text or text.isdigit():
@@ -243,6 +250,14 @@ class Pseudonyms:
             text, found = re.subn(rf"(?<![A-Za-z0-9]){re.escape(word)}(?![A-Za-z0-9])", name, text)
             self.replaced[name.rstrip("0123456789")] += found
         return text
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _is_address(text: str) -> bool:

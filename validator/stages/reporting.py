@@ -62,9 +62,11 @@ def render(
     from validator.report.view import record_charts
     from validator.report.write import write_all
     from validator.stages.comparing import since_last_go
+    from validator.stages.share import is_shared
 
     report = assemble(folder, record, phases, finished=finished, duration_s=duration_s)
-    report = report.model_copy(update={"since": since_last_go(folder, report)})
+    if not is_shared(folder):  # its neighbors are whoever's it was sent to
+        report = report.model_copy(update={"since": since_last_go(folder, report)})
     return report, write_all(report, record_charts(record, phases), folder.root)
 
 

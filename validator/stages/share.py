@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from validator.observe.pseudonyms import Pseudonyms
     from validator.report.write import ReportPaths
 
-__all__ = ["MAX_BYTES", "LeftOut", "Shared", "readable", "share"]
+__all__ = ["MAX_BYTES", "LeftOut", "Shared", "is_shared", "readable", "share"]
 
 MAX_BYTES = 3 * 2**20
 """Size that a shared folder is kept below: a repository and a mail take it."""
@@ -39,9 +39,12 @@ _HEADERS = frozenset({"run.json", "journal.jsonl", "environment.json", "runbook.
 _NEVER_TEXT = (".pt", ".pth", ".safetensors", ".bin", ".ckpt", ".npz", ".npy", ".gz", ".zip", ".nsys-rep", ".sqlite")
 _LARGEST_TEXT = 16 * 2**20
 _PACKED_FROM = 8 * 2**10
+_PACKED_IN_TURN = ((".jsonl",), (".json", ".txt", ".xml", ".log"), (".csv",))
+"""Endings of the files that are packed first, second and third; tables last, since people read them."""
+
 _NOT_EVIDENCE = re.compile(
     r"(^|/)(mem_\w+\.(txt|json)|k_stats\.csv|collect_env\.txt|nvidia_smi\.xml|stackdump_\d+\.txt)$"
-    r"|\.attempt\d+/|/logs/ranks/|(^|/)trace/"
+    r"|\.attempt\d+/|(^|/)trace/(?!summary\.json$)"
 )
 """Files that no verdict is read from: the first to be left out when the copy would be too large."""
 
@@ -117,13 +120,16 @@ def _written(folder: RunFolder, target: Path, names: Pseudonyms, report: Validat
     target.mkdir(parents=True, exist_ok=True)
     texts, left_out = _cleaned(folder, names)
     budget = max_bytes
-    for _ in range(3):  # the renderings' size is known only once they are written
+    for _ in range(4):  # the renderings' size is known only once they are written
         kept, packed, too_large = _fitting(texts, budget)
         missing = (*left_out, *too_large)
         _write(folder, target, kept, packed, names, missing)
         copy = RunFolder.open(target)
         judged, paths = _judged(copy)
-        total = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
+        total = _total(target)
+        if total > max_bytes:
+            _compact(paths.result)
+            total = _total(target)
         if total <= max_bytes:
             break
         budget -= total - max_bytes + 4096
@@ -138,6 +144,16 @@ def _written(folder: RunFolder, target: Path, names: Pseudonyms, report: Validat
         )
     _require_clean(target, names)
     return Shared(target, judged, paths, total, tuple(missing), dict(names.replaced))
+
+
+def _total(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _compact(path: Path) -> None:
+    """The same JSON without white space, which is nearly half of it."""
+    found = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps(found, ensure_ascii=False, separators=(",", ":")) + "\n", encoding="utf-8")
 
 
 def _judged(copy: RunFolder) -> tuple[ValidationReport, ReportPaths]:
@@ -200,24 +216,32 @@ def _clean(relative: str, text: str, names: Pseudonyms) -> str:
     secrets = relative not in _HEADERS  # these were written without; they hold patterns that must stay whole
     if relative.endswith((".json", ".jsonl")):
         return names.json_text(text, secrets=secrets)
+    if relative.endswith(".log") and "\n{" in f"\n{text}":
+        return names.log(text)
     return names.text(text, secrets=secrets)
 
 
 def _fitting(texts: Mapping[str, str], budget: int) -> tuple[dict[str, bytes], set[str], list[LeftOut]]:
-    """What fits: as it is if all does, else heartbeats packed, else without what is no evidence, the largest first."""
+    """What fits: as it is if all does, else the large files packed, else without what is no evidence, largest first."""
     kept = {name: text.encode("utf-8", "replace") for name, text in texts.items()}
     packed: set[str] = set()
-    if _size(kept) > budget:
+    for endings in _PACKED_IN_TURN:
+        if _size(kept) <= budget:
+            break
         for name, data in list(kept.items()):
-            if name.endswith(".jsonl") and name not in _HEADERS and len(data) >= _PACKED_FROM:
+            if name.endswith(endings) and name not in _HEADERS and len(data) >= _PACKED_FROM:
                 kept[f"{name}.gz"] = gzip.compress(data, mtime=0)
                 packed.add(name)
                 del kept[name]
     left_out: list[LeftOut] = []
-    spare = sorted((name for name in kept if _NOT_EVIDENCE.search(name)), key=lambda name: -len(kept[name]))
+    spare = sorted(
+        (name for name in kept if _NOT_EVIDENCE.search(name.removesuffix(".gz"))), key=lambda name: -len(kept[name])
+    )
     while _size(kept) > budget and spare:
         name = spare.pop(0)
-        left_out.append(LeftOut(name, len(kept.pop(name)), "no verdict is read from it, and the copy must stay small"))
+        size = len(kept.pop(name))
+        packed.discard(name.removesuffix(".gz"))
+        left_out.append(LeftOut(name, size, "no verdict is read from it, and the copy must stay small"))
     return kept, packed, left_out
 
 
@@ -300,6 +324,11 @@ def readable(folder: RunFolder) -> Iterator[RunFolder]:
             there.write_bytes(gzip.decompress(source.read_bytes()))
             shutil.copystat(source, there)
         yield replace(folder, root=root)
+
+
+def is_shared(folder: RunFolder) -> bool:
+    """Whether the folder is a copy that `share` made."""
+    return (folder.root / _FORM).is_file()
 
 
 def _packed(folder: RunFolder) -> list[str]:

@@ -104,6 +104,15 @@ def test_json_stays_json_and_keeps_what_is_no_name(names: Pseudonyms) -> None:
     assert clean["n"] == found["n"]
 
 
+def test_a_line_of_a_log_that_is_json_stays_json(names: Pseudonyms) -> None:
+    log = 'on node-17\n{"token": 5, "auth": true, "host": "node-17"}\n'
+    first, second = names.log(log).splitlines()
+    assert first == "on host1"
+    assert json.loads(second) == {"token": 5, "auth": True, "host": "host1"}
+    whole = json.dumps({"train_tokens": 4575883, "data": "/data/x/y.txt"}, indent=2)
+    assert json.loads(names.log(whole)) == {"train_tokens": 4575883, "data": "DIR1/y.txt"}
+
+
 def test_lines_without_a_name_keep_their_spelling(names: Pseudonyms) -> None:
     plain = '{"ts": 1.50, "step": 3}\n'
     torn = '{"ts": 1, "host": "node-1'
