@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from validator.diagnose.facts import PhaseFacts, RunFacts, ValidationFacts
-from validator.diagnose.table import PHASE_RULES, RUN_RULES, VALIDATION_RULES
+from validator.diagnose.table import PHASE_RULES, RUN_RULES, SINGLE_RULES, VALIDATION_RULES
 from validator.model.record import PhaseRecord, RunRecord, ValidationRecord
+from validator.model.runbook import Phase, PytestPhase, TrainPhase
 from validator.model.verdict import Finding, PhaseReport
 
 __all__ = ["diagnose", "diagnose_run"]
@@ -48,8 +49,20 @@ def _diagnose(record: ValidationRecord, phases: Sequence[PhaseReport]) -> tuple[
 def diagnose_run(record: RunRecord) -> tuple[Finding, ...]:
     """Every cause that one run's own evidence shows, most severe first."""
     facts = RunFacts.of(record, {})
+    if facts is None:
+        return ()
     with np.errstate(all="ignore"):
-        return _sorted(_of_run(facts)) if facts is not None else ()
+        alone = _alone(facts)
+        shown = (_placed(f, facts.spec.phase, facts.spec.id) for rule in SINGLE_RULES for f in rule.look(alone))
+        return _sorted([*_of_run(facts), *shown])
+
+
+def _alone(run: RunFacts) -> PhaseFacts:
+    """A run without a runbook as a phase of its own: of tests where it left a report of tests, else of training."""
+    phase: Phase = TrainPhase(id="inspect", kind="train", steps=1)
+    if "tests" in run.result.extra:
+        phase = PytestPhase(id="inspect", kind="pytest", targets=("tests",))
+    return PhaseFacts(PhaseRecord(phase=phase, state="done"), None, (run,))
 
 
 def _phase_facts(record: PhaseRecord, report: PhaseReport | None, whole: ValidationRecord) -> PhaseFacts:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from validator.diagnose import across, artifacts, failures, learning, pace, phases, records, resources, settings
 from validator.diagnose.rule import PhaseRule, RunRule, ValidationRule
 
-__all__ = ["CODES", "PHASE_RULES", "RUN_RULES", "VALIDATION_RULES"]
+__all__ = ["CODES", "PHASE_RULES", "RUN_RULES", "SINGLE_RULES", "VALIDATION_RULES"]
 
 RUN_RULES: tuple[RunRule, ...] = (
     RunRule("mixed-runs", "veto", artifacts.mixed_runs),
@@ -47,7 +47,7 @@ RUN_RULES: tuple[RunRule, ...] = (
     RunRule("throttled", "warning", resources.throttled),
     RunRule("config-unknown", "info", settings.config_unknown),
 )
-"""Rules that one run's evidence satisfies; `inspect` uses these alone."""
+"""Rules that one run's evidence satisfies; `inspect` uses these and `SINGLE_RULES`."""
 
 PHASE_RULES: tuple[PhaseRule, ...] = (
     PhaseRule("skipped-as-pass", "veto", phases.skipped_as_pass),
@@ -62,6 +62,11 @@ PHASE_RULES: tuple[PhaseRule, ...] = (
     PhaseRule("throttled", "warning", phases.throttled),
     PhaseRule("disk-full", "warning", phases.disk_low),
 )
+
+SINGLE_RULES: tuple[PhaseRule, ...] = tuple(
+    rule for rule in PHASE_RULES if rule.code in ("skipped-as-pass", "selection-mismatch", "silent-audit")
+)
+"""Rules of a phase that the evidence of a single run satisfies, where there is no phase."""
 
 VALIDATION_RULES: tuple[ValidationRule, ...] = (
     ValidationRule("impossible-scaling", "veto", across.impossible_scaling),
