@@ -45,7 +45,7 @@ def median_ms(call: Callable[[], Any], *, least: int = 5, budget_ms: float = 300
     call()
     times: list[float] = []
     while len(times) < least or (sum(times) < budget_ms and len(times) < 200):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         begin.record()
         call()
         end.record()
@@ -112,12 +112,13 @@ def fused_step(q: Tensor, gates: Tensor, cache: NSACache, new: list[Tensor], len
     streams = (cache.k_cmp, cache.v_cmp, cache.k_sel, cache.v_sel, cache.k_win, cache.v_win)
     step.decode_append(new, cache.k_raw, cache.v_raw, *streams, lengths, geo.l, geo.d)
     sizes = [geo.l, geo.d, geo.l_sel, geo.n_sel, geo.w]
-    return step.decode_attention(q, gates, *streams, lengths, sizes, q.shape[-1] ** -0.5)
+    o, top = step.decode_attention(q, gates, *streams, lengths, sizes, q.shape[-1] ** -0.5)
+    return o, top
 
 
 def graph_ms(call: Callable[[], Any], per: int) -> float:
     """Milliseconds of one of the ``per`` steps that ``call`` makes, replayed from a CUDA graph."""
-    stream = torch.cuda.Stream()
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         call()
@@ -149,7 +150,8 @@ def decode_row(name: str, *, layers: int = 6) -> dict[str, Any]:
 
     def sparse(made: list[Any] = made) -> None:
         for one, length in zip(made, lengths, strict=True):
-            fused_step(*one, length)
+            q, gates, cache, new = one
+            fused_step(q, gates, cache, new, length)
             length.sub_(1)
 
     def back() -> None:

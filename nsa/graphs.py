@@ -53,7 +53,7 @@ class MicroBatchGraph:
     def capture(self, work: Callable[[Tensor], Tensor]) -> None:
         """Run ``work`` twice, for what it prepares once, then record it. Leaves the gradients in need of zeroing."""
         tokens = torch.zeros(self._shape, dtype=torch.int64, device=self._device)
-        side = torch.cuda.Stream(self._device)
+        side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(side):
             for _ in range(2):
