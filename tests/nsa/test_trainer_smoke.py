@@ -108,7 +108,10 @@ def test_the_command_prints_json_alone_or_lines_for_people() -> None:
     assert json.loads(told.stdout)["batches"] == 3
     said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert "first batch" in said.stdout
-    wrong = subprocess.run([*command, "--batches", "-1"], capture_output=True, text=True, timeout=60, check=False)
-    assert wrong.returncode == 2
-    assert wrong.stdout == ""
-    assert "--batches=-1" in wrong.stderr
+
+
+def test_lines_for_people_keep_errors_off_standard_output(capsys: Any) -> None:
+    assert main(["--batches", "-1"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "--batches=-1" in said.err
