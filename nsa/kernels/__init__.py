@@ -8,5 +8,8 @@ or newer.
 from __future__ import annotations
 
 from nsa.kernels.api import nsa_attention_triton, why_unsupported
+from nsa.kernels.keys import settle_cache_keys
 
 __all__ = ["nsa_attention_triton", "why_unsupported"]
+
+settle_cache_keys()

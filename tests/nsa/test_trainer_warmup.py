@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import pkgutil
 import signal
 import subprocess
 import sys
@@ -20,7 +22,8 @@ from nsa.model import LanguageModel
 from nsa.telemetry.startup import StartClock, process_age_s
 from nsa.warmup import kernel_shape, start_warm_up
 
-pytest.importorskip("nsa.kernels", reason="Triton is Linux only")
+pytest.importorskip("triton", reason="Triton is Linux only")
+import nsa.kernels  # noqa: E402 - needs Triton
 
 # Stands in for the compiler, which takes a minute here: notes each launch, and does to some what `{act}` says.
 SCRIPT = """
@@ -93,6 +96,31 @@ def is_running(pid: int) -> bool:
     except OSError:
         return False
     return state != "Z"
+
+
+KEYS = """
+import sys
+from nsa.kernels import backward, forward
+kernels = {"dq": backward.dq_kernel, "combine": forward.combine_kernel}
+order = sys.argv[1].split(",")
+print(sorted((name, kernels[name].cache_key) for name in order))
+"""
+
+
+def test_processes_that_launch_in_another_order_find_each_others_kernels() -> None:
+    """Left alone, Triton gave the second of two kernels with a common helper another key than the first would have."""
+    orders = ("dq,combine", "combine,dq")
+    keys = [subprocess.check_output([sys.executable, "-c", KEYS, order], timeout=120) for order in orders]
+    assert keys[0] == keys[1]
+
+
+def test_every_kernel_has_its_key_from_the_start() -> None:
+    from triton.runtime.jit import JITFunction
+
+    for module in pkgutil.iter_modules(nsa.kernels.__path__, "nsa.kernels."):
+        for name, value in vars(importlib.import_module(module.name)).items():
+            if isinstance(value, JITFunction):
+                assert value.hash is not None, f"{module.name}.{name} is missing in nsa.kernels.keys"
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
