@@ -23,7 +23,7 @@ from nsa.telemetry.startup import StartClock, process_age_s
 from nsa.warmup import kernel_shape, start_warm_up
 
 pytest.importorskip("triton", reason="Triton is Linux only")
-import nsa.kernels  # noqa: E402 - needs Triton
+import nsa.kernels
 
 # Stands in for the compiler, which takes a minute here: notes each launch, and does to some what `{act}` says.
 SCRIPT = """
