@@ -25,6 +25,7 @@ from validator.judge.compare import ArmRuns, Rules, compare_arms
 from validator.judge.estimate import MIN_REPEATS
 from validator.judge.measure import measure
 from validator.judge.window import steady_window
+from validator.model.extension import Extension
 from validator.model.measure import ScalarValue, SourceFile
 from validator.model.outcome import Attempt, Outcome
 from validator.model.plan import RunSpec
@@ -35,6 +36,7 @@ from validator.model.verdict import Verdict
 
 Floats = npt.NDArray[np.float64]
 TOKENS, RATE, WARMUP = 100.0, 100.0, 20
+EXTENSION = Extension(criteria=("p.1",), runs_before=1, runs_after=MIN_REPEATS)
 SOURCE = SourceFile(path="training.csv", sha256="0" * 64, bytes=0)
 
 
@@ -113,12 +115,14 @@ def gate(setting: Setting, repeats: int, bounds: Sequence[float], rng: np.random
     return [one.status for one in judged(setting, times, [f"toks_per_s.mean >= {bound}" for bound in bounds], seed)]
 
 
-def judged(setting: Setting, times: Sequence[Floats], accept: Sequence[str], seed: int) -> list[Verdict]:
+def judged(
+    setting: Setting, times: Sequence[Floats], accept: Sequence[str], seed: int, *, extended: bool = False
+) -> list[Verdict]:
     """The verdicts on `accept` when these runs were made."""
     phase = {"id": "p", "kind": "train", "steps": setting.steps, "accept": list(accept)}
     book = Runbook.model_validate({"schema": 1, "name": "c", "phases": [phase]})
     runs = tuple(record(f"p/{seed}/r{n}", one, n) for n, one in enumerate(times, start=1))
-    phase_record = PhaseRecord(book.phases[0], "done", runs)
+    phase_record = PhaseRecord(book.phases[0], "done", runs, extended=EXTENSION if extended else None)
     report = judge_phase(phase_record, validation=ValidationRecord(book, (phase_record,)), judged={})
     return [one for one in report.criteria if one.text in accept]
 
@@ -130,7 +134,7 @@ def extended_gate(setting: Setting, bounds: Sequence[float], rng: np.random.Gene
     for bound in bounds:
         verdict = judged(setting, times[:1], [f"toks_per_s.mean >= {bound}"], seed)[0]
         if verdict.open_for is not None:
-            verdict = judged(setting, times, [f"toks_per_s.mean >= {bound}"], seed)[0]
+            verdict = judged(setting, times, [f"toks_per_s.mean >= {bound}"], seed, extended=True)[0]
         verdicts.append(verdict.status)
     return verdicts
 

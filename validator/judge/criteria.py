@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 
 from validator.judge.data import Known, PhaseData, is_exact
-from validator.judge.estimate import MIN_REPEATS, Estimate, TooFewSamples, combine, exact
+from validator.judge.estimate import LEVEL, MIN_REPEATS, SECOND_LEVEL, Estimate, TooFewSamples, combine, exact
 from validator.judge.measure import NotMeasured
 from validator.judge.wording import number
 from validator.model.expression import (
@@ -84,7 +84,8 @@ def judge_criterion(
         for one in resolved.values()
     }
     outcomes = [
-        _judge(comparison, resolved, data, binding) for binding in _bindings(resolved, data, own=record.phase.id)
+        _judge(comparison, resolved, data, binding, SECOND_LEVEL if record.extended is not None else LEVEL)
+        for binding in _bindings(resolved, data, own=record.phase.id)
     ]
     worst = min(outcomes, key=lambda one: (_SEVERITY[one.status], one.margin if one.margin is not None else math.inf))
     unit = comparison.unit or _unit(comparison.left, resolved)
@@ -165,7 +166,11 @@ def _named(worst: _Outcome, outcomes: list[_Outcome], data: Mapping[str, PhaseDa
 
 
 def _judge(
-    comparison: Comparison, resolved: Mapping[str, Resolved], data: Mapping[str, PhaseData], binding: Binding
+    comparison: Comparison,
+    resolved: Mapping[str, Resolved],
+    data: Mapping[str, PhaseData],
+    binding: Binding,
+    level: float,
 ) -> _Outcome:
     try:
         left = _evaluate(comparison.left, resolved, data, binding)
@@ -182,7 +187,7 @@ def _judge(
     repeats = _repeats(data, binding)
     assumed = any(data[one.phase_id].assumes_variation(one, arm=binding[one.phase_id][0]) for one in resolved.values())
     spread = next(iter(data.values())).validation.runbook.defaults.run_cv if assumed else 0.0
-    outcome = _judge_numbers(left, comparison, right, resolved, binding, repeats, spread)
+    outcome = _judge_numbers(left, comparison, right, resolved, binding, repeats, spread, level)
     broken = _unfinished(resolved, data, binding)
     if outcome.status == "PASS" and broken is not None:
         message = f"{outcome.message} This does not count: {broken}."
@@ -266,6 +271,7 @@ def _judge_numbers(
     binding: Binding,
     repeats: int,
     assumed_cv: float,
+    level: float,
 ) -> _Outcome:
     operator, unit = comparison.operator, comparison.unit or _unit(comparison.left, resolved)
     if math.isnan(left.point) or math.isnan(right.point):
@@ -282,7 +288,7 @@ def _judge_numbers(
         holds = _holds(left.point, operator, right.point)
         message = f"{shown} is {'' if holds else 'not '}{_WORDS[operator]} {bound}."
         return _Outcome("PASS" if holds else "FAIL", message, binding, left.point, right.point, None, margin)
-    interval = difference.interval()
+    interval = difference.interval(level)
     if interval is None or not all(math.isfinite(end) for end in interval):
         message = f"{shown} has no finite interval: a divisor in {comparison.text!r} may be 0."
         return _Outcome("INCONCLUSIVE", message, binding, left.point, right.point, None, margin)

@@ -23,6 +23,7 @@ __all__ = [
     "MIN_EFFECTIVE",
     "MIN_REPEATS",
     "REPLICATES",
+    "SECOND_LEVEL",
     "Estimate",
     "TooFewSamples",
     "bootstrap_mean",
@@ -37,6 +38,10 @@ Floats = npt.NDArray[np.float64]
 
 LEVEL = 0.95
 """Coverage of every interval."""
+
+SECOND_LEVEL = 0.98
+"""Coverage of the intervals of a phase that was extended: a second look has its own chance to be wrong, and both
+together must stay within 5 % on each side."""
 
 REPLICATES = 4000
 """Replicates of an estimate: the 2.5 % point of a t distribution with 3 degrees of freedom is then good to 4 %."""
@@ -79,11 +84,11 @@ class Estimate:
         """Whether the value has no interval."""
         return self.replicates is None
 
-    def interval(self) -> tuple[float, float] | None:
-        """The 95 % interval; None for an exact value."""
+    def interval(self, level: float = LEVEL) -> tuple[float, float] | None:
+        """The interval of this coverage; None for an exact value."""
         if self.replicates is None:
             return None
-        low, high = np.quantile(self.replicates, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+        low, high = np.quantile(self.replicates, [(1 - level) / 2, (1 + level) / 2])
         # The observed value lies in its own interval whatever the replicates' asymmetry.
         return min(float(low), self.point), max(float(high), self.point)
 
