@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 import socket
+import subprocess
+import sys
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -39,11 +42,51 @@ login with password=zq-password and {PLANTED[8]} for {PLANTED[11]}
 """
 
 
-@pytest.fixture
-def original(cli, train_runbook, workdir: Path) -> Path:
+TRAINER = """
+import argparse, json, pathlib, time
+parser = argparse.ArgumentParser()
+parser.add_argument("--steps", type=int)
+parser.add_argument("--out", type=pathlib.Path)
+args = parser.parse_args()
+args.out.mkdir(parents=True, exist_ok=True)
+rows = "".join(f"{s},{2 - s / 100},0.1,{100 + s % 3}\\n" for s in range(1, args.steps + 1))
+(args.out / "training.csv").write_text("step,loss,lr,toks_per_s\\n" + rows)
+beat = {"pid": 1, "rank": 0, "msg": "progress", "note": "." * 80}
+beats = [json.dumps({"ts": time.time() + s / 1000, "step": s, **beat}) for s in range(1, args.steps + 1)]
+(args.out / "heartbeat_rank0.jsonl").write_text("\\n".join(beats) + "\\n")
+"""
+RUNBOOK = """\
+schema: 1
+name: tiny
+trainer:
+  command: ["{trainer}"]
+  args: {{steps: "{{steps}}", out: "{{out}}"}}
+  metrics: {{csv: training.csv, heartbeat: "heartbeat_rank{{rank}}.jsonl"}}
+defaults: {{nproc: 0, timeout: 60s, warmup_steps: 10}}
+phases:
+  - {{id: baseline, kind: train, steps: 90, accept: [toks_per_s.mean >= 10, loss.last < loss.first]}}
+"""
+
+
+def _validator(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "XDG_RUNTIME_DIR": str(folder), "NO_COLOR": "1"}
+    command = [sys.executable, "-m", "validator", *arguments]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("share")
+
+
+@pytest.fixture(scope="module")
+def original(work: Path) -> Path:
     """A run folder that holds a name of every kind, in every kind of file."""
-    assert cli("run", str(train_runbook(accept=("toks_per_s.mean >= 10", "loss.last < loss.first")))).rc == 0
-    folder = run_folder(workdir)
+    (work / "trainer.py").write_text(TRAINER)
+    (work / "tiny.yaml").write_text(RUNBOOK.format(trainer=work / "trainer.py"))
+    ran = _validator(work, "run", "tiny.yaml")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    folder = run_folder(work)
     moved = folder.rename(folder.with_name(folder.name.replace(socket.gethostname(), "gpu-host-17")))
     for path in (moved / "run.json", moved / "environment.json", moved / "journal.jsonl"):
         text = path.read_text()
@@ -66,6 +109,15 @@ def original(cli, train_runbook, workdir: Path) -> Path:
     return moved
 
 
+@pytest.fixture(scope="module")
+def copy(original: Path, work: Path) -> Path:
+    """What `report --share` makes of it, beside it."""
+    answer = _validator(work, "report", str(original), "--share")
+    assert answer.returncode == 0, answer.stderr
+    (found,) = original.parent.glob("*-shared")
+    return found
+
+
 def _texts(folder: Path) -> dict[str, str]:
     found = {}
     for path in sorted(folder.rglob("*")):
@@ -79,12 +131,9 @@ def _result(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "result.json").read_text())
 
 
-def test_no_name_is_left_and_the_decision_is_the_same(cli, original: Path, workdir: Path) -> None:
-    answer = cli("report", str(original), "--share", "--out", "copy")
-    assert answer.rc == 0, answer.err
-    copy = workdir / "copy"
+def test_no_name_is_left_and_the_decision_is_the_same(original: Path, copy: Path, work: Path) -> None:
     for name, text in _texts(copy).items():
-        for planted in (*PLANTED, socket.gethostname(), str(workdir), "/home/"):
+        for planted in (*PLANTED, socket.gethostname(), str(work), "/home/"):
             assert not re.search(rf"(?<![A-Za-z0-9]){re.escape(planted)}(?![A-Za-z0-9])", text), (name, planted)
             assert planted not in name
         if not name.endswith(".html"):
@@ -94,11 +143,11 @@ def test_no_name_is_left_and_the_decision_is_the_same(cli, original: Path, workd
     assert ours["phases"][0]["runs"][0]["metrics"]["toks_per_s"]["mean"] == pytest.approx(
         theirs["phases"][0]["runs"][0]["metrics"]["toks_per_s"]["mean"]
     )
+    assert "gpu-host-17" not in copy.name
 
 
-def test_the_same_name_is_the_same_in_every_file(cli, original: Path, workdir: Path) -> None:
-    cli("report", str(original), "--share", "--out", "copy")
-    texts = _texts(workdir / "copy")
+def test_the_same_name_is_the_same_in_every_file(copy: Path) -> None:
+    texts = _texts(copy)
     host = json.loads(texts["run.json"])["host"]
     run = "runs/baseline/r1"
     assert texts[f"{run}/logs/stdout.log"].startswith(f"{host}:4711:4711 [0] NCCL INFO")
@@ -108,9 +157,7 @@ def test_the_same_name_is_the_same_in_every_file(cli, original: Path, workdir: P
     assert "<product_name>NVIDIA A100</product_name>" in texts["preflight/nvidia_smi.xml"]
 
 
-def test_hashes_are_those_of_the_copy_and_what_is_left_out_is_named(cli, original: Path, workdir: Path) -> None:
-    cli("report", str(original), "--share", "--out", "copy")
-    copy = workdir / "copy"
+def test_hashes_are_those_of_the_copy_and_what_is_left_out_is_named(copy: Path) -> None:
     result = _result(copy)
     for artifact in result["artifacts"]:
         assert artifact["sha256"] == sha256((copy / artifact["path"]).read_bytes()).hexdigest(), artifact["path"]
@@ -119,45 +166,33 @@ def test_hashes_are_those_of_the_copy_and_what_is_left_out_is_named(cli, origina
     assert result["environment"]["shared_copy"]["left_out"].startswith("1 file")
 
 
-def test_the_copy_is_judged_again_anywhere(cli, original: Path, workdir: Path) -> None:
-    cli("report", str(original), "--share", "--out", "copy")
-    before = _result(workdir / "copy")
-    again = cli("report", "copy")
-    assert again.rc == 0, again.err
-    after = _result(workdir / "copy")
-    assert {k: v for k, v in after.items() if k != "artifacts"} == {k: v for k, v in before.items() if k != "artifacts"}
+def test_it_is_not_written_twice_and_out_belongs_to_it(original: Path, copy: Path, work: Path) -> None:
+    again = _validator(work, "report", str(original), "--share")
+    assert again.returncode == 2
+    assert "holds something already" in again.stderr
+    alone = _validator(work, "report", str(original), "--out", "x")
+    assert alone.returncode == 2
+    assert "--share" in alone.stderr
 
 
-def test_without_out_it_lies_beside_the_run_and_is_not_written_twice(cli, original: Path) -> None:
-    assert cli("report", str(original), "--share").rc == 0
-    (copy,) = original.parent.glob("*-shared")
-    assert "gpu-host-17" not in copy.name
-    again = cli("report", str(original), "--share")
-    assert again.rc == 2
-    assert "holds something already" in again.err
-
-
-def test_out_alone_is_bad_usage(cli, workdir: Path) -> None:
-    answer = cli("report", ".", "--out", "x")
-    assert answer.rc == 2
-    assert "--share" in answer.err
-
-
-def test_a_large_folder_is_packed_and_still_judged_alike(cli, original: Path, workdir: Path) -> None:
+def test_a_large_folder_is_packed_and_still_judged_alike(original: Path, copy: Path, work: Path) -> None:
     """Heartbeats are evidence: they are packed, never dropped; what no verdict is read from goes first."""
     from validator.folder import RunFolder
     from validator.stages.reporting import rerender
     from validator.stages.share import share
 
     run = original / "runs" / "baseline" / "r1"
-    (run / "mem_boot.txt").write_text("".join(f"{n:09d} {hash(str(n)):x}\n" for n in range(40_000)))
+    (run / "mem_boot.txt").write_text("".join(f"{sha256(b'%d' % n).hexdigest()}\n" for n in range(20_000)))
     report, paths = rerender(RunFolder.open(original))
-    rendered = sum(path.stat().st_size for path in paths)
-    shared = share(RunFolder.open(original), report, out=workdir / "small", max_bytes=rendered + 120_000)
-    assert {one.path for one in shared.left_out} == {"runs/baseline/r1/model.pt", "runs/baseline/r1/mem_boot.txt"}
-    assert (workdir / "small/runs/baseline/r1/heartbeat_rank0.jsonl.gz").is_file()
-    assert shared.bytes <= rendered + 120_000
-    again = cli("report", "small")
-    assert again.rc == 0, again.err
-    gap = _result(workdir / "small")["phases"][0]["runs"][0]["scalars"]["heartbeat.max_gap_s"]
-    assert gap == _result(original)["phases"][0]["runs"][0]["scalars"]["heartbeat.max_gap_s"]
+    limit = sum(path.stat().st_size for path in paths) + 120_000
+    shared = share(RunFolder.open(original), report, out=work / "small", max_bytes=limit)
+    left_out = {one.path.removesuffix(".gz") for one in shared.left_out}
+    assert left_out == {"runs/baseline/r1/model.pt", "runs/baseline/r1/mem_boot.txt"}
+    assert (work / "small/runs/baseline/r1/heartbeat_rank0.jsonl.gz").is_file()
+    assert shared.bytes <= limit
+    again = _validator(work, "report", "small")
+    assert again.returncode == 0, again.stderr
+    gaps = [
+        _result(one)["phases"][0]["runs"][0]["scalars"]["heartbeat.max_gap_s"] for one in (work / "small", original)
+    ]
+    assert gaps[0] == gaps[1]

@@ -171,7 +171,7 @@ def _reached(record: PhaseRecord, run: RunRecord, bound: Bound) -> Verdict:
         observed=value,
         unit=bound.unit,
         bound=bound.least,
-        margin=None if value is None else value - bound.least,
+        margin=None if value is None else value / bound.least - 1.0,
         message=message,
         evidence=_evidence(run, bound.name),
     )

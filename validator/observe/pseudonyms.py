@@ -222,7 +222,7 @@ class Pseudonyms:
             if path == root or path.startswith(f"{root}/"):
                 return name + path[len(root) :]
         if path.startswith(_SYSTEM):
-            return f"SYSTEM{path}"
+            return f"SYSTEM-{path[1:]}"
         parent, _, name = path.rstrip("/").rpartition("/")
         return f"{self._pseudonym('DIR', parent or path)}/{name}"
 

@@ -35,7 +35,7 @@ def names() -> Pseudonyms:
         ("/opt/venv/bin/python -m x", "PYTHON/bin/python -m x"),
         ("/opt/venv/lib/python3.12/site-packages/torch/nn/a.py:3", "PACKAGES/torch/nn/a.py:3"),
         ("/usr/lib/python3.12/json/decoder.py", "PYTHON/json/decoder.py"),
-        ("/usr/lib/x86_64-linux-gnu/libcudnn.so.9", "SYSTEM/usr/lib/x86_64-linux-gnu/libcudnn.so.9"),
+        ("/usr/lib/x86_64-linux-gnu/libcudnn.so.9", "SYSTEM-usr/lib/x86_64-linux-gnu/libcudnn.so.9"),
         ("A=/a/b:/a/c", "A=DIR1/b:DIR1/c"),
         ("file:///a/b", "DIR1/b"),
         ("see /tmp.", "see DIR1/tmp."),
