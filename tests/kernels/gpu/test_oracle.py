@@ -38,7 +38,7 @@ CASES = {f"fixed-{i}": case for i, case in enumerate(SMALL)} | {f"random-{i}": r
 
 @pytest.fixture(scope="module", autouse=True)
 def _compiled() -> None:
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return  # the compiling processes are forked, which a CUDA context does not survive
     warm([Shape(S, H, G, Dk, Dv, dtype, B=B, sizes=sizes) for B, S, H, G, Dk, Dv, dtype, sizes in CASES.values()])
 
