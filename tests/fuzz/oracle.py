@@ -46,17 +46,19 @@ def _table_is_sound(path: Path, steps: int) -> bool:
     names = lines[0].strip().split(",")
     if names[:4] != ["step", "loss", "lr", "toks_per_s"] or "step_time_s" not in names:
         return False
-    seen = set()
+    seen: set[float] = set()
     for line in lines[1:]:
         cells = line.split(",")
         if len(cells) != len(names):
             return False
         row = dict(zip(names, cells, strict=True))
         try:
-            values = {name: float(cell) for name, cell in row.items() if cell.strip() or name in ("step", *_COUNTED)}
+            first = float(row["step"]) == 1  # its rate and time may be unknown: there is no row to measure them from
+            counted = ("step", "loss") if first else ("step", *_COUNTED)
+            values = {name: float(cell) for name, cell in row.items() if cell.strip() or name in counted}
         except ValueError:
             return False
-        if not all(math.isfinite(values[name]) for name in ("step", *_COUNTED)):
+        if not all(math.isfinite(values[name]) for name in ("step", *_COUNTED) if name in values):
             return False
         seen.add(values["step"])
     return seen >= set(range(1, steps + 1))
@@ -79,7 +81,7 @@ def _beats_are_sound(path: Path, steps: int) -> bool:
         if isinstance(record.get("step_time_s"), (int, float)):
             seen.add(record.get("step"))
         last = str(record["msg"])
-    return seen >= set(range(1, steps + 1)) and last == "done"
+    return seen >= set(range(2, steps + 1)) and last == "done"
 
 
 def _is_object(path: Path) -> bool:

@@ -253,6 +253,7 @@ def _derive(state: Gathered) -> None:
         state.series, first, _tokens_per_step(state), duration_s=_duration_s(state)
     ).items():
         state.series[name] = made
+        state.extra.setdefault("derived", []).append(name)
     if state.world_size is None and state.heartbeats and state.lenient and len(state.heartbeats) > 1:
         state.world_size = max(state.heartbeats) + 1
     if "toks_per_s" in state.series and state.world_size is not None:

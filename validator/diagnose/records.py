@@ -102,18 +102,26 @@ def missing_evidence(run: RunFacts) -> Iterator[Finding]:
 
 def _missing_rows(run: RunFacts) -> Iterator[Evidence]:
     """Steps that are left out of a series that is otherwise written at an even pace, or that its neighbors have."""
-    groups = [run.result.series, *run.result.rank_series.values()]
+    derived = run.result.extra.get("derived", ())
+    written = {name: one for name, one in run.result.series.items() if name not in derived}
+    groups = [written, *run.result.rank_series.values()]
     known = [one for group in groups for name in _CORE if (one := group.get(name)) is not None and one.steps.size]
     first = {_pace(one): min(int(o.steps[0]) for o in known if _pace(o) == _pace(one)) for one in known}
     told = set()
     for one in known:
         beside = [other for other in known if other.source.path == one.source.path]
         gap = _gap(one, beside) if one.steps.size >= _FEW else None
-        if gap is None and one.steps[0] > first[_pace(one)]:
+        if gap is None and _late(one) > first[_pace(one)]:
             gap = f"{one.name} begins at step {one.steps[0]}, elsewhere at step {first[_pace(one)]}"
         if gap is not None and one.source.path not in told:
             told.add(one.source.path)
             yield evidence(f"{gap} in {one.source.path}", one.source.path)
+
+
+def _late(series: Series) -> int:
+    """The first step; of a rate or a time the row before counts as there, since they need one to be measured from."""
+    at = 0 if series.name == "loss" or series.steps.size < 2 else 1
+    return int(series.steps[0] - at * (series.steps[1] - series.steps[0]))
 
 
 def _pace(series: Series) -> float | None:
@@ -132,7 +140,7 @@ def _gap(series: Series, beside: list[Series]) -> str | None:
     for other in beside:
         if float(np.median(np.diff(other.steps))) != usual:
             continue
-        if other.steps[0] < series.steps[0] or other.steps[-1] > series.steps[-1]:
+        if other.steps[0] < _late(series) or other.steps[-1] > series.steps[-1]:
             span, reached = (f"{s.steps[0]}–{s.steps[-1]}" for s in (series, other))
             return f"{series.name} has steps {span}, {other.name} {reached}"
     return None

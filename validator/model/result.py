@@ -41,6 +41,7 @@ class Result:
     the trainer's own account of its config (None when it gives none), `environment` the rest of its env.json.
 
     `extra` holds what is neither a series nor a scalar; each key is there only when there was something to read:
+    `derived`     names of the series that follow from others, since the trainer did not write them;
     `world_size`  ranks by the trainer's own account (or as planned, when it gives none);
     `heartbeats`  rank to {path, pid, lines, first_ts, last_ts, last_progress_ts, last_step, last_msg, max_gap_s, done};
     `rank_compute_time_s` rank to its median time of own work per step, after warm-up;

@@ -513,6 +513,24 @@ def test_a_table_that_is_written_now_and_then_misses_nothing(tmp_path: Path, ste
     assert "missing-evidence" not in found
 
 
+def test_what_follows_from_a_heartbeats_clock_begins_a_step_later_and_misses_nothing(tmp_path: Path) -> None:
+    """A trainer that writes a rate and no step time: the time of its first step is not known."""
+    folder = tmp_path / "r"
+    write_csv(folder, steady())
+    write_heartbeat(folder, [record(i, ts=5 * i, loss=3 - i / 100) for i in range(1, 61)])
+    only = TrainerMetrics(csv="training.csv", heartbeat="heartbeat_rank{rank}.jsonl")
+    assert set(of_run(folder, metrics=only, nproc=1)) == UNCERTAIN
+
+
+def test_a_first_row_without_a_rate_misses_nothing(tmp_path: Path) -> None:
+    folder = healthy(tmp_path / "r")
+    lines = (folder / "training.csv").read_text().splitlines()
+    step, loss, lr, *_ = lines[1].split(",")
+    lines[1] = f"{step},{loss},{lr},,,"
+    (folder / "training.csv").write_text("\n".join(lines) + "\n")
+    assert of_run(folder) == {}
+
+
 def test_bytes_that_are_no_text_are_damage(tmp_path: Path) -> None:
     folder = healthy(tmp_path / "r")
     (folder / "metrics.json").write_bytes(b'{"status": "d\xffne"}')
