@@ -40,7 +40,7 @@
 
   // A link into a folded part opens it, and printing opens all.
   function reveal() {
-    var target = location.hash.length > 1 ? document.getElementById(decodeURIComponent(location.hash.slice(1))) : null;
+    var target = location.hash.length > 1 ? document.getElementById(decodeURIComponent(location.hash.slice(1).split("!")[0])) : null;
     for (var node = target; node; node = node.parentElement) if (node.tagName === "DETAILS") node.open = true;
     if (target) target.scrollIntoView();
   }

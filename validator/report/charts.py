@@ -6,6 +6,7 @@ browser, and when the renderer fails.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,7 +36,11 @@ _ALL_POINTS = 48_000
 
 @dataclass(frozen=True)
 class Figure:
-    """One chart. `svg` is empty when it could not be drawn, and `note` says why."""
+    """One chart. `svg` is empty when it could not be drawn, and `note` says why.
+
+    `readout` is JSON for the page's script: labels of the lines, first and last step, lowest and highest value, unit.
+    It is empty for charts that are not over steps.
+    """
 
     id: str
     title: str
@@ -45,6 +50,7 @@ class Figure:
     table: Table
     wide: bool
     note: str = ""
+    readout: str = ""
 
 
 @dataclass(frozen=True)
@@ -116,6 +122,7 @@ def _over_steps(
         table=_series_table(topic, chosen),
         wide=topic.wide,
         note=f"{plural(left_out, 'run')} more in the table." if left_out else "",
+        readout=_readout(lines, shown),
     )
 
 
@@ -129,12 +136,34 @@ def _figure(
     table: Table,
     wide: bool,
     note: str = "",
+    readout: str = "",
 ) -> Figure:
     try:
         svg = draw(spec)
     except ChartError as error:
         svg, note = "", f"{note} Not drawn: {one_line(error, limit=300)}.".strip()
-    return Figure(anchor("chart", phase.id, title), title, measure, summary, svg, table, wide, note)
+    return Figure(
+        anchor("chart", phase.id, title), title, measure, summary, svg, table, wide, note, readout if svg else ""
+    )
+
+
+def _readout(lines: Sequence[Line], shown: Sequence[tuple[RunReport, ChartSeries]]) -> str:
+    """What turns a place in the drawing back into a step and a value."""
+    steps = [step for line in lines for step in line.series.steps]
+    values = [value for line in lines for value in line.series.values]
+    if not steps or min(steps) == max(steps) or min(values) == max(values):
+        return ""
+    labels = [
+        line.label if len({each.label for each in lines}) > 1 else one_line(run.id)
+        for line, (run, _) in zip(lines, shown, strict=True)
+    ]
+    found = {
+        "lines": labels,
+        "x": [min(steps), max(steps)],
+        "y": [min(values), max(values)],
+        "unit": shown[0][1].unit,
+    }
+    return json.dumps(found, ensure_ascii=False, separators=(",", ":"))
 
 
 def _measure(metric: str, unit: str) -> str:

@@ -58,7 +58,7 @@ def _figures(report: ValidationReport, charts: ChartData) -> Sequence[Sequence[F
 
 
 def _render(page: Page, figures: Sequence[Sequence[Figure]]) -> str:
-    sheet, script = style(), text("report.js")
+    sheet, script = style(), "\n".join(map(text, ("report.js", "filters.js", "charts.js")))
     return (
         environment()
         .get_template("report.html.j2")
