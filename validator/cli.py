@@ -43,7 +43,11 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "compare",
         "Set one run against another: settings, metrics with intervals, criteria and findings.",
     ),
-    "baseline": ("comparing", "baseline", "Write a runbook whose bounds come from good runs."),
+    "baseline": (
+        "comparing",
+        "baseline",
+        "Write a runbook whose bounds come from good runs, each with a comment that says which runs and how.",
+    ),
     "bisect": (
         "bisecting",
         "bisect",
