@@ -9,7 +9,7 @@ from nsa.kernels.precompile import Launch, Shape, record, record_decode, resourc
 SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024}
 HOT = {
     80: ["compressed_kernel", "select_kernel", "gather_kernel", "dkv_kernel[0]"],
-    90: ["compressed_kernel", "select_kernel", "combine_kernel", "gather_kernel", "gather_backward_kernel"],
+    90: ["compressed_kernel", "combine_kernel", "gather_kernel", "gather_backward_kernel"],
 }  # fmt: skip
 
 
@@ -27,10 +27,10 @@ def test_hot_kernel_fits_and_does_not_spill(capability: int, name: str) -> None:
     assert used.spill_bytes == 0
 
 
-@pytest.mark.parametrize("name", ["dq_kernel", "dkv_kernel[0]", "dkv_kernel[1]"])
-def test_gradient_kernel_spills_at_most_a_few_values_on_hopper(name: str) -> None:
-    # Two float32 accumulators of 64 x 128 or 128 x 128 leave little room; a few addresses spilled outside the loop were
-    # measured to be faster than smaller tiles.
+@pytest.mark.parametrize("name", ["select_kernel", "dq_kernel", "dkv_kernel[0]", "dkv_kernel[1]"])
+def test_kernel_spills_at_most_a_few_values_on_hopper(name: str) -> None:
+    # Two float32 accumulators of 64 x 128 or 128 x 128 leave little room, and three programs of select_kernel share a
+    # processor's registers; a few addresses spilled were measured to be faster than smaller tiles or fewer programs.
     used = resources(launches(90)[name], 90)
     assert used.shared_bytes <= SHARED_LIMIT[90]
     assert used.spill_bytes <= 64
