@@ -75,10 +75,10 @@ def kill_and_resume(
     with_guardian: bool = False,
 ) -> Broken:
     """Kill a runner `after_s` seconds into its run, see that all is gone, resume, and compare."""
-    (broken,) = kill_often(
+    kills = kill_often(
         runbook, lasting_s=[after_s], work=work, unbroken=unbroken, options=options, with_guardian=with_guardian
     )
-    return broken
+    return kills[0] if kills else Broken(after_s, decision="had ended before it could be killed")
 
 
 def kill_often(

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.faults.kill_and_resume import kill_and_resume, processes_of, run_unbroken
+from tests.faults.kill_and_resume import kill_and_resume, kill_often, processes_of, run_unbroken
 from tests.faults.plain_runbook import write_runbook
 from tests.validator.execute.tools import eventually
 from validator.execute.journal import read
@@ -66,18 +66,17 @@ def validator(tmp_path: Path) -> Validator:
 
 
 def test_killed_at_three_moments_it_ends_in_the_same_decision(tmp_path: Path) -> None:
+    """Twice in one validation, so that a resumed runner is killed as well, and once with its guardian."""
     runbook = write_runbook(tmp_path)
     unbroken = run_unbroken(runbook, work=tmp_path)
     assert (unbroken.decision, unbroken.exit_code) == ("GO", 0)
-    for share, with_guardian in ((0.3, False), (0.55, True), (0.85, False)):
-        broken = kill_and_resume(
-            runbook,
-            after_s=share * unbroken.duration_s,
-            work=tmp_path,
-            unbroken=unbroken,
-            with_guardian=with_guardian,
-        )
-        assert broken.wrong == [], broken
+    lasting_s = [0.3 * unbroken.duration_s, 0.5 * unbroken.duration_s]
+    twice = kill_often(runbook, lasting_s=lasting_s, work=tmp_path, unbroken=unbroken)
+    once = kill_and_resume(
+        runbook, after_s=0.55 * unbroken.duration_s, work=tmp_path, unbroken=unbroken, with_guardian=True
+    )
+    assert twice, "the first runner ends long after it is killed"
+    assert [broken.wrong for broken in (*twice, once)] == [[] for _ in (*twice, once)]
 
 
 @pytest.fixture
