@@ -107,12 +107,15 @@ def _missing_rows(run: RunFacts) -> Iterator[Evidence]:
     groups = [written, *run.result.rank_series.values()]
     known = [one for group in groups for name in _CORE if (one := group.get(name)) is not None and one.steps.size]
     first = {_pace(one): min(int(o.steps[0]) for o in known if _pace(o) == _pace(one)) for one in known}
+    last = {_pace(one): max(int(o.steps[-1]) for o in known if _pace(o) == _pace(one)) for one in known}
     told = set()
     for one in known:
         beside = [other for other in known if other.source.path == one.source.path]
         gap = _gap(one, beside) if one.steps.size >= _FEW else None
         if gap is None and _late(one) > first[_pace(one)]:
             gap = f"{one.name} begins at step {one.steps[0]}, elsewhere at step {first[_pace(one)]}"
+        if gap is None and _pace(one) is not None and one.steps[-1] < last[_pace(one)]:
+            gap = f"{one.name} ends at step {one.steps[-1]}, elsewhere at step {last[_pace(one)]}"
         if gap is not None and one.source.path not in told:
             told.add(one.source.path)
             yield evidence(f"{gap} in {one.source.path}", one.source.path)
@@ -120,8 +123,9 @@ def _missing_rows(run: RunFacts) -> Iterator[Evidence]:
 
 def _late(series: Series) -> int:
     """The first step; of a rate or a time the row before counts as there, since they need one to be measured from."""
-    at = 0 if series.name == "loss" or series.steps.size < 2 else 1
-    return int(series.steps[0] - at * (series.steps[1] - series.steps[0]))
+    if series.name == "loss" or series.steps.size < 2:
+        return int(series.steps[0])
+    return int(2 * series.steps[0] - series.steps[1])
 
 
 def _pace(series: Series) -> float | None:
