@@ -109,7 +109,7 @@
         return told.lines[index] + " " + number(valueAt(nearest(line, at)[1]));
       });
       if (lines.length > 6) values.push("and " + (lines.length - 6) + " more");
-      readout.textContent = "Step " + Math.round(stepAt(at)).toLocaleString("en-US") + ": " + values.join(", ") +
+      readout.textContent = (told.over || "Step") + " " + Math.round(stepAt(at)).toLocaleString("en-US") + ": " + values.join(", ") +
         (told.unit ? " " + told.unit : "");
     }
     function leave() {
