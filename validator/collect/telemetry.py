@@ -17,9 +17,9 @@ import numpy.typing as npt
 
 from validator.collect.heartbeat import Heartbeat
 from validator.collect.intake import Intake, printable, read_small
-from validator.model.result import Series
+from validator.model.result import Samples, Series
 
-__all__ = ["read_telemetry", "windows_of"]
+__all__ = ["read_samples", "read_telemetry", "windows_of"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -42,31 +42,40 @@ _STATES = ("_pcie_gen", "_pcie_width")
 """Columns that are read for the probes alone."""
 
 
-def read_telemetry(path: Path, heartbeat: Heartbeat, intake: Intake) -> tuple[dict[str, Series], list[dict[str, Any]]]:
-    """Series `telemetry.<column>` by step, and the windows in which something disturbed the GPUs.
-
-    `heartbeat` gives the time at which each step ended. Samples from before the first step and after the last are left
-    out, as are cells that hold no number.
-    """
+def read_samples(path: Path, intake: Intake) -> Samples | None:
+    """The table as it is, by the clock; None, and noted, where it holds no samples. Cells without a number are NaN."""
     read = read_small(path, intake, what="the machine's telemetry")
     if read is None:
-        return {}, []
+        return None
     data, source = read
     lines = data.decode("utf-8", "replace").splitlines()
     names = [name.strip() for name in lines[0].split(",")] if lines else []
     rows = np.array([_row(line, len(names)) for line in lines[1:] if line.strip()], dtype=np.float64)
     if "ts" not in names or not rows.size:
         intake.note("empty", "the machine's telemetry holds no samples by `ts`", path)
-        return {}, []
+        return None
+    columns = {name: rows[:, index] for index, name in enumerate(names) if name != "ts"}
+    return Samples(source=source, times_s=rows[:, names.index("ts")], columns=columns)
+
+
+def read_telemetry(
+    samples: Samples, path: Path, heartbeat: Heartbeat, intake: Intake
+) -> tuple[dict[str, Series], list[dict[str, Any]]]:
+    """Series `telemetry.<column>` by step, and the windows in which something disturbed the GPUs.
+
+    `heartbeat` gives the time at which each step ended. Samples from before the first step and after the last are left
+    out, as are cells that hold no number. `path` is where the samples were read from.
+    """
     strangers = _strangers(path.with_name("gpu_processes.jsonl"), intake)
-    steps, samples = _on_steps(rows[:, names.index("ts")], heartbeat)
+    source = samples.source
+    steps, inside = _on_steps(samples.times_s, heartbeat)
     series = {}
     windows: list[dict[str, Any]] = []
-    for index, name in enumerate(names):
-        values = rows[samples, index]
-        known = np.isfinite(values)
-        if name == "ts" or name.endswith(_STATES):
+    for name, column in samples.columns.items():
+        if name.endswith(_STATES):
             continue
+        values = column[inside]
+        known = np.isfinite(values)
         if name == _XID or name.endswith((_MASK, _FOREIGN)):
             reason = _reason_of(name, strangers)
             found = windows_of(steps, np.where(known, values, 0.0), reason)
@@ -75,9 +84,12 @@ def read_telemetry(path: Path, heartbeat: Heartbeat, intake: Intake) -> tuple[di
         if not known.any():
             continue
         at, mean = _mean_by_step(steps[known], values[known])
-        unit = next((u for suffix, u in _UNITS.items() if name.endswith(suffix)), "")
-        series[f"telemetry.{name}"] = Series(f"telemetry.{name}", unit, at, mean, source)
+        series[f"telemetry.{name}"] = Series(f"telemetry.{name}", _unit(name), at, mean, source)
     return series, windows
+
+
+def _unit(column: str) -> str:
+    return next((unit for suffix, unit in _UNITS.items() if column.endswith(suffix)), "")
 
 
 def _row(line: str, width: int) -> list[float]:

@@ -16,7 +16,7 @@ from validator.collect.intake import CLOCK_SLACK_S, Intake, age_before, parse_ti
 from validator.collect.loader import read_loader
 from validator.collect.readers import Reading, reading
 from validator.collect.table import ALIASES, Table, read_table
-from validator.collect.telemetry import read_telemetry
+from validator.collect.telemetry import read_samples, read_telemetry
 from validator.collect.trainer import flat, open_scalars, read_json_object
 from validator.model.catalogue import METRICS
 from validator.model.measure import ScalarValue
@@ -266,8 +266,12 @@ def _derive(state: Gathered) -> None:
         state.scalars |= derive.scalar("startup.first_step_s", start_s, first.source.path)
     jumps = [window for heartbeat in state.heartbeats.values() for window in heartbeat.jumps]
     telemetry = state.out / "logs" / "telemetry.csv"
-    if first is not None and telemetry.is_file():
-        machine, throttled = read_telemetry(telemetry, first, state.intake)
+    samples = read_samples(telemetry, state.intake) if telemetry.is_file() else None
+    if samples is not None:
+        state.extra["samples"] = samples
+    if first is not None and samples is not None:
+        state.extra["step_times_s"] = first.step_times_s
+        machine, throttled = read_telemetry(samples, telemetry, first, state.intake)
         state.series |= machine
         jumps += throttled
     if jumps:

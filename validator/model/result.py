@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from validator.model.measure import Irregularity, ScalarValue, SourceFile
 
-__all__ = ["Result", "Series"]
+__all__ = ["Result", "Samples", "Series"]
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,19 @@ class Series:
     values: npt.NDArray[np.float64]
     source: SourceFile
     rank: int = 0
+
+
+@dataclass(frozen=True)
+class Samples:
+    """The machine beside a run, by the clock.
+
+    `times_s [n]` UNIX time of each sample, `columns` name to `values [n]` as `observe.sampler` names them, NaN where a
+    cell held no number.
+    """
+
+    source: SourceFile
+    times_s: npt.NDArray[np.float64]
+    columns: Mapping[str, npt.NDArray[np.float64]]
 
 
 @dataclass(frozen=True)
@@ -57,6 +70,7 @@ class Result:
     `sdpa_audit`  the content of sdpa_audit.json; `trace` that of trace/summary.json;
     `fallbacks`   counter to calls, by fallback_counters.csv, which is written only when something fell back;
     `tables`      [{caption, columns, rows}] worth showing beside the run's figures;
+    `samples`     the machine beside the run (`Samples`); `step_times_s` steps, and the time at which each ended;
     `loader_error` {rank, path, error, unreachable} of the first rank that got no batch;
     `smoke`       the JSON object that a loader's trial printed.
     """

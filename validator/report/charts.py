@@ -6,18 +6,16 @@ browser, and when the renderer fails.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from validator.model.expression import ExpressionError, Reference, parse_criterion
 from validator.model.verdict import PhaseReport, RunReport, Verdict
+from validator.report.figure import Figure, bins, make_figure, measure_of, readout_of, thinner
 from validator.report.formats import format_interval, format_number, format_quantity, one_line, plural
+from validator.report.machine import MACHINE_FIGURES, machine_figures
 from validator.report.page import Table
-from validator.report.parts import anchor
 from validator.report.specs import Band, Bound, Line, interval_spec, lines_spec, spread_spec
-from validator.report.svg import ChartError, draw
 from validator.report.view import ChartData, ChartSeries, RunCharts
 
 __all__ = ["Figure", "all_figures", "phase_figures"]
@@ -26,31 +24,11 @@ MAX_LINES = 24
 """Runs drawn in one chart; more would hide each other. The table has them all."""
 
 MAX_RANKS = 64
-_BINS = 12
 MAX_POINTS = 1800
 """Points in one chart, shared by its lines."""
 
 _ALL_POINTS = 48_000
 """Points in all charts of a page, so that a report of many phases stays small."""
-
-
-@dataclass(frozen=True)
-class Figure:
-    """One chart. `svg` is empty when it could not be drawn, and `note` says why.
-
-    `readout` is JSON for the page's script: labels of the lines, first and last step, lowest and highest value, unit.
-    It is empty for charts that are not over steps.
-    """
-
-    id: str
-    title: str
-    measure: str
-    summary: str
-    svg: str
-    table: Table
-    wide: bool
-    note: str = ""
-    readout: str = ""
 
 
 @dataclass(frozen=True)
@@ -69,23 +47,32 @@ _TOPICS = (
     _Topic("GPU memory", ("gpu_mem_alloc_mib", "gpu_mem_reserved_mib"), wide=False, together=True),
     _Topic("Host memory", ("host_mem_mib",), wide=False),
     _Topic("Gate entropy", ("gate_entropy_mean", "gate_entropy_min"), wide=False, together=True),
+    _Topic(
+        "Gate shares",
+        ("gate_branch_shares_0", "gate_branch_shares_1", "gate_branch_shares_2"),
+        wide=False,
+        together=True,
+    ),
     _Topic("Gradient norm", ("grad_norm",), wide=False),
 )
+
+_LABELS = {"gate_branch_shares_0": "compressed", "gate_branch_shares_1": "selected", "gate_branch_shares_2": "window"}
+"""Branches in the order in which the trainer contract gives their shares."""
 
 
 def all_figures(phases: Sequence[PhaseReport], charts: ChartData) -> tuple[tuple[Figure, ...], ...]:
     """The figures of each phase. The more charts a page has, the fewer points each gets."""
     drawn = sum(any(run.id in charts.runs for run in phase.runs) for phase in phases)
-    points = min(MAX_POINTS, _ALL_POINTS // max(1, drawn * len(_TOPICS)))
+    points = min(MAX_POINTS, _ALL_POINTS // max(1, drawn * (len(_TOPICS) + MACHINE_FIGURES)))
     return tuple(phase_figures(phase, charts, points=points) for phase in phases)
 
 
 def phase_figures(phase: PhaseReport, charts: ChartData, *, points: int = MAX_POINTS) -> tuple[Figure, ...]:
-    """The figures of one phase, in the order of the report: over time, arms, the rest over time, ranks."""
+    """The figures of one phase, in the order of the report: over time, arms, the rest over time, ranks, machine."""
     runs = [(run, charts.runs[run.id]) for run in phase.runs if run.id in charts.runs]
     figures = [figure for topic in _TOPICS for figure in _over_steps(phase, runs, topic, points)]
-    figures += _ranks(phase, runs)
-    return tuple(figures[:1] + _arms(phase) + figures[1:])
+    machine = machine_figures(phase, runs, points=points)
+    return (*figures[:1], *_arms(phase), *figures[1:], *_ranks(phase, runs), *machine)
 
 
 def _over_steps(
@@ -100,8 +87,8 @@ def _over_steps(
     shown = chosen[:MAX_LINES]
     lines = [
         Line(
-            series.metric if len(metrics) > 1 else one_line(run.arm or "run", limit=40),
-            _thinner(series, points // len(shown)),
+            _LABELS.get(series.metric, series.metric) if len(metrics) > 1 else one_line(run.arm or "run", limit=40),
+            thinner(series, points // len(shown)),
         )
         for run, series in shown
     ]
@@ -113,85 +100,23 @@ def _over_steps(
         band=_band(shown) if topic.wide else None,
     )
     left_out = len(chosen) - len(shown)
-    yield _figure(
-        phase,
+    yield make_figure(
+        phase.id,
         topic.title,
         spec,
-        measure=_measure(", ".join(metrics), shown[0][1].unit),
+        measure=measure_of(", ".join(metrics), shown[0][1].unit),
         summary=_told(topic, shown, phase),
         table=_series_table(topic, chosen),
         wide=topic.wide,
         note=f"{plural(left_out, 'run')} more in the table." if left_out else "",
-        readout=_readout(lines, shown),
+        readout=readout_of(lines, _labels_of(lines, shown), shown[0][1].unit),
     )
 
 
-def _figure(
-    phase: PhaseReport,
-    title: str,
-    spec: dict[str, Any],
-    *,
-    measure: str,
-    summary: str,
-    table: Table,
-    wide: bool,
-    note: str = "",
-    readout: str = "",
-) -> Figure:
-    try:
-        svg = draw(spec)
-    except ChartError as error:
-        svg, note = "", f"{note} Not drawn: {one_line(error, limit=300)}.".strip()
-    return Figure(
-        anchor("chart", phase.id, title), title, measure, summary, svg, table, wide, note, readout if svg else ""
-    )
-
-
-def _readout(lines: Sequence[Line], shown: Sequence[tuple[RunReport, ChartSeries]]) -> str:
-    """What turns a place in the drawing back into a step and a value."""
-    steps = [step for line in lines for step in line.series.steps]
-    values = [value for line in lines for value in line.series.values]
-    if not steps or min(steps) == max(steps) or min(values) == max(values):
-        return ""
-    labels = [
-        line.label if len({each.label for each in lines}) > 1 else one_line(run.id)
-        for line, (run, _) in zip(lines, shown, strict=True)
-    ]
-    found = {
-        "lines": labels,
-        "x": [min(steps), max(steps)],
-        "y": [min(values), max(values)],
-        "unit": shown[0][1].unit,
-    }
-    return json.dumps(found, ensure_ascii=False, separators=(",", ":"))
-
-
-def _measure(metric: str, unit: str) -> str:
-    """What the value axis shows: `toks_per_s, tok/s`."""
-    return ", ".join(part for part in (one_line(metric, limit=80), one_line(unit, limit=20)) if part)
-
-
-def _thinner(series: ChartSeries, points: int) -> ChartSeries:
-    """Every k-th pair of a series that shares its chart with many others, its first and last point kept."""
-    if len(series.steps) <= max(60, points):
-        return series
-    size = max(1, -(-2 * len(series.steps) // max(60, points)))
-    kept = {0, len(series.steps) - 1}
-    for start in range(0, len(series.steps), size):
-        bucket = range(start, min(start + size, len(series.steps)))
-        kept |= {min(bucket, key=series.values.__getitem__), max(bucket, key=series.values.__getitem__)}
-    order = sorted(kept)
-    return ChartSeries(
-        metric=series.metric,
-        unit=series.unit,
-        steps=tuple(series.steps[i] for i in order),
-        values=tuple(series.values[i] for i in order),
-        n=series.n,
-        source=series.source,
-        rank=series.rank,
-        non_finite=series.non_finite,
-        non_finite_steps=series.non_finite_steps,
-    )
+def _labels_of(lines: Sequence[Line], shown: Sequence[tuple[RunReport, ChartSeries]]) -> list[str]:
+    """What the readout calls each line: by its label, or, where all have the same, by its run."""
+    several = len({line.label for line in lines}) > 1
+    return [line.label if several else one_line(run.id) for line, (run, _) in zip(lines, shown, strict=True)]
 
 
 def _warmup(shown: Sequence[tuple[RunReport, ChartSeries]]) -> int | None:
@@ -268,7 +193,7 @@ def _series_table(topic: _Topic, chosen: Sequence[tuple[RunReport, ChartSeries]]
     unit = f" ({series.unit})" if series.unit else ""
     columns = ["First", "Lowest", "Highest", "Last"]
     if len(chosen) == 1:
-        rows = tuple(_bins(series))
+        rows = tuple(bins(series))
         return Table(
             f"{topic.title} by part of the run{unit}", ("Steps", *columns), rows, frozenset(("Steps", *columns))
         )
@@ -282,16 +207,6 @@ def _series_table(topic: _Topic, chosen: Sequence[tuple[RunReport, ChartSeries]]
         if line.values
     )
     return Table(f"{topic.title} by run{unit}", ("Run", "Metric", *columns), rows, frozenset(columns))
-
-
-def _bins(series: ChartSeries) -> Iterator[tuple[str, ...]]:
-    count = len(series.values)
-    parts = min(_BINS, count)
-    for part in range(parts):
-        start, stop = part * count // parts, (part + 1) * count // parts
-        values, steps = series.values[start:stop], series.steps[start:stop]
-        span = f"{steps[0]:,}–{steps[-1]:,}" if len(steps) > 1 else f"{steps[0]:,}"
-        yield (span, *(format_number(v) for v in (values[0], min(values), max(values), values[-1])))
 
 
 def _ranks(phase: PhaseReport, runs: Sequence[tuple[RunReport, RunCharts]]) -> list[Figure]:
@@ -313,8 +228,8 @@ def _ranks(phase: PhaseReport, runs: Sequence[tuple[RunReport, RunCharts]]) -> l
     )
     table = Table(f"{metric} by rank ({ranks[0].unit})", columns, rows, frozenset(columns))
     note = f"The first {MAX_RANKS} of {len(ranks)} ranks are drawn." if len(ranks) > MAX_RANKS else ""
-    spec, measure = spread_spec(ranks[:MAX_RANKS]), _measure(metric, ranks[0].unit)
-    return [_figure(phase, "Ranks", spec, measure=measure, summary=summary, table=table, wide=False, note=note)]
+    spec, measure = spread_spec(ranks[:MAX_RANKS]), measure_of(metric, ranks[0].unit)
+    return [make_figure(phase.id, "Ranks", spec, measure=measure, summary=summary, table=table, wide=False, note=note)]
 
 
 def _arms(phase: PhaseReport) -> list[Figure]:
@@ -337,5 +252,5 @@ def _arms(phase: PhaseReport) -> list[Figure]:
     )
     table = Table("Arms", columns, rows, frozenset(columns[1:]))
     spec = interval_spec(compared, chosen=compared.recommended)
-    measure = _measure(compared.metric, compared.unit)
-    return [_figure(phase, "Arms", spec, measure=measure, summary=summary, table=table, wide=True)]
+    measure = measure_of(compared.metric, compared.unit)
+    return [make_figure(phase.id, "Arms", spec, measure=measure, summary=summary, table=table, wide=True)]

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from validator.model.verdict import Comparison
 from validator.report.formats import one_line
 from validator.report.palette import DASHES, PALETTE, SERIES
 from validator.report.view import ChartSeries, RankSpread
 
-__all__ = ["Band", "Bound", "Line", "interval_spec", "lines_spec", "spread_spec"]
+__all__ = ["Band", "Bound", "Line", "Along", "Spec", "interval_spec", "lines_spec", "sized", "spread_spec"]
 
 Spec = dict[str, Any]
+
+Along = Literal["step", "time"]
 
 WIDE, NARROW = 905, 412
 HEIGHT = 190
@@ -54,11 +56,12 @@ def lines_spec(
     lines: Sequence[Line],
     *,
     wide: bool,
-    warmup_end: int | None = None,
+    warmup_end: float | None = None,
     bounds: Sequence[Bound] = (),
     band: Band | None = None,
+    along: Along = "step",
 ) -> Spec:
-    """Values over optimizer steps, with warm-up shaded, the window's interval of the mean, and the bounds.
+    """Values over optimizer steps or over time, with warm-up shaded, the window's interval of the mean, and the bounds.
 
     The value axis has no title: the figure's heading names metric and unit, where no tick label can run into it.
     """
@@ -71,26 +74,26 @@ def lines_spec(
             {
                 "data": {"values": [{"from": first, "to": warmup_end}]},
                 "mark": {"type": "rect", "color": _LIGHT["warmup"]},
-                "encoding": {"x": _step("from"), "x2": {"field": "to"}},
+                "encoding": {"x": _x("from", along), "x2": {"field": "to"}},
             }
         )
     if band is not None:
         layers += _band_layers(band, y)
-    layers.append(_line_layer(lines, labels, y, wide=wide))
+    layers.append(_line_layer(lines, labels, y, wide=wide, along=along))
     bad = [step for line in lines for step in line.series.non_finite_steps]
     if bad:
         layers.append(
             {
                 "data": {"values": [{"step": step} for step in bad]},
                 "mark": {"type": "rule", "color": _LIGHT["mark"], "strokeDash": [1, 3]},
-                "encoding": {"x": _step("step")},
+                "encoding": {"x": _x("step", "step")},
             }
         )
     layers += [_bound_layer(bound, y) for bound in bounds]
-    return _figure({"layer": layers}, width=WIDE if wide else NARROW, height=HEIGHT)
+    return sized({"layer": layers}, width=WIDE if wide else NARROW, height=HEIGHT)
 
 
-def _line_layer(lines: Sequence[Line], labels: Sequence[str], y: Spec, *, wide: bool) -> Spec:
+def _line_layer(lines: Sequence[Line], labels: Sequence[str], y: Spec, *, wide: bool, along: Along) -> Spec:
     values = [
         {"step": step, "value": value, "line": line.label, "run": index}
         for index, line in enumerate(lines)
@@ -111,9 +114,9 @@ def _line_layer(lines: Sequence[Line], labels: Sequence[str], y: Spec, *, wide: 
         else None
     )
     colors = [_LIGHT[SERIES[index % len(SERIES)]] for index in range(len(labels))]
-    dashes = [list(DASHES[index % len(DASHES)]) for index in range(len(labels))]
+    dashes = [list(DASHES[(index + index // len(SERIES)) % len(DASHES)]) for index in range(len(labels))]
     encoding: Spec = {
-        "x": _step("step"),
+        "x": _x("step", along),
         "y": {"field": "value", **y},
         "detail": {"field": "run", "type": "nominal"},
         "color": {"field": "line", "type": "nominal", "scale": {"domain": labels, "range": colors}, "legend": legend},
@@ -138,7 +141,7 @@ def _band_layers(band: Band, y: Spec) -> list[Spec]:
                 "data": {"values": [where]},
                 "mark": {"type": "rect", "color": _LIGHT["interval"]},
                 "encoding": {
-                    "x": _step("from"),
+                    "x": _x("from", "step"),
                     "x2": {"field": "to"},
                     "y": {"field": "low", **y},
                     "y2": {"field": "high"},
@@ -202,7 +205,7 @@ def interval_spec(comparison: Comparison, *, chosen: str | None) -> Spec:
             "encoding": {"y": y, "x": {"field": "mean", **x}, "color": color},
         },
     ]
-    return _figure({"layer": layers}, width=WIDE - 80, height=max(60, 30 * len(arms)))
+    return sized({"layer": layers}, width=WIDE - 80, height=max(60, 30 * len(arms)))
 
 
 def spread_spec(ranks: Sequence[RankSpread]) -> Spec:
@@ -237,14 +240,15 @@ def spread_spec(ranks: Sequence[RankSpread]) -> Spec:
             "encoding": {"y": y, "x": {"field": "p50", **x}},
         },
     ]
-    return _figure({"data": {"values": values}, "layer": layers}, width=NARROW, height=max(60, 22 * len(ranks)))
+    return sized({"data": {"values": values}, "layer": layers}, width=NARROW, height=max(60, 22 * len(ranks)))
 
 
-def _step(field: str) -> Spec:
+def _x(field: str, along: Along) -> Spec:
+    title = {"step": "optimizer step", "time": "seconds since the first sample"}[along]
     return {
         "field": field,
         "type": "quantitative",
-        "title": "optimizer step",
+        "title": title,
         "scale": {"zero": False, "nice": False, "padding": 4},
         "axis": {"format": ",d", "tickMinStep": 1, "tickCount": 8, "grid": False},
     }
@@ -259,7 +263,8 @@ def _top(lines: Sequence[Line]) -> float:
     return max((abs(value) for line in lines for value in line.series.values), default=0.0)
 
 
-def _figure(body: Mapping[str, Any], *, width: int, height: int) -> Spec:
+def sized(body: Mapping[str, Any], *, width: int, height: int) -> Spec:
+    """A whole specification: layers, size in pixels, and the look that all charts share."""
     text = {"labelColor": _LIGHT["text"], "titleColor": _LIGHT["text"], "labelFontSize": 11, "titleFontSize": 11}
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v5.json",

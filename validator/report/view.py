@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from validator.model.record import ValidationRecord
     from validator.model.result import Result, Series
     from validator.model.verdict import PhaseReport
+    from validator.report.machine_view import MachineCharts
 
-__all__ = ["ChartData", "ChartSeries", "RankSpread", "RunCharts", "chart_data", "record_charts"]
+__all__ = ["ChartData", "ChartSeries", "RankSpread", "RunCharts", "chart_data", "extremes", "record_charts"]
 
 MAX_POINTS = 600
 """Points kept of a series: more than the pixels of a chart's width would only make the file larger."""
@@ -34,13 +35,14 @@ SPREAD_METRICS = ("compute_time_s", "step_time_s")
 class ChartSeries:
     """One line of a chart, thinned so that each bucket's lowest and highest value stay.
 
-    `steps` and `values` have the same length; values are finite. `n` counts the values before thinning,
-    `non_finite_steps` names (at most `MAX_NON_FINITE`) steps whose value was NaN or infinite, of `non_finite` in all.
+    `steps` (optimizer steps; seconds in charts of the machine) and `values` have the same length; values are finite.
+    `n` counts the values before thinning, `non_finite_steps` names (at most `MAX_NON_FINITE`) steps whose value was
+    NaN or infinite, of `non_finite` in all.
     """
 
     metric: str
     unit: str
-    steps: tuple[int, ...]
+    steps: tuple[float, ...]
     values: tuple[float, ...]
     n: int
     source: str | None = None
@@ -66,11 +68,12 @@ class RankSpread:
 
 @dataclass(frozen=True)
 class RunCharts:
-    """What can be drawn of one run: global series by metric, and the ranks' spread (empty below two ranks)."""
+    """What can be drawn of one run: global series by metric, the ranks' spread (empty below two ranks), the machine."""
 
     run: str
     series: Mapping[str, ChartSeries] = field(default_factory=dict)
     ranks: tuple[RankSpread, ...] = ()
+    machine: MachineCharts | None = None
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,8 @@ def record_charts(record: ValidationRecord, phases: Sequence[PhaseReport]) -> Ch
 
 def chart_data(results: Iterable[Result], *, warmup_end: Mapping[str, int | None] | None = None) -> ChartData:
     """The charts' data of some runs. `warmup_end` gives, by run id, the last step of warm-up where one was found."""
+    from validator.report.machine_view import machine_charts
+
     ends = warmup_end or {}
     return ChartData(
         runs={
@@ -96,6 +101,7 @@ def chart_data(results: Iterable[Result], *, warmup_end: Mapping[str, int | None
                 run=result.run,
                 series={name: _thin(series) for name, series in result.series.items() if len(series.steps)},
                 ranks=_spread(result.rank_series, ends.get(result.run)),
+                machine=machine_charts(result.extra, warmup_end=ends.get(result.run)),
             )
             for result in results
         }
@@ -107,7 +113,7 @@ def _thin(series: Series) -> ChartSeries:
 
     finite = np.isfinite(series.values)
     steps, values = series.steps[finite], series.values[finite]
-    keep = _extremes(values, MAX_POINTS)
+    keep = extremes(values, MAX_POINTS)
     bad = series.steps[~finite]
     return ChartSeries(
         metric=series.name,
@@ -122,7 +128,7 @@ def _thin(series: Series) -> ChartSeries:
     )
 
 
-def _extremes(values: npt.NDArray[np.float64], points: int) -> npt.NDArray[np.int64]:
+def extremes(values: npt.NDArray[np.float64], points: int) -> npt.NDArray[np.int64]:
     """Positions of the first, the last, and each bucket's lowest and highest value, in order."""
     import numpy as np
 
