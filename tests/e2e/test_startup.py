@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from importlib import import_module
@@ -56,3 +57,30 @@ def test_a_command_imports_no_other_commands_module(tmp_path: Path) -> None:
         timeout=60,
     )
     assert done.stderr.splitlines()[-1] == "0 []", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("validator nig", ["nightly"]),
+        ("validator check smo", ["smoke_cpu"]),
+        ("validator nightly ins", ["install"]),
+        ("validator run --skip", ["--skip"]),
+    ],
+)
+def test_the_shell_completes_commands_options_and_runbooks(typed: str, offered: list[str], tmp_path: Path) -> None:
+    words = typed.split()
+    answer = subprocess.run(
+        [sys.executable, "-c", "from validator.cli import main; main()"],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "_VALIDATOR_COMPLETE": "complete_bash",
+            "COMP_WORDS": typed,
+            "COMP_CWORD": str(len(words) - 1),
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert answer.stdout.split() == offered

@@ -24,6 +24,7 @@ __all__ = [
     "Overrides",
     "RunbookArgument",
     "Skip",
+    "complete_runbook",
     "duration",
     "example",
     "fail",
@@ -33,7 +34,20 @@ __all__ = [
 
 GO, NO_GO, USAGE, INCONCLUSIVE, UNABLE, INTERRUPTED = 0, 1, 2, 3, 4, 130
 
-RunbookArgument = Annotated[str, typer.Argument(metavar="RUNBOOK", help="A path, or the name of a bundled runbook.")]
+
+def complete_runbook(incomplete: str) -> list[str]:
+    """Names of bundled runbooks, for the shell; files are completed by the shell itself."""
+    from validator.runbook import available
+
+    return [info.name for info in available() if info.name.startswith(incomplete)]
+
+
+RunbookArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUNBOOK", help="A path, or the name of a bundled runbook.", autocompletion=complete_runbook
+    ),
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Replace one value: baseline.steps=50. May be repeated."),

@@ -16,6 +16,7 @@ from validator.commands.common import (
     Overrides,
     RunbookArgument,
     Skip,
+    complete_runbook,
     example,
     fail,
     print_json,
@@ -32,7 +33,10 @@ __all__ = ["check", "list_", "plan", "run"]
 @example("validator run runbooks/smoke_cpu.yaml --set baseline.steps=100")
 def run(
     runbook: Annotated[
-        str | None, typer.Argument(metavar="RUNBOOK", help="A path, or the name of a bundled runbook.")
+        str | None,
+        typer.Argument(
+            metavar="RUNBOOK", help="A path, or the name of a bundled runbook.", autocompletion=complete_runbook
+        ),
     ] = None,
     only: Only = None,
     skip: Skip = None,
@@ -111,7 +115,12 @@ def _show_finished(finished: Finished, *, as_json: bool) -> None:
 
 @example("validator check runbooks/*.yaml")
 def check(
-    runbooks: Annotated[list[str], typer.Argument(metavar="RUNBOOK...", help="Paths or names of bundled runbooks.")],
+    runbooks: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUNBOOK...", help="Paths or names of bundled runbooks.", autocompletion=complete_runbook
+        ),
+    ],
     set_: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
