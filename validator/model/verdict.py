@@ -18,6 +18,7 @@ __all__ = [
     "Decision",
     "Evidence",
     "Finding",
+    "Outlook",
     "PhaseReport",
     "Recommendation",
     "RemedyReport",
@@ -218,6 +219,14 @@ class Artifact(Frozen):
     sha256: str | None = Field(description="None for files above the hashing limit; their size is given.")
 
 
+class Outlook(Frozen):
+    """How long a validation in progress will still take, as seen at `as_of`."""
+
+    as_of: str = Field(description="UTC, ISO 8601.")
+    remaining_s: float | None = Field(description="None when no phase to come has an expectation or a pace.")
+    at_least: bool = Field(description="Whether some phase to come has no expectation, and is not counted.")
+
+
 class ValidationReport(Frozen):
     """The truth about a validation: result.json. Reports are renderings of it."""
 
@@ -238,4 +247,5 @@ class ValidationReport(Frozen):
     since: Contrast | None = Field(
         None, description="Against the last GO of the same runbook on the same class of machine, if there is one."
     )
+    outlook: Outlook | None = Field(None, description="What remains, while it is in progress.")
     validator_version: str

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from datetime import datetime, timedelta
 from typing import Any
 
 from validator.model.expression import ExpressionError, parse_criterion
 from validator.model.units import format_duration, format_size
-from validator.model.verdict import Check, Finding, PhaseReport, ValidationReport, Verdict
+from validator.model.verdict import Check, Finding, Outlook, PhaseReport, ValidationReport, Verdict
 from validator.report.build_runs import comparison_table, phase_facts, remedies_table, run_view
+from validator.report.build_since import since_view
 from validator.report.formats import clean, format_interval, format_margin, format_value, one_line, plural
 from validator.report.page import (
     ArtifactRow,
@@ -22,6 +24,7 @@ from validator.report.page import (
     FindingView,
     Page,
     PhaseView,
+    ProgressView,
     RecommendedView,
     StatusView,
 )
@@ -36,6 +39,7 @@ from validator.report.parts import (
     status_view,
 )
 from validator.report.recommended_env import export_lines
+from validator.report.timeline import run_spans, timeline_table
 
 __all__ = ["build_page", "decision_view"]
 
@@ -92,6 +96,9 @@ def build_page(report: ValidationReport) -> Page:
         ),
         version=one_line(report.validator_version),
         run_id=one_line(report.run_id),
+        timeline=timeline_table(run_spans(report)),
+        since=since_view(report.since),
+        progress=_progress(report, pending) if report.decision == "IN_PROGRESS" else None,
     )
 
 
@@ -99,6 +106,29 @@ def decision_view(report: ValidationReport) -> DecisionView:
     """The banner's word, tone and sentences."""
     word, tone, meaning = _DECISIONS[report.decision]
     return DecisionView(code=report.decision, word=word, tone=tone, meaning=meaning, why=clean(report.why))
+
+
+def _progress(report: ValidationReport, pending: Collection[str]) -> ProgressView:
+    """What runs, what is to come, and how long that will take as far as anybody can say."""
+    named = [(phase, (one_line(phase.title, limit=200), anchor("phase", phase.id))) for phase in report.phases]
+    return ProgressView(
+        running=tuple(name for phase, name in named if phase.status == "RUNNING"),
+        pending=tuple(name for phase, name in named if phase.id in pending),
+        remaining=_remaining(report.outlook),
+    )
+
+
+def _remaining(outlook: Outlook | None) -> str:
+    if outlook is None or outlook.remaining_s is None:
+        return "How long it will still take is not known: no phase to come has an expectation or a pace."
+    at = _time(outlook.as_of)
+    text = f"About {format_duration(outlook.remaining_s)} remained at {at}"
+    try:
+        end = datetime.fromisoformat(outlook.as_of.replace("Z", "+00:00")) + timedelta(seconds=outlook.remaining_s)
+    except (ValueError, OverflowError):
+        end = None
+    text += f", which makes it end about {_time(end.isoformat(timespec='seconds'))}." if end else "."
+    return text + (" Phases without an expectation come on top." if outlook.at_least else "")
 
 
 def _facts(report: ValidationReport) -> tuple[Fact, ...]:

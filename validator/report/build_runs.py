@@ -22,7 +22,7 @@ from validator.report.formats import (
 from validator.report.page import ConfigRow, ConfigTable, Fact, MetricRow, RunSummaryRow, RunView, Table
 from validator.report.parts import anchor, flatten, link
 
-__all__ = ["comparison_table", "config_table", "phase_facts", "remedies_table", "run_view"]
+__all__ = ["comparison_table", "config_table", "ended", "phase_facts", "remedies_table", "run_view"]
 
 MAX_COMMAND = 20_000
 
@@ -77,7 +77,7 @@ def _summary(run: RunReport) -> RunSummaryRow:
     time = run.metrics.get("step_time_s")
     duration = outcome.get("duration_s")
     steps = run.scalars.get("steps.done")
-    word, tone = _ended(outcome)
+    word, tone = ended(outcome)
     return RunSummaryRow(
         id=one_line(run.id),
         arm=one_line(run.arm or "–"),
@@ -92,7 +92,7 @@ def _summary(run: RunReport) -> RunSummaryRow:
     )
 
 
-def _ended(outcome: Mapping[str, Any]) -> tuple[str, str]:
+def ended(outcome: Mapping[str, Any]) -> tuple[str, str]:
     """How a run ended, as word and tone."""
     if not outcome:
         return "not ended", "muted"
@@ -211,7 +211,7 @@ def _attempts(outcome: Mapping[str, Any]) -> Table | None:
         rows.append(
             (
                 format_value(attempt.get("number")),
-                _ended(attempt)[0],
+                ended(attempt)[0],
                 format_duration(seconds) if isinstance(seconds, (int, float)) else "–",
                 clean(attempt.get("detail") or "–"),
             )

@@ -39,25 +39,28 @@ def render_html(report: ValidationReport, charts: ChartData) -> str:
     every run that did. What is left out is said, and is in result.json.
     """
     page = build_page(report)
-    figures = _figures(report, charts)
-    html = _render(page, figures)
+    figures, timeline = _figures(report, charts)
+    html = _render(page, figures, timeline)
     for keep in (_first_or_bad, _bad):
         if len(html.encode(errors="replace")) <= MAX_BYTES:
             break
-        html = _render(_with_details_of(page, keep), figures)
+        html = _render(_with_details_of(page, keep), figures, timeline)
     return html
 
 
-def _figures(report: ValidationReport, charts: ChartData) -> Sequence[Sequence[Figure]]:
-    """The figures of each phase; what draws them is imported only when there is something to draw."""
+def _figures(report: ValidationReport, charts: ChartData) -> tuple[Sequence[Sequence[Figure]], Figure | None]:
+    """The figures of each phase, and the timeline; what draws them is imported only when there is a run to draw."""
     if not charts.runs and all(phase.comparison is None for phase in report.phases):
-        return [()] * len(report.phases)
+        return [()] * len(report.phases), None
     from validator.report.charts import all_figures
+    from validator.report.timeline_chart import timeline_figure
 
-    return _within(all_figures(report.phases, charts), limit=MAX_DRAWN)
+    timeline = timeline_figure(report)
+    room = MAX_DRAWN - (len(timeline.svg) if timeline else 0)
+    return _within(all_figures(report.phases, charts), limit=room), timeline
 
 
-def _render(page: Page, figures: Sequence[Sequence[Figure]]) -> str:
+def _render(page: Page, figures: Sequence[Sequence[Figure]], timeline: Figure | None) -> str:
     sheet, script = style(), "\n".join(map(text, ("report.js", "filters.js", "charts.js")))
     return (
         environment()
@@ -65,6 +68,7 @@ def _render(page: Page, figures: Sequence[Sequence[Figure]]) -> str:
         .render(
             page=page,
             figures=figures,
+            timeline=timeline,
             statuses=[status_view(s) for s in _EXPLAINED],
             style=sheet,
             script=script,

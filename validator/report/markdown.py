@@ -29,6 +29,8 @@ __all__ = ["escape", "render_markdown"]
 _SPECIAL = re.compile(r"[\\`*_\[\]!|~]")
 _BLOCK_START = re.compile(r"^([-+](?=\s|$)|\d{1,9}[.)](?=\s|$)|[-=]{2,}(?=\s*$))")
 _ACTIVE = re.compile(r"(?i)([@#$])|((?:https?|ftp|mailto|xmpp):|www\.)")
+_MOST_ATTEMPTS = 60
+_MOST_DIFFERENCES = 25
 MAX_LENGTH = 60_000
 """GitHub refuses comments above 65,536 characters; details are dropped from the end until the text fits."""
 
@@ -101,6 +103,7 @@ def _head(page: Page) -> Iterator[str]:
     yield ""
     yield decision.meaning
     yield ""
+    yield from _progress(page)
     if page.description:
         yield escape(page.description)
         yield ""
@@ -117,6 +120,7 @@ def _head(page: Page) -> Iterator[str]:
         for finding in page.findings:
             yield from _finding(finding)
     yield from _recommended(page)
+    yield from _timeline(page)
 
 
 def _icon(tone: str) -> str:
@@ -288,7 +292,55 @@ def _run(run: RunView) -> Iterator[str]:
         yield ""
 
 
+def _progress(page: Page) -> Iterator[str]:
+    """What runs, what is to come, and how long that will take."""
+    if page.progress is None:
+        return
+    for name, items in (("Running", page.progress.running), ("Pending", page.progress.pending)):
+        if items:
+            yield f"- {name}: {', '.join(escape(title) for title, _ in items)}"
+    yield f"- {page.progress.remaining}"
+    yield ""
+
+
+def _timeline(page: Page) -> Iterator[str]:
+    if page.timeline is None:
+        return
+    shown = page.timeline._replace(rows=page.timeline.rows[:_MOST_ATTEMPTS])
+    yield f"<details><summary>Timeline: {len(page.timeline.rows)} attempts at runs</summary>"
+    yield ""
+    yield from _plain_table(shown)
+    if len(page.timeline.rows) > len(shown.rows):
+        yield f"{len(page.timeline.rows) - len(shown.rows)} more in report.html."
+        yield ""
+    yield "</details>"
+    yield ""
+
+
+def _since(page: Page) -> Iterator[str]:
+    """What changed since the last GO; the tables are folded away."""
+    if page.since is None:
+        return
+    yield "## What changed since the last GO"
+    yield ""
+    yield f"{_status(page.since.status)} {escape(page.since.message)}"
+    yield ""
+    for caveat in page.since.caveats:
+        yield f"- {escape(caveat)}"
+    if page.since.caveats:
+        yield ""
+    yield f"<details><summary>Compared with {escape(page.since.earlier)}</summary>"
+    yield ""
+    for one in page.since.tables:
+        left = len(one.rows) - _MOST_DIFFERENCES
+        note = f"{left} more in report.html. {one.note}".rstrip() if left > 0 else one.note
+        yield from _plain_table(one._replace(rows=one.rows[:_MOST_DIFFERENCES], note=note))
+    yield "</details>"
+    yield ""
+
+
 def _tail(page: Page) -> Iterator[str]:
+    yield from _since(page)
     if page.environment:
         yield "## Environment"
         yield ""

@@ -23,9 +23,11 @@ __all__ = [
     "MetricRow",
     "Page",
     "PhaseView",
+    "ProgressView",
     "RecommendedView",
     "RunSummaryRow",
     "RunView",
+    "SinceView",
     "StatusView",
     "Table",
 ]
@@ -248,6 +250,25 @@ class PhaseView(NamedTuple):
     remedies: Table | None = None
 
 
+class SinceView(NamedTuple):
+    """What changed since the last GO of the same runbook on the same class of machine."""
+
+    status: StatusView
+    earlier: str
+    started: str
+    message: str
+    caveats: tuple[str, ...]
+    tables: tuple[Table, ...]
+
+
+class ProgressView(NamedTuple):
+    """A validation that goes on: what runs, what is to come (name and anchor), and how long it will take."""
+
+    running: tuple[tuple[str, str], ...]
+    pending: tuple[tuple[str, str], ...]
+    remaining: str
+
+
 class ArtifactRow(NamedTuple):
     """One file of the run folder."""
 
@@ -275,3 +296,6 @@ class Page(NamedTuple):
     artifacts_note: str
     version: str
     run_id: str
+    timeline: Table | None = None
+    since: SinceView | None = None
+    progress: ProgressView | None = None

@@ -58,7 +58,7 @@ def begin(session: Session) -> State:
 
 
 def run_phase(session: Session, state: State, phase: Phase) -> State:
-    """Run one phase, or say why not; then judge it and show what is known so far."""
+    """Run one phase, or say why not; then judge it. The report so far is written as it begins."""
     standing = session.past.phases.get(phase.id)
     if standing is not None:
         return _keep(session, state, standing)
@@ -67,12 +67,11 @@ def run_phase(session: Session, state: State, phase: Phase) -> State:
     if reason is not None:
         record = _not_run(session, phase, planned, reason)
     else:
+        refresh(session, state, planned)
         record = _perform(session, state, phase, planned)
     report = judge_latest(session.folder, (*state.records, record), state.judged)
     session.observer.phase_finished(report)
-    state = _next(session, state, record, report, _adopt(session, report))
-    refresh(session, state)
-    return state
+    return _next(session, state, record, report, _adopt(session, report))
 
 
 def _keep(session: Session, state: State, record: PhaseRecord) -> State:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from validator.folder import RunFolder, utc_now
+from validator.model.plan import PhasePlan
 from validator.model.runbook import SoakPhase, TrainPhase
 from validator.model.verdict import (
     Artifact,
@@ -31,6 +32,9 @@ __all__ = ["assemble", "finish", "inspect_directory", "judge", "judge_latest", "
 
 _REFRESH_S = 2.0
 """Least time between two in-progress reports; ten trivial phases must not render ten pages."""
+
+_LONG_S = 10.0
+"""A phase that is expected to take this long is worth a report that says it is running."""
 
 
 def judge(record: ValidationRecord) -> tuple[PhaseReport, ...]:
@@ -62,10 +66,13 @@ def render(
     from validator.report.view import record_charts
     from validator.report.write import write_all
     from validator.stages.comparing import since_last_go
+    from validator.stages.outlook import outlook_of
     from validator.stages.share import is_shared
 
     report = assemble(folder, record, phases, finished=finished, duration_s=duration_s)
-    if not is_shared(folder):  # its neighbors are whoever's it was sent to
+    if report.decision == "IN_PROGRESS":
+        report = report.model_copy(update={"outlook": outlook_of(folder)})
+    elif not is_shared(folder):  # its neighbors are whoever's it was sent to
         report = report.model_copy(update={"since": since_last_go(folder, report)})
     return report, write_all(report, record_charts(record, phases), folder.root)
 
@@ -148,19 +155,27 @@ def _exit_code(decision: Decision, record: ValidationRecord) -> int | None:
     return exit_code(decision)
 
 
-def refresh(session: Session, state: State) -> None:
-    """Write the in-progress report, unless one was written just now or nothing is pending any more."""
-    record = pending(session.folder, state.records)
+def refresh(session: Session, state: State, planned: PhasePlan) -> None:
+    """Write the in-progress report as a phase begins; before one that is soon over only where none was just now."""
+    from validator.model.record import PhaseRecord
+
     now = time.monotonic()
-    if now - session.refreshed < _REFRESH_S or len(state.records) == len(record.phases):
+    if now - session.refreshed < _REFRESH_S and not _takes_long(planned):
         return
+    phase = session.folder.header.runbook.phase(planned.phase)
+    records = (*state.records, PhaseRecord(phase=phase, state="running"))
+    record = pending(session.folder, records)
     rest = record.phases[len(state.records) :]
-    waiting = tuple(judge_latest(session.folder, (*state.records, phase), state.judged) for phase in rest)
+    waiting = tuple(judge_latest(session.folder, (*state.records, one), state.judged) for one in rest)
     try:
         render(session.folder, record, (*state.judged.values(), *waiting), finished=None, duration_s=None)
     except OSError as error:  # the phases themselves are worth more than a look at them
         session.observer.note(f"the report so far cannot be written: {error.strerror or error}")
     session.refreshed = time.monotonic()
+
+
+def _takes_long(planned: PhasePlan) -> bool:
+    return (planned.expected_s or 0.0) >= _LONG_S or any(run.steps is not None for run in planned.runs)
 
 
 def finish(session: Session, state: State) -> tuple[ValidationReport, ReportPaths]:

@@ -91,6 +91,9 @@ REQUESTED = {
 }
 
 
+ATTEMPT = [{"number": 1, "rc": 0, "reason": "exited", "started": "2025-08-27T14:03:41.500+00:00", "duration_s": 48.2}]
+
+
 def run_report(
     phase: str, *, arm: str | None = None, repeat: int = 1, rate: float = 12_840.0, **more: Any
 ) -> RunReport:
@@ -120,7 +123,7 @@ def run_report(
         "env": {"OMP_NUM_THREADS": "1", "NSA_DDP_BUCKET_MB": arm or "25"},
         "requested": REQUESTED,
         "effective": {**REQUESTED, "steps": "300", "n_layers": 4, "world_size": 2},
-        "outcome": {"rc": 0, "reason": "exited", "duration_s": 48.2, "detail": None, "attempts": []},
+        "outcome": {"rc": 0, "reason": "exited", "duration_s": 48.2, "detail": None, "attempts": ATTEMPT},
         "metrics": _metrics(rate, folder),
         "scalars": {
             "outcome.rc": ScalarValue(value=0),

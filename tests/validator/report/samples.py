@@ -17,6 +17,15 @@ from tests.validator.report.pieces import (
     verdict,
     window,
 )
+from validator.model.contrast import (
+    Contrast,
+    CriterionDifference,
+    FindingDifference,
+    MetricDifference,
+    Sample,
+    SettingDifference,
+    Subject,
+)
 from validator.model.measure import ScalarValue
 from validator.model.verdict import (
     Artifact,
@@ -25,6 +34,7 @@ from validator.model.verdict import (
     Comparison,
     Evidence,
     Finding,
+    Outlook,
     PhaseReport,
     Recommendation,
     RunbookRef,
@@ -35,6 +45,7 @@ from validator.model.verdict import (
 __all__ = [
     "HOSTILE",
     "charts",
+    "contrast",
     "go",
     "hostile",
     "in_progress",
@@ -175,6 +186,7 @@ def no_go() -> ValidationReport:
                     "number": 1,
                     "rc": None,
                     "reason": "stalled",
+                    "started": "2025-08-27T14:04:11.000+00:00",
                     "duration_s": 200.0,
                     "detail": "No step for 180 s.",
                     "bundle": ["runs/soak/r1.attempt1/dump/stacks.txt"],
@@ -183,6 +195,7 @@ def no_go() -> ValidationReport:
                     "number": 2,
                     "rc": -9,
                     "reason": "exited",
+                    "started": "2025-08-27T14:07:41.000Z",
                     "duration_s": 12.4,
                     "detail": "Killed after step 41.",
                     "bundle": [],
@@ -298,6 +311,7 @@ def in_progress() -> ValidationReport:
         "2 of 4 phases are judged; soak is running, single is pending.",
         None,
         (preflight(), baseline(), soak, PhaseReport(id="single", kind="train", title="One process", status="NOT_RUN")),
+        outlook=Outlook(as_of="2025-08-27T14:05:00+00:00", remaining_s=754.0, at_least=True),
         finished=None,
         artifacts=(),
     )
@@ -321,7 +335,10 @@ def hostile() -> ValidationReport:
             "reason": text,
             "duration_s": 1.0,
             "detail": text,
-            "attempts": [{"number": 1, "reason": text, "detail": text, "bundle": [text]}, {"number": 2, "rc": 1}],
+            "attempts": [
+                {"number": text, "reason": text, "detail": text, "bundle": [text], "started": text, "duration_s": 1.0},
+                {"number": 2, "rc": 1, "reason": text, "started": "2025-08-27T14:04:11Z", "duration_s": 1.0},
+            ],
         },
         metrics={text: stats(1.0, unit=text, source=text, note=text), "loss": stats(2.0, unit="nat")},
         scalars={text: ScalarValue(value=text, unit=text, source="javascript:alert(1)")},
@@ -380,7 +397,41 @@ def hostile() -> ValidationReport:
         ),
         recommended=Recommendation(env={"GOOD": text, text: text}, command=text, because=(text,)),
         artifacts=(Artifact(path=text, bytes=1, sha256=text), Artifact(path="/etc/passwd", bytes=1, sha256=None)),
+        since=contrast(text),
         validator_version=text,
+    )
+
+
+def contrast(text: str) -> Contrast:
+    """A comparison with the last GO that says the text wherever it can."""
+    metric = MetricDifference(
+        phase=text,
+        arm=text,
+        metric=text,
+        unit=text,
+        better="higher",
+        a=Sample(value=100.0, ci_low=99.0, ci_high=101.0, runs=1),
+        b=Sample(value=90.0, runs=1),
+        change=-0.1,
+        change_low=-0.12,
+        change_high=-0.08,
+        verdict="not_decidable",
+        repeats_needed=4,
+        headline=True,
+        message=text,
+    )
+    finding = FindingDifference(code=text, severity=text, phase=text, message=text)
+    return Contrast(
+        a=Subject(kind="validation", name=text, path=text, decision="GO", started=text),
+        b=Subject(kind="validation", name=text),
+        verdict="worse",
+        message=text,
+        caveats=(text,),
+        settings=(SettingDifference(name=text, a=text, b=None, where="config", phases=(text,)),),
+        metrics=(metric,),
+        criteria=(CriterionDifference(id=text, text=text, required=True, a=text, b=None),),
+        findings_gained=(finding,),
+        findings_lost=(finding,),
     )
 
 
