@@ -88,6 +88,7 @@ def run(
             )
             finished = workflow.execute(request, quiet=as_json)
     _show_finished(finished, as_json=as_json)
+    _tell_job(finished)
     raise typer.Exit(finished.exit_code)
 
 
@@ -111,6 +112,20 @@ def _show_finished(finished: Finished, *, as_json: bool) -> None:
 
         typer.echo(f"{finished.folder.name} had come to its end already; there is nothing to resume", err=True)
         terminal.print_summary(finished.report, finished.paths)
+
+
+def _tell_job(finished: Finished) -> None:
+    """On GitHub Actions: the report on the job's page. What cannot be written there costs no decision."""
+    import os
+
+    from validator.report.step_summary import VARIABLE, append_step_summary
+
+    if finished.had_ended or not os.environ.get(VARIABLE):
+        return
+    try:
+        append_step_summary(finished.paths.markdown.read_text(encoding="utf-8"), os.environ)
+    except OSError as error:
+        typer.echo(f"{VARIABLE}: the step's summary cannot be written: {error.strerror or error}", err=True)
 
 
 @example("validator check runbooks/*.yaml")

@@ -18,7 +18,7 @@ from validator.report.specs import Along, Line
 from validator.report.svg import ChartError, draw
 from validator.report.view import ChartSeries
 
-__all__ = ["Figure", "bins", "make_figure", "measure_of", "readout_of", "thinner"]
+__all__ = ["Figure", "bins", "brief", "make_figure", "measure_of", "readout_of", "thinner"]
 
 _BINS = 12
 
@@ -40,6 +40,12 @@ class Figure:
     wide: bool
     note: str = ""
     readout: str = ""
+
+
+def brief(text: str, *, limit: int) -> str:
+    """A name fit for an axis: cut without further words, since the table has it in full."""
+    name = one_line(text, limit=500)
+    return name if len(name) <= limit else name[: limit - 1].rstrip() + "…"
 
 
 def make_figure(

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from validator.model.verdict import PhaseReport, RunReport
-from validator.report.figure import Figure, bins, make_figure, measure_of, readout_of, thinner
+from validator.report.figure import Figure, bins, brief, make_figure, measure_of, readout_of, thinner
 from validator.report.formats import format_number, format_percent, format_quantity, one_line, plural
 from validator.report.machine_view import MachineCharts, MachineLine, Slowdown
 from validator.report.page import Table
@@ -135,7 +135,7 @@ def _held_back(phase: PhaseReport, watched: Watched) -> list[Figure]:
     several = len(watched) > 1
 
     def row_of(run: RunReport, slow: Slowdown) -> str:
-        run_name = one_line(run.id.removeprefix(f"{phase.id}/"), limit=20)
+        run_name = brief(run.id.removeprefix(f"{phase.id}/"), limit=20)
         return f"{run_name if several else slow.device}: {slow.reason}"
 
     names = list(dict.fromkeys(row_of(run, slow) for run, slow in found))

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from validator.model.units import format_duration
 from validator.model.verdict import PhaseReport, ValidationReport
-from validator.report.figure import Figure, make_figure
-from validator.report.formats import format_percent, one_line, plural
+from validator.report.figure import Figure, brief, make_figure
+from validator.report.formats import format_percent, plural
 from validator.report.specs_time import Bar, bars_spec
 from validator.report.timeline import Span, run_spans, timeline_table
 
@@ -44,7 +44,7 @@ def timeline_figure(report: ValidationReport) -> Figure | None:
 
 
 def _row(place: int, phase: PhaseReport) -> str:
-    return f"{place + 1}  {one_line(phase.title, limit=30)}"
+    return f"{place + 1}  {brief(phase.title, limit=36)}"
 
 
 def _told(spans: Sequence[Span], length_s: float) -> str:

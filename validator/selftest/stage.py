@@ -13,6 +13,7 @@ from pathlib import Path
 import validator
 from validator.execute.procfs import all_stats, has_variable
 from validator.execute.tree import RUNNER_VARIABLE, TOKEN_VARIABLE
+from validator.report.step_summary import VARIABLE as SUMMARY
 
 __all__ = ["Stage"]
 
@@ -106,7 +107,7 @@ class Stage:
     def _environment(self) -> dict[str, str]:
         """Ours, marked, without what would tie the case to a validation that this one runs in."""
         home = str(Path(validator.__file__).parents[1])
-        inherited = {k: v for k, v in os.environ.items() if k not in (TOKEN_VARIABLE, RUNNER_VARIABLE)}
+        inherited = {k: v for k, v in os.environ.items() if k not in (TOKEN_VARIABLE, RUNNER_VARIABLE, SUMMARY)}
         paths = os.pathsep.join(filter(None, (home, inherited.get("PYTHONPATH"))))
         own = {_VARIABLE: self.token, "PYTHONPATH": paths, "NO_COLOR": "1", "OMP_NUM_THREADS": "1"}
         return {**inherited, **own}
