@@ -28,24 +28,30 @@ _EXPLAINED: tuple[Status, ...] = ("PASS", "FAIL", "INCONCLUSIVE", "SKIPPED", "NO
 MAX_BYTES = 1_500_000
 """A report is mailed, attached and opened on phones."""
 
-MAX_DRAWN = 800_000
+MAX_DRAWN = 700_000
 """Bytes of all drawings together."""
 
 
 def render_html(report: ValidationReport, charts: ChartData) -> str:
     """The whole page. `charts` may be empty; then the page has no charts and the chart renderer is not loaded.
 
-    A page above `MAX_BYTES` is written again with fewer details: first those of repeats that ended well, then those of
-    every run that did. What is left out is said, and is in result.json.
+    A page above `MAX_BYTES` is written again with less: first without the charts that are not drawn for want of room,
+    then without the details of repeats that ended well, then of every run that did. What is left out is said.
     """
     page = build_page(report)
     figures, timeline = _figures(report, charts)
     html = _render(page, figures, timeline)
-    for keep in (_first_or_bad, _bad):
+    drawn = [tuple(figure for figure in of_phase if figure.svg) for of_phase in figures]
+    for keep in (_every, _first_or_bad, _bad):
         if len(html.encode(errors="replace")) <= MAX_BYTES:
             break
-        html = _render(_with_details_of(page, keep), figures, timeline)
+        html = _render(_with_details_of(page, keep), drawn, timeline, left_out=_missing(figures, drawn))
     return html
+
+
+def _missing(figures: Sequence[Sequence[Figure]], drawn: Sequence[Sequence[Figure]]) -> Sequence[int]:
+    """How many charts each phase lacks."""
+    return [len(every) - len(shown) for every, shown in zip(figures, drawn, strict=True)]
 
 
 def _figures(report: ValidationReport, charts: ChartData) -> tuple[Sequence[Sequence[Figure]], Figure | None]:
@@ -60,7 +66,9 @@ def _figures(report: ValidationReport, charts: ChartData) -> tuple[Sequence[Sequ
     return _within(all_figures(report.phases, charts), limit=room), timeline
 
 
-def _render(page: Page, figures: Sequence[Sequence[Figure]], timeline: Figure | None) -> str:
+def _render(
+    page: Page, figures: Sequence[Sequence[Figure]], timeline: Figure | None, *, left_out: Sequence[int] = ()
+) -> str:
     sheet, script = style(), "\n".join(map(text, ("report.js", "filters.js", "charts.js")))
     return (
         environment()
@@ -69,6 +77,7 @@ def _render(page: Page, figures: Sequence[Sequence[Figure]], timeline: Figure | 
             page=page,
             figures=figures,
             timeline=timeline,
+            left_out=left_out or [0] * len(figures),
             statuses=[status_view(s) for s in _EXPLAINED],
             style=sheet,
             script=script,
@@ -89,6 +98,10 @@ def _within(figures: Sequence[Sequence[Figure]], *, limit: int) -> list[list[Fig
             note = "Not drawn, to keep the report small; the table below stands for it."
             kept[phase][rank] = replace(figure, svg="", note=f"{figure.note} {note}".strip())
     return kept
+
+
+def _every(run: RunView) -> bool:
+    return run.detailed
 
 
 def _first_or_bad(run: RunView) -> bool:

@@ -18,7 +18,8 @@ __all__ = ["MACHINE_FIGURES", "machine_figures"]
 
 MAX_LINES = 24
 MAX_ROWS = 24
-"""Rows of the chart of slowdowns; the table has them all."""
+MAX_STRETCHES = 40
+"""Rows of the chart of slowdowns, and lines of its table."""
 
 Watched = Sequence[tuple[RunReport, MachineCharts]]
 
@@ -154,13 +155,15 @@ def _held_back(phase: PhaseReport, watched: Watched) -> list[Figure]:
             f"{slow.from_s:,.0f}",
             f"{slow.to_s:,.0f}",
         )
-        for run, slow in found
+        for run, slow in found[:MAX_STRETCHES]
     )
     columns = ("Run", "GPU", "Reason", "Spoils the figures", "From (s)", "To (s)")
-    table = Table("Stretches in which a GPU held back", columns, table_rows, frozenset(columns[4:]))
+    more = len(found) - len(table_rows)
+    more_told = f"{plural(more, 'more stretch', 'more stretches')} in logs/telemetry.csv of the runs." if more else ""
+    table = Table("Stretches in which a GPU held back", columns, table_rows, frozenset(columns[4:]), more_told)
     length_s = max(machine.duration_s for _, machine in watched)
     spec = bars_spec(rows, bars, length_s=length_s, zero="the first sample")
-    note = f"{plural(len(names) - len(rows), 'row')} more in the table." if len(names) > len(rows) else ""
+    note = f"{plural(len(names) - len(rows), 'row')} more would have no room." if len(names) > len(rows) else ""
     return [
         make_figure(
             phase.id,

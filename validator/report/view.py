@@ -27,6 +27,24 @@ MAX_POINTS = 600
 MAX_NON_FINITE = 50
 """Steps with NaN or infinities that are marked one by one."""
 
+DRAWN_METRICS = frozenset(
+    (
+        "toks_per_s",
+        "step_time_s",
+        "loss",
+        "gpu_mem_alloc_mib",
+        "gpu_mem_reserved_mib",
+        "host_mem_mib",
+        "gate_entropy_mean",
+        "gate_entropy_min",
+        "gate_branch_shares_0",
+        "gate_branch_shares_1",
+        "gate_branch_shares_2",
+        "grad_norm",
+    )
+)
+"""The metrics that a chart exists for; thinning the others would take longer than drawing these."""
+
 SPREAD_METRICS = ("compute_time_s", "step_time_s")
 """What is compared between ranks, best first: own work tells a slow rank from one that waits for it."""
 
@@ -99,7 +117,11 @@ def chart_data(results: Iterable[Result], *, warmup_end: Mapping[str, int | None
         runs={
             result.run: RunCharts(
                 run=result.run,
-                series={name: _thin(series) for name, series in result.series.items() if len(series.steps)},
+                series={
+                    name: _thin(series)
+                    for name, series in result.series.items()
+                    if name in DRAWN_METRICS and len(series.steps)
+                },
                 ranks=_spread(result.rank_series, ends.get(result.run)),
                 machine=machine_charts(result.extra, warmup_end=ends.get(result.run)),
             )
@@ -132,14 +154,19 @@ def extremes(values: npt.NDArray[np.float64], points: int) -> npt.NDArray[np.int
     """Positions of the first, the last, and each bucket's lowest and highest value, in order."""
     import numpy as np
 
-    if len(values) <= points:
-        return np.arange(len(values), dtype=np.int64)
-    edges = np.linspace(0, len(values), points // 2 + 1, dtype=np.int64)
-    kept = {0, len(values) - 1}
-    for start, stop in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
-        bucket = values[start:stop]
-        kept.update((start + int(bucket.argmin()), start + int(bucket.argmax())))
-    return np.array(sorted(kept), dtype=np.int64)
+    count = len(values)
+    if count <= points:
+        return np.arange(count, dtype=np.int64)
+    size = -(-2 * count // points)
+    whole = count // size * size
+    rows = values[:whole].reshape(-1, size)
+    starts = np.arange(0, whole, size)
+    rest = values[whole:]
+    tail = [whole + int(rest.argmin()), whole + int(rest.argmax())] if len(rest) else []
+    found: npt.NDArray[np.int64] = np.unique(
+        np.concatenate(([0, count - 1, *tail], starts + rows.argmin(axis=1), starts + rows.argmax(axis=1)))
+    ).astype(np.int64)
+    return found
 
 
 def _spread(ranks: Mapping[int, Mapping[str, Series]], warmup_end: int | None) -> tuple[RankSpread, ...]:

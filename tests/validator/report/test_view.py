@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from validator.model.measure import SourceFile
 from validator.model.result import Result, Series
-from validator.report.view import MAX_POINTS, chart_data
+from validator.report.charts import _TOPICS
+from validator.report.view import DRAWN_METRICS, MAX_POINTS, chart_data, extremes
 
 SOURCE = SourceFile(path="runs/baseline/r1/training.csv", sha256="0" * 64, bytes=1)
 
@@ -81,3 +83,20 @@ def test_ranks_are_compared_after_warm_up_by_their_own_work() -> None:
 def test_one_rank_has_no_spread() -> None:
     ranks = {0: {"step_time_s": series("step_time_s", [1.0] * 5)}}
     assert chart_data([result(ranks=ranks)]).runs["baseline/r1"].ranks == ()
+
+
+def test_every_metric_that_has_a_chart_is_kept_and_no_other() -> None:
+    charted = {name for topic in _TOPICS for name in topic.metrics}
+    assert charted == DRAWN_METRICS
+    made = chart_data([result(series("loss", [1.0, 2.0]), series("k_stats.sel_rows", [1.0, 2.0]))])
+    assert list(made.runs["baseline/r1"].series) == ["loss"]
+
+
+@pytest.mark.parametrize("count", [601, 1201, 1799, 50_001])
+def test_the_rest_behind_the_last_whole_bucket_keeps_its_spike(count: int) -> None:
+    values = np.zeros(count)
+    values[-2] = 7.0
+    kept = extremes(values, MAX_POINTS)
+    assert count - 2 in kept
+    assert len(kept) <= MAX_POINTS + 4
+    assert (np.diff(kept) > 0).all()
