@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from validator.model.expression import ExpressionError, Reference, parse_criterion
 from validator.model.verdict import PhaseReport, RunReport, Verdict
-from validator.report.figure import Figure, bins, make_figure, measure_of, readout_of, thinner
+from validator.report.figure import Figure, bins, make_figure, measure_of, readout_of, thinner, with_drawing
 from validator.report.formats import format_interval, format_number, format_quantity, one_line, plural
 from validator.report.machine import MACHINE_FIGURES, machine_figures
 from validator.report.page import Table
@@ -61,14 +61,18 @@ _LABELS = {"gate_branch_shares_0": "compressed", "gate_branch_shares_1": "select
 
 
 def all_figures(phases: Sequence[PhaseReport], charts: ChartData) -> tuple[tuple[Figure, ...], ...]:
-    """The figures of each phase. The more charts a page has, the fewer points each gets."""
+    """The figures of each phase, still to be drawn. The more charts a page has, the fewer points each gets."""
     drawn = sum(any(run.id in charts.runs for run in phase.runs) for phase in phases)
     points = min(MAX_POINTS, _ALL_POINTS // max(1, drawn * (len(_TOPICS) + MACHINE_FIGURES)))
-    return tuple(phase_figures(phase, charts, points=points) for phase in phases)
+    return tuple(_planned(phase, charts, points=points) for phase in phases)
 
 
 def phase_figures(phase: PhaseReport, charts: ChartData, *, points: int = MAX_POINTS) -> tuple[Figure, ...]:
-    """The figures of one phase, in the order of the report: over time, arms, the rest over time, ranks, machine."""
+    """The figures of one phase, drawn, in the order of the report: over time, arms, the rest, ranks, machine."""
+    return tuple(map(with_drawing, _planned(phase, charts, points=points)))
+
+
+def _planned(phase: PhaseReport, charts: ChartData, *, points: int) -> tuple[Figure, ...]:
     runs = [(run, charts.runs[run.id]) for run in phase.runs if run.id in charts.runs]
     figures = [figure for topic in _TOPICS for figure in _over_steps(phase, runs, topic, points)]
     machine = machine_figures(phase, runs, points=points)

@@ -18,14 +18,14 @@ from validator.report.specs import Along, Line
 from validator.report.svg import ChartError, draw
 from validator.report.view import ChartSeries
 
-__all__ = ["Figure", "bins", "brief", "make_figure", "measure_of", "readout_of", "thinner"]
+__all__ = ["Figure", "bins", "brief", "make_figure", "measure_of", "readout_of", "thinner", "with_drawing"]
 
 _BINS = 12
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One chart. `svg` is empty when it could not be drawn, and `note` says why.
+    """One chart. `svg` is empty until it is drawn from `spec`, and when it could not be; then `note` says why.
 
     `readout` is JSON for the page's script: labels of the lines, first and last step, lowest and highest value, unit,
     and `over` where the axis does not count steps. It is empty for charts that have no such axis.
@@ -40,6 +40,7 @@ class Figure:
     wide: bool
     note: str = ""
     readout: str = ""
+    spec: dict[str, Any] | None = None
 
 
 def brief(text: str, *, limit: int) -> str:
@@ -60,14 +61,19 @@ def make_figure(
     note: str = "",
     readout: str = "",
 ) -> Figure:
-    """The chart drawn, with an id made of `place` and title; one that cannot be drawn says why."""
+    """The chart, still to be drawn, with an id made of `place` and title."""
+    return Figure(anchor("chart", place, title), title, measure, summary, "", table, wide, note, readout, spec)
+
+
+def with_drawing(figure: Figure) -> Figure:
+    """The same figure with its picture; one that cannot be drawn says why."""
+    if figure.spec is None:
+        return figure
     try:
-        svg = draw(spec)
+        return replace(figure, svg=draw(figure.spec), spec=None)
     except ChartError as error:
-        svg, note = "", f"{note} Not drawn: {one_line(error, limit=300)}.".strip()
-    return Figure(
-        anchor("chart", place, title), title, measure, summary, svg, table, wide, note, readout if svg else ""
-    )
+        note = f"{figure.note} Not drawn: {one_line(error, limit=300)}.".strip()
+        return replace(figure, note=note, readout="", spec=None)
 
 
 def measure_of(metric: str, unit: str) -> str:

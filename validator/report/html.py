@@ -89,14 +89,16 @@ def _render(
 
 def _within(figures: Sequence[Sequence[Figure]], *, limit: int) -> list[list[Figure]]:
     """The figures with drawings of at most `limit` bytes in all: every phase's first, then every second, and so on."""
+    from validator.report.figure import with_drawing
+
     order = sorted((rank, phase) for phase, found in enumerate(figures) for rank in range(len(found)))
     kept = [list(found) for found in figures]
     for rank, phase in order:
-        figure = kept[phase][rank]
+        figure = kept[phase][rank] = with_drawing(kept[phase][rank]) if limit >= 0 else kept[phase][rank]
         limit -= len(figure.svg)
-        if limit < 0 and figure.svg:
+        if limit < 0:
             note = "Not drawn, to keep the report small; the table below stands for it."
-            kept[phase][rank] = replace(figure, svg="", note=f"{figure.note} {note}".strip())
+            kept[phase][rank] = replace(figure, svg="", readout="", note=f"{figure.note} {note}".strip(), spec=None)
     return kept
 
 

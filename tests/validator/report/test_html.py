@@ -14,7 +14,7 @@ import pytest
 from tests.validator.report import pieces, samples
 from tests.validator.report.pages import parse
 from validator.model.verdict import Artifact, Evidence, ValidationReport
-from validator.report import templates
+from validator.report import html, templates
 from validator.report.build_runs import config_table
 from validator.report.html import render_html
 from validator.report.view import ChartData
@@ -263,3 +263,15 @@ def test_trivial_phases_need_no_chart_renderer_and_no_numbers_library() -> None:
     root = str(Path(__file__).parents[3])
     ran = subprocess.run([sys.executable, "-c", code, root], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "[]"
+
+
+def test_a_page_without_room_leaves_out_charts_before_the_details_of_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = samples.go()
+    monkeypatch.setattr(html, "MAX_DRAWN", 30_000)
+    whole = render_html(report, samples.charts(report))
+    assert "Not drawn, to keep the report small" in whole
+    monkeypatch.setattr(html, "MAX_BYTES", len(whole.encode()) - 1)
+    root = parse(render_html(report, samples.charts(report)))
+    assert "more charts are left out to keep this report small" in root.text
+    assert all(figure.all("svg") for figure in root.all("figure", klass="chart"))
+    assert len(root.all("details", klass="run")) == len(parse(whole).all("details", klass="run"))
