@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +25,8 @@ def sleeper() -> Iterator[ProcessTree]:
     argv = [sys.executable, "-S", "-c", "import time; time.sleep(60)", "--key=hunter2"]
     tree = ProcessTree(token="none")
     with subprocess.Popen(argv, env={"RANK": "3"}, start_new_session=True) as process:
+        while not Path(f"/proc/{process.pid}/cmdline").read_bytes():  # the kernel fills it in last
+            time.sleep(0.01)
         tree.watch(process.pid)
         yield tree
         process.kill()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import subprocess
@@ -18,13 +19,25 @@ from validator.observe.xid import XidWatch
 TOKEN = "3f" * 16
 MIB = 2**20
 
+_PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
+
 
 def on_gpu(*pids: int) -> list[SimpleNamespace]:
     return [SimpleNamespace(pid=pid, usedGpuMemory=512 * MIB) for pid in pids]
 
 
 @pytest.fixture
-def marked() -> Iterator[int]:
+def no_reaper() -> Iterator[None]:
+    """Other tests make this process the reaper of its descendants, which would take an orphan in."""
+    libc, held = ctypes.CDLL(None), ctypes.c_int()
+    libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(held), 0, 0, 0)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+    yield
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, held.value, 0, 0, 0)
+
+
+@pytest.fixture
+def marked(no_reaper: None) -> Iterator[int]:
     """A process that carries the token and does not descend from this one."""
     code = "import os,sys;p=os.fork();p and (print(p),sys.exit());os.setsid();sys.stdout.close();os.read(0,1)"
     environment = {**os.environ, "VALIDATOR_RUN_TOKEN": TOKEN}
