@@ -175,6 +175,13 @@ def test_it_is_not_written_twice_and_out_belongs_to_it(original: Path, copy: Pat
     assert "--share" in alone.stderr
 
 
+def test_a_copy_is_not_copied_again(copy: Path, work: Path) -> None:
+    again = _validator(work, "report", str(copy), "--share", "--out", "again")
+    assert again.returncode == 2
+    assert "such a copy already" in again.stderr
+    assert not (work / "again").exists()
+
+
 def test_a_large_folder_is_packed_and_still_judged_alike(original: Path, copy: Path, work: Path) -> None:
     """Heartbeats are evidence: they are packed, never dropped; what no verdict is read from goes first."""
     from validator.folder import RunFolder

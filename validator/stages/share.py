@@ -100,6 +100,8 @@ def share(
         FolderError: when the validation is still running, `out` holds something, or the copy could not be made clean;
             then nothing of it is left.
     """
+    if is_shared(folder):
+        raise FolderError(f"{folder.root} is such a copy already; share the run folder that it was made from")
     events = events_of(folder)
     if last_runner(folder, events).alive() and not ending(events):
         raise FolderError(f"{folder.header.run_id} is still being run; share it when it has ended")
