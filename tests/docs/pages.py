@@ -30,10 +30,10 @@ class FileBlock:
 
 @dataclass(frozen=True)
 class Command:
-    """A command, what the page says that it prints, and the line of the page that it stands on."""
+    """A command, what the page says that it prints (None: nothing is said), and the line of the page it stands on."""
 
     words: str
-    output: str
+    output: str | None
     line: int
 
 
@@ -65,16 +65,17 @@ def read_page(path: Path) -> Session:
 
 
 def _commands(body: str, line: int) -> list[Command]:
-    found: list[Command] = []
+    found: list[tuple[str, str]] = []
     for part in re.split(r"^\$ ", body, flags=re.MULTILINE)[1:]:
         lines = part.splitlines()
         count = next(place for place, text in enumerate(lines, start=1) if not text.endswith("\\"))
-        found.append(Command("\n".join(lines[:count]), "\n".join(lines[count:]), line))
-    return found
+        found.append(("\n".join(lines[:count]), "\n".join(lines[count:])))
+    silent = not any(output for _, output in found)
+    return [Command(words, None if silent else output, line) for words, output in found]
 
 
-def play(command: Command, folder: Path) -> str:
-    """Run a command as the reader's shell would, and give back what it printed, as a terminal mixes it."""
+def play(command: Command, folder: Path) -> tuple[int, str]:
+    """Run a command as the reader's shell would; its exit code and what it printed, as a terminal mixes it."""
     tools = str(Path(sys.executable).parent)
     environment = {
         **os.environ,
@@ -95,7 +96,7 @@ def play(command: Command, folder: Path) -> str:
         timeout=200,
         check=False,
     )
-    return done.stdout
+    return done.returncode, done.stdout
 
 
 def matches(shown: str, printed: str) -> bool:

@@ -30,8 +30,9 @@ def test_a_reader_who_follows_the_page_sees_what_it_shows(page: Path, tmp_path: 
         if isinstance(step, FileBlock):
             (tmp_path / step.name).write_text(step.text, encoding="utf-8")
             continue
-        printed = play(step, tmp_path)
-        assert matches(step.output, printed), f"{page.name}:{step.line}: $ {step.words}\n--- printed ---\n{printed}"
+        code, printed = play(step, tmp_path)
+        said = f"{page.name}:{step.line}: $ {step.words}\n--- exit code {code}, printed ---\n{printed}"
+        assert code == 0 if step.output is None else matches(step.output, printed), said
 
 
 def test_no_command_is_left_out_without_being_counted() -> None:
