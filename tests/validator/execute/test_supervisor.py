@@ -390,10 +390,15 @@ def test_helpers_that_end_by_themselves_are_not_counted(make_spec: Make, supervi
 
 
 def test_no_zombie_is_left(make_spec: Make, supervised: Run) -> None:
+    before = _children()  # a browser that was closed in another test may have left its own
     supervised(make_spec(_command("(sleep 0.1 &) ; (sleep 60 &) ; true"), launcher="exec"))
-    children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
-    states = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in children]
+    left = _children() - before
+    states = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in left]
     assert "Z" not in states
+
+
+def _children() -> set[str]:
+    return set(Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split())
 
 
 def test_a_child_of_the_runner_that_is_not_the_runs_is_spared(make_spec: Make, supervised: Run) -> None:
