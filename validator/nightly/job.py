@@ -157,8 +157,15 @@ def _follow_up(job: Nightly, ended: Ended, log: TextIO) -> None:
         except Exception as error:  # noqa: BLE001 -- the decision stands, whatever fails after it
             log.write(f"{what} failed: {redact(f'{type(error).__name__}: {error}')}\n")
 
+    groups: list[Group] = []
+
+    def compare() -> tuple[()]:
+        groups.extend(_group_of(job, ended))
+        return ()
+
     attempt("retention", lambda: _retain(job, ended))
-    group = _group_of(job, ended)
+    attempt("history", compare)
+    group = groups[0] if groups else None
     if job.prometheus:
         target = Path(job.prometheus)
         attempt("metrics", lambda: write_metrics(target, ended, group))
@@ -183,12 +190,10 @@ def _retain(job: Nightly, ended: Ended) -> Iterator[str]:
     update_index(parent)
 
 
-def _group_of(job: Nightly, ended: Ended) -> Group | None:
-    """The comparable runs that this one belongs to."""
-    if ended.run_id is None:
-        return None
-    groups = group_entries(_entries(job))
-    return next((group for group in groups if any(entry.run_id == ended.run_id for entry in group.entries)), None)
+def _group_of(job: Nightly, ended: Ended) -> list[Group]:
+    """The comparable runs that this one belongs to, if there was one."""
+    groups = group_entries(_entries(job)) if ended.run_id is not None else ()
+    return [group for group in groups if any(entry.run_id == ended.run_id for entry in group.entries)]
 
 
 def _worth_telling(job: Nightly, ended: Ended) -> bool:

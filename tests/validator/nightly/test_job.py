@@ -167,3 +167,17 @@ def test_a_timer_with_another_environment_finds_the_same_logs(
     run_job(night)
     assert len(list((workdir / "state").glob("*.log"))) == 1
     assert not (workdir / "elsewhere").exists()
+
+
+def test_a_history_that_cannot_be_read_keeps_no_decision_back(
+    job: Callable[..., Nightly], monkeypatch: pytest.MonkeyPatch, webhook: tuple[str, list[dict[str, Any]]]
+) -> None:
+    def broken(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("validator.nightly.job.read_history", broken)
+    url, received = webhook
+    ended = run_job(job(notify=(url,), keep_count=1))
+    assert ended.decision == "GO"
+    assert [message["title"] for message in received] == ["GO: nightly quick"]
+    assert "history failed: OSError" in Path(ended.log).read_text(encoding="utf-8")
