@@ -101,7 +101,7 @@ def generate(
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m nsa.generate", description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m nsa.generate", description="Continue a text with a trained model.")
     parser.add_argument("checkpoint", type=Path, help="a run's output folder, or one checkpoint file")
     parser.add_argument("--prompt", default="", help="text to continue; empty: a new document")
     parser.add_argument("--max-new-tokens", type=int, default=200)

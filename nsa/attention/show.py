@@ -110,7 +110,9 @@ def _from_checkpoint(run: Path, text: Path, t: int) -> tuple[Geometry, list[_Sel
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m nsa.attention.show", description=(__doc__ or "").split("\n\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m nsa.attention.show", description="What the query at one position attends to."
+    )
     parser.add_argument("--position", type=int, required=True, metavar="T", help="position of the query, from 0")
     parser.add_argument("--checkpoint", type=Path, metavar="RUN", help="a run's folder or a checkpoint file")
     parser.add_argument("--text", type=Path, metavar="FILE", help="what the checkpoint's model reads")
