@@ -53,6 +53,20 @@ def loss_and_gradients(model: LanguageModel) -> tuple[torch.Tensor, dict[str, to
 
 
 @pytest.mark.parametrize("attention", ["nsa", "dense"])
+def test_no_weight_is_left_as_memory_held_it(attention: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    torch.use_deterministic_algorithms(True)  # what is only allocated is now filled with NaN
+    try:
+        model = build(attention=attention)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert [name for name, weight in model.named_parameters() if not weight.isfinite().all()] == []
+    for block in model.blocks:
+        assert 0.015 < block.ffn.gate_up.weight.std() < 0.025
+        assert 0.0075 < block.ffn.down.weight.std() < 0.0125
+
+
+@pytest.mark.parametrize("attention", ["nsa", "dense"])
 def test_loss_is_the_mean_cross_entropy_of_the_logits(attention: str) -> None:
     model, batch = build(attention=attention), tokens()
     logits = model(batch[:, :-1])
