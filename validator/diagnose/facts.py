@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from validator.judge.config import same_value
 from validator.judge.window import SteadyWindow, covered_steps, steady_window
 from validator.model.measure import Irregularity
 from validator.model.outcome import Outcome
@@ -22,23 +23,6 @@ from validator.model.verdict import Evidence, PhaseReport
 __all__ = ["LogHit", "PhaseFacts", "RunFacts", "ValidationFacts", "same_value"]
 
 Floats = npt.NDArray[np.float64]
-
-_TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
-
-
-def same_value(asked: Any, ran: Any) -> bool:
-    """Whether a setting runs as asked for, however it is spelled: `1` and `true`, `1e-4` and 0.0001, `bf16`, `BF16`."""
-    if isinstance(asked, (list, tuple)) and isinstance(ran, (list, tuple)):
-        return len(asked) == len(ran) and all(same_value(a, r) for a, r in zip(asked, ran, strict=True))
-    left, right = str(asked).strip().lower(), str(ran).strip().lower()
-    if left == right or (left in _TRUE and right in _TRUE) or (left in _FALSE and right in _FALSE):
-        return True
-    try:
-        a, b = float(left), float(right)
-    except ValueError:
-        return False
-    return abs(a - b) <= 1e-6 * max(abs(a), abs(b))
-
 
 @dataclass(frozen=True)
 class LogHit:

@@ -9,13 +9,15 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from validator.judge.config import differences
+from validator.judge.config import differences, untold
 from validator.judge.kinds import Found, Rule, kind_names, kind_rules
 from validator.judge.wording import listed
 from validator.model.record import PhaseRecord, RunRecord, ValidationRecord
 from validator.model.resolve import series_of
 from validator.model.runbook import Phase, PytestPhase, SoakPhase, TrainingPhase
+from validator.model.settings import repeats_of
 from validator.model.verdict import Evidence, Status, Verdict
+from validator.plan.arms import arms_of
 
 __all__ = ["implicit_names", "implicit_verdicts"]
 
@@ -42,6 +44,7 @@ _EXIT = "every run ends by itself with exit code 0"
 def implicit_verdicts(record: PhaseRecord, *, validation: ValidationRecord) -> tuple[Verdict, ...]:
     """The verdicts on the implicit criteria of a phase that has ended."""
     rules = dict(_rules(record.phase))
+    planned = _planned(record, validation)
     trials = tuple(run for run in record.runs if run.spec.role == "smoke")
     return tuple(
         _over_runs(
@@ -50,6 +53,7 @@ def implicit_verdicts(record: PhaseRecord, *, validation: ValidationRecord) -> t
             trials if name == "smoke" else record.measured,
             rules[name],
             required=_required(name, record, validation),
+            planned=planned if name == "exit" else 0,
         )
         for name, text in implicit_names(record.phase)
         if name != "smoke" or trials
@@ -82,11 +86,26 @@ def _required(name: str, record: PhaseRecord, validation: ValidationRecord) -> b
     return True
 
 
-def _over_runs(id: str, text: str, runs: Sequence[RunRecord], rule: Rule, *, required: bool) -> Verdict:
-    """The worst run decides; the others of the same kind are counted."""
+def _planned(record: PhaseRecord, validation: ValidationRecord) -> int:
+    """Runs without which a phase that has ended is not complete."""
+    if record.state != "done" or not isinstance(record.phase, TrainingPhase):
+        return 1
+    repeats = repeats_of(validation.runbook, record.phase)
+    if record.extended is not None:
+        repeats = max(repeats, record.extended.runs_after)
+    return repeats * len(arms_of(record.phase))
+
+
+def _over_runs(
+    id: str, text: str, runs: Sequence[RunRecord], rule: Rule, *, required: bool, planned: int = 0
+) -> Verdict:
+    """The worst run decides; the others of the same kind are counted. Fewer runs than `planned` are no pass."""
     found = [(run, rule(run)) for run in runs]
-    if not found:
+    missing = planned - len(found)
+    if not found or (missing > 0 and all(one.status == "PASS" for _, one in found)):
         message = "No run of the phase was started."
+        if found:
+            message = f"{len(found)} of {planned} runs are known; what became of the others, nothing tells."
         return Verdict(id=id, text=text, required=required, status="INCONCLUSIVE", message=message)
     run, worst = min(found, key=lambda pair: _RANK[pair[1].status])
     alike = [other.spec.id for other, one in found if one.status == worst.status]
@@ -145,14 +164,40 @@ def _log_evidence(run: RunRecord) -> tuple[Evidence, ...]:
 
 
 def _steps(run: RunRecord) -> Found:
+    """All steps, and these: a run that went on from an earlier one did fewer, one that counts otherwise did others."""
     wanted = run.spec.steps
     scalar = None if run.result is None else run.result.scalars.get("steps.done")
     if scalar is None or not isinstance(scalar.value, (int, float)) or wanted is None:
         return Found("INCONCLUSIVE", "Nothing that the trainer wrote tells how many steps were done.", None, wanted)
-    evidence = (Evidence(path=scalar.source, text=f"steps.done = {scalar.value:g}"),)
-    if scalar.value < wanted:
-        return Found("FAIL", f"{scalar.value:g} of {wanted} steps were done.", scalar.value, wanted, evidence)
-    return Found("PASS", f"All {wanted} steps were done.", scalar.value, wanted, evidence)
+    done = scalar.value
+    evidence = (Evidence(path=scalar.source, text=f"steps.done = {done:g}"),)
+    if done < wanted:
+        return Found("FAIL", f"{done:g} of {wanted} steps were done.", done, wanted, evidence)
+    began, stride = _rows_of(run)
+    if began is not None and began > max(stride, run.spec.warmup_steps):
+        own = done - began + stride
+        message = (
+            f"The record begins at step {began}, so it shows about {own:g} of {wanted} steps: the trainer went on from "
+            "an earlier run, or does not log its first steps."
+        )
+        return Found("INCONCLUSIVE", message, own, wanted, evidence)
+    if done > wanted + stride:
+        message = (
+            f"{done:g} steps were recorded where {wanted} were asked for: the trainer ignores how many, or `step` does "
+            "not count optimizer steps."
+        )
+        return Found("INCONCLUSIVE", message, done, wanted, evidence)
+    return Found("PASS", f"All {wanted} steps were done.", done, wanted, evidence)
+
+
+def _rows_of(run: RunRecord) -> tuple[int | None, int]:
+    """The step of the first row of loss, rate or time, None where three rows do not show a pace; the widest stride."""
+    found = {} if run.result is None else run.result.series
+    steps = [found[name].steps for name in ("loss", "toks_per_s", "step_time_s") if name in found]
+    steps = [one for one in steps if len(one) >= 3]
+    if not steps:
+        return None, 1
+    return min(int(one[0]) for one in steps), max(int(np.diff(one).max()) for one in steps)
 
 
 def _finite(run: RunRecord) -> Found:
@@ -223,7 +268,9 @@ def _config(run: RunRecord) -> Found:
     if found:
         shown = listed([f"{key} is {ran}, not {asked}" for key, (asked, ran) in found.items()], most=4)
         return Found("FAIL", f"The run had another config: {shown}.", len(found), 0, evidence)
-    return Found("PASS", "Every setting that the trainer tells is the requested one.", 0, 0)
+    silent = untold(run)
+    rest = f" It does not tell {listed(list(silent))}." if silent else ""
+    return Found("PASS", f"Every setting that the trainer tells is the requested one.{rest}", 0, 0)
 
 
 def _env_path(run: RunRecord) -> str | None:

@@ -1,0 +1,77 @@
+"""A validation laid out on disk as a runner leaves it, judged as `validator report` judges it, without the renderings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from validator.folder import RunFolder
+from validator.model.plan import RunSpec
+from validator.model.verdict import Check, Finding, ValidationReport, Verdict
+from validator.selftest.runbooks import book, train
+from validator.selftest.scene import lay_out
+from validator.selftest.sheet import Sheet
+from validator.selftest.stage import Stage
+from validator.stages.disk import reconstruct
+from validator.stages.reporting import assemble, judge
+
+__all__ = ["book", "codes", "judged", "laid_out", "lines", "rewritten", "train", "tried", "verdict"]
+
+
+def laid_out(
+    folder: Path,
+    sheet: Sheet | Callable[[RunSpec], Sheet],
+    text: str | None = None,
+    *,
+    machine: Mapping[str, Any] | None = None,
+    checks: Mapping[str, Sequence[Check]] | None = None,
+) -> Path:
+    """The run folder of a validation whose runs left those sheets."""
+    stage = Stage(folder / "stage", "adversary")
+    sheets = sheet if callable(sheet) else lambda spec: sheet
+    return lay_out(stage, book() if text is None else text, sheets, machine=machine or {}, checks=checks or {})
+
+
+def judged(root: Path) -> ValidationReport:
+    """What a run folder comes to."""
+    folder = RunFolder.open(root)
+    record = reconstruct(folder)
+    return assemble(folder, record, judge(record), finished=None, duration_s=None)
+
+
+def tried(
+    folder: Path, sheet: Sheet | Callable[[RunSpec], Sheet], text: str | None = None, **more: Any
+) -> ValidationReport:
+    """Lay a validation out and judge it."""
+    return judged(laid_out(folder, sheet, text, **more))
+
+
+def codes(report: ValidationReport, *severities: str) -> set[str]:
+    """Codes of the findings of these severities; of all where none is named."""
+    return {one.code for one in report.findings if not severities or one.severity in severities}
+
+
+def finding(report: ValidationReport, code: str) -> Finding:
+    """The first finding of that code."""
+    return next(one for one in report.findings if one.code == code)
+
+
+def verdict(report: ValidationReport, id: str) -> Verdict:
+    """A criterion's verdict by its id."""
+    return next(one for phase in report.phases for one in phase.criteria if one.id == id)
+
+
+def lines(path: Path) -> list[str]:
+    """The lines of a file."""
+    return path.read_text(encoding="utf-8").splitlines()
+
+
+def rewritten(name: str, change: Callable[[list[str]], list[str]]) -> Callable[[Path], None]:
+    """Damage that writes a file of the run's folder anew, from its lines."""
+
+    def damage(out: Path) -> None:
+        path = out / name
+        path.write_text("\n".join(change(lines(path))) + "\n", encoding="utf-8")
+
+    return damage
