@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nsa.attention.rope import apply_rope, prefix_table
+from nsa.attention.rope import RopeTable, apply_rope, prefix_table
 
 __all__ = ["DenseAttention"]
 
@@ -28,10 +28,11 @@ class DenseAttention(nn.Module):
         for linear in (self.q_proj, self.k_proj, self.v_proj, self.o_proj):
             nn.init.normal_(linear.weight, std=out_std if linear is self.o_proj else std)
 
-    def forward(self, x_BSD: Tensor) -> Tensor:
-        """Attend to every earlier position."""
+    def forward(self, x_BSD: Tensor, *, table: RopeTable | None = None) -> Tensor:
+        """Attend to every earlier position; `table` as in `NSAAttention.forward`."""
         B, S, _ = x_BSD.shape
-        table = prefix_table(S, dim=self.d_k, base=self.rope_base, device=x_BSD.device)
+        if table is None:
+            table = prefix_table(S, dim=self.d_k, base=self.rope_base, device=x_BSD.device)
         q = apply_rope(self.q_proj(x_BSD).view(B, S, self.n_heads, self.d_k), table)
         k = apply_rope(self.k_proj(x_BSD).view(B, S, self.n_kv_groups, self.d_k), table)
         v = self.v_proj(x_BSD).view(B, S, self.n_kv_groups, self.d_v)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from nsa.attention.rope import RopeTable, prefix_table
 from nsa.config import ModelConfig
 from nsa.flops import FlopsPerToken, flops_per_token
 
@@ -76,9 +77,9 @@ class Block(nn.Module):
         self.ffn_norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
         self.ffn = SwiGLU(config.dim, config.ffn_dim or default_ffn_dim(config.dim))
 
-    def forward(self, x_BSD: Tensor) -> Tensor:
-        """`[B, S, D]` to `[B, S, D]`."""
-        x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD))
+    def forward(self, x_BSD: Tensor, table: RopeTable) -> Tensor:
+        """`[B, S, D]` to `[B, S, D]`; `table` holds the rotation of the S positions."""
+        x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD), table=table)
         return x_BSD + self.ffn(self.ffn_norm(x_BSD))
 
     def fill(self, x_BSD: Tensor, cache: Any) -> Tensor:
@@ -125,11 +126,14 @@ class LanguageModel(nn.Module):
     def forward(self, tokens_BS: Tensor, targets_BS: Tensor | None = None) -> Tensor:
         """Logits `[B, S, V]`, or the mean loss against `targets_BS`."""
         x_BSD = self.embedding(tokens_BS)
+        config = self.config
+        # Made outside of the blocks, for a compiled block would make it anew in every pass.
+        table = prefix_table(tokens_BS.shape[1], dim=config.d_k, base=config.rope_base, device=tokens_BS.device)
         for block in self.blocks:
             if self.grad_checkpointing and torch.is_grad_enabled():
-                x_BSD = checkpoint(block, x_BSD, use_reentrant=False, preserve_rng_state=False)
+                x_BSD = checkpoint(block, x_BSD, table, use_reentrant=False, preserve_rng_state=False)
             else:
-                x_BSD = block(x_BSD)
+                x_BSD = block(x_BSD, table)
         x_BSD = self.norm(x_BSD)
         if targets_BS is None:
             return self.head(x_BSD)

@@ -48,6 +48,7 @@ def shard_model(model: LanguageModel, world: World, *, compute_bf16: bool, compr
     policy = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16 if compute_bf16 else None,
         reduce_dtype=REDUCE_DTYPES[compress],
+        cast_forward_inputs=False,  # the stream comes in bf16 from the embedding, and rotation needs its fp32 table
     )
     for block in model.blocks:
         fully_shard(block, mesh=mesh, mp_policy=policy)

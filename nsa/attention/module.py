@@ -18,7 +18,7 @@ from nsa.attention.gate import Gate, GateKind
 from nsa.attention.geometry import Geometry
 from nsa.attention.phi import Phi, build_phi
 from nsa.attention.ranges import RangesVersion
-from nsa.attention.rope import apply_rope, prefix_table, rope_table
+from nsa.attention.rope import RopeTable, apply_rope, prefix_table, rope_table
 from nsa.attention.varlen import sequence_positions
 
 __all__ = ["NSAAttention", "Prefill"]
@@ -103,22 +103,20 @@ class NSAAttention(nn.Module):
         for phi in (self.phi_k, self.phi_v):
             phi.reset_parameters(std)  # type: ignore[operator]
 
-    def forward(self, x_BSD: Tensor, *, cu_seqlens: Tensor | None = None) -> Tensor:
+    def forward(self, x_BSD: Tensor, *, cu_seqlens: Tensor | None = None, table: RopeTable | None = None) -> Tensor:
         """Attend causally over the sequence.
 
         Args:
             x_BSD: ``[B, S, dim]``.
             cu_seqlens: ``[n + 1]`` offsets of n sequences packed along S (B must be 1). They do not see each other, and
                 positions start from 0 in each.
+            table: cosines and sines of the S positions (:func:`~nsa.attention.rope.rope_table`); made here if None.
 
         Returns:
             ``[B, S, dim]``.
         """
-        S = x_BSD.shape[1]
-        if cu_seqlens is None:
-            table = prefix_table(S, dim=self.d_k, base=self.rope_base, device=x_BSD.device)
-        else:
-            table = rope_table(sequence_positions(cu_seqlens, S), dim=self.d_k, base=self.rope_base)
+        if table is None:
+            table = self._table(x_BSD, cu_seqlens)
         gates = self.gate(x_BSD)
         return self._attend(self._project(x_BSD, table), gates, cu_seqlens)
 
@@ -140,8 +138,7 @@ class NSAAttention(nn.Module):
         """Run a prompt ``[B, S, dim]`` through prefill and put it into an empty cache; returns ``[B, S, dim]``."""
         if cache.length:
             raise ValueError(f"cache: holds {cache.length} positions, must be empty; use decode to go on")
-        table = prefix_table(x_BSD.shape[1], dim=self.d_k, base=self.rope_base, device=x_BSD.device)
-        streams = self._project(x_BSD, table)
+        streams = self._project(x_BSD, self._table(x_BSD, None))
         cache.append(streams[1:], self._apply_phi)
         return self._attend(streams, self.gate(x_BSD), None)
 
@@ -168,7 +165,13 @@ class NSAAttention(nn.Module):
         out: Tensor = self.out_proj(o.flatten(2))
         return out
 
-    def _project(self, x_BSD: Tensor, table: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
+    def _table(self, x_BSD: Tensor, cu_seqlens: Tensor | None) -> RopeTable:
+        S = x_BSD.shape[1]
+        if cu_seqlens is not None:
+            return rope_table(sequence_positions(cu_seqlens, S), dim=self.d_k, base=self.rope_base)
+        return prefix_table(S, dim=self.d_k, base=self.rope_base, device=x_BSD.device)
+
+    def _project(self, x_BSD: Tensor, table: RopeTable) -> tuple[Tensor, ...]:
         """``(q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win)``, rotated, ``[B, S, heads or groups, .]``."""
         q, *keys_values = self.qkv_proj(x_BSD).split(self._widths, dim=-1)
         q = apply_rope(q.unflatten(-1, (self.n_heads, self.d_k)), table)

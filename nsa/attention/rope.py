@@ -11,10 +11,13 @@ import functools
 import torch
 from torch import Tensor
 
-__all__ = ["apply_rope", "prefix_table", "rope_table"]
+__all__ = ["RopeTable", "apply_rope", "prefix_table", "rope_table"]
+
+RopeTable = tuple[Tensor, Tensor]
+"""Cosines and sines, each ``[S, D / 2]`` float32, one row for each position."""
 
 
-def rope_table(positions_S: Tensor, *, dim: int, base: float) -> tuple[Tensor, Tensor]:
+def rope_table(positions_S: Tensor, *, dim: int, base: float) -> RopeTable:
     """Cosines and sines for the given positions, each ``[S, dim / 2]`` float32."""
     exponent = torch.arange(0, dim, 2, device=positions_S.device, dtype=torch.float64) / dim
     angle = positions_S.to(torch.float64)[:, None] * base**-exponent
@@ -22,20 +25,26 @@ def rope_table(positions_S: Tensor, *, dim: int, base: float) -> tuple[Tensor, T
 
 
 @functools.lru_cache(maxsize=8)
-def _prefix_table(length: int, dim: int, base: float, device: torch.device) -> tuple[Tensor, Tensor]:
+def _prefix_table(length: int, dim: int, base: float, device: torch.device) -> RopeTable:
     # A tensor born in inference mode could not be used in training later.
     with torch.inference_mode(False), torch.no_grad():
         return rope_table(torch.arange(length, device=device), dim=dim, base=base)
 
 
-def prefix_table(seq_len: int, *, dim: int, base: float, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of positions 0 to ``seq_len - 1``, kept between calls."""
+def prefix_table(seq_len: int, *, dim: int, base: float, device: torch.device) -> RopeTable:
+    """Cosines and sines of positions 0 to ``seq_len - 1``, kept between calls.
+
+    Code that torch.compile traces gets its own: a traced call goes past the cache, and torch warns of it. Whoever
+    compiles a layer therefore better makes the table outside and hands it in.
+    """
+    if torch.compiler.is_compiling():
+        return rope_table(torch.arange(seq_len, device=device), dim=dim, base=base)
     # Rounding the length up to a power of two keeps growing sequences from filling the table's cache.
     cos, sin = _prefix_table(1 << max(seq_len - 1, 1).bit_length(), dim, base, device)
     return cos[:seq_len], sin[:seq_len]
 
 
-def apply_rope(x_BSHK: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
+def apply_rope(x_BSHK: Tensor, table: RopeTable) -> Tensor:
     """Rotate ``x [B, S, H, D]`` by a table of ``[S, D / 2]``, in float32 or wider; returned in the type of x."""
     cos, sin = (part[:, None, :] for part in table)
     wide = x_BSHK if x_BSHK.dtype == torch.float64 else x_BSHK.float()

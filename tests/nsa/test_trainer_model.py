@@ -104,6 +104,7 @@ def test_gradient_checkpointing_changes_nothing() -> None:
 
 
 FULLGRAPH = """
+import warnings
 import torch
 from nsa.attention.stats import fallback_counters
 from nsa.config import Config, replace_flat
@@ -113,6 +114,7 @@ shape = dict(vocab_size=40, dim=32, n_layers=1, n_heads=2, n_kv_groups=1, d_k=16
 config = replace_flat(Config(), **shape, n_sel=4, w=16, prefill="triton").model
 tokens = torch.randint(0, 40, (1, 65), generator=torch.Generator().manual_seed(0))
 results = []
+warnings.filterwarnings("error", message=".*lru_cache")  # what is traced past a cache is made anew in every pass
 for compiled in (True, False):  # first, so that nothing is set up when the compiler comes
     torch.manual_seed(0)
     model = LanguageModel(config)
@@ -125,6 +127,10 @@ for compiled in (True, False):  # first, so that nothing is set up when the comp
 for a, b in zip(*results):
     torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 assert fallback_counters() == {}
+attention = model.blocks[0].attention
+x = torch.randn(1, 64, 32)
+alone = torch.compile(attention, fullgraph=True, backend="aot_eager")(x)
+torch.testing.assert_close(alone, attention(x), rtol=1e-5, atol=1e-6)
 """
 
 
