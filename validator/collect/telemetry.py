@@ -19,7 +19,7 @@ from validator.collect.heartbeat import Heartbeat
 from validator.collect.intake import Intake, printable, read_small
 from validator.model.result import Samples, Series
 
-__all__ = ["read_samples", "read_telemetry", "windows_of"]
+__all__ = ["disturbed_somewhere", "read_samples", "read_telemetry", "windows_of"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -59,33 +59,61 @@ def read_samples(path: Path, intake: Intake) -> Samples | None:
 
 
 def read_telemetry(
-    samples: Samples, path: Path, heartbeat: Heartbeat, intake: Intake
+    samples: Samples, path: Path, heartbeat: Heartbeat | None, intake: Intake
 ) -> tuple[dict[str, Series], list[dict[str, Any]]]:
     """Series `telemetry.<column>` by step, and the windows in which something disturbed the GPUs.
 
-    `heartbeat` gives the time at which each step ended. Samples from before the first step and after the last are left
-    out, as are cells that hold no number. `path` is where the samples were read from.
+    `heartbeat` gives the time at which each step ended; without one no sample has a step. Samples from before the first
+    step and after the last are left out, as are cells that hold no number. `path` is where the samples were read from.
     """
-    strangers = _strangers(path.with_name("gpu_processes.jsonl"), intake)
-    source = samples.source
     steps, inside = _on_steps(samples.times_s, heartbeat)
     series = {}
-    windows: list[dict[str, Any]] = []
     for name, column in samples.columns.items():
-        if name.endswith(_STATES):
-            continue
         values = column[inside]
         known = np.isfinite(values)
-        if name == _XID or name.endswith((_MASK, _FOREIGN)):
-            reason = _reason_of(name, strangers)
-            found = windows_of(steps, np.where(known, values, 0.0), reason)
-            windows += [{**window, "source": source.path} for window in found]
-            continue
-        if not known.any():
+        if name.endswith(_STATES) or _disturbs(name) or not known.any():
             continue
         at, mean = _mean_by_step(steps[known], values[known])
-        series[f"telemetry.{name}"] = Series(f"telemetry.{name}", _unit(name), at, mean, source)
-    return series, windows
+        series[f"telemetry.{name}"] = Series(f"telemetry.{name}", _unit(name), at, mean, samples.source)
+    return series, _windows(samples, path, intake, steps, inside)
+
+
+def disturbed_somewhere(
+    samples: Samples, path: Path, heartbeat: Heartbeat | None, series: Mapping[str, Series], intake: Intake
+) -> list[dict[str, Any]]:
+    """What disturbed the GPUs of a run no step of which has a time on the samples' clock: it may have been at any step.
+
+    Empty where a heartbeat tells the time of steps.
+    """
+    rows = [
+        one.steps for name, one in series.items() if name in ("loss", "toks_per_s", "step_time_s") and one.steps.size
+    ]
+    if not rows or _on_steps(samples.times_s, heartbeat)[1].size:
+        return []
+    span = {"first_step": min(int(one[0]) for one in rows), "last_step": max(int(one[-1]) for one in rows)}
+    places = np.arange(len(samples.times_s), dtype=np.intp)
+    seen = dict.fromkeys(
+        str(window["reason"]) for window in _windows(samples, path, intake, places.astype(np.int64), places)
+    )
+    reasons = (f"{reason}, at a step that no heartbeat tells," for reason in seen)
+    return [{**span, "reason": reason, "source": samples.source.path} for reason in reasons]
+
+
+def _windows(
+    samples: Samples, path: Path, intake: Intake, steps: npt.NDArray[np.int64], inside: npt.NDArray[np.intp]
+) -> list[dict[str, Any]]:
+    strangers = _strangers(path.with_name("gpu_processes.jsonl"), intake)
+    windows: list[dict[str, Any]] = []
+    for name, column in samples.columns.items():
+        if _disturbs(name):
+            values = column[inside]
+            found = windows_of(steps, np.where(np.isfinite(values), values, 0.0), _reason_of(name, strangers))
+            windows += [{**window, "source": samples.source.path} for window in found]
+    return windows
+
+
+def _disturbs(column: str) -> bool:
+    return column == _XID or column.endswith((_MASK, _FOREIGN))
 
 
 def _unit(column: str) -> str:
@@ -103,9 +131,10 @@ def _row(line: str, width: int) -> list[float]:
     return numbers
 
 
-def _on_steps(times: Floats, heartbeat: Heartbeat) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.intp]]:
+def _on_steps(times: Floats, heartbeat: Heartbeat | None) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.intp]]:
     """The step under way at each sample, and the samples that have one."""
-    ended_steps, ended = heartbeat.step_times_s
+    none = np.empty(0)
+    ended_steps, ended = (none.astype(np.int64), none) if heartbeat is None else heartbeat.step_times_s
     if ended.size < 2 or (np.diff(ended) <= 0).any():  # without a rising clock no sample has a place
         return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.intp)
     samples = np.flatnonzero((times > ended[0]) & (times <= ended[-1]))

@@ -111,7 +111,7 @@ def _missing_rows(run: RunFacts) -> Iterator[Evidence]:
     told = set()
     for one in known:
         beside = [other for other in known if other.source.path == one.source.path]
-        gap = _gap(one, beside) if one.steps.size >= _FEW else None
+        gap = _gap(one, beside) if one.steps.size >= _FEW else _ends_early(one, beside)
         if gap is None and _late(one) > first[_pace(one)]:
             gap = f"{one.name} begins at step {one.steps[0]}, elsewhere at step {first[_pace(one)]}"
         if gap is None and _pace(one) is not None and one.steps[-1] < last[_pace(one)]:
@@ -148,6 +148,17 @@ def _gap(series: Series, beside: list[Series]) -> str | None:
             span, reached = (f"{s.steps[0]}–{s.steps[-1]}" for s in (series, other))
             return f"{series.name} has steps {span}, {other.name} {reached}"
     return None
+
+
+def _ends_early(series: Series, beside: list[Series]) -> str | None:
+    """Where a few rows stop long before those of the same file, by the few's own pace."""
+    end = max(int(other.steps[-1]) for other in beside)
+    stride = int(np.diff(series.steps).max()) if series.steps.size > 1 else end // 2
+    if series.steps[-1] + 2 * stride > end or max(other.steps.size for other in beside) < 2 * _FEW:
+        return None
+    return (
+        f"{series.name} has {series.steps.size} rows, the last at step {series.steps[-1]}, where others go on to {end}"
+    )
 
 
 def _missing_ends(run: RunFacts) -> Iterator[Evidence]:

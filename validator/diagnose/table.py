@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from validator.diagnose import across, artifacts, failures, learning, pace, phases, records, resources, settings
+from validator.diagnose import (
+    across,
+    artifacts,
+    failures,
+    learning,
+    pace,
+    phases,
+    plausible,
+    records,
+    resources,
+    settings,
+)
 from validator.diagnose.rule import PhaseRule, RunRule, ValidationRule
 
 __all__ = ["CODES", "PHASE_RULES", "RUN_RULES", "SINGLE_RULES", "VALIDATION_RULES"]
@@ -31,6 +42,11 @@ RUN_RULES: tuple[RunRule, ...] = (
     RunRule("not-significant", "info", pace.too_few_rows),
     RunRule("eta-wrong", "warning", pace.eta_wrong),
     RunRule("unit-mismatch", "veto", pace.unit_mismatch),
+    RunRule("unit-mismatch", "veto", plausible.wall_clock_disagrees),
+    RunRule("unit-mismatch", "veto", plausible.tokens_counted_otherwise),
+    RunRule("unit-mismatch", "veto", plausible.beyond_the_hardware),
+    RunRule("config-ignored", "veto", plausible.too_few_parameters),
+    RunRule("foreign-results", "veto", plausible.one_process_for_all),
     RunRule("oom", "warning", failures.oom),
     RunRule("nccl-error", "warning", failures.nccl_error),
     RunRule("port-in-use", "warning", failures.port_in_use),
@@ -71,6 +87,7 @@ SINGLE_RULES: tuple[PhaseRule, ...] = tuple(
 VALIDATION_RULES: tuple[ValidationRule, ...] = (
     ValidationRule("impossible-scaling", "veto", across.impossible_scaling),
     ValidationRule("config-ignored", "veto", across.rate_ignores_length),
+    ValidationRule("config-ignored", "veto", plausible.ran_on_cpu),
     ValidationRule("superlinear-in-seq", "warning", across.superlinear_in_seq),
     ValidationRule("setting-to-blame", "warning", across.setting_to_blame),
 )

@@ -2,8 +2,8 @@
 
 python trainer.py --steps 120 --out DIR --fault nan --at 40
 
-Its figures follow a seeded model instead of a clock, so that a busy machine cannot make a healthy run look sick; only
-`ts` in heartbeats is real time. Under torchrun its ranks wait for each other by way of files in the output folder.
+Its figures follow a seeded model instead of a clock, so that a busy machine cannot make a healthy run look sick: a step
+is said to take `--pace`, which is what it sleeps. Only `ts` in heartbeats is real time. Under torchrun its ranks wait for each other by way of files in the output folder.
 """
 
 from __future__ import annotations
@@ -22,9 +22,6 @@ from pathlib import Path
 from typing import IO, Any
 
 __all__: list[str] = []
-
-STEP_TIME_S = 0.1
-"""Time per step that is reported; the real one is `--pace`."""
 
 RANK, WORLD = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
@@ -149,7 +146,7 @@ class Trainer:
     def log(self) -> None:
         """A row, a heartbeat and a line."""
         late = self.step >= self.at
-        step_time_s = STEP_TIME_S / self.args.rate * (1 + 0.005 * self.random.gauss(0, 1))
+        step_time_s = self.args.pace / self.args.rate * (1 + 0.005 * self.random.gauss(0, 1))
         slow = self.fault == "slow-rank"
         step_time_s *= 2.0 if slow else 1.0
         own_s = 0.95 * step_time_s * (0.5 if slow and RANK != WORLD - 1 else 1.0)
@@ -162,7 +159,7 @@ class Trainer:
             entropy = 0.05 if self.fault == "gates" else entropy
             shown = self.at if self.fault == "frozen" else self.step
         fields = {"loss": str(loss) if loss != loss or loss == float("inf") else loss, "toks_per_s": rate}
-        fields |= {"step_time_s": step_time_s, "compute_time_s": own_s, "dt_fetch_s": 0.001, "grad_norm": norm}
+        fields |= {"step_time_s": step_time_s, "compute_time_s": own_s, "dt_fetch_s": 0.01 * step_time_s, "grad_norm": norm}
         if self.table is not None:
             memory = 800 + 40 * (1 - 0.9**self.step)
             self.table.write(f"{shown},{loss:.6f},0.0003,{rate:.2f},{step_time_s:.6f},{norm:.4f},{entropy},{memory}\n")

@@ -1,0 +1,256 @@
+"""Figures held against what the trainer does not write itself: the clock, the hardware, and plain arithmetic.
+
+A trainer's rate is its own word. That it echoes the settings that were asked for proves nothing either. But tokens take
+time, which the heartbeats and the supervisor measure; weights take memory; and each rank is a process of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from validator.diagnose.facts import RunFacts, ValidationFacts, as_number
+from validator.diagnose.rule import Severity, evidence, found, percent
+from validator.judge.window import covered_steps
+from validator.model.result import Series
+from validator.model.verdict import Finding
+
+__all__ = [
+    "beyond_the_hardware",
+    "one_process_for_all",
+    "ran_on_cpu",
+    "too_few_parameters",
+    "tokens_counted_otherwise",
+    "wall_clock_disagrees",
+]
+
+Floats = npt.NDArray[np.float64]
+Steps = npt.NDArray[np.int64]
+
+_LEAST_SPAN_S = 5.0
+"""Wall time below which a busy machine's delays outweigh what a trainer claims."""
+
+_LEAST_OFF_S = 1.0
+"""Difference that the moments at which records are written may make."""
+
+_TOO_FAST, _TOO_SLOW, _NOTABLE = 1.1, 1.33, 1.05
+"""Time that passed over time claimed, and the other way round, beyond which a figure is not of this run. A rate that is
+claimed too high may pass a bound that it misses, so less of it is borne."""
+
+_SLACK_S, _SLACK = 2.0, 1.05
+_PEAK_SLACK = 1.05
+_PARAMETER_SLACK = 0.5
+
+
+@dataclass(frozen=True)
+class _Claim:
+    """Time per step, `seconds [n]` at `steps [n]`, that follows from a series.
+
+    `whole` says that it counts whatever ran in between, as a rate does; a time per step may leave out validation.
+    """
+
+    series: Series
+    seconds: Floats
+    whole: bool
+
+    @property
+    def steps(self) -> Steps:
+        """Steps of the rows."""
+        return self.series.steps
+
+    def total_s(self, first: int, last: int) -> float:
+        """Time claimed for the steps after `first` up to `last`."""
+        inside = (self.steps > first) & (self.steps <= last)
+        return float((covered_steps(self.steps) * self.seconds)[inside].sum())
+
+
+def _claims(run: RunFacts) -> Iterator[_Claim]:
+    """What the trainer's rate, and its time per step, say that a step took."""
+    derived = run.result.extra.get("derived", ())
+    told = as_number(run.environment.get("tokens_per_step")) or as_number(run.ran.get("tokens_per_step"))
+    rate, times = run.series("toks_per_s"), run.series("step_time_s")
+    if rate is not None and told and "toks_per_s" not in derived and _sound(rate):
+        yield _Claim(rate, told / rate.values, whole=True)
+    if times is not None and "step_time_s" not in derived and _sound(times):
+        yield _Claim(times, times.values, whole=False)
+
+
+def _sound(series: Series) -> bool:
+    return bool((np.isfinite(series.values) & (series.values > 0)).all())
+
+
+def wall_clock_disagrees(run: RunFacts) -> Iterator[Finding]:
+    """A rate or a time per step that the clocks contradict: of other units, other tokens, or another run."""
+    if not run.training or run.failed:
+        return
+    for claim in _claims(run):
+        finding = _beside_heartbeat(run, claim) or _beside_duration(run, claim)
+        if finding is not None:
+            yield finding
+            return
+
+
+def _beside_heartbeat(run: RunFacts, claim: _Claim) -> Finding | None:
+    """What was claimed against the time between the heartbeat's records of the same steps, behind warm-up."""
+    steps, seconds = run.result.extra.get("step_times_s", (np.empty(0), np.empty(0)))
+    both, rows, at = np.intersect1d(claim.steps, steps, return_indices=True)
+    late = both > run.spec.warmup_steps
+    if late.sum() < 3 or any("wall clock" in str(w["reason"]) for w in run.result.extra.get("invalid_windows", ())):
+        return None
+    both, rows, moments = both[late], rows[late], seconds[at[late]]
+    passed_s, claimed_s = float(moments[-1] - moments[0]), claim.total_s(int(both[0]), int(both[-1]))
+    if not claim.whole:
+        # Medians, since single steps may hold what a time per step leaves out.
+        covered = float(both[-1] - both[0])
+        passed_s = covered * float(np.median(np.diff(moments) / np.diff(both)))
+        claimed_s = covered * float(np.median(claim.seconds[rows]))
+    if min(passed_s, moments[-1] - moments[0]) < _LEAST_SPAN_S and claimed_s < _LEAST_SPAN_S:
+        return None
+    if abs(passed_s - claimed_s) < _LEAST_OFF_S or claimed_s <= 0 or passed_s <= 0:
+        return None
+    ratio = passed_s / claimed_s
+    if 1 / _TOO_SLOW < ratio < _NOTABLE:
+        return None
+    certain = ratio >= _TOO_FAST or ratio <= 1 / _TOO_SLOW
+    passed = f"steps {both[0] + 1} to {both[-1]} took {passed_s:,.1f} s by the heartbeat's clock"
+    return _contradicted(claim, passed, claimed_s, passed_s, severity="veto" if certain else "warning")
+
+
+def _beside_duration(run: RunFacts, claim: _Claim) -> Finding | None:
+    """What was claimed against the time that the supervisor measured for everything, start-up included."""
+    if run.outcome is None:
+        return None
+    duration_s, claimed_s = run.outcome.duration_s, claim.total_s(int(claim.steps[0]), int(claim.steps[-1]))
+    if claimed_s <= _SLACK * duration_s + _SLACK_S:
+        return None
+    passed = f"the whole run took {duration_s:,.1f} s by the supervisor's clock"
+    return _contradicted(claim, passed, claimed_s, max(duration_s, 1e-3), severity="veto")
+
+
+def _contradicted(claim: _Claim, passed: str, claimed_s: float, passed_s: float, *, severity: Severity) -> Finding:
+    name = claim.series.name
+    factor = max(claimed_s, passed_s) / min(claimed_s, passed_s)
+    way = "fast" if claimed_s < passed_s else "slow"
+    return found(
+        "unit-mismatch",
+        f"By its {name} the trainer needed {claimed_s:,.1f} s, yet {passed}: {name} is of a run {factor:.3g} times as "
+        f"{way}.",
+        severity=severity,
+        confidence="high" if severity == "veto" else "medium",
+        because=[evidence(f"{name} adds up to {claimed_s:,.1f} s", claim.series.source.path), evidence(passed)],
+        next_step="Look at the unit of the time, at how tokens are counted (tokens_per_step, ranks, accumulation), and "
+        "at what the timer leaves out (data, logging, validation); or the rows are not of this run.",
+    )
+
+
+def tokens_counted_otherwise(run: RunFacts) -> Iterator[Finding]:
+    """More tokens a step than the effective settings can give: ranks or micro-batches were counted twice."""
+    told = as_number(run.environment.get("tokens_per_step"))
+    length, batch = (as_number(run.ran.get(name)) for name in ("seq_len", "batch_size"))
+    if not run.training or not told or not length or not batch:
+        return
+    micro = next((n for name in ("accum", "grad_accum") if (n := as_number(run.ran.get(name)))), 1.0)
+    most = max(length * batch * max(1.0, micro) * run.world_size, length * (run.number("global_batch_size") or 0.0))
+    if told <= 1.01 * most:
+        return
+    yield found(
+        "unit-mismatch",
+        f"tokens_per_step is {told:,.0f}, {told / most:.3g} times what the effective settings give at most "
+        f"({most:,.0f}: batch_size × accum × seq_len × ranks).",
+        severity="veto",
+        because=[evidence(f"tokens_per_step {told:,.0f}, world_size {run.world_size}", None, "tokens_per_step")],
+        next_step="Count the tokens of all ranks once, and those of each micro-batch once; rates follow from them.",
+    )
+
+
+def beyond_the_hardware(run: RunFacts) -> Iterator[Finding]:
+    """More arithmetic than the GPUs have: the tokens, the FLOPs per token or the peak are wrong."""
+    for name in ("mfu_nsa", "mfu_dense_equivalent"):
+        series = run.series(name)
+        if series is None or name == "mfu_dense_equivalent":  # sparse attention may leave more than a peak undone
+            continue
+        values = run.inside(series)
+        share = float(np.median(values)) if values.size else 0.0
+        if share > _PEAK_SLACK:
+            yield _too_good(f"{name} of {percent(share)}", series.source.path)
+            return
+
+
+def _too_good(what: str, path: str | None) -> Finding:
+    return found(
+        "unit-mismatch",
+        f"A use of the hardware beyond its peak, {what}, is more than it can do.",
+        severity="veto",
+        because=[evidence(what, path)],
+        next_step="Check the FLOPs per token, the token rate and the peak that was assumed.",
+    )
+
+
+def too_few_parameters(run: RunFacts) -> Iterator[Finding]:
+    """Fewer parameters, or less memory, than the effective settings need: they are an echo of what was asked for."""
+    told = as_number(run.environment.get("params"))
+    layers = next((n for name in ("n_layers", "num_layers", "n_layer") if (n := as_number(run.ran.get(name)))), None)
+    width = next(
+        (n for name in ("dim", "d_model", "hidden_size", "n_embd") if (n := as_number(run.ran.get(name)))), None
+    )
+    if not run.training or not told or not layers or not width:
+        return
+    # Embedding, and in each layer at least one square matrix for attention and one for what follows it.
+    least = (as_number(run.ran.get("vocab_size")) or 0.0) * width + 2 * layers * width**2
+    if told >= _PARAMETER_SLACK * least:
+        return
+    yield found(
+        "config-ignored",
+        f"The trainer has {told:,.0f} parameters, and {layers:.0f} layers of width {width:.0f} need {least:,.0f} at "
+        "least: what it tells as its effective config is not what it ran.",
+        severity="veto",
+        because=[evidence(f"params {told:,.0f}", None, "params")],
+        next_step="Let the trainer read `effective` off the model that it built, not off its arguments.",
+    )
+
+
+def one_process_for_all(run: RunFacts) -> Iterator[Finding]:
+    """The heartbeats of several ranks come from one process: the others were written for them, or not started."""
+    by_pid: dict[int, list[int]] = {}
+    for rank, mark in run.result.extra.get("heartbeats", {}).items():
+        if mark.get("pid") is not None:
+            by_pid.setdefault(mark["pid"], []).append(int(rank))
+    shared = next(((pid, ranks) for pid, ranks in by_pid.items() if len(ranks) > 1), None)
+    if shared is None or not run.training:
+        return
+    pid, ranks = shared
+    marks = run.result.extra["heartbeats"]
+    yield found(
+        "foreign-results",
+        f"The heartbeats of ranks {', '.join(map(str, ranks))} are all of process {pid}: they do not tell of "
+        f"{len(ranks)} ranks.",
+        severity="veto" if run.outcome is not None else "warning",
+        because=[
+            evidence(f"pid {pid} in the heartbeat of rank {rank}", str(marks[rank]["path"])) for rank in ranks[:4]
+        ],
+        next_step="Let every rank write its own heartbeat, and check that as many processes were started as the "
+        "runbook's nproc says.",
+    )
+
+
+def ran_on_cpu(whole: ValidationFacts) -> Iterator[Finding]:
+    """The runbook is about GPUs, and the trainer says that it ran without one."""
+    if whole.record.runbook.hardware.gpus == 0:
+        return
+    for phase in whole.phases:
+        for run in phase.runs if phase.record.phase.required else ():
+            device = str(run.environment.get("device") or run.ran.get("device") or "").strip().lower()
+            if not run.training or device.partition(":")[0] != "cpu":
+                continue
+            yield found(
+                "config-ignored",
+                f"{run.spec.id} ran on the CPU, where the runbook asks for {whole.record.runbook.hardware.gpus} GPUs.",
+                severity="veto",
+                because=[evidence(f"device {device}", None, "device")],
+                next_step="Find out why the trainer sees no GPU (torch.cuda.is_available(), CUDA_VISIBLE_DEVICES, a "
+                "build of torch without CUDA), then run again.",
+            ).model_copy(update={"phase": phase.record.phase.id, "run": run.spec.id})
+            return
