@@ -9,7 +9,7 @@ from validator.diagnose.rule import evidence, found
 from validator.model.measure import Irregularity
 from validator.model.verdict import Evidence, Finding
 
-__all__ = ["foreign_results", "mixed_runs", "stale_halt"]
+__all__ = ["changed_since", "foreign_results", "mixed_runs", "stale_halt"]
 
 
 def _evidence(irregularities: list[Irregularity]) -> list[Evidence]:
@@ -42,6 +42,22 @@ def foreign_results(run: RunFacts) -> Iterator[Finding]:
             because=_evidence(seen),
             next_step="Point the trainer's output at this run's own folder with {out}, empty at the start, "
             "and run again.",
+        )
+
+
+def changed_since(run: RunFacts) -> Iterator[Finding]:
+    """Files are not what they were when the run had ended: edited, overwritten by another run, or lost."""
+    seen = run.irregular("changed-since")
+    if seen:
+        yield found(
+            "foreign-results",
+            f"{seen[0].path} {seen[0].message}"
+            + (f", and so of {len(seen) - 1} more files" if len(seen) > 1 else "")
+            + ": what it says now is not what the run left.",
+            severity="veto",
+            because=_evidence(seen),
+            next_step="Restore the files from where they were copied, or run again; look for a process that outlived "
+            "the run and writes there.",
         )
 
 

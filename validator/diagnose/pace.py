@@ -151,6 +151,8 @@ def slow_not_hung(run: RunFacts) -> Iterator[Finding]:
 
 def hang(run: RunFacts) -> Iterator[Finding]:
     """No progress and no activity: which rank was last, and what it was doing."""
+    if run.outcome is not None and run.outcome.ok:
+        yield from _hung_before(run)
     if run.outcome is None or run.outcome.reason != "stalled":
         return
     last = run.outcome.last
@@ -179,6 +181,22 @@ def hang(run: RunFacts) -> Iterator[Finding]:
         next_step=(f"Read the stacks in {stacks}: " if stacks else "Dump the stacks with SIGUSR1 next time: ")
         + "ranks that wait in a collective are victims, the one that is elsewhere is the cause.",
     )
+
+
+def _hung_before(run: RunFacts) -> Iterator[Finding]:
+    """A run that ended well at a later attempt."""
+    assert run.outcome is not None
+    before = [attempt for attempt in run.outcome.attempts[:-1] if attempt.reason == "stalled"]
+    if before:
+        yield found(
+            "hang",
+            f"Attempt {before[0].number} stalled ({before[0].detail or 'no step and no activity'}); attempt "
+            f"{run.outcome.last.number} ended well. A hang that comes and goes will come back in a run of days.",
+            because=[evidence("saved before the stop", path) for attempt in before for path in attempt.bundle[:4]]
+            or [evidence(before[0].detail or "stalled")],
+            next_step="Read what the stalled attempt left, and repeat the phase until it has run several times without "
+            "a stall.",
+        )
 
 
 _SPAN = re.compile(

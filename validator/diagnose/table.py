@@ -21,6 +21,7 @@ __all__ = ["CODES", "PHASE_RULES", "RUN_RULES", "SINGLE_RULES", "VALIDATION_RULE
 RUN_RULES: tuple[RunRule, ...] = (
     RunRule("mixed-runs", "veto", artifacts.mixed_runs),
     RunRule("foreign-results", "veto", artifacts.foreign_results),
+    RunRule("foreign-results", "veto", artifacts.changed_since),
     RunRule("stale-halt", "veto", artifacts.stale_halt),
     RunRule("damaged-evidence", "veto", records.damaged_evidence),
     RunRule("missing-evidence", "veto", records.missing_evidence),

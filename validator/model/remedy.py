@@ -66,6 +66,11 @@ class Remedy(Frozen):
                 f"name is {self.name!r}, which is not in the playbook and changes nothing; "
                 f"write one of {', '.join(PLAYBOOK)}, or give it env or args"
             )
+        if not self.settings and "criterion" in self.on:
+            raise ValueError(
+                f"on holds criterion, for which {self.name} would only run the same again until it passes; "
+                "write on: [stall, error]"
+            )
         return self
 
     @property

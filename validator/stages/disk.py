@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from validator.folder import FolderError, RunFolder, Runner
 from validator.model.extension import Extension
+from validator.model.measure import Irregularity
 from validator.model.outcome import Outcome
 from validator.model.plan import RunSpec
 from validator.model.record import PhaseRecord, PhaseState, RunRecord, Tried, ValidationRecord
@@ -25,6 +29,7 @@ __all__ = [
     "end_of",
     "ending",
     "events_of",
+    "header_digest",
     "inspect_record",
     "last_runner",
     "pending",
@@ -47,15 +52,41 @@ def reconstruct(folder: RunFolder) -> ValidationRecord:
     """The record of a run folder, read from its journal and its artifacts alone.
 
     Raises:
-        FolderError: when the journal is missing.
+        FolderError: when the journal is missing, or the header is not the one that the validation was started with.
     """
     if not folder.journal.is_file():
         raise FolderError(f"{folder.root} has no journal.jsonl, so nothing can be said about it; restore the file")
     events = events_of(folder)
+    _require_unchanged(folder, events)
     alive = last_runner(folder, events).alive() and not ending(events)
     runbook = folder.header.runbook
     phases = tuple(_phase(folder, phase, events, alive=alive) for phase in runbook.phases)
     return ValidationRecord(runbook=runbook, phases=phases, environment=folder.load_environment())
+
+
+def header_digest(folder: RunFolder) -> str:
+    """SHA-256 of the runbook in run.json, by which the journal tells whether it is still the one that was run.
+
+    It is taken of the file's own words, so that a later version, whose runbooks have more fields, finds it unchanged.
+    """
+    declared = json.loads((folder.root / "run.json").read_text(encoding="utf-8"))["runbook"]
+    return hashlib.sha256(json.dumps(declared, sort_keys=True).encode()).hexdigest()
+
+
+def _require_unchanged(folder: RunFolder, events: Sequence[Event]) -> None:
+    """What was declared at the start holds to the end: nobody lowers a bound once the figure is known.
+
+    Raises:
+        FolderError: when the runbook in run.json is not the one that the validation was started with.
+    """
+    from validator.stages.share import is_shared
+
+    told = next((event.fields.get("header") for event in events if event.event == "started"), None)
+    if told is not None and told != header_digest(folder) and not is_shared(folder):
+        raise FolderError(
+            f"the runbook in {folder.root / 'run.json'} was changed after the validation had been started, so nothing "
+            "can be judged by it; restore the file, or run again with the runbook as you want it"
+        )
 
 
 def events_of(folder: RunFolder) -> tuple[Event, ...]:
@@ -162,7 +193,36 @@ def _state(own: Sequence[Event], ended: Event | None, *, alive: bool) -> tuple[P
 
 def _runs(folder: RunFolder, phase: Phase, events: Sequence[Event]) -> tuple[RunRecord, ...]:
     """Every run that was started, in order, with its outcome where it ended."""
-    return tuple(record_of(folder, spec, outcome) for spec, outcome in started_runs(events) if spec.phase == phase.id)
+    seals = _seals(folder, events)
+    own = [(spec, outcome) for spec, outcome in started_runs(events) if spec.phase == phase.id]
+    return tuple(_sealed(record_of(folder, spec, outcome), seals.get(spec.id, {})) for spec, outcome in own)
+
+
+def _seals(folder: RunFolder, events: Sequence[Event]) -> dict[str, Mapping[str, str]]:
+    """The files of each run, and their SHA-256, as they were read when it had ended; none of a cleaned copy."""
+    from validator.stages.share import is_shared
+
+    found: dict[str, Mapping[str, str]] = {}
+    for event in () if is_shared(folder) else events:
+        if event.event == "run_started":
+            found.pop(str(event.fields["run"]), None)
+        elif event.event == "run_read":
+            found[str(event.fields["run"])] = event.fields["sources"]
+    return found
+
+
+def _sealed(record: RunRecord, seal: Mapping[str, str]) -> RunRecord:
+    """The run, with an irregularity for each file that is not what it was when the run had ended."""
+    if record.result is None or record.outcome is None:
+        return record
+    now = {source.path: source.sha256 for source in record.result.sources}
+    broken = tuple(
+        Irregularity("changed-since", "was changed after the run had ended" if path in now else "is gone", path)
+        for path, digest in seal.items()
+        if now.get(path) != digest
+    )
+    irregularities = (*record.result.irregularities, *broken)
+    return replace(record, result=replace(record.result, irregularities=irregularities)) if broken else record
 
 
 def record_of(folder: RunFolder, spec: RunSpec, outcome: Outcome | None) -> RunRecord:

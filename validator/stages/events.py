@@ -34,6 +34,7 @@ _READERS: Mapping[str, Callable[[_Fields], object]] = {
     "run_started": lambda fields: RunSpec.model_validate(fields["spec"]),
     "run_ended": lambda fields: Outcome.model_validate(fields["outcome"]),
     "attempt_ended": lambda fields: Attempt.model_validate(fields["attempt"]),
+    "run_read": lambda fields: {str(path): str(digest) for path, digest in fields["sources"].items()},
     "phase_checks": lambda fields: [Check.model_validate(check) for check in fields["checks"]],
     "phase_ended": _phase_ended,
     "phase_extended": lambda fields: Extension.model_validate(fields["extension"]),
@@ -51,6 +52,6 @@ def sound(events: Iterable[Event]) -> tuple[Event, ...]:
 def _is_sound(event: Event) -> bool:
     try:
         _READERS.get(event.event, dict)(event.fields)
-    except (KeyError, TypeError, ValueError):
+    except (AttributeError, KeyError, TypeError, ValueError):
         return False
     return True

@@ -40,6 +40,7 @@ class State:
 def begin(session: Session) -> State:
     """Note the start, or that the validation is taken up again, and take the snapshot of the machine."""
     from validator.folder import this_runner
+    from validator.stages.disk import header_digest
     from validator.stages.secrets import clean_plan
 
     past = session.past
@@ -51,7 +52,8 @@ def begin(session: Session) -> State:
     else:
         run_id = session.folder.header.run_id
         plan = clean_plan(session.plan)
-        session.journal.append("started", run_id=run_id, marker=session.token, as_it_is={"plan": plan})
+        sealed = header_digest(session.folder)
+        session.journal.append("started", run_id=run_id, marker=session.token, header=sealed, as_it_is={"plan": plan})
         session.observer.started(session.plan, session.folder.root)
     note_machine(session)
     return State()
@@ -274,7 +276,10 @@ def _run(session: Session, spec: RunSpec) -> RunRecord:
             earlier=earlier,
             told=told,
         )
-    return record_of(session.folder, told, outcome)
+    record = record_of(session.folder, told, outcome)
+    if record.result is not None:
+        session.journal.append("run_read", run=spec.id, sources={one.path: one.sha256 for one in record.result.sources})
+    return record
 
 
 def _sampled(session: Session, spec: RunSpec) -> AbstractContextManager[object]:
