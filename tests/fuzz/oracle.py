@@ -13,6 +13,9 @@ from pathlib import Path
 
 __all__ = ["is_damaged"]
 
+_RATES = (["toks_per_s"], ["tok_per_s"])
+"""Names of the rate: the contract's, and the one most like it that other trainers use."""
+
 _COUNTED = ("loss", "toks_per_s", "step_time_s")
 
 
@@ -43,8 +46,8 @@ def _table_is_sound(path: Path, steps: int) -> bool:
     lines = _lines(path)
     if not lines:
         return False
-    names = lines[0].strip().split(",")
-    if names[:4] != ["step", "loss", "lr", "toks_per_s"] or "step_time_s" not in names:
+    names = [cell.strip(" ") for cell in lines[0].rstrip("\r").split(",")]
+    if names[:3] != ["step", "loss", "lr"] or names[3:4] not in _RATES or "step_time_s" not in names:
         return False
     seen: set[float] = set()
     for line in lines[1:]:

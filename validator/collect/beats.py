@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from validator.collect.clock import Gaps
-from validator.collect.decode import LEAN
+from validator.collect.decode import Shape
 from validator.collect.intake import printable
 
-__all__ = ["MARKS", "MAX_FIELDS", "Beats"]
+__all__ = ["MARKS", "MAX_FIELDS", "Beats", "Column"]
 
 MARKS = frozenset({"ts", "iso", "pid", "rank", "step", "msg"})
 MAX_FIELDS = 512
@@ -28,7 +28,8 @@ _BEAT = 2
 _KINDS = {"boot": 1, "beat": _BEAT}
 """Messages that are no progress: of a process that begins, and of the thread that only says that it lives."""
 
-_LEAN_FIELDS = attrgetter("ts", "step", "msg", "rank", "pid", *LEAN)
+_MOST_WRITERS = 8
+"""Processes in one file, above which it is no longer read by shape."""
 
 Steps = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -47,14 +48,28 @@ def number(value: Any) -> float | None:
 
 
 @dataclass
+class Column:
+    """A field's values in the order of the file. Their steps come in pieces, which fields of the same records share."""
+
+    steps: list[Steps] = field(default_factory=list)
+    values: array[float] = field(default_factory=lambda: array("d"))
+
+    def add(self, steps: Steps, values: Floats) -> None:
+        """Append a piece."""
+        self.steps.append(steps)
+        self.values.frombytes(_bytes(values))
+
+
+@dataclass
 class Beats:
-    """`columns` and `marks` hold pieces of `(steps, values)` in the order of the file."""
+    """`mark_steps` and `mark_times` tell when, in Unix seconds, the step was seen to change."""
 
     rank: int
     wanted: frozenset[str] | None = None
     gaps: Gaps = field(default_factory=Gaps)
-    columns: dict[str, list[tuple[Steps, Floats]]] = field(default_factory=dict)
-    marks: list[tuple[Steps, Floats]] = field(default_factory=list)
+    columns: dict[str, Column] = field(default_factory=dict)
+    mark_steps: array[int] = field(default_factory=lambda: array("q"))
+    mark_times: array[float] = field(default_factory=lambda: array("d"))
     pids: dict[int, int] = field(default_factory=dict)
     first_step: int | None = None
     highest: int = 0
@@ -63,9 +78,9 @@ class Beats:
     done: bool = False
     records: int = 0
     faults: dict[str, tuple[int, int, str]] = field(default_factory=dict)
+    _known: dict[str, bool] = field(default_factory=dict)
     _steps: dict[str, array[int]] = field(default_factory=dict)
     _values: dict[str, array[float]] = field(default_factory=dict)
-    _marks: tuple[array[int], array[float]] = field(default_factory=lambda: (array("q"), array("d")))
     _times: array[float] = field(default_factory=lambda: array("d"))
 
     def fault(self, code: str, line: int, sample: str) -> None:
@@ -97,8 +112,8 @@ class Beats:
             self.step = step
             return
         if step != self.step and ts is not None and self.msg != "boot":
-            self._marks[0].append(step)
-            self._marks[1].append(ts)
+            self.mark_steps.append(step)
+            self.mark_times.append(ts)
         self.step, self.highest = step, max(step, self.highest)
         if step > 0:
             for key, value in record.items():
@@ -136,19 +151,15 @@ class Beats:
         if name not in self.columns:
             if len(self.columns) >= MAX_FIELDS:
                 return False
-            self.columns[name] = []
+            self.columns[name] = Column()
         return True
 
     def flush(self) -> None:
         """Move what was taken line by line behind the blocks before it."""
         self.gaps.add(np.array(self._times, dtype=np.float64))
         self._times = array("d")
-        if self._marks[0]:
-            self.marks.append((np.array(self._marks[0], dtype=np.int64), np.array(self._marks[1], dtype=np.float64)))
-            self._marks = (array("q"), array("d"))
         for name, steps in self._steps.items():
-            own = (np.array(steps, dtype=np.int64), np.array(self._values[name], dtype=np.float64))
-            self.columns[name].append(own)
+            self.columns[name].add(np.array(steps, dtype=np.int64), np.array(self._values[name], dtype=np.float64))
         self._steps.clear()
         self._values.clear()
 
@@ -163,33 +174,42 @@ class Beats:
         kinds: tuple[set[type], ...] = ({float, int}, {int}, {str}, {int}, {int})
         if any(not set(map(type, values)) <= kind for values, kind in zip(marks, kinds, strict=True)):
             return False
-        if self._take_marks(*marks) is None:
+        ts, step, msg, rank, pid = marks
+        if not records or set(rank) != {self.rank} or not set(pid) <= self.pids.keys():
+            return not records
+        try:
+            steps = np.array(step, dtype=np.int64)
+        except OverflowError:
+            return False
+        if self._take_marks(ts, steps, msg) is None:
             return False
         groups: dict[tuple[str, ...], list[int]] = {}
-        for place, (record, msg) in enumerate(zip(records, marks[2], strict=True)):
-            if msg != "beat":
+        for place, (record, word) in enumerate(zip(records, msg, strict=True)):
+            if word != "beat":
                 groups.setdefault(tuple(record), []).append(place)
+            else:
+                self._known |= dict.fromkeys(record.keys() - self._known.keys() - MARKS, False)
         pieces: dict[str, list[tuple[Any, Any, Any]]] = {}
-        steps = np.array(marks[1], dtype=np.int64)
         for keys, places in groups.items():
             at = np.array(places, dtype=np.int64)
             own = steps[at]
             for key in keys:
                 if key not in MARKS:
-                    self._take_column(key, [records[i][key] for i in places], at, own, pieces)
+                    plain = self._take_column(key, [records[i][key] for i in places], at, own, pieces)
+                    self._known[key] = plain and self._known.get(key, True)
         self._put(pieces)
         return True
 
     def _take_column(
         self, key: str, raw: list[Any], at: Steps, steps: Steps, pieces: dict[str, list[tuple[Any, Any, Any]]]
-    ) -> None:
-        """One key of records that have the same keys: at once where all are numbers, else one by one."""
+    ) -> bool:
+        """One key of records that have the same keys, at once or one by one; whether all values were numbers."""
         if self.wanted is not None and key not in self.wanted and not any(w.startswith(key) for w in self.wanted):
-            return
+            return True
         values = _plain(raw)
         if values is not None:
             _keep(pieces, key, at, steps, values)
-            return
+            return True
         singles: dict[str, tuple[list[int], list[float]]] = {}
         for place, value in enumerate(raw):
             for name, item in _parts(key, value):
@@ -200,55 +220,83 @@ class Beats:
                     numbers.append(found)
         for name, (places, numbers) in singles.items():
             _keep(pieces, name, at[places], steps[places], np.array(numbers, dtype=np.float64))
+        return False
 
-    def take_lean(self, records: Sequence[Any]) -> bool:
-        """As `take_block`, of records that `decode_lean` made."""
+    def shape(self) -> Shape | None:
+        """What a sound block that goes on like those before holds; None where that is not known.
+
+        When all fields are wanted, every one must be known; when only some are, nothing in which one could be nested
+        may be passed over.
+        """
+        pids = tuple(self.pids)
+        if not 0 < len(pids) <= _MOST_WRITERS or not all(0 <= one < 2**31 for one in (self.rank, *pids)):
+            return None
+        if self.wanted is not None:
+            above = {name[:end] for name in self.wanted for end, sign in enumerate(name) if sign == "_"}
+            single = tuple(sorted(above - self.wanted - MARKS))
+            return Shape(self.rank, pids, numbers=tuple(sorted(self.wanted)), single=single)
+        if not self._known or len(self._known) > MAX_FIELDS:
+            return None
+        numbers = tuple(name for name, plain in self._known.items() if plain)
+        others = tuple(name for name, plain in self._known.items() if not plain)
+        return Shape(self.rank, pids, numbers=numbers, others=("iso", *others), closed=True)
+
+    def take_shaped(self, records: Sequence[Any], shape: Shape) -> bool:
+        """As `take_block`, of records that `decode_shaped` made."""
         if not records:
             return True
-        ts, step, msg, rank, pid, *columns = zip(*map(_LEAN_FIELDS, records), strict=True)
-        kept = [np.array(column, dtype=np.float64) for column in columns]  # None becomes NaN, which JSON cannot hold
-        if any(np.abs(values).max(initial=0.0, where=~np.isnan(values)) > MAX_STEP for values in kept):
+        try:
+            steps = np.array([record.step for record in records], dtype=np.int64)
+        except OverflowError:
+            return False
+        columns = [(name, _column(records, f"n{i}")) for i, name in enumerate(shape.numbers)]
+        if any(np.abs(values).max(initial=0.0, where=~np.isnan(values)) > MAX_STEP for _, values in columns):
             return False  # a whole number that a float does not keep is for `take` to leave out
-        kinds = self._take_marks(ts, step, msg, rank, pid)
+        kinds = self._take_marks([record.ts for record in records], steps, [record.msg for record in records])
         if kinds is None:
             return False
-        steps, at = np.array(step, dtype=np.int64), np.arange(len(records), dtype=np.int64)
+        at = np.flatnonzero((kinds != _BEAT) & (steps > 0))
+        if len(at) < len(records):
+            columns = [(name, values[at]) for name, values in columns]
+        own = steps[at]
         pieces: dict[str, list[tuple[Any, Any, Any]]] = {}
-        for name, values in zip(LEAN, kept, strict=True):
-            there = (kinds != _BEAT) & ~np.isnan(values)
+        for name, values in columns:
+            there = ~np.isnan(values)
             if there.all():
-                _keep(pieces, name, at, steps, values)
+                _keep(pieces, name, at, own, values)
             elif there.any():
-                _keep(pieces, name, at[there], steps[there], values[there])
+                _keep(pieces, name, at[there], own[there], values[there])
+        for i, name in enumerate(shape.others):
+            if name not in MARKS:
+                get = attrgetter(f"o{i}")
+                self._take_column(name, [get(records[place]) for place in at.tolist()], at, own, pieces)
         self._put(pieces)
         return True
 
-    def _take_marks(
-        self, ts: Sequence[float], step: Sequence[int], msg: Sequence[str], rank: Sequence[int], pid: Sequence[int]
-    ) -> npt.NDArray[np.int8] | None:
+    def _take_marks(self, ts: Sequence[float], steps: Steps, msg: Sequence[str]) -> npt.NDArray[np.int8] | None:
         """Times, steps and the last message of a sound block; each record's kind, or None when anything is odd."""
-        if not ts:
-            return np.empty(0, dtype=np.int8)
-        if set(rank) != {self.rank} or not set(pid) <= self.pids.keys() or "" in msg:
-            return None
+        words = set(msg)
         try:
-            times, steps = np.array(ts, dtype=np.float64), np.array(step, dtype=np.int64)
+            times = np.array(ts, dtype=np.float64)
         except OverflowError:
             return None
-        if times.min() < 0 or not times.max() < 1e11 or steps.min() < 0 or steps.max() >= MAX_STEP:
+        if "" in words or times.min() < 0 or not times.max() < 1e11 or steps.min() < 0 or steps.max() >= MAX_STEP:
             return None
-        kinds = np.fromiter(map(_KINDS.get, msg, repeat(0)), dtype=np.int8, count=len(msg))
+        kinds = np.zeros(len(times), dtype=np.int8)
+        if words & _KINDS.keys():
+            kinds = np.fromiter(map(_KINDS.get, msg, repeat(0)), dtype=np.int8, count=len(msg))
         silent, beat = kinds != 0, kinds == _BEAT
         fresh = (np.diff(steps, prepend=self.step) != 0) & ~silent
         if fresh.any():
-            self.marks.append((steps[fresh], times[fresh]))
+            self.mark_steps.frombytes(_bytes(steps[fresh]))
+            self.mark_times.frombytes(_bytes(times[fresh]))
         if self.first_step is None:
-            self.first_step = int(step[0])
+            self.first_step = int(steps[0])
         if not beat.all():
             last = int(np.flatnonzero(~beat)[-1])
             self.highest = max(self.highest, int(steps[~beat].max()))
             self.done = msg[last] == "done"
-        self.step, self.msg = int(step[-1]), msg[-1]
+        self.step, self.msg = int(steps[-1]), msg[-1]
         self.records += len(times)
         self.gaps.add(times)
         return kinds
@@ -267,7 +315,7 @@ class Beats:
             if not begun.all():
                 steps, values = steps[begun], values[begun]
             if steps.size:
-                self.columns[name].append((steps, values))
+                self.columns[name].add(steps, values)
 
 
 def _parts(key: str, value: Any) -> list[tuple[str, Any]]:
@@ -278,6 +326,20 @@ def _parts(key: str, value: Any) -> list[tuple[str, Any]]:
     if kind is dict:
         return [(f"{key}_{name}", item) for name, item in list(value.items())[:16]]
     return [(key, value)]
+
+
+def _bytes(values: npt.NDArray[Any]) -> memoryview:
+    """What `array` takes numbers from; not for an empty array."""
+    return np.ascontiguousarray(values).data.cast("B")
+
+
+def _column(records: Sequence[Any], attribute: str) -> Floats:
+    """One attribute of all records; None becomes NaN, which JSON cannot hold."""
+    get = attrgetter(attribute)
+    try:
+        return np.fromiter(map(get, records), dtype=np.float64, count=len(records))
+    except TypeError:
+        return np.array(list(map(get, records)), dtype=np.float64)
 
 
 def _plain(raw: Sequence[Any]) -> Floats | None:

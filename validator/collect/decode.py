@@ -7,13 +7,30 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from functools import cache
-from typing import Any
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from typing import Any, Literal
 
-__all__ = ["LEAN", "decode_all", "decode_lean"]
+__all__ = ["LEAN", "Shape", "decode_all", "decode_shaped"]
 
 LEAN = ("loss", "compute_time_s", "step_time_s")
 """What is read of every rank; the lowest one tells everything."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the records of a sound block look like: who writes them, and which fields they may have.
+
+    `numbers` hold plain numbers where they are there at all, `others` anything, `single` a value that is neither list
+    nor object. A record with a further field is out of shape when `closed`; else that field is passed over.
+    """
+
+    rank: int
+    pids: tuple[int, ...]
+    numbers: tuple[str, ...]
+    others: tuple[str, ...] = ()
+    single: tuple[str, ...] = ()
+    closed: bool = False
 
 
 def decode_all(block: bytes, count: int) -> list[dict[str, Any]] | None:
@@ -27,12 +44,13 @@ def decode_all(block: bytes, count: int) -> list[dict[str, Any]] | None:
     return records
 
 
-def decode_lean(block: bytes, count: int) -> list[Any] | None:
-    """The records as objects with `ts, step, msg, rank, pid` and the columns of `LEAN`, each a float or None.
+def decode_shaped(block: bytes, count: int, shape: Shape) -> list[Any] | None:
+    """The records as objects with `ts, step, msg`, `n0, n1, …` (`numbers`, NaN if absent) and `o0, o1, …` (`others`).
 
-    None unless each line is one record with all marks and plain numbers; also where `msgspec` is not installed.
+    None unless each line is one record of that shape; also where `msgspec` is not installed. A number that is `null`
+    is None.
     """
-    decoder = _lean()
+    decoder = _shaped(shape)
     if decoder is None:
         return None
     try:
@@ -59,15 +77,25 @@ def _whole() -> Callable[[bytes], list[Any]]:
     return decode
 
 
-@cache
-def _lean() -> Callable[[bytes], list[Any]] | None:
+@lru_cache(maxsize=4)
+def _shaped(shape: Shape) -> Callable[[bytes], list[Any]] | None:
     try:
         import msgspec
     except ImportError:
         return None
     fields: list[tuple[str, Any] | tuple[str, Any, Any]]
-    fields = [("ts", float), ("step", int), ("msg", str), ("rank", int), ("pid", int)]
-    fields += [(name, float | None, None) for name in LEAN]
-    record = msgspec.defstruct("Beat", fields, gc=False)
+    fields = [("ts", float), ("pid", Literal[shape.pids]), ("rank", Literal[shape.rank]), ("step", int), ("msg", str)]
+    names: dict[str, str] = {}
+    for letter, keys, kind, absent in (
+        ("n", shape.numbers, float | None, float("nan")),
+        ("o", shape.others, Any, None),
+        ("s", shape.single, str | float | int | bool | None, None),
+    ):
+        fields += [(f"{letter}{i}", kind, absent) for i in range(len(keys))]
+        names |= {f"{letter}{i}": key for i, key in enumerate(keys)}
+    try:
+        record = msgspec.defstruct("Beat", fields, gc=False, rename=names, forbid_unknown_fields=shape.closed)
+    except ValueError:  # a name with a quote or a control character
+        return None
     decode: Callable[[bytes], list[Any]] = msgspec.json.Decoder(record).decode_lines
     return decode

@@ -6,6 +6,8 @@ Records are decoded and taken in a block at a time; only a block that is damaged
 from __future__ import annotations
 
 import json
+import operator
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +18,8 @@ import numpy.typing as npt
 
 from validator.collect.beats import Beats
 from validator.collect.clock import Gaps, clock_jumps
-from validator.collect.decode import LEAN, decode_all, decode_lean
-from validator.collect.intake import Digest, Intake, blocks, printable
+from validator.collect.decode import LEAN, decode_all, decode_shaped
+from validator.collect.intake import Digest, Intake, blocks, line_ends, printable
 from validator.collect.order import rising
 from validator.collect.table import ALIASES
 from validator.model.measure import SourceFile
@@ -124,15 +126,14 @@ def read_heartbeat(
 
 def _take_block(block: bytes, first_line: int, beats: Beats) -> int:
     """Read one block; the number of line ends in it."""
-    count = block.count(b"\n")
-    known = bool(beats.records)
-    start = 0 if known else block.find(b"\n") + 1
+    count = line_ends(block)
+    start = 0 if beats.records else block.find(b"\n") + 1
     if start:  # the first record shows which process writes; it is the only one that may be new in a sound block
         _take_line(block[: start - 1], first_line, beats, cut=False)
         beats.flush()
     rest, first_line = block[start:], first_line + (1 if start else 0)
     whole = rest.endswith(b"\n")
-    if whole and beats.records and _at_once(rest, count - (1 if start else 0), beats, brief=known):
+    if whole and beats.records and _at_once(rest, count - (1 if start else 0), beats):
         return count
     raw = rest.split(b"\n")
     if whole or not rest:
@@ -143,14 +144,15 @@ def _take_block(block: bytes, first_line: int, beats: Beats) -> int:
     return count
 
 
-def _at_once(block: bytes, count: int, beats: Beats, *, brief: bool) -> bool:
-    """Take a sound block in one go; `brief` once it is known under which names the fields go."""
-    if brief and beats.wanted is not None and beats.columns and beats.columns.keys() <= set(LEAN):
-        lean = decode_lean(block, count)
-        if lean is not None and beats.take_lean(lean):
+def _at_once(block: bytes, count: int, beats: Beats) -> bool:
+    """Take a sound block in one go: by the shape of those before it, or else as whole records."""
+    shape = beats.shape()
+    if shape is not None:
+        records = decode_shaped(block, count, shape)
+        if records is not None and beats.take_shaped(records, shape):
             return True
-    records = decode_all(block, count)
-    return records is not None and beats.take_block(records)
+    whole = decode_all(block, count)
+    return whole is not None and beats.take_block(whole)
 
 
 def _take_line(raw: bytes, line: int, beats: Beats, *, cut: bool) -> None:
@@ -171,9 +173,10 @@ def _take_line(raw: bytes, line: int, beats: Beats, *, cut: bool) -> None:
 
 
 def _finish(beats: Beats, source: SourceFile, path: Path, intake: Intake, *, brief: bool) -> Heartbeat:
-    steps, seconds = _joined(beats.marks)
+    steps, seconds = _array(beats.mark_steps, np.int64), _array(beats.mark_times, np.float64)
     kept = rising(steps, steps, (), _say_nothing)
-    steps, seconds = steps[kept], seconds[kept]
+    if kept.size < steps.size:
+        steps, seconds = steps[kept], seconds[kept]
     if beats.gaps.back:
         furthest = beats.gaps.furthest_back_s
         intake.note("clock-jump", f"the clock goes back {beats.gaps.back} times, by up to {furthest:.0f} s", path)
@@ -197,32 +200,43 @@ def _finish(beats: Beats, source: SourceFile, path: Path, intake: Intake, *, bri
 def _columns(beats: Beats) -> Columns:
     """The columns, each rid of what a later part of the file repeats; equal steps are kept once."""
     made: dict[str, tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]] = {}
-    known: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.intp], npt.NDArray[np.int64]]] = []
+    known: list[_Steps] = []
     for name in sorted(beats.columns, key=lambda name: name in ALIASES):  # the contract's own name comes first
-        raw, values = _joined(beats.columns.pop(name))
-        if not raw.size:
+        column = beats.columns.pop(name)
+        values = _array(column.values, np.float64)
+        if not values.size:
             continue
-        same = next((one for one in known if one[0].size == raw.size and np.array_equal(one[0], raw)), None)
+        same = next((one for one in known if one.same(column.steps)), None)
         if same is None:
-            kept = rising(raw, raw, (), _say_nothing)
-            whole = kept.size == raw.size
-            same = (raw, kept, raw if whole else raw[kept])
+            same = _Steps(column.steps)
             known.append(same)
         shown = printable(name, limit=100)
-        column = (same[2], values if same[1].size == values.size else values[same[1]])
-        made.setdefault(ALIASES.get(shown, shown), column)
+        made.setdefault(ALIASES.get(shown, shown), (same.steps, values if same.whole else values[same.kept]))
     return made
 
 
-def _joined(
-    pieces: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]],
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-    if not pieces:
-        return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float64)
-    if len(pieces) == 1:
-        return pieces[0]
-    steps, values = zip(*pieces, strict=True)
-    return np.concatenate(steps), np.concatenate(values)
+class _Steps:
+    """The steps of a column, put together and rid of repeats."""
+
+    def __init__(self, pieces: list[npt.NDArray[np.int64]]) -> None:
+        self._pieces = pieces
+        self._raw = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        self.kept = rising(self._raw, self._raw, (), _say_nothing)
+        self.whole = self.kept.size == self._raw.size
+        self.steps = self._raw if self.whole else self._raw[self.kept]
+
+    def same(self, pieces: list[npt.NDArray[np.int64]]) -> bool:
+        """Whether these pieces are the same steps: the same objects, or equal ones."""
+        if len(pieces) == len(self._pieces) and all(map(operator.is_, pieces, self._pieces)):
+            return True
+        if sum(map(len, pieces)) != len(self._raw):
+            return False
+        return np.array_equal(self._raw, np.concatenate(pieces))
+
+
+def _array(values: array[Any], dtype: type[np.generic]) -> npt.NDArray[Any]:
+    """The same memory as an array of numpy's, which an empty one has none of."""
+    return np.frombuffer(values, dtype=dtype) if values else np.empty(0, dtype=dtype)
 
 
 def _say_nothing(code: str, text: str, line: int | None) -> None:

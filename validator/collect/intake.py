@@ -10,11 +10,15 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from validator.model.measure import Irregularity, SourceFile
 
-__all__ = ["Intake", "age_before", "blocks", "clean", "parse_time_s", "printable", "read_small"]
+__all__ = ["Intake", "age_before", "blocks", "clean", "line_ends", "parse_time_s", "printable", "read_small"]
 
-BLOCK_BYTES = 4 * 2**20
+BLOCK_BYTES = 2**20
+"""What is read at once: little enough to stay in a processor's cache with what is made of it."""
+
 SMALL_BYTES = 64 * 2**20
 CLOCK_SLACK_S = 2.0
 """File systems and clocks disagree by up to a second or two; less than this is not evidence of anything."""
@@ -135,6 +139,11 @@ def blocks(path: Path, digest: Digest, *, block_bytes: int = BLOCK_BYTES) -> Ite
                 yield data[:cut]
     if rest:
         yield rest
+
+
+def line_ends(block: bytes) -> int:
+    """Number of line ends in a block; on long lines several times as fast as `bytes.count`."""
+    return int(np.count_nonzero(np.frombuffer(block, dtype=np.uint8) == 10))
 
 
 def read_small(path: Path, intake: Intake, *, what: str) -> tuple[bytes, SourceFile] | None:

@@ -21,6 +21,8 @@ def rising(steps: Steps, lines: Steps, restarts: tuple[int, ...], note: Note) ->
     are left out. `steps` and `lines` are `[n]`; `note(code, message, line)` is told of each kind once.
     """
     kept = np.arange(len(steps), dtype=np.intp)
+    if not restarts and (steps[1:] > steps[:-1]).all():
+        return kept
     kept = _drop_repeats(steps, lines, kept, note)
     kept = _drop_strays(steps, lines, kept, note)
     return _keep_last_run(steps, lines, kept, restarts, note)

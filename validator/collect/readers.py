@@ -6,9 +6,10 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,11 +44,11 @@ class Reading:
 
     def __init__(self, orders: Mapping[int, _Order], futures: Mapping[int, Future[_Read]]) -> None:
         self._orders = orders
-        self._futures = futures
+        self._futures = dict(futures)
 
     def take(self, rank: int, intake: Intake) -> Heartbeat | None:
         """A rank's heartbeat; what was noted while reading it goes to `intake`. None when it holds nothing."""
-        future = self._futures.get(rank)
+        future = self._futures.pop(rank, None)  # it would keep all columns of the file, wanted or not
         heartbeat, noted = _read(self._orders[rank]) if future is None else future.result()
         intake.irregularities.extend(noted.irregularities)
         intake.sources.update(noted.sources)
@@ -69,15 +70,15 @@ def reading(paths: Mapping[int, Path], *, root: Path, limit_s: float) -> Iterato
     if processes < 2 or sum(_size(path) for path in paths.values()) < LARGE_BYTES:
         yield Reading(orders, {})
         return
-    started: list[subprocess.Popen[bytes]] = []
+    crew = _Crew()
     pool = ThreadPoolExecutor(processes, thread_name_prefix="heartbeat")
     try:
-        yield Reading(orders, {rank: pool.submit(_elsewhere, order, started) for rank, order in orders.items()})
+        yield Reading(orders, {rank: pool.submit(crew.read, order) for rank, order in orders.items()})
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-        for process in started:
-            process.kill()
+        crew.dismiss()
         pool.shutdown(wait=True)
+        crew.close()
 
 
 def _size(path: Path) -> int:
@@ -93,10 +94,61 @@ def _read(order: _Order) -> _Read:
     return heartbeat, noted
 
 
-def _elsewhere(order: _Order, started: list[subprocess.Popen[bytes]]) -> _Read:
-    """Read in a process of its own; here, where that process cannot be had or does not answer."""
+class _Crew:
+    """Processes that read one file after another, one process for each thread that asks; `dismiss` ends them."""
+
+    def __init__(self) -> None:
+        self._own = threading.local()
+        self._all: list[subprocess.Popen[bytes]] = []
+        self._lock = threading.Lock()
+        self._dismissed = False
+
+    def read(self, order: _Order) -> _Read:
+        """Read in this thread's process; here, where that process cannot be had or does not answer."""
+        process = self._process()
+        if process is None or process.stdin is None or process.stdout is None:
+            return _read(order)
+        try:
+            pickle.dump(order, process.stdin)
+            process.stdin.flush()
+            found: _Read = pickle.load(process.stdout)  # straight from the pipe: the whole answer is there only once
+        except (OSError, EOFError, pickle.UnpicklingError):
+            if self._dismissed:
+                raise
+            process.kill()
+            self._own.process = None
+            return _read(order)
+        return found
+
+    def _process(self) -> subprocess.Popen[bytes] | None:
+        if not hasattr(self._own, "process"):
+            with self._lock:
+                self._own.process = None if self._dismissed else _started()
+                if self._own.process is not None:
+                    self._all.append(self._own.process)
+        process: subprocess.Popen[bytes] | None = self._own.process
+        return process
+
+    def dismiss(self) -> None:
+        """End every process, whatever it is doing, and start no further one."""
+        with self._lock:
+            self._dismissed = True
+            for process in self._all:
+                process.kill()
+
+    def close(self) -> None:
+        """Wait for the processes' ends, once no thread asks any more."""
+        for process in self._all:
+            for pipe in (process.stdin, process.stdout):
+                with suppress(OSError):  # what an ended process did not take
+                    if pipe is not None:
+                        pipe.close()
+            process.wait()
+
+
+def _started() -> subprocess.Popen[bytes] | None:
     try:
-        process = subprocess.Popen(
+        return subprocess.Popen(
             [sys.executable, "-m", "validator.collect.readers"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -104,21 +156,7 @@ def _elsewhere(order: _Order, started: list[subprocess.Popen[bytes]]) -> _Read:
             env={**os.environ, "PYTHONPATH": _path(), "OMP_NUM_THREADS": "1"},
         )
     except OSError:
-        return _read(order)
-    started.append(process)
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        with process.stdin, process.stdout:
-            pickle.dump(order, process.stdin)
-            process.stdin.close()
-            found: _Read = pickle.load(process.stdout)  # straight from the pipe: the whole answer is there only once
-        process.wait()
-    except (OSError, EOFError, pickle.UnpicklingError):
-        process.kill()
-        process.wait()
-        return _read(order)
-    return found
+        return None
 
 
 def _path() -> str:
@@ -127,12 +165,17 @@ def _path() -> str:
 
 
 def _serve() -> None:
-    """Answer one order: read it from stdin, write the heartbeat to stdout."""
+    """Answer orders until there are no more: read each from stdin, write the heartbeat to stdout."""
     import gc
 
     gc.disable()  # millions of records without a cycle among them
-    order: _Order = pickle.loads(sys.stdin.buffer.read())
-    pickle.dump(_read(order), sys.stdout.buffer, protocol=5)
+    while True:
+        try:
+            order: _Order = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        pickle.dump(_read(order), sys.stdout.buffer, protocol=5)
+        sys.stdout.buffer.flush()
 
 
 if __name__ == "__main__":

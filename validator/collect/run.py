@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from validator.collect import derive, logs
+from validator.collect.gathered import Gathered, declared
 from validator.collect.intake import Intake, parse_time_s, printable
 from validator.collect.junit import read_junit
 from validator.collect.loader import read_smoke
 from validator.collect.probe import read_probe
-from validator.collect.training import Gathered, declared, read_training
+from validator.collect.training import read_training
 from validator.collect.trouble import scan
 from validator.model.measure import ScalarValue
 from validator.model.outcome import Outcome

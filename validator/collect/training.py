@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from validator.collect import derive, logs
 from validator.collect.clock import longest_s
-from validator.collect.decode import LEAN
-from validator.collect.heartbeat import Heartbeat, find_heartbeats
+from validator.collect.gathered import Gathered, declared, duration_s, unit_of
+from validator.collect.heartbeat import find_heartbeats
 from validator.collect.instruments import read_instruments
-from validator.collect.intake import CLOCK_SLACK_S, Intake, age_before, parse_time_s, printable
+from validator.collect.intake import CLOCK_SLACK_S, age_before, parse_time_s, printable
 from validator.collect.loader import read_loader
-from validator.collect.readers import Reading, reading
+from validator.collect.ranks import fill_from_rank_0, read_heartbeats
+from validator.collect.readers import reading
 from validator.collect.table import ALIASES, Table, read_table
-from validator.collect.telemetry import read_samples, read_telemetry
+from validator.collect.telemetry import disturbed_somewhere, read_samples, read_telemetry
 from validator.collect.trainer import flat, open_scalars, read_json_object
-from validator.model.catalogue import METRICS
-from validator.model.measure import ScalarValue
-from validator.model.outcome import Outcome
 from validator.model.result import Series
-from validator.model.runbook import TrainerMetrics
 
-__all__ = ["Gathered", "declared", "read_training"]
+__all__ = ["read_training"]
 
 _MOST_RANKS = 2**20
 _ACCOUNT = ("requested", "effective")
@@ -38,68 +32,21 @@ _FURTHER = {
 _BY_STEP = ("k_stats.csv", "val.csv")
 
 
-@dataclass
-class Gathered:
-    """A result in the making."""
-
-    run: str
-    out: Path
-    intake: Intake
-    metrics: TrainerMetrics
-    warmup_steps: int = 0
-    world_size: int | None = None
-    started_s: float | None = None
-    outcome: Outcome | None = None
-    lenient: bool = False
-    series: dict[str, Series] = field(default_factory=dict)
-    rank_series: dict[int, dict[str, Series]] = field(default_factory=dict)
-    heartbeats: dict[int, Heartbeat] = field(default_factory=dict)
-    scalars: dict[str, ScalarValue] = field(default_factory=dict)
-    env: dict[str, Any] | None = None
-    requested: dict[str, Any] | None = None
-    effective: dict[str, Any] | None = None
-    extra: dict[str, Any] = field(default_factory=dict)
-
-
 def read_training(state: Gathered, found: logs.LogFiles) -> None:
     """All that a trainer writes, then what follows from it."""
     _read_env(state)
     _read_metrics(state)
     paths = find_heartbeats(state.out, state.metrics.heartbeat) if state.metrics.heartbeat is not None else {}
-    with reading(paths, root=state.intake.root, limit_s=longest_s(_duration_s(state))) as heartbeats:
+    with reading(paths, root=state.intake.root, limit_s=longest_s(duration_s(state))) as heartbeats:
         _read_csv(state)
-        _read_heartbeats(state, paths, heartbeats)
+        read_heartbeats(state, paths, heartbeats)
     _read_stdout(state, found)
-    _fill_from_rank_0(state)
+    fill_from_rank_0(state)
     _derive(state)
     _read_halt(state)
     _read_further(state)
     if state.lenient and not state.series:
         state.intake.note("missing-file", "the folder holds no measurements: no training.csv, no heartbeat", state.out)
-
-
-def declared(state: Gathered, name: str | None, what: str) -> Path | None:
-    """The file of that name if it is there; its absence and its age are noted."""
-    if name is None:
-        return None
-    path = state.out / name
-    if not path.is_file():
-        if not state.lenient:
-            state.intake.note("missing-file", f"{what} {name} was not written", path)
-        return None
-    _check_age(state, path, what)
-    return path
-
-
-def _check_age(state: Gathered, path: Path, what: str) -> None:
-    """A file from before the process started, or from elsewhere, is not this run's."""
-    age_s = age_before(path, state.started_s)
-    if age_s is not None:
-        state.intake.note("foreign-results", f"{what} was last written {age_s:.0f} s before this run was started", path)
-    if path.is_symlink():
-        root = state.intake.root.resolve()
-        if not path.resolve().is_relative_to(root):
-            state.intake.note("foreign-results", f"{what} is a link to a file outside this folder", path)
 
 
 def _read_env(state: Gathered) -> None:
@@ -139,26 +86,13 @@ def _read_metrics(state: Gathered) -> None:
         state.scalars |= open_scalars("metrics", flat(content) or {}, source.path)
 
 
-def _unit(state: Gathered, name: str) -> str:
-    known = METRICS.get(name)
-    return known.unit if known else state.metrics.extra.get(name, _unit_by_suffix(name))
-
-
-def _unit_by_suffix(name: str) -> str:
-    """Names carry their unit by convention: `_s`, `_ms`, `_mib`, `_pct`."""
-    for suffix, unit in (("_per_s", ""), ("_ms", "ms"), ("_s", "s"), ("_mib", "MiB"), ("_gib", "GiB"), ("_pct", "%")):
-        if name.endswith(suffix):
-            return unit
-    return ""
-
-
 def _add_table(state: Gathered, table: Table, *, prefix: str = "") -> None:
     for raw, (steps, values) in table.columns.items():
         column = ALIASES.get(raw, raw)
         name = f"{prefix}{column}"
         if name not in state.series:
             state.series[name] = Series(
-                name=name, unit=_unit(state, column), steps=steps, values=values, source=table.source
+                name=name, unit=unit_of(state, column), steps=steps, values=values, source=table.source
             )
 
 
@@ -180,65 +114,6 @@ def _read_stdout(state: Gathered, found: logs.LogFiles) -> None:
         _add_table(state, table)
 
 
-def _read_heartbeats(state: Gathered, paths: Mapping[int, Path], heartbeats: Reading) -> None:
-    pattern = state.metrics.heartbeat
-    if pattern is None:
-        return
-    if not paths:
-        if not state.lenient:
-            state.intake.note("missing-file", f"heartbeat {pattern} was not written", state.out / pattern)
-        return
-    for rank, path in paths.items():
-        _check_age(state, path, f"heartbeat of rank {rank}")
-        heartbeat = heartbeats.take(rank, state.intake)
-        if heartbeat is None:
-            continue
-        state.heartbeats[rank] = heartbeat
-        first_s = heartbeat.gaps.first
-        if first_s is not None and state.started_s is not None and first_s < state.started_s - CLOCK_SLACK_S:
-            state.intake.note(
-                "foreign-results",
-                f"its first record is from {state.started_s - first_s:.0f} s before this run was started",
-                path,
-                1,
-            )
-        state.rank_series[rank] = {
-            name: Series(
-                name=name, unit=_unit(state, name), steps=steps, values=values, source=heartbeat.source, rank=rank
-            )
-            for name, (steps, values) in heartbeat.columns.items()
-        }
-    _check_ranks(state, pattern, set(paths))
-
-
-def _check_ranks(state: Gathered, pattern: str, present: set[int]) -> None:
-    if "{rank}" not in pattern or state.world_size is None:
-        return
-    where = state.out / pattern
-    missing = sorted(set(range(state.world_size)) - present)
-    surplus = sorted(rank for rank in present if rank >= state.world_size)
-    if missing:
-        state.intake.note("missing-rank", f"no heartbeat of rank {', '.join(map(str, missing))}", where)
-    if surplus:
-        state.intake.note(
-            "foreign-results",
-            f"heartbeat of rank {', '.join(map(str, surplus))} in a run of {state.world_size} ranks",
-            where,
-        )
-
-
-def _fill_from_rank_0(state: Gathered) -> None:
-    """What no table holds is taken from the lowest rank's heartbeat; by rank only what all are judged by is kept."""
-    if not state.rank_series:
-        return
-    lowest = min(state.rank_series)
-    for name, own in state.rank_series[lowest].items():
-        state.series.setdefault(name, own)
-    brief = {name: own for name, own in state.rank_series[lowest].items() if name in LEAN}
-    state.rank_series[lowest] = brief
-    state.heartbeats[lowest] = replace(state.heartbeats[lowest], columns={})
-
-
 def _tokens_per_step(state: Gathered) -> float | None:
     for account in (state.env, state.effective):
         value = (account or {}).get("tokens_per_step")
@@ -250,7 +125,7 @@ def _tokens_per_step(state: Gathered) -> float | None:
 def _derive(state: Gathered) -> None:
     first = state.heartbeats.get(min(state.heartbeats)) if state.heartbeats else None
     for name, made in derive.step_times(
-        state.series, first, _tokens_per_step(state), duration_s=_duration_s(state)
+        state.series, first, _tokens_per_step(state), duration_s=duration_s(state)
     ).items():
         state.series[name] = made
         state.extra.setdefault("derived", []).append(name)
@@ -269,11 +144,12 @@ def _derive(state: Gathered) -> None:
     samples = read_samples(telemetry, state.intake) if telemetry.is_file() else None
     if samples is not None:
         state.extra["samples"] = samples
-    if first is not None and samples is not None:
+    if first is not None:
         state.extra["step_times_s"] = first.step_times_s
+    if samples is not None:
         machine, throttled = read_telemetry(samples, telemetry, first, state.intake)
         state.series |= machine
-        jumps += throttled
+        jumps += throttled or disturbed_somewhere(samples, telemetry, first, state.series, state.intake)
     if jumps:
         state.extra["invalid_windows"] = jumps
     score = derive.straggler_score(state.rank_series, warmup_steps=state.warmup_steps)
@@ -281,10 +157,6 @@ def _derive(state: Gathered) -> None:
         state.scalars |= derive.scalar("straggler.score", score[0])
         state.extra["rank_compute_time_s"] = score[1]
     _derive_gaps(state)
-
-
-def _duration_s(state: Gathered) -> float | None:
-    return state.outcome.duration_s if state.outcome else None
 
 
 def _derive_gaps(state: Gathered) -> None:

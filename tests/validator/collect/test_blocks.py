@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 
 from tests.validator.collect.folders import START_S, record, write_csv, write_heartbeat
 from validator.collect import collect_dir, heartbeat, intake, readers
-from validator.collect.decode import LEAN, decode_lean
+from validator.collect.decode import LEAN, Shape, decode_shaped
 from validator.collect.heartbeat import Heartbeat, read_heartbeat
 from validator.collect.intake import Intake
 
@@ -91,9 +93,28 @@ def test_a_rank_read_in_brief_keeps_what_all_are_judged_by(tmp_path: Path) -> No
 
 def test_sound_records_are_decoded_without_building_what_is_not_needed(tmp_path: Path) -> None:
     path = long_run(tmp_path, ranks=1) / "heartbeat_rank0.jsonl"
-    found = decode_lean(path.read_bytes(), 402)
+    shape = Shape(rank=0, pids=(100,), numbers=("loss", "absent"))
+    found = decode_shaped(path.read_bytes(), 402, shape)
     assert found is not None, "msgspec is a dependency, so it is there"
-    assert (found[5].step, found[5].loss, hasattr(found[5], "grad_norm")) == (5, 2.995, False)
+    assert (found[5].step, found[5].n0, math.isnan(found[5].n1)) == (5, 2.995, True)
+    assert len(found[5].__struct_fields__) == 7, "five marks and two numbers"
+    assert decode_shaped(path.read_bytes(), 402, replace(shape, closed=True)) is None, "there are further fields"
+    assert decode_shaped(path.read_bytes(), 402, replace(shape, rank=1)) is None
+    assert decode_shaped(path.read_bytes(), 402, replace(shape, pids=(100, 2))) is not None
+    assert decode_shaped(path.read_bytes(), 402, replace(shape, pids=(2,))) is None
+
+
+def test_a_wanted_field_may_be_nested_in_another(tmp_path: Path) -> None:
+    """`compute: {time_s: …}` tells compute_time_s, also where it comes after blocks that did not nest it."""
+    flat = [record(step, ts=step, loss=1.0) for step in range(1, 40)]
+    nested = [record(step, ts=step, loss=1.0, compute={"time_s": 0.5}) for step in range(40, 80)]
+    path = write_heartbeat(tmp_path, [*flat, *nested])
+    with pytest.MonkeyPatch.context() as patch:
+        plain = intake.blocks
+        patch.setattr(heartbeat, "blocks", lambda p, digest: plain(p, digest, block_bytes=1000))
+        found = read_heartbeat(path, 0, Intake(tmp_path), brief=True)
+    assert found is not None
+    assert found.columns["compute_time_s"][0].tolist() == list(range(40, 80))
 
 
 def test_processes_of_their_own_read_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,6 +127,8 @@ def test_processes_of_their_own_read_the_same(tmp_path: Path, monkeypatch: pytes
     assert there.irregularities == here.irregularities
     assert there.sources == here.sources
     assert there.scalars == here.scalars
+    for own, other in zip(here.extra.pop("step_times_s"), there.extra.pop("step_times_s"), strict=True):
+        assert np.array_equal(own, other)
     assert there.extra == here.extra
     assert there.rank_series.keys() == here.rank_series.keys() == {0, 1, 2}
     for rank, series in here.rank_series.items():

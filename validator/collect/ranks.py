@@ -1,0 +1,109 @@
+"""What every rank recorded, and what the lowest one did where no table holds it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from validator.collect.decode import LEAN
+from validator.collect.gathered import Gathered, check_age, duration_s, unit_of
+from validator.collect.header import misnamed
+from validator.collect.heartbeat import Heartbeat
+from validator.collect.intake import CLOCK_SLACK_S
+from validator.collect.readers import Reading
+from validator.collect.same import Same
+from validator.model.result import Series
+
+__all__ = ["fill_from_rank_0", "read_heartbeats"]
+
+
+def read_heartbeats(state: Gathered, paths: Mapping[int, Path], heartbeats: Reading) -> None:
+    """Every rank's heartbeat becomes its series; equal arrays are kept once, and none twice."""
+    pattern = state.metrics.heartbeat
+    if pattern is None:
+        return
+    if not paths:
+        if not state.lenient:
+            state.intake.note("missing-file", f"heartbeat {pattern} was not written", state.out / pattern)
+        return
+    same, lowest = Same(), min(paths)
+    for rank, path in paths.items():
+        check_age(state, path, f"heartbeat of rank {rank}")
+        heartbeat = heartbeats.take(rank, state.intake)
+        if heartbeat is None:
+            continue
+        first_s = heartbeat.gaps.first
+        late_s = _after_the_end(state, first_s)
+        if late_s is not None:
+            state.intake.note(
+                "foreign-results", f"its first record is dated {late_s:.0f} s after this run had ended", path, 1
+            )
+        if first_s is not None and state.started_s is not None and first_s < state.started_s - CLOCK_SLACK_S:
+            state.intake.note(
+                "foreign-results",
+                f"its first record is from {state.started_s - first_s:.0f} s before this run was started",
+                path,
+                1,
+            )
+        if rank == lowest:
+            _check_names(state, heartbeat)
+        state.rank_series[rank] = {
+            name: Series(
+                name=name,
+                unit=unit_of(state, name),
+                steps=same.of("step", steps),
+                values=same.of(name, values),
+                source=heartbeat.source,
+                rank=rank,
+            )
+            for name, (steps, values) in heartbeat.columns.items()
+            if name in LEAN or name not in state.series
+        }
+        state.heartbeats[rank] = replace(heartbeat, columns={})  # held in memory once
+    _check_ranks(state, pattern, set(paths))
+
+
+def _after_the_end(state: Gathered, first_s: float | None) -> float | None:
+    """Seconds by which a first record is dated behind the end of the attempt; None when it is not."""
+    took_s = duration_s(state)
+    if first_s is None or state.started_s is None or took_s is None:
+        return None
+    late_s = first_s - (state.started_s + took_s)
+    return late_s if late_s > CLOCK_SLACK_S else None
+
+
+def _check_names(state: Gathered, heartbeat: Heartbeat) -> None:
+    """A column of the table that goes by a garbled name is told by its values, which rank 0 recorded as well."""
+    path = state.out / (state.metrics.csv or "training.csv")
+    own = state.intake.name(path)
+    table = {name: (one.steps, one.values) for name, one in state.series.items() if one.source.path == own}
+    for wrong in misnamed(table, heartbeat.columns):
+        state.intake.note("garbage-header", wrong, path, 1)
+
+
+def _check_ranks(state: Gathered, pattern: str, present: set[int]) -> None:
+    if "{rank}" not in pattern or state.world_size is None:
+        return
+    where = state.out / pattern
+    missing = sorted(set(range(state.world_size)) - present)
+    surplus = sorted(rank for rank in present if rank >= state.world_size)
+    if missing:
+        state.intake.note("missing-rank", f"no heartbeat of rank {', '.join(map(str, missing))}", where)
+    if surplus:
+        state.intake.note(
+            "foreign-results",
+            f"heartbeat of rank {', '.join(map(str, surplus))} in a run of {state.world_size} ranks",
+            where,
+        )
+
+
+def fill_from_rank_0(state: Gathered) -> None:
+    """What no table holds is taken from the lowest rank's heartbeat; by rank only what all are judged by is kept."""
+    if not state.rank_series:
+        return
+    lowest = min(state.rank_series)
+    for name, own in state.rank_series[lowest].items():
+        state.series.setdefault(name, own)
+    brief = {name: own for name, own in state.rank_series[lowest].items() if name in LEAN}
+    state.rank_series[lowest] = brief
