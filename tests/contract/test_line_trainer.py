@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -23,13 +24,14 @@ def train(folder: Path, *arguments: str, launcher: tuple[str, ...] = ()) -> Resu
     logs = folder / "logs"
     logs.mkdir(parents=True)
     command = [sys.executable, *launcher, str(TRAINER), "--out", str(folder), "--batch-size", "200", *arguments]
+    started_s = time.time()
     with (logs / "stdout.log").open("w") as out, (logs / "stderr.log").open("w") as err:
         env = {**os.environ, "OMP_NUM_THREADS": "1"}
         subprocess.run(command, stdout=out, stderr=err, check=True, timeout=120, env=env)
     metrics = BY_STDOUT if "stdout" in arguments else BY_CSV
     nproc = 2 if launcher else 0
     return collect_run(
-        spec(out=folder.name, metrics=metrics, nproc=nproc), run_dir=folder.parent, outcome=outcome(started_s=1.0)
+        spec(out=folder.name, metrics=metrics, nproc=nproc), run_dir=folder.parent, outcome=outcome(started_s=started_s)
     )
 
 

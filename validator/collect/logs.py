@@ -114,6 +114,20 @@ def _float(text: str | None) -> float | None:
         return None
 
 
+_GOES_ON = re.compile(r"[0-9]|\.[0-9]|,[0-9]{3}(?![0-9])|[eE][-+]?[0-9]|[kKMG](?![A-Za-z])")
+"""What makes a number longer, or another one: `1.5` of `1.5e+20`, `1` of `1,200`, `39` of `39k`."""
+
+
+def _cut(match: re.Match[str], name: str) -> bool:
+    """Whether a group holds only the beginning of the number that was printed."""
+    text = match[name]
+    return text is not None and text[-1:].isdigit() and _GOES_ON.match(match.string, match.end(name)) is not None
+
+
+def _whole_number(match: re.Match[str], end: int) -> str:
+    return printable(match.string[match.start() : end + 12], limit=60)
+
+
 def series(path: Path, pattern: str, intake: Intake) -> Table | None:
     """Series from the named groups of `pattern`, searched in each line; `step` is the step, the rest are values.
 
@@ -124,9 +138,14 @@ def series(path: Path, pattern: str, intake: Intake) -> Table | None:
     steps, lines = array("q"), array("q")
     values = {name: array("d") for name in names}
     present = {name: array("b") for name in names}
+    cut: list[tuple[int, str]] = []
     try:
         for number, text in _lines(path, digest):
             match = wanted.search(text)
+            short = next((name for name in wanted.groupindex if _cut(match, name)), None) if match else None
+            if match is not None and short is not None:
+                cut.append((number, f"{short}={match[short]!r} in {_whole_number(match, match.end(short))!r}"))
+                continue
             step = _float(match["step"]) if match else None
             if match is None or step is None or not abs(step) < 2**53 or step != int(step):
                 continue
@@ -140,6 +159,9 @@ def series(path: Path, pattern: str, intake: Intake) -> Table | None:
         intake.note("unreadable", f"the log cannot be read: {error.strerror or error}", path)
         return None
     source = intake.add_source(path, sha256=digest.sha256, size=digest.size)
+    if cut:
+        message = f"{len(cut)} lines hold a number of which the pattern takes the beginning alone; first: {cut[0][1]}"
+        intake.note("garbage-cell", message, path, cut[0][0])
     if not steps:
         intake.note("no-match", f"no line of the log matches the pattern {pattern!r}", path)
         return Table({}, source, 0)
@@ -157,11 +179,14 @@ def last_groups(path: Path, pattern: str, intake: Intake) -> dict[str, ScalarVal
     """The last match of each named group over all lines, as `metrics.<group>`; a number where it reads as one."""
     digest, wanted = Digest(), re.compile(pattern)
     found: dict[str, str] = {}
+    cut: set[str] = set()
     try:
         for _, text in _lines(path, digest):
             match = wanted.search(text)
             if match is not None:
                 found.update({name: value for name, value in match.groupdict().items() if value is not None})
+                short = {name for name in wanted.groupindex if _cut(match, name)}
+                cut = (cut | short) - {name for name in found if match[name] is not None and name not in short}
     except OSError as error:
         intake.note("unreadable", f"the log cannot be read: {error.strerror or error}", path)
         return {}
@@ -169,7 +194,14 @@ def last_groups(path: Path, pattern: str, intake: Intake) -> dict[str, ScalarVal
     if not found:
         intake.note("no-match", f"no line of the output matches the pattern {pattern!r}", path)
     scalars = {}
+    for name in sorted(cut):
+        message = (
+            f"the pattern takes the beginning alone of the number that is {name}, {found[name]!r}; write [-+.eE0-9]+"
+        )
+        intake.note("garbage-cell", message, path)
     for name, text in found.items():
+        if name in cut:
+            continue
         number = _float(text)
         value: float | str = printable(text) if number is None else number
         scalars[f"metrics.{name}"] = ScalarValue(value=value, source=source.path)

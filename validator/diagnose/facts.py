@@ -24,6 +24,7 @@ __all__ = ["LogHit", "PhaseFacts", "RunFacts", "ValidationFacts", "same_value"]
 
 Floats = npt.NDArray[np.float64]
 
+
 @dataclass(frozen=True)
 class LogHit:
     """A line of a log that gives a kind of trouble away."""

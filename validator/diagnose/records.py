@@ -16,7 +16,7 @@ from validator.model.verdict import Evidence, Finding
 __all__ = ["clock_jump", "damaged_evidence", "missing_evidence"]
 
 _DAMAGE = (
-    *("garbage-row", "garbage-cell", "short-row", "long-row", "nul-bytes", "no-step-column"),
+    *("garbage-header", "garbage-row", "garbage-cell", "short-row", "long-row", "nul-bytes", "no-step-column"),
     *(
         "garbage-line",
         "truncated-line",
@@ -65,7 +65,8 @@ def _relied_on(run: RunFacts, irregularity: Irregularity) -> bool:
     declared = {PurePosixPath(one).name for one in (metrics.csv, metrics.env, metrics.metrics) if one}
     before, _, after = PurePosixPath(metrics.heartbeat or "").name.partition("{rank}")
     beat = bool(metrics.heartbeat) and name.startswith(before) and name.endswith(after)
-    return beat or name in declared or (run.spec.kind == "pytest" and name == "junit.xml")
+    printed = metrics.stdout is not None and name == "stdout.log"
+    return beat or printed or name in declared or (run.spec.kind == "pytest" and name == "junit.xml")
 
 
 def _not_finite(run: RunFacts) -> Iterator[Evidence]:

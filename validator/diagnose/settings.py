@@ -9,6 +9,9 @@ import numpy as np
 
 from validator.diagnose.facts import RunFacts, same_value
 from validator.diagnose.rule import evidence, found, percent
+from validator.judge.config import untold
+from validator.judge.window import covered_steps
+from validator.model.record import RunRecord
 from validator.model.verdict import Finding
 
 __all__ = [
@@ -35,6 +38,7 @@ _OPEN = frozenset({"auto", "none", "null", "", "default"})
 
 _PLACES = frozenset({"out", "out_dir", "output", "output_dir", "config", "config_file", "run_name", "name"})
 _TOKEN_TOLERANCE = 0.1
+_LONGER, _LONGER_S = 1.1, 2.0
 
 
 def _differences(run: RunFacts) -> dict[str, tuple[Any, Any]]:
@@ -81,7 +85,7 @@ def config_ignored(run: RunFacts) -> Iterator[Finding]:
             because=[evidence(ranks[0].message, ranks[0].path, "world_size")],
             next_step="Start the trainer under torchrun and let it read WORLD_SIZE, then run again.",
         )
-    if not different and not run.ran:
+    if not different and not {"seq_len", "batch_size"} <= run.ran.keys():
         yield from _tokens_disagree(run)
 
 
@@ -106,6 +110,8 @@ def _measured_tokens(run: RunFacts) -> float | None:
 def _tokens_disagree(run: RunFacts) -> Iterator[Finding]:
     """Without an effective config, rate × step time still tells how many tokens a step really had."""
     measured, expected = _measured_tokens(run), run.expected_tokens
+    if not measured and expected:
+        yield from _tokens_take_longer(run, expected)
     if not measured or not expected or abs(measured / expected - 1) <= _TOKEN_TOLERANCE:
         return
     yield found(
@@ -117,12 +123,36 @@ def _tokens_disagree(run: RunFacts) -> Iterator[Finding]:
             evidence(f"toks_per_s × step_time_s ≈ {measured:,.0f}", run.source("toks_per_s")),
             evidence(f"batch_size × accum × seq_len × ranks = {expected:,.0f}"),
         ],
+        next_step="Have the trainer write its effective batch_size, accum and seq_len into env.json, and compare; "
+        "batch_size counts the sequences of one rank and micro-batch.",
+    )
+
+
+def _tokens_take_longer(run: RunFacts, expected: float) -> Iterator[Finding]:
+    """At the rate that is told, the tokens that were asked for take longer than the whole run did."""
+    rate = run.series("toks_per_s")
+    if rate is None or run.outcome is None or not (np.isfinite(rate.values) & (rate.values > 0)).all():
+        return
+    fewest = expected / run.world_size / max(1.0, run.number("accum", "grad_accum") or 1.0)
+    needed_s = fewest * float((covered_steps(rate.steps) / rate.values)[1:].sum())
+    duration_s = run.outcome.duration_s
+    if needed_s <= _LONGER * duration_s + _LONGER_S:
+        return
+    yield found(
+        "config-ignored",
+        f"At the rate that the trainer tells, steps of {fewest:,.0f} tokens, the fewest that the settings can mean, "
+        f"take {needed_s:,.0f} s; the run took {duration_s:,.0f} s. Its steps were smaller, or its rate is wrong.",
+        severity="veto",
+        confidence="medium",
+        because=[evidence(f"toks_per_s over {len(rate.steps)} rows", rate.source.path)],
         next_step="Have the trainer write its effective batch_size, accum and seq_len into env.json, and compare.",
     )
 
 
 def config_unknown(run: RunFacts) -> Iterator[Finding]:
-    """The trainer does not say what it ran, so nobody knows."""
+    """The trainer does not say what it ran, or not all of it, so nobody knows."""
+    if run.training and run.ran:
+        yield from _untold_workload(run)
     if not run.training or run.ran or (run.spec.phase == "inspect" and not run.result.series):
         return
     if run.steps_done is None:
@@ -135,6 +165,20 @@ def config_unknown(run: RunFacts) -> Iterator[Finding]:
         next_step="Let the trainer write env.json with `requested` and `effective` (docs/trainer-contract.md) and "
         "name it in trainer.metrics.env.",
     )
+
+
+def _untold_workload(run: RunFacts) -> Iterator[Finding]:
+    """Settings that decide how much work a step is, and that a trainer which tells others does not tell."""
+    silent = [name for name in untold(RunRecord(run.spec, run.outcome, run.result)) if name in _WORKLOAD]
+    if silent:
+        yield found(
+            "config-unknown",
+            f"The trainer was given {', '.join(silent)} and does not tell what it ran of it.",
+            severity="info",
+            because=[evidence(f"no effective.{name}", _env_path(run)) for name in silent[:4]],
+            next_step="Let the trainer write the same keys under `requested` and `effective`; a flag that it does not "
+            "know should be an error.",
+        )
 
 
 def noop_compression(run: RunFacts) -> Iterator[Finding]:

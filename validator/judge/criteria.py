@@ -17,7 +17,7 @@ import numpy as np
 from validator.judge.data import Known, PhaseData, is_exact
 from validator.judge.estimate import LEVEL, MIN_REPEATS, SECOND_LEVEL, Estimate, TooFewSamples, combine, exact
 from validator.judge.measure import NotMeasured
-from validator.judge.wording import number
+from validator.judge.wording import number, told_apart
 from validator.model.expression import (
     Binary,
     Call,
@@ -282,8 +282,9 @@ def _judge_numbers(
         return _Outcome("FAIL", message, binding, left.point, right.point)
     difference = combine("-", [left, right])
     margin = _margin(left.point, operator, right.point)
-    shown = f"{number(left.point)}{' ' + unit if unit else ''}"
-    bound = f"{number(right.point)}{' ' + unit if unit else ''}"
+    digits = told_apart(left.point, right.point)
+    shown = f"{digits[0]}{' ' + unit if unit else ''}"
+    bound = f"{digits[1]}{' ' + unit if unit else ''}"
     if difference.exact:
         holds = _holds(left.point, operator, right.point)
         message = f"{shown} is {'' if holds else 'not '}{_WORDS[operator]} {bound}."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["listed", "number", "percent"]
+__all__ = ["listed", "number", "percent", "told_apart"]
 
 
 def number(value: float) -> str:
@@ -14,6 +14,18 @@ def number(value: float) -> str:
     if abs(value) >= 1000 and abs(value) < 1e9:
         return f"{value:,.0f}"
     return f"{value:.4g}"
+
+
+def told_apart(value: float, bound: float) -> tuple[str, str]:
+    """Two numbers as people write them, with the digits that it takes to see that they differ: `38.996` and `39`."""
+    short = number(value), number(bound)
+    if value == bound or short[0] != short[1]:
+        return short
+    for digits in range(5, 18):
+        longer = f"{value:.{digits}g}", f"{bound:.{digits}g}"
+        if longer[0] != longer[1]:
+            return longer
+    return short
 
 
 def percent(fraction: float) -> str:

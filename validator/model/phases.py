@@ -93,7 +93,10 @@ class CommandPhase(ProcessPhase):
     """Any program. It passes with exit code 0 and with every criterion."""
 
     kind: Literal["command"]
-    run: str | tuple[Argument, ...] = Field(description="A shell line, or a list of arguments started without a shell.")
+    run: str | tuple[Argument, ...] = Field(
+        description="A shell line, or a list of arguments started without a shell. A line is carried out by bash with "
+        "`pipefail`, so that a program that fails in a pipe fails the phase (by sh where there is no bash)."
+    )
     stdout: str | None = Field(
         None,
         description="Regular expression with named groups; each group's last match becomes `metrics.<group>`.",

@@ -258,8 +258,14 @@ def _process_values(setup: _Setup, phase: ProcessPhase) -> dict[str, object]:
 
 def _command_run(setup: _Setup, phase: CommandPhase) -> RunSpec:
     values = _process_values(setup, phase)
-    words = ("/bin/sh", "-c", phase.run) if isinstance(phase.run, str) else phase.run
+    words = (*_shell(), phase.run) if isinstance(phase.run, str) else phase.run
     return _process_run(setup, phase, [fill(word, values) for word in words], launcher="exec", values=values)
+
+
+def _shell() -> tuple[str, ...]:
+    """What carries out a shell line: bash, where a program that fails fails its pipe (`bench | tee log`), else sh."""
+    bash = shutil.which("bash")
+    return (bash, "-o", "pipefail", "-c") if bash is not None else ("/bin/sh", "-c")
 
 
 def _pytest_run(setup: _Setup, phase: PytestPhase) -> RunSpec:

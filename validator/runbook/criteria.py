@@ -76,6 +76,7 @@ def _check_comparison(
     if len(resolved) < len(set(found)):
         return
     yield from _check_windows(resolved, runbook=runbook, place=place)
+    yield from _check_can_fail(comparison, resolved, place)
     yield from _check_kinds(comparison, resolved, place)
     yield from _check_units(comparison, resolved, place)
 
@@ -104,6 +105,39 @@ def _check_windows(resolved: dict[Reference, Resolved], *, runbook: Runbook, pla
                 f"and warmup_steps is {warmup}{source}",
                 f"set warmup_steps of {target.id} below {target.steps}, or give it more steps",
             )
+
+
+_NEVER_NEGATIVE = frozenset({"tok/s", "TFLOP/s", "s", "ms", "MiB", "blocks", "rows", "steps", "tests"})
+"""Units of what is counted or takes time."""
+
+
+def _check_can_fail(comparison: Comparison, resolved: dict[Reference, Resolved], place: _Place) -> Iterator[Problem]:
+    """A criterion that holds whatever is measured proves nothing, and looks as if it did."""
+    left, operator, right = comparison.left, comparison.operator, comparison.right
+    if operator in ("<", "<="):
+        left, right, operator = right, left, ">" if operator == "<" else ">="
+    lowest = 0.0 if right == Number(0.0) else _negative(right)
+    if isinstance(left, Reference) and isinstance(right, Reference) and left.name == right.name:
+        message = f"criterion {comparison.text!r} compares a value with itself, so it says nothing about the run"
+        yield Problem.at(place(0), message, "compare it with a bound or with another measurement")
+    elif isinstance(left, Reference) and lowest is not None and operator in (">=", ">"):
+        meaning = resolved[left]
+        counted = meaning.unit_known and meaning.unit in _NEVER_NEGATIVE and "growth" not in meaning.name
+        if counted and (operator == ">=" or lowest < 0):
+            message = f"{left.name} is never below 0, so {comparison.text!r} can never fail"
+            yield Problem.at(place(left.column), message, f"give a bound that a bad run would miss: {left.name} >= 1")
+
+
+def _negative(node: Expression) -> float | None:
+    """The value of a literal below zero, which is parsed as a difference from 0."""
+    if (
+        isinstance(node, Binary)
+        and node.operator == "-"
+        and node.left == Number(0.0)
+        and isinstance(node.right, Number)
+    ):
+        return -node.right.value if node.right.value > 0 else None
+    return None
 
 
 def _check_kinds(comparison: Comparison, resolved: dict[Reference, Resolved], place: _Place) -> Iterator[Problem]:

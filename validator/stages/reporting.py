@@ -106,7 +106,7 @@ def assemble(
         finished=finished,
         duration_s=duration_s,
         decision=decision,
-        why=why,
+        why=_as_changed(why, header.overrides) if decision == "GO" else why,
         exit_code=_exit_code(decision, record),
         phases=phases,
         findings=findings,
@@ -115,6 +115,11 @@ def assemble(
         artifacts=tuple(Artifact(path=path, bytes=size, sha256=digest) for path, size, digest in folder.artifacts()),
         validator_version=header.validator_version,
     )
+
+
+def _as_changed(why: str, overrides: Sequence[str]) -> str:
+    """A GO is about what was declared; what the command line changed in that belongs into the same breath."""
+    return f"{why} The runbook was changed by {', '.join(f'--set {one}' for one in overrides)}." if overrides else why
 
 
 def _recommended(found: Recommendation) -> Recommendation:
