@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from nsa.kernels import launch
+from nsa.kernels.operators import operator
 from nsa.kernels.problem import Problem
 
 __all__ = ["attention", "attention_backward", "attention_output"]
@@ -25,7 +26,7 @@ def _problem(q: Tensor, k_sel: Tensor, v_sel: Tensor, sizes: list[int], scale: f
     return Problem.of(q, k_sel, v_sel, sizes=(l, d, l_sel, n_sel, w), scale=scale, deterministic=deterministic)
 
 
-@torch.library.custom_op("nsa::attention", mutates_args=())
+@operator("nsa::attention")
 def attention(
     q: Tensor,
     k_cmp: Tensor,
@@ -84,7 +85,7 @@ def _(
     return out + [q.new_empty(shape, dtype=torch.int32) for shape in shapes]
 
 
-@torch.library.custom_op("nsa::attention_output", mutates_args=())
+@operator("nsa::attention_output")
 def attention_output(
     q: Tensor,
     k_cmp: Tensor,
@@ -122,7 +123,7 @@ def _(
     return q.new_empty(*q.shape[:3], v_sel.shape[-1])
 
 
-@torch.library.custom_op("nsa::attention_backward", mutates_args=())
+@operator("nsa::attention_backward")
 def attention_backward(
     do: Tensor,
     q: Tensor,

@@ -15,6 +15,7 @@ from torch import Tensor
 from nsa.kernels.api import selected_blocks
 from nsa.kernels.config import interpreting, next_power_of_2
 from nsa.kernels.decode import append_kernel, chosen_kernel, merge_kernel, score_kernel, split_kernel
+from nsa.kernels.operators import operator
 from nsa.kernels.problem import ceil_div, n_processors
 
 __all__ = [
@@ -175,7 +176,7 @@ def launch_append(new: list[Tensor], caches: tuple[Tensor, ...], lengths: Tensor
     )  # fmt: skip
 
 
-@torch.library.custom_op(
+@operator(
     "nsa::decode_append",
     mutates_args=("k_raw", "v_raw", "k_cmp", "v_cmp", "k_sel", "v_sel", "k_win", "v_win", "lengths"),
 )
@@ -198,7 +199,7 @@ def decode_append(
     launch_append(new, (k_raw, v_raw, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win), lengths, l, d)
 
 
-@torch.library.custom_op("nsa::decode_attention", mutates_args=())
+@operator("nsa::decode_attention")
 def decode_attention(
     q: Tensor,
     gates: Tensor,
