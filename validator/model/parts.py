@@ -5,12 +5,12 @@ Field descriptions are the text of `docs/runbook-reference.md`, so keep them exa
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 
 from validator.model.base import Frozen
+from validator.model.pattern import PatternError, compiled
 from validator.model.units import Duration, Size
 
 __all__ = [
@@ -79,8 +79,8 @@ class Hardware(Frozen):
     def _compiles(cls, value: str | None) -> str | None:
         if value is not None:
             try:
-                re.compile(value)
-            except re.error as error:
+                compiled(value)
+            except PatternError as error:
                 raise ValueError(
                     f"name {value!r} is not a regular expression: {error}; escape special characters with \\"
                 ) from error
@@ -108,8 +108,8 @@ class TrainerMetrics(Frozen):
         if value is None:
             return None
         try:
-            groups = re.compile(value).groupindex
-        except re.error as error:
+            groups = compiled(value).groupindex
+        except PatternError as error:
             raise ValueError(f"stdout {value!r} is not a regular expression: {error}") from error
         if "step" not in groups:
             raise ValueError("stdout has no group named `step`; add (?P<step>\\d+) where the step is printed")

@@ -7,13 +7,13 @@ Two words name something of the phase itself (`loss.last`, `outcome.rc`), three 
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
 from validator.model.catalogue import METRICS, SCALARS, STATISTICS, Metric, is_open_scalar
 from validator.model.expression import Reference
+from validator.model.pattern import PatternError, compiled
 from validator.model.runbook import (
     CommandPhase,
     DataPhase,
@@ -70,8 +70,8 @@ def _groups(pattern: str | None) -> tuple[str, ...]:
     if pattern is None:
         return ()
     try:
-        return tuple(re.compile(pattern).groupindex)
-    except re.error:
+        return tuple(compiled(pattern).groupindex)
+    except PatternError:
         return ()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
+from validator.model.pattern import PatternError, compiled
 from validator.model.placeholders import PLACEHOLDERS, unknown_placeholders
 from validator.model.runbook import (
     AbPhase,
@@ -169,8 +170,8 @@ def _command(built: Built, index: int, phase: CommandPhase) -> Iterator[Problem]
         yield Problem.at(mark, f"run of phase {phase.id} is empty", "write run: nvidia-smi")
     if phase.stdout is not None:
         try:
-            re.compile(phase.stdout)
-        except re.error as error:
+            compiled(phase.stdout)
+        except PatternError as error:
             mark = mark_at(built.root, ("phases", index, "stdout"))
             message = f"stdout of phase {phase.id} is not a regular expression: {error}"
             yield Problem.at(mark, message, "escape special characters with \\")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -77,3 +78,13 @@ def test_a_sound_runbook_with_a_piece_cut_out(text: str, start: int, length: int
 def test_any_override(override: str) -> None:
     for problem in problems(SHIPPED[0], override, f"baseline.{override}"):
         assert problem.file.startswith("--set ")
+
+
+@pytest.mark.parametrize("pattern", ["A100|[[0-9]", "[a--b]", "[0-9&&5]", "(", "(?:a){99999999999}"])
+def test_a_pattern_that_is_none_or_means_two_things_is_refused(pattern: str) -> None:
+    """Python warns of sets that later versions may read otherwise; a warning is no answer, and may be an error."""
+    phases = [{"id": "a", "kind": "command", "run": "true", "stdout": pattern}]
+    book = {"schema": 1, "name": "x", "hardware": {"gpus": 1, "name": pattern}, "phases": phases}
+    book["trainer"] = {"command": ["t.py"], "metrics": {"stdout": f"(?P<step>x){pattern}"}}
+    found = [one.message for one in problems(yaml.safe_dump(book))]
+    assert sum("is not a regular expression" in one for one in found) == 3, found
