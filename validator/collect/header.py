@@ -19,7 +19,7 @@ _FURTHER = ("toks_per_s", "step_time_s", "compute_time_s", "grad_norm", "dt_fetc
 """Names long enough that what looks like one of them, and is none, is most likely a garbled one."""
 
 _JUNK = re.compile(r"[\x00-\x1f\x7f-\x9f\ufffd\u200b-\u200f\u2028-\u202e\u2066-\u2069<>{}\"'`\\|;&*!?$^~=]")
-_LITERAL = re.compile(r"(?i:nan|[-+]?inf(inity)?|null|none|true|false|[-+]?(0x)?[\d.][\d._e+-]*)")
+_LITERAL = re.compile(r"(?i:nan|[-+]?inf(inity)?|null|none|true|false|0x[\da-f]+|[-+]?[\d.][\d._e+-]*)")
 _COMPARED = 0.9
 """Share of common steps at which two columns must be equal to be the same measurement."""
 
@@ -49,9 +49,10 @@ def odd_names(cells: Sequence[str], known: Callable[[str], str]) -> list[str]:
 def _meant(place: int, names: Sequence[str]) -> str | None:
     """The contract's column that a name was before it was garbled; None when it is a name of its own."""
     name = names[place]
-    at_their_place = sum(ours == theirs for ours, theirs in zip(FIRST, names, strict=False))
-    if place < len(FIRST) and at_their_place >= 2 and FIRST[place] not in names and _near(name, FIRST[place], 0.5):
-        return FIRST[place]
+    right = sum(ours == theirs for ours, theirs in zip(FIRST, names, strict=False))
+    if place < len(FIRST) and right >= 2 and FIRST[place] not in names and _near(name, FIRST[place], 0.5):
+        if right == len(FIRST) - 1 or not _variant(name, FIRST[place]):
+            return FIRST[place]
     missing = [one for one in _FURTHER if one not in names and name not in _FURTHER]
     return next((one for one in missing if _near(name, one, 0.6) and not _variant(name, one)), None)
 
