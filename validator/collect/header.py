@@ -50,9 +50,9 @@ def _meant(place: int, names: Sequence[str]) -> str | None:
     """The contract's column that a name was before it was garbled; None when it is a name of its own."""
     name = names[place]
     right = sum(ours == theirs for ours, theirs in zip(FIRST, names, strict=False))
-    if place < len(FIRST) and right >= 2 and FIRST[place] not in names and _near(name, FIRST[place], 0.5):
-        if right == len(FIRST) - 1 or not _variant(name, FIRST[place]):
-            return FIRST[place]
+    first = FIRST[place] if place < len(FIRST) and FIRST[place] not in names and right >= 2 else None
+    if first is not None and _near(name, first, 0.5) and (right == len(FIRST) - 1 or not _variant(name, first)):
+        return first
     missing = [one for one in _FURTHER if one not in names and name not in _FURTHER]
     return next((one for one in missing if _near(name, one, 0.6) and not _variant(name, one)), None)
 
