@@ -75,15 +75,22 @@ def port_in_use(run: RunFacts) -> Iterator[Finding]:
 
 def disk_full(run: RunFacts) -> Iterator[Finding]:
     """Nothing more could be written."""
-    hits = run.hits("disk_full")
-    if hits:
+    because = [hit.evidence for hit in run.hits("disk_full")[:3]]
+    if _no_room(run):
+        because.append(evidence("when the run failed, no room was left on the disk of its folder", "journal.jsonl"))
+    if because:
         yield found(
             "disk-full",
             "There was no space left to write to, so artifacts of this run may be incomplete.",
             severity="veto" if run.failed else "warning",
-            because=[hit.evidence for hit in hits[:3]],
+            because=because,
             next_step="Free space or write elsewhere (--out), see df -h, and run again.",
         )
+
+
+def _no_room(run: RunFacts) -> bool:
+    """Whether the supervisor found the disk full: a log on that disk cannot tell."""
+    return run.outcome is not None and run.outcome.last.disk_full
 
 
 def leftover_process(run: RunFacts) -> Iterator[Finding]:
@@ -109,7 +116,7 @@ def crashed(run: RunFacts) -> Iterator[Finding]:
         return
     told = (outcome.last.detail or f"exited with code {outcome.rc}").rstrip(".")
     explained = any(run.hits(kind) for kind in ("oom", "port_in_use", "disk_full", "nccl", "stale_halt"))
-    if explained or run.irregular("stale-halt") or told.startswith("stopped itself for"):
+    if explained or _no_room(run) or run.irregular("stale-halt") or told.startswith("stopped itself for"):
         return
     errors = run.result.extra.get("errors", [])
     killed = outcome.rc == -9 or "SIGKILL" in told or any("SIGKILL" in str(e["message"]) for e in errors)

@@ -24,7 +24,7 @@ from validator.execute.progress import Progress
 from validator.execute.stop import Grace, Stopped, await_exit, clear_leftovers, stop
 from validator.execute.tree import ProcessTree
 from validator.execute.wait import Waiter
-from validator.execute.words import describe_exit, redact_words, says_port_in_use
+from validator.execute.words import describe_exit, is_full, redact_words, says_port_in_use
 from validator.model.outcome import Attempt, Reason
 from validator.model.plan import RunSpec
 from validator.model.units import format_duration
@@ -249,6 +249,8 @@ def _ended(
         reason, detail = "halted", f"halted by {HALT_FILE} in its folder: {detail}"
     elif ending is None and rc != 0 and (named := named_anomaly(out)) is not None:
         detail = f"stopped itself for {named}: {detail}"
+    disk_full = rc != 0 and is_full(out)
+    detail += "; no room was left on the disk" if disk_full else ""
     detail += _leftover_clause(ending, stopped)
     attempt = Attempt(
         number=number,
@@ -260,6 +262,7 @@ def _ended(
         reason=reason,
         detail=running.request.redact(detail),
         killed=stopped.killed,
+        disk_full=disk_full,
         bundle=tuple(os.path.relpath(path, running.request.run_dir.resolve()) for path in running.bundle),
     )
     return Ended(attempt, port=running.launch.port, port_taken=port_taken)

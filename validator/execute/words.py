@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["describe_exit", "last_words", "redact_words", "says_port_in_use", "tail_of"]
+__all__ = ["describe_exit", "is_full", "last_words", "redact_words", "says_port_in_use", "tail_of"]
 
 _TAIL_BYTES = 16384
 _WORDS = 300
+_FULL_BYTES = 64 << 10
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
 _ERROR_LINE = re.compile(r"^[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt|Timeout|Warning)\b.*")
 _PORT_IN_USE = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
@@ -58,6 +60,14 @@ def says_port_in_use(out: Path, port: int | None) -> bool:
         return False
     texts = [tail_of(path) for _, path in _logs(out)]
     return any(_PORT_IN_USE.search(text) and str(port) in text for text in texts)
+
+
+def is_full(folder: Path) -> bool:
+    """Whether the disk of a folder has next to no room: a program that found none could not write down that it did."""
+    try:
+        return shutil.disk_usage(folder).free < _FULL_BYTES
+    except OSError:
+        return False
 
 
 def redact_words(words: Iterable[str], redact: Callable[[str], str]) -> tuple[str, ...]:

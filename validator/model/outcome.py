@@ -30,6 +30,7 @@ class Attempt(Frozen):
     reason: Reason
     detail: str | None = Field(None, description="A sentence for people: what ended it.")
     killed: tuple[int, ...] = Field((), description="Descendants that had to be killed.")
+    disk_full: bool = Field(False, description="Whether it failed while the disk of its folder had no room.")
     bundle: tuple[str, ...] = Field((), description="Evidence saved before it was stopped, relative to the run folder.")
 
 
