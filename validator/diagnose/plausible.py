@@ -20,10 +20,12 @@ from validator.model.verdict import Finding
 
 __all__ = [
     "beyond_the_hardware",
+    "copied_figures",
     "one_process_for_all",
     "ran_on_cpu",
     "too_few_parameters",
     "tokens_counted_otherwise",
+    "unused_gpu",
     "wall_clock_disagrees",
 ]
 
@@ -41,6 +43,12 @@ _TOO_FAST, _TOO_SLOW, _NOTABLE = 1.1, 1.33, 1.05
 claimed too high may pass a bound that it misses, so less of it is borne."""
 
 _SLACK_S, _SLACK = 2.0, 1.05
+_COPY_ROWS, _COPY_VALUES = 20, 5
+"""Rows, and different values among them, from which two runs do not measure the same by chance."""
+
+_SAMPLES = 5
+"""Samples of the machine from which a GPU that never worked is told from one that was not looked at."""
+
 _PEAK_SLACK = 1.05
 _PARAMETER_SLACK = 0.5
 
@@ -254,3 +262,50 @@ def ran_on_cpu(whole: ValidationFacts) -> Iterator[Finding]:
                 "build of torch without CUDA), then run again.",
             ).model_copy(update={"phase": phase.record.phase.id, "run": run.spec.id})
             return
+
+
+def copied_figures(whole: ValidationFacts) -> Iterator[Finding]:
+    """Two runs have the very same rates, digit for digit: one is a copy of the other, or neither was measured."""
+    seen: dict[bytes, RunFacts] = {}
+    for run in whole.runs:
+        rate = run.series("toks_per_s") or run.series("step_time_s")
+        if rate is None or len(rate.values) < _COPY_ROWS or len(np.unique(rate.values)) < _COPY_VALUES:
+            continue
+        first = seen.setdefault(rate.values.tobytes(), run)
+        if first is run:
+            continue
+        required = any(p.record.phase.id == run.spec.phase and p.record.phase.required for p in whole.phases)
+        yield found(
+            "foreign-results",
+            f"{run.spec.id} has the same {rate.name} as {first.spec.id} in all of {len(rate.values)} rows, digit for "
+            "digit: no two runs take the same time.",
+            severity="veto" if required else "warning",
+            because=[evidence(f"{len(rate.values)} rows", one.source(rate.name), one.spec.id) for one in (first, run)],
+            next_step="Let the trainer write into the folder of its own run, {out}, and measure time by a clock; look "
+            "for results that are kept from an earlier run.",
+        ).model_copy(update={"phase": run.spec.phase, "run": run.spec.id})
+        return
+
+
+def unused_gpu(whole: ValidationFacts) -> Iterator[Finding]:
+    """Fewer GPUs worked than the run has processes: ranks share one, or train on the processor."""
+    if whole.record.runbook.hardware.gpus == 0:
+        return
+    for run in (run for phase in whole.phases if phase.record.phase.required for run in phase.runs if run.training):
+        names = [n for n in run.result.series if n.startswith("telemetry.gpu") and n.endswith("_util_pct")]
+        used = [run.result.series[name] for name in names if not name.endswith("_mem_util_pct")]
+        wanted = min(run.world_size, whole.record.runbook.hardware.gpus)
+        if not used or max(len(one.values) for one in used) < _SAMPLES:
+            continue
+        busy = sum(float(one.values.max()) >= 1.0 for one in used)
+        if busy >= wanted:
+            continue
+        yield found(
+            "config-ignored",
+            f"{busy} of {wanted} GPUs did anything while {run.spec.id} trained with {run.world_size} processes.",
+            severity="veto",
+            because=[evidence(f"{one.name} at most {one.values.max():g} %", one.source.path) for one in used[:8]],
+            next_step="Let each rank take the GPU of its LOCAL_RANK, and check CUDA_VISIBLE_DEVICES and "
+            "torch.cuda.is_available() in the trainer.",
+        ).model_copy(update={"phase": run.spec.phase, "run": run.spec.id})
+        return

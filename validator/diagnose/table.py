@@ -89,6 +89,8 @@ VALIDATION_RULES: tuple[ValidationRule, ...] = (
     ValidationRule("impossible-scaling", "veto", across.impossible_scaling),
     ValidationRule("config-ignored", "veto", across.rate_ignores_length),
     ValidationRule("config-ignored", "veto", plausible.ran_on_cpu),
+    ValidationRule("config-ignored", "veto", plausible.unused_gpu),
+    ValidationRule("foreign-results", "veto", plausible.copied_figures),
     ValidationRule("superlinear-in-seq", "warning", across.superlinear_in_seq),
     ValidationRule("setting-to-blame", "warning", across.setting_to_blame),
 )

@@ -3,7 +3,8 @@
 python trainer.py --steps 120 --out DIR --fault nan --at 40
 
 Its figures follow a seeded model instead of a clock, so that a busy machine cannot make a healthy run look sick: a step
-is said to take `--pace`, which is what it sleeps. Only `ts` in heartbeats is real time. Under torchrun its ranks wait for each other by way of files in the output folder.
+is said to take `--pace`, which is what it sleeps. Only `ts` in heartbeats is real time. Under torchrun its ranks wait
+for each other by way of files in the output folder.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Trainer:
     def __init__(self, args: argparse.Namespace) -> None:
         self.args, self.fault, self.at = args, args.fault, args.at
         self.out: Path = args.out
-        self.random = random.Random(1000 + RANK)
+        self.random = random.Random("/".join((*args.out.parts[-2:], str(RANK))))  # no two runs are the same
         self.tokens = args.seq_len * args.batch_size * WORLD
         self.step = 0
         self.table: IO[str] | None = None
@@ -159,7 +160,8 @@ class Trainer:
             entropy = 0.05 if self.fault == "gates" else entropy
             shown = self.at if self.fault == "frozen" else self.step
         fields = {"loss": str(loss) if loss != loss or loss == float("inf") else loss, "toks_per_s": rate}
-        fields |= {"step_time_s": step_time_s, "compute_time_s": own_s, "dt_fetch_s": 0.01 * step_time_s, "grad_norm": norm}
+        fields |= {"step_time_s": step_time_s, "compute_time_s": own_s, "grad_norm": norm}
+        fields["dt_fetch_s"] = 0.01 * step_time_s
         if self.table is not None:
             memory = 800 + 40 * (1 - 0.9**self.step)
             self.table.write(f"{shown},{loss:.6f},0.0003,{rate:.2f},{step_time_s:.6f},{norm:.4f},{entropy},{memory}\n")
