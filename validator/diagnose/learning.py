@@ -14,10 +14,19 @@ from validator.model.result import Series
 from validator.model.runbook import Watchdog
 from validator.model.verdict import Finding
 
-__all__ = ["dead_parameter", "fused_unstable", "gate_collapse", "nan_loss", "random_data_floor", "zero_grad"]
+__all__ = [
+    "dead_parameter",
+    "fused_unstable",
+    "gate_collapse",
+    "nan_loss",
+    "nothing_learned",
+    "random_data_floor",
+    "zero_grad",
+]
 
 _VOCABULARIES = (256, 257, 258, 259, 260, 320, 384, 512, 32000, 32768, 50257, 50304, 65536, 100277, 128256, 151936)
 _FLOOR_TOLERANCE_NAT = 0.02
+_SAME_ROWS = 20
 
 
 def nan_loss(run: RunFacts) -> Iterator[Finding]:
@@ -67,6 +76,25 @@ def zero_grad(run: RunFacts) -> Iterator[Finding]:
         because=[evidence(f"grad_norm 0 in {int((series.values == 0).sum())} rows", series.source.path, f"step {at}")],
         next_step="Look for a detached loss, frozen parameters, or a loss scale that underflows; train one step on one "
         "process and print each parameter's gradient norm.",
+    )
+
+
+def nothing_learned(run: RunFacts) -> Iterator[Finding]:
+    """A learning rate of zero throughout, or a loss that never changes: steps are done, and nothing is learned."""
+    lr, loss = run.series("lr"), run.series("loss")
+    if not run.training:
+        return
+    if lr is not None and len(lr.values) >= _SAME_ROWS and not lr.values.any():
+        said, source = f"The learning rate is 0 in all {len(lr.values)} rows", lr.source.path
+    elif loss is not None and len(loss.values) >= _SAME_ROWS and (loss.values == loss.values[0]).all():
+        said, source = f"The loss is {loss.values[0]:g} in all {len(loss.values)} rows", loss.source.path
+    else:
+        return
+    yield found(
+        "zero-grad",
+        f"{said}: nothing is learned, or what is written is not measured.",
+        because=[evidence(said, source)],
+        next_step="Look at the schedule and at what the trainer logs; require loss.last < loss.first.",
     )
 
 

@@ -32,6 +32,7 @@ RUN_RULES: tuple[RunRule, ...] = (
     RunRule("host-bound", "warning", settings.sequential_prefill),
     RunRule("nan-loss", "veto", learning.nan_loss),
     RunRule("zero-grad", "veto", learning.zero_grad),
+    RunRule("zero-grad", "warning", learning.nothing_learned),
     RunRule("gate-collapse", "veto", learning.gate_collapse),
     RunRule("random-data-floor", "warning", learning.random_data_floor),
     RunRule("dead-parameter", "warning", learning.dead_parameter),

@@ -13,7 +13,13 @@ from validator.model.settings import flat_name
 __all__ = ["differences", "is_stated", "same_value", "untold"]
 
 _UNDECIDED = frozenset({"", "auto", "none", "null", "default"})
-"""Requests that leave the choice to the trainer."""
+"""Requests, by the trainer's account, that leave the choice to it."""
+
+_LEFT_OPEN = frozenset({"", "auto", "default"})
+"""The same in a runbook, where `none` is a choice like any other: `ddp-compress: none` asks for no compression."""
+
+_NOTHING = frozenset({"none", "null", "off", "false", "no", "0", ""})
+"""Ways to say that something is not used, where one of them is `none`."""
 
 _TRUE, _FALSE = frozenset({"true", "yes", "on", "1"}), frozenset({"false", "no", "off", "0"})
 
@@ -47,7 +53,7 @@ def same_value(requested: object, effective: object) -> bool:
         pairs = zip(requested, effective, strict=False)
         return len(requested) == len(effective) and all(same_value(asked, ran) for asked, ran in pairs)
     left, right = _spelled(requested), _spelled(effective)
-    if left == right:
+    if left == right or ("none" in (left, right) and left in _NOTHING and right in _NOTHING):
         return True
     if _WHOLE.fullmatch(left) and _WHOLE.fullmatch(right):
         return int(left) == int(right)
@@ -110,8 +116,9 @@ def _asked(run: RunRecord) -> dict[str, Any]:
     assert run.result is not None
     toggles = {key[len(_TOGGLES) :].lower(): value for key, value in run.spec.env.items() if key.startswith(_TOGGLES)}
     asked: dict[str, Any] = {}
-    for source in (run.result.requested or {}, toggles, run.spec.requested):
-        asked |= {flat_name(key): value for key, value in source.items() if is_stated(flat_name(key), value)}
+    asked |= {flat_name(key): value for key, value in (run.result.requested or {}).items() if is_stated(key, value)}
+    for source in (toggles, run.spec.requested):
+        asked |= {flat_name(key): value for key, value in source.items() if _is_declared(flat_name(key), value)}
     if run.spec.kind == "audit":
         asked.pop("sdpa", None)
     return asked
@@ -128,8 +135,13 @@ def untold(run: RunRecord) -> tuple[str, ...]:
     return tuple(
         flat_name(key)
         for key, value in run.spec.requested.items()
-        if is_stated(flat_name(key), value) and flat_name(key) not in _PLACES and _told_as(key, effective) is None
+        if _is_declared(flat_name(key), value) and flat_name(key) not in _PLACES and _told_as(key, effective) is None
     )
+
+
+def _is_declared(key: str, value: object) -> bool:
+    """Whether a runbook chose the setting."""
+    return str(value).strip().lower() not in _LEFT_OPEN and key not in ("out", "data_path")
 
 
 def is_stated(key: str, value: object) -> bool:
