@@ -18,7 +18,7 @@ from typing import Any
 from nsa.config import DataConfig, UnreachableError
 from nsa.data.failures import is_transient
 from nsa.data.source import DataError, Sources
-from nsa.data.stream import HeldOutWindows, Lane, Patience, StreamWindows
+from nsa.data.stream import Cut, HeldOutWindows, Lane, Patience, StreamWindows
 from nsa.data.tokenizer import Tokenizer
 
 __all__ = ["FINEWEB_EDU", "FINEWEB_EDU_SAMPLE", "HubDataset", "open_hub"]
@@ -146,7 +146,7 @@ def open_hub(config: DataConfig, tokenizer: Tokenizer) -> Sources:
         raise DataError(f"hub_dataset={config.hub_dataset} is no folder, and no owner/name of the hub: check the path")
     lanes = config.stream_lanes or 1
     dataset = HubDataset(config)
-    reads: dict[str, Any] = {"tokenizer": tokenizer, "seq_len": config.seq_len, "val_fraction": config.val_fraction}
+    cut = Cut(tokenizer, config.seq_len, config.val_fraction)
 
     def patience() -> Patience:
         return Patience(config.loader_timeout_s, is_transient=is_transient, what=dataset.what)
@@ -155,7 +155,7 @@ def open_hub(config: DataConfig, tokenizer: Tokenizer) -> Sources:
 
     def open_lane(number: int) -> Lane:
         what = f"lane {number} of {lanes} of {dataset.what}"
-        return Lane(lambda: dataset.open(number, lanes), waiting, what=what, **reads)
+        return Lane(lambda: dataset.open(number, lanes), waiting, cut, what=what)
 
     has_val = config.val_fraction > 0
     if config.val_every and not has_val:
@@ -164,6 +164,6 @@ def open_hub(config: DataConfig, tokenizer: Tokenizer) -> Sources:
         )
     return Sources(
         train=StreamWindows(open_lane, waiting, lanes=lanes, batch_size=config.batch_size),
-        val=HeldOutWindows(lambda: dataset.open(0, 1), patience(), what=dataset.what, **reads) if has_val else None,
+        val=HeldOutWindows(lambda: dataset.open(0, 1), patience(), cut, what=dataset.what) if has_val else None,
         info={"dataset": dataset.what, "lanes": lanes, "val_split": "document" if has_val else "none"},
     )

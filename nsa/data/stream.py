@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,7 +23,7 @@ from nsa.data.local import is_held_out
 from nsa.data.source import DataError
 from nsa.data.tokenizer import Tokenizer
 
-__all__ = ["Documents", "HeldOutWindows", "Lane", "OpenDocuments", "Patience", "StreamWindows"]
+__all__ = ["Cut", "Documents", "HeldOutWindows", "Lane", "OpenDocuments", "Patience", "StreamWindows"]
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 15.0
 
@@ -155,25 +156,35 @@ class _Reader:
         self._documents = self._iterator = None
 
 
-class Lane:
-    """Windows of S+1 tokens over the documents of one lane that are not held out, each document ended by EOS.
+@dataclass(frozen=True)
+class Cut:
+    """How documents become windows of `seq_len` + 1 tokens, and which share of them is held out of training.
 
-    Windows start S tokens apart: each token but the first is a target once.
+    Windows start `seq_len` tokens apart: each token but the first is a target once.
     """
 
-    def __init__(
-        self,
-        open_documents: Callable[[], Documents],
-        patience: Patience,
-        *,
-        tokenizer: Tokenizer,
-        seq_len: int,
-        val_fraction: float,
-        what: str,
-    ) -> None:
+    tokenizer: Tokenizer
+    seq_len: int
+    val_fraction: float
+
+    def holds_out(self, text: str) -> bool:
+        """Whether a document belongs to the validation split."""
+        return is_held_out(text, self.val_fraction)
+
+    def ended(self, text: str) -> np.ndarray:
+        """A document's tokens and the end mark, uint16."""
+        tokens = self.tokenizer.encode(text)
+        row = np.empty(len(tokens) + 1, np.uint16)
+        row[:-1], row[-1] = tokens, self.tokenizer.eos_id
+        return row
+
+
+class Lane:
+    """Windows over the documents of one lane that are not held out, each document ended by EOS."""
+
+    def __init__(self, open_documents: Callable[[], Documents], patience: Patience, cut: Cut, *, what: str) -> None:
         self._reader = _Reader(open_documents, patience)
-        self._tokenizer, self._seq_len, self._val_fraction, self._what = tokenizer, seq_len, val_fraction, what
-        self._end = np.array([tokenizer.eos_id], np.uint16)
+        self._cut, self._what = cut, what
         self._carry = np.empty(0, np.uint16)
         self._kept_in_epoch = 0
 
@@ -184,20 +195,20 @@ class Lane:
                 if not self._kept_in_epoch:
                     raise DataError(f"{self._what} holds no document to train on: use fewer lanes or another split")
                 self._kept_in_epoch = 0
-            elif text and not is_held_out(text, self._val_fraction):
+            elif text and not self._cut.holds_out(text):
                 self._kept_in_epoch += 1
                 return text
 
     def window(self) -> np.ndarray:
         """The next S+1 tokens, uint16."""
+        seq_len = self._cut.seq_len
         parts, have = [self._carry], len(self._carry)
-        while have <= self._seq_len:
-            tokens = self._tokenizer.encode(self._document())
-            parts += (tokens, self._end)
-            have += len(tokens) + 1
+        while have <= seq_len:
+            parts.append(self._cut.ended(self._document()))
+            have += len(parts[-1])
         row = np.concatenate(parts) if len(parts) > 1 else self._carry
-        self._carry = row[self._seq_len :]
-        return row[: self._seq_len + 1]
+        self._carry = row[seq_len:]
+        return row[: seq_len + 1]
 
     def position(self) -> dict[str, Any]:
         """Where this lane is: tensors and plain values, so that a checkpoint can be read without unpickling code."""
@@ -268,42 +279,33 @@ class HeldOutWindows:
     As many are read as the numbers asked for need, once. A stream that ends before gives its windows again.
     """
 
-    def __init__(
-        self,
-        open_documents: Callable[[], Documents],
-        patience: Patience,
-        *,
-        tokenizer: Tokenizer,
-        seq_len: int,
-        val_fraction: float,
-        what: str,
-    ) -> None:
+    def __init__(self, open_documents: Callable[[], Documents], patience: Patience, cut: Cut, *, what: str) -> None:
         self._reader = _Reader(open_documents, patience)
-        self._tokenizer, self._seq_len, self._val_fraction, self._what = tokenizer, seq_len, val_fraction, what
+        self._cut, self._what = cut, what
         self._tokens = np.empty(0, np.uint16)
         self._ended = False
 
     def batch(self, indices: Sequence[int]) -> np.ndarray:
         """See SampleSource.batch. Raises DataError when less than one window is held out."""
-        self._read((max(indices) + 1) * self._seq_len + 1)
-        n_windows = (len(self._tokens) - 1) // self._seq_len
+        seq_len = self._cut.seq_len
+        self._read((max(indices) + 1) * seq_len + 1)
+        n_windows = (len(self._tokens) - 1) // seq_len
         if n_windows < 1:
             raise DataError(
                 f"{self._what} holds out {len(self._tokens)} tokens, fewer than seq_len + 1: raise "
-                f"val_fraction={self._val_fraction}, or set val_every=0"
+                f"val_fraction={self._cut.val_fraction}, or set val_every=0"
             )
-        starts = [index % n_windows * self._seq_len for index in indices]
-        return np.stack([self._tokens[s : s + self._seq_len + 1] for s in starts]).astype(np.int64)
+        starts = [index % n_windows * seq_len for index in indices]
+        return np.stack([self._tokens[s : s + seq_len + 1] for s in starts]).astype(np.int64)
 
     def _read(self, n_tokens: int) -> None:
         parts, have = [self._tokens], len(self._tokens)
         while have < n_tokens and not self._ended:
             text = self._reader.next()
             self._ended = text is None
-            if text and is_held_out(text, self._val_fraction):
-                tokens = self._tokenizer.encode(text)
-                parts += (tokens, np.array([self._tokenizer.eos_id], np.uint16))
-                have += len(tokens) + 1
+            if text and self._cut.holds_out(text):
+                parts.append(self._cut.ended(text))
+                have += len(parts[-1])
         self._tokens = np.concatenate(parts) if len(parts) > 1 else self._tokens
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ import pytest
 from nsa.config import UnreachableError
 from nsa.data import BatchLoader, DataError, open_tokenizer
 from nsa.data.local import is_held_out
-from nsa.data.stream import HeldOutWindows, Lane, Patience, StreamWindows
+from nsa.data.stream import Cut, HeldOutWindows, Lane, Patience, StreamWindows
 
 BYTES = open_tokenizer("byte")
 SEQ_LEN = 16
@@ -49,14 +49,8 @@ def stream(
     wait = wait or patience()
 
     def open_lane(lane: int) -> Lane:
-        return Lane(
-            lambda: Numbered(n, lane, lanes, failures),
-            wait,
-            tokenizer=BYTES,
-            seq_len=SEQ_LEN,
-            val_fraction=val_fraction,
-            what=f"lane {lane}",
-        )
+        cut = Cut(BYTES, SEQ_LEN, val_fraction)
+        return Lane(lambda: Numbered(n, lane, lanes, failures), wait, cut, what=f"lane {lane}")
 
     return StreamWindows(open_lane, wait, lanes=lanes, batch_size=batch_size)
 
@@ -99,9 +93,7 @@ def test_held_out_documents_are_validated_on_and_never_trained_on() -> None:
     source = stream(val_fraction=0.3)
     trained = text_of(np.concatenate([source.batch([0, 1]) for _ in range(40)]))
     assert {i for i in range(60) if f"<{i}>" in trained} == set(range(60)) - held
-    val = HeldOutWindows(
-        lambda: Numbered(60, 0, 1), patience(), tokenizer=BYTES, seq_len=SEQ_LEN, val_fraction=0.3, what="all"
-    )
+    val = HeldOutWindows(lambda: Numbered(60, 0, 1), patience(), Cut(BYTES, SEQ_LEN, 0.3), what="all")
     first = val.batch([0, 1])
     seen = text_of(val.batch(range(8)))
     assert all(i in held for i in range(60) if f"<{i}>" in seen)
@@ -189,8 +181,6 @@ def test_a_lane_without_documents_says_so_instead_of_turning_in_circles() -> Non
 
 
 def test_nothing_held_out_names_the_setting() -> None:
-    val = HeldOutWindows(
-        lambda: Numbered(5, 0, 1), patience(), tokenizer=BYTES, seq_len=SEQ_LEN, val_fraction=0.0, what="all"
-    )
+    val = HeldOutWindows(lambda: Numbered(5, 0, 1), patience(), Cut(BYTES, SEQ_LEN, 0.0), what="all")
     with pytest.raises(DataError, match="raise val_fraction=0"):
         val.batch([0])
