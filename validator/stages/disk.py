@@ -45,7 +45,8 @@ def pending(folder: RunFolder, records: Sequence[PhaseRecord]) -> ValidationReco
     """The validation so far; phases that have not been reached are pending."""
     runbook = folder.header.runbook
     rest = tuple(PhaseRecord(phase=phase, state="pending") for phase in runbook.phases[len(records) :])
-    return ValidationRecord(runbook=runbook, phases=(*records, *rest), environment=folder.load_environment())
+    phases = (*records, *rest)
+    return ValidationRecord(runbook, phases, environment=folder.load_environment(), last_go=folder.load_last_go())
 
 
 def reconstruct(folder: RunFolder) -> ValidationRecord:
@@ -61,7 +62,7 @@ def reconstruct(folder: RunFolder) -> ValidationRecord:
     alive = last_runner(folder, events).alive() and not ending(events)
     runbook = folder.header.runbook
     phases = tuple(_phase(folder, phase, events, alive=alive) for phase in runbook.phases)
-    return ValidationRecord(runbook=runbook, phases=phases, environment=folder.load_environment())
+    return ValidationRecord(runbook, phases, environment=folder.load_environment(), last_go=folder.load_last_go())
 
 
 def header_digest(folder: RunFolder) -> str:
@@ -81,7 +82,8 @@ def _require_unchanged(folder: RunFolder, events: Sequence[Event]) -> None:
     """
     from validator.stages.share import is_shared
 
-    told = next((event.fields.get("header") for event in events if event.event == "started"), None)
+    seals = (event.fields["header"] for event in events if event.event == "started" and "header" in event.fields)
+    told = next(seals, None)
     if told is not None and told != header_digest(folder) and not is_shared(folder):
         raise FolderError(
             f"the runbook in {folder.root / 'run.json'} was changed after the validation had been started, so nothing "

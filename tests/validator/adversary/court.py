@@ -1,4 +1,4 @@
-"""A validation laid out on disk as a runner leaves it, judged as `validator report` judges it, without the renderings."""
+"""A validation laid out on disk as a runner leaves it, and judged as `validator report` does; nothing is rendered."""
 
 from __future__ import annotations
 

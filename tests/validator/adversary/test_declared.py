@@ -1,0 +1,208 @@
+"""What a runbook declares: settings that were not obeyed, criteria that cannot fail, patterns and pipes that hide."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.validator.adversary.court import book, codes, finding, judged, laid_out, train, tried, verdict
+from validator.folder import RunFolder
+from validator.judge.config import same_value
+from validator.judge.wording import told_apart
+from validator.model.plan import RunSpec
+from validator.plan import make_plan
+from validator.runbook import RunbookError, load
+from validator.selftest.sheet import Sheet, falling, scatter
+
+# ------------------------------------------------------------------------------------------------------------ settings
+
+
+@pytest.mark.parametrize(
+    ("asked", "ran", "same"),
+    [
+        ("bf16", "torch.bfloat16", True),
+        ("float32", "fp32", True),
+        ("bf16", "fp16", False),
+        ("tok.json", "/data/models/tok.json", True),
+        ("./models/tok.json", "/data/models/tok.json", True),
+        ("other.json", "/data/models/another.json", False),
+        ("/a/tok.json", "/b/tok.json", False),
+        ("1e-3", 0.001, True),
+        (True, "on", True),
+        ("none", "off", True),
+        ("none", None, True),
+        ("none", "bf16", False),
+        (123456789, 123456790, False),
+        ([1, 2], (1, 2), True),
+        ([1, 2], [1], False),
+    ],
+)
+def test_settings_are_the_same_however_they_are_spelled(asked: object, ran: object, same: bool) -> None:
+    assert same_value(asked, ran) is same
+
+
+@pytest.mark.parametrize(
+    ("ran", "args", "env", "status"),
+    [
+        ({"seq_len": 512}, {"seqlen": 2048}, {}, "FAIL"),
+        ({"seq_len": 2048}, {"seqlen": 2048}, {}, "PASS"),
+        ({"ddp_compress": "bf16"}, {"ddp-compress": "none"}, {}, "FAIL"),
+        ({"ddp_compress": "off"}, {"ddp-compress": "none"}, {}, "PASS"),
+        ({"opt_fused": "off"}, {}, {"NSA_OPT_FUSED": 1}, "FAIL"),
+        ({"opt_fused": "on"}, {}, {"NSA_OPT_FUSED": 1}, "PASS"),
+        ({"opt_fused": "off"}, {"opt-fused": "off"}, {"NSA_OPT_FUSED": 1}, "PASS"),  # arguments go over variables
+        ({"debug": False}, {}, {"NCCL_DEBUG": "WARN"}, "PASS"),  # not a variable of the trainer
+        ({"dtype": "torch.bfloat16"}, {"dtype": "bf16"}, {}, "PASS"),
+        ({"compile": True}, {"compile": "auto"}, {}, "PASS"),
+    ],
+)
+def test_what_ran_is_held_against_what_the_runbook_asked_for(
+    tmp_path: Path, ran: Mapping[str, Any], args: Mapping[str, Any], env: Mapping[str, Any], status: str
+) -> None:
+    """The trainer claims that it was asked for just what it ran."""
+    report = tried(tmp_path, Sheet(config=ran), book(train(env=dict(env)), args=args))
+    assert verdict(report, "baseline.config").status == status
+    assert (report.decision == "GO") == (status == "PASS")
+
+
+def test_a_length_that_the_trainer_was_given_and_does_not_tell_is_named(tmp_path: Path) -> None:
+    sheet = Sheet(facts={"effective": {"lr": 2e-4}})
+    report = tried(tmp_path, sheet, book(args={"seq-len": 2048, "lr": 2e-4}))
+    assert "given seq_len and does not tell" in finding(report, "config-unknown").message
+    assert "It does not tell" in verdict(report, "baseline.config").message
+
+
+# ------------------------------------------------------------------------------------------------------------ criteria
+
+
+@pytest.mark.parametrize(
+    "expr",
+    [
+        "toks_per_s.mean >= 0",
+        "0 <= toks_per_s.min",
+        "step_time_s.p50 > -5",
+        "outcome.duration_s >= 0 s",
+        "loss.last >= loss.last",
+        "loss.last == loss.last",
+    ],
+)
+def test_a_criterion_that_cannot_fail_is_an_error(tmp_path: Path, expr: str) -> None:
+    path = tmp_path / "runbook.yaml"
+    path.write_text(book(train(accept=[expr])), encoding="utf-8")
+    with pytest.raises(RunbookError, match=r"can never fail|with itself"):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    "expr",
+    [
+        "toks_per_s.mean > 0",
+        "loss.last > 0",
+        "rate.drift_pct >= -2",
+        "memory.growth_mib_per_1k_steps <= 0",
+        "0 < lr.max",
+    ],
+)
+def test_a_criterion_that_can_fail_is_none(tmp_path: Path, expr: str) -> None:
+    path = tmp_path / "runbook.yaml"
+    path.write_text(book(train(accept=[expr])), encoding="utf-8")
+    assert load(path).runbook.phases[0].accept[0].expr == expr
+
+
+def test_running_the_same_again_until_a_criterion_passes_is_no_remedy(tmp_path: Path) -> None:
+    path = tmp_path / "runbook.yaml"
+    path.write_text(book(train(on_failure=[{"name": "port", "on": ["criterion"]}])), encoding="utf-8")
+    with pytest.raises(RunbookError, match="run the same again until it passes"):
+        load(path)
+    path.write_text(book(train(on_failure=["port"])), encoding="utf-8")
+    load(path)
+
+
+def test_a_go_names_what_the_command_line_changed(tmp_path: Path) -> None:
+    root = laid_out(tmp_path, Sheet(), book(train(accept=[])))
+    header = json.loads((root / "run.json").read_text(encoding="utf-8"))
+    assert judged(root).why.endswith("no veto stands.")
+    (root / "run.json").write_text(json.dumps({**header, "overrides": ["baseline.accept=[]"]}), encoding="utf-8")
+    report = judged(root)
+    assert RunFolder.open(root).header.overrides
+    assert (report.decision, report.why.endswith("was changed by --set baseline.accept=[].")) == ("GO", True)
+
+
+def test_a_bound_that_is_missed_by_little_is_not_told_as_met(tmp_path: Path) -> None:
+    assert told_apart(38.9961, 39.0) == ("38.996", "39")
+    assert told_apart(39.0, 39.0) == ("39", "39")
+    assert told_apart(1_000.4, 1_000.0) == ("1000.4", "1000")
+    text = book(train(accept=["loss.last <= 7"]))
+    report = tried(tmp_path, Sheet(losses=falling(last=7.0004)), text)
+    assert report.decision == "NO_GO"
+    assert verdict(report, "baseline.1").message == "7.0004 nat is not at most 7 nat."
+
+
+# -------------------------------------------------------------------------------------------------- patterns and pipes
+
+PATTERN = r"step (?P<step>[\d]+).*loss (?P<loss>[\d.]+).*tok/s (?P<toks_per_s>[\d.]+)"
+PRINTED = book(train(accept=["toks_per_s.mean >= 1000", "loss.last < loss.first"]), metrics={"stdout": PATTERN})
+
+
+def printed(form: str, losses: list[float] | None = None) -> Sheet:
+    figures = zip(scatter(40_000.0), losses or falling(), strict=True)
+    return Sheet(stdout="".join(form.format(step=i, loss=b, rate=a, k=a / 1e3) for i, (a, b) in enumerate(figures, 1)))
+
+
+@pytest.mark.parametrize(
+    ("sheet", "decision"),
+    [
+        (printed("step {step} loss {loss:.4f} tok/s {rate:.1f}\n"), "GO"),
+        (printed("step {step} loss {loss:.4f} tok/s {rate:.0f}.\n"), "GO"),
+        (printed("step {step}: loss {loss:.4f}, tok/s {rate:.0f}, next\n"), "GO"),
+        (
+            printed("step {step} loss {loss:.4e} tok/s {rate:.1f}\n", [10.0 ** (-2 + i / 20) for i in range(120)]),
+            "open",
+        ),
+        (printed("step {step} loss {loss:.4f} tok/s {k:.2f}k\n"), "open"),
+        (printed("step {step} loss {loss:.4f} tok/s {rate:,.0f}\n"), "open"),
+    ],
+)
+def test_a_number_of_which_a_pattern_takes_the_beginning_is_none(tmp_path: Path, sheet: Sheet, decision: str) -> None:
+    report = tried(tmp_path, sheet, PRINTED)
+    assert (report.decision == "GO") == (decision == "GO"), report.why
+    assert ("damaged-evidence" in codes(report, "veto")) == (decision == "open")
+
+
+def _command(tmp_path: Path, run: str, stdout: str | None = None) -> RunSpec:
+    phase = {"id": "words", "kind": "command", "run": run, **({"stdout": stdout} if stdout else {})}
+    path = tmp_path / "runbook.yaml"
+    path.write_text(book(phase), encoding="utf-8")
+    (spec,) = make_plan(load(path).runbook, run_dir=tmp_path).runs
+    return spec
+
+
+@pytest.mark.parametrize(
+    ("line", "rc"), [("false | cat", 1), ("true | cat", 0), ("echo a b | wc -w", 0), ("exit 3", 3)]
+)
+def test_a_program_that_fails_in_a_pipe_fails_the_command(tmp_path: Path, line: str, rc: int) -> None:
+    import shutil
+    import subprocess
+
+    if shutil.which("bash") is None:
+        assert _command(tmp_path, line).argv[0] == "/bin/sh"
+        return
+    done = subprocess.run(_command(tmp_path, line).argv, capture_output=True, check=False, timeout=20)
+    assert done.returncode == rc
+
+
+@pytest.mark.parametrize(("said", "value"), [("speed-up 1.5", 1.5), ("speed-up 1.5e-3", None), ("speed-up 1.5x", 1.5)])
+def test_a_figure_of_a_command_is_the_whole_number(tmp_path: Path, said: str, value: float | None) -> None:
+    from validator.collect import logs
+    from validator.collect.intake import Intake
+
+    path = tmp_path / "stdout.log"
+    path.write_text(f"{said}\n", encoding="utf-8")
+    intake = Intake(tmp_path)
+    found = logs.last_groups(path, r"speed-up (?P<gain>[\d.]+)", intake)
+    assert (found["metrics.gain"].value if found else None) == value
+    assert bool(intake.irregularities) == (value is None)

@@ -1,0 +1,153 @@
+"""Runs that did less than was asked, phases that lost some, evidence and bounds changed afterwards: none may be GO."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.validator.adversary.court import book, codes, finding, judged, laid_out, lines, train, tried, verdict
+from validator.execute.journal import Journal
+from validator.folder import FolderError, RunFolder
+from validator.model.outcome import Outcome
+from validator.model.plan import RunSpec
+from validator.selftest.sheet import Sheet, scatter
+from validator.stages.disk import header_digest, reconstruct
+
+ROWS = scatter(40_000.0, 60)
+
+
+def seeded(spec: RunSpec) -> Sheet:
+    return Sheet(rates=scatter(40_000.0, seed=spec.repeat))
+
+
+# ------------------------------------------------------------------------------------------------------ steps and runs
+
+
+@pytest.mark.parametrize(
+    ("sheet", "status", "words"),
+    [
+        (Sheet(rates=ROWS, steps=range(61, 121)), "INCONCLUSIVE", "begins at step 61, so it shows about 60 of 120"),
+        (Sheet(rates=scatter(40_000.0, 240)), "INCONCLUSIVE", "240 steps were recorded where 120 were asked for"),
+        (Sheet(rates=ROWS), "FAIL", "60 of 120 steps were done"),
+        (Sheet(), "PASS", "All 120"),
+        (Sheet(rates=scatter(40_000.0, 121)), "PASS", "All 120"),  # one that logs a last step of its own
+        (Sheet(rates=scatter(40_000.0, 112), steps=range(9, 121)), "PASS", "All 120"),  # none of its warm-up
+    ],
+)
+def test_the_steps_that_a_run_did_itself(tmp_path: Path, sheet: Sheet, status: str, words: str) -> None:
+    found = verdict(tried(tmp_path, sheet), "baseline.steps")
+    assert found.status == status
+    assert words in found.message
+
+
+def test_a_row_every_twenty_steps_shows_them_all(tmp_path: Path) -> None:
+    text = book(train(steps=2400, accept=["loss.last < loss.first"]))
+    sheet = Sheet(steps=range(20, 2401, 20), facts={"tokens_per_step": 4096.0 / 20}, without=())
+    assert verdict(tried(tmp_path, sheet, text), "baseline.steps").status == "PASS"
+
+
+def test_a_phase_that_lost_a_run_is_not_judged_by_the_others(tmp_path: Path) -> None:
+    root = laid_out(tmp_path, seeded, book(train(repeats=4)))
+    assert judged(root).decision == "GO"
+    journal = root / "journal.jsonl"
+    kept = [line for line in lines(journal) if json.loads(line).get("run") != "baseline/r4"]
+    kept = [line for line in kept if '"outcome":{"run":"baseline/r4"' not in line]
+    journal.write_text("\n".join(kept) + "\n", encoding="utf-8")
+    report = judged(root)
+    assert report.decision == "INCONCLUSIVE"
+    assert "3 of 4 runs are known" in verdict(report, "baseline.exit").message
+
+
+class Retried(Sheet):
+    """A run that stalled at first and ended well at its second attempt."""
+
+    def write(self, root: Path, spec: RunSpec) -> Outcome:
+        ended = super().write(root, spec)
+        (last,) = ended.attempts
+        stalled = last.model_copy(update={"reason": "stalled", "rc": None, "detail": "stalled: no step for 180 s"})
+        return ended.model_copy(update={"attempts": (stalled, last.model_copy(update={"number": 2}))})
+
+
+def test_a_stall_that_a_retry_got_past_is_told(tmp_path: Path) -> None:
+    report = tried(tmp_path, Retried())
+    assert report.decision == "GO"
+    assert "Attempt 1 stalled" in finding(report, "hang").message
+    assert codes(tried(tmp_path / "twin", Sheet())) == set()
+
+
+# --------------------------------------------------------------------------------------------- what changed afterwards
+
+
+def sealed(folder: Path) -> Path:
+    """A run folder whose journal tells what was read when its runs had ended, as `validator run` writes it."""
+    root = laid_out(folder, Sheet())
+    opened = RunFolder.open(root)
+    with Journal.open(opened.journal) as journal:
+        journal.append("started", run_id=opened.header.run_id, header=header_digest(opened))
+        for phase in reconstruct(opened).phases:
+            for run in phase.runs:
+                assert run.result is not None
+                read = {source.path: source.sha256 for source in run.result.sources}
+                journal.append("run_read", run=run.spec.id, sources=read)
+    return root
+
+
+def edited(path: Path, old: str, new: str) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new, 1), encoding="utf-8")
+
+
+def test_a_folder_that_nobody_touched_is_judged_as_before(tmp_path: Path) -> None:
+    report = judged(sealed(tmp_path))
+    assert (report.decision, codes(report)) == ("GO", set())
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda out: edited(out / "training.csv", ",", ", "), "training.csv was changed after the run had ended"),
+        (lambda out: edited(out / "heartbeat_rank1.jsonl", "boot", "BOOT"), "heartbeat_rank1.jsonl was changed"),
+        (lambda out: (out / "metrics.json").unlink(), "metrics.json is gone"),
+    ],
+)
+def test_evidence_that_was_changed_after_the_run_is_none(
+    tmp_path: Path, change: Callable[[Path], Any], words: str
+) -> None:
+    root = sealed(tmp_path)
+    change(root / "runs" / "baseline" / "r1")
+    report = judged(root)
+    assert report.decision == "INCONCLUSIVE"
+    assert words in finding(report, "foreign-results").message
+
+
+def test_a_run_that_is_started_again_is_not_held_against_the_one_before(tmp_path: Path) -> None:
+    root = sealed(tmp_path)
+    events = [json.loads(line) for line in lines(root / "journal.jsonl")]
+    started = next(event for event in events if event["event"] == "run_started")
+    ended = next(event for event in events if event["event"] == "run_ended")
+    with Journal.open(root / "journal.jsonl") as journal:
+        journal.append("run_started", run=started["run"], as_it_is={"spec": started["spec"]})
+        edited(root / "runs" / "baseline" / "r1" / "training.csv", "step,", " step,")
+        journal.append("run_ended", run=started["run"], outcome=ended["outcome"])
+    assert "foreign-results" not in codes(judged(root))
+
+
+def test_a_bound_cannot_be_lowered_once_the_figure_is_known(tmp_path: Path) -> None:
+    root = sealed(tmp_path)
+    edited(root / "run.json", "toks_per_s.mean >= 1000", "toks_per_s.mean >= 1")
+    with pytest.raises(
+        FolderError, match=r"the runbook in .*run\.json was changed after the validation had been started"
+    ):
+        judged(root)
+
+
+def test_another_spelling_of_the_same_header_is_the_same(tmp_path: Path) -> None:
+    root = sealed(tmp_path)
+    header = json.loads((root / "run.json").read_text(encoding="utf-8"))
+    (root / "run.json").write_text(json.dumps(header), encoding="utf-8")
+    assert judged(root).decision == "GO"

@@ -1,0 +1,167 @@
+"""Figures that never were: each is told to meet every bound, and none may end in GO; their healthy twins must."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.validator.adversary.court import book, codes, finding, train, tried, verdict
+from tests.validator.adversary.lies import beats, both, column, dated, faster, one_for_all, sampled
+from validator.model.plan import RunSpec
+from validator.selftest.sheet import Sheet, scatter
+
+BOUNDS = ["toks_per_s.mean >= 1000", "loss.last < loss.first"]
+TABLE = book(train(accept=BOUNDS), metrics={"csv": "training.csv"})
+
+
+def gpus(text: str, count: int = 2) -> str:
+    return json.dumps({**json.loads(text), "hardware": {"gpus": count}})
+
+
+VETOED = {
+    "three times as fast as any clock says": (Sheet(damage=faster(3)), "unit-mismatch"),
+    "a tenth faster than any clock says": (Sheet(damage=faster(1.15)), "unit-mismatch"),
+    "half as fast, so of another run": (Sheet(damage=faster(0.5)), "unit-mismatch"),
+    "a rate of which only the rate is wrong": (
+        Sheet(damage=column("toks_per_s", lambda _, value: 1.15 * value)),
+        "unit-mismatch",
+    ),
+    "milliseconds for seconds": (Sheet(damage=column("step_time_s", lambda _, value: 1e3 * value)), "unit-mismatch"),
+    "every rank counts the tokens of all": (
+        Sheet(facts={"tokens_per_step": 8192.0}, damage=column("toks_per_s", lambda _, value: 2 * value)),
+        "unit-mismatch",
+    ),
+    "three times the peak of the hardware": (Sheet(columns={"mfu_nsa": [3.0] * 120}), "unit-mismatch"),
+    "parameters of another model": (Sheet(facts={"params": 300_000}), "config-ignored"),
+    "one process behind two ranks": (Sheet(damage=one_for_all), "foreign-results"),
+    "a clock of tomorrow": (Sheet(damage=dated(7200.0)), "foreign-results"),
+    "a clock of yesterday": (Sheet(damage=dated(-7200.0)), "foreign-results"),
+    "times in milliseconds": (
+        Sheet(damage=beats(lambda record: {**record, "ts": 1e3 * record["ts"]})),
+        "damaged-evidence",
+    ),
+    "a loss that is written for four steps": (
+        Sheet(damage=column("loss", lambda row, value: value if row <= 4 else "")),
+        "missing-evidence",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", VETOED)
+def test_figures_that_contradict_each_other_end_in_no_go(name: str, tmp_path: Path) -> None:
+    sheet, code = VETOED[name]
+    report = tried(tmp_path, sheet)
+    assert report.decision == "INCONCLUSIVE", report.why
+    assert code in codes(report, "veto")
+
+
+TWINS: dict[str, Any] = {
+    "as fast as it says": Sheet(),
+    "a second of delay in how records are dated": Sheet(damage=dated(0.9)),
+    "validation in between, which a rate counts and a time does not": Sheet(
+        damage=both(
+            column("step_time_s", lambda row, value: 0.96 * value),
+            column("toks_per_s", lambda row, value: value),
+        )
+    ),
+    "more parameters than the least": Sheet(facts={"params": 125_000_000}),
+    "tokens of a batch that is partly padding": Sheet(facts={"tokens_per_step": 4000.0}),
+    "dense-equivalent use beyond the peak, as sparse attention has": Sheet(
+        columns={"mfu_dense_equivalent": [1.4] * 120, "mfu_nsa": [0.4] * 120}
+    ),
+    "a loss every tenth step": Sheet(damage=column("loss", lambda row, value: "" if row % 10 else value)),
+}
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_figures_that_only_look_odd_are_no_obstacle(name: str, tmp_path: Path) -> None:
+    report = tried(tmp_path, TWINS[name])
+    assert (report.decision, codes(report, "veto", "warning")) == ("GO", set()), report.why
+
+
+def test_more_time_claimed_than_the_run_took_needs_no_heartbeat(tmp_path: Path) -> None:
+    report = tried(tmp_path, Sheet(damage=faster(0.05)), TABLE)
+    assert report.decision == "INCONCLUSIVE"
+    assert "by the supervisor's clock" in finding(report, "unit-mismatch").message
+
+
+def test_steps_that_are_counted_ten_times_take_ten_times_too_long(tmp_path: Path) -> None:
+    report = tried(tmp_path, Sheet(steps=range(10, 1201, 10)), TABLE)
+    assert report.decision == "INCONCLUSIVE"
+    assert "unit-mismatch" in codes(report, "veto")
+
+
+def test_tokens_that_were_asked_for_cannot_fit_into_the_run(tmp_path: Path) -> None:
+    """The length was ignored, the rate is honest, no time per step is told: the rate alone gives it away."""
+    text = book(
+        train(accept=BOUNDS), metrics={"csv": "training.csv"}, args={"seq-len": 32768, "batch-size": 4}, nproc=1
+    )
+    without_times = column("step_time_s", lambda row, value: "")
+    report = tried(tmp_path, Sheet(damage=without_times), text)
+    assert report.decision == "INCONCLUSIVE"
+    assert "take" in finding(report, "config-ignored").message
+    fits = tried(tmp_path / "twin", Sheet(damage=without_times), TABLE)
+    assert fits.decision == "GO"
+
+
+def test_repeats_that_are_copies_scatter_by_nothing(tmp_path: Path) -> None:
+    twice = book(train(repeats=2))
+    copies = tried(tmp_path / "copies", Sheet(), twice)
+    assert copies.decision == "INCONCLUSIVE"
+    assert "digit for digit" in finding(copies, "foreign-results").message
+
+    def measured(spec: RunSpec) -> Sheet:
+        return Sheet(rates=scatter(40_000.0, seed=spec.repeat))
+
+    assert tried(tmp_path / "measured", measured, twice).decision == "GO"
+
+
+def test_equal_rates_that_are_written_with_few_digits_are_no_copies(tmp_path: Path) -> None:
+    def coarse(spec: RunSpec) -> Sheet:
+        even = column("step_time_s", lambda row, value: "")
+        rounded = column("toks_per_s", lambda row, value: round(value, -3))
+        return Sheet(rates=scatter(40_000.0, seed=spec.repeat), damage=both(even, rounded))
+
+    text = book(train(repeats=2, accept=BOUNDS), metrics={"csv": "training.csv"})
+    assert tried(tmp_path, coarse, text).decision == "GO"
+
+
+@pytest.mark.parametrize(
+    ("sheet", "decision"),
+    [
+        (Sheet(facts={"device": "cpu", "gpu_name": None}), "INCONCLUSIVE"),
+        (Sheet(files=sampled(0.0, 0.0)), "INCONCLUSIVE"),
+        (Sheet(files=sampled(97.0, 0.0)), "INCONCLUSIVE"),
+        (Sheet(files=sampled(97.0, 95.0)), "GO"),
+        (Sheet(files=sampled(97.0, 95.0, 0.0, 0.0)), "GO"),
+        (Sheet(facts={"device": "cuda:0"}), "GO"),
+    ],
+)
+def test_a_runbook_about_gpus_is_not_met_without_them(tmp_path: Path, sheet: Sheet, decision: str) -> None:
+    report = tried(tmp_path, sheet, gpus(book()))
+    assert report.decision == decision, report.why
+    assert ("config-ignored" in codes(report, "veto")) == (decision != "GO")
+
+
+def test_a_runbook_about_the_cpu_may_run_on_it(tmp_path: Path) -> None:
+    assert tried(tmp_path, Sheet(facts={"device": "cpu"})).decision == "GO"
+
+
+def test_throttling_counts_where_no_heartbeat_tells_the_time(tmp_path: Path) -> None:
+    hot = tried(tmp_path / "hot", Sheet(files=sampled(97.0, 97.0, throttled=True)), gpus(TABLE))
+    assert hot.decision == "INCONCLUSIVE"
+    assert "thermal slowdown" in verdict(hot, "baseline.1").message
+    assert tried(tmp_path / "cool", Sheet(files=sampled(97.0, 97.0)), gpus(TABLE)).decision == "GO"
+
+
+@pytest.mark.parametrize(
+    "sheet",
+    [Sheet(losses=[3.0] * 120), Sheet(damage=column("lr", lambda row, value: 0.0))],
+    ids=["constant loss", "learning rate 0"],
+)
+def test_training_that_does_not_train_is_told(tmp_path: Path, sheet: Sheet) -> None:
+    report = tried(tmp_path, sheet, book(train(accept=["toks_per_s.mean >= 1000"])))
+    assert "zero-grad" in codes(report, "warning")
