@@ -45,6 +45,32 @@
     return found;
   }
 
+  var HINT = "Move over the chart to read it, drag to zoom; or focus it and use ← → + − and Escape.";
+
+  // What a reader meets before using a chart. The rest is made when the chart comes near, for most are never reached.
+  function introduce(figure) {
+    var drawing = figure.querySelector(".drawing"), readout = document.createElement("p");
+    readout.className = "readout";
+    readout.setAttribute("role", "status");
+    readout.textContent = HINT;
+    drawing.tabIndex = 0;
+    drawing.setAttribute("role", "group");
+    drawing.setAttribute("aria-label", figure.querySelector("h4").textContent.trim() + ": arrow keys read values, + and − zoom");
+    drawing.after(readout);
+    drawing.addEventListener("focus", function () { prepare(figure); });
+  }
+
+  function prepare(figure) {
+    if (near) near.unobserve(figure);
+    if (figure.hasAttribute("data-prepared")) return;
+    figure.setAttribute("data-prepared", "");
+    if (enhance(figure)) return;
+    var drawing = figure.querySelector(".drawing");
+    figure.querySelector(".readout").remove();
+    ["tabindex", "role", "aria-label"].forEach(function (name) { drawing.removeAttribute(name); });
+  }
+
+  // False where the drawing is not one whose values can be read.
   function enhance(figure) {
     var told = JSON.parse(figure.getAttribute("data-readout"));
     var svg = figure.querySelector("svg"), axis = svg && svg.querySelector(".x-axis");
@@ -54,7 +80,7 @@
       return Array.prototype.slice.call(group.querySelectorAll("path[stroke]"));
     }));
     var lines = paths.map(points).filter(function (line) { return line.length > 1; });
-    if (!axis || lines.length !== told.lines.length) return;
+    if (!axis || lines.length !== told.lines.length) return false;
 
     var plot = svg.querySelector("path[d^='M0,0h']");
     var box = /M0,0h([\d.]+)v([\d.]+)/.exec(plot.getAttribute("d"));
@@ -70,21 +96,12 @@
     var shade = make("rect", { "class": "zoom-box", y: 0, height: height, width: 0, visibility: "hidden" }, layer);
     var cursor = make("line", { "class": "cursor", y1: 0, y2: height, visibility: "hidden" }, layer);
     var surface = make("rect", { "class": "surface", width: width, height: height }, layer);
-    var readout = document.createElement("p");
-    readout.className = "readout";
-    readout.setAttribute("role", "status");
-    var hint = "Move over the chart to read it, drag to zoom; or focus it and use ← → + − and Escape.";
-    readout.textContent = hint;
+    var readout = figure.querySelector(".readout"), drawing = figure.querySelector(".drawing");
     var reset = document.createElement("button");
     reset.type = "button";
     reset.className = "copy reset";
     reset.textContent = "Whole run";
     reset.hidden = true;
-    var drawing = figure.querySelector(".drawing");
-    drawing.tabIndex = 0;
-    drawing.setAttribute("role", "group");
-    drawing.setAttribute("aria-label", figure.querySelector("h4").textContent.trim() + ": arrow keys read values, + and − zoom");
-    drawing.after(readout);
     figure.appendChild(reset);
 
     function nearest(line, x) {
@@ -114,7 +131,7 @@
     }
     function leave() {
       cursor.setAttribute("visibility", "hidden");
-      readout.textContent = hint;
+      readout.textContent = HINT;
       at = null;
     }
 
@@ -213,7 +230,16 @@
       else return;
       event.preventDefault();
     });
+    return true;
   }
 
-  document.querySelectorAll("figure[data-readout]").forEach(enhance);
+  var figures = document.querySelectorAll("figure[data-readout]");
+  var near = "IntersectionObserver" in window && new IntersectionObserver(function (entries) {
+    entries.forEach(function (entry) { if (entry.isIntersecting) prepare(entry.target); });
+  }, { rootMargin: "50%" });
+  figures.forEach(function (figure) {
+    introduce(figure);
+    if (near) near.observe(figure);
+    else prepare(figure);
+  });
 })();

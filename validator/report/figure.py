@@ -7,6 +7,8 @@ browser, and when the renderer fails.
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,6 +23,8 @@ from validator.report.view import ChartSeries
 __all__ = ["Figure", "bins", "brief", "make_figure", "measure_of", "readout_of", "thinner", "with_drawing"]
 
 _BINS = 12
+
+_SIZE = re.compile(r'<svg [^>]*width="([\d.]+)" height="([\d.]+)"')
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,17 @@ class Figure:
     note: str = ""
     readout: str = ""
     spec: dict[str, Any] | None = None
+
+    @property
+    def size(self) -> tuple[int, int] | None:
+        """Width and height of the drawing in CSS pixels, rounded up; None where there is none."""
+        found = _SIZE.search(self.svg)
+        return (math.ceil(float(found[1])), math.ceil(float(found[2]))) if found else None
+
+    @property
+    def frame(self) -> str:
+        """The class of what holds the drawing: it reserves the room, so that a browser may put off painting it."""
+        return "s{}x{}".format(*self.size) if self.size else ""
 
 
 def brief(text: str, *, limit: int) -> str:

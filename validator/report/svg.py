@@ -94,25 +94,30 @@ def compact(svg: str) -> str:
     return text.replace("<svg ", '<svg aria-hidden="true" focusable="false" ', 1)
 
 
+_IDLE = {"opacity": "1", "stroke-width": "1", "stroke-dasharray": "1,0", "transform": "translate(0,0)"}
+"""Attributes that say what holds without them. A dash without gaps also costs a browser more than a plain line."""
+
+
 def _strip(element: ET.Element) -> None:
-    """Remove, below an element and in it, all that does not draw."""
-    for child in list(element):
+    """Remove, below an element and in it, all that does not draw, and groups that say nothing."""
+    children = list(element)
+    element[:] = []
+    for child in children:
         child.tag = child.tag.removeprefix(_NAMESPACE)
         if child.tag not in _SHAPES:
-            element.remove(child)
             continue
         _strip(child)
-        if _draws_nothing(child):
-            element.remove(child)
+        if child.tag == "g" and not child.attrib:
+            element.extend(child)
+        elif not _draws_nothing(child):
+            element.append(child)
     name = str(element.tag).removeprefix(_NAMESPACE)
     element.tag = name
     if name == "svg":
         element.set("xmlns", "http://www.w3.org/2000/svg")
         element.set("font-family", "sans-serif")
     allowed = (*_SHAPES.get(name, ()), *_PAINT)
-    kept = {
-        name: value for name, value in element.attrib.items() if name in allowed and (name, value) != ("opacity", "1")
-    }
+    kept = {name: value for name, value in element.attrib.items() if name in allowed and _IDLE.get(name) != value}
     role = _role(element.attrib)
     element.attrib.clear()
     if role:

@@ -95,7 +95,7 @@ def test_the_page_s_marks_agree_with_the_judgement() -> None:
         "prefill": "left to the trainer",
         "lr": "yes",
         "tie": "yes",
-        "out": "left to the trainer",
+        "out": "yes",
         "lost": "not recorded",
     }
 
