@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
@@ -25,6 +25,9 @@ import validator
 from validator.model.base import Frozen
 from validator.model.runbook import Runbook
 from validator.runbook import LoadedRunbook
+
+if TYPE_CHECKING:
+    from validator.model.verdict import ValidationReport
 
 __all__ = ["FolderError", "Header", "RunFolder", "Runner", "interpreter", "require_made_from", "this_runner", "utc_now"]
 
@@ -195,6 +198,19 @@ class RunFolder:
     def save_environment(self, found: Mapping[str, Any]) -> None:
         """Write the snapshot of the machine."""
         _write_whole(self.environment, json.dumps(found, indent=2, default=str) + "\n")
+
+    def load_last_go(self) -> ValidationReport | None:
+        """The report of the last GO when this validation began; None where there was none, or none is kept."""
+        from validator.model.verdict import ValidationReport
+
+        try:
+            return ValidationReport.model_validate_json((self.root / "last_go.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+
+    def save_last_go(self, text: str) -> None:
+        """Keep the last GO's result.json beside what is held against it: judging again must not depend on neighbors."""
+        _write_whole(self.root / "last_go.json", text)
 
     def artifacts(self) -> Iterator[tuple[str, int, str | None]]:
         """(path relative to the folder, bytes, sha256) of every file but the renderings of the result.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -70,6 +71,33 @@ def test_a_slower_run_is_worse_than_the_last_go(run_at: Callable[[float], Path],
     assert "BETTER" in better.out
     assert "toks_per_s.mean" in better.out
     assert cli("compare", str(first / "runs/baseline/r1"), str(second / "runs/baseline/r1")).rc == 1
+
+
+def test_a_bound_may_be_a_share_of_the_last_go(workdir: Path, cli: Callable[..., Answer]) -> None:
+    """The first run has none to be held against; a slower one is NO-GO, by what was kept when it began."""
+    (workdir / "trainer.py").write_text(TRAINER, encoding="utf-8")
+
+    def run(rate: float, *, skip: bool = True) -> Answer:
+        text = RUNBOOK.format(trainer=json.dumps(str(workdir / "trainer.py")), rate=rate)
+        text += "      - expr: toks_per_s.mean >= 0.8 * last_go.toks_per_s.mean\n"
+        text += "        without_last_go: skip\n" if skip else ""
+        (workdir / "tiny.yaml").write_text(text, encoding="utf-8")
+        return cli("run", "tiny.yaml", "--no-lock", "--json")
+
+    assert run(100, skip=False).rc == 3
+    first = run(100)
+    assert first.rc == 0
+    assert [one["status"] for one in first.json["phases"][0]["criteria"] if "last_go" in one["text"]] == ["SKIPPED"]
+    assert run(95).rc == 0
+    slow = run(60)
+    assert slow.rc == 1
+    held = next(one for one in slow.json["phases"][0]["criteria"] if "last_go" in one["text"])
+    assert held["bound"] == pytest.approx(0.8 * 95.5, rel=0.01), "the newest GO counts"
+    folder = workdir / "reports" / slow.json["run_id"]
+    for other in (workdir / "reports").iterdir():
+        if other != folder and other.is_dir():
+            shutil.rmtree(other)
+    assert cli("report", str(folder)).rc == 1, "judging again does not depend on neighbors"
 
 
 def test_equal_single_runs_are_not_decidable_and_kinds_do_not_mix(

@@ -17,6 +17,7 @@ import numpy as np
 from validator.judge.data import Known, PhaseData, is_exact
 from validator.judge.estimate import LEVEL, MIN_REPEATS, SECOND_LEVEL, Estimate, TooFewSamples, combine, exact
 from validator.judge.measure import NotMeasured
+from validator.judge.stored import StoredPhase, run_name, without_last_go
 from validator.judge.wording import number, told_apart
 from validator.model.expression import (
     Binary,
@@ -31,7 +32,7 @@ from validator.model.expression import (
     references,
 )
 from validator.model.record import PhaseRecord, ValidationRecord
-from validator.model.resolve import Resolved, UnresolvedReference, resolve
+from validator.model.resolve import LAST_GO, Resolved, UnresolvedReference, resolve
 from validator.model.runbook import Criterion
 from validator.model.verdict import Evidence, PhaseReport, Status, Verdict
 
@@ -43,6 +44,9 @@ _SEVERITY: dict[Status, int] = {"FAIL": 0, "INCONCLUSIVE": 1, "PASS": 2}
 
 _HOPELESS = 400
 """Times as much data as there is, beyond which no practical number of runs decides."""
+
+Source = PhaseData | StoredPhase
+"""A phase of this validation, or of the last GO."""
 
 Binding = Mapping[str, tuple[str, int | None]]
 """Phase to the arm and, for exact values, the index of the run that a reference means."""
@@ -79,10 +83,9 @@ def judge_criterion(
         }
     except (ExpressionError, UnresolvedReference) as problem:
         return _verdict(criterion, id, "", _Outcome("INCONCLUSIVE", f"The criterion means nothing: {problem}.", {}), ())
-    data = {
-        one.phase_id: PhaseData(validation.phase(one.phase_id), validation, judged.get(one.phase_id))
-        for one in resolved.values()
-    }
+    if any(one.stored for one in resolved.values()) and validation.last_go is None:
+        return without_last_go(criterion, id=id)
+    data = {one.source: _data(one, validation, judged) for one in resolved.values()}
     outcomes = [
         _judge(comparison, resolved, data, binding, SECOND_LEVEL if record.extended is not None else LEVEL)
         for binding in _bindings(resolved, data, own=record.phase.id)
@@ -92,9 +95,16 @@ def judge_criterion(
     evidence = tuple(
         entry
         for one in resolved.values()
-        for entry in data[one.phase_id].evidence(one, arm=worst.binding.get(one.phase_id, ("", None))[0])
+        for entry in data[one.source].evidence(one, arm=worst.binding.get(one.source, ("", None))[0])
     )
     return _verdict(criterion, id, unit, _named(worst, outcomes, data), evidence)
+
+
+def _data(one: Resolved, validation: ValidationRecord, judged: Mapping[str, PhaseReport]) -> Source:
+    record = validation.phase(one.phase_id)
+    if one.stored and validation.last_go is not None:
+        return StoredPhase(record, validation, validation.last_go)
+    return PhaseData(record, validation, judged.get(one.phase_id))
 
 
 def _verdict(criterion: Criterion, id: str, unit: str, outcome: _Outcome, evidence: tuple[Evidence, ...]) -> Verdict:
@@ -136,21 +146,31 @@ def _unit(node: Expression, resolved: Mapping[str, Resolved]) -> str:
     return ""
 
 
-def _bindings(resolved: Mapping[str, Resolved], data: Mapping[str, PhaseData], *, own: str) -> Iterator[Binding]:
+def _bindings(resolved: Mapping[str, Resolved], data: Mapping[str, Source], *, own: str) -> Iterator[Binding]:
     """Every arm of the phase itself, and every run where a value belongs to one run."""
     choices = []
     for phase_id, phase in data.items():
         arms = tuple(phase.arms) if phase_id == own else phase.chosen_arms()
-        single = any(one.phase_id == phase_id and is_exact(one) for one in resolved.values())
+        single = any(one.source == phase_id and is_exact(one) for one in resolved.values())
         options: list[tuple[str, int | None]] = []
         for arm in arms:
             options += [(arm, index) for index in range(len(phase.arms[arm]))] if single else [(arm, None)]
         choices.append([(phase_id, option) for option in options or [("", None)]])
     for combination in itertools.product(*choices):
-        yield dict(combination)
+        binding = dict(combination)
+        if not _crossed(binding, data, own=own):
+            yield binding
 
 
-def _named(worst: _Outcome, outcomes: list[_Outcome], data: Mapping[str, PhaseData]) -> _Outcome:
+def _crossed(binding: Binding, data: Mapping[str, Source], *, own: str) -> bool:
+    """Whether an arm is set against another arm of the last GO, though the same one was there."""
+    arm, earlier = binding.get(own), binding.get(f"{LAST_GO}.{own}")
+    if arm is None or earlier is None or arm[0] not in data[f"{LAST_GO}.{own}"].arms:
+        return False
+    return arm[0] != earlier[0]
+
+
+def _named(worst: _Outcome, outcomes: list[_Outcome], data: Mapping[str, Source]) -> _Outcome:
     """The worst outcome, told apart from the others by its arm and run."""
     if len(outcomes) == 1:
         return worst
@@ -158,7 +178,7 @@ def _named(worst: _Outcome, outcomes: list[_Outcome], data: Mapping[str, PhaseDa
     for phase_id, (arm, index) in worst.binding.items():
         runs = data[phase_id].arms.get(arm, ())
         if len(data[phase_id].record.runs) > 1 and runs:
-            names.append(runs[index].spec.id if index is not None else f"{phase_id}/{arm}".rstrip("/"))
+            names.append(run_name(runs[index]) if index is not None else f"{phase_id}/{arm}".rstrip("/"))
     if not names:
         return worst
     message = f"{worst.message} Decided by the worst of {len(outcomes)}: {', '.join(names)}."
@@ -168,7 +188,7 @@ def _named(worst: _Outcome, outcomes: list[_Outcome], data: Mapping[str, PhaseDa
 def _judge(
     comparison: Comparison,
     resolved: Mapping[str, Resolved],
-    data: Mapping[str, PhaseData],
+    data: Mapping[str, Source],
     binding: Binding,
     level: float,
 ) -> _Outcome:
@@ -185,7 +205,7 @@ def _judge(
     if isinstance(left, str) or isinstance(right, str):
         return _judge_text(left, comparison.operator, right, binding)
     repeats = _repeats(data, binding)
-    assumed = any(data[one.phase_id].assumes_variation(one, arm=binding[one.phase_id][0]) for one in resolved.values())
+    assumed = any(data[one.source].assumes_variation(one, arm=binding[one.source][0]) for one in resolved.values())
     spread = next(iter(data.values())).validation.runbook.defaults.run_cv if assumed else 0.0
     outcome = _judge_numbers(left, comparison, right, resolved, binding, repeats, spread, level)
     broken = _unfinished(resolved, data, binding)
@@ -195,17 +215,18 @@ def _judge(
     return outcome
 
 
-def _repeats(data: Mapping[str, PhaseData], binding: Binding) -> int:
+def _repeats(data: Mapping[str, Source], binding: Binding) -> int:
     return min((len(data[phase].arms.get(arm, ())) for phase, (arm, _) in binding.items()), default=1)
 
 
-def _unfinished(resolved: Mapping[str, Resolved], data: Mapping[str, PhaseData], binding: Binding) -> str | None:
+def _unfinished(resolved: Mapping[str, Resolved], data: Mapping[str, Source], binding: Binding) -> str | None:
     """A run behind a series or a config that did not end well: what it measured is no pass."""
     for one in resolved.values():
-        if one.name.startswith("outcome."):
+        phase = data[one.source]
+        if one.name.startswith("outcome.") or isinstance(phase, StoredPhase):
             continue
-        arm, _ = binding[one.phase_id]
-        for run in data[one.phase_id].arms.get(arm, ()):
+        arm, _ = binding[one.source]
+        for run in phase.arms.get(arm, ()):
             if run.outcome is None:
                 return f"run {run.spec.id} has not ended"
             if not run.outcome.ok:
@@ -214,7 +235,7 @@ def _unfinished(resolved: Mapping[str, Resolved], data: Mapping[str, PhaseData],
 
 
 def _evaluate(
-    node: Expression, resolved: Mapping[str, Resolved], data: Mapping[str, PhaseData], binding: Binding
+    node: Expression, resolved: Mapping[str, Resolved], data: Mapping[str, Source], binding: Binding
 ) -> Known:
     if isinstance(node, Number):
         return exact(node.value)
@@ -222,8 +243,8 @@ def _evaluate(
         return node.value
     if isinstance(node, Reference):
         one = resolved[node.name]
-        arm, index = binding[one.phase_id]
-        phase = data[one.phase_id]
+        arm, index = binding[one.source]
+        phase = data[one.source]
         if arm not in phase.arms:
             raise NotMeasured(f"phase {one.phase_id} has no runs")
         return phase.value(one, arm=arm, index=index)

@@ -18,7 +18,7 @@ from validator.model.result import Result
 from validator.model.runbook import TrainPhase
 from validator.model.verdict import Evidence, PhaseReport
 
-__all__ = ["Known", "PhaseData", "is_exact", "measured", "scaling_efficiency"]
+__all__ = ["Known", "PhaseData", "is_exact", "measured", "scaling_efficiency", "sign"]
 
 Known = Estimate | str
 """A value of a criterion: a number with what it could also have been, or text."""
@@ -48,7 +48,7 @@ def is_exact(resolved: Resolved) -> bool:
     return resolved.window == "whole" or resolved.statistic in EXACT_STATISTICS
 
 
-def _sign(resolved: Resolved) -> int:
+def sign(resolved: Resolved) -> int:
     """How a slow run moves the value: up (times), down (rates) or not at all (ratios, whole-run metrics)."""
     metric = METRICS.get(resolved.name)
     if resolved.kind == "scalar" or metric is None or metric.window != "steady" or resolved.statistic == "cv":
@@ -110,13 +110,13 @@ class PhaseData:
         values = [self.of_run(run, resolved, alone=len(runs) < MIN_REPEATS) for run in runs]
         estimates = [value for value in values if isinstance(value, Estimate)]
         run_cv = self.validation.runbook.defaults.run_cv
-        return over_runs(estimates, run_cv=run_cv, sign=_sign(resolved), seed=f"{resolved.phase_id}/{arm}")
+        return over_runs(estimates, run_cv=run_cv, sign=sign(resolved), seed=f"{resolved.phase_id}/{arm}")
 
     def assumes_variation(self, resolved: Resolved, *, arm: str) -> bool:
         """Whether the interval rests on an assumed variation between runs, for want of four repeats."""
         if resolved.name == "scaling.efficiency":
             return True
-        return not is_exact(resolved) and _sign(resolved) != 0 and len(self.arms.get(arm, ())) < MIN_REPEATS
+        return not is_exact(resolved) and sign(resolved) != 0 and len(self.arms.get(arm, ())) < MIN_REPEATS
 
     def of_run(self, run: RunRecord, resolved: Resolved, *, alone: bool = True) -> Known:
         """A reference's value in one run, with the interval within that run if it stands `alone`.

@@ -54,6 +54,11 @@ class Criterion(Frozen):
     expr: str = Field(description="`metric.statistic operator value [unit]`, see the grammar of criteria.")
     required: bool = Field(True, description="Whether failing it makes the decision NO-GO.")
     why: str | None = Field(None, description="Why the bound is what it is; shown beside the verdict.")
+    without_last_go: Literal["inconclusive", "skip"] = Field(
+        "inconclusive",
+        description="What a criterion that names `last_go` is where there is no last GO to hold it against: "
+        "`inconclusive`, which is no GO, or `skip`, and then the other criteria decide alone.",
+    )
 
 
 def _criterion(value: Any) -> Any:

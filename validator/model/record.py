@@ -15,7 +15,7 @@ from validator.model.plan import RunSpec
 from validator.model.remedy import Remedy
 from validator.model.result import Result
 from validator.model.runbook import Phase, Runbook
-from validator.model.verdict import Check
+from validator.model.verdict import Check, ValidationReport
 
 __all__ = ["PhaseRecord", "PhaseState", "RunRecord", "Tried", "ValidationRecord"]
 
@@ -71,11 +71,14 @@ class PhaseRecord:
 
 @dataclass(frozen=True)
 class ValidationRecord:
-    """A whole validation as far as it has come. `environment` is the snapshot of the machine."""
+    """A whole validation as far as it has come. `environment` is the snapshot of the machine, `last_go` the report of
+    the last GO of this runbook on this class of machine, as it was when this validation began; None if there was none.
+    """
 
     runbook: Runbook
     phases: tuple[PhaseRecord, ...]
     environment: Mapping[str, Any] = field(default_factory=dict)
+    last_go: ValidationReport | None = None
 
     def phase(self, phase_id: str) -> PhaseRecord:
         """The record of that phase; KeyError if there is none."""

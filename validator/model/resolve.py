@@ -1,14 +1,15 @@
 """What the dotted names of criteria mean. `check` and judgement both ask here and nowhere else.
 
 Two words name something of the phase itself (`loss.last`, `outcome.rc`), three begin with another phase
-(`baseline.loss.last`). So a phase may be called like a metric without becoming ambiguous.
+(`baseline.loss.last`). So a phase may be called like a metric without becoming ambiguous. `last_go.` in front of either
+means the same of the last GO of this runbook on this class of machine.
 """
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from validator.model.catalogue import METRICS, SCALARS, STATISTICS, Metric, is_open_scalar
@@ -25,10 +26,13 @@ from validator.model.runbook import (
 )
 from validator.model.settings import nproc_of, probes, smoke_of
 
-__all__ = ["Resolved", "UnresolvedReference", "resolve", "series_of"]
+__all__ = ["LAST_GO", "Resolved", "UnresolvedReference", "resolve", "series_of"]
 
 HEARTBEAT_METRICS = frozenset(METRICS) - {"lr"}
 """Series that a heartbeat's `progress` records may hold, by the trainer contract."""
+
+LAST_GO = "last_go"
+"""The word in front of what an earlier validation measured; no phase may be called so."""
 
 _SPREAD = {"cv": "", "n": "steps"}
 
@@ -38,7 +42,8 @@ class Resolved:
     """What a reference means.
 
     `statistic` and `window` are None for a scalar. `unit` is empty where the value has none or where only the trainer
-    could tell (`effective.x`, `metrics.x`); `unit_known` tells these two apart. `text` says that it is no number.
+    could tell (`effective.x`, `metrics.x`); `unit_known` tells these two apart. `text` says that it is no number,
+    `stored` that it is of the last GO.
     """
 
     phase_id: str
@@ -49,6 +54,12 @@ class Resolved:
     window: Literal["steady", "whole"] | None
     unit_known: bool = True
     text: bool = False
+    stored: bool = False
+
+    @property
+    def source(self) -> str:
+        """What the value is taken from: a phase, or that phase of the last GO."""
+        return f"{LAST_GO}.{self.phase_id}" if self.stored else self.phase_id
 
 
 class UnresolvedReference(ValueError):
@@ -107,6 +118,8 @@ def resolve(reference: Reference, *, runbook: Runbook, phase: Phase) -> Resolved
             does not run before this one, or when its value could never be known.
     """
     words = reference.name.split(".")
+    if words[0] == LAST_GO:
+        return _of_last_go(words[1:], runbook=runbook, phase=phase, column=reference.column + len(LAST_GO) + 1)
     if len(words) == 3:
         target = _other_phase(words[0], runbook=runbook, phase=phase, column=reference.column)
         column = reference.column + len(words[0]) + 1
@@ -119,6 +132,35 @@ def resolve(reference: Reference, *, runbook: Runbook, phase: Phase) -> Resolved
             column=reference.column,
         )
     return _measurement(words[-2], words[-1], runbook=runbook, phase=target, column=column)
+
+
+def _of_last_go(words: list[str], *, runbook: Runbook, phase: Phase, column: int) -> Resolved:
+    """`[phase.]metric.statistic` of the last GO: any phase of this runbook, and of its series what was kept."""
+    if len(words) not in (2, 3):
+        raise UnresolvedReference(
+            f"{'.'.join((LAST_GO, *words))} is no measurement of the last GO",
+            fix="write last_go.metric.statistic or last_go.phase.metric.statistic",
+            column=column,
+        )
+    target = phase
+    if len(words) == 3:
+        known = {one.id: one for one in runbook.phases}
+        if words[0] not in known:
+            fix = _nearest(words[0], known, f"phases: {', '.join(known)}")
+            raise UnresolvedReference(f"there is no phase called {words[0]}", fix=fix, column=column)
+        target, column = known[words[0]], column + len(words[0]) + 1
+    found = _measurement(words[-2], words[-1], runbook=runbook, phase=target, column=column)
+    if found.kind != "series":
+        raise UnresolvedReference(
+            f"{found.name} of the last GO is not compared with", fix="name a series: metric.statistic", column=column
+        )
+    if found.window == "steady" and found.statistic != "mean":
+        raise UnresolvedReference(
+            f"of {found.name} in the last GO only the mean has an interval",
+            fix=f"write {found.name}.mean",
+            column=column,
+        )
+    return replace(found, stored=True)
 
 
 def _complete(name: str, runbook: Runbook, phase: Phase) -> str:

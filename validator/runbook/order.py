@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from validator.model.resolve import LAST_GO
 from validator.model.runbook import Runbook, TrainingPhase, TrainPhase
 from validator.model.settings import nproc_of
 from validator.runbook.build import Built
@@ -23,6 +24,11 @@ def check_order(built: Built, runbook: Runbook) -> Iterator[Problem]:
 def _duplicate_ids(built: Built, runbook: Runbook) -> Iterator[Problem]:
     seen: dict[str, int] = {}
     for index, phase in enumerate(runbook.phases):
+        if phase.id == LAST_GO:
+            mark = mark_at(built.root, ("phases", index, "id"))
+            yield Problem.at(
+                mark, f"{LAST_GO} stands for the last GO in criteria", f"rename the phase, such as {LAST_GO}_1"
+            )
         if phase.id in seen:
             first = mark_at(built.root, ("phases", seen[phase.id], "id"))
             where = f", first in line {first.line}" if first.line else ""

@@ -267,6 +267,10 @@ _CRITERIA = """
 
 A criterion is `left operator right [unit]` with an operator of `>= > <= < == !=`. Both sides may calculate with
 `+ - * /`, `abs`, `min` and `max`. Two words name a measurement of the phase itself, three one of an earlier phase.
+`last_go.` in front of either means the last GO of this runbook on this class of machine, with the same overrides:
+`toks_per_s.mean >= 0.95 * last_go.toks_per_s.mean`. Its result.json is copied into the run folder when the run begins.
+Without one the criterion is INCONCLUSIVE, or SKIPPED and not required where it says `without_last_go: skip`; it never
+passes.
 A unit may be written after the value and must be the metric's. A measurement that is missing never passes.
 """
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from validator.folder import RunFolder
+from validator.model.resolve import LAST_GO
 from validator.model.runbook import Runbook
 from validator.stages.session import Session, Unable
 
@@ -47,7 +48,23 @@ def note_machine(session: Session) -> None:
         resumptions = {**before.get("resumed", {}), str(found["time"]): told or "on the same machine and software"}
         found = {**before, "resumed": resumptions}
     folder.save_environment(found)
+    if not session.past.resumed and _names_last_go(folder.header.runbook):
+        _keep_last_go(folder, found)
     session.journal.append("environment", path=folder.environment.name)
+
+
+def _names_last_go(runbook: Runbook) -> bool:
+    """Whether a criterion is held against an earlier validation."""
+    return any(f"{LAST_GO}." in one.expr for phase in runbook.phases for one in phase.accept)
+
+
+def _keep_last_go(folder: RunFolder, environment: Mapping[str, Any]) -> None:
+    """Copy what the last GO measured into this folder, before anything of this run is known."""
+    from validator.stages.comparing import last_go
+
+    earlier = last_go(folder, environment)
+    if earlier is not None:
+        folder.save_last_go((earlier.root / "result.json").read_text(encoding="utf-8"))
 
 
 def require_same_machine(folder: RunFolder, runbook: Runbook) -> None:
