@@ -12,6 +12,7 @@ import pytest
 import typer
 from typer.main import get_command
 
+from tests.validator.history.folders import make_run
 from validator.cli import COMMANDS, app
 
 HEAVY = ("torch", "nsa", "scipy", "numpy", "vl_convert", "jinja2", "pytest", "psutil", "pynvml", "email", "zipfile")
@@ -37,6 +38,22 @@ def test_nothing_heavy_is_imported(arguments: list[str], tmp_path: Path) -> None
         timeout=60,
     )
     assert done.stderr.splitlines()[-1] == "0 []", done.stderr
+
+
+def test_history_imports_no_pipeline_and_no_scipy(tmp_path: Path) -> None:
+    """It only reads what others wrote: a second of start-up would be most of what it takes."""
+    for number in range(8):
+        make_run(tmp_path / "reports", number, scale=1.0 + number % 3 / 100)
+    unwanted = ("scipy", "vl_convert", "psutil", "validator.workflow", "validator.judge", "validator.runbook")
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE.format(arguments=["history"], heavy=unwanted)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stderr.splitlines()[-1] == "0 []", done.stderr
+    assert done.stdout.count("✓ GO") == 8
 
 
 def test_the_table_of_commands_says_what_each_command_says_itself() -> None:

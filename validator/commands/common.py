@@ -87,21 +87,29 @@ def fail(message: str, code: int, *, as_json: bool, **details: Any) -> typer.Exi
 @contextmanager
 def reported(*, as_json: bool = False) -> Iterator[None]:
     """Turn every expected failure into its sentence and exit code."""
+    gc.enable()
+    try:
+        yield
+    except Exception as error:
+        ended = _expected(error, as_json=as_json)
+        if ended is None:
+            raise
+        raise ended from None
+
+
+def _expected(error: Exception, *, as_json: bool) -> typer.Exit | None:
+    """The exit of a failure that is told in a sentence, None for any other. Imports what only a failure needs."""
     from validator.folder import FolderError
     from validator.plan import PlanError
     from validator.runbook import RunbookError
     from validator.stages.session import Unable
 
-    gc.enable()
-    try:
-        yield
-    except RunbookError as error:
+    if isinstance(error, RunbookError):
         problems = [dataclasses.asdict(problem) for problem in error.problems]
-        raise fail(str(error), USAGE, as_json=as_json, problems=problems) from None
-    except (FolderError, PlanError) as error:
-        raise fail(str(error), USAGE, as_json=as_json) from None
-    except Unable as error:
-        raise fail(str(error), UNABLE, as_json=as_json) from None
+        return fail(str(error), USAGE, as_json=as_json, problems=problems)
+    if isinstance(error, (FolderError, PlanError)):
+        return fail(str(error), USAGE, as_json=as_json)
+    return fail(str(error), UNABLE, as_json=as_json) if isinstance(error, Unable) else None
 
 
 def duration(option: str, text: str, *, as_json: bool) -> float:

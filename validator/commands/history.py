@@ -25,15 +25,15 @@ def history(
     as_json: AsJson = False,
 ) -> None:
     """List past runs by runbook and machine, with what their figures did, and write index.html."""
-    from validator import workflow
+    from validator.stages.looking_back import look_back, set_pin
 
     if pin and unpin:
         raise fail("--pin and --unpin cannot be given together", USAGE, as_json=as_json)
     with reported(as_json=as_json):
         if pin or unpin:
-            workflow.pin(reports, pin or unpin or "", keep=pin is not None)
+            set_pin(reports, pin or unpin or "", keep=pin is not None)
             return
-        past = workflow.history(reports, runbook=runbook, rebuild=rebuild)
+        past = look_back(reports, runbook=runbook, rebuild=rebuild)
     if as_json:
         print_json(past.as_dict())
         return

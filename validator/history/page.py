@@ -13,11 +13,11 @@ from validator.history.read import Entry
 from validator.history.sparkline import polyline
 from validator.history.trend import Change, Group, Trend
 from validator.model.units import format_duration
+from validator.report.files import write_atomic
 from validator.report.formats import clean, format_margin, format_quantity, one_line
 from validator.report.page import StatusView
 from validator.report.parts import decision_status
 from validator.report.templates import environment, policy_hash, style, text
-from validator.report.write import write_atomic
 
 __all__ = ["INDEX", "change_sentence", "render_index", "write_index"]
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from validator.model.verdict import Check, Evidence, PhaseReport, Status, ValidationReport, Verdict
 from validator.report.formats import clean, format_value, one_line
 from validator.report.page import EvidenceView, Fact, StatusView
+
+if TYPE_CHECKING:
+    from validator.model.verdict import Check, Evidence, PhaseReport, Status, ValidationReport, Verdict
 
 __all__ = [
     "PENDING",

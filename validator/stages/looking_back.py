@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from validator.folder import FolderError
-
 if TYPE_CHECKING:
     from validator.history.trend import Group
 
@@ -45,7 +43,7 @@ def look_back(reports: Path, *, runbook: str | None = None, rebuild: bool = Fals
     from validator.history.trend import group_entries
 
     if not reports.is_dir():
-        raise FolderError(f"{reports} is no folder; give the one that `validator run --out` wrote to")
+        raise _folder_error(f"{reports} is no folder; give the one that `validator run --out` wrote to")
     groups = group_entries(read_history(reports, rebuild=rebuild))
     page = _write(reports, groups)
     if runbook is None:
@@ -53,8 +51,15 @@ def look_back(reports: Path, *, runbook: str | None = None, rebuild: bool = Fals
     picked = tuple(group for group in groups if group.runbook == runbook)
     if not picked:
         names = ", ".join(sorted({group.runbook for group in groups})) or "none"
-        raise FolderError(f"--runbook {runbook}: {reports} has no run of it; it has runs of: {names}")
+        raise _folder_error(f"--runbook {runbook}: {reports} has no run of it; it has runs of: {names}")
     return History(picked, page)
+
+
+def _folder_error(message: str) -> Exception:
+    """Imported with what run folders need, which looking back at their results does not."""
+    from validator.folder import FolderError
+
+    return FolderError(message)
 
 
 def _write(reports: Path, groups: tuple[Group, ...]) -> Path | None:
@@ -69,6 +74,8 @@ def _write(reports: Path, groups: tuple[Group, ...]) -> Path | None:
 def update_index(reports: Path) -> None:
     """Bring the page up to date after a validation. It is a convenience: whatever fails here costs no decision."""
     import sqlite3
+
+    from validator.folder import FolderError
 
     try:
         look_back(reports)
@@ -86,7 +93,7 @@ def set_pin(reports: Path, run: str, *, keep: bool) -> None:
 
     folder = next((path for path in (reports / run, Path(run)) if (path / "run.json").is_file()), None)
     if folder is None:
-        raise FolderError(f"{run} is no run folder below {reports}; `validator history {reports}` lists them")
+        raise _folder_error(f"{run} is no run folder below {reports}; `validator history {reports}` lists them")
     if keep:
         (folder / PIN).touch()
     else:

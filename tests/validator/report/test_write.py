@@ -9,9 +9,10 @@ import pytest
 
 from tests.validator.report import pieces, samples
 from validator.model.verdict import ValidationReport
-from validator.report import write
+from validator.report import files
+from validator.report.files import write_atomic
 from validator.report.view import ChartData
-from validator.report.write import render_json, write_all, write_atomic
+from validator.report.write import render_json, write_all
 
 
 def test_all_renderings_are_written_and_nothing_else(tmp_path: Path) -> None:
@@ -46,7 +47,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_debris(tmp_path: Path, monkey
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(write.os, "fsync", full)
+    monkeypatch.setattr(files.os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
         write_atomic(target, "new")
     assert target.read_text() == "old"
