@@ -31,6 +31,7 @@ __all__ = [
     "events_of",
     "header_digest",
     "inspect_record",
+    "last_go_digest",
     "last_runner",
     "pending",
     "phase_end",
@@ -74,11 +75,19 @@ def header_digest(folder: RunFolder) -> str:
     return hashlib.sha256(json.dumps(declared, sort_keys=True).encode()).hexdigest()
 
 
+def last_go_digest(folder: RunFolder) -> str | None:
+    """SHA-256 of the earlier validation that this one is held against; None where there is none."""
+    try:
+        return hashlib.sha256((folder.root / "last_go.json").read_bytes()).hexdigest()
+    except OSError:
+        return None
+
+
 def _require_unchanged(folder: RunFolder, events: Sequence[Event]) -> None:
     """What was declared at the start holds to the end: nobody lowers a bound once the figure is known.
 
     Raises:
-        FolderError: when the runbook in run.json is not the one that the validation was started with.
+        FolderError: when the runbook in run.json, or the last GO beside it, is not what the validation began with.
     """
     from validator.stages.share import is_shared
 
@@ -88,6 +97,12 @@ def _require_unchanged(folder: RunFolder, events: Sequence[Event]) -> None:
         raise FolderError(
             f"the runbook in {folder.root / 'run.json'} was changed after the validation had been started, so nothing "
             "can be judged by it; restore the file, or run again with the runbook as you want it"
+        )
+    kept = [event.fields["last_go"] for event in events if event.event == "environment" and "last_go" in event.fields]
+    if kept and kept[0] != last_go_digest(folder) and not is_shared(folder):
+        raise FolderError(
+            f"{folder.root / 'last_go.json'}, which the validation was held against, was changed or removed since it "
+            "began; restore the file, or run again"
         )
 
 

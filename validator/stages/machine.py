@@ -8,6 +8,7 @@ from typing import Any
 from validator.folder import RunFolder
 from validator.model.resolve import LAST_GO
 from validator.model.runbook import Runbook
+from validator.stages.disk import last_go_digest
 from validator.stages.session import Session, Unable
 
 __all__ = ["changes", "facts_of", "note_machine", "require_same_machine"]
@@ -50,7 +51,7 @@ def note_machine(session: Session) -> None:
     folder.save_environment(found)
     if not session.past.resumed and _names_last_go(folder.header.runbook):
         _keep_last_go(folder, found)
-    session.journal.append("environment", path=folder.environment.name)
+    session.journal.append("environment", path=folder.environment.name, last_go=last_go_digest(folder))
 
 
 def _names_last_go(runbook: Runbook) -> bool:

@@ -15,7 +15,7 @@ from validator.folder import FolderError, RunFolder
 from validator.model.outcome import Outcome
 from validator.model.plan import RunSpec
 from validator.selftest.sheet import Sheet, scatter
-from validator.stages.disk import header_digest, reconstruct
+from validator.stages.disk import header_digest, last_go_digest, reconstruct
 
 ROWS = scatter(40_000.0, 60)
 
@@ -143,6 +143,17 @@ def test_a_bound_cannot_be_lowered_once_the_figure_is_known(tmp_path: Path) -> N
     with pytest.raises(
         FolderError, match=r"the runbook in .*run\.json was changed after the validation had been started"
     ):
+        judged(root)
+
+
+def test_the_last_go_cannot_be_taken_away_or_lowered(tmp_path: Path) -> None:
+    root = sealed(tmp_path)
+    (root / "last_go.json").write_text("{}", encoding="utf-8")
+    with Journal.open(root / "journal.jsonl") as journal:
+        journal.append("environment", path="environment.json", last_go=last_go_digest(RunFolder.open(root)))
+    assert judged(root).decision == "GO"
+    (root / "last_go.json").unlink()
+    with pytest.raises(FolderError, match=r"last_go.json, which the validation was held against, was changed or rem"):
         judged(root)
 
 
