@@ -6,13 +6,11 @@ FlashAttention and cuDNN beside it, growth with the length, and a decode step. W
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import statistics
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +20,8 @@ import triton
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from benchmarks import decode_gpu
 from benchmarks import kernels_device as kd
-from nsa.attention.cache import NSACache
-from nsa.attention.decode import decode_branches
-from nsa.attention.functional import combine
-from nsa.attention.geometry import Geometry
 from nsa.config import ModelConfig
 from nsa.flops import nsa_keys_per_query
 from nsa.kernels.precompile import Shape, warm
@@ -34,8 +29,7 @@ from nsa.kernels.precompile import Shape, warm
 __all__ = ["run"]
 
 BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
-DECODE = {"125M": (12, 2, 64, 64), "wide": (64, 4, 128, 128)}
-DECODE_BATCH, DECODE_CONTEXT = 8, 65536
+DENSE = ("flash", "flash_stored", "cudnn", "cudnn_stored", "default", "default_stored")
 GROWTH = (32768, 65536, 131072)
 
 
@@ -86,101 +80,6 @@ def dense_ms(shape: tuple[int, ...], batch: int, backend: str) -> dict[str, floa
         except RuntimeError as error:
             reason = str(error).splitlines()[0][:160]
     return {"reason": reason}
-
-
-def decode_caches(shape: tuple[int, ...], n: int) -> Iterator[tuple[Tensor, Tensor, NSACache, list[Tensor]]]:
-    """``n`` layers' worth of query, gates, full caches and one new position; room for 64 positions is left."""
-    H, G, Dk, Dv = shape
-    B, N = DECODE_BATCH, DECODE_CONTEXT
-    for _ in range(n):
-        cache = NSACache(
-            geometry=Geometry(), batch=B, max_len=N, n_kv_groups=G, d_k=Dk, d_v=Dv, device="cuda", dtype=torch.bfloat16
-        )
-        for x in (cache.k_cmp, cache.v_cmp, cache.k_sel, cache.v_sel, cache.k_win, cache.v_win, cache.k_raw):
-            x.normal_()
-        cache.length = N
-        q = torch.randn(B, 1, H, Dk, device="cuda", dtype=torch.bfloat16)
-        new = [torch.randn(B, 1, G, d, device="cuda", dtype=torch.bfloat16) for _ in range(3) for d in (Dk, Dv)]
-        yield q, torch.rand(B, 1, H, 3, device="cuda"), cache, new
-
-
-def fused_step(q: Tensor, gates: Tensor, cache: NSACache, new: list[Tensor], lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """One position stored and attended from, by the kernels."""
-    from nsa.kernels import step
-
-    geo = cache.geometry
-    streams = (cache.k_cmp, cache.v_cmp, cache.k_sel, cache.v_sel, cache.k_win, cache.v_win)
-    step.decode_append(new, cache.k_raw, cache.v_raw, *streams, lengths, geo.l, geo.d)
-    sizes = [geo.l, geo.d, geo.l_sel, geo.n_sel, geo.w]
-    o, top = step.decode_attention(q, gates, *streams, lengths, sizes, q.shape[-1] ** -0.5)
-    return o, top
-
-
-def graph_ms(call: Callable[[], Any], per: int) -> float:
-    """Milliseconds of one of the ``per`` steps that ``call`` makes, replayed from a CUDA graph."""
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        call()
-        call()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    return median_ms(graph.replay, least=50) / per
-
-
-def decode_row(name: str, *, layers: int = 6) -> dict[str, Any]:
-    """One decode step at the full context: the kernels (append included) against dense attention (append left out).
-
-    Several layers take turns, so that their caches come from memory as they do in a model.
-    """
-    shape = DECODE[name]
-    _, G, Dk, Dv = shape
-    made = list(decode_caches(shape, layers))
-    lengths = [torch.full((DECODE_BATCH, G), DECODE_CONTEXT - 1, device="cuda", dtype=torch.int32) for _ in made]
-    row: dict[str, Any] = {"shape": name, "batch": DECODE_BATCH, "context": DECODE_CONTEXT}
-    q, gates, cache, new = made[0]
-    o, _ = fused_step(q, gates, cache, new, lengths[0])
-    wanted = combine(decode_branches(q, cache, scale=Dk**-0.5), gates)
-    row["error"] = kd.relative(o, wanted)
-    row["ok"] = row["error"] <= 1e-2
-    if not row["ok"]:
-        return row
-
-    def sparse(made: list[Any] = made) -> None:
-        for one, length in zip(made, lengths, strict=True):
-            q, gates, cache, new = one
-            fused_step(q, gates, cache, new, length)
-            length.sub_(1)
-
-    def back() -> None:
-        for length in lengths:
-            length.sub_(1)
-
-    lengths[0].sub_(1)
-    row["kernels_us"] = {name: round(1e3 * ms / layers, 2) for name, ms in kd.kernel_times(sparse, 5).items()}
-    row["nsa_us"] = 1e3 * (graph_ms(sparse, layers) - graph_ms(back, layers))
-    row["eager_us"] = 1e3 * median_ms(sparse, least=20) / layers
-    del made, sparse
-    torch.cuda.empty_cache()
-    kv = [torch.randn(DECODE_BATCH, DECODE_CONTEXT, G, d, device="cuda", dtype=torch.bfloat16) for d in (Dk, Dv)]
-    k, v = (x.transpose(1, 2) for x in kv)
-    best: dict[str, float] = {}
-    for backend in BACKENDS:
-
-        def dense() -> None:
-            F.scaled_dot_product_attention(q.transpose(1, 2), k, v, enable_gqa=True)
-
-        try:
-            with sdpa_kernel(BACKENDS[backend]):
-                best[backend] = 1e3 * graph_ms(dense, 1)
-        except RuntimeError as error:
-            row[f"{backend}_reason"] = str(error).splitlines()[0][:160]
-    row |= {f"{backend}_us": us for backend, us in best.items()}
-    if best:
-        row["times_faster"] = min(best.values()) / row["nsa_us"]
-    return row
 
 
 def limit_ms(shape: tuple[int, ...], batch: int, tflops: float) -> dict[str, float]:
@@ -254,7 +153,7 @@ def bars(result: dict[str, Any]) -> list[dict[str, Any]]:
     bar("exponent of S, 32k to 128k", result["growth"][-1]["exponent"], 1.75, at_most=True)
     for row in result["decode"]:
         for backend in BACKENDS:
-            dense, ours = row.get(f"{backend}_us"), row.get("nsa_us")
+            dense, ours = row.get(f"{backend}_stored_us"), row.get("nsa_us")
             value = dense / ours if dense and ours else None
             bar(f"decode {row['shape']}, times faster than dense {backend}", value, 5.0, at_most=False)
     return found
@@ -281,7 +180,7 @@ def as_markdown(result: dict[str, Any]) -> str:
     head = ["shape", "forward", "forward + backward", "from a graph", "peak GiB", "share of limit"]
     head += ["flash forward", "flash both", "cuDNN forward", "cuDNN both"]
     decode = [
-        [r["shape"], r.get("nsa_us"), r.get("eager_us"), r.get("flash_us"), r.get("cudnn_us")] for r in result["decode"]
+        [r["shape"], *(r.get(f"{k}_us") for k in ("nsa", "parts", "eager", *DENSE))] for r in result["decode"]
     ]
     parts = [
         f"{result['gpu']}, torch {result['torch']}, Triton {result['triton']}, {result['date']}; medians in ms; "
@@ -290,7 +189,7 @@ def as_markdown(result: dict[str, Any]) -> str:
         table(
             ["S", "forward + backward", "exponent"], [[r["S"], r["both_ms"], r["exponent"]] for r in result["growth"]]
         ),
-        table(["decode, µs a step", "NSA", "NSA, eager", "dense flash", "dense cuDNN"], decode),
+        table(["decode, µs a step", "NSA", "by parts", "eager", *(name.replace("_", ", ") for name in DENSE)], decode),
         table(["bar", "measured", "bound", "holds"], [list(b.values()) for b in result["bars"]]),
     ]
     return "\n\n".join(parts)
@@ -307,7 +206,7 @@ def run(out: Path, shapes: list[str] | None = None) -> int:
     }  # fmt: skip
     result["shapes"] = [shape_row(name, result["ceilings"]["matmul_tflops"]) for name in names]
     result["growth"] = growth_rows()
-    result["decode"] = [decode_row(name) for name in DECODE]
+    result["decode"] = [decode_gpu.decode_row(name) for name in decode_gpu.SHAPES]
     result["bars"] = bars(result)
     out.mkdir(parents=True, exist_ok=True)
     (out / "attention-gpu.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
@@ -317,24 +216,3 @@ def run(out: Path, shapes: list[str] | None = None) -> int:
     for failed in (c for c in checked if not c["ok"]):
         print(f"not timed, its output is wrong: {failed}")
     return 0 if all(c["ok"] for c in checked) else 1
-
-
-def main() -> None:
-    """Print decode rows alone, or with arguments ``keys,warps,rounds,search_warps`` those of other plans."""
-    from unittest import mock
-
-    from nsa.kernels import step
-
-    for text in sys.argv[1:] or [""]:
-        plan = mock.patch.object(step, "_plan", lambda _, t=text: step.Plan(*map(int, t.split(","))))
-        with plan if text else contextlib.nullcontext():
-            for name in DECODE:
-                try:
-                    row = decode_row(name)
-                except Exception as error:  # noqa: BLE001 - a plan that does not fit is a row of the table
-                    row = {"reason": str(error)[:200]}
-                print(text, json.dumps(row), flush=True)
-
-
-if __name__ == "__main__":
-    main()

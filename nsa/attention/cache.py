@@ -53,6 +53,8 @@ class NSACache:
         self.k_win, self.v_win = pair(min(geometry.w, max_len))
         self.k_raw, self.v_raw = pair(geometry.l)
         self.k_cmp, self.v_cmp = pair(geometry.n_compressed(max_len))
+        # What the programs of a fused decode step count their arrivals in, a cache line per row and group.
+        self.arrivals = torch.zeros(batch, n_kv_groups, 32, device=device, dtype=torch.int32)
         self.last_reads: TokenReads | None = None
         self.total_reads = 0
 

@@ -51,8 +51,9 @@ def fused_decode(
     lengths = torch.full((q_B1HK.shape[0], streams[0].shape[2]), cache.length, dtype=torch.int32, device=q_B1HK.device)
     held = (cache.k_cmp, cache.v_cmp, cache.k_sel, cache.v_sel, cache.k_win, cache.v_win)
     new = [x.to(cache.k_sel.dtype) for x in streams]
-    kernels.decode_append(new, cache.k_raw, cache.v_raw, *held, lengths, geo.l, geo.d)
-    o, top = kernels.decode_attention(q_B1HK, gates_B1H3.contiguous(), *held, lengths, list(sizes), scale)
+    o, top = kernels.decode_step(
+        q_B1HK, gates_B1H3.contiguous(), new, cache.k_raw, cache.v_raw, *held, lengths, cache.arrivals, list(sizes), scale
+    )  # fmt: skip
     t = cache.length
     cache.length += 1
     n_blocks = min(geo.n_sel, t // geo.l_sel + 1)

@@ -26,11 +26,22 @@ from triton.runtime.jit import JITFunction
 
 from nsa.kernels import launch, step
 from nsa.kernels.config import Tiles, choose_tiles, split_head_dim
+from nsa.kernels.decode_plan import Plan
 from nsa.kernels.problem import Problem
 
-__all__ = ["Launch", "Resources", "Shape", "compile_for", "record", "record_decode", "resources", "warm"]
+__all__ = [
+    "Launch",
+    "Resources",
+    "Shape",
+    "compile_for",
+    "record",
+    "record_decode",
+    "resources",
+    "warm",
+    "warm_launches",
+]
 
-_OPTIONS = ("num_warps", "num_stages", "maxnreg")
+_OPTIONS = ("num_warps", "num_stages", "maxnreg", "launch_cooperative_grid")
 _TYPES = {
     torch.bfloat16: "*bf16",
     torch.float16: "*fp16",
@@ -107,24 +118,30 @@ def record(shape: Shape, *, tiles: Tiles | None = None) -> list[Launch]:
     return launches
 
 
-def record_decode(shape: Shape) -> list[Launch]:
-    """All launches of one decode step over caches that hold up to ``shape.S`` positions."""
+def record_decode(shape: Shape, *, plan: Plan | None = None, together: bool = False) -> list[Launch]:
+    """All launches of one decode step over caches that hold up to ``shape.S`` positions: a launch for each part, or
+    ``together``; ``plan`` overrides the table."""
 
     def meta(*size: int, dtype: torch.dtype = shape.dtype) -> torch.Tensor:
         return torch.empty(size, dtype=dtype, device="meta")
 
     B, S, H, G = shape.B, shape.S, shape.H, shape.G
     l, d, _, _, w = shape.sizes  # noqa: E741 - the paper's symbol
-    lengths = meta(B, G, dtype=torch.int32)
+    lengths, arrivals = meta(B, G, dtype=torch.int32), meta(B, G, step.ARRIVALS, dtype=torch.int32)
+    q, gates = meta(B, 1, H, shape.Dk), meta(B, 1, H, 3, dtype=torch.float32)
     streams = tuple(meta(B, n, G, dim) for n in ((S - l) // d + 1, S, w) for dim in (shape.Dk, shape.Dv))
+    caches = (meta(B, l, G, shape.Dk), meta(B, l, G, shape.Dv), *streams)
     new = [meta(B, 1, G, dim) for _ in range(3) for dim in (shape.Dk, shape.Dv)]
+    processors, sizes = 132 if shape.capability >= 90 else 108, list(shape.sizes)
     launches: list[Launch] = []
     with _recorder(launches):
-        step.launch_append(new, (meta(B, l, G, shape.Dk), meta(B, l, G, shape.Dv), *streams), lengths, l, d)
-        step.launch_attention(
-            meta(B, 1, H, shape.Dk), meta(B, 1, H, 3, dtype=torch.float32), streams, lengths, list(shape.sizes), 0.1,
-            processors=132 if shape.capability >= 90 else 108,
-        )  # fmt: skip
+        if together:
+            step.launch_step(
+                q, gates, new, caches, lengths, arrivals, sizes, 0.1, processors=processors, plan=plan
+            )  # fmt: skip
+        else:
+            step.launch_append(new, caches, lengths, l, d)
+            step.launch_attention(q, gates, streams, lengths, sizes, 0.1, processors=processors, plan=plan)
     return launches
 
 
@@ -209,7 +226,12 @@ def warm(
     Call it before the process uses CUDA: the workers are forked.
     """
     pending = {_identity(one): one for shape in shapes for tiles in tile_sets for one in record(shape, tiles=tiles)}
-    slow_first = sorted(pending.values(), key=lambda one: -len(one.arguments))
+    return warm_launches(list(pending.values()), processes=processes)
+
+
+def warm_launches(launches: list[Launch], *, processes: int | None = None) -> list[str]:
+    """:func:`warm` for launches that are recorded already."""
+    slow_first = sorted(launches, key=lambda one: -len(one.arguments))
     count = processes or len(os.sched_getaffinity(0))
     # Launches hold kernels, which do not pickle: workers inherit the list and are handed positions.
     global _inherited

@@ -1,13 +1,13 @@
-"""The decode step as two torch operators, ``nsa::decode_append`` and ``nsa::decode_attention``.
+"""The decode step as torch operators: ``nsa::decode_step``, and its halves ``decode_append`` and ``decode_attention``.
 
-Both read the rows' lengths on the device and wait for nothing, so that a CUDA graph of a step can be replayed. Their
+All read the rows' lengths on the device and wait for nothing, so that a CUDA graph of a step can be replayed. Their
 launches depend on the caches' capacity alone.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -15,22 +15,39 @@ from torch import Tensor
 from nsa.kernels.api import selected_blocks
 from nsa.kernels.config import interpreting, next_power_of_2
 from nsa.kernels.decode import append_kernel, chosen_kernel, merge_kernel, score_kernel, split_kernel
+from nsa.kernels.decode_plan import (
+    Constants,
+    DecodeSizes,
+    Plan,
+    choose_plan,
+    constants,
+    key_parts,
+    n_tiles,
+    resident_shares,
+    shares,
+)
 from nsa.kernels.operators import operator
 from nsa.kernels.problem import ceil_div, n_processors
+from nsa.kernels.resident import step_kernel
 
 __all__ = [
+    "ARRIVALS",
     "Caches",
     "decode_append",
     "decode_attention",
+    "decode_step",
     "launch_append",
     "launch_attention",
+    "launch_step",
     "selected_blocks",
     "why_no_decode",
 ]
 
 _MAX_BLOCKS = 4096
 _MAX_OFFSET = 2**31
-_MAX_PARTS = 32
+_LOG2_E = 1.4426950408889634
+ARRIVALS = 32
+"""Integers per (batch row, group) in the counters of :func:`decode_step`: one cache line each."""
 
 
 class Caches(Protocol):
@@ -67,7 +84,7 @@ def why_no_decode(q: Tensor, cache: Caches, *, sizes: tuple[int, int, int, int, 
         return "dtype"
     if q.shape[2] // G > 32:
         return "heads_per_group"
-    if _key_parts(Dk) is None or Dv != next_power_of_2(Dv) or not 16 <= Dv <= 256:
+    if key_parts(Dk) is None or Dv != next_power_of_2(Dv) or not 16 <= Dv <= 256:
         return "head_dim"
     if n_sel < 3:
         return "n_sel"
@@ -76,97 +93,90 @@ def why_no_decode(q: Tensor, cache: Caches, *, sizes: tuple[int, int, int, int, 
     return "length" if ceil_div(N, l_sel) > _MAX_BLOCKS or N * G * max(Dk, Dv) >= _MAX_OFFSET else None
 
 
+def _sizes(q: Tensor, streams: tuple[Tensor, ...], sizes: list[int]) -> DecodeSizes:
+    k_cmp, _, k_sel, v_sel, k_win, _ = streams
+    B, _, H, Dk = q.shape
+    N, G, _ = k_sel.shape[1:]
+    l, d, l_sel, n_sel, _ = sizes  # noqa: E741
+    return DecodeSizes(
+        B, H, G, Dk, v_sel.shape[-1], q.element_size(), N, k_cmp.shape[1], k_win.shape[1], l, d, l_sel, n_sel
+    )
+
+
 @dataclass(frozen=True)
-class Plan:
-    """Keys per tile and warps of the split kernel, its programs per processor, and warps of the search."""
+class _Scratch:
+    """Outputs and intermediate values of one step; the layouts are those of :mod:`nsa.kernels.decode`."""
 
-    keys: int
-    warps: int
-    rounds: int
-    search_warps: int
+    o: Tensor
+    top: Tensor
+    partial: tuple[Tensor, Tensor, Tensor]
+    importance: Tensor
+    tile_m: Tensor
+    candidates: Tensor
+
+    @classmethod
+    def of(cls, q: Tensor, sizes: DecodeSizes, c: Constants, tiles: int) -> _Scratch:
+        bg, P, heads, hpg = sizes.bg, int(c["P"]), int(c["HP"]), int(c["HPG"])
+
+        def floats(*shape: int) -> Tensor:
+            return q.new_empty(shape, dtype=torch.float32)
+
+        return cls(
+            o=q.new_empty(sizes.B, 1, sizes.H, sizes.Dv),
+            top=q.new_empty(sizes.B, 1, sizes.G, sizes.n_sel - 3, dtype=torch.int32),
+            partial=(floats(bg, 3, P, heads, sizes.Dv), floats(bg, 3, P, heads), floats(bg, 3, P, heads)),
+            importance=floats(bg, 2, hpg, tiles * int(c["BJ"])),
+            tile_m=floats(bg, hpg, tiles),
+            candidates=q.new_empty(bg, int(c["RUNS"]), int(c["NTOPP"]), dtype=torch.int64),
+        )
 
 
-def _plan(row_bytes: int) -> Plan:
-    """By the bytes of a key or value, the larger of the two."""
-    if interpreting():
-        return Plan(keys=16, warps=1, rounds=2, search_warps=1)
-    if row_bytes <= 128:
-        return Plan(keys=128, warps=4, rounds=4, search_warps=4)
-    if row_bytes <= 256:
-        return Plan(keys=128, warps=8, rounds=2, search_warps=4)
-    return Plan(keys=64 if row_bytes <= 512 else 32, warps=4, rounds=2, search_warps=4)
-
-
-def _key_parts(Dk: int) -> tuple[int, int] | None:
-    """``Dk`` as one power of two or the sum of two, each at least 16; None if it is neither."""
-    low = 1 << (Dk.bit_length() - 1)
-    rest = Dk - low
-    served = low >= 16 and Dk <= 256 and (rest == 0 or (rest >= 16 and rest == next_power_of_2(rest)))
-    return (low, rest) if served else None
+def _launch(kernel: Any, grid: int, *arguments: Any, c: Constants, plan: Plan, **options: Any) -> None:
+    """Launch ``kernel`` with those of the constants ``c`` that it declares."""
+    taken = {name: c[name] for name in kernel.arg_names if name in c}
+    kernel[(grid,)](*arguments, **taken, num_warps=plan.warps, num_stages=plan.stages, **options)
 
 
 def launch_attention(
     q: Tensor, gates: Tensor, streams: tuple[Tensor, ...], lengths: Tensor, sizes: list[int], scale: float, *,
-    processors: int,
+    processors: int, plan: Plan | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """What :func:`decode_attention` runs; ``processors`` sets how finely the compressed tokens are split."""
+    """What :func:`decode_attention` runs: a launch for each part."""
     k_cmp, v_cmp, k_sel, v_sel, k_win, v_win = streams
-    B, _, H, Dk = q.shape
-    N, G, _ = k_sel.shape[1:]
-    Dv, NC, RW = v_sel.shape[-1], k_cmp.shape[1], k_win.shape[1]
-    l, d, l_sel, n_sel, _ = sizes  # noqa: E741
-    parts = _key_parts(Dk)
-    assert parts is not None, "asked of why_no_decode before"
-    plan = _plan(max(Dk, Dv) * q.element_size())
-    bn = plan.keys
-    folded = next_power_of_2(l_sel // d)
-    bn = max(bn, folded)
-    tile = bn // folded * (l_sel // d)
-    n_tiles = ceil_div(NC, tile)
-    # Enough programs for two rounds over the chip, and no more parts than the merge takes at once.
-    tiles = max(ceil_div(n_tiles * B * G, plan.rounds * processors), ceil_div(n_tiles, _MAX_PARTS), 1)
-    p_cmp, p_win = ceil_div(n_tiles, tiles), ceil_div(RW, bn)
-    heads, n_top, n_blocks = max(next_power_of_2(H // G), 16), n_sel - 3, next_power_of_2(ceil_div(N, l_sel))
-    first = p_cmp + p_win + 3
-    part_o = q.new_empty(B * G, first + n_top, heads, Dv, dtype=torch.float32)
-    part_m, part_l = (q.new_empty(part_o.shape[:3], dtype=torch.float32) for _ in range(2))
-    importance = q.new_empty(B * G, 2, H // G, n_tiles * (bn // folded), dtype=torch.float32)
-    tile_m = q.new_empty(B * G, H // G, n_tiles, dtype=torch.float32)
-    keys = q.new_empty(B * G, n_blocks, dtype=torch.int64)
-    o = q.new_empty(B, 1, H, Dv)
-    top = q.new_empty(B, 1, G, n_top, dtype=torch.int32)
-    heads_of = {"G": G, "HPG": H // G, "HP": heads}
-    blocks_of = {"L": l, "D": d, "LS": l_sel, "MP": folded, "BN": bn, "TILES": tiles}
-    widths = {"DK0": parts[0], "DK1": parts[1], "DV": Dv, "PREC": "ieee" if q.dtype == torch.float32 else "tf32"}
-    rows, scale2 = max(next_power_of_2(l_sel), 16), scale * 1.4426950408889634
-    partial = (part_o, part_m, part_l)
-    split_kernel[(first, B * G)](
-        q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win, lengths, *partial, importance, tile_m, q.stride(0), q.stride(2),
-        N, RW, NC, n_tiles, p_cmp, p_win, first + n_top, scale2, LSP=rows, **heads_of, **blocks_of, **widths,
-        num_warps=plan.warps, num_stages=2,
+    of = _sizes(q, streams, sizes)
+    plan = plan or choose_plan(of)
+    P, tiles, scale2 = (
+        shares(2 * plan.resident * processors, of.bg),
+        max(n_tiles(of, plan), 1),
+        scale * _LOG2_E,
+    )
+    c = constants(of, plan, P)
+    x = _Scratch.of(q, of, c, tiles)
+    grid, N, strides = of.bg * P, of.n_positions, (q.stride(0), q.stride(2))
+    _launch(
+        split_kernel, grid, q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win, lengths, *x.partial, x.importance, x.tile_m,
+        *strides, N, of.ring, of.n_compressed, tiles, scale2, c=c, plan=plan,
     )  # fmt: skip
-    if n_top:
-        few = min(n_blocks, 8 if interpreting() else 128)
-        score_kernel[(n_blocks // few, B * G)](
-            lengths, part_m, part_l, importance, tile_m, keys, n_tiles, p_cmp, first + n_top, **heads_of, **blocks_of,
-            PP=next_power_of_2(p_cmp), NBP=n_blocks, BB=few, num_warps=4,
-        )  # fmt: skip
-        chosen_kernel[(n_top, B * G)](
-            q, k_sel, v_sel, lengths, keys, *partial, top, q.stride(0), q.stride(2), N, first, first + n_top, scale2,
-            **heads_of, NTOP=n_top, LS=l_sel, LSP=rows, NBP=n_blocks, **widths, num_warps=plan.search_warps,
-        )  # fmt: skip
-    merge_kernel[(B * H,)](
-        gates, lengths, *partial, o, RW, p_cmp, p_win, first + n_top, **heads_of, NTOP=n_top, **blocks_of,
-        PARTSP=next_power_of_2(first + n_top), DV=Dv, num_warps=4,
-    )  # fmt: skip
-    return o, top
+    if of.n_sel > 3:
+        _launch(
+            score_kernel, grid, lengths, *x.partial[1:], x.importance, x.tile_m, x.candidates, tiles, c=c, plan=plan
+        )
+        _launch(
+            chosen_kernel, grid, q, k_sel, v_sel, x.candidates, *x.partial, x.top, *strides, N, scale2, c=c, plan=plan
+        )
+    _launch(merge_kernel, grid, gates, *x.partial, x.o, c=c, plan=plan)
+    return x.o, x.top
+
+
+def _dense_rows(new: list[Tensor]) -> list[Tensor]:
+    """Rows must be dense from the group on; a slice of a wider projection is, for it holds one position."""
+    return [x if x.stride(-1) == 1 and x.stride(-2) == x.shape[-1] else x.contiguous() for x in new]
 
 
 def launch_append(new: list[Tensor], caches: tuple[Tensor, ...], lengths: Tensor, l: int, d: int) -> None:  # noqa: E741
     """What :func:`decode_append` runs."""
     k_cmp, _, k_sel, v_sel, k_win = caches[2:7]
-    # Rows must be dense from the group on; a slice of a wider projection is, for it holds one position.
-    new = [x if x.stride(-1) == 1 and x.stride(-2) == x.shape[-1] else x.contiguous() for x in new]
+    new = _dense_rows(new)
     B, N, G, Dk = k_sel.shape
     Dv = v_sel.shape[-1]
     append_kernel[(B * G,)](
@@ -174,6 +184,30 @@ def launch_append(new: list[Tensor], caches: tuple[Tensor, ...], lengths: Tensor
         k_win.shape[1], k_cmp.shape[1], G=G, L=l, D=d, LP=next_power_of_2(l), DK=Dk, DKP=next_power_of_2(Dk), DV=Dv,
         DVP=next_power_of_2(Dv), num_warps=2,
     )  # fmt: skip
+
+
+def launch_step(
+    q: Tensor, gates: Tensor, new: list[Tensor], caches: tuple[Tensor, ...], lengths: Tensor, arrivals: Tensor,
+    sizes: list[int], scale: float, *, processors: int, plan: Plan | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """What :func:`decode_step` runs: one launch where the GPU can hold its programs, else one for each part."""
+    streams = caches[2:]
+    of = _sizes(q, streams, sizes)
+    plan = plan or choose_plan(of)
+    P = resident_shares(of, plan, processors=processors)
+    if P == 0:
+        launch_append(new, caches, lengths, of.l, of.d)
+        return launch_attention(q, gates, streams, lengths, sizes, scale, processors=processors, plan=plan)
+    new = _dense_rows(new)
+    c, tiles = constants(of, plan, P), max(n_tiles(of, plan), 1)
+    x = _Scratch.of(q, of, c, tiles)
+    options = {} if interpreting() else {"launch_cooperative_grid": True}
+    _launch(
+        step_kernel, of.bg * P, *new, *caches, q, gates, lengths, arrivals, *x.partial, x.importance, x.tile_m,
+        x.candidates, x.top, x.o, *(y.stride(0) for y in new), q.stride(0), q.stride(2), of.n_positions, of.ring,
+        of.n_compressed, tiles, scale * _LOG2_E, c=c | {"SPREAD": ARRIVALS}, plan=plan, **options,
+    )  # fmt: skip
+    return x.o, x.top
 
 
 @operator(
@@ -238,6 +272,63 @@ def _(
     k_win: Tensor,
     v_win: Tensor,
     lengths: Tensor,
+    sizes: list[int],
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    B, _, H, _ = q.shape
+    top = q.new_empty(B, 1, k_sel.shape[2], sizes[3] - 3, dtype=torch.int32)
+    return q.new_empty(B, 1, H, v_sel.shape[-1]), top
+
+
+@operator(
+    "nsa::decode_step",
+    mutates_args=(
+        "k_raw", "v_raw", "k_cmp", "v_cmp", "k_sel", "v_sel", "k_win", "v_win", "lengths", "arrivals",
+    ),
+)  # fmt: skip
+def decode_step(
+    q: Tensor,
+    gates: Tensor,
+    new: list[Tensor],
+    k_raw: Tensor,
+    v_raw: Tensor,
+    k_cmp: Tensor,
+    v_cmp: Tensor,
+    k_sel: Tensor,
+    v_sel: Tensor,
+    k_win: Tensor,
+    v_win: Tensor,
+    lengths: Tensor,
+    arrivals: Tensor,
+    sizes: list[int],
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """:func:`decode_append` and :func:`decode_attention` in one launch where the GPU can hold all its programs.
+
+    ``arrivals [B, G, ARRIVALS]`` int32, zero in the beginning, belongs to the caches and is not for the caller to
+    change; steps that share it must not run at the same time.
+    """
+    caches = (k_raw, v_raw, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win)
+    return launch_step(
+        q, gates, new, caches, lengths, arrivals, sizes, scale, processors=n_processors(q.device)
+    )  # fmt: skip
+
+
+@decode_step.register_fake
+def _(
+    q: Tensor,
+    gates: Tensor,
+    new: list[Tensor],
+    k_raw: Tensor,
+    v_raw: Tensor,
+    k_cmp: Tensor,
+    v_cmp: Tensor,
+    k_sel: Tensor,
+    v_sel: Tensor,
+    k_win: Tensor,
+    v_win: Tensor,
+    lengths: Tensor,
+    arrivals: Tensor,
     sizes: list[int],
     scale: float,
 ) -> tuple[Tensor, Tensor]:

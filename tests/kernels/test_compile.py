@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nsa.kernels.precompile import Launch, Shape, record, record_decode, resources
+from nsa.kernels.problem import ceil_div
 
 SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024}
 HOT = {
@@ -37,7 +38,7 @@ def test_kernel_spills_at_most_a_few_values_on_hopper(name: str) -> None:
 
 
 @pytest.mark.parametrize("capability", [80, 90])
-def test_decode_kernels_fit_and_do_not_spill(capability: int) -> None:
+def test_decode_kernels_fit(capability: int) -> None:
     launches = record_decode(Shape(65536, 64, 4, 128, 128, capability=capability, B=8))
     assert [one.name for one in launches] == [
         "append_kernel", "split_kernel", "score_kernel", "chosen_kernel", "merge_kernel"
@@ -46,6 +47,18 @@ def test_decode_kernels_fit_and_do_not_spill(capability: int) -> None:
         used = resources(one, capability)
         assert used.shared_bytes <= SHARED_LIMIT[capability]
         assert used.spill_bytes == 0
+
+
+@pytest.mark.parametrize(("capability", "shape"), [(80, (12, 2, 64, 64)), (90, (64, 4, 128, 128))])
+def test_all_programs_of_a_decode_step_in_one_launch_fit_at_once(capability: int, shape: tuple[int, ...]) -> None:
+    processors = 132 if capability >= 90 else 108
+    (one,) = record_decode(Shape(65536, *shape, capability=capability, B=8), together=True)
+    assert one.options["launch_cooperative_grid"]
+    used = resources(one, capability)
+    resident = ceil_div(one.grid[0], processors)
+    # A program takes 1 KiB more than it asks for; registers are handed out to warps by 256.
+    assert resident * (used.shared_bytes + 1024) <= SHARED_LIMIT[capability] + 1024
+    assert resident * one.options["num_warps"] * ceil_div(32 * used.registers, 256) * 256 <= 65536
 
 
 def test_one_pass_launches_every_kernel() -> None:

@@ -16,19 +16,26 @@ from nsa.kernels import step
 
 pytestmark = pytest.mark.gpu
 
+CACHES = ("k_raw", "v_raw", "k_cmp", "v_cmp", "k_sel", "v_sel", "k_win", "v_win")
 SHAPES = {"125M": (12, 2, 64, 64), "wide": (64, 4, 128, 128), "paper": (64, 4, 192, 128), "mha": (12, 12, 64, 64)}
 
 
-def filled(shape: tuple[int, ...], *, batch: int, length: int) -> NSACache:
+def filled(shape: tuple[int, ...], *, batch: int, length: int, max_len: int = 20_100) -> NSACache:
     _, G, Dk, Dv = shape
     cache = NSACache(
-        geometry=Geometry(), batch=batch, max_len=length + 8, n_kv_groups=G, d_k=Dk, d_v=Dv, device="cuda",
+        geometry=Geometry(), batch=batch, max_len=max_len, n_kv_groups=G, d_k=Dk, d_v=Dv, device="cuda",
         dtype=torch.bfloat16,
     )  # fmt: skip
-    for name in ("k_cmp", "v_cmp", "k_sel", "v_sel", "k_win", "v_win", "k_raw", "v_raw"):
+    for name in CACHES:
         getattr(cache, name).normal_()
     cache.length = length
     return cache
+
+
+def poison() -> None:
+    """Fill memory that the allocator will hand out next with NaN."""
+    blocks = [torch.full((n,), float("nan"), device="cuda") for n in (2**26, *[2**17] * 64)]
+    del blocks
 
 
 def attention(q: Tensor, gates: Tensor, cache: NSACache, lengths: Tensor) -> tuple[Tensor, Tensor]:
@@ -37,23 +44,93 @@ def attention(q: Tensor, gates: Tensor, cache: NSACache, lengths: Tensor) -> tup
     return o, top
 
 
-@pytest.mark.parametrize("length", [1, 31, 200, 1500, 20_000])
-@pytest.mark.parametrize("name", SHAPES)
-def test_one_step_equals_torch(name: str, length: int) -> None:
-    torch.manual_seed(length)
-    H, _, Dk, _ = SHAPES[name]
-    cache = filled(SHAPES[name], batch=2, length=length)
-    q = torch.randn(2, 1, H, Dk, device="cuda", dtype=torch.bfloat16)
-    gates = torch.rand(2, 1, H, 3, device="cuda")
-    lengths = torch.full((2, SHAPES[name][1]), length, dtype=torch.int32, device="cuda")
-    got, top = attention(q, gates, cache, lengths)
-    branches = decode_branches(q, cache, scale=Dk**-0.5)
+def one_launch(q: Tensor, gates: Tensor, new: list[Tensor], cache: NSACache, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """A step; the row's length grows by 1 on the device."""
+    caches = [getattr(cache, name) for name in CACHES]
+    o, top = step.decode_step(
+        q, gates, new, *caches, lengths, cache.arrivals, [32, 16, 64, 16, 512], q.shape[-1] ** -0.5
+    )
+    return o, top
+
+
+def query(shape: tuple[int, ...], batch: int) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Query, gates and a new position."""
+    H, G, Dk, Dv = shape
+    q = torch.randn(batch, 1, H, Dk, device="cuda", dtype=torch.bfloat16)
+    new = [torch.randn(batch, 1, G, d, device="cuda", dtype=torch.bfloat16) for d in (Dk, Dv) * 3]
+    return q, torch.rand(batch, 1, H, 3, device="cuda"), new
+
+
+def assert_same(got: Tensor, top: Tensor, q: Tensor, gates: Tensor, cache: NSACache) -> None:
+    """Output and selection against torch's decode of what ``cache`` holds."""
+    branches = decode_branches(q, cache, scale=q.shape[-1] ** -0.5)
     wanted = combine(branches, gates).float()
     assert ((got.float() - wanted).norm() / wanted.norm()).item() <= 1e-2
-    own = (length - 1) // 64
+    own = (cache.length - 1) // 64
     for chosen, blocks in zip(top.flatten(0, 2).tolist(), branches.blocks.flatten(0, 2).tolist(), strict=True):
         # Equal but for a last place that may go to a block of almost the same score.
         assert len({j for j in chosen if j >= 0} - (set(blocks) - {-1, 0, own, own - 1})) <= 1
+
+
+LENGTHS = [1, 31, 200, 1500, 20_000]
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_one_step_equals_torch(name: str) -> None:
+    cache = filled(SHAPES[name], batch=2, length=1)
+    for length in LENGTHS:
+        torch.manual_seed(length)
+        cache.length = length
+        q, gates, _ = query(SHAPES[name], 2)
+        lengths = torch.full((2, SHAPES[name][1]), length, dtype=torch.int32, device="cuda")
+        poison()
+        assert_same(*attention(q, gates, cache, lengths), q, gates, cache)
+
+
+@pytest.mark.parametrize(("name", "batch"), [("125M", 1), ("125M", 8), ("wide", 8), ("paper", 3), ("mha", 3)])
+def test_a_step_in_one_launch_stores_the_position_and_equals_torch(name: str, batch: int) -> None:
+    caches = [filled(SHAPES[name], batch=batch, length=1) for _ in range(2)]
+    for kept in CACHES:
+        getattr(caches[1], kept).copy_(getattr(caches[0], kept))
+    for before in (0, 1, 30, 63, 64, 199, 511, 512, 1499, 20_047):
+        torch.manual_seed(before)
+        q, gates, new = query(SHAPES[name], batch)
+        lengths, other = (torch.full((batch, SHAPES[name][1]), before, dtype=torch.int32, device="cuda") for _ in "ab")
+        poison()
+        o, top = one_launch(q, gates, new, caches[0], lengths)
+        step.decode_append(new, *(getattr(caches[1], kept) for kept in CACHES), other, 32, 16)
+        for kept in CACHES:
+            assert torch.equal(getattr(caches[0], kept), getattr(caches[1], kept)), (kept, before)
+        assert torch.equal(lengths, other)
+        caches[1].length = before + 1
+        assert_same(o, top, q, gates, caches[1])
+
+
+def test_a_thousand_steps_in_one_launch_are_the_same_every_time() -> None:
+    # Nothing but the order of arrival differs between two runs; a result that does would be a race.
+    torch.manual_seed(0)
+    cache = filled(SHAPES["125M"], batch=8, length=19_000)
+    q, gates, new = query(SHAPES["125M"], 8)
+    lengths = torch.full((8, 2), 19_000, dtype=torch.int32, device="cuda")
+    caches = [getattr(cache, name).clone() for name in CACHES]
+    first = [one_launch(q, gates, new, cache, lengths)[0] for _ in range(1000)]
+    assert bool((lengths == 20_000).all())
+    for name, kept in zip(CACHES, caches, strict=True):
+        getattr(cache, name).copy_(kept)
+    lengths.fill_(19_000)
+    for wanted in first:
+        assert torch.equal(one_launch(q, gates, new, cache, lengths)[0], wanted)
+
+
+def test_more_groups_than_processors_run_by_a_launch_per_part() -> None:
+    torch.manual_seed(0)
+    rows = 150
+    cache = filled(SHAPES["125M"], batch=rows, length=0, max_len=4000)
+    q, gates, new = query(SHAPES["125M"], rows)
+    lengths = torch.full((rows, 2), 3000, dtype=torch.int32, device="cuda")
+    o, top = one_launch(q, gates, new, cache, lengths)
+    cache.length = 3001
+    assert_same(o, top, q, gates, cache)
 
 
 def test_a_layer_decodes_on_after_a_prompt_as_prefill_would() -> None:
@@ -71,19 +148,19 @@ def test_a_layer_decodes_on_after_a_prompt_as_prefill_would() -> None:
     assert error.item() <= 2e-2
 
 
-def test_a_captured_step_can_be_replayed_and_goes_on_by_itself() -> None:
+@pytest.mark.parametrize("together", [False, True])
+def test_a_captured_step_can_be_replayed_and_goes_on_by_itself(*, together: bool) -> None:
     torch.manual_seed(0)
-    H, G, Dk, Dv = SHAPES["125M"]
+    G = SHAPES["125M"][1]
     caches = [filled(SHAPES["125M"], batch=1, length=1000) for _ in range(2)]
-    for name in ("k_cmp", "v_cmp", "k_sel", "v_sel", "k_win", "v_win", "k_raw", "v_raw"):
+    for name in CACHES:
         getattr(caches[1], name).copy_(getattr(caches[0], name))
-    q = torch.randn(1, 1, H, Dk, device="cuda", dtype=torch.bfloat16)
-    gates = torch.rand(1, 1, H, 3, device="cuda")
-    new = [torch.randn(1, 1, G, d, device="cuda", dtype=torch.bfloat16) for d in (Dk, Dv) * 3]
+    q, gates, new = query(SHAPES["125M"], 1)
 
     def once(cache: NSACache, lengths: Tensor) -> Tensor:
-        streams = (cache.k_cmp, cache.v_cmp, cache.k_sel, cache.v_sel, cache.k_win, cache.v_win)
-        step.decode_append(new, cache.k_raw, cache.v_raw, *streams, lengths, 32, 16)
+        if together:
+            return one_launch(q, gates, new, cache, lengths)[0]
+        step.decode_append(new, *(getattr(cache, name) for name in CACHES), lengths, 32, 16)
         return attention(q, gates, cache, lengths)[0]
 
     plain = torch.full((1, G), 1000, dtype=torch.int32, device="cuda")

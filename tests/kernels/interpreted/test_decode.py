@@ -76,8 +76,18 @@ def attention(q: Tensor, gates: Tensor, cache: NSACache, lengths: Tensor) -> tup
     return step.decode_attention(q, gates, *streams, lengths, sizes, 0.2)
 
 
+def in_one_launch(
+    q: Tensor, gates: Tensor, new: list[Tensor], cache: NSACache, lengths: Tensor
+) -> tuple[Tensor, Tensor]:
+    geo = cache.geometry
+    caches = (cache.k_raw, cache.v_raw, cache.k_cmp, cache.v_cmp, cache.k_sel, cache.v_sel, cache.k_win, cache.v_win)
+    sizes = [geo.l, geo.d, geo.l_sel, geo.n_sel, geo.w]
+    return step.decode_step(q, gates, new, *caches, lengths, cache.arrivals, sizes, 0.2)
+
+
+@pytest.mark.parametrize("together", [False, True])
 @pytest.mark.parametrize("name", CASES)
-def test_every_step_equals_the_decode_of_torch(name: str) -> None:
+def test_every_step_equals_the_decode_of_torch(name: str, *, together: bool) -> None:
     case = CASES[name]
     geo = case.geometry
     fused, plain = empty(case), empty(case)
@@ -88,11 +98,16 @@ def test_every_step_equals_the_decode_of_torch(name: str) -> None:
     for t in range(case.S):
         new = new_streams(case, t)
         plain.append(tuple(new), lambda k, v: average(k, v, geo))
-        append(fused, new, lengths)
-        if t % 11 and t < case.S - 2:  # every step is stored, every eleventh and the last ones attend
-            continue
+        attends = t % 11 == 0 or t >= case.S - 2  # every step is stored, every eleventh and the last ones attend
         q, gates = random(case.B, 1, case.H, case.Dk, seed=t), random(case.B, 1, case.H, 3, seed=-t - 1)
-        o, top = attention(q, gates, fused, lengths)
+        if together and attends:
+            o, top = in_one_launch(q, gates, new, fused, lengths)
+        else:
+            append(fused, new, lengths)
+        if not attends:
+            continue
+        if not together:
+            o, top = attention(q, gates, fused, lengths)
         branches = decode_branches(q, plain, scale=0.2)
         torch.testing.assert_close(o, combine(branches, gates), atol=1e-5, rtol=1e-4)
         own = t // geo.l_sel
