@@ -1,0 +1,73 @@
+"""Runs that ended badly: why, as far as logs and outcome tell."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.validator.collect.folders import outcome, write_logs
+from tests.validator.diagnose.cases import (
+    healthy,
+    of_run,
+)
+
+
+@pytest.mark.parametrize(
+    ("code", "line"),
+    [
+        ("oom", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"),
+        ("nccl-error", "torch.distributed.DistBackendError: NCCL error in: x.cpp:1, unhandled system error"),
+        ("nccl-error", "[rank0]: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5, OpType=ALLREDUCE)"),
+        ("port-in-use", "RuntimeError: The server socket has failed to bind: EADDRINUSE, address already in use"),
+        ("disk-full", "OSError: [Errno 28] No space left on device: 'training.csv'"),
+    ],
+)
+def test_failures_that_logs_name(tmp_path: Path, code: str, line: str) -> None:
+    folder = healthy(tmp_path / "r")
+    write_logs(folder, stderr=f"a\n{line}\n", rank=1)
+    finding = of_run(folder, ended=outcome(rc=1))[code]
+    assert finding.evidence[0].where == "line 2"
+    assert finding.evidence[0].text == line
+
+
+def test_oom_says_in_which_step(tmp_path: Path) -> None:
+    folder = healthy(tmp_path / "r", gpu_mem_reserved_mib=[70_000.0] * 60)
+    write_logs(folder, stderr="CUDA out of memory\n", rank=0)
+    finding = of_run(folder, ended=outcome(rc=1))["oom"]
+    assert "GPU memory ran out in step 61" in finding.message
+    assert any("70,000 MiB" in e.text for e in finding.evidence)
+
+
+def test_a_run_that_ended_well_had_no_port_trouble(tmp_path: Path) -> None:
+    folder = healthy(tmp_path / "r")
+    write_logs(folder, stderr="NCCL WARN something minor\nretrying: address already in use\n", rank=0)
+    assert of_run(folder) == {}
+
+
+def test_leftover_process(tmp_path: Path) -> None:
+    folder = healthy(tmp_path / "r")
+    assert "4711" in of_run(folder, ended=outcome(killed=(4711,)))["leftover-process"].message
+    stopped = outcome(rc=-9, reason="timeout", killed=(4711,))
+    assert "leftover-process" not in of_run(folder, ended=stopped)
+
+
+def test_a_crash_says_how_it_ended_unless_its_cause_has_a_name(tmp_path: Path) -> None:
+    folder = healthy(tmp_path / "r")
+    write_logs(folder, stderr="Traceback\nValueError: no such layer\n", rank=0)
+    ended = outcome(rc=1, detail="exited with code 1 after 60 steps: last words: ValueError: no such layer")
+    finding = of_run(folder, ended=ended)["crashed"]
+    assert "exited with code 1 after 60 steps" in finding.message
+    assert any(e.text == "ValueError: no such layer" for e in finding.evidence)
+    killed = of_run(folder, ended=outcome(rc=-9, detail="was ended by SIGKILL after 60 steps"))["crashed"]
+    assert "out-of-memory killer" in killed.next_step
+    write_logs(folder, stderr="CUDA out of memory\n", rank=0)
+    assert set(of_run(folder, ended=outcome(rc=1))) == {"oom"}
+    anomaly = outcome(rc=4, detail="stopped itself for nan_loss: exited with code 4")
+    assert "crashed" not in of_run(healthy(tmp_path / "s"), ended=anomaly)
+
+
+def test_a_run_past_its_budget_says_what_it_would_have_needed(tmp_path: Path) -> None:
+    ended = outcome(rc=-15, reason="timeout", duration_s=600)
+    finding = of_run(healthy(tmp_path / "r"), ended=ended, steps=300, timeout_s=600)["over-budget"]
+    assert "at step 60 of 300 when its timeout of 10 min was over; at this pace all 300 need 50 min" in finding.message

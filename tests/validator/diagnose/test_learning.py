@@ -1,0 +1,76 @@
+"""Losses, gradients and gates that say the model does not learn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.validator.collect.folders import write_csv
+from tests.validator.diagnose.cases import (
+    healthy,
+    of_folder,
+    of_run,
+    steady,
+)
+
+
+def test_nan_loss(tmp_path: Path) -> None:
+    losses = [3.0 - i / 100 for i in range(60)]
+    losses[41:] = [float("nan")] * 19
+    finding = of_run(healthy(tmp_path / "r", losses=losses))["nan-loss"]
+    assert finding.severity == "veto"
+    assert "from step 42" in finding.message
+    assert "2.6" in finding.message
+
+
+def test_nan_on_one_rank_alone_is_seen(tmp_path: Path) -> None:
+    finding = of_run(healthy(tmp_path / "r", rank_fields={1: {"loss": "nan"}}))["nan-loss"]
+    assert "rank 1" in finding.message
+
+
+def test_zero_grad(tmp_path: Path) -> None:
+    norms = [0.9] * 30 + [0.0] * 30
+    assert of_run(healthy(tmp_path / "r", grad_norm=norms))["zero-grad"].severity == "veto"
+    norms = [0.9] * 59 + [1e-12]
+    assert of_run(healthy(tmp_path / "s", grad_norm=norms)) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "bad", "good"),
+    [("gate_entropy_mean", 0.1, 0.8), ("gate_max_gate", 0.97, 0.5), ("gate_collapse_frac", 0.8, 0.1)],
+)
+def test_gate_collapse(tmp_path: Path, name: str, bad: float, good: float) -> None:
+    lasting = of_run(healthy(tmp_path / "a", **{name: [good] * 40 + [bad] * 20}))["gate-collapse"]
+    assert (lasting.severity, "step 43" in lasting.message) == ("veto", True)
+    passing = of_run(healthy(tmp_path / "b", **{name: [good] * 20 + [bad] * 20 + [good] * 20}))["gate-collapse"]
+    assert passing.severity == "warning"
+    twice = of_run(healthy(tmp_path / "c", **{name: [good] * 20 + [bad] * 2 + [good] * 38}))
+    assert twice == {}
+
+
+def test_random_data_floor(tmp_path: Path) -> None:
+    """A loss of 5.545 is ln 256, not convergence."""
+    stuck = [5.56 - 0.01 * (i % 3) for i in range(60)]
+    assert of_run(healthy(tmp_path / "a", losses=stuck))["random-data-floor"].severity == "warning"
+    meant = of_run(healthy(tmp_path / "b", losses=stuck, effective={"data": "uniform"}))
+    assert meant["random-data-floor"].severity == "info"
+    assert of_run(healthy(tmp_path / "c", losses=stuck, effective={"vocab_size": 50257})) == {}
+    write_csv(tmp_path / "d", steady(), losses=[5.545] * 60, header=False)
+    assert of_folder(tmp_path / "d")["random-data-floor"].confidence == "medium"
+
+
+def test_dead_parameter(tmp_path: Path) -> None:
+    folder = healthy(tmp_path / "r", env={"dead_parameters": ["layers.0.gate.w"]})
+    assert "layers.0.gate.w" in of_run(folder)["dead-parameter"].message
+    assert of_run(healthy(tmp_path / "s", env={"dead_parameters": []})) == {}
+
+
+def test_fused_unstable(tmp_path: Path) -> None:
+    """594 → 656 → 177 with the fused optimizer; 229 → 480 → 696 without it."""
+    for name, rates, fused in (("fused", [594, 656, 177], "1"), ("plain", [229, 480, 696], "0")):
+        write_csv(tmp_path / name, rates, steps=[1, 20, 40])
+        found = of_run(tmp_path / name, env={"NSA_OPT_FUSED": fused}, steps=40, warmup_steps=0)
+        assert ("fused-unstable" in found) == (name == "fused")
+        assert "no-steady-state" in found
+    assert of_run(healthy(tmp_path / "r", effective={"opt_fused": "on"})) == {}

@@ -1,0 +1,145 @@
+"""How fast a run went on: steadily, slowly, not at all, and what it said of itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.validator.collect.folders import outcome, record, write_csv, write_heartbeat, write_logs
+from tests.validator.diagnose.cases import (
+    UNCERTAIN,
+    healthy,
+    of_folder,
+    of_run,
+    steady,
+)
+from validator.model.runbook import TrainerMetrics
+
+
+def test_no_steady_state(tmp_path: Path) -> None:
+    rising = [229 + (696 - 229) * i / 59 for i in range(60)]
+    finding = of_run(healthy(tmp_path / "r", rates=rising))["no-steady-state"]
+    assert finding.confidence == "high"
+    assert "→" in finding.message
+    warm = [300.0] * 10 + steady(50)
+    assert of_run(healthy(tmp_path / "s", rates=warm)) == {}
+
+
+def test_too_few_rows_to_compare_by(tmp_path: Path) -> None:
+    """297 and 835 are 566 ± 269 with n = 2."""
+    write_csv(tmp_path / "r", [623, 297, 835], steps=[1, 20, 40], header=False)
+    finding = of_folder(tmp_path / "r")["not-significant"]
+    assert "566 ± 269" in of_run(tmp_path / "r", steps=40)["not-significant"].message
+    assert finding.severity == "info"
+    write_csv(tmp_path / "s", [712, 850, 843], steps=[1, 20, 40], header=False)
+    assert set(of_run(tmp_path / "s", steps=40, metrics=TrainerMetrics(csv="training.csv"))) == UNCERTAIN
+
+
+def test_a_rate_of_zero_is_no_training(tmp_path: Path) -> None:
+    stuck = of_run(healthy(tmp_path / "a", rates=[*steady(40), *[0.0] * 20]))["zero-rate"]
+    assert (stuck.severity, "from step 41 on" in stuck.message) == ("veto", True)
+    passing = of_run(healthy(tmp_path / "b", rates=[*steady(20), *[0.0] * 4, *steady(36)]))["zero-rate"]
+    assert passing.severity == "warning"
+    assert "zero-rate" not in of_run(healthy(tmp_path / "c", rates=[*steady(20), 0.0, *steady(20), 0.0, *steady(18)]))
+
+
+def test_a_table_that_stands_still_is_named_where_the_watchdog_stopped_the_run(tmp_path: Path) -> None:
+    folder = tmp_path / "r"
+    write_csv(folder, steady(24), steps=[*range(1, 21), 20, 20, 20, 20])
+    halted = outcome(rc=-15, reason="halted", detail="4 rows in a row say step 20")
+    assert "4 rows repeat" in of_run(folder, ended=halted)["zero-rate"].message
+    assert "zero-rate" not in of_run(folder)
+
+
+def slow(folder: Path, *, beats_to_s: float) -> Path:
+    """105 s a step, logged every 20: the last record is of step 40, beats go on."""
+    write_csv(folder, [39.0, 39.0, 39.0], steps=[1, 20, 40], step_time_s=[105.0] * 3)
+    marks = [record(0, ts=0, msg="boot"), *(record(s, ts=105 * s) for s in (1, 20, 40))]
+    beats = [record(40, ts=4200 + 5 * i, msg="beat") for i in range(1, int((beats_to_s - 4200) / 5))]
+    write_heartbeat(folder, [*marks, *beats])
+    return folder
+
+
+def test_slow_not_hung(tmp_path: Path) -> None:
+    ended = outcome(rc=-15, reason="timeout", duration_s=5000)
+    finding = of_run(slow(tmp_path / "r", beats_to_s=5000), ended=ended, steps=300)["slow-not-hung"]
+    assert "1 min 45 s" in finding.message
+    assert "260 steps left need 7 h 35 min" in finding.message
+    assert "slow-not-hung" in of_folder(tmp_path / "r")
+    assert "hang" not in of_run(tmp_path / "r", ended=ended)
+
+
+def test_a_run_that_is_long_overdue_is_not_called_slow(tmp_path: Path) -> None:
+    folder = slow(tmp_path / "r", beats_to_s=12_000)
+    assert "slow-not-hung" not in of_run(folder, ended=outcome(rc=-15, reason="timeout", duration_s=12_000))
+
+
+def test_hang_names_the_rank_that_lags(tmp_path: Path) -> None:
+    folder = healthy(tmp_path / "r")
+    write_heartbeat(folder, [record(i, ts=3 + 5 * i, rank=1) for i in range(1, 40)], rank=1)
+    (folder / "stackdump_1760000500.txt").write_text(
+        '  File "x.py", line 3 in backward\n  File "d.py", line 9 in all_reduce\n'
+    )
+    ended = outcome(rc=-9, reason="stalled", duration_s=900, bundle=("runs/r/dump/stacks_rank1.txt",))
+    finding = of_run(folder, ended=ended)["hang"]
+    assert finding.severity == "veto"
+    assert "Rank 1 was last seen at step 39" in finding.message
+    assert "The others had reached step 60" in finding.message
+    assert "wait in all_reduce" in finding.message
+    assert any((e.path, e.where) == ("r/stackdump_1760000500.txt", "line 2") for e in finding.evidence)
+    assert "dump/stacks_rank1.txt" in finding.next_step
+
+
+def test_eta_wrong(tmp_path: Path) -> None:
+    """ "~73 h" for 50,000 steps at 105 s a step is 1,458 h."""
+    folder = healthy(tmp_path / "r", rates=[4096 / 105] * 60)
+    write_logs(folder, stdout="ETA: ~73 h for 50,000 steps\n", rank=0)
+    finding = of_run(folder)["eta-wrong"]
+    assert "1,458 h" in finding.message
+    write_logs(folder, stdout="ETA: ~1460 h for 50,000 steps\n", rank=0)
+    assert of_run(folder) == {}
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [
+        ("step 10/60 loss 3 eta 4:03", False),  # minutes and seconds alone are not read
+        ("step 10/60 loss 3 eta 0:04:03", False),
+        ("step 10/60 loss 3 eta 0:30:00", True),
+        ("step 10/60, 4.1 minutes remaining", False),
+        ("remaining: 3 days", True),
+        ("remaining memory: 12 GiB", False),
+    ],
+)
+def test_an_eta_is_held_against_measured_step_time(tmp_path: Path, line: str, wrong: bool) -> None:
+    folder = healthy(tmp_path / "r")  # 4.85 s a step: step 10 of 60 is 4 min 3 s from the end
+    write_logs(folder, stdout=line + "\n", rank=0)
+    assert ("eta-wrong" in of_run(folder)) == wrong
+
+
+def test_unit_mismatch_of_speed_ups(tmp_path: Path) -> None:
+    """855× (a total of five iterations) against 169×."""
+    folder = healthy(tmp_path / "r")
+    write_logs(folder, stdout="selection v2: 855x speedup\n...\nv2 vs v1: speedup 169x per iteration\n", rank=0)
+    assert "factor of 5" in of_run(folder)["unit-mismatch"].message
+    other = """selection v2: 169x speedup
+    window: speedup 1.2x, 2x A100, faster [4x4]
+    compressed: 338x faster
+    selection v2 at S=4096: 676x speedup
+    """
+    write_logs(folder, stdout=other, rank=0)
+    assert of_run(folder) == {}
+
+
+def test_unit_mismatch_of_rates(tmp_path: Path) -> None:
+    """A rate per rank in the place of the global one is off by the number of ranks."""
+    folder = healthy(tmp_path / "r", env={"tokens_per_step": 8192})
+    finding = of_run(folder)["unit-mismatch"]
+    assert (finding.severity, "factor of 0.5" in finding.message) == ("veto", True)
+
+
+def test_more_than_the_hardware_can_do_is_a_wrong_unit(tmp_path: Path) -> None:
+    folder = healthy(tmp_path / "r")
+    (folder / "metrics.json").write_text('{"mfu": 1.7}')
+    assert of_run(folder)["unit-mismatch"].severity == "veto"

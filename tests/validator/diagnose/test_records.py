@@ -1,0 +1,130 @@
+"""Whether the evidence is there, whole, and of one clock."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.validator.collect.folders import outcome, record, write_csv, write_heartbeat
+from tests.validator.diagnose.cases import (
+    UNCERTAIN,
+    healthy,
+    of_folder,
+    of_run,
+    steady,
+)
+from validator.model.runbook import TrainerMetrics
+
+
+@pytest.mark.parametrize(
+    ("name", "find", "put"),
+    [
+        ("training.csv", b"\n30,", b"\n3x0,"),
+        ("training.csv", b"\n30,2.2", b"\n30,abc"),
+        ("heartbeat_rank1.jsonl", b'{"ts"', b'{ts"'),
+        ("metrics.json", b"{}", b"{"),
+        (
+            "env.json",
+            b"{",
+            b"[",
+        ),
+    ],
+)
+def test_garbled_evidence_forbids_go_where_the_run_ended_well(
+    tmp_path: Path, name: str, find: bytes, put: bytes
+) -> None:
+    folder = healthy(tmp_path / "r")
+    whole = (folder / name).read_bytes()
+    assert find in whole
+    (folder / name).write_bytes(whole.replace(find, put, 1))
+    finding = of_run(folder)["damaged-evidence"]
+    assert (finding.severity, finding.evidence[0].path) == ("veto", f"r/{name}")
+    assert of_run(folder, ended=outcome(rc=1))["damaged-evidence"].severity == "warning"
+
+
+def test_a_last_line_cut_by_a_kill_is_no_damage(tmp_path: Path) -> None:
+    folder = healthy(tmp_path / "r")
+    for name in ("training.csv", "heartbeat_rank0.jsonl"):
+        (folder / name).write_bytes((folder / name).read_bytes()[:-9])
+    assert "damaged-evidence" not in of_run(folder, ended=outcome(rc=-9))
+    assert "damaged-evidence" not in of_folder(folder)
+    assert of_run(folder)["damaged-evidence"].severity == "veto"
+
+
+def test_a_rate_that_is_no_number_is_damage(tmp_path: Path) -> None:
+    rates = [*steady(30), float("nan"), *steady(29)]
+    finding = of_run(healthy(tmp_path / "r", rates=rates))["damaged-evidence"]
+    assert (finding.severity, "toks_per_s is nan at step 31" in finding.message) == ("veto", True)
+
+
+def test_a_garbled_file_that_nothing_is_measured_by_is_a_warning(tmp_path: Path) -> None:
+    folder = healthy(tmp_path / "r")
+    (folder / "k_stats.csv").write_text("step,k\n1,2\nx,y\n3,4\n")
+    assert of_run(folder)["damaged-evidence"].severity == "warning"
+
+
+@pytest.mark.parametrize("name", ["training.csv", "heartbeat_rank1.jsonl", "env.json", "metrics.json"])
+def test_what_was_declared_and_never_written_forbids_go(tmp_path: Path, name: str) -> None:
+    folder = healthy(tmp_path / "r")
+    (folder / name).unlink()
+    assert of_run(folder)["missing-evidence"].severity == "veto"
+    assert "missing-evidence" not in of_run(folder, ended=outcome(rc=1))
+
+
+@pytest.mark.parametrize(
+    ("name", "lines", "words"),
+    [
+        ("training.csv", slice(30, 33), "no row between steps 29 and 33"),
+        ("training.csv", slice(2, 3), "no row between steps 1 and 3"),
+        ("heartbeat_rank1.jsonl", slice(30, 31), "no row between steps 29 and 31"),
+        ("heartbeat_rank1.jsonl", slice(31, None), "the heartbeat of rank 1 ends at step 30, another at 60"),
+        ("heartbeat_rank1.jsonl", slice(61, None), "the heartbeat of rank 1 lacks its end"),
+    ],
+)
+def test_rows_that_were_taken_out_are_missed(tmp_path: Path, name: str, lines: slice, words: str) -> None:
+    folder = healthy(tmp_path / "r")
+    kept = (folder / name).read_text().splitlines(keepends=True)
+    del kept[lines]
+    (folder / name).write_text("".join(kept))
+    finding = of_run(folder)["missing-evidence"]
+    assert (finding.severity, words in finding.message) == ("veto", True), finding.message
+
+
+@pytest.mark.parametrize("steps", [(1, 5, 10, 15, 20, 25, 30), (10, 20, 30, 40, 50, 60, 64), (1, 20, 40, 60, 80, 100)])
+def test_a_table_that_is_written_now_and_then_misses_nothing(tmp_path: Path, steps: tuple[int, ...]) -> None:
+    folder = tmp_path / "r"
+    write_csv(folder, [845.0] * len(steps), steps=steps)
+    found = of_run(folder, steps=steps[-1], metrics=TrainerMetrics(csv="training.csv"))
+    assert "missing-evidence" not in found
+
+
+def test_what_follows_from_a_heartbeats_clock_begins_a_step_later_and_misses_nothing(tmp_path: Path) -> None:
+    """A trainer that writes a rate and no step time: the time of its first step is not known."""
+    folder = tmp_path / "r"
+    write_csv(folder, steady())
+    write_heartbeat(folder, [record(i, ts=5 * i, loss=3 - i / 100) for i in range(1, 61)])
+    only = TrainerMetrics(csv="training.csv", heartbeat="heartbeat_rank{rank}.jsonl")
+    assert set(of_run(folder, metrics=only, nproc=1)) == UNCERTAIN
+
+
+def test_a_first_row_without_a_rate_misses_nothing(tmp_path: Path) -> None:
+    folder = healthy(tmp_path / "r")
+    lines = (folder / "training.csv").read_text().splitlines()
+    step, loss, lr, *_ = lines[1].split(",")
+    lines[1] = f"{step},{loss},{lr},,,"
+    (folder / "training.csv").write_text("\n".join(lines) + "\n")
+    assert of_run(folder) == {}
+
+
+def test_bytes_that_are_no_text_are_damage(tmp_path: Path) -> None:
+    folder = healthy(tmp_path / "r")
+    (folder / "metrics.json").write_bytes(b'{"status": "d\xffne"}')
+    assert "not UTF-8" in of_run(folder)["damaged-evidence"].message
+
+
+def test_a_clock_that_was_set_is_named(tmp_path: Path) -> None:
+    folder = healthy(tmp_path / "r")
+    records = [record(i, ts=5 * i - (3600 if i > 40 else 0)) for i in range(1, 61)]
+    write_heartbeat(folder, records)
+    assert "set back by 3595 s" in of_run(folder)["clock-jump"].message

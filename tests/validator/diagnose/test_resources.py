@@ -1,0 +1,61 @@
+"""Memory, ranks, loader and communication."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.validator.diagnose.cases import (
+    healthy,
+    of_run,
+    of_validation,
+    run_of,
+    validation,
+)
+
+
+def test_low_headroom(tmp_path: Path) -> None:
+    for name, used, low in (("a", 77_000.0, True), ("b", 49_000.0, False)):
+        folder = healthy(tmp_path / name, gpu_mem_reserved_mib=[used] * 60)
+        (folder / "mem_step1.json").write_text('{"gpu_mem_total_mib": 81920}')
+        assert ("low-headroom" in of_run(folder)) == low
+
+
+def test_low_headroom_by_the_machines_snapshot(tmp_path: Path) -> None:
+    run = run_of(healthy(tmp_path / "r", gpu_mem_reserved_mib=[77_000.0] * 60))
+    gpus = {"gpu0": {"memory_total_mib": 143_771.0}, "gpu1": {"memory_total_mib": 81_920.0}}
+    found = of_validation(validation({"baseline": [run]}, environment={"gpus": gpus}))
+    assert "77,000 of 81,920 MiB" in found["low-headroom"].message
+    assert of_validation(validation({"baseline": [run]}, environment={"gpus": {"gpu0": gpus["gpu0"]}})) == {}
+
+
+def test_memory_growth(tmp_path: Path) -> None:
+    leak = [1000 + 5.0 * i for i in range(60)]
+    finding = of_run(healthy(tmp_path / "a", host_mem_mib=leak))["memory-growth"]
+    assert "5,000 MiB per 1,000 steps" in finding.message
+    plateau = [1000 + 300 * (1 - 0.9**i) for i in range(60)]
+    assert of_run(healthy(tmp_path / "b", host_mem_mib=plateau)) == {}
+    saw = [1000 + 40.0 * (i % 8) for i in range(60)]
+    assert of_run(healthy(tmp_path / "c", host_mem_mib=saw)) == {}
+
+
+def test_straggler(tmp_path: Path) -> None:
+    own = {0: {"compute_time_s": 2.0}, 1: {"compute_time_s": 4.6}}
+    finding = of_run(healthy(tmp_path / "r", rank_fields=own))["straggler"]
+    assert "Rank 1 needs 4.6 s" in finding.message
+    near = {0: {"compute_time_s": 4.2}, 1: {"compute_time_s": 4.6}}
+    assert of_run(healthy(tmp_path / "s", rank_fields=near)) == {}
+
+
+def test_loader_bound(tmp_path: Path) -> None:
+    waits = {r: {"dt_fetch_s": 2.0} for r in (0, 1)}
+    assert "41 %" in of_run(healthy(tmp_path / "r", rank_fields=waits))["loader-bound"].message
+    p95 = {r: {"fetch_p95_ms": 20.0} for r in (0, 1)}
+    assert of_run(healthy(tmp_path / "s", rank_fields=p95)) == {}
+
+
+def test_comm_bound(tmp_path: Path) -> None:
+    own = {r: {"compute_time_s": 2.0} for r in (0, 1)}
+    finding = of_run(healthy(tmp_path / "r", rank_fields=own))["comm-bound"]
+    assert "59 %" in finding.message
+    waiting = {r: {"compute_time_s": 2.0, "dt_fetch_s": 2.8} for r in (0, 1)}
+    assert set(of_run(healthy(tmp_path / "s", rank_fields=waiting))) == {"loader-bound"}

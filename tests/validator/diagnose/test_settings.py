@@ -1,0 +1,110 @@
+"""Settings that were asked for and not used, or used in vain."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.validator.collect.folders import write_csv, write_env
+from tests.validator.diagnose.cases import (
+    UNCERTAIN,
+    healthy,
+    of_folder,
+    of_run,
+    steady,
+)
+from validator.model.runbook import TrainerMetrics
+
+
+def test_config_ignored_by_the_trainers_own_account(tmp_path: Path) -> None:
+    """847 tok/s "at S=2048" was one layer at [8, 128] in fp32."""
+    ran = {"seq_len": 128, "batch_size": 8, "n_layers": 1, "dtype": "fp32"}
+    folder = healthy(tmp_path / "r", rate=847, effective=ran)
+    finding = of_run(folder, requested={"seq-len": 2048, "batch_size": 1, "dtype": "BF16"})["config-ignored"]
+    assert (finding.severity, finding.confidence) == ("veto", "high")
+    assert "seq_len 2048 asked, 128 ran" in finding.message
+    assert {e.where for e in finding.evidence} == {"effective.seq_len", "effective.batch_size", "effective.dtype"}
+
+
+@pytest.mark.parametrize(
+    "requested",
+    [
+        {"seq-len": "2048", "dtype": "BF16", "lr": "2e-4", "out": "/elsewhere", "config": "m7c_125m"},
+        {"seq_len": 2048.0, "prefill": "auto", "unheard_of": 7},
+    ],
+)
+def test_a_setting_is_the_same_however_it_is_spelled(tmp_path: Path, requested: dict[str, object]) -> None:
+    assert of_run(healthy(tmp_path / "r"), requested=requested) == {}
+
+
+def test_what_was_left_to_the_trainer_is_not_ignored(tmp_path: Path) -> None:
+    folder = healthy(tmp_path / "r")
+    write_env(
+        folder,
+        requested={"accum": 1, "opt_fused": "auto", "ffn_dim": None, "seq_len": 2048},
+        effective={"accum": 4, "opt_fused": "on", "ffn_dim": 2048, "seq_len": 2048},
+        sources={"accum": "default", "seq_len": "cli"},
+        world_size=2,
+    )
+    assert "config-ignored" not in of_run(folder)
+
+
+def test_an_ignored_setting_that_leaves_the_work_alone_is_a_warning(tmp_path: Path) -> None:
+    assert of_run(healthy(tmp_path / "r"), requested={"prefill": "triton"})["config-ignored"].severity == "warning"
+
+
+def test_another_number_of_ranks_is_another_config(tmp_path: Path) -> None:
+    assert of_run(healthy(tmp_path / "r", ranks=1), nproc=2)["config-ignored"].severity == "veto"
+
+
+def test_rate_times_step_time_betrays_an_ignored_length(tmp_path: Path) -> None:
+    """Without an effective config: 1,024 tokens a step where 2 × 2,048 were asked for."""
+    folder = tmp_path / "r"
+    times = [1024 / r for r in steady()]
+    write_csv(folder, steady(), step_time_s=times)
+    asked = {"seq_len": 2048, "batch_size": 1}
+    only = TrainerMetrics(csv="training.csv")
+    finding = of_run(folder, requested=asked, metrics=only)["config-ignored"]
+    assert (finding.severity, finding.confidence) == ("veto", "medium")
+    write_csv(folder, steady(), step_time_s=[4096 / r for r in steady()])
+    assert set(of_run(folder, requested=asked, metrics=only)) == UNCERTAIN
+
+
+def test_a_trainer_that_does_not_tell_its_config_is_said_to_be_unknown(tmp_path: Path) -> None:
+    write_csv(tmp_path / "r", steady(), header=False)
+    finding = of_folder(tmp_path / "r")["config-unknown"]
+    assert finding.severity == "info"
+
+
+def test_noop_compression(tmp_path: Path) -> None:
+    asked = {"ddp_compress": "bf16"}
+    ran = healthy(tmp_path / "a", effective={"ddp_compress": "bf16"}, env={"weight_dtype": "bfloat16"})
+    assert "bfloat16 already" in of_run(ran, requested=asked)["noop-compression"].message
+    declined = healthy(tmp_path / "b")
+    found = of_run(declined, requested=asked)
+    assert set(found) == {"noop-compression"}
+    fine = healthy(tmp_path / "c", effective={"ddp_compress": "bf16"})
+    assert of_run(fine, requested=asked) == {}
+    assert of_run(healthy(tmp_path / "d"), requested={"ddp_compress": "off"}) == {}
+
+
+def test_warmup_exceeds_run(tmp_path: Path) -> None:
+    """2,000 warm-up steps in a run of 300."""
+    finding = of_run(healthy(tmp_path / "r", n=300, effective={"warmup_steps": 2000}), steps=300)["warmup-exceeds-run"]
+    assert "reaches 15 %" in finding.message
+
+
+def test_a_rate_that_rises_to_the_last_row_shows_a_warmup_that_is_too_long(tmp_path: Path) -> None:
+    folder = tmp_path / "r"
+    folder.mkdir()
+    rows = [f"{i},{3 - i / 100},{1e-6 * i},845" for i in range(1, 61)]
+    (folder / "training.csv").write_text("\n".join(rows) + "\n")
+    assert of_folder(folder)["warmup-exceeds-run"].confidence == "medium"
+
+
+def test_sequential_prefill_at_length(tmp_path: Path) -> None:
+    slow = healthy(tmp_path / "r", effective={"prefill": "sequential"})
+    assert "NSA_PREFILL_BATCHED=1" in of_run(slow)["host-bound"].next_step
+    assert of_run(slow, settings={"env.NSA_PREFILL_BATCHED": 0}) == {}  # the arm of an A/B that is meant to be slow
+    assert of_run(healthy(tmp_path / "s", effective={"prefill": "sequential", "seq_len": 256})) == {}
