@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator, MutableMapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any
@@ -142,9 +143,15 @@ app = typer.Typer(
 
 
 def main() -> None:
-    """Entry point of the console script."""
+    """Entry point of the console script. A fault of the program itself ends in 4: Python's own 1 would say NO-GO."""
     try:
         app(prog_name="validator")
+    except Exception:  # noqa: BLE001 -- whatever it is, it is not a decision
+        import traceback
+
+        traceback.print_exc()
+        sys.stderr.write("validator: a fault of the program, not of what it judged; please report the lines above\n")
+        sys.exit(4)
     finally:
         gc.freeze()  # the interpreter's last collection would visit every module once more
 
