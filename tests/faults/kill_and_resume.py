@@ -4,8 +4,9 @@
 
 First the runbook runs unbroken; its decision and duration are the measure. Then, for each moment, a runner is killed
 with SIGKILL that far into its run, and `validator run --resume` has to end in the same decision. With several kills a
-run, the resumed runner is killed as well, and so on: harder to bear, and a fraction of the time. One line is printed
-per moment; the exit code is 1 when any of them went wrong.
+run, the resumed runner is killed as well, and so on: harder to bear, and a fraction of the time. By turns the journal
+is left as it is, gets a line that was cut short, and loses the lines at its end that nobody had waited for, as by a
+loss of power. One line is printed per moment; the exit code is 1 when any of them went wrong.
 """
 
 from __future__ import annotations
@@ -26,14 +27,21 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal, get_args
 
 from validator.execute.journal import Event, read
 
-__all__ = ["Broken", "Unbroken", "kill_and_resume", "kill_often", "processes_of", "run_unbroken"]
+__all__ = ["TAILS", "Broken", "Tail", "Unbroken", "kill_and_resume", "kill_often", "processes_of", "run_unbroken"]
 
 _PATIENCE_S = 60.0
 """After this no process of a killed runner may be left; the guardian itself grants torchrun 35 s."""
+
+Tail = Literal["whole", "torn", "lost"]
+"""What a kill leaves of the journal's end: all of it, with part of a line more, without what was not yet on disk."""
+TAILS: tuple[Tail, ...] = get_args(Tail)
+
+_NOT_WAITED_FOR = ("run_started", "attempt_ended")
+"""Events that the runner leaves to the next one to be brought to disk."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +58,7 @@ class Broken:
     """One kill and what came of it. `wrong` holds a sentence for everything that is not as it should be."""
 
     killed_after_s: float
+    tail: Tail = "whole"
     ended_before: int = 0
     left_for_s: float = 0.0
     decision: str = ""
@@ -89,11 +98,13 @@ def kill_often(
     unbroken: Unbroken,
     options: Sequence[str] = (),
     with_guardian: bool = False,
+    tails: Sequence[Tail] = ("whole",),
 ) -> list[Broken]:
     """One validation whose runners live `lasting_s` seconds, one after the other, and the last to the end.
 
     After each kill all processes must go, and every run that had ended must stay as it was, whatever the later runners
-    do. Only kills that met a runner are in the answer: the validation may end before all of them are made.
+    do. Only kills that met a runner are in the answer: the validation may end before all of them are made. `tails` says
+    by turns what each kill leaves of the journal's end.
 
     With `with_guardian` the guardian is killed as well, as by a loss of power: then the processes that are left are
     the resumed runner's to end.
@@ -101,11 +112,13 @@ def kill_often(
     out = Path(tempfile.mkdtemp(prefix="broken-", dir=work))
     first = ["run", str(runbook), "--out", str(out), *options]
     kills: list[_Kill] = []
-    for lasting in lasting_s:
+    for lasting, tail in zip(lasting_s, itertools.cycle(tails), strict=False):
         folder = _only_folder(out)
         kill = _kill_after(lasting, first if folder is None else ["run", "--resume", str(folder)], out, with_guardian)
         if kill is None:
             break
+        kill.broken.tail = tail
+        _spoil(_only_folder(out), tail)
         kills.append(kill)
     folder = _only_folder(out)
     code = _start(first if folder is None else ["run", "--resume", str(folder)], work).wait()
@@ -155,6 +168,22 @@ def _kill_after(lasting_s: float, arguments: Sequence[str], out: Path, with_guar
         return _Kill(broken, ended, {})
     broken.left_for_s = _await_end(folder, broken)
     return _Kill(broken, ended, _files(folder / "runs"))
+
+
+def _spoil(folder: Path | None, tail: Tail) -> None:
+    """Do to the journal's end what a loss of power could have done at that moment."""
+    if folder is None or tail == "whole":
+        return
+    journal = folder / "journal.jsonl"
+    lines = journal.read_bytes().splitlines(keepends=True) if journal.is_file() else []
+    if not lines:
+        return
+    if tail == "torn":
+        journal.write_bytes(b"".join(lines) + lines[-1][: max(1, len(lines[-1]) // 2)].rstrip(b"\n"))
+        return
+    while lines and (not lines[-1].endswith(b"\n") or json.loads(lines[-1])["event"] in _NOT_WAITED_FOR):
+        lines.pop()
+    journal.write_bytes(b"".join(lines))
 
 
 def _compare(folder: Path, kill: _Kill, *, unbroken: Unbroken, code: int) -> None:
@@ -299,6 +328,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 unbroken=unbroken,
                 options=options,
                 with_guardian=chosen.with_guardian,
+                tails=TAILS[len(made) % len(TAILS) :] + TAILS[: len(made) % len(TAILS)],
             )
             for broken in kills:
                 made.append(broken)
@@ -311,6 +341,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _line(number: int, moments: int, broken: Broken) -> str:
     return (
         f"{number}/{moments}: killed after {broken.killed_after_s:.2f} s, {broken.ended_before} runs had ended, "
+        f"journal {broken.tail}, "
         f"all gone within {broken.left_for_s:.1f} s, resumed: {broken.decision}"
         + "".join(f"\n  WRONG: {wrong}" for wrong in broken.wrong)
     )
