@@ -15,7 +15,7 @@ from validator.judge.estimate import MIN_EFFECTIVE, REPLICATES, Estimate
 from validator.model.measure import ScalarValue
 
 if TYPE_CHECKING:
-    from validator.judge.measure import Windowed
+    from validator.judge.rows import Windowed
 
 __all__ = ["DerivedScalar", "memory_growth", "rate_drift"]
 
