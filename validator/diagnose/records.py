@@ -168,6 +168,10 @@ def _missing_ends(run: RunFacts) -> Iterator[Evidence]:
     furthest = max((int(mark["last_step"]) for mark in marks.values()), default=0)
     any_done = any(mark["done"] for mark in marks.values())
     most = max((int(mark["lines"]) for mark in marks.values()), default=0)
+    rows = [int(one.steps[-1]) for name in _CORE if (one := run.series(name)) is not None]
+    if marks and rows and furthest < max(rows) / 2:
+        path = next(iter(marks.values()))["path"]
+        yield evidence(f"no heartbeat gets beyond step {furthest}, where the table has {max(rows)} steps", path)
     for rank, mark in marks.items():
         if int(mark["last_step"]) < furthest:
             yield evidence(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -66,11 +67,14 @@ def one_for_all(out: Path) -> None:
     (out / "heartbeat_rank1.jsonl").write_text(text.replace('"rank": 0', '"rank": 1'), encoding="utf-8")
 
 
-def sampled(*utilization: float, throttled: bool = False) -> Mapping[str, str]:
+def sampled(*utilization: float, throttled: bool = False) -> Damage:
     """The machine's samples beside a run: utilization of each GPU in percent, and whether the first was throttled."""
-    import time
-
-    began_s, mask = time.time() - 20.0, 0x40 if throttled else 0
+    mask = 0x40 if throttled else 0
     head = ",".join(("ts", "gpu0_throttle_mask", *(f"gpu{index}_util_pct" for index in range(len(utilization)))))
-    rows = (",".join(map(str, (f"{began_s + 0.1 * i:.3f}", mask, *utilization))) for i in range(220))
-    return {"logs/telemetry.csv": "\n".join((head, *rows)) + "\n"}
+
+    def damage(out: Path) -> None:
+        began_s = time.time() - 20.0  # runs end as they are written
+        rows = (",".join(map(str, (f"{began_s + 0.1 * i:.3f}", mask, *utilization))) for i in range(220))
+        (out / "logs" / "telemetry.csv").write_text("\n".join((head, *rows)) + "\n", encoding="utf-8")
+
+    return damage

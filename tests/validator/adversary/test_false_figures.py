@@ -47,6 +47,10 @@ VETOED = {
         Sheet(damage=column("loss", lambda row, value: value if row <= 4 else "")),
         "missing-evidence",
     ),
+    "rows of steps that no heartbeat knows of": (
+        Sheet(damage=beats(lambda record: {**record, "step": min(record["step"], 3)})),
+        "missing-evidence",
+    ),
 }
 
 
@@ -71,6 +75,9 @@ TWINS: dict[str, Any] = {
     "tokens of a batch that is partly padding": Sheet(facts={"tokens_per_step": 4000.0}),
     "dense-equivalent use beyond the peak, as sparse attention has": Sheet(
         columns={"mfu_dense_equivalent": [1.4] * 120, "mfu_nsa": [0.4] * 120}
+    ),
+    "a heartbeat that lags behind the table": Sheet(
+        damage=beats(lambda record: {**record, "step": record["step"] - record["step"] % 20})
     ),
     "a loss every tenth step": Sheet(damage=column("loss", lambda row, value: "" if row % 10 else value)),
 }
@@ -133,10 +140,10 @@ def test_equal_rates_that_are_written_with_few_digits_are_no_copies(tmp_path: Pa
     ("sheet", "decision"),
     [
         (Sheet(facts={"device": "cpu", "gpu_name": None}), "INCONCLUSIVE"),
-        (Sheet(files=sampled(0.0, 0.0)), "INCONCLUSIVE"),
-        (Sheet(files=sampled(97.0, 0.0)), "INCONCLUSIVE"),
-        (Sheet(files=sampled(97.0, 95.0)), "GO"),
-        (Sheet(files=sampled(97.0, 95.0, 0.0, 0.0)), "GO"),
+        (Sheet(damage=sampled(0.0, 0.0)), "INCONCLUSIVE"),
+        (Sheet(damage=sampled(97.0, 0.0)), "INCONCLUSIVE"),
+        (Sheet(damage=sampled(97.0, 95.0)), "GO"),
+        (Sheet(damage=sampled(97.0, 95.0, 0.0, 0.0)), "GO"),
         (Sheet(facts={"device": "cuda:0"}), "GO"),
     ],
 )
@@ -151,10 +158,10 @@ def test_a_runbook_about_the_cpu_may_run_on_it(tmp_path: Path) -> None:
 
 
 def test_throttling_counts_where_no_heartbeat_tells_the_time(tmp_path: Path) -> None:
-    hot = tried(tmp_path / "hot", Sheet(files=sampled(97.0, 97.0, throttled=True)), gpus(TABLE))
+    hot = tried(tmp_path / "hot", Sheet(damage=sampled(97.0, 97.0, throttled=True)), gpus(TABLE))
     assert hot.decision == "INCONCLUSIVE"
     assert "thermal slowdown" in verdict(hot, "baseline.1").message
-    assert tried(tmp_path / "cool", Sheet(files=sampled(97.0, 97.0)), gpus(TABLE)).decision == "GO"
+    assert tried(tmp_path / "cool", Sheet(damage=sampled(97.0, 97.0)), gpus(TABLE)).decision == "GO"
 
 
 @pytest.mark.parametrize(
