@@ -104,15 +104,25 @@ def _prefill(config: Config, world: World, *, autocast: bool) -> str:
     return choose_impl(m.prefill, streams, geometry=geometry, compressed=m.phi != "avg")
 
 
+def _why_no_fsdp(world: World) -> str | None:
+    """None if the model can be cut into parts, else the reason in words."""
+    if not world.backend:
+        return "no process group, so there is nobody to share with"
+    if not world.on_cuda and not hasattr(torch.cpu.Stream, "record_event"):
+        return f"torch {torch.__version__} shards on a GPU only; install a newer one"
+    return None
+
+
 def _settle_parallel(config: Config, world: World) -> tuple[dict[str, Any], list[str]]:
     """The settings of the section `ddp` as they will be, with notes."""
     asked = config.ddp
     grad_dtype = torch.bfloat16 if config.train.param_dtype == "bf16" else torch.float32
     compress, said = effective_compression(asked.ddp_compress, world, grad_dtype)
     notes = [said] if said and compress == "off" else []
-    parallel = asked.parallel if world.backend else "ddp"
-    if parallel != asked.parallel:
-        notes.append("[fsdp] requested, effective ddp: no process group, so there is nobody to share with")
+    no_fsdp = _why_no_fsdp(world) if asked.parallel == "fsdp" else None
+    if no_fsdp:
+        notes.append(f"[fsdp] requested, effective ddp: {no_fsdp}")
+    parallel = "ddp" if no_fsdp else asked.parallel
     static_graph, find_unused = asked.ddp_static_graph, asked.ddp_find_unused
     why = "fsdp has no such thing" if parallel == "fsdp" else "no process group" if world.backend is None else None
     if why:

@@ -107,3 +107,17 @@ def test_alone_there_is_nobody_to_share_with() -> None:
     settled = settle_config(asked, one, open_tokenizer("byte"))
     assert settled.config.ddp.parallel == "ddp"
     assert any(note.startswith("[fsdp] requested, effective ddp") for note in settled.notes)
+
+
+def test_a_torch_that_cannot_shard_on_a_cpu_trains_whole_models_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch 2.6: FSDP2 asks a CPU stream for `record_event`, which came later, and ends in the first forward pass."""
+
+    class StreamOf26:
+        pass
+
+    monkeypatch.setattr(torch.cpu, "Stream", StreamOf26)
+    two = World(rank=0, local_rank=0, size=2, device=torch.device("cpu"), backend="gloo")
+    asked = resolve(["--parallel", "fsdp", "--device", "cpu", "--prefill", "batched"], {})
+    settled = settle_config(asked, two, open_tokenizer("byte"))
+    assert settled.config.ddp.parallel == "ddp"
+    assert any("shards on a GPU only" in note for note in settled.notes)
