@@ -1,4 +1,5 @@
-"""One forward and backward pass for a memory checker: ``compute-sanitizer python -m benchmarks.kernels_memcheck``.
+"""One forward and backward pass for a memory checker: ``compute-sanitizer python -m benchmarks.kernels_memcheck``;
+with ``--decode``, steps of decoding that fill a cache of the shape instead, in one launch each and by parts.
 
 ``--tile dq=64,32,4,3`` replaces one entry of the tile table, to find out whether a candidate is safe before it
 is measured.
@@ -15,8 +16,32 @@ from unittest import mock
 import torch
 
 from benchmarks.kernels_device import SIZES, call, make
-from nsa.kernels import config, problem
+from nsa.attention.cache import NSACache
+from nsa.attention.geometry import Geometry
+from nsa.kernels import config, problem, step
 from nsa.kernels.config import Tile
+
+
+def decode(B: int, S: int, H: int, G: int, Dk: int, Dv: int) -> bool:
+    """Fill a cache in steps from the last four compressed tokens' worth of positions on; whether all is finite."""
+    bf16: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
+    cache = NSACache(geometry=Geometry(), batch=B, max_len=S, n_kv_groups=G, d_k=Dk, d_v=Dv, **bf16)
+    caches = [cache.k_raw, cache.v_raw, cache.k_cmp, cache.v_cmp, cache.k_sel, cache.v_sel, cache.k_win, cache.v_win]
+    for x in caches:
+        x.normal_()
+    q, gates = torch.randn(B, 1, H, Dk, **bf16), torch.rand(B, 1, H, 3, device="cuda")
+    new = [torch.randn(B, 1, G, width, **bf16) for _ in range(3) for width in (Dk, Dv)]
+    finite = True
+    for together in (True, False):
+        lengths = torch.full((B, G), max(S - 20, 0), device="cuda", dtype=torch.int32)
+        for _ in range(22):  # the last two find the rows full
+            if together:
+                o, _ = step.decode_step(q, gates, new, *caches, lengths, cache.arrivals, list(SIZES), Dk**-0.5)
+            else:
+                step.decode_append(new, *caches, lengths, SIZES[0], SIZES[1])
+                o, _ = step.decode_attention(q, gates, *caches[2:], lengths, list(SIZES), Dk**-0.5)
+            finite &= bool(torch.isfinite(o).all())
+    return finite
 
 
 def main() -> int:
@@ -24,8 +49,12 @@ def main() -> int:
     parser.add_argument("--shape", default="1,1100,32,2,128,128", help="B,S,H,G,Dk,Dv")
     parser.add_argument("--tile", action="append", default=[], help="kernel=bm,bn,warps,stages[,registers]")
     parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--decode", action="store_true")
     arguments = parser.parse_args()
     B, S, H, G, Dk, Dv = map(int, arguments.shape.split(","))
+    if arguments.decode:
+        print("finite:", decode(B, S, H, G, Dk, Dv))
+        return 0
     tiles = config.choose_tiles(config.split_head_dim(Dk, Dv), itemsize=2, hopper=True)
     for entry in arguments.tile:
         name, _, sizes = entry.partition("=")

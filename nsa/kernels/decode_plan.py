@@ -67,7 +67,7 @@ def choose_plan(sizes: DecodeSizes) -> Plan:
     if interpreting():
         return Plan(keys=16, warps=1, stages=1, resident=2)
     if row_bytes <= 128:
-        return Plan(keys=128, warps=8, stages=3, resident=1)
+        return Plan(keys=64, warps=4, stages=4, resident=2)
     if row_bytes <= 256:
         return Plan(keys=64, warps=4, stages=3, resident=2)
     return Plan(keys=64 if row_bytes <= 512 else 32, warps=4, stages=2, resident=1)
