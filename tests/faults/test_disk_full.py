@@ -20,6 +20,8 @@ from tests.faults.kill_and_resume import processes_of
 from tests.faults.plain_runbook import write_runbook
 from validator.execute.journal import Journal, read
 
+pytestmark = pytest.mark.usefixtures("quick_snapshot")
+
 
 @pytest.fixture
 def limited(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:

@@ -19,6 +19,8 @@ from tests.faults.plain_runbook import write_runbook
 from tests.validator.execute.tools import eventually
 from validator.execute.journal import read
 
+pytestmark = pytest.mark.usefixtures("quick_snapshot")
+
 
 class Validator:
     """`validator` in a folder with locks of its own."""
