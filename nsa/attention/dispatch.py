@@ -27,6 +27,7 @@ from nsa.attention.geometry import Geometry
 __all__ = ["Impl", "choose_impl", "count_fallback", "fallback_counters", "load_kernels", "reset_fallback_counters"]
 
 Impl = Literal["reference", "sequential", "batched", "triton", "auto"]
+_IMPLS = get_args(Impl)  # here, for torch 2.6 cannot trace get_args and would break the graph there
 
 _log = logging.getLogger("nsa.attention")
 _lock = threading.Lock()
@@ -71,8 +72,8 @@ def choose_impl(impl: Impl, tensors: tuple[Tensor, ...], *, geometry: Geometry, 
     Raises:
         ValueError: ``impl`` is not a known name.
     """
-    if impl not in get_args(Impl):
-        raise ValueError(f"impl={impl!r}: must be one of {', '.join(get_args(Impl))}")
+    if impl not in _IMPLS:
+        raise ValueError(f"impl={impl!r}: must be one of {', '.join(_IMPLS)}")
     on_cuda = tensors[0].device.type == "cuda"
     if impl == "auto" and not on_cuda:
         return "batched"
