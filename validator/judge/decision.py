@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from validator.judge.remedies import told_settings
 from validator.judge.wording import listed
+from validator.model.placeholders import has_placeholder
 from validator.model.runbook import Runbook
 from validator.model.settings import setting_text
 from validator.model.verdict import Decision, Finding, PhaseReport, Recommendation, Status
@@ -70,7 +71,8 @@ def recommend(phases: Sequence[PhaseReport], *, runbook: Runbook, command: str |
     """The settings worth using: the runbook's own environment, overlaid by the arms that won.
 
     `because` holds one sentence for each comparison, whether or not it recommends anything, and for each remedy after
-    which a phase passed that had failed as declared.
+    which a phase passed that had failed as declared. A variable that names the run's own folder, or the like, is none
+    of the settings.
     """
     env = {name: setting_text(value) for name, value in runbook.defaults.env.items()}
     because: list[str] = []
@@ -93,6 +95,7 @@ def recommend(phases: Sequence[PhaseReport], *, runbook: Runbook, command: str |
         ]
         if arguments:
             because.append(f"{phase.id}: pass {', '.join(arguments)} to the trainer.")
+    env = {name: value for name, value in env.items() if not has_placeholder(value)}
     return Recommendation(env=env, command=command, because=tuple(because))
 
 

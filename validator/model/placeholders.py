@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-__all__ = ["PLACEHOLDERS", "fill", "sole_placeholder", "unknown_placeholders"]
+__all__ = ["PLACEHOLDERS", "fill", "has_placeholder", "sole_placeholder", "unknown_placeholders"]
 
 PLACEHOLDERS: dict[str, str] = {
     "steps": "optimizer steps of the run",
@@ -33,6 +33,11 @@ def unknown_placeholders(text: str) -> Iterator[tuple[str, int]]:
     for match in _PATTERN.finditer(text):
         if match["name"] is not None and match["name"] not in PLACEHOLDERS:
             yield match["name"], match.start()
+
+
+def has_placeholder(text: str) -> bool:
+    """Whether `text` says something else in every run, so that it is nothing to go on with elsewhere."""
+    return any(match["name"] is not None for match in _PATTERN.finditer(text))
 
 
 def sole_placeholder(text: str) -> str | None:

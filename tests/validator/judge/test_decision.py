@@ -176,6 +176,14 @@ def test_recommended_settings_are_the_runbooks_with_the_winners_on_top() -> None
     assert found.command == "torchrun …"
 
 
+def test_a_variable_that_names_the_runs_own_folder_is_not_recommended() -> None:
+    book = runbook(
+        {"id": "baseline", "kind": "train", "steps": 300},
+        defaults={"env": {"OUTDIR": "{out}", "PORT": "{port}", "SHELL_PART": "${HOME}", "NCCL_ALGO": "Ring"}},
+    )
+    assert recommend([_phase("PASS")], runbook=book).env == {"SHELL_PART": "${HOME}", "NCCL_ALGO": "Ring"}
+
+
 def test_without_a_winner_the_runbooks_settings_stay_and_the_reason_is_told() -> None:
     book = runbook({"id": "baseline", "kind": "train", "steps": 300}, defaults={"env": {"NSA_DDP_BUCKET_MB": 25}})
     open_phase = _phase("PASS", id="buckets").model_copy(update={"comparison": _comparison(None)})
