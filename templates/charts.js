@@ -233,6 +233,17 @@
     return true;
   }
 
+  // What the browser put off is drawn while there is nothing else to do, so that a picture of the whole page is whole.
+  var later = window.requestIdleCallback || function (work) {
+    setTimeout(function () { work({ timeRemaining: function () { return 0; } }); }, 50);
+  };
+  var waiting = Array.prototype.slice.call(document.querySelectorAll(".drawing > div"));
+  function draw(idle) {
+    do { if (waiting.length) waiting.shift().classList.add("drawn"); } while (waiting.length && idle.timeRemaining() > 8);
+    if (waiting.length) later(draw);
+  }
+  addEventListener("load", function () { setTimeout(function () { later(draw); }, 100); });
+
   var figures = document.querySelectorAll("figure[data-readout]");
   var near = "IntersectionObserver" in window && new IntersectionObserver(function (entries) {
     entries.forEach(function (entry) { if (entry.isIntersecting) prepare(entry.target); });

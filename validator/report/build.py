@@ -10,6 +10,7 @@ from typing import Any
 from validator.model.expression import ExpressionError, parse_criterion
 from validator.model.units import format_duration, format_size
 from validator.model.verdict import Check, Finding, Outlook, PhaseReport, ValidationReport, Verdict
+from validator.report.build_next import next_step
 from validator.report.build_runs import comparison_table, phase_facts, remedies_table, run_view
 from validator.report.build_since import since_view
 from validator.report.formats import clean, format_interval, format_margin, format_value, one_line, plural
@@ -65,6 +66,7 @@ def build_page(report: ValidationReport) -> Page:
     pending = pending_phases(report)
     groups = tuple(_group(phase, pending=phase.id in pending) for phase in report.phases)
     title = report.runbook.title or report.runbook.name
+    findings = _findings(report)
     return Page(
         title=one_line(title, limit=200),
         description=clean(report.runbook.description or ""),
@@ -72,7 +74,7 @@ def build_page(report: ValidationReport) -> Page:
         facts=_facts(report),
         counts=_counts(report),
         groups=groups,
-        findings=_findings(report),
+        findings=findings,
         recommended=_recommended(report),
         phases=tuple(
             _phase(number, phase, group)
@@ -99,6 +101,7 @@ def build_page(report: ValidationReport) -> Page:
         timeline=timeline_table(run_spans(report)),
         since=since_view(report.since),
         progress=_progress(report, pending) if report.decision == "IN_PROGRESS" else None,
+        next_step=next_step(report, findings),
     )
 
 
@@ -144,7 +147,7 @@ def _facts(report: ValidationReport) -> tuple[Fact, ...]:
     if report.duration_s is not None:
         facts.append(Fact("Duration", format_duration(report.duration_s)))
     facts += _machine(report.environment)
-    if report.exit_code is not None:
+    if report.exit_code is not None and report.decision != "IN_PROGRESS":
         facts.append(Fact("Exit code", str(report.exit_code)))
     return tuple(facts)
 
@@ -195,19 +198,30 @@ def _counts(report: ValidationReport) -> tuple[tuple[StatusView, int], ...]:
 def _group(phase: PhaseReport, *, pending: bool) -> CriterionGroup:
     open_checks = [check for check in phase.checks if check.status != "PASS"]
     passed = len(phase.checks) - len(open_checks)
+    rows, message = _once(
+        (
+            *(_criterion(verdict, phase_required=phase.required, pending=pending) for verdict in phase.criteria),
+            *(_check_criterion(check, phase_required=phase.required) for check in open_checks),
+        ),
+        clean(phase.message),
+    )
     return CriterionGroup(
         phase=one_line(phase.id),
         title=one_line(phase.title, limit=200),
         anchor=anchor("phase", phase.id),
         status=status_view(phase.status, pending=pending),
         required=phase.required,
-        message=clean(phase.message),
-        rows=(
-            *(_criterion(verdict, phase_required=phase.required, pending=pending) for verdict in phase.criteria),
-            *(_check_criterion(check, phase_required=phase.required) for check in open_checks),
-        ),
+        message=message,
+        rows=rows,
         note=f"{plural(passed, 'check')} of the machine passed." if passed else "",
     )
+
+
+def _once(rows: tuple[CriterionRow, ...], message: str) -> tuple[tuple[CriterionRow, ...], str]:
+    """Rows and the phase's message, with each sentence said once: for all rows above them, for one row beside it."""
+    shared = tuple(row._replace(message="") if row.message == message else row for row in rows)
+    said = any(row.message and row.message in message and row.status.word != "PASS" for row in shared)
+    return shared, "" if said else message
 
 
 def _criterion(verdict: Verdict, *, phase_required: bool, pending: bool) -> CriterionRow:

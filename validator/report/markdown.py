@@ -102,6 +102,9 @@ def _head(page: Page) -> Iterator[str]:
     yield f"**{escape(decision.why)}**"
     yield ""
     yield decision.meaning
+    if page.next_step:
+        yield ""
+        yield f"**Next step:** {escape(page.next_step.value)} ({escape(page.next_step.name)})"
     yield ""
     yield from _progress(page)
     if page.description:

@@ -299,3 +299,4 @@ class Page(NamedTuple):
     timeline: Table | None = None
     since: SinceView | None = None
     progress: ProgressView | None = None
+    next_step: Fact | None = None
