@@ -33,6 +33,7 @@ BENCHMARKS = (
     Benchmark("attention", ("--device", "cuda"), gpu=True),
     Benchmark("train", ("--shapes", "2048x32,32768x2,65536x1,2048x1"), gpu=True),
     Benchmark("dense", gpu=True),
+    Benchmark("overhead", ("--config", "h200_125m_2k", "--nproc", "1", "--steps", "50", "--repeats", "2"), gpu=True),
 )
 
 
