@@ -4,7 +4,8 @@
     python -m benchmarks.reading --steps 100000      a tenth of it
     python -m benchmarks.reading --folder DIR        keep the generated run there and use it again
 
-The memory is the largest sum of resident sizes over the command and all its descendants, looked at ten times a second.
+The memory is the largest sum of resident sizes over the command and all its descendants, looked at ten times a second;
+libraries that they share are counted in each.
 Lines are those of a trainer with every field of the contract: a progress record of about 400 bytes per step, each
 hundredth with the statistics of the gates, a beat each thousandth.
 """

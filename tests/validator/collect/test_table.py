@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import math
+import random
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from validator.collect import table
 from validator.collect.intake import Intake
 from validator.collect.table import Table, read_table
 
@@ -183,3 +185,31 @@ def test_lines_are_numbered_across_blocks(tmp_path: Path) -> None:
     assert table is not None
     assert table.rows == 60_000
     assert [(i.code, i.line) for i in intake.irregularities] == [("garbage-row", 60_001)]
+
+
+def test_numbers_are_the_same_whichever_way_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cells are read as JSON numbers where they are some, and otherwise by numpy, to the same bits."""
+    draw = random.Random(3)
+    cells = [repr(draw.uniform(-1, 1) * 10.0 ** draw.randint(-30, 30)) for _ in range(3000)]
+    rows = "".join(
+        f"{n},{a},{b},{c}\n" for n, (a, b, c) in enumerate(zip(cells[::3], cells[1::3], cells[2::3], strict=True))
+    )
+    for odd in ("", "1000,.5,1.,+1\n", "1000,nan,-inf,1e400\n", "1000,007,-0,\n"):
+        quick, irregular = read(tmp_path, "step,a,b,c\n" + rows + odd)
+        assert irregular == {}
+        with monkeypatch.context() as patch:
+            patch.setattr(table, "_as_json", lambda *arguments: None)
+            slow, _ = read(tmp_path, "step,a,b,c\n" + rows + odd)
+        for name in "abc":
+            for one, other in zip(quick.columns[name], slow.columns[name], strict=True):
+                assert np.array_equal(one, other, equal_nan=True)
+
+
+def test_a_short_row_is_not_made_up_for_by_a_long_one(tmp_path: Path) -> None:
+    _, irregular = read(tmp_path, "step,loss,lr\n1,2.0,3.0\n2,2.0\n3,2.0,3.0,4.0\n")
+    assert set(irregular) == {"short-row", "long-row"}
+
+
+def test_a_digit_separator_is_no_number(tmp_path: Path) -> None:
+    """Python reads 1_0 as ten; in a table it is a damaged cell."""
+    assert set(read(tmp_path, "step,loss\n1,1_0\n2,3.0\n")[1]) == {"garbage-cell"}
