@@ -235,7 +235,8 @@ def _attend_padded(
             o = combine(branches, gates).to(q.dtype)
     if not return_aux:
         return o, None
-    return o, NSAAux(branches.blocks, *(x.to(q.dtype) for x in branches[:3]))
+    # By name, since torch 2.6 cannot trace a slice of a named tuple.
+    return o, NSAAux(branches.blocks, *(x.to(q.dtype) for x in (branches.o_cmp, branches.o_sel, branches.o_win)))
 
 
 def _run_triton(
