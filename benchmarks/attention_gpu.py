@@ -179,9 +179,7 @@ def as_markdown(result: dict[str, Any]) -> str:
         shapes.append([r["shape"], *own, *dense])
     head = ["shape", "forward", "forward + backward", "from a graph", "peak GiB", "share of limit"]
     head += ["flash forward", "flash both", "cuDNN forward", "cuDNN both"]
-    decode = [
-        [r["shape"], *(r.get(f"{k}_us") for k in ("nsa", "parts", "eager", *DENSE))] for r in result["decode"]
-    ]
+    decode = [[r["shape"], *(r.get(f"{k}_us") for k in ("nsa", "parts", "eager", *DENSE))] for r in result["decode"]]
     parts = [
         f"{result['gpu']}, torch {result['torch']}, Triton {result['triton']}, {result['date']}; medians in ms; "
         f"{result['ceilings']['matmul_tflops']:.0f} TFLOP/s, {result['ceilings']['copy_tb_s']:.2f} TB/s",

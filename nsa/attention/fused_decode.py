@@ -52,7 +52,8 @@ def fused_decode(
     held = (cache.k_cmp, cache.v_cmp, cache.k_sel, cache.v_sel, cache.k_win, cache.v_win)
     new = [x.to(cache.k_sel.dtype) for x in streams]
     o, top = kernels.decode_step(
-        q_B1HK, gates_B1H3.contiguous(), new, cache.k_raw, cache.v_raw, *held, lengths, cache.arrivals, list(sizes), scale
+        q_B1HK, gates_B1H3.contiguous(), new, cache.k_raw, cache.v_raw, *held, lengths, cache.arrivals, list(sizes),
+        scale,
     )  # fmt: skip
     t = cache.length
     cache.length += 1

@@ -65,7 +65,7 @@ def choose_plan(sizes: DecodeSizes) -> Plan:
     """By the bytes of a key or value, the larger of the two."""
     row_bytes = max(sizes.Dk, sizes.Dv) * sizes.itemsize
     if interpreting():
-        return Plan(keys=16, warps=1, stages=1, resident=2)
+        return Plan(keys=16, warps=1, stages=1, resident=1)
     if row_bytes <= 128:
         return Plan(keys=64, warps=4, stages=4, resident=2)
     if row_bytes <= 256:
