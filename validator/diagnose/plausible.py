@@ -35,6 +35,9 @@ Steps = npt.NDArray[np.int64]
 _LEAST_SPAN_S = 5.0
 """Wall time below which a busy machine's delays outweigh what a trainer claims."""
 
+_LEAST_CLAIM_S = 1.0
+"""The same of the time that is claimed."""
+
 _LEAST_OFF_S = 1.0
 """Difference that the moments at which records are written may make."""
 
@@ -117,7 +120,7 @@ def _beside_heartbeat(run: RunFacts, claim: _Claim) -> Finding | None:
         claimed_s = covered * float(np.median(claim.seconds[rows]))
     if min(passed_s, moments[-1] - moments[0]) < _LEAST_SPAN_S and claimed_s < _LEAST_SPAN_S:
         return None
-    if abs(passed_s - claimed_s) < _LEAST_OFF_S or claimed_s <= 0 or passed_s <= 0:
+    if abs(passed_s - claimed_s) < _LEAST_OFF_S or claimed_s < _LEAST_CLAIM_S or passed_s <= 0:
         return None
     ratio = passed_s / claimed_s
     if 1 / _TOO_SLOW < ratio < _NOTABLE:

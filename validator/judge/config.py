@@ -114,7 +114,9 @@ def _told_as(key: str, effective: Mapping[str, Any]) -> str | None:
 def _asked(run: RunRecord) -> dict[str, Any]:
     """What was asked for, by name: the trainer's account of it, the variables over it, the arguments over these."""
     assert run.result is not None
-    toggles = {key[len(_TOGGLES) :].lower(): value for key, value in run.spec.env.items() if key.startswith(_TOGGLES)}
+    # A variable that tells the arms apart is left to their comparison, for which "vacuous" is an answer.
+    given = {key: value for key, value in run.spec.env.items() if f"env.{key}" not in run.spec.settings}
+    toggles = {key[len(_TOGGLES) :].lower(): value for key, value in given.items() if key.startswith(_TOGGLES)}
     asked: dict[str, Any] = {}
     asked |= {flat_name(key): value for key, value in (run.result.requested or {}).items() if is_stated(key, value)}
     for source in (toggles, run.spec.requested):

@@ -37,7 +37,11 @@ def sweep(sheets: Mapping[object, Sheet], *, over: str, **choose: Any) -> Play:
         own = sheets[spec.settings[over]]
         level = sum(own.rates) / len(own.rates)
         off = (1.0, 1.002, 0.998, 1.001)[spec.repeat - 1]
-        return Sheet(rates=scatter(level * off, seed=spec.repeat), config=own.config, facts=own.facts)
+        return Sheet(
+            rates=scatter(level * off, seed=spec.repeat + 7 * list(sheets).index(spec.settings[over])),
+            config=own.config,
+            facts=own.facts,
+        )
 
     return scene(book(phase), sheet_of)
 
