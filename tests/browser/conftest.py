@@ -84,7 +84,7 @@ def _make(shared: Path, name: str) -> None:
         )
     try:
         folder = _wait(runner, work, until_report=name == "in_progress")
-        shutil.copytree(folder, shared / name)
+        shutil.copytree(folder, shared / name, ignore=shutil.ignore_patterns(".*.tmp"))  # still being written
     finally:
         runner.terminate()
         runner.wait(timeout=60)
