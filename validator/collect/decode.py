@@ -54,6 +54,8 @@ def decode_shaped(block: bytes, count: int, shape: Shape) -> list[Any] | None:
     if decoder is None:
         return None
     try:
+        if not block.isascii():
+            block.decode("utf-8")  # fields that are passed over are not looked at by the decoder
         records: list[Any] = decoder(block)
     except (ValueError, RecursionError):
         return None

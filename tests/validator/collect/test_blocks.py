@@ -146,3 +146,11 @@ def test_a_reader_that_cannot_be_started_costs_nothing_but_time(
     assert collect_dir(folder).scalars["steps.done"].value == 400
     monkeypatch.setattr(readers.sys, "executable", "/bin/false")
     assert collect_dir(folder).scalars["steps.done"].value == 400
+
+
+def test_bytes_that_are_no_text_are_noticed_in_fields_that_nobody_asks_for(tmp_path: Path) -> None:
+    path = long_run(tmp_path, ranks=1) / "heartbeat_rank0.jsonl"
+    path.write_bytes(path.read_bytes().replace(b"grad_norm", b"grad_\xed\xceorm", 300).replace(b"\xed\xce", b"_n", 299))
+    noted = Intake(tmp_path)
+    read_heartbeat(path, 0, noted, brief=True)
+    assert [one.code for one in noted.irregularities] == ["not-utf8"]
