@@ -110,7 +110,9 @@ def sweep(tmp_path: Path, *, effective: Sequence[float], grad_bytes: int, **more
     runs = []
     for asked, ran in zip((25, 50, 100), effective, strict=True):
         ran_with = {"ddp_bucket_mb": ran}
-        folder = healthy(tmp_path / f"b{asked}", effective=ran_with, rate=845.0 + asked / 50, env={"grad_bytes": grad_bytes})
+        folder = healthy(
+            tmp_path / f"b{asked}", effective=ran_with, rate=845.0 + asked / 50, env={"grad_bytes": grad_bytes}
+        )
         runs.append(run_of(folder, id=f"buckets/{asked}/r1", arm=str(asked), settings={BUCKETS: asked}, **more))
     return runs
 
