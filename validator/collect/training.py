@@ -76,6 +76,8 @@ def _read_env(state: Gathered) -> None:
                 "world-size", f"the trainer ran with {world} ranks where {state.world_size} were started", path
             )
         state.world_size = world
+    elif world is not None:
+        state.intake.note("world-size", f"the environment file tells of {world!r} ranks, which cannot be", path)
 
 
 def _read_metrics(state: Gathered) -> None:

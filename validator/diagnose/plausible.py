@@ -165,7 +165,7 @@ def tokens_counted_otherwise(run: RunFacts) -> Iterator[Finding]:
         return
     micro = next((n for name in ("accum", "grad_accum") if (n := as_number(run.ran.get(name)))), 1.0)
     most = max(length * batch * max(1.0, micro) * run.world_size, length * (run.number("global_batch_size") or 0.0))
-    if told <= 1.01 * most:
+    if most <= 0 or told <= 1.01 * most:  # a world of no ranks is a finding of its own
         return
     yield found(
         "unit-mismatch",

@@ -62,6 +62,13 @@ def test_figures_that_contradict_each_other_end_in_no_go(name: str, tmp_path: Pa
     assert code in codes(report, "veto")
 
 
+@pytest.mark.parametrize("ranks", [0, -2, 10**9, "two", 2.5])
+def test_a_number_of_ranks_that_cannot_be_is_no_number(ranks: Any, tmp_path: Path) -> None:
+    report = tried(tmp_path, Sheet(facts={"world_size": ranks}))
+    assert report.decision != "GO", report.why
+    assert "tells of" in finding(report, "config-ignored").message
+
+
 TWINS: dict[str, Any] = {
     "as fast as it says": Sheet(),
     "a second of delay in how records are dated": Sheet(damage=dated(0.9)),
