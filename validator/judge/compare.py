@@ -242,10 +242,13 @@ def _no_difference(
     best, runner = rivals[0], rivals[1] if len(rivals) > 1 else None
     others = [arm.arm for arm in arms if arm not in rivals]
     largest = max(abs(facts.test.low), abs(facts.test.high))
-    message = f"No significant difference between {listed([arm.arm for arm in rivals])} in {rules.metric}"
+    small = facts.p_value < _ALPHA  # told apart from none by the runs, and too small to matter
+    kind = "difference that matters" if small else "significant difference"
+    message = f"No {kind} between {listed([arm.arm for arm in rivals])} in {rules.metric}"
     if others:
         message += f"; {listed(others)} is worse" if len(others) == 1 else f"; {listed(others)} are worse"
-    message += f": the best two differ by {percent(facts.test.effect)}, p = {facts.p_value:.2g}."
+    message += f": the best two differ by {percent(facts.test.effect)}, p = {facts.p_value:.2g}"
+    message += f", and less than {100 * rules.min_effect:g} % decides nothing." if small else "."
     if largest > rules.min_effect:
         cv = _pooled_cv(arms) or 0.0
         wanted = repeats_needed(cv, rules.min_effect, comparisons=len(arms) * (len(arms) - 1) // 2)

@@ -10,6 +10,7 @@ from typing import Any
 
 from validator.judge.estimate import MIN_REPEATS, Estimate, combine, exact, over_runs
 from validator.judge.measure import EXACT_STATISTICS, NotMeasured, RunMeasurement, measure
+from validator.judge.wording import quoted
 from validator.model.catalogue import METRICS
 from validator.model.measure import ScalarValue
 from validator.model.record import PhaseRecord, RunRecord, ValidationRecord
@@ -142,7 +143,7 @@ class PhaseData:
             if resolved.kind == "scalar":
                 scalar = _known_scalars(run).get(resolved.name)
                 if scalar is not None:
-                    text = f"{resolved.name} = {scalar.value}" + (f" {scalar.unit}" if scalar.unit else "")
+                    text = f"{resolved.name} = {quoted(scalar.value)}" + (f" {scalar.unit}" if scalar.unit else "")
                     found.append(Evidence(path=scalar.source, where=run.spec.id, text=text))
             elif measurement is not None and resolved.name in measurement.metrics:
                 stats = measurement.metrics[resolved.name]

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from validator.judge.wording import number
+from validator.judge.wording import number, quoted
 from validator.model.record import PhaseRecord, RunRecord, ValidationRecord
 from validator.model.runbook import PreflightPhase
 from validator.model.verdict import Evidence, Status, Verdict
@@ -214,4 +214,5 @@ def _evidence(run: RunRecord, name: str) -> tuple[Evidence, ...]:
     scalar = None if run.result is None else run.result.scalars.get(name)
     if scalar is None:
         return ()
-    return (Evidence(path=scalar.source, where=run.spec.id, text=f"{name} = {scalar.value} {scalar.unit}".rstrip()),)
+    text = f"{name} = {quoted(scalar.value)} {scalar.unit}".rstrip()
+    return (Evidence(path=scalar.source, where=run.spec.id, text=text),)

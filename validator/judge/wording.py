@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["listed", "number", "percent", "told_apart"]
+__all__ = ["listed", "number", "percent", "quoted", "told_apart"]
 
 
 def number(value: float) -> str:
@@ -14,6 +14,13 @@ def number(value: float) -> str:
     if abs(value) >= 1000 and abs(value) < 1e9:
         return f"{value:,.0f}"
     return f"{value:.4g}"
+
+
+def quoted(value: object) -> str:
+    """A value as evidence quotes it: seven significant digits find it again in the file, seventeen hide it."""
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.0f}" if value.is_integer() and abs(value) < 1e15 else f"{value:.7g}"
 
 
 def told_apart(value: float, bound: float) -> tuple[str, str]:

@@ -248,6 +248,7 @@ def comparison_table(comparison: Comparison | None) -> Table | None:
         "95 % interval",
         "Stdev of runs",
     )
+    means = columns[3]  # as many as there were runs: a list that may break, not a number
     rows = []
     for arm in comparison.arms:
         chosen = arm.arm == comparison.recommended
@@ -256,7 +257,7 @@ def comparison_table(comparison: Comparison | None) -> Table | None:
             one_line(arm.arm) + mark,
             ", ".join(f"{one_line(name)}={_setting(value)}" for name, value in arm.settings.items()),
             str(len(arm.run_means)),
-            "  ".join(format_number(mean) for mean in arm.run_means) or "–",
+            " · ".join(format_number(mean) for mean in arm.run_means) or "–",
             format_number(arm.mean),
             format_interval(arm.ci_low, arm.ci_high) or "–",
             format_number(arm.stdev),
@@ -265,7 +266,7 @@ def comparison_table(comparison: Comparison | None) -> Table | None:
     if tie:
         columns = (*columns, "Tie-breaker")
     caption = f"Arms compared by {one_line(comparison.metric)}, {comparison.direction} is better"
-    return Table(caption, columns, tuple(rows), frozenset(columns[2:]), _comparison_note(comparison))
+    return Table(caption, columns, tuple(rows), frozenset(columns[2:]) - {means}, _comparison_note(comparison))
 
 
 def remedies_table(phase: PhaseReport) -> Table | None:

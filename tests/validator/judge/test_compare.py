@@ -65,6 +65,8 @@ def test_a_difference_below_the_minimum_effect_is_none() -> None:
     assert found.outcome == "no_difference"
     assert found.p_value is not None
     assert found.p_value < 0.05
+    assert found.message.startswith("No difference that matters between b, a"), "p = 0.0001 is not 'not significant'"
+    assert "less than 2 % decides nothing" in found.message
 
 
 def test_a_tie_recommends_the_lower_variance() -> None:
@@ -84,6 +86,7 @@ def test_a_tie_without_a_rule_recommends_nothing() -> None:
 def test_no_difference_says_what_remains_possible() -> None:
     found = _compare(_arm("a", 100, 104, 96, 100), _arm("b", 101, 105, 97, 101))
     assert found.outcome == "no_difference"
+    assert found.message.startswith("No significant difference between")
     assert "remains possible" in found.message
     assert "runs per arm would tell" in found.message
 

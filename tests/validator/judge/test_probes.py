@@ -12,6 +12,7 @@ from tests.validator.judge.samples import runbook
 from validator.collect import collect_run
 from validator.judge import judge_phase
 from validator.judge.probes import bounds_for
+from validator.judge.wording import quoted
 from validator.model.outcome import Attempt, Outcome
 from validator.model.record import PhaseRecord, RunRecord, ValidationRecord
 from validator.model.verdict import PhaseReport
@@ -155,3 +156,8 @@ def test_the_probe_runs_where_there_are_gpus_or_where_it_is_asked_for(tmp_path: 
         runs = plan_phase(book, book.phases[0], run_dir=tmp_path).runs
         assert len(runs) == bool(words)
         assert all(word in runs[0].argv for word in words)
+
+
+def test_evidence_quotes_what_can_be_read() -> None:
+    assert quoted(773.7262294751525) == "773.7262"
+    assert (quoted(5.0), quoted(1e9), quoted(3), quoted("all 4 lanes")) == ("5", "1000000000", "3", "all 4 lanes")
