@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
+
+# Several workers share few cores, and each test's tensors are small: threads would only wait for each other. In the way
+# that torchrun does it, and like there an outer setting wins.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A shell that starts the tests in the background hands SIGINT on as ignored, and nohup SIGHUP; every process that a
 # test starts would inherit that: Ctrl-C and a closed terminal could not be tested there.
