@@ -8,14 +8,17 @@ trains and one that compiles ahead, would not find each other's kernels. So all 
 
 from __future__ import annotations
 
-from nsa.kernels import backward, compress, decode, forward, index, select, selected, tiles
+from nsa.kernels import backward, compress, decode, forward, index, resident, select, selected, tiles
 
-__all__ = ["settle_cache_keys"]
+__all__ = ["MODULES", "settle_cache_keys"]
+
+MODULES = (tiles, compress, forward, select, index, selected, backward, decode, resident)
+"""Every module that defines a kernel, in the order of hashing: callees come before their callers."""
 
 
 def settle_cache_keys() -> None:
     """Compute the key of every kernel and helper, ordered by module and name; later launches use what is there."""
-    for module in (tiles, compress, forward, select, index, selected, backward, decode):
+    for module in MODULES:
         for _, function in sorted(vars(module).items()):
             # Only Triton's functions have one, and they do not where its interpreter runs them.
             if hasattr(type(function), "cache_key"):
