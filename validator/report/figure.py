@@ -20,7 +20,7 @@ from validator.report.specs import Along, Line
 from validator.report.svg import ChartError, draw
 from validator.report.view import ChartSeries
 
-__all__ = ["Figure", "bins", "brief", "make_figure", "measure_of", "readout_of", "thinner", "with_drawing"]
+__all__ = ["Figure", "bins", "make_figure", "measure_of", "readout_of", "thinner", "with_drawing"]
 
 _BINS = 12
 
@@ -58,16 +58,10 @@ class Figure:
         return "s{}x{}".format(*self.size) if self.size else ""
 
 
-def brief(text: str, *, limit: int) -> str:
-    """A name fit for an axis: cut without further words, since the table has it in full."""
-    name = one_line(text, limit=500)
-    return name if len(name) <= limit else name[: limit - 1].rstrip() + "…"
-
-
 def make_figure(
     place: str,
     title: str,
-    spec: dict[str, Any],
+    drawing: dict[str, Any] | str,
     *,
     measure: str,
     summary: str,
@@ -76,8 +70,9 @@ def make_figure(
     note: str = "",
     readout: str = "",
 ) -> Figure:
-    """The chart, still to be drawn, with an id made of `place` and title."""
-    return Figure(anchor("chart", place, title), title, measure, summary, "", table, wide, note, readout, spec)
+    """The chart with an id made of `place` and title. `drawing` is a specification still to be drawn, or the SVG."""
+    spec, svg = (None, drawing) if isinstance(drawing, str) else (drawing, "")
+    return Figure(anchor("chart", place, title), title, measure, summary, svg, table, wide, note, readout, spec)
 
 
 def with_drawing(figure: Figure) -> Figure:

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from validator.model.verdict import PhaseReport, RunReport
-from validator.report.figure import Figure, bins, brief, make_figure, measure_of, readout_of, thinner
+from validator.report.bars import Bar, bars_svg, brief
+from validator.report.figure import Figure, bins, make_figure, measure_of, readout_of, thinner
 from validator.report.formats import format_number, format_percent, format_quantity, one_line, plural
 from validator.report.machine_view import MachineCharts, MachineLine, Slowdown
 from validator.report.page import Table
 from validator.report.specs import Line, lines_spec
-from validator.report.specs_time import Bar, bars_spec
 from validator.report.view import ChartSeries, RunCharts
 
 __all__ = ["MACHINE_FIGURES", "machine_figures"]
@@ -162,13 +162,13 @@ def _held_back(phase: PhaseReport, watched: Watched) -> list[Figure]:
     more_told = f"{plural(more, 'more stretch', 'more stretches')} in logs/telemetry.csv of the runs." if more else ""
     table = Table("Stretches in which a GPU held back", columns, table_rows, frozenset(columns[4:]), more_told)
     length_s = max(machine.duration_s for _, machine in watched)
-    spec = bars_spec(rows, bars, length_s=length_s, zero="the first sample")
+    drawing = bars_svg(rows, bars, length_s=length_s, zero="the first sample")
     note = f"{plural(len(names) - len(rows), 'row')} more would have no room." if len(names) > len(rows) else ""
     return [
         make_figure(
             phase.id,
             "GPU throttling",
-            spec,
+            drawing,
             measure="reason by run" if several else "reason by GPU",
             summary=_slowness(found, watched),
             table=table,

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from validator.model.units import format_duration
 from validator.model.verdict import PhaseReport, ValidationReport
-from validator.report.figure import Figure, brief, make_figure, with_drawing
+from validator.report.bars import Bar, bars_svg, brief
+from validator.report.figure import Figure, make_figure
 from validator.report.formats import format_percent, plural
-from validator.report.specs_time import Bar, bars_spec
 from validator.report.timeline import Span, run_spans, timeline_table
 
 __all__ = ["timeline_figure"]
@@ -31,17 +31,16 @@ def timeline_figure(report: ValidationReport) -> Figure | None:
     ]
     length_s = max(bar.to_s for bar in bars)
     left_out = len(spans) - len(shown)
-    figure = make_figure(
+    return make_figure(
         "validation",
         "Timeline",
-        bars_spec(tuple(rows.values()), bars, length_s=length_s, zero="the start of the validation"),
+        bars_svg(tuple(rows.values()), bars, length_s=length_s, zero="the start of the validation"),
         measure="attempts at runs, by phase",
         summary=_told(spans, length_s),
         table=table,
         wide=True,
         note=f"{plural(left_out, 'attempt')} more in the table." if left_out else "",
     )
-    return with_drawing(figure)
 
 
 def _row(place: int, phase: PhaseReport) -> str:

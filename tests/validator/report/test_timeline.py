@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -50,6 +51,14 @@ def test_the_chart_says_outcomes_by_sign_and_word() -> None:
     assert "✓" in figure.svg
     assert "minutes since the start of the validation" not in figure.svg, "less than five minutes are told in seconds"
     assert "3  Baseline, two processes" in figure.svg
+
+
+def test_it_needs_no_chart_renderer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
+    figure = timeline_figure(samples.no_go())
+    assert figure is not None
+    assert figure.size is not None
+    assert not figure.note
 
 
 def test_it_stands_in_both_renderings_also_where_nothing_is_drawn() -> None:
