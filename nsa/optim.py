@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Iterable
 
@@ -14,6 +15,20 @@ from nsa.sharded import local_part, whole
 __all__ = ["build_optimizer", "clip_gradients", "learning_rate", "optimizer_state_bytes"]
 
 
+class _EagerAdamW(torch.optim.AdamW):
+    """torch's AdamW as it is when no compiler looks at it.
+
+    torch guards these methods against being compiled, and the guards import its compiler at their first call: a second
+    of every start, for nothing here, where only blocks of the model are ever compiled.
+    """
+
+    add_param_group = inspect.unwrap(torch.optim.AdamW.add_param_group)
+    zero_grad = inspect.unwrap(torch.optim.AdamW.zero_grad)
+    state_dict = inspect.unwrap(torch.optim.AdamW.state_dict)
+    load_state_dict = inspect.unwrap(torch.optim.AdamW.load_state_dict)
+    step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
+
+
 def build_optimizer(model: nn.Module, config: OptimConfig, *, fused: bool) -> torch.optim.AdamW:
     """AdamW that decays matrices and spares vectors (norm gains, biases)."""
     weights = [p for p in model.parameters() if p.requires_grad]
@@ -21,7 +36,7 @@ def build_optimizer(model: nn.Module, config: OptimConfig, *, fused: bool) -> to
         {"params": [p for p in weights if p.ndim >= 2], "weight_decay": config.weight_decay},
         {"params": [p for p in weights if p.ndim < 2], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(
+    return _EagerAdamW(
         [g for g in groups if g["params"]],
         lr=config.lr,
         betas=(config.beta1, config.beta2),

@@ -377,3 +377,13 @@ def test_what_this_machine_lacks_is_said_without_a_traceback(
     assert said in error
     assert "Traceback" not in error
     assert not (tmp_path / "training.csv").exists()
+
+
+def test_a_start_that_compiles_nothing_imports_no_compiler(tmp_path: Path, tiny: list[str]) -> None:
+    """torch's compiler takes longer to import than all of this package; its AdamW alone would ask for it."""
+    script = (
+        "import sys; from nsa.train import main; sys.exit(main(sys.argv[1:]) or 10 * ('torch._dynamo' in sys.modules))"
+    )
+    settings = ["--out", str(tmp_path), "--steps", "2", "--save-final"]
+    done = subprocess.run([sys.executable, "-c", script, *tiny, *settings], timeout=120, check=False)
+    assert done.returncode == 0
