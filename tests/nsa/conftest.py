@@ -5,13 +5,13 @@ from __future__ import annotations
 import csv
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.nsa.ranks import Ranks, RankServer
 
 _TINY_TEXT = """
     --dim 32 --n-layers 2 --n-heads 4 --n-kv-groups 2 --d-k 8 --d-v 8 --ffn-dim 64 --l-cmp 8 --d-cmp 4 --l-sel 8
@@ -56,15 +56,33 @@ def train(one_thread: None) -> Callable[..., int]:
     return run
 
 
-@pytest.fixture
-def torchrun() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run the trainer under torchrun on this machine, on a port of torchrun's own choice."""
+@pytest.fixture(scope="session")
+def rank_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankServer]:
+    """One server for all tests of this process."""
+    server = RankServer(tmp_path_factory.mktemp("ranks"))
+    yield server
+    server.close()
 
-    def run(out: Path, *extra: str, nproc: int = 2) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(nproc)]
-        command += ["-m", "nsa.train", *TINY, "--out", str(out), *extra]
-        env = os.environ | {"OMP_NUM_THREADS": "1"}
-        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
+
+@pytest.fixture
+def start_ranks(rank_server: RankServer) -> Callable[..., Ranks]:
+    """Start the trainer, or the program given, on two ranks without torchrun."""
+
+    def start(out: Path, *extra: str, nproc: int = 2, program: str = "nsa.train") -> Ranks:
+        return rank_server.start(program, [*TINY, "--out", str(out), *extra], nproc=nproc)
+
+    return start
+
+
+@pytest.fixture
+def train_ranks(start_ranks: Callable[..., Ranks]) -> Callable[..., str]:
+    """Train on two ranks to the end, which has to be a good one; returns what they said."""
+
+    def run(out: Path, *extra: str, nproc: int = 2) -> str:
+        ranks = start_ranks(out, *extra, nproc=nproc)
+        codes = ranks.wait()
+        assert codes == [0] * nproc, ranks.said
+        return ranks.said
 
     return run
 

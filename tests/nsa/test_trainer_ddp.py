@@ -1,4 +1,7 @@
-"""Two processes over gloo: the same training as one, and no rank left behind."""
+"""Two processes over gloo: the same training as one, and no rank left behind.
+
+Most start without torchrun (see tests.nsa.ranks); what torchrun does about a signal or a lost rank is tested with it.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,9 +25,11 @@ import torch
 import nsa
 from nsa.config import field_specs
 from nsa.parallel import effective_compression
+from tests.nsa.ranks import Ranks, is_running
 
 Train = Callable[..., int]
-Torchrun = Callable[..., subprocess.CompletedProcess[str]]
+StartRanks = Callable[..., Ranks]
+TrainRanks = Callable[..., str]
 Rows = Callable[[Path], list[dict[str, str]]]
 Beats = Callable[..., list[dict[str, Any]]]
 
@@ -34,18 +39,17 @@ def floats(table: list[dict[str, str]], name: str) -> list[float]:
 
 
 def test_two_processes_train_like_one(
-    tmp_path: Path, torchrun: Torchrun, train: Train, rows: Rows, beats: Beats
+    tmp_path: Path, train_ranks: TrainRanks, train: Train, rows: Rows, beats: Beats
 ) -> None:
     settings = ["--steps", "20", "--val-every", "10", "--val-batches", "2"]
-    done = torchrun(tmp_path / "two", *settings, "--ddp-compress", "bf16", "--ddp-bucket-mb", "0.05")
-    assert done.returncode == 0, done.stderr
+    said = train_ranks(tmp_path / "two", *settings, "--ddp-compress", "bf16", "--ddp-bucket-mb", "0.05")
     assert train(tmp_path / "one", *settings, "--accum", "2", "--grad-checkpointing") == 0
     two, one = (rows(tmp_path / name / "training.csv") for name in ("two", "one"))
     for name in ("loss", "grad_norm", "lr", "tokens"):
         assert floats(two, name) == pytest.approx(floats(one, name), abs=1e-5)
 
     refusal = "[ddp] gradient compression requested bf16, effective off: gloo has no bf16 all-reduce"
-    assert done.stdout.count(refusal) == 1
+    assert said.count(refusal) == 1
     env = json.loads((tmp_path / "two" / "env.json").read_text())
     assert (env["requested"]["ddp_compress"], env["effective"]["ddp_compress"]) == ("bf16", "off")
     assert (env["world_size"], env["backend"], env["tokens_per_step"]) == (2, "gloo", 128)
@@ -58,13 +62,12 @@ def test_two_processes_train_like_one(
 
 
 def test_compressed_accumulated_and_static_trains_the_same(
-    tmp_path: Path, torchrun: Torchrun, train: Train, rows: Rows
+    tmp_path: Path, train_ranks: TrainRanks, train: Train, rows: Rows
 ) -> None:
     """fp16 is what gloo can compress to; a static graph has to survive micro-batches that do not reduce."""
     settings = ["--steps", "8", "--grad-checkpointing"]
-    done = torchrun(tmp_path / "two", *settings, "--accum", "2", "--ddp-compress", "fp16", "--ddp-static-graph")
-    assert done.returncode == 0, done.stderr
-    assert "[ddp] gradient compression enabled: fp16" in done.stdout
+    said = train_ranks(tmp_path / "two", *settings, "--accum", "2", "--ddp-compress", "fp16", "--ddp-static-graph")
+    assert "[ddp] gradient compression enabled: fp16" in said
     assert train(tmp_path / "one", *settings, "--accum", "4") == 0
     two, one = (rows(tmp_path / name / "training.csv") for name in ("two", "one"))
     assert floats(two, "loss") == pytest.approx(floats(one, "loss"), abs=2e-3)
@@ -80,21 +83,26 @@ def test_torchrun_takes_none_of_the_trainers_flags_for_its_own() -> None:
     assert get_args_parser().parse_args(args).training_script_args == args[2:]
 
 
-def start(
-    out: Path,
-    tiny: list[str],
-    *extra: str,
-    program: Sequence[str] = ("-m", "nsa.train"),
-) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += [*program, *tiny, "--out", str(out), "--steps", "100000", *extra]
-    # torchrun kills what does not end when asked; its usual patience, 30 s, is wasted on a test.
-    env = os.environ | {"OMP_NUM_THREADS": "1", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "2"}
-    env["PYTHONPATH"] = str(Path(nsa.__file__).parents[1])
+ENDLESS = ("--steps", "100000")
+
+# torchrun asks its workers to end and kills those that did not within 30 s, which no option of it shortens here.
+SHORT_OF_PATIENCE = """
+from torch.distributed.elastic.multiprocessing.api import PContext
+from torch.distributed.run import main
+
+PContext.close.__defaults__ = (None, 1)
+main()
+"""
+
+
+def torchrun(out: Path, tiny: list[str], *extra: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", SHORT_OF_PATIENCE, "--standalone", "--nproc-per-node", "2"]
+    command += ["-m", "nsa.train", *tiny, "--out", str(out), *ENDLESS, *extra]
+    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(nsa.__file__).parents[1])}
     return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-def wait_for_step(out: Path, beats: Beats, step: int) -> None:
+def wait_for_step(out: Path, step: int) -> None:
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         if (out / "heartbeat_rank1.jsonl").exists() and (out / "training.csv").exists():
@@ -109,30 +117,20 @@ def pids_of(out: Path, beats: Beats) -> list[int]:
     return [beats(out, rank)[0]["pid"] for rank in (0, 1)]
 
 
-def is_running(pid: int) -> bool:
-    """Whether a process does or could still do something; one that is dead but not yet collected does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
 def test_resume_after_sigkill_gives_the_losses_of_the_run_that_was_not_killed(
-    tmp_path: Path, tiny: list[str], torchrun: Torchrun, rows: Rows, beats: Beats
+    tmp_path: Path, start_ranks: StartRanks, train_ranks: TrainRanks, rows: Rows
 ) -> None:
     """Everything is killed at once, at a step that nobody chose, so also amid the writing of a checkpoint."""
     step = random.SystemRandom().randint(9, 24)
     settings = ["--steps", str(step + 55), "--warmup-steps", "5", "--accum", "2", "--save-every", "4"]
     killed, whole = tmp_path / "killed", tmp_path / "whole"
-    process = start(killed, tiny, *settings)
-    wait_for_step(killed, beats, step)
-    for pid in (process.pid, *pids_of(killed, beats)):
-        os.kill(pid, signal.SIGKILL)
-    process.communicate(timeout=60)
-    reached = int(rows(killed / "training.csv")[-1]["step"]) if (killed / "training.csv").exists() else 0
-    again = torchrun(killed, *settings, "--resume")
-    assert again.returncode == 0, again.stderr
-    assert torchrun(whole, *settings).returncode == 0
+    ranks = start_ranks(killed, *settings)
+    wait_for_step(killed, step)
+    ranks.kill()
+    assert ranks.wait() == [None, None]
+    reached = int(rows(killed / "training.csv")[-1]["step"])
+    train_ranks(killed, *settings, "--resume")
+    train_ranks(whole, *settings)
     resumed_from = json.loads((killed / "env.json").read_text())["resumed_from"]["step"]
     assert step - 8 < resumed_from <= reached, f"killed at step {step}"
     a, b = rows(killed / "training.csv"), rows(whole / "training.csv")
@@ -142,12 +140,11 @@ def test_resume_after_sigkill_gives_the_losses_of_the_run_that_was_not_killed(
         assert [row[name] for row in a] == [row[name] for row in b], f"killed at step {step}, {name} differs"
 
 
-def test_halt_ends_every_rank_at_the_same_step(tmp_path: Path, tiny: list[str], beats: Beats) -> None:
-    process = start(tmp_path, tiny)
-    wait_for_step(tmp_path, beats, 3)
+def test_halt_ends_every_rank_at_the_same_step(tmp_path: Path, start_ranks: StartRanks, beats: Beats) -> None:
+    ranks = start_ranks(tmp_path, *ENDLESS)
+    wait_for_step(tmp_path, 3)
     (tmp_path / ".HALT").touch()
-    process.communicate(timeout=90)
-    assert process.returncode == 1  # torchrun's word for any worker that failed
+    assert ranks.wait() == [3, 3]
     last = [beats(tmp_path, rank)[-1] for rank in (0, 1)]
     assert [r["msg"] for r in last] == ["done", "done"]
     assert [r["status"] for r in last] == ["halted", "halted"]
@@ -155,9 +152,23 @@ def test_halt_ends_every_rank_at_the_same_step(tmp_path: Path, tiny: list[str], 
     assert json.loads((tmp_path / "metrics.json").read_text())["status"] == "halted"
 
 
+@pytest.mark.parametrize(("number", "code", "status"), [("SIGTERM", 143, "terminated"), ("SIGINT", 130, "interrupted")])
+def test_a_signal_to_one_rank_ends_all_at_the_same_step_with_one_checkpoint(
+    tmp_path: Path, start_ranks: StartRanks, beats: Beats, number: str, code: int, status: str
+) -> None:
+    ranks = start_ranks(tmp_path, *ENDLESS)
+    wait_for_step(tmp_path, 3)
+    os.kill(ranks.pids[1], getattr(signal, number))
+    assert ranks.wait() == [code, code]
+    last = [beats(tmp_path, rank)[-1] for rank in (0, 1)]
+    assert {r["status"] for r in last} == {status}
+    (checkpoint,) = (tmp_path / "checkpoints").glob("*.pt")
+    assert {f"step_{r['step']:08}.pt" for r in last} == {checkpoint.name}
+
+
 def test_sigterm_to_torchrun_checkpoints_once(tmp_path: Path, tiny: list[str], beats: Beats) -> None:
-    process = start(tmp_path, tiny)
-    wait_for_step(tmp_path, beats, 3)
+    process = torchrun(tmp_path, tiny)
+    wait_for_step(tmp_path, 3)
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=90)
     last = [beats(tmp_path, rank)[-1] for rank in (0, 1)]
@@ -166,26 +177,42 @@ def test_sigterm_to_torchrun_checkpoints_once(tmp_path: Path, tiny: list[str], b
     assert checkpoint.name == f"step_{last[0]['step']:08}.pt"
 
 
+def seconds_until_done(out: Path, beats: Beats, rank: int) -> float:
+    """How long from now `rank` takes to write its last line; fails after 40 s."""
+    began = time.monotonic()
+    while beats(out, rank)[-1]["msg"] != "done":
+        assert time.monotonic() - began < 40, "the rank still waits"
+        time.sleep(0.05)
+    return time.monotonic() - began
+
+
 @pytest.mark.parametrize("stopped", [0, 1])
 def test_a_stopped_rank_holds_nobody_beyond_the_timeout(
-    tmp_path: Path, tiny: list[str], beats: Beats, stopped: int
+    tmp_path: Path, start_ranks: StartRanks, beats: Beats, stopped: int
 ) -> None:
-    process = start(tmp_path, tiny, "--ddp-timeout-s", "3")
-    wait_for_step(tmp_path, beats, 3)
+    ranks = start_ranks(tmp_path, *ENDLESS, "--ddp-timeout-s", "3")
+    wait_for_step(tmp_path, 3)
+    os.kill(ranks.pids[stopped], signal.SIGSTOP)
+    waited_s = seconds_until_done(tmp_path, beats, 1 - stopped)
+    assert beats(tmp_path, 1 - stopped)[-1]["status"] == "error"
+    assert waited_s < 3 + 7  # the timeout, and a busy machine's time to notice
+    while is_running(ranks.pids[1 - stopped]):
+        time.sleep(0.01)
+    os.kill(ranks.pids[stopped], signal.SIGKILL)
+    assert ranks.wait() == [None if rank == stopped else 1 for rank in (0, 1)]
+
+
+def test_torchrun_leaves_no_process_of_a_run_with_a_stopped_rank(tmp_path: Path, tiny: list[str], beats: Beats) -> None:
+    """Nobody wakes the stopped rank: torchrun asks it to end, in vain, and then kills it."""
+    process = torchrun(tmp_path, tiny, "--ddp-timeout-s", "1")
+    wait_for_step(tmp_path, 3)
     pids = pids_of(tmp_path, beats)
-    os.kill(pids[stopped], signal.SIGSTOP)
-    began = time.monotonic()
-    deadline = began + 40
-    while time.monotonic() < deadline and beats(tmp_path, 1 - stopped)[-1]["msg"] != "done":
-        time.sleep(0.05)
-    waited_s = time.monotonic() - began
+    os.kill(pids[1], signal.SIGSTOP)
     try:
-        assert beats(tmp_path, 1 - stopped)[-1]["status"] == "error"
-        assert waited_s < 3 + 7  # the timeout, and a busy machine's time to notice
-        # Nobody wakes the stopped rank: torchrun asks it to end, in vain, and then kills it.
         process.communicate(timeout=60)
         assert process.returncode == 1
         assert not any(is_running(pid) for pid in pids)
+        assert beats(tmp_path, 0)[-1]["status"] in ("error", "terminated")  # whichever it learned of first
     finally:
         for pid in (process.pid, *pids):
             with contextlib.suppress(ProcessLookupError):
@@ -193,16 +220,13 @@ def test_a_stopped_rank_holds_nobody_beyond_the_timeout(
         process.communicate()
 
 
-def test_a_killed_rank_takes_the_others_with_it(tmp_path: Path, tiny: list[str], beats: Beats) -> None:
-    process = start(tmp_path, tiny, "--ddp-timeout-s", "10")
-    wait_for_step(tmp_path, beats, 3)
-    pids = pids_of(tmp_path, beats)
-    os.kill(pids[1], signal.SIGKILL)
-    process.communicate(timeout=90)
-    assert process.returncode == 1
-    assert not any(is_running(pid) for pid in pids)
+def test_a_killed_rank_takes_the_others_with_it(tmp_path: Path, start_ranks: StartRanks, beats: Beats) -> None:
+    ranks = start_ranks(tmp_path, *ENDLESS, "--ddp-timeout-s", "10")
+    wait_for_step(tmp_path, 3)
+    os.kill(ranks.pids[1], signal.SIGKILL)
+    assert ranks.wait() == [1, None]
     assert beats(tmp_path, 0)[-1]["msg"] == "done"
-    assert beats(tmp_path, 0)[-1]["status"] in ("error", "terminated")  # whichever it learned of first
+    assert beats(tmp_path, 0)[-1]["status"] == "error"
 
 
 # The last row of the embedding belongs to no byte; a sample that holds it makes its loss, and nothing else, NaN.
@@ -233,13 +257,11 @@ sys.exit(main(sys.argv[1:]))
 
 
 def test_a_poisoned_sample_of_one_rank_stops_every_rank_within_its_step(
-    tmp_path: Path, tiny: list[str], beats: Beats, rows: Rows
+    tmp_path: Path, start_ranks: StartRanks, beats: Beats, rows: Rows
 ) -> None:
     script, out = tmp_path / "poisoned.py", tmp_path / "out"
     script.write_text(POISON)
-    process = start(out, tiny, "--save-every", "1", program=[str(script)])
-    process.communicate(timeout=120)
-    assert process.returncode == 1
+    assert start_ranks(out, *ENDLESS, "--save-every", "1", program=str(script)).wait() == [4, 4]
     table = rows(out / "training.csv")
     assert [row["step"] for row in table] == ["1", "2", "3", "4"]
     assert table[-1]["loss"] == "nan"

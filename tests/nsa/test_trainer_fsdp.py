@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,12 +17,17 @@ from nsa.data import open_tokenizer
 from nsa.effective import settle_config
 from nsa.parallel import World
 from nsa.resolve import resolve
+from tests.nsa.ranks import Ranks
 
 Train = Callable[..., int]
-Torchrun = Callable[..., subprocess.CompletedProcess[str]]
+StartRanks = Callable[..., Ranks]
+TrainRanks = Callable[..., str]
 Rows = Callable[[Path], list[dict[str, str]]]
 Beats = Callable[..., list[dict[str, Any]]]
 
+shards_here = pytest.mark.skipif(
+    not hasattr(torch.cpu.Stream, "record_event"), reason="this torch shards on a GPU only; see nsa.effective"
+)
 SETTINGS = ["--steps", "10", "--save-every", "5", "--val-every", "5", "--val-batches", "1", "--grad-checkpointing"]
 
 
@@ -41,14 +43,14 @@ def cut_at_5(source: Path, target: Path) -> Path:
     return target
 
 
+@shards_here
 def test_parts_train_like_a_whole_and_resume_as_either(
-    tmp_path: Path, torchrun: Torchrun, train: Train, rows: Rows, beats: Beats
+    tmp_path: Path, train_ranks: TrainRanks, train: Train, rows: Rows
 ) -> None:
     """FSDP on two processes against DDP on one, with accumulation; then each goes on from the other's checkpoint."""
     fsdp, whole = tmp_path / "fsdp", tmp_path / "whole"
-    done = torchrun(fsdp, *SETTINGS, "--accum", "2", "--parallel", "fsdp", "--ddp-static-graph")
-    assert done.returncode == 0, done.stderr
-    assert "[ddp] static_graph requested, effective off: fsdp has no such thing" in done.stdout
+    said = train_ranks(fsdp, *SETTINGS, "--accum", "2", "--parallel", "fsdp", "--ddp-static-graph")
+    assert "[ddp] static_graph requested, effective off: fsdp has no such thing" in said
     assert train(whole, *SETTINGS, "--accum", "4") == 0
     expected = losses(rows, whole)
     for name in ("loss", "grad_norm"):
@@ -58,9 +60,8 @@ def test_parts_train_like_a_whole_and_resume_as_either(
     assert train(cut_at_5(fsdp, tmp_path / "to_whole"), *SETTINGS, "--accum", "4", "--resume") == 0
     assert losses(rows, tmp_path / "to_whole") == pytest.approx(expected, abs=1e-5)
     target = cut_at_5(whole, tmp_path / "to_fsdp")
-    done = torchrun(target, *SETTINGS, "--accum", "2", "--parallel", "fsdp", "--resume")
-    assert done.returncode == 0, done.stderr
-    assert "going on from step 5" in done.stdout
+    said = train_ranks(target, *SETTINGS, "--accum", "2", "--parallel", "fsdp", "--resume")
+    assert "going on from step 5" in said
     assert losses(rows, target) == pytest.approx(expected, abs=1e-5)
 
     ours, theirs = (load_checkpoint(out / "checkpoints" / "step_00000010.pt") for out in (fsdp, whole))
@@ -72,31 +73,17 @@ def test_parts_train_like_a_whole_and_resume_as_either(
     assert 0.45 < memory[0]["optimizer_state_mib"] / memory[1]["optimizer_state_mib"] < 0.6
 
 
-def test_bf16_parts_stop_together(tmp_path: Path, tiny: list[str], rows: Rows, beats: Beats) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        "-m",
-        "nsa.train",
-    ]
-    command += [*tiny, "--out", str(tmp_path), "--steps", "100000", "--parallel", "fsdp", "--dtype", "bf16"]
-    process = subprocess.Popen(
-        command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
+@shards_here
+def test_bf16_parts_stop_together(tmp_path: Path, start_ranks: StartRanks, rows: Rows, beats: Beats) -> None:
+    ranks = start_ranks(tmp_path, "--steps", "100000", "--parallel", "fsdp", "--dtype", "bf16")
     csv = tmp_path / "training.csv"
-    deadline = time.monotonic() + 150
-    while time.monotonic() < deadline and process.poll() is None:
-        if csv.exists() and csv.read_text().count("\n") > 5:
-            break
-        time.sleep(0.05)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not (csv.exists() and csv.read_text().count("\n") > 5):
+        time.sleep(0.02)
     (tmp_path / ".HALT").touch()
-    _, said = process.communicate(timeout=90)
+    assert ranks.wait() == [3, 3], ranks.said
     last = [beats(tmp_path, rank)[-1] for rank in (0, 1)]
-    assert [r["status"] for r in last] == ["halted", "halted"], said
+    assert [r["status"] for r in last] == ["halted", "halted"]
     assert last[0]["step"] == last[1]["step"]
     assert 5.0 < float(rows(csv)[0]["loss"]) < 6.0
 

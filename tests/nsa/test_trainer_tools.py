@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +20,7 @@ from nsa.prepare import main as prepare_main
 from nsa.prepare import prepare
 from nsa.probe import bus_bandwidth_gb_s
 from nsa.probe import main as probe_main
+from tests.nsa.ranks import RankServer
 
 Train = Callable[..., int]
 BYTES = open_tokenizer("byte")
@@ -160,31 +158,10 @@ def test_the_probe_measures_this_machine(tmp_path: Path) -> None:
     assert record["ranks"] == [record["rates"]]
 
 
-def test_two_processes_probe_their_all_reduce(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        "-m",
-        "nsa.probe",
-    ]
-    command += [
-        "--device",
-        "cpu",
-        "--gemm-size",
-        "64",
-        "--mib",
-        "1",
-        "--repeats",
-        "3",
-        "--out",
-        str(tmp_path / "p.json"),
-    ]
-    env = os.environ | {"OMP_NUM_THREADS": "1"}
-    subprocess.run(command, check=True, timeout=120, capture_output=True, env=env)
+def test_two_processes_probe_their_all_reduce(tmp_path: Path, rank_server: RankServer) -> None:
+    sizes = ["--gemm-size", "64", "--mib", "1", "--repeats", "3"]
+    ranks = rank_server.start("nsa.probe", ["--device", "cpu", *sizes, "--out", str(tmp_path / "p.json")])
+    assert ranks.wait() == [0, 0], ranks.said
     record = json.loads((tmp_path / "p.json").read_text())
     assert record["rates"]["all_reduce"]["backend"] == "gloo"
     assert record["rates"]["all_reduce"]["value"] > 0
