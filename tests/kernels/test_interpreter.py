@@ -10,10 +10,15 @@ import sys
 from pathlib import Path
 
 import pytest
+import triton
+from packaging.version import Version
 
 INTERPRETED = Path(__file__).parent / "interpreted"
 
 
+@pytest.mark.skipif(
+    Version(triton.__version__) < Version("3.3"), reason="the interpreter of Triton 3.2 corrupts memory"
+)
 @pytest.mark.timeout(900)  # half a minute alone, several on a machine shared with other suites
 def test_kernels_agree_with_the_oracle_when_interpreted() -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts=", str(INTERPRETED)]
