@@ -1,4 +1,4 @@
-"""Credentials reach the trainer and nothing that is written: twenty-three are planted, and the folder searched."""
+"""Credentials reach the trainer and nothing that is written: over twenty kinds are planted, and every file searched."""
 
 from __future__ import annotations
 
@@ -88,11 +88,10 @@ def runbook(workdir: Path) -> Path:
 
 
 def _planted(folder: Path) -> list[str]:
-    """Every line below the folder that holds a planted secret, but for the logs of the trainer itself."""
+    """Every line below the folder that holds a planted secret."""
     found = []
     for path in sorted(folder.rglob("*")):
-        own = path.relative_to(folder).parts[:1] == ("runs",) and path.name in ("stderr.log", "env.json")
-        if path.is_file() and not own:
+        if path.is_file():
             lines = path.read_bytes().decode("utf-8", "replace").splitlines()
             found += [f"{path.name}: {line[max(0, line.find('zq') - 60) :][:120]}" for line in lines if "zq" in line]
     return found
@@ -123,6 +122,138 @@ def test_no_secret_is_written(cli, runbook: Path, workdir: Path, monkeypatch: py
     assert again.rc == done.returncode
     assert _planted(folder) == []
     assert {phase["id"]: phase["status"] for phase in result_of(workdir)["phases"]} == statuses
+
+
+_B64, _HEX = "Ab9+/" * 3, "0123456789abcdef" * 2
+INHERITED = {
+    "AWS access key": ("AWS_ACCESS_KEY_ID", "AKIAZQ01XABCDEFGHIJK", "AKIAZQ01X"),
+    "AWS secret key": ("AWS_SECRET_ACCESS_KEY", f"zq02x{_B64}", "zq02x"),
+    "GitHub token, classic": ("GITHUB_TOKEN", "ghp_zq03xABCDEFGHIJKLMNOPQRSTUVWXYZ01", "zq03x"),
+    "GitHub token, fine-grained": ("RELEASE_BOT", "github_pat_zq04x_ABCDEFGHIJKLMNOPQRSTUV", "zq04x"),
+    "Hugging Face": ("HF_TOKEN", "hf_zq05xABCDEFGHIJKLMNOPQRSTUV", "zq05x"),
+    "Weights & Biases": ("WANDB_API_KEY", _HEX + "feedface", "feedface"),
+    "sk- key": ("OPENAI_API_KEY", "sk-proj-zq06xABCDEFGHIJKLMNOP", "zq06x"),
+    "Slack bot": ("CHAT", "xoxb-123456789012-zq07xABCDEF", "zq07x"),
+    "Google API key": ("MAPS", "AIzazq08x" + "A1" * 15, "zq08x"),
+    "npm": ("NPM", "npm_zq09xABCDEFGHIJKLMNOPQRSTUVWXYZ0", "zq09x"),
+    "Azure connection string": (
+        "STORAGE",
+        f"DefaultEndpointsProtocol=https;AccountName=me;AccountKey=zq10x{_B64}==;EndpointSuffix=core.example",
+        "zq10x",
+    ),
+    "database address": ("DATABASE_URL", "postgres://me:zq11xpass@db.example/x", "zq11x"),
+    "JWT": ("SESSION", "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJ6cTEyeCJ9.zq12xsignature", "zq12x"),
+    "private key": (
+        "DEPLOY_PRIVATE_KEY",
+        f"-----BEGIN PRIVATE KEY-----\nMIIEzq13x{_B64}{_B64}\n-----END PRIVATE KEY-----",
+        "zq13x",
+    ),
+    "Kaggle": ("KAGGLE_KEY", "deadbeef" * 4, "deadbeef"),
+    "NVIDIA NGC": ("REGISTRY", "nvapi-zq14xABCDEFGHIJKLMNOPQRSTUV", "zq14x"),
+    "package index": ("PIP_INDEX_URL", "https://__token__:pypi-zq15xABCDEFGHIJKLMN@index.example/simple", "zq15x"),
+    "Sentry": ("SENTRY_DSN", "https://zq16xabcdef@sentry.example/1", "zq16x"),
+    "webhook": ("HOOK", "https://hooks.slack.com/services/T0/B0/zq17xABCDEFGH", "zq17x"),
+    "signed address": ("DATA", "https://b.example/x?X-Amz-Credential=zq18xabc&X-Amz-Signature=zq19xdef", "zq18x"),
+    "password": ("DB_PASSWORD", "zq20x correct horse", "zq20x"),
+}
+ON_THE_COMMAND_LINE = "zq21x zq22x zq23x zq24x zq25x"
+SPOKEN = {
+    "netrc": "machine host.example login me password zq26xabc",
+    "kaggle.json": '{"username": "me", "key": "' + "cafebabe" * 4 + '"}',
+    "cookie": "Cookie: session_id=zq27xabc; path=/",
+    "bearer header": "> authorization: Bearer zq28xabcdef",
+    "credentials of a login": "curl -u me:zq29xabc https://host.example",
+}
+ECHO = """
+import json, os, pathlib, sys
+names = json.loads(os.environ["NAMES"])
+out = pathlib.Path(sys.argv[sys.argv.index("--out") + 1])
+out.mkdir(parents=True, exist_ok=True)
+said = [f"value {os.environ[name]} end" for name in names] + [f"{name}={os.environ[name]}" for name in names]
+said += json.loads(os.environ["SAID"]) + sys.argv
+for stream in (sys.stdout, sys.stderr):
+    print("figure tokens: 42", *said, sep="\\n", file=stream)
+(out / "notes.txt").write_text("\\n".join(said))
+(out / "env.json").write_text(json.dumps({"schema_version": 1, "env": {name: os.environ[name] for name in names}}))
+(out / "heartbeat_rank0.jsonl").write_text(json.dumps({"ts": 1.0, "rank": 0, "step": 1, "msg": said[0]}) + "\\n")
+rows = [f"{step},{2 - step / 100},0.1,100" for step in range(1, 51)]
+(out / "training.csv").write_text("step,loss,lr,toks_per_s\\n" + "\\n".join(rows) + "\\n")
+sys.exit(os.environ[names[0]] if os.environ.get("DIE") else 0)
+"""
+ECHOED = """\
+schema: 1
+name: echo
+hardware: {{gpus: 0, disk_free: 1 MiB}}
+trainer:
+  command: ["{trainer}"]
+  args: {{steps: "{{steps}}", out: "{{out}}", api-key: zq21xargument, login: "https://me:zq22xuser@host.example"}}
+defaults: {{nproc: 0, timeout: 60s, warmup_steps: 5}}
+phases:
+  - {{id: preflight, kind: preflight}}
+  - id: shell
+    kind: command
+    run: "{python} {trainer} --out $PWD/own --password zq23xword --token=zq24xequals -H 'X-Api-Key: zq25xheader'"
+    stdout: 'tokens: (?P<tokens>\\d+)'
+    accept: [metrics.tokens == 42]
+  - {{id: train, kind: train, steps: 50, accept: [loss.last < loss.first]}}
+  - {{id: ranks, kind: train, nproc: 1, steps: 50, accept: [loss.last < loss.first]}}
+  - {{id: die, kind: train, steps: 50, required: false, env: {{DIE: 1}}}}
+"""
+
+
+def _told(folder: Path, needles: list[str]) -> list[str]:
+    """Which needles are in which files below a folder, whatever the files are."""
+    texts = [(path, path.read_bytes().lower()) for path in sorted(folder.rglob("*")) if path.is_file()]
+    return [f"{path.name}: {one}" for path, text in texts for one in needles if one.lower().encode() in text]
+
+
+def test_a_program_may_repeat_what_it_was_given(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = workdir / "echo.py"
+    trainer.write_text(ECHO, encoding="utf-8")
+    runbook = workdir / "echo.yaml"
+    runbook.write_text(ECHOED.format(trainer=trainer, python=sys.executable), encoding="utf-8")
+    remote = "https://me:zq30xremote@git.example/x.git"
+    for words in (["init", "-q"], ["remote", "add", "origin", remote]):
+        subprocess.run(["git", *words], cwd=workdir, check=True)
+    for name, value, _ in INHERITED.values():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("NAMES", json.dumps([name for name, _, _ in INHERITED.values()]))
+    monkeypatch.setenv("SAID", json.dumps(list(SPOKEN.values())))
+    environment = {**os.environ, "XDG_RUNTIME_DIR": str(workdir), "NO_COLOR": "1", "OMP_NUM_THREADS": "1"}
+
+    def validator(*words: str) -> subprocess.CompletedProcess[str]:
+        call = [sys.executable, "-m", "validator", *words]
+        return subprocess.run(call, cwd=workdir, env=environment, capture_output=True, text=True, timeout=120)
+
+    done = validator("run", str(runbook))
+    statuses = {phase["id"]: phase["status"] for phase in result_of(workdir)["phases"]}
+    assert statuses == {"preflight": "PASS", "shell": "PASS", "train": "PASS", "ranks": "PASS", "die": "FAIL"}, (
+        done.stderr
+    )
+    needles = [needle for _, _, needle in INHERITED.values()] + [
+        "zq19x",
+        "cafebabe",
+        "zq26x",
+        "zq27x",
+        "zq28x",
+        "zq29x",
+    ]
+    needles += [*ON_THE_COMMAND_LINE.split(), "zq30x"]
+    assert len(set(needles)) == 33
+    own = (workdir / "own" / "notes.txt").read_text()
+    assert all(needle in own for needle in needles[:-1] if needle not in ("zq21x", "zq22x")), (
+        "they did reach the program"
+    )
+    reports = workdir / "reports"
+    assert _told(reports, needles) == []
+    assert "value [redacted] end" in next(reports.glob("*/runs/train/r1/logs/stdout.log")).read_text()
+    assert "value [redacted] end" in next(reports.glob("*/runs/ranks/r1/logs/ranks/**/stdout.log")).read_text()
+    shared = validator("report", str(run_folder(workdir)), "--share")
+    history = validator("history")
+    assert (shared.returncode, history.returncode) == (done.returncode, 0), shared.stderr + history.stderr
+    assert _told(reports, needles) == []
+    said = "".join(one.stdout + one.stderr for one in (done, shared, history)).lower()
+    assert [needle for needle in needles if needle.lower() in said] == []
 
 
 def test_the_plan_shows_no_secret(cli, runbook: Path) -> None:

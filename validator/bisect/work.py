@@ -241,8 +241,7 @@ class _Lab:
         """One short run of a combination, to its end or its time limit."""
         from validator.collect import collect_run
         from validator.execute.supervisor import supervise
-        from validator.observe.redact import redact
-        from validator.stages.secrets import clean_result, clean_spec
+        from validator.stages.secrets import clean_result, clean_spec, mask_of
 
         header = self.header
         spec = trial_spec(
@@ -256,6 +255,7 @@ class _Lab:
             run_dir=self.root,
         )
         self.tell(f"run {number} of at most {header.max_runs}: {_named(names, differences(header.good, header.bad))}")
+        mask = mask_of(spec)
         outcome = supervise(
             spec,
             run_dir=self.root,
@@ -263,7 +263,8 @@ class _Lab:
             token=self.token,
             cancel=self.cancel,
             guardian=self.guardian,
-            redact=redact,
+            redact=mask.sentence,
+            mask=mask.block,
             told=clean_spec(spec),
         )
         if self.cancel.requested or outcome.reason == "interrupted":

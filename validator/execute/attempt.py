@@ -18,6 +18,7 @@ from validator.execute.guardian import Guardian
 from validator.execute.halt import HALT_FILE, named_anomaly, write_halt
 from validator.execute.journal import Journal
 from validator.execute.launch import Launch, prepare, start
+from validator.execute.mask import mask_files
 from validator.execute.monitor import Look, Monitor
 from validator.execute.procfs import oom_kills
 from validator.execute.progress import Progress
@@ -47,6 +48,7 @@ class AttemptRequest:
     grace: Grace
     log_cap: LogCap
     redact: Callable[[str], str]
+    mask: Callable[[bytes], bytes] | None
 
 
 @dataclass(frozen=True)
@@ -213,9 +215,12 @@ def _end(running: _Running, ending: _Ending | None) -> Stopped:
 
 
 def _tidy(running: _Running, memory_before_mib: float | None) -> None:
-    """Cap the logs, drop what the dump folder holds in vain, and wait for the GPUs' memory to come back."""
+    """Cap the logs, take secrets out of the files, drop what the dump folder holds in vain, and wait for the GPUs'
+    memory to come back."""
     for path in logs_below(running.launch.out / "logs"):
         compact(path, cap=running.request.log_cap)
+    if running.request.mask is not None:
+        mask_files(running.launch.out, mask=running.request.mask)
     dump = running.launch.out / "dump"
     with suppress(OSError):
         for pipe in dump.glob("*.pipe"):

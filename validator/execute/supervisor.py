@@ -16,6 +16,7 @@ from validator.execute.cancel import CancelToken
 from validator.execute.capture import LogCap
 from validator.execute.guardian import Guardian
 from validator.execute.journal import Journal
+from validator.execute.mask import mask_files
 from validator.execute.progress import Progress
 from validator.execute.stop import Grace
 from validator.model.outcome import Attempt, Outcome
@@ -38,6 +39,7 @@ def supervise(
     grace: Grace | None = None,
     log_cap: LogCap | None = None,
     redact: Callable[[str], str] = str,
+    mask: Callable[[bytes], bytes] | None = None,
     earlier: Sequence[Attempt] = (),
     told: RunSpec | None = None,
 ) -> Outcome:
@@ -52,6 +54,7 @@ def supervise(
         on_progress: called about once a second, from the calling thread.
         guardian: ends the run's processes if this process is killed; without one, one is started for this run.
         redact: goes over every text of the run that the supervisor writes.
+        mask: goes over what the run's processes wrote, in whole lines, once they have ended.
         earlier: attempts at this run that an earlier runner of the same validation made; they stay in the outcome, and
             those that stalled count against the run's retries.
         told: what the journal says of the run, where it must not say everything; it is written as it is.
@@ -82,6 +85,7 @@ def supervise(
                 grace=grace or Grace(),
                 log_cap=log_cap or LogCap(),
                 redact=redact,
+                mask=mask,
             ),
             earlier,
         )
@@ -95,7 +99,7 @@ def supervise(
 
 
 def _attempts(spec: RunSpec, request: AttemptRequest, earlier: Sequence[Attempt]) -> Outcome:
-    done = list(set_aside(spec, run_dir=request.run_dir, earlier=earlier))
+    done = list(set_aside(spec, run_dir=request.run_dir, earlier=earlier, mask=request.mask))
     ports: list[int] = []
     retries = max(0, spec.retries - sum(attempt.reason == "stalled" for attempt in done))
     while True:
@@ -118,11 +122,21 @@ def _attempts(spec: RunSpec, request: AttemptRequest, earlier: Sequence[Attempt]
             return Outcome(run=spec.id, attempts=tuple(done))
 
 
-def set_aside(spec: RunSpec, *, run_dir: Path, earlier: Sequence[Attempt] = ()) -> tuple[Attempt, ...]:
+def set_aside(
+    spec: RunSpec,
+    *,
+    run_dir: Path,
+    earlier: Sequence[Attempt] = (),
+    mask: Callable[[bytes], bytes] | None = None,
+) -> tuple[Attempt, ...]:
     """Give what an earlier runner left of a run a numbered name, before anything is written to its folder again.
+
+    `mask` goes over the files: a runner that was killed did not come to that.
 
     Returns the earlier attempts, the last one with the new places of its evidence. Done twice, it changes nothing more.
     """
+    if mask is not None:
+        mask_files(run_dir / spec.out, mask=mask)
     kept = _keep_earlier(run_dir / spec.out)
     return (*earlier[:-1], _moved(earlier[-1], spec.out, kept)) if earlier else ()
 

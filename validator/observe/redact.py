@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-__all__ = ["REDACTED", "is_secret_name", "redact", "redact_env"]
+__all__ = ["REDACTED", "is_secret_name", "redact", "redact_env", "redact_output", "secrets_in"]
 
 REDACTED = "[redacted]"
 
@@ -19,6 +19,9 @@ _WORDS = (
     r"|authorization|auth|bearer|cookie|session[-_]?id|sas|signature|sig|dsn|jwt|otp|pin|pat|webhook"
 )
 _NAME = re.compile(rf"(?:^|[-_.])(?:{_WORDS})s?(?:$|[-_.\d])|(?:password|passwd|secret|apikey)", re.I)
+_VARIABLE = re.compile(r"[A-Z0-9_]+_KEY")
+"""A variable that is called a key holds one (`KAGGLE_KEY`); a setting may mean another kind (`sort_key`)."""
+
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 _HARMLESS = re.compile(
@@ -34,6 +37,11 @@ _ASSIGNMENT = re.compile(
     rf"(?P<name>(?<![A-Za-z0-9_.-])-{{0,2}}[A-Za-z_][A-Za-z0-9_.-]*)(?P<gap>[\"']?\s*(?:=|:(?!//))\s*){_VALUE}"
 )
 _FLAG = re.compile(rf"(?P<name>(?<![A-Za-z0-9_.-])--[A-Za-z][A-Za-z0-9_.-]*)(?P<gap>\s+)(?!-){_VALUE}")
+_NETRC = re.compile(rf"(?P<name>\blogin\s+\S+\s+password)(?P<gap>\s+){_VALUE}")
+_LOGIN = re.compile(
+    r"(?P<flag>(?<!\S)(?:-u|--user|--proxy-user)(?:\s+|=)['\"]?[^\s:'\"=]+:)(?P<value>(?!\d+\b)[^\s'\"]+)"
+)
+_HEX_KEY = re.compile(r"(?P<name>[\"']key[\"']\s*:\s*[\"'])(?P<value>[0-9a-f]{32,})")
 _URL_USER = re.compile(r"(?P<scheme>\b[A-Za-z][A-Za-z0-9+.-]*://)(?P<user>[^/\s:@'\"]*)(?P<secret>:[^/\s@'\"]*)?@")
 _QUERY = re.compile(r"(?P<mark>[?&])(?P<name>[A-Za-z0-9_.-]+)=(?P<value>[^&\s#'\"]+)")
 _HEADER = re.compile(r"(?i)\b(?P<scheme>bearer|basic)\s+(?P<value>[A-Za-z0-9._~+/=-]{8,})")
@@ -44,13 +52,24 @@ _SHAPES = re.compile(
     r"|hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|xox[abeoprs]-[A-Za-z0-9-]{10,}"
     r"|(?:AKIA|ASIA|AROA)[A-Z0-9]{16}|AIza[A-Za-z0-9_-]{30,}|ya29\.[A-Za-z0-9_-]{20,}"
     r"|npm_[A-Za-z0-9]{20,}|pypi-[A-Za-z0-9_-]{16,}|dop_v1_[a-f0-9]{20,}|SG\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}"
+    r"|nvapi-[A-Za-z0-9_-]{20,}|[sr]k_(?:live|test)_[A-Za-z0-9]{16,}|gsk_[A-Za-z0-9]{20,}|r8_[A-Za-z0-9]{30,}"
+    r"|dckr_pat_[A-Za-z0-9_-]{16,}|dapi[a-f0-9]{32}|hvs\.[A-Za-z0-9_-]{20,}|GOCSPX-[A-Za-z0-9_-]{20,}"
+    r"|\d{8,10}:AA[A-Za-z0-9_-]{33}"
     r"|eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*"
     r")"
 )
+_HOOK = re.compile(
+    r"(?P<place>https://(?:hooks\.slack\.com/(?:services|workflows|triggers)/|discord(?:app)?\.com/api/webhooks/))"
+    r"(?P<value>[^\s'\"]+)"
+)
+"""Addresses whose path is the credential."""
+
+_NUMBER = re.compile(r"[-+]?(?:\d[\d,_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?%?|nan|inf|true|false", re.I)
 _HINT = re.compile(
     r"pass(?:w|p|c)|secret|token|key|credential|creds|auth|bearer|basic |cookie|session|signature|webhook|://|[?&]"
     r"|(?:^|[^A-Za-z])(?:pass|pwd|sas|sig|dsn|jwt|otp|pin|pat)(?![A-Za-z])"
-    r"|gh[pousr]_|github_pat|glpat|hf_|sk-|xox|AKIA|ASIA|AROA|AIza|ya29|npm_|pypi-|dop_|SG\.|eyJ|BEGIN ",
+    r"|gh[pousr]_|github_pat|glpat|hf_|sk-|xox|AKIA|ASIA|AROA|AIza|ya29|npm_|pypi-|dop_|SG\.|eyJ|BEGIN "
+    r"|nvapi|[sr]k_|gsk_|r8_|dckr_|dapi|hvs\.|GOCSPX|:AA|-u |--user|--proxy-user",
     re.I,
 )
 """Texts without any of these hold no secret that could be found; most texts end here."""
@@ -60,20 +79,26 @@ def is_secret_name(name: str) -> bool:
     """Whether a value that goes under this name is taken for a secret."""
     plain = _CAMEL.sub("_", name.lstrip("-")).replace("-", "_")
     harmless = _HARMLESS.search(plain) or _HARMLESS.search(plain.rpartition(".")[2])
-    return _NAME.search(plain) is not None and harmless is None
+    return (_NAME.search(plain) or _VARIABLE.fullmatch(name)) is not None and harmless is None
 
 
 def redact(text: str) -> str:
     """`text` with every secret replaced by `[redacted]`; names, hosts and all else stay readable."""
+    return text if _HINT.search(text) is None else _Pass().clean(text)
+
+
+def redact_output(text: str) -> str:
+    """`redact` for what a program printed, where a number under a telling name (`auth: 0.93`) is a figure."""
+    return text if _HINT.search(text) is None else _Pass(keep_numbers=True).clean(text)
+
+
+def secrets_in(text: str) -> tuple[str, ...]:
+    """What `redact` takes out of `text`, without the quotes around it."""
     if _HINT.search(text) is None:
-        return text
-    text = _KEY_BLOCK.sub(REDACTED, text)
-    text = _URL_USER.sub(_without_user, text)
-    text = _QUERY.sub(_without_query_value, text)
-    text = _SHAPES.sub(REDACTED, text)
-    text = _ASSIGNMENT.sub(_without_value, text)
-    text = _FLAG.sub(_without_value, text)
-    return _HEADER.sub(lambda match: f"{match['scheme']} {REDACTED}", text)
+        return ()
+    passing = _Pass()
+    passing.clean(text)
+    return tuple(passing.hidden)
 
 
 def redact_env(environment: Mapping[str, str]) -> dict[str, str]:
@@ -81,25 +106,50 @@ def redact_env(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: REDACTED if is_secret_name(name) and value else redact(value) for name, value in environment.items()}
 
 
-def _without_user(match: re.Match[str]) -> str:
-    """A user name alone may be a token (`https://TOKEN@host`); only a plain one with a password is kept."""
-    if match["secret"] is None:
-        keep = match["user"] if match["user"] in ("git", "") else REDACTED
-        return f"{match['scheme']}{keep}@"
-    return f"{match['scheme']}{match['user']}:{REDACTED}@"
+class _Pass:
+    """One pass over a text, which collects in `hidden` what it replaces."""
 
+    def __init__(self, *, keep_numbers: bool = False) -> None:
+        self.hidden: list[str] = []
+        self._keep_numbers = keep_numbers
 
-def _without_query_value(match: re.Match[str]) -> str:
-    if not is_secret_name(match["name"]) and match["name"].lower() not in ("key", "sig", "code"):
-        return match[0]
-    return f"{match['mark']}{match['name']}={REDACTED}"
+    def clean(self, text: str) -> str:
+        text = _KEY_BLOCK.sub(lambda match: self._hide(match[0]), text)
+        text = _HOOK.sub(lambda match: match["place"] + self._hide(match["value"]), text)
+        text = _URL_USER.sub(self._without_user, text)
+        text = _QUERY.sub(self._without_query_value, text)
+        text = _SHAPES.sub(lambda match: self._hide(match[0]), text)
+        text = _ASSIGNMENT.sub(self._without_value, text)
+        text = _NETRC.sub(self._without_value, text)
+        text = _HEX_KEY.sub(lambda match: match["name"] + self._hide(match["value"]), text)
+        text = _LOGIN.sub(lambda match: match["flag"] + self._hide(match["value"]), text)
+        text = _FLAG.sub(self._without_value, text)
+        return _HEADER.sub(lambda match: f"{match['scheme']} {self._hide(match['value'])}", text)
 
+    def _hide(self, secret: str) -> str:
+        self.hidden.append(secret)
+        return REDACTED
 
-def _without_value(match: re.Match[str]) -> str:
-    name, gap, value = match["name"], match["gap"], match["value"]
-    mark = value[0] if value[0] in "\"'" else ""
-    if value.startswith("[redacted") or value.strip("\"'") in ("", "None", "null"):
-        return match[0]
-    if not is_secret_name(name):  # an innocent name may hold a whole command line
-        return f"{name}{gap}{mark}{redact(value[1:-1] if mark else value)}{mark}"
-    return f"{name}{gap}{mark}{REDACTED}{mark}"
+    def _without_user(self, match: re.Match[str]) -> str:
+        """A user name alone may be a token (`https://TOKEN@host`); only a plain one with a password is kept."""
+        scheme, user, secret = match["scheme"], match["user"], match["secret"]
+        if secret is None:
+            return f"{scheme}{user if user in ('git', '') else self._hide(user)}@"
+        return f"{scheme}{user}:{self._hide(secret[1:])}@"
+
+    def _without_query_value(self, match: re.Match[str]) -> str:
+        if not is_secret_name(match["name"]) and match["name"].lower() not in ("key", "sig", "code"):
+            return match[0]
+        return f"{match['mark']}{match['name']}={self._hide(match['value'])}"
+
+    def _without_value(self, match: re.Match[str]) -> str:
+        name, gap, value = match["name"], match["gap"], match["value"]
+        mark = value[0] if value[0] in "\"'" else ""
+        bare = value[1:-1] if mark else value
+        if value.startswith("[redacted") or bare in ("", "None", "null"):
+            return match[0]
+        if not is_secret_name(name):  # an innocent name may hold a whole command line
+            return f"{name}{gap}{mark}{self.clean(bare)}{mark}"
+        if self._keep_numbers and _NUMBER.fullmatch(bare):
+            return match[0]
+        return f"{name}{gap}{mark}{self._hide(bare)}{mark}"

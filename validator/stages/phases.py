@@ -254,15 +254,14 @@ def _preflight(session: Session, phase: PreflightPhase) -> tuple[Check, ...]:
 
 def _run(session: Session, spec: RunSpec) -> RunRecord:
     from validator.execute.supervisor import set_aside, supervise
-    from validator.observe.redact import redact
     from validator.stages.disk import record_of
-    from validator.stages.secrets import clean_spec
+    from validator.stages.secrets import clean_spec, mask_of
 
-    told = clean_spec(spec)
+    told, mask = clean_spec(spec), mask_of(spec)
 
     # Before the sampler starts: its first row must not fall into the folder of an attempt that is over.
     before = session.past.attempts.get(spec.id, ())
-    earlier = set_aside(spec, run_dir=session.folder.root, earlier=before)
+    earlier = set_aside(spec, run_dir=session.folder.root, earlier=before, mask=mask.block)
     with _sampled(session, spec):
         outcome = supervise(
             spec,
@@ -272,7 +271,8 @@ def _run(session: Session, spec: RunSpec) -> RunRecord:
             cancel=session.cancel,
             token=session.token,
             guardian=session.guardian,
-            redact=redact,
+            redact=mask.sentence,
+            mask=mask.block,
             earlier=earlier,
             told=told,
         )

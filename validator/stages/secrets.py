@@ -8,6 +8,7 @@ patterns, criteria and names stay as they are, since what is written is also wha
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +16,14 @@ from validator.execute.words import redact_words
 from validator.folder import FolderError, RunFolder
 from validator.model.plan import PhasePlan, Plan, RunSpec
 from validator.model.runbook import Runbook
+from validator.observe.masking import Mask, known_secrets
 from validator.observe.redact import REDACTED, is_secret_name, redact
 from validator.runbook import LoadedRunbook, find, load
 
 if TYPE_CHECKING:
     from validator.model.result import Result
 
-__all__ = ["clean_loaded", "clean_plan", "clean_result", "clean_runbook", "clean_spec", "with_secrets"]
+__all__ = ["clean_loaded", "clean_plan", "clean_result", "clean_runbook", "clean_spec", "mask_of", "with_secrets"]
 
 _LEAST_CHARS = 6
 """Shorter secrets are not searched for in a source text: they would be found in innocent words."""
@@ -56,6 +58,11 @@ def clean_spec(spec: RunSpec) -> RunSpec:
             "cwd": None if spec.cwd is None else redact(spec.cwd),
         }
     )
+
+
+def mask_of(spec: RunSpec) -> Mask:
+    """What the run must not say: the secrets of its environment, its own and what it inherits, and of its command."""
+    return Mask(known_secrets({**os.environ, **spec.env}, spec.argv))
 
 
 def clean_plan(plan: Plan) -> Plan:

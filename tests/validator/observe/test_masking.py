@@ -1,0 +1,114 @@
+"""What a run was given and must not say: known by its environment and command, hidden wherever it is repeated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from validator.observe.masking import Mask, known_secrets
+
+SECRET = "s3cr3tVALUE0123456789abcdefghij"
+
+
+def lines(text: str, *secrets: str) -> str:
+    return Mask(secrets).block(text.encode()).decode()
+
+
+@pytest.mark.parametrize(
+    ("environment", "words", "known"),
+    [
+        ({"HF_TOKEN": SECRET, "PLAIN": "visible-value"}, (), {SECRET}),
+        ({"DATABASE_URL": f"postgres://me:{SECRET}@db/x"}, (), {SECRET}),
+        ({}, ("train.py", "--api-key", SECRET), {SECRET}),
+        ({}, ("train.py", f"--api-key={SECRET}"), {SECRET}),
+        ({}, ("curl", "-u", f"me:{SECRET}", "https://host"), {SECRET}),
+        ({"KAGGLE_KEY": SECRET, "SORT_ORDER": "descending"}, (), {SECRET}),
+        ({"SHORT_TOKEN": "abc123", "AUTH": "disabled", "PIN_TOKEN": "123456789"}, (), set()),
+    ],
+)
+def test_secrets_are_known_by_name_and_place(
+    environment: dict[str, str], words: tuple[str, ...], known: set[str]
+) -> None:
+    assert known_secrets(environment, words) == known
+
+
+def test_where_a_secret_lies_is_none(tmp_path: Path) -> None:
+    kept = tmp_path / "token-file"
+    kept.touch()
+    assert known_secrets({"IDENTITY_TOKEN": str(kept), "OTHER_TOKEN": str(tmp_path / "missing")}, ()) == {
+        str(tmp_path / "missing")
+    }
+
+
+def test_a_key_of_several_lines_is_known_line_by_line() -> None:
+    key = "-----BEGIN PRIVATE KEY-----\nMIIEvgIBADANBgkqhkiG9w0B\n-----END PRIVATE KEY-----"
+    known = known_secrets({"SSH_PRIVATE_KEY": key}, ())
+    assert "MIIEvgIBADANBgkqhkiG9w0B" not in lines("[rank0] MIIEvgIBADANBgkqhkiG9w0B\n", *known)
+
+
+def test_a_secret_alone_on_a_line_is_hidden_and_the_rest_stays() -> None:
+    text = f"step 1\nlogging in with {SECRET} now\nstep 2\n"
+    assert lines(text, SECRET) == "step 1\nlogging in with [redacted] now\nstep 2\n"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"HF_TOKEN={SECRET}",
+        f"calling https://me:{SECRET}@host/x",
+        f"GET https://host/a?x=1&sig={SECRET}",
+        f"train.py --api-key {SECRET}",
+        f"authorization: Bearer {SECRET}",
+        f"machine host login me password {SECRET}",
+        f"curl -u me:{SECRET} https://host",
+        f"https://hooks.slack.com/services/T000/B000/{SECRET}",
+        f'{{"username": "me", "key": "{"ab12" * 8}"}}',
+        "using nvapi-" + "a1" * 20,
+        "Client('ghp_" + "a1" * 18 + "')",
+    ],
+)
+def test_what_nobody_knew_shows_by_its_name_place_or_shape(line: str) -> None:
+    clean = lines(f"before\n{line}\nafter\n")
+    assert SECRET not in clean
+    assert "a1a1a1" not in clean
+    assert "ab12ab12" not in clean
+    assert clean.startswith("before\n")
+    assert clean.endswith("\nafter\n")
+    assert clean.count("\n") == 3
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "step 20 loss 3.2 tokens/s 4567 tokens: 512 token_acc=0.93 auth: 1.5e-3 key=7",
+        '{"step": 3, "secret_score": 0.25, "session": 4, "pass": 3}',
+        "12,3.25,0.001,48000",
+        "Traceback (most recent call last): token expected",
+        "password:",
+        "https://host/path?step=3",
+    ],
+)
+def test_figures_stay_whatever_they_are_called(line: str) -> None:
+    assert lines(line + "\n", SECRET) == line + "\n"
+
+
+def test_a_key_that_is_printed_in_full_goes_in_full() -> None:
+    text = f"a\n-----BEGIN RSA PRIVATE KEY-----\n{SECRET}\n{SECRET}\n-----END RSA PRIVATE KEY-----\nb\n"
+    assert lines(text) == "a\n[redacted]\nb\n"
+    cut = lines(f"a\n-----BEGIN PRIVATE KEY-----\n{SECRET}\nstep 3 of 4\n")
+    assert SECRET not in cut
+    assert "of 4\n" in cut, "a key without its end does not take the rest of the log with it"
+
+
+def test_bytes_that_are_no_text_stay_as_they_are() -> None:
+    block = b"\xff\xfe step 1\n\x80 " + SECRET.encode() + b" \xff\n"
+    assert Mask([SECRET]).block(block) == b"\xff\xfe step 1\n\x80 [redacted] \xff\n"
+
+
+def test_a_secret_of_figures_alone_is_found_too() -> None:
+    assert lines("pin 90210.90210,17\n", "90210.90210,17") == "pin [redacted]\n"
+
+
+def test_sentences_hide_figures_under_telling_names() -> None:
+    assert Mask([SECRET]).sentence(f"password=12345 and {SECRET}") == "password=[redacted] and [redacted]"

@@ -1,0 +1,96 @@
+"""Takes secrets out of the files of a run that has ended: a program may print, or write down, what it was given.
+
+Programs write to their files directly, so a line costs them what it costs without a supervisor. What they wrote is
+gone over before anybody reads it: when their processes are gone, and, where the runner was killed before that, when the
+validation is resumed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+__all__ = ["mask_file", "mask_files"]
+
+_BLOCK = 4 << 20
+_LOOK_AT = 4096
+_MOST = 1 << 30
+"""Larger files are no logs (which are capped) and no settings; nobody reads them here either."""
+
+
+def mask_files(folder: Path, *, mask: Callable[[bytes], bytes]) -> tuple[Path, ...]:
+    """Apply `mask` to the texts below a folder, whole lines at a time; returns the files that were changed.
+
+    Links are not followed. A file that cannot be rewritten, as on a full disk, stays as it is: what it says is cleaned
+    again wherever it is quoted.
+    """
+    return tuple(path for path in _texts(folder) if mask_file(path, mask=mask))
+
+
+def mask_file(path: Path, *, mask: Callable[[bytes], bytes]) -> bool:
+    """Apply `mask` to a file; it is replaced as a whole, and only when something in it has to change."""
+    part = path.with_name(f".{path.name}.masked")
+    try:
+        if not _changes(path, part, mask):
+            return False
+        shutil.copystat(path, part)  # a file's age tells whose it is
+        part.replace(path)
+    except OSError:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+        return False
+    return True
+
+
+def _changes(path: Path, part: Path, mask: Callable[[bytes], bytes]) -> bool:
+    """Write the masked text to `part`, from the first block on that changes; False when none does."""
+    at, changed = 0, False
+    with path.open("rb") as source:
+        for block in _blocks(source.fileno()):
+            clean = mask(block)
+            if clean != block and not changed:
+                changed = True
+                _copy(path, part, at)
+            if changed:
+                with part.open("ab") as target:
+                    target.write(clean)
+            at += len(block)
+    return changed
+
+
+def _blocks(fd: int) -> Iterator[bytes]:
+    """The file in pieces that end where a line does, but for a line that is longer than a piece."""
+    rest = b""
+    while chunk := os.read(fd, _BLOCK):
+        chunk = rest + chunk
+        end = chunk.rfind(b"\n") + 1 or (len(chunk) if len(chunk) > 2 * _BLOCK else 0)
+        rest = chunk[end:]
+        if end:
+            yield chunk[:end]
+    if rest:
+        yield rest
+
+
+def _copy(path: Path, part: Path, count: int) -> None:
+    """The first `count` bytes of a file."""
+    with path.open("rb") as source, part.open("wb") as target:
+        while count > 0 and (chunk := source.read(min(count, _BLOCK))):
+            target.write(chunk)
+            count -= len(chunk)
+
+
+def _texts(folder: Path) -> Iterator[Path]:
+    """Regular files that begin like a text, or are a log."""
+    for root, _, names in os.walk(folder):
+        for name in sorted(names):
+            path = Path(root, name)
+            with suppress(OSError):
+                if path.is_symlink() or not path.is_file() or not 0 < path.stat().st_size <= _MOST:
+                    continue
+                with path.open("rb") as file:
+                    is_text = b"\0" not in file.read(_LOOK_AT)
+                if is_text or name.endswith(".log"):
+                    yield path

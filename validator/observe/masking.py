@@ -1,0 +1,168 @@
+"""What a run must not say: the secrets that it was given, wherever and in whatever words it repeats them.
+
+`redact` knows a secret by the name beside it. A program that prints a token alone gives no name, so what the run holds
+by its environment and its command is looked for as it stands.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from validator.observe.redact import REDACTED, is_secret_name, redact, redact_output, secrets_in
+
+__all__ = ["Mask", "known_secrets"]
+
+_LEAST_CHARS = 8
+"""Shorter secrets would be found in innocent words and figures."""
+
+_KEY_MARK = b"PRIVATE KEY-----"
+_KEY_BLOCK = re.compile(
+    rb"-----BEGIN [A-Z ]*PRIVATE KEY-----(?:(?:(?!-----BEGIN).){0,16384}?-----END [A-Z ]*PRIVATE KEY-----"
+    rb"|(?:\s*\n[A-Za-z0-9+/=]{16,}(?=\s|$))*)",
+    re.S,
+)
+
+
+_WORDS = (
+    "pass",
+    "pwd",
+    "secret",
+    "token",
+    "key",
+    "cred",
+    "auth",
+    "cookie",
+    "session",
+    "sig",
+    "dsn",
+    "jwt",
+    "otp",
+    *("sas", "webhook"),
+)
+_SHAPES = (
+    *("ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-", "hf_", "sk-", "xox", "akia", "asia", "aroa"),
+    *("aiza", "ya29.", "npm_", "pypi-", "dop_v1_", "sg.", "eyj", "nvapi-", "k_live_", "k_test_", "gsk_", "r8_"),
+    *("dckr_pat_", "dapi", "hvs.", "gocspx-", ":aa"),
+)
+_DIGITS = b"0123456789.,+"
+_FIGURE = rb"[-+]?[\d.,]+(?:e[-+]?\d+)?%?(?:[\s,;\"'}\])]|$)"
+
+
+def _marks() -> Iterator[tuple[bytes, re.Pattern[bytes]]]:
+    """What announces a secret in a line of small letters, and what has to follow at once for it to be one."""
+    assigned = re.compile(rb"[a-z0-9_.-]*[\"']?\s{0,4}[=:]\s{0,4}[\"']?(?![\"'\s]|" + _FIGURE + rb").")
+    for word in _WORDS:
+        yield word.encode(), assigned
+    words = "|".join(_WORDS).encode()
+    yield b"--", re.compile(rb"[a-z0-9_.-]*(?:" + words + rb")[a-z0-9_.-]*[ \t]+[^\s-]")
+    yield b"login", re.compile(rb"\s+\S+\s+password\s")
+    yield b"://", re.compile(rb"[^\s'\"]*[@?]|hooks\.|discord")
+    for scheme in (b"bearer", b"basic"):
+        yield scheme, re.compile(rb"\s+[a-z0-9._~+/=-]{8}")
+    for flag in (b"-u", b"--user", b"--proxy-user"):
+        yield flag, re.compile(rb"(?:\s+|=)[\"']?[^\s:'\"=]+:")
+    for shape in _SHAPES:
+        yield shape.encode(), re.compile(rb"[\w.-]{8}")
+
+
+_MARKS = tuple(_marks())
+
+_INNOCENT = re.compile(r"[-+.,:\d]*|true|false|none|null|default|disabled|enabled|password|\[redacted\]", re.I)
+
+
+def known_secrets(environment: Mapping[str, str], words: Iterable[str]) -> frozenset[str]:
+    """The secrets of an environment and a command that can be told from other words.
+
+    A value that is the path of something is left out: what such a variable holds is where the secret lies.
+    """
+    return frozenset(value for value in _candidates(environment, words) if _telling(value))
+
+
+def _candidates(environment: Mapping[str, str], words: Iterable[str]) -> Iterator[str]:
+    for name, value in environment.items():
+        if is_secret_name(name):
+            yield value
+            yield from value.splitlines()  # as a log prints a key of several lines
+        yield from secrets_in(value)
+    before = ""
+    for word in words:
+        yield from secrets_in(word)
+        if before.startswith("-") and not word.startswith("-"):
+            yield from secrets_in(f"{before} {word}")
+        before = word
+
+
+def _telling(value: str) -> bool:
+    if len(value) < _LEAST_CHARS or _INNOCENT.fullmatch(value):
+        return False
+    with suppress(OSError, ValueError):
+        return not Path(value).exists()
+    return True
+
+
+class Mask:
+    """Takes secrets out of texts: those that are known, and those that show by their name or shape."""
+
+    def __init__(self, secrets: Iterable[str] = ()) -> None:
+        known = sorted(set(secrets), key=len, reverse=True)
+        self._known = re.compile("|".join(map(re.escape, known))) if known else None
+        self._known_bytes = tuple(secret.encode("utf-8", "surrogateescape") for secret in known)
+
+    def sentence(self, text: str) -> str:
+        """What is told of a run: without any secret."""
+        return redact(self._without_known(text))
+
+    def block(self, block: bytes) -> bytes:
+        """Whole lines that a program wrote: without any secret, figures under telling names kept.
+
+        Only lines that hold what announces a secret are looked at closely: a log may be long, and its lines mostly tell
+        figures.
+        """
+        if _KEY_MARK in block:
+            block = _KEY_BLOCK.sub(REDACTED.encode(), block)
+        starts = sorted({block.rfind(b"\n", 0, at) + 1 for at in self._suspicious(block)})
+        if not starts:
+            return block
+        pieces, done = [], 0
+        for start in starts:
+            end = block.find(b"\n", start) + 1 or len(block)
+            line = block[start:end].decode("utf-8", "surrogateescape")
+            pieces += [block[done:start], self._line(line).encode("utf-8", "surrogateescape")]
+            done = end
+        return b"".join([*pieces, block[done:]])
+
+    def _suspicious(self, block: bytes) -> Iterator[int]:
+        """Places whose line may hold a secret."""
+        low = block.lower()
+        words = _words_of(low)
+        for secret in self._known_bytes:
+            if _wordy(secret.lower()) in words:
+                yield from _places(block, secret)
+        for mark, what_follows in _MARKS:
+            if _wordy(mark) in words:
+                yield from (at for at in _places(low, mark) if what_follows.match(low, at + len(mark)))
+
+    def _line(self, line: str) -> str:
+        return redact_output(self._without_known(line))
+
+    def _without_known(self, text: str) -> str:
+        return text if self._known is None else self._known.sub(REDACTED, text)
+
+
+def _wordy(text: bytes) -> bytes:
+    return text.translate(None, _DIGITS)
+
+
+def _words_of(low: bytes) -> bytes:
+    """What is left of a block without its figures, each kind of line once: a million steps leave next to nothing."""
+    return b"\n".join(set(_wordy(low).split(b"\n")))
+
+
+def _places(block: bytes, mark: bytes) -> Iterator[int]:
+    at = block.find(mark)
+    while at >= 0:
+        yield at
+        at = block.find(mark, at + len(mark))
