@@ -2,6 +2,7 @@
 
 Runbooks say how long each phase takes on the machine that they were written for. Another machine is faster or slower by
 some factor, which the phases that are over tell; the phase under way is judged by its own pace as soon as it has one.
+Phases that train and those that do not have a factor each: how fast the tests ran says little of a GPU.
 """
 
 from __future__ import annotations
@@ -28,41 +29,54 @@ class Remaining:
 
 
 @dataclass
+class _Seen:
+    """Phases of one sort that are over: what they were expected to take, and took."""
+
+    expected_s: float = 0.0
+    took_s: float = 0.0
+
+
+@dataclass
 class Eta:
     """Follows a validation; all times are by one monotonic clock, given by the caller."""
 
     plan: Plan
     _done: set[str] = field(default_factory=set)
-    _expected_s: float = 0.0
-    _seen_s: float = 0.0
+    _seen: dict[bool, _Seen] = field(default_factory=lambda: {True: _Seen(), False: _Seen()})
     _phase: PhasePlan | None = None
     _began_s: float = 0.0
     _run: str | None = None
     _share: float = 0.0
 
-    def phase_started(self, planned: PhasePlan, *, now_s: float) -> None:
-        """A phase is about to run, as planned by now."""
-        self._phase, self._began_s = planned, now_s
+    def phase_started(self, planned: PhasePlan, *, now_s: float, spent_s: float = 0.0) -> None:
+        """A phase is about to run, as planned by now; `spent_s` is what an earlier runner spent on it."""
+        again = self._phase is not None and self._phase.phase == planned.phase
+        self._began_s = self._began_s if again else now_s - spent_s
+        self._phase = planned
         self._run, self._share = None, 0.0
 
     def run_progress(self, run: str, share: float | None) -> None:
         """How far the present run is, from 0 to 1; None when that is not known."""
         self._run, self._share = run, share or 0.0
 
-    def phase_finished(self, phase: str, *, now_s: float) -> None:
-        """A phase is over, or is not going to run."""
+    def phase_finished(self, phase: str, *, now_s: float, took_s: float | None = None) -> None:
+        """A phase is over, or is not going to run; `took_s` is told of one that an earlier runner ended."""
         self._done.add(phase)
-        if self._phase is not None and self._phase.phase == phase:
-            if self._phase.expected_s is not None:
-                self._expected_s += self._phase.expected_s
-                self._seen_s += now_s - self._began_s
+        present = self._phase is not None and self._phase.phase == phase
+        if present:
+            took_s = now_s - self._began_s
+        planned = self._phase if present else next((one for one in self.plan.phases if one.phase == phase), None)
+        if planned is not None and planned.expected_s is not None and took_s is not None:
+            seen = self._seen[_trains(planned)]
+            seen.expected_s += planned.expected_s
+            seen.took_s += took_s
+        if present:
             self._phase = None
 
-    @property
-    def factor(self) -> float:
-        """Seconds that passed for each second that was expected; near 1 until enough has been seen."""
-        found = (self._seen_s + _TRUST_S) / (self._expected_s + _TRUST_S)
-        return min(max(found, 1 / _MOST), _MOST)
+    def factor(self, planned: PhasePlan) -> float:
+        """Seconds that pass for each second that is expected of a phase; near 1 until enough has been seen."""
+        seen = self._seen[_trains(planned)]
+        return min(max((seen.took_s + _TRUST_S) / (seen.expected_s + _TRUST_S), 1 / _MOST), _MOST)
 
     def remaining(self, *, now_s: float) -> Remaining | None:
         """The time to the end; None when no phase to come has an expectation and none under way has a pace."""
@@ -76,13 +90,13 @@ class Eta:
             if planned.expected_s is None:
                 open_ended = open_ended or bool(planned.runs)
             else:
-                known.append(planned.expected_s * self.factor)
+                known.append(planned.expected_s * self.factor(planned))
         return Remaining(sum(known), open_ended) if known else None
 
     def _of_present(self, planned: PhasePlan, now_s: float) -> float | None:
         """By expectation at first, by its own pace in the end."""
         elapsed_s, done = now_s - self._began_s, self._fraction(planned)
-        expected_s = None if planned.expected_s is None else planned.expected_s * self.factor
+        expected_s = None if planned.expected_s is None else planned.expected_s * self.factor(planned)
         by_plan = None if expected_s is None else max(0.0, expected_s - elapsed_s)
         if done <= 0.0:
             return by_plan
@@ -95,3 +109,7 @@ class Eta:
         if self._run not in names:
             return 0.0
         return min(1.0, (names.index(self._run) + min(1.0, self._share)) / len(names))
+
+
+def _trains(planned: PhasePlan) -> bool:
+    return any(run.steps is not None for run in planned.runs)

@@ -136,9 +136,10 @@ def _not_run(session: Session, phase: Phase, planned: PhasePlan, reason: str) ->
 def _perform(session: Session, state: State, phase: Phase, planned: PhasePlan) -> PhaseRecord:
     from validator.model.record import PhaseRecord
 
-    began = time.monotonic() - session.past.phase_s.get(phase.id, 0.0)
+    spent_s = session.past.phase_s.get(phase.id, 0.0)
+    began = time.monotonic() - spent_s
     session.journal.append("phase_started", phase=phase.id)
-    session.observer.phase_started(phase, planned)
+    session.observer.phase_started(phase, planned, spent_s=spent_s)
     checks = _preflight(session, phase) if isinstance(phase, PreflightPhase) else ()
     runs = _carry_out(session, planned)
     record = PhaseRecord(phase=phase, state="done", runs=runs, checks=checks)

@@ -59,6 +59,50 @@ def test_a_short_first_phase_moves_it_little() -> None:
     assert left.seconds < 900.0
 
 
+def test_how_fast_the_tests_ran_says_nothing_of_training() -> None:
+    made = plan("10m", "10m")
+    tests = made.phases[0].model_copy(update={"runs": ()})
+    made = made.model_copy(update={"phases": (tests, made.phases[1])})
+    eta = Eta(made)
+    eta.phase_started(tests, now_s=0.0)
+    eta.phase_finished("p0", now_s=60.0)
+    left = eta.remaining(now_s=60.0)
+    assert left is not None
+    assert left.seconds == 600.0
+
+
+def test_a_resumed_phase_counts_from_where_it_stood() -> None:
+    made = plan("180s", "180s", repeats=8)
+    eta = Eta(made)
+    eta.phase_started(made.phases[0], now_s=0.0, spent_s=100.0)
+    left = eta.remaining(now_s=0.0)
+    assert left is not None
+    assert left.seconds == 260.0
+    eta.phase_finished("p0", now_s=80.0)
+    left = eta.remaining(now_s=80.0)
+    assert left is not None
+    assert left.seconds == 180.0, "it took the 180 s that it was expected to take, over both runners"
+
+
+def test_what_an_earlier_runner_saw_corrects_too() -> None:
+    made = plan("10m", "10m")
+    eta = Eta(made)
+    eta.phase_finished("p0", now_s=0.0, took_s=1200.0)
+    left = eta.remaining(now_s=0.0)
+    assert left is not None
+    assert left.seconds == pytest.approx(1200.0, rel=0.05)
+
+
+def test_a_phase_that_begins_anew_goes_on() -> None:
+    made = plan("10m", "10m")
+    eta = Eta(made)
+    eta.phase_started(made.phases[0], now_s=0.0)
+    eta.phase_started(made.phases[0], now_s=100.0)
+    left = eta.remaining(now_s=100.0)
+    assert left is not None
+    assert left.seconds == 1100.0
+
+
 def test_the_present_phase_goes_by_its_own_pace_in_the_end() -> None:
     made = plan("100s", repeats=4)
     eta = Eta(made)

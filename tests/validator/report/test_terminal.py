@@ -179,6 +179,16 @@ def test_plain_lines_make_sense_in_a_log(capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr().out.strip().startswith("GO  smoke-cpu"), "the result goes to stdout"
 
 
+def test_a_resumed_validation_counts_on() -> None:
+    out = io.StringIO()
+    with PlainObserver(stream=out) as observer:
+        observer.started(PLAN, Path("reports/x"))
+        observer.phase_finished(pieces.preflight())
+        observer.phase_started(phase("baseline"), PLAN.phases[1], spent_s=20.0)
+    places = re.findall(r"\[\d/\d\] \S+ ?\S*", out.getvalue())
+    assert places == ["[1/3] ✓ PASS", "[2/3] baseline: command,"]
+
+
 def test_plain_lines_come_every_so_often_only() -> None:
     out = io.StringIO()
     observer = PlainObserver(stream=out, every_s=1000.0)

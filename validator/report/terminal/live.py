@@ -80,13 +80,13 @@ class LiveObserver:
         self._console.print(Text(f"results in {one_line(run_dir)}", "dim"), soft_wrap=True)
         self._live.start()
 
-    def phase_started(self, phase: Phase, planned: PhasePlan) -> None:
+    def phase_started(self, phase: Phase, planned: PhasePlan, *, spent_s: float = 0.0) -> None:
         """Move the table on to a phase."""
         self._phase, self._progress = phase.id, None
         self._phase_began_s = time.monotonic()
         self._phase_runs = tuple(run.id for run in planned.runs)
         if self._eta is not None:
-            self._eta.phase_started(planned, now_s=self._phase_began_s)
+            self._eta.phase_started(planned, now_s=self._phase_began_s, spent_s=spent_s)
 
     def run_progress(self, progress: Progress) -> None:
         """Remember how far the run is; the table is redrawn on its own clock."""
@@ -99,7 +99,7 @@ class LiveObserver:
         self._phase, self._progress = None, None
         self._done.append(phase.id)
         if self._eta is not None:
-            self._eta.phase_finished(phase.id, now_s=time.monotonic())
+            self._eta.phase_finished(phase.id, now_s=time.monotonic(), took_s=phase.duration_s)
         self._console.print(_finished_line(phase))
 
     def note(self, text: str) -> None:

@@ -26,7 +26,8 @@ class Observer(Protocol):
     """What the workflow tells. Use it in a `with` block, so that the terminal is left in order whatever happens.
 
     The order is: `started` once; then per phase `phase_started`, any number of `run_progress` and `phase_finished`;
-    `note` at any time; `finished` once. A phase that is skipped or not run gets `phase_finished` alone.
+    `note` at any time; `finished` once. A phase that is skipped, not run, or was over before gets `phase_finished`
+    alone.
     """
 
     def __enter__(self) -> Observer: ...
@@ -38,8 +39,8 @@ class Observer(Protocol):
     def started(self, plan: Plan, run_dir: Path) -> None:
         """The plan is fixed, the run folder exists, and the first phase is about to run."""
 
-    def phase_started(self, phase: Phase, planned: PhasePlan) -> None:
-        """A phase is about to run."""
+    def phase_started(self, phase: Phase, planned: PhasePlan, *, spent_s: float = 0.0) -> None:
+        """A phase is about to run; `spent_s` is what an earlier runner of the same validation spent on it."""
 
     def run_progress(self, progress: Progress) -> None:
         """How far the present run is; called as often as the supervisor likes."""
@@ -68,7 +69,7 @@ class SilentObserver:
     def started(self, plan: Plan, run_dir: Path) -> None:
         """Nothing."""
 
-    def phase_started(self, phase: Phase, planned: PhasePlan) -> None:
+    def phase_started(self, phase: Phase, planned: PhasePlan, *, spent_s: float = 0.0) -> None:
         """Nothing."""
 
     def run_progress(self, progress: Progress) -> None:

@@ -31,8 +31,7 @@ class PlainObserver:
         self._every_s = every_s
         self._last_s = float("-inf")
         self._shown: tuple[str, str] | None = None
-        self._total = 0
-        self._number = 0
+        self._numbers: dict[str, int] = {}
         self._eta: Eta | None = None
 
     def __enter__(self) -> PlainObserver:
@@ -45,21 +44,20 @@ class PlainObserver:
 
     def started(self, plan: Plan, run_dir: Path) -> None:
         """Say what is to come and where it is written."""
-        self._total = len(plan.phases)
+        self._numbers = {planned.phase: number for number, planned in enumerate(plan.phases, 1)}
         self._eta = Eta(plan)
-        count = f"{plural(self._total, 'phase')}, {plural(len(plan.runs), 'run')}"
+        count = f"{plural(len(plan.phases), 'phase')}, {plural(len(plan.runs), 'run')}"
         self._say(f"{one_line(plan.runbook)}: {count}, results in {one_line(run_dir)}")
 
-    def phase_started(self, phase: Phase, planned: PhasePlan) -> None:
+    def phase_started(self, phase: Phase, planned: PhasePlan, *, spent_s: float = 0.0) -> None:
         """Say which phase begins."""
-        self._number += 1
         runs = f", {plural(len(planned.runs), 'run')}" if planned.runs else ""
         left = ""
         if self._eta is not None:
             now_s = time.monotonic()
-            self._eta.phase_started(planned, now_s=now_s)
+            self._eta.phase_started(planned, now_s=now_s, spent_s=spent_s)
             left = left_cell(self._eta.remaining(now_s=now_s))
-        self._say(f"[{self._number}/{self._total}] {one_line(phase.id)}: {phase.kind}{runs}{left}")
+        self._say(f"{self._place(phase.id)} {one_line(phase.id)}: {phase.kind}{runs}{left}")
         self._shown = None
 
     def run_progress(self, progress: Progress) -> None:
@@ -76,11 +74,9 @@ class PlainObserver:
     def phase_finished(self, phase: PhaseReport) -> None:
         """Say how a phase was judged."""
         if self._eta is not None:
-            self._eta.phase_finished(phase.id, now_s=time.monotonic())
+            self._eta.phase_finished(phase.id, now_s=time.monotonic(), took_s=phase.duration_s)
         duration = f" in {format_duration(phase.duration_s)}" if phase.duration_s is not None else ""
-        if not phase.ran and phase.status in ("SKIPPED", "NOT_RUN"):
-            self._number += 1
-        self._say(f"[{self._number}/{self._total}] {phase_line(phase)}{duration}")
+        self._say(f"{self._place(phase.id)} {phase_line(phase)}{duration}")
 
     def note(self, text: str) -> None:
         """Say it."""
@@ -91,6 +87,10 @@ class PlainObserver:
         from validator.report.terminal.summary import print_summary
 
         print_summary(report, paths)
+
+    def _place(self, phase: str) -> str:
+        """`[3/10]`: which phase of how many; a resumed validation counts on."""
+        return f"[{self._numbers.get(phase, '?')}/{len(self._numbers)}]"
 
     def _say(self, text: str) -> None:
         stamp = time.strftime("%H:%M:%S")
