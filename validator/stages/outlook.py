@@ -36,9 +36,12 @@ def outlook(plan: Plan, events: Sequence[Event], *, now: datetime) -> Outlook:
     eta, planned = Eta(plan), {phase.phase: phase for phase in plan.phases}
     passed_s = 0.0
     latest: Event | None = None
-    for sitting in sittings(events):
+    every = tuple(sittings(events))
+    for sitting in every:
+        # What an earlier runner left out, or did not come to, is decided again.
+        over = ("done",) if sitting is not every[-1] else ("done", "skipped", "not_run")
         for event in sitting:
-            _follow(eta, planned, event, now_s=passed_s + max(0.0, event.mono - sitting[0].mono))
+            _follow(eta, planned, event, over=over, now_s=passed_s + max(0.0, event.mono - sitting[0].mono))
         passed_s += max(0.0, sitting[-1].mono - sitting[0].mono)
         latest = sitting[-1]
     if latest is not None:
@@ -51,11 +54,11 @@ def outlook(plan: Plan, events: Sequence[Event], *, now: datetime) -> Outlook:
     )
 
 
-def _follow(eta: Eta, planned: dict[str, PhasePlan], event: Event, *, now_s: float) -> None:
+def _follow(eta: Eta, planned: dict[str, PhasePlan], event: Event, *, over: Sequence[str], now_s: float) -> None:
     phase = event.fields.get("phase")
     if event.event == "phase_started" and phase in planned:
         eta.phase_started(planned[phase], now_s=now_s)
-    elif event.event == "phase_ended" and phase in planned and event.fields["state"] != "interrupted":
+    elif event.event == "phase_ended" and phase in planned and event.fields["state"] in over:
         eta.phase_finished(phase, now_s=now_s)
     elif event.event in ("run_started", "run_ended"):
         eta.run_progress(str(event.fields.get("run")), 1.0 if event.event == "run_ended" else None)

@@ -73,3 +73,14 @@ def test_without_any_expectation_nothing_is_claimed() -> None:
 
 def test_a_clock_that_was_set_back_takes_no_time_away() -> None:
     assert remaining(*START, at_s=-500.0) == 400.0
+
+
+def test_what_an_interrupted_runner_did_not_come_to_is_still_to_come() -> None:
+    stopped = (
+        *START,
+        event("phase_ended", 50.0, phase="first", state="interrupted"),
+        event("phase_ended", 50.0, phase="second", state="not_run"),
+        event("interrupted", 50.0),
+    )
+    resumed = (event("resumed", 90_000.0, mono=5.0), event("phase_started", 90_000.0, mono=5.0, phase="first"))
+    assert remaining(*stopped, *resumed, at_s=90_000.0) == 350.0, "50 of the first phase, all of the second"
