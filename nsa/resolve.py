@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import os
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,16 +130,17 @@ def find_config(name: str) -> Path:
     raise ConfigError([f"config={name}: no such file or packaged configuration; {_nearest(literal.stem, names)}"])
 
 
-def _from_yaml(path: Path) -> dict[str, Any]:
+def _from_yaml(path: Path, problems: list[str]) -> dict[str, Any]:
     try:
         tree = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError([f"{path}: cannot be read as YAML: {error}"]) from None
+        problems.append(f"{path}: cannot be read as YAML: {error}")
+        return {}
     if not isinstance(tree, dict):
-        raise ConfigError([f"{path}: expected a mapping of sections, found {type(tree).__name__}"])
+        problems.append(f"{path}: expected a mapping of sections, found {type(tree).__name__}")
+        return {}
     specs = field_specs()
     values: dict[str, Any] = {}
-    problems: list[str] = []
     sections = sorted({s.section for s in specs.values()})
     for section, leaves in tree.items():
         if section not in sections:
@@ -155,8 +157,6 @@ def _from_yaml(path: Path) -> dict[str, Any]:
                 problems.append(f"{path}: unknown key `{section}.{name}`; {fix}")
                 continue
             _store(values, problems, spec, value, str(path))
-    if problems:
-        raise ConfigError(problems)
     return values
 
 
@@ -168,13 +168,12 @@ def _store(values: dict[str, Any], problems: list[str], spec: FieldSpec, value: 
         problems += error.problems
 
 
-def _from_env(env: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
+def _from_env(env: Mapping[str, str], problems: list[str]) -> tuple[dict[str, Any], dict[str, str]]:
     """Values set by `NSA_*` variables, and the variable behind each; aliases first, so that plain names win."""
     specs = field_specs()
     plain = {f"NSA_{name.upper()}": name for name in specs}
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
-    problems: list[str] = []
     for variable in sorted((v for v in env if v.startswith("NSA_")), key=lambda v: v in plain):
         text = env[variable]
         if variable == "NSA_CONFIG":
@@ -196,8 +195,6 @@ def _from_env(env: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
             continue
         _store(values, problems, specs[name], text, variable)
         sources[name] = f"env {variable}"
-    if problems:
-        raise ConfigError(problems)
     return values, sources
 
 
@@ -216,10 +213,9 @@ def _flag_value(spec: FieldSpec, negated: bool, inline: str | None, rest: list[s
     return rest.pop(0)
 
 
-def _from_cli(argv: Sequence[str]) -> tuple[dict[str, Any], str | None]:
+def _from_cli(argv: Sequence[str], problems: list[str]) -> tuple[dict[str, Any], str | None]:
     specs = field_specs()
     values: dict[str, Any] = {}
-    problems: list[str] = []
     config_name: str | None = None
     rest = list(argv)
     while rest:
@@ -249,9 +245,15 @@ def _from_cli(argv: Sequence[str]) -> tuple[dict[str, Any], str | None]:
             values[spec.name] = parse_value(spec, text, f"--{flag}")
         except ConfigError as error:
             problems += error.problems
-    if problems:
-        raise ConfigError(problems)
     return values, config_name
+
+
+def _config_file(name: str | None, problems: list[str]) -> Path | None:
+    try:
+        return find_config(name) if name else None
+    except ConfigError as error:
+        problems += error.problems
+        return None
 
 
 def _help_text() -> str:
@@ -261,7 +263,8 @@ def _help_text() -> str:
         "",
         "Settings are resolved in this order, later ones winning: defaults, the YAML file, NSA_* environment",
         "variables, the command line. --seq-len and --seq_len are the same; booleans are --flag, --no-flag or",
-        "--flag true. Packaged configurations: " + ", ".join(config_names()) + ".",
+        "--flag true. Packaged configurations:",
+        *textwrap.wrap(", ".join(config_names()) + ".", width=100, initial_indent="  ", subsequent_indent="  "),
     ]
     section = ""
     for spec in field_specs().values():
@@ -278,15 +281,17 @@ def resolve(argv: Sequence[str] | None = None, env: Mapping[str, str] | None = N
     """Read every layer and return the checked configuration.
 
     `argv` defaults to the process's own arguments and `env` to its environment. The YAML file is named by
-    `--config`, or by the variable NSA_CONFIG or CONFIG. Raises ConfigError with all problems of the first layer
-    that has any, and UsageExit when help is asked for.
+    `--config`, or by the variable NSA_CONFIG or CONFIG. Raises ConfigError with the problems of all layers at once, or,
+    where each value is sound by itself, with those of their combination; UsageExit when help is asked for.
     """
     env = os.environ if env is None else env
-    cli, config_name = _from_cli(sys.argv[1:] if argv is None else argv)
-    from_env, env_sources = _from_env(env)
-    config_name = config_name or env.get("NSA_CONFIG") or env.get("CONFIG")
-    path = find_config(config_name) if config_name else None
-    from_yaml = _from_yaml(path) if path else {}
+    problems: list[str] = []
+    cli, config_name = _from_cli(sys.argv[1:] if argv is None else argv, problems)
+    from_env, env_sources = _from_env(env, problems)
+    path = _config_file(config_name or env.get("NSA_CONFIG") or env.get("CONFIG"), problems)
+    from_yaml = _from_yaml(path, problems) if path else {}
+    if problems:
+        raise ConfigError(problems)
     sources = dict.fromkeys(field_specs(), "default")
     sources.update(dict.fromkeys(from_yaml, f"yaml {path.name}" if path else "yaml"))
     sources.update(env_sources)

@@ -75,6 +75,23 @@ def test_all_mistakes_of_a_file_are_reported_at_once(tmp_path: Path) -> None:
     assert "`steps`; it belongs under `train:`" in said
 
 
+def test_mistakes_of_all_layers_are_reported_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text("data: {seq_len: many}\n")
+    said = problems(["--config", str(path), "--stpes", "3", "--lr", "fast"], {"NSA_ACUM": "2", "NSA_NVTX": "perhaps"})
+    assert [text.partition(" ")[0] for text in said] == [
+        "unknown",
+        "lr=fast",
+        "unknown",
+        "nvtx=perhaps",
+        "seq_len=many",
+    ]
+    assert [text.partition(":")[0] for text in problems(["--config", "tiny_gpu", "--lr", "fast"])] == [
+        "lr=fast (--lr)",
+        "config=tiny_gpu",
+    ]
+
+
 def test_numbers_that_yaml_reads_as_text_are_numbers(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text("optim: {lr: 3e-4}\ntrain: {steps: 50_000}\n")
