@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from tests.validator.report import samples
+from tests.validator.report import pieces, samples
 from tests.validator.report.pages import parse
-from validator.model.verdict import Recommendation, ValidationReport
+from validator.model.measure import ScalarValue
+from validator.model.verdict import Finding, Recommendation, ValidationReport
 from validator.report.build import build_page
 from validator.report.html import render_html
 from validator.report.markdown import render_markdown
+from validator.report.terminal.summary import next_command
 from validator.report.view import ChartData
+from validator.report.write import ReportPaths
 
 
 def test_what_forbids_go_says_the_next_step() -> None:
@@ -35,6 +40,49 @@ def test_without_a_finding_the_phase_that_stands_against_go_is_named(status: str
     assert page.next_step.name == against.id
     assert word in page.next_step.value
     assert page.next_step.href == f"#{next(p.anchor for p in page.phases if p.id == against.id)}"
+
+
+def too_short(open_for: str | None, *, declared: str = "toks_per_s.mean >= 9000") -> ValidationReport:
+    """A phase of which one criterion has too little to go by, and of which something about its pace was noticed."""
+    run = pieces.run_report("baseline", scalars={"steps.done": ScalarValue(value=300.0, unit="", source=None)})
+    criteria = (
+        pieces.verdict("baseline.exit", "every run ends by itself with exit code 0"),
+        pieces.verdict("baseline.1", declared, "INCONCLUSIVE", open_for=open_for, message="Not measured: too few."),
+    )
+    phase = pieces.baseline("INCONCLUSIVE", run=run, criteria=criteria)
+    slow = Finding(
+        code="host-bound", severity="warning", confidence="medium", phase="baseline", message="m", next_step="Profile."
+    )
+    return samples.go().model_copy(
+        update={"decision": "INCONCLUSIVE", "exit_code": 3, "phases": (phase,), "findings": (slow,)}
+    )
+
+
+@pytest.mark.parametrize(("open_for", "word"), [("rows", "more `steps`"), ("interval", "`repeats: 4`")])
+def test_a_phase_that_is_too_short_is_to_be_longer_whatever_its_pace(open_for: str, word: str) -> None:
+    step = build_page(too_short(open_for)).next_step
+    assert step is not None
+    assert (step.name, step.href) == ("baseline", "#phase-baseline")
+    assert word in step.value
+
+
+def test_what_is_open_for_another_reason_is_explained_by_what_was_noticed() -> None:
+    step = build_page(too_short(None)).next_step
+    assert step is not None
+    assert (step.name, step.value) == ("host-bound", "Profile.")
+
+
+@pytest.mark.parametrize(
+    ("report", "more"),
+    [
+        (too_short("rows"), " --set baseline.steps=600"),
+        (too_short(None), ""),
+        (too_short("rows", declared="steps.done == 300"), ""),
+    ],
+)
+def test_the_next_command_does_not_ask_for_the_same_again(report: ValidationReport, more: str) -> None:
+    paths = ReportPaths(*(Path("x") / name for name in ("r.json", "r.html", "r.md", "j.xml", "r.env")))
+    assert next_command(report, paths) == f"validator run runbooks/smoke_cpu.yaml --only baseline{more}"
 
 
 def test_a_go_leads_to_its_settings_and_one_without_settings_says_nothing() -> None:

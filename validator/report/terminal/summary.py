@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TextIO
 from validator.model.units import format_duration
 from validator.model.verdict import Check, Finding, PhaseReport, ValidationReport, Verdict
 from validator.report.build import decision_view
+from validator.report.build_next import too_short
 from validator.report.formats import format_interval, format_value, one_line, plural
 from validator.report.parts import judged_items, status_view
 from validator.report.terminal.lines import paint, stream_width, wrap
@@ -165,7 +166,16 @@ def next_command(report: ValidationReport, paths: ReportPaths) -> str:
             return f"tail -n 50 {_path(paths.result.parent / run.log)}"
     if culprit.status == "FAIL" and culprit.runs and culprit.runs[0].out and culprit.runs[0].metrics:
         return f"validator inspect {_path(paths.result.parent / culprit.runs[0].out)}"
-    return f"validator run {runbook} --only {shlex.quote(culprit.id)}"
+    return f"validator run {runbook} --only {shlex.quote(culprit.id)}{_longer(culprit)}"
+
+
+def _longer(phase: PhaseReport) -> str:
+    """A phase that is open for want of rows is asked for twice as many; the same once more would be open again."""
+    steps = [run.scalars["steps.done"].value for run in phase.runs if "steps.done" in run.scalars]
+    counted = any("steps.done" in criterion.text for criterion in phase.criteria)
+    if too_short(phase) is None or counted or not steps or not isinstance(steps[-1], float):
+        return ""
+    return f" --set {shlex.quote(phase.id)}.steps={2 * round(steps[-1])}"
 
 
 def _culprit(report: ValidationReport) -> PhaseReport | None:
