@@ -297,6 +297,10 @@ def _announce(run: Run) -> None:
         run.say(note)
     if run.config.ddp.ddp_compress != "off":
         run.say(f"[ddp] gradient compression enabled: {run.config.ddp.ddp_compress}")
+    if run.start_step >= run.config.train.steps:
+        run.say(
+            f"[resume] nothing is left to train: step {run.start_step} reaches steps={run.config.train.steps}; raise it"
+        )
     params = sum(p.numel() for p in run.bare_model.parameters())
     run.say(
         f"[run] {params / 1e6:.2f} M parameters on {world.size} × {world.device.type}, "

@@ -14,10 +14,12 @@ from typing import Any
 
 import torch
 
+from nsa.argument_types import not_negative, not_negative_int, positive_int
 from nsa.checkpoint import CheckpointError, find_newest, load_checkpoint
-from nsa.config import Config, ModelConfig, replace_flat
-from nsa.data import DataError, Tokenizer, open_tokenizer
+from nsa.config import Config, ModelConfig, SetupError, replace_flat
+from nsa.data import Tokenizer, open_tokenizer
 from nsa.model import LanguageModel
+from nsa.parallel import pick_device
 
 __all__ = ["generate", "load_model", "main"]
 
@@ -27,10 +29,12 @@ def load_model(path: Path, *, device: str = "cpu") -> tuple[LanguageModel, Token
 
     Raises CheckpointError when there is none or it cannot be read.
     """
+    if not path.exists():
+        raise CheckpointError(f"{path}: no such file or folder; name a run's output folder or one of its checkpoints")
     found: Path | None = path
     if path.is_dir():
         found = find_newest(path, say=lambda text: print(text, file=sys.stderr))  # noqa: T201
-    if found is None or not found.exists():
+    if found is None:
         raise CheckpointError(f"{path}: no sound checkpoint; train with --save-final or --save-every")
     state = load_checkpoint(found)
     saved = state["config"]
@@ -104,21 +108,23 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m nsa.generate", description="Continue a text with a trained model.")
     parser.add_argument("checkpoint", type=Path, help="a run's output folder, or one checkpoint file")
     parser.add_argument("--prompt", default="", help="text to continue; empty: a new document")
-    parser.add_argument("--max-new-tokens", type=int, default=200)
-    parser.add_argument("--temperature", type=float, default=0.8, help="0: always the likeliest token")
-    parser.add_argument("--top-k", type=int, default=0, help="draw from the k likeliest tokens; 0: from all")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--max-new-tokens", type=positive_int, default=200, help="at most; 200 if not given")
+    parser.add_argument("--temperature", type=not_negative, default=0.8, help="0: always the likeliest token")
+    parser.add_argument(
+        "--top-k", type=not_negative_int, default=0, help="draw from the k likeliest tokens; 0: from all"
+    )
+    parser.add_argument("--seed", type=not_negative_int, default=0, help="the same seed draws the same text")
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA where present")
     parser.add_argument("--no-cache", action="store_true", help="run the whole sequence for each token")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Load, continue, print; 0, or 2 when there is nothing to load."""
+    """Load, continue, print; 0, 2 when there is nothing to load or no such device, 130 when interrupted."""
     args = _parser().parse_args(argv)
     try:
-        model, tokenizer = load_model(args.checkpoint, device=args.device)
-    except (CheckpointError, DataError) as error:
+        model, tokenizer = load_model(args.checkpoint, device=str(pick_device(args.device)))
+    except SetupError as error:
         print(f"nsa.generate: {error}", file=sys.stderr)  # noqa: T201
         return 2
     ids = [tokenizer.eos_id, *tokenizer.encode(args.prompt).tolist()]
@@ -133,8 +139,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         seed=args.seed,
         use_cache=not args.no_cache,
     )
-    print(args.prompt + tokenizer.decode(list(new)))  # noqa: T201
-    return 0
+    drawn: list[int] = []
+    interrupted = False
+    try:
+        drawn.extend(new)
+    except KeyboardInterrupt:
+        interrupted = True
+    print(args.prompt + tokenizer.decode(drawn))  # noqa: T201
+    return 130 if interrupted else 0
 
 
 if __name__ == "__main__":

@@ -97,8 +97,7 @@ def train(run: Run) -> Ending:
             ending = _steps(run)
         _finish(run, ending)
     except BaseException as error:
-        status = "unreachable" if isinstance(error, UnreachableError) else "error"
-        ending = Ending(status, f"{type(error).__name__}: {error}")
+        ending = _ending_of(error)
         if isinstance(error, torch.cuda.OutOfMemoryError):
             _dump_memory(run, "oom", run.recorder.last.step if run.recorder.last else run.start_step)
         raise
@@ -108,6 +107,13 @@ def train(run: Run) -> Ending:
         if run.world.is_main:
             _write_metrics(run, ending)
     return ending
+
+
+def _ending_of(error: BaseException) -> Ending:
+    """How a run ended that something broke out of."""
+    if isinstance(error, KeyboardInterrupt):
+        return Ending("interrupted", "a second SIGINT; nothing more was saved")
+    return Ending("unreachable" if isinstance(error, UnreachableError) else "error", f"{type(error).__name__}: {error}")
 
 
 def _steps(run: Run) -> Ending:

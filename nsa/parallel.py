@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from nsa.config import DdpConfig, SetupError
 
-__all__ = ["ReduceHook", "World", "close_world", "effective_compression", "open_world", "wrap_ddp"]
+__all__ = ["ReduceHook", "World", "close_world", "effective_compression", "open_world", "pick_device", "wrap_ddp"]
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,8 @@ class World:
         return self.device.type == "cuda"
 
 
-def _pick_device(wanted: str, local_rank: int) -> torch.device:
+def pick_device(wanted: str, local_rank: int = 0) -> torch.device:
+    """The device of a process for `auto`, `cpu` or `cuda`. Raises SetupError when there is no such GPU."""
     if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
@@ -73,7 +74,7 @@ def open_world(device: str, *, timeout_s: float, out: Path, env: Mapping[str, st
     Raises SetupError when the device asked for does not exist.
     """
     local_rank = int(env.get("LOCAL_RANK", 0))
-    chosen = _pick_device(device, local_rank)
+    chosen = pick_device(device, local_rank)
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
     if "RANK" not in env or "WORLD_SIZE" not in env:

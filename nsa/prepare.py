@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from nsa.argument_types import positive, share
 from nsa.config import SetupError, UnreachableError
 from nsa.data.ending import leave
 from nsa.data.local import find_files, is_held_out, read_documents
@@ -261,23 +262,31 @@ class _Bar:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m nsa.prepare", description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m nsa.prepare",
+        description="Tokenize text, JSONL or parquet once, into shards that training reads. Started again after an "
+        "interruption, it goes on where it was.",
+    )
     parser.add_argument("source", help="file, folder or glob pattern of text, JSONL or parquet")
     parser.add_argument("dest", type=Path, help="folder for the shards; give it to training as --data-path")
-    parser.add_argument("--tokenizer", choices=["byte", "gpt2"], default="byte")
+    parser.add_argument("--tokenizer", choices=["byte", "gpt2"], default="byte", help="byte if not given")
     parser.add_argument("--tokenizer-file", help="vocabulary for --tokenizer gpt2, a .tiktoken file")
     parser.add_argument("--glob", dest="data_glob", help="pattern below a source folder")
     parser.add_argument("--text-field", default="text", help="key of the text in records")
-    parser.add_argument("--val-fraction", type=float, default=0.02, help="share of documents held out")
-    parser.add_argument("--part-mib", type=float, default=64.0, help="text per shard, MiB")
+    parser.add_argument("--val-fraction", type=share, default=0.02, help="share of documents held out")
+    parser.add_argument("--part-mib", type=positive, default=64.0, help="text per shard, MiB")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prepare and print what was made; 0, 2 if source or folder cannot be used, 5 if the vocabulary cannot be had."""
+    """Prepare and print what was made; 0, 2 if source or folder cannot be used, 5 if the vocabulary cannot be had, 130
+    if interrupted."""
     args = vars(_parser().parse_args(argv))
     try:
         manifest = prepare(args.pop("source"), args.pop("dest"), progress=True, **args)
+    except KeyboardInterrupt:
+        print("\nnsa.prepare: interrupted; the same command goes on behind the last whole shard", file=sys.stderr)  # noqa: T201
+        return 130
     except SetupError as error:
         print(f"nsa.prepare: {error}", file=sys.stderr)  # noqa: T201
         return 5 if isinstance(error, UnreachableError) else 2

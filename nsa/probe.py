@@ -20,6 +20,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from nsa.argument_types import positive_int
+from nsa.config import SetupError
 from nsa.parallel import World, close_world, open_world
 from nsa.telemetry.environment import software
 from nsa.telemetry.files import write_json
@@ -152,19 +154,26 @@ def probe(world: World, *, gemm_size: int, mib: int, repeats: int) -> dict[str, 
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m nsa.probe", description=__doc__.split("\n\n")[0])
-    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
-    parser.add_argument("--gemm-size", type=int, help="rows of the square matrices; 8192 on a GPU, else 512")
-    parser.add_argument("--mib", type=int, help="size of copies and reductions, MiB; 1024 on a GPU, else 16")
-    parser.add_argument("--repeats", type=int, default=10)
+    parser = argparse.ArgumentParser(
+        prog="python -m nsa.probe",
+        description="Measure what this machine can do, and print it as JSON. Start it alone or under torchrun.",
+    )
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA where present")
+    parser.add_argument("--gemm-size", type=positive_int, help="rows of the square matrices; 8192 on a GPU, else 512")
+    parser.add_argument("--mib", type=positive_int, help="size of copies and reductions, MiB; 1024 on a GPU, else 16")
+    parser.add_argument("--repeats", type=positive_int, default=10, help="runs of each measurement; 10 if not given")
     parser.add_argument("--out", type=Path, help="write rank 0's record to this file instead of standard output")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Probe and print rank 0's record, with every rank's rates under `ranks`."""
+    """Probe and print rank 0's record, with every rank's rates under `ranks`; 0, or 2 when there is no such device."""
     args = _parser().parse_args(argv)
-    world = open_world(args.device, timeout_s=120.0, out=Path(os.curdir))
+    try:
+        world = open_world(args.device, timeout_s=120.0, out=Path(os.curdir))
+    except SetupError as error:
+        print(f"nsa.probe: {error}", file=sys.stderr)  # noqa: T201
+        return 2
     try:
         size = args.gemm_size or (8192 if world.on_cuda else 512)
         mib = args.mib or (1024 if world.on_cuda else 16)

@@ -70,6 +70,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _complain(error)
     try:
         return _run(resolved)
+    except KeyboardInterrupt:  # a second Ctrl-C, or one before the first step
+        print("nsa.train: interrupted at once; nothing more was saved", file=sys.stderr, flush=True)  # noqa: T201
+        return EXIT_CODES["interrupted"]
     except (ConfigError, SetupError) as error:  # what only shows on this machine, with this number of processes
         return _complain(error)
 

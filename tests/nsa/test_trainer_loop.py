@@ -258,6 +258,31 @@ def test_sigterm_checkpoints_and_the_run_can_go_on(
     assert [int(r["step"]) for r in rows(tmp_path / "training.csv")] == list(range(1, 10))
 
 
+def test_a_second_interrupt_ends_at_once(
+    tmp_path: Path, train: Train, beats: Beats, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    def interrupt_twice(run: Any) -> None:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+            deadline = time.monotonic() + 5
+            while not run.signals.stop_signal and time.monotonic() < deadline:
+                time.sleep(0.001)
+
+    at_step(monkeypatch, 5, interrupt_twice)
+    assert train(tmp_path, "--steps", "9") == 130
+    assert "nothing more was saved" in capsys.readouterr().err
+    assert beats(tmp_path)[-1]["status"] == "interrupted"
+    assert json.loads((tmp_path / "metrics.json").read_text())["status"] == "interrupted"
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_a_run_that_has_reached_its_last_step_says_so(tmp_path: Path, train: Train, rows: Rows, capsys: Any) -> None:
+    assert train(tmp_path, "--steps", "3", "--save-final") == 0
+    assert train(tmp_path, "--steps", "2", "--resume") == 0
+    assert "nothing is left to train: step 3 reaches steps=2" in capsys.readouterr().out
+    assert len(rows(tmp_path / "training.csv")) == 3
+
+
 def test_sigusr1_dumps_the_stacks_and_the_run_goes_on(
     tmp_path: Path, train: Train, beats: Beats, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import nsa.generate
 import nsa.prepare
 from nsa.config import DataConfig
 from nsa.data import DataError, open_sources, open_tokenizer
@@ -134,6 +135,53 @@ def test_a_trained_model_continues_its_text_with_and_without_caches(trained: Pat
 def test_nothing_to_load_is_said(tmp_path: Path, capsys: Any) -> None:
     assert generate_main([str(tmp_path)]) == 2
     assert "no sound checkpoint" in capsys.readouterr().err
+    assert generate_main([str(tmp_path / "nowhere")]) == 2
+    assert "no such file or folder" in capsys.readouterr().err
+
+
+def test_a_gpu_that_is_not_there_is_said(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert generate_main([str(tmp_path), "--device", "cuda"]) == 2
+    assert "device=cuda but torch sees no CUDA device" in capsys.readouterr().err
+    assert probe_main(["--device", "cuda"]) == 2
+    assert "device=cuda but torch sees no CUDA device" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "args", "said"),
+    [
+        (generate_main, [".", "--max-new-tokens", "-4"], "--max-new-tokens: -4: must be greater than 0"),
+        (generate_main, [".", "--temperature", "nan"], "--temperature: nan: must be 0 or greater"),
+        (generate_main, [".", "--top-k", "2.5"], "--top-k: 2.5: expected a whole number"),
+        (probe_main, ["--repeats", "0"], "--repeats: 0: must be greater than 0"),
+        (prepare_main, [".", "dest", "--val-fraction", "2"], "--val-fraction: 2: must lie between 0 and 1"),
+        (prepare_main, [".", "dest", "--part-mib", "none"], "--part-mib: none: expected a number"),
+    ],
+)
+def test_a_number_that_cannot_be_meant_is_refused(
+    command: Callable[[list[str]], int], args: list[str], said: str, capsys: Any
+) -> None:
+    with pytest.raises(SystemExit) as ending:
+        command(args)
+    assert ending.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_interrupted_commands_say_what_there_is(
+    tmp_path: Path, trained: Path, corpus: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        yield from drawn
+        raise KeyboardInterrupt
+
+    drawn = b"abc"
+    monkeypatch.setattr(nsa.generate, "generate", interrupted)
+    assert generate_main([str(trained), "--prompt", ">", "--device", "cpu"]) == 130
+    assert capsys.readouterr().out.splitlines()[-1] == ">abc"
+    drawn = b""
+    monkeypatch.setattr(nsa.prepare, "read_documents", interrupted)
+    assert prepare_main([str(corpus), str(tmp_path / "s")]) == 130
+    assert "the same command goes on" in capsys.readouterr().err
 
 
 def test_sampling_is_seeded_and_never_draws_padding(trained: Path) -> None:
