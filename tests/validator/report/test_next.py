@@ -58,7 +58,7 @@ def too_short(open_for: str | None, *, declared: str = "toks_per_s.mean >= 9000"
     )
 
 
-@pytest.mark.parametrize(("open_for", "word"), [("rows", "more `steps`"), ("interval", "`repeats: 4`")])
+@pytest.mark.parametrize(("open_for", "word"), [("rows", "more steps"), ("interval", "four repeats")])
 def test_a_phase_that_is_too_short_is_to_be_longer_whatever_its_pace(open_for: str, word: str) -> None:
     step = build_page(too_short(open_for)).next_step
     assert step is not None
