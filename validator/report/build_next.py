@@ -53,8 +53,8 @@ def _of_phase(phase: PhaseReport) -> Fact:
 _LONGER = {
     "rows": "Nothing is wrong but the length: give this phase more steps, as many as the sentence above asks for, or "
     "four repeats, and validate again.",
-    "interval": "What was observed is too close to its bound for so few runs: give this phase four repeats or more steps, "
-    "and validate again.",
+    "interval": "What was observed is too close to its bound for so few runs: give this phase four repeats or more "
+    "steps, and validate again.",
 }
 
 
