@@ -100,12 +100,17 @@ def recommend(phases: Sequence[PhaseReport], *, runbook: Runbook, command: str |
 
 
 def _remedied(phase: PhaseReport, because: list[str]) -> dict[str, str]:
-    """The environment of the remedy that helped a phase which fails as declared."""
+    """The environment of the remedy that helped a phase which fails as declared.
+
+    One of a phase that is not required stays a sentence: beside a GO, settings that were not declared have no place.
+    """
     helped = next((go for go in phase.remedies if go.name is not None and go.status == "PASS"), None)
     if helped is None or helped.decides:
         return {}
     told = told_settings(helped.settings)
     because.append(f"{phase.id}: passes with remedy {helped.name} ({told}), not as declared; validate again with it.")
+    if not phase.required:
+        return {}
     return {
         name.removeprefix("env."): setting_text(value)
         for name, value in helped.settings.items()

@@ -10,7 +10,7 @@ import pytest
 from validator.judge.decision import decide, exit_code, recommend
 from validator.judge.phase import judge_phase
 from validator.model.record import PhaseRecord, ValidationRecord
-from validator.model.verdict import Check, ComparedArm, Comparison, Finding, PhaseReport, Status, Verdict
+from validator.model.verdict import Check, ComparedArm, Comparison, Finding, PhaseReport, RemedyReport, Status, Verdict
 
 from .samples import judge_all, judge_one, result, run_record, runbook, series, validation
 
@@ -201,3 +201,15 @@ def test_result_of_other_phases_does_not_leak() -> None:
     runs = {"baseline": [run_record("baseline", found=result(tokens=10.0))], "soak": [run_record("soak")]}
     judged = judge_all(validation(book, runs))
     assert (judged["baseline"].status, judged["soak"].status) == ("FAIL", "PASS")
+
+
+@pytest.mark.parametrize(("required", "env"), [(True, {"NSA_X": "3"}), (False, {"NSA_X": "1"})])
+def test_a_remedy_of_a_phase_that_is_not_required_stays_a_sentence(required: bool, env: dict[str, str]) -> None:
+    helped = RemedyReport(
+        name="faster", keeps_config=False, decides=False, status="PASS", message="", settings={"env.NSA_X": 3}
+    )
+    failed = _phase("FAIL").model_copy(update={"required": required, "remedies": (helped,)})
+    book = runbook({"id": "baseline", "kind": "train", "steps": 300}, defaults={"env": {"NSA_X": 1}})
+    found = recommend([failed], runbook=book)
+    assert found.env == env
+    assert "validate again with it" in found.because[0]
