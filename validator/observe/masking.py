@@ -6,10 +6,12 @@ by its environment and its command is looked for as it stands.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from validator.observe.redact import REDACTED, is_secret_name, redact, redact_output, secrets_in
 
@@ -70,6 +72,7 @@ def _marks() -> Iterator[tuple[bytes, re.Pattern[bytes]]]:
 
 _MARKS = tuple(_marks())
 
+_HEX_KEY = re.compile(r"[0-9a-f]{32,}")
 _INNOCENT = re.compile(r"[-+.,:\d]*|true|false|none|null|default|disabled|enabled|password|\[redacted\]", re.I)
 
 
@@ -121,6 +124,8 @@ class Mask:
         Only lines that hold what announces a secret are looked at closely: a log may be long, and its lines mostly tell
         figures.
         """
+        if block.lstrip()[:1] in (b"{", b"[") and (document := _json(block)) is not None:
+            return self._document(block, document)
         if _KEY_MARK in block:
             block = _KEY_BLOCK.sub(REDACTED.encode(), block)
         starts = sorted({block.rfind(b"\n", 0, at) + 1 for at in self._suspicious(block)})
@@ -129,8 +134,7 @@ class Mask:
         pieces, done = [], 0
         for start in starts:
             end = block.find(b"\n", start) + 1 or len(block)
-            line = block[start:end].decode("utf-8", "surrogateescape")
-            pieces += [block[done:start], self._line(line).encode("utf-8", "surrogateescape")]
+            pieces += [block[done:start], self._line(block[start:end])]
             done = end
         return b"".join([*pieces, block[done:]])
 
@@ -145,8 +149,35 @@ class Mask:
             if _wordy(mark) in words:
                 yield from (at for at in _places(low, mark) if what_follows.match(low, at + len(mark)))
 
-    def _line(self, line: str) -> str:
-        return redact_output(self._without_known(line))
+    def _line(self, line: bytes) -> bytes:
+        document = _json(line) if line.startswith(b"{") else None
+        if document is not None:
+            return self._document(line, document)
+        text = line.decode("utf-8", "surrogateescape")
+        return redact_output(self._without_known(text)).encode("utf-8", "surrogateescape")
+
+    def _document(self, text: bytes, document: Any) -> bytes:
+        """JSON stays JSON: what has to go is replaced value by value, and nothing is written anew in vain."""
+        if not any(True for _ in self._suspicious(text)):
+            return text
+        clean = self._value(document)
+        if clean == document:
+            return text
+        indent = 2 if b"\n" in text.strip() else None
+        end = "\n" if text.endswith(b"\n") else ""
+        return (json.dumps(clean, indent=indent, ensure_ascii=False) + end).encode("utf-8", "surrogatepass")
+
+    def _value(self, value: Any, name: str = "") -> Any:
+        if isinstance(value, dict):
+            return {self._without_known(key): self._value(one, key) for key, one in value.items()}
+        if isinstance(value, list):
+            return [self._value(one, name) for one in value]
+        if not isinstance(value, str):
+            return value
+        named = is_secret_name(name) and not _INNOCENT.fullmatch(value)
+        if named or (name == "key" and _HEX_KEY.fullmatch(value)):
+            return REDACTED
+        return redact_output(self._without_known(value))
 
     def _without_known(self, text: str) -> str:
         return text if self._known is None else self._known.sub(REDACTED, text)
@@ -159,6 +190,14 @@ def _wordy(text: bytes) -> bytes:
 def _words_of(low: bytes) -> bytes:
     """What is left of a block without its figures, each kind of line once: a million steps leave next to nothing."""
     return b"\n".join(set(_wordy(low).split(b"\n")))
+
+
+def _json(text: bytes) -> Any:
+    """The value that a text is, where it is one of JSON; else None."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _places(block: bytes, mark: bytes) -> Iterator[int]:

@@ -25,14 +25,16 @@ _VARIABLE = re.compile(r"[A-Z0-9_]+_KEY")
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 _HARMLESS = re.compile(
-    r"(?i)(?:^|_)(?:tokens?_per_|n_?tokens|max_tokens|num_tokens|pad_token|eos_token|bos_token|special_tokens|tokenizer)"
+    r"(?i)_per_token$|(?:^|_)(?:tokens?_per_|n_?tokens|max_tokens|num_tokens|pad_token|eos_token|bos_token|special_tokens|tokenizer)"
     r"|(?:^|_)(?:ssh_auth_sock|xauthority|auth_method)$"
     r"|tokens?_(?:s|per_step|seen|total|count|id|ids|budget)$"
     r"|^(?:tokens|pin|pin_memory|pass|sig|pat)$|^tests?[._]pass|_pin_memory$"
 )
 """Names that hold a secret's word and no secret: counts of tokens, a socket's path."""
 
-_VALUE = r"""(?P<value>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'|(?:Bearer|Basic|Token)\s+\S+|[^\s"',;&|)}\]]+)"""
+_VALUE = (
+    r"""(?P<value>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'|(?:Bearer|Basic|Token)\s+\S+|(?![{\[(])[^\s"',;&|)}\]]+)"""
+)
 _ASSIGNMENT = re.compile(
     rf"(?P<name>(?<![A-Za-z0-9_.-])-{{0,2}}[A-Za-z_][A-Za-z0-9_.-]*)(?P<gap>[\"']?\s*(?:=|:(?!//))\s*){_VALUE}"
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,31 @@ def test_what_nobody_knew_shows_by_its_name_place_or_shape(line: str) -> None:
     assert clean.startswith("before\n")
     assert clean.endswith("\nafter\n")
     assert clean.count("\n") == 3
+
+
+def test_json_stays_json() -> None:
+    said = {
+        "flops_per_token": {"nsa": 1.5e6, "note": f"as {SECRET} says"},
+        "api_key": SECRET + "2",
+        "auth": ["none", 3, None, True],
+        "command": f'train.py --token "{SECRET}3" --steps 5\ntoken={SECRET}4\nstep 2',
+        "notes": [{"password": ""}, {"key": "ab12" * 8, "HF_TOKEN": "hf_" + "aB" * 10}],
+        "token_acc": "0.93",
+        "loss": float("inf"),
+    }
+    for text in (json.dumps(said, indent=2) + "\n", "step 1\n" + json.dumps(said) + "\nstep 2\n"):
+        clean = lines(text, SECRET)
+        assert SECRET not in clean
+        assert "aBaB" not in clean
+        assert "ab12ab12" not in clean
+        read = json.loads(clean.removeprefix("step 1\n").removesuffix("step 2\n"))
+        assert read["flops_per_token"]["nsa"] == 1.5e6
+        assert read["api_key"] == "[redacted]"
+        assert (read["token_acc"], read["loss"], read["notes"][0]) == ("0.93", float("inf"), {"password": ""})
+        assert read["command"].startswith("train.py --token ")
+        assert read["command"].endswith("\nstep 2")
+    quiet = json.dumps({"flops_per_token": {"nsa": 1}, "tokens": 5}, indent=7)
+    assert lines(quiet, SECRET) == quiet, "what has nothing to hide is not written anew"
 
 
 @pytest.mark.parametrize(

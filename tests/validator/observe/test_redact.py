@@ -72,6 +72,8 @@ def test_well_known_tokens_are_known_by_their_shape(token: str) -> None:
         "git@github.com:owner/repo.git ssh://git@host/repo",
         "/runs/2024/baseline/r1/training.csv",
         "'token': None",
+        '"flops_per_token": {',
+        '"auth": [',
         "--steps 300 --lr 0.0003 --config m7c_125m",
         "key=value",
     ],
