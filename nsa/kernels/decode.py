@@ -141,14 +141,20 @@ def load_tile(k, v, row, ok, DK0: tl.constexpr, DK1: tl.constexpr, DV: tl.conste
 
 
 @triton.jit
-def attend_tile(acc, m, total, q0, q1, k0, k1, vv, ok, scale2, DK1: tl.constexpr, PREC: tl.constexpr):
-    """Online softmax over one tile of keys where ``ok``; also returns the weights ``[HP, BN]``."""
+def _tile_scores(q0, q1, k0, k1, ok, scale2, hidden, DK1: tl.constexpr, PREC: tl.constexpr):
+    """Scores ``[HP, BN]`` in base 2, ``hidden`` where not ``ok``."""
     if DK1 > 0:
         s = tl.dot(q1, tl.trans(k1), input_precision=PREC)
         s = tl.dot(q0, tl.trans(k0), s, input_precision=PREC)
     else:
         s = tl.dot(q0, tl.trans(k0), input_precision=PREC)
-    s = tl.where(ok[None, :], s * scale2, float("-inf"))
+    return tl.where(ok[None, :], s * scale2, hidden)
+
+
+@triton.jit
+def attend_tile(acc, m, total, q0, q1, k0, k1, vv, ok, scale2, DK1: tl.constexpr, PREC: tl.constexpr):
+    """Online softmax over one tile of keys where ``ok``; also returns the weights ``[HP, BN]``."""
+    s = _tile_scores(q0, q1, k0, k1, ok, scale2, float("-inf"), DK1, PREC)
     m_new = tl.maximum(m, tl.max(s, 1))
     p = tl.math.exp2(s - m_new[:, None])
     alpha = tl.math.exp2(m - m_new)
@@ -165,6 +171,34 @@ def _step(
     """Load a tile and attend to it; all loads stand before the first product, so that there is one wait for memory."""
     k0, k1, vv = load_tile(k, v, row, ok, DK0, DK1, DV)
     return attend_tile(acc, m, total, q0, q1, k0, k1, vv, ok, scale2, DK1, PREC)
+
+
+@triton.jit
+def _power(k):
+    """2 to the ``k``, a whole number of at most 127, exactly; 0 below -126."""
+    return ((tl.maximum(k, -127.0).to(tl.int32) + 127) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _attend_in_powers(
+    acc, unit, total, q0, q1, k, v, row, ok, scale2,
+    DK0: tl.constexpr, DK1: tl.constexpr, DV: tl.constexpr, PREC: tl.constexpr,
+):  # fmt: skip
+    """:func:`_step` with weights in units of 2 to the ``unit [HP]``, a whole number not below the largest score.
+
+    A score's own power of two is split off before the unit's is, so the weights of equal scores in different units are
+    the same number times a power of two, and so are their sums: equal scores stay equal across tiles and shares.
+    """
+    k0, k1, vv = load_tile(k, v, row, ok, DK0, DK1, DV)
+    # A tile holds a visible token, so what is hidden is far below the unit.
+    s = _tile_scores(q0, q1, k0, k1, ok, scale2, -1e30, DK1, PREC)
+    new = tl.maximum(unit, tl.ceil(tl.max(s, 1)))
+    whole = tl.floor(s)
+    w = tl.math.exp2(s - whole) * _power(whole - new[:, None])
+    alpha = _power(unit - new)
+    total = total * alpha + tl.sum(w, 1)
+    acc = tl.dot(w.to(vv.dtype), vv, acc * alpha[:, None], input_precision=PREC)
+    return acc, new, total, w
 
 
 @triton.jit
@@ -196,7 +230,7 @@ def compressed_part(
     """``TILES`` tiles of compressed tokens, and what they tell about selection blocks.
 
     ``importance [B*G, 2, HPG, NT * BJ]``: what the compressed tokens that start in a selection block give to it and to
-    the next one, in units of ``tile_m [B*G, HPG, NT]``, the maximum of their tile.
+    the next one, in units of 2 to the ``tile_m [B*G, HPG, NT]``, whole numbers.
     """
     M: tl.constexpr = LS // D
     BJ: tl.constexpr = BN // MP
@@ -212,7 +246,7 @@ def compressed_part(
     for i in tl.range(first, last):
         n = (i * BJ + tl.arange(0, BN) // MP) * M + slot
         ok = (slot < M) & (n < n_seen)
-        acc, m, total, w = _step(
+        acc, m, total, w = _attend_in_powers(
             acc, m, total, q0, q1, k_cmp, v_cmp, (b * NC + n) * G + g, ok, scale2, DK0, DK1, DV, PREC
         )  # fmt: skip
         own = tl.sum(tl.reshape(w * own_w[None, :], [HP, BJ, MP]), 2)
@@ -309,7 +343,10 @@ def score_part(
             l_c = tl.load(part_l + row)
             m = tl.max(m_c, 0)
             lse = m + tl.math.log2(tl.maximum(tl.sum(l_c * tl.math.exp2(m_c - m[None, :]), 0), 1e-30))
-            score = own * tl.math.exp2(own_unit - lse[:, None]) + carry * tl.math.exp2(carry_unit - lse[:, None])
+            # What depends on the unit is a power of two: equal scores in different units stay equal.
+            whole = tl.floor(lse)
+            rest = tl.math.exp2(whole - lse)[:, None]
+            score = own * rest * _power(own_unit - whole[:, None]) + carry * rest * _power(carry_unit - whole[:, None])
             # As in prefill: bits of a score that is never negative order like the number, and a tie goes to the lower
             # block.
             bits = tl.sum(tl.where(ok, score, 0.0), 0).to(tl.int32, bitcast=True).to(tl.int64)

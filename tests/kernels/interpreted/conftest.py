@@ -1,4 +1,5 @@
-"""Collected only where the interpreter is on; memory that a kernel should write starts as NaN."""
+"""Collected only where the interpreter is on; memory that a kernel should write starts as NaN, and none but a launch's
+own tensors may be touched."""
 
 from __future__ import annotations
 
@@ -20,3 +21,10 @@ def _poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         return x.fill_(float("nan")) if x.is_floating_point() else x
 
     monkeypatch.setattr(torch.Tensor, "new_empty", new_empty)
+
+
+@pytest.fixture(autouse=True)
+def _checked_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.kernels.interpreted.bounds import check_bounds
+
+    check_bounds(monkeypatch)

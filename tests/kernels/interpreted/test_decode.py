@@ -15,7 +15,8 @@ from nsa.attention.decode import decode_branches
 from nsa.attention.dispatch import fallback_counters, reset_fallback_counters
 from nsa.attention.functional import combine
 from nsa.attention.geometry import Geometry
-from nsa.kernels import step
+from nsa.kernels import resident, step
+from tests.kernels.interpreted.together import run_together
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
@@ -180,3 +181,63 @@ def test_the_layer_decodes_by_the_kernels_as_it_does_by_torch_and_counts_the_sam
         assert torch.equal(a, b.to(a.dtype))
     with pytest.raises(ValueError, match="23 positions exceed max_len=22"):
         fused.decode(random(1, 1, 32, seed=1), caches[0])
+
+
+HELD = ("k_cmp", "v_cmp", "k_sel", "v_sel", "k_win", "v_win", "k_raw", "v_raw")
+
+
+@pytest.mark.parametrize("programs", [2, 4])
+@pytest.mark.parametrize("name", CASES)
+def test_programs_that_wait_for_each_other_equal_the_decode_of_torch(
+    name: str, programs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = CASES[name]
+    geo = case.geometry
+    run_together(resident.step_kernel, monkeypatch)
+    monkeypatch.setattr(step, "resident_shares", lambda *_, **__: programs)
+    fused, plain = empty(case), empty(case)
+    for t in range(case.S):
+        new = new_streams(case, t)
+        attends = t in {0, geo.l - 1, case.S // 2, case.S - 1}
+        if attends:
+            for held in HELD:
+                getattr(fused, held).copy_(getattr(plain, held))
+        plain.append(tuple(new), lambda k, v: average(k, v, geo))
+        if not attends:
+            continue
+        lengths = torch.full((case.B, case.G), t, dtype=torch.int32)
+        q, gates = random(case.B, 1, case.H, case.Dk, seed=t), random(case.B, 1, case.H, 3, seed=-t - 1)
+        o, top = in_one_launch(q, gates, new, fused, lengths)
+        branches = decode_branches(q, plain, scale=0.2)
+        torch.testing.assert_close(o, combine(branches, gates), atol=1e-5, rtol=1e-4)
+        assert scored(top, t, geo) == scored(branches.blocks, t, geo)
+        assert (lengths == t + 1).all()
+        # Every program arrives as often as every other one, whatever the number of steps.
+        assert (fused.arrivals[..., 0] % programs == 0).all()
+        for held in HELD:
+            torch.testing.assert_close(getattr(fused, held), getattr(plain, held))
+
+
+def scored(blocks: Tensor, t: int, geo: Geometry) -> list[list[int]]:
+    """The blocks of each row but for none and the forced ones, ascending."""
+    own = t // geo.l_sel
+    return [sorted(set(row) - {-1, 0, own, own - 1}) for row in blocks.flatten(0, 2).tolist()]
+
+
+@pytest.mark.parametrize("seed", [0, 8, 22])
+def test_equal_scores_go_to_the_lower_block_also_in_tiles_of_different_maxima(seed: int) -> None:
+    geo = Geometry(l=4, d=2, l_sel=4, n_sel=11, w=4)
+    case = Case(1, 160, 2, 1, 16, 16, geo)
+    cache = empty(case)
+    generator = torch.Generator().manual_seed(seed)
+    for held in HELD:
+        getattr(cache, held).normal_(generator=generator)
+    # What scores a block: the compressed tokens that begin in it and the one before.
+    same, keys = [3, 9, 15, 21, 27, 33], torch.randn(3, 16, generator=generator) * 1.5
+    for j in same:
+        cache.k_cmp[0, 2 * j - 1 : 2 * j + 2, 0] = keys
+    q, lengths = torch.randn(1, 1, 2, 16, generator=generator), torch.full((1, 1), case.S, dtype=torch.int32)
+    _, top = attention(q, torch.ones(1, 1, 2, 3), cache, lengths)
+    chosen = [j for j in top.flatten().tolist() if j in same]
+    assert len(chosen) > 1
+    assert chosen == same[: len(chosen)]
