@@ -1,8 +1,8 @@
 """Forks trainers from a process that has already imported what they need, and knows nothing of pytest.
 
 Importing torch and its compiler takes every process some four seconds, and a run of two ranks takes less than one.
-Each line on standard input is an order: program, arguments, environment, the file for what the process says, and the
-file for its exit code. The answer is its pid. In everything else the forked process is the command: its arguments,
+Each line on standard input is an order: program, arguments, environment, the files for standard output and error, and
+the file for the exit code. The answer is its pid. In everything else the forked process is the command: its arguments,
 signals, threads and exit are its own.
 """
 
@@ -45,9 +45,10 @@ def serve(order: dict[str, Any]) -> None:
     """What a forked process does; never returns."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    nothing, said = os.open(os.devnull, os.O_RDONLY), os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    for source, target in ((nothing, 0), (said, 1), (said, 2)):
-        os.dup2(source, target)
+    for place, (name, flags) in enumerate(
+        ((os.devnull, os.O_RDONLY), *((order[n], os.O_WRONLY | os.O_CREAT | os.O_TRUNC) for n in ("out", "err")))
+    ):
+        os.dup2(os.open(name, flags), place)
     os.environ.clear()
     os.environ.update(order["env"])
     sys.argv = [order["program"], *order["args"]]

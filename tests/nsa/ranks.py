@@ -61,11 +61,24 @@ class Ranks:
         codes = [self._folder / f"code_{rank}" for rank in range(len(self.pids))]
         return [int(path.read_text()) if path.exists() else None for path in codes]
 
+    def _read(self, stream: str) -> str:
+        logs = (self._folder / f"{stream}_{rank}" for rank in range(len(self.pids)))
+        return "".join(log.read_text(errors="replace") for log in logs if log.exists())
+
+    @property
+    def out(self) -> str:
+        """Standard output of all ranks, one behind the other."""
+        return self._read("out")
+
+    @property
+    def err(self) -> str:
+        """Standard error of all ranks, one behind the other."""
+        return self._read("err")
+
     @property
     def said(self) -> str:
-        """Standard output and error of all ranks, one behind the other."""
-        logs = (self._folder / f"log_{rank}" for rank in range(len(self.pids)))
-        return "".join(log.read_text(errors="replace") for log in logs if log.exists())
+        """Both."""
+        return self.out + self.err
 
 
 class RankServer:
@@ -88,19 +101,30 @@ class RankServer:
             "program": program,
             "args": list(args),
             "env": env,
-            "log": str(folder / f"log_{rank}"),
-            "code": str(folder / f"code_{rank}"),
+            **{name: str(folder / f"{name}_{rank}") for name in ("out", "err", "code")},
         }
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
         return int(self._answer())
 
-    def start(self, program: str, args: Sequence[str], *, nproc: int = 2) -> Ranks:
-        """Start `program`, a module or a file, on `nproc` ranks that find each other as under torchrun."""
+    def _new_folder(self) -> Path:
         self._number += 1
         folder = self._folder / f"run_{self._number}"
         folder.mkdir(parents=True)
+        return folder
+
+    def start_alone(self, program: str, args: Sequence[str], **env: str) -> Ranks:
+        """Start `program`, a module or a file, as `python -m` does, with further variables in its environment."""
+        folder = self._new_folder()
+        pid = self._fork(program, args, os.environ | {"OMP_NUM_THREADS": "1"} | env, folder, 0)
+        alone = Ranks([pid], folder, None, parent=self._process.pid)
+        self._started.append(alone)
+        return alone
+
+    def start(self, program: str, args: Sequence[str], *, nproc: int = 2) -> Ranks:
+        """Start `program`, a module or a file, on `nproc` ranks that find each other as under torchrun."""
+        folder = self._new_folder()
         store = dist.TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=60), wait_for_workers=False)
         shared = os.environ | {
             "MASTER_ADDR": "127.0.0.1",

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +13,7 @@ import torch
 
 from nsa.checkpoint import CheckpointError, find_newest, load_checkpoint, save_checkpoint
 from nsa.telemetry.files import cut_csv_after
+from tests.nsa.ranks import Ranks, RankServer, is_running
 
 Train = Callable[..., int]
 Rows = Callable[[Path], list[dict[str, str]]]
@@ -51,25 +48,22 @@ def test_resume_without_a_checkpoint_starts_over_and_says_so(
     assert column(rows(tmp_path / "training.csv"), "step") == ["1", "2", "3", "4"]
 
 
-def kill_when(process: subprocess.Popen[str], condition: Callable[[], bool], timeout_s: float = 120) -> None:
+def kill_when(process: Ranks, condition: Callable[[], bool], timeout_s: float = 120) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "the run never got there"
-        assert process.poll() is None, "the run ended by itself"
+        assert is_running(process.pids[0]), "the run ended by itself"
         time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.kill()
+    assert process.wait() == [None]
 
 
-def test_resume_after_sigkill(tmp_path: Path, train: Train, rows: Rows, tiny: list[str]) -> None:
+def test_resume_after_sigkill(
+    tmp_path: Path, train: Train, rows: Rows, tiny: list[str], rank_server: RankServer
+) -> None:
     settings = ["--steps", "60", "--save-every", "7", "--val-every", "9", "--val-batches", "1"]
     out = tmp_path / "killed"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "nsa.train", *tiny, *settings, "--out", str(out)],
-        stdout=subprocess.DEVNULL,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
+    process = rank_server.start_alone("nsa.train", [*tiny, *settings, "--out", str(out)])
     csv = out / "training.csv"
     kill_when(process, lambda: csv.exists() and csv.read_text().count("\n") > 17)
     assert train(out, *settings, "--resume") == 0

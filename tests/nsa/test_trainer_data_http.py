@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,6 +13,8 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+
+from tests.nsa.ranks import Ranks, RankServer
 
 Train = Callable[..., int]
 Rows = Callable[[Path], list[dict[str, str]]]
@@ -126,21 +125,26 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
     thread.join()
 
 
-def start(tmp_path: Path, hub: Hub, tiny: list[str], *args: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "nsa.train", *tiny, *DATA, "--hub-dataset", REPO, *args]
-    env = {"HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"}
-    env |= {"OMP_NUM_THREADS": "1", "NO_PROXY": "127.0.0.1"}
-    return subprocess.run(command, env=os.environ | env, capture_output=True, text=True, timeout=150, check=False)
+@pytest.fixture
+def start(tmp_path: Path, hub: Hub, tiny: list[str], rank_server: RankServer) -> Callable[..., Ranks]:
+    """Train from the hub in a process of its own, for `datasets` reads its environment once."""
+
+    def start(*args: str) -> Ranks:
+        env = {"HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"}
+        args = (*tiny, *DATA, "--hub-dataset", REPO, *args)
+        return rank_server.start_alone("nsa.train", args, **env, NO_PROXY="127.0.0.1")
+
+    return start
 
 
 def test_a_hub_that_stumbles_trains_like_a_folder(
-    tmp_path: Path, hub: Hub, tiny: list[str], train: Train, rows: Rows
+    tmp_path: Path, hub: Hub, start: Callable[..., Ranks], train: Train, rows: Rows
 ) -> None:
     """One file comes at the second attempt, for another the connection breaks; no document is lost or repeated."""
     stumbles = {"train-00001-of-00004.parquet": ["503"], "train-00002-of-00004.parquet": ["drop"]}
     hub.trouble = lambda name: stumbles[name].pop() if stumbles.get(name) else None
-    done = start(tmp_path, hub, tiny, "--steps", "70", "--out", str(tmp_path / "hub"))
-    assert done.returncode == 0, done.stderr
+    run = start("--steps", "70", "--out", str(tmp_path / "hub"))
+    assert run.wait(150) == [0], run.said
     assert not any(stumbles.values())
     assert train(tmp_path / "folder", *DATA, "--hub-dataset", str(hub.root), "--steps", "70") == 0
     of_hub, of_folder = ([row["loss"] for row in rows(tmp_path / n / "training.csv")] for n in ("hub", "folder"))
@@ -149,15 +153,13 @@ def test_a_hub_that_stumbles_trains_like_a_folder(
 
 
 def test_a_hub_that_goes_away_ends_the_run_in_time(
-    tmp_path: Path, hub: Hub, tiny: list[str], rows: Rows, beats: Beats
+    tmp_path: Path, hub: Hub, start: Callable[..., Ranks], rows: Rows, beats: Beats
 ) -> None:
     hub.trouble = lambda name: "drop" if name == "train-00002-of-00004.parquet" else None
     out = tmp_path / "out"
-    done = start(
-        tmp_path, hub, tiny, "--steps", "500", "--loader-timeout-s", "15", "--save-every", "1", "--out", str(out)
-    )
-    assert done.returncode == 5, done.stderr
-    assert REPO in done.stderr
+    run = start("--steps", "500", "--loader-timeout-s", "10", "--save-every", "1", "--out", str(out))
+    assert run.wait(150) == [5], run.said
+    assert REPO in run.err
     trained = rows(out / "training.csv")
     assert len(trained) > 10  # what had come was trained on
     assert len(list((out / "checkpoints").glob("*.pt"))) == 2

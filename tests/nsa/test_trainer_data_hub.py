@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,6 +21,7 @@ from nsa.data.failures import is_transient
 from nsa.effective import settle_config
 from nsa.parallel import World
 from nsa.resolve import resolve
+from tests.nsa.ranks import RankServer
 
 Train = Callable[..., int]
 TrainRanks = Callable[..., str]
@@ -242,21 +240,9 @@ def silent_server() -> Iterator[str]:
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
 
 
-def start(module: str, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", module, *args]
-    return subprocess.run(
-        command,
-        env=os.environ | {"OMP_NUM_THREADS": "1"} | env,
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-    )
-
-
 @pytest.mark.parametrize("how", ["silent", "offline"])
 def test_an_unreachable_hub_ends_in_time_with_its_own_exit_code(
-    tmp_path: Path, tiny: list[str], beats: Beats, silent_server: str, how: str
+    tmp_path: Path, tiny: list[str], beats: Beats, silent_server: str, how: str, rank_server: RankServer
 ) -> None:
     env = {"HF_HOME": str(tmp_path / "hf")}
     if how == "offline":
@@ -266,10 +252,10 @@ def test_an_unreachable_hub_ends_in_time_with_its_own_exit_code(
     out = tmp_path / "out"
     timeout_s = 60 if how == "offline" else 3  # offline is answered at once, whatever the limit
     settings = ["--data", "fineweb_edu", "--loader-timeout-s", str(timeout_s)]
-    done = start("nsa.train", *tiny, *settings, "--out", str(out), **env)
-    assert done.returncode == 5, done.stderr
-    assert "HuggingFaceFW/fineweb-edu (sample-10BT)" in done.stderr
-    assert "Traceback" not in done.stderr
+    run = rank_server.start_alone("nsa.train", [*tiny, *settings, "--out", str(out)], **env)
+    assert run.wait() == [5], run.said
+    assert "HuggingFaceFW/fineweb-edu (sample-10BT)" in run.err
+    assert "Traceback" not in run.err
     records = beats(out)
     (error,) = [r for r in records if r["msg"] == "loader_error"]
     assert error["reason"] == "unreachable"
@@ -278,12 +264,12 @@ def test_an_unreachable_hub_ends_in_time_with_its_own_exit_code(
     assert json.loads((out / "metrics.json").read_text())["status"] == "unreachable"
 
 
-def test_the_smoke_command_tells_a_hub_that_refuses_apart(tmp_path: Path) -> None:
+def test_the_smoke_command_tells_a_hub_that_refuses_apart(tmp_path: Path, rank_server: RankServer) -> None:
     settings = ["--data", "fineweb_edu", "--loader-timeout-s", "2", "--json"]
     began = time.monotonic()
-    done = start("nsa.data", *settings, HF_ENDPOINT="http://127.0.0.1:9", HF_HOME=str(tmp_path))
-    assert done.returncode == 5
-    record = json.loads(done.stdout)
+    run = rank_server.start_alone("nsa.data", settings, HF_ENDPOINT="http://127.0.0.1:9", HF_HOME=str(tmp_path))
+    assert run.wait() == [5], run.said
+    record = json.loads(run.out)
     assert (record["ok"], record["error"]) == (False, "unreachable")
     assert record["elapsed_s"] < 10
     assert time.monotonic() - began < 60

@@ -6,8 +6,6 @@ import json
 import os
 import random
 import re
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ import pytest
 from nsa.config import DataConfig
 from nsa.data import DataError, open_sources, open_tokenizer
 from nsa.prepare import main, prepare
+from tests.nsa.ranks import RankServer, is_running
 
 BYTES = open_tokenizer("byte")
 
@@ -50,25 +49,24 @@ def test_one_big_file_is_cut_into_parts_between_documents(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_killed_at_any_moment_it_makes_the_same_shards(tmp_path: Path, seed: int) -> None:
+def test_killed_at_any_moment_it_makes_the_same_shards(tmp_path: Path, seed: int, rank_server: RankServer) -> None:
     write_corpus(tmp_path / "corpus", documents=3000)
     part_mib = 0.02
     prepare(str(tmp_path / "corpus"), tmp_path / "whole", val_fraction=0.1, part_mib=part_mib)
     wanted = contents(tmp_path / "whole")
     assert len(wanted) > 40
-    command = [sys.executable, "-m", "nsa.prepare", str(tmp_path / "corpus"), str(tmp_path / "cut")]
-    command += ["--val-fraction", "0.1", "--part-mib", str(part_mib)]
+    args = [str(tmp_path / "corpus"), str(tmp_path / "cut"), "--val-fraction", "0.1", "--part-mib", str(part_mib)]
     rng = random.Random(seed)
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    process = rank_server.start_alone("nsa.prepare", args)
     shards = rng.randrange(1, 30)
     deadline = time.monotonic() + 120
-    while process.poll() is None and len(list((tmp_path / "cut").glob("*.bin"))) < shards:
+    while is_running(process.pids[0]) and len(list((tmp_path / "cut").glob("*.bin"))) < shards:
         assert time.monotonic() < deadline, "no shard in time"
         time.sleep(0.0005)
     time.sleep(rng.random() * 0.01)
     process.kill()
     process.wait()
-    assert main([*command[3:]]) == 0
+    assert main(args) == 0
     assert contents(tmp_path / "cut") == wanted  # every byte of every file, and no file left over
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +14,7 @@ import pytest
 from nsa.config import DataConfig, UnreachableError
 from nsa.data import Sources, smoke
 from nsa.data.smoke import main
+from tests.nsa.ranks import RankServer
 
 
 def run(capsys: Any, *args: str) -> tuple[int, dict[str, Any]]:
@@ -102,12 +101,14 @@ def test_mistakes_are_told_as_json_too(capsys: Any, args: list[str], word: str, 
     assert said in record["message"]
 
 
-def test_the_command_prints_json_alone_or_lines_for_people() -> None:
-    command = [sys.executable, "-m", "nsa.data", "--seq-len", "16", "--batches", "3"]
-    told = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=60, check=True)
-    assert json.loads(told.stdout)["batches"] == 3
-    said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert "first batch" in said.stdout
+def test_the_command_prints_json_alone_or_lines_for_people(rank_server: RankServer) -> None:
+    args = ["--seq-len", "16", "--batches", "3"]
+    told = rank_server.start_alone("nsa.data", [*args, "--json"])
+    assert told.wait() == [0]
+    assert json.loads(told.out)["batches"] == 3
+    said = rank_server.start_alone("nsa.data", args)
+    assert said.wait() == [0]
+    assert "first batch" in said.out
 
 
 def test_lines_for_people_keep_errors_off_standard_output(capsys: Any) -> None:
