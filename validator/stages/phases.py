@@ -13,10 +13,11 @@ from validator.model.runbook import Phase, PreflightPhase, Setting
 from validator.model.settings import remedies_of
 from validator.model.verdict import Check, PhaseReport
 from validator.stages.machine import note_machine
-from validator.stages.reporting import judge_latest, refresh
+from validator.stages.reporting import judge_latest, refresh_if_due, refresh_later
 from validator.stages.session import Session
 
 if TYPE_CHECKING:
+    from validator.execute.progress import Progress
     from validator.model.record import PhaseRecord, PhaseState, RunRecord
     from validator.model.remedy import Remedy
 
@@ -60,7 +61,7 @@ def begin(session: Session) -> State:
 
 
 def run_phase(session: Session, state: State, phase: Phase) -> State:
-    """Run one phase, or say why not; then judge it. The report so far is written as it begins."""
+    """Run one phase, or say why not; then judge it. The report so far is written while it runs."""
     standing = session.past.phases.get(phase.id)
     if standing is not None:
         return _keep(session, state, standing)
@@ -69,8 +70,9 @@ def run_phase(session: Session, state: State, phase: Phase) -> State:
     if reason is not None:
         record = _not_run(session, phase, planned, reason)
     else:
-        refresh(session, state, planned)
+        refresh_later(session, state, planned)
         record = _perform(session, state, phase, planned)
+        session.due = None
     report = judge_latest(session.folder, (*state.records, record), state.judged)
     session.observer.phase_finished(report)
     return _next(session, state, record, report, _adopt(session, report))
@@ -260,6 +262,10 @@ def _run(session: Session, spec: RunSpec) -> RunRecord:
 
     told, mask = clean_spec(spec), mask_of(spec)
 
+    def tell(progress: Progress) -> None:
+        session.observer.run_progress(progress)
+        refresh_if_due(session)
+
     # Before the sampler starts: its first row must not fall into the folder of an attempt that is over.
     before = session.past.attempts.get(spec.id, ())
     earlier = set_aside(spec, run_dir=session.folder.root, earlier=before, mask=mask.block)
@@ -268,7 +274,7 @@ def _run(session: Session, spec: RunSpec) -> RunRecord:
             spec,
             run_dir=session.folder.root,
             journal=session.journal,
-            on_progress=session.observer.run_progress,
+            on_progress=tell,
             cancel=session.cancel,
             token=session.token,
             guardian=session.guardian,

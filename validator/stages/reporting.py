@@ -28,13 +28,24 @@ if TYPE_CHECKING:
     from validator.report.write import ReportPaths
     from validator.stages.phases import State
 
-__all__ = ["assemble", "finish", "inspect_directory", "judge", "judge_latest", "refresh", "render", "rerender"]
+__all__ = [
+    "assemble",
+    "finish",
+    "inspect_directory",
+    "judge",
+    "judge_latest",
+    "refresh_if_due",
+    "refresh_later",
+    "render",
+    "rerender",
+]
 
 _REFRESH_S = 2.0
-"""Least time between two in-progress reports; ten trivial phases must not render ten pages."""
+"""Least time between two in-progress reports."""
 
-_LONG_S = 10.0
-"""A phase that is expected to take this long is worth a report that says it is running."""
+_SETTLED_S = 1.0
+"""A phase that is over sooner needs no report that says it is running. One that goes on has it written beside its run,
+not before it: a machine that is paid for by the minute waits for nothing."""
 
 
 def judge(record: ValidationRecord) -> tuple[PhaseReport, ...]:
@@ -160,13 +171,24 @@ def _exit_code(decision: Decision, record: ValidationRecord) -> int | None:
     return exit_code(decision)
 
 
-def refresh(session: Session, state: State, planned: PhasePlan) -> None:
-    """Write the in-progress report as a phase begins; before one that is soon over only where none was just now."""
+def refresh_later(session: Session, state: State, planned: PhasePlan) -> None:
+    """Have `refresh_if_due` write the in-progress report, once, when the phase has gone on for a moment."""
+    due_s = max(time.monotonic() + _SETTLED_S, session.refreshed + _REFRESH_S)
+    session.due = (due_s, lambda: _refresh(session, state, planned))
+
+
+def refresh_if_due(session: Session) -> None:
+    """Write the in-progress report if its time has come; called again and again while a run goes on."""
+    if session.due is not None and time.monotonic() >= session.due[0]:
+        _, write = session.due
+        session.due = None
+        write()
+        session.refreshed = time.monotonic()
+
+
+def _refresh(session: Session, state: State, planned: PhasePlan) -> None:
     from validator.model.record import PhaseRecord
 
-    now = time.monotonic()
-    if now - session.refreshed < _REFRESH_S and not _takes_long(planned):
-        return
     phase = session.folder.header.runbook.phase(planned.phase)
     records = (*state.records, PhaseRecord(phase=phase, state="running"))
     record = pending(session.folder, records)
@@ -176,11 +198,6 @@ def refresh(session: Session, state: State, planned: PhasePlan) -> None:
         render(session.folder, record, (*state.judged.values(), *waiting), finished=None, duration_s=None)
     except OSError as error:  # the phases themselves are worth more than a look at them
         session.observer.note(f"the report so far cannot be written: {error.strerror or error}")
-    session.refreshed = time.monotonic()
-
-
-def _takes_long(planned: PhasePlan) -> bool:
-    return (planned.expected_s or 0.0) >= _LONG_S or any(run.steps is not None for run in planned.runs)
 
 
 def finish(session: Session, state: State) -> tuple[ValidationReport, ReportPaths]:

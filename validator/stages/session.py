@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,7 +59,10 @@ class Session:
     token: str
     fail_fast: bool
     began: float
-    refreshed: float = 0.0
+    refreshed: float = float("-inf")
+    """When the in-progress report was last written, by the monotonic clock."""
+    due: tuple[float, Callable[[], None]] | None = None
+    """When the next one is to be written, and what writes it."""
 
 
 def require_hardware(runbook: Runbook) -> None:

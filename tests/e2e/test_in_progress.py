@@ -1,0 +1,41 @@
+"""The report of a validation that goes on: there soon after a phase began, and not for phases that are over at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+RUNBOOK = """\
+schema: 1
+name: waits
+defaults: {timeout: 60s}
+phases:
+  - {id: short, kind: command, run: "true"}
+  - {id: long, kind: command, run: "while ! test -e gate; do sleep 0.05; done", expected: 30s}
+  - {id: last, kind: command, run: "true"}
+"""
+
+
+def test_it_is_written_beside_a_run_that_goes_on(workdir: Path) -> None:
+    (workdir / "waits.yaml").write_text(RUNBOOK, encoding="utf-8")
+    environment = {**os.environ, "XDG_RUNTIME_DIR": str(workdir), "NO_COLOR": "1"}
+    call = [sys.executable, "-m", "validator", "run", "waits.yaml"]
+    runner = subprocess.Popen(
+        call, cwd=workdir, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 60
+    while not (written := list((workdir / "reports").glob("*/result.json"))):
+        assert time.monotonic() < deadline
+        assert runner.poll() is None
+        time.sleep(0.05)
+    so_far = json.loads(written[0].read_text(encoding="utf-8"))
+    (workdir / "gate").touch()
+    _, told = runner.communicate(timeout=60)
+    assert runner.returncode == 0, told
+    statuses = {phase["id"]: phase["status"] for phase in so_far["phases"]}
+    assert (so_far["decision"], statuses) == ("IN_PROGRESS", {"short": "PASS", "long": "RUNNING", "last": "NOT_RUN"})
+    assert json.loads(written[0].read_text(encoding="utf-8"))["decision"] == "GO"
