@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -92,7 +93,8 @@ class _Handler(BaseHTTPRequestHandler):
         trouble = self.server.trouble(path.name)
         self.server.fetched.append(path.name)
         if trouble == "drop":
-            self.connection.close()
+            self.connection.shutdown(socket.SHUT_RDWR)  # close() would leave it open: the request's files hold it
+            self.close_connection = True
             return
         if trouble == "503":
             self._answer(503)
