@@ -122,6 +122,27 @@ def test_a_thousand_steps_in_one_launch_are_the_same_every_time() -> None:
         assert torch.equal(one_launch(q, gates, new, cache, lengths)[0], wanted)
 
 
+@pytest.mark.parametrize("together", [False, True])
+def test_equal_scores_go_to_the_lower_block_also_in_tiles_of_different_maxima(*, together: bool) -> None:
+    torch.manual_seed(0)
+    H, G, D, _ = SHAPES["125M"]
+    cache = filled(SHAPES["125M"], batch=1, length=20_000)
+    q, gates, new = query(SHAPES["125M"], 1)
+    q.random_(-2, 3)
+    # Five compressed tokens score a block; these are the same in six blocks, and near the queries of their group. Whole
+    # numbers: no order of summation makes products of equal keys differ.
+    same = [3, 41, 97, 150, 215, 301]
+    keys = q[0, 0].view(G, H // G, D).float().sum(1) + torch.zeros(5, G, D, device="cuda").random_(-1, 2)
+    for j in same:
+        cache.k_cmp[0, 4 * j - 1 : 4 * j + 4] = keys.to(cache.k_cmp.dtype)
+    # In three of the tiles another block scores higher, each time by another measure.
+    for j, times in ((44, 1.25), (102, 1.5), (220, 1.75)):
+        cache.k_cmp[0, 4 * j + 1] = (keys[0] * times).to(cache.k_cmp.dtype)
+    lengths = torch.full((1, G), 20_000 - together, dtype=torch.int32, device="cuda")
+    _, top = one_launch(q, gates, new, cache, lengths) if together else attention(q, gates, cache, lengths)
+    assert [[j for j in chosen if j in same] for chosen in top[0, 0].tolist()] == [same] * G
+
+
 def test_more_groups_than_processors_run_by_a_launch_per_part() -> None:
     torch.manual_seed(0)
     rows = 150

@@ -224,20 +224,21 @@ def scored(blocks: Tensor, t: int, geo: Geometry) -> list[list[int]]:
     return [sorted(set(row) - {-1, 0, own, own - 1}) for row in blocks.flatten(0, 2).tolist()]
 
 
-@pytest.mark.parametrize("seed", [0, 8, 22])
+@pytest.mark.parametrize("seed", [6, 33, 57])
 def test_equal_scores_go_to_the_lower_block_also_in_tiles_of_different_maxima(seed: int) -> None:
     geo = Geometry(l=4, d=2, l_sel=4, n_sel=11, w=4)
     case = Case(1, 160, 2, 1, 16, 16, geo)
     cache = empty(case)
     generator = torch.Generator().manual_seed(seed)
     for held in HELD:
-        getattr(cache, held).normal_(generator=generator)
+        # Whole numbers: no order of summation makes products of equal keys differ.
+        getattr(cache, held).random_(-2, 3, generator=generator)
     # What scores a block: the compressed tokens that begin in it and the one before.
-    same, keys = [3, 9, 15, 21, 27, 33], torch.randn(3, 16, generator=generator) * 1.5
+    same, keys = [3, 9, 15, 21, 27, 33], torch.zeros(3, 16).random_(-3, 4, generator=generator)
     for j in same:
         cache.k_cmp[0, 2 * j - 1 : 2 * j + 2, 0] = keys
-    q, lengths = torch.randn(1, 1, 2, 16, generator=generator), torch.full((1, 1), case.S, dtype=torch.int32)
-    _, top = attention(q, torch.ones(1, 1, 2, 3), cache, lengths)
+    q = torch.zeros(1, 1, 2, 16).random_(-2, 3, generator=generator)
+    _, top = attention(q, torch.ones(1, 1, 2, 3), cache, torch.full((1, 1), case.S, dtype=torch.int32))
     chosen = [j for j in top.flatten().tolist() if j in same]
     assert len(chosen) > 1
     assert chosen == same[: len(chosen)]
