@@ -192,6 +192,7 @@ def test_running_one_step_ahead_writes_the_same_and_stops_one_step_later(
 ) -> None:
     """What a GPU's loop does, with the CPU's arithmetic."""
     settings = ["--steps", "12", "--val-every", "5", "--save-every", "6", "--sdpa-audit", "--profile-steps", "2"]
+    settings += ["--n-layers", "1"]
     assert train(tmp_path / "plain", *settings) == 0
     monkeypatch.setattr(nsa.loop, "_steps_ahead", lambda run: 1)
     assert train(tmp_path / "ahead", *settings) == 0

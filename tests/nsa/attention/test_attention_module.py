@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from nsa.attention import NSAAttention
 from nsa.attention.rope import apply_rope, rope_table
+from tests.nsa.ranks import RankServer
 
 SMALL = {
     "dim": 16, "n_heads": 4, "n_kv_groups": 2, "d_k": 6, "d_v": 5, "l": 8, "d": 4, "l_sel": 8, "n_sel": 3, "w": 10,
@@ -218,11 +218,10 @@ def test_settings_that_do_not_fit_are_named(setting: dict[str, object], message:
         layer(**setting)
 
 
-def _train_two_steps(rank: int, world: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    store = dist.FileStore(str(Path(folder) / "store"), world)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
-    grads = []
+def train_three_steps(folder: str) -> None:
+    """What each rank of the test below does."""
+    dist.init_process_group("gloo")
+    rank, grads = dist.get_rank(), []
     for phi, prefill in (("avg", "batched"), ("conv", "batched"), ("mlp", "batched"), ("mlp", "sequential")):
         model = DistributedDataParallel(nn.Sequential(*(layer(phi=phi, prefill=prefill) for _ in range(2))))
         # A step that leaves a gradient out makes the next one fail. Five positions hold no compressed token; of sixty
@@ -236,8 +235,11 @@ def _train_two_steps(rank: int, world: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
-def test_two_processes_without_find_unused_parameters(tmp_path: Path) -> None:
-    mp.spawn(_train_two_steps, args=(2, str(tmp_path)), nprocs=2)
+def test_two_processes_without_find_unused_parameters(tmp_path: Path, rank_server: RankServer) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(f"from {__name__} import train_three_steps\ntrain_three_steps({str(tmp_path)!r})\n")
+    ranks = rank_server.start(str(program), [])
+    assert ranks.wait() == [0, 0], ranks.said
     first, second = (torch.load(tmp_path / f"grads{rank}.pt", weights_only=True) for rank in (0, 1))
     for a, b in zip(first, second, strict=True):
         assert torch.equal(a, b)
