@@ -17,7 +17,7 @@ __all__ = ["mask_file", "mask_files"]
 
 _BLOCK = 4 << 20
 _LOOK_AT = 4096
-_MOST = 1 << 30
+_MOST = 256 << 20
 """Larger files are no logs (which are capped) and no settings; nobody reads them here either."""
 
 
