@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -68,6 +69,8 @@ def _prepare_torch(config: Config) -> None:
     if config.train.threads:
         torch.set_num_threads(config.train.threads)
     if config.train.deterministic:
+        # cuBLAS repeats itself only with workspaces of a fixed size; without this, torch refuses the first product.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = False
     torch.set_float32_matmul_precision("highest" if config.train.deterministic else "high")

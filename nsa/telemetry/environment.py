@@ -18,7 +18,10 @@ from nsa.telemetry.files import write_json
 __all__ = ["SCHEMA_VERSION", "git_state", "software", "toggles", "write_env_json"]
 
 SCHEMA_VERSION = 1
-TOGGLE_PREFIXES = ("NSA_", "NCCL_", "TORCH_", "CUDA_", "OMP_", "PYTORCH_", "TRITON_", "GLOO_")
+TOGGLE_PREFIXES = (
+    *("NSA_", "NCCL_", "TORCH_", "CUDA_", "OMP_", "PYTORCH_", "TRITON_", "GLOO_"),
+    *("CUBLAS_", "NVIDIA_TF32_OVERRIDE"),  # which kernels a product runs, and in what precision
+)
 SECRET_WORDS = ("TOKEN", "SECRET", "PASSWORD", "KEY", "CREDENTIAL")
 
 

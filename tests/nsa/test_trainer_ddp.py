@@ -23,6 +23,7 @@ import pytest
 import torch
 
 import nsa
+import nsa.parallel
 from nsa.config import field_specs
 from nsa.parallel import effective_compression
 from tests.nsa.ranks import Ranks, is_running
@@ -297,3 +298,28 @@ def test_compression_is_what_it_can_be(asked: str, place: Any, dtype: torch.dtyp
 
 def test_not_asking_for_compression_says_nothing() -> None:
     assert effective_compression("off", world(), torch.float32) == ("off", None)
+
+
+def test_nccl_keeps_its_last_collectives_and_a_users_own_settings_win(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two ranks of a GPU's kind without a GPU: what the trainer sets before it joins the others."""
+    monkeypatch.setattr(nsa.parallel, "pick_device", lambda wanted, local_rank: torch.device("cuda", 0))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    joined: list[Any] = []
+    monkeypatch.setattr(nsa.parallel.dist, "init_process_group", lambda *args, **kwargs: joined.append((args, kwargs)))
+    monkeypatch.setattr(nsa.parallel.dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(nsa.parallel.dist, "get_world_size", lambda: 2)
+    names = ("TRACE_BUFFER_SIZE", "DUMP_ON_TIMEOUT", "DEBUG_INFO_TEMP_FILE")
+    for name in (*(f"TORCH_NCCL_{n}" for n in names), "TORCH_FR_BUFFER_SIZE"):
+        monkeypatch.setenv(name, "")  # put back behind the test, whatever is set in it
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
+    there = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
+    nsa.parallel.open_world("cuda", timeout_s=17.0, out=tmp_path, env=there)
+    ((args, kwargs),) = joined
+    assert args == ("nccl",)
+    assert kwargs["timeout"].total_seconds() == 17
+    assert os.environ["TORCH_NCCL_TRACE_BUFFER_SIZE"] == os.environ["TORCH_FR_BUFFER_SIZE"] == "2000"
+    assert os.environ["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"] == str(tmp_path / "nccl_trace_rank_")
+    assert os.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "0"

@@ -51,6 +51,17 @@ def train(out: Path, *extra: str) -> int:
     return main([*SETTINGS, "--out", str(out), *extra])
 
 
+def test_deterministic_runs_are_equal_to_the_bit(tmp_path: Path) -> None:
+    """In processes of their own, for the choice holds for a whole process."""
+    rows = []
+    for name in ("a", "b"):
+        command = [sys.executable, "-m", "nsa.train", *SETTINGS, "--out", str(tmp_path / name)]
+        subprocess.run([*command, "--steps", "12", "--deterministic"], check=True, timeout=240)
+        table = [line.split(",") for line in (tmp_path / name / "training.csv").read_text().splitlines()]
+        rows.append([(row[1], row[table[0].index("grad_norm")]) for row in table])
+    assert rows[0] == rows[1]
+
+
 def build(**changes: Any) -> LanguageModel:
     torch.manual_seed(0)
     shape: dict[str, Any] = {"vocab_size": 264, "dim": 256, "n_layers": 2, "n_heads": 8, "n_kv_groups": 2}

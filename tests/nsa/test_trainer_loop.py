@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import itertools
 import json
 import math
@@ -82,6 +83,21 @@ def test_rates_integrate_to_the_tokens_trained(tmp_path: Path, train: Train, row
     assert sum(spans) == pytest.approx(json.loads((tmp_path / "metrics.json").read_text())["wall_s"], rel=0.005)
     step_s = sum(float(r["step_time_s"]) * (b - a) for r, a, b in zip(table, [0, *steps[:-1]], steps, strict=True))
     assert step_s <= wall_s[-1] * 1.001  # validation is in wall_s and not in step_time_s
+
+
+def test_both_shares_of_a_known_peak_are_the_rate_times_the_work_per_token(
+    tmp_path: Path, train: Train, rows: Rows, beats: Beats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nsa.assemble.peak_bf16_flops", lambda device: 1e12)
+    assert train(tmp_path, "--steps", "4") == 0
+    env = json.loads((tmp_path / "env.json").read_text())
+    assert env["peak_flops"] == 1e12
+    table, progress = rows(tmp_path / "training.csv"), [r for r in beats(tmp_path) if r["msg"] == "progress"]
+    for column, name in (("mfu_nsa", "nsa"), ("mfu_dense_equivalent", "dense_equivalent")):
+        expected = [float(r["toks_per_s"]) * env["flops_per_token"][name] / 1e12 for r in table]
+        assert [float(r[column]) for r in table] == pytest.approx(expected, rel=1e-4)
+        assert [r[column] for r in progress] == pytest.approx(expected, rel=1e-3)
+    assert set(env["flops_per_token"]) == {"nsa", "dense_equivalent"}
 
 
 def test_steps_without_a_row_still_move_the_heartbeat(tmp_path: Path, train: Train, beats: Beats) -> None:
@@ -403,6 +419,50 @@ def test_what_this_machine_lacks_is_said_without_a_traceback(
     assert said in error
     assert "Traceback" not in error
     assert not (tmp_path / "training.csv").exists()
+
+
+def test_a_deterministic_run_asks_torch_and_cublas_for_it(
+    tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")  # put back behind the test, whatever the run sets
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    seen: list[tuple[bool, str | None]] = []
+    at_step(
+        monkeypatch,
+        2,
+        lambda run: seen.append(
+            (torch.are_deterministic_algorithms_enabled(), os.environ.get("CUBLAS_WORKSPACE_CONFIG"))
+        ),
+    )
+    try:
+        assert train(tmp_path, "--steps", "2", "--deterministic") == 0
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert seen == [(True, ":4096:8")]
+    assert json.loads((tmp_path / "env.json").read_text())["env"]["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+
+
+def test_garbage_is_collected_when_asked_for_and_not_in_between(
+    tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched: list[tuple[int, bool]] = []
+    collected_before: list[int] = []
+    for step in range(1, 8):
+        at_step(monkeypatch, step, lambda run, step=step: launched.append((step, gc.isenabled())))  # type: ignore[misc]
+    monkeypatch.setattr(nsa.loop.gc, "collect", lambda: collected_before.append(launched[-1][0]))
+    assert train(tmp_path, "--steps", "7", "--gc-every", "3") == 0
+    assert launched == [(step, False) for step in range(1, 8)]
+    assert collected_before == [3, 6]
+    assert gc.isenabled()
+
+
+def test_training_draws_no_random_number(tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights are drawn before and samples by number: a checkpoint without a generator's state resumes to the bit."""
+    states: list[torch.Tensor] = []
+    for step in (1, 5):
+        at_step(monkeypatch, step, lambda run: states.append(torch.get_rng_state()))
+    assert train(tmp_path, "--steps", "5", "--val-every", "2", "--save-every", "2", "--grad-checkpointing") == 0
+    assert torch.equal(*states)
 
 
 def test_a_start_that_compiles_nothing_imports_no_compiler(tmp_path: Path, tiny: list[str]) -> None:
