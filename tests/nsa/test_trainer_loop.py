@@ -404,6 +404,17 @@ def test_scalars_go_to_tensorboard(tmp_path: Path, train: Train, rows: Rows, mon
     assert [step for name, _, step in written if name == "purged from"] == [1, 3]
 
 
+def test_an_out_that_cannot_be_is_said(
+    tmp_path: Path, train: Train, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    assert train(tmp_path / "file" / "below") == 2
+    assert f"out={tmp_path / 'file' / 'below'} cannot be created: Not a directory" in capsys.readouterr().err
+    monkeypatch.setattr("nsa.outdir.os.access", lambda path, mode: False)  # the superuser may write anywhere
+    assert train(tmp_path / "folder") == 2
+    assert "cannot be written to" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("extra", "said"),
     [
