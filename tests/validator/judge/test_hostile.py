@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from validator.judge.autocorrelation import effective_values
 from validator.judge.decision import decide
 from validator.model.measure import ScalarValue
 
@@ -72,3 +73,21 @@ def test_one_giant_value_does_not_overflow_into_a_verdict() -> None:
     times[100] = 1e300
     report = judge_one("toks_per_s.mean >= 39", runs=[run_record("baseline", found=result(times=times))])
     assert verdict(report, "1").status != "PASS"
+
+
+def test_a_rate_whose_mean_is_below_the_smallest_number_has_no_drift() -> None:
+    rates = [1.2, 5e-324, 0.9, 1.6, 1.1, 1e308, 1.5, 1.0, 1e308, 0.7, 1.2, 1e308, 2.7e16, 0.9, 5e-324]
+    steps = [181, 198, 426, 598, 839, 1073, 1700, 1972, 3590, 8688, 33383, 304135, 876066, 1671435, 64194135]
+    found = result(
+        series={"toks_per_s": series("toks_per_s", rates, steps=steps)}, without=["toks_per_s", "step_time_s", "loss"]
+    )
+    report = judge_one("rate.drift_pct > -50", runs=[run_record("baseline", found=found)])
+    assert verdict(report, "1").status == "INCONCLUSIVE"
+
+
+@pytest.mark.parametrize("largest", [50.0, 1e200, 1e308])
+def test_a_series_counts_the_same_in_other_units_however_large(largest: float) -> None:
+    values = np.array([0.0, 0.0, 0.0, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0] * 20)
+    values[100] = largest
+    assert effective_values(values * 2.0**-7) == effective_values(values)
+    assert 1 <= effective_values(values) <= len(values)
