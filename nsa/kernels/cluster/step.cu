@@ -56,8 +56,9 @@ constexpr int BEST = KEYS + TOKENS / M * 8;
 constexpr int CHOSEN = BEST + aligned(P * max_of(NTOP, 1) * 8);
 constexpr int SHARED_BYTES = CHOSEN + aligned(max_of(NTOP, 1) * 4);
 
-static_assert(2 * STAGE >= DV * HEADS * 4 || WARP_RING >= DV * HEADS * 4, "a warp's output must fit into its ring");
+static_assert(WARP_RING >= DV * HEADS * 4, "a warp's output must fit into its ring");
 static_assert(DV % P == 0 && DK % 64 == 0 && DV % 64 == 0 && THREADS % HEADS == 0 && C <= ROWS, "not served");
+static_assert(TOKENS % (WARPS * ROWS) == 0 && WARPS * ROWS % M == 0 && P * NTOP <= THREADS, "not served");
 
 constexpr float NONE = -1e30f;
 
