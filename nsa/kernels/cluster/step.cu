@@ -29,9 +29,9 @@ constexpr int TILES_OF_BLOCK = (LS + ROWS - 1) / ROWS;
 constexpr int SELECTED_TILES = (NSEL * TILES_OF_BLOCK + ALL_WARPS - 1) / ALL_WARPS;  // per warp
 constexpr int COLUMNS = DV / P;  // of the output, per block
 
-constexpr int max_of(int a, int b) { return a > b ? a : b; }
-constexpr int min_of(int a, int b) { return a < b ? a : b; }
-constexpr int aligned(int n) { return (n + 15) / 16 * 16; }
+DEVICE constexpr int max_of(int a, int b) { return a > b ? a : b; }
+DEVICE constexpr int min_of(int a, int b) { return a < b ? a : b; }
+DEVICE constexpr int aligned(int n) { return (n + 15) / 16 * 16; }
 
 // Whether values of the compressed branch may stay in the ring while selected blocks are loaded.
 constexpr bool ROOM = STAGES >= MOST_CHUNKS + 2;
@@ -61,8 +61,6 @@ static_assert(DV % P == 0 && DK % 64 == 0 && DV % 64 == 0 && THREADS % HEADS == 
 static_assert(TOKENS % (WARPS * ROWS) == 0 && WARPS * ROWS % M == 0 && P * NTOP <= THREADS, "not served");
 
 constexpr float NONE = -1e30f;
-
-template <int N> struct Number { static constexpr int value = N; };
 
 template <class T> DEVICE T &at(int offset) { return *reinterpret_cast<T *>(shared + offset); }
 
@@ -476,9 +474,9 @@ decode_step(const __grid_constant__ Arguments a) {
     }
     cluster_arrive();
 
-    const auto add_compressed = [&](auto further) {
+    const auto add_compressed = [&] {
         for (int i = values_at; i < end_at; i++) {
-            wait_group<STAGES - 1 + decltype(further)::value>();
+            wait_group<STAGES - 1 + ROOM>();  // with the selected tiles' group
             sync_warp();
             float w[TILES_OF_HEADS][4];
 #pragma unroll
@@ -496,7 +494,7 @@ decode_step(const __grid_constant__ Arguments a) {
             load(i + STAGES);
         }
     };
-    if (!ROOM) add_compressed(Number<0>());
+    if (!ROOM) add_compressed();
     cluster_wait();
 
     // The best of all blocks, best first.
@@ -531,7 +529,7 @@ decode_step(const __grid_constant__ Arguments a) {
     load_selected(0);
 
     // While they come: the other two branches, whose sums are known.
-    if (ROOM) add_compressed(Number<1>());
+    if (ROOM) add_compressed();
     {
         float joint_win[TILES_OF_HEADS][2];
         joint_lse(joint_win, LSE_WIN);
