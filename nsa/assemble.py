@@ -20,6 +20,7 @@ from nsa.graphs import MicroBatchGraph
 from nsa.instruments import Instruments
 from nsa.model import LanguageModel, model_flops_per_token
 from nsa.optim import build_optimizer
+from nsa.outdir import make_out
 from nsa.parallel import ReduceHook, World, close_world, open_world, wrap_ddp
 from nsa.resolve import Resolved
 from nsa.resume import Restored, restore
@@ -187,7 +188,7 @@ class _Process:
 
 def _open_process(asked: Config, stack: contextlib.ExitStack) -> _Process:
     out = Path(asked.train.out)
-    out.mkdir(parents=True, exist_ok=True)
+    make_out(out)
     world = open_world(asked.train.device, timeout_s=asked.ddp.ddp_timeout_s, out=out)
     stack.callback(close_world, world)
     heartbeat = Heartbeat(

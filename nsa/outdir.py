@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
-from nsa.config import ConfigError
+from nsa.config import ConfigError, SetupError
 
-__all__ = ["ANOMALY_FILE", "HALT_FILE", "refuse_unfit_out"]
+__all__ = ["ANOMALY_FILE", "HALT_FILE", "make_out", "refuse_unfit_out"]
 
 HALT_FILE = ".HALT"
 ANOMALY_FILE = ".anomaly_type"
+
+
+def make_out(out: Path) -> None:
+    """Create the folder where there is none. Raises SetupError when that cannot be, or nothing can be written to it."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SetupError(
+            f"out={out} cannot be created: {error.strerror}; choose a folder that you may write to"
+        ) from None
+    if not os.access(out, os.W_OK | os.X_OK):
+        raise SetupError(f"out={out} cannot be written to: choose another folder, or change its permissions")
 
 
 def refuse_unfit_out(out: Path, *, resume: bool) -> None:

@@ -130,9 +130,22 @@ def find_config(name: str) -> Path:
     raise ConfigError([f"config={name}: no such file or packaged configuration; {_nearest(literal.stem, names)}"])
 
 
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML in which a key stands once: of two sections of a name the first would be dropped without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """A mapping. Raises ConstructorError, a YAMLError, naming a repeated key and its place."""
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if key.tag != "tag:yaml.org,2002:merge" and key.value in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"`{key.value}` stands twice", key.start_mark)
+            seen.add(str(key.value))
+        return super().construct_mapping(node, deep)
+
+
 def _from_yaml(path: Path, problems: list[str]) -> dict[str, Any]:
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        tree = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeys) or {}
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         problems.append(f"{path}: cannot be read as YAML: {error}")
         return {}

@@ -33,7 +33,7 @@ from validator.stages.session import (
     require_idle,
     working_folder,
 )
-from validator.stages.share import Shared
+from validator.stages.share import Shared, require_original
 from validator.stages.share import share as make_shared
 from validator.stages.watching import Watched, watch_directory
 
@@ -215,6 +215,7 @@ def share(run_dir: Path, *, out: Path | None = None) -> Shared:
         FolderError: when `run_dir` is not a run folder or still being run, or `out` holds something already.
         Unable: when the disk refuses.
     """
+    require_original(RunFolder.open(run_dir))
     judged = report(run_dir)
     with disk_errors(out or run_dir.parent, command=f"validator report {run_dir} --share"):
         return make_shared(RunFolder.open(run_dir), judged.report, out=out)

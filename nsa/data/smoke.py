@@ -152,7 +152,8 @@ def _usage_problem(args: argparse.Namespace) -> str | None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Try the loader; returns the exit code. With --json the object is printed also when the settings are wrong."""
+    """Try the loader; returns the exit code. With --json the object is printed also when the settings are wrong, and
+    only not after Ctrl-C, which is 130."""
     args, settings = _parser().parse_known_args(argv)
     try:
         problem = _usage_problem(args)
@@ -167,6 +168,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except ConfigError as error:
         record = {"schema_version": SCHEMA_VERSION, "ok": False, "error": "usage", "message": str(error)}
+    except KeyboardInterrupt:
+        print("nsa.data: interrupted", file=sys.stderr)  # noqa: T201
+        return 130
     if args.json:
         print(json.dumps(record, indent=2))  # noqa: T201
     else:

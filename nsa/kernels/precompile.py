@@ -184,19 +184,33 @@ class Resources:
     spill_bytes: int
 
 
+def _assemble(options: Sequence[str | Path]) -> str:
+    """What the assembler says; of the two that Triton brings along, the first that knows this PTX."""
+    folder = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    said = ""
+    for name in ("ptxas", "ptxas-blackwell"):
+        if (folder / name).exists():
+            done = subprocess.run([folder / name, *options], check=False, capture_output=True, text=True)
+            said = done.stderr
+            if done.returncode == 0:
+                return said
+            if "Unsupported .version" not in said:
+                break
+    raise RuntimeError(f"no assembler of Triton {triton.__version__} took the kernel: {said[:500]}")
+
+
 def resources(one: Launch, capability: int) -> Resources:
     """Compile for ``capability`` and read the assembler's report; needs no GPU."""
     compiled = compile_for(one, capability)
-    assembler = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
     # The "a" variant carries the warp-group products; Triton targets it for Hopper as well.
     arch = f"sm_{capability}{'a' if capability >= 90 else ''}"
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder, "kernel.ptx")
         source.write_text(compiled.asm["ptx"])
-        command: list[str | Path] = [assembler, "-v", "--gpu-name", arch, source, "-o", Path(folder, "kernel.cubin")]
+        options: list[str | Path] = ["-v", "--gpu-name", arch, source, "-o", Path(folder, "kernel.cubin")]
         if one.options.get("maxnreg"):
-            command[2:2] = [f"--maxrregcount={one.options['maxnreg']}"]
-        report = subprocess.run(command, check=True, capture_output=True, text=True).stderr
+            options[1:1] = [f"--maxrregcount={one.options['maxnreg']}"]
+        report = _assemble(options)
     registers, spilled = re.search(r"Used (\d+) registers", report), re.search(r"(\d+) bytes spill stores", report)
     if registers is None or spilled is None:
         raise RuntimeError(f"{one.name}: ptxas -v did not report registers and spills: {report[:200]!r}")

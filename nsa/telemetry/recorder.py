@@ -98,7 +98,7 @@ class Recorder:
         self._heartbeat, self._rates, self._device = heartbeat, rates, device
         self._log_every, self._steps, self._start_step = log_every, steps, start_step
         self._wall_before_s = wall_before_s
-        self._scalars = open_tensorboard(out) if tensorboard and is_main else None
+        self._scalars = open_tensorboard(out, start_step) if tensorboard and is_main else None
         self._files: dict[str, AppendCsv] = {}
         self._out, self._is_main = out, is_main
         if is_main:
@@ -241,15 +241,16 @@ class Recorder:
             self._scalars.close()
 
 
-def open_tensorboard(out: Path) -> Any:
-    """A writer of TensorBoard scalars into `tb/`. Raises SetupError where the package is missing."""
+def open_tensorboard(out: Path, start_step: int) -> Any:
+    """A writer of TensorBoard scalars into `tb/`, which makes a reader forget what an earlier start wrote behind
+    `start_step`, as the CSV files do. Raises SetupError where the package is missing."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise SetupError(
             "tensorboard=true needs the tensorboard package: install it, or set tensorboard=false (NSA_TB_DISABLE=1)"
         ) from None
-    return SummaryWriter(str(out / "tb"))
+    return SummaryWriter(str(out / "tb"), purge_step=start_step + 1)
 
 
 def _round(value: Any) -> Any:

@@ -176,10 +176,26 @@ def test_it_is_not_written_twice_and_out_belongs_to_it(original: Path, copy: Pat
 
 
 def test_a_copy_is_not_copied_again(copy: Path, work: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in copy.rglob("*")}
     again = _validator(work, "report", str(copy), "--share", "--out", "again")
     assert again.returncode == 2
     assert "such a copy already" in again.stderr
     assert not (work / "again").exists()
+    assert {path: path.stat().st_mtime_ns for path in copy.rglob("*")} == before, "what is refused changes nothing"
+
+
+def test_a_copy_that_is_judged_again_grows_no_white_space(copy: Path, work: Path) -> None:
+    from validator.stages.share import compact, is_compact
+
+    result = copy / "result.json"
+    whole = result.read_text(encoding="utf-8")
+    assert _validator(work, "report", str(copy)).returncode in (0, 1, 3)
+    assert not is_compact(result), "one that had room for it keeps it"
+    compact(result)
+    assert _validator(work, "report", str(copy)).returncode in (0, 1, 3)
+    assert is_compact(result)
+    assert json.loads(result.read_text(encoding="utf-8")) == json.loads(whole)
+    result.write_text(whole, encoding="utf-8")
 
 
 def test_a_large_folder_is_packed_and_still_judged_alike(original: Path, copy: Path, work: Path) -> None:

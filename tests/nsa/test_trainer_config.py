@@ -75,6 +75,20 @@ def test_all_mistakes_of_a_file_are_reported_at_once(tmp_path: Path) -> None:
     assert "`steps`; it belongs under `train:`" in said
 
 
+def test_a_section_or_key_that_stands_twice_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "twice.yaml"
+    for text, place in (
+        ("data: {accum: 2}\ndata: {seq_len: 8}\n", "line 2"),
+        ("data: {accum: 2, accum: 3}\n", "line 1"),
+    ):
+        path.write_text(text)
+        (said,) = problems(["--config", str(path)])
+        assert "stands twice" in said
+        assert place in said
+    path.write_text("data: &d {accum: 2}\noptim: {lr: 1.0}\n")
+    assert resolve(["--config", str(path)], {}).config.data.accum == 2
+
+
 def test_mistakes_of_all_layers_are_reported_at_once(tmp_path: Path) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text("data: {seq_len: many}\n")

@@ -383,8 +383,9 @@ def test_scalars_go_to_tensorboard(tmp_path: Path, train: Train, rows: Rows, mon
     written: list[tuple[str, float, int]] = []
 
     class Writer:
-        def __init__(self, folder: str) -> None:
+        def __init__(self, folder: str, *, purge_step: int) -> None:
             assert folder == str(tmp_path / "tb")
+            written.append(("purged from", 0.0, purge_step))
 
         def add_scalar(self, name: str, value: float, step: int) -> None:
             written.append((name, value, step))
@@ -393,12 +394,25 @@ def test_scalars_go_to_tensorboard(tmp_path: Path, train: Train, rows: Rows, mon
             written.append(("closed", 0.0, 0))
 
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=Writer))
-    assert train(tmp_path, "--steps", "2", "--tensorboard") == 0
+    assert train(tmp_path, "--steps", "2", "--tensorboard", "--save-final") == 0
     losses = [(step, value) for name, value, step in written if name == "loss"]
     table = rows(tmp_path / "training.csv")
     assert [step for step, _ in losses] == [1, 2]
     assert [value for _, value in losses] == pytest.approx([float(r["loss"]) for r in table])
     assert written[-1][0] == "closed"
+    assert train(tmp_path, "--steps", "3", "--tensorboard", "--resume") == 0
+    assert [step for name, _, step in written if name == "purged from"] == [1, 3]
+
+
+def test_an_out_that_cannot_be_is_said(
+    tmp_path: Path, train: Train, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    assert train(tmp_path / "file" / "below") == 2
+    assert f"out={tmp_path / 'file' / 'below'} cannot be created: Not a directory" in capsys.readouterr().err
+    monkeypatch.setattr("nsa.outdir.os.access", lambda path, mode: False)  # the superuser may write anywhere
+    assert train(tmp_path / "folder") == 2
+    assert "cannot be written to" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,15 @@ def test_the_command_prints_json_alone_or_lines_for_people(rank_server: RankServ
     assert "first batch" in said.out
 
 
+def test_ctrl_c_ends_it_without_a_traceback(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(smoke, "measure", interrupted)
+    assert main(["--batches", "2"]) == 130
+    assert capsys.readouterr().err == "nsa.data: interrupted\n"
+
+
 def test_lines_for_people_keep_errors_off_standard_output(capsys: Any) -> None:
     assert main(["--batches", "-1"]) == 2
     said = capsys.readouterr()

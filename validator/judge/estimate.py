@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from validator.judge.autocorrelation import block_length, effective_values, is_constant, t_quantile
 from validator.judge.window import UNSEEN_CHANGE
+from validator.model.catalogue import MAY_MISS
 
 __all__ = [
     "LEVEL",
@@ -235,11 +236,11 @@ def bootstrap_quantile(values: Floats, q: float, *, seed: str, what: str = "the 
         TooFewSamples: when fewer than 90 % of samples of this effective size would enclose the quantile.
     """
     n = len(values)
-    effective = effective_values(values)
+    effective = min(effective_values(values), n)  # steps that alternate reach no further into a tail than they are
     phi = (n - effective) / (n + effective)
     tail = max(q, 1 - q)
     # The two-sided interval loses 2.5 % on the near side; the rest of 10 % may be lost beyond the extreme value.
-    if effective < MIN_EFFECTIVE or tail**effective > 0.075:
+    if effective < MIN_EFFECTIVE or tail**effective > MAY_MISS:
         wanted = math.ceil(max(math.log(0.06) / math.log(tail), 4 * MIN_EFFECTIVE) * (1 + phi) / (1 - phi))
         raise TooFewSamples(
             f"too few samples of {what} for its {100 * q:g}th percentile: {n} rows with autocorrelation {phi:.2f} "

@@ -5,23 +5,38 @@ The catalogue lets `check` reject a criterion that could never be evaluated, bef
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Literal
 
 __all__ = [
+    "MAY_MISS",
     "METRICS",
     "SCALARS",
     "STATISTICS",
     "Metric",
     "Scalar",
     "is_open_scalar",
+    "least_rows",
 ]
 
 Window = Literal["steady", "whole"]
 
 STATISTICS = ("mean", "stdev", "cv", "min", "p50", "p95", "p99", "max", "first", "last", "n")
 """What may follow a series metric in a criterion. `stdev` is the population's; `cv` is stdev over mean."""
+
+
+MAY_MISS = 0.075
+"""Chance, at most, that a sample lies wholly on one side of a percentile that it gives an interval for."""
+
+_TAILS = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+
+
+def least_rows(statistic: str) -> int:
+    """Independent rows of a steady window without which a percentile has no interval; 1 for other statistics."""
+    tail = _TAILS.get(statistic)
+    return 1 if tail is None else math.ceil(math.log(MAY_MISS) / math.log(tail))
 
 
 @dataclass(frozen=True)

@@ -213,12 +213,20 @@ def finish(session: Session, state: State) -> tuple[ValidationReport, ReportPath
 
 
 def rerender(folder: RunFolder) -> tuple[ValidationReport, ReportPaths]:
-    """Judge a run folder again from what is on disk, and write its reports anew."""
-    from validator.stages.share import readable
+    """Judge a run folder again from what is on disk, and write its reports anew.
 
+    A copy for strangers whose result.json had to be written without white space keeps it so, since its size is bounded.
+    """
+    from validator.stages.share import compact, is_compact, is_shared, readable
+
+    was_compact = is_shared(folder) and is_compact(folder.root / "result.json")
     with readable(folder) as unpacked:
         record, ended = reconstruct(unpacked), end_of(folder)
-    return render(folder, record, judge(record), finished=ended.get("finished"), duration_s=ended.get("duration_s"))
+    finished, duration_s = ended.get("finished"), ended.get("duration_s")
+    report, paths = render(folder, record, judge(record), finished=finished, duration_s=duration_s)
+    if was_compact:
+        compact(paths.result)
+    return report, paths
 
 
 def inspect_directory(directory: Path, *, warmup_steps: int) -> tuple[RunReport, tuple[Finding, ...]]:

@@ -28,7 +28,17 @@ if TYPE_CHECKING:
     from validator.observe.pseudonyms import Pseudonyms
     from validator.report.write import ReportPaths
 
-__all__ = ["MAX_BYTES", "LeftOut", "Shared", "is_shared", "readable", "share"]
+__all__ = [
+    "MAX_BYTES",
+    "LeftOut",
+    "Shared",
+    "compact",
+    "is_compact",
+    "is_shared",
+    "readable",
+    "require_original",
+    "share",
+]
 
 MAX_BYTES = 3 * 2**20
 """Size that a shared folder is kept below: a repository and a mail take it."""
@@ -100,8 +110,7 @@ def share(
         FolderError: when the validation is still running, `out` holds something, or the copy could not be made clean;
             then nothing of it is left.
     """
-    if is_shared(folder):
-        raise FolderError(f"{folder.root} is such a copy already; share the run folder that it was made from")
+    require_original(folder)
     events = events_of(folder)
     if last_runner(folder, events).alive() and not ending(events):
         raise FolderError(f"{folder.header.run_id} is still being run; share it when it has ended")
@@ -118,6 +127,12 @@ def share(
         raise
 
 
+def require_original(folder: RunFolder) -> None:
+    """Raises FolderError when the folder is a copy that was made for strangers."""
+    if is_shared(folder):
+        raise FolderError(f"{folder.root} is such a copy already; share the run folder that it was made from")
+
+
 def _written(folder: RunFolder, target: Path, names: Pseudonyms, report: ValidationReport, max_bytes: int) -> Shared:
     target.mkdir(parents=True, exist_ok=True)
     texts, left_out = _cleaned(folder, names)
@@ -130,7 +145,7 @@ def _written(folder: RunFolder, target: Path, names: Pseudonyms, report: Validat
         judged, paths = _judged(copy)
         total = _total(target)
         if total > max_bytes:
-            _compact(paths.result)
+            compact(paths.result)
             total = _total(target)
         if total <= max_bytes:
             break
@@ -152,7 +167,15 @@ def _total(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def _compact(path: Path) -> None:
+def is_compact(path: Path) -> bool:
+    """Whether a file is JSON on one line."""
+    try:
+        return path.read_bytes().strip().count(b"\n") == 0
+    except OSError:
+        return False
+
+
+def compact(path: Path) -> None:
     """The same JSON without white space, which is nearly half of it."""
     found = json.loads(path.read_text(encoding="utf-8"))
     path.write_text(json.dumps(found, ensure_ascii=False, separators=(",", ":")) + "\n", encoding="utf-8")

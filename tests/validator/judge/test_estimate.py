@@ -19,6 +19,7 @@ from validator.judge.estimate import (
     exact,
     over_runs,
 )
+from validator.model.catalogue import least_rows
 
 from .samples import ar1
 
@@ -180,6 +181,17 @@ def test_a_slow_run_moves_rate_and_time_of_that_run_together() -> None:
     rate = over_runs([exact(100.0)], run_cv=0.02, sign=-1, seed="p")
     time = over_runs([exact(0.01)], run_cv=0.02, sign=1, seed="p")
     assert _width(combine("*", [rate, time])) == pytest.approx(0.0, abs=1e-12)
+
+
+@pytest.mark.parametrize(("statistic", "q"), [("p50", 0.5), ("p95", 0.95), ("p99", 0.99)])
+def test_with_fewer_rows_than_the_check_asks_for_nothing_decides_a_percentile(statistic: str, q: float) -> None:
+    least = least_rows(statistic)
+    rng = np.random.default_rng(5)
+    alternating = np.tile([1.0, 2.0], 200) + rng.normal(0, 0.1, 400)
+    bootstrap_quantile(np.full(least, 3.0), q, seed="r")
+    for short in (np.full(least - 1, 3.0), alternating[: least - 1], rng.normal(1, 0.1, least - 1)):
+        with pytest.raises(TooFewSamples):
+            bootstrap_quantile(short, q, seed="r")
 
 
 def test_t_quantile_is_scipys() -> None:
