@@ -1,7 +1,7 @@
 """The decode step by clusters, run on a CPU: ``step.cu`` itself, with every thread of a cluster a fiber.
 
-Where ``cluster/host.hpp`` stands for ``gpu.cuh``, a wrong wait, a read of memory that nobody wrote (it holds NaN), an address
-out of bounds or a barrier that not all reach end the test.
+Where ``cluster/host.hpp`` stands for ``gpu.cuh``, a wrong wait, a read of memory that nobody wrote (it holds NaN), an
+address out of bounds or a barrier that not all reach end the test.
 """
 
 from __future__ import annotations
@@ -227,7 +227,13 @@ def test_more_groups_than_processors_still_have_a_plan() -> None:
 
 
 @pytest.mark.parametrize(
-    "of", [sizes(1, 34, 2, 64), sizes(1, 4, 2, 96), sizes(1, 4, 2, 320), DecodeSizes(1, 4, 2, 64, 64, 4, 99, 5, 9, 32, 16, 64, 16)]
-)  # fmt: skip
+    "of",
+    [
+        sizes(1, 34, 2, 64),
+        sizes(1, 4, 2, 96),
+        sizes(1, 4, 2, 320),
+        DecodeSizes(1, 4, 2, 64, 64, 4, 99, 5, 9, 32, 16, 64, 16),
+    ],
+)
 def test_other_sizes_are_not_served(of: DecodeSizes) -> None:
     assert not served(of)
