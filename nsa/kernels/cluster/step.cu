@@ -2,7 +2,7 @@
 //
 // The P blocks of a cluster are on the GPU at the same time and reach each other's shared memory, so what they must
 // tell each other passes through it and through the cluster's barrier: no memory is polled, and there may be more
-// clusters than fit at once. Three barriers divide the step:
+// clusters than fit at once. Three barriers divide the step (a fourth tells that all blocks have begun):
 //
 //   keys of the compressed branch -> sums of weights -> barrier -> importance of blocks, the best of each share ->
 //   barrier -> the best of all, attention to them -> partial outputs -> barrier -> output
@@ -270,6 +270,7 @@ decode_step(const __grid_constant__ Arguments a) {
     const int thread = thread_index(), lane = thread % 32, warp = thread / 32, rank = cluster_rank();
     const int group = cluster_index(), b = group / G, g = group % G, everyone = rank + P * warp;
     const int ring = RING + warp * WARP_RING, scores = SCORES + warp * WARP_SCORES;
+    cluster_arrive();
     const int held = a.lengths[group];
 
     Query q;
@@ -395,6 +396,7 @@ decode_step(const __grid_constant__ Arguments a) {
             lse[n][j] = lse_of(m, cmp.l[n][j]);
         }
     }
+    cluster_wait();  // all blocks have begun, so their memory can be written
     tell_lse(LSE_CMP, lse);
     if (warp == WARPS - 1 && rank + 1 < P) {
         for (int i = lane; i < C * HEADS; i += 32)
