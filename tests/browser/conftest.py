@@ -44,9 +44,10 @@ phases:
     required: false
 """
 
+# No decision rests on a time: a run this short is not steady on a machine that is busy with other tests.
 CASES = {
     "go": {"steps": 120, "batch": 500, "accept": "loss.last < loss.first", "repeats": 4},
-    "no_go": {"steps": 120, "batch": 500, "accept": "toks_per_s.mean >= 1e12 tok/s", "repeats": 2},
+    "no_go": {"steps": 120, "batch": 500, "accept": "loss.last >= 1000", "repeats": 2},
     "inconclusive": {"steps": 15, "batch": 500, "accept": "toks_per_s.mean >= 100 tok/s", "repeats": 1},
     "in_progress": {"steps": 4000, "batch": 2000, "accept": "loss.last < loss.first", "repeats": 1},
 }

@@ -98,7 +98,8 @@ def test_the_committed_sample_is_as_good_as_a_page_of_today(opened: Open) -> Non
         page.keyboard.press("End")
         assert re.match(r"(Step|Second) [\d,]+: \S", figure.locator(".readout").inner_text())
         assert page.locator("section.phase:visible").count() == page.locator("section.phase").count() > 0
-        page.evaluate("[...document.querySelectorAll('section.phase')].slice(1).forEach(s => { s.hidden = true; })")
+        # Removed, not hidden: axe looks at what is hidden, too, and takes a minute for it.
+        page.evaluate("[...document.querySelectorAll('section.phase')].slice(1).forEach(s => s.remove())")
         assert _serious(page, without=COLOR_RULES) == [], "phases after the first are made alike"
 
 

@@ -88,8 +88,12 @@ def effective_values(values: Floats) -> float:
     of both parts', each with its own coefficient. Without such values this is `effective_size` of the series.
     """
     n = len(values)
-    variance = float(values.var(ddof=1)) if n > 1 else 0.0
-    if is_constant(values) or variance == 0.0:
+    if n < 2 or is_constant(values):
+        return float(n)
+    # Divided by a power of two, which changes no digit: squares of huge values would leave the range of floats.
+    values = np.ldexp(values, -math.frexp(float(np.abs(values).max()))[1])
+    variance = float(values.var(ddof=1))
+    if variance == 0.0:
         return float(n)
     center = float(np.median(values))
     reach = 5 * 1.4826 * float(np.median(np.abs(values - center)))

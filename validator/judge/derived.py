@@ -36,12 +36,15 @@ def rate_drift(rate: Windowed | None) -> DerivedScalar | None:
     """`rate.drift_pct`: the rate of the window's last third against its first, in percent.
 
     The interval is Student's t on the pooled scatter within the thirds, widened for autocorrelation. A run that was
-    never steady has a drift as well: that is what the number is for. None when there are too few rows.
+    never steady has a drift as well: that is what the number is for. None when there are too few rows, or when
+    rates are so absurd that their means leave the range of floats.
     """
     if rate is None or len(rate.values) < _MIN_ROWS or not np.isfinite(rate.values).all() or (rate.values <= 0).any():
         return None
     parts = np.array_split(np.arange(len(rate.values)), 3)
     means = [float(rate.numerator[part].sum() / rate.denominator[part].sum()) for part in parts]
+    if not all(0 < mean < np.inf for mean in means):
+        return None
     residuals = np.concatenate(
         [
             (rate.numerator[part] - mean * rate.denominator[part]) / rate.denominator[part].mean() / mean

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from validator.judge.autocorrelation import effective_values
 from validator.judge.decision import decide
 from validator.model.measure import ScalarValue
 
@@ -72,3 +73,21 @@ def test_one_giant_value_does_not_overflow_into_a_verdict() -> None:
     times[100] = 1e300
     report = judge_one("toks_per_s.mean >= 39", runs=[run_record("baseline", found=result(times=times))])
     assert verdict(report, "1").status != "PASS"
+
+
+def test_a_rate_whose_mean_is_below_the_smallest_number_has_no_drift() -> None:
+    rates = [1.2387463, 5e-324, 0.910649301, 1.58381368, 1.07538384, 1e308, 1.46307376, 1.03394844, 1e308, 0.656897898]
+    rates += [1.21063498, 1e308, 2.73903889e16, 0.893094714, 5e-324]
+    steps = [181, 198, 426, 598, 839, 1073, 1700, 1972, 3590, 8688, 33383, 304135, 876066, 1671435, 64194135]
+    rows = {"toks_per_s": series("toks_per_s", rates, steps=steps)}
+    found = result(series=rows, without=["step_time_s", "loss"])
+    report = judge_one("toks_per_s.cv < 1", "rate.drift_pct > -50", runs=[run_record("baseline", found=found)])
+    assert verdict(report, "2").status == "INCONCLUSIVE"
+
+
+@pytest.mark.parametrize("largest", [50.0, 1e200, 1e308])
+def test_a_series_counts_the_same_in_other_units_however_large(largest: float) -> None:
+    values = np.array([0.0, 0.0, 0.0, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0] * 20)
+    values[100] = largest
+    assert effective_values(values * 2.0**-7) == effective_values(values)
+    assert 1 <= effective_values(values) <= len(values)
