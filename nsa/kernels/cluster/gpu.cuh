@@ -21,7 +21,12 @@ DEVICE void sync_block() { __syncthreads(); }
 DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
 DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
 
+// Of programmatic dependent launch: the next kernel may be placed; wait for the one before and what it wrote.
+DEVICE void let_next_begin() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+DEVICE void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
 DEVICE float shuffle_xor(float x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
+DEVICE u64 shuffle_xor(u64 x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
 DEVICE float exp2_of(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -106,3 +111,5 @@ DEVICE void store_remote(int offset, int rank, u64 x) {
 }
 
 struct alignas(16) Sixteen { u32 x, y, z, w; };
+struct alignas(16) Two { u64 x, y; };
+struct alignas(8) Eight { u32 x, y; };

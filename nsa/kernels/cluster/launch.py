@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -133,10 +134,22 @@ def launch_cluster(
         given = arguments(q, gates, [_rows(x) for x in new], caches, lengths, top, o, scale=scale)
         parameters = (ctypes.c_void_p * 1)(ctypes.addressof(given))
         stream = torch.cuda.current_stream().cuda_stream
-        program.check(
-            driver.cuLaunchKernel(
-                function.handle, sizes.bg * plan.blocks, 1, 1, _THREADS, 1, 1, plan.shared_bytes, stream,
-                ctypes.addressof(parameters), 0,
-            )
-        )  # fmt: skip
+        config = _config(sizes.bg * plan.blocks, plan.shared_bytes, stream)
+        program.check(driver.cuLaunchKernelEx(config, function.handle, ctypes.addressof(parameters), 0))
     return o, top
+
+
+@functools.lru_cache(maxsize=64)
+def _config(grid: int, shared_bytes: int, stream: int) -> Any:
+    """A launch that may be placed while the kernel before it ends: the kernel waits for that one by itself."""
+    from cuda.bindings import driver
+
+    early = driver.CUlaunchAttribute()
+    early.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    early.value.programmaticStreamSerializationAllowed = 1
+    config = driver.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = grid, 1, 1
+    config.blockDimX, config.blockDimY, config.blockDimZ = _THREADS, 1, 1
+    config.sharedMemBytes, config.hStream = shared_bytes, stream
+    config.attrs, config.numAttrs = [early], 1
+    return config

@@ -36,14 +36,13 @@ class ClusterPlan:
     def shared_bytes(self) -> int:
         """Shared memory of a block; the layout is ``step.cu``'s."""
         of, all_warps = self.sizes, self.blocks * WARPS
-        heads, carried, top = _heads(of), of.l // of.d - 1, max(of.n_sel - 3, 1)
+        heads, carried, top = _heads(of), of.l // of.d - 1, of.n_sel - 3
         ring = WARPS * self.stages * _stage_bytes(of)
         scores = WARPS * max(self.tokens // WARPS, of.Dv) * heads * 4
-        arrived = 2 * of.Dv * heads * 4 + self.blocks * heads * 8
+        arrived = 2 * self.blocks * ceil_div(of.Dv, self.blocks) * heads * 4 + self.blocks * heads * 8
         weights = _aligned(ring + scores + arrived + WARPS * heads * 8 + (carried + self.tokens) * 4)
         keys = _aligned(weights + 2 * all_warps * heads * 4 + max(carried, 1) * heads * 4)
-        best = keys + self.tokens * of.d // of.l_sel * 8
-        return best + _aligned(self.blocks * top * 8) + _aligned(top * 4)
+        return keys + _aligned(WARPS * top * 8) + _aligned(self.blocks * top * 8) + _aligned(max(top, 1) * 4)
 
 
 def _aligned(n: int) -> int:
@@ -73,7 +72,7 @@ def served(of: DecodeSizes) -> bool:
         and of.l_sel % of.d == 0
         and of.l // of.d - 1 <= ROWS
         and WARPS * ROWS % per_block == 0
-        and 3 <= of.n_sel <= 3 + 256 // _PORTABLE_CLUSTER
+        and 3 <= of.n_sel <= 35
     )
 
 
@@ -83,7 +82,7 @@ def plans(of: DecodeSizes, *, processors: int, shared_limit: int) -> Iterator[Cl
     The largest cluster with which all batch rows and groups run at once comes first, then smaller ones, in case the GPU
     cannot place that many, then larger ones, whose blocks hold less each.
     """
-    counts = [1 << i for i in range(_PORTABLE_CLUSTER.bit_length())]
+    counts = range(1, _PORTABLE_CLUSTER + 1)
     fitting = [n for n in counts if of.bg * n <= processors] or [1]
     for blocks in [*reversed(fitting), *(n for n in counts if n > fitting[-1])]:
         share = ceil_div(ceil_div(of.n_positions, of.l_sel), blocks) * (of.l_sel // of.d)

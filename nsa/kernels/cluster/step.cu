@@ -27,7 +27,7 @@ constexpr int MOST_CHUNKS = TOKENS / (WARPS * ROWS);  // of compressed tokens, p
 constexpr int WINDOW_TILES = (WINDOW + ROWS * ALL_WARPS - 1) / (ROWS * ALL_WARPS);  // per warp
 constexpr int TILES_OF_BLOCK = (LS + ROWS - 1) / ROWS;
 constexpr int SELECTED_TILES = (NSEL * TILES_OF_BLOCK + ALL_WARPS - 1) / ALL_WARPS;  // per warp
-constexpr int COLUMNS = DV / P;  // of the output, per block
+constexpr int COLUMNS = (DV + P - 1) / P;  // of the output, per block
 
 DEVICE constexpr int max_of(int a, int b) { return a > b ? a : b; }
 DEVICE constexpr int min_of(int a, int b) { return a < b ? a : b; }
@@ -44,21 +44,21 @@ constexpr int WARP_RING = STAGES * STAGE;
 constexpr int SCORES = RING + WARPS * WARP_RING;
 constexpr int WARP_SCORES = max_of(MOST_CHUNKS * ROWS, DV) * HEADS * 4;
 constexpr int BASE_IN = SCORES + WARPS * WARP_SCORES;
-constexpr int CHOSEN_IN = BASE_IN + DV * HEADS * 4;
-constexpr int SUMS_IN = CHOSEN_IN + DV * HEADS * 4;
+constexpr int CHOSEN_IN = BASE_IN + P * COLUMNS * HEADS * 4;
+constexpr int SUMS_IN = CHOSEN_IN + P * COLUMNS * HEADS * 4;
 constexpr int SUMS = SUMS_IN + P * HEADS * 8;
 constexpr int WEIGHTS = SUMS + WARPS * HEADS * 8;
 constexpr int LSE_CMP = aligned(WEIGHTS + (C + TOKENS) * 4);
 constexpr int LSE_WIN = LSE_CMP + ALL_WARPS * HEADS * 4;
 constexpr int EDGE = LSE_WIN + ALL_WARPS * HEADS * 4;
 constexpr int KEYS = aligned(EDGE + max_of(C, 1) * HEADS * 4);
-constexpr int BEST = KEYS + TOKENS / M * 8;
-constexpr int CHOSEN = BEST + aligned(P * max_of(NTOP, 1) * 8);
+constexpr int BEST = KEYS + aligned(WARPS * NTOP * 8);
+constexpr int CHOSEN = BEST + aligned(P * NTOP * 8);
 constexpr int SHARED_BYTES = CHOSEN + aligned(max_of(NTOP, 1) * 4);
 
 static_assert(WARP_RING >= DV * HEADS * 4, "a warp's output must fit into its ring");
-static_assert(DV % P == 0 && DK % 64 == 0 && DV % 64 == 0 && THREADS % HEADS == 0 && C <= ROWS, "not served");
-static_assert(TOKENS % (WARPS * ROWS) == 0 && WARPS * ROWS % M == 0 && P * NTOP <= THREADS, "not served");
+static_assert(P <= 8 && DK % 64 == 0 && DV % 64 == 0 && THREADS % HEADS == 0 && C <= ROWS, "not served");
+static_assert(TOKENS % (WARPS * ROWS) == 0 && WARPS * ROWS % M == 0 && NTOP <= 32, "not served");
 
 constexpr float NONE = -1e30f;
 
@@ -202,11 +202,37 @@ DEVICE void tell_lse(int of, const float (&lse)[TILES_OF_HEADS][2]) {
     }
 }
 
-// How many of `count` numbers are larger than x.
-DEVICE int larger(int numbers, int count, u64 x) {
+// Of two lanes `distance` apart the first gets the larger number if `down`, else the smaller one.
+DEVICE void exchange(u64 &x, int distance, bool down) {
+    const u64 other = shuffle_xor(x, distance);
+    const bool larger_one = ((thread_index() & distance) == 0) == down;
+    x = larger_one == (x < other) ? other : x;
+}
+
+// Sort a warp's numbers, the largest first; bitonic.
+DEVICE void sort_warp(u64 &x) {
+#pragma unroll
+    for (int size = 2; size <= 32; size *= 2)
+#pragma unroll
+        for (int distance = size / 2; distance; distance /= 2) exchange(x, distance, (thread_index() & size & 31) == 0);
+}
+
+// The 32 largest of two sorted warps of numbers, sorted.
+DEVICE void merge_warp(u64 &x, u64 y) {
+    const u64 other = shuffle_xor(y, 31);
+    x = x < other ? other : x;
+#pragma unroll
+    for (int distance = 16; distance; distance /= 2) exchange(x, distance, true);
+}
+
+// How many of COUNT numbers are larger than x, which is not 0; an odd last place holds 0.
+template <int COUNT> DEVICE int larger(int numbers, u64 x) {
     int found = 0;
-#pragma unroll 8
-    for (int i = 0; i < count; i++) found += at<u64>(numbers + 8 * i) > x;
+#pragma unroll 16
+    for (int i = 0; i < COUNT; i += 2) {
+        const Two two = at<Two>(numbers + 8 * i);
+        found += (two.x > x) + (two.y > x);
+    }
     return found;
 }
 
@@ -239,13 +265,29 @@ DEVICE float gate_of(const void *gates, long long i) {
 #endif
 }
 
-// One warp: the mean of the last L raw rows, the newest of them `fresh`, into row `to` of a cache.
-template <int DIM> DEVICE void complete(const u16 *raw, const u16 *fresh, u16 *to, int t) {
-    for (int c = thread_index() % 32; c < DIM; c += 32) {
-        float sum = unpack(fresh[c]);
-#pragma unroll 8
-        for (int slot = 0; slot < L; slot++) sum += slot == t % L ? 0.0f : unpack(raw[(long long)slot * (G * DIM) + c]);
-        to[c] = (u16)pack(sum * (1.0f / L), 0.0f);
+DEVICE float low_of(u32 x) { return unpack((u16)x); }
+DEVICE float high_of(u32 x) { return unpack((u16)(x >> 16)); }
+
+// One warp: the means of the last L raw rows, the newest of them `fresh`, into row `to` of the caches; all at once.
+struct Completed { const u16 *raw, *fresh; u16 *to; };
+DEVICE void complete(const Completed &k, const Completed &v, int t) {
+    for (int i = thread_index() % 32; i < (DK + DV) / 4; i += 32) {
+        const bool key = i < DK / 4;
+        const int c = 4 * (key ? i : i - DK / 4), stride = G * (key ? DK : DV);
+        const u16 *raw = (key ? k.raw : v.raw) + c;
+        const Eight newest = *reinterpret_cast<const Eight *>((key ? k.fresh : v.fresh) + c);
+        float sum[4] = {low_of(newest.x), high_of(newest.x), low_of(newest.y), high_of(newest.y)};
+#pragma unroll 32
+        for (int slot = 0; slot < L; slot++) {
+            const Eight row = *reinterpret_cast<const Eight *>(raw + slot * stride);
+            if (slot == t % L) continue;
+            sum[0] += low_of(row.x);
+            sum[1] += high_of(row.x);
+            sum[2] += low_of(row.y);
+            sum[3] += high_of(row.y);
+        }
+        const Eight mean = {pack(sum[0] * (1.0f / L), sum[1] * (1.0f / L)), pack(sum[2] * (1.0f / L), sum[3] * (1.0f / L))};
+        *reinterpret_cast<Eight *>((key ? k.to : v.to) + c) = mean;
     }
 }
 
@@ -271,6 +313,8 @@ decode_step(const __grid_constant__ Arguments a) {
     const int group = cluster_index(), b = group / G, g = group % G, everyone = rank + P * warp;
     const int ring = RING + warp * WARP_RING, scores = SCORES + warp * WARP_SCORES;
     cluster_arrive();
+    let_next_begin();
+    wait_for_previous();
     const int held = a.lengths[group];
 
     Query q;
@@ -318,8 +362,8 @@ decode_step(const __grid_constant__ Arguments a) {
 
     // The warp that reads the compressed token which this position completes makes it.
     if (fits && seen > 0 && (t + 1 - L) % STRIDE == 0 && seen - 1 >= first_token && seen - 1 < first_token + per_warp) {
-        complete<DK>(ring_k, raw_k, a.cmp.k + (((long long)b * a.n_cmp + seen - 1) * G + g) * DK, t);
-        complete<DV>(ring_v, raw_v, a.cmp.v + (((long long)b * a.n_cmp + seen - 1) * G + g) * DV, t);
+        complete({ring_k, raw_k, a.cmp.k + (((long long)b * a.n_cmp + seen - 1) * G + g) * DK},
+                 {ring_v, raw_v, a.cmp.v + (((long long)b * a.n_cmp + seen - 1) * G + g) * DV}, t);
         sync_warp();
     }
 
@@ -342,21 +386,8 @@ decode_step(const __grid_constant__ Arguments a) {
     };
     for (int i = 0; i < STAGES; i++) load(i);
 
-    // Store the position: six rows, each by one warp.
-    if (fits && everyone < 6) {
-        const int i = everyone;
-        const u16 *from = i == 0 ? raw_k : i == 1 ? raw_v : i == 2 ? k_sel.fresh : i == 3 ? v_sel.fresh
-                                                              : i == 4 ? k_win.fresh : v_win.fresh;
-        u16 *to = i == 0   ? ring_k + (long long)(t % L) * (G * DK)
-                  : i == 1 ? ring_v + (long long)(t % L) * (G * DV)
-                  : i == 2 ? const_cast<u16 *>(k_sel.base) + (long long)t * (G * DK)
-                  : i == 3 ? const_cast<u16 *>(v_sel.base) + (long long)t * (G * DV)
-                  : i == 4 ? const_cast<u16 *>(k_win.base) + (long long)(t % a.n_win) * (G * DK)
-                           : const_cast<u16 *>(v_win.base) + (long long)(t % a.n_win) * (G * DV);
-        for (int c = lane; c < (i % 2 ? DV : DK) / 8; c += 32)
-            reinterpret_cast<Sixteen *>(to)[c] = reinterpret_cast<const Sixteen *>(from)[c];
-    }
-    for (int i = thread; i < P * NTOP; i += THREADS) at<u64>(BEST + 8 * i) = 0;
+    for (int i = thread; i < (P * NTOP + 1) / 2 * 2; i += THREADS) at<u64>(BEST + 8 * i) = 0;
+    if (WARPS * NTOP % 2 && thread == 0) at<u64>(KEYS + 8 * WARPS * NTOP) = 0;
     for (int i = thread; i < NTOP; i += THREADS) at<int>(CHOSEN + 4 * i) = -1;
     for (int i = thread; i < C * HEADS; i += THREADS) if (rank == 0) at<float>(EDGE + 4 * i) = -INFINITY;
 
@@ -404,6 +435,20 @@ decode_step(const __grid_constant__ Arguments a) {
     }
     cluster_arrive();
 
+    // Store the position: six rows, each by one warp.
+    if (fits && everyone < 6) {
+        const int i = everyone;
+        const u16 *from = i == 0 ? raw_k : i == 1 ? raw_v : i == 2 ? k_sel.fresh : i == 3 ? v_sel.fresh
+                                                              : i == 4 ? k_win.fresh : v_win.fresh;
+        u16 *to = i == 0   ? ring_k + (long long)(t % L) * (G * DK)
+                  : i == 1 ? ring_v + (long long)(t % L) * (G * DV)
+                  : i == 2 ? const_cast<u16 *>(k_sel.base) + (long long)t * (G * DK)
+                  : i == 3 ? const_cast<u16 *>(v_sel.base) + (long long)t * (G * DV)
+                  : i == 4 ? const_cast<u16 *>(k_win.base) + (long long)(t % a.n_win) * (G * DK)
+                           : const_cast<u16 *>(v_win.base) + (long long)(t % a.n_win) * (G * DV);
+        for (int c = lane; c < (i % 2 ? DV : DK) / 8; c += 32)
+            reinterpret_cast<Sixteen *>(to)[c] = reinterpret_cast<const Sixteen *>(from)[c];
+    }
     Part win;
     win.clear();
     for (int i = chunks; i < values_at; i += 2) {
@@ -452,22 +497,29 @@ decode_step(const __grid_constant__ Arguments a) {
         }
     }
     sync_block();
-    for (int i = thread; i < blocks; i += THREADS) {
-        float score = 0.0f;
-#pragma unroll
-        for (int j = -C; j < M; j++) {
-            const int times = j < 0 ? C + 1 + j : min(C + 1, M - j);
-            score += (float)times * at<float>(WEIGHTS + (C + i * M + j) * 4);
-        }
-        const int block = first_block + i;
-        const bool competes = block >= 1 && block < own - 1;
-        at<u64>(KEYS + 8 * i) = competes ? (u64)bits_of(score) << 32 | (0xffffffffu - (u32)block) : 0;
-    }
-    sync_block();
     if (NTOP > 0) {
-        for (int i = thread; i < blocks; i += THREADS) {
-            const u64 key = at<u64>(KEYS + 8 * i);
-            const int place = key ? larger(KEYS, blocks, key) : NTOP;
+        u64 best = 0;
+        for (int first = 32 * warp; first < blocks; first += THREADS) {
+            const int i = first + lane, block = first_block + i;
+            u64 key = 0;
+            if (i < blocks && block >= 1 && block < own - 1) {
+                float score = 0.0f;
+#pragma unroll
+                for (int j = -C; j < M; j++) {
+                    const int times = j < 0 ? C + 1 + j : min(C + 1, M - j);
+                    score += (float)times * at<float>(WEIGHTS + (C + i * M + j) * 4);
+                }
+                key = (u64)bits_of(score) << 32 | (0xffffffffu - (u32)block);
+            }
+            sort_warp(key);
+            if (first == 32 * warp) best = key;
+            else merge_warp(best, key);
+        }
+        if (lane < NTOP) at<u64>(KEYS + 8 * (warp * NTOP + lane)) = best;
+        sync_block();
+        if (thread < WARPS * NTOP) {
+            const u64 key = at<u64>(KEYS + 8 * thread);
+            const int place = key ? larger<WARPS * NTOP>(KEYS, key) : NTOP;
             if (place < NTOP) {
 #pragma unroll
                 for (int to = 0; to < P; to++) store_remote(BEST + 8 * (rank * NTOP + place), to, key);
@@ -502,7 +554,7 @@ decode_step(const __grid_constant__ Arguments a) {
     // The best of all blocks, best first.
     if (NTOP > 0 && thread < P * NTOP) {
         const u64 key = at<u64>(BEST + 8 * thread);
-        const int place = key ? larger(BEST, P * NTOP, key) : NTOP;
+        const int place = key ? larger<P * NTOP>(BEST, key) : NTOP;
         if (place < NTOP) at<int>(CHOSEN + 4 * place) = (int)(0xffffffffu - (u32)key);
     }
     sync_block();
@@ -606,7 +658,7 @@ decode_step(const __grid_constant__ Arguments a) {
     cluster_wait();
 
     for (int i = thread; i < COLUMNS * HEADS; i += THREADS) {
-        if (h >= HPG) continue;
+        if (h >= HPG || rank * COLUMNS + i / HEADS >= DV) continue;
         float most = NONE, sum = 0.0f, base = 0.0f, chosen = 0.0f;
 #pragma unroll
         for (int p = 0; p < P; p++) most = fmaxf(most, at<float2>(SUMS_IN + (p * HEADS + h) * 8).x);

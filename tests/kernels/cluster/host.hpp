@@ -22,6 +22,8 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 struct float2 { float x, y; };
 struct alignas(16) Sixteen { u32 x, y, z, w; };
+struct alignas(16) Two { u64 x, y; };
+struct alignas(8) Eight { u32 x, y; };
 using std::max;
 using std::min;
 
@@ -114,6 +116,10 @@ DEVICE void cluster_arrive() {
 }
 DEVICE void cluster_wait() { host::wait(host::world.barrier, host::world.now->phase); }
 
+DEVICE void let_next_begin() {}
+DEVICE void wait_for_previous() {}
+
+DEVICE u64 shuffle_xor(u64 x, int mask) { return host::exchange(x)[thread_index() % 32 ^ mask]; }
 DEVICE float shuffle_xor(float x, int mask) { return host::exchange(x)[thread_index() % 32 ^ mask]; }
 DEVICE float exp2_of(float x) { return std::exp2(x); }
 DEVICE float log2_of(float x) { return std::log2(x); }
