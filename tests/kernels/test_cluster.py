@@ -59,6 +59,8 @@ PAPER = Geometry()
 CASES = {
     "125M": Case(2, 12, 2, 64, 64, 1500, PAPER, 2, 256, 8, (0, 30, 31, 64, 511, 1499, 1500)),
     "wide, in few stages": Case(1, 16, 1, 128, 128, 2200, PAPER, 4, 256, 3, (31, 1600, 2199)),
+    "a cluster of six, room for all values": Case(1, 6, 1, 64, 64, 1500, PAPER, 6, 128, 8, (200, 1499)),
+    "a cluster of three, more chunks than stages": Case(1, 9, 1, 64, 128, 4500, PAPER, 3, 384, 3, (1300, 4499)),
     "one head per group, a block alone": Case(1, 2, 2, 64, 64, 700, PAPER, 1, 256, 5, (0, 699)),
     "block that is no multiple of a tile, keys in three parts": Case(
         1, 9, 1, 192, 64, 420, Geometry(l=24, d=12, l_sel=24, n_sel=6, w=50), 2, 128, 4, (23, 200, 419)

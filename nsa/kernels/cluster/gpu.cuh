@@ -26,6 +26,7 @@ DEVICE void let_next_begin() { asm volatile("griddepcontrol.launch_dependents;" 
 DEVICE void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 DEVICE float shuffle_xor(float x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
+DEVICE int shuffle_xor(int x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
 DEVICE u64 shuffle_xor(u64 x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
 DEVICE float exp2_of(float x) {
     float y;
@@ -62,13 +63,14 @@ DEVICE float unpack(u16 x) {
 // Shared memory by its byte offset.
 DEVICE u32 shared_address(int offset) { return (u32)__cvta_generic_to_shared(shared) + offset; }
 
+// Of what copies brought: their order with ordinary reads and writes is kept by sync_warp alone.
 DEVICE void load_matrices(u32 (&r)[4], int offset) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(shared_address(offset)) : "memory");
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(shared_address(offset)));
 }
 DEVICE void load_matrices_transposed(u32 (&r)[4], int offset) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(shared_address(offset)) : "memory");
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(shared_address(offset)));
 }
 DEVICE u32 transpose(u32 x) {
     u32 y;
@@ -85,7 +87,8 @@ DEVICE void multiply_add(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// Sixteen bytes of global memory into shared memory, or zeros; they are there once their group is waited for.
+// Sixteen bytes of global memory into shared memory, or zeros, and then nothing is read; they are there once their group
+// is waited for.
 DEVICE void copy_later(int offset, const void *from, bool there) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
                  :: "r"(shared_address(offset)), "l"(__cvta_generic_to_global(from)), "r"(there ? 16 : 0) : "memory");

@@ -42,7 +42,7 @@ class ClusterPlan:
         arrived = 2 * self.blocks * ceil_div(of.Dv, self.blocks) * heads * 4 + self.blocks * heads * 8
         weights = _aligned(ring + scores + arrived + WARPS * heads * 8 + (carried + self.tokens) * 4)
         keys = _aligned(weights + 2 * all_warps * heads * 4 + max(carried, 1) * heads * 4)
-        return keys + _aligned(WARPS * top * 8) + _aligned(self.blocks * top * 8) + _aligned(max(top, 1) * 4)
+        return keys + WARPS * top * 8 + ceil_div(self.blocks * top, 4) * 32 + _aligned(max(top, 1) * 4)
 
 
 def _aligned(n: int) -> int:

@@ -52,8 +52,9 @@ constexpr int LSE_CMP = aligned(WEIGHTS + (C + TOKENS) * 4);
 constexpr int LSE_WIN = LSE_CMP + ALL_WARPS * HEADS * 4;
 constexpr int EDGE = LSE_WIN + ALL_WARPS * HEADS * 4;
 constexpr int KEYS = aligned(EDGE + max_of(C, 1) * HEADS * 4);
-constexpr int BEST = KEYS + aligned(WARPS * NTOP * 8);
-constexpr int CHOSEN = BEST + aligned(P * NTOP * 8);
+constexpr int CANDIDATES = (P * NTOP + 3) / 4 * 4;
+constexpr int BEST = KEYS + WARPS * NTOP * 8;
+constexpr int CHOSEN = BEST + CANDIDATES * 8;
 constexpr int SHARED_BYTES = CHOSEN + aligned(max_of(NTOP, 1) * 4);
 
 static_assert(WARP_RING >= DV * HEADS * 4, "a warp's output must fit into its ring");
@@ -110,23 +111,31 @@ template <int DIM> DEVICE void load_rows(int stage, const Rows &rows, int first,
 #pragma unroll
     for (int k = 0; k < ROWS * DIM / 8 / 32; k++) {
         const int i = lane + 32 * k, r = i / (DIM / 8), c = i % (DIM / 8), row = first + r;
-        const u16 *from = row == rows.newest ? rows.fresh : rows.base + (long long)row * (G * DIM);
-        const bool there = row < end;
-        copy_later(stage + piece<DIM>(r, c), there ? from + 8 * c : rows.base, there);
+        const u16 *from = row == rows.newest ? rows.fresh : rows.base + row * (G * DIM);
+        copy_later(stage + piece<DIM>(r, c), from + 8 * c, row < end);
     }
 }
 
-// Scores [16 keys, heads] of a stage of keys, not yet scaled.
+// Scores [16 keys, heads] of a stage of keys, not yet scaled. Two sums, for the next product waits for the one before.
 DEVICE void scores_of(float (&s)[TILES_OF_HEADS][4], int stage, const Query &q) {
     const int lane = thread_index() % 32, row = lane % 16, half = lane / 16;
+    float odd[TILES_OF_HEADS][4];
 #pragma unroll
-    for (int n = 0; n < TILES_OF_HEADS; n++) s[n][0] = s[n][1] = s[n][2] = s[n][3] = 0.0f;
+    for (int n = 0; n < TILES_OF_HEADS; n++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) s[n][i] = odd[n][i] = 0.0f;
+    }
 #pragma unroll
     for (int k = 0; k < DK / 16; k++) {
         u32 a[4];
         load_matrices(a, stage + piece<DK>(row, 2 * k + half));
 #pragma unroll
-        for (int n = 0; n < TILES_OF_HEADS; n++) multiply_add(s[n], a, q.x[n][k]);
+        for (int n = 0; n < TILES_OF_HEADS; n++) multiply_add(k % 2 ? odd[n] : s[n], a, q.x[n][k]);
+    }
+#pragma unroll
+    for (int n = 0; n < TILES_OF_HEADS; n++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) s[n][i] += odd[n][i];
     }
 }
 
@@ -180,15 +189,23 @@ DEVICE void joint_lse(float (&lse)[TILES_OF_HEADS][2], int of) {
     const int lane = thread_index() % 32;
 #pragma unroll
     for (int n = 0; n < TILES_OF_HEADS; n++) {
+        float2 x[P];
+        float2 m = {NONE, NONE}, sum = {0.0f, 0.0f};
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const int h = 8 * n + lane % 4 * 2 + i;
-            float m = NONE, sum = 0.0f;
-            for (int w = lane / 4; w < ALL_WARPS; w += 8) m = fmaxf(m, at<float>(of + (w * HEADS + h) * 4));
-            m = max_over_rows(m);
-            for (int w = lane / 4; w < ALL_WARPS; w += 8) sum += exp2_of(at<float>(of + (w * HEADS + h) * 4) - m);
-            lse[n][i] = m + log2_of(sum_over_rows(sum));
+        for (int i = 0; i < P; i++) {
+            x[i] = at<float2>(of + ((lane / 4 + 8 * i) * HEADS + 8 * n + lane % 4 * 2) * 4);
+            m.x = fmaxf(m.x, x[i].x);
+            m.y = fmaxf(m.y, x[i].y);
         }
+        m.x = max_over_rows(m.x);
+        m.y = max_over_rows(m.y);
+#pragma unroll
+        for (int i = 0; i < P; i++) {
+            sum.x += exp2_of(x[i].x - m.x);
+            sum.y += exp2_of(x[i].y - m.y);
+        }
+        lse[n][0] = m.x + log2_of(sum_over_rows(sum.x));
+        lse[n][1] = m.y + log2_of(sum_over_rows(sum.y));
     }
 }
 
@@ -225,15 +242,15 @@ DEVICE void merge_warp(u64 &x, u64 y) {
     for (int distance = 16; distance; distance /= 2) exchange(x, distance, true);
 }
 
-// How many of COUNT numbers are larger than x, which is not 0; an odd last place holds 0.
+// How many of COUNT numbers, a multiple of 4, are larger than x. Two neighboring threads ask the same and share the work.
 template <int COUNT> DEVICE int larger(int numbers, u64 x) {
     int found = 0;
-#pragma unroll 16
-    for (int i = 0; i < COUNT; i += 2) {
-        const Two two = at<Two>(numbers + 8 * i);
+#pragma unroll
+    for (int i = 0; i < COUNT; i += 4) {
+        const Two two = at<Two>(numbers + 8 * (i + thread_index() % 2 * 2));
         found += (two.x > x) + (two.y > x);
     }
-    return found;
+    return found + shuffle_xor(found, 1);
 }
 
 // Store a part's values at `offset` as [DV, HEADS], each head times its factor, and other's with theirs.
@@ -328,14 +345,6 @@ decode_step(const __grid_constant__ Arguments a) {
             q.x[n][k][1] = h < HPG ? *reinterpret_cast<const u32 *>(from + 16 * k + 8) : 0;
         }
     }
-    float gate[3][TILES_OF_HEADS][2];
-#pragma unroll
-    for (int i = 0; i < 3 * TILES_OF_HEADS * 2; i++) {
-        const int h = i / 2 % TILES_OF_HEADS * 8 + lane % 4 * 2 + i % 2;
-        gate[i / 2 / TILES_OF_HEADS][i / 2 % TILES_OF_HEADS][i % 2] =
-            h < HPG ? gate_of(a.gates, ((long long)b * G * HPG + g * HPG + h) * 3 + i / 2 / TILES_OF_HEADS) : 0.0f;
-    }
-
     const bool fits = held < a.n_sel;
     const int t = min(held, a.n_sel - 1), own = t / LS;
     const int seen = t + 1 < L ? 0 : (t + 1 - L) / STRIDE + 1;
@@ -369,7 +378,7 @@ decode_step(const __grid_constant__ Arguments a) {
 
     // The ring's order: keys of the compressed branch, window, values of the compressed branch.
     const int values_at = chunks + 2 * WINDOW_TILES, end_at = values_at + chunks;
-    const auto load = [&](int i) {
+    const auto fetch = [&](int i) {
         const int stage = ring + i % STAGES * STAGE;
         if (i < chunks) {
             load_rows<DK>(stage, k_cmp, first_token + ROWS * i, seen);
@@ -382,12 +391,18 @@ decode_step(const __grid_constant__ Arguments a) {
         } else if (i < end_at) {
             load_rows<DV>(stage, v_cmp, first_token + ROWS * (i - values_at), seen);
         }
+    };
+    const auto load = [&](int i) {
+        fetch(i);
         close_group();
     };
-    for (int i = 0; i < STAGES; i++) load(i);
+    // Memory is to bring all keys first; where there is room, values follow while blocks tell each other their sums.
+    for (int i = 0; i < STAGES; i++) {
+        if (!ROOM || i < values_at) fetch(i);
+        close_group();
+    }
 
-    for (int i = thread; i < (P * NTOP + 1) / 2 * 2; i += THREADS) at<u64>(BEST + 8 * i) = 0;
-    if (WARPS * NTOP % 2 && thread == 0) at<u64>(KEYS + 8 * WARPS * NTOP) = 0;
+    for (int i = thread; i < CANDIDATES; i += THREADS) at<u64>(BEST + 8 * i) = 0;
     for (int i = thread; i < NTOP; i += THREADS) at<int>(CHOSEN + 4 * i) = -1;
     for (int i = thread; i < C * HEADS; i += THREADS) if (rank == 0) at<float>(EDGE + 4 * i) = -INFINITY;
 
@@ -434,25 +449,15 @@ decode_step(const __grid_constant__ Arguments a) {
             store_remote(EDGE + 4 * i, rank + 1, at<float>(scores + ((per_warp - 1 - i / HEADS) * HEADS + i % HEADS) * 4));
     }
     cluster_arrive();
-
-    // Store the position: six rows, each by one warp.
-    if (fits && everyone < 6) {
-        const int i = everyone;
-        const u16 *from = i == 0 ? raw_k : i == 1 ? raw_v : i == 2 ? k_sel.fresh : i == 3 ? v_sel.fresh
-                                                              : i == 4 ? k_win.fresh : v_win.fresh;
-        u16 *to = i == 0   ? ring_k + (long long)(t % L) * (G * DK)
-                  : i == 1 ? ring_v + (long long)(t % L) * (G * DV)
-                  : i == 2 ? const_cast<u16 *>(k_sel.base) + (long long)t * (G * DK)
-                  : i == 3 ? const_cast<u16 *>(v_sel.base) + (long long)t * (G * DV)
-                  : i == 4 ? const_cast<u16 *>(k_win.base) + (long long)(t % a.n_win) * (G * DK)
-                           : const_cast<u16 *>(v_win.base) + (long long)(t % a.n_win) * (G * DV);
-        for (int c = lane; c < (i % 2 ? DV : DK) / 8; c += 32)
-            reinterpret_cast<Sixteen *>(to)[c] = reinterpret_cast<const Sixteen *>(from)[c];
+    if (ROOM) {
+        for (int i = values_at; i < STAGES; i++) fetch(i);
+        close_group();
     }
+
     Part win;
     win.clear();
     for (int i = chunks; i < values_at; i += 2) {
-        wait_group<STAGES - 2>();
+        wait_group<STAGES - 2>();  // with ROOM one group more than is needed
         sync_warp();
         const int first = ROWS * (everyone + ALL_WARPS * ((i - chunks) / 2));
         if (first < in_window)
@@ -474,26 +479,40 @@ decode_step(const __grid_constant__ Arguments a) {
     joint_lse(lse, LSE_CMP);
 
     // Weights of the compressed tokens, heads summed; then of the blocks they reach into.
-    const auto weight_of = [&](int offset) {
-        float w = 0.0f;
+    constexpr int AT_A_TIME = 4;
+    const auto weights_of = [&](float (&w)[AT_A_TIME], int offset, int first, int count) {
 #pragma unroll
-        for (int n = 0; n < TILES_OF_HEADS; n++) {
-            const float2 s = at<float2>(offset + (8 * n + lane % 4 * 2) * 4);
-            const int h = 8 * n + lane % 4 * 2;
-            w += (h < HPG ? exp2_of(s.x - lse[n][0]) : 0.0f) + (h + 1 < HPG ? exp2_of(s.y - lse[n][1]) : 0.0f);
+        for (int i = 0; i < AT_A_TIME; i++) {
+            const int token = min(first + 8 * i + lane / 4, count - 1);
+            w[i] = 0.0f;
+#pragma unroll
+            for (int n = 0; n < TILES_OF_HEADS; n++) {
+                const int h = 8 * n + lane % 4 * 2;
+                const float2 x = at<float2>(offset + (token * HEADS + h) * 4);
+                w[i] += (h < HPG ? exp2_of(x.x - lse[n][0]) : 0.0f) + (h + 1 < HPG ? exp2_of(x.y - lse[n][1]) : 0.0f);
+            }
         }
-        w += shuffle_xor(w, 1);
-        return w + shuffle_xor(w, 2);
+#pragma unroll
+        for (int i = 0; i < AT_A_TIME; i++) w[i] += shuffle_xor(w[i], 1);
+#pragma unroll
+        for (int i = 0; i < AT_A_TIME; i++) w[i] += shuffle_xor(w[i], 2);
     };
-    for (int i = 0; i < per_warp; i += 8) {
-        const float w = weight_of(scores + (i + lane / 4) * HEADS * 4);
-        if (lane % 4 == 0) at<float>(WEIGHTS + (C + warp * per_warp + i + lane / 4) * 4) = w;
+    for (int first = 0; first < per_warp; first += 8 * AT_A_TIME) {
+        float w[AT_A_TIME];
+        weights_of(w, scores, first, per_warp);
+#pragma unroll
+        for (int i = 0; i < AT_A_TIME; i++) {
+            const int token = first + 8 * i + lane / 4;
+            if (lane % 4 == 0 && token < per_warp) at<float>(WEIGHTS + (C + warp * per_warp + token) * 4) = w[i];
+        }
     }
-    if (warp == 0) {
-        for (int i = 0; i < C; i += 8) {
-            const int back = min(i + lane / 4, C - 1);
-            const float w = weight_of(EDGE + back * HEADS * 4);
-            if (lane % 4 == 0 && i + lane / 4 < C) at<float>(WEIGHTS + (C - 1 - back) * 4) = w;
+    if (C > 0 && warp == 0) {
+        float w[AT_A_TIME];
+        weights_of(w, EDGE, 0, C);
+#pragma unroll
+        for (int i = 0; i < AT_A_TIME; i++) {
+            const int back = 8 * i + lane / 4;
+            if (lane % 4 == 0 && back < C) at<float>(WEIGHTS + (C - 1 - back) * 4) = w[i];
         }
     }
     sync_block();
@@ -517,21 +536,31 @@ decode_step(const __grid_constant__ Arguments a) {
         }
         if (lane < NTOP) at<u64>(KEYS + 8 * (warp * NTOP + lane)) = best;
         sync_block();
-        if (thread < WARPS * NTOP) {
-            const u64 key = at<u64>(KEYS + 8 * thread);
-            const int place = key ? larger<WARPS * NTOP>(KEYS, key) : NTOP;
-            if (place < NTOP) {
 #pragma unroll
-                for (int to = 0; to < P; to++) store_remote(BEST + 8 * (rank * NTOP + place), to, key);
+        for (int first = 0; first < WARPS * NTOP; first += THREADS / 2) {
+            const int i = first + thread / 2;
+            const u64 key = i < WARPS * NTOP ? at<u64>(KEYS + 8 * i) : 0;
+            const int place = larger<WARPS * NTOP>(KEYS, key);
+            if (key && place < NTOP) {
+#pragma unroll
+                for (int to = 0; to < P; to += 2)
+                    if (to + thread % 2 < P) store_remote(BEST + 8 * (rank * NTOP + place), to + thread % 2, key);
             }
         }
     }
     cluster_arrive();
 
     const auto add_compressed = [&] {
-        for (int i = values_at; i < end_at; i++) {
-            wait_group<STAGES - 1 + ROOM>();  // with the selected tiles' group
+        if (ROOM) {
+            wait_group<1>();  // all but the selected tiles
             sync_warp();
+        }
+#pragma unroll 2
+        for (int i = values_at; i < end_at; i++) {
+            if (!ROOM) {
+                wait_group<STAGES - 1>();
+                sync_warp();
+            }
             float w[TILES_OF_HEADS][4];
 #pragma unroll
             for (int n = 0; n < TILES_OF_HEADS; n++) {
@@ -544,18 +573,22 @@ decode_step(const __grid_constant__ Arguments a) {
                 }
             }
             add_values(cmp, w, ring + i % STAGES * STAGE);
-            sync_warp();
-            load(i + STAGES);
+            if (!ROOM) {
+                sync_warp();
+                load(i + STAGES);
+            }
         }
     };
     if (!ROOM) add_compressed();
     cluster_wait();
 
     // The best of all blocks, best first.
-    if (NTOP > 0 && thread < P * NTOP) {
-        const u64 key = at<u64>(BEST + 8 * thread);
-        const int place = key ? larger<P * NTOP>(BEST, key) : NTOP;
-        if (place < NTOP) at<int>(CHOSEN + 4 * place) = (int)(0xffffffffu - (u32)key);
+#pragma unroll
+    for (int first = 0; first < CANDIDATES; first += THREADS / 2) {
+        const int i = first + thread / 2;
+        const u64 key = i < CANDIDATES ? at<u64>(BEST + 8 * i) : 0;
+        const int place = larger<CANDIDATES>(BEST, key);
+        if (key && place < NTOP) at<int>(CHOSEN + 4 * place) = (int)(0xffffffffu - (u32)key);
     }
     sync_block();
     if (rank == 0 && thread < NTOP) a.top[(long long)group * NTOP + thread] = at<int>(CHOSEN + 4 * thread);
@@ -581,6 +614,13 @@ decode_step(const __grid_constant__ Arguments a) {
         close_group();
     };
     load_selected(0);
+    float gate[3][TILES_OF_HEADS][2];
+#pragma unroll
+    for (int i = 0; i < 3 * TILES_OF_HEADS * 2; i++) {
+        const int h = i / 2 % TILES_OF_HEADS * 8 + lane % 4 * 2 + i % 2;
+        gate[i / 2 / TILES_OF_HEADS][i / 2 % TILES_OF_HEADS][i % 2] =
+            h < HPG ? gate_of(a.gates, ((long long)b * G * HPG + g * HPG + h) * 3 + i / 2 / TILES_OF_HEADS) : 0.0f;
+    }
 
     // While they come: the other two branches, whose sums are known.
     if (ROOM) add_compressed();
@@ -655,6 +695,21 @@ decode_step(const __grid_constant__ Arguments a) {
     }
     if (thread < P * HEADS) store_remote(SUMS_IN + (rank * HEADS + h) * 8, thread / HEADS, m, l);
     cluster_arrive();
+
+    // Store the position: six rows, each by one warp.
+    if (fits && everyone < 6) {
+        const int i = everyone;
+        const u16 *from = i == 0 ? raw_k : i == 1 ? raw_v : i == 2 ? k_sel.fresh : i == 3 ? v_sel.fresh
+                                                              : i == 4 ? k_win.fresh : v_win.fresh;
+        u16 *to = i == 0   ? ring_k + (long long)(t % L) * (G * DK)
+                  : i == 1 ? ring_v + (long long)(t % L) * (G * DV)
+                  : i == 2 ? const_cast<u16 *>(k_sel.base) + (long long)t * (G * DK)
+                  : i == 3 ? const_cast<u16 *>(v_sel.base) + (long long)t * (G * DV)
+                  : i == 4 ? const_cast<u16 *>(k_win.base) + (long long)(t % a.n_win) * (G * DK)
+                           : const_cast<u16 *>(v_win.base) + (long long)(t % a.n_win) * (G * DV);
+        for (int c = lane; c < (i % 2 ? DV : DK) / 8; c += 32)
+            reinterpret_cast<Sixteen *>(to)[c] = reinterpret_cast<const Sixteen *>(from)[c];
+    }
     cluster_wait();
 
     for (int i = thread; i < COLUMNS * HEADS; i += THREADS) {

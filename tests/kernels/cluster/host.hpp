@@ -119,6 +119,7 @@ DEVICE void cluster_wait() { host::wait(host::world.barrier, host::world.now->ph
 DEVICE void let_next_begin() {}
 DEVICE void wait_for_previous() {}
 
+DEVICE int shuffle_xor(int x, int mask) { return host::exchange(x)[thread_index() % 32 ^ mask]; }
 DEVICE u64 shuffle_xor(u64 x, int mask) { return host::exchange(x)[thread_index() % 32 ^ mask]; }
 DEVICE float shuffle_xor(float x, int mask) { return host::exchange(x)[thread_index() % 32 ^ mask]; }
 DEVICE float exp2_of(float x) { return std::exp2(x); }

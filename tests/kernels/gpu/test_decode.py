@@ -110,7 +110,7 @@ def test_one_step_equals_torch(name: str) -> None:
 @pytest.mark.parametrize(("name", "batch"), [("125M", 1), ("125M", 8), ("wide", 8), ("paper", 3), ("mha", 3)])
 def test_a_step_in_one_launch_stores_the_position_and_equals_torch(name: str, batch: int, by: str) -> None:
     if by == "clusters":
-        assert why_no_cluster(*sized(SHAPES[name], batch)) is None
+        assert why_no_cluster(*sized(SHAPES[name], batch)) == ("shared_memory" if name == "paper" else None)
     caches = [filled(SHAPES[name], batch=batch, length=1) for _ in range(2)]
     for kept in CACHES:
         getattr(caches[1], kept).copy_(getattr(caches[0], kept))
