@@ -28,6 +28,7 @@ from nsa.attention.decode import decode_branches
 from nsa.attention.functional import combine
 from nsa.attention.geometry import Geometry
 from nsa.kernels import step
+from nsa.kernels.cluster import why_no_cluster
 from nsa.kernels.decode_plan import Plan
 from nsa.kernels.precompile import Launch, Shape, record_decode, warm_launches
 
@@ -61,6 +62,11 @@ class Layer:
             self.q, self.gates, self.new, *self.caches, self.lengths, self.cache.arrivals, SIZES, scale
         )  # fmt: skip
         return o, top
+
+    def resident(self) -> tuple[Tensor, Tensor]:
+        """The same without clusters."""
+        with mock.patch.object(step, "why_no_cluster", return_value="benchmark"):
+            return self.step()
 
     def parts(self) -> tuple[Tensor, Tensor]:
         """The same by a launch for each part."""
@@ -131,8 +137,11 @@ def check(layer: Layer, step_of: Callable[[], tuple[Tensor, Tensor]]) -> float:
 def sparse_row(name: str, *, eager: bool = True) -> dict[str, Any]:
     """NSA alone."""
     made = list(layers(SHAPES[name], LAYERS))
-    row: dict[str, Any] = {"error": check(made[0], made[0].step), "error_parts": check(made[0], made[0].parts)}
-    row["ok"] = max(row["error"], row["error_parts"]) <= 1e-2
+    ways = {"": Layer.step, "_resident": Layer.resident, "_parts": Layer.parts}
+    first = made[0]
+    row: dict[str, Any] = {f"error{way}": check(first, lambda call=call: call(first)) for way, call in ways.items()}  # type: ignore[misc]
+    row["no_cluster"] = why_no_cluster(first.q, step.sizes_of(first.q, first.caches[2:], SIZES))
+    row["ok"] = max(row[f"error{way}"] for way in ways) <= 1e-2
     if not row["ok"]:
         return row
 
@@ -140,24 +149,23 @@ def sparse_row(name: str, *, eager: bool = True) -> dict[str, Any]:
         for layer in made:
             layer.lengths.fill_(length)
 
-    def steps() -> None:
-        for _ in range(STEPS):
-            for layer in made:
-                layer.step()
+    def steps(call: Callable[[Layer], Any]) -> Callable[[], None]:
+        def all_layers() -> None:
+            for _ in range(STEPS):
+                for layer in made:
+                    call(layer)
+
+        return all_layers
 
     def completing() -> None:
         for layer in made:
             layer.step()
 
-    def parts() -> None:
-        for _ in range(STEPS):
-            for layer in made:
-                layer.parts()
-
-    row["nsa_us"] = graph_us(steps, per=STEPS * LAYERS, before=reset)
+    row["nsa_us"] = graph_us(steps(Layer.step), per=STEPS * LAYERS, before=reset)
     row["completing_us"] = graph_us(completing, per=LAYERS, before=lambda: reset(CONTEXT - 1))
     if eager:
-        row["parts_us"] = graph_us(parts, per=STEPS * LAYERS, before=reset)
+        for way in ("resident", "parts"):
+            row[f"{way}_us"] = graph_us(steps(ways[f"_{way}"]), per=STEPS * LAYERS, before=reset)
         row["kernels_us"] = {k: round(1e3 * ms / LAYERS, 2) for k, ms in kd.kernel_times(completing, 5).items()}
         row["eager_us"] = kd.time_ms(completing) * 1e3 / LAYERS
     return row
@@ -206,7 +214,7 @@ def _launches(plan: Plan | None) -> list[Launch]:
 def main() -> None:
     """Print and store a row for each shape, and with ``--plan``, repeatable, one for each plan instead."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--plan", action="append", default=[], help="keys,warps,stages,resident")
+    parser.add_argument("--plan", action="append", default=[], help="of Triton's step: keys,warps,stages,resident")
     parser.add_argument("--shapes", default=",".join(SHAPES))
     parser.add_argument("--out", type=Path, default=Path())
     arguments = parser.parse_args()
@@ -215,7 +223,10 @@ def main() -> None:
     rows = []
     for name in arguments.shapes.split(","):
         for plan in plans:
-            with mock.patch.object(step, "choose_plan", return_value=plan):
+            with (
+                mock.patch.object(step, "choose_plan", return_value=plan),
+                mock.patch.object(step, "why_no_cluster", return_value="plan"),
+            ):
                 try:
                     row = sparse_row(name, eager=False)
                 except Exception as error:  # noqa: BLE001 - a plan that does not fit is a row of the table

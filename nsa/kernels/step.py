@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from nsa.kernels.api import selected_blocks
+from nsa.kernels.cluster import launch_cluster, why_no_cluster
 from nsa.kernels.config import interpreting, next_power_of_2
 from nsa.kernels.decode import append_kernel, chosen_kernel, merge_kernel, score_kernel, split_kernel
 from nsa.kernels.decode_plan import (
@@ -40,6 +41,7 @@ __all__ = [
     "launch_attention",
     "launch_step",
     "selected_blocks",
+    "sizes_of",
     "why_no_decode",
 ]
 
@@ -93,7 +95,8 @@ def why_no_decode(q: Tensor, cache: Caches, *, sizes: tuple[int, int, int, int, 
     return "length" if ceil_div(N, l_sel) > _MAX_BLOCKS or N * G * max(Dk, Dv) >= _MAX_OFFSET else None
 
 
-def _sizes(q: Tensor, streams: tuple[Tensor, ...], sizes: list[int]) -> DecodeSizes:
+def sizes_of(q: Tensor, streams: tuple[Tensor, ...], sizes: list[int]) -> DecodeSizes:
+    """What a step's plan depends on; arguments as those of :func:`decode_attention`."""
     k_cmp, _, k_sel, v_sel, k_win, _ = streams
     B, _, H, Dk = q.shape
     N, G, _ = k_sel.shape[1:]
@@ -143,7 +146,7 @@ def launch_attention(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """What :func:`decode_attention` runs: a launch for each part."""
     k_cmp, v_cmp, k_sel, v_sel, k_win, v_win = streams
-    of = _sizes(q, streams, sizes)
+    of = sizes_of(q, streams, sizes)
     plan = plan or choose_plan(of)
     P, tiles, scale2 = (
         shares(2 * plan.resident * processors, of.bg),
@@ -190,9 +193,15 @@ def launch_step(
     q: Tensor, gates: Tensor, new: list[Tensor], caches: tuple[Tensor, ...], lengths: Tensor, arrivals: Tensor,
     sizes: list[int], scale: float, *, processors: int, plan: Plan | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """What :func:`decode_step` runs: one launch where the GPU can hold its programs, else one for each part."""
+    """What :func:`decode_step` runs.
+
+    One launch by clusters where the GPU has them; else, and where ``plan`` is given, one of Triton's where the GPU can
+    hold its programs, else one for each part.
+    """
     streams = caches[2:]
-    of = _sizes(q, streams, sizes)
+    of = sizes_of(q, streams, sizes)
+    if plan is None and why_no_cluster(q, of) is None:
+        return launch_cluster(q, gates, new, caches, lengths, of, scale)
     plan = plan or choose_plan(of)
     P = resident_shares(of, plan, processors=processors)
     if P == 0:

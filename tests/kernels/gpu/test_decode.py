@@ -13,6 +13,8 @@ from nsa.attention.dispatch import fallback_counters, reset_fallback_counters
 from nsa.attention.functional import combine
 from nsa.attention.geometry import Geometry
 from nsa.kernels import step
+from nsa.kernels.cluster import why_no_cluster
+from nsa.kernels.decode_plan import DecodeSizes
 
 pytestmark = pytest.mark.gpu
 
@@ -61,6 +63,14 @@ def query(shape: tuple[int, ...], batch: int) -> tuple[Tensor, Tensor, list[Tens
     return q, torch.rand(batch, 1, H, 3, device="cuda"), new
 
 
+def sized(shape: tuple[int, ...], batch: int) -> tuple[Tensor, DecodeSizes]:
+    """A query and the sizes of its step."""
+    q = query(shape, batch)[0]
+    cache = filled(shape, batch=batch, length=1)
+    streams = (cache.k_cmp, cache.v_cmp, cache.k_sel, cache.v_sel, cache.k_win, cache.v_win)
+    return q, step.sizes_of(q, streams, [32, 16, 64, 16, 512])
+
+
 def assert_same(got: Tensor, top: Tensor, q: Tensor, gates: Tensor, cache: NSACache) -> None:
     """Output and selection against torch's decode of what ``cache`` holds."""
     branches = decode_branches(q, cache, scale=q.shape[-1] ** -0.5)
@@ -70,6 +80,16 @@ def assert_same(got: Tensor, top: Tensor, q: Tensor, gates: Tensor, cache: NSACa
     for chosen, blocks in zip(top.flatten(0, 2).tolist(), branches.blocks.flatten(0, 2).tolist(), strict=True):
         # Equal but for a last place that may go to a block of almost the same score.
         assert len({j for j in chosen if j >= 0} - (set(blocks) - {-1, 0, own, own - 1})) <= 1
+
+
+@pytest.fixture(params=["clusters", "triton"])
+def by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Which kernels a step in one launch takes; clusters need compute capability 9.0."""
+    if request.param == "triton":
+        monkeypatch.setattr(step, "why_no_cluster", lambda *_: "test")
+    elif torch.cuda.get_device_capability() < (9, 0):
+        pytest.skip("a GPU without thread block clusters")
+    return str(request.param)
 
 
 LENGTHS = [1, 31, 200, 1500, 20_000]
@@ -88,7 +108,9 @@ def test_one_step_equals_torch(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "batch"), [("125M", 1), ("125M", 8), ("wide", 8), ("paper", 3), ("mha", 3)])
-def test_a_step_in_one_launch_stores_the_position_and_equals_torch(name: str, batch: int) -> None:
+def test_a_step_in_one_launch_stores_the_position_and_equals_torch(name: str, batch: int, by: str) -> None:
+    if by == "clusters":
+        assert why_no_cluster(*sized(SHAPES[name], batch)) == ("shared_memory" if name == "paper" else None)
     caches = [filled(SHAPES[name], batch=batch, length=1) for _ in range(2)]
     for kept in CACHES:
         getattr(caches[1], kept).copy_(getattr(caches[0], kept))
@@ -106,6 +128,7 @@ def test_a_step_in_one_launch_stores_the_position_and_equals_torch(name: str, ba
         assert_same(o, top, q, gates, caches[1])
 
 
+@pytest.mark.usefixtures("by")
 def test_a_thousand_steps_in_one_launch_are_the_same_every_time() -> None:
     # Nothing but the order of arrival differs between two runs; a result that does would be a race.
     torch.manual_seed(0)
@@ -123,6 +146,7 @@ def test_a_thousand_steps_in_one_launch_are_the_same_every_time() -> None:
 
 
 @pytest.mark.parametrize("together", [False, True])
+@pytest.mark.usefixtures("by")
 def test_equal_scores_go_to_the_lower_block_also_in_tiles_of_different_maxima(*, together: bool) -> None:
     torch.manual_seed(0)
     H, G, D, _ = SHAPES["125M"]
@@ -143,7 +167,8 @@ def test_equal_scores_go_to_the_lower_block_also_in_tiles_of_different_maxima(*,
     assert [[j for j in chosen if j in same] for chosen in top[0, 0].tolist()] == [same] * G
 
 
-def test_more_groups_than_processors_run_by_a_launch_per_part() -> None:
+@pytest.mark.usefixtures("by")
+def test_more_groups_than_processors() -> None:
     torch.manual_seed(0)
     rows = 150
     cache = filled(SHAPES["125M"], batch=rows, length=0, max_len=4000)
@@ -170,6 +195,7 @@ def test_a_layer_decodes_on_after_a_prompt_as_prefill_would() -> None:
 
 
 @pytest.mark.parametrize("together", [False, True])
+@pytest.mark.usefixtures("by")
 def test_a_captured_step_can_be_replayed_and_goes_on_by_itself(*, together: bool) -> None:
     torch.manual_seed(0)
     G = SHAPES["125M"][1]
