@@ -8,11 +8,29 @@ trains and one that compiles ahead, would not find each other's kernels. So all 
 
 from __future__ import annotations
 
-from nsa.kernels import backward, compress, decode, forward, index, resident, select, selected, tiles
+from nsa.kernels import (
+    backward,
+    compress,
+    decode,
+    decode_append,
+    decode_branches,
+    decode_partial,
+    decode_select,
+    decode_tiles,
+    forward,
+    index,
+    resident,
+    select,
+    selected,
+    tiles,
+)
 
 __all__ = ["MODULES", "settle_cache_keys"]
 
-MODULES = (tiles, compress, forward, select, index, selected, backward, decode, resident)
+MODULES = (
+    tiles, compress, forward, select, index, selected, backward,
+    decode_append, decode_tiles, decode_partial, decode_branches, decode_select, decode, resident,
+)  # fmt: skip
 """Every module that defines a kernel, in the order of hashing: callees come before their callers."""
 
 

@@ -13,22 +13,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from nsa.kernels.decode import (
-    SEL,
-    chosen_part,
-    compressed_part,
-    forced_part,
-    load_new,
-    load_query,
-    load_tile,
-    merge_part,
-    score_part,
-    store_part,
-    store_raw,
-    store_row,
-    window_part,
-    window_rows,
-)
+from nsa.kernels.decode_append import load_new, store_raw, store_row
+from nsa.kernels.decode_branches import compressed_part, forced_part, window_part, window_rows
+from nsa.kernels.decode_partial import SEL, merge_part, store_part
+from nsa.kernels.decode_select import chosen_part, score_part
+from nsa.kernels.decode_tiles import load_query, load_tile
 
 __all__ = ["step_kernel"]
 

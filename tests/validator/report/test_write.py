@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.validator.report import pieces, samples
+from tests.validator.report.hostile import HOSTILE
 from validator.model.verdict import ValidationReport
 from validator.report import files
 from validator.report.files import write_atomic
@@ -57,6 +58,6 @@ def test_a_failed_write_leaves_the_old_file_and_no_debris(tmp_path: Path, monkey
 def test_text_that_utf8_cannot_hold_is_still_written(tmp_path: Path) -> None:
     write_all(samples.hostile(), ChartData(), tmp_path)
     read = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
-    assert read["why"] == samples.HOSTILE
+    assert read["why"] == HOSTILE
     write_atomic(tmp_path / "x", "\ud800")
     assert (tmp_path / "x").read_text(encoding="utf-8") == "\\ud800"

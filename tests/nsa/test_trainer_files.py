@@ -1,0 +1,164 @@
+"""What one process writes is true: rows, rates, beats, statistics, and the scalars for TensorBoard."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from nsa.config import field_specs
+from tests.nsa.steps import at_step
+
+Train = Callable[..., int]
+Rows = Callable[[Path], list[dict[str, str]]]
+Beats = Callable[..., list[dict[str, Any]]]
+
+
+def test_a_run_writes_the_whole_contract(tmp_path: Path, train: Train, rows: Rows, beats: Beats) -> None:
+    assert train(tmp_path, "--steps", "30", "--accum", "2", "--val-every", "10", "--val-batches", "2") == 0
+
+    header = (tmp_path / "training.csv").read_text().splitlines()[0]
+    assert header.startswith("step,loss,lr,toks_per_s,")
+    table = rows(tmp_path / "training.csv")
+    assert [int(r["step"]) for r in table] == list(range(1, 31))  # optimizer steps, not micro-batches
+    assert float(table[-1]["loss"]) < float(table[0]["loss"]) - 0.1
+    assert [int(r["tokens"]) for r in table] == [n * 2 * 2 * 32 for n in range(1, 31)]
+
+    env = json.loads((tmp_path / "env.json").read_text())
+    assert set(env["requested"]) == set(env["effective"]) == set(field_specs())
+    assert (env["world_size"], env["tokens_per_step"]) == (1, 128)
+    assert (env["weight_dtype"], env["compute_dtype"]) == ("float32", "float32")
+    assert env["grad_bytes"] == 4 * env["params"]
+    assert env["flops_per_token"]["nsa"] > 0
+    assert env["data"]["loss_floor_nats"] < env["data"]["loss_floor_bigram_nats"] < env["data"]["uniform_loss_nats"]
+
+    records = beats(tmp_path)
+    assert [r["msg"] for r in records if r["msg"] != "progress"] == ["boot", "loader_ready", "done"]
+    for record in records:
+        assert {"ts", "iso", "pid", "rank", "step", "msg"} <= set(record)
+    progress = [r for r in records if r["msg"] == "progress"]
+    assert [r["step"] for r in progress] == list(range(1, 31))
+    timing = {"loss", "toks_per_s", "step_time_s", "compute_time_s", "dt_fetch_s", "fetch_p50_ms", "fetch_p95_ms"}
+    assert all(timing | {"grad_norm"} <= set(r) for r in progress)
+    with_gates = [r["step"] for r in progress if "gate_entropy_mean" in r]
+    assert with_gates == [1, 11, 21]
+    assert sum(progress[0]["gate_branch_shares"]) == pytest.approx(1.0, abs=1e-4)
+    assert progress[0]["sel_rows"] == 2 * 2 * 32 * 2  # layers × batch × tokens × groups of one micro-batch
+    assert records[-1]["status"] == "done"
+
+    assert [int(r["step"]) for r in rows(tmp_path / "val.csv")] == [10, 20, 30]
+    assert [int(r["step"]) for r in rows(tmp_path / "k_stats.csv")] == [1, 11, 21]
+    summary = json.loads((tmp_path / "metrics.json").read_text())
+    assert (summary["status"], summary["step"], summary["tokens"]) == ("done", 30, 30 * 128)
+    for tag in ("boot", "step1", "stepN"):
+        assert json.loads((tmp_path / f"mem_{tag}.json").read_text())["rss_mib"] > 10
+        assert (tmp_path / f"mem_{tag}.txt").stat().st_size > 0
+    assert not list(tmp_path.glob("*.tmp*"))
+
+
+def test_rates_integrate_to_the_tokens_trained(tmp_path: Path, train: Train, rows: Rows) -> None:
+    assert train(tmp_path, "--steps", "20", "--log-every", "3", "--val-every", "7") == 0
+    table = rows(tmp_path / "training.csv")
+    steps = [int(r["step"]) for r in table]
+    assert steps == [1, 3, 6, 9, 12, 15, 18, 20]
+    wall_s = [0.0, *(float(r["wall_s"]) for r in table)]
+    spans = [b - a for a, b in itertools.pairwise(wall_s)]
+    integrated = sum(float(r["toks_per_s"]) * span for r, span in zip(table, spans, strict=True))
+    assert integrated == pytest.approx(20 * 64, rel=0.005)
+    assert sum(spans) == pytest.approx(json.loads((tmp_path / "metrics.json").read_text())["wall_s"], rel=0.005)
+    step_s = sum(float(r["step_time_s"]) * (b - a) for r, a, b in zip(table, [0, *steps[:-1]], steps, strict=True))
+    assert step_s <= wall_s[-1] * 1.001  # validation is in wall_s and not in step_time_s
+
+
+def test_both_shares_of_a_known_peak_are_the_rate_times_the_work_per_token(
+    tmp_path: Path, train: Train, rows: Rows, beats: Beats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nsa.assemble.peak_bf16_flops", lambda device: 1e12)
+    assert train(tmp_path, "--steps", "4") == 0
+    env = json.loads((tmp_path / "env.json").read_text())
+    assert env["peak_flops"] == 1e12
+    table, progress = rows(tmp_path / "training.csv"), [r for r in beats(tmp_path) if r["msg"] == "progress"]
+    for column, name in (("mfu_nsa", "nsa"), ("mfu_dense_equivalent", "dense_equivalent")):
+        expected = [float(r["toks_per_s"]) * env["flops_per_token"][name] / 1e12 for r in table]
+        assert [float(r[column]) for r in table] == pytest.approx(expected, rel=1e-4)
+        assert [r[column] for r in progress] == pytest.approx(expected, rel=1e-3)
+    assert set(env["flops_per_token"]) == {"nsa", "dense_equivalent"}
+
+
+def test_loss_and_gradient_norm_are_those_of_the_step(
+    tmp_path: Path, train: Train, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Computed once more from the weights before the step and its samples, in one batch, without the trainer's loop."""
+    expected: dict[str, float] = {}
+
+    def compute(run: Any) -> None:
+        model = copy.deepcopy(run.bare_model)
+        tokens = torch.from_numpy(run.sources.train.batch(range(2 * 4, 3 * 4))).long()  # step 3: 2 × accum 2 samples
+        loss = model(tokens[:, :-1], tokens[:, 1:])
+        loss.backward()
+        norms = torch.stack([p.grad.norm() for p in model.parameters()])
+        expected.update(loss=loss.item(), grad_norm=norms.norm().item())
+
+    at_step(monkeypatch, 3, compute)
+    assert train(tmp_path, "--steps", "4", "--accum", "2", "--grad-clip", "0.05") == 0
+    third = rows(tmp_path / "training.csv")[2]
+    assert {name: float(third[name]) for name in expected} == pytest.approx(expected, rel=1e-5)
+    assert expected["grad_norm"] > 0.05  # so what is written is the norm before clipping
+
+
+def test_steps_without_a_row_still_move_the_heartbeat(tmp_path: Path, train: Train, beats: Beats) -> None:
+    assert train(tmp_path, "--steps", "5", "--log-every", "3") == 0
+    kinds = [(r["msg"], r["step"]) for r in beats(tmp_path) if r["msg"] in ("progress", "step_end")]
+    assert kinds == [("progress", 1), ("step_end", 2), ("progress", 3), ("step_end", 4), ("progress", 5)]
+
+
+def test_long_steps_still_beat(tmp_path: Path, train: Train, beats: Beats, monkeypatch: pytest.MonkeyPatch) -> None:
+    at_step(monkeypatch, 2, lambda run: time.sleep(0.3))
+    assert train(tmp_path, "--steps", "2", "--heartbeat-s", "0.05") == 0
+    steps = [r["step"] for r in beats(tmp_path) if r["msg"] == "beat"]
+    assert steps.count(1) >= 3
+
+
+def test_statistics_do_not_count_recomputed_passes(tmp_path: Path, train: Train, rows: Rows) -> None:
+    train(tmp_path, "--steps", "1", "--grad-checkpointing", "--accum", "3")
+    assert float(rows(tmp_path / "k_stats.csv")[0]["sel_rows"]) == 2 * 2 * 32 * 2
+
+
+def test_statistics_can_be_switched_off(tmp_path: Path, train: Train, beats: Beats) -> None:
+    train(tmp_path, "--steps", "2", "--no-aux-stats")
+    assert not any("gate_entropy_mean" in r for r in beats(tmp_path))
+    assert not (tmp_path / "k_stats.csv").exists()
+
+
+def test_scalars_go_to_tensorboard(tmp_path: Path, train: Train, rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[tuple[str, float, int]] = []
+
+    class Writer:
+        def __init__(self, folder: str, *, purge_step: int) -> None:
+            assert folder == str(tmp_path / "tb")
+            written.append(("purged from", 0.0, purge_step))
+
+        def add_scalar(self, name: str, value: float, step: int) -> None:
+            written.append((name, value, step))
+
+        def close(self) -> None:
+            written.append(("closed", 0.0, 0))
+
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=Writer))
+    assert train(tmp_path, "--steps", "2", "--tensorboard", "--save-final") == 0
+    losses = [(step, value) for name, value, step in written if name == "loss"]
+    table = rows(tmp_path / "training.csv")
+    assert [step for step, _ in losses] == [1, 2]
+    assert [value for _, value in losses] == pytest.approx([float(r["loss"]) for r in table])
+    assert written[-1][0] == "closed"
+    assert train(tmp_path, "--steps", "3", "--tensorboard", "--resume") == 0
+    assert [step for name, _, step in written if name == "purged from"] == [1, 3]

@@ -1,0 +1,108 @@
+"""How a run starts: what it changes of its settings is said, what it cannot do is refused before the first row."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Train = Callable[..., int]
+
+
+def test_effective_configuration_says_what_was_changed(tmp_path: Path, train: Train, capsys: Any) -> None:
+    train(tmp_path, "--steps", "2", "--prefill", "triton", "--warmup-steps", "50", "--global-batch-size", "8")
+    env = json.loads((tmp_path / "env.json").read_text())
+    requested, effective = env["requested"], env["effective"]
+    assert (requested["prefill"], effective["prefill"]) == ("triton", "batched")
+    assert (requested["accum"], effective["accum"]) == (1, 4)
+    assert effective["vocab_size"] == 264
+    said = capsys.readouterr().out
+    assert "[nsa] prefill requested triton, effective batched" in said
+    assert "warmup_steps=50 is not shorter than steps=2" in said
+    assert set(env["notes"]) == {line for line in said.splitlines() if line.startswith(("[nsa]", "[optim]"))}
+
+
+def test_a_single_process_says_what_of_ddp_it_leaves_out(tmp_path: Path, train: Train, capsys: Any) -> None:
+    train(tmp_path, "--steps", "1", "--ddp-compress", "bf16", "--ddp-static-graph", "--ddp-find-unused")
+    effective = json.loads((tmp_path / "env.json").read_text())["effective"]
+    assert (effective["ddp_compress"], effective["ddp_static_graph"], effective["ddp_find_unused"]) == (
+        "off",
+        False,
+        False,
+    )
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("[ddp]")]
+    assert said == [
+        "[ddp] gradient compression requested bf16, effective off: a single process reduces nothing",
+        "[ddp] static_graph requested, effective off: no process group",
+        "[ddp] find_unused requested, effective off: no process group",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("extra", "said"),
+    [
+        (["--global-batch-size", "3"], "global_batch_size=3 is not a multiple of batch_size=2 × 1 processes = 2"),
+        (["--global-batch-size", "8", "--accum", "3"], "accum=3 contradicts global_batch_size=8, which needs accum=4"),
+        (["--vocab-size", "100"], "vocab_size=100 is smaller than the 257 ids"),
+    ],
+)
+def test_what_shows_only_at_start_is_bad_usage_too(
+    tmp_path: Path, train: Train, capsys: Any, extra: list[str], said: str
+) -> None:
+    assert train(tmp_path, *extra) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "training.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("extra", "said"),
+    [
+        (["--tensorboard"], "tensorboard=true needs the tensorboard package"),
+        (["--device", "cuda"], "device=cuda but torch sees no CUDA device"),
+        (["--data", "local", "--data-path", "nowhere/at/all"], "data_path=nowhere/at/all: no file matches"),
+    ],
+)
+def test_what_this_machine_lacks_is_said_without_a_traceback(
+    tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch, capsys: Any, extra: list[str], said: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert train(tmp_path, "--steps", "2", *extra) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert "Traceback" not in error
+    assert not (tmp_path / "training.csv").exists()
+
+
+def test_an_out_that_cannot_be_is_said(
+    tmp_path: Path, train: Train, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    assert train(tmp_path / "file" / "below") == 2
+    assert f"out={tmp_path / 'file' / 'below'} cannot be created: Not a directory" in capsys.readouterr().err
+    monkeypatch.setattr("nsa.outdir.os.access", lambda path, mode: False)  # the superuser may write anywhere
+    assert train(tmp_path / "folder") == 2
+    assert "cannot be written to" in capsys.readouterr().err
+
+
+def test_a_folder_with_another_runs_rows_is_refused(tmp_path: Path, train: Train, capsys: Any) -> None:
+    assert train(tmp_path, "--steps", "2") == 0
+    before = (tmp_path / "training.csv").read_bytes()
+    assert train(tmp_path, "--steps", "2") == 2
+    assert f"{tmp_path / 'training.csv'} holds another run's rows" in capsys.readouterr().err
+    assert (tmp_path / "training.csv").read_bytes() == before
+
+
+def test_a_start_that_compiles_nothing_imports_no_compiler(tmp_path: Path, tiny: list[str]) -> None:
+    """torch's compiler takes longer to import than all of this package; its AdamW alone would ask for it."""
+    script = (
+        "import sys; from nsa.train import main; sys.exit(main(sys.argv[1:]) or 10 * ('torch._dynamo' in sys.modules))"
+    )
+    settings = ["--out", str(tmp_path), "--steps", "2", "--save-final"]
+    done = subprocess.run([sys.executable, "-c", script, *tiny, *settings], timeout=120, check=False)
+    assert done.returncode == 0

@@ -1,0 +1,166 @@
+"""Every way to stop, and every signal, does what is documented; an error is told everywhere."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.nsa.steps import at_step
+
+Train = Callable[..., int]
+Rows = Callable[[Path], list[dict[str, str]]]
+Beats = Callable[..., list[dict[str, Any]]]
+
+
+def test_halt_stops_after_the_step_and_is_refused_at_the_next_start(
+    tmp_path: Path, train: Train, rows: Rows, beats: Beats, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    at_step(monkeypatch, 4, lambda run: (run.out / ".HALT").touch())
+    assert train(tmp_path, "--steps", "10") == 3
+    assert int(rows(tmp_path / "training.csv")[-1]["step"]) == 4
+    assert json.loads((tmp_path / "metrics.json").read_text())["status"] == "halted"
+    assert beats(tmp_path)[-1]["status"] == "halted"
+    assert train(tmp_path / ".", "--steps", "10", "--resume") == 2
+    assert ".HALT exists from before this start" in capsys.readouterr().err
+
+
+def test_nan_stops_within_the_step(tmp_path: Path, train: Train, rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        at_step(patch, 3, lambda run: run.bare_model.norm.weight.data.fill_(float("nan")))
+        assert train(tmp_path, "--steps", "10", "--save-every", "1") == 4
+    table = rows(tmp_path / "training.csv")
+    assert len(table) == 3
+    assert math.isnan(float(table[-1]["loss"]))
+    assert (tmp_path / ".anomaly_type").read_text() == "nan_loss\n"
+    assert sorted(p.name for p in (tmp_path / "checkpoints").glob("*.pt")) == ["step_00000001.pt", "step_00000002.pt"]
+    assert train(tmp_path, "--steps", "4", "--resume") == 0  # from before the anomaly, of which nothing is left
+    assert not (tmp_path / ".anomaly_type").exists()
+    assert [int(r["step"]) for r in rows(tmp_path / "training.csv")] == [1, 2, 3, 4]
+
+
+def test_sigterm_checkpoints_and_the_run_can_go_on(
+    tmp_path: Path, train: Train, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def terminate(run: Any) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        deadline = time.monotonic() + 5
+        while not run.signals.stop_signal and time.monotonic() < deadline:
+            time.sleep(0.001)
+
+    before = signal.getsignal(signal.SIGTERM)
+    with monkeypatch.context() as patch:
+        at_step(patch, 5, terminate)
+        assert train(tmp_path, "--steps", "9") == 143
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert (tmp_path / "checkpoints" / "step_00000005.pt").exists()
+    assert train(tmp_path, "--steps", "9", "--resume") == 0
+    assert [int(r["step"]) for r in rows(tmp_path / "training.csv")] == list(range(1, 10))
+
+
+def test_a_second_interrupt_ends_at_once(
+    tmp_path: Path, train: Train, beats: Beats, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    def interrupt_twice(run: Any) -> None:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+            deadline = time.monotonic() + 5
+            while not run.signals.stop_signal and time.monotonic() < deadline:
+                time.sleep(0.001)
+
+    at_step(monkeypatch, 5, interrupt_twice)
+    assert train(tmp_path, "--steps", "9") == 130
+    assert "nothing more was saved" in capsys.readouterr().err
+    assert beats(tmp_path)[-1]["status"] == "interrupted"
+    assert json.loads((tmp_path / "metrics.json").read_text())["status"] == "interrupted"
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_a_run_that_has_reached_its_last_step_says_so(tmp_path: Path, train: Train, rows: Rows, capsys: Any) -> None:
+    assert train(tmp_path, "--steps", "3", "--save-final") == 0
+    assert train(tmp_path, "--steps", "2", "--resume") == 0
+    assert "nothing is left to train: step 3 reaches steps=2" in capsys.readouterr().out
+    assert len(rows(tmp_path / "training.csv")) == 3
+
+
+def test_sigusr1_dumps_the_stacks_and_the_run_goes_on(
+    tmp_path: Path, train: Train, beats: Beats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ask(run: Any) -> None:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        deadline = time.monotonic() + 5
+        while not list(tmp_path.glob("stackdump_*.txt")) and time.monotonic() < deadline:
+            time.sleep(0.001)
+
+    at_step(monkeypatch, 2, ask)
+    assert train(tmp_path, "--steps", "3") == 0
+    (dump,) = tmp_path.glob("stackdump_*.txt")
+    text = dump.read_text()
+    assert "nsa-heartbeat" in text
+    assert "in train" in text
+    assert [r["file"] for r in beats(tmp_path) if r["msg"] == "watchdog_dump"] == [dump.name]
+
+
+def test_the_stacks_of_a_main_thread_that_is_stuck_can_be_had(tmp_path: Path) -> None:
+    """A signal handler of Python's own would run only when the blocking call returns."""
+    script = (
+        "import os, signal, threading, time\nfrom pathlib import Path\n"
+        "from nsa.telemetry.signals import SignalDesk\n"
+        f"desk = SignalDesk(Path({str(tmp_path)!r}), rank=3)\n"
+        "threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1)).start()\n"
+        "lock = threading.Lock(); lock.acquire()\n"
+        "def stuck(): lock.acquire()\n"
+        f"threading.Thread(target=lambda: (time.sleep(1.0), os._exit(0))).start()\n"
+        "stuck()\n"
+    )
+    subprocess.run([sys.executable, "-c", script], timeout=60, check=True)
+    (dump,) = tmp_path.glob("stackdump_*_rank3.txt")
+    assert "in stuck" in dump.read_text()
+
+
+def test_an_error_in_the_data_is_told_everywhere(
+    tmp_path: Path, train: Train, beats: Beats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from nsa.data.synthetic import MarkovCopySource
+
+    make = MarkovCopySource.batch
+
+    def broken(self: Any, indices: Any) -> Any:
+        if 6 in indices:
+            raise OSError("disk gone")
+        return make(self, indices)
+
+    monkeypatch.setattr(MarkovCopySource, "batch", broken)
+    with pytest.raises(RuntimeError, match="disk gone"):
+        train(tmp_path, "--steps", "9")
+    assert [r["msg"] for r in beats(tmp_path)][-2:] == ["loader_error", "done"]
+    assert beats(tmp_path)[-1]["status"] == "error"
+    assert "disk gone" in json.loads((tmp_path / "metrics.json").read_text())["why"]
+
+
+def test_running_out_of_memory_leaves_a_dump(tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    def exhaust(run: Any) -> None:
+        raise torch.cuda.OutOfMemoryError("tried to allocate 20.00 GiB")
+
+    at_step(monkeypatch, 3, exhaust)
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        train(tmp_path, "--steps", "5")
+    assert json.loads((tmp_path / "mem_oom.json").read_text())["step"] == 2
+    assert "tried to allocate" in json.loads((tmp_path / "metrics.json").read_text())["why"]
+
+
+def test_no_thread_and_no_file_is_left(tmp_path: Path, train: Train) -> None:
+    before = set(threading.enumerate())
+    assert train(tmp_path, "--steps", "2") == 0
+    assert set(threading.enumerate()) <= before
