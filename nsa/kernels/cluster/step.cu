@@ -105,14 +105,27 @@ DEVICE float lse_of(float m, float l) { return l > 0.0f ? m + log2_of(l) : NONE;
 // Sixteen-byte pieces are swizzled so that eight rows of a matrix lie in different banks.
 template <int DIM> DEVICE int piece(int row, int i) { return row * DIM * 2 + ((i ^ (row & 7)) << 4); }
 
-// Start loading rows first ... first + 15 that lie below `end`; the others become zero.
-template <int DIM> DEVICE void load_rows(int stage, const Rows &rows, int first, int end) {
+// Start loading rows first ... first + 15 that lie below `end`; the others become zero. FRESH: one may be the newest.
+template <int DIM, bool FRESH> DEVICE void load_rows(int stage, const Rows &rows, int first, int end) {
+    constexpr int PIECES = DIM / 8, TOGETHER = 32 / PIECES, PASSES = ROWS * PIECES / 32;
     const int lane = thread_index() % 32;
+    if (32 % PIECES || (FRESH && (u32)(rows.newest - first) < ROWS)) {
+#pragma unroll 1
+        for (int i = lane; i < ROWS * PIECES; i += 32) {
+            const int r = i / PIECES, c = i % PIECES, row = first + r;
+            const u16 *from = FRESH && row == rows.newest ? rows.fresh : rows.base + row * (G * DIM);
+            copy_later(stage + piece<DIM>(r, c), from + 8 * c, row < end);
+        }
+    } else {
+        // As above, in few instructions: the lanes' places are the same in every pass.
+        const int r = lane / PIECES, c = lane % PIECES, left = end - first - r;
+        const u16 *from = rows.base + (first + r) * (G * DIM) + 8 * c;
+        const int to = stage + r * DIM * 2, place = (c ^ r) << 4;
 #pragma unroll
-    for (int k = 0; k < ROWS * DIM / 8 / 32; k++) {
-        const int i = lane + 32 * k, r = i / (DIM / 8), c = i % (DIM / 8), row = first + r;
-        const u16 *from = row == rows.newest ? rows.fresh : rows.base + row * (G * DIM);
-        copy_later(stage + piece<DIM>(r, c), from + 8 * c, row < end);
+        for (int k = 0; k < PASSES; k++) {
+            const int down = TOGETHER * k;
+            copy_later(to + down * DIM * 2 + (place ^ (down & 7) << 4), from + down * (G * DIM), down < left);
+        }
     }
 }
 
@@ -381,15 +394,15 @@ decode_step(const __grid_constant__ Arguments a) {
     const auto fetch = [&](int i) {
         const int stage = ring + i % STAGES * STAGE;
         if (i < chunks) {
-            load_rows<DK>(stage, k_cmp, first_token + ROWS * i, seen);
+            load_rows<DK, false>(stage, k_cmp, first_token + ROWS * i, seen);
         } else if (i < values_at) {
             const int first = ROWS * (everyone + ALL_WARPS * ((i - chunks) / 2));
             if (first < in_window) {
-                if ((i - chunks) % 2 == 0) load_rows<DK>(stage, k_win, first, in_window);
-                else load_rows<DV>(stage, v_win, first, in_window);
+                if ((i - chunks) % 2 == 0) load_rows<DK, true>(stage, k_win, first, in_window);
+                else load_rows<DV, true>(stage, v_win, first, in_window);
             }
         } else if (i < end_at) {
-            load_rows<DV>(stage, v_cmp, first_token + ROWS * (i - values_at), seen);
+            load_rows<DV, false>(stage, v_cmp, first_token + ROWS * (i - values_at), seen);
         }
     };
     const auto load = [&](int i) {
@@ -607,13 +620,25 @@ decode_step(const __grid_constant__ Arguments a) {
             const int tile = everyone + ALL_WARPS * (done + i), first = position_of(tile);
             if (first >= 0) {
                 const int end = min(t + 1, first - tile % TILES_OF_BLOCK * ROWS + LS);
-                load_rows<DK>(ring + (end_at + 2 * i) % STAGES * STAGE, k_sel, first, end);
-                load_rows<DV>(ring + (end_at + 2 * i + 1) % STAGES * STAGE, v_sel, first, end);
+                load_rows<DK, true>(ring + (end_at + 2 * i) % STAGES * STAGE, k_sel, first, end);
+                load_rows<DV, true>(ring + (end_at + 2 * i + 1) % STAGES * STAGE, v_sel, first, end);
             }
         }
         close_group();
     };
     load_selected(0);
+
+    // The position is stored, six rows, each by one warp.
+    const int kind = everyone / 2, place = lane * 8;
+    const bool stores = fits && everyone < 6 && place < (everyone % 2 ? DV : DK);
+    const Fresh &given = a.fresh[kind % 3];
+    const Cache &cache = kind == 0 ? a.raw : kind == 1 ? a.sel : a.win;
+    const int length = kind == 0 ? L : kind == 1 ? a.n_sel : a.n_win;
+    const long long row = ((long long)b * length + t % length) * G + g;
+    Sixteen stored;
+    if (stores)
+        stored = *reinterpret_cast<const Sixteen *>(everyone % 2 ? given.v + b * given.v_stride + g * DV + place
+                                                                 : given.k + b * given.k_stride + g * DK + place);
     float gate[3][TILES_OF_HEADS][2];
 #pragma unroll
     for (int i = 0; i < 3 * TILES_OF_HEADS * 2; i++) {
@@ -638,6 +663,8 @@ decode_step(const __grid_constant__ Arguments a) {
         sync_warp();
         store_part(scores, cmp, lse, &win, joint_win);
     }
+
+    if (stores) *reinterpret_cast<Sixteen *>(everyone % 2 ? cache.v + row * DV + place : cache.k + row * DK + place) = stored;
 
     Part sel;
     sel.clear();
@@ -695,21 +722,6 @@ decode_step(const __grid_constant__ Arguments a) {
     }
     if (thread < P * HEADS) store_remote(SUMS_IN + (rank * HEADS + h) * 8, thread / HEADS, m, l);
     cluster_arrive();
-
-    // Store the position: six rows, each by one warp.
-    if (fits && everyone < 6) {
-        const int i = everyone;
-        const u16 *from = i == 0 ? raw_k : i == 1 ? raw_v : i == 2 ? k_sel.fresh : i == 3 ? v_sel.fresh
-                                                              : i == 4 ? k_win.fresh : v_win.fresh;
-        u16 *to = i == 0   ? ring_k + (long long)(t % L) * (G * DK)
-                  : i == 1 ? ring_v + (long long)(t % L) * (G * DV)
-                  : i == 2 ? const_cast<u16 *>(k_sel.base) + (long long)t * (G * DK)
-                  : i == 3 ? const_cast<u16 *>(v_sel.base) + (long long)t * (G * DV)
-                  : i == 4 ? const_cast<u16 *>(k_win.base) + (long long)(t % a.n_win) * (G * DK)
-                           : const_cast<u16 *>(v_win.base) + (long long)(t % a.n_win) * (G * DV);
-        for (int c = lane; c < (i % 2 ? DV : DK) / 8; c += 32)
-            reinterpret_cast<Sixteen *>(to)[c] = reinterpret_cast<const Sixteen *>(from)[c];
-    }
     cluster_wait();
 
     for (int i = thread; i < COLUMNS * HEADS; i += THREADS) {
