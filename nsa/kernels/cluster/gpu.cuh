@@ -8,6 +8,7 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 
 #define DEVICE __device__ __forceinline__
+#define RARELY static __device__ __noinline__
 #define INFINITY __int_as_float(0x7f800000)
 
 extern __shared__ __align__(1024) unsigned char shared[];

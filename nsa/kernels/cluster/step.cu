@@ -105,27 +105,30 @@ DEVICE float lse_of(float m, float l) { return l > 0.0f ? m + log2_of(l) : NONE;
 // Sixteen-byte pieces are swizzled so that eight rows of a matrix lie in different banks.
 template <int DIM> DEVICE int piece(int row, int i) { return row * DIM * 2 + ((i ^ (row & 7)) << 4); }
 
-// Start loading rows first ... first + 15 that lie below `end`; the others become zero. FRESH: one may be the newest.
-template <int DIM, bool FRESH> DEVICE void load_rows(int stage, const Rows &rows, int first, int end) {
-    constexpr int PIECES = DIM / 8, TOGETHER = 32 / PIECES, PASSES = ROWS * PIECES / 32;
-    const int lane = thread_index() % 32;
-    if (32 % PIECES || (FRESH && (u32)(rows.newest - first) < ROWS)) {
+// Start loading rows first ... first + 15 that lie below `end`; the others become zero.
+template <int DIM> RARELY void load_any_rows(int stage, const u16 *base, const u16 *fresh, int newest, int first, int end) {
 #pragma unroll 1
-        for (int i = lane; i < ROWS * PIECES; i += 32) {
-            const int r = i / PIECES, c = i % PIECES, row = first + r;
-            const u16 *from = FRESH && row == rows.newest ? rows.fresh : rows.base + row * (G * DIM);
-            copy_later(stage + piece<DIM>(r, c), from + 8 * c, row < end);
-        }
-    } else {
-        // As above, in few instructions: the lanes' places are the same in every pass.
-        const int r = lane / PIECES, c = lane % PIECES, left = end - first - r;
-        const u16 *from = rows.base + (first + r) * (G * DIM) + 8 * c;
-        const int to = stage + r * DIM * 2, place = (c ^ r) << 4;
+    for (int i = thread_index() % 32; i < ROWS * DIM / 8; i += 32) {
+        const int r = i / (DIM / 8), c = i % (DIM / 8), row = first + r;
+        const u16 *from = row == newest ? fresh : base + row * (G * DIM);
+        copy_later(stage + piece<DIM>(r, c), from + 8 * c, row < end);
+    }
+}
+
+// The same in few instructions where none of the rows is the newest: a lane's places are alike in every pass.
+template <int DIM> DEVICE void load_rows(int stage, const Rows &rows, int first, int end) {
+    constexpr int PIECES = DIM / 8, TOGETHER = max_of(32 / PIECES, 1);
+    if (32 % PIECES || (u32)(rows.newest - first) < ROWS) {
+        load_any_rows<DIM>(stage, rows.base, rows.fresh, rows.newest, first, end);
+        return;
+    }
+    const int lane = thread_index() % 32, r = lane / PIECES, c = lane % PIECES, left = end - first - r;
+    const u16 *from = rows.base + (first + r) * (G * DIM) + 8 * c;
+    const int to = stage + r * DIM * 2, place = (c ^ r) << 4;
 #pragma unroll
-        for (int k = 0; k < PASSES; k++) {
-            const int down = TOGETHER * k;
-            copy_later(to + down * DIM * 2 + (place ^ (down & 7) << 4), from + down * (G * DIM), down < left);
-        }
+    for (int k = 0; k < ROWS / TOGETHER; k++) {
+        const int down = TOGETHER * k;
+        copy_later(to + down * DIM * 2 + (place ^ (down & 7) << 4), from + down * (G * DIM), down < left);
     }
 }
 
@@ -394,15 +397,15 @@ decode_step(const __grid_constant__ Arguments a) {
     const auto fetch = [&](int i) {
         const int stage = ring + i % STAGES * STAGE;
         if (i < chunks) {
-            load_rows<DK, false>(stage, k_cmp, first_token + ROWS * i, seen);
+            load_rows<DK>(stage, k_cmp, first_token + ROWS * i, seen);
         } else if (i < values_at) {
             const int first = ROWS * (everyone + ALL_WARPS * ((i - chunks) / 2));
             if (first < in_window) {
-                if ((i - chunks) % 2 == 0) load_rows<DK, true>(stage, k_win, first, in_window);
-                else load_rows<DV, true>(stage, v_win, first, in_window);
+                if ((i - chunks) % 2 == 0) load_rows<DK>(stage, k_win, first, in_window);
+                else load_rows<DV>(stage, v_win, first, in_window);
             }
         } else if (i < end_at) {
-            load_rows<DV, false>(stage, v_cmp, first_token + ROWS * (i - values_at), seen);
+            load_rows<DV>(stage, v_cmp, first_token + ROWS * (i - values_at), seen);
         }
     };
     const auto load = [&](int i) {
@@ -620,8 +623,8 @@ decode_step(const __grid_constant__ Arguments a) {
             const int tile = everyone + ALL_WARPS * (done + i), first = position_of(tile);
             if (first >= 0) {
                 const int end = min(t + 1, first - tile % TILES_OF_BLOCK * ROWS + LS);
-                load_rows<DK, true>(ring + (end_at + 2 * i) % STAGES * STAGE, k_sel, first, end);
-                load_rows<DV, true>(ring + (end_at + 2 * i + 1) % STAGES * STAGE, v_sel, first, end);
+                load_rows<DK>(ring + (end_at + 2 * i) % STAGES * STAGE, k_sel, first, end);
+                load_rows<DV>(ring + (end_at + 2 * i + 1) % STAGES * STAGE, v_sel, first, end);
             }
         }
         close_group();

@@ -28,6 +28,7 @@ using std::max;
 using std::min;
 
 #define DEVICE inline
+#define RARELY inline
 #define __global__
 #define __cluster_dims__(...)
 #define __launch_bounds__(...)
