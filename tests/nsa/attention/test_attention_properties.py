@@ -177,8 +177,8 @@ def test_gradcheck(impl: str, name: str) -> None:
         o, aux = nsa_attention(*tensors, **case.geometry, impl=impl, return_aux=True)
         return o, aux.o_cmp, aux.o_sel, aux.o_win
 
-    # The fast mode compares the Jacobian in one random direction: enough for a path that autograd differentiates and that
-    # takes long, not for one whose backward pass is written here.
+    # The fast mode compares the Jacobian in one random direction: enough for the slow path, which autograd
+    # differentiates, not for one whose backward pass is written here.
     assert torch.autograd.gradcheck(all_outputs, xs, atol=1e-7, fast_mode=impl == "sequential")
 
 
