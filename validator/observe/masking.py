@@ -99,7 +99,7 @@ class Mask:
     """Takes secrets out of texts: those that are known, and those that show by their name or shape."""
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
-        known = sorted(set(secrets), key=len, reverse=True)
+        known = sorted({form for secret in secrets for form in _forms(secret)}, key=len, reverse=True)
         self._known = re.compile("|".join(map(re.escape, known))) if known else None
         self._known_bytes = tuple(secret.encode("utf-8", "surrogateescape") for secret in known)
 
@@ -170,6 +170,11 @@ class Mask:
 
     def _without_known(self, text: str) -> str:
         return text if self._known is None else self._known.sub(REDACTED, text)
+
+
+def _forms(secret: str) -> tuple[str, ...]:
+    """A secret as it stands, and as JSON writes it."""
+    return secret, json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1]
 
 
 def _wordy(text: bytes) -> bytes:

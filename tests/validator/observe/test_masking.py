@@ -48,6 +48,15 @@ def test_a_key_of_several_lines_is_known_line_by_line() -> None:
     assert "MIIEvgIBADANBgkqhkiG9w0B" not in lines("[rank0] MIIEvgIBADANBgkqhkiG9w0B\n", *known)
 
 
+def test_a_secret_that_json_writes_otherwise_is_known_in_json_too() -> None:
+    secret = 'correct "horse"\\ \u00fcber staple'
+    said = {"said": f"as {secret} says"}
+    for ascii_only in (True, False):
+        written = json.dumps(said, ensure_ascii=ascii_only)
+        assert json.loads(lines(written + "\n", secret)) == {"said": "as [redacted] says"}
+        assert lines(f"step 1: {written}\n", secret) == 'step 1: {"said": "as [redacted] says"}\n'
+
+
 def test_a_secret_alone_on_a_line_is_hidden_and_the_rest_stays() -> None:
     text = f"step 1\nlogging in with {SECRET} now\nstep 2\n"
     assert lines(text, SECRET) == "step 1\nlogging in with [redacted] now\nstep 2\n"
