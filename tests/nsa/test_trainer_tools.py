@@ -182,6 +182,9 @@ def test_interrupted_commands_say_what_there_is(
     assert generate_main([str(trained), "--prompt", ">", "--device", "cpu"]) == 130
     assert capsys.readouterr().out.splitlines()[-1] == ">abc"
     drawn = b""
+    monkeypatch.setattr(nsa.generate, "load_checkpoint", lambda path: next(interrupted()))
+    assert generate_main([str(trained), "--device", "cpu"]) == 130
+    assert capsys.readouterr().err == "nsa.generate: interrupted while the model was loaded\n"
     monkeypatch.setattr(nsa.prepare, "read_documents", interrupted)
     assert prepare_main([str(corpus), str(tmp_path / "s")]) == 130
     assert "the same command goes on" in capsys.readouterr().err
