@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
+import shutil
 import subprocess
+import zlib
 from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
@@ -79,21 +82,23 @@ class Span(ctypes.Structure):
 
 @pytest.fixture(scope="module")
 def build(tmp_path_factory: pytest.TempPathFactory) -> functools._lru_cache_wrapper[ctypes.CDLL]:
-    folder = tmp_path_factory.mktemp("cluster")
+    assert shutil.which("g++"), "these tests run the kernel on the CPU: apt-get install g++ (`.ci/run` does it)"
+    own = tmp_path_factory.mktemp("cluster")
+    # Workers have folders side by side, and use what another one has built.
+    shared = own.parent.parent if "PYTEST_XDIST_WORKER" in os.environ else own
 
     @functools.lru_cache
     def of(plan: ClusterPlan) -> ctypes.CDLL:
-        name = folder / f"step_{abs(hash(plan))}"
         kernel = resources.files("nsa.kernels.cluster").joinpath("step.cu").read_text(encoding="utf-8")
-        parts = ((HERE / "host.hpp").read_text(), kernel, (HERE / "run.hpp").read_text())
-        name.with_suffix(".cpp").write_text("\n".join(parts))
-        constants = plan.constants | {"HALF": 0, "GATE_ELEMENTS": 0}
-        subprocess.run(
-            ["g++", "-O1", "-std=c++17", "-w", "-shared", "-fPIC", "-o", name.with_suffix(".so"),
-             name.with_suffix(".cpp"), *(f"-D{key}={value}" for key, value in constants.items())],
-            check=True,
-        )  # fmt: skip
-        library = ctypes.CDLL(str(name.with_suffix(".so")))
+        source = own / "step.cpp"
+        source.write_text("\n".join(((HERE / "host.hpp").read_text(), kernel, (HERE / "run.hpp").read_text())))
+        constants = [f"-D{key}={value}" for key, value in {**plan.constants, "HALF": 0, "GATE_ELEMENTS": 0}.items()]
+        built = shared / f"step_{zlib.crc32(' '.join(constants).encode()):08x}.so"
+        if not built.exists():
+            options = ["-O1", "-std=c++17", "-w", "-shared", "-fPIC", *constants]
+            subprocess.run(["g++", *options, "-o", own / "step.so", source], check=True)
+            (own / "step.so").rename(built)
+        library = ctypes.CDLL(str(built))
         library.run.argtypes = [
             ctypes.c_int, ctypes.POINTER(Arguments), ctypes.POINTER(Span), ctypes.c_int, ctypes.c_uint64, ctypes.c_int,
         ]  # fmt: skip
