@@ -25,6 +25,7 @@ from nsa.attention.compress import average_compress
 from nsa.attention.decode import decode_branches
 from nsa.attention.functional import combine
 from nsa.attention.geometry import Geometry
+from nsa.kernels.cluster import launch, program, why_no_cluster
 from nsa.kernels.cluster.launch import Arguments, arguments
 from nsa.kernels.cluster.plan import ClusterPlan, plans, served
 from nsa.kernels.decode_plan import DecodeSizes
@@ -244,3 +245,22 @@ def test_more_groups_than_processors_still_have_a_plan() -> None:
 )
 def test_other_sizes_are_not_served(of: DecodeSizes) -> None:
     assert not served(of)
+
+
+def test_a_kernel_that_cannot_be_built_leaves_the_step_to_triton_and_says_why_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("CUresult: CUDA_ERROR_INVALID_IMAGE")
+
+    monkeypatch.setattr(program, "load", refuse)
+    monkeypatch.setattr(launch, "_plans", lambda of, _: tuple(plans(of, **H200)))
+    asked = (sizes(3, 12, 2, 64), torch.bfloat16, torch.float32, 0)
+    with pytest.warns(UserWarning, match="Triton's kernels decode.*CUDA_ERROR_INVALID_IMAGE"):
+        assert launch._why_not_built(*asked) == "build"
+    assert launch._why_not_built(*asked) == "build"  # a second warning would be an error
+
+
+def test_a_step_on_the_cpu_is_not_for_clusters() -> None:
+    q = torch.empty(1, 1, 12, 64, dtype=torch.bfloat16)
+    assert why_no_cluster(q, torch.empty(1, 1, 12, 3), sizes(1, 12, 2, 64)) == "device"
