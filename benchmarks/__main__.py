@@ -28,6 +28,7 @@ class Benchmark:
 BENCHMARKS = (
     Benchmark("attention", ("--parts", "speed,growth,ranges")),
     Benchmark("calibration"),
+    Benchmark("commands"),
     Benchmark("train"),
     Benchmark("loss_parity", ("--data-path", sysconfig.get_path("stdlib"))),
     Benchmark("attention", ("--device", "cuda"), gpu=True),

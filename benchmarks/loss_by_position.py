@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from nsa.argument_types import positive_int
 from nsa.checkpoint import find_newest, load_checkpoint
 from nsa.config import Config, replace_flat
 from nsa.data import BatchLoader, open_sources, open_tokenizer
@@ -72,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Evaluate both, compare by bucket."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("runs", type=Path, nargs=2, help="folders of two runs; the second is the yardstick")
-    parser.add_argument("--batches", type=int, default=16)
+    parser.add_argument("--batches", type=positive_int, default=16, help="held-out batches to read; 16 if not given")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, help="write the figures here as JSON")
     args = parser.parse_args(argv)

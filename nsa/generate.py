@@ -127,6 +127,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SetupError as error:
         print(f"nsa.generate: {error}", file=sys.stderr)  # noqa: T201
         return 2
+    except KeyboardInterrupt:
+        print("nsa.generate: interrupted while the model was loaded", file=sys.stderr)  # noqa: T201
+        return 130
     ids = [tokenizer.eos_id, *tokenizer.encode(args.prompt).tolist()]
     new = generate(
         model,

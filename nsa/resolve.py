@@ -137,9 +137,12 @@ class _UniqueKeys(yaml.SafeLoader):
         """A mapping. Raises ConstructorError, a YAMLError, naming a repeated key and its place."""
         seen: set[str] = set()
         for key, _ in node.value:
-            if key.tag != "tag:yaml.org,2002:merge" and key.value in seen:
+            # A key that is a list or a mapping is the loader's own to refuse; several merges may stand in one mapping.
+            if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
+                continue
+            if key.value in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"`{key.value}` stands twice", key.start_mark)
-            seen.add(str(key.value))
+            seen.add(key.value)
         return super().construct_mapping(node, deep)
 
 

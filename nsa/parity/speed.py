@@ -15,10 +15,13 @@ from typing import TypeVar
 
 import torch
 
+from nsa.argument_types import positive_int
 from nsa.attention import nsa_attention
 from nsa.attention.geometry import Geometry
 from nsa.attention.ranges import ranges_v1, ranges_v2
 from nsa.attention.select import select_blocks
+from nsa.config import SetupError
+from nsa.parallel import pick_device
 from nsa.parity.cases import Case, inputs, relative_error
 
 __all__ = ["main"]
@@ -85,13 +88,18 @@ def _prefill(seq_len: int, device: str) -> bool:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run both comparisons; returns the exit code."""
+    """Run both comparisons; 0, 1 when results differ, or 2 when there is no such device."""
     parser = argparse.ArgumentParser(prog="python -m nsa.parity.speed", description=__doc__.split("\n\n")[0])
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--seq-len", type=int, default=1024, help="tokens of a sequence")
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA where present")
+    parser.add_argument("--seq-len", type=positive_int, default=1024, help="tokens of a sequence; 1024 if not given")
     args = parser.parse_args(argv)
+    try:
+        device = pick_device(args.device).type
+    except SetupError as error:
+        print(f"nsa.parity.speed: {error}", file=sys.stderr)  # noqa: T201
+        return 2
     torch.manual_seed(0)
-    sound = [_ranges(args.seq_len, args.device), _prefill(args.seq_len, args.device)]
+    sound = [_ranges(args.seq_len, device), _prefill(args.seq_len, device)]
     return 0 if all(sound) else 1
 
 

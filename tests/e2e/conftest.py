@@ -40,15 +40,17 @@ def workdir(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def cli(workdir: Path, tmp_path: Path) -> Callable[..., Answer]:
-    """Run `validator …` in the work folder. Its lock files are its own, so that tests may run side by side."""
-    environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path / "runtime"), "NO_COLOR": "1"}
+    """Run `validator …` in the work folder, with the environment as it is then.
+
+    Its lock files are its own, so that tests may run side by side.
+    """
     (tmp_path / "runtime").mkdir()
 
     def call(*arguments: str, timeout_s: float = 120) -> Answer:
         done = subprocess.run(
             [sys.executable, "-m", "validator", *arguments],
             cwd=workdir,
-            env=environment,
+            env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path / "runtime"), "NO_COLOR": "1"},
             capture_output=True,
             text=True,
             timeout=timeout_s,

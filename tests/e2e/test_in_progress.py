@@ -28,13 +28,15 @@ def test_it_is_written_beside_a_run_that_goes_on(workdir: Path) -> None:
         call, cwd=workdir, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
     deadline = time.monotonic() + 60
-    while not (written := list((workdir / "reports").glob("*/result.json"))):
-        assert time.monotonic() < deadline
-        assert runner.poll() is None
-        time.sleep(0.05)
-    so_far = json.loads(written[0].read_text(encoding="utf-8"))
-    (workdir / "gate").touch()
-    _, told = runner.communicate(timeout=60)
+    try:
+        while not (written := list((workdir / "reports").glob("*/result.json"))):
+            assert time.monotonic() < deadline
+            assert runner.poll() is None
+            time.sleep(0.05)
+        so_far = json.loads(written[0].read_text(encoding="utf-8"))
+    finally:  # whatever was found, the run goes on to its end
+        (workdir / "gate").touch()
+        _, told = runner.communicate(timeout=60)
     assert runner.returncode == 0, told
     statuses = {phase["id"]: phase["status"] for phase in so_far["phases"]}
     assert (so_far["decision"], statuses) == ("IN_PROGRESS", {"short": "PASS", "long": "RUNNING", "last": "NOT_RUN"})

@@ -101,25 +101,18 @@ def test_no_secret_is_written(cli, runbook: Path, workdir: Path, monkeypatch: py
     (workdir / "gate").touch()
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
-    done = subprocess.run(
-        [sys.executable, "-m", "validator", "run", str(runbook), *OVERRIDES],
-        cwd=workdir,
-        env={**os.environ, "XDG_RUNTIME_DIR": str(workdir), "NO_COLOR": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = cli("run", str(runbook), *OVERRIDES)
     folder = run_folder(workdir)
     assert _planted(folder) == []
-    assert "zq" not in done.stdout + done.stderr
+    assert "zq" not in done.out + done.err
     result = result_of(workdir)
     statuses = {phase["id"]: phase["status"] for phase in result["phases"]}
-    assert (statuses["shell"], statuses["words"], statuses["train"]) == ("PASS", "PASS", "PASS"), done.stderr
+    assert (statuses["shell"], statuses["words"], statuses["train"]) == ("PASS", "PASS", "PASS"), done.err
     assert result["phases"][2]["runs"][0]["requested"]["tokens"] == "5000", "what is no secret stays"
     assert "HF_TOKEN" not in result["recommended"]["env"], "sourcing it would take a user's own token away"
     assert "host" in result["phases"][3]["message"], "the log is quoted, without its secrets"
     again = cli("report", str(folder))
-    assert again.rc == done.returncode
+    assert again.rc == done.rc
     assert _planted(folder) == []
     assert {phase["id"]: phase["status"] for phase in result_of(workdir)["phases"]} == statuses
 
@@ -156,7 +149,7 @@ INHERITED = {
     "signed address": ("DATA", "https://b.example/x?X-Amz-Credential=zq18xabc&X-Amz-Signature=zq19xdef", "zq18x"),
     "password": ("DB_PASSWORD", "zq20x correct horse", "zq20x"),
 }
-ON_THE_COMMAND_LINE = "zq21x zq22x zq23x zq24x zq25x"
+ON_THE_COMMAND_LINE = ("zq21x", "zq22x", "zq23x", "zq24x", "zq25x")
 SPOKEN = {
     "netrc": "machine host.example login me password zq26xabc",
     "kaggle.json": '{"username": "me", "key": "' + "cafebabe" * 4 + '"}',
@@ -207,7 +200,7 @@ def _told(folder: Path, needles: list[str]) -> list[str]:
     return [f"{path.name}: {one}" for path, text in texts for one in needles if one.lower().encode() in text]
 
 
-def test_a_program_may_repeat_what_it_was_given(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_may_repeat_what_it_was_given(cli, workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = workdir / "echo.py"
     trainer.write_text(ECHO, encoding="utf-8")
     runbook = workdir / "echo.yaml"
@@ -219,40 +212,26 @@ def test_a_program_may_repeat_what_it_was_given(workdir: Path, monkeypatch: pyte
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("NAMES", json.dumps([name for name, _, _ in INHERITED.values()]))
     monkeypatch.setenv("SAID", json.dumps(list(SPOKEN.values())))
-    environment = {**os.environ, "XDG_RUNTIME_DIR": str(workdir), "NO_COLOR": "1", "OMP_NUM_THREADS": "1"}
-
-    def validator(*words: str) -> subprocess.CompletedProcess[str]:
-        call = [sys.executable, "-m", "validator", *words]
-        return subprocess.run(call, cwd=workdir, env=environment, capture_output=True, text=True, timeout=120)
-
-    done = validator("run", str(runbook))
+    done = cli("run", str(runbook))
     statuses = {phase["id"]: phase["status"] for phase in result_of(workdir)["phases"]}
-    assert statuses == {"preflight": "PASS", "shell": "PASS", "train": "PASS", "ranks": "PASS", "die": "FAIL"}, (
-        done.stderr
-    )
-    needles = [needle for _, _, needle in INHERITED.values()] + [
-        "zq19x",
-        "cafebabe",
-        "zq26x",
-        "zq27x",
-        "zq28x",
-        "zq29x",
-    ]
-    needles += [*ON_THE_COMMAND_LINE.split(), "zq30x"]
+    expected = {"preflight": "PASS", "shell": "PASS", "train": "PASS", "ranks": "PASS", "die": "FAIL"}
+    assert statuses == expected, done.err
+    inherited = [needle for _, _, needle in INHERITED.values()]
+    spoken = ["zq19x", "cafebabe", "zq26x", "zq27x", "zq28x", "zq29x"]
+    needles = [*inherited, *spoken, *ON_THE_COMMAND_LINE, "zq30x"]
     assert len(set(needles)) == 33
     own = (workdir / "own" / "notes.txt").read_text()
-    assert all(needle in own for needle in needles[:-1] if needle not in ("zq21x", "zq22x")), (
-        "they did reach the program"
-    )
+    reached = [needle for needle in needles if needle in own]
+    assert set(needles) - set(reached) == {"zq21x", "zq22x", "zq30x"}, "the others did reach the program in the shell"
     reports = workdir / "reports"
     assert _told(reports, needles) == []
     assert "value [redacted] end" in next(reports.glob("*/runs/train/r1/logs/stdout.log")).read_text()
     assert "value [redacted] end" in next(reports.glob("*/runs/ranks/r1/logs/ranks/**/stdout.log")).read_text()
-    shared = validator("report", str(run_folder(workdir)), "--share")
-    history = validator("history")
-    assert (shared.returncode, history.returncode) == (done.returncode, 0), shared.stderr + history.stderr
+    shared = cli("report", str(run_folder(workdir)), "--share")
+    history = cli("history")
+    assert (shared.rc, history.rc) == (done.rc, 0), shared.err + history.err
     assert _told(reports, needles) == []
-    said = "".join(one.stdout + one.stderr for one in (done, shared, history)).lower()
+    said = "".join(one.out + one.err for one in (done, shared, history)).lower()
     assert [needle for needle in needles if needle.lower() in said] == []
 
 

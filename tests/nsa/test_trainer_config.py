@@ -89,6 +89,15 @@ def test_a_section_or_key_that_stands_twice_is_refused(tmp_path: Path) -> None:
     assert resolve(["--config", str(path)], {}).config.data.accum == 2
 
 
+@pytest.mark.parametrize("text", ["? [data]\n: 1\n", "data: {? {seq_len: 1} : 2}\n"])
+def test_a_key_that_is_no_word_is_refused_in_a_sentence(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "odd.yaml"
+    path.write_text(text)
+    (said,) = problems(["--config", str(path)])
+    assert "cannot be read as YAML" in said
+    assert "unhashable key" in said
+
+
 def test_mistakes_of_all_layers_are_reported_at_once(tmp_path: Path) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text("data: {seq_len: many}\n")

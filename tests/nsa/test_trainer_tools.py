@@ -17,6 +17,7 @@ from nsa.data import DataError, open_sources, open_tokenizer
 from nsa.data.local import is_held_out
 from nsa.generate import generate, load_model
 from nsa.generate import main as generate_main
+from nsa.parity.speed import main as speed_main
 from nsa.prepare import main as prepare_main
 from nsa.prepare import prepare
 from nsa.probe import bus_bandwidth_gb_s
@@ -143,8 +144,9 @@ def test_a_gpu_that_is_not_there_is_said(tmp_path: Path, capsys: Any, monkeypatc
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert generate_main([str(tmp_path), "--device", "cuda"]) == 2
     assert "device=cuda but torch sees no CUDA device" in capsys.readouterr().err
-    assert probe_main(["--device", "cuda"]) == 2
-    assert "device=cuda but torch sees no CUDA device" in capsys.readouterr().err
+    for command in (probe_main, speed_main):
+        assert command(["--device", "cuda"]) == 2
+        assert "device=cuda but torch sees no CUDA device" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -154,6 +156,7 @@ def test_a_gpu_that_is_not_there_is_said(tmp_path: Path, capsys: Any, monkeypatc
         (generate_main, [".", "--temperature", "nan"], "--temperature: nan: must be 0 or greater"),
         (generate_main, [".", "--top-k", "2.5"], "--top-k: 2.5: expected a whole number"),
         (probe_main, ["--repeats", "0"], "--repeats: 0: must be greater than 0"),
+        (speed_main, ["--seq-len", "0"], "--seq-len: 0: must be greater than 0"),
         (prepare_main, [".", "dest", "--val-fraction", "2"], "--val-fraction: 2: must lie between 0 and 1"),
         (prepare_main, [".", "dest", "--part-mib", "none"], "--part-mib: none: expected a number"),
     ],
@@ -179,6 +182,9 @@ def test_interrupted_commands_say_what_there_is(
     assert generate_main([str(trained), "--prompt", ">", "--device", "cpu"]) == 130
     assert capsys.readouterr().out.splitlines()[-1] == ">abc"
     drawn = b""
+    monkeypatch.setattr(nsa.generate, "load_checkpoint", lambda path: next(interrupted()))
+    assert generate_main([str(trained), "--device", "cpu"]) == 130
+    assert capsys.readouterr().err == "nsa.generate: interrupted while the model was loaded\n"
     monkeypatch.setattr(nsa.prepare, "read_documents", interrupted)
     assert prepare_main([str(corpus), str(tmp_path / "s")]) == 130
     assert "the same command goes on" in capsys.readouterr().err

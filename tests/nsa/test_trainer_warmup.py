@@ -21,6 +21,7 @@ from nsa.config import Config, replace_flat
 from nsa.model import LanguageModel
 from nsa.telemetry.startup import StartClock, process_age_s
 from nsa.warmup import kernel_shape, start_warm_up
+from tests.nsa.ranks import is_running
 
 pytest.importorskip("triton", reason="Triton is Linux only")
 import nsa.kernels
@@ -88,14 +89,6 @@ def test_a_killed_run_leaves_no_compiler_behind(tmp_path: Path) -> None:
     while any(is_running(pid) for pid in pids):
         assert time.monotonic() < deadline, "a worker outlived the trainer"
         time.sleep(0.05)
-
-
-def is_running(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
 
 
 KEYS = """

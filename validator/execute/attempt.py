@@ -132,8 +132,9 @@ def run_attempt(spec: RunSpec, request: AttemptRequest, *, number: int, used_por
             command=redact_words(launch.argv, request.redact),
             marker=request.token,
         )
-        ending = _watch(running)
-        duration = time.monotonic() - clock
+        with Waiter(process, request.cancel) as waiter:
+            ending = _watch(running, waiter)
+            duration = waiter.ended_s - clock
         stopped = _end(running, ending)
     except BaseException:
         tree.kill(within_s=request.grace.kill_s)
@@ -146,25 +147,24 @@ def run_attempt(spec: RunSpec, request: AttemptRequest, *, number: int, used_por
     return _ended(running, number, began, duration, ending, stopped)
 
 
-def _watch(running: _Running) -> _Ending | None:
+def _watch(running: _Running, waiter: Waiter) -> _Ending | None:
     """Stay until the root has ended (None) or must be ended."""
     request, spec = running.request, running.spec
     deadline = running.started + spec.timeout_s
     next_look = running.started + min(0.25, running.monitor.interval_s)
-    with Waiter(running.process, request.cancel) as waiter:
-        while not waiter.wait(min(next_look, deadline) - time.monotonic()):
-            if request.cancel.requested:
-                return _Ending("interrupted", f"stopped by the user ({request.cancel.why})")
-            now = time.monotonic()
-            if now >= deadline:
-                return _Ending("timeout", _timeout_sentence(running), evidence=spec.watchdog is not None)
-            if now >= next_look:
-                look = running.monitor.look()
-                _show(running, look)
-                ending = _judge(running, look)
-                if ending is not None:
-                    return ending
-                next_look = time.monotonic() + running.monitor.interval_s
+    while not waiter.wait(min(next_look, deadline) - time.monotonic()):
+        if request.cancel.requested:
+            return _Ending("interrupted", f"stopped by the user ({request.cancel.why})")
+        now = time.monotonic()
+        if now >= deadline:
+            return _Ending("timeout", _timeout_sentence(running), evidence=spec.watchdog is not None)
+        if now >= next_look:
+            look = running.monitor.look()
+            _show(running, look)
+            ending = _judge(running, look)
+            if ending is not None:
+                return ending
+            next_look = time.monotonic() + running.monitor.interval_s
     return None
 
 

@@ -37,7 +37,7 @@ from validator.judge.rows import (
     windowed,
 )
 from validator.judge.unseen import allow_for_unseen
-from validator.model.catalogue import METRICS
+from validator.model.catalogue import METRICS, QUANTILES
 from validator.model.measure import MetricStats, ScalarValue, Span
 from validator.model.result import Result
 
@@ -48,8 +48,6 @@ Steps = npt.NDArray[np.int64]
 
 EXACT_STATISTICS = frozenset({"min", "max", "first", "last", "n"})
 """Statistics that say what was seen, not what would be seen again; they have no interval."""
-
-_QUANTILES = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
 
 
 class NotMeasured(ValueError):
@@ -162,8 +160,8 @@ def _estimate(rows: Windowed, statistic: str) -> Estimate:
             return exact(0.0)  # a rate of 0 over a stretch of unknown length
         mean = bootstrap_mean(rows.numerator, rows.denominator, seed=seed, what=rows.name)
         return allow_for_unseen(mean, rows.numerator, rows.denominator, slow=_slow(rows.name))
-    if statistic in _QUANTILES:
-        return bootstrap_quantile(values, _QUANTILES[statistic], seed=seed, what=rows.name)
+    if statistic in QUANTILES:
+        return bootstrap_quantile(values, QUANTILES[statistic], seed=seed, what=rows.name)
     return bootstrap_spread(values, relative=statistic == "cv", seed=seed, what=rows.name)
 
 
@@ -184,8 +182,8 @@ def _exact_statistic(values: Floats, statistic: str) -> float:
 def _whole_statistic(rows: Windowed, statistic: str) -> float:
     if statistic == "mean":
         return rows.mean()
-    if statistic in _QUANTILES:
-        return float(np.quantile(rows.values, _QUANTILES[statistic]))
+    if statistic in QUANTILES:
+        return float(np.quantile(rows.values, QUANTILES[statistic]))
     stdev, mean = float(rows.values.std()), rows.mean()
     if statistic == "stdev":
         return stdev
@@ -211,7 +209,7 @@ def _stats(rows: Windowed) -> MetricStats:
         notes.append("every step of the run, so exact")
     mean = rows.mean() if n else None
     stdev = (float(values.std()) if finite else math.nan) if n else None
-    quantiles = [float(q) for q in np.quantile(values, list(_QUANTILES.values()))] if n else [None] * 3
+    quantiles = [float(q) for q in np.quantile(values, list(QUANTILES.values()))] if n else [None] * 3
     return MetricStats(
         unit=rows.unit,
         n=n,

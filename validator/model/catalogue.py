@@ -13,6 +13,7 @@ from typing import Literal
 __all__ = [
     "MAY_MISS",
     "METRICS",
+    "QUANTILES",
     "SCALARS",
     "STATISTICS",
     "Metric",
@@ -30,13 +31,14 @@ STATISTICS = ("mean", "stdev", "cv", "min", "p50", "p95", "p99", "max", "first",
 MAY_MISS = 0.075
 """Chance, at most, that a sample lies wholly on one side of a percentile that it gives an interval for."""
 
-_TAILS = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+QUANTILES = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
+"""The statistics that are percentiles, as shares."""
 
 
 def least_rows(statistic: str) -> int:
     """Independent rows of a steady window without which a percentile has no interval; 1 for other statistics."""
-    tail = _TAILS.get(statistic)
-    return 1 if tail is None else math.ceil(math.log(MAY_MISS) / math.log(tail))
+    q = QUANTILES.get(statistic)
+    return 1 if q is None else math.ceil(math.log(MAY_MISS) / math.log(q))
 
 
 @dataclass(frozen=True)

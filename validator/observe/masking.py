@@ -13,7 +13,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from validator.observe.redact import REDACTED, is_secret_name, redact, redact_output, secrets_in
+from validator.observe.redact import (
+    REDACTED,
+    TOKEN_MARKS,
+    WORD_STEMS,
+    is_secret_name,
+    redact,
+    redact_output,
+    secrets_in,
+)
 
 __all__ = ["Mask", "known_secrets"]
 
@@ -27,47 +35,28 @@ _KEY_BLOCK = re.compile(
     re.S,
 )
 
+_OTHER_WORDS = {"pat": b"(?!h)"}
+"""What does not follow a stem in a secret's name; a path is in many lines."""
 
-_WORDS = (
-    "pass",
-    "pwd",
-    "secret",
-    "token",
-    "key",
-    "cred",
-    "auth",
-    "cookie",
-    "session",
-    "sig",
-    "dsn",
-    "jwt",
-    "otp",
-    *("sas", "webhook"),
-)
-_SHAPES = (
-    *("ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-", "hf_", "sk-", "xox", "akia", "asia", "aroa"),
-    *("aiza", "ya29.", "npm_", "pypi-", "dop_v1_", "sg.", "eyj", "nvapi-", "k_live_", "k_test_", "gsk_", "r8_"),
-    *("dckr_pat_", "dapi", "hvs.", "gocspx-", ":aa"),
-)
 _DIGITS = b"0123456789.,+"
 _FIGURE = rb"[-+]?[\d.,]+(?:e[-+]?\d+)?%?(?:[\s,;\"'}\])]|$)"
 
 
 def _marks() -> Iterator[tuple[bytes, re.Pattern[bytes]]]:
     """What announces a secret in a line of small letters, and what has to follow at once for it to be one."""
-    assigned = re.compile(rb"[a-z0-9_.-]*[\"']?\s{0,4}[=:]\s{0,4}[\"']?(?![\"'\s]|" + _FIGURE + rb").")
-    for word in _WORDS:
-        yield word.encode(), assigned
-    words = "|".join(_WORDS).encode()
-    yield b"--", re.compile(rb"[a-z0-9_.-]*(?:" + words + rb")[a-z0-9_.-]*[ \t]+[^\s-]")
+    assigned = rb"[a-z0-9_.-]*[\"']?\s{0,4}[=:]\s{0,4}[\"']?(?![\"'\s]|" + _FIGURE + rb")."
+    for stem in WORD_STEMS:
+        yield stem.encode(), re.compile(_OTHER_WORDS.get(stem, b"") + assigned)
+    stems = b"|".join(stem.encode() + _OTHER_WORDS.get(stem, b"") for stem in WORD_STEMS)
+    yield b"--", re.compile(rb"[a-z0-9_.-]*(?:" + stems + rb")[a-z0-9_.-]*[ \t]+[^\s-]")
     yield b"login", re.compile(rb"\s+\S+\s+password\s")
     yield b"://", re.compile(rb"[^\s'\"]*[@?]|hooks\.|discord")
     for scheme in (b"bearer", b"basic"):
         yield scheme, re.compile(rb"\s+[a-z0-9._~+/=-]{8}")
     for flag in (b"-u", b"--user", b"--proxy-user"):
         yield flag, re.compile(rb"(?:\s+|=)[\"']?[^\s:'\"=]+:")
-    for shape in _SHAPES:
-        yield shape.encode(), re.compile(rb"[\w.-]{8}")
+    for shape in TOKEN_MARKS:
+        yield shape.lower().encode(), re.compile(rb"[\w.-]{8}")
 
 
 _MARKS = tuple(_marks())
@@ -110,7 +99,7 @@ class Mask:
     """Takes secrets out of texts: those that are known, and those that show by their name or shape."""
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
-        known = sorted(set(secrets), key=len, reverse=True)
+        known = sorted({form for secret in secrets for form in _forms(secret)}, key=len, reverse=True)
         self._known = re.compile("|".join(map(re.escape, known))) if known else None
         self._known_bytes = tuple(secret.encode("utf-8", "surrogateescape") for secret in known)
 
@@ -181,6 +170,11 @@ class Mask:
 
     def _without_known(self, text: str) -> str:
         return text if self._known is None else self._known.sub(REDACTED, text)
+
+
+def _forms(secret: str) -> tuple[str, ...]:
+    """A secret as it stands, and as JSON writes it."""
+    return secret, json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1]
 
 
 def _wordy(text: bytes) -> bytes:

@@ -9,7 +9,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-__all__ = ["REDACTED", "is_secret_name", "redact", "redact_env", "redact_output", "secrets_in"]
+__all__ = [
+    "REDACTED",
+    "TOKEN_MARKS",
+    "WORD_STEMS",
+    "is_secret_name",
+    "redact",
+    "redact_env",
+    "redact_output",
+    "secrets_in",
+]
 
 REDACTED = "[redacted]"
 
@@ -18,6 +27,12 @@ _WORDS = (
     r"|account[-_]?key|signing[-_]?key|encryption[-_]?key|ssh[-_]?key|license[-_]?key|credential|credentials|creds"
     r"|authorization|auth|bearer|cookie|session[-_]?id|sas|signature|sig|dsn|jwt|otp|pin|pat|webhook"
 )
+WORD_STEMS = (
+    *("pass", "pwd", "secret", "token", "key", "cred", "auth", "bearer", "cookie", "session", "sas", "sig", "dsn"),
+    *("jwt", "otp", "pin", "pat", "webhook"),
+)
+"""No name is taken for a secret's that holds none of these."""
+
 _NAME = re.compile(rf"(?:^|[-_.])(?:{_WORDS})s?(?:$|[-_.\d])|(?:password|passwd|secret|apikey)", re.I)
 _VARIABLE = re.compile(r"[A-Z0-9_]+_KEY")
 """A variable that is called a key holds one (`KAGGLE_KEY`); a setting may mean another kind (`sort_key`)."""
@@ -48,18 +63,41 @@ _URL_USER = re.compile(r"(?P<scheme>\b[A-Za-z][A-Za-z0-9+.-]*://)(?P<user>[^/\s:
 _QUERY = re.compile(r"(?P<mark>[?&])(?P<name>[A-Za-z0-9_.-]+)=(?P<value>[^&\s#'\"]+)")
 _HEADER = re.compile(r"(?i)\b(?P<scheme>bearer|basic)\s+(?P<value>[A-Za-z0-9._~+/=-]{8,})")
 _KEY_BLOCK = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.S)
-_SHAPES = re.compile(
-    r"\b(?:"
-    r"gh[pousr]_[A-Za-z0-9]{20,}|github_pat_[A-Za-z0-9_]{20,}|glpat-[A-Za-z0-9_-]{16,}"
-    r"|hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|xox[abeoprs]-[A-Za-z0-9-]{10,}"
-    r"|(?:AKIA|ASIA|AROA)[A-Z0-9]{16}|AIza[A-Za-z0-9_-]{30,}|ya29\.[A-Za-z0-9_-]{20,}"
-    r"|npm_[A-Za-z0-9]{20,}|pypi-[A-Za-z0-9_-]{16,}|dop_v1_[a-f0-9]{20,}|SG\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}"
-    r"|nvapi-[A-Za-z0-9_-]{20,}|[sr]k_(?:live|test)_[A-Za-z0-9]{16,}|gsk_[A-Za-z0-9]{20,}|r8_[A-Za-z0-9]{30,}"
-    r"|dckr_pat_[A-Za-z0-9_-]{16,}|dapi[a-f0-9]{32}|hvs\.[A-Za-z0-9_-]{20,}|GOCSPX-[A-Za-z0-9_-]{20,}"
-    r"|\d{8,10}:AA[A-Za-z0-9_-]{33}"
-    r"|eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*"
-    r")"
+_SHAPES = {
+    **dict.fromkeys(("ghp_", "gho_", "ghu_", "ghs_", "ghr_"), r"[A-Za-z0-9]{20,}"),
+    "github_pat_": r"[A-Za-z0-9_]{20,}",
+    "glpat-": r"[A-Za-z0-9_-]{16,}",
+    "hf_": r"[A-Za-z0-9]{16,}",
+    "sk-": r"[A-Za-z0-9_-]{16,}",
+    "xox": r"[abeoprs]-[A-Za-z0-9-]{10,}",
+    **dict.fromkeys(("AKIA", "ASIA", "AROA"), r"[A-Z0-9]{16}"),
+    "AIza": r"[A-Za-z0-9_-]{30,}",
+    "ya29.": r"[A-Za-z0-9_-]{20,}",
+    "npm_": r"[A-Za-z0-9]{20,}",
+    "pypi-": r"[A-Za-z0-9_-]{16,}",
+    "dop_v1_": r"[a-f0-9]{20,}",
+    "SG.": r"[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}",
+    "nvapi-": r"[A-Za-z0-9_-]{20,}",
+    **dict.fromkeys(("sk_live_", "sk_test_", "rk_live_", "rk_test_"), r"[A-Za-z0-9]{16,}"),
+    "gsk_": r"[A-Za-z0-9]{20,}",
+    "r8_": r"[A-Za-z0-9]{30,}",
+    "dckr_pat_": r"[A-Za-z0-9_-]{16,}",
+    "dapi": r"[a-f0-9]{32}",
+    "hvs.": r"[A-Za-z0-9_-]{20,}",
+    "GOCSPX-": r"[A-Za-z0-9_-]{20,}",
+    "eyJ": r"[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*",
+}
+"""Well-known tokens by what they begin with, and what follows."""
+
+_BOT = ":AA"
+"""A token that begins with a number of its own, with what stands behind the number."""
+
+_TOKEN = re.compile(
+    rf"\b(?:{'|'.join(re.escape(mark) + rest for mark, rest in _SHAPES.items())}|\d{{8,10}}{_BOT}[A-Za-z0-9_-]{{33}})"
 )
+TOKEN_MARKS = (*_SHAPES, _BOT)
+"""No token is known by its shape that holds none of these."""
+
 _HOOK = re.compile(
     r"(?P<place>https://(?:hooks\.slack\.com/(?:services|workflows|triggers)/|discord(?:app)?\.com/api/webhooks/))"
     r"(?P<value>[^\s'\"]+)"
@@ -69,9 +107,8 @@ _HOOK = re.compile(
 _NUMBER = re.compile(r"[-+]?(?:\d[\d,_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?%?|nan|inf|true|false", re.I)
 _HINT = re.compile(
     r"pass(?:w|p|c)|secret|token|key|credential|creds|auth|bearer|basic |cookie|session|signature|webhook|://|[?&]"
-    r"|(?:^|[^A-Za-z])(?:pass|pwd|sas|sig|dsn|jwt|otp|pin|pat)(?![A-Za-z])"
-    r"|gh[pousr]_|github_pat|glpat|hf_|sk-|xox|AKIA|ASIA|AROA|AIza|ya29|npm_|pypi-|dop_|SG\.|eyJ|BEGIN "
-    r"|nvapi|[sr]k_|gsk_|r8_|dckr_|dapi|hvs\.|GOCSPX|:AA|-u |--user|--proxy-user",
+    r"|(?:^|[^A-Za-z])(?:pass|pwd|sas|sig|dsn|jwt|otp|pin|pat)s?(?![A-Za-z])"
+    rf"|BEGIN |-u |--user|--proxy-user|{'|'.join(map(re.escape, TOKEN_MARKS))}",
     re.I,
 )
 """Texts without any of these hold no secret that could be found; most texts end here."""
@@ -120,7 +157,7 @@ class _Pass:
         text = _HOOK.sub(lambda match: match["place"] + self._hide(match["value"]), text)
         text = _URL_USER.sub(self._without_user, text)
         text = _QUERY.sub(self._without_query_value, text)
-        text = _SHAPES.sub(lambda match: self._hide(match[0]), text)
+        text = _TOKEN.sub(lambda match: self._hide(match[0]), text)
         text = _ASSIGNMENT.sub(self._without_value, text)
         text = _NETRC.sub(self._without_value, text)
         text = _HEX_KEY.sub(lambda match: match["name"] + self._hide(match["value"]), text)

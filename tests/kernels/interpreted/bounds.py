@@ -39,7 +39,10 @@ class _Given:
 
 
 def check_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on every load, store and atomic operation of a kernel is checked."""
+    """From now on every load, store and atomic read-modify-write of a kernel is checked.
+
+    No kernel compares and swaps, so that is not.
+    """
     given: list[_Given] = []
     builder = interpreter.InterpreterBuilder
     call, load, store, add = (

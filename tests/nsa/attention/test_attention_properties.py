@@ -177,8 +177,9 @@ def test_gradcheck(impl: str, name: str) -> None:
         o, aux = nsa_attention(*tensors, **case.geometry, impl=impl, return_aux=True)
         return o, aux.o_cmp, aux.o_sel, aux.o_win
 
-    # The fast mode compares the Jacobian in random directions, where a wrong entry shows as well as in all of them.
-    assert torch.autograd.gradcheck(all_outputs, xs, atol=1e-7, fast_mode=True)
+    # The fast mode compares the Jacobian in one random direction: enough for the slow path, which autograd
+    # differentiates, not for one whose backward pass is written here.
+    assert torch.autograd.gradcheck(all_outputs, xs, atol=1e-7, fast_mode=impl == "sequential")
 
 
 @pytest.mark.parametrize("impl", ["reference", "sequential", "batched"])

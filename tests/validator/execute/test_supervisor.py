@@ -150,6 +150,21 @@ def test_a_lost_race_for_the_port_is_tried_again_on_another(make_spec: Make, sup
     assert first.command != second.command
 
 
+def test_whoever_is_told_of_progress_may_take_its_time(make_spec: Make, supervised: Run) -> None:
+    """A report of the state is written there: it must not make the run look longer than it was."""
+    told: list[Progress] = []
+
+    def slowly(progress: Progress) -> None:
+        if not told:
+            time.sleep(4.0)
+        told.append(progress)
+
+    outcome = supervised(make_spec(_command("sleep 0.5"), launcher="exec"), on_progress=slowly)
+    assert told
+    assert (outcome.reason, outcome.rc) == ("exited", 0)
+    assert 0.5 <= outcome.last.duration_s < 3.0
+
+
 def test_a_run_past_its_time_is_ended(make_spec: Make, supervised: Run) -> None:
     began = time.monotonic()
     outcome = supervised(make_spec(_command("sleep 60"), launcher="exec", timeout_s=0.3))

@@ -19,7 +19,7 @@ from validator.judge.estimate import (
     exact,
     over_runs,
 )
-from validator.model.catalogue import least_rows
+from validator.model.catalogue import QUANTILES, least_rows
 
 from .samples import ar1
 
@@ -183,7 +183,7 @@ def test_a_slow_run_moves_rate_and_time_of_that_run_together() -> None:
     assert _width(combine("*", [rate, time])) == pytest.approx(0.0, abs=1e-12)
 
 
-@pytest.mark.parametrize(("statistic", "q"), [("p50", 0.5), ("p95", 0.95), ("p99", 0.99)])
+@pytest.mark.parametrize(("statistic", "q"), QUANTILES.items())
 def test_with_fewer_rows_than_the_check_asks_for_nothing_decides_a_percentile(statistic: str, q: float) -> None:
     least = least_rows(statistic)
     rng = np.random.default_rng(5)

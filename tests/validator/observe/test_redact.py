@@ -5,38 +5,58 @@ from __future__ import annotations
 import pytest
 
 from validator.observe import redact, redact_env
+from validator.observe.redact import TOKEN_MARKS, WORD_STEMS, is_secret_name
 
 SECRET = "s3cr3tVALUE0123456789abcdefghij"
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        f"HF_TOKEN={SECRET}",
-        f"export AWS_SECRET_ACCESS_KEY='{SECRET} two words'",
-        f'{{"password": "{SECRET}", "steps": 3}}',
-        f"password: {SECRET}",
-        f"dbPassword={SECRET}",
-        f"train.py --api-key {SECRET} --steps 3",
-        f"train.py --hf-token={SECRET} --steps 3",
-        f"curl -H 'Authorization: Bearer {SECRET}'",
-        f"curl -H 'X-Api-Key: {SECRET}'",
-        f"Proxy: Basic {SECRET}=",
-        f"git clone https://user:{SECRET}@host/repo.git",
-        f"git clone https://{SECRET}@host/repo.git",
-        f"redis://:{SECRET}@host:6379/0",
-        f"https://host/blob?sv=1&sig={SECRET}&x=2",
-        f"https://host/a?access_token={SECRET}",
-        f"SENTRY_DSN=https://{SECRET}@sentry.example/1",
-        f"WANDB_API_KEY={SECRET} python x.py",
-        f"MY_CREDENTIALS={SECRET}",
-        f"session_id={SECRET}; path=/",
-        f"client-secret = {SECRET}",
-        f"SSH_PRIVATE_KEY={SECRET}",
-        f"-----BEGIN RSA PRIVATE KEY-----\n{SECRET}\n-----END RSA PRIVATE KEY-----",
-        f"-----BEGIN OPENSSH PRIVATE KEY-----\n{SECRET}",
-    ],
+TOLD = (
+    f"HF_TOKEN={SECRET}",
+    f"export AWS_SECRET_ACCESS_KEY='{SECRET} two words'",
+    f'{{"password": "{SECRET}", "steps": 3}}',
+    f"password: {SECRET}",
+    f"dbPassword={SECRET}",
+    f"train.py --api-key {SECRET} --steps 3",
+    f"train.py --hf-token={SECRET} --steps 3",
+    f"curl -H 'Authorization: Bearer {SECRET}'",
+    f"curl -H 'X-Api-Key: {SECRET}'",
+    f"Proxy: Basic {SECRET}=",
+    f"git clone https://user:{SECRET}@host/repo.git",
+    f"git clone https://{SECRET}@host/repo.git",
+    f"redis://:{SECRET}@host:6379/0",
+    f"https://host/blob?sv=1&sig={SECRET}&x=2",
+    f"https://host/a?access_token={SECRET}",
+    f"SENTRY_DSN=https://{SECRET}@sentry.example/1",
+    f"WANDB_API_KEY={SECRET} python x.py",
+    f"MY_CREDENTIALS={SECRET}",
+    f"session_id={SECRET}; path=/",
+    f"client-secret = {SECRET}",
+    f"SSH_PRIVATE_KEY={SECRET}",
+    f"-----BEGIN RSA PRIVATE KEY-----\n{SECRET}\n-----END RSA PRIVATE KEY-----",
+    f"-----BEGIN OPENSSH PRIVATE KEY-----\n{SECRET}",
 )
+"""A secret under a telling name or at a telling place."""
+
+NAMES = (
+    *("MY_PASS", "dbPassword", "root-passwd", "passphrase", "user_passcode", "DB_PWD", "client.secret", "HF_TOKEN"),
+    *("api_key", "ACCESS-KEY", "license_key", "credential", "AWS_CREDENTIALS", "creds", "authorization", "my-auth"),
+    *("bearer", "cookie", "session_id", "STORAGE_SAS", "signature", "url_sig", "SENTRY_DSN", "JWT", "otp"),
+    *("card_pin", "GITHUB_PAT", "MY_PATS", "HOOK_WEBHOOK"),
+)
+"""Names of secrets, one for each word that tells one."""
+
+TOKENS = (
+    *("ghp_" + "a1" * 18, "github_pat_" + "a1" * 20, "glpat-" + "a1" * 10, "hf_" + "aB" * 17, "sk-" + "a1" * 20),
+    *("xoxb-123456789012-abcdef", "AKIA" + "A1" * 8, "AIza" + "a1" * 18, "ya29." + "a1" * 20),
+    *("npm_" + "a1" * 18, "pypi-" + "a1" * 20, "SG." + "a1" * 11 + "." + "b2" * 20, "dop_v1_" + "a1" * 12),
+    *("nvapi-" + "a1" * 12, "sk_live_" + "a1" * 9, "rk_test_" + "a1" * 9, "gsk_" + "a1" * 12, "r8_" + "a1" * 16),
+    *("dckr_pat_" + "a1" * 9, "dapi" + "a1" * 16, "hvs." + "a1" * 12, "GOCSPX-" + "a1" * 12),
+    *("123456789:AA" + "a1" * 16 + "b", "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.c2lnbmF0dXJl"),
+)
+"""Tokens of well-known services."""
+
+
+@pytest.mark.parametrize("text", TOLD)
 def test_a_secret_under_a_telling_name_or_place_never_stays(text: str) -> None:
     clean = redact(text)
     assert SECRET not in clean
@@ -45,17 +65,17 @@ def test_a_secret_under_a_telling_name_or_place_never_stays(text: str) -> None:
     assert redact(clean) == clean, "what is clean stays as it is"
 
 
-@pytest.mark.parametrize(
-    "token",
-    [
-        *("ghp_" + "a1" * 18, "github_pat_" + "a1" * 20, "glpat-" + "a1" * 10, "hf_" + "aB" * 17, "sk-" + "a1" * 20),
-        *("xoxb-123456789012-abcdef", "AKIA" + "A1" * 8, "AIza" + "a1" * 18, "ya29." + "a1" * 20),
-        *("npm_" + "a1" * 18, "pypi-" + "a1" * 20, "SG." + "a1" * 11 + "." + "b2" * 20),
-        "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.c2lnbmF0dXJl",
-    ],
-)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_word_that_tells_a_secret_is_known(name: str) -> None:
+    assert is_secret_name(name)
+    assert redact(f"{name}={SECRET}") == f"{name}=[redacted]"
+    assert any(stem in name.lower() for stem in WORD_STEMS), "what looks for secrets in logs starts from these"
+
+
+@pytest.mark.parametrize("token", TOKENS)
 def test_well_known_tokens_are_known_by_their_shape(token: str) -> None:
     assert redact(f"loading with {token} now") == "loading with [redacted] now"
+    assert any(mark in token for mark in TOKEN_MARKS)
 
 
 @pytest.mark.parametrize(

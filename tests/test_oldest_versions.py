@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parent.parent
 SOURCES = sorted(p for folder in ("validator", "nsa", "benchmarks", "tests") for p in (ROOT / folder).rglob("*.py"))
 
 # What kernels find in `triton.language` of Triton 3.2, the oldest that torch brings along. A name that came later has
