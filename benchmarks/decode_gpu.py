@@ -140,7 +140,7 @@ def sparse_row(name: str, *, eager: bool = True) -> dict[str, Any]:
     ways = {"": Layer.step, "_resident": Layer.resident, "_parts": Layer.parts}
     first = made[0]
     row: dict[str, Any] = {f"error{way}": check(first, lambda call=call: call(first)) for way, call in ways.items()}  # type: ignore[misc]
-    row["no_cluster"] = why_no_cluster(first.q, step.sizes_of(first.q, first.caches[2:], SIZES))
+    row["no_cluster"] = why_no_cluster(first.q, first.gates, step.sizes_of(first.q, first.caches[2:], SIZES))
     row["ok"] = max(row[f"error{way}"] for way in ways) <= 1e-2
     if not row["ok"]:
         return row

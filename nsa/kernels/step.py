@@ -200,7 +200,7 @@ def launch_step(
     """
     streams = caches[2:]
     of = sizes_of(q, streams, sizes)
-    if plan is None and why_no_cluster(q, of) is None:
+    if plan is None and why_no_cluster(q, gates, of) is None:
         return launch_cluster(q, gates, new, caches, lengths, of, scale)
     plan = plan or choose_plan(of)
     P = resident_shares(of, plan, processors=processors)

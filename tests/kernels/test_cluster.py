@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
+import shutil
 import subprocess
+import zlib
 from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
@@ -22,6 +25,7 @@ from nsa.attention.compress import average_compress
 from nsa.attention.decode import decode_branches
 from nsa.attention.functional import combine
 from nsa.attention.geometry import Geometry
+from nsa.kernels.cluster import launch, program, why_no_cluster
 from nsa.kernels.cluster.launch import Arguments, arguments
 from nsa.kernels.cluster.plan import ClusterPlan, plans, served
 from nsa.kernels.decode_plan import DecodeSizes
@@ -79,21 +83,23 @@ class Span(ctypes.Structure):
 
 @pytest.fixture(scope="module")
 def build(tmp_path_factory: pytest.TempPathFactory) -> functools._lru_cache_wrapper[ctypes.CDLL]:
-    folder = tmp_path_factory.mktemp("cluster")
+    assert shutil.which("g++"), "these tests run the kernel on the CPU: apt-get install g++ (`.ci/run` does it)"
+    own = tmp_path_factory.mktemp("cluster")
+    # Workers have folders side by side, and use what another one has built.
+    shared = own.parent.parent if "PYTEST_XDIST_WORKER" in os.environ else own
 
     @functools.lru_cache
     def of(plan: ClusterPlan) -> ctypes.CDLL:
-        name = folder / f"step_{abs(hash(plan))}"
         kernel = resources.files("nsa.kernels.cluster").joinpath("step.cu").read_text(encoding="utf-8")
-        parts = ((HERE / "host.hpp").read_text(), kernel, (HERE / "run.hpp").read_text())
-        name.with_suffix(".cpp").write_text("\n".join(parts))
-        constants = plan.constants | {"HALF": 0, "GATE_ELEMENTS": 0}
-        subprocess.run(
-            ["g++", "-O1", "-std=c++17", "-w", "-shared", "-fPIC", "-o", name.with_suffix(".so"),
-             name.with_suffix(".cpp"), *(f"-D{key}={value}" for key, value in constants.items())],
-            check=True,
-        )  # fmt: skip
-        library = ctypes.CDLL(str(name.with_suffix(".so")))
+        source = own / "step.cpp"
+        source.write_text("\n".join(((HERE / "host.hpp").read_text(), kernel, (HERE / "run.hpp").read_text())))
+        constants = [f"-D{key}={value}" for key, value in {**plan.constants, "HALF": 0, "GATE_ELEMENTS": 0}.items()]
+        built = shared / f"step_{zlib.crc32(' '.join(constants).encode()):08x}.so"
+        if not built.exists():
+            options = ["-O1", "-std=c++17", "-w", "-shared", "-fPIC", *constants]
+            subprocess.run(["g++", *options, "-o", own / "step.so", source], check=True)
+            (own / "step.so").rename(built)
+        library = ctypes.CDLL(str(built))
         library.run.argtypes = [
             ctypes.c_int, ctypes.POINTER(Arguments), ctypes.POINTER(Span), ctypes.c_int, ctypes.c_uint64, ctypes.c_int,
         ]  # fmt: skip
@@ -239,3 +245,22 @@ def test_more_groups_than_processors_still_have_a_plan() -> None:
 )
 def test_other_sizes_are_not_served(of: DecodeSizes) -> None:
     assert not served(of)
+
+
+def test_a_kernel_that_cannot_be_built_leaves_the_step_to_triton_and_says_why_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("CUresult: CUDA_ERROR_INVALID_IMAGE")
+
+    monkeypatch.setattr(program, "load", refuse)
+    monkeypatch.setattr(launch, "_plans", lambda of, _: tuple(plans(of, **H200)))
+    asked = (sizes(3, 12, 2, 64), torch.bfloat16, torch.float32, 0)
+    with pytest.warns(UserWarning, match="Triton's kernels decode.*CUDA_ERROR_INVALID_IMAGE"):
+        assert launch._why_not_built(*asked) == "build"
+    assert launch._why_not_built(*asked) == "build"  # a second warning would be an error
+
+
+def test_a_step_on_the_cpu_is_not_for_clusters() -> None:
+    q = torch.empty(1, 1, 12, 64, dtype=torch.bfloat16)
+    assert why_no_cluster(q, torch.empty(1, 1, 12, 3), sizes(1, 12, 2, 64)) == "device"

@@ -35,11 +35,16 @@ def _diagnose(record: ValidationRecord, phases: Sequence[PhaseReport]) -> tuple[
     reports = {report.id: report for report in phases}
     facts = tuple(_phase_facts(one, reports.get(one.phase.id), record) for one in record.phases)
     findings: list[Finding] = []
+    habits: list[Finding] = []
     for phase in facts:
         own = [f for run in phase.runs for f in _demoted(_of_run(run), phase, run)]
+        habits += (f for f in own if f.severity != "veto")
+        own = [f for f in own if f.severity == "veto"]
         for rule in PHASE_RULES:
             own += _demoted((_placed(f, phase.record.phase.id, f.run) for f in rule.look(phase)), phase, None)
         findings += _merged(own)
+    # A veto is told for each phase that it decides; what a machine does in every phase is told once.
+    findings += _merged(habits)
     whole = ValidationFacts(record, facts)
     for validation_rule in VALIDATION_RULES:
         findings += validation_rule.look(whole)
@@ -92,12 +97,12 @@ def _demoted(findings: Iterable[Finding], phase: PhaseFacts, run: RunFacts | Non
 
 
 def _merged(findings: list[Finding]) -> list[Finding]:
-    """One finding for all runs of a phase that show the same cause with the same severity."""
-    groups: dict[tuple[str, str], list[Finding]] = {}
+    """One finding for all runs that show the same cause with the same severity and ask for the same next step."""
+    groups: dict[tuple[str, str, str], list[Finding]] = {}
     for finding in findings:
-        groups.setdefault((finding.code, finding.severity), []).append(finding)
+        groups.setdefault((finding.code, finding.severity, finding.next_step), []).append(finding)
     merged = []
-    for (_, _), same in groups.items():
+    for same in groups.values():
         runs = list(dict.fromkeys(f.run for f in same if f.run is not None))
         if len(same) == 1 or len(runs) < 2:
             merged += same

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -56,11 +57,12 @@ def arguments(
     )  # fmt: skip
 
 
-def why_no_cluster(q: Tensor, sizes: DecodeSizes) -> str | None:
+def why_no_cluster(q: Tensor, gates: Tensor, sizes: DecodeSizes) -> str | None:
     """None if a step can run by clusters, else the reason in snake case.
 
     ``device``, ``capability`` (below 9.0), ``shape`` (see :func:`~nsa.kernels.cluster.plan.served`), ``cuda_bindings``
-    (the package is missing), ``shared_memory`` (no plan fits).
+    (the package, or the compiler that it loads, is missing), ``shared_memory`` (no plan fits), ``build`` (the kernel
+    does not compile or load, as where compiler and driver do not match; a warning says why, once).
     """
     if q.device.type != "cuda":
         return "device"
@@ -68,7 +70,12 @@ def why_no_cluster(q: Tensor, sizes: DecodeSizes) -> str | None:
         return "capability"
     if not served(sizes):
         return "shape"
-    return program.missing() or (None if _plans(sizes, _index(q)) else "shared_memory")
+    if reason := program.missing():
+        return reason
+    if not _plans(sizes, _index(q)):
+        return "shared_memory"
+    with torch.cuda.device(q.device):
+        return _why_not_built(sizes, q.dtype, _gate_dtype(q, gates), _index(q))
 
 
 def _index(q: Tensor) -> int:
@@ -80,6 +87,21 @@ def _plans(sizes: DecodeSizes, device: int) -> tuple[ClusterPlan, ...]:
     of = torch.cuda.get_device_properties(device)
     limit = of.shared_memory_per_block_optin
     return tuple(plans(sizes, processors=of.multi_processor_count, shared_limit=limit))
+
+
+def _gate_dtype(q: Tensor, gates: Tensor) -> torch.dtype:
+    """The type in which the kernel reads the gates."""
+    return q.dtype if gates.dtype == q.dtype else torch.float32
+
+
+@functools.lru_cache(maxsize=64)
+def _why_not_built(sizes: DecodeSizes, dtype: torch.dtype, gate_dtype: torch.dtype, device: int) -> str | None:
+    try:
+        _chosen(sizes, dtype, gate_dtype, device)
+    except RuntimeError as error:
+        warnings.warn(f"Triton's kernels decode, for those by clusters cannot be built: {error}", stacklevel=2)
+        return "build"
+    return None
 
 
 @functools.lru_cache(maxsize=64)
@@ -119,8 +141,7 @@ def launch_cluster(
     """
     from cuda.bindings import driver
 
-    if gates.dtype not in (q.dtype, torch.float32):
-        gates = gates.float()
+    gates = gates.to(_gate_dtype(q, gates))
     if q.stride(-1) != 1 or q.stride(0) % 2 or q.stride(2) % 2 or q.data_ptr() % 4:
         q = q.contiguous()
     with torch.cuda.device(q.device):

@@ -16,10 +16,13 @@ _FILES = ("gpu.cuh", "step.cu")
 _ENTRY = b"decode_step"
 
 
+@functools.lru_cache(maxsize=1)
 def missing() -> str | None:
     """Why nothing can be compiled here, in snake case; None if it can."""
     try:
         from cuda.bindings import driver, nvrtc  # noqa: F401
+
+        check(nvrtc.nvrtcVersion())  # the package may be there without the library
     except (ImportError, RuntimeError):
         return "cuda_bindings"
     return None

@@ -63,12 +63,12 @@ def query(shape: tuple[int, ...], batch: int) -> tuple[Tensor, Tensor, list[Tens
     return q, torch.rand(batch, 1, H, 3, device="cuda"), new
 
 
-def sized(shape: tuple[int, ...], batch: int) -> tuple[Tensor, DecodeSizes]:
-    """A query and the sizes of its step."""
-    q = query(shape, batch)[0]
+def sized(shape: tuple[int, ...], batch: int) -> tuple[Tensor, Tensor, DecodeSizes]:
+    """A query, its gates and the sizes of its step."""
+    q, gates, _ = query(shape, batch)
     cache = filled(shape, batch=batch, length=1)
     streams = (cache.k_cmp, cache.v_cmp, cache.k_sel, cache.v_sel, cache.k_win, cache.v_win)
-    return q, step.sizes_of(q, streams, [32, 16, 64, 16, 512])
+    return q, gates, step.sizes_of(q, streams, [32, 16, 64, 16, 512])
 
 
 def assert_same(got: Tensor, top: Tensor, q: Tensor, gates: Tensor, cache: NSACache) -> None:

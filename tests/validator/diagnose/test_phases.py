@@ -187,6 +187,16 @@ def test_the_same_cause_in_many_runs_is_said_once(tmp_path: Path) -> None:
     assert "baseline/r1, baseline/r2, baseline/r3" in findings[0].message
 
 
+def test_the_same_cause_in_many_phases_is_said_once_unless_it_vetoes(tmp_path: Path) -> None:
+    settings = {"effective": {"warmup_steps": 2000}, "losses": [float("nan")] * 60}
+    phases = {name: [run_of(healthy(tmp_path / name, **settings), id=f"{name}/r1")] for name in ("baseline", "soak")}
+    findings = diagnose(validation(phases), [])
+    warm_up = [f for f in findings if f.code == "warmup-exceeds-run"]
+    assert [f.run for f in warm_up] == ["baseline/r1"]
+    assert "The same holds for soak/r1" in warm_up[0].message
+    assert [f.phase for f in findings if f.code == "nan-loss"] == ["baseline", "soak"]
+
+
 # ---------------------------------------------------------------------------------------------------- several runs
 
 
