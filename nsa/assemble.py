@@ -251,6 +251,7 @@ def _build_run(
     # DDP's construction waits for all ranks: those that compile nothing wait there for the one that does.
     warm_up.finish(say=lambda text: print(text, flush=True))  # noqa: T201
     clock.lap("kernels")
+    graph = _build_graph(config, world)
     return Run(
         resolved=resolved,
         effective=effective,
@@ -258,7 +259,7 @@ def _build_run(
         world=world,
         sources=sources,
         loader=loader,
-        model=wrap_ddp(bare_model, config.ddp, world, hook),
+        model=bare_model if graph else wrap_ddp(bare_model, config.ddp, world, hook),
         bare_model=bare_model,
         optimizer=optimizer,
         hook=hook,
@@ -268,7 +269,7 @@ def _build_run(
         instruments=instruments,
         start_step=restored.step,
         tokens_per_step=rates.tokens_per_step,
-        graph=_build_graph(config, world),
+        graph=graph,
     )
 
 

@@ -113,27 +113,38 @@ def _why_no_fsdp(world: World) -> str | None:
     return None
 
 
-def _settle_parallel(config: Config, world: World) -> tuple[dict[str, Any], list[str]]:
+def _parallel(config: Config, world: World) -> tuple[str, list[str]]:
+    """How processes share the model, with a note where it is not as requested."""
+    no_fsdp = _why_no_fsdp(world) if config.ddp.parallel == "fsdp" else None
+    if no_fsdp:
+        return "ddp", [f"[fsdp] requested, effective ddp: {no_fsdp}"]
+    return config.ddp.parallel, []
+
+
+def _why_no_ddp(parallel: str, world: World, *, cuda_graph: bool) -> str | None:
+    """None if the model will be wrapped for DDP, else the reason in words."""
+    if parallel == "fsdp":
+        return "fsdp has no such thing"
+    if world.backend is None:
+        return "no process group"
+    return "micro-batches are replayed from a graph" if cuda_graph else None
+
+
+def _settle_ddp(config: Config, world: World, why_no_ddp: str | None) -> tuple[dict[str, Any], list[str]]:
     """The settings of the section `ddp` as they will be, with notes."""
     asked = config.ddp
     grad_dtype = torch.bfloat16 if config.train.param_dtype == "bf16" else torch.float32
     compress, said = effective_compression(asked.ddp_compress, world, grad_dtype)
     notes = [said] if said and compress == "off" else []
-    no_fsdp = _why_no_fsdp(world) if asked.parallel == "fsdp" else None
-    if no_fsdp:
-        notes.append(f"[fsdp] requested, effective ddp: {no_fsdp}")
-    parallel = "ddp" if no_fsdp else asked.parallel
     static_graph, find_unused = asked.ddp_static_graph, asked.ddp_find_unused
-    why = "fsdp has no such thing" if parallel == "fsdp" else "no process group" if world.backend is None else None
-    if why:
+    if why_no_ddp:
         flags = {"static_graph": static_graph, "find_unused": find_unused}
-        notes += [f"[ddp] {name} requested, effective off: {why}" for name, on in flags.items() if on]
+        notes += [f"[ddp] {name} requested, effective off: {why_no_ddp}" for name, on in flags.items() if on]
         static_graph = find_unused = False
     if find_unused and static_graph:
         find_unused = False
         notes.append("[ddp] find_unused requested, effective off: a static graph does not search every step")
-    settled = {"ddp_compress": compress, "ddp_static_graph": static_graph, "ddp_find_unused": find_unused}
-    return {**settled, "parallel": parallel}, notes
+    return {"ddp_compress": compress, "ddp_static_graph": static_graph, "ddp_find_unused": find_unused}, notes
 
 
 def _settle_kernels(config: Config, world: World) -> tuple[dict[str, Any], list[str]]:
@@ -153,13 +164,13 @@ def _settle_kernels(config: Config, world: World) -> tuple[dict[str, Any], list[
     return {"prefill": prefill, "sel_ranges": sel_ranges, "sdpa": sdpa}, notes
 
 
-def _settle_graph(config: Config, world: World, prefill: str) -> tuple[bool, list[str]]:
+def _settle_graph(config: Config, world: World, *, parallel: str, prefill: str) -> tuple[bool, list[str]]:
     """Whether micro-batches are replayed from a CUDA graph, with a note where they were to be and are not."""
     if not config.train.cuda_graph:
         return False, []
     reason = why_no_graph(
         on_cuda=world.on_cuda,
-        grouped=world.backend is not None,
+        shared=world.size > 1 or parallel == "fsdp",
         attention=config.model.attention,
         prefill=prefill,
     )
@@ -172,11 +183,12 @@ def settle_config(resolved: Resolved, world: World, tokenizer: Tokenizer) -> Eff
     Raises ConfigError when the global batch does not divide or the vocabulary is too small.
     """
     config = resolved.config
-    parallel, ddp_notes = _settle_parallel(config, world)
+    parallel, parallel_notes = _parallel(config, world)
     kernels, kernel_notes = _settle_kernels(config, world)
-    notes = [*ddp_notes, *kernel_notes]
-    cuda_graph, graph_notes = _settle_graph(config, world, kernels["prefill"])
-    notes += graph_notes
+    cuda_graph, graph_notes = _settle_graph(config, world, parallel=parallel, prefill=kernels["prefill"])
+    why_no_ddp = _why_no_ddp(parallel, world, cuda_graph=cuda_graph)
+    ddp, ddp_notes = _settle_ddp(config, world, why_no_ddp)
+    notes = [*parallel_notes, *ddp_notes, *kernel_notes, *graph_notes]
     if config.optim.warmup_steps >= config.train.steps:
         notes.append(
             f"[optim] warmup_steps={config.optim.warmup_steps} is not shorter than steps={config.train.steps}: the "
@@ -197,6 +209,7 @@ def settle_config(resolved: Resolved, world: World, tokenizer: Tokenizer) -> Eff
         opt_fused=fused,
         cuda_graph=cuda_graph,
         **kernels,
-        **parallel,
+        parallel=parallel,
+        **ddp,
     )
     return Effective(effective, tuple(notes))

@@ -17,16 +17,16 @@ from torch import Tensor
 __all__ = ["MicroBatchGraph", "why_no_graph"]
 
 
-def why_no_graph(*, on_cuda: bool, grouped: bool, attention: str, prefill: str) -> str | None:
+def why_no_graph(*, on_cuda: bool, shared: bool, attention: str, prefill: str) -> str | None:
     """None if a micro-batch can be captured, else the reason in words.
 
     Args:
-        grouped: whether a process group exists, whose reductions run between the parts of a backward pass.
+        shared: whether processes share the model, whose reductions run between the parts of a backward pass.
         attention, prefill: as they will run; only the fused kernels and dense attention never wait for the host.
     """
     if not on_cuda:
         return "no CUDA device"
-    if grouped:
+    if shared:
         return "gradients are reduced within the backward pass"
     if attention == "nsa" and prefill != "triton":
         return f"prefill={prefill} waits for the host"

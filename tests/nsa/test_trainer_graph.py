@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,21 +28,23 @@ def test_without_cuda_the_request_is_taken_back_and_said(
     [
         ({}, None),
         ({"attention": "dense", "prefill": "auto"}, None),
-        ({"grouped": True}, "gradients are reduced within the backward pass"),
+        ({"shared": True}, "gradients are reduced within the backward pass"),
         ({"prefill": "batched"}, "prefill=batched waits for the host"),
     ],
 )
 def test_what_can_be_captured(changed: dict[str, object], reason: str | None) -> None:
-    asked = {"on_cuda": True, "grouped": False, "attention": "nsa", "prefill": "triton"} | changed
+    asked = {"on_cuda": True, "shared": False, "attention": "nsa", "prefill": "triton"} | changed
     assert why_no_graph(**asked) == reason  # type: ignore[arg-type]
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("accum", [1, 2])
-def test_replayed_steps_learn_what_launched_ones_do(tmp_path: Path, train: Callable[..., int], accum: int) -> None:
+@pytest.mark.parametrize("extra", [[], ["--accum", "2"], ["--accum", "2", "--grad-checkpointing"]], ids=" ".join)
+def test_replayed_steps_learn_what_launched_ones_do(
+    tmp_path: Path, train: Callable[..., int], extra: list[str]
+) -> None:
     """Losses, gradient norms and statistics row by row; statistics come from steps that are not replayed."""
     shape = ["--d-k", "16", "--d-v", "16", "--l-sel", "16", "--n-sel", "4", "--w", "16", "--seq-len", "128"]
-    common = [*shape, "--device", "cuda", "--dtype", "bf16", "--steps", "14", "--aux-every", "5", "--accum", str(accum)]
+    common = [*shape, "--device", "cuda", "--dtype", "bf16", "--steps", "14", "--aux-every", "5", *extra]
     rows = {}
     for name in ("launched", "replayed"):
         out = tmp_path / name
@@ -52,3 +56,21 @@ def test_replayed_steps_learn_what_launched_ones_do(tmp_path: Path, train: Calla
     for a, b in zip(rows["launched"], rows["replayed"], strict=True):
         assert float(b["loss"]) == pytest.approx(float(a["loss"]), rel=2e-3)
         assert float(b["grad_norm"]) == pytest.approx(float(a["grad_norm"]), rel=3e-2)
+
+
+@pytest.mark.gpu
+def test_one_process_under_torchrun_replays_as_well(tmp_path: Path) -> None:
+    """Its process group has nobody to share with."""
+    losses = {}
+    for name, start in (
+        ("alone", []),
+        ("group", ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"]),
+    ):
+        out = tmp_path / name
+        settings = ["--config", "tiny_cpu", "--device", "cuda", "--dtype", "bf16", "--d-k", "16", "--d-v", "16"]
+        settings += ["--seq-len", "128", "--steps", "8", "--cuda-graph", "--ddp-static-graph", "--out", str(out)]
+        subprocess.run([sys.executable, *start, "-m", "nsa.train", *settings], check=True, timeout=240)
+        effective = json.loads((out / "env.json").read_text())["effective"]
+        assert (effective["cuda_graph"], effective["ddp_static_graph"]) == (True, False)
+        losses[name] = [float(row["loss"]) for row in csv.DictReader((out / "training.csv").read_text().splitlines())]
+    assert losses["group"] == pytest.approx(losses["alone"], rel=2e-3)
