@@ -20,6 +20,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.decode_phases import PHASES, with_clocks
 from nsa.attention.cache import NSACache
 from nsa.attention.compress import average_compress
 from nsa.attention.decode import decode_branches
@@ -264,3 +265,12 @@ def test_a_kernel_that_cannot_be_built_leaves_the_step_to_triton_and_says_why_on
 def test_a_step_on_the_cpu_is_not_for_clusters() -> None:
     q = torch.empty(1, 1, 12, 64, dtype=torch.bfloat16)
     assert why_no_cluster(q, torch.empty(1, 1, 12, 3), sizes(1, 12, 2, 64)) == "device"
+
+
+def test_the_phases_that_are_timed_stand_in_the_source() -> None:
+    source = with_clocks(program.source())
+    for i, text in enumerate(PHASES.values()):
+        assert f"    note({i});\n{text}" in source
+    assert source.count("note(") == len(PHASES) + 2
+    with pytest.raises(ValueError, match="window"):
+        with_clocks(program.source().replace("    Part win;", ""))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 import nsa.loop
 
-__all__ = ["at_step"]
+__all__ = ["at_step", "until"]
 
 
 def at_step(monkeypatch: pytest.MonkeyPatch, step: int, action: Callable[[Any], None]) -> None:
@@ -22,3 +23,10 @@ def at_step(monkeypatch: pytest.MonkeyPatch, step: int, action: Callable[[Any], 
         return launch(run, number)
 
     monkeypatch.setattr(nsa.loop, "_launch", wrapped)
+
+
+def until(condition: Callable[[], object], *, within_s: float = 5.0) -> None:
+    """Come back once the condition holds, or after this time: what it was for is then found missing by the test."""
+    deadline = time.monotonic() + within_s
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.001)

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.nsa.steps import at_step
+from tests.nsa.steps import at_step, until
 
 Train = Callable[..., int]
 Rows = Callable[[Path], list[dict[str, str]]]
@@ -55,9 +54,7 @@ def test_sigterm_checkpoints_and_the_run_can_go_on(
 ) -> None:
     def terminate(run: Any) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
-        deadline = time.monotonic() + 5
-        while not run.signals.stop_signal and time.monotonic() < deadline:
-            time.sleep(0.001)
+        until(lambda: run.signals.stop_signal)
 
     before = signal.getsignal(signal.SIGTERM)
     with monkeypatch.context() as patch:
@@ -75,9 +72,7 @@ def test_a_second_interrupt_ends_at_once(
     def interrupt_twice(run: Any) -> None:
         for _ in range(2):
             os.kill(os.getpid(), signal.SIGINT)
-            deadline = time.monotonic() + 5
-            while not run.signals.stop_signal and time.monotonic() < deadline:
-                time.sleep(0.001)
+            until(lambda: run.signals.stop_signal)
 
     at_step(monkeypatch, 5, interrupt_twice)
     assert train(tmp_path, "--steps", "9") == 130
@@ -99,9 +94,7 @@ def test_sigusr1_dumps_the_stacks_and_the_run_goes_on(
 ) -> None:
     def ask(run: Any) -> None:
         os.kill(os.getpid(), signal.SIGUSR1)
-        deadline = time.monotonic() + 5
-        while not list(tmp_path.glob("stackdump_*.txt")) and time.monotonic() < deadline:
-            time.sleep(0.001)
+        until(lambda: list(tmp_path.glob("stackdump_*.txt")))
 
     at_step(monkeypatch, 2, ask)
     assert train(tmp_path, "--steps", "3") == 0

@@ -9,7 +9,7 @@
 //
 // The window, and values of the compressed branch, fill the waits. A share is a run of selection blocks, with the
 // compressed tokens that begin in them; a warp takes a run of those, and loads rows for itself alone through a ring of
-// stages, so that nothing waits for the block. All copies that fit are under way before the first is needed.
+// stages, so that nothing waits for the block. Copies are asked for long before they are needed, those of keys first.
 //
 // Constants, by -D: HALF (elements are float16, else bfloat16), GATE_ELEMENTS (gates are elements, else float), G, HPG
 // heads per group, DK, DV, L, STRIDE, LS, NSEL, P blocks in a cluster, TOKENS compressed tokens that a block can hold (a
