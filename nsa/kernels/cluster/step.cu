@@ -34,7 +34,7 @@ DEVICE constexpr int min_of(int a, int b) { return a < b ? a : b; }
 DEVICE constexpr int aligned(int n) { return (n + 15) / 16 * 16; }
 
 // Whether values of the compressed branch may stay in the ring while selected blocks are loaded.
-constexpr bool ROOM = STAGES >= MOST_CHUNKS + 2;
+constexpr bool ROOM = STAGES >= MOST_CHUNKS + 2 * WINDOW_TILES && STAGES >= MOST_CHUNKS + 2;
 constexpr int AT_ONCE = min_of(SELECTED_TILES, max_of((ROOM ? STAGES - MOST_CHUNKS : STAGES) / 2, 1));
 
 // Shared memory, in bytes. A warp's part of SCORES later holds its part of the output.
@@ -412,9 +412,10 @@ decode_step(const __grid_constant__ Arguments a) {
         fetch(i);
         close_group();
     };
-    // Memory is to bring all keys first; where there is room, values follow while blocks tell each other their sums.
+    // Memory is to bring all keys first. Where there is room, the window is asked for when the first ones are there, and
+    // values while blocks tell each other their sums.
     for (int i = 0; i < STAGES; i++) {
-        if (!ROOM || i < values_at) fetch(i);
+        if (!ROOM || i < chunks) fetch(i);
         close_group();
     }
 
@@ -428,6 +429,9 @@ decode_step(const __grid_constant__ Arguments a) {
     for (int i = 0; i < chunks; i++) {
         wait_group<STAGES - 1>();
         sync_warp();
+        if (ROOM && i == 0) {
+            for (int w = chunks; w < values_at; w++) fetch(w);
+        }
         float s[TILES_OF_HEADS][4];
         scores_of(s, ring + i % STAGES * STAGE, q);
         const int row = lane / 4, n_there = seen - first_token - ROWS * i;
@@ -445,7 +449,8 @@ decode_step(const __grid_constant__ Arguments a) {
             }
         }
         sync_warp();
-        load(i + STAGES);
+        if (!ROOM) fetch(i + STAGES);
+        close_group();
     }
     float lse[TILES_OF_HEADS][2];
 #pragma unroll
@@ -466,21 +471,27 @@ decode_step(const __grid_constant__ Arguments a) {
     }
     cluster_arrive();
     if (ROOM) {
-        for (int i = values_at; i < STAGES; i++) fetch(i);
+        for (int i = values_at; i < end_at; i++) fetch(i);
         close_group();
+        wait_group<1>();  // all but the values
+        sync_warp();
     }
 
     Part win;
     win.clear();
     for (int i = chunks; i < values_at; i += 2) {
-        wait_group<STAGES - 2>();  // with ROOM one group more than is needed
-        sync_warp();
+        if (!ROOM) {
+            wait_group<STAGES - 2>();
+            sync_warp();
+        }
         const int first = ROWS * (everyone + ALL_WARPS * ((i - chunks) / 2));
         if (first < in_window)
             attend(win, q, ring + i % STAGES * STAGE, ring + (i + 1) % STAGES * STAGE, in_window - first, a.scale);
-        sync_warp();
-        load(i + STAGES);
-        load(i + 1 + STAGES);
+        if (!ROOM) {
+            sync_warp();
+            load(i + STAGES);
+            load(i + 1 + STAGES);
+        }
     }
     float lse_win[TILES_OF_HEADS][2];
 #pragma unroll
