@@ -713,6 +713,7 @@ decode_step(const __grid_constant__ Arguments a) {
 
     // The block's parts as one, to the block that finishes these columns of the output.
     const int h = thread % HEADS;
+    const float gate_sel = h < HPG ? gate_of(a.gates, ((long long)b * G * HPG + g * HPG + h) * 3 + 1) : 0.0f;
     float m = NONE, l = 0.0f, factor[WARPS];
 #pragma unroll
     for (int w = 0; w < WARPS; w++) m = fmaxf(m, at<float2>(SUMS + (w * HEADS + h) * 8).x);
@@ -751,7 +752,6 @@ decode_step(const __grid_constant__ Arguments a) {
             chosen += at<float>(CHOSEN_IN + (p * COLUMNS * HEADS + i) * 4) * weight;
             base += at<float>(BASE_IN + (p * COLUMNS * HEADS + i) * 4);
         }
-        const float gate_sel = gate_of(a.gates, ((long long)b * G * HPG + g * HPG + h) * 3 + 1);
         a.o[((long long)b * G * HPG + g * HPG + h) * DV + rank * COLUMNS + i / HEADS] =
             (u16)pack(base + gate_sel * chosen / sum, 0.0f);
     }
