@@ -1,5 +1,6 @@
 """One forward and backward pass for a memory checker: ``compute-sanitizer python -m benchmarks.kernels_memcheck``;
-with ``--decode``, steps of decoding that fill a cache of the shape instead, in one launch each and by parts.
+with ``--decode``, steps of decoding that fill a cache of the shape instead: as the GPU does them, by Triton in one
+launch each, and by parts.
 
 ``--tile dq=64,32,4,3`` replaces one entry of the tile table, to find out whether a candidate is safe before it
 is measured.
@@ -8,6 +9,7 @@ is measured.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from dataclasses import replace
 from typing import Any
@@ -22,6 +24,10 @@ from nsa.kernels import config, problem, step
 from nsa.kernels.config import Tile
 
 
+def _without_clusters() -> Any:
+    return mock.patch.object(step, "why_no_cluster", return_value="benchmark")
+
+
 def decode(B: int, S: int, H: int, G: int, Dk: int, Dv: int) -> bool:
     """Fill a cache in steps from the last four compressed tokens' worth of positions on; whether all is finite."""
     bf16: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
@@ -32,14 +38,16 @@ def decode(B: int, S: int, H: int, G: int, Dk: int, Dv: int) -> bool:
     q, gates = torch.randn(B, 1, H, Dk, **bf16), torch.rand(B, 1, H, 3, device="cuda")
     new = [torch.randn(B, 1, G, width, **bf16) for _ in range(3) for width in (Dk, Dv)]
     finite = True
-    for together in (True, False):
+    for way in ("usual", "triton", "parts"):
         lengths = torch.full((B, G), max(S - 20, 0), device="cuda", dtype=torch.int32)
         for _ in range(22):  # the last two find the rows full
-            if together:
-                o, _ = step.decode_step(q, gates, new, *caches, lengths, cache.arrivals, list(SIZES), Dk**-0.5)
-            else:
+            if way == "parts":
                 step.decode_append(new, *caches, lengths, SIZES[0], SIZES[1])
                 o, _ = step.decode_attention(q, gates, *caches[2:], lengths, list(SIZES), Dk**-0.5)
+                finite &= bool(torch.isfinite(o).all())
+                continue
+            with _without_clusters() if way == "triton" else contextlib.nullcontext():
+                o, _ = step.decode_step(q, gates, new, *caches, lengths, cache.arrivals, list(SIZES), Dk**-0.5)
             finite &= bool(torch.isfinite(o).all())
     return finite
 

@@ -89,10 +89,13 @@ DEVICE void multiply_add(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
 }
 
 // Sixteen bytes of global memory into shared memory, or zeros, and then nothing is read; they are there once their group
-// is waited for.
+// is waited for. The first to leave the L2 cache: a step reads more of a cache than it holds, and each row once.
 DEVICE void copy_later(int offset, const void *from, bool there) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-                 :: "r"(shared_address(offset)), "l"(__cvta_generic_to_global(from)), "r"(there ? 16 : 0) : "memory");
+    u64 policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;"
+                 :: "r"(shared_address(offset)), "l"(__cvta_generic_to_global(from)), "r"(there ? 16 : 0), "l"(policy)
+                 : "memory");
 }
 DEVICE void close_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int OPEN> DEVICE void wait_group() { asm volatile("cp.async.wait_group %0;" :: "n"(OPEN) : "memory"); }
