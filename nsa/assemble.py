@@ -7,12 +7,14 @@ import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from nsa.attention.stats import AttentionStats
 from nsa.config import Config, flatten
 from nsa.data import BatchLoader, Sources, StreamSource, Tokenizer, open_sources, open_tokenizer
 from nsa.effective import Effective, settle_config
@@ -30,7 +32,28 @@ from nsa.telemetry.recorder import Rates, Recorder
 from nsa.telemetry.startup import StartClock
 from nsa.warmup import WarmUp, start_warm_up
 
-__all__ = ["Run", "open_run"]
+__all__ = ["Graphs", "MicroBatch", "Run", "open_run", "takes_stats"]
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """What a micro-batch left on the device: its share of the step's loss, a 0-d tensor, and statistics if taken."""
+
+    loss: torch.Tensor
+    stats: AttentionStats | None = None
+
+
+@dataclass(frozen=True)
+class Graphs:
+    """A micro-batch as a CUDA graph, and one that takes statistics, where a run ever takes them."""
+
+    plain: MicroBatchGraph[MicroBatch]
+    with_stats: MicroBatchGraph[MicroBatch] | None
+
+
+def takes_stats(config: Config) -> bool:
+    """Whether any step collects gate and selection statistics."""
+    return config.telemetry.aux_stats and config.model.attention == "nsa"
 
 
 @dataclass(frozen=True)
@@ -53,7 +76,7 @@ class Run:
     instruments: Instruments
     start_step: int
     tokens_per_step: int
-    graph: MicroBatchGraph | None = None
+    graphs: Graphs | None = None
 
     @property
     def config(self) -> Config:
@@ -93,10 +116,17 @@ def _build_model(effective: Effective, world: World) -> LanguageModel:
     return model
 
 
-def _build_graph(config: Config, world: World) -> MicroBatchGraph | None:
+def _build_graphs(config: Config, world: World) -> Graphs | None:
     if not config.train.cuda_graph:
         return None
-    return MicroBatchGraph(batch_size=config.data.batch_size, seq_len=config.data.seq_len, device=world.device)
+    make = partial(
+        MicroBatchGraph[MicroBatch],
+        batch_size=config.data.batch_size,
+        seq_len=config.data.seq_len,
+        device=world.device,
+    )
+    plain = make()
+    return Graphs(plain, make(beside=plain) if takes_stats(config) else None)
 
 
 def _build_loader(config: Config, sources: Sources, world: World, start_step: int) -> BatchLoader:
@@ -125,6 +155,7 @@ def _build_instruments(config: Config, out: Path, world: World, model: LanguageM
         nvtx=telemetry.nvtx,
         profile_steps=telemetry.profile_steps,
         sdpa_audit=telemetry.sdpa_audit,
+        replays=config.train.cuda_graph,
         say=lambda text: print(text, flush=True) if world.is_main else None,  # noqa: T201
     )
 
@@ -251,7 +282,7 @@ def _build_run(
     # DDP's construction waits for all ranks: those that compile nothing wait there for the one that does.
     warm_up.finish(say=lambda text: print(text, flush=True))  # noqa: T201
     clock.lap("kernels")
-    graph = _build_graph(config, world)
+    graphs = _build_graphs(config, world)
     return Run(
         resolved=resolved,
         effective=effective,
@@ -259,7 +290,7 @@ def _build_run(
         world=world,
         sources=sources,
         loader=loader,
-        model=bare_model if graph else wrap_ddp(bare_model, config.ddp, world, hook),
+        model=bare_model if graphs else wrap_ddp(bare_model, config.ddp, world, hook),
         bare_model=bare_model,
         optimizer=optimizer,
         hook=hook,
@@ -269,7 +300,7 @@ def _build_run(
         instruments=instruments,
         start_step=restored.step,
         tokens_per_step=rates.tokens_per_step,
-        graph=graph,
+        graphs=graphs,
     )
 
 

@@ -4,17 +4,21 @@ At a few thousand tokens a step launches about two thousand kernels, and the hos
 runs them. Captured once and replayed, they cost one call. The tokens are copied into the tensor that was captured, and
 gradients are added to the ones that exist: nobody may replace them, so they are zeroed and never dropped.
 
-What has to see the layers from Python, a step with gate statistics or under the profiler, runs as usual.
+Gate statistics are taken on the device, so a micro-batch that takes them is a second graph. What has to see the layers
+from Python, the audit and the first traced step, runs as usual.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 __all__ = ["MicroBatchGraph", "why_no_graph"]
+
+Result = TypeVar("Result")
 
 
 def why_no_graph(*, on_cuda: bool, shared: bool, attention: str, prefill: str) -> str | None:
@@ -33,16 +37,24 @@ def why_no_graph(*, on_cuda: bool, shared: bool, attention: str, prefill: str) -
     return None
 
 
-class MicroBatchGraph:
+class MicroBatchGraph(Generic[Result]):
     """One micro-batch of ``[batch_size, seq_len + 1]`` int64 tokens, captured from ``work`` and replayed.
 
-    ``work(tokens)`` runs forward and backward, adds to the gradients that exist, and returns the loss, a 0-d tensor.
+    ``work(tokens)`` runs forward and backward, adds to the gradients that exist, and returns what holds its results.
+    ``beside`` is a graph captured before, with which this one shares memory: they never run at the same time.
     """
 
-    def __init__(self, *, batch_size: int, seq_len: int, device: torch.device) -> None:
-        self._shape, self._device = (batch_size, seq_len + 1), device
+    def __init__(
+        self,
+        *,
+        batch_size: int,
+        seq_len: int,
+        device: torch.device,
+        beside: MicroBatchGraph[Any] | None = None,
+    ) -> None:
+        self._shape, self._device, self._beside = (batch_size, seq_len + 1), device, beside
         self._tokens: Tensor | None = None
-        self._loss: Tensor | None = None
+        self._result: Result | None = None
         self._graph: torch.cuda.CUDAGraph | None = None
 
     @property
@@ -50,7 +62,7 @@ class MicroBatchGraph:
         """Whether there is something to replay."""
         return self._graph is not None
 
-    def capture(self, work: Callable[[Tensor], Tensor]) -> None:
+    def capture(self, work: Callable[[Tensor], Result]) -> None:
         """Run ``work`` twice, for what it prepares once, then record it. Leaves the gradients in need of zeroing."""
         tokens = torch.zeros(self._shape, dtype=torch.int64, device=self._device)
         side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
@@ -60,16 +72,20 @@ class MicroBatchGraph:
                 work(tokens)
         torch.cuda.current_stream(self._device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
+        other = self._beside._graph if self._beside else None
         # The loader's thread pins memory meanwhile, which concerns nobody but itself.
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            self._loss = work(tokens)
+        with torch.cuda.graph(graph, pool=other.pool() if other else None, capture_error_mode="thread_local"):
+            self._result = work(tokens)
         self._tokens, self._graph = tokens, graph
 
-    def replay(self, tokens_BT: Tensor) -> Tensor:
-        """Run the captured work on these tokens, from host or device; the loss is overwritten by the next call."""
+    def replay(self, tokens_BT: Tensor) -> Result:
+        """Run the captured work on these tokens, from host or device.
+
+        The result's tensors are overwritten by the next call, of this graph or of one beside it.
+        """
         assert self._graph is not None, "captured before it is replayed"
         assert self._tokens is not None
-        assert self._loss is not None
+        assert self._result is not None
         self._tokens.copy_(tokens_BT, non_blocking=True)
         self._graph.replay()
-        return self._loss
+        return self._result

@@ -51,10 +51,11 @@ class Instruments:
         nvtx: bool,
         profile_steps: int,
         sdpa_audit: bool,
+        replays: bool,
         say: Callable[[str], None],
     ) -> None:
         self._out, self._model, self._device, self._rank, self._say = out, model, device, rank, say
-        self._nvtx = nvtx
+        self._nvtx, self._replays = nvtx, replays
         # A run shorter than the usual place is profiled as late as it can be, after the audit's step.
         self._audit_step = min(start_step + AUDIT_STEP, last_step) if sdpa_audit else 0
         earliest = max(start_step, self._audit_step) + 1
@@ -71,6 +72,13 @@ class Instruments:
         stop at the same place.
         """
         return step == self._audit_step or step in self._traced
+
+    def sees_layers(self, step: int) -> bool:
+        """Whether Python has to launch `step`, for ranges are opened there: the audit's, and the first traced one.
+
+        The other traced steps run as the rest of the run does, from a CUDA graph if it has one, and theirs is the time.
+        """
+        return step in (self._audit_step, self._traced.start if self._traced else None)
 
     def _is_audited(self, step: int) -> bool:
         return step == self._audit_step and self._rank == 0
@@ -127,9 +135,16 @@ class Instruments:
         path = folder / f"rank{self._rank}.json.gz"
         profiler.export_chrome_trace(str(path))
         if self._rank == 0:
-            record = summarize_trace(profiler.events() or [], on_cuda=self._device.type == "cuda")
-            write_json(folder / "summary.json", {**record, "steps": list(self._traced), "file": path.name})
+            timed = self._timed_steps()
+            record = summarize_trace(profiler.events() or [], on_cuda=self._device.type == "cuda", timed_steps=timed)
+            steps = {"steps": list(self._traced), "timed_steps": timed}
+            write_json(folder / "summary.json", {**record, **steps, "file": path.name})
             self._say(f"[profile] {len(self._traced)} steps in {path}, summary beside it")
+
+    def _timed_steps(self) -> list[int]:
+        """The traced steps that ran as the rest of the run does."""
+        traced = list(self._traced)
+        return traced[1:] if self._replays and len(traced) > 1 else traced
 
     def close(self) -> None:
         """Stop a profiler that a run's early end left on; its trace is dropped."""

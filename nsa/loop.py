@@ -21,10 +21,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from nsa.assemble import Run
+from nsa.assemble import Graphs, MicroBatch, Run, takes_stats
+from nsa.attention.stats import AttentionStats, collect_stats, fallback_counters
 from nsa.checkpoint import save_checkpoint
 from nsa.config import UnreachableError, flatten
 from nsa.data import BatchLoader, FetchStats, StreamSource
+from nsa.graphs import MicroBatchGraph
 from nsa.instruments import sdpa_mode
 from nsa.optim import clip_gradients, learning_rate, optimizer_state_bytes
 from nsa.outdir import ANOMALY_FILE, HALT_FILE
@@ -57,7 +59,7 @@ class _Launched:
     wait: WaitMark
     control_wait_s: float
     fetch: FetchStats | None
-    stats: Any
+    stats: AttentionStats | None
 
 
 class _Clock:
@@ -171,22 +173,27 @@ def _launch(run: Run, step: int) -> _Launched:
     for group in run.optimizer.param_groups:
         group["lr"] = lr
     logged = run.recorder.is_logged(step)
-    loss = torch.zeros((), device=world.device)
-    with _collecting(run, step, logged) as stats:
-        for micro in range(config.data.accum):
-            tokens_BT = _next_batch(run, step, micro).to(world.device, non_blocking=True)
-            # A static graph is learned in the first pass, which therefore has to reduce; averaging what was averaged
-            # already changes nothing, so the first step may reduce in each of its passes.
-            learning = config.ddp.ddp_static_graph and step == run.start_step + 1
-            reduces = learning or micro == config.data.accum - 1
-            if run.graph is not None and run.graph.ready and stats is None and not run.instruments.watches(step):
-                loss = loss + run.graph.replay(tokens_BT)
-            else:
-                loss = loss + _forward_backward(run, tokens_BT, stats, reduces=reduces)
+    loss, stats = torch.zeros((), device=world.device), None
+    for micro in range(config.data.accum):
+        tokens_BT = _next_batch(run, step, micro).to(world.device, non_blocking=True)
+        # A static graph is learned in the first pass, which therefore has to reduce; averaging what was averaged
+        # already changes nothing, so the first step may reduce in each of its passes.
+        learning = config.ddp.ddp_static_graph and step == run.start_step + 1
+        reduces = learning or micro == config.data.accum - 1
+        # The first micro-batch is sample enough for statistics.
+        collects = logged and micro == 0 and _has_stats(run, step)
+        graph = _graph_for(run, step, collects=collects)
+        if graph is None:
+            done = _forward_backward(run, tokens_BT, collects=collects, reduces=reduces)
+        else:
+            done = graph.replay(tokens_BT)
+        loss = loss + done.loss
+        if done.stats is not None:
+            stats = done.stats if graph is None else done.stats.copy()
     wait = run.hook.backward_done()
     norm = clip_gradients(run.bare_model.parameters(), config.optim.grad_clip)
     run.optimizer.step()
-    run.optimizer.zero_grad(set_to_none=run.graph is None)
+    run.optimizer.zero_grad(set_to_none=run.graphs is None)
     control, arrived, control_wait_s = _send_control(run, loss, norm)
     fetch = run.loader.take_stats() if logged else None
     return _Launched(step, lr, control, arrived, wait, control_wait_s, fetch, stats)
@@ -204,31 +211,42 @@ def _next_batch(run: Run, step: int, micro: int) -> torch.Tensor:
     return tokens
 
 
-def _forward_backward(run: Run, tokens_BT: torch.Tensor, stats: Any, *, reduces: bool) -> torch.Tensor:
-    """Add up one micro-batch's gradients, averaged over the ranks where it `reduces`. Returns its share of the loss."""
+def _graph_for(run: Run, step: int, *, collects: bool) -> MicroBatchGraph[MicroBatch] | None:
+    """The graph to replay for a micro-batch of `step`, or None where Python has to launch it."""
+    if run.graphs is None or run.instruments.sees_layers(step):
+        return None
+    graph = run.graphs.with_stats if collects else run.graphs.plain
+    return graph if graph is not None and graph.ready else None
+
+
+def _forward_backward(run: Run, tokens_BT: torch.Tensor, *, collects: bool, reduces: bool) -> MicroBatch:
+    """Add up one micro-batch's gradients, averaged over the ranks where it `reduces`."""
     accum = run.config.data.accum
-    with contextlib.nullcontext() if reduces else accumulating(run.model):
+    with contextlib.ExitStack() as stack:
+        stats = stack.enter_context(collect_stats(run.bare_model)) if collects else None
+        if not reduces:
+            stack.enter_context(accumulating(run.model))
         with torch.autocast(run.world.device.type, torch.bfloat16, enabled=run.effective.autocast):
             loss = run.model(tokens_BT[:, :-1], tokens_BT[:, 1:]) / accum
         if stats is not None:
-            stats.stop()  # the first micro-batch is sample enough, and a recomputation is none
+            stats.stop()  # a recomputation is no sample
         loss.backward()
-    return loss.detach()
+    return MicroBatch(loss.detach(), stats)
 
 
-@contextlib.contextmanager
-def _collecting(run: Run, step: int, logged: bool) -> Any:
-    """Collect gate and selection statistics in every `aux_every`-th logged step; yields them or None."""
+def _has_stats(run: Run, step: int) -> bool:
+    """Whether `step`, if it is logged, collects gate and selection statistics: every `aux_every`-th one."""
     telemetry = run.config.telemetry
     nth = (step - run.start_step - 1) // telemetry.log_every
-    wanted = telemetry.aux_stats and logged and nth % telemetry.aux_every == 0
-    if not wanted or run.config.model.attention != "nsa":
-        yield None
-        return
-    from nsa.attention.stats import collect_stats
+    return takes_stats(run.config) and nth % telemetry.aux_every == 0
 
-    with collect_stats(run.bare_model) as stats:
-        yield stats
+
+def _capture(run: Run, graphs: Graphs) -> None:
+    """Record the graphs; the gradients are zero afterwards."""
+    for graph, collects in ((graphs.plain, False), (graphs.with_stats, True)):
+        if graph is not None:
+            graph.capture(partial(_forward_backward, run, collects=collects, reduces=True))
+    run.optimizer.zero_grad(set_to_none=False)
 
 
 def _send_control(
@@ -266,8 +284,6 @@ def _read(run: Run, launched: _Launched, clock: _Clock) -> Ending | None:
     aux: dict[str, Any] = {}
     fallbacks: dict[str, int] = {}
     if launched.stats is not None:
-        from nsa.attention.stats import fallback_counters
-
         aux, fallbacks = launched.stats.summary(), fallback_counters()
     record = StepRecord(
         step=launched.step,
@@ -305,9 +321,8 @@ def _between_steps(run: Run, step: int) -> None:
         run.instruments.finish(step)
     if step == run.start_step + 1 and run.world.is_main:
         _dump_memory(run, "step1", step)
-    if run.graph is not None and not run.graph.ready:
-        run.graph.capture(lambda tokens_BT: _forward_backward(run, tokens_BT, None, reduces=True))
-        run.optimizer.zero_grad(set_to_none=False)
+    if run.graphs is not None and not run.graphs.plain.ready:
+        _capture(run, run.graphs)
     if config.train.gc_every and step % config.train.gc_every == 0:
         gc.collect()
     if config.data.val_every and step % config.data.val_every == 0:

@@ -59,6 +59,14 @@ class AttentionStats:
         self._sums[layer] = self._sums[layer] + sums if seen else sums
         self._extremes[layer] = torch.maximum(self._extremes[layer], extremes) if seen else extremes
 
+    def copy(self) -> AttentionStats:
+        """The same figures in tensors of their own, for those of a CUDA graph are overwritten when it is replayed."""
+        other = AttentionStats()
+        if names := list(self._sums):
+            other._sums = dict(zip(names, torch.stack([self._sums[name] for name in names]), strict=True))
+            other._extremes = dict(zip(names, torch.stack([self._extremes[name] for name in names]), strict=True))
+        return other
+
     def summary(self) -> dict[str, float | list[float]]:
         """Everything recorded so far, over all layers; an empty dict if nothing was.
 

@@ -66,16 +66,19 @@ def _top(times: dict[str, list[float]]) -> list[dict[str, Any]]:
     return [{"name": n, "count": len(t), "time_ms": round(sum(t) / 1e3, 3)} for n, t in ordered]
 
 
-def summarize_trace(events: Iterable[Any], *, on_cuda: bool) -> dict[str, Any]:
-    """Shares of the traced wall time, over the ranges `nsa.step.*`.
+def summarize_trace(events: Iterable[Any], *, on_cuda: bool, timed_steps: Sequence[int]) -> dict[str, Any]:
+    """Shares of the traced wall time, over the ranges `nsa.step.N` of `timed_steps`, the last ones of the trace.
 
     `gpu_busy_share`: some kernel ran. `exposed_comm_share`: communication ran and nothing else did.
     `host_bound_share`: no kernel ran, so the GPU waited for the host. All three are null on a CPU, where
-    `comm_share` is the time spent in calls of the process group. `ranges_seen` maps range to count and milliseconds.
+    `comm_share` is the time spent in calls of the process group. `ranges_seen` maps range to count and milliseconds, of
+    all steps.
     """
     events = list(events)
-    steps: Spans = []
-    kernels = [(e.name, _span(e)) for e in kernel_events(events)]
+    timed = {f"nsa.step.{step}" for step in timed_steps}
+    steps = [_span(e) for e in events if e.name in timed and not on_gpu(e)]
+    begin = min((start for start, _ in steps), default=0.0)
+    kernels = [(e.name, _span(e)) for e in kernel_events(events) if _span(e)[0] >= begin]
     ranges: dict[str, list[float]] = defaultdict(list)
     operators: dict[str, list[float]] = defaultdict(list)
     for event in events:
@@ -83,10 +86,10 @@ def summarize_trace(events: Iterable[Any], *, on_cuda: bool) -> dict[str, Any]:
         if on_gpu(event):
             continue
         if event.name.startswith("nsa.step."):
-            steps.append((start, end))
-        elif event.name.startswith("nsa."):
+            continue
+        if event.name.startswith("nsa."):
             ranges[event.name].append(end - start)
-        else:
+        elif start >= begin:
             operators[event.name].append(float(event.self_cpu_time_total))
     wall_us = covered_us(steps) or 1.0
     record: dict[str, Any] = {

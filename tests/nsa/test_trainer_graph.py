@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from nsa import loop
 from nsa.graphs import why_no_graph
 
 
@@ -40,22 +41,46 @@ def test_what_can_be_captured(changed: dict[str, object], reason: str | None) ->
 @pytest.mark.gpu
 @pytest.mark.parametrize("extra", [[], ["--accum", "2"], ["--accum", "2", "--grad-checkpointing"]], ids=" ".join)
 def test_replayed_steps_learn_what_launched_ones_do(
-    tmp_path: Path, train: Callable[..., int], extra: list[str]
+    tmp_path: Path, train: Callable[..., int], monkeypatch: pytest.MonkeyPatch, extra: list[str]
 ) -> None:
-    """Losses, gradient norms and statistics row by row; statistics come from steps that are not replayed."""
+    """Losses, gradient norms and statistics row by row; after the first step all is replayed, statistics as well."""
     shape = ["--d-k", "16", "--d-v", "16", "--l-sel", "16", "--n-sel", "4", "--w", "16", "--seq-len", "128"]
     common = [*shape, "--device", "cuda", "--dtype", "bf16", "--steps", "14", "--aux-every", "5", *extra]
-    rows = {}
+    rows, stats, launches = {}, {}, []
+    forward_backward = loop._forward_backward
+    monkeypatch.setattr(
+        loop, "_forward_backward", lambda *args, **kwargs: launches.append(1) or forward_backward(*args, **kwargs)
+    )
     for name in ("launched", "replayed"):
         out = tmp_path / name
         assert train(out, *common, *(["--cuda-graph"] if name == "replayed" else [])) == 0
         assert json.loads((out / "env.json").read_text())["effective"]["cuda_graph"] is (name == "replayed")
         rows[name] = list(csv.DictReader((out / "training.csv").read_text().splitlines()))
         beats = [json.loads(line) for line in (out / "heartbeat_rank0.jsonl").read_text().splitlines()]
-        assert sum("gate_entropy_mean" in beat for beat in beats) == 3
+        stats[name] = [beat for beat in beats if "gate_entropy_mean" in beat]
+    accum = 2 if "--accum" in extra else 1
+    assert len(launches) == 14 * accum + accum + 2 * 3  # a graph is captured in three passes
+    assert [beat["step"] for beat in stats["replayed"]] == [1, 6, 11]
+    for a, b in zip(stats["launched"], stats["replayed"], strict=True):
+        for figure in ("gate_entropy_mean", "gate_max_gate", "sel_k_mean", "sel_rows"):
+            assert b[figure] == pytest.approx(a[figure], rel=2e-3)
     for a, b in zip(rows["launched"], rows["replayed"], strict=True):
         assert float(b["loss"]) == pytest.approx(float(a["loss"]), rel=2e-3)
         assert float(b["grad_norm"]) == pytest.approx(float(a["grad_norm"]), rel=3e-2)
+
+
+@pytest.mark.gpu
+def test_the_trace_times_what_is_replayed(tmp_path: Path, train: Callable[..., int]) -> None:
+    shape = ["--d-k", "16", "--d-v", "16", "--l-sel", "16", "--n-sel", "4", "--w", "16", "--seq-len", "128"]
+    common = [*shape, "--device", "cuda", "--dtype", "bf16", "--steps", "9", "--cuda-graph"]
+    assert train(tmp_path, *common, "--profile-steps", "3", "--sdpa-audit") == 0
+    summary = json.loads((tmp_path / "trace" / "summary.json").read_text())
+    assert (summary["steps"], summary["timed_steps"]) == ([5, 6, 7], [6, 7])
+    layers = json.loads((tmp_path / "env.json").read_text())["effective"]["n_layers"]
+    assert summary["ranges_seen"]["nsa.sel.ranges_v2"]["count"] == layers  # of one step
+    assert any("GraphLaunch" in operator["name"] for operator in summary["top_operators"])
+    assert {"gather_kernel", "dq_kernel"} & {kernel["name"] for kernel in summary["top_kernels"]}
+    assert 0 < summary["gpu_busy_share"] <= 1
 
 
 @pytest.mark.gpu

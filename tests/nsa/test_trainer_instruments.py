@@ -86,25 +86,44 @@ def test_the_trace_has_the_steps_asked_for_and_their_ranges(tmp_path: Path, trai
     assert len(rows(tmp_path / "training.csv")) == 8
 
 
+def instruments(out: Path, **changed: Any) -> Instruments:
+    settings: dict[str, Any] = {"rank": 0, "start_step": 0, "last_step": 20, "nvtx": False, "profile_steps": 3}
+    settings |= {"sdpa_audit": True, "replays": False, "say": print, "device": torch.device("cpu")} | changed
+    return Instruments(out, model=LanguageModel.__new__(LanguageModel), **settings)
+
+
 def test_every_rank_waits_at_the_same_steps(tmp_path: Path) -> None:
     """A rank that read a reason to stop before a step that the others launched would leave them waiting for it."""
-    settings: dict[str, Any] = {"start_step": 0, "last_step": 20, "nvtx": False, "profile_steps": 3, "sdpa_audit": True}
-    ranks = [
-        Instruments(
-            tmp_path,
-            model=LanguageModel.__new__(LanguageModel),
-            device=torch.device("cpu"),
-            rank=r,
-            say=print,
-            **settings,
-        )
-        for r in (0, 1)
-    ]
+    ranks = [instruments(tmp_path, rank=r) for r in (0, 1)]
     watched = [[step for step in range(1, 21) if i.watches(step)] for i in ranks]
     assert watched == [[2, 5, 6, 7]] * 2
     ranks[1].begin(2)  # the audit is rank 0's alone
     ranks[1].finish(2)
     assert not (tmp_path / "sdpa_audit.json").exists()
+
+
+def test_layers_are_seen_in_the_audited_step_and_the_first_traced_one(tmp_path: Path) -> None:
+    """The others are replayed where the run has a graph, or the trace would time what the run does not do."""
+    seen = {step for step in range(1, 21) if instruments(tmp_path).sees_layers(step)}
+    assert seen == {2, 5}
+    assert not any(instruments(tmp_path, sdpa_audit=False, profile_steps=0).sees_layers(step) for step in range(1, 21))
+
+
+@pytest.mark.parametrize(
+    ("replays", "profile_steps", "timed"), [(False, 3, [5, 6, 7]), (True, 3, [6, 7]), (True, 1, [5])]
+)
+def test_time_is_taken_of_steps_that_run_as_the_rest_does(
+    tmp_path: Path, replays: bool, profile_steps: int, timed: list[int]
+) -> None:
+    of = instruments(tmp_path, sdpa_audit=False, profile_steps=profile_steps, replays=replays)
+    for step in range(1, 21):
+        of.begin(step)
+        with of.mark(step):
+            pass
+        of.finish(step)
+    summary = json.loads((tmp_path / "trace" / "summary.json").read_text())
+    assert summary["timed_steps"] == timed
+    assert summary["steps"] == list(range(5, 5 + profile_steps))
 
 
 def test_a_short_run_is_traced_as_far_as_it_goes(tmp_path: Path, train: Train) -> None:
@@ -155,13 +174,32 @@ def test_shares_of_a_gpu_timeline() -> None:
         event("ncclDevKernel_AllReduce", 40, 70, "cuda"),
         event("adam", 70, 80, "cuda"),
     ]
-    summary = summarize_trace(events, on_cuda=True)
+    summary = summarize_trace(events, on_cuda=True, timed_steps=[5])
     assert summary["gpu_busy_share"] == pytest.approx(0.7)
     assert summary["host_bound_share"] == pytest.approx(0.3)
     assert summary["comm_share"] == pytest.approx(0.3)
     assert summary["exposed_comm_share"] == pytest.approx(0.2)
     assert [k["name"] for k in summary["top_kernels"]] == ["gemm", "ncclDevKernel_AllReduce", "adam"]
     assert summary["ranges_seen"] == {"nsa.win": {"count": 1, "time_ms": 0.01}}
+
+
+def test_a_step_that_is_not_timed_adds_ranges_and_nothing_else() -> None:
+    events = [
+        event("nsa.step.5", 0, 1000),
+        event("nsa.cmp", 0, 10),
+        event("aten::mm", 10, 900),
+        event("gemm", 20, 30, "cuda"),
+        event("nsa.step.6", 1000, 1010),
+        event("cudaGraphLaunch", 1001, 1009),
+        event("gemm", 1010, 1090, "cuda"),
+        event("adam", 1090, 1100, "cuda"),
+    ]
+    summary = summarize_trace(events, on_cuda=True, timed_steps=[6])
+    assert summary["wall_ms"] == pytest.approx(0.1)
+    assert summary["gpu_busy_share"] == pytest.approx(0.9)
+    assert [(k["name"], k["count"]) for k in summary["top_kernels"]] == [("gemm", 1), ("adam", 1)]
+    assert [o["name"] for o in summary["top_operators"]] == ["cudaGraphLaunch"]
+    assert summary["ranges_seen"] == {"nsa.cmp": {"count": 1, "time_ms": 0.01}}
 
 
 def test_kernels_of_one_operator_are_told_apart_by_their_launches() -> None:

@@ -126,12 +126,13 @@ def _trace_scalars(trace: Mapping[str, Any], source: str) -> dict[str, ScalarVal
     found: dict[str, ScalarValue] = {}
     for name in _SHARES:
         found |= scalar(f"profile.{name}", _number(trace.get(name)), source)
-    steps, wall_ms = trace.get("steps"), _number(trace.get("wall_ms"))
-    count = len(steps) if isinstance(steps, list) else 0
-    if count:
-        found |= scalar("profile.steps", float(count), source)
+    wall_ms = _number(trace.get("wall_ms"))
+    traced = _count(trace.get("steps"))
+    timed = _count(trace.get("timed_steps")) or traced
+    if traced:
+        found |= scalar("profile.steps", float(traced), source)
     if wall_ms:
-        found |= scalar("profile.step_time_ms", wall_ms / count if count else None, source)
+        found |= scalar("profile.step_time_ms", wall_ms / timed if timed else None, source)
         for key, name in (("top_kernels", "top_kernel_share"), ("top_operators", "top_operator_share")):
             first = next(iter(_timed(trace.get(key))), None)
             found |= scalar(f"profile.{name}", None if first is None else first[2] / wall_ms, source)
@@ -139,6 +140,10 @@ def _trace_scalars(trace: Mapping[str, Any], source: str) -> dict[str, ScalarVal
     if isinstance(ranges, dict):
         found |= scalar("profile.ranges", float(len(ranges)), source)
     return found
+
+
+def _count(value: object) -> int:
+    return len(value) if isinstance(value, list) else 0
 
 
 def _number(value: object) -> float | None:

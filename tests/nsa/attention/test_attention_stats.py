@@ -44,6 +44,19 @@ def test_numbers_by_hand() -> None:
     assert (got["sel_k_mean"], got["sel_k_max"], got["sel_rows"], got["sel_pct_at_max"]) == (2.0, 3.0, 2.0, 50.0)
 
 
+def test_a_copy_keeps_its_figures_when_the_tensors_are_written_anew() -> None:
+    """As those of a CUDA graph are by its next replay."""
+    layers = model()
+    with collect_stats(layers) as stats:
+        layers(torch.randn(2, 30, 16))
+    before, copy = stats.summary(), stats.copy()
+    for tensor in (*stats._sums.values(), *stats._extremes.values()):
+        tensor.fill_(1.0)
+    assert stats.summary() != before
+    assert copy.summary() == before
+    assert AttentionStats().copy().summary() == {}
+
+
 def test_all_layers_and_all_passes_count() -> None:
     layers = model()
     with collect_stats(layers) as stats:

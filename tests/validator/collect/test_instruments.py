@@ -100,6 +100,16 @@ def test_a_trace_tells_where_the_time_goes(tmp_path: Path) -> None:
     assert kernels["rows"][0] == ("k", 5, 400.0, 40.0)
 
 
+def test_the_time_of_a_step_is_that_of_the_steps_that_were_timed(tmp_path: Path) -> None:
+    """Of a run that replays its steps the first traced one is launched by Python, and its time is not in the sum."""
+    (tmp_path / "trace").mkdir()
+    (tmp_path / "trace" / "summary.json").write_text(json.dumps(TRACE | {"timed_steps": [7, 8]}))
+    write_csv(tmp_path, [1.0, 1.0])
+    result = collect_run(spec(kind="profile"), run_dir=tmp_path, outcome=outcome())
+    assert result.scalars["profile.step_time_ms"].value == 500.0
+    assert result.scalars["profile.steps"].value == 4.0
+
+
 def test_the_gradients_reduction_is_counted_as_bus_bandwidth(tmp_path: Path) -> None:
     """314 MB over two ranks in a tenth of 250 ms: 314 MB × 2 (n - 1) / n ÷ 25 ms."""
     (tmp_path / "trace").mkdir()
