@@ -7,19 +7,16 @@ import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
-from nsa.attention.stats import AttentionStats
 from nsa.config import Config, flatten
 from nsa.data import BatchLoader, Sources, StreamSource, Tokenizer, open_sources, open_tokenizer
 from nsa.effective import Effective, settle_config
-from nsa.graphs import MicroBatchGraph
 from nsa.instruments import Instruments
+from nsa.microbatch import MicroBatches, make_graphs
 from nsa.model import LanguageModel, model_flops_per_token
 from nsa.optim import build_optimizer
 from nsa.outdir import make_out
@@ -32,23 +29,7 @@ from nsa.telemetry.recorder import Rates, Recorder
 from nsa.telemetry.startup import StartClock
 from nsa.warmup import WarmUp, start_warm_up
 
-__all__ = ["Graphs", "MicroBatch", "Run", "open_run", "takes_stats"]
-
-
-@dataclass(frozen=True)
-class MicroBatch:
-    """What a micro-batch left on the device: its share of the step's loss, a 0-d tensor, and statistics if taken."""
-
-    loss: torch.Tensor
-    stats: AttentionStats | None = None
-
-
-@dataclass(frozen=True)
-class Graphs:
-    """A micro-batch as a CUDA graph, and one that takes statistics, where a run ever takes them."""
-
-    plain: MicroBatchGraph[MicroBatch]
-    with_stats: MicroBatchGraph[MicroBatch] | None
+__all__ = ["Run", "open_run", "takes_stats"]
 
 
 def takes_stats(config: Config) -> bool:
@@ -58,7 +39,7 @@ def takes_stats(config: Config) -> bool:
 
 @dataclass(frozen=True)
 class Run:
-    """Everything the loop works with. `model` is what is called, `bare_model` what is saved."""
+    """Everything the loop works with. `bare_model` is what is saved."""
 
     resolved: Resolved
     effective: Effective
@@ -66,8 +47,8 @@ class Run:
     world: World
     sources: Sources
     loader: BatchLoader
-    model: nn.Module
     bare_model: LanguageModel
+    micro_batches: MicroBatches
     optimizer: torch.optim.Optimizer
     hook: ReduceHook
     heartbeat: Heartbeat
@@ -76,7 +57,6 @@ class Run:
     instruments: Instruments
     start_step: int
     tokens_per_step: int
-    graphs: Graphs | None = None
 
     @property
     def config(self) -> Config:
@@ -116,17 +96,21 @@ def _build_model(effective: Effective, world: World) -> LanguageModel:
     return model
 
 
-def _build_graphs(config: Config, world: World) -> Graphs | None:
-    if not config.train.cuda_graph:
-        return None
-    make = partial(
-        MicroBatchGraph[MicroBatch],
-        batch_size=config.data.batch_size,
-        seq_len=config.data.seq_len,
+def _build_micro_batches(effective: Effective, world: World, model: LanguageModel, hook: ReduceHook) -> MicroBatches:
+    config, data = effective.config, effective.config.data
+    graphs = None
+    if config.train.cuda_graph:
+        graphs = make_graphs(
+            batch_size=data.batch_size, seq_len=data.seq_len, device=world.device, stats=takes_stats(config)
+        )
+    return MicroBatches(
+        model=model if graphs else wrap_ddp(model, config.ddp, world, hook),
+        bare_model=model,
         device=world.device,
+        autocast=effective.autocast,
+        accum=data.accum,
+        graphs=graphs,
     )
-    plain = make()
-    return Graphs(plain, make(beside=plain) if takes_stats(config) else None)
 
 
 def _build_loader(config: Config, sources: Sources, world: World, start_step: int) -> BatchLoader:
@@ -282,7 +266,6 @@ def _build_run(
     # DDP's construction waits for all ranks: those that compile nothing wait there for the one that does.
     warm_up.finish(say=lambda text: print(text, flush=True))  # noqa: T201
     clock.lap("kernels")
-    graphs = _build_graphs(config, world)
     return Run(
         resolved=resolved,
         effective=effective,
@@ -290,8 +273,8 @@ def _build_run(
         world=world,
         sources=sources,
         loader=loader,
-        model=bare_model if graphs else wrap_ddp(bare_model, config.ddp, world, hook),
         bare_model=bare_model,
+        micro_batches=_build_micro_batches(effective, world, bare_model, hook),
         optimizer=optimizer,
         hook=hook,
         heartbeat=process.heartbeat,
@@ -300,7 +283,6 @@ def _build_run(
         instruments=instruments,
         start_step=restored.step,
         tokens_per_step=rates.tokens_per_step,
-        graphs=graphs,
     )
 
 

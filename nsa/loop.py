@@ -7,7 +7,6 @@ after the same step. On a CPU there is nothing to run ahead of, and each step is
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import math
 import signal
@@ -21,17 +20,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from nsa.assemble import Graphs, MicroBatch, Run, takes_stats
-from nsa.attention.stats import AttentionStats, collect_stats, fallback_counters
+from nsa.assemble import Run, takes_stats
+from nsa.attention.stats import AttentionStats, fallback_counters
 from nsa.checkpoint import save_checkpoint
 from nsa.config import UnreachableError, flatten
 from nsa.data import BatchLoader, FetchStats, StreamSource
-from nsa.graphs import MicroBatchGraph
 from nsa.instruments import sdpa_mode
 from nsa.optim import clip_gradients, learning_rate, optimizer_state_bytes
 from nsa.outdir import ANOMALY_FILE, HALT_FILE
 from nsa.parallel import WaitMark
-from nsa.sharded import accumulating, local_part, whole_model_state, whole_optimizer_state
+from nsa.sharded import local_part, whole_model_state, whole_optimizer_state
 from nsa.telemetry import AppendCsv, write_json, write_memory_dump, write_text
 from nsa.telemetry.recorder import StepRecord
 
@@ -182,18 +180,15 @@ def _launch(run: Run, step: int) -> _Launched:
         reduces = learning or micro == config.data.accum - 1
         # The first micro-batch is sample enough for statistics.
         collects = logged and micro == 0 and _has_stats(run, step)
-        graph = _graph_for(run, step, collects=collects)
-        if graph is None:
-            done = _forward_backward(run, tokens_BT, collects=collects, reduces=reduces)
-        else:
-            done = graph.replay(tokens_BT)
+        done = run.micro_batches.run(
+            tokens_BT, collects=collects, reduces=reduces, by_python=run.instruments.sees_layers(step)
+        )
         loss = loss + done.loss
-        if done.stats is not None:
-            stats = done.stats if graph is None else done.stats.copy()
+        stats = stats or done.stats
     wait = run.hook.backward_done()
     norm = clip_gradients(run.bare_model.parameters(), config.optim.grad_clip)
     run.optimizer.step()
-    run.optimizer.zero_grad(set_to_none=run.graphs is None)
+    run.optimizer.zero_grad(set_to_none=run.micro_batches.graphs is None)
     control, arrived, control_wait_s = _send_control(run, loss, norm)
     fetch = run.loader.take_stats() if logged else None
     return _Launched(step, lr, control, arrived, wait, control_wait_s, fetch, stats)
@@ -211,42 +206,11 @@ def _next_batch(run: Run, step: int, micro: int) -> torch.Tensor:
     return tokens
 
 
-def _graph_for(run: Run, step: int, *, collects: bool) -> MicroBatchGraph[MicroBatch] | None:
-    """The graph to replay for a micro-batch of `step`, or None where Python has to launch it."""
-    if run.graphs is None or run.instruments.sees_layers(step):
-        return None
-    graph = run.graphs.with_stats if collects else run.graphs.plain
-    return graph if graph is not None and graph.ready else None
-
-
-def _forward_backward(run: Run, tokens_BT: torch.Tensor, *, collects: bool, reduces: bool) -> MicroBatch:
-    """Add up one micro-batch's gradients, averaged over the ranks where it `reduces`."""
-    accum = run.config.data.accum
-    with contextlib.ExitStack() as stack:
-        stats = stack.enter_context(collect_stats(run.bare_model)) if collects else None
-        if not reduces:
-            stack.enter_context(accumulating(run.model))
-        with torch.autocast(run.world.device.type, torch.bfloat16, enabled=run.effective.autocast):
-            loss = run.model(tokens_BT[:, :-1], tokens_BT[:, 1:]) / accum
-        if stats is not None:
-            stats.stop()  # a recomputation is no sample
-        loss.backward()
-    return MicroBatch(loss.detach(), stats)
-
-
 def _has_stats(run: Run, step: int) -> bool:
     """Whether `step`, if it is logged, collects gate and selection statistics: every `aux_every`-th one."""
     telemetry = run.config.telemetry
     nth = (step - run.start_step - 1) // telemetry.log_every
     return takes_stats(run.config) and nth % telemetry.aux_every == 0
-
-
-def _capture(run: Run, graphs: Graphs) -> None:
-    """Record the graphs; the gradients are zero afterwards."""
-    for graph, collects in ((graphs.plain, False), (graphs.with_stats, True)):
-        if graph is not None:
-            graph.capture(partial(_forward_backward, run, collects=collects, reduces=True))
-    run.optimizer.zero_grad(set_to_none=False)
 
 
 def _send_control(
@@ -321,8 +285,9 @@ def _between_steps(run: Run, step: int) -> None:
         run.instruments.finish(step)
     if step == run.start_step + 1 and run.world.is_main:
         _dump_memory(run, "step1", step)
-    if run.graphs is not None and not run.graphs.plain.ready:
-        _capture(run, run.graphs)
+    if run.micro_batches.awaits_capture:
+        run.micro_batches.capture()
+        run.optimizer.zero_grad(set_to_none=False)
     if config.train.gc_every and step % config.train.gc_every == 0:
         gc.collect()
     if config.data.val_every and step % config.data.val_every == 0:

@@ -10,9 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor
 
-from nsa import loop
+from nsa import effective, microbatch
 from nsa.graphs import why_no_graph
+from nsa.microbatch import MicroBatch, MicroBatches
 
 
 def test_without_cuda_the_request_is_taken_back_and_said(
@@ -38,6 +41,73 @@ def test_what_can_be_captured(changed: dict[str, object], reason: str | None) ->
     assert why_no_graph(**asked) == reason  # type: ignore[arg-type]
 
 
+class Replayed:
+    """Stands for a CUDA graph: a replay writes where the capture left its results, over those of a graph beside it."""
+
+    made: list[Replayed] = []
+
+    def __init__(self, *, batch_size: int, seq_len: int, device: torch.device, beside: Replayed | None = None) -> None:
+        self.shape, self.beside, self.replays = (batch_size, seq_len + 1), [beside] if beside else [], 0
+        if beside:
+            beside.beside.append(self)
+        self.made.append(self)
+
+    def __class_getitem__(cls, _: object) -> type[Replayed]:
+        return cls
+
+    @property
+    def ready(self) -> bool:
+        return hasattr(self, "work")
+
+    def capture(self, work: Callable[[Tensor], MicroBatch]) -> None:
+        self.result = work(torch.zeros(self.shape, dtype=torch.int64))
+        self.work = work
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return _tensors(self.result)
+
+    def replay(self, tokens_BT: Tensor) -> MicroBatch:
+        assert tokens_BT.shape == self.shape
+        self.replays += 1
+        for old, new in zip(self.tensors, _tensors(self.work(tokens_BT)), strict=True):
+            old.copy_(new)
+        for other in self.beside:
+            for lost in other.tensors:
+                lost.fill_(torch.nan)
+        return self.result
+
+
+def _tensors(result: MicroBatch) -> list[Tensor]:
+    stats = result.stats
+    return [result.loss, *([*stats._sums.values(), *stats._extremes.values()] if stats else [])]
+
+
+@pytest.mark.parametrize("extra", [[], ["--accum", "2", "--grad-checkpointing"]], ids=" ".join)
+def test_a_run_with_graphs_does_and_tells_the_same(
+    tmp_path: Path, train: Callable[..., int], monkeypatch: pytest.MonkeyPatch, extra: list[str]
+) -> None:
+    """Every row and every statistic, though the next replay of either graph overwrites the results."""
+    settings = ["--steps", "9", "--aux-every", "4", "--sdpa-audit", "--profile-steps", "2", *extra]
+    assert train(tmp_path / "launched", *settings) == 0
+    monkeypatch.setattr(effective, "why_no_graph", lambda **_: None)
+    monkeypatch.setattr(microbatch, "MicroBatchGraph", Replayed)
+    monkeypatch.setattr(Replayed, "made", [])
+    assert train(tmp_path / "replayed", "--cuda-graph", *settings) == 0
+    found = {}
+    for name in ("launched", "replayed"):
+        lines = (tmp_path / name / "training.csv").read_text().splitlines()
+        beats = map(json.loads, (tmp_path / name / "heartbeat_rank0.jsonl").read_text().splitlines())
+        stats = [(b["step"], b["gate_entropy_mean"], b["sel_rows"]) for b in beats if "gate_entropy_mean" in b]
+        found[name] = [(r["step"], r["loss"], r["grad_norm"]) for r in csv.DictReader(lines)], stats
+    assert found["replayed"] == found["launched"]
+    assert [step for step, *_ in found["replayed"][1]] == [1, 5, 9]
+    plain, with_stats = Replayed.made
+    accum = 2 if extra else 1
+    # Python launches the first step, the audited one (2) and the first traced one (5); statistics are taken in 1, 5, 9.
+    assert (with_stats.replays, plain.replays) == (1, 6 * accum - 1)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("extra", [[], ["--accum", "2"], ["--accum", "2", "--grad-checkpointing"]], ids=" ".join)
 def test_replayed_steps_learn_what_launched_ones_do(
@@ -47,10 +117,8 @@ def test_replayed_steps_learn_what_launched_ones_do(
     shape = ["--d-k", "16", "--d-v", "16", "--l-sel", "16", "--n-sel", "4", "--w", "16", "--seq-len", "128"]
     common = [*shape, "--device", "cuda", "--dtype", "bf16", "--steps", "14", "--aux-every", "5", *extra]
     rows, stats, launches = {}, {}, []
-    forward_backward = loop._forward_backward
-    monkeypatch.setattr(
-        loop, "_forward_backward", lambda *args, **kwargs: launches.append(1) or forward_backward(*args, **kwargs)
-    )
+    launch = MicroBatches._launch
+    monkeypatch.setattr(MicroBatches, "_launch", lambda *args, **kwargs: launches.append(1) or launch(*args, **kwargs))
     for name in ("launched", "replayed"):
         out = tmp_path / name
         assert train(out, *common, *(["--cuda-graph"] if name == "replayed" else [])) == 0
