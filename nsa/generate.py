@@ -12,6 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from nsa.interrupt import answer_ctrl_c, leave_at_ctrl_c
+
+if __name__ == "__main__":
+    leave_at_ctrl_c()
+
 import torch
 
 from nsa.argument_types import not_negative, not_negative_int, positive_int
@@ -153,4 +158,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    answer_ctrl_c()
     sys.exit(main())
