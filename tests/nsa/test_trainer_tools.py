@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,10 +13,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import nsa.generate
 import nsa.prepare
 import nsa.probe
+from benchmarks.loss_by_position import main as loss_by_position_main
 from nsa.config import DataConfig
 from nsa.data import DataError, open_sources, open_tokenizer
 from nsa.data.local import is_held_out
@@ -216,6 +219,26 @@ def test_an_interrupt_while_torch_is_imported_ends_a_command_at_once(tmp_path: P
         timeout=60,
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_loss_by_position_reads_each_checkpoint_once(
+    trained: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Path] = []
+    load = torch.load
+
+    def counted(path: Any, *args: Any, **kwargs: Any) -> Any:
+        read.append(Path(path))
+        return load(path, *args, **kwargs)
+
+    monkeypatch.setattr(torch, "load", counted)
+    other = shutil.copytree(trained, tmp_path / "other")
+    figures = tmp_path / "figures.json"
+    words = [str(trained), str(other), "--batches", "2", "--device", "cpu", "--out", str(figures)]
+    assert loss_by_position_main(words) == 0
+    assert [path.parents[1] for path in read] == [trained, other]
+    row, *_ = json.loads(figures.read_text())["rows"]
+    assert row["first"] == row["second"] < 2.0, "the same weights, which know their text"
 
 
 def test_sampling_is_seeded_and_never_draws_padding(trained: Path) -> None:
