@@ -179,3 +179,50 @@ def test_throttling_counts_where_no_heartbeat_tells_the_time(tmp_path: Path) -> 
 def test_training_that_does_not_train_is_told(tmp_path: Path, sheet: Sheet) -> None:
     report = tried(tmp_path, sheet, book(train(accept=["toks_per_s.mean >= 1000"])))
     assert "zero-grad" in codes(report, "warning")
+
+
+def rows_of(first: int, last: int) -> Sheet:
+    """The gradient's norm in some rows only; in the others it would have been above any bound."""
+    return Sheet(damage=column("grad_norm", lambda row, value: value if first <= row <= last else ""))
+
+
+@pytest.mark.parametrize(
+    ("sheet", "told"),
+    [
+        (rows_of(1, 1), "1 row, the last at step 1"),
+        (rows_of(1, 4), "4 rows, the last at step 4"),
+        (rows_of(1, 40), "40 rows, the last at step 40"),
+        (rows_of(90, 120), "no row between steps 0 and 90"),
+        (
+            Sheet(damage=column("grad_norm", lambda row, value: value if row <= 40 or row > 80 else "")),
+            "no row between steps 40 and 81",
+        ),
+    ],
+)
+@pytest.mark.parametrize("statistic", ["max", "mean", "last", "p95"])
+def test_a_metric_of_a_part_of_the_run_meets_no_bound(tmp_path: Path, sheet: Sheet, told: str, statistic: str) -> None:
+    report = tried(tmp_path, sheet, book(train(accept=[f"grad_norm.{statistic} <= 10"])))
+    assert report.decision == "INCONCLUSIVE", report.why
+    assert told in verdict(report, "baseline.1").message
+
+
+@pytest.mark.parametrize("every", [1, 7, 10, 50, 120])
+def test_a_metric_that_comes_seldom_meets_its_bound(tmp_path: Path, every: int) -> None:
+    sheet = Sheet(damage=column("grad_norm", lambda row, value: "" if row % every else value))
+    report = tried(tmp_path, sheet, book(train(accept=["grad_norm.max <= 10"])))
+    assert report.decision == "GO", report.why
+
+
+@pytest.mark.parametrize("statistic", ["min", "max", "first", "last", "mean"])
+@pytest.mark.parametrize(
+    ("sheet", "why"),
+    [
+        (Sheet(damage=sampled(97.0, 97.0, throttled=True)), "thermal slowdown"),
+        (Sheet(jump_s=(60, -3600.0)), "the wall clock was set back"),
+    ],
+    ids=["throttled", "clock"],
+)
+def test_in_an_invalid_window_no_statistic_counts(tmp_path: Path, sheet: Sheet, why: str, statistic: str) -> None:
+    report = tried(tmp_path, sheet, book(train(accept=[f"toks_per_s.{statistic} >= 1000"])))
+    assert report.decision == "INCONCLUSIVE", report.why
+    assert why in verdict(report, "baseline.1").message
