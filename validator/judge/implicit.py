@@ -291,6 +291,11 @@ def _tests(run: RunRecord, *, allow_skipped: bool) -> Found:
     if failed or errors:
         names = listed([str(one["name"]) for kind in ("failed", "errors") for one in _named_tests(run, kind)])
         return Found("FAIL", f"{observed}: {names}." if names else f"{observed}.", observed, "0 failed", evidence)
+    wanted = run.result.extra.get("tests_to_run") if run.result is not None else None
+    known = passed + skipped
+    if isinstance(wanted, int) and known < wanted:
+        message = f"{observed}, of {wanted} that were to be run: what became of the others, nothing tells."
+        return Found("INCONCLUSIVE", message, observed, f"{wanted} tests", evidence)
     if passed == 0:
         status: Status = "SKIPPED" if skipped else "FAIL"
         return Found(status, f"No test passed: {observed}.", observed, "≥ 1 passed", evidence)
