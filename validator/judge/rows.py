@@ -174,15 +174,13 @@ def _holes(series: Series, others: Mapping[str, Ordered]) -> str | None:
     Rows may come seldom, and the last one may be due only after the end; but a stretch without any, of a quarter of the
     run and ten times their own pace, is one of which nothing is known. Samples of the machine go by time, not by step.
     """
-    if series.name.startswith("telemetry."):
-        return None
     steps, rows = series.steps, max(len(one.series.steps) for one in others.values())
+    if series.name.startswith("telemetry.") or rows < _FEW or len(steps) == rows:
+        return None
     begin = min(int(one.series.steps[0]) for one in others.values())
     end = max(int(one.series.steps[-1]) for one in others.values())
     strides = np.diff(steps, prepend=min(begin, 1) - 1)
     usual, longest = float(np.median(strides[1:] if len(strides) > 1 else strides)), int(strides[1:].max(initial=0))
-    if rows < _FEW or len(steps) == rows:
-        return None
     if int(steps[-1]) + 2 * max(longest, int(strides[0]) if len(steps) == 1 else 0) <= end:
         told = "row" if len(steps) == 1 else "rows"
         return f"{series.name} has {len(steps)} {told}, the last at step {steps[-1]}, where others go on to {end}"

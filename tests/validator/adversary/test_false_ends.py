@@ -72,6 +72,29 @@ class Retried(Sheet):
         return ended.model_copy(update={"attempts": (stalled, last.model_copy(update={"number": 2}))})
 
 
+@pytest.mark.parametrize("kind", ["train", "soak"])
+@pytest.mark.parametrize(
+    ("files", "told"),
+    [
+        ({".HALT": "stop", ".anomaly_type": "nan"}, "`.HALT` was written: nan"),
+        ({".HALT": ""}, "`.HALT` was written: no reason was given"),
+        ({"metrics.json": '{"status": "anomaly"}'}, "it says `anomaly` of itself"),
+        ({"metrics.json": '{"status": "error", "why": "lost a rank"}'}, "it says `error` of itself"),
+    ],
+)
+def test_an_exit_code_that_was_lost_on_the_way_is_no_pass(
+    tmp_path: Path, kind: str, files: dict[str, str], told: str
+) -> None:
+    """All steps were done, and the launcher ended with 0."""
+    report = tried(tmp_path, Sheet(files=files), book(train(kind=kind)))
+    assert report.decision == "NO_GO", report.why
+    assert told in verdict(report, "baseline.exit").message
+
+
+def test_another_word_for_done_is_as_good(tmp_path: Path) -> None:
+    assert tried(tmp_path, Sheet(files={"metrics.json": '{"status": "finished"}'})).decision == "GO"
+
+
 TESTS = json.dumps(
     {"schema": 1, "name": "tests", "phases": [{"id": "sanity", "kind": "pytest", "targets": ["test_it.py"]}]}
 )
