@@ -90,6 +90,7 @@ SINGLE_RULES: tuple[PhaseRule, ...] = tuple(
 VALIDATION_RULES: tuple[ValidationRule, ...] = (
     ValidationRule("impossible-scaling", "veto", across.impossible_scaling),
     ValidationRule("config-ignored", "veto", across.rate_ignores_length),
+    ValidationRule("config-ignored", "veto", across.another_config),
     ValidationRule("config-ignored", "veto", plausible.ran_on_cpu),
     ValidationRule("config-ignored", "veto", plausible.unused_gpu),
     ValidationRule("config-ignored", "veto", hardware.undeclared_gpu),

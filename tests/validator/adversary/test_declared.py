@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -234,3 +234,54 @@ def test_a_figure_of_a_command_is_the_whole_number(tmp_path: Path, said: str, va
     found = logs.last_groups(path, r"speed-up (?P<gain>[\d.]+)", intake)
     assert (found["metrics.gain"].value if found else None) == value
     assert bool(intake.irregularities) == (value is None)
+
+
+# -------------------------------------------------------------------------------------------------------- side by side
+
+
+def _pair(**single: Any) -> str:
+    accept = ["scaling.efficiency >= 0.8"]
+    return book(
+        train("wide", accept=["toks_per_s.mean >= 1000"]),
+        train("single", nproc=1, scaling_against="wide", accept=accept, **single),
+    )
+
+
+def _runs(**changed: Any) -> Callable[[RunSpec], Sheet]:
+    """Runs of two ranks and of one, the latter with other effective settings, which it says that it was asked for."""
+
+    def sheet(spec: RunSpec) -> Sheet:
+        rates = scatter(20_000.0 * spec.world_size, seed=spec.world_size)
+        own = changed if spec.phase == "single" else {}
+        return Sheet(rates=rates, config=own, asked=own)
+
+    return sheet
+
+
+@pytest.mark.parametrize("changed", [{"n_layers": 1}, {"dim": 64, "dtype": "fp32"}, {"seq_len": 128}])
+def test_scaling_between_two_models_is_none(tmp_path: Path, changed: dict[str, Any]) -> None:
+    report = tried(tmp_path, _runs(**changed), _pair())
+    assert report.decision == "INCONCLUSIVE", report.why
+    assert "were started alike and ran with" in finding(report, "config-ignored").message
+
+
+@pytest.mark.parametrize(
+    ("changed", "single"),
+    [({}, {}), ({"accum": 2}, {}), ({"n_layers": 12.0}, {}), ({"n_layers": 6}, {"args": {"n-layers": 6}})],
+    ids=["alike", "accumulation for one rank", "another spelling", "declared"],
+)
+def test_scaling_between_runs_of_one_model_counts(
+    tmp_path: Path, changed: dict[str, Any], single: dict[str, Any]
+) -> None:
+    report = tried(tmp_path, _runs(**changed), _pair(**single))
+    assert "config-ignored" not in codes(report), report.why
+
+
+def test_repeats_that_ran_other_batches_are_no_repeats(tmp_path: Path) -> None:
+    def sheet(spec: RunSpec) -> Sheet:
+        own = {"batch_size": 2} if spec.repeat == 2 else {}
+        return Sheet(rates=scatter(40_000.0, seed=spec.repeat), config=own, asked=own)
+
+    report = tried(tmp_path, sheet, book(train(repeats=2)))
+    assert report.decision == "INCONCLUSIVE", report.why
+    assert "batch_size 1 and 2" in finding(report, "config-ignored").message
