@@ -24,18 +24,20 @@ from nsa.argument_types import positive_int
 from nsa.checkpoint import find_newest, load_checkpoint
 from nsa.config import Config, replace_flat
 from nsa.data import BatchLoader, open_sources, open_tokenizer
-from nsa.generate import load_model
+from nsa.generate import model_of
+from nsa.model import LanguageModel
 
 FIRST_EDGE = 256
 
 
-def config_of(run: Path) -> Config:
-    """The configuration that a run was trained with, from its newest checkpoint."""
+def trained(run: Path) -> tuple[Config, LanguageModel]:
+    """The configuration that a run was trained with, and its model on the CPU, from its newest checkpoint."""
     found = find_newest(run, say=lambda text: print(text, file=sys.stderr))
     if found is None:
         raise SystemExit(f"{run}: no checkpoint; train with --save-final true")
-    known = {name: value for name, value in load_checkpoint(found)["config"].items() if value is not None}
-    return replace_flat(Config(), **known)
+    state = load_checkpoint(found)
+    known = {name: value for name, value in state["config"].items() if value is not None}
+    return replace_flat(Config(), **known), model_of(state)[0]
 
 
 def held_out(config: Config, batches: int) -> list[Tensor]:
@@ -49,15 +51,16 @@ def held_out(config: Config, batches: int) -> list[Tensor]:
 
 
 @torch.no_grad()
-def loss_by_position(run: Path, batches: Sequence[Tensor], *, device: str, dtype: str) -> Tensor:
-    """Mean loss at each of the S positions, nats, float64."""
-    model, _ = load_model(run, device=device)
+def loss_by_position(model: LanguageModel, batches: Sequence[Tensor], *, device: str, dtype: str) -> Tensor:
+    """Mean loss at each of the S positions, nats, float64. The model is on `device` only meanwhile."""
+    model = model.to(device)
     total = torch.zeros(batches[0].shape[1] - 1, dtype=torch.float64)
     for tokens_BT in batches:
         for row_1T in tokens_BT.to(device).split(1):
             with torch.autocast(device, torch.bfloat16, enabled=dtype == "bf16"):
                 logits_SV = model(row_1T[:, :-1])[0]
             total += F.cross_entropy(logits_SV.float(), row_1T[0, 1:], reduction="none").double().cpu()
+    model.to("cpu")
     return total / sum(len(tokens_BT) for tokens_BT in batches)
 
 
@@ -77,13 +80,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, help="write the figures here as JSON")
     args = parser.parse_args(argv)
-    configs = [config_of(run) for run in args.runs]
+    configs, models = zip(*map(trained, args.runs), strict=True)
     if configs[0].data != configs[1].data or configs[0].train.seed != configs[1].train.seed:
         raise SystemExit("the two runs were trained on different data or with different seeds: nothing to compare")
     batches = held_out(configs[0], args.batches)
     losses = [
-        loss_by_position(run, batches, device=args.device, dtype=config.train.dtype)
-        for run, config in zip(args.runs, configs, strict=True)
+        loss_by_position(model, batches, device=args.device, dtype=config.train.dtype)
+        for model, config in zip(models, configs, strict=True)
     ]
     rows = []
     print("| positions | first | second | ratio |\n|---|---|---|---|")

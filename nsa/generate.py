@@ -8,9 +8,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from nsa.interrupt import answer_ctrl_c, leave_at_ctrl_c
+
+if __name__ == "__main__":
+    leave_at_ctrl_c()
 
 import torch
 
@@ -21,7 +26,7 @@ from nsa.data import Tokenizer, open_tokenizer
 from nsa.model import LanguageModel
 from nsa.parallel import pick_device
 
-__all__ = ["generate", "load_model", "main"]
+__all__ = ["generate", "load_model", "main", "model_of"]
 
 
 def load_model(path: Path, *, device: str = "cpu") -> tuple[LanguageModel, Tokenizer]:
@@ -36,7 +41,11 @@ def load_model(path: Path, *, device: str = "cpu") -> tuple[LanguageModel, Token
         found = find_newest(path, say=lambda text: print(text, file=sys.stderr))  # noqa: T201
     if found is None:
         raise CheckpointError(f"{path}: no sound checkpoint; train with --save-final or --save-every")
-    state = load_checkpoint(found)
+    return model_of(load_checkpoint(found), device=device)
+
+
+def model_of(state: Mapping[str, Any], *, device: str = "cpu") -> tuple[LanguageModel, Tokenizer]:
+    """The model that a checkpoint's state holds, in evaluation mode, and its tokenizer."""
     saved = state["config"]
     known = {name: saved[name] for name in ModelConfig.__dataclass_fields__ if name in saved}
     config = replace_flat(Config(), **(known | {"prefill": "auto"})).model
@@ -153,4 +162,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    answer_ctrl_c()
     sys.exit(main())

@@ -17,6 +17,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from nsa.interrupt import EXIT_CODE, answer_ctrl_c, leave_at_ctrl_c
+
+if __name__ == "__main__":
+    leave_at_ctrl_c()
+
 import torch
 import torch.distributed as dist
 
@@ -167,13 +172,23 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Probe and print rank 0's record, with every rank's rates under `ranks`; 0, or 2 when there is no such device."""
+    """Probe and print rank 0's record, with every rank's rates under `ranks`; 0, 2 when there is no such device, 130
+    when interrupted."""
     args = _parser().parse_args(argv)
     try:
-        world = open_world(args.device, timeout_s=120.0, out=Path(os.curdir))
+        _report(args)
     except SetupError as error:
         print(f"nsa.probe: {error}", file=sys.stderr)  # noqa: T201
         return 2
+    except KeyboardInterrupt:
+        print("nsa.probe: interrupted; nothing was written", file=sys.stderr)  # noqa: T201
+        return EXIT_CODE
+    return 0
+
+
+def _report(args: argparse.Namespace) -> None:
+    """Measure on every rank, and write or print what rank 0 knows of all."""
+    world = open_world(args.device, timeout_s=120.0, out=Path(os.curdir))
     try:
         size = args.gemm_size or (8192 if world.on_cuda else 512)
         mib = args.mib or (1024 if world.on_cuda else 16)
@@ -191,8 +206,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             write_json(args.out, record)
         else:
             print(json.dumps(record, indent=2))  # noqa: T201
-    return 0
 
 
 if __name__ == "__main__":
+    answer_ctrl_c()
     sys.exit(main())

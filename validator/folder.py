@@ -29,7 +29,20 @@ from validator.runbook import LoadedRunbook
 if TYPE_CHECKING:
     from validator.model.verdict import ValidationReport
 
-__all__ = ["FolderError", "Header", "RunFolder", "Runner", "interpreter", "require_made_from", "this_runner", "utc_now"]
+__all__ = [
+    "RENDERINGS",
+    "FolderError",
+    "Header",
+    "RunFolder",
+    "Runner",
+    "interpreter",
+    "require_made_from",
+    "this_runner",
+    "utc_now",
+]
+
+RENDERINGS = ("result.json", "report.html", "report.md", "junit.xml", "recommended.env")
+"""The files of a report, in the order in which they are written: result.json is the truth, the others show it."""
 
 _NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG)
 _HASH_LIMIT_BYTES = 64 * 2**20
@@ -187,6 +200,11 @@ class RunFolder:
         """environment.json."""
         return self.root / "environment.json"
 
+    @property
+    def drawing(self) -> Path:
+        """Where the report so far is drawn before it is moved into place; there only while a runner works."""
+        return self.root / ".drawing"
+
     def load_environment(self) -> dict[str, Any]:
         """The snapshot of the machine; empty when it was never taken or cannot be read."""
         try:
@@ -219,7 +237,7 @@ class RunFolder:
         """
         for path in sorted(self.root.rglob("*")):
             relative = path.relative_to(self.root).as_posix()
-            if path.is_symlink() or not path.is_file() or relative in _RENDERINGS:
+            if path.is_symlink() or not path.is_file() or relative in _NO_ARTIFACTS or self.drawing in path.parents:
                 continue
             size = path.stat().st_size
             digest = hashlib.sha256(path.read_bytes()).hexdigest() if size <= _HASH_LIMIT_BYTES else None
@@ -236,7 +254,7 @@ def _write_whole(path: Path, text: str) -> None:
     part.replace(path)
 
 
-_RENDERINGS = frozenset({"result.json", "report.html", "report.md", "junit.xml", "recommended.env", "journal.jsonl"})
+_NO_ARTIFACTS = frozenset({*RENDERINGS, "journal.jsonl"})
 
 
 def require_made_from(folder: RunFolder, loaded: LoadedRunbook) -> None:

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import nsa.generate
 import nsa.prepare
+import nsa.probe
+from benchmarks.loss_by_position import main as loss_by_position_main
 from nsa.config import DataConfig
 from nsa.data import DataError, open_sources, open_tokenizer
 from nsa.data.local import is_held_out
@@ -188,6 +195,50 @@ def test_interrupted_commands_say_what_there_is(
     monkeypatch.setattr(nsa.prepare, "read_documents", interrupted)
     assert prepare_main([str(corpus), str(tmp_path / "s")]) == 130
     assert "the same command goes on" in capsys.readouterr().err
+    monkeypatch.setattr(nsa.probe, "probe", lambda *args, **kwargs: next(interrupted()))
+    assert probe_main(["--device", "cpu"]) == 130
+    assert capsys.readouterr() == ("", "nsa.probe: interrupted; nothing was written\n")
+
+
+@pytest.mark.parametrize("command", ["nsa.probe", "nsa.generate"])
+def test_an_interrupt_while_torch_is_imported_ends_a_command_at_once(tmp_path: Path, command: str) -> None:
+    """Torch takes seconds to import, and some of its imports swallow what is raised in them."""
+    (tmp_path / "torch.py").write_text(
+        "import os, signal, time\n"
+        "try:\n    os.kill(os.getpid(), signal.SIGINT); time.sleep(1)\n"
+        "except BaseException: pass\n"
+        "print('went on')\n"
+    )
+    path = os.pathsep.join((str(tmp_path), str(Path(nsa.probe.__file__).parents[1])))
+    done = subprocess.run(
+        [sys.executable, "-m", command, "--help"],
+        env={**os.environ, "PYTHONPATH": path},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_loss_by_position_reads_each_checkpoint_once(
+    trained: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Path] = []
+    load = torch.load
+
+    def counted(path: Any, *args: Any, **kwargs: Any) -> Any:
+        read.append(Path(path))
+        return load(path, *args, **kwargs)
+
+    monkeypatch.setattr(torch, "load", counted)
+    other = shutil.copytree(trained, tmp_path / "other")
+    figures = tmp_path / "figures.json"
+    words = [str(trained), str(other), "--batches", "2", "--device", "cpu", "--out", str(figures)]
+    assert loss_by_position_main(words) == 0
+    assert [path.parents[1] for path in read] == [trained, other]
+    row, *_ = json.loads(figures.read_text())["rows"]
+    assert row["first"] == row["second"] < 2.0, "the same weights, which know their text"
 
 
 def test_sampling_is_seeded_and_never_draws_padding(trained: Path) -> None:

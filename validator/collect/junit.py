@@ -1,7 +1,12 @@
-"""JUnit XML as pytest writes it: how many tests passed, and the names of those that did not."""
+"""JUnit XML as pytest writes it: how many tests passed, and the names of those that did not.
+
+A test that was begun and not ended has an entry without a name, and those after it have none: that they were to be run
+only the log tells.
+"""
 
 from __future__ import annotations
 
+import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
@@ -9,9 +14,23 @@ from typing import Any
 from validator.collect.intake import Intake, printable, read_small
 from validator.model.measure import ScalarValue
 
-__all__ = ["read_junit"]
+__all__ = ["read_junit", "tests_to_run"]
 
 _LISTED = 500
+_HEAD_BYTES = 1 << 20
+_COLLECTED = re.compile(
+    rb"^collected (?P<every>\d{1,9}) items?(?: / [^\n]*?(?P<selected>\d{1,9}) selected)?[^\n]*$", re.M
+)
+
+
+def tests_to_run(log: Path) -> int | None:
+    """How many tests pytest meant to run, by what it printed at the start; None where it did not say (`-q`)."""
+    try:
+        with log.open("rb") as file:
+            found = _COLLECTED.search(file.read(_HEAD_BYTES).replace(b"\r", b"\n"))
+    except OSError:
+        return None
+    return None if found is None else int(found["selected"] or found["every"])
 
 
 def read_junit(path: Path, intake: Intake) -> tuple[dict[str, ScalarValue], dict[str, Any]] | None:
@@ -35,6 +54,8 @@ def read_junit(path: Path, intake: Intake) -> tuple[dict[str, ScalarValue], dict
     counts = {"passed": 0, "failed": 0, "errors": 0, "skipped": 0}
     named: dict[str, Any] = {"failed": [], "errors": [], "skipped": []}
     for case in root.iter("testcase"):
+        if not (case.get("name") or case.get("classname")):
+            continue
         kind, message = _verdict(case)
         counts[kind] += 1
         if kind != "passed" and len(named[kind]) < _LISTED:

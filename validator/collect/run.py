@@ -10,7 +10,7 @@ import numpy as np
 from validator.collect import derive, logs
 from validator.collect.gathered import Gathered, declared
 from validator.collect.intake import Intake, parse_time_s, printable
-from validator.collect.junit import read_junit
+from validator.collect.junit import read_junit, tests_to_run
 from validator.collect.loader import read_smoke
 from validator.collect.probe import read_probe
 from validator.collect.training import read_training
@@ -61,6 +61,7 @@ def _collect_run(spec: RunSpec, *, run_dir: Path, outcome: Outcome | None) -> Re
         _take(state, read_probe(out, state.intake))
     if spec.kind == "pytest":
         _read_tests(state)
+        state.extra["tests_to_run"] = None if found.main is None else tests_to_run(found.main)
     if spec.kind == "command" and spec.stdout_groups is not None and found.main is not None:
         state.scalars |= logs.last_groups(found.main, spec.stdout_groups, state.intake)
     if spec.log_contains:

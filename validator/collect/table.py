@@ -48,6 +48,9 @@ Rows = npt.NDArray[np.int64]
 
 MAX_COLUMNS = 512
 MAX_STEP = float(2**53)
+_RIVALS, _RIVAL_SHARE = 3, 0.1
+"""Rows that repeat a step with other values, at least, and their share of all, from which they are no accident."""
+
 _EMPTY = -1.2345678901234567e308
 """Stands for an empty cell while numpy reads a block; no trainer measures this."""
 
@@ -306,11 +309,33 @@ def _row(cells: list[str], width: int, line: int, parts: _Parts) -> tuple[list[f
     return values, missing
 
 
+def _note_rivals(parts: _Parts, steps: Rows, lines: Rows, path: Path, intake: Intake) -> None:
+    """Many steps that are told twice, and otherwise: which of the two is the run's, nobody knows."""
+    again = np.flatnonzero(np.diff(steps) == 0) + 1
+    if again.size < _RIVALS or again.size < _RIVAL_SHARE * len(steps):
+        return
+    other = np.zeros(again.size, dtype=np.bool_)
+    for name, column in zip(parts.names, parts.data, strict=True):
+        if name != "step":
+            values = np.frombuffer(column, dtype=np.float64)
+            before, after = values[again - 1], values[again]  # an empty cell is NaN or the mark of one; it says nothing
+            told = ~(np.isnan(before) | np.isnan(after) | (before == _EMPTY) | (after == _EMPTY))
+            other |= told & (before != after)
+    if other.sum() >= max(_RIVALS, _RIVAL_SHARE * len(steps)):
+        first = again[other][0]
+        text = (
+            f"{other.sum()} steps are written again with other values, first step {steps[first]}: two processes wrote "
+            "this file, or a row is no optimizer step"
+        )
+        intake.note("mixed-runs", text, path, int(lines[first]))
+
+
 def _finish(parts: _Parts, source: SourceFile, path: Path, intake: Intake) -> Table:
     """Put the blocks together column by column, and keep the rows of one run."""
     at, flawed = parts.names.index("step"), any(mask is not None for _, mask in parts.absent)
     lines = np.frombuffer(parts.lines, dtype=np.int64)
     steps = np.frombuffer(parts.data[at], dtype=np.float64).astype(np.int64)
+    _note_rivals(parts, steps, lines, path, intake)
     kept = rising(steps, lines, tuple(parts.restarts), lambda code, text, line: intake.note(code, text, path, line))
     whole = len(kept) == len(steps)
     columns = {}

@@ -10,11 +10,13 @@ import numpy as np
 from validator.diagnose.facts import RunFacts, ValidationFacts, as_number, same_value
 from validator.diagnose.rule import Confidence, evidence, found, percent
 from validator.model.runbook import TrainPhase
+from validator.model.settings import flat_name
 from validator.model.verdict import Finding
 
 __all__ = [
     "EXPONENT_LIMIT",
     "SCALING_LIMIT",
+    "another_config",
     "impossible_scaling",
     "rate_ignores_length",
     "setting_to_blame",
@@ -25,6 +27,11 @@ EXPONENT_LIMIT = 1.5
 """Time per step ∝ length^p. Dense layers alone give 1, causal attention that dominates 2; NSA stays near 1."""
 
 SCALING_LIMIT = 1.05
+_MODEL = (
+    *("n_layers", "num_layers", "n_layer", "dim", "d_model", "hidden_size", "n_embd", "n_heads", "num_heads", "n_head"),
+    *("vocab_size", "seq_len", "dtype"),
+)
+_BATCH = ("batch_size", "accum", "grad_accum")
 _SAME_RATE = 0.03
 _BLAME_RATIO = 2.0
 _NOT_COMPARED = frozenset(
@@ -45,6 +52,48 @@ def _varies_by(one: RunFacts, other: RunFacts) -> dict[str, tuple[object, object
     if one.world_size != other.world_size:
         different["nproc"] = (one.world_size, other.world_size)
     return different
+
+
+def another_config(whole: ValidationFacts) -> Iterator[Finding]:
+    """Two runs that were started alike trained another model, or other batches: what sets them side by side is void.
+
+    A number of ranks may change the batch of each, where the global one is fixed; it does not change the model.
+    """
+    runs = [run for phase in whole.phases if phase.record.phase.required for run in phase.runs if run.training]
+    first: dict[tuple[str, ...], RunFacts] = {}
+    for run in runs:
+        for words, names in ((_started_as(run), (*_MODEL, *_BATCH)), (_started_as(run, nproc=False), _MODEL)):
+            other = first.setdefault(words, run)
+            differ = [
+                name
+                for name in names
+                if name in run.ran and name in other.ran and not same_value(other.ran[name], run.ran[name])
+            ]
+            if differ:
+                yield _not_alike(other, run, differ)
+                return
+
+
+def _started_as(run: RunFacts, *, nproc: bool = True) -> tuple[str, ...]:
+    """What a run was told, but for what tells runs apart or how long they are."""
+    told = {f"args.{flat_name(key)}": value for key, value in run.spec.requested.items()}
+    told |= {f"env.{key}": value for key, value in run.spec.env.items()} | {"nproc": run.world_size if nproc else "any"}
+    own_words = (str(run.spec.steps), str(run.spec.nproc))
+    words = [word for word in run.spec.argv if run.spec.out not in word and word not in own_words]
+    own = ("out", "steps", "seed")
+    return (*words, *(f"{key}={told[key]}" for key in sorted(told) if key.partition(".")[2] not in own))
+
+
+def _not_alike(one: RunFacts, other: RunFacts, names: list[str]) -> Finding:
+    told = ", ".join(f"{name} {one.ran[name]} and {other.ran[name]}" for name in names[:4])
+    return found(
+        "config-ignored",
+        f"{one.spec.id} and {other.spec.id} were started alike and ran with {told}.",
+        severity="veto",
+        because=[evidence(f"{name} {run.ran[name]}", None, run.spec.id) for name in names[:3] for run in (one, other)],
+        next_step="Find out what the trainer takes these settings from (a file that changed, the number of ranks, free "
+        "memory), and set them in the runbook.",
+    ).model_copy(update={"phase": other.spec.phase, "run": other.spec.id})
 
 
 def _by_length(whole: ValidationFacts) -> list[tuple[float, float, RunFacts]]:

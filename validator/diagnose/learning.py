@@ -27,6 +27,8 @@ __all__ = [
 _VOCABULARIES = (256, 257, 258, 259, 260, 320, 384, 512, 32000, 32768, 50257, 50304, 65536, 100277, 128256, 151936)
 _FLOOR_TOLERANCE_NAT = 0.02
 _SAME_ROWS = 20
+_TOLD: Severity = "warning"
+_WRONG: Severity = "veto"
 
 
 def nan_loss(run: RunFacts) -> Iterator[Finding]:
@@ -85,14 +87,16 @@ def nothing_learned(run: RunFacts) -> Iterator[Finding]:
     if not run.training:
         return
     if lr is not None and len(lr.values) >= _SAME_ROWS and not lr.values.any():
-        said, source = f"The learning rate is 0 in all {len(lr.values)} rows", lr.source.path
+        said, source, severity = f"The learning rate is 0 in all {len(lr.values)} rows", lr.source.path, _TOLD
     elif loss is not None and len(loss.values) >= _SAME_ROWS and (loss.values == loss.values[0]).all():
         said, source = f"The loss is {loss.values[0]:g} in all {len(loss.values)} rows", loss.source.path
+        severity = _TOLD if loss.values[0] else _WRONG  # below any bound, and no model's
     else:
         return
     yield found(
         "zero-grad",
         f"{said}: nothing is learned, or what is written is not measured.",
+        severity=severity,
         because=[evidence(said, source)],
         next_step="Look at the schedule and at what the trainer logs; require loss.last < loss.first.",
     )

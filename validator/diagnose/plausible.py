@@ -61,11 +61,13 @@ class _Claim:
     """Time per step, `seconds [n]` at `steps [n]`, that follows from a series.
 
     `whole` says that it counts whatever ran in between, as a rate does; a time per step may leave out validation.
+    `most` says that no step can have had more tokens than this rests on, so it took as long or less.
     """
 
     series: Series
     seconds: Floats
     whole: bool
+    most: bool = False
 
     @property
     def steps(self) -> Steps:
@@ -81,10 +83,12 @@ class _Claim:
 def _claims(run: RunFacts) -> Iterator[_Claim]:
     """What the trainer's rate, and its time per step, say that a step took."""
     derived = run.result.extra.get("derived", ())
-    told = as_number(run.environment.get("tokens_per_step")) or as_number(run.ran.get("tokens_per_step"))
+    accounts = (as_number(account.get("tokens_per_step")) for account in (run.environment, run.ran))
+    told = next((tokens for tokens in accounts if tokens is not None and tokens > 0), None)
+    tokens = _most_tokens(run) if told is None else told
     rate, times = run.series("toks_per_s"), run.series("step_time_s")
-    if rate is not None and told and "toks_per_s" not in derived and _sound(rate):
-        yield _Claim(rate, told / rate.values, whole=True)
+    if rate is not None and tokens and "toks_per_s" not in derived and _sound(rate):
+        yield _Claim(rate, tokens / rate.values, whole=True, most=told is None)
     if times is not None and "step_time_s" not in derived and _sound(times):
         yield _Claim(times, times.values, whole=False)
 
@@ -123,7 +127,7 @@ def _beside_heartbeat(run: RunFacts, claim: _Claim) -> Finding | None:
     if abs(passed_s - claimed_s) < _LEAST_OFF_S or claimed_s < _LEAST_CLAIM_S or passed_s <= 0:
         return None
     ratio = passed_s / claimed_s
-    if 1 / _TOO_SLOW < ratio < _NOTABLE:
+    if 1 / _TOO_SLOW < ratio < _NOTABLE or (claim.most and ratio < 1):
         return None
     certain = ratio >= _TOO_FAST or ratio <= 1 / _TOO_SLOW
     passed = f"steps {both[0] + 1} to {both[-1]} took {passed_s:,.1f} s by the heartbeat's clock"
@@ -132,7 +136,7 @@ def _beside_heartbeat(run: RunFacts, claim: _Claim) -> Finding | None:
 
 def _beside_duration(run: RunFacts, claim: _Claim) -> Finding | None:
     """What was claimed against the time that the supervisor measured for everything, start-up included."""
-    if run.outcome is None:
+    if run.outcome is None or claim.most:
         return None
     duration_s, claimed_s = run.outcome.duration_s, claim.total_s(int(claim.steps[0]), int(claim.steps[-1]))
     if claimed_s <= _SLACK * duration_s + _SLACK_S:
@@ -157,15 +161,31 @@ def _contradicted(claim: _Claim, passed: str, claimed_s: float, passed_s: float,
     )
 
 
-def tokens_counted_otherwise(run: RunFacts) -> Iterator[Finding]:
-    """More tokens a step than the effective settings can give: ranks or micro-batches were counted twice."""
-    told = as_number(run.environment.get("tokens_per_step"))
+def _most_tokens(run: RunFacts) -> float | None:
+    """Tokens that a step has at most by the effective settings; None where they do not say, or tell of no ranks."""
     length, batch = (as_number(run.ran.get(name)) for name in ("seq_len", "batch_size"))
-    if not run.training or not told or not length or not batch:
-        return
+    if not length or not batch:
+        return None
     micro = next((n for name in ("accum", "grad_accum") if (n := as_number(run.ran.get(name)))), 1.0)
     most = max(length * batch * max(1.0, micro) * run.world_size, length * (run.number("global_batch_size") or 0.0))
-    if most <= 0 or told <= 1.01 * most:  # a world of no ranks is a finding of its own
+    return most if most > 0 else None
+
+
+def tokens_counted_otherwise(run: RunFacts) -> Iterator[Finding]:
+    """More tokens a step than the effective settings can give: ranks or micro-batches counted twice; or no tokens."""
+    told, most = as_number(run.environment.get("tokens_per_step")), _most_tokens(run)
+    if not run.training or told is None:
+        return
+    if told <= 0:
+        yield found(
+            "unit-mismatch",
+            f"tokens_per_step is {told:g}: a step without tokens trains nothing, and no rate follows from it.",
+            severity="veto",
+            because=[evidence(f"tokens_per_step {told:g}", None, "tokens_per_step")],
+            next_step="Count the tokens of all ranks and micro-batches of an optimizer step; rates follow from them.",
+        )
+        return
+    if most is None or told <= 1.01 * most:
         return
     yield found(
         "unit-mismatch",

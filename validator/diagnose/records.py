@@ -70,13 +70,15 @@ def _relied_on(run: RunFacts, irregularity: Irregularity) -> bool:
 
 
 def _not_finite(run: RunFacts) -> Iterator[Evidence]:
-    """Rates and times of a step that are no numbers."""
+    """Rates and times of a step that cannot be: no numbers, or below zero, where they would cancel honest ones."""
     for name in _RATES:
         series = run.series(name)
-        bad = np.flatnonzero(~np.isfinite(series.values)) if series is not None else np.empty(0, dtype=np.intp)
+        values = np.empty(0) if series is None else series.values
+        bad = np.flatnonzero(~np.isfinite(values) | (values < 0))
         if series is not None and bad.size:
             yield evidence(
-                f"{name} is {series.values[bad[0]]} at step {series.steps[bad[0]]}, and not finite in {bad.size} rows",
+                f"{name} is {values[bad[0]]:g} at step {series.steps[bad[0]]}, and below zero or not finite in "
+                f"{bad.size} rows",
                 series.source.path,
                 f"step {series.steps[bad[0]]}",
             )

@@ -136,6 +136,8 @@ def _exit(run: RunRecord) -> Found:
         return Found("INCONCLUSIVE", "The run has not ended.", bound=0)
     last = run.outcome.last
     evidence = _log_evidence(run)
+    if run.outcome.ok and (other := _other_end(run)) is not None:
+        return Found("FAIL", f"Ended with exit code 0, but {other.text}.", other.text, 0, (other,))
     if run.outcome.ok:
         attempts = len(run.outcome.attempts)
         return Found("PASS", "Ended with exit code 0" + (f" at attempt {attempts}." if attempts > 1 else "."), 0, 0)
@@ -154,6 +156,23 @@ def _exit(run: RunRecord) -> Found:
     }[last.reason]
     status: Status = "INCONCLUSIVE" if last.reason in ("interrupted", "infrastructure") else "FAIL"
     return Found(status, f"The run {how}{detail}.", last.rc if last.rc is not None else last.reason, 0, evidence)
+
+
+_ENDS = frozenset({"error", "halted", "anomaly", "unreachable", "interrupted", "terminated"})
+"""What a trainer writes as its `status` when it did not come to its end; an exit code may be lost on the way."""
+
+
+def _other_end(run: RunRecord) -> Evidence | None:
+    """What a run left that ended otherwise than its exit code says; None when nothing contradicts that."""
+    if run.result is None or not run.spec.trains:
+        return None
+    halt, status = run.result.extra.get("halt"), run.result.scalars.get("metrics.status")
+    if halt and not halt.get("stale"):
+        why = halt.get("anomaly") or halt.get("text") or "no reason was given"
+        return Evidence(path=halt.get("path"), text=f"`.HALT` was written: {why}")
+    if status is not None and str(status.value).lower() in _ENDS:
+        return Evidence(path=status.source, where="status", text=f"it says `{status.value}` of itself")
+    return None
 
 
 def _log_evidence(run: RunRecord) -> tuple[Evidence, ...]:
@@ -291,6 +310,11 @@ def _tests(run: RunRecord, *, allow_skipped: bool) -> Found:
     if failed or errors:
         names = listed([str(one["name"]) for kind in ("failed", "errors") for one in _named_tests(run, kind)])
         return Found("FAIL", f"{observed}: {names}." if names else f"{observed}.", observed, "0 failed", evidence)
+    wanted = run.result.extra.get("tests_to_run") if run.result is not None else None
+    known = passed + skipped
+    if isinstance(wanted, int) and known < wanted:
+        message = f"{observed}, of {wanted} that were to be run: what became of the others, nothing tells."
+        return Found("INCONCLUSIVE", message, observed, f"{wanted} tests", evidence)
     if passed == 0:
         status: Status = "SKIPPED" if skipped else "FAIL"
         return Found(status, f"No test passed: {observed}.", observed, "≥ 1 passed", evidence)

@@ -95,7 +95,7 @@ class RunMeasurement:
             NotMeasured: without such a series, or when it changes too much to be compared; being short is no obstacle.
         """
         rows = self.windows.get(name)
-        usable = rows is not None and (rows.obstacle is None or rows.comparable)
+        usable = rows is not None and rows.invalid is None and (rows.obstacle is None or rows.comparable)
         if rows is not None and usable and len(rows.values):
             if statistic in EXACT_STATISTICS:
                 return _exact_statistic(rows.values, statistic)
@@ -147,6 +147,8 @@ def measure(result: Result, *, warmup_steps: int, world_size: int = 1) -> RunMea
 def _estimate(rows: Windowed, statistic: str) -> Estimate:
     values = rows.values
     seed = rows.sha256  # the data decide: the same file has the same interval under any name
+    if rows.invalid is not None and statistic != "n":
+        raise NotMeasured(rows.invalid)
     if statistic in EXACT_STATISTICS:
         return exact(_exact_statistic(values, statistic))
     if not np.isfinite(values).all():

@@ -39,6 +39,11 @@ Steps = npt.NDArray[np.int64]
 MODEL_RATE = "model_tflops_per_s_per_rank"
 RATES = ("toks_per_s", "toks_per_s_per_rank", MODEL_RATE)
 
+_FEW = 12
+"""Rows of a run below which none tells where another should have gone on."""
+
+_HOLE_STRIDES, _HOLE_SHARE = 10.0, 0.25
+
 
 @dataclass(frozen=True, eq=False)
 class Windowed:
@@ -62,6 +67,8 @@ class Windowed:
     note: str | None = None
     obstacle: str | None = None
     comparable: bool = False
+    invalid: str | None = None
+    """Why not even what was seen may be told of these rows."""
 
     def mean(self) -> float:
         """The weighted mean; NaN if a value is not finite."""
@@ -157,7 +164,31 @@ def windowed(series: Series, others: Mapping[str, Ordered], window: SteadyWindow
         note=note,
         obstacle=obstacle if sampled else None,
         comparable=window.comparable and obstacle == window.note,
+        invalid=_holes(series, others) or (obstacle if sampled and obstacle != window.note else None),
     )
+
+
+def _holes(series: Series, others: Mapping[str, Ordered]) -> str | None:
+    """Where a series does not tell of most of a run that others tell of: its extremes, and its end, are not known.
+
+    Rows may come seldom, and the last one may be due only after the end; but a stretch without any, of a quarter of the
+    run and ten times their own pace, is one of which nothing is known. Samples of the machine go by time, not by step.
+    """
+    steps, rows = series.steps, max(len(one.series.steps) for one in others.values())
+    if series.name.startswith("telemetry.") or rows < _FEW or len(steps) == rows:
+        return None
+    begin = min(int(one.series.steps[0]) for one in others.values())
+    end = max(int(one.series.steps[-1]) for one in others.values())
+    strides = np.diff(steps, prepend=min(begin, 1) - 1)
+    usual, longest = float(np.median(strides[1:] if len(strides) > 1 else strides)), int(strides[1:].max(initial=0))
+    if int(steps[-1]) + 2 * max(longest, int(strides[0]) if len(steps) == 1 else 0) <= end:
+        told = "row" if len(steps) == 1 else "rows"
+        return f"{series.name} has {len(steps)} {told}, the last at step {steps[-1]}, where others go on to {end}"
+    wide = np.flatnonzero(strides > max(_HOLE_STRIDES * usual, _HOLE_SHARE * (end - begin)))
+    if wide.size and len(steps) > 1:
+        low, high = int(steps[wide[0]] - strides[wide[0]]), int(steps[wide[0]])
+        return f"{series.name} has no row between steps {low} and {high}, where others have"
+    return None
 
 
 def _slice(inside: npt.NDArray[np.bool_]) -> slice:
@@ -195,6 +226,7 @@ def per_rank(rate: Windowed, world_size: int) -> Windowed:
         note=f"toks_per_s over {world_size} ranks",
         obstacle=rate.obstacle,
         comparable=rate.comparable,
+        invalid=rate.invalid,
     )
 
 

@@ -1,20 +1,35 @@
-"""Telling people and programs how a night ended: Apprise for webhooks, chat and mail; a command for all else."""
+"""Telling people and programs how a night ended: Apprise for webhooks, chat and mail; a command for all else.
+
+An address is a secret: whoever has it may write there. Libraries and commands repeat it when they fail, so what is said
+of a sending goes through a mask that knows every address of the job.
+"""
 
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import subprocess
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote
 
 from validator.nightly.settings import Nightly, NightlyError
+from validator.observe.masking import Mask, known_secrets
 
 __all__ = ["Told", "notify", "require_apprise"]
 
 _COMMAND_S = 120
+_COMPLAINT_CHARS = 300
+_LEAST_CHARS = 6
+"""Shorter parts of an address are words such as `hook`, and would be found in others."""
+
+_ADDRESS = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<rest>[^\s'\"]+)")
+_WITH_HOST = re.compile(r"(https?|jsons?|xmls?|forms?|mailtos?)", re.I)
+"""Addresses that name a host; where others do, apprise expects a token."""
 
 _TYPES = {"GO": "success", "NO_GO": "failure", "INCONCLUSIVE": "warning"}
 
@@ -83,21 +98,47 @@ def require_apprise(urls: tuple[str, ...]) -> None:
 
 def notify(job: Nightly, told: Told) -> Iterator[str]:
     """Send to every address and start the command; a line for each that says how it went."""
+    mask = _mask(job)
     for number, url in enumerate(job.notify, start=1):
-        yield f"address {number} ({url.partition('://')[0]}): {_send(url, told)}"
+        yield f"address {number} ({url.partition('://')[0]}): {_send(url, told, mask)}"
     if job.command:
-        yield f"command: {_command(job.command, told)}"
+        yield f"command: {_command(job.command, told, mask)}"
 
 
-def _send(url: str, told: Told) -> str:
-    with _apprise() as apprise:
-        sender = apprise.Apprise()
-        sender.add(url)
-        kind = apprise.NotifyType(_TYPES.get(told.decision, "failure"))
-        return "sent" if sender.notify(title=told.title, body=told.body, notify_type=kind) else "could not be reached"
+def _mask(job: Nightly) -> Mask:
+    """What knows the secrets of a job's addresses, of its command, and of the environment that both have."""
+    command = job.command or ""
+    try:
+        words = shlex.split(command)
+    except ValueError:  # a quote that the shell may understand, or complain of itself
+        words = command.split()
+    return Mask({*known_secrets(os.environ, words), *_parts((*job.notify, command))})
 
 
-def _command(command: str, told: Told) -> str:
+def _parts(texts: Iterable[str]) -> Iterator[str]:
+    """What stands in addresses beside scheme and host: as a whole and each part, as it is and unquoted."""
+    for match in (match for text in texts for match in _ADDRESS.finditer(text)):
+        before, slash, after = match["rest"].partition("/")
+        user, _, host = before.rpartition("@")
+        rest = [user, after] if _WITH_HOST.fullmatch(match["scheme"]) else [user, host, slash and after]
+        for text in rest:
+            for part in (text, *re.split(r"[/?&=#:+;,]", text)):
+                yield from (one for one in {part, unquote(part)} if len(one) >= _LEAST_CHARS)
+
+
+def _send(url: str, told: Told, mask: Mask) -> str:
+    try:
+        with _apprise() as apprise:
+            sender = apprise.Apprise()
+            sender.add(url)
+            kind = apprise.NotifyType(_TYPES.get(told.decision, "failure"))
+            sent = sender.notify(title=told.title, body=told.body, notify_type=kind)
+    except Exception as error:  # noqa: BLE001 -- the other addresses are still to be told
+        return f"failed: {mask.sentence(f'{type(error).__name__}: {error}')[-_COMPLAINT_CHARS:]}"
+    return "sent" if sent else "could not be reached"
+
+
+def _command(command: str, told: Told, mask: Mask) -> str:
     """Start the user's command with the decision in its environment."""
     environment = {
         **os.environ,
@@ -122,4 +163,7 @@ def _command(command: str, told: Told) -> str:
         )
     except subprocess.TimeoutExpired:
         return f"was ended after {_COMMAND_S} s"
-    return "ended well" if done.returncode == 0 else f"ended with {done.returncode}: {done.stderr.strip()[-300:]}"
+    if done.returncode == 0:
+        return "ended well"
+    # Cut last: half of a secret is known to nobody any more.
+    return f"ended with {done.returncode}: {mask.sentence(done.stderr.strip())[-_COMPLAINT_CHARS:]}"

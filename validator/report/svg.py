@@ -2,7 +2,7 @@
 
 The first chart of a process costs about a second (the renderer starts a JavaScript engine), each further one some
 hundredths. So the renderer is imported when there is something to draw, and drawings are kept: a report that is
-written again while the validation goes on draws only what is new.
+written again while the validation goes on draws only what is new, and the last one too, in whatever process.
 """
 
 from __future__ import annotations
@@ -11,15 +11,22 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from functools import lru_cache
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
-__all__ = ["ChartError", "draw"]
+from validator.report.files import replace_file
+
+__all__ = ["ChartError", "draw", "recall", "save"]
 
 
 VEGA_LITE = "5.20"
 """Pinned, so that a newer renderer does not change the look of reports."""
+
+_MOST_KEPT = 512
+
+_kept: dict[str, str] = {}
+"""Drawings by the hash of their specification, the oldest first."""
 
 
 class ChartError(Exception):
@@ -32,10 +39,34 @@ def draw(spec: dict[str, Any]) -> str:
     Raises:
         ChartError: when the renderer is missing or refuses.
     """
-    return _drawn(json.dumps(spec, sort_keys=True))
+    text = json.dumps(spec, sort_keys=True)
+    key = hashlib.sha256(text.encode()).hexdigest()
+    return _keep(key, _kept.pop(key, "") or _drawn(text))
 
 
-@lru_cache(maxsize=512)
+def save(path: Path) -> None:
+    """Write the drawings that are kept, for another process to `recall`. Raises OSError when the disk refuses."""
+    replace_file(path, json.dumps(_kept))
+
+
+def recall(path: Path) -> None:
+    """Keep what another process has drawn, if it left anything."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return
+    for key, svg in found.items() if isinstance(found, dict) else ():
+        if isinstance(svg, str):
+            _keep(key, svg)
+
+
+def _keep(key: str, svg: str) -> str:
+    _kept[key] = svg
+    while len(_kept) > _MOST_KEPT:
+        del _kept[next(iter(_kept))]
+    return svg
+
+
 def _drawn(spec: str) -> str:
     try:
         import vl_convert

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from validator.folder import RENDERINGS
 from validator.model.verdict import ValidationReport
 from validator.report.files import replace_file, sync_folder
 from validator.report.html import render_html
@@ -33,13 +34,7 @@ def write_all(report: ValidationReport, charts: ChartData, run_dir: Path) -> Rep
 
     result.json comes first: it is the truth, the others are renderings of it. Raises OSError when the disk refuses.
     """
-    paths = ReportPaths(
-        result=run_dir / "result.json",
-        html=run_dir / "report.html",
-        markdown=run_dir / "report.md",
-        junit=run_dir / "junit.xml",
-        recommended_env=run_dir / "recommended.env",
-    )
+    paths = ReportPaths(*(run_dir / name for name in RENDERINGS))
     replace_file(paths.result, render_json(report))
     replace_file(paths.html, render_html(report, charts))
     replace_file(paths.markdown, render_markdown(report))

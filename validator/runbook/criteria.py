@@ -22,6 +22,7 @@ from validator.model.resolve import Resolved, UnresolvedReference, resolve
 from validator.model.runbook import AbPhase, Phase, Runbook, SweepPhase, TrainingPhase
 from validator.model.settings import warmup_of
 from validator.runbook.build import Built
+from validator.runbook.certain import always_holds, never_negative
 from validator.runbook.document import Path, mark_at, node_at, position
 from validator.runbook.problems import Mark, Problem
 
@@ -120,25 +121,22 @@ def _ordinal(statistic: str | None) -> str:
     return f"{(statistic or '')[1:]}th"
 
 
-_NEVER_NEGATIVE = frozenset({"tok/s", "TFLOP/s", "s", "ms", "MiB", "blocks", "rows", "steps", "tests"})
-"""Units of what is counted or takes time."""
-
-
 def _check_can_fail(comparison: Comparison, resolved: dict[Reference, Resolved], place: _Place) -> Iterator[Problem]:
     """A criterion that holds whatever is measured proves nothing, and looks as if it did."""
     left, operator, right = comparison.left, comparison.operator, comparison.right
     if operator in ("<", "<="):
         left, right, operator = right, left, ">" if operator == "<" else ">="
     lowest = 0.0 if right == Number(0.0) else _negative(right)
+    counted = isinstance(left, Reference) and lowest is not None and never_negative(resolved[left])
     if isinstance(left, Reference) and isinstance(right, Reference) and left.name == right.name:
         message = f"criterion {comparison.text!r} compares a value with itself, so it says nothing about the run"
         yield Problem.at(place(0), message, "compare it with a bound or with another measurement")
-    elif isinstance(left, Reference) and lowest is not None and operator in (">=", ">"):
-        meaning = resolved[left]
-        counted = meaning.unit_known and meaning.unit in _NEVER_NEGATIVE and "growth" not in meaning.name
-        if counted and (operator == ">=" or lowest < 0):
-            message = f"{left.name} is never below 0, so {comparison.text!r} can never fail"
-            yield Problem.at(place(left.column), message, f"give a bound that a bad run would miss: {left.name} >= 1")
+    elif counted and isinstance(left, Reference) and lowest is not None and (operator == ">=" or lowest < 0):
+        message = f"{left.name} is never below 0, so {comparison.text!r} can never fail"
+        yield Problem.at(place(left.column), message, f"give a bound that a bad run would miss: {left.name} >= 1")
+    elif resolved and always_holds(comparison, resolved):
+        message = f"criterion {comparison.text!r} holds whatever is measured, so it can never fail"
+        yield Problem.at(place(0), message, "compare the measurement with a bound that a bad run would miss")
 
 
 def _negative(node: Expression) -> float | None:

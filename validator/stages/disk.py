@@ -35,6 +35,7 @@ __all__ = [
     "last_runner",
     "pending",
     "phase_end",
+    "phase_record",
     "record_of",
     "reconstruct",
     "sittings",
@@ -62,7 +63,7 @@ def reconstruct(folder: RunFolder) -> ValidationRecord:
     _require_unchanged(folder, events)
     alive = last_runner(folder, events).alive() and not ending(events)
     runbook = folder.header.runbook
-    phases = tuple(_phase(folder, phase, events, alive=alive) for phase in runbook.phases)
+    phases = tuple(phase_record(folder, phase, events, alive=alive) for phase in runbook.phases)
     return ValidationRecord(runbook, phases, environment=folder.load_environment(), last_go=folder.load_last_go())
 
 
@@ -153,7 +154,8 @@ def phase_end(events: Sequence[Event], phase: str) -> Event | None:
     return ended
 
 
-def _phase(folder: RunFolder, phase: Phase, events: Sequence[Event], *, alive: bool) -> PhaseRecord:
+def phase_record(folder: RunFolder, phase: Phase, events: Sequence[Event], *, alive: bool) -> PhaseRecord:
+    """What the journal and the artifacts say of one phase. `alive` says whether its runner still works."""
     own = [event for event in events if event.fields.get("phase") == phase.id]
     ended = phase_end(events, phase.id)
     checks: list[Any] = next((event.fields["checks"] for event in reversed(own) if event.event == "phase_checks"), [])

@@ -8,7 +8,7 @@ from typing import Any
 from validator.folder import RunFolder
 from validator.model.resolve import LAST_GO
 from validator.model.runbook import Runbook
-from validator.stages.disk import last_go_digest
+from validator.stages.disk import events_of, last_go_digest
 from validator.stages.session import Session, Unable
 
 __all__ = ["changes", "facts_of", "note_machine", "require_same_machine"]
@@ -72,12 +72,17 @@ def require_same_machine(folder: RunFolder, runbook: Runbook) -> None:
     """Figures of two machines must not end in one decision.
 
     Raises:
-        Unable: when the processor, or a GPU that the runbook needs, is another than at the start.
+        Unable: when the processor, or a GPU that the runbook needs, is another than at the start, or nothing tells.
     """
     from validator.observe import snapshot
 
     before = folder.load_environment()
     if not before:
+        if any(event.event == "run_ended" for event in events_of(folder)):
+            raise Unable(
+                f"{folder.environment} is gone or cannot be read, so nothing tells whether {folder.header.run_id} was "
+                "begun on this machine; restore the file, or begin anew with `validator run`"
+            )
         return
     changed = changes(before, snapshot(folder.root, trainer_python=folder.header.python))
     watched = _HARDWARE if runbook.hardware.gpus else _HARDWARE[:2]

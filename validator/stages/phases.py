@@ -13,7 +13,7 @@ from validator.model.runbook import Phase, PreflightPhase, Setting
 from validator.model.settings import remedies_of
 from validator.model.verdict import Check, PhaseReport
 from validator.stages.machine import note_machine
-from validator.stages.reporting import judge_latest, refresh_if_due, refresh_later
+from validator.stages.reporting import judge_latest
 from validator.stages.session import Session
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def begin(session: Session) -> State:
 
 
 def run_phase(session: Session, state: State, phase: Phase) -> State:
-    """Run one phase, or say why not; then judge it. The report so far is written while it runs."""
+    """Run one phase, or say why not; then judge it. The report so far is drawn beside it."""
     standing = session.past.phases.get(phase.id)
     if standing is not None:
         return _keep(session, state, standing)
@@ -70,9 +70,9 @@ def run_phase(session: Session, state: State, phase: Phase) -> State:
     if reason is not None:
         record = _not_run(session, phase, planned, reason)
     else:
-        refresh_later(session, state, planned)
+        session.so_far.later()
         record = _perform(session, state, phase, planned)
-        session.due = None
+        session.so_far.never_mind()
     report = judge_latest(session.folder, (*state.records, record), state.judged)
     session.observer.phase_finished(report)
     return _next(session, state, record, report, _adopt(session, report))
@@ -264,7 +264,7 @@ def _run(session: Session, spec: RunSpec) -> RunRecord:
 
     def tell(progress: Progress) -> None:
         session.observer.run_progress(progress)
-        refresh_if_due(session)
+        session.so_far.look()
 
     # Before the sampler starts: its first row must not fall into the folder of an attempt that is over.
     before = session.past.attempts.get(spec.id, ())

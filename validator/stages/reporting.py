@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from validator.folder import RunFolder, utc_now
-from validator.model.plan import PhasePlan
 from validator.model.runbook import SoakPhase, TrainPhase
 from validator.model.verdict import (
     Artifact,
@@ -20,7 +20,7 @@ from validator.model.verdict import (
     RunReport,
     ValidationReport,
 )
-from validator.stages.disk import end_of, inspect_record, pending, reconstruct
+from validator.stages.disk import end_of, ending, events_of, inspect_record, last_runner, pending, reconstruct
 from validator.stages.session import Session
 
 if TYPE_CHECKING:
@@ -34,18 +34,9 @@ __all__ = [
     "inspect_directory",
     "judge",
     "judge_latest",
-    "refresh_if_due",
-    "refresh_later",
     "render",
     "rerender",
 ]
-
-_REFRESH_S = 2.0
-"""Least time between two in-progress reports."""
-
-_SETTLED_S = 1.0
-"""A phase that is over sooner needs no report that says it is running. One that goes on has it written beside its run,
-not before it: a machine that is paid for by the minute waits for nothing."""
 
 
 def judge(record: ValidationRecord) -> tuple[PhaseReport, ...]:
@@ -72,8 +63,9 @@ def render(
     *,
     finished: str | None,
     duration_s: float | None,
+    into: Path | None = None,
 ) -> tuple[ValidationReport, ReportPaths]:
-    """Name causes, decide, and write result.json and its renderings."""
+    """Name causes, decide, and write result.json and its renderings, into the run folder unless told otherwise."""
     from validator.report.view import record_charts
     from validator.report.write import write_all
     from validator.stages.comparing import since_last_go
@@ -85,7 +77,7 @@ def render(
         report = report.model_copy(update={"outlook": outlook_of(folder)})
     elif not is_shared(folder):  # its neighbors are whoever's it was sent to
         report = report.model_copy(update={"since": since_last_go(folder, report)})
-    return report, write_all(report, record_charts(record, phases), folder.root)
+    return report, write_all(report, record_charts(record, phases), into or folder.root)
 
 
 def assemble(
@@ -171,37 +163,9 @@ def _exit_code(decision: Decision, record: ValidationRecord) -> int | None:
     return exit_code(decision)
 
 
-def refresh_later(session: Session, state: State, planned: PhasePlan) -> None:
-    """Have `refresh_if_due` write the in-progress report, once, when the phase has gone on for a moment."""
-    due_s = max(time.monotonic() + _SETTLED_S, session.refreshed + _REFRESH_S)
-    session.due = (due_s, lambda: _refresh(session, state, planned))
-
-
-def refresh_if_due(session: Session) -> None:
-    """Write the in-progress report if its time has come; called again and again while a run goes on."""
-    if session.due is not None and time.monotonic() >= session.due[0]:
-        _, write = session.due
-        session.due = None
-        write()
-        session.refreshed = time.monotonic()
-
-
-def _refresh(session: Session, state: State, planned: PhasePlan) -> None:
-    from validator.model.record import PhaseRecord
-
-    phase = session.folder.header.runbook.phase(planned.phase)
-    records = (*state.records, PhaseRecord(phase=phase, state="running"))
-    record = pending(session.folder, records)
-    rest = record.phases[len(state.records) :]
-    waiting = tuple(judge_latest(session.folder, (*state.records, one), state.judged) for one in rest)
-    try:
-        render(session.folder, record, (*state.judged.values(), *waiting), finished=None, duration_s=None)
-    except OSError as error:  # the phases themselves are worth more than a look at them
-        session.observer.note(f"the report so far cannot be written: {error.strerror or error}")
-
-
 def finish(session: Session, state: State) -> tuple[ValidationReport, ReportPaths]:
     """Judge the whole once more in the light of every phase, write the reports, and show the decision."""
+    session.so_far.close()  # what is written from here on is the last
     record = pending(session.folder, state.records)
     finished, duration_s = utc_now(), round(time.monotonic() - session.began, 3)
     session.journal.append(
@@ -216,6 +180,7 @@ def rerender(folder: RunFolder) -> tuple[ValidationReport, ReportPaths]:
     """Judge a run folder again from what is on disk, and write its reports anew.
 
     A copy for strangers whose result.json had to be written without white space keeps it so, since its size is bounded.
+    A validation that ended while this was at work is judged once more: its last report must not be an earlier one's.
     """
     from validator.stages.share import compact, is_compact, is_shared, readable
 
@@ -224,6 +189,10 @@ def rerender(folder: RunFolder) -> tuple[ValidationReport, ReportPaths]:
         record, ended = reconstruct(unpacked), end_of(folder)
     finished, duration_s = ended.get("finished"), ended.get("duration_s")
     report, paths = render(folder, record, judge(record), finished=finished, duration_s=duration_s)
+    if report.decision == "IN_PROGRESS" and ending(events_of(folder)):
+        return rerender(folder)
+    if not last_runner(folder, events_of(folder)).alive():
+        shutil.rmtree(folder.drawing, ignore_errors=True)  # a runner that was killed could not
     if was_compact:
         compact(paths.result)
     return report, paths

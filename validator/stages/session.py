@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +19,7 @@ from validator.model.plan import Plan
 from validator.model.runbook import Runbook
 from validator.stages.disk import events_of, last_runner
 from validator.stages.past import Past, read_past
+from validator.stages.so_far import SoFar
 
 if TYPE_CHECKING:
     from validator.execute.cancel import CancelToken
@@ -59,10 +60,7 @@ class Session:
     token: str
     fail_fast: bool
     began: float
-    refreshed: float = float("-inf")
-    """When the in-progress report was last written, by the monotonic clock."""
-    due: tuple[float, Callable[[], None]] | None = None
-    """When the next one is to be written, and what writes it."""
+    so_far: SoFar
 
 
 def require_hardware(runbook: Runbook) -> None:
@@ -171,7 +169,10 @@ def open_session(
         with _journal(folder) as journal, cancel_on_signals(cancel), make_observer(quiet=quiet) as observer:
             past = read_past(folder) if resume else Past()
             _end_leftovers(past, journal, observer)
-            with Guardian.start(token=token, report=folder.root / "guardian.txt") as guardian:
+            with (
+                Guardian.start(token=token, report=folder.root / "guardian.txt") as guardian,
+                closing(SoFar(folder, say=observer.note)) as so_far,
+            ):
                 yield Session(
                     folder=folder,
                     runbook=runbook,
@@ -184,6 +185,7 @@ def open_session(
                     token=token,
                     fail_fast=fail_fast,
                     began=time.monotonic() - past.worked_s,
+                    so_far=so_far,
                 )
     finally:
         cancel.close()

@@ -19,7 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from validator.folder import FolderError, RunFolder, utc_now
+from validator.folder import RENDERINGS, FolderError, RunFolder, utc_now
 from validator.model.units import format_size
 from validator.stages.disk import ending, events_of, last_runner
 
@@ -44,7 +44,7 @@ MAX_BYTES = 3 * 2**20
 """Size that a shared folder is kept below: a repository and a mail take it."""
 
 _FORM = "share.json"
-_RENDERED = frozenset({"result.json", "report.html", "report.md", "junit.xml", "recommended.env"})
+_RENDERED = frozenset(RENDERINGS)
 _HEADERS = frozenset({"run.json", "journal.jsonl", "environment.json", "runbook.yaml"})
 _NEVER_TEXT = (".pt", ".pth", ".safetensors", ".bin", ".ckpt", ".npz", ".npy", ".gz", ".zip", ".nsys-rep", ".sqlite")
 _LARGEST_TEXT = 16 * 2**20

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +88,19 @@ def test_a_length_that_the_trainer_was_given_and_does_not_tell_is_named(tmp_path
         "outcome.duration_s >= 0 s",
         "loss.last >= loss.last",
         "loss.last == loss.last",
+        "abs(loss.last) >= 0",
+        "loss.stdev >= 0",
+        "max(loss.last, 5) >= 5",
+        "min(loss.last, 1) <= 2",
+        "toks_per_s.mean >= 0.5 * toks_per_s.mean",
+        "toks_per_s.mean * 2 / 4 <= toks_per_s.mean",
+        "loss.last - loss.last == 0",
+        "loss.last / loss.last >= 0.9",
+        "loss.last / (2 * loss.last) == 0.5",
+        "toks_per_s.mean + step_time_s.mean >= 0 - 1",
+        "loss.min <= loss.max",
+        "toks_per_s.max >= toks_per_s.first",
+        "step_time_s.p95 >= step_time_s.p50",
     ],
 )
 def test_a_criterion_that_cannot_fail_is_an_error(tmp_path: Path, expr: str) -> None:
@@ -105,6 +118,21 @@ def test_a_criterion_that_cannot_fail_is_an_error(tmp_path: Path, expr: str) -> 
         "rate.drift_pct >= -2",
         "memory.growth_mib_per_1k_steps <= 0",
         "0 < lr.max",
+        "loss.last >= 0.5 * loss.last",
+        "toks_per_s.mean <= 2 * toks_per_s.min",
+        "toks_per_s.p50 >= 0.9 * toks_per_s.mean",
+        "toks_per_s.mean >= toks_per_s.p50",
+        "loss.last < loss.first",
+        "abs(loss.last - 3) <= 1",
+        "abs(loss.last) >= 0.1",
+        "max(loss.last, 5) >= 6",
+        "min(toks_per_s.mean, 100) >= 50",
+        "toks_per_s.stdev / toks_per_s.mean <= 0.1",
+        "loss.last / loss.first < 1",
+        "1 / step_time_s.mean >= 5",
+        "toks_per_s.n >= 100",
+        "toks_per_s.cv <= 0.05",
+        "step_time_s.max - step_time_s.min <= 0.5",
     ],
 )
 def test_a_criterion_that_can_fail_is_none(tmp_path: Path, expr: str) -> None:
@@ -206,3 +234,54 @@ def test_a_figure_of_a_command_is_the_whole_number(tmp_path: Path, said: str, va
     found = logs.last_groups(path, r"speed-up (?P<gain>[\d.]+)", intake)
     assert (found["metrics.gain"].value if found else None) == value
     assert bool(intake.irregularities) == (value is None)
+
+
+# -------------------------------------------------------------------------------------------------------- side by side
+
+
+def _pair(**single: Any) -> str:
+    accept = ["scaling.efficiency >= 0.8"]
+    return book(
+        train("wide", accept=["toks_per_s.mean >= 1000"]),
+        train("single", nproc=1, scaling_against="wide", accept=accept, **single),
+    )
+
+
+def _runs(**changed: Any) -> Callable[[RunSpec], Sheet]:
+    """Runs of two ranks and of one, the latter with other effective settings, which it says that it was asked for."""
+
+    def sheet(spec: RunSpec) -> Sheet:
+        rates = scatter(20_000.0 * spec.world_size, seed=spec.world_size)
+        own = changed if spec.phase == "single" else {}
+        return Sheet(rates=rates, config=own, asked=own)
+
+    return sheet
+
+
+@pytest.mark.parametrize("changed", [{"n_layers": 1}, {"dim": 64, "dtype": "fp32"}, {"seq_len": 128}])
+def test_scaling_between_two_models_is_none(tmp_path: Path, changed: dict[str, Any]) -> None:
+    report = tried(tmp_path, _runs(**changed), _pair())
+    assert report.decision == "INCONCLUSIVE", report.why
+    assert "were started alike and ran with" in finding(report, "config-ignored").message
+
+
+@pytest.mark.parametrize(
+    ("changed", "single"),
+    [({}, {}), ({"accum": 2}, {}), ({"n_layers": 12.0}, {}), ({"n_layers": 6}, {"args": {"n-layers": 6}})],
+    ids=["alike", "accumulation for one rank", "another spelling", "declared"],
+)
+def test_scaling_between_runs_of_one_model_counts(
+    tmp_path: Path, changed: dict[str, Any], single: dict[str, Any]
+) -> None:
+    report = tried(tmp_path, _runs(**changed), _pair(**single))
+    assert "config-ignored" not in codes(report), report.why
+
+
+def test_repeats_that_ran_other_batches_are_no_repeats(tmp_path: Path) -> None:
+    def sheet(spec: RunSpec) -> Sheet:
+        own = {"batch_size": 2} if spec.repeat == 2 else {}
+        return Sheet(rates=scatter(40_000.0, seed=spec.repeat), config=own, asked=own)
+
+    report = tried(tmp_path, sheet, book(train(repeats=2)))
+    assert report.decision == "INCONCLUSIVE", report.why
+    assert "batch_size 1 and 2" in finding(report, "config-ignored").message

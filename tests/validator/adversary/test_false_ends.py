@@ -72,6 +72,62 @@ class Retried(Sheet):
         return ended.model_copy(update={"attempts": (stalled, last.model_copy(update={"number": 2}))})
 
 
+@pytest.mark.parametrize("kind", ["train", "soak"])
+@pytest.mark.parametrize(
+    ("files", "told"),
+    [
+        ({".HALT": "stop", ".anomaly_type": "nan"}, "`.HALT` was written: nan"),
+        ({".HALT": ""}, "`.HALT` was written: no reason was given"),
+        ({"metrics.json": '{"status": "anomaly"}'}, "it says `anomaly` of itself"),
+        ({"metrics.json": '{"status": "error", "why": "lost a rank"}'}, "it says `error` of itself"),
+    ],
+)
+def test_an_exit_code_that_was_lost_on_the_way_is_no_pass(
+    tmp_path: Path, kind: str, files: dict[str, str], told: str
+) -> None:
+    """All steps were done, and the launcher ended with 0."""
+    report = tried(tmp_path, Sheet(files=files), book(train(kind=kind)))
+    assert report.decision == "NO_GO", report.why
+    assert told in verdict(report, "baseline.exit").message
+
+
+def test_another_word_for_done_is_as_good(tmp_path: Path) -> None:
+    assert tried(tmp_path, Sheet(files={"metrics.json": '{"status": "finished"}'})).decision == "GO"
+
+
+TESTS = json.dumps(
+    {"schema": 1, "name": "tests", "phases": [{"id": "sanity", "kind": "pytest", "targets": ["test_it.py"]}]}
+)
+
+
+def left_by_pytest(head: str, *cases: str) -> Sheet:
+    """What pytest leaves: how many tests it found, and an entry for each that it knows of."""
+    report = f"<testsuites><testsuite>{''.join(cases)}</testsuite></testsuites>"
+    said = f"== test session starts ==\nrootdir: here\n{head}\n\ntest_it.py .\n"
+    return Sheet(stdout=said, files={"junit.xml": report})
+
+
+PASSED, AFTER, BEGUN = '<testcase name="a"/>', '<testcase name="b"/>', '<testcase time="0.0"/>'
+
+
+@pytest.mark.parametrize(
+    ("sheet", "decision"),
+    [
+        (left_by_pytest("collected 3 items", PASSED, BEGUN), "INCONCLUSIVE"),
+        (left_by_pytest("collected 2 items", PASSED), "INCONCLUSIVE"),
+        (left_by_pytest("collected 9 items / 6 deselected / 3 selected", PASSED, AFTER), "INCONCLUSIVE"),
+        (left_by_pytest("", BEGUN), "NO_GO"),
+        (left_by_pytest("collected 1 item", PASSED), "GO"),
+        (left_by_pytest("collected 9 items / 7 deselected / 2 selected", PASSED, AFTER), "GO"),
+        (left_by_pytest("", PASSED), "GO"),
+    ],
+)
+def test_tests_that_were_to_be_run_and_were_not_are_no_pass(tmp_path: Path, sheet: Sheet, decision: str) -> None:
+    """As `pytest.exit(returncode=0)` leaves them."""
+    report = tried(tmp_path, sheet, TESTS)
+    assert report.decision == decision, report.why
+
+
 def test_a_stall_that_a_retry_got_past_is_told(tmp_path: Path) -> None:
     report = tried(tmp_path, Retried())
     assert report.decision == "GO"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.validator.adversary.court import book, codes, finding, train, tried, verdict
+from tests.validator.adversary.court import book, codes, finding, rewritten, train, tried, verdict
 from tests.validator.adversary.lies import beats, both, column, dated, faster, one_for_all, sampled
 from validator.model.plan import RunSpec
 from validator.selftest.sheet import Sheet, scatter
@@ -21,6 +21,16 @@ def gpus(text: str, count: int = 2) -> str:
     return json.dumps({**json.loads(text), "hardware": {"gpus": count}})
 
 
+def twice(rows: list[str]) -> list[str]:
+    """Each row again, as another process writes it whose rate is a twentieth higher."""
+    head, *rest = rows
+    written = [head]
+    for row in rest:
+        step, loss, lr, rate, *others = row.split(",")
+        written += [row, ",".join((step, loss, lr, str(1.05 * float(rate)), *others))]
+    return written
+
+
 VETOED = {
     "three times as fast as any clock says": (Sheet(damage=faster(3)), "unit-mismatch"),
     "a tenth faster than any clock says": (Sheet(damage=faster(1.15)), "unit-mismatch"),
@@ -30,6 +40,30 @@ VETOED = {
         "unit-mismatch",
     ),
     "milliseconds for seconds": (Sheet(damage=column("step_time_s", lambda _, value: 1e3 * value)), "unit-mismatch"),
+    "five times the rate, of steps without tokens": (
+        Sheet(facts={"tokens_per_step": 0}, damage=column("toks_per_s", lambda _, value: 5 * value)),
+        "unit-mismatch",
+    ),
+    "five times the rate, of fewer than no tokens": (
+        Sheet(facts={"tokens_per_step": -1.0}, damage=column("toks_per_s", lambda _, value: 5 * value)),
+        "unit-mismatch",
+    ),
+    "five times the rate, of tokens that nobody tells": (
+        Sheet(
+            facts={"tokens_per_step": None},
+            damage=both(column("toks_per_s", lambda _, value: 5 * value), column("step_time_s", lambda row, value: "")),
+        ),
+        "unit-mismatch",
+    ),
+    "a rate below zero, which shortens the time that others took": (
+        Sheet(damage=column("toks_per_s", lambda row, value: -value if row == 60 else value)),
+        "damaged-evidence",
+    ),
+    "a time below zero": (
+        Sheet(damage=column("step_time_s", lambda row, value: -value if row == 60 else value)),
+        "damaged-evidence",
+    ),
+    "two processes in one table, in step": (Sheet(damage=rewritten("training.csv", twice)), "mixed-runs"),
     "every rank counts the tokens of all": (
         Sheet(facts={"tokens_per_step": 8192.0}, damage=column("toks_per_s", lambda _, value: 2 * value)),
         "unit-mismatch",
@@ -85,6 +119,13 @@ TWINS: dict[str, Any] = {
     ),
     "a heartbeat that lags behind the table": Sheet(
         damage=beats(lambda record: {**record, "step": record["step"] - record["step"] % 20})
+    ),
+    "every row written twice": Sheet(
+        damage=rewritten("training.csv", lambda rows: [rows[0], *(row for row in rows[1:] for _ in range(2))])
+    ),
+    "tokens that nobody tells": Sheet(facts={"tokens_per_step": None}),
+    "a batch that is partly padding, of tokens that nobody tells": Sheet(
+        facts={"tokens_per_step": None}, damage=column("toks_per_s", lambda _, value: 0.7 * value)
     ),
     "a loss every tenth step": Sheet(damage=column("loss", lambda row, value: "" if row % 10 else value)),
 }
@@ -179,3 +220,65 @@ def test_throttling_counts_where_no_heartbeat_tells_the_time(tmp_path: Path) -> 
 def test_training_that_does_not_train_is_told(tmp_path: Path, sheet: Sheet) -> None:
     report = tried(tmp_path, sheet, book(train(accept=["toks_per_s.mean >= 1000"])))
     assert "zero-grad" in codes(report, "warning")
+
+
+def test_a_loss_of_nothing_is_no_loss(tmp_path: Path) -> None:
+    report = tried(tmp_path, Sheet(losses=[0.0] * 120), book(train(accept=["loss.last <= 3"])))
+    assert report.decision == "INCONCLUSIVE"
+    assert "zero-grad" in codes(report, "veto")
+
+
+def test_a_row_of_its_own_for_what_is_validated_is_no_other_run(tmp_path: Path) -> None:
+    def beside(rows: list[str]) -> list[str]:
+        alone = [f"{row.split(',')[0]}{',' * row.count(',')},2.5" for row in rows[1:]]
+        return [f"{rows[0]},val_loss", *(one for pair in zip(alone, rows[1:], strict=True) for one in pair)]
+
+    report = tried(tmp_path, Sheet(damage=rewritten("training.csv", beside)))
+    assert "mixed-runs" not in codes(report)
+
+
+def rows_of(first: int, last: int) -> Sheet:
+    """The gradient's norm in some rows only; in the others it would have been above any bound."""
+    return Sheet(damage=column("grad_norm", lambda row, value: value if first <= row <= last else ""))
+
+
+@pytest.mark.parametrize(
+    ("sheet", "told"),
+    [
+        (rows_of(1, 1), "1 row, the last at step 1"),
+        (rows_of(1, 4), "4 rows, the last at step 4"),
+        (rows_of(1, 40), "40 rows, the last at step 40"),
+        (rows_of(90, 120), "no row between steps 0 and 90"),
+        (
+            Sheet(damage=column("grad_norm", lambda row, value: value if row <= 40 or row > 80 else "")),
+            "no row between steps 40 and 81",
+        ),
+    ],
+)
+@pytest.mark.parametrize("statistic", ["max", "mean", "last", "p95"])
+def test_a_metric_of_a_part_of_the_run_meets_no_bound(tmp_path: Path, sheet: Sheet, told: str, statistic: str) -> None:
+    report = tried(tmp_path, sheet, book(train(accept=[f"grad_norm.{statistic} <= 10"])))
+    assert report.decision == "INCONCLUSIVE", report.why
+    assert told in verdict(report, "baseline.1").message
+
+
+@pytest.mark.parametrize("every", [1, 7, 10, 50, 120])
+def test_a_metric_that_comes_seldom_meets_its_bound(tmp_path: Path, every: int) -> None:
+    sheet = Sheet(damage=column("grad_norm", lambda row, value: "" if row % every else value))
+    report = tried(tmp_path, sheet, book(train(accept=["grad_norm.max <= 10"])))
+    assert report.decision == "GO", report.why
+
+
+@pytest.mark.parametrize("statistic", ["min", "max", "first", "last", "mean"])
+@pytest.mark.parametrize(
+    ("sheet", "why"),
+    [
+        (Sheet(damage=sampled(97.0, 97.0, throttled=True)), "thermal slowdown"),
+        (Sheet(jump_s=(60, -3600.0)), "the wall clock was set back"),
+    ],
+    ids=["throttled", "clock"],
+)
+def test_in_an_invalid_window_no_statistic_counts(tmp_path: Path, sheet: Sheet, why: str, statistic: str) -> None:
+    report = tried(tmp_path, sheet, book(train(accept=[f"toks_per_s.{statistic} >= 1000"])))
+    assert report.decision == "INCONCLUSIVE", report.why
+    assert why in verdict(report, "baseline.1").message

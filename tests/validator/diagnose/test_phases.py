@@ -245,7 +245,7 @@ def lengths(tmp_path: Path, points: dict[int, float], *, tell: bool = True, **mo
         folder = tmp_path / f"s{length}"
         if tell:
             healthy(folder, rate=rate, ranks=1, effective={"seq_len": length, **more})
-            phases[f"s{length}"] = [run_of(folder, id=f"s{length}/r1", nproc=1)]
+            phases[f"s{length}"] = [run_of(folder, id=f"s{length}/r1", nproc=1, requested={"seq_len": length})]
         else:
             write_csv(folder, steady(rate=rate), header=False)
             asked = {"seq_len": length, "batch_size": 1}
@@ -287,16 +287,17 @@ def test_setting_to_blame(tmp_path: Path) -> None:
     """The production config at 23 tok/s, a custom one at 847: two settings differ."""
     production = {"batch_size": 2, "accum": 2, "grad_checkpointing": True}
     custom = {"batch_size": 1, "accum": 1, "grad_checkpointing": True}
-    runs = {
-        "baseline": [run_of(healthy(tmp_path / "p", rate=23.0, effective=production), id="baseline/r1")],
-        "custom": [run_of(healthy(tmp_path / "c", rate=847.0, effective=custom), id="custom/r1")],
-    }
+
+    def run(folder: str, rate: float, config: dict[str, Any], id: str) -> list[RunRecord]:
+        return [run_of(healthy(tmp_path / folder, rate=rate, effective=config), id=id, requested=config)]
+
+    runs = {"baseline": run("p", 23.0, production, "baseline/r1"), "custom": run("c", 847.0, custom, "custom/r1")}
     finding = of_validation(validation(runs))["setting-to-blame"]
     assert "differ in 2 settings: batch_size 1 → 2, accum 1 → 2" in finding.message
-    runs["custom"] = [run_of(healthy(tmp_path / "d", rate=847.0, effective={**production, "accum": 1}), id="custom/r1")]
+    runs["custom"] = run("d", 847.0, {**production, "accum": 1}, "custom/r1")
     alone = of_validation(validation(runs))["setting-to-blame"]
     assert (alone.confidence, "the only difference is accum 1 → 2" in alone.message) == ("high", True)
-    runs["custom"] = [run_of(healthy(tmp_path / "e", rate=30.0, effective=custom), id="custom/r1")]
+    runs["custom"] = run("e", 30.0, custom, "custom/r1")
     assert of_validation(validation(runs)) == {}
 
 

@@ -10,14 +10,17 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
+import apprise
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from validator.nightly.job import Overlap, _alone, last_ended, run_job
 from validator.nightly.metrics import require_prometheus
-from validator.nightly.notify import require_apprise
+from validator.nightly.notify import Told, notify, require_apprise
 from validator.nightly.settings import Nightly, NightlyError
 
+TOKEN = "b3xk7pq9wz2m"
+TOLD = ("quick", "GO", None, "why", "report.html", (), 0)
 RUNBOOK = """
 schema: 1
 name: quick
@@ -110,6 +113,43 @@ def test_an_address_that_does_not_answer_changes_no_decision(job: Callable[..., 
     ended = run_job(job(notify=("json://127.0.0.1:9",)))
     assert ended.decision == "GO"
     assert "address 1 (json): could not be reached" in Path(ended.log).read_text(encoding="utf-8")
+
+
+def test_an_address_that_breaks_the_library_keeps_nobody_else_from_being_told(
+    job: Callable[..., Nightly],
+    workdir: Path,
+    webhook: tuple[str, list[dict[str, Any]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    url, received = webhook
+    notify = apprise.Apprise.notify
+    broken = "json://127.0.0.1:9/hooks/s3cretpath"
+
+    def breaks(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not received:
+            received.append({})
+            raise RuntimeError(f"no answer from {broken}")
+        return notify(self, *args, **kwargs)
+
+    monkeypatch.setattr(apprise.Apprise, "notify", breaks)
+    ended = run_job(job(notify=(broken, url), command=f"touch {workdir}/told.txt"))
+    log = Path(ended.log).read_text(encoding="utf-8")
+    assert "address 1 (json): failed: RuntimeError: no answer from json://127.0.0.1:9/[redacted]" in log
+    assert received[1:]
+    assert "address 2 (json): sent" in log
+    assert (workdir / "told.txt").exists()
+    assert "s3cretpath" not in log
+
+
+@pytest.mark.parametrize("chars", range(285, 300, 2))
+def test_a_complaint_is_cut_where_no_half_of_an_address_is_left(
+    job: Callable[..., Nightly], workdir: Path, chars: int
+) -> None:
+    """Only its end is kept; wherever the cut falls, what is left of a secret is not told."""
+    (workdir / "complain").write_text(f"echo {TOKEN}{'.' * chars} >&2; exit 1", encoding="utf-8")
+    told = tuple(notify(job(command=f"sh {workdir}/complain https://chat.example/hook/{TOKEN}"), Told(*TOLD)))
+    assert told[0].startswith("command: ended with 1: ")
+    assert not any(TOKEN[at:] in told[0] for at in range(len(TOKEN) - 3))
 
 
 def test_a_command_is_told_the_decision(job: Callable[..., Nightly], workdir: Path) -> None:

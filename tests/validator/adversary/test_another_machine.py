@@ -1,0 +1,96 @@
+"""Figures of another machine, or of two: none of them decides about this one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.validator.adversary.court import book, codes, finding, judged, laid_out, train, tried
+from validator.folder import RunFolder
+from validator.model.plan import RunSpec
+from validator.selftest.sheet import Sheet, scatter
+from validator.stages.machine import require_same_machine
+from validator.stages.session import Unable
+
+H200, A100 = "NVIDIA H200", "NVIDIA A100-SXM4-80GB"
+
+
+def asking(text: str, name: str | None = None, gpus: int = 2) -> str:
+    hardware = {"gpus": gpus, **({"name": name} if name else {})}
+    return json.dumps({**json.loads(text), "hardware": hardware})
+
+
+def machine(*names: str) -> dict[str, Any]:
+    return {"gpus": {f"gpu{index}": {"name": name, "uuid": f"GPU-{index}"} for index, name in enumerate(names)}}
+
+
+@pytest.mark.parametrize(
+    ("ran_on", "declared", "have", "why"),
+    [
+        (A100, "H[12]00", (), "the runbook asks for 'H[12]00'"),
+        (A100, None, (H200, H200), f"this machine has {H200}"),
+        (H200, "A100.*80GB", (H200, H200), "the runbook asks for 'A100.*80GB'"),
+    ],
+)
+def test_a_run_on_another_gpu_is_vetoed(
+    tmp_path: Path, ran_on: str, declared: str | None, have: tuple[str, ...], why: str
+) -> None:
+    text = asking(book(), declared)
+    report = tried(tmp_path, Sheet(facts={"gpu_name": ran_on}), text, machine=machine(*have))
+    assert report.decision == "INCONCLUSIVE", report.why
+    assert why in finding(report, "foreign-results").message
+
+
+def test_two_runs_on_two_kinds_of_gpu_are_vetoed(tmp_path: Path) -> None:
+    def sheet(spec: RunSpec) -> Sheet:
+        return Sheet(rates=scatter(40_000.0, seed=spec.repeat), facts={"gpu_name": A100 if spec.repeat == 2 else H200})
+
+    report = tried(tmp_path, sheet, asking(book(train(repeats=2))))
+    assert report.decision == "INCONCLUSIVE", report.why
+    assert finding(report, "foreign-results").message == (f"baseline/r2 trained on {A100}, and baseline/r1 on {H200}.")
+
+
+def test_without_a_preflight_the_declared_gpu_is_asked_for_all_the_same(tmp_path: Path) -> None:
+    """The trainer does not tell on which GPU it ran."""
+    text = asking(book(), "A100")
+    report = tried(tmp_path / "other", Sheet(), text, machine=machine(H200, H200))
+    assert (report.decision, codes(report, "veto")) == ("INCONCLUSIVE", {"config-ignored"}), report.why
+    one = tried(tmp_path / "one", Sheet(), text, machine=machine(A100, H200))
+    assert one.decision == "INCONCLUSIVE", "one of the two that were asked for"
+
+
+@pytest.mark.parametrize(
+    ("ran_on", "declared", "have"),
+    [
+        (H200, "H200", (H200, H200)),
+        (H200, None, (H200, H200)),
+        (f"{H200} MIG 1g.18gb", "H200", (H200, H200)),
+        (None, "H200", (H200, H200)),
+        (None, "H200", (H200, H200, A100)),
+        (H200, "H200", ()),
+    ],
+)
+def test_the_declared_gpu_is_no_obstacle(
+    tmp_path: Path, ran_on: str | None, declared: str | None, have: tuple[str, ...]
+) -> None:
+    report = tried(tmp_path, Sheet(facts={"gpu_name": ran_on}), asking(book(), declared), machine=machine(*have))
+    assert (report.decision, codes(report, "veto", "warning")) == ("GO", set()), report.why
+
+
+def test_what_was_measured_on_a_machine_that_nothing_tells_of_is_not_gone_on_with(tmp_path: Path) -> None:
+    root = laid_out(tmp_path, Sheet(), machine=machine(H200))
+    assert judged(root).decision == "GO"
+    folder = RunFolder.open(root)
+    for text in (None, "{"):
+        folder.environment.unlink(missing_ok=True)
+        if text is not None:
+            folder.environment.write_text(text, encoding="utf-8")
+        with pytest.raises(Unable, match=r"environment\.json is gone or cannot be read"):
+            require_same_machine(folder, folder.header.runbook)
+    lines = folder.journal.read_text(encoding="utf-8").splitlines(keepends=True)
+    begun = [line for line in lines if '"run_ended"' not in line]
+    folder.journal.write_text("".join(begun), encoding="utf-8")
+    require_same_machine(folder, folder.header.runbook)  # nothing was measured yet, so nothing can be mixed
