@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 
@@ -16,4 +18,4 @@ def quick_snapshot(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest
     for package in (utils.parent, utils):
         (package / "__init__.py").touch()
     (utils / "collect_env.py").write_text("print('Is debug build: False')\n", encoding="utf-8")
-    monkeypatch.setenv("PYTHONPATH", str(utils.parents[1]))
+    monkeypatch.setenv("PYTHONPATH", str(utils.parents[1]), prepend=os.pathsep)

@@ -3,18 +3,19 @@
 // Two worlds, by `late`: copies and stores into other blocks happen as late as they may (when they are waited for, and at
 // the next arrival at the cluster's barrier), or at once. A missing wait shows in the first, memory that is used
 // again too early in the second. The order of the fibers is drawn anew in each round.
+//
+// A fiber begins by setcontext on a stack of its own. From then on it is left and entered by _setjmp and _longjmp, which
+// unlike swapcontext ask nothing of the system (an order to the compiler to check longjmp, _FORTIFY_SOURCE, has to be
+// off: it takes another stack for a broken one).
 
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <deque>
-#include <functional>
-#include <memory>
-#include <random>
 #include <vector>
 
+#include <setjmp.h>
 #include <ucontext.h>
 
 typedef unsigned short u16;
@@ -50,19 +51,29 @@ struct Block {
     Barrier barrier;
     Warp warps[BLOCK / 32];
 };
+// A copy or a store that has yet to happen: `bytes` of `value`, or from memory where it says so.
+struct Later {
+    unsigned char *to;
+    const void *from;
+    int bytes;
+    unsigned char value[16];
+    void happen() const { std::memcpy(to, from ? from : value, bytes); }
+};
 struct Fiber {
     ucontext_t context;
-    std::unique_ptr<char[]> stack;
+    jmp_buf here;
+    const Barrier *waits = nullptr;  // for this one to leave the phase `waited`
+    int waited = 0;
     int thread = 0, rank = 0, parity = 0, phase = 0;
-    bool done = false;
-    std::vector<std::function<void()>> open, stores;
-    std::deque<std::vector<std::function<void()>>> groups;
+    bool begun = false, done = false;
+    std::vector<Later> open, stores;
+    std::vector<std::vector<Later>> groups;
 };
 struct World {
     std::vector<Block> blocks;
     std::vector<Fiber> fibers;
     Barrier barrier;
-    ucontext_t scheduler;
+    jmp_buf scheduler;
     Fiber *now = nullptr;
     bool late = false, moved = false;
     int cluster = 0;
@@ -76,7 +87,18 @@ inline void fail(const char *why) {
 }
 inline Block &block(int rank = -1) { return world.blocks[rank < 0 ? world.now->rank : rank]; }
 inline Warp &warp() { return block().warps[world.now->thread / 32]; }
-inline void yield() { swapcontext(&world.now->context, &world.scheduler); }
+inline void yield() {
+    if (!_setjmp(world.now->here)) _longjmp(world.scheduler, 1);
+}
+inline void resume(Fiber &fiber) {
+    world.now = &fiber;
+    if (_setjmp(world.scheduler)) return;
+    if (fiber.begun) _longjmp(fiber.here, 1);
+    fiber.begun = true;
+    setcontext(&fiber.context);
+}
+// Whether there is nothing to do for it: it would look at the barrier and wait on.
+inline bool rests(const Fiber &fiber) { return fiber.done || (fiber.waits && fiber.waits->phase == fiber.waited); }
 inline int arrive(Barrier &b) {
     const int phase = b.phase;
     if (++b.arrived == b.size) b.arrived = 0, b.phase++;
@@ -84,7 +106,10 @@ inline int arrive(Barrier &b) {
     return phase;
 }
 inline void wait(Barrier &b, int phase) {
-    while (b.phase == phase) yield();
+    if (b.phase != phase) return;
+    world.now->waits = &b;
+    world.now->waited = phase;
+    yield();
 }
 inline void check_shared(int offset, int bytes) {
     if (offset < 0 || offset + bytes > (int)block().memory.size() || offset % bytes) fail("shared memory out of bounds");
@@ -111,7 +136,7 @@ DEVICE int cluster_rank() { return host::world.now->rank; }
 DEVICE void sync_warp() { host::exchange(0); }
 DEVICE void sync_block() { host::wait(host::block().barrier, host::arrive(host::block().barrier)); }
 DEVICE void cluster_arrive() {
-    for (auto &store : host::world.now->stores) store();
+    for (auto &store : host::world.now->stores) store.happen();
     host::world.now->stores.clear();
     host::world.now->phase = host::arrive(host::world.barrier);
 }
@@ -189,9 +214,9 @@ DEVICE void copy_later(int offset, const void *from, bool there) {
                               [&](auto &r) { return p >= r.first && p + 16 <= r.second; }))
         host::fail("global memory out of bounds");
     unsigned char *to = shared + offset;
-    const auto copy = [=] { there ? std::memcpy(to, p, 16) : std::memset(to, 0, 16); };
+    const host::Later copy{to, there ? p : nullptr, 16, {}};
     if (host::world.late) host::world.now->open.push_back(copy);
-    else copy();
+    else copy.happen();
 }
 DEVICE void close_group() {
     host::world.now->groups.push_back(std::move(host::world.now->open));
@@ -199,16 +224,17 @@ DEVICE void close_group() {
 }
 template <int OPEN> DEVICE void wait_group() {
     auto &groups = host::world.now->groups;
-    for (; (int)groups.size() > OPEN; groups.pop_front())
-        for (auto &copy : groups.front()) copy();
+    for (; (int)groups.size() > OPEN; groups.erase(groups.begin()))
+        for (auto &copy : groups.front()) copy.happen();
 }
 
 template <class T> DEVICE void store_there(int offset, int rank, T x) {
     host::check_shared(offset, sizeof(T));
     unsigned char *to = host::block(rank).memory.data() + offset;
-    const auto store = [=] { std::memcpy(to, &x, sizeof(T)); };
+    host::Later store{to, nullptr, sizeof(T), {}};
+    std::memcpy(store.value, &x, sizeof(T));
     if (host::world.late) host::world.now->stores.push_back(store);
-    else store();
+    else store.happen();
 }
 DEVICE void store_remote(int offset, int rank, float x) { store_there(offset, rank, x); }
 DEVICE void store_remote(int offset, int rank, float x, float y) { store_there(offset, rank, float2{x, y}); }

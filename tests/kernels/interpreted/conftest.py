@@ -28,3 +28,10 @@ def _checked_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.kernels.interpreted.bounds import check_bounds
 
     check_bounds(monkeypatch)
+
+
+@pytest.fixture(autouse=True)
+def _cheaper(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.kernels.interpreted.cheaper import make_cheaper
+
+    make_cheaper(monkeypatch)
