@@ -60,10 +60,18 @@ def assert_equals_oracle(case: Case, impl: str, *, seed: int = 0, dtype: torch.d
     # Given the blocks that it chose itself, the oracle would only repeat itself.
     same = torch.equal(aux.blocks, own.blocks)
     want, want_grads = (own, own_grads) if same else run_oracle(case, xs, upstream, blocks=aux.blocks)
-    errors = {name: relative_error(g, w) for name, g, w in zip(NAMES, grads, want_grads, strict=True)}
+    least = 1e-4 * max(float(w.abs().max()) for w in want_grads)
+    errors = {name: relative_error(g, w, least=least) for name, g, w in zip(NAMES, grads, want_grads, strict=True)}
     errors |= {name: relative_error(getattr(aux, name), getattr(want, name)) for name in ("o_cmp", "o_sel", "o_win")}
     errors["o"] = relative_error(o, want.o)
     assert max(errors.values()) <= (1e-12 if exact else TOLERANCE), (case, impl, errors)
+
+
+def test_a_gradient_that_is_exactly_zero_is_met_but_for_rounding() -> None:
+    """Of the keys where a softmax has one of them: what cancels is a millionth of the other gradients."""
+    case = Case(B=1, S=3, G=1, heads_per_group=1, Dk=1, Dv=5, l=1, d=1, l_sel=1, n_sel=1, w=1)
+    for impl in ("sequential", "batched"):
+        assert_equals_oracle(case, impl, seed=1)
 
 
 def test_sequential_and_batched_equal_the_oracle() -> None:
