@@ -285,3 +285,43 @@ def test_repeats_that_ran_other_batches_are_no_repeats(tmp_path: Path) -> None:
     report = tried(tmp_path, sheet, book(train(repeats=2)))
     assert report.decision == "INCONCLUSIVE", report.why
     assert "batch_size 1 and 2" in finding(report, "config-ignored").message
+
+
+FOREIGN = {"max-steps": "{steps}", "output-dir": "{out}", "data-seed": "{repeat}", "layers": 12}
+"""Arguments of a trainer that has its own words for them."""
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "seen"),
+    [
+        ({}, {"steps": 60}, True),
+        ({}, {"args": {"layers": 6}}, False),
+        ({}, {"env": {"LAYERS": "6"}}, False),
+        ({"env": {"OUT": "{out}"}}, {"env": {"OUT": "{out}"}}, True),
+        ({"args": {"accum": 2}}, {}, False),
+        ({"args": {"warmup-iters": 10}}, {"args": {"warmup-iters": 20}}, False),
+    ],
+    ids=["of another length", "another argument", "another variable", "own folders", "as many as ranks", "warm-up"],
+)
+def test_runs_are_alike_whatever_the_trainer_calls_its_arguments(
+    tmp_path: Path, first: dict[str, Any], second: dict[str, Any], seen: bool
+) -> None:
+    def sheet(spec: RunSpec) -> Sheet:
+        own = {"n_layers": 6} if spec.phase == "other" else {}
+        rates = scatter(40_000.0, spec.steps or 120, seed=len(spec.phase))
+        return Sheet(rates=rates, config=own, asked=own)
+
+    content = json.loads(book(train(repeats=2, **first), train("other", accept=["loss.last < loss.first"], **second)))
+    content["trainer"]["args"] = FOREIGN
+    report = tried(tmp_path, sheet, json.dumps(content))
+    assert any("were started alike" in one.message for one in report.findings) == seen
+
+
+@pytest.mark.parametrize("name", ["accum", "gradient_accumulation_steps", "accumulate_grad_batches"])
+def test_batches_are_other_ones_by_any_name_of_accumulation(tmp_path: Path, name: str) -> None:
+    def sheet(spec: RunSpec) -> Sheet:
+        own = {name: spec.repeat}
+        return Sheet(rates=scatter(40_000.0, seed=spec.repeat), config=own, asked=own, facts={"tokens_per_step": None})
+
+    report = tried(tmp_path, sheet, book(train(repeats=2)))
+    assert f"{name} 1 and 2" in finding(report, "config-ignored").message

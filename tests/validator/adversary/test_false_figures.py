@@ -124,6 +124,11 @@ TWINS: dict[str, Any] = {
         damage=rewritten("training.csv", lambda rows: [rows[0], *(row for row in rows[1:] for _ in range(2))])
     ),
     "tokens that nobody tells": Sheet(facts={"tokens_per_step": None}),
+    "micro-batches by another name, of tokens that nobody tells": Sheet(
+        config={"gradient_accumulation_steps": 4},
+        facts={"tokens_per_step": None},
+        damage=column("toks_per_s", lambda _, value: 4 * value),
+    ),
     "a batch that is partly padding, of tokens that nobody tells": Sheet(
         facts={"tokens_per_step": None}, damage=column("toks_per_s", lambda _, value: 0.7 * value)
     ),
