@@ -141,6 +141,30 @@ def test_a_criterion_that_can_fail_is_none(tmp_path: Path, expr: str) -> None:
     assert load(path).runbook.phases[0].accept[0].expr == expr
 
 
+@pytest.mark.parametrize(
+    ("expr", "refused"),
+    [
+        ("clock_offset.min >= -5", False),
+        ("abs(clock_offset.last) <= 5", False),
+        ("clock_offset.last - 1 >= -2", False),
+        ("clock_offset.stdev >= 0", True),
+        ("clock_offset.n >= 0", True),
+        ("abs(clock_offset.last) + 1 >= 1", True),
+    ],
+)
+def test_a_metric_of_the_runbooks_own_may_be_below_zero(tmp_path: Path, expr: str, refused: bool) -> None:
+    """Its unit says nothing of that."""
+    content = json.loads(book(train(accept=[expr])))
+    content["trainer"]["metrics"]["extra"] = {"clock_offset": "ms"}
+    path = tmp_path / "runbook.yaml"
+    path.write_text(json.dumps(content), encoding="utf-8")
+    if refused:
+        with pytest.raises(RunbookError, match="can never fail"):
+            load(path)
+    else:
+        load(path)
+
+
 def test_running_the_same_again_until_a_criterion_passes_is_no_remedy(tmp_path: Path) -> None:
     path = tmp_path / "runbook.yaml"
     path.write_text(book(train(on_failure=[{"name": "port", "on": ["criterion"]}])), encoding="utf-8")
