@@ -33,6 +33,9 @@ def machine(*names: str) -> dict[str, Any]:
         (A100, "H[12]00", (), "the runbook asks for 'H[12]00'"),
         (A100, None, (H200, H200), f"this machine has {H200}"),
         (H200, "A100.*80GB", (H200, H200), "the runbook asks for 'A100.*80GB'"),
+        (H200, None, (f"{H200} NVL", f"{H200} NVL"), f"this machine has {H200} NVL"),
+        ("A100", None, (H200, H200), f"this machine has {H200}"),
+        ("A100", "H200", (A100, H200), "the runbook asks for 'H200'"),
     ],
 )
 def test_a_run_on_another_gpu_is_vetoed(
@@ -71,6 +74,9 @@ def test_without_a_preflight_the_declared_gpu_is_asked_for_all_the_same(tmp_path
         (None, "H200", (H200, H200)),
         (None, "H200", (H200, H200, A100)),
         (H200, "H200", ()),
+        ("A100-SXM4-80GB", "NVIDIA A100", (A100, A100)),
+        ("a100", "A100.*80GB", (A100, A100)),
+        ("A100 80GB", "A100.*80GB", (A100, A100)),
     ],
 )
 def test_the_declared_gpu_is_no_obstacle(
@@ -78,6 +84,13 @@ def test_the_declared_gpu_is_no_obstacle(
 ) -> None:
     report = tried(tmp_path, Sheet(facts={"gpu_name": ran_on}), asking(book(), declared), machine=machine(*have))
     assert (report.decision, codes(report, "veto", "warning")) == ("GO", set()), report.why
+
+
+def test_a_preflight_that_is_not_required_does_not_answer_for_the_gpu(tmp_path: Path) -> None:
+    text = asking(book({"id": "preflight", "kind": "preflight", "required": False, "probe": False}, train()), "A100")
+    report = tried(tmp_path, Sheet(), text, machine=machine(H200, H200))
+    assert "config-ignored" in codes(report, "veto")
+    assert report.decision == "INCONCLUSIVE"
 
 
 def test_what_was_measured_on_a_machine_that_nothing_tells_of_is_not_gone_on_with(tmp_path: Path) -> None:
