@@ -242,6 +242,33 @@ def test_a_row_of_its_own_for_what_is_validated_is_no_other_run(tmp_path: Path) 
     assert "mixed-runs" not in codes(report)
 
 
+def test_rows_of_one_step_may_be_written_at_two_moments(tmp_path: Path) -> None:
+    """A row of training and one of validation have each their time and the memory of then."""
+
+    def beside(rows: list[str]) -> list[str]:
+        written = [f"{rows[0]},val_loss,wall_s,host_mem_mib"]
+        for number, row in enumerate(rows[1:], start=1):
+            alone = f"{row.split(',')[0]}{',' * row.count(',')},2.5,{number + 0.5},1010"
+            written += [alone, f"{row},,{number},1000"]
+        return written
+
+    report = tried(tmp_path, Sheet(damage=rewritten("training.csv", beside)))
+    assert "mixed-runs" not in codes(report)
+
+
+def test_two_processes_are_told_by_what_a_step_has_once(tmp_path: Path) -> None:
+    def slower(rows: list[str]) -> list[str]:
+        head, *rest = rows
+        at = head.split(",").index("step_time_s")
+        cells = [row.split(",") for row in rest]
+        other = [",".join((*c[:at], str(1.1 * float(c[at])), *c[at + 1 :])) for c in cells]
+        return [head, *(row for pair in zip(rest, other, strict=True) for row in pair)]
+
+    report = tried(tmp_path, Sheet(damage=rewritten("training.csv", slower)))
+    assert "mixed-runs" in codes(report, "veto")
+    assert "one row for each optimizer step" in finding(report, "mixed-runs").next_step
+
+
 def rows_of(first: int, last: int) -> Sheet:
     """The gradient's norm in some rows only; in the others it would have been above any bound."""
     return Sheet(damage=column("grad_norm", lambda row, value: value if first <= row <= last else ""))
