@@ -301,6 +301,32 @@ def test_a_metric_that_comes_seldom_meets_its_bound(tmp_path: Path, every: int) 
     assert report.decision == "GO", report.why
 
 
+@pytest.mark.parametrize(
+    ("sheet", "decision"),
+    [
+        (rows_of(1, 1), "GO"),
+        (rows_of(1, 4), "GO"),
+        (rows_of(90, 120), "INCONCLUSIVE"),
+        (rows_of(60, 60), "GO"),
+    ],
+)
+def test_the_first_of_a_run_is_known_whatever_follows(tmp_path: Path, sheet: Sheet, decision: str) -> None:
+    """What a trainer tells once, at its start, has a first value and no largest one."""
+    report = tried(tmp_path, sheet, book(train(accept=["grad_norm.first <= 10", "grad_norm.n >= 1"])))
+    assert report.decision == decision, report.why
+
+
+@pytest.mark.parametrize(("warmup_steps", "decision"), [(40, "GO"), (10, "INCONCLUSIVE")])
+def test_what_is_measured_behind_the_warm_up_may_begin_there(tmp_path: Path, warmup_steps: int, decision: str) -> None:
+    sheet = Sheet(
+        columns={"dt_fetch_s": [0.001] * 120},
+        damage=column("dt_fetch_s", lambda row, value: "" if row <= 40 else value),
+    )
+    text = book(train(accept=["dt_fetch_s.max <= 1"], warmup_steps=warmup_steps))
+    report = tried(tmp_path, sheet, text)
+    assert report.decision == decision, report.why
+
+
 @pytest.mark.parametrize("statistic", ["min", "max", "first", "last", "mean"])
 @pytest.mark.parametrize(
     ("sheet", "why"),
