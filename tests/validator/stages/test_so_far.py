@@ -152,6 +152,8 @@ def test_without_the_program_the_validation_goes_on(folder: RunFolder, said: lis
 
 
 def test_it_draws_what_the_journal_says_and_follows_it(folder: RunFolder, said: list[str]) -> None:
+    for name in ("json.py", "validator.py"):  # a trainer's modules are nobody else's
+        Path(name).write_text("raise SystemExit(1)", encoding="utf-8")
     beside = SoFar(folder, say=said.append)
     statuses = []
     for _ in range(2):
