@@ -51,7 +51,7 @@ def undeclared_gpu(whole: ValidationFacts) -> Iterator[Finding]:
     hardware, machine = whole.record.runbook.hardware, _machine(whole)
     phases = whole.record.runbook.phases
     looked_at = any(isinstance(phase, PreflightPhase) and phase.required for phase in phases)
-    if hardware.name is None or hardware.gpus == 0 or looked_at or not machine:
+    if hardware.name is None or looked_at or not machine:
         return
     fitting = [name for name in machine if re.search(hardware.name, name)]
     if len(fitting) >= hardware.gpus:

@@ -56,6 +56,16 @@ def test_two_runs_on_two_kinds_of_gpu_are_vetoed(tmp_path: Path) -> None:
     assert finding(report, "foreign-results").message == (f"baseline/r2 trained on {A100}, and baseline/r1 on {H200}.")
 
 
+def test_what_is_not_required_may_run_elsewhere(tmp_path: Path) -> None:
+    def sheet(spec: RunSpec) -> Sheet:
+        rates = scatter(40_000.0, seed=len(spec.phase))
+        return Sheet(rates=rates, facts={"gpu_name": A100 if spec.phase == "other" else H200})
+
+    text = asking(book(train(), train("other", required=False)), "H200")
+    report = tried(tmp_path, sheet, text, machine=machine(H200, H200))
+    assert (report.decision, "foreign-results" in codes(report)) == ("GO", False), report.why
+
+
 def test_without_a_preflight_the_declared_gpu_is_asked_for_all_the_same(tmp_path: Path) -> None:
     """The trainer does not tell on which GPU it ran."""
     text = asking(book(), "A100")

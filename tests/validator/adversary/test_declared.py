@@ -165,6 +165,13 @@ def test_a_metric_of_the_runbooks_own_may_be_below_zero(tmp_path: Path, expr: st
         load(path)
 
 
+@pytest.mark.parametrize("expr", ["loss.max >= baseline.loss.first", "step_time_s.p95 >= baseline.step_time_s.p50"])
+def test_statistics_of_two_phases_have_no_order(tmp_path: Path, expr: str) -> None:
+    path = tmp_path / "runbook.yaml"
+    path.write_text(book(train(), train("other", accept=[expr])), encoding="utf-8")
+    load(path)
+
+
 def test_running_the_same_again_until_a_criterion_passes_is_no_remedy(tmp_path: Path) -> None:
     path = tmp_path / "runbook.yaml"
     path.write_text(book(train(on_failure=[{"name": "port", "on": ["criterion"]}])), encoding="utf-8")
@@ -299,6 +306,13 @@ def test_scaling_between_runs_of_one_model_counts(
 ) -> None:
     report = tried(tmp_path, _runs(**changed), _pair(**single))
     assert "config-ignored" not in codes(report), report.why
+
+
+def test_what_is_not_required_may_be_another_model(tmp_path: Path) -> None:
+    text = json.loads(_pair())
+    text["phases"][1] |= {"required": False}
+    report = tried(tmp_path, _runs(n_layers=1), json.dumps(text))
+    assert not any("were started alike" in one.message for one in report.findings)
 
 
 def test_repeats_that_ran_other_batches_are_no_repeats(tmp_path: Path) -> None:

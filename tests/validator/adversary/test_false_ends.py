@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,16 @@ def test_an_exit_code_that_was_lost_on_the_way_is_no_pass(
     report = tried(tmp_path, Sheet(files=files), book(train(kind=kind)))
     assert report.decision == "NO_GO", report.why
     assert told in verdict(report, "baseline.exit").message
+
+
+def test_a_halt_from_before_the_run_is_not_its_own(tmp_path: Path) -> None:
+    def left(out: Path) -> None:
+        (out / ".HALT").write_text("stop", encoding="utf-8")
+        os.utime(out / ".HALT", (1e9, 1e9))
+
+    report = tried(tmp_path, Sheet(damage=left))
+    assert "stale-halt" in codes(report)
+    assert verdict(report, "baseline.exit").status == "PASS"
 
 
 def test_another_word_for_done_is_as_good(tmp_path: Path) -> None:
