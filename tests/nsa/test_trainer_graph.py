@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nsa import effective, microbatch
+from nsa import assemble, effective, microbatch
 from nsa.graphs import why_no_graph
 from nsa.microbatch import MicroBatch, MicroBatches
 
@@ -100,6 +100,7 @@ def test_a_run_with_graphs_does_and_tells_the_same(
     monkeypatch.setattr(effective, "why_no_graph", lambda **_: None)
     monkeypatch.setattr(microbatch, "MicroBatchGraph", Replayed)
     monkeypatch.setattr(Replayed, "made", [])
+    monkeypatch.setattr(assemble, "wrap_ddp", None)  # it would reduce within what is captured
     assert train(tmp_path / "replayed", "--cuda-graph", *settings) == 0
     found = {}
     for name in ("launched", "replayed"):
@@ -110,6 +111,7 @@ def test_a_run_with_graphs_does_and_tells_the_same(
     assert found["replayed"] == found["launched"]
     assert [step for step, *_ in found["replayed"][1]] == [1, 5, 9]
     plain, with_stats = Replayed.made
+    assert with_stats.beside == [plain], "they share their memory"
     accum = 2 if extra else 1
     # Python launches the first step, the audited one (2) and the first traced one (5); statistics are taken in 1, 5, 9.
     assert (with_stats.replays, plain.replays) == (1, 6 * accum - 1)
