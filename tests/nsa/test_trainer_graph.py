@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import json
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nsa import effective, microbatch
+from nsa import assemble, effective, microbatch
 from nsa.graphs import why_no_graph
 from nsa.microbatch import MicroBatch, MicroBatches
 
@@ -59,16 +60,22 @@ class Replayed:
     def ready(self) -> bool:
         return hasattr(self, "work")
 
-    def capture(self, work: Callable[[Tensor], MicroBatch]) -> None:
+    def capture(self, work: functools.partial[MicroBatch]) -> None:
         self.result = work(torch.zeros(self.shape, dtype=torch.int64))
         self.work = work
+        self.gradients = self.gradients_now
 
     @property
     def tensors(self) -> list[Tensor]:
         return _tensors(self.result)
 
+    @property
+    def gradients_now(self) -> list[Tensor | None]:
+        return [weight.grad for weight in self.work.func.__self__.bare_model.parameters()]
+
     def replay(self, tokens_BT: Tensor) -> MicroBatch:
         assert tokens_BT.shape == self.shape
+        assert [id(one) for one in self.gradients] == [id(one) for one in self.gradients_now], "it adds to these alone"
         self.replays += 1
         for old, new in zip(self.tensors, _tensors(self.work(tokens_BT)), strict=True):
             old.copy_(new)
@@ -93,6 +100,7 @@ def test_a_run_with_graphs_does_and_tells_the_same(
     monkeypatch.setattr(effective, "why_no_graph", lambda **_: None)
     monkeypatch.setattr(microbatch, "MicroBatchGraph", Replayed)
     monkeypatch.setattr(Replayed, "made", [])
+    monkeypatch.setattr(assemble, "wrap_ddp", None)  # it would reduce within what is captured
     assert train(tmp_path / "replayed", "--cuda-graph", *settings) == 0
     found = {}
     for name in ("launched", "replayed"):
@@ -103,6 +111,7 @@ def test_a_run_with_graphs_does_and_tells_the_same(
     assert found["replayed"] == found["launched"]
     assert [step for step, *_ in found["replayed"][1]] == [1, 5, 9]
     plain, with_stats = Replayed.made
+    assert with_stats.beside == [plain], "they share their memory"
     accum = 2 if extra else 1
     # Python launches the first step, the audited one (2) and the first traced one (5); statistics are taken in 1, 5, 9.
     assert (with_stats.replays, plain.replays) == (1, 6 * accum - 1)

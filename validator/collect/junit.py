@@ -18,19 +18,26 @@ __all__ = ["read_junit", "tests_to_run"]
 
 _LISTED = 500
 _HEAD_BYTES = 1 << 20
-_COLLECTED = re.compile(
-    rb"^collected (?P<every>\d{1,9}) items?(?: / [^\n]*?(?P<selected>\d{1,9}) selected)?[^\n]*$", re.M
-)
+_COLLECTED = re.compile(rb"^(?:collecting \.\.\. ?)?collected (?P<every>\d{1,9}) items?(?P<rest>[^\n]*)$", re.M)
+_COUNT = re.compile(rb" (?P<count>\d{1,9}) (?P<what>selected|skipped)\b")
+_COLOR = re.compile(rb"\x1b\[[0-9;]*[A-Za-z]")
 
 
 def tests_to_run(log: Path) -> int | None:
-    """How many tests pytest meant to run, by what it printed at the start; None where it did not say (`-q`)."""
+    """How many entries pytest meant to make, by what it printed at the start; None where it did not say (`-q`).
+
+    A file that is skipped as a whole is none of the collected items and has an entry all the same.
+    """
     try:
         with log.open("rb") as file:
-            found = _COLLECTED.search(file.read(_HEAD_BYTES).replace(b"\r", b"\n"))
+            head = _COLOR.sub(b"", file.read(_HEAD_BYTES)).replace(b"\r", b"\n")
     except OSError:
         return None
-    return None if found is None else int(found["selected"] or found["every"])
+    found = _COLLECTED.search(head)
+    if found is None:
+        return None
+    counts = {one["what"]: int(one["count"]) for one in _COUNT.finditer(found["rest"])}
+    return counts.get(b"selected", int(found["every"])) + counts.get(b"skipped", 0)
 
 
 def read_junit(path: Path, intake: Intake) -> tuple[dict[str, ScalarValue], dict[str, Any]] | None:

@@ -6,6 +6,7 @@ Blocks without a flaw are read by numpy at once; only a block with a flaw is rea
 from __future__ import annotations
 
 import io
+import re
 from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -50,6 +51,10 @@ MAX_COLUMNS = 512
 MAX_STEP = float(2**53)
 _RIVALS, _RIVAL_SHARE = 3, 0.1
 """Rows that repeat a step with other values, at least, and their share of all, from which they are no accident."""
+
+_GOES_ON = re.compile(r"time|stamp|clock|wall|elapsed|epoch|mem|tokens", re.I)
+_OF_A_STEP = ("step_time_s", "compute_time_s")
+"""Columns of the moment of writing: two rows of one step, of training and of validation, differ in them by rights."""
 
 _EMPTY = -1.2345678901234567e308
 """Stands for an empty cell while numpy reads a block; no trainer measures this."""
@@ -316,7 +321,7 @@ def _note_rivals(parts: _Parts, steps: Rows, lines: Rows, path: Path, intake: In
         return
     other = np.zeros(again.size, dtype=np.bool_)
     for name, column in zip(parts.names, parts.data, strict=True):
-        if name != "step":
+        if name != "step" and (name in _OF_A_STEP or _GOES_ON.search(name) is None):
             values = np.frombuffer(column, dtype=np.float64)
             before, after = values[again - 1], values[again]  # an empty cell is NaN or the mark of one; it says nothing
             told = ~(np.isnan(before) | np.isnan(after) | (before == _EMPTY) | (after == _EMPTY))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from itertools import combinations
 
 import numpy as np
 
-from validator.diagnose.facts import RunFacts, ValidationFacts, as_number, same_value
+from validator.diagnose.facts import MICRO_BATCHES, RunFacts, ValidationFacts, as_number, same_value
 from validator.diagnose.rule import Confidence, evidence, found, percent
 from validator.model.runbook import TrainPhase
 from validator.model.settings import flat_name
@@ -31,7 +32,7 @@ _MODEL = (
     *("n_layers", "num_layers", "n_layer", "dim", "d_model", "hidden_size", "n_embd", "n_heads", "num_heads", "n_head"),
     *("vocab_size", "seq_len", "dtype"),
 )
-_BATCH = ("batch_size", "accum", "grad_accum")
+_BATCH = ("batch_size", *MICRO_BATCHES)
 _SAME_RATE = 0.03
 _BLAME_RATIO = 2.0
 _NOT_COMPARED = frozenset(
@@ -76,12 +77,19 @@ def another_config(whole: ValidationFacts) -> Iterator[Finding]:
 
 def _started_as(run: RunFacts, *, nproc: bool = True) -> tuple[str, ...]:
     """What a run was told, but for what tells runs apart or how long they are."""
-    told = {f"args.{flat_name(key)}": value for key, value in run.spec.requested.items()}
-    told |= {f"env.{key}": value for key, value in run.spec.env.items()} | {"nproc": run.world_size if nproc else "any"}
-    own_words = (str(run.spec.steps), str(run.spec.nproc))
+    told = {f"args.{flat_name(key)}": str(value) for key, value in run.spec.requested.items()}
+    told |= {f"env.{key}": value for key, value in run.spec.env.items()}
+    own = {key for key, value in told.items() if _is_its_own(run, key.partition(".")[2].lower(), value)}
+    own_words = {str(run.spec.steps), str(run.spec.nproc), *(told[key] for key in own)}
     words = [word for word in run.spec.argv if run.spec.out not in word and word not in own_words]
-    own = ("out", "steps", "seed")
-    return (*words, *(f"{key}={told[key]}" for key in sorted(told) if key.partition(".")[2] not in own))
+    ranks = str(run.world_size) if nproc else "any"
+    return (*words, f"nproc={ranks}", *(f"{key}={told[key]}" for key in sorted(told.keys() - own)))
+
+
+def _is_its_own(run: RunFacts, name: str, value: str) -> bool:
+    """Whether a setting is a run's folder, its seed or its length, whatever its trainer calls that."""
+    length = value == str(run.spec.steps) and re.search("step|iter", name)
+    return run.spec.out in value or name in ("out", "steps") or name.endswith("seed") or bool(length)
 
 
 def _not_alike(one: RunFacts, other: RunFacts, names: list[str]) -> Finding:
@@ -188,7 +196,7 @@ def impossible_scaling(whole: ValidationFacts) -> Iterator[Finding]:
         unmeasured = judged is not None and as_number(judged.value) is None
         certain = not unmeasured and (low is None or low > SCALING_LIMIT)
         different = (
-            [n for n in _varies_by(many[0], phase.runs[0]) if n not in ("nproc", "accum")]
+            [n for n in _varies_by(many[0], phase.runs[0]) if n not in ("nproc", *MICRO_BATCHES)]
             if phase.runs and many
             else []
         )

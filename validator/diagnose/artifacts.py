@@ -25,7 +25,8 @@ def mixed_runs(run: RunFacts) -> Iterator[Finding]:
             f"{seen[0].path} holds more than one run: {seen[0].message}.",
             severity="veto",
             because=_evidence(seen),
-            next_step=f"Run again into an empty folder, and check that only one process writes {seen[0].path}.",
+            next_step=f"Run again into an empty folder, and check that only one process writes {seen[0].path}, one row "
+            "for each optimizer step and none for a rank or a micro-batch.",
         )
 
 

@@ -20,9 +20,12 @@ from validator.model.result import Result, Series
 from validator.model.settings import flat_name
 from validator.model.verdict import Evidence, PhaseReport
 
-__all__ = ["LogHit", "PhaseFacts", "RunFacts", "ValidationFacts", "same_value"]
+__all__ = ["MICRO_BATCHES", "LogHit", "PhaseFacts", "RunFacts", "ValidationFacts", "same_value"]
 
 Floats = npt.NDArray[np.float64]
+
+MICRO_BATCHES = ("accum", "grad_accum", "accumulate_grad_batches", "gradient_accumulation_steps", "grad_accum_steps")
+"""Names that trainers give to the micro-batches of a step."""
 
 
 @dataclass(frozen=True)
@@ -193,7 +196,7 @@ class RunFacts:
         length, batch = self.number("seq_len"), self.number("batch_size")
         if length is None or batch is None:
             return None
-        return length * batch * (self.number("accum", "grad_accum", "accumulate_grad_batches") or 1) * self.world_size
+        return length * batch * (self.number(*MICRO_BATCHES) or 1) * self.world_size
 
     @property
     def steps_done(self) -> float | None:

@@ -12,6 +12,9 @@ from validator.model.verdict import Finding
 
 __all__ = ["another_gpu", "undeclared_gpu"]
 
+_DRIVER_NAMES = ("nvidia ", "tesla ", "geforce ", "quadro ", "titan ", "amd ")
+"""How drivers, old ones too, begin the name of a GPU."""
+
 
 def another_gpu(whole: ValidationFacts) -> Iterator[Finding]:
     """A required run trained on a GPU that is not the declared one, not this machine's, or not that of another run."""
@@ -22,10 +25,11 @@ def another_gpu(whole: ValidationFacts) -> Iterator[Finding]:
         if not isinstance(name, str) or not name:
             continue
         declared = whole.record.runbook.hardware.name
+        names = [name, *(other for other in machine if _alike(name, other))]
         said = None
-        if declared is not None and re.search(declared, name) is None:
+        if declared is not None and not any(re.search(declared, one) for one in names):
             said = f"the runbook asks for {declared!r}"
-        elif machine and not any(_alike(name, other) for other in machine):
+        elif machine and len(names) == 1:
             said = f"this machine has {', '.join(sorted(set(machine)))}"
         elif first is not None and not _alike(name, first[1]):
             said = f"{first[0].spec.id} on {first[1]}"
@@ -43,10 +47,11 @@ def another_gpu(whole: ValidationFacts) -> Iterator[Finding]:
 
 
 def undeclared_gpu(whole: ValidationFacts) -> Iterator[Finding]:
-    """The machine's GPUs are not of the declared kind, and the runbook has no preflight that would have said so."""
+    """The machine's GPUs are not of the declared kind, and no required preflight would have said so."""
     hardware, machine = whole.record.runbook.hardware, _machine(whole)
-    looked_at = any(isinstance(phase, PreflightPhase) for phase in whole.record.runbook.phases)
-    if hardware.name is None or hardware.gpus == 0 or looked_at or not machine:
+    phases = whole.record.runbook.phases
+    looked_at = any(isinstance(phase, PreflightPhase) and phase.required for phase in phases)
+    if hardware.name is None or looked_at or not machine:
         return
     fitting = [name for name in machine if re.search(hardware.name, name)]
     if len(fitting) >= hardware.gpus:
@@ -58,7 +63,7 @@ def undeclared_gpu(whole: ValidationFacts) -> Iterator[Finding]:
         severity="veto",
         because=[evidence(f"gpus {', '.join(machine)}", "environment.json", "gpus")],
         next_step="Run it where they are, or choose the runbook for this machine (validator list); a phase of kind "
-        "preflight says so before anything is measured.",
+        "preflight that is required says so before anything is measured.",
     )
 
 
@@ -76,6 +81,16 @@ def _machine(whole: ValidationFacts) -> list[str]:
 
 
 def _alike(one: str, other: str) -> bool:
-    """Whether two names are of one kind of GPU; a part of a GPU is called by the whole's name and its size."""
+    """Whether two names may be of one kind of GPU.
+
+    A part of a GPU is called by the whole's name and its size. A name that does not begin as the driver's do was
+    shortened by the trainer (`A100`): it is that of every GPU that has all its words.
+    """
     short, long = sorted((one.strip().lower(), other.strip().lower()), key=len)
-    return long == short or long.startswith(f"{short} mig")
+    if long == short or long.startswith(f"{short} mig"):
+        return True
+    return not short.startswith(_DRIVER_NAMES) and set(_words(short)) <= set(_words(long))
+
+
+def _words(name: str) -> list[str]:
+    return re.findall(r"[a-z0-9.]+", name)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from validator.diagnose.facts import RunFacts, ValidationFacts, as_number
+from validator.diagnose.facts import MICRO_BATCHES, RunFacts, ValidationFacts, as_number
 from validator.diagnose.rule import Severity, evidence, found, percent
 from validator.judge.window import covered_steps
 from validator.model.result import Series
@@ -166,7 +166,7 @@ def _most_tokens(run: RunFacts) -> float | None:
     length, batch = (as_number(run.ran.get(name)) for name in ("seq_len", "batch_size"))
     if not length or not batch:
         return None
-    micro = next((n for name in ("accum", "grad_accum") if (n := as_number(run.ran.get(name)))), 1.0)
+    micro = max((n for name in MICRO_BATCHES if (n := as_number(run.ran.get(name)))), default=1.0)
     most = max(length * batch * max(1.0, micro) * run.world_size, length * (run.number("global_batch_size") or 0.0))
     return most if most > 0 else None
 

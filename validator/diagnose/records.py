@@ -45,7 +45,7 @@ def damaged_evidence(run: RunFacts) -> Iterator[Finding]:
     relied_on = [i for i in seen if _relied_on(run, i)]
     seen = relied_on or seen
     because = [evidence(i.message, i.path, f"line {i.line}" if i.line else None) for i in seen[:5]]
-    odd = [] if because else list(_not_finite(run))
+    odd = [] if because else list(_impossible(run))
     if not because and not odd:
         return
     first = f"{seen[0].path}: {seen[0].message}" if seen else odd[0].text
@@ -54,8 +54,9 @@ def damaged_evidence(run: RunFacts) -> Iterator[Finding]:
         f"What was measured cannot be read as a whole: {first}.",
         severity="veto" if ended_well and (relied_on or odd) else "warning",
         because=because or odd,
-        next_step="Have the trainer append whole lines and flush each, replace whole files by rename, and let only one "
-        "process write a file; check the disk (dmesg, df -h), then run again.",
+        next_step="Have the trainer append whole lines and flush each, replace whole files by rename, let only one "
+        "process write a file, and leave a cell empty where nothing was measured; check the disk (dmesg, df -h), then "
+        "run again.",
     )
 
 
@@ -69,7 +70,7 @@ def _relied_on(run: RunFacts, irregularity: Irregularity) -> bool:
     return beat or printed or name in declared or (run.spec.kind == "pytest" and name == "junit.xml")
 
 
-def _not_finite(run: RunFacts) -> Iterator[Evidence]:
+def _impossible(run: RunFacts) -> Iterator[Evidence]:
     """Rates and times of a step that cannot be: no numbers, or below zero, where they would cancel honest ones."""
     for name in _RATES:
         series = run.series(name)

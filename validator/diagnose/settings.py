@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from validator.diagnose.facts import RunFacts, same_value
+from validator.diagnose.facts import MICRO_BATCHES, RunFacts, same_value
 from validator.diagnose.rule import evidence, found, percent
 from validator.judge.config import untold
 from validator.judge.window import covered_steps
@@ -26,7 +26,7 @@ __all__ = [
 COMPRESSION = ("ddp_compress", "compress", "grad_compression", "gradient_compression")
 
 _WORKLOAD = frozenset(
-    {"seq_len", "batch_size", "accum", "grad_accum", "global_batch_size", "vocab_size", "data"}
+    {"seq_len", "batch_size", *MICRO_BATCHES, "global_batch_size", "vocab_size", "data"}
     | {"n_layers", "dim", "n_heads", "n_kv_groups", "d_k", "d_v", "ffn_dim", "attention"}
     | {"l", "d", "l_sel", "n_sel", "w"}
     | {"dtype", "param_dtype", "weight_dtype", "compute_dtype", "precision"}
@@ -133,7 +133,7 @@ def _tokens_take_longer(run: RunFacts, expected: float) -> Iterator[Finding]:
     rate = run.series("toks_per_s")
     if rate is None or run.outcome is None or not (np.isfinite(rate.values) & (rate.values > 0)).all():
         return
-    fewest = expected / run.world_size / max(1.0, run.number("accum", "grad_accum") or 1.0)
+    fewest = expected / run.world_size / max(1.0, run.number(*MICRO_BATCHES) or 1.0)
     needed_s = fewest * float((covered_steps(rate.steps) / rate.values)[1:].sum())
     duration_s = run.outcome.duration_s
     if needed_s <= _LONGER * duration_s + _LONGER_S:

@@ -313,7 +313,10 @@ def _tests(run: RunRecord, *, allow_skipped: bool) -> Found:
     wanted = run.result.extra.get("tests_to_run") if run.result is not None else None
     known = passed + skipped
     if isinstance(wanted, int) and known < wanted:
-        message = f"{observed}, of {wanted} that were to be run: what became of the others, nothing tells."
+        message = (
+            f"{observed}, of {wanted} that were to be run: what became of the others, nothing tells. A conftest.py "
+            "that leaves tests out has to call pytest_deselected."
+        )
         return Found("INCONCLUSIVE", message, observed, f"{wanted} tests", evidence)
     if passed == 0:
         status: Status = "SKIPPED" if skipped else "FAIL"

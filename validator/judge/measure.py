@@ -117,7 +117,9 @@ def measure(result: Result, *, warmup_steps: int, world_size: int = 1) -> RunMea
     restarted = [name for name, one in series.items() if one.restarted]
     window = window_of(series, warmup_steps)
     obstacle = obstacle_of(window, restarted, result.extra)
-    windows = {name: windowed(one.series, series, window, obstacle) for name, one in series.items()}
+    windows = {
+        name: windowed(one.series, series, window, obstacle, warmup_steps=warmup_steps) for name, one in series.items()
+    }
     if "toks_per_s" in windows and "toks_per_s_per_rank" not in windows:
         windows["toks_per_s_per_rank"] = per_rank(windows["toks_per_s"], world_size)
     flops = flops_per_token(result.environment)
@@ -147,7 +149,7 @@ def measure(result: Result, *, warmup_steps: int, world_size: int = 1) -> RunMea
 def _estimate(rows: Windowed, statistic: str) -> Estimate:
     values = rows.values
     seed = rows.sha256  # the data decide: the same file has the same interval under any name
-    if rows.invalid is not None and statistic != "n":
+    if rows.invalid is not None and statistic not in rows.still_told:
         raise NotMeasured(rows.invalid)
     if statistic in EXACT_STATISTICS:
         return exact(_exact_statistic(values, statistic))

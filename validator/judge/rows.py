@@ -68,7 +68,9 @@ class Windowed:
     obstacle: str | None = None
     comparable: bool = False
     invalid: str | None = None
-    """Why not even what was seen may be told of these rows."""
+    """Why not even what was seen may be told of these rows, but for the statistics in `still_told`."""
+
+    still_told: tuple[str, ...] = ("n",)
 
     def mean(self) -> float:
         """The weighted mean; NaN if a value is not finite."""
@@ -131,8 +133,10 @@ def obstacle_of(window: SteadyWindow, restarted: list[str], extra: Mapping[str, 
     return None
 
 
-def windowed(series: Series, others: Mapping[str, Ordered], window: SteadyWindow, obstacle: str | None) -> Windowed:
-    """One series within its window, with what its mean is made of."""
+def windowed(
+    series: Series, others: Mapping[str, Ordered], window: SteadyWindow, obstacle: str | None, *, warmup_steps: int
+) -> Windowed:
+    """One series within its window, with what its mean is made of. What is sampled may begin behind the warm-up."""
     known = METRICS.get(series.name)
     sampled = known is not None and known.window == "steady"
     steps, values, weights = series.steps, series.values, covered_steps(series.steps)
@@ -148,6 +152,8 @@ def windowed(series: Series, others: Mapping[str, Ordered], window: SteadyWindow
     else:
         numerator = values * weights
     denominator, note = weights, None
+    hole = _hole(series, others, skipped=warmup_steps if sampled else 0)
+    unsound = obstacle if sampled and obstacle != window.note else None
     if series.name in RATES:
         numerator, denominator, note = _tokens_and_time(steps, values, weights, others.get("step_time_s"))
     return Windowed(
@@ -164,15 +170,25 @@ def windowed(series: Series, others: Mapping[str, Ordered], window: SteadyWindow
         note=note,
         obstacle=obstacle if sampled else None,
         comparable=window.comparable and obstacle == window.note,
-        invalid=_holes(series, others) or (obstacle if sampled and obstacle != window.note else None),
+        invalid=unsound or (hole.text if hole is not None else None),
+        still_told=("first", "n") if hole is not None and hole.after_first and unsound is None else ("n",),
     )
 
 
-def _holes(series: Series, others: Mapping[str, Ordered]) -> str | None:
+@dataclass(frozen=True)
+class _Hole:
+    """A stretch without rows, in words; and whether it lies behind the first row, which is then the run's first."""
+
+    text: str
+    after_first: bool
+
+
+def _hole(series: Series, others: Mapping[str, Ordered], *, skipped: int) -> _Hole | None:
     """Where a series does not tell of most of a run that others tell of: its extremes, and its end, are not known.
 
     Rows may come seldom, and the last one may be due only after the end; but a stretch without any, of a quarter of the
     run and ten times their own pace, is one of which nothing is known. Samples of the machine go by time, not by step.
+    Up to step `skipped` nobody asks for rows.
     """
     steps, rows = series.steps, max(len(one.series.steps) for one in others.values())
     if series.name.startswith("telemetry.") or rows < _FEW or len(steps) == rows:
@@ -183,11 +199,14 @@ def _holes(series: Series, others: Mapping[str, Ordered]) -> str | None:
     usual, longest = float(np.median(strides[1:] if len(strides) > 1 else strides)), int(strides[1:].max(initial=0))
     if int(steps[-1]) + 2 * max(longest, int(strides[0]) if len(steps) == 1 else 0) <= end:
         told = "row" if len(steps) == 1 else "rows"
-        return f"{series.name} has {len(steps)} {told}, the last at step {steps[-1]}, where others go on to {end}"
-    wide = np.flatnonzero(strides > max(_HOLE_STRIDES * usual, _HOLE_SHARE * (end - begin)))
+        text = f"{series.name} has {len(steps)} {told}, the last at step {steps[-1]}, where others go on to {end}"
+        return _Hole(text, after_first=int(steps[0]) <= _HOLE_SHARE * (end - begin))
+    asked = steps - np.maximum(steps - strides, skipped)
+    wide = np.flatnonzero(asked > max(_HOLE_STRIDES * usual, _HOLE_SHARE * (end - begin)))
     if wide.size and len(steps) > 1:
         low, high = int(steps[wide[0]] - strides[wide[0]]), int(steps[wide[0]])
-        return f"{series.name} has no row between steps {low} and {high}, where others have"
+        text = f"{series.name} has no row between steps {low} and {high}, where others have"
+        return _Hole(text, after_first=bool(wide[0] > 0))
     return None
 
 
@@ -227,6 +246,7 @@ def per_rank(rate: Windowed, world_size: int) -> Windowed:
         obstacle=rate.obstacle,
         comparable=rate.comparable,
         invalid=rate.invalid,
+        still_told=rate.still_told,
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from validator.model.catalogue import METRICS, SCALARS
 from validator.model.expression import Binary, Call, Comparison, Expression, Number, Reference, Text
 from validator.model.resolve import Resolved
 
@@ -41,8 +42,11 @@ def always_holds(comparison: Comparison, resolved: Mapping[Reference, Resolved])
 
 
 def never_negative(meaning: Resolved) -> bool:
-    """Whether a value cannot be below 0, by its unit."""
-    return meaning.unit_known and meaning.unit in _NEVER_NEGATIVE and "growth" not in meaning.name
+    """Whether a value cannot be below 0. What a runbook declares of its own may be an offset, whatever its unit."""
+    if meaning.statistic in ("stdev", "n"):
+        return True
+    known = meaning.name in METRICS or meaning.name in SCALARS
+    return known and meaning.unit in _NEVER_NEGATIVE and "growth" not in meaning.name
 
 
 def _is_ordered(left: Expression, right: Expression, resolved: Mapping[Reference, Resolved]) -> bool:
@@ -86,8 +90,7 @@ def _reach(node: Expression, resolved: Mapping[Reference, Resolved]) -> _Reach:
     if isinstance(node, Number):
         return node.value, node.value
     if isinstance(node, Reference):
-        meaning = resolved[node]
-        return (0.0, math.inf) if never_negative(meaning) or meaning.statistic in ("stdev", "n") else _ANYTHING
+        return (0.0, math.inf) if never_negative(resolved[node]) else _ANYTHING
     if isinstance(node, Call):
         return _reach_of_call(node, [_reach(argument, resolved) for argument in node.arguments])
     if isinstance(node, Text):

@@ -102,7 +102,3 @@ def _end_with(runner: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != runner:
         sys.exit(0)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -40,6 +40,13 @@ _SETTLED_S = 1.0
 """A phase that is over sooner needs no report that says it is running. One that goes on has it written beside its run,
 not before it: a machine that is paid for by the minute waits for nothing."""
 
+_DRAWING = (
+    "import sys; sys.path[:] = [sys.argv.pop(1), *filter(None, sys.path)]; "
+    "from validator.stages.drawing import main; sys.exit(main(sys.argv[1:]))"
+)
+"""This package as the runner has it. With `-m` Python would look for modules in the working folder first, where a
+trainer may keep a `json.py` or a `validator` of its own."""
+
 _LEAST_PRIORITY = 19
 
 _END_S = 5.0
@@ -53,13 +60,8 @@ class SoFar:
         """`say` is told why a report cannot be written; `program` replaces the one that draws."""
         self._folder = folder
         self._say = say
-        self._program = program or (
-            sys.executable,
-            "-m",
-            "validator.stages.drawing",
-            str(folder.root),
-            str(os.getpid()),
-        )
+        here = str(Path(validator.__file__).parents[1])
+        self._program = program or (sys.executable, "-c", _DRAWING, here, str(folder.root), str(os.getpid()))
         self._process: subprocess.Popen[bytes] | None = None
         self._drawing = False
         self._heard = b""
@@ -112,14 +114,12 @@ class SoFar:
 
         shutil.rmtree(self._folder.drawing, ignore_errors=True)  # a runner that was killed may have left it
         self._folder.drawing.mkdir()
-        here = str(Path(validator.__file__).parents[1])
         process = subprocess.Popen(
             self._program,
             bufsize=0,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))},
             start_new_session=True,  # a Ctrl-C of the terminal is the runner's to answer
         )
         with suppress(OSError):

@@ -33,6 +33,9 @@ def machine(*names: str) -> dict[str, Any]:
         (A100, "H[12]00", (), "the runbook asks for 'H[12]00'"),
         (A100, None, (H200, H200), f"this machine has {H200}"),
         (H200, "A100.*80GB", (H200, H200), "the runbook asks for 'A100.*80GB'"),
+        (H200, None, (f"{H200} NVL", f"{H200} NVL"), f"this machine has {H200} NVL"),
+        ("A100", None, (H200, H200), f"this machine has {H200}"),
+        ("A100", "H200", (A100, H200), "the runbook asks for 'H200'"),
     ],
 )
 def test_a_run_on_another_gpu_is_vetoed(
@@ -53,6 +56,16 @@ def test_two_runs_on_two_kinds_of_gpu_are_vetoed(tmp_path: Path) -> None:
     assert finding(report, "foreign-results").message == (f"baseline/r2 trained on {A100}, and baseline/r1 on {H200}.")
 
 
+def test_what_is_not_required_may_run_elsewhere(tmp_path: Path) -> None:
+    def sheet(spec: RunSpec) -> Sheet:
+        rates = scatter(40_000.0, seed=len(spec.phase))
+        return Sheet(rates=rates, facts={"gpu_name": A100 if spec.phase == "other" else H200})
+
+    text = asking(book(train(), train("other", required=False)), "H200")
+    report = tried(tmp_path, sheet, text, machine=machine(H200, H200))
+    assert (report.decision, "foreign-results" in codes(report)) == ("GO", False), report.why
+
+
 def test_without_a_preflight_the_declared_gpu_is_asked_for_all_the_same(tmp_path: Path) -> None:
     """The trainer does not tell on which GPU it ran."""
     text = asking(book(), "A100")
@@ -71,6 +84,9 @@ def test_without_a_preflight_the_declared_gpu_is_asked_for_all_the_same(tmp_path
         (None, "H200", (H200, H200)),
         (None, "H200", (H200, H200, A100)),
         (H200, "H200", ()),
+        ("A100-SXM4-80GB", "NVIDIA A100", (A100, A100)),
+        ("a100", "A100.*80GB", (A100, A100)),
+        ("A100 80GB", "A100.*80GB", (A100, A100)),
     ],
 )
 def test_the_declared_gpu_is_no_obstacle(
@@ -78,6 +94,13 @@ def test_the_declared_gpu_is_no_obstacle(
 ) -> None:
     report = tried(tmp_path, Sheet(facts={"gpu_name": ran_on}), asking(book(), declared), machine=machine(*have))
     assert (report.decision, codes(report, "veto", "warning")) == ("GO", set()), report.why
+
+
+def test_a_preflight_that_is_not_required_does_not_answer_for_the_gpu(tmp_path: Path) -> None:
+    text = asking(book({"id": "preflight", "kind": "preflight", "required": False, "probe": False}, train()), "A100")
+    report = tried(tmp_path, Sheet(), text, machine=machine(H200, H200))
+    assert "config-ignored" in codes(report, "veto")
+    assert report.decision == "INCONCLUSIVE"
 
 
 def test_what_was_measured_on_a_machine_that_nothing_tells_of_is_not_gone_on_with(tmp_path: Path) -> None:

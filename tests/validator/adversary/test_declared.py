@@ -141,6 +141,37 @@ def test_a_criterion_that_can_fail_is_none(tmp_path: Path, expr: str) -> None:
     assert load(path).runbook.phases[0].accept[0].expr == expr
 
 
+@pytest.mark.parametrize(
+    ("expr", "refused"),
+    [
+        ("clock_offset.min >= -5", False),
+        ("abs(clock_offset.last) <= 5", False),
+        ("clock_offset.last - 1 >= -2", False),
+        ("clock_offset.stdev >= 0", True),
+        ("clock_offset.n >= 0", True),
+        ("abs(clock_offset.last) + 1 >= 1", True),
+    ],
+)
+def test_a_metric_of_the_runbooks_own_may_be_below_zero(tmp_path: Path, expr: str, refused: bool) -> None:
+    """Its unit says nothing of that."""
+    content = json.loads(book(train(accept=[expr])))
+    content["trainer"]["metrics"]["extra"] = {"clock_offset": "ms"}
+    path = tmp_path / "runbook.yaml"
+    path.write_text(json.dumps(content), encoding="utf-8")
+    if refused:
+        with pytest.raises(RunbookError, match="can never fail"):
+            load(path)
+    else:
+        load(path)
+
+
+@pytest.mark.parametrize("expr", ["loss.max >= baseline.loss.first", "step_time_s.p95 >= baseline.step_time_s.p50"])
+def test_statistics_of_two_phases_have_no_order(tmp_path: Path, expr: str) -> None:
+    path = tmp_path / "runbook.yaml"
+    path.write_text(book(train(), train("other", accept=[expr])), encoding="utf-8")
+    load(path)
+
+
 def test_running_the_same_again_until_a_criterion_passes_is_no_remedy(tmp_path: Path) -> None:
     path = tmp_path / "runbook.yaml"
     path.write_text(book(train(on_failure=[{"name": "port", "on": ["criterion"]}])), encoding="utf-8")
@@ -277,6 +308,13 @@ def test_scaling_between_runs_of_one_model_counts(
     assert "config-ignored" not in codes(report), report.why
 
 
+def test_what_is_not_required_may_be_another_model(tmp_path: Path) -> None:
+    text = json.loads(_pair())
+    text["phases"][1] |= {"required": False}
+    report = tried(tmp_path, _runs(n_layers=1), json.dumps(text))
+    assert not any("were started alike" in one.message for one in report.findings)
+
+
 def test_repeats_that_ran_other_batches_are_no_repeats(tmp_path: Path) -> None:
     def sheet(spec: RunSpec) -> Sheet:
         own = {"batch_size": 2} if spec.repeat == 2 else {}
@@ -285,3 +323,43 @@ def test_repeats_that_ran_other_batches_are_no_repeats(tmp_path: Path) -> None:
     report = tried(tmp_path, sheet, book(train(repeats=2)))
     assert report.decision == "INCONCLUSIVE", report.why
     assert "batch_size 1 and 2" in finding(report, "config-ignored").message
+
+
+FOREIGN = {"max-steps": "{steps}", "output-dir": "{out}", "data-seed": "{repeat}", "layers": 12}
+"""Arguments of a trainer that has its own words for them."""
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "seen"),
+    [
+        ({}, {"steps": 60}, True),
+        ({}, {"args": {"layers": 6}}, False),
+        ({}, {"env": {"LAYERS": "6"}}, False),
+        ({"env": {"OUT": "{out}"}}, {"env": {"OUT": "{out}"}}, True),
+        ({"args": {"accum": 2}}, {}, False),
+        ({"args": {"warmup-iters": 10}}, {"args": {"warmup-iters": 20}}, False),
+    ],
+    ids=["of another length", "another argument", "another variable", "own folders", "as many as ranks", "warm-up"],
+)
+def test_runs_are_alike_whatever_the_trainer_calls_its_arguments(
+    tmp_path: Path, first: dict[str, Any], second: dict[str, Any], seen: bool
+) -> None:
+    def sheet(spec: RunSpec) -> Sheet:
+        own = {"n_layers": 6} if spec.phase == "other" else {}
+        rates = scatter(40_000.0, spec.steps or 120, seed=len(spec.phase))
+        return Sheet(rates=rates, config=own, asked=own)
+
+    content = json.loads(book(train(repeats=2, **first), train("other", accept=["loss.last < loss.first"], **second)))
+    content["trainer"]["args"] = FOREIGN
+    report = tried(tmp_path, sheet, json.dumps(content))
+    assert any("were started alike" in one.message for one in report.findings) == seen
+
+
+@pytest.mark.parametrize("name", ["accum", "gradient_accumulation_steps", "accumulate_grad_batches"])
+def test_batches_are_other_ones_by_any_name_of_accumulation(tmp_path: Path, name: str) -> None:
+    def sheet(spec: RunSpec) -> Sheet:
+        own = {name: spec.repeat}
+        return Sheet(rates=scatter(40_000.0, seed=spec.repeat), config=own, asked=own, facts={"tokens_per_step": None})
+
+    report = tried(tmp_path, sheet, book(train(repeats=2)))
+    assert f"{name} 1 and 2" in finding(report, "config-ignored").message

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,16 @@ def test_an_exit_code_that_was_lost_on_the_way_is_no_pass(
     assert told in verdict(report, "baseline.exit").message
 
 
+def test_a_halt_from_before_the_run_is_not_its_own(tmp_path: Path) -> None:
+    def left(out: Path) -> None:
+        (out / ".HALT").write_text("stop", encoding="utf-8")
+        os.utime(out / ".HALT", (1e9, 1e9))
+
+    report = tried(tmp_path, Sheet(damage=left))
+    assert "stale-halt" in codes(report)
+    assert verdict(report, "baseline.exit").status == "PASS"
+
+
 def test_another_word_for_done_is_as_good(tmp_path: Path) -> None:
     assert tried(tmp_path, Sheet(files={"metrics.json": '{"status": "finished"}'})).decision == "GO"
 
@@ -108,6 +119,7 @@ def left_by_pytest(head: str, *cases: str) -> Sheet:
 
 
 PASSED, AFTER, BEGUN = '<testcase name="a"/>', '<testcase name="b"/>', '<testcase time="0.0"/>'
+SKIPPED_FILE = '<testcase name="test_other"><skipped message="no such module"/></testcase>'
 
 
 @pytest.mark.parametrize(
@@ -116,6 +128,9 @@ PASSED, AFTER, BEGUN = '<testcase name="a"/>', '<testcase name="b"/>', '<testcas
         (left_by_pytest("collected 3 items", PASSED, BEGUN), "INCONCLUSIVE"),
         (left_by_pytest("collected 2 items", PASSED), "INCONCLUSIVE"),
         (left_by_pytest("collected 9 items / 6 deselected / 3 selected", PASSED, AFTER), "INCONCLUSIVE"),
+        (left_by_pytest("collecting ... collected 2 items", PASSED), "INCONCLUSIVE"),
+        (left_by_pytest("\x1b[1mcollecting ... \x1b[0m\x1b[1m\rcollected 2 items\x1b[0m", PASSED), "INCONCLUSIVE"),
+        (left_by_pytest("collecting ... collected 1 item", PASSED), "GO"),
         (left_by_pytest("", BEGUN), "NO_GO"),
         (left_by_pytest("collected 1 item", PASSED), "GO"),
         (left_by_pytest("collected 9 items / 7 deselected / 2 selected", PASSED, AFTER), "GO"),
@@ -126,6 +141,18 @@ def test_tests_that_were_to_be_run_and_were_not_are_no_pass(tmp_path: Path, shee
     """As `pytest.exit(returncode=0)` leaves them."""
     report = tried(tmp_path, sheet, TESTS)
     assert report.decision == decision, report.why
+
+
+@pytest.mark.parametrize(
+    ("cases", "status"), [((PASSED, SKIPPED_FILE), "INCONCLUSIVE"), ((PASSED, AFTER, SKIPPED_FILE), "PASS")]
+)
+def test_a_file_that_is_skipped_stands_for_none_of_the_tests(
+    tmp_path: Path, cases: tuple[str, ...], status: str
+) -> None:
+    phase = {"id": "sanity", "kind": "pytest", "targets": ["test_it.py"], "allow_skipped": True}
+    text = json.dumps({"schema": 1, "name": "tests", "phases": [phase]})
+    report = tried(tmp_path, left_by_pytest("collected 2 items / 1 skipped", *cases), text)
+    assert verdict(report, "sanity.tests").status == status
 
 
 def test_a_stall_that_a_retry_got_past_is_told(tmp_path: Path) -> None:

@@ -124,8 +124,16 @@ TWINS: dict[str, Any] = {
         damage=rewritten("training.csv", lambda rows: [rows[0], *(row for row in rows[1:] for _ in range(2))])
     ),
     "tokens that nobody tells": Sheet(facts={"tokens_per_step": None}),
+    "micro-batches by another name, of tokens that nobody tells": Sheet(
+        config={"gradient_accumulation_steps": 4},
+        facts={"tokens_per_step": None},
+        damage=column("toks_per_s", lambda _, value: 4 * value),
+    ),
     "a batch that is partly padding, of tokens that nobody tells": Sheet(
         facts={"tokens_per_step": None}, damage=column("toks_per_s", lambda _, value: 0.7 * value)
+    ),
+    "a batch that is mostly padding, of tokens that nobody tells": Sheet(
+        facts={"tokens_per_step": None}, damage=column("toks_per_s", lambda _, value: 0.2 * value)
     ),
     "a loss every tenth step": Sheet(damage=column("loss", lambda row, value: "" if row % 10 else value)),
 }
@@ -237,6 +245,33 @@ def test_a_row_of_its_own_for_what_is_validated_is_no_other_run(tmp_path: Path) 
     assert "mixed-runs" not in codes(report)
 
 
+def test_rows_of_one_step_may_be_written_at_two_moments(tmp_path: Path) -> None:
+    """A row of training and one of validation have each their time and the memory of then."""
+
+    def beside(rows: list[str]) -> list[str]:
+        written = [f"{rows[0]},val_loss,wall_s,host_mem_mib"]
+        for number, row in enumerate(rows[1:], start=1):
+            alone = f"{row.split(',')[0]}{',' * row.count(',')},2.5,{number + 0.5},1010"
+            written += [alone, f"{row},,{number},1000"]
+        return written
+
+    report = tried(tmp_path, Sheet(damage=rewritten("training.csv", beside)))
+    assert "mixed-runs" not in codes(report)
+
+
+def test_two_processes_are_told_by_what_a_step_has_once(tmp_path: Path) -> None:
+    def slower(rows: list[str]) -> list[str]:
+        head, *rest = rows
+        at = head.split(",").index("step_time_s")
+        cells = [row.split(",") for row in rest]
+        other = [",".join((*c[:at], str(1.1 * float(c[at])), *c[at + 1 :])) for c in cells]
+        return [head, *(row for pair in zip(rest, other, strict=True) for row in pair)]
+
+    report = tried(tmp_path, Sheet(damage=rewritten("training.csv", slower)))
+    assert "mixed-runs" in codes(report, "veto")
+    assert "one row for each optimizer step" in finding(report, "mixed-runs").next_step
+
+
 def rows_of(first: int, last: int) -> Sheet:
     """The gradient's norm in some rows only; in the others it would have been above any bound."""
     return Sheet(damage=column("grad_norm", lambda row, value: value if first <= row <= last else ""))
@@ -269,6 +304,39 @@ def test_a_metric_that_comes_seldom_meets_its_bound(tmp_path: Path, every: int) 
     assert report.decision == "GO", report.why
 
 
+@pytest.mark.parametrize(
+    ("sheet", "decision"),
+    [
+        (rows_of(1, 1), "GO"),
+        (rows_of(1, 4), "GO"),
+        (rows_of(90, 120), "INCONCLUSIVE"),
+        (rows_of(60, 60), "GO"),
+    ],
+)
+def test_the_first_of_a_run_is_known_whatever_follows(tmp_path: Path, sheet: Sheet, decision: str) -> None:
+    """What a trainer tells once, at its start, has a first value and no largest one."""
+    report = tried(tmp_path, sheet, book(train(accept=["grad_norm.first <= 10", "grad_norm.n >= 1"])))
+    assert report.decision == decision, report.why
+
+
+@pytest.mark.parametrize(("warmup_steps", "decision"), [(40, "GO"), (10, "INCONCLUSIVE")])
+def test_what_is_measured_behind_the_warm_up_may_begin_there(tmp_path: Path, warmup_steps: int, decision: str) -> None:
+    sheet = Sheet(
+        columns={"dt_fetch_s": [0.001] * 120},
+        damage=column("dt_fetch_s", lambda row, value: "" if row <= 40 else value),
+    )
+    text = book(train(accept=["dt_fetch_s.max <= 1"], warmup_steps=warmup_steps))
+    report = tried(tmp_path, sheet, text)
+    assert report.decision == decision, report.why
+
+
+def test_of_a_few_rows_none_is_missed(tmp_path: Path) -> None:
+    sheet = Sheet(rates=scatter(40_000.0, 8), damage=column("grad_norm", lambda row, value: "" if row > 1 else value))
+    report = tried(tmp_path, sheet, book(train(accept=["grad_norm.max <= 10"], steps=8)))
+    assert verdict(report, "baseline.1").status == "PASS"
+
+
+@pytest.mark.parametrize("metric", ["toks_per_s", "toks_per_s_per_rank"])
 @pytest.mark.parametrize("statistic", ["min", "max", "first", "last", "mean"])
 @pytest.mark.parametrize(
     ("sheet", "why"),
@@ -278,7 +346,9 @@ def test_a_metric_that_comes_seldom_meets_its_bound(tmp_path: Path, every: int) 
     ],
     ids=["throttled", "clock"],
 )
-def test_in_an_invalid_window_no_statistic_counts(tmp_path: Path, sheet: Sheet, why: str, statistic: str) -> None:
-    report = tried(tmp_path, sheet, book(train(accept=[f"toks_per_s.{statistic} >= 1000"])))
+def test_in_an_invalid_window_no_statistic_counts(
+    tmp_path: Path, sheet: Sheet, why: str, statistic: str, metric: str
+) -> None:
+    report = tried(tmp_path, sheet, book(train(accept=[f"{metric}.{statistic} >= 1000"])))
     assert report.decision == "INCONCLUSIVE", report.why
     assert why in verdict(report, "baseline.1").message

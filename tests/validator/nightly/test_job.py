@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from validator.nightly.job import Overlap, _alone, last_ended, run_job
 from validator.nightly.metrics import require_prometheus
-from validator.nightly.notify import Told, notify, require_apprise
+from validator.nightly.notify import Told, _mask, notify, require_apprise
 from validator.nightly.settings import Nightly, NightlyError
 
 TOKEN = "b3xk7pq9wz2m"
@@ -150,6 +150,12 @@ def test_a_complaint_is_cut_where_no_half_of_an_address_is_left(
     told = tuple(notify(job(command=f"sh {workdir}/complain https://chat.example/hook/{TOKEN}"), Told(*TOLD)))
     assert told[0].startswith("command: ended with 1: ")
     assert not any(TOKEN[at:] in told[0] for at in range(len(TOKEN) - 3))
+
+
+def test_a_password_is_masked_as_it_is_typed_and_as_the_address_has_it(job: Callable[..., Nightly]) -> None:
+    """Libraries decode what stands in an address before they complain of it."""
+    mask = _mask(job(notify=("json://me:zq%2Bword9%21@host.example/hook",)))
+    assert mask.sentence("no login with zq+word9! or zq%2Bword9%21") == "no login with [redacted] or [redacted]"
 
 
 def test_a_command_is_told_the_decision(job: Callable[..., Nightly], workdir: Path) -> None:

@@ -14,10 +14,10 @@ import pytest
 
 from tests.validator.execute.tools import eventually, runs
 from validator.execute.journal import Journal
-from validator.folder import RENDERINGS, RunFolder
+from validator.folder import RENDERINGS, RunFolder, Runner
 from validator.report import svg
 from validator.runbook import load
-from validator.stages import reporting, so_far
+from validator.stages import drawing, reporting, so_far
 from validator.stages.so_far import SoFar
 
 RUNBOOK = """\
@@ -100,8 +100,11 @@ def test_what_is_ready_is_shown_at_the_next_look(folder: RunFolder, said: list[s
         looks = _looked(beside, result)
         assert eventually(lambda looks=looks: next(looks))
         assert {(folder.root / name).read_text() for name in RENDERINGS} == {f"drawing {number}"}
+    drawings = folder.drawing / "drawings.json"
+    drawings.write_text('{"of that hash": "<svg/>"}', encoding="utf-8")
     beside.close()
     assert said == []
+    assert svg._kept.pop("of that hash") == "<svg/>", "the last report draws only what is new"
 
 
 def test_a_drawing_that_comes_late_does_not_replace_the_last_report(folder: RunFolder, said: list[str]) -> None:
@@ -152,6 +155,8 @@ def test_without_the_program_the_validation_goes_on(folder: RunFolder, said: lis
 
 
 def test_it_draws_what_the_journal_says_and_follows_it(folder: RunFolder, said: list[str]) -> None:
+    for name in ("json.py", "validator.py"):  # a trainer's modules are nobody else's
+        Path(name).write_text("raise SystemExit(1)", encoding="utf-8")
     beside = SoFar(folder, say=said.append)
     statuses = []
     for _ in range(2):
@@ -213,6 +218,29 @@ def test_a_report_made_while_the_validation_ended_is_made_again(
     report, paths = reporting.rerender(folder)
     assert decisions == ["IN_PROGRESS", "INCONCLUSIVE"]
     assert json.loads(paths.result.read_text(encoding="utf-8"))["decision"] == report.decision == "INCONCLUSIVE"
+
+
+def test_what_breaks_while_drawing_is_one_line_without_secrets() -> None:
+    class Broken(drawing.Drawing):
+        def __init__(self, error: Exception) -> None:
+            self._error = error
+
+        def draw(self) -> bool:
+            raise self._error
+
+    assert drawing._answer(Broken(OSError(28, "No space left on device"))) == "No space left on device"
+    error = ValueError("HF_TOKEN=hf_abcdefghijklmnopqrst\nis wrong")
+    assert drawing._answer(Broken(error)) == "ValueError: HF_TOKEN=[redacted] is wrong"
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_what_a_killed_runner_left_of_a_drawing_goes_with_the_next_report(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, alive: bool
+) -> None:
+    folder.drawing.mkdir()
+    monkeypatch.setattr(Runner, "alive", lambda _: alive)
+    reporting.rerender(folder)
+    assert folder.drawing.exists() == alive
 
 
 def test_charts_are_drawn_once_whichever_process_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
