@@ -32,12 +32,17 @@ from nsa.kernels.cluster import why_no_cluster
 from nsa.kernels.decode_plan import Plan
 from nsa.kernels.precompile import Launch, Shape, record_decode, warm_launches
 
-__all__ = ["BACKENDS", "SHAPES", "decode_row"]
+__all__ = ["BACKENDS", "SHAPES", "decode_row", "without_clusters"]
 
 SHAPES = {"125M": (12, 2, 64, 64), "wide": (64, 4, 128, 128)}
 BATCH, CONTEXT, LAYERS, STEPS = 8, 65536, 6, 16
 BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION, "default": None}
 SIZES = list(kd.SIZES)
+
+
+def without_clusters() -> Any:
+    """A context in which a step runs by Triton in one launch, as where there are no clusters."""
+    return mock.patch.object(step, "why_no_cluster", return_value="benchmark")
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,7 @@ class Layer:
 
     def resident(self) -> tuple[Tensor, Tensor]:
         """The same without clusters."""
-        with mock.patch.object(step, "why_no_cluster", return_value="benchmark"):
+        with without_clusters():
             return self.step()
 
     def parts(self) -> tuple[Tensor, Tensor]:

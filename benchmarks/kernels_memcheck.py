@@ -17,15 +17,12 @@ from unittest import mock
 
 import torch
 
+from benchmarks.decode_gpu import without_clusters
 from benchmarks.kernels_device import SIZES, call, make
 from nsa.attention.cache import NSACache
 from nsa.attention.geometry import Geometry
 from nsa.kernels import config, problem, step
 from nsa.kernels.config import Tile
-
-
-def _without_clusters() -> Any:
-    return mock.patch.object(step, "why_no_cluster", return_value="benchmark")
 
 
 def decode(B: int, S: int, H: int, G: int, Dk: int, Dv: int) -> bool:
@@ -46,7 +43,7 @@ def decode(B: int, S: int, H: int, G: int, Dk: int, Dv: int) -> bool:
                 o, _ = step.decode_attention(q, gates, *caches[2:], lengths, list(SIZES), Dk**-0.5)
                 finite &= bool(torch.isfinite(o).all())
                 continue
-            with _without_clusters() if way == "triton" else contextlib.nullcontext():
+            with without_clusters() if way == "triton" else contextlib.nullcontext():
                 o, _ = step.decode_step(q, gates, new, *caches, lengths, cache.arrivals, list(SIZES), Dk**-0.5)
             finite &= bool(torch.isfinite(o).all())
     return finite

@@ -6,13 +6,12 @@ import json
 import os
 import stat
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 
+from tests.webhooks import Post, listening
 from validator.nightly.settings import Nightly, save
 
 RUNBOOK = """
@@ -26,30 +25,10 @@ SAYS_ALL = 'echo "cannot reach {hook}: https://say:zq12xword@host/ --token zq13x
 
 
 @pytest.fixture
-def server() -> Iterator[tuple[str, list[str]]]:
+def server() -> Iterator[tuple[str, list[Post]]]:
     """A web server that answers with the status in the path, and the requests that it got."""
-    asked: list[str] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            told = self.rfile.read(int(self.headers["Content-Length"])).decode()
-            asked.append(f"{self.path} {dict(self.headers)} {told}")
-            if "hang-up" in self.path:
-                return
-            self.send_response(int(self.path.split("/")[1]))
-            self.end_headers()
-            self.wfile.write(f"no such hook: {self.path}".encode())
-
-        def log_message(self, *_: object) -> None:
-            """Quiet."""
-
-    served = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=served.serve_forever)
-    thread.start()
-    yield f"127.0.0.1:{served.server_port}", asked
-    served.shutdown()
-    thread.join()
-    served.server_close()
+    with listening(lambda path: None if "hang-up" in path else int(path.split("/")[1])) as served:
+        yield served
 
 
 def _addresses(here: str) -> tuple[str, ...]:
@@ -77,7 +56,7 @@ def _told(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("answer", [42, 41])
 def test_no_part_of_an_address_is_told(
-    cli, workdir: Path, tmp_path: Path, server: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch, answer: int
+    cli, workdir: Path, tmp_path: Path, server: tuple[str, list[Post]], monkeypatch: pytest.MonkeyPatch, answer: int
 ) -> None:
     here, asked = server
     for name in ("CONFIG", "STATE", "DATA", "CACHE"):
@@ -104,8 +83,8 @@ def test_no_part_of_an_address_is_told(
     )
     ran = [cli("nightly", "run", "quick") for _ in range(2)]
     assert {one.rc for one in ran} == {0 if answer == 42 else 1}, ran[0].err
-    assert len([one for one in asked if "/200/zq01xpath" in one]) == 2, "the address itself is whole"
-    assert any("zq05xheader" in one for one in asked)
+    assert len([one for one in asked if "/200/zq01xpath" in one.path]) == 2, "the address itself is whole"
+    assert any("zq05xheader" in str(one.headers) for one in asked)
     logs = sorted((tmp_path / "state" / "quick").glob("*.log"))
     lines = [line for line in logs[-1].read_text(encoding="utf-8").splitlines() if line.startswith("notification: ")]
     assert len(lines) == 11, "each has a line that says how it went"

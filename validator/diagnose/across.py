@@ -101,7 +101,9 @@ def _not_alike(one: RunFacts, other: RunFacts, names: list[str]) -> Finding:
         because=[evidence(f"{name} {run.ran[name]}", None, run.spec.id) for name in names[:3] for run in (one, other)],
         next_step="Find out what the trainer takes these settings from (a file that changed, the number of ranks, free "
         "memory), and set them in the runbook.",
-    ).model_copy(update={"phase": other.spec.phase, "run": other.spec.id})
+        phase=other.spec.phase,
+        run=other.spec.id,
+    )
 
 
 def _by_length(whole: ValidationFacts) -> list[tuple[float, float, RunFacts]]:
@@ -215,7 +217,8 @@ def impossible_scaling(whole: ValidationFacts) -> Iterator[Finding]:
             ],
             next_step="Compare both env.json's `effective`, look for another process on the device during the "
             "single run, and repeat both, interleaved.",
-        ).model_copy(update={"phase": own.id})
+            phase=own.id,
+        )
 
 
 def _efficiency(many: RunFacts, single: RunFacts) -> float | None:

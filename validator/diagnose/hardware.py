@@ -42,7 +42,9 @@ def another_gpu(whole: ValidationFacts) -> Iterator[Finding]:
                 because=[evidence(f"gpu_name {name}", None, "gpu_name")],
                 next_step="Start every run on the machine that is validated (look for ssh, srun or a scheduler in the "
                 "trainer's command), and choose the runbook for its GPU (validator list).",
-            ).model_copy(update={"phase": run.spec.phase, "run": run.spec.id})
+                phase=run.spec.phase,
+                run=run.spec.id,
+            )
             return
 
 

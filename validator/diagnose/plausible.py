@@ -283,7 +283,9 @@ def ran_on_cpu(whole: ValidationFacts) -> Iterator[Finding]:
                 because=[evidence(f"device {device}", None, "device")],
                 next_step="Find out why the trainer sees no GPU (torch.cuda.is_available(), CUDA_VISIBLE_DEVICES, a "
                 "build of torch without CUDA), then run again.",
-            ).model_copy(update={"phase": phase.record.phase.id, "run": run.spec.id})
+                phase=phase.record.phase.id,
+                run=run.spec.id,
+            )
             return
 
 
@@ -306,7 +308,9 @@ def copied_figures(whole: ValidationFacts) -> Iterator[Finding]:
             because=[evidence(f"{len(rate.values)} rows", one.source(rate.name), one.spec.id) for one in (first, run)],
             next_step="Let the trainer write into the folder of its own run, {out}, and measure time by a clock; look "
             "for results that are kept from an earlier run.",
-        ).model_copy(update={"phase": run.spec.phase, "run": run.spec.id})
+            phase=run.spec.phase,
+            run=run.spec.id,
+        )
         return
 
 
@@ -330,5 +334,7 @@ def unused_gpu(whole: ValidationFacts) -> Iterator[Finding]:
             because=[evidence(f"{one.name} at most {one.values.max():g} %", one.source.path) for one in used[:8]],
             next_step="Let each rank take the GPU of its LOCAL_RANK, and check CUDA_VISIBLE_DEVICES and "
             "torch.cuda.is_available() in the trainer.",
-        ).model_copy(update={"phase": run.spec.phase, "run": run.spec.id})
+            phase=run.spec.phase,
+            run=run.spec.id,
+        )
         return

@@ -55,8 +55,10 @@ def found(
     severity: Severity = "warning",
     confidence: Confidence = "high",
     because: Iterable[Evidence] = (),
+    phase: str | None = None,
+    run: str | None = None,
 ) -> Finding:
-    """A finding; the engine adds phase and run."""
+    """A finding; the engine adds the phase and the run that a rule was asked about, where these are not given."""
     return Finding(
         code=code,
         severity=severity,
@@ -64,6 +66,8 @@ def found(
         message=message,
         evidence=tuple(because),
         next_step=next_step,
+        phase=phase,
+        run=run,
     )
 
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import sys
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +11,7 @@ import apprise
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.webhooks import Post, listening
 from validator.nightly.job import Overlap, _alone, last_ended, run_job
 from validator.nightly.metrics import require_prometheus
 from validator.nightly.notify import Told, _mask, notify, require_apprise
@@ -59,30 +57,14 @@ def job(workdir: Path) -> Callable[..., Nightly]:
 
 
 @pytest.fixture
-def webhook() -> Iterator[tuple[str, list[dict[str, Any]]]]:
+def webhook() -> Iterator[tuple[str, list[Post]]]:
     """A local web server, and what it was sent."""
-    received: list[dict[str, Any]] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            received.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *_: Any) -> None:
-            """Quiet."""
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"json://127.0.0.1:{server.server_port}", received
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with listening() as (address, posts):
+        yield f"json://{address}", posts
 
 
 def test_only_a_change_of_decision_is_told(
-    job: Callable[..., Nightly], workdir: Path, webhook: tuple[str, list[dict[str, Any]]]
+    job: Callable[..., Nightly], workdir: Path, webhook: tuple[str, list[Post]]
 ) -> None:
     url, received = webhook
     night = job(notify=(url,))
@@ -91,22 +73,22 @@ def test_only_a_change_of_decision_is_told(
     (workdir / "answer.txt").write_text("it is 41\n", encoding="utf-8")
     ended = run_job(night)
     assert (ended.decision, ended.before, ended.exit_code) == ("NO_GO", "GO", 1)
-    assert [message["title"] for message in received] == ["GO: nightly quick", "NO-GO (was GO): nightly quick"]
-    assert [message["type"] for message in received] == ["success", "failure"]
-    assert f"{ended.folder}/report.html" in received[1]["message"]
+    assert [post.json["title"] for post in received] == ["GO: nightly quick", "NO-GO (was GO): nightly quick"]
+    assert [post.json["type"] for post in received] == ["success", "failure"]
+    assert f"{ended.folder}/report.html" in received[1].json["message"]
     assert Path(f"{ended.folder}/report.html").is_file()
     assert last_ended(job()) == ended
 
 
 def test_a_night_without_a_decision_is_told_and_not_taken_for_one(
-    job: Callable[..., Nightly], workdir: Path, webhook: tuple[str, list[dict[str, Any]]]
+    job: Callable[..., Nightly], workdir: Path, webhook: tuple[str, list[Post]]
 ) -> None:
     url, received = webhook
     (workdir / "quick.yaml").write_text("schema: 1\nname: quick\nphases: [{id: look}]\n", encoding="utf-8")
     ended = run_job(job(notify=(url,), notify_on="always", prometheus=str(workdir / "v.prom")))
     assert (ended.decision, ended.exit_code, ended.run_id) == ("UNABLE", 2, None)
-    assert received[0]["title"] == "UNABLE: nightly quick"
-    assert "quick.yaml:" in received[0]["message"], "the mistake in the runbook is what there is to tell"
+    assert received[0].json["title"] == "UNABLE: nightly quick"
+    assert "quick.yaml:" in received[0].json["message"], "the mistake in the runbook is what there is to tell"
 
 
 def test_an_address_that_does_not_answer_changes_no_decision(job: Callable[..., Nightly]) -> None:
@@ -118,16 +100,16 @@ def test_an_address_that_does_not_answer_changes_no_decision(job: Callable[..., 
 def test_an_address_that_breaks_the_library_keeps_nobody_else_from_being_told(
     job: Callable[..., Nightly],
     workdir: Path,
-    webhook: tuple[str, list[dict[str, Any]]],
+    webhook: tuple[str, list[Post]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     url, received = webhook
     notify = apprise.Apprise.notify
-    broken = "json://127.0.0.1:9/hooks/s3cretpath"
+    broken, broken_once = "json://127.0.0.1:9/hooks/s3cretpath", list[bool]()
 
     def breaks(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not received:
-            received.append({})
+        if not broken_once:
+            broken_once.append(True)
             raise RuntimeError(f"no answer from {broken}")
         return notify(self, *args, **kwargs)
 
@@ -135,7 +117,7 @@ def test_an_address_that_breaks_the_library_keeps_nobody_else_from_being_told(
     ended = run_job(job(notify=(broken, url), command=f"touch {workdir}/told.txt"))
     log = Path(ended.log).read_text(encoding="utf-8")
     assert "address 1 (json): failed: RuntimeError: no answer from json://127.0.0.1:9/[redacted]" in log
-    assert received[1:]
+    assert len(received) == 1
     assert "address 2 (json): sent" in log
     assert (workdir / "told.txt").exists()
     assert "s3cretpath" not in log
@@ -216,7 +198,7 @@ def test_a_timer_with_another_environment_finds_the_same_logs(
 
 
 def test_a_history_that_cannot_be_read_keeps_no_decision_back(
-    job: Callable[..., Nightly], monkeypatch: pytest.MonkeyPatch, webhook: tuple[str, list[dict[str, Any]]]
+    job: Callable[..., Nightly], monkeypatch: pytest.MonkeyPatch, webhook: tuple[str, list[Post]]
 ) -> None:
     def broken(*_: object) -> None:
         raise OSError(5, "Input/output error")
@@ -225,5 +207,5 @@ def test_a_history_that_cannot_be_read_keeps_no_decision_back(
     url, received = webhook
     ended = run_job(job(notify=(url,), keep_count=1))
     assert ended.decision == "GO"
-    assert [message["title"] for message in received] == ["GO: nightly quick"]
+    assert [post.json["title"] for post in received] == ["GO: nightly quick"]
     assert "history failed: OSError" in Path(ended.log).read_text(encoding="utf-8")
