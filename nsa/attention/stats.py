@@ -1,6 +1,6 @@
 """Gate health and selection statistics over all attention layers, and nothing at all when nobody asks.
 
-While a :func:`collect_stats` context is open, each layer adds its sums to accumulators that stay on the device; reading
+While a :func:`collect_stats` context is open, each layer adds up its passes in tensors that stay on the device; reading
 them costs one transfer, in :meth:`AttentionStats.summary`.
 """
 
@@ -8,42 +8,46 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from nsa.attention.dispatch import fallback_counters, reset_fallback_counters
 
-__all__ = ["AttentionStats", "COLLAPSE_THRESHOLD", "collect_stats", "fallback_counters", "reset_fallback_counters"]
+__all__ = [
+    "AttentionStats",
+    "COLLAPSE_THRESHOLD",
+    "LayerRecorder",
+    "collect_stats",
+    "fallback_counters",
+    "reset_fallback_counters",
+]
 
 COLLAPSE_THRESHOLD = 0.95
 """A head has collapsed at a position when one branch holds at least this share of its gates."""
 
 _N_SUMS = 9  # entropy, collapsed, three shares, gate rows, blocks, selection rows, selection rows at the maximum
+_N_EXTREMES = 3  # of the negative entropy, of the largest share, of the blocks: the largest each
+_GATE_ROWS = 5
 
 
-class AttentionStats:
-    """Statistics of one :func:`collect_stats` context.
+class LayerRecorder:
+    """What one layer hands its gates and its selection to. "Row" means one head at one position for the gates, and
+    one group at one position for the selection.
 
-    "Row" means one head at one position for the gates, and one group at one position for the selection.
+    A layer that torch.compile has compiled is compiled anew for whatever it meets that differs: a name, or a dict by
+    name. With eight such variants (`recompile_limit`) torch compiles no more and runs as without, for good. So the
+    recorders of all layers look alike, and they add in place.
     """
 
-    def __init__(self) -> None:
-        self._sums: dict[str, Tensor] = {}
-        self._extremes: dict[str, Tensor] = {}
-        self._stopped = False
-
-    def stop(self) -> None:
-        """Take no further pass into account. The layers go on as if recorded, which a backward pass that recomputes
-        them (gradient checkpointing) relies on; its passes are repetitions and must not count."""
-        self._stopped = True
+    def __init__(self, device: torch.device | str) -> None:
+        self.sums = torch.zeros(_N_SUMS, dtype=torch.float64, device=device)
+        self.extremes = torch.full((_N_EXTREMES,), -math.inf, dtype=torch.float64, device=device)
 
     @torch.no_grad()
-    def record(self, layer: str, gates_BSH3: Tensor, blocks_BSGn: Tensor) -> None:
-        """Add one forward pass of one layer; no transfer, no synchronization."""
-        if self._stopped:
-            return
+    def __call__(self, gates_BSH3: Tensor, blocks_BSGn: Tensor) -> None:
+        """Add one forward pass; no transfer, no synchronization."""
         gates = gates_BSH3.detach().double()
         share = gates / gates.sum(-1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
         entropy = torch.special.entr(share).sum(-1) / math.log(3)
@@ -53,18 +57,34 @@ class AttentionStats:
         rows, sel_rows = (gates.new_full((), n) for n in (entropy.numel(), k.numel()))
         collapsed = (largest >= COLLAPSE_THRESHOLD).sum().double()
         shares = share.sum((0, 1, 2)).unbind()
-        sums = torch.stack([entropy.sum(), collapsed, *shares, rows, k.sum(), sel_rows, at_max])
+        self.sums.add_(torch.stack([entropy.sum(), collapsed, *shares, rows, k.sum(), sel_rows, at_max]))
         extremes = torch.stack([-entropy.amin(), largest.amax(), k.amax()])
-        seen = layer in self._sums
-        self._sums[layer] = self._sums[layer] + sums if seen else sums
-        self._extremes[layer] = torch.maximum(self._extremes[layer], extremes) if seen else extremes
+        self.extremes.copy_(torch.maximum(self.extremes, extremes))
+
+
+class AttentionStats:
+    """Statistics of the layers whose recorders these are, by the layers' names in the model."""
+
+    def __init__(self, recorders: Mapping[str, LayerRecorder]) -> None:
+        self._recorders = dict(recorders)
+        self._table: Tensor | None = None
+
+    def stop(self) -> None:
+        """Take no further pass into account. The layers go on as if recorded, which a backward pass that recomputes
+        them (gradient checkpointing) relies on; its passes are repetitions and must not count."""
+        self._table = self.table()
+
+    def table(self) -> Tensor:
+        """``[layers, 12]`` float64: sums and extremes so far, on the device; a layer without a pass has no rows."""
+        if self._table is not None:
+            return self._table
+        rows = [torch.cat((recorder.sums, recorder.extremes)) for recorder in self._recorders.values()]
+        return torch.stack(rows) if rows else torch.empty(0, _N_SUMS + _N_EXTREMES)
 
     def copy(self) -> AttentionStats:
-        """The same figures in tensors of their own, for those of a CUDA graph are overwritten when it is replayed."""
-        other = AttentionStats()
-        if names := list(self._sums):
-            other._sums = dict(zip(names, torch.stack([self._sums[name] for name in names]), strict=True))
-            other._extremes = dict(zip(names, torch.stack([self._extremes[name] for name in names]), strict=True))
+        """The figures so far in a tensor of their own, for that of a CUDA graph is overwritten by its next replay."""
+        other = AttentionStats(self._recorders)
+        other._table = self.table().clone()
         return other
 
     def summary(self) -> dict[str, float | list[float]]:
@@ -78,18 +98,20 @@ class AttentionStats:
             ``sel_k_mean``, ``sel_k_max``: blocks selected per row. ``sel_rows``: rows seen.
             ``sel_pct_at_max``: percentage of rows that selected ``n_sel`` blocks.
         """
-        if not self._sums:
+        recorded = list(self._by_layer().values())
+        if not recorded:
             return {}
-        sums = torch.stack(list(self._sums.values())).sum(0)
-        extremes = torch.stack(list(self._extremes.values())).amax(0)
-        return _named(torch.cat([sums, extremes]).tolist())
+        columns = list(zip(*recorded, strict=True))
+        return _named([*map(math.fsum, columns[:_N_SUMS]), *map(max, columns[_N_SUMS:])])
 
     def per_layer(self) -> dict[str, dict[str, float | list[float]]]:
         """:meth:`summary` of every layer by its name in the model."""
-        names = list(self._sums)
-        rows = [torch.cat([self._sums[name], self._extremes[name]]) for name in names]
-        table = torch.stack(rows).tolist() if rows else []
-        return {name: _named(row) for name, row in zip(names, table, strict=True)}
+        return {name: _named(row) for name, row in self._by_layer().items()}
+
+    def _by_layer(self) -> dict[str, list[float]]:
+        """The table's rows of the layers that had a pass, in one transfer."""
+        rows = zip(self._recorders, self.table().tolist(), strict=True)
+        return {name: row for name, row in rows if row[_GATE_ROWS]}
 
 
 def _named(values: list[float]) -> dict[str, float | list[float]]:
@@ -113,23 +135,13 @@ def collect_stats(model: nn.Module) -> Iterator[AttentionStats]:
     """Record every pass of every :class:`~nsa.attention.NSAAttention` in ``model`` while the context is open."""
     from nsa.attention.module import NSAAttention  # the module imports this file for its recorder's type
 
-    stats = AttentionStats()
-    layers = [(name, m) for name, m in model.named_modules() if isinstance(m, NSAAttention)]
-    before = [layer.recorder for _, layer in layers]
-    for name, layer in layers:
-        layer.recorder = _Recorder(stats, name)
+    layers = {name: m for name, m in model.named_modules() if isinstance(m, NSAAttention)}
+    recorders = {name: LayerRecorder(next(layer.parameters()).device) for name, layer in layers.items()}
+    before = {name: layer.recorder for name, layer in layers.items()}
+    for name, layer in layers.items():
+        layer.recorder = recorders[name]
     try:
-        yield stats
+        yield AttentionStats(recorders)
     finally:
-        for (_, layer), old in zip(layers, before, strict=True):
-            layer.recorder = old
-
-
-class _Recorder:
-    """Binds one layer's name to the statistics it reports to."""
-
-    def __init__(self, stats: AttentionStats, layer: str) -> None:
-        self._stats, self._layer = stats, layer
-
-    def __call__(self, gates_BSH3: Tensor, blocks_BSGn: Tensor) -> None:
-        self._stats.record(self._layer, gates_BSH3, blocks_BSGn)
+        for name, layer in layers.items():
+            layer.recorder = before[name]

@@ -87,7 +87,7 @@ class Replayed:
 
 def _tensors(result: MicroBatch) -> list[Tensor]:
     stats = result.stats
-    return [result.loss, *([*stats._sums.values(), *stats._extremes.values()] if stats else [])]
+    return [result.loss, *([stats.table()] if stats else [])]
 
 
 @pytest.mark.parametrize("extra", [[], ["--accum", "2", "--grad-checkpointing"]], ids=" ".join)

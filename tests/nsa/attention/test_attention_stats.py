@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 
 from nsa.attention import NSAAttention, fallback_counters, nsa_attention, reset_fallback_counters
 from nsa.attention.spans import set_spans
-from nsa.attention.stats import AttentionStats, collect_stats
+from nsa.attention.stats import AttentionStats, LayerRecorder, collect_stats
 from nsa.parity.cases import Case, inputs
 
 CASE = Case(B=1, S=40, G=1, heads_per_group=2, Dk=4, Dv=4, l=8, d=4, l_sel=8, n_sel=3, w=10)
@@ -30,9 +31,9 @@ def model(n_layers: int = 3) -> nn.Sequential:
 def test_numbers_by_hand() -> None:
     gates = torch.tensor([[1.0, 1.0, 1.0], [0.5, 0.5, 0.0], [1.0, 0.0, 0.0], [0.02, 0.0, 0.98]]).view(1, 2, 2, 3)
     blocks = torch.tensor([[0, -1, -1], [0, 1, 2]]).view(1, 2, 1, 3)
-    stats = AttentionStats()
-    stats.record("a", gates, blocks)
-    got = stats.summary()
+    recorder = LayerRecorder("cpu")
+    recorder(gates, blocks)
+    got = AttentionStats({"a": recorder}).summary()
     last = -(0.02 * math.log(0.02) + 0.98 * math.log(0.98)) / math.log(3)
     assert got["gate_entropy_mean"] == pytest.approx((1.0 + math.log(2) / math.log(3) + 0.0 + last) / 4)
     assert got["gate_entropy_min"] == 0.0
@@ -49,12 +50,23 @@ def test_a_copy_keeps_its_figures_when_the_tensors_are_written_anew() -> None:
     layers = model()
     with collect_stats(layers) as stats:
         layers(torch.randn(2, 30, 16))
+    stats.stop()
     before, copy = stats.summary(), stats.copy()
-    for tensor in (*stats._sums.values(), *stats._extremes.values()):
-        tensor.fill_(1.0)
+    stats.table().fill_(1.0)
     assert stats.summary() != before
     assert copy.summary() == before
-    assert AttentionStats().copy().summary() == {}
+    assert AttentionStats({}).copy().summary() == {}
+
+
+def test_a_pass_after_the_stop_does_not_count() -> None:
+    """As that of a backward pass that recomputes the layers."""
+    layers = model()
+    with collect_stats(layers) as stats:
+        layers(torch.randn(2, 30, 16))
+        stats.stop()
+        before = stats.summary()
+        layers(torch.randn(2, 30, 16))
+    assert stats.summary() == before
 
 
 def test_all_layers_and_all_passes_count() -> None:
@@ -96,7 +108,7 @@ def test_off_means_off(monkeypatch: pytest.MonkeyPatch) -> None:
         pass
     assert stats.summary() == {}
     assert stats.per_layer() == {}
-    monkeypatch.setattr(AttentionStats, "record", lambda *_: pytest.fail("recorded while off"))
+    monkeypatch.setattr(LayerRecorder, "__call__", lambda *_: pytest.fail("recorded while off"))
     layers(torch.randn(1, 10, 16))
 
 
@@ -122,6 +134,33 @@ def test_recording_transfers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
             patch.setattr(torch.Tensor, name, refuse)
         layers(x)
     assert stats.summary()["sel_rows"] == 3 * 2 * 30
+
+
+@pytest.mark.filterwarnings("default")  # torch.compile warns of what it imports and traces
+def test_compiled_layers_share_their_variants_whether_recorded_or_not() -> None:
+    """Torch compiles eight variants of a function and then none: one for each of twelve layers left none compiled."""
+
+    def compiled(n_layers: int) -> int:
+        graphs = []
+
+        def backend(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> Callable[..., object]:
+            graphs.append(graph)
+            return graph.forward
+
+        torch.compiler.reset()
+        layers = model(n_layers)
+        for layer in layers:
+            layer.prefill = "reference"  # the fewest operations to trace
+            layer.compile(backend=backend)
+        x = torch.randn(1, 30, 16)
+        for _ in range(2):
+            with collect_stats(layers) as stats:
+                layers(x)
+            layers(x)
+        assert stats.summary()["sel_rows"] == n_layers * 2 * 30
+        return len(graphs)
+
+    assert compiled(10) == compiled(2)
 
 
 def test_fallbacks_are_counted_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
