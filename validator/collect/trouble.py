@@ -64,6 +64,7 @@ SIGNS: Mapping[str, Sign] = {
         r"(?i:speed-?up|faster)[^\d\n]{0,12}\d[\d,]*(?:\.\d+)?\s?(?:x|×)(?!\w)",
     ),
     "compression": _sign("gradient compression", r"(?i:gradient compression)"),
+    "recompile_limit": _sign("_limit", r"torch\._dynamo hit config\.\w*(?:recompile|cache_size)_limit"),
     "mismatch": _sign("mismatch|differ", r"(?i:selection[^\n]{0,40}(?:mismatch|differ)|(?:v1|v2)[^\n]{0,20}mismatch)"),
     "dead_parameter": _sign(
         "dead parameter|grad",

@@ -20,6 +20,7 @@ __all__ = [
     "config_unknown",
     "noop_compression",
     "sequential_prefill",
+    "uncompiled",
     "warmup_exceeds_run",
 ]
 
@@ -209,6 +210,21 @@ def noop_compression(run: RunFacts) -> Iterator[Finding]:
         ],
         next_step="Leave compression off, or keep fp32 gradients on NCCL if the traffic matters; do not credit it for "
         "a rate.",
+    )
+
+
+def uncompiled(run: RunFacts) -> Iterator[Finding]:
+    """The compiler met more variants of a function than it compiles, and runs it uncompiled from there on."""
+    hits = run.hits("recompile_limit")
+    if not run.training or not hits:
+        return
+    yield found(
+        "uncompiled",
+        "torch.compile met its limit of variants of one function and runs it uncompiled from there on: the rates are "
+        "between those of a compiled and an uncompiled model.",
+        because=[hit.evidence for hit in hits[:3]],
+        next_step="Run a few steps with TORCH_LOGS=recompiles, which names what differs from call to call, and take it "
+        "out of the compiled code or make it a tensor; a higher torch._dynamo.config.recompile_limit only hides it.",
     )
 
 

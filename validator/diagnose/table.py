@@ -29,6 +29,7 @@ RUN_RULES: tuple[RunRule, ...] = (
     RunRule("clock-jump", "warning", records.clock_jump),
     RunRule("config-ignored", "veto", settings.config_ignored),
     RunRule("noop-compression", "warning", settings.noop_compression),
+    RunRule("uncompiled", "warning", settings.uncompiled),
     RunRule("warmup-exceeds-run", "warning", settings.warmup_exceeds_run),
     RunRule("host-bound", "warning", settings.sequential_prefill),
     RunRule("nan-loss", "veto", learning.nan_loss),

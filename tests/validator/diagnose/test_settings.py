@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.validator.collect.folders import write_csv, write_env
+from tests.validator.collect.folders import write_csv, write_env, write_logs
 from tests.validator.diagnose.cases import (
     UNCERTAIN,
     healthy,
@@ -87,6 +87,19 @@ def test_noop_compression(tmp_path: Path) -> None:
     fine = healthy(tmp_path / "c", effective={"ddp_compress": "bf16"})
     assert of_run(fine, requested=asked) == {}
     assert of_run(healthy(tmp_path / "d"), requested={"ddp_compress": "off"}) == {}
+
+
+@pytest.mark.parametrize("name", ["recompile_limit", "cache_size_limit", "accumulated_recompile_limit"])
+def test_a_compiler_that_gave_up_is_named(tmp_path: Path, name: str) -> None:
+    """As torch writes it, with ten more lines that say which function and why."""
+    folder = healthy(tmp_path / "r")
+    place = "W1121 20:57:19.645 5148 torch/_dynamo/convert_frame.py:1994] [28/8]"
+    write_logs(folder, stderr=f"{place} torch._dynamo hit config.{name} (8)\n")
+    finding = of_run(folder)["uncompiled"]
+    assert finding.severity == "warning"
+    assert f"config.{name} (8)" in finding.evidence[0].text
+    write_logs(folder, stderr="step 3: the dynamo hit its recompile_limit nowhere\n")
+    assert of_run(folder) == {}
 
 
 def test_warmup_exceeds_run(tmp_path: Path) -> None:
