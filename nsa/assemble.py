@@ -248,6 +248,7 @@ def _build_run(
     restored = Restored()
     if config.train.resume:
         restored = restore(out, world, config, sources, bare_model, optimizer)
+        process.heartbeat.go_on_from(restored.step)
         if isinstance(sources.train, StreamSource):
             sources.train.seek(restored.data_position)
     clock.lap("model")

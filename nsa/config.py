@@ -46,8 +46,11 @@ class ConfigError(ValueError):
 class SetupError(RuntimeError):
     """The run cannot start here as configured: a file, device, package or checkpoint is not what it must be.
 
-    The message names the setting and the fix; it is printed without a traceback.
+    The message names the setting and the fix; it is printed without a traceback. `midway` is set where a run that was
+    already training ends by it.
     """
+
+    midway = False
 
 
 class UnreachableError(SetupError):
@@ -63,7 +66,7 @@ class Range:
 
     def objection(self, value: float) -> str | None:
         """What `value` must be instead, or None where it lies within."""
-        if isinstance(value, float) and math.isinf(value):
+        if value in (math.inf, -math.inf):
             return "must be a finite number"
         return None if self.holds(value) else f"must {self.text}"
 
@@ -229,9 +232,7 @@ class DdpConfig:
     ddp_bucket_mb: float = _opt(25.0, "size of a gradient bucket, MiB", within=POSITIVE)
     ddp_static_graph: bool = _opt(False, "tell DDP that every step uses the same graph")
     ddp_find_unused: bool = _opt(False, "let DDP search for parameters without gradient")
-    ddp_timeout_s: float = _opt(
-        600.0, "longest wait in a collective before the run ends with an error", within=SECONDS
-    )
+    ddp_timeout_s: float = _opt(600.0, "longest wait in a collective before the run ends with an error", within=SECONDS)
 
 
 @dataclass(frozen=True)
@@ -364,6 +365,11 @@ def _relation_problems(config: Config) -> Iterator[str]:
     if data.data != "local" and data.data_path:
         instead = ", or name the folder as hub_dataset" if data.data == "fineweb_edu" else ""
         yield f"data_path={data.data_path} is given but data={data.data} reads no files: set data=local{instead}"
+    if data.data == "fineweb_edu" and not data.prefetch_batches:
+        yield (
+            "prefetch_batches=0 with data=fineweb_edu: without the loader's thread loader_timeout_s bounds no wait for "
+            "the hub; set it to 1 or more"
+        )
     if data.tokenizer_file and data.tokenizer != "gpt2":
         yield f"tokenizer_file={data.tokenizer_file}: tokenizer={data.tokenizer} reads no file: set tokenizer=gpt2"
     if config.train.param_dtype == "bf16" and config.train.dtype == "fp32":

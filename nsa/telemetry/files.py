@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -15,11 +16,16 @@ __all__ = ["AppendCsv", "cut_csv_after", "json_safe", "write_json", "write_text"
 def write_text(path: Path, text: str) -> None:
     """Replace `path` so that a reader sees the old content or the new, never a part, even after a power cut."""
     temp = path.with_name(f"{path.name}.tmp{os.getpid()}")
-    with temp.open("w", encoding="utf-8") as handle:
-        handle.write(text)
-        handle.flush()
-        os.fsync(handle.fileno())
-    temp.replace(path)
+    try:
+        with temp.open("w", encoding="utf-8") as handle:
+            handle.write(text)
+            handle.flush()
+            os.fsync(handle.fileno())
+        temp.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temp.unlink(missing_ok=True)
+        raise
 
 
 def json_safe(value: Any) -> Any:
@@ -63,8 +69,9 @@ class AppendCsv:
         self._handle.flush()
 
     def close(self) -> None:
-        """Close the file."""
-        self._handle.close()
+        """Close the file. A row that could not be written was an error when it was handed over, not again here."""
+        with contextlib.suppress(OSError):
+            self._handle.close()
 
 
 def cut_csv_after(path: Path, step: int) -> int:

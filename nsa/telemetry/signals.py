@@ -54,8 +54,16 @@ class SignalDesk:
             for number in data:
                 if number == signal.SIGUSR1:
                     self._dump()
-                elif number in (signal.SIGTERM, signal.SIGINT):
-                    self.stop_signal = self.stop_signal or number
+                elif number in (signal.SIGTERM, signal.SIGINT) and not self.stop_signal:
+                    self.stop_signal = number
+                    self._acknowledge()
+
+    def _acknowledge(self) -> None:
+        """A step may last, and whoever asked for the stop should see that it was heard."""
+        if self._rank == 0:
+            again = "; once more interrupts at once" if self.stop_signal == signal.SIGINT else ""
+            name = signal.Signals(self.stop_signal).name
+            print(f"[signal] {name}: the run stops after this step{again}", file=sys.stderr, flush=True)  # noqa: T201
 
     def _dump(self) -> None:
         path = self._free_path()

@@ -221,6 +221,7 @@ def test_the_production_configuration_is_the_documented_one() -> None:
         ({"val_fraction": 1.5}, "val_fraction=1.5: must lie between 0 and 1"),
         ({"data": "local"}, "data=local needs data_path"),
         ({"data_path": "x"}, "data=synthetic reads no files"),
+        ({"data": "fineweb_edu", "prefetch_batches": 0}, "loader_timeout_s bounds no wait for the hub"),
         ({"param_dtype": "bf16", "dtype": "fp32"}, "param_dtype=bf16 with dtype=fp32"),
     ],
 )

@@ -184,3 +184,19 @@ def test_nothing_held_out_names_the_setting() -> None:
     val = HeldOutWindows(lambda: Numbered(5, 0, 1), patience(), Cut(BYTES, SEQ_LEN, 0.0), what="all")
     with pytest.raises(DataError, match="raise val_fraction=0"):
         val.batch([0])
+
+
+def test_held_out_windows_say_whom_they_wait_for() -> None:
+    over = threading.Event()
+
+    def hang(number: int) -> None:
+        over.wait(20)
+
+    source = HeldOutWindows(
+        lambda: Numbered(60, 0, 1, hang), patience(), Cut(BYTES, SEQ_LEN, 0.5), what="the test's stream"
+    )
+    batches = BatchLoader(source, rank=0, world=1, batch_size=2, accum=1, prefetch=1, batches=1, timeout_s=0.1)
+    with pytest.raises(UnreachableError, match="no answer from the test's stream"):
+        batches.next()
+    over.set()
+    batches.close()
