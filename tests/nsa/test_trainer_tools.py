@@ -22,6 +22,7 @@ from benchmarks.loss_by_position import main as loss_by_position_main
 from nsa.config import DataConfig
 from nsa.data import DataError, open_sources, open_tokenizer
 from nsa.data.local import is_held_out
+from nsa.data.shards import ShardWindows
 from nsa.generate import generate, load_model
 from nsa.generate import main as generate_main
 from nsa.parity.speed import main as speed_main
@@ -109,6 +110,29 @@ def test_damaged_or_foreign_shards_are_refused(tmp_path: Path, corpus: Path) -> 
     record.write_text(record.read_text().replace('"tokenizer": "byte"', '"tokenizer": "gpt2"'))
     with pytest.raises(DataError, match="prepared with tokenizer=gpt2, not byte"):
         open_sources(shards(tmp_path / "shards"), BYTES, seed=1)
+
+
+def test_a_token_that_the_tokenizer_does_not_have_is_named(tmp_path: Path, corpus: Path) -> None:
+    """Past the embedding it would be an IndexError without a file's name, and on a GPU an assertion in a kernel."""
+    manifest = prepare(str(corpus), tmp_path / "shards", val_fraction=0)
+    path = tmp_path / "shards" / manifest["train"][0]["file"]
+    tokens = np.fromfile(path, "<u2")
+    tokens[40] = 300
+    tokens.tofile(path)
+    source = open_sources(shards(tmp_path / "shards"), BYTES, seed=1).train
+    assert isinstance(source, ShardWindows)
+    with pytest.raises(DataError, match=r"train_00000\.bin: token 300 .* the tokenizer has 257"):
+        source.batch(range(source.n_windows))
+
+
+def test_shards_of_the_same_size_are_told_apart(tmp_path: Path, corpus: Path) -> None:
+    prepare(str(corpus), tmp_path / "a")
+    for path in corpus.iterdir():
+        path.write_bytes(path.read_bytes().replace(b"e", b"o"))
+    prepare(str(corpus), tmp_path / "b")
+    first, second = (open_sources(shards(tmp_path / name), BYTES, seed=1).info for name in "ab")
+    assert first["documents"] == second["documents"]
+    assert first["digest"] != second["digest"]
 
 
 def test_prepare_command(tmp_path: Path, corpus: Path, capsys: Any) -> None:
@@ -200,7 +224,7 @@ def test_interrupted_commands_say_what_there_is(
     assert capsys.readouterr() == ("", "nsa.probe: interrupted; nothing was written\n")
 
 
-@pytest.mark.parametrize("command", ["nsa.probe", "nsa.generate"])
+@pytest.mark.parametrize("command", ["nsa.probe", "nsa.generate", "nsa.prepare", "nsa.data", "nsa.train"])
 def test_an_interrupt_while_torch_is_imported_ends_a_command_at_once(tmp_path: Path, command: str) -> None:
     """Torch takes seconds to import, and some of its imports swallow what is raised in them."""
     (tmp_path / "torch.py").write_text(
@@ -211,7 +235,7 @@ def test_an_interrupt_while_torch_is_imported_ends_a_command_at_once(tmp_path: P
     )
     path = os.pathsep.join((str(tmp_path), str(Path(nsa.probe.__file__).parents[1])))
     done = subprocess.run(
-        [sys.executable, "-m", command, "--help"],
+        [sys.executable, "-m", command, *([] if command == "nsa.train" else ["--help"])],
         env={**os.environ, "PYTHONPATH": path},
         cwd=tmp_path,
         capture_output=True,
