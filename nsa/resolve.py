@@ -292,7 +292,8 @@ def _help_text() -> str:
             lines += ["", f"{section}:"]
         flag = f"--{spec.name.replace('_', '-')}"
         default = "none" if spec.default is None else spec.default
-        lines.append(f"  {flag:<24} {spec.help} [{spec.type_text}; {default}]")
+        text = f"{flag:<24} {spec.help} [{spec.type_text}; {default}]"
+        lines += textwrap.wrap(text, width=100, initial_indent="  ", subsequent_indent=" " * 27)
     return "\n".join(lines)
 
 

@@ -36,9 +36,10 @@ def _agree_on_checkpoint(out: Path, world: World) -> Path | None:
 def _refuse_other_run(path: Path, state: Mapping[str, Any], config: Config, sources: Sources) -> None:
     """Raise ConfigError when the data, or a setting that shapes weights or sample order, is not the saved one."""
     saved, now = state["config"], flatten(config)
+    product = {"global_batch_size": " (batch_size × accum × processes)"}
     problems = [
-        f"{name}={now[name]} but {path.name} was trained with {name}={saved[name]}: resume with the same value, or "
-        "choose another out"
+        f"{name}={now[name]}{product.get(name, '')} but {path.name} was trained with {name}={saved[name]}: resume with "
+        "the same value, or choose another out"
         for name, spec in field_specs().items()
         if spec.fixed and name in saved and saved[name] != now[name]
     ]

@@ -53,8 +53,10 @@ class Heartbeat:
         """Append a record; a given `step` becomes the current one."""
         now = time.time()
         with self._lock:
-            if self._handle.closed:
+            if self._handle.closed or (msg == "beat" and self._stop.is_set()):
                 return
+            if msg == "done":  # the last line: taking a run down may last longer than a beat
+                self._stop.set()
             if step is not None:
                 self._step = step
             record = {

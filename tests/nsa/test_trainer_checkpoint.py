@@ -264,3 +264,42 @@ def test_two_processes_never_share_a_folder(
     process.wait()
     assert train(tmp_path, "--steps", "3", "--resume") == 0
     assert column(rows(csv), "step") == ["1", "2", "3"]
+
+
+def test_another_number_of_sequences_a_step_is_refused_with_its_factors(
+    tmp_path: Path, train: Train, capsys: Any
+) -> None:
+    assert train(tmp_path, "--steps", "2", "--save-final") == 0
+    assert train(tmp_path, "--steps", "4", "--resume", "--accum", "3") == 2
+    assert "global_batch_size=6 (batch_size × accum × processes) but step_00000002.pt" in capsys.readouterr().err
+
+
+def test_a_run_with_nothing_left_to_train_leaves_its_checkpoint_alone(tmp_path: Path, train: Train) -> None:
+    assert train(tmp_path, "--steps", "3", "--save-final") == 0
+    checkpoint = tmp_path / "checkpoints" / "step_00000003.pt"
+    before = checkpoint.stat().st_mtime_ns
+    assert train(tmp_path, "--steps", "3", "--save-final", "--resume") == 0
+    assert checkpoint.stat().st_mtime_ns == before
+
+
+def test_what_an_earlier_start_said_of_its_end_goes_when_the_run_goes_on(
+    tmp_path: Path, train: Train, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = ["--save-final", "--aux-every", "1"]
+    assert train(tmp_path, "--steps", "3", *settings) == 0
+    assert train(tmp_path, "--steps", "5", "--resume", "--aux-every", "1") == 0
+    (tmp_path / ".anomaly_type").write_text("nan_loss\n")
+    left: list[str] = []
+    names = (".anomaly_type", "metrics.json")
+    at_step(monkeypatch, 4, lambda run: left.extend(name for name in names if (tmp_path / name).exists()))
+    assert train(tmp_path, "--steps", "4", "--resume", "--aux-every", "1") == 0
+    assert left == []
+    for name in ("training", "k_stats"):
+        assert column(rows(tmp_path / f"{name}.csv"), "step") == ["1", "2", "3", "4"]
+
+
+def test_a_checkpoint_brings_no_code_along(tmp_path: Path) -> None:
+    path = tmp_path / "x.pt"
+    torch.save({"schema_version": 1, "step": 1, "data": Path("of a class that is not among plain values")}, path)
+    with pytest.raises(CheckpointError, match="cannot be read as a checkpoint"):
+        load_checkpoint(path)

@@ -248,6 +248,7 @@ def test_help_lists_every_setting_and_configuration() -> None:
         assert f"--{name.replace('_', '-')} " in text
     for name in config_names():
         assert name in text
+    assert max(map(len, text.splitlines())) <= 100
 
 
 def test_bad_usage_is_answered_without_importing_torch(tmp_path: Path) -> None:

@@ -273,3 +273,15 @@ def test_held_out_data_that_never_comes_ends_the_run_in_time(
         train(tmp_path, "--steps", "9", "--val-every", "2", "--loader-timeout-s", "0.2")
     over.set()
     assert [(r["msg"], r["step"]) for r in beats(tmp_path)][-2:] == [("loader_error", 2), ("done", 2)]
+
+
+def test_nothing_follows_the_last_line(tmp_path: Path) -> None:
+    from nsa.telemetry import Heartbeat
+
+    heartbeat = Heartbeat(tmp_path, rank=0, beat_s=0.01)
+    heartbeat.start()
+    until(lambda: heartbeat.path.stat().st_size)
+    heartbeat.write("done", status="done", why="")
+    heartbeat.write("beat")  # of a thread that was waiting meanwhile
+    heartbeat.close()
+    assert json.loads(heartbeat.path.read_text().splitlines()[-1])["msg"] == "done"
