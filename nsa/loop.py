@@ -151,7 +151,7 @@ def _steps(run: Run) -> Ending:
         if due:
             _excluded(run, partial(_between_steps, run), step)
     while in_flight:  # the step launched before the reason to stop was read
-        ending = _read(run, in_flight.popleft(), clock) or ending
+        ending = _read(run, in_flight.popleft(), clock, is_last=True) or ending
     return ending or Ending("done")
 
 
@@ -253,7 +253,7 @@ def _send_control(
     return host, arrived, waited_s
 
 
-def _read(run: Run, launched: _Launched, clock: _Clock) -> Ending | None:
+def _read(run: Run, launched: _Launched, clock: _Clock, *, is_last: bool = False) -> Ending | None:
     """Wait for a launched step, record it, and say whether it is a reason to stop."""
     if launched.arrived is not None:
         launched.arrived.synchronize()
@@ -274,7 +274,7 @@ def _read(run: Run, launched: _Launched, clock: _Clock) -> Ending | None:
     )
     ending = _reason_to_stop(run, record, sums)
     # The step that ends a run has a row, whichever it is: what stopped it, and the time behind the row before.
-    fetch = launched.fetch or (run.loader.take_stats() if ending else None)
+    fetch = launched.fetch or (run.loader.take_stats() if ending or is_last else None)
     run.recorder.step_done(record, fetch, clock.finished_at_s(launched.arrived))
     return ending
 

@@ -8,7 +8,9 @@ a worker into 1, the same information stands in `metrics.json` as `status`.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +19,8 @@ from nsa.interrupt import leave_at_ctrl_c
 
 if __name__ == "__main__":
     leave_at_ctrl_c()  # until nsa.telemetry.signals answers it
+    # So does SIGUSR1, whose default is death: a start that hangs, in a rendezvous say, shows its stacks on stderr.
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
 
 from nsa.config import ConfigError, SetupError, UnreachableError
 from nsa.outdir import claim_out

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 __all__ = ["SignalDesk"]
 
@@ -92,6 +93,10 @@ class SignalDesk:
         signal.set_wakeup_fd(self._previous_fd)
         for number, handler in self._previous.items():
             signal.signal(number, handler)
+        # One of faulthandler's is none of Python's to give back: it has to be set anew.
+        forget: Any = faulthandler.unregister  # says whether there was one, whatever its stub says
+        if forget(signal.SIGUSR1):
+            faulthandler.register(signal.SIGUSR1, all_threads=True)
         os.close(self._writer)
         self._thread.join(timeout=2.0)
         os.close(self._reader)

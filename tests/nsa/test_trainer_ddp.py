@@ -44,7 +44,10 @@ def test_two_processes_train_like_one(
 ) -> None:
     settings = ["--steps", "20", "--val-every", "10", "--val-batches", "2"]
     said = train_ranks(tmp_path / "two", *settings, "--ddp-compress", "bf16", "--ddp-bucket-mb", "0.05")
-    assert train(tmp_path / "one", *settings, "--accum", "2", "--grad-checkpointing") == 0
+    assert train(tmp_path / "one", *settings, "--accum", "2", "--grad-checkpointing", "--val-batches", "4") == 0
+    two, one = (rows(tmp_path / name / "val.csv") for name in ("two", "one"))
+    for name in ("step", "val_loss", "val_tokens"):
+        assert floats(two, name) == pytest.approx(floats(one, name), abs=1e-5)
     two, one = (rows(tmp_path / name / "training.csv") for name in ("two", "one"))
     for name in ("loss", "grad_norm", "lr", "tokens"):
         assert floats(two, name) == pytest.approx(floats(one, name), abs=1e-5)

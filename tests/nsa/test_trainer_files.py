@@ -79,6 +79,19 @@ def test_rates_integrate_to_the_tokens_trained(tmp_path: Path, train: Train, row
     assert step_s <= wall_s[-1] * 1.001  # validation is in wall_s and not in step_time_s
 
 
+def test_what_lies_between_two_steps_is_no_part_of_a_steps_time(
+    tmp_path: Path, train: Train, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nsa.loop.validate", lambda run, step: time.sleep(0.5))
+    assert train(tmp_path, "--steps", "8", "--val-every", "4", "--log-every", "2") == 0
+    after = rows(tmp_path / "training.csv")[3]  # its two steps are 5 and 6, and validation came before
+    assert after["step"] == "6"
+    interval_s = 2 * 64 / float(after["toks_per_s"])
+    assert interval_s > 0.5
+    assert 2 * float(after["step_time_s"]) == pytest.approx(interval_s - 0.5, abs=0.05)
+    assert 2 * float(rows(tmp_path / "training.csv")[4]["step_time_s"]) > 0  # left out once, not for good
+
+
 def test_both_shares_of_a_known_peak_are_the_rate_times_the_work_per_token(
     tmp_path: Path, train: Train, rows: Rows, beats: Beats, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -105,6 +105,20 @@ def test_sigusr1_dumps_the_stacks_and_the_run_goes_on(
     assert [r["file"] for r in beats(tmp_path) if r["msg"] == "watchdog_dump"] == [dump.name]
 
 
+def test_a_run_that_is_being_taken_down_still_shows_its_stacks(tmp_path: Path) -> None:
+    script = (
+        "import faulthandler, os, signal\nfrom pathlib import Path\n"
+        "from nsa.telemetry.signals import SignalDesk\n"
+        "faulthandler.register(signal.SIGUSR1)\n"
+        f"SignalDesk(Path({str(tmp_path)!r}), rank=0).close()\n"
+        "os.kill(os.getpid(), signal.SIGUSR1)\n"
+        "print('went on')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], timeout=60, check=True, capture_output=True, text=True)
+    assert done.stdout == "went on\n"
+    assert "most recent call first" in done.stderr
+
+
 def test_the_stacks_of_a_main_thread_that_is_stuck_can_be_had(tmp_path: Path) -> None:
     """A signal handler of Python's own would run only when the blocking call returns."""
     script = (
@@ -285,3 +299,21 @@ def test_nothing_follows_the_last_line(tmp_path: Path) -> None:
     heartbeat.write("beat")  # of a thread that was waiting meanwhile
     heartbeat.close()
     assert json.loads(heartbeat.path.read_text().splitlines()[-1])["msg"] == "done"
+
+
+def test_a_halted_run_saves_only_where_checkpoints_are_kept(
+    tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    at_step(monkeypatch, 3, lambda run: (run.out / ".HALT").touch())
+    assert train(tmp_path / "none", "--steps", "9") == 3
+    assert not (tmp_path / "none" / "checkpoints").exists()
+    assert train(tmp_path / "some", "--steps", "9", "--save-every", "50") == 3
+    assert (tmp_path / "some" / "checkpoints" / "step_00000003.pt").exists()
+
+
+def test_a_last_step_that_is_due_twice_is_saved_once(tmp_path: Path, train: Train, capsys: Any) -> None:
+    assert train(tmp_path, "--steps", "4", "--save-every", "2", "--save-final") == 0
+    assert [line[-16:] for line in capsys.readouterr().out.splitlines() if line.startswith("[checkpoint]")] == [
+        "step_00000002.pt",
+        "step_00000004.pt",
+    ]

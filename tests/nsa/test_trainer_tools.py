@@ -245,6 +245,23 @@ def test_an_interrupt_while_torch_is_imported_ends_a_command_at_once(tmp_path: P
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
+def test_a_start_that_is_asked_for_its_stacks_shows_them_and_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text(
+        "import os, signal, sys\nos.kill(os.getpid(), signal.SIGUSR1)\nprint('went on', flush=True)\nos._exit(7)\n"
+    )
+    path = os.pathsep.join((str(tmp_path), str(Path(nsa.probe.__file__).parents[1])))
+    done = subprocess.run(
+        [sys.executable, "-m", "nsa.train"],
+        env={**os.environ, "PYTHONPATH": path},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (7, "went on\n")
+    assert "most recent call first" in done.stderr
+
+
 def test_loss_by_position_reads_each_checkpoint_once(
     trained: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
