@@ -23,9 +23,11 @@ import pytest
 import torch
 
 import nsa
+import nsa.loop
 import nsa.parallel
 from nsa.config import field_specs
-from nsa.parallel import effective_compression
+from nsa.parallel import ReduceHook, WaitMark, effective_compression
+from nsa.telemetry.recorder import Recorder
 from tests.nsa.ranks import Ranks, is_running
 
 Train = Callable[..., int]
@@ -63,6 +65,45 @@ def test_two_processes_train_like_one(
         assert {r["rank"] for r in progress} == {rank}
         assert [r["loss"] for r in progress] == pytest.approx(floats(two, "loss"), rel=1e-4)  # the mean on every rank
         assert all(0 < r["compute_time_s"] <= r["step_time_s"] for r in progress)
+
+
+SLOW = """
+import os, sys, time
+from nsa.model import LanguageModel
+from nsa.train import main
+
+forward = LanguageModel.forward
+
+def slow(self, *args):
+    time.sleep(0.2 * int(os.environ["RANK"]))
+    return forward(self, *args)
+
+LanguageModel.forward = slow
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_the_rank_that_is_slow_is_the_one_that_worked(tmp_path: Path, start_ranks: StartRanks, beats: Beats) -> None:
+    script, out = tmp_path / "slow.py", tmp_path / "out"
+    script.write_text(SLOW)
+    assert start_ranks(out, "--steps", "8", program=str(script)).wait() == [0, 0]
+    waiting, slow = ([r for r in beats(out, rank) if r["msg"] == "progress"] for rank in (0, 1))
+    for ours, others in zip(waiting[1:], slow[1:], strict=True):
+        assert ours["step_time_s"] == pytest.approx(others["step_time_s"], rel=0.5)
+        assert others["compute_time_s"] >= 0.2
+    gaps_s = sorted(b["compute_time_s"] - a["compute_time_s"] for a, b in zip(waiting, slow, strict=True))
+    assert gaps_s[4] > 0.1
+
+
+def test_waiting_is_that_for_gradients_and_that_for_the_control_message(
+    tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send, waits_s = nsa.loop._send_control, []
+    monkeypatch.setattr(nsa.loop, "_send_control", lambda *args: (*send(*args)[:2], 0.25))
+    monkeypatch.setattr(ReduceHook, "backward_done", lambda hook: WaitMark(None, None, 0.5))
+    monkeypatch.setattr(Recorder, "step_done", lambda recorder, record, *args: waits_s.append(record.wait_s))
+    assert train(tmp_path, "--steps", "2") == 0
+    assert waits_s == [0.75, 0.75]
 
 
 def test_compressed_accumulated_and_static_trains_the_same(
