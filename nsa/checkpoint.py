@@ -54,14 +54,15 @@ def save_checkpoint(out: Path, state: Mapping[str, Any], *, step: int, keep: int
         folder.mkdir(parents=True, exist_ok=True)
         _write_whole(path, temp, state, step)
     except (OSError, RuntimeError) as error:  # torch's writer has a RuntimeError of its own for a disk that is full
-        with contextlib.suppress(OSError):
-            temp.unlink(missing_ok=True)
-            if not path.with_suffix(".json").exists():  # its manifest could not be written any more
-                path.unlink(missing_ok=True)
+        if not path.with_suffix(".json").exists():  # its manifest could not be written any more
+            path.unlink(missing_ok=True)
         raise CheckpointError(
             f"{path}: the checkpoint of step {step} could not be written: {error}; make room or choose a smaller "
             "keep_checkpoints, then go on from the one before by --resume"
         ) from error
+    finally:
+        with contextlib.suppress(OSError):
+            temp.unlink(missing_ok=True)
     _delete_old(folder, newest=path, keep=keep)
     return path
 

@@ -62,12 +62,12 @@ def find_files(data_path: str, data_glob: str | None = None) -> list[Path]:
     if root.is_file():
         return [root]
     if root.is_dir():
-        if data_glob:
-            found = root.glob(data_glob)
-        else:
-            known = (*TEXT_SUFFIXES, *RECORD_SUFFIXES)
-            found = (p for p in root.rglob("*") if p.suffix.lower() in known)
-        files = sorted(p for p in found if not _hidden(p.relative_to(root)) and p.is_file())
+        known = (*TEXT_SUFFIXES, *RECORD_SUFFIXES)
+        try:
+            found = root.glob(data_glob) if data_glob else (p for p in root.rglob("*") if p.suffix.lower() in known)
+            files = sorted(p for p in found if not _hidden(p.relative_to(root)) and p.is_file())
+        except (ValueError, NotImplementedError) as error:
+            raise DataError(f"data_glob={data_glob}: {error}; give a pattern below {data_path}") from None
         searched = f"{data_glob or 'known text suffixes'} below {data_path}"
     else:
         files = sorted(Path(p) for p in glob.glob(data_path, recursive=True) if Path(p).is_file())  # noqa: PTH207

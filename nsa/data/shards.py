@@ -34,7 +34,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         version = manifest["schema_version"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        if missing := {"tokenizer", "documents", "train", "val"} - manifest.keys():
+            raise KeyError(*sorted(missing))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{folder / MANIFEST} cannot be read: {error!r}; prepare the corpus again") from None
     if version != SCHEMA_VERSION:
         raise DataError(f"{folder / MANIFEST} has schema {version}, expected {SCHEMA_VERSION}: prepare it again")
@@ -127,6 +129,7 @@ def open_shards(config: DataConfig, tokenizer: Tokenizer, *, seed: int) -> Sourc
         "train_tokens": sum(e["tokens"] for e in manifest["train"]),
         "val_tokens": sum(e["tokens"] for e in manifest["val"]),
         "val_split": "document",
+        "val_fraction": manifest.get("val_fraction"),
         "digest": _digest(manifest),
     }
     return Sources(train=train, val=val, info=info)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from nsa.checkpoint import CheckpointError, find_newest, load_checkpoint, save_checkpoint
-from nsa.telemetry.files import cut_csv_after
+from nsa.telemetry.files import AppendCsv, cut_csv_after
 from tests.nsa.ranks import Ranks, RankServer, is_running
 from tests.nsa.steps import at_step
 
@@ -153,6 +153,29 @@ def test_rows_after_the_checkpoint_are_cut_and_a_torn_line_too(tmp_path: Path) -
     path.write_text("step,loss\n1,5\n2,4\n3")
     assert cut_csv_after(path, 9) == 1
     assert path.read_text() == "step,loss\n1,5\n2,4\n"
+    path.write_text("step,lo")
+    assert cut_csv_after(path, 9) == 1
+    assert path.read_text() == ""
+
+
+def test_a_file_keeps_the_columns_it_began_with(tmp_path: Path) -> None:
+    path = tmp_path / "training.csv"
+    path.write_text("step,loss,old\n1,5,x\n")
+    file = AppendCsv(path, ("step", "new", "loss"))
+    file.row({"step": 2, "new": 7, "loss": 4.0})
+    file.close()
+    assert path.read_text() == "step,loss,old\n1,5,x\n2,4,\n"
+
+
+def test_an_interrupted_save_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    save_checkpoint(tmp_path, state(1), step=1, keep=2)
+    monkeypatch.setattr("nsa.checkpoint.os.fsync", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        save_checkpoint(tmp_path, state(2), step=2, keep=2)
+    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["step_00000001.json", "step_00000001.pt"]
 
 
 def test_a_newer_one_that_was_passed_over_never_costs_the_one_just_written(tmp_path: Path) -> None:

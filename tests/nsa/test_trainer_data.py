@@ -263,3 +263,8 @@ def test_a_loader_of_so_many_batches_reads_no_further() -> None:
     loader._thread.join(5)
     assert not loader._thread.is_alive()
     assert Counting.asked == 3
+
+
+def test_a_pattern_that_leaves_the_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"data_glob=/etc/\*: .*; give a pattern below"):
+        find_files(str(tmp_path), "/etc/*")

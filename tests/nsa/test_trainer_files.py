@@ -16,6 +16,10 @@ import pytest
 import torch
 
 from nsa.config import field_specs
+from nsa.data import FetchStats
+from nsa.telemetry import Heartbeat
+from nsa.telemetry.environment import toggles
+from nsa.telemetry.recorder import Rates, Recorder, StepRecord
 from tests.nsa.steps import at_step
 
 Train = Callable[..., int]
@@ -175,3 +179,41 @@ def test_scalars_go_to_tensorboard(tmp_path: Path, train: Train, rows: Rows, mon
     assert written[-1][0] == "closed"
     assert train(tmp_path, "--steps", "3", "--tensorboard", "--resume") == 0
     assert [step for name, _, step in written if name == "purged from"] == [1, 3]
+
+
+def test_what_a_row_of_several_steps_says_is_per_step(tmp_path: Path, rows: Rows) -> None:
+    heartbeat = Heartbeat(tmp_path, rank=0, beat_s=60)
+    rates = Rates(tokens_per_step=100, flops_nsa=3.0, flops_dense_equivalent=5.0, peak_flops=1000.0)
+    recorder = Recorder(
+        tmp_path,
+        is_main=True,
+        heartbeat=heartbeat,
+        rates=rates,
+        device=torch.device("cpu"),
+        log_every=4,
+        steps=5,
+        start_step=1,
+        wall_before_s=50.0,
+    )
+    recorder.start(10.0)
+    for step, wait_s, at_s in ((2, 0.25, 11.0), (3, 0.5, 12.0), (4, 0.25, 15.0), (5, 0.0, 16.0)):
+        recorder.exclude(1.0 if step == 4 else 0.0)
+        record = StepRecord(step=step, loss=1.0, lr=0.1, grad_norm=2.0, wait_s=wait_s)
+        recorder.step_done(record, FetchStats(0.5, 1.0, 2.0) if recorder.is_logged(step) else None, at_s)
+    summary = recorder.summary()
+    recorder.close()
+    heartbeat.close()
+    columns = ("step", "toks_per_s", "step_time_s", "compute_time_s", "dt_fetch_s", "tokens", "wall_s", "mfu_nsa")
+    assert [[float(row[c]) for c in columns] for row in rows(tmp_path / "training.csv")] == [
+        [2, 100, 1.0, 0.75, 0.5, 200, 51, 0.3],
+        [4, 50, 1.5, 1.125, 0.25, 400, 55, 0.15],
+        [5, 100, 1.0, 1.0, 0.5, 500, 56, 0.3],
+    ]
+    assert (summary["tokens"], summary["wall_s"], summary["start_step"]) == (400, 6.0, 1)
+    assert summary["toks_per_s"] == pytest.approx(400 / 6)
+    assert summary["step_time_p95_s"] == 1.5
+
+
+def test_secrets_are_no_toggles() -> None:
+    env = {"NSA_LR": "1", "NCCL_ALGO": "Ring", "NCCL_TOKEN": "x", "TORCH_API_KEY": "y", "HOME": "z", "CONFIG": "c"}
+    assert toggles(env) == {"CONFIG": "c", "NCCL_ALGO": "Ring", "NSA_LR": "1"}

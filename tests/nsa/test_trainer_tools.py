@@ -125,6 +125,14 @@ def test_a_token_that_the_tokenizer_does_not_have_is_named(tmp_path: Path, corpu
         source.batch(range(source.n_windows))
 
 
+def test_a_manifest_with_holes_is_refused(tmp_path: Path, corpus: Path) -> None:
+    prepare(str(corpus), tmp_path / "shards")
+    record = tmp_path / "shards" / "shards.json"
+    record.write_text(record.read_text().replace('"documents"', '"papers"'))
+    with pytest.raises(DataError, match=r"shards\.json cannot be read: KeyError\('documents'\)"):
+        open_sources(shards(tmp_path / "shards"), BYTES, seed=1)
+
+
 def test_shards_of_the_same_size_are_told_apart(tmp_path: Path, corpus: Path) -> None:
     prepare(str(corpus), tmp_path / "a")
     for path in corpus.iterdir():
