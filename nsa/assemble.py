@@ -55,8 +55,13 @@ class Run:
     signals: SignalDesk
     recorder: Recorder
     instruments: Instruments
-    start_step: int
+    restored: Restored
     tokens_per_step: int
+
+    @property
+    def start_step(self) -> int:
+        """The last step of earlier starts."""
+        return self.restored.step
 
     @property
     def config(self) -> Config:
@@ -282,7 +287,7 @@ def _build_run(
         signals=process.signals,
         recorder=recorder,
         instruments=instruments,
-        start_step=restored.step,
+        restored=restored,
         tokens_per_step=rates.tokens_per_step,
     )
 

@@ -356,12 +356,15 @@ def save(run: Run, step: int) -> None:
 
 
 def _data_position(run: Run) -> dict[int, Any]:
-    """The place in a stream behind the last step, of all ranks' parts; empty for data that is read by number."""
-    if not run.world.backend or not isinstance(run.sources.train, StreamSource):
-        return run.loader.position
-    of_ranks: list[Any] = [None] * run.world.size
-    dist.all_gather_object(of_ranks, run.loader.position)
-    return {part: place for places in of_ranks for part, place in places.items()}
+    """The place in a stream behind the last step, of all ranks' parts; empty for data that is read by number.
+
+    A part that was not read since this start is where it was then.
+    """
+    of_ranks: list[Any] = [run.loader.position]
+    if run.world.backend and isinstance(run.sources.train, StreamSource):
+        of_ranks *= run.world.size
+        dist.all_gather_object(of_ranks, run.loader.position)
+    return {**run.restored.data_position, **{part: place for places in of_ranks for part, place in places.items()}}
 
 
 @torch.no_grad()

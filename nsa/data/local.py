@@ -49,7 +49,7 @@ TEXT_SUFFIXES = [
     ".sql",
 ]
 
-SNIFFED_BYTES = 8192
+SNIFFED_BYTES, MOST_ODD = 8192, 0.3
 COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"PK\x03\x04")  # gzip, bzip2, xz, zstd, zip
 
 
@@ -103,12 +103,14 @@ def read_documents(path: Path, text_field: str) -> Iterator[str]:
 
 def _read_text(path: Path) -> str:
     content = path.read_bytes()
-    # Replacing what is no UTF-8 would turn an archive, or text in UTF-16, into pages of replacement characters, and a
-    # model would learn those without complaint.
-    if b"\0" in content[:SNIFFED_BYTES] or content.startswith(COMPRESSED):
+    # Replacing what is no UTF-8 would turn an archive, or text in another encoding, into pages of replacement
+    # characters, and a model would learn those without complaint. A few stray bytes are no reason to stop.
+    head = content[:SNIFFED_BYTES].decode("utf-8", "replace")
+    odd = head.count("\0") + head.count("\ufffd")
+    if content.startswith(COMPRESSED) or odd > MOST_ODD * len(head):
         raise DataError(
-            f"{path}: is no text in UTF-8 but a compressed or binary file: unpack or convert it, name a folder made by "
-            "nsa.prepare rather than a file in it, or leave it out by data_glob"
+            f"{path}: is no text in UTF-8 but compressed, binary or in another encoding: unpack or convert it, name a "
+            "folder made by nsa.prepare rather than a file in it, or leave it out by data_glob"
         )
     return content.decode("utf-8-sig", "replace")
 

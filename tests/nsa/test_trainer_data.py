@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from nsa.config import DataConfig
-from nsa.data import BatchLoader, DataError, LoaderError, open_sources, open_tokenizer, share_of_step
+from nsa.data import BatchLoader, DataError, FetchStats, LoaderError, open_sources, open_tokenizer, share_of_step
 from nsa.data.local import find_files, is_held_out, read_documents
 from nsa.data.source import TokenWindows
 from nsa.data.synthetic import ODDS, MarkovCopySource, UniformSource, markov_copy_floor_nats
@@ -227,13 +227,27 @@ def test_fetch_statistics_are_waits_since_the_last_reading() -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"\x1f\x8b\x08packed", b"PK\x03\x04", "text of another kind".encode("utf-16"), b"\x50\x00\x10\x27"]
+    "content",
+    [
+        b"\x1f\x8b\x08packed",
+        b"PK\x03\x04",
+        "text of another kind".encode("utf-16"),
+        "другой".encode("koi8-r"),
+        b"P\x00\xf0\xc3",
+    ],
 )
 def test_what_is_no_text_is_refused_rather_than_learned(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "corpus.jsonl.gz"
     path.write_bytes(content * 50)
     with pytest.raises(DataError, match=r"corpus\.jsonl\.gz: is no text in UTF-8"):
         open_sources(DataConfig(data="local", data_path=str(path), seq_len=8), BYTES, seed=1)
+
+
+def test_a_few_stray_bytes_are_replaced(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes("Un caf\xe9, \0 et puis encore un autre, s'il vous plait".encode("latin-1"))
+    assert list(read_documents(tmp_path / "a.txt", "text")) == [
+        "Un caf\ufffd, \0 et puis encore un autre, s'il vous plait"
+    ]
 
 
 def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
@@ -268,3 +282,12 @@ def test_a_loader_of_so_many_batches_reads_no_further() -> None:
 def test_a_pattern_that_leaves_the_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"data_glob=/etc/\*: .*; give a pattern below"):
         find_files(str(tmp_path), "/etc/*")
+
+
+def test_waits_are_counted_once_and_their_percentiles_are_of_all_that_are_kept() -> None:
+    loader = BatchLoader(UniformSource(seq_len=8, seed=1), rank=0, world=1, batch_size=1, accum=1, prefetch=0)
+    assert loader.take_stats() == FetchStats(0.0, 0.0, 0.0)
+    loader._waits_s.extend([0.001] * 90 + [0.1] * 10)
+    loader._wait_since_take_s = 1.09
+    assert loader.take_stats() == FetchStats(1.09, pytest.approx(1.0), pytest.approx(100.0))
+    assert loader.take_stats().wait_s == 0.0

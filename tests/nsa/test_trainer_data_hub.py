@@ -222,6 +222,20 @@ def test_two_ranks_train_and_resume_like_one(
     assert train(tmp_path / "cut", *data, "--steps", "12", "--resume", "--global-batch-size", "4") == 2  # one lane now
 
 
+def test_lanes_that_were_not_read_between_two_checkpoints_keep_their_place(
+    tmp_path: Path, train: Train, rows: Rows
+) -> None:
+    """Four lanes, and a step reads one: a start that saves after two steps has opened two of them."""
+    folder = write_dataset(tmp_path / "edu", files=4, documents=200)
+    settings = ["--data", "fineweb_edu", "--hub-dataset", str(folder), "--stream-lanes", "4", "--schedule", "constant"]
+    for last in (8, 10, 16):
+        resume = ["--resume"] if last > 8 else []
+        assert train(tmp_path / "cut", *settings, "--steps", str(last), "--save-final", *resume) == 0
+    assert train(tmp_path / "whole", *settings, "--steps", "16") == 0
+    cut, whole = ([r["loss"] for r in rows(tmp_path / run / "training.csv")] for run in ("cut", "whole"))
+    assert cut == whole
+
+
 def test_lanes_that_the_processes_do_not_divide_are_refused() -> None:
     two = World(rank=0, local_rank=0, size=2, device=torch.device("cpu"), backend="gloo")
     asked = ["--data", "fineweb_edu", "--device", "cpu", "--prefill", "batched"]

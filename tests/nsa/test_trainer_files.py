@@ -217,3 +217,21 @@ def test_what_a_row_of_several_steps_says_is_per_step(tmp_path: Path, rows: Rows
 def test_secrets_are_no_toggles() -> None:
     env = {"NSA_LR": "1", "NCCL_ALGO": "Ring", "NCCL_TOKEN": "x", "TORCH_API_KEY": "y", "HOME": "z", "CONFIG": "c"}
     assert toggles(env) == {"CONFIG": "c", "NCCL_ALGO": "Ring", "NSA_LR": "1"}
+
+
+def test_a_line_that_a_killed_process_left_open_ends_before_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "heartbeat_rank0.jsonl"
+    path.write_text('{"msg": "boot"}\n{"msg": "pro')
+    heartbeat = Heartbeat(tmp_path, rank=0, beat_s=60)
+    heartbeat.write("boot")
+    heartbeat.write("progress", loss=float("nan"), grad_norm=float("-inf"))
+    heartbeat.close()
+    lines = path.read_text().splitlines()
+    assert len(lines) == 4
+    assert json.loads(lines[2])["msg"] == "boot"
+
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is no JSON")
+
+    last = json.loads(lines[3], parse_constant=refuse)
+    assert (last["loss"], last["grad_norm"]) == ("nan", "-inf")
