@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -200,3 +201,29 @@ def test_held_out_windows_say_whom_they_wait_for() -> None:
         batches.next()
     over.set()
     batches.close()
+
+
+def test_patience_grows_its_pauses_and_begins_anew_when_something_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s, pauses_s = [1.0], list[float]()
+
+    def pause(seconds: float) -> bool:
+        pauses_s.append(seconds)
+        now_s[0] += seconds
+        return False
+
+    wait = patience(10.0)
+    monkeypatch.setattr("nsa.data.stream.time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    monkeypatch.setattr(wait, "_stopped", SimpleNamespace(wait=pause))
+    for _ in range(3):
+        wait.failed(ConnectionError("lost"))
+    assert pauses_s == [0.5, 1.0, 2.0]
+    with wait:
+        assert wait.waiting_for == "the test's stream (last failure: ConnectionError: lost)"
+    assert wait.waiting_for is None
+    now_s[0] += 100
+    pauses_s.clear()
+    for _ in range(4):
+        wait.failed(ConnectionError("lost"))
+    with pytest.raises(UnreachableError, match=r"tried for 7\.5 s \(loader_timeout_s=10\)"):
+        wait.failed(ConnectionError("lost"))
+    assert pauses_s == [0.5, 1.0, 2.0, 4.0]

@@ -15,7 +15,9 @@ from torch import nn
 import nsa.parallel
 from nsa.assemble import Run, open_run
 from nsa.attention import spans
-from nsa.config import DdpConfig, field_specs
+from nsa.config import ConfigError, DdpConfig, field_specs
+from nsa.data import open_tokenizer
+from nsa.effective import Effective, settle_config
 from nsa.model import Block
 from nsa.optim import learning_rate
 from nsa.parallel import ReduceHook, World, wrap_ddp
@@ -139,6 +141,22 @@ def test_ddp_is_built_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
         assert given["bucket_cap_mb"] == asked.ddp_bucket_mb
         assert given["static_graph"] is asked.ddp_static_graph
         assert given["find_unused_parameters"] is asked.ddp_find_unused
+
+
+def settled(*settings: str) -> Effective:
+    return settle_config(resolve([*TINY, *settings], {}), CPU, open_tokenizer("byte"))
+
+
+def test_a_global_batch_is_shared_by_all_processes() -> None:
+    assert settled("--global-batch-size", "12").config.data.accum == 3
+    with pytest.raises(ConfigError, match="is not a multiple of batch_size=2 × 2 processes = 4"):
+        settled("--global-batch-size", "6")
+
+
+def test_a_static_graph_searches_for_nothing() -> None:
+    effective = settled("--ddp-static-graph", "--ddp-find-unused")
+    assert (effective.config.ddp.ddp_static_graph, effective.config.ddp.ddp_find_unused) == (True, False)
+    assert any("find_unused requested, effective off: a static graph" in note for note in effective.notes)
 
 
 @pytest.mark.parametrize(
