@@ -31,7 +31,7 @@ from nsa.argument_types import positive, share
 from nsa.config import SetupError, UnreachableError
 from nsa.data.ending import leave
 from nsa.data.local import find_files, is_held_out, read_documents
-from nsa.data.shards import MANIFEST, SCHEMA_VERSION
+from nsa.data.shards import MANIFEST, PARTS, SCHEMA_VERSION
 from nsa.data.source import DataError
 from nsa.data.tokenizer import Tokenizer, open_tokenizer
 from nsa.outdir import hold_folder
@@ -39,7 +39,6 @@ from nsa.telemetry.files import write_json
 
 __all__ = ["main", "prepare"]
 
-PARTS = ".parts.json"  # hidden: a reader of text files must not take it for one
 BAR_WIDTH, REDRAW_S = 30, 0.5
 
 

@@ -18,19 +18,25 @@ from nsa.config import DataConfig
 from nsa.data.source import DataError, SampleSource, Sources, sample_rng
 from nsa.data.tokenizer import Tokenizer
 
-__all__ = ["MANIFEST", "ShardWindows", "is_shard_folder", "open_shards", "read_manifest"]
+__all__ = ["MANIFEST", "PARTS", "ShardWindows", "is_shard_folder", "open_shards", "read_manifest"]
 
 MANIFEST = "shards.json"
+PARTS = ".parts.json"  # what a preparation has finished; hidden, for a reader of text files must not take it for one
 SCHEMA_VERSION = 1
 
 
 def is_shard_folder(data_path: str) -> bool:
-    """Whether `data_path` is a folder made by `nsa.prepare`."""
-    return (Path(data_path) / MANIFEST).is_file()
+    """Whether `data_path` is a folder made by `nsa.prepare`, finished or not."""
+    return any((Path(data_path) / name).is_file() for name in (MANIFEST, PARTS))
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The content of `shards.json`. Raises DataError when it is unreadable or of another schema."""
+    """The content of `shards.json`. Raises DataError when it is not there yet, unreadable or of another schema."""
+    if not (folder / MANIFEST).exists() and (folder / PARTS).exists():
+        raise DataError(
+            f"data_path={folder} is a preparation that was not finished: wait for its end, or start the same "
+            "nsa.prepare again"
+        )
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         version = manifest["schema_version"]

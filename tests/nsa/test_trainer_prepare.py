@@ -146,7 +146,7 @@ def test_the_command_under_a_killed_parent_leaves_no_half_folder(tmp_path: Path)
     write_corpus(tmp_path / "corpus", documents=30)
     prepare(str(tmp_path / "corpus"), tmp_path / "out")
     os.unlink(tmp_path / "out" / "shards.json")
-    with pytest.raises(DataError, match="no file matches"):
+    with pytest.raises(DataError, match="a preparation that was not finished"):
         open_sources(DataConfig(data="local", data_path=str(tmp_path / "out"), seq_len=16), BYTES, seed=1)
 
 

@@ -84,7 +84,7 @@ def test_an_interrupted_preparation_goes_on(tmp_path: Path, corpus: Path, monkey
         patch.setattr(nsa.prepare, "read_documents", counted)
         with pytest.raises(KeyboardInterrupt):
             prepare(str(corpus), tmp_path / "cut", part_mib=0.001)
-    with pytest.raises(DataError, match="no file matches"):  # not usable before it is whole
+    with pytest.raises(DataError, match="a preparation that was not finished"):  # not usable before it is whole
         open_sources(shards(tmp_path / "cut"), BYTES, seed=1)
     first = set(tokenized)
     tokenized.clear()
