@@ -111,6 +111,28 @@ def test_every_document_is_given_to_exactly_one_lane(dataset: Path) -> None:
         assert min(len(part) for part in parts) > 0
 
 
+def test_as_many_lanes_as_files_read_a_file_each(tmp_path: Path) -> None:
+    """Taking documents in turn would give each to one lane as well, and have every lane fetch every file."""
+    from nsa.data.hub import HubDataset
+
+    opened = HubDataset(config(write_dataset(tmp_path / "edu", files=4, documents=100)))
+    for lane in range(4):
+        numbers = [int(text[1 : text.index(">")]) for text in opened.open(lane, 4)]
+        assert numbers == list(range(lane * 25, lane * 25 + 25))
+
+
+def test_nobody_but_patience_tries_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`datasets` would keep a lost hub to itself for a hundred seconds."""
+    import datasets
+
+    from nsa.data.hub import OWN_RETRIES, HubDataset
+
+    for name in OWN_RETRIES:
+        monkeypatch.setattr(datasets.config, name, 20)
+    HubDataset(config(write_dataset(tmp_path / "edu", files=1, documents=3))).open(0, 1)
+    assert {name: getattr(datasets.config, name) for name in OWN_RETRIES} == OWN_RETRIES
+
+
 def test_a_position_brings_back_the_same_samples_through_datasets(dataset: Path) -> None:
     settings = config(dataset, stream_lanes=2)
     whole = loader(settings, accum=2)

@@ -12,13 +12,14 @@ import pytest
 import torch
 from torch import nn
 
+import nsa.assemble
 import nsa.parallel
 from nsa.assemble import Run, open_run
 from nsa.attention import spans
 from nsa.config import ConfigError, DdpConfig, field_specs
 from nsa.data import open_tokenizer
 from nsa.effective import Effective, settle_config
-from nsa.model import Block
+from nsa.model import Block, LanguageModel
 from nsa.optim import learning_rate
 from nsa.parallel import ReduceHook, World, wrap_ddp
 from nsa.resolve import resolve
@@ -151,6 +152,13 @@ def test_a_global_batch_is_shared_by_all_processes() -> None:
     assert settled("--global-batch-size", "12").config.data.accum == 3
     with pytest.raises(ConfigError, match="is not a multiple of batch_size=2 × 2 processes = 4"):
         settled("--global-batch-size", "6")
+
+
+def test_rates_count_the_tokens_and_the_peak_of_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nsa.assemble.peak_bf16_flops", lambda device: 1e12)
+    config = settled("--accum", "3").config
+    rates = nsa.assemble._rates(config, LanguageModel(config.model), CPU)
+    assert (rates.tokens_per_step, rates.peak_flops) == (2 * 3 * 2 * 32, 2e12)
 
 
 def test_a_static_graph_searches_for_nothing() -> None:
