@@ -64,7 +64,8 @@ class SignalDesk:
         if self._rank == 0:
             again = "; once more interrupts at once" if self.stop_signal == signal.SIGINT else ""
             name = signal.Signals(self.stop_signal).name
-            print(f"[signal] {name}: the run stops after this step{again}", file=sys.stderr, flush=True)  # noqa: T201
+            with contextlib.suppress(OSError, ValueError):  # a terminal that is gone must not cost the next signal
+                print(f"[signal] {name}: the run stops after this step{again}", file=sys.stderr, flush=True)  # noqa: T201
 
     def _dump(self) -> None:
         path = self._free_path()

@@ -291,3 +291,11 @@ def test_waits_are_counted_once_and_their_percentiles_are_of_all_that_are_kept()
     loader._wait_since_take_s = 1.09
     assert loader.take_stats() == FetchStats(1.09, pytest.approx(1.0), pytest.approx(100.0))
     assert loader.take_stats().wait_s == 0.0
+
+
+def test_empty_documents_are_none(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n\n{"text": ""}\n{"text": "four"}\n')
+    (tmp_path / "b.txt").touch()
+    sources = open_sources(local(tmp_path, val_fraction=0.0), BYTES, seed=1)
+    assert sources.info["documents"] == 2
+    assert sources.train.batch([0]).tolist() == [[*b"one", BYTES.eos_id, *b"four", BYTES.eos_id]]

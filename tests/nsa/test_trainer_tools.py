@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -123,6 +124,12 @@ def test_a_token_that_the_tokenizer_does_not_have_is_named(tmp_path: Path, corpu
     assert isinstance(source, ShardWindows)
     with pytest.raises(DataError, match=r"train_00000\.bin: token 300 .* the tokenizer has 257"):
         source.batch(range(source.n_windows))
+
+
+def test_shards_without_held_out_text_cannot_be_validated_on(tmp_path: Path, corpus: Path) -> None:
+    prepare(str(corpus), tmp_path / "shards", val_fraction=0)
+    with pytest.raises(DataError, match="has no validation window: set val_every=0"):
+        open_sources(dataclasses.replace(shards(tmp_path / "shards"), val_every=5), BYTES, seed=1)
 
 
 def test_a_manifest_with_holes_is_refused(tmp_path: Path, corpus: Path) -> None:
