@@ -132,6 +132,12 @@ def test_shards_without_held_out_text_cannot_be_validated_on(tmp_path: Path, cor
         open_sources(dataclasses.replace(shards(tmp_path / "shards"), val_every=5), BYTES, seed=1)
 
 
+def test_shards_too_short_for_a_window_name_the_setting(tmp_path: Path, corpus: Path) -> None:
+    prepare(str(corpus), tmp_path / "shards")
+    with pytest.raises(DataError, match=r"no shard holds seq_len \+ 1 = 1000001 tokens"):
+        open_sources(dataclasses.replace(shards(tmp_path / "shards"), seq_len=10**6), BYTES, seed=1)
+
+
 def test_a_manifest_with_holes_is_refused(tmp_path: Path, corpus: Path) -> None:
     prepare(str(corpus), tmp_path / "shards")
     record = tmp_path / "shards" / "shards.json"
