@@ -186,6 +186,25 @@ def test_a_folder_that_is_not_there_is_told_before_anything_is_opened(tmp_path: 
         open_sources(config(tmp_path / "missing"), BYTES, seed=1)
 
 
+def test_validation_needs_held_out_documents(tmp_path: Path) -> None:
+    folder = write_dataset(tmp_path / "edu", files=1, documents=3)
+    with pytest.raises(DataError, match="val_every=5 but val_fraction=0 holds nothing out"):
+        open_sources(config(folder, val_every=5), BYTES, seed=1)
+
+
+def test_a_hub_that_may_not_be_asked_is_named_with_its_switch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    from nsa.data.hub import HubDataset
+
+    dataset, lost = HubDataset(config(write_dataset(tmp_path / "edu", files=1, documents=3))), ConnectionError("lost")
+    assert dataset._explained(lost) is lost  # to be tried again
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    explained = dataset._explained(lost)
+    assert isinstance(explained, UnreachableError)
+    assert "HF_HUB_OFFLINE forbids to fetch it: unset it" in str(explained)
+
+
 def test_records_without_text_are_named(tmp_path: Path) -> None:
     folder = tmp_path / "edu"
     folder.mkdir()
