@@ -186,6 +186,11 @@ def test_a_folder_that_is_not_there_is_told_before_anything_is_opened(tmp_path: 
         open_sources(config(tmp_path / "missing"), BYTES, seed=1)
 
 
+def test_the_text_is_that_of_the_column_asked_for(tmp_path: Path) -> None:
+    settings = config(write_dataset(tmp_path / "edu", files=1, documents=30), text_field="url")
+    assert BYTES.decode(loader(settings).next()[0].tolist()).startswith("https://example.org/0https://example.org/1")
+
+
 def test_validation_needs_held_out_documents(tmp_path: Path) -> None:
     folder = write_dataset(tmp_path / "edu", files=1, documents=3)
     with pytest.raises(DataError, match="val_every=5 but val_fraction=0 holds nothing out"):

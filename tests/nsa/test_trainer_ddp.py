@@ -67,6 +67,25 @@ def test_two_processes_train_like_one(
         assert all(0 < r["compute_time_s"] <= r["step_time_s"] for r in progress)
 
 
+APART = """
+import os, sys
+from nsa.train import main
+
+sys.exit(main([*sys.argv[1:], "--data", "local", "--data-path", f"{sys.argv[0]}.{os.environ['RANK']}.txt"]))
+"""
+
+
+def test_ranks_that_read_other_data_do_not_train(tmp_path: Path, start_ranks: StartRanks) -> None:
+    script = tmp_path / "apart.py"
+    script.write_text(APART)
+    for rank, word in enumerate(("these", "other")):
+        Path(f"{script}.{rank}.txt").write_text(f"{word} words, of which there are as many\n" * 30)
+    ranks = start_ranks(tmp_path / "out", "--steps", "2", program=str(script))
+    assert ranks.wait() == [2, 2]
+    assert "rank 1 reads other data than rank 0" in ranks.err
+    assert not (tmp_path / "out" / "training.csv").exists()
+
+
 SLOW = """
 import os, sys, time
 from nsa.model import LanguageModel
