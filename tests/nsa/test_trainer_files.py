@@ -63,6 +63,11 @@ def test_a_run_writes_the_whole_contract(tmp_path: Path, train: Train, rows: Row
     assert [int(r["step"]) for r in rows(tmp_path / "k_stats.csv")] == [1, 11, 21]
     summary = json.loads((tmp_path / "metrics.json").read_text())
     assert (summary["status"], summary["step"], summary["tokens"]) == ("done", 30, 30 * 128)
+    held = {tag: json.loads((tmp_path / f"mem_{tag}.json").read_text()) for tag in ("step1", "stepN")}
+    assert [held[tag]["step"] for tag in held] == [1, 30]
+    for dump in held.values():
+        assert dump["weights_mib"] == 4 * env["params"] / 2**20
+        assert dump["optimizer_state_mib"] == pytest.approx(8 * env["params"] / 2**20, rel=0.01)
     for tag in ("boot", "step1", "stepN"):
         assert json.loads((tmp_path / f"mem_{tag}.json").read_text())["rss_mib"] > 10
         assert (tmp_path / f"mem_{tag}.txt").stat().st_size > 0

@@ -203,3 +203,14 @@ def test_a_parquet_column_that_holds_no_text_is_named(tmp_path: Path) -> None:
     pq.write_table(pa.Table.from_pylist([{"text": 5}]), tmp_path / "n.parquet")
     with pytest.raises(DataError, match=r"n\.parquet: column `text` holds int, no text"):
         prepare(str(tmp_path / "n.parquet"), tmp_path / "shards")
+
+
+def test_a_source_that_was_rewritten_is_another_corpus(tmp_path: Path) -> None:
+    source = tmp_path / "a.txt"
+    source.write_text("as long as before " * 20)
+    prepare(str(source), tmp_path / "shards")
+    before = source.stat()
+    source.write_text("as LONG as before " * 20)
+    os.utime(source, ns=(before.st_atime_ns, before.st_mtime_ns + 1_000_000_000))
+    with pytest.raises(DataError, match="holds parts of another corpus or of other settings"):
+        prepare(str(source), tmp_path / "shards")
