@@ -65,6 +65,9 @@ def test_a_deterministic_run_asks_torch_and_cublas_for_it(
     finally:
         torch.use_deterministic_algorithms(False)
     assert seen == [(True, ":4096:8")]
+    assert torch.get_float32_matmul_precision() == "highest"
+    assert train(tmp_path / "usual", "--steps", "1") == 0
+    assert torch.get_float32_matmul_precision() == "high"
     assert json.loads((tmp_path / "env.json").read_text())["env"]["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
 
 
