@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
-from nsa.config import NOT_NEGATIVE, POSITIVE, UNIT, Range
+from nsa.config import BELOW_ONE, NOT_NEGATIVE, POSITIVE, Range
 
 __all__ = ["not_negative", "not_negative_int", "positive", "positive_int", "share"]
 
@@ -17,8 +17,8 @@ def _number(kind: type[int] | type[float], within: Range) -> Callable[[str], flo
         except ValueError:
             expected = "a whole number" if kind is int else "a number"
             raise argparse.ArgumentTypeError(f"{text}: expected {expected}") from None
-        if not within.holds(value):
-            raise argparse.ArgumentTypeError(f"{text}: must {within.text}")
+        if objection := within.objection(value):
+            raise argparse.ArgumentTypeError(f"{text}: {objection}")
         return value
 
     return parse
@@ -28,4 +28,4 @@ positive_int = _number(int, POSITIVE)
 not_negative_int = _number(int, NOT_NEGATIVE)
 positive = _number(float, POSITIVE)
 not_negative = _number(float, NOT_NEGATIVE)
-share = _number(float, UNIT)
+share = _number(float, BELOW_ONE)

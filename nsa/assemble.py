@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from nsa.config import Config, flatten
-from nsa.data import BatchLoader, Sources, StreamSource, Tokenizer, open_sources, open_tokenizer
+from nsa.data import BatchLoader, DataError, Sources, StreamSource, Tokenizer, open_sources, open_tokenizer
 from nsa.effective import Effective, settle_config
 from nsa.instruments import Instruments
 from nsa.microbatch import MicroBatches, make_graphs
@@ -55,8 +56,13 @@ class Run:
     signals: SignalDesk
     recorder: Recorder
     instruments: Instruments
-    start_step: int
+    restored: Restored
     tokens_per_step: int
+
+    @property
+    def start_step(self) -> int:
+        """The last step of earlier starts."""
+        return self.restored.step
 
     @property
     def config(self) -> Config:
@@ -111,6 +117,20 @@ def _build_micro_batches(effective: Effective, world: World, model: LanguageMode
         accum=data.accum,
         graphs=graphs,
     )
+
+
+def _refuse_unequal_data(sources: Sources, world: World) -> None:
+    """Raise DataError on every rank if one found other data: sample numbers would mean another text there."""
+    if world.backend is None:
+        return
+    found: list[Any] = [None] * world.size
+    dist.all_gather_object(found, dict(sources.info))
+    other = next((rank for rank, info in enumerate(found) if info != found[0]), None)
+    if other is not None:
+        raise DataError(
+            f"rank {other} reads other data than rank 0 ({found[other]}, not {found[0]}): give every machine the same "
+            "files under data_path"
+        )
 
 
 def _build_loader(config: Config, sources: Sources, world: World, start_step: int) -> BatchLoader:
@@ -242,12 +262,14 @@ def _build_run(
     config = effective.config
     sources = open_sources(config.data, tokenizer, seed=config.train.seed)
     stack.callback(sources.close)
+    _refuse_unequal_data(sources, world)
     clock.lap("data")
     bare_model = _build_model(effective, world)
     optimizer = build_optimizer(bare_model, config.optim, fused=config.optim.opt_fused == "on")
     restored = Restored()
     if config.train.resume:
         restored = restore(out, world, config, sources, bare_model, optimizer)
+        process.heartbeat.go_on_from(restored.step)
         if isinstance(sources.train, StreamSource):
             sources.train.seek(restored.data_position)
     clock.lap("model")
@@ -281,7 +303,7 @@ def _build_run(
         signals=process.signals,
         recorder=recorder,
         instruments=instruments,
-        start_step=restored.step,
+        restored=restored,
         tokens_per_step=rates.tokens_per_step,
     )
 

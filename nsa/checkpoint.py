@@ -6,6 +6,7 @@ last: a state without its manifest, or one that does not match it, is passed ove
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -41,11 +42,32 @@ def _sha256(path: Path) -> str:
 
 
 def save_checkpoint(out: Path, state: Mapping[str, Any], *, step: int, keep: int) -> Path:
-    """Write the state of `step` by temp, fsync and rename, then its manifest; all but the newest `keep` go."""
+    """Write the state of `step` by temp, fsync and rename, then its manifest; all but the newest `keep` go.
+
+    Raises CheckpointError when it cannot be written, as on a full disk; the checkpoints before are untouched then, and
+    what was written of this one is removed.
+    """
     folder = checkpoint_dir(out)
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step_{step:08d}.pt"
     temp = path.with_suffix(f".tmp{os.getpid()}")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _write_whole(path, temp, state, step)
+    except (OSError, RuntimeError) as error:  # torch's writer has a RuntimeError of its own for a disk that is full
+        if not path.with_suffix(".json").exists():  # its manifest could not be written any more
+            path.unlink(missing_ok=True)
+        raise CheckpointError(
+            f"{path}: the checkpoint of step {step} could not be written: {error}; make room or choose a smaller "
+            "keep_checkpoints, then go on from the one before by --resume"
+        ) from error
+    finally:
+        with contextlib.suppress(OSError):
+            temp.unlink(missing_ok=True)
+    _delete_old(folder, newest=path, keep=keep)
+    return path
+
+
+def _write_whole(path: Path, temp: Path, state: Mapping[str, Any], step: int) -> None:
     with temp.open("wb") as handle:
         torch.save(dict(state), handle)
         handle.flush()
@@ -54,13 +76,17 @@ def save_checkpoint(out: Path, state: Mapping[str, Any], *, step: int, keep: int
     path.with_suffix(".json").unlink(missing_ok=True)  # an older manifest never describes a newer state
     temp.replace(path)
     write_json(path.with_suffix(".json"), manifest)
-    _delete_old(folder, keep)
-    return path
 
 
-def _delete_old(folder: Path, keep: int) -> None:
-    complete = sorted(p for p in folder.glob("step_*.pt") if p.with_suffix(".json").exists())
-    for path in complete[:-keep]:
+def _delete_old(folder: Path, *, newest: Path, keep: int) -> None:
+    """Delete what is older than the `keep` newest, and what claims to be newer than `newest`, which was just written.
+
+    The latter was passed over when this run began. Left there, it would count as one of those to keep, and the one
+    just written would have to go for it.
+    """
+    found = sorted(folder.glob("step_*.pt"))
+    complete = [p for p in found if p <= newest and p.with_suffix(".json").exists()]
+    for path in [*complete[:-keep], *(p for p in found if p > newest)]:
         path.with_suffix(".json").unlink(missing_ok=True)
         path.unlink(missing_ok=True)
     for leftover in folder.glob("*.tmp*"):

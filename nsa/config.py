@@ -8,6 +8,7 @@ the environment for settings. This module does not import torch, so that a wrong
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 import typing
 from collections.abc import Callable, Iterator
@@ -45,8 +46,11 @@ class ConfigError(ValueError):
 class SetupError(RuntimeError):
     """The run cannot start here as configured: a file, device, package or checkpoint is not what it must be.
 
-    The message names the setting and the fix; it is printed without a traceback.
+    The message names the setting and the fix; it is printed without a traceback. `midway` is set where a run that was
+    already training ends by it.
     """
+
+    midway = False
 
 
 class UnreachableError(SetupError):
@@ -55,15 +59,27 @@ class UnreachableError(SetupError):
 
 @dataclass(frozen=True)
 class Range:
-    """A bound on a number, with the words an error uses for it. NaN lies in no range."""
+    """A bound on a number, with the words an error uses for it. NaN and infinities lie in no range."""
 
     text: str
     holds: Callable[[float], bool]
 
+    def objection(self, value: float) -> str | None:
+        """What `value` must be instead, or None where it lies within."""
+        if value in (math.inf, -math.inf):
+            return "must be a finite number"
+        return None if self.holds(value) else f"must {self.text}"
+
+
+LARGEST_INT = 2**31 - 1  # beyond it there is no shape and no count, only a slip of the keyboard and an overflow
+YEAR_S = 365 * 86_400
 
 POSITIVE = Range("be greater than 0", lambda value: value > 0)
 NOT_NEGATIVE = Range("be 0 or greater", lambda value: value >= 0)
 UNIT = Range("lie between 0 and 1", lambda value: 0 <= value <= 1)
+BELOW_ONE = Range("lie between 0 and 1, 1 excluded", lambda value: 0 <= value < 1)
+SEED = Range("lie between 0 and 2^63 - 1", lambda value: 0 <= value < 2**63)
+SECONDS = Range(f"be greater than 0 and at most {YEAR_S} (a year)", lambda value: 0 < value <= YEAR_S)
 
 
 def _opt(default: Any, help_text: str, *, within: Range | None = None, fixed: bool = False) -> Any:
@@ -155,12 +171,12 @@ class DataConfig:
         None, "sequences per step over all ranks; accum then follows from it", within=POSITIVE, fixed=True
     )
     val_fraction: float = _opt(
-        0.02, "share of documents held out of training (local, fineweb_edu)", within=UNIT, fixed=True
+        0.02, "share of documents held out of training (local, fineweb_edu)", within=BELOW_ONE, fixed=True
     )
     val_every: int = _opt(0, "steps between validations; 0: never", within=NOT_NEGATIVE)
     val_batches: int = _opt(8, "batches per rank in a validation", within=POSITIVE)
     prefetch_batches: int = _opt(4, "micro-batches prepared ahead by the loader thread; 0: none", within=NOT_NEGATIVE)
-    loader_timeout_s: float = _opt(120.0, "longest wait for a batch before the run ends with an error", within=POSITIVE)
+    loader_timeout_s: float = _opt(120.0, "longest wait for a batch before the run ends with an error", within=SECONDS)
 
 
 @dataclass(frozen=True)
@@ -172,8 +188,8 @@ class OptimConfig:
     warmup_steps: int = _opt(0, "steps of linear warm-up", within=NOT_NEGATIVE)
     schedule: Literal["cosine", "linear", "constant"] = _opt("cosine", "shape after the warm-up")
     weight_decay: float = _opt(0.01, "decay of matrices; norms and biases are spared", within=NOT_NEGATIVE)
-    beta1: float = _opt(0.9, "AdamW's first momentum", within=UNIT)
-    beta2: float = _opt(0.95, "AdamW's second momentum", within=UNIT)
+    beta1: float = _opt(0.9, "AdamW's first momentum", within=BELOW_ONE)
+    beta2: float = _opt(0.95, "AdamW's second momentum", within=BELOW_ONE)
     adam_eps: float = _opt(1e-8, "AdamW's epsilon", within=POSITIVE)
     grad_clip: float = _opt(1.0, "largest gradient norm; 0: no clipping", within=NOT_NEGATIVE)
     opt_fused: Literal["auto", "on", "off"] = _opt("auto", "fused AdamW; auto: on CUDA")
@@ -185,7 +201,7 @@ class TrainConfig:
 
     out: str = _opt("out", "folder for everything the run writes")
     steps: int = _opt(300, "optimizer steps in all", within=POSITIVE)
-    seed: int = _opt(1337, "seed of weights and sample order", within=NOT_NEGATIVE, fixed=True)
+    seed: int = _opt(1337, "seed of weights and sample order", within=SEED, fixed=True)
     dtype: Literal["bf16", "fp32"] = _opt("bf16", "compute type; bf16 runs under autocast")
     param_dtype: Literal["fp32", "bf16"] = _opt("fp32", "type of the weights and of their gradients", fixed=True)
     device: Literal["auto", "cpu", "cuda"] = _opt("auto", "auto: CUDA where present")
@@ -216,9 +232,7 @@ class DdpConfig:
     ddp_bucket_mb: float = _opt(25.0, "size of a gradient bucket, MiB", within=POSITIVE)
     ddp_static_graph: bool = _opt(False, "tell DDP that every step uses the same graph")
     ddp_find_unused: bool = _opt(False, "let DDP search for parameters without gradient")
-    ddp_timeout_s: float = _opt(
-        600.0, "longest wait in a collective before the run ends with an error", within=POSITIVE
-    )
+    ddp_timeout_s: float = _opt(600.0, "longest wait in a collective before the run ends with an error", within=SECONDS)
 
 
 @dataclass(frozen=True)
@@ -226,7 +240,7 @@ class TelemetryConfig:
     """What is written beside the model."""
 
     log_every: int = _opt(1, "steps per row of training.csv", within=POSITIVE)
-    heartbeat_s: float = _opt(5.0, "seconds between the beats of the background thread", within=POSITIVE)
+    heartbeat_s: float = _opt(5.0, "seconds between the beats of the background thread", within=SECONDS)
     aux_stats: bool = _opt(True, "gate and selection statistics")
     tensorboard: bool = _opt(False, "also write scalars for TensorBoard into tb/ (needs the tensorboard package)")
     nvtx: bool = _opt(False, "named ranges around branches and steps, for torch.profiler and NVTX tools")
@@ -323,8 +337,13 @@ def _range_problems(config: Config) -> Iterator[str]:
     flat = flatten(config)
     for spec in field_specs().values():
         value = flat[spec.name]
-        if spec.within is not None and value is not None and not spec.within.holds(value):
-            yield f"{spec.name}={value}: must {spec.within.text}"
+        if spec.within is None or value is None:
+            continue
+        objection = spec.within.objection(value)
+        if objection is None and spec.kind is int and spec.within is not SEED and value > LARGEST_INT:
+            objection = f"must be at most {LARGEST_INT}"
+        if objection:
+            yield f"{spec.name}={value}: {objection}"
 
 
 def _relation_problems(config: Config) -> Iterator[str]:
@@ -346,6 +365,11 @@ def _relation_problems(config: Config) -> Iterator[str]:
     if data.data != "local" and data.data_path:
         instead = ", or name the folder as hub_dataset" if data.data == "fineweb_edu" else ""
         yield f"data_path={data.data_path} is given but data={data.data} reads no files: set data=local{instead}"
+    if data.data == "fineweb_edu" and not data.prefetch_batches:
+        yield (
+            "prefetch_batches=0 with data=fineweb_edu: without the loader's thread loader_timeout_s bounds no wait for "
+            "the hub; set it to 1 or more"
+        )
     if data.tokenizer_file and data.tokenizer != "gpt2":
         yield f"tokenizer_file={data.tokenizer_file}: tokenizer={data.tokenizer} reads no file: set tokenizer=gpt2"
     if config.train.param_dtype == "bf16" and config.train.dtype == "fp32":

@@ -7,6 +7,7 @@ after the same step. On a CPU there is nothing to run ahead of, and each step is
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import math
 import signal
@@ -23,7 +24,7 @@ import torch.distributed as dist
 from nsa.assemble import Run, takes_stats
 from nsa.attention.stats import AttentionStats, fallback_counters
 from nsa.checkpoint import save_checkpoint
-from nsa.config import UnreachableError, flatten
+from nsa.config import SetupError, UnreachableError, flatten
 from nsa.data import BatchLoader, FetchStats, StreamSource
 from nsa.instruments import sdpa_mode
 from nsa.optim import clip_gradients, learning_rate, optimizer_state_bytes
@@ -91,22 +92,31 @@ def train(run: Run) -> Ending:
         write_memory_dump(run.out, "boot", run.world.device, step=run.start_step)
     if run.config.train.gc_every:
         gc.disable()
-    ending = Ending("error", "an exception ended the run")
     try:
         with sdpa_mode(run.config.telemetry.sdpa):
             ending = _steps(run)
         _finish(run, ending)
+        _tell(run, ending)
     except BaseException as error:
-        ending = _ending_of(error)
+        if isinstance(error, SetupError):
+            error.midway = True
         if isinstance(error, torch.cuda.OutOfMemoryError):
             _dump_memory(run, "oom", run.recorder.last.step if run.recorder.last else run.start_step)
+        with contextlib.suppress(OSError):  # a disk that is full must not hide what ended the run
+            _tell(run, _ending_of(error))
         raise
     finally:
         gc.enable()
+    return ending
+
+
+def _tell(run: Run, ending: Ending) -> None:
+    """Say how the run ended, in the last heartbeat and in metrics.json."""
+    try:
         run.heartbeat.write("done", status=ending.status, why=ending.why)
+    finally:
         if run.world.is_main:
             _write_metrics(run, ending)
-    return ending
 
 
 def _ending_of(error: BaseException) -> Ending:
@@ -141,7 +151,7 @@ def _steps(run: Run) -> Ending:
         if due:
             _excluded(run, partial(_between_steps, run), step)
     while in_flight:  # the step launched before the reason to stop was read
-        ending = _read(run, in_flight.popleft(), clock) or ending
+        ending = _read(run, in_flight.popleft(), clock, is_last=True) or ending
     return ending or Ending("done")
 
 
@@ -194,13 +204,17 @@ def _launch(run: Run, step: int) -> _Launched:
     return _Launched(step, lr, control, arrived, wait, control_wait_s, fetch, stats)
 
 
-def _next_batch(run: Run, step: int, micro: int) -> torch.Tensor:
+def _fetch(run: Run, loader: BatchLoader) -> torch.Tensor:
     try:
-        tokens = run.loader.next()
+        return loader.next()
     except Exception as error:
         reason = "unreachable" if isinstance(error, UnreachableError) else getattr(error, "reason", "data")
         run.heartbeat.write("loader_error", error=str(error), reason=reason)
         raise
+
+
+def _next_batch(run: Run, step: int, micro: int) -> torch.Tensor:
+    tokens = _fetch(run, run.loader)
     if step == run.start_step + 1 and micro == 0:
         run.heartbeat.write("loader_ready")
     return tokens
@@ -239,7 +253,7 @@ def _send_control(
     return host, arrived, waited_s
 
 
-def _read(run: Run, launched: _Launched, clock: _Clock) -> Ending | None:
+def _read(run: Run, launched: _Launched, clock: _Clock, *, is_last: bool = False) -> Ending | None:
     """Wait for a launched step, record it, and say whether it is a reason to stop."""
     if launched.arrived is not None:
         launched.arrived.synchronize()
@@ -258,8 +272,11 @@ def _read(run: Run, launched: _Launched, clock: _Clock) -> Ending | None:
         aux=aux,
         fallbacks=fallbacks,
     )
-    run.recorder.step_done(record, launched.fetch, clock.finished_at_s(launched.arrived))
-    return _reason_to_stop(run, record, sums)
+    ending = _reason_to_stop(run, record, sums)
+    # The step that ends a run has a row, whichever it is: what stopped it, and the time behind the row before.
+    fetch = launched.fetch or (run.loader.take_stats() if ending or is_last else None)
+    run.recorder.step_done(record, fetch, clock.finished_at_s(launched.arrived))
+    return ending
 
 
 def _reason_to_stop(run: Run, record: StepRecord, sums: list[float]) -> Ending | None:
@@ -339,12 +356,15 @@ def save(run: Run, step: int) -> None:
 
 
 def _data_position(run: Run) -> dict[int, Any]:
-    """The place in a stream behind the last step, of all ranks' parts; empty for data that is read by number."""
-    if not run.world.backend or not isinstance(run.sources.train, StreamSource):
-        return run.loader.position
-    of_ranks: list[Any] = [None] * run.world.size
-    dist.all_gather_object(of_ranks, run.loader.position)
-    return {part: place for places in of_ranks for part, place in places.items()}
+    """The place in a stream behind the last step, of all ranks' parts; empty for data that is read by number.
+
+    A part that was not read since this start is where it was then.
+    """
+    of_ranks: list[Any] = [run.loader.position]
+    if run.world.backend and isinstance(run.sources.train, StreamSource):
+        of_ranks *= run.world.size
+        dist.all_gather_object(of_ranks, run.loader.position)
+    return {**run.restored.data_position, **{part: place for places in of_ranks for part, place in places.items()}}
 
 
 @torch.no_grad()
@@ -358,14 +378,19 @@ def validate(run: Run, step: int) -> float:
         world=world.size,
         batch_size=config.data.batch_size,
         accum=1,
-        prefetch=0,
+        prefetch=1,  # in a thread, for a hub that does not answer could not be given up otherwise
+        batches=config.data.val_batches,
+        timeout_s=config.data.loader_timeout_s,
     )
     total = torch.zeros((), device=world.device)
     run.bare_model.eval()
-    for _ in range(config.data.val_batches):
-        tokens_BT = loader.next().to(world.device)
-        with torch.autocast(world.device.type, torch.bfloat16, enabled=run.effective.autocast):
-            total += run.bare_model(tokens_BT[:, :-1], tokens_BT[:, 1:])
+    try:
+        for _ in range(config.data.val_batches):
+            tokens_BT = _fetch(run, loader).to(world.device)
+            with torch.autocast(world.device.type, torch.bfloat16, enabled=run.effective.autocast):
+                total += run.bare_model(tokens_BT[:, :-1], tokens_BT[:, 1:])
+    finally:
+        loader.close()
     run.bare_model.train()
     if world.backend:
         dist.all_reduce(total)

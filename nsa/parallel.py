@@ -71,7 +71,7 @@ def _arm_flight_recorder(out: Path) -> None:
 def open_world(device: str, *, timeout_s: float, out: Path, env: Mapping[str, str] = os.environ) -> World:
     """Join the process group that torchrun describes, or stand alone.
 
-    Raises SetupError when the device asked for does not exist.
+    Raises SetupError when the device asked for does not exist, or the processes do not find each other in time.
     """
     local_rank = int(env.get("LOCAL_RANK", 0))
     chosen = pick_device(device, local_rank)
@@ -84,7 +84,14 @@ def open_world(device: str, *, timeout_s: float, out: Path, env: Mapping[str, st
     if backend == "nccl":
         _arm_flight_recorder(out)
         kwargs["device_id"] = chosen
-    dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s), **kwargs)
+    try:
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s), **kwargs)
+    except (ValueError, RuntimeError) as error:
+        raise SetupError(
+            f"rank {env['RANK']} of WORLD_SIZE={env['WORLD_SIZE']} found no process group "
+            f"(ddp_timeout_s={timeout_s:g}): {error}; start all ranks by "
+            "torchrun, with the same MASTER_ADDR and MASTER_PORT"
+        ) from error
     return World(dist.get_rank(), local_rank, dist.get_world_size(), chosen, backend)
 
 

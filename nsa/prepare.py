@@ -20,20 +20,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nsa.interrupt import answer_ctrl_c, leave_at_ctrl_c
+
+if __name__ == "__main__":
+    leave_at_ctrl_c()
+
 import numpy as np
 
 from nsa.argument_types import positive, share
 from nsa.config import SetupError, UnreachableError
 from nsa.data.ending import leave
 from nsa.data.local import find_files, is_held_out, read_documents
-from nsa.data.shards import MANIFEST, SCHEMA_VERSION
+from nsa.data.shards import MANIFEST, PARTS, SCHEMA_VERSION
 from nsa.data.source import DataError
 from nsa.data.tokenizer import Tokenizer, open_tokenizer
+from nsa.outdir import hold_folder
 from nsa.telemetry.files import write_json
 
 __all__ = ["main", "prepare"]
 
-PARTS = ".parts.json"  # hidden: a reader of text files must not take it for one
 BAR_WIDTH, REDRAW_S = 30, 0.5
 
 
@@ -154,9 +159,11 @@ def prepare(
 ) -> dict[str, Any]:
     """Tokenize every document of `source` into `dest`; returns the manifest, which is also written there.
 
-    Raises DataError for missing or broken sources, and when `dest` belongs to another corpus.
+    Raises SetupError for missing or broken sources, when `dest` belongs to another corpus or another process writes to
+    it, and when it cannot be written.
     """
-    files = find_files(source, data_glob)
+    dest_files = dest.resolve()
+    files = [path for path in find_files(source, data_glob) if dest_files not in path.resolve().parents]
     opened = open_tokenizer(tokenizer, file=tokenizer_file)
     settings: dict[str, Any] = {
         "tokenizer": opened.name,
@@ -165,11 +172,26 @@ def prepare(
         "val_fraction": val_fraction,
         "part_mib": part_mib,
     }
+    try:
+        dest.mkdir(parents=True, exist_ok=True)
+        with hold_folder(dest, name="dest"):
+            return _prepare_into(dest, files, opened, settings, progress=progress)
+    except OSError as error:
+        raise DataError(
+            f"{dest} cannot be written: {error.strerror or error}; once that is mended, the same command goes on "
+            "behind the last whole shard"
+        ) from error
+
+
+def _prepare_into(
+    dest: Path, files: Sequence[Path], tokenizer: Tokenizer, settings: dict[str, Any], *, progress: bool
+) -> dict[str, Any]:
+    """The work of `prepare`, in a folder that no other process writes to."""
     fingerprint = _fingerprint(files, settings)
-    dest.mkdir(parents=True, exist_ok=True)
     done = _finished_parts(dest, fingerprint)
     _remove_leftovers(dest)
-    writer = _Writer(dest, opened, part_bytes=max(int(part_mib * 2**20), 1), val_fraction=val_fraction)
+    part_bytes = max(int(settings["part_mib"] * 2**20), 1)
+    writer = _Writer(dest, tokenizer, part_bytes=part_bytes, val_fraction=settings["val_fraction"])
     start = place = _Place(*done[-1]["next"]) if done else _Place()
     bar = _Bar(files, shown=progress, done=done)
 
@@ -180,17 +202,19 @@ def prepare(
             write_json(dest / PARTS, {"fingerprint": fingerprint, "parts": done})
             bar.part_done(entry)
 
-    for place, text in _documents(files, text_field, start):
+    for place, text in _documents(files, settings["text_field"], start):
         bar.read(place, text)
         if writer.add(text):
             finish_part()
     finish_part()
     bar.close()
+    if not done:
+        raise DataError(f"none of the {len(files)} files holds any text: check the source, the glob and text_field")
     manifest = {
         "schema_version": SCHEMA_VERSION,
         **settings,
-        "eos_id": opened.eos_id,
-        "vocab_size": opened.vocab_size,
+        "eos_id": tokenizer.eos_id,
+        "vocab_size": tokenizer.vocab_size,
         "documents": sum(e["documents"] for e in done),
         "train": [e["train"] for e in done if "train" in e],
         "val": [e["val"] for e in done if "val" in e],
@@ -296,4 +320,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    answer_ctrl_c()
     leave(main())

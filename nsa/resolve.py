@@ -160,7 +160,8 @@ def _from_yaml(path: Path, problems: list[str]) -> dict[str, Any]:
     sections = sorted({s.section for s in specs.values()})
     for section, leaves in tree.items():
         if section not in sections:
-            fix = f"it belongs under `{specs[section].section}:`" if section in specs else _nearest(section, sections)
+            known = specs.get(str(section))
+            fix = f"it belongs under `{known.section}:`" if known else _nearest(str(section), sections)
             problems.append(f"{path}: unknown section `{section}`; {fix}")
             continue
         if not isinstance(leaves, dict):
@@ -205,6 +206,8 @@ def _from_env(env: Mapping[str, str], problems: list[str]) -> tuple[dict[str, An
             if chosen is None:
                 continue
             name, text = alias.field, chosen
+            if values.get(name, text) != text:
+                problems.append(f"{variable} contradicts {sources[name].removeprefix('env ')}: unset one of them")
         else:
             valid = [*plain, *ENV_ALIASES, "NSA_CONFIG"]
             problems.append(f"unknown environment variable {variable}; {_nearest(variable, valid)}")
@@ -289,7 +292,8 @@ def _help_text() -> str:
             lines += ["", f"{section}:"]
         flag = f"--{spec.name.replace('_', '-')}"
         default = "none" if spec.default is None else spec.default
-        lines.append(f"  {flag:<24} {spec.help} [{spec.type_text}; {default}]")
+        text = f"{flag:<24} {spec.help} [{spec.type_text}; {default}]"
+        lines += textwrap.wrap(text, width=100, initial_indent="  ", subsequent_indent=" " * 27)
     return "\n".join(lines)
 
 

@@ -128,6 +128,9 @@ def load_whole_state(
 ) -> None:
     """Load whole tensors into a model and an optimizer that may be sharded. Collective where they are.
 
+    Of the optimizer its moments are loaded and nothing else: betas, decay and the like stay as they are configured now,
+    where `load_state_dict` alone would put the saved ones in their place without a word.
+
     Raises KeyError, RuntimeError or ValueError when the state is of another model.
     """
     shapes = model.state_dict()
@@ -135,10 +138,14 @@ def load_whole_state(
         {n: _cut_like(value, shapes[n]) if n in shapes else value for n, value in model_state.items()}
     )
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
-    numbers = [number for group in optimizer_state["param_groups"] for number in group["params"]]
+    saved_groups = optimizer_state["param_groups"]
+    numbers = [number for group in saved_groups for number in group["params"]]
     by_number = dict(zip(numbers, weights, strict=True))
     slots = {
         number: {name: _cut_like(value, by_number[number]) for name, value in of_weight.items()}
         for number, of_weight in optimizer_state["state"].items()
     }
-    optimizer.load_state_dict({**optimizer_state, "state": slots})
+    groups = [
+        {**now, "params": saved["params"]} for now, saved in zip(optimizer.param_groups, saved_groups, strict=True)
+    ]
+    optimizer.load_state_dict({"state": slots, "param_groups": groups})

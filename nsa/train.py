@@ -7,13 +7,23 @@ a worker into 1, the same information stands in `metrics.json` as `status`.
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from nsa.interrupt import leave_at_ctrl_c
+
+if __name__ == "__main__":
+    leave_at_ctrl_c()  # until nsa.telemetry.signals answers it
+    # So does SIGUSR1, whose default is death: a start that hangs, in a rendezvous say, shows its stacks on stderr.
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+
 from nsa.config import ConfigError, SetupError, UnreachableError
-from nsa.outdir import refuse_unfit_out
+from nsa.outdir import claim_out
 from nsa.resolve import Resolved, UsageExit, resolve
 
 __all__ = ["EXIT_CODES", "main"]
@@ -36,7 +46,9 @@ def _complain(error: ConfigError | SetupError) -> int:
         # A wrong setting is the same on every rank and one message is enough; a device or file may fail on one alone.
         for problem in error.problems if isinstance(error, ConfigError) else [str(error)]:
             print(f"nsa.train: {problem}", file=sys.stderr, flush=True)  # noqa: T201
-    return UNREACHABLE if isinstance(error, UnreachableError) else BAD_USAGE
+    if isinstance(error, UnreachableError):
+        return UNREACHABLE
+    return EXIT_CODES["error"] if isinstance(error, SetupError) and error.midway else BAD_USAGE
 
 
 def _run(resolved: Resolved) -> int:
@@ -61,15 +73,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Resolve, check the folder, train; returns the exit code."""
     try:
         resolved = resolve(argv)
-        if os.environ.get("RANK", "0") == "0":
-            refuse_unfit_out(Path(resolved.config.train.out), resume=resolved.config.train.resume)
     except UsageExit as text:
         print(text)  # noqa: T201
         return 0
     except ConfigError as error:
         return _complain(error)
+    asked = resolved.config.train
     try:
-        return _run(resolved)
+        with contextlib.ExitStack() as held:
+            if os.environ.get("RANK", "0") == "0":
+                held.enter_context(claim_out(Path(asked.out), resume=asked.resume))
+            return _run(resolved)
     except KeyboardInterrupt:  # a second Ctrl-C, or one before the first step
         print("nsa.train: interrupted at once; nothing more was saved", file=sys.stderr, flush=True)  # noqa: T201
         return EXIT_CODES["interrupted"]

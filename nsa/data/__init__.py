@@ -2,14 +2,21 @@
 
 A source answers one question, "what is sample number i", so that the order of samples depends on nothing but the
 seed: not on the number of processes, nor on how a step is cut into micro-batches, nor on where a run was resumed.
+
+Names are imported when they are first asked for: `python -m nsa.data` imports this package before its own first line,
+and torch behind these names takes seconds in which Ctrl-C has to be answered.
 """
 
 from __future__ import annotations
 
-from nsa.config import DataConfig
-from nsa.data.loader import BatchLoader, FetchStats, LoaderError, share_of_step
-from nsa.data.source import DataError, SampleSource, Sources, StreamSource
-from nsa.data.tokenizer import Tokenizer, open_tokenizer
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nsa.config import DataConfig
+    from nsa.data.loader import BatchLoader, FetchStats, LoaderError, share_of_step
+    from nsa.data.source import DataError, SampleSource, Sources, StreamSource
+    from nsa.data.tokenizer import Tokenizer, open_tokenizer
 
 __all__ = [
     "BatchLoader",
@@ -24,6 +31,19 @@ __all__ = [
     "open_tokenizer",
     "share_of_step",
 ]
+
+_HOMES = {
+    **dict.fromkeys(("BatchLoader", "FetchStats", "LoaderError", "share_of_step"), "nsa.data.loader"),
+    **dict.fromkeys(("DataError", "SampleSource", "Sources", "StreamSource"), "nsa.data.source"),
+    **dict.fromkeys(("Tokenizer", "open_tokenizer"), "nsa.data.tokenizer"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
+    return value
 
 
 def open_sources(config: DataConfig, tokenizer: Tokenizer, *, seed: int) -> Sources:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import time
@@ -57,7 +58,8 @@ def share_of_step(step: int, micro: int, *, rank: int, world: int, batch_size: i
 class BatchLoader:
     """Iterates over (step, micro-batch) from `start_step` on and yields int64 tokens `[batch_size, seq_len + 1]`.
 
-    With `prefetch` > 0 a daemon thread stays that many micro-batches ahead. Pinned memory is used where `pin`.
+    With `prefetch` > 0 a daemon thread stays that many micro-batches ahead, and ends behind number `batches`, if given.
+    Without it nobody can be given up, and `timeout_s` counts for nothing. Pinned memory is used where `pin`.
     """
 
     def __init__(
@@ -70,10 +72,12 @@ class BatchLoader:
         accum: int,
         start_step: int = 0,
         prefetch: int = 4,
+        batches: int | None = None,
         timeout_s: float = 120.0,
         pin: bool = False,
     ) -> None:
         self._source, self._pin, self._timeout_s = source, pin, timeout_s
+        self._left = math.inf if batches is None else batches
         self._share = {"rank": rank, "world": world, "batch_size": batch_size, "accum": accum}
         self._step, self._micro, self._accum = start_step, 0, accum
         self._waits_s: deque[float] = deque(maxlen=256)
@@ -99,7 +103,8 @@ class BatchLoader:
         return _Prepared(tokens.pin_memory() if self._pin else tokens, position)
 
     def _fill(self) -> None:
-        while not self._stop.is_set():
+        while self._left > 0 and not self._stop.is_set():
+            self._left -= 1
             try:
                 item: _Prepared | Exception = self._prepare()
             except Exception as error:  # noqa: BLE001 - handed to the consumer, who raises it
@@ -146,7 +151,7 @@ class BatchLoader:
             return self._ready.get(timeout=self._timeout_s)
         except queue.Empty:
             limit = f"no batch within loader_timeout_s={self._timeout_s:g}"
-        waiting_for = self._source.waiting_for if isinstance(self._source, StreamSource) else None
+        waiting_for = self._waiting_for
         if waiting_for:
             return UnreachableError(
                 f"{limit}: no answer from {waiting_for}. Check the connection and HF_ENDPOINT, raise the limit, or "
@@ -155,6 +160,12 @@ class BatchLoader:
         return LoaderError(
             f"{limit}: the source is too slow or hangs; check the storage or raise the limit", reason="timeout"
         )
+
+    @property
+    def _waiting_for(self) -> str | None:
+        """What the source waits for, if it is another machine's answer."""
+        waiting_for: str | None = getattr(self._source, "waiting_for", None)
+        return waiting_for
 
     def take_stats(self) -> FetchStats:
         """Waits since the last call, with percentiles over the last 256 fetches."""
@@ -168,5 +179,4 @@ class BatchLoader:
         """Stop the thread; prepared batches are dropped. One that waits for another machine is left behind."""
         self._stop.set()
         if self._thread is not None:
-            waits = isinstance(self._source, StreamSource) and self._source.waiting_for is not None
-            self._thread.join(timeout=0.1 if waits else 2.0)
+            self._thread.join(timeout=0.1 if self._waiting_for else 2.0)

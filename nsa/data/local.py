@@ -49,6 +49,9 @@ TEXT_SUFFIXES = [
     ".sql",
 ]
 
+SNIFFED_BYTES, MOST_ODD = 8192, 0.3
+COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"PK\x03\x04")  # gzip, bzip2, xz, zstd, zip
+
 
 def find_files(data_path: str, data_glob: str | None = None) -> list[Path]:
     """The files named by a file, a folder (searched recursively, hidden ones left out) or a glob pattern, sorted.
@@ -59,12 +62,12 @@ def find_files(data_path: str, data_glob: str | None = None) -> list[Path]:
     if root.is_file():
         return [root]
     if root.is_dir():
-        if data_glob:
-            found = root.glob(data_glob)
-        else:
-            known = (*TEXT_SUFFIXES, *RECORD_SUFFIXES)
-            found = (p for p in root.rglob("*") if p.suffix.lower() in known)
-        files = sorted(p for p in found if not _hidden(p.relative_to(root)) and p.is_file())
+        known = (*TEXT_SUFFIXES, *RECORD_SUFFIXES)
+        try:
+            found = root.glob(data_glob) if data_glob else (p for p in root.rglob("*") if p.suffix.lower() in known)
+            files = sorted(p for p in found if not _hidden(p.relative_to(root)) and p.is_file())
+        except (ValueError, NotImplementedError) as error:
+            raise DataError(f"data_glob={data_glob}: {error}; give a pattern below {data_path}") from None
         searched = f"{data_glob or 'known text suffixes'} below {data_path}"
     else:
         files = sorted(Path(p) for p in glob.glob(data_path, recursive=True) if Path(p).is_file())  # noqa: PTH207
@@ -81,19 +84,39 @@ def _hidden(relative: Path) -> bool:
 def read_documents(path: Path, text_field: str) -> Iterator[str]:
     """The documents of one file: each record of JSONL or parquet, or a text file as a whole.
 
-    Bytes that are not UTF-8 are replaced. Raises DataError naming file, line and field for a bad record.
+    Single bytes that are not UTF-8 are replaced, and a byte order mark is dropped. Raises DataError naming the file if
+    it cannot be read or holds no text, and line and field of a bad record.
     """
     suffix = path.suffix.lower()
-    if suffix == ".parquet":
-        yield from _read_parquet(path, text_field)
-    elif suffix in RECORD_SUFFIXES:
-        yield from _read_jsonl(path, text_field)
-    else:
-        yield path.read_bytes().decode("utf-8", "replace")
+    try:
+        if suffix == ".parquet":
+            yield from _read_parquet(path, text_field)
+        elif suffix in RECORD_SUFFIXES:
+            yield from _read_jsonl(path, text_field)
+        else:
+            yield _read_text(path)
+    except OSError as error:
+        raise DataError(
+            f"{path}: cannot be read: {error.strerror or error}; it was there when files were listed"
+        ) from None
+
+
+def _read_text(path: Path) -> str:
+    content = path.read_bytes()
+    # Replacing what is no UTF-8 would turn an archive, or text in another encoding, into pages of replacement
+    # characters, and a model would learn those without complaint. A few stray bytes are no reason to stop.
+    head = content[:SNIFFED_BYTES].decode("utf-8", "replace")
+    odd = head.count("\0") + head.count("\ufffd")
+    if content.startswith(COMPRESSED) or odd > MOST_ODD * len(head):
+        raise DataError(
+            f"{path}: is no text in UTF-8 but compressed, binary or in another encoding: unpack or convert it, name a "
+            "folder made by nsa.prepare rather than a file in it, or leave it out by data_glob"
+        )
+    return content.decode("utf-8-sig", "replace")
 
 
 def _read_jsonl(path: Path, text_field: str) -> Iterator[str]:
-    with path.open(encoding="utf-8", errors="replace") as lines:
+    with path.open(encoding="utf-8-sig", errors="replace") as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
@@ -121,8 +144,17 @@ def _read_parquet(path: Path, text_field: str) -> Iterator[str]:
         raise DataError(f"{path}: cannot be read as parquet: {error}; is it whole?") from None
     if text_field not in table.schema_arrow.names:
         raise DataError(f"{path}: no column `{text_field}` among {table.schema_arrow.names}; set text_field")
-    for batch in table.iter_batches(columns=[text_field]):
-        yield from (text for text in batch.column(0).to_pylist() if text)
+    try:
+        for batch in table.iter_batches(columns=[text_field]):
+            for text in batch.column(0).to_pylist():
+                if text is not None and not isinstance(text, str):
+                    raise DataError(
+                        f"{path}: column `{text_field}` holds {type(text).__name__}, no text; set text_field"
+                    )
+                if text:
+                    yield text
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read as parquet: {error}; is it whole?") from None
 
 
 def is_held_out(text: str, val_fraction: float) -> bool:
@@ -178,6 +210,8 @@ def open_local(config: DataConfig, tokenizer: Tokenizer, *, seed: int) -> Source
         "train_tokens": len(train),
         "val_tokens": len(val),
         "val_split": split if has_val else "none",
+        # Text of the same length is other text: a resumed run has to notice.
+        "digest": f"{zlib.crc32(val.tobytes(), zlib.crc32(train.tobytes())):08x}",
     }
     return Sources(
         train=TokenWindows(train, seq_len=config.seq_len, seed=seed, what=f"training split of {config.data_path}"),

@@ -6,6 +6,7 @@ the tokenizer, so that shards are never read with another one, nor half-made one
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,23 +18,31 @@ from nsa.config import DataConfig
 from nsa.data.source import DataError, SampleSource, Sources, sample_rng
 from nsa.data.tokenizer import Tokenizer
 
-__all__ = ["MANIFEST", "ShardWindows", "is_shard_folder", "open_shards", "read_manifest"]
+__all__ = ["MANIFEST", "PARTS", "ShardWindows", "is_shard_folder", "open_shards", "read_manifest"]
 
 MANIFEST = "shards.json"
+PARTS = ".parts.json"  # what a preparation has finished; hidden, for a reader of text files must not take it for one
 SCHEMA_VERSION = 1
 
 
 def is_shard_folder(data_path: str) -> bool:
-    """Whether `data_path` is a folder made by `nsa.prepare`."""
-    return (Path(data_path) / MANIFEST).is_file()
+    """Whether `data_path` is a folder made by `nsa.prepare`, finished or not."""
+    return any((Path(data_path) / name).is_file() for name in (MANIFEST, PARTS))
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The content of `shards.json`. Raises DataError when it is unreadable or of another schema."""
+    """The content of `shards.json`. Raises DataError when it is not there yet, unreadable or of another schema."""
+    if not (folder / MANIFEST).exists() and (folder / PARTS).exists():
+        raise DataError(
+            f"data_path={folder} is a preparation that was not finished: wait for its end, or start the same "
+            "nsa.prepare again"
+        )
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         version = manifest["schema_version"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        if missing := {"tokenizer", "documents", "train", "val"} - manifest.keys():
+            raise KeyError(*sorted(missing))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{folder / MANIFEST} cannot be read: {error!r}; prepare the corpus again") from None
     if version != SCHEMA_VERSION:
         raise DataError(f"{folder / MANIFEST} has schema {version}, expected {SCHEMA_VERSION}: prepare it again")
@@ -46,7 +55,8 @@ class ShardWindows:
     A window lies within one shard; the few tokens after a shard's last whole window are not used.
     """
 
-    def __init__(self, files: Sequence[Path], *, seq_len: int, seed: int) -> None:
+    def __init__(self, files: Sequence[Path], *, seq_len: int, seed: int, vocab_size: int) -> None:
+        self._files, self._vocab_size = files, vocab_size
         self._maps = [np.memmap(path, dtype="<u2", mode="r") for path in files]
         self._seq_len, self._seed = seq_len, seed
         self._starts = np.cumsum([0, *((len(m) - 1) // seq_len for m in self._maps)])
@@ -54,7 +64,7 @@ class ShardWindows:
         self._epoch, self._order = -1, np.empty(0, np.int64)
 
     def batch(self, indices: Sequence[int]) -> np.ndarray:
-        """See SampleSource.batch."""
+        """See SampleSource.batch. Raises DataError for a token that the tokenizer does not have."""
         out = np.empty((len(indices), self._seq_len + 1), np.int64)
         for row, index in enumerate(indices):
             epoch, position = divmod(index, self.n_windows)
@@ -65,10 +75,17 @@ class ShardWindows:
             shard = int(np.searchsorted(self._starts, window, "right")) - 1
             start = (window - int(self._starts[shard])) * self._seq_len
             out[row] = self._maps[shard][start : start + self._seq_len + 1]
+            if (largest := int(out[row].max())) >= self._vocab_size:
+                raise DataError(
+                    f"{self._files[shard]}: token {largest} behind number {start}, but the tokenizer has "
+                    f"{self._vocab_size}: the file is damaged or of another tokenizer; prepare the corpus again"
+                )
         return out
 
 
-def _open_split(folder: Path, entries: list[dict[str, Any]], config: DataConfig, seed: int) -> SampleSource | None:
+def _open_split(
+    folder: Path, entries: list[dict[str, Any]], config: DataConfig, *, seed: int, vocab_size: int
+) -> SampleSource | None:
     files = []
     for entry in entries:
         path = folder / entry["file"]
@@ -79,7 +96,13 @@ def _open_split(folder: Path, entries: list[dict[str, Any]], config: DataConfig,
             )
         if entry["tokens"] > config.seq_len:
             files.append(path)
-    return ShardWindows(files, seq_len=config.seq_len, seed=seed) if files else None
+    return ShardWindows(files, seq_len=config.seq_len, seed=seed, vocab_size=vocab_size) if files else None
+
+
+def _digest(manifest: dict[str, Any]) -> str:
+    """Changes with the content of any shard, by what was noted when it was written."""
+    shards = [(entry["tokens"], entry.get("sha256")) for split in ("train", "val") for entry in manifest[split]]
+    return hashlib.sha256(json.dumps(shards).encode()).hexdigest()[:8]
 
 
 def open_shards(config: DataConfig, tokenizer: Tokenizer, *, seed: int) -> Sources:
@@ -100,8 +123,8 @@ def open_shards(config: DataConfig, tokenizer: Tokenizer, *, seed: int) -> Sourc
             f"{folder} was prepared with another vocabulary of tokenizer={tokenizer.name}: set tokenizer_file to the "
             "one of then, or prepare again"
         )
-    train = _open_split(folder, manifest["train"], config, seed)
-    val = _open_split(folder, manifest["val"], config, seed)
+    train = _open_split(folder, manifest["train"], config, seed=seed, vocab_size=tokenizer.vocab_size)
+    val = _open_split(folder, manifest["val"], config, seed=seed, vocab_size=tokenizer.vocab_size)
     if train is None:
         raise DataError(f"{folder}: no shard holds seq_len + 1 = {config.seq_len + 1} tokens: choose a smaller seq_len")
     if config.val_every and val is None:
@@ -112,5 +135,7 @@ def open_shards(config: DataConfig, tokenizer: Tokenizer, *, seed: int) -> Sourc
         "train_tokens": sum(e["tokens"] for e in manifest["train"]),
         "val_tokens": sum(e["tokens"] for e in manifest["val"]),
         "val_split": "document",
+        "val_fraction": manifest.get("val_fraction"),
+        "digest": _digest(manifest),
     }
     return Sources(train=train, val=val, info=info)

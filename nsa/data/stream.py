@@ -280,10 +280,15 @@ class HeldOutWindows:
     """
 
     def __init__(self, open_documents: Callable[[], Documents], patience: Patience, cut: Cut, *, what: str) -> None:
-        self._reader = _Reader(open_documents, patience)
+        self._reader, self._patience = _Reader(open_documents, patience), patience
         self._cut, self._what = cut, what
         self._tokens = np.empty(0, np.uint16)
         self._ended = False
+
+    @property
+    def waiting_for(self) -> str | None:
+        """See Patience.waiting_for."""
+        return self._patience.waiting_for
 
     def batch(self, indices: Sequence[int]) -> np.ndarray:
         """See SampleSource.batch. Raises DataError when less than one window is held out."""
@@ -309,5 +314,6 @@ class HeldOutWindows:
         self._tokens = np.concatenate(parts) if len(parts) > 1 else self._tokens
 
     def close(self) -> None:
-        """Let go of the stream."""
+        """Stop waiting, and let go of the stream."""
+        self._patience.stop()
         self._reader.close()

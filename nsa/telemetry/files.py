@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -15,11 +16,16 @@ __all__ = ["AppendCsv", "cut_csv_after", "json_safe", "write_json", "write_text"
 def write_text(path: Path, text: str) -> None:
     """Replace `path` so that a reader sees the old content or the new, never a part, even after a power cut."""
     temp = path.with_name(f"{path.name}.tmp{os.getpid()}")
-    with temp.open("w", encoding="utf-8") as handle:
-        handle.write(text)
-        handle.flush()
-        os.fsync(handle.fileno())
-    temp.replace(path)
+    try:
+        with temp.open("w", encoding="utf-8") as handle:
+            handle.write(text)
+            handle.flush()
+            os.fsync(handle.fileno())
+        temp.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temp.unlink(missing_ok=True)
+        raise
 
 
 def json_safe(value: Any) -> Any:
@@ -47,35 +53,43 @@ def _cell(value: Any) -> str:
 
 
 class AppendCsv:
-    """A CSV with fixed columns; each row is flushed. The header is written when the file is new."""
+    """A CSV with fixed columns; each row is flushed. The header is written when the file is new.
+
+    A file that is there already, of a run that goes on, keeps the columns that its header names: the trainer may have
+    learned others since.
+    """
 
     def __init__(self, path: Path, columns: Sequence[str]) -> None:
         self._columns = tuple(columns)
-        new = not path.exists() or path.stat().st_size == 0
-        self._handle = path.open("a", encoding="utf-8", buffering=1)
-        if new:
+        self._handle = path.open("a+", encoding="utf-8", buffering=1)
+        self._handle.seek(0)
+        header = self._handle.readline().rstrip("\n")
+        self._written = tuple(header.split(",")) if header else self._columns
+        if not header:
             self._handle.write(",".join(self._columns) + "\n")
 
     def row(self, values: Mapping[str, Any]) -> None:
         """Append one row; a missing value gives an empty cell, an unknown column is an error."""
         assert set(values) <= set(self._columns), f"unknown columns {set(values) - set(self._columns)}"
-        self._handle.write(",".join(_cell(values.get(c)) for c in self._columns) + "\n")
+        self._handle.write(",".join(_cell(values.get(c)) for c in self._written) + "\n")
         self._handle.flush()
 
     def close(self) -> None:
-        """Close the file."""
-        self._handle.close()
+        """Close the file. A row that could not be written was an error when it was handed over, not again here."""
+        with contextlib.suppress(OSError):
+            self._handle.close()
 
 
 def cut_csv_after(path: Path, step: int) -> int:
-    """Drop the rows whose first column exceeds `step`, and a last line that was cut short; returns how many.
+    """Drop the rows whose first column exceeds `step`, and a last line that was cut short, be it the header; returns
+    how many.
 
     A resumed run calls this, so that steps in one file only ever rise.
     """
     if not path.exists():
         return 0
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    kept = [line for i, line in enumerate(lines) if i == 0 or _is_at_most(line, step)]
+    kept = [line for i, line in enumerate(lines) if line.endswith("\n") and (i == 0 or _is_at_most(line, step))]
     if len(kept) < len(lines):
         write_text(path, "".join(kept))
     return len(lines) - len(kept)
@@ -83,4 +97,4 @@ def cut_csv_after(path: Path, step: int) -> int:
 
 def _is_at_most(line: str, step: int) -> bool:
     first = line.partition(",")[0]
-    return line.endswith("\n") and first.isdigit() and int(first) <= step
+    return first.isdigit() and int(first) <= step

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
@@ -29,11 +30,10 @@ class Heartbeat:
         *,
         rank: int,
         beat_s: float,
-        step: int = 0,
         gpu_memory: Callable[[], dict[str, float]] = dict,
     ) -> None:
         self.path = out / f"heartbeat_rank{rank}.jsonl"
-        self._rank, self._beat_s, self._step, self._gpu_memory = rank, beat_s, step, gpu_memory
+        self._rank, self._beat_s, self._step, self._gpu_memory = rank, beat_s, 0, gpu_memory
         self._lock = threading.Lock()
         _end_torn_line(self.path)
         self._handle = self.path.open("a", encoding="utf-8")
@@ -44,12 +44,19 @@ class Heartbeat:
         """Begin to beat in the background."""
         self._thread.start()
 
+    def go_on_from(self, step: int) -> None:
+        """`step` was the last one finished when an earlier start ended."""
+        with self._lock:
+            self._step = step
+
     def write(self, msg: str, *, step: int | None = None, **fields: Any) -> None:
         """Append a record; a given `step` becomes the current one."""
         now = time.time()
         with self._lock:
-            if self._handle.closed:
+            if self._handle.closed or (msg == "beat" and self._stop.is_set()):
                 return
+            if msg == "done":  # the last line: taking a run down may last longer than a beat
+                self._stop.set()
             if step is not None:
                 self._step = step
             record = {
@@ -67,14 +74,15 @@ class Heartbeat:
 
     def _beat(self) -> None:
         while not self._stop.wait(self._beat_s):
-            self.write("beat")
+            with contextlib.suppress(OSError):  # a disk that is full for a while costs beats, not all that follow
+                self.write("beat")
 
     def close(self) -> None:
         """Stop the thread and close the file."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(timeout=2.0)
-        with self._lock:
+        with self._lock, contextlib.suppress(OSError):
             self._handle.close()
 
 

@@ -107,11 +107,11 @@ class Recorder:
         self._step_times_s: deque[float] = deque(maxlen=10_000)
         self.first: StepRecord | None = None
         self.last: StepRecord | None = None
-        self._began_s = self._row_at_s = self._said_at_s = time.perf_counter()
+        self._began_s = self._row_at_s = self._last_at_s = self._said_at_s = time.perf_counter()
 
     def start(self, at_s: float) -> None:
         """Training begins, at `at_s` by `time.perf_counter`."""
-        self._began_s = self._row_at_s = at_s
+        self._began_s = self._row_at_s = self._last_at_s = at_s
 
     def exclude(self, seconds: float) -> None:
         """Leave `seconds` just spent on something else out of the next row's step_time_s."""
@@ -128,6 +128,7 @@ class Recorder:
 
     def step_done(self, record: StepRecord, fetch: FetchStats | None, at_s: float) -> None:
         """Take a step that was finished at `at_s`; `fetch` is given where it ends a row."""
+        self._last_at_s = at_s
         self.first, self.last = self.first or record, record
         self._waited_s += record.wait_s
         if fetch is None:
@@ -215,7 +216,7 @@ class Recorder:
     def summary(self) -> dict[str, Any]:
         """The run in numbers, for metrics.json."""
         n_steps = self.last.step - self._start_step if self.last else 0
-        wall_s = self._row_at_s - self._began_s
+        wall_s = self._last_at_s - self._began_s
         tokens = n_steps * self._rates.tokens_per_step
         times = sorted(self._step_times_s)
         toks_per_s = tokens / wall_s if wall_s > 0 and n_steps else None

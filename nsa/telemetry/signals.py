@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 __all__ = ["SignalDesk"]
 
@@ -54,8 +55,17 @@ class SignalDesk:
             for number in data:
                 if number == signal.SIGUSR1:
                     self._dump()
-                elif number in (signal.SIGTERM, signal.SIGINT):
-                    self.stop_signal = self.stop_signal or number
+                elif number in (signal.SIGTERM, signal.SIGINT) and not self.stop_signal:
+                    self.stop_signal = number
+                    self._acknowledge()
+
+    def _acknowledge(self) -> None:
+        """A step may last, and whoever asked for the stop should see that it was heard."""
+        if self._rank == 0:
+            again = "; once more interrupts at once" if self.stop_signal == signal.SIGINT else ""
+            name = signal.Signals(self.stop_signal).name
+            with contextlib.suppress(OSError, ValueError):  # a terminal that is gone must not cost the next signal
+                print(f"[signal] {name}: the run stops after this step{again}", file=sys.stderr, flush=True)  # noqa: T201
 
     def _dump(self) -> None:
         path = self._free_path()
@@ -84,6 +94,10 @@ class SignalDesk:
         signal.set_wakeup_fd(self._previous_fd)
         for number, handler in self._previous.items():
             signal.signal(number, handler)
+        # One of faulthandler's is none of Python's to give back: it has to be set anew.
+        forget: Any = faulthandler.unregister  # says whether there was one, whatever its stub says
+        if forget(signal.SIGUSR1):
+            faulthandler.register(signal.SIGUSR1, all_threads=True)
         os.close(self._writer)
         self._thread.join(timeout=2.0)
         os.close(self._reader)

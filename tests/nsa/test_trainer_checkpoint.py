@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,9 @@ import pytest
 import torch
 
 from nsa.checkpoint import CheckpointError, find_newest, load_checkpoint, save_checkpoint
-from nsa.telemetry.files import cut_csv_after
+from nsa.telemetry.files import AppendCsv, cut_csv_after
 from tests.nsa.ranks import Ranks, RankServer, is_running
+from tests.nsa.steps import at_step
 
 Train = Callable[..., int]
 Rows = Callable[[Path], list[dict[str, str]]]
@@ -150,3 +153,176 @@ def test_rows_after_the_checkpoint_are_cut_and_a_torn_line_too(tmp_path: Path) -
     path.write_text("step,loss\n1,5\n2,4\n3")
     assert cut_csv_after(path, 9) == 1
     assert path.read_text() == "step,loss\n1,5\n2,4\n"
+    path.write_text("step,lo")
+    assert cut_csv_after(path, 9) == 1
+    assert path.read_text() == ""
+
+
+def test_a_file_keeps_the_columns_it_began_with(tmp_path: Path) -> None:
+    path = tmp_path / "training.csv"
+    path.write_text("step,loss,old\n1,5,x\n")
+    file = AppendCsv(path, ("step", "new", "loss"))
+    file.row({"step": 2, "new": 7, "loss": 4.0})
+    file.close()
+    assert path.read_text() == "step,loss,old\n1,5,x\n2,4,\n"
+
+
+def test_an_interrupted_save_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    save_checkpoint(tmp_path, state(1), step=1, keep=2)
+    monkeypatch.setattr("nsa.checkpoint.os.fsync", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        save_checkpoint(tmp_path, state(2), step=2, keep=2)
+    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["step_00000001.json", "step_00000001.pt"]
+
+
+def test_a_newer_one_that_was_passed_over_never_costs_the_one_just_written(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, state(10), step=10, keep=1)
+    newest = save_checkpoint(tmp_path, state(20), step=20, keep=2)
+    newest.write_bytes(newest.read_bytes()[:100])
+    save_checkpoint(tmp_path, state(15), step=15, keep=1)
+    found = find_newest(tmp_path, say=lambda text: None)
+    assert found is not None
+    assert found.name == "step_00000015.pt"
+    assert sorted(p.name for p in found.parent.iterdir()) == ["step_00000015.json", "step_00000015.pt"]
+
+
+def test_checkpoints_of_another_run_are_not_mixed_with_new_ones(tmp_path: Path, train: Train, capsys: Any) -> None:
+    assert train(tmp_path, "--steps", "5", "--save-final") == 0
+    (tmp_path / "training.csv").unlink()
+    assert train(tmp_path, "--steps", "2", "--save-final") == 2
+    assert "step_00000005.pt is another run's: choose another out" in capsys.readouterr().err
+
+
+@contextmanager
+def files_up_to(n_bytes: int) -> Iterator[None]:
+    """What a full disk does, to large files alone: writing beyond the limit is an OSError."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_checkpoint_that_finds_no_room_ends_the_run_and_takes_nothing_along(
+    tmp_path: Path, train: Train, capsys: Any
+) -> None:
+    assert train(tmp_path, "--steps", "3", "--save-final") == 0
+    size = (tmp_path / "checkpoints" / "step_00000003.pt").stat().st_size
+    with files_up_to(size // 2):
+        assert train(tmp_path, "--steps", "9", "--resume", "--save-every", "5") == 1
+    said = capsys.readouterr().err
+    assert "the checkpoint of step 5 could not be written" in said
+    assert "go on from the one before by --resume" in said
+    assert "Traceback" not in said
+    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["step_00000003.json", "step_00000003.pt"]
+    metrics = json.loads((tmp_path / "metrics.json").read_text())
+    assert (metrics["status"], metrics["step"]) == ("error", 5)
+    assert "could not be written" in metrics["why"]
+    assert train(tmp_path, "--steps", "9", "--resume", "--save-every", "5") == 0
+
+
+def test_what_is_set_on_resume_is_what_runs(
+    tmp_path: Path, train: Train, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch's load_state_dict brings the saved betas and decay along; the new ones would stand in env.json alone."""
+    assert train(tmp_path, "--steps", "2", "--save-final") == 0
+    seen: list[Any] = []
+    at_step(monkeypatch, 3, lambda run: seen.extend(run.optimizer.param_groups))
+    changed = ["--weight-decay", "0.5", "--beta1", "0.7", "--beta2", "0.8", "--adam-eps", "1e-3"]
+    assert train(tmp_path, "--steps", "3", "--resume", *changed) == 0
+    assert [group["weight_decay"] for group in seen] == [0.5, 0.0]
+    assert {(group["betas"], group["eps"]) for group in seen} == {((0.7, 0.8), 1e-3)}
+    said = capsys.readouterr().out
+    assert "other settings than before: weight_decay=0.5 (was 0.01), beta1=0.7 (was 0.9)" in said
+    assert "steps=3 (was 2)" in said
+
+
+def test_text_of_the_same_length_is_other_data(tmp_path: Path, train: Train, capsys: Any) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("some text to learn from, again and again\n" * 50)
+    data = ["--data", "local", "--data-path", str(text)]
+    assert train(tmp_path / "out", "--steps", "2", "--save-final", *data) == 0
+    text.write_text("some text to learn much, again and again\n" * 50)
+    assert train(tmp_path / "out", "--steps", "4", "--resume", *data) == 2
+    assert "the data is no longer what step_00000002.pt was trained on" in capsys.readouterr().err
+
+
+def test_the_first_sign_of_life_after_a_resume_knows_its_step(
+    tmp_path: Path, train: Train, beats: Callable[..., list[dict[str, Any]]]
+) -> None:
+    assert train(tmp_path, "--steps", "2", "--save-final") == 0
+    assert train(tmp_path, "--steps", "3", "--resume") == 0
+    assert [r["step"] for r in beats(tmp_path) if r["msg"] == "loader_ready"] == [0, 2]
+
+
+def test_two_processes_never_share_a_folder(
+    tmp_path: Path,
+    train: Train,
+    rank_server: RankServer,
+    tiny: list[str],
+    rows: Rows,
+    capsys: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = ["--steps", "100000", "--out", str(tmp_path)]
+    process = rank_server.start_alone("nsa.train", [*tiny, *settings])
+    csv = tmp_path / "training.csv"
+
+    def has_begun() -> bool:
+        return csv.exists() and csv.read_text().count("\n") > 2
+
+    deadline = time.monotonic() + 60
+    while not has_begun() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    for extra in ([], ["--resume"]):
+        with monkeypatch.context() as patch:
+            patch.setattr("nsa.outdir.LOCK_GRACE_S", 0.0)
+            assert train(tmp_path, "--steps", "3", *extra) == 2
+        assert f"out={tmp_path} is being written to by another process" in capsys.readouterr().err
+    process.kill()
+    process.wait()
+    assert train(tmp_path, "--steps", "3", "--resume") == 0
+    assert column(rows(csv), "step") == ["1", "2", "3"]
+
+
+def test_another_number_of_sequences_a_step_is_refused_with_its_factors(
+    tmp_path: Path, train: Train, capsys: Any
+) -> None:
+    assert train(tmp_path, "--steps", "2", "--save-final") == 0
+    assert train(tmp_path, "--steps", "4", "--resume", "--accum", "3") == 2
+    assert "global_batch_size=6 (batch_size × accum × processes) but step_00000002.pt" in capsys.readouterr().err
+
+
+def test_a_run_with_nothing_left_to_train_leaves_its_checkpoint_alone(tmp_path: Path, train: Train) -> None:
+    assert train(tmp_path, "--steps", "3", "--save-final") == 0
+    checkpoint = tmp_path / "checkpoints" / "step_00000003.pt"
+    before = checkpoint.stat().st_mtime_ns
+    assert train(tmp_path, "--steps", "3", "--save-final", "--resume") == 0
+    assert checkpoint.stat().st_mtime_ns == before
+
+
+def test_what_an_earlier_start_said_of_its_end_goes_when_the_run_goes_on(
+    tmp_path: Path, train: Train, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = ["--save-final", "--aux-every", "1"]
+    assert train(tmp_path, "--steps", "3", *settings) == 0
+    assert train(tmp_path, "--steps", "5", "--resume", "--aux-every", "1") == 0
+    (tmp_path / ".anomaly_type").write_text("nan_loss\n")
+    left: list[str] = []
+    names = (".anomaly_type", "metrics.json")
+    at_step(monkeypatch, 4, lambda run: left.extend(name for name in names if (tmp_path / name).exists()))
+    assert train(tmp_path, "--steps", "4", "--resume", "--aux-every", "1") == 0
+    assert left == []
+    for name in ("training", "k_stats"):
+        assert column(rows(tmp_path / f"{name}.csv"), "step") == ["1", "2", "3", "4"]
+
+
+def test_a_checkpoint_brings_no_code_along(tmp_path: Path) -> None:
+    path = tmp_path / "x.pt"
+    torch.save({"schema_version": 1, "step": 1, "data": Path("of a class that is not among plain values")}, path)
+    with pytest.raises(CheckpointError, match="cannot be read as a checkpoint"):
+        load_checkpoint(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -73,6 +74,8 @@ def test_all_mistakes_of_a_file_are_reported_at_once(tmp_path: Path) -> None:
     assert "`modle`; did you mean model?" in said
     assert "`optim.lrr`; did you mean lr?" in said
     assert "`steps`; it belongs under `train:`" in said
+    path.write_text("1: 2\n")
+    assert "unknown section `1`" in problems(["--config", str(path)])[0]
 
 
 def test_a_section_or_key_that_stands_twice_is_refused(tmp_path: Path) -> None:
@@ -158,6 +161,12 @@ def test_an_alias_that_is_no_switch_is_refused() -> None:
     assert problems([], {"NSA_PREFILL_BATCHED": "maybe"}) == ["NSA_PREFILL_BATCHED=maybe: expected 1 or 0"]
 
 
+def test_aliases_that_contradict_each_other_are_refused() -> None:
+    env = {"NSA_SDPA_FLASH_ONLY": "1", "NSA_SDPA_NO_FLASH": "1"}
+    assert problems([], env) == ["NSA_SDPA_NO_FLASH contradicts NSA_SDPA_FLASH_ONLY: unset one of them"]
+    assert resolve([], env | {"NSA_SDPA_NO_FLASH": "0"}).config.telemetry.sdpa == "flash_only"
+
+
 def test_config_is_named_by_flag_or_variable() -> None:
     assert resolve([], {"CONFIG": "configs/tiny_cpu.yaml"}).config_file.name == "tiny_cpu.yaml"
     assert resolve(["--config", "showcase"], {"CONFIG": "tiny_cpu"}).config_file.name == "showcase.yaml"
@@ -203,9 +212,16 @@ def test_the_production_configuration_is_the_documented_one() -> None:
         ({"n_sel": 2}, "n_sel=2: at least 3"),
         ({"d_k": 7}, "d_k=7 is odd"),
         ({"steps": 0}, "steps=0: must be greater than 0"),
+        ({"steps": 2**31}, "steps=2147483648: must be at most 2147483647"),
+        ({"seed": 2**63}, "seed=9223372036854775808: must lie between 0 and"),
+        ({"lr": math.inf}, "lr=inf: must be a finite number"),
+        ({"beta1": 1.0}, "beta1=1.0: must lie between 0 and 1, 1 excluded"),
+        ({"ddp_timeout_s": 1e30}, r"ddp_timeout_s=1e\+30: must be greater than 0 and at most 31536000"),
+        ({"heartbeat_s": math.inf}, "heartbeat_s=inf: must be a finite number"),
         ({"val_fraction": 1.5}, "val_fraction=1.5: must lie between 0 and 1"),
         ({"data": "local"}, "data=local needs data_path"),
         ({"data_path": "x"}, "data=synthetic reads no files"),
+        ({"data": "fineweb_edu", "prefetch_batches": 0}, "loader_timeout_s bounds no wait for the hub"),
         ({"param_dtype": "bf16", "dtype": "fp32"}, "param_dtype=bf16 with dtype=fp32"),
     ],
 )
@@ -232,6 +248,7 @@ def test_help_lists_every_setting_and_configuration() -> None:
         assert f"--{name.replace('_', '-')} " in text
     for name in config_names():
         assert name in text
+    assert max(map(len, text.splitlines())) <= 100
 
 
 def test_bad_usage_is_answered_without_importing_torch(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from nsa.config import DataConfig
-from nsa.data import BatchLoader, DataError, LoaderError, open_sources, open_tokenizer, share_of_step
-from nsa.data.local import find_files, is_held_out
+from nsa.data import BatchLoader, DataError, FetchStats, LoaderError, open_sources, open_tokenizer, share_of_step
+from nsa.data.local import find_files, is_held_out, read_documents
 from nsa.data.source import TokenWindows
 from nsa.data.synthetic import ODDS, MarkovCopySource, UniformSource, markov_copy_floor_nats
 
@@ -224,3 +224,78 @@ def test_fetch_statistics_are_waits_since_the_last_reading() -> None:
     assert stats.p95_ms >= stats.p50_ms > 0
     assert source.take_stats().wait_s == 0
     source.close()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x1f\x8b\x08packed",
+        b"PK\x03\x04",
+        "text of another kind".encode("utf-16"),
+        "другой".encode("koi8-r"),
+        b"P\x00\xf0\xc3",
+    ],
+)
+def test_what_is_no_text_is_refused_rather_than_learned(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "corpus.jsonl.gz"
+    path.write_bytes(content * 50)
+    with pytest.raises(DataError, match=r"corpus\.jsonl\.gz: is no text in UTF-8"):
+        open_sources(DataConfig(data="local", data_path=str(path), seq_len=8), BYTES, seed=1)
+
+
+def test_a_few_stray_bytes_are_replaced(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes("Un caf\xe9, \0 et puis encore un autre, s'il vous plait".encode("latin-1"))
+    assert list(read_documents(tmp_path / "a.txt", "text")) == [
+        "Un caf\ufffd, \0 et puis encore un autre, s'il vous plait"
+    ]
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone")
+    (tmp_path / "b.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "two"}\n')
+    assert [text for path in find_files(str(tmp_path)) for text in read_documents(path, "text")] == ["one", "two"]
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    for name in ("gone.txt", "gone.jsonl", "gone.parquet"):
+        with pytest.raises(DataError, match=f"{name}: cannot be read"):
+            list(read_documents(tmp_path / name, "text"))
+
+
+def test_a_loader_of_so_many_batches_reads_no_further() -> None:
+    class Counting(UniformSource):
+        asked = 0
+
+        def batch(self, indices: Sequence[int]) -> np.ndarray:
+            type(self).asked += 1
+            return super().batch(indices)
+
+    loader = BatchLoader(Counting(seq_len=8, seed=1), rank=0, world=1, batch_size=2, accum=1, prefetch=1, batches=3)
+    for _ in range(3):
+        loader.next()
+    assert loader._thread is not None
+    loader._thread.join(5)
+    assert not loader._thread.is_alive()
+    assert Counting.asked == 3
+
+
+def test_a_pattern_that_leaves_the_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"data_glob=/etc/\*: .*; give a pattern below"):
+        find_files(str(tmp_path), "/etc/*")
+
+
+def test_waits_are_counted_once_and_their_percentiles_are_of_all_that_are_kept() -> None:
+    loader = BatchLoader(UniformSource(seq_len=8, seed=1), rank=0, world=1, batch_size=1, accum=1, prefetch=0)
+    assert loader.take_stats() == FetchStats(0.0, 0.0, 0.0)
+    loader._waits_s.extend([0.001] * 90 + [0.1] * 10)
+    loader._wait_since_take_s = 1.09
+    assert loader.take_stats() == FetchStats(1.09, pytest.approx(1.0), pytest.approx(100.0))
+    assert loader.take_stats().wait_s == 0.0
+
+
+def test_empty_documents_are_none(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n\n{"text": ""}\n{"text": "four"}\n')
+    (tmp_path / "b.txt").touch()
+    sources = open_sources(local(tmp_path, val_fraction=0.0), BYTES, seed=1)
+    assert sources.info["documents"] == 2
+    assert sources.train.batch([0]).tolist() == [[*b"one", BYTES.eos_id, *b"four", BYTES.eos_id]]

@@ -111,6 +111,28 @@ def test_every_document_is_given_to_exactly_one_lane(dataset: Path) -> None:
         assert min(len(part) for part in parts) > 0
 
 
+def test_as_many_lanes_as_files_read_a_file_each(tmp_path: Path) -> None:
+    """Taking documents in turn would give each to one lane as well, and have every lane fetch every file."""
+    from nsa.data.hub import HubDataset
+
+    opened = HubDataset(config(write_dataset(tmp_path / "edu", files=4, documents=100)))
+    for lane in range(4):
+        numbers = [int(text[1 : text.index(">")]) for text in opened.open(lane, 4)]
+        assert numbers == list(range(lane * 25, lane * 25 + 25))
+
+
+def test_nobody_but_patience_tries_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`datasets` would keep a lost hub to itself for a hundred seconds."""
+    import datasets
+
+    from nsa.data.hub import OWN_RETRIES, HubDataset
+
+    for name in OWN_RETRIES:
+        monkeypatch.setattr(datasets.config, name, 20)
+    HubDataset(config(write_dataset(tmp_path / "edu", files=1, documents=3))).open(0, 1)
+    assert {name: getattr(datasets.config, name) for name in OWN_RETRIES} == OWN_RETRIES
+
+
 def test_a_position_brings_back_the_same_samples_through_datasets(dataset: Path) -> None:
     settings = config(dataset, stream_lanes=2)
     whole = loader(settings, accum=2)
@@ -162,6 +184,30 @@ def test_what_is_not_in_the_dataset_names_the_setting(tmp_path: Path, changes: d
 def test_a_folder_that_is_not_there_is_told_before_anything_is_opened(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is no folder, and no owner/name of the hub"):
         open_sources(config(tmp_path / "missing"), BYTES, seed=1)
+
+
+def test_the_text_is_that_of_the_column_asked_for(tmp_path: Path) -> None:
+    settings = config(write_dataset(tmp_path / "edu", files=1, documents=30), text_field="url")
+    assert BYTES.decode(loader(settings).next()[0].tolist()).startswith("https://example.org/0https://example.org/1")
+
+
+def test_validation_needs_held_out_documents(tmp_path: Path) -> None:
+    folder = write_dataset(tmp_path / "edu", files=1, documents=3)
+    with pytest.raises(DataError, match="val_every=5 but val_fraction=0 holds nothing out"):
+        open_sources(config(folder, val_every=5), BYTES, seed=1)
+
+
+def test_a_hub_that_may_not_be_asked_is_named_with_its_switch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    from nsa.data.hub import HubDataset
+
+    dataset, lost = HubDataset(config(write_dataset(tmp_path / "edu", files=1, documents=3))), ConnectionError("lost")
+    assert dataset._explained(lost) is lost  # to be tried again
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    explained = dataset._explained(lost)
+    assert isinstance(explained, UnreachableError)
+    assert "HF_HUB_OFFLINE forbids to fetch it: unset it" in str(explained)
 
 
 def test_records_without_text_are_named(tmp_path: Path) -> None:
@@ -220,6 +266,20 @@ def test_two_ranks_train_and_resume_like_one(
     env = json.loads((tmp_path / "whole" / "env.json").read_text())
     assert env["data"]["lanes"] == 2
     assert train(tmp_path / "cut", *data, "--steps", "12", "--resume", "--global-batch-size", "4") == 2  # one lane now
+
+
+def test_lanes_that_were_not_read_between_two_checkpoints_keep_their_place(
+    tmp_path: Path, train: Train, rows: Rows
+) -> None:
+    """Four lanes, and a step reads one: a start that saves after two steps has opened two of them."""
+    folder = write_dataset(tmp_path / "edu", files=4, documents=200)
+    settings = ["--data", "fineweb_edu", "--hub-dataset", str(folder), "--stream-lanes", "4", "--schedule", "constant"]
+    for last in (8, 10, 16):
+        resume = ["--resume"] if last > 8 else []
+        assert train(tmp_path / "cut", *settings, "--steps", str(last), "--save-final", *resume) == 0
+    assert train(tmp_path / "whole", *settings, "--steps", "16") == 0
+    cut, whole = ([r["loss"] for r in rows(tmp_path / run / "training.csv")] for run in ("cut", "whole"))
+    assert cut == whole
 
 
 def test_lanes_that_the_processes_do_not_divide_are_refused() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -184,3 +185,45 @@ def test_nothing_held_out_names_the_setting() -> None:
     val = HeldOutWindows(lambda: Numbered(5, 0, 1), patience(), Cut(BYTES, SEQ_LEN, 0.0), what="all")
     with pytest.raises(DataError, match="raise val_fraction=0"):
         val.batch([0])
+
+
+def test_held_out_windows_say_whom_they_wait_for() -> None:
+    over = threading.Event()
+
+    def hang(number: int) -> None:
+        over.wait(20)
+
+    source = HeldOutWindows(
+        lambda: Numbered(60, 0, 1, hang), patience(), Cut(BYTES, SEQ_LEN, 0.5), what="the test's stream"
+    )
+    batches = BatchLoader(source, rank=0, world=1, batch_size=2, accum=1, prefetch=1, batches=1, timeout_s=0.1)
+    with pytest.raises(UnreachableError, match="no answer from the test's stream"):
+        batches.next()
+    over.set()
+    batches.close()
+
+
+def test_patience_grows_its_pauses_and_begins_anew_when_something_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s, pauses_s = [1.0], list[float]()
+
+    def pause(seconds: float) -> bool:
+        pauses_s.append(seconds)
+        now_s[0] += seconds
+        return False
+
+    wait = patience(10.0)
+    monkeypatch.setattr("nsa.data.stream.time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    monkeypatch.setattr(wait, "_stopped", SimpleNamespace(wait=pause))
+    for _ in range(3):
+        wait.failed(ConnectionError("lost"))
+    assert pauses_s == [0.5, 1.0, 2.0]
+    with wait:
+        assert wait.waiting_for == "the test's stream (last failure: ConnectionError: lost)"
+    assert wait.waiting_for is None
+    now_s[0] += 100
+    pauses_s.clear()
+    for _ in range(4):
+        wait.failed(ConnectionError("lost"))
+    with pytest.raises(UnreachableError, match=r"tried for 7\.5 s \(loader_timeout_s=10\)"):
+        wait.failed(ConnectionError("lost"))
+    assert pauses_s == [0.5, 1.0, 2.0, 4.0]

@@ -23,9 +23,11 @@ import pytest
 import torch
 
 import nsa
+import nsa.loop
 import nsa.parallel
 from nsa.config import field_specs
-from nsa.parallel import effective_compression
+from nsa.parallel import ReduceHook, WaitMark, effective_compression
+from nsa.telemetry.recorder import Recorder
 from tests.nsa.ranks import Ranks, is_running
 
 Train = Callable[..., int]
@@ -44,7 +46,10 @@ def test_two_processes_train_like_one(
 ) -> None:
     settings = ["--steps", "20", "--val-every", "10", "--val-batches", "2"]
     said = train_ranks(tmp_path / "two", *settings, "--ddp-compress", "bf16", "--ddp-bucket-mb", "0.05")
-    assert train(tmp_path / "one", *settings, "--accum", "2", "--grad-checkpointing") == 0
+    assert train(tmp_path / "one", *settings, "--accum", "2", "--grad-checkpointing", "--val-batches", "4") == 0
+    two, one = (rows(tmp_path / name / "val.csv") for name in ("two", "one"))
+    for name in ("step", "val_loss", "val_tokens"):
+        assert floats(two, name) == pytest.approx(floats(one, name), abs=1e-5)
     two, one = (rows(tmp_path / name / "training.csv") for name in ("two", "one"))
     for name in ("loss", "grad_norm", "lr", "tokens"):
         assert floats(two, name) == pytest.approx(floats(one, name), abs=1e-5)
@@ -60,6 +65,62 @@ def test_two_processes_train_like_one(
         assert {r["rank"] for r in progress} == {rank}
         assert [r["loss"] for r in progress] == pytest.approx(floats(two, "loss"), rel=1e-4)  # the mean on every rank
         assert all(0 < r["compute_time_s"] <= r["step_time_s"] for r in progress)
+
+
+APART = """
+import os, sys
+from nsa.train import main
+
+sys.exit(main([*sys.argv[1:], "--data", "local", "--data-path", f"{sys.argv[0]}.{os.environ['RANK']}.txt"]))
+"""
+
+
+def test_ranks_that_read_other_data_do_not_train(tmp_path: Path, start_ranks: StartRanks) -> None:
+    script = tmp_path / "apart.py"
+    script.write_text(APART)
+    for rank, word in enumerate(("these", "other")):
+        Path(f"{script}.{rank}.txt").write_text(f"{word} words, of which there are as many\n" * 30)
+    ranks = start_ranks(tmp_path / "out", "--steps", "2", program=str(script))
+    assert ranks.wait() == [2, 2]
+    assert "rank 1 reads other data than rank 0" in ranks.err
+    assert not (tmp_path / "out" / "training.csv").exists()
+
+
+SLOW = """
+import os, sys, time
+from nsa.model import LanguageModel
+from nsa.train import main
+
+forward = LanguageModel.forward
+
+def slow(self, *args):
+    time.sleep(0.2 * int(os.environ["RANK"]))
+    return forward(self, *args)
+
+LanguageModel.forward = slow
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_the_rank_that_is_slow_is_the_one_that_worked(tmp_path: Path, start_ranks: StartRanks, beats: Beats) -> None:
+    script, out = tmp_path / "slow.py", tmp_path / "out"
+    script.write_text(SLOW)
+    assert start_ranks(out, "--steps", "8", program=str(script)).wait() == [0, 0]
+    waiting, slow = ([r for r in beats(out, rank) if r["msg"] == "progress"] for rank in (0, 1))
+    assert all(record["compute_time_s"] >= 0.2 for record in slow)
+    # A busy machine may hold up the other rank as well, but not in every step.
+    assert max(b["compute_time_s"] - a["compute_time_s"] for a, b in zip(waiting, slow, strict=True)) > 0.1
+
+
+def test_waiting_is_that_for_gradients_and_that_for_the_control_message(
+    tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send, waits_s = nsa.loop._send_control, []
+    monkeypatch.setattr(nsa.loop, "_send_control", lambda *args: (*send(*args)[:2], 0.25))
+    monkeypatch.setattr(ReduceHook, "backward_done", lambda hook: WaitMark(None, None, 0.5))
+    monkeypatch.setattr(Recorder, "step_done", lambda recorder, record, *args: waits_s.append(record.wait_s))
+    assert train(tmp_path, "--steps", "2") == 0
+    assert waits_s == [0.75, 0.75]
 
 
 def test_compressed_accumulated_and_static_trains_the_same(

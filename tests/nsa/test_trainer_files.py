@@ -16,6 +16,10 @@ import pytest
 import torch
 
 from nsa.config import field_specs
+from nsa.data import FetchStats
+from nsa.telemetry import Heartbeat
+from nsa.telemetry.environment import toggles
+from nsa.telemetry.recorder import Rates, Recorder, StepRecord
 from tests.nsa.steps import at_step
 
 Train = Callable[..., int]
@@ -59,6 +63,11 @@ def test_a_run_writes_the_whole_contract(tmp_path: Path, train: Train, rows: Row
     assert [int(r["step"]) for r in rows(tmp_path / "k_stats.csv")] == [1, 11, 21]
     summary = json.loads((tmp_path / "metrics.json").read_text())
     assert (summary["status"], summary["step"], summary["tokens"]) == ("done", 30, 30 * 128)
+    held = {tag: json.loads((tmp_path / f"mem_{tag}.json").read_text()) for tag in ("step1", "stepN")}
+    assert [held[tag]["step"] for tag in held] == [1, 30]
+    for dump in held.values():
+        assert dump["weights_mib"] == 4 * env["params"] / 2**20
+        assert dump["optimizer_state_mib"] == pytest.approx(8 * env["params"] / 2**20, rel=0.01)
     for tag in ("boot", "step1", "stepN"):
         assert json.loads((tmp_path / f"mem_{tag}.json").read_text())["rss_mib"] > 10
         assert (tmp_path / f"mem_{tag}.txt").stat().st_size > 0
@@ -77,6 +86,26 @@ def test_rates_integrate_to_the_tokens_trained(tmp_path: Path, train: Train, row
     assert sum(spans) == pytest.approx(json.loads((tmp_path / "metrics.json").read_text())["wall_s"], rel=0.005)
     step_s = sum(float(r["step_time_s"]) * (b - a) for r, a, b in zip(table, [0, *steps[:-1]], steps, strict=True))
     assert step_s <= wall_s[-1] * 1.001  # validation is in wall_s and not in step_time_s
+
+
+def test_what_lies_between_two_steps_is_no_part_of_a_steps_time(
+    tmp_path: Path, train: Train, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    took_s: list[float] = []
+
+    def validate(run: Any, step: int) -> None:
+        began = time.perf_counter()
+        time.sleep(0.5)
+        took_s.append(time.perf_counter() - began)
+
+    monkeypatch.setattr("nsa.loop.validate", validate)
+    assert train(tmp_path, "--steps", "8", "--val-every", "4", "--log-every", "2") == 0
+    after = rows(tmp_path / "training.csv")[3]  # its two steps are 5 and 6, and validation came before
+    assert after["step"] == "6"
+    interval_s = 2 * 64 / float(after["toks_per_s"])
+    assert interval_s > 0.5
+    assert 2 * float(after["step_time_s"]) == pytest.approx(interval_s - took_s[0], abs=0.1)
+    assert 2 * float(rows(tmp_path / "training.csv")[4]["step_time_s"]) > 0  # left out once, not for good
 
 
 def test_both_shares_of_a_known_peak_are_the_rate_times_the_work_per_token(
@@ -162,3 +191,59 @@ def test_scalars_go_to_tensorboard(tmp_path: Path, train: Train, rows: Rows, mon
     assert written[-1][0] == "closed"
     assert train(tmp_path, "--steps", "3", "--tensorboard", "--resume") == 0
     assert [step for name, _, step in written if name == "purged from"] == [1, 3]
+
+
+def test_what_a_row_of_several_steps_says_is_per_step(tmp_path: Path, rows: Rows) -> None:
+    heartbeat = Heartbeat(tmp_path, rank=0, beat_s=60)
+    rates = Rates(tokens_per_step=100, flops_nsa=3.0, flops_dense_equivalent=5.0, peak_flops=1000.0)
+    recorder = Recorder(
+        tmp_path,
+        is_main=True,
+        heartbeat=heartbeat,
+        rates=rates,
+        device=torch.device("cpu"),
+        log_every=4,
+        steps=5,
+        start_step=1,
+        wall_before_s=50.0,
+    )
+    recorder.start(10.0)
+    for step, wait_s, at_s in ((2, 0.25, 11.0), (3, 0.5, 12.0), (4, 0.25, 15.0), (5, 0.0, 16.0)):
+        recorder.exclude(1.0 if step == 4 else 0.0)
+        record = StepRecord(step=step, loss=1.0, lr=0.1, grad_norm=2.0, wait_s=wait_s)
+        recorder.step_done(record, FetchStats(0.5, 1.0, 2.0) if recorder.is_logged(step) else None, at_s)
+    summary = recorder.summary()
+    recorder.close()
+    heartbeat.close()
+    columns = ("step", "toks_per_s", "step_time_s", "compute_time_s", "dt_fetch_s", "tokens", "wall_s", "mfu_nsa")
+    assert [[float(row[c]) for c in columns] for row in rows(tmp_path / "training.csv")] == [
+        [2, 100, 1.0, 0.75, 0.5, 200, 51, 0.3],
+        [4, 50, 1.5, 1.125, 0.25, 400, 55, 0.15],
+        [5, 100, 1.0, 1.0, 0.5, 500, 56, 0.3],
+    ]
+    assert (summary["tokens"], summary["wall_s"], summary["start_step"]) == (400, 6.0, 1)
+    assert summary["toks_per_s"] == pytest.approx(400 / 6)
+    assert summary["step_time_p95_s"] == 1.5
+
+
+def test_secrets_are_no_toggles() -> None:
+    env = {"NSA_LR": "1", "NCCL_ALGO": "Ring", "NCCL_TOKEN": "x", "TORCH_API_KEY": "y", "HOME": "z", "CONFIG": "c"}
+    assert toggles(env) == {"CONFIG": "c", "NCCL_ALGO": "Ring", "NSA_LR": "1"}
+
+
+def test_a_line_that_a_killed_process_left_open_ends_before_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "heartbeat_rank0.jsonl"
+    path.write_text('{"msg": "boot"}\n{"msg": "pro')
+    heartbeat = Heartbeat(tmp_path, rank=0, beat_s=60)
+    heartbeat.write("boot")
+    heartbeat.write("progress", loss=float("nan"), grad_norm=float("-inf"))
+    heartbeat.close()
+    lines = path.read_text().splitlines()
+    assert len(lines) == 4
+    assert json.loads(lines[2])["msg"] == "boot"
+
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is no JSON")
+
+    last = json.loads(lines[3], parse_constant=refuse)
+    assert (last["loss"], last["grad_norm"]) == ("nan", "-inf")

@@ -43,6 +43,8 @@ def test_running_one_step_ahead_writes_the_same_and_stops_one_step_later(
     at_step(monkeypatch, 4, lambda run: (run.out / ".HALT").touch())
     assert train(tmp_path / "halted", "--steps", "10") == 3
     assert [int(r["step"]) for r in rows(tmp_path / "halted" / "training.csv")] == [1, 2, 3, 4, 5]
+    assert train(tmp_path / "sparse", "--steps", "10", "--log-every", "7") == 3
+    assert [int(r["step"]) for r in rows(tmp_path / "sparse" / "training.csv")] == [1, 4, 5]
 
 
 def test_a_deterministic_run_asks_torch_and_cublas_for_it(
@@ -63,6 +65,9 @@ def test_a_deterministic_run_asks_torch_and_cublas_for_it(
     finally:
         torch.use_deterministic_algorithms(False)
     assert seen == [(True, ":4096:8")]
+    assert torch.get_float32_matmul_precision() == "highest"
+    assert train(tmp_path / "usual", "--steps", "1") == 0
+    assert torch.get_float32_matmul_precision() == "high"
     assert json.loads((tmp_path / "env.json").read_text())["env"]["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
 
 

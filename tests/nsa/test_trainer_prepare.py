@@ -17,6 +17,7 @@ import pytest
 
 from nsa.config import DataConfig
 from nsa.data import DataError, open_sources, open_tokenizer
+from nsa.outdir import hold_folder
 from nsa.prepare import main, prepare
 from tests.nsa.ranks import RankServer, is_running
 
@@ -145,5 +146,71 @@ def test_the_command_under_a_killed_parent_leaves_no_half_folder(tmp_path: Path)
     write_corpus(tmp_path / "corpus", documents=30)
     prepare(str(tmp_path / "corpus"), tmp_path / "out")
     os.unlink(tmp_path / "out" / "shards.json")
-    with pytest.raises(DataError, match="no file matches"):
+    with pytest.raises(DataError, match="a preparation that was not finished"):
         open_sources(DataConfig(data="local", data_path=str(tmp_path / "out"), seq_len=16), BYTES, seed=1)
+
+
+def test_shards_within_the_corpus_are_not_part_of_it(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "corpus", documents=30)
+    dest = tmp_path / "corpus" / "shards"
+    first = prepare(str(tmp_path / "corpus"), dest)
+    assert prepare(str(tmp_path / "corpus"), dest) == first
+
+
+def test_a_folder_that_another_process_writes_to_is_refused(
+    tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_corpus(tmp_path / "corpus", documents=30)
+    dest = tmp_path / "shards"
+    dest.mkdir()
+    monkeypatch.setattr("nsa.outdir.LOCK_GRACE_S", 0.0)
+    with hold_folder(dest, name="dest"):
+        assert main([str(tmp_path / "corpus"), str(dest)]) == 2
+    assert f"dest={dest} is being written to by another process" in capsys.readouterr().err
+    assert list(dest.iterdir()) == []
+
+
+def test_a_disk_that_is_full_is_said_and_the_same_command_goes_on(
+    tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_corpus(tmp_path / "corpus", documents=90)
+    prepare(str(tmp_path / "corpus"), tmp_path / "whole", part_mib=0.002)
+    command = [str(tmp_path / "corpus"), str(tmp_path / "shards"), "--part-mib", "0.002"]
+    written: list[int] = []
+
+    def fsync(handle: int) -> None:
+        written.append(handle)
+        if len(written) == 6:
+            raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("nsa.prepare.os.fsync", fsync)
+        assert main(command) == 2
+    assert "shards cannot be written: No space left on device; once that is mended" in capsys.readouterr().err
+    assert main(command) == 0
+    assert contents(tmp_path / "shards").keys() == contents(tmp_path / "whole").keys()
+    assert (tmp_path / "shards" / "shards.json").read_text() == (tmp_path / "whole" / "shards.json").read_text()
+
+
+def test_a_corpus_without_text_makes_no_shards(tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "empty.txt").touch()
+    assert main([str(tmp_path / "empty.txt"), str(tmp_path / "shards")]) == 2
+    assert "none of the 1 files holds any text" in capsys.readouterr().err
+    assert not (tmp_path / "shards" / "shards.json").exists()
+
+
+def test_a_parquet_column_that_holds_no_text_is_named(tmp_path: Path) -> None:
+    pq.write_table(pa.Table.from_pylist([{"text": 5}]), tmp_path / "n.parquet")
+    with pytest.raises(DataError, match=r"n\.parquet: column `text` holds int, no text"):
+        prepare(str(tmp_path / "n.parquet"), tmp_path / "shards")
+
+
+def test_a_source_that_was_rewritten_is_another_corpus(tmp_path: Path) -> None:
+    source = tmp_path / "a.txt"
+    source.write_text("as long as before " * 20)
+    prepare(str(source), tmp_path / "shards")
+    before = source.stat()
+    source.write_text("as LONG as before " * 20)
+    os.utime(source, ns=(before.st_atime_ns, before.st_mtime_ns + 1_000_000_000))
+    with pytest.raises(DataError, match="holds parts of another corpus or of other settings"):
+        prepare(str(source), tmp_path / "shards")

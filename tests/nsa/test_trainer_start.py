@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -106,3 +107,21 @@ def test_a_start_that_compiles_nothing_imports_no_compiler(tmp_path: Path, tiny:
     settings = ["--out", str(tmp_path), "--steps", "2", "--save-final"]
     done = subprocess.run([sys.executable, "-c", script, *tiny, *settings], timeout=120, check=False)
     assert done.returncode == 0
+
+
+def test_ranks_that_do_not_find_each_other_are_said(
+    tmp_path: Path, train: Train, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    assert train(tmp_path, "--steps", "2") == 2
+    said = capsys.readouterr().err
+    assert "rank 0 of WORLD_SIZE=2 found no process group (ddp_timeout_s=600)" in said
+    assert "MASTER_ADDR expected, but not set; start all ranks by torchrun" in said
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setenv("MASTER_PORT", str(server.getsockname()[1]))
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    assert train(tmp_path, "--steps", "2", "--ddp-timeout-s", "1") == 2
+    assert "rank 0 of WORLD_SIZE=2 found no process group (ddp_timeout_s=1)" in capsys.readouterr().err

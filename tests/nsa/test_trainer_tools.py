@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -22,6 +23,7 @@ from benchmarks.loss_by_position import main as loss_by_position_main
 from nsa.config import DataConfig
 from nsa.data import DataError, open_sources, open_tokenizer
 from nsa.data.local import is_held_out
+from nsa.data.shards import ShardWindows
 from nsa.generate import generate, load_model
 from nsa.generate import main as generate_main
 from nsa.parity.speed import main as speed_main
@@ -83,7 +85,7 @@ def test_an_interrupted_preparation_goes_on(tmp_path: Path, corpus: Path, monkey
         patch.setattr(nsa.prepare, "read_documents", counted)
         with pytest.raises(KeyboardInterrupt):
             prepare(str(corpus), tmp_path / "cut", part_mib=0.001)
-    with pytest.raises(DataError, match="no file matches"):  # not usable before it is whole
+    with pytest.raises(DataError, match="a preparation that was not finished"):  # not usable before it is whole
         open_sources(shards(tmp_path / "cut"), BYTES, seed=1)
     first = set(tokenized)
     tokenized.clear()
@@ -109,6 +111,49 @@ def test_damaged_or_foreign_shards_are_refused(tmp_path: Path, corpus: Path) -> 
     record.write_text(record.read_text().replace('"tokenizer": "byte"', '"tokenizer": "gpt2"'))
     with pytest.raises(DataError, match="prepared with tokenizer=gpt2, not byte"):
         open_sources(shards(tmp_path / "shards"), BYTES, seed=1)
+
+
+def test_a_token_that_the_tokenizer_does_not_have_is_named(tmp_path: Path, corpus: Path) -> None:
+    """Past the embedding it would be an IndexError without a file's name, and on a GPU an assertion in a kernel."""
+    manifest = prepare(str(corpus), tmp_path / "shards", val_fraction=0)
+    path = tmp_path / "shards" / manifest["train"][0]["file"]
+    tokens = np.fromfile(path, "<u2")
+    tokens[40] = 300
+    tokens.tofile(path)
+    source = open_sources(shards(tmp_path / "shards"), BYTES, seed=1).train
+    assert isinstance(source, ShardWindows)
+    with pytest.raises(DataError, match=r"train_00000\.bin: token 300 .* the tokenizer has 257"):
+        source.batch(range(source.n_windows))
+
+
+def test_shards_without_held_out_text_cannot_be_validated_on(tmp_path: Path, corpus: Path) -> None:
+    prepare(str(corpus), tmp_path / "shards", val_fraction=0)
+    with pytest.raises(DataError, match="has no validation window: set val_every=0"):
+        open_sources(dataclasses.replace(shards(tmp_path / "shards"), val_every=5), BYTES, seed=1)
+
+
+def test_shards_too_short_for_a_window_name_the_setting(tmp_path: Path, corpus: Path) -> None:
+    prepare(str(corpus), tmp_path / "shards")
+    with pytest.raises(DataError, match=r"no shard holds seq_len \+ 1 = 1000001 tokens"):
+        open_sources(dataclasses.replace(shards(tmp_path / "shards"), seq_len=10**6), BYTES, seed=1)
+
+
+def test_a_manifest_with_holes_is_refused(tmp_path: Path, corpus: Path) -> None:
+    prepare(str(corpus), tmp_path / "shards")
+    record = tmp_path / "shards" / "shards.json"
+    record.write_text(record.read_text().replace('"documents"', '"papers"'))
+    with pytest.raises(DataError, match=r"shards\.json cannot be read: KeyError\('documents'\)"):
+        open_sources(shards(tmp_path / "shards"), BYTES, seed=1)
+
+
+def test_shards_of_the_same_size_are_told_apart(tmp_path: Path, corpus: Path) -> None:
+    prepare(str(corpus), tmp_path / "a")
+    for path in corpus.iterdir():
+        path.write_bytes(path.read_bytes().replace(b"e", b"o"))
+    prepare(str(corpus), tmp_path / "b")
+    first, second = (open_sources(shards(tmp_path / name), BYTES, seed=1).info for name in "ab")
+    assert first["documents"] == second["documents"]
+    assert first["digest"] != second["digest"]
 
 
 def test_prepare_command(tmp_path: Path, corpus: Path, capsys: Any) -> None:
@@ -200,7 +245,7 @@ def test_interrupted_commands_say_what_there_is(
     assert capsys.readouterr() == ("", "nsa.probe: interrupted; nothing was written\n")
 
 
-@pytest.mark.parametrize("command", ["nsa.probe", "nsa.generate"])
+@pytest.mark.parametrize("command", ["nsa.probe", "nsa.generate", "nsa.prepare", "nsa.data", "nsa.train"])
 def test_an_interrupt_while_torch_is_imported_ends_a_command_at_once(tmp_path: Path, command: str) -> None:
     """Torch takes seconds to import, and some of its imports swallow what is raised in them."""
     (tmp_path / "torch.py").write_text(
@@ -211,7 +256,7 @@ def test_an_interrupt_while_torch_is_imported_ends_a_command_at_once(tmp_path: P
     )
     path = os.pathsep.join((str(tmp_path), str(Path(nsa.probe.__file__).parents[1])))
     done = subprocess.run(
-        [sys.executable, "-m", command, "--help"],
+        [sys.executable, "-m", command, *([] if command == "nsa.train" else ["--help"])],
         env={**os.environ, "PYTHONPATH": path},
         cwd=tmp_path,
         capture_output=True,
@@ -219,6 +264,23 @@ def test_an_interrupt_while_torch_is_imported_ends_a_command_at_once(tmp_path: P
         timeout=60,
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_a_start_that_is_asked_for_its_stacks_shows_them_and_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text(
+        "import os, signal, sys\nos.kill(os.getpid(), signal.SIGUSR1)\nprint('went on', flush=True)\nos._exit(7)\n"
+    )
+    path = os.pathsep.join((str(tmp_path), str(Path(nsa.probe.__file__).parents[1])))
+    done = subprocess.run(
+        [sys.executable, "-m", "nsa.train"],
+        env={**os.environ, "PYTHONPATH": path},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (7, "went on\n")
+    assert "most recent call first" in done.stderr
 
 
 def test_loss_by_position_reads_each_checkpoint_once(
