@@ -66,7 +66,7 @@ def _relied_on(run: RunFacts, irregularity: Irregularity) -> bool:
     declared = {PurePosixPath(one).name for one in (metrics.csv, metrics.env, metrics.metrics) if one}
     before, _, after = PurePosixPath(metrics.heartbeat or "").name.partition("{rank}")
     beat = bool(metrics.heartbeat) and name.startswith(before) and name.endswith(after)
-    printed = metrics.stdout is not None and name == "stdout.log"
+    printed = metrics.stdout is not None and name in ("stdout.log", "stderr.log")
     return beat or printed or name in declared or (run.spec.kind == "pytest" and name == "junit.xml")
 
 
@@ -89,7 +89,7 @@ def missing_evidence(run: RunFacts) -> Iterator[Finding]:
     """A file that the runbook takes measurements from, rows of it, or the end of a rank's heartbeat is not there."""
     if run.failed:
         return  # a run that ended badly may well not have come so far
-    seen = [evidence(i.message, i.path) for i in run.irregular("missing-file", "missing-rank")]
+    seen = [evidence(i.message, i.path) for i in run.irregular("missing-file", "missing-rank", "no-match")]
     if run.training and run.outcome is not None:
         seen += [*_missing_rows(run), *_missing_ends(run)]
     if not seen:
@@ -100,7 +100,7 @@ def missing_evidence(run: RunFacts) -> Iterator[Finding]:
         severity="veto" if run.outcome is not None else "warning",
         because=seen[:6],
         next_step="Let the trainer write these files, whole, into its own output folder ({out}), or take them out of "
-        "trainer.metrics if it never will.",
+        "trainer.metrics if it never will; a pattern is searched in each line that rank 0 prints.",
     )
 
 

@@ -177,7 +177,7 @@ def _judge(running: _Running, look: Look) -> _Ending | None:
         return None
     if look.anomalies and limits.halt:
         first = look.anomalies[0]
-        return _Ending("halted", f"halted by the watchdog: {first.message}", code=first.code)
+        return _Ending("halted", first.message, code=first.code)
     if look.silence is None:
         running.noted.discard("slow")
         running.noted.discard("stall")

@@ -101,7 +101,8 @@ class TrainerMetrics(Frozen):
     metrics: str | None = Field(None, description="JSON with final scalars; referred to as `metrics.<key>`.")
     stdout: str | None = Field(
         None,
-        description="Regular expression with named groups, searched in each line that rank 0 prints; `step` is needed.",
+        description="Regular expression with named groups, searched in each line that rank 0 prints, colors left out; "
+        "`step` is needed. Standard error is searched where no line of standard output matches.",
     )
     extra: dict[str, str] = Field(
         default_factory=dict, description="Further series that the trainer writes: name to unit."
