@@ -11,6 +11,7 @@ import numpy as np
 
 from validator.judge.config import differences, untold
 from validator.judge.kinds import Found, Rule, kind_names, kind_rules
+from validator.judge.spacing import next_due
 from validator.judge.wording import listed
 from validator.model.record import PhaseRecord, RunRecord, ValidationRecord
 from validator.model.resolve import series_of
@@ -218,11 +219,11 @@ def _fewer(run: RunRecord, done: float, wanted: int, evidence: tuple[Evidence, .
     assert run.result is not None
     exact = run.result.extra.get("heartbeats") or "metrics.step" in run.result.scalars
     steps = max((one.steps for one in _core(run)), key=lambda one: one[-1], default=None)
-    pace = 1 if exact or steps is None or len(steps) < 3 else int(np.median(np.diff(steps)))
-    if done + pace <= wanted:
+    ahead = 1 if exact or steps is None or len(steps) < 3 else next_due(steps) - int(steps[-1])
+    if done + ahead <= wanted:
         return Found("FAIL", f"{done:g} of {wanted} steps were done.", done, wanted, evidence)
-    told = f"A row every {pace} steps tells of {done:g} of {wanted}; the next would come after the end"
-    if _MOST_UNTOLD * wanted >= pace:
+    told = f"The log tells of {done:g} of {wanted} steps; its next row, {ahead} steps later, would come after the end"
+    if _MOST_UNTOLD * wanted >= wanted - done:
         return Found("PASS", f"{told}.", done, wanted, evidence)
     message = f"{told}, and so much of the run is not known: let the trainer log its last step too, or more often."
     return Found("INCONCLUSIVE", message, done, wanted, evidence)

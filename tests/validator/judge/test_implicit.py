@@ -88,7 +88,7 @@ def test_what_lies_behind_the_last_row_that_was_due(steps: list[int], done: floa
     assert found.status == status
     assert found.observed == done
     if status == "INCONCLUSIVE":
-        assert "A row every 50 steps tells of 251 of 300" in found.message
+        assert "tells of 251 of 300 steps; its next row, 50 steps later, would come after the end" in found.message
 
 
 def test_a_heartbeat_tells_the_last_step_however_seldom_rows_are() -> None:
