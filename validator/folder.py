@@ -157,6 +157,10 @@ class RunFolder:
             runbook=loaded.runbook,
         )
         root = parent.resolve() / run_id
+        for path in (str(root), header.cwd, header.runbook_path, python):
+            if "\N{REPLACEMENT CHARACTER}" in path.encode("utf-8", "surrogateescape").decode("utf-8", "replace"):
+                shown = path.encode("utf-8", "replace").decode()
+                raise FolderError(f"the path {shown} is not in UTF-8, as every record of it would be; rename it")
         try:
             root.mkdir(parents=True)
             (root / "runbook.yaml").write_text(loaded.text, encoding="utf-8")

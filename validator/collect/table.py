@@ -87,7 +87,7 @@ class _Parts:
 
 
 _FAULTS = {
-    "garbage-header": "names in the header are garbled",
+    "garbage-header": "flaws in the header",
     "garbage-row": "rows without a step number were left out",
     "garbage-cell": "cells hold no number and were left out",
     "short-row": "rows have fewer cells than there are columns",
@@ -152,13 +152,22 @@ def _name_columns(head: bytes, line: int, parts: _Parts) -> bool:
         if len(cells) > len(HEADERLESS):
             parts.fault("garbage-header", line, f"{len(cells)} columns, and no header to name them")
         return False
-    for wrong in odd_names(cells, contract_names(cells)):
+    other = _other_separator(text) if len(cells) == 1 else None
+    if other is not None:
+        parts.fault("garbage-header", line, f"its cells are separated by {other}; write commas, and decimal points")
+    for wrong in odd_names(cells, contract_names(cells)) if other is None else ():
         parts.fault("garbage-header", line, wrong)
     text = text.replace("\0", "")
     parts.header = text.strip()
     cells = [cell.replace("\0", "").strip() for cell in cells]
     parts.names = _distinct(contract_names(cells))
     return True
+
+
+def _other_separator(text: str) -> str | None:
+    """What stands between the names of a header in place of commas, if that is it."""
+    marks = {"semicolons": ";", "tabs": "\t"}
+    return next((name for name, mark in marks.items() if "step" in contract_names(text.strip().split(mark))), None)
 
 
 def _unquoted(cell: str) -> str:

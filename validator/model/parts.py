@@ -161,7 +161,7 @@ class Watchdog(Frozen):
         gt=1,
         description="Silence in multiples of the observed step time; the longer of both limits holds.",
     )
-    interval: Duration = Field(5.0, description="Time between looks at the run's files.")
+    interval: Duration = Field(5.0, gt=0, description="Time between looks at the run's files.")
     frozen_rows: Count = Field(4, ge=2, description="Rows in a row with a rate of zero or less that stop the run.")
     gate_entropy_min: float = Field(0.2, description="Gate entropy below this counts as a collapse.")
     gate_max: float = Field(0.9, description="Largest gate above this counts as a collapse.")
@@ -174,7 +174,7 @@ class Defaults(Frozen):
     """Values for every phase that does not set its own."""
 
     nproc: Count = Field(1, ge=0, description="Processes under torchrun; 0 runs the trainer by python alone.")
-    timeout: Duration = Field(1800.0, description="Longest time of one run.")
+    timeout: Duration = Field(1800.0, gt=0, description="Longest time of one run.")
     warmup_steps: Count = Field(20, ge=0, description="Steps that never count as steady.")
     repeats: Count = Field(1, ge=1, description="Runs of each arm.")
     retries: Count = Field(

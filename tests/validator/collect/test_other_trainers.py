@@ -161,3 +161,13 @@ def test_a_pattern_that_never_matches_is_shown_beside_what_was_printed(tmp_path:
     (noted,) = collected(tmp_path, stdout=LOGGED).irregularities
     assert noted.code == "no-match"
     assert noted.message.endswith("its last line is 'step=3 loss=2.5'")
+
+
+@pytest.mark.parametrize(("mark", "name"), [(";", "semicolons"), ("\t", "tabs")])
+def test_a_table_without_commas_is_told_as_such(tmp_path: Path, mark: str, name: str) -> None:
+    path = tmp_path / "training.csv"
+    path.write_text("Step,loss,toks_per_s\n1,2,3\n".replace(",", mark), encoding="utf-8")
+    intake = Intake(tmp_path)
+    read_table(path, intake)
+    flaw = next(one for one in intake.irregularities if one.code == "garbage-header")
+    assert f"its cells are separated by {name}; write commas, and decimal points" in flaw.message
