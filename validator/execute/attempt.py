@@ -268,6 +268,7 @@ def _ended(
         detail=running.request.redact(detail),
         killed=stopped.killed,
         disk_full=disk_full,
+        code={running.request.redact(name): digest for name, digest in running.launch.code.items()},
         bundle=tuple(os.path.relpath(path, running.request.run_dir.resolve()) for path in running.bundle),
     )
     return Ended(attempt, port=running.launch.port, port_taken=port_taken)

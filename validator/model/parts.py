@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from validator.model.base import Frozen
 from validator.model.pattern import PatternError, compiled
@@ -135,7 +135,8 @@ class Trainer(Frozen):
     )
     args: dict[str, Setting] = Field(
         default_factory=lambda: dict[str, Setting](steps="{steps}", out="{out}"),
-        description="Passed as `--key value`; true becomes `--key`, false leaves it out. Placeholders are filled in.",
+        description="Passed as `--key value`; true becomes `--key`, false leaves it out. Placeholders are filled in. "
+        "The defaults are left out where the command holds `{steps}` or `{out}` itself.",
     )
     trial_args: dict[str, Setting] = Field(
         default_factory=dict,
@@ -144,6 +145,15 @@ class Trainer(Frozen):
     )
     metrics: TrainerMetrics = Field(BUNDLED_METRICS, description="Where its measurements are read from.")
     cwd: str | None = Field(None, description="Working directory; default is where `validator` was started.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _said_once(cls, data: Any) -> Any:
+        """A trainer whose command already says how many steps, or where to, need not know `--steps` or `--out`."""
+        if not isinstance(data, dict) or "args" in data or not isinstance(data.get("command"), (list, tuple)):
+            return data
+        told = " ".join(str(word) for word in data["command"])
+        return {**data, "args": {name: f"{{{name}}}" for name in ("steps", "out") if f"{{{name}}}" not in told}}
 
     @property
     def bundled(self) -> bool:

@@ -117,3 +117,25 @@ def test_what_was_measured_on_a_machine_that_nothing_tells_of_is_not_gone_on_wit
     begun = [line for line in lines if '"run_ended"' not in line]
     folder.journal.write_text("".join(begun), encoding="utf-8")
     require_same_machine(folder, folder.header.runbook)  # nothing was measured yet, so nothing can be mixed
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({"git": {"sha": "b" * 40}}, "the commit was changed"),
+        ({"torch": "2.8.0"}, "torch was changed"),
+        ({"git": {"sha": "a" * 40, "dirty": True}}, None),
+        ({"git": None}, None),
+    ],
+)
+def test_two_runs_of_two_trainers_are_vetoed(tmp_path: Path, facts: dict[str, Any], words: str | None) -> None:
+    known = {"git": {"sha": "a" * 40, "dirty": False}, "torch": "2.9.0"}
+
+    def sheet(spec: RunSpec) -> Sheet:
+        return Sheet(rates=scatter(40_000.0, seed=spec.repeat), facts=known | (facts if spec.repeat == 2 else {}))
+
+    report = tried(tmp_path, sheet, book(train(repeats=2)))
+    assert report.decision == ("GO" if words is None else "INCONCLUSIVE"), report.why
+    if words is not None:
+        message = finding(report, "mixed-runs").message
+        assert message == f"baseline/r2 did not run the trainer of baseline/r1: {words} between them."
