@@ -224,3 +224,9 @@ def test_the_models_arithmetic_per_rank_is_known_where_the_trainer_tells_its_flo
     for flops in (None, {"nsa": "many"}, {"nsa": 0}, {"nsa": True}):
         silent = {"flops_per_token": flops}
         assert "model_tflops_per_s_per_rank" not in measure(result(environment=silent), warmup_steps=20).metrics
+
+
+def test_what_never_varies_has_no_spread() -> None:
+    """0.1 is no sum of powers of two, and the mean of 300 of them is another number."""
+    found = measure(result(series={"lr": series("lr", [0.1] * 300)}), warmup_steps=20).metrics["lr"]
+    assert (found.stdev, found.cv) == (0.0, 0.0)
