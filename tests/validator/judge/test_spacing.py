@@ -97,4 +97,6 @@ def test_a_series_that_only_seems_to_is_not() -> None:
     assert _told(POWERS[:-1]) == "grad_norm has 8 rows, the last at step 128, where others go on to 300"
     assert "no row between steps 64 and 256" in _told([1, 2, 4, 8, 16, 32, 64, 256])
     assert "no row between steps 20 and 300" in _told([*range(1, 21), 300])
-    assert "no row" in _told([100, 102, 104, 108, 116, 132, 164, 228]), "its first row comes late"
+    late = [*range(150, 160), *range(160, 301, 10)]
+    assert thins_out(at(late)), "by a rule, but most of a run late"
+    assert "no row between steps 0 and 150" in _told(late)
