@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from validator.collect.intake import parse_time_s
 from validator.diagnose.facts import RunFacts, ValidationFacts
 from validator.diagnose.rule import evidence, found
 from validator.model.verdict import Finding
 
-__all__ = ["changed_trainer"]
+__all__ = ["changed_between_parts", "changed_trainer"]
 
 _SOFTWARE = ("python", "torch", "cuda", "nccl")
+
+_STACK = ("python.version", "packages.torch", "packages.triton", "gpu_driver.", "git.sha")
+_STEERING = tuple(f"env.{prefix}" for prefix in ("NCCL_", "TORCH_", "PYTORCH_", "CUDA_", "CUBLAS_", "CUDNN_", "NSA_"))
+_STEERING += tuple(f"env.{prefix}" for prefix in ("TRITON_", "OMP_", "MKL_", "GLOO_", "UCX_", "FI_"))
+"""Facts of a snapshot that bear on every figure: of the software, and of variables that a run inherits."""
 
 
 def changed_trainer(whole: ValidationFacts) -> Iterator[Finding]:
@@ -45,3 +51,37 @@ def _changed(what: str, was: str, is_now: str, one: RunFacts, other: RunFacts) -
         phase=other.spec.phase,
         run=other.spec.id,
     )
+
+
+def changed_between_parts(whole: ValidationFacts) -> Iterator[Finding]:
+    """A validation was resumed under another driver, torch, commit or variable than it was begun with."""
+    resumptions = whole.record.environment.get("resumed")
+    for moment, changes in resumptions.items() if isinstance(resumptions, Mapping) else ():
+        told = changes if isinstance(changes, Mapping) else {}
+        stack = {what: how for what, how in told.items() if str(what).startswith(_STACK)}
+        steering = {what: how for what, how in told.items() if str(what).startswith(_STEERING)}
+        if not (stack or steering) or not _on_both_sides(whole, str(moment)):
+            continue
+        differs = {**stack, **steering}
+        shown = "; ".join(f"{what}: {how}" for what, how in list(differs.items())[:3])
+        yield found(
+            "mixed-runs",
+            f"The validation was resumed at {moment} and is about two machines since: {shown}.",
+            severity="veto" if stack else "warning",
+            because=[evidence(f"{what}: {how}", "environment.json", "resumed") for what, how in differs.items()][:6],
+            next_step="Resume under what the first part ran with, or begin a new validation with `validator run`.",
+        )
+        return
+
+
+def _on_both_sides(whole: ValidationFacts, moment: str) -> bool:
+    """Whether required runs of the trainer were started before that moment, and others after it."""
+    at = parse_time_s(moment)
+    starts = [
+        parse_time_s(run.outcome.last.started)
+        for phase in whole.phases
+        for run in (phase.runs if phase.record.phase.required else ())
+        if run.training and run.outcome is not None
+    ]
+    known = [start for start in starts if start is not None]
+    return at is not None and any(start < at for start in known) and any(start >= at for start in known)

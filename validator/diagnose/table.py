@@ -98,6 +98,7 @@ VALIDATION_RULES: tuple[ValidationRule, ...] = (
     ValidationRule("foreign-results", "veto", hardware.another_gpu),
     ValidationRule("foreign-results", "veto", plausible.copied_figures),
     ValidationRule("mixed-runs", "veto", changed.changed_trainer),
+    ValidationRule("mixed-runs", "veto", changed.changed_between_parts),
     ValidationRule("superlinear-in-seq", "warning", across.superlinear_in_seq),
     ValidationRule("setting-to-blame", "warning", across.setting_to_blame),
 )

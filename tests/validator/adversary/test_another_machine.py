@@ -12,6 +12,7 @@ from tests.validator.adversary.court import book, codes, finding, judged, laid_o
 from validator.folder import RunFolder
 from validator.model.plan import RunSpec
 from validator.selftest.sheet import Sheet, scatter
+from validator.stages.disk import events_of, started_runs
 from validator.stages.machine import require_same_machine
 from validator.stages.session import Unable
 
@@ -139,3 +140,29 @@ def test_two_runs_of_two_trainers_are_vetoed(tmp_path: Path, facts: dict[str, An
     if words is not None:
         message = finding(report, "mixed-runs").message
         assert message == f"baseline/r2 did not run the trainer of baseline/r1: {words} between them."
+
+
+@pytest.mark.parametrize(
+    ("changes", "decision", "severity"),
+    [
+        ({"gpu_driver.version": "580.1 before, 590.2 now"}, "INCONCLUSIVE", "veto"),
+        ({"packages.torch": "2.9.0 before, 2.9.1 now"}, "INCONCLUSIVE", "veto"),
+        ({"env.NCCL_P2P_DISABLE": "none before, 1 now"}, "GO", "warning"),
+        ({"system": "Linux 6.1 before, Linux 6.2 now", "host": "a before, b now"}, "GO", None),
+        ("on the same machine and software", "GO", None),
+    ],
+)
+def test_a_validation_that_was_resumed_under_another_driver_is_vetoed(
+    tmp_path: Path, changes: object, decision: str, severity: str | None
+) -> None:
+    def sheet(spec: RunSpec) -> Sheet:
+        return Sheet(rates=scatter(40_000.0, seed=spec.repeat))
+
+    root = laid_out(tmp_path, sheet, book(train(repeats=2)))
+    ended = [outcome for _, outcome in started_runs(events_of(RunFolder.open(root))) if outcome is not None]
+    between = max(outcome.last.started for outcome in ended)
+    for moment, found in ((between, severity), ("2001-01-01T00:00:00+00:00", None)):
+        (root / "environment.json").write_text(json.dumps({"resumed": {moment: changes}}), encoding="utf-8")
+        report = judged(root)
+        assert [one.severity for one in report.findings if one.code == "mixed-runs"] == ([found] if found else [])
+        assert report.decision == (decision if found else "GO"), report.why
