@@ -39,6 +39,7 @@ __all__ = [
     "require_made_from",
     "this_runner",
     "utc_now",
+    "runbook_was_edited",
 ]
 
 RENDERINGS = ("result.json", "report.html", "report.md", "junit.xml", "recommended.env")
@@ -71,6 +72,15 @@ class Runner(Frozen):
             return same and process.status() != psutil.STATUS_ZOMBIE
         except psutil.Error:
             return False
+
+
+def runbook_was_edited(folder: RunFolder) -> bool:
+    """Whether the file that the runbook was read from is another one now; one that is gone was not edited."""
+    path = Path(folder.header.cwd) / folder.header.runbook_path
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest() != folder.header.runbook_sha256
+    except OSError:
+        return False
 
 
 def this_runner() -> Runner:
