@@ -23,7 +23,7 @@ from validator.collect.together import together
 from validator.model.columns import HEADERLESS, contract_names
 from validator.model.measure import SourceFile
 
-__all__ = ["Table", "read_table"]
+__all__ = ["Table", "has_steps", "read_table"]
 
 Floats = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.int64]
@@ -119,6 +119,18 @@ def read_table(path: Path, intake: Intake) -> Table | None:
         intake.note("empty", "the table holds no rows", path)
         return Table({}, source, 0)
     return _finish(parts, source, path, intake)
+
+
+def has_steps(path: Path) -> bool:
+    """Whether a file begins with a header that names a column of steps."""
+    try:
+        with path.open("rb") as file:
+            head = file.readline(64 * MAX_COLUMNS).removeprefix(b"\xef\xbb\xbf")
+    except OSError:
+        return False
+    return "step" in contract_names(
+        [_unquoted(cell.strip(" \r\n")) for cell in head.decode("utf-8", "replace").split(",")]
+    )
 
 
 def _take_block(block: bytes, first_line: int, parts: _Parts) -> int:

@@ -13,7 +13,7 @@ from validator.collect.intake import CLOCK_SLACK_S, age_before, parse_time_s, pr
 from validator.collect.loader import read_loader
 from validator.collect.ranks import fill_from_rank_0, read_heartbeats
 from validator.collect.readers import reading
-from validator.collect.table import Table, read_table
+from validator.collect.table import Table, has_steps, read_table
 from validator.collect.telemetry import disturbed_somewhere, read_samples, read_telemetry
 from validator.collect.trainer import flat, open_scalars, read_json_object
 from validator.model.columns import ALIASES, OTHER_UNITS
@@ -47,7 +47,11 @@ def read_training(state: Gathered, found: logs.LogFiles) -> None:
     _read_halt(state)
     _read_further(state)
     if state.lenient and not state.series:
-        state.intake.note("missing-file", "the folder holds no measurements: no training.csv, no heartbeat", state.out)
+        state.intake.note(
+            "missing-file",
+            "the folder holds no measurements: no training.csv or other table by step, no heartbeat",
+            state.out,
+        )
 
 
 def _read_env(state: Gathered) -> None:
@@ -102,10 +106,20 @@ def _add_table(state: Gathered, table: Table, *, prefix: str = "") -> None:
 
 
 def _read_csv(state: Gathered) -> None:
-    path = declared(state, state.metrics.csv, "training log")
+    path = declared(state, state.metrics.csv, "training log") or (_other_table(state) if state.lenient else None)
     table = read_table(path, state.intake) if path else None
     if table is not None:
         _add_table(state, table)
+
+
+def _other_table(state: Gathered) -> Path | None:
+    """The one table by step in a folder that nothing was declared of, whatever its trainer calls it."""
+    found = [
+        path
+        for path in sorted(state.out.glob("*.csv"))
+        if path.is_file() and path.name not in _FURTHER and has_steps(path)
+    ]
+    return found[0] if len(found) == 1 else None
 
 
 def _read_stdout(state: Gathered, found: logs.LogFiles) -> None:

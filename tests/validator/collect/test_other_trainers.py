@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.validator.collect.folders import outcome, spec, write_logs
-from validator.collect import collect_run
+from validator.collect import collect_dir, collect_run
 from validator.collect.intake import Intake
 from validator.collect.table import Table, read_table
 from validator.model.columns import contract_names
@@ -171,3 +171,14 @@ def test_a_table_without_commas_is_told_as_such(tmp_path: Path, mark: str, name:
     read_table(path, intake)
     flaw = next(one for one in intake.irregularities if one.code == "garbage-header")
     assert f"its cells are separated by {name}; write commas, and decimal points" in flaw.message
+
+
+def test_a_folder_is_inspected_by_its_only_table(tmp_path: Path) -> None:
+    (tmp_path / "metrics.csv").write_text(LIGHTNING, encoding="utf-8")
+    (tmp_path / "hparams.csv").write_text("name,value\nlr,0.1\n", encoding="utf-8")
+    (tmp_path / "val.csv").write_text("step,val_loss\n1,2\n", encoding="utf-8")
+    assert collect_dir(tmp_path).series["loss"].source.path == "metrics.csv"
+    (tmp_path / "other.csv").write_text(LIGHTNING, encoding="utf-8")
+    assert "loss" not in collect_dir(tmp_path).series, "which of the two, nothing tells"
+    (tmp_path / "training.csv").write_text("1,2,0.1,100\n", encoding="utf-8")
+    assert collect_dir(tmp_path).series["loss"].source.path == "training.csv"
