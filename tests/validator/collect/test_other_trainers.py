@@ -98,6 +98,8 @@ def test_steps_at_the_end_of_every_ten_are_counted_from_zero(tmp_path: Path) -> 
     assert collected(tmp_path, csv="metrics.csv").scalars["steps.done"].value == 30
     (tmp_path / "metrics.csv").write_text(LIGHTNING.replace(",29,", ",30,"), encoding="utf-8")
     assert collected(tmp_path, csv="metrics.csv").scalars["steps.done"].value == 30, "an uneven pace tells nothing"
+    (tmp_path / "metrics.csv").write_text("step,loss\n5,3\n15,2\n25,1\n", encoding="utf-8")
+    assert collected(tmp_path, csv="metrics.csv").scalars["steps.done"].value == 25, "nor does any even one"
 
 
 def test_units_are_taken_from_names(tmp_path: Path) -> None:

@@ -52,6 +52,7 @@ def test_a_rule_is_seen_in_the_rows(steps: Iterable[float], due: int) -> None:
         [step for step in POWERS if step != 16],
         [step for step in POWERS if step != 128],
         [1, 2, 4, 8],
+        [50, 60, 72, 86, 104, 125],
     ],
 )
 def test_what_stops_or_was_lost_follows_none(steps: Iterable[float]) -> None:
@@ -75,6 +76,7 @@ def test_a_clock_leaves_strides_that_vary_within_bounds() -> None:
     assert by_the_clock(steps)
     assert next_due(steps) > steps[-1]
     assert not by_the_clock(np.delete(steps, [4, 5])), "two rows are missing"
+    assert not by_the_clock(at(np.cumsum([41, 12, 40, 43, 39, 44, 38, 11]))), "one came far too early"
 
 
 def _told(steps: Iterable[int]) -> str:
