@@ -39,6 +39,7 @@ __all__ = [
     "require_made_from",
     "this_runner",
     "utc_now",
+    "runbook_was_edited",
 ]
 
 RENDERINGS = ("result.json", "report.html", "report.md", "junit.xml", "recommended.env")
@@ -71,6 +72,15 @@ class Runner(Frozen):
             return same and process.status() != psutil.STATUS_ZOMBIE
         except psutil.Error:
             return False
+
+
+def runbook_was_edited(folder: RunFolder) -> bool:
+    """Whether the file that the runbook was read from is another one now; one that is gone was not edited."""
+    path = Path(folder.header.cwd) / folder.header.runbook_path
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest() != folder.header.runbook_sha256
+    except OSError:
+        return False
 
 
 def this_runner() -> Runner:
@@ -157,6 +167,10 @@ class RunFolder:
             runbook=loaded.runbook,
         )
         root = parent.resolve() / run_id
+        for path in (str(root), header.cwd, header.runbook_path, python):
+            if "\N{REPLACEMENT CHARACTER}" in path.encode("utf-8", "surrogateescape").decode("utf-8", "replace"):
+                shown = path.encode("utf-8", "replace").decode()
+                raise FolderError(f"the path {shown} is not in UTF-8, as every record of it would be; rename it")
         try:
             root.mkdir(parents=True)
             (root / "runbook.yaml").write_text(loaded.text, encoding="utf-8")

@@ -1,6 +1,6 @@
 """Proof of nightly jobs with the real cron daemon: run by hand, as root, on a machine whose crontab may be touched.
 
-    python tests/e2e/nightly_by_cron.py
+    python -m tests.e2e.nightly_by_cron
 
 It takes five minutes, since cron has no seconds. It schedules a runbook three times, the third time so long that
 a fourth start finds it going on, and checks what came of it: three decisions, one refusal, notifications at a local web
@@ -9,19 +9,18 @@ server, runs cleared away, a metrics file that Prometheus' own parser reads, and
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from datetime import datetime, timedelta
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
+
+from tests.webhooks import Post, listening
 
 RUNBOOK = """
 schema: 1
@@ -34,20 +33,6 @@ phases:
     stdout: 'is (?P<it>\\d+)'
     accept: [metrics.it == 42]
 """
-
-received: list[dict[str, Any]] = []
-
-
-class Handler(BaseHTTPRequestHandler):
-    """Takes what the job sends."""
-
-    def do_POST(self) -> None:
-        received.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, *_: Any) -> None:
-        """Quiet."""
 
 
 def validator(*words: str) -> subprocess.CompletedProcess[str]:
@@ -76,39 +61,38 @@ def main() -> None:
     os.chdir(folder)
     os.environ |= {"XDG_CONFIG_HOME": str(folder / "config"), "XDG_STATE_HOME": str(folder / "state")}
     before = subprocess.run(["crontab", "-l"], capture_output=True, text=True, check=False).stdout
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    url = f"json://127.0.0.1:{server.server_port}"
+    with listening() as (address, posts):
+        cron = subprocess.Popen(["cron", "-f"])
+        try:
+            prove(folder, f"json://{address}", posts)
+        finally:
+            cron.terminate()
+            cron.wait()
+    after = subprocess.run(["crontab", "-l"], capture_output=True, text=True, check=False).stdout
+    assert after == before, "the crontab is as it was"
+    print("three starts by cron, a fourth refused, all told, cleared away, measured")
+
+
+def prove(folder: Path, url: str, posts: list[Post]) -> None:
+    """Have the job started four times, and look at what came of it."""
     state = folder / "state" / "validator" / "nightly" / "proof"
-    cron = subprocess.Popen(["cron", "-f"])
-    try:
-        for number, (seconds, answer) in enumerate([(1, 42), (1, 41), (100, 42)], start=1):
-            (folder / "proof.yaml").write_text(RUNBOOK.format(seconds=seconds, answer=answer), encoding="utf-8")
-            schedule(url, folder)
-            if number < 3:
-                wait_for(lambda n=number: len(received) == n, f"start {number} ended and was told")
-        wait_for(lambda: len(list(state.glob("*.log"))) == 3, "start 3 began")
+    for number, (seconds, answer) in enumerate([(1, 42), (1, 41), (100, 42)], start=1):
+        (folder / "proof.yaml").write_text(RUNBOOK.format(seconds=seconds, answer=answer), encoding="utf-8")
         schedule(url, folder)
-        wait_for((state / "refused.txt").exists, "start 4 was refused")
-        wait_for(lambda: len(received) == 3, "start 3 ended and was told")
-        assert [told["title"] for told in received] == [
-            "GO: nightly proof",
-            "NO-GO (was GO): nightly proof",
-            "GO (was NO-GO): nightly proof",
-        ]
-        runs = [path for path in (folder / "reports").iterdir() if (path / "run.json").is_file()]
-        assert len(runs) == 1, f"only the last GO stays: {runs}"
-        families = {f.name for f in text_string_to_metric_families((folder / "v.prom").read_text(encoding="utf-8"))}
-        assert "validator_nightly_decision" in families
-        print(validator("nightly", "status").stdout)
-        assert validator("nightly", "remove", "proof").returncode == 0
-        after = subprocess.run(["crontab", "-l"], capture_output=True, text=True, check=False).stdout
-        assert after == before, "the crontab is as it was"
-        print("three starts by cron, a fourth refused, all told, cleared away, measured")
-    finally:
-        cron.terminate()
-        cron.wait()
-        server.shutdown()
+        if number < 3:
+            wait_for(lambda n=number: len(posts) == n, f"start {number} ended and was told")
+    wait_for(lambda: len(list(state.glob("*.log"))) == 3, "start 3 began")
+    schedule(url, folder)
+    wait_for((state / "refused.txt").exists, "start 4 was refused")
+    wait_for(lambda: len(posts) == 3, "start 3 ended and was told")
+    told = [post.json["title"] for post in posts]
+    assert told == ["GO: nightly proof", "NO-GO (was GO): nightly proof", "GO (was NO-GO): nightly proof"], told
+    runs = [path for path in (folder / "reports").iterdir() if (path / "run.json").is_file()]
+    assert len(runs) == 1, f"only the last GO stays: {runs}"
+    families = {f.name for f in text_string_to_metric_families((folder / "v.prom").read_text(encoding="utf-8"))}
+    assert "validator_nightly_decision" in families
+    print(validator("nightly", "status").stdout)
+    assert validator("nightly", "remove", "proof").returncode == 0
 
 
 if __name__ == "__main__":

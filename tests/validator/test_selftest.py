@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.validator.adversary.court import judged
 from validator.diagnose import CODES
 from validator.selftest import CASES, run_selftest
 from validator.selftest.case import Case, Played
+from validator.selftest.scene import Scene
 from validator.selftest.stage import Stage
 
 BY_NAME = {case.name: case for case in CASES}
@@ -44,6 +46,20 @@ def test_a_fast_subset_comes_out_right(tmp_path: Path) -> None:
     done = run_selftest([BY_NAME[name] for name in QUICK], jobs=2, keep=tmp_path / "kept")
     assert [(outcome.case.name, outcome.wrong) for outcome in done.outcomes if not outcome.ok] == []
     assert (tmp_path / "kept" / "healthy-run" / "reports").is_dir()
+
+
+LAID_OUT = [case for case in CASES if isinstance(case.play, Scene)]
+
+
+@pytest.mark.parametrize("case", LAID_OUT, ids=[case.name for case in LAID_OUT])
+def test_what_is_laid_out_comes_to_its_decision(case: Case, tmp_path: Path) -> None:
+    """Judged here, without a process and its drawings: every change of a rule meets every case."""
+    assert isinstance(case.play, Scene)
+    report = judged(case.play.lay_out(Stage(tmp_path / "stage", case.name)))
+    codes = {finding.code for finding in report.findings}
+    assert report.decision == case.expect, report.why
+    assert codes >= set(case.codes)
+    assert not (case.healthy and codes)
 
 
 @pytest.mark.parametrize(

@@ -18,11 +18,18 @@ from validator.model.result import Series
 __all__ = [
     "bus_bandwidth",
     "first_step_s",
+    "rate_of_all",
     "rate_per_rank",
     "step_times",
     "steps_done",
     "straggler_score",
 ]
+
+
+def rate_of_all(rate: Series, world_size: int) -> Series:
+    """`toks_per_s` of a trainer that tells the rate of one rank."""
+    values = rate.values * world_size
+    return Series("toks_per_s", METRICS["toks_per_s"].unit, steps=rate.steps, values=values, source=rate.source)
 
 
 def rate_per_rank(rate: Series, world_size: int) -> Series:
@@ -109,7 +116,8 @@ def first_step_s(heartbeat: Heartbeat, *, started_s: float) -> float | None:
 def steps_done(series: Mapping[str, Series], heartbeat: Heartbeat | None) -> float | None:
     """Optimizer steps that were finished: the highest step recorded anywhere.
 
-    A trainer that counts from 0 shows it by a rate or a step time at step 0; its count is one more than its last step.
+    A trainer that counts from 0 shows it by a rate or a step time at step 0, or by rows at the end of every so many
+    steps (9, 19, 29); its count is one more than its last step.
     """
     highest = [int(s.steps[-1]) for s in series.values() if s.steps.size]
     if heartbeat is not None:
@@ -120,7 +128,16 @@ def steps_done(series: Mapping[str, Series], heartbeat: Heartbeat | None) -> flo
         name in series and series[name].steps.size and series[name].steps[0] == 0 and series[name].values[0] > 0
         for name in ("toks_per_s", "step_time_s")
     )
-    return float(max(highest) + (1 if from_zero else 0))
+    return float(max(highest) + (1 if from_zero or any(map(_at_ends, series.values())) else 0))
+
+
+def _at_ends(series: Series) -> bool:
+    """Whether rows come at the last of every k steps, counted from 0: each step is one less than a multiple of k."""
+    strides = np.diff(series.steps)
+    if series.name not in ("loss", "toks_per_s", "step_time_s") or len(strides) < 2:
+        return False
+    k = int(strides[0])
+    return k > 1 and bool((strides == k).all()) and int(series.steps[0]) == k - 1
 
 
 def scalar(name: str, value: float | None, source: str | None = None) -> dict[str, ScalarValue]:

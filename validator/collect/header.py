@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from validator.collect.intake import printable
+from validator.model.columns import HEADERLESS
 
-__all__ = ["FIRST", "misnamed", "odd_names"]
-
-FIRST = ("step", "loss", "lr", "toks_per_s")
-"""The first columns of the contract's table."""
+__all__ = ["misnamed", "odd_names"]
 
 _FURTHER = ("toks_per_s", "step_time_s", "compute_time_s", "grad_norm", "dt_fetch_s")
 """Names long enough that what looks like one of them, and is none, is most likely a garbled one."""
@@ -26,14 +24,13 @@ _COMPARED = 0.9
 Column = tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]
 
 
-def odd_names(cells: Sequence[str], known: Callable[[str], str]) -> list[str]:
+def odd_names(cells: Sequence[str], names: Sequence[str]) -> list[str]:
     """What is wrong with the cells of a header, in words; empty when nothing is.
 
     Args:
         cells: the names as written, without the blanks and quotes around them.
-        known: gives the contract's name for one that trainers in the wild use, any other name as it is.
+        names: the contract's names for them, where they have one.
     """
-    names = [known(cell) for cell in cells]
     wrong = []
     for place, cell in enumerate(cells):
         shown = printable(cell, limit=40)
@@ -49,9 +46,9 @@ def odd_names(cells: Sequence[str], known: Callable[[str], str]) -> list[str]:
 def _meant(place: int, names: Sequence[str]) -> str | None:
     """The contract's column that a name was before it was garbled; None when it is a name of its own."""
     name = names[place]
-    right = sum(ours == theirs for ours, theirs in zip(FIRST, names, strict=False))
-    first = FIRST[place] if place < len(FIRST) and FIRST[place] not in names and right >= 2 else None
-    if first is not None and _near(name, first, 0.5) and (right == len(FIRST) - 1 or not _variant(name, first)):
+    right = sum(ours == theirs for ours, theirs in zip(HEADERLESS, names, strict=False))
+    first = HEADERLESS[place] if place < len(HEADERLESS) and HEADERLESS[place] not in names and right >= 2 else None
+    if first is not None and _near(name, first, 0.5) and (right == len(HEADERLESS) - 1 or not _variant(name, first)):
         return first
     missing = [one for one in _FURTHER if one not in names and name not in _FURTHER]
     return next((one for one in missing if _near(name, one, 0.6) and not _variant(name, one)), None)
@@ -86,8 +83,10 @@ def misnamed(table: Mapping[str, Column], heartbeat: Mapping[str, Column]) -> li
         table: the table's columns, `(steps [n], values [n])`.
         heartbeat: rank 0's fields, in the same form.
     """
-    missing = {name: heartbeat[name] for name in (*FIRST[1:], *_FURTHER) if name in heartbeat and name not in table}
-    unknown = {name: column for name, column in table.items() if name not in heartbeat and name not in FIRST}
+    missing = {
+        name: heartbeat[name] for name in (*HEADERLESS[1:], *_FURTHER) if name in heartbeat and name not in table
+    }
+    unknown = {name: column for name, column in table.items() if name not in heartbeat and name not in HEADERLESS}
     return [
         f"its column {printable(other, limit=40)!r} holds what the heartbeat calls {name}"
         for name, field in missing.items()

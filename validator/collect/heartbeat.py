@@ -21,7 +21,7 @@ from validator.collect.clock import Gaps, clock_jumps
 from validator.collect.decode import LEAN, decode_all, decode_shaped
 from validator.collect.intake import Digest, Intake, blocks, line_ends, printable
 from validator.collect.order import rising
-from validator.collect.table import ALIASES
+from validator.model.columns import ALIASES
 from validator.model.measure import SourceFile
 
 __all__ = ["Heartbeat", "find_heartbeats", "read_heartbeat"]

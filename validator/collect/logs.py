@@ -27,6 +27,7 @@ __all__ = [
     "last_groups",
     "read_errors",
     "series",
+    "series_in",
     "tail",
     "waiting_in",
 ]
@@ -58,6 +59,12 @@ class LogFiles:
             or next((p for p in self.launcher if p.name == "stdout.log"), None)
             or (self.launcher[0] if self.launcher else None)
         )
+
+    @property
+    def printed(self) -> tuple[Path, ...]:
+        """What rank 0 printed, on standard output and, where loggers write, on standard error."""
+        beside = self.main.with_name("stderr.log") if self.main is not None and self.main.name == "stdout.log" else None
+        return tuple(path for path in (self.main, beside) if path is not None and (path == self.main or path.is_file()))
 
     @property
     def all(self) -> tuple[Path, ...]:
@@ -95,14 +102,19 @@ def _attempt(path: Path) -> tuple[tuple[int, ...], str]:
     return numbers, path.as_posix()
 
 
+_COLOR = re.compile(rb"\x1b\[[0-9;]*m")
+
+
 def _lines(path: Path, digest: Digest) -> Iterator[tuple[int, str]]:
-    """Numbered lines; a carriage return also ends one, since progress bars redraw theirs. Long ones are cut."""
+    """Numbered lines as a terminal shows them: without colors, and a carriage return also ends one, since progress bars
+    redraw theirs. Long ones are cut."""
     number = 0
     for block in blocks(path, digest):
         for raw in block.split(b"\n") if not block.endswith(b"\n") else block[:-1].split(b"\n"):
             number += 1
             for part in raw.split(b"\r") if b"\r" in raw else (raw,):
-                yield number, part[:MAX_LINE].decode("utf-8", "replace")
+                shown = _COLOR.sub(b"", part[: 2 * MAX_LINE]) if b"\x1b" in part else part
+                yield number, shown[:MAX_LINE].decode("utf-8", "replace")
 
 
 def _float(text: str | None) -> float | None:
@@ -121,11 +133,30 @@ _GOES_ON = re.compile(r"[0-9]|\.[0-9]|,[0-9]{3}(?![0-9])|[eE][-+]?[0-9]|[kKMG](?
 def _cut(match: re.Match[str], name: str) -> bool:
     """Whether a group holds only the beginning of the number that was printed."""
     text = match[name]
+    if name == "ktoks_per_s" and match.string[match.end(name) :][:1] in ("k", "K"):
+        return False  # that is what the name says
     return text is not None and text[-1:].isdigit() and _GOES_ON.match(match.string, match.end(name)) is not None
 
 
 def _whole_number(match: re.Match[str], end: int) -> str:
     return printable(match.string[match.start() : end + 12], limit=60)
+
+
+def series_in(paths: tuple[Path, ...], pattern: str, intake: Intake) -> Table | None:
+    """Series from the first of these logs in which the pattern matches a line, as `series` reads it."""
+    for path in paths[1:]:
+        if _matches(paths[0], pattern) or not _matches(path, pattern):
+            continue
+        return series(path, pattern, intake)
+    return series(paths[0], pattern, intake)
+
+
+def _matches(path: Path, pattern: str) -> bool:
+    wanted = re.compile(pattern)
+    try:
+        return any(wanted.search(text) for _, text in _lines(path, Digest()))
+    except OSError:
+        return False
 
 
 def series(path: Path, pattern: str, intake: Intake) -> Table | None:
@@ -139,6 +170,8 @@ def series(path: Path, pattern: str, intake: Intake) -> Table | None:
     values = {name: array("d") for name in names}
     present = {name: array("b") for name in names}
     cut: list[tuple[int, str]] = []
+    odd: list[tuple[int, str]] = []
+    seen = ""
     try:
         for number, text in _lines(path, digest):
             match = wanted.search(text)
@@ -146,8 +179,12 @@ def series(path: Path, pattern: str, intake: Intake) -> Table | None:
             if match is not None and short is not None:
                 cut.append((number, f"{short}={match[short]!r} in {_whole_number(match, match.end(short))!r}"))
                 continue
-            step = _float(match["step"]) if match else None
-            if match is None or step is None or not abs(step) < 2**53 or step != int(step):
+            if match is None:
+                seen = text if text.strip() else seen
+                continue
+            step = _float(match["step"])
+            if step is None or not abs(step) < 2**53 or step != int(step):
+                odd.append((number, str(match["step"])))
                 continue
             steps.append(int(step))
             lines.append(number)
@@ -161,9 +198,18 @@ def series(path: Path, pattern: str, intake: Intake) -> Table | None:
     source = intake.add_source(path, sha256=digest.sha256, size=digest.size)
     if cut:
         message = f"{len(cut)} lines hold a number of which the pattern takes the beginning alone; first: {cut[0][1]}"
+        message += " (thousands, as in 39k, are a group named ktoks_per_s)" if "toks_per_s='" in message else ""
         intake.note("garbage-cell", message, path, cut[0][0])
-    if not steps:
-        intake.note("no-match", f"no line of the log matches the pattern {pattern!r}", path)
+    if odd:
+        message = (
+            f"{len(odd)} lines match, but their step is no whole number; first: {printable(odd[0][1], limit=40)!r} "
+            "(an epoch is no step: let the trainer print how many optimizer steps it has done)"
+        )
+        intake.note("garbage-row", message, path, odd[0][0])
+    if not steps and not odd:
+        last = f"; its last line is {printable(seen, limit=120)!r}" if seen else "; nothing was printed"
+        intake.note("no-match", f"no line of the log matches the pattern {pattern!r}{last}", path)
+    if len(steps) <= len(odd):
         return Table({}, source, 0)
     all_steps, all_lines = np.array(steps, dtype=np.int64), np.array(lines, dtype=np.int64)
     kept = rising(all_steps, all_lines, (), lambda code, text, line: intake.note(code, text, path, line))

@@ -13,9 +13,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import validator
 from validator.collect.heartbeat import Heartbeat, read_heartbeat
 from validator.collect.intake import Intake
+from validator.python import calling
 
 __all__ = ["Reading", "reading"]
 
@@ -149,22 +149,17 @@ class _Crew:
 def _started() -> subprocess.Popen[bytes] | None:
     try:
         return subprocess.Popen(
-            [sys.executable, "-m", "validator.collect.readers"],
+            calling("validator.collect.readers", "serve"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": _path(), "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
     except OSError:
         return None
 
 
-def _path() -> str:
-    """Where the process finds this package, also when it is run from a checkout."""
-    return os.pathsep.join(filter(None, (str(Path(validator.__file__).parents[1]), os.environ.get("PYTHONPATH"))))
-
-
-def _serve() -> None:
+def serve() -> None:
     """Answer orders until there are no more: read each from stdin, write the heartbeat to stdout."""
     import gc
 
@@ -176,9 +171,3 @@ def _serve() -> None:
             return
         pickle.dump(_read(order), sys.stdout.buffer, protocol=5)
         sys.stdout.buffer.flush()
-
-
-if __name__ == "__main__":
-    from validator.collect import readers  # as a module, so that what is pickled has a name that both sides know
-
-    readers._serve()

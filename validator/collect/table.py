@@ -16,33 +16,14 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from validator.collect.header import FIRST, odd_names
+from validator.collect.header import odd_names
 from validator.collect.intake import Digest, Intake, blocks, printable
 from validator.collect.order import rising
+from validator.collect.together import together
+from validator.model.columns import HEADERLESS, contract_names
 from validator.model.measure import SourceFile
 
-__all__ = ["ALIASES", "HEADERLESS", "Table", "read_table"]
-
-HEADERLESS = FIRST
-"""The columns of a file without a header; further ones are named `column_5` and so on."""
-
-ALIASES: Mapping[str, str] = {
-    "iter": "step",
-    "iteration": "step",
-    "global_step": "step",
-    "optimizer_step": "step",
-    "train_loss": "loss",
-    "learning_rate": "lr",
-    "tokens_per_s": "toks_per_s",
-    "tokens_per_sec": "toks_per_s",
-    "tokens_per_second": "toks_per_s",
-    "tok_per_s": "toks_per_s",
-    "tok/s": "toks_per_s",
-    "toks/s": "toks_per_s",
-    "gpu_mem_alloc": "gpu_mem_alloc_mib",
-    "gpu_mem_reserved": "gpu_mem_reserved_mib",
-}
-"""Names that trainers in the wild use for the contract's columns."""
+__all__ = ["Table", "has_steps", "read_table"]
 
 Floats = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.int64]
@@ -106,7 +87,7 @@ class _Parts:
 
 
 _FAULTS = {
-    "garbage-header": "names in the header are garbled",
+    "garbage-header": "flaws in the header",
     "garbage-row": "rows without a step number were left out",
     "garbage-cell": "cells hold no number and were left out",
     "short-row": "rows have fewer cells than there are columns",
@@ -140,6 +121,18 @@ def read_table(path: Path, intake: Intake) -> Table | None:
     return _finish(parts, source, path, intake)
 
 
+def has_steps(path: Path) -> bool:
+    """Whether a file begins with a header that names a column of steps."""
+    try:
+        with path.open("rb") as file:
+            head = file.readline(64 * MAX_COLUMNS).removeprefix(b"\xef\xbb\xbf")
+    except OSError:
+        return False
+    return "step" in contract_names(
+        [_unquoted(cell.strip(" \r\n")) for cell in head.decode("utf-8", "replace").split(",")]
+    )
+
+
 def _take_block(block: bytes, first_line: int, parts: _Parts) -> int:
     """Read one block into `parts`; the number of line ends in it."""
     count = block.count(b"\n")
@@ -171,13 +164,22 @@ def _name_columns(head: bytes, line: int, parts: _Parts) -> bool:
         if len(cells) > len(HEADERLESS):
             parts.fault("garbage-header", line, f"{len(cells)} columns, and no header to name them")
         return False
-    for wrong in odd_names(cells, lambda cell: ALIASES.get(cell.lower(), cell)):
+    other = _other_separator(text) if len(cells) == 1 else None
+    if other is not None:
+        parts.fault("garbage-header", line, f"its cells are separated by {other}; write commas, and decimal points")
+    for wrong in odd_names(cells, contract_names(cells)) if other is None else ():
         parts.fault("garbage-header", line, wrong)
     text = text.replace("\0", "")
     parts.header = text.strip()
     cells = [cell.replace("\0", "").strip() for cell in cells]
-    parts.names = _distinct([ALIASES.get(cell.lower(), cell) for cell in cells])
+    parts.names = _distinct(contract_names(cells))
     return True
+
+
+def _other_separator(text: str) -> str | None:
+    """What stands between the names of a header in place of commas, if that is it."""
+    marks = {"semicolons": ";", "tabs": "\t"}
+    return next((name for name, mark in marks.items() if "step" in contract_names(text.strip().split(mark))), None)
 
 
 def _unquoted(cell: str) -> str:
@@ -321,7 +323,7 @@ def _note_rivals(parts: _Parts, steps: Rows, lines: Rows, path: Path, intake: In
         return
     other = np.zeros(again.size, dtype=np.bool_)
     for name, column in zip(parts.names, parts.data, strict=True):
-        if name != "step" and (name in _OF_A_STEP or _GOES_ON.search(name) is None):
+        if name != "step" and not _differs_by_rights(name):
             values = np.frombuffer(column, dtype=np.float64)
             before, after = values[again - 1], values[again]  # an empty cell is NaN or the mark of one; it says nothing
             told = ~(np.isnan(before) | np.isnan(after) | (before == _EMPTY) | (after == _EMPTY))
@@ -335,11 +337,34 @@ def _note_rivals(parts: _Parts, steps: Rows, lines: Rows, path: Path, intake: In
         intake.note("mixed-runs", text, path, int(lines[first]))
 
 
+def _join(parts: _Parts, steps: Rows) -> bool:
+    """Make one row of those that tell of one step together; whether there were any."""
+    columns = [np.array(column, dtype=np.float64) for column in parts.data]
+    width = len(parts.names)
+    absent = np.concatenate([np.zeros((n, width), bool) if mask is None else mask for n, mask in parts.absent])
+    kept = together(steps, parts.names, columns, absent, goes_on=_differs_by_rights)
+    if kept is None:
+        return False
+    parts.data = [array("d", column[kept].tobytes()) for column in columns]
+    parts.absent = [(len(kept), absent[kept])]
+    parts.lines = array("q", np.frombuffer(parts.lines, dtype=np.int64)[kept].tobytes())
+    parts.restarts = [int(np.searchsorted(kept, row)) for row in parts.restarts]
+    parts.rows = len(kept)
+    return True
+
+
+def _differs_by_rights(name: str) -> bool:
+    """Whether a column is of the moment of writing, in which two rows of one step differ."""
+    return name not in _OF_A_STEP and _GOES_ON.search(name) is not None
+
+
 def _finish(parts: _Parts, source: SourceFile, path: Path, intake: Intake) -> Table:
     """Put the blocks together column by column, and keep the rows of one run."""
     at, flawed = parts.names.index("step"), any(mask is not None for _, mask in parts.absent)
     lines = np.frombuffer(parts.lines, dtype=np.int64)
     steps = np.frombuffer(parts.data[at], dtype=np.float64).astype(np.int64)
+    if flawed and (np.diff(steps) == 0).any() and _join(parts, steps):
+        return _finish(parts, source, path, intake)
     _note_rivals(parts, steps, lines, path, intake)
     kept = rising(steps, lines, tuple(parts.restarts), lambda code, text, line: intake.note(code, text, path, line))
     whole = len(kept) == len(steps)

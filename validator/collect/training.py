@@ -13,9 +13,10 @@ from validator.collect.intake import CLOCK_SLACK_S, age_before, parse_time_s, pr
 from validator.collect.loader import read_loader
 from validator.collect.ranks import fill_from_rank_0, read_heartbeats
 from validator.collect.readers import reading
-from validator.collect.table import ALIASES, Table, read_table
+from validator.collect.table import Table, has_steps, read_table
 from validator.collect.telemetry import disturbed_somewhere, read_samples, read_telemetry
 from validator.collect.trainer import flat, open_scalars, read_json_object
+from validator.model.columns import ALIASES, OTHER_UNITS
 from validator.model.result import Series
 
 __all__ = ["read_training"]
@@ -46,7 +47,11 @@ def read_training(state: Gathered, found: logs.LogFiles) -> None:
     _read_halt(state)
     _read_further(state)
     if state.lenient and not state.series:
-        state.intake.note("missing-file", "the folder holds no measurements: no training.csv, no heartbeat", state.out)
+        state.intake.note(
+            "missing-file",
+            "the folder holds no measurements: no training.csv or other table by step, no heartbeat",
+            state.out,
+        )
 
 
 def _read_env(state: Gathered) -> None:
@@ -90,7 +95,9 @@ def _read_metrics(state: Gathered) -> None:
 
 def _add_table(state: Gathered, table: Table, *, prefix: str = "") -> None:
     for raw, (steps, values) in table.columns.items():
-        column = ALIASES.get(raw, raw)
+        column, other = ALIASES.get(raw, raw), OTHER_UNITS.get(raw)
+        if other is not None and other.name not in table.columns and not prefix:
+            column, values = other.name, other.converted(values)
         name = f"{prefix}{column}"
         if name not in state.series:
             state.series[name] = Series(
@@ -99,10 +106,20 @@ def _add_table(state: Gathered, table: Table, *, prefix: str = "") -> None:
 
 
 def _read_csv(state: Gathered) -> None:
-    path = declared(state, state.metrics.csv, "training log")
+    path = declared(state, state.metrics.csv, "training log") or (_other_table(state) if state.lenient else None)
     table = read_table(path, state.intake) if path else None
     if table is not None:
         _add_table(state, table)
+
+
+def _other_table(state: Gathered) -> Path | None:
+    """The one table by step in a folder that nothing was declared of, whatever its trainer calls it."""
+    found = [
+        path
+        for path in sorted(state.out.glob("*.csv"))
+        if path.is_file() and path.name not in _FURTHER and has_steps(path)
+    ]
+    return found[0] if len(found) == 1 else None
 
 
 def _read_stdout(state: Gathered, found: logs.LogFiles) -> None:
@@ -111,7 +128,7 @@ def _read_stdout(state: Gathered, found: logs.LogFiles) -> None:
     if found.main is None:
         state.intake.note("missing-file", "there is no log of what rank 0 printed", state.out / "logs")
         return
-    table = logs.series(found.main, state.metrics.stdout, state.intake)
+    table = logs.series_in(found.printed, state.metrics.stdout, state.intake)
     if table is not None:
         _add_table(state, table)
 
@@ -125,6 +142,9 @@ def _tokens_per_step(state: Gathered) -> float | None:
 
 
 def _derive(state: Gathered) -> None:
+    own = state.series.get("toks_per_s_per_rank")
+    if own is not None and "toks_per_s" not in state.series and state.world_size is not None:
+        state.series["toks_per_s"] = derive.rate_of_all(own, state.world_size)
     first = state.heartbeats.get(min(state.heartbeats)) if state.heartbeats else None
     for name, made in derive.step_times(
         state.series, first, _tokens_per_step(state), duration_s=duration_s(state)

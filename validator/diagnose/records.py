@@ -9,6 +9,7 @@ import numpy as np
 
 from validator.diagnose.facts import RunFacts
 from validator.diagnose.rule import evidence, found
+from validator.judge.spacing import by_the_clock, next_due, thins_out
 from validator.model.measure import Irregularity
 from validator.model.result import Series
 from validator.model.verdict import Evidence, Finding
@@ -66,7 +67,7 @@ def _relied_on(run: RunFacts, irregularity: Irregularity) -> bool:
     declared = {PurePosixPath(one).name for one in (metrics.csv, metrics.env, metrics.metrics) if one}
     before, _, after = PurePosixPath(metrics.heartbeat or "").name.partition("{rank}")
     beat = bool(metrics.heartbeat) and name.startswith(before) and name.endswith(after)
-    printed = metrics.stdout is not None and name == "stdout.log"
+    printed = metrics.stdout is not None and name in ("stdout.log", "stderr.log")
     return beat or printed or name in declared or (run.spec.kind == "pytest" and name == "junit.xml")
 
 
@@ -89,7 +90,7 @@ def missing_evidence(run: RunFacts) -> Iterator[Finding]:
     """A file that the runbook takes measurements from, rows of it, or the end of a rank's heartbeat is not there."""
     if run.failed:
         return  # a run that ended badly may well not have come so far
-    seen = [evidence(i.message, i.path) for i in run.irregular("missing-file", "missing-rank")]
+    seen = [evidence(i.message, i.path) for i in run.irregular("missing-file", "missing-rank", "no-match")]
     if run.training and run.outcome is not None:
         seen += [*_missing_rows(run), *_missing_ends(run)]
     if not seen:
@@ -100,7 +101,8 @@ def missing_evidence(run: RunFacts) -> Iterator[Finding]:
         severity="veto" if run.outcome is not None else "warning",
         because=seen[:6],
         next_step="Let the trainer write these files, whole, into its own output folder ({out}), or take them out of "
-        "trainer.metrics if it never will.",
+        "trainer.metrics if it never will; a pattern is searched in each line that rank 0 prints. Rows may come "
+        "at an even pace, by the clock, or ever more seldom by a rule, as at steps 1, 2, 4, 8.",
     )
 
 
@@ -141,6 +143,15 @@ def _gap(series: Series, beside: list[Series]) -> str | None:
     """Where rows are missing: between others that follow evenly, or at an end that a like series reaches."""
     strides = np.diff(series.steps)
     usual = float(np.median(strides))
+    if thins_out(series.steps):
+        due, end = next_due(series.steps), max(int(other.steps[-1]) for other in beside)
+        return (
+            f"{series.name} has no row at step {due}, which was due, where others go on to {end}"
+            if due <= end
+            else None
+        )
+    if by_the_clock(series.steps):
+        return None
     wide = np.flatnonzero(strides > 1.5 * usual)  # a further row for the first or last step makes narrow ones only
     if wide.size:
         low, high = int(series.steps[wide[0]]), int(series.steps[wide[0] + 1])

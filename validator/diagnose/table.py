@@ -5,6 +5,7 @@ from __future__ import annotations
 from validator.diagnose import (
     across,
     artifacts,
+    changed,
     failures,
     hardware,
     learning,
@@ -97,6 +98,8 @@ VALIDATION_RULES: tuple[ValidationRule, ...] = (
     ValidationRule("config-ignored", "veto", hardware.undeclared_gpu),
     ValidationRule("foreign-results", "veto", hardware.another_gpu),
     ValidationRule("foreign-results", "veto", plausible.copied_figures),
+    ValidationRule("mixed-runs", "veto", changed.changed_trainer),
+    ValidationRule("mixed-runs", "veto", changed.changed_between_parts),
     ValidationRule("superlinear-in-seq", "warning", across.superlinear_in_seq),
     ValidationRule("setting-to-blame", "warning", across.setting_to_blame),
 )

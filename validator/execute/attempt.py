@@ -177,7 +177,7 @@ def _judge(running: _Running, look: Look) -> _Ending | None:
         return None
     if look.anomalies and limits.halt:
         first = look.anomalies[0]
-        return _Ending("halted", f"halted by the watchdog: {first.message}", code=first.code)
+        return _Ending("halted", first.message, code=first.code)
     if look.silence is None:
         running.noted.discard("slow")
         running.noted.discard("stall")
@@ -268,6 +268,7 @@ def _ended(
         detail=running.request.redact(detail),
         killed=stopped.killed,
         disk_full=disk_full,
+        code={running.request.redact(name): digest for name, digest in running.launch.code.items()},
         bundle=tuple(os.path.relpath(path, running.request.run_dir.resolve()) for path in running.bundle),
     )
     return Ended(attempt, port=running.launch.port, port_taken=port_taken)

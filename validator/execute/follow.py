@@ -14,14 +14,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from validator.model.columns import HEADERLESS, contract_names, contract_values
 from validator.model.runbook import TrainerMetrics
 
 __all__ = ["Record", "RunFollower", "Tail"]
 
-_HEADERLESS = ("step", "loss", "lr", "toks_per_s")
-_ALIASES = {"gpu_mem_alloc": "gpu_mem_alloc_mib", "gpu_mem_reserved": "gpu_mem_reserved_mib"}
 _LOOK_BYTES = 4 << 20  # per file and look; a larger backlog is caught up with at the next looks
+_HEAD_BYTES = 4096
+_COLOR = re.compile(rb"\x1b\[[0-9;]*m")
 
 
 @dataclass(frozen=True)
@@ -37,13 +39,17 @@ class Record:
 
 
 class Tail:
-    """The new whole lines of a file that grows. A file that is replaced or cut short is read from its start."""
+    """The new whole lines of a file that grows. One that is replaced, cut short or written anew is read from its start.
+
+    Some trainers write a table anew when a column joins it; its first bytes then are others.
+    """
 
     def __init__(self, path: Path, *, skip_to_last_bytes: int | None = None) -> None:
         self.path = path
         self._offset = 0
         self._inode = -1
         self._rest = b""
+        self._head = b""
         self._skip = skip_to_last_bytes
 
     def lines(self) -> list[bytes]:
@@ -51,11 +57,13 @@ class Tail:
         try:
             with self.path.open("rb") as file:
                 stat = self.path.stat()
-                if stat.st_ino != self._inode or stat.st_size < self._offset:
+                if stat.st_ino == self._inode and stat.st_size == self._offset:
+                    return []
+                head = file.read(_HEAD_BYTES)
+                if stat.st_ino != self._inode or stat.st_size < self._offset or not head.startswith(self._head):
                     self._offset, self._inode, self._rest = 0, stat.st_ino, b""
                     self._jump(stat.st_size)
-                if stat.st_size == self._offset:
-                    return []
+                self._head = head
                 file.seek(self._offset)
                 data = file.read(_LOOK_BYTES)
         except OSError:
@@ -65,6 +73,11 @@ class Tail:
         if len(self._rest) > _LOOK_BYTES:  # a line that never ends must not fill the memory
             self._rest = b""
         return [line.rstrip(b"\r") for line in whole]
+
+    @property
+    def first_line(self) -> bytes:
+        """The file's first line, as far as a few thousand bytes go; empty while nothing was read."""
+        return self._head.partition(b"\n")[0].rstrip(b"\r")
 
     def _jump(self, size: int) -> None:
         if self._skip is not None and size > self._skip:
@@ -99,7 +112,8 @@ class RunFollower:
     latest: dict[str, float] = field(default_factory=dict)
     by_rank: dict[int, RankState] = field(default_factory=dict)
     _tails: dict[Path, Tail] = field(default_factory=dict)
-    _columns: tuple[str, ...] = ()
+    _columns: tuple[str, ...] | None = None
+    _log: Path | None = None
 
     def look(self, *, now: float | None = None) -> tuple[Record, ...]:
         """Everything written since the last look, in the order of the files."""
@@ -135,12 +149,15 @@ class RunFollower:
     def _rows(self) -> Iterator[Record]:
         if self.metrics.csv is None:
             return
-        for line in self._tail(self.out / self.metrics.csv).lines():
-            cells = [cell.strip() for cell in line.decode("utf-8", "replace").lstrip("\ufeff").split(",")]
-            if cells[0].lower() == "step":
-                self._columns = tuple(cells)
+        tail = self._tail(self.out / self.metrics.csv)
+        for line in tail.lines():
+            names = _header(line)
+            if names is not None:
+                self._columns = names
                 continue
-            values = _numbers(dict(zip(self._columns or _HEADERLESS, cells, strict=False)))
+            if self._columns is None:
+                self._columns = _header(tail.first_line) or HEADERLESS
+            values = _numbers(dict(zip(self._columns, _cells(line), strict=False)))
             step = _whole(values.pop("step", None))
             if step is not None:
                 yield Record(self.metrics.csv, 0, step, values, row=True)
@@ -155,7 +172,7 @@ class RunFollower:
                     continue
                 if not isinstance(entry, dict):
                     continue
-                values = _numbers({_ALIASES.get(str(key), str(key)): value for key, value in entry.items()})
+                values = _numbers({str(key): value for key, value in entry.items()})
                 step = _whole(values.pop("step", None))
                 state.heard = now
                 state.message = str(entry.get("msg", ""))
@@ -186,22 +203,41 @@ class RunFollower:
         if self.metrics.stdout is None:
             return
         pattern = re.compile(self.metrics.stdout)
-        for line in self._tail(self.rank0_log()).lines():
-            match = pattern.search(line[:4096].decode("utf-8", "replace"))
-            if match:
-                values = _numbers({name: match[name] for name in pattern.groupindex})
-                step = _whole(values.pop("step", None))
-                yield Record("stdout", 0, step, values, row=True)
+        out = self.rank0_log()
+        for path in (out, out.with_name("stderr.log")) if self._log is None else (self._log,):
+            for line in self._tail(path).lines():
+                match = pattern.search(_COLOR.sub(b"", line[:8192]).decode("utf-8", "replace"))
+                if match:
+                    self._log = path
+                    told = {name: match[name] for name in pattern.groupindex if match[name] is not None}
+                    values = _numbers({name: text.replace(",", "") for name, text in told.items()})
+                    step = _whole(values.pop("step", None))
+                    yield Record("stdout", 0, step, values, row=True)
+            if self._log is not None:
+                return
 
 
-def _numbers(cells: Mapping[str, object]) -> dict[str, float]:
+def _cells(line: bytes) -> list[str]:
+    return [cell.strip().strip("\"'") for cell in line.decode("utf-8", "replace").lstrip("\ufeff").split(",")]
+
+
+def _header(line: bytes) -> tuple[str, ...] | None:
+    """The contract's names of the columns, if the line names them: one is the step, and none is a number."""
+    cells = _cells(line)
+    names = tuple(contract_names(cells))
+    return names if "step" in names and not _numbers(dict(enumerate(cells))) else None
+
+
+def _numbers(cells: Mapping[Any, object]) -> dict[str, float]:
+    """The cells that are numbers, by the contract's names and in its units."""
     found = {}
     for name, value in cells.items():
         if isinstance(value, (int, float, str)) and not isinstance(value, bool):
             with suppress(ValueError, OverflowError):
-                found[name] = float(value)
-    return found
+                found[str(name)] = float(value)
+    return contract_values(found)
 
 
 def _whole(value: float | None) -> int | None:
-    return int(value) if value is not None and value == value and abs(value) < 2**53 else None
+    """A step or a pid; None for what is no whole number, such as an epoch."""
+    return int(value) if value is not None and abs(value) < 2**53 and value == int(value) else None

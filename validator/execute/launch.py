@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from validator.execute.code import named_files
 from validator.execute.tree import RUNNER_VARIABLE, TOKEN_VARIABLE
 from validator.model.plan import RunSpec
 
@@ -48,6 +49,8 @@ class Launch:
     cwd: str | None
     out: Path
     port: int | None
+    code: Mapping[str, str]
+    """The files that the command names, and their SHA-256 at the start."""
 
     @property
     def stdout(self) -> Path:
@@ -80,12 +83,14 @@ def prepare(spec: RunSpec, *, run_dir: Path, token: str, used_ports: Collection[
     (out / "logs").mkdir(parents=True, exist_ok=True)
     wants_port = any(_PORT.search(argument) for argument in spec.argv)
     port = free_port(avoid=used_ports) if wants_port else None
+    argv = tuple(_PORT.sub(str(port), argument) for argument in spec.argv)
     return Launch(
-        argv=tuple(_PORT.sub(str(port), argument) for argument in spec.argv),
+        argv=argv,
         environment=_environment(spec, out=out, token=token),
         cwd=spec.cwd,
         out=out,
         port=port,
+        code=named_files(argv, cwd=Path(spec.cwd or Path.cwd()), out=run_dir.resolve()),
     )
 
 

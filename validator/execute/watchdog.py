@@ -46,7 +46,7 @@ class AnomalyRules:
     def __init__(self, limits: Watchdog) -> None:
         self._limits = limits
         self._strikes: dict[tuple[str, str], int] = {}
-        self._row_step: dict[str, int] = {}
+        self._row: dict[str, tuple[int, frozenset[str]]] = {}
         self._told: set[str] = set()
 
     def judge(self, record: Record) -> Anomaly | None:
@@ -75,8 +75,13 @@ class AnomalyRules:
     def _frozen(self, record: Record) -> Anomaly | None:
         if not record.row or record.step is None:
             return None
-        same = self._row_step.get(record.source) == record.step
-        self._row_step[record.source] = record.step
+        # A row that tells something new of its step, such as the loss of a validation, is no repetition.
+        step, told = self._row.get(record.source, (None, frozenset()))
+        same = step == record.step and told >= record.values.keys()
+        self._row[record.source] = (
+            record.step,
+            told.union(record.values) if step == record.step else frozenset(record.values),
+        )
         if not self._struck("frozen", record, same, self._limits.frozen_rows - 1):
             return None
         return _anomaly("frozen_rows", f"{self._limits.frozen_rows} rows in a row say step {record.step}", record)

@@ -188,12 +188,17 @@ def _whole_statistic(rows: Windowed, statistic: str) -> float:
         return rows.mean()
     if statistic in QUANTILES:
         return float(np.quantile(rows.values, QUANTILES[statistic]))
-    stdev, mean = float(rows.values.std()), rows.mean()
+    stdev, mean = _stdev(rows.values), rows.mean()
     if statistic == "stdev":
         return stdev
     if mean == 0:
         raise NotMeasured(f"the mean of {rows.name} is 0, so its coefficient of variation does not exist")
     return stdev / mean
+
+
+def _stdev(values: Floats) -> float:
+    """Of the population; 0 where nothing varies, which sums of rounded numbers would miss."""
+    return 0.0 if values.min() == values.max() else float(values.std())
 
 
 def _stats(rows: Windowed) -> MetricStats:
@@ -212,7 +217,7 @@ def _stats(rows: Windowed) -> MetricStats:
     elif n:
         notes.append("every step of the run, so exact")
     mean = rows.mean() if n else None
-    stdev = (float(values.std()) if finite else math.nan) if n else None
+    stdev = (_stdev(values) if finite else math.nan) if n else None
     quantiles = [float(q) for q in np.quantile(values, list(QUANTILES.values()))] if n else [None] * 3
     return MetricStats(
         unit=rows.unit,

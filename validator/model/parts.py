@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from validator.model.base import Frozen
 from validator.model.pattern import PatternError, compiled
@@ -101,7 +101,8 @@ class TrainerMetrics(Frozen):
     metrics: str | None = Field(None, description="JSON with final scalars; referred to as `metrics.<key>`.")
     stdout: str | None = Field(
         None,
-        description="Regular expression with named groups, searched in each line that rank 0 prints; `step` is needed.",
+        description="Regular expression with named groups, searched in each line that rank 0 prints, colors left out; "
+        "`step` is needed. Standard error is searched where no line of standard output matches.",
     )
     extra: dict[str, str] = Field(
         default_factory=dict, description="Further series that the trainer writes: name to unit."
@@ -134,7 +135,8 @@ class Trainer(Frozen):
     )
     args: dict[str, Setting] = Field(
         default_factory=lambda: dict[str, Setting](steps="{steps}", out="{out}"),
-        description="Passed as `--key value`; true becomes `--key`, false leaves it out. Placeholders are filled in.",
+        description="Passed as `--key value`; true becomes `--key`, false leaves it out. Placeholders are filled in. "
+        "The defaults are left out where the command holds `{steps}` or `{out}` itself.",
     )
     trial_args: dict[str, Setting] = Field(
         default_factory=dict,
@@ -143,6 +145,15 @@ class Trainer(Frozen):
     )
     metrics: TrainerMetrics = Field(BUNDLED_METRICS, description="Where its measurements are read from.")
     cwd: str | None = Field(None, description="Working directory; default is where `validator` was started.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _said_once(cls, data: Any) -> Any:
+        """A trainer whose command already says how many steps, or where to, need not know `--steps` or `--out`."""
+        if not isinstance(data, dict) or "args" in data or not isinstance(data.get("command"), (list, tuple)):
+            return data
+        told = " ".join(str(word) for word in data["command"])
+        return {**data, "args": {name: f"{{{name}}}" for name in ("steps", "out") if f"{{{name}}}" not in told}}
 
     @property
     def bundled(self) -> bool:
@@ -160,7 +171,7 @@ class Watchdog(Frozen):
         gt=1,
         description="Silence in multiples of the observed step time; the longer of both limits holds.",
     )
-    interval: Duration = Field(5.0, description="Time between looks at the run's files.")
+    interval: Duration = Field(5.0, gt=0, description="Time between looks at the run's files.")
     frozen_rows: Count = Field(4, ge=2, description="Rows in a row with a rate of zero or less that stop the run.")
     gate_entropy_min: float = Field(0.2, description="Gate entropy below this counts as a collapse.")
     gate_max: float = Field(0.9, description="Largest gate above this counts as a collapse.")
@@ -173,7 +184,7 @@ class Defaults(Frozen):
     """Values for every phase that does not set its own."""
 
     nproc: Count = Field(1, ge=0, description="Processes under torchrun; 0 runs the trainer by python alone.")
-    timeout: Duration = Field(1800.0, description="Longest time of one run.")
+    timeout: Duration = Field(1800.0, gt=0, description="Longest time of one run.")
     warmup_steps: Count = Field(20, ge=0, description="Steps that never count as steady.")
     repeats: Count = Field(1, ge=1, description="Runs of each arm.")
     retries: Count = Field(

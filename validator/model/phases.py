@@ -77,7 +77,7 @@ class PreflightPhase(PhaseBase):
 class ProcessPhase(PhaseBase):
     """A phase that starts processes."""
 
-    timeout: Duration | None = Field(None, description="Longest time of one run.")
+    timeout: Duration | None = Field(None, gt=0, description="Longest time of one run.")
     retries: Count | None = Field(
         None, ge=0, le=3, description="Further attempts after a stall or a failure of the infrastructure."
     )

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from validator.model.catalogue import METRICS, SCALARS, STATISTICS, Metric, is_open_scalar
+from validator.model.columns import series_name
 from validator.model.expression import Reference
 from validator.model.pattern import PatternError, compiled
 from validator.model.runbook import (
@@ -98,7 +99,8 @@ def series_of(metrics: TrainerMetrics) -> dict[str, Metric]:
         names |= set(METRICS) | set(metrics.extra)
     if metrics.heartbeat is not None:
         names |= HEARTBEAT_METRICS | set(metrics.extra)
-    names |= set(_groups(metrics.stdout)) - {"step"}
+    names |= {series_name(name) for name in _groups(metrics.stdout)} - {"step"}
+    names |= {"toks_per_s"} if "toks_per_s_per_rank" in names else set()
     names.discard("model_tflops_per_s_per_rank")
     if "toks_per_s" in names:
         names.add("toks_per_s_per_rank")

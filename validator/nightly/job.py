@@ -25,6 +25,7 @@ from validator.nightly.metrics import write_metrics
 from validator.nightly.notify import Told, notify
 from validator.nightly.settings import Nightly
 from validator.observe.redact import redact
+from validator.python import calling
 from validator.stages.looking_back import update_index
 
 __all__ = ["Ended", "Overlap", "last_ended", "run_job"]
@@ -105,7 +106,8 @@ def _alone(folder: Path, name: str) -> Iterator[None]:
 
 def _validate(job: Nightly, *, started: datetime, log: TextIO, log_path: Path, before: Ended | None) -> Ended:
     sets = [word for item in job.overrides for word in ("--set", item)]
-    command = [job.python, "-m", "validator", "run", job.runbook, *sets, "--out", job.out, "--json"]
+    own = calling("validator.cli", "main", python=job.python)
+    command = [*own, "run", job.runbook, *sets, "--out", job.out, "--json"]
     done = subprocess.run(
         command,
         cwd=job.cwd,

@@ -102,7 +102,7 @@ def notify(job: Nightly, told: Told) -> Iterator[str]:
     for number, url in enumerate(job.notify, start=1):
         yield f"address {number} ({url.partition('://')[0]}): {_send(url, told, mask)}"
     if job.command:
-        yield f"command: {_command(job.command, told, mask)}"
+        yield f"command: {_command(job.command, told, mask, cwd=job.cwd)}"
 
 
 def _mask(job: Nightly) -> Mask:
@@ -138,8 +138,8 @@ def _send(url: str, told: Told, mask: Mask) -> str:
     return "sent" if sent else "could not be reached"
 
 
-def _command(command: str, told: Told, mask: Mask) -> str:
-    """Start the user's command with the decision in its environment."""
+def _command(command: str, told: Told, mask: Mask, *, cwd: str) -> str:
+    """Start the user's command in the job's folder, with the decision in its environment."""
     environment = {
         **os.environ,
         "VALIDATOR_NAME": told.name,
@@ -153,6 +153,7 @@ def _command(command: str, told: Told, mask: Mask) -> str:
         done = subprocess.run(
             command,
             shell=True,  # the user's own line, as in a crontab
+            cwd=cwd,
             env=environment,
             input=f"{told.title}\n{told.body}\n",
             stdout=subprocess.DEVNULL,

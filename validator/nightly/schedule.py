@@ -43,6 +43,14 @@ class Schedule(Protocol):
         """When it starts next, in the scheduler's words; None when it is not scheduled here."""
 
 
+def _place(job: Nightly) -> Path:
+    """Where a start begins: a folder of settings, with no module in it that `-m` would take for one of Python's own.
+
+    The validation itself goes to the job's folder.
+    """
+    return job.path.parent
+
+
 def _start(job: Nightly) -> tuple[str, ...]:
     return (job.python, "-m", "validator", "nightly", "run", str(job.path))
 
@@ -68,7 +76,7 @@ After={order}
 {network}
 [Service]
 Type=oneshot
-WorkingDirectory={job.cwd.replace("%", "%%")}
+WorkingDirectory={str(_place(job)).replace("%", "%%")}
 ExecStart={_quoted(_start(job))}
 # A NO-GO (1) and an INCONCLUSIVE (3) are answers; the service fails when there was none.
 SuccessExitStatus=1 3
@@ -152,7 +160,7 @@ def cron_line(job: Nightly) -> str:
     """The job's line: its mark at the end finds it again."""
     hour, minute = job.hour_minute
     days = ",".join(str((DAYS.index(day) + 1) % 7) for day in job.days) or "*"
-    command = shlex.join(_start(job)).replace("%", "\\%")
+    command = f"cd {shlex.quote(str(_place(job)))} && {shlex.join(_start(job))}".replace("%", "\\%")
     return f"{minute} {hour} * * {days} {command} >/dev/null 2>&1 {_MARK}{job.name}"
 
 

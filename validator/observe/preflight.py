@@ -15,8 +15,11 @@ from validator.observe.host import read_host
 from validator.observe.nvml import read_gpus
 from validator.observe.software import PackageError, git_facts, package_versions, requirement
 from validator.observe.xid import read_xids
+from validator.python import saying
 
 __all__ = ["missing_hardware", "package_names", "preflight"]
+
+_COLLECT_ENV = "import runpy; runpy.run_module('torch.utils.collect_env', run_name='__main__', alter_sys=True)"
 
 
 def preflight(
@@ -59,7 +62,7 @@ def _captures(python: str, *, torch: bool) -> list[Capture]:
         captures.append(Capture("nvidia_smi.xml", (smi, "-q", "-x")))
         captures.append(Capture("topology.txt", (smi, "topo", "-m")))
     if torch:
-        captures.append(Capture("collect_env.txt", (python, "-m", "torch.utils.collect_env")))
+        captures.append(Capture("collect_env.txt", saying(python, _COLLECT_ENV)))
     return captures
 
 

@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from validator.python import saying
+
 __all__ = ["GitFacts", "PackageError", "git_facts", "package_versions", "python_version", "requirement", "satisfies"]
 
 _TIMEOUT_S = 10.0
@@ -108,7 +110,7 @@ def _is_ours(python: str) -> bool:
 def _ask(python: str, names: Iterable[str]) -> Mapping[str, Any] | None:
     with suppress(OSError, subprocess.TimeoutExpired, ValueError):
         done = subprocess.run(
-            [python, "-c", _ASK, *names], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+            [*saying(python, _ASK), *names], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
         )
         if done.returncode == 0:
             answer: Mapping[str, Any] = json.loads(done.stdout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sysconfig
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -91,7 +92,7 @@ def launch_words(runbook: Runbook, phase: TrainingPhase, spec: RunSpec) -> tuple
     """The command that a person would type to train with the settings of `spec`, on and on.
 
     What only the validation needs is left out: its log folder, the trial's arguments, and those that hold `{steps}` or
-    `{out}`.
+    `{out}`. In the trainer's own command these stand as STEPS and OUT, to be filled in.
     """
     declared = args_of(runbook, phase)
     spelled = {flat_name(key): key for key in declared}
@@ -99,4 +100,5 @@ def launch_words(runbook: Runbook, phase: TrainingPhase, spec: RunSpec) -> tuple
     ours |= {flat_name(key) for key in runbook.trainer.trial_args}
     arguments = {spelled.get(name, name): value for name, value in spec.requested.items() if name not in ours}
     launch = ("torchrun", f"--nproc-per-node={spec.nproc}") if spec.nproc else ("python",)
-    return (*launch, *runbook.trainer.command, *flags(arguments))
+    command = (re.sub(r"\{(steps|out)\}", lambda name: name[1].upper(), word) for word in runbook.trainer.command)
+    return (*launch, *command, *flags(arguments))

@@ -71,7 +71,13 @@ def _over_time(phase: PhaseReport, watched: Watched, quantity: _Quantity, points
     yield make_figure(
         phase.id,
         quantity.title,
-        lines_spec(lines, wide=False, along="time", warmup_end=None if lone is None else lone.steady_s),
+        lines_spec(
+            lines,
+            wide=False,
+            along="time",
+            warmup_end=None if lone is None else lone.steady_s,
+            percent=quantity.unit == "%",
+        ),
         measure=measure_of(quantity.name, quantity.unit),
         summary=_told(watched, chosen, quantity),
         table=_table(chosen, quantity, unit=quantity.unit),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["DASHES", "PALETTE", "SERIES", "Ink", "chart_css"]
+__all__ = ["DASHES", "LABEL_CSS", "PALETTE", "SERIES", "Ink", "chart_css"]
 
 
 class Ink(NamedTuple):
@@ -39,6 +39,13 @@ SERIES = ("s1", "s2", "s3", "s4", "s5", "s6")
 
 DASHES = ((1, 0), (6, 3), (2, 2), (8, 3, 2, 3), (10, 4), (4, 2, 1, 2))
 """Lines differ by dash too, so that a chart can be read without color."""
+
+
+LABEL_CSS = (
+    f'.chart text[fill="{PALETTE["bound"].light}"]'
+    "{paint-order:stroke;stroke:var(--page);stroke-width:3px;stroke-linejoin:round}"
+)
+"""A bound's label stands where the lines run, too, and is read through them."""
 
 
 def chart_css(*, dark: bool) -> str:

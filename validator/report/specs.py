@@ -60,14 +60,19 @@ def lines_spec(
     bounds: Sequence[Bound] = (),
     band: Band | None = None,
     along: Along = "step",
+    percent: bool = False,
 ) -> Spec:
     """Values over optimizer steps or over time, with warm-up shaded, the window's interval of the mean, and the bounds.
 
-    The value axis has no title: the figure's heading names metric and unit, where no tick label can run into it.
+    The value axis has no title: the figure's heading names metric and unit, where no tick label can run into it. It
+    holds the whole range of a share in percent, so that 99.5 beside 100 looks like what it is.
     """
     labels = list(dict.fromkeys(line.label for line in lines))
     first = min((line.series.steps[0] for line in lines if line.series.steps), default=0)
-    y = {"type": "quantitative", "title": None, "scale": {"zero": False, "nice": True}, "axis": _axis(_top(lines))}
+    scale: Spec = {"zero": False, "nice": True}
+    if percent and all(0 <= value <= 100 for line in lines for value in line.series.values):
+        scale = {"domain": [0, 100]}
+    y = {"type": "quantitative", "title": None, "scale": scale, "axis": _axis(_top(lines))}
     layers: list[Spec] = []
     if warmup_end is not None and warmup_end > first:
         layers.append(

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import validator
-from validator.report.palette import chart_css
+from validator.report.palette import LABEL_CSS, chart_css
 
 if TYPE_CHECKING:
     from jinja2 import BytecodeCache, Environment
+    from markupsafe import Markup
 
 __all__ = ["environment", "policy_hash", "style", "templates_dir", "text"]
 
@@ -36,7 +38,7 @@ def environment() -> Environment:
     """The templates of pages: everything escaped, an unknown name an error."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    return Environment(
+    made = Environment(
         loader=FileSystemLoader(templates_dir()),
         autoescape=True,
         trim_blocks=True,
@@ -45,6 +47,18 @@ def environment() -> Environment:
         auto_reload=False,
         bytecode_cache=_bytecode_cache(),
     )
+    made.filters["sentence"] = _sentence
+    return made
+
+
+def _sentence(text: str) -> Markup:
+    """A sentence of ours, escaped, its names between backticks set as code."""
+    from markupsafe import Markup, escape
+
+    return Markup(_NAMED.sub(r"<code>\1</code>", str(escape(text))))
+
+
+_NAMED = re.compile(r"`([^`\n]{1,200})`")
 
 
 def _bytecode_cache() -> BytecodeCache | None:
@@ -94,7 +108,7 @@ def style(extra: str = "") -> str:
         ),
     }
     themes = f"{light}@media screen{{@media (prefers-color-scheme:dark){{{dark}}}{forced['light']}{forced['dark']}}}"
-    return "\n".join((themes, text("report.css"), *([extra] if extra else [])))
+    return "\n".join((themes, text("report.css"), LABEL_CSS, *([extra] if extra else [])))
 
 
 def policy_hash(text: str) -> str:

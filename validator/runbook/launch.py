@@ -121,8 +121,8 @@ def _trainer(built: Built, runbook: Runbook) -> Iterator[Problem]:
     files = [path for path in (metrics.csv, metrics.heartbeat, metrics.env, metrics.metrics) if path is not None]
     told = [str(node.value) for _, node in _texts(built.root)]
     if files and runbook.trainer.command and not any("{out}" in text or "{run_dir}" in text for text in told):
-        if "args" not in trainer.model_fields_set:
-            return  # the default arguments hold {out}
+        if any("{out}" in str(value) for value in trainer.args.values()):
+            return  # as the default arguments do
         mark = mark_at(built.root, ("trainer", "args"))
         message = f"the trainer is never told where to write, so {files[0]} can never be read"
         yield Problem.at(mark, message, 'pass "{out}" in trainer.args, trainer.command or the environment')

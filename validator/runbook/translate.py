@@ -111,7 +111,7 @@ def _sentence(kind: str, error: Mapping[str, Any], *, field: str, path: Path, va
     bound = _BOUNDS.get(kind)
     if bound is not None:
         phrase, key = bound
-        limit = error.get("ctx", {}).get(key)
+        limit = f"{error.get('ctx', {}).get(key):g}"
         return f"{field} is {shown(value)}; it must be {phrase} {limit}", f"write a value {phrase} {limit}"
     return _wrong_type(kind, error, field=field, path=path, value=value)
 

@@ -69,7 +69,7 @@ _NO_ACCOUNT = book(
     metrics={"csv": "training.csv"},
 )
 _SCALING = book(train(nproc=2, accept=_LOW), train("single", nproc=1, accept=_LOW, scaling_against="baseline"))
-_TWO_CONFIGS = book(train("production", accept=_LOW), train("custom", accept=_LOW))
+_TWO_CONFIGS = book(train("production", accept=_LOW, args={"accum": 2}), train("custom", accept=_LOW))
 
 _ONE_FAILED = """\
 <testsuite>

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,32 @@ from validator.selftest.runbooks import book
 from validator.selftest.sheet import Sheet
 from validator.selftest.stage import Stage
 
-__all__ = ["Play", "lay_out", "one", "scene"]
+__all__ = ["Play", "Scene", "lay_out", "one", "scene"]
 
 Play = Callable[[Stage], Played]
 Sheets = Callable[[RunSpec], Sheet]
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Lays out a validation of a runbook, and has it judged.
+
+    `sheets` tells what each run left, `machine` is the snapshot of the machine, `checks` are preflight's by phase.
+    """
+
+    text: str
+    sheets: Sheets
+    machine: Mapping[str, Any] = field(default_factory=dict)
+    checks: Mapping[str, Sequence[Check]] = field(default_factory=dict)
+
+    def __call__(self, stage: Stage) -> Played:
+        """Play it."""
+        rc, _, err = stage.call("report", str(self.lay_out(stage)))
+        return read_result(stage, rc, err)
+
+    def lay_out(self, stage: Stage) -> Path:
+        """The run folder, not yet judged."""
+        return lay_out(stage, self.text, self.sheets, machine=self.machine, checks=self.checks)
 
 
 def scene(
@@ -32,20 +55,8 @@ def scene(
     machine: Mapping[str, Any] | None = None,
     checks: Mapping[str, Sequence[Check]] | None = None,
 ) -> Play:
-    """Lay out a validation of that runbook and have it judged.
-
-    Args:
-        sheets: what each run left.
-        machine: the snapshot of the machine.
-        checks: preflight's checks by phase.
-    """
-
-    def play(stage: Stage) -> Played:
-        root = lay_out(stage, text, sheets, machine=machine or {}, checks=checks or {})
-        rc, _, err = stage.call("report", str(root))
-        return read_result(stage, rc, err)
-
-    return play
+    """The play of a `Scene`."""
+    return Scene(text, sheets, machine or {}, checks or {})
 
 
 def one(sheet: Sheet, text: str | None = None) -> Play:

@@ -10,7 +10,6 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -71,9 +70,9 @@ class Drawing:
             save(self._folder.drawing / DRAWINGS)
 
 
-def main(argv: Sequence[str]) -> int:
-    """Draw whenever a line comes, until there are no more. `argv` is the run folder and the runner's pid."""
-    root, runner = Path(argv[0]), int(argv[1])
+def main() -> int:
+    """Draw whenever a line comes, until there are no more. The arguments are the run folder and the runner's pid."""
+    root, runner = Path(sys.argv[1]), int(sys.argv[2])
     _end_with(runner)
     # Nobody else's words may pass for an answer.
     with os.fdopen(os.dup(1), "w", encoding="utf-8", errors="replace") as answers:

@@ -40,7 +40,7 @@ class State:
 
 def begin(session: Session) -> State:
     """Note the start, or that the validation is taken up again, and take the snapshot of the machine."""
-    from validator.folder import this_runner
+    from validator.folder import runbook_was_edited, this_runner
     from validator.stages.disk import header_digest
     from validator.stages.secrets import clean_plan
 
@@ -50,6 +50,10 @@ def begin(session: Session) -> State:
         session.observer.started(session.plan, session.folder.root)
         kept = sum(len(phase.runs) for phase in past.phases.values()) + len(past.runs)
         session.observer.note(f"resumed: {len(past.phases)} phases and {kept} runs have ended already and are kept")
+        if runbook_was_edited(session.folder):
+            session.observer.note(
+                f"{session.folder.header.runbook_path} has changed since; what holds is how it was at the start"
+            )
     else:
         run_id = session.folder.header.run_id
         plan = clean_plan(session.plan)

@@ -11,15 +11,13 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import validator
 from validator.folder import RENDERINGS, RunFolder
+from validator.python import calling
 
 if TYPE_CHECKING:
     import subprocess
@@ -40,13 +38,6 @@ _SETTLED_S = 1.0
 """A phase that is over sooner needs no report that says it is running. One that goes on has it written beside its run,
 not before it: a machine that is paid for by the minute waits for nothing."""
 
-_DRAWING = (
-    "import sys; sys.path[:] = [sys.argv.pop(1), *filter(None, sys.path)]; "
-    "from validator.stages.drawing import main; sys.exit(main(sys.argv[1:]))"
-)
-"""This package as the runner has it. With `-m` Python would look for modules in the working folder first, where a
-trainer may keep a `json.py` or a `validator` of its own."""
-
 _LEAST_PRIORITY = 19
 
 _END_S = 5.0
@@ -60,8 +51,7 @@ class SoFar:
         """`say` is told why a report cannot be written; `program` replaces the one that draws."""
         self._folder = folder
         self._say = say
-        here = str(Path(validator.__file__).parents[1])
-        self._program = program or (sys.executable, "-c", _DRAWING, here, str(folder.root), str(os.getpid()))
+        self._program = program or (*calling("validator.stages.drawing", "main"), str(folder.root), str(os.getpid()))
         self._process: subprocess.Popen[bytes] | None = None
         self._drawing = False
         self._heard = b""

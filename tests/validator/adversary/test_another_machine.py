@@ -12,6 +12,7 @@ from tests.validator.adversary.court import book, codes, finding, judged, laid_o
 from validator.folder import RunFolder
 from validator.model.plan import RunSpec
 from validator.selftest.sheet import Sheet, scatter
+from validator.stages.disk import events_of, started_runs
 from validator.stages.machine import require_same_machine
 from validator.stages.session import Unable
 
@@ -117,3 +118,51 @@ def test_what_was_measured_on_a_machine_that_nothing_tells_of_is_not_gone_on_wit
     begun = [line for line in lines if '"run_ended"' not in line]
     folder.journal.write_text("".join(begun), encoding="utf-8")
     require_same_machine(folder, folder.header.runbook)  # nothing was measured yet, so nothing can be mixed
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({"git": {"sha": "b" * 40}}, "the commit was changed"),
+        ({"torch": "2.8.0"}, "torch was changed"),
+        ({"git": {"sha": "a" * 40, "dirty": True}}, None),
+        ({"git": None}, None),
+    ],
+)
+def test_two_runs_of_two_trainers_are_vetoed(tmp_path: Path, facts: dict[str, Any], words: str | None) -> None:
+    known = {"git": {"sha": "a" * 40, "dirty": False}, "torch": "2.9.0"}
+
+    def sheet(spec: RunSpec) -> Sheet:
+        return Sheet(rates=scatter(40_000.0, seed=spec.repeat), facts=known | (facts if spec.repeat == 2 else {}))
+
+    report = tried(tmp_path, sheet, book(train(repeats=2)))
+    assert report.decision == ("GO" if words is None else "INCONCLUSIVE"), report.why
+    if words is not None:
+        message = finding(report, "mixed-runs").message
+        assert message == f"baseline/r2 did not run the trainer of baseline/r1: {words} between them."
+
+
+@pytest.mark.parametrize(
+    ("changes", "decision", "severity"),
+    [
+        ({"gpu_driver.version": "580.1 before, 590.2 now"}, "INCONCLUSIVE", "veto"),
+        ({"packages.torch": "2.9.0 before, 2.9.1 now"}, "INCONCLUSIVE", "veto"),
+        ({"env.NCCL_P2P_DISABLE": "none before, 1 now"}, "GO", "warning"),
+        ({"system": "Linux 6.1 before, Linux 6.2 now", "host": "a before, b now"}, "GO", None),
+        ("on the same machine and software", "GO", None),
+    ],
+)
+def test_a_validation_that_was_resumed_under_another_driver_is_vetoed(
+    tmp_path: Path, changes: object, decision: str, severity: str | None
+) -> None:
+    def sheet(spec: RunSpec) -> Sheet:
+        return Sheet(rates=scatter(40_000.0, seed=spec.repeat))
+
+    root = laid_out(tmp_path, sheet, book(train(repeats=2)))
+    ended = [outcome for _, outcome in started_runs(events_of(RunFolder.open(root))) if outcome is not None]
+    between = max(outcome.last.started for outcome in ended)
+    for moment, found in ((between, severity), ("2001-01-01T00:00:00+00:00", None)):
+        (root / "environment.json").write_text(json.dumps({"resumed": {moment: changes}}), encoding="utf-8")
+        report = judged(root)
+        assert [one.severity for one in report.findings if one.code == "mixed-runs"] == ([found] if found else [])
+        assert report.decision == (decision if found else "GO"), report.why

@@ -123,6 +123,9 @@ def test_processes_of_their_own_read_the_same(tmp_path: Path, monkeypatch: pytes
     here = collect_dir(folder)
     monkeypatch.setattr(readers, "LARGE_BYTES", 1)
     monkeypatch.setattr(readers.os, "sched_getaffinity", lambda pid: {0, 1})
+    monkeypatch.setattr(readers, "_read", lambda order: pytest.fail("read in this process"))
+    (tmp_path / "types.py").write_text("raise SystemExit(1)", encoding="utf-8")  # a trainer's module is no concern here
+    monkeypatch.chdir(tmp_path)
     there = collect_dir(folder)
     assert there.irregularities == here.irregularities
     assert there.sources == here.sources

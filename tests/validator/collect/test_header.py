@@ -62,10 +62,10 @@ def test_bytes_that_are_no_text_are_noticed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["lrx", "xlr", "r", "l1r"])
 def test_the_contracts_first_names_are_held_to_their_places(name: str) -> None:
-    assert odd_names(("step", "loss", name, "toks_per_s"), str) == [
+    assert odd_names(("step", "loss", name, "toks_per_s"), ("step", "loss", name, "toks_per_s")) == [
         f"column 3 is named '{name}', which must be lr",
     ]
-    assert odd_names(("step", "acc", name, "speed"), str) == [], "another trainer's table"
+    assert odd_names(("step", "acc", name, "speed"), ("step", "acc", name, "speed")) == [], "another trainer's table"
 
 
 def test_a_table_that_lost_its_header_is_noticed(tmp_path: Path) -> None:

@@ -91,12 +91,50 @@ def test_rows_that_were_taken_out_are_missed(tmp_path: Path, name: str, lines: s
     assert (finding.severity, words in finding.message) == ("veto", True), finding.message
 
 
-@pytest.mark.parametrize("steps", [(1, 5, 10, 15, 20, 25, 30), (10, 20, 30, 40, 50, 60, 64), (1, 20, 40, 60, 80, 100)])
+@pytest.mark.parametrize(
+    "steps",
+    [
+        (1, 5, 10, 15, 20, 25, 30),
+        (10, 20, 30, 40, 50, 60, 64),
+        (1, 20, 40, 60, 80, 100),
+        (1, 2, 4, 8, 16, 32, 64, 100),
+        (*range(1, 10), *range(10, 101, 10)),
+        (37, 78, 117, 169, 207, 247, 291, 300),
+    ],
+)
 def test_a_table_that_is_written_now_and_then_misses_nothing(tmp_path: Path, steps: tuple[int, ...]) -> None:
     folder = tmp_path / "r"
     write_csv(folder, [845.0] * len(steps), steps=steps)
     found = of_run(folder, steps=steps[-1], metrics=TrainerMetrics(csv="training.csv"))
     assert "missing-evidence" not in found
+
+
+@pytest.mark.parametrize(
+    ("steps", "words"),
+    [
+        ((1, 2, 4, 8, 32, 64, 100), "no row between"),
+        ((*range(1, 51), 100), "no row between steps 50 and 100"),
+        ((37, 78, 117, 169, 330, 371, 410), "no row between steps 169 and 330"),
+    ],
+)
+def test_rows_that_follow_no_rule_are_missed(tmp_path: Path, steps: tuple[int, ...], words: str) -> None:
+    folder = tmp_path / "r"
+    write_csv(folder, [845.0] * len(steps), steps=steps)
+    found = of_run(folder, steps=steps[-1], metrics=TrainerMetrics(csv="training.csv"))
+    assert words in found["missing-evidence"].message
+
+
+def test_a_row_that_was_due_by_the_rule_is_missed(tmp_path: Path) -> None:
+    folder = tmp_path / "r"
+    (folder).mkdir()
+    rows = [f"{n},{3 - n / 100},{845.0 if n in (1, 2, 4, 8, 16) else ''}\n" for n in range(1, 65)]
+    (folder / "training.csv").write_text("step,loss,toks_per_s\n" + "".join(rows))
+    found = of_run(folder, steps=64, metrics=TrainerMetrics(csv="training.csv"))
+    assert "toks_per_s has 5 rows, the last at step 16" in found["missing-evidence"].message
+    rows = [row.replace(",\n", ",845.0\n") if row.startswith("32,") else row for row in rows]
+    (folder / "training.csv").write_text("step,loss,toks_per_s\n" + "".join(rows))
+    found = of_run(folder, steps=64, metrics=TrainerMetrics(csv="training.csv"))
+    assert "toks_per_s has no row at step 64, which was due" in found["missing-evidence"].message
 
 
 def test_what_follows_from_a_heartbeats_clock_begins_a_step_later_and_misses_nothing(tmp_path: Path) -> None:

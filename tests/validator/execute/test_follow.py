@@ -97,3 +97,42 @@ def test_steps_printed_by_rank_0_under_torchrun(tmp_path: Path) -> None:
     _append(log, "hello\nstep 5 loss 2.25 etc\n")
     (record,) = follower.look()
     assert (record.step, record.values) == (5, {"loss": 2.25})
+
+
+def test_columns_are_found_by_name_wherever_they_stand(tmp_path: Path) -> None:
+    """The first column of Lightning's table is the epoch, which stands at 0 for long."""
+    follower = RunFollower(out=tmp_path, metrics=FILES)
+    path = tmp_path / "training.csv"
+    _append(path, "epoch,lr,Step,tokens_per_sec,train_loss\n0,0.001,9,512,2.5\n")
+    (record,) = follower.look()
+    assert (record.step, record.values["loss"], record.values["toks_per_s"]) == (9, 2.5, 512.0)
+    path.write_text("epoch,lr,Step,tokens_per_sec,train_loss,val_loss\n0,0.001,9,512,2.5,\n0,,9,,,3.5\n1,0,19,500,2,\n")
+    again, validated, later = follower.look()
+    assert again == record, "written anew with a further column, it is read anew"
+    assert validated.values == {"epoch": 0.0, "val_loss": 3.5}
+    assert (later.step, later.values["loss"]) == (19, 2.0)
+
+
+def test_a_table_that_is_joined_late_has_its_header_all_the_same(tmp_path: Path) -> None:
+    follower = RunFollower(out=tmp_path, metrics=FILES, skip_to_last_bytes=100)
+    rows = "".join(f"0,{step},2.5\n" for step in range(1000))
+    _append(tmp_path / "training.csv", f"epoch,step,train_loss\n{rows}")
+    assert follower.look()[-1].values == {"epoch": 0.0, "loss": 2.5}
+    assert follower.step == 999
+
+
+def test_lines_of_a_logger_are_followed_on_standard_error(tmp_path: Path) -> None:
+    pattern = r"step: (?P<step>\d+) tps: (?P<toks_per_s>[\d,]+) (?P<step_time_ms>\d+) ms"
+    follower = RunFollower(out=tmp_path, metrics=TrainerMetrics(stdout=pattern))
+    (tmp_path / "logs").mkdir()
+    _append(tmp_path / "logs" / "stdout.log", "hello\n")
+    _append(tmp_path / "logs" / "stderr.log", "\x1b[31mstep: 5\x1b[39m tps: 51,200 250 ms\n")
+    (record,) = follower.look()
+    assert (record.step, record.values) == (5, {"toks_per_s": 51200.0, "step_time_s": 0.25})
+
+
+def test_an_epoch_is_no_step(tmp_path: Path) -> None:
+    follower = RunFollower(out=tmp_path, metrics=FILES)
+    _append(tmp_path / "training.csv", "step,loss\n0.25,3\n0.5,2\n")
+    assert follower.look() == ()
+    assert follower.step is None

@@ -46,6 +46,13 @@ def test_rows_that_repeat_a_step_are_frozen() -> None:
     assert anomaly.code == "frozen_rows"
 
 
+def test_a_row_of_validation_does_not_repeat_the_step(tmp_path: Any) -> None:
+    rows = [{"loss": 2.0}, {"val_loss": 2.5}, {"lr": 0.1, "epoch": 0.0}, {"loss_epoch": 2.1, "epoch": 0.0}]
+    assert _judge([{"step": step, **row} for step in (9, 19, 29) for row in rows]) == []
+    (anomaly,) = _judge([{"step": 9, **row} for row in rows] + [{"step": 9, "loss": 2.0}] * 3)
+    assert anomaly.code == "frozen_rows", "saying again what was said is no progress"
+
+
 def test_a_gradient_of_zero_must_last() -> None:
     assert _judge([{"grad_norm": 0.0}] * 2 + [{"grad_norm": 0.1}]) == []
     (anomaly,) = _judge([{"grad_norm": 0.0}] * 3)

@@ -7,6 +7,8 @@ import math
 import numpy as np
 import pytest
 
+from validator.judge.criteria import _status
+from validator.judge.measure import measure
 from validator.model.measure import ScalarValue
 
 from .samples import ar1, judge_all, judge_one, outcome, result, run_record, runbook, series, validation, verdict
@@ -257,3 +259,31 @@ def test_a_criterion_that_is_not_required_does_not_fail_the_phase() -> None:
 
 def test_judging_twice_gives_the_same() -> None:
     assert judge_one("toks_per_s.mean >= 99") == judge_one("toks_per_s.mean >= 99")
+
+
+@pytest.mark.parametrize(
+    ("interval", "statuses"),
+    [
+        ((0.5, 2.0), {"<": "FAIL", "<=": "FAIL", ">": "PASS", ">=": "PASS", "==": "FAIL", "!=": "PASS"}),
+        ((-2.0, -0.5), {"<": "PASS", "<=": "PASS", ">": "FAIL", ">=": "FAIL", "==": "FAIL", "!=": "PASS"}),
+        ((-1.0, 2.0), dict.fromkeys(("<", "<=", ">", ">=", "==", "!="), "INCONCLUSIVE")),
+        ((-2.0, 1.0), dict.fromkeys(("<", "<=", ">", ">=", "==", "!="), "INCONCLUSIVE")),
+        ((0.0, 1.0), {"<": "FAIL", "<=": "INCONCLUSIVE", ">": "INCONCLUSIVE", ">=": "PASS"}),
+        ((-1.0, 0.0), {"<": "INCONCLUSIVE", "<=": "PASS", ">": "FAIL", ">=": "INCONCLUSIVE"}),
+        ((0.0, 0.0), {"<": "FAIL", "<=": "PASS", ">": "FAIL", ">=": "PASS", "==": "PASS", "!=": "FAIL"}),
+    ],
+)
+def test_only_a_whole_interval_on_one_side_decides(interval: tuple[float, float], statuses: dict[str, str]) -> None:
+    """The interval is that of the observed value less its bound."""
+    assert {operator: _status(interval, operator) for operator in statuses} == statuses
+
+
+def test_an_upper_bound_within_the_interval_of_a_time_decides_nothing() -> None:
+    stats = measure(result(), warmup_steps=20).metrics["step_time_s"]
+    assert stats.ci_low is not None
+    assert stats.ci_high is not None
+    inside, beyond = (stats.ci_low + 3 * stats.ci_high) / 4, 1.2 * stats.ci_high
+    statuses = [
+        verdict(judge_one(f"step_time_s.mean <= {bound} s"), "1").status for bound in (0.8 * inside, inside, beyond)
+    ]
+    assert statuses == ["FAIL", "INCONCLUSIVE", "PASS"]

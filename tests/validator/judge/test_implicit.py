@@ -9,6 +9,7 @@ import pytest
 
 from validator.model.measure import ScalarValue
 from validator.model.outcome import Reason
+from validator.model.result import Result
 from validator.model.verdict import PhaseReport
 
 from .samples import judge_all, judge_one, outcome, result, run_record, runbook, series, validation, verdict
@@ -61,6 +62,38 @@ def test_fewer_steps_than_planned_fail() -> None:
 def test_unknown_steps_are_not_a_pass() -> None:
     runs = [run_record("baseline", found=result(scalars={"steps.done": ScalarValue(value=None)}))]
     assert verdict(judge_one(runs=runs), "steps").status == "INCONCLUSIVE"
+
+
+def _logged(steps: list[int], *, done: float, **extra: object) -> Result:
+    """A run that is known by rows at these steps alone."""
+    values = [1.0] * len(steps)
+    named = {name: series(name, values, steps=steps) for name in ("step_time_s", "toks_per_s", "loss")}
+    return result(series=named, scalars={"steps.done": ScalarValue(value=done)}, extra=dict(extra))
+
+
+@pytest.mark.parametrize(
+    ("steps", "done", "status"),
+    [
+        (list(range(0, 300, 10)), 291, "PASS"),  # `if step % 10 == 0` in `range(300)`
+        (list(range(7, 300, 7)), 294, "PASS"),
+        (list(range(0, 290, 10)), 281, "FAIL"),  # the row of step 290 was due
+        ([1, *range(10, 300, 10)], 290, "FAIL"),  # so was that of step 300
+        (list(range(0, 300, 50)), 251, "INCONCLUSIVE"),
+        ([0, 200], 201, "FAIL"),
+        (list(range(0, 299)), 299, "FAIL"),
+    ],
+)
+def test_what_lies_behind_the_last_row_that_was_due(steps: list[int], done: float, status: str) -> None:
+    found = verdict(judge_one(runs=[run_record("baseline", found=_logged(steps, done=done))]), "steps")
+    assert found.status == status
+    assert found.observed == done
+    if status == "INCONCLUSIVE":
+        assert "tells of 251 of 300 steps; its next row, 50 steps later, would come after the end" in found.message
+
+
+def test_a_heartbeat_tells_the_last_step_however_seldom_rows_are() -> None:
+    logged = _logged(list(range(0, 300, 10)), done=295, heartbeats={0: {"last_step": 295}})
+    assert verdict(judge_one(runs=[run_record("baseline", found=logged)]), "steps").status == "FAIL"
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

@@ -224,3 +224,26 @@ def test_the_models_arithmetic_per_rank_is_known_where_the_trainer_tells_its_flo
     for flops in (None, {"nsa": "many"}, {"nsa": 0}, {"nsa": True}):
         silent = {"flops_per_token": flops}
         assert "model_tflops_per_s_per_rank" not in measure(result(environment=silent), warmup_steps=20).metrics
+
+
+def test_what_never_varies_has_no_spread() -> None:
+    """0.1 is no sum of powers of two, and the mean of 300 of them is another number."""
+    found = measure(result(series={"lr": series("lr", [0.1] * 300)}), warmup_steps=20).metrics["lr"]
+    assert (found.stdev, found.cv) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "steady"), [(1, 20, True), (10, 21, False), (300, 400, False), (301, 400, True)]
+)
+def test_a_window_is_invalid_from_the_step_that_it_shares(first: int, last: int, steady: bool) -> None:
+    invalid = [{"first_step": first, "last_step": last, "reason": "throttled"}]
+    assert measure(result(extra={"invalid_windows": invalid}), warmup_steps=20).steady is steady
+
+
+def test_a_step_that_took_no_time_is_no_time_to_weigh_rates_by() -> None:
+    times = np.full(300, 1.0)
+    times[100] = 0.0
+    rate = series("toks_per_s", np.full(300, 50.0))
+    taken = series("step_time_s", times, unit="s")
+    found = measure(result(series={"toks_per_s": rate, "step_time_s": taken}), warmup_steps=20).metrics["toks_per_s"]
+    assert "harmonic" in (found.note or "")

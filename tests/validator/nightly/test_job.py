@@ -36,6 +36,8 @@ def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     (folder / "quick.yaml").write_text(RUNBOOK, encoding="utf-8")
     (folder / "answer.txt").write_text("it is 42\n", encoding="utf-8")
+    for name in ("types.py", "validator.py"):  # a trainer's modules are nobody else's
+        (folder / name).write_text("raise SystemExit(1)", encoding="utf-8")
     return folder
 
 

@@ -54,7 +54,7 @@ def test_a_crontab_line_starts_the_job_at_its_time_on_its_days() -> None:
     assert cron_line(job()).startswith("5 2 * * * ")
     assert cron_line(job(days=("sun", "mon"))).startswith("5 2 * * 1,0 ")
     words = cron_line(job())
-    assert "'/opt/a venv/bin/python' -m validator nightly run" in words
+    assert f"cd {job().path.parent} && '/opt/a venv/bin/python' -m validator nightly run" in words
     assert words.endswith("# validator-nightly:ddp")
 
 
@@ -90,13 +90,14 @@ def test_a_crontab_that_refuses_is_told(tmp_path: Path, monkeypatch: pytest.Monk
         Cron().install(job())
 
 
-def test_the_units_say_what_a_nightly_needs() -> None:
+def test_the_units_say_what_a_nightly_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", "/data/50% full")
     text = service(job(), system=True)
     assert "KillMode=control-group" in text
     assert "After=nvidia-persistenced.service" in text
     assert "Type=oneshot" in text
     assert 'ExecStart="/opt/a venv/bin/python" "-m" "validator" "nightly" "run"' in text
-    assert "WorkingDirectory=/data/50%% full" in text
+    assert "WorkingDirectory=/data/50%% full/validator/nightly\n" in text, "a trainer's modules are not in the way"
     assert "network-online" not in service(job(), system=False), "a user's manager has no such unit"
     assert "OnCalendar=*-*-* 02:05:00" in timer(job())
     assert "OnCalendar=Mon,Sun *-*-* 02:05:00" in timer(job(days=("sun", "mon")))

@@ -126,3 +126,14 @@ def test_arguments_of_the_trial_stay_out_of_the_recommended_command() -> None:
     phase = runbook.phases[0]
     assert phase.kind == "train"
     assert launch_words(runbook, phase, run) == ("python", "-m", "nsa.train", "--config", "tiny_cpu")
+
+
+def test_the_recommended_command_names_what_is_to_be_filled_in() -> None:
+    runbook = book(
+        {"id": "a", "kind": "train", "steps": 50, "nproc": 0},
+        trainer={"command": ["train.py", "--max_steps={steps}", "{out}"], "metrics": {"csv": "t.csv"}},
+    )
+    (run,) = make_plan(runbook, run_dir=RUN_DIR, python="/py").runs
+    phase = runbook.phases[0]
+    assert phase.kind == "train"
+    assert launch_words(runbook, phase, run) == ("python", "train.py", "--max_steps=STEPS", "OUT")

@@ -10,6 +10,7 @@ from tests.validator.report import pieces, samples
 from validator.report import svg
 from validator.report.charts import phase_figures
 from validator.report.palette import PALETTE, chart_css
+from validator.report.specs import Line, lines_spec
 from validator.report.svg import ChartError, compact, draw
 from validator.report.view import ChartData, ChartSeries, RunCharts
 
@@ -129,3 +130,17 @@ def contrast(one: str, other: str) -> float:
 
     light, dark = sorted((luminance(one), luminance(other)), reverse=True)
     return (light + 0.05) / (dark + 0.05)
+
+
+def _share(*values: float) -> ChartSeries:
+    return ChartSeries("host_cpu_pct", "%", tuple(range(len(values))), values, len(values))
+
+
+def test_a_share_in_percent_is_drawn_in_its_whole_range() -> None:
+    line = Line("host", _share(99.5, 100.0, 100.0))
+    axis = [
+        lines_spec([line], wide=False, percent=percent)["layer"][-1]["encoding"]["y"]["scale"] for percent in (1, 0)
+    ]
+    assert axis == [{"domain": [0, 100]}, {"zero": False, "nice": True}]
+    over = Line("ranks", _share(99.5, 180.0))
+    assert lines_spec([over], wide=False, percent=True)["layer"][-1]["encoding"]["y"]["scale"]["nice"]

@@ -275,3 +275,10 @@ def test_a_page_without_room_leaves_out_charts_before_the_details_of_runs(monkey
     assert "more charts are left out to keep this report small" in root.text
     assert all(figure.all("svg") for figure in root.all("figure", klass="chart"))
     assert len(root.all("details", klass="run")) == len(parse(whole).all("details", klass="run"))
+
+
+def test_names_in_a_sentence_are_set_as_code_and_nothing_else_becomes_markup() -> None:
+    made = templates.environment().from_string("{{ text|sentence }}")
+    assert made.render(text="ask `validator compare` <b>") == "ask <code>validator compare</code> &lt;b&gt;"
+    assert made.render(text="`<script>x</script>`") == "<code>&lt;script&gt;x&lt;/script&gt;</code>"
+    assert made.render(text="one ` alone, and\n`over\nlines`") == "one ` alone, and\n`over\nlines`"

@@ -77,6 +77,10 @@ phases:
         (HEAD + "phases: [{id: a}]\n", "3:10: phases.a has no kind, which is required"),
         (HEAD + "phases: [{id: a, kind: trian, steps: 30}]\n", "3:24: phases.a.kind is 'trian', which is no kind"),
         (HEAD + "phases: [{id: a, kind: train}]\n", "3:10: phases.a has no steps, which is required"),
+        (
+            HEAD + "defaults: {timeout: 0s}\nphases: [{id: a, kind: train, steps: 5}]\n",
+            "3:21: defaults.timeout is '0s'; it must be greater than 0",
+        ),
         (HEAD + "phases: [{id: a, kind: train, steps: true}]\n", "3:38: phases.a.steps is true; it must be a whole"),
         (HEAD + "phases: [{id: a, kind: train, steps: '5'}]\n", "3:38: phases.a.steps is '5'; it must be a whole"),
         (HEAD + "phases: [{id: a, kind: train, steps: 0}]\n", "3:38: phases.a.steps is 0; it must be at least 1"),

@@ -258,3 +258,16 @@ def test_packages_that_can_be_read(text: str) -> None:
 def test_packages_that_cannot(text: str) -> None:
     (found,) = check({"id": "p", "kind": "preflight", "packages": [text]})
     assert "cannot be read" in found
+
+
+@pytest.mark.parametrize(
+    ("command", "args"),
+    [
+        ("[train.py]", {"steps": "{steps}", "out": "{out}"}),
+        ('[train.py, --max-steps, "{steps}"]', {"out": "{out}"}),
+        ('[train.py, "{steps}", "--dir={out}"]', {}),
+    ],
+)
+def test_a_trainer_is_told_once_how_long_and_where_to(command: str, args: dict[str, str]) -> None:
+    text = f"schema: 1\nname: a\ntrainer: {{command: {command}}}\nphases: [{{id: a, kind: train, steps: 5}}]\n"
+    assert loads(text).trainer.args == args

@@ -1,0 +1,83 @@
+"""Trainers as people have them, each taken as it is: a logger's table, a logger's lines, a loop that prints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.folders import result_of
+
+_HEAD = "import csv, logging, os, sys, time\nsteps, out = int(sys.argv[1]), sys.argv[2]\n"
+
+_LIGHTNING = """
+names, path = ["epoch", "lr", "step", "tokens_per_sec", "train_loss"], out + "/metrics.csv"
+with open(path, "w", newline="") as file:
+    csv.DictWriter(file, names).writeheader()
+for step in range(steps):
+    time.sleep(0.004)
+    if (step + 1) % 5 == 0:
+        with open(path, "a", newline="") as file:
+            row = {"epoch": 0, "lr": 0.1, "step": step, "tokens_per_sec": 5e3 + step % 7, "train_loss": 3 / (step + 1)}
+            csv.DictWriter(file, names).writerow(row)
+with open(path) as file:
+    rows = list(csv.DictReader(file))
+with open(path, "w", newline="") as file:
+    table = csv.DictWriter(file, [*names, "val_loss"])
+    table.writeheader()
+    table.writerows([*rows, {"epoch": 0, "step": steps - 1, "val_loss": 0.5}])
+"""
+"""Counts from 0, logs at the end of every five steps, and writes the table anew when a column joins it."""
+
+_TITAN = """
+logging.basicConfig(level=logging.INFO, format="[titan] %(asctime)s - %(levelname)s - %(message)s")
+for step in range(1, steps + 1):
+    time.sleep(0.004)
+    logging.info(f"\\x1b[31mstep: {step:2}  \\x1b[32mloss: {3 / step:7.4f}  \\x1b[34mtps: {5000 + step % 7:,}\\x1b[39m")
+"""
+"""Logs on standard error, in colors, the rate of one rank."""
+
+_LOOP = """
+for step in range(steps):
+    time.sleep(0.004)
+    if step % 5 == 0:
+        print(f"iter {step}: loss {3 / (step + 1):.4f}, time {4 + step % 7 / 100:.2f}ms")
+"""
+"""Prints as most loops do: every so many steps, from 0, and not the last one."""
+
+
+@pytest.mark.parametrize(
+    ("trainer", "metrics", "bound"),
+    [
+        (_LIGHTNING, "csv: metrics.csv, extra: {val_loss: nat}", "val_loss.last < 1 nat"),
+        (
+            _TITAN,
+            r"stdout: 'step: +(?P<step>\d+) +loss: +(?P<loss>[\d.]+) +tps: +(?P<toks_per_s_per_rank>[\d,]+)'",
+            "toks_per_s.mean >= 4000 tok/s",
+        ),
+        (
+            _LOOP,
+            r"stdout: 'iter (?P<step>\d+): loss (?P<loss>[\d.]+), time (?P<step_time_ms>[\d.]+)ms'",
+            "step_time_s.mean <= 0.1 s",
+        ),
+    ],
+)
+def test_it_is_judged_as_it_is(cli, workdir: Path, trainer: str, metrics: str, bound: str) -> None:
+    (workdir / "theirs.py").write_text(_HEAD + trainer, encoding="utf-8")
+    (workdir / "theirs.yaml").write_text(
+        f"""\
+schema: 1
+name: theirs
+trainer:
+  command: [theirs.py, "{{steps}}", "{{out}}"]
+  metrics: {{{metrics}}}
+defaults: {{nproc: 0, timeout: 2m, warmup_steps: 20, watchdog: {{interval: 0.1s}}}}
+phases:
+  - {{id: baseline, kind: train, steps: 300, accept: [loss.last < loss.first, {bound}]}}
+""",
+        encoding="utf-8",
+    )
+    answer = cli("run", "theirs.yaml")
+    result = result_of(workdir)
+    assert (answer.rc, result["decision"]) == (0, "GO"), result["why"]
+    assert {one["code"] for one in result["findings"]} == {"config-unknown"}

@@ -1,0 +1,99 @@
+"""What trainers call the contract's columns, and the units that they write them in.
+
+A table, a line of text and a heartbeat are read twice: while they grow, to supervise the run, and afterwards, to
+measure it. Both readings take the names from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from validator.model.catalogue import METRICS
+
+__all__ = ["ALIASES", "HEADERLESS", "OTHER_UNITS", "OtherUnit", "contract_names", "contract_values", "series_name"]
+
+HEADERLESS = ("step", "loss", "lr", "toks_per_s")
+"""The columns of a table without a header; with one, the contract's first four."""
+
+ALIASES: Mapping[str, str] = {
+    "iter": "step",
+    "iteration": "step",
+    "global_step": "step",
+    "optimizer_step": "step",
+    "train_loss": "loss",
+    "train/loss": "loss",
+    "train_loss_step": "loss",
+    "learning_rate": "lr",
+    "tokens_per_s": "toks_per_s",
+    "tokens_per_sec": "toks_per_s",
+    "tokens_per_second": "toks_per_s",
+    "tok_per_s": "toks_per_s",
+    "tok/s": "toks_per_s",
+    "toks/s": "toks_per_s",
+    "gpu_mem_alloc": "gpu_mem_alloc_mib",
+    "gpu_mem_reserved": "gpu_mem_reserved_mib",
+}
+"""Names that trainers in the wild use for the contract's columns."""
+
+
+@dataclass(frozen=True)
+class OtherUnit:
+    """A column of the contract in another unit: `name` is `factor` times the value, or `factor` over it."""
+
+    name: str
+    factor: float
+    inverse: bool = False
+
+    def converted(self, value: Any) -> Any:
+        """The value, or an array of values, in the contract's unit."""
+        return self.factor / value if self.inverse else self.factor * value
+
+
+OTHER_UNITS: Mapping[str, OtherUnit] = {
+    "step_time_ms": OtherUnit("step_time_s", 1e-3),
+    "compute_time_ms": OtherUnit("compute_time_s", 1e-3),
+    "dt_fetch_ms": OtherUnit("dt_fetch_s", 1e-3),
+    "steps_per_s": OtherUnit("step_time_s", 1.0, inverse=True),
+    "ktoks_per_s": OtherUnit("toks_per_s", 1e3),
+    "gpu_mem_alloc_gib": OtherUnit("gpu_mem_alloc_mib", 1024.0),
+    "gpu_mem_reserved_gib": OtherUnit("gpu_mem_reserved_mib", 1024.0),
+    "host_mem_gib": OtherUnit("host_mem_mib", 1024.0),
+}
+"""Units that say themselves in a name, as trainers print them."""
+
+_KNOWN = frozenset({*HEADERLESS, *METRICS})
+
+
+def series_name(raw: str) -> str:
+    """The series that a name stands for, whatever its unit."""
+    other = OTHER_UNITS.get(raw)
+    return ALIASES.get(raw, raw) if other is None else other.name
+
+
+def contract_values(values: Mapping[str, float]) -> dict[str, float]:
+    """A row by the contract's names and in its units; what it tells under the contract's own name comes first."""
+    found: dict[str, float] = {}
+    for raw, value in values.items():
+        other, name = OTHER_UNITS.get(raw), series_name(raw)
+        if name == raw:
+            found[name] = value
+        elif name not in values and not (other is not None and other.inverse and value == 0):
+            found.setdefault(name, value if other is None else other.converted(value))
+    return found
+
+
+def contract_names(cells: Sequence[str]) -> list[str]:
+    """The contract's names for these columns, where they have one; others stay as they are.
+
+    A column of the contract's own name is not joined by another that is merely called alike: beside `step`, an `iter`
+    is something else.
+    """
+    own = {cell.lower() for cell in cells} & _KNOWN
+    names: list[str] = []
+    for cell in cells:
+        small = cell.lower()
+        meant = small if small in _KNOWN else ALIASES.get(small, cell)
+        names.append(cell if small not in _KNOWN and (meant in own or meant in names) else meant)
+    return names
