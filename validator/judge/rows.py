@@ -187,20 +187,22 @@ class _Hole:
 def _hole(series: Series, others: Mapping[str, Ordered], *, skipped: int) -> _Hole | None:
     """Where a series does not tell of most of a run that others tell of: its extremes, and its end, are not known.
 
-    Rows may come seldom, or ever more seldom by a rule, and the last one may be due only after the end; but a stretch
-    without any, of a quarter of the run and ten times their own pace, is one of which nothing is known. Samples of the
-    machine go by time, not by step. Up to step `skipped` nobody asks for rows.
+    Rows may come seldom, and the last one may be due only after the end; but a stretch without any, of a quarter of the
+    run and ten times their own pace, is one of which nothing is known. Among rows that come ever more seldom by a rule
+    such a stretch is meant, but not behind the last one. Samples of the machine go by time, not by step. Up to step
+    `skipped` nobody asks for rows.
     """
     steps, rows = series.steps, max(len(one.series.steps) for one in others.values())
     if series.name.startswith("telemetry.") or rows < _FEW or len(steps) == rows:
         return None
     begin = min(int(one.series.steps[0]) for one in others.values())
     end = max(int(one.series.steps[-1]) for one in others.values())
-    if thins_out(steps) and steps[0] <= max(begin, 1) + _FEW and next_due(steps) > end:
+    by_rule = thins_out(steps) and steps[0] <= max(begin, 1) + _FEW and next_due(steps) > end
+    if by_rule and end - int(steps[-1]) <= _HOLE_SHARE * (end - begin):
         return None
     strides = np.diff(steps, prepend=min(begin, 1) - 1)
     usual, longest = float(np.median(strides[1:] if len(strides) > 1 else strides)), int(strides[1:].max(initial=0))
-    if int(steps[-1]) + 2 * max(longest, int(strides[0]) if len(steps) == 1 else 0) <= end:
+    if by_rule or int(steps[-1]) + 2 * max(longest, int(strides[0]) if len(steps) == 1 else 0) <= end:
         told = "row" if len(steps) == 1 else "rows"
         text = f"{series.name} has {len(steps)} {told}, the last at step {steps[-1]}, where others go on to {end}"
         return _Hole(text, after_first=int(steps[0]) <= _HOLE_SHARE * (end - begin))

@@ -92,7 +92,12 @@ def _told(steps: Iterable[int]) -> str:
 def test_a_series_that_thins_out_by_a_rule_is_measured() -> None:
     assert _told(POWERS) == "2"
     assert _told([*POWERS, 300]) == "2"
-    assert _told([1, 2, 5, 10, 20, 50, 100, 200]) == "2"
+    assert _told([1, 2, 5, 10, 20, 50, 100, 200, 300]) == "2"
+
+
+def test_a_series_that_leaves_the_end_of_a_run_untold_is_not_measured_by_whatever_rule() -> None:
+    told = "grad_norm has 8 rows, the last at step 200, where others go on to 300"
+    assert _told([1, 2, 5, 10, 20, 50, 100, 200]) == told
 
 
 def test_a_series_that_only_seems_to_is_not() -> None:
