@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from validator.judge.autocorrelation import t_quantile
 from validator.judge.compare import pooled_cv
 from validator.judge.estimate import LEVEL, MIN_REPEATS
 from validator.judge.wording import number
 from validator.model.catalogue import METRICS
 from validator.model.runbook import Phase, Runbook, SoakPhase, TrainPhase
 from validator.model.settings import repeats_of
-from validator.model.student import t_quantile
 from validator.model.verdict import RunReport, ValidationReport
 
 __all__ = ["Bound", "bounds_of"]

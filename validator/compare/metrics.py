@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from validator.compare.side import Cell, Side
+from validator.judge.autocorrelation import t_quantile
 from validator.judge.compare import holm, pooled_cv, repeats_needed, welch
 from validator.judge.estimate import LEVEL, MIN_REPEATS, REPLICATES, Estimate, combine, over_runs
 from validator.judge.wording import number, percent
 from validator.model.catalogue import METRICS, Metric
 from validator.model.contrast import ContrastVerdict, MetricDifference, Sample
-from validator.model.student import t_quantile
 from validator.model.verdict import RunReport
 
 __all__ = ["HEADLINES", "metric_differences"]

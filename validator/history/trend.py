@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from validator.history.read import Better, Entry, Point
-from validator.model.student import t_quantile
+from validator.history.student import t_quantile
 
 __all__ = ["Change", "Group", "Trend", "group_entries", "level_changes", "trends"]
 

@@ -22,6 +22,7 @@ __all__ = [
     "is_constant",
     "lag1",
     "long_run_stdev",
+    "t_quantile",
     "with_caution",
 ]
 
@@ -118,3 +119,10 @@ def block_length(n: int, phi: float) -> int:
     alpha = 4.0 * phi**2 / ((1.0 - phi) ** 2 * (1.0 + phi) ** 2)
     wanted = max(float(n ** (1.0 / 3.0)), 1.1447 * float((alpha * n) ** (1.0 / 3.0)))
     return max(1, min(math.ceil(wanted), n // 4))
+
+
+def t_quantile(probability: float, df: float) -> float:
+    """Quantile of Student's t."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(df, probability))

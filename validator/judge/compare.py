@@ -16,9 +16,9 @@ from typing import Literal
 
 import numpy as np
 
+from validator.judge.autocorrelation import t_quantile
 from validator.judge.estimate import LEVEL, MIN_REPEATS
 from validator.judge.wording import listed, number, percent
-from validator.model.student import t_quantile, t_tail
 from validator.model.verdict import ComparedArm, Comparison
 
 __all__ = ["ArmRuns", "Rules", "compare_arms", "holm", "pooled_cv", "repeats_needed", "welch"]
@@ -70,6 +70,8 @@ def welch(a: Sequence[float], b: Sequence[float]) -> Welch:
 
     Two arms without any scatter are different with certainty or equal with certainty.
     """
+    from scipy.special import stdtr
+
     first, second = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
     base = abs(float(second.mean())) or 1.0
     difference = float(first.mean() - second.mean())
@@ -80,7 +82,7 @@ def welch(a: Sequence[float], b: Sequence[float]) -> Welch:
         return Welch(1.0 if abs(effect) <= 1e-12 else 0.0, effect, effect, effect)
     df = sum(parts) ** 2 / sum(part**2 / (len(side) - 1) for part, side in zip(parts, (first, second), strict=True))
     half = t_quantile((1 + LEVEL) / 2, df) * error
-    p_value = 2.0 * t_tail(difference / error, df)
+    p_value = 2.0 * float(stdtr(df, -abs(difference) / error))
     return Welch(p_value, difference / base, (difference - half) / base, (difference + half) / base)
 
 

@@ -15,10 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from validator.judge.autocorrelation import block_length, effective_values, is_constant
+from validator.judge.autocorrelation import block_length, effective_values, is_constant, t_quantile
 from validator.judge.window import UNSEEN_CHANGE
 from validator.model.catalogue import MAY_MISS
-from validator.model.student import t_quantile
 
 __all__ = [
     "LEVEL",

@@ -17,9 +17,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from validator.judge.autocorrelation import effective_size, lag1, long_run_stdev
+from validator.judge.autocorrelation import effective_size, lag1, long_run_stdev, t_quantile
 from validator.model.measure import Span
-from validator.model.student import t_quantile
 
 __all__ = [
     "MATERIAL_CHANGE",

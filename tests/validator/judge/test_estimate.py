@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from validator.judge.autocorrelation import effective_size, lag1
+from validator.judge.autocorrelation import effective_size, lag1, t_quantile
 from validator.judge.estimate import (
     Estimate,
     TooFewSamples,
@@ -192,6 +192,10 @@ def test_with_fewer_rows_than_the_check_asks_for_nothing_decides_a_percentile(st
     for short in (np.full(least - 1, 3.0), alternating[: least - 1], rng.normal(1, 0.1, least - 1)):
         with pytest.raises(TooFewSamples):
             bootstrap_quantile(short, q, seed="r")
+
+
+def test_t_quantile_is_scipys() -> None:
+    assert t_quantile(0.975, 3) == pytest.approx(stats.t.ppf(0.975, 3))
 
 
 def test_lag1_is_unbiased_in_short_series() -> None:

@@ -1,31 +1,19 @@
-"""Student's t without scipy, whose import alone takes more time of a processor than the judgement of a run.
+"""Quantiles of Student's t without scipy, whose import takes longer than all else that `validator history` does.
 
 The distribution function is the regularized incomplete beta function, by its continued fraction (Abramowitz and
-Stegun 26.5.8 and 26.7.1, evaluated from the front as Lentz does). The quantile is found on it by Newton's steps from
-the expansion around the normal quantile (Abramowitz and Stegun 26.7.5), or by halving where that is far off.
+Stegun 26.5.8 and 26.7.1, evaluated from the front as Lentz does); the quantile is found on it by halving.
 """
 
 from __future__ import annotations
 
 import math
-from functools import lru_cache
-from statistics import NormalDist
 
-__all__ = ["t_quantile", "t_tail"]
+__all__ = ["t_quantile"]
 
 _SMALL = 1e-300
 _TERMS = 1000
-_STEPS = 20
-_FAR = 1e-5
-"""Share of a tail below which, or with few degrees of freedom, the expansion says nothing."""
 
 
-def t_tail(t: float, df: float) -> float:
-    """The probability that a variable with `df` degrees of freedom is beyond `t`, on the side on which `t` lies."""
-    return 0.5 * _beta(df / (df + t * t), df / 2, 0.5) if t else 0.5
-
-
-@lru_cache(maxsize=4096)
 def t_quantile(probability: float, df: float) -> float:
     """The t that a variable with `df` degrees of freedom stays below with this probability, to about 1e-10 of itself.
 
@@ -43,30 +31,9 @@ def t_quantile(probability: float, df: float) -> float:
         part = _share(within, 0.5, df / 2)
         size = math.sqrt(df * part / (1.0 - part))
     else:
-        tail = min(probability, 1.0 - probability)
-        found = _by_newton(tail, df) if df >= 3 and tail > _FAR else None
-        size = _by_halving(tail, df) if found is None else found
+        part = _share(2.0 * min(probability, 1.0 - probability), df / 2, 0.5)
+        size = math.sqrt(df * (1.0 - part) / part)
     return size if probability > 0.5 else -size
-
-
-def _by_halving(tail: float, df: float) -> float:
-    part = _share(2.0 * tail, df / 2, 0.5)
-    return math.sqrt(df * (1.0 - part) / part)
-
-
-def _by_newton(tail: float, df: float) -> float | None:
-    """The t above 0 beyond which `tail` lies; None where the steps do not come to rest."""
-    z = -NormalDist().inv_cdf(tail)
-    t = z + (z**3 + z) / (4 * df) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * df**2)
-    scale = math.exp(math.lgamma((df + 1) / 2) - math.lgamma(df / 2)) / math.sqrt(df * math.pi)
-    for _ in range(_STEPS):
-        step = (t_tail(t, df) - tail) / (scale * math.exp(-(df + 1) / 2 * math.log1p(t * t / df)))
-        t += step
-        if not t > 0:
-            return None
-        if abs(step) <= 1e-12 * t:
-            return t
-    return None
 
 
 def _share(wanted: float, a: float, b: float) -> float:
