@@ -1,15 +1,33 @@
-"""Which sets of versions Triton's interpreter does not work with."""
+"""What Triton's interpreter needs to work with every NumPy."""
 
 from __future__ import annotations
 
-import numpy as np
-from packaging.version import Version
+import inspect
+from typing import Any
 
-__all__ = ["why_not"]
+__all__ = ["mend_indices"]
 
 
-def why_not(triton_version: str) -> str | None:
-    """The reason why this Triton cannot interpret kernels here; None where it can."""
-    if Version(triton_version) < Version("3.7") and Version(np.__version__) >= Version("2.4"):
-        return "the interpreter of Triton before 3.7 needs NumPy before 2.4: it makes numbers of arrays of one"
-    return None
+def mend_indices() -> None:
+    """Let a scalar of the interpreter, an array of one number, be an index, for the rest of this process.
+
+    Triton before 3.7 converts the array itself, of which NumPy warns since 1.25 and which it refuses since 2.4.
+    """
+    from triton.runtime import interpreter  # here: whether it interprets is decided when Triton is imported
+
+    patch = getattr(interpreter, "_patch_lang_tensor", None)
+    if patch is None:
+        return
+
+    def index(tensor: Any) -> int:
+        return int(tensor.handle.data.item())
+
+    def mended(tensor: Any, *scope: Any) -> None:
+        patch(tensor, *scope)
+        if scope:
+            scope[0].set_attr(tensor, "__index__", index)
+        else:
+            tensor.__index__ = index
+
+    if len(inspect.signature(patch).parameters) <= 2:
+        interpreter._patch_lang_tensor = mended

@@ -13,8 +13,6 @@ import pytest
 import triton
 from packaging.version import Version
 
-from tests.interpreting import why_not
-
 FILES = {"checkers": 4, "decode": 23, "kernels": 17}
 """Of the folder ``interpreted``, and how many tests each holds at least: one that is not collected is no pass."""
 INTERPRETED = Path(__file__).parent / "interpreted"
@@ -27,7 +25,6 @@ def test_every_interpreted_file_is_run() -> None:
 @pytest.mark.skipif(
     Version(triton.__version__) < Version("3.3"), reason="the interpreter of Triton 3.2 corrupts memory"
 )
-@pytest.mark.skipif(why_not(triton.__version__) is not None, reason=why_not(triton.__version__) or "")
 @pytest.mark.timeout(900)  # a minute alone, several on a machine shared with other suites
 @pytest.mark.parametrize("name", FILES)
 def test_kernels_agree_with_the_oracle_when_interpreted(name: str) -> None:
