@@ -14,6 +14,7 @@ import pytest
 
 from tests.validator.execute import programs
 from tests.validator.execute.tools import watchdog
+from validator.execute import watchdog as watchdog_module
 from validator.execute.cancel import CancelToken
 from validator.execute.follow import RunFollower
 from validator.execute.watch import WatchEvent, watch
@@ -102,7 +103,10 @@ def test_without_halt_it_only_tells_and_goes_on(tmp_path: Path, trainer: list[su
     assert not (tmp_path / ".HALT").exists()
 
 
-def test_slow_is_told_as_slow(tmp_path: Path, trainer: list[subprocess.Popen[bytes]]) -> None:
+def test_slow_is_told_as_slow(
+    tmp_path: Path, trainer: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watchdog_module, "BUSY_CORES", 0.005)  # what a crowded machine leaves to a busy process
     program = programs.SLOW_BUT_BUSY.replace("row(step)", "row(step); beat(step)") + 'beat(6, "done")'
     assert "burn(1.5)" in program
     # Busy until the watchdog has told it, so that no length of a step has to suit how busy the machine is.
