@@ -40,13 +40,13 @@ class Benchmark:
         return " ".join(("python", *self.command[1:]))
 
 
-BENCHMARKS = (
-    Benchmark("attention", ("--parts", "speed,growth,ranges")),
-    Benchmark("calibration"),
+BENCHMARKS = (  # short ones first: what is interrupted has told most of it
+    Benchmark("train"),
     Benchmark("commands"),
     Benchmark("reading", ("--steps", "100000")),
     Benchmark("report"),
-    Benchmark("train"),
+    Benchmark("calibration"),
+    Benchmark("attention", ("--parts", "speed,growth,ranges")),
     Benchmark("loss_parity", ("--data-path", sysconfig.get_path("stdlib"))),
     Benchmark("attention", ("--device", "cuda"), gpu=True),
     Benchmark("decode_gpu", ("--out", "build/benchmarks"), gpu=True),
