@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.machine import need_gpu
 from nsa.attention import Geometry, nsa_attention
 from nsa.attention.ranges import ranges_v1, ranges_v2
 from nsa.attention.select import select_blocks
@@ -192,6 +193,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=3, help="for the part speed: turns that the implementations take")
     parser.add_argument("--out", type=Path, default=Path("build/benchmarks"))
     args = parser.parse_args(argv)
+    if args.device == "cuda":
+        need_gpu("attention")
     if args.parts is None and args.device == "cuda":
         from benchmarks.attention_gpu import run  # needs Triton
 

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks import kernels_device as kd
+from benchmarks.machine import need_gpu
 from nsa.attention.cache import NSACache
 from nsa.attention.decode import decode_branches
 from nsa.attention.functional import combine
@@ -223,6 +224,7 @@ def main() -> None:
     parser.add_argument("--shapes", default=",".join(SHAPES))
     parser.add_argument("--out", type=Path, default=Path())
     arguments = parser.parse_args()
+    need_gpu("decode_gpu")
     plans = [Plan(*map(int, text.split(","))) for text in arguments.plan]
     warm_launches([one for plan in plans or [None] for one in _launches(plan)])
     rows = []

@@ -13,6 +13,7 @@ from unittest import mock
 import torch
 
 from benchmarks.decode_gpu import CONTEXT, LAYERS, SHAPES, SIZES, layers
+from benchmarks.machine import need_gpu
 from nsa.kernels import step
 from nsa.kernels.cluster import launch, program
 
@@ -92,6 +93,7 @@ def _measure(name: str) -> None:
 
 def main() -> int:
     """Measure both shapes."""
+    need_gpu("decode_phases")
     with mock.patch.object(program, "source", return_value=with_clocks(program.source())):
         for name in SHAPES:
             _measure(name)

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.machine import need_gpu
 from nsa.kernels.precompile import Shape, warm
 
 SIZES = (32, 16, 64, 16, 512)
@@ -305,6 +306,7 @@ def main() -> int:
     parser.add_argument("--skip-small", action="store_true")
     parser.add_argument("--skip-large-check", default="")
     arguments = parser.parse_args()
+    need_gpu("kernels_device")
     names = arguments.shapes.split(",")
     start = time.perf_counter()
     compiled = warm(shapes_to_warm(names, small=not arguments.skip_small))

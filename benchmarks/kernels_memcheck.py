@@ -19,6 +19,7 @@ import torch
 
 from benchmarks.decode_gpu import without_clusters
 from benchmarks.kernels_device import SIZES, call, make
+from benchmarks.machine import need_gpu
 from nsa.attention.cache import NSACache
 from nsa.attention.geometry import Geometry
 from nsa.kernels import config, problem, step
@@ -56,6 +57,7 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--decode", action="store_true")
     arguments = parser.parse_args()
+    need_gpu("kernels_memcheck")
     B, S, H, G, Dk, Dv = map(int, arguments.shape.split(","))
     if arguments.decode:
         print("finite:", decode(B, S, H, G, Dk, Dv))

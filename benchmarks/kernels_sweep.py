@@ -21,6 +21,7 @@ import torch
 from triton.runtime.jit import JITFunction
 
 from benchmarks.kernels_device import BATCH, LARGE, SIZES, make
+from benchmarks.machine import need_gpu
 from nsa.kernels import config, problem
 from nsa.kernels.config import Tile, Tiles
 from nsa.kernels.precompile import Shape, warm
@@ -139,6 +140,7 @@ def main() -> int:
     parser.add_argument("--shape", default="wide64k")
     parser.add_argument("--out", type=Path, default=Path())
     arguments = parser.parse_args()
+    need_gpu("kernels_sweep")
     S, H, G, Dk, Dv = LARGE[arguments.shape]
     base = config.choose_tiles(config.split_head_dim(Dk, Dv), itemsize=2, hopper=True)
     sets = variants(base, CANDIDATES[arguments.shape])

@@ -97,8 +97,14 @@ def open_world(device: str, *, timeout_s: float, out: Path, env: Mapping[str, st
 
 def close_world(world: World) -> None:
     """Leave the process group, if one was joined."""
-    if world.backend and dist.is_initialized():
-        dist.destroy_process_group()
+    if not world.backend or not dist.is_initialized():
+        return
+    # Freeing gloo's part joins threads, and one of them may still need the GIL to let go of the last reduced tensor.
+    # Up to torch 2.7 a group keeps the GIL while it frees its parts, so the two would wait for each other for good;
+    # a part that Python itself holds gives the GIL away first.
+    part = dist.group.WORLD._get_backend(world.device) if dist.group.WORLD is not None else None
+    dist.destroy_process_group()
+    del part
 
 
 def effective_compression(asked: str, world: World, grad_dtype: torch.dtype) -> tuple[str, str | None]:

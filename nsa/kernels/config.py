@@ -10,7 +10,20 @@ import functools
 import os
 from dataclasses import dataclass, replace
 
-__all__ = ["HeadDims", "Tile", "Tiles", "choose_tiles", "interpreting", "next_power_of_2", "split_head_dim"]
+__all__ = [
+    "FUSED",
+    "HeadDims",
+    "Tile",
+    "Tiles",
+    "choose_tiles",
+    "interpreting",
+    "next_power_of_2",
+    "split_head_dim",
+]
+
+FUSED: dict[str, bool] = {} if "TRITON_DEFAULT_FP_FUSION" in os.environ else {"enable_fp_fusion": True}
+"""An option of every launch: products and sums become one instruction, as in all that was measured. Triton up to 3.9
+does so by default and 3.10 does not; a user who sets its variable decides."""
 
 
 def next_power_of_2(n: int) -> int:

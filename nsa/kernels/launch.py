@@ -10,7 +10,7 @@ from torch import Tensor
 from nsa.attention.spans import span
 from nsa.kernels.backward import delta_kernel, dkv_kernel, dq_kernel
 from nsa.kernels.compress import compress_kernel, spread_kernel
-from nsa.kernels.config import Tile, next_power_of_2
+from nsa.kernels.config import FUSED, Tile, next_power_of_2
 from nsa.kernels.forward import combine_kernel, compressed_kernel
 from nsa.kernels.index import offsets_kernel, scatter_kernel, tile_map_kernel
 from nsa.kernels.problem import Problem, ceil_div, strides
@@ -55,7 +55,7 @@ Rows = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def _options(tile: Tile) -> dict[str, int]:
-    options = {"num_warps": tile.warps, "num_stages": tile.stages}
+    options = {"num_warps": tile.warps, "num_stages": tile.stages, **FUSED}
     return options | {"maxnreg": tile.regs} if tile.regs else options
 
 
@@ -67,7 +67,7 @@ def compress(x: Tensor, p: Problem) -> Tensor:
         grid = (ceil_div(p.n_cmp, 16), p.bg)
         with span("nsa.compress"):
             compress_kernel[grid](
-                x, out, *strides(x), p.n_cmp, G=G, L=p.l, D=p.d, DIM=dim, DIMP=next_power_of_2(dim), BC=16
+                x, out, *strides(x), p.n_cmp, G=G, L=p.l, D=p.d, DIM=dim, DIMP=next_power_of_2(dim), BC=16, **FUSED
             )  # fmt: skip
     return out
 
@@ -117,10 +117,11 @@ def _index(top: Tensor, counts: Tensor, p: Problem) -> Index:
     cursor = torch.empty_like(counts)
     tile_block = counts.new_empty(p.bg, p.max_tiles)
     offsets_kernel[(p.bg,)](
-        counts, offsets, cursor, tile_offsets, J, TT=p.tiles.pairs_per_tile, CHUNK=min(next_power_of_2(J), 1024)
-    )
+        counts, offsets, cursor, tile_offsets, J, TT=p.tiles.pairs_per_tile, CHUNK=min(next_power_of_2(J), 1024),
+        **FUSED,
+    )  # fmt: skip
     tile_map_kernel[(ceil_div(p.max_tiles, 256), p.bg)](
-        tile_offsets, tile_block, J, p.max_tiles, STEPS=(J + 1).bit_length(), CHUNK=256
+        tile_offsets, tile_block, J, p.max_tiles, STEPS=(J + 1).bit_length(), CHUNK=256, **FUSED
     )
     if p.deterministic:
         # A stable sort keeps pairs in order of position, so that sums over a block's queries never change order.
@@ -128,7 +129,7 @@ def _index(top: Tensor, counts: Tensor, p: Problem) -> Index:
         pairs = torch.sort(keys, dim=1, stable=True).indices.to(torch.int32)
     else:
         pairs = counts.new_empty(p.bg, P)
-        scatter_kernel[(ceil_div(P, 1024), p.bg)](top, cursor, pairs, P, J, CHUNK=1024)
+        scatter_kernel[(ceil_div(P, 1024), p.bg)](top, cursor, pairs, P, J, CHUNK=1024, **FUSED)
     return Index(top, pairs, offsets, tile_offsets, tile_block)
 
 
@@ -251,7 +252,7 @@ def _compressed_dkv(
         dim = out.shape[-1]
         spread_kernel[(ceil_div(n_out, 16), p.bg)](
             partial, out, p.S, p.n_cmp, p.bg, *chunk, G=p.G, L=p.l, D=p.d, BNC=tile.bn, PER_TOKEN=per_token, DIM=dim,
-            DIMP=next_power_of_2(dim), BS=16,
+            DIMP=next_power_of_2(dim), BS=16, **FUSED,
         )  # fmt: skip
     return dk, dv
 
@@ -276,7 +277,9 @@ def backward(
     delta = torch.empty(p.B, p.S, p.H, 3, dtype=torch.float32, device=q.device)
     n_rows = p.B * p.S * p.H
     with span("nsa.gate.backward"):
-        delta_kernel[(ceil_div(n_rows, 32),)](do, s.o_cmp, s.o_sel, s.o_win, delta, n_rows, DV=p.dims.dv, BM=32)
+        delta_kernel[(ceil_div(n_rows, 32),)](
+            do, s.o_cmp, s.o_sel, s.o_win, delta, n_rows, DV=p.dims.dv, BM=32, **FUSED
+        )
     with span("nsa.cmp.backward"):
         dk_cmp, dv_cmp = _compressed_dkv(q, kc, vc, (do, s.lse_cmp, gates, delta), p, per_token=per_token)
     dk_win, dv_win, dk_sel, dv_sel = (x.new_empty(p.B, p.S, p.G, x.shape[-1]) for x in (k_win, v_win, k_sel, v_sel))

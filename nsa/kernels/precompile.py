@@ -41,7 +41,8 @@ __all__ = [
     "warm_launches",
 ]
 
-_OPTIONS = ("num_warps", "num_stages", "maxnreg", "launch_cooperative_grid")
+_OPTIONS = ("num_warps", "num_stages", "maxnreg", "launch_cooperative_grid", "enable_fp_fusion")
+_HINTS = getattr(triton.backends.compiler, "AttrsDescriptor", None)  # Triton 3.2 alone
 _TYPES = {
     torch.bfloat16: "*bf16",
     torch.float16: "*fp16",
@@ -148,7 +149,7 @@ def record_decode(shape: Shape, *, plan: Plan | None = None, together: bool = Fa
 def _source(one: Launch) -> ASTSource:
     signature: dict[str, str] = {}
     constants: dict[str, Any] = {}
-    attributes: dict[tuple[int, ...], list[list[Any]]] = {}
+    divisible: list[int] = []
     for i, parameter in enumerate(one.kernel.params):
         value = one.arguments[parameter.name]
         if parameter.is_constexpr:
@@ -156,7 +157,7 @@ def _source(one: Launch) -> ASTSource:
             constants[parameter.name] = value
         elif isinstance(value, torch.Tensor):
             signature[parameter.name] = _TYPES[value.dtype]
-            attributes[(i,)] = [["tt.divisibility", 16]]
+            divisible.append(i)
         elif isinstance(value, float):
             signature[parameter.name] = "fp32"
         elif value == 1 and not parameter.do_not_specialize:
@@ -165,8 +166,21 @@ def _source(one: Launch) -> ASTSource:
         else:
             signature[parameter.name] = "i32" if -(2**31) <= value < 2**31 else "i64"
             if value % 16 == 0 and not parameter.do_not_specialize:
-                attributes[(i,)] = [["tt.divisibility", 16]]
-    return ASTSource(one.kernel, signature, constants, attributes)
+                divisible.append(i)
+    if _HINTS is not None:
+        return _source_of_3_2(one, signature, constants, divisible)
+    return ASTSource(one.kernel, signature, constants, {(i,): [["tt.divisibility", 16]] for i in divisible})
+
+
+def _source_of_3_2(
+    one: Launch, signature: dict[str, str], constants: dict[str, Any], divisible: Sequence[int]
+) -> ASTSource:
+    """Triton 3.2 lists no constants among the types, an integer of 1 excepted, and has a class for the hints."""
+    ones = {p.num: p.name for p in one.kernel.params if not p.is_constexpr and p.name in constants}
+    types = {name: "i32" if name in ones.values() else kind for name, kind in signature.items()}
+    types = {name: kind for name, kind in types.items() if kind != "constexpr"}
+    hints = {**dict.fromkeys(divisible, 16), **dict.fromkeys(ones, 1)}
+    return ASTSource(one.kernel, types, constants, _HINTS.from_hints(hints))
 
 
 def compile_for(one: Launch, capability: int) -> Any:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nsa.kernels.api import selected_blocks
 from nsa.kernels.cluster import launch_cluster, why_no_cluster
-from nsa.kernels.config import interpreting, next_power_of_2
+from nsa.kernels.config import FUSED, interpreting, next_power_of_2
 from nsa.kernels.decode import append_kernel, chosen_kernel, merge_kernel, score_kernel, split_kernel
 from nsa.kernels.decode_plan import (
     Constants,
@@ -137,7 +137,7 @@ class _Scratch:
 def _launch(kernel: Any, grid: int, *arguments: Any, c: Constants, plan: Plan, **options: Any) -> None:
     """Launch ``kernel`` with those of the constants ``c`` that it declares."""
     taken = {name: c[name] for name in kernel.arg_names if name in c}
-    kernel[(grid,)](*arguments, **taken, num_warps=plan.warps, num_stages=plan.stages, **options)
+    kernel[(grid,)](*arguments, **taken, num_warps=plan.warps, num_stages=plan.stages, **FUSED, **options)
 
 
 def launch_attention(
@@ -185,7 +185,7 @@ def launch_append(new: list[Tensor], caches: tuple[Tensor, ...], lengths: Tensor
     append_kernel[(B * G,)](
         *new, *caches, lengths, *(x.stride(0) for x in new), N,
         k_win.shape[1], k_cmp.shape[1], G=G, L=l, D=d, LP=next_power_of_2(l), DK=Dk, DKP=next_power_of_2(Dk), DV=Dv,
-        DVP=next_power_of_2(Dv), num_warps=2,
+        DVP=next_power_of_2(Dv), num_warps=2, **FUSED,
     )  # fmt: skip
 
 

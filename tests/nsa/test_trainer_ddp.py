@@ -28,7 +28,7 @@ import nsa.parallel
 from nsa.config import field_specs
 from nsa.parallel import ReduceHook, WaitMark, effective_compression
 from nsa.telemetry.recorder import Recorder
-from tests.nsa.ranks import Ranks, is_running
+from tests.nsa.ranks import Ranks, RankServer, is_running
 
 Train = Callable[..., int]
 StartRanks = Callable[..., Ranks]
@@ -387,3 +387,26 @@ def test_nccl_keeps_its_last_collectives_and_a_users_own_settings_win(
     assert os.environ["TORCH_NCCL_TRACE_BUFFER_SIZE"] == os.environ["TORCH_FR_BUFFER_SIZE"] == "2000"
     assert os.environ["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"] == str(tmp_path / "nccl_trace_rank_")
     assert os.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "0"
+
+
+LEAVE_OFTEN = """
+import torch
+import torch.distributed as dist
+from nsa.parallel import World, close_world
+
+for _ in range(100):
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.all_gather_object([None], "something")
+    dist.all_reduce(torch.zeros(1))
+    close_world(World(0, 0, 1, torch.device("cpu"), "gloo"))
+"""
+
+
+def test_leaving_the_group_does_not_wait_for_a_thread_that_waits_for_python(
+    tmp_path: Path, rank_server: RankServer
+) -> None:
+    """One time in dozens torch up to 2.7 did not come back: a thread of gloo let go of a tensor late."""
+    program = tmp_path / "leave.py"
+    program.write_text(LEAVE_OFTEN)
+    process = rank_server.start_alone(str(program), [])
+    assert process.wait(60) == [0], process.said

@@ -6,6 +6,7 @@ import math
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -109,7 +110,9 @@ import torch
 from nsa.attention.stats import fallback_counters
 from nsa.config import Config, replace_flat
 from nsa.model import LanguageModel
+from tests.interpreting import mend_indices
 
+mend_indices()
 shape = dict(vocab_size=40, dim=32, n_layers=1, n_heads=2, n_kv_groups=1, d_k=16, d_v=16, l_cmp=8, d_cmp=4, l_sel=16)
 config = replace_flat(Config(), **shape, n_sel=4, w=16, prefill="triton").model
 tokens = torch.randint(0, 40, (1, 65), generator=torch.Generator().manual_seed(0))
@@ -138,7 +141,8 @@ def test_a_block_on_the_kernels_compiles_without_a_break() -> None:
     """The kernels run in Triton's interpreter, which has to be chosen before Triton is imported."""
     pytest.importorskip("triton", reason="Triton is Linux only")
     env = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, "-c", FULLGRAPH], check=True, env=env, timeout=240)
+    root = Path(__file__).parents[2]
+    subprocess.run([sys.executable, "-c", FULLGRAPH], check=True, env=env, cwd=root, timeout=240)
 
 
 def test_loss_in_slices_equals_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:

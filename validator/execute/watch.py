@@ -85,6 +85,8 @@ class _Watcher:
     def look(self) -> list[WatchEvent]:
         """What is new since the last look."""
         now = time.monotonic()
+        # Asked before reading: a process that ends after this may have written more than is read below.
+        gone = bool(self._processes) and not self._living()
         records = self._follower.look(now=now)
         events = [
             self._act(anomaly.code, anomaly.message, anomaly.step)
@@ -98,7 +100,7 @@ class _Watcher:
             self._told -= {"slow", "stall"}
             events.append(self._event("progress", self._progress_sentence()))
         activity = self._activity(now)
-        end = self._end()
+        end = self._end(gone=gone)
         if end is not None:
             return [*events, end]
         return events if events else self._judge_silence(activity, now)
@@ -124,13 +126,13 @@ class _Watcher:
         event = self._event(code, message, step)
         return WatchEvent(event.time, event.code, event.message, event.step, halt_written=True)
 
-    def _end(self) -> WatchEvent | None:
+    def _end(self, *, gone: bool) -> WatchEvent | None:
         ranks = self._follower.by_rank
         if ranks and all(state.message == "done" for state in ranks.values()):
             return self._event("done", f"every rank is done at step {self._pace.step}")
         if (self._directory / ".HALT").exists():
             return self._event("halted", ".HALT is in the folder")
-        if self._processes and not self._living():
+        if gone:
             return self._event("gone", "the trainer's processes have ended without saying that they were done")
         return None
 

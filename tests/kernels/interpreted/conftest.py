@@ -9,7 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from tests.interpreting import mend_indices
+
 collect_ignore_glob = [] if os.environ.get("TRITON_INTERPRET") == "1" else ["test_*.py"]
+if not collect_ignore_glob:
+    mend_indices()
 
 
 @pytest.fixture(autouse=True)

@@ -28,18 +28,25 @@ def _command(line: str) -> tuple[str, ...]:
     return ("sh", "-c", line)
 
 
-def test_a_request_to_stop_ends_the_run_in_order(make_spec: Make, supervised: Run, tmp_path: Path) -> None:
-    program = "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *a: sys.exit(7))\ntime.sleep(60)\n"
+def test_a_request_to_stop_ends_the_run_in_order(make_spec: Make, supervised: Run, run_dir: Path) -> None:
+    program = programs.TRAINER + "signal.signal(signal.SIGTERM, lambda *a: sys.exit(7))\nrow(1)\ntime.sleep(60)\n"
     cancel = CancelToken()
-    timer = threading.Timer(0.5, cancel.request)
-    timer.start()
-    began = time.monotonic()
-    outcome = supervised(make_spec(program, retries=2), cancel=cancel)
-    timer.join()
+    spec = make_spec(program, retries=2)
+    asked: list[float] = []
+
+    def ask() -> None:
+        eventually((run_dir / spec.out / "training.csv").exists)  # it answers SIGTERM from here on
+        cancel.request()
+        asked.append(time.monotonic())
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    outcome = supervised(spec, cancel=cancel)
+    thread.join()
     cancel.close()
     assert (outcome.reason, outcome.rc) == ("interrupted", 7)
     assert len(outcome.attempts) == 1
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - asked[0] < 3
 
 
 def test_after_a_request_to_stop_nothing_is_started(make_spec: Make, supervised: Run, run_dir: Path) -> None:
@@ -64,19 +71,25 @@ def test_a_guardian_that_was_stopped_does_not_hold_up_the_end() -> None:
     assert not runs(guardian.pid)
 
 
-def test_a_second_request_does_not_wait(make_spec: Make, supervised: Run) -> None:
+def test_a_second_request_does_not_wait(make_spec: Make, supervised: Run, run_dir: Path) -> None:
     cancel = CancelToken()
-    timers = [threading.Timer(delay, cancel.request) for delay in (0.4, 0.8)]
-    for timer in timers:
-        timer.start()
-    began = time.monotonic()
-    patient = SHORT.__class__(term_s=30.0, leftover_s=30.0)
-    outcome = supervised(make_spec(programs.IGNORES_SIGTERM), cancel=cancel, grace=patient)
-    for timer in timers:
-        timer.join()
+    spec = make_spec(programs.IGNORES_SIGTERM)
+    asked: list[float] = []
+
+    def ask_twice() -> None:
+        eventually((run_dir / spec.out / "training.csv").exists)  # it ignores SIGTERM from here on
+        cancel.request()
+        time.sleep(0.4)
+        cancel.request()
+        asked.append(time.monotonic())
+
+    thread = threading.Thread(target=ask_twice)
+    thread.start()
+    outcome = supervised(spec, cancel=cancel, grace=SHORT.__class__(term_s=30.0, leftover_s=30.0))
+    thread.join()
     cancel.close()
     assert (outcome.reason, outcome.rc) == ("interrupted", -signal.SIGKILL)
-    assert time.monotonic() - began < 4
+    assert time.monotonic() - asked[0] < 4
 
 
 def test_a_double_fork_into_another_session_is_found_and_ended(make_spec: Make, supervised: Run, run_dir: Path) -> None:

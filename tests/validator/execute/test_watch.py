@@ -8,12 +8,15 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.validator.execute import programs
 from tests.validator.execute.tools import watchdog
+from validator.execute import watchdog as watchdog_module
 from validator.execute.cancel import CancelToken
+from validator.execute.follow import RunFollower
 from validator.execute.watch import WatchEvent, watch
 
 LIMITS = watchdog(first_step=1.0, stall=0.4)
@@ -55,6 +58,27 @@ def test_a_trainer_that_dies(tmp_path: Path, trainer: list[subprocess.Popen[byte
     assert _codes(list(watch(tmp_path, interval_s=0.05, limits=LIMITS))) == ["progress", "gone"]
 
 
+def test_what_a_trainer_wrote_last_is_read_before_it_is_called_gone(
+    tmp_path: Path, trainer: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is done, and its process ended, right after the watchdog has read."""
+    program = 'row(1); beat(1)\nwhile not os.path.exists(out + "/go"): time.sleep(0.01)\nbeat(1, "done")'
+    process = _start(tmp_path, programs.TRAINER + program, trainer)
+    read, looks_at_rank = RunFollower.look, 0
+
+    def look(self: RunFollower, *, now: float) -> Any:
+        nonlocal looks_at_rank
+        records = read(self, now=now)
+        looks_at_rank += bool(self.by_rank)
+        if looks_at_rank == 2:  # in the first it came to know the process
+            (tmp_path / "go").touch()
+            process.wait(timeout=30)
+        return records
+
+    monkeypatch.setattr(RunFollower, "look", look)
+    assert _codes(list(watch(tmp_path, interval_s=0.05, limits=watchdog(first_step=20.0, stall=20.0))))[-1] == "done"
+
+
 def test_a_stall_gets_stacks_and_a_halt(tmp_path: Path, trainer: list[subprocess.Popen[bytes]]) -> None:
     program = programs.DUMPS_STACKS.replace("row(1); row(2)", "row(1); beat(1); time.sleep(0.1); row(2)")
     _start(tmp_path, program, trainer)
@@ -79,7 +103,10 @@ def test_without_halt_it_only_tells_and_goes_on(tmp_path: Path, trainer: list[su
     assert not (tmp_path / ".HALT").exists()
 
 
-def test_slow_is_told_as_slow(tmp_path: Path, trainer: list[subprocess.Popen[bytes]]) -> None:
+def test_slow_is_told_as_slow(
+    tmp_path: Path, trainer: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watchdog_module, "BUSY_CORES", 0.005)  # what a crowded machine leaves to a busy process
     program = programs.SLOW_BUT_BUSY.replace("row(step)", "row(step); beat(step)") + 'beat(6, "done")'
     assert "burn(1.5)" in program
     # Busy until the watchdog has told it, so that no length of a step has to suit how busy the machine is.

@@ -1,0 +1,64 @@
+"""`make bench` leaves no benchmark out unsaid, and says in a line what this machine cannot do."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from benchmarks import __main__ as bench
+from benchmarks.machine import need_gpu
+
+FOLDER = Path(bench.__file__).parent
+
+
+def test_every_benchmark_is_run_or_named_with_a_reason() -> None:
+    commands = {path.stem for path in FOLDER.glob("*.py") if 'if __name__ == "__main__"' in path.read_text()}
+    run = {one.module for one in bench.BENCHMARKS}
+    assert run | set(bench.BY_HAND) == commands - {"__main__"}
+    assert not run & set(bench.BY_HAND)
+
+
+def test_what_needs_a_gpu_says_so_in_a_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit) as ended:
+        need_gpu("dense")
+    assert ended.value.code == 4
+    assert capsys.readouterr().err == "benchmarks.dense: not run, it needs a CUDA device\n"
+
+
+def test_one_that_fails_fails_the_whole_after_the_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    codes = {"attention": 0, "calibration": 1, "commands": 4, "reading": 0}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(bench, "BENCHMARKS", (*map(bench.Benchmark, codes), bench.Benchmark("dense", gpu=True)))
+    started: list[str] = []
+
+    def run(command: tuple[str, ...], *, check: bool) -> SimpleNamespace:
+        started.append(command[2].removeprefix("benchmarks."))
+        return SimpleNamespace(returncode=codes[started[-1]])
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert bench.main([]) == 1
+    assert started == list(codes)
+    said = capsys.readouterr().out
+    assert "not run, it needs a CUDA device: python -m benchmarks.dense\n" in said
+    assert "2 done; 2 not run; 1 FAILED\nFAILED: python -m benchmarks.calibration\n" in said
+    assert bench.main(["reading"]) == 0
+    assert bench.main(["commands"]) == 0  # what this machine cannot do is no failure
+
+
+def test_a_benchmark_that_is_none_is_named_with_those_that_are(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("speed", "kernels_sweep"):
+        with pytest.raises(SystemExit) as ended:
+            bench.main([name])
+        assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert "MODULE is 'speed', and not one of attention, calibration" in said
+    assert "run `python -m benchmarks.kernels_sweep` by hand" in said
