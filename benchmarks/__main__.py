@@ -62,6 +62,7 @@ BY_HAND = {
     "kernels_memcheck": "it is for a memory checker, on a GPU",
     "kernels_sweep": "it looks for better tile sizes, on a GPU",
     "loss_by_position": "it compares two runs that were trained before",
+    "loss_curve": "it compares runs that were trained before",
     "prose_corpus": "it makes a corpus for loss_parity out of packages that it downloads",
 }
 """Modules that are commands and yet not run here, with the reason."""
