@@ -78,6 +78,11 @@ _ONE_FAILED = """\
 </testsuite>
 """
 
+_GAVE_UP = """\
+W1121 20:57:19.645000 5148 torch/_dynamo/convert_frame.py:1994] [28/8] torch._dynamo hit config.recompile_limit (8)
+W1121 20:57:19.645000 5148 torch/_dynamo/convert_frame.py:1994] [28/8]    function: 'forward' (model.py:80)
+"""
+
 _SETTINGS = (
     _case(
         "account-without-config",
@@ -106,6 +111,11 @@ _SETTINGS = (
         Sheet(config={"ddp_compress": "bf16"}, facts={"weight_dtype": "bfloat16"}),
         "noop-compression",
         text=_asks(args={"ddp-compress": "bf16"}),
+    ),
+    _case(
+        "compiler-that-gave-up",
+        "torch.compile met its limit of variants and runs the model uncompiled",
+        *("settings", "GO", Sheet(stderr=_GAVE_UP), "uncompiled"),
     ),
     _case(
         "warm-up-longer-than-the-run",

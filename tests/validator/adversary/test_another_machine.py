@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,7 @@ def test_a_validation_that_was_resumed_under_another_driver_is_vetoed(
     tmp_path: Path, changes: object, decision: str, severity: str | None
 ) -> None:
     def sheet(spec: RunSpec) -> Sheet:
+        time.sleep(0.005)  # so that the second run starts after the first in milliseconds, too
         return Sheet(rates=scatter(40_000.0, seed=spec.repeat))
 
     root = laid_out(tmp_path, sheet, book(train(repeats=2)))
