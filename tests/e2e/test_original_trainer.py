@@ -12,8 +12,9 @@ out, rank = sys.argv[sys.argv.index("--out") + 1], int(os.environ["RANK"])
 if rank == 0:
     table = open(out + "/training.csv", "w", buffering=1)
     beats = open(out + "/heartbeat_rank0.jsonl", "w", buffering=1)
+began = time.monotonic()
 for step in range(1, 121):
-    time.sleep(0.005)
+    time.sleep(max(0.0, began + 0.02 * step - time.monotonic()))  # due times: a busy machine does not add up
     if rank == 0:
         table.write(f"{step},{2 - step / 200:.4f},0.0002,{49.5 + step % 3 * 0.1:.2f}\\n")
         beat = {"ts": time.time(), "iso": "-", "pid": os.getpid(), "rank": 0, "step": step, "msg": "progress"}
