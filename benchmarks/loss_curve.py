@@ -3,8 +3,9 @@
     python -m benchmarks.loss_curve prose=RUNS/prose_nsa,RUNS/prose_dense --svg docs/images/loss.svg
     python -m benchmarks.loss_curve "Python=A,B" "prose=C,D" --every 1000
 
-A pair is `NAME=RUN,YARDSTICK`, two output folders of `nsa.train`, alike in data, batch size, length, steps and seed,
-and validated on as many tokens. Losses are in nats per token; the ratio is that of the first run to the second.
+A pair is `NAME=RUN,YARDSTICK`, two output folders of `nsa.train`, alike in data and in every setting but those of the
+attention, and validated on as many tokens. Losses are in nats per token; the ratio is that of the first run to the
+second.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ from typing import Any
 from nsa.argument_types import positive_int
 from validator.report.svg import VEGA_LITE
 
-SAME = ("seq_len", "batch_size", "accum", "seed", "steps")
+ATTENTION = ("attention", "phi", "gate", "gate_hidden", "l_cmp", "d_cmp", "l_sel", "n_sel", "w")
+WITHOUT_EFFECT = ("prefill", "sel_ranges", "query_chunk", "out", "resume")
+"""Settings in which a pair may differ: what is compared, and what changes no loss."""
+
 COLORS = {"sparse": "#0b6e99", "dense": "#c2571a"}
 PANEL = {"width": 330, "height": 210}
 
@@ -51,10 +55,11 @@ def read_pair(text: str) -> Pair:
         raise SystemExit(f"{text!r} is no pair; give NAME=RUN,YARDSTICK")
     runs = [Path(part) for part in parts]
     settings = [_settings(run) for run in runs]
-    for key in settings[0]:
-        if settings[0][key] != settings[1][key]:
+    for key in settings[0] | settings[1]:
+        first_has, second_has = (setting.get(key) for setting in settings)
+        if first_has != second_has:
             raise SystemExit(
-                f"{name}: {key} is {settings[0][key]} in {runs[0]} and {settings[1][key]} in {runs[1]}; "
+                f"{name}: {key} is {first_has} in {runs[0]} and {second_has} in {runs[1]}; "
                 "train both alike to compare them"
             )
     first, second = (_losses(run) for run in runs)
@@ -71,7 +76,8 @@ def _settings(run: Path) -> dict[str, Any]:
         env = json.loads((run / "env.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise SystemExit(f"{run}: env.json cannot be read ({error}); give an output folder of nsa.train") from error
-    return {key: env["effective"].get(key) for key in SAME} | {"data": env["data"]}
+    free = (*ATTENTION, *WITHOUT_EFFECT)
+    return {key: value for key, value in env["effective"].items() if key not in free} | {"what was read": env["data"]}
 
 
 def _losses(run: Path) -> dict[int, tuple[float, int]]:

@@ -23,7 +23,7 @@ def write(tmp_path: Path) -> Write:
     ) -> Path:
         run = tmp_path / name
         run.mkdir()
-        effective = {"seq_len": 64, "batch_size": 2, "accum": 1, "seed": 1337, "steps": 30, **changes}
+        effective = {"seq_len": 64, "batch_size": 2, "accum": 1, "seed": 1337, "steps": 30, "lr": 6e-4, **changes}
         env = {"effective": effective, "data": {"train_tokens": train_tokens}}
         (run / "env.json").write_text(json.dumps(env))
         rows = [f"{step},{loss},{tokens},1.5" for step, loss in losses.items()]
@@ -60,13 +60,19 @@ def test_steps_that_one_run_lacks_are_left_out(write: Write) -> None:
     [
         ({"seed": 1}, "seed is 1337 in"),
         ({"steps": 40}, "steps is 30 in"),
-        ({"train_tokens": 100}, "data is"),
+        ({"lr": 1e-3}, "lr is 0.0006 in"),
+        ({"train_tokens": 100}, "what was read is"),
         ({"tokens": 8192}, "different numbers of tokens"),
     ],
 )
 def test_runs_that_are_not_alike_are_refused(write: Write, changes: dict[str, Any], says: str) -> None:
     with pytest.raises(SystemExit, match=says):
         read_pair(f"x={write('a', {10: 2.0})},{write('b', {10: 2.0}, **changes)}")
+
+
+def test_a_pair_may_differ_in_its_attention(write: Write) -> None:
+    sparse, dense = write("a", {10: 2.0}, attention="nsa", phi="mlp"), write("b", {10: 2.0}, attention="dense")
+    assert read_pair(f"x={sparse},{dense}").ratio(10) == 1.0
 
 
 def test_what_cannot_be_read_is_named(write: Write, tmp_path: Path) -> None:

@@ -135,12 +135,17 @@ def test_another_runs_checkpoint_is_refused(tmp_path: Path, train: Train, capsys
     assert "n_layers=3" in said
 
 
-def test_changed_data_is_refused(tmp_path: Path, train: Train, capsys: Any) -> None:
+@pytest.mark.parametrize(
+    "changed",
+    ["some text to learn from, again and again\n" * 60, "some text to learn much, again and again\n" * 50],
+    ids=["longer", "of the same length"],
+)
+def test_changed_data_is_refused(tmp_path: Path, train: Train, capsys: Any, changed: str) -> None:
     text = tmp_path / "text.txt"
     text.write_text("some text to learn from, again and again\n" * 50)
     data = ["--data", "local", "--data-path", str(text)]
     assert train(tmp_path / "out", "--steps", "2", "--save-final", *data) == 0
-    text.write_text("some text to learn from, again and again\n" * 60)
+    text.write_text(changed)
     assert train(tmp_path / "out", "--steps", "4", "--resume", *data) == 2
     assert "the data is no longer what step_00000002.pt was trained on" in capsys.readouterr().err
 
@@ -239,16 +244,6 @@ def test_what_is_set_on_resume_is_what_runs(
     said = capsys.readouterr().out
     assert "other settings than before: weight_decay=0.5 (was 0.01), beta1=0.7 (was 0.9)" in said
     assert "steps=3 (was 2)" in said
-
-
-def test_text_of_the_same_length_is_other_data(tmp_path: Path, train: Train, capsys: Any) -> None:
-    text = tmp_path / "text.txt"
-    text.write_text("some text to learn from, again and again\n" * 50)
-    data = ["--data", "local", "--data-path", str(text)]
-    assert train(tmp_path / "out", "--steps", "2", "--save-final", *data) == 0
-    text.write_text("some text to learn much, again and again\n" * 50)
-    assert train(tmp_path / "out", "--steps", "4", "--resume", *data) == 2
-    assert "the data is no longer what step_00000002.pt was trained on" in capsys.readouterr().err
 
 
 def test_the_first_sign_of_life_after_a_resume_knows_its_step(

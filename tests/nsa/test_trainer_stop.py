@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 import torch
 
+from nsa.data import DataError
+from nsa.data.synthetic import MarkovCopySource
 from tests.nsa.steps import at_step, until
 
 Train = Callable[..., int]
@@ -136,19 +138,22 @@ def test_the_stacks_of_a_main_thread_that_is_stuck_can_be_had(tmp_path: Path) ->
     assert "in stuck" in dump.read_text()
 
 
-def test_an_error_in_the_data_is_told_everywhere(
-    tmp_path: Path, train: Train, beats: Beats, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from nsa.data.synthetic import MarkovCopySource
-
+def break_data(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """Let the data end in `error` at sample 6."""
     make = MarkovCopySource.batch
 
     def broken(self: Any, indices: Any) -> Any:
         if 6 in indices:
-            raise OSError("disk gone")
+            raise error
         return make(self, indices)
 
     monkeypatch.setattr(MarkovCopySource, "batch", broken)
+
+
+def test_an_error_in_the_data_is_told_everywhere(
+    tmp_path: Path, train: Train, beats: Beats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_data(monkeypatch, OSError("disk gone"))
     with pytest.raises(RuntimeError, match="disk gone"):
         train(tmp_path, "--steps", "9")
     assert [r["msg"] for r in beats(tmp_path)][-2:] == ["loader_error", "done"]
@@ -253,17 +258,7 @@ def test_a_first_signal_is_acknowledged(
 def test_data_that_turns_out_broken_midway_is_an_error_and_no_bad_usage(
     tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    from nsa.data import DataError
-    from nsa.data.synthetic import MarkovCopySource
-
-    make = MarkovCopySource.batch
-
-    def broken(self: Any, indices: Any) -> Any:
-        if 6 in indices:
-            raise DataError("part 7 has no text")
-        return make(self, indices)
-
-    monkeypatch.setattr(MarkovCopySource, "batch", broken)
+    break_data(monkeypatch, DataError("part 7 has no text"))
     assert train(tmp_path, "--steps", "9") == 1
     assert capsys.readouterr().err == "nsa.train: part 7 has no text\n"
     assert json.loads((tmp_path / "metrics.json").read_text())["status"] == "error"

@@ -18,6 +18,7 @@ import numpy as np
 from validator.collect.intake import Digest, Intake, blocks, clean, printable
 from validator.collect.order import rising
 from validator.collect.table import Table
+from validator.model.columns import without_colors
 from validator.model.measure import ScalarValue
 
 __all__ = [
@@ -102,9 +103,6 @@ def _attempt(path: Path) -> tuple[tuple[int, ...], str]:
     return numbers, path.as_posix()
 
 
-_COLOR = re.compile(rb"\x1b\[[0-9;]*m")
-
-
 def _lines(path: Path, digest: Digest) -> Iterator[tuple[int, str]]:
     """Numbered lines as a terminal shows them: without colors, and a carriage return also ends one, since progress bars
     redraw theirs. Long ones are cut."""
@@ -113,8 +111,7 @@ def _lines(path: Path, digest: Digest) -> Iterator[tuple[int, str]]:
         for raw in block.split(b"\n") if not block.endswith(b"\n") else block[:-1].split(b"\n"):
             number += 1
             for part in raw.split(b"\r") if b"\r" in raw else (raw,):
-                shown = _COLOR.sub(b"", part[: 2 * MAX_LINE]) if b"\x1b" in part else part
-                yield number, shown[:MAX_LINE].decode("utf-8", "replace")
+                yield number, without_colors(part[: 2 * MAX_LINE])[:MAX_LINE].decode("utf-8", "replace")
 
 
 def _float(text: str | None) -> float | None:

@@ -16,14 +16,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from validator.model.columns import HEADERLESS, contract_names, contract_values
+from validator.model.columns import HEADERLESS, contract_names, contract_values, without_colors
 from validator.model.runbook import TrainerMetrics
 
 __all__ = ["Record", "RunFollower", "Tail"]
 
 _LOOK_BYTES = 4 << 20  # per file and look; a larger backlog is caught up with at the next looks
 _HEAD_BYTES = 4096
-_COLOR = re.compile(rb"\x1b\[[0-9;]*m")
 
 
 @dataclass(frozen=True)
@@ -206,7 +205,7 @@ class RunFollower:
         out = self.rank0_log()
         for path in (out, out.with_name("stderr.log")) if self._log is None else (self._log,):
             for line in self._tail(path).lines():
-                match = pattern.search(_COLOR.sub(b"", line[:8192]).decode("utf-8", "replace"))
+                match = pattern.search(without_colors(line[:8192]).decode("utf-8", "replace"))
                 if match:
                     self._log = path
                     told = {name: match[name] for name in pattern.groupindex if match[name] is not None}

@@ -6,13 +6,23 @@ measure it. Both readings take the names from here.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from validator.model.catalogue import METRICS
 
-__all__ = ["ALIASES", "HEADERLESS", "OTHER_UNITS", "OtherUnit", "contract_names", "contract_values", "series_name"]
+__all__ = [
+    "ALIASES",
+    "HEADERLESS",
+    "OTHER_UNITS",
+    "OtherUnit",
+    "contract_names",
+    "contract_values",
+    "series_name",
+    "without_colors",
+]
 
 HEADERLESS = ("step", "loss", "lr", "toks_per_s")
 """The columns of a table without a header; with one, the contract's first four."""
@@ -64,6 +74,12 @@ OTHER_UNITS: Mapping[str, OtherUnit] = {
 """Units that say themselves in a name, as trainers print them."""
 
 _KNOWN = frozenset({*HEADERLESS, *METRICS})
+_COLOR = re.compile(rb"\x1b\[[0-9;]*m")
+
+
+def without_colors(printed: bytes) -> bytes:
+    """A printed line as a pattern means it: loggers color parts of theirs, also between a name and its number."""
+    return _COLOR.sub(b"", printed) if b"\x1b" in printed else printed
 
 
 def series_name(raw: str) -> str:
