@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from nsa.checkpoint import newest_step
 from nsa.config import Config, flatten
 from nsa.data import BatchLoader, DataError, Sources, StreamSource, Tokenizer, open_sources, open_tokenizer
 from nsa.effective import Effective, settle_config
@@ -230,6 +231,8 @@ def _open_process(asked: Config, stack: contextlib.ExitStack) -> _Process:
         out, rank=world.rank, beat_s=asked.telemetry.heartbeat_s, gpu_memory=lambda: _rounded_memory(world)
     )
     stack.callback(heartbeat.close)
+    if asked.train.resume:
+        heartbeat.go_on_from(newest_step(out))  # a first sign of life at step 0 is that of another run
     heartbeat.write("boot", world_size=world.size, device=str(world.device))
     heartbeat.start()
     signals = SignalDesk(out, rank=world.rank, on_dump=lambda path: heartbeat.write("watchdog_dump", file=path.name))

@@ -19,7 +19,7 @@ import torch
 from nsa.config import SetupError
 from nsa.telemetry.files import write_json
 
-__all__ = ["CheckpointError", "find_newest", "load_checkpoint", "save_checkpoint"]
+__all__ = ["CheckpointError", "find_newest", "load_checkpoint", "newest_step", "save_checkpoint"]
 
 SCHEMA_VERSION = 1
 
@@ -113,6 +113,13 @@ def find_newest(out: Path, *, say: Callable[[str], None]) -> Path | None:
             return path
         say(f"[checkpoint] {path.name} is passed over: {fault}")
     return None
+
+
+def newest_step(out: Path) -> int:
+    """The step of the newest checkpoint that was written whole, 0 where there is none. Unlike `find_newest` it reads
+    nothing, so the checkpoint may yet turn out damaged."""
+    manifests = sorted(path.stem for path in checkpoint_dir(out).glob("step_*.json"))
+    return int(manifests[-1].removeprefix("step_")) if manifests else 0
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:

@@ -62,7 +62,8 @@ class Column:
 
 @dataclass
 class Beats:
-    """`mark_steps` and `mark_times` tell when, in Unix seconds, the step was seen to change."""
+    """`mark_steps` and `mark_times` tell when, in Unix seconds, the step was seen to change; `resumed_s` when each
+    process after the first one was first heard of."""
 
     rank: int
     wanted: frozenset[str] | None = None
@@ -71,6 +72,7 @@ class Beats:
     mark_steps: array[int] = field(default_factory=lambda: array("q"))
     mark_times: array[float] = field(default_factory=lambda: array("d"))
     pids: dict[int, int] = field(default_factory=dict)
+    resumed_s: array[float] = field(default_factory=lambda: array("d"))
     first_step: int | None = None
     highest: int = 0
     step: int = 0
@@ -105,7 +107,7 @@ class Beats:
             self.fault("no-message", line, printable(str(msg), limit=40))
         self.done = self.msg == "done" or (self.done and self.msg == "beat")
         step = self._step_of(record.get("step"))
-        self._check_writer(record, step, line)
+        self._check_writer(record, step, ts, line)
         if self.first_step is None:
             self.first_step = step
         if self.msg == "beat":
@@ -125,7 +127,7 @@ class Beats:
             raw = int(raw)
         return raw if type(raw) is int and 0 <= raw < MAX_STEP else self.step
 
-    def _check_writer(self, record: dict[str, Any], step: int, line: int) -> None:
+    def _check_writer(self, record: dict[str, Any], step: int, ts: float | None, line: int) -> None:
         """Notice another rank's records, and a process that started over in a file already used."""
         rank = record.get("rank")
         if type(rank) is int and rank != self.rank:
@@ -134,6 +136,8 @@ class Beats:
         if type(pid) is int and pid not in self.pids and len(self.pids) < _MAX_PIDS:
             if self.pids and step == 0 and self.highest > 0:
                 self.fault("mixed-runs", line, f"pid {pid} after step {self.highest}")
+            if self.pids and ts is not None:
+                self.resumed_s.append(ts)
             self.pids[pid] = line
 
     def _take_field(self, key: str, value: Any, step: int) -> None:

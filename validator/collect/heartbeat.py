@@ -50,6 +50,7 @@ class Heartbeat:
     last_progress_s: float | None
     jumps: tuple[dict[str, Any], ...]
     pids: tuple[int, ...]
+    resumed_s: tuple[float, ...]
     first_step: int
     last_step: int
     last_msg: str
@@ -190,6 +191,7 @@ def _finish(beats: Beats, source: SourceFile, path: Path, intake: Intake, *, bri
         last_progress_s=float(seconds[-1]) if seconds.size else None,
         jumps=tuple(clock_jumps(steps, seconds, limit_s=beats.gaps.limit_s)),
         pids=tuple(beats.pids),
+        resumed_s=tuple(beats.resumed_s),
         first_step=beats.first_step or 0,
         last_step=beats.step,
         last_msg=printable(beats.msg, limit=60),

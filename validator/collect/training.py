@@ -168,6 +168,8 @@ def _derive(state: Gathered) -> None:
         state.extra["samples"] = samples
     if first is not None:
         state.extra["step_times_s"] = first.step_times_s
+        if first.resumed_s:
+            state.extra["resumed_s"] = first.resumed_s
     if samples is not None:
         machine, throttled = read_telemetry(samples, telemetry, first, state.intake)
         state.series |= machine

@@ -6,7 +6,7 @@ time, which the heartbeats and the supervisor measure; weights take memory; and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,6 +44,9 @@ _LEAST_OFF_S = 1.0
 _TOO_FAST, _TOO_SLOW, _NOTABLE = 1.1, 1.33, 1.05
 """Time that passed over time claimed, and the other way round, beyond which a figure is not of this run. A rate that is
 claimed too high may pass a bound that it misses, so less of it is borne."""
+
+_MOST_PAUSES = 0.1
+"""Share of the steps at which a run may have been resumed."""
 
 _SLACK_S, _SLACK = 2.0, 1.05
 _COPY_ROWS, _COPY_VALUES = 20, 5
@@ -117,6 +120,9 @@ def _beside_heartbeat(run: RunFacts, claim: _Claim) -> Finding | None:
         return None
     both, rows, moments = both[late], rows[late], seconds[at[late]]
     passed_s, claimed_s = float(moments[-1] - moments[0]), claim.total_s(int(both[0]), int(both[-1]))
+    for place in _pauses(moments, run.result.extra.get("resumed_s", ())):
+        passed_s -= float(moments[place + 1] - moments[place])
+        claimed_s -= claim.total_s(int(both[place]), int(both[place + 1]))
     if not claim.whole:
         # Medians, since single steps may hold what a time per step leaves out.
         covered = float(both[-1] - both[0])
@@ -132,6 +138,13 @@ def _beside_heartbeat(run: RunFacts, claim: _Claim) -> Finding | None:
     certain = ratio >= _TOO_FAST or ratio <= 1 / _TOO_SLOW
     passed = f"steps {both[0] + 1} to {both[-1]} took {passed_s:,.1f} s by the heartbeat's clock"
     return _contradicted(claim, passed, claimed_s, passed_s, severity="veto" if certain else "warning")
+
+
+def _pauses(moments: Floats, resumed_s: Sequence[float]) -> list[int]:
+    """Places `i` between whose moments, `i` and `i + 1`, another process went on; no claim covers how long the run had
+    rested. No place at all where there are so many that they are no pauses any more."""
+    places = sorted({int(np.searchsorted(moments, at)) - 1 for at in resumed_s if moments[0] < at <= moments[-1]})
+    return places if len(places) <= _MOST_PAUSES * (len(moments) - 1) else []
 
 
 def _beside_duration(run: RunFacts, claim: _Claim) -> Finding | None:

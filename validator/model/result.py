@@ -71,6 +71,7 @@ class Result:
     `fallbacks`   counter to calls, by fallback_counters.csv, which is written only when something fell back;
     `tables`      [{caption, columns, rows}] worth showing beside the run's figures;
     `samples`     the machine beside the run (`Samples`); `step_times_s` steps, and the time at which each ended;
+    `resumed_s`   when each process of rank 0 after the first one was first heard of, Unix seconds;
     `loader_error` {rank, path, error, unreachable} of the first rank that got no batch;
     `smoke`       the JSON object that a loader's trial printed.
     """

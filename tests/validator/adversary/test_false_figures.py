@@ -35,6 +35,11 @@ VETOED = {
     "three times as fast as any clock says": (Sheet(damage=faster(3)), "unit-mismatch"),
     "a tenth faster than any clock says": (Sheet(damage=faster(1.15)), "unit-mismatch"),
     "half as fast, so of another run": (Sheet(damage=faster(0.5)), "unit-mismatch"),
+    "three times as fast, resumed once": (Sheet(damage=faster(3), resumed_at=60), "unit-mismatch"),
+    "three times as fast, by a process for every step": (
+        Sheet(damage=both(faster(3), beats(lambda record: {**record, "pid": 5000 + record["step"]}))),
+        "unit-mismatch",
+    ),
     "a rate of which only the rate is wrong": (
         Sheet(damage=column("toks_per_s", lambda _, value: 1.15 * value)),
         "unit-mismatch",
