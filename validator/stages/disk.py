@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from validator.execute.journal import Event
 
 __all__ = [
+    "declared_digest",
     "end_of",
     "ending",
     "events_of",
@@ -72,14 +73,21 @@ def header_digest(folder: RunFolder) -> str:
 
     It is taken of the file's own words, so that a later version, whose runbooks have more fields, finds it unchanged.
     """
-    declared = json.loads((folder.root / "run.json").read_text(encoding="utf-8"))["runbook"]
+    with folder.tree() as tree:
+        return declared_digest(tree.read("run.json"))
+
+
+def declared_digest(header: bytes) -> str:
+    """SHA-256 of the runbook in the bytes of a run.json."""
+    declared = json.loads(header)["runbook"]
     return hashlib.sha256(json.dumps(declared, sort_keys=True).encode()).hexdigest()
 
 
 def last_go_digest(folder: RunFolder) -> str | None:
     """SHA-256 of the earlier validation that this one is held against; None where there is none."""
     try:
-        return hashlib.sha256((folder.root / "last_go.json").read_bytes()).hexdigest()
+        with folder.tree() as tree:
+            return hashlib.sha256(tree.read("last_go.json")).hexdigest()
     except OSError:
         return None
 
@@ -90,17 +98,15 @@ def _require_unchanged(folder: RunFolder, events: Sequence[Event]) -> None:
     Raises:
         FolderError: when the runbook in run.json, or the last GO beside it, is not what the validation began with.
     """
-    from validator.stages.share import is_shared
-
     seals = (event.fields["header"] for event in events if event.event == "started" and "header" in event.fields)
     told = next(seals, None)
-    if told is not None and told != header_digest(folder) and not is_shared(folder):
+    if told is not None and told != header_digest(folder):
         raise FolderError(
             f"the runbook in {folder.root / 'run.json'} was changed after the validation had been started, so nothing "
             "can be judged by it; restore the file, or run again with the runbook as you want it"
         )
     kept = [event.fields["last_go"] for event in events if event.event == "environment" and "last_go" in event.fields]
-    if kept and kept[0] != last_go_digest(folder) and not is_shared(folder):
+    if kept and kept[0] != last_go_digest(folder):
         raise FolderError(
             f"{folder.root / 'last_go.json'}, which the validation was held against, was changed or removed since it "
             "began; restore the file, or run again"
@@ -212,17 +218,15 @@ def _state(own: Sequence[Event], ended: Event | None, *, alive: bool) -> tuple[P
 
 def _runs(folder: RunFolder, phase: Phase, events: Sequence[Event]) -> tuple[RunRecord, ...]:
     """Every run that was started, in order, with its outcome where it ended."""
-    seals = _seals(folder, events)
+    seals = _seals(events)
     own = [(spec, outcome) for spec, outcome in started_runs(events) if spec.phase == phase.id]
     return tuple(_sealed(record_of(folder, spec, outcome), seals.get(spec.id, {})) for spec, outcome in own)
 
 
-def _seals(folder: RunFolder, events: Sequence[Event]) -> dict[str, Mapping[str, str]]:
-    """The files of each run, and their SHA-256, as they were read when it had ended; none of a cleaned copy."""
-    from validator.stages.share import is_shared
-
+def _seals(events: Sequence[Event]) -> dict[str, Mapping[str, str]]:
+    """The files of each run, and their SHA-256, as they were read when it had ended."""
     found: dict[str, Mapping[str, str]] = {}
-    for event in () if is_shared(folder) else events:
+    for event in events:
         if event.event == "run_started":
             found.pop(str(event.fields["run"]), None)
         elif event.event == "run_read":

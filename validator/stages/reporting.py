@@ -184,7 +184,7 @@ def rerender(folder: RunFolder) -> tuple[ValidationReport, ReportPaths]:
     """
     from validator.stages.share import compact, is_compact, is_shared, readable
 
-    was_compact = is_shared(folder) and is_compact(folder.root / "result.json")
+    was_compact = is_shared(folder) and is_compact(folder)
     with readable(folder) as unpacked:
         record, ended = reconstruct(unpacked), end_of(folder)
     finished, duration_s = ended.get("finished"), ended.get("duration_s")
@@ -194,7 +194,7 @@ def rerender(folder: RunFolder) -> tuple[ValidationReport, ReportPaths]:
     if not last_runner(folder, events_of(folder)).alive():
         shutil.rmtree(folder.drawing, ignore_errors=True)  # a runner that was killed could not
     if was_compact:
-        compact(paths.result)
+        compact(folder)
     return report, paths
 
 
