@@ -32,6 +32,7 @@ __all__ = [
     "events_of",
     "header_digest",
     "inspect_record",
+    "lacked_room",
     "last_go_digest",
     "last_runner",
     "pending",
@@ -132,6 +133,11 @@ def ending(events: Sequence[Event]) -> Event | None:
     return next((event for event in reversed(latest) if event.event in ("finished", "interrupted")), None)
 
 
+def lacked_room(events: Sequence[Event]) -> bool:
+    """Whether a run found the disk full: once there is room, it is worth another try."""
+    return any(outcome is not None and outcome.last.disk_full for _, outcome in started_runs(events))
+
+
 def last_runner(folder: RunFolder, events: Sequence[Event]) -> Runner:
     """Who works, or worked last, on the validation."""
     for event in reversed(events):
@@ -147,13 +153,20 @@ def end_of(folder: RunFolder) -> Mapping[str, Any]:
 
 
 def phase_end(events: Sequence[Event], phase: str) -> Event | None:
-    """The event by which a phase ended, if that end still stands.
+    """The event by which a phase ended, if that end still holds.
 
-    Only a phase that was done stands for good; what a resumed validation takes up again has not ended until it says so.
+    Only a phase that was done, and none of whose runs found the disk full, is kept by a resumed validation; what that
+    takes up again has not ended until it says so.
     """
     ended: Event | None = None
+    no_room: dict[str, bool] = {}
     for event in events:
-        if event.event == "resumed" and ended is not None and ended.fields["state"] != "done":
+        if event.event == "run_started" and event.fields["spec"]["phase"] == phase:
+            no_room[event.fields["run"]] = False
+        elif event.event == "run_ended" and event.fields["run"] in no_room:
+            no_room[event.fields["run"]] = Outcome.model_validate(event.fields["outcome"]).last.disk_full
+        kept = ended is not None and ended.fields["state"] == "done" and not any(no_room.values())
+        if event.event == "resumed" and not kept:
             ended = None
         elif event.fields.get("phase") == phase and event.event in ("phase_started", "phase_ended"):
             ended = event if event.event == "phase_ended" else None
