@@ -43,7 +43,8 @@ MAX_BYTES = 64 * 2**20
 MAX_DEPTH = 64
 """Deepest nesting of JSON that is accepted: no file of the contract comes near, and code may recurse over it."""
 
-_INTEGER_DIGITS = 19
+_MAX_INTEGER = 2**63 - 1
+_INTEGER_DIGITS = 20
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 Kind = Literal["file", "folder", "link", "other"]
@@ -303,8 +304,8 @@ def unpack(data: bytes, *, limit: int = MAX_BYTES) -> bytes:
 def parse_json(data: bytes | str, *, depth: int = MAX_DEPTH) -> Any:
     """The value of a JSON text that someone else wrote.
 
-    NaN and infinities are accepted, for trainers write them. An integer of more than 19 digits becomes a float, and a
-    lone surrogate a replacement character, for neither survives what is done with the value later.
+    NaN and infinities are accepted, for trainers write them. An integer beyond 64 bits becomes a float, and a lone
+    surrogate a replacement character, for neither survives what is done with the value later.
 
     Raises:
         ValueError: when it is no JSON, or is nested deeper than `depth`.
@@ -319,7 +320,8 @@ def parse_json(data: bytes | str, *, depth: int = MAX_DEPTH) -> Any:
 
 
 def _integer(digits: str) -> int | float:
-    return int(digits) if len(digits) <= _INTEGER_DIGITS else float(digits)
+    value = int(digits) if len(digits) <= _INTEGER_DIGITS else float(digits)
+    return value if abs(value) <= _MAX_INTEGER else float(value)
 
 
 def _require_shallow(value: object, depth: int) -> None:
