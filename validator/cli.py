@@ -9,6 +9,7 @@ import errno
 import gc
 import io
 import os
+import re
 import select
 import sys
 from typing import TYPE_CHECKING, TextIO
@@ -23,6 +24,11 @@ _CHUNK_BYTES = 4096
 """A pipe that is ready takes at least this much without blocking."""
 
 _PATIENCE_S = 5.0
+
+_ACTING = re.compile(
+    r"\x1b(?!\[(?:[0-9;]*m|[0-9]*[AK]|\?25[hl]))|[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
+)
+"""Control characters and direction overrides, but for line ends, tabs and the sequences that are the command's own."""
 
 _PRINT_ONLY = ("plan", "list", "history", "baseline", "schema")
 """Commands whose answer is what they print: output that was lost is a failure. Of the others it is the exit code."""
@@ -105,9 +111,19 @@ def _steady_streams() -> tuple[_Steady, _Steady]:
     return out, err
 
 
+class _Plain(io.TextIOWrapper):
+    """Text without what could act on a terminal, as a last line of defense: escaped as JSON writes it, so that JSON
+    stays the same value. Colors, and the cursor movements of the live table, are let through."""
+
+    def write(self, text: str, /) -> int:
+        """Write it; the answer counts the characters that were given."""
+        super().write(_ACTING.sub(lambda match: f"\\u{ord(match[0]):04x}", text))
+        return len(text)
+
+
 def _text(raw: _Steady, before: TextIO | None, *, lines: bool) -> TextIO:
     """The text layer as Python makes it, except that what the encoding lacks is escaped."""
     encoding = getattr(before, "encoding", None) or "utf-8"
-    return io.TextIOWrapper(
+    return _Plain(
         io.BufferedWriter(raw), encoding=encoding, errors="backslashreplace", line_buffering=lines or raw.isatty()
     )

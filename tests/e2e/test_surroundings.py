@@ -132,3 +132,32 @@ def test_a_broken_installation_is_no_decision(tmp_path: Path) -> None:
     )
     assert done.returncode == 4
     assert "half installed" in done.stderr
+
+
+def test_nothing_printed_acts_on_a_terminal(tmp_path: Path) -> None:
+    """Every command cleans what it shows; should one forget to, its streams do. JSON stays the same value."""
+    program = """
+import sys
+from validator.cli import _steady_streams
+_steady_streams()
+hostile = "\\x1b]0;title\\x07 \\x1b[2J \\x9b2J \\u202e \\x08"
+for stream in (sys.stdout, sys.stderr):
+    print("\\x1b[31mred\\x1b[0m\\t" + hostile, file=stream)
+import json
+print(json.dumps(hostile, ensure_ascii=False))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60, check=True)
+    out, err = done.stdout.decode(), done.stderr.decode()
+    for text in (out, err):
+        assert "\x1b[31mred\x1b[0m\t\\u001b]0;title" in text
+        assert not set(text.replace("\x1b[31m", "").replace("\x1b[0m", "")) & set("\x1b\x07\x9b\x08\u202e")
+    assert json.loads(out.splitlines()[-1]) == "\x1b]0;title\x07 \x1b[2J \x9b2J \u202e \x08"
+
+
+def test_a_private_umask_is_respected(start: Callable[..., subprocess.Popen[bytes]], workdir: Path) -> None:
+    process = start("run", "words.yaml", stderr=subprocess.DEVNULL, preexec_fn=lambda: os.umask(0o077) and None)
+    assert process.wait(timeout=60) == 0
+    folder = run_folder(workdir)
+    assert start("report", str(folder), "--share", preexec_fn=lambda: os.umask(0o077) and None).wait(timeout=60) == 0
+    written = [folder.parent, *folder.parent.rglob("*")]
+    assert [str(path) for path in written if path.lstat().st_mode & 0o077 and not path.is_symlink()] == []
