@@ -127,9 +127,10 @@ class Tree:
                 )
             except OSError as error:
                 raise _refused(error, relative) from error
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise Unreadable(errno.EINVAL, f"{relative} is not a regular file")
         with os.fdopen(fd, "rb") as file:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise Unreadable(errno.EINVAL, f"{relative} is not a regular file")
             yield file
 
     def read(self, relative: str | PurePath, *, limit: int = MAX_BYTES) -> bytes:
