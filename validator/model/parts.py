@@ -136,7 +136,8 @@ class Trainer(Frozen):
     args: dict[str, Setting] = Field(
         default_factory=lambda: dict[str, Setting](steps="{steps}", out="{out}"),
         description="Passed as `--key value`; true becomes `--key`, false leaves it out. Placeholders are filled in. "
-        "The defaults are left out where the command holds `{steps}` or `{out}` itself.",
+        "The defaults are left out where the command holds `{steps}` or `{out}` itself, and `out` where every "
+        "metric is read from what the trainer prints.",
     )
     trial_args: dict[str, Setting] = Field(
         default_factory=dict,
@@ -149,11 +150,16 @@ class Trainer(Frozen):
     @model_validator(mode="before")
     @classmethod
     def _said_once(cls, data: Any) -> Any:
-        """A trainer whose command already says how many steps, or where to, need not know `--steps` or `--out`."""
+        """A trainer whose command already says how many steps, or where to, need not know `--steps` or `--out`.
+
+        Neither does one that writes no file for the validator: most such scripts refuse an option they do not know.
+        """
         if not isinstance(data, dict) or "args" in data or not isinstance(data.get("command"), (list, tuple)):
             return data
-        told = " ".join(str(word) for word in data["command"])
-        return {**data, "args": {name: f"{{{name}}}" for name in ("steps", "out") if f"{{{name}}}" not in told}}
+        command, metrics = " ".join(str(word) for word in data["command"]), data.get("metrics")
+        prints = isinstance(metrics, dict) and set(metrics) == {"stdout"}
+        missing = [name for name in ("steps", "out") if f"{{{name}}}" not in command and not (name == "out" and prints)]
+        return {**data, "args": {name: f"{{{name}}}" for name in missing}}
 
     @property
     def bundled(self) -> bool:
