@@ -20,7 +20,7 @@ _LEAST_ROWS = 10
 _SMOOTH_SHARE = 20
 """Rows of a run over rows of a level: 1 in 20, but five at least (three below thirty rows)."""
 
-_RISE_NOISE = 6.0
+_RISE_NOISE = 8.0
 """Rise over the minimum in units of the noise. See the table of false alarms in docs/findings.md."""
 
 _RISE_SHARE = 0.25
@@ -83,14 +83,17 @@ def _levels(values: Floats) -> tuple[Floats, int]:
 
 
 def _noise(values: Floats, width: int) -> float:
-    """Scatter of one row, by how far rows that lie `width` apart differ: robust to spikes, and to a slow trend.
+    """Scatter of one row, by how far rows that lie `width` apart are off a straight line: no trend and no spike enters.
 
-    Rows side by side would understate what is autocorrelated. Each part of the curve has its own; the largest of the
-    first half's and the second half's counts, since noise may grow as the loss does.
+    Rows side by side would understate what is autocorrelated. The noisier half of the curve counts, since noise may
+    grow with the loss.
     """
-    apart = np.abs(values[width:] - values[:-width])
-    parts = [half for half in np.array_split(apart, 2) if half.size]
-    return max((float(np.median(half)) for half in parts), default=0.0) * 1.4826 / np.sqrt(2.0)
+    if len(values) <= 2 * width:
+        return float(np.abs(np.diff(values)).max(initial=0.0))
+    bent = np.abs(values[2 * width :] - 2 * values[width:-width] + values[: -2 * width])
+    bent = bent[len(bent) // 4 :]  # a curve bends most where it begins
+    parts = [half for half in np.array_split(bent, 2) if half.size]
+    return max(float(np.median(half)) for half in parts) * 1.4826 / np.sqrt(6.0)
 
 
 def _risen(loss: Series) -> tuple[float, float, int] | None:

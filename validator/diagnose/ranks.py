@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from validator.diagnose.facts import RunFacts
 from validator.diagnose.rule import evidence, found, percent
+from validator.judge.autocorrelation import effective_size, lag1, long_run_stdev
 from validator.judge.compare import holm
 from validator.model.verdict import Finding
 
@@ -21,7 +22,9 @@ _LAG_INFO, _LAG_WARNING = 0.03, 0.10
 _COST_WARNING = 0.02
 _LEVEL = 0.01
 _LEAST_STEPS = 12
-_DRAWS = 2000
+_DRAWS = 4000
+_OUTLIER, _OUTLIER_NOISE = 0.10, 6.0
+"""A step in which a rank is slow now and then: a tenth, and six robust deviations, above its own median lag."""
 
 
 @dataclass(frozen=True)
@@ -87,25 +90,62 @@ def _work(run: RunFacts) -> tuple[list[int], npt.NDArray[np.int64], Floats]:
 
 
 def _lags(run: RunFacts, ranks: list[int], steps: npt.NDArray[np.int64], work: Floats) -> list[_Lag]:
-    """Each rank beside the median of the others, step by step; blocks of steps are drawn, since steps are correlated."""
+    """Each rank beside the median of the others, step by step."""
     times = run.result.series.get("step_time_s")
     whole = float(work.max(axis=0).mean())
-    if times is not None and times.values.size:
+    if times is not None and np.isfinite(times.values).any():
         whole = max(whole, float(np.median(times.values[np.isfinite(times.values)])))
-    drawn, length = _blocks(len(steps))
+    others = np.array([np.median(np.delete(work, i, axis=0), axis=0) for i in range(len(ranks))])
+    ratios = work / others - 1
+    limit = np.maximum(_OUTLIER, _OUTLIER_NOISE * 1.4826 * np.median(np.abs(ratios - np.median(ratios)), axis=1))
+    outliers = (ratios > limit[:, None]).sum(axis=1)
     lags = []
     for i, rank in enumerate(ranks):
-        rest = np.delete(work, i, axis=0)
-        others = np.median(rest, axis=0)
-        share = float(work[i].mean() / others.mean() - 1)
-        cost = float(np.maximum(work[i] - rest.max(axis=0), 0).mean() / whole)
-        often = float((work[i] > (1 + max(_LAG_INFO, share / 2)) * others).mean())
+        share = float(work[i].mean() / others[i].mean() - 1)
+        often = float((ratios[i] > max(_LAG_INFO, share / 2)).mean())
         p_value = 1.0
-        if max(share / _LAG_INFO, cost / _COST_WARNING) >= 1:
-            own, other = (_sums(one, length)[drawn].sum(axis=1) for one in (work[i], others))
-            p_value = float((1 + (own / other - 1 <= _LAG_INFO / 3).sum()) / (1 + _DRAWS))
-        lags.append(_Lag(rank, share, p_value, cost, often))
+        if share >= _LAG_INFO:
+            seldom = _by_chance(int(outliers[i]), int(outliers.sum()), len(ranks))
+            always = max(_bootstrapped(work[i], others[i]), _t_test(ratios[i]))
+            p_value = min(1.0, 2 * min(seldom, always))
+        lags.append(_Lag(rank, share, p_value, _cost(work, i) / whole, often))
     return lags
+
+
+def _cost(work: Floats, i: int) -> float:
+    """Seconds of a step that rank `i` costs all others, beyond what any further rank of the usual noise would."""
+    rest = np.delete(work, i, axis=0)
+    if len(rest) == 1:
+        return max(0.0, float(work[i].mean() - rest[0].mean()))
+    without = float(rest.max(axis=0).mean())
+    further = [without - float(np.delete(rest, j, axis=0).max(axis=0).mean()) for j in range(len(rest))]
+    return max(0.0, float(work.max(axis=0).mean()) - without - float(np.median(further)))
+
+
+def _t_test(ratios: Floats) -> float:
+    """p value of a lag above a third of what is told, by the mean's long-run error: few steps that go together are few."""
+    from scipy.special import stdtr
+
+    phi = lag1(ratios - ratios.mean(), fitted=1)
+    freedom = effective_size(len(ratios), phi) - 1.0
+    error = long_run_stdev(ratios - ratios.mean(), phi) / np.sqrt(len(ratios))
+    if error <= 0:
+        return 0.0
+    return float(stdtr(freedom, -(ratios.mean() - _LAG_INFO / 3) / error)) if freedom >= 2 else 1.0
+
+
+def _by_chance(own: int, of_all: int, ranks: int) -> float:
+    """Chance that so many of all outliers fall on one rank, if each falls on any; three at least say anything."""
+    from scipy.special import bdtrc
+
+    return float(bdtrc(own - 1, of_all, 1 / ranks)) if own >= 3 else 1.0
+
+
+def _bootstrapped(work: Floats, others: Floats) -> float:
+    """The same, by drawing blocks of steps."""
+    drawn, length = _blocks(len(work))
+    own, other = (_sums(one, length)[drawn].sum(axis=1) for one in (work, others))
+    return float((1 + (own / other - 1 <= _LAG_INFO / 3).sum()) / (1 + _DRAWS))
 
 
 def _blocks(n: int) -> tuple[npt.NDArray[np.int64], int]:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from validator.diagnose.facts import RunFacts, as_number
 from validator.diagnose.rule import Severity, evidence, found, percent
-from validator.judge.autocorrelation import lag1, long_run_stdev
+from validator.judge.autocorrelation import effective_size, lag1, long_run_stdev, t_quantile, with_caution
 from validator.judge.window import MIN_ROWS, covered_steps
 from validator.model.result import Series
 from validator.model.verdict import Finding
@@ -34,7 +34,9 @@ _EVEN = 0.8
 _SHIFT_WARNING, _SHIFT_INFO = 0.05, 0.03
 _LEVEL_ROWS, _LEVEL_SHARE = 10, 0.05
 _CRITICAL = 1.95
-"""Supremum of a Brownian bridge that chance exceeds once in a thousand."""
+"""Supremum of a Brownian bridge that chance exceeds once in a thousand; more where the rows are worth few."""
+
+_CERTAIN = 0.9995
 
 _WARMUP_SHARE = 0.25
 _CADENCE = re.compile(r"(val|eval|save|ckpt|checkpoint|sample|snapshot|profile)\w*")
@@ -279,9 +281,13 @@ def _split(values: Floats, least: int) -> int | None:
     if min(means) <= 0 or max(means) / min(means) - 1 < _SHIFT_INFO / 2:
         return None
     residuals = np.concatenate([left - means[0], right - means[1]])
-    noise = long_run_stdev(residuals, lag1(residuals, fitted=2))
+    phi = with_caution(lag1(residuals, fitted=2), n)
+    freedom = effective_size(n, phi) - 2.0
+    if freedom < 3:
+        return None
+    critical = _CRITICAL * t_quantile(_CERTAIN, freedom) / t_quantile(_CERTAIN, 1e6)
     reach = abs(float(sums[split - 1])) / np.sqrt(n)
-    return split if reach > _CRITICAL * noise else None
+    return split if reach > critical * long_run_stdev(residuals, phi) else None
 
 
 def _moved(run: RunFacts, span: tuple[int, int, int]) -> list[tuple[str, str]]:

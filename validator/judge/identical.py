@@ -48,7 +48,7 @@ class Twins:
 
 def changes_arithmetic(name: str) -> bool:
     """Whether a setting (`args.batch-size`, `env.NSA_SEED`) makes another loss of the same step, by its words."""
-    words = set(re.split(r"[^a-z0-9]+|_", name.partition(".")[2].lower() or name.lower()))
+    words = set(re.split(r"[^a-z0-9]+", name.partition(".")[2].lower() or name.lower()))
     return bool(words & _ARITHMETIC) and not words & _BY_RIGHT
 
 
@@ -65,7 +65,7 @@ def identical_arms(arms: Mapping[str, Sequence[tuple[RunSpec, Result | None]]]) 
             for name in sorted({*first, *second})
             if name not in first or name not in second or setting_text(first[name]) != setting_text(second[name])
         )
-        words = [set(re.split(r"[^a-z0-9]+|_", name.lower())) for name in varied]
+        words = [set(re.split(r"[^a-z0-9]+", name.lower())) for name in varied]
         if varied and not all(own & _BY_RIGHT for own in words):
             yield Twins((one, other), varied, min(rows), any(map(changes_arithmetic, varied)))
 
