@@ -118,7 +118,8 @@ def _at_its_minimum(loss: Series) -> bool:
     if len(values) < _LEAST_ROWS:
         return False
     levels, width = _levels(values)
-    return bool(levels[-1] <= levels.min() + _noise(values, width) and levels[-1] < levels[0])
+    noise = _noise(values, width)
+    return bool(levels[-1] <= levels.min() + noise and levels[0] - levels[-1] > 3 * noise)
 
 
 def _exploded(norm: Series) -> tuple[float, float, int] | None:

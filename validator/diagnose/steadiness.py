@@ -21,7 +21,7 @@ __all__ = ["no_steady_state", "periodic_stall", "rate_shift", "too_few_rows"]
 Floats = npt.NDArray[np.float64]
 Steps = npt.NDArray[np.int64]
 
-_SLOW = 1.25
+_SLOW = 1.15
 """A slow step takes this many times the median, and 6 robust standard deviations more."""
 
 _SLOW_NOISE = 6.0
@@ -33,8 +33,8 @@ _EVEN = 0.8
 
 _SHIFT_WARNING, _SHIFT_INFO = 0.05, 0.03
 _LEVEL_ROWS, _LEVEL_SHARE = 10, 0.05
-_CRITICAL = 1.95
-"""Supremum of a Brownian bridge that chance exceeds once in a thousand; more where the rows are worth few."""
+_CRITICAL = 2.1
+"""Supremum of a Brownian bridge that chance exceeds three times in ten thousand; more where the rows are worth few."""
 
 _CERTAIN = 0.9995
 
@@ -110,10 +110,10 @@ def periodic_stall(run: RunFacts) -> Iterator[Finding]:
         return
     for steps, times, path, what in _step_clocks(run):
         stalls = _stalls(steps, times)
-        if stalls is None or stalls.lost < _LOST_INFO:
+        if stalls is None:
             continue
         at, period = steps[stalls.at], _period(steps[stalls.at])
-        if _is_declared(run, at, period):
+        if stalls.lost < (_LOST_INFO if period else _LOST_WARNING / 2) or _is_declared(run, at, period):
             continue
         rhythm = f"every {period} steps" if period is not None else f"{len(at)} times without a period"
         shown = ", ".join(map(str, at[:8])) + (" …" if len(at) > 8 else "")
@@ -211,7 +211,8 @@ def rate_shift(run: RunFacts) -> Iterator[Finding]:
         return
     change, before, after = max(big, key=lambda shift: abs(shift[0]))
     at = int(steps[after.start])
-    moved = _moved(run, (int(steps[before.start]), at, int(steps[after.end - 1])))
+    seconds = abs(after.mean - before.mean) if run.series("step_time_s") is not None else 0.0
+    moved = _moved(run, (int(steps[before.start]), at, int(steps[after.end - 1])), least_s=_PART * seconds)
     severity: Severity = "warning" if abs(change) >= _SHIFT_WARNING else "info"
     more = f" It is the largest of {len(big)} such shifts." if len(big) > 1 else ""
     yield found(
@@ -246,7 +247,7 @@ def _levels(times: Floats) -> list[_Level]:
     cuts, open_parts = [0, len(times)], [(0, len(times))]
     while open_parts and len(cuts) < 12:
         start, end = open_parts.pop()
-        split = _split(values[start:end], least)
+        split = _place(values[start:end], least)
         if split is not None:
             cuts.append(start + split)
             open_parts += [(start, start + split), (start + split, end)]
@@ -267,11 +268,25 @@ def _joined(parts: list[_Level], times: Floats) -> list[_Level]:
     return joined
 
 
-def _split(values: Floats, least: int) -> int | None:
-    """First row of the right side, where both sides are long enough and their means differ beyond chance."""
+def _place(values: Floats, least: int) -> int | None:
+    """Where the values are best split: by the whole, else by halves and quarters, which see a level between two others."""
+    for parts in (1, 2, 4):
+        size = len(values) // parts
+        if size < 2 * least:
+            return None
+        splits = [
+            (start + split[0], split[1])
+            for start in range(0, len(values) - size + 1, max(1, size // 2))
+            if (split := _split(values[start : start + size], least)) is not None
+        ]
+        if splits:
+            return max(splits, key=lambda split: split[1])[0]
+    return None
+
+
+def _split(values: Floats, least: int) -> tuple[int, float] | None:
+    """First row of the right side and how far the means differ, in units of what chance does; None within chance."""
     n = len(values)
-    if n < 2 * least:
-        return None
     sums = np.cumsum(values - values.mean())[:-1]
     lefts = np.arange(1, n)
     weight = np.abs(sums) / np.sqrt(lefts * (n - lefts))
@@ -280,18 +295,29 @@ def _split(values: Floats, least: int) -> int | None:
     means = float(left.mean()), float(right.mean())
     if min(means) <= 0 or max(means) / min(means) - 1 < _SHIFT_INFO / 2:
         return None
-    residuals = np.concatenate([left - means[0], right - means[1]])
-    phi = with_caution(lag1(residuals, fitted=2), n)
-    freedom = effective_size(n, phi) - 2.0
+    residuals = np.concatenate([_straightened(left), _straightened(right)])
+    phi = with_caution(lag1(residuals, fitted=4), n)
+    freedom, noise = effective_size(n, phi) - 4.0, long_run_stdev(residuals, phi)
     if freedom < 3:
         return None
     critical = _CRITICAL * t_quantile(_CERTAIN, freedom) / t_quantile(_CERTAIN, 1e6)
     reach = abs(float(sums[split - 1])) / np.sqrt(n)
-    return split if reach > critical * long_run_stdev(residuals, phi) else None
+    return (split, reach / noise if noise > 0 else np.inf) if reach > critical * noise else None
 
 
-def _moved(run: RunFacts, span: tuple[int, int, int]) -> list[tuple[str, str]]:
-    """What else changed between the stretch before the shift and the one after it, and the file that says so."""
+def _straightened(values: Floats) -> Floats:
+    """What is left of values behind their straight line: a level that recovers slowly is no noise."""
+    x = np.arange(len(values)) - (len(values) - 1) / 2
+    centered = values - values.mean()
+    rest: Floats = centered - x * float(x @ centered) / float(x @ x)
+    return rest
+
+
+def _moved(run: RunFacts, span: tuple[int, int, int], *, least_s: float) -> list[tuple[str, str]]:
+    """What else changed between the stretch before the shift and the one after it, and the file that says so.
+
+    A time that changed by less than `least_s` seconds explains nothing.
+    """
     first, at, last = span
     moved = []
     for name, series in run.result.series.items():
@@ -303,10 +329,14 @@ def _moved(run: RunFacts, span: tuple[int, int, int]) -> list[tuple[str, str]]:
             continue
         was, now = float(np.median(one)), float(np.median(other))
         spread = 1.4826 * max(float(np.median(np.abs(one - was))), float(np.median(np.abs(other - now))))
-        if abs(now - was) > max(4 * spread, 0.05 * abs(was)) and _is_cause(series):
+        least = max(4 * spread, 0.05 * abs(was), least_s / {"s": 1.0, "ms": 1e-3}.get(series.unit, np.inf))
+        if abs(now - was) > least and _is_cause(series):
             moved.append((f"{name} {was:.4g} → {now:.4g} {series.unit}".strip(), series.source.path))
     return moved
 
+
+_PART = 0.1
+"""Share of the change of a step's time that another time must have changed by to be named beside it."""
 
 _FOLLOWS = ("toks_per_s", "step_time_s", "compute_time_s", "mfu", "loss", "lr", "tokens", "wall_s", "grad_norm")
 """Series that change with the rate, or with every step, and are no cause."""
