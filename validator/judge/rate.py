@@ -2,7 +2,7 @@
 
 A run of days pays for its validation and its checkpoints, so its rate counts them. The tokens of a step are declared,
 reported by the trainer, or inferred from its rate and its time per step. The wall time of the rows is the trainer's own
-where a clock confirms it, and the clock's where it does not: the validator's stamps of the rows' arrival, else timestamps.
+where a clock confirms it, and the clock's where it does not: the stamps of the rows' arrival, else timestamps.
 
 A rate over a window is never the mean of rates: that gives a slow step, which took most of the time, the weight of a
 fast one.
