@@ -37,6 +37,7 @@ from validator.judge.rows import (
     windowed,
 )
 from validator.judge.unseen import allow_for_unseen
+from validator.judge.window import SteadyWindow
 from validator.model.catalogue import METRICS, QUANTILES
 from validator.model.measure import MetricStats, ScalarValue, Span
 from validator.model.result import Result
@@ -59,7 +60,7 @@ class RunMeasurement:
     """The statistics of one run.
 
     `warmup_end_step` is the last step that belongs to warm-up, None when none was left out; `steady` whether the
-    window may stand for a long run, and `note` what was found or why not.
+    time per step kept its mean and the record is sound, and `note` what was found; `window_found` has the levels.
     """
 
     run: str
@@ -71,6 +72,7 @@ class RunMeasurement:
     window: Span | None = None
     windows: Mapping[str, Windowed] = field(default_factory=dict)
     derived: Mapping[str, Estimate] = field(default_factory=dict)
+    window_found: SteadyWindow | None = None
 
     @np.errstate(all="ignore")
     def estimate(self, name: str, statistic: str) -> Estimate:
@@ -92,11 +94,10 @@ class RunMeasurement:
         """`metric.statistic` of this run as one number, for comparisons whose interval comes from repeats.
 
         Raises:
-            NotMeasured: without such a series, or when it changes too much to be compared; being short is no obstacle.
+            NotMeasured: without such a series, or when what was recorded of it is unsound.
         """
         rows = self.windows.get(name)
-        usable = rows is not None and rows.invalid is None and (rows.obstacle is None or rows.comparable)
-        if rows is not None and usable and len(rows.values):
+        if rows is not None and rows.invalid is None and len(rows.values):
             if statistic in EXACT_STATISTICS:
                 return _exact_statistic(rows.values, statistic)
             return _whole_statistic(rows, statistic) if np.isfinite(rows.values).all() else math.nan
@@ -138,11 +139,12 @@ def measure(result: Result, *, warmup_steps: int, world_size: int = 1) -> RunMea
         metrics=metrics,
         scalars=scalars,
         warmup_end_step=window.after_step,
-        steady=obstacle is None,
+        steady=obstacle is None and window.steady,
         note=obstacle or window.note,
         window=window.span,
         windows=windows,
         derived=derived,
+        window_found=window,
     )
 
 

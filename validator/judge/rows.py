@@ -51,8 +51,7 @@ class Windowed:
     """One metric's rows within its window.
 
     `numerator [n]` over `denominator [n]`, summed, is the mean. `sampled` says whether the rows stand for more than
-    themselves; `obstacle` why no statement about a longer run may rest on them, and `comparable` whether their mean may
-    all the same stand beside those of other runs.
+    themselves; `obstacle` why no statement about a longer run may rest on them.
     """
 
     name: str
@@ -67,7 +66,6 @@ class Windowed:
     sha256: str
     note: str | None = None
     obstacle: str | None = None
-    comparable: bool = False
     invalid: str | None = None
     """Why not even what was seen may be told of these rows, but for the statistics in `still_told`."""
 
@@ -113,7 +111,7 @@ def window_of(series: Mapping[str, Ordered], warmup_steps: int) -> SteadyWindow:
     steps = max((one.series.steps for one in series.values()), key=len, default=np.zeros(0, np.int64))
     found = steady_window(steps, np.ones(len(steps)), warmup_steps=warmup_steps)
     note = "no step_time_s and no toks_per_s, so nothing tells whether the run was steady"
-    return SteadyWindow(found.after_step, found.span, found.rows, False, note)
+    return replace(found, steady=False, note=note, levels=())
 
 
 def _reciprocal(values: Floats) -> Floats:
@@ -125,8 +123,6 @@ def obstacle_of(window: SteadyWindow, restarted: list[str], extra: Mapping[str, 
     """Why nothing about a longer run may be concluded, if so."""
     if restarted:
         return f"the step goes back in {', '.join(sorted(restarted))}: the file mixes runs"
-    if not window.steady:
-        return window.note
     for invalid in extra.get("invalid_windows", ()):
         first, last = int(invalid["first_step"]), int(invalid["last_step"])
         if window.span is not None and first <= window.span.last_step and last >= window.span.first_step:
@@ -154,7 +150,7 @@ def windowed(
         numerator = values * weights
     denominator, note = weights, None
     hole = _hole(series, others, skipped=warmup_steps if sampled else 0)
-    unsound = obstacle if sampled and obstacle != window.note else None
+    unsound = obstacle if sampled else None
     if series.name in RATES:
         numerator, denominator, note = _tokens_and_time(steps, values, weights, others.get("step_time_s"))
     return Windowed(
@@ -170,7 +166,6 @@ def windowed(
         sha256=series.source.sha256,
         note=note,
         obstacle=obstacle if sampled else None,
-        comparable=window.comparable and obstacle == window.note,
         invalid=unsound or (hole.text if hole is not None else None),
         still_told=("first", "n") if hole is not None and hole.after_first and unsound is None else ("n",),
     )
@@ -249,7 +244,6 @@ def per_rank(rate: Windowed, world_size: int) -> Windowed:
         sha256=rate.sha256,
         note=f"toks_per_s over {world_size} ranks",
         obstacle=rate.obstacle,
-        comparable=rate.comparable,
         invalid=rate.invalid,
         still_told=rate.still_told,
     )
