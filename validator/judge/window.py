@@ -253,7 +253,8 @@ def _slowed(levels: tuple[Level, ...]) -> bool:
     return any(
         sum(level.rows for level in levels[k:]) >= lasting
         and min(one.low for one in levels[k:]) > max(one.mean for one in levels[:k])
-        and min(one.mean for one in levels[k:]) > max(one.high for one in levels[:k])
+        and min(one.mean for one in levels[k:])
+        > max(max(one.high, one.mean * (1 + MATERIAL_CHANGE)) for one in levels[:k])
         for k in range(1, len(levels))
     )
 
