@@ -27,6 +27,7 @@ from validator.judge.estimate import (
 from validator.judge.rate import as_read, rates_of
 from validator.judge.rows import RATES, Windowed, obstacle_of, ordered, window_of, windowed
 from validator.judge.unseen import allow_for_unseen
+from validator.judge.window import SteadyWindow
 from validator.model.catalogue import METRICS, QUANTILES
 from validator.model.measure import MetricStats, ScalarValue, Span
 from validator.model.result import Result
@@ -49,7 +50,7 @@ class RunMeasurement:
     """The statistics of one run.
 
     `warmup_end_step` is the last step that belongs to warm-up, None when none was left out; `steady` whether the
-    window may stand for a long run, and `note` what was found or why not.
+    time per step kept its mean and the record is sound, and `note` what was found; `window_found` has the levels.
     """
 
     run: str
@@ -61,6 +62,7 @@ class RunMeasurement:
     window: Span | None = None
     windows: Mapping[str, Windowed] = field(default_factory=dict)
     derived: Mapping[str, Estimate] = field(default_factory=dict)
+    window_found: SteadyWindow | None = None
 
     @property
     def without_pauses(self) -> RunMeasurement:
@@ -88,11 +90,10 @@ class RunMeasurement:
         """`metric.statistic` of this run as one number, for comparisons whose interval comes from repeats.
 
         Raises:
-            NotMeasured: without such a series, or when it changes too much to be compared; being short is no obstacle.
+            NotMeasured: without such a series, or when what was recorded of it is unsound.
         """
         rows = self.windows.get(name)
-        usable = rows is not None and rows.invalid is None and (rows.obstacle is None or rows.comparable)
-        if rows is not None and usable and len(rows.values):
+        if rows is not None and rows.invalid is None and len(rows.values):
             if statistic in EXACT_STATISTICS:
                 return _exact_statistic(rows.values, statistic)
             return _whole_statistic(rows, statistic) if np.isfinite(rows.values).all() else math.nan
@@ -141,11 +142,12 @@ def measure(result: Result, *, warmup_steps: int, world_size: int = 1) -> RunMea
         metrics=metrics,
         scalars=scalars,
         warmup_end_step=window.after_step,
-        steady=obstacle is None,
+        steady=obstacle is None and window.steady,
         note=obstacle or window.note,
         window=window.span,
         windows=windows,
         derived=derived,
+        window_found=window,
     )
 
 
@@ -160,8 +162,6 @@ def _estimate(rows: Windowed, statistic: str) -> Estimate:
         return exact(math.nan)
     if not rows.sampled:
         return exact(_whole_statistic(rows, statistic))
-    if rows.obstacle is not None:
-        raise NotMeasured(rows.obstacle)
     if statistic == "mean":
         if rows.name in RATES and not np.isfinite(rows.denominator).all():
             return exact(0.0)  # a rate of 0 over a stretch of unknown length
