@@ -30,6 +30,7 @@ class Gathered:
     started_s: float | None = None
     outcome: Outcome | None = None
     lenient: bool = False
+    tokens_declared: int | None = None
     series: dict[str, Series] = field(default_factory=dict)
     rank_series: dict[int, dict[str, Series]] = field(default_factory=dict)
     heartbeats: dict[int, Heartbeat] = field(default_factory=dict)

@@ -22,6 +22,7 @@ __all__ = [
     "is_constant",
     "lag1",
     "long_run_stdev",
+    "mean_half_width",
     "t_quantile",
     "with_caution",
 ]
@@ -112,6 +113,15 @@ def long_run_stdev(values: Floats, phi: float) -> float:
     if len(values) < 2:
         return 0.0
     return float(values.std(ddof=1)) * math.sqrt((1.0 + phi) / (1.0 - phi))
+
+
+def mean_half_width(values: Floats, *, level: float = 0.95) -> float:
+    """Half width of the interval of the mean of `values [n]`: Student's t with the effective size; 0 for a constant."""
+    n = len(values)
+    if n < 2 or is_constant(values):
+        return math.inf if n < 2 else 0.0
+    effective = max(effective_values(values), 2.0)
+    return float(values.std(ddof=1)) / math.sqrt(effective) * t_quantile((1 + level) / 2, effective - 1.0)
 
 
 def block_length(n: int, phi: float) -> int:

@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from validator.judge.autocorrelation import block_length, effective_values, is_constant, t_quantile
-from validator.judge.window import UNSEEN_CHANGE
 from validator.model.catalogue import MAY_MISS
 
 __all__ = [
@@ -254,8 +253,7 @@ def over_runs(runs: Sequence[Estimate], *, run_cv: float, sign: int, seed: str) 
     """The mean over repeats, with the interval over runs: what the next run could also have shown.
 
     With four runs or more, their own variation is the scale: replicates are a Student-t multiplier bootstrap of the run
-    means, whose multipliers are the same for every metric of these runs, and a change too small for the search of the
-    window is allowed for. With fewer, that variation is not known:
+    means, whose multipliers are the same for every metric of these runs. With fewer, that variation is not known:
     `run_cv` is added as an assumption to what the runs show.
 
     Args:
@@ -272,9 +270,7 @@ def over_runs(runs: Sequence[Estimate], *, run_cv: float, sign: int, seed: str) 
     between = multipliers @ (points - mean) / math.sqrt(max(n - 1, 1)) / math.sqrt(n)
     if n >= MIN_REPEATS:
         inflation = np.sqrt((n - 1) / rng.chisquare(n - 1, size=REPLICATES))
-        # All runs may hold the same tail of a warm-up, which no number of repeats averages out.
-        unseen = 1.0 + UNSEEN_CHANGE * rng.uniform(-1.0, 1.0, size=REPLICATES)
-        return Estimate(mean, np.asarray((mean + between * inflation) * unseen**sign, dtype=np.float64))
+        return Estimate(mean, np.asarray(mean + between * inflation, dtype=np.float64))
     slow = 1.0 + run_cv / math.sqrt(n) * rng.standard_normal(REPLICATES)
     within = sum((run.point if run.replicates is None else run.replicates) for run in runs) / n
     varied = (within + between) * np.maximum(slow, 1e-3) ** sign

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from validator.model.base import Frozen
+from validator.model.findings import FindingCode
 from validator.model.pattern import PatternError, compiled
 from validator.model.units import Duration, Size
 
@@ -145,6 +146,12 @@ class Trainer(Frozen):
         "within them; the recommended command leaves them out.",
     )
     metrics: TrainerMetrics = Field(BUNDLED_METRICS, description="Where its measurements are read from.")
+    tokens_per_step: Count | None = Field(
+        None,
+        ge=1,
+        description="Tokens of an optimizer step, all ranks and micro-batches together. With it, `toks_per_s` is "
+        "checked against the validator's own clock. Phases that train on another number set their own.",
+    )
     cwd: str | None = Field(None, description="Working directory; default is where `validator` was started.")
 
     @model_validator(mode="before")
@@ -179,11 +186,25 @@ class Watchdog(Frozen):
     )
     interval: Duration = Field(5.0, gt=0, description="Time between looks at the run's files.")
     frozen_rows: Count = Field(4, ge=2, description="Rows in a row with a rate of zero or less that stop the run.")
+    gates: bool | None = Field(
+        None,
+        description="Whether `gate_entropy_mean`, `gate_max_gate` and `gate_collapse_frac` are those of NSA's gates, so "
+        "that the limits below apply; default: where one of the limits is set, and for the bundled trainer.",
+    )
     gate_entropy_min: float = Field(0.2, description="Gate entropy below this counts as a collapse.")
     gate_max: float = Field(0.9, description="Largest gate above this counts as a collapse.")
     gate_collapse_frac: float = Field(0.5, description="Collapsed share above this counts as a collapse.")
     gate_strikes: Count = Field(3, ge=1, description="Records in a row with a collapse that stop the run.")
     halt: bool = Field(True, description="Write `.HALT` and stop the run; false only records the anomaly.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _limits_mean_gates(cls, data: Any) -> Any:
+        """Whoever sets a limit on gates says that the trainer writes such gates."""
+        limits = {"gate_entropy_min", "gate_max", "gate_collapse_frac"}
+        if not isinstance(data, dict) or "gates" in data or not limits & data.keys():
+            return data
+        return {**data, "gates": True}
 
 
 class Defaults(Frozen):
@@ -192,6 +213,12 @@ class Defaults(Frozen):
     nproc: Count = Field(1, ge=0, description="Processes under torchrun; 0 runs the trainer by python alone.")
     timeout: Duration = Field(1800.0, gt=0, description="Longest time of one run.")
     warmup_steps: Count = Field(20, ge=0, description="Steps that never count as steady.")
+    pause_every: Count | None = Field(
+        None,
+        ge=1,
+        description="Steps from one pause (validation, checkpoint) to the next in the long run that is decided about. "
+        "A run that holds fewer than three pauses is judged by it.",
+    )
     repeats: Count = Field(1, ge=1, description="Runs of each arm.")
     retries: Count = Field(
         0,
@@ -209,6 +236,9 @@ class Defaults(Frozen):
         lt=1,
         description="Variation between runs (standard deviation over mean) assumed of rates and times "
         "until four repeats measure it.",
+    )
+    accept_findings: tuple[FindingCode, ...] = Field(
+        (), description="Codes of findings that are right for every phase; they become information and forbid no GO."
     )
     extend: bool = Field(
         True, description="Whether a train phase with an open required criterion is extended once by further runs."
