@@ -130,6 +130,7 @@ def _read_stdout(state: Gathered, found: logs.LogFiles) -> None:
         return
     table = logs.series_in(found.printed, state.metrics.stdout, state.intake)
     if table is not None:
+        state.extra.setdefault("derived", []).extend(name for name in table.derived if name not in state.series)
         _add_table(state, table)
 
 
