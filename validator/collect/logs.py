@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from validator.collect.intake import Digest, Intake, blocks, clean, printable
+from validator.collect.intake import SMALL_BYTES, Digest, Intake, blocks, clean, printable
 from validator.collect.printed import PrintedRows, usual_total
+from validator.collect.recipes import Recipe, document_lines, recognize
 from validator.collect.table import Table
 from validator.model.columns import without_colors
 from validator.model.measure import ScalarValue
@@ -25,9 +26,11 @@ __all__ = [
     "find_texts",
     "last_groups",
     "read_errors",
+    "recognized",
     "series",
     "series_in",
     "tail",
+    "texts_of",
     "waiting_in",
 ]
 
@@ -103,8 +106,14 @@ def _attempt(path: Path) -> tuple[tuple[int, ...], str]:
 
 def _lines(path: Path, digest: Digest) -> Iterator[tuple[int, str]]:
     """Numbered lines as a terminal shows them: without colors, and a carriage return also ends one, since progress bars
-    redraw theirs. Long ones are cut."""
+    redraw theirs. Long ones are cut. Of a file that is one JSON document, its records."""
     number = 0
+    if path.suffix == ".json" and path.stat().st_size <= SMALL_BYTES:
+        records = list(document_lines(b"".join(blocks(path, Digest())).decode("utf-8", "replace")))
+        if records:
+            digest.update(path.read_bytes())
+            yield from records
+            return
     for block in blocks(path, digest):
         for raw in block.split(b"\n") if not block.endswith(b"\n") else block[:-1].split(b"\n"):
             number += 1
@@ -116,13 +125,36 @@ def _float(text: str | None) -> float | None:
     return None if text is None else parse_number(text)
 
 
-def series_in(paths: tuple[Path, ...], pattern: str, intake: Intake) -> Table | None:
+def series_in(paths: tuple[Path, ...], pattern: str, intake: Intake, *, longest: bool = False) -> Table | None:
     """Series from the first of these logs in which the pattern matches a line, as `series` reads it."""
     for path in paths[1:]:
         if _matches(paths[0], pattern) or not _matches(path, pattern):
             continue
-        return series(path, pattern, intake)
-    return series(paths[0], pattern, intake)
+        return series(path, pattern, intake, longest=longest)
+    return series(paths[0], pattern, intake, longest=longest)
+
+
+def recognized(paths: Iterable[Path]) -> tuple[Path, Recipe] | None:
+    """Of these logs the one with most rows in a known print format, and that format."""
+    best: tuple[int, Path, Recipe] | None = None
+    for path in dict.fromkeys(paths):
+        try:
+            known = recognize(_lines(path, Digest()))
+        except OSError:
+            continue
+        if known is not None and (best is None or known[1] > best[0]):
+            best = known[1], path, known[0]
+    return None if best is None else best[1:]
+
+
+def texts_of(folder: Path, found: LogFiles) -> tuple[Path, ...]:
+    """Every file of a folder that may hold what rank 0 printed, the likely ones first."""
+    suffixes = (".txt", ".out", ".jsonl", ".json")
+    try:
+        others = sorted(p for p in folder.iterdir() if p.suffix in suffixes and p.is_file())
+    except OSError:
+        others = []
+    return tuple(dict.fromkeys((*found.printed, *found.all, *others)))[:MAX_FILES]
 
 
 def _matches(path: Path, pattern: str) -> bool:
@@ -133,10 +165,11 @@ def _matches(path: Path, pattern: str) -> bool:
         return False
 
 
-def series(path: Path, pattern: str, intake: Intake) -> Table | None:
+def series(path: Path, pattern: str, intake: Intake, *, longest: bool = False) -> Table | None:
     """Series from the named groups of `pattern`, searched in each line; `step` is the step, the rest are values.
 
-    None when the log cannot be read. A pattern that never matches is an irregularity, not an error.
+    None when the log cannot be read. A pattern that never matches is an irregularity, not an error. With `longest` the
+    longest of several runs or stages counts, else the last.
     """
     digest, wanted = Digest(), line_pattern(pattern)
     try:
@@ -153,7 +186,9 @@ def series(path: Path, pattern: str, intake: Intake) -> Table | None:
         intake.note("no-match", f"no line of the log matches the pattern {pattern!r}{last}", path)
     if len(rows.steps) <= len(rows.odd_steps):
         return Table({}, source, 0)
-    columns, derived, kept = rows.table(lambda code, text, line: intake.note(code, text, path, line))
+    columns, derived, kept = rows.table(
+        lambda code, text, line: intake.note(code, text, path, line), longest=longest
+    )
     return Table(columns, source, kept, derived)
 
 

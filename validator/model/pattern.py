@@ -43,6 +43,7 @@ _BODIES = {
 
 _WORD = r"[^\s,;|()<>\[\]{}'\"]+"
 _SHORT = re.compile(r"(\\.)|(?<!\\N)\{([a-z_][a-z0-9_]*)\}", re.DOTALL)
+_AGAIN = "__again"
 _SUFFIXES = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9}
 _THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:([,_])\d{3})(?:\1\d{3})*(?:\.\d*)?(?:[eE][-+]?\d+)?")
 _CONTINUES = re.compile(r"[0-9]|\.[0-9]|,[0-9]{3}(?![0-9])|[eE][-+]?[0-9]|[kKMG](?:(?![A-Za-z])|(?=tok))")
@@ -133,10 +134,10 @@ class LinePattern:
     """A pattern for the lines of a log. `names` are its groups."""
 
     def __init__(self, text: str) -> None:
-        spelled = _SHORT.sub(_spelled, text)
+        spelled = _spelled_out(text)
         self._strict = compiled(spelled)
-        self.names = tuple(self._strict.groupindex)
-        loose = _loosened(spelled, set(self.names) - {"row"})
+        self.names = tuple(dict.fromkeys(_name(group) for group in self._strict.groupindex))
+        loose = _loosened(spelled)
         self._loose = None if loose == spelled else compiled(loose)
 
     def read(self, line: str) -> Printed | None:
@@ -146,15 +147,12 @@ class LinePattern:
         Where the widened group holds no number, that is `odd`.
         """
         strict = self._strict.search(line)
-        whole = strict is not None and None not in strict.groups() and not any(_cut(strict, n) for n in self.names)
-        if strict is not None and whole:
-            return _printed(strict)
-        loose = self._loose.search(line) if self._loose is not None else None
-        if strict is None:
-            return None if loose is None else _printed(loose)
-        found = _printed(strict)
-        if loose is None:
+        found = _printed(strict) if strict is not None else None
+        if found is not None and found.odd is None and len(found.texts) == len(self.names):
             return found
+        loose = self._loose.search(line) if self._loose is not None else None
+        if found is None or loose is None:
+            return found if loose is None else _printed(loose)
         wide = _printed(loose)
         if found.odd is not None and wide.odd is None and wide.values.keys() >= found.values.keys():
             return wide
@@ -178,7 +176,7 @@ def line_pattern(text: str) -> LinePattern:
 def narrow_groups(text: str) -> dict[str, str]:
     """Groups, written out, that cannot match every number: the name, and the first number that they miss."""
     narrow = {}
-    spelled = _SHORT.sub(_spelled, text)
+    spelled = _spelled_out(text)
     for name, start, end in _groups(spelled):
         if name in _BOOKKEEPING or spelled[start:end] in (_NUMBER, *_BODIES.values()):
             continue
@@ -193,16 +191,31 @@ def narrow_groups(text: str) -> dict[str, str]:
     return narrow
 
 
-def _spelled(match: re.Match[str]) -> str:
-    name = match[2]
-    return match[0] if name is None else f"(?P<{name}>{_BODIES.get(name, _NUMBER)})"
+def _spelled_out(text: str) -> str:
+    """The pattern with its short groups written out. One that is used again, in another branch, is numbered."""
+    seen: dict[str, int] = {}
+
+    def spelled(match: re.Match[str]) -> str:
+        name = match[2]
+        if name is None:
+            return match[0]
+        seen[name] = seen.get(name, 0) + 1
+        group = name if seen[name] == 1 else f"{name}{_AGAIN}{seen[name]}"
+        return f"(?P<{group}>{_BODIES.get(name, _NUMBER)})"
+
+    return _SHORT.sub(spelled, text)
 
 
-def _loosened(text: str, names: set[str]) -> str:
-    """The pattern with the bodies of these groups replaced by one that also matches what is no number."""
+def _name(group: str) -> str:
+    return group.partition(_AGAIN)[0]
+
+
+def _loosened(text: str) -> str:
+    """The pattern with the bodies of its groups replaced by one that also matches what is no number."""
     made, at = [], 0
-    for name, start, end in _groups(text):
-        if name in names and start >= at and "(?P<" not in text[start:end]:
+    for group, start, end in _groups(text):
+        name = _name(group)
+        if name != "row" and start >= at and "(?P<" not in text[start:end]:
             word = "" if name == "step" else f"|{_WORD}"
             made += [text[at:start], f"(?:{_BODIES.get(name, _NUMBER)}{word})"]
             at = end
@@ -237,31 +250,35 @@ def _groups(text: str) -> list[tuple[str, int, int]]:
     return sorted(found, key=lambda group: group[1])
 
 
-def _cut(match: re.Match[str], name: str) -> bool:
+def _cut(match: re.Match[str], group: str) -> bool:
     """Whether a group holds only a part of the number that was printed."""
-    text = match[name]
+    text, name = match[group], _name(group)
     if not text or not (text[-1:].isdigit() or text[-1:] == "."):
         return False
-    after = match.string[match.end(name) :][:8]
+    after = match.string[match.end(group) :][:8]
     if name == "ktoks_per_s" and after[:1] in ("k", "K"):
         return False  # that is what the name says
-    before = match.string[max(0, match.start(name) - 2) : match.start(name)]
+    before = match.string[max(0, match.start(group) - 2) : match.start(group)]
     lost_sign = name != "step" and re.search(r"(?:^|[\s=:(\[])-$", before) is not None
     return lost_sign or _CONTINUES.match(after) is not None or re.search(r"\d[.,]?$", before) is not None
 
 
 def _printed(match: re.Match[str]) -> Printed:
-    texts = {name: text for name, text in match.groupdict().items() if text is not None}
+    texts: dict[str, str] = {}
     values: dict[str, float] = {}
     odd: tuple[str, str] | None = None
-    for name, text in texts.items():
-        cut = _cut(match, name)
+    for group, text in match.groupdict().items():
+        if text is None:
+            continue
+        name = _name(group)
+        texts[name] = text
+        cut = _cut(match, group)
         thousands = name == "ktoks_per_s" and text[-1:] in ("k", "K")
         value = None if cut else parse_number(text[:-1] if thousands else text)
         if value is not None:
             values[name] = value
         elif name != "row":
-            whole = match.string[match.start(name) : match.end(name) + 12] if cut else text
+            whole = match.string[match.start(group) : match.end(group) + 12] if cut else text
             odd = odd or (name, whole)
     step = values.pop("step", None)
     step = math.nan if step is None and "step" in texts else step
@@ -278,6 +295,8 @@ class StepCounter:
     def __init__(self, total: float | None = None) -> None:
         self._total = total
         self._seen: dict[float, set[float]] = {}
+        self._completed: dict[float, int] = {}
+        self._latest_total: float | None = None
         self._offset = 0.0
         self._epoch: float | None = None
         self._last: float | None = None
@@ -292,6 +311,8 @@ class StepCounter:
             return float(self._rows)
         step = printed.step
         if step is None:
+            if self._latest_total is not None:
+                self._completed[self._latest_total] = self._completed.get(self._latest_total, 0) + 1
             return None if self._last is None else self._offset + self._last
         if "steps_total" in printed.values and not self._of_training(step, printed.values["steps_total"]):
             return None
@@ -307,14 +328,16 @@ class StepCounter:
         return self._offset + step
 
     def _of_training(self, step: float, total: float) -> bool:
+        self._latest_total = total
         if self._total is not None:
             return total == self._total
         seen = self._seen.setdefault(total, set())
-        if len(seen) < 10_000:
+        if len(seen) < 100_000:
             seen.add(step)
-        return len(seen) == max(map(len, self._seen.values()))
+        return total == self.usual_total
 
     @property
     def usual_total(self) -> float | None:
-        """The total that most steps had; None where none is printed."""
-        return max(self._seen, key=lambda total: len(self._seen[total]), default=None)
+        """The total after whose steps most lines without one came, else the one that most steps had; None where none
+        is printed."""
+        return max(self._seen, key=lambda one: (self._completed.get(one, 0), len(self._seen[one])), default=None)

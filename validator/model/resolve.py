@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from validator.model.catalogue import METRICS, SCALARS, STATISTICS, Metric, is_open_scalar
-from validator.model.columns import series_name
+from validator.model.columns import NO_SERIES, PACES, TOTALS, series_name
 from validator.model.expression import Reference
 from validator.model.pattern import PatternError, line_pattern
 from validator.model.runbook import (
@@ -110,10 +110,12 @@ def series_of(metrics: TrainerMetrics) -> dict[str, Metric]:
 
 def _printed_series(groups: set[str]) -> set[str]:
     """The series that follow from the groups of a pattern: times of a step also from clocks."""
-    clocks = {"elapsed_s", "interval_s", "mean_step_time_s", "timestamp"}
-    names = groups - clocks - {"step", "row", "epoch", "steps_per_epoch", "steps_total"}
-    names |= {"step_time_s"} if clocks & groups else set()
-    return names | ({"toks_per_s"} if {"tokens_seen", "step_time_s"} <= names else set())
+    names = groups - NO_SERIES
+    if groups & PACES:
+        names |= {"step_time_s"} if "step_time_s" not in names else {"wall_step_time_s"}
+    for total, rate in TOTALS.items():
+        names |= {rate} if {total, "step_time_s"} <= names else set()
+    return names
 
 
 def _extra(name: str, unit: str) -> Metric:
