@@ -47,7 +47,10 @@ def _collect_run(spec: RunSpec, *, run_dir: Path, outcome: Outcome | None) -> Re
         world_size=spec.world_size if spec.trains else None,
         started_s=parse_time_s(outcome.last.started) if outcome else None,
         outcome=outcome,
+        tokens_declared=spec.tokens_per_step,
     )
+    if spec.pause_every is not None:
+        state.extra["pause_every"] = spec.pause_every
     if outcome is not None:
         if outcome.rc is not None:
             state.scalars |= derive.scalar("outcome.rc", float(outcome.rc))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from validator.collect import derive, logs
+from validator.collect.arrivals import read_arrivals
 from validator.collect.clock import longest_s
 from validator.collect.gathered import Gathered, declared, duration_s, unit_of
 from validator.collect.heartbeat import find_heartbeats
@@ -159,6 +160,8 @@ def _add_printed(state: Gathered, table: Table) -> None:
 
 
 def _tokens_per_step(state: Gathered) -> float | None:
+    if state.tokens_declared is not None:
+        return float(state.tokens_declared)
     for account in (state.env, state.effective):
         value = (account or {}).get("tokens_per_step")
         if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0:
@@ -166,14 +169,23 @@ def _tokens_per_step(state: Gathered) -> float | None:
     return None
 
 
+def _read_arrivals(state: Gathered) -> None:
+    path = state.out / "arrivals.jsonl"
+    arrivals = read_arrivals(path, state.intake, out=state.out) if path.is_file() else {}
+    if arrivals:
+        state.extra["arrivals"] = arrivals
+
+
 def _derive(state: Gathered) -> None:
     own = state.series.get("toks_per_s_per_rank")
     if own is not None and "toks_per_s" not in state.series and state.world_size is not None:
         state.series["toks_per_s"] = derive.rate_of_all(own, state.world_size)
     first = state.heartbeats.get(min(state.heartbeats)) if state.heartbeats else None
-    for name, made in derive.step_times(
-        state.series, first, _tokens_per_step(state), duration_s=duration_s(state)
-    ).items():
+    _read_arrivals(state)
+    tokens = _tokens_per_step(state)
+    if tokens is not None:
+        state.extra["tokens_per_step"] = tokens
+    for name, made in derive.step_times(state.series, first, tokens, duration_s=duration_s(state)).items():
         state.series[name] = made
         state.extra.setdefault("derived", []).append(name)
     if state.world_size is None and state.heartbeats and state.lenient and len(state.heartbeats) > 1:

@@ -98,6 +98,7 @@ VALIDATION_RULES: tuple[ValidationRule, ...] = (
     ValidationRule("config-ignored", "veto", hardware.undeclared_gpu),
     ValidationRule("foreign-results", "veto", hardware.another_gpu),
     ValidationRule("foreign-results", "veto", plausible.copied_figures),
+    ValidationRule("clock-unverified", "info", plausible.clock_unverified),
     ValidationRule("mixed-runs", "veto", changed.changed_trainer),
     ValidationRule("mixed-runs", "veto", changed.changed_between_parts),
     ValidationRule("superlinear-in-seq", "warning", across.superlinear_in_seq),

@@ -59,11 +59,15 @@ def sign(resolved: Resolved) -> int:
 
 @dataclass(frozen=True)
 class PhaseData:
-    """One phase's runs by arm (the key is "" when there are no arms)."""
+    """One phase's runs by arm (the key is "" when there are no arms).
+
+    `pauses` is whether rates count pauses of which a run holds too few to show how often they come.
+    """
 
     record: PhaseRecord
     validation: ValidationRecord
     report: PhaseReport | None = None
+    pauses: bool = True
 
     @cached_property
     def arms(self) -> Mapping[str, tuple[RunRecord, ...]]:
@@ -130,9 +134,19 @@ class PhaseData:
         measurement = measured(run)
         if measurement is None or resolved.statistic is None:
             raise NotMeasured(f"run {run.spec.id} was not measured")
+        measurement = measurement if self.pauses else measurement.without_pauses
         if alone:
             return measurement.estimate(resolved.name, resolved.statistic)
         return exact(measurement.point(resolved.name, resolved.statistic))
+
+    def few_pauses(self, resolved: Resolved, *, arm: str) -> str | None:
+        """The run of an arm whose rate holds pauses, but too few to show how often they come; None where none does."""
+        for run in self.arms.get(arm, ()):
+            measurement = measured(run)
+            rows = measurement.windows.get(resolved.name) if measurement is not None else None
+            if rows is not None and rows.without_pauses is not None:
+                return run.spec.id
+        return None
 
     def evidence(self, resolved: Resolved, *, arm: str) -> tuple[Evidence, ...]:
         """Where the value was read: one entry for each run."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -24,18 +24,8 @@ from validator.judge.estimate import (
     bootstrap_spread,
     exact,
 )
-from validator.judge.rows import (
-    MODEL_RATE,
-    RATES,
-    Windowed,
-    flops_per_token,
-    model_rate,
-    obstacle_of,
-    ordered,
-    per_rank,
-    window_of,
-    windowed,
-)
+from validator.judge.rate import as_read, rates_of
+from validator.judge.rows import RATES, Windowed, obstacle_of, ordered, window_of, windowed
 from validator.judge.unseen import allow_for_unseen
 from validator.model.catalogue import METRICS, QUANTILES
 from validator.model.measure import MetricStats, ScalarValue, Span
@@ -71,6 +61,12 @@ class RunMeasurement:
     window: Span | None = None
     windows: Mapping[str, Windowed] = field(default_factory=dict)
     derived: Mapping[str, Estimate] = field(default_factory=dict)
+
+    @property
+    def without_pauses(self) -> RunMeasurement:
+        """The same with rates apart from pauses of which the run holds too few."""
+        windows = {name: rows.without_pauses or rows for name, rows in self.windows.items()}
+        return replace(self, windows=windows)
 
     @np.errstate(all="ignore")
     def estimate(self, name: str, statistic: str) -> Estimate:
@@ -113,21 +109,28 @@ def measure(result: Result, *, warmup_steps: int, world_size: int = 1) -> RunMea
         warmup_steps: optimizer steps that never count as steady.
         world_size: ranks of the run, for `toks_per_s_per_rank`.
     """
-    series = {name: ordered(one) for name, one in result.series.items() if len(one.steps)}
+    times, doubt = as_read(result, warmup_steps=warmup_steps)
+    read = result.series if times is None else {**result.series, "step_time_s": times}
+    series = {name: ordered(one) for name, one in read.items() if len(one.steps)}
     restarted = [name for name, one in series.items() if one.restarted]
     window = window_of(series, warmup_steps)
     obstacle = obstacle_of(window, restarted, result.extra)
     windows = {
-        name: windowed(one.series, series, window, obstacle, warmup_steps=warmup_steps) for name, one in series.items()
+        name: windowed(one.series, series, window, obstacle, warmup_steps=warmup_steps, extra=result.extra)
+        for name, one in series.items()
     }
-    if "toks_per_s" in windows and "toks_per_s_per_rank" not in windows:
-        windows["toks_per_s_per_rank"] = per_rank(windows["toks_per_s"], world_size)
-    flops = flops_per_token(result.environment)
-    if "toks_per_s" in windows and flops is not None:
-        windows[MODEL_RATE] = model_rate(windows["toks_per_s"], flops, world_size)
+    if doubt is not None and "step_time_s" in windows:
+        windows["step_time_s"] = replace(windows["step_time_s"], invalid=doubt)
+    scalars: dict[str, ScalarValue] = {}
+    if "toks_per_s" in windows:
+        ranks = int(result.extra.get("world_size", world_size))
+        rates = rates_of(
+            windows["toks_per_s"], result, series, warmup_steps=warmup_steps, world_size=ranks, doubt=doubt
+        )
+        windows |= rates.windows
+        scalars |= rates.scalars
     metrics = {name: _stats(one) for name, one in windows.items()}
     derived: dict[str, Estimate] = {}
-    scalars: dict[str, ScalarValue] = {}
     for scalar in (rate_drift(windows.get("toks_per_s")), memory_growth(windows, window.after_step)):
         if scalar is not None:
             scalars[scalar.name] = scalar.value

@@ -148,6 +148,12 @@ class Trainer(Frozen):
         "within them; the recommended command leaves them out.",
     )
     metrics: TrainerMetrics = Field(BUNDLED_METRICS, description="Where its measurements are read from.")
+    tokens_per_step: Count | None = Field(
+        None,
+        ge=1,
+        description="Tokens of an optimizer step, all ranks and micro-batches together. With it, `toks_per_s` is "
+        "checked against the validator's own clock. Phases that train on another number set their own.",
+    )
     cwd: str | None = Field(None, description="Working directory; default is where `validator` was started.")
 
     @model_validator(mode="before")
@@ -190,6 +196,12 @@ class Defaults(Frozen):
     nproc: Count = Field(1, ge=0, description="Processes under torchrun; 0 runs the trainer by python alone.")
     timeout: Duration = Field(1800.0, gt=0, description="Longest time of one run.")
     warmup_steps: Count = Field(20, ge=0, description="Steps that never count as steady.")
+    pause_every: Count | None = Field(
+        None,
+        ge=1,
+        description="Steps from one pause (validation, checkpoint) to the next in the long run that is decided about. "
+        "A run that holds fewer than three pauses is judged by it.",
+    )
     repeats: Count = Field(1, ge=1, description="Runs of each arm.")
     retries: Count = Field(
         0,

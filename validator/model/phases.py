@@ -124,6 +124,12 @@ class TrainingPhase(ProcessPhase):
     nproc: Count | None = Field(None, ge=0, description="Processes under torchrun; 0 runs the trainer by python alone.")
     args: dict[str, Setting] = Field(default_factory=dict, description="Added to the arguments of the trainer.")
     warmup_steps: Count | None = Field(None, ge=0, description="Steps that never count as steady.")
+    tokens_per_step: Count | None = Field(
+        None, ge=1, description="Tokens of an optimizer step, where it differs from `trainer.tokens_per_step`."
+    )
+    pause_every: Count | None = Field(
+        None, ge=1, description="Steps from one pause (validation, checkpoint) to the next in the long run."
+    )
     repeats: Count | None = Field(None, ge=1, description="Runs of each arm, interleaved.")
     watchdog: Watchdog | None = Field(None, description="When a run is stopped before its time.")
     log_contains: tuple[str, ...] = Field((), description="Texts that rank 0 must print; each is a required criterion.")

@@ -92,7 +92,7 @@ def series_of(metrics: TrainerMetrics) -> dict[str, Metric]:
 
     A CSV may hold any column; heartbeats hold what the trainer contract lists; text holds its named groups.
     `toks_per_s_per_rank` follows from `toks_per_s`, and with the FLOPs per token of the environment file the model's
-    rate.
+    rate; `step_rate` from `toks_per_s` and `step_time_s`.
     """
     names: set[str] = set()
     if metrics.csv is not None:
@@ -101,10 +101,11 @@ def series_of(metrics: TrainerMetrics) -> dict[str, Metric]:
         names |= HEARTBEAT_METRICS | set(metrics.extra)
     names |= _printed_series({series_name(name) for name in _groups(metrics.stdout)})
     names |= {"toks_per_s"} if "toks_per_s_per_rank" in names else set()
-    names.discard("model_tflops_per_s_per_rank")
+    names -= {"model_tflops_per_s_per_rank", "step_rate"}
     if "toks_per_s" in names:
         names.add("toks_per_s_per_rank")
         names |= {"model_tflops_per_s_per_rank"} if metrics.env is not None else set()
+        names |= {"step_rate"} if "step_time_s" in names else set()
     return {name: METRICS.get(name) or _extra(name, metrics.extra.get(name, "")) for name in sorted(names)}
 
 

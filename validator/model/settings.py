@@ -30,6 +30,7 @@ __all__ = [
     "kind_env",
     "min_effect_of",
     "nproc_of",
+    "pause_every_of",
     "probes",
     "remedies_of",
     "repeats_of",
@@ -37,6 +38,7 @@ __all__ = [
     "setting_text",
     "smoke_of",
     "timeout_of",
+    "tokens_of",
     "warmup_of",
     "watchdog_of",
 ]
@@ -64,6 +66,16 @@ def nproc_of(runbook: Runbook, phase: PhaseBase) -> int:
 def warmup_of(runbook: Runbook, phase: TrainingPhase) -> int:
     """Steps that never count as steady."""
     return runbook.defaults.warmup_steps if phase.warmup_steps is None else phase.warmup_steps
+
+
+def tokens_of(runbook: Runbook, phase: TrainingPhase) -> int | None:
+    """Tokens of an optimizer step over all ranks, where the runbook declares them."""
+    return runbook.trainer.tokens_per_step if phase.tokens_per_step is None else phase.tokens_per_step
+
+
+def pause_every_of(runbook: Runbook, phase: TrainingPhase) -> int | None:
+    """Steps from one pause for validation or a checkpoint to the next, where the runbook declares them."""
+    return runbook.defaults.pause_every if phase.pause_every is None else phase.pause_every
 
 
 def repeats_of(runbook: Runbook, phase: TrainingPhase) -> int:
