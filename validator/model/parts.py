@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from validator.model.base import Frozen
 from validator.model.findings import FindingCode
-from validator.model.pattern import PatternError, compiled
+from validator.model.pattern import PatternError, compiled, line_pattern
 from validator.model.units import Duration, Size
 
 __all__ = [
@@ -102,8 +102,9 @@ class TrainerMetrics(Frozen):
     metrics: str | None = Field(None, description="JSON with final scalars; referred to as `metrics.<key>`.")
     stdout: str | None = Field(
         None,
-        description="Regular expression with named groups, searched in each line that rank 0 prints, colors left out; "
-        "`step` is needed. Standard error is searched where no line of standard output matches.",
+        description="Regular expression, searched in each line that rank 0 prints, colors left out. `{loss}` is short "
+        "for a group of that name that matches any number; `{step}` is needed, or `{row}` where each line is one step. "
+        "Standard error is searched where no line of standard output matches.",
     )
     extra: dict[str, str] = Field(
         default_factory=dict, description="Further series that the trainer writes: name to unit."
@@ -115,11 +116,14 @@ class TrainerMetrics(Frozen):
         if value is None:
             return None
         try:
-            groups = compiled(value).groupindex
+            groups = line_pattern(value).names
         except PatternError as error:
             raise ValueError(f"stdout {value!r} is not a regular expression: {error}") from error
-        if "step" not in groups:
-            raise ValueError("stdout has no group named `step`; add (?P<step>\\d+) where the step is printed")
+        if not {"step", "row"} & set(groups):
+            raise ValueError(
+                "stdout has no group named `step`; write {step} where the step is printed, or {row} where each line "
+                "that matches is one step"
+            )
         return value
 
 
