@@ -115,7 +115,7 @@ def _as_far_as_it_came(verdict: Verdict, record: PhaseRecord) -> Verdict:
 
 def _choice(record: PhaseRecord, comparison: Comparison) -> Verdict:
     """Whether the comparison was answered. It never decides the phase: a runbook that needs an answer states it."""
-    answered = comparison.outcome in ("significant", "no_difference")
+    answered = comparison.outcome in ("significant", "no_difference", "not_worse")
     return Verdict(
         id=f"{record.phase.id}.choice",
         text=f"the arms can be told apart by the {comparison.direction} {comparison.metric}, or do not differ",
