@@ -87,8 +87,8 @@ def _ended_well(run: RunReport) -> bool:
 
 def _value(run: RunReport, metric: str, statistic: str) -> float | None:
     stats = run.metrics.get(metric)
-    if stats is None or (METRICS[metric].window == "steady" and stats.ci_low is None):
-        return None  # a rate that was never steady is no rate to hold others to
+    if stats is None or stats.version != METRICS[metric].version or (METRICS[metric].window == "steady" and stats.ci_low is None):
+        return None  # of another definition, or without an interval: nothing to ask of others
     found = getattr(stats, statistic)
     return None if found is None else float(found)
 

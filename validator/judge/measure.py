@@ -37,7 +37,7 @@ from validator.judge.rows import (
     windowed,
 )
 from validator.judge.unseen import allow_for_unseen
-from validator.model.catalogue import METRICS, QUANTILES
+from validator.model.catalogue import METRICS, QUANTILES, version_of
 from validator.model.measure import MetricStats, ScalarValue, Span
 from validator.model.result import Result
 
@@ -92,11 +92,10 @@ class RunMeasurement:
         """`metric.statistic` of this run as one number, for comparisons whose interval comes from repeats.
 
         Raises:
-            NotMeasured: without such a series, or when it changes too much to be compared; being short is no obstacle.
+            NotMeasured: without such a series, or when its rows are invalid; being short or unsteady is no obstacle.
         """
         rows = self.windows.get(name)
-        usable = rows is not None and rows.invalid is None and (rows.obstacle is None or rows.comparable)
-        if rows is not None and usable and len(rows.values):
+        if rows is not None and rows.invalid is None and len(rows.values):
             if statistic in EXACT_STATISTICS:
                 return _exact_statistic(rows.values, statistic)
             return _whole_statistic(rows, statistic) if np.isfinite(rows.values).all() else math.nan
@@ -238,4 +237,6 @@ def _stats(rows: Windowed) -> MetricStats:
         source=rows.source,
         sha256=rows.sha256,
         note="; ".join(notes) or None,
+        version=version_of(rows.name),
+        invalid=rows.invalid,
     )

@@ -17,6 +17,7 @@ from validator.judge.measure import NotMeasured, RunMeasurement
 from validator.judge.probes import probe_verdicts
 from validator.judge.remedies import with_remedies
 from validator.judge.wording import listed
+from validator.model.catalogue import version_of
 from validator.model.measure import ScalarValue
 from validator.model.record import PhaseRecord, RunRecord, ValidationRecord
 from validator.model.result import Result
@@ -213,7 +214,8 @@ def _phase_scalars(data: PhaseData) -> dict[str, ScalarValue]:
     except (NotMeasured, KeyError) as problem:
         return {"scaling.efficiency": ScalarValue(value=None, note=f"not measured: {problem}")}
     low, high = efficiency.interval() or (None, None)
-    value = ScalarValue(value=efficiency.point, ci_low=low, ci_high=high, note=against)
+    version = version_of("scaling.efficiency")
+    value = ScalarValue(value=efficiency.point, ci_low=low, ci_high=high, note=against, version=version)
     return {"scaling.efficiency": value}
 
 
