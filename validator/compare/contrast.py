@@ -201,7 +201,10 @@ def _verdict(
         first = (doubtful or undecided)[0]
         return "not_decidable", f"Not decidable: {_named(first)} ({first.message.rstrip('.')}).{also}"
     if all(one.verdict == "not_worse" for one in rates):
-        return "not_worse", f"Not worse: {'; '.join(f'{_named(one)} ({one.message.rstrip(chr(46))})' for one in rates[:3])}."
+        return (
+            "not_worse",
+            f"Not worse: {'; '.join(f'{_named(one)} ({one.message.rstrip(chr(46))})' for one in rates[:3])}.",
+        )
     return "no_difference", f"No difference that matters in {listed([_named(one) for one in rates])}."
 
 

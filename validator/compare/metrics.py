@@ -17,7 +17,8 @@ import numpy as np
 
 from validator.compare.side import Cell, Side
 from validator.judge.autocorrelation import t_quantile
-from validator.judge.compare import (
+from validator.judge.estimate import LEVEL, MIN_REPEATS, REPLICATES, Estimate, combine, over_runs
+from validator.judge.means import (
     ONE_SIDED,
     holm,
     pooled_cv,
@@ -26,7 +27,6 @@ from validator.judge.compare import (
     repeats_needed,
     welch,
 )
-from validator.judge.estimate import LEVEL, MIN_REPEATS, REPLICATES, Estimate, combine, over_runs
 from validator.judge.wording import number, percent
 from validator.model.catalogue import METRICS, Metric
 from validator.model.contrast import ContrastVerdict, MetricDifference, Sample

@@ -150,7 +150,8 @@ def left_out_sentence(trend: Trend) -> str:
     if not trend.left_out:
         return ""
     return (
-        f"{plural(trend.left_out, 'run')} by another definition of it left out; `validator report RUN` judges a run anew"
+        f"{plural(trend.left_out, 'run')} by another definition of it left out; "
+        "`validator report RUN` judges a run anew"
     )
 
 

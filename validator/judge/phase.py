@@ -23,6 +23,7 @@ from validator.model.record import PhaseRecord, RunRecord, ValidationRecord
 from validator.model.result import Result
 from validator.model.runbook import TrainPhase
 from validator.model.verdict import Check, Comparison, PhaseReport, RunReport, RunTable, Status, Verdict
+from validator.runbook.asking import asks, unasked
 
 __all__ = ["judge_phase", "run_report"]
 
@@ -59,7 +60,7 @@ def _judge(record: PhaseRecord, validation: ValidationRecord, judged: Mapping[st
     elif record.state in ("done", "interrupted"):
         comparison = compare_phase(data)
         implicit = (*implicit_verdicts(record, validation=validation), *probe_verdicts(record, validation))
-        criteria = (*implicit, *_declared(record, validation, judged))
+        criteria = (*implicit, *_declared(record, validation, judged), *_unasked(record, validation))
         if comparison is not None:
             criteria = (*criteria, _choice(record, comparison))
         if record.state == "interrupted":
@@ -78,6 +79,7 @@ def _judge(record: PhaseRecord, validation: ValidationRecord, judged: Mapping[st
         title=phase.title or phase.id,
         why=phase.why,
         required=phase.required,
+        asks=asks(phase, validation.runbook),
         status=status,
         message=message,
         criteria=criteria,
@@ -96,6 +98,24 @@ def _declared(
     return tuple(
         judge_criterion(criterion, id=f"{record.phase.id}.{n}", record=record, validation=validation, judged=judged)
         for n, criterion in enumerate(record.phase.accept, start=1)
+    )
+
+
+def _unasked(record: PhaseRecord, validation: ValidationRecord) -> tuple[Verdict, ...]:
+    """That nothing is asked of what the phase measures is an open question of its own, and has a name."""
+    phase = record.phase
+    why = unasked(phase, validation.runbook) if phase.required else None
+    if why is None:
+        return ()
+    fix = "give it a required criterion, or declare observe: true"
+    return (
+        Verdict(
+            id=f"{phase.id}.asks",
+            text="the phase asks for something that could fail on what it measures",
+            required=True,
+            status="INCONCLUSIVE",
+            message=f"It asks for nothing that could fail on what it measures: {why}; {fix}.",
+        ),
     )
 
 

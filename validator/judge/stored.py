@@ -110,8 +110,8 @@ class StoredPhase:
             raise NotMeasured(f"run {run.id} of the last GO has no {resolved.name}")
         if stats.version != version_of(resolved.name):
             raise NotMeasured(
-                f"{resolved.name} has another definition since the last GO, {self.last_go.run_id}, whose folder no longer "
-                "holds what it would be computed from"
+                f"{resolved.name} has another definition since the last GO, {self.last_go.run_id}, whose folder no "
+                "longer holds what it would be computed from"
             )
         return stats
 

@@ -52,6 +52,11 @@ class PhaseBase(Frozen):
     needs: tuple[Identifier, ...] = Field((), description="Phases that must have passed before this one runs.")
     accept: tuple[CriterionField, ...] = Field((), description="What must hold.")
     required: bool = Field(True, description="Whether the decision depends on this phase.")
+    observe: bool = Field(
+        False,
+        description="Whether the phase asks for nothing on purpose. It carries no GO, and forbids none that others "
+        "carry.",
+    )
     expected: Duration | None = Field(
         None, description="How long the phase takes as a rule, all its runs together; for the remaining time shown."
     )

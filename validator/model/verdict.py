@@ -171,6 +171,7 @@ class PhaseReport(Frozen):
     title: str
     why: str | None = None
     required: bool = True
+    asks: bool = Field(True, description="Whether it asks for something that could fail on what it measures.")
     status: Status
     message: str = ""
     criteria: tuple[Verdict, ...] = ()

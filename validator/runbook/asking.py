@@ -159,7 +159,8 @@ def check_asking(built: Built, runbook: Runbook) -> Iterator[Problem]:
         if why is not None:
             yield Problem.at(
                 mark_at(built.root, ("phases", index, "id")),
-                f"phase {phase.id} asks for nothing that could fail on what it measures ({why}), so the decision cannot be GO",
+                f"phase {phase.id} asks for nothing that could fail on what it measures ({why}), so the decision "
+                "cannot be GO",
                 "give it a required criterion such as toks_per_s.mean >= 1000, or declare observe: true",
             )
     if not any(phase.required and asks(phase, runbook) for phase in runbook.phases):

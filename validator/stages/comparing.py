@@ -24,9 +24,7 @@ _MOST_FOLDERS = 500
 """Run folders that are looked through for the last GO; the newest come first."""
 
 
-def compare_folders(
-    a: Path, b: Path, *, warmup_steps: int = 20, not_worse_than: float | None = None
-) -> Contrast:
+def compare_folders(a: Path, b: Path, *, warmup_steps: int = 20, not_worse_than: float | None = None) -> Contrast:
     """Two run folders, or two folders that a trainer wrote. `not_worse_than` is a share.
 
     Raises:

@@ -16,8 +16,8 @@ from .samples import judge_all, judge_one, outcome, result, run_record, runbook,
 
 
 def test_a_healthy_run_passes_all_of_them() -> None:
-    report = judge_one()
-    assert [one.id for one in report.criteria] == [f"baseline.{n}" for n in ("exit", "steps", "finite", "config")]
+    report = judge_one("loss.last < loss.first")
+    assert [one.id for one in report.criteria] == [f"baseline.{n}" for n in ("exit", "steps", "finite", "config", "1")]
     assert {one.status for one in report.criteria} == {"PASS"}
     assert report.status == "PASS"
 
@@ -115,7 +115,8 @@ def test_missing_loss_counts_against_a_trainer_that_declares_it() -> None:
 
 def test_a_trainer_that_cannot_tell_its_loss_is_not_failed_for_it() -> None:
     trainer = {"command": ["train.py"], "metrics": {"stdout": r"step (?P<step>\d+) (?P<toks_per_s>\d+)"}}
-    book = runbook({"id": "baseline", "kind": "train", "steps": 300}, trainer=trainer)
+    phase = {"id": "baseline", "kind": "train", "steps": 300, "accept": ["toks_per_s.mean >= 50"]}
+    book = runbook(phase, trainer=trainer)
     runs = [run_record("baseline", found=result(without=["loss"]))]
     report = judge_all(validation(book, {"baseline": runs}))["baseline"]
     assert not verdict(report, "finite").required
@@ -147,7 +148,7 @@ def test_equal_meanings_are_no_difference() -> None:
 
 
 def test_an_unknown_config_is_recorded_and_not_required() -> None:
-    report = judge_one(runs=[run_record("baseline", found=result(effective=None))])
+    report = judge_one("loss.last < loss.first", runs=[run_record("baseline", found=result(effective=None))])
     config = verdict(report, "config")
     assert (config.status, config.required) == ("INCONCLUSIVE", False)
     assert report.status == "PASS"

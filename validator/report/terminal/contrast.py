@@ -19,7 +19,13 @@ WORDS: dict[ContrastVerdict, str] = {
     "not_worse": "not worse",
     "not_decidable": "not decidable",
 }
-_STYLES = {"better": "good bold", "worse": "bad bold", "no_difference": "muted", "not_worse": "good", "not_decidable": "warn"}
+_STYLES = {
+    "better": "good bold",
+    "worse": "bad bold",
+    "no_difference": "muted",
+    "not_worse": "good",
+    "not_decidable": "warn",
+}
 _MOST_SETTINGS = 40
 
 
