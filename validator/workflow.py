@@ -294,13 +294,15 @@ def baseline(
     return made
 
 
-def compare(a: Path, b: Path, *, warmup_steps: int) -> Contrast:
+def compare(a: Path, b: Path, *, warmup_steps: int, not_worse_than: float | None = None) -> Contrast:
     """Folder `b` against folder `a`: two validations, or two folders that a trainer wrote.
+
+    `not_worse_than` is a share: the one-sided question whether b is worse by less than that.
 
     Raises:
         FolderError: when one of them is neither, or they are of different kinds.
     """
-    return compare_folders(a, b, warmup_steps=warmup_steps)
+    return compare_folders(a, b, warmup_steps=warmup_steps, not_worse_than=not_worse_than)
 
 
 def history(reports: Path, *, runbook: str | None = None, rebuild: bool = False) -> History:

@@ -28,7 +28,7 @@ from validator.judge.rate import as_read, rates_of
 from validator.judge.rows import RATES, Windowed, obstacle_of, ordered, window_of, windowed
 from validator.judge.unseen import allow_for_unseen
 from validator.judge.window import SteadyWindow
-from validator.model.catalogue import METRICS, QUANTILES
+from validator.model.catalogue import METRICS, QUANTILES, version_of
 from validator.model.measure import MetricStats, ScalarValue, Span
 from validator.model.result import Result
 
@@ -241,4 +241,6 @@ def _stats(rows: Windowed) -> MetricStats:
         source=rows.source,
         sha256=rows.sha256,
         note="; ".join(notes) or None,
+        version=version_of(rows.name),
+        invalid=rows.invalid,
     )
