@@ -163,7 +163,9 @@ RECIPES: tuple[Recipe, ...] = (
         ("step_time",),
         r"Epoch:\[{epoch}/\d+\] \[{step}/{steps_per_epoch}\].*?loss: {loss} +step_time: {step_time_ms} ms",
     ),
-    Recipe("SSD", ("loss function",), r"Iteration: +{step}, Loss function: {loss}, .*avg\. samples / sec: {samples_per_s}"),
+    Recipe(
+        "SSD", ("loss function",), r"Iteration: +{step}, Loss function: {loss}, .*avg\. samples / sec: {samples_per_s}"
+    ),
     Recipe(
         "MXNet",
         ("samples/sec",),
@@ -216,7 +218,12 @@ RECIPES: tuple[Recipe, ...] = (
         r"(?i)^{row}\W*{timestamp}.*?(?<!val )(?<!val_)(?<!test )(?<!valid )(?<!eval )\bloss\b\s*[:=]\s*{loss}",
         "no step is printed: lines are counted",
     ),
-    Recipe("epochs", ("epoch",), r"(?i)^\W*epoch\W*{step}\b(?!.*\bbatch).*?(?<!val )(?<!val_)\bloss\W+{loss}", "a row an epoch"),
+    Recipe(
+        "epochs",
+        ("epoch",),
+        r"(?i)^\W*epoch\W*{step}\b(?!.*\bbatch).*?(?<!val )(?<!val_)\bloss\W+{loss}",
+        "a row an epoch",
+    ),
 )
 """Formats in the order in which they are preferred."""
 

@@ -144,7 +144,11 @@ def zero_loss(run: RunFacts) -> Iterator[Finding]:
     """
     ranks = [own["loss"] for own in run.result.rank_series.values() if "loss" in own]
     series = next(
-        (one for one in [run.series("loss"), *ranks] if one is not None and one.values.any() and (one.values == 0).any()),
+        (
+            one
+            for one in [run.series("loss"), *ranks]
+            if one is not None and one.values.any() and (one.values == 0).any()
+        ),
         None,
     )
     if series is None or not run.training:

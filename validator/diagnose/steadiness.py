@@ -175,7 +175,10 @@ def _is_declared(run: RunFacts, steps: Steps, period: int | None) -> bool:
         (one for name, one in run.result.series.items() if name.startswith(("val.", "val_"))), None
     )
     # A step's own row may hold the pause before it or after it.
-    if recorded is not None and np.isin(steps, [recorded.steps - 1, recorded.steps, recorded.steps + 1]).mean() >= _EVEN:
+    if (
+        recorded is not None
+        and np.isin(steps, [recorded.steps - 1, recorded.steps, recorded.steps + 1]).mean() >= _EVEN
+    ):
         return True
     settings = {**run.asked, **run.ran}
     cadences = [
@@ -222,7 +225,9 @@ def rate_shift(run: RunFacts) -> Iterator[Finding]:
         f"{more}{_cause(moved, levels, run)}",
         severity=severity,
         because=[
-            evidence(f"means of the levels: {' → '.join(f'{one.mean:.4g}' for one in levels)}", run.source("step_time_s")),
+            evidence(
+                f"means of the levels: {' → '.join(f'{one.mean:.4g}' for one in levels)}", run.source("step_time_s")
+            ),
             *(evidence(text, path, f"step {at}") for text, path in moved[:4]),
         ],
         next_step="Find what changed at that step, and judge the run by the level that a long run will have: repeat it "

@@ -109,7 +109,7 @@ def _seconds(text: str) -> float | None:
         day = re.sub(r"[-/]", "", day)
         day = f"2000{day}" if len(day) == 4 else day  # a logger that leaves the year out
         try:
-            moment = datetime.strptime(f"{day} {clock.split('.')[0]}", "%Y%m%d %H:%M:%S")  # noqa: DTZ007
+            moment = datetime.strptime(f"{day} {clock.split('.')[0]}", "%Y%m%d %H:%M:%S")
         except ValueError:
             return None
         fraction = clock.partition(".")[2]

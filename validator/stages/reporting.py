@@ -13,11 +13,9 @@ from validator.model.runbook import SoakPhase, TrainPhase
 from validator.model.verdict import (
     Artifact,
     Decision,
-    Finding,
     PhaseReport,
     Recommendation,
     RunbookRef,
-    RunReport,
     ValidationReport,
 )
 from validator.stages.disk import end_of, ending, events_of, last_runner, pending, reconstruct
@@ -183,7 +181,7 @@ def rerender(folder: RunFolder) -> tuple[ValidationReport, ReportPaths]:
     """
     from validator.stages.share import compact, is_compact, is_shared, readable
 
-    was_compact = is_shared(folder) and is_compact(folder.root / "result.json")
+    was_compact = is_shared(folder) and is_compact(folder)
     with readable(folder) as unpacked:
         record, ended = reconstruct(unpacked), end_of(folder)
     finished, duration_s = ended.get("finished"), ended.get("duration_s")
@@ -193,5 +191,5 @@ def rerender(folder: RunFolder) -> tuple[ValidationReport, ReportPaths]:
     if not last_runner(folder, events_of(folder)).alive():
         shutil.rmtree(folder.drawing, ignore_errors=True)  # a runner that was killed could not
     if was_compact:
-        compact(paths.result)
+        compact(folder)
     return report, paths

@@ -21,7 +21,9 @@ def times(*, cv: float = 0.01, seed: int = 3) -> list[float]:
     return [2.0 * (1 + cv * noise.gauss(0, 1)) for _ in range(N)]
 
 
-def found(tmp_path: Path, seconds: Sequence[float], *, effective: Mapping[str, Any] | None = None, **columns: Any) -> dict[str, Finding]:
+def found(
+    tmp_path: Path, seconds: Sequence[float], *, effective: Mapping[str, Any] | None = None, **columns: Any
+) -> dict[str, Finding]:
     """What a run with these times per step shows."""
     rates = [4096 / one for one in seconds]
     losses = [4 + 2 / (i + 1) for i in range(N)]
