@@ -29,6 +29,9 @@ __all__ = [
 
 Floats = npt.NDArray[np.float64]
 
+MIN_REGULAR, REGULAR = 4, 1.25
+"""Events from which they can be regular, and the greatest over the least distance between them if they are."""
+
 MAX_LAG1 = 0.98
 """Above this a series is taken for a random walk; a larger coefficient could not be told from 1 in a short run."""
 
@@ -100,12 +103,32 @@ def effective_values(values: Floats) -> float:
     reach = 5 * 1.4826 * float(np.median(np.abs(values - center)))
     ordinary = np.clip(values, center - reach, center + reach)
     rest = values - ordinary
-    of_mean = sum(
-        float(part.var(ddof=1)) / effective_size(n, cautious_lag1(part))
-        for part in (ordinary, rest)
-        if not is_constant(part)
-    )
+    if is_constant(rest):
+        return effective_size(n, cautious_lag1(values))
+    of_mean = 0.0 if is_constant(ordinary) else float(ordinary.var(ddof=1)) / effective_size(n, cautious_lag1(ordinary))
+    pauses = _variance_of_regular(rest)
+    if pauses is not None:
+        return variance / max(of_mean + pauses, variance / n**2)
+    # A window that holds few rare events may as well have held one more.
+    events = int(np.count_nonzero(rest))
+    of_mean += (events + 1) / events * float(rest.var(ddof=1)) / effective_size(n, cautious_lag1(rest))
     return min(variance / of_mean, effective_size(n, cautious_lag1(values)))
+
+
+def _variance_of_regular(rest: Floats) -> float | None:
+    """Variance of the mean of `rest [n]`, zero but for events at regular distances; None where they are not regular.
+
+    Pauses that come every so many steps do not vary in number as rare events do: a window holds one more or one less,
+    by where it begins.
+    """
+    at = np.flatnonzero(rest)
+    if len(at) < MIN_REGULAR:
+        return None
+    gaps = np.diff(at)
+    if gaps.min() < 2 or gaps.max() > REGULAR * gaps.min() or max(at[0], len(rest) - 1 - at[-1]) > REGULAR * gaps.max():
+        return None
+    sizes = rest[at]
+    return float(0.25 * sizes.mean() ** 2 + len(at) * sizes.var(ddof=1)) / len(rest) ** 2
 
 
 def long_run_stdev(values: Floats, phi: float) -> float:
