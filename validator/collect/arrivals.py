@@ -20,19 +20,19 @@ Arrivals = tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]
 
 def read_arrivals(path: Path, intake: Intake, *, out: Path) -> dict[str, Arrivals]:
     """Stamps by source, named as results name files. Lines that are none are passed over and said once."""
-    digest, found, odd = Digest(), dict[str, tuple[array[int], array[float]]](), 0
+    digest, odd = Digest(), 0
+    found: dict[str, tuple[array[int], array[float]]] = {}
     try:
         for block in blocks(path, digest):
-            for line in block.splitlines():
+            for line in filter(None, block.splitlines()):
                 try:
                     entry = json.loads(line)
-                    source, step, at = str(entry["source"]), int(entry["step"]), float(entry["s"])
-                except (ValueError, KeyError, TypeError):
+                    steps, seconds = found.setdefault(str(entry["source"]), (array("q"), array("d")))
+                    step, at = int(entry["step"]), float(entry["s"])
+                    steps.append(step)
+                    seconds.append(at)
+                except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
                     odd += 1
-                    continue
-                steps, seconds = found.setdefault(source, (array("q"), array("d")))
-                steps.append(step)
-                seconds.append(at)
     except OSError as error:
         intake.note("unreadable", f"the arrival stamps cannot be read: {error.strerror or error}", path)
         return {}

@@ -1,8 +1,8 @@
 """When each step of a trainer reached its files, by the validator's own monotonic clock.
 
 A file that grows is noticed at once (inotify), and only its size and the time are kept; which step that size holds is
-looked up when the monitor reads the new lines anyway. Writes in quick succession share a stamp, and the distance between
-stamps grows with the attempt, so neither processor time nor the file depends on how much a trainer writes.
+looked up when the monitor reads the new lines anyway. Writes in quick succession share a stamp, and the distance
+between stamps grows with the attempt, so neither CPU time nor the file depends on how much a trainer writes.
 """
 
 from __future__ import annotations

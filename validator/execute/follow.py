@@ -39,8 +39,8 @@ class Record:
     values: Mapping[str, float]
     message: str = ""
     row: bool = False
-    path: Path | None = None
-    end: int = 0
+    path: Path | None = field(default=None, compare=False)
+    end: int = field(default=0, compare=False)
 
 
 class Tail:

@@ -32,6 +32,9 @@ Floats = npt.NDArray[np.float64]
 MIN_REGULAR, REGULAR = 4, 1.25
 """Events from which they can be regular, and the greatest over the least distance between them if they are."""
 
+BATCHES, MIN_BATCH = 16, 4
+"""Batches of a series whose means show how the mean varies, and the rows that each must have."""
+
 MAX_LAG1 = 0.98
 """Above this a series is taken for a random walk; a larger coefficient could not be told from 1 in a short run."""
 
@@ -85,11 +88,11 @@ def effective_size(n: int, phi: float) -> float:
 
 
 def effective_values(values: Floats) -> float:
-    """Effective size of a series that may be a mixture: slow wander of ordinary steps, and rare long ones.
+    """Effective size of a series that may be a mixture: wander of ordinary steps, and long ones that stand out.
 
-    Rare long steps come independently and carry most of the variance, so one coefficient over all would say that
-    nothing is correlated. Values beyond five spreads of the median are set apart: the variance of the mean is the sum
-    of both parts', each with its own coefficient. Without such values this is `effective_size` of the series.
+    One coefficient over all would say that nothing is correlated, for long steps carry most of the variance and come
+    independently, or regularly. Values beyond five spreads of the median are set apart: the variance of the mean is the
+    sum of both parts'.
     """
     n = len(values)
     if n < 2 or is_constant(values):
@@ -103,16 +106,38 @@ def effective_values(values: Floats) -> float:
     reach = 5 * 1.4826 * float(np.median(np.abs(values - center)))
     ordinary = np.clip(values, center - reach, center + reach)
     rest = values - ordinary
-    if is_constant(rest):
-        return effective_size(n, cautious_lag1(values))
-    of_mean = 0.0 if is_constant(ordinary) else float(ordinary.var(ddof=1)) / effective_size(n, cautious_lag1(ordinary))
-    pauses = _variance_of_regular(rest)
-    if pauses is not None:
-        return variance / max(of_mean + pauses, variance / n**2)
+    of_mean = _variance_of_wander(ordinary)
+    if not is_constant(rest):
+        # The size returned here stands for all, and the freedom of the wander's own estimate is less.
+        freedom = max(float(ordinary.var(ddof=1)) / of_mean if of_mean else n, 2.0) - 1.0
+        of_mean = of_mean * (t_quantile(0.975, freedom) / t_quantile(0.975, n)) ** 2 + _variance_of_events(rest)
+    return min(variance / of_mean, float(n))
+
+
+def _variance_of_wander(values: Floats) -> float:
+    """Variance of the mean of `values [n]` without outliers: that of a lag-1 model, or of batch means if it is larger.
+
+    Wander beneath noise of each step has a small first coefficient and a long memory, which batches show.
+    """
+    n = len(values)
+    if is_constant(values):
+        return 0.0
+    modelled = float(values.var(ddof=1)) / effective_size(n, cautious_lag1(values))
+    length = n // BATCHES
+    if length < MIN_BATCH:
+        return modelled
+    batches = values[: length * BATCHES].reshape(BATCHES, length).mean(axis=1)
+    return max(modelled, float(batches.var(ddof=1)) / BATCHES)
+
+
+def _variance_of_events(rest: Floats) -> float:
+    """Variance of the mean of `rest [n]`, which is zero but for events."""
+    regular = _variance_of_regular(rest)
+    if regular is not None:
+        return regular
     # A window that holds few rare events may as well have held one more.
     events = int(np.count_nonzero(rest))
-    of_mean += (events + 1) / events * float(rest.var(ddof=1)) / effective_size(n, cautious_lag1(rest))
-    return min(variance / of_mean, effective_size(n, cautious_lag1(values)))
+    return (events + 1) / events * float(rest.var(ddof=1)) / effective_size(len(rest), cautious_lag1(rest))
 
 
 def _variance_of_regular(rest: Floats) -> float | None:

@@ -154,7 +154,7 @@ def compare(claim: Claim, clock: Clock, *, after_step: int = 0) -> Comparison | 
 
 
 def _stretches(when: Floats) -> npt.NDArray[np.intp]:
-    """Places of the stamps between which claims are compared: far enough apart for the delay of a stamp not to matter."""
+    """Places of the stamps between which claims are compared, so far apart that the delay of a stamp hardly matters."""
     ends, last = [0], float(when[0])
     for place, moment in enumerate(when.tolist()):
         if moment - last >= max(_STRETCH_S, _STRETCH_SHARE * (moment - float(when[0]))) or moment < last:

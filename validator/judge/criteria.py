@@ -200,7 +200,7 @@ def _judge(
     if isinstance(left, str) or isinstance(right, str):
         return _judge_text(left, comparison.operator, right, binding)
     outcome = _judge_numbers(left, right, _terms(comparison, resolved, data, binding, level), comparison, binding)
-    if outcome.status == "FAIL" and any(isinstance(one, PhaseData) and one.pauses for one in data.values()):
+    if outcome.status != "PASS" and any(isinstance(one, PhaseData) and one.pauses for one in data.values()):
         outcome = _apart_from_pauses(outcome, comparison, resolved, data, binding, level)
     broken = _unfinished(resolved, data, binding)
     if outcome.status == "PASS" and broken is not None:
@@ -217,16 +217,18 @@ def _apart_from_pauses(
     binding: Binding,
     level: float,
 ) -> _Outcome:
-    """A failure that rests on one or two pauses is open: they do not show how often a long run pauses."""
+    """What does not pass through one or two pauses alone is open: they do not show how often a long run pauses."""
     plain = {name: replace(one, pauses=False) if isinstance(one, PhaseData) else one for name, one in data.items()}
     named = ((plain[one.source], one) for one in resolved.values())
     runs = [phase.few_pauses(one, arm=binding[one.source][0]) for phase, one in named if isinstance(phase, PhaseData)]
     paused = next((run for run in runs if run is not None), None)
-    if paused is None or _judge(comparison, resolved, plain, binding, level).status == "FAIL":
+    status = failed.status if paused is None else _judge(comparison, resolved, plain, binding, level).status
+    if status in ("FAIL", failed.status):
         return failed
     message = (
-        f"{failed.message} Without its pauses run {paused} does not fail, and it holds fewer than three, so how often "
-        "they come is not known: declare pause_every (steps from pause to pause) in the phase or in defaults."
+        f"{failed.message} Without its pauses run {paused} would {'pass' if status == 'PASS' else 'be open'}. It holds "
+        "fewer than three, so how often they come is not known: declare pause_every (steps from pause to pause) in the "
+        "phase or in defaults."
     )
     return replace(failed, status="INCONCLUSIVE", message=message, open_for=None)
 

@@ -286,18 +286,16 @@ def _note(run: _Run, window: SteadyWindow, levels: tuple[Level, ...], warm_up: _
 
 def _cuts(values: Floats, test: _Test, *, least: int = 1) -> list[int]:
     """First rows of every level but the first, each at least `least` rows long."""
-    found, open_stretches = [], [(0, len(values), 0.0)]
+    found, open_stretches = [], [(0, len(values))]
     while open_stretches:
-        begin, end, noise = open_stretches.pop()
+        begin, end = open_stretches.pop()
         if end - begin < max(MIN_ROWS, 2 * least):
             continue
         stretch = _clipped(values[begin:end])
         split = _best_split(np.cumsum(stretch - stretch.mean())[:-1], len(stretch), least)
-        # A short stretch shows less of the noise than the longer one that it is part of.
-        noise = max(noise, _noise(stretch, split))
-        if _changes(stretch, split, test, noise):
+        if _changes(stretch, split, test):
             found.append(begin + split)
-            open_stretches += [(begin, begin + split, noise), (begin + split, end, noise)]
+            open_stretches += [(begin, begin + split), (begin + split, end)]
     return sorted(found)
 
 
@@ -316,12 +314,12 @@ def _clipped(values: Floats) -> Floats:
     return np.clip(values, center - reach, center + reach)
 
 
-def _changes(values: Floats, split: int, test: _Test, noise: float) -> bool:
+def _changes(values: Floats, split: int, test: _Test) -> bool:
     """Whether the mean changes there, significantly and materially."""
     left, right = float(values[:split].mean()), float(values[split:].mean())
     if left == right or abs(right / left - 1.0) < test.material:
         return False
-    sums = np.cumsum(values - values.mean())
+    noise, sums = _noise(values, split), np.cumsum(values - values.mean())
     jump = float(np.abs(sums).max()) / math.sqrt(len(values)) > test.critical * noise
     return jump or _slopes(values, test, noise)
 
@@ -333,7 +331,7 @@ def _best_split(sums: Floats, n: int, least: int) -> int:
     return int(np.argmax(score[least - 1 : n - least])) + least
 
 
-def _slopes(values: Floats, test: _Test, noise: float = 0.0) -> bool:
+def _slopes(values: Floats, test: _Test, noise: float) -> bool:
     """Whether the values follow a slope: the end of a settling run is gentler than any jump that the CUSUM sees."""
     n = len(values)
     x = np.arange(n) - (n - 1) / 2

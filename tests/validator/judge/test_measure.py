@@ -146,13 +146,33 @@ def test_a_repeated_step_counts_once() -> None:
     assert found.metrics["step_time_s"].n == 279
 
 
-def test_invalid_window_forbids_conclusions() -> None:
-    invalid = [{"first_step": 100, "last_step": 120, "reason": "thermal slowdown of GPU 1"}]
+@pytest.mark.parametrize(
+    ("first", "last", "n", "steady"),
+    [
+        (1, 20, 280, True),
+        (100, 110, 269, True),
+        (10, 21, 279, True),
+        (300, 400, 279, True),
+        (301, 400, 280, True),
+        (100, 130, 249, False),
+    ],
+)
+def test_rows_that_something_else_disturbed_are_left_out_up_to_a_tenth(
+    first: int, last: int, n: int, steady: bool
+) -> None:
+    times = ar1(300, cv=0.005)
+    times[max(first, 21) - 1 : last] *= 3.0  # the window's own search must not see what is left out later
+    invalid = [{"first_step": first, "last_step": last, "reason": "gpu1 was used by another program"}]
     found = measure(result(extra={"invalid_windows": invalid}), warmup_steps=20)
-    assert not found.steady
-    assert found.note == "the window is invalid: thermal slowdown of GPU 1 in steps 100–120"
-    before = [{"first_step": 1, "last_step": 10, "reason": "thermal slowdown"}]
-    assert measure(result(extra={"invalid_windows": before}), warmup_steps=20).steady
+    assert (found.metrics["toks_per_s"].n, found.steady) == (n, steady)
+    if not steady:
+        assert found.note.startswith("11 % of the window is invalid: gpu1 was used by another program in steps 100–130")
+
+
+def test_throttled_time_stays_in_the_rate() -> None:
+    invalid = [{"first_step": 100, "last_step": 200, "reason": "gpu0 throttled: thermal slowdown"}]
+    found = measure(result(extra={"invalid_windows": invalid}), warmup_steps=20)
+    assert (found.metrics["toks_per_s"].n, found.steady) == (280, True)
 
 
 def test_drift_compares_the_last_third_with_the_first() -> None:
@@ -253,18 +273,10 @@ def test_what_never_varies_has_no_spread() -> None:
     assert (found.stdev, found.cv) == (0.0, 0.0)
 
 
-@pytest.mark.parametrize(
-    ("first", "last", "steady"), [(1, 20, True), (10, 21, False), (300, 400, False), (301, 400, True)]
-)
-def test_a_window_is_invalid_from_the_step_that_it_shares(first: int, last: int, steady: bool) -> None:
-    invalid = [{"first_step": first, "last_step": last, "reason": "throttled"}]
-    assert measure(result(extra={"invalid_windows": invalid}), warmup_steps=20).steady is steady
-
-
 def test_a_step_that_took_no_time_is_no_time_to_weigh_rates_by() -> None:
     times = np.full(300, 1.0)
     times[100] = 0.0
     rate = series("toks_per_s", np.full(300, 50.0))
     taken = series("step_time_s", times, unit="s")
     found = measure(result(series={"toks_per_s": rate, "step_time_s": taken}), warmup_steps=20).metrics["toks_per_s"]
-    assert "harmonic" in (found.note or "")
+    assert found.mean == pytest.approx(50.0)
