@@ -32,8 +32,8 @@ Floats = npt.NDArray[np.float64]
 MIN_REGULAR, REGULAR = 4, 1.25
 """Events from which they can be regular, and the greatest over the least distance between them if they are."""
 
-BATCHES, MIN_BATCH = 16, 4
-"""Batches of a series whose means show how the mean varies, and the rows that each must have."""
+BATCHES, MIN_BATCH, MAX_BATCH = 16, 4, 64
+"""Batches of a series whose means show how the mean varies: at least so many, of rows from 4 to 64."""
 
 MAX_LAG1 = 0.98
 """Above this a series is taken for a random walk; a larger coefficient could not be told from 1 in a short run."""
@@ -90,6 +90,8 @@ def effective_size(n: int, phi: float) -> float:
 def effective_values(values: Floats) -> float:
     """Effective size of a series that may be a mixture: wander of ordinary steps, and long ones that stand out.
 
+    It is more than n where nearly all variance is that of regular pauses.
+
     One coefficient over all would say that nothing is correlated, for long steps carry most of the variance and come
     independently, or regularly. Values beyond five spreads of the median are set apart: the variance of the mean is the
     sum of both parts'.
@@ -106,12 +108,15 @@ def effective_values(values: Floats) -> float:
     reach = 5 * 1.4826 * float(np.median(np.abs(values - center)))
     ordinary = np.clip(values, center - reach, center + reach)
     rest = values - ordinary
-    of_mean = _variance_of_wander(ordinary)
+    of_mean, most = _variance_of_wander(ordinary), float(n)
     if not is_constant(rest):
         # The size returned here stands for all, and the freedom of the wander's own estimate is less.
         freedom = max(float(ordinary.var(ddof=1)) / of_mean if of_mean else n, 2.0) - 1.0
-        of_mean = of_mean * (t_quantile(0.975, freedom) / t_quantile(0.975, n)) ** 2 + _variance_of_events(rest)
-    return min(variance / of_mean, float(n))
+        regular = _variance_of_regular(rest)
+        most = math.inf if regular is not None else most
+        of_mean *= (t_quantile(0.975, freedom) / t_quantile(0.975, n)) ** 2
+        of_mean += _variance_of_rare(rest) if regular is None else regular
+    return min(variance / of_mean, most)
 
 
 def _variance_of_wander(values: Floats) -> float:
@@ -123,18 +128,16 @@ def _variance_of_wander(values: Floats) -> float:
     if is_constant(values):
         return 0.0
     modelled = float(values.var(ddof=1)) / effective_size(n, cautious_lag1(values))
-    length = n // BATCHES
+    count = max(BATCHES, n // MAX_BATCH)
+    length = n // count
     if length < MIN_BATCH:
         return modelled
-    batches = values[: length * BATCHES].reshape(BATCHES, length).mean(axis=1)
-    return max(modelled, float(batches.var(ddof=1)) / BATCHES)
+    means = values[: length * count].reshape(count, length).mean(axis=1)
+    return max(modelled, float(means.var(ddof=1)) / count)
 
 
-def _variance_of_events(rest: Floats) -> float:
-    """Variance of the mean of `rest [n]`, which is zero but for events."""
-    regular = _variance_of_regular(rest)
-    if regular is not None:
-        return regular
+def _variance_of_rare(rest: Floats) -> float:
+    """Variance of the mean of `rest [n]`, which is zero but for events that come at any time."""
     # A window that holds few rare events may as well have held one more.
     events = int(np.count_nonzero(rest))
     return (events + 1) / events * float(rest.var(ddof=1)) / effective_size(len(rest), cautious_lag1(rest))
