@@ -301,22 +301,23 @@ def unpack(data: bytes, *, limit: int = MAX_BYTES) -> bytes:
     return content
 
 
-def parse_json(data: bytes | str, *, depth: int = MAX_DEPTH) -> Any:
+def parse_json(data: bytes | str, *, depth: int = MAX_DEPTH, exact: bool = False) -> Any:
     """The value of a JSON text that someone else wrote.
 
     NaN and infinities are accepted, for trainers write them. An integer beyond 64 bits becomes a float, and a lone
-    surrogate a replacement character, for neither survives what is done with the value later.
+    surrogate a replacement character, for neither survives what is done with the value later; with `exact`, for a value
+    that is written again, both stay.
 
     Raises:
         ValueError: when it is no JSON, or is nested deeper than `depth`.
     """
     text = data if isinstance(data, str) else data.decode("utf-8", "replace")
     try:
-        value = json.loads(text, parse_int=_integer)
+        value = json.loads(text, parse_int=int if exact else _integer)
     except RecursionError as error:
         raise ValueError(f"it is nested deeper than {depth} levels") from error
     _require_shallow(value, depth)
-    return _without_surrogates(value) if _SURROGATE.search(text) else value
+    return _without_surrogates(value) if not exact and _SURROGATE.search(text) else value
 
 
 def _integer(digits: str) -> int | float:

@@ -112,8 +112,17 @@ def assemble(
         findings=findings,
         recommended=_recommended(recommend(phases, runbook=header.runbook, command=_launch_command(record))),
         environment=dict(record.environment),
-        artifacts=tuple(Artifact(path=path, bytes=size, sha256=digest) for path, size, digest in folder.artifacts()),
+        artifacts=() if decision == "IN_PROGRESS" else _artifacts(folder),
         validator_version=header.validator_version,
+    )
+
+
+def _artifacts(folder: RunFolder) -> tuple[Artifact, ...]:
+    """Every file but the renderings. A name may hold a secret where the runner was killed before it was masked."""
+    from validator.observe.redact import redact_output
+
+    return tuple(
+        Artifact(path=redact_output(path), bytes=size, sha256=digest) for path, size, digest in folder.artifacts()
     )
 
 

@@ -232,7 +232,7 @@ def _cleaned(folder: RunFolder, names: Pseudonyms) -> tuple[dict[str, str], list
                 continue
             never = relative.endswith(_NEVER_TEXT) or size > _LARGEST_TEXT
             text = None if never else _text(tree.read(relative, limit=_LARGEST_TEXT))
-            name = names.text(relative, secrets=False)
+            name = names.text(relative, secrets=relative not in _HEADERS)
             if text is None:
                 why = "larger than what is cleaned" if size > _LARGEST_TEXT else "not a text, so it cannot be cleaned"
                 left_out.append(LeftOut(name, size, why))
