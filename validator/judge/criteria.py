@@ -353,8 +353,10 @@ def _seen(
         return None
     one = resolved[node.name]
     phase, (arm, index) = data[one.source], binding[one.source]
+    if not isinstance(phase, PhaseData):
+        return None
     runs = phase.arms.get(arm, ())
     chosen = runs if index is None else runs[index : index + 1]
-    values = [phase.recorded(run, one) for run in chosen] if isinstance(phase, PhaseData) else []
+    values = [phase.recorded(run, one) for run in chosen]
     known = [value for value in values if value is not None]
     return float(np.mean(known)) if known else None

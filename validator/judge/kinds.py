@@ -17,7 +17,7 @@ from validator.model.record import PhaseRecord, RunRecord
 from validator.model.runbook import AuditPhase, DataPhase, Phase, ProfilePhase, SoakPhase
 from validator.model.verdict import Evidence, Status
 
-__all__ = ["Found", "Rule", "drift_of", "kind_names", "kind_rules", "unreachable"]
+__all__ = ["Found", "Rule", "kind_names", "kind_rules", "unreachable"]
 
 
 @dataclass(frozen=True)
