@@ -3,8 +3,8 @@
 Step times are autocorrelated: a slow step is likely followed by another. An interval that ignores this is too narrow,
 so everything here works with the lag-1 model that the rest of the package's intervals are calibrated for.
 
-Sources: Kendall (1954) for the bias of the lag-1 coefficient; Andrews (1991), Econometrica 59, for the plug-in block
-length; Bayley and Hammersley (1946) for the effective size of an autocorrelated sample.
+Sources: Kendall (1954) for the bias of the lag-1 coefficient; Bayley and Hammersley (1946) for the effective size of an
+autocorrelated sample; Fishman (1978) for batch means.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 __all__ = [
-    "block_length",
     "cautious_lag1",
     "effective_size",
     "effective_values",
@@ -173,13 +172,6 @@ def mean_half_width(values: Floats, *, level: float = 0.95) -> float:
         return math.inf if n < 2 else 0.0
     effective = max(effective_values(values), 2.0)
     return float(values.std(ddof=1)) / math.sqrt(effective) * t_quantile((1 + level) / 2, effective - 1.0)
-
-
-def block_length(n: int, phi: float) -> int:
-    """Rows per block of the bootstrap: Andrews' plug-in for a lag-1 process, at least n^(1/3), at most n/4."""
-    alpha = 4.0 * phi**2 / ((1.0 - phi) ** 2 * (1.0 + phi) ** 2)
-    wanted = max(float(n ** (1.0 / 3.0)), 1.1447 * float((alpha * n) ** (1.0 / 3.0)))
-    return max(1, min(math.ceil(wanted), n // 4))
 
 
 def t_quantile(probability: float, df: float) -> float:

@@ -31,7 +31,7 @@ from validator.model.expression import (
     parse_criterion,
     references,
 )
-from validator.model.record import PhaseRecord, ValidationRecord
+from validator.model.record import PhaseRecord, RunRecord, ValidationRecord
 from validator.model.resolve import LAST_GO, Resolved, UnresolvedReference, resolve
 from validator.model.runbook import Criterion
 from validator.model.verdict import Evidence, PhaseReport, Status, Verdict
@@ -353,10 +353,10 @@ def _seen(
         return None
     one = resolved[node.name]
     phase, (arm, index) = data[one.source], binding[one.source]
-    if not isinstance(phase, PhaseData):
-        return None
     runs = phase.arms.get(arm, ())
     chosen = runs if index is None else runs[index : index + 1]
-    values = [phase.recorded(run, one) for run in chosen]
+    if not isinstance(phase, PhaseData):
+        return None
+    values = [phase.recorded(run, one) for run in chosen if isinstance(run, RunRecord)]
     known = [value for value in values if value is not None]
     return float(np.mean(known)) if known else None

@@ -121,6 +121,10 @@ def _open(
     if ends is None:
         message = f"{text} has no finite interval: a divisor in {terms.text!r} may be 0."
         return Decided("INCONCLUSIVE", message, ends, margin)
+    ended = next((window.note for window in terms.windows if window.slowed), None)
+    if ended is not None:  # more runs like it would not show how slow it becomes
+        message = f"The interval of {text} holds the bound {bound}, and the run ended slower than it began: {ended}."
+        return Decided("INCONCLUSIVE", message, ends, margin)
     message = f"The interval of {text} holds the bound {bound}; {_what_decides(difference, terms)}."
     return Decided("INCONCLUSIVE", message, ends, margin, "interval" if _factor(difference) <= _HOPELESS else None)
 

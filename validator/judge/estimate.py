@@ -16,7 +16,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from validator.judge.autocorrelation import block_length, effective_values, is_constant, t_quantile
+from validator.judge.autocorrelation import effective_values, is_constant, t_quantile
 from validator.model.catalogue import MAY_MISS
 
 __all__ = [
@@ -28,9 +28,9 @@ __all__ = [
     "UNKNOWN_REACH",
     "Estimate",
     "TooFewSamples",
-    "bootstrap_mean",
-    "bootstrap_quantile",
-    "bootstrap_spread",
+    "sampled_mean",
+    "sampled_quantile",
+    "sampled_spread",
     "combine",
     "exact",
     "over_runs",
@@ -51,7 +51,7 @@ REPLICATES = 4000
 MIN_REPEATS = 4
 """Runs from which their variation is measured rather than assumed."""
 
-_MAX_BLOCKS = 250
+_BLOCKS = 32
 _NORMAL_975 = 1.959963984540054
 
 
@@ -167,79 +167,65 @@ def _generator(seed: str, *salt: int) -> np.random.Generator:
     return np.random.default_rng([zlib.crc32(seed.encode()), *salt])
 
 
-def _effective(values: Floats, what: str) -> tuple[float, float]:
-    """Effective size of a series, at least 2, and the lag-1 coefficient that would give this size.
-
-    Raises:
-        TooFewSamples: when there is no spread to speak of: a single value, or values beyond the range of floats.
-    """
-    n = len(values)
-    effective = max(effective_values(values), 2.0)
-    if not math.isfinite(effective):
-        raise TooFewSamples(f"{what} holds values too large to compute with")
-    if n < 2:
-        raise TooFewSamples(f"too few samples of {what}: a single row has no spread; log more often or run longer")
-    return max(n - effective, 0.0) / (n + effective), effective
-
-
-def bootstrap_mean(numerator: Floats, denominator: Floats, *, seed: str, what: str = "the series") -> Estimate:
+def sampled_mean(numerator: Floats, denominator: Floats, *, seed: str, what: str = "the series") -> Estimate:
     """Sum of `numerator [n]` over sum of `denominator [n]`: a rate, or a weighted mean.
-
-    A circular block bootstrap (Politis and Romano 1992) gives the replicates' shape. Its spread is known to be too
-    small in short autocorrelated series, and knows nothing of regular pauses, so the spread is that of the long-run
-    variance (`effective_values`), with Student's t for the effective sample size.
 
     Raises:
         TooFewSamples: for a single row.
     """
-    n, ratio = len(numerator), float(numerator.sum() / denominator.sum())
-    influence = (numerator - ratio * denominator) / denominator.mean()
-    phi, effective = _effective(influence, what)
-    if is_constant(influence + ratio):
-        return Estimate(ratio, np.full(REPLICATES, ratio))
-    length = max(block_length(n, phi), math.ceil(n / _MAX_BLOCKS))
-    draws = _blocks(n, length, seed)
-    replicates = _block_sums(numerator, length)[draws].sum(1) / _block_sums(denominator, length)[draws].sum(1)
+    ratio = float(numerator.sum() / denominator.sum())
+    return _from_influence(ratio, (numerator - ratio * denominator) / denominator.mean(), seed=seed, what=what)
+
+
+def _from_influence(point: float, influence: Floats, *, seed: str, what: str) -> Estimate:
+    """A statistic whose error is the mean of `influence [n]`, what each row contributes to it (delta method).
+
+    The standard error is that of the long-run variance (`effective_values`), with Student's t for the effective sample
+    size. The replicates are a multiplier bootstrap of blocks, with the same multipliers for every metric of a file, so
+    that what two of them share cancels in a difference.
+    """
+    n = len(influence)
+    if n < 2:
+        raise TooFewSamples(f"too few samples of {what}: a single row has no spread; log more often or run longer")
+    if is_constant(influence + point):
+        return Estimate(point, np.full(REPLICATES, point))
+    effective = max(effective_values(influence), 2.0)
     error = float(influence.std(ddof=1)) / math.sqrt(effective)
-    wanted = error * t_quantile((1 + LEVEL) / 2, effective - 1) / _NORMAL_975
-    spread = float(replicates.std())
-    return Estimate(ratio, ratio + (replicates - replicates.mean()) * (wanted / spread))
+    if not math.isfinite(effective) or not math.isfinite(error):
+        raise TooFewSamples(f"{what} holds values too large to compute with")
+    error *= t_quantile((1 + LEVEL) / 2, effective - 1) / _NORMAL_975
+    edges = np.linspace(0, n, min(n, _BLOCKS) + 1).astype(np.int64)[:-1]
+    sums = np.add.reduceat(influence - influence.mean(), edges)
+    scale = float(np.abs(sums).max())
+    if scale == 0.0:
+        sums, scale = np.ones(len(edges)), 1.0
+    weights = sums / scale / math.sqrt(float(((sums / scale) ** 2).sum()))
+    return Estimate(point, np.asarray(point + error * (_block_multipliers(seed)[:, : len(edges)] @ weights)))
 
 
-@lru_cache(maxsize=8)
-def _blocks(n: int, length: int, seed: str) -> npt.NDArray[np.int64]:
-    """First rows of the blocks of each replicate, `[REPLICATES, ceil(n / length)]`; a file's metrics share them."""
-    return _generator(seed, n, length).integers(0, n, size=(REPLICATES, math.ceil(n / length)))
+@lru_cache(maxsize=32)
+def _block_multipliers(seed: str) -> Floats:
+    return _generator(seed).standard_normal((REPLICATES, _BLOCKS))
 
 
-def _block_sums(values: Floats, length: int) -> Floats:
-    """Sum of the `length` values from each position on, around the end."""
-    wrapped = np.concatenate([[0.0], np.cumsum(np.concatenate([values, values[: length - 1]]))])
-    return np.asarray(wrapped[length:] - wrapped[:-length], dtype=np.float64)
-
-
-def bootstrap_spread(values: Floats, *, relative: bool, seed: str, what: str = "the series") -> Estimate:
+def sampled_spread(values: Floats, *, relative: bool, seed: str, what: str = "the series") -> Estimate:
     """Population standard deviation of `values [n]`, or with `relative` its ratio to the mean.
 
     Raises:
         TooFewSamples: for a single row, and for the ratio to a mean of 0.
     """
-    n, mean = len(values), float(values.mean())
+    mean, stdev = float(values.mean()), float(values.std())
     if relative and mean == 0:
         raise TooFewSamples(f"the mean of {what} is 0, so its coefficient of variation does not exist")
-    phi, effective = _effective(values, what)
-    point = float(values.std()) / (mean if relative else 1.0)
-    length = max(block_length(n, phi), math.ceil(n / _MAX_BLOCKS))
-    draws = _blocks(n, length, seed)
-    size = draws.shape[1] * length
-    shifts = _block_sums(values - mean, length)[draws].sum(1) / size
-    squares = _block_sums((values - mean) ** 2, length)[draws].sum(1) / size
-    spreads = np.sqrt(np.maximum(squares - shifts**2, 0.0)) / ((mean + shifts) if relative else 1.0)
-    widened = t_quantile((1 + LEVEL) / 2, effective - 1) / _NORMAL_975
-    return Estimate(point, point + (spreads - spreads.mean()) * widened)
+    if is_constant(values):
+        return _from_influence(0.0, np.zeros(len(values)), seed=seed, what=what)
+    influence = ((values - mean) ** 2 - stdev**2) / (2 * stdev)
+    if relative:
+        influence = influence / mean - (values - mean) * stdev / mean**2
+    return _from_influence(stdev / mean if relative else stdev, influence, seed=seed, what=what)
 
 
-def bootstrap_quantile(values: Floats, q: float, *, seed: str, what: str = "the series") -> Estimate:
+def sampled_quantile(values: Floats, q: float, *, seed: str, what: str = "the series") -> Estimate:
     """The q-quantile of `values [n]`.
 
     Replicates are order statistics at Beta-distributed ranks, which is the exact law of the bootstrap quantile, with
@@ -280,19 +266,26 @@ def over_runs(runs: Sequence[Estimate], *, run_cv: float, sign: int, seed: str) 
     points = np.array([run.point for run in runs])
     mean = float(points.mean())
     reach = _between_runs(runs, _NORMAL_975 * run_cv / math.sqrt(n) if sign else 0.0)
-    rng = _generator(seed, n)
-    multipliers = rng.standard_normal((REPLICATES, n))
+    multipliers, inflation, variation = _multipliers(seed, n)
     between = multipliers @ (points - mean) / math.sqrt(max(n - 1, 1)) / math.sqrt(n)
     if n >= MIN_REPEATS:
-        inflation = np.sqrt((n - 1) / rng.chisquare(n - 1, size=REPLICATES))
         return Estimate(mean, np.asarray(mean + between * inflation, dtype=np.float64), reach)
     unknown = next((run.unknown for run in runs if run.unknown is not None), None)
     if unknown is not None:
         return Estimate(mean, None, reach, unknown)
-    slow = 1.0 + run_cv / math.sqrt(n) * rng.standard_normal(REPLICATES)
+    slow = 1.0 + run_cv / math.sqrt(n) * variation
     within = sum((run.point if run.replicates is None else run.replicates) for run in runs) / n
     varied = (within + between) * np.maximum(slow, 1e-3) ** sign
     return Estimate(mean, np.asarray(np.broadcast_to(varied, (REPLICATES,)), dtype=np.float64), reach)
+
+
+@lru_cache(maxsize=32)
+def _multipliers(seed: str, n: int) -> tuple[Floats, Floats, Floats]:
+    """For `n` runs, alike for all their metrics: weights `[REPLICATES, n]`, Student's inflation, and a variation."""
+    rng = _generator(seed, n)
+    weights = rng.standard_normal((REPLICATES, n))
+    inflation = np.sqrt(max(n - 1, 1) / rng.chisquare(max(n - 1, 1), size=REPLICATES))
+    return weights, inflation, rng.standard_normal(REPLICATES)
 
 
 def _between_runs(runs: Sequence[Estimate], allowance: float) -> Reach:

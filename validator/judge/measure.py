@@ -20,10 +20,10 @@ from validator.judge.estimate import (
     UNKNOWN_REACH,
     Estimate,
     TooFewSamples,
-    bootstrap_mean,
-    bootstrap_quantile,
-    bootstrap_spread,
     exact,
+    sampled_mean,
+    sampled_quantile,
+    sampled_spread,
 )
 from validator.judge.rate import as_read, rates_of
 from validator.judge.readings import reach_of
@@ -176,10 +176,10 @@ def _sampled(rows: Windowed, statistic: str) -> Estimate:
     if statistic == "mean":
         if rows.name in RATES and not np.isfinite(rows.denominator).all():
             return exact(0.0)  # a rate of 0 over a stretch of unknown length
-        return bootstrap_mean(rows.numerator, rows.denominator, seed=seed, what=rows.name)
+        return sampled_mean(rows.numerator, rows.denominator, seed=seed, what=rows.name)
     if statistic in QUANTILES:
-        return bootstrap_quantile(values, QUANTILES[statistic], seed=seed, what=rows.name)
-    return bootstrap_spread(values, relative=statistic == "cv", seed=seed, what=rows.name)
+        return sampled_quantile(values, QUANTILES[statistic], seed=seed, what=rows.name)
+    return sampled_spread(values, relative=statistic == "cv", seed=seed, what=rows.name)
 
 
 def _exact_statistic(values: Floats, statistic: str) -> float:

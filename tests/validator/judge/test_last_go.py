@@ -141,3 +141,12 @@ def test_names_of_the_last_go_are_checked_before_anything_runs() -> None:
     assert "not compared with" in problems("outcome.rc == last_go.outcome.rc")[0]
     assert "no measurement of the last GO" in problems("loss.last < last_go.loss")[0]
     assert "stands for the last GO" in problems("loss.last < 3", id="last_go")[0]
+
+
+def test_a_variation_between_runs_that_the_last_go_showed_is_assumed_where_it_is_more() -> None:
+    bound = "toks_per_s.mean >= 94"
+    (calm,), _ = verdicts(stored(100.0, 100.1, 99.9, 100.0), bound)
+    assert (calm.status, "2 % between runs" in calm.message) == ("PASS", True)
+    (varied,), _ = verdicts(stored(95.0, 105.0, 97.0, 103.0), bound)
+    assert varied.status == "INCONCLUSIVE"
+    assert "assumed to be 4.76 %" in varied.message
