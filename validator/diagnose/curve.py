@@ -137,14 +137,18 @@ def _exploded(norm: Series) -> tuple[float, float, int] | None:
 
 
 def zero_loss(run: RunFacts) -> Iterator[Finding]:
-    """A loss of exactly 0 in three rows running, or in the last, after it was above 0.1: no model's, but a logger's.
+    """A loss of exactly 0 in three rows running, or in the last, after it was above 0.1: a logger's.
 
     Loggers that leave out NaN print 0.0. A loss that sinks to 0 through ever smaller values, or begins there, is a
     warning; all zeros are `zero-grad`.
     """
     ranks = [own["loss"] for own in run.result.rank_series.values() if "loss" in own]
     series = next(
-        (one for one in [run.series("loss"), *ranks] if one is not None and one.values.any() and (one.values == 0).any()),
+        (
+            one
+            for one in [run.series("loss"), *ranks]
+            if one is not None and one.values.any() and (one.values == 0).any()
+        ),
         None,
     )
     if series is None or not run.training:
@@ -171,7 +175,7 @@ def _before(values: Floats, place: int) -> float:
 
 
 def _dropped(values: Floats, zero: npt.NDArray[np.bool_]) -> int | None:
-    """First row of three zeros running, or of those at the end, behind a loss above 0.1 that had not sunk to nothing."""
+    """First row of three zeros running, or of those at the end, after losses above 0.1 that had not sunk to nothing."""
     edges = np.flatnonzero(np.diff(np.concatenate(([0], zero.astype(np.int8), [0]))))
     for start, end in zip(edges[::2], edges[1::2], strict=True):
         before = np.abs(values[:start][np.isfinite(values[:start]) & (values[:start] != 0)])

@@ -21,7 +21,9 @@ def times(*, cv: float = 0.01, seed: int = 3) -> list[float]:
     return [2.0 * (1 + cv * noise.gauss(0, 1)) for _ in range(N)]
 
 
-def found(tmp_path: Path, seconds: Sequence[float], *, effective: Mapping[str, Any] | None = None, **columns: Any) -> dict[str, Finding]:
+def found(
+    tmp_path: Path, seconds: Sequence[float], *, effective: Mapping[str, Any] | None = None, **columns: Any
+) -> dict[str, Finding]:
     """What a run with these times per step shows."""
     rates = [4096 / one for one in seconds]
     losses = [4 + 2 / (i + 1) for i in range(N)]
@@ -93,5 +95,5 @@ def test_what_moved_with_the_rate_is_named(tmp_path: Path) -> None:
 
 
 def test_a_rate_that_falls_at_once_and_recovers_slowly_looks_throttled(tmp_path: Path) -> None:
-    seconds = [s * (1.4 - 0.4 * ((i % 80) - 40) / 40 if i % 80 >= 40 else 1) for i, s in enumerate(times())]
+    seconds = [s * (1 + 0.4 * (220 - i) / 100 if 120 <= i < 220 else 1) for i, s in enumerate(times())]
     assert "as hardware does that throttles; no clocks were recorded" in found(tmp_path, seconds)["rate-shift"].message
