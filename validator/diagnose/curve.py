@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -93,7 +94,7 @@ def _noise(values: Floats, width: int) -> float:
     bent = np.abs(values[2 * width :] - 2 * values[width:-width] + values[: -2 * width])
     bent = bent[len(bent) // 4 :]  # a curve bends most where it begins
     parts = [half for half in np.array_split(bent, 2) if half.size]
-    return max(float(np.median(half)) for half in parts) * 1.4826 / np.sqrt(6.0)
+    return max(float(np.median(half)) for half in parts) * 1.4826 / math.sqrt(6.0)
 
 
 def _risen(loss: Series) -> tuple[float, float, int] | None:
