@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -93,7 +94,7 @@ def _noise(values: Floats, width: int) -> float:
     bent = np.abs(values[2 * width :] - 2 * values[width:-width] + values[: -2 * width])
     bent = bent[len(bent) // 4 :]  # a curve bends most where it begins
     parts = [half for half in np.array_split(bent, 2) if half.size]
-    return max(float(np.median(half)) for half in parts) * 1.4826 / np.sqrt(6.0)
+    return max(float(np.median(half)) for half in parts) * 1.4826 / math.sqrt(6.0)
 
 
 def _risen(loss: Series) -> tuple[float, float, int] | None:
@@ -137,7 +138,7 @@ def _exploded(norm: Series) -> tuple[float, float, int] | None:
 
 
 def zero_loss(run: RunFacts) -> Iterator[Finding]:
-    """A loss of exactly 0 in three rows running, or in the last, after it was above 0.1: no model's, but a logger's.
+    """A loss of exactly 0 in three rows running, or in the last, after it was above 0.1: a logger's.
 
     Loggers that leave out NaN print 0.0. A loss that sinks to 0 through ever smaller values, or begins there, is a
     warning; all zeros are `zero-grad`.
@@ -175,7 +176,7 @@ def _before(values: Floats, place: int) -> float:
 
 
 def _dropped(values: Floats, zero: npt.NDArray[np.bool_]) -> int | None:
-    """First row of three zeros running, or of those at the end, behind a loss above 0.1 that had not sunk to nothing."""
+    """First row of three zeros running, or of those at the end, after losses above 0.1 that had not sunk to nothing."""
     edges = np.flatnonzero(np.diff(np.concatenate(([0], zero.astype(np.int8), [0]))))
     for start, end in zip(edges[::2], edges[1::2], strict=True):
         before = np.abs(values[:start][np.isfinite(values[:start]) & (values[:start] != 0)])

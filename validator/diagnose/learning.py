@@ -82,8 +82,8 @@ def zero_grad(run: RunFacts) -> Iterator[Finding]:
     if fell(beside):
         yield found(
             "zero-grad",
-            f"The gradient norm is 0 in {percent(share)} of all rows while the loss falls from {beside[0]:.4g} to {beside[-1]:.4g}: the "
-            "norm is not measured, and nothing is known of gradients.",
+            f"The gradient norm is 0 in {percent(share)} of all rows while the loss falls from {beside[0]:.4g} to "
+            f"{beside[-1]:.4g}: the norm is not measured, and nothing is known of gradients.",
             severity="info",
             because=[evidence(f"grad_norm 0 in {int(zero.sum())} rows", series.source.path)],
             next_step="Log the norm that clip_grad_norm_ returns (DeepSpeed: get_global_grad_norm() after a step), or "

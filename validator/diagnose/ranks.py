@@ -62,8 +62,8 @@ def straggler(run: RunFacts) -> Iterator[Finding]:
         f"{percent(worst.cost)} of a step (score {1 / (1 + worst.share):.2f}).",
         severity="warning" if worst.share >= _LAG_WARNING or worst.cost >= _COST_WARNING else "info",
         because=[evidence(f"compute_time_s, mean over {len(steps)} steps: {listed}", heartbeat.get("path"))],
-        next_step=f"Look at rank {worst.rank}'s device: clocks, temperature, PCIe width, other processes (nvidia-smi -q), "
-        "and at the length of its data; swap devices by CUDA_VISIBLE_DEVICES to see whether it moves along.",
+        next_step=f"Look at rank {worst.rank}'s device: clocks, temperature, PCIe width, other processes (nvidia-smi "
+        "-q), and at the length of its data; swap devices by CUDA_VISIBLE_DEVICES to see whether it moves along.",
     )
 
 
@@ -123,7 +123,7 @@ def _cost(work: Floats, i: int) -> float:
 
 
 def _t_test(ratios: Floats) -> float:
-    """p value of a lag above a third of what is told, by the mean's long-run error: few steps that go together are few."""
+    """p value of a lag above one percent, by the long-run error of the mean: correlated steps are worth few."""
     from scipy.special import stdtr
 
     phi = lag1(ratios - ratios.mean(), fitted=1)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
 from validator.diagnose.facts import RunFacts, as_number
 from validator.diagnose.rule import Severity, evidence, found, percent
-from validator.judge.autocorrelation import effective_size, lag1, long_run_stdev, t_quantile, with_caution
-from validator.judge.window import MIN_ROWS, covered_steps
+from validator.judge.window import MIN_ROWS, Level, covered_steps
 from validator.model.result import Series
 from validator.model.verdict import Finding
 
@@ -32,13 +32,6 @@ _EVEN = 0.8
 """Share of the gaps between slow steps that must be one period, or a multiple of it."""
 
 _SHIFT_WARNING, _SHIFT_INFO = 0.05, 0.03
-_LEVEL_ROWS, _LEVEL_SHARE = 10, 0.05
-_CRITICAL = 2.1
-"""Supremum of a Brownian bridge that chance exceeds three times in ten thousand; more where the rows are worth few."""
-
-_CERTAIN = 0.9995
-
-_WARMUP_SHARE = 0.25
 _CADENCE = re.compile(r"(val|eval|save|ckpt|checkpoint|sample|snapshot|profile)\w*")
 _EVERY = re.compile(r"every|interval|freq|steps|period")
 
@@ -55,7 +48,7 @@ def no_steady_state(run: RunFacts) -> Iterator[Finding]:
         late = series.values[np.isfinite(series.values) & (series.values > 0)]
         if late.size < 3 or late.size >= MIN_ROWS or (late.max() < 1.5 * late[-1] and late.max() < 1.5 * late[0]):
             return
-    elif run.window.steady:
+    elif not run.window.settling and _spread(run.window.levels) < _SHIFT_WARNING:
         return
     shown = " → ".join(f"{v:,.0f}" if v >= 10 else f"{v:.3g}" for v in _thirds(late))
     yield found(
@@ -66,6 +59,12 @@ def no_steady_state(run: RunFacts) -> Iterator[Finding]:
         next_step="Run at least three times as many steps; if it still drifts, look at clocks, temperature, the data "
         "loader and memory over time.",
     )
+
+
+def _spread(levels: tuple[Level, ...]) -> float:
+    """How far three levels or more lie apart; a single step between two is a `rate-shift`, and a small one healthy."""
+    means = [level.mean for level in levels]
+    return max(means) / min(means) - 1 if len(means) > 2 else 0.0
 
 
 def _thirds(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> list[float]:
@@ -170,7 +169,7 @@ def _period(steps: Steps) -> int | None:
 
 
 def _is_declared(run: RunFacts, steps: Steps, period: int | None) -> bool:
-    """Whether the pauses are those of a validation or a checkpoint, by val.csv, or by a setting that gives a cadence."""
+    """Whether the pauses are those of a validation or a checkpoint, by val.csv or by a setting with a cadence."""
     recorded = run.result.series.get("val.loss") or next(
         (one for name, one in run.result.series.items() if name.startswith(("val.", "val_"))), None
     )
@@ -184,138 +183,41 @@ def _is_declared(run: RunFacts, steps: Steps, period: int | None) -> bool:
     cadences = [
         as_number(value) for name, value in settings.items() if _CADENCE.match(name.lower()) and _EVERY.search(name)
     ]
-    return period is not None and any(one and period % int(one) == 0 for one in cadences if one is None or one >= 1)
-
-
-@dataclass(frozen=True)
-class _Level:
-    """A stretch in which the time per step stays at `mean`; rows `start` to `end`, the last left out."""
-
-    start: int
-    end: int
-    mean: float
+    cadences.append(run.spec.pause_every)
+    return period is not None and any(one is not None and one >= 1 and period % int(one) == 0 for one in cadences)
 
 
 def rate_shift(run: RunFacts) -> Iterator[Finding]:
     """The rate steps to another level and stays there: when, by how much, and what else moved at that step."""
-    if not run.timed or run.times is None:
-        return
-    steps, times = run.times
-    late = steps > run.spec.warmup_steps
-    steps, times = steps[late], times[late]
-    levels = _levels(times)
+    levels = run.window.levels if run.timed and run.window is not None else ()
     shifts = [
-        (float(before.mean / after.mean - 1), before, after)
-        for before, after in zip(levels, levels[1:], strict=False)
-        if after.mean > before.mean or after.start > _WARMUP_SHARE * len(times)  # a slow start is warm-up
+        (before.mean / after.mean - 1, before, after)
+        for before, after in pairwise(levels)
+        if abs(before.mean / after.mean - 1) >= _SHIFT_INFO and (before.high < after.low or after.high < before.low)
     ]
-    big = [shift for shift in shifts if abs(shift[0]) >= _SHIFT_INFO]
-    if not big:
+    if not shifts:
         return
-    change, before, after = max(big, key=lambda shift: abs(shift[0]))
-    at = int(steps[after.start])
-    seconds = abs(after.mean - before.mean) if run.series("step_time_s") is not None else 0.0
-    moved = _moved(run, (int(steps[before.start]), at, int(steps[after.end - 1])), least_s=_PART * seconds)
+    change, before, after = max(shifts, key=lambda shift: abs(shift[0]))
+    timed = run.series("step_time_s") is not None
+    least_s = _PART * abs(after.mean - before.mean) if timed else 0.0
+    moved = _moved(run, (before.first_step, after.first_step, after.last_step), least_s=least_s)
     severity: Severity = "warning" if abs(change) >= _SHIFT_WARNING else "info"
-    more = f" It is the largest of {len(big)} such shifts." if len(big) > 1 else ""
+    until = "" if after is levels[-1] else f" up to step {after.last_step}"
+    more = f" It is the largest of {len(shifts)} such shifts." if len(shifts) > 1 else ""
+    shown = " → ".join(f"{one.mean:.4g}" for one in levels)
     yield found(
         "rate-shift",
-        f"From step {at} on a step takes {after.mean:.4g} {_unit(run)} instead of {before.mean:.4g}: the rate changes by "
-        f"{100 * change:+.3g} % and stays there{'' if after.end == len(times) else f' to step {steps[after.end - 1]}'}."
-        f"{more}{_cause(moved, levels, run)}",
+        f"From step {after.first_step} on a step takes {after.mean:.4g} {'s' if timed else 's a token'} instead of "
+        f"{before.mean:.4g}: the rate changes by {100 * change:+.3g} % and stays there{until}.{more}"
+        f"{_cause(moved, levels, run)}",
         severity=severity,
         because=[
-            evidence(
-                f"means of the levels: {' → '.join(f'{one.mean:.4g}' for one in levels)}", run.source("step_time_s")
-            ),
-            *(evidence(text, path, f"step {at}") for text, path in moved[:4]),
+            evidence(f"means of the levels: {shown}", run.source("step_time_s")),
+            *(evidence(text, path, f"step {after.first_step}") for text, path in moved[:4]),
         ],
         next_step="Find what changed at that step, and judge the run by the level that a long run will have: repeat it "
         "for three times as many steps.",
     )
-
-
-def _unit(run: RunFacts) -> str:
-    return "s" if run.series("step_time_s") is not None else "s a token"
-
-
-def _levels(times: Floats) -> list[_Level]:
-    """Stretches of constant mean: split at the best place for as long as the two sides differ beyond chance.
-
-    CUSUM with an autocorrelation-robust scale; a single long step is pulled in first, so that it makes no level.
-    """
-    if len(times) < 2 * _LEVEL_ROWS:
-        return [_Level(0, len(times), float(times.mean()))] if len(times) else []
-    center = float(np.median(times))
-    values = np.minimum(times, 3.0 * center)
-    least = max(_LEVEL_ROWS, int(_LEVEL_SHARE * len(times)))
-    cuts, open_parts = [0, len(times)], [(0, len(times))]
-    while open_parts and len(cuts) < 12:
-        start, end = open_parts.pop()
-        split = _place(values[start:end], least)
-        if split is not None:
-            cuts.append(start + split)
-            open_parts += [(start, start + split), (start + split, end)]
-    cuts.sort()
-    parts = [_Level(a, b, float(times[a:b].mean())) for a, b in zip(cuts, cuts[1:], strict=False)]
-    return _joined(parts, times)
-
-
-def _joined(parts: list[_Level], times: Floats) -> list[_Level]:
-    """Neighbors that differ by less than is worth telling are one level."""
-    joined = parts[:1]
-    for part in parts[1:]:
-        last = joined[-1]
-        if abs(part.mean / last.mean - 1) < _SHIFT_INFO / 2:
-            joined[-1] = _Level(last.start, part.end, float(times[last.start : part.end].mean()))
-        else:
-            joined.append(part)
-    return joined
-
-
-def _place(values: Floats, least: int) -> int | None:
-    """Where the values are best split: by the whole, else by halves and quarters, which see a level between two others."""
-    for parts in (1, 2, 4):
-        size = len(values) // parts
-        if size < 2 * least:
-            return None
-        splits = [
-            (start + split[0], split[1])
-            for start in range(0, len(values) - size + 1, max(1, size // 2))
-            if (split := _split(values[start : start + size], least)) is not None
-        ]
-        if splits:
-            return max(splits, key=lambda split: split[1])[0]
-    return None
-
-
-def _split(values: Floats, least: int) -> tuple[int, float] | None:
-    """First row of the right side and how far the means differ, in units of what chance does; None within chance."""
-    n = len(values)
-    sums = np.cumsum(values - values.mean())[:-1]
-    lefts = np.arange(1, n)
-    weight = np.abs(sums) / np.sqrt(lefts * (n - lefts))
-    split = int(weight[least - 1 : n - least].argmax()) + least
-    left, right = values[:split], values[split:]
-    means = float(left.mean()), float(right.mean())
-    if min(means) <= 0 or max(means) / min(means) - 1 < _SHIFT_INFO / 2:
-        return None
-    residuals = np.concatenate([_straightened(left), _straightened(right)])
-    phi = with_caution(lag1(residuals, fitted=4), n)
-    freedom, noise = effective_size(n, phi) - 4.0, long_run_stdev(residuals, phi)
-    if freedom < 3:
-        return None
-    critical = _CRITICAL * t_quantile(_CERTAIN, freedom) / t_quantile(_CERTAIN, 1e6)
-    reach = abs(float(sums[split - 1])) / np.sqrt(n)
-    return (split, reach / noise if noise > 0 else np.inf) if reach > critical * noise else None
-
-
-def _straightened(values: Floats) -> Floats:
-    """What is left of values behind their straight line: a level that recovers slowly is no noise."""
-    x = np.arange(len(values)) - (len(values) - 1) / 2
-    centered = values - values.mean()
-    rest: Floats = centered - x * float(x @ centered) / float(x @ x)
-    return rest
 
 
 def _moved(run: RunFacts, span: tuple[int, int, int], *, least_s: float) -> list[tuple[str, str]]:
@@ -353,7 +255,7 @@ def _is_cause(series: Series) -> bool:
     return not (strides.size > 20 and ((strides > 0).all() or (strides < 0).all()))
 
 
-def _cause(moved: list[tuple[str, str]], levels: list[_Level], run: RunFacts) -> str:
+def _cause(moved: list[tuple[str, str]], levels: tuple[Level, ...], run: RunFacts) -> str:
     """What moved at the same step; else what the shape of the rate suggests."""
     if moved:
         return f" At the same step: {'; '.join(text for text, _ in moved[:4])}."

@@ -20,65 +20,17 @@ _COARSE_ROWS = 20
 """Rows that must agree where losses have two decimals: neighbors in a sweep may begin alike."""
 
 _ARITHMETIC = frozenset(
-    [
-        "batch",
-        "accum",
-        "accumulation",
-        "lr",
-        "rate",
-        "seed",
-        "seq",
-        "len",
-        "length",
-        "context",
-        "ctx",
-        "block",
-        "width",
-        "dim",
-        "hidden",
-        "embd",
-        "model",
-        "layer",
-        "layers",
-        "depth",
-        "head",
-        "heads",
-        "ffn",
-        "vocab",
-        "dtype",
-        "precision",
-        "bf16",
-        "fp16",
-        "fp32",
-        "fp8",
-        "amp",
-        "dropout",
-        "decay",
-        "wd",
-        "beta",
-        "momentum",
-        "clip",
-        "optimizer",
-        "optim",
-        "schedule",
-        "init",
-        "std",
-    ]
+    {"batch", "accum", "accumulation", "lr", "rate", "schedule", "seed", "init", "std", "vocab"}
+    | {"seq", "len", "length", "context", "ctx", "block", "width", "dim", "hidden", "embd", "ffn"}
+    | {"model", "layer", "layers", "depth", "head", "heads"}
+    | {"dtype", "precision", "bf16", "fp16", "fp32", "fp8", "amp"}
+    | {"dropout", "decay", "wd", "beta", "momentum", "clip", "optimizer", "optim"}
 )
+"""Words of settings that change the arithmetic of a step."""
+
 _BY_RIGHT = frozenset(
-    [
-        "bucket",
-        "workers",
-        "threads",
-        "prefetch",
-        "compile",
-        "fused",
-        "nccl",
-        "log",
-        "heartbeat",
-        "port",
-        "checkpointing",
-    ]
+    {"bucket", "workers", "threads", "prefetch", "compile", "fused", "nccl", "log", "heartbeat", "port"}
+    | {"checkpointing"}
 )
 """Words of settings with which the same numbers may come out, bit for bit."""
 

@@ -16,6 +16,7 @@ __all__ = ["ANSWERS", "FindingCode"]
 
 ANSWERS: Mapping[str, str] = {
     "clock-jump": "",
+    "clock-unverified": "",
     "comm-bound": "",
     "config-ignored": "`trainer.args`, `args`, `hardware`",
     "config-unknown": "`trainer.metrics.env`",
@@ -46,7 +47,7 @@ ANSWERS: Mapping[str, str] = {
     "not-significant": "`repeats`, `choose.min_effect`",
     "oom": "`args`, `on_failure`",
     "over-budget": "`timeout`, `steps`",
-    "periodic-stall": "",
+    "periodic-stall": "`pause_every`",
     "port-in-use": "`retries`",
     "random-data-floor": "`args` (data)",
     "rate-shift": "`warmup_steps`",

@@ -192,8 +192,8 @@ class Watchdog(Frozen):
     frozen_rows: Count = Field(4, ge=2, description="Rows in a row with a rate of zero or less that stop the run.")
     gates: bool | None = Field(
         None,
-        description="Whether `gate_entropy_mean`, `gate_max_gate` and `gate_collapse_frac` are those of NSA's gates, so "
-        "that the limits below apply; default: where one of the limits is set, and for the bundled trainer.",
+        description="Whether `gate_entropy_mean`, `gate_max_gate` and `gate_collapse_frac` are those of NSA's gates, "
+        "so that the limits below apply; default: where one of the limits is set, and for the bundled trainer.",
     )
     gate_entropy_min: float = Field(0.2, description="Gate entropy below this counts as a collapse.")
     gate_max: float = Field(0.9, description="Largest gate above this counts as a collapse.")

@@ -119,9 +119,8 @@ def watchdog_of(runbook: Runbook, phase: TrainingPhase) -> Watchdog:
     """
     limits = runbook.defaults.watchdog
     if phase.watchdog is not None:
-        limits = limits.model_copy(
-            update={key: getattr(phase.watchdog, key) for key in phase.watchdog.model_fields_set}
-        )
+        own = {key: getattr(phase.watchdog, key) for key in phase.watchdog.model_fields_set}
+        limits = limits.model_copy(update=own)
     return limits.model_copy(update={"gates": True}) if limits.gates is None and runbook.trainer.bundled else limits
 
 

@@ -268,6 +268,7 @@ _PACE = (
         "a twelfth of the rate is lost half-way",
         *("pace", "GO", Sheet(rates=[*scatter(40_000.0, 60), *scatter(37_000.0, 60, seed=2)])),
         "rate-shift",
+        text=_asks(["loss.last < loss.first"]),
     ),
     _case(
         "rank-that-only-boots",

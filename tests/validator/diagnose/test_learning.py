@@ -50,6 +50,15 @@ def test_gate_collapse(tmp_path: Path, name: str, bad: float, good: float) -> No
     assert twice == {}
 
 
+def test_columns_that_another_trainer_calls_gates_are_not_accused(tmp_path: Path) -> None:
+    """What `gate_max_gate` is of a mixture of experts nobody here knows; `watchdog.gates` may say that it is NSA's."""
+    folder = healthy(tmp_path / "r", gate_max_gate=[0.97] * 60, effective={"attention": "moe"})
+    assert of_run(folder) == {}
+    assert "gate-collapse" in of_run(folder, watchdog={"gates": True})
+    assert "gate-collapse" in of_run(folder, watchdog={"gate_max": 0.95})
+    assert of_run(healthy(tmp_path / "s", gate_max_gate=[0.97] * 60), watchdog={"gates": False}) == {}
+
+
 def test_random_data_floor(tmp_path: Path) -> None:
     """A loss of 5.545 is ln 256, not convergence."""
     noise = random.Random(1)

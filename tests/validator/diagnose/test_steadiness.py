@@ -95,5 +95,5 @@ def test_what_moved_with_the_rate_is_named(tmp_path: Path) -> None:
 
 
 def test_a_rate_that_falls_at_once_and_recovers_slowly_looks_throttled(tmp_path: Path) -> None:
-    seconds = [s * (1.4 - 0.4 * ((i % 80) - 40) / 40 if i % 80 >= 40 else 1) for i, s in enumerate(times())]
+    seconds = [s * (1 + 0.4 * (220 - i) / 100 if 120 <= i < 220 else 1) for i, s in enumerate(times())]
     assert "as hardware does that throttles; no clocks were recorded" in found(tmp_path, seconds)["rate-shift"].message

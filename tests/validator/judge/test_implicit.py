@@ -44,6 +44,13 @@ def test_only_a_run_that_ends_by_itself_with_code_0_passes(
     assert "no heartbeat" in found.message
 
 
+def test_how_a_run_ended_is_said_once() -> None:
+    """`exited with code 1: exited with code 1 after 5 steps: last words …` hid the exception behind a repetition."""
+    detail = "exited with code 1 after 5 steps: last words of rank 0: ValueError: no such layer"
+    runs = [run_record("baseline", ended=outcome("baseline/r1", rc=1, detail=detail))]
+    assert verdict(judge_one(runs=runs), "exit").message == f"The run {detail}."
+
+
 def test_the_failing_repeat_is_named() -> None:
     runs = [run_record("baseline", repeat=n) for n in (1, 2)]
     runs.append(run_record("baseline", repeat=3, ended=outcome("baseline/r3", rc=7)))
