@@ -186,9 +186,7 @@ def series(path: Path, pattern: str, intake: Intake, *, longest: bool = False) -
         intake.note("no-match", f"no line of the log matches the pattern {pattern!r}{last}", path)
     if len(rows.steps) <= len(rows.odd_steps):
         return Table({}, source, 0)
-    columns, derived, kept = rows.table(
-        lambda code, text, line: intake.note(code, text, path, line), longest=longest
-    )
+    columns, derived, kept = rows.table(lambda code, text, line: intake.note(code, text, path, line), longest=longest)
     return Table(columns, source, kept, derived)
 
 

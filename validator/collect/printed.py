@@ -127,7 +127,6 @@ class PrintedRows:
         told = {name: column for name, column in found.items() if name not in NO_SERIES}
         return {**told, **derived}, tuple(derived), len(kept)
 
-
     def _late_lines(self, steps: Steps, note: Note) -> npt.NDArray[np.intp]:
         """The order of the rows by step, where lines without a step come in bunches: then what they complete is not
         the line before, as of a log into which two streams were written with a buffer. They are spread evenly."""

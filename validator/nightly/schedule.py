@@ -17,7 +17,18 @@ from typing import Literal, Protocol
 
 from validator.nightly.settings import DAYS, Nightly
 
-__all__ = ["Cron", "Schedule", "ScheduleError", "Systemd", "all_schedules", "choose", "cron_line", "service", "shown", "timer"]
+__all__ = [
+    "Cron",
+    "Schedule",
+    "ScheduleError",
+    "Systemd",
+    "all_schedules",
+    "choose",
+    "cron_line",
+    "service",
+    "shown",
+    "timer",
+]
 
 _MARK = "# validator-nightly:"
 

@@ -85,9 +85,7 @@ def _of_validation(path: Path) -> RunRecord | None:
     return None
 
 
-def inspect_record(
-    path: Path, *, warmup_steps: int | None = None, metrics: TrainerMetrics | None = None
-) -> RunRecord:
+def inspect_record(path: Path, *, warmup_steps: int | None = None, metrics: TrainerMetrics | None = None) -> RunRecord:
     """A record of one trainer folder, log or table that no runbook led to.
 
     Raises:

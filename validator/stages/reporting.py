@@ -13,11 +13,9 @@ from validator.model.runbook import SoakPhase, TrainPhase
 from validator.model.verdict import (
     Artifact,
     Decision,
-    Finding,
     PhaseReport,
     Recommendation,
     RunbookRef,
-    RunReport,
     ValidationReport,
 )
 from validator.stages.disk import end_of, ending, events_of, last_runner, pending, reconstruct

@@ -266,7 +266,9 @@ def test_a_program_that_fails_in_a_pipe_fails_the_command(tmp_path: Path, line: 
     assert done.returncode == rc
 
 
-@pytest.mark.parametrize(("said", "value"), [("speed-up 1.5", 1.5), ("speed-up 1.5e-3", 0.0015), ("speed-up 1.5x", 1.5)])
+@pytest.mark.parametrize(
+    ("said", "value"), [("speed-up 1.5", 1.5), ("speed-up 1.5e-3", 0.0015), ("speed-up 1.5x", 1.5)]
+)
 def test_a_figure_of_a_command_is_the_whole_number(tmp_path: Path, said: str, value: float | None) -> None:
     from validator.collect import logs
     from validator.collect.intake import Intake

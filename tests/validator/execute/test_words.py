@@ -10,7 +10,7 @@ import pytest
 
 from validator.execute.words import describe_exit, last_words
 
-FRAMES = ['Traceback (most recent call last):', '  File "t.py", line 3, in <module>', "    step(batch)"]
+FRAMES = ["Traceback (most recent call last):", '  File "t.py", line 3, in <module>', "    step(batch)"]
 SUMMARY = [
     "=" * 60,
     "t.py FAILED",
@@ -54,7 +54,9 @@ def test_the_exception_is_found_behind_prefixes_and_before_the_launchers_summary
 
 def test_the_cause_comes_before_what_other_ranks_report_of_it(tmp_path: Path) -> None:
     peer = "torch.distributed.DistBackendError: NCCL error: Connection closed by peer"
-    lines = [f"[rank0]: {line}" for line in [*FRAMES, peer]] + [f"[rank1]: {line}" for line in [*FRAMES, "KeyError: 'x'"]]
+    lines = [f"[rank0]: {line}" for line in [*FRAMES, peer]] + [
+        f"[rank1]: {line}" for line in [*FRAMES, "KeyError: 'x'"]
+    ]
     assert said(tmp_path, lines) == "last words of rank 1: KeyError: 'x'"
 
 
