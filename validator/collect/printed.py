@@ -269,6 +269,6 @@ def _apart(seconds: Floats, least_s: float) -> list[int]:
     for row in range(1, len(seconds)):
         if seconds[row] < seconds[kept[-1]] or seconds[row] - seconds[kept[-1]] >= least_s:
             kept.append(row)
-    if len(kept) > 1 and kept[-1] != len(seconds) - 1 and seconds[-1] > seconds[kept[-1]]:
-        kept[-1] = len(seconds) - 1
+    if kept[-1] != len(seconds) - 1 and seconds[-1] > seconds[kept[-1]]:
+        kept[-1 if len(kept) > 1 else 1 :] = [len(seconds) - 1]
     return kept

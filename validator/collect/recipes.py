@@ -51,14 +51,15 @@ _JSON_VALUES = "".join(
     )
 )
 
+_RATE = r"(?:tok(?:en)?s?/s(?:ec)?|tokens[ _]per[ _]sec(?:ond)?|tps)"
 _GENERIC = "".join(
     rf"(?=(?:.*?{one})?)"
     for one in (
         r"(?<![a-z_])(?:train(?:ing)?[ _/]?|lm |total_)?loss\b[\"']?\s*[:=]?\s*{loss}",
         r"(?<![a-z])(?:grad(?:ient)?[_ ]?norm|gnorm|norm)\b[\"']?\s*[:=]?\s*{grad_norm}",
         r"(?<![a-z])(?:lr|learning[ _]rate)\b[\"']?\s*[:=]?\s*{lr}",
-        r"(?:(?:tok(?:en)?s?/s(?:ec)?|tokens[ _]per[ _]sec(?:ond)?|tps)[\"']?\s*[:=]\s*{toks_per_s}"
-        r"|(?<![\w.,]){toks_per_s} ?tok(?:en)?s?/s)",
+        rf"(?:{_RATE}[\"']?\s*[:=]\s*{{toks_per_s}}|.*?(?<![\w.,]){{toks_per_s}} ?{_RATE}(?!\s+[\d.])"
+        rf"|.*?{_RATE}\s+{{toks_per_s}}(?![\d.]|\s*(?:%|[a-zA-Z])))",
         r"(?<![a-z])(?:dt|time|step_time|iter_time|time/step)(?:_ms|\(ms\))?[\"']?\s*[:= ]\s*{step_time_ms} ?ms",
         r"(?<![a-z])dt_ms[\"']?\s*[:= ]\s*{step_time_ms}",
         r"(?<![a-z])(?:dt|step_time|iter_time|time/step)[\"']?\s*[:= ]\s*{step_time_s} ?s(?![a-z])",

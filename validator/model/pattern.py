@@ -26,13 +26,13 @@ __all__ = [
 ]
 
 _NUMBER = (
-    r"[-+]?(?:(?:\d{1,3}(?:[,_]\d{3})+(?![\d,_])|\d+)(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?)"
+    r"[-+]?(?:(?:\d{1,3}(?:[,_]\d{3})+(?![\d_]|,\d)|\d+)(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?)"
     r"(?:[kKMG](?:(?![A-Za-z])|(?=tok)))?"
     r"|[-+]?(?:[nN][aA][nN]|[iI][nN][fF](?:inity)?)(?![A-Za-z])"
 )
 _CLOCK = r"\d+(?: days?, |:)\d{1,2}(?::\d\d){0,2}(?:\.\d+)?"
 _MOMENT = r"(?:\d{4}[-/]?\d\d[-/]?\d\d|\d\d/\d\d)[T ,]+\d\d:\d\d:\d\d(?:[.,]\d+)?"
-_WHOLE = r"\d{1,3}(?:[,_]\d{3})+(?![\d,_])|\d+"
+_WHOLE = r"\d{1,3}(?:[,_]\d{3})+(?![\d_]|,\d)|\d+"
 _BODIES = {
     **dict.fromkeys(("step", "epoch", "steps_per_epoch", "steps_total"), _WHOLE),
     "elapsed_s": f"{_CLOCK}|{_NUMBER}",
@@ -41,12 +41,12 @@ _BODIES = {
 }
 """What a short group matches where it is no plain number."""
 
-_WORD = r"[^\s,;|()<>\[\]{}'\"]+"
+_WORD = r"(?:[^\s,;|()<>\[\]{}'\"]|,(?=\d))+"
 _SHORT = re.compile(r"(\\.)|(?<!\\N)\{([a-z_][a-z0-9_]*)\}", re.DOTALL)
 _AGAIN = "__again"
 _SUFFIXES = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9}
 _THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:([,_])\d{3})(?:\1\d{3})*(?:\.\d*)?(?:[eE][-+]?\d+)?")
-_CONTINUES = re.compile(r"[0-9]|\.[0-9]|,[0-9]{3}(?![0-9])|[eE][-+]?[0-9]|[kKMG](?:(?![A-Za-z])|(?=tok))")
+_CONTINUES = re.compile(r"[0-9]|\.[0-9]|[,_][0-9]{3}(?![0-9])|[eE][-+]?[0-9]|[kKMG](?:(?![A-Za-z])|(?=tok))")
 """What makes a number longer, or another one: `1.5` of `1.5e+20`, `1` of `1,200`, `39` of `39k`."""
 
 _BOOKKEEPING = frozenset({"step", "row"})
