@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from validator.judge.config import differences, untold
-from validator.judge.kinds import Found, Rule, drift_of, kind_names, kind_rules
+from validator.judge.kinds import Found, Rule, kind_names, kind_rules
 from validator.judge.spacing import next_due
 from validator.judge.wording import listed
 from validator.model.record import PhaseRecord, RunRecord, ValidationRecord
@@ -86,8 +86,6 @@ def _required(name: str, record: PhaseRecord, validation: ValidationRecord) -> b
         return "loss" in series_of(validation.runbook.trainer.metrics)
     if name == "config":
         return any(differences(run) is not None for run in record.runs)
-    if name == "sustained_rate":
-        return any(drift_of(run) is not None for run in record.measured)
     if name == "first_batch":
         return validation.runbook.trainer.metrics.heartbeat is not None
     return True

@@ -1,4 +1,4 @@
-"""What audits, profiles, data phases and soaks must satisfy without being told: their evidence is there and says so."""
+"""What an audit, a profile and a data phase must satisfy without being told: their evidence is there and says so."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from validator.judge.data import measured
 from validator.judge.wording import listed, number
-from validator.model.expression import Binary, ExpressionError, Number, parse_criterion, references
 from validator.model.record import PhaseRecord, RunRecord
-from validator.model.runbook import AuditPhase, DataPhase, Phase, ProfilePhase, SoakPhase
+from validator.model.runbook import AuditPhase, DataPhase, Phase, ProfilePhase
 from validator.model.verdict import Evidence, Status
 
-__all__ = ["Found", "Rule", "drift_of", "kind_names", "kind_rules", "unreachable"]
+__all__ = ["Found", "Rule", "kind_names", "kind_rules", "unreachable"]
 
 
 @dataclass(frozen=True)
@@ -44,8 +42,6 @@ def kind_names(phase: Phase) -> Iterator[tuple[str, str]]:
         limit = f"{number(phase.first_batch)} s"
         yield "smoke", f"the loader alone delivers its first batch within {limit}"
         yield "first_batch", f"every rank has its first batch within {limit}"
-    if isinstance(phase, SoakPhase):
-        yield "sustained_rate", f"the rate does not lastingly fall by more than {number(_drift(phase))} %"
 
 
 def kind_rules(phase: Phase) -> Iterator[tuple[str, Rule]]:
@@ -58,8 +54,6 @@ def kind_rules(phase: Phase) -> Iterator[tuple[str, Rule]]:
     if isinstance(phase, DataPhase):
         yield "smoke", lambda run: _smoke(run, phase.first_batch)
         yield "first_batch", lambda run: _first_batch(run, phase.first_batch)
-    if isinstance(phase, SoakPhase):
-        yield "sustained_rate", lambda run: _sustained_rate(run, _drift(phase))
 
 
 def _extra(run: RunRecord, name: str) -> Any:
@@ -192,49 +186,3 @@ def unreachable(record: PhaseRecord) -> str | None:
         if isinstance(error, Mapping) and error.get("unreachable"):
             return str(error.get("error"))
     return None
-
-
-_LEAST_DRIFT = 5.0
-"""Percent by which the rate of a long run may fall without a word in the runbook; 1 to 2 are heat settling."""
-
-
-def _drift(phase: Phase) -> float:
-    """Percent by which the rate of a soak may lastingly fall: what it declares of `rate.drift_pct`, at least 5."""
-    declared = [_LEAST_DRIFT]
-    for criterion in phase.accept:
-        try:
-            comparison = parse_criterion(criterion.expr)
-        except ExpressionError:
-            continue
-        if [one.name for one in references(comparison)] == ["rate.drift_pct"]:
-            declared += [abs(side.value) for side in (comparison.left, comparison.right) if isinstance(side, Number)]
-            declared += [
-                side.right.value
-                for side in (comparison.left, comparison.right)
-                if isinstance(side, Binary) and isinstance(side.right, Number)
-            ]
-    return max(declared)
-
-
-def drift_of(run: RunRecord) -> tuple[float, float, float] | None:
-    """The drift of the rate in percent, with its interval; None where no rate tells."""
-    measurement = measured(run)
-    estimate = None if measurement is None else measurement.derived.get("rate.drift_pct")
-    interval = None if estimate is None else estimate.interval()
-    return None if estimate is None or interval is None else (estimate.point, *interval)
-
-
-def _sustained_rate(run: RunRecord, limit: float) -> Found:
-    """A long run that ends slower than it began is no base for one of days; only a shown fall fails it."""
-    found = drift_of(run)
-    if found is None:
-        return Found("INCONCLUSIVE", "No rate was recorded from which a lasting fall would show.", None, -limit)
-    drift, low, high = found
-    told = f"The last third of the run is {number(drift)} % [{number(low)}, {number(high)}] faster than the first"
-    if drift < 0:
-        told = (
-            f"The last third of the run is {number(-drift)} % [{number(-high)}, {number(-low)}] slower than the first"
-        )
-    if high < -limit:
-        return Found("FAIL", f"{told}; {number(limit)} % is the most.", drift, -limit)
-    return Found("PASS", f"{told}.", drift, -limit)
