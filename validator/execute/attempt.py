@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import time
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 
+from validator.execute.arrivals import ArrivalStamps
 from validator.execute.cancel import CancelToken
 from validator.execute.capture import LogCap, compact, logs_below
 from validator.execute.gpu import Gpus
@@ -25,12 +27,15 @@ from validator.execute.progress import Progress
 from validator.execute.stop import Grace, Stopped, await_exit, clear_leftovers, stop
 from validator.execute.tree import ProcessTree
 from validator.execute.wait import Waiter
-from validator.execute.words import describe_exit, is_full, redact_words, says_port_in_use
+from validator.execute.words import describe_exit, is_full, redact_words, says_no_room, says_port_in_use
 from validator.model.outcome import Attempt, Reason
 from validator.model.plan import RunSpec
 from validator.model.units import format_duration
 
 __all__ = ["AttemptRequest", "Ended", "run_attempt"]
+
+_RUNNERS_OWN = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EIO)
+"""Errors at the start of a run that say nothing of it: the runner itself cannot continue."""
 
 _GPU_SLACK_MIB = 64.0
 
@@ -106,10 +111,13 @@ def run_attempt(spec: RunSpec, request: AttemptRequest, *, number: int, used_por
         clock = time.monotonic()
         process = start(launch)
     except OSError as error:
+        if error.errno in _RUNNERS_OWN:
+            raise
         what = error.filename if isinstance(error.filename, str) else spec.argv[0]
         why = f"could not be started: {error.strerror or error} ({what})"
         return Ended(_not_started(spec, request, number, began, "infrastructure", why))
     tree.watch(process.pid)
+    monitor = Monitor(spec, out=launch.out, attempt=number, tree=tree, gpus=gpus, cap=request.log_cap, started=clock)
     try:
         running = _Running(
             spec=spec,
@@ -117,9 +125,7 @@ def run_attempt(spec: RunSpec, request: AttemptRequest, *, number: int, used_por
             launch=launch,
             process=process,
             tree=tree,
-            monitor=Monitor(
-                spec, out=launch.out, attempt=number, tree=tree, gpus=gpus, cap=request.log_cap, started=clock
-            ),
+            monitor=monitor,
             gpus=gpus,
             started=clock,
             oom_kills_before=oom_kills(),
@@ -141,6 +147,8 @@ def run_attempt(spec: RunSpec, request: AttemptRequest, *, number: int, used_por
         with suppress(subprocess.TimeoutExpired):  # one that even SIGKILL does not remove must not hide the error
             process.wait(timeout=request.grace.kill_s)
         raise
+    finally:
+        monitor.arrivals.close()
     if ending is not None:
         duration = time.monotonic() - clock
     _tidy(running, memory_before if ending or stopped.killed else None)
@@ -152,10 +160,12 @@ def _watch(running: _Running, waiter: Waiter) -> _Ending | None:
     request, spec = running.request, running.spec
     deadline = running.started + spec.timeout_s
     next_look = running.started + min(0.25, running.monitor.interval_s)
-    while not waiter.wait(min(next_look, deadline) - time.monotonic()):
+    arrivals = running.monitor.arrivals
+    while not _wait(waiter, arrivals, min(next_look, deadline)):
         if request.cancel.requested:
             return _Ending("interrupted", f"stopped by the user ({request.cancel.why})")
         now = time.monotonic()
+        arrivals.notice(now)
         if now >= deadline:
             return _Ending("timeout", _timeout_sentence(running), evidence=spec.watchdog is not None)
         if now >= next_look:
@@ -165,7 +175,17 @@ def _watch(running: _Running, waiter: Waiter) -> _Ending | None:
             if ending is not None:
                 return ending
             next_look = time.monotonic() + running.monitor.interval_s
+    arrivals.notice(time.monotonic(), always=True)
+    # The last rows are read before logs are shortened and masked, which moves them within their files.
+    for anomaly in running.monitor.look().anomalies:
+        _note_anomaly(running, anomaly.code, anomaly.message, anomaly.step)
     return None
+
+
+def _wait(waiter: Waiter, arrivals: ArrivalStamps, until: float) -> bool:
+    """Sleep until a file grows, a stamp that was put off is due, or `until`. Returns whether the root has ended."""
+    now = time.monotonic()
+    return waiter.wait(min(until, arrivals.due if arrivals.due > now else until) - now, also=arrivals.fileno(now))
 
 
 def _judge(running: _Running, look: Look) -> _Ending | None:
@@ -254,8 +274,8 @@ def _ended(
         reason, detail = "halted", f"halted by {HALT_FILE} in its folder: {detail}"
     elif ending is None and rc != 0 and (named := named_anomaly(out)) is not None:
         detail = f"stopped itself for {named}: {detail}"
-    disk_full = rc != 0 and is_full(out)
-    detail += "; no room was left on the disk" if disk_full else ""
+    no_room = rc != 0 and is_full(out)
+    detail += "; no room was left on the disk" if no_room else ""
     detail += _leftover_clause(ending, stopped)
     attempt = Attempt(
         number=number,
@@ -267,7 +287,7 @@ def _ended(
         reason=reason,
         detail=running.request.redact(detail),
         killed=stopped.killed,
-        disk_full=disk_full,
+        disk_full=no_room or (rc != 0 and says_no_room(out)),
         code={running.request.redact(name): digest for name, digest in running.launch.code.items()},
         bundle=tuple(os.path.relpath(path, running.request.run_dir.resolve()) for path in running.bundle),
     )

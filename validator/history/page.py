@@ -9,11 +9,11 @@ from pathlib import Path
 from urllib.parse import quote
 
 import validator
+from validator.files import write_atomic
 from validator.history.read import Entry
 from validator.history.sparkline import polyline
 from validator.history.trend import Change, Group, Trend
 from validator.model.units import format_duration
-from validator.report.files import write_atomic
 from validator.report.formats import clean, format_margin, format_quantity, one_line, plural
 from validator.report.page import StatusView
 from validator.report.parts import decision_status

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from validator.files import Tree
 from validator.model.catalogue import METRICS
 from validator.model.machine import machine_class
 
@@ -35,6 +36,8 @@ _SINGLE = ("train", "soak")
 """Kinds whose runs are repeats of one thing; the arms of a sweep or an A/B are not."""
 
 _WORD = re.compile(r"[A-Za-z_][\w.-]*")
+_LARGEST = 1e120
+
 _OPERATOR = re.compile(r"\s*(>=|<=|==|!=|>|<)\s*")
 
 
@@ -84,12 +87,23 @@ class Entry:
 
 
 def run_folders(parent: Path) -> Iterator[Path]:
-    """Run folders directly below `parent` whose validation got as far as a first report."""
+    """Run folders directly below `parent` whose validation got as far as a first report.
+
+    A link such as `latest` to another of them is left out: a run counts once.
+    """
     if not parent.is_dir():
         return
     for folder in sorted(parent.iterdir()):
-        if not folder.name.startswith((SAMPLE, ".")) and (folder / "result.json").is_file():
+        elsewhere = not folder.is_symlink() or folder.resolve().parent != parent.resolve()
+        if elsewhere and not folder.name.startswith((SAMPLE, ".")) and _is_file(folder / "result.json"):
             yield folder
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except OSError:
+        return False
 
 
 def stamp_of(folder: Path) -> str:
@@ -101,8 +115,8 @@ def stamp_of(folder: Path) -> str:
 def read_entry(folder: Path) -> Entry | None:
     """The entry of a run folder; None when its result.json is not one that can be read."""
     try:
-        found = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-        return _entry(folder, found)
+        with Tree(folder) as tree:
+            return _entry(folder, tree.json("result.json"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
@@ -114,13 +128,13 @@ def _entry(folder: Path, found: Mapping[str, Any]) -> Entry:
         folder=folder.name,
         run_id=str(found["run_id"]),
         runbook=str(runbook["name"]),
-        title=runbook.get("title"),
+        title=_text(runbook.get("title")),
         machine=machine_class(environment),
         host=str(environment.get("host") or "unknown"),
         decision=str(found["decision"]),
         why=str(found.get("why") or ""),
         started=str(found["started"]),
-        finished=found.get("finished"),
+        finished=_text(found.get("finished")),
         duration_s=_number(found.get("duration_s")),
         variant=_variant(runbook.get("overrides") or (), found["phases"]),
         software=_software(environment, runbook),
@@ -248,12 +262,16 @@ def _unique(points: Iterator[Point]) -> Iterator[Point]:
             yield point
 
 
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)
+
+
 def _number(value: Any) -> float | None:
-    """A finite number, or None."""
+    """A finite number, small enough to be squared and added up, or None."""
     if isinstance(value, bool):
         return None
     try:
         found = float(value)
-    except (TypeError, ValueError):
+    except (OverflowError, TypeError, ValueError):
         return None
-    return found if abs(found) < float("inf") else None
+    return found if abs(found) < _LARGEST else None

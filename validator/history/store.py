@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import stat
 from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
+from validator.files import parse_json
 from validator.history.read import Entry, Point, read_entry, run_folders, stamp_of
 
 __all__ = ["DATABASE", "read_history"]
@@ -45,11 +47,17 @@ def read_history(parent: Path, *, rebuild: bool = False) -> tuple[Entry, ...]:
     Where the index cannot be written (a read-only file system), it is made in memory, and the answer is the same.
     """
     path = parent / DATABASE
-    if rebuild:
-        path.unlink(missing_ok=True)
-    with _opened(path) as database:
-        _refresh(database, parent)
-        return tuple(_entries(database))
+    with suppress(FileNotFoundError):
+        if rebuild or not stat.S_ISREG(path.lstat().st_mode):
+            path.unlink()  # a link would have the tables of another database dropped
+    try:
+        with _opened(path) as database:
+            _refresh(database, parent)
+            return tuple(_entries(database))
+    except (sqlite3.Error, ValueError, TypeError):  # somebody else wrote it
+        with closing(_usable(None)) as database:
+            _refresh(database, parent)
+            return tuple(_entries(database))
 
 
 @contextmanager
@@ -150,7 +158,7 @@ def _entry(row: tuple[object, ...], points: tuple[Point, ...]) -> Entry:
         finished=None if finished is None else str(finished),
         duration_s=duration_s if isinstance(duration_s, float) else None,
         variant=str(variant),
-        software=json.loads(str(software)),
+        software=parse_json(str(software)),
         points=points,
         pinned=bool(pinned),
         undecided=tuple(json.loads(str(undecided))),

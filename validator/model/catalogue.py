@@ -100,7 +100,20 @@ def _metrics(*rows: tuple[str, str, Window, Literal["higher", "lower"] | None, s
 
 
 METRICS: dict[str, Metric] = _metrics(
-    ("toks_per_s", "tok/s", "steady", "higher", "global rate: tokens over wall time in the window"),
+    (
+        "toks_per_s",
+        "tok/s",
+        "steady",
+        "higher",
+        "global rate: tokens over wall time from the end of warm-up to the last row, pauses included",
+    ),
+    (
+        "step_rate",
+        "tok/s",
+        "steady",
+        "higher",
+        "tokens over `step_time_s`: the rate without pauses for validation and checkpoints",
+    ),
     ("toks_per_s_per_rank", "tok/s", "steady", "higher", "toks_per_s divided by the number of ranks"),
     (
         "model_tflops_per_s_per_rank",
@@ -263,6 +276,14 @@ SCALARS: dict[str, Scalar] = {
             version=_VERSIONS["scaling.efficiency"],
             meaning="per-rank rate of the phase named by `scaling_against` over this phase's per-rank rate",
         ),
+        Scalar(
+            name="pause.count",
+            unit="pauses",
+            kinds=_TRAINING,
+            meaning="rows of the window that took much longer than their steps: validation, checkpoints, interruptions",
+        ),
+        Scalar(name="pause.cost_s", unit="s", kinds=_TRAINING, meaning="wall time of one pause, mean"),
+        Scalar(name="pause.period_steps", unit="steps", kinds=_TRAINING, meaning="steps from pause to pause, median"),
         Scalar(
             name="memory.growth_mib_per_1k_steps",
             unit="MiB",

@@ -6,13 +6,16 @@ by its environment and its command is looked for as it stands.
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, quote_plus
 
+from validator.files import parse_json
 from validator.observe.redact import (
     REDACTED,
     TOKEN_MARKS,
@@ -61,6 +64,7 @@ def _marks() -> Iterator[tuple[bytes, re.Pattern[bytes]]]:
 
 _MARKS = tuple(_marks())
 
+_ESCAPE = re.compile(r"%[0-9A-F]{2}")
 _HEX_KEY = re.compile(r"[0-9a-f]{32,}")
 _INNOCENT = re.compile(r"[-+.,:\d]*|true|false|none|null|default|disabled|enabled|password|\[redacted\]", re.I)
 
@@ -172,9 +176,17 @@ class Mask:
         return text if self._known is None else self._known.sub(REDACTED, text)
 
 
-def _forms(secret: str) -> tuple[str, ...]:
-    """A secret as it stands, and as JSON writes it."""
-    return secret, json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1]
+def _forms(secret: str) -> Iterator[str]:
+    """A secret as it is, and as JSON, an address and base64 write it."""
+    yield from (secret, json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1])
+    data = secret.encode("utf-8", "surrogateescape")
+    for quoted in (quote(data, safe=""), quote(data), quote_plus(data)):
+        yield from (quoted, _ESCAPE.sub(lambda match: match[0].lower(), quoted))
+    for before in range(3):  # base64 writes three bytes at a time, so it depends on what is written before
+        for encode in (base64.b64encode, base64.urlsafe_b64encode):
+            written = encode(b"\0" * before + data).decode()
+            # Only characters all of whose six bits are the secret's own.
+            yield written[-(-8 * before // 6) : 8 * (before + len(data)) // 6]
 
 
 def _wordy(text: bytes) -> bytes:
@@ -189,8 +201,8 @@ def _words_of(low: bytes) -> bytes:
 def _json(text: bytes) -> Any:
     """The value that a text is, where it is one of JSON; else None."""
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return parse_json(text, exact=True)
+    except ValueError:
         return None
 
 

@@ -12,7 +12,8 @@ from validator.model.catalogue import METRICS, version_of
 from validator.model.contrast import Contrast
 from validator.model.machine import machine_class
 from validator.model.verdict import ValidationReport
-from validator.stages.disk import end_of, inspect_record, reconstruct
+from validator.stages.disk import end_of, reconstruct
+from validator.stages.inspecting import inspect_record
 from validator.stages.machine import facts_of
 
 if TYPE_CHECKING:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -270,6 +272,7 @@ def _preflight(session: Session, phase: PreflightPhase) -> tuple[Check, ...]:
 
 def _run(session: Session, spec: RunSpec) -> RunRecord:
     from validator.execute.supervisor import set_aside, supervise
+    from validator.execute.words import is_full
     from validator.stages.disk import record_of
     from validator.stages.secrets import clean_spec, mask_of
 
@@ -296,6 +299,8 @@ def _run(session: Session, spec: RunSpec) -> RunRecord:
             earlier=earlier,
             told=told,
         )
+    if outcome.last.disk_full and is_full(session.folder.root / spec.out):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(session.folder.root / spec.out))
     record = record_of(session.folder, told, outcome)
     if record.result is not None:
         session.journal.append("run_read", run=spec.id, sources={one.path: one.sha256 for one in record.result.sources})

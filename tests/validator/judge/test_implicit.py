@@ -12,7 +12,7 @@ from validator.model.outcome import Reason
 from validator.model.result import Result
 from validator.model.verdict import PhaseReport
 
-from .samples import judge_all, judge_one, outcome, result, run_record, runbook, series, validation, verdict
+from .samples import ar1, judge_all, judge_one, outcome, result, run_record, runbook, series, validation, verdict
 
 
 def test_a_healthy_run_passes_all_of_them() -> None:
@@ -228,3 +228,35 @@ def test_a_command_passes_by_its_exit_code() -> None:
         ended = outcome("hello/r1", rc=rc)
         runs = [run_record("hello", kind="command", found=None, steps=None, ended=ended)]
         assert judge_all(validation(book, {"hello": runs}))["hello"].status == status
+
+
+def _soak(times: np.ndarray, *accept: str) -> PhaseReport:
+    return judge_one(
+        "loss.last < loss.first", *accept, kind="soak", runs=[run_record("baseline", found=result(times=times))]
+    )
+
+
+@pytest.mark.parametrize(
+    ("times", "accept", "status"),
+    [
+        (ar1(300, cv=0.005), (), "PASS"),
+        (ar1(300, cv=0.005) * np.linspace(1.0, 1.02, 300), (), "PASS"),  # heat settles
+        (ar1(300, cv=0.005) * np.linspace(1.0, 1.3, 300), (), "FAIL"),
+        (ar1(300, cv=0.005) * np.linspace(1.0, 1.3, 300), ("abs(rate.drift_pct) <= 40",), "PASS"),
+        (ar1(300, cv=0.005) * np.linspace(1.0, 1.3, 300), ("rate.drift_pct >= -40",), "PASS"),
+        (ar1(300, cv=0.005) * np.linspace(1.3, 1.0, 300), (), "PASS"),
+    ],
+)
+def test_a_long_run_that_lastingly_slows_down_fails_by_name(
+    times: np.ndarray, accept: tuple[str, ...], status: str
+) -> None:
+    found = verdict(_soak(times, *accept), "sustained_rate")
+    assert (found.status, found.required) == (status, True)
+    if status == "FAIL":
+        assert "slower than the first; 5 % is the most" in found.message
+
+
+def test_a_long_run_whose_rate_nothing_tells_is_not_failed_for_it() -> None:
+    runs = [run_record("baseline", found=result(without=["toks_per_s"]))]
+    found = verdict(judge_one("loss.last < loss.first", kind="soak", runs=runs), "sustained_rate")
+    assert (found.status, found.required) == ("INCONCLUSIVE", False)

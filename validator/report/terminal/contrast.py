@@ -44,7 +44,7 @@ def contrast_lines(contrast: Contrast, *, width: int = 80, color: bool = False) 
     lines += wrap(contrast.message, width=width)
     for letter, subject in (("A", contrast.a), ("B", contrast.b)):
         told = ", ".join(part for part in (subject.decision, subject.machine) if part)
-        lines.append(f"{letter}  {one_line(subject.path or subject.name)}{f'  ({told})' if told else ''}")
+        lines.append(f"{letter}  {one_line(subject.path or subject.name)}{f'  ({one_line(told)})' if told else ''}")
     for caveat in contrast.caveats:
         lines += wrap(f"! {caveat}", width=width, indent="  ", first="")
     lines += _settings(contrast, width=width, color=color)
