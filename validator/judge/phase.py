@@ -68,6 +68,8 @@ def _judge(record: PhaseRecord, validation: ValidationRecord, judged: Mapping[st
     else:
         criteria = _unjudged(record)
     status, message = _status(record, criteria) if gone is None else ("SKIPPED", _out_of_reach(record, gone))
+    if phase.observe and status == "PASS":
+        message += " It observes: nothing was asked of what it measured."
     if record.extended is not None:
         message += (
             f" Extended from {record.extended.runs_before} to {record.extended.runs_after} runs, since "

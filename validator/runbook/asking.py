@@ -35,7 +35,7 @@ from validator.model.runbook import (
     TrainingPhase,
     TrainPhase,
 )
-from validator.model.settings import probes, smoke_of
+from validator.model.settings import smoke_of
 from validator.runbook.build import Built
 from validator.runbook.certain import always_holds
 from validator.runbook.document import mark_at
@@ -57,7 +57,7 @@ def asks(phase: Phase, runbook: Runbook) -> bool:
     if isinstance(phase, PreflightPhase):
         hardware = runbook.hardware
         declared = hardware.gpus or hardware.cpu_cores or hardware.memory or hardware.disk_free
-        return bool(declared or phase.packages or phase.git_clean or phase.git_branch or probes(runbook, phase))
+        return bool(declared or phase.packages or phase.git_clean or phase.git_branch)
     if isinstance(phase, DataPhase):
         return runbook.trainer.metrics.heartbeat is not None or bool(smoke_of(runbook, phase)) or _told(phase)
     if isinstance(phase, ProfilePhase):

@@ -436,6 +436,7 @@ def test_what_disturbed_a_run_in_passing_is_named_and_condemns_nothing(
     tmp_path: Path, sheet: Sheet, code: str, statistic: str
 ) -> None:
     """Throttled steps count, for a long run throttles too; rows around a jump of the clock are left out."""
-    report = tried(tmp_path, sheet, book(train(accept=[f"toks_per_s.{statistic} >= 1000"])))
+    bounds = [f"toks_per_s.{statistic} >= 1000", "loss.last < loss.first"]
+    report = tried(tmp_path, sheet, book(train(accept=bounds)))
     assert report.decision == "GO", report.why
     assert code in codes(report, "warning")

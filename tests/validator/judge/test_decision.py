@@ -94,6 +94,7 @@ def test_a_run_that_is_held_to_nothing_is_no_proof(accept: list, words: str) -> 
 def test_a_phase_that_observes_carries_nothing_and_forbids_nothing() -> None:
     observing = judge_one(observe=True)
     assert (observing.status, observing.asks) == ("PASS", False)
+    assert observing.message.endswith("It observes: nothing was asked of what it measured.")
     assert decide([observing])[0] == "INCONCLUSIVE"
     assert decide([observing, judge_one("loss.last < loss.first")])[0] == "GO"
 

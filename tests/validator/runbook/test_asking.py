@@ -87,6 +87,7 @@ def test_kinds_ask_by_what_they_are() -> None:
     sweep = {"kind": "sweep", "over": {"env.X": [1, 2]}, "choose": {"highest": "toks_per_s.mean"}}
     for phase, carries, forbids in (
         ({"id": "a", "kind": "preflight"}, False, False),
+        ({"id": "a", "kind": "preflight", "probe": True}, False, False),
         ({"id": "a", "kind": "preflight", "packages": ["numpy"]}, True, False),
         ({"id": "a", "kind": "pytest", "targets": ["x"]}, True, False),
         ({"id": "a", "kind": "command", "run": "true"}, False, False),
