@@ -41,7 +41,7 @@ MAX_BYTES = 64 * 2**20
 """Largest file that is read whole, and largest content that is unpacked, unless a caller says otherwise."""
 
 MAX_DEPTH = 64
-"""Deepest nesting of JSON that is accepted: no file of the contract comes near, and code may recurse over it."""
+"""Deepest nesting of JSON and of folders that is read: nothing of the contract comes near, and code may recurse."""
 
 _MAX_INTEGER = 2**63 - 1
 _INTEGER_DIGITS = 20
@@ -175,7 +175,10 @@ class Tree:
             return False
 
     def walk(self) -> Iterator[Entry]:
-        """Everything below the tree, sorted by path within each folder; links are listed and not followed."""
+        """Everything below the tree, sorted by path within each folder; links are listed and not followed.
+
+        Folders nested deeper than 64 are listed, and not entered.
+        """
         yield from _walk(self._fd, "")
 
     def write(self, relative: str | PurePath, data: bytes | str, *, sync: bool = True) -> None:
@@ -214,6 +217,7 @@ def _refused(error: OSError, relative: str | PurePath) -> OSError:
 def _walk(fd: int, prefix: str) -> Iterator[Entry]:
     with os.scandir(fd) as found:
         entries = sorted(found, key=lambda entry: entry.name)
+    enter = prefix.count("/") < MAX_DEPTH
     for entry in entries:
         path = f"{prefix}{entry.name}"
         try:
@@ -222,7 +226,7 @@ def _walk(fd: int, prefix: str) -> Iterator[Entry]:
             continue  # gone meanwhile
         kind = _kind(seen.st_mode)
         yield Entry(path, kind, seen.st_size if kind == "file" else 0, seen.st_mtime_ns)
-        if kind == "folder":
+        if kind == "folder" and enter:
             with suppress(OSError):
                 inner = os.open(entry.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
                 try:

@@ -47,13 +47,14 @@ _FIGURE = rb"[-+]?[\d.,]+(?:e[-+]?\d+)?%?(?:[\s,;\"'}\])]|$)"
 
 def _marks() -> Iterator[tuple[bytes, re.Pattern[bytes]]]:
     """What announces a secret in a line of small letters, and what has to follow at once for it to be one."""
-    assigned = rb"[a-z0-9_.-]*[\"']?\s{0,4}[=:]\s{0,4}[\"']?(?![\"'\s]|" + _FIGURE + rb")."
+    # Everything has a limit: a line of a million dashes must not be searched from each of them to its end.
+    assigned = rb"[a-z0-9_.-]{0,64}[\"']?\s{0,4}[=:]\s{0,4}[\"']?(?![\"'\s]|" + _FIGURE + rb")."
     for stem in WORD_STEMS:
         yield stem.encode(), re.compile(_OTHER_WORDS.get(stem, b"") + assigned)
     stems = b"|".join(stem.encode() + _OTHER_WORDS.get(stem, b"") for stem in WORD_STEMS)
-    yield b"--", re.compile(rb"[a-z0-9_.-]*(?:" + stems + rb")[a-z0-9_.-]*[ \t]+[^\s-]")
-    yield b"login", re.compile(rb"\s+\S+\s+password\s")
-    yield b"://", re.compile(rb"[^\s'\"]*[@?]|hooks\.|discord")
+    yield b"--", re.compile(rb"(?<!---)[a-z0-9_.-]{0,32}?(?:" + stems + rb")[a-z0-9_.-]{0,32}[ \t]{1,8}[^\s-]")
+    yield b"login", re.compile(rb"\s{1,8}\S{1,128}\s{1,8}password\s")
+    yield b"://", re.compile(rb"[^\s'\"]{0,256}[@?]|hooks\.|discord")
     for scheme in (b"bearer", b"basic"):
         yield scheme, re.compile(rb"\s+[a-z0-9._~+/=-]{8}")
     for flag in (b"-u", b"--user", b"--proxy-user"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import time
 from pathlib import Path
 from urllib.parse import quote, quote_plus
 
@@ -190,3 +191,14 @@ def test_what_is_masked_in_json_keeps_every_other_value() -> None:
     assert json.loads(lines(text, "hunter2!hunter2")) == {**json.loads(text), "token": "[redacted]"}
     for deep in ("[" * 900 + "]" * 900, '{"token":' * 300 + '"hunter2!hunter2"' + "}" * 300):
         assert "hunter2" not in lines(deep + "\n", "hunter2!hunter2")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("part", ["-", "--a", "--pass", "pass", "a.", "sk-", "://", "a=", "login x ", "-u=a"])
+def test_a_line_without_end_is_masked_in_a_moment(part: str) -> None:
+    """A million characters, which a program prints by mistake, must not keep the runner busy for minutes."""
+    line = f"token {part * (200_000 // len(part))}\n"
+    began = time.process_time()
+    assert lines(line, "hunter2!hunter2")
+    assert redact_output(line)
+    assert time.process_time() - began < 15
