@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["rising"]
+__all__ = ["below_all_later", "rising"]
 
 Steps = npt.NDArray[np.int64]
 Note = Callable[[str, str, "int | None"], None]
@@ -76,10 +76,10 @@ def _keep_last_run(
     )
     if headers:
         kept = kept[max((h for h in headers if h < len(kept)), default=0) :]
-    return kept[_below_all_later(steps[kept])]
+    return kept[below_all_later(steps[kept])]
 
 
-def _below_all_later(steps: Steps) -> npt.NDArray[np.bool_]:
+def below_all_later(steps: Steps) -> npt.NDArray[np.bool_]:
     """Rows whose step no later row repeats or undercuts: what a run that went on from an earlier step left valid."""
     if len(steps) < 2:
         return np.ones(len(steps), dtype=np.bool_)

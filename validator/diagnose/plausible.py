@@ -6,47 +6,26 @@ time, which the heartbeats and the supervisor measure; weights take memory; and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 
 from validator.diagnose.facts import MICRO_BATCHES, RunFacts, ValidationFacts, as_number
-from validator.diagnose.rule import Severity, evidence, found, percent
-from validator.judge.window import covered_steps
-from validator.model.result import Series
+from validator.diagnose.rule import evidence, found, percent
+from validator.judge.clock import HEARTBEAT, Claim, best_reading, claims, clock_for, timestamps, tokens_of
 from validator.model.verdict import Finding
 
 __all__ = [
     "beyond_the_hardware",
     "copied_figures",
     "one_process_for_all",
+    "clock_unverified",
     "ran_on_cpu",
     "too_few_parameters",
     "tokens_counted_otherwise",
     "unused_gpu",
     "wall_clock_disagrees",
 ]
-
-Floats = npt.NDArray[np.float64]
-Steps = npt.NDArray[np.int64]
-
-_LEAST_SPAN_S = 5.0
-"""Wall time below which a busy machine's delays outweigh what a trainer claims."""
-
-_LEAST_CLAIM_S = 1.0
-"""The same of the time that is claimed."""
-
-_LEAST_OFF_S = 1.0
-"""Difference that the moments at which records are written may make."""
-
-_TOO_FAST, _TOO_SLOW, _NOTABLE = 1.1, 1.33, 1.05
-"""Time that passed over time claimed, and the other way round, beyond which a figure is not of this run. A rate that is
-claimed too high may pass a bound that it misses, so less of it is borne."""
-
-_MOST_PAUSES = 0.1
-"""Share of the steps at which a run may have been resumed."""
 
 _SLACK_S, _SLACK = 2.0, 1.05
 _COPY_ROWS, _COPY_VALUES = 20, 5
@@ -59,118 +38,86 @@ _PEAK_SLACK = 1.05
 _PARAMETER_SLACK = 0.5
 
 
-@dataclass(frozen=True)
-class _Claim:
-    """Time per step, `seconds [n]` at `steps [n]`, that follows from a series.
-
-    `whole` says that it counts whatever ran in between, as a rate does; a time per step may leave out validation.
-    `most` says that no step can have had more tokens than this rests on, so it took as long or less.
-    """
-
-    series: Series
-    seconds: Floats
-    whole: bool
-    most: bool = False
-
-    @property
-    def steps(self) -> Steps:
-        """Steps of the rows."""
-        return self.series.steps
-
-    def total_s(self, first: int, last: int) -> float:
-        """Time claimed for the steps after `first` up to `last`."""
-        inside = (self.steps > first) & (self.steps <= last)
-        return float((covered_steps(self.steps) * self.seconds)[inside].sum())
-
-
-def _claims(run: RunFacts) -> Iterator[_Claim]:
-    """What the trainer's rate, and its time per step, say that a step took."""
-    derived = run.result.extra.get("derived", ())
-    accounts = (as_number(account.get("tokens_per_step")) for account in (run.environment, run.ran))
-    told = next((tokens for tokens in accounts if tokens is not None and tokens > 0), None)
-    tokens = _most_tokens(run) if told is None else told
-    rate, times = run.series("toks_per_s"), run.series("step_time_s")
-    if rate is not None and tokens and "toks_per_s" not in derived and _sound(rate):
-        yield _Claim(rate, tokens / rate.values, whole=True, most=told is None)
-    if times is not None and "step_time_s" not in derived and _sound(times):
-        yield _Claim(times, times.values, whole=False)
-
-
-def _sound(series: Series) -> bool:
-    return bool((np.isfinite(series.values) & (series.values > 0)).all())
-
-
 def wall_clock_disagrees(run: RunFacts) -> Iterator[Finding]:
     """A rate or a time per step that the clocks contradict: of other units, other tokens, or another run."""
     if not run.training or run.failed:
         return
-    for claim in _claims(run):
-        finding = _beside_heartbeat(run, claim) or _beside_duration(run, claim)
+    told = tokens_of(run.result)
+    most = None if told is not None else _most_tokens(run)
+    for claim in (*claims(run.result, tokens=told or most), *_dated(run)):
+        # With the most tokens that a step can have, the claim is the longest time that the rate leaves room for.
+        at_most = claim.name == "toks_per_s" and most is not None
+        finding = _beside_clock(run, claim, at_most=at_most) or (None if at_most else _beside_duration(run, claim))
         if finding is not None:
             yield finding
             return
 
 
-def _beside_heartbeat(run: RunFacts, claim: _Claim) -> Finding | None:
-    """What was claimed against the time between the heartbeat's records of the same steps, behind warm-up."""
-    steps, seconds = run.result.extra.get("step_times_s", (np.empty(0), np.empty(0)))
-    both, rows, at = np.intersect1d(claim.steps, steps, return_indices=True)
-    late = both > run.spec.warmup_steps
-    if late.sum() < 3 or any("wall clock" in str(w["reason"]) for w in run.result.extra.get("invalid_windows", ())):
-        return None
-    both, rows, moments = both[late], rows[late], seconds[at[late]]
-    passed_s, claimed_s = float(moments[-1] - moments[0]), claim.total_s(int(both[0]), int(both[-1]))
-    for place in _pauses(moments, run.result.extra.get("resumed_s", ())):
-        passed_s -= float(moments[place + 1] - moments[place])
-        claimed_s -= claim.total_s(int(both[place]), int(both[place + 1]))
-    if not claim.whole:
-        # Medians, since single steps may hold what a time per step leaves out.
-        covered = float(both[-1] - both[0])
-        passed_s = covered * float(np.median(np.diff(moments) / np.diff(both)))
-        claimed_s = covered * float(np.median(claim.seconds[rows]))
-    if min(passed_s, moments[-1] - moments[0]) < _LEAST_SPAN_S and claimed_s < _LEAST_SPAN_S:
-        return None
-    if abs(passed_s - claimed_s) < _LEAST_OFF_S or claimed_s < _LEAST_CLAIM_S or passed_s <= 0:
-        return None
-    ratio = passed_s / claimed_s
-    if 1 / _TOO_SLOW < ratio < _NOTABLE or (claim.most and ratio < 1):
-        return None
-    certain = ratio >= _TOO_FAST or ratio <= 1 / _TOO_SLOW
-    passed = f"steps {both[0] + 1} to {both[-1]} took {passed_s:,.1f} s by the heartbeat's clock"
-    return _contradicted(claim, passed, claimed_s, passed_s, severity="veto" if certain else "warning")
+def _dated(run: RunFacts) -> Iterator[Claim]:
+    """The heartbeat's timestamps, where the validator's own clock can say whether time passed like that."""
+    steps, seconds = run.result.extra.get("step_times_s", (np.empty(0, np.int64), np.empty(0)))
+    if run.result.extra.get("arrivals") and len(steps) > 1 and (np.diff(seconds) >= 0).all():
+        yield Claim("ts of the heartbeat", "", steps, np.diff(seconds, prepend=seconds[0]), whole=True)
 
 
-def _pauses(moments: Floats, resumed_s: Sequence[float]) -> list[int]:
-    """Places `i` between whose moments, `i` and `i + 1`, another process went on; no claim covers how long the run had
-    rested. No place at all where there are so many that they are no pauses any more."""
-    places = sorted({int(np.searchsorted(moments, at)) - 1 for at in resumed_s if moments[0] < at <= moments[-1]})
-    return places if len(places) <= _MOST_PAUSES * (len(moments) - 1) else []
+def _beside_clock(run: RunFacts, claim: Claim, *, at_most: bool) -> Finding | None:
+    """What was claimed beside the validator's stamps; without any, beside the heartbeat's timestamps."""
+    clock = clock_for(run.result, claim.source)
+    if clock is None:
+        clock = next((one for one in timestamps(run.result) if one.name == HEARTBEAT), None)
+    if clock is None:
+        return None
+    _, found_ = best_reading(claim, clock, after_step=run.spec.warmup_steps)
+    if found_ is None or found_.fits(whole=claim.whole) or (at_most and found_.ratio > 1):
+        return None
+    steps = f"steps {found_.first_step + 1} to {found_.last_step}"
+    passed = f"{steps} took {found_.elapsed_s:,.1f} s by {clock.name} ({found_.stamps} stamps)"
+    return _contradicted(run, claim, passed, found_.claimed_s, 1 / max(found_.ratio, 1e-9))
 
 
-def _beside_duration(run: RunFacts, claim: _Claim) -> Finding | None:
+def _beside_duration(run: RunFacts, claim: Claim) -> Finding | None:
     """What was claimed against the time that the supervisor measured for everything, start-up included."""
-    if run.outcome is None or claim.most:
+    if run.outcome is None or claim.reading or not claim.source:
         return None
-    duration_s, claimed_s = run.outcome.duration_s, claim.total_s(int(claim.steps[0]), int(claim.steps[-1]))
+    clock = clock_for(run.result, claim.source)
+    if clock is not None and best_reading(claim, clock, after_step=run.spec.warmup_steps)[1] is not None:
+        return None
+    duration_s, claimed_s = run.outcome.duration_s, float(claim.seconds[1:].sum())
     if claimed_s <= _SLACK * duration_s + _SLACK_S:
         return None
     passed = f"the whole run took {duration_s:,.1f} s by the supervisor's clock"
-    return _contradicted(claim, passed, claimed_s, max(duration_s, 1e-3), severity="veto")
+    return _contradicted(run, claim, passed, claimed_s, max(duration_s, 1e-3) / claimed_s)
 
 
-def _contradicted(claim: _Claim, passed: str, claimed_s: float, passed_s: float, *, severity: Severity) -> Finding:
-    name = claim.series.name
-    factor = max(claimed_s, passed_s) / min(claimed_s, passed_s)
-    way = "fast" if claimed_s < passed_s else "slow"
+def _contradicted(run: RunFacts, claim: Claim, passed: str, claimed_s: float, slower: float) -> Finding:
+    """The finding; `slower` is elapsed over claimed time."""
+    declared = claim.name == "toks_per_s" and run.spec.tokens_per_step is not None
+    factor, way = (slower, "fast") if slower > 1 else (1 / slower, "slow")
+    at = f", at the {run.spec.tokens_per_step:,} tokens_per_step that the runbook declares," if declared else ""
+    because = evidence(f"{claim.name} adds up to {claimed_s:,.1f} s", claim.source or None)
     return found(
         "unit-mismatch",
-        f"By its {name} the trainer needed {claimed_s:,.1f} s, yet {passed}: {name} is of a run {factor:.3g} times as "
-        f"{way}.",
-        severity=severity,
-        confidence="high" if severity == "veto" else "medium",
-        because=[evidence(f"{name} adds up to {claimed_s:,.1f} s", claim.series.source.path), evidence(passed)],
-        next_step="Look at the unit of the time, at how tokens are counted (tokens_per_step, ranks, accumulation), and "
-        "at what the timer leaves out (data, logging, validation); or the rows are not of this run.",
+        f"By its {claim.name}{at} the trainer needed {claimed_s:,.1f} s, yet {passed}: {claim.name} is of a run "
+        f"{factor:.3g} times as {way}.",
+        severity="veto",
+        because=[because, evidence(passed)],
+        next_step="Look at the unit of the time, at how tokens are counted (tokens_per_step of the trainer and of the "
+        "runbook, ranks, accumulation), and at what the timer leaves out (data, logging); or the rows are not of this "
+        "run.",
+    )
+
+
+def clock_unverified(whole: ValidationFacts) -> Iterator[Finding]:
+    """No run has arrival stamps, so what the trainer says of time was compared with no clock but its own."""
+    timed = [run for run in whole.runs if run.outcome is not None and run.result.series]
+    if not timed or any(run.result.extra.get("arrivals") for run in timed):
+        return
+    yield found(
+        "clock-unverified",
+        "The rows have no arrival stamps, so rates and times per step rest on the trainer's own clock.",
+        severity="info",
+        because=[evidence(f"no arrivals.jsonl in the folder of {timed[0].spec.id}", None, timed[0].spec.id)],
+        next_step="None for a folder of an earlier version; `validator run` stamps every row on arrival.",
     )
 
 

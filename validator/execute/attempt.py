@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 
+from validator.execute.arrivals import ArrivalStamps
 from validator.execute.cancel import CancelToken
 from validator.execute.capture import LogCap, compact, logs_below
 from validator.execute.gpu import Gpus
@@ -116,6 +117,7 @@ def run_attempt(spec: RunSpec, request: AttemptRequest, *, number: int, used_por
         why = f"could not be started: {error.strerror or error} ({what})"
         return Ended(_not_started(spec, request, number, began, "infrastructure", why))
     tree.watch(process.pid)
+    monitor = Monitor(spec, out=launch.out, attempt=number, tree=tree, gpus=gpus, cap=request.log_cap, started=clock)
     try:
         running = _Running(
             spec=spec,
@@ -123,9 +125,7 @@ def run_attempt(spec: RunSpec, request: AttemptRequest, *, number: int, used_por
             launch=launch,
             process=process,
             tree=tree,
-            monitor=Monitor(
-                spec, out=launch.out, attempt=number, tree=tree, gpus=gpus, cap=request.log_cap, started=clock
-            ),
+            monitor=monitor,
             gpus=gpus,
             started=clock,
             oom_kills_before=oom_kills(),
@@ -147,6 +147,8 @@ def run_attempt(spec: RunSpec, request: AttemptRequest, *, number: int, used_por
         with suppress(subprocess.TimeoutExpired):  # one that even SIGKILL does not remove must not hide the error
             process.wait(timeout=request.grace.kill_s)
         raise
+    finally:
+        monitor.arrivals.close()
     if ending is not None:
         duration = time.monotonic() - clock
     _tidy(running, memory_before if ending or stopped.killed else None)
@@ -158,10 +160,12 @@ def _watch(running: _Running, waiter: Waiter) -> _Ending | None:
     request, spec = running.request, running.spec
     deadline = running.started + spec.timeout_s
     next_look = running.started + min(0.25, running.monitor.interval_s)
-    while not waiter.wait(min(next_look, deadline) - time.monotonic()):
+    arrivals = running.monitor.arrivals
+    while not _wait(waiter, arrivals, min(next_look, deadline)):
         if request.cancel.requested:
             return _Ending("interrupted", f"stopped by the user ({request.cancel.why})")
         now = time.monotonic()
+        arrivals.notice(now)
         if now >= deadline:
             return _Ending("timeout", _timeout_sentence(running), evidence=spec.watchdog is not None)
         if now >= next_look:
@@ -171,7 +175,17 @@ def _watch(running: _Running, waiter: Waiter) -> _Ending | None:
             if ending is not None:
                 return ending
             next_look = time.monotonic() + running.monitor.interval_s
+    arrivals.notice(time.monotonic(), always=True)
+    # The last rows are read before logs are shortened and masked, which moves them within their files.
+    for anomaly in running.monitor.look().anomalies:
+        _note_anomaly(running, anomaly.code, anomaly.message, anomaly.step)
     return None
+
+
+def _wait(waiter: Waiter, arrivals: ArrivalStamps, until: float) -> bool:
+    """Sleep until a file grows, a stamp that was put off is due, or `until`. Returns whether the root has ended."""
+    now = time.monotonic()
+    return waiter.wait(min(until, arrivals.due if arrivals.due > now else until) - now, also=arrivals.fileno(now))
 
 
 def _judge(running: _Running, look: Look) -> _Ending | None:

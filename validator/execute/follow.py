@@ -13,10 +13,12 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from validator.model.columns import HEADERLESS, contract_names, contract_values, without_colors
+from validator.model.pattern import StepCounter, line_pattern
 from validator.model.runbook import TrainerMetrics
 
 __all__ = ["Record", "RunFollower", "Tail"]
@@ -27,7 +29,10 @@ _HEAD_BYTES = 4096
 
 @dataclass(frozen=True)
 class Record:
-    """One row or heartbeat: numbers by the catalogue's names, NaN and infinities included."""
+    """One row or heartbeat: numbers by the catalogue's names, NaN and infinities included.
+
+    `path` is the file, and `end` the byte behind the line that the record was read from.
+    """
 
     source: str
     rank: int
@@ -35,6 +40,8 @@ class Record:
     values: Mapping[str, float]
     message: str = ""
     row: bool = False
+    path: Path | None = field(default=None, compare=False)
+    end: int = field(default=0, compare=False)
 
 
 class Tail:
@@ -51,8 +58,17 @@ class Tail:
         self._head = b""
         self._skip = skip_to_last_bytes
 
+    @property
+    def read_to(self) -> int:
+        """Bytes read so far."""
+        return self._offset
+
     def lines(self) -> list[bytes]:
         """Lines finished since the last call, without their ends."""
+        return [line for line, _ in self.lines_with_ends()]
+
+    def lines_with_ends(self) -> list[tuple[bytes, int]]:
+        """Lines finished since the last call, without their ends, and the byte behind each."""
         try:
             with self.path.open("rb") as file:
                 stat = self.path.stat()
@@ -67,11 +83,14 @@ class Tail:
                 data = file.read(_LOOK_BYTES)
         except OSError:
             return []
+        begin = self._offset - len(self._rest)
         self._offset += len(data)
         *whole, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > _LOOK_BYTES:  # a line that never ends must not fill the memory
             self._rest = b""
-        return [line.rstrip(b"\r") for line in whole]
+        ends = accumulate((len(line) + 1 for line in whole), initial=begin)
+        next(ends)
+        return [(line.rstrip(b"\r"), end) for line, end in zip(whole, ends, strict=True)]
 
     @property
     def first_line(self) -> bytes:
@@ -113,6 +132,7 @@ class RunFollower:
     _tails: dict[Path, Tail] = field(default_factory=dict)
     _columns: tuple[str, ...] | None = None
     _log: Path | None = None
+    _counter: StepCounter = field(default_factory=StepCounter)
 
     def look(self, *, now: float | None = None) -> tuple[Record, ...]:
         """Everything written since the last look, in the order of the files."""
@@ -135,6 +155,20 @@ class RunFollower:
         found = sorted(self.out.glob("logs/ranks/*/attempt_*/0/stdout.log"))
         return found[-1] if found else self.out / "logs" / "stdout.log"
 
+    def stamped(self) -> tuple[Path, ...]:
+        """The files whose growth shows when a step was reported: table and log, else rank 0's heartbeat."""
+        found = [self.out / self.metrics.csv] if self.metrics.csv is not None else []
+        if self.metrics.stdout is not None:
+            log = self.rank0_log()
+            found += [log, log.with_name("stderr.log")] if self._log is None else [self._log]
+        if not found and self.metrics.heartbeat is not None:
+            found = [self.out / self.metrics.heartbeat.replace("{rank}", "0")]
+        return tuple(found)
+
+    def read_to(self) -> dict[Path, int]:
+        """Bytes of each file that have been read."""
+        return {path: tail.read_to for path, tail in self._tails.items()}
+
     def heartbeat_age_s(self, now: float) -> float | None:
         """Longest silence of any rank that has been heard, in seconds."""
         ages = [now - state.heard for state in self.by_rank.values() if state.heard is not None]
@@ -149,7 +183,7 @@ class RunFollower:
         if self.metrics.csv is None:
             return
         tail = self._tail(self.out / self.metrics.csv)
-        for line in tail.lines():
+        for line, end in tail.lines_with_ends():
             names = _header(line)
             if names is not None:
                 self._columns = names
@@ -159,12 +193,12 @@ class RunFollower:
             values = _numbers(dict(zip(self._columns, _cells(line), strict=False)))
             step = _whole(values.pop("step", None))
             if step is not None:
-                yield Record(self.metrics.csv, 0, step, values, row=True)
+                yield Record(self.metrics.csv, 0, step, values, row=True, path=tail.path, end=end)
 
     def _beats(self, now: float) -> Iterator[Record]:
         for rank, path in self._heartbeat_files():
             state = self.by_rank.setdefault(rank, RankState())
-            for line in self._tail(path).lines():
+            for line, end in self._tail(path).lines_with_ends():
                 try:
                     entry = json.loads(line)
                 except ValueError:
@@ -180,7 +214,7 @@ class RunFollower:
                     state.step, state.advanced = step, now
                 for name in ("ts", "rank"):
                     values.pop(name, None)
-                yield Record(path.name, rank, step if step else None, values, state.message)
+                yield Record(path.name, rank, step if step else None, values, state.message, path=path, end=end)
 
     def _heartbeat_files(self) -> Iterator[tuple[int, Path]]:
         pattern = self.metrics.heartbeat
@@ -201,17 +235,17 @@ class RunFollower:
     def _printed(self) -> Iterator[Record]:
         if self.metrics.stdout is None:
             return
-        pattern = re.compile(self.metrics.stdout)
+        pattern = line_pattern(self.metrics.stdout)
         out = self.rank0_log()
         for path in (out, out.with_name("stderr.log")) if self._log is None else (self._log,):
-            for line in self._tail(path).lines():
-                match = pattern.search(without_colors(line[:8192]).decode("utf-8", "replace"))
-                if match:
+            for line, end in self._tail(path).lines_with_ends():
+                for part in line.split(b"\r"):  # a progress bar redraws its line
+                    printed = pattern.read(without_colors(part[:8192]).decode("utf-8", "replace"))
+                    if printed is None:
+                        continue
                     self._log = path
-                    told = {name: match[name] for name in pattern.groupindex if match[name] is not None}
-                    values = _numbers({name: text.replace(",", "") for name, text in told.items()})
-                    step = _whole(values.pop("step", None))
-                    yield Record("stdout", 0, step, values, row=True)
+                    step, values = _whole(self._counter.step(printed)), contract_values(printed.values)
+                    yield Record("stdout", 0, step, values, row=True, path=path, end=end)
             if self._log is not None:
                 return
 

@@ -7,6 +7,7 @@ from collections import deque
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from validator.execute.arrivals import ArrivalStamps
 from validator.execute.capture import LogCap, logs_below, trim_while_written
 from validator.execute.follow import Record, RunFollower
 from validator.execute.gpu import Gpus
@@ -54,8 +55,10 @@ class Monitor:
         self._cap = cap
         self._started = started
         self.follower = RunFollower(out=out, metrics=spec.metrics, ranks=spec.world_size)
+        self.arrivals = ArrivalStamps(out, started=started)
         self.pace = Pace(started=started)
-        self._rules = AnomalyRules(spec.watchdog) if spec.watchdog else None
+        env = out / spec.metrics.env if spec.metrics.env else None
+        self._rules = AnomalyRules(spec.watchdog, env=env) if spec.watchdog else None
         self._cpu = CpuMeter(spec.watchdog) if spec.watchdog else None
         self._gpu_samples: deque[tuple[float, bool, bool]] = deque()
         self._next_scan = started + 0.2
@@ -69,7 +72,10 @@ class Monitor:
     def look(self, *, state: ProgressState | None = None, note: str | None = None) -> Look:
         """Read what is new and judge it. `state` and `note` replace what the look itself would say."""
         now = time.monotonic()
+        self.arrivals.watch(self.follower.stamped())
+        self.arrivals.notice(now)
         records = self.follower.look(now=now)
+        self.arrivals.settle(records, self.follower.read_to())
         self._advance(records, now)
         self._housekeeping(now)
         silence = self._judge_silence(now)

@@ -33,10 +33,14 @@ class Waiter:
         self._poll.register(self._fd, select.POLLIN)
         self._poll.register(cancel.fileno(), select.POLLIN)
 
-    def wait(self, timeout_s: float) -> bool:
-        """Sleep up to `timeout_s`. Returns whether the process has ended."""
+    def wait(self, timeout_s: float, *, also: int | None = None) -> bool:
+        """Sleep up to `timeout_s`, or until `also` can be read. Returns whether the process has ended."""
         if self._process.poll() is None:
+            if also is not None:
+                self._poll.register(also, select.POLLIN)
             self._poll.poll(max(0.0, timeout_s) * 1000)
+            if also is not None:
+                self._poll.unregister(also)
             self._cancel.drain()
         return self._process.poll() is not None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import stat
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,6 +35,7 @@ _HEADLINES = (
 _SINGLE = ("train", "soak")
 """Kinds whose runs are repeats of one thing; the arms of a sweep or an A/B are not."""
 
+_WORD = re.compile(r"[A-Za-z_][\w.-]*")
 _LARGEST = 1e120
 
 _OPERATOR = re.compile(r"\s*(>=|<=|==|!=|>|<)\s*")
@@ -42,7 +43,10 @@ _OPERATOR = re.compile(r"\s*(>=|<=|==|!=|>|<)\s*")
 
 @dataclass(frozen=True)
 class Point:
-    """One figure of one validation. `value` is the mean over `n` runs; `better` is None where neither way is."""
+    """One figure of one validation. `value` is the mean over `n` runs; `better` is None where neither way is.
+
+    `version` is that of the metrics' definitions; points of different versions belong to no one trend.
+    """
 
     phase: str
     metric: str
@@ -52,6 +56,7 @@ class Point:
     ci_low: float | None = None
     ci_high: float | None = None
     n: int = 1
+    version: int = 1
 
 
 @dataclass(frozen=True)
@@ -59,7 +64,8 @@ class Entry:
     """One validation.
 
     `folder` is the name of its run folder; `software` what may change between two comparable ones; `variant` what was
-    not as the runbook declares it (overrides, phases left out), empty when all was.
+    not as the runbook declares it (overrides, phases left out), empty when all was. `undecided` names what was
+    compared without an answer: sweeps and A/Bs, and `last GO` for the comparison with that.
     """
 
     folder: str
@@ -77,6 +83,7 @@ class Entry:
     software: Mapping[str, str] = field(default_factory=dict)
     points: tuple[Point, ...] = ()
     pinned: bool = False
+    undecided: tuple[str, ...] = ()
 
 
 def run_folders(parent: Path) -> Iterator[Path]:
@@ -116,7 +123,7 @@ def read_entry(folder: Path) -> Entry | None:
 
 def _entry(folder: Path, found: Mapping[str, Any]) -> Entry:
     environment = found.get("environment") or {}
-    runbook = found["runbook"]
+    runbook, versions = found["runbook"], _versions(found["phases"])
     return Entry(
         folder=folder.name,
         run_id=str(found["run_id"]),
@@ -131,9 +138,28 @@ def _entry(folder: Path, found: Mapping[str, Any]) -> Entry:
         duration_s=_number(found.get("duration_s")),
         variant=_variant(runbook.get("overrides") or (), found["phases"]),
         software=_software(environment, runbook),
-        points=tuple(_unique(point for phase in found["phases"] for point in _points(phase))),
+        points=tuple(_unique(point for phase in found["phases"] for point in _points(phase, versions))),
         pinned=(folder / PIN).exists(),
+        undecided=tuple(_undecided(found)),
     )
+
+
+def _undecided(found: Mapping[str, Any]) -> Iterator[str]:
+    for phase in found["phases"]:
+        if (phase.get("comparison") or {}).get("outcome") == "not_decidable":
+            yield str(phase["id"])
+    if (found.get("since") or {}).get("verdict") == "not_decidable":
+        yield "last GO"
+
+
+def _versions(phases: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Version of the definition of each metric and scalar of a result, where it is not 1."""
+    told: dict[str, int] = {}
+    for phase in phases:
+        of_runs = [of for run in phase.get("runs") or () for of in (run.get("metrics"), run.get("scalars")) if of]
+        for numbers in (*of_runs, phase.get("scalars") or {}):
+            told |= {name: int(one["version"]) for name, one in numbers.items() if one.get("version", 1) != 1}
+    return told
 
 
 def _variant(overrides: Sequence[str], phases: Sequence[Mapping[str, Any]]) -> str:
@@ -156,7 +182,14 @@ def _software(environment: Mapping[str, Any], runbook: Mapping[str, Any]) -> dic
     return {name: value for name, value in told.items() if value}
 
 
-def _points(phase: Mapping[str, Any]) -> Iterator[Point]:
+def _points(phase: Mapping[str, Any], versions: Mapping[str, int]) -> Iterator[Point]:
+    for point in _numbers(phase):
+        words = set(_WORD.findall(point.metric))
+        families = {word.split(".")[-2] if word.count(".") else word for word in words}
+        yield replace(point, version=max((versions.get(name, 1) for name in (*words, *families)), default=1))
+
+
+def _numbers(phase: Mapping[str, Any]) -> Iterator[Point]:
     name = str(phase["id"])
     for criterion in phase.get("criteria") or ():
         yield from _of_criterion(name, criterion)

@@ -20,24 +20,25 @@ __all__ = ["DATABASE", "read_history"]
 
 DATABASE = ".history.sqlite"
 
-VERSION = 1
+VERSION = 2
 """Of the tables below; a file with another is built anew."""
 
 _TABLES = """
 CREATE TABLE runs (
   folder TEXT PRIMARY KEY, stamp TEXT NOT NULL, run_id TEXT, runbook TEXT, title TEXT, machine TEXT, host TEXT,
   decision TEXT, why TEXT, started TEXT, finished TEXT, duration_s REAL, variant TEXT, software TEXT,
-  pinned INTEGER);
+  pinned INTEGER, undecided TEXT);
 CREATE TABLE points (
   folder TEXT NOT NULL REFERENCES runs(folder) ON DELETE CASCADE, place INTEGER NOT NULL, phase TEXT, metric TEXT,
-  unit TEXT, value REAL, better TEXT, ci_low REAL, ci_high REAL, n INTEGER, PRIMARY KEY (folder, place)) WITHOUT ROWID;
+  unit TEXT, value REAL, better TEXT, ci_low REAL, ci_high REAL, n INTEGER, version INTEGER,
+  PRIMARY KEY (folder, place)) WITHOUT ROWID;
 """
 
 _RUN_COLUMNS = (
     "folder, run_id, runbook, title, machine, host, decision, why, started, finished, duration_s, variant, "
-    "software, pinned"
+    "software, pinned, undecided"
 )
-_POINT_COLUMNS = "phase, metric, unit, value, better, ci_low, ci_high, n"
+_POINT_COLUMNS = "phase, metric, unit, value, better, ci_low, ci_high, n, version"
 
 
 def read_history(parent: Path, *, rebuild: bool = False) -> tuple[Entry, ...]:
@@ -113,19 +114,20 @@ def _refresh(database: sqlite3.Connection, parent: Path) -> None:
 
 def _insert(database: sqlite3.Connection, entry: Entry, stamp: str) -> None:
     database.execute(
-        f"INSERT INTO runs (stamp, {_RUN_COLUMNS}) VALUES (?{', ?' * 14})",
+        f"INSERT INTO runs (stamp, {_RUN_COLUMNS}) VALUES (?{', ?' * 15})",
         (
             stamp,
             *(entry.folder, entry.run_id, entry.runbook, entry.title, entry.machine, entry.host, entry.decision),
             *(entry.why, entry.started, entry.finished, entry.duration_s, entry.variant),
             json.dumps(dict(entry.software)),
             entry.pinned,
+            json.dumps(entry.undecided),
         ),
     )
     database.executemany(
-        f"INSERT INTO points (folder, place, {_POINT_COLUMNS}) VALUES (?{', ?' * 9})",
+        f"INSERT INTO points (folder, place, {_POINT_COLUMNS}) VALUES (?{', ?' * 10})",
         [
-            (entry.folder, place, p.phase, p.metric, p.unit, p.value, p.better, p.ci_low, p.ci_high, p.n)
+            (entry.folder, place, p.phase, p.metric, p.unit, p.value, p.better, p.ci_low, p.ci_high, p.n, p.version)
             for place, p in enumerate(entry.points)
         ],
     )
@@ -134,8 +136,7 @@ def _insert(database: sqlite3.Connection, entry: Entry, stamp: str) -> None:
 def _entries(database: sqlite3.Connection) -> Iterator[Entry]:
     points: dict[str, list[Point]] = {}
     for folder, *values in database.execute(f"SELECT folder, {_POINT_COLUMNS} FROM points ORDER BY folder, place"):
-        phase, metric, unit, value, better, low, high, n = values
-        points.setdefault(folder, []).append(Point(phase, metric, unit, value, better, low, high, n))
+        points.setdefault(folder, []).append(Point(*values))
     rows: Iterable[tuple[object, ...]] = database.execute(f"SELECT {_RUN_COLUMNS} FROM runs ORDER BY started, folder")
     for row in rows:
         yield _entry(row, tuple(points.get(str(row[0]), ())))
@@ -143,7 +144,7 @@ def _entries(database: sqlite3.Connection) -> Iterator[Entry]:
 
 def _entry(row: tuple[object, ...], points: tuple[Point, ...]) -> Entry:
     (folder, run_id, runbook, title, machine, host, decision, why, started, finished, duration_s, *rest) = row
-    variant, software, pinned = rest
+    variant, software, pinned, undecided = rest
     return Entry(
         folder=str(folder),
         run_id=str(run_id),
@@ -160,4 +161,5 @@ def _entry(row: tuple[object, ...], points: tuple[Point, ...]) -> Entry:
         software=parse_json(str(software)),
         points=points,
         pinned=bool(pinned),
+        undecided=tuple(json.loads(str(undecided))),
     )

@@ -1,8 +1,4 @@
-"""The rows of a series that its statistics are taken from: in order, within the window, as numerator and denominator.
-
-A rate over a window is tokens over wall time, never the mean of rates: the mean of rates gives a slow step, which
-took most of the time, the weight of a fast one.
-"""
+"""The rows of a series that statistics are taken from: in order, within the window, as numerator and denominator."""
 
 from __future__ import annotations
 
@@ -21,15 +17,11 @@ from validator.model.measure import Span
 from validator.model.result import Series
 
 __all__ = [
-    "MODEL_RATE",
     "RATES",
     "Ordered",
     "Windowed",
-    "flops_per_token",
-    "model_rate",
     "obstacle_of",
     "ordered",
-    "per_rank",
     "window_of",
     "windowed",
 ]
@@ -37,13 +29,15 @@ __all__ = [
 Floats = npt.NDArray[np.float64]
 Steps = npt.NDArray[np.int64]
 
-MODEL_RATE = "model_tflops_per_s_per_rank"
-RATES = ("toks_per_s", "toks_per_s_per_rank", MODEL_RATE)
+RATES = ("toks_per_s", "toks_per_s_per_rank", "model_tflops_per_s_per_rank", "step_rate")
 
 _FEW = 12
 """Rows of a run below which none tells where another should have gone on."""
 
 _HOLE_STRIDES, _HOLE_SHARE = 10.0, 0.25
+
+_MOST_SPOILT = 0.1
+"""Share of the window's steps that may be left out because something else disturbed them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,8 +45,7 @@ class Windowed:
     """One metric's rows within its window.
 
     `numerator [n]` over `denominator [n]`, summed, is the mean. `sampled` says whether the rows stand for more than
-    themselves; `obstacle` why no statement about a longer run may rest on them, and `comparable` whether their mean may
-    all the same stand beside those of other runs.
+    themselves.
     """
 
     name: str
@@ -66,12 +59,14 @@ class Windowed:
     source: str
     sha256: str
     note: str | None = None
-    obstacle: str | None = None
-    comparable: bool = False
     invalid: str | None = None
     """Why not even what was seen may be told of these rows, but for the statistics in `still_told`."""
 
     still_told: tuple[str, ...] = ("n",)
+
+    without_pauses: Windowed | None = None
+    """The same rows less their pauses, where they hold so few that how often they come is not known; see
+    `validator.judge.rate`."""
 
     def mean(self) -> float:
         """The weighted mean; NaN if a value is not finite."""
@@ -113,7 +108,7 @@ def window_of(series: Mapping[str, Ordered], warmup_steps: int) -> SteadyWindow:
     steps = max((one.series.steps for one in series.values()), key=len, default=np.zeros(0, np.int64))
     found = steady_window(steps, np.ones(len(steps)), warmup_steps=warmup_steps)
     note = "no step_time_s and no toks_per_s, so nothing tells whether the run was steady"
-    return SteadyWindow(found.after_step, found.span, found.rows, False, note)
+    return replace(found, steady=False, note=note, levels=())
 
 
 def _reciprocal(values: Floats) -> Floats:
@@ -125,24 +120,45 @@ def obstacle_of(window: SteadyWindow, restarted: list[str], extra: Mapping[str, 
     """Why nothing about a longer run may be concluded, if so."""
     if restarted:
         return f"the step goes back in {', '.join(sorted(restarted))}: the file mixes runs"
-    if not window.steady:
-        return window.note
-    for invalid in extra.get("invalid_windows", ()):
-        first, last = int(invalid["first_step"]), int(invalid["last_step"])
-        if window.span is not None and first <= window.span.last_step and last >= window.span.first_step:
-            return f"the window is invalid: {invalid['reason']} in steps {first}–{last}"
+    spoilt = _spoilt(extra)
+    if window.span is not None and spoilt:
+        first, last = window.span.first_step, window.span.last_step
+        inside = [(max(low, first), min(high, last), why) for low, high, why in spoilt if low <= last and high >= first]
+        share = len(set().union(*(range(low, high + 1) for low, high, _ in inside))) / (last - first + 1)
+        if share > _MOST_SPOILT:
+            low, high, why = inside[0]
+            also = f" and {len(inside) - 1} more times" if len(inside) > 1 else ""
+            return f"{100 * share:.0f} % of the window is invalid: {why} in steps {low}–{high}{also}"
     return None
 
 
+def _spoilt(extra: Mapping[str, Any]) -> list[tuple[int, int, str]]:
+    """Steps that say nothing of this trainer: another process used the GPUs, or the clock was set.
+
+    Throttled steps are not among them: a long run throttles too.
+    """
+    told = ((int(w["first_step"]), int(w["last_step"]), str(w["reason"])) for w in extra.get("invalid_windows", ()))
+    return [one for one in told if "throttled" not in one[2]]
+
+
 def windowed(
-    series: Series, others: Mapping[str, Ordered], window: SteadyWindow, obstacle: str | None, *, warmup_steps: int
+    series: Series,
+    others: Mapping[str, Ordered],
+    window: SteadyWindow,
+    obstacle: str | None,
+    *,
+    warmup_steps: int,
+    extra: Mapping[str, Any],
 ) -> Windowed:
-    """One series within its window, with what its mean is made of. What is sampled may begin behind the warm-up."""
+    """One series within its window, with what its mean is made of. What is sampled may begin behind the warm-up.
+
+    Of what is sampled, rows in which something else disturbed the run are left out.
+    """
     known = METRICS.get(series.name)
     sampled = known is not None and known.window == "steady"
     steps, values, weights = series.steps, series.values, covered_steps(series.steps)
     if sampled:
-        inside = _slice(window.contains(steps))
+        inside = _kept(steps, weights, window, _spoilt(extra))
         steps, values, weights = steps[inside], values[inside], weights[inside]
         span = window.span if len(steps) else None
     else:
@@ -152,11 +168,10 @@ def windowed(
         weights, numerator = np.broadcast_to(np.ones(1), len(steps)), values
     else:
         numerator = values * weights
-    denominator, note = weights, None
+    denominator = weights
     hole = _hole(series, others, skipped=warmup_steps if sampled else 0)
-    unsound = obstacle if sampled and obstacle != window.note else None
-    if series.name in RATES:
-        numerator, denominator, note = _tokens_and_time(steps, values, weights, others.get("step_time_s"))
+    unsound = obstacle if sampled else None
+    left_out = sampled and int(window.contains(series.steps).sum()) - len(steps)
     return Windowed(
         name=series.name,
         unit=known.unit if known is not None and known.unit else series.unit,
@@ -168,9 +183,7 @@ def windowed(
         span=span,
         source=series.source.path,
         sha256=series.source.sha256,
-        note=note,
-        obstacle=obstacle if sampled else None,
-        comparable=window.comparable and obstacle == window.note,
+        note=f"{left_out} rows in which something else disturbed the run are left out" if left_out else None,
         invalid=unsound or (hole.text if hole is not None else None),
         still_told=("first", "n") if hole is not None and hole.after_first and unsound is None else ("n",),
     )
@@ -215,62 +228,18 @@ def _hole(series: Series, others: Mapping[str, Ordered], *, skipped: int) -> _Ho
     return None
 
 
+def _kept(
+    steps: Steps, covered: Floats, window: SteadyWindow, spoilt: list[tuple[int, int, str]]
+) -> slice | npt.NDArray[np.bool_]:
+    """The window's rows, less those that hold a disturbed step."""
+    inside = window.contains(steps)
+    clean = inside.copy()
+    for low, high, _ in spoilt:
+        clean &= (steps < low) | (steps - covered >= high)
+    return _slice(inside) if clean.sum() == inside.sum() else clean
+
+
 def _slice(inside: npt.NDArray[np.bool_]) -> slice:
     """The rows that are inside, which lie together since steps rise: as a slice they need no copy."""
     rows = np.flatnonzero(inside)
     return slice(int(rows[0]), int(rows[-1]) + 1) if rows.size else slice(0, 0)
-
-
-def _tokens_and_time(steps: Steps, rates: Floats, weights: Floats, times: Ordered | None) -> tuple[Floats, Floats, str]:
-    """What was done and how long it took, per row; from rates alone, in units of the tokens of a step."""
-    if times is not None:
-        index = np.searchsorted(times.series.steps, steps)
-        index = np.minimum(index, len(times.series.steps) - 1)
-        matched, seconds = times.series.steps[index] == steps, times.series.values[index]
-        if matched.all() and (np.isfinite(seconds) & (seconds > 0)).all():
-            return rates * seconds * weights, seconds * weights, "tokens over wall time (toks_per_s × step_time_s)"
-    note = "tokens over wall time (harmonic mean of toks_per_s weighted by steps; step_time_s is not known)"
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return weights, np.asarray(weights / rates, dtype=np.float64), note
-
-
-def per_rank(rate: Windowed, world_size: int) -> Windowed:
-    """The rate over the number of ranks."""
-    return Windowed(
-        name="toks_per_s_per_rank",
-        unit="tok/s",
-        steps=rate.steps,
-        values=rate.values / world_size,
-        numerator=rate.numerator / world_size,
-        denominator=rate.denominator,
-        sampled=True,
-        span=rate.span,
-        source=rate.source,
-        sha256=rate.sha256,
-        note=f"toks_per_s over {world_size} ranks",
-        obstacle=rate.obstacle,
-        comparable=rate.comparable,
-        invalid=rate.invalid,
-        still_told=rate.still_told,
-    )
-
-
-def flops_per_token(environment: Mapping[str, Any] | None) -> float | None:
-    """The model's arithmetic for a token, forward and backward, by the trainer's own account."""
-    told = (environment or {}).get("flops_per_token")
-    found = told.get("nsa") if isinstance(told, Mapping) else told
-    known = isinstance(found, (int, float)) and not isinstance(found, bool) and math.isfinite(found) and found > 0
-    return float(found) if known and isinstance(found, (int, float)) else None
-
-
-def model_rate(rate: Windowed, flops: float, world_size: int) -> Windowed:
-    """The rate in the model's arithmetic, for a comparison with what the GPU can do."""
-    factor = flops / world_size / 1e12
-    return replace(
-        rate,
-        name=MODEL_RATE,
-        unit="TFLOP/s",
-        values=rate.values * factor,
-        numerator=rate.numerator * factor,
-        note=f"toks_per_s × {flops:.4g} FLOP per token over {world_size} ranks",
-    )

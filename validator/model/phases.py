@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from validator.model.base import Frozen
+from validator.model.findings import FindingCode
 from validator.model.parts import Argument, Count, CriterionField, Identifier, Setting, Watchdog
 from validator.model.remedy import MAX_REMEDIES, RemedyField
 from validator.model.units import Duration
@@ -52,6 +53,16 @@ class PhaseBase(Frozen):
     needs: tuple[Identifier, ...] = Field((), description="Phases that must have passed before this one runs.")
     accept: tuple[CriterionField, ...] = Field((), description="What must hold.")
     required: bool = Field(True, description="Whether the decision depends on this phase.")
+    accept_findings: tuple[FindingCode, ...] = Field(
+        (),
+        description="Codes of findings that are right for this phase; they become information and forbid no GO. Added "
+        "to those of `defaults`.",
+    )
+    observe: bool = Field(
+        False,
+        description="Whether the phase asks for nothing on purpose. It carries no GO, and forbids none that others "
+        "carry.",
+    )
     expected: Duration | None = Field(
         None, description="How long the phase takes as a rule, all its runs together; for the remaining time shown."
     )
@@ -124,6 +135,12 @@ class TrainingPhase(ProcessPhase):
     nproc: Count | None = Field(None, ge=0, description="Processes under torchrun; 0 runs the trainer by python alone.")
     args: dict[str, Setting] = Field(default_factory=dict, description="Added to the arguments of the trainer.")
     warmup_steps: Count | None = Field(None, ge=0, description="Steps that never count as steady.")
+    tokens_per_step: Count | None = Field(
+        None, ge=1, description="Tokens of an optimizer step, where it differs from `trainer.tokens_per_step`."
+    )
+    pause_every: Count | None = Field(
+        None, ge=1, description="Steps from one pause (validation, checkpoint) to the next in the long run."
+    )
     repeats: Count | None = Field(None, ge=1, description="Runs of each arm, interleaved.")
     watchdog: Watchdog | None = Field(None, description="When a run is stopped before its time.")
     log_contains: tuple[str, ...] = Field((), description="Texts that rank 0 must print; each is a required criterion.")

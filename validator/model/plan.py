@@ -39,6 +39,8 @@ class RunSpec(Frozen):
     nproc: int = Field(0, ge=0, description="0 when not started by torchrun.")
     steps: int | None = None
     warmup_steps: int = 0
+    tokens_per_step: int | None = Field(None, description="Tokens of an optimizer step, all ranks, as declared.")
+    pause_every: int | None = Field(None, description="Steps from one pause to the next, as declared.")
     timeout_s: float
     retries: int = 0
     requested: dict[str, Setting] = Field(

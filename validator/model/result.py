@@ -55,6 +55,8 @@ class Result:
 
     `extra` holds what is neither a series nor a scalar; each key is there only when there was something to read:
     `derived`     names of the series that follow from others, since the trainer did not write them;
+    `arrivals`    source to (steps [n], seconds [n]): when each step had arrived, by the supervisor's monotonic clock;
+    `tokens_per_step` tokens of a step, as the runbook declares or else the trainer reports; `pause_every` as declared;
     `world_size`  ranks by the trainer's own account (or as planned, when it gives none);
     `heartbeats`  rank to {path, pid, lines, first_ts, last_ts, last_progress_ts, last_step, last_msg, max_gap_s, done};
     `rank_compute_time_s` rank to its median time of own work per step, after warm-up;

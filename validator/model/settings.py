@@ -23,6 +23,7 @@ from validator.model.runbook import (
 )
 
 __all__ = [
+    "accepted_at",
     "args_of",
     "env_of",
     "extends",
@@ -30,6 +31,7 @@ __all__ = [
     "kind_env",
     "min_effect_of",
     "nproc_of",
+    "pause_every_of",
     "probes",
     "remedies_of",
     "repeats_of",
@@ -37,6 +39,7 @@ __all__ = [
     "setting_text",
     "smoke_of",
     "timeout_of",
+    "tokens_of",
     "warmup_of",
     "watchdog_of",
 ]
@@ -66,6 +69,16 @@ def warmup_of(runbook: Runbook, phase: TrainingPhase) -> int:
     return runbook.defaults.warmup_steps if phase.warmup_steps is None else phase.warmup_steps
 
 
+def tokens_of(runbook: Runbook, phase: TrainingPhase) -> int | None:
+    """Tokens of an optimizer step over all ranks, where the runbook declares them."""
+    return runbook.trainer.tokens_per_step if phase.tokens_per_step is None else phase.tokens_per_step
+
+
+def pause_every_of(runbook: Runbook, phase: TrainingPhase) -> int | None:
+    """Steps from one pause for validation or a checkpoint to the next, where the runbook declares them."""
+    return runbook.defaults.pause_every if phase.pause_every is None else phase.pause_every
+
+
 def repeats_of(runbook: Runbook, phase: TrainingPhase) -> int:
     """Runs of each arm."""
     return runbook.defaults.repeats if phase.repeats is None else phase.repeats
@@ -93,12 +106,22 @@ def remedies_of(phase: PhaseBase) -> tuple[Remedy, ...]:
     return phase.on_failure if isinstance(phase, ProcessPhase) else ()
 
 
+def accepted_at(runbook: Runbook, phase: PhaseBase | None) -> dict[str, str]:
+    """Code of each accepted finding to the place in the runbook that accepts it; None asks for the defaults alone."""
+    places = dict.fromkeys(runbook.defaults.accept_findings, "defaults")
+    return places | (dict.fromkeys(phase.accept_findings, f"phase {phase.id}") if phase is not None else {})
+
+
 def watchdog_of(runbook: Runbook, phase: TrainingPhase) -> Watchdog:
-    """The watchdog's limits: the phase's own where it sets them, else the defaults', key by key."""
-    base = runbook.defaults.watchdog
-    if phase.watchdog is None:
-        return base
-    return base.model_copy(update={key: getattr(phase.watchdog, key) for key in phase.watchdog.model_fields_set})
+    """The watchdog's limits: the phase's own where it sets them, else the defaults', key by key.
+
+    The gates of the bundled trainer are those that the limits are about; for another one that stays open.
+    """
+    limits = runbook.defaults.watchdog
+    if phase.watchdog is not None:
+        own = {key: getattr(phase.watchdog, key) for key in phase.watchdog.model_fields_set}
+        limits = limits.model_copy(update=own)
+    return limits.model_copy(update={"gates": True}) if limits.gates is None and runbook.trainer.bundled else limits
 
 
 def min_effect_of(runbook: Runbook, phase: PhaseBase) -> float:

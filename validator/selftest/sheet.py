@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,7 @@ class Sheet:
         start_s = time.time() - span_s
         texts = {"training.csv": self._table(spec, times), "metrics.json": '{"status": "done"}'}
         texts["env.json"] = json.dumps(self._account(spec, start_s))
+        texts["arrivals.jsonl"] = self._arrivals(times)
         for rank in range(self._ranks(spec)):
             texts[f"heartbeat_rank{rank}.jsonl"] = self._beats(spec, rank, times, start_s)
         texts |= {"logs/stdout.log": self.stdout, "logs/stderr.log": self.stderr, **self.files}
@@ -125,6 +127,16 @@ class Sheet:
             cells = (step, f"{losses[i]:.5f}", 2e-4, f"{self.rates[i]:.3f}", *(c[i] for c in columns.values()))
             lines.append(",".join(map(str, cells)))
         return "\n".join(lines) + "\n"
+
+    def _arrivals(self, times: Sequence[float]) -> str:
+        """The supervisor's stamps: each row arrived when its step was over."""
+        moments = accumulate(times, initial=2.0)
+        next(moments)
+        lines = [
+            json.dumps({"source": "training.csv", "offset": 60 * i, "step": step, "s": at})
+            for i, (step, at) in enumerate(zip(self._steps(), moments, strict=True), start=1)
+        ]
+        return "".join(line + "\n" for line in lines)
 
     def _account(self, spec: RunSpec, start_s: float) -> dict[str, Any]:
         config = self._config(spec)

@@ -7,7 +7,6 @@ import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from validator.folder import FolderError, RunFolder, Runner
@@ -31,7 +30,6 @@ __all__ = [
     "ending",
     "events_of",
     "header_digest",
-    "inspect_record",
     "lacked_room",
     "last_go_digest",
     "last_runner",
@@ -285,31 +283,3 @@ def started_runs(events: Sequence[Event]) -> Iterator[tuple[RunSpec, Outcome | N
             outcomes[outcome.run] = outcome
     for run, spec in specs.items():
         yield spec, outcomes.get(run)
-
-
-def inspect_record(directory: Path, *, warmup_steps: int) -> RunRecord:
-    """A record of one trainer folder that no runbook led to.
-
-    Raises:
-        FolderError: when there is no such folder.
-    """
-    from validator.collect import collect_dir
-    from validator.stages.secrets import clean_result
-
-    if not directory.is_dir():
-        raise FolderError(f"{directory} is not a folder; give the folder that holds the trainer's files")
-    result = clean_result(collect_dir(directory))
-    world = max(1, len(result.rank_series))
-    spec = RunSpec(
-        id=directory.name or "run",
-        phase="inspect",
-        kind="train",
-        launcher="python",
-        argv=(),
-        env={},
-        out=".",
-        nproc=world,
-        warmup_steps=warmup_steps,
-        timeout_s=0.0,
-    )
-    return RunRecord(spec=spec, outcome=None, result=result)

@@ -52,7 +52,8 @@ def read_past(folder: RunFolder) -> Past:
         for spec, outcome in started_runs(events)
         if outcome is None or outcome.reason == "interrupted" or outcome.last.disk_full
     ]
-    done, open_phases = [], []
+    done: list[PhaseRecord] = []
+    open_phases: list[PhaseRecord] = []
     for phase in record.phases:
         kept = phase.state == "done" and not any(run.spec.id in cut_short for run in phase.every_run)
         (done if kept else open_phases).append(phase)

@@ -14,6 +14,7 @@ from validator.model.plan import PhasePlan, RunSpec
 from validator.model.runbook import Phase, PreflightPhase, Setting
 from validator.model.settings import remedies_of
 from validator.model.verdict import Check, PhaseReport
+from validator.stages.disk import pending
 from validator.stages.machine import note_machine
 from validator.stages.reporting import judge_latest
 from validator.stages.session import Session
@@ -175,13 +176,21 @@ def _carry_out(session: Session, planned: PhasePlan) -> tuple[RunRecord, ...]:
 
 
 def _extended(session: Session, state: State, record: PhaseRecord, planned: PhasePlan) -> PhaseRecord:
-    """Once: further runs of a phase whose required criterion more runs may decide."""
-    from validator.judge import extension_of
+    """Once: further runs of a phase whose required criterion more runs may decide, while the decision is open."""
+    from validator.diagnose import diagnose
+    from validator.judge import extension_of, settled
     from validator.plan import plan_phase
 
     report = judge_latest(session.folder, (*state.records, record), state.judged)
     extension = extension_of(record, report, runbook=session.runbook)
     if extension is None:
+        return record
+    so_far = pending(session.folder, (*state.records, record))
+    why = settled(tuple(state.judged.values()), diagnose(so_far, (*state.judged.values(), report)))
+    if why is not None:
+        session.observer.note(
+            f"{record.phase.id}: {', '.join(extension.criteria)} stayed open; not extended, since {why}"
+        )
         return record
     session.journal.append("phase_extended", phase=record.phase.id, extension=extension)
     session.observer.note(

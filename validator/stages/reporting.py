@@ -13,14 +13,12 @@ from validator.model.runbook import SoakPhase, TrainPhase
 from validator.model.verdict import (
     Artifact,
     Decision,
-    Finding,
     PhaseReport,
     Recommendation,
     RunbookRef,
-    RunReport,
     ValidationReport,
 )
-from validator.stages.disk import end_of, ending, events_of, inspect_record, last_runner, pending, reconstruct
+from validator.stages.disk import end_of, ending, events_of, last_runner, pending, reconstruct
 from validator.stages.session import Session
 
 if TYPE_CHECKING:
@@ -31,7 +29,6 @@ if TYPE_CHECKING:
 __all__ = [
     "assemble",
     "finish",
-    "inspect_directory",
     "judge",
     "judge_latest",
     "render",
@@ -205,16 +202,3 @@ def rerender(folder: RunFolder) -> tuple[ValidationReport, ReportPaths]:
     if was_compact:
         compact(folder)
     return report, paths
-
-
-def inspect_directory(directory: Path, *, warmup_steps: int) -> tuple[RunReport, tuple[Finding, ...]]:
-    """Measure and diagnose one trainer folder.
-
-    Raises:
-        FolderError: when there is no such folder.
-    """
-    from validator.diagnose import diagnose_run
-    from validator.judge import run_report
-
-    record = inspect_record(directory, warmup_steps=warmup_steps)
-    return run_report(record), diagnose_run(record)

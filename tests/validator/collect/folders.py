@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,20 @@ def write_heartbeat(folder: Path, records: Iterable[Mapping[str, Any]], *, rank:
     path = folder / f"heartbeat_rank{rank}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(r) + "\n" for r in records))
+    return path
+
+
+def write_arrivals(
+    folder: Path, times: Sequence[float], *, source: str = "training.csv", steps: Sequence[int] | None = None
+) -> Path:
+    """`arrivals.jsonl`: each row arrived when its steps were over, `times` after the one before."""
+    moments = accumulate(times, initial=3.0)
+    next(moments)
+    stamps = zip(steps or range(1, len(times) + 1), moments, strict=True)
+    lines = [json.dumps({"source": source, "offset": 30 * step, "step": step, "s": at}) for step, at in stamps]
+    path = folder / "arrivals.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(lines) + "\n")
     return path
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.validator.collect.folders import outcome, record, spec, write_csv, write_env, write_heartbeat
+from tests.validator.collect.folders import outcome, record, spec, write_arrivals, write_csv, write_env, write_heartbeat
 from validator.collect import collect_dir, collect_run
 from validator.diagnose import diagnose, diagnose_run
 from validator.model.outcome import Outcome
@@ -16,6 +16,7 @@ from validator.model.runbook import Runbook
 from validator.model.verdict import Check, Finding, PhaseReport
 
 EFFECTIVE: Mapping[str, Any] = {
+    "attention": "nsa",
     "seq_len": 2048,
     "batch_size": 1,
     "accum": 1,
@@ -75,6 +76,7 @@ def healthy(
             records.append(record(step, ts=clock, rank=rank, **fields))
         write_heartbeat(folder, [*records, record(len(rates), ts=clock + 1, rank=rank, msg="done")], rank=rank)
     (folder / "metrics.json").write_text("{}")
+    write_arrivals(folder, times)
     return folder
 
 

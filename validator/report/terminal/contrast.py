@@ -15,10 +15,17 @@ __all__ = ["contrast_lines", "print_contrast"]
 WORDS: dict[ContrastVerdict, str] = {
     "better": "better",
     "worse": "worse",
-    "no_difference": "no significant difference",
+    "no_difference": "no difference that matters",
+    "not_worse": "not worse",
     "not_decidable": "not decidable",
 }
-_STYLES = {"better": "good bold", "worse": "bad bold", "no_difference": "muted", "not_decidable": "warn"}
+_STYLES = {
+    "better": "good bold",
+    "worse": "bad bold",
+    "no_difference": "muted",
+    "not_worse": "good",
+    "not_decidable": "warn",
+}
 _MOST_SETTINGS = 40
 
 
