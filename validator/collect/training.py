@@ -50,8 +50,9 @@ def read_training(state: Gathered, found: logs.LogFiles) -> None:
     if state.lenient and not state.series:
         state.intake.note(
             "missing-file",
-            "the folder holds no measurements: no training.csv or other table by step, no heartbeat",
-            state.out,
+            "nothing is measured here: no training.csv or other table by step, no heartbeat, no log in a known print "
+            "format (give --stdout PATTERN or --runbook FILE)",
+            found.main or state.out,
         )
 
 
@@ -125,13 +126,37 @@ def _other_table(state: Gathered) -> Path | None:
 
 def _read_stdout(state: Gathered, found: logs.LogFiles) -> None:
     if state.metrics.stdout is None:
+        if state.lenient and not state.series:
+            _read_known_format(state)
         return
-    if found.main is None:
+    texts = found.printed if state.texts is None else state.texts
+    if not texts:
         state.intake.note("missing-file", "there is no log of what rank 0 printed", state.out / "logs")
         return
-    table = logs.series_in(found.printed, state.metrics.stdout, state.intake)
+    table = logs.series_in(texts, state.metrics.stdout, state.intake, longest=state.texts is not None)
     if table is not None:
-        _add_table(state, table)
+        _add_printed(state, table)
+
+
+def _read_known_format(state: Gathered) -> None:
+    """The log that has most rows of a print format that many trainers have; nothing where no log has one."""
+    known = logs.recognized(state.texts or ())
+    table = None if known is None else logs.series(known[0], known[1].pattern, state.intake, longest=True)
+    if known is None or table is None or not table.columns:
+        return
+    path, recipe = known
+    state.extra["printed"] = {
+        "path": state.intake.name(path),
+        "format": recipe.name,
+        "pattern": recipe.pattern,
+        "about": recipe.about,
+    }
+    _add_printed(state, table)
+
+
+def _add_printed(state: Gathered, table: Table) -> None:
+    state.extra.setdefault("derived", []).extend(name for name in table.derived if name not in state.series)
+    _add_table(state, table)
 
 
 def _tokens_per_step(state: Gathered) -> float | None:

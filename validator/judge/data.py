@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from validator.judge.compare import pooled_cv
 from validator.judge.estimate import MIN_REPEATS, Estimate, combine, exact, over_runs
+from validator.judge.means import pooled_cv
 from validator.judge.measure import EXACT_STATISTICS, NotMeasured, RunMeasurement, measure
 from validator.judge.window import SteadyWindow
 from validator.judge.wording import quoted

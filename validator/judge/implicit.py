@@ -155,6 +155,8 @@ def _exit(run: RunRecord) -> Found:
         how = (
             f"was ended by signal {-last.rc}" if last.rc is not None and last.rc < 0 else f"exited with code {last.rc}"
         )
+        if last.detail and last.detail.startswith(("exited with code", "was ended by")):
+            how, detail = last.detail.rstrip("."), ""  # it says the same, and more
         return Found("FAIL", f"The run {how}{detail}.", last.rc, 0, evidence)
     how = {
         "timeout": "ran past its budget",

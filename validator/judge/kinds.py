@@ -12,7 +12,7 @@ from typing import Any
 from validator.judge.data import measured
 from validator.judge.measure import RunMeasurement
 from validator.judge.wording import listed, number
-from validator.model.expression import ExpressionError, Number, parse_criterion, references
+from validator.model.expression import Binary, ExpressionError, Number, parse_criterion, references
 from validator.model.record import PhaseRecord, RunRecord
 from validator.model.runbook import AuditPhase, DataPhase, Phase, ProfilePhase, SoakPhase
 from validator.model.verdict import Evidence, Status
@@ -206,9 +206,9 @@ def _slow_down_limit(phase: SoakPhase) -> float:
     for criterion in phase.accept:
         with suppress(ExpressionError):
             comparison = parse_criterion(criterion.expr)
-            numbers = [side.value for side in (comparison.left, comparison.right) if isinstance(side, Number)]
+            sides = [side.right if isinstance(side, Binary) else side for side in (comparison.left, comparison.right)]
             if [one.name for one in references(comparison)] == ["rate.drift_pct"]:
-                limits += [abs(value) for value in numbers]
+                limits += [abs(side.value) for side in sides if isinstance(side, Number)]
     return max(limits)
 
 

@@ -29,7 +29,7 @@ from validator.judge.rate import as_read, rates_of
 from validator.judge.readings import reach_of
 from validator.judge.rows import RATES, Windowed, obstacle_of, ordered, window_of, windowed
 from validator.judge.window import SteadyWindow
-from validator.model.catalogue import QUANTILES
+from validator.model.catalogue import QUANTILES, version_of
 from validator.model.measure import MetricStats, ScalarValue, Span
 from validator.model.result import Result
 
@@ -246,4 +246,6 @@ def _stats(rows: Windowed) -> MetricStats:
         source=rows.source,
         sha256=rows.sha256,
         note="; ".join(notes) or None,
+        version=version_of(rows.name),
+        invalid=rows.invalid,
     )

@@ -14,6 +14,7 @@ from validator.judge.data import is_exact, sign
 from validator.judge.estimate import MIN_REPEATS, REPLICATES, UNKNOWN_REACH, Estimate, exact, over_runs
 from validator.judge.measure import NotMeasured
 from validator.judge.window import SteadyWindow
+from validator.model.catalogue import version_of
 from validator.model.measure import MetricStats
 from validator.model.record import PhaseRecord, RunRecord, ValidationRecord
 from validator.model.resolve import LAST_GO, Resolved
@@ -116,6 +117,11 @@ class StoredPhase:
         stats = run.metrics.get(resolved.name)
         if stats is None:
             raise NotMeasured(f"run {run.id} of the last GO has no {resolved.name}")
+        if stats.version != version_of(resolved.name):
+            raise NotMeasured(
+                f"{resolved.name} has another definition since the last GO, {self.last_go.run_id}, whose folder no "
+                "longer holds what it would be computed from"
+            )
         return stats
 
     def _figure(self, run: RunReport, resolved: Resolved) -> float:

@@ -446,7 +446,8 @@ def test_inspecting_uses_the_contracts_names(tmp_path: Path) -> None:
     own = collect_dir(tmp_path)
     declared = collect_dir(tmp_path, metrics=BUNDLED_METRICS)
     assert own.scalars == declared.scalars
-    assert codes(collect_dir(tmp_path / "logs")) == {"missing-file"}
+    (tmp_path / "nothing").mkdir()
+    assert codes(collect_dir(tmp_path / "nothing")) == {"missing-file"}
 
 
 def test_a_clock_that_is_set_shows_in_the_rows_of_a_trainer_without_heartbeats(tmp_path: Path) -> None:

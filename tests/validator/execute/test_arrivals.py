@@ -74,7 +74,7 @@ def test_what_grew_between_two_stamps_belongs_to_the_second(tmp_path: Path) -> N
     run.write("step,loss\n1,3.0\n")
     run.look(100.5)
     run.write("2,3.0\n")
-    run.look(100.51)  # too soon for a stamp, but the row is read
+    run.look(100.52)  # too soon for a stamp, but the row is read
     run.stamps.notice(100.6)
     run.look(101.0)
     assert run.found == [("training.csv", 1, 0.5), ("training.csv", 2, pytest.approx(0.6))]
@@ -91,11 +91,11 @@ def test_ten_thousand_lines_a_second_cost_a_few_stamps(tmp_path: Path) -> None:
             run.stamps.notice(100.0 + 0.05 * tick + 0.005 * burst)
         run.look(100.0 + 0.05 * tick + 0.049)
     assert step == 100_000
-    assert 200 <= len(run.found) <= 600
+    assert 100 <= len(run.found) <= 250
     assert run.found[-1][1] >= 99_000
 
 
-@pytest.mark.parametrize(("elapsed_s", "spacing_s"), [(1.0, 0.02), (3600.0, 0.36), (86_400.0, 8.64)])
+@pytest.mark.parametrize(("elapsed_s", "spacing_s"), [(1.0, 0.05), (3600.0, 0.36), (86_400.0, 8.64)])
 def test_stamps_get_rarer_so_that_a_day_of_them_stays_small(tmp_path: Path, elapsed_s: float, spacing_s: float) -> None:
     run = _Run(tmp_path)
     run.write("step,loss\n")

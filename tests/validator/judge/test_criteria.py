@@ -255,7 +255,7 @@ def test_unknown_config_is_inconclusive() -> None:
 
 
 def test_a_criterion_that_is_not_required_does_not_fail_the_phase() -> None:
-    report = judge_one({"expr": "toks_per_s.mean >= 1000", "required": False})  # type: ignore[arg-type]
+    report = judge_one({"expr": "toks_per_s.mean >= 1000", "required": False}, "loss.last < 9")  # type: ignore[arg-type]
     assert verdict(report, "1").status == "FAIL"
     assert report.status == "PASS"
 

@@ -274,3 +274,18 @@ def test_packages_that_cannot(text: str) -> None:
 def test_a_trainer_is_told_once_how_long_and_where_to(command: str, args: dict[str, str]) -> None:
     text = f"schema: 1\nname: a\ntrainer: {{command: {command}}}\nphases: [{{id: a, kind: train, steps: 5}}]\n"
     assert loads(text).trainer.args == args
+
+
+@pytest.mark.parametrize(
+    ("metrics", "args"),
+    [
+        ({"stdout": r"(?P<step>\d+) (?P<loss>\S+)"}, {}),
+        ({"stdout": r"(?P<step>\d+) (?P<loss>\S+)", "heartbeat": "beat{rank}.jsonl"}, {"out": "{out}"}),
+        ({"csv": "log.csv"}, {"out": "{out}"}),
+    ],
+)
+def test_a_trainer_that_only_prints_is_not_given_an_option_it_may_not_know(
+    metrics: dict[str, str], args: dict[str, str]
+) -> None:
+    tree = {"schema": 1, "name": "a", "trainer": {"command": ["t.py", "{steps}"], "metrics": metrics}}
+    assert loads(yaml.safe_dump({**tree, "phases": [phase()]})).trainer.args == args
