@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,12 +16,13 @@ from validator.plan import make_plan
 from validator.runbook import LoadedRunbook, find, load
 from validator.stages.baselining import Baseline, make_baseline
 from validator.stages.comparing import compare_folders
-from validator.stages.disk import ending, events_of
+from validator.stages.disk import ending, events_of, lacked_room
 from validator.stages.doctor import examine
+from validator.stages.inspecting import inspect_path
 from validator.stages.looking_back import History, look_back, set_pin, update_index
 from validator.stages.machine import require_same_machine
 from validator.stages.phases import State, begin, run_phase
-from validator.stages.reporting import finish, inspect_directory, rerender
+from validator.stages.reporting import finish, rerender
 from validator.stages.secrets import clean_loaded, clean_plan, with_secrets
 from validator.stages.session import (
     Session,
@@ -136,7 +137,8 @@ def resume(
     """Bring a validation whose runner was killed or interrupted to its decision, repeating nothing that has ended.
 
     Everything that was decided at the start still holds: the runbook as it was read then, the overrides, `only` and
-    `skip`, the interpreter and the working folder. A validation that has come to its end is judged again, no more.
+    `skip`, the interpreter and the working folder. A validation that has come to its end is only judged again, unless a
+    run of it found the disk full: that run is repeated.
 
     Args:
         runbook: what the user takes the runbook to be; it must have the name of the one that the folder was made from.
@@ -151,8 +153,9 @@ def resume(
     if runbook is not None:
         require_made_from(folder, load(find(runbook)))
     require_idle(folder)
-    ended = ending(events_of(folder))
-    if ended is not None and ended.event == "finished":
+    events = events_of(folder)
+    ended = ending(events)
+    if ended is not None and ended.event == "finished" and not lacked_room(events):
         return replace(report(run_dir), had_ended=True)
     with working_folder(folder):
         declared = with_secrets(folder, overrides)
@@ -223,11 +226,13 @@ def share(run_dir: Path, *, out: Path | None = None) -> Shared:
 
 @dataclass(frozen=True)
 class Inspection:
-    """One trainer folder, measured: what `inspect` shows."""
+    """One trainer folder or log, measured: what `inspect` shows. `printed` says by which print format a log was read
+    for which nobody gave a pattern."""
 
     directory: Path
     run: RunReport
     findings: tuple[Finding, ...]
+    printed: Mapping[str, str] | None = None
 
     @property
     def vetoed(self) -> bool:
@@ -240,20 +245,25 @@ class Inspection:
         return {
             "schema_version": 1,
             "directory": str(self.directory),
+            **({"printed": dict(self.printed)} if self.printed else {}),
             **{key: run[key] for key in ("metrics", "scalars", "requested", "effective", "warmup_end_step")},
             "irregularities": run["irregularities"],
             "findings": [finding.model_dump(mode="json") for finding in self.findings],
         }
 
 
-def inspect(directory: Path, *, warmup_steps: int) -> Inspection:
-    """Measure and diagnose one folder that a trainer wrote.
+def inspect(
+    path: Path, *, warmup_steps: int | None = None, stdout: str | None = None, runbook: Path | None = None
+) -> Inspection:
+    """Measure and diagnose one folder that a trainer wrote, or one log.
 
     Raises:
-        FolderError: when there is no such folder.
+        FolderError: when there is no such folder or file, or `stdout` is no pattern.
+        RunbookError: when the runbook is wrong.
     """
-    run, findings = inspect_directory(directory, warmup_steps=warmup_steps)
-    return Inspection(directory=directory, run=run, findings=findings)
+    record, run, findings = inspect_path(path, warmup_steps=warmup_steps, stdout=stdout, runbook=runbook)
+    printed = record.result.extra.get("printed") if record.result is not None else None
+    return Inspection(directory=path, run=run, findings=findings, printed=printed)
 
 
 def baseline(
@@ -286,13 +296,15 @@ def baseline(
     return made
 
 
-def compare(a: Path, b: Path, *, warmup_steps: int) -> Contrast:
+def compare(a: Path, b: Path, *, warmup_steps: int, not_worse_than: float | None = None) -> Contrast:
     """Folder `b` against folder `a`: two validations, or two folders that a trainer wrote.
+
+    `not_worse_than` is a share: the one-sided question whether b is worse by less than that.
 
     Raises:
         FolderError: when one of them is neither, or they are of different kinds.
     """
-    return compare_folders(a, b, warmup_steps=warmup_steps)
+    return compare_folders(a, b, warmup_steps=warmup_steps, not_worse_than=not_worse_than)
 
 
 def history(reports: Path, *, runbook: str | None = None, rebuild: bool = False) -> History:

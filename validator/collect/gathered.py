@@ -19,7 +19,8 @@ __all__ = ["Gathered", "check_age", "declared", "duration_s", "unit_of"]
 
 @dataclass
 class Gathered:
-    """A result in the making."""
+    """A result in the making. `texts` are the logs of a folder that no validation led to; `lenient`: nothing is
+    declared."""
 
     run: str
     out: Path
@@ -30,6 +31,7 @@ class Gathered:
     started_s: float | None = None
     outcome: Outcome | None = None
     lenient: bool = False
+    texts: tuple[Path, ...] | None = None
     tokens_declared: int | None = None
     series: dict[str, Series] = field(default_factory=dict)
     rank_series: dict[int, dict[str, Series]] = field(default_factory=dict)

@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import json
 import re
-from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from validator.collect.intake import Digest, Intake, blocks, clean, printable
-from validator.collect.order import rising
+from validator.collect.intake import SMALL_BYTES, Digest, Intake, blocks, clean, printable
+from validator.collect.printed import PrintedRows, usual_total
+from validator.collect.recipes import Recipe, document_lines, recognize
 from validator.collect.table import Table
 from validator.model.columns import without_colors
 from validator.model.measure import ScalarValue
+from validator.model.pattern import StepCounter, line_pattern, parse_number
 
 __all__ = [
     "LogFiles",
@@ -27,9 +26,11 @@ __all__ = [
     "find_texts",
     "last_groups",
     "read_errors",
+    "recognized",
     "series",
     "series_in",
     "tail",
+    "texts_of",
     "waiting_in",
 ]
 
@@ -105,8 +106,14 @@ def _attempt(path: Path) -> tuple[tuple[int, ...], str]:
 
 def _lines(path: Path, digest: Digest) -> Iterator[tuple[int, str]]:
     """Numbered lines as a terminal shows them: without colors, and a carriage return also ends one, since progress bars
-    redraw theirs. Long ones are cut."""
+    redraw theirs. Long ones are cut. Of a file that is one JSON document, its records."""
     number = 0
+    if path.suffix == ".json" and path.stat().st_size <= SMALL_BYTES:
+        records = list(document_lines(b"".join(blocks(path, Digest())).decode("utf-8", "replace")))
+        if records:
+            digest.update(path.read_bytes())
+            yield from records
+            return
     for block in blocks(path, digest):
         for raw in block.split(b"\n") if not block.endswith(b"\n") else block[:-1].split(b"\n"):
             number += 1
@@ -115,121 +122,113 @@ def _lines(path: Path, digest: Digest) -> Iterator[tuple[int, str]]:
 
 
 def _float(text: str | None) -> float | None:
-    if text is None:
-        return None
-    try:
-        return float(text.replace(",", "").strip())
-    except ValueError:
-        return None
+    return None if text is None else parse_number(text)
 
 
-_GOES_ON = re.compile(r"[0-9]|\.[0-9]|,[0-9]{3}(?![0-9])|[eE][-+]?[0-9]|[kKMG](?![A-Za-z])")
-"""What makes a number longer, or another one: `1.5` of `1.5e+20`, `1` of `1,200`, `39` of `39k`."""
-
-
-def _cut(match: re.Match[str], name: str) -> bool:
-    """Whether a group holds only the beginning of the number that was printed."""
-    text = match[name]
-    if name == "ktoks_per_s" and match.string[match.end(name) :][:1] in ("k", "K"):
-        return False  # that is what the name says
-    return text is not None and text[-1:].isdigit() and _GOES_ON.match(match.string, match.end(name)) is not None
-
-
-def _whole_number(match: re.Match[str], end: int) -> str:
-    return printable(match.string[match.start() : end + 12], limit=60)
-
-
-def series_in(paths: tuple[Path, ...], pattern: str, intake: Intake) -> Table | None:
+def series_in(paths: tuple[Path, ...], pattern: str, intake: Intake, *, longest: bool = False) -> Table | None:
     """Series from the first of these logs in which the pattern matches a line, as `series` reads it."""
     for path in paths[1:]:
         if _matches(paths[0], pattern) or not _matches(path, pattern):
             continue
-        return series(path, pattern, intake)
-    return series(paths[0], pattern, intake)
+        return series(path, pattern, intake, longest=longest)
+    return series(paths[0], pattern, intake, longest=longest)
+
+
+def recognized(paths: Iterable[Path]) -> tuple[Path, Recipe] | None:
+    """Of these logs the one with most rows in a known print format, and that format."""
+    best: tuple[int, Path, Recipe] | None = None
+    for path in dict.fromkeys(paths):
+        try:
+            known = recognize(_lines(path, Digest()))
+        except OSError:
+            continue
+        if known is not None and (best is None or known[1] > best[0]):
+            best = known[1], path, known[0]
+    return None if best is None else best[1:]
+
+
+def texts_of(folder: Path, found: LogFiles) -> tuple[Path, ...]:
+    """Every file of a folder that may hold what rank 0 printed, the likely ones first."""
+    suffixes = (".txt", ".out", ".jsonl", ".json")
+    try:
+        others = sorted(p for p in folder.iterdir() if p.suffix in suffixes and p.is_file())
+    except OSError:
+        others = []
+    return tuple(dict.fromkeys((*found.printed, *found.all, *others)))[:MAX_FILES]
 
 
 def _matches(path: Path, pattern: str) -> bool:
-    wanted = re.compile(pattern)
+    wanted = line_pattern(pattern)
     try:
-        return any(wanted.search(text) for _, text in _lines(path, Digest()))
+        return any(wanted.read(text) is not None for _, text in _lines(path, Digest()))
     except OSError:
         return False
 
 
-def series(path: Path, pattern: str, intake: Intake) -> Table | None:
+def series(path: Path, pattern: str, intake: Intake, *, longest: bool = False) -> Table | None:
     """Series from the named groups of `pattern`, searched in each line; `step` is the step, the rest are values.
 
-    None when the log cannot be read. A pattern that never matches is an irregularity, not an error.
+    None when the log cannot be read. A pattern that never matches is an irregularity, not an error. With `longest` the
+    longest of several runs or stages counts, else the last.
     """
-    digest, wanted = Digest(), re.compile(pattern)
-    names = [name for name in wanted.groupindex if name != "step"]
-    steps, lines = array("q"), array("q")
-    values = {name: array("d") for name in names}
-    present = {name: array("b") for name in names}
-    cut: list[tuple[int, str]] = []
-    odd: list[tuple[int, str]] = []
-    seen = ""
+    digest, wanted = Digest(), line_pattern(pattern)
     try:
-        for number, text in _lines(path, digest):
-            match = wanted.search(text)
-            short = next((name for name in wanted.groupindex if _cut(match, name)), None) if match else None
-            if match is not None and short is not None:
-                cut.append((number, f"{short}={match[short]!r} in {_whole_number(match, match.end(short))!r}"))
-                continue
-            if match is None:
-                seen = text if text.strip() else seen
-                continue
-            step = _float(match["step"])
-            if step is None or not abs(step) < 2**53 or step != int(step):
-                odd.append((number, str(match["step"])))
-                continue
-            steps.append(int(step))
-            lines.append(number)
-            for name in names:
-                value = _float(match[name])
-                values[name].append(float("nan") if value is None else value)
-                present[name].append(value is not None)
+        total = usual_total(_lines(path, Digest()), wanted)
+        rows = PrintedRows(wanted, StepCounter(total)).read(_lines(path, digest))
     except OSError as error:
         intake.note("unreadable", f"the log cannot be read: {error.strerror or error}", path)
         return None
     source = intake.add_source(path, sha256=digest.sha256, size=digest.size)
-    if cut:
-        message = f"{len(cut)} lines hold a number of which the pattern takes the beginning alone; first: {cut[0][1]}"
-        message += " (thousands, as in 39k, are a group named ktoks_per_s)" if "toks_per_s='" in message else ""
-        intake.note("garbage-cell", message, path, cut[0][0])
-    if odd:
-        message = (
-            f"{len(odd)} lines match, but their step is no whole number; first: {printable(odd[0][1], limit=40)!r} "
-            "(an epoch is no step: let the trainer print how many optimizer steps it has done)"
-        )
-        intake.note("garbage-row", message, path, odd[0][0])
-    if not steps and not odd:
+    _note_odd(rows, path, intake)
+    if not rows.steps and not rows.odd_steps:
+        seen = rows.last_other
         last = f"; its last line is {printable(seen, limit=120)!r}" if seen else "; nothing was printed"
         intake.note("no-match", f"no line of the log matches the pattern {pattern!r}{last}", path)
-    if len(steps) <= len(odd):
+    if len(rows.steps) <= len(rows.odd_steps):
         return Table({}, source, 0)
-    all_steps, all_lines = np.array(steps, dtype=np.int64), np.array(lines, dtype=np.int64)
-    kept = rising(all_steps, all_lines, (), lambda code, text, line: intake.note(code, text, path, line))
-    columns = {}
-    for name in names:
-        rows = kept[np.array(present[name], dtype=bool)[kept]]
-        if rows.size:
-            columns[name] = (all_steps[rows], np.array(values[name], dtype=np.float64)[rows])
-    return Table(columns, source, len(kept))
+    columns, derived, kept = rows.table(lambda code, text, line: intake.note(code, text, path, line), longest=longest)
+    return Table(columns, source, kept, derived)
+
+
+def _note_odd(rows: PrintedRows, path: Path, intake: Intake) -> None:
+    """Lines that match, and hold no number where one belongs."""
+    if rows.cut:
+        line, text = rows.cut[0]
+        message = f"{len(rows.cut)} lines hold a number of which the pattern takes a part alone; first: "
+        intake.note("garbage-cell", message + printable(text, limit=120), path, line)
+    if rows.odd_values:
+        line, text = rows.odd_values[0]
+        message = f"{len(rows.odd_values)} lines match, but hold no number there; first: {printable(text, limit=80)}"
+        intake.note("no-number", message, path, line)
+    if rows.odd_steps:
+        line, text = rows.odd_steps[0]
+        message = (
+            f"{len(rows.odd_steps)} lines match, but their step is no whole number; first: "
+            f"{printable(text, limit=40)!r} "
+            "(an epoch is no step: let the trainer print how many optimizer steps it has done)"
+        )
+        intake.note("garbage-row", message, path, line)
 
 
 def last_groups(path: Path, pattern: str, intake: Intake) -> dict[str, ScalarValue]:
     """The last match of each named group over all lines, as `metrics.<group>`; a number where it reads as one."""
-    digest, wanted = Digest(), re.compile(pattern)
+    digest, wanted = Digest(), line_pattern(pattern)
     found: dict[str, str] = {}
-    cut: set[str] = set()
+    numbers: dict[str, float] = {}
+    cut: dict[str, str] = {}
     try:
         for _, text in _lines(path, digest):
-            match = wanted.search(text)
-            if match is not None:
-                found.update({name: value for name, value in match.groupdict().items() if value is not None})
-                short = {name for name in wanted.groupindex if _cut(match, name)}
-                cut = (cut | short) - {name for name in found if match[name] is not None and name not in short}
+            printed = wanted.read(text)
+            if printed is None:
+                continue
+            step = {} if printed.step is None else {"step": printed.step}
+            for name, value in printed.texts.items():
+                found[name] = value
+                cut.pop(name, None)
+                numbers.pop(name, None)
+            numbers |= {**printed.values, **step}
+            if printed.odd is not None and printed.odd[1] != printed.texts[printed.odd[0]]:
+                cut[printed.odd[0]] = printed.odd[1]
     except OSError as error:
         intake.note("unreadable", f"the log cannot be read: {error.strerror or error}", path)
         return {}
@@ -238,14 +237,12 @@ def last_groups(path: Path, pattern: str, intake: Intake) -> dict[str, ScalarVal
         intake.note("no-match", f"no line of the output matches the pattern {pattern!r}", path)
     scalars = {}
     for name in sorted(cut):
-        message = (
-            f"the pattern takes the beginning alone of the number that is {name}, {found[name]!r}; write [-+.eE0-9]+"
-        )
+        message = f"the pattern takes a part alone of the number that is {name}, {found[name]!r}; write {{{name}}}"
         intake.note("garbage-cell", message, path)
     for name, text in found.items():
         if name in cut:
             continue
-        number = _float(text)
+        number = numbers.get(name)
         value: float | str = printable(text) if number is None else number
         scalars[f"metrics.{name}"] = ScalarValue(value=value, source=source.path)
     return scalars

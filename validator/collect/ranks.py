@@ -17,6 +17,9 @@ from validator.model.result import Series
 
 __all__ = ["fill_from_rank_0", "read_heartbeats"]
 
+_COPIED_S = 60.0
+_LONG_S = 3600.0
+
 
 def read_heartbeats(state: Gathered, paths: Mapping[int, Path], heartbeats: Reading) -> None:
     """Every rank's heartbeat becomes its series; equal arrays are kept once, and none twice."""
@@ -62,6 +65,46 @@ def read_heartbeats(state: Gathered, paths: Mapping[int, Path], heartbeats: Read
         }
         state.heartbeats[rank] = replace(heartbeat, columns={})  # held in memory once
     _check_ranks(state, pattern, set(paths))
+    if state.texts is not None:
+        _check_times(state, paths)
+
+
+def _check_times(state: Gathered, paths: Mapping[int, Path]) -> None:
+    """Heartbeats of an earlier run, in a folder of which nobody knows when its run began.
+
+    One that ends before the latest one begins is of another run. So is one that was complete long before the table was
+    written; a copied file, which is younger than its last record, proves nothing.
+    """
+    ends = {rank: one.gaps.last for rank, one in state.heartbeats.items() if one.gaps.last is not None}
+    if not ends:
+        return
+    latest = max(ends, key=lambda rank: ends[rank])
+    began_s, table_s = state.heartbeats[latest].gaps.first, _written_s(state)
+    for rank, end_s in ends.items():
+        first_s = state.heartbeats[rank].gaps.first
+        if began_s is not None and end_s < began_s - CLOCK_SLACK_S:
+            message = f"its last record is {began_s - end_s:.0f} s older than the first record of rank {latest}"
+        elif table_s is not None and first_s is not None and _stale(paths[rank], end_s, end_s - first_s, table_s):
+            message = f"its last record is {table_s - end_s:.0f} s older than the table"
+        else:
+            continue
+        state.intake.note("foreign-results", f"{message}, so it is of an earlier run", paths[rank])
+
+
+def _written_s(state: Gathered) -> float | None:
+    """When the table was last written, Unix seconds; None without one."""
+    try:
+        return (state.out / (state.metrics.csv or "training.csv")).stat().st_mtime
+    except OSError:
+        return None
+
+
+def _stale(path: Path, end_s: float, took_s: float, table_s: float) -> bool:
+    try:
+        copied = abs(path.stat().st_mtime - end_s) > _COPIED_S
+    except OSError:
+        return False
+    return not copied and table_s - end_s > max(_LONG_S, took_s)
 
 
 def _after_the_end(state: Gathered, first_s: float | None) -> float | None:
@@ -83,17 +126,20 @@ def _check_names(state: Gathered, heartbeat: Heartbeat) -> None:
 
 
 def _check_ranks(state: Gathered, pattern: str, present: set[int]) -> None:
-    if "{rank}" not in pattern or state.world_size is None:
+    known = state.world_size
+    if known is None and state.texts is not None and present:
+        known = max(present) + 1  # of a folder that nobody led to, ranks below the highest are there or missing
+    if "{rank}" not in pattern or known is None:
         return
     where = state.out / pattern
-    missing = sorted(set(range(state.world_size)) - present)
-    surplus = sorted(rank for rank in present if rank >= state.world_size)
+    missing = sorted(set(range(known)) - present)
+    surplus = sorted(rank for rank in present if rank >= known)
     if missing:
         state.intake.note("missing-rank", f"no heartbeat of rank {', '.join(map(str, missing))}", where)
     if surplus:
         state.intake.note(
             "foreign-results",
-            f"heartbeat of rank {', '.join(map(str, surplus))} in a run of {state.world_size} ranks",
+            f"heartbeat of rank {', '.join(map(str, surplus))} in a run of {known} ranks",
             where,
         )
 

@@ -74,24 +74,29 @@ def _collect_run(spec: RunSpec, *, run_dir: Path, outcome: Outcome | None) -> Re
     return _result(state, found)
 
 
-def collect_dir(directory: Path, *, metrics: TrainerMetrics | None = None) -> Result:
-    """Read any trainer's folder, without a plan and without an outcome.
+def collect_dir(path: Path, *, metrics: TrainerMetrics | None = None, world_size: int | None = None) -> Result:
+    """Read any trainer's folder, or one log or table of it, without a plan and without an outcome.
 
     Args:
-        directory: the folder; all paths in the result are relative to it.
-        metrics: where the measurements are; by default the contract's names, and whichever of them are there.
+        path: the folder or the file; all paths in the result are relative to the folder.
+        metrics: where the measurements are; by default the contract's names, whichever of them are there, and where
+            none is, a log in a known print format.
+        world_size: ranks, where that is known.
     """
+    folder = path if path.is_dir() else path.parent
+    found = logs.find_logs(path) if path.is_dir() else logs.LogFiles({}, {}, {}, (path,))
     state = Gathered(
-        run=printable(directory.resolve().name) or "run",
-        out=directory,
-        intake=Intake(directory),
-        metrics=metrics or BUNDLED_METRICS,
+        run=printable(path.resolve().name) or "run",
+        out=folder,
+        intake=Intake(folder),
+        metrics=metrics or (BUNDLED_METRICS if path.is_dir() else TrainerMetrics()),
+        world_size=world_size,
         lenient=metrics is None,
+        texts=logs.texts_of(path, found) if path.is_dir() else (path,),
     )
-    found = logs.find_logs(directory)
     with np.errstate(all="ignore"):
         read_training(state, found)
-    if (directory / "junit.xml").is_file():
+    if path.is_dir() and (path / "junit.xml").is_file():
         _read_tests(state)
     _read_trouble(state, found)
     return _result(state, found)

@@ -43,11 +43,15 @@ _EMPTY = -1.2345678901234567e308
 
 @dataclass(frozen=True)
 class Table:
-    """Columns by name, each `(steps [n], values [n])`, steps rising. Cells that are empty or unreadable are absent."""
+    """Columns by name, each `(steps [n], values [n])`, steps rising. Cells that are empty or unreadable are absent.
+
+    `derived` are columns that the trainer did not write, but that follow from those it wrote.
+    """
 
     columns: Mapping[str, tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]]
     source: SourceFile
     rows: int
+    derived: tuple[str, ...] = ()
 
 
 @dataclass

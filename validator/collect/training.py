@@ -6,7 +6,7 @@ from pathlib import Path
 
 from validator.collect import derive, logs
 from validator.collect.arrivals import read_arrivals
-from validator.collect.clock import longest_s
+from validator.collect.clock import jumps_in_rows, longest_s
 from validator.collect.gathered import Gathered, declared, duration_s, unit_of
 from validator.collect.heartbeat import find_heartbeats
 from validator.collect.instruments import read_instruments
@@ -50,8 +50,9 @@ def read_training(state: Gathered, found: logs.LogFiles) -> None:
     if state.lenient and not state.series:
         state.intake.note(
             "missing-file",
-            "the folder holds no measurements: no training.csv or other table by step, no heartbeat",
-            state.out,
+            "nothing is measured here: no training.csv or other table by step, no heartbeat, no log in a known print "
+            "format (give --stdout PATTERN or --runbook FILE)",
+            found.main or state.out,
         )
 
 
@@ -125,13 +126,37 @@ def _other_table(state: Gathered) -> Path | None:
 
 def _read_stdout(state: Gathered, found: logs.LogFiles) -> None:
     if state.metrics.stdout is None:
+        if state.lenient and not state.series:
+            _read_known_format(state)
         return
-    if found.main is None:
+    texts = found.printed if state.texts is None else state.texts
+    if not texts:
         state.intake.note("missing-file", "there is no log of what rank 0 printed", state.out / "logs")
         return
-    table = logs.series_in(found.printed, state.metrics.stdout, state.intake)
+    table = logs.series_in(texts, state.metrics.stdout, state.intake, longest=state.texts is not None)
     if table is not None:
-        _add_table(state, table)
+        _add_printed(state, table)
+
+
+def _read_known_format(state: Gathered) -> None:
+    """The log that has most rows of a print format that many trainers have; nothing where no log has one."""
+    known = logs.recognized(state.texts or ())
+    table = None if known is None else logs.series(known[0], known[1].pattern, state.intake, longest=True)
+    if known is None or table is None or not table.columns:
+        return
+    path, recipe = known
+    state.extra["printed"] = {
+        "path": state.intake.name(path),
+        "format": recipe.name,
+        "pattern": recipe.pattern,
+        "about": recipe.about,
+    }
+    _add_printed(state, table)
+
+
+def _add_printed(state: Gathered, table: Table) -> None:
+    state.extra.setdefault("derived", []).extend(name for name in table.derived if name not in state.series)
+    _add_table(state, table)
 
 
 def _tokens_per_step(state: Gathered) -> float | None:
@@ -160,6 +185,7 @@ def _derive(state: Gathered) -> None:
     tokens = _tokens_per_step(state)
     if tokens is not None:
         state.extra["tokens_per_step"] = tokens
+    written = dict(state.series)
     for name, made in derive.step_times(state.series, first, tokens, duration_s=duration_s(state)).items():
         state.series[name] = made
         state.extra.setdefault("derived", []).append(name)
@@ -174,6 +200,7 @@ def _derive(state: Gathered) -> None:
         start_s = derive.first_step_s(first, started_s=state.started_s)
         state.scalars |= derive.scalar("startup.first_step_s", start_s, first.source.path)
     jumps = [window for heartbeat in state.heartbeats.values() for window in heartbeat.jumps]
+    jumps += jumps_in_rows(written, tokens, limit_s=longest_s(duration_s(state)))
     telemetry = state.out / "logs" / "telemetry.csv"
     samples = read_samples(telemetry, state.intake) if telemetry.is_file() else None
     if samples is not None:

@@ -74,7 +74,7 @@ def install(
 
     from validator.nightly.metrics import require_prometheus
     from validator.nightly.notify import require_apprise
-    from validator.nightly.schedule import Cron, ScheduleError, choose, cron_line, service, timer
+    from validator.nightly.schedule import ScheduleError, choose, shown
     from validator.nightly.settings import NightlyError, save
     from validator.runbook import RunbookError, find, load
 
@@ -98,14 +98,10 @@ def install(
         require_apprise(job.notify)
         if prometheus is not None:
             require_prometheus(prometheus.resolve())
-        schedule = choose("cron" if cron else "auto")
         if print_only:
-            system = os.geteuid() == 0
-            typer.echo(
-                cron_line(job) if isinstance(schedule, Cron) else f"{service(job, system=system)}\n{timer(job)}",
-                nl=False,
-            )
+            typer.echo(shown(job, cron=cron))
             return
+        schedule = choose("cron" if cron else "auto")
         written = (str(save(job)), *schedule.install(job))
     except RunbookError as error:
         raise fail(str(error), USAGE, as_json=False) from None

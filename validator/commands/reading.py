@@ -15,15 +15,27 @@ __all__ = ["inspect", "report"]
 
 @example("validator inspect reports/LATEST/runs/baseline/r1")
 def inspect(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that a trainer wrote.")],
-    warmup_steps: Annotated[int, typer.Option(metavar="N", help="Steps that never count as steady.")] = 20,
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="A folder that a trainer wrote, or one log of it.")],
+    stdout: Annotated[
+        str | None,
+        typer.Option(metavar="PATTERN", help="How its log is read: 'step {step} loss {loss} tok/s {toks_per_s}'."),
+    ] = None,
+    runbook: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The runbook that says where its measurements are.")
+    ] = None,
+    warmup_steps: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Steps that never count as steady; default is the runbook's, else 20."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure one trainer folder, ours or another's, and name what looks wrong."""
+    """Measure one trainer folder or log, ours or another's, and name what looks wrong."""
     from validator import workflow
 
+    if stdout is not None and runbook is not None:
+        raise fail("--stdout and --runbook both say how the log is read; give one of them", USAGE, as_json=as_json)
     with reported(as_json=as_json):
-        inspection = workflow.inspect(directory, warmup_steps=warmup_steps)
+        inspection = workflow.inspect(path, warmup_steps=warmup_steps, stdout=stdout, runbook=runbook)
     if as_json:
         print_json(inspection.as_dict())
     else:

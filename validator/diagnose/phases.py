@@ -181,6 +181,8 @@ def not_significant(phase: PhaseFacts) -> Iterator[Finding]:
         next_step=f"Do not choose by these means ({means}); "
         + (
             "repeat each arm at least four times (repeats: 4)."
+            if judged.outcome == "not_decidable" and min(len(a.run_means) for a in judged.arms) < 4
+            else "keep the present setting, or repeat each arm as often as is said above."
             if judged.outcome == "not_decidable"
             else "keep the present setting."
         ),

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from validator.diagnose.facts import RunFacts
 from validator.diagnose.rule import evidence, found, percent
 from validator.judge.autocorrelation import effective_size, lag1, long_run_stdev
-from validator.judge.compare import holm
+from validator.judge.means import holm
 from validator.model.verdict import Finding
 
 __all__ = ["straggler"]

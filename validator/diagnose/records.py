@@ -75,11 +75,16 @@ def _relied_on(run: RunFacts, irregularity: Irregularity) -> bool:
 
 
 def _impossible(run: RunFacts) -> Iterator[Evidence]:
-    """Rates and times of a step that cannot be: no numbers, or below zero, where they would cancel honest ones."""
+    """Rates and times of a step that cannot be: no numbers, or below zero, where they would cancel honest ones.
+
+    Rows in which the clock was set are left out of every measurement, so they spoil none.
+    """
+    jumps = [w["last_step"] for w in run.result.extra.get("invalid_windows", ()) if "wall clock" in str(w["reason"])]
     for name in _RATES:
         series = run.series(name)
         values = np.empty(0) if series is None else series.values
         bad = np.flatnonzero(~np.isfinite(values) | (values < 0))
+        bad = bad if series is None else bad[~np.isin(series.steps[bad], jumps)]
         if series is not None and bad.size:
             yield evidence(
                 f"{name} is {values[bad[0]]:g} at step {series.steps[bad[0]]}, and below zero or not finite in "

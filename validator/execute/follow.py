@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from validator.model.columns import HEADERLESS, contract_names, contract_values, without_colors
+from validator.model.pattern import StepCounter, line_pattern
 from validator.model.runbook import TrainerMetrics
 
 __all__ = ["Record", "RunFollower", "Tail"]
@@ -131,6 +132,7 @@ class RunFollower:
     _tails: dict[Path, Tail] = field(default_factory=dict)
     _columns: tuple[str, ...] | None = None
     _log: Path | None = None
+    _counter: StepCounter = field(default_factory=StepCounter)
 
     def look(self, *, now: float | None = None) -> tuple[Record, ...]:
         """Everything written since the last look, in the order of the files."""
@@ -233,16 +235,16 @@ class RunFollower:
     def _printed(self) -> Iterator[Record]:
         if self.metrics.stdout is None:
             return
-        pattern = re.compile(self.metrics.stdout)
+        pattern = line_pattern(self.metrics.stdout)
         out = self.rank0_log()
         for path in (out, out.with_name("stderr.log")) if self._log is None else (self._log,):
             for line, end in self._tail(path).lines_with_ends():
-                match = pattern.search(without_colors(line[:8192]).decode("utf-8", "replace"))
-                if match:
+                for part in line.split(b"\r"):  # a progress bar redraws its line
+                    printed = pattern.read(without_colors(part[:8192]).decode("utf-8", "replace"))
+                    if printed is None:
+                        continue
                     self._log = path
-                    told = {name: match[name] for name in pattern.groupindex if match[name] is not None}
-                    values = _numbers({name: text.replace(",", "") for name, text in told.items()})
-                    step = _whole(values.pop("step", None))
+                    step, values = _whole(self._counter.step(printed)), contract_values(printed.values)
                     yield Record("stdout", 0, step, values, row=True, path=path, end=end)
             if self._log is not None:
                 return

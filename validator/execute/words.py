@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -10,13 +11,46 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["describe_exit", "is_full", "last_words", "redact_words", "says_port_in_use", "tail_of"]
+__all__ = ["describe_exit", "is_full", "last_words", "redact_words", "says_no_room", "says_port_in_use", "tail_of"]
 
-_TAIL_BYTES = 16384
+_TAIL_BYTES = 65536
 _WORDS = 300
 _FULL_BYTES = 64 << 10
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
-_ERROR_LINE = re.compile(r"^[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt|Timeout|Warning)\b.*")
+_PREFIX = re.compile(
+    r"""\s*(?:
+      \[?(?:rank|Rank|default|worker|local_rank)[\s_=]?(?P<rank>\d+)\]?\s*[:|>]?     # torchrun, pytorch
+    | (?P<number>\d+):\s(?=\S|\s)                                                # srun --label
+    | \[\d+,(?P<mpi>\d+)\]<\w+>:?                                               # mpirun
+    | \(\w+\ pid=\d+[^)]*\)                                                     # ray
+    | \[?\d{4}[-/]\d\d[-/]\d\d[T\s,]*[\d:]+[.,]?\d*Z?\]?                          # dates
+    | \[?\d\d:\d\d:\d\d[.,]?\d*\]?
+    | [EWIF]\d{4}\ [\d:.]+\ +\d+\ [^\]]*\]                                        # glog
+    | \[?(?:ERROR|CRITICAL|FATAL|WARNING|INFO)\]?:?(?=\s)
+    | (?:[\w.]+\s)?[-|]\s
+    )""",
+    re.VERBOSE,
+)
+"""What launchers and loggers write in front of a line."""
+
+_ERROR_LINE = re.compile(
+    r"(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Interrupt|Timeout)\b(?::|\s*$).*"
+    r"|Fatal Python error: .*|Segmentation fault.*|terminate called after throwing .*"
+)
+_SECONDARY = re.compile(
+    r"ChildFailedError|CalledProcessError|SignalException|ProcessRaisedException|ProcessExitedException|SystemExit"
+    r"|DistBackendError|DistNetworkError|DistStoreError|BrokenPipeError|ConnectionResetError|RendezvousConnectionError"
+    r"|Connection closed by peer|Connection reset by peer|exited with (?:exit ?)?code|non-zero exit status"
+)
+"""What says only that another process, or another rank, had failed."""
+
+_EMPTY_WORDS = re.compile(
+    r"[\W_]*$|exit ?code\s*:|error_file\s*:|traceback\s*:|time\s*:|host\s*:|rank\s*:|Root Cause|Failures?:|<NO_OTHER_FAILURES>"
+    r"|.*\bFAILED$|(?:process )?exited with (?:exit ?)?code \d+\.?$"
+)
+"""Lines of a launcher's summary that say nothing of the cause."""
+
+_NO_ROOM = re.compile(r"No space left on device|Disk quota exceeded|\bENOSPC\b")
 _PORT_IN_USE = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
 
 
@@ -38,20 +72,60 @@ def describe_exit(rc: int, *, out: Path, step: int | None, oom_kills: int = 0) -
 
 
 def last_words(out: Path) -> str | None:
-    """What the process that failed first said last: torchrun's error record, else the end of a log."""
+    """The exception of the rank that failed first: from torchrun's error record, else from the end of a log.
+
+    Prefixes of launchers and loggers are left out, and what only says that another process failed comes last.
+    """
     recorded = _first_error(out)
-    if recorded is not None:
-        rank, message = recorded
-        return f"last words of rank {rank}: {message}"
+    if recorded is not None and not _SECONDARY.search(recorded[1]):
+        return f"last words of rank {recorded[0]}: {recorded[1]}"
+    found: list[tuple[bool, str]] = []
+    ending: str | None = None
     for who, path in _logs(out):
-        lines = [line for line in tail_of(path).splitlines() if line.strip()]
-        chosen = next((line for line in reversed(lines) if _ERROR_LINE.match(line.strip())), None)
-        if chosen is None and who is not None:
-            continue
-        chosen = chosen or (lines[-1] if lines else None)
-        if chosen:
-            return f"last words{f' of rank {who}' if who is not None else ''}: {_clean(chosen)}"
-    return None
+        lines = [_unprefixed(line) for line in tail_of(path).splitlines() if line.strip()]
+        error = _exception(lines)
+        if error is not None:
+            rank = who if error[0] is None else error[0]
+            owner = "" if rank is None else f" of rank {rank}"
+            found.append((bool(_SECONDARY.search(error[1])), f"last words{owner}: {_clean(error[1])}"))
+        elif who is None and ending is None:
+            last = next((text for _, text in reversed(lines) if not _EMPTY_WORDS.match(text.strip())), None)
+            ending = None if last is None else f"last words: {_clean(last)}"
+    if recorded is not None:
+        found.append((True, f"last words of rank {recorded[0]}: {recorded[1]}"))
+    found.sort(key=lambda one: one[0])  # stable: ranks in order, then the launcher
+    return found[0][1] if found and not (found[0][0] and ending) else ending or (found[0][1] if found else None)
+
+
+def _unprefixed(line: str) -> tuple[int | None, str]:
+    """The rank that a line's prefix names, and the line without its prefixes."""
+    rank: int | None = None
+    while (match := _PREFIX.match(line)) is not None and match.end():
+        told = match["rank"] or match["number"] or match["mpi"]
+        rank = rank if told is None else int(told)
+        line = line[match.end() :].removeprefix(" ")
+    return rank, line
+
+
+def _exception(lines: list[tuple[int | None, str]]) -> tuple[int | None, str] | None:
+    """The exception that ended a log: of each rank the last one, of several ranks the first that is a cause."""
+    ended: dict[int | None, str] = {}
+    within: set[int | None] = set()
+    for rank, text in lines:
+        if text.startswith("Traceback (most recent call last)"):
+            within.add(rank)
+        elif rank in within and text[:1].strip() and text[0] not in "|+":
+            within.discard(rank)  # behind the frames, which are indented, comes the exception
+            _take(ended, rank, text.strip())
+        elif _ERROR_LINE.match(text.strip()) and not text.startswith("  "):
+            _take(ended, rank, text.strip())
+    return min(ended.items(), key=lambda one: bool(_SECONDARY.search(one[1])), default=None)
+
+
+def _take(ended: dict[int | None, str], rank: int | None, text: str) -> None:
+    """Note an exception; one that only follows from another does not displace that one."""
+    if rank not in ended or not _SECONDARY.search(text):
+        ended[rank] = text
 
 
 def says_port_in_use(out: Path, port: int | None) -> bool:
@@ -63,11 +137,18 @@ def says_port_in_use(out: Path, port: int | None) -> bool:
 
 
 def is_full(folder: Path) -> bool:
-    """Whether the disk of a folder has next to no room: a program that found none could not write down that it did."""
+    """Whether the disk of a folder has next to no room, or can hold no further file: a program that found none could
+    not write down that it did."""
     try:
-        return shutil.disk_usage(folder).free < _FULL_BYTES
+        found = os.statvfs(folder)
+        return shutil.disk_usage(folder).free < _FULL_BYTES or (found.f_files > 0 and found.f_favail == 0)
     except OSError:
         return False
+
+
+def says_no_room(out: Path) -> bool:
+    """Whether the last lines of a log say that a disk had no room; the program may have removed what did not fit."""
+    return any(_NO_ROOM.search(tail_of(path)) for _, path in _logs(out))
 
 
 def redact_words(words: Iterable[str], redact: Callable[[str], str]) -> tuple[str, ...]:

@@ -84,6 +84,10 @@ def _required(name: str, record: PhaseRecord, validation: ValidationRecord) -> b
     """A trainer that cannot tell its loss or its config is recorded as such, and not failed for it."""
     if name == "finite":
         return "loss" in series_of(validation.runbook.trainer.metrics)
+    if name == "sustained_rate":
+        return any(
+            run.result is not None and {"toks_per_s", "step_time_s"} & set(run.result.series) for run in record.runs
+        )
     if name == "config":
         return any(differences(run) is not None for run in record.runs)
     if name == "first_batch":

@@ -35,6 +35,9 @@ MAX_WARMUP = 0.25
 LATE = 0.5
 """Share of a run after which a gain in speed is no end of a warm-up."""
 
+FADING = 1.5
+"""Excess of the first half of a slow stretch over that of its second half, from which it fades."""
+
 LASTING = 0.1
 """Share of the window that a level must hold to be called lasting."""
 
@@ -184,22 +187,25 @@ def _warm_up(run: _Run) -> _WarmUp:
     cap = max(run.warmup_steps, math.ceil(MAX_WARMUP * run.length))
     lead = _leading_pauses(values)
     edges = [0, *([lead] if lead else []), *(lead + cut for cut in _cuts(values[lead:], _FINE)), len(values)]
-    ends = _slow_starts(values, edges)
-    inside = [end for end in ends if run.done_before(end) <= cap]
-    beyond = [end for end in ends if run.done_before(end) > cap and _is_early(run, values, end)]
-    end = inside[-1] if inside else 0
-    if end and edges.index(end) > 1 + bool(lead):
-        # Several cuts mean that it settled gradually; the end of that is below what any test sees, and still a bias.
-        end = next(more for more in range(end + end // 2, end - 1, -1) if run.done_before(more) <= cap)
-    return _WarmUp(end, run.done_before(beyond[-1]) if beyond else None)
+    end = next((one for one in reversed(_slow_starts(values, edges)) if _is_early(run, values, one, cap)), 0)
+    gradual = edges.index(end) > 1 + bool(lead)
+    # Several cuts mean that it settled gradually; the end of that is below what any test sees, and still a bias.
+    wanted = end + end // 2 if gradual else end
+    left_out = next(rows for rows in range(min(wanted, len(values) - 1), -1, -1) if run.done_before(rows) <= cap)
+    if left_out >= end:
+        return _WarmUp(left_out)
+    # What is left of a slow start matters if the mean over the rest of the run feels it.
+    settling = float(values[left_out:].mean()) > (1 + _FINE.material) * float(values[end:].mean())
+    return _WarmUp(left_out, run.done_before(end) if settling else None)
 
 
-def _is_early(run: _Run, values: Floats, end: int) -> bool:
-    """Whether what ends there can be a start: it lies in the first half, or becomes faster all along."""
-    if run.done_before(end) <= LATE * run.length:
+def _is_early(run: _Run, values: Floats, end: int, cap: int) -> bool:
+    """Whether what ends there can be a start: it lies in the first half, or its excess over what follows fades."""
+    if run.done_before(end) <= max(cap, LATE * run.length):
         return True
-    start = _clipped(values[:end])
-    return float(start[: end // 2].mean()) > float(start[end // 2 :].mean()) and _slopes(start, _FINE)
+    series = _clipped(values)
+    rest, half = float(series[end:].mean()), end // 2
+    return float(series[:half].mean()) - rest > FADING * (float(series[half:end].mean()) - rest)
 
 
 def _leading_pauses(values: Floats) -> int:
@@ -280,18 +286,16 @@ def _note(run: _Run, window: SteadyWindow, levels: tuple[Level, ...], warm_up: _
 
 def _cuts(values: Floats, test: _Test, *, least: int = 1) -> list[int]:
     """First rows of every level but the first, each at least `least` rows long."""
-    found, open_stretches = [], [(0, len(values), 0.0)]
+    found, open_stretches = [], [(0, len(values))]
     while open_stretches:
-        begin, end, noise = open_stretches.pop()
+        begin, end = open_stretches.pop()
         if end - begin < max(MIN_ROWS, 2 * least):
             continue
         stretch = _clipped(values[begin:end])
         split = _best_split(np.cumsum(stretch - stretch.mean())[:-1], len(stretch), least)
-        # A short stretch shows less of the noise than the longer one that it is part of.
-        noise = max(noise, _noise(stretch, split))
-        if _changes(stretch, split, test, noise):
+        if _changes(stretch, split, test):
             found.append(begin + split)
-            open_stretches += [(begin, begin + split, noise), (begin + split, end, noise)]
+            open_stretches += [(begin, begin + split), (begin + split, end)]
     return sorted(found)
 
 
@@ -310,12 +314,12 @@ def _clipped(values: Floats) -> Floats:
     return np.clip(values, center - reach, center + reach)
 
 
-def _changes(values: Floats, split: int, test: _Test, noise: float) -> bool:
+def _changes(values: Floats, split: int, test: _Test) -> bool:
     """Whether the mean changes there, significantly and materially."""
     left, right = float(values[:split].mean()), float(values[split:].mean())
     if left == right or abs(right / left - 1.0) < test.material:
         return False
-    sums = np.cumsum(values - values.mean())
+    noise, sums = _noise(values, split), np.cumsum(values - values.mean())
     jump = float(np.abs(sums).max()) / math.sqrt(len(values)) > test.critical * noise
     return jump or _slopes(values, test, noise)
 
@@ -327,7 +331,7 @@ def _best_split(sums: Floats, n: int, least: int) -> int:
     return int(np.argmax(score[least - 1 : n - least])) + least
 
 
-def _slopes(values: Floats, test: _Test, noise: float = 0.0) -> bool:
+def _slopes(values: Floats, test: _Test, noise: float) -> bool:
     """Whether the values follow a slope: the end of a settling run is gentler than any jump that the CUSUM sees."""
     n = len(values)
     x = np.arange(n) - (n - 1) / 2

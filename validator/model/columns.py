@@ -16,7 +16,10 @@ from validator.model.catalogue import METRICS
 __all__ = [
     "ALIASES",
     "HEADERLESS",
+    "NO_SERIES",
     "OTHER_UNITS",
+    "PACES",
+    "TOTALS",
     "OtherUnit",
     "contract_names",
     "contract_values",
@@ -66,12 +69,28 @@ OTHER_UNITS: Mapping[str, OtherUnit] = {
     "compute_time_ms": OtherUnit("compute_time_s", 1e-3),
     "dt_fetch_ms": OtherUnit("dt_fetch_s", 1e-3),
     "steps_per_s": OtherUnit("step_time_s", 1.0, inverse=True),
+    "elapsed_ms": OtherUnit("elapsed_s", 1e-3),
+    "elapsed_min": OtherUnit("elapsed_s", 60.0),
+    "own_step_time_ms": OtherUnit("own_step_time_s", 1e-3),
+    "interval_ms": OtherUnit("interval_s", 1e-3),
+    "mean_step_time_ms": OtherUnit("mean_step_time_s", 1e-3),
+    "mean_steps_per_s": OtherUnit("mean_step_time_s", 1.0, inverse=True),
     "ktoks_per_s": OtherUnit("toks_per_s", 1e3),
     "gpu_mem_alloc_gib": OtherUnit("gpu_mem_alloc_mib", 1024.0),
     "gpu_mem_reserved_gib": OtherUnit("gpu_mem_reserved_mib", 1024.0),
     "host_mem_gib": OtherUnit("host_mem_mib", 1024.0),
 }
 """Units that say themselves in a name, as trainers print them."""
+
+PACES = frozenset({"elapsed_s", "timestamp", "mean_step_time_s", "interval_s", "own_step_time_s"})
+"""Groups of a pattern from which the time of a step follows: a running time, a date, a running mean, the time since the
+line before, and the time of the one step that a line is about, where not every step has a line."""
+
+TOTALS: Mapping[str, str] = {"tokens_seen": "toks_per_s", "samples_seen": "samples_per_s"}
+"""Groups that count from the start of the run, and the rate that follows from each."""
+
+NO_SERIES = PACES | {"step", "row", "epoch", "steps_per_epoch", "steps_total"}
+"""Groups that are read for what follows from them."""
 
 _KNOWN = frozenset({*HEADERLESS, *METRICS})
 _COLOR = re.compile(rb"\x1b\[[0-9;]*m")

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from validator.model.base import Frozen
 from validator.model.findings import FindingCode
-from validator.model.pattern import PatternError, compiled
+from validator.model.pattern import PatternError, compiled, line_pattern
 from validator.model.units import Duration, Size
 
 __all__ = [
@@ -102,8 +102,9 @@ class TrainerMetrics(Frozen):
     metrics: str | None = Field(None, description="JSON with final scalars; referred to as `metrics.<key>`.")
     stdout: str | None = Field(
         None,
-        description="Regular expression with named groups, searched in each line that rank 0 prints, colors left out; "
-        "`step` is needed. Standard error is searched where no line of standard output matches.",
+        description="Regular expression, searched in each line that rank 0 prints, colors left out. `{loss}` is short "
+        "for a group of that name that matches any number; `{step}` is needed, or `{row}` where each line is one step. "
+        "Standard error is searched where no line of standard output matches.",
     )
     extra: dict[str, str] = Field(
         default_factory=dict, description="Further series that the trainer writes: name to unit."
@@ -115,11 +116,14 @@ class TrainerMetrics(Frozen):
         if value is None:
             return None
         try:
-            groups = compiled(value).groupindex
+            groups = line_pattern(value).names
         except PatternError as error:
             raise ValueError(f"stdout {value!r} is not a regular expression: {error}") from error
-        if "step" not in groups:
-            raise ValueError("stdout has no group named `step`; add (?P<step>\\d+) where the step is printed")
+        if not {"step", "row"} & set(groups):
+            raise ValueError(
+                "stdout has no group named `step`; write {step} where the step is printed, or {row} where each line "
+                "that matches is one step"
+            )
         return value
 
 
@@ -137,7 +141,8 @@ class Trainer(Frozen):
     args: dict[str, Setting] = Field(
         default_factory=lambda: dict[str, Setting](steps="{steps}", out="{out}"),
         description="Passed as `--key value`; true becomes `--key`, false leaves it out. Placeholders are filled in. "
-        "The defaults are left out where the command holds `{steps}` or `{out}` itself.",
+        "The defaults are left out where the command holds `{steps}` or `{out}` itself, and `out` where every "
+        "metric is read from what the trainer prints.",
     )
     trial_args: dict[str, Setting] = Field(
         default_factory=dict,
@@ -156,11 +161,16 @@ class Trainer(Frozen):
     @model_validator(mode="before")
     @classmethod
     def _said_once(cls, data: Any) -> Any:
-        """A trainer whose command already says how many steps, or where to, need not know `--steps` or `--out`."""
+        """A trainer whose command already says how many steps, or where to, need not know `--steps` or `--out`.
+
+        Neither does one that writes no file for the validator: most such scripts refuse an option they do not know.
+        """
         if not isinstance(data, dict) or "args" in data or not isinstance(data.get("command"), (list, tuple)):
             return data
-        told = " ".join(str(word) for word in data["command"])
-        return {**data, "args": {name: f"{{{name}}}" for name in ("steps", "out") if f"{{{name}}}" not in told}}
+        command, metrics = " ".join(str(word) for word in data["command"]), data.get("metrics")
+        prints = isinstance(metrics, dict) and set(metrics) == {"stdout"}
+        missing = [name for name in ("steps", "out") if f"{{{name}}}" not in command and not (name == "out" and prints)]
+        return {**data, "args": {name: f"{{{name}}}" for name in missing}}
 
     @property
     def bundled(self) -> bool:

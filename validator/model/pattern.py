@@ -1,11 +1,57 @@
-"""Regular expressions of a runbook: compiled with care, since anything may be written there."""
+"""Regular expressions of a runbook, and the lines of a log that they read.
+
+A pattern for lines is a regular expression in which `{loss}` is short for a named group that matches any number as
+trainers print it. Groups that are written out (`(?P<loss>[\\d.]+)`) are read as well, also where they are too narrow.
+"""
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from functools import lru_cache
 
-__all__ = ["PatternError", "compiled"]
+__all__ = [
+    "LinePattern",
+    "PatternError",
+    "Printed",
+    "StepCounter",
+    "compiled",
+    "line_pattern",
+    "narrow_groups",
+    "parse_number",
+]
+
+_NUMBER = (
+    r"[-+]?(?:(?:\d{1,3}(?:[,_]\d{3})+(?![\d_]|,\d)|\d+)(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?)"
+    r"(?:[kKMG](?:(?![A-Za-z])|(?=tok)))?"
+    r"|[-+]?(?:[nN][aA][nN]|[iI][nN][fF](?:inity)?)(?![A-Za-z])"
+)
+_CLOCK = r"\d+(?: days?, |:)\d{1,2}(?::\d\d){0,2}(?:\.\d+)?"
+_MOMENT = r"(?:\d{4}[-/]?\d\d[-/]?\d\d|\d\d/\d\d)[T ,]+\d\d:\d\d:\d\d(?:[.,]\d+)?"
+_WHOLE = r"\d{1,3}(?:[,_]\d{3})+(?![\d_]|,\d)|\d+"
+_BODIES = {
+    **dict.fromkeys(("step", "epoch", "steps_per_epoch", "steps_total"), _WHOLE),
+    "elapsed_s": f"{_CLOCK}|{_NUMBER}",
+    "timestamp": f"{_MOMENT}|{_NUMBER}",
+    "row": "",
+}
+"""What a short group matches where it is no plain number."""
+
+_WORD = r"(?:[^\s,;|()<>\[\]{}'\"]|,(?=\d))+"
+_SHORT = re.compile(r"(\\.)|(?<!\\N)\{([a-z_][a-z0-9_]*)\}", re.DOTALL)
+_AGAIN = "__again"
+_SUFFIXES = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9}
+_THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:([,_])\d{3})(?:\1\d{3})*(?:\.\d*)?(?:[eE][-+]?\d+)?")
+_CONTINUES = re.compile(r"[0-9]|\.[0-9]|[,_][0-9]{3}(?![0-9])|[eE][-+]?[0-9]|[kKMG](?:(?![A-Za-z])|(?=tok))")
+"""What makes a number longer, or another one: `1.5` of `1.5e+20`, `1` of `1,200`, `39` of `39k`."""
+
+_BOOKKEEPING = frozenset({"step", "row"})
+_SAMPLES = ("nan", "-0.5", "inf", "1.2e-4", "1,234.5")
+"""Texts that a group for a number has to match as a whole."""
 
 
 class PatternError(ValueError):
@@ -29,3 +75,269 @@ def compiled(pattern: str) -> re.Pattern[str]:
             raise PatternError(f"{warning}; write \\ before the second of the two signs") from warning
         except (re.error, OverflowError, RecursionError) as error:
             raise PatternError(f"{error}") from error
+
+
+def parse_number(text: str) -> float | None:
+    """A number as trainers print it, None for anything else.
+
+    Signs, exponents, `nan` and `inf` in any case, thousands (`1,234.5`, `1_234`) and suffixes (`12.3k`) are read. So
+    are a length of time (`1:02:03`, seconds) and a date with a time (Unix seconds, UTC where no zone is given).
+    """
+    shown = text.strip().rstrip(",;").rstrip(".") or text.strip()
+    factor = _SUFFIXES.get(shown[-1:], 1.0)
+    digits = shown[:-1] if factor != 1.0 else shown
+    if _THOUSANDS.fullmatch(digits):
+        digits = digits.replace(",", "").replace("_", "")
+    elif "_" in digits:
+        return None  # Python reads 1_0 as ten; nothing that prints numbers means that
+    try:
+        return factor * float(digits)
+    except ValueError:
+        return _seconds(shown)
+
+
+def _seconds(text: str) -> float | None:
+    """A length of time or a moment in seconds."""
+    if re.fullmatch(_CLOCK, text):
+        days, _, rest = text.rpartition(" days, " if " days, " in text else " day, ")
+        parts = [float(part) for part in rest.split(":")]
+        if len(parts) == 4:
+            return ((parts[0] * 24 + parts[1]) * 60 + parts[2]) * 60 + parts[3]
+        return (float(days) * 86400 if days else 0.0) + sum(60.0**i * part for i, part in enumerate(reversed(parts)))
+    if re.fullmatch(_MOMENT, text):
+        day, _, clock = re.sub(r"[T ,]+", " ", text.replace(",", ".", 1) if text.count(",") else text).partition(" ")
+        day = re.sub(r"[-/]", "", day)
+        day = f"2000{day}" if len(day) == 4 else day  # a logger that leaves the year out
+        try:
+            moment = datetime.strptime(f"{day} {clock.split('.')[0]}", "%Y%m%d %H:%M:%S")
+        except ValueError:
+            return None
+        fraction = clock.partition(".")[2]
+        return moment.replace(tzinfo=timezone.utc).timestamp() + (float(f"0.{fraction}") if fraction else 0.0)
+    return None
+
+
+@dataclass(frozen=True)
+class Printed:
+    """One line that a pattern matches: its groups as text and as numbers, and the first group that is no number.
+
+    `step` is None where the line prints none; it then completes the line before it.
+    """
+
+    texts: Mapping[str, str]
+    values: Mapping[str, float]
+    step: float | None
+    odd: tuple[str, str] | None = None
+
+
+class LinePattern:
+    """A pattern for the lines of a log. `names` are its groups."""
+
+    def __init__(self, text: str) -> None:
+        spelled = _spelled_out(text)
+        self._strict = compiled(spelled)
+        self.names = tuple(dict.fromkeys(_name(group) for group in self._strict.groupindex))
+        loose = _loosened(spelled)
+        self._loose = None if loose == spelled else compiled(loose)
+
+    def read(self, line: str) -> Printed | None:
+        """What a line says; None for one that the pattern does not match.
+
+        A group that is too narrow for the number that was printed (`[\\d.]+` for `nan`, or for `1.2e-4`) is widened.
+        Where the widened group holds no number, that is `odd`.
+        """
+        strict = self._strict.search(line)
+        found = _printed(strict) if strict is not None else None
+        if found is not None and found.odd is None and len(found.texts) == len(self.names):
+            return found
+        loose = self._loose.search(line) if self._loose is not None else None
+        if found is None or loose is None:
+            return found if loose is None else _printed(loose)
+        wide = _printed(loose)
+        if found.odd is not None and wide.odd is None and wide.values.keys() >= found.values.keys():
+            return wide
+        if wide.step != found.step:
+            return found
+        more = {name: value for name, value in wide.values.items() if name not in found.texts}
+        texts = {name: wide.texts[name] for name in more}
+        return Printed({**found.texts, **texts}, {**found.values, **more}, found.step, found.odd)
+
+
+@lru_cache(maxsize=64)
+def line_pattern(text: str) -> LinePattern:
+    """A pattern for lines, ready for use.
+
+    Raises:
+        PatternError: when it cannot be compiled.
+    """
+    return LinePattern(text)
+
+
+def narrow_groups(text: str) -> dict[str, str]:
+    """Groups, written out, that cannot match every number: the name, and the first number that they miss."""
+    narrow = {}
+    spelled = _spelled_out(text)
+    for name, start, end in _groups(spelled):
+        if name in _BOOKKEEPING or spelled[start:end] in (_NUMBER, *_BODIES.values()):
+            continue
+        try:
+            body = compiled(spelled[start:end])
+        except PatternError:
+            continue
+        if body.fullmatch("1") or body.fullmatch("1.5"):
+            missed = next((sample for sample in _SAMPLES if not body.fullmatch(sample)), None)
+            if missed is not None:
+                narrow[name] = missed
+    return narrow
+
+
+def _spelled_out(text: str) -> str:
+    """The pattern with its short groups written out. One that is used again, in another branch, is numbered."""
+    seen: dict[str, int] = {}
+
+    def spelled(match: re.Match[str]) -> str:
+        name = match[2]
+        if name is None:
+            return match[0]
+        seen[name] = seen.get(name, 0) + 1
+        group = name if seen[name] == 1 else f"{name}{_AGAIN}{seen[name]}"
+        return f"(?P<{group}>{_BODIES.get(name, _NUMBER)})"
+
+    return _SHORT.sub(spelled, text)
+
+
+def _name(group: str) -> str:
+    return group.partition(_AGAIN)[0]
+
+
+def _loosened(text: str) -> str:
+    """The pattern with the bodies of its groups replaced by one that also matches what is no number."""
+    made, at = [], 0
+    for group, start, end in _groups(text):
+        name = _name(group)
+        if name != "row" and start >= at and "(?P<" not in text[start:end]:
+            word = "" if name == "step" else f"|{_WORD}"
+            made += [text[at:start], f"(?:{_BODIES.get(name, _NUMBER)}{word})"]
+            at = end
+    loose = "".join([*made, text[at:]])
+    try:
+        return loose if compiled(loose).groups == compiled(text).groups else text
+    except PatternError:
+        return text
+
+
+def _groups(text: str) -> list[tuple[str, int, int]]:
+    """Named groups of a pattern, each with the first and last offsets of its body."""
+    found: list[tuple[str, int, int]] = []
+    opened: list[tuple[str, int] | None] = []
+    at = 0
+    while at < len(text):
+        sign = text[at]
+        if sign == "\\":
+            at += 1
+        elif sign == "[":
+            at += 2 if text[at + 1 : at + 2] != "^" else 3
+            while at < len(text) and text[at] != "]":
+                at += 2 if text[at] == "\\" else 1
+        elif sign == "(":
+            name = re.match(r"\(\?P<(\w+)>", text[at:])
+            opened.append((name[1], at + name.end()) if name else None)
+        elif sign == ")" and opened:
+            begun = opened.pop()
+            if begun is not None:
+                found.append((*begun, at))
+        at += 1
+    return sorted(found, key=lambda group: group[1])
+
+
+def _cut(match: re.Match[str], group: str) -> bool:
+    """Whether a group holds only a part of the number that was printed."""
+    text, name = match[group], _name(group)
+    if not text or not (text[-1:].isdigit() or text[-1:] == "."):
+        return False
+    after = match.string[match.end(group) :][:8]
+    if name == "ktoks_per_s" and after[:1] in ("k", "K"):
+        return False  # that is what the name says
+    before = match.string[max(0, match.start(group) - 2) : match.start(group)]
+    lost_sign = name != "step" and re.search(r"(?:^|[\s=:(\[])-$", before) is not None
+    return lost_sign or _CONTINUES.match(after) is not None or re.search(r"\d[.,]?$", before) is not None
+
+
+def _printed(match: re.Match[str]) -> Printed:
+    texts: dict[str, str] = {}
+    values: dict[str, float] = {}
+    odd: tuple[str, str] | None = None
+    for group, text in match.groupdict().items():
+        if text is None:
+            continue
+        name = _name(group)
+        texts[name] = text
+        cut = _cut(match, group)
+        thousands = name == "ktoks_per_s" and text[-1:] in ("k", "K")
+        value = None if cut else parse_number(text[:-1] if thousands else text)
+        if value is not None:
+            values[name] = value
+        elif name != "row":
+            whole = match.string[match.start(group) : match.end(group) + 12] if cut else text
+            odd = odd or (name, whole)
+    step = values.pop("step", None)
+    step = math.nan if step is None and "step" in texts else step
+    return Printed(texts, values, step, odd)
+
+
+class StepCounter:
+    """The step of each line, where lines count anew in each epoch, or where not every line prints it.
+
+    A line without a step completes the one before it. With a group `row`, each line is one step. Lines with a group
+    `steps_total` belong to training where that total is `total`; without one, to the total that most steps had so far.
+    """
+
+    def __init__(self, total: float | None = None) -> None:
+        self._total = total
+        self._seen: dict[float, set[float]] = {}
+        self._completed: dict[float, int] = {}
+        self._latest_total: float | None = None
+        self._offset = 0.0
+        self._epoch: float | None = None
+        self._last: float | None = None
+        self._stride = 1.0
+        self._rows = 0
+
+    def step(self, printed: Printed) -> float | None:
+        """Optimizer steps done by this line, NaN where it prints none that can be read; None where the line belongs to
+        nothing: to another progress bar, or to no step yet."""
+        if "row" in printed.texts:
+            self._rows += 1
+            return float(self._rows)
+        step = printed.step
+        if step is None:
+            if self._latest_total is not None:
+                self._completed[self._latest_total] = self._completed.get(self._latest_total, 0) + 1
+            return None if self._last is None else self._offset + self._last
+        if "steps_total" in printed.values and not self._of_training(step, printed.values["steps_total"]):
+            return None
+        if math.isnan(step):
+            return step
+        epoch = printed.values.get("epoch")
+        if epoch is not None and self._epoch is not None and self._last is not None and step < self._last:
+            if math.floor(epoch) > math.floor(self._epoch):
+                self._offset += printed.values.get("steps_per_epoch", self._last + self._stride)
+        elif self._last is not None and step > self._last:
+            self._stride = step - self._last
+        self._epoch, self._last = epoch, step
+        return self._offset + step
+
+    def _of_training(self, step: float, total: float) -> bool:
+        self._latest_total = total
+        if self._total is not None:
+            return total == self._total
+        seen = self._seen.setdefault(total, set())
+        if len(seen) < 100_000:
+            seen.add(step)
+        return total == self.usual_total
+
+    @property
+    def usual_total(self) -> float | None:
+        """The total after whose steps most lines without one came, else the one that most steps had; None where none
+        is printed."""
+        return max(self._seen, key=lambda one: (self._completed.get(one, 0), len(self._seen[one])), default=None)

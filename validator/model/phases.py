@@ -58,6 +58,11 @@ class PhaseBase(Frozen):
         description="Codes of findings that are right for this phase; they become information and forbid no GO. Added "
         "to those of `defaults`.",
     )
+    observe: bool = Field(
+        False,
+        description="Whether the phase asks for nothing on purpose. It carries no GO, and forbids none that others "
+        "carry.",
+    )
     expected: Duration | None = Field(
         None, description="How long the phase takes as a rule, all its runs together; for the remaining time shown."
     )

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from validator.model.catalogue import METRICS, SCALARS, STATISTICS, Metric, is_open_scalar
-from validator.model.columns import series_name
+from validator.model.columns import NO_SERIES, PACES, TOTALS, series_name
 from validator.model.expression import Reference
-from validator.model.pattern import PatternError, compiled
+from validator.model.pattern import PatternError, line_pattern
 from validator.model.runbook import (
     CommandPhase,
     DataPhase,
@@ -25,7 +25,7 @@ from validator.model.runbook import (
     TrainerMetrics,
     TrainingPhase,
 )
-from validator.model.settings import nproc_of, probes, smoke_of
+from validator.model.settings import nproc_of, probes, smoke_of, tokens_of
 
 __all__ = ["LAST_GO", "Resolved", "UnresolvedReference", "resolve", "series_of"]
 
@@ -82,31 +82,49 @@ def _groups(pattern: str | None) -> tuple[str, ...]:
     if pattern is None:
         return ()
     try:
-        return tuple(compiled(pattern).groupindex)
+        return line_pattern(pattern).names
     except PatternError:
         return ()
 
 
-def series_of(metrics: TrainerMetrics) -> dict[str, Metric]:
-    """The series that a trainer with these sources can yield.
+def series_of(metrics: TrainerMetrics, *, tokens: bool = False) -> dict[str, Metric]:
+    """The series that a trainer with these sources can yield; `tokens` says that the tokens of a step are declared.
 
     A CSV may hold any column; heartbeats hold what the trainer contract lists; text holds its named groups.
     `toks_per_s_per_rank` follows from `toks_per_s`, and with the FLOPs per token of the environment file the model's
-    rate; `step_rate` from `toks_per_s` and `step_time_s`.
+    rate; `step_rate` from `toks_per_s` and `step_time_s`, and with the tokens of a step each of the two from the other.
     """
     names: set[str] = set()
     if metrics.csv is not None:
         names |= set(METRICS) | set(metrics.extra)
     if metrics.heartbeat is not None:
         names |= HEARTBEAT_METRICS | set(metrics.extra)
-    names |= {series_name(name) for name in _groups(metrics.stdout)} - {"step"}
+    names |= _printed_series({series_name(name) for name in _groups(metrics.stdout)})
     names |= {"toks_per_s"} if "toks_per_s_per_rank" in names else set()
+    if tokens and names & {"toks_per_s", "step_time_s"}:
+        names |= {"toks_per_s", "step_time_s"}
     names -= {"model_tflops_per_s_per_rank", "step_rate"}
     if "toks_per_s" in names:
         names.add("toks_per_s_per_rank")
         names |= {"model_tflops_per_s_per_rank"} if metrics.env is not None else set()
         names |= {"step_rate"} if "step_time_s" in names else set()
     return {name: METRICS.get(name) or _extra(name, metrics.extra.get(name, "")) for name in sorted(names)}
+
+
+def _printed_series(groups: set[str]) -> set[str]:
+    """The series that follow from the groups of a pattern: times of a step also from clocks."""
+    names = groups - NO_SERIES
+    if groups & PACES:
+        names |= {"step_time_s"} if "step_time_s" not in names else {"wall_step_time_s"}
+    for total, rate in TOTALS.items():
+        names |= {rate} if {total, "step_time_s"} <= names else set()
+    return names
+
+
+def _series_in(runbook: Runbook, phase: Phase) -> dict[str, Metric]:
+    """The series that the trainer can yield in a phase."""
+    tokens = isinstance(phase, TrainingPhase) and tokens_of(runbook, phase) is not None
+    return series_of(runbook.trainer.metrics, tokens=tokens)
 
 
 def _extra(name: str, unit: str) -> Metric:
@@ -248,7 +266,7 @@ def _obstacle(name: str, *, runbook: Runbook, phase: Phase) -> tuple[str, str] |
         )
     if name == "straggler.score" and nproc_of(runbook, phase) < 2:
         return f"phase {phase.id} has one process", "set nproc to 2 or more, or drop the criterion"
-    if name == "rate.drift_pct" and "toks_per_s" not in series_of(metrics):
+    if name == "rate.drift_pct" and "toks_per_s" not in _series_in(runbook, phase):
         return "the trainer declares no source of toks_per_s", "declare trainer.metrics.csv or a group toks_per_s"
     return None
 
@@ -272,7 +290,7 @@ def _open_scalar(name: str, *, runbook: Runbook, phase: Phase, column: int) -> R
         if family != "metrics":
             problem = "a command has no config", f"name a group of its `stdout` pattern as metrics.{key}"
         elif key not in groups:
-            listed = f"groups: {', '.join(groups)}" if groups else f"add stdout: '… (?P<{key}>…)' to phase {phase.id}"
+            listed = f"groups: {', '.join(groups)}" if groups else f"add stdout: '… {{{key}}}' to phase {phase.id}"
             problem = f"phase {phase.id} has no `stdout` group called {key}", _nearest(key, groups, listed)
     elif not isinstance(phase, TrainingPhase):
         problem = f"a phase of kind {phase.kind} runs no trainer", "name a phase that runs the trainer"
@@ -293,7 +311,7 @@ def _series(metric: str, statistic: str, *, runbook: Runbook, phase: Phase, colu
             fix=_nearest(f"{metric}.{statistic}", known, f"it knows {', '.join(known)}"),
             column=column,
         )
-    series = series_of(runbook.trainer.metrics)
+    series = _series_in(runbook, phase)
     if metric not in series:
         _reject_metric(metric, statistic, series, column)
     if statistic not in STATISTICS:
@@ -319,7 +337,7 @@ def _reject_metric(metric: str, statistic: str, series: dict[str, Metric], colum
     if metric in METRICS:
         raise UnresolvedReference(
             f"{metric} can never be known: the trainer declares no source of it",
-            fix=f"declare trainer.metrics.csv or heartbeat, or add a group (?P<{metric}>…) to trainer.metrics.stdout",
+            fix=f"declare trainer.metrics.csv or heartbeat, or write {{{metric}}} in trainer.metrics.stdout",
             column=column,
         )
     whole = f"{metric}.{statistic}"

@@ -17,7 +17,18 @@ from typing import Literal, Protocol
 
 from validator.nightly.settings import DAYS, Nightly
 
-__all__ = ["Cron", "Schedule", "ScheduleError", "Systemd", "all_schedules", "choose", "cron_line", "service", "timer"]
+__all__ = [
+    "Cron",
+    "Schedule",
+    "ScheduleError",
+    "Systemd",
+    "all_schedules",
+    "choose",
+    "cron_line",
+    "service",
+    "shown",
+    "timer",
+]
 
 _MARK = "# validator-nightly:"
 
@@ -52,7 +63,16 @@ def _place(job: Nightly) -> Path:
 
 
 def _start(job: Nightly) -> tuple[str, ...]:
-    return (job.python, "-m", "validator", "nightly", "run", str(job.path))
+    """The command of a start.
+
+    Raises:
+        ScheduleError: when a path holds a line break, which would begin another line of the schedule.
+    """
+    words = (job.python, "-m", "validator", "nightly", "run", str(job.path))
+    broken = next((word for word in words if not word.isprintable()), None)
+    if broken is not None:
+        raise ScheduleError(f"the path {broken!r} holds a control character, which no schedule can hold; rename it")
+    return words
 
 
 # systemd
@@ -241,6 +261,17 @@ def choose(wanted: Literal["auto", "cron"]) -> Schedule:
         "neither systemd (for this user) nor cron is here; install cron, or start `validator nightly run NAME` by what "
         "schedules jobs on this machine"
     )
+
+
+def shown(job: Nightly, *, cron: bool) -> str:
+    """What would be scheduled: the crontab's line, or systemd's units; both where this machine has neither."""
+    units = f"{service(job, system=os.geteuid() == 0)}\n{timer(job)}"
+    if cron:
+        return cron_line(job)
+    try:
+        return cron_line(job) if isinstance(choose("auto"), Cron) else units.rstrip("\n")
+    except ScheduleError:
+        return f"# neither systemd nor cron is here; for systemd:\n{units}\n# for cron:\n{cron_line(job)}"
 
 
 def all_schedules() -> tuple[Schedule, ...]:

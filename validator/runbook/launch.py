@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from validator.model.pattern import PatternError, compiled
+from validator.model.pattern import PatternError, line_pattern
 from validator.model.placeholders import PLACEHOLDERS, unknown_placeholders
 from validator.model.runbook import (
     AbPhase,
@@ -170,7 +170,7 @@ def _command(built: Built, index: int, phase: CommandPhase) -> Iterator[Problem]
         yield Problem.at(mark, f"run of phase {phase.id} is empty", "write run: nvidia-smi")
     if phase.stdout is not None:
         try:
-            compiled(phase.stdout)
+            line_pattern(phase.stdout)
         except PatternError as error:
             mark = mark_at(built.root, ("phases", index, "stdout"))
             message = f"stdout of phase {phase.id} is not a regular expression: {error}"

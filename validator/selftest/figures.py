@@ -31,6 +31,7 @@ def sweep(sheets: Mapping[object, Sheet], *, over: str, **choose: Any) -> Play:
         "steps": 120,
         "over": {over: list(sheets)},
         "repeats": 4,
+        "accept": ["loss.last < loss.first"],
         "choose": {"highest": "toks_per_s.mean", **choose},
     }
 

@@ -82,9 +82,9 @@ def test_a_run_that_becomes_faster_late_is_not_warming_up_either() -> None:
     assert [round(level.mean) for level in window.levels] == [2, 1]
 
 
-def test_a_slow_start_beyond_the_cap_is_kept_and_settling() -> None:
+def test_of_a_slow_start_beyond_the_cap_the_rest_is_kept_and_settling() -> None:
     window = _window(_levels((90, 1.3), (210, 1.0)))
-    assert window.after_step == 20
+    assert window.after_step == 75
     assert window.settling
     assert not window.slowed
     assert "360 steps would show the rate after it" in window.note

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from validator.commands.nightly import app
 from validator.nightly.schedule import Cron, ScheduleError, Systemd, cron_line, service, timer
 from validator.nightly.settings import Nightly, NightlyError, load, names, save
 
@@ -60,6 +62,16 @@ def test_a_crontab_line_starts_the_job_at_its_time_on_its_days() -> None:
 
 def test_a_percent_sign_is_no_line_break_to_cron() -> None:
     assert "\\%" in cron_line(job(python="/opt/50%/python"))
+
+
+@pytest.mark.parametrize("name", ["a\n* * * * * touch planted", "a\rb", "a\x00b", "a\x1b[2J"])
+def test_a_path_with_a_line_break_gets_into_no_schedule(
+    monkeypatch: pytest.MonkeyPatch, crontab: Path, name: str
+) -> None:
+    monkeypatch.setattr("validator.nightly.settings.config_dir", lambda: Path("/home") / name)
+    for write in (cron_line, lambda job: service(job, system=False), Cron().install):
+        with pytest.raises(ScheduleError, match="control character"):
+            write(job())
 
 
 def test_cron_keeps_every_other_line(crontab: Path) -> None:
@@ -155,3 +167,20 @@ def test_a_job_that_is_not_there_names_those_that_are() -> None:
     save(job())
     with pytest.raises(NightlyError, match=r"other is no nightly job .* installed are: ddp"):
         load("other")
+
+
+@pytest.mark.parametrize(
+    ("flags", "parts"),
+    [
+        ((), ("OnCalendar=*-*-* 02:00:00", "ExecStart=", "# for cron:\n0 2 * * * cd ")),
+        (("--cron",), ("0 2 * * * cd ",)),
+    ],
+)
+def test_a_schedule_is_printed_where_there_is_neither_systemd_nor_cron(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], parts: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))  # no program at all
+    done = CliRunner().invoke(app, ["install", "smoke_cpu", "--at", "02:00", "--print", *flags])
+    assert done.exit_code == 0, done.output
+    assert all(part in done.output for part in parts)
+    assert not (tmp_path / "config").exists(), "nothing is written"

@@ -5,6 +5,7 @@ The parts are imported when they are called, so that a command pays only for wha
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -49,6 +50,10 @@ class Inspected(Protocol):
     @property
     def findings(self) -> tuple[Finding, ...]:
         """What looks wrong."""
+
+    @property
+    def printed(self) -> Mapping[str, str] | None:
+        """The print format that a log was read by, where nobody gave a pattern."""
 
 
 def print_summary(report: ValidationReport, paths: ReportPaths) -> None:

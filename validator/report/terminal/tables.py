@@ -135,6 +135,16 @@ def print_inspection(inspected: Inspected, *, stream: TextIO | None = None) -> N
     color, width = wants_color(out), stream_width(out)
     run = inspected.run
     lines = [paint(one_line(inspected.directory), "bold", color=color)]
+    printed = inspected.printed
+    if printed:
+        about = f" ({one_line(printed['about'])})" if printed["about"] else ""
+        lines += wrap(
+            f"{one_line(printed['path'])} is read as lines of {printed['format']}{about}; give --stdout PATTERN where "
+            "that is wrong",
+            width=width,
+            indent="  ",
+            first="",
+        )
     if run.warmup_end_step is not None:
         lines.append(f"warm-up ends at step {run.warmup_end_step:,}")
     lines += ["", *_metric_table(run, width=width, color=color)]
@@ -152,7 +162,7 @@ def print_inspection(inspected: Inspected, *, stream: TextIO | None = None) -> N
 
 def _metric_table(run: RunReport, *, width: int, color: bool) -> list[str]:
     if not run.metrics:
-        return ["No series was found: no CSV and no heartbeat with steps."]
+        return ["No series was found: no CSV, no heartbeat with steps, and no log in a known print format."]
     names = sorted(run.metrics, key=lambda name: (_ORDER.get(name, len(_ORDER)), name))
     rows = [_metric_row(name, run.metrics[name]) for name in names]
     columns = ("Metric", "Mean", "Stdev", "p50", "p95", "n", "Steps", "95 % interval", "Unit")

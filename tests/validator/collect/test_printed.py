@@ -1,0 +1,224 @@
+"""What logs of many print formats come to: rates, NaN, pauses, averages, epochs, several runs, several streams.
+
+Each format is made here by a generator from the same times of the steps, so that the truth is known.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from itertools import accumulate
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from validator.collect import collect_dir
+from validator.model.result import Result
+from validator.model.runbook import TrainerMetrics
+
+STEPS = 400
+Times = list[float]
+Form = Callable[[Times, list[float]], Iterator[str]]
+
+
+def times(pause: float = 0.0, every: int = 100) -> Times:
+    """Seconds of each step, with a pause at the end of every so many."""
+    return [0.5 + 0.01 * (i % 7) + (pause if i % every == 0 else 0.0) for i in range(1, STEPS + 1)]
+
+
+def losses() -> list[float]:
+    return [4.0 - 2.5 * i / STEPS for i in range(STEPS)]
+
+
+def running(own: Times) -> list[float]:
+    return list(accumulate(own))
+
+
+def clock(seconds: float) -> str:
+    return f"{int(seconds) // 3600}:{int(seconds) // 60 % 60:02}:{int(seconds) % 60:02}"
+
+
+def plain(own: Times, loss: list[float]) -> Iterator[str]:
+    return (f"step {i} loss {x:.4f} time {1e3 * t:.2f}ms" for i, (t, x) in enumerate(zip(own, loss, strict=True), 1))
+
+
+def one_in_ten(own: Times, loss: list[float]) -> Iterator[str]:
+    """The time of the one step that the line is about; evaluations always fall on such a step."""
+    return (f"iter {i}: loss {loss[i - 1]:.4f}, time {1e3 * own[i - 1]:.2f}ms" for i in range(10, STEPS + 1, 10))
+
+
+def cumulative(own: Times, loss: list[float]) -> Iterator[str]:
+    """A running time that starts again behind the tenth step, and lines of validation at steps that have a line."""
+    for i, (t, x) in enumerate(zip(running(own), loss, strict=True), 1):
+        shown = 1e3 * (t if i <= 10 else t - running(own[:10])[-1])
+        mean = "nan" if i <= 10 else f"{shown / (i - 10):.2f}"
+        yield f"step:{i}/{STEPS} train_loss:{x:.4f} train_time:{shown:.0f}ms step_avg:{mean}ms"
+        if i % 100 == 0:
+            yield f"step:{i}/{STEPS} val_loss:{x:.4f} train_time:{shown:.0f}ms step_avg:{mean}ms"
+
+
+def whole_seconds(own: Times, loss: list[float]) -> Iterator[str]:
+    for i, (t, x) in enumerate(zip(running(own), loss, strict=True), 1):
+        yield json.dumps({"current_steps": i, "total_steps": STEPS, "loss": x, "elapsed_time": clock(t)})
+
+
+def dated(own: Times, loss: list[float]) -> Iterator[str]:
+    """Dates of a logger, `HH:MM:SS,mmm` past midnight."""
+    for i, (t, x) in enumerate(zip(running(own), loss, strict=True), 1):
+        at = 86_300 + t
+        yield f"2026-03-{4 + int(at // 86400):02} {int(at) // 3600 % 24:02}:{int(at) // 60 % 60:02}:{int(at) % 60:02},{int(at * 1e3) % 1000:03} INFO step {i} loss {x:.4f}"
+
+
+def in_epochs(own: Times, loss: list[float]) -> Iterator[str]:
+    for i, (t, x) in enumerate(zip(own, loss, strict=True)):
+        yield f"Epoch: [{i // 100}][{i % 100:3}/100]\tTime {t:6.3f} ({t:6.3f})\tLoss {x:.4e} (1.0e+00)"
+
+
+def bar(own: Times, loss: list[float]) -> Iterator[str]:
+    """A bar that is redrawn, the trainer's dictionary behind it every tenth step, and a shorter bar of an evaluation."""
+    drawn = ""
+    for i, (t, x) in enumerate(zip(running(own), loss, strict=True), 1):
+        drawn += f"\r {100 * i // STEPS}%|##  | {i}/{STEPS} [{clock(t)[2:]}<00:10,  {1 / own[i - 1]:.2f}it/s]"
+        if i % 10 == 0:
+            yield drawn
+            yield f"{{'loss': {x:.4f}, 'grad_norm': 1.5, 'learning_rate': 5e-05, 'epoch': 0.1}}"
+            drawn = ""
+        if i % 100 == 0:
+            yield "".join(f"\r {k}%|##  | {k}/20 [00:00<00:01,  90.00it/s]" for k in range(21))
+
+
+def mean_so_far(own: Times, loss: list[float]) -> Iterator[str]:
+    for i, (t, x) in enumerate(zip(running(own), loss, strict=True), 1):
+        yield f"iter {i} avg {1e3 * t / i:.4f} loss {x:.4f}"
+
+
+FORMS: list[tuple[Form, str | None]] = [
+    (plain, None),
+    (one_in_ten, None),
+    (cumulative, None),
+    (whole_seconds, None),
+    (dated, None),
+    (in_epochs, None),
+    (bar, None),
+    (mean_so_far, "iter {step} avg {mean_step_time_ms} loss {loss}"),
+]
+
+
+def read(tmp_path: Path, lines: Iterator[str], pattern: str | None = None, name: str = "train.log") -> Result:
+    (tmp_path / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return collect_dir(tmp_path / name, metrics=None if pattern is None else TrainerMetrics(stdout=pattern))
+
+
+def mean_time(result: Result, *, after: int = 0) -> float:
+    """Seconds a step, each row weighted by the steps that it covers."""
+    found = result.series["step_time_s"]
+    weights = np.diff(found.steps, prepend=2 * found.steps[0] - found.steps[1])
+    late = found.steps > after
+    return float((found.values * weights)[late].sum() / weights[late].sum())
+
+
+@pytest.mark.parametrize("pause", [0.0, 20.0])
+@pytest.mark.parametrize(("form", "pattern"), FORMS, ids=lambda one: getattr(one, "__name__", ""))
+def test_the_rate_is_right_in_every_format(tmp_path: Path, form: Form, pattern: str | None, pause: float) -> None:
+    own = times(pause)
+    result = read(tmp_path, form(own, losses()), pattern)
+    truth = float(np.mean(own[20:]))
+    assert mean_time(result, after=20) == pytest.approx(truth, rel=0.01 if not pause else 0.06)
+    assert result.scalars["steps.done"].value == pytest.approx(STEPS, abs=1)
+    assert result.series["loss"].values[0] == pytest.approx(4.0, abs=0.1)
+    assert not {"mixed-runs", "garbage-row", "garbage-cell"} & {one.code for one in result.irregularities}
+
+
+@pytest.mark.parametrize(("form", "pattern"), FORMS, ids=lambda one: getattr(one, "__name__", ""))
+def test_nan_is_seen_in_every_format(tmp_path: Path, form: Form, pattern: str | None) -> None:
+    sick = [x if i < 200 else math.nan for i, x in enumerate(losses())]
+    result = read(tmp_path, (line.replace("NaN", "NaN") for line in form(times(), sick)), pattern)
+    values = result.series["loss"].values
+    assert np.isnan(values[-1])
+    assert np.isnan(values).mean() == pytest.approx(0.5, abs=0.05)
+    assert result.scalars["steps.done"].value == pytest.approx(STEPS, abs=1)
+
+
+def test_a_pause_in_one_of_ten_steps_counts_once(tmp_path: Path) -> None:
+    own = times(20.0, every=50)
+    result = read(tmp_path, one_in_ten(own, losses()))
+    assert mean_time(result, after=20) == pytest.approx(float(np.mean(own[20:])), rel=0.03)
+
+
+def test_a_log_that_knows_the_format_says_which(tmp_path: Path) -> None:
+    printed = read(tmp_path, cumulative(times(), losses())).extra["printed"]
+    assert (printed["path"], printed["format"]) == ("train.log", "modded-nanogpt")
+
+
+def test_a_log_of_several_stages_is_judged_by_its_longest(tmp_path: Path) -> None:
+    lines = [*plain(times(), losses()), *plain([5.0] * 60, losses()[:60])]
+    result = read(tmp_path, iter(lines))
+    (noted,) = [one for one in result.irregularities if one.code == "several-parts"]
+    assert "the log holds 2 parts, and the longest, from line 1 to 400, is judged" in noted.message
+    assert mean_time(result) == pytest.approx(float(np.mean(times())), rel=0.01)
+
+
+def test_a_run_that_was_resumed_from_an_earlier_step_is_one_part(tmp_path: Path) -> None:
+    lines = list(plain(times(), losses()))
+    result = read(tmp_path, iter([*lines[:250], *lines[200:]]))
+    assert not [one for one in result.irregularities if one.code == "several-parts"]
+    assert result.series["loss"].steps.tolist() == list(range(1, STEPS + 1))
+
+
+def test_a_row_that_two_loggers_print_is_one_row(tmp_path: Path) -> None:
+    lines = [line for line in plain(times(), losses()) for _ in range(2)]
+    result = read(tmp_path, iter(lines))
+    assert not result.irregularities
+    assert len(result.series["loss"].values) == STEPS
+
+
+def test_a_buffered_stream_that_comes_in_bunches_is_spread_evenly(tmp_path: Path) -> None:
+    lines = list(bar(times(), losses()))
+    bars, dictionaries = [one for one in lines if "%|" in one], [one for one in lines if "'loss'" in one]
+    result = read(tmp_path, iter([*bars[:30], *dictionaries[:28], *bars[30:], *dictionaries[28:]]))
+    assert len(result.series["loss"].values) == len(dictionaries)
+    assert [one.code for one in result.irregularities] == ["no-step"]
+    assert result.series["loss"].steps[-1] == pytest.approx(STEPS, abs=20)
+
+
+def test_lines_without_any_step_are_counted(tmp_path: Path) -> None:
+    result = read(tmp_path, (f"{{'loss': {x:.4f}, 'epoch': 0.1}}" for x in losses()))
+    assert result.series["loss"].steps.tolist() == list(range(1, STEPS + 1))
+
+
+def test_tokens_so_far_and_dates_give_the_rate_with_pauses(tmp_path: Path) -> None:
+    own = times(20.0)
+    at = running(own)
+    lines = (f"{1.7e12 + 1e3 * t:.0f} ms, tokens {i * 65536:,}, took {own[i - 1]:.3f} s" for i, t in enumerate(at, 1))
+    result = read(tmp_path, lines, "^{row}{timestamp} ms, tokens {tokens_seen}, took {step_time_s} s")
+    rate = result.series["toks_per_s"]
+    assert float(np.average(rate.values, weights=1 / rate.values)) == pytest.approx(65536 / np.mean(own), rel=0.05)
+
+
+def test_the_history_of_a_trainer_in_one_document_is_read(tmp_path: Path) -> None:
+    rows = [
+        {"epoch": 0.1, "grad_norm": 0.5, "learning_rate": 1e-4, "loss": x, "step": i} for i, x in enumerate(losses(), 1)
+    ]
+    (tmp_path / "trainer_state.json").write_text(json.dumps({"max_steps": 400, "log_history": rows}, indent=2))
+    result = collect_dir(tmp_path / "trainer_state.json")
+    assert result.series["loss"].steps.tolist() == list(range(1, STEPS + 1))
+    assert set(result.series) == {"loss", "lr", "grad_norm"}
+
+
+def test_a_log_with_no_row_says_so(tmp_path: Path) -> None:
+    result = read(tmp_path, iter(["loading", "Traceback (most recent call last):", "OSError: no such shard"]))
+    assert not result.series
+    (noted,) = result.irregularities
+    assert noted.code == "missing-file"
+    assert "--stdout PATTERN" in noted.message
+
+
+def test_a_folder_is_read_by_its_log_where_it_has_no_table(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("step one is to read this\n", encoding="utf-8")
+    (tmp_path / "out.txt").write_text("\n".join(plain(times(), losses())), encoding="utf-8")
+    result = collect_dir(tmp_path)
+    assert result.extra["printed"]["path"] == "out.txt"
+    (tmp_path / "training.csv").write_text("step,loss,lr,toks_per_s\n1,2,0.1,100\n2,2,0.1,100\n", encoding="utf-8")
+    assert "printed" not in collect_dir(tmp_path).extra, "a table comes first"

@@ -1,0 +1,119 @@
+"""Patterns for lines: any number that a trainer prints is read, whole, by short groups and by groups that are narrow."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from validator.model.pattern import PatternError, line_pattern, narrow_groups, parse_number
+
+SHORT = "step {step} loss {loss} tok/s {toks_per_s}"
+NARROW = r"step (?P<step>\d+) loss (?P<loss>[\d.]+) tok/s (?P<toks_per_s>[\d.]+)"
+NUMBERS = [
+    ("2.5", 2.5),
+    ("-0.5", -0.5),
+    ("+3", 3.0),
+    (".25", 0.25),
+    ("7.", 7.0),
+    ("1.2e-4", 1.2e-4),
+    ("1E+05", 1e5),
+    ("1,234.5", 1234.5),
+    ("1_234", 1234.0),
+    ("12,345,678", 12345678.0),
+    ("12.3k", 12300.0),
+    ("1.5M", 1.5e6),
+    ("nan", math.nan),
+    ("NaN", math.nan),
+    ("-nan", math.nan),
+    ("inf", math.inf),
+    ("-inf", -math.inf),
+    ("Infinity", math.inf),
+]
+
+
+@pytest.mark.parametrize("pattern", [SHORT, NARROW])
+@pytest.mark.parametrize(("text", "value"), NUMBERS)
+def test_a_number_is_read_whole(pattern: str, text: str, value: float) -> None:
+    for line in (f"step 7 loss {text} tok/s 5", f"step 7 loss 5 tok/s {text}", f"step 7 loss 5 tok/s {text}, next"):
+        printed = line_pattern(pattern).read(line)
+        assert printed is not None
+        assert printed.odd is None
+        found = printed.values["loss" if line.endswith("tok/s 5") else "toks_per_s"]
+        assert found == value or (math.isnan(found) and math.isnan(value))
+        assert printed.step == 7
+
+
+@pytest.mark.parametrize("pattern", [SHORT, NARROW])
+@pytest.mark.parametrize("text", ["None", "n/a", "1.2.3", "1,5", "--"])
+def test_what_is_no_number_is_said_and_not_passed_over(pattern: str, text: str) -> None:
+    printed = line_pattern(pattern).read(f"step 7 loss {text} tok/s 5")
+    assert printed is not None
+    assert printed.odd is not None
+    assert printed.odd[0] == "loss"
+    assert "loss" not in printed.values
+    assert printed.values.get("toks_per_s", 5.0) == 5.0
+
+
+@pytest.mark.parametrize("line", ["loading step by step", "step 7: loss is computed", "saved step 7", ""])
+def test_other_lines_are_none(line: str) -> None:
+    assert line_pattern(SHORT).read(line) is None
+    assert line_pattern(NARROW).read(line) is None
+
+
+@pytest.mark.parametrize("step", ["1200", "1,200", "1_200"])
+def test_a_step_may_have_thousands(step: str) -> None:
+    for pattern in (SHORT, NARROW):
+        printed = line_pattern(pattern).read(f"step {step} loss 2 tok/s 5")
+        assert printed is not None
+        assert printed.step == 1200
+
+
+def test_thousands_in_a_group_that_says_so_are_not_counted_twice() -> None:
+    for pattern in ("{step} {ktoks_per_s}", r"(?P<step>\d+) (?P<ktoks_per_s>\d+)k"):
+        printed = line_pattern(pattern).read("7 39k")
+        assert printed is not None
+        assert printed.values == {"ktoks_per_s": 39.0}
+
+
+def test_a_sign_that_the_pattern_leaves_out_is_not_lost() -> None:
+    printed = line_pattern(r"step (?P<step>\d+)\D+(?P<loss>[\d.]+)").read("step 7 loss: -2.5")
+    assert printed is not None
+    assert printed.values.get("loss") != 2.5
+    assert printed.odd is not None or printed.values["loss"] == -2.5
+
+
+def test_a_name_may_be_used_in_several_branches() -> None:
+    pattern = line_pattern("a {step} {loss}|b {step} {loss}")
+    assert pattern.names == ("step", "loss")
+    assert [printed.values["loss"] for line in ("a 1 2", "b 1 3") if (printed := pattern.read(line))] == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("1:02:03", 3723.0),
+        ("02:03", 123.0),
+        ("2 days, 5:22:20", 2 * 86400 + 5 * 3600 + 22 * 60 + 20.0),
+        ("1 day, 0:00:01", 86401.0),
+        ("1970-01-02 00:00:01", 86401.0),
+        ("1970-01-02T00:00:01.5", 86401.5),
+        ("1970-01-02 00:00:01,250", 86401.25),
+        ("nonsense", None),
+    ],
+)
+def test_clocks_are_read_in_seconds(text: str, seconds: float | None) -> None:
+    assert parse_number(text) == seconds
+
+
+def test_quantifiers_and_escaped_braces_stay_what_they_are() -> None:
+    assert line_pattern(r"a{2,3} \{loss\} {step}").names == ("step",)
+    with pytest.raises(PatternError):
+        line_pattern("{step} (")
+
+
+def test_groups_that_miss_numbers_are_named_with_the_first_one() -> None:
+    assert narrow_groups(NARROW) == {"loss": "nan", "toks_per_s": "nan"}
+    assert narrow_groups(SHORT) == {}
+    assert narrow_groups(r"{step} (?P<loss>\S+) (?P<name>[a-z]+)") == {}
+    assert narrow_groups(r"{step} (?P<loss>[-\w.]+)") == {"loss": "1,234.5"}

@@ -1,0 +1,274 @@
+"""Series from the lines of a log, by a pattern: steps counted over the whole run, one row a step, times from clocks.
+
+What a line prints of the whole run so far (a running time, a running mean, a date) becomes the time of a step by the
+difference to the row before.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from validator.collect.order import rising
+from validator.model.columns import NO_SERIES, TOTALS, contract_values
+from validator.model.pattern import LinePattern, StepCounter
+
+__all__ = ["PrintedRows", "usual_total"]
+
+Steps = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Column = tuple[Steps, Floats]
+Note = Callable[[str, str, "int | None"], None]
+Lines = Iterable[tuple[int, str]]
+
+_CLOCKS = ("elapsed_s", "mean_step_time_s", "timestamp")
+"""Groups that tell of the whole run so far, the best source of step times first."""
+
+_COARSE = 10
+"""A clock of whole seconds is read at rows this many seconds apart, so that its rounding stays below a tenth."""
+
+
+_AROUND, _PAUSE = 5, 3.0
+"""Rows on either side that show the usual time of a step, and how many times that a row with a pause takes."""
+
+_UNITS_S = (60.0, 6.0, 1.0, 0.6, 0.1)
+_MILLISECONDS = 1e11
+"""A date above this is in milliseconds since 1970, not in seconds."""
+
+
+@dataclass
+class PrintedRows:
+    """Rows of a log, as far as they were read. `bare` are rows of lines without a step. `cut`, `odd_steps` and
+    `odd_values` hold lines that match and cannot be read: line number and what is there."""
+
+    pattern: LinePattern
+    counter: StepCounter = field(default_factory=StepCounter)
+    steps: array[int] = field(default_factory=lambda: array("q"))
+    lines: array[int] = field(default_factory=lambda: array("q"))
+    bare: array[int] = field(default_factory=lambda: array("q"))
+    columns: dict[str, tuple[array[int], array[float]]] = field(default_factory=dict)
+    odd_steps: list[tuple[int, str]] = field(default_factory=list)
+    odd_values: list[tuple[int, str]] = field(default_factory=list)
+    cut: list[tuple[int, str]] = field(default_factory=list)
+    last_other: str = ""
+
+    def read(self, lines: Lines) -> PrintedRows:
+        """Take in numbered lines."""
+        for number, text in lines:
+            self.take(number, text)
+        return self
+
+    def take(self, number: int, text: str) -> None:
+        """Take in one line, whatever it holds."""
+        printed = self.pattern.read(text)
+        if printed is None:
+            self.last_other = text if text.strip() else self.last_other
+            return
+        if printed.odd is not None:
+            name, shown = printed.odd
+            if name == "step":
+                self.odd_steps.append((number, shown))
+                return
+            if shown != printed.texts[name]:
+                self.cut.append((number, f"{name}={printed.texts[name]!r} in {shown!r}"))
+                return
+            self.odd_values.append((number, f"{name}={shown}"))
+        step = self.counter.step(printed)
+        if step is None:
+            return
+        if not abs(step) < 2**53 or step != int(step):
+            self.odd_steps.append((number, printed.texts.get("step", "")))
+            return
+        row = len(self.steps)
+        if printed.step is None and "row" not in printed.texts:
+            self.bare.append(row)
+        self.steps.append(int(step))
+        self.lines.append(number)
+        for name, value in contract_values(printed.values).items():
+            rows, values = self.columns.setdefault(name, (array("q"), array("d")))
+            rows.append(row)
+            values.append(value)
+
+    def table(self, note: Note, *, longest: bool = False) -> tuple[dict[str, Column], tuple[str, ...], int]:
+        """Columns by name, each `(steps [n], values [n])`; the names of those that follow from clocks; rows kept.
+
+        `longest`: of several runs or stages in one log keep the longest, instead of the last.
+        """
+        steps, lines = np.array(self.steps, dtype=np.int64), np.array(self.lines, dtype=np.int64)
+        order = self._late_lines(steps, note)
+        steps, lines = steps[order], lines[order]
+        place = np.argsort(order)
+        group = np.cumsum(np.diff(steps, prepend=steps[:1]) != 0)  # consecutive lines of one step are one row
+        first = np.flatnonzero(np.diff(group, prepend=-1))
+        own, where = steps[first], lines[first]
+        columns = {}
+        for name, (rows, values) in self.columns.items():
+            at = np.argsort(place[np.array(rows, dtype=np.int64)], kind="stable")
+            places = group[place[np.array(rows, dtype=np.int64)][at]]
+            numbers = np.array(values, dtype=np.float64)[at]
+            last = np.flatnonzero(np.diff(places, append=-1))
+            if name == "loss" and last.size < places.size:
+                _note_repeats(places, numbers, own, where, note)
+            columns[name] = places[last], numbers[last]
+        part = _longest(own, where, note) if longest else slice(0, len(own))
+        kept = rising(own[part], where[part], (), note) + part.start
+        position = np.full(len(own), -1, dtype=np.int64)
+        position[kept] = np.arange(len(kept))
+        found: dict[str, Column] = {}
+        for name, (places, numbers) in columns.items():
+            there = position[places] >= 0
+            if there.any():
+                found[name] = own[places[there]], numbers[there]
+        derived = dict(_derived(found))
+        told = {name: column for name, column in found.items() if name not in NO_SERIES}
+        return {**told, **derived}, tuple(derived), len(kept)
+
+    def _late_lines(self, steps: Steps, note: Note) -> npt.NDArray[np.intp]:
+        """The order of the rows by step, where lines without a step come in bunches: then what they complete is not
+        the line before, as of a log into which two streams were written with a buffer. They are spread evenly."""
+        bare = np.array(self.bare, dtype=np.int64)
+        if bare.size < 2 or not ((np.diff(bare) == 1) & (np.diff(steps[bare]) == 0)).any():
+            return np.arange(len(steps))
+        stride = max(1, int(steps.max()) // bare.size)
+        steps[bare] = stride * np.arange(1, bare.size + 1)
+        text = f"{bare.size} lines print no step and come in bunches; they are taken for one every {stride} steps"
+        note("no-step", text, self.lines[int(bare[0])])
+        return np.argsort(steps, kind="stable")
+
+
+def _longest(steps: Steps, lines: Steps, note: Note) -> slice:
+    """The longest part of a log in which several runs, or stages of one, count from the start. A run that was resumed
+    from an earlier step is one part."""
+    starts = [0]
+    for fall in np.flatnonzero(np.diff(steps) < 0) + 1:
+        further = steps[fall:].max() > steps[starts[-1] : fall].max()
+        if not (further and steps[fall] > steps[starts[-1]]):
+            starts.append(int(fall))
+    if len(starts) == 1:
+        return slice(0, len(steps))
+    ends = [*starts[1:], len(steps)]
+    begin, end = max(zip(starts, ends, strict=True), key=lambda part: part[1] - part[0])
+    fall = starts[1]
+    text = (
+        f"the step falls from {steps[fall - 1]} to {steps[fall]}: the log holds {len(starts)} parts, and the longest, "
+        f"from line {lines[begin]} to {lines[end - 1]}, is judged"
+    )
+    note("several-parts", text, int(lines[fall]))
+    return slice(begin, end)
+
+
+def usual_total(lines: Lines, pattern: LinePattern) -> float | None:
+    """The `steps_total` of training, where a log holds several progress bars; None where the pattern has no such
+    group."""
+    if "steps_total" not in pattern.names:
+        return None
+    counter = StepCounter()
+    for _, text in lines:
+        printed = pattern.read(text)
+        if printed is not None:
+            counter.step(printed)
+    return counter.usual_total
+
+
+def _note_repeats(places: Steps, numbers: Floats, steps: Steps, lines: Steps, note: Note) -> None:
+    again = np.flatnonzero((np.diff(places) == 0) & (np.diff(numbers) != 0))
+    if again.size:
+        at = places[again[0]]
+        text = f"{again.size} lines repeat the step before them, first step {steps[at]}; the later line counts"
+        note("duplicate-step", text, int(lines[at]))
+
+
+def _derived(found: Mapping[str, Column]) -> Iterator[tuple[str, Column]]:
+    """Times of a step, and rates, where only clocks and totals are printed.
+
+    Rates are per second of the log's own clock, pauses included, where it prints one.
+    """
+    clock = next((name for name in _CLOCKS if name in found), None)
+    wall = None if clock is None else _by_clock(clock, *found[clock])
+    own = found.get("step_time_s") or _by_interval(found)
+    times = own or wall
+    if times is None or not times[0].size:
+        return
+    if "step_time_s" not in found:
+        yield "step_time_s", times
+    if own is not None and wall is not None and wall[0].size:
+        yield "wall_step_time_s", wall
+    for total, rate in TOTALS.items():
+        if total in found and rate not in found:
+            made = _rate(found[total], times if wall is None else wall)
+            if made[0].size:
+                yield rate, made
+
+
+def _by_clock(name: str, steps: Steps, seconds: Floats) -> Column:
+    if name == "mean_step_time_s":
+        return _pace(steps, seconds * steps)
+    late = name == "timestamp" and seconds.size and float(np.nanmax(seconds)) > _MILLISECONDS
+    return _pace(steps, seconds / 1e3 if late else seconds)
+
+
+def _by_interval(found: Mapping[str, Column]) -> Column | None:
+    """Mean times from the time since the line before, or from the time of the one step that each line is about."""
+    name = next((name for name in ("interval_s", "own_step_time_s") if name in found), None)
+    if name is None or found[name][0].size < 2:
+        return None
+    steps, seconds = found[name]
+    strides = np.diff(steps, prepend=2 * steps[0] - steps[1])
+    return steps, seconds / strides if name == "interval_s" else _spread(seconds, strides)
+
+
+def _spread(seconds: Floats, strides: Steps) -> Floats:
+    """Mean times over the steps since the line before, of lines that each tell the time of one step.
+
+    A line that took far longer than its neighbors holds a pause, such as a validation: the steps without a line had
+    none, so it counts once and not for all of them.
+    """
+    around = np.pad(seconds, _AROUND, mode="reflect" if seconds.size > _AROUND else "edge")
+    usual = np.nanmedian(np.lib.stride_tricks.sliding_window_view(around, 2 * _AROUND + 1), axis=1)
+    return np.where(seconds > _PAUSE * usual, usual + (seconds - usual) / strides, seconds)
+
+
+def _rate(totals: Column, times: Column) -> Column:
+    """What was added to a total since the row before, per second."""
+    steps, seen = totals
+    at, here, there = np.intersect1d(steps[1:], times[0], return_indices=True)
+    spans = (times[1][there] * np.diff(steps, prepend=0)[1:][here]) if at.size else times[1][:0]
+    added = np.diff(seen)[here]
+    usable = (added > 0) & (spans > 0)
+    return at[usable], added[usable] / spans[usable]
+
+
+def _pace(steps: Steps, seconds: Floats) -> Column:
+    """Mean time of the steps between rows, from a clock that is set back where a run begins again."""
+    usable = np.isfinite(seconds)
+    steps, seconds = steps[usable], seconds[usable]
+    if len(steps) > 1:
+        kept = _apart(seconds, _COARSE * _resolution(seconds))
+        steps, seconds = steps[kept], seconds[kept]
+    spans, strides = np.diff(seconds), np.diff(steps)
+    forward = spans > 0
+    return steps[1:][forward], (spans / strides)[forward]
+
+
+def _resolution(seconds: Floats) -> float:
+    """The coarsest unit, in seconds, of which all readings are whole multiples; 0 for a fine clock."""
+    for unit in _UNITS_S:
+        counts = seconds / unit
+        if np.abs(counts - np.round(counts)).max() < 1e-6 * max(1.0, float(np.abs(counts).max()) ** 0.5):
+            return unit
+    return 0.0
+
+
+def _apart(seconds: Floats, least_s: float) -> list[int]:
+    """Rows at least so many seconds apart; the last one takes the place of a nearer neighbor."""
+    kept = [0]
+    for row in range(1, len(seconds)):
+        if seconds[row] < seconds[kept[-1]] or seconds[row] - seconds[kept[-1]] >= least_s:
+            kept.append(row)
+    if kept[-1] != len(seconds) - 1 and seconds[-1] > seconds[kept[-1]]:
+        kept[-1 if len(kept) > 1 else 1 :] = [len(seconds) - 1]
+    return kept

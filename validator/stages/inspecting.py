@@ -1,0 +1,121 @@
+"""One trainer folder, or one log, measured and diagnosed without running anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from validator.folder import FolderError, RunFolder
+from validator.model.plan import RunSpec
+from validator.model.record import RunRecord
+from validator.model.result import Result
+from validator.model.runbook import TrainerMetrics
+from validator.model.verdict import Finding, RunReport
+
+__all__ = ["inspect_path", "inspect_record"]
+
+_WARMUP_STEPS = 20
+_LEVELS = 6
+"""Folders above a run's own in which the validation's may be: runs/PHASE/ARM/REMEDY/rN lies five below it."""
+
+
+def inspect_path(
+    path: Path, *, warmup_steps: int | None = None, stdout: str | None = None, runbook: Path | None = None
+) -> tuple[RunRecord, RunReport, tuple[Finding, ...]]:
+    """Measure and diagnose one trainer folder, log or table.
+
+    A run of a validation is read as the validation read it: by its runbook, and with how the run ended.
+
+    Args:
+        path: the folder or the file.
+        warmup_steps: steps that never count as steady; by default the runbook's, else 20, of a short run a quarter.
+        stdout: the pattern that its log is read by.
+        runbook: the runbook that says where its measurements are.
+
+    Raises:
+        FolderError: when there is nothing of that name, or `stdout` is no pattern.
+        RunbookError: when the runbook is wrong.
+    """
+    from validator.diagnose import diagnose_run
+    from validator.judge import run_report
+
+    if not path.exists():
+        raise FolderError(f"{path} is not there; give the folder that holds the trainer's files, or its log")
+    record = _of_validation(path) if stdout is None and runbook is None else None
+    if record is None:
+        record = inspect_record(path, warmup_steps=warmup_steps, metrics=_metrics(path, stdout, runbook))
+    elif warmup_steps is not None:
+        spec = record.spec.model_copy(update={"warmup_steps": warmup_steps})
+        record = RunRecord(spec, record.outcome, record.result)
+    return record, run_report(record), diagnose_run(record)
+
+
+def _metrics(path: Path, stdout: str | None, runbook: Path | None) -> TrainerMetrics | None:
+    """Where the measurements are, as far as anybody says so."""
+    from validator.runbook import find, load
+
+    if stdout is not None:
+        try:
+            return TrainerMetrics(stdout=stdout)
+        except ValidationError as error:
+            message = str(error.errors()[0]["msg"]).removeprefix("Value error, ")
+            raise FolderError(f"--stdout: {message}") from None
+    if runbook is not None:
+        declared = load(find(str(runbook))).runbook.trainer.metrics
+        return declared if path.is_dir() else TrainerMetrics(stdout=declared.stdout, extra=declared.extra)
+    return TrainerMetrics(csv=path.name) if path.suffix == ".csv" else None
+
+
+def _of_validation(path: Path) -> RunRecord | None:
+    """The record of a run folder within a validation's folder; None for any other folder."""
+    from validator.stages.disk import events_of, record_of, started_runs
+
+    own = path.resolve()
+    for root in list(own.parents)[:_LEVELS]:
+        if not (root / "run.json").is_file() or not (root / "journal.jsonl").is_file():
+            continue
+        try:
+            folder = RunFolder.open(root)
+            runs = list(started_runs(events_of(folder)))
+        except (FolderError, ValueError, KeyError):
+            return None
+        found = next(((spec, outcome) for spec, outcome in runs if (root / spec.out).resolve() == own), None)
+        return None if found is None or not found[0].trains else record_of(folder, *found)
+    return None
+
+
+def inspect_record(path: Path, *, warmup_steps: int | None = None, metrics: TrainerMetrics | None = None) -> RunRecord:
+    """A record of one trainer folder, log or table that no runbook led to.
+
+    Raises:
+        FolderError: when there is no such folder.
+    """
+    from validator.collect import collect_dir
+    from validator.stages.secrets import clean_result
+
+    if not path.exists():
+        raise FolderError(f"{path} is not there; give the folder that holds the trainer's files")
+    result = clean_result(collect_dir(path, metrics=metrics))
+    world = max(1, len(result.rank_series))
+    spec = RunSpec(
+        id=path.name or "run",
+        phase="inspect",
+        kind="train",
+        launcher="python",
+        argv=(),
+        env={},
+        out=".",
+        nproc=world,
+        warmup_steps=_usual_warmup(result) if warmup_steps is None else warmup_steps,
+        timeout_s=0.0,
+        metrics=metrics or TrainerMetrics(),
+    )
+    return RunRecord(spec=spec, outcome=None, result=result)
+
+
+def _usual_warmup(result: Result) -> int:
+    """Steps that nobody declared as warm-up: twenty, of a short run a quarter."""
+    done = result.scalars.get("steps.done")
+    steps = float(done.value) if done is not None and isinstance(done.value, (int, float)) else 0.0
+    return min(_WARMUP_STEPS, int(steps / 4))
