@@ -46,6 +46,8 @@ BENCHMARKS = (  # short ones first: what is interrupted has told most of it
     Benchmark("reading", ("--steps", "100000")),
     Benchmark("report"),
     Benchmark("calibration"),
+    Benchmark("comparing", ("--trials", "1000")),
+    Benchmark("findings"),
     Benchmark("attention", ("--parts", "speed,growth,ranges")),
     Benchmark("loss_parity", ("--data-path", sysconfig.get_path("stdlib"))),
     Benchmark("attention", ("--device", "cuda"), gpu=True),

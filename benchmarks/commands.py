@@ -66,7 +66,9 @@ def _told(what: str, costs: Sequence[Cost]) -> str:
 
 def phases(folder: Path) -> None:
     """Phases that each run `true`, from the command's start to its end."""
-    runs = "".join(f"  - {{id: p{number}, kind: command, run: 'true'}}\n" for number in range(PHASES))
+    runs = "".join(
+        f"  - {{id: p{number}, kind: command, run: 'true', accept: [outcome.rc == 0]}}\n" for number in range(PHASES)
+    )
     (folder / "trivial.yaml").write_text(f"schema: 1\nname: trivial\nphases:\n{runs}", encoding="utf-8")
     _, *costs = (_cost(folder, "run", "trivial.yaml") for _ in range(REPEATS + 1))
     print(_told(f"{PHASES} phases that run `true`", costs), flush=True)

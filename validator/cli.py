@@ -1,175 +1,129 @@
-"""The command line: a table of commands. Each one's module is imported when it is typed, so that all start quickly."""
+"""The entry point: whatever becomes of the terminal or of the program, the exit code says what was decided, or 4.
+
+Nothing heavy is imported here, so that an installation that is broken, or a limit that is too low, ends in 4 as well.
+"""
 
 from __future__ import annotations
 
+import errno
 import gc
+import io
+import os
+import re
+import select
 import sys
-from collections.abc import Iterator, MutableMapping
-from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, Any
-
-from validator.startup import lean
-
-lean()
-
-import typer  # noqa: E402 -- what `lean` prevents must not have happened
-from typer.core import TyperGroup  # noqa: E402
-from typer.main import get_command  # noqa: E402
-
-import validator  # noqa: E402
+from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
-    from typer._click import Command, Context, HelpFormatter
+    from _typeshed import ReadableBuffer
 
-__all__ = ["COMMANDS", "app", "main"]
+__all__ = ["main"]
 
-COMMANDS: dict[str, tuple[str, str, str]] = {
-    "run": ("running", "run", "Run a runbook to a decision and write its report."),
-    "check": ("running", "check", "Read runbooks and report every mistake with its place and its fix."),
-    "plan": (
-        "running",
-        "plan",
-        "Show exactly what would be started: every run with its command, environment and budget.",
-    ),
-    "list": ("running", "list_", "List the bundled runbooks."),
-    "inspect": ("reading", "inspect", "Measure one trainer folder, ours or another's, and name what looks wrong."),
-    "report": ("reading", "report", "Judge a run folder again from what is on disk, and write its reports anew."),
-    "history": (
-        "history",
-        "history",
-        "List past runs by runbook and machine, with what their figures did, and write index.html.",
-    ),
-    "compare": (
-        "comparing",
-        "compare",
-        "Set one run against another: settings, metrics with intervals, criteria and findings.",
-    ),
-    "baseline": (
-        "comparing",
-        "baseline",
-        "Write a runbook whose bounds come from good runs, each with a comment that says which runs and how.",
-    ),
-    "bisect": (
-        "bisecting",
-        "bisect",
-        "Find which of the settings that differ make one run slow, or fail, by short runs of their combinations.",
-    ),
-    "watch": (
-        "standing",
-        "watch",
-        "Watch a trainer that is running, ours or another's, until it ends; exit code 1 when something is wrong.",
-    ),
-    "doctor": ("standing", "doctor", "Say which bundled runbooks this machine can run, and what to install."),
-    "selftest": (
-        "proving",
-        "selftest",
-        "Bring about faults on purpose and check that verdict and cause come out right; exit code 1 if any does not.",
-    ),
-    "nightly": (
-        "nightly",
-        "app",
-        "Run a runbook by the clock: with log, retention, notification and metrics; no root needed.",
-    ),
-    "schema": ("schema", "schema", "Print the JSON Schema of runbooks, for editors."),
-}
-"""Name → module of `validator.commands`, function (or `typer.Typer` of a group), first line of its help."""
+_INTERNAL_ERROR = 4
+_CHUNK_BYTES = 4096
+"""A pipe that is ready takes at least this much without blocking."""
 
-_SETTINGS = {"help_option_names": ["-h", "--help"]}
+_PATIENCE_S = 5.0
 
-
-class _Commands(MutableMapping[str, "Command"]):
-    """The commands by name, each made from its function when it is asked for."""
-
-    def __init__(self) -> None:
-        self._made: dict[str, Command] = {}
-
-    def __getitem__(self, name: str) -> Command:
-        if name not in self._made:
-            module, attribute, _ = COMMANDS[name]
-            self._made[name] = _made(name, getattr(import_module(f"validator.commands.{module}"), attribute))
-        return self._made[name]
-
-    def __setitem__(self, name: str, command: Command) -> None:
-        self._made[name] = command
-
-    def __delitem__(self, name: str) -> None:
-        del self._made[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(COMMANDS)
-
-    def __len__(self) -> int:
-        return len(COMMANDS)
-
-
-def _made(name: str, what: Any) -> Command:
-    """A command from its function, or a group of commands from its `typer.Typer`."""
-    if isinstance(what, typer.Typer):
-        made = get_command(what)
-    else:
-        single = typer.Typer(add_completion=False, rich_markup_mode=None)
-        single.command(name, epilog=getattr(what, "epilog", None), context_settings=_SETTINGS)(what)
-        made = get_command(single)
-    made.name = name
-    return made
-
-
-class _LazyGroup(TyperGroup):
-    """A group that lists its commands from the table, and imports only the one that is used."""
-
-    def __init__(self, **attributes: Any) -> None:
-        super().__init__(**{**attributes, "commands": None})
-        self.commands = _Commands()
-
-    def list_commands(self, ctx: Context) -> list[str]:
-        return list(COMMANDS)
-
-    def format_commands(self, ctx: Context, formatter: HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, _, text) in COMMANDS.items()])
-
-
-app = typer.Typer(
-    cls=_LazyGroup,
-    add_completion=True,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings=_SETTINGS,
-    help="Decides, with evidence, whether a machine and a training config are fit for a run that costs days.",
-    epilog="Exit codes: 0 GO, 1 NO-GO, 2 bad usage or runbook, 3 INCONCLUSIVE, 4 the machine could not do it, "
-    "130 interrupted.",
+_ACTING = re.compile(
+    r"\x1b(?!\[(?:[0-9;]*m|[0-9]*[AK]|\?25[hl]))|[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
 )
+"""Control characters and direction overrides, but for line ends, tabs and the sequences that are the command's own."""
+
+_PRINT_ONLY = ("plan", "list", "history", "baseline", "schema")
+"""Commands whose answer is what they print: output that was lost is a failure. Of the others it is the exit code."""
 
 
 def main() -> None:
-    """Entry point of the console script. A fault of the program itself ends in 4: Python's own 1 would say NO-GO."""
+    """Entry point of the console script. An error of the program itself ends in 4: Python's own 1 would say NO-GO."""
+    out, _ = _steady_streams()
+    code: int | str | None
     try:
-        app(prog_name="validator")
+        _run()
+        code = 0
+    except SystemExit as ended:
+        code = ended.code
     except Exception:  # noqa: BLE001 -- whatever it is, it is not a decision
         import traceback
 
         traceback.print_exc()
-        sys.stderr.write("validator: a fault of the program, not of what it judged; please report the lines above\n")
-        sys.exit(4)
-    finally:
-        gc.freeze()  # the interpreter's last collection would visit every module once more
+        sys.stderr.write("validator: an internal error, not a decision; please report the lines above\n")
+        code = _INTERNAL_ERROR
+    sys.stdout.flush()
+    if out.error is not None and out.error.errno != errno.EPIPE:
+        sys.stderr.write(f"validator: standard output cannot be written: {out.error.strerror}\n")
+        code = _INTERNAL_ERROR if not code and sys.argv[1:2] and sys.argv[1] in _PRINT_ONLY else code
+    gc.freeze()  # the interpreter's last collection would visit every module once more
+    sys.exit(code)
 
 
-def _version(value: bool) -> None:
-    if value:
-        typer.echo(f"validator {validator.__version__}")
-        raise typer.Exit
+def _run() -> None:
+    from validator.startup import lean
+
+    lean()  # what it prevents must not have happened: before every other import
+    from validator.commands.app import app
+
+    app(prog_name="validator")
 
 
-@app.callback()
-def _options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
-    pass
+class _Steady(io.FileIO):
+    """A standard stream that never fails: after the first error, kept in `error`, what is written goes nowhere.
+
+    With `patience_s`, output that nobody takes for so long (a terminal that was stopped by Ctrl-S, a pager) is dropped
+    until somebody does: progress must not stop the runner.
+    """
+
+    def __init__(self, fd: int, *, patience_s: float | None) -> None:
+        super().__init__(fd, "w", closefd=False)
+        self.error: OSError | None = None
+        self._patience_s = self._wait_s = patience_s
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        """Write some of it; what cannot be written counts as written."""
+        view = memoryview(data)
+        while self.error is None:
+            try:
+                ready = select.select([], [self], [], self._wait_s)[1]
+                if not ready:
+                    self._wait_s = 0.0
+                    break
+                written = super().write(view[:_CHUNK_BYTES])
+            except (OSError, ValueError) as error:
+                self.error = error if isinstance(error, OSError) else OSError(errno.EBADF, str(error))
+            else:
+                self._wait_s = self._patience_s
+                if written is not None:  # None: somebody else filled it meanwhile
+                    return written
+        return len(view)
 
 
-if __name__ == "__main__":
-    main()
+def _steady_streams() -> tuple[_Steady, _Steady]:
+    """Replace standard output and error, and open those that are closed: a file must not get their numbers."""
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free, which is this one
+    if sys.stdin is None:
+        sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 -- a number, and for good
+    out, err = _Steady(1, patience_s=None), _Steady(2, patience_s=_PATIENCE_S)
+    sys.stdout, sys.stderr = _text(out, sys.stdout, lines=False), _text(err, sys.stderr, lines=True)
+    return out, err
+
+
+class _Plain(io.TextIOWrapper):
+    """Text without what could act on a terminal, as a last line of defense: escaped as JSON writes it, so that JSON
+    stays the same value. Colors, and the cursor movements of the live table, are let through."""
+
+    def write(self, text: str, /) -> int:
+        """Write it; the answer counts the characters that were given."""
+        super().write(_ACTING.sub(lambda match: f"\\u{ord(match[0]):04x}", text))
+        return len(text)
+
+
+def _text(raw: _Steady, before: TextIO | None, *, lines: bool) -> TextIO:
+    """The text layer as Python makes it, except that what the encoding lacks is escaped."""
+    encoding = getattr(before, "encoding", None) or "utf-8"
+    return _Plain(
+        io.BufferedWriter(raw), encoding=encoding, errors="backslashreplace", line_buffering=lines or raw.isatty()
+    )

@@ -14,6 +14,7 @@ import secrets
 import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 import validator
+from validator.files import MAX_BYTES, Tree, write_atomic
 from validator.model.base import Frozen
 from validator.model.runbook import Runbook
 from validator.runbook import LoadedRunbook
@@ -46,7 +48,6 @@ RENDERINGS = ("result.json", "report.html", "report.md", "junit.xml", "recommend
 """The files of a report, in the order in which they are written: result.json is the truth, the others show it."""
 
 _NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG)
-_HASH_LIMIT_BYTES = 64 * 2**20
 
 
 class FolderError(Exception):
@@ -175,7 +176,7 @@ class RunFolder:
             root.mkdir(parents=True)
             (root / "runbook.yaml").write_text(loaded.text, encoding="utf-8")
             text = header.model_dump_json(by_alias=True, indent=2)
-            _write_whole(root / "run.json", text + "\n")
+            write_atomic(root / "run.json", text + "\n")
         except OSError as error:
             if error.errno not in _NOT_ALLOWED:
                 raise  # a disk that is full or failing is the machine's fault, not the user's
@@ -191,18 +192,23 @@ class RunFolder:
         Raises:
             FolderError: when it is not one, or its header cannot be read.
         """
-        header = path / "run.json"
-        if not header.is_file():
-            raise FolderError(
-                f"{path} is not a run folder: it has no run.json; give a folder that `validator run` made"
-            )
         try:
-            return cls(root=path.resolve(), header=Header.model_validate_json(header.read_text(encoding="utf-8")))
+            with Tree(path) as tree:
+                header = Header.model_validate(tree.json("run.json"))
+        except OSError as error:
+            raise FolderError(
+                f"{path} is not a run folder: {error.strerror or error}; give a folder that `validator run` made"
+            ) from error
         except ValueError as error:
             first = str(error).splitlines()[0]
             raise FolderError(
-                f"{header} cannot be read ({first}); it was damaged or made by another version"
+                f"{path / 'run.json'} cannot be read ({first}); it was damaged or made by another version"
             ) from error
+        return cls(root=path.resolve(), header=header)
+
+    def tree(self) -> Tree:
+        """The folder held by a handle, for reading and writing below it."""
+        return Tree(self.root)
 
     @property
     def journal(self) -> Path:
@@ -222,50 +228,50 @@ class RunFolder:
     def load_environment(self) -> dict[str, Any]:
         """The snapshot of the machine; empty when it was never taken or cannot be read."""
         try:
-            found = json.loads(self.environment.read_text(encoding="utf-8"))
+            found = self._json(self.environment.name)
         except (OSError, ValueError):
             return {}
         return found if isinstance(found, dict) else {}
 
     def save_environment(self, found: Mapping[str, Any]) -> None:
         """Write the snapshot of the machine."""
-        _write_whole(self.environment, json.dumps(found, indent=2, default=str) + "\n")
+        write_atomic(self.environment, json.dumps(found, indent=2, default=str) + "\n")
 
     def load_last_go(self) -> ValidationReport | None:
         """The report of the last GO when this validation began; None where there was none, or none is kept."""
         from validator.model.verdict import ValidationReport
 
         try:
-            return ValidationReport.model_validate_json((self.root / "last_go.json").read_text(encoding="utf-8"))
+            return ValidationReport.model_validate(self._json("last_go.json"))
         except (OSError, ValueError):
             return None
 
     def save_last_go(self, text: str) -> None:
         """Keep the last GO's result.json beside what is held against it: judging again must not depend on neighbors."""
-        _write_whole(self.root / "last_go.json", text)
+        write_atomic(self.root / "last_go.json", text)
 
     def artifacts(self) -> Iterator[tuple[str, int, str | None]]:
         """(path relative to the folder, bytes, sha256) of every file but the renderings of the result.
 
         Files above 64 MiB (checkpoints, traces) are listed without a hash.
         """
-        for path in sorted(self.root.rglob("*")):
-            relative = path.relative_to(self.root).as_posix()
-            if path.is_symlink() or not path.is_file() or relative in _NO_ARTIFACTS or self.drawing in path.parents:
-                continue
-            size = path.stat().st_size
-            digest = hashlib.sha256(path.read_bytes()).hexdigest() if size <= _HASH_LIMIT_BYTES else None
-            yield relative, size, digest
+        with self.tree() as tree:
+            for entry in tree.walk():
+                if (
+                    entry.kind != "file"
+                    or entry.path in _NO_ARTIFACTS
+                    or entry.path.startswith(f"{self.drawing.name}/")
+                ):
+                    continue
+                digest = None
+                if entry.bytes <= MAX_BYTES:
+                    with suppress(OSError):  # unreadable, or gone meanwhile: listed without a hash
+                        digest = hashlib.sha256(tree.read(entry.path)).hexdigest()
+                yield entry.path, entry.bytes, digest
 
-
-def _write_whole(path: Path, text: str) -> None:
-    """Write a file that, whatever happens to this process or the machine, is there whole or not at all."""
-    part = path.with_name(f".{path.name}.part")
-    with part.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
+    def _json(self, relative: str) -> Any:
+        with self.tree() as tree:
+            return tree.json(relative)
 
 
 _NO_ARTIFACTS = frozenset({*RENDERINGS, "journal.jsonl"})

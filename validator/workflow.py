@@ -16,7 +16,7 @@ from validator.plan import make_plan
 from validator.runbook import LoadedRunbook, find, load
 from validator.stages.baselining import Baseline, make_baseline
 from validator.stages.comparing import compare_folders
-from validator.stages.disk import ending, events_of
+from validator.stages.disk import ending, events_of, lacked_room
 from validator.stages.doctor import examine
 from validator.stages.inspecting import inspect_path
 from validator.stages.looking_back import History, look_back, set_pin, update_index
@@ -137,7 +137,8 @@ def resume(
     """Bring a validation whose runner was killed or interrupted to its decision, repeating nothing that has ended.
 
     Everything that was decided at the start still holds: the runbook as it was read then, the overrides, `only` and
-    `skip`, the interpreter and the working folder. A validation that has come to its end is judged again, no more.
+    `skip`, the interpreter and the working folder. A validation that has come to its end is only judged again, unless a
+    run of it found the disk full: that run is repeated.
 
     Args:
         runbook: what the user takes the runbook to be; it must have the name of the one that the folder was made from.
@@ -152,8 +153,9 @@ def resume(
     if runbook is not None:
         require_made_from(folder, load(find(runbook)))
     require_idle(folder)
-    ended = ending(events_of(folder))
-    if ended is not None and ended.event == "finished":
+    events = events_of(folder)
+    ended = ending(events)
+    if ended is not None and ended.event == "finished" and not lacked_room(events):
         return replace(report(run_dir), had_ended=True)
     with working_folder(folder):
         declared = with_secrets(folder, overrides)
@@ -294,13 +296,15 @@ def baseline(
     return made
 
 
-def compare(a: Path, b: Path, *, warmup_steps: int) -> Contrast:
+def compare(a: Path, b: Path, *, warmup_steps: int, not_worse_than: float | None = None) -> Contrast:
     """Folder `b` against folder `a`: two validations, or two folders that a trainer wrote.
+
+    `not_worse_than` is a share: the one-sided question whether b is worse by less than that.
 
     Raises:
         FolderError: when one of them is neither, or they are of different kinds.
     """
-    return compare_folders(a, b, warmup_steps=warmup_steps)
+    return compare_folders(a, b, warmup_steps=warmup_steps, not_worse_than=not_worse_than)
 
 
 def history(reports: Path, *, runbook: str | None = None, rebuild: bool = False) -> History:

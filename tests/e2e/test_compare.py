@@ -132,3 +132,33 @@ def test_bounds_from_good_runs_make_a_runbook_that_checks_and_passes(
     assert refused.rc == 2
     assert "ended NO_GO" in refused.err
     assert cli("baseline", str(failed), "--allow-not-go", "--json").rc == 0
+
+
+def test_a_result_by_an_older_definition_is_computed_anew_or_said_to_be_another(
+    run_at: Callable[[float], Path], cli: Callable[..., Answer]
+) -> None:
+    first, second = run_at(100), run_at(100)
+    path = first / "result.json"
+    older = json.loads(path.read_text(encoding="utf-8"))
+    for run in older["phases"][0]["runs"]:
+        run["metrics"]["toks_per_s"] |= {"version": 1, "mean": 201.0, "ci_low": 200.5, "ci_high": 201.5}
+    path.write_text(json.dumps(older), encoding="utf-8")
+    rate = cli("compare", str(first), str(second), "--json").json["metrics"][0]
+    assert (rate["a"]["value"], rate["change"]) == (pytest.approx(100.5, abs=0.1), pytest.approx(0, abs=0.01))
+    shutil.rmtree(first / "runs")
+    gone = cli("compare", str(first), str(second), "--json")
+    assert gone.rc == 3, "half of another number is no loss"
+    assert "by definition 1 on one side and 2 on the other" in gone.json["message"]
+
+
+def test_not_worse_than_decides_and_its_value_is_checked(
+    run_at: Callable[[float], Path], cli: Callable[..., Answer]
+) -> None:
+    first, second = run_at(100), run_at(100)
+    equal = cli("compare", str(first), str(second), "--not-worse-than", "10%")
+    assert equal.rc == 0, equal.out
+    assert "NOT WORSE" in equal.out
+    assert cli("compare", str(first), str(second), "--not-worse-than", "2").rc == 3
+    wrong = cli("compare", str(first), str(second), "--not-worse-than", "0")
+    assert wrong.rc == 2
+    assert "write --not-worse-than 5%" in wrong.err

@@ -39,8 +39,8 @@ phases:
 """
 
 
-def _run(workdir: Path, cli: Callable[..., Answer], *, extend: str) -> Answer:
-    (workdir / "trainer.py").write_text(TRAINER, encoding="utf-8")
+def _run(workdir: Path, cli: Callable[..., Answer], *, extend: str, trainer: str = TRAINER) -> Answer:
+    (workdir / "trainer.py").write_text(trainer, encoding="utf-8")
     (workdir / "tiny.yaml").write_text(
         RUNBOOK.format(trainer=json.dumps(str(workdir / "trainer.py")), extend=extend), encoding="utf-8"
     )
@@ -67,3 +67,15 @@ def test_without_the_extension_the_phase_stays_open_and_says_what_would_decide(
     assert found["status"] == "INCONCLUSIVE"
     assert found["open_for"] == "interval"
     assert "4 repeats would measure" in found["message"]
+
+
+def test_a_phase_is_not_extended_once_a_veto_has_decided(workdir: Path, cli: Callable[..., Answer]) -> None:
+    """Three more runs could change no decision, and were made all the same."""
+    zero = TRAINER.replace("{3 - step / args.steps}", "{max(0, 3 - 4 * step / args.steps)}")
+    answer = _run(workdir, cli, extend="true", trainer=zero)
+    assert answer.rc == 3
+    result = result_of(workdir)
+    assert result["why"].startswith("zero-loss")
+    assert result["phases"][0]["extended"] is None
+    assert len(result["phases"][0]["runs"]) == 1
+    assert "not extended, since the veto zero-loss forbids GO" in answer.out + answer.err

@@ -14,7 +14,7 @@ schema: 1
 name: twice
 title: The same thing twice
 phases:
-  - {id: look, kind: command, run: "echo ok"}
+  - {id: look, kind: command, run: "echo ok", accept: [outcome.rc == 0]}
 """
 
 

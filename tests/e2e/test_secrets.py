@@ -15,7 +15,7 @@ import pytest
 from tests.e2e.folders import result_of, run_folder
 
 TRAINER = """
-import argparse, json, os, sys
+import argparse, base64, json, os, sys
 from pathlib import Path
 parser = argparse.ArgumentParser()
 for name in ("steps", "out", "hub", "api-key", "data", "tokens"):
@@ -27,6 +27,9 @@ out.mkdir(parents=True, exist_ok=True)
 rows = [f"{step},{2 - step / 100},0.1,100" for step in range(1, 51)]
 (out / "training.csv").write_text("step,loss,lr,toks_per_s\\n" + "\\n".join(rows) + "\\n")
 config = {"hub": args.hub, "api_key": args.api_key, "data": args.data, "tokens": args.tokens}
+(out / ("checkpoint-" + args.api_key)).mkdir()
+(out / ("checkpoint-" + args.api_key) / (os.environ["HF_TOKEN"] + ".txt")).write_text("1")
+(out / "encoded.txt").write_text(base64.b64encode(b"me:" + os.environ["HF_TOKEN"].encode()).decode())
 (out / "env.json").write_text(json.dumps({"schema_version": 1, "requested": config, "effective": config}))
 sys.stderr.write("step 3\\n")
 if os.environ.get("DIE"):
@@ -91,6 +94,7 @@ def _planted(folder: Path) -> list[str]:
     """Every line below the folder that holds a planted secret."""
     found = []
     for path in sorted(folder.rglob("*")):
+        found += [f"name {path}"] if "zq" in path.name else []
         if path.is_file():
             lines = path.read_bytes().decode("utf-8", "replace").splitlines()
             found += [f"{path.name}: {line[max(0, line.find('zq') - 60) :][:120]}" for line in lines if "zq" in line]
@@ -105,7 +109,11 @@ def test_no_secret_is_written(cli, runbook: Path, workdir: Path, monkeypatch: py
     folder = run_folder(workdir)
     assert _planted(folder) == []
     assert "zq" not in done.out + done.err
+    encoded = (folder / "runs/train/r1/encoded.txt").read_text()
+    assert "[redacted]" in encoded
+    assert len(encoded) < 20, "what is left is what stands beside the secret"
     result = result_of(workdir)
+    assert "[redacted].txt" in " ".join(one["path"] for one in result["artifacts"])
     statuses = {phase["id"]: phase["status"] for phase in result["phases"]}
     assert (statuses["shell"], statuses["words"], statuses["train"]) == ("PASS", "PASS", "PASS"), done.err
     assert result["phases"][2]["runs"][0]["requested"]["tokens"] == "5000", "what is no secret stays"

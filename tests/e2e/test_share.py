@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -185,15 +186,16 @@ def test_a_copy_is_not_copied_again(copy: Path, work: Path) -> None:
 
 
 def test_a_copy_that_is_judged_again_grows_no_white_space(copy: Path, work: Path) -> None:
+    from validator.folder import RunFolder
     from validator.stages.share import compact, is_compact
 
-    result = copy / "result.json"
+    result, folder = copy / "result.json", RunFolder.open(copy)
     whole = result.read_text(encoding="utf-8")
     assert _validator(work, "report", str(copy)).returncode in (0, 1, 3)
-    assert not is_compact(result), "one that had room for it keeps it"
-    compact(result)
+    assert not is_compact(folder), "one that had room for it keeps it"
+    compact(folder)
     assert _validator(work, "report", str(copy)).returncode in (0, 1, 3)
-    assert is_compact(result)
+    assert is_compact(folder)
     assert json.loads(result.read_text(encoding="utf-8")) == json.loads(whole)
     result.write_text(whole, encoding="utf-8")
 
@@ -219,3 +221,46 @@ def test_a_large_folder_is_packed_and_still_judged_alike(original: Path, copy: P
         _result(one)["phases"][0]["runs"][0]["scalars"]["heartbeat.max_gap_s"] for one in (work / "small", original)
     ]
     assert gaps[0] == gaps[1]
+
+
+def test_a_received_folder_cannot_name_a_place_outside_of_it(copy: Path, work: Path, tmp_path: Path) -> None:
+    """A packed name that is inside the folder through a link there leads elsewhere from where it is unpacked."""
+    received = tmp_path / "received"
+    shutil.copytree(copy, received)
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    deep = received / "a" / "b" / "c" / "d" / "e" / "f" / "g" / "h"
+    deep.mkdir(parents=True)
+    (received / "down").symlink_to("a/b/c/d/e/f/g/h")
+    name = f"{outside.relative_to('/')}/planted.txt"
+    (received / name).parent.mkdir(parents=True)
+    (received / f"{name}.gz").write_bytes(gzip.compress(b"planted"))
+    packed = ["down/" + "../" * 8 + name, f"{outside}/planted.txt"]
+    (received / "share.json").write_text(json.dumps({"schema_version": 1, "packed": packed}))
+    answer = _validator(work, "report", str(received))
+    assert "Traceback" not in answer.stderr
+    assert list(outside.iterdir()) == []
+
+
+def test_a_form_does_not_waive_checksums(original: Path, copy: Path, work: Path, tmp_path: Path) -> None:
+    for source, form in ((original, "{}"), (copy, None)):
+        changed = tmp_path / source.name
+        shutil.copytree(source, changed)
+        if form is not None:
+            (changed / "share.json").write_text(form)
+        table = changed / "runs" / "baseline" / "r1" / "training.csv"
+        assert _validator(work, "report", str(changed)).returncode == 0
+        table.write_text(table.read_text().replace(",100\n", ",900\n"))
+        answer = _validator(work, "report", str(changed))
+        assert answer.returncode in (1, 3), "a table that was edited afterwards proves nothing"
+        assert "changed after the run had ended" in (changed / "report.md").read_text()
+
+
+def test_a_packed_bomb_is_refused(copy: Path, work: Path, tmp_path: Path) -> None:
+    received = tmp_path / "received"
+    shutil.copytree(copy, received)
+    (received / "bomb.log.gz").write_bytes(gzip.compress(b"\0" * 200 * 2**20))
+    (received / "share.json").write_text(json.dumps({"schema_version": 1, "packed": ["bomb.log"]}))
+    answer = _validator(work, "report", str(received))
+    assert answer.returncode == 2
+    assert "unpacks to more than" in answer.stderr

@@ -13,12 +13,14 @@ import typer
 from typer.main import get_command
 
 from tests.validator.history.folders import make_run
-from validator.cli import COMMANDS, app
+from validator.commands.app import COMMANDS, app
 
 HEAVY = ("torch", "nsa", "scipy", "numpy", "vl_convert", "jinja2", "pytest", "psutil", "pynvml", "email", "zipfile")
 PROBE = """
 import sys
-from validator.cli import app
+from validator.startup import lean
+lean()
+from validator.commands.app import app
 try:
     app({arguments!r}, prog_name="validator")
 except SystemExit as ended:

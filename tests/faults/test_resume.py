@@ -101,9 +101,9 @@ trainer:
   metrics: {{csv: training.csv}}
 defaults: {{nproc: 0, timeout: 60s, warmup_steps: 5}}
 phases:
-  - {{id: first, kind: command, run: "echo $$ > {tmp_path}/first.txt"}}
+  - {{id: first, kind: command, run: "echo $$ > {tmp_path}/first.txt", accept: [outcome.rc == 0]}}
   - {{id: last, kind: command, run: "{last}"}}
-  - {{id: train, kind: train, steps: 20}}
+  - {{id: train, kind: train, steps: 20, accept: [loss.last < 9]}}
 """,
             encoding="utf-8",
         )

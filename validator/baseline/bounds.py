@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from validator.judge.autocorrelation import t_quantile
-from validator.judge.compare import pooled_cv
 from validator.judge.estimate import LEVEL, MIN_REPEATS
+from validator.judge.means import pooled_cv
 from validator.judge.wording import number
 from validator.model.catalogue import METRICS
 from validator.model.runbook import Phase, Runbook, SoakPhase, TrainPhase
@@ -87,8 +87,12 @@ def _ended_well(run: RunReport) -> bool:
 
 def _value(run: RunReport, metric: str, statistic: str) -> float | None:
     stats = run.metrics.get(metric)
-    if stats is None or (METRICS[metric].window == "steady" and stats.ci_low is None):
-        return None  # a rate that was never steady is no rate to hold others to
+    if (
+        stats is None
+        or stats.version != METRICS[metric].version
+        or (METRICS[metric].window == "steady" and stats.ci_low is None)
+    ):
+        return None  # of another definition, or without an interval: nothing to ask of others
     found = getattr(stats, statistic)
     return None if found is None else float(found)
 

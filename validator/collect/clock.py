@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Gaps", "clock_jumps", "longest_s"]
+from validator.model.result import Series
+
+__all__ = ["Gaps", "clock_jumps", "jumps_in_rows", "longest_s"]
 
 _BACK_S = 1.0
 """A clock that goes back by more than this was set; less is how two threads of a process write."""
@@ -17,6 +20,10 @@ _BACK_S = 1.0
 def longest_s(duration_s: float | None) -> float:
     """Longest span of time that can lie within an attempt; a second is allowed for rounding."""
     return float("inf") if duration_s is None else duration_s + 1.0
+
+
+_FAR = 10.0
+"""Times the usual length of a step from which a time that cannot be is a jump of the clock."""
 
 
 @dataclass
@@ -79,3 +86,28 @@ def clock_jumps(
         reason = f"the wall clock was set {way} by {abs(spans[at]):.0f} s"
         windows.append({"first_step": int(steps[at]), "last_step": int(steps[at + 1]), "reason": reason})
     return windows
+
+
+def jumps_in_rows(
+    series: Mapping[str, Series], tokens_per_step: float | None, *, limit_s: float
+) -> list[dict[str, Any]]:
+    """Rows whose time per step, or whose rate, holds a jump of the wall clock: `{first_step, last_step, reason}`.
+
+    A trainer that times its steps by the wall clock shows the jump itself: a time far below zero, or one longer than
+    the whole attempt. Values below zero of the usual size are no jump.
+    """
+    found: dict[int, str] = {}
+    for one, tokens in ((series.get("step_time_s"), None), (series.get("toks_per_s"), tokens_per_step or 1.0)):
+        if one is None:
+            continue
+        exact = tokens is None or tokens_per_step is not None
+        with np.errstate(divide="ignore", invalid="ignore"):
+            seconds = np.asarray(one.values if tokens is None else tokens / one.values, dtype=np.float64)
+        spans = seconds * np.diff(one.steps, prepend=one.steps[0] - 1)
+        beyond = np.isfinite(seconds) & (np.abs(seconds) > _FAR * float(np.median(np.abs(seconds))))
+        back = beyond & (spans < (-_BACK_S if exact else 0.0))
+        for at in np.flatnonzero(back | (beyond & (spans > limit_s) if exact else back)):
+            amount = f" by {abs(spans[at]):.0f} s" if exact else ""
+            text = f"the wall clock was set {'back' if back[at] else 'forth'}{amount}, by {one.name}"
+            found.setdefault(int(one.steps[at]), text)
+    return [{"first_step": step, "last_step": step, "reason": text} for step, text in sorted(found.items())]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from validator.collect import derive, logs
 from validator.collect.arrivals import read_arrivals
-from validator.collect.clock import longest_s
+from validator.collect.clock import jumps_in_rows, longest_s
 from validator.collect.gathered import Gathered, declared, duration_s, unit_of
 from validator.collect.heartbeat import find_heartbeats
 from validator.collect.instruments import read_instruments
@@ -185,6 +185,7 @@ def _derive(state: Gathered) -> None:
     tokens = _tokens_per_step(state)
     if tokens is not None:
         state.extra["tokens_per_step"] = tokens
+    written = dict(state.series)
     for name, made in derive.step_times(state.series, first, tokens, duration_s=duration_s(state)).items():
         state.series[name] = made
         state.extra.setdefault("derived", []).append(name)
@@ -199,6 +200,7 @@ def _derive(state: Gathered) -> None:
         start_s = derive.first_step_s(first, started_s=state.started_s)
         state.scalars |= derive.scalar("startup.first_step_s", start_s, first.source.path)
     jumps = [window for heartbeat in state.heartbeats.values() for window in heartbeat.jumps]
+    jumps += jumps_in_rows(written, tokens, limit_s=longest_s(duration_s(state)))
     telemetry = state.out / "logs" / "telemetry.csv"
     samples = read_samples(telemetry, state.intake) if telemetry.is_file() else None
     if samples is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -13,26 +14,37 @@ from validator.commands.common import GO, INCONCLUSIVE, NO_GO, USAGE, AsJson, ex
 
 __all__ = ["baseline", "compare"]
 
-_EXIT_CODES = {"better": GO, "no_difference": GO, "worse": NO_GO, "not_decidable": INCONCLUSIVE}
+_EXIT_CODES = {
+    "better": GO,
+    "no_difference": GO,
+    "not_worse": GO,
+    "worse": NO_GO,
+    "not_decidable": INCONCLUSIVE,
+}
 
 
-@example("validator compare reports/MONDAY reports/TUESDAY", "validator compare out/fast out/slow --json")
+@example("validator compare reports/MONDAY reports/TUESDAY", "validator compare out/a out/b --not-worse-than 5%")
 def compare(
     a: Annotated[Path, typer.Argument(metavar="A", help="The accepted side: a run folder, or a trainer's folder.")],
     b: Annotated[Path, typer.Argument(metavar="B", help="The side that is judged, of the same kind.")],
     warmup_steps: Annotated[
         int, typer.Option(metavar="N", help="Steps of trainers' folders that never count as steady.")
     ] = 20,
+    not_worse_than: Annotated[
+        str | None, typer.Option(metavar="PERCENT", help="Ask only whether B is worse by less than this, such as 5%.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Set one run against another: settings, metrics with intervals, criteria and findings.
 
-    Exit code 0: B is better, or not significantly different. 1: B is worse. 3: not decidable with these repeats.
+    Exit code 0: B is better, or equal within the minimum effect; with --not-worse-than, worse by less than that.
+    1: B is worse. 3: not decidable with these repeats.
     """
     from validator import workflow
 
+    margin = None if not_worse_than is None else _share(not_worse_than, as_json=as_json)
     with reported(as_json=as_json):
-        contrast = workflow.compare(a, b, warmup_steps=warmup_steps)
+        contrast = workflow.compare(a, b, warmup_steps=warmup_steps, not_worse_than=margin)
     if as_json:
         print_json(contrast.model_dump(mode="json"))
     else:
@@ -40,6 +52,18 @@ def compare(
 
         terminal.print_contrast(contrast)
     raise typer.Exit(_EXIT_CODES[contrast.verdict])
+
+
+def _share(text: str, *, as_json: bool) -> float:
+    """`5%`, `5 %` or `5` as 0.05."""
+    try:
+        share = float(text.strip().removesuffix("%")) / 100
+    except ValueError:
+        share = math.nan
+    if not 0 < share < 1:
+        message = f"--not-worse-than is {text!r}, which is no percentage between 0 and 100; write --not-worse-than 5%"
+        raise fail(message, USAGE, as_json=as_json)
+    return share
 
 
 @example(

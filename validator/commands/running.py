@@ -139,7 +139,7 @@ def check(
     set_: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Read runbooks and report every mistake with its place and its fix."""
+    """Read runbooks and report every mistake with its place and its fix; warn of what can never end in GO."""
     from validator.runbook import RunbookError, find, load
 
     problems: list[Problem] = []
@@ -150,10 +150,14 @@ def check(
         except RunbookError as error:
             problems.extend(error.problems)
     if as_json:
-        print_json({"ok": not problems, "problems": [dataclasses.asdict(problem) for problem in problems]})
+        warnings = [dataclasses.asdict(warning) for loaded in good for warning in loaded.warnings]
+        told = [dataclasses.asdict(problem) for problem in problems]
+        print_json({"ok": not problems, "problems": told, "warnings": warnings})
     else:
         for loaded in good:
             typer.echo(f"{loaded.path}: ok, {len(loaded.runbook.phases)} phases")
+            for warning in loaded.warnings:
+                typer.echo(f"{warning.place}: warning: {warning.message}\n  fix: {warning.fix}", err=True)
         for problem in problems:
             typer.echo(str(problem), err=True)
         if problems:

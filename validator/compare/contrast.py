@@ -30,20 +30,24 @@ _PLACE_VALUES = ("/runs/",)
 Where = Literal["config", "environment", "machine", "runbook"]
 
 
-def contrast(a: Side, b: Side) -> Contrast:
+def contrast(a: Side, b: Side, *, not_worse_than: float | None = None) -> Contrast:
     """Side `b` against side `a`.
 
     Worse if the rate, the memory or the loss of some phase is worse, if a required criterion that passed does so no
-    more, or if a veto was gained. Not decidable if none of that holds and the rate of some phase is open.
+    more, or if a veto was gained. Not decidable if none of that holds and the rate of some phase is open. With
+    `not_worse_than`, a share, "worse" means worse by more than that, and every rate must be shown not to be.
     """
     settings = (*_facts(a, b), *_settings(a, b))
-    metrics = metric_differences(a, b)
+    metrics = metric_differences(a, b, not_worse_than=not_worse_than)
     criteria = _criteria(a, b)
     gained, lost = _findings(b, a), _findings(a, b)
-    verdict, message = _verdict(metrics, criteria, gained, shared=bool(set(a.cells) & set(b.cells)))
+    verdict, message = _verdict(
+        metrics, criteria, gained, shared=bool(set(a.cells) & set(b.cells)), min_effect=b.min_effect
+    )
     return Contrast(
         a=a.subject,
         b=b.subject,
+        not_worse_than=not_worse_than,
         verdict=verdict,
         message=message,
         caveats=tuple(_caveats(a, b)),
@@ -172,6 +176,7 @@ def _verdict(
     gained: tuple[FindingDifference, ...],
     *,
     shared: bool,
+    min_effect: float,
 ) -> tuple[ContrastVerdict, str]:
     headlines = [one for one in metrics if one.headline]
     worse = [f"{_named(one)} ({one.message.rstrip('.')})" for one in headlines if one.verdict == "worse"]
@@ -185,13 +190,22 @@ def _verdict(
     if not rates:
         why = "the two sides have no rate in common" if shared else "the two sides have no phase in common"
         return "not_decidable", f"Not decidable: {why}."
-    better = [one for one in headlines if one.verdict == "better"]
-    if better:
-        return "better", f"Better: {'; '.join(f'{_named(one)} ({one.message.rstrip(chr(46))})' for one in better[:3])}."
     undecided = [one for one in rates if one.verdict == "not_decidable"]
+    better = [one for one in headlines if one.verdict == "better"]
+    # What is better in one phase says nothing for a phase whose rate may have fallen.
+    doubtful = [one for one in undecided if one.worst is None or one.worst >= min_effect]
+    if better and not doubtful:
+        return "better", f"Better: {'; '.join(f'{_named(one)} ({one.message.rstrip(chr(46))})' for one in better[:3])}."
     if undecided:
-        return "not_decidable", f"Not decidable: {_named(undecided[0])} ({undecided[0].message.rstrip('.')})."
-    return "no_difference", f"No significant difference in {listed([_named(one) for one in rates])}."
+        also = f" {listed([_named(one) for one in better])} is better." if better else ""
+        first = (doubtful or undecided)[0]
+        return "not_decidable", f"Not decidable: {_named(first)} ({first.message.rstrip('.')}).{also}"
+    if all(one.verdict == "not_worse" for one in rates):
+        return (
+            "not_worse",
+            f"Not worse: {'; '.join(f'{_named(one)} ({one.message.rstrip(chr(46))})' for one in rates[:3])}.",
+        )
+    return "no_difference", f"No difference that matters in {listed([_named(one) for one in rates])}."
 
 
 def _broken(one: CriterionDifference) -> bool:

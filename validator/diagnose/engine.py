@@ -10,6 +10,7 @@ from validator.diagnose.facts import PhaseFacts, RunFacts, ValidationFacts
 from validator.diagnose.table import PHASE_RULES, RUN_RULES, SINGLE_RULES, VALIDATION_RULES
 from validator.model.record import PhaseRecord, RunRecord, ValidationRecord
 from validator.model.runbook import Phase, PytestPhase, TrainPhase
+from validator.model.settings import accepted_at
 from validator.model.verdict import Finding, PhaseReport
 
 __all__ = ["diagnose", "diagnose_run"]
@@ -48,7 +49,26 @@ def _diagnose(record: ValidationRecord, phases: Sequence[PhaseReport]) -> tuple[
     whole = ValidationFacts(record, facts)
     for validation_rule in VALIDATION_RULES:
         findings += validation_rule.look(whole)
-    return _sorted(findings)
+    return _sorted(_answered(finding, record) for finding in findings)
+
+
+def _answered(finding: Finding, record: ValidationRecord) -> Finding:
+    """A finding that the runbook accepts is information; a veto says by which field it can be accepted.
+
+    Only the runbook is asked, never what a trainer wrote.
+    """
+    if finding.severity == "info":
+        return finding
+    phase = next((one.phase for one in record.phases if one.phase.id == finding.phase), None)
+    place = accepted_at(record.runbook, phase).get(finding.code)
+    if place is not None:
+        said = f"{finding.message} Accepted by the runbook (accept_findings of {place})."
+        return finding.model_copy(update={"severity": "info", "message": said})
+    if finding.severity != "veto":
+        return finding
+    where = f"phase {finding.phase}" if phase is not None else "defaults"
+    answer = f"If this is right as it is, write accept_findings: [{finding.code}] in {where} of the runbook."
+    return finding.model_copy(update={"next_step": f"{finding.next_step} {answer}"})
 
 
 def diagnose_run(record: RunRecord) -> tuple[Finding, ...]:

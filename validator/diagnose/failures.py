@@ -50,7 +50,10 @@ def nccl_error(run: RunFacts) -> Iterator[Finding]:
         return
     own = [h for h in hits if "Connection closed by peer" not in h.text and "DistNetworkError" not in h.text]
     first = next(iter(run.result.extra.get("errors", [])), None)
+    detail = run.outcome.last.detail if run.outcome is not None else None
     culprit = f" Rank {first['rank']} failed first: {first['message']}" if first else ""
+    if not first and not own and detail and "last words" in detail:
+        culprit = f" The trainer {detail.rstrip('.')}."
     yield found(
         "nccl-error",
         f"Communication between ranks failed.{culprit}",

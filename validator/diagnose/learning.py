@@ -8,8 +8,9 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from validator.diagnose.facts import RunFacts
+from validator.diagnose.facts import RunFacts, as_number
 from validator.diagnose.rule import Severity, evidence, found, percent
+from validator.execute.watchdog import ROUNDED_NORM, fell, says_nsa
 from validator.model.result import Series
 from validator.model.runbook import Watchdog
 from validator.model.verdict import Finding
@@ -26,6 +27,9 @@ __all__ = [
 
 _VOCABULARIES = (256, 257, 258, 259, 260, 320, 384, 512, 32000, 32768, 50257, 50304, 65536, 100277, 128256, 151936)
 _FLOOR_TOLERANCE_NAT = 0.02
+_START_NAT = 1.0
+"""How far above ln V a model begins at most; one that began higher has another vocabulary."""
+
 _SAME_ROWS = 20
 _TOLD: Severity = "warning"
 _WRONG: Severity = "veto"
@@ -63,19 +67,34 @@ def _strikes(series: Series, bad: npt.NDArray[np.bool_], strikes: int) -> int | 
 
 
 def zero_grad(run: RunFacts) -> Iterator[Finding]:
-    """A gradient norm of exactly zero: nothing is learned."""
-    series = run.series("grad_norm")
+    """A gradient norm of exactly zero: nothing is learned, or, while the loss falls, the norm is not measured."""
+    series, loss = run.series("grad_norm"), run.series("loss")
     if series is None:
         return
-    at = _strikes(series, series.values == 0, min(2, len(series.values)))
+    zero = series.values == 0
+    at = _strikes(series, zero, min(2, len(series.values)))
     if at is None:
         return
-    share = float((series.values == 0).mean())
+    share = float(zero.mean())
+    there = np.isin(loss.steps, series.steps[zero]) if loss is not None else np.zeros(0, dtype=np.bool_)
+    rounded = float(np.nanmax(series.values)) <= ROUNDED_NORM
+    beside = loss.values[there].tolist() if loss is not None and rounded else []
+    if fell(beside):
+        yield found(
+            "zero-grad",
+            f"The gradient norm is 0 in {percent(share)} of all rows while the loss falls from {beside[0]:.4g} to "
+            f"{beside[-1]:.4g}: the norm is not measured, and nothing is known of gradients.",
+            severity="info",
+            because=[evidence(f"grad_norm 0 in {int(zero.sum())} rows", series.source.path)],
+            next_step="Log the norm that clip_grad_norm_ returns (DeepSpeed: get_global_grad_norm() after a step), or "
+            "leave the column out.",
+        )
+        return
     yield found(
         "zero-grad",
         f"The gradient norm is exactly zero at step {at} and in {percent(share)} of all rows: nothing is learned.",
         severity="veto",
-        because=[evidence(f"grad_norm 0 in {int((series.values == 0).sum())} rows", series.source.path, f"step {at}")],
+        because=[evidence(f"grad_norm 0 in {int(zero.sum())} rows", series.source.path, f"step {at}")],
         next_step="Look for a detached loss, frozen parameters, or a loss scale that underflows; train one step on one "
         "process and print each parameter's gradient norm.",
     )
@@ -105,6 +124,8 @@ def nothing_learned(run: RunFacts) -> Iterator[Finding]:
 def gate_collapse(run: RunFacts) -> Iterator[Finding]:
     """The gates send nearly everything through one branch."""
     limits = run.spec.watchdog or Watchdog()
+    if not (says_nsa(dict(run.ran)) if limits.gates is None else limits.gates):
+        return  # columns of these names that another trainer writes may mean anything
     for name, side, limit, text in (
         ("gate_entropy_mean", -1, limits.gate_entropy_min, "gate entropy below"),
         ("gate_max_gate", 1, limits.gate_max, "largest gate above"),
@@ -131,34 +152,41 @@ def gate_collapse(run: RunFacts) -> Iterator[Finding]:
 
 
 def random_data_floor(run: RunFacts) -> Iterator[Finding]:
-    """A loss that sits at ln V has learned that all tokens are equally likely, which is not convergence."""
+    """A loss that stays at ln V has learned that all tokens are equally likely, which is not convergence.
+
+    V is the vocabulary in use. Where nobody tells it, a customary one is taken only if the loss began near its ln V.
+    """
     series = run.series("loss")
     if not run.training or series is None or len(series.values) < 20:
         return
-    tail = series.values[-max(10, len(series.values) // 4) :]
+    tail = series.values[-max(10, len(series.values) // 2) :]
     if not np.isfinite(tail).all():
         return
-    level = float(tail.mean())
-    told = run.number("vocab_size")
-    tokenizer = run.environment.get("tokenizer")
-    sizes = [told] if told else []
-    if isinstance(tokenizer, dict) and isinstance(tokenizer.get("vocab_size"), (int, float)):
-        sizes.append(float(tokenizer["vocab_size"]))
-    likely = [v for v in sizes or _VOCABULARIES if v > 1]
-    floor = next((v for v in likely if abs(level - math.log(v)) <= _FLOOR_TOLERANCE_NAT), None)
+    halves = [float(half.mean()) for half in np.array_split(tail, 2)]
+    known = _vocabularies(run)
+    start = float(np.median(series.values[: max(3, len(series.values) // 20)]))
+    likely = known or [v for v in _VOCABULARIES if start <= math.log(v) + _START_NAT]
+    floor = next((v for v in likely if all(abs(h - math.log(v)) <= _FLOOR_TOLERANCE_NAT for h in halves)), None)
     if floor is None or float(tail.std()) > 5 * _FLOOR_TOLERANCE_NAT:
         return
     uniform = str(run.setting("data", "dataset") or "").lower() in ("uniform", "random")
     yield found(
         "random-data-floor",
-        f"The loss stays at {level:.3f}, which is ln {floor:.0f}: that of guessing among all tokens"
+        f"The loss stays at {halves[1]:.3f}, which is ln {floor:.0f}: that of guessing among all tokens"
         + (", as uniform random data allow no other." if uniform else "."),
         severity="info" if uniform else "warning",
-        confidence="high" if sizes else "medium",
-        because=[evidence(f"mean of the last {tail.size} rows {level:.4f}", series.source.path)],
+        confidence="high" if known else "medium",
+        because=[evidence(f"means of the last two quarters {halves[0]:.4f} and {halves[1]:.4f}", series.source.path)],
         next_step="Do not read this as convergence; train on data that can be learned (data: synthetic or local) and "
         "require loss.last < loss.first.",
     )
+
+
+def _vocabularies(run: RunFacts) -> list[float]:
+    """Tokens in use by the tokenizer, and by the model, which may be padded."""
+    tokenizer = run.environment.get("tokenizer")
+    own = as_number(tokenizer.get("vocab_size")) if isinstance(tokenizer, dict) else None
+    return [v for v in (own, run.number("vocab_size", "padded_vocab_size", "n_vocab")) if v is not None and v > 1]
 
 
 def dead_parameter(run: RunFacts) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""How fast a run went, whether that can be known, and whether it was slow or stuck."""
+"""How fast a run says that it went, and whether it was slow or stuck."""
 
 from __future__ import annotations
 
@@ -9,67 +9,14 @@ import numpy as np
 
 from validator.diagnose.facts import LogHit, RunFacts
 from validator.diagnose.rule import evidence, found, percent
-from validator.judge.window import MIN_ROWS
 from validator.model.runbook import Watchdog
 from validator.model.units import format_duration
 from validator.model.verdict import Finding
 
-__all__ = ["eta_wrong", "hang", "no_steady_state", "slow_not_hung", "too_few_rows", "unit_mismatch", "zero_rate"]
+__all__ = ["eta_wrong", "hang", "slow_not_hung", "unit_mismatch", "zero_rate"]
 
 _NOTABLE_WAIT_S = 180.0
 """A wait that people begin to take for a hang; the default limit of the watchdog as well."""
-
-
-def no_steady_state(run: RunFacts) -> Iterator[Finding]:
-    """The rate never settles, so no mean of it says what a long run would do."""
-    if not run.timed or run.times is None or run.window is None:
-        return
-    series = run.series("toks_per_s") or run.series("step_time_s")
-    assert series is not None  # times came from one of them
-    late = series.values[(series.steps > run.spec.warmup_steps) & np.isfinite(series.values) & (series.values > 0)]
-    few = late.size < MIN_ROWS
-    if few:
-        late = series.values[np.isfinite(series.values) & (series.values > 0)]
-        if late.size < 3 or late.size >= MIN_ROWS or (late.max() < 1.5 * late[-1] and late.max() < 1.5 * late[0]):
-            return
-    elif run.window.steady:
-        return
-    shown = " → ".join(f"{v:,.0f}" if v >= 10 else f"{v:.3g}" for v in _thirds(late))
-    yield found(
-        "no-steady-state",
-        f"{series.name} never settles: {shown} {series.unit}. No mean of it stands for a longer run.",
-        confidence="low" if few else "high",
-        because=[evidence(run.window.note, series.source.path, f"steps {series.steps[0]}–{series.steps[-1]}")],
-        next_step="Run at least three times as many steps; if it still drifts, look at clocks, temperature, the data "
-        "loader and memory over time.",
-    )
-
-
-def _thirds(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> list[float]:
-    if values.size <= 4:
-        return [float(v) for v in values]
-    return [float(part.mean()) for part in np.array_split(values, 3)]
-
-
-def too_few_rows(run: RunFacts) -> Iterator[Finding]:
-    """A mean over a handful of rows that differ widely."""
-    series = run.series("toks_per_s")
-    if not run.timed or series is None:
-        return
-    late = series.values[(series.steps > run.spec.warmup_steps) & np.isfinite(series.values)]
-    if late.size < 2:
-        late = series.values[1:][np.isfinite(series.values[1:])]
-    if not 2 <= late.size <= 5 or late.mean() <= 0 or late.std() / late.mean() <= 0.1:
-        return
-    listed = ", ".join(f"{v:,.0f}" for v in late)
-    yield found(
-        "not-significant",
-        f"{late.mean():,.0f} ± {late.std():,.0f} tok/s over {late.size} rows ({listed}) is no measurement to "
-        "compare by.",
-        severity="info",
-        because=[evidence(f"toks_per_s: {listed}", series.source.path)],
-        next_step="Log every step (log_every 1), run at least 200 steps and repeat each setting four times.",
-    )
 
 
 def _silence(run: RunFacts) -> tuple[float, float, int] | None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from validator.diagnose.facts import PhaseFacts, RunFacts, as_number, same_value
 from validator.diagnose.rule import evidence, found
+from validator.judge.identical import changes_arithmetic, identical_arms
 from validator.model.catalogue import METRICS
 from validator.model.runbook import PytestPhase
 from validator.model.verdict import Finding
@@ -93,27 +94,41 @@ def silent_audit(phase: PhaseFacts) -> Iterator[Finding]:
 
 
 def vacuous_sweep(phase: PhaseFacts) -> Iterator[Finding]:
-    """The arms do not differ in what really ran, so neither can their results."""
+    """Arms that ran the same, or left the same losses digit for digit: no winner, and no GO if that cannot be right."""
     if phase.record.phase.kind not in ("sweep", "ab"):
         return
-    arms: dict[str, RunFacts] = {}
+    arms: dict[str, list[RunFacts]] = {}
     for run in phase.runs:
-        arms.setdefault(str(run.spec.arm), run)
+        if run.spec.role == "measure":
+            arms.setdefault(str(run.spec.arm), []).append(run)
     if len(arms) < 2:
         return
-    keys = sorted({key for run in arms.values() for key in run.spec.settings})
-    why = [text for key in keys for text in _without_effect(key, list(arms.values()))]
+    first = [runs[0] for runs in arms.values()]
+    keys = sorted({key for run in first for key in run.spec.settings})
+    why = [(text, changes_arithmetic(key)) for key in keys for text in _without_effect(key, first)]
     judged = phase.report.comparison if phase.report is not None else None
+    twins = list(identical_arms({arm: [(run.spec, run.result) for run in runs] for arm, runs in arms.items()}))
+    why += [(f"{pair.text}.", True) for pair in twins if pair.arithmetic]
     if judged is not None and judged.outcome == "vacuous" and not why:
-        why = [judged.message]
+        why = [(judged.message, False)]
+    where = f"{first[0].spec.out}/{first[0].spec.metrics.env or 'env.json'}"
     if why:
-        first = next(iter(arms.values()))
+        wrong = any(arithmetic for _, arithmetic in why)
         yield found(
             "vacuous-sweep",
-            f"The arms are all the same run: {why[0]}",
-            because=[evidence(text, f"{first.spec.out}/{first.spec.metrics.env or 'env.json'}") for text in why],
-            next_step="Sweep values that can matter here, on a model of the real size, and check env.json's "
-            "`effective` for the setting.",
+            f"The comparison is of the same run{' and says nothing' if wrong else ''}: {why[0][0]}",
+            severity="veto" if wrong else "warning",
+            because=[evidence(text, where) for text, _ in why[:6]],
+            next_step="Find where the trainer drops the setting (flag spelling, order of config files), and check "
+            "env.json's `effective`; sweep values that can matter here, on a model of the real size.",
+        )
+    elif twins:
+        yield found(
+            "vacuous-sweep",
+            f"The {twins[0].text}. That may be right for a setting that changes the pace alone.",
+            severity="info",
+            because=[evidence(f"loss of {' and '.join(twins[0].arms)}", first[0].source("loss"))],
+            next_step="Check that the setting reached the trainer (env.json's `effective`).",
         )
 
 
@@ -166,6 +181,8 @@ def not_significant(phase: PhaseFacts) -> Iterator[Finding]:
         next_step=f"Do not choose by these means ({means}); "
         + (
             "repeat each arm at least four times (repeats: 4)."
+            if judged.outcome == "not_decidable" and min(len(a.run_means) for a in judged.arms) < 4
+            else "keep the present setting, or repeat each arm as often as is said above."
             if judged.outcome == "not_decidable"
             else "keep the present setting."
         ),

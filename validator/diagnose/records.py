@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import PurePosixPath
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from validator.model.measure import Irregularity
 from validator.model.result import Series
 from validator.model.verdict import Evidence, Finding
 
-__all__ = ["clock_jump", "damaged_evidence", "missing_evidence"]
+__all__ = ["clock_jump", "damaged_evidence", "missing_evidence", "not_judged"]
 
 _DAMAGE = (
     *("garbage-header", "garbage-row", "garbage-cell", "short-row", "long-row", "nul-bytes", "no-step-column"),
@@ -36,7 +37,9 @@ _CUT = frozenset({"truncated-line", "empty"})
 _RATES = ("toks_per_s", "step_time_s")
 _CORE = ("loss", *_RATES)
 _FEW = 6
-"""Rows below which no even pace can be told."""
+"""Rows below which no even pace is known."""
+
+_SILENT_S = 60.0
 
 
 def damaged_evidence(run: RunFacts) -> Iterator[Finding]:
@@ -72,11 +75,16 @@ def _relied_on(run: RunFacts, irregularity: Irregularity) -> bool:
 
 
 def _impossible(run: RunFacts) -> Iterator[Evidence]:
-    """Rates and times of a step that cannot be: no numbers, or below zero, where they would cancel honest ones."""
+    """Rates and times of a step that cannot be: no numbers, or below zero, where they would cancel honest ones.
+
+    Rows in which the clock was set are left out of every measurement, so they spoil none.
+    """
+    jumps = [w["last_step"] for w in run.result.extra.get("invalid_windows", ()) if "wall clock" in str(w["reason"])]
     for name in _RATES:
         series = run.series(name)
         values = np.empty(0) if series is None else series.values
         bad = np.flatnonzero(~np.isfinite(values) | (values < 0))
+        bad = bad if series is None else bad[~np.isin(series.steps[bad], jumps)]
         if series is not None and bad.size:
             yield evidence(
                 f"{name} is {values[bad[0]]:g} at step {series.steps[bad[0]]}, and below zero or not finite in "
@@ -92,12 +100,14 @@ def missing_evidence(run: RunFacts) -> Iterator[Finding]:
         return  # a run that ended badly may well not have come so far
     seen = [evidence(i.message, i.path) for i in run.irregular("missing-file", "missing-rank", "no-match")]
     if run.training and run.outcome is not None:
-        seen += [*_missing_rows(run), *_missing_ends(run)]
+        seen += _missing_rows(run)
+    if run.training:
+        seen += _missing_ends(run)
     if not seen:
         return
     yield found(
         "missing-evidence",
-        f"Not everything that should tell of this run is there: {'; '.join(e.text for e in seen[:4])}.",
+        f"Expected files or rows are missing: {'; '.join(e.text for e in seen[:4])}.",
         severity="veto" if run.outcome is not None else "warning",
         because=seen[:6],
         next_step="Let the trainer write these files, whole, into its own output folder ({out}), or take them out of "
@@ -177,24 +187,60 @@ def _ends_early(series: Series, beside: list[Series]) -> str | None:
 
 
 def _missing_ends(run: RunFacts) -> Iterator[Evidence]:
-    """Heartbeats that stop before those of other ranks, or before they say that the rank is done as others do."""
+    """Heartbeats that stop before those of other ranks, or before they say that the rank is done as others do.
+
+    What counts is the steps that they cover, not their lines: a rank that writes `boot` alone is one that reports no
+    steps, and a rank may write more kinds of records than another. Of a run whose end is not known, a rank must have
+    been silent for a while that others filled with steps.
+    """
     marks = run.result.extra.get("heartbeats", {})
-    furthest = max((int(mark["last_step"]) for mark in marks.values()), default=0)
+    stepping = {rank: mark for rank, mark in marks.items() if int(mark["last_step"]) > 0}
+    furthest = max((int(mark["last_step"]) for mark in stepping.values()), default=0)
     any_done = any(mark["done"] for mark in marks.values())
-    most = max((int(mark["lines"]) for mark in marks.values()), default=0)
+    ended = run.outcome is not None or any_done
     rows = [int(one.steps[-1]) for name in _CORE if (one := run.series(name)) is not None]
-    if marks and rows and furthest < max(rows) / 2:
+    if stepping and rows and ended and furthest < max(rows) / 2:
         path = next(iter(marks.values()))["path"]
         yield evidence(f"no heartbeat gets beyond step {furthest}, where the table has {max(rows)} steps", path)
     for rank, mark in marks.items():
-        if int(mark["last_step"]) < furthest:
+        behind = 0 < int(mark["last_step"]) < furthest
+        if behind and (ended or _silent(mark, stepping.values(), run.step_time_s)):
             yield evidence(
                 f"the heartbeat of rank {rank} ends at step {mark['last_step']}, another at {furthest}", mark["path"]
             )
-        elif most >= 2 * _FEW and mark["lines"] < most / 2:
-            yield evidence(f"rank {rank} has {mark['lines']} heartbeats, another {most}", mark["path"])
-        elif any_done and not mark["done"]:
+        elif rank in stepping and any_done and not mark["done"]:
             yield evidence(f"the heartbeat of rank {rank} lacks its end (`done`), which others have", mark["path"])
+
+
+def _silent(mark: Mapping[str, Any], others: Iterable[Mapping[str, Any]], step_s: float | None) -> bool:
+    """Whether a rank has said nothing for a minute, and ten steps, in which another one did."""
+    latest = max((other["last_ts"] for other in others if other["last_ts"] is not None), default=None)
+    last = mark["last_ts"]
+    return latest is not None and last is not None and latest - last > max(_SILENT_S, 10 * (step_s or 0.0))
+
+
+def not_judged(run: RunFacts) -> Iterator[Finding]:
+    """What cannot be judged, since the trainer does not write what it takes: said once for all runs."""
+    if not run.training or run.failed or not run.result.series:
+        return
+    timed = [rank for rank, own in run.result.rank_series.items() if "compute_time_s" in own]
+    missing = [
+        text
+        for text, lacks in (
+            ("stragglers: fewer than two ranks report compute_time_s", run.world_size > 1 and len(timed) < 2),
+            ("divergence and zero losses: no loss", run.series("loss") is None),
+            ("steadiness and pauses: no rate and no time per step", run.times is None and run.timed),
+        )
+        if lacks
+    ]
+    if missing:
+        yield found(
+            "not-judged",
+            f"Not judged, since the trainer does not write it: {'; '.join(missing)}.",
+            severity="info",
+            because=[evidence(text) for text in missing],
+            next_step="Let the trainer write these fields (docs/own-trainer.md) where the answer matters.",
+        )
 
 
 def clock_jump(run: RunFacts) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""Memory, waiting and uneven ranks."""
+"""Memory, and what a step waits for."""
 
 from __future__ import annotations
 
@@ -18,12 +18,10 @@ __all__ = [
     "loader_bound",
     "low_headroom",
     "memory_growth",
-    "straggler",
     "throttled",
 ]
 
 HEADROOM = 0.10
-STRAGGLER_SCORE = 0.75
 LOADER_SHARE = 0.20
 EXPOSED_SHARE = 0.25
 IDLE_GPU_PCT = 50.0
@@ -103,25 +101,6 @@ def _growth(series: Series, warmup_steps: int) -> tuple[float, float] | None:
     x, y = steps[half:] - steps[half:].mean(), values[half:] - values[half:].mean()
     slope = float((x * y).sum() / (x * x).sum())
     return (slope, float(values[-1])) if slope > 0 else None
-
-
-def straggler(run: RunFacts) -> Iterator[Finding]:
-    """One rank takes longer than the others, and all wait for it."""
-    score, ranks = run.scalar("straggler.score"), run.result.extra.get("rank_compute_time_s", {})
-    if score is None or score >= STRAGGLER_SCORE or not ranks:
-        return
-    slow = max(ranks, key=lambda r: ranks[r])
-    fast = min(ranks.values())
-    heartbeat = run.result.extra.get("heartbeats", {}).get(slow, {})
-    listed = ", ".join(f"rank {r}: {t:.3g} s" for r, t in sorted(ranks.items())[:8])
-    yield found(
-        "straggler",
-        f"Rank {slow} needs {ranks[slow]:.3g} s of its own work per step where the fastest needs {fast:.3g} s "
-        f"(score {score:.2f}, below {STRAGGLER_SCORE}); all others wait for it.",
-        because=[evidence(listed, heartbeat.get("path"), "compute_time_s")],
-        next_step=f"Look at rank {slow}'s device: clocks, temperature, PCIe width, other processes (nvidia-smi -q), "
-        "and at the length of its data; swap devices by CUDA_VISIBLE_DEVICES to see whether it moves along.",
-    )
 
 
 def loader_bound(run: RunFacts) -> Iterator[Finding]:

@@ -21,8 +21,8 @@ __all__ = ["ARRIVALS_FILE", "ArrivalStamps"]
 
 ARRIVALS_FILE = "arrivals.jsonl"
 
-_LEAST_SPACING_S, _SPACING_SHARE = 0.02, 1e-4
-"""Time between two stamps, at least, and the same as a share of the attempt so far: some 70,000 stamps in a day."""
+_LEAST_SPACING_S, _SPACING_SHARE = 0.05, 1e-4
+"""Time between two stamps, at least, and the same as a share of the attempt so far: some 60,000 stamps in a day."""
 
 _IN_MODIFY = 0x2
 _FLAGS = os.O_NONBLOCK | os.O_CLOEXEC  # inotify_init1 takes the values of these
@@ -80,7 +80,7 @@ class ArrivalStamps:
         grown = False
         for path, growth in self._files.items():
             try:
-                size = path.stat().st_size
+                size = os.stat(path).st_size  # noqa: PTH116 - a third of the time of Path.stat, twenty times a second
             except OSError:
                 continue
             if size < growth.size:  # written anew

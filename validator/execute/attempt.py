@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import time
@@ -26,12 +27,15 @@ from validator.execute.progress import Progress
 from validator.execute.stop import Grace, Stopped, await_exit, clear_leftovers, stop
 from validator.execute.tree import ProcessTree
 from validator.execute.wait import Waiter
-from validator.execute.words import describe_exit, is_full, redact_words, says_port_in_use
+from validator.execute.words import describe_exit, is_full, redact_words, says_no_room, says_port_in_use
 from validator.model.outcome import Attempt, Reason
 from validator.model.plan import RunSpec
 from validator.model.units import format_duration
 
 __all__ = ["AttemptRequest", "Ended", "run_attempt"]
+
+_RUNNERS_OWN = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EIO)
+"""Errors at the start of a run that say nothing of it: the runner itself cannot continue."""
 
 _GPU_SLACK_MIB = 64.0
 
@@ -107,6 +111,8 @@ def run_attempt(spec: RunSpec, request: AttemptRequest, *, number: int, used_por
         clock = time.monotonic()
         process = start(launch)
     except OSError as error:
+        if error.errno in _RUNNERS_OWN:
+            raise
         what = error.filename if isinstance(error.filename, str) else spec.argv[0]
         why = f"could not be started: {error.strerror or error} ({what})"
         return Ended(_not_started(spec, request, number, began, "infrastructure", why))
@@ -268,8 +274,8 @@ def _ended(
         reason, detail = "halted", f"halted by {HALT_FILE} in its folder: {detail}"
     elif ending is None and rc != 0 and (named := named_anomaly(out)) is not None:
         detail = f"stopped itself for {named}: {detail}"
-    disk_full = rc != 0 and is_full(out)
-    detail += "; no room was left on the disk" if disk_full else ""
+    no_room = rc != 0 and is_full(out)
+    detail += "; no room was left on the disk" if no_room else ""
     detail += _leftover_clause(ending, stopped)
     attempt = Attempt(
         number=number,
@@ -281,7 +287,7 @@ def _ended(
         reason=reason,
         detail=running.request.redact(detail),
         killed=stopped.killed,
-        disk_full=disk_full,
+        disk_full=no_room or (rc != 0 and says_no_room(out)),
         code={running.request.redact(name): digest for name, digest in running.launch.code.items()},
         bundle=tuple(os.path.relpath(path, running.request.run_dir.resolve()) for path in running.bundle),
     )

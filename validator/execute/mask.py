@@ -22,12 +22,30 @@ _MOST = 256 << 20
 
 
 def mask_files(folder: Path, *, mask: Callable[[bytes], bytes]) -> tuple[Path, ...]:
-    """Apply `mask` to the texts below a folder, whole lines at a time; returns the files that were changed.
+    """Apply `mask` to the texts below a folder, whole lines at a time, and to the names of all that lies there; returns
+    the files whose texts were changed, by their names before.
 
     Links are not followed. A file that cannot be rewritten, as on a full disk, stays as it is: what it says is cleaned
     again wherever it is quoted.
     """
-    return tuple(path for path in _texts(folder) if mask_file(path, mask=mask))
+    changed = tuple(path for path in _texts(folder) if mask_file(path, mask=mask))
+    _rename(folder, mask)
+    return changed
+
+
+def _rename(folder: Path, mask: Callable[[bytes], bytes]) -> None:
+    """Names are listed in reports, so they must not hold a secret either. Two that become the same are numbered."""
+    for root, folders, names in os.walk(folder, topdown=False):
+        for name in (*folders, *names):
+            clean = os.fsdecode(mask(os.fsencode(name))).replace("/", "_")
+            if clean == name:
+                continue
+            target, number = Path(root, clean), 1
+            while os.path.lexists(target):
+                number += 1
+                target = Path(root, f"{clean}.{number}")
+            with suppress(OSError):
+                Path(root, name).rename(target)
 
 
 def mask_file(path: Path, *, mask: Callable[[bytes], bytes]) -> bool:

@@ -57,7 +57,8 @@ class Monitor:
         self.follower = RunFollower(out=out, metrics=spec.metrics, ranks=spec.world_size)
         self.arrivals = ArrivalStamps(out, started=started)
         self.pace = Pace(started=started)
-        self._rules = AnomalyRules(spec.watchdog) if spec.watchdog else None
+        env = out / spec.metrics.env if spec.metrics.env else None
+        self._rules = AnomalyRules(spec.watchdog, env=env) if spec.watchdog else None
         self._cpu = CpuMeter(spec.watchdog) if spec.watchdog else None
         self._gpu_samples: deque[tuple[float, bool, bool]] = deque()
         self._next_scan = started + 0.2

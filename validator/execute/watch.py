@@ -76,7 +76,7 @@ class _Watcher:
         self._limits = limits
         self._halt = halt
         self._follower = RunFollower(out=directory, metrics=metrics, skip_to_last_bytes=_JOIN_BYTES)
-        self._rules = AnomalyRules(limits)
+        self._rules = AnomalyRules(limits, env=directory / metrics.env if metrics.env else None)
         self._pace = Pace(started=time.monotonic())
         self._processes: dict[int, ProcessId] = {}
         self._cpu = CpuMeter(limits)

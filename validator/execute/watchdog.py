@@ -8,23 +8,45 @@ NVIDIA's resiliency extension.
 
 from __future__ import annotations
 
+import json
 import math
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean, pvariance
+from typing import Any, Literal
 
 from validator.execute.follow import Record
 from validator.model.runbook import Watchdog
 from validator.model.units import format_duration
 
-__all__ = ["Activity", "Anomaly", "AnomalyRules", "CpuMeter", "Pace", "Silence", "judge_silence", "silence_limit_s"]
+__all__ = [
+    "Activity",
+    "Anomaly",
+    "AnomalyRules",
+    "CpuMeter",
+    "ROUNDED_NORM",
+    "Pace",
+    "Silence",
+    "fell",
+    "judge_silence",
+    "judges_gates",
+    "says_nsa",
+    "silence_limit_s",
+]
 
 BUSY_PATIENCE = 4.0
 """A silent run that is busy may be silent this many times longer: a live-lock spins just as a long step does."""
 
 BUSY_CORES = 0.1
 """CPU cores in use below which a run is idle; heartbeat threads and launchers stay far below it."""
+
+FEW_LOSSES = 12
+"""Losses below which nothing is said about their trend; twice as many are remembered."""
+
+ROUNDED_NORM = 0.01
+"""Gradient norm up to which rows of 0.000 beside it may be rounding."""
 
 AnomalyCode = Literal["nan_loss", "inf_loss", "zero_rate", "frozen_rows", "zero_grad", "gate_collapse", "stall"]
 
@@ -40,11 +62,68 @@ class Anomaly:
     source: str | None = None
 
 
-class AnomalyRules:
-    """Judges records one by one. A record without a field says nothing about it, for better or worse."""
+def fell(losses: Sequence[float]) -> bool:
+    """Whether losses fell from their first to their last third, beyond noise and by a fiftieth at least.
 
-    def __init__(self, limits: Watchdog) -> None:
+    Who learns has a gradient: a norm of 0 beside a loss that falls was not measured (DeepSpeed prints 0.000).
+    """
+    third = len(losses) // 3
+    if len(losses) < FEW_LOSSES or not all(map(math.isfinite, losses)):
+        return False
+    first, last = losses[:third], losses[-third:]
+    drop = fmean(first) - fmean(last)
+    error = math.sqrt((pvariance(first) + pvariance(last)) / third)
+    return drop > max(4 * error, 0.02 * abs(fmean(first)))
+
+
+def says_nsa(effective: object) -> bool:
+    """Whether a trainer's effective config says that its attention is NSA, whose gates the limits are about."""
+    return isinstance(effective, dict) and str(effective.get("attention", "")).lower() == "nsa"
+
+
+def judges_gates(limits: Watchdog, env: Path | None) -> bool:
+    """Whether the limits on gates apply: where the runbook says so, else where the trainer's env.json proves NSA."""
+    if limits.gates is not None or env is None:
+        return bool(limits.gates)
+    try:
+        content: Any = json.loads(env.read_text(encoding="utf-8", errors="replace")[: 1 << 20])
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(content, dict) and says_nsa(content.get("effective"))
+
+
+@dataclass
+class _Norms:
+    """What one source said of gradients: whether a norm was ever above 0, and the losses written with norms of 0."""
+
+    measured: bool = False
+    losses: list[float] = field(default_factory=list)
+
+    def add(self, norm: float, loss: float | None) -> None:
+        self.measured = self.measured or not norm <= ROUNDED_NORM
+        if norm == 0 and loss is not None:
+            self.losses.append(loss)
+            if len(self.losses) > 4 * FEW_LOSSES:  # the first and the latest tell the trend
+                del self.losses[2 * FEW_LOSSES]
+
+    @property
+    def open(self) -> bool:
+        """Whether a norm of 0 may be one that is not measured: never another one, and losses that may still fall."""
+        if self.measured or len(self.losses) < 2 or len(set(self.losses)) == 1:
+            return False
+        return len(self.losses) < FEW_LOSSES or fell(self.losses)
+
+
+class AnomalyRules:
+    """Judges records one by one. A record without a field says nothing about it, for better or worse.
+
+    `env` is where the trainer tells its effective config; it is read when gates look collapsed.
+    """
+
+    def __init__(self, limits: Watchdog, *, env: Path | None = None) -> None:
         self._limits = limits
+        self._env = env
+        self._norms: dict[str, _Norms] = {}
         self._strikes: dict[tuple[str, str], int] = {}
         self._row: dict[str, tuple[int, frozenset[str]]] = {}
         self._told: set[str] = set()
@@ -88,7 +167,11 @@ class AnomalyRules:
 
     def _gradient(self, record: Record) -> Anomaly | None:
         norm = record.values.get("grad_norm")
-        if norm is None or not self._struck("gradient", record, norm == 0, self._limits.gate_strikes):
+        if norm is None:
+            return None
+        seen = self._norms.setdefault(record.source, _Norms())
+        seen.add(norm, record.values.get("loss"))
+        if not self._struck("gradient", record, norm == 0, self._limits.gate_strikes) or seen.open:
             return None
         return _anomaly("zero_grad", f"grad_norm was 0 in {self._limits.gate_strikes} records in a row", record)
 
@@ -107,7 +190,7 @@ class AnomalyRules:
             for name, bound, beyond, word in known
             if beyond(values[name], float(bound))
         ]
-        if not self._struck("gates", record, bool(bad), limits.gate_strikes):
+        if not self._struck("gates", record, bool(bad), limits.gate_strikes) or not judges_gates(limits, self._env):
             return None
         return _anomaly("gate_collapse", f"{bad[0]} in {limits.gate_strikes} records in a row", record)
 

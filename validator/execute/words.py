@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["describe_exit", "is_full", "last_words", "redact_words", "says_port_in_use", "tail_of"]
+__all__ = ["describe_exit", "is_full", "last_words", "redact_words", "says_no_room", "says_port_in_use", "tail_of"]
 
 _TAIL_BYTES = 65536
 _WORDS = 300
@@ -49,6 +50,7 @@ _EMPTY_WORDS = re.compile(
 )
 """Lines of a launcher's summary that say nothing of the cause."""
 
+_NO_ROOM = re.compile(r"No space left on device|Disk quota exceeded|\bENOSPC\b")
 _PORT_IN_USE = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
 
 
@@ -135,11 +137,18 @@ def says_port_in_use(out: Path, port: int | None) -> bool:
 
 
 def is_full(folder: Path) -> bool:
-    """Whether the disk of a folder has next to no room: a program that found none could not write down that it did."""
+    """Whether the disk of a folder has next to no room, or can hold no further file: a program that found none could
+    not write down that it did."""
     try:
-        return shutil.disk_usage(folder).free < _FULL_BYTES
+        found = os.statvfs(folder)
+        return shutil.disk_usage(folder).free < _FULL_BYTES or (found.f_files > 0 and found.f_favail == 0)
     except OSError:
         return False
+
+
+def says_no_room(out: Path) -> bool:
+    """Whether the last lines of a log say that a disk had no room; the program may have removed what did not fit."""
+    return any(_NO_ROOM.search(tail_of(path)) for _, path in _logs(out))
 
 
 def redact_words(words: Iterable[str], redact: Callable[[str], str]) -> tuple[str, ...]:

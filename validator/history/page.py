@@ -9,17 +9,17 @@ from pathlib import Path
 from urllib.parse import quote
 
 import validator
+from validator.files import write_atomic
 from validator.history.read import Entry
 from validator.history.sparkline import polyline
 from validator.history.trend import Change, Group, Trend
 from validator.model.units import format_duration
-from validator.report.files import write_atomic
-from validator.report.formats import clean, format_margin, format_quantity, one_line
+from validator.report.formats import clean, format_margin, format_quantity, one_line, plural
 from validator.report.page import StatusView
 from validator.report.parts import decision_status
 from validator.report.templates import environment, policy_hash, style, text
 
-__all__ = ["INDEX", "change_sentence", "render_index", "write_index"]
+__all__ = ["INDEX", "change_sentence", "left_out_sentence", "render_index", "run_note", "write_index"]
 
 INDEX = "index.html"
 
@@ -134,7 +134,24 @@ def _run(entry: Entry) -> _Run:
         href=f"{quote(entry.folder)}/report.html",
         why=clean(entry.why, limit=300),
         duration="" if entry.duration_s is None else format_duration(entry.duration_s),
-        note="pinned" if entry.pinned else "",
+        note=run_note(entry),
+    )
+
+
+def run_note(entry: Entry) -> str:
+    """What is to be known of a run beside its decision: `pinned; not decidable: buckets`."""
+    notes = ["pinned"] if entry.pinned else []
+    notes += [f"not decidable: {', '.join(map(one_line, entry.undecided))}"] if entry.undecided else []
+    return "; ".join(notes)
+
+
+def left_out_sentence(trend: Trend) -> str:
+    """Why earlier validations are not in a trend; empty when all are."""
+    if not trend.left_out:
+        return ""
+    return (
+        f"{plural(trend.left_out, 'run')} by another definition of it left out; "
+        "`validator report RUN` judges a run anew"
     )
 
 
@@ -153,7 +170,7 @@ def _line(group: Group, trend: Trend) -> _Line:
         marks=marks,
         summary=f"{len(trend.values)} runs, from {format_quantity(low, trend.unit)} to "
         f"{format_quantity(high, trend.unit)}",
-        changes=tuple(mark.text for mark in reversed(marks)),
+        changes=(*(mark.text for mark in reversed(marks)), *filter(None, (left_out_sentence(trend),))),
     )
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
+import stat
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from validator.files import Tree
 from validator.model.catalogue import METRICS
 from validator.model.machine import machine_class
 
@@ -34,12 +35,18 @@ _HEADLINES = (
 _SINGLE = ("train", "soak")
 """Kinds whose runs are repeats of one thing; the arms of a sweep or an A/B are not."""
 
+_WORD = re.compile(r"[A-Za-z_][\w.-]*")
+_LARGEST = 1e120
+
 _OPERATOR = re.compile(r"\s*(>=|<=|==|!=|>|<)\s*")
 
 
 @dataclass(frozen=True)
 class Point:
-    """One figure of one validation. `value` is the mean over `n` runs; `better` is None where neither way is."""
+    """One figure of one validation. `value` is the mean over `n` runs; `better` is None where neither way is.
+
+    `version` is that of the metrics' definitions; points of different versions belong to no one trend.
+    """
 
     phase: str
     metric: str
@@ -49,6 +56,7 @@ class Point:
     ci_low: float | None = None
     ci_high: float | None = None
     n: int = 1
+    version: int = 1
 
 
 @dataclass(frozen=True)
@@ -56,7 +64,8 @@ class Entry:
     """One validation.
 
     `folder` is the name of its run folder; `software` what may change between two comparable ones; `variant` what was
-    not as the runbook declares it (overrides, phases left out), empty when all was.
+    not as the runbook declares it (overrides, phases left out), empty when all was. `undecided` names what was
+    compared without an answer: sweeps and A/Bs, and `last GO` for the comparison with that.
     """
 
     folder: str
@@ -74,15 +83,27 @@ class Entry:
     software: Mapping[str, str] = field(default_factory=dict)
     points: tuple[Point, ...] = ()
     pinned: bool = False
+    undecided: tuple[str, ...] = ()
 
 
 def run_folders(parent: Path) -> Iterator[Path]:
-    """Run folders directly below `parent` whose validation got as far as a first report."""
+    """Run folders directly below `parent` whose validation got as far as a first report.
+
+    A link such as `latest` to another of them is left out: a run counts once.
+    """
     if not parent.is_dir():
         return
     for folder in sorted(parent.iterdir()):
-        if not folder.name.startswith((SAMPLE, ".")) and (folder / "result.json").is_file():
+        elsewhere = not folder.is_symlink() or folder.resolve().parent != parent.resolve()
+        if elsewhere and not folder.name.startswith((SAMPLE, ".")) and _is_file(folder / "result.json"):
             yield folder
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except OSError:
+        return False
 
 
 def stamp_of(folder: Path) -> str:
@@ -94,32 +115,51 @@ def stamp_of(folder: Path) -> str:
 def read_entry(folder: Path) -> Entry | None:
     """The entry of a run folder; None when its result.json is not one that can be read."""
     try:
-        found = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-        return _entry(folder, found)
+        with Tree(folder) as tree:
+            return _entry(folder, tree.json("result.json"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
 def _entry(folder: Path, found: Mapping[str, Any]) -> Entry:
     environment = found.get("environment") or {}
-    runbook = found["runbook"]
+    runbook, versions = found["runbook"], _versions(found["phases"])
     return Entry(
         folder=folder.name,
         run_id=str(found["run_id"]),
         runbook=str(runbook["name"]),
-        title=runbook.get("title"),
+        title=_text(runbook.get("title")),
         machine=machine_class(environment),
         host=str(environment.get("host") or "unknown"),
         decision=str(found["decision"]),
         why=str(found.get("why") or ""),
         started=str(found["started"]),
-        finished=found.get("finished"),
+        finished=_text(found.get("finished")),
         duration_s=_number(found.get("duration_s")),
         variant=_variant(runbook.get("overrides") or (), found["phases"]),
         software=_software(environment, runbook),
-        points=tuple(_unique(point for phase in found["phases"] for point in _points(phase))),
+        points=tuple(_unique(point for phase in found["phases"] for point in _points(phase, versions))),
         pinned=(folder / PIN).exists(),
+        undecided=tuple(_undecided(found)),
     )
+
+
+def _undecided(found: Mapping[str, Any]) -> Iterator[str]:
+    for phase in found["phases"]:
+        if (phase.get("comparison") or {}).get("outcome") == "not_decidable":
+            yield str(phase["id"])
+    if (found.get("since") or {}).get("verdict") == "not_decidable":
+        yield "last GO"
+
+
+def _versions(phases: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Version of the definition of each metric and scalar of a result, where it is not 1."""
+    told: dict[str, int] = {}
+    for phase in phases:
+        of_runs = [of for run in phase.get("runs") or () for of in (run.get("metrics"), run.get("scalars")) if of]
+        for numbers in (*of_runs, phase.get("scalars") or {}):
+            told |= {name: int(one["version"]) for name, one in numbers.items() if one.get("version", 1) != 1}
+    return told
 
 
 def _variant(overrides: Sequence[str], phases: Sequence[Mapping[str, Any]]) -> str:
@@ -142,7 +182,14 @@ def _software(environment: Mapping[str, Any], runbook: Mapping[str, Any]) -> dic
     return {name: value for name, value in told.items() if value}
 
 
-def _points(phase: Mapping[str, Any]) -> Iterator[Point]:
+def _points(phase: Mapping[str, Any], versions: Mapping[str, int]) -> Iterator[Point]:
+    for point in _numbers(phase):
+        words = set(_WORD.findall(point.metric))
+        families = {word.split(".")[-2] if word.count(".") else word for word in words}
+        yield replace(point, version=max((versions.get(name, 1) for name in (*words, *families)), default=1))
+
+
+def _numbers(phase: Mapping[str, Any]) -> Iterator[Point]:
     name = str(phase["id"])
     for criterion in phase.get("criteria") or ():
         yield from _of_criterion(name, criterion)
@@ -215,12 +262,16 @@ def _unique(points: Iterator[Point]) -> Iterator[Point]:
             yield point
 
 
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)
+
+
 def _number(value: Any) -> float | None:
-    """A finite number, or None."""
+    """A finite number, small enough to be squared and added up, or None."""
     if isinstance(value, bool):
         return None
     try:
         found = float(value)
-    except (TypeError, ValueError):
+    except (OverflowError, TypeError, ValueError):
         return None
-    return found if abs(found) < float("inf") else None
+    return found if abs(found) < _LARGEST else None

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
+from validator.files import Tree
 from validator.history.read import Entry
 
-__all__ = ["Retention", "expired", "folder_bytes", "remove"]
+__all__ = ["Retention", "expired", "folder_bytes", "is_run", "remove"]
 
 
 @dataclass(frozen=True)
@@ -22,10 +23,25 @@ class Retention:
     bytes: int | None = None
 
 
+def is_run(parent: Path, entry: Entry) -> bool:
+    """Whether a folder is what `validator run` made: nothing else is ever removed, whatever its result.json says."""
+    folder = parent / entry.folder
+    try:
+        with Tree(folder) as tree:
+            header = tree.json("run.json")
+    except (OSError, ValueError):
+        return False
+    return not folder.is_symlink() and isinstance(header, dict) and header.get("run_id") == entry.run_id
+
+
 def expired(
     parent: Path, entries: Sequence[Entry], retention: Retention, *, now: datetime | None = None
 ) -> tuple[tuple[Entry, str], ...]:
-    """The entries that exceed the limits, oldest first, each with why. `entries` are of one runbook, oldest first."""
+    """The entries that exceed the limits, oldest first, each with why. `entries` are of one runbook, oldest first.
+
+    Folders that are no run folders are left out, and count against no limit.
+    """
+    entries = [entry for entry in entries if is_run(parent, entry)]
     now = now or datetime.now(timezone.utc)
     safe = _safe(entries)
     found: dict[str, tuple[Entry, str]] = {}
@@ -64,7 +80,8 @@ def _started(entry: Entry, now: datetime) -> datetime:
 
 def folder_bytes(folder: Path) -> int:
     """Bytes of all files in a folder; links count as nothing."""
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    with Tree(folder) as tree:
+        return sum(entry.bytes for entry in tree.walk())
 
 
 def remove(parent: Path, entries: Sequence[Entry]) -> None:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TextIO
 
-from validator.history.page import change_sentence
+from validator.history.page import change_sentence, left_out_sentence, run_note
 from validator.history.read import Entry
 from validator.history.sparkline import blocks
 from validator.history.trend import Group, Trend
@@ -52,7 +52,7 @@ def _runs(entries: Sequence[Entry], *, limit: int, width: int, color: bool) -> I
             f"{view.sign} {view.word}",
             entry.started[:16].replace("T", " "),
             "" if entry.duration_s is None else format_duration(entry.duration_s),
-            entry.run_id + (" (pinned)" if entry.pinned else ""),
+            entry.run_id + (f" ({note})" if (note := run_note(entry)) else ""),
         )
         for view, entry in zip(views, shown, strict=True)
     ]
@@ -80,6 +80,8 @@ def _trends(trends: Sequence[Trend], *, width: int, color: bool) -> Iterable[str
         ("Figure", "Latest", "Over time", "Change"), rows, width=width, numeric=("Latest",), styles=styles, color=color
     )
     for trend in trends:
+        if trend.left_out:
+            yield from wrap(f"{trend.name}: {left_out_sentence(trend)}", width=width, indent="  ")
         for change in trend.changes[-1:]:
             sentence = f"{trend.name}: {change_sentence(trend, change)}"
             yield from (paint(line, _style(trend), color=color) for line in wrap(sentence, width=width, indent="  "))

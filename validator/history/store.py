@@ -8,34 +8,37 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import stat
 from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
+from validator.files import parse_json
 from validator.history.read import Entry, Point, read_entry, run_folders, stamp_of
 
 __all__ = ["DATABASE", "read_history"]
 
 DATABASE = ".history.sqlite"
 
-VERSION = 1
+VERSION = 2
 """Of the tables below; a file with another is built anew."""
 
 _TABLES = """
 CREATE TABLE runs (
   folder TEXT PRIMARY KEY, stamp TEXT NOT NULL, run_id TEXT, runbook TEXT, title TEXT, machine TEXT, host TEXT,
   decision TEXT, why TEXT, started TEXT, finished TEXT, duration_s REAL, variant TEXT, software TEXT,
-  pinned INTEGER);
+  pinned INTEGER, undecided TEXT);
 CREATE TABLE points (
   folder TEXT NOT NULL REFERENCES runs(folder) ON DELETE CASCADE, place INTEGER NOT NULL, phase TEXT, metric TEXT,
-  unit TEXT, value REAL, better TEXT, ci_low REAL, ci_high REAL, n INTEGER, PRIMARY KEY (folder, place)) WITHOUT ROWID;
+  unit TEXT, value REAL, better TEXT, ci_low REAL, ci_high REAL, n INTEGER, version INTEGER,
+  PRIMARY KEY (folder, place)) WITHOUT ROWID;
 """
 
 _RUN_COLUMNS = (
     "folder, run_id, runbook, title, machine, host, decision, why, started, finished, duration_s, variant, "
-    "software, pinned"
+    "software, pinned, undecided"
 )
-_POINT_COLUMNS = "phase, metric, unit, value, better, ci_low, ci_high, n"
+_POINT_COLUMNS = "phase, metric, unit, value, better, ci_low, ci_high, n, version"
 
 
 def read_history(parent: Path, *, rebuild: bool = False) -> tuple[Entry, ...]:
@@ -44,11 +47,17 @@ def read_history(parent: Path, *, rebuild: bool = False) -> tuple[Entry, ...]:
     Where the index cannot be written (a read-only file system), it is made in memory, and the answer is the same.
     """
     path = parent / DATABASE
-    if rebuild:
-        path.unlink(missing_ok=True)
-    with _opened(path) as database:
-        _refresh(database, parent)
-        return tuple(_entries(database))
+    with suppress(FileNotFoundError):
+        if rebuild or not stat.S_ISREG(path.lstat().st_mode):
+            path.unlink()  # a link would have the tables of another database dropped
+    try:
+        with _opened(path) as database:
+            _refresh(database, parent)
+            return tuple(_entries(database))
+    except (sqlite3.Error, ValueError, TypeError):  # somebody else wrote it
+        with closing(_usable(None)) as database:
+            _refresh(database, parent)
+            return tuple(_entries(database))
 
 
 @contextmanager
@@ -105,19 +114,20 @@ def _refresh(database: sqlite3.Connection, parent: Path) -> None:
 
 def _insert(database: sqlite3.Connection, entry: Entry, stamp: str) -> None:
     database.execute(
-        f"INSERT INTO runs (stamp, {_RUN_COLUMNS}) VALUES (?{', ?' * 14})",
+        f"INSERT INTO runs (stamp, {_RUN_COLUMNS}) VALUES (?{', ?' * 15})",
         (
             stamp,
             *(entry.folder, entry.run_id, entry.runbook, entry.title, entry.machine, entry.host, entry.decision),
             *(entry.why, entry.started, entry.finished, entry.duration_s, entry.variant),
             json.dumps(dict(entry.software)),
             entry.pinned,
+            json.dumps(entry.undecided),
         ),
     )
     database.executemany(
-        f"INSERT INTO points (folder, place, {_POINT_COLUMNS}) VALUES (?{', ?' * 9})",
+        f"INSERT INTO points (folder, place, {_POINT_COLUMNS}) VALUES (?{', ?' * 10})",
         [
-            (entry.folder, place, p.phase, p.metric, p.unit, p.value, p.better, p.ci_low, p.ci_high, p.n)
+            (entry.folder, place, p.phase, p.metric, p.unit, p.value, p.better, p.ci_low, p.ci_high, p.n, p.version)
             for place, p in enumerate(entry.points)
         ],
     )
@@ -126,8 +136,7 @@ def _insert(database: sqlite3.Connection, entry: Entry, stamp: str) -> None:
 def _entries(database: sqlite3.Connection) -> Iterator[Entry]:
     points: dict[str, list[Point]] = {}
     for folder, *values in database.execute(f"SELECT folder, {_POINT_COLUMNS} FROM points ORDER BY folder, place"):
-        phase, metric, unit, value, better, low, high, n = values
-        points.setdefault(folder, []).append(Point(phase, metric, unit, value, better, low, high, n))
+        points.setdefault(folder, []).append(Point(*values))
     rows: Iterable[tuple[object, ...]] = database.execute(f"SELECT {_RUN_COLUMNS} FROM runs ORDER BY started, folder")
     for row in rows:
         yield _entry(row, tuple(points.get(str(row[0]), ())))
@@ -135,7 +144,7 @@ def _entries(database: sqlite3.Connection) -> Iterator[Entry]:
 
 def _entry(row: tuple[object, ...], points: tuple[Point, ...]) -> Entry:
     (folder, run_id, runbook, title, machine, host, decision, why, started, finished, duration_s, *rest) = row
-    variant, software, pinned = rest
+    variant, software, pinned, undecided = rest
     return Entry(
         folder=str(folder),
         run_id=str(run_id),
@@ -149,7 +158,8 @@ def _entry(row: tuple[object, ...], points: tuple[Point, ...]) -> Entry:
         finished=None if finished is None else str(finished),
         duration_s=duration_s if isinstance(duration_s, float) else None,
         variant=str(variant),
-        software=json.loads(str(software)),
+        software=parse_json(str(software)),
         points=points,
         pinned=bool(pinned),
+        undecided=tuple(json.loads(str(undecided))),
     )

@@ -58,7 +58,8 @@ class Change:
 class Trend:
     """One figure over the validations of one runbook on one class of machine, oldest first.
 
-    `runs [n]` are positions in the group's entries, `values [n]` the figure.
+    `runs [n]` are positions in the group's entries, `values [n]` the figure. `left_out` counts the validations that
+    measured it by another definition than the latest.
     """
 
     phase: str
@@ -68,6 +69,7 @@ class Trend:
     runs: tuple[int, ...]
     values: tuple[float, ...]
     changes: tuple[Change, ...]
+    left_out: int = 0
 
     @property
     def name(self) -> str:
@@ -118,7 +120,8 @@ def trends(entries: Sequence[Entry]) -> tuple[Trend, ...]:
     return tuple(_trend(entries, found[name]) for name in names)
 
 
-def _trend(entries: Sequence[Entry], points: Sequence[tuple[int, Point]]) -> Trend:
+def _trend(entries: Sequence[Entry], every: Sequence[tuple[int, Point]]) -> Trend:
+    points = [one for one in every if one[1].version == every[-1][1].version]
     runs = tuple(place for place, _ in points)
     latest = points[-1][1]
     values = np.array([point.value for _, point in points], dtype=np.float64)
@@ -137,7 +140,16 @@ def _trend(entries: Sequence[Entry], points: Sequence[tuple[int, Point]]) -> Tre
                 because=_software_changes(entries[runs[index - 1]], entries[runs[index]]),
             )
         )
-    return Trend(latest.phase, latest.metric, latest.unit, latest.better, runs, tuple(values.tolist()), tuple(changes))
+    return Trend(
+        latest.phase,
+        latest.metric,
+        latest.unit,
+        latest.better,
+        runs,
+        tuple(values.tolist()),
+        tuple(changes),
+        len(every) - len(points),
+    )
 
 
 def _judged(relative: float, better: Better | None) -> Judged:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from validator.judge.decision import decide, exit_code, recommend
+from validator.judge.decision import decide, exit_code, recommend, settled
 from validator.judge.extension import extension_of
 from validator.judge.measure import RunMeasurement, measure
 from validator.judge.phase import judge_phase, run_report
@@ -17,5 +17,6 @@ __all__ = [
     "measure",
     "recommend",
     "run_report",
+    "settled",
     "trigger_of",
 ]

@@ -11,6 +11,7 @@ from validator.judge.compare import ArmRuns, Rules, compare_arms
 from validator.judge.config import same_value
 from validator.judge.data import PhaseData
 from validator.judge.estimate import Estimate
+from validator.judge.identical import identical_arms
 from validator.judge.measure import NotMeasured
 from validator.model.expression import parse_reference
 from validator.model.record import RunRecord
@@ -82,6 +83,10 @@ def _point(run: RunRecord, resolved: Resolved, data: PhaseData) -> list[float]:
 
 def _vacuous(data: PhaseData) -> str | None:
     """Why the compared setting cannot have made a difference, if so."""
+    arms = {arm: [(run.spec, run.result) for run in runs] for arm, runs in data.arms.items()}
+    twins = next((pair for pair in identical_arms(arms) if pair.arithmetic), None)
+    if twins is not None:
+        return twins.text
     names = {name for runs in data.arms.values() for run in runs for name in run.spec.settings}
     varied = [name for name in names if len({str(runs[0].spec.settings.get(name)) for runs in data.arms.values()}) > 1]
     reasons = [_ignored(name, data) or _one_bucket(name, data) for name in sorted(varied)]

@@ -36,7 +36,7 @@ FITS = (0.8, 1.25)
 """Median of claim over elapsed time outside of which a claim is not of this run."""
 
 _LEAST_STAMPS, _LEAST_SPAN_S, _LEAST_STRETCHES = 10, 5.0, 5
-_STRETCH_S, _STRETCH_SHARE = 0.1, 5e-4
+_STRETCH_S, _STRETCH_SHARE = 0.25, 5e-4
 """Shortest stretch between stamps that is compared: five times the distance at which stamps are taken."""
 
 _AGREEING = 0.1

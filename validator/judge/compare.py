@@ -2,8 +2,9 @@
 
 Steps of one run share the run's placement, clocks and cache state; they are not replicates. So arms are compared by
 Welch's t test on run means, with at least four runs for each arm, and a difference must also be worth having
-(`min_effect`). With several arms all pairs are tested and corrected by Holm (1979). "No difference" and "not decidable"
-are answers.
+(`min_effect`). With several arms all pairs are tested and corrected by Holm (1979). "No difference" is an answer that
+has to be shown, by two one-sided tests (Schuirmann 1987): the whole 90 % interval of the ratio lies within the minimum
+effect. What is neither different nor equal is not decidable, and changes no setting.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ import numpy as np
 
 from validator.judge.autocorrelation import t_quantile
 from validator.judge.estimate import LEVEL, MIN_REPEATS
+from validator.judge.means import Welch, holm, pooled_cv, ratio, repeats_for_equality, repeats_needed, welch
 from validator.judge.wording import listed, number, percent
 from validator.model.verdict import ComparedArm, Comparison
 
-__all__ = ["ArmRuns", "Rules", "compare_arms", "holm", "pooled_cv", "repeats_needed", "welch"]
+__all__ = ["ArmRuns", "Rules", "compare_arms"]
 
-_POWER = 0.8
 _ALPHA = 1.0 - LEVEL
 
 
@@ -55,49 +56,6 @@ class Rules:
     adopt: bool = False
 
 
-@dataclass(frozen=True)
-class Welch:
-    """Welch's test of a minus b: two-sided p value and 95 % interval, relative to the mean of b."""
-
-    p_value: float
-    effect: float
-    low: float
-    high: float
-
-
-def welch(a: Sequence[float], b: Sequence[float]) -> Welch:
-    """Welch's unequal-variances t test, with the effect relative to |mean(b)|.
-
-    Two arms without any scatter are different with certainty or equal with certainty.
-    """
-    from scipy.special import stdtr
-
-    first, second = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
-    base = abs(float(second.mean())) or 1.0
-    difference = float(first.mean() - second.mean())
-    parts = [float(side.var(ddof=1)) / len(side) for side in (first, second)]
-    error = math.sqrt(sum(parts))
-    if error <= 1e-12 * base:
-        effect = difference / base
-        return Welch(1.0 if abs(effect) <= 1e-12 else 0.0, effect, effect, effect)
-    df = sum(parts) ** 2 / sum(part**2 / (len(side) - 1) for part, side in zip(parts, (first, second), strict=True))
-    half = t_quantile((1 + LEVEL) / 2, df) * error
-    p_value = 2.0 * float(stdtr(df, -abs(difference) / error))
-    return Welch(p_value, difference / base, (difference - half) / base, (difference + half) / base)
-
-
-def repeats_needed(cv: float, effect: float, *, comparisons: int = 1) -> int:
-    """Runs per arm that find a relative difference `effect` with 80 % power when runs vary by `cv`; at least four."""
-    if effect <= 0:
-        return MIN_REPEATS
-    for n in range(MIN_REPEATS, 1000):
-        df = 2 * (n - 1)
-        reach = t_quantile(1 - _ALPHA / (2 * comparisons), df) + t_quantile(_POWER, df)
-        if n >= 2 * (reach * cv / effect) ** 2:
-            return n
-    return 1000
-
-
 def compare_arms(arms: Sequence[ArmRuns], *, rules: Rules, vacuous: str | None = None) -> Comparison:
     """The answer of a sweep or an A/B.
 
@@ -116,14 +74,15 @@ def compare_arms(arms: Sequence[ArmRuns], *, rules: Rules, vacuous: str | None =
     ranked = sorted(arms, key=lambda arm: -sign * float(np.mean(arm.values)))
     pairs = {frozenset((a.arm, b.arm)): welch(a.values, b.values).p_value for a, b in itertools.combinations(ranked, 2)}
     adjusted = _holm(pairs)
-    best, runner = ranked[0], ranked[1]
-    test = welch(best.values, runner.values)
-    p_value = adjusted[frozenset((best.arm, runner.arm))]
-    facts = _Facts(test, p_value)
-    if p_value < _ALPHA and abs(test.effect) >= rules.min_effect:
+    best = ranked[0]
+    rivals = (best, *(arm for arm in ranked[1:] if not _worse(best, arm, adjusted, rules)))
+    runner = rivals[1] if len(rivals) > 1 else ranked[1]
+    facts = _Facts(welch(best.values, runner.values), adjusted[frozenset((best.arm, runner.arm))])
+    if len(rivals) == 1:
         return _significant(rules, compared, best, runner, facts)
-    rivals = [arm for arm in ranked[1:] if not _worse(best, arm, adjusted, rules)]
-    return _no_difference(rules, compared, (best, *rivals), facts, arms)
+    if all(_equal(best, arm, rules) for arm in rivals[1:]):
+        return _no_difference(rules, compared, rivals, facts, arms)
+    return _undecided(rules, compared, rivals, facts, arms)
 
 
 @dataclass(frozen=True)
@@ -190,27 +149,9 @@ def _pooled_cv(arms: Sequence[ArmRuns]) -> float | None:
     return pooled_cv([arm.values for arm in arms])
 
 
-def pooled_cv(groups: Sequence[Sequence[float]]) -> float | None:
-    """Relative standard deviation between runs of the same group, pooled; None when no group has two runs."""
-    usable = [np.asarray(group, dtype=float) for group in groups if len(group) > 1 and np.isfinite(group).all()]
-    freedom = sum(len(values) - 1 for values in usable)
-    if not freedom or any(values.mean() == 0 for values in usable):
-        return None
-    return math.sqrt(sum(((values / values.mean() - 1.0) ** 2).sum() for values in usable) / freedom)
-
-
 def _holm(p_values: Mapping[frozenset[str], float]) -> dict[frozenset[str], float]:
     """Holm's adjustment of every pair's p value."""
     return dict(zip(p_values, holm(list(p_values.values())), strict=True))
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's step-down adjustment: the smallest p value times the number of tests, and so on, never decreasing."""
-    adjusted, largest = [0.0] * len(p_values), 0.0
-    for rank, index in enumerate(sorted(range(len(p_values)), key=lambda index: p_values[index])):
-        largest = max(largest, min(1.0, p_values[index] * (len(p_values) - rank)))
-        adjusted[index] = largest
-    return adjusted
 
 
 def _worse(best: ArmRuns, arm: ArmRuns, adjusted: Mapping[frozenset[str], float], rules: Rules) -> bool:
@@ -232,6 +173,18 @@ def _significant(
     return _answer(rules, compared, "significant", best.arm, message, facts)
 
 
+def _equal(best: ArmRuns, arm: ArmRuns, rules: Rules) -> bool:
+    """Whether the whole interval of their ratio lies within the minimum effect."""
+    found = ratio(arm.values, best.values)
+    return -rules.min_effect < found.low() and found.high() < rules.min_effect
+
+
+def _rest(rivals: Sequence[ArmRuns], arms: Sequence[ArmRuns]) -> str:
+    """`; c is worse` of the arms that are no rivals of the best."""
+    others = [arm.arm for arm in arms if arm not in rivals]
+    return f"; {listed(others)} {'is' if len(others) == 1 else 'are'} worse" if others else ""
+
+
 def _no_difference(
     rules: Rules,
     compared: tuple[ComparedArm, ...],
@@ -239,43 +192,57 @@ def _no_difference(
     facts: _Facts,
     arms: Sequence[ArmRuns],
 ) -> Comparison:
-    best, runner = rivals[0], rivals[1] if len(rivals) > 1 else None
-    others = [arm.arm for arm in arms if arm not in rivals]
-    largest = max(abs(facts.test.low), abs(facts.test.high))
-    small = facts.p_value < _ALPHA  # told apart from none by the runs, and too small to matter
-    kind = "difference that matters" if small else "significant difference"
-    message = f"No {kind} between {listed([arm.arm for arm in rivals])} in {rules.metric}"
-    if others:
-        message += f"; {listed(others)} is worse" if len(others) == 1 else f"; {listed(others)} are worse"
-    message += f": the best two differ by {percent(facts.test.effect)}, p = {facts.p_value:.2g}"
-    message += f", and less than {100 * rules.min_effect:g} % decides nothing." if small else "."
-    if largest > rules.min_effect:
-        cv = _pooled_cv(arms) or 0.0
-        wanted = repeats_needed(cv, rules.min_effect, comparisons=len(arms) * (len(arms) - 1) // 2)
-        message += f" Up to {100 * largest:.1f} % remains possible; about {wanted} runs per arm would tell."
-    recommended, why = _recommended(rules, rivals, best, runner)
+    message = f"No difference that matters between {listed([arm.arm for arm in rivals])} in {rules.metric}"
+    message += (
+        f"{_rest(rivals, arms)}: the best two differ by {percent(facts.test.effect)}, and by less than "
+        f"{100 * rules.min_effect:g} % with its whole 90 % interval."
+    )
+    recommended, why = _recommended(rules, rivals)
     return _answer(rules, compared, "no_difference", recommended, f"{message} {why}".strip(), facts)
 
 
-def _recommended(
-    rules: Rules, rivals: tuple[ArmRuns, ...], best: ArmRuns, runner: ArmRuns | None
-) -> tuple[str | None, str]:
-    """The arm to use among equals: the preferred one if it is not worse by the margin, else by the tie's metric."""
+def _undecided(
+    rules: Rules,
+    compared: tuple[ComparedArm, ...],
+    rivals: tuple[ArmRuns, ...],
+    facts: _Facts,
+    arms: Sequence[ArmRuns],
+) -> Comparison:
+    """Neither different nor equal. An arm that is preferred if it is not worse needs to be shown only that."""
     preferred = next((arm for arm in rivals if arm.arm == rules.prefer), None)
-    if rules.prefer is not None:
-        other = next((arm for arm in rivals if arm.arm != rules.prefer), None)
-        if preferred is None or other is None:
-            return best.arm, ""
-        test = welch(preferred.values, other.values)
-        loss = -test.low if rules.direction == "highest" else test.high
+    loss = None
+    if preferred is not None:
+        loss = max(_loss(preferred, arm, rules) for arm in rivals if arm is not preferred)
         if loss <= rules.min_effect:
-            return (
-                preferred.arm,
-                f"{preferred.arm} is preferred and not worse by more than {100 * rules.min_effect:g} %.",
+            message = (
+                f"{preferred.arm} is preferred and not worse in {rules.metric} by more than "
+                f"{100 * rules.min_effect:g} %: by {100 * max(loss, 0.0):.1f} % at most."
             )
-        return other.arm, (
-            f"{preferred.arm} is preferred, but it could be worse by {100 * loss:.1f} %, so {other.arm} stays."
-        )
+            return _answer(rules, compared, "not_worse", preferred.arm, message, facts)
+    found = [ratio(arm.values, rivals[0].values) for arm in rivals[1:]]
+    largest = max(max(abs(one.low()), abs(one.high())) for one in found)
+    wanted = repeats_for_equality(_pooled_cv(arms) or 0.0, rules.min_effect, two_sided=preferred is None)
+    message = f"Not decidable between {listed([arm.arm for arm in rivals])} in {rules.metric}"
+    message += (
+        f"{_rest(rivals, arms)}: the best two differ by {percent(facts.test.effect)}, p = {facts.p_value:.2g}, and a "
+        f"difference of {100 * largest:.1f} % remains possible."
+    )
+    if loss is not None and preferred is not None:
+        message += f" {preferred.arm} is preferred, but it could be worse by {100 * loss:.1f} %."
+    message += f" About {wanted} runs per arm would tell; until then the declared setting stays."
+    return _answer(rules, compared, "not_decidable", None, message, facts)
+
+
+def _loss(arm: ArmRuns, other: ArmRuns, rules: Rules) -> float:
+    """The largest share by which the arm may be worse than the other."""
+    found = ratio(arm.values, other.values)
+    return -found.low() if rules.direction == "highest" else found.high()
+
+
+def _recommended(rules: Rules, rivals: tuple[ArmRuns, ...]) -> tuple[str | None, str]:
+    """The arm to use among equals: the preferred one, else by the tie's metric."""
+    if any(arm.arm == rules.prefer for arm in rivals):
+        return rules.prefer, f"{rules.prefer} is preferred and not worse by more than {100 * rules.min_effect:g} %."
     ties = {arm.arm: float(np.mean(arm.tie_values)) for arm in rivals if arm.tie_values}
     if rules.tie is not None and len(ties) == len(rivals):
         calmest = min(ties, key=lambda name: ties[name])
@@ -287,7 +254,7 @@ def _recommended(
 def _answer(
     rules: Rules,
     compared: tuple[ComparedArm, ...],
-    outcome: Literal["significant", "no_difference", "not_decidable", "vacuous"],
+    outcome: Literal["significant", "no_difference", "not_worse", "not_decidable", "vacuous"],
     recommended: str | None,
     message: str,
     facts: _Facts | None = None,

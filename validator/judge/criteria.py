@@ -1,6 +1,6 @@
-"""Criteria, judged: PASS only if the whole interval is on the right side, FAIL only if wholly on the wrong one.
+"""Criteria, judged: their values taken from the phases, and decided by `validator.judge.deciding`.
 
-Everything else is INCONCLUSIVE with a sentence that says which measurement is missing or how much more would decide.
+What is missing or open is INCONCLUSIVE with a sentence that says which measurement is missing or what would decide it.
 A criterion on several arms or repeats holds when it holds for each; the worst is the one that is named.
 """
 
@@ -15,10 +15,10 @@ from typing import Literal
 import numpy as np
 
 from validator.judge.data import Known, PhaseData, is_exact
-from validator.judge.estimate import LEVEL, MIN_REPEATS, SECOND_LEVEL, Estimate, TooFewSamples, combine, exact
+from validator.judge.deciding import WORDS, Terms, decide
+from validator.judge.estimate import LEVEL, SECOND_LEVEL, Estimate, combine, exact
 from validator.judge.measure import NotMeasured
 from validator.judge.stored import StoredPhase, run_name, without_last_go
-from validator.judge.wording import number, told_apart
 from validator.model.expression import (
     Binary,
     Call,
@@ -31,7 +31,7 @@ from validator.model.expression import (
     parse_criterion,
     references,
 )
-from validator.model.record import PhaseRecord, ValidationRecord
+from validator.model.record import PhaseRecord, RunRecord, ValidationRecord
 from validator.model.resolve import LAST_GO, Resolved, UnresolvedReference, resolve
 from validator.model.runbook import Criterion
 from validator.model.verdict import Evidence, PhaseReport, Status, Verdict
@@ -39,11 +39,7 @@ from validator.model.verdict import Evidence, PhaseReport, Status, Verdict
 __all__ = ["judge_criterion"]
 
 _FLIPPED = {">=": "<=", "<=": ">=", ">": "<", "<": ">", "==": "==", "!=": "!="}
-_WORDS = {">=": "at least", "<=": "at most", ">": "above", "<": "below", "==": "equal to", "!=": "different from"}
 _SEVERITY: dict[Status, int] = {"FAIL": 0, "INCONCLUSIVE": 1, "PASS": 2}
-
-_HOPELESS = 400
-"""Times as much data as there is, beyond which no practical number of runs decides."""
 
 Source = PhaseData | StoredPhase
 """A phase of this validation, or of the last GO."""
@@ -196,19 +192,15 @@ def _judge(
         left = _evaluate(comparison.left, resolved, data, binding)
         right = _evaluate(comparison.right, resolved, data, binding)
     except NotMeasured as problem:
-        # From four repeats on a run need not have an interval of its own, so more runs make up for missing rows.
-        rows = isinstance(problem.__cause__, TooFewSamples) and _repeats(data, binding) < MIN_REPEATS
-        return _Outcome("INCONCLUSIVE", f"Not measured: {problem}.", binding, open_for="rows" if rows else None)
+        seen = _seen(comparison.left, resolved, data, binding)
+        return _Outcome("INCONCLUSIVE", f"Not measured: {problem}.", binding, seen)
     except ZeroDivisionError:
         return _Outcome("INCONCLUSIVE", f"Not computable: a divisor in {comparison.text!r} is 0.", binding)
     left, right = _alike(left, right), _alike(right, left)
     if isinstance(left, str) or isinstance(right, str):
         return _judge_text(left, comparison.operator, right, binding)
-    repeats = _repeats(data, binding)
-    assumed = any(data[one.source].assumes_variation(one, arm=binding[one.source][0]) for one in resolved.values())
-    spread = next(iter(data.values())).validation.runbook.defaults.run_cv if assumed else 0.0
-    outcome = _judge_numbers(left, comparison, right, resolved, binding, repeats, spread, level)
-    if outcome.status == "FAIL" and any(isinstance(one, PhaseData) and one.pauses for one in data.values()):
+    outcome = _judge_numbers(left, right, _terms(comparison, resolved, data, binding, level), comparison, binding)
+    if outcome.status != "PASS" and any(isinstance(one, PhaseData) and one.pauses for one in data.values()):
         outcome = _apart_from_pauses(outcome, comparison, resolved, data, binding, level)
     broken = _unfinished(resolved, data, binding)
     if outcome.status == "PASS" and broken is not None:
@@ -225,16 +217,18 @@ def _apart_from_pauses(
     binding: Binding,
     level: float,
 ) -> _Outcome:
-    """A failure that rests on one or two pauses is open: they do not show how often a long run pauses."""
+    """What does not pass through one or two pauses alone is open: they do not show how often a long run pauses."""
     plain = {name: replace(one, pauses=False) if isinstance(one, PhaseData) else one for name, one in data.items()}
     named = ((plain[one.source], one) for one in resolved.values())
     runs = [phase.few_pauses(one, arm=binding[one.source][0]) for phase, one in named if isinstance(phase, PhaseData)]
     paused = next((run for run in runs if run is not None), None)
-    if paused is None or _judge(comparison, resolved, plain, binding, level).status == "FAIL":
+    status = failed.status if paused is None else _judge(comparison, resolved, plain, binding, level).status
+    if status in ("FAIL", failed.status):
         return failed
     message = (
-        f"{failed.message} Without its pauses run {paused} does not fail, and it holds fewer than three, so how often "
-        "they come is not known: declare pause_every (steps from pause to pause) in the phase or in defaults."
+        f"{failed.message} Without its pauses run {paused} would {'pass' if status == 'PASS' else 'be open'}. It holds "
+        "fewer than three, so how often they come is not known: declare pause_every (steps from pause to pause) in the "
+        "phase or in defaults."
     )
     return replace(failed, status="INCONCLUSIVE", message=message, open_for=None)
 
@@ -304,119 +298,65 @@ def _judge_text(left: Known, operator: str, right: Known, binding: Binding) -> _
         message = f"{observed!r} and {bound!r} cannot be ordered; compare text by == or !=."
         return _Outcome("INCONCLUSIVE", message, binding, observed, bound)
     holds = (str(observed) == str(bound)) == (operator == "==")
-    message = f"{observed!r} is {'' if holds else 'not '}{_WORDS[operator]} {bound!r}."
+    message = f"{observed!r} is {'' if holds else 'not '}{WORDS[operator]} {bound!r}."
     return _Outcome("PASS" if holds else "FAIL", message, binding, observed, bound)
 
 
-def _judge_numbers(
-    left: Estimate,
+def _terms(
     comparison: Comparison,
-    right: Estimate,
     resolved: Mapping[str, Resolved],
+    data: Mapping[str, Source],
     binding: Binding,
-    repeats: int,
-    assumed_cv: float,
     level: float,
-) -> _Outcome:
-    operator, unit = comparison.operator, comparison.unit or _unit(comparison.left, resolved)
-    if math.isnan(left.point) or math.isnan(right.point):
-        message = "The value is not a number: the trainer wrote NaN or an infinity."
-        return _Outcome("FAIL", message, binding, left.point, right.point)
-    if math.isinf(left.point) and not math.isinf(right.point) and left.exact and _is_measured_infinity(comparison):
-        message = f"The value is {left.point}, which no healthy run shows."
-        return _Outcome("FAIL", message, binding, left.point, right.point)
-    difference = combine("-", [left, right])
-    margin = _margin(left.point, operator, right.point)
-    digits = told_apart(left.point, right.point)
-    shown = f"{digits[0]}{' ' + unit if unit else ''}"
-    bound = f"{digits[1]}{' ' + unit if unit else ''}"
-    if difference.exact:
-        holds = _holds(left.point, operator, right.point)
-        message = f"{shown} is {'' if holds else 'not '}{_WORDS[operator]} {bound}."
-        return _Outcome("PASS" if holds else "FAIL", message, binding, left.point, right.point, None, margin)
-    interval = difference.interval(level)
-    if interval is None or not all(math.isfinite(end) for end in interval):
-        message = f"{shown} has no finite interval: a divisor in {comparison.text!r} may be 0."
-        return _Outcome("INCONCLUSIVE", message, binding, left.point, right.point, None, margin)
-    status = _status(interval, operator)
-    ends = (right.point + interval[0], right.point + interval[1])
-    text = f"{shown} [{number(ends[0])}, {number(ends[1])}]"
-    if status == "INCONCLUSIVE":
-        message = f"The interval of {text} holds the bound {bound}; {_what_decides(difference, repeats, assumed_cv)}."
-    else:
-        message = f"{text} is {'' if status == 'PASS' else 'not '}{_WORDS[operator]} {bound}, with its whole interval."
-    if assumed_cv and status != "INCONCLUSIVE":
-        message += f" The interval allows for {100 * assumed_cv:g} % between runs, which is assumed, not measured."
-    more = status == "INCONCLUSIVE" and _factor(difference) <= _HOPELESS
-    return _Outcome(
-        status, message, binding, left.point, right.point, ends, margin, open_for="interval" if more else None
+) -> Terms:
+    """What a comparison of numbers is decided by."""
+    behind = [(data[one.source], one, binding[one.source][0]) for one in resolved.values()]
+    assumed = [phase.variation(one) for phase, one, arm in behind if phase.assumes_variation(one, arm=arm)]
+    return Terms(
+        operator=comparison.operator,
+        unit=comparison.unit or _unit(comparison.left, resolved),
+        text=comparison.text,
+        repeats=_repeats(data, binding),
+        assumed_cv=max(assumed, default=0.0),
+        level=level,
+        windows=tuple(window for phase, one, arm in behind for window in phase.windows(one, arm=arm)),
     )
 
 
-def _is_measured_infinity(comparison: Comparison) -> bool:
-    """A lone reference that is infinite was written so; arithmetic may make one of healthy values."""
-    return isinstance(comparison.left, Reference)
+def _judge_numbers(left: Estimate, right: Estimate, terms: Terms, comparison: Comparison, binding: Binding) -> _Outcome:
+    if math.isnan(left.point) or math.isnan(right.point):
+        message = "The value is not a number: the trainer wrote NaN or an infinity."
+        return _Outcome("FAIL", message, binding, left.point, right.point)
+    # A lone reference that is infinite was written so; arithmetic may make one of healthy values.
+    written = left.exact and isinstance(comparison.left, Reference)
+    if math.isinf(left.point) and not math.isinf(right.point) and written:
+        message = f"The value is {left.point}, which no healthy run shows."
+        return _Outcome("FAIL", message, binding, left.point, right.point)
+    found = decide(left, right, terms)
+    return _Outcome(
+        status=found.status,
+        message=found.message,
+        binding=binding,
+        observed=left.point,
+        bound=right.point,
+        interval=found.interval,
+        margin=found.margin,
+        open_for=found.open_for,
+    )
 
 
-def _holds(left: float, operator: str, right: float) -> bool:
-    if operator in ("==", "!="):
-        return math.isclose(left, right, rel_tol=1e-9, abs_tol=1e-12) == (operator == "==")
-    if operator in (">=", "<="):
-        return left >= right if operator == ">=" else left <= right
-    return left > right if operator == ">" else left < right
-
-
-def _status(interval: tuple[float, float], operator: str) -> Status:
-    """The side of 0 on which the whole interval of left minus right lies."""
-    low, high = interval
-    if operator in ("<", "<="):
-        low, high, operator = -high, -low, ">" if operator == "<" else ">="
-    if operator == "==":
-        return "PASS" if low == high == 0 else "INCONCLUSIVE" if low <= 0 <= high else "FAIL"
-    if operator == "!=":
-        return "FAIL" if low == high == 0 else "INCONCLUSIVE" if low <= 0 <= high else "PASS"
-    if operator == ">=":
-        return "PASS" if low >= 0 else "FAIL" if high < 0 else "INCONCLUSIVE"
-    return "PASS" if low > 0 else "FAIL" if high <= 0 else "INCONCLUSIVE"
-
-
-def _margin(left: float, operator: str, right: float) -> float | None:
-    """Relative distance from the bound, positive on the good side; absolute where the bound is 0."""
-    distance = 0.0 + (left - right if right == 0 else (left - right) / abs(right))
-    if not math.isfinite(distance):
+def _seen(
+    node: Expression, resolved: Mapping[str, Resolved], data: Mapping[str, Source], binding: Binding
+) -> float | None:
+    """What was recorded of a lone reference that decides nothing, to be shown all the same."""
+    if not isinstance(node, Reference):
         return None
-    if operator in ("<", "<="):
-        return -distance
-    if operator == "==":
-        return -abs(distance) if distance else 0.0
-    return abs(distance) if operator == "!=" else distance
-
-
-def _what_decides(difference: Estimate, repeats: int, assumed_cv: float) -> str:
-    """How much more would decide, if the observed value is the true one."""
-    factor = _factor(difference)
-    if math.isinf(factor):
-        return "the value lies on the bound, so no number of runs would decide it"
-    if factor > _HOPELESS:
-        return "the value is so close to the bound that no practical number of runs would decide it"
-    wanted = max(MIN_REPEATS, math.ceil(repeats * factor))
-    if assumed_cv:
-        return (
-            f"{MIN_REPEATS} repeats would measure the variation between runs, which is assumed to be "
-            f"{100 * assumed_cv:g} %; at that, about {wanted} would decide it if the value is right"
-        )
-    if wanted > repeats:
-        return f"if the value is right, about {wanted} repeats would decide it (there {_were(repeats)})"
-    return f"if the value is right, a run about {max(2, math.ceil(factor))} times as long would decide it"
-
-
-def _factor(difference: Estimate) -> float:
-    """How many times as much data would decide, if the observed value is the true one; infinite on the bound."""
-    if difference.replicates is None or difference.point == 0:
-        return math.inf
-    half = float(np.ptp(np.quantile(difference.replicates, [0.025, 0.975]))) / 2
-    return (half / abs(difference.point)) ** 2
-
-
-def _were(repeats: int) -> str:
-    return "was 1" if repeats == 1 else f"were {repeats}"
+    one = resolved[node.name]
+    phase, (arm, index) = data[one.source], binding[one.source]
+    runs = phase.arms.get(arm, ())
+    chosen = runs if index is None else runs[index : index + 1]
+    if not isinstance(phase, PhaseData):
+        return None
+    values = [phase.recorded(run, one) for run in chosen if isinstance(run, RunRecord)]
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None

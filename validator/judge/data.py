@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from validator.judge.estimate import MIN_REPEATS, Estimate, combine, exact, over_runs
+from validator.judge.means import pooled_cv
 from validator.judge.measure import EXACT_STATISTICS, NotMeasured, RunMeasurement, measure
+from validator.judge.window import SteadyWindow
 from validator.judge.wording import quoted
 from validator.model.catalogue import METRICS
 from validator.model.measure import ScalarValue
@@ -114,8 +116,40 @@ class PhaseData:
         # From four repeats on, the scatter of the run means is the interval; a run need not have one of its own.
         values = [self.of_run(run, resolved, alone=len(runs) < MIN_REPEATS) for run in runs]
         estimates = [value for value in values if isinstance(value, Estimate)]
-        run_cv = self.validation.runbook.defaults.run_cv
+        run_cv = self.variation(resolved)
         return over_runs(estimates, run_cv=run_cv, sign=sign(resolved), seed=f"{resolved.phase_id}/{arm}")
+
+    def variation(self, resolved: Resolved) -> float:
+        """Assumed standard deviation between runs over their mean.
+
+        As the runbook declares it or, if that is more, as four runs or more of the last GO showed it.
+        """
+        declared, last_go = self.validation.runbook.defaults.run_cv, self.validation.last_go
+        phase = next((one for one in last_go.phases if one.id == resolved.phase_id), None) if last_go else None
+        means: dict[str | None, list[float]] = {}
+        for run in phase.measured if phase is not None else ():
+            if (stats := run.metrics.get(resolved.name)) is not None and stats.mean:
+                means.setdefault(run.arm, []).append(stats.mean)
+        return max(declared, pooled_cv([runs for runs in means.values() if len(runs) >= MIN_REPEATS]) or 0.0)
+
+    def windows(self, resolved: Resolved, *, arm: str) -> tuple[SteadyWindow, ...]:
+        """The windows of the runs that a value stands for a long run by; none for an exact value."""
+        if is_exact(resolved):
+            return ()
+        if resolved.name == "scaling.efficiency":
+            rate = Resolved(resolved.phase_id, "series", "toks_per_s_per_rank", "mean", "tok/s", "steady")
+            wide = _scaled_against(self)
+            return tuple(window for side in (wide, self) for arm in side.arms for window in side.windows(rate, arm=arm))
+        measurements = [measured(run) for run in self.arms.get(arm, ())]
+        found = [one.window_found for one in measurements if one is not None and one.window_found is not None]
+        # The drift is the slow-down itself, so it needs no second proof.
+        return tuple(replace(one, slowed=False) if resolved.kind == "scalar" else one for one in found)
+
+    def recorded(self, run: RunRecord, resolved: Resolved) -> float | None:
+        """What was recorded of a value in one run, whether or not anything may be concluded from it."""
+        measurement = measured(run)
+        stats = None if measurement is None else measurement.metrics.get(resolved.name)
+        return None if stats is None or resolved.statistic is None else getattr(stats, resolved.statistic)
 
     def assumes_variation(self, resolved: Resolved, *, arm: str) -> bool:
         """Whether the interval rests on an assumed variation between runs, for want of four repeats."""
@@ -135,9 +169,7 @@ class PhaseData:
         if measurement is None or resolved.statistic is None:
             raise NotMeasured(f"run {run.spec.id} was not measured")
         measurement = measurement if self.pauses else measurement.without_pauses
-        if alone:
-            return measurement.estimate(resolved.name, resolved.statistic)
-        return exact(measurement.point(resolved.name, resolved.statistic))
+        return measurement.estimate(resolved.name, resolved.statistic, alone=alone)
 
     def few_pauses(self, resolved: Resolved, *, arm: str) -> str | None:
         """The run of an arm whose rate holds pauses, but too few to show how often they come; None where none does."""
@@ -219,10 +251,7 @@ def scaling_efficiency(data: PhaseData) -> Estimate:
     Raises:
         NotMeasured: when either rate is not known.
     """
-    phase = data.record.phase
-    if not isinstance(phase, TrainPhase) or phase.scaling_against is None:
-        raise NotMeasured(f"phase {phase.id} names no phase to compare with by scaling_against")
-    wide = PhaseData(data.validation.phase(phase.scaling_against), data.validation)
+    wide = _scaled_against(data)
     rates = []
     for side in (wide, data):
         if not side.arms:
@@ -233,3 +262,11 @@ def scaling_efficiency(data: PhaseData) -> Estimate:
             raise NotMeasured(f"phase {side.record.phase.id} has no rate above 0")
         rates.append(value)
     return combine("/", rates)
+
+
+def _scaled_against(data: PhaseData) -> PhaseData:
+    """The phase whose rate per rank is compared with that of this one."""
+    phase = data.record.phase
+    if not isinstance(phase, TrainPhase) or phase.scaling_against is None:
+        raise NotMeasured(f"phase {phase.id} names no phase to compare with by scaling_against")
+    return PhaseData(data.validation.phase(phase.scaling_against), data.validation)

@@ -11,7 +11,7 @@ from validator.model.runbook import Runbook
 from validator.model.settings import setting_text
 from validator.model.verdict import Decision, Finding, PhaseReport, Recommendation, Status
 
-__all__ = ["decide", "exit_code", "recommend"]
+__all__ = ["decide", "exit_code", "recommend", "settled"]
 
 _EXIT_CODES: dict[Decision, int] = {"GO": 0, "NO_GO": 1, "INCONCLUSIVE": 3, "IN_PROGRESS": 3}
 
@@ -21,7 +21,8 @@ def decide(
 ) -> tuple[Decision, str]:
     """The decision and one sentence that says why.
 
-    GO only if every required phase passed, which needs every required criterion of it, and no veto stands. NO-GO only
+    GO only if every required phase passed, which needs every required criterion of it, if one of them asked for
+    something that could fail, and no veto stands. NO-GO only
     if something required failed: a veto says that the evidence cannot be trusted, not that it is bad. `pending`
     names the phases that are still to come, or says that some are.
     """
@@ -44,6 +45,11 @@ def decide(
         first = open_phases[0]
         told = "is not proven" if first.ran and first.status == "SKIPPED" else words.get(first.status, "did not finish")
         return "INCONCLUSIVE", _because(open_phases, told)
+    if not any(phase.asks for phase in required):
+        return "INCONCLUSIVE", (
+            "No required phase asks for anything that could fail on what it measures, so nothing was decided; give one "
+            "a criterion."
+        )
     count = sum(verdict.required for phase in required for verdict in phase.criteria)
     checks = sum(check.required for phase in required for check in phase.checks)
     noun = "phase" if len(required) == 1 else "phases"
@@ -60,6 +66,20 @@ def _because(phases: Sequence[PhaseReport], words: str) -> str:
     others = [phase.id for phase in phases[1:]]
     also = f" Also not passed: {listed(others)}." if others else ""
     return f"Phase {first.id} {words}: {first.message}{also}" if first.message else f"Phase {first.id} {words}.{also}"
+
+
+def settled(phases: Sequence[PhaseReport], findings: Sequence[Finding]) -> str | None:
+    """Why no further run of a phase could make the decision GO, as a clause; None where one could.
+
+    Args:
+        phases: those that were judged before the phase at hand.
+        findings: what is known of the validation so far.
+    """
+    failed = next((phase for phase in phases if phase.required and phase.status == "FAIL"), None)
+    if failed is not None:
+        return f"{failed.id} failed"
+    veto = next((finding for finding in findings if finding.severity == "veto"), None)
+    return None if veto is None else f"the veto {veto.code} forbids GO"
 
 
 def exit_code(decision: Decision) -> int:

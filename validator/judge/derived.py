@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from validator.judge.autocorrelation import effective_size, is_constant, lag1, with_caution
-from validator.judge.estimate import MIN_EFFECTIVE, REPLICATES, Estimate
+from validator.judge.estimate import REPLICATES, Estimate
 from validator.model.measure import ScalarValue
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["DerivedScalar", "memory_growth", "rate_drift"]
 
 _MIN_ROWS = 9  # three in each third
+_READINGS = 6
 _MEMORY = ("gpu_mem_alloc_mib", "host_mem_mib")
 
 
@@ -35,41 +37,40 @@ class DerivedScalar:
 def rate_drift(rate: Windowed | None) -> DerivedScalar | None:
     """`rate.drift_pct`: the rate of the window's last third against its first, in percent.
 
-    The interval is Student's t on the pooled scatter within the thirds, widened for autocorrelation. A run that was
-    never steady has a drift as well: that is what the number is for. None when there are too few rows, or when
-    rates are so absurd that their means leave the range of floats.
+    The interval is Student's t on the pooled scatter within these two thirds, widened for autocorrelation; the readings
+    are the changes between any two sixths. None when there are too few rows, or when rates are so absurd that their
+    means leave the range of floats.
     """
     if rate is None or len(rate.values) < _MIN_ROWS or not np.isfinite(rate.values).all() or (rate.values <= 0).any():
         return None
-    parts = np.array_split(np.arange(len(rate.values)), 3)
-    means = [float(rate.numerator[part].sum() / rate.denominator[part].sum()) for part in parts]
-    if not all(0 < mean < np.inf for mean in means):
+    thirds = np.array_split(np.arange(len(rate.values)), 3)
+    sixths = [_mean(rate, part) for part in np.array_split(np.arange(len(rate.values)), _READINGS)]
+    before, after = _mean(rate, thirds[0]), _mean(rate, thirds[-1])
+    if not all(0 < mean < np.inf for mean in (before, after, *sixths)):
         return None
-    residuals = np.concatenate(
-        [
-            (rate.numerator[part] - mean * rate.denominator[part]) / rate.denominator[part].mean() / mean
-            for part, mean in zip(parts, means, strict=True)
-        ]
-    )
-    drift_pct = 100.0 * (means[-1] / means[0] - 1.0)
-    n = len(residuals)
-    phi = lag1(residuals, fitted=3)
-    phi = with_caution(phi, n)
-    effective = effective_size(n, phi)
-    note = "last third of the window against its first"
-    if is_constant(1.0 + residuals):
-        return _derived("rate.drift_pct", drift_pct, "%", rate.source, note, np.full(REPLICATES, drift_pct))
-    if effective < MIN_EFFECTIVE:
-        note += f"; no interval: {n} rows with autocorrelation {phi:.2f} count as {effective:.0f} independent ones"
-        return DerivedScalar(
-            "rate.drift_pct", ScalarValue(value=drift_pct, unit="%", source=rate.source, note=note), None
-        )
-    error = float(residuals.std(ddof=3)) * math.sqrt((1.0 + phi) / (1.0 - phi))
-    rng = np.random.default_rng([zlib.crc32(rate.sha256.encode()), n])
-    scale = np.sqrt((effective - 1.0) / rng.chisquare(effective - 1.0, REPLICATES))
-    first, last = (1.0 + error / math.sqrt(n / 3) * rng.standard_normal(REPLICATES) * scale for _ in range(2))
-    replicates = 100.0 * (means[-1] * last / np.maximum(means[0] * first, 1e-9) - 1.0)
-    return _derived("rate.drift_pct", drift_pct, "%", rate.source, note, replicates)
+    residuals = np.concatenate([_relative(rate, thirds[0], before), _relative(rate, thirds[-1], after)])
+    drift_pct = 100.0 * (after / before - 1.0)
+    turn = max(sixths) / min(sixths)
+    reach = (100.0 * (1.0 / turn - 1.0), 100.0 * (turn - 1.0))
+    n, replicates = len(residuals), np.full(REPLICATES, drift_pct)
+    if not is_constant(1.0 + residuals):
+        effective = max(effective_size(n, with_caution(lag1(residuals, fitted=2), n)), 3.0)
+        rng = np.random.default_rng([zlib.crc32(rate.sha256.encode()), n])
+        scale = np.sqrt((effective - 2.0) / rng.chisquare(effective - 2.0, REPLICATES))
+        error = float(residuals.std(ddof=2)) * math.sqrt(2.0 / effective)
+        first, last = (1.0 + error * rng.standard_normal(REPLICATES) * scale for _ in range(2))
+        replicates = 100.0 * (after * last / np.maximum(before * first, 1e-9 * before) - 1.0)
+    return _derived("rate.drift_pct", Estimate(drift_pct, replicates, reach), "%", rate.source)
+
+
+def _mean(rate: Windowed, part: npt.NDArray[np.intp]) -> float:
+    return float(rate.numerator[part].sum() / rate.denominator[part].sum())
+
+
+def _relative(rate: Windowed, part: npt.NDArray[np.intp], mean: float) -> npt.NDArray[np.float64]:
+    """How far each row of a part is from the part's mean, relative to it."""
+    numerator, denominator = rate.numerator[part], rate.denominator[part]
+    return np.asarray((numerator - mean * denominator) / denominator.mean() / mean, dtype=np.float64)
 
 
 def memory_growth(windows: Mapping[str, Windowed], after_step: int | None) -> DerivedScalar | None:
@@ -92,8 +93,8 @@ def memory_growth(windows: Mapping[str, Windowed], after_step: int | None) -> De
     return DerivedScalar("memory.growth_mib_per_1k_steps", value)
 
 
-def _derived(name: str, point: float, unit: str, source: str, note: str, replicates: np.ndarray) -> DerivedScalar:
-    estimate = Estimate(point, replicates)
-    low, high = estimate.interval() or (point, point)
-    value = ScalarValue(value=point, unit=unit, source=source, ci_low=low, ci_high=high, note=note)
+def _derived(name: str, estimate: Estimate, unit: str, source: str) -> DerivedScalar:
+    low, high = estimate.interval() or (estimate.point, estimate.point)
+    note = "last third of the window against its first"
+    value = ScalarValue(value=estimate.point, unit=unit, source=source, ci_low=low, ci_high=high, note=note)
     return DerivedScalar(name, value, estimate)

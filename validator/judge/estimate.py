@@ -11,25 +11,26 @@ import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
-from validator.judge.autocorrelation import block_length, effective_values, is_constant, t_quantile
-from validator.judge.window import UNSEEN_CHANGE
+from validator.judge.autocorrelation import effective_values, independent_rows, is_constant, t_quantile
 from validator.model.catalogue import MAY_MISS
 
 __all__ = [
     "LEVEL",
-    "MIN_EFFECTIVE",
     "MIN_REPEATS",
     "REPLICATES",
+    "Reach",
     "SECOND_LEVEL",
+    "UNKNOWN_REACH",
     "Estimate",
     "TooFewSamples",
-    "bootstrap_mean",
-    "bootstrap_quantile",
-    "bootstrap_spread",
+    "sampled_mean",
+    "sampled_quantile",
+    "sampled_spread",
     "combine",
     "exact",
     "over_runs",
@@ -47,25 +48,10 @@ together must stay within 5 % on each side."""
 REPLICATES = 4000
 """Replicates of an estimate: the 2.5 % point of a t distribution with 3 degrees of freedom is then good to 4 %."""
 
-MIN_EFFECTIVE = 2.0
-"""Effective sample size below which no interval of a mean is stated: Student's t then has no degree of freedom left.
-
-A higher limit does harm: it lets through only the runs whose autocorrelation was underestimated."""
-
-SHORT_ROWS = 60
-"""Rows below which a trend and autocorrelation cannot be told apart, so that more independent steps are asked for."""
-
-MIN_EFFECTIVE_SHORT = 8.0
-"""The same limit for windows below SHORT_ROWS rows. Of runs that start half as slow again and fade over 15 steps, one
-in fifty had an interval at 40 autocorrelated rows, and half of those were wrong."""
-
-MIN_VALUES = 8
-"""Values below which neither a spread nor an autocorrelation can be estimated."""
-
 MIN_REPEATS = 4
 """Runs from which their variation is measured rather than assumed."""
 
-_MAX_BLOCKS = 250
+_BLOCKS = 32
 _NORMAL_975 = 1.959963984540054
 
 
@@ -73,20 +59,32 @@ class TooFewSamples(ValueError):
     """An interval cannot be stated from so little; the message says how much was there and how much would do."""
 
 
+Reach = tuple[float, float]
+"""Least and greatest value that a statistic has in any part of what was measured."""
+
+UNKNOWN_REACH: Reach = (-math.inf, math.inf)
+
+
 @dataclass(frozen=True, eq=False)
 class Estimate:
-    """`point` is the observed value, `replicates [REPLICATES]` its distribution, None when it is exact."""
+    """`point` is the observed value, `replicates [REPLICATES]` its distribution.
+
+    A value is `exact` without replicates, unless `unknown` says why they cannot be had. `reach` spans its readings in
+    every part of the runs behind it, with the variation between runs allowed for.
+    """
 
     point: float
     replicates: Floats | None = None
+    reach: Reach = UNKNOWN_REACH
+    unknown: str | None = None
 
     @property
     def exact(self) -> bool:
-        """Whether the value has no interval."""
-        return self.replicates is None
+        """Whether the value is what it is."""
+        return self.replicates is None and self.unknown is None
 
     def interval(self, level: float = LEVEL) -> tuple[float, float] | None:
-        """The interval of this coverage; None for an exact value."""
+        """The interval of this coverage; None for a value that is exact, or whose distribution is not known."""
         if self.replicates is None:
             return None
         low, high = np.quantile(self.replicates, [(1 - level) / 2, (1 + level) / 2])
@@ -108,7 +106,7 @@ class Estimate:
 
 def exact(value: float) -> Estimate:
     """A value without interval."""
-    return Estimate(float(value))
+    return Estimate(float(value), reach=(float(value), float(value)))
 
 
 def combine(operator: str, operands: Sequence[Estimate]) -> Estimate:
@@ -121,11 +119,29 @@ def combine(operator: str, operands: Sequence[Estimate]) -> Estimate:
     if operator == "/" and points[1] == 0:
         raise ZeroDivisionError("the divisor is 0")
     point = float(_apply(operator, points))
-    if all(operand.exact for operand in operands):
-        return Estimate(point)
+    reach = _reach(operator, [operand.reach for operand in operands])
+    unknown = next((operand.unknown for operand in operands if operand.unknown is not None), None)
+    if unknown is not None or all(operand.exact for operand in operands):
+        return Estimate(point, None, reach, unknown)
     columns = [operand.point if operand.replicates is None else operand.replicates for operand in operands]
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        return Estimate(point, np.asarray(_apply(operator, columns), dtype=np.float64))
+        return Estimate(point, np.asarray(_apply(operator, columns), dtype=np.float64), reach)
+
+
+def _reach(operator: str, reaches: Sequence[Reach]) -> Reach:
+    """The arithmetic of intervals: every value that the operands' readings can give together."""
+    low, high = reaches[0]
+    if operator == "abs":
+        return (0.0 if low < 0 < high else min(abs(low), abs(high)), max(abs(low), abs(high)))
+    if operator in ("min", "max"):
+        pick = min if operator == "min" else max
+        return pick(one[0] for one in reaches), pick(one[1] for one in reaches)
+    other = reaches[1]
+    if operator == "/" and other[0] <= 0 <= other[1]:
+        return UNKNOWN_REACH
+    with np.errstate(invalid="ignore", over="ignore"):
+        corners = [float(_apply(operator, [np.float64(a), np.float64(b)])) for a in (low, high) for b in other]
+    return UNKNOWN_REACH if any(math.isnan(one) for one in corners) else (min(corners), max(corners))
 
 
 def _apply(operator: str, values: Sequence[float | Floats]) -> float | Floats:
@@ -151,82 +167,65 @@ def _generator(seed: str, *salt: int) -> np.random.Generator:
     return np.random.default_rng([zlib.crc32(seed.encode()), *salt])
 
 
-def _effective(values: Floats, what: str) -> tuple[float, float]:
-    """Effective size of a series, if it has enough of it, and the lag-1 coefficient that would give this size."""
-    n = len(values)
-    effective = effective_values(values)
-    phi = (n - effective) / (n + effective) if n else 0.0
-    if not math.isfinite(phi):
-        raise TooFewSamples(f"{what} holds values too large to compute with")
-    least = MIN_EFFECTIVE if n >= SHORT_ROWS else MIN_EFFECTIVE_SHORT
-    if n < MIN_VALUES or effective < least:
-        wanted = max(math.ceil(4 * MIN_EFFECTIVE * (1 + phi) / (1 - phi)), SHORT_ROWS)
-        raise TooFewSamples(
-            f"too few samples of {what}: {n} rows with autocorrelation {phi:.2f} count as {effective:.0f} independent "
-            f"ones; about {wanted} rows in the window would do"
-        )
-    return phi, effective
-
-
-def bootstrap_mean(numerator: Floats, denominator: Floats, *, seed: str, what: str = "the series") -> Estimate:
+def sampled_mean(numerator: Floats, denominator: Floats, *, seed: str, what: str = "the series") -> Estimate:
     """Sum of `numerator [n]` over sum of `denominator [n]`: a rate, or a weighted mean.
 
-    A circular block bootstrap (Politis and Romano 1992) gives the replicates' shape. Its spread is known to be too
-    small in short autocorrelated series, so it is widened to the larger of the bootstrap's and the lag-1 model's
-    standard error, and by Student's t for the effective sample size.
-
     Raises:
-        TooFewSamples: when the effective size is below MIN_EFFECTIVE.
+        TooFewSamples: for a single row.
     """
-    n, ratio = len(numerator), float(numerator.sum() / denominator.sum())
-    influence = (numerator - ratio * denominator) / denominator.mean()
-    phi, effective = _effective(influence, what)
-    if is_constant(influence + ratio):
-        return Estimate(ratio, np.full(REPLICATES, ratio))
-    length = max(block_length(n, phi), math.ceil(n / _MAX_BLOCKS))
-    draws = _blocks(n, length, seed)
-    replicates = _block_sums(numerator, length)[draws].sum(1) / _block_sums(denominator, length)[draws].sum(1)
-    blocks = draws.shape[1]
-    bootstrapped = float(replicates.std()) * math.sqrt(blocks / (blocks - 1))
-    modelled = float(influence.std(ddof=1)) / math.sqrt(effective)
-    wanted = max(bootstrapped, modelled) * t_quantile((1 + LEVEL) / 2, effective - 1) / _NORMAL_975
-    spread = float(replicates.std())
-    return Estimate(ratio, ratio + (replicates - replicates.mean()) * (wanted / spread))
+    ratio = float(numerator.sum() / denominator.sum())
+    return _from_influence(ratio, (numerator - ratio * denominator) / denominator.mean(), seed=seed, what=what)
 
 
-def _blocks(n: int, length: int, seed: str) -> npt.NDArray[np.int64]:
-    """First rows of the blocks of each replicate, `[REPLICATES, ceil(n / length)]`."""
-    return _generator(seed, n, length).integers(0, n, size=(REPLICATES, math.ceil(n / length)))
+def _from_influence(point: float, influence: Floats, *, seed: str, what: str) -> Estimate:
+    """A statistic whose error is the mean of `influence [n]`, what each row contributes to it (delta method).
+
+    The standard error is that of the long-run variance (`effective_values`), with Student's t for the effective sample
+    size. The replicates are a multiplier bootstrap of blocks, with the same multipliers for every metric of a file, so
+    that what two of them share cancels in a difference.
+    """
+    n = len(influence)
+    if n < 2:
+        raise TooFewSamples(f"too few samples of {what}: a single row has no spread; log more often or run longer")
+    if is_constant(influence + point):
+        return Estimate(point, np.full(REPLICATES, point))
+    effective = max(effective_values(influence), 2.0)
+    error = float(influence.std(ddof=1)) / math.sqrt(effective)
+    if not math.isfinite(effective) or not math.isfinite(error):
+        raise TooFewSamples(f"{what} holds values too large to compute with")
+    error *= t_quantile((1 + LEVEL) / 2, effective - 1) / _NORMAL_975
+    edges = np.linspace(0, n, min(n, _BLOCKS) + 1).astype(np.int64)[:-1]
+    sums = np.add.reduceat(influence - influence.mean(), edges)
+    scale = float(np.abs(sums).max())
+    if scale == 0.0:
+        sums, scale = np.ones(len(edges)), 1.0
+    weights = sums / scale / math.sqrt(float(((sums / scale) ** 2).sum()))
+    return Estimate(point, np.asarray(point + error * (_block_multipliers(seed)[:, : len(edges)] @ weights)))
 
 
-def _block_sums(values: Floats, length: int) -> Floats:
-    """Sum of the `length` values from each position on, around the end."""
-    wrapped = np.concatenate([[0.0], np.cumsum(np.concatenate([values, values[: length - 1]]))])
-    return np.asarray(wrapped[length:] - wrapped[:-length], dtype=np.float64)
+@lru_cache(maxsize=32)
+def _block_multipliers(seed: str) -> Floats:
+    return _generator(seed).standard_normal((REPLICATES, _BLOCKS))
 
 
-def bootstrap_spread(values: Floats, *, relative: bool, seed: str, what: str = "the series") -> Estimate:
+def sampled_spread(values: Floats, *, relative: bool, seed: str, what: str = "the series") -> Estimate:
     """Population standard deviation of `values [n]`, or with `relative` its ratio to the mean.
 
     Raises:
-        TooFewSamples: when the effective size is below MIN_EFFECTIVE.
+        TooFewSamples: for a single row, and for the ratio to a mean of 0.
     """
-    n, mean = len(values), float(values.mean())
+    mean, stdev = float(values.mean()), float(values.std())
     if relative and mean == 0:
         raise TooFewSamples(f"the mean of {what} is 0, so its coefficient of variation does not exist")
-    phi, effective = _effective(values, what)
-    point = float(values.std()) / (mean if relative else 1.0)
-    length = max(block_length(n, phi), math.ceil(n / _MAX_BLOCKS))
-    draws = _blocks(n, length, seed)
-    size = draws.shape[1] * length
-    shifts = _block_sums(values - mean, length)[draws].sum(1) / size
-    squares = _block_sums((values - mean) ** 2, length)[draws].sum(1) / size
-    spreads = np.sqrt(np.maximum(squares - shifts**2, 0.0)) / ((mean + shifts) if relative else 1.0)
-    widened = t_quantile((1 + LEVEL) / 2, effective - 1) / _NORMAL_975
-    return Estimate(point, point + (spreads - spreads.mean()) * widened)
+    if is_constant(values):
+        return _from_influence(0.0, np.zeros(len(values)), seed=seed, what=what)
+    influence = ((values - mean) ** 2 - stdev**2) / (2 * stdev)
+    if relative:
+        influence = influence / mean - (values - mean) * stdev / mean**2
+    return _from_influence(stdev / mean if relative else stdev, influence, seed=seed, what=what)
 
 
-def bootstrap_quantile(values: Floats, q: float, *, seed: str, what: str = "the series") -> Estimate:
+def sampled_quantile(values: Floats, q: float, *, seed: str, what: str = "the series") -> Estimate:
     """The q-quantile of `values [n]`.
 
     Replicates are order statistics at Beta-distributed ranks, which is the exact law of the bootstrap quantile, with
@@ -236,12 +235,12 @@ def bootstrap_quantile(values: Floats, q: float, *, seed: str, what: str = "the 
         TooFewSamples: when fewer than 90 % of samples of this effective size would enclose the quantile.
     """
     n = len(values)
-    effective = min(effective_values(values), n)  # steps that alternate reach no further into a tail than they are
+    effective = independent_rows(values)
     phi = (n - effective) / (n + effective)
     tail = max(q, 1 - q)
     # The two-sided interval loses 2.5 % on the near side; the rest of 10 % may be lost beyond the extreme value.
-    if effective < MIN_EFFECTIVE or tail**effective > MAY_MISS:
-        wanted = math.ceil(max(math.log(0.06) / math.log(tail), 4 * MIN_EFFECTIVE) * (1 + phi) / (1 - phi))
+    if tail**effective > MAY_MISS:
+        wanted = math.ceil(math.log(0.06) / math.log(tail) * (1 + phi) / (1 - phi))
         raise TooFewSamples(
             f"too few samples of {what} for its {100 * q:g}th percentile: {n} rows with autocorrelation {phi:.2f} "
             f"count as {effective:.0f} independent ones; about {wanted} rows in the window would do"
@@ -254,8 +253,7 @@ def over_runs(runs: Sequence[Estimate], *, run_cv: float, sign: int, seed: str) 
     """The mean over repeats, with the interval over runs: what the next run could also have shown.
 
     With four runs or more, their own variation is the scale: replicates are a Student-t multiplier bootstrap of the run
-    means, whose multipliers are the same for every metric of these runs, and a change too small for the search of the
-    window is allowed for. With fewer, that variation is not known:
+    means, whose multipliers are the same for every metric of these runs. With fewer, that variation is not known:
     `run_cv` is added as an assumption to what the runs show.
 
     Args:
@@ -267,15 +265,33 @@ def over_runs(runs: Sequence[Estimate], *, run_cv: float, sign: int, seed: str) 
     n = len(runs)
     points = np.array([run.point for run in runs])
     mean = float(points.mean())
-    rng = _generator(seed, n)
-    multipliers = rng.standard_normal((REPLICATES, n))
+    reach = _between_runs(runs, _NORMAL_975 * run_cv / math.sqrt(n) if sign else 0.0)
+    multipliers, inflation, variation = _multipliers(seed, n)
     between = multipliers @ (points - mean) / math.sqrt(max(n - 1, 1)) / math.sqrt(n)
     if n >= MIN_REPEATS:
-        inflation = np.sqrt((n - 1) / rng.chisquare(n - 1, size=REPLICATES))
-        # All runs may hold the same tail of a warm-up, which no number of repeats averages out.
-        unseen = 1.0 + UNSEEN_CHANGE * rng.uniform(-1.0, 1.0, size=REPLICATES)
-        return Estimate(mean, np.asarray((mean + between * inflation) * unseen**sign, dtype=np.float64))
-    slow = 1.0 + run_cv / math.sqrt(n) * rng.standard_normal(REPLICATES)
+        return Estimate(mean, np.asarray(mean + between * inflation, dtype=np.float64), reach)
+    unknown = next((run.unknown for run in runs if run.unknown is not None), None)
+    if unknown is not None:
+        return Estimate(mean, None, reach, unknown)
+    slow = 1.0 + run_cv / math.sqrt(n) * variation
     within = sum((run.point if run.replicates is None else run.replicates) for run in runs) / n
     varied = (within + between) * np.maximum(slow, 1e-3) ** sign
-    return Estimate(mean, np.asarray(np.broadcast_to(varied, (REPLICATES,)), dtype=np.float64))
+    return Estimate(mean, np.asarray(np.broadcast_to(varied, (REPLICATES,)), dtype=np.float64), reach)
+
+
+@lru_cache(maxsize=32)
+def _multipliers(seed: str, n: int) -> tuple[Floats, Floats, Floats]:
+    """For `n` runs, alike for all their metrics: weights `[REPLICATES, n]`, Student's inflation, and a variation."""
+    rng = _generator(seed, n)
+    weights = rng.standard_normal((REPLICATES, n))
+    inflation = np.sqrt(max(n - 1, 1) / rng.chisquare(max(n - 1, 1), size=REPLICATES))
+    return weights, inflation, rng.standard_normal(REPLICATES)
+
+
+def _between_runs(runs: Sequence[Estimate], allowance: float) -> Reach:
+    """The readings of all runs together, and further by the share by which another run may differ."""
+    low, high = min(run.reach[0] for run in runs), max(run.reach[1] for run in runs)
+    return (
+        low - allowance * abs(low) if math.isfinite(low) else low,
+        high + allowance * abs(high) if math.isfinite(high) else high,
+    )

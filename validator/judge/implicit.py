@@ -84,6 +84,10 @@ def _required(name: str, record: PhaseRecord, validation: ValidationRecord) -> b
     """A trainer that cannot tell its loss or its config is recorded as such, and not failed for it."""
     if name == "finite":
         return "loss" in series_of(validation.runbook.trainer.metrics)
+    if name == "sustained_rate":
+        return any(
+            run.result is not None and {"toks_per_s", "step_time_s"} & set(run.result.series) for run in record.runs
+        )
     if name == "config":
         return any(differences(run) is not None for run in record.runs)
     if name == "first_batch":
@@ -151,6 +155,8 @@ def _exit(run: RunRecord) -> Found:
         how = (
             f"was ended by signal {-last.rc}" if last.rc is not None and last.rc < 0 else f"exited with code {last.rc}"
         )
+        if last.detail and last.detail.startswith(("exited with code", "was ended by")):
+            how, detail = last.detail.rstrip("."), ""  # it says the same, and more
         return Found("FAIL", f"The run {how}{detail}.", last.rc, 0, evidence)
     how = {
         "timeout": "ran past its budget",

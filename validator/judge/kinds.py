@@ -1,16 +1,20 @@
-"""What an audit, a profile and a data phase must satisfy without being told: their evidence is there and says so."""
+"""What an audit, a profile, a data and a soak phase must satisfy unasked: their evidence is there and says so."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
+from validator.judge.data import measured
+from validator.judge.measure import RunMeasurement
 from validator.judge.wording import listed, number
+from validator.model.expression import Binary, ExpressionError, Number, parse_criterion, references
 from validator.model.record import PhaseRecord, RunRecord
-from validator.model.runbook import AuditPhase, DataPhase, Phase, ProfilePhase
+from validator.model.runbook import AuditPhase, DataPhase, Phase, ProfilePhase, SoakPhase
 from validator.model.verdict import Evidence, Status
 
 __all__ = ["Found", "Rule", "kind_names", "kind_rules", "unreachable"]
@@ -27,6 +31,9 @@ class Found:
     evidence: tuple[Evidence, ...] = ()
 
 
+_MIN_SLOW_DOWN = 5.0
+"""Per cent: 1 to 2 % of thermal settling is healthy."""
+
 Rule = Callable[[RunRecord], Found]
 
 
@@ -42,6 +49,9 @@ def kind_names(phase: Phase) -> Iterator[tuple[str, str]]:
         limit = f"{number(phase.first_batch)} s"
         yield "smoke", f"the loader alone delivers its first batch within {limit}"
         yield "first_batch", f"every rank has its first batch within {limit}"
+    if isinstance(phase, SoakPhase):
+        limit = number(_slow_down_limit(phase))
+        yield "sustained_rate", f"the run does not lastingly become slower by {limit} % or more"
 
 
 def kind_rules(phase: Phase) -> Iterator[tuple[str, Rule]]:
@@ -54,6 +64,8 @@ def kind_rules(phase: Phase) -> Iterator[tuple[str, Rule]]:
     if isinstance(phase, DataPhase):
         yield "smoke", lambda run: _smoke(run, phase.first_batch)
         yield "first_batch", lambda run: _first_batch(run, phase.first_batch)
+    if isinstance(phase, SoakPhase):
+        yield "sustained_rate", lambda run: _sustained_rate(run, _slow_down_limit(phase))
 
 
 def _extra(run: RunRecord, name: str) -> Any:
@@ -186,3 +198,52 @@ def unreachable(record: PhaseRecord) -> str | None:
         if isinstance(error, Mapping) and error.get("unreachable"):
             return str(error.get("error"))
     return None
+
+
+def _slow_down_limit(phase: SoakPhase) -> float:
+    """Per cent by which a soak may become slower: as a bound on `rate.drift_pct` declares, and never below 5 %."""
+    limits = [_MIN_SLOW_DOWN]
+    for criterion in phase.accept:
+        with suppress(ExpressionError):
+            comparison = parse_criterion(criterion.expr)
+            sides = [side.right if isinstance(side, Binary) else side for side in (comparison.left, comparison.right)]
+            if [one.name for one in references(comparison)] == ["rate.drift_pct"]:
+                limits += [abs(side.value) for side in sides if isinstance(side, Number)]
+    return max(limits)
+
+
+def _sustained_rate(run: RunRecord, limit: float) -> Found:
+    """Whether the last level is slower than the fastest before it, by more than its interval leaves in doubt."""
+    measurement = measured(run)
+    window = None if measurement is None else measurement.window_found
+    if measurement is None or window is None:
+        return Found("INCONCLUSIVE", "Whether the rate lasts is not known: the run was not measured.", None, limit)
+    if not window.levels:
+        return _over_few_rows(measurement, window.note, limit)
+    if not window.slowed:
+        return Found("PASS", "The run does not lastingly become slower.", 0.0, limit)
+    *earlier, last = window.levels
+    fastest = min(earlier, key=lambda level: level.mean)
+    lost, least = 100 * (1 - fastest.mean / last.mean), 100 * (1 - fastest.high / last.low)
+    message = (
+        f"From step {last.first_step} on the rate is {number(lost)} % lower than in steps {fastest.first_step} to "
+        f"{fastest.last_step}, at least {number(max(least, 0.0))} % by its interval"
+    )
+    if lost < limit:
+        return Found("PASS", f"{message}; less than {number(limit)} % is allowed.", lost, limit)
+    if least < limit:
+        return Found("INCONCLUSIVE", f"{message}; more steps would show whether it is {number(limit)} %.", lost, limit)
+    return Found("FAIL", f"{message}.", lost, limit)
+
+
+def _over_few_rows(measurement: RunMeasurement, why: str, limit: float) -> Found:
+    """The same where too few rows show levels: no row may be slower than another by the limit."""
+    found = (measurement.windows.get(name) for name in ("step_time_s", "toks_per_s"))
+    values = next((rows.values for rows in found if rows is not None and len(rows.values) > 1), None)
+    if values is None or not (values > 0).all():
+        return Found("INCONCLUSIVE", f"Whether the rate lasts is not known: {why}.", None, limit)
+    lost = 100 * (1 - float(values.min() / values.max()))
+    if lost < limit:
+        return Found("PASS", f"The {len(values)} rows differ by {number(lost)} % at most.", lost, limit)
+    message = f"The {len(values)} rows differ by up to {number(lost)} %, and so few show no lasting level: {why}."
+    return Found("INCONCLUSIVE", message, lost, limit)

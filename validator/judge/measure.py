@@ -17,17 +17,19 @@ import numpy.typing as npt
 
 from validator.judge.derived import memory_growth, rate_drift
 from validator.judge.estimate import (
+    UNKNOWN_REACH,
     Estimate,
     TooFewSamples,
-    bootstrap_mean,
-    bootstrap_quantile,
-    bootstrap_spread,
     exact,
+    sampled_mean,
+    sampled_quantile,
+    sampled_spread,
 )
 from validator.judge.rate import as_read, rates_of
+from validator.judge.readings import reach_of
 from validator.judge.rows import RATES, Windowed, obstacle_of, ordered, window_of, windowed
-from validator.judge.unseen import allow_for_unseen
-from validator.model.catalogue import METRICS, QUANTILES
+from validator.judge.window import SteadyWindow
+from validator.model.catalogue import QUANTILES, version_of
 from validator.model.measure import MetricStats, ScalarValue, Span
 from validator.model.result import Result
 
@@ -49,7 +51,7 @@ class RunMeasurement:
     """The statistics of one run.
 
     `warmup_end_step` is the last step that belongs to warm-up, None when none was left out; `steady` whether the
-    window may stand for a long run, and `note` what was found or why not.
+    time per step kept its mean and the record is sound, and `note` what was found; `window_found` has the levels.
     """
 
     run: str
@@ -61,6 +63,7 @@ class RunMeasurement:
     window: Span | None = None
     windows: Mapping[str, Windowed] = field(default_factory=dict)
     derived: Mapping[str, Estimate] = field(default_factory=dict)
+    window_found: SteadyWindow | None = None
 
     @property
     def without_pauses(self) -> RunMeasurement:
@@ -69,34 +72,43 @@ class RunMeasurement:
         return replace(self, windows=windows)
 
     @np.errstate(all="ignore")
-    def estimate(self, name: str, statistic: str) -> Estimate:
-        """`metric.statistic` of this run with its replicates.
+    def estimate(self, name: str, statistic: str, *, alone: bool = True) -> Estimate:
+        """`metric.statistic` of this run with its readings and, if it stands `alone`, its replicates.
 
         Raises:
-            NotMeasured: when the run has no such series, was never steady, or is too short for an interval.
+            NotMeasured: when the run has no such series, or when what was recorded of it is unsound.
         """
-        rows = self.windows.get(name)
-        if rows is None or len(rows.values) == 0:
-            raise NotMeasured(f"run {self.run} has no {name}" + ("" if rows is None else " in its window"))
+        rows = self._rows(name, statistic)
+        if not rows.sampled or statistic in EXACT_STATISTICS or not np.isfinite(rows.values).all():
+            return exact(_seen(rows, statistic))
+        reach = UNKNOWN_REACH if self.window_found is None else reach_of(rows, statistic, self.window_found)
         try:
-            return _estimate(rows, statistic)
+            found = (
+                _sampled(rows, statistic) if alone else Estimate(_whole_statistic(rows, statistic), unknown=_NO_NEED)
+            )
         except TooFewSamples as problem:
-            raise NotMeasured(f"run {self.run}: {problem}") from problem
+            found = Estimate(_whole_statistic(rows, statistic), unknown=f"run {self.run}: {problem}")
+        return replace(found, reach=found.reach if found.exact else reach)
 
-    @np.errstate(all="ignore")
     def point(self, name: str, statistic: str) -> float:
         """`metric.statistic` of this run as one number, for comparisons whose interval comes from repeats.
 
         Raises:
-            NotMeasured: without such a series, or when it changes too much to be compared; being short is no obstacle.
+            NotMeasured: without such a series, or when what was recorded of it is unsound.
         """
+        return _seen(self._rows(name, statistic), statistic)
+
+    def _rows(self, name: str, statistic: str) -> Windowed:
+        """The rows of a metric, if this statistic can be had of them."""
         rows = self.windows.get(name)
-        usable = rows is not None and rows.invalid is None and (rows.obstacle is None or rows.comparable)
-        if rows is not None and usable and len(rows.values):
-            if statistic in EXACT_STATISTICS:
-                return _exact_statistic(rows.values, statistic)
-            return _whole_statistic(rows, statistic) if np.isfinite(rows.values).all() else math.nan
-        return self.estimate(name, statistic).point
+        if rows is None or len(rows.values) == 0:
+            raise NotMeasured(f"run {self.run} has no {name}" + ("" if rows is None else " in its window"))
+        if rows.invalid is not None and statistic not in rows.still_told:
+            raise NotMeasured(rows.invalid)
+        return rows
+
+
+_NO_NEED = "its interval is that over the runs"
 
 
 # What a trainer wrote may overflow or divide by zero; the outcome is judged, so numpy need not warn of it.
@@ -141,41 +153,33 @@ def measure(result: Result, *, warmup_steps: int, world_size: int = 1) -> RunMea
         metrics=metrics,
         scalars=scalars,
         warmup_end_step=window.after_step,
-        steady=obstacle is None,
+        steady=obstacle is None and window.steady,
         note=obstacle or window.note,
         window=window.span,
         windows=windows,
         derived=derived,
+        window_found=window,
     )
 
 
-def _estimate(rows: Windowed, statistic: str) -> Estimate:
-    values = rows.values
-    seed = rows.sha256  # the data decide: the same file has the same interval under any name
-    if rows.invalid is not None and statistic not in rows.still_told:
-        raise NotMeasured(rows.invalid)
+@np.errstate(all="ignore")
+def _seen(rows: Windowed, statistic: str) -> float:
+    """The statistic of these rows as they are."""
     if statistic in EXACT_STATISTICS:
-        return exact(_exact_statistic(values, statistic))
-    if not np.isfinite(values).all():
-        return exact(math.nan)
-    if not rows.sampled:
-        return exact(_whole_statistic(rows, statistic))
-    if rows.obstacle is not None:
-        raise NotMeasured(rows.obstacle)
+        return _exact_statistic(rows.values, statistic)
+    return _whole_statistic(rows, statistic) if np.isfinite(rows.values).all() else math.nan
+
+
+def _sampled(rows: Windowed, statistic: str) -> Estimate:
+    """The statistic of rows that are a sample of a longer run, with its replicates."""
+    values, seed = rows.values, rows.sha256  # the data decide: the same file has the same interval under any name
     if statistic == "mean":
         if rows.name in RATES and not np.isfinite(rows.denominator).all():
             return exact(0.0)  # a rate of 0 over a stretch of unknown length
-        mean = bootstrap_mean(rows.numerator, rows.denominator, seed=seed, what=rows.name)
-        return allow_for_unseen(mean, rows.numerator, rows.denominator, slow=_slow(rows.name))
+        return sampled_mean(rows.numerator, rows.denominator, seed=seed, what=rows.name)
     if statistic in QUANTILES:
-        return bootstrap_quantile(values, QUANTILES[statistic], seed=seed, what=rows.name)
-    return bootstrap_spread(values, relative=statistic == "cv", seed=seed, what=rows.name)
-
-
-def _slow(name: str) -> int:
-    """How a slow step moves the mean of a sampled metric: it lowers rates and raises times."""
-    better = METRICS[name].better if name in METRICS else None
-    return {"higher": -1, "lower": 1}.get(better or "", 0)
+        return sampled_quantile(values, QUANTILES[statistic], seed=seed, what=rows.name)
+    return sampled_spread(values, relative=statistic == "cv", seed=seed, what=rows.name)
 
 
 def _exact_statistic(values: Floats, statistic: str) -> float:
@@ -214,8 +218,9 @@ def _stats(rows: Windowed) -> MetricStats:
         notes.append(f"{len(bad)} of {n} values are not finite, the first at step {int(rows.steps[bad[0]])}")
     elif n and rows.sampled:
         try:
-            interval = _estimate(rows, "mean").interval()
-        except (NotMeasured, TooFewSamples) as problem:
+            interval = None if rows.invalid is not None else _sampled(rows, "mean").interval()
+            notes += [f"no interval: {rows.invalid}"] if rows.invalid is not None else []
+        except TooFewSamples as problem:
             notes.append(f"no interval: {problem}")
     elif n:
         notes.append("every step of the run, so exact")
@@ -241,4 +246,6 @@ def _stats(rows: Windowed) -> MetricStats:
         source=rows.source,
         sha256=rows.sha256,
         note="; ".join(notes) or None,
+        version=version_of(rows.name),
+        invalid=rows.invalid,
     )

@@ -17,11 +17,13 @@ from validator.judge.measure import NotMeasured, RunMeasurement
 from validator.judge.probes import probe_verdicts
 from validator.judge.remedies import with_remedies
 from validator.judge.wording import listed
+from validator.model.catalogue import version_of
 from validator.model.measure import ScalarValue
 from validator.model.record import PhaseRecord, RunRecord, ValidationRecord
 from validator.model.result import Result
 from validator.model.runbook import TrainPhase
 from validator.model.verdict import Check, Comparison, PhaseReport, RunReport, RunTable, Status, Verdict
+from validator.runbook.asking import asks, unasked
 
 __all__ = ["judge_phase", "run_report"]
 
@@ -58,7 +60,7 @@ def _judge(record: PhaseRecord, validation: ValidationRecord, judged: Mapping[st
     elif record.state in ("done", "interrupted"):
         comparison = compare_phase(data)
         implicit = (*implicit_verdicts(record, validation=validation), *probe_verdicts(record, validation))
-        criteria = (*implicit, *_declared(record, validation, judged))
+        criteria = (*implicit, *_declared(record, validation, judged), *_unasked(record, validation))
         if comparison is not None:
             criteria = (*criteria, _choice(record, comparison))
         if record.state == "interrupted":
@@ -66,6 +68,8 @@ def _judge(record: PhaseRecord, validation: ValidationRecord, judged: Mapping[st
     else:
         criteria = _unjudged(record)
     status, message = _status(record, criteria) if gone is None else ("SKIPPED", _out_of_reach(record, gone))
+    if phase.observe and status == "PASS":
+        message += " It observes: nothing was asked of what it measured."
     if record.extended is not None:
         message += (
             f" Extended from {record.extended.runs_before} to {record.extended.runs_after} runs, since "
@@ -77,6 +81,7 @@ def _judge(record: PhaseRecord, validation: ValidationRecord, judged: Mapping[st
         title=phase.title or phase.id,
         why=phase.why,
         required=phase.required,
+        asks=asks(phase, validation.runbook),
         status=status,
         message=message,
         criteria=criteria,
@@ -98,6 +103,24 @@ def _declared(
     )
 
 
+def _unasked(record: PhaseRecord, validation: ValidationRecord) -> tuple[Verdict, ...]:
+    """That nothing is asked of what the phase measures is an open question of its own, and has a name."""
+    phase = record.phase
+    why = unasked(phase, validation.runbook) if phase.required else None
+    if why is None:
+        return ()
+    fix = "give it a required criterion, or declare observe: true"
+    return (
+        Verdict(
+            id=f"{phase.id}.asks",
+            text="the phase asks for something that could fail on what it measures",
+            required=True,
+            status="INCONCLUSIVE",
+            message=f"It asks for nothing that could fail on what it measures: {why}; {fix}.",
+        ),
+    )
+
+
 _STANDING = ("finite", "config", "halt")
 """Implicit criteria whose failure no further step can undo."""
 
@@ -115,7 +138,7 @@ def _as_far_as_it_came(verdict: Verdict, record: PhaseRecord) -> Verdict:
 
 def _choice(record: PhaseRecord, comparison: Comparison) -> Verdict:
     """Whether the comparison was answered. It never decides the phase: a runbook that needs an answer states it."""
-    answered = comparison.outcome in ("significant", "no_difference")
+    answered = comparison.outcome in ("significant", "no_difference", "not_worse")
     return Verdict(
         id=f"{record.phase.id}.choice",
         text=f"the arms can be told apart by the {comparison.direction} {comparison.metric}, or do not differ",
@@ -213,7 +236,8 @@ def _phase_scalars(data: PhaseData) -> dict[str, ScalarValue]:
     except (NotMeasured, KeyError) as problem:
         return {"scaling.efficiency": ScalarValue(value=None, note=f"not measured: {problem}")}
     low, high = efficiency.interval() or (None, None)
-    value = ScalarValue(value=efficiency.point, ci_low=low, ci_high=high, note=against)
+    version = version_of("scaling.efficiency")
+    value = ScalarValue(value=efficiency.point, ci_low=low, ci_high=high, note=against, version=version)
     return {"scaling.efficiency": value}
 
 

@@ -96,7 +96,7 @@ def rates_of(
     rate = built.honest()
     scalars: dict[str, ScalarValue] = {}
     if built.in_seconds:
-        rate, scalars = _with_pauses(rate, built.normal(rate.denominator), result.extra.get("pause_every"))
+        rate, scalars = _with_pauses(rate, *built.normal(rate.denominator), result.extra.get("pause_every"))
     found = {"toks_per_s": rate, "toks_per_s_per_rank": _scaled(rate, 1 / world_size, "toks_per_s_per_rank", "tok/s")}
     found["toks_per_s_per_rank"] = replace(found["toks_per_s_per_rank"], note=f"toks_per_s over {world_size} ranks")
     if (flops := flops_per_token(result.environment)) is not None:
@@ -158,7 +158,7 @@ class _Rate:
         middle = float(np.median(usable))
         spread = 1.4826 * float(np.median(np.abs(usable - middle)))
         if self.times is not None and spread > _VARIES * middle:
-            low = ~np.isfinite(each) | (each < 0.5 * middle)  # a pause, which the time per step leaves out
+            low = ~np.isfinite(each) | (each < middle / 3)  # a pause, which the time per step leaves out
             return self.covered * np.where(low, middle, each)
         return np.asarray(self.covered * middle, dtype=np.float64)
 
@@ -224,14 +224,16 @@ class _Rate:
                 found |= (self.every >= steps[place]) & (self.every - self.covered < steps[place])
         return found
 
-    def normal(self, wall: Floats) -> Floats:
-        """What the window's rows, which took `wall`, take without a pause: the time of those around them, or less
-        where the time per step says so."""
+    def normal(self, wall: Floats) -> tuple[Floats, Floats]:
+        """What the window's rows, which took `wall`, take without a pause, and the steps that each covers.
+
+        That is the time of the rows around, or less where the time per step says so.
+        """
         covered = self.covered[self.rows]
         normal = covered * median_filter(wall / covered, size=_AROUND, mode="nearest")
         if self.times is not None and self.times_are_claim and self.doubt is None:
             normal = np.fmin(normal, covered * self.times[self.rows])
-        return np.asarray(normal, dtype=np.float64)
+        return np.asarray(normal, dtype=np.float64), covered
 
     def step_rate(self) -> Windowed | None:
         """Tokens over `step_time_s`, pauses left out; None where the trainer reports no time per step."""
@@ -285,7 +287,9 @@ def _share_of(share: Series, rate: Windowed) -> float | None:
     return middle if alike else None
 
 
-def _with_pauses(rate: Windowed, normal: Floats, pause_every: int | None) -> tuple[Windowed, dict[str, ScalarValue]]:
+def _with_pauses(
+    rate: Windowed, normal: Floats, covered: Floats, pause_every: int | None
+) -> tuple[Windowed, dict[str, ScalarValue]]:
     """The rate with what is known of its pauses.
 
     A run with three pauses or more shows how often they come. One with fewer is judged by the declared cadence; without
@@ -295,35 +299,35 @@ def _with_pauses(rate: Windowed, normal: Floats, pause_every: int | None) -> tup
     if not len(wall) or not (np.isfinite(wall) & np.isfinite(normal) & (wall > 0)).all():
         return rate, {}
     excess = wall - normal
-    covered = covered_steps(rate.steps) if len(rate.steps) else wall
-    step_s = float(np.median(normal / np.maximum(covered, 1)))
     middle = float(np.median(excess))
     spread = 1.4826 * float(np.median(np.abs(excess - middle)))
-    most = np.maximum(_PAUSE_STEPS * step_s, _PAUSE_SHARE * normal)
-    paused = excess - middle > np.maximum(most, _PAUSE_SPREADS * spread)
-    count = int(paused.sum())
-    cost = np.where(paused, excess - middle, 0.0)
-    cost_s = float(cost.sum()) / count if count else 0.0
+    least = np.maximum(_PAUSE_STEPS * float(np.median(normal / covered)), _PAUSE_SHARE * normal)
+    paused = excess - middle > np.maximum(least, _PAUSE_SPREADS * spread)
+    count, cost = int(paused.sum()), np.where(paused, excess - middle, 0.0)
     scalars = {"pause.count": ScalarValue(value=float(count), unit="pauses", source=rate.source)}
-    if not count:
-        return rate, scalars
-    scalars["pause.cost_s"] = ScalarValue(value=cost_s, unit="s", source=rate.source)
+    if count:
+        scalars["pause.cost_s"] = ScalarValue(value=float(cost.sum()) / count, unit="s", source=rate.source)
     if count > 1:
         period = float(np.median(np.diff(rate.steps[paused])))
         scalars["pause.period_steps"] = ScalarValue(value=period, unit="steps", source=rate.source)
-    if count >= _KNOWN_PAUSES:
+    if not 0 < count < _KNOWN_PAUSES:
         return rate, scalars
-    return _few_pauses(rate, wall - cost, covered, count, cost_s, pause_every), scalars
+    return _few_pauses(rate, wall - cost, covered, count, float(cost.sum()), pause_every), scalars
 
 
 def _few_pauses(
     rate: Windowed, busy: Floats, covered: Floats, count: int, cost_s: float, pause_every: int | None
 ) -> Windowed:
-    seen = f"{count} pause{'s' if count > 1 else ''} of {cost_s:.3g} s"
+    """The rate with its one or two pauses, which took `cost_s` in all beyond the rows' `busy` time, spread evenly.
+
+    Where a pause happened to fall says nothing; its weight is that of the declared cadence, else of this run.
+    """
+    seen = f"{count} pause{'s' if count > 1 else ''} of {cost_s / count:.3g} s"
+    if pause_every is not None:
+        note = f"{rate.note}; {seen}, counted once in {pause_every} steps as pause_every declares"
+        wall = busy + covered * (cost_s / count / pause_every)
+        return replace(rate, denominator=wall, values=rate.numerator / wall, note=note)
     plain = replace(rate, denominator=busy, values=rate.numerator / busy, note=f"{seen} left out")
-    if pause_every is None:
-        note = f"{rate.note}; {seen}, {plain.mean():.6g} without; declare pause_every, for so few do not show how often"
-        return replace(rate, note=note, without_pauses=plain)
-    wall = busy + covered * cost_s / pause_every
-    note = f"{rate.note}; {seen}, counted once in {pause_every} steps as pause_every declares"
-    return replace(rate, denominator=wall, values=rate.numerator / wall, note=note)
+    note = f"{rate.note}; {seen}, {plain.mean():.6g} without; declare pause_every, for so few do not show how often"
+    even = busy + covered * (cost_s / float(covered.sum()))
+    return replace(rate, denominator=even, note=note, without_pauses=plain)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -45,8 +45,7 @@ class Windowed:
     """One metric's rows within its window.
 
     `numerator [n]` over `denominator [n]`, summed, is the mean. `sampled` says whether the rows stand for more than
-    themselves; `obstacle` why no statement about a longer run may rest on them, and `comparable` whether their mean may
-    all the same stand beside those of other runs.
+    themselves.
     """
 
     name: str
@@ -60,8 +59,6 @@ class Windowed:
     source: str
     sha256: str
     note: str | None = None
-    obstacle: str | None = None
-    comparable: bool = False
     invalid: str | None = None
     """Why not even what was seen may be told of these rows, but for the statistics in `still_told`."""
 
@@ -111,7 +108,7 @@ def window_of(series: Mapping[str, Ordered], warmup_steps: int) -> SteadyWindow:
     steps = max((one.series.steps for one in series.values()), key=len, default=np.zeros(0, np.int64))
     found = steady_window(steps, np.ones(len(steps)), warmup_steps=warmup_steps)
     note = "no step_time_s and no toks_per_s, so nothing tells whether the run was steady"
-    return SteadyWindow(found.after_step, found.span, found.rows, False, note)
+    return replace(found, steady=False, note=note, levels=())
 
 
 def _reciprocal(values: Floats) -> Floats:
@@ -123,8 +120,6 @@ def obstacle_of(window: SteadyWindow, restarted: list[str], extra: Mapping[str, 
     """Why nothing about a longer run may be concluded, if so."""
     if restarted:
         return f"the step goes back in {', '.join(sorted(restarted))}: the file mixes runs"
-    if not window.steady:
-        return window.note
     spoilt = _spoilt(extra)
     if window.span is not None and spoilt:
         first, last = window.span.first_step, window.span.last_step
@@ -175,7 +170,7 @@ def windowed(
         numerator = values * weights
     denominator = weights
     hole = _hole(series, others, skipped=warmup_steps if sampled else 0)
-    unsound = obstacle if sampled and obstacle != window.note else None
+    unsound = obstacle if sampled else None
     left_out = sampled and int(window.contains(series.steps).sum()) - len(steps)
     return Windowed(
         name=series.name,
@@ -189,8 +184,6 @@ def windowed(
         source=series.source.path,
         sha256=series.source.sha256,
         note=f"{left_out} rows in which something else disturbed the run are left out" if left_out else None,
-        obstacle=obstacle if sampled else None,
-        comparable=window.comparable and obstacle == window.note,
         invalid=unsound or (hole.text if hole is not None else None),
         still_told=("first", "n") if hole is not None and hole.after_first and unsound is None else ("n",),
     )

@@ -11,8 +11,10 @@ from functools import cached_property
 import numpy as np
 
 from validator.judge.data import is_exact, sign
-from validator.judge.estimate import MIN_REPEATS, REPLICATES, Estimate, exact, over_runs
+from validator.judge.estimate import MIN_REPEATS, REPLICATES, UNKNOWN_REACH, Estimate, exact, over_runs
 from validator.judge.measure import NotMeasured
+from validator.judge.window import SteadyWindow
+from validator.model.catalogue import version_of
 from validator.model.measure import MetricStats
 from validator.model.record import PhaseRecord, RunRecord, ValidationRecord
 from validator.model.resolve import LAST_GO, Resolved
@@ -87,11 +89,19 @@ class StoredPhase:
             return exact(self._figure(runs[index or 0], resolved))
         values = [self._mean(run, resolved, alone=len(runs) < MIN_REPEATS) for run in runs]
         seed = f"{self.last_go.run_id}/{resolved.phase_id}/{arm}"
-        return over_runs(values, run_cv=self.validation.runbook.defaults.run_cv, sign=sign(resolved), seed=seed)
+        return over_runs(values, run_cv=self.variation(resolved), sign=sign(resolved), seed=seed)
 
     def assumes_variation(self, resolved: Resolved, *, arm: str) -> bool:
         """Whether the interval rests on an assumed variation between runs, for want of four repeats."""
         return not is_exact(resolved) and sign(resolved) != 0 and len(self.arms.get(arm, ())) < MIN_REPEATS
+
+    def variation(self, resolved: Resolved) -> float:
+        """Assumed standard deviation between runs over their mean."""
+        return self.validation.runbook.defaults.run_cv
+
+    def windows(self, resolved: Resolved, *, arm: str) -> tuple[SteadyWindow, ...]:
+        """The report of a run does not hold its window."""
+        return ()
 
     def evidence(self, resolved: Resolved, *, arm: str) -> tuple[Evidence, ...]:
         """The run that was compared with, and its figure."""
@@ -107,6 +117,11 @@ class StoredPhase:
         stats = run.metrics.get(resolved.name)
         if stats is None:
             raise NotMeasured(f"run {run.id} of the last GO has no {resolved.name}")
+        if stats.version != version_of(resolved.name):
+            raise NotMeasured(
+                f"{resolved.name} has another definition since the last GO, {self.last_go.run_id}, whose folder no "
+                "longer holds what it would be computed from"
+            )
         return stats
 
     def _figure(self, run: RunReport, resolved: Resolved) -> float:
@@ -118,11 +133,15 @@ class StoredPhase:
     def _mean(self, run: RunReport, resolved: Resolved, *, alone: bool) -> Estimate:
         """The run's mean, with its own interval, each side of which may have another width, if it stands `alone`."""
         stats, point = self._stats(run, resolved), self._figure(run, resolved)
+        known = stats.ci_low is not None and stats.ci_high is not None and math.isfinite(stats.ci_high - stats.ci_low)
+        if not known or stats.ci_low is None or stats.ci_high is None:
+            reach = UNKNOWN_REACH if stats.min is None or stats.max is None else (stats.min, stats.max)
+            why = f"run {run.id} of the last GO states no interval of {resolved.name}"
+            return Estimate(point, None, reach if resolved.statistic == "mean" else UNKNOWN_REACH, why)
+        reach = (min(stats.ci_low, point), max(stats.ci_high, point))
         if not alone:
-            return exact(point)
-        if stats.ci_low is None or stats.ci_high is None or not math.isfinite(stats.ci_high - stats.ci_low):
-            raise NotMeasured(f"run {run.id} of the last GO states no interval of {resolved.name}")
+            return Estimate(point, None, reach, "its interval is that over the runs")
         draw = np.random.default_rng(zlib.crc32(f"{self.last_go.run_id}/{run.id}".encode()))
         normal = draw.standard_normal(REPLICATES)
         width = np.where(normal < 0, point - stats.ci_low, stats.ci_high - point) / _HALF_WIDTH
-        return Estimate(point, np.asarray(point + normal * width, dtype=np.float64))
+        return Estimate(point, np.asarray(point + normal * width, dtype=np.float64), reach)

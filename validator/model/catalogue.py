@@ -20,6 +20,7 @@ __all__ = [
     "Scalar",
     "is_open_scalar",
     "least_rows",
+    "version_of",
 ]
 
 Window = Literal["steady", "whole"]
@@ -55,6 +56,7 @@ class Metric:
     better: Literal["higher", "lower"] | None
     meaning: str
     cuda_only: bool = False
+    version: int = 1
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,19 @@ class Scalar:
     meaning: str
     text: bool = False
     cuda_only: bool = False
+    version: int = 1
+
+
+_VERSIONS = {
+    "toks_per_s": 2,
+    "toks_per_s_per_rank": 2,
+    "model_tflops_per_s_per_rank": 2,
+    "scaling.efficiency": 2,
+}
+"""Of definitions that changed, all others being 1. Numbers of different versions are never compared.
+
+2: the rate is tokens over wall time to the end of the run, pauses included; 1 left pauses out.
+"""
 
 
 def _metrics(*rows: tuple[str, str, Window, Literal["higher", "lower"] | None, str]) -> dict[str, Metric]:
@@ -78,6 +93,7 @@ def _metrics(*rows: tuple[str, str, Window, Literal["higher", "lower"] | None, s
             better=better,
             meaning=meaning,
             cuda_only=name.startswith("gpu_"),
+            version=_VERSIONS.get(name, 1),
         )
         for name, unit, window, better, meaning in rows
     }
@@ -257,6 +273,7 @@ SCALARS: dict[str, Scalar] = {
             name="scaling.efficiency",
             unit="",
             kinds=("train",),
+            version=_VERSIONS["scaling.efficiency"],
             meaning="per-rank rate of the phase named by `scaling_against` over this phase's per-rank rate",
         ),
         Scalar(
@@ -293,3 +310,9 @@ _OPEN = re.compile(r"(effective|requested|metrics)\.[A-Za-z_][A-Za-z0-9_]*")
 def is_open_scalar(name: str) -> bool:
     """Whether only the trainer can name it: `effective.seq_len`, `requested.lr`, `metrics.x`."""
     return _OPEN.fullmatch(name) is not None
+
+
+def version_of(name: str) -> int:
+    """Version of the definition of a series or scalar; 1 for what the catalogue does not know."""
+    known = METRICS.get(name) or SCALARS.get(name)
+    return 1 if known is None else known.version

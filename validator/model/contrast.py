@@ -22,7 +22,8 @@ __all__ = [
     "Subject",
 ]
 
-ContrastVerdict = Literal["better", "worse", "no_difference", "not_decidable"]
+ContrastVerdict = Literal["better", "worse", "no_difference", "not_worse", "not_decidable"]
+"""`not_worse` answers `--not-worse-than`: worse by less than that, with 95 % confidence."""
 
 
 class Subject(Frozen):
@@ -70,6 +71,7 @@ class MetricDifference(Frozen):
     change_low: float | None = None
     change_high: float | None = None
     p_value: float | None = None
+    worst: float | None = Field(None, description="Most by which b may be worse, as a share: a one-sided 95 % limit.")
     verdict: ContrastVerdict
     repeats_needed: int | None = Field(None, description="Runs on each side that would decide it, if it is open.")
     headline: bool = Field(False, description="Whether the verdict of the whole rests on it.")
@@ -101,6 +103,7 @@ class Contrast(Frozen):
     schema_version: Literal[1] = 1
     a: Subject
     b: Subject
+    not_worse_than: float | None = Field(None, description="Share that was asked about, if the question was one-sided.")
     verdict: ContrastVerdict
     message: str
     caveats: tuple[str, ...] = ()

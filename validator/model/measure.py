@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pydantic import Field
+
 from validator.model.base import Frozen
 
 __all__ = ["Irregularity", "MetricStats", "ScalarValue", "SourceFile", "Span"]
@@ -45,6 +47,8 @@ class MetricStats(Frozen):
     source: str | None
     sha256: str | None
     note: str | None = None
+    version: int = Field(1, description="Of the metric's definition; what has another version is not compared with it.")
+    invalid: str | None = Field(None, description="Why not even the mean of these rows may be compared with others.")
 
 
 class ScalarValue(Frozen):
@@ -56,6 +60,7 @@ class ScalarValue(Frozen):
     ci_low: float | None = None
     ci_high: float | None = None
     note: str | None = None
+    version: int = Field(1, description="Of the number's definition.")
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ class Attempt(Frozen):
     reason: Reason
     detail: str | None = Field(None, description="A sentence for people: what ended it.")
     killed: tuple[int, ...] = Field((), description="Descendants that had to be killed.")
-    disk_full: bool = Field(False, description="Whether it failed while the disk of its folder had no room.")
+    disk_full: bool = Field(False, description="Whether it failed because a disk had no room.")
     code: dict[str, str] = Field(
         default_factory=dict, description="SHA-256 of each file of code or configuration that the command names."
     )

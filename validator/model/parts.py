@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from validator.model.base import Frozen
+from validator.model.findings import FindingCode
 from validator.model.pattern import PatternError, compiled, line_pattern
 from validator.model.units import Duration, Size
 
@@ -140,7 +141,8 @@ class Trainer(Frozen):
     args: dict[str, Setting] = Field(
         default_factory=lambda: dict[str, Setting](steps="{steps}", out="{out}"),
         description="Passed as `--key value`; true becomes `--key`, false leaves it out. Placeholders are filled in. "
-        "The defaults are left out where the command holds `{steps}` or `{out}` itself.",
+        "The defaults are left out where the command holds `{steps}` or `{out}` itself, and `out` where every "
+        "metric is read from what the trainer prints.",
     )
     trial_args: dict[str, Setting] = Field(
         default_factory=dict,
@@ -159,11 +161,16 @@ class Trainer(Frozen):
     @model_validator(mode="before")
     @classmethod
     def _said_once(cls, data: Any) -> Any:
-        """A trainer whose command already says how many steps, or where to, need not know `--steps` or `--out`."""
+        """A trainer whose command already says how many steps, or where to, need not know `--steps` or `--out`.
+
+        Neither does one that writes no file for the validator: most such scripts refuse an option they do not know.
+        """
         if not isinstance(data, dict) or "args" in data or not isinstance(data.get("command"), (list, tuple)):
             return data
-        told = " ".join(str(word) for word in data["command"])
-        return {**data, "args": {name: f"{{{name}}}" for name in ("steps", "out") if f"{{{name}}}" not in told}}
+        command, metrics = " ".join(str(word) for word in data["command"]), data.get("metrics")
+        prints = isinstance(metrics, dict) and set(metrics) == {"stdout"}
+        missing = [name for name in ("steps", "out") if f"{{{name}}}" not in command and not (name == "out" and prints)]
+        return {**data, "args": {name: f"{{{name}}}" for name in missing}}
 
     @property
     def bundled(self) -> bool:
@@ -183,11 +190,25 @@ class Watchdog(Frozen):
     )
     interval: Duration = Field(5.0, gt=0, description="Time between looks at the run's files.")
     frozen_rows: Count = Field(4, ge=2, description="Rows in a row with a rate of zero or less that stop the run.")
+    gates: bool | None = Field(
+        None,
+        description="Whether `gate_entropy_mean`, `gate_max_gate` and `gate_collapse_frac` are those of NSA's gates, "
+        "so that the limits below apply; default: where one of the limits is set, and for the bundled trainer.",
+    )
     gate_entropy_min: float = Field(0.2, description="Gate entropy below this counts as a collapse.")
     gate_max: float = Field(0.9, description="Largest gate above this counts as a collapse.")
     gate_collapse_frac: float = Field(0.5, description="Collapsed share above this counts as a collapse.")
     gate_strikes: Count = Field(3, ge=1, description="Records in a row with a collapse that stop the run.")
     halt: bool = Field(True, description="Write `.HALT` and stop the run; false only records the anomaly.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _limits_mean_gates(cls, data: Any) -> Any:
+        """Whoever sets a limit on gates says that the trainer writes such gates."""
+        limits = {"gate_entropy_min", "gate_max", "gate_collapse_frac"}
+        if not isinstance(data, dict) or "gates" in data or not limits & data.keys():
+            return data
+        return {**data, "gates": True}
 
 
 class Defaults(Frozen):
@@ -219,6 +240,9 @@ class Defaults(Frozen):
         lt=1,
         description="Variation between runs (standard deviation over mean) assumed of rates and times "
         "until four repeats measure it.",
+    )
+    accept_findings: tuple[FindingCode, ...] = Field(
+        (), description="Codes of findings that are right for every phase; they become information and forbid no GO."
     )
     extend: bool = Field(
         True, description="Whether a train phase with an open required criterion is extended once by further runs."

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from validator.model.base import Frozen
+from validator.model.findings import FindingCode
 from validator.model.parts import Argument, Count, CriterionField, Identifier, Setting, Watchdog
 from validator.model.remedy import MAX_REMEDIES, RemedyField
 from validator.model.units import Duration
@@ -52,6 +53,16 @@ class PhaseBase(Frozen):
     needs: tuple[Identifier, ...] = Field((), description="Phases that must have passed before this one runs.")
     accept: tuple[CriterionField, ...] = Field((), description="What must hold.")
     required: bool = Field(True, description="Whether the decision depends on this phase.")
+    accept_findings: tuple[FindingCode, ...] = Field(
+        (),
+        description="Codes of findings that are right for this phase; they become information and forbid no GO. Added "
+        "to those of `defaults`.",
+    )
+    observe: bool = Field(
+        False,
+        description="Whether the phase asks for nothing on purpose. It carries no GO, and forbids none that others "
+        "carry.",
+    )
     expected: Duration | None = Field(
         None, description="How long the phase takes as a rule, all its runs together; for the remaining time shown."
     )

@@ -25,7 +25,7 @@ from validator.model.runbook import (
     TrainerMetrics,
     TrainingPhase,
 )
-from validator.model.settings import nproc_of, probes, smoke_of
+from validator.model.settings import nproc_of, probes, smoke_of, tokens_of
 
 __all__ = ["LAST_GO", "Resolved", "UnresolvedReference", "resolve", "series_of"]
 
@@ -87,12 +87,12 @@ def _groups(pattern: str | None) -> tuple[str, ...]:
         return ()
 
 
-def series_of(metrics: TrainerMetrics) -> dict[str, Metric]:
-    """The series that a trainer with these sources can yield.
+def series_of(metrics: TrainerMetrics, *, tokens: bool = False) -> dict[str, Metric]:
+    """The series that a trainer with these sources can yield; `tokens` says that the tokens of a step are declared.
 
     A CSV may hold any column; heartbeats hold what the trainer contract lists; text holds its named groups.
     `toks_per_s_per_rank` follows from `toks_per_s`, and with the FLOPs per token of the environment file the model's
-    rate; `step_rate` from `toks_per_s` and `step_time_s`.
+    rate; `step_rate` from `toks_per_s` and `step_time_s`, and with the tokens of a step each of the two from the other.
     """
     names: set[str] = set()
     if metrics.csv is not None:
@@ -101,6 +101,8 @@ def series_of(metrics: TrainerMetrics) -> dict[str, Metric]:
         names |= HEARTBEAT_METRICS | set(metrics.extra)
     names |= _printed_series({series_name(name) for name in _groups(metrics.stdout)})
     names |= {"toks_per_s"} if "toks_per_s_per_rank" in names else set()
+    if tokens and names & {"toks_per_s", "step_time_s"}:
+        names |= {"toks_per_s", "step_time_s"}
     names -= {"model_tflops_per_s_per_rank", "step_rate"}
     if "toks_per_s" in names:
         names.add("toks_per_s_per_rank")
@@ -117,6 +119,12 @@ def _printed_series(groups: set[str]) -> set[str]:
     for total, rate in TOTALS.items():
         names |= {rate} if {total, "step_time_s"} <= names else set()
     return names
+
+
+def _series_in(runbook: Runbook, phase: Phase) -> dict[str, Metric]:
+    """The series that the trainer can yield in a phase."""
+    tokens = isinstance(phase, TrainingPhase) and tokens_of(runbook, phase) is not None
+    return series_of(runbook.trainer.metrics, tokens=tokens)
 
 
 def _extra(name: str, unit: str) -> Metric:
@@ -258,7 +266,7 @@ def _obstacle(name: str, *, runbook: Runbook, phase: Phase) -> tuple[str, str] |
         )
     if name == "straggler.score" and nproc_of(runbook, phase) < 2:
         return f"phase {phase.id} has one process", "set nproc to 2 or more, or drop the criterion"
-    if name == "rate.drift_pct" and "toks_per_s" not in series_of(metrics):
+    if name == "rate.drift_pct" and "toks_per_s" not in _series_in(runbook, phase):
         return "the trainer declares no source of toks_per_s", "declare trainer.metrics.csv or a group toks_per_s"
     return None
 
@@ -303,7 +311,7 @@ def _series(metric: str, statistic: str, *, runbook: Runbook, phase: Phase, colu
             fix=_nearest(f"{metric}.{statistic}", known, f"it knows {', '.join(known)}"),
             column=column,
         )
-    series = series_of(runbook.trainer.metrics)
+    series = _series_in(runbook, phase)
     if metric not in series:
         _reject_metric(metric, statistic, series, column)
     if statistic not in STATISTICS:

@@ -23,6 +23,7 @@ from validator.model.runbook import (
 )
 
 __all__ = [
+    "accepted_at",
     "args_of",
     "env_of",
     "extends",
@@ -105,12 +106,22 @@ def remedies_of(phase: PhaseBase) -> tuple[Remedy, ...]:
     return phase.on_failure if isinstance(phase, ProcessPhase) else ()
 
 
+def accepted_at(runbook: Runbook, phase: PhaseBase | None) -> dict[str, str]:
+    """Code of each accepted finding to the place in the runbook that accepts it; None asks for the defaults alone."""
+    places = dict.fromkeys(runbook.defaults.accept_findings, "defaults")
+    return places | (dict.fromkeys(phase.accept_findings, f"phase {phase.id}") if phase is not None else {})
+
+
 def watchdog_of(runbook: Runbook, phase: TrainingPhase) -> Watchdog:
-    """The watchdog's limits: the phase's own where it sets them, else the defaults', key by key."""
-    base = runbook.defaults.watchdog
-    if phase.watchdog is None:
-        return base
-    return base.model_copy(update={key: getattr(phase.watchdog, key) for key in phase.watchdog.model_fields_set})
+    """The watchdog's limits: the phase's own where it sets them, else the defaults', key by key.
+
+    The gates of the bundled trainer are those that the limits are about; for another one that stays open.
+    """
+    limits = runbook.defaults.watchdog
+    if phase.watchdog is not None:
+        own = {key: getattr(phase.watchdog, key) for key in phase.watchdog.model_fields_set}
+        limits = limits.model_copy(update=own)
+    return limits.model_copy(update={"gates": True}) if limits.gates is None and runbook.trainer.bundled else limits
 
 
 def min_effect_of(runbook: Runbook, phase: PhaseBase) -> float:

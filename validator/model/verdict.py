@@ -109,7 +109,9 @@ class Comparison(Frozen):
     unit: str
     direction: Literal["highest", "lowest"]
     arms: tuple[ComparedArm, ...]
-    outcome: Literal["significant", "no_difference", "not_decidable", "vacuous"]
+    outcome: Literal["significant", "no_difference", "not_worse", "not_decidable", "vacuous"] = Field(
+        description="`not_worse`: the preferred arm is not worse by the minimum effect, though equality is not shown."
+    )
     recommended: str | None = Field(None, description="Arm to use; None when nothing can be said.")
     adopted: bool = False
     p_value: float | None = None
@@ -169,6 +171,7 @@ class PhaseReport(Frozen):
     title: str
     why: str | None = None
     required: bool = True
+    asks: bool = Field(True, description="Whether it asks for something that could fail on what it measures.")
     status: Status
     message: str = ""
     criteria: tuple[Verdict, ...] = ()

@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 import subprocess
+import threading
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from validator.observe.masking import Mask, known_secrets
 
 __all__ = ["Told", "notify", "require_apprise"]
 
+_SEND_S = 60
 _COMMAND_S = 120
 _COMPLAINT_CHARS = 300
 _LEAST_CHARS = 6
@@ -127,6 +129,16 @@ def _parts(texts: Iterable[str]) -> Iterator[str]:
 
 
 def _send(url: str, told: Told, mask: Mask) -> str:
+    """How the sending went. Libraries limit each read, not the whole: an answer of a byte a second has no end."""
+    answers: list[str] = []
+    # A daemon does not keep the process from ending.
+    sending = threading.Thread(target=lambda: answers.append(_sent(url, told, mask)), daemon=True)
+    sending.start()
+    sending.join(_SEND_S)
+    return answers[0] if answers else f"was given up after {_SEND_S} s"
+
+
+def _sent(url: str, told: Told, mask: Mask) -> str:
     try:
         with _apprise() as apprise:
             sender = apprise.Apprise()

@@ -63,7 +63,16 @@ def _place(job: Nightly) -> Path:
 
 
 def _start(job: Nightly) -> tuple[str, ...]:
-    return (job.python, "-m", "validator", "nightly", "run", str(job.path))
+    """The command of a start.
+
+    Raises:
+        ScheduleError: when a path holds a line break, which would begin another line of the schedule.
+    """
+    words = (job.python, "-m", "validator", "nightly", "run", str(job.path))
+    broken = next((word for word in words if not word.isprintable()), None)
+    if broken is not None:
+        raise ScheduleError(f"the path {broken!r} holds a control character, which no schedule can hold; rename it")
+    return words
 
 
 # systemd

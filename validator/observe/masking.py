@@ -6,13 +6,16 @@ by its environment and its command is looked for as it stands.
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, quote_plus
 
+from validator.files import parse_json
 from validator.observe.redact import (
     REDACTED,
     TOKEN_MARKS,
@@ -44,13 +47,14 @@ _FIGURE = rb"[-+]?[\d.,]+(?:e[-+]?\d+)?%?(?:[\s,;\"'}\])]|$)"
 
 def _marks() -> Iterator[tuple[bytes, re.Pattern[bytes]]]:
     """What announces a secret in a line of small letters, and what has to follow at once for it to be one."""
-    assigned = rb"[a-z0-9_.-]*[\"']?\s{0,4}[=:]\s{0,4}[\"']?(?![\"'\s]|" + _FIGURE + rb")."
+    # Everything has a limit: a line of a million dashes must not be searched from each of them to its end.
+    assigned = rb"[a-z0-9_.-]{0,64}[\"']?\s{0,4}[=:]\s{0,4}[\"']?(?![\"'\s]|" + _FIGURE + rb")."
     for stem in WORD_STEMS:
         yield stem.encode(), re.compile(_OTHER_WORDS.get(stem, b"") + assigned)
     stems = b"|".join(stem.encode() + _OTHER_WORDS.get(stem, b"") for stem in WORD_STEMS)
-    yield b"--", re.compile(rb"[a-z0-9_.-]*(?:" + stems + rb")[a-z0-9_.-]*[ \t]+[^\s-]")
-    yield b"login", re.compile(rb"\s+\S+\s+password\s")
-    yield b"://", re.compile(rb"[^\s'\"]*[@?]|hooks\.|discord")
+    yield b"--", re.compile(rb"(?<!---)[a-z0-9_.-]{0,32}?(?:" + stems + rb")[a-z0-9_.-]{0,32}[ \t]{1,8}[^\s-]")
+    yield b"login", re.compile(rb"\s{1,8}\S{1,128}\s{1,8}password\s")
+    yield b"://", re.compile(rb"[^\s'\"]{0,256}[@?]|hooks\.|discord")
     for scheme in (b"bearer", b"basic"):
         yield scheme, re.compile(rb"\s+[a-z0-9._~+/=-]{8}")
     for flag in (b"-u", b"--user", b"--proxy-user"):
@@ -61,6 +65,7 @@ def _marks() -> Iterator[tuple[bytes, re.Pattern[bytes]]]:
 
 _MARKS = tuple(_marks())
 
+_ESCAPE = re.compile(r"%[0-9A-F]{2}")
 _HEX_KEY = re.compile(r"[0-9a-f]{32,}")
 _INNOCENT = re.compile(r"[-+.,:\d]*|true|false|none|null|default|disabled|enabled|password|\[redacted\]", re.I)
 
@@ -172,9 +177,17 @@ class Mask:
         return text if self._known is None else self._known.sub(REDACTED, text)
 
 
-def _forms(secret: str) -> tuple[str, ...]:
-    """A secret as it stands, and as JSON writes it."""
-    return secret, json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1]
+def _forms(secret: str) -> Iterator[str]:
+    """A secret as it is, and as JSON, an address and base64 write it."""
+    yield from (secret, json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1])
+    data = secret.encode("utf-8", "surrogateescape")
+    for quoted in (quote(data, safe=""), quote(data), quote_plus(data)):
+        yield from (quoted, _ESCAPE.sub(lambda match: match[0].lower(), quoted))
+    for before in range(3):  # base64 writes three bytes at a time, so it depends on what is written before
+        for encode in (base64.b64encode, base64.urlsafe_b64encode):
+            written = encode(b"\0" * before + data).decode()
+            # Only characters all of whose six bits are the secret's own.
+            yield written[-(-8 * before // 6) : 8 * (before + len(data)) // 6]
 
 
 def _wordy(text: bytes) -> bytes:
@@ -189,8 +202,8 @@ def _words_of(low: bytes) -> bytes:
 def _json(text: bytes) -> Any:
     """The value that a text is, where it is one of JSON; else None."""
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return parse_json(text, exact=True)
+    except ValueError:
         return None
 
 

@@ -59,7 +59,7 @@ _LOGIN = re.compile(
     r"(?P<flag>(?<!\S)(?:-u|--user|--proxy-user)(?:\s+|=)['\"]?[^\s:'\"=]+:)(?P<value>(?!\d+\b)[^\s'\"]+)"
 )
 _HEX_KEY = re.compile(r"(?P<name>[\"']key[\"']\s*:\s*[\"'])(?P<value>[0-9a-f]{32,})")
-_URL_USER = re.compile(r"(?P<scheme>\b[A-Za-z][A-Za-z0-9+.-]*://)(?P<user>[^/\s:@'\"]*)(?P<secret>:[^/\s@'\"]*)?@")
+_URL_USER = re.compile(r"(?P<scheme>\b[A-Za-z][A-Za-z0-9+.-]{0,20}://)(?P<user>[^/\s:@'\"]*)(?P<secret>:[^/\s@'\"]*)?@")
 _QUERY = re.compile(r"(?P<mark>[?&])(?P<name>[A-Za-z0-9_.-]+)=(?P<value>[^&\s#'\"]+)")
 _HEADER = re.compile(r"(?i)\b(?P<scheme>bearer|basic)\s+(?P<value>[A-Za-z0-9._~+/=-]{8,})")
 _KEY_BLOCK = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.S)
@@ -145,12 +145,17 @@ def redact_env(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: REDACTED if is_secret_name(name) and value else redact(value) for name, value in environment.items()}
 
 
+_DEPTH = 8
+"""Assignments within an assignment's value that are looked into (`a=b=c`); one nested deeper is replaced whole."""
+
+
 class _Pass:
     """One pass over a text, which collects in `hidden` what it replaces."""
 
     def __init__(self, *, keep_numbers: bool = False) -> None:
         self.hidden: list[str] = []
         self._keep_numbers = keep_numbers
+        self._depth = 0
 
     def clean(self, text: str) -> str:
         text = _KEY_BLOCK.sub(lambda match: self._hide(match[0]), text)
@@ -187,8 +192,11 @@ class _Pass:
         bare = value[1:-1] if mark else value
         if value.startswith("[redacted") or bare in ("", "None", "null"):
             return match[0]
-        if not is_secret_name(name):  # an innocent name may hold a whole command line
-            return f"{name}{gap}{mark}{self.clean(bare)}{mark}"
+        if not is_secret_name(name) and self._depth < _DEPTH:  # an innocent name may hold a whole command line
+            self._depth += 1
+            clean = self.clean(bare)
+            self._depth -= 1
+            return f"{name}{gap}{mark}{clean}{mark}"
         if self._keep_numbers and _NUMBER.fullmatch(bare):
             return match[0]
         return f"{name}{gap}{mark}{self._hide(bare)}{mark}"

@@ -14,6 +14,7 @@ _VERDICTS: dict[ContrastVerdict, StatusView] = {
     "better": StatusView("BETTER", "↑", "good"),
     "worse": StatusView("WORSE", "↓", "bad"),
     "no_difference": StatusView("NO DIFFERENCE", "=", "muted"),
+    "not_worse": StatusView("NOT WORSE", "=", "good"),
     "not_decidable": StatusView("NOT DECIDABLE", "?", "warn"),
 }
 _MOST_ROWS = 60

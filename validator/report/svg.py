@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
-from validator.report.files import replace_file
+from validator.files import replace_file
 
 __all__ = ["ChartError", "draw", "recall", "save"]
 

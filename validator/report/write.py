@@ -7,9 +7,9 @@ import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from validator.files import replace_file, sync_folder
 from validator.folder import RENDERINGS
 from validator.model.verdict import ValidationReport
-from validator.report.files import replace_file, sync_folder
 from validator.report.html import render_html
 from validator.report.junit import render_junit
 from validator.report.markdown import render_markdown

@@ -93,19 +93,20 @@ def _is_noise(error: UnresolvedReference, reference: Reference, built: Built, ru
 
 
 def _check_windows(resolved: dict[Reference, Resolved], *, runbook: Runbook, place: _Place) -> Iterator[Problem]:
-    """A steady window that can hold no step, or too few for a percentile, makes its criterion undecidable for ever."""
+    """A steady window that holds less than half of the run, or too few steps for a percentile, proves too little."""
     for reference, meaning in resolved.items():
         target = runbook.phase(meaning.phase_id)
         if meaning.window != "steady" or not isinstance(target, TrainingPhase):
             continue
         warmup = warmup_of(runbook, target)
-        if warmup >= target.steps:
+        if 2 * warmup > target.steps:
             source = "" if target.warmup_steps is not None else ", from defaults"
+            lack = "has no step" if warmup >= target.steps else "has less than half of the steps"
             yield Problem.at(
                 place(reference.column),
-                f"{reference.name} has no step to be taken from: phase {target.id} has {target.steps} steps "
+                f"{reference.name} {lack} to be taken from: phase {target.id} has {target.steps} steps "
                 f"and warmup_steps is {warmup}{source}",
-                f"set warmup_steps of {target.id} below {target.steps}, or give it more steps",
+                f"set warmup_steps of {target.id} to {target.steps // 2} or less, or give it {2 * warmup} steps",
             )
         elif target.steps - warmup < (least := least_rows(meaning.statistic or "")):
             yield Problem.at(

@@ -13,20 +13,24 @@ from validator.runbook.build import build
 from validator.runbook.document import parse
 from validator.runbook.overrides import apply
 from validator.runbook.problems import Mark, Problem, RunbookError
-from validator.runbook.semantics import check_meaning
+from validator.runbook.semantics import check_meaning, warnings_of
 
 __all__ = ["LoadedRunbook", "load", "loads"]
 
 
 @dataclass(frozen=True)
 class LoadedRunbook:
-    """A sound runbook with its source: `sha256` is that of the file's bytes, `overrides` are the `--set` texts."""
+    """A sound runbook with its source: `sha256` is that of the file's bytes, `overrides` are the `--set` texts.
+
+    `warnings` say why its decision could never be GO; it can be run all the same.
+    """
 
     runbook: Runbook
     path: Path
     sha256: str
     text: str
     overrides: tuple[str, ...] = ()
+    warnings: tuple[Problem, ...] = ()
 
 
 def load(path: str | os.PathLike[str], *, overrides: Sequence[str] = ()) -> LoadedRunbook:
@@ -38,12 +42,14 @@ def load(path: str | os.PathLike[str], *, overrides: Sequence[str] = ()) -> Load
     file = Path(path)
     data = _read(file)
     text = _decode(data, str(file))
+    runbook, warnings = _checked(text, file=str(file), overrides=overrides)
     return LoadedRunbook(
-        runbook=loads(text, file=str(file), overrides=overrides),
+        runbook=runbook,
         path=file,
         sha256=hashlib.sha256(data).hexdigest(),
         text=text,
         overrides=tuple(overrides),
+        warnings=warnings,
     )
 
 
@@ -53,6 +59,11 @@ def loads(text: str, *, file: str = "runbook.yaml", overrides: Sequence[str] = (
     Raises:
         RunbookError: as `load`.
     """
+    return _checked(text, file=file, overrides=overrides)[0]
+
+
+def _checked(text: str, *, file: str, overrides: Sequence[str]) -> tuple[Runbook, tuple[Problem, ...]]:
+    """The runbook and its warnings."""
     root, problems = parse(text, file=file)
     if root is None and not problems:
         raise RunbookError([Problem(file, 1, 1, "the file is empty", "begin with schema: 1 and name: my-runbook")])
@@ -69,7 +80,7 @@ def loads(text: str, *, file: str = "runbook.yaml", overrides: Sequence[str] = (
         problems += check_meaning(built, built.runbook)
     if problems or built.runbook is None:
         raise RunbookError(problems)
-    return built.runbook
+    return built.runbook, tuple(warnings_of(built, built.runbook))
 
 
 def _read(file: Path) -> bytes:

@@ -7,9 +7,10 @@ from typing import Any
 
 from validator.model.plan import RunSpec
 from validator.selftest.case import Case, Expected, Group
+from validator.selftest.damaged import edited
 from validator.selftest.runbooks import ACCEPT, ALL_FILES, book, train
 from validator.selftest.scene import Play, one, scene
-from validator.selftest.sheet import Sheet, scatter
+from validator.selftest.sheet import Sheet, falling, scatter
 
 __all__ = ["FIGURES"]
 
@@ -30,6 +31,7 @@ def sweep(sheets: Mapping[object, Sheet], *, over: str, **choose: Any) -> Play:
         "steps": 120,
         "over": {over: list(sheets)},
         "repeats": 4,
+        "accept": ["loss.last < loss.first"],
         "choose": {"highest": "toks_per_s.mean", **choose},
     }
 
@@ -82,6 +84,8 @@ _GAVE_UP = """\
 W1121 20:57:19.645000 5148 torch/_dynamo/convert_frame.py:1994] [28/8] torch._dynamo hit config.recompile_limit (8)
 W1121 20:57:19.645000 5148 torch/_dynamo/convert_frame.py:1994] [28/8]    function: 'forward' (model.py:80)
 """
+
+_RATE = ["toks_per_s.mean >= 1000"]
 
 _SETTINGS = (
     _case(
@@ -211,7 +215,67 @@ _LEARNING = (
     ),
 )
 
+_CURVES = (
+    _case(
+        "loss-that-diverges",
+        "the loss falls to 4.2 and ends at 10.3, no NaN anywhere",
+        *("learning", "INCONCLUSIVE", Sheet(losses=[*falling(80, last=4.2), *(4.2 + 6.1 * i / 39 for i in range(40))])),
+        "diverging",
+        text=_asks(_RATE),
+    ),
+    _case(
+        "loss-that-becomes-zero",
+        "a logger that leaves out NaN prints 0.0 from step 81 on",
+        *("learning", "INCONCLUSIVE", Sheet(losses=[*falling(80), *[0.0] * 40])),
+        "zero-loss",
+    ),
+    _case(
+        "zero-loss-that-is-meant",
+        "the runbook accepts a loss of 0",
+        *("learning", "GO", Sheet(losses=[*falling(80), *[0.0] * 40])),
+        "zero-loss",
+        text=book(train(accept_findings=["zero-loss"])),
+    ),
+    _case(
+        "norm-that-is-not-measured",
+        "the gradient norm is printed as 0.000 while the loss falls",
+        *("learning", "GO", Sheet(columns={"grad_norm": [0.0] * 120})),
+        "zero-grad",
+    ),
+    _case(
+        "batches-that-come-again",
+        "the same eight losses to the end",
+        *("learning", "GO", Sheet(losses=[*falling(40), *([6.9, 7.1, 6.8, 7.3, 7.0, 7.2, 6.7, 7.4] * 10)])),
+        "repeated-data",
+    ),
+    _case(
+        "sweep-of-a-learning-rate-that-is-ignored",
+        "two learning rates, by the trainer's own account, and one curve",
+        *("learning", "INCONCLUSIVE", sweep({lr: Sheet(config={"lr": lr}) for lr in (1e-4, 2e-4)}, over="args.lr")),
+        "vacuous-sweep",
+    ),
+)
+
 _PACE = (
+    _case(
+        "pause-at-every-seventh-step",
+        "half of a step's time is lost at every seventh step",
+        *("pace", "GO", Sheet(rates=[rate / (1.5 if i % 7 == 6 else 1) for i, rate in enumerate(scatter(40_000.0))])),
+        "periodic-stall",
+    ),
+    _case(
+        "rate-that-steps-down",
+        "a twelfth of the rate is lost half-way",
+        *("pace", "GO", Sheet(rates=[*scatter(40_000.0, 60), *scatter(37_000.0, 60, seed=2)])),
+        "rate-shift",
+        text=_asks(["loss.last < loss.first"]),
+    ),
+    _case(
+        "rank-that-only-boots",
+        "rank 1 writes `boot` and no step",
+        *("pace", "GO", Sheet(damage=edited("heartbeat_rank1.jsonl", lambda lines: [lines[0], b""]))),
+        "not-judged",
+    ),
     _case(
         "never-steady",
         "the rate rises from 229 to 696 tokens/s to the end",
@@ -289,4 +353,4 @@ _PACE = (
     ),
 )
 
-FIGURES: tuple[Case, ...] = (*_SETTINGS, *_LEARNING, *_PACE)
+FIGURES: tuple[Case, ...] = (*_SETTINGS, *_LEARNING, *_CURVES, *_PACE)

@@ -12,7 +12,7 @@ from validator.selftest.live import run_book, tests
 from validator.selftest.machinery import sampled
 from validator.selftest.runbooks import book, train
 from validator.selftest.scene import Play, one, scene
-from validator.selftest.sheet import Sheet, scatter
+from validator.selftest.sheet import Sheet, falling, scatter
 
 __all__ = ["HEALTHY"]
 
@@ -32,6 +32,8 @@ def _by_length(spec: RunSpec) -> Sheet:
     return Sheet(rates=scatter(900.0 * (512 / length) ** 0.1), config={"seq_len": length})
 
 
+_SPIKE = [loss * (2.0 if 90 <= i < 93 else 1.0) for i, loss in enumerate(falling())]
+_SMALL = [loss * x for loss, x in zip(falling(first=0.5, last=0.01), scatter(1.0, share=0.3, seed=5), strict=True)]
 _NOISE = scatter(1.0, share=0.015, seed=9)
 _WARM = [*(20_000.0 * (1 + i / 8) for i in range(8)), *scatter(40_000.0, 112)]
 _GATES = {"gate_entropy_mean": scatter(0.8), "gate_max_gate": scatter(0.5), "gate_collapse_frac": [0.1] * 120}
@@ -58,12 +60,15 @@ HEALTHY: tuple[Case, ...] = (
     _case("eight-ranks", "eight ranks", one(Sheet(), book(nproc=8))),
     _case("warm-up", "the rate rises for eight steps, then holds", Sheet(rates=_WARM)),
     _case("noise", "a rate that scatters by 1.5 %", Sheet(rates=[40_000.0 * x for x in _NOISE])),
+    _case("spike", "a loss that doubles at step 90 and recovers", Sheet(losses=_SPIKE)),
+    _case("small-loss", "a loss near zero that scatters by a third", Sheet(losses=_SMALL)),
+    _case("settling", "1.5 % slower once it is warm", Sheet(rates=[*scatter(40_600.0, 40), *scatter(40_000.0, 80)])),
     _case("gates", "gates that use all branches", Sheet(columns=_GATES)),
     _case("memory-plateau", "memory that levels off below the GPU's size", Sheet(columns=_PLATEAU)),
     _case("memory-saw", "host memory that goes up and down", Sheet(columns=_SAW)),
     _case("resumed", "another process goes on after step 60", Sheet(resumed_at=60)),
     _case("chatter", "a log full of words that mean nothing", Sheet(stdout=_CHATTER)),
-    _case("uneven-ranks", "rank 1 is a tenth slower", Sheet(rank_fields={0: {"compute_time_s": 0.088}})),
+    _case("uneven-ranks", "rank 1 is two percent slower", Sheet(rank_fields={0: {"compute_time_s": 0.0954}})),
     _case("fused", "the fused optimizer, steady", Sheet(config={"opt_fused": "on"})),
     _case(
         "compression",

@@ -35,7 +35,7 @@ def book(
     **defaults: Any,
 ) -> str:
     """A runbook as text; JSON is YAML."""
-    watchdog = {"first_step": "20s", "stall": "3s", "interval": "100ms", "stall_factor": 4}
+    watchdog = {"first_step": "20s", "stall": "3s", "interval": "100ms", "stall_factor": 4, "gates": True}
     content = {
         "schema": 1,
         "name": "selftest",

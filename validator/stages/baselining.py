@@ -59,7 +59,10 @@ def make_baseline(
         raise FolderError(f"--phase {unknown[0]}: the runbook has no such phase; phases: {names}")
     found = tuple(bound for bound in found if not phases or bound.phase in phases)
     if not found:
-        raise FolderError("these runs measured nothing that a bound could come from: no steady rate, memory or loss")
+        raise FolderError(
+            "these runs measured nothing that a bound could come from: no rate with an interval, memory or loss by "
+            "today's definitions"
+        )
     try:
         text = with_bounds(loaded.text, found)
     except CannotEdit as error:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from validator.folder import FolderError, RunFolder
+from validator.model.catalogue import METRICS, version_of
 from validator.model.contrast import Contrast
 from validator.model.machine import machine_class
 from validator.model.verdict import ValidationReport
@@ -24,8 +25,8 @@ _MOST_FOLDERS = 500
 """Run folders that are looked through for the last GO; the newest come first."""
 
 
-def compare_folders(a: Path, b: Path, *, warmup_steps: int = 20) -> Contrast:
-    """Two run folders, or two folders that a trainer wrote.
+def compare_folders(a: Path, b: Path, *, warmup_steps: int = 20, not_worse_than: float | None = None) -> Contrast:
+    """Two run folders, or two folders that a trainer wrote. `not_worse_than` is a share.
 
     Raises:
         FolderError: when one is neither, or when they are of different kinds.
@@ -40,8 +41,10 @@ def compare_folders(a: Path, b: Path, *, warmup_steps: int = 20) -> Contrast:
             f"{run}/runs/PHASE/r1"
         )
     if kinds[0]:
-        return contrast(*(_validation(RunFolder.open(path)) for path in (a, b)))
-    return contrast(*(_trainer(path, warmup_steps=warmup_steps) for path in (a, b)))
+        sides = [_validation(RunFolder.open(path)) for path in (a, b)]
+    else:
+        sides = [_trainer(path, warmup_steps=warmup_steps) for path in (a, b)]
+    return contrast(sides[0], sides[1], not_worse_than=not_worse_than)
 
 
 def _is_run_folder(path: Path) -> bool:
@@ -92,16 +95,44 @@ def _trainer_facts(environment: Mapping[str, Any] | None) -> dict[str, str]:
 def stored_report(folder: RunFolder) -> ValidationReport:
     """The report of a run folder: result.json as it stands, or judged from disk where there is none that can be read.
 
+    It is judged from disk as well where a metric has another definition since, so that no comparison crosses one; as
+    it stands where the evidence for that is gone.
+
     Raises:
         FolderError: when the folder holds neither a result nor a journal.
     """
     try:
-        return ValidationReport.model_validate_json((folder.root / "result.json").read_text(encoding="utf-8"))
+        found = ValidationReport.model_validate_json((folder.root / "result.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        from validator.stages.reporting import assemble, judge
+        return _judged_anew(folder)
+    if not _outdated(found):
+        return found
+    try:
+        anew = _judged_anew(folder)
+    except FolderError:
+        return found
+    return found if _outdated(anew) or _measured(anew) != _measured(found) else anew
 
-    record, ended = reconstruct(folder), end_of(folder)
+
+def _judged_anew(folder: RunFolder) -> ValidationReport:
+    from validator.stages.reporting import assemble, judge
+    from validator.stages.share import readable
+
+    with readable(folder) as unpacked:
+        record, ended = reconstruct(unpacked), end_of(folder)
     return assemble(folder, record, judge(record), finished=ended.get("finished"), duration_s=ended.get("duration_s"))
+
+
+def _outdated(report: ValidationReport) -> bool:
+    """Whether a metric was computed by another definition than today's."""
+    runs = (run for phase in report.phases for run in phase.runs)
+    return any(stats.version != version_of(name) for run in runs for name, stats in run.metrics.items())
+
+
+def _measured(report: ValidationReport) -> set[tuple[str, str]]:
+    """Run and metric of everything that was measured under today's names."""
+    runs = (run for phase in report.phases for run in phase.runs)
+    return {(run.id, name) for run in runs for name, stats in run.metrics.items() if name in METRICS and stats.n}
 
 
 def since_last_go(folder: RunFolder, report: ValidationReport) -> Contrast | None:

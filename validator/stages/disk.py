@@ -25,10 +25,12 @@ if TYPE_CHECKING:
     from validator.execute.journal import Event
 
 __all__ = [
+    "declared_digest",
     "end_of",
     "ending",
     "events_of",
     "header_digest",
+    "lacked_room",
     "last_go_digest",
     "last_runner",
     "pending",
@@ -70,14 +72,21 @@ def header_digest(folder: RunFolder) -> str:
 
     It is taken of the file's own words, so that a later version, whose runbooks have more fields, finds it unchanged.
     """
-    declared = json.loads((folder.root / "run.json").read_text(encoding="utf-8"))["runbook"]
+    with folder.tree() as tree:
+        return declared_digest(tree.read("run.json"))
+
+
+def declared_digest(header: bytes) -> str:
+    """SHA-256 of the runbook in the bytes of a run.json."""
+    declared = json.loads(header)["runbook"]
     return hashlib.sha256(json.dumps(declared, sort_keys=True).encode()).hexdigest()
 
 
 def last_go_digest(folder: RunFolder) -> str | None:
     """SHA-256 of the earlier validation that this one is held against; None where there is none."""
     try:
-        return hashlib.sha256((folder.root / "last_go.json").read_bytes()).hexdigest()
+        with folder.tree() as tree:
+            return hashlib.sha256(tree.read("last_go.json")).hexdigest()
     except OSError:
         return None
 
@@ -88,17 +97,15 @@ def _require_unchanged(folder: RunFolder, events: Sequence[Event]) -> None:
     Raises:
         FolderError: when the runbook in run.json, or the last GO beside it, is not what the validation began with.
     """
-    from validator.stages.share import is_shared
-
     seals = (event.fields["header"] for event in events if event.event == "started" and "header" in event.fields)
     told = next(seals, None)
-    if told is not None and told != header_digest(folder) and not is_shared(folder):
+    if told is not None and told != header_digest(folder):
         raise FolderError(
             f"the runbook in {folder.root / 'run.json'} was changed after the validation had been started, so nothing "
             "can be judged by it; restore the file, or run again with the runbook as you want it"
         )
     kept = [event.fields["last_go"] for event in events if event.event == "environment" and "last_go" in event.fields]
-    if kept and kept[0] != last_go_digest(folder) and not is_shared(folder):
+    if kept and kept[0] != last_go_digest(folder):
         raise FolderError(
             f"{folder.root / 'last_go.json'}, which the validation was held against, was changed or removed since it "
             "began; restore the file, or run again"
@@ -124,6 +131,11 @@ def ending(events: Sequence[Event]) -> Event | None:
     return next((event for event in reversed(latest) if event.event in ("finished", "interrupted")), None)
 
 
+def lacked_room(events: Sequence[Event]) -> bool:
+    """Whether a run found the disk full: once there is room, it is worth another try."""
+    return any(outcome is not None and outcome.last.disk_full for _, outcome in started_runs(events))
+
+
 def last_runner(folder: RunFolder, events: Sequence[Event]) -> Runner:
     """Who works, or worked last, on the validation."""
     for event in reversed(events):
@@ -139,13 +151,20 @@ def end_of(folder: RunFolder) -> Mapping[str, Any]:
 
 
 def phase_end(events: Sequence[Event], phase: str) -> Event | None:
-    """The event by which a phase ended, if that end still stands.
+    """The event by which a phase ended, if that end still holds.
 
-    Only a phase that was done stands for good; what a resumed validation takes up again has not ended until it says so.
+    Only a phase that was done, and none of whose runs found the disk full, is kept by a resumed validation; what that
+    takes up again has not ended until it says so.
     """
     ended: Event | None = None
+    no_room: dict[str, bool] = {}
     for event in events:
-        if event.event == "resumed" and ended is not None and ended.fields["state"] != "done":
+        if event.event == "run_started" and event.fields["spec"]["phase"] == phase:
+            no_room[event.fields["run"]] = False
+        elif event.event == "run_ended" and event.fields["run"] in no_room:
+            no_room[event.fields["run"]] = Outcome.model_validate(event.fields["outcome"]).last.disk_full
+        kept = ended is not None and ended.fields["state"] == "done" and not any(no_room.values())
+        if event.event == "resumed" and not kept:
             ended = None
         elif event.fields.get("phase") == phase and event.event in ("phase_started", "phase_ended"):
             ended = event if event.event == "phase_ended" else None
@@ -210,17 +229,15 @@ def _state(own: Sequence[Event], ended: Event | None, *, alive: bool) -> tuple[P
 
 def _runs(folder: RunFolder, phase: Phase, events: Sequence[Event]) -> tuple[RunRecord, ...]:
     """Every run that was started, in order, with its outcome where it ended."""
-    seals = _seals(folder, events)
+    seals = _seals(events)
     own = [(spec, outcome) for spec, outcome in started_runs(events) if spec.phase == phase.id]
     return tuple(_sealed(record_of(folder, spec, outcome), seals.get(spec.id, {})) for spec, outcome in own)
 
 
-def _seals(folder: RunFolder, events: Sequence[Event]) -> dict[str, Mapping[str, str]]:
-    """The files of each run, and their SHA-256, as they were read when it had ended; none of a cleaned copy."""
-    from validator.stages.share import is_shared
-
+def _seals(events: Sequence[Event]) -> dict[str, Mapping[str, str]]:
+    """The files of each run, and their SHA-256, as they were read when it had ended."""
     found: dict[str, Mapping[str, str]] = {}
-    for event in () if is_shared(folder) else events:
+    for event in events:
         if event.event == "run_started":
             found.pop(str(event.fields["run"]), None)
         elif event.event == "run_read":

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from validator.files import Tree
 
 if TYPE_CHECKING:
     from validator.history.trend import Group
@@ -73,14 +76,10 @@ def _write(reports: Path, groups: tuple[Group, ...]) -> Path | None:
 
 def update_index(reports: Path) -> None:
     """Bring the page up to date after a validation. It is a convenience: whatever fails here costs no decision."""
-    import sqlite3
-
-    from validator.folder import FolderError
-
     try:
         look_back(reports)
-    except (OSError, sqlite3.Error, FolderError):
-        return
+    except Exception as error:  # noqa: BLE001 -- neighbors are foreign, and the decision is written
+        sys.stderr.write(f"{reports / 'index.html'} is not up to date: {type(error).__name__}: {error}\n")
 
 
 def set_pin(reports: Path, run: str, *, keep: bool) -> None:
@@ -94,7 +93,8 @@ def set_pin(reports: Path, run: str, *, keep: bool) -> None:
     folder = next((path for path in (reports / run, Path(run)) if (path / "run.json").is_file()), None)
     if folder is None:
         raise _folder_error(f"{run} is no run folder below {reports}; `validator history {reports}` lists them")
-    if keep:
-        (folder / PIN).touch()
-    else:
-        (folder / PIN).unlink(missing_ok=True)
+    with Tree(folder) as tree:
+        if keep:
+            tree.write(PIN, b"")
+        else:
+            tree.remove(PIN)

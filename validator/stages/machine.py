@@ -60,12 +60,13 @@ def _names_last_go(runbook: Runbook) -> bool:
 
 
 def _keep_last_go(folder: RunFolder, environment: Mapping[str, Any]) -> None:
-    """Copy what the last GO measured into this folder, before anything of this run is known."""
-    from validator.stages.comparing import last_go
+    """Copy what the last GO measured into this folder, by today's definitions, before anything of this run is known."""
+    from validator.report.write import render_json
+    from validator.stages.comparing import last_go, stored_report
 
     earlier = last_go(folder, environment)
     if earlier is not None:
-        folder.save_last_go((earlier.root / "result.json").read_text(encoding="utf-8"))
+        folder.save_last_go(render_json(stored_report(earlier)))
 
 
 def require_same_machine(folder: RunFolder, runbook: Runbook) -> None:

@@ -1,7 +1,8 @@
 """What earlier runners of the same validation left: the evidence that a resumed one keeps, and what it has to repeat.
 
 A run that ended by itself, or that the watchdog or its budget ended, is evidence and is never repeated. A run that was
-cut short, by a signal, a kill or a loss of power, says nothing and is started anew; its folder and attempt are kept.
+interrupted, by a signal, a kill, a loss of power or a full disk, says nothing and is started again; its folder and
+attempt are kept.
 """
 
 from __future__ import annotations
@@ -46,13 +47,19 @@ def read_past(folder: RunFolder) -> Past:
     """Everything that the journal and the artifacts of a run folder say, for a runner that takes it up again."""
     events = events_of(folder)
     record = reconstruct(folder) if folder.journal.is_file() else pending(folder, ())
-    open_phases = [phase for phase in record.phases if phase.state != "done"]
     cut_short = [
-        spec.id for spec, outcome in started_runs(events) if outcome is None or outcome.reason == "interrupted"
+        spec.id
+        for spec, outcome in started_runs(events)
+        if outcome is None or outcome.reason == "interrupted" or outcome.last.disk_full
     ]
+    done: list[PhaseRecord] = []
+    open_phases: list[PhaseRecord] = []
+    for phase in record.phases:
+        kept = phase.state == "done" and not any(run.spec.id in cut_short for run in phase.every_run)
+        (done if kept else open_phases).append(phase)
     return Past(
         resumed=True,
-        phases={phase.phase.id: phase for phase in record.phases if phase.state == "done"},
+        phases={phase.phase.id: phase for phase in done},
         runs={run.spec.id: run for phase in open_phases for run in phase.every_run if run.spec.id not in cut_short},
         attempts={run: made for run in cut_short if (made := tuple(_attempts(run, events)))},
         adopted={event.fields["phase"]: event.fields["settings"] for event in events if event.event == "adopted"},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -12,6 +14,7 @@ from validator.model.plan import PhasePlan, RunSpec
 from validator.model.runbook import Phase, PreflightPhase, Setting
 from validator.model.settings import remedies_of
 from validator.model.verdict import Check, PhaseReport
+from validator.stages.disk import pending
 from validator.stages.machine import note_machine
 from validator.stages.reporting import judge_latest
 from validator.stages.session import Session
@@ -173,13 +176,21 @@ def _carry_out(session: Session, planned: PhasePlan) -> tuple[RunRecord, ...]:
 
 
 def _extended(session: Session, state: State, record: PhaseRecord, planned: PhasePlan) -> PhaseRecord:
-    """Once: further runs of a phase whose required criterion more runs may decide."""
-    from validator.judge import extension_of
+    """Once: further runs of a phase whose required criterion more runs may decide, while the decision is open."""
+    from validator.diagnose import diagnose
+    from validator.judge import extension_of, settled
     from validator.plan import plan_phase
 
     report = judge_latest(session.folder, (*state.records, record), state.judged)
     extension = extension_of(record, report, runbook=session.runbook)
     if extension is None:
+        return record
+    so_far = pending(session.folder, (*state.records, record))
+    why = settled(tuple(state.judged.values()), diagnose(so_far, (*state.judged.values(), report)))
+    if why is not None:
+        session.observer.note(
+            f"{record.phase.id}: {', '.join(extension.criteria)} stayed open; not extended, since {why}"
+        )
         return record
     session.journal.append("phase_extended", phase=record.phase.id, extension=extension)
     session.observer.note(
@@ -261,6 +272,7 @@ def _preflight(session: Session, phase: PreflightPhase) -> tuple[Check, ...]:
 
 def _run(session: Session, spec: RunSpec) -> RunRecord:
     from validator.execute.supervisor import set_aside, supervise
+    from validator.execute.words import is_full
     from validator.stages.disk import record_of
     from validator.stages.secrets import clean_spec, mask_of
 
@@ -287,6 +299,8 @@ def _run(session: Session, spec: RunSpec) -> RunRecord:
             earlier=earlier,
             told=told,
         )
+    if outcome.last.disk_full and is_full(session.folder.root / spec.out):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(session.folder.root / spec.out))
     record = record_of(session.folder, told, outcome)
     if record.result is not None:
         session.journal.append("run_read", run=spec.id, sources={one.path: one.sha256 for one in record.result.sources})

@@ -112,8 +112,17 @@ def assemble(
         findings=findings,
         recommended=_recommended(recommend(phases, runbook=header.runbook, command=_launch_command(record))),
         environment=dict(record.environment),
-        artifacts=tuple(Artifact(path=path, bytes=size, sha256=digest) for path, size, digest in folder.artifacts()),
+        artifacts=() if decision == "IN_PROGRESS" else _artifacts(folder),
         validator_version=header.validator_version,
+    )
+
+
+def _artifacts(folder: RunFolder) -> tuple[Artifact, ...]:
+    """Every file but the renderings. A name may hold a secret where the runner was killed before it was masked."""
+    from validator.observe.redact import redact_output
+
+    return tuple(
+        Artifact(path=redact_output(path), bytes=size, sha256=digest) for path, size, digest in folder.artifacts()
     )
 
 
@@ -181,7 +190,7 @@ def rerender(folder: RunFolder) -> tuple[ValidationReport, ReportPaths]:
     """
     from validator.stages.share import compact, is_compact, is_shared, readable
 
-    was_compact = is_shared(folder) and is_compact(folder.root / "result.json")
+    was_compact = is_shared(folder) and is_compact(folder)
     with readable(folder) as unpacked:
         record, ended = reconstruct(unpacked), end_of(folder)
     finished, duration_s = ended.get("finished"), ended.get("duration_s")
@@ -191,5 +200,5 @@ def rerender(folder: RunFolder) -> tuple[ValidationReport, ReportPaths]:
     if not last_runner(folder, events_of(folder)).alive():
         shutil.rmtree(folder.drawing, ignore_errors=True)  # a runner that was killed could not
     if was_compact:
-        compact(paths.result)
+        compact(folder)
     return report, paths

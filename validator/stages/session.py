@@ -5,6 +5,7 @@ They are opened together and closed in reverse order, so that nothing outlives a
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import time
@@ -113,13 +114,13 @@ def disk_errors(folder: Path, *, command: str) -> Iterator[None]:
     """
     try:
         yield
-    except BrokenPipeError:
-        raise  # whoever read our output has left; that is no trouble with the results
     except OSError as error:
         named = error.filename if isinstance(error.filename, str) else str(folder)
+        few_files = error.errno in (errno.EMFILE, errno.ENFILE)
+        fix = "Raise the limit of open files (`ulimit -n`)" if few_files else "Free space or repair the disk"
         raise Unable(
             f"results cannot be written: {error.strerror or error} ({named}); nothing is left running. "
-            f"Free space or repair the disk, then go on with: {command}"
+            f"{fix}, then go on with: {command}"
         ) from error
 
 

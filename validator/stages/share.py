@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import getpass
 import gzip
+import hashlib
 import json
 import os
 import re
@@ -19,9 +20,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from validator.files import Tree, unpack
 from validator.folder import RENDERINGS, FolderError, RunFolder, utc_now
 from validator.model.units import format_size
-from validator.stages.disk import ending, events_of, last_runner
+from validator.stages.disk import declared_digest, ending, events_of, last_runner
 
 if TYPE_CHECKING:
     from validator.model.verdict import ValidationReport
@@ -44,6 +46,7 @@ MAX_BYTES = 3 * 2**20
 """Size that a shared folder is kept below: a repository and a mail take it."""
 
 _FORM = "share.json"
+_RESULT, _JOURNAL = "result.json", "journal.jsonl"
 _RENDERED = frozenset(RENDERINGS)
 _HEADERS = frozenset({"run.json", "journal.jsonl", "environment.json", "runbook.yaml"})
 _NEVER_TEXT = (".pt", ".pth", ".safetensors", ".bin", ".ckpt", ".npz", ".npy", ".gz", ".zip", ".nsys-rep", ".sqlite")
@@ -145,7 +148,7 @@ def _written(folder: RunFolder, target: Path, names: Pseudonyms, report: Validat
         judged, paths = _judged(copy)
         total = _total(target)
         if total > max_bytes:
-            compact(paths.result)
+            compact(copy)
             total = _total(target)
         if total <= max_bytes:
             break
@@ -167,18 +170,23 @@ def _total(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def is_compact(path: Path) -> bool:
-    """Whether a file is JSON on one line."""
+def is_compact(folder: RunFolder) -> bool:
+    """Whether the folder's result.json is on one line."""
     try:
-        return path.read_bytes().strip().count(b"\n") == 0
+        with folder.tree() as tree:
+            return tree.read(_RESULT).strip().count(b"\n") == 0
     except OSError:
         return False
 
 
-def compact(path: Path) -> None:
-    """The same JSON without white space, which is nearly half of it."""
-    found = json.loads(path.read_text(encoding="utf-8"))
-    path.write_text(json.dumps(found, ensure_ascii=False, separators=(",", ":")) + "\n", encoding="utf-8")
+def compact(folder: RunFolder) -> None:
+    """Write the folder's result.json without white space, which is nearly half of it."""
+    with folder.tree() as tree:
+        tree.write(_RESULT, _on_one_line(json.loads(tree.read(_RESULT))))
+
+
+def _on_one_line(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")) + "\n"
 
 
 def _judged(copy: RunFolder) -> tuple[ValidationReport, ReportPaths]:
@@ -217,23 +225,23 @@ def _cleaned(folder: RunFolder, names: Pseudonyms) -> tuple[dict[str, str], list
     """Every text of the folder, cleaned, by its cleaned path; and what is no text."""
     texts: dict[str, str] = {}
     left_out: list[LeftOut] = []
-    for path in sorted(folder.root.rglob("*")):
-        relative = path.relative_to(folder.root).as_posix()
-        if path.is_symlink() or not path.is_file() or relative in _RENDERED or relative == _FORM:
-            continue
-        size = path.stat().st_size
-        text = None if path.suffix in _NEVER_TEXT or size > _LARGEST_TEXT else _text(path)
-        name = names.text(relative, secrets=False)
-        if text is None:
-            why = "larger than what is cleaned" if size > _LARGEST_TEXT else "not a text, so it cannot be cleaned"
-            left_out.append(LeftOut(name, size, why))
-        else:
-            texts[name] = _clean(relative, text, names)
+    with folder.tree() as tree:
+        for entry in tree.walk():
+            relative, size = entry.path, entry.bytes
+            if entry.kind != "file" or relative in _RENDERED or relative == _FORM:
+                continue
+            never = relative.endswith(_NEVER_TEXT) or size > _LARGEST_TEXT
+            text = None if never else _text(tree.read(relative, limit=_LARGEST_TEXT))
+            name = names.text(relative, secrets=relative not in _HEADERS)
+            if text is None:
+                why = "larger than what is cleaned" if size > _LARGEST_TEXT else "not a text, so it cannot be cleaned"
+                left_out.append(LeftOut(name, size, why))
+            else:
+                texts[name] = _clean(relative, text, names)
     return texts, left_out
 
 
-def _text(path: Path) -> str | None:
-    data = path.read_bytes()
+def _text(data: bytes) -> str | None:
     return None if b"\0" in data else data.decode("utf-8", "replace")
 
 
@@ -282,10 +290,11 @@ def _write(
     names: Pseudonyms,
     left_out: Sequence[LeftOut],
 ) -> None:
-    for name, data in kept.items():
+    with Tree(target) as tree:
+        for name, data in _with_checksums(kept, packed).items():
+            tree.write(name, data, sync=False)
+    for name in kept:
         path = target / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
         original = folder.root / name.removesuffix(".gz")
         with suppress(OSError):  # a verdict asks whether a file is older than its process
             stat = original.stat()
@@ -297,8 +306,9 @@ def _write(
         "packed": sorted(packed),
         "left_out": [asdict(one) for one in left_out],
     }
-    (target / _FORM).write_text(json.dumps(form, indent=2) + "\n", encoding="utf-8")
     copy = RunFolder.open(target)
+    with copy.tree() as tree:
+        tree.write(_FORM, json.dumps(form, indent=2) + "\n")
     environment = copy.load_environment()
     copy.save_environment({**environment, "shared_copy": _account(form)})
 
@@ -319,7 +329,7 @@ def _account(form: Mapping[str, Any]) -> dict[str, str]:
 def _require_clean(target: Path, names: Pseudonyms) -> None:
     for path in sorted(target.rglob("*")):
         if path.is_file():
-            data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+            data = unpack(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
             leak = next(names.leaks(data.decode("utf-8", "replace")), None)
             if leak is not None:
                 raise FolderError(
@@ -331,24 +341,27 @@ def _require_clean(target: Path, names: Pseudonyms) -> None:
 @contextmanager
 def readable(folder: RunFolder) -> Iterator[RunFolder]:
     """The folder with its packed files unpacked, for reading; the folder itself where nothing is packed."""
-    packed = _packed(folder)
-    if not packed:
-        yield folder
-        return
-    with TemporaryDirectory(prefix="validator-") as name:
-        root = Path(name)
-        for path in folder.root.rglob("*"):
-            there = root / path.relative_to(folder.root)
-            if path.is_dir():
-                there.mkdir(parents=True, exist_ok=True)
-            elif path.is_file() and not path.is_symlink():
-                there.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(path, there)
-        for relative in packed:
-            source, there = folder.root / f"{relative}.gz", root / relative
-            there.write_bytes(gzip.decompress(source.read_bytes()))
-            shutil.copystat(source, there)
-        yield replace(folder, root=root)
+    with folder.tree() as source:
+        packed = _packed(source)
+        if not packed:
+            yield folder
+            return
+        with TemporaryDirectory(prefix="validator-") as name, Tree(Path(name)) as target:
+            for entry in source.walk():
+                relative = entry.path.removesuffix(".gz")
+                unpacked = relative in packed and entry.path != relative
+                if entry.kind != "file" or entry.bytes > _LARGEST_TEXT or (entry.path in packed and not unpacked):
+                    continue  # no copy that `share` made holds a larger file, or one both packed and not
+                data = source.read(entry.path, limit=_LARGEST_TEXT)
+                try:
+                    data = unpack(data) if unpacked else data
+                except ValueError as error:
+                    raise FolderError(f"{entry.path} in {folder.root} cannot be unpacked: {error}") from error
+                kept = relative if unpacked else entry.path
+                target.write(kept, data, sync=False)
+                # A verdict asks whether a file is older than its process.
+                os.utime(target.path / kept, ns=(entry.mtime_ns, entry.mtime_ns))
+            yield replace(folder, root=target.path)
 
 
 def is_shared(folder: RunFolder) -> bool:
@@ -356,12 +369,37 @@ def is_shared(folder: RunFolder) -> bool:
     return (folder.root / _FORM).is_file()
 
 
-def _packed(folder: RunFolder) -> list[str]:
-    """Files that the folder's form names as packed, as far as they are there and lie in it."""
+def _packed(tree: Tree) -> frozenset[str]:
+    """Files that the folder's form names as packed, as far as they are there."""
     try:
-        form = json.loads((folder.root / _FORM).read_text(encoding="utf-8"))
-        names = [str(name) for name in form["packed"]]
+        names = tree.json(_FORM)["packed"]
+        return frozenset(str(name) for name in names if tree.has_file(f"{name}.gz"))
     except (OSError, ValueError, KeyError, TypeError):
-        return []
-    inside = (name for name in names if (folder.root / name).resolve().is_relative_to(folder.root.resolve()))
-    return [name for name in inside if (folder.root / f"{name}.gz").is_file()]
+        return frozenset()
+
+
+def _with_checksums(kept: Mapping[str, bytes], packed: set[str]) -> dict[str, bytes]:
+    """The files of the copy, whose journal holds the checksums of these cleaned files instead of the original ones.
+
+    A checksum of a file that was left out is dropped: no verdict is read from it.
+    """
+    content = {name.removesuffix(".gz"): unpack(data) if name.endswith(".gz") else data for name, data in kept.items()}
+    digests = {name: hashlib.sha256(data).hexdigest() for name, data in content.items()}
+    lines = []
+    for line in content[_JOURNAL].decode("utf-8", "replace").splitlines():
+        with suppress(ValueError):
+            line = _rechecked(json.loads(line), content, digests)
+        lines.append(line)
+    data = ("\n".join(lines) + "\n").encode("utf-8", "replace")
+    name = f"{_JOURNAL}.gz" if _JOURNAL in packed else _JOURNAL
+    return {**kept, name: gzip.compress(data, mtime=0) if _JOURNAL in packed else data}
+
+
+def _rechecked(event: dict[str, Any], content: Mapping[str, bytes], digests: Mapping[str, str]) -> str:
+    if isinstance(event.get("sources"), dict):
+        event["sources"] = {name: digests[name] for name in event["sources"] if name in digests}
+    if "header" in event:
+        event["header"] = declared_digest(content["run.json"])
+    if "last_go" in event:
+        event["last_go"] = digests.get("last_go.json")
+    return _on_one_line(event).rstrip("\n")

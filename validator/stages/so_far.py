@@ -148,7 +148,7 @@ class SoFar:
 
     def _show(self) -> None:
         """Move the files into place; the first is result.json, of which the others are renderings."""
-        from validator.report.files import sync_folder
+        from validator.files import sync_folder
 
         try:
             for name in RENDERINGS:

@@ -183,13 +183,18 @@ def test_running_the_same_again_until_a_criterion_passes_is_no_remedy(tmp_path: 
 
 
 def test_a_go_names_what_the_command_line_changed(tmp_path: Path) -> None:
-    root = laid_out(tmp_path, Sheet(), book(train(accept=[])))
+    root = laid_out(tmp_path, Sheet(), book(train(accept=["loss.last < 9"])))
     header = json.loads((root / "run.json").read_text(encoding="utf-8"))
     assert judged(root).why.endswith("no veto stands.")
-    (root / "run.json").write_text(json.dumps({**header, "overrides": ["baseline.accept=[]"]}), encoding="utf-8")
+    (root / "run.json").write_text(
+        json.dumps({**header, "overrides": ["baseline.accept=[loss.last < 9]"]}), encoding="utf-8"
+    )
     report = judged(root)
     assert RunFolder.open(root).header.overrides
-    assert (report.decision, report.why.endswith("was changed by --set baseline.accept=[].")) == ("GO", True)
+    assert (report.decision, report.why.endswith("was changed by --set baseline.accept=[loss.last < 9].")) == (
+        "GO",
+        True,
+    )
 
 
 def test_a_bound_that_is_missed_by_little_is_not_told_as_met(tmp_path: Path) -> None:

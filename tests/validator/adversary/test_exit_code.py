@@ -9,8 +9,15 @@ import pytest
 from validator import cli
 
 
+@pytest.fixture(autouse=True)
+def own_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`main` replaces them for good; here they are put back."""
+    for name in ("stdin", "stdout", "stderr"):
+        monkeypatch.setattr(sys, name, getattr(sys, name))
+
+
 def test_a_fault_of_the_program_is_no_decision(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Python ends with 1 on an error that nobody expected, which a script would take for a NO-GO."""
 
@@ -22,7 +29,7 @@ def test_a_fault_of_the_program_is_no_decision(
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == 4
-    assert "NameError: name 'render' is not defined" in capsys.readouterr().err
+    assert "NameError: name 'render' is not defined" in capfd.readouterr().err
 
 
 def test_bad_usage_stays_bad_usage(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from tests.validator.adversary.court import book, codes, finding, rewritten, train, tried, verdict
+from tests.validator.adversary.court import book, codes, finding, lines, rewritten, train, tried, verdict
 from tests.validator.adversary.lies import beats, both, column, dated, faster, one_for_all, sampled
 from validator.model.plan import RunSpec
 from validator.selftest.sheet import Sheet, scatter
 
 BOUNDS = ["toks_per_s.mean >= 1000", "loss.last < loss.first"]
-TABLE = book(train(accept=BOUNDS), metrics={"csv": "training.csv"})
+CSV_ONLY = {"csv": "training.csv"}
+TABLE = book(train(accept=BOUNDS), metrics=CSV_ONLY)
 
 
 def gpus(text: str, count: int = 2) -> str:
@@ -150,6 +151,76 @@ TWINS: dict[str, Any] = {
 def test_figures_that_only_look_odd_are_no_obstacle(name: str, tmp_path: Path) -> None:
     report = tried(tmp_path, TWINS[name])
     assert (report.decision, codes(report, "veto", "warning")) == ("GO", set()), report.why
+
+
+def declared(tokens_per_step: int) -> str:
+    """A table alone, and the tokens of a step as the runbook has them."""
+    text = json.loads(TABLE)
+    text["trainer"]["tokens_per_step"] = tokens_per_step
+    return json.dumps(text)
+
+
+CLOCKED = {
+    "times ten times too small": (faster(10), TABLE),
+    "times ten times too large": (faster(0.1), TABLE),
+    "ten times too many tokens a second": (column("toks_per_s", lambda _, value: 10 * value), declared(4096)),
+    "ten times too few tokens a second": (column("toks_per_s", lambda _, value: 0.1 * value), declared(4096)),
+}
+
+
+@pytest.mark.parametrize("name", CLOCKED)
+def test_a_table_alone_is_checked_against_the_validators_own_clock(name: str, tmp_path: Path) -> None:
+    damage, text = CLOCKED[name]
+    report = tried(tmp_path, Sheet(damage=damage), text)
+    assert report.decision == "INCONCLUSIVE", report.why
+    finding_ = finding(report, "unit-mismatch")
+    assert finding_.severity == "veto"
+    assert "by the validator's clock" in finding_.message
+    assert ("tokens_per_step" in finding_.message) == ("tokens" in name)
+
+
+@pytest.mark.parametrize("text", [TABLE, declared(4096)], ids=["not declared", "declared"])
+@pytest.mark.parametrize(
+    "sheet",
+    [
+        Sheet(),
+        Sheet(damage=column("step_time_s", lambda _, value: 0.85 * value)),
+    ],
+    ids=["as it is", "a timer that leaves something out"],
+)
+def test_claims_that_the_clock_bears_out_are_no_obstacle(text: str, sheet: Sheet, tmp_path: Path) -> None:
+    report = tried(tmp_path, sheet, text)
+    assert (report.decision, codes(report, "veto")) == ("GO", set()), report.why
+
+
+def test_a_time_that_is_printed_once_for_ten_steps_is_no_lie(tmp_path: Path) -> None:
+    text = book(train(steps=1200, accept=["step_time_s.mean <= 0.02", "toks_per_s.mean >= 1000"]), metrics=CSV_ONLY)
+    report = tried(tmp_path, Sheet(steps=range(10, 1201, 10)), text)
+    assert (report.decision, codes(report, "veto")) == ("GO", set()), report.why
+
+
+def test_times_that_leave_frequent_pauses_out_are_no_lie(tmp_path: Path) -> None:
+    """A pause of eight steps behind every fourth: most stretches hold one, and the others agree."""
+
+    def pauses(out: Path) -> None:
+        path = out / "arrivals.jsonl"
+        late, stamps = 0.0, []
+        for number, line in enumerate(lines(path), start=1):
+            late += 1.6 if number % 4 == 0 else 0.0
+            stamp = json.loads(line)
+            stamps.append(json.dumps({**stamp, "s": stamp["s"] + late}))
+        path.write_text("\n".join(stamps) + "\n", encoding="utf-8")
+
+    report = tried(tmp_path, Sheet(damage=pauses), book(train(accept=["toks_per_s.mean >= 1000"]), metrics=CSV_ONLY))
+    assert (report.decision, codes(report, "veto")) == ("GO", set()), report.why
+    assert verdict(report, "baseline.1").observed == pytest.approx(4 * 4096 / (4 * 0.1024 + 1.6), rel=0.03)
+
+
+def test_a_folder_without_stamps_says_so_once(tmp_path: Path) -> None:
+    twice = book(train(accept=BOUNDS, repeats=2), metrics=CSV_ONLY)
+    report = tried(tmp_path, lambda spec: Sheet(rates=scatter(4e4, seed=spec.repeat), without=UNSTAMPED), twice)
+    assert [one.severity for one in report.findings if one.code == "clock-unverified"] == ["info"]
+    assert report.decision == "GO"
 
 
 def test_more_time_claimed_than_the_run_took_needs_no_heartbeat(tmp_path: Path) -> None:
@@ -365,6 +436,7 @@ def test_what_disturbed_a_run_in_passing_is_named_and_condemns_nothing(
     tmp_path: Path, sheet: Sheet, code: str, statistic: str
 ) -> None:
     """Throttled steps count, for a long run throttles too; rows around a jump of the clock are left out."""
-    report = tried(tmp_path, sheet, book(train(accept=[f"toks_per_s.{statistic} >= 1000"])))
+    bounds = [f"toks_per_s.{statistic} >= 1000", "loss.last < loss.first"]
+    report = tried(tmp_path, sheet, book(train(accept=bounds)))
     assert report.decision == "GO", report.why
     assert code in codes(report, "warning")

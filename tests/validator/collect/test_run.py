@@ -15,6 +15,7 @@ from tests.validator.collect.folders import (
     outcome,
     record,
     spec,
+    write_arrivals,
     write_csv,
     write_env,
     write_heartbeat,
@@ -447,3 +448,32 @@ def test_inspecting_uses_the_contracts_names(tmp_path: Path) -> None:
     assert own.scalars == declared.scalars
     (tmp_path / "nothing").mkdir()
     assert codes(collect_dir(tmp_path / "nothing")) == {"missing-file"}
+
+
+def test_a_clock_that_is_set_shows_in_the_rows_of_a_trainer_without_heartbeats(tmp_path: Path) -> None:
+    """Times taken by the wall clock hold the jump itself; the rows are left out, a wrong sign is none."""
+    times = [0.5] * 100
+    times[40], times[70] = -3599.5, 7200.5
+    write_csv(tmp_path, [1000.0] * 100, step_time_s=times)
+    own = spec(metrics=TrainerMetrics(csv="training.csv"))
+    windows = collect_run(own, run_dir=tmp_path, outcome=outcome(duration_s=60.0)).extra["invalid_windows"]
+    assert [(w["first_step"], w["last_step"], w["reason"]) for w in windows] == [
+        (41, 41, "the wall clock was set back by 3600 s, by step_time_s"),
+        (71, 71, "the wall clock was set forth by 7200 s, by step_time_s"),
+    ]
+    times[40], times[70] = -0.5, 0.5
+    write_csv(tmp_path, [1000.0] * 100, step_time_s=times)
+    assert "invalid_windows" not in collect_run(own, run_dir=tmp_path, outcome=outcome(duration_s=60.0)).extra
+
+
+def test_arrivals_are_kept_by_source_and_checksummed(tmp_path: Path) -> None:
+    write_csv(tmp_path, [1000.0] * 6)
+    write_arrivals(tmp_path, [1.0, 1.0, 2.0, 1.0, 5.0, 1.0], steps=[1, 2, 3, 4, 2, 3])
+    with (tmp_path / "arrivals.jsonl").open("a") as file:
+        file.write('not a stamp\n{"source": "training.csv", "step": 1e400, "s": 1}\n')
+    result = collect_run(spec(), run_dir=tmp_path, outcome=outcome())
+    steps, seconds = result.extra["arrivals"]["training.csv"]
+    assert steps.tolist() == [1, 2, 3]
+    assert seconds.tolist() == [4.0, 13.0, 14.0], "what was done again after a fall counts from then"
+    assert "arrivals.jsonl" in {source.path for source in result.sources}
+    assert any("2 lines are no arrival stamps" in i.message for i in result.irregularities)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from validator.compare import contrast
-from validator.model.contrast import MetricDifference
+from validator.model.contrast import Contrast, MetricDifference
 
-from .sides import run, runs, side, stats
+from .sides import finding, run, runs, side, stats
 
 
 def _rate(a: tuple[float, ...], b: tuple[float, ...], **more: float) -> MetricDifference:
@@ -108,4 +108,77 @@ def test_many_phases_need_stronger_evidence_each() -> None:
     found = contrast(side(cells={"baseline": runs(a), **equal}), side("b", cells={"baseline": runs(b), **equal}))
     assert found.metrics[0].phase == "baseline"
     assert found.metrics[0].p_value == pytest.approx(13 * (alone.p_value or 0), rel=1e-6)
-    assert found.metrics[0].verdict == "no_difference"
+    assert found.metrics[0].verdict == "not_decidable", "neither different nor equal"
+
+
+def test_a_lost_twentieth_is_rarely_passed_and_mostly_found() -> None:
+    """True −5 % at 3 % between runs, 4 + 4 runs: formerly "no significant difference" in half of the cases."""
+    rng = np.random.default_rng(3)
+    told = [_rate(tuple(rng.normal(100, 3, 4)), tuple(rng.normal(95, 3, 4))).verdict for _ in range(400)]
+    assert np.mean([one in ("no_difference", "better") for one in told]) <= 0.05
+    assert np.mean([one == "worse" for one in told]) >= 0.40
+
+
+def test_equal_sides_of_a_calm_machine_are_shown_to_be_equal() -> None:
+    rng = np.random.default_rng(4)
+    told = [_rate(tuple(rng.normal(100, 1, 4)), tuple(rng.normal(100, 1, 4))).verdict for _ in range(300)]
+    assert np.mean([one == "no_difference" for one in told]) >= 0.5
+
+
+def test_run_means_of_four_need_no_interval_of_their_own() -> None:
+    """One run without an interval kept eight runs from being compared."""
+    short = run("baseline/r1", toks_per_s=stats(100, half=None, note="no interval: 8 independent rows"))
+    slow = (short, *runs((101, 99, 100)))
+    found = contrast(side(cells={"baseline": slow}), side("b", cells={"baseline": runs((90, 91, 89, 90))}))
+    assert found.metrics[0].verdict == "worse"
+    invalid = stats(100).model_copy(update={"invalid": "the file mixes runs"})
+    mixed = (run("baseline/r1", toks_per_s=invalid), *runs((101, 99, 100)))
+    found = contrast(side(cells={"baseline": mixed}), side("b", cells={"baseline": runs((90, 91, 89, 90))}))
+    assert found.metrics[0].verdict == "not_decidable"
+    assert "the file mixes runs" in found.metrics[0].message
+
+
+def _not_worse(a: tuple[float, ...], b: tuple[float, ...], margin: float, **more: object) -> Contrast:
+    sides = side("a", cells={"baseline": runs(a)}), side("b", cells={"baseline": runs(b)}, **more)
+    return contrast(*sides, not_worse_than=margin)
+
+
+def test_not_worse_than_asks_one_side_only() -> None:
+    calm = (100.0, 101, 99, 100)
+    assert _not_worse(calm, (97.0, 98, 96, 97), 0.05).verdict == "not_worse"
+    assert contrast(side(cells={"p": runs(calm)}), side("b", cells={"p": runs((97.0, 98, 96, 97))})).verdict == "worse"
+    lost = _not_worse(calm, (90.0, 91, 89, 90), 0.05)
+    assert (lost.verdict, lost.metrics[0].verdict) == ("worse", "worse")
+    assert "at least, which is more than 5 %" in lost.message
+    wide = _not_worse((100.0, 105, 95, 100), (99.0, 104, 94, 99), 0.05)
+    assert wide.verdict == "not_decidable"
+    assert (wide.metrics[0].repeats_needed or 0) > 4
+    veto = _not_worse(calm, calm, 0.05, findings=(finding("config-ignored", severity="veto"),))
+    assert veto.verdict == "worse", "the evidence itself is not to be trusted"
+
+
+def test_single_runs_can_be_not_worse_by_much() -> None:
+    assert _not_worse((100.0,), (100.0,), 0.10).verdict == "not_worse"
+    assert _not_worse((100.0,), (100.0,), 0.03).verdict == "not_decidable"
+    assert _not_worse((100.0,), (60.0,), 0.10).verdict == "worse"
+
+
+def test_a_phase_that_is_better_hides_none_whose_rate_may_have_fallen() -> None:
+    a = side(cells={"baseline": runs((100, 101, 99, 100)), "soak": runs((100, 104, 96, 100))})
+    b = side("b", cells={"baseline": runs((120, 121, 119, 120)), "soak": runs((97, 101, 93, 97))})
+    found = contrast(a, b)
+    assert found.verdict == "not_decidable"
+    assert "soak.toks_per_s.mean" in found.message
+    assert "baseline.toks_per_s.mean is better" in found.message
+    steady = side("b", cells={"baseline": runs((120, 121, 119, 120)), "soak": runs((101, 101, 100, 100))})
+    calm = side(cells={"baseline": runs((100, 101, 99, 100)), "soak": runs((100, 101, 99, 100))})
+    assert contrast(calm, steady).verdict == "better"
+
+
+def test_no_comparison_crosses_a_definition() -> None:
+    old = tuple(run(toks_per_s=stats(rate).model_copy(update={"version": 1})) for rate in (100, 101, 99, 100))
+    new = tuple(run(toks_per_s=stats(rate).model_copy(update={"version": 2})) for rate in (50, 50.1, 49.9, 50))
+    found = contrast(side(cells={"baseline": old}), side("b", cells={"baseline": new}))
+    assert found.verdict == "not_decidable"
+    assert "is by definition 1 on one side and 2 on the other" in found.message
+    assert contrast(side(cells={"baseline": new}), side("b", cells={"baseline": new})).verdict == "no_difference"

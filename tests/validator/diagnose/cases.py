@@ -16,6 +16,7 @@ from validator.model.runbook import Runbook
 from validator.model.verdict import Check, Finding, PhaseReport
 
 EFFECTIVE: Mapping[str, Any] = {
+    "attention": "nsa",
     "seq_len": 2048,
     "batch_size": 1,
     "accum": 1,

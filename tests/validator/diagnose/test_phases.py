@@ -11,7 +11,8 @@ import pytest
 from tests.validator.collect.folders import START_S, outcome, write_csv, write_logs
 from tests.validator.diagnose.cases import UNCERTAIN, healthy, of_validation, run_of, steady, validation
 from validator.diagnose import CODES, diagnose, diagnose_run
-from validator.diagnose.catalogue import findings_markdown
+from validator.diagnose.catalogue import findings_table
+from validator.model.findings import ANSWERS
 from validator.model.measure import ScalarValue
 from validator.model.record import RunRecord
 from validator.model.runbook import TrainerMetrics
@@ -34,7 +35,12 @@ def test_every_code_of_the_catalogue_has_a_rule() -> None:
 
 def test_the_page_of_findings_is_current() -> None:
     page = Path(__file__).parents[3] / "docs" / "findings.md"
-    assert page.read_text(encoding="utf-8") == findings_markdown()
+    assert page.read_text(encoding="utf-8").endswith("\n\n" + findings_table())
+
+
+def test_the_codes_that_a_runbook_may_accept_are_those_of_the_rules() -> None:
+    assert set(ANSWERS) == set(CODES)
+    assert list(ANSWERS) == sorted(ANSWERS)
 
 
 # ---------------------------------------------------------------------------------------------------------- tests

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -166,3 +167,48 @@ def test_a_clock_that_was_set_is_named(tmp_path: Path) -> None:
     records = [record(i, ts=5 * i - (3600 if i > 40 else 0)) for i in range(1, 61)]
     write_heartbeat(folder, records)
     assert "set back by 3595 s" in of_run(folder)["clock-jump"].message
+
+
+def test_a_rank_that_writes_boot_alone_misses_nothing(tmp_path: Path) -> None:
+    """Lines were counted, not the steps that they cover."""
+    folder = healthy(tmp_path / "r")
+    path = folder / "heartbeat_rank1.jsonl"
+    path.write_text(path.read_text().splitlines(keepends=True)[0])
+    found = of_run(folder)
+    assert "missing-evidence" not in found
+    assert found["not-judged"].severity == "info"
+
+
+def test_a_rank_that_writes_more_kinds_of_records_misses_nothing(tmp_path: Path) -> None:
+    folder = healthy(tmp_path / "r")
+    path = folder / "heartbeat_rank0.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    more = [line.replace('"progress"', f'"{kind}"') for line in lines[1:-1] for kind in ("progress", "data", "memory")]
+    path.write_text("".join([lines[0], *more, lines[-1]]))
+    assert "missing-evidence" not in of_run(folder)
+
+
+def test_inspect_sees_a_silent_rank_and_a_heartbeat_of_last_week(tmp_path: Path) -> None:
+    folder = healthy(tmp_path / "silent")
+    path = folder / "heartbeat_rank1.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:20]))
+    silent = of_folder(folder)["missing-evidence"]
+    assert "the heartbeat of rank 1 ends at step 19, another at 60" in silent.message
+    folder = healthy(tmp_path / "old")
+    path = folder / "heartbeat_rank1.jsonl"
+    beats = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps({**one, "ts": one["ts"] - 7 * 86_400 + 1e6}) + "\n" for one in beats))
+    path = folder / "heartbeat_rank0.jsonl"
+    beats = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps({**one, "ts": one["ts"] + 1e6}) + "\n" for one in beats))
+    old = of_folder(folder)["foreign-results"]
+    assert (old.severity, "The heartbeat of rank 1 ends 6 d 23 h" in old.message) == ("veto", True), old.message
+
+
+def test_inspect_of_a_run_in_progress_misses_nothing(tmp_path: Path) -> None:
+    """One rank is a step ahead when the folder is read."""
+    folder = healthy(tmp_path / "r")
+    for rank, lines in ((0, 41), (1, 40)):
+        path = folder / f"heartbeat_rank{rank}.jsonl"
+        path.write_text("".join(path.read_text().splitlines(keepends=True)[:lines]))
+    assert "missing-evidence" not in of_folder(folder)

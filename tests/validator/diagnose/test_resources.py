@@ -38,14 +38,6 @@ def test_memory_growth(tmp_path: Path) -> None:
     assert of_run(healthy(tmp_path / "c", host_mem_mib=saw)) == {}
 
 
-def test_straggler(tmp_path: Path) -> None:
-    own = {0: {"compute_time_s": 2.0}, 1: {"compute_time_s": 4.6}}
-    finding = of_run(healthy(tmp_path / "r", rank_fields=own))["straggler"]
-    assert "Rank 1 needs 4.6 s" in finding.message
-    near = {0: {"compute_time_s": 4.2}, 1: {"compute_time_s": 4.6}}
-    assert of_run(healthy(tmp_path / "s", rank_fields=near)) == {}
-
-
 def test_loader_bound(tmp_path: Path) -> None:
     waits = {r: {"dt_fetch_s": 2.0} for r in (0, 1)}
     assert "41 %" in of_run(healthy(tmp_path / "r", rank_fields=waits))["loader-bound"].message

@@ -89,3 +89,15 @@ def test_a_file_that_cannot_be_rewritten_stays(tmp_path: Path, monkeypatch: pyte
     assert not mask_file(path, mask=hide)
     assert path.read_text() == "SECRET\n"
     assert [one.name for one in tmp_path.iterdir()] == ["stdout.log"]
+
+
+def test_names_are_masked_as_contents_are(tmp_path: Path) -> None:
+    (tmp_path / "run-SECRET" / "SECRET").mkdir(parents=True)
+    (tmp_path / "run-SECRET" / "SECRET" / "a-SECRET.txt").write_text("one")
+    (tmp_path / "run-SECRET" / "SECRET" / "a-[redacted].txt").write_text("two")
+    (tmp_path / "SECRET").symlink_to("/etc")
+    mask_files(tmp_path, mask=hide)
+    kept = tmp_path / "run-[redacted]" / "[redacted]"
+    assert sorted(path.read_text() for path in kept.iterdir()) == ["one", "two"]
+    assert not any("SECRET" in path.name for path in tmp_path.rglob("*"))
+    assert (tmp_path / "[redacted]").is_symlink()

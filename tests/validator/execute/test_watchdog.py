@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
+import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -59,18 +62,45 @@ def test_a_gradient_of_zero_must_last() -> None:
     assert anomaly.code == "zero_grad"
 
 
+def test_a_norm_of_zero_beside_a_loss_that_falls_is_not_measured() -> None:
+    """DeepSpeed prints grad_norm 0.000; e5f4a05 halted such a run at the third record."""
+    noise = random.Random(5)
+    losses = [2.0 + 2.0 * 0.97**i + 0.02 * noise.gauss(0, 1) for i in range(200)]
+    assert _judge([{"grad_norm": 0.0, "loss": loss} for loss in losses]) == []
+    stuck = [4.0 + 0.05 * noise.gauss(0, 1) for _ in range(200)]
+    (anomaly,) = _judge([{"grad_norm": 0.0, "loss": loss} for loss in stuck])
+    assert (anomaly.code, anomaly.step) == ("zero_grad", 12)
+    (anomaly,) = _judge([{"grad_norm": 0.7, "loss": 4.0}] + [{"grad_norm": 0.0, "loss": loss} for loss in losses])
+    assert anomaly.step == 4, "a norm that was measured before is measured"
+    (anomaly,) = _judge([{"grad_norm": 0.0, "loss": 4.0}] * 3)
+    assert anomaly.step == 3, "a loss that never changes does not fall"
+
+
+def test_columns_that_another_trainer_calls_gates_stop_nothing(tmp_path: Path) -> None:
+    rows = [{"gate_max_gate": 0.97}] * 5
+    assert _judge(rows) == []
+    assert [one.code for one in _judge(rows, gates=True)] == ["gate_collapse"]
+    assert [one.code for one in _judge(rows, gate_max=0.95)] == ["gate_collapse"], "a limit says what is meant"
+    env = tmp_path / "env.json"
+    for attention, count in (("dense", 0), ("nsa", 1)):
+        env.write_text(json.dumps({"effective": {"attention": attention}}))
+        rules = AnomalyRules(watchdog(), env=env)
+        judged = [rules.judge(Record("training.csv", 0, i, row, row=True)) for i, row in enumerate(rows)]
+        assert sum(one is not None for one in judged) == count
+
+
 @pytest.mark.parametrize("bad", [{"gate_entropy_mean": 0.1}, {"gate_max_gate": 0.95}, {"gate_collapse_frac": 0.6}])
 def test_gates_that_collapse(bad: dict[str, float]) -> None:
     healthy = {"gate_entropy_mean": 0.8, "gate_max_gate": 0.5, "gate_collapse_frac": 0.0}
-    assert _judge([dict(healthy)] * 5) == []
-    assert _judge([dict(bad), dict(bad), dict(healthy), dict(bad), dict(bad)]) == []
-    (anomaly,) = _judge([dict(healthy), dict(bad), dict(bad), dict(bad)])
+    assert _judge([dict(healthy)] * 5, gates=True) == []
+    assert _judge([dict(bad), dict(bad), dict(healthy), dict(bad), dict(bad)], gates=True) == []
+    (anomaly,) = _judge([dict(healthy), dict(bad), dict(bad), dict(bad)], gates=True)
     assert anomaly.code == "gate_collapse"
 
 
 def test_records_without_the_field_neither_strike_nor_absolve() -> None:
     bad = {"gate_max_gate": 0.95}
-    (anomaly,) = _judge([dict(bad), {"loss": 1.0}, dict(bad), {"loss": 1.0}, dict(bad)])
+    (anomaly,) = _judge([dict(bad), {"loss": 1.0}, dict(bad), {"loss": 1.0}, dict(bad)], gates=True)
     assert anomaly.code == "gate_collapse"
 
 

@@ -47,5 +47,5 @@ def make_run(
     folder = parent / name
     folder.mkdir(parents=True)
     (folder / "result.json").write_text(json.dumps(found), encoding="utf-8")
-    (folder / "run.json").write_text("{}", encoding="utf-8")
+    (folder / "run.json").write_text(json.dumps({"run_id": name}), encoding="utf-8")
     return folder

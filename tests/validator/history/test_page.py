@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -88,3 +89,24 @@ def test_a_sparkline_shows_the_drop_and_hides_noise() -> None:
 
 def test_an_empty_history_has_a_page_too(tmp_path: Path) -> None:
     assert "No run folder is here yet" in write_index(tmp_path, ()).read_text(encoding="utf-8")
+
+
+def test_what_was_compared_without_an_answer_and_what_is_left_out_is_said(tmp_path: Path) -> None:
+    for number in range(3):
+        make_run(tmp_path, number)
+    path = make_run(tmp_path, 3) / "result.json"
+    found = json.loads(path.read_text(encoding="utf-8"))
+    compared = next(phase for phase in found["phases"] if phase["comparison"] is not None)
+    compared["comparison"]["outcome"] = "not_decidable"
+    for phase in found["phases"]:
+        for run in phase["runs"]:
+            for stats in run["metrics"].values():
+                stats["version"] = 7
+    path.write_text(json.dumps(found), encoding="utf-8")
+    groups = group_entries(read_history(tmp_path))
+    assert groups[0].entries[-1].undecided == (compared["id"],)
+    assert groups[0].entries[0].undecided == ()
+    told = " ".join(" ".join(history_lines(groups, limit=9, width=400, color=False)).split())
+    assert f"(not decidable: {compared['id']})" in told
+    assert "3 runs by another definition of it left out; `validator report RUN` judges a run anew" in told
+    assert f"not decidable: {compared['id']}" in render_index(groups)

@@ -61,3 +61,14 @@ def test_removed_folders_are_gone_from_the_history_and_the_others_whole(tmp_path
     remove(tmp_path, entries[:2])
     assert [entry.folder[-4:] for entry in read_history(tmp_path)] == ["0002", "0003"]
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".removed")]
+
+
+def test_only_what_validator_run_made_is_ever_removed(tmp_path: Path) -> None:
+    """A folder of somebody's own may hold a copy of a result.json; a link leads to somebody's own folder."""
+    (make_run(tmp_path, 0, decision="NO_GO") / "run.json").unlink()
+    (make_run(tmp_path, 1, decision="NO_GO") / "run.json").write_text('{"run_id": "another"}')
+    mine = make_run(tmp_path.parent / f"{tmp_path.name}-mine", 2, decision="NO_GO")
+    (tmp_path / mine.name).symlink_to(mine)
+    for number in range(3, 6):
+        make_run(tmp_path, number, decision="NO_GO")
+    assert gone(tmp_path, Retention(count=1)) == ["0003", "0004"]

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sqlite3
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -107,3 +110,67 @@ def test_only_the_runs_that_decide_a_phase_are_followed(tmp_path: Path) -> None:
     (entry,) = read_history(tmp_path)
     rate = next(one for one in entry.points if (one.phase, one.metric) == (phase["id"], "toks_per_s.mean"))
     assert rate.value == run["metrics"]["toks_per_s"]["mean"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        '{"a":' * 3000 + "1" + "}" * 3000,
+        json.dumps({"duration_s": 10**400}),
+        "9" * 5000,
+        "null",
+        '{"run_id": "x", "runbook": {"name": ["\\ud800"], "title": {}}, "decision": {}, "started": 1, "phases": []}',
+    ],
+)
+def test_a_neighbor_that_cannot_be_read_costs_nobody_anything(tmp_path: Path, text: str) -> None:
+    make_run(tmp_path, 0)
+    (tmp_path / "strange").mkdir()
+    (tmp_path / "strange" / "result.json").write_text(text)
+    entries = read_history(tmp_path)
+    assert [entry.folder for entry in entries if entry.folder != "strange"] == [make_run(tmp_path / "b", 0).name]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"finished": {"a": 1}},
+        {"duration_s": 10**400},
+        {"duration_s": 1e308},
+        {"why": "\ud800"},
+        {"environment": {"packages": {"torch": 10**30}}},
+    ],
+)
+def test_a_neighbor_with_odd_values_is_listed(tmp_path: Path, change: dict[str, Any]) -> None:
+    for number in range(4):
+        make_run(tmp_path, number, **(change if number == 1 else {}))
+    assert len(read_history(tmp_path)) == len(read_history(tmp_path)) == 4
+
+
+@pytest.mark.timeout(20)
+def test_a_result_that_is_no_regular_file_is_no_result(tmp_path: Path) -> None:
+    for number in range(3):
+        make_run(tmp_path, number)
+    victims = sorted(tmp_path.glob("*/result.json"))
+    victims[0].unlink()
+    os.mkfifo(victims[0])
+    victims[1].unlink()
+    victims[1].symlink_to(victims[2])
+    assert len(read_history(tmp_path)) == 1
+
+
+def test_an_index_that_is_a_link_is_replaced_and_what_it_led_to_is_left_alone(tmp_path: Path) -> None:
+    make_run(tmp_path / "reports", 0)
+    other = tmp_path / "other.sqlite"
+    with closing(sqlite3.connect(other)) as database:
+        database.execute("CREATE TABLE theirs (a)")
+        database.commit()
+    (tmp_path / "reports" / DATABASE).symlink_to(other)
+    assert len(read_history(tmp_path / "reports")) == 1
+    with closing(sqlite3.connect(other)) as database:
+        assert database.execute("SELECT name FROM sqlite_master").fetchall() == [("theirs",)]
+
+
+def test_a_link_to_the_latest_run_counts_once(tmp_path: Path) -> None:
+    (tmp_path / "latest").symlink_to(make_run(tmp_path, 0).name)
+    assert len(read_history(tmp_path)) == 1

@@ -97,3 +97,15 @@ def test_other_machines_runbooks_and_overrides_are_never_mixed() -> None:
     found = [(g.runbook, g.variant, g.machine, len(g.entries)) for g in group_entries(runs)]
     assert found[0] == ("nightly", "", "2 x NVIDIA H200, NVLink", 2), "the group of the latest run comes first"
     assert [count for *_, count in found] == [2, 1, 1, 1]
+
+
+def test_a_trend_never_crosses_a_definition() -> None:
+    """The rate with pauses is half of the rate without: another number, and no regression."""
+    entries = [
+        entry(n, value, points=(Point("baseline", "toks_per_s.mean", "tok/s", value, "higher", version=version),))
+        for n, (value, version) in enumerate([(100.0, 1)] * 8 + [(50.0, 2)] * 8)
+    ]
+    (found,) = trends(entries)
+    assert (found.changes, found.left_out, len(found.values)) == ((), 8, 8)
+    (mixed,) = trends([entry(n, value) for n, value in enumerate([100.0] * 8 + [50.0] * 8)])
+    assert mixed.regression is not None, "the same numbers by one definition are one"

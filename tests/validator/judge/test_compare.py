@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from validator.judge.compare import ArmRuns, Rules, compare_arms, repeats_needed, welch
+from validator.judge.compare import ArmRuns, Rules, compare_arms
+from validator.judge.means import ratio, repeats_for_equality, repeats_needed, welch
 from validator.model.verdict import Comparison
 
 from .samples import judge_all, outcome, result, run_record, runbook, validation, verdict
@@ -66,7 +67,7 @@ def test_a_difference_below_the_minimum_effect_is_none() -> None:
     assert found.p_value is not None
     assert found.p_value < 0.05
     assert found.message.startswith("No difference that matters between b, a"), "p = 0.0001 is not 'not significant'"
-    assert "less than 2 % decides nothing" in found.message
+    assert "by less than 2 % with its whole 90 % interval" in found.message
 
 
 def test_a_tie_recommends_the_lower_variance() -> None:
@@ -83,12 +84,18 @@ def test_a_tie_without_a_rule_recommends_nothing() -> None:
     assert _compare(_arm("a", 100, 101, 99, 100), _arm("b", 100.5, 101, 99, 100)).recommended is None
 
 
-def test_no_difference_says_what_remains_possible() -> None:
-    found = _compare(_arm("a", 100, 104, 96, 100), _arm("b", 101, 105, 97, 101))
-    assert found.outcome == "no_difference"
-    assert found.message.startswith("No significant difference between")
+def test_what_is_neither_different_nor_equal_is_not_decidable_and_says_what_remains_possible() -> None:
+    found = _compare(_arm("a", 100, 104, 96, 100), _arm("b", 101, 105, 97, 101), tie="toks_per_s.stdev")
+    assert (found.outcome, found.recommended, found.adopted) == ("not_decidable", None, False)
     assert "remains possible" in found.message
-    assert "runs per arm would tell" in found.message
+    assert "runs per arm would tell; until then the declared setting stays" in found.message
+
+
+def test_a_noisy_third_arm_keeps_the_best_from_being_named() -> None:
+    """The runner-up by mean is beaten; the third could still be the best."""
+    found = _compare(_arm("a", 100, 101, 99, 100), _arm("b", 90, 91, 89, 90), _arm("c", 50, 130, 60, 100))
+    assert found.outcome == "not_decidable"
+    assert "between a, c in toks_per_s.mean; b is worse" in found.message
 
 
 def test_the_best_two_of_three_may_tie_while_the_third_is_worse() -> None:
@@ -125,8 +132,16 @@ def test_a_preferred_arm_wins_when_it_is_not_worse() -> None:
 def test_a_preferred_arm_that_could_be_worse_does_not_win() -> None:
     base, fused = _arm("base", 100, 100.3, 99.8, 100.1), _arm("fused", 90, 108, 95, 104)
     found = _compare(base, fused, prefer="fused")
-    assert (found.outcome, found.recommended) == ("no_difference", "base")
+    assert (found.outcome, found.recommended) == ("not_decidable", None), "the declared setting stays"
     assert "could be worse" in found.message
+
+
+def test_a_preferred_arm_that_may_be_better_is_not_worse() -> None:
+    """Equality is not shown, and need not be: the question is whether it is worse."""
+    base, fused = _arm("base", 100, 101.5, 98.5, 100), _arm("fused", 101.5, 103, 100, 101.5)
+    found = _compare(base, fused, prefer="fused", adopt=True)
+    assert (found.outcome, found.recommended, found.adopted) == ("not_worse", "fused", True)
+    assert _compare(base, fused).outcome == "not_decidable"
 
 
 def test_a_preferred_arm_that_is_worse_loses() -> None:
@@ -153,6 +168,26 @@ def test_repeats_needed_give_the_promised_power() -> None:
     found = [welch(rng.normal(1.03, 0.02, n), rng.normal(1, 0.02, n)).p_value < 0.05 for _ in range(600)]
     assert 0.74 <= np.mean(found) <= 0.93
     assert repeats_needed(0.0001, 0.03) == 4
+
+
+def test_the_ratio_of_equal_numbers_of_runs_pools_their_variances() -> None:
+    a, b = [100.0, 103, 98, 101], [95.0, 99, 94, 97]
+    ours = ratio(a, b)
+    theirs = stats.ttest_ind(np.log(a), np.log(b)).confidence_interval(0.90)
+    assert (ours.low(), ours.high()) == pytest.approx((np.expm1(theirs.low), np.expm1(theirs.high)))
+    assert ours.df == 6
+    apart = ratio([100.0, 100.01, 99.99, 100], [90.0, 110, 95, 105])
+    assert apart.df < 3.1, "variances that differ are not pooled"
+    signed = ratio([-1.0, -1.1, -0.9, -1.0], [1.0, 1.1, 0.9, 1.0])
+    assert signed.low() < -2 < signed.high(), "what is not positive has no logarithm"
+
+
+def test_runs_for_equality_show_it_in_four_cases_of_five() -> None:
+    rng = np.random.default_rng(2)
+    n = repeats_for_equality(0.02, 0.02)
+    pairs = [ratio(rng.normal(1, 0.02, n), rng.normal(1, 0.02, n)) for _ in range(400)]
+    assert 0.72 <= np.mean([one.low() > -0.02 and one.high() < 0.02 for one in pairs]) <= 0.9
+    assert repeats_for_equality(0.0, 0.02) == 4
 
 
 def test_false_positives_stay_below_five_percent_and_a_real_difference_is_found() -> None:

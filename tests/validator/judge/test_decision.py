@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from validator.judge.decision import decide, exit_code, recommend
+from validator.judge.decision import decide, exit_code, recommend, settled
 from validator.judge.phase import judge_phase
 from validator.model.record import PhaseRecord, ValidationRecord
 from validator.model.verdict import Check, ComparedArm, Comparison, Finding, PhaseReport, RemedyReport, Status, Verdict
 
-from .samples import judge_all, judge_one, result, run_record, runbook, series, validation
+from .samples import judge_all, judge_one, result, run_record, runbook, series, validation, verdict
 
 VETO = Finding(
     code="config-ignored", severity="veto", confidence="high", message="It ran another config", next_step="x"
@@ -60,6 +60,51 @@ def test_phases_that_are_not_required_do_not_decide() -> None:
 def test_nothing_required_decides_nothing() -> None:
     assert decide([])[0] == "INCONCLUSIVE"
     assert decide([_phase("PASS", required=False)])[0] == "INCONCLUSIVE"
+
+
+def test_a_runbook_that_asks_for_nothing_decides_nothing() -> None:
+    silent = [_phase("PASS").model_copy(update={"asks": False}), _phase("PASS", id="extra", required=False)]
+    decision, why = decide(silent)
+    assert decision == "INCONCLUSIVE"
+    assert "No required phase asks for anything that could fail" in why
+    assert decide([*silent, _phase("PASS", id="soak")])[0] == "GO"
+
+
+@pytest.mark.parametrize(
+    ("accept", "words"),
+    [
+        ([], "it has no criterion"),
+        ([{"expr": "toks_per_s.mean >= 1", "required": False}], "is not required"),
+        (["toks_per_s.max >= 1"], "best moment"),
+        (["step_time_s.min <= 9"], "best moment"),
+        (["steps.done == 300"], "asked anyway"),
+    ],
+)
+def test_a_run_that_is_held_to_nothing_is_no_proof(accept: list, words: str) -> None:
+    report = judge_one(*accept)
+    assert report.status == "INCONCLUSIVE"
+    asked = verdict(report, "asks")
+    assert (asked.status, asked.required) == ("INCONCLUSIVE", True)
+    assert words in asked.message
+    assert decide([report])[0] == "INCONCLUSIVE"
+    bounded = judge_one(*accept, "toks_per_s.mean >= 1")
+    assert (bounded.status, decide([bounded])[0]) == ("PASS", "GO")
+
+
+def test_a_phase_that_observes_carries_nothing_and_forbids_nothing() -> None:
+    observing = judge_one(observe=True)
+    assert (observing.status, observing.asks) == ("PASS", False)
+    assert observing.message.endswith("It observes: nothing was asked of what it measured.")
+    assert decide([observing])[0] == "INCONCLUSIVE"
+    assert decide([observing, judge_one("loss.last < loss.first")])[0] == "GO"
+
+
+def test_a_decision_is_settled_by_a_required_failure_or_a_veto() -> None:
+    warning = VETO.model_copy(update={"severity": "warning"})
+    assert settled([_phase("PASS"), _phase("INCONCLUSIVE")], [warning]) is None
+    assert settled([_phase("FAIL", required=False)], []) is None
+    assert settled([_phase("FAIL", id="soak")], []) == "soak failed"
+    assert settled([], [VETO]) == "the veto config-ignored forbids GO"
 
 
 def test_pending_phases_are_in_progress_and_named() -> None:

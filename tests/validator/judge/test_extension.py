@@ -13,7 +13,7 @@ from validator.model.extension import Extension
 from validator.model.record import PhaseRecord, RunRecord, ValidationRecord
 from validator.model.verdict import PhaseReport
 
-from .samples import ar1, judge_all, outcome, result, run_record, runbook
+from .samples import ar1, judge_all, outcome, result, run_record, runbook, verdict
 
 ACCEPT = "toks_per_s.mean >= 99"
 
@@ -61,16 +61,16 @@ def test_four_runs_are_extended_to_eight_once_and_then_stay_open() -> None:
     assert _judged(scattered, extended=extension)[1] is None
 
 
-def test_a_window_too_short_for_an_interval_is_extended_as_well() -> None:
-    short = [
-        run
-        for seed in range(40)
-        if "count as"
-        in _judged([run := _run(seed, steps=60, phi=0.7)])[0].message  # neither steady enough nor unsteady
+def test_rows_too_few_for_an_interval_are_extended_where_no_reading_is_clear() -> None:
+    """A single row after warm-up shows no spread; four runs have theirs between them."""
+    rows = [
+        run_record("baseline", repeat=n, steps=21, found=result(times=np.full(21, 1.0 + n / 1000))) for n in range(1, 5)
     ]
-    accept = ["toks_per_s.mean >= 50"]
-    assert _judged(short[:1], accept=accept)[1] == Extension(criteria=("baseline.1",), runs_before=1, runs_after=4)
-    assert _judged(short[:4], accept=accept)[0].status == "PASS"
+    report, extension = _judged(rows[:1], accept=["toks_per_s.mean >= 90"])
+    assert verdict(report, "1").open_for == "rows"
+    assert "a single row has no spread" in verdict(report, "1").message
+    assert extension == Extension(criteria=("baseline.1",), runs_before=1, runs_after=4)
+    assert _judged(rows, accept=["toks_per_s.mean >= 90"], extended=extension)[0].status == "PASS"
 
 
 @pytest.mark.parametrize(

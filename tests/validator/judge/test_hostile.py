@@ -65,7 +65,8 @@ def test_damaged_series_are_judged_and_never_go(found: object) -> None:
 def test_every_short_run_is_judged(n: int) -> None:
     times = np.full(n, 1.0)
     report = judge_one(*CRITERIA, runs=[run_record("baseline", found=result(times=times), steps=n or 1)])
-    assert verdict(report, "1").status == ("PASS" if n >= 30 else "INCONCLUSIVE")
+    # Without a second row after 20 of warm-up nothing shows how much rows differ.
+    assert verdict(report, "1").status == ("PASS" if n >= 22 else "INCONCLUSIVE")
 
 
 def test_one_giant_value_does_not_overflow_into_a_verdict() -> None:

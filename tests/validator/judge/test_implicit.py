@@ -12,12 +12,12 @@ from validator.model.outcome import Reason
 from validator.model.result import Result
 from validator.model.verdict import PhaseReport
 
-from .samples import judge_all, judge_one, outcome, result, run_record, runbook, series, validation, verdict
+from .samples import ar1, judge_all, judge_one, outcome, result, run_record, runbook, series, validation, verdict
 
 
 def test_a_healthy_run_passes_all_of_them() -> None:
-    report = judge_one()
-    assert [one.id for one in report.criteria] == [f"baseline.{n}" for n in ("exit", "steps", "finite", "config")]
+    report = judge_one("loss.last < loss.first")
+    assert [one.id for one in report.criteria] == [f"baseline.{n}" for n in ("exit", "steps", "finite", "config", "1")]
     assert {one.status for one in report.criteria} == {"PASS"}
     assert report.status == "PASS"
 
@@ -42,6 +42,13 @@ def test_only_a_run_that_ends_by_itself_with_code_0_passes(
     assert found.status == status
     assert words in found.message
     assert "no heartbeat" in found.message
+
+
+def test_how_a_run_ended_is_said_once() -> None:
+    """`exited with code 1: exited with code 1 after 5 steps: last words …` hid the exception behind a repetition."""
+    detail = "exited with code 1 after 5 steps: last words of rank 0: ValueError: no such layer"
+    runs = [run_record("baseline", ended=outcome("baseline/r1", rc=1, detail=detail))]
+    assert verdict(judge_one(runs=runs), "exit").message == f"The run {detail}."
 
 
 def test_the_failing_repeat_is_named() -> None:
@@ -115,7 +122,8 @@ def test_missing_loss_counts_against_a_trainer_that_declares_it() -> None:
 
 def test_a_trainer_that_cannot_tell_its_loss_is_not_failed_for_it() -> None:
     trainer = {"command": ["train.py"], "metrics": {"stdout": r"step (?P<step>\d+) (?P<toks_per_s>\d+)"}}
-    book = runbook({"id": "baseline", "kind": "train", "steps": 300}, trainer=trainer)
+    phase = {"id": "baseline", "kind": "train", "steps": 300, "accept": ["toks_per_s.mean >= 50"]}
+    book = runbook(phase, trainer=trainer)
     runs = [run_record("baseline", found=result(without=["loss"]))]
     report = judge_all(validation(book, {"baseline": runs}))["baseline"]
     assert not verdict(report, "finite").required
@@ -147,7 +155,7 @@ def test_equal_meanings_are_no_difference() -> None:
 
 
 def test_an_unknown_config_is_recorded_and_not_required() -> None:
-    report = judge_one(runs=[run_record("baseline", found=result(effective=None))])
+    report = judge_one("loss.last < loss.first", runs=[run_record("baseline", found=result(effective=None))])
     config = verdict(report, "config")
     assert (config.status, config.required) == ("INCONCLUSIVE", False)
     assert report.status == "PASS"
@@ -227,3 +235,35 @@ def test_a_command_passes_by_its_exit_code() -> None:
         ended = outcome("hello/r1", rc=rc)
         runs = [run_record("hello", kind="command", found=None, steps=None, ended=ended)]
         assert judge_all(validation(book, {"hello": runs}))["hello"].status == status
+
+
+def _soak(times: np.ndarray, *accept: str) -> PhaseReport:
+    return judge_one(
+        "loss.last < loss.first", *accept, kind="soak", runs=[run_record("baseline", found=result(times=times))]
+    )
+
+
+@pytest.mark.parametrize(
+    ("times", "accept", "status"),
+    [
+        (ar1(300, cv=0.005), (), "PASS"),
+        (ar1(300, cv=0.005) * np.linspace(1.0, 1.02, 300), (), "PASS"),  # heat settles
+        (ar1(300, cv=0.005) * np.linspace(1.0, 1.3, 300), (), "FAIL"),
+        (ar1(300, cv=0.005) * np.linspace(1.0, 1.3, 300), ("abs(rate.drift_pct) <= 40",), "PASS"),
+        (ar1(300, cv=0.005) * np.linspace(1.0, 1.3, 300), ("rate.drift_pct >= -40",), "PASS"),
+        (ar1(300, cv=0.005) * np.linspace(1.3, 1.0, 300), (), "PASS"),
+    ],
+)
+def test_a_long_run_that_lastingly_slows_down_fails_by_name(
+    times: np.ndarray, accept: tuple[str, ...], status: str
+) -> None:
+    found = verdict(_soak(times, *accept), "sustained_rate")
+    assert (found.status, found.required) == (status, True)
+    if status == "FAIL":
+        assert "% lower than in steps" in found.message
+
+
+def test_a_long_run_whose_rate_nothing_tells_is_not_failed_for_it() -> None:
+    runs = [run_record("baseline", found=result(without=["toks_per_s", "step_time_s"]))]
+    found = verdict(judge_one("loss.last < loss.first", kind="soak", runs=runs), "sustained_rate")
+    assert (found.status, found.required) == ("INCONCLUSIVE", False)

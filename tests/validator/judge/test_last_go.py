@@ -9,6 +9,7 @@ import pytest
 
 from tests.validator.judge.samples import ar1, result, run_record
 from validator.judge import decide, judge_phase
+from validator.model.catalogue import METRICS
 from validator.model.measure import MetricStats
 from validator.model.record import PhaseRecord, ValidationRecord
 from validator.model.runbook import Runbook
@@ -24,13 +25,22 @@ def stats(mean: float, *, half: float | None = 0.2, last: float | None = None) -
     return MetricStats(unit="", n=300, mean=mean, last=last, **ends, **dict.fromkeys(names))
 
 
-def stored(*rates: float, half: float | None = 0.2, phase: str = "baseline", arms: Sequence[str | None] = ()) -> Any:
+def stored(
+    *rates: float,
+    half: float | None = 0.2,
+    phase: str = "baseline",
+    arms: Sequence[str | None] = (),
+    version: int = METRICS["toks_per_s"].version,
+) -> Any:
     """The report of a GO whose runs had these rates."""
     runs = tuple(
         RunReport(
             id=f"{phase}/r{n}",
             arm=arms[n - 1] if arms else None,
-            metrics={"toks_per_s": stats(rate, half=half), "loss": stats(3.5, half=None, last=3.0)},
+            metrics={
+                "toks_per_s": stats(rate, half=half).model_copy(update={"version": version}),
+                "loss": stats(3.5, half=None, last=3.0),
+            },
         )
         for n, rate in enumerate(rates, start=1)
     )
@@ -94,6 +104,15 @@ def test_a_declared_skip_leaves_the_others_to_decide() -> None:
     assert (held.status, held.required) == ("FAIL", True), "there is one to be held against"
 
 
+def test_a_last_go_by_an_older_definition_is_not_compared_with() -> None:
+    """Twice the rate by another definition is no floor that half of it misses, and none that it clears."""
+    older = METRICS["toks_per_s"].version - 1
+    for rate in (50.0, 200.0):
+        (verdict,), _ = verdicts(stored(100.0, version=older), SHARE, rate=rate)
+        assert verdict.status == "INCONCLUSIVE"
+        assert "another definition since the last GO" in verdict.message
+
+
 def test_what_the_last_go_did_not_measure_is_not_measured() -> None:
     for last in (stored(100.0, half=None), stored(100.0, phase="other")):
         assert verdicts(last, SHARE)[0][0].status == "INCONCLUSIVE"
@@ -122,3 +141,12 @@ def test_names_of_the_last_go_are_checked_before_anything_runs() -> None:
     assert "not compared with" in problems("outcome.rc == last_go.outcome.rc")[0]
     assert "no measurement of the last GO" in problems("loss.last < last_go.loss")[0]
     assert "stands for the last GO" in problems("loss.last < 3", id="last_go")[0]
+
+
+def test_a_variation_between_runs_that_the_last_go_showed_is_assumed_where_it_is_more() -> None:
+    bound = "toks_per_s.mean >= 94"
+    (calm,), _ = verdicts(stored(100.0, 100.1, 99.9, 100.0), bound)
+    assert (calm.status, "2 % between runs" in calm.message) == ("PASS", True)
+    (varied,), _ = verdicts(stored(95.0, 105.0, 97.0, 103.0), bound)
+    assert varied.status == "INCONCLUSIVE"
+    assert "assumed to be 4.76 %" in varied.message

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 import sys
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +101,28 @@ def test_an_address_that_does_not_answer_changes_no_decision(job: Callable[..., 
     ended = run_job(job(notify=("json://127.0.0.1:9",)))
     assert ended.decision == "GO"
     assert "address 1 (json): could not be reached" in Path(ended.log).read_text(encoding="utf-8")
+
+
+@pytest.mark.timeout(30)
+def test_an_address_that_answers_without_end_is_given_up(
+    job: Callable[..., Nightly], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each byte is in time; only all of them together never are."""
+    monkeypatch.setattr("validator.nightly.notify._SEND_S", 2)
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
+
+        def drip() -> None:
+            connection, _ = server.accept()
+            with connection, suppress(OSError):
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
+                for _ in range(80):
+                    connection.sendall(b".")
+                    time.sleep(0.1)
+
+        pool.submit(drip)
+        ended = run_job(job(notify=(f"json://127.0.0.1:{server.getsockname()[1]}",)))
+    assert ended.decision == "GO"
+    assert "was given up after 2 s" in Path(ended.log).read_text()
 
 
 def test_an_address_that_breaks_the_library_keeps_nobody_else_from_being_told(

@@ -64,6 +64,16 @@ def test_a_percent_sign_is_no_line_break_to_cron() -> None:
     assert "\\%" in cron_line(job(python="/opt/50%/python"))
 
 
+@pytest.mark.parametrize("name", ["a\n* * * * * touch planted", "a\rb", "a\x00b", "a\x1b[2J"])
+def test_a_path_with_a_line_break_gets_into_no_schedule(
+    monkeypatch: pytest.MonkeyPatch, crontab: Path, name: str
+) -> None:
+    monkeypatch.setattr("validator.nightly.settings.config_dir", lambda: Path("/home") / name)
+    for write in (cron_line, lambda job: service(job, system=False), Cron().install):
+        with pytest.raises(ScheduleError, match="control character"):
+            write(job())
+
+
 def test_cron_keeps_every_other_line(crontab: Path) -> None:
     others = "MAILTO=me\n# validator-nightly:ddp is a comment of mine\n0 1 * * * backup # validator-nightly:ddp2\n"
     crontab.write_text(others, encoding="utf-8")

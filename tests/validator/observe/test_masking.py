@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import time
 from pathlib import Path
+from urllib.parse import quote, quote_plus
 
 import pytest
 
@@ -162,3 +165,40 @@ def test_a_secret_of_figures_alone_is_found_too() -> None:
 
 def test_sentences_hide_figures_under_telling_names() -> None:
     assert Mask([SECRET]).sentence(f"password=12345 and {SECRET}") == "password=[redacted] and [redacted]"
+
+
+@pytest.mark.parametrize("before", ["", "u", "us", "user:", "https://user:"])
+@pytest.mark.parametrize("secret", ["hunter2!hunter2", "k3y/with+signs=", "pass wörd"])
+def test_a_secret_that_an_address_or_base64_writes_is_hidden(secret: str, before: str) -> None:
+    data = f"{before}{secret}@host".encode()
+    for written in (
+        quote(secret, safe=""),
+        quote(secret, safe="").lower(),
+        quote_plus(secret),
+        base64.b64encode(data).decode(),
+        base64.urlsafe_b64encode(data).decode(),
+    ):
+        said = lines(f"GET /x {written} 200\n", secret)
+        assert "[redacted]" in said, written
+        assert said.startswith("GET /x ")
+        assert said.endswith(" 200\n")
+        left = len(said) - len("GET /x [redacted] 200\n")
+        assert left <= len(base64.b64encode(f"{before}@host".encode())) + 4, "no more than what was written beside it"
+
+
+def test_what_is_masked_in_json_keeps_every_other_value() -> None:
+    text = '{"seed": 18446744073709551615, "token": "hunter2!hunter2"}\n'
+    assert json.loads(lines(text, "hunter2!hunter2")) == {**json.loads(text), "token": "[redacted]"}
+    for deep in ("[" * 900 + "]" * 900, '{"token":' * 300 + '"hunter2!hunter2"' + "}" * 300):
+        assert "hunter2" not in lines(deep + "\n", "hunter2!hunter2")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("part", ["-", "--a", "--pass", "pass", "a.", "sk-", "://", "a=", "login x ", "-u=a"])
+def test_a_line_without_end_is_masked_in_a_moment(part: str) -> None:
+    """A million characters, which a program prints by mistake, must not keep the runner busy for minutes."""
+    line = f"token {part * (200_000 // len(part))}\n"
+    began = time.process_time()
+    assert lines(line, "hunter2!hunter2")
+    assert redact_output(line)
+    assert time.process_time() - began < 15

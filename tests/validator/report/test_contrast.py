@@ -92,7 +92,9 @@ def test_comparisons_and_bisections_fit_the_width(width: int) -> None:
 
 
 def test_foreign_text_cannot_steer_the_terminal() -> None:
-    text = "\n".join((*contrast_lines(contrast(name=HOSTILE)), *lines_of(bisection())))
+    found = contrast(name=HOSTILE)
+    found = found.model_copy(update={"b": found.b.model_copy(update={"machine": HOSTILE, "decision": HOSTILE})})
+    text = "\n".join((*contrast_lines(found), *lines_of(bisection())))
     assert "\x1b" not in text
     assert "\u202e" not in text
 

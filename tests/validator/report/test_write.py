@@ -9,9 +9,9 @@ import pytest
 
 from tests.validator.report import pieces, samples
 from tests.validator.report.hostile import HOSTILE
+from validator import files
+from validator.files import write_atomic
 from validator.model.verdict import ValidationReport
-from validator.report import files
-from validator.report.files import write_atomic
 from validator.report.view import ChartData
 from validator.report.write import render_json, write_all
 

@@ -132,7 +132,7 @@ phases:
             "3:48: over.env.A needs at least two different values",
         ),
         (
-            HEAD + "phases: [{id: a, kind: sweep, steps: 30, over: {env.A: [1, 2]}, choose: {}}]\n",
+            HEAD + "phases: [{id: a, kind: sweep, steps: 40, over: {env.A: [1, 2]}, choose: {}}]\n",
             "3:73: choose needs exactly one of `highest` and `lowest`",
         ),
         (

@@ -126,12 +126,15 @@ def test_what_other_kinds_of_phase_know() -> None:
     assert "it has checks, not measurements" in check(flight)[0]
 
 
-def test_a_steady_window_must_hold_a_step() -> None:
+def test_a_steady_window_must_hold_half_of_the_steps() -> None:
     accept = ["toks_per_s.mean > 3", "loss.last < 5"]
-    assert check(phase(steps=21, accept=accept)) == []
+    assert check(phase(steps=40, accept=accept)) == []
+    (found,) = check(phase(steps=39, accept=accept))
+    assert "less than half of the steps to be taken from: phase a has 39 steps" in found
+    assert "set warmup_steps of a to 19 or less, or give it 40 steps" in found
     found = check(phase(steps=20, accept=accept))
     assert len(found) == 1
-    assert "phase a has 20 steps and warmup_steps is 20, from defaults" in found[0]
+    assert "has no step to be taken from: phase a has 20 steps and warmup_steps is 20, from defaults" in found[0]
     assert check(phase(steps=20, warmup_steps=5, accept=accept)) == []
     assert "warmup_steps is 20" in check(sweep(steps=20))[0]
 
@@ -271,3 +274,18 @@ def test_packages_that_cannot(text: str) -> None:
 def test_a_trainer_is_told_once_how_long_and_where_to(command: str, args: dict[str, str]) -> None:
     text = f"schema: 1\nname: a\ntrainer: {{command: {command}}}\nphases: [{{id: a, kind: train, steps: 5}}]\n"
     assert loads(text).trainer.args == args
+
+
+@pytest.mark.parametrize(
+    ("metrics", "args"),
+    [
+        ({"stdout": r"(?P<step>\d+) (?P<loss>\S+)"}, {}),
+        ({"stdout": r"(?P<step>\d+) (?P<loss>\S+)", "heartbeat": "beat{rank}.jsonl"}, {"out": "{out}"}),
+        ({"csv": "log.csv"}, {"out": "{out}"}),
+    ],
+)
+def test_a_trainer_that_only_prints_is_not_given_an_option_it_may_not_know(
+    metrics: dict[str, str], args: dict[str, str]
+) -> None:
+    tree = {"schema": 1, "name": "a", "trainer": {"command": ["t.py", "{steps}"], "metrics": metrics}}
+    assert loads(yaml.safe_dump({**tree, "phases": [phase()]})).trainer.args == args

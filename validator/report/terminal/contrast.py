@@ -15,10 +15,17 @@ __all__ = ["contrast_lines", "print_contrast"]
 WORDS: dict[ContrastVerdict, str] = {
     "better": "better",
     "worse": "worse",
-    "no_difference": "no significant difference",
+    "no_difference": "no difference that matters",
+    "not_worse": "not worse",
     "not_decidable": "not decidable",
 }
-_STYLES = {"better": "good bold", "worse": "bad bold", "no_difference": "muted", "not_decidable": "warn"}
+_STYLES = {
+    "better": "good bold",
+    "worse": "bad bold",
+    "no_difference": "muted",
+    "not_worse": "good",
+    "not_decidable": "warn",
+}
 _MOST_SETTINGS = 40
 
 
@@ -37,7 +44,7 @@ def contrast_lines(contrast: Contrast, *, width: int = 80, color: bool = False) 
     lines += wrap(contrast.message, width=width)
     for letter, subject in (("A", contrast.a), ("B", contrast.b)):
         told = ", ".join(part for part in (subject.decision, subject.machine) if part)
-        lines.append(f"{letter}  {one_line(subject.path or subject.name)}{f'  ({told})' if told else ''}")
+        lines.append(f"{letter}  {one_line(subject.path or subject.name)}{f'  ({one_line(told)})' if told else ''}")
     for caveat in contrast.caveats:
         lines += wrap(f"! {caveat}", width=width, indent="  ", first="")
     lines += _settings(contrast, width=width, color=color)

@@ -1,0 +1,226 @@
+"""How often do the rules on curves, steps and ranks accuse a healthy run? False alarms by simulation, and power.
+
+    python -m benchmarks.findings                 # a sample, half a minute
+    python -m benchmarks.findings --trials 2000   # the table of docs/findings.md
+
+Healthy runs have autocorrelated noise, heavy tails, ramps, spikes that recover and a curriculum's steps; sick ones what
+each rule is for. Every run goes through the rule itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy.signal import lfilter
+
+from validator.diagnose import curve, ranks, steadiness
+from validator.diagnose.facts import RunFacts
+from validator.model.measure import SourceFile
+from validator.model.plan import RunSpec
+from validator.model.result import Result, Series
+from validator.model.verdict import Finding
+
+Floats = npt.NDArray[np.float64]
+Make = Callable[[np.random.Generator, int, float, bool], RunFacts]
+SOURCE = SourceFile(path="training.csv", sha256="0" * 64, bytes=0)
+
+
+def facts(series: Mapping[str, Floats], by_rank: Mapping[int, Floats] | None = None) -> RunFacts:
+    """A run that wrote these series, a row for each step, and the ranks' own work."""
+    columns = {name: _series(name, values) for name, values in series.items()}
+    own = {rank: {"compute_time_s": _series("compute_time_s", one)} for rank, one in (by_rank or {}).items()}
+    steps = len(next(iter(series.values())))
+    spec = RunSpec(
+        id="p/r1", phase="p", kind="train", launcher="python", argv=(), env={}, out="r", steps=steps, timeout_s=60,
+        warmup_steps=20, nproc=len(own),
+    )  # fmt: skip
+    result = Result("p/r1", columns, own, {}, None, None, None, (), ())
+    return RunFacts(spec, result, None)
+
+
+def _series(name: str, values: Floats) -> Series:
+    return Series(name, "", np.arange(1, len(values) + 1), values, SOURCE)
+
+
+def noise(rng: np.random.Generator, n: int, phi: float, heavy: bool) -> Floats:
+    """Autocorrelated noise of unit variance; heavy tails are Student's with 3 degrees of freedom."""
+    raw = rng.standard_t(3, n + 50) / np.sqrt(3.0) if heavy else rng.standard_normal(n + 50)
+    colored: Floats = lfilter([np.sqrt(1 - phi**2)], [1.0, -phi], raw)[50:]
+    return colored
+
+
+def falling(n: int, first: float = 10.8, last: float = 3.0) -> Floats:
+    """A power law from the first loss to the last."""
+    x = np.arange(1, n + 1) ** -0.5
+    curve_: Floats = last + (first - last) * (x - x[-1]) / (x[0] - x[-1])
+    return curve_
+
+
+def loss(shape: str, share: float) -> Make:
+    """Runs whose loss has a healthy shape and noise of that share of its level."""
+
+    def make(rng: np.random.Generator, n: int, phi: float, heavy: bool) -> RunFacts:
+        e, base = noise(rng, n, phi, heavy), falling(n)
+        if shape == "plateau":
+            base = np.full(n, 3.0)
+        if shape == "curriculum":
+            base[n // 2 :] *= 1.1
+        if shape == "spike":
+            at = int(rng.integers(n // 4, n - n // 8))
+            base[at : at + 3] *= 3.0
+        values = base * (1 + share * e)
+        if shape == "near zero":
+            values = falling(n, 3.0, 0.002) * np.exp(share * e)
+        if shape == "negative":
+            values = -falling(n, 1.0, 5.0) * (1 + share * e)
+        return facts({"loss": values})
+
+    return make
+
+
+def times(shape: str, cv: float) -> Make:
+    """Runs whose time per step has a healthy shape."""
+
+    def make(rng: np.random.Generator, n: int, phi: float, heavy: bool) -> RunFacts:
+        base = np.ones(n)
+        if shape == "warm-up":
+            base += np.exp(-np.arange(n) / (n / 15))
+        if shape == "thermal":
+            base[n // 4 :] *= 1.015
+        if shape == "ramp":
+            base *= np.linspace(1, 1.02, n)
+        return facts({"step_time_s": np.maximum(base * (1 + cv * noise(rng, n, phi, heavy)), 0.2)})
+
+    return make
+
+
+def work(count: int, cv: float, *, slow: float = 0.0, often: float = 1.0) -> Make:
+    """Ranks that are alike within one percent; one of them may be slow in a share of the steps."""
+
+    def make(rng: np.random.Generator, n: int, phi: float, heavy: bool) -> RunFacts:
+        own = {}
+        for rank in range(count):
+            level = 1 + 0.01 * (rank / max(1, count - 1))
+            values = level * np.maximum(1 + cv * noise(rng, n, phi, heavy), 0.2)
+            if slow and rank == 0:
+                values = values * np.where(rng.random(n) < often, 1 + slow, 1.0)
+            own[rank] = values
+        return facts({"step_time_s": np.maximum.reduce(list(own.values()))}, own)
+
+    return make
+
+
+def sick_loss(n_share: float, factor: float) -> Make:
+    """A loss that rises by a factor over the last part."""
+
+    def make(rng: np.random.Generator, n: int, phi: float, heavy: bool) -> RunFacts:
+        base, first = falling(n), int(n * (1 - n_share))
+        base[first:] *= np.linspace(1, factor, n - first)
+        return facts({"loss": base * (1 + 0.02 * noise(rng, n, phi, heavy))})
+
+    return make
+
+
+def sick_times(what: str) -> Make:
+    """A pause at every 7th step, one at 3 % of the steps, or a level that is 10 % slower from the middle on."""
+
+    def make(rng: np.random.Generator, n: int, phi: float, heavy: bool) -> RunFacts:
+        base = 1 + 0.02 * noise(rng, n, phi, heavy)
+        if what == "every 7th":
+            base[6::7] += 0.5
+        if what == "now and then":
+            base += (rng.random(n) < 0.03) * 0.7
+        if what == "10 % slower":
+            base[n // 2 :] *= 1.1
+        return facts({"step_time_s": np.maximum(base, 0.2)})
+
+    return make
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row of the table: a rule, what it is given, and whether it should speak."""
+
+    code: str
+    what: str
+    look: Callable[[RunFacts], Iterator[Finding]]
+    make: Make
+    sick: bool = False
+
+
+LINES = (
+    *(
+        Line("diverging", f"{shape}, noise {100 * share:g} %", curve.diverging, loss(shape, share))
+        for shape, share in (
+            *(("falling", 0.02), ("falling", 0.1), ("plateau", 0.1), ("curriculum", 0.02), ("spike", 0.02)),
+            *(("near zero", 0.3), ("negative", 0.1)),
+        )
+    ),
+    *(
+        Line("repeated-data", f"{shape}, noise {100 * share:g} %", curve.repeated_data, loss(shape, share))
+        for shape, share in (("falling", 0.02), ("plateau", 0.1))
+    ),
+    *(
+        Line(code, f"{shape}, noise {100 * cv:g} %", look, times(shape, cv))
+        for code, look in (("periodic-stall", steadiness.periodic_stall), ("rate-shift", steadiness.rate_shift))
+        for shape, cv in (("flat", 0.02), ("flat", 0.05), ("warm-up", 0.02), ("thermal", 0.01), ("ramp", 0.01))
+    ),
+    *(
+        Line("straggler", f"{count} ranks, noise {100 * cv:g} %", ranks.straggler, work(count, cv))
+        for count, cv in ((2, 0.02), (8, 0.02), (8, 0.05))
+    ),
+    Line("diverging", "× 1.5 over the last fifth", curve.diverging, sick_loss(0.2, 1.5), True),
+    Line("periodic-stall", "+50 % at every 7th", steadiness.periodic_stall, sick_times("every 7th"), True),
+    Line("periodic-stall", "+70 % in 3 % of steps", steadiness.periodic_stall, sick_times("now and then"), True),
+    Line("rate-shift", "10 % slower half-way", steadiness.rate_shift, sick_times("10 % slower"), True),
+    Line("straggler", "8 ranks, one 5 % slower", ranks.straggler, work(8, 0.02, slow=0.05), True),
+    Line("straggler", "8 ranks, one 50 % slower in 10 %", ranks.straggler, work(8, 0.02, slow=0.5, often=0.1), True),
+)
+
+
+def shares(line: Line, *, trials: int, steps: int, phi: float, heavy: bool) -> tuple[float, float]:
+    """Share of the runs with a finding that matters (a veto or a warning), and with any."""
+    rng = np.random.default_rng([steps, int(100 * phi), heavy, trials])
+    loud = told = 0
+    for _ in range(trials):
+        found = list(line.look(line.make(rng, steps, phi, heavy)))
+        told += bool(found)
+        loud += any(one.severity != "info" for one in found)
+    return loud / trials, told / trials
+
+
+CELLS = tuple((n, phi, heavy) for n in (60, 300) for phi in (0.0, 0.5, 0.9) for heavy in (False, True))
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Print the table; 1 when a rule accuses more than 1 % of the healthy runs of some kind."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trials", type=int, default=40, help="runs of each cell")
+    parser.add_argument("--only", default="", help="a code")
+    chosen = parser.parse_args(argv)
+    print("| code | runs | veto or warning, mean | worst cell | any finding, mean | worst cell |")
+    print("|---|---|---|---|---|---|")
+    worst = 0.0
+    for line in LINES:
+        if chosen.only not in line.code:
+            continue
+        cells = [shares(line, trials=chosen.trials, steps=n, phi=p, heavy=h) for n, p, h in CELLS]
+        order = min if line.sick else max
+        loud, told = ([cell[i] for cell in cells] for i in (0, 1))
+        print(
+            f"| `{line.code}` | {'**' if line.sick else ''}{line.what}{'**' if line.sick else ''} | "
+            + " | ".join(f"{100 * one:.1f} %" for one in (np.mean(loud), order(loud), np.mean(told), order(told)))
+            + " |",
+            flush=True,
+        )
+        worst = worst if line.sick else max(worst, float(np.mean(loud)))
+    return 1 if worst > 0.01 else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

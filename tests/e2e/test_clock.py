@@ -1,0 +1,53 @@
+"""The validator's own clock, with real processes: what a trainer prints of time is compared with when it printed it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.folders import criterion, result_of, run_folder
+
+_TRAINER = """
+import sys, time
+steps, scale = int(sys.argv[1]), float(sys.argv[2])
+for step in range(1, steps + 1):
+    began = time.monotonic()
+    time.sleep(0.05)
+    took = (time.monotonic() - began) * scale
+    print(f"step {step} loss {3 / step:.4f} time {1e3 * took:.3f} ms")
+    if step % 25 == 0:
+        time.sleep(0.5)  # validation, which no step's time holds
+"""
+
+_BOOK = r"""
+schema: 1
+name: clock
+trainer:
+  command: [theirs.py, "{{steps}}", {scale}]
+  tokens_per_step: 1000
+  metrics:
+    stdout: 'step (?P<step>\d+) loss (?P<loss>[\d.]+) time (?P<step_time_ms>[\d.]+) ms'
+defaults: {{nproc: 0, timeout: 2m, warmup_steps: 10, watchdog: {{interval: 1s}}}}
+phases:
+  - {{id: baseline, kind: train, steps: 110, accept: [toks_per_s.mean >= 10000]}}
+"""
+
+
+@pytest.mark.parametrize(("scale", "decision"), [(1.0, "GO"), (0.1, "INCONCLUSIVE")])
+def test_a_rate_holds_its_pauses_and_a_lie_is_named(cli, workdir: Path, scale: float, decision: str) -> None:
+    """50 ms a step and 20 ms a step of pauses: 14,000 tok/s, where the times alone say 20,000, or 200,000."""
+    (workdir / "theirs.py").write_text(_TRAINER, encoding="utf-8")
+    (workdir / "book.yaml").write_text(_BOOK.format(scale=scale), encoding="utf-8")
+    cli("run", "book.yaml")
+    result = result_of(workdir)
+    assert result["decision"] == decision, result["why"]
+    rate = result["phases"][0]["runs"][0]["metrics"]["toks_per_s"]["mean"]
+    assert 11_000 < rate < 14_600
+    assert ("unit-mismatch" in {one["code"] for one in result["findings"]}) == (scale != 1.0)
+    folder = run_folder(workdir)
+    assert any(one["path"].endswith("arrivals.jsonl") for one in result["artifacts"])
+    cli("report", str(folder))
+    again = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    assert criterion(again, "toks_per_s")["observed"] == criterion(result, "toks_per_s")["observed"]

@@ -1,0 +1,130 @@
+"""Loss curves that no healthy run has, and healthy ones that look like them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.validator.diagnose.cases import healthy, of_run
+
+N = 200
+
+
+def falling(n: int = N, *, share: float = 0.02, seed: int = 1, first: float = 6.0, last: float = 4.0) -> list[float]:
+    """A loss that falls with autocorrelated noise."""
+    noise, e, values = random.Random(seed), 0.0, []
+    for i in range(n):
+        e = 0.5 * e + noise.gauss(0, share)
+        values.append((last + (first - last) * (1 + i) ** -0.5) * (1 + e))
+    return values
+
+
+def found(tmp_path: Path, losses: Sequence[float], **columns: Sequence[float]) -> dict[str, str]:
+    """Code to severity of what a run with this loss shows."""
+    rates = [845.0 * (1 + 0.003 * ((i * 7) % 5 - 2)) for i in range(len(losses))]
+    shown = of_run(healthy(tmp_path / "r", rates=rates, losses=losses, **columns), steps=len(losses))
+    return {code: finding.severity for code, finding in shown.items()}
+
+
+def changed(losses: list[float], first: int, change: list[float]) -> list[float]:
+    return [*losses[:first], *change, *losses[first + len(change) :]]
+
+
+def test_a_loss_that_ends_far_above_its_minimum_diverges(tmp_path: Path) -> None:
+    """4.2 → 10.3 with a gradient norm times 200 was GO."""
+    losses = [4.2 * (1 + 0.01 * random.Random(i).gauss(0, 1)) for i in range(N)]
+    rising = [loss + max(0, i - 120) * 6.1 / 79 for i, loss in enumerate(losses)]
+    norms = [0.5 * 200 ** (max(0, i - 120) / 79) for i in range(N)]
+    assert found(tmp_path, rising, grad_norm=norms) == {"diverging": "veto"}
+
+
+@pytest.mark.parametrize(
+    ("name", "losses"),
+    [
+        ("spike", changed(falling(), 150, [12.0, 11.0, 9.0, 7.0])),
+        ("spike at the end", changed(falling(), N - 2, [9.0, 8.0])),
+        ("noise", falling(share=0.12, first=2.0, last=1.5)),
+        ("curriculum", [loss * (1.1 if i >= 100 else 1.0) for i, loss in enumerate(falling())]),
+        ("near zero", [loss * 3.0 ** random.Random(i).gauss(0, 0.4) for i, loss in enumerate(falling(last=0.002))]),
+        ("negative", [2.0 - loss for loss in falling(first=3.0, last=7.0)]),
+        ("overfitted a little", [loss + (0.02 if i > 150 else 0) for i, loss in enumerate(falling(last=0.02))]),
+    ],
+)
+def test_what_a_healthy_loss_does_is_no_divergence(tmp_path: Path, name: str, losses: list[float]) -> None:
+    assert "diverging" not in found(tmp_path, losses), name
+
+
+def test_a_negative_loss_diverges_as_well(tmp_path: Path) -> None:
+    losses = [loss - 9.0 + max(0, i - 150) * 0.05 for i, loss in enumerate(falling())]
+    assert found(tmp_path, losses)["diverging"] == "veto"
+
+
+def test_a_gradient_norm_that_explodes_and_stays(tmp_path: Path) -> None:
+    norms = [0.5 if i < 120 else 90.0 for i in range(N)]
+    flat = [3.0 + 0.05 * random.Random(i).gauss(0, 1) for i in range(N)]
+    assert found(tmp_path, flat, grad_norm=norms) == {"diverging": "veto"}
+
+
+def test_a_gradient_norm_that_grows_while_the_loss_falls_is_a_warning(tmp_path: Path) -> None:
+    norms = [0.5 if i < 120 else 90.0 for i in range(N)]
+    assert found(tmp_path, [6 - 3 * i / N for i in range(N)], grad_norm=norms) == {"diverging": "warning"}
+
+
+def test_a_gradient_norm_with_spikes_is_healthy(tmp_path: Path) -> None:
+    norms = [300.0 if i % 50 == 49 else 0.5 + 3 / (1 + i) for i in range(N)]
+    assert found(tmp_path, falling(), grad_norm=norms) == {}
+
+
+@pytest.mark.parametrize(
+    ("losses", "severity"),
+    [
+        (changed(falling(), 120, [0.0] * 3), "veto"),
+        (changed(falling(), 120, [0.0] * 80), "veto"),
+        (changed(falling(), N - 1, [0.0]), "veto"),
+        (changed(falling(), 120, [0.0]), "warning"),
+        (changed(falling(), 0, [0.0] * 5), "warning"),
+        ([max(0.0, round(4 * 0.93**i, 4)) for i in range(N)], "warning"),
+    ],
+    ids=["three", "from then on", "last", "one", "at the start", "sinks to nothing"],
+)
+def test_a_loss_of_exactly_zero(tmp_path: Path, losses: list[float], severity: str) -> None:
+    """Loggers that leave out NaN print 0.0; e5f4a05 took it for a loss below any bound."""
+    assert found(tmp_path, losses)["zero-loss"] == severity
+
+
+def test_a_small_loss_is_no_zero(tmp_path: Path) -> None:
+    assert "zero-loss" not in found(tmp_path, [1e-4 + loss - 4.0 for loss in falling(share=0.0)])
+
+
+def test_losses_that_repeat(tmp_path: Path) -> None:
+    batches = [random.Random(i).gauss(0, 0.2) for i in range(16)]
+    again = [loss + batches[i % 16] for i, loss in enumerate(falling(share=0.002))]
+    assert found(tmp_path / "few", again)["repeated-data"] == "info"
+    stuck = [4.0 + batches[i % 16] for i in range(N)]
+    assert found(tmp_path / "same", stuck)["repeated-data"] == "warning"
+    assert found(tmp_path / "new", falling(share=0.05)) == {}
+
+
+def test_a_norm_of_zero_while_the_loss_falls_is_not_measured(tmp_path: Path) -> None:
+    """DeepSpeed prints grad_norm 0.000; that was a veto."""
+    assert found(tmp_path / "a", falling(), grad_norm=[0.0] * N) == {"zero-grad": "info"}
+    rounded = [0.001 if i < 20 else 0.0 for i in range(N)]
+    assert found(tmp_path / "b", falling(), grad_norm=rounded) == {"zero-grad": "info"}
+    flat = [4.0 + 0.05 * random.Random(i).gauss(0, 1) for i in range(N)]
+    assert found(tmp_path / "c", flat, grad_norm=[0.0] * N) == {"zero-grad": "veto"}
+    assert found(tmp_path / "d", falling(), grad_norm=[0.9] * 100 + [0.0] * 100) == {"zero-grad": "veto"}
+
+
+def test_a_loss_that_passes_ln_256_is_no_floor(tmp_path: Path) -> None:
+    """With a vocabulary of 18,000 that the trainer did not name, a loss on its way through 5.545 was accused."""
+    losses = [9.8 - 4.21 * min(1.0, i / 80) - 0.0005 * max(0, i - 80) for i in range(N)]
+    folder = healthy(tmp_path / "r", rates=[845.0] * N, losses=losses, effective={"vocab_size": None})
+    assert "random-data-floor" not in of_run(folder, steps=N)
+    folder = healthy(tmp_path / "s", rates=[845.0] * N, losses=losses, effective={"vocab_size": 18_000})
+    assert "random-data-floor" not in of_run(folder, steps=N)
+    stays = [5.545 + 0.3 * 0.9**i + 0.01 * random.Random(i).gauss(0, 1) for i in range(N)]
+    folder = healthy(tmp_path / "t", rates=[845.0] * N, losses=stays, effective={"vocab_size": None})
+    assert of_run(folder, steps=N)["random-data-floor"].confidence == "medium"

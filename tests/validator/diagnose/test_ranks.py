@@ -1,0 +1,62 @@
+"""Ranks that are slower than the others, always or now and then."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.validator.diagnose.cases import healthy, of_run
+from validator.model.verdict import Finding
+
+N = 200
+
+
+def found(
+    tmp_path: Path, *, ranks: int = 8, slow: float = 0.0, often: float = 1.0, cv: float = 0.01
+) -> dict[str, Finding]:
+    """What ranks show of which the last one is slower by a share, in a share of the steps."""
+    folder = healthy(tmp_path / "r", n=N, ranks=ranks, losses=[4 + 1 / (i + 1) for i in range(N)])
+    noise = random.Random(4)
+    for rank in range(ranks):
+        path = folder / f"heartbeat_rank{rank}.jsonl"
+        records = [json.loads(line) for line in path.read_text().splitlines()]
+        for one in records:
+            if one["msg"] == "progress":
+                late = rank == ranks - 1 and noise.random() < often
+                one["compute_time_s"] = 2.0 * (1 + cv * noise.gauss(0, 1)) * (1 + slow * late)
+        path.write_text("\n".join(map(json.dumps, records)) + "\n")
+    return of_run(folder, steps=N, nproc=ranks)
+
+
+@pytest.mark.parametrize(
+    ("slow", "often", "severity"), [(0.05, 1, "info"), (0.2, 1, "warning"), (0.5, 0.1, "info"), (1.0, 0.15, "warning")]
+)
+def test_a_rank_that_is_slower_than_the_median_of_the_others(
+    tmp_path: Path, slow: float, often: float, severity: str
+) -> None:
+    """5 to 30 %, and one that is slow in a tenth of the steps, were not seen. Own work is two fifths of a step here."""
+    finding = found(tmp_path, slow=slow, often=often)["straggler"]
+    assert finding.severity == severity
+    assert "Rank 7 needs" in finding.message
+    assert ("% of the steps" in finding.message) == (often < 1)
+
+
+def test_of_two_ranks_it_is_said_that_they_differ(tmp_path: Path) -> None:
+    finding = found(tmp_path, ranks=2, slow=0.2)["straggler"]
+    assert finding.message.startswith("Ranks 0 and 1 differ: rank 1 needs 20 % more time")
+
+
+@pytest.mark.parametrize(("ranks", "cv"), [(2, 0.01), (8, 0.01), (8, 0.05)])
+def test_ranks_that_are_alike_but_for_noise(tmp_path: Path, ranks: int, cv: float) -> None:
+    assert "straggler" not in found(tmp_path, ranks=ranks, cv=cv, slow=0.01)
+
+
+def test_without_times_of_ranks_it_is_said_that_stragglers_are_not_judged(tmp_path: Path) -> None:
+    folder = healthy(tmp_path / "r")
+    for path in folder.glob("heartbeat_rank*.jsonl"):
+        path.write_text(path.read_text().replace("compute_time_s", "other_time_s"))
+    finding = of_run(folder)["not-judged"]
+    assert (finding.severity, "stragglers" in finding.message) == ("info", True)

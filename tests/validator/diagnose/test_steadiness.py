@@ -1,0 +1,99 @@
+"""Pauses that come again, and steps of the rate."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.validator.diagnose.cases import healthy, of_run
+from validator.model.verdict import Finding
+
+N = 240
+
+
+def times(*, cv: float = 0.01, seed: int = 3) -> list[float]:
+    """Seconds of each step, with noise."""
+    noise = random.Random(seed)
+    return [2.0 * (1 + cv * noise.gauss(0, 1)) for _ in range(N)]
+
+
+def found(
+    tmp_path: Path, seconds: Sequence[float], *, effective: Mapping[str, Any] | None = None, **columns: Any
+) -> dict[str, Finding]:
+    """What a run with these times per step shows."""
+    rates = [4096 / one for one in seconds]
+    losses = [4 + 2 / (i + 1) for i in range(N)]
+    folder = healthy(tmp_path / "r", rates=rates, losses=losses, effective=effective, **columns)
+    return of_run(folder, steps=N)
+
+
+def test_a_pause_at_every_seventh_step(tmp_path: Path) -> None:
+    finding = found(tmp_path, [s + (0.5 if i % 7 == 0 else 0) for i, s in enumerate(times(), 1)])["periodic-stall"]
+    assert (finding.severity, finding.confidence) == ("warning", "high")
+    assert "0.495 s more every 7 steps (steps 14, 21" in finding.message
+    assert "3 % of the time" in finding.message
+
+
+def test_pauses_now_and_then(tmp_path: Path) -> None:
+    slow = {33, 71, 90, 148, 190, 201}
+    finding = found(tmp_path, [s + (3.0 if i in slow else 0) for i, s in enumerate(times(), 1)])["periodic-stall"]
+    assert (finding.severity, finding.confidence) == ("warning", "medium")
+    assert "6 times without a period (steps 33, 71" in finding.message
+
+
+def test_pauses_that_cost_little_are_information(tmp_path: Path) -> None:
+    finding = found(tmp_path, [s + (0.6 if i % 40 == 0 else 0) for i, s in enumerate(times(), 1)])["periodic-stall"]
+    assert finding.severity == "info"
+
+
+def test_a_declared_cadence_and_a_recorded_validation_are_no_stalls(tmp_path: Path) -> None:
+    seconds = [s + (0.5 if i % 20 == 0 else 0) for i, s in enumerate(times(), 1)]
+    assert "periodic-stall" in found(tmp_path / "a", seconds)
+    assert "periodic-stall" not in found(tmp_path / "b", seconds, effective={"val_every": 20})
+    folder = tmp_path / "c" / "r"
+    folder.mkdir(parents=True)
+    rows = "".join(f"{step},3.0\n" for step in range(20, N + 1, 20))
+    (folder / "val.csv").write_text("step,loss\n" + rows)
+    assert "periodic-stall" not in found(tmp_path / "c", seconds)
+
+
+@pytest.mark.parametrize("cv", [0.01, 0.05])
+def test_a_slow_start_and_noise_are_no_stalls_and_no_shifts(tmp_path: Path, cv: float) -> None:
+    seconds = [s * (1 + 2 * 0.8**i) for i, s in enumerate(times(cv=cv))]
+    assert {"periodic-stall", "rate-shift"}.isdisjoint(found(tmp_path, seconds))
+
+
+@pytest.mark.parametrize(("at", "factor"), [(0.5, 2.0), (0.6, 1.5), (0.55, 1.25), (0.62, 0.5), (0.3, 1.06)])
+def test_a_step_of_the_rate_is_named_with_its_place_and_size(tmp_path: Path, at: float, factor: float) -> None:
+    """A rate that halves half-way was taken for warm-up."""
+    first = int(at * N)
+    finding = found(tmp_path, [s * (factor if i >= first else 1) for i, s in enumerate(times())])["rate-shift"]
+    assert finding.severity == "warning"
+    change = float(finding.message.partition("changes by ")[2].partition(" %")[0])
+    assert change == pytest.approx(100 * (1 / factor - 1), abs=1.0)
+    near = range(first - 3, first + 6)
+    assert any(f"From step {step} on" in finding.message for step in near), finding.message
+
+
+def test_thermal_settling_and_a_speed_up_at_the_start_are_healthy(tmp_path: Path) -> None:
+    settled = [s * (1.02 if i > 80 else 1) for i, s in enumerate(times(cv=0.004))]
+    assert "rate-shift" not in found(tmp_path / "a", settled)
+    early = [s * (1.3 if i < 40 else 1) for i, s in enumerate(times())]
+    assert "rate-shift" not in found(tmp_path / "b", early)
+
+
+def test_what_moved_with_the_rate_is_named(tmp_path: Path) -> None:
+    """A loader that slows down takes the rate with it."""
+    seconds = [s + (0.4 if i >= 120 else 0) for i, s in enumerate(times())]
+    fetch = [0.01 + (0.4 if i >= 120 else 0) + 1e-4 * (i % 3) for i in range(N)]
+    message = found(tmp_path, seconds, dt_fetch_s=fetch)["rate-shift"].message
+    assert "At the same step: dt_fetch_s 0.0101 → 0.4101 s" in message
+
+
+def test_a_rate_that_falls_at_once_and_recovers_slowly_looks_throttled(tmp_path: Path) -> None:
+    seconds = [s * (1 + 0.4 * (220 - i) / 100 if 120 <= i < 220 else 1) for i, s in enumerate(times())]
+    assert "as hardware does that throttles; no clocks were recorded" in found(tmp_path, seconds)["rate-shift"].message

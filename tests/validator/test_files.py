@@ -1,0 +1,121 @@
+"""Files below a folder: nothing outside is read or written, and nothing blocks."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import os
+from pathlib import Path
+
+import pytest
+
+from validator.files import Tree, Unreadable, parse_json, unpack
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Path:
+    folder = tmp_path / "outside"
+    folder.mkdir()
+    (folder / "secret.txt").write_text("secret")
+    return folder
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    folder = tmp_path / "root"
+    (folder / "a").mkdir(parents=True)
+    (folder / "a" / "x.txt").write_text("x")
+    return folder
+
+
+@pytest.mark.parametrize("name", ["../outside/secret.txt", "/etc/hostname", "", "a/../../outside/secret.txt", "a\0b"])
+def test_only_paths_below_the_folder_are_opened(root: Path, outside: Path, name: str) -> None:
+    with Tree(root) as tree:
+        with pytest.raises(Unreadable):
+            tree.read(name)
+        with pytest.raises(Unreadable):
+            tree.write(name, "planted")
+    assert (outside / "secret.txt").read_text() == "secret"
+
+
+def test_no_link_is_followed(root: Path, outside: Path) -> None:
+    (root / "file").symlink_to(outside / "secret.txt")
+    (root / "folder").symlink_to(outside)
+    with Tree(root) as tree:
+        for name in ("file", "folder/secret.txt"):
+            with pytest.raises(OSError, match="link"):
+                tree.read(name)
+        with pytest.raises(OSError, match="link"):
+            tree.write("folder/new.txt", "planted")
+        tree.write("file", "own")
+        assert {(entry.path, entry.kind) for entry in tree.walk()} == {
+            ("a", "folder"),
+            ("a/x.txt", "file"),
+            ("file", "file"),
+            ("folder", "link"),
+        }
+    assert (root / "file").read_text() == "own", "a link is replaced, what it led to is left alone"
+    assert [path.name for path in outside.iterdir()] == ["secret.txt"]
+    assert (outside / "secret.txt").read_text() == "secret"
+
+
+def test_the_folder_itself_may_be_reached_by_a_link(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "latest").symlink_to(root)
+    with Tree(tmp_path / "latest") as tree:
+        assert tree.read("a/x.txt") == b"x"
+
+
+@pytest.mark.timeout(10)
+def test_only_regular_files_are_opened_and_none_blocks(root: Path) -> None:
+    os.mkfifo(root / "pipe")
+    with Tree(root) as tree:
+        for name in ("pipe", "a"):
+            with pytest.raises(OSError, match=r"regular|folder|directory"):
+                tree.read(name)
+        assert not tree.has_file("pipe")
+        tree.write("pipe", "own")
+        assert tree.read("pipe") == b"own"
+
+
+def test_a_read_has_a_limit_that_a_sparse_file_cannot_exceed(root: Path) -> None:
+    with (root / "sparse").open("wb") as file:
+        file.truncate(10 * 2**30)
+    with Tree(root) as tree, pytest.raises(Unreadable, match="larger than 1000 bytes"):
+        tree.read("sparse", limit=1000)
+
+
+def test_a_file_is_replaced_whole_and_follows_the_umask(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = os.umask(0o077)
+    try:
+        with Tree(root) as tree:
+            tree.write("new/deep/file.txt", "one")
+            assert (root / "new/deep/file.txt").stat().st_mode & 0o777 == 0o600
+            monkeypatch.setattr(os, "replace", lambda *args, **kwargs: (_ for _ in ()).throw(OSError(28, "full")))
+            with pytest.raises(OSError, match="full"):
+                tree.write("new/deep/file.txt", "two")
+    finally:
+        os.umask(before)
+    assert [path.name for path in (root / "new/deep").iterdir()] == ["file.txt"], "nothing half written is left"
+    assert (root / "new/deep/file.txt").read_text() == "one"
+
+
+def test_json_of_others_is_bounded() -> None:
+    assert parse_json('{"a": [1, NaN, -Infinity, 12345678901234567890123]}')["a"][0] == 1
+    assert parse_json("9" * 5000) == math.inf
+    assert parse_json('{"\\ud800": "a\\udfffb", "ok": "\\ud83d\\ude00"}') == {"\ufffd": "a\ufffdb", "ok": "\U0001f600"}
+    for text in ("[" * 100_000 + "]" * 100_000, "[" * 70 + "]" * 70, '{"a":' * 70 + "1" + "}" * 70):
+        with pytest.raises(ValueError, match="nested deeper"):
+            parse_json(text)
+    assert parse_json("[" * 60 + "]" * 60)
+    assert json.dumps(parse_json(b'"\xff"')) == '"\\ufffd"'
+
+
+def test_what_is_unpacked_is_bounded() -> None:
+    assert unpack(gzip.compress(b"abc")) == b"abc"
+    with pytest.raises(ValueError, match="more than 1000 bytes"):
+        unpack(gzip.compress(b"\0" * 2**24), limit=1000)
+    with pytest.raises(ValueError, match="cut short"):
+        unpack(gzip.compress(b"abc" * 1000)[:-9])
+    with pytest.raises(ValueError, match="not a sound gzip"):
+        unpack(b"no gzip")

@@ -1,0 +1,267 @@
+"""Whether the time of a step stays what it is: settled or not, pauses that come again, and steps of the rate."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from validator.diagnose.facts import RunFacts, as_number
+from validator.diagnose.rule import Severity, evidence, found, percent
+from validator.judge.window import MIN_ROWS, Level, covered_steps
+from validator.model.result import Series
+from validator.model.verdict import Finding
+
+__all__ = ["no_steady_state", "periodic_stall", "rate_shift", "too_few_rows"]
+
+Floats = npt.NDArray[np.float64]
+Steps = npt.NDArray[np.int64]
+
+_SLOW = 1.15
+"""A slow step takes this many times the median, and 6 robust standard deviations more."""
+
+_SLOW_NOISE = 6.0
+_LEAST_STALLS = 3
+_LOST_WARNING = 0.01
+_LOST_INFO = 0.002
+_EVEN = 0.8
+"""Share of the gaps between slow steps that must be one period, or a multiple of it."""
+
+_SHIFT_WARNING, _SHIFT_INFO = 0.05, 0.03
+_CADENCE = re.compile(r"(val|eval|save|ckpt|checkpoint|sample|snapshot|profile)\w*")
+_EVERY = re.compile(r"every|interval|freq|steps|period")
+
+
+def no_steady_state(run: RunFacts) -> Iterator[Finding]:
+    """The rate never settles, so no mean of it says what a long run would do."""
+    if not run.timed or run.times is None or run.window is None:
+        return
+    series = run.series("toks_per_s") or run.series("step_time_s")
+    assert series is not None  # times came from one of them
+    late = series.values[(series.steps > run.spec.warmup_steps) & np.isfinite(series.values) & (series.values > 0)]
+    few = late.size < MIN_ROWS
+    if few:
+        late = series.values[np.isfinite(series.values) & (series.values > 0)]
+        if late.size < 3 or late.size >= MIN_ROWS or (late.max() < 1.5 * late[-1] and late.max() < 1.5 * late[0]):
+            return
+    elif not run.window.settling and _spread(run.window.levels) < _SHIFT_WARNING:
+        return
+    shown = " → ".join(f"{v:,.0f}" if v >= 10 else f"{v:.3g}" for v in _thirds(late))
+    yield found(
+        "no-steady-state",
+        f"{series.name} never settles: {shown} {series.unit}. No mean of it stands for a longer run.",
+        confidence="low" if few else "high",
+        because=[evidence(run.window.note, series.source.path, f"steps {series.steps[0]}–{series.steps[-1]}")],
+        next_step="Run at least three times as many steps; if it still drifts, look at clocks, temperature, the data "
+        "loader and memory over time.",
+    )
+
+
+def _spread(levels: tuple[Level, ...]) -> float:
+    """How far three levels or more lie apart; a single step between two is a `rate-shift`, and a small one healthy."""
+    means = [level.mean for level in levels]
+    return max(means) / min(means) - 1 if len(means) > 2 else 0.0
+
+
+def _thirds(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> list[float]:
+    if values.size <= 4:
+        return [float(v) for v in values]
+    return [float(part.mean()) for part in np.array_split(values, 3)]
+
+
+def too_few_rows(run: RunFacts) -> Iterator[Finding]:
+    """A mean over a handful of rows that differ widely."""
+    series = run.series("toks_per_s")
+    if not run.timed or series is None:
+        return
+    late = series.values[(series.steps > run.spec.warmup_steps) & np.isfinite(series.values)]
+    if late.size < 2:
+        late = series.values[1:][np.isfinite(series.values[1:])]
+    if not 2 <= late.size <= 5 or late.mean() <= 0 or late.std() / late.mean() <= 0.1:
+        return
+    listed = ", ".join(f"{v:,.0f}" for v in late)
+    yield found(
+        "not-significant",
+        f"{late.mean():,.0f} ± {late.std():,.0f} tok/s over {late.size} rows ({listed}) is no measurement to "
+        "compare by.",
+        severity="info",
+        because=[evidence(f"toks_per_s: {listed}", series.source.path)],
+        next_step="Log every step (log_every 1), run at least 200 steps and repeat each setting four times.",
+    )
+
+
+@dataclass(frozen=True)
+class _Stalls:
+    """Slow rows `at [k]`, the seconds that each took beyond the median, and their share of the time."""
+
+    at: npt.NDArray[np.int64]
+    extra_s: Floats
+    lost: float
+
+
+def periodic_stall(run: RunFacts) -> Iterator[Finding]:
+    """Slow steps that come again and again, with a period or without: what they cost, and how often they come."""
+    if not run.timed or run.failed:
+        return
+    for steps, times, path, what in _step_clocks(run):
+        stalls = _stalls(steps, times)
+        if stalls is None:
+            continue
+        at, period = steps[stalls.at], _period(steps[stalls.at])
+        if stalls.lost < (_LOST_INFO if period else _LOST_WARNING / 2) or _is_declared(run, at, period):
+            continue
+        rhythm = f"every {period} steps" if period is not None else f"{len(at)} times without a period"
+        shown = ", ".join(map(str, at[:8])) + (" …" if len(at) > 8 else "")
+        yield found(
+            "periodic-stall",
+            f"A step takes {float(np.median(stalls.extra_s)):.3g} s more {rhythm} (steps {shown}): "
+            f"{percent(stalls.lost)} of the time{what}.",
+            severity="warning" if stalls.lost >= _LOST_WARNING else "info",
+            confidence="high" if period is not None else "medium",
+            because=[evidence(f"median step {float(np.median(times)):.4g} s, slow at {shown}", path)],
+            next_step="Look at what runs at these steps (a validation, a checkpoint, a flush, garbage collection, a "
+            "loader that fills its buffer). A pause that is meant is declared: pause_every in the phase.",
+        )
+        return
+
+
+def _step_clocks(run: RunFacts) -> Iterator[tuple[Steps, Floats, str | None, str]]:
+    """Time per step as the trainer says it, then as the heartbeat's own clock has it, which holds every pause."""
+    warmup = run.spec.warmup_steps
+    if run.times is not None:
+        steps, times = run.times
+        late = steps > max(warmup, int(steps[0]))
+        name = "step_time_s" if run.series("step_time_s") is not None else "toks_per_s"
+        yield steps[late], times[late] * covered_steps(steps)[late], run.source(name), ""
+    steps, seconds = run.result.extra.get("step_times_s", (np.empty(0, dtype=np.int64), np.empty(0)))
+    if len(steps) > 2 and not run.irregular("clock-jump") and "resumed_s" not in run.result.extra:
+        late = steps[1:] > warmup
+        yield steps[1:][late], np.diff(seconds)[late], None, ", between the heartbeats of two steps"
+
+
+def _stalls(steps: Steps, times: Floats) -> _Stalls | None:
+    """The slow rows, where there are three or more and they are few."""
+    if len(times) < 4 * MIN_ROWS // 2 or len(np.unique(np.diff(steps))) > 2:
+        return None
+    usual = float(np.median(times))
+    spread = 1.4826 * float(np.median(np.abs(times - usual)))
+    at = np.flatnonzero(times > max(_SLOW * usual, usual + _SLOW_NOISE * spread))
+    if not _LEAST_STALLS <= len(at) <= len(times) // 2 or usual <= 0:
+        return None
+    if (np.diff(at) == 1).sum() > len(at) // 2:
+        return None  # a stretch of slow steps is a level of its own
+    extra = times[at] - usual
+    return _Stalls(at, extra, float(extra.sum() / times.sum()))
+
+
+def _period(steps: Steps) -> int | None:
+    """Steps from one slow step to the next, where most gaps are that or a multiple of it."""
+    gaps = np.diff(steps)
+    period = int(np.median(gaps))
+    if period < 2 or len(gaps) < 2:
+        return None
+    off = np.abs(gaps - period * np.maximum(1, np.rint(gaps / period)))
+    return period if float((off == 0).mean()) >= _EVEN else None
+
+
+def _is_declared(run: RunFacts, steps: Steps, period: int | None) -> bool:
+    """Whether the pauses are those of a validation or a checkpoint, by val.csv or by a setting with a cadence."""
+    recorded = run.result.series.get("val.loss") or next(
+        (one for name, one in run.result.series.items() if name.startswith(("val.", "val_"))), None
+    )
+    # A step's own row may hold the pause before it or after it.
+    if (
+        recorded is not None
+        and np.isin(steps, [recorded.steps - 1, recorded.steps, recorded.steps + 1]).mean() >= _EVEN
+    ):
+        return True
+    settings = {**run.asked, **run.ran}
+    cadences = [
+        as_number(value) for name, value in settings.items() if _CADENCE.match(name.lower()) and _EVERY.search(name)
+    ]
+    cadences.append(run.spec.pause_every)
+    return period is not None and any(one is not None and one >= 1 and period % int(one) == 0 for one in cadences)
+
+
+def rate_shift(run: RunFacts) -> Iterator[Finding]:
+    """The rate steps to another level and stays there: when, by how much, and what else moved at that step."""
+    levels = run.window.levels if run.timed and run.window is not None else ()
+    shifts = [
+        (before.mean / after.mean - 1, before, after)
+        for before, after in pairwise(levels)
+        if abs(before.mean / after.mean - 1) >= _SHIFT_INFO and (before.high < after.low or after.high < before.low)
+    ]
+    if not shifts:
+        return
+    change, before, after = max(shifts, key=lambda shift: abs(shift[0]))
+    timed = run.series("step_time_s") is not None
+    least_s = _PART * abs(after.mean - before.mean) if timed else 0.0
+    moved = _moved(run, (before.first_step, after.first_step, after.last_step), least_s=least_s)
+    severity: Severity = "warning" if abs(change) >= _SHIFT_WARNING else "info"
+    until = "" if after is levels[-1] else f" up to step {after.last_step}"
+    more = f" It is the largest of {len(shifts)} such shifts." if len(shifts) > 1 else ""
+    shown = " → ".join(f"{one.mean:.4g}" for one in levels)
+    yield found(
+        "rate-shift",
+        f"From step {after.first_step} on a step takes {after.mean:.4g} {'s' if timed else 's a token'} instead of "
+        f"{before.mean:.4g}: the rate changes by {100 * change:+.3g} % and stays there{until}.{more}"
+        f"{_cause(moved, levels, run)}",
+        severity=severity,
+        because=[
+            evidence(f"means of the levels: {shown}", run.source("step_time_s")),
+            *(evidence(text, path, f"step {after.first_step}") for text, path in moved[:4]),
+        ],
+        next_step="Find what changed at that step, and judge the run by the level that a long run will have: repeat it "
+        "for three times as many steps.",
+    )
+
+
+def _moved(run: RunFacts, span: tuple[int, int, int], *, least_s: float) -> list[tuple[str, str]]:
+    """What else changed between the stretch before the shift and the one after it, and the file that says so.
+
+    A time that changed by less than `least_s` seconds explains nothing.
+    """
+    first, at, last = span
+    moved = []
+    for name, series in run.result.series.items():
+        if name.startswith(_FOLLOWS) or not np.isfinite(series.values).all():
+            continue
+        one = series.values[(series.steps >= first) & (series.steps < at)]
+        other = series.values[(series.steps >= at) & (series.steps <= last)]
+        if min(one.size, other.size) < 5:
+            continue
+        was, now = float(np.median(one)), float(np.median(other))
+        spread = 1.4826 * max(float(np.median(np.abs(one - was))), float(np.median(np.abs(other - now))))
+        least = max(4 * spread, 0.05 * abs(was), least_s / {"s": 1.0, "ms": 1e-3}.get(series.unit, np.inf))
+        if abs(now - was) > least and _is_cause(series):
+            moved.append((f"{name} {was:.4g} → {now:.4g} {series.unit}".strip(), series.source.path))
+    return moved
+
+
+_PART = 0.1
+"""Share of the change of a step's time that another time must have changed by to be named beside it."""
+
+_FOLLOWS = ("toks_per_s", "step_time_s", "compute_time_s", "mfu", "loss", "lr", "tokens", "wall_s", "grad_norm")
+"""Series that change with the rate, or with every step, and are no cause."""
+
+
+def _is_cause(series: Series) -> bool:
+    """Whether a series may explain a rate: one that rises or falls at every step only counts steps."""
+    strides = np.diff(series.values)
+    return not (strides.size > 20 and ((strides > 0).all() or (strides < 0).all()))
+
+
+def _cause(moved: list[tuple[str, str]], levels: tuple[Level, ...], run: RunFacts) -> str:
+    """What moved at the same step; else what the shape of the rate suggests."""
+    if moved:
+        return f" At the same step: {'; '.join(text for text, _ in moved[:4])}."
+    watched = any(name.startswith("telemetry.gpu") for name in run.result.series)
+    falls = [i for i in range(1, len(levels)) if levels[i].mean > levels[i - 1].mean * (1 + _SHIFT_INFO)]
+    recovers = [i for i in falls if i + 1 < len(levels) and levels[i + 1].mean < levels[i].mean]
+    if recovers and not watched:
+        return " It falls at once and recovers slowly, as hardware does that throttles; no clocks were recorded."
+    return "" if watched else " No clocks, temperatures or loader times were recorded beside it."

@@ -1,0 +1,194 @@
+"""Which side of its bound a value is on, decided when the evidence decides.
+
+In this order: exact values are compared. A value all of whose readings (each part of each run, each level, further by
+the variation between runs) lie on one side is on that side. Otherwise the whole interval must lie there. What then
+remains open could be either, and the message says what would decide it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from validator.judge.estimate import MIN_REPEATS, Estimate, combine
+from validator.judge.window import SteadyWindow
+from validator.judge.wording import number, told_apart
+from validator.model.verdict import Status
+
+__all__ = ["WORDS", "Decided", "Terms", "decide", "side_of"]
+
+WORDS = {">=": "at least", "<=": "at most", ">": "above", "<": "below", "==": "equal to", "!=": "different from"}
+
+_HOPELESS = 400
+"""Times as much data as there is, beyond which no practical number of runs decides."""
+
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a comparison is decided by: `repeats` runs, `assumed_cv` between them, intervals of `level`.
+
+    `windows` are those of the runs behind the values, for what they say of steadiness; `text` is the criterion.
+    """
+
+    operator: str
+    unit: str
+    text: str
+    repeats: int
+    assumed_cv: float
+    level: float
+    windows: tuple[SteadyWindow, ...] = ()
+
+
+@dataclass(frozen=True)
+class Decided:
+    """The answer, with the interval of the value and its relative distance from the bound."""
+
+    status: Status
+    message: str
+    interval: Interval | None = None
+    margin: float | None = None
+    open_for: Literal["interval", "rows"] | None = None
+
+
+def decide(left: Estimate, right: Estimate, terms: Terms) -> Decided:
+    """Whether `left` is on the right side of `right`."""
+    operator, unit = terms.operator, f" {terms.unit}" if terms.unit else ""
+    difference = combine("-", [left, right])
+    margin = _margin(left.point, operator, right.point)
+    shown, bound = (f"{digits}{unit}" for digits in told_apart(left.point, right.point))
+    if difference.exact:
+        holds = _holds(left.point, operator, right.point)
+        message = f"{shown} is {_words(operator, holds=holds)} {bound}."
+        return Decided("PASS" if holds else "FAIL", message, None, margin)
+    interval = difference.interval(terms.level)
+    if interval is not None and not all(math.isfinite(end) for end in interval):
+        interval = None
+    ends = None if interval is None else (right.point + interval[0], right.point + interval[1])
+    text = shown if ends is None else f"{shown} [{number(ends[0])}, {number(ends[1])}]"
+    by_reach = side_of(difference.reach, operator)
+    by_interval = "INCONCLUSIVE" if interval is None else side_of(interval, operator)
+    status = by_reach if by_reach != "INCONCLUSIVE" else by_interval
+    if (doubt := _doubt(status, by_reach, difference.reach, terms)) is not None:
+        message = f"{text} is {_words(operator, holds=status == 'PASS')} {bound}, but {doubt}."
+        return Decided("INCONCLUSIVE", message, ends, margin)
+    if status == "INCONCLUSIVE":
+        return _open(difference, text, bound, ends, margin, terms)
+    how = ", with its whole interval"
+    if by_interval != status:
+        low, high = (number(right.point + end) for end in difference.reach)
+        how = f", and so is every part of what was measured: {low} to {high}"
+    message = f"{text} is {_words(operator, holds=status == 'PASS')} {bound}{how}."
+    return Decided(status, message + _remarks(terms), ends, margin)
+
+
+def _doubt(status: Status, by_reach: Status, reach: Interval, terms: Terms) -> str | None:
+    """Why what the numbers say is not yet decided: the run was becoming slower, or was still becoming faster."""
+    if status == "PASS" and by_reach != "PASS":
+        ended = next((window.note for window in terms.windows if window.slowed), None)
+        return ended and f"the run ended slower than it began, and its last level is not clear of the bound: {ended}"
+    settling = next((window.note for window in terms.windows if window.settling), None)
+    if status == "FAIL" and settling is not None:
+        span = reach[1] - reach[0]
+        # It may get faster yet, though hardly by more than it already did.
+        hopeless = math.isfinite(span) and side_of((reach[0] - span, reach[1] + span), terms.operator) == "FAIL"
+        return None if hopeless else f"the start was {settling}"
+    return None
+
+
+def _remarks(terms: Terms) -> str:
+    """What the answer rests on, and a warning where the run was not steady."""
+    remarks = ""
+    if terms.assumed_cv:
+        share = f"{100 * terms.assumed_cv:.3g} %"
+        remarks += f" The interval allows for {share} between runs, which is assumed, not measured."
+    moved = next((window.note for window in terms.windows if len(window.levels) > 1), None)
+    return remarks + (f" Warning: {moved}." if moved else "")
+
+
+def _open(
+    difference: Estimate, text: str, bound: str, ends: Interval | None, margin: float | None, terms: Terms
+) -> Decided:
+    """Both answers are plausible: what would decide it."""
+    if difference.unknown is not None:
+        message = f"{text} is not clear of the bound {bound} in every part of what was measured: {difference.unknown}."
+        # From four repeats on a run need not have an interval of its own, so more runs make up for missing rows.
+        return Decided("INCONCLUSIVE", message, ends, margin, "rows" if terms.repeats < MIN_REPEATS else None)
+    if ends is None:
+        message = f"{text} has no finite interval: a divisor in {terms.text!r} may be 0."
+        return Decided("INCONCLUSIVE", message, ends, margin)
+    ended = next((window.note for window in terms.windows if window.slowed), None)
+    if ended is not None:  # more runs like it would not show how slow it becomes
+        message = f"The interval of {text} holds the bound {bound}, and the run ended slower than it began: {ended}."
+        return Decided("INCONCLUSIVE", message, ends, margin)
+    message = f"The interval of {text} holds the bound {bound}; {_what_decides(difference, terms)}."
+    return Decided("INCONCLUSIVE", message, ends, margin, "interval" if _factor(difference) <= _HOPELESS else None)
+
+
+def _words(operator: str, *, holds: bool) -> str:
+    return f"{'' if holds else 'not '}{WORDS[operator]}"
+
+
+def _holds(left: float, operator: str, right: float) -> bool:
+    if operator in ("==", "!="):
+        return math.isclose(left, right, rel_tol=1e-9, abs_tol=1e-12) == (operator == "==")
+    if operator in (">=", "<="):
+        return left >= right if operator == ">=" else left <= right
+    return left > right if operator == ">" else left < right
+
+
+def side_of(interval: Interval, operator: str) -> Status:
+    """The side of 0 on which the whole interval of left minus right lies."""
+    low, high = interval
+    if operator in ("<", "<="):
+        low, high, operator = -high, -low, ">" if operator == "<" else ">="
+    if operator == "==":
+        return "PASS" if low == high == 0 else "INCONCLUSIVE" if low <= 0 <= high else "FAIL"
+    if operator == "!=":
+        return "FAIL" if low == high == 0 else "INCONCLUSIVE" if low <= 0 <= high else "PASS"
+    if operator == ">=":
+        return "PASS" if low >= 0 else "FAIL" if high < 0 else "INCONCLUSIVE"
+    return "PASS" if low > 0 else "FAIL" if high <= 0 else "INCONCLUSIVE"
+
+
+def _margin(left: float, operator: str, right: float) -> float | None:
+    """Relative distance from the bound, positive on the good side; absolute where the bound is 0."""
+    distance = 0.0 + (left - right if right == 0 else (left - right) / abs(right))
+    if not math.isfinite(distance):
+        return None
+    if operator in ("<", "<="):
+        return -distance
+    if operator == "==":
+        return -abs(distance) if distance else 0.0
+    return abs(distance) if operator == "!=" else distance
+
+
+def _what_decides(difference: Estimate, terms: Terms) -> str:
+    """How much more would decide, if the observed value is the true one."""
+    factor = _factor(difference)
+    if math.isinf(factor):
+        return "the value lies on the bound, so no number of runs would decide it"
+    if factor > _HOPELESS:
+        return "the value is so close to the bound that no practical number of runs would decide it"
+    wanted = max(MIN_REPEATS, math.ceil(terms.repeats * factor))
+    if terms.assumed_cv:
+        return (
+            f"{MIN_REPEATS} repeats would measure the variation between runs, which is assumed to be "
+            f"{100 * terms.assumed_cv:.3g} %; at that, about {wanted} would decide it if the value is right"
+        )
+    if wanted > terms.repeats:
+        were = "was 1" if terms.repeats == 1 else f"were {terms.repeats}"
+        return f"if the value is right, about {wanted} repeats would decide it (there {were})"
+    return f"if the value is right, a run about {max(2, math.ceil(factor))} times as long would decide it"
+
+
+def _factor(difference: Estimate) -> float:
+    """How many times as much data would decide, if the observed value is the true one; infinite on the bound."""
+    if difference.replicates is None or difference.point == 0:
+        return math.inf
+    half = float(np.ptp(np.quantile(difference.replicates, [0.025, 0.975]))) / 2
+    return (half / abs(difference.point)) ** 2

@@ -1,0 +1,163 @@
+"""Tests on run means: whether two sides differ, are equal, or one is not worse, and how many runs would tell."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from validator.judge.autocorrelation import t_quantile
+from validator.judge.estimate import LEVEL, MIN_REPEATS
+
+__all__ = [
+    "ONE_SIDED",
+    "Ratio",
+    "Welch",
+    "holm",
+    "pooled_cv",
+    "ratio",
+    "repeats_for_equality",
+    "repeats_needed",
+    "welch",
+]
+
+_POWER = 0.8
+_ALPHA = 1.0 - LEVEL
+
+ONE_SIDED = 0.05
+"""Error of a one-sided limit. Two of them are a 90 % interval, which is what an equivalence test at 5 % needs."""
+
+_COMPATIBLE = 0.1
+"""Error of the F test by which two variances are taken for different, so that they are not pooled."""
+
+
+@dataclass(frozen=True)
+class Welch:
+    """Welch's test of a minus b: two-sided p value and 95 % interval, relative to the mean of b."""
+
+    p_value: float
+    effect: float
+    low: float
+    high: float
+
+
+def welch(a: Sequence[float], b: Sequence[float]) -> Welch:
+    """Welch's unequal-variances t test, with the effect relative to |mean(b)|.
+
+    Two arms without any scatter are different with certainty or equal with certainty.
+    """
+    from scipy.special import stdtr
+
+    first, second = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
+    base = abs(float(second.mean())) or 1.0
+    difference = float(first.mean() - second.mean())
+    parts = [float(side.var(ddof=1)) / len(side) for side in (first, second)]
+    error = math.sqrt(sum(parts))
+    if error <= 1e-12 * base:
+        effect = difference / base
+        return Welch(1.0 if abs(effect) <= 1e-12 else 0.0, effect, effect, effect)
+    df = sum(parts) ** 2 / sum(part**2 / (len(side) - 1) for part, side in zip(parts, (first, second), strict=True))
+    half = t_quantile((1 + LEVEL) / 2, df) * error
+    p_value = 2.0 * float(stdtr(df, -abs(difference) / error))
+    return Welch(p_value, difference / base, (difference - half) / base, (difference + half) / base)
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """The ratio of two means, less 1, as its logarithm with standard error and degrees of freedom.
+
+    `linear` where a value is not positive: `center` and `error` are then relative differences themselves.
+    """
+
+    center: float
+    error: float
+    df: float
+    linear: bool = False
+
+    def low(self, alpha: float = ONE_SIDED) -> float:
+        """The lower limit: the truth lies below it in a share `alpha` of cases."""
+        return self._at(-t_quantile(1 - alpha, self.df) * self.error if self.error else 0.0)
+
+    def high(self, alpha: float = ONE_SIDED) -> float:
+        """The upper limit, of the same meaning."""
+        return self._at(t_quantile(1 - alpha, self.df) * self.error if self.error else 0.0)
+
+    def _at(self, away: float) -> float:
+        where = self.center + away
+        return where if self.linear else math.expm1(min(where, 700.0))
+
+
+def ratio(a: Sequence[float], b: Sequence[float]) -> Ratio:
+    """Mean of a over mean of b with what its one-sided limits need, from at least two run means on each side.
+
+    By logarithms, since rates vary in proportion. The variances are pooled where the sides have as many runs and an F
+    test does not tell them apart: with few runs that is worth several percent of power, and with equal numbers it
+    costs no size. Otherwise the degrees of freedom are Welch's.
+    """
+    from scipy.special import fdtrc
+
+    first, second = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
+    linear = bool(min(first.min(), second.min()) <= 0)
+    if linear:
+        base = abs(float(second.mean())) or 1.0
+        first, second = first / base, second / base
+    else:
+        first, second = np.log(first), np.log(second)
+    center = float(first.mean() - second.mean())
+    variances = [float(side.var(ddof=1)) for side in (first, second)]
+    parts = [variance / len(side) for variance, side in zip(variances, (first, second), strict=True)]
+    error = math.sqrt(sum(parts))
+    if error <= 1e-12:
+        return Ratio(center, 0.0, 1.0, linear)
+    n = len(first)
+    small, large = sorted(variances)
+    if n == len(second) and small > 0 and 2 * float(fdtrc(n - 1, n - 1, large / small)) > _COMPATIBLE:
+        return Ratio(center, error, 2.0 * (n - 1), linear)
+    df = sum(parts) ** 2 / sum(part**2 / (len(side) - 1) for part, side in zip(parts, (first, second), strict=True))
+    return Ratio(center, error, df, linear)
+
+
+def repeats_for_equality(cv: float, margin: float, *, two_sided: bool = True) -> int:
+    """Runs per side that show equal sides to be within `margin` with 80 % power when runs vary by `cv`.
+
+    `two_sided` asks for equality, else only that one side is not worse; at least four.
+    """
+    power = (1 + _POWER) / 2 if two_sided else _POWER
+    for n in range(MIN_REPEATS, 1000):
+        df = 2 * (n - 1)
+        reach = t_quantile(1 - ONE_SIDED, df) + t_quantile(power, df)
+        if n >= 2 * (reach * cv / margin) ** 2:
+            return n
+    return 1000
+
+
+def repeats_needed(cv: float, effect: float, *, comparisons: int = 1) -> int:
+    """Runs per arm that find a relative difference `effect` with 80 % power when runs vary by `cv`; at least four."""
+    if effect <= 0:
+        return MIN_REPEATS
+    for n in range(MIN_REPEATS, 1000):
+        df = 2 * (n - 1)
+        reach = t_quantile(1 - _ALPHA / (2 * comparisons), df) + t_quantile(_POWER, df)
+        if n >= 2 * (reach * cv / effect) ** 2:
+            return n
+    return 1000
+
+
+def pooled_cv(groups: Sequence[Sequence[float]]) -> float | None:
+    """Relative standard deviation between runs of the same group, pooled; None when no group has two runs."""
+    usable = [np.asarray(group, dtype=float) for group in groups if len(group) > 1 and np.isfinite(group).all()]
+    freedom = sum(len(values) - 1 for values in usable)
+    if not freedom or any(values.mean() == 0 for values in usable):
+        return None
+    return math.sqrt(sum(((values / values.mean() - 1.0) ** 2).sum() for values in usable) / freedom)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's step-down adjustment: the smallest p value times the number of tests, and so on, never decreasing."""
+    adjusted, largest = [0.0] * len(p_values), 0.0
+    for rank, index in enumerate(sorted(range(len(p_values)), key=lambda index: p_values[index])):
+        largest = max(largest, min(1.0, p_values[index] * (len(p_values) - rank)))
+        adjusted[index] = largest
+    return adjusted

@@ -1,0 +1,86 @@
+"""The codes of all findings, which are a contract, and how a runbook answers each.
+
+`accept_findings` answers any of them. `ANSWERS` names what is better where there is something: the field that says what
+is right for this trainer, so that the rule need not be overruled.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Annotated
+
+from pydantic import AfterValidator
+
+__all__ = ["ANSWERS", "FindingCode"]
+
+ANSWERS: Mapping[str, str] = {
+    "clock-jump": "",
+    "clock-unverified": "",
+    "comm-bound": "",
+    "config-ignored": "`trainer.args`, `args`, `hardware`",
+    "config-unknown": "`trainer.metrics.env`",
+    "crashed": "`retries`, `on_failure`",
+    "damaged-evidence": "`trainer.metrics`",
+    "dead-parameter": "",
+    "disk-full": "`hardware.disk_free`",
+    "diverging": "`accept` with a bound on `loss.last` says more",
+    "eta-wrong": "",
+    "foreign-results": "`trainer.args` with `{out}`",
+    "fused-unstable": "`args`, `env`",
+    "gate-collapse": "`watchdog.gates`, `watchdog.gate_*`",
+    "hang": "`watchdog.stall`, `watchdog.stall_factor`, `retries`",
+    "host-bound": "",
+    "impossible-scaling": "",
+    "leftover-process": "",
+    "loader-bound": "",
+    "low-headroom": "",
+    "memory-growth": "",
+    "missing-evidence": "`trainer.metrics`",
+    "mixed-runs": "`trainer.args` with `{out}`",
+    "nan-loss": "",
+    "nccl-error": "`retries`, `on_failure`",
+    "no-steady-state": "`warmup_steps`, `steps`",
+    "noop-compression": "`args`, `env`",
+    "not-comm-bound": "",
+    "not-judged": "`trainer.metrics`",
+    "not-significant": "`repeats`, `choose.min_effect`",
+    "oom": "`args`, `on_failure`",
+    "over-budget": "`timeout`, `steps`",
+    "periodic-stall": "`pause_every`",
+    "port-in-use": "`retries`",
+    "random-data-floor": "`args` (data)",
+    "rate-shift": "`warmup_steps`",
+    "remedied": "`args`, `env`",
+    "repeated-data": "",
+    "selection-mismatch": "",
+    "setting-to-blame": "",
+    "silent-audit": "`env`",
+    "skipped-as-pass": "`allow_skipped`",
+    "slow-not-hung": "`timeout`, `watchdog.stall`",
+    "stale-halt": "`trainer.args` with `{out}`",
+    "straggler": "",
+    "superlinear-in-seq": "",
+    "throttled": "",
+    "uncompiled": "",
+    "unhealthy-gpu": "",
+    "unit-mismatch": "`trainer.metrics`",
+    "vacuous-sweep": "`over`, `arms`",
+    "warmup-exceeds-run": "`trainer.trial_args`",
+    "zero-grad": "",
+    "zero-loss": "",
+    "zero-rate": "`watchdog.frozen_rows`",
+}
+"""Code to further runbook fields that answer it, in words; empty where only `accept_findings` does."""
+
+
+def _known(code: str) -> str:
+    if code not in ANSWERS:
+        close = difflib.get_close_matches(code, ANSWERS, n=1)
+        fix = f"did you mean {close[0]}?" if close else "docs/findings.md lists them all"
+        raise ValueError(f"accept_findings has {code!r}, which is the code of no finding; {fix}")
+    return code
+
+
+FindingCode = Annotated[str, AfterValidator(_known)]
+"""A code of `ANSWERS`."""
