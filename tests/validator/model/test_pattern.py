@@ -1,4 +1,4 @@
-"""Patterns for lines: any number that a trainer prints is read, whole, by short groups and by groups that are narrow."""
+"""Patterns for lines: any number that a trainer prints is read whole, by short groups and by narrow ones."""
 
 from __future__ import annotations
 
