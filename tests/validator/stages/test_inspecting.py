@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from tests.validator.adversary.court import book, laid_out, train
 from tests.validator.collect.folders import write_csv, write_heartbeat
-from validator.cli import app
+from validator.commands.app import app
 from validator.selftest.sheet import Sheet, falling
 
 RUNBOOK = """\
