@@ -31,6 +31,7 @@ __all__ = [
     "Tree",
     "Unreadable",
     "parse_json",
+    "parse_yaml",
     "replace_file",
     "sync_folder",
     "unpack",
@@ -44,6 +45,7 @@ MAX_DEPTH = 64
 """Deepest nesting of JSON and of folders that is read: nothing of the contract comes near, and code may recurse."""
 
 _MAX_INTEGER = 2**63 - 1
+_MAX_VALUES = 100_000
 _INTEGER_DIGITS = 20
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
@@ -125,9 +127,10 @@ class Tree:
                 )
             except OSError as error:
                 raise _refused(error, relative) from error
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise Unreadable(errno.EINVAL, f"{relative} is not a regular file")
         with os.fdopen(fd, "rb") as file:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise Unreadable(errno.EINVAL, f"{relative} is not a regular file")
             yield file
 
     def read(self, relative: str | PurePath, *, limit: int = MAX_BYTES) -> bytes:
@@ -322,6 +325,40 @@ def parse_json(data: bytes | str, *, depth: int = MAX_DEPTH, exact: bool = False
         raise ValueError(f"it is nested deeper than {depth} levels") from error
     _require_shallow(value, depth)
     return _without_surrogates(value) if not exact and _SURROGATE.search(text) else value
+
+
+def parse_yaml(text: str) -> Any:
+    """The value of a YAML text that someone else wrote, of plain types alone.
+
+    Raises:
+        ValueError: when it is no YAML, is nested too deep, refers to itself, or is too large with its aliases written
+            out.
+    """
+    import yaml
+
+    try:
+        depth = 0
+        for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > MAX_DEPTH:
+                raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels")
+        value = yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(f"it is no sound YAML: {error}") from error
+    if _written_out(value, {}) > _MAX_VALUES:
+        raise ValueError(f"it refers to itself, or holds more than {_MAX_VALUES} values with its aliases written out")
+    return value
+
+
+def _written_out(value: object, known: dict[int, int]) -> int:
+    """How many values a value holds, shared ones counted wherever they stand."""
+    if not isinstance(value, (dict, list)):
+        return 1
+    if id(value) not in known:
+        known[id(value)] = _MAX_VALUES + 1  # what it counts as within itself
+        children = value.values() if isinstance(value, dict) else value
+        known[id(value)] = 1 + sum(_written_out(child, known) for child in children)
+    return known[id(value)]
 
 
 def _integer(digits: str) -> int | float:

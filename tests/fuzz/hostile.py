@@ -64,7 +64,15 @@ _TRAINER_FILES = (
     *("logs/ranks/x/attempt_0/0/error.json", "logs/ranks/x/attempt_0/0/stdout.log", ".anomaly_type", "loader.json"),
     *("arrivals.jsonl", "config.yaml", "other.log", "new/deep/file.txt"),
 )
-_NAMES = ("a\nb", "a\x1b[2Jb", "\u202egnp.exe", "x" * 255, "hf_abcdefghijklmnopqrstuvwx.log", b"\xff\xfe.log", "; rm -rf")
+_NAMES = (
+    "a\nb",
+    "a\x1b[2Jb",
+    "\u202egnp.exe",
+    "x" * 255,
+    "hf_abcdefghijklmnopqrstuvwx.log",
+    b"\xff\xfe.log",
+    "; rm -rf",
+)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from validator.files import Tree, Unreadable, parse_json, unpack
+from validator.files import Tree, Unreadable, parse_json, parse_yaml, unpack
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_only_regular_files_are_opened_and_none_blocks(root: Path) -> None:
     os.mkfifo(root / "pipe")
     with Tree(root) as tree:
         for name in ("pipe", "a"):
-            with pytest.raises(OSError, match=r"regular|folder|directory"):
+            with pytest.raises(Unreadable, match="not a regular file"):
                 tree.read(name)
         assert not tree.has_file("pipe")
         tree.write("pipe", "own")
@@ -119,3 +119,14 @@ def test_what_is_unpacked_is_bounded() -> None:
         unpack(gzip.compress(b"abc" * 1000)[:-9])
     with pytest.raises(ValueError, match="not a sound gzip"):
         unpack(b"no gzip")
+
+
+def test_yaml_of_others_is_bounded() -> None:
+    assert parse_yaml("a: &x {b: 1}\nc: *x\nd: {<<: *x, e: 2}")["d"] == {"b": 1, "e": 2}
+    bomb = "\n".join(
+        ["a0: &a0 [x, x, x, x]", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 8)}]" for n in range(1, 12))]
+    )
+    deep = ("[" * 200 + "]" * 200, "- " * 5000 + "1", "{a: " * 100_000)
+    for text in (bomb, "&a [*a]", "!!python/object/apply:os.system [ls]", "a: [", "\0", *deep):
+        with pytest.raises(ValueError, match="it "):
+            parse_yaml(text)

@@ -5,14 +5,13 @@ A run folder, a trainer's folder inside or outside one, a runbook, or a config f
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import Field
 
+from validator.files import Tree, parse_yaml
 from validator.folder import FolderError, RunFolder
 from validator.model.base import Frozen
 from validator.model.plan import RunSpec
@@ -131,8 +130,8 @@ def _expanded(args: dict[str, Setting]) -> dict[str, Setting]:
     if path.suffix not in (".yaml", ".yml") or not path.is_file():
         return args
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
+        found = parse_yaml(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         return args
     spelled = {flat_name(key) for key in args}
     inherited = _config(dict(_leaves(found))) if isinstance(found, dict) else {}
@@ -148,7 +147,8 @@ def _of_trainer_folder(source: Path) -> End:
     """A folder that a trainer wrote alone: its own account of what was asked for, run again by the bundled trainer."""
     path = source / "env.json"
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        with Tree(source) as tree:
+            found = tree.json(path.name)
     except (OSError, ValueError) as error:
         raise FolderError(
             f"{path} cannot be read ({error}), so what ran there is not known; name a run folder, a runbook or a config"
@@ -171,8 +171,8 @@ def _of_trainer_folder(source: Path) -> End:
 
 def _of_yaml(source: Path, *, phase: str | None) -> End:
     try:
-        found = yaml.safe_load(source.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
+        found = parse_yaml(source.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise FolderError(f"{source} cannot be read as YAML: {error}") from error
     if isinstance(found, dict) and "phases" in found:
         return _of_runbook(str(source), phase=phase)

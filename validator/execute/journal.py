@@ -22,6 +22,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from validator.files import Tree, Unreadable, parse_json
+
 __all__ = ["Event", "Journal", "JournalBusy", "read"]
 
 
@@ -127,21 +129,24 @@ class Journal:
 
 
 def read(path: Path) -> tuple[Event, ...]:
-    """Every whole event of a journal, in order; () when there is no file.
+    """Every whole event of a journal, in order; () when there is no file, or none that is read.
 
     A last line without its newline is what a crash leaves behind and is passed over, as is any line that is not an
     event, so that a damaged journal still tells what it can.
     """
     try:
-        data = path.read_bytes()
-    except FileNotFoundError:
+        with Tree(path.parent) as tree:
+            data = tree.read(path.name)
+    except (FileNotFoundError, Unreadable):
         return ()
     events = []
     for line in data.split(b"\n")[:-1]:
         try:
-            entry = json.loads(line)
+            entry = parse_json(line)
             fields = {key: value for key, value in entry.items() if key not in ("ts", "mono", "event")}
-            events.append(Event(str(entry["event"]), str(entry["ts"]), float(entry["mono"]), fields))
+            mono = float(entry["mono"])
+            if math.isfinite(mono):
+                events.append(Event(str(entry["event"]), str(entry["ts"]), mono, fields))
         except (ValueError, KeyError, TypeError, AttributeError):
             continue
     return tuple(events)

@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from pathlib import PurePosixPath
+from typing import Annotated
 
-__all__ = ["Frozen"]
+from pydantic import AfterValidator, BaseModel, ConfigDict
+
+__all__ = ["Frozen", "PathBelow"]
+
+
+def _below(path: str) -> str:
+    parts = PurePosixPath(path)
+    if parts.is_absolute() or ".." in parts.parts or "\0" in path:
+        raise ValueError(f"the path {path!r} does not lie below the run folder")
+    return path
+
+
+PathBelow = Annotated[str, AfterValidator(_below)]
+"""A path relative to the run folder that does not leave it; whoever reads a journal has not written it."""
 
 
 class Frozen(BaseModel):

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from validator.model.base import Frozen
+from validator.model.base import Frozen, PathBelow
 
 __all__ = ["Attempt", "Outcome", "Reason"]
 
@@ -34,7 +34,9 @@ class Attempt(Frozen):
     code: dict[str, str] = Field(
         default_factory=dict, description="SHA-256 of each file of code or configuration that the command names."
     )
-    bundle: tuple[str, ...] = Field((), description="Evidence saved before it was stopped, relative to the run folder.")
+    bundle: tuple[PathBelow, ...] = Field(
+        (), description="Evidence saved before it was stopped, relative to the run folder."
+    )
 
 
 class Outcome(Frozen):

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from validator.model.base import Frozen
+from validator.model.base import Frozen, PathBelow
 from validator.model.runbook import TRAINING_KINDS, PhaseKind, Setting, TrainerMetrics, Watchdog
 
 __all__ = ["Launcher", "PhasePlan", "Plan", "Role", "RunSpec"]
@@ -35,7 +35,7 @@ class RunSpec(Frozen):
     argv: tuple[str, ...]
     env: dict[str, str] = Field(description="Added to the environment, never replacing it.")
     cwd: str | None = None
-    out: str
+    out: PathBelow
     nproc: int = Field(0, ge=0, description="0 when not started by torchrun.")
     steps: int | None = None
     warmup_steps: int = 0

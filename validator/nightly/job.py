@@ -17,6 +17,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, TextIO
 
+from validator.files import Tree
 from validator.history.read import Entry
 from validator.history.retention import Retention, expired, remove
 from validator.history.store import read_history
@@ -58,7 +59,8 @@ class Ended:
 def last_ended(job: Nightly) -> Ended | None:
     """How the job's last start ended; None when it has not been started yet."""
     try:
-        return Ended(**json.loads((Path(job.state) / "last.json").read_text(encoding="utf-8")))
+        with Tree(Path(job.state)) as tree:
+            return Ended(**tree.json("last.json"))
     except (OSError, ValueError, TypeError):
         return None
 

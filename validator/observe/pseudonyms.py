@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
+from validator.files import parse_json
 from validator.observe.redact import REDACTED, is_secret_name, redact
 
 __all__ = ["WITHHELD", "Pseudonyms"]
@@ -138,7 +139,7 @@ class Pseudonyms:
         What cannot be parsed is cleaned as text.
         """
         try:
-            whole = json.loads(text)
+            whole = parse_json(text, exact=True)
         except ValueError:
             return "".join(self._json_line(line, secrets=secrets) for line in text.splitlines(keepends=True))
         clean = self.value(whole, secrets=secrets)
@@ -146,7 +147,7 @@ class Pseudonyms:
 
     def _json_line(self, line: str, *, secrets: bool) -> str:
         try:
-            whole = json.loads(line)
+            whole = parse_json(line, exact=True)
         except ValueError:
             return self.text(line, secrets=secrets)
         clean = self.value(whole, secrets=secrets)
@@ -254,7 +255,7 @@ class Pseudonyms:
 
 def _is_json(text: str) -> bool:
     try:
-        json.loads(text)
+        parse_json(text, exact=True)
     except ValueError:
         return False
     return True

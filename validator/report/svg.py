@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
-from validator.files import replace_file
+from validator.files import Tree, replace_file
 
 __all__ = ["ChartError", "draw", "recall", "save"]
 
@@ -52,7 +52,8 @@ def save(path: Path) -> None:
 def recall(path: Path) -> None:
     """Keep what another process has drawn, if it left anything."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        with Tree(path.parent) as tree:
+            found = tree.json(path.name)
     except (OSError, ValueError):
         return
     for key, svg in found.items() if isinstance(found, dict) else ():

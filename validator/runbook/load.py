@@ -17,6 +17,8 @@ from validator.runbook.semantics import check_meaning, warnings_of
 
 __all__ = ["LoadedRunbook", "load", "loads"]
 
+_MAX_BYTES = 4 * 2**20
+
 
 @dataclass(frozen=True)
 class LoadedRunbook:
@@ -85,11 +87,16 @@ def _checked(text: str, *, file: str, overrides: Sequence[str]) -> tuple[Runbook
 
 def _read(file: Path) -> bytes:
     try:
-        return file.read_bytes()
+        with file.open("rb") as source:
+            data = source.read(_MAX_BYTES + 1)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         fix = "check the path and its permissions"
         raise RunbookError([Problem.at(Mark(str(file)), f"the file cannot be read: {reason}", fix)]) from error
+    if len(data) > _MAX_BYTES:
+        fix = "name the runbook, which is a text of some kilobytes"
+        raise RunbookError([Problem.at(Mark(str(file)), f"the file has more than {_MAX_BYTES} bytes", fix)])
+    return data
 
 
 def _decode(data: bytes, file: str) -> str:

@@ -51,6 +51,9 @@ def make_baseline(
     reports = [stored_report(folder) for folder in opened]
     _require_alike(reports, allow_not_go=allow_not_go)
     source = runbook if runbook is not None else opened[-1].root / "runbook.yaml"
+    with opened[-1].tree() as tree:
+        if runbook is None and not tree.has_file(source.name):
+            raise FolderError(f"{source} is no regular file, so there is no runbook to edit; name one with --edit")
     loaded = load(source)
     found = bounds_of(reports, runbook=loaded.runbook, margin=margin)
     unknown = [phase for phase in phases if phase not in {one.id for one in loaded.runbook.phases}]

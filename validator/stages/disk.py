@@ -57,7 +57,9 @@ def reconstruct(folder: RunFolder) -> ValidationRecord:
     Raises:
         FolderError: when the journal is missing, or the header is not the one that the validation was started with.
     """
-    if not folder.journal.is_file():
+    with folder.tree() as tree:
+        journal = tree.has_file(folder.journal.name)
+    if not journal:
         raise FolderError(f"{folder.root} has no journal.jsonl, so nothing can be said about it; restore the file")
     events = events_of(folder)
     _require_unchanged(folder, events)

@@ -52,6 +52,6 @@ def sound(events: Iterable[Event]) -> tuple[Event, ...]:
 def _is_sound(event: Event) -> bool:
     try:
         _READERS.get(event.event, dict)(event.fields)
-    except (AttributeError, KeyError, TypeError, ValueError):
+    except (ArithmeticError, AttributeError, KeyError, RecursionError, TypeError, ValueError):
         return False
     return True

@@ -20,7 +20,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from validator.files import Tree, unpack
+from validator.files import Tree, parse_json, unpack
 from validator.folder import RENDERINGS, FolderError, RunFolder, utc_now
 from validator.model.units import format_size
 from validator.stages.disk import declared_digest, ending, events_of, last_runner
@@ -182,7 +182,7 @@ def is_compact(folder: RunFolder) -> bool:
 def compact(folder: RunFolder) -> None:
     """Write the folder's result.json without white space, which is nearly half of it."""
     with folder.tree() as tree:
-        tree.write(_RESULT, _on_one_line(json.loads(tree.read(_RESULT))))
+        tree.write(_RESULT, _on_one_line(tree.json(_RESULT)))
 
 
 def _on_one_line(value: object) -> str:
@@ -388,7 +388,7 @@ def _with_checksums(kept: Mapping[str, bytes], packed: set[str]) -> dict[str, by
     lines = []
     for line in content[_JOURNAL].decode("utf-8", "replace").splitlines():
         with suppress(ValueError):
-            line = _rechecked(json.loads(line), content, digests)
+            line = _rechecked(parse_json(line, exact=True), content, digests)
         lines.append(line)
     data = ("\n".join(lines) + "\n").encode("utf-8", "replace")
     name = f"{_JOURNAL}.gz" if _JOURNAL in packed else _JOURNAL

@@ -1,0 +1,69 @@
+"""A limit on the time that a pattern may take, for a runbook may come from anybody and backtrack for ever.
+
+Python's `re` looks for signals while it matches, so a timer that counts the process's own CPU time ends a search that
+does not end by itself. CPU time, not wall time: a busy machine must not make a pattern slow. Timers work in the main
+thread alone, which is where logs are searched; elsewhere there is no limit. See docs/adr/0019.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+__all__ = ["TooSlow", "searching"]
+
+_TICK_S = 1.0
+_GRACE_TICKS = 5
+_LEAST_LINES_PER_S = 1000.0
+"""A usual pattern does ten to a hundred times as many, of lines of the greatest length."""
+
+_too_slow: dict[str, str] = {}
+"""Patterns of this process that were too slow, and why: none is tried twice."""
+
+
+class TooSlow(Exception):
+    """A pattern needs too long; the message says how long, and what to do."""
+
+
+@contextmanager
+def searching(pattern: str) -> Iterator[Callable[[], None]]:
+    """Search lines for a pattern under the limit; call what is given once for each line.
+
+    Raises:
+        TooSlow: when a line takes more than two seconds of CPU time, or many lines more than a millisecond each; and at
+            once when the pattern was too slow before.
+    """
+    if pattern in _too_slow:
+        raise TooSlow(_too_slow[pattern])
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: None
+        return
+    lines = before = ticks = 0
+
+    def count() -> None:
+        nonlocal lines
+        lines += 1
+
+    def on_tick(number: int, frame: FrameType | None) -> None:
+        nonlocal before, ticks
+        ticks += 1
+        stuck = lines == before and ticks > 1
+        if stuck or (ticks >= _GRACE_TICKS and lines < _LEAST_LINES_PER_S * _TICK_S * ticks):
+            _too_slow[pattern] = (
+                f"the pattern {pattern[:200]!r} takes too long: {lines} lines in {_TICK_S * ticks:.0f} s of CPU time, "
+                "so it is not searched for any more; write it without a repetition inside a repetition, as in (a+)+, "
+                "and with fewer .*"
+            )
+            raise TooSlow(_too_slow[pattern])
+        before = lines
+
+    handler = signal.signal(signal.SIGVTALRM, on_tick)
+    left = signal.setitimer(signal.ITIMER_VIRTUAL, _TICK_S, _TICK_S)
+    try:
+        yield count
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, *left)
+        signal.signal(signal.SIGVTALRM, handler)
