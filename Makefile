@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 JOBS ?= 3
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint docs bench clean
+.PHONY: demo test test-long lint docs bench clean
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -19,6 +19,10 @@ demo: $(STAMP)
 
 test: $(STAMP) lint docs
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+
+# Whole calibrations and corpora, which take up to hours.
+test-long: $(STAMP)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m long
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

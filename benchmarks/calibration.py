@@ -24,7 +24,6 @@ from validator.judge import judge_phase
 from validator.judge.compare import ArmRuns, Rules, compare_arms
 from validator.judge.data import measured
 from validator.judge.estimate import MIN_REPEATS
-from validator.judge.window import steady_window
 from validator.model.extension import Extension
 from validator.model.measure import ScalarValue, SourceFile
 from validator.model.outcome import Attempt, Outcome
@@ -40,6 +39,9 @@ SOURCE = SourceFile(path="training.csv", sha256="0" * 64, bytes=0)
 EDGES, FAR = (1.0001, 0.9999), (0.9, 1.1, 0.5, 1.5)
 """Bounds on the rate, over the true one: at the edge, and 10 % and 50 % away, each on both sides."""
 
+RUNS = ("1", "4", "extended")
+"""What was judged at the edge: one run, four, and one that was extended to four where it stayed open."""
+
 RULES = Rules(metric="toks_per_s.mean", unit="tok/s", direction="highest", min_effect=0.02)
 
 
@@ -52,6 +54,11 @@ class Cell:
     shape: str = "flat"
     steps: int = 300
     step_cv: float = 0.02
+
+    @property
+    def steady(self) -> bool:
+        """Whether steps vary by `step_cv` alone, so that bounds 10 % away should be decided."""
+        return self.shape == "flat"
 
     @property
     def name(self) -> str:
@@ -86,7 +93,9 @@ def simulated(cell: Cell, rng: np.random.Generator) -> tuple[Floats, Floats, flo
 def record(run: str, times: Floats, pauses: Floats, repeat: int) -> RunRecord:
     """A run that ended well, as it would have been collected: its rate counts pauses, its time per step does not."""
     steps = np.arange(1, len(times) + 1)
-    columns = {"step_time_s": times, "toks_per_s": TOKENS / (times + pauses), "loss": np.linspace(5, 3, len(times))}
+    columns = {"toks_per_s": TOKENS / (times + pauses), "loss": np.linspace(5, 3, len(times))}
+    if pauses.any():
+        columns["step_time_s"] = times
     result = Result(
         run=run,
         series={name: Series(name, "", steps, values, SOURCE) for name, values in columns.items()},
@@ -132,14 +141,6 @@ def judged(runbook: Runbook, runs: Sequence[RunRecord], *, extended: bool = Fals
     return [one.status for one in declared], [one.open_for is not None for one in declared]
 
 
-def mean_rate(cell: Cell, rng: np.random.Generator) -> float:
-    """The rate of one more run, in its window."""
-    times, pauses, _ = simulated(cell, rng)
-    steps = np.arange(1, len(times) + 1)
-    inside = steady_window(steps, times, warmup_steps=WARMUP).contains(steps)
-    return TOKENS * int(inside.sum()) / float((times + pauses)[inside].sum())
-
-
 @dataclass
 class Tally:
     """What happened in the trials of one cell. Counts by number of runs: 1, 4, and 1 extended to 4."""
@@ -149,10 +150,11 @@ class Tally:
     held: int = 0
     settling: int = 0
     false_winner: int = 0
-    false_pass: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("1", "4", "extended"), 0))
-    false_fail: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("1", "4", "extended"), 0))
+    false_pass: dict[str, int] = field(default_factory=lambda: dict.fromkeys(RUNS, 0))
+    false_fail: dict[str, int] = field(default_factory=lambda: dict.fromkeys(RUNS, 0))
     decided: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("0.1", "0.5"), 0))
     wrong: int = 0
+    means: tuple[float, ...] = ()
 
     def verdicts(self, runs: str, statuses: Sequence[str]) -> None:
         """Count the verdicts on the bounds at the edge."""
@@ -174,7 +176,7 @@ class Books:
 
 
 def trial(cell: Cell, books: Books, tally: Tally, rng: np.random.Generator) -> None:
-    """Four runs: the first alone, all four, the first extended to four; and four more, compared with these."""
+    """Four runs: the first alone, all, the first extended to four; and all compared with those of the trial before."""
     made = [simulated(cell, rng) for _ in range(MIN_REPEATS)]
     runs = [record(f"p/r{n}", times, pauses, n) for n, (times, pauses, _) in enumerate(made, start=1)]
     tally.trials += 1
@@ -191,9 +193,10 @@ def trial(cell: Cell, books: Books, tally: Tally, rng: np.random.Generator) -> N
     tally.decided["0.1"] += (alone[2] == "PASS") + (alone[3] == "FAIL")
     tally.decided["0.5"] += (alone[4] == "PASS") + (alone[5] == "FAIL")
     tally.wrong += "FAIL" in (alone[2], alone[4]) or "PASS" in (alone[3], alone[5])
-    others = tuple(mean_rate(cell, rng) for _ in range(MIN_REPEATS))
-    arms = [ArmRuns("a", {}, tuple(means), MIN_REPEATS), ArmRuns("b", {}, others, MIN_REPEATS)]
-    tally.false_winner += compare_arms(arms, rules=RULES).outcome == "significant"
+    # The four runs of the trial before are of the same kind, so that a difference from them is a false one.
+    others, tally.means = tally.means, tuple(means)
+    arms = [ArmRuns(name, {}, values, MIN_REPEATS) for name, values in (("a", tally.means), ("b", others))]
+    tally.false_winner += bool(others) and compare_arms(arms, rules=RULES).outcome == "significant"
 
 
 def cover(run: RunRecord, truth: float, tally: Tally) -> float:
@@ -220,10 +223,7 @@ def simulate(cell: Cell, trials: int, seed: int) -> Tally:
 
 def row(cell: Cell, tally: Tally) -> str:
     """One row of the table."""
-    errors = [
-        f"{tally.share(tally.false_pass[runs])} / {tally.share(tally.false_fail[runs])}"
-        for runs in ("1", "4", "extended")
-    ]
+    errors = [f"{tally.share(tally.false_pass[runs])} / {tally.share(tally.false_fail[runs])}" for runs in RUNS]
     parts = [
         cell.name,
         tally.share(tally.held, tally.stated),

@@ -25,8 +25,8 @@ LINES = {
     "torchtitan": TITAN + "  \x1b[33mmemory: 10.90GiB(11.50%)  \x1b[34mtps: 6,125  \x1b[36mtflops: 40.50\x1b[39m\n",
     "log_interval": "iter {n}: loss {x:.4f}, time 123.45ms, mfu 12.30%\n",
     "run.sh": "step {n:4}/99 | loss {x:f} (+nanz)| norm 0.5 (+nanz)| lr 1.00e-04 | 123.45 ms | 30.0% MFU | 999 tok/s\n",
-    "pretrain_gpt": " [2026-01-01 00:{n}0:00] iteration {n:8}/      99 | elapsed time per iteration (ms): 9.5 | lm loss: {x:E} "
-    "| loss scale: 1.0 | grad norm: 0.500 |\n",
+    "pretrain_gpt": " [2026-01-01 00:{n}0:00] iteration {n:8}/      99 | elapsed time per iteration (ms): 9.5 "
+    "| lm loss: {x:E} | loss scale: 1.0 | grad norm: 0.500 |\n",
     "--out": "[2026-01-01 00:{n}0:00,000] [INFO] epoch=0/micro_step={n}/global_step={n}, RunningAvgSamplesPerSec=9.5, "
     "CurrSamplesPerSec=8.5, MemAllocated=3.96GB\n",
     "fit.py": "{n}/99 - 1s - 12ms/step - accuracy: 0.5 - loss: {x:.4f}\n",

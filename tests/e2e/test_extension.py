@@ -71,13 +71,11 @@ def test_without_the_extension_the_phase_stays_open_and_says_what_would_decide(
 
 def test_a_phase_is_not_extended_once_a_veto_has_decided(workdir: Path, cli: Callable[..., Answer]) -> None:
     """Three more runs could change no decision, and were made all the same."""
-    collapsed = TRAINER.replace("toks_per_s\\n", "toks_per_s,gate_collapse_frac\\n").replace(
-        "step % 2}", "step % 2},0.9"
-    )
-    answer = _run(workdir, cli, extend="true", trainer=collapsed)
+    zero = TRAINER.replace("{3 - step / args.steps}", "{max(0, 3 - 4 * step / args.steps)}")
+    answer = _run(workdir, cli, extend="true", trainer=zero)
     assert answer.rc == 3
     result = result_of(workdir)
-    assert result["why"].startswith("gate-collapse")
+    assert result["why"].startswith("zero-loss")
     assert result["phases"][0]["extended"] is None
     assert len(result["phases"][0]["runs"]) == 1
-    assert "not extended, since the veto gate-collapse forbids GO" in answer.out + answer.err
+    assert "not extended, since the veto zero-loss forbids GO" in answer.out + answer.err

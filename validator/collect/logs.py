@@ -238,8 +238,8 @@ def last_groups(path: Path, pattern: str, intake: Intake) -> dict[str, ScalarVal
             if printed is None:
                 continue
             step = {} if printed.step is None else {"step": printed.step}
-            for name, value in printed.texts.items():
-                found[name] = value
+            for name, shown in printed.texts.items():
+                found[name] = shown
                 cut.pop(name, None)
                 numbers.pop(name, None)
             numbers |= {**printed.values, **step}

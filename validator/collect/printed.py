@@ -152,12 +152,12 @@ def _longest(steps: Steps, lines: Steps, note: Note) -> slice:
         return slice(0, len(steps))
     ends = [*starts[1:], len(steps)]
     begin, end = max(zip(starts, ends, strict=True), key=lambda part: part[1] - part[0])
-    fall = starts[1]
+    second = starts[1]
     text = (
-        f"the step falls from {steps[fall - 1]} to {steps[fall]}: the log holds {len(starts)} parts, and the longest, "
-        f"from line {lines[begin]} to {lines[end - 1]}, is judged"
+        f"the step falls from {steps[second - 1]} to {steps[second]}: the log holds {len(starts)} parts, and "
+        f"the longest, from line {lines[begin]} to {lines[end - 1]}, is judged"
     )
-    note("several-parts", text, int(lines[fall]))
+    note("several-parts", text, int(lines[second]))
     return slice(begin, end)
 
 

@@ -21,6 +21,8 @@ _ENOUGH = 400
 """Rows of one format after which no further line is looked at."""
 
 _FEWEST = 2
+_GENERAL = 3
+"""The last formats, which go by words that many lines hold; they are tried where no other one fits."""
 
 
 @dataclass(frozen=True)
@@ -189,14 +191,15 @@ RECIPES: tuple[Recipe, ...] = (
     Recipe(
         "MLPerf GPT-3",
         ("train_step_timing",),
-        r'{row}:::MLLOG .*"time_ms": {timestamp}, .*"train_step_timing": {step_time_s}, "reduced_train_loss": {loss}\}.*'
-        r'"step": {tokens_seen}',
+        r'{row}:::MLLOG .*"time_ms": {timestamp}, .*"train_step_timing": {step_time_s}, '
+        r'"reduced_train_loss": {loss}\}.*"step": {tokens_seen}',
         "its steps count tokens, so lines are counted",
     ),
     Recipe(
         "MLPerf loss",
         ("train_loss",),
-        r'{row}:::MLLOG .*"time_ms": {timestamp},.*"key": "train_loss", "value": {loss},.*"samples_count": {samples_seen}',
+        r'{row}:::MLLOG .*"time_ms": {timestamp},.*"key": "train_loss", "value": {loss},.*'
+        r'"samples_count": {samples_seen}',
         "its steps count samples, so lines are counted",
     ),
     Recipe(
@@ -232,7 +235,12 @@ RECIPES: tuple[Recipe, ...] = (
 
 def recognize(lines: Iterable[tuple[int, str]]) -> tuple[Recipe, int] | None:
     """The first format that a fair part of these lines have, and how many have it; None where none is known."""
-    patterns = [(recipe, line_pattern(recipe.pattern)) for recipe in RECIPES]
+    held = list(lines)
+    return _recognize(held, RECIPES[:-_GENERAL]) or _recognize(held, RECIPES[-_GENERAL:])
+
+
+def _recognize(lines: list[tuple[int, str]], recipes: tuple[Recipe, ...]) -> tuple[Recipe, int] | None:
+    patterns = [(recipe, line_pattern(recipe.pattern)) for recipe in recipes]
     rows: Counter[str] = Counter()
     for _, text in lines:
         lower = text.lower()
@@ -246,7 +254,7 @@ def recognize(lines: Iterable[tuple[int, str]]) -> tuple[Recipe, int] | None:
         if rows and max(rows.values()) >= _ENOUGH:
             break
     least = max(_FEWEST, max(rows.values(), default=0) // 50)
-    return next(((recipe, rows[recipe.name]) for recipe in RECIPES if rows[recipe.name] >= least), None)
+    return next(((recipe, rows[recipe.name]) for recipe in recipes if rows[recipe.name] >= least), None)
 
 
 def _measures(values: Mapping[str, float]) -> bool:

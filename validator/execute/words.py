@@ -47,8 +47,8 @@ _SECONDARY = re.compile(
 """What says only that another process, or another rank, had failed."""
 
 _EMPTY_WORDS = re.compile(
-    r"[\W_]*$|exit ?code\s*:|error_file\s*:|traceback\s*:|time\s*:|host\s*:|rank\s*:|Root Cause|Failures?:|<NO_OTHER_FAILURES>"
-    r"|.*\bFAILED$|(?:process )?exited with (?:exit ?)?code \d+\.?$"
+    r"[\W_]*$|exit ?code\s*:|error_file\s*:|traceback\s*:|time\s*:|host\s*:|rank\s*:|Root Cause"
+    r"|Failures?:|<NO_OTHER_FAILURES>|.*\bFAILED$|(?:process )?exited with (?:exit ?)?code \d+\.?$"
 )
 """Lines of a launcher's summary that say nothing of the cause."""
 

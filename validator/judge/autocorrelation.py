@@ -18,6 +18,7 @@ __all__ = [
     "cautious_lag1",
     "effective_size",
     "effective_values",
+    "independent_rows",
     "is_constant",
     "lag1",
     "long_run_stdev",
@@ -103,9 +104,7 @@ def effective_values(values: Floats) -> float:
     variance = float(values.var(ddof=1))
     if variance == 0.0:
         return float(n)
-    center = float(np.median(values))
-    reach = 5 * 1.4826 * float(np.median(np.abs(values - center)))
-    ordinary = np.clip(values, center - reach, center + reach)
+    ordinary = _ordinary(values)
     rest = values - ordinary
     of_mean, most = _variance_of_wander(ordinary), float(n)
     if not is_constant(rest):
@@ -116,6 +115,18 @@ def effective_values(values: Floats) -> float:
         of_mean *= (t_quantile(0.975, freedom) / t_quantile(0.975, n)) ** 2
         of_mean += _variance_of_rare(rest) if regular is None else regular
     return min(variance / of_mean, most)
+
+
+def independent_rows(values: Floats) -> float:
+    """How many independent rows reach as far into a tail as `values [n]` do: at most n, fewer where they wander."""
+    return effective_size(len(values), cautious_lag1(_ordinary(values)))
+
+
+def _ordinary(values: Floats) -> Floats:
+    """The values, pulled in to five spreads around the median."""
+    center = float(np.median(values))
+    reach = 5 * 1.4826 * float(np.median(np.abs(values - center)))
+    return np.clip(values, center - reach, center + reach)
 
 
 def _variance_of_wander(values: Floats) -> float:
@@ -132,14 +143,15 @@ def _variance_of_wander(values: Floats) -> float:
     if length < MIN_BATCH:
         return modelled
     means = values[: length * count].reshape(count, length).mean(axis=1)
-    return max(modelled, float(means.var(ddof=1)) / count)
+    caution = (t_quantile(0.975, count - 1) / t_quantile(0.975, math.inf)) ** 2
+    return max(modelled, caution * float(means.var(ddof=1)) / count)
 
 
 def _variance_of_rare(rest: Floats) -> float:
     """Variance of the mean of `rest [n]`, which is zero but for events that come at any time."""
-    # A window that holds few rare events may as well have held one more.
+    # A window that holds few rare events may as well have held some more.
     events = int(np.count_nonzero(rest))
-    return (events + 1) / events * float(rest.var(ddof=1)) / effective_size(len(rest), cautious_lag1(rest))
+    return (events + 2) / events * float(rest.var(ddof=1)) / effective_size(len(rest), cautious_lag1(rest))
 
 
 def _variance_of_regular(rest: Floats) -> float | None:

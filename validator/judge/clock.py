@@ -57,12 +57,6 @@ class Clock:
     seconds: Floats
     own: bool
 
-    def at(self, steps: Steps) -> Floats:
-        """When each of `steps` was over, NaN for those before the first or behind the last one known."""
-        found = np.interp(steps, self.steps, self.seconds)
-        outside = (steps < self.steps[0]) | (steps > self.steps[-1])
-        return np.asarray(np.where(outside, np.nan, found), dtype=np.float64)
-
 
 @dataclass(frozen=True, eq=False)
 class Claim:

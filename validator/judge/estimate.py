@@ -16,7 +16,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from validator.judge.autocorrelation import effective_values, is_constant, t_quantile
+from validator.judge.autocorrelation import effective_values, independent_rows, is_constant, t_quantile
 from validator.model.catalogue import MAY_MISS
 
 __all__ = [
@@ -235,7 +235,7 @@ def sampled_quantile(values: Floats, q: float, *, seed: str, what: str = "the se
         TooFewSamples: when fewer than 90 % of samples of this effective size would enclose the quantile.
     """
     n = len(values)
-    effective = min(effective_values(values), n)  # steps that alternate reach no further into a tail than they are
+    effective = independent_rows(values)
     phi = (n - effective) / (n + effective)
     tail = max(q, 1 - q)
     # The two-sided interval loses 2.5 % on the near side; the rest of 10 % may be lost beyond the extreme value.

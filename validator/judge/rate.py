@@ -36,6 +36,9 @@ _SHARES = ("mfu_nsa", "mfu_dense_equivalent")
 _AGREES, _AGREES_S = 0.01, 0.1
 """Difference between the trainer's time and a clock's, relative and in seconds, that leaves the trainer's in place."""
 
+_MOST_ROWS = 0.9
+"""Share of the rows that a clock must know to say how long they took."""
+
 _VARIES = 0.03
 """Variation of the inferred tokens of a step from which each row is given its own: batches of varying length."""
 
@@ -146,8 +149,11 @@ class _Rate:
         if self.declared is not None:
             return self.covered * self.declared
         seconds = self.times if self.times is not None and self.times_are_claim else None
-        if seconds is None and self.clock is not None:
-            seconds = np.diff(self.clock.at(self.every), prepend=np.nan) / self.covered
+        if seconds is None and self.clock is not None and self.sound:
+            # At one token a step the rate claims too little time by as much as a step has tokens.
+            claim = Claim("toks_per_s", self.base.source, self.every, self.covered / rates, whole=True)
+            found = compare(claim, self.clock, after_step=self.warmup_steps)
+            return None if found is None or not found.ratio > 0 else self.covered / found.ratio
         if seconds is None:
             return None
         with np.errstate(invalid="ignore"):
@@ -170,7 +176,10 @@ class _Rate:
         wall = own
         if self.in_seconds and self.sound:
             for clock in self._clocks():
-                wall, agrees = self._by(clock, own)
+                found = self._by(clock, own)
+                if found is None:
+                    continue
+                wall, agrees = found
                 note = f"tokens over wall time by {'the trainer and ' if agrees else ''}{clock.name}, pauses included"
                 break
             if self.doubt is not None and self.declared is None:
@@ -197,8 +206,9 @@ class _Rate:
             if found is not None and found.fits(whole=False):  # else of another unit, or of another meaning
                 yield clock
 
-    def _by(self, clock: Clock, own: Floats) -> tuple[Floats, bool]:
-        """Wall time of the window's rows by a clock, and whether the trainer's own agrees and so is kept.
+    def _by(self, clock: Clock, own: Floats) -> tuple[Floats, bool] | None:
+        """Wall time of the window's rows by a clock, and whether the trainer's own agrees and so is kept; None where
+        the clock knows too few of them.
 
         Rows that share a stamp share its time in proportion to what the trainer claims of each.
         """
@@ -209,6 +219,8 @@ class _Rate:
         passed[self._resumed()] = np.nan
         passed = passed[self.rows]
         known = np.isfinite(passed) & (passed > 0)
+        if not known.size or known.mean() < _MOST_ROWS:
+            return None
         elapsed, claimed = float(passed[known].sum()), float(own[known].sum())
         if abs(elapsed - claimed) <= max(_AGREES * elapsed, _AGREES_S):
             return own, True

@@ -191,7 +191,8 @@ def _warm_up(run: _Run) -> _WarmUp:
     gradual = edges.index(end) > 1 + bool(lead)
     # Several cuts mean that it settled gradually; the end of that is below what any test sees, and still a bias.
     wanted = end + end // 2 if gradual else end
-    left_out = next(rows for rows in range(min(wanted, len(values) - 1), -1, -1) if run.done_before(rows) <= cap)
+    allowed = (rows for rows in range(min(wanted, len(values) - 1), 0, -1) if run.done_before(rows) <= cap)
+    left_out = next(allowed, 0)
     if left_out >= end:
         return _WarmUp(left_out)
     # What is left of a slow start matters if the mean over the rest of the run feels it.

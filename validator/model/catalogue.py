@@ -5,7 +5,6 @@ The catalogue lets `check` reject a criterion that could never be evaluated, bef
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass
 from typing import Literal
@@ -19,7 +18,6 @@ __all__ = [
     "Metric",
     "Scalar",
     "is_open_scalar",
-    "least_rows",
     "version_of",
 ]
 
@@ -34,12 +32,6 @@ MAY_MISS = 0.075
 
 QUANTILES = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
 """The statistics that are percentiles, as shares."""
-
-
-def least_rows(statistic: str) -> int:
-    """Independent rows of a steady window without which a percentile has no interval; 1 for other statistics."""
-    q = QUANTILES.get(statistic)
-    return 1 if q is None else math.ceil(math.log(MAY_MISS) / math.log(q))
 
 
 @dataclass(frozen=True)

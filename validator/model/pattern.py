@@ -137,18 +137,20 @@ class LinePattern:
         spelled = _spelled_out(text)
         self._strict = compiled(spelled)
         self.names = tuple(dict.fromkeys(_name(group) for group in self._strict.groupindex))
-        loose = _loosened(spelled)
+        groups = [group for group in _groups(spelled) if not (group.optional and _is_short(spelled, group))]
+        loose = _loosened(spelled, groups)
         self._loose = None if loose == spelled else compiled(loose)
+        self._may_miss = any(group.optional for group in groups)
 
     def read(self, line: str) -> Printed | None:
         """What a line says; None for one that the pattern does not match.
 
         A group that is too narrow for the number that was printed (`[\\d.]+` for `nan`, or for `1.2e-4`) is widened.
-        Where the widened group holds no number, that is `odd`.
+        Where the widened group holds no number, that is `odd`. Short groups in an optional part are as wide as can be.
         """
         strict = self._strict.search(line)
         found = _printed(strict) if strict is not None else None
-        if found is not None and found.odd is None and len(found.texts) == len(self.names):
+        if found is not None and found.odd is None and (not self._may_miss or len(found.texts) == len(self.names)):
             return found
         loose = self._loose.search(line) if self._loose is not None else None
         if found is None or loose is None:
@@ -177,11 +179,12 @@ def narrow_groups(text: str) -> dict[str, str]:
     """Groups, written out, that cannot match every number: the name, and the first number that they miss."""
     narrow = {}
     spelled = _spelled_out(text)
-    for name, start, end in _groups(spelled):
-        if name in _BOOKKEEPING or spelled[start:end] in (_NUMBER, *_BODIES.values()):
+    for group in _groups(spelled):
+        name = _name(group.name)
+        if name in _BOOKKEEPING or _is_short(spelled, group):
             continue
         try:
-            body = compiled(spelled[start:end])
+            body = compiled(spelled[group.start : group.end])
         except PatternError:
             continue
         if body.fullmatch("1") or body.fullmatch("1.5"):
@@ -210,15 +213,29 @@ def _name(group: str) -> str:
     return group.partition(_AGAIN)[0]
 
 
-def _loosened(text: str) -> str:
-    """The pattern with the bodies of its groups replaced by one that also matches what is no number."""
+@dataclass(frozen=True)
+class _Group:
+    """A named group: its name in the pattern, the offsets of its body, and whether a match may lack it."""
+
+    name: str
+    start: int
+    end: int
+    optional: bool
+
+
+def _is_short(text: str, group: _Group) -> bool:
+    return text[group.start : group.end] == _BODIES.get(_name(group.name), _NUMBER)
+
+
+def _loosened(text: str, groups: list[_Group]) -> str:
+    """The pattern with the bodies of these groups replaced by one that also matches what is no number."""
     made, at = [], 0
-    for group, start, end in _groups(text):
-        name = _name(group)
-        if name != "row" and start >= at and "(?P<" not in text[start:end]:
+    for group in groups:
+        name = _name(group.name)
+        if name != "row" and group.start >= at and "(?P<" not in text[group.start : group.end]:
             word = "" if name == "step" else f"|{_WORD}"
-            made += [text[at:start], f"(?:{_BODIES.get(name, _NUMBER)}{word})"]
-            at = end
+            made += [text[at : group.start], f"(?:{_BODIES.get(name, _NUMBER)}{word})"]
+            at = group.end
     loose = "".join([*made, text[at:]])
     try:
         return loose if compiled(loose).groups == compiled(text).groups else text
@@ -226,10 +243,11 @@ def _loosened(text: str) -> str:
         return text
 
 
-def _groups(text: str) -> list[tuple[str, int, int]]:
-    """Named groups of a pattern, each with the first and last offsets of its body."""
-    found: list[tuple[str, int, int]] = []
-    opened: list[tuple[str, int] | None] = []
+def _groups(text: str) -> list[_Group]:
+    """The named groups of a pattern, in its order."""
+    spans: list[tuple[str, int, int]] = []
+    optional: list[tuple[int, int]] = []
+    opened: list[tuple[int, str, int]] = []
     at = 0
     while at < len(text):
         sign = text[at]
@@ -240,14 +258,19 @@ def _groups(text: str) -> list[tuple[str, int, int]]:
             while at < len(text) and text[at] != "]":
                 at += 2 if text[at] == "\\" else 1
         elif sign == "(":
-            name = re.match(r"\(\?P<(\w+)>", text[at:])
-            opened.append((name[1], at + name.end()) if name else None)
+            name = re.match(r"\(\?P<(\w+)>", text[at : at + 200])
+            opened.append((at, name[1] if name else "", at + (name.end() if name else 0)))
         elif sign == ")" and opened:
-            begun = opened.pop()
-            if begun is not None:
-                found.append((*begun, at))
+            begin, group, body = opened.pop()
+            if group:
+                spans.append((group, body, at))
+            if text[at + 1 : at + 2] in ("?", "*"):
+                optional.append((begin, at))
         at += 1
-    return sorted(found, key=lambda group: group[1])
+    return [
+        _Group(name, start, end, any(first < start and end <= last for first, last in optional))
+        for name, start, end in sorted(spans, key=lambda span: span[1])
+    ]
 
 
 def _cut(match: re.Match[str], group: str) -> bool:

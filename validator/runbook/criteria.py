@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from validator.model.catalogue import least_rows
 from validator.model.expression import (
     Binary,
     Call,
@@ -93,7 +92,7 @@ def _is_noise(error: UnresolvedReference, reference: Reference, built: Built, ru
 
 
 def _check_windows(resolved: dict[Reference, Resolved], *, runbook: Runbook, place: _Place) -> Iterator[Problem]:
-    """A steady window that holds less than half of the run, or too few steps for a percentile, proves too little."""
+    """A declared warm-up that leaves less than half of the run leaves too little to stand for it."""
     for reference, meaning in resolved.items():
         target = runbook.phase(meaning.phase_id)
         if meaning.window != "steady" or not isinstance(target, TrainingPhase):
@@ -108,18 +107,6 @@ def _check_windows(resolved: dict[Reference, Resolved], *, runbook: Runbook, pla
                 f"and warmup_steps is {warmup}{source}",
                 f"set warmup_steps of {target.id} to {target.steps // 2} or less, or give it {2 * warmup} steps",
             )
-        elif target.steps - warmup < (least := least_rows(meaning.statistic or "")):
-            yield Problem.at(
-                place(reference.column),
-                f"{reference.name} can never be decided: phase {target.id} leaves {target.steps - warmup} steps behind "
-                f"warm-up, and the {_ordinal(meaning.statistic)} percentile needs at least {least} independent ones",
-                f"give {target.id} {warmup + 2 * least} steps or more, since steps resemble their neighbors; or "
-                "compare the mean",
-            )
-
-
-def _ordinal(statistic: str | None) -> str:
-    return f"{(statistic or '')[1:]}th"
 
 
 def _check_can_fail(comparison: Comparison, resolved: dict[Reference, Resolved], place: _Place) -> Iterator[Problem]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from validator.model.pattern import PatternError, line_pattern
+from validator.model.pattern import PatternError, line_pattern, narrow_groups
 from validator.model.placeholders import PLACEHOLDERS, unknown_placeholders
 from validator.model.runbook import (
     AbPhase,
@@ -21,7 +21,7 @@ from validator.runbook.build import Built
 from validator.runbook.document import Node, Path, mark_at, node_at, position
 from validator.runbook.problems import Problem, nearest
 
-__all__ = ["check_launch"]
+__all__ = ["check_groups", "check_launch"]
 
 _REQUIREMENT = re.compile(
     r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?\s*(\[[^\]]*\])?\s*"
@@ -162,6 +162,15 @@ def _packages(built: Built, index: int, phase: PreflightPhase) -> Iterator[Probl
             mark = mark_at(built.root, ("phases", index, "packages", number))
             message = f"package {text!r} cannot be read"
             yield Problem.at(mark, message, "write a name, with bounds if wanted: 'torch>=2.6,<3'")
+
+
+def check_groups(built: Built, runbook: Runbook) -> Iterator[Problem]:
+    """Groups of the trainer's pattern that miss some numbers: they are read all the same, but what they say is not what
+    is meant."""
+    for name, missed in narrow_groups(runbook.trainer.metrics.stdout or "").items():
+        mark = mark_at(built.root, ("trainer", "metrics", "stdout"))
+        message = f"the group {name} of stdout does not match {missed}; it is widened when a log is read"
+        yield Problem.at(mark, message, f"write {{{name}}}, which matches any number")
 
 
 def _command(built: Built, index: int, phase: CommandPhase) -> Iterator[Problem]:

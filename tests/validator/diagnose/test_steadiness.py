@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -36,6 +37,17 @@ def test_a_pause_at_every_seventh_step(tmp_path: Path) -> None:
     assert (finding.severity, finding.confidence) == ("warning", "high")
     assert "0.495 s more every 7 steps (steps 14, 21" in finding.message
     assert "3 % of the time" in finding.message
+
+
+def test_a_pause_that_step_times_leave_out_is_seen_by_the_heartbeats_clock(tmp_path: Path) -> None:
+    folder = healthy(tmp_path / "r", rates=[4096 / one for one in times()], losses=[4 + 2 / (i + 1) for i in range(N)])
+    for path in folder.glob("heartbeat_rank*.jsonl"):
+        beats = [json.loads(line) for line in path.read_text().splitlines()]
+        path.write_text("".join(json.dumps({**one, "ts": one["ts"] + one["step"] // 25}) + "\n" for one in beats))
+    finding = of_run(folder, steps=N)["periodic-stall"]
+    assert "1 s more every 25 steps (steps 25, 50" in finding.message
+    assert "between the heartbeats of two steps" in finding.message
+    assert "periodic-stall" not in of_run(folder, steps=N, pause_every=25)
 
 
 def test_pauses_now_and_then(tmp_path: Path) -> None:

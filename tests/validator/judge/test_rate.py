@@ -209,3 +209,22 @@ def test_a_process_that_rested_between_two_starts_is_not_charged_for_it() -> Non
     ended = 1.7e9 + np.cumsum(wall)
     one = told(TOKENS / times, times, step_times_s=(np.arange(1, 301), ended), resumed_s=(ended[150] - 1.0,))
     assert mean(measure(one, warmup_steps=20)) == pytest.approx(TOKENS / 0.1, rel=0.01)
+
+
+def test_stamps_of_a_few_seconds_do_not_say_how_many_tokens_a_step_has() -> None:
+    times = ar1(120, cv=0.2, level=0.02)
+    found = measure(told(np.full(120, 50.0), None, **arrivals(times, every=3)), warmup_steps=20)
+    assert mean(found) == pytest.approx(50.0)
+
+
+def test_a_rate_alone_is_corrected_for_its_pauses_by_the_clock() -> None:
+    times, wall = paused(400, every=50, cost_s=8.0)
+    found = measure(told(TOKENS / times, None, **arrivals(wall)), warmup_steps=20)
+    assert mean(found) == pytest.approx(380 * TOKENS / wall[20:].sum(), rel=0.01)
+
+
+def test_rows_that_arrive_at_the_end_alone_say_nothing_of_their_time() -> None:
+    times = ar1(300, cv=0.01, level=0.1)
+    late = {"arrivals": {CSV.path: (np.array([298, 299, 300]), np.array([40.0, 40.1, 52.0]))}}
+    found = measure(told(TOKENS / times, times, **late), warmup_steps=20)
+    assert mean(found) == pytest.approx(280 * TOKENS / times[20:].sum(), rel=1e-6)

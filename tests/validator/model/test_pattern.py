@@ -1,12 +1,14 @@
-"""Patterns for lines: any number that a trainer prints is read, whole, by short groups and by groups that are narrow."""
+"""Patterns for lines: any number that a trainer prints is read whole, by short groups and by narrow ones."""
 
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 
 from validator.model.pattern import PatternError, line_pattern, narrow_groups, parse_number
+from validator.runbook import load
 
 SHORT = "step {step} loss {loss} tok/s {toks_per_s}"
 NARROW = r"step (?P<step>\d+) loss (?P<loss>[\d.]+) tok/s (?P<toks_per_s>[\d.]+)"
@@ -117,3 +119,20 @@ def test_groups_that_miss_numbers_are_named_with_the_first_one() -> None:
     assert narrow_groups(SHORT) == {}
     assert narrow_groups(r"{step} (?P<loss>\S+) (?P<name>[a-z]+)") == {}
     assert narrow_groups(r"{step} (?P<loss>[-\w.]+)") == {"loss": "1,234.5"}
+
+
+def test_check_warns_of_a_narrow_group_with_place_and_fix(tmp_path: Path) -> None:
+    text = """\
+schema: 1
+name: mine
+trainer:
+  command: [train.py, "{steps}", "{out}"]
+  metrics: {stdout: 'row (?P<step>\\\\d+) (?P<loss>[\\\\d.]+)'}
+phases: [{id: baseline, kind: train, steps: 200, accept: [loss.last < 3]}]
+""".replace("\\\\", "\\")
+    path = tmp_path / "mine.yaml"
+    path.write_text(text, encoding="utf-8")
+    (warning,) = load(path).warnings
+    assert (warning.line, warning.fix) == (5, "write {loss}, which matches any number")
+    path.write_text(text.replace(r"(?P<loss>[\d.]+)", "{loss}"), encoding="utf-8")
+    assert load(path).warnings == ()

@@ -139,13 +139,9 @@ def test_a_steady_window_must_hold_half_of_the_steps() -> None:
     assert "warmup_steps is 20" in check(sweep(steps=20))[0]
 
 
-def test_a_percentile_needs_rows_to_reach_its_tail() -> None:
-    accept = ["step_time_s.p95 <= 2 * step_time_s.p50"]
-    (found,) = check(phase(steps=70, accept=accept))
-    assert "leaves 50 steps behind warm-up, and the 95th percentile needs at least 51 independent ones" in found
-    assert "give a 122 steps or more" in found
-    assert check(phase(steps=71, accept=accept)) == []
-    assert check(phase(steps=30, accept=["loss.p95 <= 3 nat"])) == [], "every step counts, and the answer is exact"
+def test_a_percentile_of_few_rows_may_be_asked_for() -> None:
+    """Rows that are all far from the bound decide it, and so do repeats."""
+    assert check(phase(steps=40, accept=["step_time_s.p95 <= 2 * step_time_s.p50", "loss.p95 <= 3 nat"])) == []
 
 
 def test_order_of_phases() -> None:
