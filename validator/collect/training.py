@@ -110,7 +110,7 @@ def _add_table(state: Gathered, table: Table, *, prefix: str = "") -> None:
 
 def _read_csv(state: Gathered) -> None:
     path = declared(state, state.metrics.csv, "training log") or (_other_table(state) if state.lenient else None)
-    table = read_table(path, state.intake) if path else None
+    table = read_table(path, state.intake, ended=_ended(state)) if path else None
     if table is not None:
         _add_table(state, table)
 
@@ -175,6 +175,11 @@ def _read_arrivals(state: Gathered) -> None:
     arrivals = read_arrivals(path, state.intake, out=state.out) if is_file(path) else {}
     if arrivals:
         state.extra["arrivals"] = arrivals
+
+
+def _ended(state: Gathered) -> bool:
+    """Whether the trainer came to its end by itself, and closed its files."""
+    return state.outcome is not None and state.outcome.ok
 
 
 def _derive(state: Gathered) -> None:
@@ -289,7 +294,7 @@ def _read_further(state: Gathered) -> None:
             continue
         files[state.intake.name(path)] = kind
         if name in _BY_STEP:
-            table = read_table(path, state.intake)
+            table = read_table(path, state.intake, ended=_ended(state))
             if table is not None:
                 _add_table(state, table, prefix=f"{path.stem}.")
     if files:
