@@ -163,7 +163,9 @@ def _spoil(place: Place, run: Path, draw: random.Random, *, unfinished: bool) ->
         trick = draw.choice(_TRICKS)
         inside = draw.random() < 0.6
         path = run / ("runs/baseline/r1" if inside else "") / draw.choice(_TRAINER_FILES if inside else _FILES)
-        with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):  # what another has made impossible
+        with suppress(
+            OSError, ValueError, LookupError, TypeError, RecursionError, StopIteration
+        ):  # what another has made impossible
             done.append(f"{trick.__name__[1:]} {path.relative_to(run)}")
             trick(place, path, draw)
     if draw.random() < 0.7:
