@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from validator.files import Tree
 from validator.folder import RunFolder, interpreter, require_made_from
 from validator.model.contrast import Contrast
 from validator.model.plan import Plan
@@ -89,9 +90,24 @@ class Finished:
     """Whether it had come to its end before: there was nothing to resume."""
 
     @property
+    def text(self) -> str:
+        """result.json."""
+        return _written(self.paths.result)
+
+    @property
+    def markdown(self) -> str:
+        """report.md."""
+        return _written(self.paths.markdown)
+
+    @property
     def exit_code(self) -> int:
         """The exit code that says the decision; an unfinished validation is INCONCLUSIVE."""
         return 3 if self.report.exit_code is None else self.report.exit_code
+
+
+def _written(path: Path) -> str:
+    with Tree(path.parent) as tree:
+        return tree.text(path.name)
 
 
 def execute(request: Request, *, quiet: bool = False) -> Finished:

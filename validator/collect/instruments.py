@@ -15,6 +15,7 @@ from typing import Any
 from validator.collect.derive import scalar
 from validator.collect.intake import Intake, printable, read_small
 from validator.collect.trainer import read_json_object
+from validator.files import is_file
 from validator.model.measure import ScalarValue
 
 __all__ = ["ATTENTION_BRANCHES", "Instruments", "read_instruments"]
@@ -60,13 +61,13 @@ def read_instruments(out: Path, intake: Intake) -> Instruments:
 
 
 def _json(path: Path, intake: Intake, what: str) -> tuple[dict[str, Any], str] | None:
-    read = read_json_object(path, intake, what=what) if path.is_file() else None
+    read = read_json_object(path, intake, what=what) if is_file(path) else None
     return None if read is None else (read[0], read[1].path)
 
 
 def _fallbacks(path: Path, intake: Intake) -> dict[str, int] | None:
     """Counter to its highest count; None when the file was not written, which by the contract means no fallback."""
-    read = read_small(path, intake, what="fallback counters") if path.is_file() else None
+    read = read_small(path, intake, what="fallback counters") if is_file(path) else None
     if read is None:
         return None
     counts: dict[str, int] = {}

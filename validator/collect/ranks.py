@@ -13,6 +13,7 @@ from validator.collect.heartbeat import Heartbeat
 from validator.collect.intake import CLOCK_SLACK_S
 from validator.collect.readers import Reading
 from validator.collect.same import Same
+from validator.files import stat_file
 from validator.model.result import Series
 
 __all__ = ["fill_from_rank_0", "read_heartbeats"]
@@ -85,14 +86,14 @@ def _check_times(state: Gathered, paths: Mapping[int, Path]) -> None:
 def _written_s(state: Gathered) -> float | None:
     """When the table was last written, Unix seconds; None without one."""
     try:
-        return (state.out / (state.metrics.csv or "training.csv")).stat().st_mtime
+        return stat_file(state.out / (state.metrics.csv or "training.csv")).st_mtime
     except OSError:
         return None
 
 
 def _stale(path: Path, end_s: float, took_s: float, table_s: float) -> bool:
     try:
-        copied = abs(path.stat().st_mtime - end_s) > _COPIED_S
+        copied = abs(stat_file(path).st_mtime - end_s) > _COPIED_S
     except OSError:
         return False
     return not copied and table_s - end_s > max(_LONG_S, took_s)

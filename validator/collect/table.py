@@ -20,6 +20,7 @@ from validator.collect.header import odd_names
 from validator.collect.intake import Digest, Intake, blocks, printable
 from validator.collect.order import rising
 from validator.collect.together import together
+from validator.files import open_file
 from validator.model.catalogue import METRICS
 from validator.model.columns import HEADERLESS, contract_names
 from validator.model.measure import SourceFile
@@ -149,7 +150,7 @@ def read_table(path: Path, intake: Intake, *, ended: bool = False) -> Table | No
 def has_steps(path: Path) -> bool:
     """Whether a file begins with a header that names a column of steps."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             head = file.readline(64 * MAX_COLUMNS).removeprefix(b"\xef\xbb\xbf")
     except OSError:
         return False

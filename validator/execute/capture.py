@@ -13,13 +13,16 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from validator.files import Tree
+from validator.model.runbook import TrainerMetrics
 from validator.model.units import format_size
 
-__all__ = ["LogCap", "compact", "trim_while_written"]
+__all__ = ["LogCap", "compact", "take_in", "trim_while_written"]
 
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 _BLOCK = 4096
 _COPY = 1 << 20
+_LINKED_BYTES = 1 << 30
 
 
 class LogCap:
@@ -89,6 +92,20 @@ def compact(path: Path, *, cap: LogCap) -> int:
             part.unlink(missing_ok=True)
         return 0
     return left_out
+
+
+def take_in(out: Path, metrics: TrainerMetrics, *, ranks: int) -> None:
+    """Replace declared files that are links to below `link_roots` by copies, so that the folder is whole by itself."""
+    names = [metrics.csv, metrics.env, metrics.metrics]
+    names += [metrics.heartbeat.replace("{rank}", str(rank)) for rank in range(ranks)] if metrics.heartbeat else []
+    with suppress(OSError), Tree(out, link_roots=metrics.link_roots) as tree:
+        for name in filter(None, names if metrics.link_roots else ()):
+            if not (out / name).is_symlink():
+                continue
+            with suppress(OSError):  # it leads elsewhere, and stays a link, which is said when it is read
+                written_ns = (out / name).stat().st_mtime_ns
+                tree.write(name, tree.read(name, limit=_LINKED_BYTES))
+                os.utime(out / name, ns=(written_ns, written_ns))
 
 
 def logs_below(folder: Path) -> Iterable[Path]:

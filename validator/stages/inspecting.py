@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from validator.files import is_file
 from validator.folder import FolderError, RunFolder
 from validator.model.plan import RunSpec
 from validator.model.record import RunRecord
@@ -82,7 +83,7 @@ def _of_validation(path: Path) -> RunRecord | None:
 
     own = path.resolve()
     for root in list(own.parents)[:_LEVELS]:
-        if not (root / "run.json").is_file() or not (root / "journal.jsonl").is_file():
+        if not is_file(root / "run.json") or not is_file(root / "journal.jsonl"):
             continue
         try:
             folder = RunFolder.open(root)
