@@ -32,6 +32,7 @@ __all__ = [
     "Tree",
     "Unreadable",
     "is_file",
+    "new_file",
     "open_file",
     "parse_json",
     "parse_yaml",
@@ -279,6 +280,12 @@ def open_file(path: Path) -> Iterator[BinaryIO]:
     """A regular file of the folder that `reading_below` holds, opened for reading; raises as `Tree.open` does."""
     with _holding(path) as (tree, relative), tree.open(relative) as file:
         yield file
+
+
+def new_file(path: Path) -> BinaryIO:
+    """An empty file for writing, in place of whatever lay there: a link is removed, not followed."""
+    path.unlink(missing_ok=True)
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666), "wb")
 
 
 def stat_file(path: Path) -> os.stat_result:

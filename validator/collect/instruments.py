@@ -26,6 +26,7 @@ ATTENTION_BRANCHES = ("cmp", "sel", "win", "query", "dense", "fused")
 UNRECOGNIZED = "unrecognized"
 _PARTS = ("cmp", "sel", "win")
 _MAX_ROWS = 40
+_MAX_DIGITS = 15
 _SHARES = ("gpu_busy_share", "exposed_comm_share", "host_bound_share", "comm_share")
 
 Instruments = tuple[dict[str, ScalarValue], dict[str, Any]]
@@ -71,10 +72,13 @@ def _fallbacks(path: Path, intake: Intake) -> dict[str, int] | None:
     if read is None:
         return None
     counts: dict[str, int] = {}
-    for row in csv.DictReader(io.StringIO(read[0].decode("utf-8", "replace").replace("\0", ""))):
-        name, count = printable(str(row.get("counter") or ""), limit=80), str(row.get("count") or "")
-        if name and count.isascii() and count.isdigit():
-            counts[name] = max(counts.get(name, 0), int(count))
+    try:
+        for row in csv.DictReader(io.StringIO(read[0].decode("utf-8", "replace").replace("\0", ""))):
+            name, count = printable(str(row.get("counter") or ""), limit=80), str(row.get("count") or "")
+            if name and count.isascii() and count.isdigit() and len(count) <= _MAX_DIGITS:
+                counts[name] = max(counts.get(name, 0), int(count))
+    except csv.Error as error:
+        intake.note("garbage-row", f"the fallback counters cannot be read to their end: {error}", path)
     return counts
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from validator.files import Tree
+from validator.files import Tree, new_file, open_file
 from validator.model.runbook import TrainerMetrics
 from validator.model.units import format_size
 
@@ -47,7 +47,7 @@ def trim_while_written(path: Path, *, cap: LogCap) -> bool:
     nothing happens until `compact`.
     """
     with suppress(OSError):
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
             size = os.fstat(fd).st_size
             first = -(-cap.head // _BLOCK) * _BLOCK
@@ -73,7 +73,7 @@ def compact(path: Path, *, cap: LogCap) -> int:
         return 0
     part = path.with_name(path.name + ".part")
     try:
-        with path.open("rb") as source, part.open("wb") as target:
+        with open_file(path) as source, new_file(part) as target:
             head = source.read(cap.head).rstrip(b"\0")
             head = head[: head.rfind(b"\n") + 1] or head
             source.seek(size - cap.tail)
