@@ -18,8 +18,9 @@ import re
 import secrets
 import stat
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any, BinaryIO, Literal
@@ -30,9 +31,14 @@ __all__ = [
     "Entry",
     "Tree",
     "Unreadable",
+    "is_file",
+    "new_file",
+    "open_file",
     "parse_json",
     "parse_yaml",
+    "reading_below",
     "replace_file",
+    "stat_file",
     "sync_folder",
     "unpack",
     "write_atomic",
@@ -71,12 +77,15 @@ class Tree:
 
     Args:
         path: the folder, as the operator gave it; links that lead to it are followed.
+        link_roots: folders, as the operator named them; a file that is a link to below one of them is opened there.
 
     Raises:
         OSError: when it is no folder, or may not be read.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, link_roots: Sequence[str] = ()) -> None:
+        self._link_roots = tuple(Path(root).expanduser() for root in link_roots)
+        self.given = path
         self.path = path.resolve()
         self._fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
@@ -126,12 +135,26 @@ class Tree:
                     name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, dir_fd=folder
                 )
             except OSError as error:
-                raise _refused(error, relative) from error
+                linked = self._linked(relative) if error.errno == errno.ELOOP else None
+                if linked is None:
+                    raise _refused(error, relative) from error
+                root, inside = linked
+                with Tree(root) as tree, tree.open(inside) as file:
+                    yield file
+                return
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             os.close(fd)
             raise Unreadable(errno.EINVAL, f"{relative} is not a regular file")
         with os.fdopen(fd, "rb") as file:
             yield file
+
+    def _linked(self, relative: str | PurePath) -> tuple[Path, PurePath] | None:
+        """The root and the path below it that a link leads to, where it leads to one."""
+        target = (self.path / relative).resolve()
+        for root in self._link_roots:
+            if target != root.resolve() and target.is_relative_to(root.resolve()):
+                return root, target.relative_to(root.resolve())
+        return None
 
     def read(self, relative: str | PurePath, *, limit: int = MAX_BYTES) -> bytes:
         """The bytes of a regular file of at most `limit` bytes.
@@ -196,10 +219,87 @@ class Tree:
         with self._parent(relative, make=True) as (folder, name):
             _replace_in(folder, name, content, sync=sync)
 
+    def append(self, relative: str | PurePath, data: bytes) -> None:
+        """Add to a regular file's end, and make it where there is none; neither links nor FIFOs are written to.
+
+        Raises:
+            Unreadable: when something else lies there.
+            OSError: when it cannot be written.
+        """
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        with self._parent(relative) as (folder, name):
+            try:
+                fd = os.open(name, flags, 0o666, dir_fd=folder)
+            except OSError as error:
+                raise _refused(error, relative) from error
+        with os.fdopen(fd, "wb", buffering=0) as file:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise Unreadable(errno.EINVAL, f"{relative} is not a regular file")
+            file.write(data)
+
     def remove(self, relative: str | PurePath) -> None:
         """Remove a file or a link; nothing happens where there is none."""
         with suppress(FileNotFoundError, Unreadable), self._parent(relative) as (folder, name):
             os.unlink(name, dir_fd=folder)
+
+
+_reading: ContextVar[Tree | None] = ContextVar("reading", default=None)
+
+
+@contextmanager
+def reading_below(root: Path) -> Iterator[Tree]:
+    """Hold a folder while `open_file`, `is_file` and `stat_file` read what lies in it; all else is refused to them.
+
+    Raises:
+        OSError: when it is no folder, or may not be read.
+    """
+    with Tree(root) as tree:
+        token = _reading.set(tree)
+        try:
+            yield tree
+        finally:
+            _reading.reset(token)
+
+
+@contextmanager
+def _holding(path: Path) -> Iterator[tuple[Tree, PurePath]]:
+    """The folder that is held and the path within it; where none is held, the folder that the file lies in."""
+    held = _reading.get()
+    if held is None:
+        with Tree(path.parent) as tree:
+            yield tree, PurePath(path.name)
+        return
+    root = next((root for root in (held.given, held.path) if path.is_relative_to(root)), None)
+    if root is None:
+        raise Unreadable(errno.EINVAL, f"{str(path)!r} does not lie below the folder that is read")
+    yield held, path.relative_to(root)
+
+
+@contextmanager
+def open_file(path: Path) -> Iterator[BinaryIO]:
+    """A regular file of the folder that `reading_below` holds, opened for reading; raises as `Tree.open` does."""
+    with _holding(path) as (tree, relative), tree.open(relative) as file:
+        yield file
+
+
+def new_file(path: Path) -> BinaryIO:
+    """An empty file for writing, in place of whatever lay there: a link is removed, not followed."""
+    path.unlink(missing_ok=True)
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666), "wb")
+
+
+def stat_file(path: Path) -> os.stat_result:
+    """What lies there, links not followed; raises as `Tree.stat` does."""
+    with _holding(path) as (tree, relative):
+        return tree.stat(relative)
+
+
+def is_file(path: Path) -> bool:
+    """Whether a regular file lies there: neither a link nor behind one."""
+    try:
+        return stat.S_ISREG(stat_file(path).st_mode)
+    except OSError:
+        return False
 
 
 def _parts(relative: str | PurePath) -> tuple[str, ...]:

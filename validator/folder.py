@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 import validator
-from validator.files import MAX_BYTES, Tree, write_atomic
+from validator.files import MAX_BYTES, Tree, replace_file, write_atomic
 from validator.model.base import Frozen
 from validator.model.runbook import Runbook
 from validator.runbook import LoadedRunbook
@@ -79,7 +79,8 @@ def runbook_was_edited(folder: RunFolder) -> bool:
     """Whether the file that the runbook was read from is another one now; one that is gone was not edited."""
     path = Path(folder.header.cwd) / folder.header.runbook_path
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest() != folder.header.runbook_sha256
+        with Tree(path.resolve().parent) as tree:
+            return hashlib.sha256(tree.read(path.resolve().name)).hexdigest() != folder.header.runbook_sha256
     except OSError:
         return False
 
@@ -174,7 +175,7 @@ class RunFolder:
                 raise FolderError(f"the path {shown} is not in UTF-8, as every record of it would be; rename it")
         try:
             root.mkdir(parents=True)
-            (root / "runbook.yaml").write_text(loaded.text, encoding="utf-8")
+            replace_file(root / "runbook.yaml", loaded.text)
             text = header.model_dump_json(by_alias=True, indent=2)
             write_atomic(root / "run.json", text + "\n")
         except OSError as error:

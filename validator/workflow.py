@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from validator.files import Tree
 from validator.folder import RunFolder, interpreter, require_made_from
 from validator.model.contrast import Contrast
 from validator.model.plan import Plan
@@ -18,7 +19,7 @@ from validator.stages.baselining import Baseline, make_baseline
 from validator.stages.comparing import compare_folders
 from validator.stages.disk import ending, events_of, lacked_room
 from validator.stages.doctor import examine
-from validator.stages.inspecting import inspect_path
+from validator.stages.inspecting import inspect_path, printed_metrics
 from validator.stages.looking_back import History, look_back, set_pin, update_index
 from validator.stages.machine import require_same_machine
 from validator.stages.phases import State, begin, run_phase
@@ -57,6 +58,7 @@ __all__ = [
     "inspect",
     "pin",
     "preview",
+    "printed_metrics",
     "report",
     "resume",
     "share",
@@ -88,9 +90,24 @@ class Finished:
     """Whether it had come to its end before: there was nothing to resume."""
 
     @property
+    def text(self) -> str:
+        """result.json."""
+        return _written(self.paths.result)
+
+    @property
+    def markdown(self) -> str:
+        """report.md."""
+        return _written(self.paths.markdown)
+
+    @property
     def exit_code(self) -> int:
         """The exit code that says the decision; an unfinished validation is INCONCLUSIVE."""
         return 3 if self.report.exit_code is None else self.report.exit_code
+
+
+def _written(path: Path) -> str:
+    with Tree(path.parent) as tree:
+        return tree.text(path.name)
 
 
 def execute(request: Request, *, quiet: bool = False) -> Finished:

@@ -23,13 +23,14 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from tests.fuzz.folders import Whole
 from tests.fuzz.mutate import mutate_file
 
-__all__ = ["COMMANDS", "HostileCase", "Place", "play_hostile"]
+__all__ = ["COMMANDS", "HostileCase", "Place", "import_everything", "play_hostile"]
 
 LIMIT_S = 30.0
 LIMIT_BYTES = 2**30
@@ -52,6 +53,13 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "report of a neighbor": ("report", "{reports}/20991231T000000Z-selftest-own-0000"),
 }
 """What is run on a hostile folder, by a name; the words are filled in."""
+
+_IMPORTED = (
+    *("validator.workflow", "validator.commands.app", "validator.bisect.work", "validator.report.write"),
+    *("validator.report.html", "validator.report.terminal.summary", "validator.history.page", "validator.history.show"),
+    *("validator.collect", "validator.judge", "validator.diagnose", "validator.compare", "validator.baseline"),
+    *("validator.observe.pseudonyms", "validator.stages.inspecting", "validator.execute.watch", "scipy.stats"),
+)
 
 _FILES = (
     *("run.json", "journal.jsonl", "environment.json", "result.json", "runbook.yaml", "last_go.json", "share.json"),
@@ -115,6 +123,12 @@ class Place:
             )
             for path in sorted((*self.outside.rglob("*"), *self.whole.rglob("*")))
         }
+
+
+def import_everything() -> None:
+    """What the commands import, once, before workers are forked."""
+    for name in _IMPORTED:
+        import_module(name)
 
 
 def play_hostile(place: Place, scratch: Path, seed: int, *, by_process: bool = False) -> HostileCase:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.fuzz.folders import RANKS, STEPS, Whole, decision_of, play_folder
+from tests.fuzz.hostile import COMMANDS, Place, import_everything, play_hostile
 from tests.fuzz.oracle import is_damaged
 from tests.fuzz.runbooks import play_runbook, sources
 
@@ -27,6 +29,18 @@ def test_no_damaged_folder_raises_or_is_go(whole: Whole, tmp_path: Path) -> None
     assert [(case.seed, case.problem) for case in cases if case.problem] == []
     assert sum(case.damaged for case in cases) > 75, "most mutations do damage"
     assert {"GO", "INCONCLUSIVE", "NO_GO"} <= {str(case.decision) for case in cases}
+
+
+@pytest.mark.timeout(280)
+def test_no_hostile_folder_does_harm(tmp_path: Path) -> None:
+    """A few of the cases that `python -m tests.fuzz --hostile 10000` plays."""
+    import_everything()
+    place = Place(tmp_path / "place")
+    cases = [play_hostile(place, tmp_path / "scratch", seed) for seed in range(30)]
+    assert [case for case in cases if case.problem] == []
+    assert len({case.command for case in cases}) > len(COMMANDS) // 2
+    assert {0, 2} <= {case.code for case in cases}, "some are judged, and some are refused"
+    subprocess.run(["rm", "-rf", "--", str(tmp_path / "scratch")], check=True)  # deeper than pytest can remove
 
 
 def test_no_damaged_runbook_raises(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import gzip
 import json
 import math
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import validator
 from validator.files import Tree, Unreadable, parse_json, parse_yaml, unpack
 
 
@@ -130,3 +132,65 @@ def test_yaml_of_others_is_bounded() -> None:
     for text in (bomb, "&a [*a]", "!!python/object/apply:os.system [ls]", "a: [", "\0", *deep):
         with pytest.raises(ValueError, match="it "):
             parse_yaml(text)
+
+
+_OPENING = {"open", "read_text", "read_bytes", "write_text", "write_bytes"}
+_PARSING = {("json", "loads"), ("json", "load"), ("yaml", "load"), ("yaml", "safe_load"), ("os", "open")}
+_OWN = {"Tree", "tree", "Journal", "RunFolder", "Gpus", "self", "trainer", "webbrowser"}
+"""Names whose `open` is another one."""
+
+_ALLOWED = {
+    "files.py": "the place",
+    "cli.py": "standard streams",
+    "runbook/load.py": "the operator's own runbook, by a limit",
+    "runbook/locate.py": "runbooks that come along",
+    "report/templates.py": "templates that come along",
+    "report/step_summary.py": "the file that the CI names",
+    "nightly/settings.py": "the user's own settings",
+    "nightly/schedule.py": "the user's own unit files",
+    "nightly/job.py": "logs in the user's own state folder, and what its own process printed",
+    "bisect/side.py": "a config that the operator names, read as YAML by parse_yaml",
+    "bisect/work.py": "a folder that the command has just made",
+    "workflow.py": "the operator's --out",
+    "execute/lock.py": "the private folder of locks",
+    "execute/journal.py": "the journal of this runner, which it holds",
+    "execute/launch.py": "logs of a run that has not started",
+    "execute/dump.py": "pipes of the flight recorder, without blocking, and /proc",
+    "execute/guardian.py": "a program that imports nothing",
+    "execute/procfs.py": "/proc",
+    "execute/capture.py": "holes in a log that is being written",
+    "execute/code.py": "files that the operator's command names",
+    "observe/xid.py": "/dev/kmsg",
+    "observe/host.py": "/proc and /sys",
+    "observe/sampler.py": "/proc",
+    "observe/strangers.py": "/proc",
+    "observe/software.py": "what its own process printed",
+    "collect/decode.py": "lines in bounds, whose errors are caught",
+}
+"""Who may open or parse by itself, and what."""
+
+
+def test_what_others_wrote_is_opened_in_one_place() -> None:
+    package = Path(validator.__file__).parent
+    found: dict[str, list[str]] = {}
+    for path in sorted(package.rglob("*.py")):
+        name = path.relative_to(package).as_posix()
+        if name.startswith("selftest/"):  # it lays out its own folders
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and (what := _opens(node.func)):
+                found.setdefault(name, []).append(f"{name}:{node.lineno}: {what}")
+    strange = [line for name, lines in found.items() if name not in _ALLOWED for line in lines]
+    assert not strange, "\n".join(strange) + "\nuse validator.files: Tree, open_file, parse_json, parse_yaml"
+    assert sorted(set(_ALLOWED) - {"files.py"} - set(found)) == [], "these need no exception any more"
+
+
+def _opens(called: ast.expr) -> str | None:
+    if isinstance(called, ast.Name):
+        return "open" if called.id == "open" else None
+    if not isinstance(called, ast.Attribute):
+        return None
+    owner = called.value.id if isinstance(called.value, ast.Name) else ""
+    if (owner, called.attr) in _PARSING or (called.attr in _OPENING and owner not in _OWN):
+        return f"{owner}.{called.attr}"
+    return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from array import array
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import numpy.typing as npt
 
 from validator.collect.intake import Digest, Intake, blocks
 from validator.collect.order import below_all_later
+from validator.files import parse_json
 
 __all__ = ["Arrivals", "read_arrivals"]
 
@@ -26,12 +26,12 @@ def read_arrivals(path: Path, intake: Intake, *, out: Path) -> dict[str, Arrival
         for block in blocks(path, digest):
             for line in filter(None, block.splitlines()):
                 try:
-                    entry = json.loads(line)
+                    entry = parse_json(line)
                     steps, seconds = found.setdefault(str(entry["source"]), (array("q"), array("d")))
                     step, at = int(entry["step"]), float(entry["s"])
                     steps.append(step)
                     seconds.append(at)
-                except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+                except (ValueError, KeyError, TypeError, OverflowError):
                     odd += 1
     except OSError as error:
         intake.note("unreadable", f"the arrival stamps cannot be read: {error.strerror or error}", path)

@@ -8,6 +8,7 @@ from typing import Any
 
 from validator.collect.heartbeat import Heartbeat
 from validator.collect.intake import Intake, age_before
+from validator.files import is_file
 from validator.model.catalogue import METRICS
 from validator.model.measure import ScalarValue
 from validator.model.outcome import Outcome
@@ -48,7 +49,9 @@ def declared(state: Gathered, name: str | None, what: str) -> Path | None:
     if name is None:
         return None
     path = state.out / name
-    if not path.is_file():
+    if not is_file(path):
+        if note_link(state, path, what):
+            return None
         if not state.lenient:
             state.intake.note("missing-file", f"{what} {name} was not written", path)
         return None
@@ -61,10 +64,19 @@ def check_age(state: Gathered, path: Path, what: str) -> None:
     age_s = age_before(path, state.started_s)
     if age_s is not None:
         state.intake.note("foreign-results", f"{what} was last written {age_s:.0f} s before this run was started", path)
-    if path.is_symlink():
-        root = state.intake.root.resolve()
-        if not path.resolve().is_relative_to(root):
-            state.intake.note("foreign-results", f"{what} is a link to a file outside this folder", path)
+
+
+def note_link(state: Gathered, path: Path, what: str) -> bool:
+    """Whether a declared file is a link, which is then noted: what it leads to is not read."""
+    if not path.is_symlink():
+        return False
+    state.intake.note(
+        "missing-file",
+        f"{what} is a link, which is not followed; let the trainer write the file itself, or name the folder that the "
+        "link leads to in link_roots of trainer.metrics",
+        path,
+    )
+    return True
 
 
 def duration_s(state: Gathered) -> float | None:

@@ -5,7 +5,6 @@ Records are decoded and taken in a block at a time; only a block that is damaged
 
 from __future__ import annotations
 
-import json
 import operator
 from array import array
 from collections.abc import Mapping
@@ -21,6 +20,7 @@ from validator.collect.clock import Gaps, clock_jumps
 from validator.collect.decode import LEAN, decode_all, decode_shaped
 from validator.collect.intake import Digest, Intake, blocks, line_ends, printable
 from validator.collect.order import rising
+from validator.files import is_file, parse_json
 from validator.model.columns import ALIASES
 from validator.model.measure import SourceFile
 
@@ -77,12 +77,12 @@ _FAULTS = {
 def find_heartbeats(folder: Path, pattern: str) -> dict[int, Path]:
     """Files that match a pattern with `{rank}`, by rank; a pattern without it names rank 0's file."""
     if "{rank}" not in pattern:
-        return {0: folder / pattern} if (folder / pattern).is_file() else {}
+        return {0: folder / pattern} if is_file(folder / pattern) else {}
     before, _, after = (folder / pattern).name.partition("{rank}")
     found = {}
     parent = (folder / pattern).parent
     try:
-        names = sorted(entry.name for entry in parent.iterdir() if entry.is_file())
+        names = sorted(entry.name for entry in parent.iterdir() if is_file(entry))
     except OSError:
         return {}
     for name in names:
@@ -162,8 +162,8 @@ def _take_line(raw: bytes, line: int, beats: Beats, *, cut: bool) -> None:
     sample = printable(raw[:200].decode("utf-8", "replace"), limit=60)
     text = raw.decode("utf-8", "replace")
     try:
-        record = json.loads(text) if len(raw) <= MAX_LINE_BYTES else None
-    except (ValueError, RecursionError):
+        record = parse_json(text, exact=True) if len(raw) <= MAX_LINE_BYTES else None
+    except ValueError:
         record = None
     if isinstance(record, dict):
         if "\ufffd" in text and text.encode("utf-8", "replace") != raw:

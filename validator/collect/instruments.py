@@ -15,6 +15,7 @@ from typing import Any
 from validator.collect.derive import scalar
 from validator.collect.intake import Intake, printable, read_small
 from validator.collect.trainer import read_json_object
+from validator.files import is_file
 from validator.model.measure import ScalarValue
 
 __all__ = ["ATTENTION_BRANCHES", "Instruments", "read_instruments"]
@@ -25,6 +26,7 @@ ATTENTION_BRANCHES = ("cmp", "sel", "win", "query", "dense", "fused")
 UNRECOGNIZED = "unrecognized"
 _PARTS = ("cmp", "sel", "win")
 _MAX_ROWS = 40
+_MAX_DIGITS = 15
 _SHARES = ("gpu_busy_share", "exposed_comm_share", "host_bound_share", "comm_share")
 
 Instruments = tuple[dict[str, ScalarValue], dict[str, Any]]
@@ -60,20 +62,23 @@ def read_instruments(out: Path, intake: Intake) -> Instruments:
 
 
 def _json(path: Path, intake: Intake, what: str) -> tuple[dict[str, Any], str] | None:
-    read = read_json_object(path, intake, what=what) if path.is_file() else None
+    read = read_json_object(path, intake, what=what) if is_file(path) else None
     return None if read is None else (read[0], read[1].path)
 
 
 def _fallbacks(path: Path, intake: Intake) -> dict[str, int] | None:
     """Counter to its highest count; None when the file was not written, which by the contract means no fallback."""
-    read = read_small(path, intake, what="fallback counters") if path.is_file() else None
+    read = read_small(path, intake, what="fallback counters") if is_file(path) else None
     if read is None:
         return None
     counts: dict[str, int] = {}
-    for row in csv.DictReader(io.StringIO(read[0].decode("utf-8", "replace").replace("\0", ""))):
-        name, count = printable(str(row.get("counter") or ""), limit=80), str(row.get("count") or "")
-        if name and count.isascii() and count.isdigit():
-            counts[name] = max(counts.get(name, 0), int(count))
+    try:
+        for row in csv.DictReader(io.StringIO(read[0].decode("utf-8", "replace").replace("\0", ""))):
+            name, count = printable(str(row.get("counter") or ""), limit=80), str(row.get("count") or "")
+            if name and count.isascii() and count.isdigit() and len(count) <= _MAX_DIGITS:
+                counts[name] = max(counts.get(name, 0), int(count))
+    except csv.Error as error:
+        intake.note("garbage-row", f"the fallback counters cannot be read to their end: {error}", path)
     return counts
 
 

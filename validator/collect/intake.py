@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from validator.files import open_file, stat_file
 from validator.model.measure import Irregularity, SourceFile
 
 __all__ = ["Intake", "age_before", "blocks", "clean", "line_ends", "parse_time_s", "printable", "read_small"]
@@ -66,7 +67,7 @@ def age_before(path: Path, started_s: float | None) -> float | None:
     if started_s is None:
         return None
     try:
-        age_s = started_s - path.stat().st_mtime
+        age_s = started_s - stat_file(path).st_mtime
     except OSError:
         return None
     return age_s if age_s > CLOCK_SLACK_S else None
@@ -125,7 +126,7 @@ def blocks(path: Path, digest: Digest, *, block_bytes: int = BLOCK_BYTES) -> Ite
         OSError: when the file cannot be opened or read.
     """
     rest, first = b"", True
-    with path.open("rb") as handle:
+    with open_file(path) as handle:
         while data := handle.read(block_bytes):
             digest.update(data)
             if first:
@@ -150,11 +151,11 @@ def read_small(path: Path, intake: Intake, *, what: str) -> tuple[bytes, SourceF
     """A whole file of moderate size with its source; None, and an irregularity, when that cannot be."""
     digest = Digest()
     try:
-        size = path.stat().st_size
-        if size > SMALL_BYTES:
-            intake.note("too-large", f"{what} has {size} bytes, more than {SMALL_BYTES}; it was not read", path)
+        with open_file(path) as file:
+            data = file.read(SMALL_BYTES + 1)
+        if len(data) > SMALL_BYTES:
+            intake.note("too-large", f"{what} has more than {SMALL_BYTES} bytes; it was not read", path)
             return None
-        data = path.read_bytes()
     except OSError as error:
         intake.note("unreadable", f"{what} cannot be read: {error.strerror or error}", path)
         return None

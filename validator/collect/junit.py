@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from validator.collect.intake import Intake, printable, read_small
+from validator.files import open_file
 from validator.model.measure import ScalarValue
 
 __all__ = ["read_junit", "tests_to_run"]
@@ -29,7 +30,7 @@ def tests_to_run(log: Path) -> int | None:
     A file that is skipped as a whole is none of the collected items and has an entry all the same.
     """
     try:
-        with log.open("rb") as file:
+        with open_file(log) as file:
             head = _COLOR.sub(b"", file.read(_HEAD_BYTES)).replace(b"\r", b"\n")
     except OSError:
         return None

@@ -10,6 +10,7 @@ from typing import Any
 from validator.collect.derive import scalar
 from validator.collect.heartbeat import find_heartbeats
 from validator.collect.intake import Intake, clean, printable, read_small
+from validator.files import is_file, open_file, parse_json
 from validator.model.measure import ScalarValue
 
 __all__ = ["UNREACHABLE", "read_loader", "read_smoke"]
@@ -60,7 +61,7 @@ def read_loader(out: Path, pattern: str | None, intake: Intake) -> tuple[dict[st
 def _edges(path: Path) -> Iterator[dict[str, Any]]:
     """The records at the beginning and at the end of a heartbeat, where the loader speaks."""
     try:
-        with path.open("rb") as handle:
+        with open_file(path) as handle:
             head = handle.read(_EDGE_BYTES)
             size = handle.seek(0, 2)
             handle.seek(max(len(head), size - _EDGE_BYTES))
@@ -71,8 +72,8 @@ def _edges(path: Path) -> Iterator[dict[str, Any]]:
         if b"boot" not in line and b"loader_" not in line:
             continue
         try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
+            record = parse_json(line)
+        except ValueError:
             continue
         if isinstance(record, dict):
             yield record
@@ -81,7 +82,7 @@ def _edges(path: Path) -> Iterator[dict[str, Any]]:
 def read_smoke(out: Path, intake: Intake) -> tuple[dict[str, ScalarValue], dict[str, Any]]:
     """The JSON object that a loader's trial printed: its figures, and the whole as `extra["smoke"]`."""
     path = out / "logs" / "stdout.log"
-    read = read_small(path, intake, what="the loader's trial") if path.is_file() else None
+    read = read_small(path, intake, what="the loader's trial") if is_file(path) else None
     text = "" if read is None else read[0].decode("utf-8", "replace")
     found: Any = None
     try:

@@ -5,7 +5,6 @@ Each file is read once, in bounds: trouble is looked for in the head and the tai
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,6 +15,8 @@ from validator.collect.intake import SMALL_BYTES, Digest, Intake, blocks, clean,
 from validator.collect.printed import PrintedRows, usual_total
 from validator.collect.recipes import Recipe, document_lines, recognize
 from validator.collect.table import Table
+from validator.files import Tree, is_file, open_file, parse_json, stat_file
+from validator.model.budget import TooSlow, searching
 from validator.model.columns import without_colors
 from validator.model.measure import ScalarValue
 from validator.model.pattern import StepCounter, line_pattern, parse_number
@@ -66,7 +67,7 @@ class LogFiles:
     def printed(self) -> tuple[Path, ...]:
         """What rank 0 printed, on standard output and, where loggers write, on standard error."""
         beside = self.main.with_name("stderr.log") if self.main is not None and self.main.name == "stdout.log" else None
-        return tuple(path for path in (self.main, beside) if path is not None and (path == self.main or path.is_file()))
+        return tuple(path for path in (self.main, beside) if path is not None and (path == self.main or is_file(path)))
 
     @property
     def all(self) -> tuple[Path, ...]:
@@ -84,16 +85,18 @@ def find_logs(out: Path) -> LogFiles:
     """
     ranks: dict[str, dict[int, Path]] = {"stdout.log": {}, "stderr.log": {}, "error.json": {}}
     try:
-        found = sorted((out / "logs" / "ranks").rglob("*"), key=_attempt)[: 64 * MAX_FILES]
+        with Tree(out / "logs" / "ranks") as tree:
+            files = (tree.given / one.path for one in tree.walk() if one.kind == "file")
+            found = sorted(filter(is_file, files), key=_attempt)
     except OSError:
         found = []
-    for path in found:
+    for path in found[: 64 * MAX_FILES]:
         if path.name in ranks and path.parent.name.isascii() and path.parent.name.isdigit():
             ranks[path.name][int(path.parent.name)] = path
-    launcher = [p for p in (out / "logs" / "stdout.log", out / "logs" / "stderr.log") if p.is_file()]
+    launcher = [p for p in (out / "logs" / "stdout.log", out / "logs" / "stderr.log") if is_file(p)]
     for folder in (out, out / "logs"):
         try:
-            launcher += sorted(p for p in folder.glob("*.log") if p.is_file() and p not in launcher)
+            launcher += sorted(p for p in folder.glob("*.log") if is_file(p) and p not in launcher)
         except OSError:
             continue
     return LogFiles(ranks["stdout.log"], ranks["stderr.log"], ranks["error.json"], tuple(launcher))
@@ -108,10 +111,12 @@ def _lines(path: Path, digest: Digest) -> Iterator[tuple[int, str]]:
     """Numbered lines as a terminal shows them: without colors, and a carriage return also ends one, since progress bars
     redraw theirs. Long ones are cut. Of a file that is one JSON document, its records."""
     number = 0
-    if path.suffix == ".json" and path.stat().st_size <= SMALL_BYTES:
-        records = list(document_lines(b"".join(blocks(path, Digest())).decode("utf-8", "replace")))
+    if path.suffix == ".json" and stat_file(path).st_size <= SMALL_BYTES:
+        with open_file(path) as file:
+            data = file.read(SMALL_BYTES)
+        records = list(document_lines(data.decode("utf-8-sig", "replace")))
         if records:
-            digest.update(path.read_bytes())
+            digest.update(data)
             yield from records
             return
     for block in blocks(path, digest):
@@ -151,7 +156,7 @@ def texts_of(folder: Path, found: LogFiles) -> tuple[Path, ...]:
     """Every file of a folder that may hold what rank 0 printed, the likely ones first."""
     suffixes = (".txt", ".out", ".jsonl", ".json")
     try:
-        others = sorted(p for p in folder.iterdir() if p.suffix in suffixes and p.is_file())
+        others = sorted(p for p in folder.iterdir() if p.suffix in suffixes and is_file(p))
     except OSError:
         others = []
     return tuple(dict.fromkeys((*found.printed, *found.all, *others)))[:MAX_FILES]
@@ -160,9 +165,17 @@ def texts_of(folder: Path, found: LogFiles) -> tuple[Path, ...]:
 def _matches(path: Path, pattern: str) -> bool:
     wanted = line_pattern(pattern)
     try:
-        return any(wanted.read(text) is not None for _, text in _lines(path, Digest()))
-    except OSError:
+        return any(wanted.read(text) is not None for _, text in _searched(path, Digest(), pattern))
+    except (OSError, TooSlow):
         return False
+
+
+def _searched(path: Path, digest: Digest, pattern: str) -> Iterator[tuple[int, str]]:
+    """`_lines`, under the limit on the time that searching them for a pattern may take; raises TooSlow beyond it."""
+    with searching(pattern) as count:
+        for numbered in _lines(path, digest):
+            count()
+            yield numbered
 
 
 def series(path: Path, pattern: str, intake: Intake, *, longest: bool = False) -> Table | None:
@@ -173,8 +186,11 @@ def series(path: Path, pattern: str, intake: Intake, *, longest: bool = False) -
     """
     digest, wanted = Digest(), line_pattern(pattern)
     try:
-        total = usual_total(_lines(path, Digest()), wanted)
-        rows = PrintedRows(wanted, StepCounter(total)).read(_lines(path, digest))
+        total = usual_total(_searched(path, Digest(), pattern), wanted)
+        rows = PrintedRows(wanted, StepCounter(total)).read(_searched(path, digest, pattern))
+    except TooSlow as error:
+        intake.note("no-match", str(error), path)
+        return None
     except OSError as error:
         intake.note("unreadable", f"the log cannot be read: {error.strerror or error}", path)
         return None
@@ -217,7 +233,7 @@ def last_groups(path: Path, pattern: str, intake: Intake) -> dict[str, ScalarVal
     numbers: dict[str, float] = {}
     cut: dict[str, str] = {}
     try:
-        for _, text in _lines(path, digest):
+        for _, text in _searched(path, digest, pattern):
             printed = wanted.read(text)
             if printed is None:
                 continue
@@ -229,6 +245,9 @@ def last_groups(path: Path, pattern: str, intake: Intake) -> dict[str, ScalarVal
             numbers |= {**printed.values, **step}
             if printed.odd is not None and printed.odd[1] != printed.texts[printed.odd[0]]:
                 cut[printed.odd[0]] = printed.odd[1]
+    except TooSlow as error:
+        intake.note("no-match", str(error), path)
+        return {}
     except OSError as error:
         intake.note("unreadable", f"the log cannot be read: {error.strerror or error}", path)
         return {}
@@ -271,7 +290,8 @@ def waiting_in(out: Path, intake: Intake) -> list[dict[str, Any]]:
     Stacks are the trainer's own (`stackdump_*`) and those that were saved when the run was stopped (`dump/`).
     """
     found = []
-    for path in sorted([*out.glob("stackdump_*"), *out.glob("dump/*.txt"), *out.glob("dump/*stack*")])[:MAX_FILES]:
+    dumps = sorted({*out.glob("stackdump_*"), *out.glob("dump/*.txt"), *out.glob("dump/*stack*")})
+    for path in filter(is_file, dumps[:MAX_FILES]):
         try:
             for number, line in _lines(path, Digest()):
                 match = _COLLECTIVE.search(line)
@@ -287,7 +307,7 @@ def waiting_in(out: Path, intake: Intake) -> list[dict[str, Any]]:
 def tail(path: Path, *, lines: int = 40) -> tuple[str, ...]:
     """The last lines of a log, fit to be shown; empty when it cannot be read."""
     try:
-        with path.open("rb") as handle:
+        with open_file(path) as handle:
             size = handle.seek(0, 2)
             handle.seek(max(0, size - TAIL_BYTES))
             data = handle.read(TAIL_BYTES)
@@ -304,9 +324,9 @@ def read_errors(logs: LogFiles, intake: Intake) -> list[dict[str, Any]]:
     errors = []
     for rank, path in sorted(logs.rank_error.items()):
         try:
-            data = path.read_bytes()[:TAIL_BYTES]
-            content = json.loads(data.decode("utf-8", "replace"))
-        except (OSError, ValueError, RecursionError):
+            with open_file(path) as file:
+                content = parse_json(file.read(TAIL_BYTES))
+        except (OSError, ValueError):
             continue
         message = content.get("message") if isinstance(content, dict) else None
         info = message.get("extraInfo") if isinstance(message, dict) else None

@@ -10,6 +10,7 @@ from typing import Any
 from validator.collect.derive import scalar
 from validator.collect.intake import Intake, printable, read_small
 from validator.collect.trainer import read_json_object
+from validator.files import is_file
 from validator.model.measure import ScalarValue
 
 __all__ = ["read_probe"]
@@ -60,7 +61,7 @@ def _number(found: Any, key: str) -> float | None:
 
 def _links(path: Path, intake: Intake) -> dict[str, ScalarValue]:
     """Idle links lower their generation, so of each GPU the best sample counts, and of the GPUs the worst."""
-    read = read_small(path, intake, what="the machine's telemetry") if path.is_file() else None
+    read = read_small(path, intake, what="the machine's telemetry") if is_file(path) else None
     if read is None:
         return {}
     header, *rows = [line.split(",") for line in read[0].decode("utf-8", "replace").splitlines() if line.strip()]

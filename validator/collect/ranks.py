@@ -13,6 +13,7 @@ from validator.collect.heartbeat import Heartbeat
 from validator.collect.intake import CLOCK_SLACK_S
 from validator.collect.readers import Reading
 from validator.collect.same import Same
+from validator.files import stat_file
 from validator.model.result import Series
 
 __all__ = ["fill_from_rank_0", "read_heartbeats"]
@@ -70,38 +71,29 @@ def read_heartbeats(state: Gathered, paths: Mapping[int, Path], heartbeats: Read
 
 
 def _check_times(state: Gathered, paths: Mapping[int, Path]) -> None:
-    """Heartbeats of an earlier run, in a folder of which nobody knows when its run began.
-
-    One that ends before the latest one begins is of another run. So is one that was complete long before the table was
-    written; a copied file, which is younger than its last record, proves nothing.
-    """
-    ends = {rank: one.gaps.last for rank, one in state.heartbeats.items() if one.gaps.last is not None}
-    if not ends:
-        return
-    latest = max(ends, key=lambda rank: ends[rank])
-    began_s, table_s = state.heartbeats[latest].gaps.first, _written_s(state)
-    for rank, end_s in ends.items():
-        first_s = state.heartbeats[rank].gaps.first
-        if began_s is not None and end_s < began_s - CLOCK_SLACK_S:
-            message = f"its last record is {began_s - end_s:.0f} s older than the first record of rank {latest}"
-        elif table_s is not None and first_s is not None and _stale(paths[rank], end_s, end_s - first_s, table_s):
-            message = f"its last record is {table_s - end_s:.0f} s older than the table"
-        else:
+    """Heartbeats that were complete long before the table was written, in a folder of which nobody knows when its run
+    began. A copied file, which is younger than its last record, proves nothing."""
+    table_s = _written_s(state)
+    for rank, heartbeat in state.heartbeats.items():
+        first_s, end_s = heartbeat.gaps.first, heartbeat.gaps.last
+        if table_s is None or first_s is None or end_s is None:
             continue
-        state.intake.note("foreign-results", f"{message}, so it is of an earlier run", paths[rank])
+        if _stale(paths[rank], end_s, end_s - first_s, table_s):
+            message = f"its last record is {table_s - end_s:.0f} s older than the table, so it is of an earlier run"
+            state.intake.note("foreign-results", message, paths[rank])
 
 
 def _written_s(state: Gathered) -> float | None:
     """When the table was last written, Unix seconds; None without one."""
     try:
-        return (state.out / (state.metrics.csv or "training.csv")).stat().st_mtime
+        return stat_file(state.out / (state.metrics.csv or "training.csv")).st_mtime
     except OSError:
         return None
 
 
 def _stale(path: Path, end_s: float, took_s: float, table_s: float) -> bool:
     try:
-        copied = abs(path.stat().st_mtime - end_s) > _COPIED_S
+        copied = abs(stat_file(path).st_mtime - end_s) > _COPIED_S
     except OSError:
         return False
     return not copied and table_s - end_s > max(_LONG_S, took_s)

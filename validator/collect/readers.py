@@ -15,6 +15,7 @@ from pathlib import Path
 
 from validator.collect.heartbeat import Heartbeat, read_heartbeat
 from validator.collect.intake import Intake
+from validator.files import reading_below, stat_file
 from validator.python import calling
 
 __all__ = ["Reading", "reading"]
@@ -83,14 +84,15 @@ def reading(paths: Mapping[int, Path], *, root: Path, limit_s: float) -> Iterato
 
 def _size(path: Path) -> int:
     try:
-        return path.stat().st_size
+        return stat_file(path).st_size
     except OSError:
         return 0
 
 
 def _read(order: _Order) -> _Read:
     noted = Intake(order.root)
-    heartbeat = read_heartbeat(order.path, order.rank, noted, brief=order.brief, limit_s=order.limit_s)
+    with reading_below(order.root):
+        heartbeat = read_heartbeat(order.path, order.rank, noted, brief=order.brief, limit_s=order.limit_s)
     return heartbeat, noted
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from validator.files import parse_json
 from validator.model.columns import series_name
 from validator.model.pattern import line_pattern
 
@@ -264,8 +265,8 @@ def _measures(values: Mapping[str, float]) -> bool:
 def document_lines(text: str) -> Iterator[tuple[int, str]]:
     """The records of one JSON document, as a trainer saves its history, a line each; nothing for any other text."""
     try:
-        found: Any = json.loads(text)
-    except (ValueError, RecursionError):
+        found: Any = parse_json(text)
+    except ValueError:
         return
     if isinstance(found, dict):
         lists = [value for value in found.values() if isinstance(value, list) and value and isinstance(value[0], dict)]

@@ -15,6 +15,7 @@ from validator.collect.loader import read_smoke
 from validator.collect.probe import read_probe
 from validator.collect.training import read_training
 from validator.collect.trouble import scan
+from validator.files import is_file, reading_below, stat_file
 from validator.model.measure import ScalarValue
 from validator.model.outcome import Outcome
 from validator.model.plan import RunSpec
@@ -32,7 +33,8 @@ def collect_run(spec: RunSpec, *, run_dir: Path, outcome: Outcome | None) -> Res
         run_dir: the validation's folder; all paths in the result are relative to it.
         outcome: how the run ended; None while it runs, and then nothing that needs its start or end is derived.
     """
-    with np.errstate(all="ignore"):  # absurd values overflow; they are kept as read, not warned of
+    # Absurd values overflow; they are kept as read, not warned of.
+    with np.errstate(all="ignore"), reading_below(run_dir):
         return _collect_run(spec, run_dir=run_dir, outcome=outcome)
 
 
@@ -83,7 +85,13 @@ def collect_dir(path: Path, *, metrics: TrainerMetrics | None = None, world_size
             none is, a log in a known print format.
         world_size: ranks, where that is known.
     """
+    path = path if path.is_dir() else path.resolve()  # a link that the user names is followed
     folder = path if path.is_dir() else path.parent
+    with np.errstate(all="ignore"), reading_below(folder):
+        return _collect_dir(path, folder, metrics=metrics, world_size=world_size)
+
+
+def _collect_dir(path: Path, folder: Path, *, metrics: TrainerMetrics | None, world_size: int | None) -> Result:
     found = logs.find_logs(path) if path.is_dir() else logs.LogFiles({}, {}, {}, (path,))
     state = Gathered(
         run=printable(path.resolve().name) or "run",
@@ -94,9 +102,8 @@ def collect_dir(path: Path, *, metrics: TrainerMetrics | None = None, world_size
         lenient=metrics is None,
         texts=logs.texts_of(path, found) if path.is_dir() else (path,),
     )
-    with np.errstate(all="ignore"):
-        read_training(state, found)
-    if path.is_dir() and (path / "junit.xml").is_file():
+    read_training(state, found)
+    if path.is_dir() and is_file(path / "junit.xml"):
         _read_tests(state)
     _read_trouble(state, found)
     return _result(state, found)
@@ -137,7 +144,7 @@ def _telling_log(found: logs.LogFiles, outcome: Outcome | None, errors: list[dic
     candidates += [found.main, *found.all]
     for path in candidates:
         try:
-            if path is not None and path.stat().st_size:
+            if path is not None and stat_file(path).st_size:
                 return path
         except OSError:
             continue

@@ -20,6 +20,8 @@ from validator.collect.header import odd_names
 from validator.collect.intake import Digest, Intake, blocks, printable
 from validator.collect.order import rising
 from validator.collect.together import together
+from validator.files import open_file
+from validator.model.catalogue import METRICS
 from validator.model.columns import HEADERLESS, contract_names
 from validator.model.measure import SourceFile
 
@@ -66,11 +68,25 @@ class _Parts:
     restarts: list[int] = field(default_factory=list)
     rows: int = 0
     faults: dict[str, tuple[int, int, str]] = field(default_factory=dict)
+    texts: dict[int, tuple[int, int, str]] = field(default_factory=dict)
+    ended: bool = False
 
-    def fault(self, code: str, line: int, sample: str) -> None:
+    def fault(self, code: str, line: int, sample: str, *, times: int = 1) -> None:
         """Count a flaw; the first of its kind is kept as a sample."""
         count, first, text = self.faults.get(code, (0, line, sample))
-        self.faults[code] = (count + 1, first, text)
+        self.faults[code] = (count + times, first, text)
+
+    def text(self, column: int, line: int, sample: str) -> None:
+        """Count a cell that holds no number."""
+        count, first, text = self.texts.get(column, (0, line, sample))
+        self.texts[column] = (count + 1, first, text)
+
+    def judge_texts(self) -> None:
+        """Cells without a number are a flaw, but for a column of the trainer's own that holds words by design."""
+        for column, (count, line, sample) in sorted(self.texts.items()):
+            known = self.names[column] in _KNOWN
+            if known or count < _TEXT_SHARE * self.rows:
+                self.fault("garbage-cell", line, f"{self.names[column]}={sample}", times=count)
 
     def add(
         self,
@@ -101,12 +117,17 @@ _FAULTS = {
 }
 
 
-def read_table(path: Path, intake: Intake) -> Table | None:
-    """Read a CSV of numbers by step.
+_KNOWN = frozenset({*HEADERLESS, *METRICS})
+_TEXT_SHARE = 0.5
+"""Share of a column's rows that hold words from which these are what the column is for."""
+
+
+def read_table(path: Path, intake: Intake, *, ended: bool = False) -> Table | None:
+    """Read a CSV of numbers by step. `ended` says that its writer came to its end, so that its last line is whole.
 
     Returns None when the file cannot be opened; an empty file gives a table without columns. Never raises on content.
     """
-    digest, parts, line = Digest(), _Parts(), 1
+    digest, parts, line = Digest(), _Parts(ended=ended), 1
     try:
         for block in blocks(path, digest):
             line += _take_block(block, line, parts)
@@ -114,6 +135,7 @@ def read_table(path: Path, intake: Intake) -> Table | None:
         intake.note("unreadable", f"the table cannot be read: {error.strerror or error}", path)
         return None
     source = intake.add_source(path, sha256=digest.sha256, size=digest.size)
+    parts.judge_texts()
     for code, (count, first, sample) in parts.faults.items():
         intake.note(code, f"{count} {_FAULTS[code]}; first: {sample!r}", path, first)
     if parts.names and "step" not in parts.names:
@@ -128,7 +150,7 @@ def read_table(path: Path, intake: Intake) -> Table | None:
 def has_steps(path: Path) -> bool:
     """Whether a file begins with a header that names a column of steps."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             head = file.readline(64 * MAX_COLUMNS).removeprefix(b"\xef\xbb\xbf")
     except OSError:
         return False
@@ -287,6 +309,7 @@ def _careful(body: bytes, first_line: int, parts: _Parts) -> None:
             parts.fault("nul-bytes", line, printable(text.replace("\0", "␀"), limit=60))
             text = text.replace("\0", "")
         cells = [cell.strip().strip("\"'") for cell in text.strip("\r").split(",")]
+        cut = cut and not (parts.ended and len(cells) == width)
         if cut:
             parts.fault("truncated-line", line, printable(text, limit=60))
             cells = cells[:-1]  # its last cell may lack digits
@@ -314,7 +337,7 @@ def _row(cells: list[str], width: int, line: int, parts: _Parts) -> tuple[list[f
         cell = cells[index] if index < len(cells) else ""
         number = _number(cell) if cell else None
         if number is None and cell:
-            parts.fault("garbage-cell", line, f"{parts.names[index]}={printable(cell, limit=40)}")
+            parts.text(index, line, printable(cell, limit=40))
         values.append(float("nan") if number is None else number)
         missing.append(number is None)
     return values, missing

@@ -7,7 +7,6 @@ measured.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import numpy.typing as npt
 
 from validator.collect.heartbeat import Heartbeat
 from validator.collect.intake import Intake, printable, read_small
+from validator.files import is_file, parse_json
 from validator.model.result import Samples, Series
 
 __all__ = ["disturbed_somewhere", "read_samples", "read_telemetry", "windows_of"]
@@ -165,11 +165,11 @@ def _reason_of(column: str, strangers: Mapping[str, str]) -> Callable[[int], str
 
 def _strangers(path: Path, intake: Intake) -> dict[str, str]:
     """GPU to the foreign processes that came to it, in words."""
-    read = read_small(path, intake, what="the list of foreign processes") if path.is_file() else None
+    read = read_small(path, intake, what="the list of foreign processes") if is_file(path) else None
     found: dict[str, list[str]] = {}
     for line in (b"" if read is None else read[0]).splitlines():
         try:
-            entry = json.loads(line)
+            entry = parse_json(line)
             used = entry["used_mib"]
             told = f"pid {int(entry['pid'])} ({printable(str(entry['name']), limit=80)}"
             found.setdefault(f"gpu{int(entry['gpu'])}", []).append(f"{told}{'' if used is None else f', {used} MiB'})")

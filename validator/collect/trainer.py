@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from validator.collect.intake import Intake, clean, read_small
+from validator.files import parse_json
 from validator.model.measure import ScalarValue, SourceFile
 
 __all__ = ["flat", "open_scalars", "read_json_object"]
@@ -26,8 +26,8 @@ def read_json_object(path: Path, intake: Intake, *, what: str) -> tuple[dict[str
     if "\ufffd" in text and text.encode("utf-8") not in (data, data.removeprefix(b"\xef\xbb\xbf")):
         intake.note("not-utf8", f"{what} holds bytes that are not UTF-8", path)
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        value = parse_json(text)
+    except ValueError as error:
         intake.note("not-json", f"{what} is not JSON: {error}", path)
         return None
     if not isinstance(value, dict):

@@ -17,6 +17,7 @@ from validator.collect.readers import reading
 from validator.collect.table import Table, has_steps, read_table
 from validator.collect.telemetry import disturbed_somewhere, read_samples, read_telemetry
 from validator.collect.trainer import flat, open_scalars, read_json_object
+from validator.files import is_file, open_file
 from validator.model.columns import ALIASES, OTHER_UNITS
 from validator.model.result import Series
 
@@ -109,7 +110,7 @@ def _add_table(state: Gathered, table: Table, *, prefix: str = "") -> None:
 
 def _read_csv(state: Gathered) -> None:
     path = declared(state, state.metrics.csv, "training log") or (_other_table(state) if state.lenient else None)
-    table = read_table(path, state.intake) if path else None
+    table = read_table(path, state.intake, ended=_ended(state)) if path else None
     if table is not None:
         _add_table(state, table)
 
@@ -119,7 +120,7 @@ def _other_table(state: Gathered) -> Path | None:
     found = [
         path
         for path in sorted(state.out.glob("*.csv"))
-        if path.is_file() and path.name not in _FURTHER and has_steps(path)
+        if is_file(path) and path.name not in _FURTHER and has_steps(path)
     ]
     return found[0] if len(found) == 1 else None
 
@@ -171,9 +172,14 @@ def _tokens_per_step(state: Gathered) -> float | None:
 
 def _read_arrivals(state: Gathered) -> None:
     path = state.out / "arrivals.jsonl"
-    arrivals = read_arrivals(path, state.intake, out=state.out) if path.is_file() else {}
+    arrivals = read_arrivals(path, state.intake, out=state.out) if is_file(path) else {}
     if arrivals:
         state.extra["arrivals"] = arrivals
+
+
+def _ended(state: Gathered) -> bool:
+    """Whether the trainer came to its end by itself, and closed its files."""
+    return state.outcome is not None and state.outcome.ok
 
 
 def _derive(state: Gathered) -> None:
@@ -202,7 +208,7 @@ def _derive(state: Gathered) -> None:
     jumps = [window for heartbeat in state.heartbeats.values() for window in heartbeat.jumps]
     jumps += jumps_in_rows(written, tokens, limit_s=longest_s(duration_s(state)))
     telemetry = state.out / "logs" / "telemetry.csv"
-    samples = read_samples(telemetry, state.intake) if telemetry.is_file() else None
+    samples = read_samples(telemetry, state.intake) if is_file(telemetry) else None
     if samples is not None:
         state.extra["samples"] = samples
     if first is not None:
@@ -254,7 +260,7 @@ def _derive_gaps(state: Gathered) -> None:
 
 def _read_halt(state: Gathered) -> None:
     path = state.out / ".HALT"
-    if not path.exists():
+    if not is_file(path):
         return
     began_s = state.started_s
     if began_s is None:
@@ -273,7 +279,7 @@ def _read_halt(state: Gathered) -> None:
 
 def _short_text(path: Path) -> str:
     try:
-        with path.open("rb") as handle:
+        with open_file(path) as handle:
             return printable(handle.read(2000).decode("utf-8", "replace"))
     except OSError:
         return ""
@@ -284,11 +290,11 @@ def _read_further(state: Gathered) -> None:
     files: dict[str, str] = {}
     for name, kind in _FURTHER.items():
         path = state.out / name
-        if not path.is_file():
+        if not is_file(path):
             continue
         files[state.intake.name(path)] = kind
         if name in _BY_STEP:
-            table = read_table(path, state.intake)
+            table = read_table(path, state.intake, ended=_ended(state))
             if table is not None:
                 _add_table(state, table, prefix=f"{path.stem}.")
     if files:
@@ -307,7 +313,7 @@ def _read_memory_dumps(state: Gathered) -> None:
     """What the trainer's `mem_<tag>.json` say of the device's size."""
     for tag in ("stepN", "step1", "boot"):
         path = state.out / f"mem_{tag}.json"
-        read = read_json_object(path, state.intake, what="memory dump") if path.is_file() else None
+        read = read_json_object(path, state.intake, what="memory dump") if is_file(path) else None
         total = read[0].get("gpu_mem_total_mib") if read is not None else None
         if isinstance(total, (int, float)) and total > 0:
             state.extra["gpu_mem_total_mib"] = float(total)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from validator.collect.intake import Intake, printable
+from validator.files import open_file, stat_file
 
 __all__ = ["SIGNS", "Sign", "scan"]
 
@@ -91,8 +92,8 @@ def scan(paths: tuple[Path, ...], intake: Intake) -> dict[str, list[dict[str, An
 
 
 def _head_and_tail(path: Path) -> list[tuple[int | None, bytes]]:
-    size = path.stat().st_size
-    with path.open("rb") as handle:
+    size = stat_file(path).st_size
+    with open_file(path) as handle:
         head = handle.read(SCAN_BYTES)
         if size <= SCAN_BYTES:
             return [(1, head)]

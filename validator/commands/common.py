@@ -19,6 +19,7 @@ __all__ = [
     "NO_GO",
     "UNABLE",
     "USAGE",
+    "after_decision",
     "AsJson",
     "Only",
     "Overrides",
@@ -110,6 +111,15 @@ def _expected(error: Exception, *, as_json: bool) -> typer.Exit | None:
     if isinstance(error, (FolderError, PlanError)):
         return fail(str(error), USAGE, as_json=as_json)
     return fail(str(error), UNABLE, as_json=as_json) if isinstance(error, Unable) else None
+
+
+@contextmanager
+def after_decision() -> Iterator[None]:
+    """The decision is computed and written: what fails from here on is said, and changes no exit code."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001
+        sys.stderr.write(f"the decision stands, but cannot be shown here: {type(error).__name__}: {error}\n")
 
 
 def duration(option: str, text: str, *, as_json: bool) -> float:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from validator.commands.common import GO, NO_GO, USAGE, AsJson, example, fail, print_json, reported
+from validator.commands.common import GO, NO_GO, USAGE, AsJson, after_decision, example, fail, print_json, reported
 
 __all__ = ["inspect", "report"]
 
@@ -63,12 +63,13 @@ def report(
         raise fail("--out belongs to --share; leave it out, or add --share", USAGE, as_json=as_json)
     with reported(as_json=as_json):
         finished = workflow.share(run_dir, out=out) if share else workflow.report(run_dir)
-    if as_json:
-        sys.stdout.write(finished.folder.joinpath("result.json").read_text(encoding="utf-8"))
-    else:
-        from validator.report import terminal
+    with after_decision():
+        if as_json:
+            sys.stdout.write(finished.text)
+        else:
+            from validator.report import terminal
 
-        terminal.print_summary(finished.report, finished.paths)
-        if isinstance(finished, workflow.Shared):
-            typer.echo(finished.summary)
+            terminal.print_summary(finished.report, finished.paths)
+            if isinstance(finished, workflow.Shared):
+                typer.echo(finished.summary)
     raise typer.Exit(finished.exit_code)

@@ -16,6 +16,7 @@ from validator.commands.common import (
     Overrides,
     RunbookArgument,
     Skip,
+    after_decision,
     complete_runbook,
     example,
     fail,
@@ -87,8 +88,10 @@ def run(
                 lock=not no_lock,
             )
             finished = workflow.execute(request, quiet=as_json)
-    _show_finished(finished, as_json=as_json)
-    _tell_job(finished)
+    with after_decision():
+        _show_finished(finished, as_json=as_json)
+    with after_decision():
+        _tell_job(finished)
     raise typer.Exit(finished.exit_code)
 
 
@@ -106,7 +109,7 @@ def _refuse_with_resume(names: list[str], *, as_json: bool) -> None:
 def _show_finished(finished: Finished, *, as_json: bool) -> None:
     """What is left to show of a validation: JSON, or the decision of one that had nothing left to do."""
     if as_json:
-        sys.stdout.write(finished.folder.joinpath("result.json").read_text(encoding="utf-8"))
+        sys.stdout.write(finished.text)
     elif finished.had_ended:
         from validator.report import terminal
 
@@ -123,7 +126,7 @@ def _tell_job(finished: Finished) -> None:
     if finished.had_ended or not os.environ.get(VARIABLE):
         return
     try:
-        append_step_summary(finished.paths.markdown.read_text(encoding="utf-8"), os.environ)
+        append_step_summary(finished.markdown, os.environ)
     except OSError as error:
         typer.echo(f"{VARIABLE}: the step's summary cannot be written: {error.strerror or error}", err=True)
 

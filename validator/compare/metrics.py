@@ -98,10 +98,7 @@ def metric_differences(a: Side, b: Side, *, not_worse_than: float | None = None)
     for metric in METRICS.values():
         if metric.better is None:
             continue
-        tested = [
-            _test(cell, metric, _values(a.cells[cell], metric), _values(b.cells[cell], metric), b.run_cv)
-            for cell in shared
-        ]
+        tested = [_test(cell, metric, (a, b), one_sided=not_worse_than is not None) for cell in shared]
         tested = [one for one in tested if one.a.runs and one.b.runs]
         found += [_judged(one, a, b, not_worse_than, len(tested)) for one in _corrected(tested)]
     order = {cell: index for index, cell in enumerate(shared)}
@@ -133,7 +130,9 @@ def _values(runs: Sequence[RunReport], metric: Metric) -> _Values:
     return _Values(tuple(points), tuple(halves), obstacle, no_interval, min(versions, default=metric.version))
 
 
-def _test(cell: Cell, metric: Metric, a: _Values, b: _Values, run_cv: float) -> _Tested:
+def _test(cell: Cell, metric: Metric, sides: tuple[Side, Side], *, one_sided: bool) -> _Tested:
+    a, b = (_values(side.cells[cell], metric) for side in sides)
+    run_cv = sides[1].run_cv
     tested = _Tested(cell, metric, a, b)
     if not a.runs or not b.runs:
         return tested
@@ -149,7 +148,8 @@ def _test(cell: Cell, metric: Metric, a: _Values, b: _Values, run_cv: float) -> 
     if not any(a.points) and not any(b.points):
         return _same(tested)
     if not few:
-        answer, found = welch(b.points, a.points), ratio(b.points, a.points)
+        answer = welch(b.points, a.points)
+        found = ratio(b.points, a.points, assumed_cv=run_cv if one_sided else None)
         return replace(
             tested,
             effect=effect,

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from validator.execute.follow import Record
+from validator.files import Tree
 
 __all__ = ["ARRIVALS_FILE", "ArrivalStamps"]
 
@@ -107,8 +108,8 @@ class ArrivalStamps:
         for path, growth in self._files.items():
             self._settle_one(path, growth, fresh.get(path, deque()), read_to.get(path, 0))
         if self._lines:
-            with suppress(OSError), (self._out / ARRIVALS_FILE).open("a", encoding="ascii") as file:
-                file.write("".join(self._lines))
+            with suppress(OSError), Tree(self._out) as tree:
+                tree.append(ARRIVALS_FILE, "".join(self._lines).encode("ascii", "backslashreplace"))
             self._lines.clear()
 
     def _settle_one(self, path: Path, growth: _Growth, records: deque[Record], read_to: int) -> None:

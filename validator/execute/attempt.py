@@ -14,7 +14,7 @@ from pathlib import Path
 
 from validator.execute.arrivals import ArrivalStamps
 from validator.execute.cancel import CancelToken
-from validator.execute.capture import LogCap, compact, logs_below
+from validator.execute.capture import LogCap, compact, logs_below, take_in
 from validator.execute.gpu import Gpus
 from validator.execute.guardian import Guardian
 from validator.execute.halt import HALT_FILE, named_anomaly, write_halt
@@ -239,6 +239,7 @@ def _tidy(running: _Running, memory_before_mib: float | None) -> None:
     memory to come back."""
     for path in logs_below(running.launch.out / "logs"):
         compact(path, cap=running.request.log_cap)
+    take_in(running.launch.out, running.spec.metrics, ranks=running.spec.world_size)
     if running.request.mask is not None:
         mask_files(running.launch.out, mask=running.request.mask)
     dump = running.launch.out / "dump"

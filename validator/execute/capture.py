@@ -13,13 +13,16 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from validator.files import Tree, new_file, open_file
+from validator.model.runbook import TrainerMetrics
 from validator.model.units import format_size
 
-__all__ = ["LogCap", "compact", "trim_while_written"]
+__all__ = ["LogCap", "compact", "take_in", "trim_while_written"]
 
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 _BLOCK = 4096
 _COPY = 1 << 20
+_LINKED_BYTES = 1 << 30
 
 
 class LogCap:
@@ -44,7 +47,7 @@ def trim_while_written(path: Path, *, cap: LogCap) -> bool:
     nothing happens until `compact`.
     """
     with suppress(OSError):
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
             size = os.fstat(fd).st_size
             first = -(-cap.head // _BLOCK) * _BLOCK
@@ -70,7 +73,7 @@ def compact(path: Path, *, cap: LogCap) -> int:
         return 0
     part = path.with_name(path.name + ".part")
     try:
-        with path.open("rb") as source, part.open("wb") as target:
+        with open_file(path) as source, new_file(part) as target:
             head = source.read(cap.head).rstrip(b"\0")
             head = head[: head.rfind(b"\n") + 1] or head
             source.seek(size - cap.tail)
@@ -89,6 +92,20 @@ def compact(path: Path, *, cap: LogCap) -> int:
             part.unlink(missing_ok=True)
         return 0
     return left_out
+
+
+def take_in(out: Path, metrics: TrainerMetrics, *, ranks: int) -> None:
+    """Replace declared files that are links to below `link_roots` by copies, so that the folder is whole by itself."""
+    names = [metrics.csv, metrics.env, metrics.metrics]
+    names += [metrics.heartbeat.replace("{rank}", str(rank)) for rank in range(ranks)] if metrics.heartbeat else []
+    with suppress(OSError), Tree(out, link_roots=metrics.link_roots) as tree:
+        for name in filter(None, names if metrics.link_roots else ()):
+            if not (out / name).is_symlink():
+                continue
+            with suppress(OSError):  # it leads elsewhere, and stays a link, which is said when it is read
+                written_ns = (out / name).stat().st_mtime_ns
+                tree.write(name, tree.read(name, limit=_LINKED_BYTES))
+                os.utime(out / name, ns=(written_ns, written_ns))
 
 
 def logs_below(folder: Path) -> Iterable[Path]:

@@ -22,6 +22,7 @@ from typing import Any
 from validator.execute.gpu import Gpus
 from validator.execute.procfs import Stat, catches, cmdline, environ, field_of_status, read_stat
 from validator.execute.tree import ProcessTree
+from validator.files import Tree
 
 __all__ = ["Evidence", "last_stacks", "save_evidence"]
 
@@ -211,6 +212,6 @@ def _write_json(evidence: Evidence, name: str, value: Any) -> None:
 
 def _write_text(evidence: Evidence, name: str, text: str) -> None:
     path = evidence.folder / name
-    with suppress(OSError):
-        path.write_text(evidence.redact(text), encoding="utf-8", errors="replace")
+    with suppress(OSError), Tree(evidence.out) as tree:
+        tree.write(path.relative_to(evidence.out), evidence.redact(text), sync=False)
         evidence.files.append(path)

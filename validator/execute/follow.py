@@ -7,18 +7,20 @@ irregularity; here a line that cannot be read is passed over.
 from __future__ import annotations
 
 import glob
-import json
+import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from validator.files import Tree, parse_json
+from validator.model.budget import TooSlow, searching
 from validator.model.columns import HEADERLESS, contract_names, contract_values, without_colors
-from validator.model.pattern import StepCounter, line_pattern
+from validator.model.pattern import LinePattern, StepCounter, line_pattern
 from validator.model.runbook import TrainerMetrics
 
 __all__ = ["Record", "RunFollower", "Tail"]
@@ -50,8 +52,17 @@ class Tail:
     Some trainers write a table anew when a column joins it; its first bytes then are others.
     """
 
-    def __init__(self, path: Path, *, skip_to_last_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        root: Path | None = None,
+        skip_to_last_bytes: int | None = None,
+        link_roots: Sequence[str] = (),
+    ) -> None:
         self.path = path
+        self._root = path.parent if root is None else root
+        self._link_roots = link_roots
         self._offset = 0
         self._inode = -1
         self._rest = b""
@@ -70,8 +81,8 @@ class Tail:
     def lines_with_ends(self) -> list[tuple[bytes, int]]:
         """Lines finished since the last call, without their ends, and the byte behind each."""
         try:
-            with self.path.open("rb") as file:
-                stat = self.path.stat()
+            with Tree(self._root, link_roots=self._link_roots) as tree, tree.open(self._relative) as file:
+                stat = os.fstat(file.fileno())
                 if stat.st_ino == self._inode and stat.st_size == self._offset:
                     return []
                 head = file.read(_HEAD_BYTES)
@@ -91,6 +102,10 @@ class Tail:
         ends = accumulate((len(line) + 1 for line in whole), initial=begin)
         next(ends)
         return [(line.rstrip(b"\r"), end) for line, end in zip(whole, ends, strict=True)]
+
+    @property
+    def _relative(self) -> str:
+        return os.path.relpath(self.path, self._root)
 
     @property
     def first_line(self) -> bytes:
@@ -119,7 +134,8 @@ class RunFollower:
     """Follows every file that `metrics` names below `out`.
 
     `ranks` bounds the heartbeats that are looked for; None takes every one that is there. `skip_to_last_bytes` starts
-    at the end of files that are long already.
+    at the end of files that are long already. Links are followed only to below the metrics' `link_roots`. `too_slow`
+    says why the log is no longer searched.
     """
 
     out: Path
@@ -128,6 +144,7 @@ class RunFollower:
     skip_to_last_bytes: int | None = None
     step: int | None = None
     latest: dict[str, float] = field(default_factory=dict)
+    too_slow: str = ""
     by_rank: dict[int, RankState] = field(default_factory=dict)
     _tails: dict[Path, Tail] = field(default_factory=dict)
     _columns: tuple[str, ...] | None = None
@@ -147,13 +164,17 @@ class RunFollower:
 
     @property
     def has_source(self) -> bool:
-        """Whether the trainer declares anything that tells a step."""
-        return any((self.metrics.csv, self.metrics.heartbeat, self.metrics.stdout))
+        """Whether the trainer declares anything that reports a step, and that can be searched in time."""
+        return any((self.metrics.csv, self.metrics.heartbeat, self.metrics.stdout and not self.too_slow))
 
     def rank0_log(self) -> Path:
         """Where rank 0's standard output goes: torchrun's file for it, else the launcher's."""
         found = sorted(self.out.glob("logs/ranks/*/attempt_*/0/stdout.log"))
-        return found[-1] if found else self.out / "logs" / "stdout.log"
+        log = self.out / "logs" / "stdout.log"
+        if found or log.is_file():
+            return found[-1] if found else log
+        own = sorted(self.out.glob("*.log"))  # of a trainer that somebody else started
+        return own[0] if len(own) == 1 else log
 
     def stamped(self) -> tuple[Path, ...]:
         """The files whose growth shows when a step was reported: table and log, else rank 0's heartbeat."""
@@ -176,7 +197,9 @@ class RunFollower:
 
     def _tail(self, path: Path) -> Tail:
         if path not in self._tails:
-            self._tails[path] = Tail(path, skip_to_last_bytes=self.skip_to_last_bytes)
+            self._tails[path] = Tail(
+                path, root=self.out, skip_to_last_bytes=self.skip_to_last_bytes, link_roots=self.metrics.link_roots
+            )
         return self._tails[path]
 
     def _rows(self) -> Iterator[Record]:
@@ -200,7 +223,7 @@ class RunFollower:
             state = self.by_rank.setdefault(rank, RankState())
             for line, end in self._tail(path).lines_with_ends():
                 try:
-                    entry = json.loads(line)
+                    entry = parse_json(line)
                 except ValueError:
                     continue
                 if not isinstance(entry, dict):
@@ -235,11 +258,18 @@ class RunFollower:
     def _printed(self) -> Iterator[Record]:
         if self.metrics.stdout is None:
             return
-        pattern = line_pattern(self.metrics.stdout)
+        try:
+            with searching(self.metrics.stdout) as count:
+                yield from self._matches(line_pattern(self.metrics.stdout), count)
+        except TooSlow as error:
+            self.too_slow = str(error)
+
+    def _matches(self, pattern: LinePattern, count: Callable[[], None]) -> Iterator[Record]:
         out = self.rank0_log()
         for path in (out, out.with_name("stderr.log")) if self._log is None else (self._log,):
             for line, end in self._tail(path).lines_with_ends():
                 for part in line.split(b"\r"):  # a progress bar redraws its line
+                    count()
                     printed = pattern.read(without_colors(part[:8192]).decode("utf-8", "replace"))
                     if printed is None:
                         continue

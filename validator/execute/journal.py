@@ -22,7 +22,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from validator.files import Tree, Unreadable, parse_json
+from validator.files import Tree, Unreadable, parse_json, sync_folder
 
 __all__ = ["Event", "Journal", "JournalBusy", "read"]
 
@@ -71,7 +71,7 @@ class Journal:
                 ) from error
             _drop_torn_tail(fd)
             if created:
-                _sync_folder(path.parent)
+                sync_folder(path.parent)
         except BaseException:
             os.close(fd)
             raise
@@ -171,14 +171,6 @@ def _write_all(fd: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _plain(value: Any, redact: Callable[[str], str] | None) -> Any:

@@ -10,8 +10,11 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import BinaryIO
+
+from validator.files import new_file, open_file
 
 __all__ = ["mask_file", "mask_files"]
 
@@ -65,18 +68,18 @@ def mask_file(path: Path, *, mask: Callable[[bytes], bytes]) -> bool:
 
 def _changes(path: Path, part: Path, mask: Callable[[bytes], bytes]) -> bool:
     """Write the masked text to `part`, from the first block on that changes; False when none does."""
-    at, changed = 0, False
-    with path.open("rb") as source:
+    at = 0
+    with open_file(path) as source, ExitStack() as stack:
+        target: BinaryIO | None = None
         for block in _blocks(source.fileno()):
             clean = mask(block)
-            if clean != block and not changed:
-                changed = True
-                _copy(path, part, at)
-            if changed:
-                with part.open("ab") as target:
-                    target.write(clean)
+            if clean != block and target is None:
+                target = stack.enter_context(new_file(part))
+                _copy(path, target, at)
+            if target is not None:
+                target.write(clean)
             at += len(block)
-    return changed
+    return target is not None
 
 
 def _blocks(fd: int) -> Iterator[bytes]:
@@ -92,9 +95,9 @@ def _blocks(fd: int) -> Iterator[bytes]:
         yield rest
 
 
-def _copy(path: Path, part: Path, count: int) -> None:
+def _copy(path: Path, target: BinaryIO, count: int) -> None:
     """The first `count` bytes of a file."""
-    with path.open("rb") as source, part.open("wb") as target:
+    with open_file(path) as source:
         while count > 0 and (chunk := source.read(min(count, _BLOCK))):
             target.write(chunk)
             count -= len(chunk)
@@ -108,7 +111,7 @@ def _texts(folder: Path) -> Iterator[Path]:
             with suppress(OSError):
                 if path.is_symlink() or not path.is_file() or not 0 < path.stat().st_size <= _MOST:
                     continue
-                with path.open("rb") as file:
+                with open_file(path) as file:
                     is_text = b"\0" not in file.read(_LOOK_AT)
                 if is_text or name.endswith(".log"):
                     yield path

@@ -8,7 +8,6 @@ NVIDIA's resiliency extension.
 
 from __future__ import annotations
 
-import json
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ from statistics import fmean, pvariance
 from typing import Any, Literal
 
 from validator.execute.follow import Record
+from validator.files import Tree
 from validator.model.runbook import Watchdog
 from validator.model.units import format_duration
 
@@ -86,8 +86,9 @@ def judges_gates(limits: Watchdog, env: Path | None) -> bool:
     if limits.gates is not None or env is None:
         return bool(limits.gates)
     try:
-        content: Any = json.loads(env.read_text(encoding="utf-8", errors="replace")[: 1 << 20])
-    except (OSError, ValueError, RecursionError):
+        with Tree(env.parent) as tree:
+            content: Any = tree.json(env.name, limit=1 << 20)
+    except (OSError, ValueError):
         return False
     return isinstance(content, dict) and says_nsa(content.get("effective"))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -11,9 +10,12 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from validator.files import open_file, parse_json, reading_below
+
 __all__ = ["describe_exit", "is_full", "last_words", "redact_words", "says_no_room", "says_port_in_use", "tail_of"]
 
 _TAIL_BYTES = 65536
+_RECORD_BYTES = 1 << 20
 _WORDS = 300
 _FULL_BYTES = 64 << 10
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
@@ -67,7 +69,10 @@ def describe_exit(rc: int, *, out: Path, step: int | None, oom_kills: int = 0) -
         text = f"exited with code {rc}{after}"
     if oom_kills:
         text += f"; the kernel ended {oom_kills} process{'' if oom_kills == 1 else 'es'} of this machine to free memory"
-    words = last_words(out) if rc != 0 else None
+    words = None
+    if rc != 0:
+        with suppress(OSError), reading_below(out):
+            words = last_words(out)
     return f"{text}: {words}" if words else text
 
 
@@ -132,7 +137,7 @@ def says_port_in_use(out: Path, port: int | None) -> bool:
     """Whether the launcher, or a rank, failed because somebody else had taken the master port meanwhile."""
     if port is None:
         return False
-    texts = [tail_of(path) for _, path in _logs(out)]
+    texts = _tails(out)
     return any(_PORT_IN_USE.search(text) and str(port) in text for text in texts)
 
 
@@ -148,7 +153,13 @@ def is_full(folder: Path) -> bool:
 
 def says_no_room(out: Path) -> bool:
     """Whether the last lines of a log say that a disk had no room; the program may have removed what did not fit."""
-    return any(_NO_ROOM.search(tail_of(path)) for _, path in _logs(out))
+    return any(_NO_ROOM.search(text) for text in _tails(out))
+
+
+def _tails(out: Path) -> list[str]:
+    with suppress(OSError), reading_below(out):
+        return [tail_of(path) for _, path in _logs(out)]
+    return []
 
 
 def redact_words(words: Iterable[str], redact: Callable[[str], str]) -> tuple[str, ...]:
@@ -167,7 +178,7 @@ def redact_words(words: Iterable[str], redact: Callable[[str], str]) -> tuple[st
 
 def tail_of(path: Path) -> str:
     """The end of a text file without control sequences; empty when there is none."""
-    with suppress(OSError), path.open("rb") as file:
+    with suppress(OSError), open_file(path) as file:
         file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
         return _CONTROL.sub("", file.read().decode("utf-8", "replace"))
     return ""
@@ -187,7 +198,8 @@ def _first_error(out: Path) -> tuple[int, str] | None:
     found: list[tuple[float, int, str]] = []
     for path in out.glob("logs/ranks/*/attempt_*/*/error.json"):
         with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
-            message = json.loads(path.read_text(encoding="utf-8", errors="replace"))["message"]
+            with open_file(path) as file:
+                message = parse_json(file.read(_RECORD_BYTES))["message"]
             extra = message.get("extraInfo", {}) if isinstance(message, dict) else {}
             text = str(message["message"] if isinstance(message, dict) else message)
             found.append((float(extra.get("timestamp", 0)), int(path.parent.name), _clean(text.strip())))

@@ -161,5 +161,5 @@ def _entry(row: tuple[object, ...], points: tuple[Point, ...]) -> Entry:
         software=parse_json(str(software)),
         points=points,
         pinned=bool(pinned),
-        undecided=tuple(json.loads(str(undecided))),
+        undecided=tuple(parse_json(str(undecided))),
     )

@@ -32,6 +32,14 @@ ONE_SIDED = 0.05
 _COMPATIBLE = 0.1
 """Error of the F test by which two variances are taken for different, so that they are not pooled."""
 
+_ASSUMED_DF = 4.0
+"""Degrees of freedom that an assumed variation between runs is worth beside the measured one, which of 4 + 4 runs has
+six. With it equal sides at the assumed 2 % are decided in 95.4 % of cases instead of 93.8 %."""
+
+_ASSUMED_UP_TO = 1.5
+"""Measured over assumed variation beyond which the assumption is dropped. It limits the error of a one-sided limit to
+5.9 % where runs vary by 3 % and 2 % are assumed; at 2 % it is 4.3 %."""
+
 
 @dataclass(frozen=True)
 class Welch:
@@ -89,8 +97,10 @@ class Ratio:
         return where if self.linear else math.expm1(min(where, 700.0))
 
 
-def ratio(a: Sequence[float], b: Sequence[float]) -> Ratio:
+def ratio(a: Sequence[float], b: Sequence[float], *, assumed_cv: float | None = None) -> Ratio:
     """Mean of a over mean of b with what its one-sided limits need, from at least two run means on each side.
+
+    `assumed_cv`, a variation between runs that is assumed beside the measured one, counts where both agree.
 
     By logarithms, since rates vary in proportion. The variances are pooled where the sides have as many runs and an F
     test does not tell them apart: with few runs that is worth several percent of power, and with equal numbers it
@@ -113,10 +123,21 @@ def ratio(a: Sequence[float], b: Sequence[float]) -> Ratio:
         return Ratio(center, 0.0, 1.0, linear)
     n = len(first)
     small, large = sorted(variances)
+    alike = assumed_cv is not None and not linear and error * math.sqrt(n / 2) <= _ASSUMED_UP_TO * assumed_cv
+    if n == len(second) and alike:
+        return _with_assumed(Ratio(center, error, 2.0 * (n - 1)), n, assumed_cv or 0.0)
     if n == len(second) and small > 0 and 2 * float(fdtrc(n - 1, n - 1, large / small)) > _COMPATIBLE:
         return Ratio(center, error, 2.0 * (n - 1), linear)
     df = sum(parts) ** 2 / sum(part**2 / (len(side) - 1) for part, side in zip(parts, (first, second), strict=True))
     return Ratio(center, error, df, linear)
+
+
+def _with_assumed(found: Ratio, n: int, assumed_cv: float) -> Ratio:
+    """The ratio with its variance, of n runs a side, pooled with the assumed one."""
+    measured = found.error * math.sqrt(n / 2)
+    df = found.df + _ASSUMED_DF
+    variance = (found.df * measured**2 + _ASSUMED_DF * assumed_cv**2) / df
+    return Ratio(found.center, math.sqrt(2 * variance / n), df)
 
 
 def repeats_for_equality(cv: float, margin: float, *, two_sided: bool = True) -> int:

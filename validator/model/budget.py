@@ -57,6 +57,7 @@ def searching(pattern: str) -> Iterator[Callable[[], None]]:
                 "so it is not searched for any more; write it without a repetition inside a repetition, as in (a+)+, "
                 "and with fewer .*"
             )
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)  # once: whoever handles this must not be hit by the next
             raise TooSlow(_too_slow[pattern])
         before = lines
 

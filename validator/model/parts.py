@@ -109,6 +109,11 @@ class TrainerMetrics(Frozen):
     extra: dict[str, str] = Field(
         default_factory=dict, description="Further series that the trainer writes: name to unit."
     )
+    link_roots: tuple[str, ...] = Field(
+        (),
+        description="Folders to below which one of these files may be a link. It is followed while the run lasts and "
+        "replaced by a copy when it has ended; any other link is not read.",
+    )
 
     @field_validator("stdout")
     @classmethod

@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from validator.files import Tree
 from validator.observe.redact import redact
 
 __all__ = ["Capture", "start_captures"]
@@ -101,9 +102,8 @@ class _Worker:
             return
         with suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True)
-            part = self.folder / f".{file}.part"
-            part.write_text(text, encoding="utf-8")
-            part.replace(self.folder / file)
+            with Tree(self.folder) as tree:
+                tree.write(file, text, sync=False)
 
     def kill(self) -> None:
         if self.process is not None and self.process.poll() is None:

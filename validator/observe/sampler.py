@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from validator.files import Tree
 from validator.observe.nvml import MIB, memory_mib, open_gpus
 from validator.observe.strangers import Strangers
 from validator.observe.xid import XidWatch
@@ -118,10 +119,9 @@ class Sampler:
         if not self.path.parent.is_dir():
             return  # between two attempts; the next one makes the folder anew
         line = ",".join("" if value is None else str(value) for value in row)
-        with self.path.open("a", encoding="utf-8") as file:
-            if file.tell() == 0:
-                file.write(",".join(sample_columns(list(self._handles))) + "\n")
-            file.write(line + "\n")
+        with Tree(self.path.parent) as tree:
+            head = "" if tree.has_file(self.path.name) else ",".join(sample_columns(list(self._handles))) + "\n"
+            tree.append(self.path.name, f"{head}{line}\n".encode())
 
     def _host(self) -> list[float | int | None]:
         busy, waiting = self._shares()

@@ -11,6 +11,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from validator.files import Tree
 from validator.observe.host import HostFacts, read_host
 from validator.observe.nvml import GpuReport, read_gpus
 from validator.observe.redact import redact_env
@@ -36,9 +37,8 @@ def snapshot(run_dir: Path, *, trainer_python: str = sys.executable) -> dict[str
     """
     git = git_facts(Path.cwd())
     if git.sha is not None:
-        folder = run_dir / "preflight"
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "git_sha.txt").write_text(f"{git.sha}\n", encoding="utf-8")
+        with Tree(run_dir) as tree:
+            tree.write("preflight/git_sha.txt", f"{git.sha}\n", sync=False)
     return {
         "schema_version": 1,
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),

@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from validator.files import Tree
 from validator.observe.nvml import MIB
 
 __all__ = ["Strangers"]
@@ -57,8 +58,8 @@ class Strangers:
             "name": name or self._command(process.pid) or "unknown",
             "used_mib": None if used is None else round(used / MIB),
         }
-        with suppress(OSError), self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        with suppress(OSError), Tree(self._path.parent) as tree:
+            tree.append(self._path.name, f"{json.dumps(line)}\n".encode())
 
     def _is_own(self, pid: int, started: str) -> bool:
         known = self._own.get((pid, started))

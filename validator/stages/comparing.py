@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from validator.files import Tree
 from validator.folder import FolderError, RunFolder
 from validator.model.catalogue import METRICS, version_of
 from validator.model.contrast import Contrast
@@ -48,7 +49,9 @@ def compare_folders(a: Path, b: Path, *, warmup_steps: int = 20, not_worse_than:
 
 
 def _is_run_folder(path: Path) -> bool:
-    return (path / "run.json").is_file()
+    with suppress(OSError), Tree(path) as tree:
+        return tree.has_file("run.json")
+    return False
 
 
 def _validation(folder: RunFolder, report: ValidationReport | None = None) -> Side:
@@ -102,7 +105,8 @@ def stored_report(folder: RunFolder) -> ValidationReport:
         FolderError: when the folder holds neither a result nor a journal.
     """
     try:
-        found = ValidationReport.model_validate_json((folder.root / "result.json").read_text(encoding="utf-8"))
+        with folder.tree() as tree:
+            found = ValidationReport.model_validate(tree.json("result.json"))
     except (OSError, ValueError):
         return _judged_anew(folder)
     if not _outdated(found):
@@ -177,7 +181,7 @@ def _earlier(folder: RunFolder) -> Iterator[RunFolder]:
     except OSError:
         return
     for path in names[:_MOST_FOLDERS]:
-        if not (path / "run.json").is_file():
+        if not _is_run_folder(path):
             continue
         try:
             found = RunFolder.open(path)
@@ -189,7 +193,8 @@ def _earlier(folder: RunFolder) -> Iterator[RunFolder]:
 
 def _decision(folder: RunFolder) -> str | None:
     try:
-        found = json.loads((folder.root / "result.json").read_text(encoding="utf-8"))
+        with folder.tree() as tree:
+            found = tree.json("result.json")
     except (OSError, ValueError):
         return None
     return found.get("decision") if isinstance(found, dict) else None

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from validator.files import parse_json
 from validator.folder import FolderError, RunFolder, Runner
 from validator.model.extension import Extension
 from validator.model.measure import Irregularity
@@ -66,7 +67,16 @@ def reconstruct(folder: RunFolder) -> ValidationRecord:
     alive = last_runner(folder, events).alive() and not ending(events)
     runbook = folder.header.runbook
     phases = tuple(phase_record(folder, phase, events, alive=alive) for phase in runbook.phases)
-    return ValidationRecord(runbook, phases, environment=folder.load_environment(), last_go=folder.load_last_go())
+    environment = {**folder.load_environment(), **_unverified(phases, events)}
+    return ValidationRecord(runbook, phases, environment=environment, last_go=folder.load_last_go())
+
+
+def _unverified(phases: Sequence[PhaseRecord], events: Sequence[Event]) -> dict[str, str]:
+    """Which runs' files nobody can compare with what they were: those of versions that kept no checksums."""
+    sealed = {str(event.fields["run"]) for event in events if event.event == "run_read"}
+    ended = [run.spec.id for phase in phases for run in phase.every_run if run.outcome is not None]
+    bare = [run for run in ended if run not in sealed]
+    return {"unverified": f"no checksums were kept of the files of {', '.join(bare)}"} if bare else {}
 
 
 def header_digest(folder: RunFolder) -> str:
@@ -80,7 +90,7 @@ def header_digest(folder: RunFolder) -> str:
 
 def declared_digest(header: bytes) -> str:
     """SHA-256 of the runbook in the bytes of a run.json."""
-    declared = json.loads(header)["runbook"]
+    declared = parse_json(header, exact=True)["runbook"]
     return hashlib.sha256(json.dumps(declared, sort_keys=True).encode()).hexdigest()
 
 

@@ -46,7 +46,7 @@ class Past:
 def read_past(folder: RunFolder) -> Past:
     """Everything that the journal and the artifacts of a run folder say, for a runner that takes it up again."""
     events = events_of(folder)
-    record = reconstruct(folder) if folder.journal.is_file() else pending(folder, ())
+    record = reconstruct(folder) if events else pending(folder, ())
     cut_short = [
         spec.id
         for spec, outcome in started_runs(events)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -73,7 +74,10 @@ def render(
     if report.decision == "IN_PROGRESS":
         report = report.model_copy(update={"outlook": outlook_of(folder)})
     elif not is_shared(folder):  # its neighbors are whoever's it was sent to
-        report = report.model_copy(update={"since": since_last_go(folder, report)})
+        try:
+            report = report.model_copy(update={"since": since_last_go(folder, report)})
+        except Exception as error:  # noqa: BLE001 -- a neighbor is foreign, and no part of this decision
+            sys.stderr.write(f"the last GO cannot be compared with: {type(error).__name__}: {error}\n")
     return report, write_all(report, record_charts(record, phases), into or folder.root)
 
 
@@ -178,7 +182,10 @@ def finish(session: Session, state: State) -> tuple[ValidationReport, ReportPath
         "interrupted" if session.cancel.requested else "finished", finished=finished, duration_s=duration_s
     )
     report, paths = render(session.folder, record, judge(record), finished=finished, duration_s=duration_s)
-    session.observer.finished(report, paths)
+    try:
+        session.observer.finished(report, paths)
+    except Exception as error:  # noqa: BLE001 -- the decision is written, whatever becomes of its display
+        sys.stderr.write(f"{report.decision}; it cannot be shown here: {type(error).__name__}: {error}\n")
     return report, paths
 
 

@@ -83,6 +83,12 @@ class Shared:
     replaced: Mapping[str, int]
 
     @property
+    def text(self) -> str:
+        """result.json of the copy."""
+        with Tree(self.folder) as tree:
+            return tree.text(_RESULT)
+
+    @property
     def exit_code(self) -> int:
         """As for the original: the decision."""
         return 3 if self.report.exit_code is None else self.report.exit_code
@@ -167,7 +173,8 @@ def _written(folder: RunFolder, target: Path, names: Pseudonyms, report: Validat
 
 
 def _total(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    with Tree(folder) as tree:
+        return sum(entry.bytes for entry in tree.walk())
 
 
 def is_compact(folder: RunFolder) -> bool:
@@ -297,7 +304,7 @@ def _write(
         path = target / name
         original = folder.root / name.removesuffix(".gz")
         with suppress(OSError):  # a verdict asks whether a file is older than its process
-            stat = original.stat()
+            stat = original.lstat()
             os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     form: dict[str, Any] = {
         "schema_version": 1,
@@ -327,13 +334,14 @@ def _account(form: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _require_clean(target: Path, names: Pseudonyms) -> None:
-    for path in sorted(target.rglob("*")):
-        if path.is_file():
-            data = unpack(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-            leak = next(names.leaks(data.decode("utf-8", "replace")), None)
+    with Tree(target) as tree:
+        for entry in tree.walk():
+            data = tree.read(entry.path) if entry.kind == "file" else b""
+            data = unpack(data) if entry.path.endswith(".gz") else data
+            leak = next(names.leaks(f"{entry.path}\n{data.decode('utf-8', 'replace')}"), None)
             if leak is not None:
                 raise FolderError(
-                    f"{path.relative_to(target)} would still hold a name of {len(leak)} characters that starts with "
+                    f"{entry.path} would still hold a name of {len(leak)} characters that starts with "
                     f"{leak[:2]!r}, so the copy is not written; this is a fault of --share: please report it"
                 )
 
@@ -366,7 +374,8 @@ def readable(folder: RunFolder) -> Iterator[RunFolder]:
 
 def is_shared(folder: RunFolder) -> bool:
     """Whether the folder is a copy that `share` made."""
-    return (folder.root / _FORM).is_file()
+    with folder.tree() as tree:
+        return tree.has_file(_FORM)
 
 
 def _packed(tree: Tree) -> frozenset[str]:

@@ -32,6 +32,11 @@ def seeded(spec: RunSpec) -> Sheet:
     ("sheet", "status", "words"),
     [
         (Sheet(rates=ROWS, steps=range(61, 121)), "INCONCLUSIVE", "begins at step 61, so it shows about 60 of 120"),
+        (
+            Sheet(rates=scatter(40_000.0), steps=range(2001, 2121)),
+            "PASS",
+            "continued from step 2000 and did 120 of 120",
+        ),
         (Sheet(rates=scatter(40_000.0, 240)), "INCONCLUSIVE", "240 steps were recorded where 120 were asked for"),
         (Sheet(rates=ROWS), "FAIL", "60 of 120 steps were done"),
         (Sheet(), "PASS", "All 120"),

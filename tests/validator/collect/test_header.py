@@ -38,6 +38,7 @@ def faults(path: Path, header: str | bytes, *, cells: int | None = None) -> list
         "step,loss/train,loss/val,toks_per_s_per_gpu,step_time,grad_norms",
         "step,closs,gloss,%util,mem(MiB),größe",
         "step,loss,acc,toks_per_s",
+        '"iter","train_loss","step_time_ms","ktoks_per_s","lr"',
     ],
 )
 def test_a_name_of_ones_own_is_no_fault(tmp_path: Path, header: str) -> None:

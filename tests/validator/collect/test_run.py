@@ -158,13 +158,54 @@ def test_records_from_before_the_start_are_foreign_even_in_a_copy(tmp_path: Path
     assert paths == {"env.json", "heartbeat_rank0.jsonl", "heartbeat_rank1.jsonl"}
 
 
-def test_a_link_to_elsewhere_is_foreign(tmp_path: Path) -> None:
+@pytest.mark.parametrize("target", ["../../other/training.csv", "/etc/passwd", "env.json", "nowhere", "training.csv"])
+def test_a_declared_file_that_is_a_link_is_not_read_and_said(tmp_path: Path, target: str) -> None:
     healthy(tmp_path / "other")
     healthy(tmp_path / "run/out")
     (tmp_path / "run/out/training.csv").unlink()
-    (tmp_path / "run/out/training.csv").symlink_to(tmp_path / "other/training.csv")
+    (tmp_path / "run/out/training.csv").symlink_to(target)
     result = collect_run(spec(out="out"), run_dir=tmp_path / "run", outcome=outcome())
-    assert [i.code for i in result.irregularities] == ["foreign-results"]
+    (noted,) = (i for i in result.irregularities if i.path == "out/training.csv")
+    assert noted.code == "missing-file"
+    assert "link_roots" in noted.message
+    assert "out/training.csv" not in {source.path for source in result.sources}
+
+
+def test_links_that_nobody_declared_are_passed_over(tmp_path: Path) -> None:
+    """`latest` beside checkpoints, a cache, a log that is kept elsewhere."""
+    healthy(tmp_path / "out")
+    expected = collect_run(spec(out="out"), run_dir=tmp_path, outcome=outcome())
+    (tmp_path / "secret.log").write_text("CUDA out of memory\n")
+    (tmp_path / "out/other.log").symlink_to(tmp_path / "secret.log")
+    (tmp_path / "out/stackdump_1.txt").symlink_to(tmp_path / "secret.log")
+    (tmp_path / "out/latest").symlink_to("nowhere")
+    (tmp_path / "out/.nfs0001").write_text("of a file that is still open")
+    result = collect_run(spec(out="out"), run_dir=tmp_path, outcome=outcome())
+    assert result.irregularities == expected.irregularities == ()
+    assert repr(result.extra) == repr(expected.extra)
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("name", ["training.csv", "env.json", "heartbeat_rank0.jsonl", "logs/stdout.log", "other.log"])
+def test_a_fifo_in_the_place_of_a_file_blocks_nobody(tmp_path: Path, name: str) -> None:
+    healthy(tmp_path)
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    result = collect_run(spec(), run_dir=tmp_path, outcome=outcome())
+    assert name not in {source.path for source in result.sources}
+    assert collect_dir(tmp_path)
+
+
+@pytest.mark.timeout(60)
+def test_a_pattern_that_backtracks_for_ever_is_ended_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("validator.model.budget._TICK_S", 0.2)
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs/stdout.log").write_text("a" * 5000 + "!\n")
+    metrics = TrainerMetrics(stdout=r"(?P<step>(?:a+)+)$")
+    result = collect_run(spec(metrics=metrics), run_dir=tmp_path, outcome=outcome())
+    assert any("takes too long" in i.message and i.code == "no-match" for i in result.irregularities)
 
 
 def test_a_halt_is_stale_only_if_it_is_older_than_the_start(tmp_path: Path) -> None:
@@ -283,7 +324,7 @@ def test_hostile_texts_lose_what_could_do_harm(tmp_path: Path) -> None:
         '{"effective": {"data": "\\ud800\\u001b[31mred\\u202e"}, "gpu_name": "a\\u0000b"}'
     )
     result = collect_run(spec(), run_dir=tmp_path, outcome=outcome())
-    assert result.effective == {"data": "?red"}
+    assert result.effective == {"data": "\ufffdred"}
     assert result.environment == {"gpu_name": "ab"}
 
 

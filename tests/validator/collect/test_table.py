@@ -213,3 +213,31 @@ def test_a_short_row_is_not_made_up_for_by_a_long_one(tmp_path: Path) -> None:
 def test_a_digit_separator_is_no_number(tmp_path: Path) -> None:
     """Python reads 1_0 as ten; in a table it is a damaged cell."""
     assert set(read(tmp_path, "step,loss\n1,1_0\n2,3.0\n")[1]) == {"garbage-cell"}
+
+
+def test_a_column_of_words_is_no_damage_and_a_few_words_among_numbers_are(tmp_path: Path) -> None:
+    rows = "".join(f"{n},2.5,warm,{'?' if n == 7 else n}\n" for n in range(1, 21))
+    table, irregular = read(tmp_path, f"step,loss,phase,score\n{rows}")
+    assert set(irregular) == {"garbage-cell"}
+    assert "1 cells" in irregular["garbage-cell"]
+    assert "score" in irregular["garbage-cell"]
+    assert column(table, "loss") == [(n, 2.5) for n in range(1, 21)]
+    _, irregular = read(tmp_path, "step,loss\n" + "".join(f"{n},oops\n" for n in range(1, 9)))
+    assert set(irregular) == {"garbage-cell"}, "words for a loss are damage however many there are"
+
+
+@pytest.mark.parametrize("text", ["step,loss,lr\n1,2.5,0.1\n2,2.4,0.1", "step,loss,lr\r\n1,2.5,0.1\r\n2,2.4,0.1"])
+def test_a_trainer_that_ended_need_not_end_its_last_line(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "training.csv"
+    path.write_text(text, newline="")
+    for ended, rows, flaws in ((True, [2.5, 2.4], set()), (False, [2.5, 2.4], {"truncated-line"})):
+        intake = Intake(tmp_path)
+        table = read_table(path, intake, ended=ended)
+        assert table is not None
+        assert table.columns["loss"][1].tolist() == rows
+        assert {one.code for one in intake.irregularities} == flaws
+        assert len(table.columns["lr"][1]) == (2 if ended else 1)
+    path.write_text("step,loss,lr\n1,2.5,0.1\n2,2.4")
+    intake = Intake(tmp_path)
+    read_table(path, intake, ended=True)
+    assert {one.code for one in intake.irregularities} == {"truncated-line"}, "a line that lacks cells is cut short"

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 
+import pytest
+
+from validator.execute.capture import take_in
 from validator.execute.follow import RunFollower, Tail
 from validator.model.runbook import TrainerMetrics
 
@@ -136,3 +140,38 @@ def test_an_epoch_is_no_step(tmp_path: Path) -> None:
     _append(tmp_path / "training.csv", "step,loss\n0.25,3\n0.5,2\n")
     assert follower.look() == ()
     assert follower.step is None
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", ["training.csv", "heartbeat_rank0.jsonl", "logs/stdout.log"])
+def test_a_fifo_or_a_link_in_the_place_of_a_file_is_passed_over(tmp_path: Path, name: str) -> None:
+    """A trainer that exchanges its table for a FIFO must not block its runner for ever."""
+    out = tmp_path / "out"
+    (out / "logs").mkdir(parents=True)
+    (tmp_path / "elsewhere").write_text("step,loss\n1,2\n")
+    metrics = TrainerMetrics(csv="training.csv", heartbeat="heartbeat_rank{rank}.jsonl", stdout=r"(?P<step>\d+)")
+    follower = RunFollower(out=out, metrics=metrics)
+    os.mkfifo(out / name)
+    assert follower.look() == ()
+    (out / name).unlink()
+    (out / name).symlink_to(tmp_path / "elsewhere")
+    assert follower.look() == ()
+
+
+def test_a_link_is_followed_to_where_the_runbook_allows_it_and_becomes_a_copy(tmp_path: Path) -> None:
+    """Some trainers write their metrics on a disk of their own and leave a link."""
+    out, elsewhere = tmp_path / "out", tmp_path / "elsewhere"
+    out.mkdir()
+    elsewhere.mkdir()
+    (elsewhere / "real.csv").write_text("step,loss,lr,toks_per_s\n1,2,0.1,100\n")
+    (tmp_path / "other.csv").write_text("step,loss,lr,toks_per_s\n9,2,0.1,100\n")
+    (out / "training.csv").symlink_to(elsewhere / "real.csv")
+    (out / "env.json").symlink_to(tmp_path / "other.csv")
+    metrics = TrainerMetrics(csv="training.csv", env="env.json", link_roots=(str(elsewhere),))
+    assert [record.step for record in RunFollower(out=out, metrics=metrics).look()] == [1]
+    assert RunFollower(out=out, metrics=metrics.model_copy(update={"link_roots": ()})).look() == ()
+    take_in(out, metrics, ranks=1)
+    assert not (out / "training.csv").is_symlink()
+    assert (out / "training.csv").read_text() == (elsewhere / "real.csv").read_text()
+    assert (out / "training.csv").stat().st_mtime_ns == (elsewhere / "real.csv").stat().st_mtime_ns
+    assert (out / "env.json").is_symlink(), "it leads to no folder that was named"

@@ -256,6 +256,7 @@ def test_inspection_shows_metrics_differences_and_findings() -> None:
         directory = Path("runs/baseline/r1")
         run = report.phases[2].runs[0]
         findings = report.findings
+        printed = None
 
     out = io.StringIO()
     print_inspection(Inspected(), stream=out)
@@ -270,6 +271,7 @@ def test_an_empty_folder_is_said_to_be_empty() -> None:
         directory = Path("empty")
         run = pieces.run_report("x", metrics={}, scalars={}, requested=None, effective=None, warmup_end_step=None)
         findings = ()
+        printed = None
 
     out = io.StringIO()
     print_inspection(Inspected(), stream=out)
