@@ -20,7 +20,7 @@ from validator.stages.baselining import Baseline, make_baseline
 from validator.stages.comparing import compare_folders
 from validator.stages.disk import ending, events_of, lacked_room
 from validator.stages.doctor import examine
-from validator.stages.inspecting import inspect_path
+from validator.stages.inspecting import inspect_path, printed_metrics
 from validator.stages.looking_back import History, look_back, set_pin, update_index
 from validator.stages.machine import require_same_machine
 from validator.stages.phases import State, begin, run_phase
@@ -59,6 +59,7 @@ __all__ = [
     "inspect",
     "pin",
     "preview",
+    "printed_metrics",
     "report",
     "resume",
     "share",

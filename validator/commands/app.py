@@ -19,14 +19,22 @@ __all__ = ["COMMANDS", "app"]
 
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "run": ("running", "run", "Run a runbook to a decision and write its report."),
-    "check": ("running", "check", "Read runbooks and report every mistake with its place and its fix."),
+    "check": (
+        "running",
+        "check",
+        "Read runbooks and report every mistake with its place and its fix; warn of what can never end in GO.",
+    ),
     "plan": (
         "running",
         "plan",
         "Show exactly what would be started: every run with its command, environment and budget.",
     ),
     "list": ("running", "list_", "List the bundled runbooks."),
-    "inspect": ("reading", "inspect", "Measure one trainer folder, ours or another's, and name what looks wrong."),
+    "inspect": (
+        "reading",
+        "inspect",
+        "Measure one trainer folder or log, ours or another's, and name what looks wrong.",
+    ),
     "report": ("reading", "report", "Judge a run folder again from what is on disk, and write its reports anew."),
     "history": (
         "history",

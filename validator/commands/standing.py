@@ -31,6 +31,10 @@ def watch(
     heartbeat: Annotated[
         str, typer.Option(metavar="FILE", help="The heartbeat of each rank; {rank} stands for its number.")
     ] = "heartbeat_rank{rank}.jsonl",
+    stdout: Annotated[
+        str | None,
+        typer.Option(metavar="PATTERN", help="How its log in DIR is read: 'step {step} loss {loss}'."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per event on stdout.")] = False,
 ) -> None:
     """Watch a trainer that is running, ours or another's, until it ends; exit code 1 when something is wrong."""
@@ -38,6 +42,7 @@ def watch(
     from validator.model.runbook import TrainerMetrics, Watchdog
 
     with reported(as_json=as_json):
+        metrics = TrainerMetrics() if stdout is None else workflow.printed_metrics(stdout)
         watched = workflow.watch(
             directory,
             interval_s=duration("--interval", interval, as_json=as_json),
@@ -48,7 +53,7 @@ def watch(
                     "first_step": duration("--first-step", first_step, as_json=as_json),
                 }
             ),
-            metrics=TrainerMetrics(csv=csv, heartbeat=heartbeat),
+            metrics=metrics.model_copy(update={"csv": csv, "heartbeat": heartbeat}),
             tell=_tell_as_json if as_json else _tell,
         )
     raise typer.Exit(watched.exit_code)

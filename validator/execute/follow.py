@@ -170,7 +170,11 @@ class RunFollower:
     def rank0_log(self) -> Path:
         """Where rank 0's standard output goes: torchrun's file for it, else the launcher's."""
         found = sorted(self.out.glob("logs/ranks/*/attempt_*/0/stdout.log"))
-        return found[-1] if found else self.out / "logs" / "stdout.log"
+        log = self.out / "logs" / "stdout.log"
+        if found or log.is_file():
+            return found[-1] if found else log
+        own = sorted(self.out.glob("*.log"))  # of a trainer that somebody else started
+        return own[0] if len(own) == 1 else log
 
     def stamped(self) -> tuple[Path, ...]:
         """The files whose growth shows when a step was reported: table and log, else rank 0's heartbeat."""

@@ -203,7 +203,7 @@ def _from_influence(point: float, influence: Floats, *, seed: str, what: str) ->
     return Estimate(point, np.asarray(point + error * (_block_multipliers(seed)[:, : len(edges)] @ weights)))
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=4)  # of a megabyte each
 def _block_multipliers(seed: str) -> Floats:
     return _generator(seed).standard_normal((REPLICATES, _BLOCKS))
 

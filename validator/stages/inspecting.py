@@ -14,7 +14,7 @@ from validator.model.result import Result
 from validator.model.runbook import TrainerMetrics
 from validator.model.verdict import Finding, RunReport
 
-__all__ = ["inspect_path", "inspect_record"]
+__all__ = ["inspect_path", "inspect_record", "printed_metrics"]
 
 _WARMUP_STEPS = 20
 _LEVELS = 6
@@ -52,16 +52,25 @@ def inspect_path(
     return record, run_report(record), diagnose_run(record)
 
 
+def printed_metrics(stdout: str) -> TrainerMetrics:
+    """Measurements that are read from what is printed.
+
+    Raises:
+        FolderError: when the text is no pattern.
+    """
+    try:
+        return TrainerMetrics(stdout=stdout)
+    except ValidationError as error:
+        message = str(error.errors()[0]["msg"]).removeprefix("Value error, ")
+        raise FolderError(f"--stdout: {message}") from None
+
+
 def _metrics(path: Path, stdout: str | None, runbook: Path | None) -> TrainerMetrics | None:
     """Where the measurements are, as far as anybody says so."""
     from validator.runbook import find, load
 
     if stdout is not None:
-        try:
-            return TrainerMetrics(stdout=stdout)
-        except ValidationError as error:
-            message = str(error.errors()[0]["msg"]).removeprefix("Value error, ")
-            raise FolderError(f"--stdout: {message}") from None
+        return printed_metrics(stdout)
     if runbook is not None:
         declared = load(find(str(runbook))).runbook.trainer.metrics
         return declared if path.is_dir() else TrainerMetrics(stdout=declared.stdout, extra=declared.extra)

@@ -18,6 +18,7 @@ from validator.execute import watchdog as watchdog_module
 from validator.execute.cancel import CancelToken
 from validator.execute.follow import RunFollower
 from validator.execute.watch import WatchEvent, watch
+from validator.model.runbook import TrainerMetrics
 
 LIMITS = watchdog(first_step=1.0, stall=0.4)
 
@@ -134,3 +135,13 @@ def test_a_halt_of_somebody_else_ends_the_watch(tmp_path: Path) -> None:
 def test_no_folder_is_said_at_once(tmp_path: Path) -> None:
     with pytest.raises(NotADirectoryError, match="give the folder"):
         next(watch(tmp_path / "none"))
+
+
+def test_a_loss_of_nan_in_a_log_is_an_anomaly(tmp_path: Path) -> None:
+    (tmp_path / "train.log").write_text("".join(f"step {i} loss {'nan' if i > 5 else 2.5}\n" for i in range(1, 9)))
+    watched = watch(
+        tmp_path, interval_s=0.01, halt=True, metrics=TrainerMetrics(stdout=r"step (?P<step>\d+) loss (?P<loss>[\d.]+)")
+    )
+    codes = [event.code for event in watched]
+    assert "nan_loss" in codes
+    assert (tmp_path / ".HALT").exists()
