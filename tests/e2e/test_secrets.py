@@ -55,7 +55,9 @@ defaults:
   nproc: 0
   timeout: 60s
   warmup_steps: 5
-  env: {{HF_TOKEN: zq05-huggingface, MY_PASSWORD: zq06-password, DB_DSN: "postgres://u:zq07-dsn@db/x", PLAIN: visible, PLAINLY: zq24-declared}}
+  env:
+    {{HF_TOKEN: zq05-huggingface, MY_PASSWORD: zq06-password, DB_DSN: "postgres://u:zq07-dsn@db/x", PLAIN: visible,
+     PLAINLY: zq24-declared}}
 phases:
   - id: shell
     kind: command

@@ -146,7 +146,19 @@ def _step_clocks(run: RunFacts) -> Iterator[tuple[Steps, Floats, str | None, str
     steps, seconds = run.result.extra.get("step_times_s", (np.empty(0, dtype=np.int64), np.empty(0)))
     if len(steps) > 2 and not run.irregular("clock-jump") and "resumed_s" not in run.result.extra:
         late = steps[1:] > warmup
-        yield steps[1:][late], np.diff(seconds)[late], None, ", between the heartbeats of two steps"
+        gaps = _without_delays(np.diff(seconds)[late])
+        yield steps[1:][late], gaps, None, ", between the heartbeats of two steps"
+
+
+def _without_delays(gaps: Floats) -> Floats:
+    """Times between records `[n]`, less what the next two make up for: a record that was late, not a step."""
+    if len(gaps) < 3:
+        return gaps
+    excess = gaps - float(np.median(gaps))
+    noise = _SLOW_NOISE * 1.4826 * float(np.median(np.abs(excess)))
+    made_up = np.where(-excess > noise, -excess, 0.0)
+    following = np.concatenate([made_up[1:], [0.0]]) + np.concatenate([made_up[2:], [0.0, 0.0]])
+    return np.asarray(gaps - np.minimum(np.maximum(excess, 0.0), following), dtype=np.float64)
 
 
 def _stalls(steps: Steps, times: Floats) -> _Stalls | None:
