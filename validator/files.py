@@ -86,7 +86,7 @@ class Tree:
     def __init__(self, path: Path, *, link_roots: Sequence[str] = ()) -> None:
         self._link_roots = tuple(Path(root).expanduser() for root in link_roots)
         self.given = path
-        self.path = path.resolve()
+        self.path = Path(os.path.realpath(path))  # Path.resolve raises RuntimeError where links go round
         self._fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def __enter__(self) -> Tree:
@@ -150,10 +150,10 @@ class Tree:
 
     def _linked(self, relative: str | PurePath) -> tuple[Path, PurePath] | None:
         """The root and the path below it that a link leads to, where it leads to one."""
-        target = (self.path / relative).resolve()
-        for root in self._link_roots:
-            if target != root.resolve() and target.is_relative_to(root.resolve()):
-                return root, target.relative_to(root.resolve())
+        target = Path(os.path.realpath(self.path / relative))
+        for root in map(os.path.realpath, self._link_roots):
+            if target != Path(root) and target.is_relative_to(root):
+                return Path(root), target.relative_to(root)
         return None
 
     def read(self, relative: str | PurePath, *, limit: int = MAX_BYTES) -> bytes:

@@ -1,6 +1,6 @@
 """Kill the runner at random moments, resume, and see that nothing was lost, repeated or left behind.
 
-    python tests/faults/kill_and_resume.py runbooks/smoke_cpu.yaml --moments 30 [--kills-per-run 5] [--set KEY=VALUE]
+    python tests/faults/kill_and_resume.py runbooks/smoke_cpu.yaml --moments 30 [--kills-per-run 5] [--amid-trouble]
 
 First the runbook runs unbroken; its decision and duration are the measure. Then, for each moment, a runner is killed
 with SIGKILL that far into its run, and `validator run --resume` has to end in the same decision. With several kills a
@@ -22,8 +22,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -40,6 +40,11 @@ Tail = Literal["whole", "torn", "lost"]
 """What a kill leaves of the journal's end: all of it, with part of a line more, without what was not yet on disk."""
 TAILS: tuple[Tail, ...] = get_args(Tail)
 
+Amid = Literal["peace", "full disk", "no terminal", "dead neighbors"]
+"""What else is wrong when a runner is killed."""
+AMID: tuple[Amid, ...] = get_args(Amid)
+
+_UNABLE = 4
 _NOT_WAITED_FOR = ("run_started", "attempt_ended")
 """Events that the runner leaves to the next one to be brought to disk."""
 
@@ -59,6 +64,7 @@ class Broken:
 
     killed_after_s: float
     tail: Tail = "whole"
+    amid: Amid = "peace"
     ended_before: int = 0
     left_for_s: float = 0.0
     decision: str = ""
@@ -99,6 +105,7 @@ def kill_often(
     options: Sequence[str] = (),
     with_guardian: bool = False,
     tails: Sequence[Tail] = ("whole",),
+    amid: Sequence[Amid] = ("peace",),
 ) -> list[Broken]:
     """One validation whose runners live `lasting_s` seconds, one after the other, and the last to the end.
 
@@ -107,17 +114,19 @@ def kill_often(
     by turns what each kill leaves of the journal's end.
 
     With `with_guardian` the guardian is killed as well, as by a loss of power: then the processes that are left are
-    the resumed runner's to end.
+    the resumed runner's to end. `amid` says by turns what else is wrong when a runner is killed; for a full disk `work`
+    must lie on a small one, which is filled for the length of the kill.
     """
     out = Path(tempfile.mkdtemp(prefix="broken-", dir=work))
     first = ["run", str(runbook), "--out", str(out), *options]
     kills: list[_Kill] = []
-    for lasting, tail in zip(lasting_s, itertools.cycle(tails), strict=False):
+    for lasting, tail, trouble in zip(lasting_s, itertools.cycle(tails), itertools.cycle(amid), strict=False):
         folder = _only_folder(out)
-        kill = _kill_after(lasting, first if folder is None else ["run", "--resume", str(folder)], out, with_guardian)
+        arguments = first if folder is None else ["run", "--resume", str(folder)]
+        kill = _kill_after(lasting, arguments, out, with_guardian, trouble)
         if kill is None:
             break
-        kill.broken.tail = tail
+        kill.broken.tail, kill.broken.amid = tail, trouble
         _spoil(_only_folder(out), tail)
         kills.append(kill)
     folder = _only_folder(out)
@@ -145,19 +154,29 @@ class _Kill:
     files: Mapping[str, str]
 
 
-def _kill_after(lasting_s: float, arguments: Sequence[str], out: Path, with_guardian: bool) -> _Kill | None:
+def _kill_after(
+    lasting_s: float, arguments: Sequence[str], out: Path, with_guardian: bool, amid: Amid = "peace"
+) -> _Kill | None:
     """Let a runner live that long; None when it came to its end before."""
     broken = Broken(lasting_s)
-    runner = _start(arguments, out.parent)
+    if amid == "dead neighbors":
+        _plant_neighbors(out)
+    runner = _start(arguments, out.parent, no_terminal=amid == "no terminal")
     try:
         runner.wait(timeout=lasting_s)
     except subprocess.TimeoutExpired:
         pass
     else:
         return None
+    if amid == "full disk":
+        with _filled(out.parent), suppress(subprocess.TimeoutExpired):
+            runner.wait(timeout=1.0)
+            if runner.returncode not in (_UNABLE, -signal.SIGKILL):
+                return None  # it had come to its decision
     guardians = _children(runner.pid, "guardian.py") if with_guardian else []
     for pid in (*guardians, runner.pid):
-        os.kill(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     runner.wait()
     folder = _only_folder(out)
     if folder is None:
@@ -168,6 +187,33 @@ def _kill_after(lasting_s: float, arguments: Sequence[str], out: Path, with_guar
         return _Kill(broken, ended, {})
     broken.left_for_s = _await_end(folder, broken)
     return _Kill(broken, ended, _files(folder / "runs"))
+
+
+@contextmanager
+def _filled(disk: Path) -> Iterator[None]:
+    """No byte is free on a disk for the length of the context."""
+    ballast = disk / "ballast"
+    try:
+        with ballast.open("wb", buffering=0) as file, suppress(OSError):
+            while True:
+                file.write(bytes(4096))
+        yield
+    finally:
+        ballast.unlink()
+
+
+def _plant_neighbors(out: Path) -> None:
+    """Folders beside the run folder that nobody can read, and an index that is none."""
+    for name, text in (("huge", '{"duration_s": ' + "9" * 5000 + "}"), ("deep", "[" * 100_000)):
+        (out / f"20200101T000000Z-{name}").mkdir(parents=True, exist_ok=True)
+        (out / f"20200101T000000Z-{name}" / "result.json").write_text(text)
+    blocking = out / "20200101T000000Z-blocking"
+    if not blocking.exists():
+        blocking.mkdir()
+        os.mkfifo(blocking / "result.json")
+    with suppress(FileNotFoundError):
+        (out / ".history.sqlite").unlink()
+    os.mkfifo(out / ".history.sqlite")
 
 
 def _spoil(folder: Path | None, tail: Tail) -> None:
@@ -214,16 +260,21 @@ def _started_after_end(run: str, events: Sequence[Event]) -> int:
     for event in events:
         if event.fields.get("run") != run:
             continue
-        ended += event.event == "run_ended" and event.fields["outcome"]["attempts"][-1]["reason"] != "interrupted"
+        ended += event.event == "run_ended" and _is_evidence(event)
         again += event.event == "attempt_started" and ended > 0
     return again + max(0, ended - 1)
 
 
 def _evidence(folder: Path, events: Sequence[Event]) -> dict[str, dict[str, str]]:
     """Runs that have ended by themselves, with a hash of each of their files."""
-    ended = [event for event in events if event.event == "run_ended"]
-    runs = [e.fields["run"] for e in ended if e.fields["outcome"]["attempts"][-1]["reason"] != "interrupted"]
+    runs = [event.fields["run"] for event in events if event.event == "run_ended" and _is_evidence(event)]
     return {run: _files(folder / "runs" / run) for run in runs}
+
+
+def _is_evidence(ended: Event) -> bool:
+    """Whether a run came to an end of its own, and not to that of the disk."""
+    last = ended.fields["outcome"]["attempts"][-1]
+    return last["reason"] != "interrupted" and not last["disk_full"]
 
 
 def _files(folder: Path) -> dict[str, str]:
@@ -279,10 +330,16 @@ def _result(folder: Path | None) -> dict[str, Any]:
     return result
 
 
-def _start(arguments: Sequence[str], work: Path) -> subprocess.Popen[bytes]:
-    """`validator …` in a session of its own; its locks are its own, its output goes to a log."""
+def _start(arguments: Sequence[str], work: Path, *, no_terminal: bool = False) -> subprocess.Popen[bytes]:
+    """`validator …` in a session of its own; its locks are its own, its output goes to a log, or to nobody."""
     environment = {**os.environ, "XDG_RUNTIME_DIR": str(work), "NO_COLOR": "1"}
-    with (work / "validator.log").open("ab") as log:
+    with ExitStack() as stack:
+        if no_terminal:
+            read_fd, write_fd = os.pipe()
+            os.close(read_fd)
+            log = stack.enter_context(os.fdopen(write_fd, "wb"))
+        else:
+            log = stack.enter_context((work / "validator.log").open("ab"))
         return subprocess.Popen(
             [sys.executable, "-m", "validator", *arguments],
             env=environment,
@@ -306,12 +363,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--kills-per-run", type=int, default=1, help="moments of one validation: it is resumed and killed again"
     )
+    parser.add_argument(
+        "--amid-trouble",
+        action="store_true",
+        help="by turns on a full disk, without a terminal and among neighbors that nobody can read; needs root, for a "
+        "disk of 64 MiB",
+    )
     parser.add_argument("--keep", type=Path, metavar="DIR", help="leave the run folders in this folder")
     chosen = parser.parse_args(arguments)
     options = [word for override in chosen.overrides for word in ("--set", override)]
     with ExitStack() as stack:
         work = chosen.keep or Path(stack.enter_context(TemporaryDirectory(prefix="kill-and-resume-")))
         work.mkdir(parents=True, exist_ok=True)
+        if chosen.amid_trouble:
+            subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(work)], check=True)
+            stack.callback(subprocess.run, ["umount", str(work)], check=False)
         unbroken = run_unbroken(chosen.runbook, work=work, options=options)
         print(f"unbroken: {unbroken.decision} in {unbroken.duration_s:.1f} s", flush=True)
         moments, made = random.Random(chosen.seed), []
@@ -329,6 +395,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 options=options,
                 with_guardian=chosen.with_guardian,
                 tails=TAILS[len(made) % len(TAILS) :] + TAILS[: len(made) % len(TAILS)],
+                amid=AMID[1 + len(made) % 3 :] + AMID[1 : 1 + len(made) % 3] if chosen.amid_trouble else ("peace",),
             )
             for broken in kills:
                 made.append(broken)
@@ -341,7 +408,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _line(number: int, moments: int, broken: Broken) -> str:
     return (
         f"{number}/{moments}: killed after {broken.killed_after_s:.2f} s, {broken.ended_before} runs had ended, "
-        f"journal {broken.tail}, "
+        f"journal {broken.tail}, {broken.amid}, "
         f"all gone within {broken.left_for_s:.1f} s, resumed: {broken.decision}"
         + "".join(f"\n  WRONG: {wrong}" for wrong in broken.wrong)
     )

@@ -66,6 +66,9 @@ def test_the_folder_itself_may_be_reached_by_a_link(root: Path, tmp_path: Path) 
     (tmp_path / "latest").symlink_to(root)
     with Tree(tmp_path / "latest") as tree:
         assert tree.read("a/x.txt") == b"x"
+    (tmp_path / "round").symlink_to(tmp_path / "round")
+    with pytest.raises(OSError, match="links"):
+        Tree(tmp_path / "round")
 
 
 @pytest.mark.timeout(10)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -12,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from validator.files import open_file, stat_file
+from validator.files import Unreadable, open_file, stat_file
 from validator.model.measure import Irregularity, SourceFile
 
 __all__ = ["Intake", "age_before", "blocks", "clean", "line_ends", "parse_time_s", "printable", "read_small"]
@@ -21,6 +23,7 @@ BLOCK_BYTES = 2**20
 """What is read at once: little enough to stay in a processor's cache with what is made of it."""
 
 SMALL_BYTES = 64 * 2**20
+LARGEST_BYTES = 4 * 2**30
 CLOCK_SLACK_S = 2.0
 """File systems and clocks disagree by up to a second or two; less than this is not evidence of anything."""
 
@@ -127,6 +130,8 @@ def blocks(path: Path, digest: Digest, *, block_bytes: int = BLOCK_BYTES) -> Ite
     """
     rest, first = b"", True
     with open_file(path) as handle:
+        if os.fstat(handle.fileno()).st_size > LARGEST_BYTES:
+            raise Unreadable(errno.EFBIG, f"it is larger than {LARGEST_BYTES >> 30} GiB, the limit for any file")
         while data := handle.read(block_bytes):
             digest.update(data)
             if first:

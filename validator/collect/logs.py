@@ -293,6 +293,8 @@ def waiting_in(out: Path, intake: Intake) -> list[dict[str, Any]]:
     dumps = sorted({*out.glob("stackdump_*"), *out.glob("dump/*.txt"), *out.glob("dump/*stack*")})
     for path in filter(is_file, dumps[:MAX_FILES]):
         try:
+            if stat_file(path).st_size > SMALL_BYTES:
+                continue
             for number, line in _lines(path, Digest()):
                 match = _COLLECTIVE.search(line)
                 if match is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import stat
 from collections.abc import Iterator, Mapping, Sequence
@@ -94,7 +95,7 @@ def run_folders(parent: Path) -> Iterator[Path]:
     if not parent.is_dir():
         return
     for folder in sorted(parent.iterdir()):
-        elsewhere = not folder.is_symlink() or folder.resolve().parent != parent.resolve()
+        elsewhere = not folder.is_symlink() or Path(os.path.realpath(folder)).parent != Path(os.path.realpath(parent))
         if elsewhere and not folder.name.startswith((SAMPLE, ".")) and _is_file(folder / "result.json"):
             yield folder
 

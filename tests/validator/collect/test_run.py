@@ -518,3 +518,16 @@ def test_arrivals_are_kept_by_source_and_checksummed(tmp_path: Path) -> None:
     assert seconds.tolist() == [4.0, 13.0, 14.0], "what was done again after a fall counts from then"
     assert "arrivals.jsonl" in {source.path for source in result.sources}
     assert any("2 lines are no arrival stamps" in i.message for i in result.irregularities)
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize(
+    "name", ["training.csv", "env.json", "heartbeat_rank0.jsonl", "logs/stdout.log", "stackdump_1.txt", "x.log"]
+)
+def test_a_sparse_file_without_end_is_not_read(tmp_path: Path, name: str) -> None:
+    healthy(tmp_path)
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    with (tmp_path / name).open("wb") as file:
+        file.truncate(100 * 2**30)
+    result = collect_run(spec(), run_dir=tmp_path, outcome=outcome())
+    assert name not in {source.path for source in result.sources}

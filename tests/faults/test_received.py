@@ -1,0 +1,121 @@
+"""A folder received from others: judged, never obeyed. It reads nothing outside, writes nothing outside, and ends."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faults.test_garbled_journal import change
+from tests.fuzz.folders import Whole
+from validator.execute.halt import write_halt
+from validator.folder import FolderError, RunFolder
+from validator.stages.reporting import rerender
+from validator.stages.share import share
+
+SECRET = "canary-7d1f"
+
+
+@pytest.fixture
+def received(tmp_path: Path) -> Path:
+    """A run folder, beside a folder that is none of its own."""
+    root = Whole(tmp_path / "whole").root
+    outside = root.parent.parent / "outside"
+    (outside / "logs").mkdir(parents=True)
+    for name in ("training.csv", "logs/stderr.log", "logs/stdout.log", "metrics.json", "stackdump_1.txt"):
+        (outside / name).write_text(f"RuntimeError: {SECRET}\n")
+    return root
+
+
+def renderings(root: Path) -> dict[str, str]:
+    """Everything that is written of a folder, its copy for others included."""
+    folder = RunFolder.open(root)
+    report, _ = rerender(folder)
+    copy = root.parent / "shared"
+    with suppress(FolderError):  # a copy that would be judged otherwise is refused
+        share(folder, report, out=copy)
+    return {
+        str(path): path.read_text(errors="replace")
+        for parent in (root, copy)
+        for path in parent.rglob("*")
+        if path.is_file() and not path.is_symlink()
+    }
+
+
+def fail(line: dict[str, Any]) -> None:
+    line["outcome"]["attempts"][-1]["rc"] = 1
+
+
+@pytest.mark.parametrize("name", ["logs/stderr.log", "logs/stdout.log", "logs", "other.log", "metrics.json"])
+def test_what_a_link_leads_to_is_in_no_rendering(received: Path, name: str) -> None:
+    """The last lines of a failed run are quoted: of its own log, and of no other."""
+    change(received, "run_ended", fail)
+    path = received / "runs/baseline/r1" / name
+    if path.is_dir():
+        path.rename(path.with_name("before"))
+    path.unlink(missing_ok=True)
+    path.symlink_to(received.parent.parent / "outside" / name.replace("other.log", "logs/stderr.log"))
+    assert [path for path, text in renderings(received).items() if SECRET in text] == []
+
+
+@pytest.mark.parametrize("out", ["../../outside", "../outside", "/proc/self", "runs/../../../outside"])
+def test_a_path_in_the_journal_leads_nowhere_else(received: Path, out: str) -> None:
+    change(received, "run_ended", fail)
+    change(received, "run_started", lambda line: line["spec"].update(out=out))
+    assert [path for path, text in renderings(received).items() if SECRET in text] == []
+
+
+def _fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _sparse(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(10 * 2**30)
+
+
+HOSTILE: dict[str, Callable[[Path], None]] = {
+    "a FIFO": _fifo,
+    "an endless device": lambda path: path.symlink_to("/dev/zero"),
+    "ten sparse gibibytes": _sparse,
+    "deep JSON": lambda path: path.write_text('{"a":' * 100_000 + "1" + "}" * 100_000) and None,
+    "a deep list": lambda path: path.write_text("- " * 100_000) and None,
+    "a folder": Path.mkdir,
+    "a huge number": lambda path: path.write_text('{"a": ' + "9" * 5000 + "}") and None,
+}
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("what", HOSTILE)
+@pytest.mark.parametrize("name", ["run.json", "journal.jsonl", "environment.json", "last_go.json", "share.json"])
+def test_a_header_that_is_none_ends_in_a_sentence(received: Path, name: str, what: str) -> None:
+    (received / name).unlink(missing_ok=True)
+    HOSTILE[what](received / name)
+    if name in ("run.json", "journal.jsonl"):
+        with suppress(FolderError):
+            rerender(RunFolder.open(received))
+        return
+    report, _ = rerender(RunFolder.open(received))
+    assert json.loads((received / "result.json").read_text())["decision"] == report.decision
+
+
+def test_a_halt_is_written_beside_a_link_and_not_through_it(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    for name in (".HALT", ".anomaly_type"):
+        (tmp_path / f"victim{name}").write_text("precious")
+        (tmp_path / "out" / name).symlink_to(tmp_path / f"victim{name}")
+    write_halt(tmp_path / "out", code="stall", why="it stalled")
+    assert (tmp_path / "out" / ".HALT").read_text() == "it stalled\n"
+    assert [(tmp_path / f"victim{name}").read_text() for name in (".HALT", ".anomaly_type")] == ["precious"] * 2
+
+
+def test_a_folder_from_before_checksums_is_judged_and_called_unverified(received: Path) -> None:
+    """The journal of this one holds none."""
+    report, _ = rerender(RunFolder.open(received))
+    assert report.decision == "GO"
+    assert "baseline/r1" in report.environment["unverified"]
