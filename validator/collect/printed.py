@@ -6,15 +6,18 @@ difference to the row before.
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
 from validator.collect.order import rising
-from validator.model.columns import NO_SERIES, TOTALS, contract_values
+from validator.collect.table import Places
+from validator.model.columns import NO_SERIES, PACES, TOTALS, contract_values, series_name
 from validator.model.pattern import LinePattern, StepCounter
 
 __all__ = ["PrintedRows", "usual_total"]
@@ -39,6 +42,17 @@ _UNITS_S = (60.0, 6.0, 1.0, 0.6, 0.1)
 _MILLISECONDS = 1e11
 """A date above this is in milliseconds since 1970, not in seconds."""
 
+_PAUSES = re.compile(
+    r"(?<![a-z])(?:val|valid\w*|eval\w*|perplexity|checkpoint\w*|ckpt|sav(?:e|ed|ing)|epoch|test)(?![a-z])", re.IGNORECASE
+)
+"""Words of lines about what a trainer does between two steps."""
+
+_SHOWN = 200
+"""Characters of a line in which these words are looked for."""
+
+_NO_MEASURE = NO_SERIES - PACES | {"timestamp"}
+"""Groups of which a line that holds no other tells nothing of a step: one that says that a file was saved."""
+
 
 @dataclass
 class PrintedRows:
@@ -54,7 +68,9 @@ class PrintedRows:
     odd_steps: list[tuple[int, str]] = field(default_factory=list)
     odd_values: list[tuple[int, str]] = field(default_factory=list)
     cut: list[tuple[int, str]] = field(default_factory=list)
+    pauses: array[int] = field(default_factory=lambda: array("q"))
     last_other: str = ""
+    places: Places | None = None
 
     def read(self, lines: Lines) -> PrintedRows:
         """Take in numbered lines."""
@@ -67,6 +83,10 @@ class PrintedRows:
         printed = self.pattern.read(text)
         if printed is None:
             self.last_other = text if text.strip() else self.last_other
+            if _PAUSES.search(text, 0, _SHOWN):
+                self.pauses.append(number)
+            return
+        if printed.odd is None and self._measures_more and _NO_MEASURE.issuperset(printed.values):
             return
         if printed.odd is not None:
             name, shown = printed.odd
@@ -93,12 +113,18 @@ class PrintedRows:
             rows.append(row)
             values.append(value)
 
+    @cached_property
+    def _measures_more(self) -> bool:
+        """Whether lines of training hold more than a step and a date."""
+        return not _NO_MEASURE.issuperset(map(series_name, self.pattern.names))
+
     def table(self, note: Note, *, longest: bool = False) -> tuple[dict[str, Column], tuple[str, ...], int]:
         """Columns by name, each `(steps [n], values [n])`; the names of those that follow from clocks; rows kept.
 
-        `longest`: of several runs or stages in one log keep the longest, instead of the last.
+        `longest`: of several runs or stages in one log keep the longest, instead of the last. `places` say afterwards
+        where the rows stand.
         """
-        steps, lines = np.array(self.steps, dtype=np.int64), np.array(self.lines, dtype=np.int64)
+        steps, lines = self._by_totals(np.array(self.steps, dtype=np.int64)), np.array(self.lines, dtype=np.int64)
         order = self._late_lines(steps, note)
         steps, lines = steps[order], lines[order]
         place = np.argsort(order)
@@ -116,6 +142,7 @@ class PrintedRows:
             columns[name] = places[last], numbers[last]
         part = _longest(own, where, note) if longest else slice(0, len(own))
         kept = rising(own[part], where[part], (), note) + part.start
+        self.places = _places(own[kept], where[kept], np.array(self.pauses, dtype=np.int64))
         position = np.full(len(own), -1, dtype=np.int64)
         position[kept] = np.arange(len(kept))
         found: dict[str, Column] = {}
@@ -126,6 +153,20 @@ class PrintedRows:
         derived = dict(_derived(found))
         told = {name: column for name, column in found.items() if name not in NO_SERIES}
         return {**told, **derived}, tuple(derived), len(kept)
+
+    def _by_totals(self, steps: Steps) -> Steps:
+        """Steps of counted lines by the tokens or samples seen: the fewest between two lines are one step, so that a
+        line that is missing is no step that was never done."""
+        name = next((name for name in TOTALS if name in self.columns), None)
+        if name is None or "row" not in self.pattern.names or len(self.columns[name][0]) != len(steps) or len(steps) < 2:
+            return steps
+        seen = np.array(self.columns[name][1], dtype=np.float64)
+        strides = np.diff(seen)
+        if not np.isfinite(seen).all() or (strides < 0).any() or not (strides > 0).any():
+            return steps
+        counts = seen / strides[strides > 0].min()
+        whole = np.rint(counts)
+        return whole.astype(np.int64) if np.abs(counts - whole).max() < 1e-6 * whole.max() else steps
 
     def _late_lines(self, steps: Steps, note: Note) -> npt.NDArray[np.intp]:
         """The order of the rows by step, where lines without a step come in bunches: then what they complete is not
@@ -138,6 +179,15 @@ class PrintedRows:
         text = f"{bare.size} lines print no step and come in bunches; they are taken for one every {stride} steps"
         note("no-step", text, self.lines[int(bare[0])])
         return np.argsort(steps, kind="stable")
+
+
+def _places(steps: Steps, lines: Steps, pauses: Steps) -> Places:
+    """Where the rows stand, and which of them a line about a pause comes before or after."""
+    if not lines.size or (np.diff(lines) < 0).any():
+        return Places(steps, lines, pauses[:0])
+    after = np.searchsorted(lines, pauses)
+    after = after[(after > 0) & (after < len(lines))]
+    return Places(steps, lines, np.unique(np.concatenate((steps[after - 1], steps[after]))))
 
 
 def _longest(steps: Steps, lines: Steps, note: Note) -> slice:
