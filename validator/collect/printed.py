@@ -38,12 +38,13 @@ _COARSE = 10
 _AROUND, _PAUSE = 5, 3.0
 """Rows on either side that show the usual time of a step, and how many times that a row with a pause takes."""
 
-_UNITS_S = (60.0, 6.0, 1.0, 0.6, 0.1)
+_UNITS_S = (60.0, 6.0, 1.0, 0.6, 0.1, 0.01, 0.001)
 _MILLISECONDS = 1e11
 """A date above this is in milliseconds since 1970, not in seconds."""
 
 _PAUSES = re.compile(
-    r"(?<![a-z])(?:val|valid\w*|eval\w*|perplexity|checkpoint\w*|ckpt|sav(?:e|ed|ing)|epoch|test)(?![a-z])", re.IGNORECASE
+    r"(?<![a-z])(?:val|valid\w*|eval\w*|perplexity|checkpoint\w*|ckpt|sav(?:e|ed|ing)|epoch|test)(?![a-z])",
+    re.IGNORECASE,
 )
 """Words of lines about what a trainer does between two steps."""
 
@@ -158,7 +159,12 @@ class PrintedRows:
         """Steps of counted lines by the tokens or samples seen: the fewest between two lines are one step, so that a
         line that is missing is no step that was never done."""
         name = next((name for name in TOTALS if name in self.columns), None)
-        if name is None or "row" not in self.pattern.names or len(self.columns[name][0]) != len(steps) or len(steps) < 2:
+        if (
+            name is None
+            or "row" not in self.pattern.names
+            or len(self.columns[name][0]) != len(steps)
+            or len(steps) < 2
+        ):
             return steps
         seen = np.array(self.columns[name][1], dtype=np.float64)
         strides = np.diff(seen)
@@ -238,7 +244,7 @@ def _derived(found: Mapping[str, Column]) -> Iterator[tuple[str, Column]]:
     Rates are per second of the log's own clock, pauses included, where it prints one.
     """
     clock = next((name for name in _CLOCKS if name in found), None)
-    wall = None if clock is None else _by_clock(clock, *found[clock])
+    wall = None if clock is None else _by_clock(clock, *found[clock], _epoch_starts(found, clock))
     own = found.get("step_time_s") or _by_interval(found)
     times = own or wall
     if times is None or not times[0].size:
@@ -254,11 +260,37 @@ def _derived(found: Mapping[str, Column]) -> Iterator[tuple[str, Column]]:
                 yield rate, made
 
 
-def _by_clock(name: str, steps: Steps, seconds: Floats) -> Column:
+def _epoch_starts(found: Mapping[str, Column], clock: str) -> Steps | None:
+    """Steps done before the epoch of each row of this clock, less one where steps are counted from 0; None where the
+    log does not say how many steps an epoch has."""
+    rows, lengths, epochs = (found.get(name) for name in (clock, "steps_per_epoch", "epoch"))
+    if rows is None or lengths is None or epochs is None or not len(rows[0]) == len(lengths[0]) == len(epochs[0]):
+        return None
+    length = int(np.median(lengths[1]))
+    return rows[0] // length * length - int((rows[0] % length == 0).any())
+
+
+def _by_clock(name: str, steps: Steps, seconds: Floats, starts: Steps | None) -> Column:
     if name == "mean_step_time_s":
-        return _pace(steps, seconds * steps)
+        return _pace(steps, seconds * steps) if starts is None else _by_mean_of_epoch(steps, seconds, starts)
     late = name == "timestamp" and seconds.size and float(np.nanmax(seconds)) > _MILLISECONDS
     return _pace(steps, seconds / 1e3 if late else seconds)
+
+
+def _by_mean_of_epoch(steps: Steps, means: Floats, starts: Steps) -> Column:
+    """Mean times from a running mean that begins anew in each epoch, which says nothing of the pause between two.
+
+    Its rounding grows with the steps that it is a mean of, so an epoch gives few rows.
+    """
+    made: list[Column] = []
+    for start in np.unique(starts):
+        own = starts == start
+        done = steps[own] - start
+        clock = np.concatenate(([0.0], means[own] * done))
+        at = np.concatenate(([start], steps[own]))
+        kept = _apart(clock, _COARSE * _resolution(means[own]) * float(done[-1]))
+        made.append((at[kept][1:], np.diff(clock[kept]) / np.diff(at[kept])))
+    return np.concatenate([one[0] for one in made]), np.concatenate([one[1] for one in made])
 
 
 def _by_interval(found: Mapping[str, Column]) -> Column | None:
