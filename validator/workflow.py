@@ -13,6 +13,7 @@ from validator.model.contrast import Contrast
 from validator.model.plan import Plan
 from validator.model.runbook import TrainerMetrics, Watchdog
 from validator.model.verdict import Finding, RunReport, ValidationReport
+from validator.observe.redact import declare_secrets
 from validator.plan import make_plan
 from validator.runbook import LoadedRunbook, find, load
 from validator.stages.baselining import Baseline, make_baseline
@@ -361,4 +362,5 @@ def watch(
 
 def _plan(loaded: LoadedRunbook, *, only: Sequence[str], skip: Sequence[str]) -> Plan:
     """The plan with the run folder, which has no name yet, written as `reports/RUN`."""
+    declare_secrets(loaded.runbook.secrets)
     return make_plan(loaded.runbook, run_dir=Path("reports/RUN"), python=interpreter(), only=only, skip=skip)

@@ -18,7 +18,7 @@ TRAINER = """
 import argparse, base64, json, os, sys
 from pathlib import Path
 parser = argparse.ArgumentParser()
-for name in ("steps", "out", "hub", "api-key", "data", "tokens"):
+for name in ("steps", "out", "hub", "api-key", "data", "tokens", "word-of-mouth"):
     parser.add_argument("--" + name)
 args = parser.parse_args()
 assert args.api_key == "zq03-argument" and "zq01" in args.hub and os.environ["HF_TOKEN"] == "zq05-huggingface"
@@ -31,7 +31,7 @@ config = {"hub": args.hub, "api_key": args.api_key, "data": args.data, "tokens":
 (out / ("checkpoint-" + args.api_key) / (os.environ["HF_TOKEN"] + ".txt")).write_text("1")
 (out / "encoded.txt").write_text(base64.b64encode(b"me:" + os.environ["HF_TOKEN"].encode()).decode())
 (out / "env.json").write_text(json.dumps({"schema_version": 1, "requested": config, "effective": config}))
-sys.stderr.write("step 3\\n")
+sys.stderr.write("step 3\\n" + os.environ["PLAINLY"] + " and " + args.word_of_mouth + "\\n")
 if os.environ.get("DIE"):
     sys.exit(f"RuntimeError: cannot log in with password=zq20-in-a-log at https://u:zq21-in-a-log@host/")
 """
@@ -39,6 +39,7 @@ if os.environ.get("DIE"):
 RUNBOOK = """\
 schema: 1
 name: secretive
+secrets: [PLAINLY, word-of-mouth]
 trainer:
   command: ["{trainer}"]
   args:
@@ -48,12 +49,13 @@ trainer:
     api-key: zq03-argument
     data: "s3://bucket/x?X-Amz-Signature=zq04-signed"
     tokens: 5000
+    word-of-mouth: zq25-declared
   metrics: {{csv: training.csv, env: env.json}}
 defaults:
   nproc: 0
   timeout: 60s
   warmup_steps: 5
-  env: {{HF_TOKEN: zq05-huggingface, MY_PASSWORD: zq06-password, DB_DSN: "postgres://u:zq07-dsn@db/x", PLAIN: visible}}
+  env: {{HF_TOKEN: zq05-huggingface, MY_PASSWORD: zq06-password, DB_DSN: "postgres://u:zq07-dsn@db/x", PLAIN: visible, PLAINLY: zq24-declared}}
 phases:
   - id: shell
     kind: command

@@ -163,7 +163,8 @@ def _spoil(place: Place, run: Path, draw: random.Random, *, unfinished: bool) ->
         trick = draw.choice(_TRICKS)
         inside = draw.random() < 0.6
         path = run / ("runs/baseline/r1" if inside else "") / draw.choice(_TRAINER_FILES if inside else _FILES)
-        with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):  # what another has made impossible
+        # What another trick has made impossible is left out.
+        with suppress(OSError, ValueError, LookupError, TypeError, RecursionError, StopIteration):
             done.append(f"{trick.__name__[1:]} {path.relative_to(run)}")
             trick(place, path, draw)
     if draw.random() < 0.7:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from validator.diagnose.facts import RunFacts
+from validator.diagnose.facts import RunFacts, as_number
 from validator.diagnose.rule import evidence, found
 from validator.model.measure import Irregularity
+from validator.model.units import format_duration
 from validator.model.verdict import Evidence, Finding
 
-__all__ = ["changed_since", "foreign_results", "mixed_runs", "stale_halt"]
+__all__ = ["another_time", "changed_since", "foreign_results", "mixed_runs", "stale_halt"]
+
+
+_EARLIER_S = 600.0
+"""Time between the end of one heartbeat and the start of another that is no start-up."""
 
 
 def _evidence(irregularities: list[Irregularity]) -> list[Evidence]:
@@ -60,6 +65,25 @@ def changed_since(run: RunFacts) -> Iterator[Finding]:
             next_step="Restore the files from where they were copied, or run again; look for a process that outlived "
             "the run and writes there.",
         )
+
+
+def another_time(run: RunFacts) -> Iterator[Finding]:
+    """A heartbeat that ended before the run began, by the other ranks' clocks or by env.json: of an earlier run."""
+    marks = run.result.extra.get("heartbeats", {})
+    starts = [mark["first_ts"] for mark in marks.values() if mark["first_ts"] is not None]
+    began = max([*starts, as_number(run.environment.get("time_unix_s")) or 0.0], default=0.0)
+    old = [(rank, mark) for rank, mark in marks.items() if (mark["last_ts"] or began) < began - _EARLIER_S]
+    if run.irregular("foreign-results", "clock-jump") or not old:
+        return  # it is said already, or the clock explains it
+    rank, mark = old[0]
+    ago = format_duration(began - mark["last_ts"])
+    yield found(
+        "foreign-results",
+        f"The heartbeat of rank {rank} ends {ago} before this run began: it is of an earlier run.",
+        severity="veto",
+        because=[evidence(f"last record {ago} before the start", str(one["path"])) for _, one in old[:5]],
+        next_step="Point the trainer's output at a folder of its own, empty at the start, and run again.",
+    )
 
 
 def stale_halt(run: RunFacts) -> Iterator[Finding]:

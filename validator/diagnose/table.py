@@ -27,6 +27,7 @@ RUN_RULES: tuple[RunRule, ...] = (
     RunRule("mixed-runs", "veto", artifacts.mixed_runs),
     RunRule("foreign-results", "veto", artifacts.foreign_results),
     RunRule("foreign-results", "veto", artifacts.changed_since),
+    RunRule("foreign-results", "veto", artifacts.another_time),
     RunRule("stale-halt", "veto", artifacts.stale_halt),
     RunRule("damaged-evidence", "veto", records.damaged_evidence),
     RunRule("missing-evidence", "veto", records.missing_evidence),

@@ -32,7 +32,7 @@ Floats = npt.NDArray[np.float64]
 MIN_REGULAR, REGULAR = 4, 1.25
 """Events from which they can be regular, and the greatest over the least distance between them if they are."""
 
-BATCHES, MIN_BATCH, MAX_BATCH = 16, 4, 64
+BATCHES, MIN_BATCH, MAX_BATCH = 12, 4, 64
 """Batches of a series whose means show how the mean varies: at least so many, of rows from 4 to 64."""
 
 MAX_LAG1 = 0.98

@@ -85,6 +85,10 @@ class Runbook(Frozen):
     hardware: Hardware = Field(default_factory=Hardware, description="What the runbook was written for.")
     trainer: Trainer = Field(default_factory=Trainer, description="The program under validation.")
     defaults: Defaults = Field(default_factory=Defaults, description="Values for every phase that sets none.")
+    secrets: tuple[str, ...] = Field(
+        (),
+        description="Names of variables and arguments whose values are secret although their names do not say so.",
+    )
     phases: tuple[Phase, ...] = Field(min_length=1, description="What runs, in this order.")
 
     def phase(self, phase_id: str) -> Phase:

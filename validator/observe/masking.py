@@ -87,6 +87,8 @@ def _candidates(environment: Mapping[str, str], words: Iterable[str]) -> Iterato
     before = ""
     for word in words:
         yield from secrets_in(word)
+        if before.startswith("-") and is_secret_name(before):
+            yield word
         if before.startswith("-") and not word.startswith("-"):
             yield from secrets_in(f"{before} {word}")
         before = word

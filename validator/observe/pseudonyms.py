@@ -8,6 +8,7 @@ addresses and secrets. Processes' numbers, times, commits, versions and models o
 from __future__ import annotations
 
 import ipaddress
+import itertools
 import json
 import re
 from collections import Counter
@@ -141,7 +142,7 @@ class Pseudonyms:
         try:
             whole = parse_json(text, exact=True)
         except ValueError:
-            return "".join(self._json_line(line, secrets=secrets) for line in text.splitlines(keepends=True))
+            return self._mixed(text, secrets=secrets)
         clean = self.value(whole, secrets=secrets)
         return text if clean == whole else json.dumps(clean, indent=2, ensure_ascii=False) + "\n"
 
@@ -157,8 +158,18 @@ class Pseudonyms:
         """A log: what a program printed as JSON, in one piece or in a line, stays JSON."""
         if text.lstrip().startswith("{") and _is_json(text):
             return self.json_text(text)
-        lines = text.splitlines(keepends=True)
-        return "".join(self._json_line(one, secrets=True) if one.startswith("{") else self.text(one) for one in lines)
+        return self._mixed(text, secrets=True)
+
+    def _mixed(self, text: str, *, secrets: bool) -> str:
+        """Lines, of which some are JSON; those between two of them are cleaned as one text, which is much faster."""
+        lines = re.split(r"(?<=\n)", text)
+        parts = (
+            [self._json_line(one, secrets=secrets) for one in same]
+            if is_json
+            else [self.text("".join(same), secrets=secrets)]
+            for is_json, same in itertools.groupby(lines, key=lambda one: one.startswith("{"))
+        )
+        return "".join(itertools.chain.from_iterable(parts))
 
     def text(self, text: str, *, secrets: bool = True) -> str:
         """Any text. `secrets=False` for one that holds patterns and has no secrets any more."""

@@ -7,12 +7,13 @@ by where it stands (the user part of a URL, a bearer header) and by the shape of
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 __all__ = [
     "REDACTED",
     "TOKEN_MARKS",
     "WORD_STEMS",
+    "declare_secrets",
     "is_secret_name",
     "redact",
     "redact_env",
@@ -114,26 +115,46 @@ _HINT = re.compile(
 """Texts without any of these hold no secret that could be found; most texts end here."""
 
 
+_declared: frozenset[str] = frozenset()
+
+
+def declare_secrets(names: Iterable[str]) -> None:
+    """Take what goes under these names for secrets as well, in this process: what a runbook lists in `secrets`."""
+    global _declared
+    _declared = frozenset(_plain_name(name) for name in names)
+
+
+def _plain_name(name: str) -> str:
+    return name.lstrip("-").replace("-", "_")
+
+
 def is_secret_name(name: str) -> bool:
     """Whether a value that goes under this name is taken for a secret."""
+    if _declared and _plain_name(name) in _declared:
+        return True
     plain = _CAMEL.sub("_", name.lstrip("-")).replace("-", "_")
     harmless = _HARMLESS.search(plain) or _HARMLESS.search(plain.rpartition(".")[2])
     return (_NAME.search(plain) or _VARIABLE.fullmatch(name)) is not None and harmless is None
 
 
+def _is_quiet(text: str) -> bool:
+    """Whether a text holds no secret that could be found by its name or shape."""
+    return not _declared and _HINT.search(text) is None
+
+
 def redact(text: str) -> str:
     """`text` with every secret replaced by `[redacted]`; names, hosts and all else stay readable."""
-    return text if _HINT.search(text) is None else _Pass().clean(text)
+    return text if _is_quiet(text) else _Pass().clean(text)
 
 
 def redact_output(text: str) -> str:
     """`redact` for what a program printed, where a number under a telling name (`auth: 0.93`) is a figure."""
-    return text if _HINT.search(text) is None else _Pass(keep_numbers=True).clean(text)
+    return text if _is_quiet(text) else _Pass(keep_numbers=True).clean(text)
 
 
 def secrets_in(text: str) -> tuple[str, ...]:
     """What `redact` takes out of `text`, without the quotes around it."""
-    if _HINT.search(text) is None:
+    if _is_quiet(text):
         return ()
     passing = _Pass()
     passing.clean(text)

@@ -17,7 +17,7 @@ from validator.folder import FolderError, RunFolder
 from validator.model.plan import PhasePlan, Plan, RunSpec
 from validator.model.runbook import Runbook
 from validator.observe.masking import Mask, known_secrets
-from validator.observe.redact import REDACTED, is_secret_name, redact
+from validator.observe.redact import REDACTED, declare_secrets, is_secret_name, redact
 from validator.runbook import LoadedRunbook, find, load
 
 if TYPE_CHECKING:
@@ -30,7 +30,11 @@ _LEAST_CHARS = 6
 
 
 def clean_loaded(loaded: LoadedRunbook) -> LoadedRunbook:
-    """The runbook, its source and its overrides without secrets; the hash stays that of the file as it was read."""
+    """The runbook, its source and its overrides without secrets; the hash stays that of the file as it was read.
+
+    From here on this process takes what the runbook declares for a secret.
+    """
+    declare_secrets(loaded.runbook.secrets)
     text = redact(loaded.text)
     for secret in sorted(_hidden(loaded.runbook), key=len, reverse=True):
         text = text.replace(secret, REDACTED)
@@ -94,6 +98,7 @@ def with_secrets(folder: RunFolder, overrides: Iterable[str]) -> Runbook:
         RunbookError: when the runbook's file is gone.
     """
     header, given = folder.header, list(overrides)
+    declare_secrets(header.runbook.secrets)
     missing = [one for one in header.overrides if REDACTED in one]
     keys = {one.partition("=")[0] for one in missing}
     strange = [one.partition("=")[0] for one in given if one.partition("=")[0] not in keys]

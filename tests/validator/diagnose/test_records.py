@@ -202,7 +202,7 @@ def test_inspect_sees_a_silent_rank_and_a_heartbeat_of_last_week(tmp_path: Path)
     beats = [json.loads(line) for line in path.read_text().splitlines()]
     path.write_text("".join(json.dumps({**one, "ts": one["ts"] + 1e6}) + "\n" for one in beats))
     old = of_folder(folder)["foreign-results"]
-    assert (old.severity, "heartbeat_rank1.jsonl" in old.message) == ("veto", True), old.message
+    assert (old.severity, "The heartbeat of rank 1 ends 6 d 23 h" in old.message) == ("veto", True), old.message
 
 
 def test_inspect_of_a_run_in_progress_misses_nothing(tmp_path: Path) -> None:

@@ -39,8 +39,8 @@ def test_interval_of_independent_values_agrees_with_scipys_bootstrap() -> None:
     seeded: dict[str, Any] = {name: np.random.default_rng(1)}
     theirs = stats.bootstrap((values,), np.mean, n_resamples=4000, **seeded).confidence_interval
     assert ours.point == pytest.approx(values.mean())
-    # Ours allows for one standard error of autocorrelation, 5 % of width here; it is never the narrower one.
-    assert 0.97 <= _width(ours) / (theirs.high - theirs.low) <= 1.25
+    # Ours allows for autocorrelation that the rows do not exclude; it is never the narrower one.
+    assert 0.97 <= _width(ours) / (theirs.high - theirs.low) <= 1.4
     low, high = ours.interval() or (0, 0)
     assert low == pytest.approx(theirs.low, abs=0.03)
     assert high == pytest.approx(theirs.high, abs=0.03)
@@ -53,7 +53,7 @@ def test_interval_of_a_ratio_agrees_with_the_delta_method() -> None:
     rate = 4096.0 / times.mean()
     error = rate * times.std(ddof=1) / times.mean() / math.sqrt(500)
     assert ours.point == pytest.approx(rate)
-    assert _width(ours) == pytest.approx(2 * 1.96 * error, rel=0.2)
+    assert 0.97 <= _width(ours) / (2 * 1.96 * error) <= 1.4
 
 
 def test_autocorrelation_widens_the_interval_as_theory_says() -> None:

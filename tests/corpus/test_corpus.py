@@ -1,0 +1,71 @@
+"""Cases that people wrote who had seen nothing but the documents: sick and healthy trainers with their labels.
+
+Each set is a folder with a `run.py` of its own, kept as it was delivered; no rule was made from the set that decides a
+change. `make test-long` runs them whole, every other run a few of each.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SETS = sorted(path.parent for path in Path(__file__).parent.glob("*/run.py"))
+SAMPLE = {
+    "a": ("halves-at-fiftyfive-soak", "pauses-left-out-csv", "steady-thousands", "goes-on-from-a-checkpoint"),
+    "b": ("s19", "s11", "h26", "h32"),
+}
+
+
+def results(cases: Path, folder: Path, *arguments: str, jobs: int) -> list[dict[str, Any]]:
+    """The rows that a set's own program writes, each case with a runtime folder of its own for the machine's lock."""
+    wrapper = folder / "validator.sh"
+    wrapper.write_text(
+        f'#!/bin/sh\nXDG_RUNTIME_DIR=$(mktemp -d "{folder}/run.XXXXXX")\nexport XDG_RUNTIME_DIR\n'
+        f'exec "{sys.executable}" -m validator "$@"\n'
+    )
+    wrapper.chmod(0o755)
+    out = folder / "results.json"
+    command = [sys.executable, "run.py", "--cases", str(folder / "cases"), "--validator", str(wrapper)]
+    done = subprocess.run(
+        [*command, "--jobs", str(jobs), "--out", str(out), *arguments],
+        cwd=cases,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert out.is_file(), done.stdout + done.stderr
+    found = json.loads(out.read_text())
+    return found["cases"] if isinstance(found, dict) else found
+
+
+def right(row: dict[str, Any]) -> bool:
+    """Whether the decision is one of those that the label allows."""
+    return bool(row.get("right", row["expected"]))
+
+
+@pytest.mark.parametrize("cases", SETS, ids=lambda path: path.name)
+def test_a_few_cases_come_to_their_decisions(cases: Path, tmp_path: Path) -> None:
+    wrong = [row for row in results(cases, tmp_path, "--only", *SAMPLE[cases.name], jobs=4) if not right(row)]
+    assert wrong == []
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("cases", SETS, ids=lambda path: path.name)
+def test_the_whole_set(cases: Path, tmp_path: Path) -> None:
+    """No wrong GO, no veto on the healthy, few of them open, and causes that fit."""
+    rows = results(cases, tmp_path, jobs=2)
+    sick = [row for row in rows if row["kind"] == "sick"]
+    healthy = [row for row in rows if row["kind"] == "healthy"]
+    assert [row["name"] for row in sick if row["decision"] == "GO" and not right(row)] == []
+    vetoed = [row["name"] for row in healthy if any(one["severity"] == "veto" for one in row["findings"])]
+    assert vetoed == []
+    wrong = [row["name"] for row in healthy if not right(row)]
+    assert len(wrong) <= 0.05 * len(healthy), wrong
+    unnamed = [row["name"] for row in sick if not row["named"]]
+    assert len(unnamed) <= 0.05 * len(sick), unnamed
