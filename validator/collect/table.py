@@ -25,7 +25,7 @@ from validator.model.catalogue import METRICS
 from validator.model.columns import HEADERLESS, contract_names
 from validator.model.measure import SourceFile
 
-__all__ = ["Table", "has_steps", "read_table"]
+__all__ = ["Places", "Table", "has_steps", "read_table"]
 
 Floats = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.int64]
@@ -47,13 +47,27 @@ _EMPTY = -1.2345678901234567e308
 class Table:
     """Columns by name, each `(steps [n], values [n])`, steps rising. Cells that are empty or unreadable are absent.
 
-    `derived` are columns that the trainer did not write, but that follow from those it wrote.
+    `derived` are columns that the trainer did not write, but that follow from those it wrote. `places` say where the
+    rows of a log stand in it.
     """
 
     columns: Mapping[str, tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]]
     source: SourceFile
     rows: int
     derived: tuple[str, ...] = ()
+    places: Places | None = None
+
+
+@dataclass(frozen=True)
+class Places:
+    """Steps and line numbers of the rows of a log, both `[n]`, and the steps of rows beside a line about a pause.
+
+    `pauses` are steps before and after which the log names a validation, a checkpoint or the end of an epoch.
+    """
+
+    steps: npt.NDArray[np.int64]
+    lines: npt.NDArray[np.int64]
+    pauses: npt.NDArray[np.int64]
 
 
 @dataclass
