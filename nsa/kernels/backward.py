@@ -96,17 +96,31 @@ def _dq_branch(
     return acc0, acc1
 
 
-@triton.jit(do_not_specialize=["bg0", "S", "N_PAIRS"])
+@triton.jit
+def _swizzled(
+    sums, first, n_tiles, t, ok, c0: tl.constexpr, WIDTH: tl.constexpr, DK: tl.constexpr, SUMS: tl.constexpr,
+    SWIZZLE: tl.constexpr,
+):  # fmt: skip
+    """Columns ``c0 .. c0 + WIDTH`` of tokens ``t`` of :meth:`nsa.kernels.hopper.CompressedBackward.query_sums`, whose
+    heads are ``first``."""
+    c = c0 + tl.arange(0, WIDTH)
+    row = (first * n_tiles + t // SUMS) * (SUMS * DK) + t % SUMS * 64
+    column = c[None, :] // 64 * (SUMS * 64) + (c[None, :] % 64 ^ (((t >> SWIZZLE) & 3) * 8)[:, None])
+    return tl.load(sums + row[:, None] + column, mask=ok[:, None], other=0.0)
+
+
+@triton.jit(do_not_specialize=["bg0", "S", "N_PAIRS", "n_tiles"])
 def dq_kernel(
-    q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win, do, lse_cmp, lse_sel, lse_win, gates, delta, part_dq, dq,
+    q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win, do, lse_cmp, lse_sel, lse_win, gates, delta, part_dq, sums, dq,
     sqb, sqs, sqh, skcb, skcn, skcg, svcb, svcn, svcg, sksb, sksn, sksg, svsb, svsn, svsg, skwb, skwn, skwg,
-    svwb, svwn, svwg, bg0, S, N_PAIRS, scale, scale2,
+    svwb, svwn, svwg, bg0, S, N_PAIRS, n_tiles, scale, scale2,
     H: tl.constexpr, G: tl.constexpr, HPG: tl.constexpr, NTOP: tl.constexpr, BT: tl.constexpr, L: tl.constexpr,
     D: tl.constexpr, LS: tl.constexpr, W: tl.constexpr, DK0: tl.constexpr, DK1: tl.constexpr, DV: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, HAS_CMP: tl.constexpr, PREC: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, HAS_CMP: tl.constexpr, SUMS: tl.constexpr, SWIZZLE: tl.constexpr,
+    PREC: tl.constexpr,
 ):  # fmt: skip
     """``dq [B, S, H, DK]``: the scored blocks' partial sums, then compressed, window and forced keys. Grid
-    (tiles, n)."""
+    (tiles, n). ``SUMS``: tokens in a tile of ``sums``, which hold the compressed branch's part; 0 if nothing does."""
     DK: tl.constexpr = DK0 + DK1
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     slab = tl.program_id(1)
@@ -135,6 +149,11 @@ def dq_kernel(
     q1 = tl.load(qp + DK0 + tl.arange(0, DK1)[None, :], mask=row_ok[:, None], other=0.0) if DK1 > 0 else q0
     row0 = (b * S + t0) * H
     row = (r // HPG) * H + g * HPG + head
+    if SUMS > 0:
+        first = slab.to(tl.int64) * HPG + head
+        acc0 += _swizzled(sums, first, n_tiles, t, row_ok, 0, DK0, DK0 + DK1, SUMS, SWIZZLE)
+        if DK1 > 0:
+            acc1 += _swizzled(sums, first, n_tiles, t, row_ok, DK0, DK1, DK0 + DK1, SUMS, SWIZZLE)
     d_o = tl.load(do + row0 * DV + (row * DV)[:, None] + tl.arange(0, DV)[None, :], mask=row_ok[:, None], other=0.0)
     gp = gates + row0 * 3 + row * 3
     dp = delta + row0 * 3 + row * 3

@@ -12,6 +12,7 @@ from nsa.kernels.backward import delta_kernel, dkv_kernel, dq_kernel
 from nsa.kernels.compress import compress_kernel, spread_kernel
 from nsa.kernels.config import FUSED, Tile, next_power_of_2
 from nsa.kernels.forward import combine_kernel, compressed_kernel
+from nsa.kernels.hopper import CompressedBackward, why_no_wgmma
 from nsa.kernels.index import offsets_kernel, scatter_kernel, tile_map_kernel
 from nsa.kernels.problem import Problem, ceil_div, strides
 from nsa.kernels.select import select_kernel
@@ -237,24 +238,35 @@ def _float32_pair(q: Tensor, lead: tuple[int, ...], p: Problem) -> tuple[Tensor,
     return dk, q.new_empty(*lead, p.dims.dv, dtype=torch.float32)
 
 
+def _spread(
+    parts: tuple[Tensor, Tensor], like: tuple[Tensor, Tensor], chunk: tuple[int, int], keys: int, p: Problem, *,
+    per_token: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Sums of partial sums by ``chunk``, written by tiles of ``keys``, in the type of ``like``."""
+    n_out = p.S if per_token else p.n_cmp
+    result = []
+    for partial, x in zip(parts, like, strict=True):
+        dim = partial.shape[-1]
+        out = x.new_empty(p.B, n_out, p.G, dim)
+        spread_kernel[(ceil_div(n_out, 16), p.bg)](
+            partial, out, p.S, p.n_cmp, p.bg, *chunk, G=p.G, L=p.l, D=p.d, BNC=keys, PER_TOKEN=per_token, DIM=dim,
+            DIMP=next_power_of_2(dim), BS=16, **FUSED,
+        )  # fmt: skip
+        result.append(out)
+    return result[0], result[1]
+
+
 def _compressed_dkv(
     q: Tensor, kc: Tensor, vc: Tensor, rows: Rows, p: Problem, *, per_token: bool
 ) -> tuple[Tensor, Tensor]:
-    n_out = p.S if per_token else p.n_cmp
-    dk, dv = kc.new_empty(p.B, n_out, p.G, p.dims.dk), vc.new_empty(p.B, n_out, p.G, p.dims.dv)
     if not p.n_cmp:
-        return dk.zero_(), dv.zero_()
+        n_out = p.S if per_token else 0
+        return kc.new_zeros(p.B, n_out, p.G, p.dims.dk), vc.new_zeros(p.B, n_out, p.G, p.dims.dv)
     tile = p.tiles.dkv_cmp
     chunk = p.query_chunk(16, p.tokens(tile))
     part = _float32_pair(q, (chunk[1], p.bg, p.n_cmp), p)
     _dkv(CMP.value, 0, (q, kc, vc), rows, part, p, tile=tile, keys=p.n_cmp, step=tile.bn, chunk=chunk)
-    for partial, out in zip(part, (dk, dv), strict=True):
-        dim = out.shape[-1]
-        spread_kernel[(ceil_div(n_out, 16), p.bg)](
-            partial, out, p.S, p.n_cmp, p.bg, *chunk, G=p.G, L=p.l, D=p.d, BNC=tile.bn, PER_TOKEN=per_token, DIM=dim,
-            DIMP=next_power_of_2(dim), BS=16, **FUSED,
-        )  # fmt: skip
-    return dk, dv
+    return _spread(part, (kc, vc), chunk, tile.bn, p, per_token=per_token)
 
 
 def _sink_dkv(q: Tensor, k_sel: Tensor, v_sel: Tensor, rows: Rows, p: Problem) -> tuple[Tensor, Tensor] | None:
@@ -280,8 +292,12 @@ def backward(
         delta_kernel[(ceil_div(n_rows, 32),)](
             do, s.o_cmp, s.o_sel, s.o_win, delta, n_rows, DV=p.dims.dv, BM=32, **FUSED
         )
+    fused = None
     with span("nsa.cmp.backward"):
-        dk_cmp, dv_cmp = _compressed_dkv(q, kc, vc, (do, s.lse_cmp, gates, delta), p, per_token=per_token)
+        if why_no_wgmma(q, kc, vc, do, p) is None:
+            fused = CompressedBackward(q, kc, vc, do, s.lse_cmp, gates, delta, p)
+        else:
+            dk_cmp, dv_cmp = _compressed_dkv(q, kc, vc, (do, s.lse_cmp, gates, delta), p, per_token=per_token)
     dk_win, dv_win, dk_sel, dv_sel = (x.new_empty(p.B, p.S, p.G, x.shape[-1]) for x in (k_win, v_win, k_sel, v_sel))
     with span("nsa.win.backward"):
         _dkv(
@@ -294,11 +310,15 @@ def backward(
     dq = q.new_empty(p.B, p.S, p.H, p.dims.dk)
     slabs = p.slabs(p.dims.dk)
     most, tile = slabs[0][1], p.tiles.gather_backward
+    sums = None if fused is None else fused.query_sums(most)
     part_dq = q.new_empty(most, p.n_pairs, p.hpg, p.dims.dk)
     parts = None
     if p.n_top:
         parts = _float32_pair(q, (most, p.max_tiles, p.l_sel), p)
     for first, count in slabs:
+        if fused is not None and sums is not None:
+            with span("nsa.cmp.backward"):
+                fused.run(first, count, sums)
         with span("nsa.sel.backward"):
             if parts is not None:
                 gather_backward_kernel[(p.max_tiles, count)](
@@ -325,21 +345,28 @@ def backward(
         with span("nsa.query.backward"):  # one kernel for all branches
             _dq(
                 dq, do, (q, kc, vc, k_sel, v_sel, k_win, v_win), gates, delta, part_dq, saved, p, first=first,
-                count=count,
+                count=count, fused=fused, sums=sums,
             )  # fmt: skip
+    if fused is not None:
+        with span("nsa.cmp.backward"):
+            dk_cmp, dv_cmp = _spread((fused.dk, fused.dv), (kc, vc), (p.S, p.hpg), 1, p, per_token=per_token)
     return dq, dk_cmp, dv_cmp, dk_sel, dv_sel, dk_win, dv_win, delta
 
 
 def _dq(
     dq: Tensor, do: Tensor, streams: tuple[Tensor, ...], gates: Tensor, delta: Tensor, part_dq: Tensor, saved: Saved,
-    p: Problem, *, first: int, count: int,
+    p: Problem, *, first: int, count: int, fused: CompressedBackward | None, sums: Tensor | None,
 ) -> None:  # fmt: skip
+    """Launch :func:`dq_kernel`; ``sums`` already hold what ``fused`` found for the compressed branch."""
     q, *keys = streams
     tile = p.tiles.dq
+    tiling = None if fused is None else fused.tiling
     bt = p.tokens(tile)
     dq_kernel[(ceil_div(p.S, bt), count)](
-        q, *keys, do, saved.lse_cmp, saved.lse_sel, saved.lse_win, gates, delta, part_dq, dq,
-        *strides(q), *(n for x in keys for n in strides(x)), first, p.S, p.n_pairs, p.scale, p.scale2,
-        **p.common(), NTOP=p.n_top, BT=bt, BM=tile.bm, BN=tile.bn, HAS_CMP=p.n_cmp > 0, PREC=p.precision,
+        q, *keys, do, saved.lse_cmp, saved.lse_sel, saved.lse_win, gates, delta, part_dq,
+        delta if sums is None else sums, dq, *strides(q), *(n for x in keys for n in strides(x)), first, p.S, p.n_pairs,
+        0 if fused is None else fused.n_tiles, p.scale, p.scale2, **p.common(), NTOP=p.n_top, BT=bt, BM=tile.bm,
+        BN=tile.bn, HAS_CMP=p.n_cmp > 0 and fused is None, SUMS=0 if tiling is None else tiling.tokens,
+        SWIZZLE=0 if tiling is None else tiling.swizzle, PREC=p.precision,
         **_options(tile),
     )  # fmt: skip
