@@ -349,7 +349,7 @@ def backward(
             )  # fmt: skip
     if fused is not None:
         with span("nsa.cmp.backward"):
-            dk_cmp, dv_cmp = _spread((fused.dk, fused.dv), (kc, vc), (p.S, p.hpg), 1, p, per_token=per_token)
+            dk_cmp, dv_cmp = _spread((fused.dk, fused.dv), (kc, vc), (p.S, 1), 1, p, per_token=per_token)
     return dq, dk_cmp, dv_cmp, dk_sel, dv_sel, dk_win, dv_win, delta
 
 

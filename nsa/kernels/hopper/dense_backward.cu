@@ -1,6 +1,7 @@
 // Gradients of the compressed branch in one pass: of its keys and values, and what it adds to that of the queries.
 //
-// A block owns 128 keys of a group for one head and walks over the tokens that see them, the latest first, in tiles of BM.
+// A block owns 128 keys of a group for one head and walks over a chunk of the tokens that see them, in tiles of BM. Blocks of
+// the same head and chunk run side by side, so that queries, and the sums of their gradients, stay in the L2 cache.
 // One warp brings tiles by tensor maps, two warps add finished query gradients to global memory, and two warpgroups of
 // 64 keys each do five products a tile. All tiles are kept transposed, keys down and tokens across, so that
 // probabilities and their gradients go from one product to the next in registers.
@@ -24,29 +25,28 @@ struct Arguments {
     TensorMap q, d_o, k, v;
     const float *shift, *delta;  // [B * H, padded]
     float *dq;                   // [heads of this launch, tiles, DKC, BM, 64], columns swizzled
-    float *dk, *dv;              // [heads per group, B * G, n_keys, DK or DV]
-    int S, tiles, n_keys, H, G, per_group, first, heads, bg;
+    float *dk, *dv;              // [B * G, n_keys, DK or DV], added to
+    int tiles, n_keys, H, G, per_group, first, heads, key_tiles, chunk;
     float scale, scale2;
 };
 
 extern __shared__ __align__(1024) unsigned char shared[];
 
 struct Place {
-    int head_here, in_group, bg, b, g, head, n0, tile_end, tile_begin;
+    int head_here, bg, b, g, head, n0, tile_begin, tile_end;
 };
 
 DEVICE Place place_of(const Arguments &a) {
     Place x;
-    // Early keys are seen by the most tokens: they go first.
-    x.n0 = blockIdx.x / a.heads * BN;
-    x.head_here = blockIdx.x % a.heads;
-    x.in_group = x.head_here % a.per_group;
+    const int rest = blockIdx.x / a.key_tiles, end = a.tiles - rest / a.heads * a.chunk;
+    x.n0 = blockIdx.x % a.key_tiles * BN;
+    x.head_here = rest % a.heads;
     x.bg = a.first + x.head_here / a.per_group;
     x.b = x.bg / a.G;
     x.g = x.bg % a.G;
-    x.head = x.g * a.per_group + x.in_group;
-    x.tile_end = a.tiles;
-    x.tile_begin = (x.n0 * D + L - 1) / BM;
+    x.head = x.g * a.per_group + x.head_here % a.per_group;
+    x.tile_begin = max((x.n0 * D + L - 1) / BM, end - a.chunk);
+    x.tile_end = end;
     return x;
 }
 
@@ -61,7 +61,7 @@ DEVICE void bring(const Arguments &a, const Place &x, u32 base) {
     for (int c = 0; c < DVC; c++) copy_box(base + AT_V + c * K_CHUNK_BYTES, &a.v, keys, c * 64, x.n0, x.g, x.b);
     const long long row = (long long)(x.b * a.H + x.head) * a.tiles * BM;
     int stage = 0, phase = 1;
-    for (int tile = x.tile_end - 1; tile >= x.tile_begin; tile--) {
+    for (int tile = x.tile_begin; tile < x.tile_end; tile++) {
         const u32 q = bar_q(base, stage);
         barrier_wait(q + 8, phase);
         barrier_expect(q, DKC * CHUNK_BYTES + BM * 4);
@@ -84,11 +84,13 @@ DEVICE void bring(const Arguments &a, const Place &x, u32 base) {
 DEVICE void add_up(const Arguments &a, const Place &x, u32 base, int w, int lane) {
     constexpr int PART = ADDED_BYTES / 4;
     float *to = a.dq + (long long)x.head_here * a.tiles * DKC * BM * 64 + w * PART;
-    for (int tile = x.tile_end - 1; tile >= x.tile_begin; tile--) {
+    for (int tile = x.tile_begin; tile < x.tile_end; tile++) {
         arrive_some(4 + w, 160);
         sync_some(2 + w, 160);
         if (lane == 0) {
+#if !NO_ADD
             add_floats(to + (long long)tile * DKC * BM * 64, base + AT_DQ + w * ADDED_BYTES, ADDED_BYTES);
+#endif
             added_read();
         }
         __syncwarp();
@@ -128,7 +130,7 @@ DEVICE void consume(const Arguments &a, const Place &x, u32 base, int w) {
     const int first_full = (x.n0 + BN - 1) * D + L - 1;
     int stage = 0, phase = 0, buffer = 0;
     barrier_wait(bar_keys(base), 0);
-    for (int tile = x.tile_end - 1; tile >= x.tile_begin; tile--) {
+    for (int tile = x.tile_begin; tile < x.tile_end; tile++) {
         const u32 bar = bar_q(base, stage), at_q = base + AT_Q + stage * DKC * CHUNK_BYTES;
         const u32 at_do = base + AT_DO + stage * DVC * CHUNK_BYTES, at_ds = base + AT_DS + buffer * 2 * CHUNK_BYTES;
         float s[BM / 2], dp[BM / 2];
@@ -237,7 +239,7 @@ DEVICE void consume(const Arguments &a, const Place &x, u32 base, int w) {
             phase ^= 1;
         }
     }
-    const long long out = ((long long)x.in_group * a.bg + x.bg) * a.n_keys;
+    const long long out = (long long)x.bg * a.n_keys;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         const int n = key + 8 * h;
@@ -245,15 +247,17 @@ DEVICE void consume(const Arguments &a, const Place &x, u32 base, int w) {
         float *to_k = a.dk + (out + n) * DK + 2 * t, *to_v = a.dv + (out + n) * DV + 2 * t;
 #pragma unroll
         for (int j = 0; j < DK / 8; j++)
-            *(float2 *)(to_k + 8 * j) = make_float2(dk[4 * j + 2 * h] * a.scale, dk[4 * j + 2 * h + 1] * a.scale);
+            add_two(to_k + 8 * j, dk[4 * j + 2 * h] * a.scale, dk[4 * j + 2 * h + 1] * a.scale);
 #pragma unroll
-        for (int j = 0; j < DV / 8; j++) *(float2 *)(to_v + 8 * j) = make_float2(dv[4 * j + 2 * h], dv[4 * j + 2 * h + 1]);
+        for (int j = 0; j < DV / 8; j++) add_two(to_v + 8 * j, dv[4 * j + 2 * h], dv[4 * j + 2 * h + 1]);
     }
 }
 
 extern "C" __global__ void __launch_bounds__(384, 1) dense_backward(const __grid_constant__ Arguments a) {
     const u32 base = shared_address(shared);
     const int warp = threadIdx.x / 32;
+    const Place x = place_of(a);
+    if (x.tile_begin >= x.tile_end) return;
     if (threadIdx.x == 0) {
         prefetch_map(&a.q);
         prefetch_map(&a.d_o);
@@ -268,7 +272,6 @@ extern "C" __global__ void __launch_bounds__(384, 1) dense_backward(const __grid
         barrier_init_done();
     }
     __syncthreads();
-    const Place x = place_of(a);
     if (warp < 4) {
         give_registers<24>();
         if (threadIdx.x == 0) bring(a, x, base);

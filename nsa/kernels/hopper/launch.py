@@ -51,14 +51,20 @@ def tiling(dk: int, dv: int) -> Tiling | None:
     return Tiling(tokens=128, stages=2, swizzle=0) if (dk, dv) == (64, 64) else None
 
 
+def chunk_tokens(p: Problem) -> int:
+    """Tokens that a block walks over at most."""
+    return min(max(p.S // 8, 2048), 8192)
+
+
 class _Arguments(ctypes.Structure):
     """``dense_backward.cu``'s structure of the same name."""
 
     _fields_ = (
         ("maps", ctypes.c_uint64 * 64), ("shift", ctypes.c_void_p), ("delta", ctypes.c_void_p), ("dq", ctypes.c_void_p),
-        ("dk", ctypes.c_void_p), ("dv", ctypes.c_void_p), ("S", ctypes.c_int), ("tiles", ctypes.c_int),
+        ("dk", ctypes.c_void_p), ("dv", ctypes.c_void_p), ("tiles", ctypes.c_int),
         ("n_keys", ctypes.c_int), ("H", ctypes.c_int), ("G", ctypes.c_int), ("per_group", ctypes.c_int),
-        ("first", ctypes.c_int), ("heads", ctypes.c_int), ("bg", ctypes.c_int), ("scale", ctypes.c_float),
+        ("first", ctypes.c_int), ("heads", ctypes.c_int), ("key_tiles", ctypes.c_int),
+        ("chunk", ctypes.c_int), ("scale", ctypes.c_float),
         ("scale2", ctypes.c_float), ("padding", ctypes.c_byte * 44),
     )  # fmt: skip
 
@@ -185,9 +191,9 @@ class CompressedBackward:
         )
         self._kept = (q, kc, vc, do)
         self._maps = b"".join(_map(x, n) for x, n in ((q, tiles.tokens), (do, tiles.tokens), (kc, _KEYS), (vc, _KEYS)))
-        self.dk = q.new_empty(p.hpg, p.bg, p.n_cmp, p.dims.dk, dtype=torch.float32)
-        """Partial sums ``[heads per group, B * G, n_cmp, dk]``, scaled; all written once every pair has run."""
-        self.dv = q.new_empty(p.hpg, p.bg, p.n_cmp, p.dims.dv, dtype=torch.float32)
+        self.dk = q.new_zeros(1, p.bg, p.n_cmp, p.dims.dk, dtype=torch.float32)
+        """Sums ``[1, B * G, n_cmp, dk]``, scaled; complete once every pair has run."""
+        self.dv = q.new_zeros(1, p.bg, p.n_cmp, p.dims.dv, dtype=torch.float32)
 
     def query_sums(self, most: int) -> Tensor:
         """Room for the queries' gradients of ``most`` pairs, ``[most * heads a group, tiles, dk / 64, tokens, 64]``."""
@@ -202,18 +208,19 @@ class CompressedBackward:
         from cuda.bindings import driver
 
         p, heads = self.p, count * self.p.hpg
+        key_tiles, chunk = ceil_div(p.n_cmp, _KEYS), ceil_div(chunk_tokens(p), self.tiling.tokens)
         dq[:heads].zero_()
         given = _Arguments(
             (ctypes.c_uint64 * 64).from_buffer_copy(self._maps),
             *(x.data_ptr() for x in (*self._rows, dq, self.dk, self.dv)),
-            p.S, self.n_tiles, p.n_cmp, p.H, p.G, p.hpg, first, heads, p.bg, p.scale, p.scale2,
+            self.n_tiles, p.n_cmp, p.H, p.G, p.hpg, first, heads, key_tiles, chunk, p.scale, p.scale2,
         )  # fmt: skip
         with torch.cuda.device(dq.device):
             function = _function(self._constants, torch.cuda.current_device())
             stream = torch.cuda.current_stream().cuda_stream
             shared = self.tiling.shared_bytes(p.dims.dk, p.dims.dv)
             parameters = (ctypes.c_void_p * 1)(ctypes.addressof(given))
-            grid = heads * ceil_div(p.n_cmp, _KEYS)
+            grid = heads * key_tiles * ceil_div(self.n_tiles, chunk)
             nvrtc.check(
                 driver.cuLaunchKernel(
                     function, grid, 1, 1, _THREADS, 1, 1, shared, stream, ctypes.addressof(parameters), 0

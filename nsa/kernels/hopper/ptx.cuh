@@ -73,6 +73,9 @@ DEVICE void add_floats(float *to, u32 from, u32 bytes) {
                  : "memory");
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
+DEVICE void add_two(float *to, float x, float y) {
+    asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(x), "f"(y) : "memory");
+}
 DEVICE void added_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 DEVICE void added() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
