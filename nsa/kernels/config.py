@@ -15,6 +15,7 @@ __all__ = [
     "HeadDims",
     "Tile",
     "Tiles",
+    "choose_span",
     "choose_tiles",
     "interpreting",
     "next_power_of_2",
@@ -88,12 +89,21 @@ class Tiles:
     combine: Tile
     gather_backward: Tile
     dq: Tile
+    dq_rest: Tile
+    """As ``dq`` where other kernels have done the compressed branch."""
     dkv_cmp: Tile
     dkv_win: Tile
     dkv_sel: Tile
     """Forced blocks; its ``bn`` is not used, the block is the tile."""
     pairs_per_tile: int
     """Most (token, slot) pairs of one block that one program takes."""
+
+
+def choose_span(dims: HeadDims, heads_per_group: int, itemsize: int) -> int:
+    """Tokens whose queries, output gradients and float32 query gradients together take up to 32 MiB, as many as the L2
+    cache of a Hopper GPU holds beside the rest."""
+    row = (dims.dk + dims.dv) * itemsize + dims.dk * 4
+    return next_power_of_2((32 << 20) // (heads_per_group * row) + 1) // 2
 
 
 @functools.lru_cache(maxsize=64)
@@ -104,7 +114,7 @@ def choose_tiles(dims: HeadDims, *, itemsize: int, hopper: bool, interpret: bool
     """
     if interpret:
         small = Tile(32, 16, 1, 1)
-        return Tiles(small, small, small, small, small, small, small, small, small, pairs_per_tile=16)
+        return Tiles(small, small, small, small, small, small, small, small, small, small, pairs_per_tile=16)
     widest = max(dims.dk, dims.dv)
     if itemsize == 4:
         return _float32_tiles(widest)
@@ -121,6 +131,7 @@ def _float32_tiles(widest: int) -> Tiles:
         combine=base,
         gather_backward=base,
         dq=base,
+        dq_rest=base,
         dkv_cmp=base,
         dkv_win=base,
         dkv_sel=base,
@@ -137,6 +148,7 @@ def _hopper_tiles(widest: int) -> Tiles:
             combine=Tile(64, 32, 4, 3, regs=128),
             gather_backward=Tile(64, 64, 4, 2),
             dq=Tile(64, 64, 4, 3),
+            dq_rest=Tile(64, 64, 4, 3),
             dkv_cmp=Tile(32, 64, 4, 3),
             dkv_win=Tile(32, 64, 4, 3),
             dkv_sel=Tile(32, 64, 4, 3),
@@ -150,6 +162,7 @@ def _hopper_tiles(widest: int) -> Tiles:
             combine=Tile(64, 32, 4, 4),
             gather_backward=Tile(32, 64, 4, 3),
             dq=Tile(128, 64, 8, 3),
+            dq_rest=Tile(64, 32, 4, 3),
             dkv_cmp=Tile(32, 64, 4, 3),
             dkv_win=Tile(32, 64, 4, 3),
             dkv_sel=Tile(32, 64, 4, 3),
@@ -163,6 +176,7 @@ def _hopper_tiles(widest: int) -> Tiles:
             combine=Tile(64, 32, 4, 3),
             gather_backward=Tile(32, 64, 4, 2),
             dq=Tile(128, 32, 8, 3),
+            dq_rest=Tile(128, 32, 8, 3),
             dkv_cmp=Tile(32, 128, 8, 3),
             dkv_win=Tile(32, 128, 8, 3),
             dkv_sel=Tile(32, 64, 4, 2),
@@ -175,6 +189,7 @@ def _hopper_tiles(widest: int) -> Tiles:
         combine=Tile(128, 32, 8, 2),
         gather_backward=Tile(64, 64, 8, 1),
         dq=Tile(64, 32, 8, 2),
+        dq_rest=Tile(64, 32, 8, 2),
         dkv_cmp=Tile(32, 64, 8, 1),
         dkv_win=Tile(32, 64, 8, 1),
         dkv_sel=Tile(32, 64, 8, 1),
@@ -191,6 +206,7 @@ def _ampere_tiles(widest: int) -> Tiles:
             combine=Tile(128, 64, 4, 3),
             gather_backward=Tile(32, 64, 4, 2),
             dq=Tile(64, 64, 4, 2),
+            dq_rest=Tile(64, 64, 4, 2),
             dkv_cmp=Tile(64, 64, 4, 2),
             dkv_win=Tile(64, 64, 4, 2),
             dkv_sel=Tile(64, 64, 4, 2),
@@ -204,6 +220,7 @@ def _ampere_tiles(widest: int) -> Tiles:
             combine=Tile(128, 32, 8, 2),
             gather_backward=Tile(32, 64, 8, 1),
             dq=Tile(64, 32, 8, 2),
+            dq_rest=Tile(64, 32, 8, 2),
             dkv_cmp=Tile(32, 64, 8, 2),
             dkv_win=Tile(32, 64, 8, 2),
             dkv_sel=Tile(32, 64, 8, 2),
@@ -216,6 +233,7 @@ def _ampere_tiles(widest: int) -> Tiles:
         combine=Tile(64, 32, 8, 1),
         gather_backward=Tile(32, 64, 8, 1),
         dq=Tile(32, 32, 8, 1),
+        dq_rest=Tile(32, 32, 8, 1),
         dkv_cmp=Tile(32, 64, 8, 1),
         dkv_win=Tile(32, 64, 8, 1),
         dkv_sel=Tile(32, 64, 8, 1),

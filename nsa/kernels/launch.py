@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +13,7 @@ from nsa.kernels.backward import delta_kernel, dkv_kernel, dq_kernel
 from nsa.kernels.compress import compress_kernel, spread_kernel
 from nsa.kernels.config import FUSED, Tile, next_power_of_2
 from nsa.kernels.forward import combine_kernel, compressed_kernel
-from nsa.kernels.hopper import CompressedBackward, why_no_wgmma
+from nsa.kernels.hopper import HopperBackward, why_no_gather, why_no_wgmma
 from nsa.kernels.index import offsets_kernel, scatter_kernel, tile_map_kernel
 from nsa.kernels.problem import Problem, ceil_div, strides
 from nsa.kernels.select import select_kernel
@@ -50,6 +51,9 @@ class Saved:
     lse_win: Tensor
     index: Index
 
+
+_CHOOSING = 16
+"""Tokens for which the best blocks are chosen at a time: their keys stay in registers."""
 
 Rows = tuple[Tensor, Tensor, Tensor, Tensor]
 """What the gradient of one branch reads per row: dO, the branch's log-sum-exp, gates, delta."""
@@ -89,7 +93,7 @@ def _compressed(q: Tensor, kc: Tensor, vc: Tensor, p: Problem) -> tuple[Tensor, 
 
 def _select(q: Tensor, kc: Tensor, lse: Tensor, p: Problem) -> tuple[Tensor, Tensor]:
     top = q.new_empty(p.bg, p.S, p.n_top, dtype=torch.int32)
-    counts = q.new_zeros(p.bg, p.n_blocks, dtype=torch.int32)
+    counts = q.new_zeros(p.bg, p.n_lists, dtype=torch.int32)
     tile = p.tiles.select
     heads = next_power_of_2(p.hpg)
     bt = max(tile.bm // heads, 4)
@@ -105,15 +109,15 @@ def _select(q: Tensor, kc: Tensor, lse: Tensor, p: Problem) -> tuple[Tensor, Ten
     maxima = q.new_empty(programs if grouped else 0, blocks // group, bt, dtype=torch.int64)
     select_kernel[(programs,)](
         q, kc, lse, strips, maxima, top, counts, *strides(q), *strides(kc), p.S, p.n_cmp, p.n_blocks, strip, n_items,
-        n_tiles, p.scale2, H=p.H, G=p.G, HPG=p.hpg, HP=heads, BT=bt, L=p.l, D=p.d, LS=p.l_sel, NTOP=p.n_top,
-        DK0=p.dims.dk0, DK1=p.dims.dk1, BN=bn, MP=folded, NBP=blocks, NTOPP=slots, GS=group, CHUNK=min(blocks, 256),
-        GROUPED=grouped, PREC=p.precision, **_options(tile),
+        n_tiles, p.span, p.n_lists, p.scale2, H=p.H, G=p.G, HPG=p.hpg, HP=heads, BT=bt, L=p.l, D=p.d, LS=p.l_sel,
+        NTOP=p.n_top, DK0=p.dims.dk0, DK1=p.dims.dk1, BN=bn, MP=folded, NBP=blocks, NTOPP=slots, GS=group,
+        CHUNK=min(blocks, 256), BK=min(bt, _CHOOSING), GROUPED=grouped, PREC=p.precision, **_options(tile),
     )  # fmt: skip
     return top, counts
 
 
 def _index(top: Tensor, counts: Tensor, p: Problem) -> Index:
-    J, P = p.n_blocks, p.n_pairs
+    J, P = p.n_lists, p.n_pairs
     offsets, tile_offsets = (counts.new_empty(p.bg, J + 1) for _ in range(2))
     cursor = torch.empty_like(counts)
     tile_block = counts.new_empty(p.bg, p.max_tiles)
@@ -125,12 +129,15 @@ def _index(top: Tensor, counts: Tensor, p: Problem) -> Index:
         tile_offsets, tile_block, J, p.max_tiles, STEPS=(J + 1).bit_length(), CHUNK=256, **FUSED
     )
     if p.deterministic:
-        # A stable sort keeps pairs in order of position, so that sums over a block's queries never change order.
+        # A stable sort keeps pairs in order of position, so that sums over a block's queries never change order. There
+        # is one span.
         keys = torch.where(top < 0, J, top).view(p.bg, P)
         pairs = torch.sort(keys, dim=1, stable=True).indices.to(torch.int32)
     else:
         pairs = counts.new_empty(p.bg, P)
-        scatter_kernel[(ceil_div(P, 1024), p.bg)](top, cursor, pairs, P, J, CHUNK=1024, **FUSED)
+        scatter_kernel[(ceil_div(P, 1024), p.bg)](
+            top, cursor, pairs, P, p.n_blocks, J, p.span * p.n_top, CHUNK=1024, **FUSED
+        )
     return Index(top, pairs, offsets, tile_offsets, tile_block)
 
 
@@ -177,8 +184,8 @@ def _selected_and_window(
             with span("nsa.sel"):
                 gather_kernel[(p.max_tiles, count)](
                     q, k_sel, v_sel, index.pairs, index.offsets, index.tile_offsets, index.tile_block, part_o, part_lse,
-                    *strides(q), *strides(k_sel), *strides(v_sel), first, p.S, p.n_blocks, p.n_pairs, p.max_tiles,
-                    p.scale2, **_gather_constants(p, tile), **_options(tile),
+                    *strides(q), *strides(k_sel), *strides(v_sel), first, p.S, p.n_blocks, p.n_lists, p.n_pairs,
+                    p.max_tiles, p.scale2, **_gather_constants(p, tile), **_options(tile),
                 )  # fmt: skip
         # The window's kernel also reads the forced blocks and merges all branches by their gates.
         with span("nsa.win"):
@@ -213,10 +220,10 @@ def _dkv(
     mode: int, branch: int, streams: tuple[Tensor, Tensor, Tensor], rows: Rows,
     out: tuple[Tensor, Tensor], p: Problem, *, tile: Tile, keys: int, step: int, first: int = 0,
     count: int | None = None,     chunk: tuple[int, int] = (0, 1), parts: tuple[Tensor, Tensor] | None = None,
-    sink: tuple[Tensor, Tensor] | None = None, tile_offsets: Tensor | None = None,
+    sink: tuple[Tensor, Tensor] | None = None, tile_offsets: Tensor | None = None, summed: bool = False,
 ) -> None:  # fmt: skip
     """Launch :func:`dkv_kernel`. ``rows`` is (dO, lse, gates, delta); ``keys`` the number of keys, ``step`` per
-    program."""
+    program. ``parts`` are by work tile, or ``summed`` by key."""
     q, k, v = streams
     unused = rows[1]
     part_dk, part_dv = parts if parts is not None else (unused, unused)
@@ -225,10 +232,10 @@ def _dkv(
     grid = (ceil_div(keys, step), p.bg if count is None else count, chunk[1])
     dkv_kernel[grid](
         q, k, v, *rows, *out, part_dk, part_dv, sink_dk, sink_dv, unused if tile_offsets is None else tile_offsets,
-        *strides(q), *strides(k), *strides(v), first, p.S, keys, p.bg, p.n_blocks, p.max_tiles, *chunk,
+        *strides(q), *strides(k), *strides(v), first, p.S, keys, p.bg, p.n_blocks, p.n_lists, p.max_tiles, *chunk,
         0 if sink is None else sink_dk.shape[0], p.scale, p.scale2,
         **p.common(), BT=bt, BM=tile.bm, BN=max(next_power_of_2(step), 16), STEP=step, MODE=mode, BRANCH=branch,
-        ADD_PARTS=parts is not None, PREC=p.precision, **_options(tile),
+        PARTS=0 if parts is None else 2 if summed else 1, PREC=p.precision, **_options(tile),
     )  # fmt: skip
 
 
@@ -292,12 +299,13 @@ def backward(
         delta_kernel[(ceil_div(n_rows, 32),)](
             do, s.o_cmp, s.o_sel, s.o_win, delta, n_rows, DV=p.dims.dv, BM=32, **FUSED
         )
-    fused = None
+    fused = None if why_no_wgmma(q, kc, vc, do, p) else HopperBackward(q, do, gates, delta, p)
     with span("nsa.cmp.backward"):
-        if why_no_wgmma(q, kc, vc, do, p) is None:
-            fused = CompressedBackward(q, kc, vc, do, s.lse_cmp, gates, delta, p)
-        else:
+        if fused is None:
             dk_cmp, dv_cmp = _compressed_dkv(q, kc, vc, (do, s.lse_cmp, gates, delta), p, per_token=per_token)
+        else:
+            found = fused.compressed(kc, vc, s.lse_cmp)
+            dk_cmp, dv_cmp = _spread(found, (kc, vc), (p.S, 1), 1, p, per_token=per_token)
     dk_win, dv_win, dk_sel, dv_sel = (x.new_empty(p.B, p.S, p.G, x.shape[-1]) for x in (k_win, v_win, k_sel, v_sel))
     with span("nsa.win.backward"):
         _dkv(
@@ -305,68 +313,53 @@ def backward(
             keys=p.S, step=p.tiles.dkv_win.bn,
         )  # fmt: skip
     sel_rows = (do, s.lse_sel, gates, delta)
+    dq = q.new_empty(p.B, p.S, p.H, p.dims.dk)
+    sums = None if fused is None else fused.dq
+    keys = (q, kc, vc, k_sel, v_sel, k_win, v_win)
     with span("nsa.sel.backward"):
         sink = _sink_dkv(q, k_sel, v_sel, sel_rows, p)
-    dq = q.new_empty(p.B, p.S, p.H, p.dims.dk)
+    local = functools.partial(
+        _dkv, LOCAL.value, 1, (q, k_sel, v_sel), sel_rows, (dk_sel, dv_sel), p, tile=p.tiles.dkv_sel, keys=p.S,
+        step=p.l_sel, sink=sink, tile_offsets=index.tile_offsets,
+    )  # fmt: skip
+    if fused is not None and why_no_gather(k_sel, v_sel, p) is None:
+        lists = (index.pairs, index.offsets, index.tile_offsets, index.tile_block)
+        with span("nsa.sel.backward"):
+            local(parts=fused.gather(k_sel, v_sel, s.lse_sel, lists), summed=True)
+        with span("nsa.query.backward"):
+            _dq(dq, do, keys, gates, delta, None, sums, saved, p, first=0, count=p.bg)
+        return dq, dk_cmp, dv_cmp, dk_sel, dv_sel, dk_win, dv_win, delta
     slabs = p.slabs(p.dims.dk)
     most, tile = slabs[0][1], p.tiles.gather_backward
-    sums = None if fused is None else fused.query_sums(most)
     part_dq = q.new_empty(most, p.n_pairs, p.hpg, p.dims.dk)
-    parts = None
-    if p.n_top:
-        parts = _float32_pair(q, (most, p.max_tiles, p.l_sel), p)
+    parts = _float32_pair(q, (most, p.max_tiles, p.l_sel), p) if p.n_top else None
     for first, count in slabs:
-        if fused is not None and sums is not None:
-            with span("nsa.cmp.backward"):
-                fused.run(first, count, sums)
         with span("nsa.sel.backward"):
             if parts is not None:
                 gather_backward_kernel[(p.max_tiles, count)](
                     q, k_sel, v_sel, do, s.lse_sel, gates, delta, index.pairs, index.offsets, index.tile_offsets,
                     index.tile_block, part_dq, *parts, *strides(q), *strides(k_sel), *strides(v_sel), first, p.S,
-                    p.n_blocks, p.n_pairs, p.max_tiles, p.scale2, H=p.H, **_gather_constants(p, tile), **_options(tile),
+                    p.n_blocks, p.n_lists, p.n_pairs, p.max_tiles, p.scale2, H=p.H, **_gather_constants(p, tile),
+                    **_options(tile),
                 )  # fmt: skip
-            _dkv(
-                LOCAL.value,
-                1,
-                (q, k_sel, v_sel),
-                sel_rows,
-                (dk_sel, dv_sel),
-                p,
-                tile=p.tiles.dkv_sel,
-                keys=p.S,
-                step=p.l_sel,
-                first=first,
-                count=count,
-                parts=parts,
-                sink=sink,
-                tile_offsets=index.tile_offsets,
-            )
+            local(parts=parts, first=first, count=count)
         with span("nsa.query.backward"):  # one kernel for all branches
-            _dq(
-                dq, do, (q, kc, vc, k_sel, v_sel, k_win, v_win), gates, delta, part_dq, saved, p, first=first,
-                count=count, fused=fused, sums=sums,
-            )  # fmt: skip
-    if fused is not None:
-        with span("nsa.cmp.backward"):
-            dk_cmp, dv_cmp = _spread((fused.dk, fused.dv), (kc, vc), (p.S, 1), 1, p, per_token=per_token)
+            _dq(dq, do, keys, gates, delta, part_dq, sums, saved, p, first=first, count=count)
     return dq, dk_cmp, dv_cmp, dk_sel, dv_sel, dk_win, dv_win, delta
 
 
 def _dq(
-    dq: Tensor, do: Tensor, streams: tuple[Tensor, ...], gates: Tensor, delta: Tensor, part_dq: Tensor, saved: Saved,
-    p: Problem, *, first: int, count: int, fused: CompressedBackward | None, sums: Tensor | None,
+    dq: Tensor, do: Tensor, streams: tuple[Tensor, ...], gates: Tensor, delta: Tensor, part_dq: Tensor | None,
+    sums: Tensor | None, saved: Saved, p: Problem, *, first: int, count: int,
 ) -> None:  # fmt: skip
-    """Launch :func:`dq_kernel`; ``sums`` already hold what ``fused`` found for the compressed branch."""
+    """Launch :func:`dq_kernel`. ``sums`` hold the compressed branch's part, and the scored blocks' if there is no
+    ``part_dq``."""
     q, *keys = streams
-    tile = p.tiles.dq
-    tiling = None if fused is None else fused.tiling
+    tile = p.tiles.dq if sums is None else p.tiles.dq_rest
     bt = p.tokens(tile)
     dq_kernel[(ceil_div(p.S, bt), count)](
-        q, *keys, do, saved.lse_cmp, saved.lse_sel, saved.lse_win, gates, delta, part_dq,
+        q, *keys, do, saved.lse_cmp, saved.lse_sel, saved.lse_win, gates, delta, delta if part_dq is None else part_dq,
         delta if sums is None else sums, dq, *strides(q), *(n for x in keys for n in strides(x)), first, p.S, p.n_pairs,
-        0 if fused is None else fused.n_tiles, p.scale, p.scale2, **p.common(), NTOP=p.n_top, BT=bt, BM=tile.bm,
-        BN=tile.bn, HAS_CMP=p.n_cmp > 0 and fused is None, SUMS=0 if tiling is None else tiling.tokens,
-        SWIZZLE=0 if tiling is None else tiling.swizzle, PREC=p.precision,
-        **_options(tile),
+        p.scale, p.scale2, **p.common(), NTOP=0 if part_dq is None else p.n_top, BT=bt, BM=tile.bm, BN=tile.bn,
+        HAS_CMP=p.n_cmp > 0 and sums is None, SUMS=sums is not None, PREC=p.precision, **_options(tile),
     )  # fmt: skip

@@ -79,7 +79,7 @@ def _(
         out += [q.new_empty(p.B, p.n_cmp, p.G, n) for n in (p.dims.dk, p.dims.dv)]
     shapes: list[tuple[int, ...]] = [(p.bg, p.S, p.n_top)]
     if p.n_top:
-        shapes += [(p.bg, p.n_pairs), (p.bg, p.n_blocks + 1), (p.bg, p.n_blocks + 1), (p.bg, p.max_tiles)]
+        shapes += [(p.bg, p.n_pairs), (p.bg, p.n_lists + 1), (p.bg, p.n_lists + 1), (p.bg, p.max_tiles)]
     else:
         shapes += [(0,)] * 4
     return out + [q.new_empty(shape, dtype=torch.int32) for shape in shapes]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nsa.kernels.config import HeadDims, Tile, Tiles, choose_tiles, interpreting, next_power_of_2
+from nsa.kernels.config import HeadDims, Tile, Tiles, choose_span, choose_tiles, interpreting, next_power_of_2
 
 __all__ = ["Problem", "ceil_div", "n_processors", "strides"]
 
@@ -61,6 +61,8 @@ class Problem:
     tiles: Tiles
     n_processors: int
     deterministic: bool
+    span: int
+    """Tokens whose selection is listed together: few enough that what they read stays in the L2 cache."""
 
     @classmethod
     def of(
@@ -83,7 +85,9 @@ class Problem:
         else:
             major, n_processors = 9, 2
         tiles = choose_tiles(dims, itemsize=q.element_size(), hopper=major >= 9, interpret=interpreting())
-        return cls(B, S, H, k_sel.shape[2], dims, *sizes, scale, q.dtype, tiles, n_processors, deterministic)
+        G = k_sel.shape[2]
+        span = choose_span(dims, H // G, q.element_size()) if major == 9 and not deterministic else S
+        return cls(B, S, H, G, dims, *sizes, scale, q.dtype, tiles, n_processors, deterministic, min(span, S))
 
     @property
     def hpg(self) -> int:
@@ -101,6 +105,11 @@ class Problem:
     @property
     def n_blocks(self) -> int:
         return ceil_div(self.S, self.l_sel)
+
+    @property
+    def n_lists(self) -> int:
+        """Lists of queries of one (batch, group): one for each span and block."""
+        return ceil_div(self.S, self.span) * self.n_blocks
 
     @property
     def n_top(self) -> int:
@@ -123,7 +132,7 @@ class Problem:
     @property
     def max_tiles(self) -> int:
         """Upper bound of the work tiles of one (batch, group), whatever was selected."""
-        return self.n_pairs // self.tiles.pairs_per_tile + self.n_blocks
+        return self.n_pairs // self.tiles.pairs_per_tile + self.n_lists
 
     @property
     def block_rows(self) -> int:

@@ -19,32 +19,29 @@ constexpr int AT_K = 0, AT_V = AT_K + DKC * K_CHUNK_BYTES, AT_Q = AT_V + DVC * K
 constexpr int AT_DO = AT_Q + STAGES * DKC * CHUNK_BYTES, AT_DS = AT_DO + STAGES * DVC * CHUNK_BYTES;
 constexpr int AT_DQ = AT_DS + 2 * 2 * CHUNK_BYTES, AT_SHIFT = AT_DQ + 2 * ADDED_BYTES;
 constexpr int AT_DELTA = AT_SHIFT + STAGES * BM * 4, AT_BARRIERS = AT_DELTA + STAGES * BM * 4;
-constexpr int SHARED_BYTES = AT_BARRIERS + (1 + 4 * STAGES) * 8;
 
 struct Arguments {
-    TensorMap q, d_o, k, v;
+    TensorMap q, d_o, k, v, dq;  // dq [B, S, H, DK], added to
     const float *shift, *delta;  // [B * H, padded]
-    float *dq;                   // [heads of this launch, tiles, DKC, BM, 64], columns swizzled
     float *dk, *dv;              // [B * G, n_keys, DK or DV], added to
-    int tiles, n_keys, H, G, per_group, first, heads, key_tiles, chunk;
+    int tiles, n_keys, H, G, heads, key_tiles, chunk;
     float scale, scale2;
 };
 
 extern __shared__ __align__(1024) unsigned char shared[];
 
 struct Place {
-    int head_here, bg, b, g, head, n0, tile_begin, tile_end;
+    int bg, b, g, head, n0, tile_begin, tile_end;
 };
 
 DEVICE Place place_of(const Arguments &a) {
     Place x;
     const int rest = blockIdx.x / a.key_tiles, end = a.tiles - rest / a.heads * a.chunk;
     x.n0 = blockIdx.x % a.key_tiles * BN;
-    x.head_here = rest % a.heads;
-    x.bg = a.first + x.head_here / a.per_group;
-    x.b = x.bg / a.G;
-    x.g = x.bg % a.G;
-    x.head = x.g * a.per_group + x.head_here % a.per_group;
+    x.b = rest % a.heads / a.H;
+    x.head = rest % a.H;
+    x.g = x.head / (a.H / a.G);
+    x.bg = x.b * a.G + x.g;
     x.tile_begin = max((x.n0 * D + L - 1) / BM, end - a.chunk);
     x.tile_end = end;
     return x;
@@ -82,36 +79,19 @@ DEVICE void bring(const Arguments &a, const Place &x, u32 base) {
 
 // Adds what warpgroup `w` left to the queries' gradient.
 DEVICE void add_up(const Arguments &a, const Place &x, u32 base, int w, int lane) {
-    constexpr int PART = ADDED_BYTES / 4;
-    float *to = a.dq + (long long)x.head_here * a.tiles * DKC * BM * 64 + w * PART;
     for (int tile = x.tile_begin; tile < x.tile_end; tile++) {
         arrive_some(4 + w, 160);
         sync_some(2 + w, 160);
         if (lane == 0) {
-#if !NO_ADD
-            add_floats(to + (long long)tile * DKC * BM * 64, base + AT_DQ + w * ADDED_BYTES, ADDED_BYTES);
-#endif
+            for (int box = 0; box < 2; box++)
+                add_box(&a.dq, base + AT_DQ + w * ADDED_BYTES + box * (ADDED_BYTES / 2), (ACROSS ? w * 64 : 0) + box * 32,
+                        tile * BM + (ACROSS ? 0 : w * 64), x.head, x.b);
+            add_close();
             added_read();
         }
         __syncwarp();
     }
     if (lane == 0) added();
-}
-
-template <bool MASKED>
-DEVICE void probabilities(float (&s)[BM / 2], u32 shift, float scale2, const int (&since)[2]) {
-#pragma unroll
-    for (int j = 0; j < BM / 8; j++) {
-        const float2 m = load_two(shift + j * 32);
-        // The last bit of the shift is the gate's sign.
-        const u32 sign[2] = {__float_as_uint(m.x) << 31, __float_as_uint(m.y) << 31};
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            float p = exp2_of(fmaf(s[4 * j + i], scale2, -(i & 1 ? m.y : m.x)));
-            p = __uint_as_float(__float_as_uint(p) ^ sign[i & 1]);
-            s[4 * j + i] = !MASKED || since[i >> 1] <= 8 * j + (i & 1) ? p : 0.f;
-        }
-    }
 }
 
 DEVICE void consume(const Arguments &a, const Place &x, u32 base, int w) {
@@ -124,9 +104,7 @@ DEVICE void consume(const Arguments &a, const Place &x, u32 base, int w) {
     const int key = x.n0 + 64 * w + 16 * warp + g;
     const u64 k_rows = operand(base + AT_K + w * 8192, 16), v_rows = operand(base + AT_V + w * 8192, 16);
     const u64 k_across = operand(base + AT_K + (ACROSS ? w * K_CHUNK_BYTES : 0), K_CHUNK_BYTES);
-    // Where a lane's row of four 8 x 8 matrices goes: tokens down, keys across.
-    const int row = lane % 8, unit = 2 * warp + lane / 8 % 2;
-    const u32 ds_lane = w * CHUNK_BYTES + row * 128 + lane / 16 * 1024 + ((unit ^ row) << 4);
+    const u32 ds_lane = w * CHUNK_BYTES + turned_over(warp, lane);
     const int first_full = (x.n0 + BN - 1) * D + L - 1;
     int stage = 0, phase = 0, buffer = 0;
     barrier_wait(bar_keys(base), 0);
@@ -155,43 +133,22 @@ DEVICE void consume(const Arguments &a, const Place &x, u32 base, int w) {
         if (tile * BM < first_full) {
             // A key is seen from the last token of its compression block on.
             const int since[2] = {key * D + L - 1 - tile * BM - 2 * t, (key + 8) * D + L - 1 - tile * BM - 2 * t};
-            probabilities<true>(s, shift, a.scale2, since);
+            probabilities<BM, true>(s, shift, a.scale2, since);
         } else {
             const int since[2] = {0, 0};
-            probabilities<false>(s, shift, a.scale2, since);
+            probabilities<BM, false>(s, shift, a.scale2, since);
         }
         u32 p[BM / 16][4];
-#pragma unroll
-        for (int i = 0; i < BM / 16; i++)
-#pragma unroll
-            for (int r = 0; r < 4; r++) p[i][r] = pack(s[8 * i + 2 * r], s[8 * i + 2 * r + 1]);
+        as_operand<BM>(p, s);
         const u64 do_across = operand(at_do, CHUNK_BYTES), q_across = operand(at_q, CHUNK_BYTES);
-#if EARLY
         products_begin();
 #pragma unroll
         for (int i = 0; i < BM / 16; i++) multiply<1>(dv, p[i], further(do_across, i * 2048), 1);
         products_close();
         products_wait<1>();
-#else
-        products_wait<0>();
-#endif
         u32 ds[BM / 16][4];
-#pragma unroll
-        for (int j = 0; j < BM / 8; j++) {
-            const float2 e = load_two(delta + j * 32);
-            const float x0 = s[4 * j] * (dp[4 * j] - e.x), x1 = s[4 * j + 1] * (dp[4 * j + 1] - e.y);
-            const float x2 = s[4 * j + 2] * (dp[4 * j + 2] - e.x), x3 = s[4 * j + 3] * (dp[4 * j + 3] - e.y);
-            ds[j / 2][j % 2 * 2] = pack(x0, x1);
-            ds[j / 2][j % 2 * 2 + 1] = pack(x2, x3);
-            if (j % 2) store_matrices_transposed(at_ds + ds_lane + j / 2 * 2048, ds[j / 2]);
-        }
+        score_gradients<BM>(ds, s, dp, delta, at_ds + ds_lane);
         fence_async();
-#if !EARLY
-        products_begin();
-#pragma unroll
-        for (int i = 0; i < BM / 16; i++) multiply<1>(dv, p[i], further(do_across, i * 2048), 1);
-        products_close();
-#endif
         sync_some<1, 256>();
         float dq[ACROSS ? BM / 2 : 32];
         const u64 ds_rows = operand(at_ds, 16);
@@ -213,22 +170,19 @@ DEVICE void consume(const Arguments &a, const Place &x, u32 base, int w) {
         products_wait<1>();
         sync_some(4 + w, 160);
         const u32 at_dq = base + AT_DQ + w * ADDED_BYTES;
-        if constexpr (ACROSS) {
-            const u32 mine = at_dq + 2 * t * 256, low = ((16 * warp + g) ^ (8 * t)) * 4, high = ((16 * warp + 8 + g) ^ (8 * t)) * 4;
+        // Boxes of 32 columns, their 16 bytes swizzled by row as the tensor map has it.
+#if DK > 64
+        store_across<BM>(at_dq, warp, g, t, dq);
+#else
+        const u32 mine = at_dq + (16 * warp + g) * 128 + t % 2 * 8;
 #pragma unroll
-            for (int j = 0; j < BM / 8; j++)
-#pragma unroll
-                for (int i = 0; i < 4; i++) store_one(mine + (i >> 1 ? high : low) + (8 * j + (i & 1)) * 256, dq[4 * j + i]);
-        } else {
-            const u32 mine = at_dq + (16 * warp + g) * 256 + 8 * t;
-#pragma unroll
-            for (int j = 0; j < 8; j++) {
-                // Rows 8 further on have the same three last bits.
-                const u32 there = mine + ((j ^ (g & 3)) * 32);
-                store_two(there, dq[4 * j], dq[4 * j + 1]);
-                store_two(there + 8 * 256, dq[4 * j + 2], dq[4 * j + 3]);
-            }
+        for (int j = 0; j < 8; j++) {
+            // Rows 8 further on have the same three last bits.
+            const u32 there = mine + j / 4 * (ADDED_BYTES / 2) + ((2 * (j % 4) + t / 2) ^ g) * 16;
+            store_two(there, dq[4 * j], dq[4 * j + 1]);
+            store_two(there + 8 * 128, dq[4 * j + 2], dq[4 * j + 3]);
         }
+#endif
         fence_async();
         arrive_some(2 + w, 160);
         products_wait<0>();
@@ -240,17 +194,8 @@ DEVICE void consume(const Arguments &a, const Place &x, u32 base, int w) {
         }
     }
     const long long out = (long long)x.bg * a.n_keys;
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        const int n = key + 8 * h;
-        if (n >= a.n_keys) continue;
-        float *to_k = a.dk + (out + n) * DK + 2 * t, *to_v = a.dv + (out + n) * DV + 2 * t;
-#pragma unroll
-        for (int j = 0; j < DK / 8; j++)
-            add_two(to_k + 8 * j, dk[4 * j + 2 * h] * a.scale, dk[4 * j + 2 * h + 1] * a.scale);
-#pragma unroll
-        for (int j = 0; j < DV / 8; j++) add_two(to_v + 8 * j, dv[4 * j + 2 * h], dv[4 * j + 2 * h + 1]);
-    }
+    add_keys<DK>(a.dk + out * DK, dk, key, a.n_keys, t, a.scale);
+    add_keys<DV>(a.dv + out * DV, dv, key, a.n_keys, t, 1.f);
 }
 
 extern "C" __global__ void __launch_bounds__(384, 1) dense_backward(const __grid_constant__ Arguments a) {

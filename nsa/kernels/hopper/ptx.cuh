@@ -66,13 +66,13 @@ DEVICE void copy_bytes(u32 to, const void *from, u32 bytes, u32 bar) {
                  ::"r"(to), "l"(from), "r"(bytes), "r"(bar)
                  : "memory");
 }
-// Adds floats in shared memory to as many in global memory.
-DEVICE void add_floats(float *to, u32 from, u32 bytes) {
-    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;"
-                 ::"l"(to), "r"(from), "r"(bytes)
+// Adds a box of floats in shared memory to a tensor map's; what lies outside the tensor is left out.
+DEVICE void add_box(const TensorMap *map, u32 from, int c0, int c1, int c2, int c3) {
+    asm volatile("cp.reduce.async.bulk.tensor.4d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];"
+                 ::"l"(map), "r"(from), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
                  : "memory");
-    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
+DEVICE void add_close() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 DEVICE void add_two(float *to, float x, float y) {
     asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(x), "f"(y) : "memory");
 }
@@ -123,3 +123,4 @@ DEVICE void store_one(u32 to, float x) { asm volatile("st.shared.f32 [%0], %1;" 
 DEVICE void store_two(u32 to, float x, float y) {
     asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(x), "f"(y) : "memory");
 }
+DEVICE void store_zeros(u32 to) { asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(to), "r"(0) : "memory"); }
