@@ -106,7 +106,7 @@ def dq_kernel(
     BM: tl.constexpr, BN: tl.constexpr, HAS_CMP: tl.constexpr, SUMS: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
     """``dq [B, S, H, DK]``: the scored blocks' partial sums, then compressed, window and forced keys. Grid
-    (tiles, n). ``SUMS``: ``sums``, float32 of the shape of ``dq``, hold what other kernels found."""
+    (tiles, n). ``SUMS``: ``sums [n, S, HPG, DK]`` float32 hold what other kernels found."""
     DK: tl.constexpr = DK0 + DK1
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     slab = tl.program_id(1)
@@ -136,7 +136,7 @@ def dq_kernel(
     row0 = (b * S + t0) * H
     row = (r // HPG) * H + g * HPG + head
     if SUMS:
-        found = sums + row0 * DK + (row * DK)[:, None]
+        found = sums + (slab.to(tl.int64) * S + t0) * (HPG * DK) + (r * DK)[:, None]
         acc0 += tl.load(found + c0[None, :], mask=row_ok[:, None], other=0.0)
         if DK1 > 0:
             acc1 += tl.load(found + DK0 + tl.arange(0, DK1)[None, :], mask=row_ok[:, None], other=0.0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +12,7 @@ from nsa.kernels.backward import delta_kernel, dkv_kernel, dq_kernel
 from nsa.kernels.compress import compress_kernel, spread_kernel
 from nsa.kernels.config import FUSED, Tile, next_power_of_2
 from nsa.kernels.forward import combine_kernel, compressed_kernel
-from nsa.kernels.hopper import HopperBackward, why_no_gather, why_no_wgmma
+from nsa.kernels.hopper import HopperBackward, sums_queries, why_no_gather, why_no_wgmma
 from nsa.kernels.index import offsets_kernel, scatter_kernel, tile_map_kernel
 from nsa.kernels.problem import Problem, ceil_div, strides
 from nsa.kernels.select import select_kernel
@@ -299,13 +298,18 @@ def backward(
         delta_kernel[(ceil_div(n_rows, 32),)](
             do, s.o_cmp, s.o_sel, s.o_win, delta, n_rows, DV=p.dims.dv, BM=32, **FUSED
         )
-    fused = None if why_no_wgmma(q, kc, vc, do, p) else HopperBackward(q, do, gates, delta, p)
+    by_wgmma = why_no_wgmma(q, kc, vc, do, p) is None
+    gathers = by_wgmma and why_no_gather(k_sel, v_sel, p) is None
+    sums_all = gathers and sums_queries(p)
+    slabs = [(0, p.bg)] if sums_all else p.slabs(p.dims.dk)
+    most = slabs[0][1]
+    fused = HopperBackward(q, do, gates, delta, p, most=most) if by_wgmma else None
+    compressed = None
     with span("nsa.cmp.backward"):
         if fused is None:
             dk_cmp, dv_cmp = _compressed_dkv(q, kc, vc, (do, s.lse_cmp, gates, delta), p, per_token=per_token)
         else:
-            found = fused.compressed(kc, vc, s.lse_cmp)
-            dk_cmp, dv_cmp = _spread(found, (kc, vc), (p.S, 1), 1, p, per_token=per_token)
+            compressed = fused.compressed(kc, vc, s.lse_cmp)
     dk_win, dv_win, dk_sel, dv_sel = (x.new_empty(p.B, p.S, p.G, x.shape[-1]) for x in (k_win, v_win, k_sel, v_sel))
     with span("nsa.win.backward"):
         _dkv(
@@ -314,37 +318,43 @@ def backward(
         )  # fmt: skip
     sel_rows = (do, s.lse_sel, gates, delta)
     dq = q.new_empty(p.B, p.S, p.H, p.dims.dk)
-    sums = None if fused is None else fused.dq
     keys = (q, kc, vc, k_sel, v_sel, k_win, v_win)
+    part_dq = None if sums_all else q.new_empty(most, p.n_pairs, p.hpg, p.dims.dk)
+    gather = parts = None
     with span("nsa.sel.backward"):
         sink = _sink_dkv(q, k_sel, v_sel, sel_rows, p)
-    local = functools.partial(
-        _dkv, LOCAL.value, 1, (q, k_sel, v_sel), sel_rows, (dk_sel, dv_sel), p, tile=p.tiles.dkv_sel, keys=p.S,
-        step=p.l_sel, sink=sink, tile_offsets=index.tile_offsets,
-    )  # fmt: skip
-    if fused is not None and why_no_gather(k_sel, v_sel, p) is None:
-        lists = (index.pairs, index.offsets, index.tile_offsets, index.tile_block)
-        with span("nsa.sel.backward"):
-            local(parts=fused.gather(k_sel, v_sel, s.lse_sel, lists), summed=True)
-        with span("nsa.query.backward"):
-            _dq(dq, do, keys, gates, delta, None, sums, saved, p, first=0, count=p.bg)
-        return dq, dk_cmp, dv_cmp, dk_sel, dv_sel, dk_win, dv_win, delta
-    slabs = p.slabs(p.dims.dk)
-    most, tile = slabs[0][1], p.tiles.gather_backward
-    part_dq = q.new_empty(most, p.n_pairs, p.hpg, p.dims.dk)
-    parts = _float32_pair(q, (most, p.max_tiles, p.l_sel), p) if p.n_top else None
+        if fused is not None and gathers:
+            lists = (index.pairs, index.offsets, index.tile_offsets, index.tile_block)
+            gather = fused.gather(k_sel, v_sel, s.lse_sel, lists, part_dq)
+        elif p.n_top:
+            parts = _float32_pair(q, (most, p.max_tiles, p.l_sel), p)
+    tile = p.tiles.gather_backward
     for first, count in slabs:
+        if fused is not None and compressed is not None:
+            with span("nsa.cmp.backward"):
+                fused.begin(count)
+                found = compressed(first, count)
         with span("nsa.sel.backward"):
-            if parts is not None:
+            if gather is not None:
+                parts = gather(first, count)
+            elif parts is not None:
                 gather_backward_kernel[(p.max_tiles, count)](
                     q, k_sel, v_sel, do, s.lse_sel, gates, delta, index.pairs, index.offsets, index.tile_offsets,
                     index.tile_block, part_dq, *parts, *strides(q), *strides(k_sel), *strides(v_sel), first, p.S,
                     p.n_blocks, p.n_lists, p.n_pairs, p.max_tiles, p.scale2, H=p.H, **_gather_constants(p, tile),
                     **_options(tile),
                 )  # fmt: skip
-            local(parts=parts, first=first, count=count)
+            _dkv(
+                LOCAL.value, 1, (q, k_sel, v_sel), sel_rows, (dk_sel, dv_sel), p, tile=p.tiles.dkv_sel, keys=p.S,
+                step=p.l_sel, first=first, count=count, parts=parts, summed=gathers, sink=sink,
+                tile_offsets=index.tile_offsets,
+            )  # fmt: skip
         with span("nsa.query.backward"):  # one kernel for all branches
+            sums = None if fused is None else fused.dq
             _dq(dq, do, keys, gates, delta, part_dq, sums, saved, p, first=first, count=count)
+    if compressed is not None:
+        with span("nsa.cmp.backward"):
+            dk_cmp, dv_cmp = _spread(found, (kc, vc), (p.S, 1), 1, p, per_token=per_token)
     return dq, dk_cmp, dv_cmp, dk_sel, dv_sel, dk_win, dv_win, delta
 
 

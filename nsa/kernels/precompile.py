@@ -27,6 +27,7 @@ from triton.runtime.jit import JITFunction
 from nsa.kernels import launch, step
 from nsa.kernels.config import Tiles, choose_tiles, split_head_dim
 from nsa.kernels.decode_plan import Plan
+from nsa.kernels.hopper import launch as hopper
 from nsa.kernels.problem import Problem
 
 __all__ = [
@@ -93,6 +94,18 @@ def _recorder(into: list[Launch]) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def _beside_hopper(p: Problem) -> Iterator[None]:
+    """Launches of Triton's kernels beside those of :mod:`nsa.kernels.hopper`, which are left out."""
+    with (
+        mock.patch.object(launch, "why_no_wgmma", return_value=None),
+        mock.patch.object(launch, "why_no_gather", return_value=hopper.gather_served(p)),
+        mock.patch.object(hopper, "launch"),
+        mock.patch.object(hopper, "tensor_map", return_value=bytes(128)),
+    ):
+        yield
+
+
 def record(shape: Shape, *, tiles: Tiles | None = None) -> list[Launch]:
     """All launches of a forward pass, and of a forward and backward pass; ``tiles`` overrides the table."""
     dims = split_head_dim(shape.Dk, shape.Dv)
@@ -116,6 +129,9 @@ def record(shape: Shape, *, tiles: Tiles | None = None) -> list[Launch]:
         launch.forward(*streams, gates, p, save=False)
         o, saved = launch.forward(*streams, gates, p)
         launch.backward(o, *streams, gates, saved, p, per_token=True)
+        if shape.capability == 90 and hopper.dense_served(p) is None:
+            with _beside_hopper(p):
+                launch.backward(o, *streams, gates, saved, p, per_token=True)
     return launches
 
 

@@ -21,27 +21,29 @@ constexpr int AT_DQ = AT_DS + 2 * 2 * CHUNK_BYTES, AT_SHIFT = AT_DQ + 2 * ADDED_
 constexpr int AT_DELTA = AT_SHIFT + STAGES * BM * 4, AT_BARRIERS = AT_DELTA + STAGES * BM * 4;
 
 struct Arguments {
-    TensorMap q, d_o, k, v, dq;  // dq [B, S, H, DK], added to
+    TensorMap q, d_o, k, v, dq;  // dq [pairs of this launch, S, H / G, DK], added to
     const float *shift, *delta;  // [B * H, padded]
     float *dk, *dv;              // [B * G, n_keys, DK or DV], added to
-    int tiles, n_keys, H, G, heads, key_tiles, chunk;
+    int tiles, n_keys, H, G, first, heads, key_tiles, chunk;  // first pair of batch and group
     float scale, scale2;
 };
 
 extern __shared__ __align__(1024) unsigned char shared[];
 
 struct Place {
-    int bg, b, g, head, n0, tile_begin, tile_end;
+    int bg, b, g, in_group, head, n0, tile_begin, tile_end;
 };
 
 DEVICE Place place_of(const Arguments &a) {
     Place x;
     const int rest = blockIdx.x / a.key_tiles, end = a.tiles - rest / a.heads * a.chunk;
     x.n0 = blockIdx.x % a.key_tiles * BN;
-    x.b = rest % a.heads / a.H;
-    x.head = rest % a.H;
-    x.g = x.head / (a.H / a.G);
-    x.bg = x.b * a.G + x.g;
+    const int per_group = a.H / a.G, here = rest % a.heads;
+    x.bg = a.first + here / per_group;
+    x.b = x.bg / a.G;
+    x.g = x.bg % a.G;
+    x.in_group = here % per_group;
+    x.head = x.g * per_group + x.in_group;
     x.tile_begin = max((x.n0 * D + L - 1) / BM, end - a.chunk);
     x.tile_end = end;
     return x;
@@ -85,13 +87,13 @@ DEVICE void add_up(const Arguments &a, const Place &x, u32 base, int w, int lane
         if (lane == 0) {
             for (int box = 0; box < 2; box++)
                 add_box(&a.dq, base + AT_DQ + w * ADDED_BYTES + box * (ADDED_BYTES / 2), (ACROSS ? w * 64 : 0) + box * 32,
-                        tile * BM + (ACROSS ? 0 : w * 64), x.head, x.b);
-            add_close();
-            added_read();
+                        tile * BM + (ACROSS ? 0 : w * 64), x.in_group, x.bg - a.first);
+            put_close();
+            put_read();
         }
         __syncwarp();
     }
-    if (lane == 0) added();
+    if (lane == 0) put_done();
 }
 
 DEVICE void consume(const Arguments &a, const Place &x, u32 base, int w) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -12,11 +13,15 @@ from nsa.kernels.hopper.program import Constants, launch, strided, tensor_map, w
 from nsa.kernels.hopper.rows import rows_kernel
 from nsa.kernels.problem import Problem, ceil_div
 
-__all__ = ["HopperBackward", "why_no_gather", "why_no_wgmma"]
+__all__ = ["HopperBackward", "sums_queries", "why_no_gather", "why_no_wgmma"]
 
 _KEYS = 128
 _DENSE, _GATHER = "dense_backward", "gather_backward"
 _SERVED = ((128, 128), (128, 64), (64, 64))
+_LEAST_HEADS = 4
+Lists = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Pairs, offsets, tile offsets, and the block of each tile: :class:`nsa.kernels.launch.Index`."""
+
 _MAPS = ("maps", ctypes.c_uint64 * 80)
 
 
@@ -24,8 +29,8 @@ class _DenseArguments(ctypes.Structure):
     """``dense_backward.cu``'s ``Arguments``."""
 
     _fields_ = (
-        _MAPS, ("rows", ctypes.c_void_p * 2), ("sums", ctypes.c_void_p * 2), ("sizes", ctypes.c_int * 7),
-        ("scales", ctypes.c_float * 2), ("padding", ctypes.c_byte * 60),
+        _MAPS, ("rows", ctypes.c_void_p * 2), ("sums", ctypes.c_void_p * 2), ("sizes", ctypes.c_int * 8),
+        ("scales", ctypes.c_float * 2), ("padding", ctypes.c_byte * 56),
     )  # fmt: skip
 
 
@@ -34,7 +39,7 @@ class _GatherArguments(ctypes.Structure):
 
     _fields_ = (
         _MAPS, ("rows", ctypes.c_void_p * 2), ("index", ctypes.c_void_p * 4), ("sums", ctypes.c_void_p * 2),
-        ("sizes", ctypes.c_int * 7), ("scale2", ctypes.c_float), ("padding", ctypes.c_byte * 32),
+        ("sizes", ctypes.c_int * 9), ("scale2", ctypes.c_float), ("padding", ctypes.c_byte * 24),
     )  # fmt: skip
 
 
@@ -61,16 +66,43 @@ def _dense_constants(p: Problem) -> tuple[Constants, int]:
     return constants, shared
 
 
+def sums_queries(p: Problem) -> bool:
+    """Whether the gathering kernel adds to the queries' gradients instead of storing partial results. Sums that are not
+    in the L2 cache cost more than partial results do, and only those of small heads fit."""
+    return p.dims.dk <= 64
+
+
 def _gather_constants(p: Problem) -> tuple[Constants, int]:
     """Constants and shared memory of the gathering kernel."""
     dk, dv = p.dims.dk, p.dims.dv
-    row, stages = 2 * (dk + dv), 3 if dk > 64 else 4
+    row, stages, parts = 2 * (dk + dv), 4, int(not sums_queries(p))
     constants = (
-        ("DK", dk), ("DV", dv), ("HPG", p.hpg), ("NTOP", p.n_top), ("TT", p.tiles.pairs_per_tile), ("STAGES", stages),
-        ("HALF", int(p.dtype == torch.float16)),
+        ("DK", dk), ("DV", dv), ("HPG", p.hpg), ("NTOP", p.n_top), ("TT", p.tiles.pairs_per_tile), ("PARTS", parts),
+        ("STAGES", stages), ("HALF", int(p.dtype == torch.float16)),
     )  # fmt: skip
-    shared = 64 * row + stages * 64 * (row + 8) + 4 * 64 * 128 + 2 * 64 * dk * 4 + 8 * (1 + 2 * stages)
+    shared = 64 * row + stages * 64 * (row + 8) + 4 * 64 * 128 + 2 * 64 * dk * (2 if parts else 4)
+    shared += 8 * (2 + 3 * stages)
     return constants, shared
+
+
+def dense_served(p: Problem) -> str | None:
+    """The reasons of :func:`why_no_wgmma` that lie in the problem."""
+    if p.dtype not in (torch.bfloat16, torch.float16):
+        return "dtype"
+    if (p.dims.dk, p.dims.dv) not in _SERVED:
+        return "head_dim"
+    if p.deterministic:
+        return "deterministic"
+    return None if p.n_cmp else "no_keys"
+
+
+def gather_served(p: Problem) -> str | None:
+    """The reasons of :func:`why_no_gather` that lie in the problem."""
+    if not p.n_top:
+        return "no_keys"
+    if not _LEAST_HEADS <= p.hpg <= 64:
+        return "heads_per_group"
+    return None if p.l_sel == 64 else "block_size"
 
 
 def why_no_wgmma(q: Tensor, kc: Tensor, vc: Tensor, do: Tensor, p: Problem) -> str | None:
@@ -84,14 +116,8 @@ def why_no_wgmma(q: Tensor, kc: Tensor, vc: Tensor, do: Tensor, p: Problem) -> s
         return "device"
     if torch.cuda.get_device_capability(q.device) != (9, 0):
         return "capability"
-    if q.dtype not in (torch.bfloat16, torch.float16):
-        return "dtype"
-    if (p.dims.dk, p.dims.dv) not in _SERVED:
-        return "head_dim"
-    if p.deterministic:
-        return "deterministic"
-    if not p.n_cmp:
-        return "no_keys"
+    if reason := dense_served(p):
+        return reason
     if not all(strided(x) for x in (q, kc, vc, do)):
         return "strides"
     if reason := nvrtc.missing():
@@ -103,26 +129,37 @@ def why_no_wgmma(q: Tensor, kc: Tensor, vc: Tensor, do: Tensor, p: Problem) -> s
 def why_no_gather(k_sel: Tensor, v_sel: Tensor, p: Problem) -> str | None:
     """None if the scored blocks' backward pass can run so too, where :func:`why_no_wgmma` finds nothing against it.
 
-    ``no_keys`` (no block is scored), ``block_size`` (not 64), ``strides``, ``build``.
+    ``no_keys`` (no block is scored), ``heads_per_group`` (below 4: a copy for each token is too small), ``block_size``
+    (not 64), ``strides``, ``build``.
     """
-    if not p.n_top:
-        return "no_keys"
-    if p.l_sel != 64:
-        return "block_size"
+    if reason := gather_served(p):
+        return reason
     if not (strided(k_sel) and strided(v_sel)):
         return "strides"
     with torch.cuda.device(k_sel.device):
         return why_not_built(_GATHER, *_gather_constants(p), torch.cuda.current_device())
 
 
-class HopperBackward:
-    """Gradients of the compressed branch and of the scored blocks; those of the queries are summed in :attr:`dq`."""
+Run = Callable[[int, int], tuple[Tensor, Tensor]]
+"""Runs (batch, group) pairs ``first .. first + count``. Returns sums of key and value gradients ``[1, B * G, ., .]``
+float32, complete once every pair has run."""
 
-    def __init__(self, q: Tensor, do: Tensor, gates: Tensor, delta: Tensor, p: Problem) -> None:
-        """``q [B, S, H, dk]``, ``do [B, S, H, dv]``, ``gates`` and ``delta [B, S, H, 3]``."""
+
+class HopperBackward:
+    """Gradients of the compressed branch and of the scored blocks, some (batch, group) pairs at a time.
+
+    Those of the queries are summed in :attr:`dq` ``[most, S, heads per group, dk]`` float32, not scaled, which
+    :meth:`begin` empties for the pairs that come next.
+    """
+
+    def __init__(self, q: Tensor, do: Tensor, gates: Tensor, delta: Tensor, p: Problem, *, most: int) -> None:
+        """``q [B, S, H, dk]``, ``do [B, S, H, dv]``, ``gates`` and ``delta [B, S, H, 3]``; ``most`` pairs at a time."""
         self.p, self._q, self._do, self._gates, self._delta = p, q, do, gates, delta
-        self.dq = q.new_zeros(p.B, p.S, p.H, p.dims.dk, dtype=torch.float32)
-        """Not scaled."""
+        self.dq = q.new_empty(most, p.S, p.hpg, p.dims.dk, dtype=torch.float32)
+
+    def begin(self, count: int) -> None:
+        """Empty the sums of ``count`` pairs."""
+        self.dq[:count].zero_()
 
     def _rows(self, lse: Tensor, branch: int, padded: int, ot: int, oh: int) -> tuple[Tensor, Tensor]:
         p = self.p
@@ -136,37 +173,46 @@ class HopperBackward:
         p = self.p
         return tuple(self.dq.new_zeros(1, p.bg, n, dim) for dim in (p.dims.dk, p.dims.dv))  # type: ignore[return-value]
 
-    def compressed(self, kc: Tensor, vc: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradients of ``kc, vc [B, n_cmp, G, .]``: ``[1, B * G, n_cmp, .]`` float32."""
+    def compressed(self, kc: Tensor, vc: Tensor, lse: Tensor) -> Run:
+        """The compressed branch, ``kc, vc [B, n_cmp, G, .]``; key gradients are scaled."""
         p, tile = self.p, _tile(self.p)
         n_tiles, key_tiles = ceil_div(p.S, tile), ceil_div(p.n_cmp, _KEYS)
         chunk = ceil_div(_chunk_tokens(p), tile)
         rows, sums = self._rows(lse, 0, n_tiles * tile, 1, n_tiles * tile), self._sums(p.n_cmp)
         maps = [tensor_map(x, rows=tile) for x in (self._q, self._do)] + [tensor_map(x, rows=_KEYS) for x in (kc, vc)]
         maps.append(tensor_map(self.dq, rows=64))
-        given = _DenseArguments(
-            _MAPS[1].from_buffer_copy(b"".join(maps)), tuple(x.data_ptr() for x in rows),
-            tuple(x.data_ptr() for x in sums), (n_tiles, p.n_cmp, p.H, p.G, p.B * p.H, key_tiles, chunk),
-            (p.scale, p.scale2),
-        )  # fmt: skip
-        with torch.cuda.device(kc.device):
-            launch(_DENSE, *_dense_constants(p), (p.B * p.H * key_tiles * ceil_div(n_tiles, chunk), 1), given)
-        return sums
+        all_maps, pointers = _MAPS[1].from_buffer_copy(b"".join(maps)), _pointers(rows, sums)
 
-    def gather(
-        self, k_sel: Tensor, v_sel: Tensor, lse: Tensor, index: tuple[Tensor, Tensor, Tensor, Tensor]
-    ) -> tuple[Tensor, Tensor]:
-        """What the scored blocks give to the gradients of ``k_sel, v_sel [B, S, G, .]``: ``[1, B * G, S, .]`` float32,
-        not scaled. ``index`` is pairs, offsets, tile offsets and the block of each tile."""
+        def run(first: int, count: int, _kept: tuple[Tensor, ...] = rows) -> tuple[Tensor, Tensor]:
+            heads = count * p.hpg
+            sizes = (n_tiles, p.n_cmp, p.H, p.G, first, heads, key_tiles, chunk)
+            given = _DenseArguments(all_maps, *pointers, sizes, (p.scale, p.scale2))
+            launch(_DENSE, *_dense_constants(p), heads * key_tiles * ceil_div(n_tiles, chunk), given, kc.device)
+            return sums
+
+        return run
+
+    def gather(self, k_sel: Tensor, v_sel: Tensor, lse: Tensor, index: Lists, part_dq: Tensor | None) -> Run:
+        """The scored blocks, ``k_sel, v_sel [B, S, G, .]``; key gradients are not scaled.
+
+        Query gradients go to ``part_dq [most, n_pairs, heads per group, dk]``, or, if :func:`sums_queries`, to
+        :attr:`dq`.
+        """
         p = self.p
         rows, sums = self._rows(lse, 1, p.S, p.H, 1), self._sums(p.S)
         maps = [tensor_map(x, heads=p.hpg) for x in (self._q, self._do)]
-        maps += [tensor_map(x, rows=64) for x in (k_sel, v_sel)] + [tensor_map(self.dq, heads=p.hpg)]
-        given = _GatherArguments(
-            _MAPS[1].from_buffer_copy(b"".join(maps)), tuple(x.data_ptr() for x in rows),
-            tuple(x.data_ptr() for x in index), tuple(x.data_ptr() for x in sums),
-            (p.S, p.H, p.G, p.n_blocks, p.n_lists, p.n_pairs, p.max_tiles), p.scale2,
-        )  # fmt: skip
-        with torch.cuda.device(k_sel.device):
-            launch(_GATHER, *_gather_constants(p), (p.max_tiles, p.bg), given)
-        return sums
+        maps += [tensor_map(x, rows=64) for x in (k_sel, v_sel)]
+        maps.append(tensor_map(self.dq if part_dq is None else part_dq.view(1, -1, p.hpg, p.dims.dk), heads=p.hpg))
+        all_maps, pointers = _MAPS[1].from_buffer_copy(b"".join(maps)), _pointers(rows, index, sums)
+        sizes = (p.S, p.H, p.G, p.n_blocks, p.n_lists, p.n_pairs, p.max_tiles)
+
+        def run(first: int, count: int, _kept: tuple[Tensor, ...] = rows) -> tuple[Tensor, Tensor]:
+            given = _GatherArguments(all_maps, *pointers, (*sizes, first, first + count), p.scale2)
+            launch(_GATHER, *_gather_constants(p), min(p.max_tiles * count, p.n_processors), given, k_sel.device)
+            return sums
+
+        return run
+
+
+def _pointers(*groups: tuple[Tensor, ...]) -> list[tuple[int, ...]]:
+    return [tuple(x.data_ptr() for x in some) for some in groups]

@@ -64,21 +64,21 @@ def why_not_built(name: str, constants: Constants, shared_bytes: int, device: in
 
 
 def launch(
-    name: str, constants: Constants, shared_bytes: int, grid: tuple[int, int], arguments: ctypes.Structure
+    name: str, constants: Constants, shared_bytes: int, blocks: int, arguments: ctypes.Structure, device: torch.device
 ) -> None:
-    """Launch a kernel on the current device and stream.
+    """Launch ``blocks`` blocks of a kernel on a device's current stream.
 
     Raises:
         RuntimeError: it cannot be compiled, loaded or launched.
     """
     from cuda.bindings import driver
 
-    handle = function(name, constants, shared_bytes, torch.cuda.current_device())
-    stream = torch.cuda.current_stream().cuda_stream
-    parameters = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
-    nvrtc.check(
-        driver.cuLaunchKernel(handle, *grid, 1, _THREADS, 1, 1, shared_bytes, stream, ctypes.addressof(parameters), 0)
-    )
+    with torch.cuda.device(device):
+        handle = function(name, constants, shared_bytes, torch.cuda.current_device())
+        stream = torch.cuda.current_stream().cuda_stream
+        parameters = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
+        at = ctypes.addressof(parameters)
+        nvrtc.check(driver.cuLaunchKernel(handle, blocks, 1, 1, _THREADS, 1, 1, shared_bytes, stream, at, 0))
 
 
 def strided(x: Tensor) -> bool:

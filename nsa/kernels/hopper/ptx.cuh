@@ -72,12 +72,18 @@ DEVICE void add_box(const TensorMap *map, u32 from, int c0, int c1, int c2, int 
                  ::"l"(map), "r"(from), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
                  : "memory");
 }
-DEVICE void add_close() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Stores a box in shared memory to a tensor map's tensor.
+DEVICE void put_box(const TensorMap *map, u32 from, int c0, int c1, int c2, int c3) {
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];"
+                 ::"l"(map), "r"(from), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+                 : "memory");
+}
+DEVICE void put_close() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 DEVICE void add_two(float *to, float x, float y) {
     asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(x), "f"(y) : "memory");
 }
-DEVICE void added_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
-DEVICE void added() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+DEVICE void put_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+DEVICE void put_done() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
 // Ordinary stores to shared memory before, copies and products that read it after.
 DEVICE void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
@@ -124,3 +130,8 @@ DEVICE void store_two(u32 to, float x, float y) {
     asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(x), "f"(y) : "memory");
 }
 DEVICE void store_zeros(u32 to) { asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(to), "r"(0) : "memory"); }
+DEVICE float load_one(u32 from) {
+    float x;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(from));
+    return x;
+}

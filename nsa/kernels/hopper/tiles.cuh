@@ -45,6 +45,14 @@ DEVICE u32 turned_over(int warp, int lane) {
     return row * 128 + lane / 16 * 1024 + ((unit ^ row) << 4);
 }
 
+// `x [64 columns, N_ROWS rows]` of a warpgroup as elements turned over, where score_gradients puts its result.
+template <int N_ROWS> DEVICE void store_turned(u32 to, const float (&x)[N_ROWS / 2]) {
+    u32 a[N_ROWS / 16][4];
+    as_operand<N_ROWS>(a, x);
+#pragma unroll
+    for (int i = 0; i < N_ROWS / 16; i++) store_matrices_transposed(to + i * 2048, a[i]);
+}
+
 // `x [64 columns, N_ROWS rows]` of a warpgroup turned over into two boxes of 32 columns, their 16 bytes swizzled by row.
 template <int N_ROWS> DEVICE void store_across(u32 to, int warp, int g, int t, const float (&x)[N_ROWS / 2]) {
     const u32 mine = to + warp / 2 * N_ROWS * 128 + g % 4 * 4;
