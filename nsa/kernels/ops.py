@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from nsa.kernels import launch
+from nsa.kernels.launch_backward import backward
 from nsa.kernels.operators import operator
 from nsa.kernels.problem import Problem
 
@@ -144,7 +145,7 @@ def attention_backward(
     p = _problem(q, k_sel, v_sel, sizes, scale, deterministic)
     o_cmp, o_sel, o_win, lse_cmp, lse_sel, lse_win, *index = saved
     s = launch.Saved(o_cmp, o_sel, o_win, lse_cmp, lse_sel, lse_win, launch.Index(*index))
-    *grads, delta = launch.backward(
+    *grads, delta = backward(
         do, q, kc, vc, k_sel, v_sel, k_win, v_win, gates, s, p, per_token=not compressed
     )  # fmt: skip
     return [*grads, delta.to(gates.dtype) if gates.dtype != delta.dtype else delta]

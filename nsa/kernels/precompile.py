@@ -24,7 +24,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from nsa.kernels import launch, step
+from nsa.kernels import launch, launch_backward, step
 from nsa.kernels.config import Tiles, choose_tiles, split_head_dim
 from nsa.kernels.decode_plan import Plan
 from nsa.kernels.hopper import launch as hopper
@@ -98,8 +98,8 @@ def _recorder(into: list[Launch]) -> Iterator[None]:
 def _beside_hopper(p: Problem) -> Iterator[None]:
     """Launches of Triton's kernels beside those of :mod:`nsa.kernels.hopper`, which are left out."""
     with (
-        mock.patch.object(launch, "why_no_wgmma", return_value=None),
-        mock.patch.object(launch, "why_no_gather", return_value=hopper.gather_served(p)),
+        mock.patch.object(launch_backward, "why_no_wgmma", return_value=None),
+        mock.patch.object(launch_backward, "why_no_gather", return_value=hopper.gather_served(p)),
         mock.patch.object(hopper, "launch"),
         mock.patch.object(hopper, "tensor_map", return_value=bytes(128)),
     ):
@@ -128,10 +128,10 @@ def record(shape: Shape, *, tiles: Tiles | None = None) -> list[Launch]:
         streams = (q, kc, vc, k[1], v[1], k[2], v[2])
         launch.forward(*streams, gates, p, save=False)
         o, saved = launch.forward(*streams, gates, p)
-        launch.backward(o, *streams, gates, saved, p, per_token=True)
+        launch_backward.backward(o, *streams, gates, saved, p, per_token=True)
         if shape.capability == 90 and hopper.dense_served(p) is None:
             with _beside_hopper(p):
-                launch.backward(o, *streams, gates, saved, p, per_token=True)
+                launch_backward.backward(o, *streams, gates, saved, p, per_token=True)
     return launches
 
 

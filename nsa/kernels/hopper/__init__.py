@@ -6,6 +6,6 @@ which compute the same and are their twins in the tests.
 
 from __future__ import annotations
 
-from nsa.kernels.hopper.launch import HopperBackward, sums_queries, why_no_gather, why_no_wgmma
+from nsa.kernels.hopper.launch import HopperBackward, Run, sums_queries, why_no_gather, why_no_wgmma
 
-__all__ = ["HopperBackward", "sums_queries", "why_no_gather", "why_no_wgmma"]
+__all__ = ["HopperBackward", "Run", "sums_queries", "why_no_gather", "why_no_wgmma"]

@@ -13,12 +13,12 @@ from nsa.kernels.hopper.program import Constants, launch, strided, tensor_map, w
 from nsa.kernels.hopper.rows import rows_kernel
 from nsa.kernels.problem import Problem, ceil_div
 
-__all__ = ["HopperBackward", "sums_queries", "why_no_gather", "why_no_wgmma"]
+__all__ = ["HopperBackward", "Run", "sums_queries", "why_no_gather", "why_no_wgmma"]
 
 _KEYS = 128
 _DENSE, _GATHER = "dense_backward", "gather_backward"
 _SERVED = ((128, 128), (128, 64), (64, 64))
-_LEAST_HEADS = 4
+_LEAST_HEADS = 6
 Lists = tuple[Tensor, Tensor, Tensor, Tensor]
 """Pairs, offsets, tile offsets, and the block of each tile: :class:`nsa.kernels.launch.Index`."""
 
@@ -129,7 +129,7 @@ def why_no_wgmma(q: Tensor, kc: Tensor, vc: Tensor, do: Tensor, p: Problem) -> s
 def why_no_gather(k_sel: Tensor, v_sel: Tensor, p: Problem) -> str | None:
     """None if the scored blocks' backward pass can run so too, where :func:`why_no_wgmma` finds nothing against it.
 
-    ``no_keys`` (no block is scored), ``heads_per_group`` (below 4: a copy for each token is too small), ``block_size``
+    ``no_keys`` (no block is scored), ``heads_per_group`` (below 6: a copy for each token is too small), ``block_size``
     (not 64), ``strides``, ``build``.
     """
     if reason := gather_served(p):

@@ -92,12 +92,19 @@ def tensor_map(x: Tensor, *, rows: int = 1, heads: int = 1) -> bytes:
 
     Coordinates are column, row, head, batch in the first case, and column, head, row, batch in the second.
     """
+    return _tensor_map(x.data_ptr(), x.dtype, tuple(x.shape), x.stride(), rows, heads)
+
+
+@functools.lru_cache(maxsize=256)
+def _tensor_map(
+    pointer: int, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], rows: int, heads: int
+) -> bytes:
     from cuda.bindings import driver
 
-    B, N, H, dim = x.shape
-    size = x.element_size()
+    B, N, H, dim = shape
+    size = dtype.itemsize
     # A dimension of one element may have any stride; the map wants a multiple of 16 bytes.
-    step = [s * size if n > 1 else 16 * dim for n, s in zip(x.shape, x.stride(), strict=True)]
+    step = [s * size if n > 1 else 16 * dim for n, s in zip(shape, strides, strict=True)]
     sizes, steps, box = [dim, N, H, B], [step[1], step[2], step[0]], [128 // size, rows, 1, 1]
     if heads > 1 or rows == 1:
         sizes, steps, box = [dim, H, N, B], [step[2], step[1], step[0]], [128 // size, heads, 1, 1]
@@ -106,12 +113,12 @@ def tensor_map(x: Tensor, *, rows: int = 1, heads: int = 1) -> bytes:
         torch.float16: kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
         torch.bfloat16: kinds.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
         torch.float32: kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
-    }[x.dtype]
+    }[dtype]
     made = nvrtc.check(
         driver.cuTensorMapEncodeTiled(
             kind,
             4,
-            x.data_ptr(),
+            pointer,
             [driver.cuuint64_t(n) for n in sizes],
             [driver.cuuint64_t(n) for n in steps],
             [driver.cuuint32_t(n) for n in box],
