@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from nsa.kernels import nvrtc
+from nsa.kernels.config import FUSED
 from nsa.kernels.hopper.program import Constants, launch, strided, tensor_map, why_not_built
 from nsa.kernels.hopper.rows import rows_kernel
 from nsa.kernels.problem import Problem, ceil_div
@@ -165,7 +166,20 @@ class HopperBackward:
         p = self.p
         shift, delta = (lse.new_empty(p.B * p.H * padded) for _ in range(2))
         rows_kernel[(ceil_div(padded, 64), ceil_div(p.H, 16), p.B)](
-            lse, self._gates, self._delta, shift, delta, p.S, padded, ot, oh, H=p.H, BRANCH=branch, BT=64, BH=16
+            lse,
+            self._gates,
+            self._delta,
+            shift,
+            delta,
+            p.S,
+            padded,
+            ot,
+            oh,
+            H=p.H,
+            BRANCH=branch,
+            BT=64,
+            BH=16,
+            **FUSED,
         )
         return shift, delta
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from nsa.attention import nsa_attention
 from nsa.attention.dispatch import fallback_counters, reset_fallback_counters
-from nsa.kernels import nsa_attention_triton, ops, why_unsupported
+from nsa.kernels import launch, nsa_attention_triton, ops, problem, why_unsupported
+from nsa.kernels.hopper.rows import rows_kernel
 from nsa.parity.oracle import oracle_attention, selection_defects
 
 # Disabled lanes of the interpreter compute on whatever they hold, as a GPU's do; numpy warns of it.
@@ -179,3 +180,53 @@ def test_the_operators_meta_results_match_the_real_ones() -> None:
     torch.library.opcheck(
         ops.attention, arguments, test_utils=("test_schema", "test_autograd_registration", "test_faketensor")
     )
+
+
+def test_lists_by_span_give_what_whole_lists_give(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = CASES["grouped heads, partial last block"]
+    x = inputs(case)
+
+    def results() -> list[Tensor]:
+        o = nsa_attention_triton(*x, **case.sizes)
+        assert isinstance(o, Tensor)
+        return [o.detach(), *torch.autograd.grad(o, x, torch.ones_like(o))]
+
+    whole = results()
+    monkeypatch.setattr(problem, "choose_span", lambda *_: 12)
+    for a, b in zip(results(), whole, strict=True):
+        assert error(a, b.double()) <= 1e-5
+
+
+def test_rows_for_hopper_hold_the_gate_its_sign_and_nothing_beyond_the_end() -> None:
+    S, H, padded = 11, 3, 16
+    gen = torch.Generator().manual_seed(0)
+    lse, delta = torch.randn(2, S, H, generator=gen), torch.randn(2, S, H, 3, generator=gen)
+    gates = torch.randn(2, S, H, 3, generator=gen)
+    gates[:, ::4] = 0
+    for branch, (ot, oh) in ((0, (1, padded)), (1, (H, 1))):
+        shift, found = (torch.full((2 * H * padded,), float("nan")) for _ in range(2))
+        rows_kernel[(1, 1, 2)](
+            lse, gates, delta, shift, found, S, padded, ot, oh, H=H, BRANCH=branch, BT=16, BH=4
+        )  # fmt: skip
+        laid_out = (2, H, padded) if ot == 1 else (2, padded, H)
+        shift, found = (x.view(laid_out) for x in (shift, found))
+        if ot == 1:
+            shift, found = shift.transpose(1, 2), found.transpose(1, 2)
+        # What the kernels do with it, for a score of 0.3: the last bit is the sign.
+        sign = 1 - 2 * (shift.contiguous().view(torch.int32) & 1)
+        weight = torch.exp2(0.3 - shift) * sign
+        wanted = torch.exp2(0.3 - lse) * gates[..., branch]
+        assert torch.allclose(weight[:, :S], wanted, rtol=1e-5, atol=0)
+        assert (weight[:, S:] == 0).all()
+        assert torch.equal(found[:, :S], delta[..., branch])
+        assert (found[:, S:] == 0).all()
+
+
+def test_choosing_for_a_few_tokens_at_a_time_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = CASES["one head per group, block of no power of two"]
+    x = inputs(case)
+    blocks = []
+    for tokens in (4, 64):
+        monkeypatch.setattr(launch, "_CHOOSING", tokens)
+        blocks.append(nsa_attention_triton(*x, **case.sizes, return_aux=True)[1][0])
+    assert torch.equal(*blocks)
