@@ -12,15 +12,20 @@ from dataclasses import dataclass, replace
 
 __all__ = [
     "FUSED",
+    "WGMMA_HEAD_DIMS",
     "HeadDims",
     "Tile",
     "Tiles",
     "choose_span",
     "choose_tiles",
+    "gathers_by_wgmma",
     "interpreting",
     "next_power_of_2",
     "split_head_dim",
 ]
+
+WGMMA_HEAD_DIMS = ((128, 128), (128, 64), (64, 64))
+"""Head dimensions, of keys and of values, that :mod:`nsa.kernels.hopper` is written for."""
 
 FUSED: dict[str, bool] = {} if "TRITON_DEFAULT_FP_FUSION" in os.environ else {"enable_fp_fusion": True}
 """An option of every launch: products and sums become one instruction, as in all that was measured. Triton up to 3.9
@@ -97,6 +102,12 @@ class Tiles:
     """Forced blocks; its ``bn`` is not used, the block is the tile."""
     pairs_per_tile: int
     """Most (token, slot) pairs of one block that one program takes."""
+
+
+def gathers_by_wgmma(dims: HeadDims, heads_per_group: int, l_sel: int, itemsize: int) -> bool:
+    """Whether Hopper's own kernel for the scored blocks' backward pass is written for these sizes. With fewer heads a
+    copy for each token is too small: Triton's is faster there."""
+    return (dims.dk, dims.dv) in WGMMA_HEAD_DIMS and 6 <= heads_per_group <= 64 and l_sel == 64 and itemsize == 2
 
 
 def choose_span(dims: HeadDims, heads_per_group: int, itemsize: int) -> int:

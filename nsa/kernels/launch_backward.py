@@ -115,17 +115,20 @@ class _Parts:
         self.slabs = [(0, p.bg)] if sums_all else p.slabs(p.dims.dk)
         most = self.slabs[0][1]
         self.part_dq = None if sums_all else q.new_empty(most, p.n_pairs, p.hpg, p.dims.dk)
-        self.fused = HopperBackward(q, do, gates, delta, p, most=most) if by_wgmma else None
+        self.fused = None
+        if by_wgmma:
+            lse_sel = saved.lse_sel if self.summed else None
+            self.fused = HopperBackward(q, do, gates, delta, saved.lse_cmp, lse_sel, p, most=most)
         self._compressed: Run | None = None
         self._gather: Run | None = None
         self._found: tuple[Tensor, Tensor] | None = None
         self._tile_parts: tuple[Tensor, Tensor] | None = None
         if self.fused is not None:
-            self._compressed = self.fused.compressed(kc, vc, saved.lse_cmp)
+            self._compressed = self.fused.compressed(kc, vc)
         if self.fused is not None and self.summed:
             i = saved.index
             lists = (i.pairs, i.offsets, i.tile_offsets, i.tile_block)
-            self._gather = self.fused.gather(k_sel, v_sel, saved.lse_sel, lists, self.part_dq)
+            self._gather = self.fused.gather(k_sel, v_sel, lists, self.part_dq)
         elif p.n_top:
             self._tile_parts = _float32_pair(q, (most, p.max_tiles, p.l_sel), p)
 

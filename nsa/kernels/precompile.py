@@ -122,6 +122,8 @@ def record(shape: Shape, *, tiles: Tiles | None = None) -> list[Launch]:
     p = Problem.of(q, k[1], v[1], sizes=shape.sizes, scale=shape.Dk**-0.5, deterministic=False)
     tiles = tiles or choose_tiles(dims, itemsize=q.element_size(), hopper=shape.capability >= 90)
     p = replace(p, tiles=tiles, n_processors=132 if shape.capability >= 90 else 108)
+    if shape.capability != 90:
+        p = replace(p, span=S)
     launches: list[Launch] = []
     with _recorder(launches):
         kc, vc = launch.compress(k[0], p), launch.compress(v[0], p)

@@ -9,17 +9,15 @@ import torch
 from torch import Tensor
 
 from nsa.kernels import nvrtc
-from nsa.kernels.config import FUSED
+from nsa.kernels.config import FUSED, WGMMA_HEAD_DIMS, gathers_by_wgmma
 from nsa.kernels.hopper.program import Constants, launch, strided, tensor_map, why_not_built
 from nsa.kernels.hopper.rows import rows_kernel
-from nsa.kernels.problem import Problem, ceil_div
+from nsa.kernels.problem import Problem, capability, ceil_div
 
 __all__ = ["HopperBackward", "Run", "sums_queries", "why_no_gather", "why_no_wgmma"]
 
 _KEYS = 128
 _DENSE, _GATHER = "dense_backward", "gather_backward"
-_SERVED = ((128, 128), (128, 64), (64, 64))
-_LEAST_HEADS = 6
 Lists = tuple[Tensor, Tensor, Tensor, Tensor]
 """Pairs, offsets, tile offsets, and the block of each tile: :class:`nsa.kernels.launch.Index`."""
 
@@ -90,7 +88,7 @@ def dense_served(p: Problem) -> str | None:
     """The reasons of :func:`why_no_wgmma` that lie in the problem."""
     if p.dtype not in (torch.bfloat16, torch.float16):
         return "dtype"
-    if (p.dims.dk, p.dims.dv) not in _SERVED:
+    if (p.dims.dk, p.dims.dv) not in WGMMA_HEAD_DIMS:
         return "head_dim"
     if p.deterministic:
         return "deterministic"
@@ -101,9 +99,7 @@ def gather_served(p: Problem) -> str | None:
     """The reasons of :func:`why_no_gather` that lie in the problem."""
     if not p.n_top:
         return "no_keys"
-    if not _LEAST_HEADS <= p.hpg <= 64:
-        return "heads_per_group"
-    return None if p.l_sel == 64 else "block_size"
+    return None if gathers_by_wgmma(p.dims, p.hpg, p.l_sel, p.dtype.itemsize) else "sizes"
 
 
 def why_no_wgmma(q: Tensor, kc: Tensor, vc: Tensor, do: Tensor, p: Problem) -> str | None:
@@ -115,7 +111,7 @@ def why_no_wgmma(q: Tensor, kc: Tensor, vc: Tensor, do: Tensor, p: Problem) -> s
     """
     if q.device.type != "cuda":
         return "device"
-    if torch.cuda.get_device_capability(q.device) != (9, 0):
+    if capability(q.device) != (9, 0):
         return "capability"
     if reason := dense_served(p):
         return reason
@@ -130,8 +126,7 @@ def why_no_wgmma(q: Tensor, kc: Tensor, vc: Tensor, do: Tensor, p: Problem) -> s
 def why_no_gather(k_sel: Tensor, v_sel: Tensor, p: Problem) -> str | None:
     """None if the scored blocks' backward pass can run so too, where :func:`why_no_wgmma` finds nothing against it.
 
-    ``no_keys`` (no block is scored), ``heads_per_group`` (below 6: a copy for each token is too small), ``block_size``
-    (not 64), ``strides``, ``build``.
+    ``no_keys`` (no block is scored), ``sizes`` (:func:`nsa.kernels.config.gathers_by_wgmma`), ``strides``, ``build``.
     """
     if reason := gather_served(p):
         return reason
@@ -153,51 +148,44 @@ class HopperBackward:
     :meth:`begin` empties for the pairs that come next.
     """
 
-    def __init__(self, q: Tensor, do: Tensor, gates: Tensor, delta: Tensor, p: Problem, *, most: int) -> None:
-        """``q [B, S, H, dk]``, ``do [B, S, H, dv]``, ``gates`` and ``delta [B, S, H, 3]``; ``most`` pairs at a time."""
-        self.p, self._q, self._do, self._gates, self._delta = p, q, do, gates, delta
+    def __init__(
+        self, q: Tensor, do: Tensor, gates: Tensor, delta: Tensor, lse_cmp: Tensor, lse_sel: Tensor | None, p: Problem,
+        *, most: int,
+    ) -> None:  # fmt: skip
+        """``q [B, S, H, dk]``, ``do [B, S, H, dv]``, ``gates`` and ``delta [B, S, H, 3]``, ``lse [B, S, H]`` (that of
+        the selected branch for :meth:`gather`); ``most`` pairs at a time."""
+        self.p, self._q, self._do, self._n_tiles = p, q, do, ceil_div(p.S, _tile(p))
         self.dq = q.new_empty(most, p.S, p.hpg, p.dims.dk, dtype=torch.float32)
+        padded = self._n_tiles * _tile(p)
+        self._by_head = lse_cmp.new_empty(2, p.B * p.H * padded)
+        self._by_token = lse_cmp.new_empty(2, p.B * p.H * p.S if lse_sel is not None else 0)
+        rows_kernel[(ceil_div(padded, 64), ceil_div(p.H, 16), p.B)](
+            lse_cmp, lse_cmp if lse_sel is None else lse_sel, gates, delta, self._by_head, self._by_token, p.S, padded,
+            self._by_head.shape[1], self._by_token.shape[1], H=p.H, BOTH=lse_sel is not None, BT=64, BH=16, **FUSED,
+        )  # fmt: skip
 
     def begin(self, count: int) -> None:
         """Empty the sums of ``count`` pairs."""
         self.dq[:count].zero_()
 
-    def _rows(self, lse: Tensor, branch: int, padded: int, ot: int, oh: int) -> tuple[Tensor, Tensor]:
-        p = self.p
-        shift, delta = (lse.new_empty(p.B * p.H * padded) for _ in range(2))
-        rows_kernel[(ceil_div(padded, 64), ceil_div(p.H, 16), p.B)](
-            lse,
-            self._gates,
-            self._delta,
-            shift,
-            delta,
-            p.S,
-            padded,
-            ot,
-            oh,
-            H=p.H,
-            BRANCH=branch,
-            BT=64,
-            BH=16,
-            **FUSED,
-        )
-        return shift, delta
-
     def _sums(self, n: int) -> tuple[Tensor, Tensor]:
         p = self.p
-        return tuple(self.dq.new_zeros(1, p.bg, n, dim) for dim in (p.dims.dk, p.dims.dv))  # type: ignore[return-value]
+        dk, dv = self.dq.new_zeros(p.bg * n * (p.dims.dk + p.dims.dv)).split(
+            (p.bg * n * p.dims.dk, p.bg * n * p.dims.dv)
+        )
+        return dk.view(1, p.bg, n, p.dims.dk), dv.view(1, p.bg, n, p.dims.dv)
 
-    def compressed(self, kc: Tensor, vc: Tensor, lse: Tensor) -> Run:
+    def compressed(self, kc: Tensor, vc: Tensor) -> Run:
         """The compressed branch, ``kc, vc [B, n_cmp, G, .]``; key gradients are scaled."""
         p, tile = self.p, _tile(self.p)
-        n_tiles, key_tiles = ceil_div(p.S, tile), ceil_div(p.n_cmp, _KEYS)
+        n_tiles, key_tiles = self._n_tiles, ceil_div(p.n_cmp, _KEYS)
         chunk = ceil_div(_chunk_tokens(p), tile)
-        rows, sums = self._rows(lse, 0, n_tiles * tile, 1, n_tiles * tile), self._sums(p.n_cmp)
+        sums = self._sums(p.n_cmp)
         maps = [tensor_map(x, rows=tile) for x in (self._q, self._do)] + [tensor_map(x, rows=_KEYS) for x in (kc, vc)]
         maps.append(tensor_map(self.dq, rows=64))
-        all_maps, pointers = _MAPS[1].from_buffer_copy(b"".join(maps)), _pointers(rows, sums)
+        all_maps, pointers = _MAPS[1].from_buffer_copy(b"".join(maps)), _pointers(self._by_head.unbind(), sums)
 
-        def run(first: int, count: int, _kept: tuple[Tensor, ...] = rows) -> tuple[Tensor, Tensor]:
+        def run(first: int, count: int) -> tuple[Tensor, Tensor]:
             heads = count * p.hpg
             sizes = (n_tiles, p.n_cmp, p.H, p.G, first, heads, key_tiles, chunk)
             given = _DenseArguments(all_maps, *pointers, sizes, (p.scale, p.scale2))
@@ -206,21 +194,21 @@ class HopperBackward:
 
         return run
 
-    def gather(self, k_sel: Tensor, v_sel: Tensor, lse: Tensor, index: Lists, part_dq: Tensor | None) -> Run:
+    def gather(self, k_sel: Tensor, v_sel: Tensor, index: Lists, part_dq: Tensor | None) -> Run:
         """The scored blocks, ``k_sel, v_sel [B, S, G, .]``; key gradients are not scaled.
 
         Query gradients go to ``part_dq [most, n_pairs, heads per group, dk]``, or, if :func:`sums_queries`, to
         :attr:`dq`.
         """
         p = self.p
-        rows, sums = self._rows(lse, 1, p.S, p.H, 1), self._sums(p.S)
+        sums = self._sums(p.S)
         maps = [tensor_map(x, heads=p.hpg) for x in (self._q, self._do)]
         maps += [tensor_map(x, rows=64) for x in (k_sel, v_sel)]
         maps.append(tensor_map(self.dq if part_dq is None else part_dq.view(1, -1, p.hpg, p.dims.dk), heads=p.hpg))
-        all_maps, pointers = _MAPS[1].from_buffer_copy(b"".join(maps)), _pointers(rows, index, sums)
+        all_maps, pointers = _MAPS[1].from_buffer_copy(b"".join(maps)), _pointers(self._by_token.unbind(), index, sums)
         sizes = (p.S, p.H, p.G, p.n_blocks, p.n_lists, p.n_pairs, p.max_tiles)
 
-        def run(first: int, count: int, _kept: tuple[Tensor, ...] = rows) -> tuple[Tensor, Tensor]:
+        def run(first: int, count: int) -> tuple[Tensor, Tensor]:
             given = _GatherArguments(all_maps, *pointers, (*sizes, first, first + count), p.scale2)
             launch(_GATHER, *_gather_constants(p), min(p.max_tiles * count, p.n_processors), given, k_sel.device)
             return sums

@@ -11,6 +11,7 @@ from torch import Tensor
 from benchmarks.kernels_device import NAMES, SIZES, make, poison
 from nsa.kernels import launch_backward, ops, problem
 from nsa.kernels.hopper import why_no_wgmma
+from nsa.kernels.precompile import Shape, warm
 
 pytestmark = [
     pytest.mark.gpu,
@@ -34,6 +35,12 @@ CASES = {
 def gradients(x: list[Tensor], do: Tensor) -> tuple[Tensor, ...]:
     o = ops.attention(*x, list(SIZES), x[0].shape[-1] ** -0.5, False, False)[0]
     return torch.autograd.grad(o, x, do)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled() -> None:
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        warm([Shape(S, H, G, Dk, Dv, dtype, B=B) for B, S, H, G, Dk, Dv, dtype in CASES.values()])
 
 
 @pytest.fixture(params=CASES.values(), ids=CASES)

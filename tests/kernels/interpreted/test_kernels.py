@@ -192,6 +192,7 @@ def test_lists_by_span_give_what_whole_lists_give(monkeypatch: pytest.MonkeyPatc
         return [o.detach(), *torch.autograd.grad(o, x, torch.ones_like(o))]
 
     whole = results()
+    monkeypatch.setattr(problem, "gathers_by_wgmma", lambda *_: True)
     monkeypatch.setattr(problem, "choose_span", lambda *_: 12)
     for a, b in zip(results(), whole, strict=True):
         assert error(a, b.double()) <= 1e-5
@@ -203,23 +204,21 @@ def test_rows_for_hopper_hold_the_gate_its_sign_and_nothing_beyond_the_end() -> 
     lse, delta = torch.randn(2, S, H, generator=gen), torch.randn(2, S, H, 3, generator=gen)
     gates = torch.randn(2, S, H, 3, generator=gen)
     gates[:, ::4] = 0
-    for branch, (ot, oh) in ((0, (1, padded)), (1, (H, 1))):
-        shift, found = (torch.full((2 * H * padded,), float("nan")) for _ in range(2))
-        rows_kernel[(1, 1, 2)](
-            lse, gates, delta, shift, found, S, padded, ot, oh, H=H, BRANCH=branch, BT=16, BH=4
-        )  # fmt: skip
-        laid_out = (2, H, padded) if ot == 1 else (2, padded, H)
-        shift, found = (x.view(laid_out) for x in (shift, found))
-        if ot == 1:
-            shift, found = shift.transpose(1, 2), found.transpose(1, 2)
+    by_head, by_token = torch.full((2, 2, H, padded), float("nan")), torch.full((2, 2, S, H), float("nan"))
+    sizes = (S, padded, by_head[0].numel(), by_token[0].numel())
+    rows_kernel[(1, 1, 2)](lse, lse + 1, gates, delta, by_head, by_token, *sizes, H=H, BOTH=True, BT=16, BH=4)
+
+    def weight(shift: Tensor) -> Tensor:
         # What the kernels do with it, for a score of 0.3: the last bit is the sign.
-        sign = 1 - 2 * (shift.contiguous().view(torch.int32) & 1)
-        weight = torch.exp2(0.3 - shift) * sign
-        wanted = torch.exp2(0.3 - lse) * gates[..., branch]
-        assert torch.allclose(weight[:, :S], wanted, rtol=1e-5, atol=0)
-        assert (weight[:, S:] == 0).all()
-        assert torch.equal(found[:, :S], delta[..., branch])
-        assert (found[:, S:] == 0).all()
+        return torch.exp2(0.3 - shift) * (1 - 2 * (shift.contiguous().view(torch.int32) & 1))
+
+    first = weight(by_head[0]).transpose(1, 2)
+    assert torch.allclose(first[:, :S], torch.exp2(0.3 - lse) * gates[..., 0], rtol=1e-5, atol=0)
+    assert torch.allclose(weight(by_token[0]), torch.exp2(-0.7 - lse) * gates[..., 1], rtol=1e-5, atol=0)
+    assert torch.equal(by_head[1].transpose(1, 2)[:, :S], delta[..., 0])
+    assert torch.equal(by_token[1], delta[..., 1])
+    assert (first[:, S:] == 0).all()
+    assert (by_head[1][..., S:] == 0).all()
 
 
 def test_choosing_for_a_few_tokens_at_a_time_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
