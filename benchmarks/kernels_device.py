@@ -8,14 +8,12 @@ fits, by recomputing sampled query rows and sampled key columns in float32 from 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
@@ -34,11 +32,6 @@ LARGE = {
     "125M2kx32": (2048, 12, 2, 64, 64),
 }
 BATCH = {"125M2kx32": 32}
-COMPARED = {name: shape for name, shape in LARGE.items() if name not in BATCH} | {
-    "small64k": (65536, 32, 8, 128, 128),
-    "small8k": (8192, 32, 8, 128, 128),
-    "one32k": (32768, 16, 16, 128, 128),
-}
 FLOORS_MS = {"wide64k": 102, "paper64k": 165, "125M64k": 16, "wide8k": 7.9, "125M8k": 2.6}
 TARGETS_MS = {"wide64k": 73, "paper64k": 95, "125M64k": 10, "wide8k": 6.0, "125M8k": 1.5}
 SMALL = [
@@ -288,39 +281,6 @@ def graphed(x: list[Tensor], do: Tensor) -> float:
     return time_ms(graph.replay)
 
 
-@contextlib.contextmanager
-def by_triton() -> Iterator[None]:
-    """Triton's kernels in the place of Hopper's own."""
-    from nsa.kernels import launch_backward, problem
-
-    with (
-        mock.patch.object(launch_backward, "why_no_wgmma", return_value="off"),
-        mock.patch.object(problem, "gathers_by_wgmma", return_value=False),
-    ):
-        yield
-
-
-def beside_triton(name: str, turns: int = 2) -> dict[str, Any]:
-    """A shape by Triton's kernels and by Hopper's own, in turns: medians in ms, and peak memory."""
-    S, H, G, Dk, Dv = COMPARED[name]
-    x = make(1, S, H, G, Dk, Dv, torch.bfloat16)
-    do = torch.randn(1, S, H, Dv, device="cuda", dtype=torch.bfloat16)
-
-    def both() -> None:
-        torch.autograd.grad(call(x, SIZES), x, do)
-
-    row: dict[str, Any] = {"shape": name, "triton": [], "now": []}
-    for _ in range(turns):
-        for way in ("triton", "now"):
-            with by_triton() if way == "triton" else contextlib.nullcontext():
-                row[way].append(time_ms(both, rep=250))
-                torch.cuda.reset_peak_memory_stats()
-                both()
-                row[f"{way}_gib"] = torch.cuda.max_memory_allocated() / 2**30
-                row[f"{way}_graph"] = graphed(x, do) if S <= 8192 else None
-    return row
-
-
 def ceilings() -> dict[str, float]:
     """Matrix rate and copy bandwidth of this GPU in this run."""
     a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
@@ -339,27 +299,14 @@ def shapes_to_warm(names: list[str], *, small: bool) -> list[Shape]:
     return shapes
 
 
-def compare() -> int:
-    """Every shape by :func:`beside_triton`, a line of JSON each."""
-    warm([Shape(*shape) for shape in COMPARED.values()])
-    print(torch.cuda.get_device_name(), torch.__version__, ceilings(), flush=True)
-    for name in COMPARED:
-        print(json.dumps(beside_triton(name)), flush=True)
-        torch.cuda.empty_cache()
-    return 0
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path())
     parser.add_argument("--shapes", default=",".join(LARGE))
-    parser.add_argument("--beside-triton", action="store_true", help="time Hopper's own kernels beside Triton's")
     parser.add_argument("--skip-small", action="store_true")
     parser.add_argument("--skip-large-check", default="")
     arguments = parser.parse_args()
     need_gpu("kernels_device")
-    if arguments.beside_triton:
-        return compare()
     names = arguments.shapes.split(",")
     start = time.perf_counter()
     compiled = warm(shapes_to_warm(names, small=not arguments.skip_small))
