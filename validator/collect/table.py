@@ -5,6 +5,7 @@ Blocks without a flaw are read by numpy at once; only a block with a flaw is rea
 
 from __future__ import annotations
 
+import csv
 import io
 import re
 from array import array
@@ -198,7 +199,7 @@ def _take_block(block: bytes, first_line: int, parts: _Parts) -> int:
 def _name_columns(head: bytes, line: int, parts: _Parts) -> bool:
     """Set the columns' names from the first line; whether that line was a header."""
     text = head.decode("utf-8", "replace")
-    cells = [_unquoted(cell.strip(" \r")) for cell in text.split(",")][:MAX_COLUMNS]
+    cells = [_unquoted(cell.strip(" \r")) for cell in _split(text.rstrip("\r\n"))][:MAX_COLUMNS]
     if _number(cells[0].strip("\0")) is not None:
         parts.names = HEADERLESS[: len(cells)] + tuple(f"column_{i + 1}" for i in range(4, len(cells)))
         if len(cells) > len(HEADERLESS):
@@ -214,6 +215,13 @@ def _name_columns(head: bytes, line: int, parts: _Parts) -> bool:
     cells = [cell.replace("\0", "").strip() for cell in cells]
     parts.names = _distinct(contract_names(cells))
     return True
+
+
+def _split(text: str) -> list[str]:
+    """The cells of a line; a comma between double quotes separates none."""
+    if text.count('"') < 2:
+        return text.split(",")
+    return next(csv.reader([text], skipinitialspace=True), [])
 
 
 def _other_separator(text: str) -> str | None:
@@ -322,7 +330,7 @@ def _careful(body: bytes, first_line: int, parts: _Parts) -> None:
         if "\0" in text:
             parts.fault("nul-bytes", line, printable(text.replace("\0", "␀"), limit=60))
             text = text.replace("\0", "")
-        cells = [cell.strip().strip("\"'") for cell in text.strip("\r").split(",")]
+        cells = [cell.strip().strip("\"'") for cell in _split(text.strip("\r"))]
         cut = cut and not (parts.ended and len(cells) == width)
         if cut:
             parts.fault("truncated-line", line, printable(text, limit=60))
