@@ -59,12 +59,14 @@ BENCHMARKS = (  # short ones first: what is interrupted has told most of it
 BY_HAND = {
     "bisecting": "it tells two rates apart, which a busy machine blurs",
     "decode_phases": "it looks into one kernel, on a GPU",
+    "kernels_beside": "it times Hopper's own kernels beside Triton's, on a GPU",
     "kernels_compile": "it compiles every kernel, for GPUs that need not be there",
     "kernels_device": "it looks into the kernels, on a GPU",
     "kernels_memcheck": "it is for a memory checker, on a GPU",
     "kernels_sweep": "it looks for better tile sizes, on a GPU",
     "loss_by_position": "it compares two runs that were trained before",
     "loss_curve": "it compares runs that were trained before",
+    "peers": "it needs other people's implementations, on a GPU",
     "prose_corpus": "it makes a corpus for loss_parity out of packages that it downloads",
 }
 """Modules that are commands and yet not run here, with the reason."""

@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.decode_gpu import CONTEXT, LAYERS, SHAPES, SIZES, layers
 from benchmarks.machine import need_gpu
-from nsa.kernels import step
+from nsa.kernels import nvrtc, step
 from nsa.kernels.cluster import launch, program
 
 __all__ = ["PHASES", "with_clocks"]
@@ -62,10 +62,10 @@ def with_clocks(source: str) -> str:
 def _clocks(function: Any) -> torch.Tensor:
     from cuda.bindings import driver
 
-    module = program.check(driver.cuFuncGetModule(function.handle))
-    address, n_bytes = program.check(driver.cuModuleGetGlobal(module, b"clocks"))
+    module = nvrtc.check(driver.cuFuncGetModule(function.handle))
+    address, n_bytes = nvrtc.check(driver.cuModuleGetGlobal(module, b"clocks"))
     found = torch.empty(int(n_bytes) // 8, dtype=torch.int64)
-    program.check(driver.cuMemcpyDtoH(found.data_ptr(), address, n_bytes))
+    nvrtc.check(driver.cuMemcpyDtoH(found.data_ptr(), address, n_bytes))
     return found.view(len(PHASES) + 1, _MOST_BLOCKS).double()
 
 
@@ -84,7 +84,7 @@ def _measure(name: str) -> None:
         raise SystemExit(f"{name}: no step by clusters here ({why})")
     plan, function = launch._chosen(sizes, first.q.dtype, first.gates.dtype, torch.cuda.current_device())
     rate = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CLOCK_RATE
-    mhz = program.check(driver.cuDeviceGetAttribute(rate, torch.cuda.current_device())) / 1e3
+    mhz = nvrtc.check(driver.cuDeviceGetAttribute(rate, torch.cuda.current_device())) / 1e3
     spent = _clocks(function)[:, : sizes.bg * plan.blocks].diff(dim=0) / mhz
     print(f"{name}: {plan.blocks} blocks for each row and group, {plan.stages} stages", flush=True)
     for phase, us in zip((*PHASES, "in all"), (*spent.mean(1).tolist(), spent.sum(0).mean().item()), strict=True):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import Tensor
 
 from benchmarks import __main__ as bench
+from benchmarks import peers
 from benchmarks.machine import need_gpu
 
 FOLDER = Path(bench.__file__).parent
@@ -62,3 +65,30 @@ def test_a_benchmark_that_is_none_is_named_with_those_that_are(capsys: pytest.Ca
     said = capsys.readouterr().err
     assert "MODULE is 'speed', and not one of attention, calibration" in said
     assert "run `python -m benchmarks.kernels_sweep` by hand" in said
+
+
+def test_a_peer_that_is_off_or_not_there_has_a_reason_and_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "median_ms", lambda _: 2.0)
+    x = peers.Inputs(*(torch.randn(1, 4, 2, 8).requires_grad_() for _ in range(5)))
+    wanted = x.q.detach() + x.k.detach() + x.v.detach()
+
+    def near(x: peers.Inputs) -> Callable[[], Tensor]:
+        return lambda: x.q + x.k + x.v
+
+    def off(x: peers.Inputs) -> Callable[[], Tensor]:
+        return lambda: 2.0 * x.q
+
+    def absent(x: peers.Inputs) -> Callable[[], Tensor]:
+        raise ImportError("No module named 'flash_nsa'")
+
+    assert peers.timed(near, x, wanted, 1e-2)[0] == {"forward_ms": 2.0, "both_ms": 2.0}
+    assert "off by" in peers.timed(off, x, wanted, 1e-2)[0]["reason"]
+    assert peers.timed(absent, x, wanted, 1e-2)[0] == {"reason": "ImportError: No module named 'flash_nsa'"}
+
+
+def test_ratios_are_to_the_fastest_peer_that_was_timed() -> None:
+    row = {
+        "ours": {"both_ms": 10.0}, "flash_nsa": {"both_ms": 20.0}, "NSA-triton": {"reason": "off by 2"},
+        "dense cuDNN": {"both_ms": 5.0}, "dense FA4": {"reason": "ImportError"},
+    }  # fmt: skip
+    assert peers.ratios(row, 4.0) == {"best_nsa": 0.5, "dense_fa4": None, "share_of_limit": 0.4}

@@ -109,8 +109,8 @@ def nsa_attention_triton(
     Args:
         compressed: ``k_cmp [B, C, G, Dk]`` and ``v_cmp [B, C, G, Dv]`` hold one entry per complete compression
         block already.
-        deterministic: gradients bit-equal between runs, at the price of a sort; None follows
-            ``torch.use_deterministic_algorithms``. The output always is.
+        deterministic: gradients bit-equal between runs, at the price of a sort and, on Hopper, of its own kernels; None
+            follows ``torch.use_deterministic_algorithms``. The output always is.
 
     Returns: ``o [B, S, H, Dv]``, or with ``return_aux`` ``(o, (blocks, o_cmp, o_sel, o_win))``. Gradients flow
         through ``o`` only: the branch outputs are detached.

@@ -98,15 +98,15 @@ def _dq_branch(
 
 @triton.jit(do_not_specialize=["bg0", "S", "N_PAIRS"])
 def dq_kernel(
-    q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win, do, lse_cmp, lse_sel, lse_win, gates, delta, part_dq, dq,
+    q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win, do, lse_cmp, lse_sel, lse_win, gates, delta, part_dq, sums, dq,
     sqb, sqs, sqh, skcb, skcn, skcg, svcb, svcn, svcg, sksb, sksn, sksg, svsb, svsn, svsg, skwb, skwn, skwg,
     svwb, svwn, svwg, bg0, S, N_PAIRS, scale, scale2,
     H: tl.constexpr, G: tl.constexpr, HPG: tl.constexpr, NTOP: tl.constexpr, BT: tl.constexpr, L: tl.constexpr,
     D: tl.constexpr, LS: tl.constexpr, W: tl.constexpr, DK0: tl.constexpr, DK1: tl.constexpr, DV: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, HAS_CMP: tl.constexpr, PREC: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, HAS_CMP: tl.constexpr, SUMS: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
     """``dq [B, S, H, DK]``: the scored blocks' partial sums, then compressed, window and forced keys. Grid
-    (tiles, n)."""
+    (tiles, n). ``SUMS``: ``sums [n, S, HPG, DK]`` float32 hold what other kernels found."""
     DK: tl.constexpr = DK0 + DK1
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     slab = tl.program_id(1)
@@ -135,6 +135,11 @@ def dq_kernel(
     q1 = tl.load(qp + DK0 + tl.arange(0, DK1)[None, :], mask=row_ok[:, None], other=0.0) if DK1 > 0 else q0
     row0 = (b * S + t0) * H
     row = (r // HPG) * H + g * HPG + head
+    if SUMS:
+        found = sums + (slab.to(tl.int64) * S + t0) * (HPG * DK) + (r * DK)[:, None]
+        acc0 += tl.load(found + c0[None, :], mask=row_ok[:, None], other=0.0)
+        if DK1 > 0:
+            acc1 += tl.load(found + DK0 + tl.arange(0, DK1)[None, :], mask=row_ok[:, None], other=0.0)
     d_o = tl.load(do + row0 * DV + (row * DV)[:, None] + tl.arange(0, DV)[None, :], mask=row_ok[:, None], other=0.0)
     gp = gates + row0 * 3 + row * 3
     dp = delta + row0 * 3 + row * 3
@@ -221,14 +226,15 @@ def _dkv_step(
     return dk0, dk1, dv
 
 
-@triton.jit(do_not_specialize=["bg0", "S", "N", "BG", "NB", "MAX_TILES", "CHUNK", "n_chunks", "sink_chunks"])
+@triton.jit(do_not_specialize=["bg0", "S", "N", "BG", "NB", "NL", "MAX_TILES", "CHUNK", "n_chunks", "sink_chunks"])
 def dkv_kernel(
     q, k, v, do, lse, gates, delta, dk, dv, part_dk, part_dv, sink_dk, sink_dv, tile_offsets,
-    sqb, sqs, sqh, skb, skn, skg, svb, svn, svg, bg0, S, N, BG, NB, MAX_TILES, CHUNK, n_chunks, sink_chunks,
+    sqb, sqs, sqh, skb, skn, skg, svb, svn, svg, bg0, S, N, BG, NB, NL, MAX_TILES, CHUNK, n_chunks,
+    sink_chunks,
     scale, scale2,
     H: tl.constexpr, G: tl.constexpr, HPG: tl.constexpr, BT: tl.constexpr, L: tl.constexpr, D: tl.constexpr,
     LS: tl.constexpr, W: tl.constexpr, DK0: tl.constexpr, DK1: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr,
-    BN: tl.constexpr, STEP: tl.constexpr, MODE: tl.constexpr, BRANCH: tl.constexpr, ADD_PARTS: tl.constexpr,
+    BN: tl.constexpr, STEP: tl.constexpr, MODE: tl.constexpr, BRANCH: tl.constexpr, PARTS: tl.constexpr,
     PREC: tl.constexpr,
 ):  # fmt: skip
     """Gradients of ``STEP`` keys (a tile of ``BN`` rows) from the dense rows that see them. Grid (key tiles, n,
@@ -236,7 +242,8 @@ def dkv_kernel(
 
     ``CMP`` and ``SINK`` write float32 partial sums ``dk [n_chunks, BG, N, DK]``, one per ``CHUNK`` of queries
     (``SINK``: only key tile 0). ``WIN`` writes ``dk [B, N, G, DK]``. ``LOCAL`` does so too, after adding what
-    the gathered rows (``part_*``, by work tile) and the sink left for its block (``STEP = LS``).
+    the gathered rows and the sink left for its block (``STEP = LS``): ``part_*`` by work tile if ``PARTS`` is 1, summed
+    up ``[BG, N, .]`` if it is 2.
     """
     DK: tl.constexpr = DK0 + DK1
     tile = tl.program_id(0)
@@ -296,22 +303,27 @@ def dkv_kernel(
         out = ((chunk * BG + bg).to(tl.int64) * N + n)[:, None]
     else:
         out = ((b * N + n) * G + g)[:, None]
-    if ADD_PARTS:
-        dk0 *= scale
-        dk1 *= scale
-        first = tl.load(tile_offsets + bg * (NB + 1) + tile)
-        last = tl.load(tile_offsets + bg * (NB + 1) + tile + 1)
-        for work in range(first, last):
-            at = ((tl.program_id(1).to(tl.int64) * MAX_TILES + work) * LS + i)[:, None]
-            dk0 += tl.load(part_dk + at * DK + c0[None, :], mask=n_ok[:, None], other=0.0) * scale
-            if DK1 > 0:
-                c1 = DK0 + tl.arange(0, DK1)
-                dk1 += tl.load(part_dk + at * DK + c1[None, :], mask=n_ok[:, None], other=0.0) * scale
-            dvv += tl.load(part_dv + at * DV + cv[None, :], mask=n_ok[:, None], other=0.0)
-    if MODE == LOCAL:
-        if not ADD_PARTS:
-            dk0 *= scale
-            dk1 *= scale
+    if PARTS == 1:
+        for at_list in range(tile, NL, NB):
+            first = tl.load(tile_offsets + bg * (NL + 1) + at_list)
+            last = tl.load(tile_offsets + bg * (NL + 1) + at_list + 1)
+            for work in range(first, last):
+                at = ((tl.program_id(1).to(tl.int64) * MAX_TILES + work) * LS + i)[:, None]
+                dk0 += tl.load(part_dk + at * DK + c0[None, :], mask=n_ok[:, None], other=0.0)
+                if DK1 > 0:
+                    c1 = DK0 + tl.arange(0, DK1)
+                    dk1 += tl.load(part_dk + at * DK + c1[None, :], mask=n_ok[:, None], other=0.0)
+                dvv += tl.load(part_dv + at * DV + cv[None, :], mask=n_ok[:, None], other=0.0)
+    if PARTS == 2:
+        at = (bg.to(tl.int64) * N + n)[:, None]
+        dk0 += tl.load(part_dk + at * DK + c0[None, :], mask=n_ok[:, None], other=0.0)
+        if DK1 > 0:
+            c1 = DK0 + tl.arange(0, DK1)
+            dk1 += tl.load(part_dk + at * DK + c1[None, :], mask=n_ok[:, None], other=0.0)
+        dvv += tl.load(part_dv + at * DV + cv[None, :], mask=n_ok[:, None], other=0.0)
+    dk0 *= scale
+    dk1 *= scale
+    if MODE == LOCAL:  # noqa: SIM102 - the outer test is compiled away
         if tile == 0:
             for c in range(0, sink_chunks):
                 at = ((c * BG + bg).to(tl.int64) * LS + i)[:, None]
@@ -320,9 +332,6 @@ def dkv_kernel(
                     c1 = DK0 + tl.arange(0, DK1)
                     dk1 += tl.load(sink_dk + at * DK + c1[None, :], mask=n_ok[:, None], other=0.0)
                 dvv += tl.load(sink_dv + at * DV + cv[None, :], mask=n_ok[:, None], other=0.0)
-    else:
-        dk0 *= scale
-        dk1 *= scale
     tl.store(dk + out * DK + c0[None, :], dk0.to(dk.dtype.element_ty), mask=n_ok[:, None])
     if DK1 > 0:
         tl.store(dk + out * DK + DK0 + tl.arange(0, DK1)[None, :], dk1.to(dk.dtype.element_ty), mask=n_ok[:, None])

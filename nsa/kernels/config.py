@@ -12,14 +12,20 @@ from dataclasses import dataclass, replace
 
 __all__ = [
     "FUSED",
+    "WGMMA_HEAD_DIMS",
     "HeadDims",
     "Tile",
     "Tiles",
+    "choose_span",
     "choose_tiles",
+    "gathers_by_wgmma",
     "interpreting",
     "next_power_of_2",
     "split_head_dim",
 ]
+
+WGMMA_HEAD_DIMS = ((128, 128), (128, 64), (64, 64))
+"""Head dimensions, of keys and of values, that :mod:`nsa.kernels.hopper` is written for."""
 
 FUSED: dict[str, bool] = {} if "TRITON_DEFAULT_FP_FUSION" in os.environ else {"enable_fp_fusion": True}
 """An option of every launch: products and sums become one instruction, as in all that was measured. Triton up to 3.9
@@ -88,12 +94,27 @@ class Tiles:
     combine: Tile
     gather_backward: Tile
     dq: Tile
+    dq_rest: Tile
+    """As ``dq`` where other kernels have done the compressed branch."""
     dkv_cmp: Tile
     dkv_win: Tile
     dkv_sel: Tile
     """Forced blocks; its ``bn`` is not used, the block is the tile."""
     pairs_per_tile: int
     """Most (token, slot) pairs of one block that one program takes."""
+
+
+def gathers_by_wgmma(dims: HeadDims, heads_per_group: int, l_sel: int, itemsize: int) -> bool:
+    """Whether Hopper's own kernel for the scored blocks' backward pass is written for these sizes. With fewer heads a
+    copy for each token is too small: Triton's is faster there."""
+    return (dims.dk, dims.dv) in WGMMA_HEAD_DIMS and 6 <= heads_per_group <= 64 and l_sel == 64 and itemsize == 2
+
+
+def choose_span(dims: HeadDims, heads_per_group: int, itemsize: int) -> int:
+    """Tokens whose queries, output gradients and float32 query gradients together take up to 32 MiB, as many as the L2
+    cache of a Hopper GPU holds beside the rest."""
+    row = (dims.dk + dims.dv) * itemsize + dims.dk * 4
+    return next_power_of_2((32 << 20) // (heads_per_group * row) + 1) // 2
 
 
 @functools.lru_cache(maxsize=64)
@@ -104,7 +125,7 @@ def choose_tiles(dims: HeadDims, *, itemsize: int, hopper: bool, interpret: bool
     """
     if interpret:
         small = Tile(32, 16, 1, 1)
-        return Tiles(small, small, small, small, small, small, small, small, small, pairs_per_tile=16)
+        return Tiles(small, small, small, small, small, small, small, small, small, small, pairs_per_tile=16)
     widest = max(dims.dk, dims.dv)
     if itemsize == 4:
         return _float32_tiles(widest)
@@ -121,6 +142,7 @@ def _float32_tiles(widest: int) -> Tiles:
         combine=base,
         gather_backward=base,
         dq=base,
+        dq_rest=base,
         dkv_cmp=base,
         dkv_win=base,
         dkv_sel=base,
@@ -137,6 +159,7 @@ def _hopper_tiles(widest: int) -> Tiles:
             combine=Tile(64, 32, 4, 3, regs=128),
             gather_backward=Tile(64, 64, 4, 2),
             dq=Tile(64, 64, 4, 3),
+            dq_rest=Tile(64, 64, 4, 3),
             dkv_cmp=Tile(32, 64, 4, 3),
             dkv_win=Tile(32, 64, 4, 3),
             dkv_sel=Tile(32, 64, 4, 3),
@@ -150,6 +173,7 @@ def _hopper_tiles(widest: int) -> Tiles:
             combine=Tile(64, 32, 4, 4),
             gather_backward=Tile(32, 64, 4, 3),
             dq=Tile(128, 64, 8, 3),
+            dq_rest=Tile(64, 32, 4, 3),
             dkv_cmp=Tile(32, 64, 4, 3),
             dkv_win=Tile(32, 64, 4, 3),
             dkv_sel=Tile(32, 64, 4, 3),
@@ -163,6 +187,7 @@ def _hopper_tiles(widest: int) -> Tiles:
             combine=Tile(64, 32, 4, 3),
             gather_backward=Tile(32, 64, 4, 2),
             dq=Tile(128, 32, 8, 3),
+            dq_rest=Tile(128, 32, 8, 3),
             dkv_cmp=Tile(32, 128, 8, 3),
             dkv_win=Tile(32, 128, 8, 3),
             dkv_sel=Tile(32, 64, 4, 2),
@@ -175,6 +200,7 @@ def _hopper_tiles(widest: int) -> Tiles:
         combine=Tile(128, 32, 8, 2),
         gather_backward=Tile(64, 64, 8, 1),
         dq=Tile(64, 32, 8, 2),
+        dq_rest=Tile(64, 32, 8, 2),
         dkv_cmp=Tile(32, 64, 8, 1),
         dkv_win=Tile(32, 64, 8, 1),
         dkv_sel=Tile(32, 64, 8, 1),
@@ -191,6 +217,7 @@ def _ampere_tiles(widest: int) -> Tiles:
             combine=Tile(128, 64, 4, 3),
             gather_backward=Tile(32, 64, 4, 2),
             dq=Tile(64, 64, 4, 2),
+            dq_rest=Tile(64, 64, 4, 2),
             dkv_cmp=Tile(64, 64, 4, 2),
             dkv_win=Tile(64, 64, 4, 2),
             dkv_sel=Tile(64, 64, 4, 2),
@@ -204,6 +231,7 @@ def _ampere_tiles(widest: int) -> Tiles:
             combine=Tile(128, 32, 8, 2),
             gather_backward=Tile(32, 64, 8, 1),
             dq=Tile(64, 32, 8, 2),
+            dq_rest=Tile(64, 32, 8, 2),
             dkv_cmp=Tile(32, 64, 8, 2),
             dkv_win=Tile(32, 64, 8, 2),
             dkv_sel=Tile(32, 64, 8, 2),
@@ -216,6 +244,7 @@ def _ampere_tiles(widest: int) -> Tiles:
         combine=Tile(64, 32, 8, 1),
         gather_backward=Tile(32, 64, 8, 1),
         dq=Tile(32, 32, 8, 1),
+        dq_rest=Tile(32, 32, 8, 1),
         dkv_cmp=Tile(32, 64, 8, 1),
         dkv_win=Tile(32, 64, 8, 1),
         dkv_sel=Tile(32, 64, 8, 1),

@@ -1,8 +1,9 @@
-"""Inverse index of a selection: for each block, the (token, slot) pairs that chose it.
+"""Inverse index of a selection: for each span of tokens and each block, the (token, slot) pairs that chose it.
 
 A counting sort: the counts come from the selection kernel, this file turns them into offsets and work tiles and
 scatters the pairs. A pair is stored as ``token * NTOP + slot``. A work tile is at most ``TT`` pairs of one
-block, so that blocks which many queries chose spread over many programs.
+block, so that blocks which many queries chose spread over many programs. Lists are ordered by span, then by block:
+programs that run side by side then read the same queries.
 """
 
 from __future__ import annotations
@@ -55,15 +56,14 @@ def tile_map_kernel(tile_offsets, tile_block, NB, MAX_TILES, STEPS: tl.constexpr
     tl.store(tile_block + bg * MAX_TILES + tile, tl.where(low < NB, low, -1), mask=tile < MAX_TILES)
 
 
-@triton.jit(do_not_specialize=["N_PAIRS", "NB"])
-def scatter_kernel(top, cursor, pairs, N_PAIRS, NB, CHUNK: tl.constexpr):
-    """``pairs [B*G, N_PAIRS]``: the pairs grouped by block; their order within a block is that of arrival. Grid
-    (chunks, B * G)."""
+@triton.jit(do_not_specialize=["N_PAIRS", "NB", "NL", "SPAN_PAIRS"])
+def scatter_kernel(top, cursor, pairs, N_PAIRS, NB, NL, SPAN_PAIRS, CHUNK: tl.constexpr):
+    """``pairs [B*G, N_PAIRS]``: the pairs by list; their order within one is that of arrival. Grid (chunks, B * G)."""
     bg = tl.program_id(1)
     e = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
     ok = e < N_PAIRS
     base = bg.to(tl.int64) * N_PAIRS
     j = tl.load(top + base + e, mask=ok, other=-1)
     ok = ok & (j >= 0)
-    at = tl.atomic_add(cursor + bg * NB + j, 1, mask=ok, sem="relaxed")
+    at = tl.atomic_add(cursor + bg * NL + e // SPAN_PAIRS * NB + j, 1, mask=ok, sem="relaxed")
     tl.store(pairs + base + at, e, mask=ok)

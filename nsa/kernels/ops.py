@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from nsa.kernels import launch
+from nsa.kernels.launch_backward import backward
 from nsa.kernels.operators import operator
 from nsa.kernels.problem import Problem
 
@@ -79,7 +80,7 @@ def _(
         out += [q.new_empty(p.B, p.n_cmp, p.G, n) for n in (p.dims.dk, p.dims.dv)]
     shapes: list[tuple[int, ...]] = [(p.bg, p.S, p.n_top)]
     if p.n_top:
-        shapes += [(p.bg, p.n_pairs), (p.bg, p.n_blocks + 1), (p.bg, p.n_blocks + 1), (p.bg, p.max_tiles)]
+        shapes += [(p.bg, p.n_pairs), (p.bg, p.n_lists + 1), (p.bg, p.n_lists + 1), (p.bg, p.max_tiles)]
     else:
         shapes += [(0,)] * 4
     return out + [q.new_empty(shape, dtype=torch.int32) for shape in shapes]
@@ -144,7 +145,7 @@ def attention_backward(
     p = _problem(q, k_sel, v_sel, sizes, scale, deterministic)
     o_cmp, o_sel, o_win, lse_cmp, lse_sel, lse_win, *index = saved
     s = launch.Saved(o_cmp, o_sel, o_win, lse_cmp, lse_sel, lse_win, launch.Index(*index))
-    *grads, delta = launch.backward(
+    *grads, delta = backward(
         do, q, kc, vc, k_sel, v_sel, k_win, v_win, gates, s, p, per_token=not compressed
     )  # fmt: skip
     return [*grads, delta.to(gates.dtype) if gates.dtype != delta.dtype else delta]

@@ -24,9 +24,10 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from nsa.kernels import launch, step
+from nsa.kernels import launch, launch_backward, step
 from nsa.kernels.config import Tiles, choose_tiles, split_head_dim
 from nsa.kernels.decode_plan import Plan
+from nsa.kernels.hopper import launch as hopper
 from nsa.kernels.problem import Problem
 
 __all__ = [
@@ -93,6 +94,18 @@ def _recorder(into: list[Launch]) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def _beside_hopper(p: Problem) -> Iterator[None]:
+    """Launches of Triton's kernels beside those of :mod:`nsa.kernels.hopper`, which are left out."""
+    with (
+        mock.patch.object(launch_backward, "why_no_wgmma", return_value=None),
+        mock.patch.object(launch_backward, "why_no_gather", return_value=hopper.gather_served(p)),
+        mock.patch.object(hopper, "launch"),
+        mock.patch.object(hopper, "tensor_map", return_value=bytes(128)),
+    ):
+        yield
+
+
 def record(shape: Shape, *, tiles: Tiles | None = None) -> list[Launch]:
     """All launches of a forward pass, and of a forward and backward pass; ``tiles`` overrides the table."""
     dims = split_head_dim(shape.Dk, shape.Dv)
@@ -109,13 +122,18 @@ def record(shape: Shape, *, tiles: Tiles | None = None) -> list[Launch]:
     p = Problem.of(q, k[1], v[1], sizes=shape.sizes, scale=shape.Dk**-0.5, deterministic=False)
     tiles = tiles or choose_tiles(dims, itemsize=q.element_size(), hopper=shape.capability >= 90)
     p = replace(p, tiles=tiles, n_processors=132 if shape.capability >= 90 else 108)
+    if shape.capability != 90:
+        p = replace(p, span=S)
     launches: list[Launch] = []
     with _recorder(launches):
         kc, vc = launch.compress(k[0], p), launch.compress(v[0], p)
         streams = (q, kc, vc, k[1], v[1], k[2], v[2])
         launch.forward(*streams, gates, p, save=False)
         o, saved = launch.forward(*streams, gates, p)
-        launch.backward(o, *streams, gates, saved, p, per_token=True)
+        launch_backward.backward(o, *streams, gates, saved, p, per_token=True)
+        if shape.capability == 90 and hopper.dense_served(p) is None:
+            with _beside_hopper(p):
+                launch_backward.backward(o, *streams, gates, saved, p, per_token=True)
     return launches
 
 

@@ -10,9 +10,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nsa.kernels.config import HeadDims, Tile, Tiles, choose_tiles, interpreting, next_power_of_2
+from nsa.kernels import nvrtc
+from nsa.kernels.config import (
+    HeadDims,
+    Tile,
+    Tiles,
+    choose_span,
+    choose_tiles,
+    gathers_by_wgmma,
+    interpreting,
+    next_power_of_2,
+)
 
-__all__ = ["Problem", "ceil_div", "n_processors", "strides"]
+__all__ = ["Problem", "capability", "ceil_div", "n_processors", "strides"]
 
 # Partial results of the scored blocks may take this much memory at once; beyond it (batch, group) pairs run in turns.
 _SCRATCH_BYTES = 4 << 30
@@ -34,11 +44,20 @@ def _capability(index: int) -> tuple[int, int, int]:
     return properties.major, properties.minor, properties.multi_processor_count
 
 
+def _index(device: torch.device) -> int:
+    return device.index if device.index is not None else torch.cuda.current_device()
+
+
+def capability(device: torch.device) -> tuple[int, int]:
+    """Compute capability of a GPU, asked for once."""
+    return _capability(_index(device))[:2]
+
+
 def n_processors(device: torch.device) -> int:
     """Multiprocessors of a GPU; 2 where there is none, for the interpreter."""
     if device.type != "cuda":
         return 2
-    return _capability(device.index if device.index is not None else torch.cuda.current_device())[2]
+    return _capability(_index(device))[2]
 
 
 @dataclass(frozen=True)
@@ -61,6 +80,8 @@ class Problem:
     tiles: Tiles
     n_processors: int
     deterministic: bool
+    span: int
+    """Tokens whose selection is listed together: few enough that what they read stays in the L2 cache."""
 
     @classmethod
     def of(
@@ -77,13 +98,13 @@ class Problem:
         B, S, H, Dk = q.shape
         low = 1 << (Dk.bit_length() - 1)
         dims = HeadDims(low, Dk - low, v_sel.shape[-1])
-        if q.device.type == "cuda":
-            index = q.device.index if q.device.index is not None else torch.cuda.current_device()
-            major, _, n_processors = _capability(index)
-        else:
-            major, n_processors = 9, 2
-        tiles = choose_tiles(dims, itemsize=q.element_size(), hopper=major >= 9, interpret=interpreting())
-        return cls(B, S, H, k_sel.shape[2], dims, *sizes, scale, q.dtype, tiles, n_processors, deterministic)
+        cuda, G = q.device.type == "cuda", k_sel.shape[2]
+        of = capability(q.device) if cuda else (9, 0)
+        tiles = choose_tiles(dims, itemsize=q.element_size(), hopper=of >= (9, 0), interpret=interpreting())
+        by_span = of == (9, 0) and not deterministic and not (cuda and nvrtc.missing())
+        by_span = by_span and gathers_by_wgmma(dims, H // G, sizes[2], q.element_size())
+        span = min(choose_span(dims, H // G, q.element_size()), S) if by_span else S
+        return cls(B, S, H, G, dims, *sizes, scale, q.dtype, tiles, n_processors(q.device), deterministic, span)
 
     @property
     def hpg(self) -> int:
@@ -101,6 +122,11 @@ class Problem:
     @property
     def n_blocks(self) -> int:
         return ceil_div(self.S, self.l_sel)
+
+    @property
+    def n_lists(self) -> int:
+        """Lists of queries of one (batch, group): one for each span and block."""
+        return ceil_div(self.S, self.span) * self.n_blocks
 
     @property
     def n_top(self) -> int:
@@ -123,7 +149,7 @@ class Problem:
     @property
     def max_tiles(self) -> int:
         """Upper bound of the work tiles of one (batch, group), whatever was selected."""
-        return self.n_pairs // self.tiles.pairs_per_tile + self.n_blocks
+        return self.n_pairs // self.tiles.pairs_per_tile + self.n_lists
 
     @property
     def block_rows(self) -> int:

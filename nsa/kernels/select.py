@@ -42,7 +42,7 @@ def _strip_keys(strip, j, tt, limit, STRIP, BT: tl.constexpr):
     return tl.where(competes, key, -1)
 
 
-@triton.jit(do_not_specialize=["S", "NC", "NB", "STRIP", "n_items", "n_tiles"])
+@triton.jit(do_not_specialize=["S", "NC", "NB", "STRIP", "n_items", "n_tiles", "SPAN", "NL"])
 def select_kernel(
     q,
     k,
@@ -63,6 +63,8 @@ def select_kernel(
     STRIP,
     n_items,
     n_tiles,
+    SPAN,
+    NL,
     scale2,
     H: tl.constexpr,
     G: tl.constexpr,
@@ -81,17 +83,18 @@ def select_kernel(
     NTOPP: tl.constexpr,
     GS: tl.constexpr,
     CHUNK: tl.constexpr,
+    BK: tl.constexpr,
     GROUPED: tl.constexpr,
     PREC: tl.constexpr,
 ):
     """Scored part of the selection.
 
     ``top [B*G, S, NTOP]`` int32: the highest-scoring blocks of each token that are not forced, best first, -1
-    where fewer exist; ``counts [B*G, NB]`` int32, zeroed by the caller, collects how often each block was
-    chosen. ``strips [programs, 2, STRIP, BT]`` float32 scratch: what compressed blocks give to their own
-    selection block, and to the next one; ``maxima [programs, NBP // GS, BT]`` int64 scratch: best key of each
-    group of blocks. Persistent: programs walk ``n_items = n_tiles * B * G`` tiles of ``BT`` tokens, longest
-    first.
+    where fewer exist; ``counts [B*G, NL]`` int32, zeroed by the caller, collects how often each block was
+    chosen from each span of ``SPAN`` tokens, ``NL = spans * NB``. ``strips [programs, 2, STRIP, BT]`` float32
+    scratch: what compressed blocks give to their own selection block, and to the next one; ``maxima [programs,
+    NBP // GS, BT]`` int64 scratch: best key of each group of blocks. Persistent: programs walk ``n_items =
+    n_tiles * B * G`` tiles of ``BT`` tokens, longest first, and choose for ``BK`` of them at a time.
     """
     M: tl.constexpr = LS // D
     BM: tl.constexpr = BT * HP
@@ -146,39 +149,40 @@ def select_kernel(
             tl.store(strip + j[:, None] * BT + tt[None, :], own)
             tl.store(strip + STRIP * BT + (j + 1)[:, None] * BT + tt[None, :], carry)
         tl.debug_barrier()
-        t = t0 + tt
-        limit = t // LS - 1
-        if GROUPED:
-            # All winners lie in the NTOP groups of GS blocks whose best is highest; ties go to the lower group, as
-            # they do for blocks.
-            groups = tl.arange(0, CHUNK // GS)
-            for j0 in range(0, tl.maximum(n_scored, 1), CHUNK):
-                part = _strip_keys(strip, j0 + tl.arange(0, CHUNK)[:, None], tt, limit, STRIP, BT)
-                best = tl.max(tl.reshape(part, [CHUNK // GS, GS, BT]), 1)
-                tl.store(maxima + (j0 // GS + groups)[:, None] * BT + tt[None, :], best)
-            tl.debug_barrier()
-            at = tl.arange(0, NBP // GS)[:, None]
-            known = at * GS < tl.maximum(n_scored, 1)
-            key = tl.load(maxima + at * BT + tt[None, :], mask=known, other=-1)
-            ranks = tl.arange(0, NTOPP)[:, None]
-            chosen = tl.zeros([NTOPP, BT], tl.int32) - 1
+        for k0 in range(0, BT, BK):
+            tk = k0 + tl.arange(0, BK)
+            t = t0 + tk
+            limit = t // LS - 1
+            if GROUPED:
+                # All winners lie in the NTOP groups of GS blocks whose best is highest; ties go to the lower group, as
+                # they do for blocks.
+                groups = tl.arange(0, CHUNK // GS)
+                for j0 in range(0, tl.maximum(n_scored, 1), CHUNK):
+                    part = _strip_keys(strip, j0 + tl.arange(0, CHUNK)[:, None], tk, limit, STRIP, BT)
+                    best = tl.max(tl.reshape(part, [CHUNK // GS, GS, BK]), 1)
+                    tl.store(maxima + (j0 // GS + groups)[:, None] * BT + tk[None, :], best)
+                tl.debug_barrier()
+                at = tl.arange(0, NBP // GS)[:, None]
+                known = at * GS < tl.maximum(n_scored, 1)
+                key = tl.load(maxima + at * BT + tk[None, :], mask=known, other=-1)
+                ranks = tl.arange(0, NTOPP)[:, None]
+                chosen = tl.zeros([NTOPP, BK], tl.int32) - 1
+                for rank in range(NTOP):
+                    best = tl.max(key, 0)
+                    key = tl.where(key == best[None, :], -1, key)
+                    group = tl.where(best >= 0, (0x7FFFFFFF - (best & 0x7FFFFFFF)).to(tl.int32) // GS, -1)
+                    chosen = tl.where(ranks == rank, group[None, :], chosen)
+                first = tl.where(chosen >= 0, chosen * GS, -GS)
+                j = tl.reshape(first[:, None, :] + tl.arange(0, GS)[None, :, None], [NTOPP * GS, BK])
+            else:
+                j = tl.arange(0, NBP)[:, None] + tl.zeros([NBP, BK], tl.int32)
+            key = _strip_keys(strip, j, tk, limit, STRIP, BT)
+            t_ok = t < S
             for rank in range(NTOP):
                 best = tl.max(key, 0)
                 key = tl.where(key == best[None, :], -1, key)
-                group = tl.where(best >= 0, (0x7FFFFFFF - (best & 0x7FFFFFFF)).to(tl.int32) // GS, -1)
-                chosen = tl.where(ranks == rank, group[None, :], chosen)
-            j = tl.reshape(
-                tl.where(chosen >= 0, chosen * GS, -GS)[:, None, :] + tl.arange(0, GS)[None, :, None], [NTOPP * GS, BT]
-            )  # fmt: skip
-        else:
-            j = tl.arange(0, NBP)[:, None] + tl.zeros([NBP, BT], tl.int32)
-        key = _strip_keys(strip, j, tt, limit, STRIP, BT)
-        t_ok = t < S
-        for rank in range(NTOP):
-            best = tl.max(key, 0)
-            key = tl.where(key == best[None, :], -1, key)
-            found = best >= 0
-            j_best = tl.where(found, 0x7FFFFFFF - (best & 0x7FFFFFFF), -1).to(tl.int32)
-            tl.store(top + (bg.to(tl.int64) * S + t) * NTOP + rank, j_best, mask=t_ok)
-            tl.atomic_add(counts + bg * NB + j_best, 1, mask=t_ok & found, sem="relaxed")
+                found = best >= 0
+                j_best = tl.where(found, 0x7FFFFFFF - (best & 0x7FFFFFFF), -1).to(tl.int32)
+                tl.store(top + (bg.to(tl.int64) * S + t) * NTOP + rank, j_best, mask=t_ok)
+                tl.atomic_add(counts + bg * NL + t // SPAN * NB + j_best, 1, mask=t_ok & found, sem="relaxed")
         tl.debug_barrier()

@@ -15,7 +15,7 @@ import triton.language as tl
 __all__ = ["gather_backward_kernel", "gather_kernel"]
 
 
-@triton.jit(do_not_specialize=["bg0", "S", "NB", "N_PAIRS", "MAX_TILES"])
+@triton.jit(do_not_specialize=["bg0", "S", "NB", "NL", "N_PAIRS", "MAX_TILES"])
 def gather_kernel(
     q,
     k,
@@ -38,6 +38,7 @@ def gather_kernel(
     bg0,
     S,
     NB,
+    NL,
     N_PAIRS,
     MAX_TILES,
     scale2,
@@ -59,14 +60,15 @@ def gather_kernel(
     slab = tl.program_id(1)
     bg = bg0 + slab
     tile = tl.program_id(0)
-    j = tl.load(tile_block + bg * MAX_TILES + tile)
-    if j < 0:
+    at = tl.load(tile_block + bg * MAX_TILES + tile)
+    if at < 0:
         return
+    j = at % NB
     b = (bg // G).to(tl.int64)
     g = bg % G
-    first = tl.load(offsets + bg * (NB + 1) + j)
-    end = tl.load(offsets + bg * (NB + 1) + j + 1)
-    first += (tile - tl.load(tile_offsets + bg * (NB + 1) + j)) * TT
+    first = tl.load(offsets + bg * (NL + 1) + at)
+    end = tl.load(offsets + bg * (NL + 1) + at + 1)
+    first += (tile - tl.load(tile_offsets + bg * (NL + 1) + at)) * TT
     end = tl.minimum(first + TT, end)
     r = tl.arange(0, BM)
     head = r % HPG
@@ -103,7 +105,7 @@ def gather_kernel(
         tl.store(part_o + row[:, None] * DV + cv[None, :], out.to(part_o.dtype.element_ty), mask=ok[:, None])
 
 
-@triton.jit(do_not_specialize=["bg0", "S", "NB", "N_PAIRS", "MAX_TILES"])
+@triton.jit(do_not_specialize=["bg0", "S", "NB", "NL", "N_PAIRS", "MAX_TILES"])
 def gather_backward_kernel(
     q,
     k,
@@ -131,6 +133,7 @@ def gather_backward_kernel(
     bg0,
     S,
     NB,
+    NL,
     N_PAIRS,
     MAX_TILES,
     scale2,
@@ -157,14 +160,15 @@ def gather_backward_kernel(
     slab = tl.program_id(1)
     bg = bg0 + slab
     tile = tl.program_id(0)
-    j = tl.load(tile_block + bg * MAX_TILES + tile)
-    if j < 0:
+    at = tl.load(tile_block + bg * MAX_TILES + tile)
+    if at < 0:
         return
+    j = at % NB
     b = (bg // G).to(tl.int64)
     g = bg % G
-    first = tl.load(offsets + bg * (NB + 1) + j)
-    end = tl.load(offsets + bg * (NB + 1) + j + 1)
-    first += (tile - tl.load(tile_offsets + bg * (NB + 1) + j)) * TT
+    first = tl.load(offsets + bg * (NL + 1) + at)
+    end = tl.load(offsets + bg * (NL + 1) + at + 1)
+    first += (tile - tl.load(tile_offsets + bg * (NL + 1) + at)) * TT
     end = tl.minimum(first + TT, end)
     r = tl.arange(0, BM)
     head = r % HPG

@@ -203,7 +203,7 @@ def series(path: Path, pattern: str, intake: Intake, *, longest: bool = False) -
     if len(rows.steps) <= len(rows.odd_steps):
         return Table({}, source, 0)
     columns, derived, kept = rows.table(lambda code, text, line: intake.note(code, text, path, line), longest=longest)
-    return Table(columns, source, kept, derived)
+    return Table(columns, source, kept, derived, rows.places)
 
 
 def _note_odd(rows: PrintedRows, path: Path, intake: Intake) -> None:

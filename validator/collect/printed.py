@@ -6,15 +6,18 @@ difference to the row before.
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
 from validator.collect.order import rising
-from validator.model.columns import NO_SERIES, TOTALS, contract_values
+from validator.collect.table import Places
+from validator.model.columns import NO_SERIES, PACES, TOTALS, contract_values, series_name
 from validator.model.pattern import LinePattern, StepCounter
 
 __all__ = ["PrintedRows", "usual_total"]
@@ -35,9 +38,21 @@ _COARSE = 10
 _AROUND, _PAUSE = 5, 3.0
 """Rows on either side that show the usual time of a step, and how many times that a row with a pause takes."""
 
-_UNITS_S = (60.0, 6.0, 1.0, 0.6, 0.1)
+_UNITS_S = (60.0, 6.0, 1.0, 0.6, 0.1, 0.01, 0.001)
 _MILLISECONDS = 1e11
 """A date above this is in milliseconds since 1970, not in seconds."""
+
+_PAUSES = re.compile(
+    r"(?<![a-z])(?:val|valid\w*|eval\w*|perplexity|checkpoint\w*|ckpt|sav(?:e|ed|ing)|epoch|test)(?![a-z])",
+    re.IGNORECASE,
+)
+"""Words of lines about what a trainer does between two steps."""
+
+_SHOWN = 200
+"""Characters of a line in which these words are looked for."""
+
+_NO_MEASURE = NO_SERIES - PACES | {"timestamp"}
+"""Groups of which a line that holds no other tells nothing of a step: one that says that a file was saved."""
 
 
 @dataclass
@@ -54,7 +69,9 @@ class PrintedRows:
     odd_steps: list[tuple[int, str]] = field(default_factory=list)
     odd_values: list[tuple[int, str]] = field(default_factory=list)
     cut: list[tuple[int, str]] = field(default_factory=list)
+    pauses: array[int] = field(default_factory=lambda: array("q"))
     last_other: str = ""
+    places: Places | None = None
 
     def read(self, lines: Lines) -> PrintedRows:
         """Take in numbered lines."""
@@ -67,6 +84,10 @@ class PrintedRows:
         printed = self.pattern.read(text)
         if printed is None:
             self.last_other = text if text.strip() else self.last_other
+            if _PAUSES.search(text, 0, _SHOWN):
+                self.pauses.append(number)
+            return
+        if printed.odd is None and self._measures_more and _NO_MEASURE.issuperset(printed.values):
             return
         if printed.odd is not None:
             name, shown = printed.odd
@@ -93,12 +114,18 @@ class PrintedRows:
             rows.append(row)
             values.append(value)
 
+    @cached_property
+    def _measures_more(self) -> bool:
+        """Whether lines of training hold more than a step and a date."""
+        return not _NO_MEASURE.issuperset(map(series_name, self.pattern.names))
+
     def table(self, note: Note, *, longest: bool = False) -> tuple[dict[str, Column], tuple[str, ...], int]:
         """Columns by name, each `(steps [n], values [n])`; the names of those that follow from clocks; rows kept.
 
-        `longest`: of several runs or stages in one log keep the longest, instead of the last.
+        `longest`: of several runs or stages in one log keep the longest, instead of the last. `places` say afterwards
+        where the rows stand.
         """
-        steps, lines = np.array(self.steps, dtype=np.int64), np.array(self.lines, dtype=np.int64)
+        steps, lines = self._by_totals(np.array(self.steps, dtype=np.int64)), np.array(self.lines, dtype=np.int64)
         order = self._late_lines(steps, note)
         steps, lines = steps[order], lines[order]
         place = np.argsort(order)
@@ -116,6 +143,7 @@ class PrintedRows:
             columns[name] = places[last], numbers[last]
         part = _longest(own, where, note) if longest else slice(0, len(own))
         kept = rising(own[part], where[part], (), note) + part.start
+        self.places = _places(own[kept], where[kept], np.array(self.pauses, dtype=np.int64))
         position = np.full(len(own), -1, dtype=np.int64)
         position[kept] = np.arange(len(kept))
         found: dict[str, Column] = {}
@@ -126,6 +154,25 @@ class PrintedRows:
         derived = dict(_derived(found))
         told = {name: column for name, column in found.items() if name not in NO_SERIES}
         return {**told, **derived}, tuple(derived), len(kept)
+
+    def _by_totals(self, steps: Steps) -> Steps:
+        """Steps of counted lines by the tokens or samples seen: the fewest between two lines are one step, so that a
+        line that is missing is no step that was never done."""
+        name = next((name for name in TOTALS if name in self.columns), None)
+        if (
+            name is None
+            or "row" not in self.pattern.names
+            or len(self.columns[name][0]) != len(steps)
+            or len(steps) < 2
+        ):
+            return steps
+        seen = np.array(self.columns[name][1], dtype=np.float64)
+        strides = np.diff(seen)
+        if not np.isfinite(seen).all() or (strides < 0).any() or not (strides > 0).any():
+            return steps
+        counts = seen / strides[strides > 0].min()
+        whole = np.rint(counts)
+        return whole.astype(np.int64) if np.abs(counts - whole).max() < 1e-6 * whole.max() else steps
 
     def _late_lines(self, steps: Steps, note: Note) -> npt.NDArray[np.intp]:
         """The order of the rows by step, where lines without a step come in bunches: then what they complete is not
@@ -138,6 +185,15 @@ class PrintedRows:
         text = f"{bare.size} lines print no step and come in bunches; they are taken for one every {stride} steps"
         note("no-step", text, self.lines[int(bare[0])])
         return np.argsort(steps, kind="stable")
+
+
+def _places(steps: Steps, lines: Steps, pauses: Steps) -> Places:
+    """Where the rows stand, and which of them a line about a pause comes before or after."""
+    if not lines.size or (np.diff(lines) < 0).any():
+        return Places(steps, lines, pauses[:0])
+    after = np.searchsorted(lines, pauses)
+    after = after[(after > 0) & (after < len(lines))]
+    return Places(steps, lines, np.unique(np.concatenate((steps[after - 1], steps[after]))))
 
 
 def _longest(steps: Steps, lines: Steps, note: Note) -> slice:
@@ -188,7 +244,7 @@ def _derived(found: Mapping[str, Column]) -> Iterator[tuple[str, Column]]:
     Rates are per second of the log's own clock, pauses included, where it prints one.
     """
     clock = next((name for name in _CLOCKS if name in found), None)
-    wall = None if clock is None else _by_clock(clock, *found[clock])
+    wall = None if clock is None else _by_clock(clock, *found[clock], _epoch_starts(found, clock))
     own = found.get("step_time_s") or _by_interval(found)
     times = own or wall
     if times is None or not times[0].size:
@@ -204,11 +260,37 @@ def _derived(found: Mapping[str, Column]) -> Iterator[tuple[str, Column]]:
                 yield rate, made
 
 
-def _by_clock(name: str, steps: Steps, seconds: Floats) -> Column:
+def _epoch_starts(found: Mapping[str, Column], clock: str) -> Steps | None:
+    """Steps done before the epoch of each row of this clock, less one where steps are counted from 0; None where the
+    log does not say how many steps an epoch has."""
+    rows, lengths, epochs = (found.get(name) for name in (clock, "steps_per_epoch", "epoch"))
+    if rows is None or lengths is None or epochs is None or not len(rows[0]) == len(lengths[0]) == len(epochs[0]):
+        return None
+    length = int(np.median(lengths[1]))
+    return rows[0] // length * length - int((rows[0] % length == 0).any())
+
+
+def _by_clock(name: str, steps: Steps, seconds: Floats, starts: Steps | None) -> Column:
     if name == "mean_step_time_s":
-        return _pace(steps, seconds * steps)
+        return _pace(steps, seconds * steps) if starts is None else _by_mean_of_epoch(steps, seconds, starts)
     late = name == "timestamp" and seconds.size and float(np.nanmax(seconds)) > _MILLISECONDS
     return _pace(steps, seconds / 1e3 if late else seconds)
+
+
+def _by_mean_of_epoch(steps: Steps, means: Floats, starts: Steps) -> Column:
+    """Mean times from a running mean that begins anew in each epoch, which says nothing of the pause between two.
+
+    Its rounding grows with the steps that it is a mean of, so an epoch gives few rows.
+    """
+    made: list[Column] = []
+    for start in np.unique(starts):
+        own = starts == start
+        done = steps[own] - start
+        clock = np.concatenate(([0.0], means[own] * done))
+        at = np.concatenate(([start], steps[own]))
+        kept = _apart(clock, _COARSE * _resolution(means[own]) * float(done[-1]))
+        made.append((at[kept][1:], np.diff(clock[kept]) / np.diff(at[kept])))
+    return np.concatenate([one[0] for one in made]), np.concatenate([one[1] for one in made])
 
 
 def _by_interval(found: Mapping[str, Column]) -> Column | None:

@@ -153,9 +153,9 @@ RECIPES: tuple[Recipe, ...] = (
     Recipe(
         "GNMT",
         ("tok/s",),
-        r"^(?:0: )?TRAIN \[{epoch}\]\[{step}/{steps_per_epoch}\]\s+Time {step_time_s} \(.*?Tok/s {toks_per_s_per_rank}"
-        r" \(.*?Loss/tok {loss} ",
-        "the time is that of one step in ten, the rate that of rank 0",
+        r"^(?:0: )?TRAIN \[{epoch}\]\[{step}/{steps_per_epoch}\]\s+Time {own_step_time_s} \({mean_step_time_s}\)"
+        r".*?Tok/s {toks_per_s_per_rank} \(.*?Loss/tok {loss} ",
+        "the time is that of one step in ten, its running mean that of all steps, the rate that of rank 0",
     ),
     Recipe(
         "PyTorch examples",
@@ -193,14 +193,14 @@ RECIPES: tuple[Recipe, ...] = (
         ("train_step_timing",),
         r'{row}:::MLLOG .*"time_ms": {timestamp}, .*"train_step_timing": {step_time_s}, '
         r'"reduced_train_loss": {loss}\}.*"step": {tokens_seen}',
-        "its steps count tokens, so lines are counted",
+        "its steps count tokens; the fewest between two lines are one step",
     ),
     Recipe(
         "MLPerf loss",
         ("train_loss",),
         r'{row}:::MLLOG .*"time_ms": {timestamp},.*"key": "train_loss", "value": {loss},.*'
         r'"samples_count": {samples_seen}',
-        "its steps count samples, so lines are counted",
+        "its steps count samples; the fewest between two lines are one step",
     ),
     Recipe(
         "records",
@@ -220,7 +220,8 @@ RECIPES: tuple[Recipe, ...] = (
     Recipe(
         "loss only",
         ("loss",),
-        r"(?i)^{row}\W*{timestamp}.*?(?<!val )(?<!val_)(?<!test )(?<!valid )(?<!eval )\bloss\b\s*[:=]\s*{loss}",
+        r"(?i)^(?!.*\b(?:average|avg|mean)\b.{0,20}\bloss){row}\W*{timestamp}"
+        r".*?(?<!val )(?<!val_)(?<!test )(?<!valid )(?<!eval )\bloss\b\s*[:=]\s*{loss}",
         "no step is printed: lines are counted",
     ),
     Recipe(

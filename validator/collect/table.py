@@ -5,6 +5,7 @@ Blocks without a flaw are read by numpy at once; only a block with a flaw is rea
 
 from __future__ import annotations
 
+import csv
 import io
 import re
 from array import array
@@ -25,7 +26,7 @@ from validator.model.catalogue import METRICS
 from validator.model.columns import HEADERLESS, contract_names
 from validator.model.measure import SourceFile
 
-__all__ = ["Table", "has_steps", "read_table"]
+__all__ = ["Places", "Table", "has_steps", "read_table"]
 
 Floats = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.int64]
@@ -47,13 +48,27 @@ _EMPTY = -1.2345678901234567e308
 class Table:
     """Columns by name, each `(steps [n], values [n])`, steps rising. Cells that are empty or unreadable are absent.
 
-    `derived` are columns that the trainer did not write, but that follow from those it wrote.
+    `derived` are columns that the trainer did not write, but that follow from those it wrote. `places` say where the
+    rows of a log stand in it.
     """
 
     columns: Mapping[str, tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]]
     source: SourceFile
     rows: int
     derived: tuple[str, ...] = ()
+    places: Places | None = None
+
+
+@dataclass(frozen=True)
+class Places:
+    """Steps and line numbers of the rows of a log, both `[n]`, and the steps of rows beside a line about a pause.
+
+    `pauses` are steps before and after which the log names a validation, a checkpoint or the end of an epoch.
+    """
+
+    steps: npt.NDArray[np.int64]
+    lines: npt.NDArray[np.int64]
+    pauses: npt.NDArray[np.int64]
 
 
 @dataclass
@@ -184,7 +199,7 @@ def _take_block(block: bytes, first_line: int, parts: _Parts) -> int:
 def _name_columns(head: bytes, line: int, parts: _Parts) -> bool:
     """Set the columns' names from the first line; whether that line was a header."""
     text = head.decode("utf-8", "replace")
-    cells = [_unquoted(cell.strip(" \r")) for cell in text.split(",")][:MAX_COLUMNS]
+    cells = [_unquoted(cell.strip(" \r")) for cell in _split(text.rstrip("\r\n"))][:MAX_COLUMNS]
     if _number(cells[0].strip("\0")) is not None:
         parts.names = HEADERLESS[: len(cells)] + tuple(f"column_{i + 1}" for i in range(4, len(cells)))
         if len(cells) > len(HEADERLESS):
@@ -200,6 +215,13 @@ def _name_columns(head: bytes, line: int, parts: _Parts) -> bool:
     cells = [cell.replace("\0", "").strip() for cell in cells]
     parts.names = _distinct(contract_names(cells))
     return True
+
+
+def _split(text: str) -> list[str]:
+    """The cells of a line; a comma between double quotes separates none."""
+    if text.count('"') < 2:
+        return text.split(",")
+    return next(csv.reader([text], skipinitialspace=True), [])
 
 
 def _other_separator(text: str) -> str | None:
@@ -308,7 +330,7 @@ def _careful(body: bytes, first_line: int, parts: _Parts) -> None:
         if "\0" in text:
             parts.fault("nul-bytes", line, printable(text.replace("\0", "␀"), limit=60))
             text = text.replace("\0", "")
-        cells = [cell.strip().strip("\"'") for cell in text.strip("\r").split(",")]
+        cells = [cell.strip().strip("\"'") for cell in _split(text.strip("\r"))]
         cut = cut and not (parts.ended and len(cells) == width)
         if cut:
             parts.fault("truncated-line", line, printable(text, limit=60))

@@ -157,6 +157,8 @@ def _read_known_format(state: Gathered) -> None:
 
 def _add_printed(state: Gathered, table: Table) -> None:
     state.extra.setdefault("derived", []).extend(name for name in table.derived if name not in state.series)
+    if table.places is not None:
+        state.extra["places"] = {"path": table.source.path, **vars(table.places)}
     _add_table(state, table)
 
 

@@ -34,6 +34,7 @@ _EXPLODED = 100.0
 _ABOVE_ZERO = 0.1
 _NEAR_ZERO = 0.01
 _ZERO_STRIKES = 3
+_RETURNS, _OFTEN_ZERO = 5, 0.25
 _REPEATS = 0.7
 _LEAST_PERIODS = 4
 
@@ -164,10 +165,16 @@ def zero_loss(run: RunFacts) -> Iterator[Finding]:
         f"{_before(series.values, place):.4g}: no model reaches that, but a logger that leaves out NaN prints it."
         if place is not None
         else f"The loss is exactly 0 in {count} of {zero.size} rows, the first at step {first}.",
-        severity="veto" if place is not None else "warning",
+        severity="veto" if place is not None else "info" if _comes_and_goes(zero) else "warning",
         because=[evidence(f"loss 0 in {count} of {zero.size} rows", series.source.path, f"step {first}")],
         next_step="Log the raw loss, NaN and all (transformers: logging_nan_inf_filter=False), and run again.",
     )
+
+
+def _comes_and_goes(zero: npt.NDArray[np.bool_]) -> bool:
+    """Whether the loss begins at 0 and often leaves it and comes back, as an objective does that is 0 by design."""
+    returns = int((zero[1:] & ~zero[:-1]).sum())
+    return bool(zero[0]) and returns >= _RETURNS and zero.mean() >= _OFTEN_ZERO
 
 
 def _before(values: Floats, place: int) -> float:

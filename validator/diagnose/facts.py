@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from validator.judge.config import same_value
-from validator.judge.window import SteadyWindow, covered_steps, steady_window
+from validator.judge.window import Level, SteadyWindow, covered_steps, steady_window
 from validator.model.measure import Irregularity
 from validator.model.outcome import Outcome
 from validator.model.plan import RunSpec
@@ -23,6 +23,9 @@ from validator.model.verdict import Evidence, PhaseReport
 __all__ = ["MICRO_BATCHES", "LogHit", "PhaseFacts", "RunFacts", "ValidationFacts", "same_value"]
 
 Floats = npt.NDArray[np.float64]
+
+_LASTING = 0.05
+"""Share of the window that a level must hold to be more than a passing one."""
 
 MICRO_BATCHES = ("accum", "grad_accum", "accumulate_grad_batches", "gradient_accumulation_steps", "grad_accum_steps")
 """Names that trainers give to the micro-batches of a step."""
@@ -123,6 +126,18 @@ class RunFacts:
     def irregular(self, *codes: str) -> list[Irregularity]:
         """Irregularities of these codes."""
         return [i for i in self.result.irregularities if i.code in codes]
+
+    @property
+    def planned(self) -> bool:
+        """Whether the validator started the run, so that a runbook can answer what is found."""
+        return self.outcome is not None
+
+    @cached_property
+    def levels(self) -> tuple[Level, ...]:
+        """Levels of the time per step that last: those with at least a twentieth of the rows in the window."""
+        levels = self.window.levels if self.window is not None else ()
+        least = _LASTING * sum(level.rows for level in levels)
+        return tuple(level for level in levels if level.rows >= least)
 
     def hits(self, kind: str) -> list[LogHit]:
         """Lines of the logs that show this kind of trouble."""

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from validator.diagnose.facts import MICRO_BATCHES, RunFacts, same_value
+from validator.diagnose.facts import MICRO_BATCHES, LogHit, RunFacts, same_value
 from validator.diagnose.rule import evidence, found, percent
 from validator.judge.config import untold
-from validator.judge.window import covered_steps
+from validator.judge.window import MIN_ROWS, covered_steps
 from validator.model.record import RunRecord
 from validator.model.verdict import Finding
 
@@ -218,14 +218,43 @@ def uncompiled(run: RunFacts) -> Iterator[Finding]:
     hits = run.hits("recompile_limit")
     if not run.training or not hits:
         return
+    beside = all(_as_fast_after(run, hit) for hit in hits)
     yield found(
         "uncompiled",
-        "torch.compile met its limit of variants of one function and runs it uncompiled from there on: the rates are "
-        "between those of a compiled and an uncompiled model.",
+        "torch.compile met its limit of variants of one function and runs it uncompiled from there on"
+        + (
+            ". Steps take as long after that as before, so it is no function of the training step: one of a validation "
+            "or of sampling, perhaps."
+            if beside
+            else ": the rates are between those of a compiled and an uncompiled model."
+        ),
+        severity="info" if beside else "warning",
         because=[hit.evidence for hit in hits[:3]],
         next_step="Run a few steps with TORCH_LOGS=recompiles, which names what differs from call to call, and take it "
         "out of the compiled code or make it a tensor; a higher torch._dynamo.config.recompile_limit only hides it.",
     )
+
+
+_BESIDE = 200
+"""Rows on either side of a line of the log whose times are compared."""
+
+_SAME = 1.02
+"""Ratio of two medians up to which they are the same."""
+
+
+def _as_fast_after(run: RunFacts, hit: LogHit) -> bool:
+    """Whether the steps after a line of the log take as long as those before it, where ten of each are known."""
+    places = run.result.extra.get("places")
+    if places is None or run.times is None or hit.line is None or places["path"] != hit.path:
+        return False
+    at = int(np.searchsorted(places["lines"], hit.line))
+    if at == 0:
+        return False
+    steps, times = run.times
+    row = int(np.searchsorted(steps, places["steps"][at - 1], side="right"))
+    start = int(np.searchsorted(steps, run.spec.warmup_steps, side="right"))
+    before, after = times[max(start, row - _BESIDE) : row], times[row : row + _BESIDE]
+    return min(before.size, after.size) >= MIN_ROWS and float(np.median(after)) <= _SAME * float(np.median(before))
 
 
 def warmup_exceeds_run(run: RunFacts) -> Iterator[Finding]:

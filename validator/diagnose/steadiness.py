@@ -14,6 +14,7 @@ from validator.diagnose.facts import RunFacts, as_number
 from validator.diagnose.rule import Severity, evidence, found, percent
 from validator.judge.window import MIN_ROWS, Level, covered_steps
 from validator.model.result import Series
+from validator.model.units import format_duration
 from validator.model.verdict import Finding
 
 __all__ = ["no_steady_state", "periodic_stall", "rate_shift", "too_few_rows"]
@@ -26,8 +27,15 @@ _SLOW = 1.15
 
 _SLOW_NOISE = 6.0
 _LEAST_STALLS = 3
-_LOST_WARNING = 0.01
-_LOST_INFO = 0.002
+_LOST_WARNING, _LOST_INFO = 0.01, 0.002
+"""Share of the time that slow steps with a period cost; without one it takes twice as much for a warning."""
+
+_SET_PERIOD = 10
+"""Trainers are told to pause every so many steps, or a multiple of that; a fault seldom keeps such a period."""
+
+_LONG_GAP = 5.0
+"""Times the usual pause that one must last to be named apart."""
+
 _LEAST_S = 0.02
 """Seconds that a pause without a period must take."""
 
@@ -35,6 +43,15 @@ _EVEN = 0.8
 """Share of the gaps between slow steps that must be one period, or a multiple of it."""
 
 _SHIFT_WARNING, _SHIFT_INFO = 0.05, 0.03
+_GAIN_WARNING = 0.25
+"""Gain of the rate that is worth a warning in a run that the validator did not start: what came before was slow."""
+
+_REGULAR = 0.02
+"""How far, as a share of their distance, changes that follow a schedule may be found from where they are."""
+
+_FLAT = 0.4
+"""Drift within a level, as a share of the smallest change between two, above which the changes are no schedule's."""
+
 _CADENCE = re.compile(r"(val|eval|save|ckpt|checkpoint|sample|snapshot|profile)\w*")
 _EVERY = re.compile(r"every|interval|freq|steps|period")
 
@@ -51,12 +68,19 @@ def no_steady_state(run: RunFacts) -> Iterator[Finding]:
         late = series.values[np.isfinite(series.values) & (series.values > 0)]
         if late.size < 3 or late.size >= MIN_ROWS or (late.max() < 1.5 * late[-1] and late.max() < 1.5 * late[0]):
             return
-    elif not run.window.settling and _spread(run.window.levels) < _SHIFT_WARNING:
+    elif not _drifts(run):
         return
     shown = " → ".join(f"{v:,.0f}" if v >= 10 else f"{v:.3g}" for v in _thirds(late))
+    stride = None if few or run.planned else _schedule(run)
     yield found(
         "no-steady-state",
-        f"{series.name} never settles: {shown} {series.unit}. No mean of it stands for a longer run.",
+        f"{series.name} never settles: {shown} {series.unit}.{'' if few else _since(run)} No mean of it stands for a "
+        "longer run."
+        if stride is None
+        else f"{series.name} changes every {stride} steps or so and is constant in between, as by a schedule or with "
+        f"each pass over the data: {' → '.join(f'{one.mean:.4g}' for one in run.levels)}. A mean holds for this length "
+        "of run only.",
+        severity="info" if not run.planned and (few or stride is not None or _gains(run)) else "warning",
         confidence="low" if few else "high",
         because=[evidence(run.window.note, series.source.path, f"steps {series.steps[0]}–{series.steps[-1]}")],
         next_step="Run at least three times as many steps; if it still drifts, look at clocks, temperature, the data "
@@ -64,10 +88,52 @@ def no_steady_state(run: RunFacts) -> Iterator[Finding]:
     )
 
 
-def _spread(levels: tuple[Level, ...]) -> float:
-    """How far three levels or more lie apart; a single step between two is a `rate-shift`, and a small one healthy."""
-    means = [level.mean for level in levels]
-    return max(means) / min(means) - 1 if len(means) > 2 else 0.0
+def _drifts(run: RunFacts) -> bool:
+    """Whether the run ends far from where it began, by way of three lasting levels or more or of a slow start that is
+    too long to be left out. A single step between two levels is a `rate-shift`, and so is one that comes back."""
+    if run.window is None:
+        return False
+    levels, least = (run.window.levels, 2) if run.window.settling else (run.levels, 3)
+    return len(levels) >= least and abs(levels[-1].mean / levels[0].mean - 1) >= _SHIFT_WARNING
+
+
+def _since(run: RunFacts) -> str:
+    first, last = run.levels[0], run.levels[-1]
+    change = last.mean / first.mean - 1
+    way = "more" if change > 0 else "less"
+    return f" From step {last.first_step} on a step takes {percent(abs(change))} {way} than at the start."
+
+
+def _gains(run: RunFacts) -> bool:
+    """Whether the run becomes a little faster to the end, which costs nobody anything."""
+    first, last = run.levels[0], run.levels[-1]
+    return last.mean < first.mean < (1 + _GAIN_WARNING) * last.mean
+
+
+def _schedule(run: RunFacts) -> int | None:
+    """Steps from one change of the rate to the next, where all changes lie equally far apart and nothing drifts in
+    between: none of which a machine that heats up or a leak does."""
+    changes = np.array([level.first_step for level in run.levels[1:]])
+    if changes.size < 2 or run.times is None:
+        return None
+    stride = float(np.median(np.diff(changes)))
+    near = np.maximum(3.0, _REGULAR * stride)
+    apart = np.diff(changes if changes.size > 2 else np.concatenate(([1], changes)))
+    regular = bool((np.abs(apart - stride) <= near).all())
+    jumps = [abs(after.mean - before.mean) for before, after in pairwise(run.levels)]
+    if not regular or any(_drift(run, level) > _FLAT * min(jumps) for level in run.levels[1:-1]):
+        return None
+    return round(stride)
+
+
+def _drift(run: RunFacts, level: Level) -> float:
+    """How far the last third of a level lies from its first third, pauses left out."""
+    assert run.times is not None
+    steps, times = run.times
+    own = times[(steps >= level.first_step) & (steps <= level.last_step)]
+    own = np.minimum(own, 1.5 * float(np.median(own)))
+    first, _, last = np.array_split(own, 3)
+    return abs(float(last.mean()) - float(first.mean()))
 
 
 def _thirds(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> list[float]:
@@ -111,7 +177,7 @@ def periodic_stall(run: RunFacts) -> Iterator[Finding]:
     if not run.timed or run.failed:
         return
     for steps, times, path, what in _step_clocks(run):
-        stalls = _stalls(steps, times)
+        stalls = _stalls(steps, times, run.levels)
         if stalls is None:
             continue
         at, period = steps[stalls.at], _period(steps[stalls.at])
@@ -122,11 +188,15 @@ def periodic_stall(run: RunFacts) -> Iterator[Finding]:
             continue
         rhythm = f"every {period} steps" if period is not None else f"{len(at)} times without a period"
         shown = ", ".join(map(str, at[:8])) + (" …" if len(at) > 8 else "")
+        longest, gap = _longest(stalls, at)
+        meant = _is_meant(run, at, period)
+        least = _LOST_WARNING if period is not None else 2 * _LOST_WARNING
+        loud = gap >= least or (stalls.lost >= least and not meant)
         yield found(
             "periodic-stall",
             f"A step takes {float(np.median(stalls.extra_s)):.3g} s more {rhythm} (steps {shown}): "
-            f"{percent(stalls.lost)} of the time{what}.",
-            severity="warning" if stalls.lost >= _LOST_WARNING else "info",
+            f"{percent(stalls.lost)} of the time{what}.{longest}{meant}",
+            severity="warning" if loud else "info",
             confidence="high" if period is not None else "medium",
             because=[evidence(f"median step {float(np.median(times)):.4g} s, slow at {shown}", path)],
             next_step="Look at what runs at these steps (a validation, a checkpoint, a flush, garbage collection, a "
@@ -146,21 +216,67 @@ def _step_clocks(run: RunFacts) -> Iterator[tuple[Steps, Floats, str | None, str
     steps, seconds = run.result.extra.get("step_times_s", (np.empty(0, dtype=np.int64), np.empty(0)))
     if len(steps) > 2 and not run.irregular("clock-jump") and "resumed_s" not in run.result.extra:
         late = steps[1:] > warmup
-        yield steps[1:][late], np.diff(seconds)[late], None, ", between the heartbeats of two steps"
+        gaps = _without_delays(np.diff(seconds)[late])
+        yield steps[1:][late], gaps, None, ", between the heartbeats of two steps"
 
 
-def _stalls(steps: Steps, times: Floats) -> _Stalls | None:
-    """The slow rows, where there are three or more and they are few."""
+def _without_delays(gaps: Floats) -> Floats:
+    """Times between records `[n]`, less what the next two make up for: a record that was late, not a step."""
+    if len(gaps) < 3:
+        return gaps
+    excess = gaps - float(np.median(gaps))
+    noise = _SLOW_NOISE * 1.4826 * float(np.median(np.abs(excess)))
+    made_up = np.where(-excess > noise, -excess, 0.0)
+    following = np.concatenate([made_up[1:], [0.0]]) + np.concatenate([made_up[2:], [0.0, 0.0]])
+    return np.asarray(gaps - np.minimum(np.maximum(excess, 0.0), following), dtype=np.float64)
+
+
+def _longest(stalls: _Stalls, at: Steps) -> tuple[str, float]:
+    """The longest pause in words, where it is no pause like the others, and its share of the time; else 0."""
+    worst = int(np.argmax(stalls.extra_s))
+    longest, usual = float(stalls.extra_s[worst]), float(np.median(stalls.extra_s))
+    if longest < _LONG_GAP * usual:
+        return "", 0.0
+    share = stalls.lost * longest / float(stalls.extra_s.sum())
+    return (
+        f" The longest alone, at step {at[worst]}, takes {format_duration(longest)}, {percent(share)} of the time.",
+        share,
+    )
+
+
+def _is_meant(run: RunFacts, at: Steps, period: int | None) -> str:
+    """In words, why these pauses are the trainer's own: the log names them, or they keep a period that somebody set.
+
+    A period explains nothing in a run of a runbook, which can declare it.
+    """
+    places = run.result.extra.get("places")
+    if places is not None:
+        usual = np.setdiff1d(places["steps"], at)
+        here, elsewhere = (np.isin(some, places["pauses"]).mean() if some.size else 0.0 for some in (at, usual))
+        if here >= _EVEN and elsewhere <= _EVEN / 2:
+            return " The log names a validation, a checkpoint or the end of an epoch there."
+    if period is not None and period % _SET_PERIOD == 0 and not run.planned:
+        return " A period like that is set: by a validation, a checkpoint or a part of the update."
+    return ""
+
+
+def _stalls(steps: Steps, times: Floats, levels: tuple[Level, ...] = ()) -> _Stalls | None:
+    """The slow rows, where there are three or more and they are few. On each lasting level its own median counts."""
     if len(times) < 4 * MIN_ROWS // 2 or len(np.unique(np.diff(steps))) > 2:
         return None
-    usual = float(np.median(times))
-    spread = 1.4826 * float(np.median(np.abs(times - usual)))
-    at = np.flatnonzero(times > max(_SLOW * usual, usual + _SLOW_NOISE * spread))
-    if not _LEAST_STALLS <= len(at) <= len(times) // 2 or usual <= 0:
+    usual, spread = np.full(len(times), np.median(times)), np.empty(len(times))
+    spread.fill(1.4826 * float(np.median(np.abs(times - usual))))
+    for level in levels if len(levels) > 1 else ():
+        own = (steps >= level.first_step) & (steps <= level.last_step)
+        if own.sum() >= MIN_ROWS:
+            usual[own] = np.median(times[own])
+            spread[own] = 1.4826 * np.median(np.abs(times[own] - usual[own]))
+    at = np.flatnonzero(times > np.maximum(_SLOW * usual, usual + _SLOW_NOISE * spread))
+    if not _LEAST_STALLS <= len(at) <= len(times) // 2 or usual.min() <= 0:
         return None
     if (np.diff(at) == 1).sum() > len(at) // 2:
         return None  # a stretch of slow steps is a level of its own
-    extra = times[at] - usual
+    extra = times[at] - usual[at]
     return _Stalls(at, extra, float(extra.sum() / times.sum()))
 
 
@@ -195,7 +311,7 @@ def _is_declared(run: RunFacts, steps: Steps, period: int | None) -> bool:
 
 def rate_shift(run: RunFacts) -> Iterator[Finding]:
     """The rate steps to another level and stays there: when, by how much, and what else moved at that step."""
-    levels = run.window.levels if run.timed and run.window is not None else ()
+    levels = run.window.levels if run.timed and run.window is not None and not _drifts(run) else ()
     shifts = [
         (before.mean / after.mean - 1, before, after)
         for before, after in pairwise(levels)
@@ -203,11 +319,12 @@ def rate_shift(run: RunFacts) -> Iterator[Finding]:
     ]
     if not shifts:
         return
-    change, before, after = max(shifts, key=lambda shift: abs(shift[0]))
+    change, before, after = max(shifts, key=lambda shift: (_lasts(run, shift[2]), abs(shift[0])))
     timed = run.series("step_time_s") is not None
     least_s = _PART * abs(after.mean - before.mean) if timed else 0.0
     moved = _moved(run, (before.first_step, after.first_step, after.last_step), least_s=least_s)
-    severity: Severity = "warning" if abs(change) >= _SHIFT_WARNING else "info"
+    least = _SHIFT_WARNING if run.planned or change < 0 else _GAIN_WARNING
+    severity: Severity = "warning" if abs(change) >= least and (_lasts(run, after) or run.planned) else "info"
     until = "" if after is levels[-1] else f" up to step {after.last_step}"
     more = f" It is the largest of {len(shifts)} such shifts." if len(shifts) > 1 else ""
     shown = " → ".join(f"{one.mean:.4g}" for one in levels)
@@ -224,6 +341,10 @@ def rate_shift(run: RunFacts) -> Iterator[Finding]:
         next_step="Find what changed at that step, and judge the run by the level that a long run will have: repeat it "
         "for three times as many steps.",
     )
+
+
+def _lasts(run: RunFacts, level: Level) -> bool:
+    return level in run.levels
 
 
 def _moved(run: RunFacts, span: tuple[int, int, int], *, least_s: float) -> list[tuple[str, str]]:

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import fmean, pvariance
+from statistics import fmean, median, pvariance
 from typing import Any, Literal
 
 from validator.execute.follow import Record
@@ -43,6 +43,8 @@ BUSY_CORES = 0.1
 """CPU cores in use below which a run is idle; heartbeat threads and launchers stay far below it."""
 
 FEW_LOSSES = 12
+_AT_ONCE = 8.0
+"""Robust deviations of the later losses by which the first one must lie above them to say that much was learned."""
 """Losses below which nothing is said about their trend; twice as many are remembered."""
 
 ROUNDED_NORM = 0.01
@@ -63,7 +65,7 @@ class Anomaly:
 
 
 def fell(losses: Sequence[float]) -> bool:
-    """Whether losses fell from their first to their last third, beyond noise and by a fiftieth at least.
+    """Whether losses fell, beyond noise and by a fiftieth at least: from the first to the last third, or at the start.
 
     Who learns has a gradient: a norm of 0 beside a loss that falls was not measured (DeepSpeed prints 0.000).
     """
@@ -71,6 +73,10 @@ def fell(losses: Sequence[float]) -> bool:
     if len(losses) < FEW_LOSSES or not all(map(math.isfinite, losses)):
         return False
     first, last = losses[:third], losses[-third:]
+    rest = median(losses[1:])
+    noise = 1.4826 * median(abs(loss - rest) for loss in losses[1:])
+    if losses[0] - rest > max(_AT_ONCE * noise, 0.02 * abs(losses[0])):
+        return True
     drop = fmean(first) - fmean(last)
     error = math.sqrt((pvariance(first) + pvariance(last)) / third)
     return drop > max(4 * error, 0.02 * abs(fmean(first)))

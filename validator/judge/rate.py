@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.ndimage import median_filter
 
-from validator.judge.clock import Claim, Clock, best_reading, claims, clock_for, compare, timestamps, tokens_of
+from validator.judge.clock import FITS, Claim, Clock, best_reading, claims, clock_for, compare, timestamps, tokens_of
 from validator.judge.rows import Ordered, Windowed
 from validator.judge.window import covered_steps
 from validator.model.measure import ScalarValue
@@ -33,8 +33,9 @@ Steps = npt.NDArray[np.int64]
 MODEL_RATE = "model_tflops_per_s_per_rank"
 _SHARES = ("mfu_nsa", "mfu_dense_equivalent")
 
-_AGREES, _AGREES_S = 0.01, 0.1
-"""Difference between the trainer's time and a clock's, relative and in seconds, that leaves the trainer's in place."""
+_AGREES, _AGREES_S, _AGREES_DELAYS = 0.01, 0.2, 1.5
+"""What a clock may show beyond the trainer's time while that stays in place: relative, in seconds, and in the largest
+delay that rows made up for. Rows arrive late and the next ones on time, which is no time of the run."""
 
 _MOST_ROWS = 0.9
 """Share of the rows that a clock must know to say how long they took."""
@@ -222,9 +223,15 @@ class _Rate:
         if not known.size or known.mean() < _MOST_ROWS:
             return None
         elapsed, claimed = float(passed[known].sum()), float(own[known].sum())
-        if abs(elapsed - claimed) <= max(_AGREES * elapsed, _AGREES_S):
+        if elapsed < FITS[0] * claimed:
+            return np.where(known, passed, own), False
+        behind = np.cumsum(np.where(known, passed - own, 0.0))
+        delay = float((np.maximum.accumulate(behind) - behind).max())
+        if elapsed - claimed <= max(_AGREES * elapsed, _AGREES_S, _AGREES_DELAYS * delay):
             return own, True
-        return np.where(known, passed, own), False
+        # Only what later rows do not make up for is time that the trainer left out.
+        lasting = np.minimum.accumulate(behind[::-1])[::-1]
+        return own + np.maximum(np.diff(lasting, prepend=min(0.0, float(lasting[0]))), 0.0), False
 
     def _resumed(self) -> npt.NDArray[np.bool_]:
         """Rows in which another process of the trainer took over: its rest is no time of this rate."""

@@ -116,6 +116,13 @@ METRICS: dict[str, Metric] = _metrics(
     ),
     ("step_time_s", "s", "steady", "lower", "wall time of one optimizer step"),
     (
+        "wall_step_time_s",
+        "s",
+        "steady",
+        "lower",
+        "time of one optimizer step by the log's own clock, pauses for validation and checkpoints included",
+    ),
+    (
         "compute_time_s",
         "s",
         "steady",

@@ -341,10 +341,13 @@ class StepCounter:
             return None
         if math.isnan(step):
             return step
-        epoch = printed.values.get("epoch")
-        if epoch is not None and self._epoch is not None and self._last is not None and step < self._last:
-            if math.floor(epoch) > math.floor(self._epoch):
-                self._offset += printed.values.get("steps_per_epoch", self._last + self._stride)
+        epoch, length = printed.values.get("epoch"), printed.values.get("steps_per_epoch")
+        if self._last is not None and step < self._last:
+            later = None not in (epoch, self._epoch) and math.floor(epoch or 0) > math.floor(self._epoch or 0)
+            # Without a number of the epoch, its last step says that the next one begins.
+            over = epoch is None and length is not None and self._last > length - max(self._stride, 1.5)
+            if later or over:
+                self._offset += length if length is not None else self._last + self._stride
         elif self._last is not None and step > self._last:
             self._stride = step - self._last
         self._epoch, self._last = epoch, step

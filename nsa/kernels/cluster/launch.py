@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nsa.kernels import nvrtc
 from nsa.kernels.cluster import program
 from nsa.kernels.cluster.plan import WARPS, ClusterPlan, plans, served
 from nsa.kernels.decode_plan import DecodeSizes
@@ -70,7 +71,7 @@ def why_no_cluster(q: Tensor, gates: Tensor, sizes: DecodeSizes) -> str | None:
         return "capability"
     if not served(sizes):
         return "shape"
-    if reason := program.missing():
+    if reason := nvrtc.missing():
         return reason
     if not _plans(sizes, _index(q)):
         return "shared_memory"
@@ -156,7 +157,7 @@ def launch_cluster(
         parameters = (ctypes.c_void_p * 1)(ctypes.addressof(given))
         stream = torch.cuda.current_stream().cuda_stream
         config = _config(sizes.bg * plan.blocks, plan.shared_bytes, stream)
-        program.check(driver.cuLaunchKernelEx(config, function.handle, ctypes.addressof(parameters), 0))
+        nvrtc.check(driver.cuLaunchKernelEx(config, function.handle, ctypes.addressof(parameters), 0))
     return o, top
 
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from nsa.attention import nsa_attention
 from nsa.attention.dispatch import fallback_counters, reset_fallback_counters
-from nsa.kernels import nsa_attention_triton, ops, why_unsupported
+from nsa.kernels import launch, nsa_attention_triton, ops, problem, why_unsupported
+from nsa.kernels.hopper.rows import rows_kernel
 from nsa.parity.oracle import oracle_attention, selection_defects
 
 # Disabled lanes of the interpreter compute on whatever they hold, as a GPU's do; numpy warns of it.
@@ -179,3 +180,52 @@ def test_the_operators_meta_results_match_the_real_ones() -> None:
     torch.library.opcheck(
         ops.attention, arguments, test_utils=("test_schema", "test_autograd_registration", "test_faketensor")
     )
+
+
+def test_lists_by_span_give_what_whole_lists_give(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = CASES["grouped heads, partial last block"]
+    x = inputs(case)
+
+    def results() -> list[Tensor]:
+        o = nsa_attention_triton(*x, **case.sizes)
+        assert isinstance(o, Tensor)
+        return [o.detach(), *torch.autograd.grad(o, x, torch.ones_like(o))]
+
+    whole = results()
+    monkeypatch.setattr(problem, "gathers_by_wgmma", lambda *_: True)
+    monkeypatch.setattr(problem, "choose_span", lambda *_: 12)
+    for a, b in zip(results(), whole, strict=True):
+        assert error(a, b.double()) <= 1e-5
+
+
+def test_rows_for_hopper_hold_the_gate_its_sign_and_nothing_beyond_the_end() -> None:
+    S, H, padded = 11, 3, 16
+    gen = torch.Generator().manual_seed(0)
+    lse, delta = torch.randn(2, S, H, generator=gen), torch.randn(2, S, H, 3, generator=gen)
+    gates = torch.randn(2, S, H, 3, generator=gen)
+    gates[:, ::4] = 0
+    by_head, by_token = torch.full((2, 2, H, padded), float("nan")), torch.full((2, 2, S, H), float("nan"))
+    sizes = (S, padded, by_head[0].numel(), by_token[0].numel())
+    rows_kernel[(1, 1, 2)](lse, lse + 1, gates, delta, by_head, by_token, *sizes, H=H, BOTH=True, BT=16, BH=4)
+
+    def weight(shift: Tensor) -> Tensor:
+        # What the kernels do with it, for a score of 0.3: the last bit is the sign.
+        return torch.exp2(0.3 - shift) * (1 - 2 * (shift.contiguous().view(torch.int32) & 1))
+
+    first = weight(by_head[0]).transpose(1, 2)
+    assert torch.allclose(first[:, :S], torch.exp2(0.3 - lse) * gates[..., 0], rtol=1e-5, atol=0)
+    assert torch.allclose(weight(by_token[0]), torch.exp2(-0.7 - lse) * gates[..., 1], rtol=1e-5, atol=0)
+    assert torch.equal(by_head[1].transpose(1, 2)[:, :S], delta[..., 0])
+    assert torch.equal(by_token[1], delta[..., 1])
+    assert (first[:, S:] == 0).all()
+    assert (by_head[1][..., S:] == 0).all()
+
+
+def test_choosing_for_a_few_tokens_at_a_time_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = CASES["one head per group, block of no power of two"]
+    x = inputs(case)
+    blocks = []
+    for tokens in (4, 64):
+        monkeypatch.setattr(launch, "_CHOOSING", tokens)
+        blocks.append(nsa_attention_triton(*x, **case.sizes, return_aux=True)[1][0])
+    assert torch.equal(*blocks)

@@ -72,6 +72,12 @@ def dated(own: Times, loss: list[float]) -> Iterator[str]:
         yield f"{at:%Y-%m-%d %H:%M:%S},{at.microsecond // 1000:03} INFO step {i} loss {x:.4f}"
 
 
+def in_nameless_epochs(own: Times, loss: list[float]) -> Iterator[str]:
+    """A bar that counts to 25 and begins again, without a number of the epoch."""
+    for i, (dt, x) in enumerate(zip(own, loss, strict=True)):
+        yield f"{i % 25 + 1}/25 ==== {1e3 * dt:.1f}ms/step - loss: {x:.4f}"
+
+
 def in_epochs(own: Times, loss: list[float]) -> Iterator[str]:
     for i, (t, x) in enumerate(zip(own, loss, strict=True)):
         yield f"Epoch: [{i // 100}][{i % 100:3}/100]\tTime {t:6.3f} ({t:6.3f})\tLoss {x:.4e} (1.0e+00)"
@@ -102,6 +108,7 @@ FORMS: list[tuple[Form, str | None]] = [
     (whole_seconds, None),
     (dated, None),
     (in_epochs, None),
+    (in_nameless_epochs, "{step}/{steps_per_epoch} .* {step_time_ms}ms/step - loss: {loss}"),
     (bar, None),
     (mean_so_far, "iter {step} avg {mean_step_time_ms} loss {loss}"),
 ]

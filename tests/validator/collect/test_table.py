@@ -241,3 +241,12 @@ def test_a_trainer_that_ended_need_not_end_its_last_line(tmp_path: Path, text: s
     intake = Intake(tmp_path)
     read_table(path, intake, ended=True)
     assert {one.code for one in intake.irregularities} == {"truncated-line"}, "a line that lacks cells is cut short"
+
+
+def test_a_comma_between_quotes_separates_no_cells(tmp_path: Path) -> None:
+    rows = "".join(f'{n},{3 - n / 10},"warm, steady",5\n' for n in range(1, 9))
+    table, irregular = read(tmp_path, f'step,loss,"note, if any",extra\n{rows}')
+    assert irregular == {}
+    assert column(table, "loss")[-1] == (8, 2.2)
+    assert column(table, "extra")[-1] == (8, 5.0)
+    assert set(read(tmp_path, 'step,loss\n1,"2.0\n2,1.9"\n')[1]) <= {"garbage-cell"}

@@ -50,6 +50,15 @@ def test_a_pause_that_step_times_leave_out_is_seen_by_the_heartbeats_clock(tmp_p
     assert "periodic-stall" not in of_run(folder, steps=N, pause_every=25)
 
 
+def test_a_record_that_is_late_and_made_up_for_is_no_stall(tmp_path: Path) -> None:
+    folder = healthy(tmp_path / "r", rates=[4096 / one for one in times()], losses=[4 + 2 / (i + 1) for i in range(N)])
+    for path in folder.glob("heartbeat_rank*.jsonl"):
+        beats = [json.loads(line) for line in path.read_text().splitlines()]
+        late = [{**one, "ts": one["ts"] + (0.8 if one["step"] % 10 == 1 else 0.0)} for one in beats]
+        path.write_text("".join(json.dumps(one) + "\n" for one in late))
+    assert "periodic-stall" not in of_run(folder, steps=N)
+
+
 def test_pauses_now_and_then(tmp_path: Path) -> None:
     slow = {33, 71, 90, 148, 190, 201}
     finding = found(tmp_path, [s + (3.0 if i in slow else 0) for i, s in enumerate(times(), 1)])["periodic-stall"]

@@ -1,0 +1,77 @@
+"""Hopper's own kernels beside Triton's in one run: ``python -m benchmarks.kernels_beside [--shapes wide64k,wide8k]``.
+
+A line of JSON for each shape: medians in ms of a forward and backward pass, in turns; from a CUDA graph for short
+sequences; and peak memory. What is timed is checked by ``benchmarks.kernels_device`` and by ``pytest -m gpu``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+
+from benchmarks.kernels_device import BATCH, LARGE, SIZES, call, ceilings, graphed, make, time_ms
+from benchmarks.machine import need_gpu
+from nsa.kernels import launch_backward, problem
+from nsa.kernels.precompile import Shape, warm
+
+SHAPES = {name: shape for name, shape in LARGE.items() if name not in BATCH} | {
+    "small64k": (65536, 32, 8, 128, 128),
+    "small8k": (8192, 32, 8, 128, 128),
+    "one32k": (32768, 16, 16, 128, 128),
+}
+
+
+@contextlib.contextmanager
+def by_triton() -> Iterator[None]:
+    """Triton's kernels in the place of Hopper's own."""
+    with (
+        mock.patch.object(launch_backward, "why_no_wgmma", return_value="off"),
+        mock.patch.object(problem, "gathers_by_wgmma", return_value=False),
+    ):
+        yield
+
+
+def beside_triton(name: str, turns: int = 2) -> dict[str, Any]:
+    """Times and memory of a shape by Triton's kernels and by Hopper's own."""
+    S, H, G, Dk, Dv = SHAPES[name]
+    x = make(1, S, H, G, Dk, Dv, torch.bfloat16)
+    do = torch.randn(1, S, H, Dv, device="cuda", dtype=torch.bfloat16)
+
+    def both() -> None:
+        torch.autograd.grad(call(x, SIZES), x, do)
+
+    row: dict[str, Any] = {"shape": name, "triton": [], "now": []}
+    for _ in range(turns):
+        for way in ("triton", "now"):
+            with by_triton() if way == "triton" else contextlib.nullcontext():
+                row[way].append(time_ms(both, rep=250))
+                torch.cuda.empty_cache()
+                torch.cuda.reset_peak_memory_stats()
+                both()
+                row[f"{way}_gib"] = torch.cuda.max_memory_allocated() / 2**30
+                row[f"{way}_graph"] = graphed(x, do) if S <= 8192 else None
+    return row
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shapes", default=",".join(SHAPES))
+    names = parser.parse_args().shapes.split(",")
+    need_gpu("kernels_beside")
+    warm([Shape(*SHAPES[name]) for name in names])
+    print(torch.cuda.get_device_name(), torch.__version__, ceilings(), flush=True)
+    for name in names:
+        print(json.dumps(beside_triton(name)), flush=True)
+        torch.cuda.empty_cache()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

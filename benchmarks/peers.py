@@ -1,0 +1,248 @@
+"""Attention beside its peers in one run: ``python -m benchmarks.peers [--flash-nsa DIR] [--nsa-triton DIR]``.
+
+Dense causal attention by cuDNN and by FlashAttention-4 (package ``flash-attn-4``), and two public implementations of
+Native Sparse Attention where their packages lie in the folders given: ``flash_nsa`` (repository
+mdy666/Scalable-Flash-Native-Sparse-Attention) and ``native_sparse_attention`` (repository
+XunhaoLai/native-sparse-attention-triton).
+
+All take the same queries, keys, values and gates; the branches share keys and values, for no peer knows three pairs.
+Outputs are compared before anything is timed, the sparse ones with ours and the dense ones with each other; who is off
+gets no time. Choices of nearly equal blocks may differ, so the bound on sparse peers is wide.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from benchmarks.attention_gpu import limit_ms, median_ms, table
+from benchmarks.kernels_beside import SHAPES
+from benchmarks.kernels_device import SIZES, ceilings, relative
+from benchmarks.machine import need_gpu
+from nsa.kernels import nsa_attention_triton
+from nsa.kernels.precompile import Shape, warm
+
+L, D, BLOCK, TOP, WINDOW = SIZES
+SPARSE_BOUND, DENSE_BOUND = 0.1, 1e-2
+_UNFIT = (ImportError, AttributeError, AssertionError, TypeError, ValueError, RuntimeError, NotImplementedError)
+"""What a peer may end with that is not there, or not made for the shape or the versions at hand."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """``q [1, S, H, dim]``, ``k, v [1, S, G, dim]``, ``gates [1, S, H, 3]`` float32 in (0, 1), and dO."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    gates: Tensor
+    do: Tensor
+
+    @classmethod
+    def draw(cls, shape: tuple[int, ...]) -> Inputs:
+        S, H, G, Dk, Dv = shape
+        gen = torch.Generator("cuda").manual_seed(0)
+
+        def normal(heads: int, dim: int) -> Tensor:
+            x = torch.randn(1, S, heads, dim, generator=gen, device="cuda")
+            return x.to(torch.bfloat16).requires_grad_()
+
+        gates = 0.1 + 0.8 * torch.rand(1, S, H, 3, generator=gen, device="cuda")
+        return cls(normal(H, Dk), normal(G, Dk), normal(G, Dv), gates.requires_grad_(), normal(H, Dv).detach())
+
+    @property
+    def leaves(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.q, self.k, self.v
+
+
+Make = Callable[[Inputs], Callable[[], Tensor]]
+"""A peer's forward pass over some inputs, ``[1, S, H, dim]``."""
+
+
+def ours(x: Inputs) -> Callable[[], Tensor]:
+    def forward() -> Tensor:
+        o = nsa_attention_triton(x.q, x.k, x.v, x.k, x.v, x.k, x.v, x.gates, l=L, d=D, l_sel=BLOCK, n_sel=TOP, w=WINDOW)
+        assert isinstance(o, Tensor)
+        return o
+
+    return forward
+
+
+def dense_cudnn(x: Inputs) -> Callable[[], Tensor]:
+    def forward() -> Tensor:
+        q, k, v = (t.transpose(1, 2) for t in x.leaves)
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).transpose(1, 2)
+
+    return forward
+
+
+def dense_fa4(x: Inputs) -> Callable[[], Tensor]:
+    function = importlib.import_module("flash_attn.cute.interface").flash_attn_func
+
+    def forward() -> Tensor:
+        o = function(*x.leaves, causal=True)
+        return o[0] if isinstance(o, tuple) else o
+
+    return forward
+
+
+def flash_nsa(x: Inputs) -> Callable[[], Tensor]:
+    peer = importlib.import_module("flash_nsa")
+    S, H, G = x.q.shape[1], x.q.shape[2], x.k.shape[2]
+    config = peer.NSAConfig(
+        num_heads=H, num_kv_heads=G, head_dim=x.q.shape[3], v_head_dim=x.v.shape[3], kernel_size=L, stride=D,
+        block_size=BLOCK, top_n=TOP, num_init_blocks=1, num_local_blocks=2, window_size=WINDOW,
+    )  # fmt: skip
+    core = peer.HFNSACore(config).to(x.q)
+    # It applies the sigmoid itself.
+    weights = torch.logit(x.gates.detach())[0].to(x.q.dtype).requires_grad_()
+    ends = torch.tensor([0, S], dtype=torch.int32, device="cuda")
+    return lambda: core(x.q[0], x.k[0], x.v[0], weights, ends)[None]
+
+
+def _window() -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """FlexAttention over the last ``WINDOW`` positions: native_sparse_attention takes its window from elsewhere."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    compiled: Any = torch.compile(flex_attention, dynamic=False)
+    masks: dict[int, Any] = {}
+
+    def seen(_b: Tensor, _h: Tensor, t: Tensor, n: Tensor) -> Tensor:
+        return (n <= t) & (n > t - WINDOW)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        S = q.shape[1]
+        if S not in masks:
+            masks[S] = create_block_mask(seen, None, None, S, S, device="cuda")
+        o: Tensor = compiled(*(t.transpose(1, 2) for t in (q, k, v)), block_mask=masks[S], enable_gqa=True)
+        return o.transpose(1, 2)
+
+    return attend
+
+
+def nsa_triton(x: Inputs) -> Callable[[], Tensor]:
+    peer, window, S = importlib.import_module("native_sparse_attention.ops"), _window(), x.q.shape[1]
+    ends = torch.tensor([0, S], dtype=torch.int32, device="cuda")
+
+    def forward() -> Tensor:
+        q, k, v = (t[0] for t in x.leaves)
+        kc, compressed_ends = peer.avgpool_compress(k, None, ends, L, D)
+        vc, _ = peer.avgpool_compress(v, None, ends, L, D)
+        n_compressed = (S - L) // D + 1
+        o_cmp, top = peer.compressed_attention(
+            q, kc, vc, L, D, BLOCK, TOP, ends, compressed_ends, S, n_compressed, None, 1, 2
+        )  # fmt: skip
+        o_sel = peer.topk_sparse_attention(q, k, v, top, BLOCK, ends, None)
+        gates = x.gates.to(q.dtype)
+        o: Tensor = gates[..., :1] * o_cmp + gates[..., 1:2] * o_sel + gates[..., 2:] * window(*x.leaves)
+        return o
+
+    return forward
+
+
+SPARSE: dict[str, Make] = {"ours": ours, "flash_nsa": flash_nsa, "NSA-triton": nsa_triton}
+DENSE: dict[str, Make] = {"dense cuDNN": dense_cudnn, "dense FA4": dense_fa4}
+
+
+def timed(make: Make, x: Inputs, reference: Tensor | None, bound: float) -> tuple[dict[str, Any], Tensor | None]:
+    """A peer's times, or why it has none; and its output."""
+    try:
+        forward = make(x)
+        o = forward().detach()
+        if reference is not None:
+            error = relative(o, reference)
+            if not error <= bound:
+                return {"reason": f"off by {error:.2g}"}, None
+
+        def without_gradients() -> None:
+            with torch.no_grad():
+                forward()
+
+        def both() -> None:
+            torch.autograd.grad(forward(), x.leaves, x.do)
+
+        found: dict[str, Any] = {"forward_ms": median_ms(without_gradients), "both_ms": median_ms(both)}
+    except _UNFIT as error:
+        return {"reason": f"{type(error).__name__}: {str(error).splitlines()[0][:120] if str(error) else ''}"}, None
+    return found, o
+
+
+def ratios(row: dict[str, dict[str, Any]], limit: float) -> dict[str, float | None]:
+    """Ours to the fastest sparse peer and to dense FlashAttention-4, forward and backward, and the limit's share."""
+    own = row["ours"].get("both_ms")
+    peers = [row[name]["both_ms"] for name in SPARSE if name != "ours" and "both_ms" in row[name]]
+    dense = row["dense FA4"].get("both_ms")
+    return {
+        "best_nsa": own / min(peers) if own and peers else None,
+        "dense_fa4": own / dense if own and dense else None,
+        "share_of_limit": limit / own if own else None,
+    }
+
+
+def measure(shape: tuple[int, ...], tflops: float) -> dict[str, Any]:
+    """All peers over one shape."""
+    x = Inputs.draw(shape)
+    row: dict[str, Any] = {}
+    for peers, bound in ((SPARSE, SPARSE_BOUND), (DENSE, DENSE_BOUND)):
+        reference = None
+        for name, make in peers.items():
+            row[name], o = timed(make, x, reference, bound)
+            reference = o if reference is None else reference
+            torch.cuda.empty_cache()
+    return row | {"ratios": ratios(row, limit_ms(shape, 1, tflops)["both_ms"])}
+
+
+def as_markdown(result: dict[str, Any]) -> str:
+    """One table: forward and backward, and forward in brackets."""
+    names = [*DENSE, *SPARSE]
+    rows = []
+    for shape, row in result["shapes"].items():
+        cells = [
+            f"{row[n]['both_ms']:.2f} ({row[n]['forward_ms']:.2f})" if "both_ms" in row[n] else None for n in names
+        ]
+        rows.append([shape, *cells, *row["ratios"].values()])
+    head = ["shape", *names, "ours / best NSA", "ours / dense FA4", "share of limit"]
+    return f"{result['gpu']}, torch {result['torch']}, {result['date']}; ms\n\n{table(head, rows)}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--flash-nsa", type=Path, help="folder that holds the package flash_nsa")
+    parser.add_argument("--nsa-triton", type=Path, help="folder that holds the package native_sparse_attention")
+    parser.add_argument("--shapes", default=",".join(SHAPES))
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    need_gpu("peers")
+    sys.path[:0] = [str(path) for path in (arguments.flash_nsa, arguments.nsa_triton) if path is not None]
+    names = arguments.shapes.split(",")
+    warm([Shape(*SHAPES[name]) for name in names])
+    result: dict[str, Any] = {
+        "gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "date": time.strftime("%Y-%m-%d"),
+        "ceilings": ceilings(), "shapes": {},
+    }  # fmt: skip
+    for name in names:
+        result["shapes"][name] = measure(SHAPES[name], result["ceilings"]["matmul_tflops"])
+        print(name, json.dumps(result["shapes"][name]), flush=True)
+    print(as_markdown(result))
+    if arguments.out is not None:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        (arguments.out / "peers.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        (arguments.out / "peers.md").write_text(as_markdown(result) + "\n", encoding="utf-8")
+    return 0 if all("both_ms" in row["ours"] for row in result["shapes"].values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,220 @@
+"""The backward pass by this folder's kernels: where it can run, and its launches from torch's tensors."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from nsa.kernels import nvrtc
+from nsa.kernels.config import FUSED, WGMMA_HEAD_DIMS, gathers_by_wgmma
+from nsa.kernels.hopper.program import Constants, launch, strided, tensor_map, why_not_built
+from nsa.kernels.hopper.rows import rows_kernel
+from nsa.kernels.problem import Problem, capability, ceil_div
+
+__all__ = ["HopperBackward", "Run", "sums_queries", "why_no_gather", "why_no_wgmma"]
+
+_KEYS = 128
+_DENSE, _GATHER = "dense_backward", "gather_backward"
+Lists = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Pairs, offsets, tile offsets, and the block of each tile: :class:`nsa.kernels.launch.Index`."""
+
+_MAPS = ("maps", ctypes.c_uint64 * 80)
+
+
+class _DenseArguments(ctypes.Structure):
+    """``dense_backward.cu``'s ``Arguments``."""
+
+    _fields_ = (
+        _MAPS, ("rows", ctypes.c_void_p * 2), ("sums", ctypes.c_void_p * 2), ("sizes", ctypes.c_int * 8),
+        ("scales", ctypes.c_float * 2), ("padding", ctypes.c_byte * 56),
+    )  # fmt: skip
+
+
+class _GatherArguments(ctypes.Structure):
+    """``gather_backward.cu``'s ``Arguments``."""
+
+    _fields_ = (
+        _MAPS, ("rows", ctypes.c_void_p * 2), ("index", ctypes.c_void_p * 4), ("sums", ctypes.c_void_p * 2),
+        ("sizes", ctypes.c_int * 9), ("scale2", ctypes.c_float), ("padding", ctypes.c_byte * 24),
+    )  # fmt: skip
+
+
+def _tile(p: Problem) -> int:
+    """Tokens of a tile of the dense kernel."""
+    return 64 if p.dims.dk > 64 else 128
+
+
+def _chunk_tokens(p: Problem) -> int:
+    """Tokens that a block of the dense kernel walks over at most."""
+    return min(max(p.S // 8, 2048), 8192)
+
+
+def _dense_constants(p: Problem) -> tuple[Constants, int]:
+    """Constants and shared memory of the dense kernel."""
+    dk, dv, tile, stages = p.dims.dk, p.dims.dv, _tile(p), 2
+    constants = (
+        ("DK", dk), ("DV", dv), ("BM", tile), ("STAGES", stages), ("L", p.l), ("D", p.d),
+        ("HALF", int(p.dtype == torch.float16)),
+    )  # fmt: skip
+    row = 2 * (dk + dv)
+    added = 2 * (tile if dk > 64 else 64) * 64 * 4
+    shared = _KEYS * row + stages * tile * (row + 8) + 4 * tile * _KEYS + added + 8 * (1 + 4 * stages)
+    return constants, shared
+
+
+def sums_queries(p: Problem) -> bool:
+    """Whether the gathering kernel adds to the queries' gradients instead of storing partial results. Sums that are not
+    in the L2 cache cost more than partial results do, and only those of small heads fit."""
+    return p.dims.dk <= 64
+
+
+def _gather_constants(p: Problem) -> tuple[Constants, int]:
+    """Constants and shared memory of the gathering kernel."""
+    dk, dv = p.dims.dk, p.dims.dv
+    row, stages, parts = 2 * (dk + dv), 4, int(not sums_queries(p))
+    constants = (
+        ("DK", dk), ("DV", dv), ("HPG", p.hpg), ("NTOP", p.n_top), ("TT", p.tiles.pairs_per_tile), ("PARTS", parts),
+        ("STAGES", stages), ("HALF", int(p.dtype == torch.float16)),
+    )  # fmt: skip
+    shared = 64 * row + stages * 64 * (row + 8) + 4 * 64 * 128 + 2 * 64 * dk * (2 if parts else 4)
+    shared += 8 * (2 + 3 * stages)
+    return constants, shared
+
+
+def dense_served(p: Problem) -> str | None:
+    """The reasons of :func:`why_no_wgmma` that lie in the problem."""
+    if p.dtype not in (torch.bfloat16, torch.float16):
+        return "dtype"
+    if (p.dims.dk, p.dims.dv) not in WGMMA_HEAD_DIMS:
+        return "head_dim"
+    if p.deterministic:
+        return "deterministic"
+    return None if p.n_cmp else "no_keys"
+
+
+def gather_served(p: Problem) -> str | None:
+    """The reasons of :func:`why_no_gather` that lie in the problem."""
+    if not p.n_top:
+        return "no_keys"
+    return None if gathers_by_wgmma(p.dims, p.hpg, p.l_sel, p.dtype.itemsize) else "sizes"
+
+
+def why_no_wgmma(q: Tensor, kc: Tensor, vc: Tensor, do: Tensor, p: Problem) -> str | None:
+    """None if the compressed branch's backward pass can run by Hopper's asynchronous products, else the reason.
+
+    ``device``, ``capability`` (9.0 alone has these instructions), ``dtype`` (float32), ``head_dim``, ``deterministic``
+    (sums are made in the order of arrival), ``no_keys``, ``strides``, ``cuda_bindings``, ``build`` (the kernel does not
+    compile or load; a warning says why, once).
+    """
+    if q.device.type != "cuda":
+        return "device"
+    if capability(q.device) != (9, 0):
+        return "capability"
+    if reason := dense_served(p):
+        return reason
+    if not all(strided(x) for x in (q, kc, vc, do)):
+        return "strides"
+    if reason := nvrtc.missing():
+        return reason
+    with torch.cuda.device(q.device):
+        return why_not_built(_DENSE, *_dense_constants(p), torch.cuda.current_device())
+
+
+def why_no_gather(k_sel: Tensor, v_sel: Tensor, p: Problem) -> str | None:
+    """None if the scored blocks' backward pass can run so too, where :func:`why_no_wgmma` finds nothing against it.
+
+    ``no_keys`` (no block is scored), ``sizes`` (:func:`nsa.kernels.config.gathers_by_wgmma`), ``strides``, ``build``.
+    """
+    if reason := gather_served(p):
+        return reason
+    if not (strided(k_sel) and strided(v_sel)):
+        return "strides"
+    with torch.cuda.device(k_sel.device):
+        return why_not_built(_GATHER, *_gather_constants(p), torch.cuda.current_device())
+
+
+Run = Callable[[int, int], tuple[Tensor, Tensor]]
+"""Runs (batch, group) pairs ``first .. first + count``. Returns sums of key and value gradients ``[1, B * G, ., .]``
+float32, complete once every pair has run."""
+
+
+class HopperBackward:
+    """Gradients of the compressed branch and of the scored blocks, some (batch, group) pairs at a time.
+
+    Those of the queries are summed in :attr:`dq` ``[most, S, heads per group, dk]`` float32, not scaled, which
+    :meth:`begin` empties for the pairs that come next.
+    """
+
+    def __init__(
+        self, q: Tensor, do: Tensor, gates: Tensor, delta: Tensor, lse_cmp: Tensor, lse_sel: Tensor | None, p: Problem,
+        *, most: int,
+    ) -> None:  # fmt: skip
+        """``q [B, S, H, dk]``, ``do [B, S, H, dv]``, ``gates`` and ``delta [B, S, H, 3]``, ``lse [B, S, H]`` (that of
+        the selected branch for :meth:`gather`); ``most`` pairs at a time."""
+        self.p, self._q, self._do, self._n_tiles = p, q, do, ceil_div(p.S, _tile(p))
+        self.dq = q.new_empty(most, p.S, p.hpg, p.dims.dk, dtype=torch.float32)
+        padded = self._n_tiles * _tile(p)
+        self._by_head = lse_cmp.new_empty(2, p.B * p.H * padded)
+        self._by_token = lse_cmp.new_empty(2, p.B * p.H * p.S if lse_sel is not None else 0)
+        rows_kernel[(ceil_div(padded, 64), ceil_div(p.H, 16), p.B)](
+            lse_cmp, lse_cmp if lse_sel is None else lse_sel, gates, delta, self._by_head, self._by_token, p.S, padded,
+            self._by_head.shape[1], self._by_token.shape[1], H=p.H, BOTH=lse_sel is not None, BT=64, BH=16, **FUSED,
+        )  # fmt: skip
+
+    def begin(self, count: int) -> None:
+        """Empty the sums of ``count`` pairs."""
+        self.dq[:count].zero_()
+
+    def _sums(self, n: int) -> tuple[Tensor, Tensor]:
+        p = self.p
+        dk, dv = self.dq.new_zeros(p.bg * n * (p.dims.dk + p.dims.dv)).split(
+            (p.bg * n * p.dims.dk, p.bg * n * p.dims.dv)
+        )
+        return dk.view(1, p.bg, n, p.dims.dk), dv.view(1, p.bg, n, p.dims.dv)
+
+    def compressed(self, kc: Tensor, vc: Tensor) -> Run:
+        """The compressed branch, ``kc, vc [B, n_cmp, G, .]``; key gradients are scaled."""
+        p, tile = self.p, _tile(self.p)
+        n_tiles, key_tiles = self._n_tiles, ceil_div(p.n_cmp, _KEYS)
+        chunk = ceil_div(_chunk_tokens(p), tile)
+        sums = self._sums(p.n_cmp)
+        maps = [tensor_map(x, rows=tile) for x in (self._q, self._do)] + [tensor_map(x, rows=_KEYS) for x in (kc, vc)]
+        maps.append(tensor_map(self.dq, rows=64))
+        all_maps, pointers = _MAPS[1].from_buffer_copy(b"".join(maps)), _pointers(self._by_head.unbind(), sums)
+
+        def run(first: int, count: int) -> tuple[Tensor, Tensor]:
+            heads = count * p.hpg
+            sizes = (n_tiles, p.n_cmp, p.H, p.G, first, heads, key_tiles, chunk)
+            given = _DenseArguments(all_maps, *pointers, sizes, (p.scale, p.scale2))
+            launch(_DENSE, *_dense_constants(p), heads * key_tiles * ceil_div(n_tiles, chunk), given, kc.device)
+            return sums
+
+        return run
+
+    def gather(self, k_sel: Tensor, v_sel: Tensor, index: Lists, part_dq: Tensor | None) -> Run:
+        """The scored blocks, ``k_sel, v_sel [B, S, G, .]``; key gradients are not scaled.
+
+        Query gradients go to ``part_dq [most, n_pairs, heads per group, dk]``, or, if :func:`sums_queries`, to
+        :attr:`dq`.
+        """
+        p = self.p
+        sums = self._sums(p.S)
+        maps = [tensor_map(x, heads=p.hpg) for x in (self._q, self._do)]
+        maps += [tensor_map(x, rows=64) for x in (k_sel, v_sel)]
+        maps.append(tensor_map(self.dq if part_dq is None else part_dq.view(1, -1, p.hpg, p.dims.dk), heads=p.hpg))
+        all_maps, pointers = _MAPS[1].from_buffer_copy(b"".join(maps)), _pointers(self._by_token.unbind(), index, sums)
+        sizes = (p.S, p.H, p.G, p.n_blocks, p.n_lists, p.n_pairs, p.max_tiles)
+
+        def run(first: int, count: int) -> tuple[Tensor, Tensor]:
+            given = _GatherArguments(all_maps, *pointers, (*sizes, first, first + count), p.scale2)
+            launch(_GATHER, *_gather_constants(p), min(p.max_tiles * count, p.n_processors), given, k_sel.device)
+            return sums
+
+        return run
+
+
+def _pointers(*groups: tuple[Tensor, ...]) -> list[tuple[int, ...]]:
+    return [tuple(x.data_ptr() for x in some) for some in groups]

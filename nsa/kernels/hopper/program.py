@@ -1,0 +1,132 @@
+"""The kernels of this folder from source to functions on a GPU, and tensor maps for them."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import warnings
+from importlib import resources
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nsa.kernels import nvrtc
+from nsa.kernels.hopper.products import products
+
+__all__ = ["Constants", "function", "launch", "source", "strided", "tensor_map", "why_not_built"]
+
+Constants = tuple[tuple[str, int], ...]
+"""What a source has for its names in capitals."""
+
+_THREADS = 384
+_FIRST, _THEN = "ptx.cuh", "tiles.cuh"
+
+
+def source(name: str, constants: Constants) -> str:
+    """The source of a kernel: constants, instructions, the products it needs, what the kernels share, and itself."""
+    of = dict(constants)
+    folder = resources.files("nsa.kernels.hopper")
+    instructions, shared, kernel = (
+        folder.joinpath(file).read_text(encoding="utf-8") for file in (_FIRST, _THEN, f"{name}.cu")
+    )
+    defined = "".join(f"#define {key} {value}\n" for key, value in constants)
+    widths = (of.get("BM", 64), of["DK"], of["DV"], 64)
+    return defined + instructions + products(widths, half=bool(of["HALF"])) + shared + kernel
+
+
+@functools.lru_cache(maxsize=64)
+def function(name: str, constants: Constants, shared_bytes: int, device: int) -> Any:
+    """A kernel on a device, which must be the current one.
+
+    Raises:
+        RuntimeError: it cannot be compiled or loaded.
+    """
+    from cuda.bindings import driver
+
+    options = ["--gpu-architecture=sm_90a", "--std=c++17"]
+    cubin = nvrtc.compile_cubin(source(name, constants), options, name=f"{name}.cu")
+    handle = nvrtc.check(driver.cuModuleGetFunction(nvrtc.check(driver.cuModuleLoadData(cubin)), name.encode()))
+    attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    nvrtc.check(driver.cuFuncSetAttribute(handle, attribute, shared_bytes))
+    return handle
+
+
+@functools.lru_cache(maxsize=64)
+def why_not_built(name: str, constants: Constants, shared_bytes: int, device: int) -> str | None:
+    """None if :func:`function` has one, else ``build``, with a warning that says why, once."""
+    try:
+        function(name, constants, shared_bytes, device)
+    except RuntimeError as error:
+        warnings.warn(f"Triton's kernels run, for Hopper's own cannot be built: {error}", stacklevel=2)
+        return "build"
+    return None
+
+
+def launch(
+    name: str, constants: Constants, shared_bytes: int, blocks: int, arguments: ctypes.Structure, device: torch.device
+) -> None:
+    """Launch ``blocks`` blocks of a kernel on a device's current stream.
+
+    Raises:
+        RuntimeError: it cannot be compiled, loaded or launched.
+    """
+    from cuda.bindings import driver
+
+    with torch.cuda.device(device):
+        handle = function(name, constants, shared_bytes, torch.cuda.current_device())
+        stream = torch.cuda.current_stream().cuda_stream
+        parameters = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
+        at = ctypes.addressof(parameters)
+        nvrtc.check(driver.cuLaunchKernel(handle, blocks, 1, 1, _THREADS, 1, 1, shared_bytes, stream, at, 0))
+
+
+def strided(x: Tensor) -> bool:
+    """Whether a tensor map can describe ``x [B, N, heads, dim]``: strides and address in units of 16 bytes."""
+    units = all(n == 1 or (s * x.element_size()) % 16 == 0 for n, s in zip(x.shape[:3], x.stride()[:3], strict=True))
+    return units and x.stride(-1) == 1 and x.data_ptr() % 16 == 0
+
+
+def tensor_map(x: Tensor, *, rows: int = 1, heads: int = 1) -> bytes:
+    """Tensor map of ``x [B, N, H, dim]`` for boxes of 128 bytes of ``rows`` of one head, or of ``heads`` of one row.
+
+    Coordinates are column, row, head, batch in the first case, and column, head, row, batch in the second.
+    """
+    return _tensor_map(x.data_ptr(), x.dtype, tuple(x.shape), x.stride(), rows, heads)
+
+
+@functools.lru_cache(maxsize=256)
+def _tensor_map(
+    pointer: int, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], rows: int, heads: int
+) -> bytes:
+    from cuda.bindings import driver
+
+    B, N, H, dim = shape
+    size = dtype.itemsize
+    # A dimension of one element may have any stride; the map wants a multiple of 16 bytes.
+    step = [s * size if n > 1 else 16 * dim for n, s in zip(shape, strides, strict=True)]
+    sizes, steps, box = [dim, N, H, B], [step[1], step[2], step[0]], [128 // size, rows, 1, 1]
+    if heads > 1 or rows == 1:
+        sizes, steps, box = [dim, H, N, B], [step[2], step[1], step[0]], [128 // size, heads, 1, 1]
+    kinds = driver.CUtensorMapDataType
+    kind = {
+        torch.float16: kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+        torch.bfloat16: kinds.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+        torch.float32: kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+    }[dtype]
+    made = nvrtc.check(
+        driver.cuTensorMapEncodeTiled(
+            kind,
+            4,
+            pointer,
+            [driver.cuuint64_t(n) for n in sizes],
+            [driver.cuuint64_t(n) for n in steps],
+            [driver.cuuint32_t(n) for n in box],
+            [driver.cuuint32_t(1)] * 4,
+            driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+            driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+            driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+    )
+    return ctypes.string_at(int(made.getPtr()), 128)

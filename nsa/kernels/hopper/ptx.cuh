@@ -1,0 +1,137 @@
+// What the kernels of this folder take from PTX: barriers, tensor-map copies, asynchronous matrix products (sm_90a).
+//
+// The products themselves, one function for each width, are written out by products.py.
+
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+#define DEVICE __device__ __forceinline__
+
+struct alignas(64) TensorMap {
+    u64 words[16];
+};
+
+DEVICE u32 shared_address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
+
+// Barriers in shared memory. A phase ends when all arrivals and all announced bytes are there.
+DEVICE void barrier_init(u32 bar, u32 arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(arrivals) : "memory");
+}
+DEVICE void barrier_init_done() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+DEVICE void barrier_arrive(u32 bar) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
+}
+DEVICE void barrier_expect(u32 bar, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
+}
+DEVICE void barrier_wait(u32 bar, u32 phase) {
+    u32 done;
+    do {
+        asm volatile(
+            "{\n.reg .pred p;\n"
+            "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+            "selp.u32 %0, 1, 0, p;\n}"
+            : "=r"(done)
+            : "r"(bar), "r"(phase)
+            : "memory");
+    } while (!done);
+}
+
+// Barriers by number, among some of the block's warps.
+template <int ID, int THREADS> DEVICE void sync_some() {
+    asm volatile("bar.sync %0, %1;" ::"n"(ID), "n"(THREADS) : "memory");
+}
+DEVICE void sync_some(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+DEVICE void arrive_some(int id, int threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+template <int REGISTERS> DEVICE void give_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+template <int REGISTERS> DEVICE void take_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+
+// A box of a tensor map into shared memory, with the map's swizzle; what lies outside the tensor becomes zero.
+DEVICE void copy_box(u32 to, const TensorMap *map, u32 bar, int c0, int c1, int c2, int c3) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];"
+        ::"r"(to), "l"(map), "r"(bar), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+        : "memory");
+}
+DEVICE void prefetch_map(const TensorMap *map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
+DEVICE void copy_bytes(u32 to, const void *from, u32 bytes, u32 bar) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                 ::"r"(to), "l"(from), "r"(bytes), "r"(bar)
+                 : "memory");
+}
+// Adds a box of floats in shared memory to a tensor map's; what lies outside the tensor is left out.
+DEVICE void add_box(const TensorMap *map, u32 from, int c0, int c1, int c2, int c3) {
+    asm volatile("cp.reduce.async.bulk.tensor.4d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];"
+                 ::"l"(map), "r"(from), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+                 : "memory");
+}
+// Stores a box in shared memory to a tensor map's tensor.
+DEVICE void put_box(const TensorMap *map, u32 from, int c0, int c1, int c2, int c3) {
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];"
+                 ::"l"(map), "r"(from), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+                 : "memory");
+}
+DEVICE void put_close() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+DEVICE void add_two(float *to, float x, float y) {
+    asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(x), "f"(y) : "memory");
+}
+DEVICE void put_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+DEVICE void put_done() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
+// Ordinary stores to shared memory before, copies and products that read it after.
+DEVICE void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+DEVICE void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+DEVICE void products_close() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int OPEN> DEVICE void products_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(OPEN) : "memory"); }
+
+// A matrix operand in shared memory, rows of 128 bytes swizzled by 128. `leading`: bytes from one 64 columns to the next,
+// read only where the operand lies across (its long side is not the one summed over).
+DEVICE u64 operand(u32 address, u32 leading) {
+    return ((u64)1 << 62) | ((u64)(1024 >> 4) << 32) | ((u64)(leading >> 4) << 16) | ((address & 0x3ffff) >> 4);
+}
+// A further row of operands in shared memory, by bytes.
+DEVICE u64 further(u64 operand, u32 bytes) { return operand + (bytes >> 4); }
+
+DEVICE float exp2_of(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+// Two floats as elements, the first in the low half.
+DEVICE u32 pack(float low, float high) {
+    u32 x;
+#if HALF
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(x) : "f"(high), "f"(low));
+#else
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(x) : "f"(high), "f"(low));
+#endif
+    return x;
+}
+DEVICE void store_matrices_transposed(u32 to, const u32 (&r)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
+                 ::"r"(to), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+                 : "memory");
+}
+DEVICE float2 load_two(u32 from) {
+    float2 x;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(from));
+    return x;
+}
+DEVICE void store_one(u32 to, float x) { asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(x) : "memory"); }
+DEVICE void store_two(u32 to, float x, float y) {
+    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(x), "f"(y) : "memory");
+}
+DEVICE void store_zeros(u32 to) { asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(to), "r"(0) : "memory"); }
+DEVICE float load_one(u32 from) {
+    float x;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(from));
+    return x;
+}

@@ -1,0 +1,77 @@
+// What the kernels do with a warpgroup's tile in registers: 64 keys down, N_ROWS rows of queries across.
+//
+// Lane 4 * g + t of a warp holds of its 16 keys g and g + 8, and of every eight rows 2 * t and 2 * t + 1.
+
+// Gated probabilities from scores `s [64 keys, N_ROWS rows]` of a warpgroup, whose rows lose `shift`; 0 for a column before
+// `since`.
+template <int N_ROWS, bool MASKED>
+DEVICE void probabilities(float (&s)[N_ROWS / 2], u32 shift, float scale2, const int (&since)[2]) {
+#pragma unroll
+    for (int j = 0; j < N_ROWS / 8; j++) {
+        const float2 m = load_two(shift + j * 32);
+        // The last bit of the shift is the gate's sign.
+        const u32 sign[2] = {__float_as_uint(m.x) << 31, __float_as_uint(m.y) << 31};
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float p = exp2_of(fmaf(s[4 * j + i], scale2, -(i & 1 ? m.y : m.x)));
+            p = __uint_as_float(__float_as_uint(p) ^ sign[i & 1]);
+            s[4 * j + i] = !MASKED || since[i >> 1] <= 8 * j + (i & 1) ? p : 0.f;
+        }
+    }
+}
+
+template <int N_ROWS> DEVICE void as_operand(u32 (&a)[N_ROWS / 16][4], const float (&x)[N_ROWS / 2]) {
+#pragma unroll
+    for (int i = 0; i < N_ROWS / 16; i++)
+#pragma unroll
+        for (int r = 0; r < 4; r++) a[i][r] = pack(x[8 * i + 2 * r], x[8 * i + 2 * r + 1]);
+}
+
+// Gradients of scores `ds = p (dp - delta)`, as an operand and, turned over, in shared memory: rows down, 64 keys across.
+// `to`: where the lane's row of the first four 8 x 8 matrices goes.
+template <int N_ROWS>
+DEVICE void score_gradients(u32 (&ds)[N_ROWS / 16][4], const float (&p)[N_ROWS / 2], const float (&dp)[N_ROWS / 2], u32 delta, u32 to) {
+#pragma unroll
+    for (int j = 0; j < N_ROWS / 8; j++) {
+        const float2 e = load_two(delta + j * 32);
+        ds[j / 2][j % 2 * 2] = pack(p[4 * j] * (dp[4 * j] - e.x), p[4 * j + 1] * (dp[4 * j + 1] - e.y));
+        ds[j / 2][j % 2 * 2 + 1] = pack(p[4 * j + 2] * (dp[4 * j + 2] - e.x), p[4 * j + 3] * (dp[4 * j + 3] - e.y));
+        if (j % 2) store_matrices_transposed(to + j / 2 * 2048, ds[j / 2]);
+    }
+}
+// Offset of a lane for score_gradients: 16 keys of a warp are 32 bytes of a row of 128, swizzled.
+DEVICE u32 turned_over(int warp, int lane) {
+    const int row = lane % 8, unit = 2 * warp + lane / 8 % 2;
+    return row * 128 + lane / 16 * 1024 + ((unit ^ row) << 4);
+}
+
+// `x [64 columns, N_ROWS rows]` of a warpgroup as elements turned over, where score_gradients puts its result.
+template <int N_ROWS> DEVICE void store_turned(u32 to, const float (&x)[N_ROWS / 2]) {
+    u32 a[N_ROWS / 16][4];
+    as_operand<N_ROWS>(a, x);
+#pragma unroll
+    for (int i = 0; i < N_ROWS / 16; i++) store_matrices_transposed(to + i * 2048, a[i]);
+}
+
+// `x [64 columns, N_ROWS rows]` of a warpgroup turned over into two boxes of 32 columns, their 16 bytes swizzled by row.
+template <int N_ROWS> DEVICE void store_across(u32 to, int warp, int g, int t, const float (&x)[N_ROWS / 2]) {
+    const u32 mine = to + warp / 2 * N_ROWS * 128 + g % 4 * 4;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int unit = 4 * (warp % 2) + 2 * (i / 2) + g / 4, row = 2 * t + i % 2;
+        const u32 there = mine + row * 128 + ((unit ^ row) << 4);
+#pragma unroll
+        for (int j = 0; j < N_ROWS / 8; j++) store_one(there + j * 1024, x[4 * j + i]);
+    }
+}
+
+// Adds a warpgroup's `x [64 keys, N]` times `scale` to rows of `to`, those of this lane's keys `key` and `key + 8` < n_keys.
+template <int N> DEVICE void add_keys(float *to, const float (&x)[N / 2], int key, int n_keys, int t, float scale) {
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        if (key + 8 * h >= n_keys) continue;
+        float *row = to + (long long)(key + 8 * h) * N + 2 * t;
+#pragma unroll
+        for (int j = 0; j < N / 8; j++) add_two(row + 8 * j, x[4 * j + 2 * h] * scale, x[4 * j + 2 * h + 1] * scale);
+    }
+}

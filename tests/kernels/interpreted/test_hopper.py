@@ -1,0 +1,135 @@
+"""The launches around Hopper's own kernels, with functions of torch in the place of these: the same arguments, the same
+layouts, the same sums."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from nsa.kernels import launch_backward, nsa_attention_triton, problem
+from nsa.kernels.hopper import launch
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+SIZES = {"l": 8, "d": 4, "l_sel": 8, "n_sel": 5, "w": 12}
+
+
+class Tensors:
+    """Tensors behind the addresses and tensor maps of a launch."""
+
+    def __init__(self) -> None:
+        self.mapped: list[Tensor] = []
+        self.at: dict[int, Tensor] = {}
+
+    def tensor_map(self, x: Tensor, **_: int) -> bytes:
+        self.mapped.append(x)
+        return (len(self.mapped) - 1).to_bytes(128, "little")
+
+    def pointers(self, *groups: tuple[Tensor, ...]) -> list[tuple[int, ...]]:
+        self.at |= {x.data_ptr(): x for some in groups for x in some}
+        return [tuple(x.data_ptr() for x in some) for some in groups]
+
+    def maps(self, given: Any) -> list[Tensor]:
+        return [self.mapped[given.maps[16 * i]] for i in range(5)]
+
+
+def gradients(
+    q: Tensor, do: Tensor, k: Tensor, v: Tensor, shift: Tensor, delta: Tensor, seen: Tensor | None, scale2: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of queries, keys and values from rows ``q [n, dk]`` and keys ``k [m, dk]``; none is scaled."""
+    sign = 1 - 2 * (shift.contiguous().view(torch.int32) & 1)
+    p = torch.exp2(q @ k.T * scale2 - shift[:, None]) * sign[:, None]
+    p = p if seen is None else torch.where(seen, p, 0.0)
+    ds = p * (do @ v.T - delta[:, None])
+    return ds @ k, ds.T @ q, p.T @ do
+
+
+def dense_backward(tensors: Tensors, given: Any, of: dict[str, int]) -> None:
+    q, do, k, v, dq = tensors.maps(given)
+    shift, delta = (tensors.at[p].view(q.shape[0] * q.shape[2], -1) for p in given.rows)
+    dk, dv = (tensors.at[p] for p in given.sums)
+    n_tiles, n_keys, H, G, first, heads, _, _ = given.sizes
+    assert shift.shape[1] == n_tiles * of["BM"]
+    S, per_group = q.shape[1], H // G
+    seen = torch.arange(n_keys)[None, :] * of["D"] + of["L"] <= torch.arange(S)[:, None] + 1
+    for here in range(heads):
+        bg = first + here // per_group
+        b, g, i = bg // G, bg % G, here % per_group
+        h = g * per_group + i
+        row = b * H + h
+        some = (q[b, :, h], do[b, :, h], k[b, :, g], v[b, :, g], shift[row, :S], delta[row, :S])
+        a, c, e = gradients(*some, seen, given.scales[1])
+        dq[bg - first, :, i] += a
+        dk[0, bg] += c * given.scales[0]
+        dv[0, bg] += e
+
+
+def gather_backward(tensors: Tensors, given: Any, of: dict[str, int]) -> None:
+    q, do, k, v, dq = tensors.maps(given)
+    shift, delta = (tensors.at[p].view(q.shape[:3]) for p in given.rows)
+    pairs, offsets, tile_offsets, tile_block = (tensors.at[p] for p in given.index)
+    dk, dv = (tensors.at[p] for p in given.sums)
+    _, _, G, blocks, lists, n_pairs, _, first, end = given.sizes
+    for bg in range(first, end):
+        b, heads = bg // G, slice(bg % G * of["HPG"], (bg % G + 1) * of["HPG"])
+        for tile in range(int(tile_offsets[bg, lists])):
+            at = int(tile_block[bg, tile])
+            begin = int(offsets[bg, at]) + (tile - int(tile_offsets[bg, at])) * of["TT"]
+            keys = slice(at % blocks * of["LS"], (at % blocks + 1) * of["LS"])
+            for pair in pairs[bg, begin : min(begin + of["TT"], int(offsets[bg, at + 1]))].tolist():
+                t = pair // of["NTOP"]
+                rows = (q[b, t, heads], do[b, t, heads], k[b, keys, bg % G], v[b, keys, bg % G])
+                a, c, e = gradients(*rows, shift[b, t, heads], delta[b, t, heads], None, given.scale2)
+                if of["PARTS"]:
+                    dq[0, (bg - first) * n_pairs + pair] = a
+                else:
+                    dq[bg - first, t] += a
+                dk[0, bg, keys] += c
+                dv[0, bg, keys] += e
+
+
+KERNELS: dict[str, Callable[[Tensors, Any, dict[str, int]], None]] = {
+    "dense_backward": dense_backward, "gather_backward": gather_backward,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("parts", "gathers", "scratch"),
+    [(True, True, 4 << 30), (True, True, 1), (False, True, 1), (True, False, 1)],
+    ids=["partial results", "pair by pair", "sums", "Triton gathers pair by pair"],
+)
+def test_gradients_equal_those_of_tritons_kernels(
+    parts: bool, gathers: bool, scratch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gen = torch.Generator().manual_seed(0)
+    B, S, H, G, dim = 2, 40, 4, 2, 16
+    shapes = [(B, S, H, dim), *[(B, S, G, dim)] * 6, (B, S, H, 3)]
+    x = [torch.randn(shape, generator=gen).requires_grad_() for shape in shapes]
+
+    def found() -> tuple[Tensor, ...]:
+        o = nsa_attention_triton(*x, **SIZES)
+        assert isinstance(o, Tensor)
+        return torch.autograd.grad(o, x, torch.randn(o.shape, generator=torch.Generator().manual_seed(1)))
+
+    wanted = found()
+    tensors, ran = Tensors(), []
+
+    def run(name: str, constants: Any, shared: int, blocks: int, given: Any, device: torch.device) -> None:
+        ran.append(name)
+        KERNELS[name](tensors, given, dict(constants) | {"LS": SIZES["l_sel"]})
+
+    monkeypatch.setattr(launch_backward, "why_no_wgmma", lambda *_: None)
+    monkeypatch.setattr(launch_backward, "why_no_gather", lambda *_: None if gathers else "off")
+    for where in (launch, launch_backward):
+        monkeypatch.setattr(where, "sums_queries", lambda _: not parts)
+    monkeypatch.setattr(launch, "tensor_map", tensors.tensor_map)
+    monkeypatch.setattr(launch, "_pointers", tensors.pointers)
+    monkeypatch.setattr(launch, "launch", run)
+    monkeypatch.setattr(problem, "_SCRATCH_BYTES", scratch)
+    for a, b in zip(found(), wanted, strict=True):
+        assert (a - b).norm() <= 1e-5 * b.norm()
+    turns = B * G if scratch == 1 and (parts or not gathers) else 1
+    assert ran == ["dense_backward", *["gather_backward"] * gathers] * turns

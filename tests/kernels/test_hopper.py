@@ -1,0 +1,157 @@
+"""What can be known of Hopper's own kernels without a GPU: where they run, and that sources and launches agree."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nsa.kernels import nvrtc
+from nsa.kernels.hopper import launch, program
+from nsa.kernels.hopper.products import products
+from nsa.kernels.precompile import Shape, record
+from nsa.kernels.problem import Problem
+
+SHARED_LIMIT = 227 * 1024
+SERVED = [(16, 128, 128), (8, 128, 64), (6, 64, 64), (12, 64, 64), (32, 64, 64)]
+
+
+def problem(hpg: int = 8, dk: int = 128, dv: int = 128, *, S: int = 4096, **changed: Any) -> Problem:
+    q, k, v = (
+        torch.empty(1, S, n, dim, dtype=changed.get("dtype", torch.bfloat16), device="meta")
+        for n, dim in ((2 * hpg, dk), (2, dk), (2, dv))
+    )
+    sizes = (32, 16, changed.get("l_sel", 64), changed.get("n_sel", 16), 512)
+    return Problem.of(q, k, v, sizes=sizes, scale=0.1, deterministic=changed.get("deterministic", False))
+
+
+@pytest.mark.parametrize(
+    ("changed", "dense", "gather"),
+    [
+        ({}, None, None),
+        ({"dtype": torch.float32}, "dtype", "sizes"),
+        ({"dk": 192}, "head_dim", "sizes"),
+        ({"deterministic": True}, "deterministic", None),
+        ({"S": 31}, "no_keys", "no_keys"),
+        ({"S": 190}, None, "no_keys"),
+        ({"n_sel": 3}, None, "no_keys"),
+        ({"hpg": 4}, None, "sizes"),
+        ({"l_sel": 32}, None, "sizes"),
+    ],
+)
+def test_what_a_problem_lacks_is_named(changed: dict[str, Any], dense: str | None, gather: str | None) -> None:
+    p = problem(**changed)
+    assert launch.dense_served(p) == dense
+    assert launch.gather_served(p) == gather
+
+
+def test_tensors_on_the_cpu_stay_with_triton() -> None:
+    p, x = problem(), torch.empty(1, 8, 2, 128, dtype=torch.bfloat16)
+    assert launch.why_no_wgmma(x, x, x, x, p) == "device"
+
+
+def test_a_kernel_that_cannot_be_built_leaves_the_work_to_triton_and_says_why_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("CUresult: CUDA_ERROR_INVALID_IMAGE")
+
+    monkeypatch.setattr(program, "function", refuse)
+    asked = ("dense_backward", (("DK", 1),), 0, 0)
+    with pytest.warns(UserWarning, match="Triton's kernels run.*CUDA_ERROR_INVALID_IMAGE"):
+        assert program.why_not_built(*asked) == "build"
+    assert program.why_not_built(*asked) == "build"  # a second warning would be an error
+
+
+@pytest.mark.parametrize(
+    ("strides", "ok"), [((512, 128, 64, 1), True), ((512, 132, 64, 1), False), ((512, 128, 64, 2), False)]
+)
+def test_a_tensor_map_needs_units_of_sixteen_bytes(strides: tuple[int, ...], ok: bool) -> None:
+    x = torch.empty(4096, dtype=torch.bfloat16).as_strided((1, 2, 2, 8), strides)
+    assert program.strided(x) is ok
+
+
+def test_a_dimension_of_one_may_have_any_stride() -> None:
+    assert program.strided(torch.empty(4096, dtype=torch.bfloat16).as_strided((1, 2, 2, 8), (3, 128, 64, 1)))
+
+
+@pytest.mark.parametrize("registers", [False, True])
+@pytest.mark.parametrize("n", [64, 80, 128])
+def test_a_product_names_each_of_its_operands_once(n: int, registers: bool) -> None:
+    text = products([n], half=False)
+    one = text.split("template")[2 if registers else 1]
+    assert f"m64n{n}k16.f32.bf16.bf16" in one
+    assert f"float (&d)[{n // 2}]" in one
+    named = sorted(int(i) for i in re.findall(r"%(\d+)", one))
+    # Accumulators, a (four registers or a descriptor), b, whether to accumulate, and how a and b, or b, lie.
+    assert named == list(range(n // 2 + (4 + 3 if registers else 1 + 4)))
+    assert len(re.findall(r'"\+f"\(d\[\d+\]\)', one)) == n // 2
+
+
+def laid_out(name: str, constants: program.Constants, tmp_path: Path) -> tuple[int, int]:
+    """Where the barriers of a kernel begin and how large its arguments are, by a host compiler."""
+    text = (Path(program.__file__).parent / f"{name}.cu").read_text(encoding="utf-8")
+    layout = "\n".join(re.findall(r"^(?:constexpr|static_assert)[^;]*;", text, re.MULTILINE))
+    arguments = re.search(r"struct Arguments \{.*?\n\};", text, re.DOTALL)
+    assert arguments
+    source = tmp_path / "layout.cpp"
+    source.write_text(
+        "#include <cstdio>\nstruct alignas(64) TensorMap { unsigned long long words[16]; };\n"
+        + "".join(f"#define {key} {value}\n" for key, value in constants)
+        + f'{layout}\n{arguments[0]}\nint main() {{ std::printf("%d %zu", AT_BARRIERS, sizeof(Arguments)); }}\n'
+    )
+    subprocess.run(["g++", "-std=c++17", "-w", "-o", tmp_path / "layout", source], check=True)
+    found = subprocess.run([tmp_path / "layout"], check=True, capture_output=True, text=True).stdout.split()
+    return int(found[0]), int(found[1])
+
+
+@pytest.mark.parametrize("of", SERVED)
+@pytest.mark.parametrize("name", ["dense_backward", "gather_backward"])
+def test_launches_agree_with_the_sources_layout(name: str, of: tuple[int, int, int], tmp_path: Path) -> None:
+    assert shutil.which("g++"), "this test asks a host compiler: apt-get install g++ (`.ci/run` does it)"
+    p = problem(*of)
+    constants, shared = (launch._dense_constants if name == "dense_backward" else launch._gather_constants)(p)
+    barriers, arguments = laid_out(name, constants, tmp_path)
+    stages = dict(constants)["STAGES"]
+    n_barriers = 1 + 4 * stages if name == "dense_backward" else 2 + 3 * stages
+    assert shared == barriers + 8 * n_barriers
+    assert shared <= SHARED_LIMIT
+    given = launch._DenseArguments if name == "dense_backward" else launch._GatherArguments
+    assert ctypes.sizeof(given) == arguments
+
+
+@pytest.mark.skipif(nvrtc.missing() is not None, reason="without NVRTC nothing can be compiled")
+@pytest.mark.parametrize("of", SERVED)
+def test_sources_compile_for_hopper(of: tuple[int, int, int]) -> None:
+    p = problem(*of)
+    for name, constants in (
+        ("dense_backward", launch._dense_constants(p)[0]),
+        ("gather_backward", launch._gather_constants(p)[0]),
+    ):
+        text = program.source(name, constants)
+        assert nvrtc.compile_cubin(text, ["--gpu-architecture=sm_90a", "--std=c++17"], name=name)
+
+
+def test_tritons_kernels_beside_them_are_compiled_ahead() -> None:
+    wide = [one for one in record(Shape(8192, 64, 4, 128, 128)) if one.name == "dq_kernel"]
+    assert {bool(one.arguments["SUMS"]) for one in wide} == {False, True}
+    # Sums that fit the L2 cache leave no partial results to be read.
+    small = [one for one in record(Shape(8192, 12, 2, 64, 64)) if one.name == "dq_kernel"]
+    assert {(bool(one.arguments["SUMS"]), one.arguments["NTOP"]) for one in small} == {(False, 13), (True, 0)}
+    older = record(Shape(8192, 64, 4, 128, 128, capability=80))
+    assert not any(one.arguments.get("SUMS") for one in older)
+
+
+def test_a_span_of_tokens_fits_the_cache() -> None:
+    assert problem(16).span == 2048
+    assert problem(6, 64, 64, S=65536).span == 8192
+    assert problem(16, S=100).span == 100
+    # Triton's kernels keep partial sums for each list: theirs are as few as can be.
+    assert problem(16, deterministic=True).span == problem(4).span == problem(8, dk=192).span == 4096
+    assert problem(16).n_lists == 2 * problem(16).n_blocks
