@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -65,6 +66,7 @@ def main() -> int:
     parser.add_argument("--shapes", default=",".join(SHAPES))
     names = parser.parse_args().shapes.split(",")
     need_gpu("kernels_beside")
+    os.environ["HOPPER_KERNELS"] = "1"
     warm([Shape(*SHAPES[name]) for name in names])
     print(torch.cuda.get_device_name(), torch.__version__, ceilings(), flush=True)
     for name in names:

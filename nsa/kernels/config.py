@@ -42,6 +42,14 @@ def interpreting() -> bool:
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
+def hopper_asked() -> bool:
+    """Whether the kernels of :mod:`nsa.kernels.hopper` may run (``HOPPER_KERNELS=1``).
+
+    They wait to be asked until the whole list of GPU tests has run with them (docs/adr/0064).
+    """
+    return os.environ.get("HOPPER_KERNELS", "0") == "1"
+
+
 @dataclass(frozen=True)
 class HeadDims:
     """Head dimensions as the kernels see them: ``dk0 + dk1`` for keys (``dk1`` may be 0) and ``dv`` for values."""

@@ -8,7 +8,7 @@ from torch import Tensor
 from nsa.attention.spans import span
 from nsa.kernels.backward import delta_kernel, dkv_kernel, dq_kernel
 from nsa.kernels.compress import spread_kernel
-from nsa.kernels.config import FUSED, Tile, next_power_of_2
+from nsa.kernels.config import FUSED, Tile, hopper_asked, next_power_of_2
 from nsa.kernels.hopper import HopperBackward, Run, sums_queries, why_no_gather, why_no_wgmma
 from nsa.kernels.launch import Saved, gather_constants, options
 from nsa.kernels.problem import Problem, ceil_div, strides
@@ -105,7 +105,7 @@ class _Parts:
     ) -> None:  # fmt: skip
         self.p, self.do, self.streams, self.gates, self.delta, self.saved = p, do, streams, gates, delta, saved
         q, kc, vc, k_sel, v_sel = streams[:5]
-        by_wgmma = why_no_wgmma(q, kc, vc, do, p) is None
+        by_wgmma = hopper_asked() and why_no_wgmma(q, kc, vc, do, p) is None
         # Before there is room for partial results of the queries: its own are gone then.
         self._keys = None if by_wgmma else _compressed_dkv(
             q, kc, vc, (do, saved.lse_cmp, gates, delta), p, per_token=per_token

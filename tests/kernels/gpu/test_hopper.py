@@ -20,6 +20,12 @@ pytestmark = [
     ),
 ]
 
+
+@pytest.fixture(autouse=True)
+def _asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOPPER_KERNELS", "1")
+
+
 CASES = {
     "16 heads a group": (1, 1100, 32, 2, 128, 128, torch.bfloat16),
     "8 heads, two sequences, float16": (2, 3001, 16, 2, 128, 128, torch.float16),

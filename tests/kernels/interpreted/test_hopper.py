@@ -121,6 +121,7 @@ def test_gradients_equal_those_of_tritons_kernels(
         ran.append(name)
         KERNELS[name](tensors, given, dict(constants) | {"LS": SIZES["l_sel"]})
 
+    monkeypatch.setenv("HOPPER_KERNELS", "1")
     monkeypatch.setattr(launch_backward, "why_no_wgmma", lambda *_: None)
     monkeypatch.setattr(launch_backward, "why_no_gather", lambda *_: None if gathers else "off")
     for where in (launch, launch_backward):
