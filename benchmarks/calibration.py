@@ -1,7 +1,7 @@
 """Do the statistics keep their promises? Coverage, false decisions and decision rates by simulation.
 
     python benchmarks/calibration.py                        # a few cells, under a minute
-    python benchmarks/calibration.py --full --trials 2000   # the table of docs/statistics.md, about 20 minutes
+    python benchmarks/calibration.py --full --trials 2000   # docs/statistics.md, 20 minutes of an idle core
 
 Runs are simulated step by step: lag-1 autocorrelated step times, a rate that differs from run to run, and a shape (a
 slow start, rare slow steps, heavy tails, regular pauses, a shift of the level). They go through the same `judge_phase`
