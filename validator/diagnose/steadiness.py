@@ -28,7 +28,7 @@ _SLOW = 1.15
 _SLOW_NOISE = 6.0
 _LEAST_STALLS = 3
 _LOST_WARNING, _LOST_INFO = 0.01, 0.002
-"""Share of the time that slow steps with a period cost; without one it takes twice as much for a warning."""
+"""Share of the time that slow steps with a period cost; without one a warning takes half as much again."""
 
 _SET_PERIOD = 10
 """Trainers are told to pause every so many steps, or a multiple of that; a fault seldom keeps such a period."""
@@ -204,7 +204,7 @@ def periodic_stall(run: RunFacts) -> Iterator[Finding]:
         shown = ", ".join(map(str, at[:8])) + (" …" if len(at) > 8 else "")
         longest, gap = _longest(stalls, at)
         meant = _is_meant(run, at, period)
-        least = _LOST_WARNING if period is not None else 2 * _LOST_WARNING
+        least = _LOST_WARNING if period is not None else 1.5 * _LOST_WARNING
         loud = gap >= least or (stalls.lost >= least and not meant)
         yield found(
             "periodic-stall",

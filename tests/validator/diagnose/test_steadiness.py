@@ -161,7 +161,7 @@ def test_hiccups_that_cost_one_percent_are_information(tmp_path: Path) -> None:
 def test_a_slower_level_holds_no_stalls_of_its_own_making(tmp_path: Path) -> None:
     """Rows of a level that is slower and scatters more were counted from the median of the whole run."""
     noise = random.Random(5)
-    seconds = [2.0 + (abs(noise.gauss(0.5, 0.2)) if i > 190 else 0.002 * noise.gauss(0, 1)) for i in range(N)]
+    seconds = [2.0 + (abs(noise.gauss(0.25, 0.15)) if i > 180 else 0.002 * noise.gauss(0, 1)) for i in range(N)]
     shown = alone(tmp_path, seconds)
     assert shown["rate-shift"].severity == "warning"
     assert "periodic-stall" not in shown
