@@ -28,7 +28,7 @@ _SLOW = 1.15
 _SLOW_NOISE = 6.0
 _LEAST_STALLS = 3
 _LOST_WARNING, _LOST_INFO = 0.01, 0.002
-"""Share of the time that slow steps with a period cost; without one it takes twice as much for a warning."""
+"""Share of the time that slow steps with a period cost; without one a warning takes half as much again."""
 
 _SET_PERIOD = 10
 """Trainers are told to pause every so many steps, or a multiple of that; a fault seldom keeps such a period."""
@@ -45,6 +45,9 @@ _EVEN = 0.8
 _SHIFT_WARNING, _SHIFT_INFO = 0.05, 0.03
 _GAIN_WARNING = 0.25
 """Gain of the rate that is worth a warning in a run that the validator did not start: what came before was slow."""
+
+_PASSING = 0.2
+"""Share of the rows on levels that do not last above which the rate drifts rather than steps."""
 
 _REGULAR = 0.02
 """How far, as a share of their distance, changes that follow a schedule may be found from where they are."""
@@ -89,25 +92,36 @@ def no_steady_state(run: RunFacts) -> Iterator[Finding]:
 
 
 def _drifts(run: RunFacts) -> bool:
-    """Whether the run ends far from where it began, by way of three lasting levels or more or of a slow start that is
-    too long to be left out. A single step between two levels is a `rate-shift`, and so is one that comes back."""
-    if run.window is None:
+    """Whether the run ends far from where it began, by way of three levels or more or of a slow start that is too long
+    to be left out. A single step between two lasting levels is a `rate-shift`, and so is one that comes back."""
+    window = run.window
+    if window is None or not window.levels:
         return False
-    levels, least = (run.window.levels, 2) if run.window.settling else (run.levels, 3)
-    return len(levels) >= least and abs(levels[-1].mean / levels[0].mean - 1) >= _SHIFT_WARNING
+    rows = sum(level.rows for level in window.levels)
+    passing = rows - sum(level.rows for level in run.levels)
+    several = len(run.levels) > 2 or (len(window.levels) > 2 and passing > _PASSING * rows)
+    return (several or window.settling) and abs(_change(run)) >= _SHIFT_WARNING
+
+
+def _change(run: RunFacts) -> float:
+    """How much longer a step takes in the last tenth of the window than in the first, pauses pulled in."""
+    assert run.times is not None
+    assert run.window is not None
+    own = run.times[1][run.window.contains(run.times[0])]
+    part = max(1, len(own) // 10)
+    first, last = (np.minimum(some, 1.5 * np.median(some)).mean() for some in (own[:part], own[-part:]))
+    return float(last / first) - 1
 
 
 def _since(run: RunFacts) -> str:
-    first, last = run.levels[0], run.levels[-1]
-    change = last.mean / first.mean - 1
+    change = _change(run)
     way = "more" if change > 0 else "less"
-    return f" From step {last.first_step} on a step takes {percent(abs(change))} {way} than at the start."
+    return f" In its last tenth a step takes {percent(abs(change))} {way} than in its first."
 
 
 def _gains(run: RunFacts) -> bool:
     """Whether the run becomes a little faster to the end, which costs nobody anything."""
-    first, last = run.levels[0], run.levels[-1]
-    return last.mean < first.mean < (1 + _GAIN_WARNING) * last.mean
+    return 1 / (1 + _GAIN_WARNING) - 1 < _change(run) < 0
 
 
 def _schedule(run: RunFacts) -> int | None:
@@ -190,7 +204,7 @@ def periodic_stall(run: RunFacts) -> Iterator[Finding]:
         shown = ", ".join(map(str, at[:8])) + (" …" if len(at) > 8 else "")
         longest, gap = _longest(stalls, at)
         meant = _is_meant(run, at, period)
-        least = _LOST_WARNING if period is not None else 2 * _LOST_WARNING
+        least = _LOST_WARNING if period is not None else 1.5 * _LOST_WARNING
         loud = gap >= least or (stalls.lost >= least and not meant)
         yield found(
             "periodic-stall",
@@ -311,20 +325,19 @@ def _is_declared(run: RunFacts, steps: Steps, period: int | None) -> bool:
 
 def rate_shift(run: RunFacts) -> Iterator[Finding]:
     """The rate steps to another level and stays there: when, by how much, and what else moved at that step."""
-    levels = run.window.levels if run.timed and run.window is not None and not _drifts(run) else ()
-    shifts = [
-        (before.mean / after.mean - 1, before, after)
-        for before, after in pairwise(levels)
-        if abs(before.mean / after.mean - 1) >= _SHIFT_INFO and (before.high < after.low or after.high < before.low)
-    ]
+    if not run.timed or run.window is None or _drifts(run):
+        return
+    levels = run.window.levels
+    lasting = [] if run.planned else _shifts(run.levels)
+    shifts = lasting or _shifts(levels)
     if not shifts:
         return
-    change, before, after = max(shifts, key=lambda shift: (_lasts(run, shift[2]), abs(shift[0])))
+    change, before, after = max(shifts, key=lambda shift: abs(shift[0]))
     timed = run.series("step_time_s") is not None
     least_s = _PART * abs(after.mean - before.mean) if timed else 0.0
     moved = _moved(run, (before.first_step, after.first_step, after.last_step), least_s=least_s)
     least = _SHIFT_WARNING if run.planned or change < 0 else _GAIN_WARNING
-    severity: Severity = "warning" if abs(change) >= least and (_lasts(run, after) or run.planned) else "info"
+    severity: Severity = "warning" if abs(change) >= least and (lasting or run.planned) else "info"
     until = "" if after is levels[-1] else f" up to step {after.last_step}"
     more = f" It is the largest of {len(shifts)} such shifts." if len(shifts) > 1 else ""
     shown = " → ".join(f"{one.mean:.4g}" for one in levels)
@@ -343,8 +356,13 @@ def rate_shift(run: RunFacts) -> Iterator[Finding]:
     )
 
 
-def _lasts(run: RunFacts, level: Level) -> bool:
-    return level in run.levels
+def _shifts(levels: tuple[Level, ...]) -> list[tuple[float, Level, Level]]:
+    """Change of the rate from each level to the next, where it is beyond both intervals; those two levels."""
+    return [
+        (before.mean / after.mean - 1, before, after)
+        for before, after in pairwise(levels)
+        if abs(before.mean / after.mean - 1) >= _SHIFT_INFO and (before.high < after.low or after.high < before.low)
+    ]
 
 
 def _moved(run: RunFacts, span: tuple[int, int, int], *, least_s: float) -> list[tuple[str, str]]:

@@ -230,3 +230,57 @@ def test_a_folder_is_read_by_its_log_where_it_has_no_table(tmp_path: Path) -> No
     assert result.extra["printed"]["path"] == "out.txt"
     (tmp_path / "training.csv").write_text("step,loss,lr,toks_per_s\n1,2,0.1,100\n2,2,0.1,100\n", encoding="utf-8")
     assert "printed" not in collect_dir(tmp_path).extra, "a table comes first"
+
+
+def test_steps_without_a_line_are_counted_by_the_samples_seen(tmp_path: Path) -> None:
+    """Lines were counted, so that a missing one made the next step twice as long."""
+    at = running([5.0] * STEPS)
+    lines = [f"{1e3 * (1.7e9 + t):.0f} ms, samples {i * 80}, loss 2.0" for i, t in enumerate(at, 1)]
+    pattern = "^{row}{timestamp} ms, samples {samples_seen}, loss {loss}"
+    result = read(tmp_path, iter([*lines[:100], *lines[103:]]), pattern)
+    assert result.series["loss"].steps.tolist() == [*range(1, 101), *range(104, STEPS + 1)]
+    assert mean_time(result) == pytest.approx(5.0, rel=1e-3)
+
+
+def test_samples_that_no_step_explains_leave_lines_counted(tmp_path: Path) -> None:
+    lines = (f"samples {i * 80 + i % 3}, loss {x:.3f}" for i, x in enumerate(losses(), 1))
+    result = read(tmp_path, lines, "^{row}samples {samples_seen}, loss {loss}")
+    assert result.series["loss"].steps.tolist() == list(range(1, STEPS + 1))
+
+
+def test_a_line_that_says_that_a_file_was_saved_is_no_row(tmp_path: Path) -> None:
+    """An upload of twenty minutes behind the last step was taken for a slow step."""
+    rows = list(dated(times(), losses()))
+    result = read(tmp_path, iter([*rows, "2026-03-05 00:59:00,000 INFO model saved at step 401"]))
+    assert result.series["step_time_s"].steps[-1] == STEPS
+    assert mean_time(result) == pytest.approx(float(np.mean(times())), rel=0.01)
+    without_loss = (row.partition(" loss")[0] for row in rows)
+    result = read(tmp_path, without_loss, "^{timestamp} INFO step {step}", name="dates.log")
+    assert result.series["step_time_s"].steps[-1] == STEPS
+
+
+def test_a_running_mean_that_begins_anew_in_each_epoch(tmp_path: Path) -> None:
+    """Of one step in ten that is timed, each may take longer than the others do."""
+    own = [0.6 if i % 10 == 0 else 0.5 for i in range(STEPS)]
+    lines = []
+    for i in range(0, STEPS, 10):
+        mean = float(np.mean(own[i // 200 * 200 : i + 1]))
+        shown = f"Time {own[i]:.3f} ({mean:.3f})\tData 0.001 (0.001)\tTok/s 9000 (9100)\tLoss/tok 3.1 (3.2)"
+        lines.append(f"0: TRAIN [{i // 200}][{i % 200}/200]\t{shown}")
+    result = read(tmp_path, iter(lines))
+    found = result.series["wall_step_time_s"]
+    strides = np.diff(found.steps, prepend=-1)
+    assert float((found.values * strides).sum() / strides.sum()) == pytest.approx(0.51, rel=0.01)
+
+
+def test_the_average_of_an_epoch_is_no_step(tmp_path: Path) -> None:
+    lines = [f"2026-03-04 05:{i // 60:02}:{i % 60:02},000 - batch loss: {x:.3f}" for i, x in enumerate(losses()[:200])]
+    lines[100:100] = ["2026-03-04 05:01:40,000 - epoch 1 - average train loss: 3.2"]
+    assert read(tmp_path, iter(lines)).series["loss"].steps[-1] == 200
+
+
+def test_rows_beside_a_line_about_a_pause_are_known(tmp_path: Path) -> None:
+    lines = list(plain(times(), losses()))
+    lines[100:100] = ["evaluating 64 batches", "checkpoint written"]
+    lines[50:50] = ["a retrieval of intervals by the latest name"]
+    assert read(tmp_path, iter(lines)).extra["places"]["pauses"].tolist() == [100, 101]

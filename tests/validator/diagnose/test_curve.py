@@ -87,8 +87,10 @@ def test_a_gradient_norm_with_spikes_is_healthy(tmp_path: Path) -> None:
         (changed(falling(), 120, [0.0]), "warning"),
         (changed(falling(), 0, [0.0] * 5), "warning"),
         ([max(0.0, round(4 * 0.93**i, 4)) for i in range(N)], "warning"),
+        ([0.02 if i % 4 == 3 else 0.0 for i in range(N)], "info"),
+        ([0.0 if i % 4 == 3 else 0.02 for i in range(N)], "warning"),
     ],
-    ids=["three", "from then on", "last", "one", "at the start", "sinks to nothing"],
+    ids=["three", "from then on", "last", "one", "at the start", "sinks to nothing", "by design", "comes back to it"],
 )
 def test_a_loss_of_exactly_zero(tmp_path: Path, losses: list[float], severity: str) -> None:
     """Loggers that leave out NaN print 0.0; e5f4a05 took it for a loss below any bound."""

@@ -121,3 +121,19 @@ def test_sequential_prefill_at_length(tmp_path: Path) -> None:
     assert "NSA_PREFILL_BATCHED=1" in of_run(slow)["host-bound"].next_step
     assert of_run(slow, settings={"env.NSA_PREFILL_BATCHED": 0}) == {}  # the arm of an A/B that is meant to be slow
     assert of_run(healthy(tmp_path / "s", effective={"prefill": "sequential", "seq_len": 256})) == {}
+
+
+@pytest.mark.parametrize(("at", "slower", "severity"), [(90, 1.0, "info"), (90, 1.2, "warning"), (3, 1.0, "warning")])
+def test_a_compiler_that_gave_up_beside_the_training_step(
+    tmp_path: Path, at: int, slower: float, severity: str
+) -> None:
+    """Sampling between two steps met the limit; the steps after it take as long as before."""
+    lines = [
+        f"step {step} loss {4 + 2 / step:.4f} time {1e3 * (slower if step > at else 1) + step % 7:.2f}ms"
+        for step in range(1, 201)
+    ]
+    lines[at:at] = [
+        "W1121 20:57:19.645 5148 torch/_dynamo/convert_frame.py:1994] torch._dynamo hit config.recompile_limit (8)"
+    ]
+    (tmp_path / "train.log").write_text("\n".join(lines) + "\n")
+    assert of_folder(tmp_path / "train.log")["uncompiled"].severity == severity

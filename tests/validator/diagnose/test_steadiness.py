@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.validator.diagnose.cases import healthy, of_run
+from tests.validator.diagnose.cases import healthy, of_folder, of_run
 from validator.model.verdict import Finding
 
 N = 240
@@ -118,3 +118,103 @@ def test_what_moved_with_the_rate_is_named(tmp_path: Path) -> None:
 def test_a_rate_that_falls_at_once_and_recovers_slowly_looks_throttled(tmp_path: Path) -> None:
     seconds = [s * (1 + 0.4 * (220 - i) / 100 if 120 <= i < 220 else 1) for i, s in enumerate(times())]
     assert "as hardware does that throttles; no clocks were recorded" in found(tmp_path, seconds)["rate-shift"].message
+
+
+def alone(tmp_path: Path, seconds: Sequence[float], said: Mapping[int, str] | None = None) -> dict[str, Finding]:
+    """What a log by itself shows; `said` are lines in front of the rows of these steps."""
+    lines = []
+    for step, one in enumerate(seconds, 1):
+        lines += [(said or {})[step]] if step in (said or {}) else []
+        lines.append(f"step {step} loss {4 + 2 / step:.4f} time {1e3 * one:.2f}ms")
+    tmp_path.mkdir(exist_ok=True)
+    (tmp_path / "train.log").write_text("\n".join(lines) + "\n")
+    return of_folder(tmp_path / "train.log")
+
+
+def test_pauses_that_the_log_names_are_information(tmp_path: Path) -> None:
+    at = range(37, N + 1, 37)
+    slow = [s + (2.0 if i in at else 0) for i, s in enumerate(times(), 1)]
+    named = alone(tmp_path / "a", slow, dict.fromkeys(at, "evaluating on 64 batches"))["periodic-stall"]
+    assert named.severity == "info"
+    assert named.message.endswith("The log names a validation, a checkpoint or the end of an epoch there.")
+    assert alone(tmp_path / "b", slow)["periodic-stall"].severity == "warning"
+    everywhere = alone(tmp_path / "c", slow, dict.fromkeys(range(2, N + 1), "epoch 1"))["periodic-stall"]
+    assert everywhere.severity == "warning"
+    elsewhere = alone(tmp_path / "d", slow, {step + 5: "checkpoint written" for step in at if step + 5 <= N})
+    assert elsewhere["periodic-stall"].severity == "warning"
+
+
+def test_a_period_that_somebody_set_is_information_in_a_log_by_itself(tmp_path: Path) -> None:
+    """A runbook declares a pause that is meant; a log cannot."""
+    slow = [s + (2.0 if i % 20 == 0 else 0) for i, s in enumerate(times(), 1)]
+    assert alone(tmp_path / "a", slow)["periodic-stall"].severity == "info"
+    assert found(tmp_path / "b", slow)["periodic-stall"].severity == "warning"
+    slow = [s + (2.0 if i % 17 == 0 else 0) for i, s in enumerate(times(), 1)]
+    assert alone(tmp_path / "c", slow)["periodic-stall"].severity == "warning"
+
+
+def test_one_long_gap_among_pauses_that_are_named_is_a_warning(tmp_path: Path) -> None:
+    slow = [s + (3000.0 if i == 100 else 2.0 if i % 20 == 0 else 0) for i, s in enumerate(times(), 1)]
+    finding = alone(tmp_path, slow, dict.fromkeys(range(20, N + 1, 20), "evaluating"))["periodic-stall"]
+    assert finding.severity == "warning"
+    assert "The longest alone, at step 100, takes 50 min" in finding.message
+
+
+def test_hiccups_that_cost_one_percent_are_information(tmp_path: Path) -> None:
+    at = {33, 71, 90, 148, 190, 201}
+    for extra, severity in ((1.1, "info"), (3.0, "warning")):
+        slow = [s + (extra if i in at else 0) for i, s in enumerate(times(), 1)]
+        assert alone(tmp_path / severity, slow)["periodic-stall"].severity == severity
+
+
+def test_a_slower_level_holds_no_stalls_of_its_own_making(tmp_path: Path) -> None:
+    """Rows of a level that is slower and scatters more were counted from the median of the whole run."""
+    noise = random.Random(5)
+    seconds = [2.0 + (abs(noise.gauss(0.25, 0.15)) if i > 180 else 0.002 * noise.gauss(0, 1)) for i in range(N)]
+    shown = alone(tmp_path, seconds)
+    assert shown["rate-shift"].severity == "warning"
+    assert "periodic-stall" not in shown
+
+
+def levels(*parts: tuple[int, float], cv: float = 0.004) -> list[float]:
+    noise = random.Random(7)
+    return [mean * (1 + cv * noise.gauss(0, 1)) for rows, mean in parts for _ in range(rows)]
+
+
+def test_levels_at_equal_distances_are_a_schedule(tmp_path: Path) -> None:
+    even = levels((80, 1.0), (80, 1.4), (80, 1.8))
+    finding = alone(tmp_path / "a", even)
+    assert "rate-shift" not in finding
+    assert finding["no-steady-state"].severity == "info"
+    assert "changes every 80 steps or so" in finding["no-steady-state"].message
+    assert found(tmp_path / "b", even)["no-steady-state"].severity == "warning"
+    odd = levels((110, 1.0), (40, 1.4), (90, 1.8))
+    assert alone(tmp_path / "c", odd)["no-steady-state"].severity == "warning"
+    ramp = [1 + 0.8 * i / N for i in range(N)]
+    assert alone(tmp_path / "d", ramp)["no-steady-state"].severity == "warning"
+
+
+def test_a_drift_is_said_once(tmp_path: Path) -> None:
+    shown = found(tmp_path, levels((100, 1.0), (80, 0.9), (60, 2.4)))
+    assert "rate-shift" not in shown
+    assert "In its last tenth a step takes 140 % more than in its first" in shown["no-steady-state"].message
+
+
+def test_a_small_gain_to_the_end_costs_nobody_anything(tmp_path: Path) -> None:
+    gain = levels((100, 1.0), (80, 0.97), (60, 0.93))
+    assert alone(tmp_path / "a", gain)["no-steady-state"].severity == "info"
+    assert alone(tmp_path / "b", levels((150, 1.0), (90, 0.9)))["rate-shift"].severity == "info"
+    assert alone(tmp_path / "c", levels((150, 1.0), (90, 0.6)))["rate-shift"].severity == "warning"
+    loss = levels((100, 0.93), (80, 0.97), (60, 1.0))
+    assert alone(tmp_path / "d", loss)["no-steady-state"].severity == "warning"
+
+
+def test_a_slow_stretch_that_passes_is_information_in_a_log_by_itself(tmp_path: Path) -> None:
+    passing = levels((120, 1.0), (10, 1.6), (110, 1.0))
+    assert alone(tmp_path / "a", passing)["rate-shift"].severity == "info"
+    lasting = levels((120, 1.0), (60, 1.6), (60, 1.0))
+    assert alone(tmp_path / "b", lasting)["rate-shift"].severity == "warning"
+
+
+def test_a_handful_of_rows_is_no_drift_of_a_log_by_itself(tmp_path: Path) -> None:
+    assert alone(tmp_path, [1.0, 0.9, 1.6, 1.5, 1.7])["no-steady-state"].severity == "info"
