@@ -138,7 +138,10 @@ def test_sources_compile_for_hopper(of: tuple[int, int, int]) -> None:
         assert nvrtc.compile_cubin(text, ["--gpu-architecture=sm_90a", "--std=c++17"], name=name)
 
 
-def test_tritons_kernels_beside_them_are_compiled_ahead() -> None:
+def test_tritons_kernels_beside_them_are_compiled_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = [one for one in record(Shape(8192, 64, 4, 128, 128)) if one.name == "dq_kernel"]
+    assert {bool(one.arguments["SUMS"]) for one in plain} == {False}, "nobody asked"
+    monkeypatch.setenv("HOPPER_KERNELS", "1")
     wide = [one for one in record(Shape(8192, 64, 4, 128, 128)) if one.name == "dq_kernel"]
     assert {bool(one.arguments["SUMS"]) for one in wide} == {False, True}
     # Sums that fit the L2 cache leave no partial results to be read.

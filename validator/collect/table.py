@@ -100,7 +100,8 @@ class _Parts:
         """Cells without a number are a flaw, but for a column of the trainer's own that holds words by design."""
         for column, (count, line, sample) in sorted(self.texts.items()):
             known = self.names[column] in _KNOWN
-            if known or count < _TEXT_SHARE * self.rows:
+            numbers = sum(rows if absent is None else int((~absent[:, column]).sum()) for rows, absent in self.absent)
+            if known or count < _TEXT_SHARE * (count + numbers):
                 self.fault("garbage-cell", line, f"{self.names[column]}={sample}", times=count)
 
     def add(
@@ -134,7 +135,7 @@ _FAULTS = {
 
 _KNOWN = frozenset({*HEADERLESS, *METRICS})
 _TEXT_SHARE = 0.5
-"""Share of a column's rows that hold words from which these are what the column is for."""
+"""Share of a column's cells that hold words from which these are what the column is for."""
 
 
 def read_table(path: Path, intake: Intake, *, ended: bool = False) -> Table | None:

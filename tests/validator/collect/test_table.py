@@ -222,6 +222,8 @@ def test_a_column_of_words_is_no_damage_and_a_few_words_among_numbers_are(tmp_pa
     assert "1 cells" in irregular["garbage-cell"]
     assert "score" in irregular["garbage-cell"]
     assert column(table, "loss") == [(n, 2.5) for n in range(1, 21)]
+    rows = "".join(f"{n},2.5,{'saved' if n % 50 == 0 else ''}\n" for n in range(1, 201))
+    assert read(tmp_path, f"step,loss,comment\n{rows}")[1] == {}, "a remark now and then"
     _, irregular = read(tmp_path, "step,loss\n" + "".join(f"{n},oops\n" for n in range(1, 9)))
     assert set(irregular) == {"garbage-cell"}, "words for a loss are damage however many there are"
 
