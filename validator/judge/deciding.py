@@ -69,6 +69,8 @@ def decide(left: Estimate, right: Estimate, terms: Terms) -> Decided:
     if interval is not None and not all(math.isfinite(end) for end in interval):
         interval = None
     ends = None if interval is None else (right.point + interval[0], right.point + interval[1])
+    if ends is not None and left.reach[0] >= 0 and right.exact:
+        ends = max(ends[0], 0.0), max(ends[1], 0.0)  # nothing that was read is below zero, so neither is the truth
     text = shown if ends is None else f"{shown} [{number(ends[0])}, {number(ends[1])}]"
     by_reach = side_of(difference.reach, operator)
     by_interval = "INCONCLUSIVE" if interval is None else side_of(interval, operator)
