@@ -167,14 +167,21 @@ def _generator(seed: str, *salt: int) -> np.random.Generator:
     return np.random.default_rng([zlib.crc32(seed.encode()), *salt])
 
 
-def sampled_mean(numerator: Floats, denominator: Floats, *, seed: str, what: str = "the series") -> Estimate:
+def sampled_mean(
+    numerator: Floats, denominator: Floats, *, seed: str, what: str = "the series", levels: Sequence[slice] = ()
+) -> Estimate:
     """Sum of `numerator [n]` over sum of `denominator [n]`: a rate, or a weighted mean.
+
+    With `levels`, which cover the rows, it is the mean of a run with these levels: the step between them is no scatter.
 
     Raises:
         TooFewSamples: for a single row.
     """
     ratio = float(numerator.sum() / denominator.sum())
-    return _from_influence(ratio, (numerator - ratio * denominator) / denominator.mean(), seed=seed, what=what)
+    influence = (numerator - ratio * denominator) / denominator.mean()
+    for level in levels:
+        influence[level] -= influence[level].mean()
+    return _from_influence(ratio, influence, seed=seed, what=what)
 
 
 def _from_influence(point: float, influence: Floats, *, seed: str, what: str) -> Estimate:

@@ -26,7 +26,7 @@ from validator.judge.estimate import (
     sampled_spread,
 )
 from validator.judge.rate import as_read, rates_of
-from validator.judge.readings import reach_of
+from validator.judge.readings import levels_of, reach_of
 from validator.judge.rows import RATES, Windowed, obstacle_of, ordered, window_of, windowed
 from validator.judge.window import SteadyWindow
 from validator.model.catalogue import QUANTILES, version_of
@@ -84,7 +84,9 @@ class RunMeasurement:
         reach = UNKNOWN_REACH if self.window_found is None else reach_of(rows, statistic, self.window_found)
         try:
             found = (
-                _sampled(rows, statistic) if alone else Estimate(_whole_statistic(rows, statistic), unknown=_NO_NEED)
+                _sampled(rows, statistic, self.window_found)
+                if alone
+                else Estimate(_whole_statistic(rows, statistic), unknown=_NO_NEED)
             )
         except TooFewSamples as problem:
             found = Estimate(_whole_statistic(rows, statistic), unknown=f"run {self.run}: {problem}")
@@ -141,7 +143,7 @@ def measure(result: Result, *, warmup_steps: int, world_size: int = 1) -> RunMea
         )
         windows |= rates.windows
         scalars |= rates.scalars
-    metrics = {name: _stats(one) for name, one in windows.items()}
+    metrics = {name: _stats(one, window) for name, one in windows.items()}
     derived: dict[str, Estimate] = {}
     for scalar in (rate_drift(windows.get("toks_per_s")), memory_growth(windows, window.after_step)):
         if scalar is not None:
@@ -170,13 +172,18 @@ def _seen(rows: Windowed, statistic: str) -> float:
     return _whole_statistic(rows, statistic) if np.isfinite(rows.values).all() else math.nan
 
 
-def _sampled(rows: Windowed, statistic: str) -> Estimate:
-    """The statistic of rows that are a sample of a longer run, with its replicates."""
+def _sampled(rows: Windowed, statistic: str, window: SteadyWindow | None) -> Estimate:
+    """The statistic of rows that are a sample of a longer run, with its replicates.
+
+    A longer run of one that became slower is slower still. So what its mean misses is missed, and the interval is that
+    of a mean over these levels; it passes nothing (`validator.judge.deciding`).
+    """
     values, seed = rows.values, rows.sha256  # the data decide: the same file has the same interval under any name
     if statistic == "mean":
         if rows.name in RATES and not np.isfinite(rows.denominator).all():
             return exact(0.0)  # a rate of 0 over a stretch of unknown length
-        return sampled_mean(rows.numerator, rows.denominator, seed=seed, what=rows.name)
+        levels = levels_of(rows, window) if window is not None and window.slowed else ()
+        return sampled_mean(rows.numerator, rows.denominator, seed=seed, what=rows.name, levels=levels)
     if statistic in QUANTILES:
         return sampled_quantile(values, QUANTILES[statistic], seed=seed, what=rows.name)
     return sampled_spread(values, relative=statistic == "cv", seed=seed, what=rows.name)
@@ -208,7 +215,7 @@ def _stdev(values: Floats) -> float:
     return 0.0 if values.min() == values.max() else float(values.std())
 
 
-def _stats(rows: Windowed) -> MetricStats:
+def _stats(rows: Windowed, window: SteadyWindow) -> MetricStats:
     values = rows.values
     n, finite = len(values), bool(np.isfinite(values).all())
     notes = [rows.note] if rows.note else []
@@ -218,7 +225,7 @@ def _stats(rows: Windowed) -> MetricStats:
         notes.append(f"{len(bad)} of {n} values are not finite, the first at step {int(rows.steps[bad[0]])}")
     elif n and rows.sampled:
         try:
-            interval = None if rows.invalid is not None else _sampled(rows, "mean").interval()
+            interval = None if rows.invalid is not None else _sampled(rows, "mean", window).interval()
             notes += [f"no interval: {rows.invalid}"] if rows.invalid is not None else []
         except TooFewSamples as problem:
             notes.append(f"no interval: {problem}")

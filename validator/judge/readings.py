@@ -20,7 +20,7 @@ from validator.judge.rows import Windowed
 from validator.judge.window import SteadyWindow
 from validator.model.catalogue import QUANTILES
 
-__all__ = ["reach_of"]
+__all__ = ["levels_of", "reach_of"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -44,7 +44,7 @@ def reach_of(rows: Windowed, statistic: str, window: SteadyWindow) -> Reach:
     if statistic in QUANTILES:
         low, middle, high = float(values.min()), float(np.median(values)), float(values.max())
         return low, high if statistic == "p50" else high + (high - middle)
-    levels = _levels(rows, window)
+    levels = levels_of(rows, window)
     if statistic != "mean":
         spreads = [_spread(values[part], relative=statistic == "cv") for part in (slice(None), *_parts(len(values)))]
         known = all(math.isfinite(spread) for spread in spreads)
@@ -62,7 +62,7 @@ def _parts(rows: int) -> Iterator[slice]:
     return (slice(a, b) for a, b in pairwise(edges))
 
 
-def _levels(rows: Windowed, window: SteadyWindow) -> list[slice]:
+def levels_of(rows: Windowed, window: SteadyWindow) -> list[slice]:
     """The rows of each level that has any."""
     edges = [
         (
