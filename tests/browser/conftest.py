@@ -44,11 +44,11 @@ phases:
     required: false
 """
 
-# No decision rests on a time: a run this short is not steady on a machine that is busy with other tests.
+# No decision rests on a time, which a machine that is busy with other tests stretches; a best moment decides nothing.
 CASES = {
     "go": {"steps": 120, "batch": 500, "accept": "loss.last < loss.first", "repeats": 4},
     "no_go": {"steps": 120, "batch": 500, "accept": "loss.last >= 1000", "repeats": 2},
-    "inconclusive": {"steps": 15, "batch": 500, "accept": "toks_per_s.mean >= 100 tok/s", "repeats": 1},
+    "inconclusive": {"steps": 25, "batch": 500, "accept": "toks_per_s.max >= 1 tok/s", "repeats": 1},
     "in_progress": {"steps": 4000, "batch": 2000, "accept": "loss.last < loss.first", "repeats": 1},
 }
 DECISIONS = {"go": "GO", "no_go": "NO_GO", "inconclusive": "INCONCLUSIVE", "in_progress": "IN_PROGRESS"}
@@ -98,8 +98,10 @@ def _wait(runner: subprocess.Popen[bytes], work: Path, *, until_report: bool) ->
     end = time.monotonic() + 180
     while time.monotonic() < end:
         folders = [path.parent for path in work.glob("reports/*/report.html")]
-        if folders and (until_report or runner.poll() is not None):
+        ended = runner.poll() is not None
+        if folders and (until_report or ended):
             return folders[0]
+        assert not ended, (work / "output.txt").read_text(encoding="utf-8", errors="replace")
         time.sleep(0.1)
     raise AssertionError(f"no report below {work} within three minutes")
 

@@ -241,7 +241,8 @@ def test_every_launch_of_the_kernels_stands_in_a_range(monkeypatch: pytest.Monke
         seen.add((args[0].__name__, open_ranges[-1]))
         return launch_of(*args)
 
-    monkeypatch.setattr("nsa.kernels.launch.span", noted)
+    for module in ("launch", "launch_backward"):
+        monkeypatch.setattr(f"nsa.kernels.{module}.span", noted)
     monkeypatch.setattr(precompile, "Launch", note)
     precompile.record(precompile.Shape(2048, 12, 2, 64, 64))
     ranges = {name: {r for kernel, r in seen if kernel == name} for name in {kernel for kernel, _ in seen}}
