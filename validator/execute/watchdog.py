@@ -79,7 +79,15 @@ def fell(losses: Sequence[float]) -> bool:
         return True
     drop = fmean(first) - fmean(last)
     error = math.sqrt((pvariance(first) + pvariance(last)) / third)
-    return drop > max(4 * error, 0.02 * abs(fmean(first)))
+    return drop > 0.02 * abs(fmean(first)) and (drop > 4 * error or _trend(losses) < -4)
+
+
+def _trend(losses: Sequence[float]) -> float:
+    """Mann and Kendall's statistic for a trend, about standard normal without one: rows that sink one by one are no
+    noise, however much the first of them differ."""
+    n = len(losses)
+    signs = sum((later > one) - (later < one) for i, one in enumerate(losses) for later in losses[i + 1 :])
+    return signs / math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
 
 
 def says_nsa(effective: object) -> bool:

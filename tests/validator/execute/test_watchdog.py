@@ -69,6 +69,8 @@ def test_a_norm_of_zero_beside_a_loss_that_falls_is_not_measured() -> None:
     assert _judge([{"grad_norm": 0.0, "loss": loss} for loss in losses]) == []
     at_once = [1.4, 0.24, *(0.05 + 0.02 * noise.random() for _ in range(60))]
     assert _judge([{"grad_norm": 0.0, "loss": loss} for loss in at_once]) == []
+    curved = [2.0 + 6.4 / (1 + i) ** 0.7 for i in range(60)]
+    assert _judge([{"grad_norm": 0.0, "loss": loss} for loss in curved]) == []
     stuck = [4.0 + 0.05 * noise.gauss(0, 1) for _ in range(200)]
     (anomaly,) = _judge([{"grad_norm": 0.0, "loss": loss} for loss in stuck])
     assert (anomaly.code, anomaly.step) == ("zero_grad", 12)
