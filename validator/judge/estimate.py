@@ -226,9 +226,9 @@ def sampled_spread(values: Floats, *, relative: bool, seed: str, what: str = "th
         raise TooFewSamples(f"the mean of {what} is 0, so its coefficient of variation does not exist")
     if is_constant(values):
         return _from_influence(0.0, np.zeros(len(values)), seed=seed, what=what)
-    influence = ((values - mean) ** 2 - stdev**2) / (2 * stdev)
+    influence = ((values - mean) ** 2 - stdev * stdev) / (2 * stdev)  # a product ends in inf, a power in an error
     if relative:
-        influence = influence / mean - (values - mean) * stdev / mean**2
+        influence = influence / mean - (values - mean) * stdev / (mean * mean)
     return _from_influence(stdev / mean if relative else stdev, influence, seed=seed, what=what)
 
 

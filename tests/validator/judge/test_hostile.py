@@ -76,6 +76,14 @@ def test_one_giant_value_does_not_overflow_into_a_verdict() -> None:
     assert verdict(report, "1").status != "PASS"
 
 
+def test_a_spread_whose_square_is_too_large_is_not_measured() -> None:
+    """Of 0 and 2.7e154 the deviation is a number, its square is none."""
+    still = {"step_time_s": series("step_time_s", np.zeros(22))}
+    found = result(times=np.ones(22), series={**still, "toks_per_s": series("toks_per_s", [0.0] * 21 + [2.69e154])})
+    report = judge_one("toks_per_s.cv <= 0.5", "toks_per_s.stdev <= 1", runs=[run_record("baseline", found=found)])
+    assert {verdict(report, "1").status, verdict(report, "2").status} <= {"INCONCLUSIVE", "FAIL"}
+
+
 def test_a_rate_whose_mean_is_below_the_smallest_number_has_no_drift() -> None:
     rates = [1.2387463, 5e-324, 0.910649301, 1.58381368, 1.07538384, 1e308, 1.46307376, 1.03394844, 1e308, 0.656897898]
     rates += [1.21063498, 1e308, 2.73903889e16, 0.893094714, 5e-324]
