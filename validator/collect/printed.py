@@ -329,11 +329,29 @@ def _pace(steps: Steps, seconds: Floats) -> Column:
     usable = np.isfinite(seconds)
     steps, seconds = steps[usable], seconds[usable]
     if len(steps) > 1:
-        kept = _apart(seconds, _COARSE * _resolution(seconds))
+        unit = _resolution(seconds)
+        ticks = _ticks(seconds, unit)
+        if ticks.size > 2:
+            # Between rows more frequent than its ticks a clock is as exact as they are.
+            unit *= ticks.size / len(steps)
+            steps, seconds = steps[ticks], seconds[ticks]
+        kept = _apart(seconds, _COARSE * unit)
         steps, seconds = steps[kept], seconds[kept]
     spans, strides = np.diff(seconds), np.diff(steps)
     forward = spans > 0
     return steps[1:][forward], (spans / strides)[forward]
+
+
+def _ticks(seconds: Floats, unit: float) -> npt.NDArray[np.intp]:
+    """Rows at which a clock that mostly stands still has just moved by one unit, and the last at which it moved.
+
+    A row behind a pause of more than a unit may be late by one, so the next one counts for it.
+    """
+    moved = np.flatnonzero(np.diff(seconds) > 0) + 1
+    if unit == 0 or 2 * moved.size > len(seconds):
+        return moved[:0]
+    strides = seconds[moved] - seconds[moved - 1]
+    return np.asarray(moved[(strides < 1.5 * unit) | (moved == moved[-1])])
 
 
 def _resolution(seconds: Floats) -> float:

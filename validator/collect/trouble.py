@@ -21,6 +21,9 @@ SCAN_BYTES = 8 * 2**20
 
 MAX_LINE = 8192
 HITS = 5
+MANY = {"eta": 500}
+"""Lines kept of kinds of which a late one counts: the end that is promised while a model compiles is far away."""
+
 LOOKS = 2000
 """Lines with a word that are held against the pattern, for each word and file."""
 
@@ -106,7 +109,7 @@ def _scan_piece(data: bytes, first_line: int | None, name: str, hits: dict[str, 
     for kind, sign in SIGNS.items():
         for word in sign.words:
             for start, end in _lines_with(word, lower):
-                if len(hits.get(kind, ())) >= HITS:
+                if len(hits.get(kind, ())) >= MANY.get(kind, HITS):
                     break
                 if sign.pattern.search(data, start, end) is None:
                     continue

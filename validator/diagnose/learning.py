@@ -11,6 +11,7 @@ import numpy.typing as npt
 from validator.diagnose.facts import RunFacts, as_number
 from validator.diagnose.rule import Severity, evidence, found, percent
 from validator.execute.watchdog import ROUNDED_NORM, fell, says_nsa
+from validator.judge.identical import is_coarse
 from validator.model.result import Series
 from validator.model.runbook import Watchdog
 from validator.model.verdict import Finding
@@ -31,8 +32,6 @@ _START_NAT = 1.0
 """How far above ln V a model begins at most; one that began higher has another vocabulary."""
 
 _SAME_ROWS = 20
-_TOLD: Severity = "warning"
-_WRONG: Severity = "veto"
 
 
 def nan_loss(run: RunFacts) -> Iterator[Finding]:
@@ -101,23 +100,33 @@ def zero_grad(run: RunFacts) -> Iterator[Finding]:
 
 
 def nothing_learned(run: RunFacts) -> Iterator[Finding]:
-    """A learning rate of zero throughout, or a loss that never changes: steps are done, and nothing is learned."""
+    """A learning rate of zero throughout, or a loss that never changes: steps are done, and nothing is learned.
+
+    Where the loss falls, a learning rate of zero was rounded; a loss of two decimals may be the same for a while.
+    """
     lr, loss = run.series("lr"), run.series("loss")
     if not run.training:
         return
+    falls = loss is not None and fell(loss.values.tolist())
+    severity: Severity = "veto"
     if lr is not None and len(lr.values) >= _SAME_ROWS and not lr.values.any():
-        said, source, severity = f"The learning rate is 0 in all {len(lr.values)} rows", lr.source.path, _TOLD
+        said, source = f"The learning rate is 0 in all {len(lr.values)} rows", lr.source.path
+        severity = "info" if falls else "warning" if loss is None else "veto"
     elif loss is not None and len(loss.values) >= _SAME_ROWS and (loss.values == loss.values[0]).all():
         said, source = f"The loss is {loss.values[0]:g} in all {len(loss.values)} rows", loss.source.path
-        severity = _TOLD if loss.values[0] else _WRONG  # below any bound, and no model's
+        severity = "warning" if loss.values[0] and is_coarse(loss.values[0]) else "veto"
     else:
         return
     yield found(
         "zero-grad",
-        f"{said}: nothing is learned, or what is written is not measured.",
+        f"{said}, while the loss falls: it is written with too few digits."
+        if falls
+        else f"{said}: nothing is learned, or what is written is not measured.",
         severity=severity,
         because=[evidence(said, source)],
-        next_step="Look at the schedule and at what the trainer logs; require loss.last < loss.first.",
+        next_step="Write the learning rate with more digits, such as 3.0e-06."
+        if falls
+        else "Look at the schedule and at what the trainer logs; require loss.last < loss.first.",
     )
 
 

@@ -151,7 +151,13 @@ _SPAN = re.compile(
 )
 _CLOCK = re.compile(r"(?:(?P<d>\d+)\s*days?,?\s*)?(?P<h>\d{1,4}):(?P<m>\d\d):(?P<s>\d\d)")
 _STEPS = re.compile(r"(?P<n>\d[\d,]*)\s*steps?\b", re.I)
-_AT = re.compile(r"\bstep\s*[:=]?\s*(?P<at>\d[\d,]*)(?:\s*(?:/|of)\s*(?P<total>\d[\d,]*))?", re.I)
+_AT = re.compile(
+    r"\b(?:step|iter(?:ation)?|update|batch)\s*[:=]?\s*\[?\s*(?P<at>\d[\d,]*)(?:\s*(?:/|of)\s*(?P<total>\d[\d,]*))?",
+    re.I,
+)
+_NEAR = 40
+"""Characters behind the word within which the time must stand."""
+
 _UNIT_S = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
 
 
@@ -162,7 +168,7 @@ def _count(text: str | None) -> float | None:
 def _claimed_s(text: str) -> float | None:
     """The time left that a line claims."""
     mark = re.search(r"\bETA\b|\bremaining\b|time left", text, re.I)
-    part = text[mark.end() :] if mark is not None and mark[0].lower() != "remaining" else text
+    part = text[mark.end() :][:_NEAR] if mark is not None and mark[0].lower() != "remaining" else text
     clock = _CLOCK.search(part)
     if clock is not None:
         return 86400.0 * int(clock["d"] or 0) + 3600.0 * int(clock["h"]) + 60.0 * int(clock["m"]) + int(clock["s"])
@@ -171,11 +177,11 @@ def _claimed_s(text: str) -> float | None:
 
 
 def eta_wrong(run: RunFacts) -> Iterator[Finding]:
-    """A log promises an end that its own step time contradicts."""
+    """A log promises an end that its own step time contradicts, in the last line that is a minute or more from it."""
     step_s = run.step_time_s
     if not run.training or step_s is None:
         return
-    for hit in run.hits("eta"):
+    for hit in reversed(run.hits("eta")):
         claimed, at, named = _claimed_s(hit.text), _AT.search(hit.text), _STEPS.search(hit.text)
         if claimed is None:
             continue
@@ -186,8 +192,10 @@ def eta_wrong(run: RunFacts) -> Iterator[Finding]:
         left = total - (_count(at["at"]) or 0.0 if at and not (named and not at["total"]) else 0.0)
         truth = left * step_s
         certain = at is not None or named is not None
-        if not 60 <= truth < float("inf") or not (claimed > 2 * truth or (certain and claimed < truth / 2)):
+        if not 60 <= truth < float("inf"):
             continue
+        if not (claimed > 2 * truth or (certain and claimed < truth / 2)):
+            return
         yield found(
             "eta-wrong",
             f"The log promises {format_duration(claimed)} for {left:,.0f} steps; at {format_duration(step_s)} a step "

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from validator.diagnose.facts import RunFacts, as_number
 from validator.diagnose.rule import Severity, evidence, found, percent
+from validator.judge.clock import clock_for, timestamps
 from validator.judge.window import MIN_ROWS, Level, covered_steps
 from validator.model.result import Series
 from validator.model.units import format_duration
@@ -38,6 +39,8 @@ _LONG_GAP = 5.0
 
 _LEAST_S = 0.02
 """Seconds that a pause without a period must take."""
+
+_TIMES = ("step_time_s", "toks_per_s")
 
 _EVEN = 0.8
 """Share of the gaps between slow steps that must be one period, or a multiple of it."""
@@ -225,13 +228,25 @@ def _step_clocks(run: RunFacts) -> Iterator[tuple[Steps, Floats, str | None, str
     if run.times is not None:
         steps, times = run.times
         late = steps > max(warmup, int(steps[0]))
-        name = "step_time_s" if run.series("step_time_s") is not None else "toks_per_s"
-        yield steps[late], times[late] * covered_steps(steps)[late], run.source(name), ""
+        timed = run.series("step_time_s") is not None
+        seconds = times if timed else times * _seconds_per_unit(run, steps, times)
+        yield steps[late], seconds[late] * covered_steps(steps)[late], run.source(_TIMES[not timed]), ""
     steps, seconds = run.result.extra.get("step_times_s", (np.empty(0, dtype=np.int64), np.empty(0)))
     if len(steps) > 2 and not run.irregular("clock-jump") and "resumed_s" not in run.result.extra:
         late = steps[1:] > warmup
         gaps = _without_delays(np.diff(seconds)[late])
         yield steps[1:][late], gaps, None, ", between the heartbeats of two steps"
+
+
+def _seconds_per_unit(run: RunFacts, steps: Steps, times: Floats) -> float:
+    """Seconds of a step over its time per token, by a clock or by the tokens of a step; 1 where neither is known."""
+    own = clock_for(run.result, run.source("toks_per_s") or "")
+    for clock in (*((own,) if own is not None else ()), *timestamps(run.result)):
+        if clock.steps[-1] > clock.steps[0] and clock.seconds[-1] > clock.seconds[0]:
+            covered = covered_steps(steps)
+            mean = float((times * covered).sum() / covered.sum())
+            return float((clock.seconds[-1] - clock.seconds[0]) / (clock.steps[-1] - clock.steps[0])) / mean
+    return run.tokens_per_step or 1.0
 
 
 def _without_delays(gaps: Floats) -> Floats:

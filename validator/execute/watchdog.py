@@ -64,13 +64,17 @@ class Anomaly:
     source: str | None = None
 
 
+_SUMMABLE = 1e150
+"""Losses beyond this, of which no squares can be added, say nothing."""
+
+
 def fell(losses: Sequence[float]) -> bool:
     """Whether losses fell, beyond noise and by a fiftieth at least: from the first to the last third, or at the start.
 
     Who learns has a gradient: a norm of 0 beside a loss that falls was not measured (DeepSpeed prints 0.000).
     """
     third = len(losses) // 3
-    if len(losses) < FEW_LOSSES or not all(map(math.isfinite, losses)):
+    if len(losses) < FEW_LOSSES or not all(abs(loss) < _SUMMABLE for loss in losses):
         return False
     first, last = losses[:third], losses[-third:]
     rest = median(losses[1:])

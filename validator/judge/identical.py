@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
+import numpy.typing as npt
 
 from validator.model.plan import RunSpec
 from validator.model.result import Result, Series
 from validator.model.settings import setting_text
 
-__all__ = ["Twins", "changes_arithmetic", "identical_arms"]
+__all__ = ["Twins", "changes_arithmetic", "identical_arms", "is_coarse"]
 
 _LEAST_ROWS = 5
 _COARSE_ROWS = 20
@@ -90,5 +91,9 @@ def _equal(left: Series, right: Series) -> int:
     a, b = left.values[here], right.values[there]
     if not np.array_equal(a, b) or not np.isfinite(a).all() or len(np.unique(a)) < 3:
         return 0
-    coarse = bool((np.abs(np.rint(100 * a) - 100 * a) < 1e-6).all())
-    return len(steps) if len(steps) >= (_COARSE_ROWS if coarse else _LEAST_ROWS) else 0
+    return len(steps) if len(steps) >= (_COARSE_ROWS if is_coarse(a) else _LEAST_ROWS) else 0
+
+
+def is_coarse(losses: npt.ArrayLike) -> bool:
+    """Whether losses `[n]` are written with two decimals or fewer, so that equal ones say little."""
+    return bool((np.abs(np.rint(100 * np.asarray(losses)) - 100 * np.asarray(losses)) < 1e-6).all())

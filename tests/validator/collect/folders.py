@@ -57,9 +57,10 @@ def write_csv(
     """`training.csv`; the loss falls unless it is given."""
     steps = steps or range(1, len(rates) + 1)
     losses = losses if losses is not None else [3.0 - 1.5 * i / max(1, len(rates)) for i in range(len(rates))]
+    lrs = columns.pop("lr", [0.0003] * len(rates))
     lines = [",".join(["step,loss,lr,toks_per_s", *columns])] if header else []
     for i, (step, loss, rate) in enumerate(zip(steps, losses, rates, strict=True)):
-        lines.append(",".join(map(str, [step, loss, 0.0003, rate, *(c[i] for c in columns.values())])))
+        lines.append(",".join(map(str, [step, loss, lrs[i], rate, *(c[i] for c in columns.values())])))
     path = folder / "training.csv"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(lines) + "\n")

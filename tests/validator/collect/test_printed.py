@@ -119,6 +119,18 @@ def read(tmp_path: Path, lines: Iterator[str], pattern: str | None = None, name:
     return collect_dir(tmp_path / name, metrics=None if pattern is None else TrainerMetrics(stdout=pattern))
 
 
+def test_a_clock_of_whole_seconds_times_a_run_of_a_few_seconds(tmp_path: Path) -> None:
+    """Twelve seconds at 20 steps a second: each row that shows a new second is as exact as rows are frequent."""
+    own = [0.05 + (0.6 if i in (100, 150) else 0.0) for i in range(1, 241)]
+    lines = (f"{clock(t)} batch {i} cost 3.1" for i, t in enumerate(running(own), 1))
+    found = read(tmp_path, lines, "^{elapsed_s} batch {step} cost {loss}").series["step_time_s"]
+    assert len(found.values) >= 8
+    assert found.steps[0] <= 41
+    seconds = float((np.diff(found.steps) * found.values[1:]).sum())
+    truth = sum(own[found.steps[0] : found.steps[-1]])
+    assert seconds == pytest.approx(truth, abs=0.12)
+
+
 def mean_time(result: Result, *, after: int = 0) -> float:
     """Seconds a step, each row weighted by the steps that it covers."""
     found = result.series["step_time_s"]

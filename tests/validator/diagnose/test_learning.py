@@ -38,6 +38,22 @@ def test_zero_grad(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("columns", "severity"),
+    [
+        ({"losses": [2.3712] * 60}, "veto"),
+        ({"losses": [2.37] * 60}, "warning"),  # late in a run the second decimal may not move
+        ({"losses": [2.3712] * 59 + [2.3711]}, None),
+        ({"losses": [4.0 + 0.01 * (i % 3) for i in range(60)], "lr": [0.0] * 60}, "veto"),
+        ({"losses": [4.0 - i / 50 for i in range(60)], "lr": [0.0] * 60}, "info"),  # 3e-06 in four decimals
+        ({"losses": [4.0 + 0.01 * (i % 3) for i in range(60)], "lr": [0.0] * 59 + [1e-9]}, None),
+    ],
+)
+def test_nothing_learned(tmp_path: Path, columns: dict[str, list[float]], severity: str | None) -> None:
+    finding = of_run(healthy(tmp_path / "r", **columns)).get("zero-grad")
+    assert (finding.severity if finding is not None else None) == severity
+
+
+@pytest.mark.parametrize(
     ("name", "bad", "good"),
     [("gate_entropy_mean", 0.1, 0.8), ("gate_max_gate", 0.97, 0.5), ("gate_collapse_frac", 0.8, 0.1)],
 )

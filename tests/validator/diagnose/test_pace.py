@@ -111,12 +111,24 @@ def test_eta_wrong(tmp_path: Path) -> None:
         ("step 10/60, 4.1 minutes remaining", False),
         ("remaining: 3 days", True),
         ("remaining memory: 12 GiB", False),
+        ("eta: 0:00:25  iter: 10/60  loss: 3", True),
+        ("eta: 0:04:03  iter: 10/60  loss: 3", False),
+        ("batch [10/60] eta 0:30:00", True),
     ],
 )
 def test_an_eta_is_held_against_measured_step_time(tmp_path: Path, line: str, wrong: bool) -> None:
     folder = healthy(tmp_path / "r")  # 4.85 s a step: step 10 of 60 is 4 min 3 s from the end
     write_logs(folder, stdout=line + "\n", rank=0)
     assert ("eta-wrong" in of_run(folder)) == wrong
+
+
+def test_an_eta_that_was_wrong_while_the_model_compiled_is_right_later(tmp_path: Path) -> None:
+    folder = healthy(tmp_path / "r")
+    early = "".join(f"step {at}/60 eta 9:00:0{at}\n" for at in range(1, 8))
+    write_logs(folder, stdout=early + "step 20/60 eta 0:03:14\nstep 59/60 eta 0:00:30\n", rank=0)
+    assert "eta-wrong" not in of_run(folder)
+    write_logs(folder, stdout=early + "step 20/60 eta 0:33:14\nstep 59/60 eta 0:00:04\n", rank=0)
+    assert "eta-wrong" in of_run(folder)
 
 
 def test_unit_mismatch_of_speed_ups(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.validator.collect.folders import write_arrivals, write_csv
 from tests.validator.diagnose.cases import healthy, of_folder, of_run
 from validator.model.verdict import Finding
 
@@ -64,6 +65,16 @@ def test_pauses_now_and_then(tmp_path: Path) -> None:
     finding = found(tmp_path, [s + (3.0 if i in slow else 0) for i, s in enumerate(times(), 1)])["periodic-stall"]
     assert (finding.severity, finding.confidence) == ("warning", "medium")
     assert "6 times without a period (steps 33, 71" in finding.message
+
+
+def test_pauses_are_in_seconds_where_only_a_rate_is_written(tmp_path: Path) -> None:
+    """1,152 tokens a step: per token a pause of 0.2 s is 0.2 ms, and was taken for a hiccup of the machine."""
+    slow = {33, 71, 90, 148, 149, 190, 201}
+    write_csv(tmp_path, [1152 / (s / 40 + (0.2 if i in slow else 0)) for i, s in enumerate(times(), 1)])
+    write_arrivals(tmp_path, [s / 40 + (0.2 if i in slow else 0) for i, s in enumerate(times(), 1)])
+    finding = of_run(tmp_path, steps=N)["periodic-stall"]
+    assert finding.severity == "warning"
+    assert "takes 0.2 s more 7 times" in finding.message
 
 
 def test_pauses_that_cost_little_are_information(tmp_path: Path) -> None:

@@ -90,6 +90,12 @@ def test_a_criterion_that_could_never_be_judged_is_refused(text: str, message: s
     assert message in found[0]
 
 
+def test_a_trainer_that_starts_its_own_ranks_has_a_straggler_score() -> None:
+    own = {"command": ["t.py", "{steps}"], "metrics": {"csv": "t.csv", "heartbeat": "beat_{rank}.jsonl"}}
+    assert criterion("straggler.score > 0.7", nproc=0, trainer=own) == []
+    assert "one process" in criterion("straggler.score > 0.7", nproc=1, trainer=own)[0]
+
+
 def test_metrics_must_have_a_source() -> None:
     stdout = {
         "command": ["t.py", "{steps}"],
