@@ -155,8 +155,8 @@ _AT = re.compile(
     r"\b(?:step|iter(?:ation)?|update|batch)\s*[:=]?\s*\[?\s*(?P<at>\d[\d,]*)(?:\s*(?:/|of)\s*(?P<total>\d[\d,]*))?",
     re.I,
 )
-_NEAR = 40
-"""Characters behind the word within which the time must stand."""
+_BETWEEN = re.compile(r"(?:[^\w~≈]|is\b|about\b|approx\w*|time\b){0,20}", re.I)
+"""What may stand between the word and the time."""
 
 _UNIT_S = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
 
@@ -166,13 +166,16 @@ def _count(text: str | None) -> float | None:
 
 
 def _claimed_s(text: str) -> float | None:
-    """The time left that a line claims."""
+    """The time left that a line claims: directly behind ETA or "time left", before or behind "remaining"."""
     mark = re.search(r"\bETA\b|\bremaining\b|time left", text, re.I)
-    part = text[mark.end() :][:_NEAR] if mark is not None and mark[0].lower() != "remaining" else text
-    clock = _CLOCK.search(part)
+    if mark is not None and mark[0].lower() != "remaining":
+        between = _BETWEEN.match(text, mark.end())
+        at = between.end() if between is not None else mark.end()
+        clock, span = _CLOCK.match(text, at), _SPAN.match(text, at)
+    else:
+        clock, span = _CLOCK.search(text), _SPAN.search(text)
     if clock is not None:
         return 86400.0 * int(clock["d"] or 0) + 3600.0 * int(clock["h"]) + 60.0 * int(clock["m"]) + int(clock["s"])
-    span = _SPAN.search(part)
     return float(span["n"].replace(",", "")) * _UNIT_S[span["unit"][0].lower()] if span is not None else None
 
 
