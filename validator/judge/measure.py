@@ -183,7 +183,10 @@ def _sampled(rows: Windowed, statistic: str, window: SteadyWindow | None) -> Est
         if rows.name in RATES and not np.isfinite(rows.denominator).all():
             return exact(0.0)  # a rate of 0 over a stretch of unknown length
         levels = levels_of(rows, window) if window is not None and window.slowed else ()
-        return sampled_mean(rows.numerator, rows.denominator, seed=seed, what=rows.name, levels=levels)
+        slow_start = window is not None and window.slow_start
+        return sampled_mean(
+            rows.numerator, rows.denominator, seed=seed, what=rows.name, levels=levels, slow_start=slow_start
+        )
     if statistic in QUANTILES:
         return sampled_quantile(values, QUANTILES[statistic], seed=seed, what=rows.name)
     return sampled_spread(values, relative=statistic == "cv", seed=seed, what=rows.name)

@@ -82,9 +82,9 @@ class SteadyWindow:
 
     `after_step` is the last step that belongs to warm-up (in the trainer's own numbering), None when nothing is left
     out; `span` the steps of the window; `steady` whether its mean changes by nothing that matters; `note` what was
-    found. `levels` cover the window, one where nothing changed, none where no time is known. `settling` says that slow
-    steps at the start outlast what may be left out, so the run may yet be faster; `slowed` that it lastingly became
-    slower.
+    found. `levels` cover the window, one where nothing changed, none where no time is known. `slow_start` says that
+    slow steps at the start outlast the declared warm-up; `settling` that they outlast what may be left out, so the run
+    may yet be faster; `slowed` that it lastingly became slower.
     """
 
     after_step: int | None
@@ -93,6 +93,7 @@ class SteadyWindow:
     steady: bool
     note: str
     levels: tuple[Level, ...] = ()
+    slow_start: bool = False
     settling: bool = False
     slowed: bool = False
 
@@ -158,6 +159,11 @@ class _Run:
         """Steps of the whole run."""
         return int(self.steps[-1]) - self.base + 1
 
+    def declared(self) -> Floats:
+        """Times of the rows of the declared warm-up, where they are known."""
+        times: Floats = self.times[: self.usable[0]]
+        return times[np.isfinite(times) & (times > 0)]
+
     def done_before(self, index: int) -> int:
         """Steps that were done before the usable row of this index."""
         row = int(self.usable[index])
@@ -175,9 +181,13 @@ def _window(steps: Steps, first: int, *, steady: bool, note: str) -> SteadyWindo
 
 @dataclass(frozen=True)
 class _WarmUp:
-    """Usable rows that are left out; `slow_until` counts the steps of a slow start that is too long to be left out."""
+    """Usable rows that are left out, and whether those at the start are slow, other than for a few long ones.
+
+    `slow_until` counts the steps of a slow start that is too long to be left out.
+    """
 
     rows: int
+    slow: bool
     slow_until: int | None = None
 
 
@@ -187,25 +197,32 @@ def _warm_up(run: _Run) -> _WarmUp:
     cap = max(run.warmup_steps, math.ceil(MAX_WARMUP * run.length))
     lead = _leading_pauses(values)
     edges = [0, *([lead] if lead else []), *(lead + cut for cut in _cuts(values[lead:], _FINE)), len(values)]
-    end = next((one for one in reversed(_slow_starts(values, edges)) if _is_early(run, values, one, cap)), 0)
+    end = next((one for one in reversed(_slow_starts(values, edges)) if _may_be_start(run, values, one, cap)), 0)
     gradual = edges.index(end) > 1 + bool(lead)
     # Several cuts mean that it settled gradually; the end of that is below what any test sees, and still a bias.
     wanted = end + end // 2 if gradual else end
     allowed = (rows for rows in range(min(wanted, len(values) - 1), 0, -1) if run.done_before(rows) <= cap)
     left_out = next(allowed, 0)
     if left_out >= end:
-        return _WarmUp(left_out)
+        return _WarmUp(left_out, end > lead)
     # What is left of a slow start matters if the mean over the rest of the run feels it.
     settling = float(values[left_out:].mean()) > (1 + _FINE.material) * float(values[end:].mean())
-    return _WarmUp(left_out, run.done_before(end) if settling else None)
+    return _WarmUp(left_out, end > lead, run.done_before(end) if settling else None)
 
 
-def _is_early(run: _Run, values: Floats, end: int, cap: int) -> bool:
-    """Whether what ends there can be a start: it lies in the first half, or its excess over what follows fades."""
+def _may_be_start(run: _Run, values: Floats, end: int, cap: int) -> bool:
+    """Whether what ends there can be a start.
+
+    The rows of the declared warm-up are slow as well, and it lies in the first half or its excess over what follows
+    fades.
+    """
+    series, declared = _clipped(values), run.declared()
+    early, rest = float(series[:end].mean()), float(series[end:].mean())
+    if len(declared) and float(np.median(declared)) < (early + rest) / 2:
+        return False
     if run.done_before(end) <= max(cap, LATE * run.length):
         return True
-    series = _clipped(values)
-    rest, half = float(series[end:].mean()), end // 2
+    half = end // 2
     return float(series[:half].mean()) - rest > FADING * (float(series[half:end].mean()) - rest)
 
 
@@ -243,7 +260,15 @@ def _classify(run: _Run, first: int, warm_up: _WarmUp) -> SteadyWindow:
     note = _note(run, window, levels, warm_up, slowed=slowed)
     settling = warm_up.slow_until is not None
     steady = window.steady and not settling
-    return replace(window, steady=steady, note=note, levels=levels, settling=settling, slowed=slowed)
+    return replace(
+        window,
+        steady=steady,
+        note=note,
+        levels=levels,
+        slow_start=warm_up.slow,
+        settling=settling,
+        slowed=slowed,
+    )
 
 
 def _level(run: _Run, first: int, behind: int, values: Floats, weights: Floats) -> Level:

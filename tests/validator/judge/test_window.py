@@ -96,6 +96,18 @@ def test_a_start_that_fades_over_a_short_run_is_settling() -> None:
     assert all(window.after_step == 20 for window in found)
 
 
+@pytest.mark.parametrize(("before", "found"), [(1.3, True), (1.0, False)])
+def test_a_slow_start_is_slow_from_the_first_step_on(before: float, found: bool) -> None:
+    window = _window(_levels((20, before), (70, 1.3), (210, 1.0)))
+    assert window.settling == found
+    assert window.slow_start == found
+    assert (window.after_step == 75) == found
+
+
+def test_a_declared_warm_up_that_suffices_is_no_slow_start() -> None:
+    assert not _window(_levels((20, 1.5), (280, 1.0))).slow_start
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_never_more_than_a_quarter_is_left_out_undeclared(seed: int) -> None:
     rng = np.random.default_rng(seed)
