@@ -135,6 +135,23 @@ def test_lines_of_a_logger_are_followed_on_standard_error(tmp_path: Path) -> Non
     assert (record.step, record.values) == (5, {"toks_per_s": 51200.0, "step_time_s": 0.25})
 
 
+def test_a_progress_bar_shows_its_steps_before_its_line_ends(tmp_path: Path) -> None:
+    """A run that writes nothing but redrawn text was stopped as one without a step."""
+    follower = RunFollower(out=tmp_path, metrics=TrainerMetrics(stdout="{step}/9 loss {loss}$"))
+    log = tmp_path / "logs" / "stdout.log"
+    log.parent.mkdir()
+    _append(log, "\r1/9 loss 3.5\r1/9 loss 3.5\r2/9 loss 3")
+    first, again = follower.look()
+    assert (first.step, first.values, first.end) == (1, {"loss": 3.5}, 14)
+    assert again.end == 27
+    assert not first.row and not again.row, "drawn twice is no row that repeats its step"
+    _append(log, ".25\r\n3/9 loss 3\n")
+    assert [(record.step, record.values["loss"], record.row) for record in follower.look()] == [
+        (2, 3.25, True),
+        (3, 3.0, True),
+    ]
+
+
 def test_an_epoch_is_no_step(tmp_path: Path) -> None:
     follower = RunFollower(out=tmp_path, metrics=FILES)
     _append(tmp_path / "training.csv", "step,loss\n0.25,3\n0.5,2\n")
