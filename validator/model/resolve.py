@@ -264,7 +264,7 @@ def _obstacle(name: str, *, runbook: Runbook, phase: Phase) -> tuple[str, str] |
             "the trainer declares no heartbeat",
             'declare trainer.metrics.heartbeat, such as "heartbeat_rank{rank}.jsonl"',
         )
-    if name == "straggler.score" and nproc_of(runbook, phase) < 2:
+    if name == "straggler.score" and nproc_of(runbook, phase) == 1:
         return f"phase {phase.id} has one process", "set nproc to 2 or more, or drop the criterion"
     if name == "rate.drift_pct" and "toks_per_s" not in _series_in(runbook, phase):
         return "the trainer declares no source of toks_per_s", "declare trainer.metrics.csv or a group toks_per_s"

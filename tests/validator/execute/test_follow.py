@@ -144,7 +144,7 @@ def test_a_progress_bar_shows_its_steps_before_its_line_ends(tmp_path: Path) -> 
     first, again = follower.look()
     assert (first.step, first.values, first.end) == (1, {"loss": 3.5}, 14)
     assert again.end == 27
-    assert not first.row and not again.row, "drawn twice is no row that repeats its step"
+    assert (first.row, again.row) == (False, False), "drawn twice is no row that repeats its step"
     _append(log, ".25\r\n3/9 loss 3\n")
     assert [(record.step, record.values["loss"], record.row) for record in follower.look()] == [
         (2, 3.25, True),
@@ -187,7 +187,7 @@ def test_a_link_is_followed_to_where_the_runbook_allows_it_and_becomes_a_copy(tm
     metrics = TrainerMetrics(csv="training.csv", env="env.json", link_roots=(str(elsewhere),))
     assert [record.step for record in RunFollower(out=out, metrics=metrics).look()] == [1]
     assert RunFollower(out=out, metrics=metrics.model_copy(update={"link_roots": ()})).look() == ()
-    take_in(out, metrics, ranks=1)
+    take_in(out, metrics, ranks=[0])
     assert not (out / "training.csv").is_symlink()
     assert (out / "training.csv").read_text() == (elsewhere / "real.csv").read_text()
     assert (out / "training.csv").stat().st_mtime_ns == (elsewhere / "real.csv").stat().st_mtime_ns
