@@ -119,8 +119,8 @@ def _check_names(state: Gathered, heartbeat: Heartbeat) -> None:
 
 def _check_ranks(state: Gathered, pattern: str, present: set[int]) -> None:
     known = state.world_size
-    if known is None and state.texts is not None and present:
-        known = max(present) + 1  # of a folder that nobody led to, ranks below the highest are there or missing
+    if known is None and present:
+        known = max(present) + 1  # where nobody says how many, ranks below the highest are there or missing
     if "{rank}" not in pattern or known is None:
         return
     where = state.out / pattern

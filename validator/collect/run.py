@@ -46,7 +46,7 @@ def _collect_run(spec: RunSpec, *, run_dir: Path, outcome: Outcome | None) -> Re
         intake=Intake(run_dir),
         metrics=spec.metrics,
         warmup_steps=spec.warmup_steps,
-        world_size=spec.world_size if spec.trains else None,
+        world_size=spec.ranks if spec.trains else None,
         started_s=parse_time_s(outcome.last.started) if outcome else None,
         outcome=outcome,
         tokens_declared=spec.tokens_per_step,

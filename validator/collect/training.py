@@ -185,6 +185,8 @@ def _ended(state: Gathered) -> bool:
 
 
 def _derive(state: Gathered) -> None:
+    if state.world_size is None and (state.texts is None or len(state.heartbeats) > 1):
+        state.world_size = max(state.heartbeats, default=0) + 1
     own = state.series.get("toks_per_s_per_rank")
     if own is not None and "toks_per_s" not in state.series and state.world_size is not None:
         state.series["toks_per_s"] = derive.rate_of_all(own, state.world_size)
@@ -197,8 +199,6 @@ def _derive(state: Gathered) -> None:
     for name, made in derive.step_times(state.series, first, tokens, duration_s=duration_s(state)).items():
         state.series[name] = made
         state.extra.setdefault("derived", []).append(name)
-    if state.world_size is None and state.heartbeats and state.lenient and len(state.heartbeats) > 1:
-        state.world_size = max(state.heartbeats) + 1
     if "toks_per_s" in state.series and state.world_size is not None:
         state.series["toks_per_s_per_rank"] = derive.rate_per_rank(state.series["toks_per_s"], state.world_size)
     if state.world_size is not None:

@@ -239,7 +239,7 @@ def _tidy(running: _Running, memory_before_mib: float | None) -> None:
     memory to come back."""
     for path in logs_below(running.launch.out / "logs"):
         compact(path, cap=running.request.log_cap)
-    take_in(running.launch.out, running.spec.metrics, ranks=running.spec.world_size)
+    take_in(running.launch.out, running.spec.metrics, ranks=running.monitor.follower.by_rank)
     if running.request.mask is not None:
         mask_files(running.launch.out, mask=running.request.mask)
     dump = running.launch.out / "dump"

@@ -94,10 +94,10 @@ def compact(path: Path, *, cap: LogCap) -> int:
     return left_out
 
 
-def take_in(out: Path, metrics: TrainerMetrics, *, ranks: int) -> None:
+def take_in(out: Path, metrics: TrainerMetrics, *, ranks: Iterable[int]) -> None:
     """Replace declared files that are links to below `link_roots` by copies, so that the folder is whole by itself."""
     names = [metrics.csv, metrics.env, metrics.metrics]
-    names += [metrics.heartbeat.replace("{rank}", str(rank)) for rank in range(ranks)] if metrics.heartbeat else []
+    names += [metrics.heartbeat.replace("{rank}", str(rank)) for rank in ranks] if metrics.heartbeat else []
     with suppress(OSError), Tree(out, link_roots=metrics.link_roots) as tree:
         for name in filter(None, names if metrics.link_roots else ()):
             if not (out / name).is_symlink():

@@ -49,7 +49,8 @@ class Record:
 class Tail:
     """The new whole lines of a file that grows. One that is replaced, cut short or written anew is read from its start.
 
-    Some trainers write a table anew when a column joins it; its first bytes then are others.
+    Some trainers write a table anew when a column joins it; its first bytes then are others. A carriage return ends a
+    line too, since a progress bar may write nothing else, and is kept to mark the text as one that is redrawn.
     """
 
     def __init__(
@@ -75,11 +76,11 @@ class Tail:
         return self._offset
 
     def lines(self) -> list[bytes]:
-        """Lines finished since the last call, without their ends."""
+        """Lines finished since the last call, without their line feeds."""
         return [line for line, _ in self.lines_with_ends()]
 
     def lines_with_ends(self) -> list[tuple[bytes, int]]:
-        """Lines finished since the last call, without their ends, and the byte behind each."""
+        """Lines finished since the last call, without their line feeds, and the byte behind each."""
         try:
             with Tree(self._root, link_roots=self._link_roots) as tree, tree.open(self._relative) as file:
                 stat = os.fstat(file.fileno())
@@ -96,12 +97,16 @@ class Tail:
             return []
         begin = self._offset - len(self._rest)
         self._offset += len(data)
-        *whole, self._rest = (self._rest + data).split(b"\n")
+        whole = (self._rest + data).splitlines(keepends=True)
+        self._rest = whole.pop() if whole and not whole[-1].endswith((b"\n", b"\r")) else b""
         if len(self._rest) > _LOOK_BYTES:  # a line that never ends must not fill the memory
             self._rest = b""
-        ends = accumulate((len(line) + 1 for line in whole), initial=begin)
+        ends = accumulate(map(len, whole), initial=begin)
         next(ends)
-        return [(line.rstrip(b"\r"), end) for line, end in zip(whole, ends, strict=True)]
+        return [
+            (line[:-1].rstrip(b"\r") if line.endswith(b"\n") else line, end)
+            for line, end in zip(whole, ends, strict=True)
+        ]
 
     @property
     def _relative(self) -> str:
@@ -268,14 +273,14 @@ class RunFollower:
         out = self.rank0_log()
         for path in (out, out.with_name("stderr.log")) if self._log is None else (self._log,):
             for line, end in self._tail(path).lines_with_ends():
-                for part in line.split(b"\r"):  # a progress bar redraws its line
-                    count()
-                    printed = pattern.read(without_colors(part[:8192]).decode("utf-8", "replace"))
-                    if printed is None:
-                        continue
-                    self._log = path
-                    step, values = _whole(self._counter.step(printed)), contract_values(printed.values)
-                    yield Record("stdout", 0, step, values, row=True, path=path, end=end)
+                count()
+                printed = pattern.read(without_colors(line.rstrip(b"\r")[:8192]).decode("utf-8", "replace"))
+                if printed is None:
+                    continue
+                self._log = path
+                step, values = _whole(self._counter.step(printed)), contract_values(printed.values)
+                row = not line.endswith(b"\r")  # a bar may redraw one step as often as it likes
+                yield Record("stdout", 0, step, values, row=row, path=path, end=end)
             if self._log is not None:
                 return
 

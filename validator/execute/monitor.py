@@ -54,7 +54,7 @@ class Monitor:
         self._gpus = gpus
         self._cap = cap
         self._started = started
-        self.follower = RunFollower(out=out, metrics=spec.metrics, ranks=spec.world_size)
+        self.follower = RunFollower(out=out, metrics=spec.metrics, ranks=spec.ranks)
         self.arrivals = ArrivalStamps(out, started=started)
         self.pace = Pace(started=started)
         env = out / spec.metrics.env if spec.metrics.env else None

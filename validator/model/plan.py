@@ -62,9 +62,14 @@ class RunSpec(Frozen):
         return self.kind in TRAINING_KINDS and self.role != "smoke"
 
     @property
+    def ranks(self) -> int | None:
+        """Ranks that the launcher starts; None for a plain process, which may start any number of workers itself."""
+        return self.nproc or None
+
+    @property
     def world_size(self) -> int:
-        """Ranks of the run: 1 for a plain process."""
-        return max(1, self.nproc)
+        """Ranks of the run as far as the plan says: 1 for a plain process."""
+        return self.ranks or 1
 
 
 class PhasePlan(Frozen):

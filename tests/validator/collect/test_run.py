@@ -141,6 +141,28 @@ def test_another_number_of_ranks_is_noted(tmp_path: Path) -> None:
     assert result.extra["world_size"] == 2
 
 
+@pytest.mark.parametrize("told", [True, False], ids=["by env.json", "by heartbeats"])
+def test_a_plain_process_may_start_its_workers_itself(told: bool, tmp_path: Path) -> None:
+    """They were called ranks that nobody started, and their heartbeats files of another run."""
+    healthy(tmp_path, ranks=4)
+    if not told:
+        write_env(tmp_path, effective={}, tokens_per_step=512)
+    plain = spec(nproc=0, launcher="python")
+    result = collect_run(plain, run_dir=tmp_path, outcome=outcome())
+    assert result.irregularities == ()
+    assert result.extra["world_size"] == 4
+    assert result.series["toks_per_s_per_rank"].values[0] == 25.0
+    (tmp_path / "heartbeat_rank2.jsonl").unlink()
+    assert codes(collect_run(plain, run_dir=tmp_path, outcome=outcome())) == {"missing-rank"}
+
+
+def test_a_rank_that_the_launcher_did_not_start_is_foreign(tmp_path: Path) -> None:
+    healthy(tmp_path, ranks=3)
+    write_env(tmp_path, effective={}, tokens_per_step=512)
+    result = collect_run(spec(), run_dir=tmp_path, outcome=outcome())
+    assert [i.message for i in result.irregularities] == ["heartbeat of rank 2 in a run of 2 ranks"]
+
+
 @pytest.mark.parametrize("name", ["training.csv", "env.json", "heartbeat_rank0.jsonl"])
 def test_a_file_from_before_the_start_is_foreign(tmp_path: Path, name: str) -> None:
     healthy(tmp_path)

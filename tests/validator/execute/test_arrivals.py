@@ -60,11 +60,12 @@ def test_growth_is_stamped_when_it_is_seen_and_named_when_it_is_read(tmp_path: P
     assert run.found == [("training.csv", 1, 0.5), ("training.csv", 2, 1.0), ("training.csv", 4, 1.5)]
 
 
-def test_lines_of_the_log_are_stamped_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("end", ["\n", "\r"])
+def test_lines_of_the_log_are_stamped_too(end: str, tmp_path: Path) -> None:
     run = _Run(tmp_path)
     run.write("hello\n", "logs/stdout.log")
     run.look(100.1)
-    run.write("step 7\n", "logs/stdout.log")
+    run.write(f"step 7{end}", "logs/stdout.log")
     run.look(101.0)
     assert run.found == [("logs/stdout.log", 7, 1.0)]
 

@@ -135,6 +135,23 @@ def test_lines_of_a_logger_are_followed_on_standard_error(tmp_path: Path) -> Non
     assert (record.step, record.values) == (5, {"toks_per_s": 51200.0, "step_time_s": 0.25})
 
 
+def test_a_progress_bar_shows_its_steps_before_its_line_ends(tmp_path: Path) -> None:
+    """A run that writes nothing but redrawn text was stopped as one without a step."""
+    follower = RunFollower(out=tmp_path, metrics=TrainerMetrics(stdout="{step}/9 loss {loss}$"))
+    log = tmp_path / "logs" / "stdout.log"
+    log.parent.mkdir()
+    _append(log, "\r1/9 loss 3.5\r1/9 loss 3.5\r2/9 loss 3")
+    first, again = follower.look()
+    assert (first.step, first.values, first.end) == (1, {"loss": 3.5}, 14)
+    assert again.end == 27
+    assert (first.row, again.row) == (False, False), "drawn twice is no row that repeats its step"
+    _append(log, ".25\r\n3/9 loss 3\n")
+    assert [(record.step, record.values["loss"], record.row) for record in follower.look()] == [
+        (2, 3.25, True),
+        (3, 3.0, True),
+    ]
+
+
 def test_an_epoch_is_no_step(tmp_path: Path) -> None:
     follower = RunFollower(out=tmp_path, metrics=FILES)
     _append(tmp_path / "training.csv", "step,loss\n0.25,3\n0.5,2\n")
@@ -170,7 +187,7 @@ def test_a_link_is_followed_to_where_the_runbook_allows_it_and_becomes_a_copy(tm
     metrics = TrainerMetrics(csv="training.csv", env="env.json", link_roots=(str(elsewhere),))
     assert [record.step for record in RunFollower(out=out, metrics=metrics).look()] == [1]
     assert RunFollower(out=out, metrics=metrics.model_copy(update={"link_roots": ()})).look() == ()
-    take_in(out, metrics, ranks=1)
+    take_in(out, metrics, ranks=[0])
     assert not (out / "training.csv").is_symlink()
     assert (out / "training.csv").read_text() == (elsewhere / "real.csv").read_text()
     assert (out / "training.csv").stat().st_mtime_ns == (elsewhere / "real.csv").stat().st_mtime_ns

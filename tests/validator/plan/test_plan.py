@@ -51,7 +51,7 @@ def test_no_process_count_means_plain_python() -> None:
     run = only_run(train(nproc=0))
     assert run.launcher == "python"
     assert run.argv == ("/py", "-m", "nsa.train", "--steps", "50", "--out", "/runs/one/runs/a/r1")
-    assert (run.nproc, run.world_size) == (0, 1)
+    assert (run.nproc, run.ranks, run.world_size) == (0, None, 1)
     assert run.env == {"PYTHONUNBUFFERED": "1"}
 
 
