@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from validator.collect.arrivals import Arrivals
 from validator.collect.clock import longest_s
 from validator.collect.heartbeat import Heartbeat
 from validator.model.catalogue import METRICS, SCALARS
@@ -17,6 +18,7 @@ from validator.model.result import Series
 
 __all__ = [
     "bus_bandwidth",
+    "first_arrival",
     "first_step_s",
     "rate_of_all",
     "rate_per_rank",
@@ -111,6 +113,12 @@ def first_step_s(heartbeat: Heartbeat, *, started_s: float) -> float | None:
     if not seconds.size or seconds[0] < started_s:
         return None
     return float(seconds[0]) - started_s
+
+
+def first_arrival(arrivals: Mapping[str, Arrivals]) -> tuple[float, str] | None:
+    """Seconds from the launch until the supervisor saw the first row of a step, and the file that it is in."""
+    seen = [(float(seconds[0]), source) for source, (_, seconds) in arrivals.items() if len(seconds)]
+    return min(seen, default=None)
 
 
 def steps_done(series: Mapping[str, Series], heartbeat: Heartbeat | None) -> float | None:

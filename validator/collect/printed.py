@@ -18,7 +18,7 @@ import numpy.typing as npt
 from validator.collect.order import rising
 from validator.collect.table import Places
 from validator.model.columns import NO_SERIES, PACES, TOTALS, contract_values, series_name
-from validator.model.pattern import LinePattern, StepCounter
+from validator.model.pattern import LinePattern, Printed, StepCounter
 
 __all__ = ["PrintedRows", "usual_total"]
 
@@ -71,6 +71,7 @@ class PrintedRows:
     cut: list[tuple[int, str]] = field(default_factory=list)
     pauses: array[int] = field(default_factory=lambda: array("q"))
     last_other: str = ""
+    _announced: Printed | None = None
     places: Places | None = None
 
     def read(self, lines: Lines) -> PrintedRows:
@@ -88,6 +89,7 @@ class PrintedRows:
                 self.pauses.append(number)
             return
         if printed.odd is None and self._measures_more and _NO_MEASURE.issuperset(printed.values):
+            self._announced = printed if printed.step is not None else self._announced
             return
         if printed.odd is not None:
             name, shown = printed.odd
@@ -98,6 +100,9 @@ class PrintedRows:
                 self.cut.append((number, f"{name}={printed.texts[name]!r} in {shown!r}"))
                 return
             self.odd_values.append((number, f"{name}={shown}"))
+        if printed.step is None and self._announced is not None:
+            self.counter.step(self._announced)  # a box of several lines begins with one that holds the step alone
+        self._announced = None
         step = self.counter.step(printed)
         if step is None:
             return

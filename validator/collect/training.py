@@ -207,6 +207,8 @@ def _derive(state: Gathered) -> None:
     if first is not None and state.started_s is not None:
         start_s = derive.first_step_s(first, started_s=state.started_s)
         state.scalars |= derive.scalar("startup.first_step_s", start_s, first.source.path)
+    elif (seen := derive.first_arrival(state.extra.get("arrivals", {}))) is not None:
+        state.scalars |= derive.scalar("startup.first_step_s", *seen)
     jumps = [window for heartbeat in state.heartbeats.values() for window in heartbeat.jumps]
     jumps += jumps_in_rows(written, tokens, limit_s=longest_s(duration_s(state)))
     telemetry = state.out / "logs" / "telemetry.csv"

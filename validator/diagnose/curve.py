@@ -242,5 +242,9 @@ def _period(values: Floats) -> int | None:
     spectrum = np.abs(np.fft.rfft(rest, 2 * len(rest))) ** 2
     again = np.fft.irfft(spectrum)[: len(rest) // _LEAST_PERIODS]
     again = again / np.arange(len(rest), len(rest) - len(again), -1) * len(rest) / again[0]
-    strong = np.flatnonzero(again[3:] >= _REPEATS) + 3
-    return int(strong[0]) if strong.size and again[2] < _REPEATS / 2 else None
+    strong = np.flatnonzero(again[3:-1] >= _REPEATS) + 3
+    if not strong.size:
+        return None
+    # What only wanders is nearly as alike one row earlier and later.
+    beside = max(float(again[strong[0] - 1]), float(again[strong[0] + 1]))
+    return int(strong[0]) if beside < _REPEATS / 2 else None

@@ -173,7 +173,7 @@ def claims(result: Result, *, tokens: float | None = None) -> Iterator[Claim]:
     if rate is not None and tokens and "toks_per_s" not in derived and _sound(rate):
         seconds = covered_steps(rate.steps) * (tokens / rate.values)
         yield Claim(rate.name, rate.source.path, rate.steps, seconds, whole=True)
-    if times is not None and "step_time_s" not in derived and _sound(times):
+    if times is not None and _sound(times):  # also where it is derived: the trainer's clock may be another's
         seconds = covered_steps(times.steps) * times.values
         yield Claim(times.name, times.source.path, times.steps, seconds, whole=False)
 

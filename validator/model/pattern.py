@@ -49,6 +49,9 @@ _THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:([,_])\d{3})(?:\1\d{3})*(?:\.\d*)?(?:[e
 _CONTINUES = re.compile(r"[0-9]|\.[0-9]|[,_][0-9]{3}(?![0-9])|[eE][-+]?[0-9]|[kKMG](?:(?![A-Za-z])|(?=tok))")
 """What makes a number longer, or another one: `1.5` of `1.5e+20`, `1` of `1,200`, `39` of `39k`."""
 
+_AT_START = r"(?<!\d)(?<!\d[.,])(?<![\s=:(\[][-+])"
+"""Where a number begins. The `.*` before a group takes the first of its digits, where nothing forbids that."""
+
 _BOOKKEEPING = frozenset({"step", "row"})
 _SAMPLES = ("nan", "-0.5", "inf", "1.2e-4", "1,234.5")
 """Texts that a group for a number has to match as a whole."""
@@ -141,6 +144,7 @@ class LinePattern:
         loose = _loosened(spelled, groups)
         self._loose = None if loose == spelled else compiled(loose)
         self._may_miss = any(group.optional for group in groups)
+        self._whole = compiled(_spelled_out(text, at_start=_AT_START))
 
     def read(self, line: str) -> Printed | None:
         """What a line says; None for one that the pattern does not match.
@@ -150,6 +154,8 @@ class LinePattern:
         """
         strict = self._strict.search(line)
         found = _printed(strict) if strict is not None else None
+        if found is not None and found.odd is not None and (whole := self._whole.search(line)) is not None:
+            found = min(found, _printed(whole), key=lambda one: one.odd is not None)
         if found is not None and found.odd is None and (not self._may_miss or len(found.texts) == len(self.names)):
             return found
         loose = self._loose.search(line) if self._loose is not None else None
@@ -194,7 +200,7 @@ def narrow_groups(text: str) -> dict[str, str]:
     return narrow
 
 
-def _spelled_out(text: str) -> str:
+def _spelled_out(text: str, *, at_start: str = "") -> str:
     """The pattern with its short groups written out. One that is used again, in another branch, is numbered."""
     seen: dict[str, int] = {}
 
@@ -204,7 +210,8 @@ def _spelled_out(text: str) -> str:
             return match[0]
         seen[name] = seen.get(name, 0) + 1
         group = name if seen[name] == 1 else f"{name}{_AGAIN}{seen[name]}"
-        return f"(?P<{group}>{_BODIES.get(name, _NUMBER)})"
+        body = _BODIES.get(name, _NUMBER)
+        return f"(?P<{group}>{at_start}(?:{body}))" if at_start and body else f"(?P<{group}>{body})"
 
     return _SHORT.sub(spelled, text)
 
