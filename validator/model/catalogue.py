@@ -266,7 +266,8 @@ SCALARS: dict[str, Scalar] = {
             name="straggler.score",
             unit="",
             kinds=_TRAINING,
-            meaning="fastest-to-slowest rank: median over worst compute time",
+            meaning="median over worst of the ranks' compute times, each the median of its steps after warm-up; "
+            "of one run, without an interval",
         ),
         Scalar(
             name="scaling.efficiency",
