@@ -127,7 +127,7 @@ def test_the_reference_names_the_id_of_every_criterion_that_is_not_written() -> 
     values = {
         "id": "a",
         "steps": 9,
-        "over": {"args.a": [1]},
+        "over": {"args.a": [1, 2]},
         "arms": {"a": {}, "b": {}},
         "targets": ["a"],
         "run": "true",
