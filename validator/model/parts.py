@@ -110,7 +110,7 @@ class TrainerMetrics(Frozen):
         default_factory=dict,
         description="Further series that the trainer writes: name to unit. A column or a heartbeat's field that the "
         "table of series lacks is declared here before a criterion names it; a group of `stdout` declares itself, and "
-        "has a unit only here.",
+        "has a unit only here: letters, `%` and one `/`. All count every step.",
     )
     link_roots: tuple[str, ...] = Field(
         (),
@@ -149,8 +149,8 @@ class Trainer(Frozen):
     args: dict[str, Setting] = Field(
         default_factory=lambda: dict[str, Setting](steps="{steps}", out="{out}"),
         description="Passed as `--key value`; true becomes `--key`, false leaves it out. Placeholders are filled in. "
-        "The defaults are left out where the command holds `{steps}` or `{out}` itself, and `out` where every "
-        "metric is read from what the trainer prints.",
+        "Each default is left out where the command holds its placeholder itself, and `out` also where every metric is "
+        "read from what the trainer prints.",
     )
     trial_args: dict[str, Setting] = Field(
         default_factory=dict,
@@ -165,7 +165,11 @@ class Trainer(Frozen):
         "checked against the validator's own clock, and follows from the time of a step where the trainer writes no "
         "rate. Phases that train on another number set their own.",
     )
-    cwd: str | None = Field(None, description="Working directory; default is where `validator` was started.")
+    cwd: str | None = Field(
+        None,
+        description="The trainer's working directory; default, and that of all other runs, is where "
+        "`validator` was started.",
+    )
 
     @model_validator(mode="before")
     @classmethod

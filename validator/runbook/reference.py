@@ -295,14 +295,16 @@ or an infinity that the trainer wrote is FAIL.
 ### Ids
 
 A criterion in `accept` is `PHASE.N`, counted from 1; a check of a preflight goes by its own name (`cpu_cores`).
-Besides, these are asked without being written, and are required where the trainer writes what they need:
+Besides, these are asked without being written, and are required where the trainer writes what they need. All are in
+`phases[]` of result.json, as `criteria[]` and `checks[]`, with a `status` of PASS, FAIL, INCONCLUSIVE, SKIPPED, NOT_RUN
+or RUNNING; the `decision` is GO, NO_GO, INCONCLUSIVE or IN_PROGRESS.
 
 | id | in phases of kind | asks |
 |---|---|---|
 | `PHASE.exit` | all but preflight | every run ends by itself with exit code 0 |
 | `PHASE.steps` | those that train | every run does all its steps |
 | `PHASE.finite` | those that train | every loss is finite |
-| `PHASE.config` | those that train | the effective config is the requested one |
+| `PHASE.config` | those that train | the effective config is the requested one (else `config-ignored` only vetoes) |
 | `PHASE.log.N` | those that train | rank 0 prints text N of `log_contains` |
 | `PHASE.tests` | pytest | a test passes, none fails, none is skipped |
 | `PHASE.audit`, `PHASE.fallback` | audit | the profiler names the kernels; nothing fell back |
