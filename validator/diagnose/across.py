@@ -56,7 +56,7 @@ def _varies_by(one: RunFacts, other: RunFacts) -> dict[str, tuple[object, object
 
 
 def another_config(whole: ValidationFacts) -> Iterator[Finding]:
-    """Two runs that were started alike trained another model, or other batches: what sets them side by side is void.
+    """Two runs that were started alike have another model, or other batches, in env.json: they cannot be compared.
 
     A number of ranks may change the batch of each, where the global one is fixed; it does not change the model.
     """

@@ -36,7 +36,7 @@ def mixed_runs(run: RunFacts) -> Iterator[Finding]:
 
 
 def foreign_results(run: RunFacts) -> Iterator[Finding]:
-    """The files are older than the process, of other ranks, or lie elsewhere."""
+    """The files are older than the process, of ranks that were not started, or hold records of another rank."""
     seen = run.irregular("foreign-results", "rank-mismatch")
     if seen:
         certain = any(i.code == "foreign-results" for i in seen)

@@ -35,7 +35,7 @@ _SAME_ROWS = 20
 
 
 def nan_loss(run: RunFacts) -> Iterator[Finding]:
-    """A loss that is not a number, on any rank."""
+    """A loss of NaN or infinity, on any rank."""
     ranks = [one["loss"] for one in run.result.rank_series.values() if "loss" in one]
     for series in ([run.result.series["loss"]] if "loss" in run.result.series else []) + ranks:
         bad = np.flatnonzero(~np.isfinite(series.values))
@@ -66,7 +66,7 @@ def _strikes(series: Series, bad: npt.NDArray[np.bool_], strikes: int) -> int | 
 
 
 def zero_grad(run: RunFacts) -> Iterator[Finding]:
-    """A gradient norm of exactly zero: nothing is learned, or, while the loss falls, the norm is not measured."""
+    """A gradient norm of exactly zero: nothing is learned (information where the loss falls: it is not measured)."""
     series, loss = run.series("grad_norm"), run.series("loss")
     if series is None:
         return

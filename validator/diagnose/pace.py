@@ -147,8 +147,10 @@ def _hung_before(run: RunFacts) -> Iterator[Finding]:
 
 
 _SPAN = re.compile(
-    r"(?:~|≈)?(?P<n>\d[\d,]*(?:\.\d+)?)\s*(?P<unit>days?|d|hours?|hrs?|h|minutes?|mins?|m|seconds?|secs?|s)\b", re.I
+    r"(?:~|≈)?(?P<n>\d[\d,]*(?:\.\d+)?)\s*(?P<unit>days?|d|hours?|hrs?|h|minutes?|mins?|m|seconds?|secs?|s)(?![A-Za-z])",
+    re.I,
 )
+_NEXT_SPAN = re.compile(r"(?:\s|,|and)*" + _SPAN.pattern, re.I)
 _CLOCK = re.compile(r"(?:(?P<d>\d+)\s*days?,?\s*)?(?P<h>\d{1,4}):(?P<m>\d\d):(?P<s>\d\d)")
 _STEPS = re.compile(r"(?P<n>\d[\d,]*)\s*steps?\b", re.I)
 _AT = re.compile(
@@ -176,7 +178,11 @@ def _claimed_s(text: str) -> float | None:
         clock, span = _CLOCK.search(text), _SPAN.search(text)
     if clock is not None:
         return 86400.0 * int(clock["d"] or 0) + 3600.0 * int(clock["h"]) + 60.0 * int(clock["m"]) + int(clock["s"])
-    return float(span["n"].replace(",", "")) * _UNIT_S[span["unit"][0].lower()] if span is not None else None
+    claimed, least = None, float("inf")
+    while span is not None and (unit_s := _UNIT_S[span["unit"][0].lower()]) < least:  # 1 h 30 min: one time in parts
+        claimed = (claimed or 0.0) + float(span["n"].replace(",", "")) * unit_s
+        span, least = _NEXT_SPAN.match(text, span.end()), unit_s
+    return claimed
 
 
 def eta_wrong(run: RunFacts) -> Iterator[Finding]:

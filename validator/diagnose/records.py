@@ -95,7 +95,7 @@ def _impossible(run: RunFacts) -> Iterator[Evidence]:
 
 
 def missing_evidence(run: RunFacts) -> Iterator[Finding]:
-    """A file that the runbook takes measurements from, rows of it, or the end of a rank's heartbeat is not there."""
+    """A file that the runbook takes measurements from, rows of it, or the end of a heartbeat with steps is missing."""
     if run.failed:
         return  # a run that ended badly may well not have come so far
     seen = [evidence(i.message, i.path) for i in run.irregular("missing-file", "missing-rank", "no-match")]

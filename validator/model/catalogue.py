@@ -266,7 +266,8 @@ SCALARS: dict[str, Scalar] = {
             name="straggler.score",
             unit="",
             kinds=_TRAINING,
-            meaning="fastest-to-slowest rank: median over worst compute time",
+            meaning="median over worst of the ranks' compute times, each the median of its steps after warm-up; "
+            "of one run, without an interval",
         ),
         Scalar(
             name="scaling.efficiency",
@@ -287,13 +288,13 @@ SCALARS: dict[str, Scalar] = {
             name="memory.growth_mib_per_1k_steps",
             unit="MiB",
             kinds=_TRAINING,
-            meaning="memory trend after warm-up",
+            meaning="growth of memory after warm-up, over 1,000 steps",
         ),
         Scalar(
             name="rate.drift_pct",
             unit="%",
             kinds=_TRAINING,
-            meaning="rate of the last third against the first third, after warm-up",
+            meaning="rate of the last third against the first third, after warm-up; below 0 where it slows down",
         ),
         *_AUDIT,
         *_PROFILE,

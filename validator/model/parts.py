@@ -107,7 +107,10 @@ class TrainerMetrics(Frozen):
         "Standard error is searched where no line of standard output matches.",
     )
     extra: dict[str, str] = Field(
-        default_factory=dict, description="Further series that the trainer writes: name to unit."
+        default_factory=dict,
+        description="Further series that the trainer writes: name to unit. A column or a heartbeat's field that the "
+        "table of series lacks is declared here before a criterion names it; a group of `stdout` declares itself, and "
+        "has a unit only here: letters, `%` and one `/`. All count every step.",
     )
     link_roots: tuple[str, ...] = Field(
         (),
@@ -146,8 +149,8 @@ class Trainer(Frozen):
     args: dict[str, Setting] = Field(
         default_factory=lambda: dict[str, Setting](steps="{steps}", out="{out}"),
         description="Passed as `--key value`; true becomes `--key`, false leaves it out. Placeholders are filled in. "
-        "The defaults are left out where the command holds `{steps}` or `{out}` itself, and `out` where every "
-        "metric is read from what the trainer prints.",
+        "Each default is left out where the command holds its placeholder itself, and `out` also where every metric is "
+        "read from what the trainer prints.",
     )
     trial_args: dict[str, Setting] = Field(
         default_factory=dict,
@@ -159,9 +162,14 @@ class Trainer(Frozen):
         None,
         ge=1,
         description="Tokens of an optimizer step, all ranks and micro-batches together. With it, `toks_per_s` is "
-        "checked against the validator's own clock. Phases that train on another number set their own.",
+        "checked against the validator's own clock, and follows from the time of a step where the trainer writes no "
+        "rate. Phases that train on another number set their own.",
     )
-    cwd: str | None = Field(None, description="Working directory; default is where `validator` was started.")
+    cwd: str | None = Field(
+        None,
+        description="The trainer's working directory; default, and that of all other runs, is where "
+        "`validator` was started.",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -194,16 +202,19 @@ class Watchdog(Frozen):
         description="Silence in multiples of the observed step time; the longer of both limits holds.",
     )
     interval: Duration = Field(5.0, gt=0, description="Time between looks at the run's files.")
-    frozen_rows: Count = Field(4, ge=2, description="Rows in a row with a rate of zero or less that stop the run.")
+    frozen_rows: Count = Field(
+        4, ge=2, description="Rows in a row with a rate of zero or less, or of one step, that stop the run."
+    )
     gates: bool | None = Field(
         None,
         description="Whether `gate_entropy_mean`, `gate_max_gate` and `gate_collapse_frac` are those of NSA's gates, "
-        "so that the limits below apply; default: where one of the limits is set, and for the bundled trainer.",
+        "so that the limits below apply, in rows and in heartbeats alike; default: where one of the limits is set, and "
+        "where env.json says that `effective.attention` is `nsa`.",
     )
-    gate_entropy_min: float = Field(0.2, description="Gate entropy below this counts as a collapse.")
-    gate_max: float = Field(0.9, description="Largest gate above this counts as a collapse.")
-    gate_collapse_frac: float = Field(0.5, description="Collapsed share above this counts as a collapse.")
-    gate_strikes: Count = Field(3, ge=1, description="Records in a row with a collapse that stop the run.")
+    gate_entropy_min: float = Field(0.2, description="`gate_entropy_mean` below this counts as a collapse.")
+    gate_max: float = Field(0.9, description="`gate_max_gate` above this counts as a collapse.")
+    gate_collapse_frac: float = Field(0.5, description="`gate_collapse_frac` above this counts as a collapse.")
+    gate_strikes: Count = Field(3, ge=1, description="Records of one file in a row with a collapse that stop the run.")
     halt: bool = Field(True, description="Write `.HALT` and stop the run; false only records the anomaly.")
 
     @model_validator(mode="before")
@@ -219,7 +230,11 @@ class Watchdog(Frozen):
 class Defaults(Frozen):
     """Values for every phase that does not set its own."""
 
-    nproc: Count = Field(1, ge=0, description="Processes under torchrun; 0 runs the trainer by python alone.")
+    nproc: Count = Field(
+        1,
+        ge=0,
+        description="Processes under torchrun; 0 runs the trainer by python alone, which may start workers itself.",
+    )
     timeout: Duration = Field(1800.0, gt=0, description="Longest time of one run.")
     warmup_steps: Count = Field(20, ge=0, description="Steps that never count as steady.")
     pause_every: Count | None = Field(

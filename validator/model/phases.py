@@ -47,7 +47,9 @@ TRAINING_KINDS: tuple[PhaseKind, ...] = ("train", "sweep", "ab", "audit", "profi
 class PhaseBase(Frozen):
     """What every phase has."""
 
-    id: Identifier = Field(description="Name of the phase, unique in the runbook.")
+    id: Identifier = Field(
+        description="Name of the phase, unique in the runbook: lower case letters, digits, underscores; a letter first."
+    )
     title: str | None = Field(None, description="Heading in the report; default is the id.")
     why: str | None = Field(None, description="What the phase is for; shown in the report.")
     needs: tuple[Identifier, ...] = Field((), description="Phases that must have passed before this one runs.")

@@ -335,10 +335,11 @@ def _series(metric: str, statistic: str, *, runbook: Runbook, phase: Phase, colu
 
 def _reject_metric(metric: str, statistic: str, series: dict[str, Metric], column: int) -> None:
     if metric in METRICS:
+        fix = f"declare trainer.metrics.csv or heartbeat, or write {{{metric}}} in trainer.metrics.stdout"
+        if metric == "toks_per_s" and "step_time_s" in series:
+            fix = "declare trainer.tokens_per_step, from which it follows with the time of a step"
         raise UnresolvedReference(
-            f"{metric} can never be known: the trainer declares no source of it",
-            fix=f"declare trainer.metrics.csv or heartbeat, or write {{{metric}}} in trainer.metrics.stdout",
-            column=column,
+            f"{metric} can never be known: the trainer declares no source of it", fix=fix, column=column
         )
     whole = f"{metric}.{statistic}"
     scalar = difflib.get_close_matches(whole, list(SCALARS), n=1, cutoff=0.8)

@@ -79,7 +79,10 @@ class Runbook(Frozen):
     """A whole runbook."""
 
     schema_version: Literal[1] = Field(alias="schema", description="Version of this format.")
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$", description="Short name, used in folder names.")
+    name: str = Field(
+        pattern=r"^[a-z0-9][a-z0-9-]*$",
+        description="Short name, used in folder names: lower case letters, digits and hyphens.",
+    )
     title: str | None = Field(None, description="Heading of the report; default is the name.")
     description: str | None = Field(None, description="What the runbook decides, in a sentence or two.")
     hardware: Hardware = Field(default_factory=Hardware, description="What the runbook was written for.")

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from validator.model.catalogue import METRICS, SCALARS, STATISTICS
+from validator.model.columns import ALIASES, OTHER_UNITS
 from validator.model.placeholders import PLACEHOLDERS
 from validator.model.remedy import PLAYBOOK, Remedy
 from validator.model.runbook import (
@@ -233,6 +234,13 @@ def _language() -> Iterator[str]:
         [(f"`{m.name}`", m.unit, m.window, m.meaning) for m in METRICS.values()],
     )
     yield ""
+    yield "These names are read too: in tables (also in capitals), heartbeats and patterns; those in another unit are"
+    yield "converted, in tables and patterns. [Patterns](own-trainer.md#patterns) have further groups."
+    yield ""
+    yield from _table(("metric", "other names", "in another unit"), _other_names())
+    yield ""
+    yield "Any other column, field or group is a series of its own, read over every step and without an interval."
+    yield ""
     yield "Statistics: " + ", ".join(f"`{name}`" for name in STATISTICS) + ". `stdev` is the population's, `cv` is"
     yield "`stdev` over `mean`."
     yield ""
@@ -255,6 +263,16 @@ def _language() -> Iterator[str]:
     yield from _OVERRIDES.strip("\n").splitlines()
 
 
+def _other_names() -> Sequence[tuple[str, str, str]]:
+    names: dict[str, tuple[list[str], list[str]]] = {}
+    for raw, name in ALIASES.items():
+        names.setdefault(name, ([], []))[0].append(f"`{raw}`")
+    for raw, other in OTHER_UNITS.items():
+        if other.name in METRICS:
+            names.setdefault(other.name, ([], []))[1].append(f"`{raw}`")
+    return [(f"`{name}`", ", ".join(same), ", ".join(scaled)) for name, (same, scaled) in names.items()]
+
+
 _CRITERIA = """
 
 ## Criteria
@@ -271,7 +289,31 @@ A criterion is `left operator right [unit]` with an operator of `>= > <= < == !=
 `toks_per_s.mean >= 0.95 * last_go.toks_per_s.mean`. Its result.json is copied into the run folder when the run begins.
 Without one the criterion is INCONCLUSIVE, or SKIPPED and not required where it says `without_last_go: skip`; it never
 passes.
-A unit may be written after the value and must be the metric's. A measurement that is missing never passes.
+A unit may be written after the value and must be the metric's. A measurement that is missing is INCONCLUSIVE; NaN
+or an infinity that the trainer wrote is FAIL.
+
+### Ids
+
+A criterion in `accept` is `PHASE.N`, counted from 1; a check of a preflight goes by its own name (`cpu_cores`).
+Besides, these are asked without being written, and are required where the trainer writes what they need. All are in
+`phases[]` of result.json, as `criteria[]` and `checks[]`, with a `status` of PASS, FAIL, INCONCLUSIVE, SKIPPED, NOT_RUN
+or RUNNING; the `decision` is GO, NO_GO, INCONCLUSIVE or IN_PROGRESS.
+
+| id | in phases of kind | asks |
+|---|---|---|
+| `PHASE.exit` | all but preflight | every run ends by itself with exit code 0 |
+| `PHASE.steps` | those that train | every run does all its steps |
+| `PHASE.finite` | those that train | every loss is finite |
+| `PHASE.config` | those that train | the effective config is the requested one (else `config-ignored` only vetoes) |
+| `PHASE.log.N` | those that train | rank 0 prints text N of `log_contains` |
+| `PHASE.tests` | pytest | a test passes, none fails, none is skipped |
+| `PHASE.audit`, `PHASE.fallback` | audit | the profiler names the kernels; nothing fell back |
+| `PHASE.trace`, `PHASE.range.N` | profile | the steps are traced; the trace holds range N of `ranges` |
+| `PHASE.smoke`, `PHASE.first_batch` | data | the loader alone, and every rank, has its first batch in time |
+| `PHASE.halt`, `PHASE.sustained_rate` | soak | nothing halts the run; the rate lasts |
+| `PHASE.probe`, `PHASE.probe.NAME` | preflight | the probes ran; each reaches its public bound |
+| `PHASE.choice` | sweep, ab | the comparison has an answer; never required |
+| `PHASE.asks` | train, soak, data | only where a phase asks for nothing: INCONCLUSIVE |
 """
 
 _OVERRIDES = """

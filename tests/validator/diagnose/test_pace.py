@@ -108,6 +108,9 @@ def test_eta_wrong(tmp_path: Path) -> None:
         ("step 10/60 loss 3 eta 4:03", False),  # minutes and seconds alone are not read
         ("step 10/60 loss 3 eta 0:04:03", False),
         ("step 10/60 loss 3 eta 0:30:00", True),
+        ("step 10/1060 loss 3 eta 1h24m", False),  # 24 minutes alone would be wrong
+        ("step 10/1060 loss 3 eta 1 h 24 min", False),
+        ("step 10/1060 loss 3 eta 4h24m", True),
         ("step 10/60, 4.1 minutes remaining", False),
         ("remaining: 3 days", True),
         ("remaining memory: 12 GiB", False),

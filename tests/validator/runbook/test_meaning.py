@@ -110,6 +110,9 @@ def test_metrics_must_have_a_source() -> None:
     assert "does not record its config" in criterion("effective.x == 3", trainer=stdout)[0]
     assert "declares no final metrics" in criterion("metrics.x == 3", trainer=stdout)[0]
     assert "declares no heartbeat" in criterion("heartbeat.max_gap_s < 3", trainer=stdout)[0]
+    with_times = {**stdout, "metrics": {"stdout": "{step} {step_time_ms}"}}
+    assert "declare trainer.tokens_per_step" in criterion("toks_per_s.mean > 3", trainer=with_times)[0]
+    assert criterion("toks_per_s.mean > 3", trainer={**with_times, "tokens_per_step": 512}) == []
     with_rate = {**stdout, "metrics": {"stdout": r"(?P<step>\d+) (?P<toks_per_s>\S+) (?P<acc>\S+)"}}
     for text in ("toks_per_s_per_rank.mean > 3", "acc.last > 0.5", "rate.drift_pct < 3"):
         assert criterion(text, trainer=with_rate) == []

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
+from validator.judge.implicit import implicit_names
 from validator.model.catalogue import METRICS, SCALARS
 from validator.model.runbook import AuditPhase, DataPhase, SweepPhase, TrainingPhase
 from validator.runbook import RunbookError, available, find, load
@@ -118,6 +120,25 @@ def test_the_reference_names_every_key_metric_and_scalar() -> None:
             assert f"`{key}`" in text or f"`{key}:" in text
     for name in (*METRICS, *SCALARS):
         assert f"`{name}`" in text
+
+
+def test_the_reference_names_the_id_of_every_criterion_that_is_not_written() -> None:
+    text = reference_markdown()
+    values = {
+        "id": "a",
+        "steps": 9,
+        "over": {"args.a": [1, 2]},
+        "arms": {"a": {}, "b": {}},
+        "targets": ["a"],
+        "run": "true",
+        "choose": {"highest": "toks_per_s.mean"},
+        "log_contains": ["x"],
+        "ranges": ["x"],
+    }
+    for kind, model in PHASE_MODELS.items():
+        own = {"kind": kind, **{name: value for name, value in values.items() if name in model.model_fields}}
+        for name, _ in implicit_names(model.model_validate(own)):
+            assert f"`PHASE.{re.sub(r'[0-9]+', 'N', name)}`" in text
 
 
 def test_the_schema_is_plain_json_and_knows_the_kinds() -> None:
