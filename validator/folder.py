@@ -24,7 +24,7 @@ from pydantic import Field
 
 import validator
 from validator.files import MAX_BYTES, Tree, replace_file, write_atomic
-from validator.model.base import Frozen
+from validator.model.base import Frozen, RunId
 from validator.model.runbook import Runbook
 from validator.runbook import LoadedRunbook
 
@@ -96,7 +96,7 @@ class Header(Frozen):
     """run.json: written once at the start, never changed."""
 
     schema_version: int = 1
-    run_id: str
+    run_id: RunId
     validator_version: str
     started: str = Field(description="UTC, ISO 8601.")
     runbook_path: str
