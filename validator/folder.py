@@ -65,7 +65,7 @@ class Runner(Frozen):
         """Whether it still runs here (pid and creation time agree)."""
         import psutil
 
-        if self.host != socket.gethostname():
+        if self.host != socket.gethostname() or self.pid <= 0:
             return False
         try:
             process = psutil.Process(self.pid)
