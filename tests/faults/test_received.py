@@ -107,8 +107,11 @@ def test_a_header_that_is_none_ends_in_a_sentence(received: Path, name: str, wha
     assert json.loads((received / "result.json").read_text())["decision"] == report.decision
 
 
-@pytest.mark.parametrize("fields", [{"finished": [1]}, {"duration_s": "long"}, {"duration_s": [1]}, {"reason": {}}])
-@pytest.mark.parametrize("event", ["finished", "phase_ended"])
+@pytest.mark.parametrize(
+    "fields",
+    [{"finished": [1]}, {"duration_s": "long"}, {"duration_s": [1]}, {"reason": {}}, {"run": [1]}, {"phase": {}}],
+)
+@pytest.mark.parametrize("event", ["finished", "phase_ended", "run_ended"])
 def test_an_end_of_other_types_is_no_end(received: Path, event: str, fields: dict[str, object]) -> None:
     change(received, event, lambda line: line.update(fields))
     report, _ = rerender(RunFolder.open(received))

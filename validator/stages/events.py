@@ -59,6 +59,8 @@ def sound(events: Iterable[Event]) -> tuple[Event, ...]:
 
 
 def _is_sound(event: Event) -> bool:
+    if not all(isinstance(event.fields.get(name), (str, type(None))) for name in ("run", "phase")):
+        return False
     try:
         _READERS.get(event.event, dict)(event.fields)
     except (ArithmeticError, AttributeError, KeyError, RecursionError, TypeError, ValueError):
