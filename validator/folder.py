@@ -47,6 +47,8 @@ __all__ = [
 RENDERINGS = ("result.json", "report.html", "report.md", "junit.xml", "recommended.env")
 """The files of a report, in the order in which they are written: result.json is the truth, the others show it."""
 
+_MOST_HASHED = 2**30
+
 _NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG)
 
 
@@ -254,21 +256,26 @@ class RunFolder:
     def artifacts(self) -> Iterator[tuple[str, int, str | None]]:
         """(path relative to the folder, bytes, sha256) of every file but the renderings of the result.
 
-        Files above 64 MiB (checkpoints, traces) are listed without a hash.
+        Files above 64 MiB (checkpoints, traces) are listed without a hash, and so are the largest where all others
+        have more than 1 GiB together: a report must not take as long as the trainer wrote.
         """
         with self.tree() as tree:
-            for entry in tree.walk():
-                if (
-                    entry.kind != "file"
-                    or entry.path in _NO_ARTIFACTS
-                    or entry.path.startswith(f"{self.drawing.name}/")
-                ):
-                    continue
+            listed = [entry for entry in tree.walk() if entry.kind == "file" and self._is_artifact(entry.path)]
+            room, hashed = _MOST_HASHED, set[str]()
+            for entry in sorted(listed, key=lambda one: one.bytes):
+                room -= entry.bytes
+                if entry.bytes > MAX_BYTES or room < 0:
+                    break
+                hashed.add(entry.path)
+            for entry in listed:
                 digest = None
-                if entry.bytes <= MAX_BYTES:
+                if entry.path in hashed:
                     with suppress(OSError):  # unreadable, or gone meanwhile: listed without a hash
                         digest = hashlib.sha256(tree.read(entry.path)).hexdigest()
                 yield entry.path, entry.bytes, digest
+
+    def _is_artifact(self, path: str) -> bool:
+        return path not in _NO_ARTIFACTS and not path.startswith(f"{self.drawing.name}/")
 
     def _json(self, relative: str) -> Any:
         with self.tree() as tree:

@@ -53,3 +53,20 @@ def test_a_runbook_that_was_edited_since_is_noticed(tmp_path: Path, monkeypatch:
     assert runbook_was_edited(folder)
     book.unlink()
     assert not runbook_was_edited(folder)
+
+
+def test_the_largest_files_are_listed_without_a_hash_where_all_are_too_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hundreds of sparse files, each within the limit, kept a report from being written for minutes."""
+    book = tmp_path / "a.yaml"
+    book.write_text("schema: 1\nname: a\nphases: [{id: a, kind: command, run: 'true'}]\n", encoding="utf-8")
+    folder = RunFolder.create(load(book), parent=tmp_path, python="python", only=(), skip=())
+    for name, size in (("a", 3000), ("b", 10), ("c", 2000), ("d", 4000)):
+        (folder.root / name).write_bytes(b"x" * size)
+    own = (folder.root / "run.json").stat().st_size + (folder.root / "runbook.yaml").stat().st_size
+    assert all(digest for _, _, digest in folder.artifacts())
+    monkeypatch.setattr("validator.folder._MOST_HASHED", own + 6000)
+    assert [(path, digest is None) for path, _, digest in folder.artifacts() if len(path) == 1] == [
+        ("a", False), ("b", False), ("c", False), ("d", True),
+    ]  # fmt: skip
