@@ -40,6 +40,7 @@ def _rename(folder: Path, mask: Callable[[bytes], bytes]) -> None:
     """Names are listed in reports, so they must not hold a secret either. Two that become the same are numbered."""
     for root, names in reversed(_folders(folder)):
         for name in names:
+            _redirect(Path(root, name), mask)
             clean = os.fsdecode(mask(os.fsencode(name))).replace("/", "_")
             if clean == name:
                 continue
@@ -49,6 +50,17 @@ def _rename(folder: Path, mask: Callable[[bytes], bytes]) -> None:
                 target = Path(root, f"{clean}.{number}")
             with suppress(OSError):
                 Path(root, name).rename(target)
+
+
+def _redirect(path: Path, mask: Callable[[bytes], bytes]) -> None:
+    """What a link leads to is a text like any other."""
+    if not path.is_symlink():
+        return
+    with suppress(OSError):
+        target = os.fsencode(path.readlink())
+        if (clean := mask(target)) != target:
+            path.unlink()
+            path.symlink_to(os.fsdecode(clean))
 
 
 def mask_file(path: Path, *, mask: Callable[[bytes], bytes]) -> bool:

@@ -104,6 +104,13 @@ def test_names_are_masked_as_contents_are(tmp_path: Path) -> None:
     assert (tmp_path / "[redacted]").is_symlink()
 
 
+def test_what_a_link_leads_to_is_masked(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("/data/SECRET/b")
+    (tmp_path / "c").symlink_to("/data/b")
+    mask_files(tmp_path, mask=hide)
+    assert [os.readlink(tmp_path / name) for name in "ac"] == ["/data/[redacted]/b", "/data/b"]
+
+
 def test_folders_nested_deeper_than_python_calls_itself_are_masked_too(tmp_path: Path) -> None:
     depth = sys.getrecursionlimit() + 100
     deepest = tmp_path / "/".join("d" * depth)
