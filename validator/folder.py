@@ -25,6 +25,7 @@ from pydantic import Field
 import validator
 from validator.files import MAX_BYTES, Tree, replace_file, write_atomic
 from validator.model.base import Frozen, RunId
+from validator.model.machine import sound_snapshot
 from validator.model.runbook import Runbook
 from validator.runbook import LoadedRunbook
 
@@ -231,10 +232,9 @@ class RunFolder:
     def load_environment(self) -> dict[str, Any]:
         """The snapshot of the machine; empty when it was never taken or cannot be read."""
         try:
-            found = self._json(self.environment.name)
+            return sound_snapshot(self._json(self.environment.name))
         except (OSError, ValueError):
             return {}
-        return found if isinstance(found, dict) else {}
 
     def save_environment(self, found: Mapping[str, Any]) -> None:
         """Write the snapshot of the machine."""

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from validator.files import Tree
 from validator.model.catalogue import METRICS
-from validator.model.machine import machine_class
+from validator.model.machine import machine_class, sound_snapshot
 
 __all__ = ["LARGEST", "PIN", "Entry", "Point", "read_entry", "run_folders", "stamp_of"]
 
@@ -124,7 +124,7 @@ def read_entry(folder: Path) -> Entry | None:
 
 
 def _entry(folder: Path, found: Mapping[str, Any]) -> Entry:
-    environment = found.get("environment") or {}
+    environment = sound_snapshot(found.get("environment"))
     runbook, versions = found["runbook"], _versions(found["phases"])
     return Entry(
         folder=folder.name,
