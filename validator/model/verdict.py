@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from validator.model.base import Frozen, RunId
 from validator.model.contrast import Contrast
 from validator.model.extension import Extension
-from validator.model.machine import sound_snapshot
 from validator.model.measure import MetricStats, ScalarValue
 
 __all__ = [
@@ -246,7 +245,7 @@ class ValidationReport(Frozen):
     phases: tuple[PhaseReport, ...]
     findings: tuple[Finding, ...] = ()
     recommended: Recommendation = Field(default_factory=Recommendation)
-    environment: Annotated[dict[str, Any], BeforeValidator(sound_snapshot)] = Field(default_factory=dict)
+    environment: dict[str, Any] = Field(default_factory=dict)
     artifacts: tuple[Artifact, ...] = ()
     since: Contrast | None = Field(
         None, description="Against the last GO of the same runbook on the same class of machine, if there is one."
