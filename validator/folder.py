@@ -24,7 +24,8 @@ from pydantic import Field
 
 import validator
 from validator.files import MAX_BYTES, Tree, replace_file, write_atomic
-from validator.model.base import Frozen
+from validator.model.base import Frozen, RunId
+from validator.model.machine import sound_snapshot
 from validator.model.runbook import Runbook
 from validator.runbook import LoadedRunbook
 
@@ -47,6 +48,8 @@ __all__ = [
 RENDERINGS = ("result.json", "report.html", "report.md", "junit.xml", "recommended.env")
 """The files of a report, in the order in which they are written: result.json is the truth, the others show it."""
 
+_MOST_HASHED = 2**30
+
 _NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG)
 
 
@@ -65,7 +68,7 @@ class Runner(Frozen):
         """Whether it still runs here (pid and creation time agree)."""
         import psutil
 
-        if self.host != socket.gethostname():
+        if self.host != socket.gethostname() or self.pid <= 0:
             return False
         try:
             process = psutil.Process(self.pid)
@@ -96,7 +99,7 @@ class Header(Frozen):
     """run.json: written once at the start, never changed."""
 
     schema_version: int = 1
-    run_id: str
+    run_id: RunId
     validator_version: str
     started: str = Field(description="UTC, ISO 8601.")
     runbook_path: str
@@ -229,10 +232,9 @@ class RunFolder:
     def load_environment(self) -> dict[str, Any]:
         """The snapshot of the machine; empty when it was never taken or cannot be read."""
         try:
-            found = self._json(self.environment.name)
+            return sound_snapshot(self._json(self.environment.name))
         except (OSError, ValueError):
             return {}
-        return found if isinstance(found, dict) else {}
 
     def save_environment(self, found: Mapping[str, Any]) -> None:
         """Write the snapshot of the machine."""
@@ -254,21 +256,26 @@ class RunFolder:
     def artifacts(self) -> Iterator[tuple[str, int, str | None]]:
         """(path relative to the folder, bytes, sha256) of every file but the renderings of the result.
 
-        Files above 64 MiB (checkpoints, traces) are listed without a hash.
+        Files above 64 MiB (checkpoints, traces) are listed without a hash, and so are the largest where all others
+        have more than 1 GiB together: a report must not take as long as the trainer wrote.
         """
         with self.tree() as tree:
-            for entry in tree.walk():
-                if (
-                    entry.kind != "file"
-                    or entry.path in _NO_ARTIFACTS
-                    or entry.path.startswith(f"{self.drawing.name}/")
-                ):
-                    continue
+            listed = [entry for entry in tree.walk() if entry.kind == "file" and self._is_artifact(entry.path)]
+            room, hashed = _MOST_HASHED, set[str]()
+            for entry in sorted(listed, key=lambda one: one.bytes):
+                room -= entry.bytes
+                if entry.bytes > MAX_BYTES or room < 0:
+                    break
+                hashed.add(entry.path)
+            for entry in listed:
                 digest = None
-                if entry.bytes <= MAX_BYTES:
+                if entry.path in hashed:
                     with suppress(OSError):  # unreadable, or gone meanwhile: listed without a hash
                         digest = hashlib.sha256(tree.read(entry.path)).hexdigest()
                 yield entry.path, entry.bytes, digest
+
+    def _is_artifact(self, path: str) -> bool:
+        return path not in _NO_ARTIFACTS and not path.startswith(f"{self.drawing.name}/")
 
     def _json(self, relative: str) -> Any:
         with self.tree() as tree:

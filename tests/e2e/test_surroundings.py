@@ -161,3 +161,21 @@ def test_a_private_umask_is_respected(start: Callable[..., subprocess.Popen[byte
     assert start("report", str(folder), "--share", preexec_fn=lambda: os.umask(0o077) and None).wait(timeout=60) == 0
     written = [folder.parent, *folder.parent.rglob("*")]
     assert [str(path) for path in written if path.lstat().st_mode & 0o077 and not path.is_symlink()] == []
+
+
+def test_a_working_folder_that_is_gone_is_said_in_a_sentence(tmp_path: Path) -> None:
+    book, workdir = tmp_path / "words.yaml", tmp_path / "work"
+    book.write_text(_RUNBOOK, encoding="utf-8")
+    workdir.mkdir()
+    leave = f"import os; os.rmdir({str(workdir)!r}); from validator.cli import main; main()"
+    begun = subprocess.run(
+        [sys.executable, "-c", leave, "run", str(book), "--out", "reports", "--no-lock"],
+        cwd=workdir,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert begun.returncode == 4
+    assert "No such file or directory" in begun.stderr
+    assert "Traceback" not in begun.stderr

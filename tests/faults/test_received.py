@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
+import socket
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +17,7 @@ from tests.faults.test_garbled_journal import change
 from tests.fuzz.folders import Whole
 from validator.execute.halt import write_halt
 from validator.folder import FolderError, RunFolder
+from validator.stages import share as sharing
 from validator.stages.reporting import rerender
 from validator.stages.share import share
 
@@ -102,6 +105,43 @@ def test_a_header_that_is_none_ends_in_a_sentence(received: Path, name: str, wha
         return
     report, _ = rerender(RunFolder.open(received))
     assert json.loads((received / "result.json").read_text())["decision"] == report.decision
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"finished": [1]}, {"duration_s": "long"}, {"duration_s": [1]}, {"reason": {}}, {"run": [1]}, {"phase": {}}],
+)
+@pytest.mark.parametrize("event", ["finished", "phase_ended", "run_ended"])
+def test_an_end_of_other_types_is_no_end(received: Path, event: str, fields: dict[str, object]) -> None:
+    change(received, event, lambda line: line.update(fields))
+    report, _ = rerender(RunFolder.open(received))
+    assert json.loads((received / "result.json").read_text())["decision"] == report.decision
+
+
+def test_a_line_of_the_journal_that_is_no_event_is_kept_in_a_copy(received: Path) -> None:
+    with (received / "journal.jsonl").open("a") as file:
+        file.write('[1, 2]\n"x"\n')
+    folder = RunFolder.open(received)
+    share(folder, rerender(folder)[0], out=received.parent / "shared")
+    assert (received.parent / "shared/journal.jsonl").read_text().endswith('[1, 2]\n"x"\n')
+
+
+def test_a_process_that_cannot_be_is_no_runner(received: Path) -> None:
+    header = json.loads((received / "run.json").read_text())
+    (received / "run.json").write_text(json.dumps({**header, "host": socket.gethostname(), "pid": -5}))
+    assert not RunFolder.open(received).header.runner.alive()
+
+
+def test_a_copy_unpacks_to_no_more_than_a_copy_holds(received: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small files of zeros, each within its limit, filled the disk together."""
+    names = [f"zeros{number}.txt" for number in range(5)]
+    for name in names:
+        (received / f"{name}.gz").write_bytes(gzip.compress(b"\0" * 2**20))
+    (received / "share.json").write_text(json.dumps({"packed": names}))
+    rerender(RunFolder.open(received))
+    monkeypatch.setattr(sharing, "_MOST_TEXT", 4 * 2**20)
+    with pytest.raises(FolderError, match="more than a copy for strangers does"):
+        rerender(RunFolder.open(received))
 
 
 def test_a_halt_is_written_beside_a_link_and_not_through_it(tmp_path: Path) -> None:

@@ -35,14 +35,15 @@ def read_probe(out: Path, intake: Intake) -> tuple[dict[str, ScalarValue], dict[
     if read is None:
         return {}, {}
     record, source = read
-    ranks = [one for one in record.get("ranks") or [record.get("rates")] if isinstance(one, Mapping)]
+    rates, told = record.get("rates"), record.get("ranks")
+    ranks = [one for one in (told if told and isinstance(told, list) else [rates]) if isinstance(one, Mapping)]
     scalars: dict[str, ScalarValue] = {}
     for key, name in _RATES.items():
         values = [value for one in ranks if (value := _value(one, key)) is not None]
         scalars |= scalar(name, min(values) if values else None, source.path)
     best = [value for one in ranks if (value := _number(one.get("gemm_bf16"), "best")) is not None]
     scalars |= scalar("probe.gemm_best_tflops", min(best) if best else None, source.path)
-    latency = _number((record.get("rates") or {}).get("all_reduce"), "latency_us")
+    latency = _number(rates.get("all_reduce") if isinstance(rates, Mapping) else None, "latency_us")
     scalars |= scalar("probe.all_reduce_latency_us", latency, source.path)
     scalars |= _links(out / "logs" / "telemetry.csv", intake)
     return scalars, {"probe": record, "tables": [_table(ranks)]}
@@ -64,7 +65,8 @@ def _links(path: Path, intake: Intake) -> dict[str, ScalarValue]:
     read = read_small(path, intake, what="the machine's telemetry") if is_file(path) else None
     if read is None:
         return {}
-    header, *rows = [line.split(",") for line in read[0].decode("utf-8", "replace").splitlines() if line.strip()]
+    lines = [line.split(",") for line in read[0].decode("utf-8", "replace").splitlines() if line.strip()]
+    header, rows = (lines or [[]])[0], lines[1:]
     found: dict[str, ScalarValue] = {}
     for ending, name in _LINK.items():
         columns = [index for index, column in enumerate(header) if column.endswith(ending)]
@@ -75,7 +77,7 @@ def _links(path: Path, intake: Intake) -> dict[str, ScalarValue]:
 
 def _numbers(rows: list[list[str]], column: int) -> Iterator[float]:
     for row in rows:
-        if column < len(row) and row[column].strip().isdigit():
+        if column < len(row) and row[column].strip().isdecimal():
             yield float(row[column])
 
 

@@ -173,7 +173,7 @@ def _strangers(path: Path, intake: Intake) -> dict[str, str]:
             used = entry["used_mib"]
             told = f"pid {int(entry['pid'])} ({printable(str(entry['name']), limit=80)}"
             found.setdefault(f"gpu{int(entry['gpu'])}", []).append(f"{told}{'' if used is None else f', {used} MiB'})")
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError):
             continue
     return {gpu: ", ".join(list(dict.fromkeys(names))[:5]) for gpu, names in found.items()}
 

@@ -36,6 +36,10 @@ class Sign:
     pattern: re.Pattern[bytes]
 
 
+_FACTOR = r"\d[\d,]{0,15}(?:\.\d{1,15})?"
+"""A number of bounded length: a line of digits must not be searched from each of them to its end."""
+
+
 def _sign(words: str, *patterns: str) -> Sign:
     return Sign(tuple(word.encode() for word in words.split("|")), re.compile("|".join(patterns).encode()))
 
@@ -64,8 +68,8 @@ SIGNS: Mapping[str, Sign] = {
     ),
     "speedup": _sign(
         "speedup|speed-up|faster",
-        r"\d[\d,]*(?:\.\d+)?\s?(?:x|×)\s{0,2}(?i:speed-?up|faster)",
-        r"(?i:speed-?up|faster)[^\d\n]{0,12}\d[\d,]*(?:\.\d+)?\s?(?:x|×)(?!\w)",
+        rf"{_FACTOR}\s?(?:x|×)\s{{0,2}}(?i:speed-?up|faster)",
+        rf"(?i:speed-?up|faster)[^\d\n]{{0,12}}{_FACTOR}\s?(?:x|×)(?!\w)",
     ),
     "compression": _sign("gradient compression", r"(?i:gradient compression)"),
     "recompile_limit": _sign("_limit", r"torch\._dynamo hit config\.\w*(?:recompile|cache_size)_limit"),

@@ -110,6 +110,8 @@ def _expected(error: Exception, *, as_json: bool) -> typer.Exit | None:
         return fail(str(error), USAGE, as_json=as_json, problems=problems)
     if isinstance(error, (FolderError, PlanError)):
         return fail(str(error), USAGE, as_json=as_json)
+    if isinstance(error, OSError):
+        return fail(f"the machine refuses it: {error}", UNABLE, as_json=as_json)
     return fail(str(error), UNABLE, as_json=as_json) if isinstance(error, Unable) else None
 
 

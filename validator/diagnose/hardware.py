@@ -24,11 +24,11 @@ def another_gpu(whole: ValidationFacts) -> Iterator[Finding]:
         name = run.environment.get("gpu_name")
         if not isinstance(name, str) or not name:
             continue
-        declared = whole.record.runbook.hardware.name
+        declared = whole.record.runbook.hardware
         names = [name, *(other for other in machine if _alike(name, other))]
         said = None
-        if declared is not None and not any(re.search(declared, one) for one in names):
-            said = f"the runbook asks for {declared!r}"
+        if not any(map(declared.fits, names)):
+            said = f"the runbook asks for {declared.name!r}"
         elif machine and len(names) == 1:
             said = f"this machine has {', '.join(sorted(set(machine)))}"
         elif first is not None and not _alike(name, first[1]):
@@ -55,7 +55,7 @@ def undeclared_gpu(whole: ValidationFacts) -> Iterator[Finding]:
     looked_at = any(isinstance(phase, PreflightPhase) and phase.required for phase in phases)
     if hardware.name is None or looked_at or not machine:
         return
-    fitting = [name for name in machine if re.search(hardware.name, name)]
+    fitting = [name for name in machine if hardware.fits(name)]
     if len(fitting) >= hardware.gpus:
         return
     yield found(

@@ -110,11 +110,10 @@ def take_in(out: Path, metrics: TrainerMetrics, *, ranks: Iterable[int]) -> None
 
 def logs_below(folder: Path) -> Iterable[Path]:
     """Every log file below a run's log folder, per-rank ones included; links are not followed."""
-    for root, _, names in os.walk(folder):
-        for name in names:
-            path = Path(root, name)
-            if name.endswith(".log") and not path.is_symlink():
-                yield path
+    with suppress(OSError), Tree(folder) as tree:
+        yield from (
+            folder / entry.path for entry in tree.walk() if entry.kind == "file" and entry.path.endswith(".log")
+        )
 
 
 def _punch(fd: int, offset: int, length: int) -> bool:

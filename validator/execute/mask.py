@@ -38,8 +38,9 @@ def mask_files(folder: Path, *, mask: Callable[[bytes], bytes]) -> tuple[Path, .
 
 def _rename(folder: Path, mask: Callable[[bytes], bytes]) -> None:
     """Names are listed in reports, so they must not hold a secret either. Two that become the same are numbered."""
-    for root, folders, names in os.walk(folder, topdown=False):
-        for name in (*folders, *names):
+    for root, names in reversed(_folders(folder)):
+        for name in names:
+            _redirect(Path(root, name), mask)
             clean = os.fsdecode(mask(os.fsencode(name))).replace("/", "_")
             if clean == name:
                 continue
@@ -49,6 +50,17 @@ def _rename(folder: Path, mask: Callable[[bytes], bytes]) -> None:
                 target = Path(root, f"{clean}.{number}")
             with suppress(OSError):
                 Path(root, name).rename(target)
+
+
+def _redirect(path: Path, mask: Callable[[bytes], bytes]) -> None:
+    """What a link leads to is a text like any other."""
+    if not path.is_symlink():
+        return
+    with suppress(OSError):
+        target = os.fsencode(path.readlink())
+        if (clean := mask(target)) != target:
+            path.unlink()
+            path.symlink_to(os.fsdecode(clean))
 
 
 def mask_file(path: Path, *, mask: Callable[[bytes], bytes]) -> bool:
@@ -103,10 +115,25 @@ def _copy(path: Path, target: BinaryIO, count: int) -> None:
             count -= len(chunk)
 
 
+def _folders(folder: Path) -> list[tuple[str, list[str]]]:
+    """Every folder from `folder` on, before those within it, with the sorted names of what lies there.
+
+    `os.walk` calls itself for each level, up to Python 3.11, and a trainer may nest folders deeper than that goes.
+    """
+    found, open_ = list[tuple[str, list[str]]](), [str(folder)]
+    while open_:
+        root = open_.pop()
+        with suppress(OSError), os.scandir(root) as entries:  # gone, or deeper than a path can be
+            listed = sorted(entries, key=lambda entry: entry.name)
+            found.append((root, [entry.name for entry in listed]))
+            open_ += [entry.path for entry in reversed(listed) if entry.is_dir(follow_symlinks=False)]
+    return found
+
+
 def _texts(folder: Path) -> Iterator[Path]:
     """Regular files that begin like a text, or are a log."""
-    for root, _, names in os.walk(folder):
-        for name in sorted(names):
+    for root, names in _folders(folder):
+        for name in names:
             path = Path(root, name)
             with suppress(OSError):
                 if path.is_symlink() or not path.is_file() or not 0 < path.stat().st_size <= _MOST:

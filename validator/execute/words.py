@@ -21,9 +21,9 @@ _FULL_BYTES = 64 << 10
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
 _PREFIX = re.compile(
     r"""\s*(?:
-      \[?(?:rank|Rank|default|worker|local_rank)[\s_=]?(?P<rank>\d+)\]?\s*[:|>]?     # torchrun, pytorch
-    | (?P<number>\d+):\s(?=\S|\s)                                                # srun --label
-    | \[\d+,(?P<mpi>\d+)\]<\w+>:?                                               # mpirun
+      \[?(?:rank|Rank|default|worker|local_rank)[\s_=]?(?P<rank>\d{1,9})\]?\s*[:|>]?     # torchrun, pytorch
+    | (?P<number>\d{1,9}):\s(?=\S|\s)                                            # srun --label
+    | \[\d{1,9},(?P<mpi>\d{1,9})\]<\w+>:?                                               # mpirun
     | \(\w+\ pid=\d+[^)]*\)                                                     # ray
     | \[?\d{4}[-/]\d\d[-/]\d\d[T\s,]*[\d:]+[.,]?\d*Z?\]?                          # dates
     | \[?\d\d:\d\d:\d\d[.,]?\d*\]?
@@ -180,14 +180,14 @@ def tail_of(path: Path) -> str:
     """The end of a text file without control sequences; empty when there is none."""
     with suppress(OSError), open_file(path) as file:
         file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
-        return _CONTROL.sub("", file.read().decode("utf-8", "replace"))
+        return _CONTROL.sub("", file.read(_TAIL_BYTES).decode("utf-8", "replace"))
     return ""
 
 
 def _logs(out: Path) -> Iterator[tuple[int | None, Path]]:
     """Standard errors by rank, then the launcher's standard error and output."""
     for path in sorted(out.glob("logs/ranks/*/attempt_*/*/stderr.log")):
-        if path.parent.name.isdigit():
+        if path.parent.name.isdecimal():
             yield int(path.parent.name), path
     yield None, out / "logs" / "stderr.log"
     yield None, out / "logs" / "stdout.log"

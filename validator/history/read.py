@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 from validator.files import Tree
 from validator.model.catalogue import METRICS
-from validator.model.machine import machine_class
+from validator.model.machine import machine_class, sound_snapshot
 
-__all__ = ["PIN", "Entry", "Point", "read_entry", "run_folders", "stamp_of"]
+__all__ = ["LARGEST", "PIN", "Entry", "Point", "read_entry", "run_folders", "stamp_of"]
 
 PIN = ".pinned"
 """A file of this name in a run folder keeps it from being cleared away."""
@@ -37,7 +37,8 @@ _SINGLE = ("train", "soak")
 """Kinds whose runs are repeats of one thing; the arms of a sweep or an A/B are not."""
 
 _WORD = re.compile(r"[A-Za-z_][\w.-]*")
-_LARGEST = 1e120
+LARGEST = 1e120
+"""No measurement is as large; greater ones could not be squared."""
 
 _OPERATOR = re.compile(r"\s*(>=|<=|==|!=|>|<)\s*")
 
@@ -123,7 +124,7 @@ def read_entry(folder: Path) -> Entry | None:
 
 
 def _entry(folder: Path, found: Mapping[str, Any]) -> Entry:
-    environment = found.get("environment") or {}
+    environment = sound_snapshot(found.get("environment"))
     runbook, versions = found["runbook"], _versions(found["phases"])
     return Entry(
         folder=folder.name,
@@ -275,4 +276,4 @@ def _number(value: Any) -> float | None:
         found = float(value)
     except (OverflowError, TypeError, ValueError):
         return None
-    return found if abs(found) < _LARGEST else None
+    return found if abs(found) < LARGEST else None

@@ -1,165 +1,98 @@
-"""The index of runs: a SQLite file beside the run folders, which stay the truth.
+"""The index of runs: a JSON file beside the run folders, which stay the truth.
 
-It holds nothing that could not be read from the folders again: delete it, and the next command builds it anew. A file
-that is damaged, or of another version, is replaced.
+It holds nothing that could not be read from the folders again: delete it, and the next command builds it anew. Whoever
+wrote into the folder may have written it too, so it is read like every foreign file: what is not as this module writes
+it is replaced. A database would be no such file, for opening one carries out what it holds.
 """
 
 from __future__ import annotations
 
 import json
-import sqlite3
-import stat
-from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import suppress
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
-from validator.files import parse_json
-from validator.history.read import Entry, Point, read_entry, run_folders, stamp_of
+from validator.files import Tree
+from validator.history.read import LARGEST, Entry, Point, read_entry, run_folders, stamp_of
 
-__all__ = ["DATABASE", "read_history"]
+__all__ = ["INDEX", "read_history"]
 
-DATABASE = ".history.sqlite"
+INDEX = ".history.json"
 
-VERSION = 2
-"""Of the tables below; a file with another is built anew."""
+VERSION = 3
+"""Of what the file holds; one of another version is built anew."""
 
-_TABLES = """
-CREATE TABLE runs (
-  folder TEXT PRIMARY KEY, stamp TEXT NOT NULL, run_id TEXT, runbook TEXT, title TEXT, machine TEXT, host TEXT,
-  decision TEXT, why TEXT, started TEXT, finished TEXT, duration_s REAL, variant TEXT, software TEXT,
-  pinned INTEGER, undecided TEXT);
-CREATE TABLE points (
-  folder TEXT NOT NULL REFERENCES runs(folder) ON DELETE CASCADE, place INTEGER NOT NULL, phase TEXT, metric TEXT,
-  unit TEXT, value REAL, better TEXT, ci_low REAL, ci_high REAL, n INTEGER, version INTEGER,
-  PRIMARY KEY (folder, place)) WITHOUT ROWID;
-"""
+_TEXT, _MAYBE_TEXT, _MAYBE_NUMBER = (str,), (str, type(None)), (float, type(None))
+_POINT = (_TEXT, _TEXT, _TEXT, (float,), _MAYBE_TEXT, _MAYBE_NUMBER, _MAYBE_NUMBER, (int,), (int,))
+"""Types of the fields of a point, in their order."""
 
-_RUN_COLUMNS = (
-    "folder, run_id, runbook, title, machine, host, decision, why, started, finished, duration_s, variant, "
-    "software, pinned, undecided"
-)
-_POINT_COLUMNS = "phase, metric, unit, value, better, ci_low, ci_high, n, version"
+_ENTRY: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("run_id", "runbook", "machine", "host", "decision", "why", "started", "variant"), _TEXT),
+    **dict.fromkeys(("title", "finished"), _MAYBE_TEXT),
+    **{"duration_s": _MAYBE_NUMBER, "software": (dict,), "points": (list,), "pinned": (bool,), "undecided": (list,)},
+}
 
 
 def read_history(parent: Path, *, rebuild: bool = False) -> tuple[Entry, ...]:
     """Every validation below `parent`, oldest first. Only folders that changed since the last time are read.
 
-    Where the index cannot be written (a read-only file system), it is made in memory, and the answer is the same.
+    Where the index cannot be written (a read-only file system), the answer is the same.
     """
-    path = parent / DATABASE
-    with suppress(FileNotFoundError):
-        if rebuild or not stat.S_ISREG(path.lstat().st_mode):
-            path.unlink()  # a link would have the tables of another database dropped
+    known = {} if rebuild else _known(parent)
+    found: dict[str, tuple[str, Entry]] = {}
+    for folder in run_folders(parent):
+        with suppress(OSError):  # gone meanwhile
+            stamp = stamp_of(folder)
+            before = known.get(folder.name)
+            entry = before[1] if before is not None and before[0] == stamp else read_entry(folder)
+            if entry is not None:
+                found[folder.name] = (stamp, entry)
+    if found != known:
+        with suppress(OSError), Tree(parent) as tree:
+            tree.write(INDEX, _written(found), sync=False)
+    return tuple(sorted((entry for _, entry in found.values()), key=lambda one: (one.started, one.folder)))
+
+
+def _known(parent: Path) -> dict[str, tuple[str, Entry]]:
+    """Stamp and entry by folder, as the index has them; nothing where it is not as `_written` writes it."""
     try:
-        with _opened(path) as database:
-            _refresh(database, parent)
-            return tuple(_entries(database))
-    except (sqlite3.Error, ValueError, TypeError):  # somebody else wrote it
-        with closing(_usable(None)) as database:
-            _refresh(database, parent)
-            return tuple(_entries(database))
+        with Tree(parent) as tree:
+            told = tree.json(INDEX)
+        if told["version"] != VERSION:
+            return {}
+        return {folder: (str(stamp), _entry(folder, entry)) for folder, (stamp, entry) in told["runs"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
 
 
-@contextmanager
-def _opened(path: Path) -> Iterator[sqlite3.Connection]:
-    try:
-        database = _usable(path)
-    except sqlite3.DatabaseError as error:
-        if not isinstance(error, sqlite3.OperationalError):
-            path.unlink(missing_ok=True)  # no database, or a damaged one
-        try:
-            database = _usable(path)
-        except sqlite3.Error:
-            database = _usable(None)
-    with closing(database):
-        yield database
+def _written(found: dict[str, tuple[str, Entry]]) -> str:
+    runs = {folder: (stamp, _plain(entry)) for folder, (stamp, entry) in found.items()}
+    return json.dumps({"version": VERSION, "runs": runs}, separators=(",", ":")) + "\n"
 
 
-def _usable(path: Path | None) -> sqlite3.Connection:
-    """A connection to a database that has our tables and can be written."""
-    database = sqlite3.connect(":memory:" if path is None else path, timeout=10.0, isolation_level=None)
-    try:
-        database.execute("PRAGMA foreign_keys = ON")
-        database.execute("BEGIN IMMEDIATE")
-        (version,) = database.execute("PRAGMA user_version").fetchone()
-        if version != VERSION:
-            for (table,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
-                database.execute(f'DROP TABLE "{table}"')
-            for statement in _TABLES.split(";")[:-1]:
-                database.execute(statement)
-            database.execute(f"PRAGMA user_version = {VERSION}")
-        database.execute("COMMIT")
-    except sqlite3.Error:
-        database.close()
-        raise
-    return database
+def _plain(entry: Entry) -> dict[str, Any]:
+    told = {name: getattr(entry, name) for name in _ENTRY}
+    points = [[getattr(point, field.name) for field in fields(Point)] for point in entry.points]
+    return {**told, "software": dict(entry.software), "points": points}
 
 
-def _refresh(database: sqlite3.Connection, parent: Path) -> None:
-    known = dict(database.execute("SELECT folder, stamp FROM runs"))
-    there = {folder.name: folder for folder in run_folders(parent)}
-    stamps = {name: stamp_of(folder) for name, folder in there.items()}
-    gone = [name for name in known if name not in there]
-    changed = [name for name, stamp in stamps.items() if known.get(name) != stamp]
-    if not gone and not changed:
-        return
-    database.execute("BEGIN IMMEDIATE")
-    database.executemany("DELETE FROM runs WHERE folder = ?", [(name,) for name in (*gone, *changed)])
-    for name in changed:
-        entry = read_entry(there[name])
-        if entry is not None:
-            _insert(database, entry, stamps[name])
-    database.execute("COMMIT")
+def _entry(folder: str, told: dict[str, Any]) -> Entry:
+    """The entry that `_plain` made this of.
+
+    Raises:
+        ValueError: when it is of other types.
+    """
+    entry = [told[name] for name in _ENTRY]
+    rows = [(entry, tuple(_ENTRY.values())), *((point, _POINT) for point in told["points"])]
+    texts = [*told["undecided"], *told["software"].values()]
+    rows.append((texts, (_TEXT,) * len(texts)))
+    if not all(len(row) == len(types) and all(map(_fits, row, types)) for row, types in rows):
+        raise ValueError("it is no entry of an index")
+    made = {"points": tuple(Point(*point) for point in told["points"]), "undecided": tuple(told["undecided"])}
+    return Entry(folder=folder, **{**dict(zip(_ENTRY, entry, strict=True)), **made})
 
 
-def _insert(database: sqlite3.Connection, entry: Entry, stamp: str) -> None:
-    database.execute(
-        f"INSERT INTO runs (stamp, {_RUN_COLUMNS}) VALUES (?{', ?' * 15})",
-        (
-            stamp,
-            *(entry.folder, entry.run_id, entry.runbook, entry.title, entry.machine, entry.host, entry.decision),
-            *(entry.why, entry.started, entry.finished, entry.duration_s, entry.variant),
-            json.dumps(dict(entry.software)),
-            entry.pinned,
-            json.dumps(entry.undecided),
-        ),
-    )
-    database.executemany(
-        f"INSERT INTO points (folder, place, {_POINT_COLUMNS}) VALUES (?{', ?' * 10})",
-        [
-            (entry.folder, place, p.phase, p.metric, p.unit, p.value, p.better, p.ci_low, p.ci_high, p.n, p.version)
-            for place, p in enumerate(entry.points)
-        ],
-    )
-
-
-def _entries(database: sqlite3.Connection) -> Iterator[Entry]:
-    points: dict[str, list[Point]] = {}
-    for folder, *values in database.execute(f"SELECT folder, {_POINT_COLUMNS} FROM points ORDER BY folder, place"):
-        points.setdefault(folder, []).append(Point(*values))
-    rows: Iterable[tuple[object, ...]] = database.execute(f"SELECT {_RUN_COLUMNS} FROM runs ORDER BY started, folder")
-    for row in rows:
-        yield _entry(row, tuple(points.get(str(row[0]), ())))
-
-
-def _entry(row: tuple[object, ...], points: tuple[Point, ...]) -> Entry:
-    (folder, run_id, runbook, title, machine, host, decision, why, started, finished, duration_s, *rest) = row
-    variant, software, pinned, undecided = rest
-    return Entry(
-        folder=str(folder),
-        run_id=str(run_id),
-        runbook=str(runbook),
-        title=None if title is None else str(title),
-        machine=str(machine),
-        host=str(host),
-        decision=str(decision),
-        why=str(why),
-        started=str(started),
-        finished=None if finished is None else str(finished),
-        duration_s=duration_s if isinstance(duration_s, float) else None,
-        variant=str(variant),
-        software=parse_json(str(software)),
-        points=points,
-        pinned=bool(pinned),
-        undecided=tuple(parse_json(str(undecided))),
-    )
+def _fits(value: Any, types: tuple[type, ...]) -> bool:
+    """Whether a value is one that `read_entry` could have found: of a type, and no number that cannot be squared."""
+    return type(value) in types and (not isinstance(value, float) or abs(value) < LARGEST)

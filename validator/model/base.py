@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-__all__ = ["Frozen", "PathBelow"]
+__all__ = ["Frozen", "PathBelow", "RunId"]
 
 
 def _below(path: str) -> str:
@@ -19,6 +19,9 @@ def _below(path: str) -> str:
 
 PathBelow = Annotated[str, AfterValidator(_below)]
 """A path relative to the run folder that does not leave it; whoever reads a journal has not written it."""
+
+RunId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,254}$")]
+"""Name of a run folder. It becomes part of other paths, and of the text of runbooks."""
 
 
 class Frozen(BaseModel):

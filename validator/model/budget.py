@@ -7,13 +7,14 @@ thread alone, which is where logs are searched; elsewhere there is no limit. See
 
 from __future__ import annotations
 
+import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
-__all__ = ["TooSlow", "searching"]
+__all__ = ["TooSlow", "found_in", "searching"]
 
 _TICK_S = 1.0
 _GRACE_TICKS = 5
@@ -68,3 +69,10 @@ def searching(pattern: str) -> Iterator[Callable[[], None]]:
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, *left)
         signal.signal(signal.SIGVTALRM, handler)
+
+
+def found_in(pattern: str, text: str) -> bool:
+    """Whether a pattern occurs in a text; it does not where it would take too long."""
+    with suppress(TooSlow), searching(pattern):
+        return re.search(pattern, text) is not None
+    return False

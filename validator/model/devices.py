@@ -16,7 +16,7 @@ def visible_gpus(setting: str | None, *, uuids: Mapping[int, str]) -> tuple[int,
         return tuple(uuids)
     found: list[int] = []
     for entry in (part.strip() for part in setting.split(",")):
-        if entry.isdigit() and int(entry) in uuids:
+        if entry.isdecimal() and int(entry) in uuids:
             found.append(int(entry))
             continue
         match = [index for index, uuid in uuids.items() if entry and uuid.startswith(entry)]

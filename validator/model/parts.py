@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from validator.model.base import Frozen
+from validator.model.budget import found_in
 from validator.model.findings import FindingCode
 from validator.model.pattern import PatternError, compiled, line_pattern
 from validator.model.units import Duration, Size
@@ -91,6 +92,10 @@ class Hardware(Frozen):
                     f"name {value!r} is not a regular expression: {error}; escape special characters with \\"
                 ) from error
         return value
+
+    def fits(self, gpu: str) -> bool:
+        """Whether a GPU of this name is of the declared kind; any is where none is declared."""
+        return self.name is None or found_in(self.name, gpu)
 
 
 class TrainerMetrics(Frozen):

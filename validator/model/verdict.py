@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from validator.model.base import Frozen
+from validator.model.base import Frozen, RunId
 from validator.model.contrast import Contrast
 from validator.model.extension import Extension
 from validator.model.measure import MetricStats, ScalarValue
@@ -234,7 +234,7 @@ class ValidationReport(Frozen):
     """The truth about a validation: result.json. Reports are renderings of it."""
 
     schema_version: Literal[1] = 1
-    run_id: str
+    run_id: RunId
     runbook: RunbookRef
     started: str
     finished: str | None

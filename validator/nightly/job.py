@@ -11,13 +11,13 @@ import json
 import os
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO
 
-from validator.files import Tree
+from validator.files import Tree, replace_file
 from validator.history.read import Entry
 from validator.history.retention import Retention, expired, remove
 from validator.history.store import read_history
@@ -34,6 +34,7 @@ __all__ = ["Ended", "Overlap", "last_ended", "run_job"]
 _LOGS_KEPT = 30
 
 _DECISIONS = {0: "GO", 1: "NO_GO", 3: "INCONCLUSIVE"}
+_UNABLE = 4
 
 
 class Overlap(RuntimeError):
@@ -77,9 +78,8 @@ def run_job(job: Nightly) -> Ended:
         before = last_ended(job)
         started = datetime.now(timezone.utc)
         log_path = folder / f"{started:%Y%m%dT%H%M%S}Z.log"
-        with log_path.open("w", encoding="utf-8", buffering=1) as log:
+        with _log(log_path) as log:
             ended = _validate(job, started=started, log=log, log_path=log_path, before=before)
-            _write_last(folder, ended)
             _follow_up(job, ended, log)
         _drop_old_logs(folder)
     return ended
@@ -106,27 +106,46 @@ def _alone(folder: Path, name: str) -> Iterator[None]:
         yield
 
 
-def _validate(job: Nightly, *, started: datetime, log: TextIO, log_path: Path, before: Ended | None) -> Ended:
+@contextmanager
+def _log(path: Path) -> Iterator[BinaryIO]:
+    """The log of a start; nothing is kept where the disk has no room for one."""
+    try:
+        file = path.open("wb", buffering=0)
+    except OSError:
+        file = Path(os.devnull).open("wb", buffering=0)  # noqa: SIM115 -- closed below
+    with file:
+        yield file
+
+
+def _validate(job: Nightly, *, started: datetime, log: BinaryIO, log_path: Path, before: Ended | None) -> Ended:
     sets = [word for item in job.overrides for word in ("--set", item)]
     own = calling("validator.cli", "main", python=job.python)
     command = [*own, "run", job.runbook, *sets, "--out", job.out, "--json"]
-    done = subprocess.run(
-        command,
-        cwd=job.cwd,
-        env={**os.environ, **job.environment},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=log,
-        text=True,
-        check=False,
-    )
-    found = _result(done.stdout)
+    exit_code = _UNABLE
+    found: Mapping[str, Any] = {}
+    try:
+        done = subprocess.run(
+            command,
+            cwd=job.cwd,
+            env={**os.environ, **job.environment},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            check=False,
+        )
+        why = f"validator run ended with exit code {done.returncode}"
+        found = _result(done.stdout.decode("utf-8", "replace"))
+        # Python itself ends with 1 where it cannot start: only what names its decision has one.
+        decided = found.get("exit_code") == done.returncode
+        exit_code = done.returncode if decided or done.returncode not in _DECISIONS else _UNABLE
+    except OSError as error:
+        why = f"validator run cannot be started: {error}"
     run_id = str(found["run_id"]) if "run_id" in found else None
-    why = str(found.get("why") or found.get("error") or f"validator run ended with exit code {done.returncode}")
+    why = str(found.get("why") or found.get("error") or why)
     return Ended(
         name=job.name,
-        exit_code=done.returncode,
-        decision=_DECISIONS.get(done.returncode, "UNABLE"),
+        exit_code=exit_code,
+        decision=_DECISIONS.get(exit_code, "UNABLE"),
         why=redact(why),
         started=started.isoformat(timespec="seconds"),
         duration_s=round((datetime.now(timezone.utc) - started).total_seconds(), 1),
@@ -145,28 +164,31 @@ def _result(text: str) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _write_last(folder: Path, ended: Ended) -> None:
-    part = folder / "last.part"
-    part.write_text(json.dumps(asdict(ended), indent=2) + "\n", encoding="utf-8")
-    part.replace(folder / "last.json")
+def _follow_up(job: Nightly, ended: Ended, log: BinaryIO) -> None:
+    """Record, retention, metrics, notification; each is tried whatever became of the one before it."""
 
-
-def _follow_up(job: Nightly, ended: Ended, log: TextIO) -> None:
-    """Retention, metrics, notification; each is tried whatever became of the one before it."""
+    def note(text: str) -> None:
+        with suppress(OSError):  # a full disk must not keep anybody from being told
+            log.write(f"{redact(text)}\n".encode("utf-8", "backslashreplace"))
 
     def attempt(what: str, action: Callable[[], Iterable[str]]) -> None:
         try:
             for line in action():
-                log.write(f"{what}: {redact(str(line))}\n")
+                note(f"{what}: {line}")
         except Exception as error:  # noqa: BLE001 -- the decision stands, whatever fails after it
-            log.write(f"{what} failed: {redact(f'{type(error).__name__}: {error}')}\n")
+            note(f"{what} failed: {type(error).__name__}: {error}")
 
     groups: list[Group] = []
+
+    def record() -> tuple[()]:
+        replace_file(Path(job.state) / "last.json", json.dumps(asdict(ended), indent=2) + "\n")
+        return ()
 
     def compare() -> tuple[()]:
         groups.extend(_group_of(job, ended))
         return ()
 
+    attempt("record", record)
     attempt("retention", lambda: _retain(job, ended))
     attempt("history", compare)
     group = groups[0] if groups else None

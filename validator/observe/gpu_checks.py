@@ -5,7 +5,6 @@ Bounds: NVIDIA's guidance on Xid, ECC and row remapping; DCGM's and azurehpc-hea
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 
 from validator.model.runbook import Hardware
@@ -55,7 +54,7 @@ def gpu_checks(hardware: Hardware, report: GpuReport, xids: tuple[XidEvent, ...]
 def _declared(hardware: Hardware, gpus: Sequence[GpuFacts]) -> Iterator[Check]:
     names = ", ".join(dict.fromkeys(gpu.name for gpu in gpus))
     if hardware.name is not None:
-        wrong = [gpu for gpu in gpus if re.search(hardware.name, gpu.name) is None]
+        wrong = [gpu for gpu in gpus if not hardware.fits(gpu.name)]
         message = "Every GPU is of the declared kind."
         if wrong:
             message = (

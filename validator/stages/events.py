@@ -24,10 +24,17 @@ __all__ = ["sound"]
 _Fields = Mapping[str, Any]
 
 
+def _ended(fields: _Fields) -> object:
+    for name in ("finished", "reason"):
+        if not isinstance(fields.get(name), (str, type(None))):
+            raise TypeError(f"{name} {fields[name]!r} is no text")
+    return float(fields.get("duration_s") or 0.0)
+
+
 def _phase_ended(fields: _Fields) -> object:
     if fields["state"] not in get_args(PhaseState):
         raise ValueError(f"state {fields['state']!r} is none of a phase's")
-    return str(fields["phase"])
+    return str(fields["phase"]), _ended(fields)
 
 
 _READERS: Mapping[str, Callable[[_Fields], object]] = {
@@ -40,6 +47,8 @@ _READERS: Mapping[str, Callable[[_Fields], object]] = {
     "phase_extended": lambda fields: Extension.model_validate(fields["extension"]),
     "remedy_ended": lambda fields: (fields["remedy"], fields["decides"]),
     "resumed": lambda fields: Runner.model_validate(fields["runner"]),
+    "finished": _ended,
+    "interrupted": _ended,
     "adopted": lambda fields: (str(fields["phase"]), dict(fields["settings"])),
 }
 
@@ -50,6 +59,8 @@ def sound(events: Iterable[Event]) -> tuple[Event, ...]:
 
 
 def _is_sound(event: Event) -> bool:
+    if not all(isinstance(event.fields.get(name), (str, type(None))) for name in ("run", "phase")):
+        return False
     try:
         _READERS.get(event.event, dict)(event.fields)
     except (ArithmeticError, AttributeError, KeyError, RecursionError, TypeError, ValueError):

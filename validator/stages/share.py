@@ -51,6 +51,9 @@ _RENDERED = frozenset(RENDERINGS)
 _HEADERS = frozenset({"run.json", "journal.jsonl", "environment.json", "runbook.yaml"})
 _NEVER_TEXT = (".pt", ".pth", ".safetensors", ".bin", ".ckpt", ".npz", ".npy", ".gz", ".zip", ".nsys-rep", ".sqlite")
 _LARGEST_TEXT = 16 * 2**20
+_MOST_TEXT = 512 * 2**20
+"""Bytes of all files of a copy together, unpacked: a hundred times what a copy has."""
+
 _PACKED_FROM = 8 * 2**10
 _PACKED_IN_TURN = ((".jsonl",), (".json", ".txt", ".xml", ".log"), (".csv",))
 """Endings of the files that are packed first, second and third; tables last, since people read them."""
@@ -355,6 +358,7 @@ def readable(folder: RunFolder) -> Iterator[RunFolder]:
             yield folder
             return
         with TemporaryDirectory(prefix="validator-") as name, Tree(Path(name)) as target:
+            room = _MOST_TEXT
             for entry in source.walk():
                 relative = entry.path.removesuffix(".gz")
                 unpacked = relative in packed and entry.path != relative
@@ -365,6 +369,9 @@ def readable(folder: RunFolder) -> Iterator[RunFolder]:
                     data = unpack(data) if unpacked else data
                 except ValueError as error:
                     raise FolderError(f"{entry.path} in {folder.root} cannot be unpacked: {error}") from error
+                room -= len(data)
+                if room < 0:
+                    raise FolderError(f"{folder.root} holds more than a copy for strangers does, so it is not unpacked")
                 kept = relative if unpacked else entry.path
                 target.write(kept, data, sync=False)
                 # A verdict asks whether a file is older than its process.
@@ -397,7 +404,8 @@ def _with_checksums(kept: Mapping[str, bytes], packed: set[str]) -> dict[str, by
     lines = []
     for line in content[_JOURNAL].decode("utf-8", "replace").splitlines():
         with suppress(ValueError):
-            line = _rechecked(parse_json(line, exact=True), content, digests)
+            event = parse_json(line, exact=True)
+            line = _rechecked(event, content, digests) if isinstance(event, dict) else line
         lines.append(line)
     data = ("\n".join(lines) + "\n").encode("utf-8", "replace")
     name = f"{_JOURNAL}.gz" if _JOURNAL in packed else _JOURNAL

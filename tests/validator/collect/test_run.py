@@ -22,6 +22,9 @@ from tests.validator.collect.folders import (
     write_logs,
 )
 from validator.collect import collect_dir, collect_run
+from validator.collect.intake import Intake
+from validator.collect.probe import read_probe
+from validator.collect.trouble import scan
 from validator.model.result import Result
 from validator.model.runbook import BUNDLED_METRICS, TrainerMetrics
 
@@ -553,3 +556,29 @@ def test_a_sparse_file_without_end_is_not_read(tmp_path: Path, name: str) -> Non
         file.truncate(100 * 2**30)
     result = collect_run(spec(), run_dir=tmp_path, outcome=outcome())
     assert name not in {source.path for source in result.sources}
+
+
+@pytest.mark.timeout(30)
+def test_a_log_of_digits_is_looked_through_in_time(tmp_path: Path) -> None:
+    """Each line of digits beside a word of a sign once took a second."""
+    digits = "1," * 4000
+    (tmp_path / "run.log").write_text(f"{digits} speedup {digits}\n" * 60 + "3.5x speedup over eager\n")
+    intake = Intake(tmp_path)
+    assert [hit["text"] for hit in scan((tmp_path / "run.log",), intake)["speedup"]] == ["3.5x speedup over eager"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("probe.json", '{"ranks": 5, "rates": [1]}'),
+        ("probe.json", '{"ranks": [null, {"copy": []}], "rates": {"all_reduce": 3}}'),
+        ("logs/telemetry.csv", ""),
+        ("logs/telemetry.csv", "t,gpu0_pcie_gen\n1,²\n"),
+    ],
+)
+def test_a_probe_that_is_none_measures_nothing(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "probe.json").write_text('{"rates": {}}')
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    scalars, _ = read_probe(tmp_path, Intake(tmp_path))
+    assert scalars == {}

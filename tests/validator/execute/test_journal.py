@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 from pathlib import Path
 
 import pytest
@@ -125,3 +126,18 @@ def test_a_writer_killed_at_any_moment_leaves_a_readable_prefix(tmp_path: Path) 
     numbers = [event.fields["number"] for event in read(tmp_path / "j")]
     assert numbers == list(range(len(numbers)))
     assert len(numbers) >= 50
+
+
+@pytest.mark.timeout(20)
+def test_a_journal_that_is_a_link_or_a_fifo_is_not_written(tmp_path: Path) -> None:
+    """`run --resume` of a folder whose journal leads elsewhere cut and lengthened what it led to."""
+    (tmp_path / "victim").write_text("one line\nand half a")
+    (tmp_path / "journal.jsonl").symlink_to("victim")
+    with pytest.raises(OSError, match="symbolic links"):
+        Journal.open(tmp_path / "journal.jsonl")
+    assert (tmp_path / "victim").read_text() == "one line\nand half a"
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(OSError, match="not a regular file"):
+        Journal.open(tmp_path / "fifo")
+    with Journal.open(tmp_path / "own.jsonl") as journal:
+        journal.append("started")

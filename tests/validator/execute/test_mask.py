@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -101,3 +102,23 @@ def test_names_are_masked_as_contents_are(tmp_path: Path) -> None:
     assert sorted(path.read_text() for path in kept.iterdir()) == ["one", "two"]
     assert not any("SECRET" in path.name for path in tmp_path.rglob("*"))
     assert (tmp_path / "[redacted]").is_symlink()
+
+
+def test_what_a_link_leads_to_is_masked(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("/data/SECRET/b")
+    (tmp_path / "c").symlink_to("/data/b")
+    mask_files(tmp_path, mask=hide)
+    assert [os.readlink(tmp_path / name) for name in "ac"] == ["/data/[redacted]/b", "/data/b"]
+
+
+def test_folders_nested_deeper_than_python_calls_itself_are_masked_too(tmp_path: Path) -> None:
+    depth = sys.getrecursionlimit() + 100
+    deepest = tmp_path / "/".join("d" * depth)
+    for level in range(1, depth + 1):
+        (tmp_path / "/".join("d" * level)).mkdir()
+    (deepest / "a.txt").write_text("secret\n")
+    assert mask_files(tmp_path, mask=lambda block: block.replace(b"secret", b"hidden")) == (deepest / "a.txt",)
+    assert (deepest / "a.txt").read_text() == "hidden\n"
+    (deepest / "a.txt").unlink()
+    for level in range(depth, 0, -1):  # Python up to 3.11 cannot remove them either
+        (tmp_path / "/".join("d" * level)).rmdir()

@@ -94,3 +94,20 @@ def test_a_record_that_only_names_the_exit_code_gives_way_to_the_log(tmp_path: P
     (rank(0) / "error.json").write_text(json.dumps(record), encoding="utf-8")
     (rank(0) / "stderr.log").write_text("\n".join([*FRAMES, "OSError: no such shard"]) + "\n", encoding="utf-8")
     assert last_words(tmp_path) == "last words of rank 0: OSError: no such shard"
+
+
+def test_a_rank_of_a_thousand_digits_names_no_rank(tmp_path: Path) -> None:
+    """Python refuses to read it as a number, and a runner that a trainer's words end has no verdict."""
+    for prefix in ("[rank{}]: ", "{}: ", "[1,{}]<stderr>: "):
+        (tmp_path / "logs").mkdir(exist_ok=True)
+        (tmp_path / "logs/stderr.log").write_text(prefix.format("9" * 5000) + "RuntimeError: boom\n")
+        assert "exited with code 1" in describe_exit(1, out=tmp_path, step=None)
+        (tmp_path / "logs/stderr.log").write_text(prefix.format("7") + "RuntimeError: boom\n")
+        assert describe_exit(1, out=tmp_path, step=None).endswith("last words of rank 7: RuntimeError: boom")
+
+
+def test_a_folder_called_after_a_sign_that_is_no_number_is_no_rank(tmp_path: Path) -> None:
+    for rank in ("²", "3"):
+        (tmp_path / "logs/ranks/x/attempt_0" / rank).mkdir(parents=True)
+        (tmp_path / "logs/ranks/x/attempt_0" / rank / "stderr.log").write_text(f"RuntimeError: of {rank}\n")
+    assert describe_exit(1, out=tmp_path, step=None).endswith("last words of rank 3: RuntimeError: of 3")

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
 import sqlite3
-from contextlib import closing
+import struct
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.validator.history.folders import make_run
+from validator.files import Tree
 from validator.history import store
 from validator.history.read import PIN
-from validator.history.store import DATABASE, read_history
+from validator.history.store import INDEX, read_history
 
 
 def test_what_is_read_again_is_what_was_read(tmp_path: Path) -> None:
@@ -28,8 +30,8 @@ def test_what_is_read_again_is_what_was_read(tmp_path: Path) -> None:
     assert (point.unit, point.better) == ("tok/s", "higher")
     assert point.value > 0
     assert read_history(tmp_path) == first
-    (tmp_path / DATABASE).unlink()
-    assert read_history(tmp_path) == first, "deleting the database loses nothing"
+    (tmp_path / INDEX).unlink()
+    assert read_history(tmp_path) == first, "deleting the index loses nothing"
     assert read_history(tmp_path, rebuild=True) == first
 
 
@@ -55,21 +57,83 @@ def test_a_run_that_was_judged_again_is_read_again(tmp_path: Path) -> None:
     assert read_history(tmp_path)[0].decision == "NO_GO"
 
 
-@pytest.mark.parametrize("damage", [b"", b"not a database at all" * 100])
+@pytest.mark.parametrize("damage", [b"", b"no index at all" * 100, b"[]", b"[" * 100_000])
 def test_a_damaged_index_is_made_anew(tmp_path: Path, damage: bytes) -> None:
     make_run(tmp_path, 0)
     wanted = read_history(tmp_path)
-    (tmp_path / DATABASE).write_bytes(damage)
+    (tmp_path / INDEX).write_bytes(damage)
     assert read_history(tmp_path) == wanted
 
 
-def test_an_index_of_another_version_is_made_anew(tmp_path: Path) -> None:
+def _changed(told: dict[str, Any], change: str) -> dict[str, Any]:
+    """The index with one thing in it that no run folder says."""
+    run = next(iter(told["runs"].values()))
+    point = run[1]["points"][0]
+    match change:
+        case "version":
+            told["version"] = 99
+        case "no version":
+            del told["version"]
+        case "a list of runs":
+            told["runs"] = [run]
+        case "a number that cannot be squared":
+            point[3] = 1e308
+        case "a truth for a number":
+            point[3] = True
+        case "one field too many":
+            point.append(1)
+        case "no points":
+            run[1]["points"] = None
+        case "a list for a text":
+            run[1]["why"] = ["x"]
+        case "a key less":
+            del run[1]["host"]
+    return told
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *("version", "no version", "a list of runs", "a number that cannot be squared", "a truth for a number"),
+        *("one field too many", "no points", "a list for a text", "a key less"),
+    ],
+)
+def test_an_index_that_is_not_as_it_is_written_is_made_anew(tmp_path: Path, change: str) -> None:
     make_run(tmp_path, 0)
     wanted = read_history(tmp_path)
-    with sqlite3.connect(tmp_path / DATABASE) as database:
-        database.execute("PRAGMA user_version = 99")
-    database.close()
+    path = tmp_path / INDEX
+    sound = path.read_text()
+    path.write_text(json.dumps(_changed(json.loads(sound), change)))
     assert read_history(tmp_path) == wanted
+    assert path.read_text() == sound
+
+
+@pytest.mark.timeout(20)
+def test_an_index_that_is_a_database_is_not_opened(tmp_path: Path) -> None:
+    """Opening a database carries out what it holds: a view without end, or a journal that has another file deleted."""
+    make_run(tmp_path, 0)
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    for name in (INDEX, ".history.sqlite"):
+        _hostile_database(tmp_path / name, victim)
+    assert len(read_history(tmp_path)) == 1
+    assert victim.read_text() == "mine"
+
+
+def _hostile_database(path: Path, victim: Path) -> None:
+    database = sqlite3.connect(path)
+    database.execute("PRAGMA user_version = 2")
+    database.execute(
+        "CREATE VIEW runs AS WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) "
+        "SELECT x AS folder, x AS stamp FROM c WHERE x < 0"
+    )
+    database.commit()
+    database.close()
+    # What a crash leaves of a transaction over several files: SQLite removes the file that the journal names.
+    magic, name = bytes.fromhex("d9d505f920a163d7"), str(victim).encode()
+    header = magic + struct.pack(">IIIII", 0, 0, path.stat().st_size // 4096, 512, 4096)
+    record = struct.pack(">I", 2**30 // 4096 + 1) + name + struct.pack(">II", len(name), sum(name)) + magic
+    path.with_name(f"{path.name}-journal").write_bytes(header.ljust(512, b"\0") + record)
 
 
 def test_a_folder_without_a_readable_result_is_left_out(tmp_path: Path) -> None:
@@ -84,16 +148,28 @@ def test_a_folder_without_a_readable_result_is_left_out(tmp_path: Path) -> None:
 def test_where_nothing_can_be_written_the_answer_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_run(tmp_path, 0)
     wanted = read_history(tmp_path)
-    genuine = store._usable
+    make_run(tmp_path, 1)
+    before = (tmp_path / INDEX).read_bytes()
 
-    def read_only(path: Path | None) -> sqlite3.Connection:
-        if path is not None:
-            raise sqlite3.OperationalError("attempt to write a readonly database")
-        return genuine(path)
+    def read_only(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr(store, "_usable", read_only)
-    assert read_history(tmp_path) == wanted
-    assert (tmp_path / DATABASE).is_file(), "a database that cannot be written is nobody's to remove"
+    monkeypatch.setattr(Tree, "write", read_only)
+    assert read_history(tmp_path)[:1] == wanted
+    assert len(read_history(tmp_path)) == 2
+    assert (tmp_path / INDEX).read_bytes() == before
+
+
+def test_a_run_that_is_removed_meanwhile_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = make_run(tmp_path, 0), make_run(tmp_path, 1)
+    genuine = store.stamp_of
+
+    def removing(folder: Path) -> str:
+        shutil.rmtree(first, ignore_errors=True)
+        return genuine(folder)
+
+    monkeypatch.setattr(store, "stamp_of", removing)
+    assert [entry.folder for entry in read_history(tmp_path)] == [second.name]
 
 
 def test_only_the_runs_that_decide_a_phase_are_followed(tmp_path: Path) -> None:
@@ -161,14 +237,12 @@ def test_a_result_that_is_no_regular_file_is_no_result(tmp_path: Path) -> None:
 
 def test_an_index_that_is_a_link_is_replaced_and_what_it_led_to_is_left_alone(tmp_path: Path) -> None:
     make_run(tmp_path / "reports", 0)
-    other = tmp_path / "other.sqlite"
-    with closing(sqlite3.connect(other)) as database:
-        database.execute("CREATE TABLE theirs (a)")
-        database.commit()
-    (tmp_path / "reports" / DATABASE).symlink_to(other)
+    other = tmp_path / "other.json"
+    other.write_text("theirs")
+    (tmp_path / "reports" / INDEX).symlink_to(other)
     assert len(read_history(tmp_path / "reports")) == 1
-    with closing(sqlite3.connect(other)) as database:
-        assert database.execute("SELECT name FROM sqlite_master").fetchall() == [("theirs",)]
+    assert not (tmp_path / "reports" / INDEX).is_symlink()
+    assert other.read_text() == "theirs"
 
 
 def test_a_link_to_the_latest_run_counts_once(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from validator.model import budget
 from validator.model.budget import TooSlow, searching
+from validator.model.parts import Hardware
 
 
 def search(pattern: str, text: str, times: int = 1) -> int:
@@ -57,3 +58,12 @@ def test_a_usual_pattern_is_far_from_the_limit() -> None:
     began = time.process_time()
     assert search(pattern, f"{'x' * 8000} step 5 loss 1.5 tok/s 1000.0", times=2000) == 2000
     assert 2000 / (time.process_time() - began) > 5 * 1000
+
+
+@pytest.mark.timeout(20)
+def test_the_declared_name_of_a_gpu_is_sought_under_the_limit() -> None:
+    """A folder that was received holds the pattern and the name: its report must end."""
+    assert not Hardware(name="(a+)+$").fits("a" * 40 + "!")
+    assert Hardware(name="H[12]00.*HBM").fits("NVIDIA H200 141GB HBM3e")
+    assert not Hardware(name="H[12]00").fits("NVIDIA A100-SXM4-80GB")
+    assert Hardware().fits("any")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from validator.model.machine import machine_class
+from validator.model.machine import machine_class, sound_snapshot
 
 H200 = {"name": "NVIDIA H200", "nvlinks_active": 18}
 BRIDGELESS = {"name": "NVIDIA A100 80GB PCIe", "nvlinks_active": 0}
@@ -27,3 +27,11 @@ def test_without_gpus_the_processor_counts() -> None:
 def test_nothing_known_is_said_and_never_guessed() -> None:
     assert machine_class({}) == "unknown"
     assert machine_class({"gpus": None, "cpu": None}) == "unknown"
+    assert machine_class({"cpu": {"model": "AMD EPYC 9654", "cores_usable": "two"}}) == "CPU, AMD EPYC 9654"
+
+
+def test_sections_of_a_snapshot_that_are_none_are_left_out() -> None:
+    """Whoever reads a received folder's environment.json asks them for their parts."""
+    found = {"host": "a", "cpu": "fast", "gpus": {"gpu0": H200, "gpu1": 1.5}, "disk": None, "resumed": [1]}
+    assert sound_snapshot(found) == {"host": "a", "gpus": {"gpu0": H200}}
+    assert sound_snapshot([1]) == sound_snapshot({"gpus": 1.5}) == {}

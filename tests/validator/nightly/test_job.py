@@ -16,6 +16,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.webhooks import Post, listening
+from validator.nightly import job as nightly_job
 from validator.nightly.job import Overlap, _alone, last_ended, run_job
 from validator.nightly.metrics import require_prometheus
 from validator.nightly.notify import Told, _mask, notify, require_apprise
@@ -95,6 +96,31 @@ def test_a_night_without_a_decision_is_told_and_not_taken_for_one(
     assert (ended.decision, ended.exit_code, ended.run_id) == ("UNABLE", 2, None)
     assert received[0].json["title"] == "UNABLE: nightly quick"
     assert "quick.yaml:" in received[0].json["message"], "the mistake in the runbook is what there is to tell"
+
+
+def test_a_night_that_cannot_be_started_is_told(
+    job: Callable[..., Nightly], workdir: Path, webhook: tuple[str, list[Post]]
+) -> None:
+    """Its folder is gone, or its Python does not start, which ends with 1: neither is a NO-GO, and both are told."""
+    url, received = webhook
+    gone, broken = str(workdir / "gone"), {"PYTHONHOME": str(workdir / "gone")}
+    for changes in ({"cwd": gone}, {"environment": broken}):
+        ended = run_job(job(notify=(url,), notify_on="always", **changes))
+        assert (ended.decision, ended.exit_code, ended.run_id) == ("UNABLE", 4, None)
+        assert last_ended(job()) == ended
+    assert "cannot be started" in received[0].json["message"]
+    assert received[1].json["title"] == "UNABLE: nightly quick"
+
+
+def test_a_disk_that_is_full_keeps_nobody_from_being_told(
+    job: Callable[..., Nightly], workdir: Path, webhook: tuple[str, list[Post]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, received = webhook
+    (workdir / "state" / "last.json").mkdir(parents=True)  # where nothing can be written
+    genuine = nightly_job._log
+    monkeypatch.setattr(nightly_job, "_log", lambda _: genuine(Path("/dev/full")))
+    assert run_job(job(notify=(url,))).decision == "GO"
+    assert [post.json["title"] for post in received] == ["GO: nightly quick"]
 
 
 def test_an_address_that_does_not_answer_changes_no_decision(job: Callable[..., Nightly]) -> None:
