@@ -212,8 +212,8 @@ def _plant_neighbors(out: Path) -> None:
         blocking.mkdir()
         os.mkfifo(blocking / "result.json")
     with suppress(FileNotFoundError):
-        (out / ".history.sqlite").unlink()
-    os.mkfifo(out / ".history.sqlite")
+        (out / ".history.json").unlink()
+    os.mkfifo(out / ".history.json")
 
 
 def _spoil(folder: Path | None, tail: Tail) -> None:

@@ -14,7 +14,7 @@ from validator.files import Tree
 from validator.model.catalogue import METRICS
 from validator.model.machine import machine_class
 
-__all__ = ["PIN", "Entry", "Point", "read_entry", "run_folders", "stamp_of"]
+__all__ = ["PIN", "Entry", "Point", "finite_number", "read_entry", "run_folders", "stamp_of"]
 
 PIN = ".pinned"
 """A file of this name in a run folder keeps it from being cleared away."""
@@ -136,7 +136,7 @@ def _entry(folder: Path, found: Mapping[str, Any]) -> Entry:
         why=str(found.get("why") or ""),
         started=str(found["started"]),
         finished=_text(found.get("finished")),
-        duration_s=_number(found.get("duration_s")),
+        duration_s=finite_number(found.get("duration_s")),
         variant=_variant(runbook.get("overrides") or (), found["phases"]),
         software=_software(environment, runbook),
         points=tuple(_unique(point for phase in found["phases"] for point in _points(phase, versions))),
@@ -199,9 +199,9 @@ def _numbers(phase: Mapping[str, Any]) -> Iterator[Point]:
         for metric, statistic in _HEADLINES:
             yield from _of_runs(name, metric, statistic, runs)
     for scalar, found in (phase.get("scalars") or {}).items():
-        value = _number(found.get("value"))
+        value = finite_number(found.get("value"))
         if value is not None:
-            low, high = _number(found.get("ci_low")), _number(found.get("ci_high"))
+            low, high = finite_number(found.get("ci_low")), finite_number(found.get("ci_high"))
             yield Point(name, scalar, str(found.get("unit") or ""), value, None, low, high)
 
 
@@ -218,8 +218,8 @@ def _measured(phase: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def _of_criterion(phase: str, criterion: Mapping[str, Any]) -> Iterator[Point]:
     """What a criterion observed, under the left side of its comparison; the operator tells which way is good."""
     parts = _OPERATOR.split(str(criterion["text"]), maxsplit=1)
-    value = _number(criterion.get("observed"))
-    if len(parts) < 3 or value is None or _number(parts[0]) is not None:
+    value = finite_number(criterion.get("observed"))
+    if len(parts) < 3 or value is None or finite_number(parts[0]) is not None:
         return
     better: Better | None = "higher" if ">" in parts[1] else "lower" if "<" in parts[1] else None
     yield Point(
@@ -228,8 +228,8 @@ def _of_criterion(phase: str, criterion: Mapping[str, Any]) -> Iterator[Point]:
         str(criterion.get("unit") or ""),
         value,
         better,
-        _number(criterion.get("ci_low")),
-        _number(criterion.get("ci_high")),
+        finite_number(criterion.get("ci_low")),
+        finite_number(criterion.get("ci_high")),
     )
 
 
@@ -237,7 +237,7 @@ def _of_runs(phase: str, metric: str, statistic: str, runs: Sequence[Mapping[str
     values, found = [], None
     for run in runs:
         stats = (run.get("metrics") or {}).get(metric)
-        value = _number(stats.get(statistic)) if stats else None
+        value = finite_number(stats.get(statistic)) if stats else None
         if value is not None:
             values.append(value)
             found = stats
@@ -249,8 +249,8 @@ def _of_runs(phase: str, metric: str, statistic: str, runs: Sequence[Mapping[str
             str(found.get("unit") or ""),
             sum(values) / len(values),
             METRICS[metric].better,
-            _number(found.get("ci_low")) if single else None,
-            _number(found.get("ci_high")) if single else None,
+            finite_number(found.get("ci_low")) if single else None,
+            finite_number(found.get("ci_high")) if single else None,
             len(values),
         )
 
@@ -267,7 +267,7 @@ def _text(value: Any) -> str | None:
     return None if value is None else str(value)
 
 
-def _number(value: Any) -> float | None:
+def finite_number(value: Any) -> float | None:
     """A finite number, small enough to be squared and added up, or None."""
     if isinstance(value, bool):
         return None

@@ -1,165 +1,139 @@
-"""The index of runs: a SQLite file beside the run folders, which stay the truth.
+"""The index of runs: a JSON file beside the run folders, which stay the truth.
 
-It holds nothing that could not be read from the folders again: delete it, and the next command builds it anew. A file
-that is damaged, or of another version, is replaced.
+It holds nothing that could not be read from the folders again: delete it, and the next command makes it again. A file
+that is damaged, of another version, or holds values of other types is replaced. It is no database, because it may come
+with a folder from somebody else: opening an SQLite file runs its views, and deletes the files that its journal names.
 """
 
 from __future__ import annotations
 
 import json
-import sqlite3
-import stat
-from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
-from validator.files import parse_json
-from validator.history.read import Entry, Point, read_entry, run_folders, stamp_of
+from validator.files import Tree
+from validator.history.read import Entry, Point, finite_number, read_entry, run_folders, stamp_of
 
-__all__ = ["DATABASE", "read_history"]
+__all__ = ["INDEX", "read_history"]
 
-DATABASE = ".history.sqlite"
+INDEX = ".history.json"
 
-VERSION = 2
-"""Of the tables below; a file with another is built anew."""
+VERSION = 3
+"""Of the index; a file with another is made again."""
 
-_TABLES = """
-CREATE TABLE runs (
-  folder TEXT PRIMARY KEY, stamp TEXT NOT NULL, run_id TEXT, runbook TEXT, title TEXT, machine TEXT, host TEXT,
-  decision TEXT, why TEXT, started TEXT, finished TEXT, duration_s REAL, variant TEXT, software TEXT,
-  pinned INTEGER, undecided TEXT);
-CREATE TABLE points (
-  folder TEXT NOT NULL REFERENCES runs(folder) ON DELETE CASCADE, place INTEGER NOT NULL, phase TEXT, metric TEXT,
-  unit TEXT, value REAL, better TEXT, ci_low REAL, ci_high REAL, n INTEGER, version INTEGER,
-  PRIMARY KEY (folder, place)) WITHOUT ROWID;
-"""
-
-_RUN_COLUMNS = (
-    "folder, run_id, runbook, title, machine, host, decision, why, started, finished, duration_s, variant, "
-    "software, pinned, undecided"
-)
-_POINT_COLUMNS = "phase, metric, unit, value, better, ci_low, ci_high, n, version"
+_POINT = tuple(field.name for field in fields(Point))
+_ENTRY = tuple(field.name for field in fields(Entry) if field.name != "points")
+_LARGEST_COUNT = 2**53
 
 
 def read_history(parent: Path, *, rebuild: bool = False) -> tuple[Entry, ...]:
     """Every validation below `parent`, oldest first. Only folders that changed since the last time are read.
 
-    Where the index cannot be written (a read-only file system), it is made in memory, and the answer is the same.
+    Where the index cannot be written (a read-only file system), every call reads all folders; the answer is the same.
     """
-    path = parent / DATABASE
-    with suppress(FileNotFoundError):
-        if rebuild or not stat.S_ISREG(path.lstat().st_mode):
-            path.unlink()  # a link would have the tables of another database dropped
+    if not parent.is_dir():
+        return ()
+    with Tree(parent) as tree:
+        known = {} if rebuild else _known(tree)
+        found: dict[str, tuple[str, Entry]] = {}
+        for folder in run_folders(parent):
+            stamp = stamp_of(folder)
+            kept = known.get(folder.name)
+            entry = kept[1] if kept is not None and kept[0] == stamp else read_entry(folder)
+            if entry is not None:
+                found[folder.name] = (stamp, entry)
+        if found != known:
+            with suppress(OSError):
+                tree.write(INDEX, _text(found), sync=False)
+    return tuple(sorted((entry for _, entry in found.values()), key=lambda entry: (entry.started, entry.folder)))
+
+
+def _known(tree: Tree) -> dict[str, tuple[str, Entry]]:
+    """The stamp and the entry of each folder, by its name; empty where the file is none that this version wrote."""
     try:
-        with _opened(path) as database:
-            _refresh(database, parent)
-            return tuple(_entries(database))
-    except (sqlite3.Error, ValueError, TypeError):  # somebody else wrote it
-        with closing(_usable(None)) as database:
-            _refresh(database, parent)
-            return tuple(_entries(database))
+        index = tree.json(INDEX)
+        if index["version"] != VERSION:
+            return {}
+        return {name: (str(one["stamp"]), _entry(name, one)) for name, one in index["runs"].items()}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return {}
 
 
-@contextmanager
-def _opened(path: Path) -> Iterator[sqlite3.Connection]:
-    try:
-        database = _usable(path)
-    except sqlite3.DatabaseError as error:
-        if not isinstance(error, sqlite3.OperationalError):
-            path.unlink(missing_ok=True)  # no database, or a damaged one
-        try:
-            database = _usable(path)
-        except sqlite3.Error:
-            database = _usable(None)
-    with closing(database):
-        yield database
+def _text(found: Mapping[str, tuple[str, Entry]]) -> str:
+    runs = {name: {"stamp": stamp, **_record(entry)} for name, (stamp, entry) in found.items()}
+    return json.dumps({"version": VERSION, "runs": runs}, separators=(",", ":")) + "\n"
 
 
-def _usable(path: Path | None) -> sqlite3.Connection:
-    """A connection to a database that has our tables and can be written."""
-    database = sqlite3.connect(":memory:" if path is None else path, timeout=10.0, isolation_level=None)
-    try:
-        database.execute("PRAGMA foreign_keys = ON")
-        database.execute("BEGIN IMMEDIATE")
-        (version,) = database.execute("PRAGMA user_version").fetchone()
-        if version != VERSION:
-            for (table,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
-                database.execute(f'DROP TABLE "{table}"')
-            for statement in _TABLES.split(";")[:-1]:
-                database.execute(statement)
-            database.execute(f"PRAGMA user_version = {VERSION}")
-        database.execute("COMMIT")
-    except sqlite3.Error:
-        database.close()
-        raise
-    return database
+def _record(entry: Entry) -> dict[str, Any]:
+    """An entry as JSON; each point is the list of its values, since there are many."""
+    points = [[getattr(point, name) for name in _POINT] for point in entry.points]
+    return {**{name: getattr(entry, name) for name in _ENTRY}, "points": points}
 
 
-def _refresh(database: sqlite3.Connection, parent: Path) -> None:
-    known = dict(database.execute("SELECT folder, stamp FROM runs"))
-    there = {folder.name: folder for folder in run_folders(parent)}
-    stamps = {name: stamp_of(folder) for name, folder in there.items()}
-    gone = [name for name in known if name not in there]
-    changed = [name for name, stamp in stamps.items() if known.get(name) != stamp]
-    if not gone and not changed:
-        return
-    database.execute("BEGIN IMMEDIATE")
-    database.executemany("DELETE FROM runs WHERE folder = ?", [(name,) for name in (*gone, *changed)])
-    for name in changed:
-        entry = read_entry(there[name])
-        if entry is not None:
-            _insert(database, entry, stamps[name])
-    database.execute("COMMIT")
-
-
-def _insert(database: sqlite3.Connection, entry: Entry, stamp: str) -> None:
-    database.execute(
-        f"INSERT INTO runs (stamp, {_RUN_COLUMNS}) VALUES (?{', ?' * 15})",
-        (
-            stamp,
-            *(entry.folder, entry.run_id, entry.runbook, entry.title, entry.machine, entry.host, entry.decision),
-            *(entry.why, entry.started, entry.finished, entry.duration_s, entry.variant),
-            json.dumps(dict(entry.software)),
-            entry.pinned,
-            json.dumps(entry.undecided),
-        ),
-    )
-    database.executemany(
-        f"INSERT INTO points (folder, place, {_POINT_COLUMNS}) VALUES (?{', ?' * 10})",
-        [
-            (entry.folder, place, p.phase, p.metric, p.unit, p.value, p.better, p.ci_low, p.ci_high, p.n, p.version)
-            for place, p in enumerate(entry.points)
-        ],
-    )
-
-
-def _entries(database: sqlite3.Connection) -> Iterator[Entry]:
-    points: dict[str, list[Point]] = {}
-    for folder, *values in database.execute(f"SELECT folder, {_POINT_COLUMNS} FROM points ORDER BY folder, place"):
-        points.setdefault(folder, []).append(Point(*values))
-    rows: Iterable[tuple[object, ...]] = database.execute(f"SELECT {_RUN_COLUMNS} FROM runs ORDER BY started, folder")
-    for row in rows:
-        yield _entry(row, tuple(points.get(str(row[0]), ())))
-
-
-def _entry(row: tuple[object, ...], points: tuple[Point, ...]) -> Entry:
-    (folder, run_id, runbook, title, machine, host, decision, why, started, finished, duration_s, *rest) = row
-    variant, software, pinned, undecided = rest
+def _entry(folder: str, one: Mapping[str, Any]) -> Entry:
     return Entry(
-        folder=str(folder),
-        run_id=str(run_id),
-        runbook=str(runbook),
-        title=None if title is None else str(title),
-        machine=str(machine),
-        host=str(host),
-        decision=str(decision),
-        why=str(why),
-        started=str(started),
-        finished=None if finished is None else str(finished),
-        duration_s=duration_s if isinstance(duration_s, float) else None,
-        variant=str(variant),
-        software=parse_json(str(software)),
-        points=points,
-        pinned=bool(pinned),
-        undecided=tuple(parse_json(str(undecided))),
+        folder=folder,
+        run_id=_word(one["run_id"]),
+        runbook=_word(one["runbook"]),
+        title=_word_or_none(one["title"]),
+        machine=_word(one["machine"]),
+        host=_word(one["host"]),
+        decision=_word(one["decision"]),
+        why=_word(one["why"]),
+        started=_word(one["started"]),
+        finished=_word_or_none(one["finished"]),
+        duration_s=_number_or_none(one["duration_s"]),
+        variant=_word(one["variant"]),
+        software={name: _word(value) for name, value in one["software"].items()},
+        points=tuple(_point(*values) for values in one["points"]),
+        pinned=one["pinned"] is True,
+        undecided=tuple(_word(name) for name in one["undecided"]),
     )
+
+
+def _point(
+    phase: Any, metric: Any, unit: Any, value: Any, better: Any, ci_low: Any, ci_high: Any, n: Any, version: Any
+) -> Point:
+    if better not in ("higher", "lower", None):
+        raise ValueError(f"{better!r} is no way to be better")
+    return Point(
+        _word(phase),
+        _word(metric),
+        _word(unit),
+        _number(value),
+        better,
+        _number_or_none(ci_low),
+        _number_or_none(ci_high),
+        _count(n),
+        _count(version),
+    )
+
+
+def _word(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value
+
+
+def _word_or_none(value: Any) -> str | None:
+    return None if value is None else _word(value)
+
+
+def _number(value: Any) -> float:
+    number = finite_number(value)
+    if number is None:
+        raise ValueError(f"{value!r} is no number that is measured")
+    return number
+
+
+def _number_or_none(value: Any) -> float | None:
+    return None if value is None else _number(value)
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or not 0 < value < _LARGEST_COUNT:
+        raise ValueError(f"{value!r} is no count")
+    return value

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
 import sqlite3
+import struct
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ import pytest
 from tests.validator.history.folders import make_run
 from validator.history import store
 from validator.history.read import PIN
-from validator.history.store import DATABASE, read_history
+from validator.history.store import INDEX, read_history
 
 
 def test_what_is_read_again_is_what_was_read(tmp_path: Path) -> None:
@@ -28,8 +30,8 @@ def test_what_is_read_again_is_what_was_read(tmp_path: Path) -> None:
     assert (point.unit, point.better) == ("tok/s", "higher")
     assert point.value > 0
     assert read_history(tmp_path) == first
-    (tmp_path / DATABASE).unlink()
-    assert read_history(tmp_path) == first, "deleting the database loses nothing"
+    (tmp_path / INDEX).unlink()
+    assert read_history(tmp_path) == first, "deleting the index loses nothing"
     assert read_history(tmp_path, rebuild=True) == first
 
 
@@ -55,20 +57,37 @@ def test_a_run_that_was_judged_again_is_read_again(tmp_path: Path) -> None:
     assert read_history(tmp_path)[0].decision == "NO_GO"
 
 
-@pytest.mark.parametrize("damage", [b"", b"not a database at all" * 100])
+@pytest.mark.parametrize("damage", [b"", b"not an index at all" * 100])
 def test_a_damaged_index_is_made_anew(tmp_path: Path, damage: bytes) -> None:
     make_run(tmp_path, 0)
     wanted = read_history(tmp_path)
-    (tmp_path / DATABASE).write_bytes(damage)
+    (tmp_path / INDEX).write_bytes(damage)
     assert read_history(tmp_path) == wanted
 
 
-def test_an_index_of_another_version_is_made_anew(tmp_path: Path) -> None:
-    make_run(tmp_path, 0)
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"version": 99},
+        {"runs": []},
+        {"runs": {"strange": {"stamp": "1"}}},
+        {"points": [["baseline", "loss", "", 1e308, None, None, None, 1, 1]]},
+        {"points": [["baseline", "loss", "", 1.0, None, None, None, 10**30, 1]]},
+        {"points": [["baseline", ["loss"], "", 1.0, None, None, None, 1, 1]]},
+        {"points": [[]]},
+        {"points": 1},
+        {"software": {"torch": None}},
+        {"undecided": [{}]},
+        {"started": None},
+        {"decision": 1},
+    ],
+)
+def test_an_index_of_another_version_or_of_other_values_is_made_anew(tmp_path: Path, change: dict[str, Any]) -> None:
+    folder = make_run(tmp_path, 0)
     wanted = read_history(tmp_path)
-    with sqlite3.connect(tmp_path / DATABASE) as database:
-        database.execute("PRAGMA user_version = 99")
-    database.close()
+    index = json.loads((tmp_path / INDEX).read_text())
+    (index if change.keys() <= index.keys() else index["runs"][folder.name]).update(change)
+    (tmp_path / INDEX).write_text(json.dumps(index))
     assert read_history(tmp_path) == wanted
 
 
@@ -84,16 +103,16 @@ def test_a_folder_without_a_readable_result_is_left_out(tmp_path: Path) -> None:
 def test_where_nothing_can_be_written_the_answer_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_run(tmp_path, 0)
     wanted = read_history(tmp_path)
-    genuine = store._usable
+    kept = (tmp_path / INDEX).read_text()
+    make_run(tmp_path, 1)
 
-    def read_only(path: Path | None) -> sqlite3.Connection:
-        if path is not None:
-            raise sqlite3.OperationalError("attempt to write a readonly database")
-        return genuine(path)
+    def read_only(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr(store, "_usable", read_only)
-    assert read_history(tmp_path) == wanted
-    assert (tmp_path / DATABASE).is_file(), "a database that cannot be written is nobody's to remove"
+    monkeypatch.setattr(store.Tree, "write", read_only)
+    assert read_history(tmp_path)[:1] == wanted
+    assert len(read_history(tmp_path)) == 2
+    assert (tmp_path / INDEX).read_text() == kept, "an index that cannot be written is left as it is"
 
 
 def test_only_the_runs_that_decide_a_phase_are_followed(tmp_path: Path) -> None:
@@ -159,16 +178,40 @@ def test_a_result_that_is_no_regular_file_is_no_result(tmp_path: Path) -> None:
     assert len(read_history(tmp_path)) == 1
 
 
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", [".history.sqlite", INDEX])
+def test_an_index_from_somebody_else_runs_nothing_and_removes_nothing(tmp_path: Path, name: str) -> None:
+    """An SQLite file could: its views may have no end, and a journal beside it names files that are then deleted."""
+    reports, precious = tmp_path / "reports", tmp_path / "precious.txt"
+    make_run(reports, 0)
+    precious.write_text("precious")
+    with closing(sqlite3.connect(reports / name)) as database:
+        endless = "WITH RECURSIVE r(folder, stamp) AS (SELECT 1, 2 UNION ALL SELECT folder, 2 FROM r) SELECT * FROM r"
+        database.execute(f"CREATE VIEW runs AS {endless}")
+        database.execute("PRAGMA user_version = 99")
+        database.commit()
+    victim, magic = os.fsencode(precious), bytes.fromhex("d9d505f920a163d7")
+    head = (magic + struct.pack(">5I", 0, 0, (reports / name).stat().st_size // 4096, 512, 4096)).ljust(512, b"\0")
+    tail = struct.pack(">I", 2**18 + 1) + victim + struct.pack(">II", len(victim), sum(victim)) + magic
+    (reports / f"{name}-journal").write_bytes(head + tail)
+    assert len(read_history(reports)) == 1
+    assert precious.read_text() == "precious"
+
+
 def test_an_index_that_is_a_link_is_replaced_and_what_it_led_to_is_left_alone(tmp_path: Path) -> None:
     make_run(tmp_path / "reports", 0)
-    other = tmp_path / "other.sqlite"
-    with closing(sqlite3.connect(other)) as database:
-        database.execute("CREATE TABLE theirs (a)")
-        database.commit()
-    (tmp_path / "reports" / DATABASE).symlink_to(other)
+    other = tmp_path / "other.json"
+    other.write_text('{"version": 3, "runs": {}}')
+    (tmp_path / "reports" / INDEX).symlink_to(other)
     assert len(read_history(tmp_path / "reports")) == 1
-    with closing(sqlite3.connect(other)) as database:
-        assert database.execute("SELECT name FROM sqlite_master").fetchall() == [("theirs",)]
+    assert other.read_text() == '{"version": 3, "runs": {}}'
+
+
+@pytest.mark.timeout(20)
+def test_an_index_that_is_no_file_blocks_nobody(tmp_path: Path) -> None:
+    make_run(tmp_path, 0)
+    os.mkfifo(tmp_path / INDEX)
+    assert len(read_history(tmp_path)) == len(read_history(tmp_path)) == 1
 
 
 def test_a_link_to_the_latest_run_counts_once(tmp_path: Path) -> None:
