@@ -91,6 +91,8 @@ def spoil(place: Place, run: Path, draw: random.Random, *, unfinished: bool, als
             (55, 33, 12, 200 if also else 0),
         )[0]
         path = folder / draw.choice(names)
+        if not path.parent.resolve().is_relative_to(run.parent.resolve()):
+            continue  # behind a link that an earlier trick has made
         # What another trick has made impossible is left out.
         with suppress(OSError, ValueError, LookupError, TypeError, RecursionError, StopIteration):
             done.append(f"{trick.__name__[1:]} {os.path.relpath(path, run)}")
@@ -277,7 +279,7 @@ def _index_values(place: Place, path: Path, draw: random.Random) -> None:
 
 
 def _many(place: Place, path: Path, draw: random.Random) -> None:
-    folder = path if path.is_dir() else path.parent
+    folder = path if path.is_dir() and not path.is_symlink() else path.parent
     for number in range(2000):
         (folder / f"stackdump_{number}.txt").write_text("x")
 
