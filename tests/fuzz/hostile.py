@@ -7,6 +7,7 @@ quoted in what was written or printed.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
 import random
@@ -60,6 +61,10 @@ _IMPORTED = (
     *("validator.report.html", "validator.report.terminal.summary", "validator.history.page", "validator.history.show"),
     *("validator.collect", "validator.judge", "validator.diagnose", "validator.compare", "validator.baseline"),
     *("validator.observe.pseudonyms", "validator.stages.inspecting", "validator.execute.watch", "scipy.stats"),
+    *("validator.startup", "validator.history.store", "validator.commands.reading", "validator.commands.bisecting"),
+    *("validator.commands.comparing", "validator.commands.history", "validator.commands.standing"),
+    *("validator.commands.running", "validator.report.terminal.contrast", "validator.report.terminal.tables"),
+    *("pydantic.type_adapter", "typer._click.decorators"),
 )
 
 
@@ -131,6 +136,7 @@ def import_everything() -> None:
     """What the commands import, once, before workers are forked."""
     for name in _IMPORTED:
         import_module(name)
+    gc.freeze()  # a collection in a forked worker would copy every page that it looks at
 
 
 def play_hostile(place: Place, scratch: Path, seed: int, *, by_process: bool = False) -> HostileCase:

@@ -147,7 +147,7 @@ def test_a_long_line_costs_no_more_than_its_length(names: Pseudonyms, part: str)
 
 def test_a_path_of_the_run_is_sought_backwards_from_its_name(names: Pseudonyms) -> None:
     """Forwards, each slash that could begin a path would cost the 400 characters that it could be long."""
-    assert cost_s(names, "!/" * 100_000 + RUN_ID) < 0.2 + 6 * cost_s(names, "!-" * 100_000 + RUN_ID)
+    assert cost_s(names, "!/" * 100_000 + RUN_ID) < 0.1 + 2 * cost_s(names, "!-" * 100_000 + RUN_ID)
 
 
 @pytest.mark.parametrize(
