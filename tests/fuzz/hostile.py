@@ -35,7 +35,7 @@ LIMIT_BYTES = 2**30
 _SCRIPT = b"<script>alert(1)"
 
 MACHINE_BYTES = 2**32
-"""Address space of a command, so that one that takes all it can get does not take the machine's."""
+"""Data of a command, so that one that takes all it can get does not take the machine's."""
 
 COMMANDS: dict[str, tuple[str, ...]] = {
     "report": ("report", "{run}"),
@@ -221,7 +221,7 @@ def _child(words: Sequence[str], scratch: Path, said: Path, *, by_process: bool)
         for source, target in ((null, 0), (fd, 1), (fd, 2)):
             os.dup2(source, target)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        resource.setrlimit(resource.RLIMIT_AS, (MACHINE_BYTES, MACHINE_BYTES))
+        resource.setrlimit(resource.RLIMIT_DATA, (MACHINE_BYTES, MACHINE_BYTES))
         if by_process:
             os.execv(sys.executable, [sys.executable, "-m", "validator", *words])
         _nothing_is_started()
