@@ -33,6 +33,7 @@ __all__ = ["COMMANDS", "HostileCase", "Place", "import_everything", "play_hostil
 LIMIT_S = 30.0
 LIMIT_BYTES = 2**30
 _SCRIPT = b"<script>alert(1)"
+_TRACEBACK = "Traceback (most recent call last)"
 
 MACHINE_BYTES = 2**32
 """Data of a command, so that one that takes all it can get does not take the machine's."""
@@ -232,7 +233,7 @@ def _child(words: Sequence[str], scratch: Path, said: Path, *, by_process: bool)
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else 0 if ended.code is None else 98
     except BaseException as error:
-        os.write(2, f"Traceback: {type(error).__name__}: {error}\n".encode("utf-8", "replace"))
+        os.write(2, f"{_TRACEBACK}: {type(error).__name__}: {error}\n".encode("utf-8", "replace"))
     finally:
         with suppress(Exception):
             sys.stdout.flush()
@@ -266,8 +267,8 @@ def _judged(code: int | None, seconds: float, mib: int, text: str) -> str | None
         return f"was still running after {seconds:.0f} s"
     if code not in (0, 1, 2, 3, 4, 130):
         return f"ended with exit code {code}: {text[-300:]}"
-    if "Traceback" in text:
-        return text[text.rindex("Traceback") :][-600:]
+    if _TRACEBACK in text:
+        return text[text.rindex(_TRACEBACK) :][-600:]
     return f"took {mib} MiB" if mib * 2**20 > LIMIT_BYTES else None
 
 
