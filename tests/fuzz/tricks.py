@@ -91,7 +91,7 @@ def spoil(place: Place, run: Path, draw: random.Random, *, unfinished: bool, als
             (55, 33, 12, 200 if also else 0),
         )[0]
         path = folder / draw.choice(names)
-        if not path.parent.resolve().is_relative_to(run.parent.resolve()):
+        if not Path(os.path.realpath(path.parent)).is_relative_to(os.path.realpath(run.parent)):
             continue  # behind a link that an earlier trick has made
         # What another trick has made impossible is left out.
         with suppress(OSError, ValueError, LookupError, TypeError, RecursionError, StopIteration):
