@@ -8,7 +8,7 @@ quoted in what was written or printed.
 from __future__ import annotations
 
 import gc
-import hashlib
+import math
 import os
 import random
 import resource
@@ -32,6 +32,7 @@ __all__ = ["COMMANDS", "HostileCase", "Place", "import_everything", "play_hostil
 
 LIMIT_S = 30.0
 LIMIT_BYTES = 2**30
+WATCH_S = 10.0
 _SCRIPT = b"<script>alert(1)"
 _TRACEBACK = "Traceback (most recent call last)"
 
@@ -98,18 +99,24 @@ class Place:
         for name in ("secret.txt", "inner/stderr.log", "training.csv", "result.json", "heartbeat_rank0.jsonl"):
             (self.outside / name).write_text(f"{CANARY}\nRuntimeError: {CANARY}\n", encoding="utf-8")
         self.request = _request(self.whole)
-        self.before = self.look_outside()
 
-    def look_outside(self) -> dict[str, tuple[int, int, str]]:
-        """Everything outside: mode, time of change and content of each file."""
-        return {
-            str(path): (
-                path.lstat().st_mode,
-                path.lstat().st_mtime_ns if path.is_file() else 0,
-                hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "",
-            )
-            for path in sorted((*self.outside.rglob("*"), *self.whole.rglob("*")))
-        }
+    def look_outside(self) -> dict[str, tuple[int, ...]]:
+        """Everything outside, by what changes when somebody writes to it; of the files nobody may read, when they were
+        read as well."""
+        looks = {}
+        for root in (self.outside, self.whole):
+            for path in root.rglob("*"):
+                seen = path.lstat()
+                read = seen.st_atime_ns if root == self.outside and path.is_file() else 0
+                changed = 0 if path.is_dir() else seen.st_ctime_ns
+                looks[str(path)] = (seen.st_mode, seen.st_size, seen.st_ino, changed, read)
+        return looks
+
+    def forget_reads(self) -> None:
+        """Set back when the files outside were read: a mount with relatime notes the next time, and only that."""
+        for path in self.outside.rglob("*"):
+            if path.is_file():
+                os.utime(path, (0, path.lstat().st_mtime))
 
 
 def _request(whole: Path) -> str:
@@ -147,7 +154,8 @@ def play_hostile(place: Place, scratch: Path, seed: int, *, by_process: bool = F
     _clear(scratch)
     run = scratch / "reports" / place.whole.name
     shutil.copytree(place.whole, run, symlinks=True)
-    shutil.copytree(place.whole, run.with_name(NEIGHBOR))
+    if command in ("history", "compare --json", "report of a neighbor") or draw.random() < 0.2:
+        shutil.copytree(place.whole, run.with_name(NEIGHBOR))
     if command.startswith("bisect") and not by_process:  # there it would start what it is to compare
         _set_apart(place, run)
     done = spoil(place, run, draw, unfinished=command == "resume", also=command == "bisect --resume")
@@ -155,12 +163,13 @@ def play_hostile(place: Place, scratch: Path, seed: int, *, by_process: bool = F
     out.mkdir()
     filled = {"run": run, "trainer": run / "runs/baseline/r1", "whole": place.whole, "reports": run.parent, "out": out}
     words = [word.format(**filled, neighbor=NEIGHBOR) for word in COMMANDS[command]]
-    before = _names_around(run)
+    place.forget_reads()
+    before, outside = _names_around(run), place.look_outside()
     code, seconds, mib, text = _run(words, scratch, by_process=by_process)
     problem = (
         _judged(code, seconds, mib, text)
+        or _touched(outside, place.look_outside())
         or _leaked(scratch, text)
-        or _changed(place)
         or _wrote_around(before, _names_around(run))
     )
     return HostileCase(seed, command, tuple(done), problem, code, seconds, mib)
@@ -180,7 +189,12 @@ def _names_around(run: Path) -> set[str]:
 
 
 def _clear(scratch: Path) -> None:
-    subprocess.run(["rm", "-rf", "--", str(scratch)], check=True)  # shutil's own way cannot go so deep
+    try:
+        shutil.rmtree(scratch)
+    except FileNotFoundError:
+        pass
+    except (OSError, RecursionError):
+        subprocess.run(["rm", "-rf", "--", str(scratch)], check=True)  # Python's own way cannot go so deep
     scratch.mkdir(parents=True)
 
 
@@ -192,6 +206,7 @@ def _run(words: Sequence[str], scratch: Path, *, by_process: bool) -> tuple[int 
     and without starting a trainer: exit code (None when it had to be killed), seconds, MiB and what was printed."""
     said = scratch / "said"
     began = time.monotonic()
+    interrupt_at = began + (WATCH_S if by_process and words[0] == "watch" else math.inf)  # else it waits for an end
     pid = os.fork()
     if pid == 0:
         _child(words, scratch, said, by_process=by_process)
@@ -200,6 +215,9 @@ def _run(words: Sequence[str], scratch: Path, *, by_process: bool) -> tuple[int 
         while (ended := os.wait4(pid, os.WNOHANG))[0] == 0:
             if time.monotonic() - began > LIMIT_S:
                 break
+            if time.monotonic() > interrupt_at:
+                os.kill(pid, signal.SIGINT)
+                interrupt_at = math.inf
             time.sleep(0.005)
         else:
             code, mib = os.waitstatus_to_exitcode(ended[1]), ended[2].ru_maxrss // 1024
@@ -300,10 +318,6 @@ def _wrote_around(before: set[str], after: set[str]) -> str | None:
     return f"wrote beside the folder: {sorted(odd)}" if odd else None
 
 
-def _changed(place: Place) -> str | None:
-    now = place.look_outside()
-    if now == place.before:
-        return None
-    changed = [path for path in {*now, *place.before} if now.get(path) != place.before.get(path)]
-    place.before = now
-    return f"changed outside: {changed[:3]}"
+def _touched(before: dict[str, tuple[int, ...]], now: dict[str, tuple[int, ...]]) -> str | None:
+    touched = sorted(path for path in {*now, *before} if now.get(path) != before.get(path))
+    return f"read or changed outside: {touched[:3]}" if touched else None

@@ -153,12 +153,12 @@ class Pseudonyms:
         return text if clean == whole else json.dumps(clean, indent=2, ensure_ascii=False) + "\n"
 
     def _json_line(self, line: str, *, secrets: bool) -> str | None:
-        """A line that is a JSON document, cleaned; None where it is none."""
-        try:
-            whole = parse_json(line, exact=True) if line.startswith("{") else None
-        except ValueError:
+        """A line that is a JSON object, cleaned; None where it is none."""
+        if not (line.startswith("{") and line.rstrip().endswith("}")):
             return None
-        if whole is None:
+        try:
+            whole = parse_json(line, exact=True)
+        except ValueError:
             return None
         clean = self.value(whole, secrets=secrets)
         return line if clean == whole else json.dumps(clean, ensure_ascii=False, separators=(",", ":")) + "\n"

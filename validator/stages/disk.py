@@ -166,8 +166,9 @@ def end_of(folder: RunFolder) -> tuple[str | None, float | None]:
     if ended is None:
         return None, None
     finished, duration_s = ended.fields.get("finished"), ended.fields.get("duration_s")
-    sound = isinstance(duration_s, (int, float)) and math.isfinite(duration_s)
-    return finished if isinstance(finished, str) else None, float(duration_s) if sound else None
+    if not isinstance(duration_s, (int, float)) or not math.isfinite(duration_s):
+        duration_s = None
+    return finished if isinstance(finished, str) else None, duration_s
 
 
 def phase_end(events: Sequence[Event], phase: str) -> Event | None:
