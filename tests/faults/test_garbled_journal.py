@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from tests.fuzz.folders import Whole, decision_of
+from validator.folder import RunFolder
+from validator.stages.reporting import rerender
 
 
 def change(root: Path, event: str, edit: Callable[[dict[str, Any]], None]) -> None:
@@ -40,3 +42,14 @@ def test_an_event_whose_fields_were_garbled_is_passed_over(
     assert decision_of(whole.root) == "GO"
     change(whole.root, event, edit)
     assert decision_of(whole.root) == "INCONCLUSIVE"
+
+
+@pytest.mark.parametrize(
+    "fields", [{"finished": 1.5}, {"finished": {}}, {"duration_s": "long"}, {"duration_s": [1]}, {"duration_s": None}]
+)
+def test_an_end_without_a_time_is_an_end_at_an_unknown_time(tmp_path: Path, fields: dict[str, Any]) -> None:
+    root = Whole(tmp_path / "whole").root
+    change(root, "finished", lambda line: line.update(fields))
+    report, _ = rerender(RunFolder.open(root))
+    assert report.decision == "GO"
+    assert [getattr(report, name) for name in fields] == [None]

@@ -15,8 +15,11 @@ import pytest
 
 from tests.faults.test_garbled_journal import change
 from tests.fuzz.folders import Whole
+from validator.bisect.side import End
+from validator.bisect.work import Header, resume
 from validator.execute.halt import write_halt
 from validator.folder import FolderError, RunFolder
+from validator.model.runbook import Trainer
 from validator.stages import share as sharing
 from validator.stages.reporting import rerender
 from validator.stages.share import share
@@ -159,3 +162,33 @@ def test_a_folder_from_before_checksums_is_judged_and_called_unverified(received
     report, _ = rerender(RunFolder.open(received))
     assert report.decision == "GO"
     assert "baseline/r1" in report.environment["unverified"]
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("what", ["pipe", "endless", "large", "elsewhere"])
+def test_a_bisection_that_is_none_is_refused_in_a_sentence(tmp_path: Path, what: str) -> None:
+    request = tmp_path / "request.json"
+    if what == "pipe":
+        os.mkfifo(request)
+    elif what == "endless":
+        request.symlink_to("/dev/zero")
+    elif what == "large":
+        with request.open("wb") as file:
+            file.truncate(10 * 2**30)
+    else:
+        end = End(name="a", trainer=Trainer())
+        header = Header(
+            good=end,
+            bad=end,
+            metric="toks_per_s",
+            steps=4,
+            warmup_steps=1,
+            timeout_s=1.0,
+            max_runs=2,
+            repeats=1,
+            started="",
+            cwd=str(tmp_path / "gone"),
+        )
+        request.write_text(header.model_dump_json())
+    with pytest.raises(FolderError, match="no folder"):
+        resume(tmp_path, lock=False, tell=print)

@@ -1,7 +1,8 @@
 """Fuzz at length: `python -m tests.fuzz --cases 10000`. Exit code 0 if nothing raised and no damaged folder is GO.
 
 `--hostile 10000` runs commands on as many hostile folders in forked workers instead, and `--by-process 500` of them
-through the command line: no traceback, no hang, nothing outside the folder read or written.
+through the command line: no traceback, no hang, nothing outside the folder read or written. Set TMPDIR to a folder in
+memory (/dev/shm): on a disk most of the time goes into removing what was made.
 """
 
 from __future__ import annotations

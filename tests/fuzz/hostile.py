@@ -7,20 +7,17 @@ quoted in what was written or printed.
 
 from __future__ import annotations
 
-import gzip
-import hashlib
-import json
+import gc
+import math
 import os
 import random
 import resource
 import shutil
 import signal
-import socket
-import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -28,15 +25,19 @@ from pathlib import Path
 from typing import Any
 
 from tests.fuzz.folders import Whole
-from tests.fuzz.mutate import mutate_file
+from tests.fuzz.tricks import CANARY, NEIGHBOR, spoil
+from validator.files import unpack
 
 __all__ = ["COMMANDS", "HostileCase", "Place", "import_everything", "play_hostile"]
 
 LIMIT_S = 30.0
 LIMIT_BYTES = 2**30
+WATCH_S = 10.0
+_SCRIPT = b"<script>alert(1)"
+_TRACEBACK = "Traceback (most recent call last)"
 
-CANARY = "canary-5e2f9c71"
-"""What the files outside hold; found in anything that a command wrote or printed, it was read where it must not be."""
+MACHINE_BYTES = 2**32
+"""Data of a command, so that one that takes all it can get does not take the machine's."""
 
 COMMANDS: dict[str, tuple[str, ...]] = {
     "report": ("report", "{run}"),
@@ -47,10 +48,13 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "compare trainers": ("compare", "{run}/runs/baseline/r1", "{whole}/runs/baseline/r1"),
     "history": ("history", "{reports}"),
     "baseline": ("baseline", "{run}", "--allow-not-go"),
+    "compare --json": ("compare", "{run}", "{reports}/{neighbor}", "--json"),
     "bisect": ("bisect", "{whole}", "{run}", "--out", "{out}"),
+    "bisect trainers": ("bisect", "{whole}/runs/baseline/r1", "{trainer}", "--out", "{out}"),
+    "bisect --resume": ("bisect", "--resume", "{run}/bisection", "--no-lock"),
     "watch": ("watch", "{trainer}", "--halt", "--interval", "1s"),
     "resume": ("run", "--resume", "{run}", "--no-lock"),
-    "report of a neighbor": ("report", "{reports}/20991231T000000Z-selftest-own-0000"),
+    "report of a neighbor": ("report", "{reports}/{neighbor}"),
 }
 """What is run on a hostile folder, by a name; the words are filled in."""
 
@@ -59,27 +63,10 @@ _IMPORTED = (
     *("validator.report.html", "validator.report.terminal.summary", "validator.history.page", "validator.history.show"),
     *("validator.collect", "validator.judge", "validator.diagnose", "validator.compare", "validator.baseline"),
     *("validator.observe.pseudonyms", "validator.stages.inspecting", "validator.execute.watch", "scipy.stats"),
-)
-
-_FILES = (
-    *("run.json", "journal.jsonl", "environment.json", "result.json", "runbook.yaml", "last_go.json", "share.json"),
-    *("report.html", "report.md", "guardian.txt", ".drawing", ".pinned", ".HALT", "runs", "runs/baseline"),
-)
-_TRAINER_FILES = (
-    *("training.csv", "heartbeat_rank0.jsonl", "heartbeat_rank1.jsonl", "env.json", "metrics.json", "k_stats.csv"),
-    *("sdpa_audit.json", "fallback_counters.csv", "trace/summary.json", "logs", "logs/stdout.log", "logs/stderr.log"),
-    *("logs/telemetry.csv", "logs/foreign.csv", "junit.xml", "dump", "dump/stack.txt", "stackdump_1.txt", ".HALT"),
-    *("logs/ranks/x/attempt_0/0/error.json", "logs/ranks/x/attempt_0/0/stdout.log", ".anomaly_type", "loader.json"),
-    *("arrivals.jsonl", "config.yaml", "other.log", "new/deep/file.txt"),
-)
-_NAMES = (
-    "a\nb",
-    "a\x1b[2Jb",
-    "\u202egnp.exe",
-    "x" * 255,
-    "hf_abcdefghijklmnopqrstuvwx.log",
-    b"\xff\xfe.log",
-    "; rm -rf",
+    *("validator.startup", "validator.history.store", "validator.commands.reading", "validator.commands.bisecting"),
+    *("validator.commands.comparing", "validator.commands.history", "validator.commands.standing"),
+    *("validator.commands.running", "validator.report.terminal.contrast", "validator.report.terminal.tables"),
+    *("pydantic.type_adapter", "typer._click.decorators"),
 )
 
 
@@ -111,24 +98,53 @@ class Place:
         (self.outside / "inner").mkdir(parents=True)
         for name in ("secret.txt", "inner/stderr.log", "training.csv", "result.json", "heartbeat_rank0.jsonl"):
             (self.outside / name).write_text(f"{CANARY}\nRuntimeError: {CANARY}\n", encoding="utf-8")
-        self.before = self.look_outside()
+        self.request = _request(self.whole)
 
-    def look_outside(self) -> dict[str, tuple[int, int, str]]:
-        """Everything outside: mode, time of change and content of each file."""
-        return {
-            str(path): (
-                path.lstat().st_mode,
-                path.lstat().st_mtime_ns if path.is_file() else 0,
-                hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "",
-            )
-            for path in sorted((*self.outside.rglob("*"), *self.whole.rglob("*")))
-        }
+    def look_outside(self) -> dict[str, tuple[int, ...]]:
+        """Everything outside, by what changes when somebody writes to it; of the files nobody may read, when they were
+        read as well."""
+        looks = {}
+        for root in (self.outside, self.whole):
+            for path in root.rglob("*"):
+                seen = path.lstat()
+                read = seen.st_atime_ns if root == self.outside and path.is_file() else 0
+                changed = 0 if path.is_dir() else seen.st_ctime_ns
+                looks[str(path)] = (seen.st_mode, seen.st_size, seen.st_ino, changed, read)
+        return looks
+
+    def forget_reads(self) -> None:
+        """Set back when the files outside were read: a mount with relatime notes the next time, and only that."""
+        for path in self.outside.rglob("*"):
+            if path.is_file():
+                os.utime(path, (0, path.lstat().st_mtime))
+
+
+def _request(whole: Path) -> str:
+    """What `validator bisect` writes of a bisection before it starts one."""
+    from validator.bisect.side import read_end
+    from validator.bisect.work import Header
+
+    end = read_end(whole)
+    header = Header(
+        good=end,
+        bad=end.model_copy(update={"args": {**end.args, "lr": 0.5}}),
+        metric="toks_per_s",
+        steps=20,
+        warmup_steps=2,
+        timeout_s=5.0,
+        max_runs=2,
+        repeats=1,
+        started="2026-01-01T00:00:00.000Z",
+        cwd=str(whole),
+    )
+    return header.model_dump_json(indent=2)
 
 
 def import_everything() -> None:
     """What the commands import, once, before workers are forked."""
     for name in _IMPORTED:
         import_module(name)
+    gc.freeze()  # a collection in a forked worker would copy every page that it looks at
 
 
 def play_hostile(place: Place, scratch: Path, seed: int, *, by_process: bool = False) -> HostileCase:
@@ -138,289 +154,95 @@ def play_hostile(place: Place, scratch: Path, seed: int, *, by_process: bool = F
     _clear(scratch)
     run = scratch / "reports" / place.whole.name
     shutil.copytree(place.whole, run, symlinks=True)
-    if command == "report of a neighbor":
-        shutil.copytree(place.whole, run.with_name("20991231T000000Z-selftest-own-0000"))
-    done = _spoil(place, run, draw, unfinished=command == "resume")
+    if command in ("history", "compare --json", "report of a neighbor") or draw.random() < 0.2:
+        shutil.copytree(place.whole, run.with_name(NEIGHBOR))
+    if command.startswith("bisect") and not by_process:  # there it would start what it is to compare
+        _set_apart(place, run)
+    done = spoil(place, run, draw, unfinished=command == "resume", also=command == "bisect --resume")
     out = scratch / "out"
     out.mkdir()
     filled = {"run": run, "trainer": run / "runs/baseline/r1", "whole": place.whole, "reports": run.parent, "out": out}
-    words = [word.format(**filled) for word in COMMANDS[command]]
-    code, seconds, mib, text = (_by_process if by_process else _by_fork)(words, scratch)
-    problem = _judged(code, seconds, mib, text) or _leaked(scratch, text) or _changed(place)
+    words = [word.format(**filled, neighbor=NEIGHBOR) for word in COMMANDS[command]]
+    place.forget_reads()
+    before, outside = _names_around(run), place.look_outside()
+    code, seconds, mib, text = _run(words, scratch, by_process=by_process)
+    problem = (
+        _judged(code, seconds, mib, text)
+        or _touched(outside, place.look_outside())
+        or _leaked(scratch, text)
+        or _wrote_around(before, _names_around(run))
+    )
     return HostileCase(seed, command, tuple(done), problem, code, seconds, mib)
 
 
-# what is done to a folder
+def _set_apart(place: Place, run: Path) -> None:
+    """Another learning rate than the sound run's, in the journal and in the trainer's account, and a bisection."""
+    journal = run / "journal.jsonl"
+    journal.write_text(journal.read_text().replace('"requested":{', '"requested":{"lr":0.5,'))
+    (run / "bisection").mkdir()
+    (run / "bisection/request.json").write_text(place.request)
 
 
-def _spoil(place: Place, run: Path, draw: random.Random, *, unfinished: bool) -> list[str]:
-    """Do one to three hostile things to a folder, and seal it again as whoever made it could."""
-    if unfinished:
-        lines = (run / "journal.jsonl").read_text().splitlines(keepends=True)
-        (run / "journal.jsonl").write_text("".join(lines[: draw.randrange(1, len(lines))]))
-    done = []
-    for _ in range(draw.choice((1, 1, 2, 3))):
-        trick = draw.choice(_TRICKS)
-        inside = draw.random() < 0.6
-        path = run / ("runs/baseline/r1" if inside else "") / draw.choice(_TRAINER_FILES if inside else _FILES)
-        # What another trick has made impossible is left out.
-        with suppress(OSError, ValueError, LookupError, TypeError, RecursionError, StopIteration):
-            done.append(f"{trick.__name__[1:]} {path.relative_to(run)}")
-            trick(place, path, draw)
-    if draw.random() < 0.7:
-        with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-            _seal(run)
-    return done
-
-
-def _gone(path: Path) -> Path:
-    """Nothing lies there any more, and its folder does."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    path.unlink(missing_ok=True)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path
-
-
-def _link(place: Place, path: Path, draw: random.Random) -> None:
-    targets = (
-        *(place.outside / "secret.txt", place.outside, place.outside / path.name, place.outside / "inner"),
-        *("/dev/zero", "/dev/full", "/dev/stdin", "/proc/self/environ", "/etc", str(path), "nowhere", "..", "."),
-    )
-    _gone(path).symlink_to(draw.choice(targets))
-
-
-def _link_inside(place: Place, path: Path, draw: random.Random) -> None:
-    _gone(path).symlink_to(draw.choice(("training.csv", "env.json", "../r1", "journal.jsonl", "result.json")))
-
-
-def _fifo(place: Place, path: Path, draw: random.Random) -> None:
-    os.mkfifo(_gone(path))
-
-
-def _socket(place: Place, path: Path, draw: random.Random) -> None:
-    here = Path.cwd()
-    _gone(path)
-    os.chdir(path.parent)  # its address must be short
-    try:
-        with socket.socket(socket.AF_UNIX) as listening:
-            listening.bind(path.name)
-    finally:
-        os.chdir(here)
-
-
-def _device(place: Place, path: Path, draw: random.Random) -> None:
-    os.mknod(_gone(path), stat.S_IFCHR | 0o666, os.makedev(1, draw.choice((3, 5, 7, 8))))
-
-
-def _sparse(place: Place, path: Path, draw: random.Random) -> None:
-    with _gone(path).open("wb") as file:
-        file.truncate(10 * 2**30)
-
-
-def _bomb(place: Place, path: Path, draw: random.Random) -> None:
-    """A gigabyte of zeros as a packed file of a shared copy."""
-    root = next(folder for folder in path.parents if (folder / "runbook.yaml").exists())
-    (root / "share.json").write_text(json.dumps({"packed": [str(path.relative_to(root))], "left_out": []}))
-    _gone(path.with_name(f"{path.name}.gz")).write_bytes(_zeros())
-    _gone(path)
-
-
-def _zeros() -> bytes:
-    block = gzip.compress(bytes(2**24), mtime=0)
-    return block * 64
-
-
-def _deep(place: Place, path: Path, draw: random.Random) -> None:
-    depth = draw.choice((80, 990, 3000, 200_000))
-    opening, closing = draw.choice((("[", "]"), ('{"a":', "}"), ("- ", ""), ('{"runs": [', "]}")))
-    _gone(path).write_text(opening * depth + "1" + closing * depth)
-
-
-def _huge_number(place: Place, path: Path, draw: random.Random) -> None:
-    number = draw.choice(("9" * 5000, "1e999", "-1e308", "1" * 300, "18446744073709551616", "NaN"))
-    _edit(path, draw, lambda value: f"\0{number}\0")
-
-
-def _wrong_type(place: Place, path: Path, draw: random.Random) -> None:
-    other = draw.choice((None, True, -1, "", [], {}, [[]], "\ud800", {"\udfff": "\ud83d"}, "x" * 100_000, 0.5))
-    _edit(path, draw, lambda value: other)
-
-
-def _outward(place: Place, path: Path, draw: random.Random) -> None:
-    """A path that leads outside, in place of a text."""
-    upward = "../" * draw.randrange(1, 9)
-    target = draw.choice((str(place.outside), f"{upward}outside", f"{upward}outside/inner", "/etc", "/proc/self"))
-    _edit(path, draw, lambda value: target, only=str)
-
-
-def _escapes(place: Place, path: Path, draw: random.Random) -> None:
-    text = draw.choice(("\x1b]0;x\x07\x1b[2J", "<script>alert(1)</script>", "\x9b2J", "\u202ea", "a\nb\n# c", "|a|`b`"))
-    _edit(path, draw, lambda value: text, only=str)
-
-
-def _slow_pattern(place: Place, path: Path, draw: random.Random) -> None:
-    """A pattern that backtracks for ever, and a log for it."""
-    root = next(folder for folder in path.parents if (folder / "runbook.yaml").exists())
-    if not stat.S_ISREG((root / "run.json").lstat().st_mode):
-        return
-    header = json.loads((root / "run.json").read_text())
-    header["runbook"]["trainer"]["metrics"]["stdout"] = r"(?P<step>(a+)+)$"
-    (root / "run.json").write_text(json.dumps(header))
-    (root / "runs/baseline/r1/logs/stdout.log").write_text("a" * 4000 + "!\n")
-
-
-def _long_line(place: Place, path: Path, draw: random.Random) -> None:
-    _gone(path).write_bytes(draw.choice((b"a", b"/", b"-", b"1.", b"0:", b"\\", b'"', b"{", b"a=", b"\r")) * 4_000_000)
-
-
-def _many(place: Place, path: Path, draw: random.Random) -> None:
-    folder = path if path.is_dir() else path.parent
-    for number in range(2000):
-        (folder / f"stackdump_{number}.txt").write_text("x")
-
-
-def _deep_folders(place: Place, path: Path, draw: random.Random) -> None:
-    here = Path.cwd()
-    os.chdir(path.parent)
-    try:
-        for _ in range(1500):
-            os.mkdir("d")
-            os.chdir("d")
-    finally:
-        os.chdir(here)
-
-
-def _odd_name(place: Place, path: Path, draw: random.Random) -> None:
-    name = draw.choice(_NAMES)
-    target = os.fsencode(path.parent) + b"/" + (name if isinstance(name, bytes) else name.encode())
-    if draw.random() < 0.5 and path.exists():
-        os.rename(path, target)
-    else:
-        Path(os.fsdecode(target)).write_text(f"step 1 loss {CANARY[:6]}\n")
-
-
-def _not_allowed(place: Place, path: Path, draw: random.Random) -> None:
-    path.chmod(0)
-
-
-def _folder_for_file(place: Place, path: Path, draw: random.Random) -> None:
-    _gone(path).mkdir()
-
-
-def _damage(place: Place, path: Path, draw: random.Random) -> None:
-    mutate_file(path, draw, names=_TRAINER_FILES)
-
-
-_TRICKS: tuple[Callable[[Place, Path, random.Random], None], ...] = (
-    *(_link, _link, _link, _link_inside, _fifo, _fifo, _socket, _device, _sparse, _bomb, _deep, _deep, _damage),
-    *(_huge_number, _huge_number, _wrong_type, _wrong_type, _wrong_type, _outward, _outward, _escapes, _slow_pattern),
-    *(_long_line, _many, _deep_folders, _odd_name, _odd_name, _not_allowed, _folder_for_file),
-)
-
-
-def _edit(path: Path, draw: random.Random, change: Callable[[Any], Any], *, only: type | None = None) -> None:
-    """Change one value of a JSON file, or of one line of it."""
-    if path.suffix not in (".json", ".jsonl") or not path.is_file():
-        root = next(folder for folder in path.parents if (folder / "runbook.yaml").exists())
-        path = root / draw.choice(("run.json", "journal.jsonl", "environment.json", "result.json"))
-    lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
-    at = draw.randrange(len(lines))
-    value = json.loads(lines[at])
-    places = [one for one in _places(value) if only is None or isinstance(one[0][one[1]], only)]
-    if not places:
-        return
-    holder, key = draw.choice(places)
-    holder[key] = change(holder[key])
-    lines[at] = json.dumps(value).replace('"\\u0000', "").replace('\\u0000"', "")
-    path.write_text("\n".join(lines) + "\n")
-
-
-def _places(value: Any) -> list[tuple[Any, Any]]:
-    found: list[tuple[Any, Any]] = []
-    if isinstance(value, (dict, list)):
-        for key, one in value.items() if isinstance(value, dict) else enumerate(value):
-            found += [(value, key), *_places(one)]
-    return found
-
-
-def _seal(run: Path) -> None:
-    """Write the checksums that the journal holds anew: whoever sends a folder can."""
-    from validator.stages.disk import declared_digest
-
-    if not all(stat.S_ISREG((run / name).lstat().st_mode) for name in ("run.json", "journal.jsonl")):
-        return  # /dev/zero has no end
-    lines = []
-    for line in (run / "journal.jsonl").read_text().splitlines():
-        event = json.loads(line)
-        if "header" in event:
-            event["header"] = declared_digest((run / "run.json").read_bytes())
-        if isinstance(event.get("sources"), dict):
-            for name in event["sources"]:
-                if (run / name).is_file() and 0 < (run / name).stat().st_size < 2**26:
-                    event["sources"][name] = hashlib.sha256((run / name).read_bytes()).hexdigest()
-        lines.append(json.dumps(event))
-    (run / "journal.jsonl").write_text("\n".join(lines) + "\n")
+def _names_around(run: Path) -> set[str]:
+    """What lies beside the run folder, and beside the reports."""
+    return {f"../{path.name}" for path in run.parent.parent.iterdir()} | {path.name for path in run.parent.iterdir()}
 
 
 def _clear(scratch: Path) -> None:
-    subprocess.run(["rm", "-rf", "--", str(scratch)], check=True)  # shutil's own way cannot go so deep
+    try:
+        shutil.rmtree(scratch)
+    except FileNotFoundError:
+        pass
+    except (OSError, RecursionError):
+        subprocess.run(["rm", "-rf", "--", str(scratch)], check=True)  # Python's own way cannot go so deep
     scratch.mkdir(parents=True)
 
 
 # how it is run
 
 
-def _by_process(words: Sequence[str], scratch: Path) -> tuple[int | None, float, int, str]:
-    """As a user does."""
-    began = time.monotonic()
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", "validator", *words],
-            cwd=scratch,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=LIMIT_S,
-        )
-    except subprocess.TimeoutExpired:
-        return None, time.monotonic() - began, 0, ""
-    return done.returncode, time.monotonic() - began, 0, done.stdout.decode("utf-8", "replace")
-
-
-def _by_fork(words: Sequence[str], scratch: Path) -> tuple[int | None, float, int, str]:
-    """In a copy of this process, which has everything imported, without the renderer of charts, and without starting
-    a trainer: exit code (None when it had to be killed), seconds, MiB and what was printed."""
+def _run(words: Sequence[str], scratch: Path, *, by_process: bool) -> tuple[int | None, float, int, str]:
+    """As a user does, or in a copy of this process, which has everything imported, without the renderer of charts,
+    and without starting a trainer: exit code (None when it had to be killed), seconds, MiB and what was printed."""
     said = scratch / "said"
     began = time.monotonic()
+    interrupt_at = began + (WATCH_S if by_process and words[0] == "watch" else math.inf)  # else it waits for an end
     pid = os.fork()
     if pid == 0:
-        _child(words, scratch, said)
+        _child(words, scratch, said, by_process=by_process)
+    code, mib = None, 0
     try:
         while (ended := os.wait4(pid, os.WNOHANG))[0] == 0:
             if time.monotonic() - began > LIMIT_S:
-                os.kill(pid, signal.SIGKILL)
-                os.wait4(pid, 0)
-                return None, time.monotonic() - began, 0, said.read_text(errors="replace")
+                break
+            if time.monotonic() > interrupt_at:
+                os.kill(pid, signal.SIGINT)
+                interrupt_at = math.inf
             time.sleep(0.005)
-    except BaseException:
-        os.kill(pid, signal.SIGKILL)
-        raise
-    _, status, used = ended
-    text = said.read_text(errors="replace")
-    return os.waitstatus_to_exitcode(status), time.monotonic() - began, used.ru_maxrss // 1024, text
+        else:
+            code, mib = os.waitstatus_to_exitcode(ended[1]), ended[2].ru_maxrss // 1024
+    finally:
+        with suppress(ProcessLookupError):  # whatever it has started is in its group
+            os.killpg(pid, signal.SIGKILL)
+        if code is None:
+            os.wait4(pid, 0)
+    return code, time.monotonic() - began, mib, said.read_text(errors="replace")
 
 
-def _child(words: Sequence[str], scratch: Path, said: Path) -> None:
+def _child(words: Sequence[str], scratch: Path, said: Path, *, by_process: bool) -> None:
     """Never returns."""
     code = 99
     try:
+        os.setpgid(0, 0)
         os.chdir(scratch)
         fd = os.open(said, os.O_WRONLY | os.O_CREAT, 0o600)
         null = os.open(os.devnull, os.O_RDONLY)
         for source, target in ((null, 0), (fd, 1), (fd, 2)):
             os.dup2(source, target)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_DATA, (MACHINE_BYTES, MACHINE_BYTES))
+        if by_process:
+            os.execv(sys.executable, [sys.executable, "-m", "validator", *words])
         _nothing_is_started()
         sys.argv = ["validator", *words]
         from validator.cli import main
@@ -429,7 +251,7 @@ def _child(words: Sequence[str], scratch: Path, said: Path) -> None:
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else 0 if ended.code is None else 98
     except BaseException as error:
-        os.write(2, f"Traceback: {type(error).__name__}: {error}\n".encode("utf-8", "replace"))
+        os.write(2, f"{_TRACEBACK}: {type(error).__name__}: {error}\n".encode("utf-8", "replace"))
     finally:
         with suppress(Exception):
             sys.stdout.flush()
@@ -463,8 +285,8 @@ def _judged(code: int | None, seconds: float, mib: int, text: str) -> str | None
         return f"was still running after {seconds:.0f} s"
     if code not in (0, 1, 2, 3, 4, 130):
         return f"ended with exit code {code}: {text[-300:]}"
-    if "Traceback" in text:
-        return text[text.rindex("Traceback") :][-600:]
+    if _TRACEBACK in text:
+        return text[text.rindex(_TRACEBACK) :][-600:]
     return f"took {mib} MiB" if mib * 2**20 > LIMIT_BYTES else None
 
 
@@ -474,21 +296,28 @@ def _leaked(scratch: Path, text: str) -> str | None:
     if set(text) & set("\x1b\x07\x9b\u202e\x00"):
         return "printed characters that act on a terminal"
     for root, folders, names in os.walk(scratch):
-        if root.count("/d/") or len(Path(root).parts) > len(scratch.parts) + 12:
+        if "/d/d" in root or len(Path(root).parts) > len(scratch.parts) + 12:
             folders.clear()
         for name in names:
             path = Path(root, name)
             if path.is_symlink() or not path.is_file() or path.stat().st_size > 2**26:
                 continue
-            if CANARY.encode() in path.read_bytes():
+            data = path.read_bytes()
+            if path.suffix == ".gz" and path.is_relative_to(scratch / "out"):
+                data = unpack(data)
+            if CANARY.encode() in data:
                 return f"wrote what lies outside into {path.relative_to(scratch)}"
+            if path.suffix == ".html" and path.name.startswith(("report", "index")) and _SCRIPT in data:
+                return f"wrote a script of the folder's into {path.relative_to(scratch)}"
     return None
 
 
-def _changed(place: Place) -> str | None:
-    now = place.look_outside()
-    if now == place.before:
-        return None
-    changed = [path for path in {*now, *place.before} if now.get(path) != place.before.get(path)]
-    place.before = now
-    return f"changed outside: {changed[:3]}"
+def _wrote_around(before: set[str], after: set[str]) -> str | None:
+    """Beside the run folder only what keeps track of all of them is written."""
+    odd = after - before - {"index.html", ".history.json", "../said"}
+    return f"wrote beside the folder: {sorted(odd)}" if odd else None
+
+
+def _touched(before: dict[str, tuple[int, ...]], now: dict[str, tuple[int, ...]]) -> str | None:
+    touched = sorted(path for path in {*now, *before} if now.get(path) != before.get(path))
+    return f"read or changed outside: {touched[:3]}" if touched else None

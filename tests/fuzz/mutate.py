@@ -61,7 +61,7 @@ def _mutate_lines(data: bytes, way: str, draw: random.Random) -> bytes:
 def mutate_file(path: Path, draw: random.Random, *, names: Sequence[str]) -> None:
     """Damage a file, or put something else in its place."""
     way = draw.random()
-    if not path.is_file() or path.is_symlink():
+    if not path.is_file() or path.is_symlink() or path.stat().st_size > 2**26:
         return
     if way < 0.04:
         path.unlink()

@@ -19,6 +19,7 @@ from validator.bisect.answer import bisection
 from validator.bisect.search import BudgetSpent, Explanation, NoDifference, search
 from validator.bisect.side import End, differences, read_end
 from validator.bisect.trials import Ends, Trial, Trials, measured_rate, trial_spec
+from validator.files import Tree
 from validator.folder import FolderError, utc_now
 from validator.model.base import Frozen
 from validator.model.bisection import Bisection, BisectionOutcome
@@ -151,14 +152,17 @@ def resume(root: Path, *, lock: bool = True, tell: Tell) -> Bisection:
         FolderError: when `root` is no folder of a bisection.
         Unable: when the machine is held by another validation, or the disk refuses.
     """
-    path = root / "request.json"
     try:
-        header = Header.model_validate_json(path.read_text(encoding="utf-8"))
+        with Tree(root) as tree:
+            header = Header.model_validate_json(tree.read("request.json"))
     except (OSError, ValueError) as error:
-        raise FolderError(f"{root} is no folder of a bisection: {path.name} cannot be read") from error
+        raise FolderError(f"{root} is no folder of a bisection: request.json cannot be read") from error
     header = header.model_copy(update={"good": _with_secrets(header.good), "bad": _with_secrets(header.bad)})
     here = Path.cwd()
-    os.chdir(header.cwd)
+    try:
+        os.chdir(header.cwd)
+    except (OSError, ValueError) as error:
+        raise FolderError(f"{header.cwd!r}, where the bisection was started, is no folder any more") from error
     try:
         return _carry_out(header, root.resolve() if root.is_absolute() else here / root, lock=lock, tell=tell)
     finally:

@@ -222,7 +222,10 @@ def _split(text: str) -> list[str]:
     """The cells of a line; a comma between double quotes separates none."""
     if text.count('"') < 2:
         return text.split(",")
-    return next(csv.reader([text], skipinitialspace=True), [])
+    try:
+        return next(csv.reader([text], skipinitialspace=True), [])
+    except csv.Error:  # a cell of more than 128 KiB: no quotes of a table's
+        return text.split(",")
 
 
 def _other_separator(text: str) -> str | None:

@@ -8,11 +8,11 @@ addresses and secrets. Processes' numbers, times, commits, versions and models o
 from __future__ import annotations
 
 import ipaddress
-import itertools
 import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -32,6 +32,11 @@ _COMMON = frozenset(
 
 _EDGE = r"(?<![\w./~<>*)\]}$@%+-])"
 _PATH = re.compile(rf"(?:{_EDGE}|(?<=\\[nrt]))/(?!/)[^\s\"'`<>|:;,(){{}}\[\]=&#$\\]+")
+_ROOT = re.compile(rf"{_EDGE}/")
+_NO_PATH = re.compile(r"[\s\"'`<>|:;,=]")
+_LONGEST_PARENT = 402
+"""Characters before a run folder's name in which its path begins, if it does."""
+
 _TOP_FOLDERS = frozenset(
     {"bin", "boot", "data", "dev", "etc", "home", "lib", "lib64", "media", "mnt", "opt", "proc", "root", "run"}
     | {"scratch", "srv", "sys", "tmp", "usr", "var", "workspace"}
@@ -90,7 +95,8 @@ class Pseudonyms:
             ((root.rstrip("/"), name) for root, name in (roots or {}).items() if len(PurePosixPath(root).parts) > 1),
             key=lambda one: -len(one[0]),
         )
-        self._run = re.compile(rf"(?:{_EDGE}/[^\s\"'`<>|:;,=]{{0,400}}?/)?{re.escape(run_id)}(?![\w-])")
+        self._run_id = run_id
+        self._run = re.compile(rf"{re.escape(run_id)}(?![\w-])")
         self._words: dict[str, str] = {}
         self._name("host", hosts)
         self._name("user", users)
@@ -146,11 +152,14 @@ class Pseudonyms:
         clean = self.value(whole, secrets=secrets)
         return text if clean == whole else json.dumps(clean, indent=2, ensure_ascii=False) + "\n"
 
-    def _json_line(self, line: str, *, secrets: bool) -> str:
+    def _json_line(self, line: str, *, secrets: bool) -> str | None:
+        """A line that is a JSON object, cleaned; None where it is none."""
+        if not (line.startswith("{") and line.rstrip().endswith("}")):
+            return None
         try:
             whole = parse_json(line, exact=True)
         except ValueError:
-            return self.text(line, secrets=secrets)
+            return None
         clean = self.value(whole, secrets=secrets)
         return line if clean == whole else json.dumps(clean, ensure_ascii=False, separators=(",", ":")) + "\n"
 
@@ -162,14 +171,16 @@ class Pseudonyms:
 
     def _mixed(self, text: str, *, secrets: bool) -> str:
         """Lines, of which some are JSON; those between two of them are cleaned as one text, which is much faster."""
-        lines = re.split(r"(?<=\n)", text)
-        parts = (
-            [self._json_line(one, secrets=secrets) for one in same]
-            if is_json
-            else [self.text("".join(same), secrets=secrets)]
-            for is_json, same in itertools.groupby(lines, key=lambda one: one.startswith("{"))
-        )
-        return "".join(itertools.chain.from_iterable(parts))
+        parts: list[str] = []
+        between: list[str] = []
+        for line in re.split(r"(?<=\n)", text):
+            clean = self._json_line(line, secrets=secrets)
+            if clean is None:
+                between.append(line)
+                continue
+            parts += [self.text("".join(between), secrets=secrets), clean]
+            between.clear()
+        return "".join([*parts, self.text("".join(between), secrets=secrets)])
 
     def text(self, text: str, *, secrets: bool = True) -> str:
         """Any text. `secrets=False` for one that holds patterns and has no secrets any more."""
@@ -178,9 +189,9 @@ class Pseudonyms:
         if secrets:
             text = redact(text)
         text = _ELEMENT.sub(self._element, text)
-        text = _SERIAL.sub(self._serial, text)
+        text = _SERIAL.sub(self._serial, text) if "serial" in text.lower() else text
         text = _KERNEL.sub(lambda match: match["number"], text)
-        text = self._run.sub(self._run_path, text.replace("file:///", "/"))
+        text = self._without_run(text.replace("file:///", "/"))
         text = _PATH.sub(self._path, text)
         for kind, pattern in (("uuid", _UUID), ("pci", _PCI), ("mac", _MAC), ("guid", _GUID), ("mail", _MAIL)):
             text = pattern.sub(self._counted(kind), text)
@@ -200,7 +211,7 @@ class Pseudonyms:
         for pattern in (_UUID, _PCI, _MAC, _MAIL):
             yield from (match[0] for match in pattern.finditer(text))
         for pattern in (_IPV4, _IPV6):
-            yield from (match[0] for match in pattern.finditer(text) if _is_address(match[0]))
+            yield from (match[0] for match in pattern.finditer(text) if _kind_of_address(match[0]))
 
     def _element(self, match: re.Match[str]) -> str:
         self.replaced["serial"] += 1
@@ -212,9 +223,17 @@ class Pseudonyms:
         self.replaced["serial"] += 1
         return f"{match['name']}{match['gap']}{WITHHELD}"
 
-    def _run_path(self, match: re.Match[str]) -> str:
-        self.replaced["path"] += 1
-        return "RUN" if match[0].startswith("/") else self.new_run_id
+    def _without_run(self, text: str) -> str:
+        """Paths that lead to the run folder replaced, and its name where it stands alone."""
+        if self._run_id not in text:
+            return text
+        pieces, done = [], 0
+        for match in self._run.finditer(text):
+            self.replaced["path"] += 1
+            first = _path_start(text, max(done, match.start() - _LONGEST_PARENT), match.start())
+            pieces += [text[done:first], self.new_run_id if first == match.start() else "RUN"]
+            done = match.end()
+        return "".join([*pieces, text[done:]])
 
     def _path(self, match: re.Match[str]) -> str:
         path = match[0].rstrip(".!?")
@@ -247,13 +266,11 @@ class Pseudonyms:
         return replace
 
     def _address(self, match: re.Match[str]) -> str:
-        if not _is_address(match[0]):
+        kind = _kind_of_address(match[0])
+        if kind is None:
             return match[0]
         self.replaced["ip"] += 1
-        address = ipaddress.ip_address(match[0])
-        if address.is_loopback:
-            return "localhost"
-        return "anywhere" if address.is_unspecified else self._pseudonym("ip", match[0])
+        return self._pseudonym("ip", match[0]) if kind == "ip" else kind
 
     def _plain_words(self, text: str) -> str:
         for word, name in self._words.items():
@@ -264,6 +281,18 @@ class Pseudonyms:
         return text
 
 
+def _path_start(text: str, low: int, name: int) -> int:
+    """Where a path begins that leads to the name at `name`, and begins at `low` at the earliest; else `name`.
+
+    It is sought backwards from the name: forwards, a text of slashes would be read on from every one of them.
+    """
+    if name == low or text[name - 1] != "/":
+        return name
+    low = max((found.end() for found in _NO_PATH.finditer(text, low, name)), default=low)
+    first = _ROOT.search(text, low, name - 1)
+    return name if first is None else first.start()
+
+
 def _is_json(text: str) -> bool:
     try:
         parse_json(text, exact=True)
@@ -272,15 +301,18 @@ def _is_json(text: str) -> bool:
     return True
 
 
-def _is_address(text: str) -> bool:
-    """Whether it is an IP address that could be somebody's, rather than a version, a time or a name in C++."""
+@lru_cache(maxsize=4096)
+def _kind_of_address(text: str) -> str | None:
+    """`localhost`, `anywhere` or `ip`; None where it is a version, a time or a name in C++ rather than somebody's."""
     try:
         address = ipaddress.ip_address(text)
     except ValueError:
-        return False
-    if address.version == 4:
-        return True
-    return address.is_loopback or address.is_link_local or address.is_private or address.is_global
+        return None
+    if address.is_loopback:
+        return "localhost"
+    if address.version == 6 and not (address.is_link_local or address.is_private or address.is_global):
+        return None
+    return "anywhere" if address.is_unspecified else "ip"
 
 
 def _slug(host: str) -> str:

@@ -123,8 +123,8 @@ def _judged_anew(folder: RunFolder) -> ValidationReport:
     from validator.stages.share import readable
 
     with readable(folder) as unpacked:
-        record, ended = reconstruct(unpacked), end_of(folder)
-    return assemble(folder, record, judge(record), finished=ended.get("finished"), duration_s=ended.get("duration_s"))
+        record, (finished, duration_s) = reconstruct(unpacked), end_of(folder)
+    return assemble(folder, record, judge(record), finished=finished, duration_s=duration_s)
 
 
 def _outdated(report: ValidationReport) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -156,10 +157,18 @@ def last_runner(folder: RunFolder, events: Sequence[Event]) -> Runner:
     return folder.header.runner
 
 
-def end_of(folder: RunFolder) -> Mapping[str, Any]:
-    """When the validation ended and how long it took, as its journal says; empty while it runs or was killed."""
+def end_of(folder: RunFolder) -> tuple[str | None, float | None]:
+    """When the validation ended and how many seconds it took, as its journal says.
+
+    None while it runs, when it was killed, and where the journal holds no text and no number there.
+    """
     ended = ending(events_of(folder))
-    return {} if ended is None else ended.fields
+    if ended is None:
+        return None, None
+    finished, duration_s = ended.fields.get("finished"), ended.fields.get("duration_s")
+    if not isinstance(duration_s, (int, float)) or not math.isfinite(duration_s):
+        duration_s = None
+    return finished if isinstance(finished, str) else None, duration_s
 
 
 def phase_end(events: Sequence[Event], phase: str) -> Event | None:

@@ -199,8 +199,7 @@ def rerender(folder: RunFolder) -> tuple[ValidationReport, ReportPaths]:
 
     was_compact = is_shared(folder) and is_compact(folder)
     with readable(folder) as unpacked:
-        record, ended = reconstruct(unpacked), end_of(folder)
-    finished, duration_s = ended.get("finished"), ended.get("duration_s")
+        record, (finished, duration_s) = reconstruct(unpacked), end_of(folder)
     report, paths = render(folder, record, judge(record), finished=finished, duration_s=duration_s)
     if report.decision == "IN_PROGRESS" and ending(events_of(folder)):
         return rerender(folder)

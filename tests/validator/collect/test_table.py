@@ -252,3 +252,9 @@ def test_a_comma_between_quotes_separates_no_cells(tmp_path: Path) -> None:
     assert column(table, "loss")[-1] == (8, 2.2)
     assert column(table, "extra")[-1] == (8, 5.0)
     assert set(read(tmp_path, 'step,loss\n1,"2.0\n2,1.9"\n')[1]) <= {"garbage-cell"}
+
+
+def test_a_first_line_of_one_quoted_cell_without_end_is_a_damaged_table(tmp_path: Path) -> None:
+    """Python's own reader of CSV refuses cells of more than 128 KiB."""
+    _, irregular = read(tmp_path, '"' * 500_000)
+    assert irregular

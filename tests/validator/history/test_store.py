@@ -248,3 +248,10 @@ def test_an_index_that_is_a_link_is_replaced_and_what_it_led_to_is_left_alone(tm
 def test_a_link_to_the_latest_run_counts_once(tmp_path: Path) -> None:
     (tmp_path / "latest").symlink_to(make_run(tmp_path, 0).name)
     assert len(read_history(tmp_path)) == 1
+
+
+@pytest.mark.timeout(20)
+def test_an_index_that_is_no_file_blocks_nobody(tmp_path: Path) -> None:
+    make_run(tmp_path, 0)
+    os.mkfifo(tmp_path / INDEX)
+    assert len(read_history(tmp_path)) == len(read_history(tmp_path)) == 1

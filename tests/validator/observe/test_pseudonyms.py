@@ -124,16 +124,55 @@ def test_a_host_whose_name_is_a_word_of_the_report_does_not_spoil_it() -> None:
     assert names.text('kind: train, "state": "done"') == 'kind: train, "state": "done"'
 
 
+def cost_s(names: Pseudonyms, text: str) -> float:
+    began = time.process_time()
+    names.text(text)
+    list(names.leaks(text))
+    return time.process_time() - began
+
+
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
-    "part", ["/a", "=/", "0a:", "1.", "x@", "a-", "f::", "a.b-", "Linux 1.2.3-a", "serial:", "<uuid>"]
+    "part",
+    [
+        *("/a", "=/", "0a:", "1.", "x@", "a-", "f::", "a.b-", "Linux 1.2.3-a", "serial:", "<uuid>", "eyJ-", "_--eyJ"),
+        *("SG.a", "a://", "-----BEGIN ", ":--user ", "login ", "?key=", "Bearer /", "key='\\", "f::|'", "ip-1-"),
+    ],
 )
 def test_a_long_line_costs_no_more_than_its_length(names: Pseudonyms, part: str) -> None:
-    """Ten times the length may cost ten times the time, with room for a busy machine, and not a hundred times."""
+    """Four times the length may cost four times the time, with room for a busy machine, and not sixteen times."""
+    short, long = (part * (size // len(part)) for size in (20_000, 80_000))
+    assert cost_s(names, long) < 0.2 + 8 * cost_s(names, short)
 
-    def cost_s(repeats: int) -> float:
-        began = time.process_time()
-        names.text(part * repeats)
-        return time.process_time() - began
 
-    assert cost_s(5_000) < 0.5 + 40 * cost_s(500)
+def test_a_path_of_the_run_is_sought_backwards_from_its_name(names: Pseudonyms) -> None:
+    """Forwards, each slash that could begin a path would cost the 400 characters that it could be long."""
+    assert cost_s(names, "!/" * 100_000 + RUN_ID) < 0.1 + 2 * cost_s(names, "!-" * 100_000 + RUN_ID)
+
+
+@pytest.mark.parametrize(
+    ("text", "clean"),
+    [
+        (f"/a/{RUN_ID}/b/{RUN_ID}", "RUN/b/20260101T120000Z-ddp-host1-ab12"),
+        (f"x=/a b/{RUN_ID}", "x=/a b/20260101T120000Z-ddp-host1-ab12"),
+        (f"/{RUN_ID}", "/20260101T120000Z-ddp-host1-ab12"),
+        (f"//{RUN_ID}", "RUN"),
+        (f"({'/abc' * 100}/{RUN_ID})", "(RUN)"),
+        (f"file:///x/{RUN_ID}, /y/{RUN_ID}.", "RUN, RUN."),
+    ],
+)
+def test_the_way_to_the_run_folder_is_replaced_with_it(names: Pseudonyms, text: str, clean: str) -> None:
+    assert names.text(text) == clean
+
+
+@pytest.mark.timeout(60)
+def test_lines_that_only_begin_like_json_are_cleaned_together(
+    names: Pseudonyms, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cleaned: list[str] = []
+    genuine = Pseudonyms.text
+    monkeypatch.setattr(
+        Pseudonyms, "text", lambda self, text, **how: cleaned.append(text) or genuine(self, text, **how)
+    )
+    assert names.log("{\n" * 1000 + '{"a": "node-17"}\n{') == "{\n" * 1000 + '{"a":"host1"}\n{'
+    assert len(cleaned) < 10

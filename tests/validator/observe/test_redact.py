@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from validator.observe import redact, redact_env
@@ -127,3 +129,17 @@ def test_variables_are_redacted_by_name_and_by_value() -> None:
 )
 def test_an_innocent_name_does_not_hide_what_its_value_holds(text: str, clean: str) -> None:
     assert redact(text) == clean
+
+
+@pytest.mark.parametrize("text", ["a" * 1000, "/" * 1000, "0:" * 1000, "step 1 loss 2.5 tok/s 100\n" * 100])
+def test_a_text_without_any_mark_is_searched_by_no_pattern(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line of millions of characters costs seconds where every character is held against forty words."""
+    monkeypatch.setattr(sys.modules[redact.__module__], "_HINT", None)
+    assert redact(text) == text
+
+
+@pytest.mark.parametrize("mark", [*WORD_STEMS, *TOKEN_MARKS, "basic ", "://", "?", "&", "BEGIN ", "-u ", "--user"])
+def test_every_mark_of_a_secret_is_looked_at(mark: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[redact.__module__], "_HINT", None)
+    with pytest.raises(AttributeError):
+        redact(f"x{mark.upper()}x")
