@@ -71,7 +71,7 @@ class PrintedRows:
     cut: list[tuple[int, str]] = field(default_factory=list)
     pauses: array[int] = field(default_factory=lambda: array("q"))
     last_other: str = ""
-    _announced: Printed | None = None
+    _announced: tuple[int, Printed] | None = None
     places: Places | None = None
 
     def read(self, lines: Lines) -> PrintedRows:
@@ -89,7 +89,7 @@ class PrintedRows:
                 self.pauses.append(number)
             return
         if printed.odd is None and self._measures_more and _NO_MEASURE.issuperset(printed.values):
-            self._announced = printed if printed.step is not None else self._announced
+            self._announced = (number, printed) if printed.step is not None else self._announced
             return
         if printed.odd is not None:
             name, shown = printed.odd
@@ -101,8 +101,12 @@ class PrintedRows:
                 return
             self.odd_values.append((number, f"{name}={shown}"))
         if printed.step is None and self._announced is not None:
-            self.counter.step(self._announced)  # a box of several lines begins with one that holds the step alone
+            self._add(*self._announced)  # a box of several lines begins with one that holds the step alone
         self._announced = None
+        self._add(number, printed)
+
+    def _add(self, number: int, printed: Printed) -> None:
+        """Take in one line that says something of a step."""
         step = self.counter.step(printed)
         if step is None:
             return
@@ -183,13 +187,20 @@ class PrintedRows:
         """The order of the rows by step, where lines without a step come in bunches: then what they complete is not
         the line before, as of a log into which two streams were written with a buffer. They are spread evenly."""
         bare = np.array(self.bare, dtype=np.int64)
-        if bare.size < 2 or not ((np.diff(bare) == 1) & (np.diff(steps[bare]) == 0)).any():
+        if not any(self._repeats(np.array(rows, dtype=np.int64), steps, bare) for rows, _ in self.columns.values()):
             return np.arange(len(steps))
         stride = max(1, int(steps.max()) // bare.size)
         steps[bare] = stride * np.arange(1, bare.size + 1)
         text = f"{bare.size} lines print no step and come in bunches; they are taken for one every {stride} steps"
         note("no-step", text, self.lines[int(bare[0])])
         return np.argsort(steps, kind="stable")
+
+    @staticmethod
+    def _repeats(rows: Steps, steps: Steps, bare: Steps) -> bool:
+        """Whether lines without a step say the same thing of one step twice, in one bunch."""
+        own = np.flatnonzero(np.isin(bare, rows))
+        at = bare[own]
+        return bool(((np.diff(steps[at]) == 0) & (np.diff(at) == np.diff(own))).any())
 
 
 def _places(steps: Steps, lines: Steps, pauses: Steps) -> Places:

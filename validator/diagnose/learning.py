@@ -32,6 +32,8 @@ _START_NAT = 1.0
 """How far above ln V a model begins at most; one that began higher has another vocabulary."""
 
 _SAME_ROWS = 20
+_SAME_COARSE_ROWS = 100
+"""Rows from which losses of two decimals that are all the same are no chance either."""
 
 
 def nan_loss(run: RunFacts) -> Iterator[Finding]:
@@ -114,7 +116,8 @@ def nothing_learned(run: RunFacts) -> Iterator[Finding]:
         severity = "info" if falls else "warning" if loss is None else "veto"
     elif loss is not None and len(loss.values) >= _SAME_ROWS and (loss.values == loss.values[0]).all():
         said, source = f"The loss is {loss.values[0]:g} in all {len(loss.values)} rows", loss.source.path
-        severity = "warning" if loss.values[0] and is_coarse(loss.values[0]) else "veto"
+        few = len(loss.values) < _SAME_COARSE_ROWS
+        severity = "warning" if loss.values[0] and few and is_coarse(loss.values[0]) else "veto"
     else:
         return
     yield found(

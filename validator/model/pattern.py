@@ -281,14 +281,16 @@ def _groups(text: str) -> list[_Group]:
 
 
 def _cut(match: re.Match[str], group: str) -> bool:
-    """Whether a group holds only a part of the number that was printed."""
+    """Whether a group holds only a part of the number that was printed. A sign between two groups separates them."""
     text, name = match[group], _name(group)
     if not text or not (text[-1:].isdigit() or text[-1:] == "."):
         return False
-    after = match.string[match.end(group) :][:8]
+    others = [match.span(other) for other, found in match.groupdict().items() if found and other != group]
+    first, last = match.span(group)
+    after = "" if any(begin == last + 1 for begin, _ in others) else match.string[last:][:8]
     if name == "ktoks_per_s" and after[:1] in ("k", "K"):
         return False  # that is what the name says
-    before = match.string[max(0, match.start(group) - 2) : match.start(group)]
+    before = "" if any(end == first - 1 for _, end in others) else match.string[max(0, first - 2) : first]
     lost_sign = name != "step" and re.search(r"(?:^|[\s=:(\[])-$", before) is not None
     return lost_sign or _CONTINUES.match(after) is not None or re.search(r"\d[.,]?$", before) is not None
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from validator.collect import collect_dir
+from validator.model.pattern import line_pattern
 from validator.model.result import Result
 from validator.model.runbook import TrainerMetrics
 
@@ -117,6 +118,35 @@ FORMS: list[tuple[Form, str | None]] = [
 def read(tmp_path: Path, lines: Iterator[str], pattern: str | None = None, name: str = "train.log") -> Result:
     (tmp_path / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
     return collect_dir(tmp_path / name, metrics=None if pattern is None else TrainerMetrics(stdout=pattern))
+
+
+def test_a_box_of_lines_begins_with_the_step_alone(tmp_path: Path) -> None:
+    """As learners print that show a table for each update; a line that says what was saved begins no box."""
+    lines = (
+        text
+        for i, t in enumerate(times(), 1)
+        for text in ("-" * 30, f"| iterations | {i} |", f"| fps | {100 / t:.6f} |", f"| loss | {4 - i / 200:.4f} |")
+    )
+    pattern = r"iterations +\| {step}|fps +\| {toks_per_s}|loss +\| {loss}|saved at {step}"
+    found = read(tmp_path, lines, pattern).series
+    assert found["loss"].steps.tolist() == found["toks_per_s"].steps.tolist() == list(range(1, STEPS + 1))
+    assert found["loss"].values[-1] == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "line", "loss"),
+    [
+        ("{step} .*{loss} nats", "7 in all 12.25 nats", 12.25),
+        ("{step} .*{loss} nats", "7 in all -3.5 nats", -3.5),
+        ("{step}.*{loss}, {lr}", "7, 3.5, 2.5e-4", 3.5),
+        ("^{step},{loss},{lr}$", "7,3.5,2.5e-4", 3.5),
+        ("{epoch}[.]{step}:{loss}", "3.7:2.5", 2.5),
+    ],
+)
+def test_what_stands_before_a_number_takes_none_of_its_digits(pattern: str, line: str, loss: float) -> None:
+    found = line_pattern(pattern).read(line)
+    assert found is not None
+    assert (found.step, found.values["loss"], found.odd) == (7, loss, None)
 
 
 def test_a_clock_of_whole_seconds_times_a_run_of_a_few_seconds(tmp_path: Path) -> None:
