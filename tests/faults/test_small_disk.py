@@ -130,7 +130,7 @@ def small_disk(tmp_path: Path) -> Callable[..., Small]:
 def test_a_run_that_filled_the_disk_is_repeated_when_there_is_room(small_disk: Callable[..., Small]) -> None:
     began = time.monotonic()
     done = small_disk(_FILLS, options="size=3m", room="size=60m")
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 90
     assert "cannot be written: No space left on device" in done.first
     assert "go on with: validator run --resume" in done.first
     assert done.codes == ["4", "0"], done.second

@@ -298,13 +298,17 @@ def test_throttling_is_named_where_no_heartbeat_tells_the_time(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    "sheet",
-    [Sheet(losses=[3.0] * 120), Sheet(damage=column("lr", lambda row, value: 0.0))],
-    ids=["constant loss", "learning rate 0"],
+    ("sheet", "severity"),
+    [
+        (Sheet(losses=[3.0] * 120), "veto"),
+        (Sheet(losses=[3.0 + i % 2 for i in range(120)], damage=column("lr", lambda row, value: 0.0)), "veto"),
+        (Sheet(damage=column("lr", lambda row, value: 0.0)), "info"),
+    ],
+    ids=["constant loss", "learning rate 0", "learning rate rounded to 0"],
 )
-def test_training_that_does_not_train_is_told(tmp_path: Path, sheet: Sheet) -> None:
+def test_training_that_does_not_train_is_named(tmp_path: Path, sheet: Sheet, severity: str) -> None:
     report = tried(tmp_path, sheet, book(train(accept=["toks_per_s.mean >= 1000"])))
-    assert "zero-grad" in codes(report, "warning")
+    assert "zero-grad" in codes(report, severity)
 
 
 def test_a_loss_of_nothing_is_no_loss(tmp_path: Path) -> None:
