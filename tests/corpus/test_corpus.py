@@ -18,10 +18,16 @@ SETS = sorted(path.parent for path in Path(__file__).parent.glob("*/run.py"))
 SAMPLE = {
     "a": ("halves-at-fiftyfive-soak", "pauses-left-out-csv", "steady-thousands", "goes-on-from-a-checkpoint"),
     "b": ("s19", "s11", "h26", "h32"),
+    "d": ("gnn-processor-clock", "boxes", "frozen-loss", "carriage-returns"),
+    "e": ("coarse_clock", "hiccups_without_period", "eta_of_another_machine", "workers_without_launcher"),
     "c": ("s_soak_drop", "h_text_columns", "h_norm_printed_zero", "h_warm_restarts"),
 }
 DISPUTED = {
     "h15_rises_a_little": "its env.json leaves room for 2,048 tokens a step, its rate counts 16,384: a veto is right",
+    "few-data": "losses that come again behind a falling trend are information, and its program takes warnings alone",
+    "memory-bound-missed": "check refuses a bound on a GPU's memory where hardware.gpus is 0",
+    "package_too_old": "NO-GO by a check of preflight, of which its program takes no notice",
+    "refused_warmup_of_most_of_the_run": "no criterion reads the window, so there is nothing to refuse",
 }
 
 
