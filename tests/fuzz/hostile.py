@@ -242,6 +242,7 @@ def _child(words: Sequence[str], scratch: Path, said: Path, *, by_process: bool)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_DATA, (MACHINE_BYTES, MACHINE_BYTES))
         if by_process:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's job in the background ignores it
             os.execv(sys.executable, [sys.executable, "-m", "validator", *words])
         _nothing_is_started()
         sys.argv = ["validator", *words]
