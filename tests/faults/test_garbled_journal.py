@@ -33,6 +33,13 @@ def change(root: Path, event: str, edit: Callable[[dict[str, Any]], None]) -> No
         ("run_ended", lambda line: line.pop("outcome")),
         ("phase_ended", lambda line: line.update(state="dome")),
         ("phase_ended", lambda line: line.pop("state")),
+        ("phase_ended", lambda line: line.update(duration_s="long")),
+        ("phase_ended", lambda line: line.update(duration_s={})),
+        ("phase_ended", lambda line: line.update(reason=["none"])),
+        ("phase_ended", lambda line: line.update(phase=[])),
+        ("run_started", lambda line: line.update(run=[])),
+        ("run_started", lambda line: line.pop("run")),
+        ("run_ended", lambda line: line.update(run={})),
     ],
 )
 def test_an_event_whose_fields_were_garbled_is_passed_over(

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.fuzz.folders import Whole
-from tests.fuzz.tricks import CANARY, NEIGHBOR, spoil
+from tests.fuzz.tricks import CANARY, EXPECTED, NEIGHBOR, spoil
 from validator.files import unpack
 
 __all__ = ["COMMANDS", "HostileCase", "Place", "import_everything", "play_hostile"]
@@ -96,7 +96,7 @@ class Place:
         rerender(RunFolder.open(self.whole))
         self.outside = folder / "outside"
         (self.outside / "inner").mkdir(parents=True)
-        for name in ("secret.txt", "inner/stderr.log", "training.csv", "result.json", "heartbeat_rank0.jsonl"):
+        for name in ("secret.txt", "inner/stderr.log", *sorted(EXPECTED)):
             (self.outside / name).write_text(f"{CANARY}\nRuntimeError: {CANARY}\n", encoding="utf-8")
         self.request = _request(self.whole)
 
@@ -242,6 +242,7 @@ def _child(words: Sequence[str], scratch: Path, said: Path, *, by_process: bool)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_DATA, (MACHINE_BYTES, MACHINE_BYTES))
         if by_process:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's job in the background ignores it
             os.execv(sys.executable, [sys.executable, "-m", "validator", *words])
         _nothing_is_started()
         sys.argv = ["validator", *words]

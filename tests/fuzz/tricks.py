@@ -29,7 +29,7 @@ from tests.fuzz.mutate import mutate_file
 if TYPE_CHECKING:
     from tests.fuzz.hostile import Place
 
-__all__ = ["CANARY", "NEIGHBOR", "TRICKS", "spoil"]
+__all__ = ["CANARY", "EXPECTED", "NEIGHBOR", "TRICKS", "spoil"]
 
 CANARY = "canary-5e2f9c71"
 """What the files outside hold; found in anything that a command wrote or printed, it was read where it must not be."""
@@ -51,6 +51,9 @@ _TRAINER_FILES = (
     *("logs/ranks/x/attempt_0/0/error.json", "logs/ranks/x/attempt_0/0/stdout.log", ".anomaly_type", "loader.json"),
     *("arrivals.jsonl", "config.yaml", "other.log", "new/deep/file.txt", "logs/ranks", "checkpoints/step_1.pt"),
 )
+EXPECTED = {Path(name).name for name in (*_FILES, *_TRAINER_FILES) if Path(name).suffix}
+"""Names of files that commands look for; files outside bear them too."""
+
 _NEIGHBORS = (
     *(NEIGHBOR, f"{NEIGHBOR}/result.json", f"{NEIGHBOR}/run.json", f"{NEIGHBOR}/.pinned", f"{NEIGHBOR}/journal.jsonl"),
     *("other", "other/result.json", "latest", "LATEST", "index.html", ".history.json", ".lock", "file.txt"),
@@ -119,7 +122,7 @@ def _gone(path: Path) -> Path:
 
 def _link(place: Place, path: Path, draw: random.Random) -> None:
     targets = (
-        *(place.outside / "secret.txt", place.outside, place.outside / path.name, place.outside / "inner"),
+        *(place.outside / "secret.txt", place.outside, place.outside / "inner", *[place.outside / path.name] * 6),
         *("/dev/zero", "/dev/full", "/dev/stdin", "/proc/self/environ", "/etc", str(path), "nowhere", "..", "."),
     )
     _gone(path).symlink_to(draw.choice(targets))

@@ -6,6 +6,7 @@ is open: a run without its end has not ended, a phase without its end was interr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -24,32 +25,48 @@ __all__ = ["sound"]
 _Fields = Mapping[str, Any]
 
 
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value
+
+
 def _ended(fields: _Fields) -> object:
-    for name in ("finished", "reason"):
-        if not isinstance(fields.get(name), (str, type(None))):
-            raise TypeError(f"{name} {fields[name]!r} is no text")
-    return float(fields.get("duration_s") or 0.0)
+    seconds = fields.get("duration_s")
+    if seconds is not None and not (isinstance(seconds, (int, float)) and math.isfinite(seconds)):
+        raise ValueError(f"{seconds!r} is no number of seconds")
+    return [_text(fields.get(name) or "") for name in ("finished", "reason")]
 
 
 def _phase_ended(fields: _Fields) -> object:
     if fields["state"] not in get_args(PhaseState):
         raise ValueError(f"state {fields['state']!r} is none of a phase's")
-    return str(fields["phase"]), _ended(fields)
+    return _text(fields["phase"]), _ended(fields)
+
+
+def _remedy_ended(fields: _Fields) -> object:
+    return _text(fields["remedy"] or ""), fields["decides"]
+
+
+def _attempt_started(fields: _Fields) -> object:
+    started = {"number": 1, "started": "", "duration_s": 0.0, "rc": None, "reason": "interrupted"}
+    return Attempt.model_validate({**started, "command": fields.get("command") or (), "pid": fields.get("pid")})
 
 
 _READERS: Mapping[str, Callable[[_Fields], object]] = {
-    "run_started": lambda fields: RunSpec.model_validate(fields["spec"]),
-    "run_ended": lambda fields: Outcome.model_validate(fields["outcome"]),
+    "run_started": lambda fields: (_text(fields["run"]), RunSpec.model_validate(fields["spec"])),
+    "run_ended": lambda fields: (_text(fields["run"]), Outcome.model_validate(fields["outcome"])),
+    "attempt_started": _attempt_started,
     "attempt_ended": lambda fields: Attempt.model_validate(fields["attempt"]),
     "run_read": lambda fields: {str(path): str(digest) for path, digest in fields["sources"].items()},
     "phase_checks": lambda fields: [Check.model_validate(check) for check in fields["checks"]],
     "phase_ended": _phase_ended,
     "phase_extended": lambda fields: Extension.model_validate(fields["extension"]),
-    "remedy_ended": lambda fields: (fields["remedy"], fields["decides"]),
+    "remedy_ended": _remedy_ended,
     "resumed": lambda fields: Runner.model_validate(fields["runner"]),
     "finished": _ended,
     "interrupted": _ended,
-    "adopted": lambda fields: (str(fields["phase"]), dict(fields["settings"])),
+    "adopted": lambda fields: (_text(fields["phase"]), dict(fields["settings"])),
 }
 
 
