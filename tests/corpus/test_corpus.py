@@ -1,4 +1,4 @@
-"""Cases that people wrote who had seen nothing but the documents: sick and healthy trainers with their labels.
+"""Cases by readers of nothing but the documents: sick and healthy trainers with their labels.
 
 Each set is a folder with a `run.py` of its own, kept as it was delivered; no rule was made from the set that decides a
 change. `make test-long` runs them whole, every other run a few of each.
@@ -16,11 +16,12 @@ import pytest
 
 SETS = sorted(path.parent for path in Path(__file__).parent.glob("*/run.py"))
 SAMPLE = {
-    "a": ("halves-at-fiftyfive-soak", "pauses-left-out-csv", "steady-thousands", "goes-on-from-a-checkpoint"),
-    "b": ("s19", "s11", "h26", "h32"),
-    "d": ("gnn-processor-clock", "boxes", "frozen-loss", "carriage-returns"),
-    "e": ("coarse_clock", "hiccups_without_period", "eta_of_another_machine", "workers_without_launcher"),
-    "c": ("s_soak_drop", "h_text_columns", "h_norm_printed_zero", "h_warm_restarts"),
+    "a": ("halves-at-fiftyfive-soak", "pauses-left-out-csv"),
+    "b": ("s11", "h26"),
+    "c": ("s_soak_drop", "h_norm_printed_zero"),
+    "d": ("gnn-processor-clock", "boxes", "frozen-loss"),
+    "e": ("coarse_clock", "hiccups_without_period", "workers_without_launcher"),
+    "f": ("creeping_heat", "clock_set_back"),
 }
 DISPUTED = {
     "h15_rises_a_little": "its env.json leaves room for 2,048 tokens a step, its rate counts 16,384: a veto is right",
