@@ -185,13 +185,7 @@ def _backward_pairs(
 
 
 def batched_branches(
-    q: Tensor,
-    k_cmp: Tensor,
-    v_cmp: Tensor,
-    k_sel: Tensor,
-    v_sel: Tensor,
-    k_win: Tensor,
-    v_win: Tensor,
+    streams: tuple[Tensor, ...],
     *,
     geometry: Geometry,
     scale: float,
@@ -201,13 +195,12 @@ def batched_branches(
     """The three branches and the selection, vectorized and differentiable once.
 
     Args:
-        q: ``[B, S, H, Dk]``.
-        k_cmp: ``[B, C, G, Dk]``, already compressed, as is ``v_cmp``; the other keys and values are ``[B, S, G, .]``.
+        streams: ``(q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win)``: ``q [B, S, H, Dk]``; keys and values of the
+            compressed branch ``[B, C, G, .]``, compressed already; the others ``[B, S, G, .]``.
         query_chunk: queries per chunk; None sizes chunks by a budget of scores.
         sel_ranges: whether a loop over rows (``v1``) or nothing but vectorized code makes the list of what is read.
 
     Returns:
         Branch outputs in compute precision (float64 for float64 inputs, else float32).
     """
-    streams = (q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win)
     return Branches(*_BatchedAttention.apply(*streams, geometry, scale, query_chunk, sel_ranges))  # type: ignore[no-untyped-call]

@@ -7,16 +7,13 @@ the compressed tokens, and the last ``l`` raw ones in a ring, from which the nex
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
+from nsa.attention.compress import Compress
 from nsa.attention.geometry import Geometry, TokenReads
 
 __all__ = ["NSACache", "TokenReads"]
-
-Compress = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class NSACache:

@@ -6,10 +6,15 @@ the one that the functional API applies.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-__all__ = ["average_compress", "compute_dtype"]
+__all__ = ["Compress", "average_compress", "compute_dtype"]
+
+Compress = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Keys ``[B, S, G, Dk]`` and values ``[B, S, G, Dv]`` to ``[B, C, G, .]``, one entry for each of C complete blocks."""
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -12,7 +12,7 @@ from nsa.attention.arguments import check_options
 from nsa.attention.cache import NSACache
 from nsa.attention.decode import decode_branches
 from nsa.attention.dispatch import load_kernels
-from nsa.attention.functional import attend, combine
+from nsa.attention.functional import AttentionSettings, attend, combine
 from nsa.attention.fused_decode import fused_decode
 from nsa.attention.gate import Gate, GateKind
 from nsa.attention.geometry import Geometry
@@ -185,23 +185,17 @@ class NSAAttention(nn.Module):
         return self.phi_k(k_BSGK), self.phi_v(v_BSGV)
 
     def _attend(self, streams: tuple[Tensor, ...], gates: Tensor, cu_seqlens: Tensor | None) -> Tensor:
-        result = attend(
-            streams,
-            gates,
-            geometry=self.geometry,
+        settings = AttentionSettings(
+            self.geometry,
             compress=self._compress,
             impl=self.prefill,
-            return_aux=self.recorder is not None,
-            cu_seqlens=cu_seqlens,
             query_chunk=self.query_chunk,
             sel_ranges=self.sel_ranges,
         )
-        if isinstance(result, tuple):
-            o, aux = result
-            assert self.recorder is not None, "the selection is asked for only when it is recorded"
-            self.recorder(gates, aux.blocks)
-        else:
-            o = result
+        record = self.recorder
+        o, aux = attend(streams, gates, settings, return_aux=record is not None, cu_seqlens=cu_seqlens)
+        if record is not None and aux is not None:
+            record(gates, aux.blocks)
         out: Tensor = self.out_proj(o.flatten(2))
         return out
 

@@ -19,24 +19,12 @@ __all__ = ["sequential_branches"]
 
 
 def sequential_branches(
-    q: Tensor,
-    k_cmp: Tensor,
-    v_cmp: Tensor,
-    k_sel: Tensor,
-    v_sel: Tensor,
-    k_win: Tensor,
-    v_win: Tensor,
-    *,
-    geometry: Geometry,
-    scale: float,
-    sel_ranges: RangesVersion = "v2",
+    streams: tuple[Tensor, ...], *, geometry: Geometry, scale: float, sel_ranges: RangesVersion = "v2"
 ) -> Branches:
     """The three branches and the selection, token by token; shapes as in ``batched_branches``."""
+    q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win = (x.to(compute_dtype(x.dtype)) for x in streams)
     B, S, H, _ = q.shape
     G = k_sel.shape[2]
-    q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win = (
-        x.to(compute_dtype(x.dtype)) for x in (q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win)
-    )
     rows: list[tuple[Tensor, Tensor, Tensor]] = []
     blocks = torch.empty(B, S, G, geometry.n_sel, dtype=torch.int32, device=q.device)
     for b in range(B):

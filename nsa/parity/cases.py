@@ -69,7 +69,9 @@ def run_impl(
     Without ``upstream`` nothing is differentiated and the last part is empty.
     """
     with torch.set_grad_enabled(upstream is not None):
-        o, aux = nsa_attention(*xs, **case.geometry, impl=impl, return_aux=True)  # type: ignore[call-overload]
+        result = nsa_attention(*xs, **case.geometry, impl=impl, return_aux=True)  # type: ignore[arg-type]
+    assert isinstance(result, tuple), "return_aux=True returns a pair"
+    o, aux = result
     grads = [] if upstream is None else list(torch.autograd.grad(o, xs, upstream.to(o)))
     return o, aux, grads
 
