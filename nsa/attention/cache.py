@@ -1,4 +1,4 @@
-"""What decoding keeps: one cache per branch, and counts of what each step read.
+"""The caches of decoding, one per branch, and the count of keys that the latest step read.
 
 The selected branch keeps every key and value. The window keeps the last ``w`` in a ring. The compressed branch keeps
 the compressed tokens, and the last ``l`` raw ones in a ring, from which the next compressed token is made every
@@ -13,7 +13,7 @@ from torch import Tensor
 from nsa.attention.compress import Compress
 from nsa.attention.geometry import Geometry, TokenReads
 
-__all__ = ["NSACache", "TokenReads"]
+__all__ = ["NSACache"]
 
 
 class NSACache:

@@ -92,7 +92,8 @@ class Problem:
         return self.chunks(self._reach(), lambda t: t)
 
     def paired_chunks(self) -> list[tuple[int, int]]:
-        """Chunks of the selected branch that go by pairs. Their queries see more blocks than they select."""
+        """Chunks of the selected branch computed by (query, block) pairs: their queries see more blocks than they
+        select."""
         kind = "cpu" if self.q.device.type == "cpu" else "other"
         per_row = self.geometry.n_sel * max(self.q.shape[2], self.v_sel.shape[2])
         per_query = self.q.shape[0] * self.shape[3] * per_row

@@ -32,7 +32,7 @@ def average_compress(x_BSGD: Tensor, *, l: int, d: int) -> Tensor:  # noqa: E741
 
     Returns:
         ``[B, C, G, D]`` in :func:`compute_dtype`, with C = 0 if S < l, else ``(S - l) // d + 1``. It stays
-        connected to the graph when C = 0, so that the projection behind it receives a (zero) gradient.
+        connected to the graph when C = 0, so that the projection that made ``x`` receives a (zero) gradient.
     """
     B, S, G, D = x_BSGD.shape
     n_cmp = max((S - l) // d + 1, 0)

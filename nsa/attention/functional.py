@@ -78,8 +78,9 @@ def nsa_attention(
         cu_seqlens: ``[n + 1]`` offsets of n sequences packed along S, from 0 to S; B must be 1. Blocks count from the
             start of each sequence.
         query_chunk: queries per chunk of the batched path; None chooses by memory.
-        sel_ranges: what the selected branch reads is listed by a loop over rows (``v1``, the meaning, slow) or without
-            one (``v2``); the result is the same. ``reference`` and ``triton`` have no such list.
+        sel_ranges: how the tokens that the selected branch reads are listed: by a loop over rows (``v1``, the
+            definition, slow) or vectorized (``v2``); the result is the same. ``reference`` and ``triton`` have no such
+            list.
 
     Returns:
         ``o [B, S, H, Dv]`` in the type of ``q``; with ``return_aux`` the pair ``(o, NSAAux)``.

@@ -87,7 +87,7 @@ class NSAAttention(nn.Module):
         self.gate = Gate(dim=dim, n_heads=n_heads, hidden=gate_hidden, kind=gate)
         self.phi_k = build_phi(phi, n_kv_groups=n_kv_groups, dim=d_k, l=l, d=d)
         self.phi_v = build_phi(phi, n_kv_groups=n_kv_groups, dim=d_v, l=l, d=d)
-        # The functional path averages by itself, fused where it can be; other functions are handed to it.
+        # The functional path averages by itself, fused where it can be; other functions are passed to it.
         self._compress = None if phi == "avg" else self._apply_phi
         self.recorder = None
         if prefill == "triton" or (prefill == "auto" and torch.cuda.is_available()):

@@ -1,4 +1,4 @@
-"""The readable twin: the three branches as plain masked attention over whole sequences.
+"""The readable implementation: the three branches as plain masked attention over whole sequences.
 
 For tests and for reading, not for long sequences: it holds S x S scores for every head. The ordinary autograd engine
 differentiates it, which makes it the check for the hand-written backward passes of the other paths.

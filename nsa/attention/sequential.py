@@ -1,4 +1,4 @@
-"""The slow meaning: one position, batch row and group at a time, reading keys through merged ranges.
+"""The definition, slow: one position, batch row and group at a time, reading keys through merged ranges.
 
 It exists to be read and compared with. Each step does what one decode step does, without a cache.
 """
@@ -52,7 +52,7 @@ def _compressed(query_RK: Tensor, k_CK: Tensor, v_CV: Tensor, t: int, geometry: 
     n_cmp = geometry.n_visible(t)
     k, v = k_CK[:n_cmp], v_CV[:n_cmp]
     if n_cmp == 0:
-        # Zero, and still connected to the graph, so that nothing behind the inputs stays without a gradient.
+        # Zero, and still connected to the graph, so that every parameter that made the inputs receives a gradient.
         return query_RK @ k.T @ v, query_RK.new_zeros(0)
     p = torch.softmax(query_RK @ k.T, dim=-1)
     return p @ v, p.detach().sum(0)

@@ -88,8 +88,8 @@ def run_oracle(
 def relative_error(got: Tensor, want: Tensor, *, least: float = 1e-12) -> float:
     """Largest difference over the largest expected magnitude, or over ``least`` where that is larger.
 
-    A gradient that is exactly zero, as of a softmax over one key, is met by rounding of what cancels: it is small
-    beside the other gradients, not beside zero.
+    A gradient that is exactly zero, as of a softmax over one key, is computed with the rounding of terms that cancel:
+    it is small relative to the other gradients, not to zero.
     """
     if want.numel() == 0:
         return 0.0
