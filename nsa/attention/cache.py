@@ -86,6 +86,7 @@ class NSACache:
     def _compress_new(self, k_raw: Tensor, v_raw: Tensor, end: int, compress: Compress) -> None:
         """Make the compressed tokens that become complete, from raw ones kept and raw ones given."""
         geo, start = self.geometry, self.length
+        # Most decode steps complete no block; every d-th one completes one, and a prompt many.
         have, want = geo.n_compressed(start), geo.n_compressed(end)
         if want > have:
             # Raw positions from the first new block's start; those before `start` come from the ring.

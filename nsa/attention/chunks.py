@@ -73,6 +73,7 @@ class Problem:
         cuts, t0 = [], 0
         while t0 < stop:
             n = n_visible(t0)
+            # T * (n + growth * T) = budget, solved for T and rounded down to a multiple of 8.
             fits = int((math.sqrt(n * n + 4 * growth * budget) - n) / (2 * growth)) // 8 * 8
             step = self.query_chunk or max(min(fits, longest or fits), 16)
             cuts.append((t0, min(t0 + step, stop)))

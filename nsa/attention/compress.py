@@ -40,6 +40,7 @@ def average_compress(x_BSGD: Tensor, *, l: int, d: int) -> Tensor:  # noqa: E741
     n_chunks = n_cmp + per_block - 1 if n_cmp else 0
     chunks = x_BSGD[:, : n_chunks * d].to(compute_dtype(x_BSGD.dtype)).reshape(B, n_chunks, d, G, D).sum(2)
     out = chunks[:, :n_cmp]
+    # Block c is the sum of chunks c to c + l/d - 1.
     for i in range(1, per_block):
         out = out + chunks[:, i : i + n_cmp]
     return out / l

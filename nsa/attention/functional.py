@@ -148,6 +148,7 @@ def _attend_packed(
     results: list[tuple[Tensor, ...]] = []
     indices = packed_batches(cu_seqlens, q.shape)
     for index in indices:
+        # Padding (-1) reads token 0: any value does, since no real query attends to it.
         padded = [x[0][index.clamp(min=0)] for x in (*streams, gates)]
         o, aux = _attend_padded(tuple(padded[:-1]), padded[-1], settings, return_aux=return_aux)
         results.append((o, *aux) if aux is not None else (o,))
