@@ -65,7 +65,7 @@ def step(xs: list[Tensor], impl: str, *, backward: bool) -> Callable[[], object]
 
     def run() -> object:
         with torch.set_grad_enabled(backward):
-            o = nsa_attention(*xs, impl=impl)  # type: ignore[call-overload]
+            o = nsa_attention(*xs, impl=impl)  # type: ignore[arg-type]
         return torch.autograd.grad(o, xs, torch.ones_like(o)) if backward else o
 
     return run

@@ -1,4 +1,4 @@
-"""Types for argparse that say what a number must be, for the commands beside training."""
+"""Argument types for argparse whose errors say what a number must be; for the commands other than training."""
 
 from __future__ import annotations
 

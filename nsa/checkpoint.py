@@ -53,7 +53,7 @@ def save_checkpoint(out: Path, state: Mapping[str, Any], *, step: int, keep: int
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _write_whole(path, temp, state, step)
-    except (OSError, RuntimeError) as error:  # torch's writer has a RuntimeError of its own for a disk that is full
+    except (OSError, RuntimeError) as error:  # torch's writer raises RuntimeError when the disk is full
         if not path.with_suffix(".json").exists():  # its manifest could not be written any more
             path.unlink(missing_ok=True)
         raise CheckpointError(

@@ -65,7 +65,7 @@ class Range:
     holds: Callable[[float], bool]
 
     def objection(self, value: float) -> str | None:
-        """What `value` must be instead, or None where it lies within."""
+        """What `value` must be instead, or None if it is within."""
         if value in (math.inf, -math.inf):
             return "must be a finite number"
         return None if self.holds(value) else f"must {self.text}"
@@ -91,7 +91,7 @@ def _opt(default: Any, help_text: str, *, within: Range | None = None, fixed: bo
 class ModelConfig:
     """Shape of the network. l_sel, n_sel and w are named as in arXiv 2502.11089.
 
-    Its l and d are l_cmp and d_cmp here: torchrun takes a bare --l or --d for an abbreviation of its own flags.
+    Its l and d are l_cmp and d_cmp here: torchrun takes --l or --d as an abbreviation of one of its own flags.
     """
 
     attention: Literal["nsa", "dense"] = _opt(
@@ -230,14 +230,14 @@ class DdpConfig:
     )
     ddp_compress: Literal["off", "bf16", "fp16"] = _opt("off", "type in which gradients are reduced")
     ddp_bucket_mb: float = _opt(25.0, "size of a gradient bucket, MiB", within=POSITIVE)
-    ddp_static_graph: bool = _opt(False, "tell DDP that every step uses the same graph")
+    ddp_static_graph: bool = _opt(False, "DDP assumes that every step uses the same graph")
     ddp_find_unused: bool = _opt(False, "let DDP search for parameters without gradient")
     ddp_timeout_s: float = _opt(600.0, "longest wait in a collective before the run ends with an error", within=SECONDS)
 
 
 @dataclass(frozen=True)
 class TelemetryConfig:
-    """What is written beside the model."""
+    """Which files are written besides the model."""
 
     log_every: int = _opt(1, "steps per row of training.csv", within=POSITIVE)
     heartbeat_s: float = _opt(5.0, "seconds between the beats of the background thread", within=SECONDS)

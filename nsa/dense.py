@@ -1,4 +1,4 @@
-"""Full causal attention with NSA's outer shape: the yardstick that `attention: dense` trains."""
+"""Full causal attention with NSA's outer shape, for comparison; `attention: dense` selects it."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def _prefill(config: Config, world: World, *, autocast: bool) -> str:
 def _why_no_fsdp(world: World) -> str | None:
     """None if the model can be cut into parts, else the reason in words."""
     if not world.backend:
-        return "no process group, so there is nobody to share with"
+        return "no process group to shard the model over"
     if not world.on_cuda and not hasattr(torch.cpu.Stream, "record_event"):
         return f"torch {torch.__version__} shards on a GPU only; install a newer one"
     return None

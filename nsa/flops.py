@@ -74,7 +74,7 @@ def flops_per_token(model: ModelConfig, seq_len: int, *, matmul_params: int, den
     """Operations per token of a training step.
 
     `matmul_params` counts the weights every token is multiplied with (no embedding, no ϕ), `dense_matmul_params`
-    those of the dense twin.
+    those of the same model with dense attention.
     """
     per_key = 2 * (model.d_k + model.d_v) * model.n_heads
     dense = 2 * dense_matmul_params + model.n_layers * per_key * dense_keys_per_query(seq_len)

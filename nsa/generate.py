@@ -64,7 +64,7 @@ def _sample(logits_V: torch.Tensor, *, temperature: float, top_k: int, generator
 
 
 def _cached_step(model: LanguageModel, max_len: int) -> Callable[[list[int]], torch.Tensor]:
-    """Logits after the tokens so far: the prompt goes into the caches in one pass, what follows token by token."""
+    """Logits after the given tokens: the prompt fills the caches in one pass, the rest is decoded token by token."""
     caches: list[Any] = model.init_caches(1, max_len, dtype=model.embedding.weight.dtype)
     device = model.embedding.weight.device
     seen = 0

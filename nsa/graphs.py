@@ -2,7 +2,7 @@
 
 At a few thousand tokens a step launches about two thousand kernels, and the host cannot launch them as fast as the GPU
 runs them. Captured once and replayed, they cost one call. The tokens are copied into the tensor that was captured, and
-gradients are added to the ones that exist: nobody may replace them, so they are zeroed and never dropped.
+gradients are added to the existing ones, whose addresses are captured too: they are zeroed and never replaced.
 
 Gate statistics are taken on the device, so a micro-batch that takes them is a second graph. What has to see the layers
 from Python, the audit and the first traced step, runs as usual.
@@ -41,7 +41,7 @@ class MicroBatchGraph(Generic[Result]):
     """One micro-batch of ``[batch_size, seq_len + 1]`` int64 tokens, captured from ``work`` and replayed.
 
     ``work(tokens)`` runs forward and backward, adds to the gradients that exist, and returns what holds its results.
-    ``beside`` is a graph captured before, with which this one shares memory: they never run at the same time.
+    ``shares_memory_with`` is a graph captured before, whose memory pool this one uses: they never run at the same time.
     """
 
     def __init__(
@@ -50,9 +50,9 @@ class MicroBatchGraph(Generic[Result]):
         batch_size: int,
         seq_len: int,
         device: torch.device,
-        beside: MicroBatchGraph[Any] | None = None,
+        shares_memory_with: MicroBatchGraph[Any] | None = None,
     ) -> None:
-        self._shape, self._device, self._beside = (batch_size, seq_len + 1), device, beside
+        self._shape, self._device, self._pool_owner = (batch_size, seq_len + 1), device, shares_memory_with
         self._tokens: Tensor | None = None
         self._result: Result | None = None
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -72,8 +72,8 @@ class MicroBatchGraph(Generic[Result]):
                 work(tokens)
         torch.cuda.current_stream(self._device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        other = self._beside._graph if self._beside else None
-        # The loader's thread pins memory meanwhile, which concerns nobody but itself.
+        other = self._pool_owner._graph if self._pool_owner else None
+        # The loader's thread pins memory meanwhile; a mode other than thread_local would fail the capture for it.
         with torch.cuda.graph(graph, pool=other.pool() if other else None, capture_error_mode="thread_local"):
             self._result = work(tokens)
         self._tokens, self._graph = tokens, graph
@@ -81,7 +81,7 @@ class MicroBatchGraph(Generic[Result]):
     def replay(self, tokens_BT: Tensor) -> Result:
         """Run the captured work on these tokens, from host or device.
 
-        The result's tensors are overwritten by the next call, of this graph or of one beside it.
+        The result's tensors are overwritten by the next call, of this graph or of one that shares its memory.
         """
         assert self._graph is not None, "captured before it is replayed"
         assert self._tokens is not None

@@ -139,7 +139,7 @@ class Instruments:
             record = summarize_trace(profiler.events() or [], on_cuda=self._device.type == "cuda", timed_steps=timed)
             steps = {"steps": list(self._traced), "timed_steps": timed}
             write_json(folder / "summary.json", {**record, **steps, "file": path.name})
-            self._say(f"[profile] {len(self._traced)} steps in {path}, summary beside it")
+            self._say(f"[profile] {len(self._traced)} steps in {path}, summary in the same folder")
 
     def _timed_steps(self) -> list[int]:
         """The traced steps that ran as the rest of the run does."""

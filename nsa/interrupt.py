@@ -1,5 +1,5 @@
 """Ctrl-C while a command still imports what it needs: torch takes seconds, and an interrupt there ends in a traceback
-of somebody else's code, or is swallowed by it.
+of library code, or is swallowed by it.
 """
 
 from __future__ import annotations

@@ -22,7 +22,8 @@ import torch
 import torch.distributed as dist
 
 from nsa.assemble import Run, takes_stats
-from nsa.attention.stats import AttentionStats, fallback_counters
+from nsa.attention.dispatch import fallback_counters
+from nsa.attention.stats import AttentionStats
 from nsa.checkpoint import save_checkpoint
 from nsa.config import SetupError, UnreachableError, flatten
 from nsa.data import BatchLoader, FetchStats, StreamSource
@@ -36,7 +37,7 @@ from nsa.telemetry.recorder import StepRecord
 
 __all__ = ["Ending", "train"]
 
-LOSS, NORM, HALT, TERM, INT = range(5)  # places in the control message
+LOSS, NORM, HALT, TERM, INT = range(5)  # indices into the control message
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Ending:
 
 @dataclass(frozen=True)
 class _Launched:
-    """A step whose work is under way (GPU) or done (CPU), with what is needed to read its outcome."""
+    """A step whose work is in progress (GPU) or done (CPU), with what is needed to read its outcome."""
 
     step: int
     lr: float
@@ -65,7 +66,7 @@ class _Clock:
     """When steps finished, in `time.perf_counter` seconds.
 
     The host reads a GPU's step late, and by how much varies with the length of the launch queue; events on the
-    device know the time itself.
+    device record the time itself.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -77,7 +78,7 @@ class _Clock:
         self.now_s = time.perf_counter()
 
     def finished_at_s(self, arrived: torch.cuda.Event | None) -> float:
-        """The time of a step's end; `arrived` must have passed, and steps must be asked for in order."""
+        """The time of a step's end; `arrived` must have passed, and steps must come in order."""
         if arrived is None or self._event is None:
             self.now_s = time.perf_counter()
         else:
@@ -96,21 +97,21 @@ def train(run: Run) -> Ending:
         with sdpa_mode(run.config.telemetry.sdpa):
             ending = _steps(run)
         _finish(run, ending)
-        _tell(run, ending)
+        _write_end(run, ending)
     except BaseException as error:
         if isinstance(error, SetupError):
             error.midway = True
         if isinstance(error, torch.cuda.OutOfMemoryError):
             _dump_memory(run, "oom", run.recorder.last.step if run.recorder.last else run.start_step)
         with contextlib.suppress(OSError):  # a disk that is full must not hide what ended the run
-            _tell(run, _ending_of(error))
+            _write_end(run, _ending_of(error))
         raise
     finally:
         gc.enable()
     return ending
 
 
-def _tell(run: Run, ending: Ending) -> None:
+def _write_end(run: Run, ending: Ending) -> None:
     """Say how the run ended, in the last heartbeat and in metrics.json."""
     try:
         run.heartbeat.write("done", status=ending.status, why=ending.why)
@@ -161,7 +162,7 @@ def _steps_ahead(run: Run) -> int:
 
 
 def _excluded(run: Run, work: Callable[[int], None], step: int) -> None:
-    """Do something beside `step` that is no part of any step's time."""
+    """Do work after `step` that does not count as time of any step."""
     began = time.perf_counter()
     work(step)
     run.recorder.exclude(time.perf_counter() - began)
@@ -356,9 +357,9 @@ def save(run: Run, step: int) -> None:
 
 
 def _data_position(run: Run) -> dict[int, Any]:
-    """The place in a stream behind the last step, of all ranks' parts; empty for data that is read by number.
+    """The stream position after the last step, of every rank's lanes; empty for data that is read by number.
 
-    A part that was not read since this start is where it was then.
+    A lane that was not read since the start keeps its restored position.
     """
     of_ranks: list[Any] = [run.loader.position]
     if run.world.backend and isinstance(run.sources.train, StreamSource):
@@ -378,7 +379,7 @@ def validate(run: Run, step: int) -> float:
         world=world.size,
         batch_size=config.data.batch_size,
         accum=1,
-        prefetch=1,  # in a thread, for a hub that does not answer could not be given up otherwise
+        prefetch=1,  # in a thread: otherwise a wait for an unresponsive hub could not be abandoned
         batches=config.data.val_batches,
         timeout_s=config.data.loader_timeout_s,
     )

@@ -37,7 +37,7 @@ def make_graphs(*, batch_size: int, seq_len: int, device: torch.device, stats: b
     """Graphs that are still to be captured."""
     make = partial(MicroBatchGraph[MicroBatch], batch_size=batch_size, seq_len=seq_len, device=device)
     plain = make()
-    return Graphs(plain, make(beside=plain) if stats else None)
+    return Graphs(plain, make(shares_memory_with=plain) if stats else None)
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class MicroBatches:
         Args:
             tokens_BT: ``[batch_size, seq_len + 1]`` int64.
             collects: take gate and selection statistics.
-            by_python: not from a graph, for somebody watches the layers.
+            by_python: run the layers from Python and not from a graph, because the audit or a trace observes them.
         """
         graph = None if by_python else self._graph(collects=collects)
         if graph is None:

@@ -1,4 +1,4 @@
-"""The language model: RMSNorm, attention (NSA, or dense as a yardstick), SwiGLU, pre-norm residuals.
+"""The language model: RMSNorm, attention (NSA, or dense for comparison), SwiGLU, pre-norm residuals.
 
 Shapes are named by suffix: B batch, S sequence, D width, V vocabulary, T targets (B·S).
 """
@@ -127,7 +127,7 @@ class LanguageModel(nn.Module):
         """Logits `[B, S, V]`, or the mean loss against `targets_BS`."""
         x_BSD = self.embedding(tokens_BS)
         config = self.config
-        # Made outside of the blocks, for a compiled block would make it anew in every pass.
+        # Made outside of the blocks: a compiled block would compute it again in every pass.
         table = prefix_table(tokens_BS.shape[1], dim=config.d_k, base=config.rope_base, device=tokens_BS.device)
         for block in self.blocks:
             if self.grad_checkpointing and torch.is_grad_enabled():
@@ -172,7 +172,7 @@ class LanguageModel(nn.Module):
 
 
 def model_flops_per_token(model: LanguageModel, seq_len: int) -> FlopsPerToken:
-    """Operations per token of a training step of `model`, and of its dense twin (see nsa.flops)."""
+    """Operations per token of a training step of `model`, and of the same with dense attention (see nsa.flops)."""
     config = model.config
     linears = {n: m.weight.numel() for n, m in model.named_modules() if isinstance(m, nn.Linear) and ".phi" not in n}
     in_attention = sum(size for name, size in linears.items() if ".attention." in name)

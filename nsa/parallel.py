@@ -1,7 +1,7 @@
 """Processes: who this rank is, the process group, DDP with its gradient reduction, and the control message.
 
-Two readings are taken here. `ReduceHook` notes when this rank's own gradients were complete, so that the time spent
-waiting for other ranks can be told from its own work. `control_step` is the one small all-reduce per step that
+Two readings are taken here. `ReduceHook` notes when this rank's own gradients were complete, which separates
+the time spent waiting for other ranks from compute time. `control_step` is the one small all-reduce per step that
 carries the loss and the reasons to stop, so that all ranks stop after the same step.
 """
 
@@ -99,9 +99,9 @@ def close_world(world: World) -> None:
     """Leave the process group, if one was joined."""
     if not world.backend or not dist.is_initialized():
         return
-    # Freeing gloo's part joins threads, and one of them may still need the GIL to let go of the last reduced tensor.
-    # Up to torch 2.7 a group keeps the GIL while it frees its parts, so the two would wait for each other for good;
-    # a part that Python itself holds gives the GIL away first.
+    # Freeing gloo's part joins threads, and one of them may still need the GIL to free the last reduced tensor.
+    # Up to torch 2.7 a group keeps the GIL while it frees its parts, so the two would deadlock;
+    # a part that Python holds a reference to releases the GIL first.
     part = dist.group.WORLD._get_backend(world.device) if dist.group.WORLD is not None else None
     dist.destroy_process_group()
     del part

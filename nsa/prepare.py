@@ -1,9 +1,9 @@
 """`python -m nsa.prepare SOURCE DEST`: tokenize files once into shards that training reads by memory map.
 
 Documents are read in order and cut into parts of about the same amount of text, wherever files begin and end, so that
-one huge file is prepared in little memory too. Each finished part is recorded with the place behind it: an interrupted
-run, started again, goes on there, and its shards are bit for bit those of an uninterrupted one. The manifest that makes
-the folder usable is written last.
+one huge file is prepared in little memory too. Each finished part is recorded with the position after it: an
+interrupted run, started again, continues there, and its shards are bit for bit those of an uninterrupted one. The
+manifest that makes the folder usable is written last.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class _Part:
 
 
 def _documents(files: Sequence[Path], text_field: str, start: _Place) -> Iterator[tuple[_Place, str]]:
-    """The documents from `start` on, each with the place behind it."""
+    """The documents from `start` on, each with the position after it."""
     for number in range(start.file, len(files)):
         first = start.document if number == start.file else 0
         numbered = enumerate(read_documents(files[number], text_field))
@@ -108,7 +108,7 @@ def _finished_parts(dest: Path, fingerprint: str) -> list[dict[str, Any]]:
 
 
 def _remove_leftovers(dest: Path) -> None:
-    """Delete what a killed run was writing; nobody else writes here."""
+    """Delete what a killed run was writing; no other process writes here."""
     for pattern in ("*.tmp", f"{PARTS}.tmp*", f"{MANIFEST}.tmp*"):
         for path in dest.glob(pattern):
             path.unlink(missing_ok=True)
@@ -178,8 +178,8 @@ def prepare(
             return _prepare_into(dest, files, opened, settings, progress=progress)
     except OSError as error:
         raise DataError(
-            f"{dest} cannot be written: {error.strerror or error}; once that is mended, the same command goes on "
-            "behind the last whole shard"
+            f"{dest} cannot be written: {error.strerror or error}; fix that, then run the same command again; "
+            "it continues after the last whole shard"
         ) from error
 
 
@@ -226,8 +226,8 @@ def _prepare_into(
 class _Bar:
     """How far it is and how long it will take: redrawn on a terminal, a line per part elsewhere (stderr).
 
-    The share done is that of source bytes. Within a file it is estimated by the text read so far, which compressed
-    files hold more of than bytes; the estimate never passes the file's end.
+    The share done is that of source bytes. Within a file it is estimated by the text read until now, which in
+    compressed files is more than their bytes; the estimate never passes the file's end.
     """
 
     def __init__(self, files: Sequence[Path], *, shown: bool, done: Sequence[dict[str, Any]]) -> None:
@@ -289,7 +289,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m nsa.prepare",
         description="Tokenize text, JSONL or parquet once, into shards that training reads. Started again after an "
-        "interruption, it goes on where it was.",
+        "interruption, it continues where it stopped.",
     )
     parser.add_argument("source", help="file, folder or glob pattern of text, JSONL or parquet")
     parser.add_argument("dest", type=Path, help="folder for the shards; give it to training as --data-path")
@@ -309,7 +309,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         manifest = prepare(args.pop("source"), args.pop("dest"), progress=True, **args)
     except KeyboardInterrupt:
-        print("\nnsa.prepare: interrupted; the same command goes on behind the last whole shard", file=sys.stderr)  # noqa: T201
+        print("\nnsa.prepare: interrupted; the same command continues after the last whole shard", file=sys.stderr)  # noqa: T201
         return 130
     except SetupError as error:
         print(f"nsa.prepare: {error}", file=sys.stderr)  # noqa: T201

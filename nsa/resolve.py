@@ -137,7 +137,7 @@ class _UniqueKeys(yaml.SafeLoader):
         """A mapping. Raises ConstructorError, a YAMLError, naming a repeated key and its place."""
         seen: set[str] = set()
         for key, _ in node.value:
-            # A key that is a list or a mapping is the loader's own to refuse; several merges may stand in one mapping.
+            # The loader itself refuses a key that is a list or a mapping; one mapping may hold several merges.
             if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
                 continue
             if key.value in seen:

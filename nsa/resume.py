@@ -23,7 +23,7 @@ __all__ = ["Restored", "restore"]
 
 
 def _agree_on_checkpoint(out: Path, world: World) -> Path | None:
-    """Rank 0 looks for the newest sound checkpoint and tells the others, so that none starts from another."""
+    """Rank 0 finds the newest sound checkpoint and broadcasts it, so that all ranks start from the same one."""
     chosen: list[str | None] = [None]
     if world.is_main:
         found = find_newest(out, say=lambda text: print(text, flush=True))  # noqa: T201

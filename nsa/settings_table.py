@@ -14,7 +14,7 @@ def _lines() -> Iterator[str]:
     yield "# Settings of the trainer"
     yield ""
     yield "Printed by `python -m nsa.settings_table`. Later sources win: defaults, the YAML file (`--config NAME`, or"
-    yield "a path, or the variable `CONFIG`), `NSA_*` variables, the command line. In YAML a setting stands under its"
+    yield "a path, or the variable `CONFIG`), `NSA_*` variables, the command line. In YAML a setting is in its"
     yield "section; on the command line `--seq-len 2048`, in the environment `NSA_SEQ_LEN=2048`."
     section = ""
     for spec in field_specs().values():

@@ -1,6 +1,6 @@
 """Models that one device cannot hold: FSDP2 (`torch.distributed.fsdp.fully_shard`), and states that know no shards.
 
-Each block is a group of its own: its weights are gathered before its forward and backward pass and freed behind them.
+Each block is its own group: its weights are gathered before its forward and backward pass and freed after them.
 Weights, gradients and optimizer state live in pieces, one per rank, as DTensors, in fp32; the passes run on a bf16 copy
 of the weights that is being used. A checkpoint holds whole tensors in the format of an unsharded run, so that it is
 read on any number of processes, sharded or not.

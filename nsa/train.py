@@ -1,8 +1,8 @@
 """`python -m nsa.train`, alone or under torchrun: train a language model and write the trainer contract's files.
 
-The configuration is resolved and the output folder checked before torch is imported, so that a mistake is answered
+The configuration is resolved and the output folder checked before torch is imported, so that a mistake is reported
 at once. Exit codes are part of the contract (docs/trainer-contract.md); under torchrun, which turns any failure of
-a worker into 1, the same information stands in `metrics.json` as `status`.
+a worker into 1, the same information is in `metrics.json` as `status`.
 """
 
 from __future__ import annotations

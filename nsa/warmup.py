@@ -2,7 +2,7 @@
 
 Left to their first launches, the kernels of forward and backward compile one after the other on one core, and the
 first step of a run on a fresh machine takes half a minute. Here they compile side by side in child processes, as soon
-as the shapes are known, and land in Triton's cache, where the first launches find them.
+as the shapes are known, and are written to Triton's cache, where the first launches find them.
 """
 
 from __future__ import annotations
@@ -33,13 +33,16 @@ _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76  # CUdevice_attribute
 
 
 class WarmUp:
-    """A compilation under way; `finish` waits for it."""
+    """A compilation in progress; `finish` waits for it."""
 
     def __init__(self, process: BaseProcess | None) -> None:
         self._process = process
 
     def finish(self, *, say: Callable[[str], None]) -> float:
-        """Wait for the kernels; returns the seconds waited. What could not be compiled is said, and no error."""
+        """Wait for the kernels; returns the seconds waited.
+
+        A kernel that could not be compiled is reported through `say`, not raised: its first launch compiles it.
+        """
         if self._process is None:
             return 0.0
         began, process, self._process = time.perf_counter(), self._process, None
@@ -51,7 +54,7 @@ class WarmUp:
         return time.perf_counter() - began
 
     def close(self) -> None:
-        """Stop a compilation that nobody waited for."""
+        """Stop a compilation that is still running; nothing needs its result."""
         if self._process is not None:
             self._stop(self._process)
             self._process = None
@@ -65,7 +68,7 @@ class WarmUp:
 
 
 def kernel_shape(config: Config) -> dict[str, Any]:
-    """The problem that the attention of `config` hands to the kernels, as arguments of `precompile.Shape`."""
+    """The problem that the attention of `config` passes to the kernels, as arguments of `precompile.Shape`."""
     m, data = config.model, config.data
     dtype = torch.bfloat16 if "bf16" in (config.train.dtype, config.train.param_dtype) else torch.float32
     sizes = (m.l_cmp, m.d_cmp, m.l_sel, m.n_sel, m.w)
@@ -125,7 +128,7 @@ _target = 0
 
 
 def _compile_all(shape: Shape) -> None:
-    """In the child: record the launches, compile them in a pool of its own."""
+    """In the child: record the launches, compile them in its own pool."""
     from dataclasses import replace
 
     from nsa.kernels.precompile import record
@@ -136,7 +139,7 @@ def _compile_all(shape: Shape) -> None:
     if capability is None or capability < 80:
         return
     launches = record(replace(shape, capability=capability))
-    # The same kernel with the same constants may stand in several places.
+    # The same kernel with the same constants may be launched in several places.
     distinct = {repr(_constants(one)): one for one in launches}
     # Those with the most arguments take longest: first, so that none is left alone at the end.
     _pending, _target = sorted(distinct.values(), key=lambda one: -len(one.arguments)), capability

@@ -2,8 +2,8 @@
 
 Queries are taken in chunks and scores live only inside a chunk; the backward pass computes them again. So nothing of
 size S x S or S x C outlasts its chunk, and a 65,536-token sequence trains in ordinary memory. The
-selected branch has two ways to reach its keys: early chunks multiply with every visible key and mask, later ones go
-by pairs of query and block (:mod:`nsa.attention.gathered`), at a cost that is the same for every position.
+selected branch has two ways to reach its keys: early chunks multiply with every visible key and mask, later ones
+are computed by pairs of query and block (:mod:`nsa.attention.gathered`), at a cost that is the same for every position.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class _BatchedAttention(torch.autograd.Function):
 
 
 def _forward(problem: Problem) -> tuple[Branches, Tensor]:
-    """The branches, and the logarithm of the sums of exponentials of the rows that went by pairs: ``[pair rows, R]``
-    of all paired chunks in turn."""
+    """The branches, and the logarithm of the sums of exponentials of the rows computed by pairs: ``[pair rows, R]``,
+    the paired chunks one after another."""
     B, S, G, R = problem.shape
     geo, scratch, Dv = problem.geometry, problem.scratch, problem.v_sel.shape[-1]
     o = scratch("output", B * G, S * R, Dv)  # of one branch at a time, in the layout of the products
@@ -157,7 +157,7 @@ def _backward(problem: Problem, blocks: Tensor, o_sel: Tensor, lse: Tensor, grad
 def _backward_pairs(
     problem: Problem, blocks: Tensor, known: tuple[Tensor, Tensor, Tensor], found: tuple[Tensor, Tensor, Tensor]
 ) -> None:
-    """Add the gradients of the chunks that went by pairs to ``found``: dq, and dk and dv of the selected branch."""
+    """Add the gradients of the chunks computed by pairs to ``found``: dq, and dk and dv of the selected branch."""
     (o, lse, do), (dq, dk, dv) = known, found
     k, v, dk, dv = (problem.in_blocks(x) for x in (problem.k_sel, problem.v_sel, dk, dv))
     done = 0
@@ -185,13 +185,7 @@ def _backward_pairs(
 
 
 def batched_branches(
-    q: Tensor,
-    k_cmp: Tensor,
-    v_cmp: Tensor,
-    k_sel: Tensor,
-    v_sel: Tensor,
-    k_win: Tensor,
-    v_win: Tensor,
+    streams: tuple[Tensor, ...],
     *,
     geometry: Geometry,
     scale: float,
@@ -201,13 +195,12 @@ def batched_branches(
     """The three branches and the selection, vectorized and differentiable once.
 
     Args:
-        q: ``[B, S, H, Dk]``.
-        k_cmp: ``[B, C, G, Dk]``, already compressed, as is ``v_cmp``; the other keys and values are ``[B, S, G, .]``.
+        streams: ``(q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win)``: ``q [B, S, H, Dk]``; keys and values of the
+            compressed branch ``[B, C, G, .]``, compressed already; the others ``[B, S, G, .]``.
         query_chunk: queries per chunk; None sizes chunks by a budget of scores.
-        sel_ranges: whether a loop over rows (``v1``) or nothing but vectorized code makes the list of what is read.
+        sel_ranges: ``v1``: a loop over rows lists what is read; ``v2``: vectorized code does.
 
     Returns:
         Branch outputs in compute precision (float64 for float64 inputs, else float32).
     """
-    streams = (q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win)
     return Branches(*_BatchedAttention.apply(*streams, geometry, scale, query_chunk, sel_ranges))  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""What decoding keeps: one cache per branch, and counts of what each step read.
+"""The caches of decoding, one per branch, and the count of keys that the latest step read.
 
 The selected branch keeps every key and value. The window keeps the last ``w`` in a ring. The compressed branch keeps
 the compressed tokens, and the last ``l`` raw ones in a ring, from which the next compressed token is made every
@@ -7,16 +7,13 @@ the compressed tokens, and the last ``l`` raw ones in a ring, from which the nex
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
+from nsa.attention.compress import Compress
 from nsa.attention.geometry import Geometry, TokenReads
 
-__all__ = ["NSACache", "TokenReads"]
-
-Compress = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+__all__ = ["NSACache"]
 
 
 class NSACache:
@@ -26,7 +23,6 @@ class NSACache:
         length: positions held.
         last_reads: what the latest decode step read, counted from the tensors that it read; None before the first. It
             equals :meth:`Geometry.reads` of its position.
-        total_reads: sum of keys read by all decode steps since creation.
     """
 
     def __init__(
@@ -56,7 +52,6 @@ class NSACache:
         # What the programs of a fused decode step count their arrivals in, a cache line per row and group.
         self.arrivals = torch.zeros(batch, n_kv_groups, 32, device=device, dtype=torch.int32)
         self.last_reads: TokenReads | None = None
-        self.total_reads = 0
 
     @property
     def n_compressed(self) -> int:
@@ -70,11 +65,6 @@ class NSACache:
             raise ValueError(
                 f"cache: {end} positions exceed max_len={self.max_len}; create it with init_cache(max_len)"
             )
-
-    @property
-    def published_reads(self) -> int:
-        """What the paper counts for a step with this many positions: see :meth:`Geometry.published_reads`."""
-        return self.geometry.published_reads(self.length)
 
     def append(self, streams: tuple[Tensor, ...], compress: Compress) -> None:
         """Add S new positions: ``(k_cmp, v_cmp, k_sel, v_sel, k_win, v_win)``, each ``[B, S, G, .]``, not yet
@@ -96,6 +86,7 @@ class NSACache:
     def _compress_new(self, k_raw: Tensor, v_raw: Tensor, end: int, compress: Compress) -> None:
         """Make the compressed tokens that become complete, from raw ones kept and raw ones given."""
         geo, start = self.geometry, self.length
+        # Most decode steps complete no block; every d-th one completes one, and a prompt many.
         have, want = geo.n_compressed(start), geo.n_compressed(end)
         if want > have:
             # Raw positions from the first new block's start; those before `start` come from the ring.
@@ -116,11 +107,6 @@ class NSACache:
         """Keys and values of the last ``min(w, length)`` positions, in the order of the ring."""
         held = min(self.length, self.k_win.shape[1])
         return self.k_win[:, :held], self.v_win[:, :held]
-
-    def count(self, reads: TokenReads) -> None:
-        """Record what a step read."""
-        self.last_reads = reads
-        self.total_reads += reads.total
 
 
 def _ring_write(ring: Tensor, new: Tensor, end: int) -> None:

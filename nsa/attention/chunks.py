@@ -73,6 +73,7 @@ class Problem:
         cuts, t0 = [], 0
         while t0 < stop:
             n = n_visible(t0)
+            # T * (n + growth * T) = budget, solved for T and rounded down to a multiple of 8.
             fits = int((math.sqrt(n * n + 4 * growth * budget) - n) / (2 * growth)) // 8 * 8
             step = self.query_chunk or max(min(fits, longest or fits), 16)
             cuts.append((t0, min(t0 + step, stop)))
@@ -92,7 +93,8 @@ class Problem:
         return self.chunks(self._reach(), lambda t: t)
 
     def paired_chunks(self) -> list[tuple[int, int]]:
-        """Chunks of the selected branch that go by pairs. Their queries see more blocks than they select."""
+        """Chunks of the selected branch computed by (query, block) pairs: their queries see more blocks than they
+        select."""
         kind = "cpu" if self.q.device.type == "cpu" else "other"
         per_row = self.geometry.n_sel * max(self.q.shape[2], self.v_sel.shape[2])
         per_query = self.q.shape[0] * self.shape[3] * per_row

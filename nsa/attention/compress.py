@@ -6,10 +6,15 @@ the one that the functional API applies.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-__all__ = ["average_compress", "compute_dtype"]
+__all__ = ["Compress", "average_compress", "compute_dtype"]
+
+Compress = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Keys ``[B, S, G, Dk]`` and values ``[B, S, G, Dv]`` to ``[B, C, G, .]``, one entry for each of C complete blocks."""
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -27,7 +32,7 @@ def average_compress(x_BSGD: Tensor, *, l: int, d: int) -> Tensor:  # noqa: E741
 
     Returns:
         ``[B, C, G, D]`` in :func:`compute_dtype`, with C = 0 if S < l, else ``(S - l) // d + 1``. It stays
-        connected to the graph when C = 0, so that the projection behind it receives a (zero) gradient.
+        connected to the graph when C = 0, so that the projection that made ``x`` receives a (zero) gradient.
     """
     B, S, G, D = x_BSGD.shape
     n_cmp = max((S - l) // d + 1, 0)
@@ -35,6 +40,7 @@ def average_compress(x_BSGD: Tensor, *, l: int, d: int) -> Tensor:  # noqa: E741
     n_chunks = n_cmp + per_block - 1 if n_cmp else 0
     chunks = x_BSGD[:, : n_chunks * d].to(compute_dtype(x_BSGD.dtype)).reshape(B, n_chunks, d, G, D).sum(2)
     out = chunks[:, :n_cmp]
+    # Block c is the sum of chunks c to c + l/d - 1.
     for i in range(1, per_block):
         out = out + chunks[:, i : i + n_cmp]
     return out / l

@@ -27,7 +27,7 @@ from nsa.attention.geometry import Geometry
 __all__ = ["Impl", "choose_impl", "count_fallback", "fallback_counters", "load_kernels", "reset_fallback_counters"]
 
 Impl = Literal["reference", "sequential", "batched", "triton", "auto"]
-_IMPLS = get_args(Impl)  # here, for torch 2.6 cannot trace get_args and would break the graph there
+_IMPLS = get_args(Impl)  # at import: torch 2.6 cannot trace get_args and would break the graph
 
 _log = logging.getLogger("nsa.attention")
 _lock = threading.Lock()
@@ -41,8 +41,8 @@ _looked = False
 def load_kernels() -> ModuleType | None:
     """The kernels' package, or None where it or Triton cannot be imported.
 
-    Looked for once. A layer does so when it is built, for torch.compile cannot trace an import: a block that met it
-    first in its forward pass would break in two there.
+    Looked for once. A layer does so when it is built, since torch.compile cannot trace an import: the graph would
+    break there in the first forward pass.
     """
     if not _looked:
         _look_for_kernels()
@@ -111,6 +111,6 @@ def fallback_counters() -> dict[str, int]:
 
 
 def reset_fallback_counters() -> None:
-    """Start counting, and logging, afresh."""
+    """Set all counts to zero; the next fallback of each reason is logged again."""
     with _lock:
         _fallbacks.clear()

@@ -7,16 +7,15 @@ batches; the arithmetic of the branches lives in :mod:`nsa.attention.reference`,
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, overload
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from nsa.attention.arguments import check_compressed, check_options, check_scale, check_streams
 from nsa.attention.batched import Branches, batched_branches
-from nsa.attention.compress import average_compress
+from nsa.attention.compress import Compress, average_compress
 from nsa.attention.dispatch import Impl, choose_impl, load_kernels
 from nsa.attention.geometry import Geometry
 from nsa.attention.ranges import RangesVersion
@@ -25,7 +24,7 @@ from nsa.attention.sequential import sequential_branches
 from nsa.attention.spans import span
 from nsa.attention.varlen import packed_batches, scatter_packed
 
-__all__ = ["NSAAux", "attend", "nsa_attention"]
+__all__ = ["AttentionSettings", "NSAAux", "attend", "combine", "nsa_attention"]
 
 
 class NSAAux(NamedTuple):
@@ -37,56 +36,6 @@ class NSAAux(NamedTuple):
     """``[B, S, H, Dv]``, before gating, like the two that follow; differentiable but on the ``triton`` path."""
     o_sel: Tensor
     o_win: Tensor
-
-
-@overload
-def nsa_attention(
-    q: Tensor,
-    k_cmp: Tensor,
-    v_cmp: Tensor,
-    k_sel: Tensor,
-    v_sel: Tensor,
-    k_win: Tensor,
-    v_win: Tensor,
-    gates: Tensor,
-    *,
-    l: int = ...,  # noqa: E741
-    d: int = ...,
-    l_sel: int = ...,
-    n_sel: int = ...,
-    w: int = ...,
-    scale: float | None = ...,
-    impl: Impl = ...,
-    return_aux: Literal[False] = ...,
-    cu_seqlens: Tensor | None = ...,
-    query_chunk: int | None = ...,
-    sel_ranges: RangesVersion = ...,
-) -> Tensor: ...
-
-
-@overload
-def nsa_attention(
-    q: Tensor,
-    k_cmp: Tensor,
-    v_cmp: Tensor,
-    k_sel: Tensor,
-    v_sel: Tensor,
-    k_win: Tensor,
-    v_win: Tensor,
-    gates: Tensor,
-    *,
-    l: int = ...,  # noqa: E741
-    d: int = ...,
-    l_sel: int = ...,
-    n_sel: int = ...,
-    w: int = ...,
-    scale: float | None = ...,
-    impl: Impl = ...,
-    return_aux: Literal[True],
-    cu_seqlens: Tensor | None = ...,
-    query_chunk: int | None = ...,
-    sel_ranges: RangesVersion = ...,
-) -> tuple[Tensor, NSAAux]: ...
 
 
 def nsa_attention(
@@ -129,8 +78,9 @@ def nsa_attention(
         cu_seqlens: ``[n + 1]`` offsets of n sequences packed along S, from 0 to S; B must be 1. Blocks count from the
             start of each sequence.
         query_chunk: queries per chunk of the batched path; None chooses by memory.
-        sel_ranges: what the selected branch reads is listed by a loop over rows (``v1``, the meaning, slow) or without
-            one (``v2``); the result is the same. ``reference`` and ``triton`` have no such list.
+        sel_ranges: how the tokens that the selected branch reads are listed: by a loop over rows (``v1``, the
+            definition, slow) or vectorized (``v2``); the result is the same. ``reference`` and ``triton`` have no such
+            list.
 
     Returns:
         ``o [B, S, H, Dv]`` in the type of ``q``; with ``return_aux`` the pair ``(o, NSAAux)``.
@@ -138,63 +88,59 @@ def nsa_attention(
     Raises:
         ValueError: a shape, type, device or size does not fit; the message names the argument.
     """
-    geometry = Geometry(l=l, d=d, l_sel=l_sel, n_sel=n_sel, w=w)
-    return attend(
-        (q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win),
-        gates,
-        geometry=geometry,
-        compress=None,
+    settings = AttentionSettings(
+        Geometry(l=l, d=d, l_sel=l_sel, n_sel=n_sel, w=w),
         scale=scale,
         impl=impl,
-        return_aux=return_aux,
-        cu_seqlens=cu_seqlens,
         query_chunk=query_chunk,
         sel_ranges=sel_ranges,
     )
+    streams = (q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win)
+    o, aux = attend(streams, gates, settings, return_aux=return_aux, cu_seqlens=cu_seqlens)
+    return o if aux is None else (o, aux)
 
 
 @dataclass(frozen=True)
-class _Settings:
+class AttentionSettings:
+    """What :func:`attend` computes and how; the fields without a note are as in :func:`nsa_attention`."""
+
     geometry: Geometry
-    compress: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None
-    scale: float
-    impl: Impl
-    query_chunk: int | None
-    sel_ranges: RangesVersion
+    compress: Compress | None = None
+    """Maps ``k_cmp [B, S, G, Dk], v_cmp [B, S, G, Dv]`` to one entry per complete block; None averages."""
+    scale: float | None = None
+    impl: Impl = "auto"
+    query_chunk: int | None = None
+    sel_ranges: RangesVersion = "v2"
 
 
 def attend(
     streams: tuple[Tensor, ...],
     gates: Tensor,
+    settings: AttentionSettings,
     *,
-    geometry: Geometry,
-    compress: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None,
-    scale: float | None = None,
-    impl: Impl = "auto",
     return_aux: bool = False,
     cu_seqlens: Tensor | None = None,
-    query_chunk: int | None = None,
-    sel_ranges: RangesVersion = "v2",
-) -> Tensor | tuple[Tensor, NSAAux]:
+) -> tuple[Tensor, NSAAux | None]:
     """:func:`nsa_attention` with any compression function.
 
     Args:
-        streams: ``(q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win)``.
-        compress: maps ``k_cmp [B, S, G, Dk], v_cmp [B, S, G, Dv]`` to one entry per complete block; None averages.
+        streams: ``(q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win)``, shapes as there.
+        gates: ``[B, S, H, 3]``.
+        return_aux: whether the second result is the selection and the branch outputs, or None.
+        cu_seqlens: ``[n + 1]`` offsets of packed sequences.
+
+    Raises:
+        ValueError: as :func:`nsa_attention`, or the compression function returns another number of entries.
     """
-    check_options(query_chunk=query_chunk, sel_ranges=sel_ranges)
+    check_options(query_chunk=settings.query_chunk, sel_ranges=settings.sel_ranges)
     check_streams(streams, gates)
-    factor = check_scale(scale, streams[0].shape[-1])
-    settings = _Settings(geometry, compress, factor, impl, query_chunk, sel_ranges)
     if cu_seqlens is None:
-        o, aux = _attend_padded(streams, gates, settings, return_aux=return_aux)
-    else:
-        o, aux = _attend_packed(streams, gates, settings, cu_seqlens, return_aux=return_aux)
-    return (o, aux) if aux is not None else o
+        return _attend_padded(streams, gates, settings, return_aux=return_aux)
+    return _attend_packed(streams, gates, settings, cu_seqlens, return_aux=return_aux)
 
 
 def _attend_packed(
-    streams: tuple[Tensor, ...], gates: Tensor, settings: _Settings, cu_seqlens: Tensor, *, return_aux: bool
+    streams: tuple[Tensor, ...], gates: Tensor, settings: AttentionSettings, cu_seqlens: Tensor, *, return_aux: bool
 ) -> tuple[Tensor, NSAAux | None]:
     """Run packed sequences as few right-padded batches: causality keeps padding away from every real query."""
     q, v_sel = streams[0], streams[4]
@@ -202,6 +148,7 @@ def _attend_packed(
     results: list[tuple[Tensor, ...]] = []
     indices = packed_batches(cu_seqlens, q.shape)
     for index in indices:
+        # Padding (-1) reads token 0: any value does, since no real query attends to it.
         padded = [x[0][index.clamp(min=0)] for x in (*streams, gates)]
         o, aux = _attend_padded(tuple(padded[:-1]), padded[-1], settings, return_aux=return_aux)
         results.append((o, *aux) if aux is not None else (o,))
@@ -214,10 +161,11 @@ def _attend_packed(
 
 
 def _attend_padded(
-    streams: tuple[Tensor, ...], gates: Tensor, settings: _Settings, *, return_aux: bool
+    streams: tuple[Tensor, ...], gates: Tensor, settings: AttentionSettings, *, return_aux: bool
 ) -> tuple[Tensor, NSAAux | None]:
     q, k_cmp, v_cmp, *rest = streams
     geometry, compressed = settings.geometry, settings.compress is not None
+    scale = check_scale(settings.scale, q.shape[-1])
     if settings.compress is not None:
         with span("nsa.compress"):
             k_cmp, v_cmp = settings.compress(k_cmp, v_cmp)
@@ -226,11 +174,11 @@ def _attend_padded(
     # Precision is decided here, not by an autocast region around the model.
     with torch.autocast(device_type=q.device.type, enabled=False):
         if impl == "triton":
-            return _run_triton((q, k_cmp, v_cmp, *rest), gates, settings, return_aux=return_aux)
+            return _run_triton((q, k_cmp, v_cmp, *rest), gates, settings, scale, return_aux=return_aux)
         if not compressed:
             with span("nsa.compress"):
                 k_cmp, v_cmp = (average_compress(x, l=geometry.l, d=geometry.d) for x in (k_cmp, v_cmp))
-        branches = _run_torch(impl, (q, k_cmp, v_cmp, *rest), settings)
+        branches = _run_torch(impl, (q, k_cmp, v_cmp, *rest), settings, scale)
         with span("nsa.gate"):
             o = combine(branches, gates).to(q.dtype)
     if not return_aux:
@@ -240,7 +188,7 @@ def _attend_padded(
 
 
 def _run_triton(
-    streams: tuple[Tensor, ...], gates: Tensor, settings: _Settings, *, return_aux: bool
+    streams: tuple[Tensor, ...], gates: Tensor, settings: AttentionSettings, scale: float, *, return_aux: bool
 ) -> tuple[Tensor, NSAAux | None]:
     kernels = load_kernels()
     assert kernels is not None, "choose_impl returns triton only when the kernels are there"
@@ -253,21 +201,21 @@ def _run_triton(
         l_sel=geo.l_sel,
         n_sel=geo.n_sel,
         w=geo.w,
-        scale=settings.scale,
+        scale=scale,
         compressed=settings.compress is not None,
         return_aux=return_aux,
     )
     return (result[0], NSAAux(*result[1])) if return_aux else (result, None)
 
 
-def _run_torch(impl: Impl, streams: tuple[Tensor, ...], settings: _Settings) -> Branches:
-    geometry, scale, sel_ranges = settings.geometry, settings.scale, settings.sel_ranges
+def _run_torch(impl: Impl, streams: tuple[Tensor, ...], settings: AttentionSettings, scale: float) -> Branches:
+    geometry, sel_ranges = settings.geometry, settings.sel_ranges
     if impl == "reference":
-        return reference_branches(*streams, geometry=geometry, scale=scale)
+        return reference_branches(streams, geometry=geometry, scale=scale)
     if impl == "sequential":
-        return sequential_branches(*streams, geometry=geometry, scale=scale, sel_ranges=sel_ranges)
+        return sequential_branches(streams, geometry=geometry, scale=scale, sel_ranges=sel_ranges)
     chunk = settings.query_chunk
-    return batched_branches(*streams, geometry=geometry, scale=scale, query_chunk=chunk, sel_ranges=sel_ranges)
+    return batched_branches(streams, geometry=geometry, scale=scale, query_chunk=chunk, sel_ranges=sel_ranges)
 
 
 def combine(branches: Branches, gates: Tensor) -> Tensor:

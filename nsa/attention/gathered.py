@@ -158,6 +158,7 @@ def paired_backward(
     heads, l_sel = q.shape[1], k.shape[1]
     M = pairs.per_tile * heads
     dq_slots = scratch("slots", pairs.block_of_tile.shape[0], M, q.shape[2])
+    # Gradient of a score: p * (do·v - do·o); the second product is the same for all keys of a row.
     delta = (do * o).sum(-1)
     # Probabilities of an idle slot must be zero, so that it adds nothing to the gradients of its block.
     lse_slots = lse.index_select(0, pairs.row_of_slot).masked_fill_(pairs.idle[:, None], float("inf"))
@@ -168,6 +169,7 @@ def paired_backward(
         slots = slice(first * pairs.per_tile, last * pairs.per_tile)
         table = p.view(-1, pairs.per_tile, heads, l_sel)
         rows_lse = lse_slots[slots].view(-1, pairs.per_tile, heads, 1)
+        # p = exp(q·k + bias - lse), over all pairs of the row, so no second softmax is needed.
         torch.sub(pairs.bias(last_key, l_sel, first, last), rows_lse, out=table)
         p.baddbmm_(q_rows, k_block.transpose(1, 2)).exp_()
         block = pairs.block_of_tile[first:last]

@@ -10,10 +10,9 @@ from torch import Tensor, nn
 
 from nsa.attention.arguments import check_options
 from nsa.attention.cache import NSACache
-from nsa.attention.decode import decode_branches
+from nsa.attention.decode import decode_step
 from nsa.attention.dispatch import load_kernels
-from nsa.attention.functional import attend, combine
-from nsa.attention.fused_decode import fused_decode
+from nsa.attention.functional import AttentionSettings, attend
 from nsa.attention.gate import Gate, GateKind
 from nsa.attention.geometry import Geometry
 from nsa.attention.phi import Phi, build_phi
@@ -43,8 +42,8 @@ class NSAAttention(nn.Module):
         gate: activation of the gates; gate_hidden: width of the gate's MLP (``dim // 8``, at least 16, if None).
         rope_base: base of the rotation's wavelengths.
         prefill: implementation of :meth:`forward`.
-        sel_ranges: implementation of merged ranges, for ``sequential`` and ``batched`` prefill and :meth:`decode`.
-            ``triton`` attends by blocks and makes no ranges.
+        sel_ranges: implementation of merged ranges, for ``sequential`` and ``batched`` prefill. ``triton`` attends by
+            blocks and makes no ranges; :meth:`decode` makes them by ``v2``.
         query_chunk: queries per chunk of the batched path; None chooses by memory.
 
     Raises:
@@ -88,7 +87,7 @@ class NSAAttention(nn.Module):
         self.gate = Gate(dim=dim, n_heads=n_heads, hidden=gate_hidden, kind=gate)
         self.phi_k = build_phi(phi, n_kv_groups=n_kv_groups, dim=d_k, l=l, d=d)
         self.phi_v = build_phi(phi, n_kv_groups=n_kv_groups, dim=d_v, l=l, d=d)
-        # The functional path averages by itself, fused where it can be; other functions are handed to it.
+        # The functional path averages by itself, fused where it can be; other functions are passed to it.
         self._compress = None if phi == "avg" else self._apply_phi
         self.recorder = None
         if prefill == "triton" or (prefill == "auto" and torch.cuda.is_available()):
@@ -137,7 +136,7 @@ class NSAAttention(nn.Module):
     def fill(self, x_BSD: Tensor, cache: NSACache) -> Tensor:
         """Run a prompt ``[B, S, dim]`` through prefill and put it into an empty cache; returns ``[B, S, dim]``."""
         if cache.length:
-            raise ValueError(f"cache: holds {cache.length} positions, must be empty; use decode to go on")
+            raise ValueError(f"cache: holds {cache.length} positions, must be empty; use decode to append to it")
         streams = self._project(x_BSD, self._table(x_BSD, None))
         cache.append(streams[1:], self._apply_phi)
         return self._attend(streams, self.gate(x_BSD), None)
@@ -150,16 +149,18 @@ class NSAAttention(nn.Module):
         position = torch.tensor([cache.length], device=x_B1D.device)
         q, *streams = self._project(x_B1D, rope_table(position, dim=self.d_k, base=self.rope_base))
         gates = self.gate(x_B1D)
-        scale = self.d_k**-0.5
+        # Precision is decided in the step, not by an autocast region around the model.
         with torch.autocast(device_type=x_B1D.device.type, enabled=False):
-            fused = fused_decode(
-                q, tuple(streams), gates, cache, impl=self.prefill, averages=self._compress is None, scale=scale
+            o, blocks = decode_step(
+                q,
+                tuple(streams),
+                gates,
+                cache,
+                impl=self.prefill,
+                compress=self._apply_phi,
+                averages=self._compress is None,
+                scale=self.d_k**-0.5,
             )
-            if fused is None:
-                cache.append(tuple(streams), self._apply_phi)
-                branches = decode_branches(q, cache, scale=scale, sel_ranges=self.sel_ranges)
-                fused = combine(branches, gates).to(q.dtype), branches.blocks
-        o, blocks = fused
         if self.recorder is not None:
             self.recorder(gates, blocks)
         out: Tensor = self.out_proj(o.flatten(2))
@@ -185,23 +186,17 @@ class NSAAttention(nn.Module):
         return self.phi_k(k_BSGK), self.phi_v(v_BSGV)
 
     def _attend(self, streams: tuple[Tensor, ...], gates: Tensor, cu_seqlens: Tensor | None) -> Tensor:
-        result = attend(
-            streams,
-            gates,
-            geometry=self.geometry,
+        settings = AttentionSettings(
+            self.geometry,
             compress=self._compress,
             impl=self.prefill,
-            return_aux=self.recorder is not None,
-            cu_seqlens=cu_seqlens,
             query_chunk=self.query_chunk,
             sel_ranges=self.sel_ranges,
         )
-        if isinstance(result, tuple):
-            o, aux = result
-            assert self.recorder is not None, "the selection is asked for only when it is recorded"
-            self.recorder(gates, aux.blocks)
-        else:
-            o = result
+        record = self.recorder
+        o, aux = attend(streams, gates, settings, return_aux=record is not None, cu_seqlens=cu_seqlens)
+        if record is not None and aux is not None:
+            record(gates, aux.blocks)
         out: Tensor = self.out_proj(o.flatten(2))
         return out
 

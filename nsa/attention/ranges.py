@@ -1,6 +1,6 @@
 """A selection as merged token ranges ``[start, end)``: for people to read, and for gathering keys row by row.
 
-``v1`` is a loop over rows and states the meaning. ``v2`` does the same for all rows at once. Both accept any
+``v1`` is a loop over rows and is the definition. ``v2`` does the same for all rows at once. Both accept any
 integers, not only what the selector produces: they skip -1 and blocks outside the sequence, drop duplicates, end at
 ``t + 1``, drop what that leaves empty, and merge ranges that touch.
 """
@@ -108,7 +108,7 @@ def range_tokens(ranges: Tensor) -> Tensor:
         raise ValueError("ranges: rows cover different numbers of tokens; convert rows of one position at a time")
     place = torch.arange(n_tokens, device=ranges.device).expand(*covered.shape[:-1], n_tokens).contiguous()
     which = torch.searchsorted(covered, place, right=True)
-    # Place p of a row lies in range r, behind the tokens that the ranges before r cover.
+    # Place p of a row is in range r, after the tokens that the ranges before r cover.
     before = (covered - (end - start)).gather(-1, which)
     return start.gather(-1, which) + place - before
 

@@ -1,4 +1,4 @@
-"""The readable twin: the three branches as plain masked attention over whole sequences.
+"""The readable implementation: the three branches as plain masked attention over whole sequences.
 
 For tests and for reading, not for long sequences: it holds S x S scores for every head. The ordinary autograd engine
 differentiates it, which makes it the check for the hand-written backward passes of the other paths.
@@ -17,22 +17,9 @@ from nsa.attention.select import block_scores, select_blocks
 __all__ = ["reference_branches"]
 
 
-def reference_branches(
-    q: Tensor,
-    k_cmp: Tensor,
-    v_cmp: Tensor,
-    k_sel: Tensor,
-    v_sel: Tensor,
-    k_win: Tensor,
-    v_win: Tensor,
-    *,
-    geometry: Geometry,
-    scale: float,
-) -> Branches:
+def reference_branches(streams: tuple[Tensor, ...], *, geometry: Geometry, scale: float) -> Branches:
     """The three branches and the selection. Shapes as in :func:`nsa.attention.batched.batched_branches`."""
-    q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win = (
-        x.to(compute_dtype(x.dtype)) for x in (q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win)
-    )
+    q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win = (x.to(compute_dtype(x.dtype)) for x in streams)
     S = q.shape[1]
     t = torch.arange(S, device=q.device)
     query_S1, key_1S = t[:, None], t[None, :]

@@ -1,7 +1,7 @@
 """Rotary position embedding: pairs of channels (i, i + D/2) turn by an angle proportional to the position.
 
-Angles are computed in float32 whatever the type of the activations: bfloat16 cannot tell neighboring positions apart
-beyond a few hundred.
+Angles are computed in float32 whatever the type of the activations: bfloat16 cannot represent neighboring positions
+beyond a few hundred distinctly.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def _prefix_table(length: int, dim: int, base: float, device: torch.device) -> R
 def prefix_table(seq_len: int, *, dim: int, base: float, device: torch.device) -> RopeTable:
     """Cosines and sines of positions 0 to ``seq_len - 1``, kept between calls.
 
-    Code that torch.compile traces gets its own: a traced call goes past the cache, and torch warns of it. Whoever
-    compiles a layer therefore better makes the table outside and hands it in.
+    Traced code (torch.compile) computes its own: tracing bypasses the cache, and torch warns of it. To compile a layer,
+    make the table outside and pass it in.
     """
     if torch.compiler.is_compiling():
         return rope_table(torch.arange(seq_len, device=device), dim=dim, base=base)

@@ -1,4 +1,4 @@
-"""The slow meaning: one position, batch row and group at a time, reading keys through merged ranges.
+"""The definition, slow: one position, batch row and group at a time, reading keys through merged ranges.
 
 It exists to be read and compared with. Each step does what one decode step does, without a cache.
 """
@@ -19,24 +19,12 @@ __all__ = ["sequential_branches"]
 
 
 def sequential_branches(
-    q: Tensor,
-    k_cmp: Tensor,
-    v_cmp: Tensor,
-    k_sel: Tensor,
-    v_sel: Tensor,
-    k_win: Tensor,
-    v_win: Tensor,
-    *,
-    geometry: Geometry,
-    scale: float,
-    sel_ranges: RangesVersion = "v2",
+    streams: tuple[Tensor, ...], *, geometry: Geometry, scale: float, sel_ranges: RangesVersion = "v2"
 ) -> Branches:
     """The three branches and the selection, token by token; shapes as in ``batched_branches``."""
+    q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win = (x.to(compute_dtype(x.dtype)) for x in streams)
     B, S, H, _ = q.shape
     G = k_sel.shape[2]
-    q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win = (
-        x.to(compute_dtype(x.dtype)) for x in (q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win)
-    )
     rows: list[tuple[Tensor, Tensor, Tensor]] = []
     blocks = torch.empty(B, S, G, geometry.n_sel, dtype=torch.int32, device=q.device)
     for b in range(B):
@@ -64,7 +52,7 @@ def _compressed(query_RK: Tensor, k_CK: Tensor, v_CV: Tensor, t: int, geometry: 
     n_cmp = geometry.n_visible(t)
     k, v = k_CK[:n_cmp], v_CV[:n_cmp]
     if n_cmp == 0:
-        # Zero, and still connected to the graph, so that nothing behind the inputs stays without a gradient.
+        # Zero, and still connected to the graph, so that every parameter that made the inputs receives a gradient.
         return query_RK @ k.T @ v, query_RK.new_zeros(0)
     p = torch.softmax(query_RK @ k.T, dim=-1)
     return p @ v, p.detach().sum(0)

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from nsa.attention.functional import nsa_attention
+from nsa.attention.functional import AttentionSettings, attend
 from nsa.attention.geometry import Geometry
 from nsa.attention.ranges import ranges_v2, row_ranges
 
@@ -78,8 +78,8 @@ def _from_random(t: int, geometry: Geometry, seed: int) -> Iterator[_Selection]:
     G, D = 2, 16
     streams = [torch.randn(1, t + 1, heads, D) for heads in (2 * G, *[G] * 6)]
     gates = torch.ones(1, t + 1, 2 * G, 3)
-    sizes = {"l": geometry.l, "d": geometry.d, "l_sel": geometry.l_sel, "n_sel": geometry.n_sel, "w": geometry.w}
-    _, aux = nsa_attention(*streams, gates, **sizes, return_aux=True)  # type: ignore[call-overload]
+    _, aux = attend(tuple(streams), gates, AttentionSettings(geometry), return_aux=True)
+    assert aux is not None, "return_aux=True returns the selection"
     for g in range(G):
         yield _Selection(f"random keys, group {g}", aux.blocks[0, t, g].tolist())
 

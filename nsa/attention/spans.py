@@ -45,7 +45,7 @@ def span(name: str) -> contextlib.AbstractContextManager[None]:
     """A context that marks a range called ``name`` while ranges are on.
 
     Code that torch.compile traces has none: a range would end up outside of the fused kernels it is to mark, and the
-    flag would be a guard that recompiles when a profile starts. Operators of one's own run untraced and keep theirs.
+    flag would be a guard that recompiles when a profile starts. Custom operators run untraced and keep their ranges.
     """
     # Asked first, so that the compiler drops the flag from what it guards.
     if torch.compiler.is_compiling() or not _enabled:

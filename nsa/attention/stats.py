@@ -1,4 +1,4 @@
-"""Gate health and selection statistics over all attention layers, and nothing at all when nobody asks.
+"""Gate health and selection statistics over all attention layers; without cost while no context is open.
 
 While a :func:`collect_stats` context is open, each layer adds up its passes in tensors that stay on the device; reading
 them costs one transfer, in :meth:`AttentionStats.summary`.
@@ -13,16 +13,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from nsa.attention.dispatch import fallback_counters, reset_fallback_counters
-
-__all__ = [
-    "AttentionStats",
-    "COLLAPSE_THRESHOLD",
-    "LayerRecorder",
-    "collect_stats",
-    "fallback_counters",
-    "reset_fallback_counters",
-]
+__all__ = ["COLLAPSE_THRESHOLD", "AttentionStats", "LayerRecorder", "collect_stats"]
 
 COLLAPSE_THRESHOLD = 0.95
 """A head has collapsed at a position when one branch holds at least this share of its gates."""
@@ -36,9 +27,9 @@ class LayerRecorder:
     """What one layer hands its gates and its selection to. "Row" means one head at one position for the gates, and
     one group at one position for the selection.
 
-    A layer that torch.compile has compiled is compiled anew for whatever it meets that differs: a name, or a dict by
-    name. With eight such variants (`recompile_limit`) torch compiles no more and runs as without, for good. So the
-    recorders of all layers look alike, and they add in place.
+    torch.compile recompiles a layer for every guard that fails, such as on a name or on a dict's keys, and after eight
+    variants (`recompile_limit`) runs it uncompiled from then on. So the recorders of all layers are alike, without
+    names, and they add in place.
     """
 
     def __init__(self, device: torch.device | str) -> None:
@@ -70,25 +61,25 @@ class AttentionStats:
         self._table: Tensor | None = None
 
     def stop(self) -> None:
-        """Take no further pass into account. The layers go on as if recorded, which a backward pass that recomputes
-        them (gradient checkpointing) relies on; its passes are repetitions and must not count."""
+        """Ignore further passes. The recorders stay in place, since a backward pass that recomputes the layers
+        (gradient checkpointing) must run the same code; its passes are repetitions and must not count."""
         self._table = self.table()
 
     def table(self) -> Tensor:
-        """``[layers, 12]`` float64: sums and extremes so far, on the device; a layer without a pass has no rows."""
+        """``[layers, 12]`` float64: sums and extremes until now, on the device; a layer without a pass has no rows."""
         if self._table is not None:
             return self._table
         rows = [torch.cat((recorder.sums, recorder.extremes)) for recorder in self._recorders.values()]
         return torch.stack(rows) if rows else torch.empty(0, _N_SUMS + _N_EXTREMES)
 
     def copy(self) -> AttentionStats:
-        """The figures so far in a tensor of their own, for that of a CUDA graph is overwritten by its next replay."""
+        """The present values in a separate tensor: a CUDA graph's next replay overwrites the original."""
         other = AttentionStats(self._recorders)
         other._table = self.table().clone()
         return other
 
     def summary(self) -> dict[str, float | list[float]]:
-        """Everything recorded so far, over all layers; an empty dict if nothing was.
+        """All recorded values, over all layers; an empty dict if there are none.
 
         Keys and units:
             ``gate_entropy_mean``, ``gate_entropy_min``: entropy of the normalized gates in units of ln 3, 0 to 1.

@@ -89,6 +89,7 @@ class Tile:
     def backward(self, do: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, scratch: Scratch) -> None:
         """For the output gradient ``do [B * G, T * R, Dv]``, add the gradients of q, k and v to ``dq``, ``dk`` and
         ``dv``, which are shaped like them."""
+        # Computed again rather than kept: stored probabilities would need S x S memory.
         p = self.probabilities(scratch)
         dv.baddbmm_(p.transpose(1, 2), do)
         dp = torch.bmm(do, self.v.transpose(1, 2), out=scratch("scores", *p.shape))

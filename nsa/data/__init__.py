@@ -1,6 +1,6 @@
-"""Training data: where samples come from, and the loader that hands each rank its share of every step.
+"""Training data: where samples come from, and the loader that gives each rank its share of every step.
 
-A source answers one question, "what is sample number i", so that the order of samples depends on nothing but the
+A source answers one question, "what is sample number i", so that the order of samples depends only on the
 seed: not on the number of processes, nor on how a step is cut into micro-batches, nor on where a run was resumed.
 
 Names are imported when they are first asked for: `python -m nsa.data` imports this package before its own first line,

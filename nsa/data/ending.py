@@ -1,6 +1,6 @@
 """How a process that loaded data ends.
 
-A thread that waits for a server cannot be told to stop. When the interpreter shuts down around such a thread, code of
+A thread that waits for a server cannot be stopped. When the interpreter shuts down around such a thread, code of
 other libraries that returns to Python in it aborts the process, and the exit code is lost. So a process with a loader
 thread still alive is ended by the operating system instead, after everything that is written has been flushed.
 """

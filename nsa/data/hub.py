@@ -1,8 +1,8 @@
 """FineWeb-Edu, or any text dataset laid out like it, streamed with the `datasets` package from the hub or a folder.
 
-Nothing is asked of the hub before the first batch is: opening happens in the loader's thread, where it costs the start
-of a run nothing and where `loader_timeout_s` bounds it. The lanes of a dataset (see nsa.data.stream) are whole files
-where there are enough of them, otherwise every lane reads all files and takes its documents in turn.
+The hub is not contacted before the first batch is requested: opening happens in the loader's thread, where it does not
+delay the start of a run and where `loader_timeout_s` bounds it. The lanes of a dataset (see nsa.data.stream) are whole
+files where there are enough of them, otherwise every lane reads all files and takes every n-th document.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ class HubDataset:
         return error
 
     def _fingerprint(self) -> str:
-        """Changes with the files of the split: a position is worth nothing in other ones. Files of the hub carry the
-        commit in their names, those of a folder are told by name and size."""
+        """Changes with the files of the split: a position is valid in the same files only. The names of the hub's files
+        contain the commit; those of a folder are identified by name and size."""
         files = []
         for file in (getattr(self._builder.config, "data_files", None) or {}).get(self._config.hub_split, []):
             local = Path(file)

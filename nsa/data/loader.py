@@ -58,8 +58,8 @@ def share_of_step(step: int, micro: int, *, rank: int, world: int, batch_size: i
 class BatchLoader:
     """Iterates over (step, micro-batch) from `start_step` on and yields int64 tokens `[batch_size, seq_len + 1]`.
 
-    With `prefetch` > 0 a daemon thread stays that many micro-batches ahead, and ends behind number `batches`, if given.
-    Without it nobody can be given up, and `timeout_s` counts for nothing. Pinned memory is used where `pin`.
+    With `prefetch` > 0 a daemon thread stays that many micro-batches ahead, and ends after number `batches`, if given.
+    Without it a wait cannot be abandoned, and `timeout_s` has no effect. Pinned memory is used where `pin`.
     """
 
     def __init__(

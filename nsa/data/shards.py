@@ -52,7 +52,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 class ShardWindows:
     """Windows of S+1 tokens over memory-mapped shards, in a new random order every epoch.
 
-    A window lies within one shard; the few tokens after a shard's last whole window are not used.
+    A window is within one shard; the few tokens after a shard's last whole window are not used.
     """
 
     def __init__(self, files: Sequence[Path], *, seq_len: int, seed: int, vocab_size: int) -> None:
@@ -108,7 +108,7 @@ def _digest(manifest: dict[str, Any]) -> str:
 def open_shards(config: DataConfig, tokenizer: Tokenizer, *, seed: int) -> Sources:
     """Sources over a prepared folder.
 
-    Raises DataError when another tokenizer made it, a file is missing or cut short, or no window fits.
+    Raises DataError when another tokenizer made it, a file is missing or truncated, or no window fits.
     """
     assert config.data_path is not None, "checked with the configuration"
     folder = Path(config.data_path)

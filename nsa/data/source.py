@@ -66,12 +66,12 @@ class Sources:
 
 
 def sample_rng(seed: int, stream: int, index: int) -> np.random.Generator:
-    """A generator of its own for one sample: counter-based, so that any sample can be made without the others."""
+    """A separate generator for one sample: counter-based, so that any sample can be made without the others."""
     return np.random.Generator(np.random.Philox(key=np.array([seed, stream], np.uint64), counter=[0, 0, 0, index]))
 
 
 class TokenWindows:
-    """Windows of S+1 tokens over a row of tokens, in a new random order every epoch.
+    """Windows of S+1 tokens over one sequence of tokens, in a new random order every epoch.
 
     Windows start S tokens apart, so each token but the first is a target exactly once per epoch.
     `tokens` may be a memory map. Raises DataError when it holds not even one window.

@@ -1,10 +1,10 @@
-"""Documents that can only be read in order, cut into samples that every rank finds its share of.
+"""Documents that can only be read in order, cut into samples and shared among the ranks.
 
 A stream is cut into lanes, and each lane into windows of tokens. Sample numbers keep their meaning (see nsa.data):
 micro-batch number c of the run, counted over all ranks, is read from lane c mod `lanes`. With a multiple of the number
 of processes as `lanes`, a rank reads its own lanes alone, and the same lanes give the same steps to one process with
-accumulation 2 and to two processes. What a stream cannot do is to go to a sample directly: it has a position instead,
-which a checkpoint keeps, one per lane.
+accumulation 2 and to two processes. A stream cannot seek to a sample directly: it has a position instead, one per
+lane, which a checkpoint stores.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 15.0
 
 
 class Documents(Protocol):
-    """A row of documents in a fixed order; reading can be taken up again at a noted place."""
+    """Documents in a fixed order; reading can resume at a saved position."""
 
     def __iter__(self) -> Iterator[str]:
-        """The documents from the place on that was loaded, by default from the first."""
+        """The documents from the loaded position on, by default from the first."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """The place behind the document that was read last: plain values only."""
+        """The position after the document that was read last: plain values only."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to a noted place. Raises DataError when it is of other documents."""
+        """Go to a saved position. Raises DataError when it belongs to other documents."""
         ...
 
 
@@ -51,7 +51,7 @@ OpenDocuments = Callable[[int, int], Documents]
 class Patience:
     """How long a failing source is tried again: with growing pauses, for `timeout_s` from the first failure on.
 
-    `waiting_for` says what the reading thread is waiting for, to whom cannot wait any longer.
+    `waiting_for` says what the reading thread is waiting for, for the error of a loader whose time is up.
     """
 
     def __init__(self, timeout_s: float, *, is_transient: Callable[[Exception], bool], what: str) -> None:
@@ -75,7 +75,7 @@ class Patience:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """It ended. After a failure the wait goes on, until something comes."""
+        """The wait ended. After a failure it continues until a document arrives."""
         if kind is None or issubclass(kind, StopIteration):
             self._busy, self._failing_since_s, self._pause_s, self._last_error = False, None, FIRST_PAUSE_S, ""
 
@@ -102,7 +102,7 @@ class Patience:
 class _Reader:
     """Documents of one lane, read again from the start at the end, whatever fails in between.
 
-    A failed stream is opened anew at the last noted place, and what had been read since is skipped.
+    A failed stream is opened again at the last saved position, and what had been read since is skipped.
     """
 
     def __init__(self, open_documents: Callable[[], Documents], patience: Patience) -> None:
@@ -152,7 +152,7 @@ class _Reader:
         self._noted, self._read_since_note, self.epoch = noted, 0, epoch
 
     def close(self) -> None:
-        """Let go of the stream; files and connections behind it are closed by those that opened them."""
+        """Drop the stream; its files and connections are closed by the code that opened them."""
         self._documents = self._iterator = None
 
 

@@ -69,7 +69,9 @@ def run_impl(
     Without ``upstream`` nothing is differentiated and the last part is empty.
     """
     with torch.set_grad_enabled(upstream is not None):
-        o, aux = nsa_attention(*xs, **case.geometry, impl=impl, return_aux=True)  # type: ignore[call-overload]
+        result = nsa_attention(*xs, **case.geometry, impl=impl, return_aux=True)  # type: ignore[arg-type]
+    assert isinstance(result, tuple), "return_aux=True returns a pair"
+    o, aux = result
     grads = [] if upstream is None else list(torch.autograd.grad(o, xs, upstream.to(o)))
     return o, aux, grads
 
@@ -86,8 +88,8 @@ def run_oracle(
 def relative_error(got: Tensor, want: Tensor, *, least: float = 1e-12) -> float:
     """Largest difference over the largest expected magnitude, or over ``least`` where that is larger.
 
-    A gradient that is exactly zero, as of a softmax over one key, is met by rounding of what cancels: it is small
-    beside the other gradients, not beside zero.
+    A gradient that is exactly zero, as of a softmax over one key, is computed with the rounding of terms that cancel:
+    it is small relative to the other gradients, not to zero.
     """
     if want.numel() == 0:
         return 0.0

@@ -19,7 +19,7 @@ CASES = {
     "default_sizes": Case(B=1, S=333, G=1, heads_per_group=4, Dk=64, Dv=64, n_sel=4, w=100),
 }
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
-# Scores that differ by less than this cannot be told apart in the type that they are computed in.
+# Scores that differ by less than this are equal within the rounding of the type that they are computed in.
 SCORE_TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-5, "triton": 2e-2}
 NAMES = ("q", "k_cmp", "v_cmp", "k_sel", "v_sel", "k_win", "v_win", "gates")
 

@@ -23,7 +23,7 @@ _BRANCHES = {
 }
 _ATTENTION_BRANCHES = ("cmp", "sel", "win", "query", "dense", "fused")
 # Autograd names a backward node after its forward operator: `MmBackward0`, and `GeneratedBackwardFor_xBackward` for
-# an operator x of one's own, whose forward pass stands under `GeneratedBackwardFor_x`.
+# a custom operator x, whose forward pass is recorded as `GeneratedBackwardFor_x`.
 _BACKWARD = re.compile(r"Backward\d*$")
 _LAUNCH = re.compile(r"(cu|cuda|hip)[A-Z]")
 

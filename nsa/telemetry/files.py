@@ -55,8 +55,7 @@ def _cell(value: Any) -> str:
 class AppendCsv:
     """A CSV with fixed columns; each row is flushed. The header is written when the file is new.
 
-    A file that is there already, of a run that goes on, keeps the columns that its header names: the trainer may have
-    learned others since.
+    A file of a run that is resumed keeps the columns that its header names: a newer trainer may write others.
     """
 
     def __init__(self, path: Path, columns: Sequence[str]) -> None:
@@ -81,8 +80,8 @@ class AppendCsv:
 
 
 def cut_csv_after(path: Path, step: int) -> int:
-    """Drop the rows whose first column exceeds `step`, and a last line that was cut short, be it the header; returns
-    how many.
+    """Drop the rows whose first column exceeds `step`, and an incomplete last line, be it the header; returns how
+    many.
 
     A resumed run calls this, so that steps in one file only ever rise.
     """

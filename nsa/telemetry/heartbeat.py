@@ -87,7 +87,7 @@ class Heartbeat:
 
 
 def _end_torn_line(path: Path) -> None:
-    """End a line that a killed process left open, so that the next record stands on a line of its own."""
+    """End a line that a killed process left incomplete, so that the next record starts a new line."""
     if not path.exists() or path.stat().st_size == 0:
         return
     with path.open("rb+") as handle:

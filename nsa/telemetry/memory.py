@@ -16,7 +16,7 @@ MIB = 2**20
 
 
 def rss_mib() -> float | None:
-    """Resident memory of this process, MiB; None where the system does not tell."""
+    """Resident memory of this process, MiB; None without /proc."""
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     except (OSError, IndexError, ValueError):

@@ -119,7 +119,7 @@ class Recorder:
 
     @property
     def wall_s(self) -> float:
-        """Seconds of training so far, those before a resume included."""
+        """Seconds of training until now, those before a resume included."""
         return self._wall_before_s + time.perf_counter() - self._began_s
 
     def is_logged(self, step: int) -> bool:

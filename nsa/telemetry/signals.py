@@ -1,7 +1,7 @@
-"""SIGUSR1 dumps every thread's stack and the run goes on; SIGTERM and SIGINT ask it to stop after the step.
+"""SIGUSR1 dumps every thread's stack and the run continues; SIGTERM and SIGINT request a stop after the step.
 
 Python runs signal handlers between bytecodes of the main thread, which never come while it waits in a collective.
-So the C-level handler only writes the signal's number to a pipe, and a thread of its own acts on it.
+So the C-level handler only writes the signal's number to a pipe, and a dedicated thread acts on it.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class SignalDesk:
                     self._acknowledge()
 
     def _acknowledge(self) -> None:
-        """A step may last, and whoever asked for the stop should see that it was heard."""
+        """Confirm the request: the step that is finished first may take long."""
         if self._rank == 0:
             again = "; once more interrupts at once" if self.stop_signal == signal.SIGINT else ""
             name = signal.Signals(self.stop_signal).name
@@ -90,11 +90,11 @@ class SignalDesk:
         return path
 
     def close(self) -> None:
-        """Give the signals back to whoever had them."""
+        """Restore the previous handlers."""
         signal.set_wakeup_fd(self._previous_fd)
         for number, handler in self._previous.items():
             signal.signal(number, handler)
-        # One of faulthandler's is none of Python's to give back: it has to be set anew.
+        # signal.signal cannot restore a handler of faulthandler's: it has to be registered again.
         forget: Any = faulthandler.unregister  # says whether there was one, whatever its stub says
         if forget(signal.SIGUSR1):
             faulthandler.register(signal.SIGUSR1, all_threads=True)

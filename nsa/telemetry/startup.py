@@ -10,9 +10,9 @@ __all__ = ["StartClock", "process_age_s"]
 
 
 def process_age_s() -> float | None:
-    """Seconds since this process was started, its interpreter's own start included; None where nobody tells."""
+    """Seconds since this process was started, the interpreter's start included; None without /proc."""
     try:
-        # The name in parentheses may hold spaces; the start, in ticks since boot, is the 20th field behind it.
+        # The name in parentheses may hold spaces; the start, in ticks since boot, is the 20th field after it.
         ticks = int(Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])
         return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     except (OSError, AttributeError, ValueError, IndexError):

@@ -18,8 +18,8 @@ import pytest
 import torch
 from torch import nn
 
+from nsa.attention.dispatch import fallback_counters, reset_fallback_counters
 from nsa.attention.spans import set_spans
-from nsa.attention.stats import fallback_counters, reset_fallback_counters
 from nsa.config import Config, replace_flat
 from nsa.model import LanguageModel
 

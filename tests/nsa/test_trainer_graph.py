@@ -47,10 +47,13 @@ class Replayed:
 
     made: list[Replayed] = []
 
-    def __init__(self, *, batch_size: int, seq_len: int, device: torch.device, beside: Replayed | None = None) -> None:
-        self.shape, self.beside, self.replays = (batch_size, seq_len + 1), [beside] if beside else [], 0
-        if beside:
-            beside.beside.append(self)
+    def __init__(
+        self, *, batch_size: int, seq_len: int, device: torch.device, shares_memory_with: Replayed | None = None
+    ) -> None:
+        other = shares_memory_with
+        self.shape, self.sharing, self.replays = (batch_size, seq_len + 1), [other] if other else [], 0
+        if other:
+            other.sharing.append(self)
         self.made.append(self)
 
     def __class_getitem__(cls, _: object) -> type[Replayed]:
@@ -79,7 +82,7 @@ class Replayed:
         self.replays += 1
         for old, new in zip(self.tensors, _tensors(self.work(tokens_BT)), strict=True):
             old.copy_(new)
-        for other in self.beside:
+        for other in self.sharing:
             for lost in other.tensors:
                 lost.fill_(torch.nan)
         return self.result
@@ -111,7 +114,7 @@ def test_a_run_with_graphs_does_and_tells_the_same(
     assert found["replayed"] == found["launched"]
     assert [step for step, *_ in found["replayed"][1]] == [1, 5, 9]
     plain, with_stats = Replayed.made
-    assert with_stats.beside == [plain], "they share their memory"
+    assert with_stats.sharing == [plain], "they share their memory"
     accum = 2 if extra else 1
     # Python launches the first step, the audited one (2) and the first traced one (5); statistics are taken in 1, 5, 9.
     assert (with_stats.replays, plain.replays) == (1, 6 * accum - 1)
@@ -162,7 +165,7 @@ def test_the_trace_times_what_is_replayed(tmp_path: Path, train: Callable[..., i
 
 @pytest.mark.gpu
 def test_one_process_under_torchrun_replays_as_well(tmp_path: Path) -> None:
-    """Its process group has nobody to share with."""
+    """It has no process group to shard over."""
     losses = {}
     for name, start in (
         ("alone", []),

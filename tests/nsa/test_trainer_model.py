@@ -107,7 +107,7 @@ def test_gradient_checkpointing_changes_nothing() -> None:
 FULLGRAPH = """
 import warnings
 import torch
-from nsa.attention.stats import fallback_counters
+from nsa.attention.dispatch import fallback_counters
 from nsa.config import Config, replace_flat
 from nsa.model import LanguageModel
 from tests.interpreting import mend_indices

@@ -186,7 +186,7 @@ def test_a_disk_that_is_full_is_said_and_the_same_command_goes_on(
     with monkeypatch.context() as patch:
         patch.setattr("nsa.prepare.os.fsync", fsync)
         assert main(command) == 2
-    assert "shards cannot be written: No space left on device; once that is mended" in capsys.readouterr().err
+    assert "shards cannot be written: No space left on device; fix that, then run the same" in capsys.readouterr().err
     assert main(command) == 0
     assert contents(tmp_path / "shards").keys() == contents(tmp_path / "whole").keys()
     assert (tmp_path / "shards" / "shards.json").read_text() == (tmp_path / "whole" / "shards.json").read_text()

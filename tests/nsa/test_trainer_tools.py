@@ -239,7 +239,7 @@ def test_interrupted_commands_say_what_there_is(
     assert capsys.readouterr().err == "nsa.generate: interrupted while the model was loaded\n"
     monkeypatch.setattr(nsa.prepare, "read_documents", interrupted)
     assert prepare_main([str(corpus), str(tmp_path / "s")]) == 130
-    assert "the same command goes on" in capsys.readouterr().err
+    assert "the same command continues" in capsys.readouterr().err
     monkeypatch.setattr(nsa.probe, "probe", lambda *args, **kwargs: next(interrupted()))
     assert probe_main(["--device", "cpu"]) == 130
     assert capsys.readouterr() == ("", "nsa.probe: interrupted; nothing was written\n")

@@ -129,9 +129,9 @@ def test_the_problem_compiled_is_the_one_the_model_has(monkeypatch: pytest.Monke
     seen: list[Any] = []
     attend = nsa.attention.module.attend
 
-    def noted(streams: tuple[torch.Tensor, ...], gates: torch.Tensor, **kwargs: Any) -> Any:
+    def noted(streams: tuple[torch.Tensor, ...], gates: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         seen.append((streams, gates))
-        return attend(streams, gates, **kwargs)
+        return attend(streams, gates, *args, **kwargs)
 
     monkeypatch.setattr(nsa.attention.module, "attend", noted)
     with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bf16"):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nsa.attention import NSAAttention, nsa_attention
-from nsa.attention.functional import attend
+from nsa.attention.functional import AttentionSettings, attend
 from nsa.attention.geometry import Geometry
 from nsa.kernels import nsa_attention_triton
 from nsa.parity.cases import Case, inputs
@@ -54,32 +54,32 @@ def test_the_kernels_refuse_in_the_same_words(xs: list[torch.Tensor], message: s
 def test_a_scale_is_positive_and_finite_on_every_path(impl: str, scale: float) -> None:
     """What one path refuses, all refuse: otherwise a program that runs on a CPU would fail on a GPU."""
     with pytest.raises(ValueError, match=f"scale={scale}: must be positive and finite"):
-        nsa_attention(*inputs(CASE), **CASE.geometry, impl=impl, scale=scale)  # type: ignore[call-overload]
+        nsa_attention(*inputs(CASE), **CASE.geometry, impl=impl, scale=scale)  # type: ignore[arg-type]
 
 
 def test_names_and_sizes_that_do_not_fit_are_named() -> None:
     xs = inputs(CASE)
     with pytest.raises(ValueError, match="impl='fast': must be one of reference"):
-        nsa_attention(*xs, **CASE.geometry, impl="fast")  # type: ignore[call-overload]
+        nsa_attention(*xs, **CASE.geometry, impl="fast")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="w=0: must be a positive integer"):
         nsa_attention(*xs, w=0)
     for impl in ("sequential", "batched", "reference"):
         with pytest.raises(ValueError, match="sel_ranges='v3': must be v1 or v2"):
-            nsa_attention(*xs, **CASE.geometry, impl=impl, sel_ranges="v3")  # type: ignore[call-overload]
+            nsa_attention(*xs, **CASE.geometry, impl=impl, sel_ranges="v3")  # type: ignore[arg-type]
     for chunk in (0, -16):
         with pytest.raises(ValueError, match=f"query_chunk={chunk}: must be at least 1"):
-            nsa_attention(*xs, **CASE.geometry, query_chunk=chunk)  # type: ignore[call-overload]
+            nsa_attention(*xs, **CASE.geometry, query_chunk=chunk)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match=f"query_chunk={chunk}: must be at least 1"):
             NSAAttention(dim=16, n_heads=2, n_kv_groups=1, d_k=4, d_v=4, query_chunk=chunk)
     with pytest.raises(ValueError, match="batch and sequence must not be empty"):
-        nsa_attention(*(x[:, :0] for x in xs))  # type: ignore[call-overload]
+        nsa_attention(*(x[:, :0] for x in xs))  # type: ignore[arg-type]
 
 
 def test_a_compression_function_gives_one_entry_per_complete_block() -> None:
     """Without the check a longer result would let queries see keys of a wrong place, and say nothing."""
     *streams, gates = inputs(CASE)
     with pytest.raises(ValueError, match=r"k_cmp after compression: shape \(1, 40, 1, 4\), must be \(1, 9, 1, 4\)"):
-        attend(tuple(streams), gates, geometry=Geometry(**CASE.geometry), compress=lambda k, v: (k, v))
+        attend(tuple(streams), gates, AttentionSettings(Geometry(**CASE.geometry), compress=lambda k, v: (k, v)))
 
 
 def test_a_layer_says_which_size_is_wrong() -> None:
