@@ -110,6 +110,11 @@ def _root(path: Path) -> Path:
     return next(folder for folder in path.parents if (folder / "runbook.yaml").exists())
 
 
+def _is_small(path: Path) -> bool:
+    """Whether a trick may read it whole."""
+    return stat.S_ISREG(path.lstat().st_mode) and path.lstat().st_size <= _LARGEST_EDITED
+
+
 def _gone(path: Path) -> Path:
     """Nothing lies there any more, and its folder does."""
     if path.is_dir() and not path.is_symlink():
@@ -218,7 +223,7 @@ def _escapes(place: Place, path: Path, draw: random.Random) -> None:
 def _slow_pattern(place: Place, path: Path, draw: random.Random) -> None:
     """A pattern that backtracks for ever, and a log for it."""
     root = _root(path)
-    if not stat.S_ISREG((root / "run.json").lstat().st_mode):
+    if not _is_small(root / "run.json"):
         return
     header = json.loads((root / "run.json").read_text())
     header["runbook"]["trainer"]["metrics"]["stdout"] = r"(?P<step>(a+)+)$"
@@ -356,7 +361,7 @@ def _seal(run: Path) -> None:
     """Write the checksums that the journal holds anew: whoever sends a folder can."""
     from validator.stages.disk import declared_digest
 
-    if not all(stat.S_ISREG((run / name).lstat().st_mode) for name in ("run.json", "journal.jsonl")):
+    if not all(_is_small(run / name) for name in ("run.json", "journal.jsonl")):
         return  # /dev/zero has no end
     lines = []
     for line in (run / "journal.jsonl").read_text().splitlines():
