@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import resource
 import subprocess
 import tempfile
 import time
@@ -19,7 +20,7 @@ from functools import partial
 from pathlib import Path
 
 from tests.fuzz.folders import FolderCase, Whole, play_folder
-from tests.fuzz.hostile import HostileCase, Place, import_everything, play_hostile
+from tests.fuzz.hostile import MACHINE_BYTES, HostileCase, Place, import_everything, play_hostile
 from tests.fuzz.runbooks import RunbookCase, play_runbook, sources
 
 
@@ -44,6 +45,7 @@ def runbooks(task: tuple[Path, int, int]) -> list[RunbookCase]:
 def hostile(task: tuple[Path, int, int], *, by_process: bool = False) -> list[HostileCase]:
     """Cases `first` to `last` of commands on hostile folders."""
     place, first, last = task
+    resource.setrlimit(resource.RLIMIT_DATA, (MACHINE_BYTES, MACHINE_BYTES))  # of the tricks as well
     import_everything()
     sound = Place(place)
     cases = []
@@ -51,6 +53,8 @@ def hostile(task: tuple[Path, int, int], *, by_process: bool = False) -> list[Ho
         cases.append(play_hostile(sound, place / "scratch", seed, by_process=by_process))
         if cases[-1].problem:
             print(f"  seed {seed}, {cases[-1].command} after {cases[-1].done}: {cases[-1].problem}", flush=True)
+        if len(cases) % 500 == 0:
+            print(f"  {len(cases)} from seed {first}, {sum(bool(case.problem) for case in cases)} problems", flush=True)
     return cases
 
 

@@ -96,12 +96,11 @@ def spoil(place: Place, run: Path, draw: random.Random, *, unfinished: bool, als
         path = folder / draw.choice(names)
         if not Path(os.path.realpath(path.parent)).is_relative_to(os.path.realpath(run.parent)):
             continue  # behind a link that an earlier trick has made
-        # What another trick has made impossible is left out.
-        with suppress(OSError, ValueError, LookupError, TypeError, RecursionError, StopIteration):
+        with suppress(Exception):  # what another trick has made impossible is left out
             done.append(f"{trick.__name__[1:]} {os.path.relpath(path, run)}")
             trick(place, path, draw)
     if draw.random() < 0.7:
-        with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+        with suppress(Exception):
             _seal(run)
     return done
 
@@ -109,6 +108,11 @@ def spoil(place: Place, run: Path, draw: random.Random, *, unfinished: bool, als
 def _root(path: Path) -> Path:
     """The run folder that a path lies in."""
     return next(folder for folder in path.parents if (folder / "runbook.yaml").exists())
+
+
+def _is_small(path: Path) -> bool:
+    """Whether a trick may read it whole."""
+    return stat.S_ISREG(path.lstat().st_mode) and path.lstat().st_size <= _LARGEST_EDITED
 
 
 def _gone(path: Path) -> Path:
@@ -219,7 +223,7 @@ def _escapes(place: Place, path: Path, draw: random.Random) -> None:
 def _slow_pattern(place: Place, path: Path, draw: random.Random) -> None:
     """A pattern that backtracks for ever, and a log for it."""
     root = _root(path)
-    if not stat.S_ISREG((root / "run.json").lstat().st_mode):
+    if not _is_small(root / "run.json"):
         return
     header = json.loads((root / "run.json").read_text())
     header["runbook"]["trainer"]["metrics"]["stdout"] = r"(?P<step>(a+)+)$"
@@ -357,7 +361,7 @@ def _seal(run: Path) -> None:
     """Write the checksums that the journal holds anew: whoever sends a folder can."""
     from validator.stages.disk import declared_digest
 
-    if not all(stat.S_ISREG((run / name).lstat().st_mode) for name in ("run.json", "journal.jsonl")):
+    if not all(_is_small(run / name) for name in ("run.json", "journal.jsonl")):
         return  # /dev/zero has no end
     lines = []
     for line in (run / "journal.jsonl").read_text().splitlines():

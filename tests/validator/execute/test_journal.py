@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from validator.execute import journal as journal_module
 from validator.execute.journal import Journal, JournalBusy, read
 from validator.model.outcome import Attempt
 
@@ -73,6 +74,19 @@ def test_lines_that_are_no_events_do_not_hide_the_others(tmp_path: Path) -> None
     with Journal.open(path) as journal:
         journal.append("two")
     assert [event.event for event in read(path)] == ["one", "two"]
+
+
+def test_lines_that_cannot_be_events_are_not_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A journal of somebody else's may be a million of them, and is read several times for one report."""
+    path = tmp_path / "journal.jsonl"
+    with Journal.open(path) as journal:
+        journal.append("started")
+    path.write_bytes(b'\n{}\n{\n"\n' * 1000 + path.read_bytes())
+    parsed: list[bytes] = []
+    genuine = journal_module.parse_json
+    monkeypatch.setattr(journal_module, "parse_json", lambda line: parsed.append(line) or genuine(line))
+    assert [event.event for event in read(path)] == ["started"]
+    assert len(parsed) == 1
 
 
 def test_no_file_is_no_events(tmp_path: Path) -> None:
