@@ -141,7 +141,7 @@ def _missing_rows(run: RunFacts) -> Iterator[Evidence]:
 
 def _redrawn(run: RunFacts) -> str | None:
     """The log in which most rows stand in one line with the row before, as those of a progress bar do."""
-    places = run.result.extra.get("places") if run.result is not None else None
+    places = run.result.extra.get("places")
     if not places or len(places["lines"]) < _FEW:
         return None
     return str(places["path"]) if float(np.mean(np.diff(places["lines"]) == 0)) > 1 / 2 else None
