@@ -124,9 +124,11 @@ def _missing_rows(run: RunFacts) -> Iterator[Evidence]:
     known = [one for group in groups for name in _CORE if (one := group.get(name)) is not None and one.steps.size]
     first = {_pace(one): min(int(o.steps[0]) for o in known if _pace(o) == _pace(one)) for one in known}
     last = {_pace(one): max(int(o.steps[-1]) for o in known if _pace(o) == _pace(one)) for one in known}
-    told = set()
+    told, redrawn = set(), _redrawn(run)
     for one in known:
         beside = [other for other in known if other.source.path == one.source.path]
+        if one.source.path == redrawn:
+            continue  # a bar shows a step when it is time to, and need not show the next
         gap = _gap(one, beside) if one.steps.size >= _FEW else _ends_early(one, beside)
         if gap is None and _late(one) > first[_pace(one)]:
             gap = f"{one.name} begins at step {one.steps[0]}, elsewhere at step {first[_pace(one)]}"
@@ -135,6 +137,14 @@ def _missing_rows(run: RunFacts) -> Iterator[Evidence]:
         if gap is not None and one.source.path not in told:
             told.add(one.source.path)
             yield evidence(f"{gap} in {one.source.path}", one.source.path)
+
+
+def _redrawn(run: RunFacts) -> str | None:
+    """The log in which most rows stand in one line with the row before, as those of a progress bar do."""
+    places = run.result.extra.get("places")
+    if not places or len(places["lines"]) < _FEW:
+        return None
+    return str(places["path"]) if float(np.mean(np.diff(places["lines"]) == 0)) > 1 / 2 else None
 
 
 def _late(series: Series) -> int:

@@ -29,6 +29,9 @@ _UNEVEN = 1.6
 _LEAST_BY_CLOCK, _VARIES = 3, 2.5
 """Fewest steps from one row by the clock to the next, and how far a stride may be from the usual one."""
 
+_OFF_PACE_OF_A_BAR, _SINGLE_OF_A_BAR = 0.1, 0.1
+"""Least share of a bar's strides that are no multiple of the usual one; most that are single steps."""
+
 _GROWTH = 4
 """Last stride over the first one from which rows can be said to come ever more seldom."""
 
@@ -80,15 +83,21 @@ def by_the_clock(steps: Steps) -> bool:
     """Whether rows come every so many seconds, not steps: strides that vary within bounds, and by no common step.
 
     Rows that are missing from an even pace leave strides that are multiples of it, or single steps. The first stride
-    may hold a slow start, and the last row may come early.
+    may hold a slow start, and the last row may come early. A bar that is drawn at most so often also has strides that
+    no row missing from the usual pace would leave, as 2 beside 3, and few single ones, at the ends of epochs.
     """
     if len(steps) < _FEW:
         return False
     inner = np.diff(steps)[1:-1]
     _, counts = np.unique(inner, return_counts=True)
     usual = float(np.median(inner))
-    varies = counts.max() <= len(inner) / 2 and np.gcd.reduce(inner) == 1 and inner.min() >= _LEAST_BY_CLOCK
-    return bool(varies and inner.max() <= _VARIES * usual and usual <= _VARIES * inner.min())
+    if np.gcd.reduce(inner) != 1 or inner.max() > _VARIES * usual:
+        return False
+    if counts.max() <= len(inner) / 2 and inner.min() >= _LEAST_BY_CLOCK:
+        return usual <= _VARIES * float(inner.min())
+    single = inner == 1
+    off_pace = (inner % usual != 0) & ~single
+    return bool(usual > 1 and off_pace.mean() >= _OFF_PACE_OF_A_BAR and single.mean() <= _SINGLE_OF_A_BAR)
 
 
 def next_due(steps: Steps) -> int:

@@ -102,6 +102,18 @@ def test_steps_at_the_end_of_every_ten_are_counted_from_zero(tmp_path: Path) -> 
     assert collected(tmp_path, csv="metrics.csv").scalars["steps.done"].value == 25, "nor does any even one"
 
 
+def test_a_loss_at_step_zero_counts_from_zero_unless_nothing_was_done_there(tmp_path: Path) -> None:
+    def done(text: str) -> object:
+        (tmp_path / "metrics.csv").write_text(text, encoding="utf-8")
+        return collected(tmp_path, csv="metrics.csv").scalars["steps.done"].value
+
+    late = "step,loss,toks_per_s\n0,3,\n1,2,100\n2,1,100\n"
+    assert done(late) == 3, "a rate needs the step before it, a loss does not"
+    assert done("step,loss\n0,3\n10,2\n20,1\n") == 21
+    assert done(late.replace("0,3,\n", "0,3,0\n")) == 2, "a rate of 0: the loss is that of the initial model"
+    assert done("step,loss\n1,3\n2,1\n") == 2
+
+
 def test_units_are_taken_from_names(tmp_path: Path) -> None:
     write_logs(tmp_path, stdout="".join(f"iter {n}: loss 2.5, time 12.50ms, 4k tok/s\n" for n in range(3)))
     pattern = r"iter (?P<step>\d+): loss (?P<train_loss>[\d.]+), time (?P<step_time_ms>[\d.]+)ms, (?P<ktoks_per_s>\d+)k"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.validator.collect.folders import outcome, record, write_csv, write_heartbeat
+from tests.validator.collect.folders import outcome, record, write_csv, write_heartbeat, write_logs
 from tests.validator.diagnose.cases import (
     UNCERTAIN,
     healthy,
@@ -90,6 +90,14 @@ def test_rows_that_were_taken_out_are_missed(tmp_path: Path, name: str, lines: s
     (folder / name).write_text("".join(kept))
     finding = of_run(folder)["missing-evidence"]
     assert (finding.severity, words in finding.message) == ("veto", True), finding.message
+
+
+@pytest.mark.parametrize(("end", "missed"), [("\r", False), ("\n", True)])
+def test_a_bar_need_not_show_each_step_and_a_line_a_step_must(tmp_path: Path, end: str, missed: bool) -> None:
+    shown = [step for step in range(1, 61) if step % 7 or step == 60]
+    write_logs(tmp_path, stdout="".join(f"{step}/60 loss: {3 / step:.4f} {50 + step % 3}ms{end}" for step in shown))
+    metrics = TrainerMetrics(stdout="{step}/{steps_total} loss: {loss} {own_step_time_ms}ms")
+    assert ("missing-evidence" in of_run(tmp_path, steps=60, metrics=metrics)) is missed
 
 
 @pytest.mark.parametrize(

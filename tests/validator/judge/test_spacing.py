@@ -107,3 +107,19 @@ def test_a_series_that_only_seems_to_is_not() -> None:
     late = [*range(150, 160), *range(160, 301, 10)]
     assert thins_out(at(late)), "by a rule, but most of a run late"
     assert "no row between steps 0 and 150" in _told(late)
+
+
+def test_a_bar_that_is_drawn_at_most_so_often_misses_no_rows() -> None:
+    """A step of 22 ms, drawn when 50 ms have passed and at the end of an epoch: strides of 2, 3 and, at ends, 1."""
+    random = np.random.default_rng(0)
+    ends = np.cumsum(0.022 * random.lognormal(0, 0.2, 400))
+    drawn, last = [], -1.0
+    for step, end in enumerate(ends, 1):
+        if end - last >= 0.05 or step % 100 == 0:
+            drawn.append(step)
+            last = float(end)
+    bar = at(drawn)
+    assert by_the_clock(bar)
+    for pace in (1, 2, 3, 5):
+        even = np.arange(pace, 400, pace)
+        assert not by_the_clock(np.delete(even, random.choice(len(even) - 2, len(even) // 4, replace=False) + 1)), pace
