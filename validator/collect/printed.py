@@ -60,8 +60,8 @@ _NO_MEASURE = NO_SERIES - PACES | {"timestamp"}
 @dataclass
 class PrintedRows:
     """Rows of a log, as far as they were read. `bare` are rows of lines without a step. `cut`, `commas`, `odd_steps`
-    and `odd_values` hold lines that match and cannot be read: line number and what is there. `losses` counts losses, and
-    `doubtful` holds those that may have a decimal comma."""
+    and `odd_values` hold lines that match and cannot be read: line number and what is there. `losses` counts losses,
+    and `doubtful` holds those that may have a decimal comma."""
 
     pattern: LinePattern
     counter: StepCounter = field(default_factory=StepCounter)

@@ -192,7 +192,7 @@ def _claimed_s(text: str) -> float | None:
 
 
 def eta_wrong(run: RunFacts) -> Iterator[Finding]:
-    """A log promises an end that its own step time contradicts, in the last line that is a minute or more from it."""
+    """The last promise of an end, made a minute or more before it, contradicts the log's own step time."""
     step_s = run.step_time_s
     if not run.training or step_s is None:
         return
