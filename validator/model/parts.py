@@ -231,8 +231,8 @@ class Watchdog(Frozen):
         3,
         ge=1,
         description="Records of one file in a row with a collapse, or with a `grad_norm` of 0, that stop the run. "
-        "Zeros of a norm that was never above 0.01 may be rounded: they stop no run whose loss falls, or has fewer than "
-        "12 records that are not all the same.",
+        "Zeros of a norm that was never above 0.01 may be rounded: they stop no run whose loss falls, or has fewer "
+        "than 12 records that are not all the same.",
     )
     halt: bool = Field(True, description="Write `.HALT` and stop the run; false only records the anomaly.")
 
