@@ -212,6 +212,15 @@ def _note_odd(rows: PrintedRows, path: Path, intake: Intake) -> None:
         line, text = rows.cut[0]
         message = f"{len(rows.cut)} lines hold a number of which the pattern takes a part alone; first: "
         intake.note("garbage-cell", message + printable(text, limit=120), path, line)
+    doubtful = rows.doubtful if len(rows.doubtful) == rows.losses else []
+    for found, what in (
+        (rows.commas, "lines hold a number with a decimal comma"),
+        (doubtful, "losses, which are all, are thousands or have a decimal comma"),
+    ):
+        if found:
+            line, text = found[0]
+            message = f"{len(found)} {what}; first: {printable(text, limit=80)} (print a decimal point)"
+            intake.note("garbage-cell", message, path, line)
     if rows.odd_values:
         line, text = rows.odd_values[0]
         message = f"{len(rows.odd_values)} lines match, but hold no number there; first: {printable(text, limit=80)}"

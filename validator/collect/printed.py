@@ -18,7 +18,7 @@ import numpy.typing as npt
 from validator.collect.order import rising
 from validator.collect.table import Places
 from validator.model.columns import NO_SERIES, PACES, TOTALS, contract_values, series_name
-from validator.model.pattern import LinePattern, Printed, StepCounter
+from validator.model.pattern import LinePattern, Printed, StepCounter, has_decimal_comma
 
 __all__ = ["PrintedRows", "usual_total"]
 
@@ -51,14 +51,17 @@ _PAUSES = re.compile(
 _SHOWN = 200
 """Characters of a line in which these words are looked for."""
 
+_GROUPED = re.compile(r"[-+]?\d{1,3},\d{3}")
+
 _NO_MEASURE = NO_SERIES - PACES | {"timestamp"}
 """Groups of which a line that holds no other tells nothing of a step: one that says that a file was saved."""
 
 
 @dataclass
 class PrintedRows:
-    """Rows of a log, as far as they were read. `bare` are rows of lines without a step. `cut`, `odd_steps` and
-    `odd_values` hold lines that match and cannot be read: line number and what is there."""
+    """Rows of a log, as far as they were read. `bare` are rows of lines without a step. `cut`, `commas`, `odd_steps`
+    and `odd_values` hold lines that match and cannot be read: line number and what is there. `losses` counts losses,
+    and `doubtful` holds those that may have a decimal comma."""
 
     pattern: LinePattern
     counter: StepCounter = field(default_factory=StepCounter)
@@ -69,6 +72,9 @@ class PrintedRows:
     odd_steps: list[tuple[int, str]] = field(default_factory=list)
     odd_values: list[tuple[int, str]] = field(default_factory=list)
     cut: list[tuple[int, str]] = field(default_factory=list)
+    commas: list[tuple[int, str]] = field(default_factory=list)
+    doubtful: list[tuple[int, str]] = field(default_factory=list)
+    losses: int = 0
     pauses: array[int] = field(default_factory=lambda: array("q"))
     last_other: str = ""
     _announced: tuple[int, Printed] | None = None
@@ -96,14 +102,31 @@ class PrintedRows:
             if name == "step":
                 self.odd_steps.append((number, shown))
                 return
-            if shown != printed.texts[name]:
+            comma = has_decimal_comma(shown)
+            if shown != printed.texts[name] and not comma:
                 self.cut.append((number, f"{name}={printed.texts[name]!r} in {shown!r}"))
                 return
-            self.odd_values.append((number, f"{name}={shown}"))
+            (self.commas if comma else self.odd_values).append((number, f"{name}={shown}"))
         if printed.step is None and self._announced is not None:
             self._add(*self._announced)  # a box of several lines begins with one that holds the step alone
         self._announced = None
+        self._look_at_loss(number, printed, text)
         self._add(number, printed)
+
+    def _look_at_loss(self, number: int, printed: Printed, line: str) -> None:
+        """Count losses, and those that are thousands only if their comma is no decimal one."""
+        for name in self._loss_names:
+            if name in printed.values:
+                self.losses += 1
+                shown = printed.texts[name]
+                if _GROUPED.fullmatch(shown) or (
+                    shown.isdigit() and re.search(rf"(?<![\d.,]){shown},\d+(?!\d|[.,]\d)", line)
+                ):
+                    self.doubtful.append((number, shown))
+
+    @cached_property
+    def _loss_names(self) -> tuple[str, ...]:
+        return tuple(name for name in self.pattern.names if series_name(name) == "loss")
 
     def _add(self, number: int, printed: Printed) -> None:
         """Take in one line that says something of a step."""

@@ -42,7 +42,9 @@ def zero_rate(run: RunFacts) -> Iterator[Finding]:
     """The trainer writes rows and gets nowhere: a rate of zero or less, or the same step again and again."""
     limits = run.spec.watchdog or Watchdog()
     series = run.series("toks_per_s")
-    frozen = run.irregular("duplicate-step") if run.outcome is not None and run.outcome.reason == "halted" else []
+    last = run.outcome.last if run.outcome is not None and run.outcome.reason == "halted" else None
+    frozen = run.irregular("duplicate-step") if last is not None else []
+    halt = run.result.extra.get("halt") or {}
     if series is not None and longest_row(series.values <= 0) >= limits.frozen_rows:
         first = int(series.steps[np.flatnonzero(series.values <= 0)[0]])
         stays = bool(series.values[-1] <= 0)
@@ -52,6 +54,10 @@ def zero_rate(run: RunFacts) -> Iterator[Finding]:
     elif frozen:
         stays, message = True, f"The table stands still: {frozen[0].message}."
         because = [evidence(frozen[0].message, frozen[0].path, f"line {frozen[0].line}")]
+    elif last is not None and halt.get("anomaly") == "frozen_rows":
+        # Printed lines that repeat a step digit for digit are one row, and no irregularity.
+        said = (last.detail or "rows repeat one step").rstrip(".")
+        stays, message, because = True, f"The trainer stands still: {said}.", [evidence(said, halt["path"])]
     else:
         return
     yield found(
@@ -186,7 +192,7 @@ def _claimed_s(text: str) -> float | None:
 
 
 def eta_wrong(run: RunFacts) -> Iterator[Finding]:
-    """A log promises an end that its own step time contradicts, in the last line that is a minute or more from it."""
+    """The last promise of an end, made a minute or more before it, contradicts the log's own step time."""
     step_s = run.step_time_s
     if not run.training or step_s is None:
         return

@@ -154,15 +154,20 @@ class Trainer(Frozen):
     args: dict[str, Setting] = Field(
         default_factory=lambda: dict[str, Setting](steps="{steps}", out="{out}"),
         description="Passed as `--key value`; true becomes `--key`, false leaves it out. Placeholders are filled in. "
-        "Each default is left out where the command holds its placeholder itself, and `out` also where every metric is "
-        "read from what the trainer prints.",
+        "What is given here replaces both defaults, but the bundled trainer always gets them. Each default is left out "
+        "where the command holds its placeholder itself, and `out` also where every metric is read from what the "
+        "trainer prints.",
     )
     trial_args: dict[str, Setting] = Field(
         default_factory=dict,
         description="Further arguments for the short runs of a validation alone, such as a learning rate that warms up "
         "within them; the recommended command leaves them out.",
     )
-    metrics: TrainerMetrics = Field(BUNDLED_METRICS, description="Where its measurements are read from.")
+    metrics: TrainerMetrics = Field(
+        BUNDLED_METRICS,
+        description="Where its measurements are read from; default, for any trainer, `training.csv`, "
+        "`heartbeat_rank{rank}.jsonl`, `env.json` and `metrics.json`. Where it is given, only those that it names.",
+    )
     tokens_per_step: Count | None = Field(
         None,
         ge=1,
@@ -208,7 +213,10 @@ class Watchdog(Frozen):
     )
     interval: Duration = Field(5.0, gt=0, description="Time between looks at the run's files.")
     frozen_rows: Count = Field(
-        4, ge=2, description="Rows in a row with a rate of zero or less, or of one step, that stop the run."
+        4,
+        ge=2,
+        description="Rows in a row with a rate of zero or less, or of one step, that stop the run: of the table, or "
+        "whole printed lines. One that adds a value to its step is no repetition.",
     )
     gates: bool | None = Field(
         None,
@@ -219,7 +227,13 @@ class Watchdog(Frozen):
     gate_entropy_min: float = Field(0.2, description="`gate_entropy_mean` below this counts as a collapse.")
     gate_max: float = Field(0.9, description="`gate_max_gate` above this counts as a collapse.")
     gate_collapse_frac: float = Field(0.5, description="`gate_collapse_frac` above this counts as a collapse.")
-    gate_strikes: Count = Field(3, ge=1, description="Records of one file in a row with a collapse that stop the run.")
+    gate_strikes: Count = Field(
+        3,
+        ge=1,
+        description="Records of one file in a row with a collapse, or with a `grad_norm` of 0, that stop the run. "
+        "Zeros of a norm that was never above 0.01 may be rounded: they stop no run whose loss falls, or has fewer "
+        "than 12 records that are not all the same.",
+    )
     halt: bool = Field(True, description="Write `.HALT` and stop the run; false only records the anomaly.")
 
     @model_validator(mode="before")

@@ -20,6 +20,7 @@ __all__ = [
     "Printed",
     "StepCounter",
     "compiled",
+    "has_decimal_comma",
     "line_pattern",
     "narrow_groups",
     "parse_number",
@@ -31,10 +32,12 @@ _NUMBER = (
     r"|[-+]?(?:[nN][aA][nN]|[iI][nN][fF](?:inity)?)(?![A-Za-z])"
 )
 _CLOCK = r"\d+(?: days?, |:)\d{1,2}(?::\d\d){0,2}(?:\.\d+)?"
-_MOMENT = r"(?:\d{4}[-/]?\d\d[-/]?\d\d|\d\d/\d\d)[T ,]+\d\d:\d\d:\d\d(?:[.,]\d+)?"
+_ZONE = r"(?:Z|[-+]\d\d:?\d\d(?![\d:]))"
+_MOMENT = r"(?:\d{4}[-/]?\d\d[-/]?\d\d|\d\d/\d\d)[T ,]+\d\d:\d\d:\d\d(?:[.,]\d+)?" + f"{_ZONE}?"
 _WHOLE = r"\d{1,3}(?:[,_]\d{3})+(?![\d_]|,\d)|\d+"
+_COUNTS = ("step", "epoch", "steps_per_epoch", "steps_total")
 _BODIES = {
-    **dict.fromkeys(("step", "epoch", "steps_per_epoch", "steps_total"), _WHOLE),
+    **dict.fromkeys(_COUNTS, _WHOLE),
     "elapsed_s": f"{_CLOCK}|{_NUMBER}",
     "timestamp": f"{_MOMENT}|{_NUMBER}",
     "row": "",
@@ -45,9 +48,12 @@ _WORD = r"(?:[^\s,;|()<>\[\]{}'\"]|,(?=\d))+"
 _SHORT = re.compile(r"(\\.)|(?<!\\N)\{([a-z_][a-z0-9_]*)\}", re.DOTALL)
 _AGAIN = "__again"
 _SUFFIXES = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9}
-_THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:([,_])\d{3})(?:\1\d{3})*(?:\.\d*)?(?:[eE][-+]?\d+)?")
+_THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(?:([,_])\d{3})(?:\1\d{3})*(?:\.\d*)?(?:[eE][-+]?\d+)?")
 _CONTINUES = re.compile(r"[0-9]|\.[0-9]|[,_][0-9]{3}(?![0-9])|[eE][-+]?[0-9]|[kKMG](?:(?![A-Za-z])|(?=tok))")
 """What makes a number longer, or another one: `1.5` of `1.5e+20`, `1` of `1,200`, `39` of `39k`."""
+
+_DECIMALS = re.compile(r",\d+(?!\d|[.,]\d)")
+"""What may be the decimals of the whole number before it; with more numbers behind it is a list."""
 
 _AT_START = r"(?<!\d)(?<!\d[.,])(?<![\s=:(\[][-+])"
 """Where a number begins. The `.*` before a group takes the first of its digits, where nothing forbids that."""
@@ -83,7 +89,8 @@ def compiled(pattern: str) -> re.Pattern[str]:
 def parse_number(text: str) -> float | None:
     """A number as trainers print it, None for anything else.
 
-    Signs, exponents, `nan` and `inf` in any case, thousands (`1,234.5`, `1_234`) and suffixes (`12.3k`) are read. So
+    Signs, exponents, `nan` and `inf` in any case, thousands (`1,234.5`, `1_234`) and suffixes (`12.3k`) are read; a
+    decimal comma (`2,31`, `0,312`) is not. So
     are a length of time (`1:02:03`, seconds) and a date with a time (Unix seconds, UTC where no zone is given).
     """
     shown = text.strip().rstrip(",;").rstrip(".") or text.strip()
@@ -99,6 +106,12 @@ def parse_number(text: str) -> float | None:
         return _seconds(shown)
 
 
+def has_decimal_comma(text: str) -> bool:
+    """Whether a text begins with a number whose comma groups no thousands: `2,31`, `0,312`."""
+    number = re.match(r"[-+]?\d+,\d+", text)
+    return number is not None and parse_number(number[0]) is None
+
+
 def _seconds(text: str) -> float | None:
     """A length of time or a moment in seconds."""
     if re.fullmatch(_CLOCK, text):
@@ -108,6 +121,8 @@ def _seconds(text: str) -> float | None:
             return ((parts[0] * 24 + parts[1]) * 60 + parts[2]) * 60 + parts[3]
         return (float(days) * 86400 if days else 0.0) + sum(60.0**i * part for i, part in enumerate(reversed(parts)))
     if re.fullmatch(_MOMENT, text):
+        zone = re.search(f"(?<=[0-9]){_ZONE}$", text)
+        text, ahead_s = (text, 0.0) if zone is None else (text[: zone.start()], _ahead_s(zone[0]))
         day, _, clock = re.sub(r"[T ,]+", " ", text.replace(",", ".", 1) if text.count(",") else text).partition(" ")
         day = re.sub(r"[-/]", "", day)
         day = f"2000{day}" if len(day) == 4 else day  # a logger that leaves the year out
@@ -116,8 +131,14 @@ def _seconds(text: str) -> float | None:
         except ValueError:
             return None
         fraction = clock.partition(".")[2]
-        return moment.replace(tzinfo=timezone.utc).timestamp() + (float(f"0.{fraction}") if fraction else 0.0)
+        return moment.replace(tzinfo=timezone.utc).timestamp() + float(f"0.{fraction or 0}") - ahead_s
     return None
+
+
+def _ahead_s(zone: str) -> float:
+    """Seconds that the clocks of a zone (`Z`, `+02:00`, `-0530`) are ahead of UTC."""
+    digits = zone.lstrip("+-Z").replace(":", "")
+    return 0.0 if not digits else (-60.0 if zone[0] == "-" else 60.0) * (60 * int(digits[:2]) + int(digits[2:]))
 
 
 @dataclass(frozen=True)
@@ -291,8 +312,16 @@ def _cut(match: re.Match[str], group: str) -> bool:
     if name == "ktoks_per_s" and after[:1] in ("k", "K"):
         return False  # that is what the name says
     before = "" if any(end == first - 1 for _, end in others) else match.string[max(0, first - 2) : first]
+    if after and name not in _COUNTS and re.fullmatch(r"[-+]?\d+", text) and _DECIMALS.match(match.string, last):
+        return group not in _before_commas(match.re.pattern)
     lost_sign = name != "step" and re.search(r"(?:^|[\s=:(\[])-$", before) is not None
     return lost_sign or _CONTINUES.match(after) is not None or re.search(r"\d[.,]?$", before) is not None
+
+
+@lru_cache(maxsize=64)
+def _before_commas(pattern: str) -> frozenset[str]:
+    """The groups of a pattern behind which it has a comma, which then separates."""
+    return frozenset(group.name for group in _groups(pattern) if pattern.startswith(",", group.end + 1))
 
 
 def _printed(match: re.Match[str]) -> Printed:

@@ -297,7 +297,9 @@ or an infinity that the trainer wrote is FAIL.
 A criterion in `accept` is `PHASE.N`, counted from 1; a check of a preflight goes by its own name (`cpu_cores`).
 Besides, these are asked without being written, and are required where the trainer writes what they need. All are in
 `phases[]` of result.json, as `criteria[]` and `checks[]`, with a `status` of PASS, FAIL, INCONCLUSIVE, SKIPPED, NOT_RUN
-or RUNNING; the `decision` is GO, NO_GO, INCONCLUSIVE or IN_PROGRESS.
+or RUNNING; the `decision` is GO, NO_GO, INCONCLUSIVE or IN_PROGRESS. A criterion has `id`, `text`, `required`,
+`status`, `observed`, `unit`, `ci_low`, `ci_high`, `bound`, `margin`, `message`, `evidence`; a check, which only
+preflight has, `id`, `title`, `status`, `required`, `observed`, `expected`, `message`, `evidence`.
 
 | id | in phases of kind | asks |
 |---|---|---|
@@ -313,7 +315,8 @@ or RUNNING; the `decision` is GO, NO_GO, INCONCLUSIVE or IN_PROGRESS.
 | `PHASE.halt`, `PHASE.sustained_rate` | soak | nothing halts the run; the rate lasts |
 | `PHASE.probe`, `PHASE.probe.NAME` | preflight | the probes ran; each reaches its public bound |
 | `PHASE.choice` | sweep, ab | the comparison has an answer; never required |
-| `PHASE.asks` | train, soak, data | only where a phase asks for nothing: INCONCLUSIVE |
+| `PHASE.asks` | train, soak, data | only where no criterion of a required phase \
+[carries a GO](writing-a-runbook.md#what-carries-a-go): INCONCLUSIVE |
 """
 
 _OVERRIDES = """

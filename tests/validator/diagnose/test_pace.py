@@ -53,6 +53,22 @@ def test_a_table_that_stands_still_is_named_where_the_watchdog_stopped_the_run(t
     assert "zero-rate" not in of_run(folder)
 
 
+@pytest.mark.parametrize("stopped", [True, False])
+def test_zero_rate_of_a_step_that_is_printed_again_and_again(tmp_path: Path, stopped: bool) -> None:
+    """Lines that repeat a step digit for digit are one row, so the log alone showed nothing."""
+    logs = tmp_path / "r" / "logs"
+    logs.mkdir(parents=True)
+    lines = [f"step {min(s, 50)} loss {3 / min(s, 50) ** 0.5:.4f}\n" for s in range(1, 60)]
+    (logs / "stdout.log").write_text("".join(lines), encoding="utf-8")
+    if stopped:
+        (tmp_path / "r" / ".HALT").write_text("4 rows in a row say step 50", encoding="utf-8")
+        (tmp_path / "r" / ".anomaly_type").write_text("frozen_rows", encoding="utf-8")
+    ended = outcome(rc=-15, reason="halted", detail="4 rows in a row say step 50") if stopped else outcome()
+    found = of_run(tmp_path / "r", ended=ended, metrics=TrainerMetrics(stdout="step {step} loss {loss}"))
+    assert ("zero-rate" in found) == stopped
+    assert not stopped or ("step 50" in found["zero-rate"].message and found["zero-rate"].severity == "veto")
+
+
 def slow(folder: Path, *, beats_to_s: float) -> Path:
     """105 s a step, logged every 20: the last record is of step 40, beats go on."""
     write_csv(folder, [39.0, 39.0, 39.0], steps=[1, 20, 40], step_time_s=[105.0] * 3)

@@ -220,3 +220,32 @@ def test_inspect_of_a_run_in_progress_misses_nothing(tmp_path: Path) -> None:
         path = folder / f"heartbeat_rank{rank}.jsonl"
         path.write_text("".join(path.read_text().splitlines(keepends=True)[:lines]))
     assert "missing-evidence" not in of_folder(folder)
+
+
+@pytest.mark.parametrize(
+    ("form", "pattern", "sick"),
+    [
+        ("{:.2f}", "step {step} .*loss {loss}", True),
+        ("{:.3f}", "step {step} .*loss {loss}", True),  # 2,310 is a whole thousand by itself
+        ("{:.2f},", "step {step} .*loss {loss},", True),  # the comma that the pattern names is the decimal one
+        ("{:.2f},", "step {step} .*loss {loss}", False),
+        ("{:.3f}", "step {step} .*loss {loss}", False),
+    ],
+)
+def test_losses_with_a_decimal_comma_are_damage(tmp_path: Path, form: str, pattern: str, sick: bool) -> None:
+    """2,31 was read as 2 and 2,310 as 2310, and nothing was said."""
+    texts = [form.format(2 + 3 / s**0.5) for s in range(1, 61)]
+    lines = [f"step {s} loss {text.replace('.', ',', 1) if sick else text}\n" for s, text in enumerate(texts, 1)]
+    (tmp_path / "r" / "logs").mkdir(parents=True)
+    (tmp_path / "r" / "logs" / "stdout.log").write_text("".join(lines), encoding="utf-8")
+    found = of_run(tmp_path / "r", metrics=TrainerMetrics(stdout=pattern))
+    assert ("damaged-evidence" in found) == sick
+    assert not sick or (found["damaged-evidence"].severity == "veto" and "decimal" in found["damaged-evidence"].message)
+
+
+def test_losses_that_begin_with_thousands_are_none(tmp_path: Path) -> None:
+    lines = [f"step {s} loss {5000 / s:,.0f} tok/s 51,200\n" for s in range(1, 61)]
+    (tmp_path / "r" / "logs").mkdir(parents=True)
+    (tmp_path / "r" / "logs" / "stdout.log").write_text("".join(lines), encoding="utf-8")
+    pattern = "step {step} loss {loss} tok/s {toks_per_s}"
+    assert "damaged-evidence" not in of_run(tmp_path / "r", metrics=TrainerMetrics(stdout=pattern))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from validator.model.pattern import PatternError, line_pattern, narrow_groups, parse_number
+from validator.model.pattern import PatternError, has_decimal_comma, line_pattern, narrow_groups, parse_number
 from validator.runbook import load
 
 SHORT = "step {step} loss {loss} tok/s {toks_per_s}"
@@ -57,6 +57,41 @@ def test_what_is_no_number_is_said_and_not_passed_over(pattern: str, text: str) 
     assert printed.values.get("toks_per_s", 5.0) == 5.0
 
 
+@pytest.mark.parametrize("text", ["2,31", "0,312", "0,3", "-2,3123", "12,5e-4"])
+@pytest.mark.parametrize("pattern", ["step {step} .*loss {loss}", r"step (?P<step>\d+) loss (?P<loss>[\d.]+)"])
+def test_a_decimal_comma_is_no_end_of_a_number(pattern: str, text: str) -> None:
+    """2,31 was read as 2 at the end of a line, and 0,312 as 312."""
+    printed = line_pattern(pattern).read(f"step 7 loss {text}")
+    assert printed is not None
+    assert printed.odd is not None
+    assert "loss" not in printed.values
+    assert has_decimal_comma(printed.odd[1])
+
+
+@pytest.mark.parametrize(
+    ("pattern", "line", "loss"),
+    [
+        ("^{step},{loss},{tokens}", "7,2,5", 2.0),
+        ("step {step}, loss {loss},", "step 7, loss 2,5", 2.0),
+        ("step {step} losses .{loss}", "step 7 losses [2,5,3]", 2.0),
+        ("step {step} losses .{loss}", "step 7 losses [2,5.5]", 2.0),
+        ("step {step} loss {loss}", "step 7 loss 12,345", 12345.0),
+    ],
+)
+def test_a_comma_that_separates_is_no_decimal_one(pattern: str, line: str, loss: float) -> None:
+    printed = line_pattern(pattern).read(line)
+    assert printed is not None
+    assert printed.odd is None
+    assert printed.values["loss"] == loss
+
+
+def test_a_date_with_its_zone_is_read_whole() -> None:
+    """Behind 05:06:07 an offset of +00:00 was read as 0 seconds since 1970."""
+    read = line_pattern("{timestamp} step {step} loss {loss}").read
+    days = [read(f"1970-01-02T00:00:01{zone} step 7 loss 2.5") for zone in ("", "Z", "+00:00", ".0+0000")]
+    assert [day and day.values["timestamp"] for day in days] == [86401.0] * 4
+
+
 @pytest.mark.parametrize("line", ["loading step by step", "step 7: loss is computed", "saved step 7", ""])
 def test_other_lines_are_none(line: str) -> None:
     assert line_pattern(SHORT).read(line) is None
@@ -101,6 +136,9 @@ def test_a_name_may_be_used_in_several_branches() -> None:
         ("1970-01-02 00:00:01", 86401.0),
         ("1970-01-02T00:00:01.5", 86401.5),
         ("1970-01-02 00:00:01,250", 86401.25),
+        ("1970-01-02T00:00:01Z", 86401.0),
+        ("1970-01-02T02:00:01.5+02:00", 86401.5),
+        ("1970-01-01 18:30:01-0530", 86401.0),
         ("nonsense", None),
     ],
 )
