@@ -125,7 +125,7 @@ def steps_done(series: Mapping[str, Series], heartbeat: Heartbeat | None) -> flo
     """Optimizer steps that were finished: the highest step recorded anywhere.
 
     A trainer that counts from 0 shows it by a row for step 0, or by rows at the end of every so many steps (9, 19, 29);
-    its count is one more than its last step. A rate or a time at step 0 that is not positive says that nothing was done
+    its count is one more than its last step. A rate at step 0 that is not positive says that nothing was done
     there, and with a heartbeat, which counts what was done, a loss at step 0 may be that of the initial model.
     """
     highest = [int(s.steps[-1]) for s in series.values() if s.steps.size]
@@ -134,8 +134,8 @@ def steps_done(series: Mapping[str, Series], heartbeat: Heartbeat | None) -> flo
     if not highest:
         return None
     at_zero = {name: float(s.values[0]) for name, s in series.items() if s.steps.size and s.steps[0] == 0}
-    timed = [at_zero[name] for name in ("toks_per_s", "step_time_s") if name in at_zero]
-    from_zero = any(value > 0 for value in timed) if timed else "loss" in at_zero and heartbeat is None
+    timed = any(at_zero.get(name, 0.0) > 0 for name in ("toks_per_s", "step_time_s"))
+    from_zero = timed or ("toks_per_s" not in at_zero and "loss" in at_zero and heartbeat is None)
     return float(max(highest) + (1 if from_zero or any(map(_at_ends, series.values())) else 0))
 
 

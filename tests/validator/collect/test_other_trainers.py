@@ -112,6 +112,8 @@ def test_a_loss_at_step_zero_counts_from_zero_unless_nothing_was_done_there(tmp_
     assert done("step,loss\n0,3\n10,2\n20,1\n") == 21
     assert done(late.replace("0,3,\n", "0,3,0\n")) == 2, "a rate of 0: the loss is that of the initial model"
     assert done("step,loss\n1,3\n2,1\n") == 2
+    timed = "step,loss,step_time_s\n0,3,0.0\n10,2,0.1\n20,1,0.1\n"
+    assert done(timed) == 21, "a trainer takes no time between the step before the first and the first"
 
 
 def test_units_are_taken_from_names(tmp_path: Path) -> None:
