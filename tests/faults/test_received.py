@@ -15,7 +15,7 @@ import pytest
 
 from tests.faults.test_garbled_journal import change
 from tests.fuzz.folders import Whole
-from validator.bisect.side import End
+from validator.bisect.side import End, read_end
 from validator.bisect.work import Header, resume
 from validator.execute.halt import write_halt
 from validator.folder import FolderError, RunFolder
@@ -165,6 +165,12 @@ def test_a_folder_from_before_checksums_is_judged_and_called_unverified(received
 
 
 @pytest.mark.timeout(20)
+def test_a_run_of_a_phase_that_the_runbook_lacks_is_no_end_of_a_bisection(received: Path) -> None:
+    change(received, "run_started", lambda line: line["spec"].update(phase="|a|`b`"))
+    with pytest.raises(FolderError, match="holds no run"):
+        read_end(received)
+
+
 @pytest.mark.parametrize("what", ["pipe", "endless", "large", "elsewhere"])
 def test_a_bisection_that_is_none_is_refused_in_a_sentence(tmp_path: Path, what: str) -> None:
     request = tmp_path / "request.json"

@@ -335,7 +335,7 @@ def _edit(path: Path, draw: random.Random, change: Callable[[Any], Any], *, only
     """Change one value of a JSON file, or of one line of it."""
     if path.suffix not in (".json", ".jsonl") or not path.is_file():
         path = _root(path) / draw.choice(("run.json", "journal.jsonl", "environment.json", "result.json"))
-    if path.stat().st_size > _LARGEST_EDITED:
+    if not path.is_file() or path.stat().st_size > _LARGEST_EDITED:
         return
     lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
     at = draw.randrange(len(lines))

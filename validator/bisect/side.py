@@ -66,7 +66,8 @@ def _of_run(folder: RunFolder, source: Path, *, phase: str | None) -> End:
     """A run that the journal knows, with the settings it was started with, adopted ones included."""
     from validator.stages.disk import events_of, started_runs
 
-    specs = [spec for spec, _ in started_runs(events_of(folder)) if spec.steps is not None]
+    trained = {one.id for one in folder.header.runbook.phases if isinstance(one, TrainingPhase)}
+    specs = [spec for spec, _ in started_runs(events_of(folder)) if spec.steps is not None and spec.phase in trained]
     if source.resolve() != folder.root:
         inside = source.resolve().relative_to(folder.root).as_posix()
         specs = [spec for spec in specs if spec.out == inside]
