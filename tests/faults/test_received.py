@@ -13,7 +13,7 @@ import pytest
 
 from tests.faults.test_garbled_journal import change
 from tests.fuzz.folders import Whole
-from validator.bisect.side import End
+from validator.bisect.side import End, read_end
 from validator.bisect.work import Header, resume
 from validator.execute.halt import write_halt
 from validator.folder import FolderError, RunFolder
@@ -152,3 +152,11 @@ def test_a_bisection_that_is_none_is_refused_in_a_sentence(tmp_path: Path, what:
         request.write_text(header.model_dump_json())
     with pytest.raises(FolderError, match="no folder"):
         resume(tmp_path, lock=False, tell=print)
+
+
+@pytest.mark.parametrize("phase", ["gone", "|a|`b`", "../up"])
+def test_a_run_of_a_phase_that_the_runbook_lacks_is_no_end_of_a_bisection(received: Path, phase: str) -> None:
+    assert read_end(received).steps > 0
+    change(received, "run_started", lambda line: line["spec"].update(phase=phase))
+    with pytest.raises(FolderError, match="none that trains"):
+        read_end(received)

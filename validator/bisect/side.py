@@ -99,8 +99,9 @@ def _phase(runbook: Runbook, phase: str | None, source: str) -> Phase:
 
 
 def _of_spec(runbook: Runbook, spec: RunSpec, *, name: str) -> End:
-    phase = runbook.phase(spec.phase)
-    assert isinstance(phase, TrainingPhase), "only a training phase has steps"
+    phase = next((one for one in runbook.phases if one.id == spec.phase), None)
+    if not isinstance(phase, TrainingPhase):
+        raise FolderError(f"{name} holds a run of phase {spec.phase!r}, which is none that trains in its runbook")
     declared = args_of(runbook, phase)
     args = {key: value for key, value in declared.items() if _is_place(value)}
     spelled = {flat_name(key): key for key in declared}
