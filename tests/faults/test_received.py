@@ -165,12 +165,6 @@ def test_a_folder_from_before_checksums_is_judged_and_called_unverified(received
 
 
 @pytest.mark.timeout(20)
-def test_a_run_of_a_phase_that_the_runbook_lacks_is_no_end_of_a_bisection(received: Path) -> None:
-    change(received, "run_started", lambda line: line["spec"].update(phase="|a|`b`"))
-    with pytest.raises(FolderError, match="holds no run"):
-        read_end(received)
-
-
 @pytest.mark.parametrize("what", ["pipe", "endless", "large", "elsewhere"])
 def test_a_bisection_that_is_none_is_refused_in_a_sentence(tmp_path: Path, what: str) -> None:
     request = tmp_path / "request.json"
@@ -198,3 +192,11 @@ def test_a_bisection_that_is_none_is_refused_in_a_sentence(tmp_path: Path, what:
         request.write_text(header.model_dump_json())
     with pytest.raises(FolderError, match="no folder"):
         resume(tmp_path, lock=False, tell=print)
+
+
+@pytest.mark.parametrize("phase", ["gone", "|a|`b`", "../up"])
+def test_a_run_of_a_phase_that_the_runbook_lacks_is_no_end_of_a_bisection(received: Path, phase: str) -> None:
+    assert read_end(received).steps > 0
+    change(received, "run_started", lambda line: line["spec"].update(phase=phase))
+    with pytest.raises(FolderError, match="none that trains"):
+        read_end(received)

@@ -163,7 +163,7 @@ def _sparse(place: Place, path: Path, draw: random.Random) -> None:
 def _bomb(place: Place, path: Path, draw: random.Random) -> None:
     """A gigabyte of zeros as a packed file of a shared copy."""
     root = _root(path)
-    (root / "share.json").write_text(json.dumps({"packed": [str(path.relative_to(root))], "left_out": []}))
+    _gone(root / "share.json").write_text(json.dumps({"packed": [str(path.relative_to(root))], "left_out": []}))
     _gone(path.with_name(f"{path.name}.gz")).write_bytes(_zeros())
     _gone(path)
 
@@ -229,7 +229,7 @@ def _slow_pattern(place: Place, path: Path, draw: random.Random) -> None:
     header["runbook"]["trainer"]["metrics"]["stdout"] = r"(?P<step>(a+)+)$"
     (root / "run.json").write_text(json.dumps(header))
     line = "a" * 4000 + "!\n"
-    (root / "runs/baseline/r1/logs/stdout.log").write_text(line * draw.choice((1, 1000)))
+    _gone(root / "runs/baseline/r1/logs/stdout.log").write_text(line * draw.choice((1, 1000)))
 
 
 def _long_line(place: Place, path: Path, draw: random.Random) -> None:
@@ -288,7 +288,7 @@ def _index_values(place: Place, path: Path, draw: random.Random) -> None:
 def _many(place: Place, path: Path, draw: random.Random) -> None:
     folder = path if path.is_dir() and not path.is_symlink() else path.parent
     for number in range(2000):
-        (folder / f"stackdump_{number}.txt").write_text("x")
+        _gone(folder / f"stackdump_{number}.txt").write_text("x")
 
 
 def _deep_folders(place: Place, path: Path, draw: random.Random) -> None:
@@ -335,7 +335,7 @@ def _edit(path: Path, draw: random.Random, change: Callable[[Any], Any], *, only
     """Change one value of a JSON file, or of one line of it."""
     if path.suffix not in (".json", ".jsonl") or not path.is_file():
         path = _root(path) / draw.choice(("run.json", "journal.jsonl", "environment.json", "result.json"))
-    if not path.is_file() or path.stat().st_size > _LARGEST_EDITED:
+    if not _is_small(path):
         return
     lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
     at = draw.randrange(len(lines))

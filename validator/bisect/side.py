@@ -66,8 +66,7 @@ def _of_run(folder: RunFolder, source: Path, *, phase: str | None) -> End:
     """A run that the journal knows, with the settings it was started with, adopted ones included."""
     from validator.stages.disk import events_of, started_runs
 
-    trained = {one.id for one in folder.header.runbook.phases if isinstance(one, TrainingPhase)}
-    specs = [spec for spec, _ in started_runs(events_of(folder)) if spec.steps is not None and spec.phase in trained]
+    specs = [spec for spec, _ in started_runs(events_of(folder)) if spec.steps is not None]
     if source.resolve() != folder.root:
         inside = source.resolve().relative_to(folder.root).as_posix()
         specs = [spec for spec in specs if spec.out == inside]
@@ -100,8 +99,9 @@ def _phase(runbook: Runbook, phase: str | None, source: str) -> Phase:
 
 
 def _of_spec(runbook: Runbook, spec: RunSpec, *, name: str) -> End:
-    phase = runbook.phase(spec.phase)
-    assert isinstance(phase, TrainingPhase), "only a training phase has steps"
+    phase = next((one for one in runbook.phases if one.id == spec.phase), None)
+    if not isinstance(phase, TrainingPhase):
+        raise FolderError(f"{name} holds a run of phase {spec.phase!r}, which is none that trains in its runbook")
     declared = args_of(runbook, phase)
     args = {key: value for key, value in declared.items() if _is_place(value)}
     spelled = {flat_name(key): key for key in declared}
