@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import stat
 from collections.abc import Iterator, Mapping, Sequence
@@ -91,13 +90,14 @@ class Entry:
 def run_folders(parent: Path) -> Iterator[Path]:
     """Run folders directly below `parent` whose validation got as far as a first report.
 
-    A link such as `latest` to another of them is left out: a run counts once.
+    Links are left out: `latest` names a run that counts already, and others may lead anywhere.
     """
     if not parent.is_dir():
         return
     for folder in sorted(parent.iterdir()):
-        elsewhere = not folder.is_symlink() or Path(os.path.realpath(folder)).parent != Path(os.path.realpath(parent))
-        if elsewhere and not folder.name.startswith((SAMPLE, ".")) and _is_file(folder / "result.json"):
+        if folder.is_symlink() or folder.name.startswith((SAMPLE, ".")):
+            continue
+        if _is_file(folder / "result.json"):
             yield folder
 
 

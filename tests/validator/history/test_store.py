@@ -255,3 +255,14 @@ def test_an_index_that_is_no_file_blocks_nobody(tmp_path: Path) -> None:
     make_run(tmp_path, 0)
     os.mkfifo(tmp_path / INDEX)
     assert len(read_history(tmp_path)) == len(read_history(tmp_path)) == 1
+
+
+def test_a_link_to_a_folder_elsewhere_is_not_followed(tmp_path: Path) -> None:
+    make_run(tmp_path / "reports", 0)
+    other = make_run(tmp_path / "other", 1)
+    (tmp_path / "reports" / "linked").symlink_to(other)
+    assert [one.folder for one in read_history(tmp_path / "reports")] == [path.name for path in _folders(tmp_path)]
+
+
+def _folders(tmp_path: Path) -> list[Path]:
+    return [path for path in (tmp_path / "reports").iterdir() if path.is_dir() and not path.is_symlink()]
