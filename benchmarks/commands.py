@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.validator.history.folders import make_run
-from validator.observe.masking import Mask
+from validator.secrets.masking import Mask
 
 PHASES, FOLDERS, REPEATS = 10, 1000, 3
 SECRET = "s3cr3tVALUE0123456789"

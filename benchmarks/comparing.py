@@ -20,7 +20,7 @@ import numpy as np
 from validator.compare import Side, contrast
 from validator.judge.compare import ArmRuns, Rules, compare_arms
 from validator.model.contrast import Subject
-from validator.model.measure import MetricStats
+from validator.model.result import MetricStats
 from validator.model.verdict import RunReport
 
 __all__ = ["CASES", "Case", "main", "tally"]

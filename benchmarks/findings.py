@@ -18,11 +18,11 @@ import numpy as np
 import numpy.typing as npt
 from scipy.signal import lfilter
 
-from validator.diagnose import curve, ranks, steadiness
-from validator.diagnose.facts import RunFacts
-from validator.model.measure import SourceFile
+from validator.diagnose import loss_curve as curve
+from validator.diagnose import ranks, steadiness
+from validator.diagnose.rule import RunFacts
 from validator.model.plan import RunSpec
-from validator.model.result import Result, Series
+from validator.model.result import Result, Series, SourceFile
 from validator.model.verdict import Finding
 
 Floats = npt.NDArray[np.float64]

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from nsa.argument_types import positive_int
-from validator.report.svg import VEGA_LITE
+from validator.report.figure import VEGA_LITE
 
 ATTENTION = ("attention", "phi", "gate", "gate_hidden", "l_cmp", "d_cmp", "l_sel", "n_sel", "w")
 WITHOUT_EFFECT = ("prefill", "sel_ranges", "query_chunk", "out", "resume")

@@ -26,9 +26,8 @@ from typing import Any
 
 import numpy as np
 
-from validator.model.measure import MetricStats, SourceFile, Span
-from validator.model.result import Result, Samples, Series
-from validator.model.verdict import Artifact, ComparedArm, Comparison, PhaseReport, RunbookRef, RunReport, Verdict
+from validator.model.result import MetricStats, Result, Samples, Series, SourceFile, Span
+from validator.model.verdict import ArmComparison, Artifact, ComparedArm, PhaseReport, RunbookRef, RunReport, Verdict
 from validator.model.verdict import ValidationReport as Report
 
 _UNITS = {
@@ -159,7 +158,7 @@ def _phase(name: str, runs: list[RunReport]) -> PhaseReport:
         for arm in ("a0", "a1")
         if (means := tuple(123.0 + run.repeat for run in runs if run.arm == arm))
     ]
-    comparison = Comparison(
+    comparison = ArmComparison(
         metric="toks_per_s.mean",
         unit="tok/s",
         direction="highest",
@@ -190,7 +189,7 @@ def _phase(name: str, runs: list[RunReport]) -> PhaseReport:
 def measure(shape: tuple[int, int], steps: int, folder: Path) -> dict[str, float]:
     """Render one report, and say how long each part took."""
     judged, measured = report(shape, steps), list(results(shape, steps))
-    from validator.report.view import chart_data
+    from validator.report.charts import chart_data
     from validator.report.write import write_all
 
     ends = {run.id: run.warmup_end_step for phase in judged.phases for run in phase.runs}

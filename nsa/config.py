@@ -218,7 +218,7 @@ class TrainConfig:
     )
     save_final: bool = _opt(False, "write a checkpoint after the last step")
     keep_checkpoints: int = _opt(2, "checkpoints kept; older ones are deleted", within=POSITIVE)
-    resume: bool = _opt(False, "go on from the newest sound checkpoint in out")
+    resume: bool = _opt(False, "resume from the newest valid checkpoint in out")
 
 
 @dataclass(frozen=True)

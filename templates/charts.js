@@ -29,10 +29,12 @@
     return [Math.min.apply(null, all), Math.max.apply(null, all)];
   }
 
+  // At most four significant digits, whole numbers in full: as format_number of validator/text.py writes them.
   function number(value) {
     var size = Math.abs(value);
-    if (size >= 1000) return Math.round(value).toLocaleString("en-US");
-    return size === 0 ? "0" : String(+value.toPrecision(4));
+    if (size >= 1e9 || (size > 0 && size < 1e-4)) return value.toExponential(3).replace(/\.?0*e/, "e");
+    var digits = size % 1 === 0 ? 0 : Math.max(0, 3 - Math.floor(Math.log10(size)));
+    return (+value.toFixed(digits) || 0).toLocaleString("en-US", { maximumFractionDigits: digits });
   }
 
   // Round steps between two ends, about count of them.
@@ -72,7 +74,7 @@
 
   // False where the drawing is not one whose values can be read.
   function enhance(figure) {
-    var told = JSON.parse(figure.getAttribute("data-readout"));
+    var chart = JSON.parse(figure.getAttribute("data-readout"));
     var svg = figure.querySelector("svg"), axis = svg && svg.querySelector(".x-axis");
     var marks = svg ? Array.prototype.slice.call(svg.querySelectorAll(".marks")) : [];
     var clipped = marks.filter(function (group) { return group.closest("[clip-path]") || group.hasAttribute("clip-path"); });
@@ -80,16 +82,16 @@
       return Array.prototype.slice.call(group.querySelectorAll("path[stroke]"));
     }));
     var lines = paths.map(points).filter(function (line) { return line.length > 1; });
-    if (!axis || lines.length !== told.lines.length) return false;
+    if (!axis || lines.length !== chart.lines.length) return false;
 
     var plot = svg.querySelector("path[d^='M0,0h']");
     var box = /M0,0h([\d.]+)v([\d.]+)/.exec(plot.getAttribute("d"));
     var width = +box[1], height = +box[2];
     var px = extent(lines, 0), py = extent(lines, 1);
     var view = [0, width];
-    function stepAt(x) { return told.x[0] + (x - px[0]) / (px[1] - px[0]) * (told.x[1] - told.x[0]); }
-    function placeOf(step) { return px[0] + (step - told.x[0]) / (told.x[1] - told.x[0]) * (px[1] - px[0]); }
-    function valueAt(y) { return told.y[1] - (y - py[0]) / (py[1] - py[0]) * (told.y[1] - told.y[0]); }
+    function stepAt(x) { return chart.x[0] + (x - px[0]) / (px[1] - px[0]) * (chart.x[1] - chart.x[0]); }
+    function xOf(step) { return px[0] + (step - chart.x[0]) / (chart.x[1] - chart.x[0]) * (px[1] - px[0]); }
+    function valueAt(y) { return chart.y[1] - (y - py[0]) / (py[1] - py[0]) * (chart.y[1] - chart.y[0]); }
     function shown(x) { return (x - view[0]) / (view[1] - view[0]) * width; }
 
     var layer = make("g", { "class": "reading-layer" }, plot.parentNode);
@@ -123,11 +125,11 @@
       cursor.setAttribute("x2", where);
       cursor.setAttribute("visibility", "visible");
       var values = lines.slice(0, 6).map(function (line, index) {
-        return told.lines[index] + " " + number(valueAt(nearest(line, at)[1]));
+        return chart.lines[index] + " " + number(valueAt(nearest(line, at)[1]));
       });
       if (lines.length > 6) values.push("and " + (lines.length - 6) + " more");
-      readout.textContent = (told.over || "Step") + " " + Math.round(stepAt(at)).toLocaleString("en-US") + ": " + values.join(", ") +
-        (told.unit ? " " + told.unit : "");
+      readout.textContent = (chart.over || "Step") + " " + Math.round(stepAt(at)).toLocaleString("en-US") + ": " + values.join(", ") +
+        (chart.unit ? " " + chart.unit : "");
     }
     function leave() {
       cursor.setAttribute("visibility", "hidden");
@@ -171,7 +173,7 @@
       originals.forEach(function (element) { element.setAttribute("visibility", whole ? "visible" : "hidden"); });
       own.textContent = "";
       if (!whole) ticks(stepAt(view[0]), stepAt(view[1]), 8).forEach(function (step) {
-        var x = shown(placeOf(step));
+        var x = shown(xOf(step));
         make("line", { x1: x, x2: x, y2: 4, stroke: "#9aa2af" }, own);
         var text = label.cloneNode(false);
         text.setAttribute("transform", "translate(" + x + ",15)");
@@ -183,7 +185,7 @@
       if (at !== null) read(at);
     }
 
-    function place(event) {
+    function positionOf(event) {
       var matrix = plot.getScreenCTM().inverse(), point = svg.createSVGPoint();
       point.x = event.clientX;
       point.y = event.clientY;
@@ -191,11 +193,11 @@
     }
     var start = null;
     surface.addEventListener("pointerdown", function (event) {
-      start = place(event);
+      start = positionOf(event);
       surface.setPointerCapture(event.pointerId);
     });
     surface.addEventListener("pointermove", function (event) {
-      var x = place(event);
+      var x = positionOf(event);
       read(x);
       if (start === null || Math.abs(x - start) < 3) return;
       var left = shown(Math.min(x, start)), right = shown(Math.max(x, start));
@@ -204,7 +206,7 @@
       shade.setAttribute("visibility", "visible");
     });
     surface.addEventListener("pointerup", function (event) {
-      var x = place(event);
+      var x = positionOf(event);
       shade.setAttribute("visibility", "hidden");
       if (start !== null && Math.abs(shown(x) - shown(start)) > 5) zoom(Math.min(x, start), Math.max(x, start));
       start = null;

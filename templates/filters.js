@@ -1,6 +1,6 @@
 "use strict";
 (function () {
-  // Filters by status: what is chosen stands behind a ! in the address, so that a filtered page can be linked to.
+  // Filters by status: the selection follows a ! in the address, so that a filtered page can be linked to.
   var groups = [
     { key: "phases", heading: "phases", items: "section.phase", name: "Show phases" },
     { key: "findings", heading: "findings", items: "article.finding", name: "Show findings" }
@@ -17,11 +17,11 @@
   }
 
   function remember() {
-    var told = groups.map(function (group) {
+    var filters = groups.map(function (group) {
       var chosen = pressed(group);
       return chosen.length ? group.key + "=" + chosen.map(encodeURIComponent).join(",") : "";
     }).filter(Boolean).join("&");
-    history.replaceState(null, "", "#" + state().anchor + (told ? "!" + told : ""));
+    history.replaceState(null, "", "#" + state().anchor + (filters ? "!" + filters : ""));
   }
 
   function pressed(group) {
@@ -36,7 +36,7 @@
       element.hidden = hide;
       if (!hide) shown += 1;
     });
-    group.told.textContent = chosen.length ? shown + " of " + group.elements.length + " shown" : "";
+    group.count.textContent = chosen.length ? shown + " of " + group.elements.length + " shown" : "";
   }
 
   groups = groups.filter(function (group) {
@@ -52,8 +52,8 @@
     bar.className = "filters";
     bar.setAttribute("role", "group");
     bar.setAttribute("aria-label", group.name);
-    group.told = document.createElement("span");
-    group.told.setAttribute("role", "status");
+    group.count = document.createElement("span");
+    group.count.setAttribute("role", "status");
     group.buttons = statuses.map(function (status) {
       var button = document.createElement("button");
       button.type = "button";
@@ -68,7 +68,7 @@
       bar.appendChild(button);
       return button;
     });
-    bar.appendChild(group.told);
+    bar.appendChild(group.count);
     heading.after(bar);
     return true;
   });

@@ -1,4 +1,4 @@
-"""The entry point: whatever becomes of the terminal or of the program, the exit code says what was decided, or 4.
+"""The entry point: whatever happens to the terminal or to the program, the exit code says what was decided, or 4.
 
 Nothing heavy is imported here, so that an installation that is broken, or a limit that is too low, ends in 4 as well.
 """
@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, TextIO
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-__all__ = ["main"]
 
 _INTERNAL_ERROR = 4
 _CHUNK_BYTES = 4096
@@ -58,9 +57,9 @@ def main() -> None:
 
 
 def _run() -> None:
-    from validator.startup import lean
+    from validator.startup import trim_imports
 
-    lean()  # what it prevents must not have happened: before every other import
+    trim_imports()  # what it prevents must not have happened: before every other import
     from validator.commands.app import app
 
     app(prog_name="validator")

@@ -1,9 +1,9 @@
-"""Files below a folder: the one way to read what others wrote, and the one way to write.
+"""Files below a folder: the one way to read what other programs wrote, and the one way to write.
 
-A run folder holds what a trainer, another user or a stranger wrote. `Tree` holds such a folder by a directory handle:
-below it no link is followed, only regular files are opened, no open ever blocks, and every read has a limit. What
-cannot be read is an `Unreadable`, which says what and why. The folder itself is the operator's choice, so links that
-lead *to* it are followed, once.
+A run folder holds what a trainer or another user wrote. `Tree` holds such a folder by a directory handle: below it no
+link is followed, only regular files are opened, no open ever blocks, and every read has a limit. What cannot be read is
+an `Unreadable`, which says what and why. The folder itself is the operator's choice, so links that lead *to* it are
+followed, once.
 
 Source of the technique: openat(2) with O_NOFOLLOW for each component, so that a path cannot change between a check and
 its use.
@@ -12,12 +12,9 @@ its use.
 from __future__ import annotations
 
 import errno
-import json
 import os
-import re
 import secrets
 import stat
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -25,37 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any, BinaryIO, Literal
 
-__all__ = [
-    "MAX_BYTES",
-    "MAX_DEPTH",
-    "Entry",
-    "Tree",
-    "Unreadable",
-    "is_file",
-    "new_file",
-    "open_file",
-    "parse_json",
-    "parse_yaml",
-    "reading_below",
-    "replace_file",
-    "stat_file",
-    "sync_folder",
-    "unpack",
-    "write_atomic",
-]
+from validator.documents import MAX_BYTES, MAX_DEPTH, parse_json
 
-MAX_BYTES = 64 * 2**20
-"""Largest file that is read whole, and largest content that is unpacked, unless a caller says otherwise."""
-
-MAX_DEPTH = 64
-"""Deepest nesting of JSON and of folders that is read: nothing of the contract comes near, and code may recurse."""
-
-_MAX_INTEGER = 2**63 - 1
-_MAX_VALUES = 100_000
-_INTEGER_DIGITS = 20
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-
-Kind = Literal["file", "folder", "link", "other"]
+EntryKind = Literal["file", "folder", "link", "other"]
 
 
 class Unreadable(OSError):
@@ -63,11 +32,11 @@ class Unreadable(OSError):
 
 
 @dataclass(frozen=True)
-class Entry:
+class TreeEntry:
     """Something below a tree: its path relative to the root, what it is, and its size in bytes (0 unless a file)."""
 
     path: str
-    kind: Kind
+    kind: EntryKind
     bytes: int
     mtime_ns: int
 
@@ -96,7 +65,7 @@ class Tree:
         self.close()
 
     def close(self) -> None:
-        """Give the handle back. A closed tree reads and writes nothing."""
+        """Close the handle. A closed tree reads and writes nothing."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -182,10 +151,10 @@ class Tree:
         return parse_json(self.read(relative, limit=limit))
 
     def stat(self, relative: str | PurePath) -> os.stat_result:
-        """What lies at a path, links not followed.
+        """The status of what is at a path, links not followed.
 
         Raises:
-            Unreadable: when nothing lies there, or a folder on the way is a link.
+            Unreadable: when nothing is there, or a folder on the way is a link.
         """
         with self._parent(relative) as (folder, name):
             try:
@@ -194,13 +163,13 @@ class Tree:
                 raise _refused(error, relative) from error
 
     def has_file(self, relative: str | PurePath) -> bool:
-        """Whether a regular file lies there."""
+        """Whether a regular file is there."""
         try:
             return stat.S_ISREG(self.stat(relative).st_mode)
         except OSError:
             return False
 
-    def walk(self) -> Iterator[Entry]:
+    def walk(self) -> Iterator[TreeEntry]:
         """Everything below the tree, sorted by path within each folder; links are listed and not followed.
 
         Folders nested deeper than 64 are listed, and not entered.
@@ -216,14 +185,14 @@ class Tree:
             OSError: when it cannot be written; then nothing of it is left.
         """
         content = data.encode("utf-8", "backslashreplace") if isinstance(data, str) else data
-        with self._parent(relative, make=True) as (folder, name):
-            _replace_in(folder, name, content, sync=sync)
+        with self._parent(relative, make=True) as (folder, name), _replacing_in(folder, name, sync=sync) as file:
+            file.write(content)
 
     def append(self, relative: str | PurePath, data: bytes) -> None:
         """Add to a regular file's end, and make it where there is none; neither links nor FIFOs are written to.
 
         Raises:
-            Unreadable: when something else lies there.
+            Unreadable: when something else is there.
             OSError: when it cannot be written.
         """
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -248,7 +217,7 @@ _reading: ContextVar[Tree | None] = ContextVar("reading", default=None)
 
 @contextmanager
 def reading_below(root: Path) -> Iterator[Tree]:
-    """Hold a folder while `open_file`, `is_file` and `stat_file` read what lies in it; all else is refused to them.
+    """Hold a folder while `open_file`, `is_file` and `stat_file` read what is in it; they refuse everything else.
 
     Raises:
         OSError: when it is no folder, or may not be read.
@@ -263,7 +232,7 @@ def reading_below(root: Path) -> Iterator[Tree]:
 
 @contextmanager
 def _holding(path: Path) -> Iterator[tuple[Tree, PurePath]]:
-    """The folder that is held and the path within it; where none is held, the folder that the file lies in."""
+    """The folder that is held and the path within it; where none is held, the folder that the file is in."""
     held = _reading.get()
     if held is None:
         with Tree(path.parent) as tree:
@@ -271,7 +240,7 @@ def _holding(path: Path) -> Iterator[tuple[Tree, PurePath]]:
         return
     root = next((root for root in (held.given, held.path) if path.is_relative_to(root)), None)
     if root is None:
-        raise Unreadable(errno.EINVAL, f"{str(path)!r} does not lie below the folder that is read")
+        raise Unreadable(errno.EINVAL, f"{str(path)!r} is not below the folder that is read")
     yield held, path.relative_to(root)
 
 
@@ -282,20 +251,14 @@ def open_file(path: Path) -> Iterator[BinaryIO]:
         yield file
 
 
-def new_file(path: Path) -> BinaryIO:
-    """An empty file for writing, in place of whatever lay there: a link is removed, not followed."""
-    path.unlink(missing_ok=True)
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666), "wb")
-
-
 def stat_file(path: Path) -> os.stat_result:
-    """What lies there, links not followed; raises as `Tree.stat` does."""
+    """The status of what is there, links not followed; raises as `Tree.stat` does."""
     with _holding(path) as (tree, relative):
         return tree.stat(relative)
 
 
 def is_file(path: Path) -> bool:
-    """Whether a regular file lies there: neither a link nor behind one."""
+    """Whether a regular file is there: neither a link nor behind one."""
     try:
         return stat.S_ISREG(stat_file(path).st_mode)
     except OSError:
@@ -305,19 +268,19 @@ def is_file(path: Path) -> bool:
 def _parts(relative: str | PurePath) -> tuple[str, ...]:
     parts = PurePath(relative).parts
     if not parts or PurePath(relative).is_absolute() or ".." in parts or any("\0" in part for part in parts):
-        raise Unreadable(errno.EINVAL, f"{str(relative)!r} does not lie below the folder")
+        raise Unreadable(errno.EINVAL, f"{str(relative)!r} is not below the folder")
     return parts
 
 
 def _refused(error: OSError, relative: str | PurePath) -> OSError:
     if error.errno in (errno.ELOOP, errno.ENOTDIR):
-        return Unreadable(errno.ELOOP, f"{relative} is, or lies behind, a link or a file, which is not followed")
+        return Unreadable(errno.ELOOP, f"{relative} is a link, or is behind a link or a file, which is not followed")
     if error.errno in (errno.ENXIO, errno.ENODEV):
         return Unreadable(errno.EINVAL, f"{relative} is not a regular file")
     return type(error)(error.errno, f"{relative}: {error.strerror}")
 
 
-def _walk(fd: int, prefix: str) -> Iterator[Entry]:
+def _walk(fd: int, prefix: str) -> Iterator[TreeEntry]:
     with os.scandir(fd) as found:
         entries = sorted(found, key=lambda entry: entry.name)
     enter = prefix.count("/") < MAX_DEPTH
@@ -328,7 +291,7 @@ def _walk(fd: int, prefix: str) -> Iterator[Entry]:
         except OSError:
             continue  # gone meanwhile
         kind = _kind(seen.st_mode)
-        yield Entry(path, kind, seen.st_size if kind == "file" else 0, seen.st_mtime_ns)
+        yield TreeEntry(path, kind, seen.st_size if kind == "file" else 0, seen.st_mtime_ns)
         if kind == "folder" and enter:
             with suppress(OSError):
                 inner = os.open(entry.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
@@ -338,7 +301,7 @@ def _walk(fd: int, prefix: str) -> Iterator[Entry]:
                     os.close(inner)
 
 
-def _kind(mode: int) -> Kind:
+def _kind(mode: int) -> EntryKind:
     if stat.S_ISREG(mode):
         return "file"
     if stat.S_ISDIR(mode):
@@ -346,15 +309,23 @@ def _kind(mode: int) -> Kind:
     return "link" if stat.S_ISLNK(mode) else "other"
 
 
-def _replace_in(folder: int, name: str, content: bytes, *, sync: bool) -> None:
+@contextmanager
+def _replacing_in(
+    folder: int, name: str, *, sync: bool = True, mode: int = 0o666, keep_stat: bool = False
+) -> Iterator[BinaryIO]:
+    """`replacing` in a folder that is held by its handle."""
     part = f".{name[:200]}.{secrets.token_hex(4)}.part"
-    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666, dir_fd=folder)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        with os.fdopen(fd, "wb") as file:
-            file.write(content)
+        with open(part, "wb", opener=lambda path, _: os.open(path, flags, mode, dir_fd=folder)) as file:
+            yield file
             file.flush()
             if sync:
                 os.fsync(file.fileno())
+            if keep_stat:
+                before = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                os.fchmod(file.fileno(), stat.S_IMODE(before.st_mode))
+                os.utime(file.fileno(), ns=(before.st_atime_ns, before.st_mtime_ns))
         os.replace(part, name, src_dir_fd=folder, dst_dir_fd=folder)
     except BaseException:
         with suppress(OSError):
@@ -365,19 +336,33 @@ def _replace_in(folder: int, name: str, content: bytes, *, sync: bool) -> None:
             os.fsync(folder)
 
 
-def write_atomic(path: Path, text: str) -> None:
-    """Replace a file's text at once, and make the rename durable. `path` is the operator's or our own choice."""
-    replace_file(path, text)
-    sync_folder(path.parent)
+@contextmanager
+def replacing(path: Path, *, mode: int = 0o666, keep_stat: bool = False) -> Iterator[BinaryIO]:
+    """A file for writing that takes the place of `path` when the block ends: written beside it, synced, renamed.
+
+    A reader never sees half of it. Where the block raises, `path` stays as it was and nothing is left beside it. The
+    name of the new file until then is `file.name`, in the folder of `path`, which is the operator's or our own choice.
+
+    Args:
+        path: the file to be replaced, or made; a link there is replaced, not followed.
+        mode: the permissions, less the umask.
+        keep_stat: take permissions and times from the file that is replaced instead.
+
+    Raises:
+        OSError: when it cannot be written.
+    """
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with _replacing_in(folder, path.name, mode=mode, keep_stat=keep_stat) as file:
+            yield file
+    finally:
+        os.close(folder)
 
 
 def replace_file(path: Path, text: str) -> None:
-    """The same without syncing the folder, for a caller that writes several files and syncs it once."""
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        _replace_in(folder, path.name, text.encode("utf-8", "backslashreplace"), sync=True)
-    finally:
-        os.close(folder)
+    """Replace a file's text by `replacing`."""
+    with replacing(path) as file:
+        file.write(text.encode("utf-8", "backslashreplace"))
 
 
 def sync_folder(folder: Path) -> None:
@@ -388,104 +373,3 @@ def sync_folder(folder: Path) -> None:
             os.fsync(fd)
         finally:
             os.close(fd)
-
-
-def unpack(data: bytes, *, limit: int = MAX_BYTES) -> bytes:
-    """The content of a gzip file, at most `limit` bytes of it.
-
-    Raises:
-        ValueError: when it is no gzip file, is cut short, or holds more than `limit` bytes.
-    """
-    decoder = zlib.decompressobj(wbits=31)
-    try:
-        content = decoder.decompress(data, limit + 1)
-    except zlib.error as error:
-        raise ValueError(f"it is not a sound gzip file: {error}") from error
-    if len(content) > limit:
-        raise ValueError(f"it unpacks to more than {limit} bytes, the limit for such a file")
-    if not decoder.eof:
-        raise ValueError("the gzip file is cut short")
-    return content
-
-
-def parse_json(data: bytes | str, *, depth: int = MAX_DEPTH, exact: bool = False) -> Any:
-    """The value of a JSON text that someone else wrote.
-
-    NaN and infinities are accepted, for trainers write them. An integer beyond 64 bits becomes a float, and a lone
-    surrogate a replacement character, for neither survives what is done with the value later; with `exact`, for a value
-    that is written again, both stay.
-
-    Raises:
-        ValueError: when it is no JSON, or is nested deeper than `depth`.
-    """
-    text = data if isinstance(data, str) else data.decode("utf-8", "replace")
-    try:
-        value = json.loads(text, parse_int=int if exact else _integer)
-    except RecursionError as error:
-        raise ValueError(f"it is nested deeper than {depth} levels") from error
-    _require_shallow(value, depth)
-    return _without_surrogates(value) if not exact and _SURROGATE.search(text) else value
-
-
-def parse_yaml(text: str) -> Any:
-    """The value of a YAML text that someone else wrote, of plain types alone.
-
-    Raises:
-        ValueError: when it is no YAML, is nested too deep, refers to itself, or is too large with its aliases written
-            out.
-    """
-    import yaml
-
-    try:
-        depth = 0
-        for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if depth > MAX_DEPTH:
-                raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels")
-        value = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError) as error:
-        raise ValueError(f"it is no sound YAML: {error}") from error
-    if _written_out(value, {}) > _MAX_VALUES:
-        raise ValueError(f"it refers to itself, or holds more than {_MAX_VALUES} values with its aliases written out")
-    return value
-
-
-def _written_out(value: object, known: dict[int, int]) -> int:
-    """How many values a value holds, shared ones counted wherever they stand."""
-    if not isinstance(value, (dict, list)):
-        return 1
-    if id(value) not in known:
-        known[id(value)] = _MAX_VALUES + 1  # what it counts as within itself
-        children = value.values() if isinstance(value, dict) else value
-        known[id(value)] = 1 + sum(_written_out(child, known) for child in children)
-    return known[id(value)]
-
-
-def _integer(digits: str) -> int | float:
-    value = int(digits) if len(digits) <= _INTEGER_DIGITS else float(digits)
-    return value if abs(value) <= _MAX_INTEGER else float(value)
-
-
-def _require_shallow(value: object, depth: int) -> None:
-    level = [value]
-    for _ in range(depth):
-        level = [
-            child
-            for one in level
-            if isinstance(one, (dict, list))
-            for child in (one.values() if isinstance(one, dict) else one)
-            if isinstance(child, (dict, list))
-        ]
-        if not level:
-            return
-    raise ValueError(f"it is nested deeper than {depth} levels")
-
-
-def _without_surrogates(value: Any) -> Any:
-    if isinstance(value, str):
-        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    if isinstance(value, list):
-        return [_without_surrogates(one) for one in value]
-    if isinstance(value, dict):
-        return {_without_surrogates(key): _without_surrogates(one) for key, one in value.items()}
-    return value

@@ -1,8 +1,4 @@
-"""Keeps short commands short: what the interpreter and pydantic would do at start-up, and nobody here needs.
-
-Called by the command line before anything else is imported; a program that imports the package as a library is left
-alone.
-"""
+"""How Python is started: the arguments of other interpreters, and what this one leaves out to start quickly."""
 
 from __future__ import annotations
 
@@ -11,9 +7,32 @@ import importlib
 import os
 import sys
 import types
+from pathlib import Path
 from typing import Any
 
-__all__ = ["lean"]
+import validator
+
+_NOT_HERE = "import sys; sys.path[:] = [place for place in sys.path if place]; "
+
+_CALL = (
+    _NOT_HERE + "place = sys.argv.pop(1); place in sys.path or sys.path.insert(0, place); "
+    "from {module} import {function}; sys.exit({function}())"
+)
+
+
+def inline_argv(python: str, code: str) -> tuple[str, ...]:
+    """The arguments that start `python` with `code`; those of the code may follow."""
+    return (python, "-c", _NOT_HERE + "\n" + code)
+
+
+def call_argv(module: str, function: str, *, python: str | None = None) -> tuple[str, ...]:
+    """The arguments that start `python`, by default this one, with a function of this package as the caller has it.
+
+    The function takes its own arguments from `sys.argv`; they may follow. What it returns is the exit code.
+    """
+    code = _CALL.format(module=module, function=function)
+    return (python or sys.executable, "-c", code, str(Path(validator.__file__).parents[1]))
+
 
 _LOADER = "pydantic.plugin._loader"
 
@@ -36,10 +55,11 @@ class _NoPlugins(types.ModuleType):
         return getattr(importlib.import_module(_LOADER), name)
 
 
-def lean() -> None:
+def trim_imports() -> None:
     """Switch off garbage collection, which finds nothing while modules load, and pydantic's search for plugins.
 
-    Commands that do real work call `gc.enable()`.
+    The command line calls it before anything else is imported; a program that imports the package as a library is left
+    alone. Commands that do real work call `gc.enable()`.
     """
     gc.disable()
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")

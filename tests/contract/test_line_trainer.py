@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.validator.collect.folders import outcome, spec
-from validator.collect import collect_dir, collect_run
+from tests.validator.ingest.folders import outcome, spec
+from validator.ingest import collect_dir, collect_run
 from validator.model.result import Result
 from validator.model.runbook import TrainerMetrics
 

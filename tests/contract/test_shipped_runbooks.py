@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from nsa.resolve import resolve
+from validator.kinds.registry import load
 from validator.model.plan import RunSpec
 from validator.model.settings import flat_name
 from validator.plan import make_plan
-from validator.runbook import available, load
+from validator.runbook import available
 
 RUNS = [
     (info.name, run)

@@ -16,9 +16,9 @@ import pytest
 
 SETS = sorted(path.parent for path in Path(__file__).parent.glob("*/run.py"))
 SAMPLE = {
-    "a": ("halves-at-fiftyfive-soak", "pauses-left-out-csv"),
-    "b": ("s11", "h26"),
-    "c": ("s_soak_drop", "h_norm_printed_zero"),
+    "a": ("halves-at-fiftyfive-soak", "pauses-left-out-csv", "steady-thousands", "goes-on-from-a-checkpoint"),
+    "b": ("s19", "s11", "h26", "h32"),
+    "c": ("s_soak_drop", "h_text_columns", "h_norm_printed_zero", "h_warm_restarts"),
     "d": ("gnn-processor-clock", "boxes", "frozen-loss"),
     "e": ("coarse_clock", "hiccups_without_period", "workers_without_launcher"),
     "f": ("creeping_heat", "clock_set_back"),

@@ -10,10 +10,10 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import yaml
 
-from validator.collect.intake import Intake
-from validator.collect.logs import series
-from validator.collect.table import read_table
-from validator.runbook import loads
+from validator.ingest.logs import series
+from validator.ingest.read_log import ReadLog
+from validator.ingest.table import read_table
+from validator.kinds.registry import loads
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "own-trainer.md").read_text(encoding="utf-8")
 TRAINERS = [yaml.safe_load(block)["trainer"] for block in re.findall(r"```yaml\n(trainer:.*?)```", PAGE, re.DOTALL)]
@@ -48,7 +48,7 @@ def test_each_is_a_sound_part_of_a_runbook(trainer: dict[str, object]) -> None:
 def test_a_pattern_reads_the_lines_of_its_trainer(trainer: dict[str, dict[str, str]], tmp_path: Path) -> None:
     line = next(line for name, line in LINES.items() if name in " ".join(trainer["command"]))
     (tmp_path / "log").write_text("".join(line.format(n=n, x=3 / n) for n in (1, 2, 3)), encoding="utf-8")
-    noted = Intake(tmp_path)
+    noted = ReadLog(tmp_path)
     table = series(tmp_path / "log", trainer["metrics"]["stdout"], noted)
     assert table is not None
     assert not noted.irregularities
@@ -74,7 +74,7 @@ def test_the_callback_writes_the_table(tmp_path: Path, monkeypatch: pytest.Monke
         callback.on_log(args, state, None, logs={"loss": 3 / step, "learning_rate": 5e-5, "epoch": 0.1 * step})
     callback.on_log(args, state, None, logs={"train_runtime": 4.2, "train_loss": 0.5})
     callback.on_train_end(args, state, None)
-    noted = Intake(tmp_path)
+    noted = ReadLog(tmp_path)
     table = read_table(tmp_path / "training.csv", noted)
     assert table is not None
     assert not noted.irregularities

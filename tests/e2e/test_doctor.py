@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.validator.observe.answers import Card, FakeNvml
-from validator.execute.lock import MachineLock, holders
-from validator.observe import nvml
-from validator.stages.doctor import examine
+from tests.validator.system.answers import Card, FakeNvml
+from validator.pipeline.doctor import examine
+from validator.supervise.lock import MachineLock, holders
+from validator.system import nvml
 
 
 def test_a_machine_without_gpus_can_run_the_cpu_runbook(cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,8 +36,8 @@ def test_the_screen_names_the_next_command(cli) -> None:
 def test_gpus_of_another_kind_are_unfit_not_impossible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeNvml(*(Card(uuid=f"GPU-{number}") for number in range(2)))
     report = nvml.read_gpus(nvml=fake, environment={})
-    monkeypatch.setattr(nvml, "read_gpus", lambda: report)
-    monkeypatch.setattr(sys.modules["validator.observe.preflight"], "read_gpus", lambda: report)
+    monkeypatch.setattr("validator.pipeline.doctor.read_gpus", lambda: report)
+    monkeypatch.setattr("validator.system.preflight.read_gpus", lambda: report)
     states = {one.runbook: one for one in examine(reports=tmp_path).runbooks}
     other = states["ddp_2xh200"]
     assert other.state == "unfit"

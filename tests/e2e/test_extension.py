@@ -5,8 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from tests.e2e.folders import criterion, result_of, run_folder
+import pytest
+
+from tests.e2e.folders import criterion, result_of
+from validator.judge import judge_phase
+from validator.model.record import PhaseRecord
+from validator.model.verdict import PhaseReport
+from validator.pipeline.evaluate import judge
+from validator.pipeline.validate import RunRequest, execute
+from validator.runs.folder import RunFolder
+from validator.runs.replay import reconstruct
 
 from .conftest import Answer
 
@@ -39,24 +49,39 @@ phases:
 """
 
 
-def _run(workdir: Path, cli: Callable[..., Answer], *, extend: str, trainer: str = TRAINER) -> Answer:
+def _written(workdir: Path, *, extend: str, trainer: str = TRAINER) -> Path:
     (workdir / "trainer.py").write_text(trainer, encoding="utf-8")
     (workdir / "tiny.yaml").write_text(
         RUNBOOK.format(trainer=json.dumps(str(workdir / "trainer.py")), extend=extend), encoding="utf-8"
     )
-    return cli("run", "tiny.yaml", "--no-lock")
+    return workdir / "tiny.yaml"
 
 
-def test_an_open_phase_gets_three_more_runs_and_is_judged_on_four(workdir: Path, cli: Callable[..., Answer]) -> None:
-    assert _run(workdir, cli, extend="true").rc == 0
+def _run(workdir: Path, cli: Callable[..., Answer], *, extend: str, trainer: str = TRAINER) -> Answer:
+    return cli("run", str(_written(workdir, extend=extend, trainer=trainer)), "--no-lock")
+
+
+def test_an_open_phase_gets_three_more_runs_and_is_judged_on_four(
+    workdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Judged when its run was over and when it was extended, never again; what is on disk is judged alike."""
+    judged: list[int] = []
+
+    def counted(record: PhaseRecord, **more: Any) -> PhaseReport:
+        judged.append(len(record.runs))
+        return judge_phase(record, **more)
+
+    monkeypatch.setattr("validator.pipeline.evaluate.judge_phase", counted)
+    monkeypatch.chdir(workdir)
+    finished = execute(RunRequest(str(_written(workdir, extend="true")), lock=False), quiet=True)
+    assert finished.report.decision == "GO"
+    assert judged == [1, 4]
+    assert judge(reconstruct(RunFolder.open(finished.folder))) == finished.report.phases
     result = result_of(workdir)
     phase = result["phases"][0]
     assert phase["extended"] == {"criteria": ["baseline.1"], "runs_before": 1, "runs_after": 4}
     assert [run["id"] for run in phase["runs"]] == [f"baseline/r{n}" for n in range(1, 5)]
     assert criterion(result, "toks_per_s.mean")["status"] == "PASS"
-    again = cli("report", str(run_folder(workdir)), "--json")
-    assert again.json["phases"][0]["extended"] == phase["extended"]
-    assert again.json["decision"] == "GO"
 
 
 def test_without_the_extension_the_phase_stays_open_and_says_what_would_decide(

@@ -98,7 +98,7 @@ def test_remedies_that_do_not_help_are_told_and_change_nothing(cli, book, workdi
     result = result_of(workdir)
     assert (answer.rc, result["decision"]) == (1, "NO_GO"), answer.err
     assert [go["name"] for go in result["phases"][0]["remedies"]] == [None, "fused_off", "bucket_50"]
-    assert "Remedies tried in vain: fused_off, bucket_50." in result["phases"][0]["message"]
+    assert "Remedies tried without effect: fused_off, bucket_50." in result["phases"][0]["message"]
     assert result["recommended"]["env"] == {}
 
 

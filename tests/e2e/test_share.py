@@ -180,14 +180,14 @@ def test_a_copy_is_not_copied_again(copy: Path, work: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in copy.rglob("*")}
     again = _validator(work, "report", str(copy), "--share", "--out", "again")
     assert again.returncode == 2
-    assert "such a copy already" in again.stderr
+    assert "a sanitized copy already" in again.stderr
     assert not (work / "again").exists()
     assert {path: path.stat().st_mtime_ns for path in copy.rglob("*")} == before, "what is refused changes nothing"
 
 
 def test_a_copy_that_is_judged_again_grows_no_white_space(copy: Path, work: Path) -> None:
-    from validator.folder import RunFolder
-    from validator.stages.share import compact, is_compact
+    from validator.runs.folder import RunFolder
+    from validator.runs.replay import compact, is_compact
 
     result, folder = copy / "result.json", RunFolder.open(copy)
     whole = result.read_text(encoding="utf-8")
@@ -202,15 +202,15 @@ def test_a_copy_that_is_judged_again_grows_no_white_space(copy: Path, work: Path
 
 def test_a_large_folder_is_packed_and_still_judged_alike(original: Path, copy: Path, work: Path) -> None:
     """Heartbeats are evidence: they are packed, never dropped; what no verdict is read from goes first."""
-    from validator.folder import RunFolder
-    from validator.stages.reporting import rerender
-    from validator.stages.share import share
+    from validator.pipeline.share import share
+    from validator.pipeline.write import rerender
+    from validator.runs.folder import RunFolder
 
     run = original / "runs" / "baseline" / "r1"
     (run / "mem_boot.txt").write_text("".join(f"{sha256(b'%d' % n).hexdigest()}\n" for n in range(20_000)))
-    report, paths = rerender(RunFolder.open(original))
+    _, paths = rerender(RunFolder.open(original))
     limit = sum(path.stat().st_size for path in paths) + 120_000
-    shared = share(RunFolder.open(original), report, out=work / "small", max_bytes=limit)
+    shared = share(original, out=work / "small", max_bytes=limit)
     left_out = {one.path.removesuffix(".gz") for one in shared.left_out}
     assert left_out == {"runs/baseline/r1/model.pt", "runs/baseline/r1/mem_boot.txt"}
     assert (work / "small/runs/baseline/r1/heartbeat_rank0.jsonl.gz").is_file()

@@ -29,7 +29,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal, get_args
 
-from validator.execute.journal import Event, read
+from validator.runs.journal import Event, read
 
 __all__ = ["TAILS", "Broken", "Tail", "Unbroken", "kill_and_resume", "kill_often", "processes_of", "run_unbroken"]
 

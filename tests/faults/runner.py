@@ -6,12 +6,13 @@ import json
 import sys
 from pathlib import Path
 
-from validator.execute.cancel import CancelToken, cancel_on_signals
-from validator.execute.guardian import Guardian
-from validator.execute.journal import Journal
-from validator.execute.stop import Grace
-from validator.execute.supervisor import supervise
 from validator.model.plan import RunSpec
+from validator.runs.journal import Journal
+from validator.supervise.attempt import AttemptContext
+from validator.supervise.guardian import Guardian
+from validator.supervise.supervisor import supervise
+from validator.supervise.termination import Grace
+from validator.supervise.wait import CancelToken, cancel_on_signals
 
 
 def main(arguments: list[str]) -> int:
@@ -23,8 +24,7 @@ def main(arguments: list[str]) -> int:
         Guardian.start(token=token, grace_s=2.0, report=run_dir / "guardian.json") as guardian,
         cancel_on_signals(cancel),
     ):
-        outcome = supervise(
-            spec,
+        context = AttemptContext(
             run_dir=run_dir,
             journal=journal,
             token=token,
@@ -32,6 +32,7 @@ def main(arguments: list[str]) -> int:
             guardian=guardian,
             grace=Grace(term_s=2.0, halt_s=0.5, leftover_s=0.5, kill_s=3.0, stacks_s=1.0),
         )
+        outcome = supervise(spec, context)
     print(outcome.reason, outcome.rc, flush=True)
     return 0 if outcome.ok else 1
 

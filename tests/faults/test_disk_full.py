@@ -18,7 +18,7 @@ import pytest
 
 from tests.faults.kill_and_resume import processes_of
 from tests.faults.plain_runbook import write_runbook
-from validator.execute.journal import Journal, read
+from validator.runs.journal import Journal, read
 
 pytestmark = pytest.mark.usefixtures("quick_snapshot")
 
@@ -54,7 +54,7 @@ def test_whatever_cannot_be_written_ends_in_a_sentence(
     assert done.returncode == 4, done.stderr
     assert "Traceback" not in done.stderr
     assert "cannot be written: File too large" in done.stderr
-    assert "go on with: validator run" in done.stderr
+    assert "continue with: validator run" in done.stderr
     for folder in (path.parent for path in tmp_path.glob("reports/*/run.json")):
         assert processes_of(folder) == []
 
@@ -79,7 +79,7 @@ def test_a_report_that_cannot_be_written_again_is_told(
     before = (folder / "report.html").read_bytes()
     done = limited("report", str(folder), limit_bytes=4096)
     assert done.returncode == 4
-    assert "go on with: validator report" in done.stderr
+    assert "continue with: validator report" in done.stderr
     assert (folder / "report.html").read_bytes() == before, "the old report stays whole"
 
 
@@ -87,7 +87,7 @@ def test_a_line_that_did_not_fit_is_not_in_the_journal_in_part(tmp_path: Path) -
     program = """
 import resource, sys
 from pathlib import Path
-from validator.execute.journal import Journal
+from validator.runs.journal import Journal
 with Journal.open(Path(sys.argv[1])) as journal:
     journal.append("first")
     resource.setrlimit(resource.RLIMIT_FSIZE, (200, resource.RLIM_INFINITY))

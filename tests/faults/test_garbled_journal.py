@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.fuzz.folders import Whole, decision_of
-from validator.folder import RunFolder
-from validator.stages.reporting import rerender
+from validator.pipeline.write import rerender
+from validator.runs.folder import RunFolder
 
 
 def change(root: Path, event: str, edit: Callable[[dict[str, Any]], None]) -> None:

@@ -16,13 +16,14 @@ import pytest
 from tests.faults.test_garbled_journal import change
 from tests.fuzz.folders import Whole
 from validator.bisect.side import End, read_end
-from validator.bisect.work import Header, resume
-from validator.execute.halt import write_halt
-from validator.folder import FolderError, RunFolder
+from validator.bisect.work import BisectHeader, resume
+from validator.errors import Unable
 from validator.model.runbook import Trainer
-from validator.stages import share as sharing
-from validator.stages.reporting import rerender
-from validator.stages.share import share
+from validator.pipeline.share import share
+from validator.pipeline.write import rerender
+from validator.runs import replay
+from validator.runs.folder import FolderError, RunFolder
+from validator.supervise.watch import write_halt
 
 SECRET = "canary-7d1f"
 
@@ -40,11 +41,10 @@ def received(tmp_path: Path) -> Path:
 
 def renderings(root: Path) -> dict[str, str]:
     """Everything that is written of a folder, its copy for others included."""
-    folder = RunFolder.open(root)
-    report, _ = rerender(folder)
+    rerender(RunFolder.open(root))
     copy = root.parent / "shared"
     with suppress(FolderError):  # a copy that would be judged otherwise is refused
-        share(folder, report, out=copy)
+        share(root, out=copy)
     return {
         str(path): path.read_text(errors="replace")
         for parent in (root, copy)
@@ -124,8 +124,7 @@ def test_an_end_of_other_types_is_no_end(received: Path, event: str, fields: dic
 def test_a_line_of_the_journal_that_is_no_event_is_kept_in_a_copy(received: Path) -> None:
     with (received / "journal.jsonl").open("a") as file:
         file.write('[1, 2]\n"x"\n')
-    folder = RunFolder.open(received)
-    share(folder, rerender(folder)[0], out=received.parent / "shared")
+    share(received, out=received.parent / "shared")
     assert (received.parent / "shared/journal.jsonl").read_text().endswith('[1, 2]\n"x"\n')
 
 
@@ -142,8 +141,8 @@ def test_a_copy_unpacks_to_no_more_than_a_copy_holds(received: Path, monkeypatch
         (received / f"{name}.gz").write_bytes(gzip.compress(b"\0" * 2**20))
     (received / "share.json").write_text(json.dumps({"packed": names}))
     rerender(RunFolder.open(received))
-    monkeypatch.setattr(sharing, "_MOST_TEXT", 4 * 2**20)
-    with pytest.raises(FolderError, match="more than a copy for strangers does"):
+    monkeypatch.setattr(replay, "_MAX_TEXT", 4 * 2**20)
+    with pytest.raises(FolderError, match="more than a sanitized copy does"):
         rerender(RunFolder.open(received))
 
 
@@ -177,7 +176,7 @@ def test_a_bisection_that_is_none_is_refused_in_a_sentence(tmp_path: Path, what:
             file.truncate(10 * 2**30)
     else:
         end = End(name="a", trainer=Trainer())
-        header = Header(
+        header = BisectHeader(
             good=end,
             bad=end,
             metric="toks_per_s",
@@ -190,8 +189,8 @@ def test_a_bisection_that_is_none_is_refused_in_a_sentence(tmp_path: Path, what:
             cwd=str(tmp_path / "gone"),
         )
         request.write_text(header.model_dump_json())
-    with pytest.raises(FolderError, match="no folder"):
-        resume(tmp_path, lock=False, tell=print)
+    with pytest.raises((FolderError, Unable), match=r"no folder|cannot be entered"):
+        resume(tmp_path, lock=False, note=print)
 
 
 @pytest.mark.parametrize("phase", ["gone", "|a|`b`", "../up"])

@@ -16,8 +16,8 @@ import pytest
 
 from tests.faults.kill_and_resume import kill_and_resume, kill_often, processes_of, run_unbroken
 from tests.faults.plain_runbook import write_runbook
-from tests.validator.execute.tools import eventually
-from validator.execute.journal import read
+from tests.validator.supervise.tools import eventually
+from validator.runs.journal import read
 
 pytestmark = pytest.mark.usefixtures("quick_snapshot")
 
@@ -204,7 +204,7 @@ def test_the_choices_made_at_the_start_hold(
     result = json.loads(out)
     assert result["phases"][2]["status"] == "SKIPPED"
     detail = result["phases"][1]["runs"][0]["outcome"]["attempts"][0]["detail"]
-    assert "cut short" in detail
+    assert "interrupted" in detail
     assert any("resumed" in key for key in result["environment"])
 
 

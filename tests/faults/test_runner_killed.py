@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from tests.validator.execute.tools import eventually, marked, runs
-from validator.execute.journal import Journal, read
-from validator.execute.tree import end_marked
+from tests.validator.supervise.tools import eventually, marked, runs
+from validator.runs.journal import Journal, read
+from validator.supervise.termination import end_marked
 
 TREE = """
 import os, signal, sys, time

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import secrets
 import sys
+from contextlib import closing
 from pathlib import Path
 
-from tests.validator.execute.tools import TRAINER_FILES, marked, watchdog
-from validator.execute.journal import Journal
-from validator.execute.stop import Grace
-from validator.execute.supervisor import supervise
-from validator.model.outcome import Outcome
+from tests.validator.supervise.tools import TRAINER_FILES, marked, watchdog
 from validator.model.plan import RunSpec
+from validator.model.record import Outcome
+from validator.runs.journal import Journal
+from validator.supervise.attempt import AttemptContext
+from validator.supervise.guardian import Guardian
+from validator.supervise.supervisor import supervise
+from validator.supervise.termination import Grace
+from validator.supervise.wait import CancelToken
 
 WORKER = """
 import json, os, signal, sys, time
@@ -49,9 +53,13 @@ def _run(folder: Path, vice: str) -> tuple[Outcome, str]:
         watchdog=watchdog(first_step=60, stall=1.0),
     )
     token = secrets.token_hex(8)
-    with Journal.open(folder / "journal.jsonl") as journal:
-        grace = Grace(term_s=8.0, leftover_s=2.0, kill_s=5.0, stacks_s=0.5)
-        return supervise(spec, run_dir=folder, journal=journal, token=token, grace=grace), token
+    grace = Grace(term_s=8.0, leftover_s=2.0, kill_s=5.0, stacks_s=0.5)
+    with (
+        Journal.open(folder / "journal.jsonl") as journal,
+        Guardian.start(token=token) as guardian,
+        closing(CancelToken()) as cancel,
+    ):
+        return supervise(spec, AttemptContext(folder, journal, token, cancel, guardian, grace=grace)), token
 
 
 def test_a_rank_that_stops_is_named_and_nothing_is_left(tmp_path: Path) -> None:

@@ -10,14 +10,13 @@ from pathlib import Path
 from tests.fuzz.mutate import mutate_file
 from tests.fuzz.oracle import is_damaged
 from validator.diagnose import diagnose
-from validator.folder import RunFolder
 from validator.judge import decide
-from validator.selftest.runbooks import book, train
-from validator.selftest.scene import lay_out
-from validator.selftest.sheet import Sheet, falling, scatter
-from validator.selftest.stage import Stage
-from validator.stages.disk import reconstruct
-from validator.stages.reporting import judge, rerender
+from validator.pipeline.evaluate import judge
+from validator.pipeline.write import rerender
+from validator.runs.folder import RunFolder
+from validator.runs.replay import reconstruct
+from validator.selftest.case import Sandbox
+from validator.selftest.recorded_case import FakeRun, RecordedCase, book, falling, scatter, train
 
 __all__ = ["FolderCase", "Whole", "play_folder"]
 
@@ -41,10 +40,10 @@ class Whole:
     """A sound validation that ends in GO, and its trainer's folder."""
 
     def __init__(self, folder: Path) -> None:
-        stage = Stage(folder, "fuzz")
+        stage = Sandbox(folder, "fuzz")
         further = {"k_stats.csv": "step,k\n1,2\n2,3\n", "sdpa_audit.json": '{"summary": ["win ran flash"]}'}
         further["logs/telemetry.csv"] = "ts,host_cpu_pct\n1,2\n"
-        sheet = Sheet(
+        fake = FakeRun(
             rates=scatter(40_000.0, STEPS),
             losses=falling(STEPS),
             files=further,
@@ -52,7 +51,7 @@ class Whole:
         )
         accept = ["toks_per_s.mean >= 1000", "loss.last < loss.first", "heartbeat.max_gap_s <= 60 s"]
         text = book(train(steps=STEPS, accept=accept, warmup_steps=5))
-        self.root = lay_out(stage, text, lambda spec: sheet, machine={}, checks={})
+        self.root = RecordedCase(text, fake).write(stage)
 
 
 def decision_of(root: Path) -> str:
@@ -87,7 +86,7 @@ def play_folder(whole: Whole, scratch: Path, seed: int) -> FolderCase:
         if seed % 200 == 0:
             rerender(RunFolder.open(scratch))
     except Exception as error:  # the point of the exercise: whatever it is, it is a problem
-        from validator.folder import FolderError
+        from validator.runs.folder import FolderError
 
         if isinstance(error, FolderError) and not (scratch / "journal.jsonl").is_file():
             return FolderCase(seed, None, damaged, None)

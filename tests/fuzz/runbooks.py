@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.fuzz.mutate import mutate_bytes
+from validator.kinds.registry import load
 from validator.plan import PlanError, make_plan
-from validator.runbook import RunbookError, load
+from validator.runbook import RunbookError
 
 __all__ = ["RunbookCase", "play_runbook", "sources"]
 

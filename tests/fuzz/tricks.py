@@ -359,7 +359,7 @@ def _places(value: Any) -> list[tuple[Any, Any]]:
 
 def _seal(run: Path) -> None:
     """Write the checksums that the journal holds anew: whoever sends a folder can."""
-    from validator.stages.disk import declared_digest
+    from validator.runs.replay import declared_digest
 
     if not all(_is_small(run / name) for name in ("run.json", "journal.jsonl")):
         return  # /dev/zero has no end

@@ -1,4 +1,4 @@
-"""The self-proof itself: what it covers, and that it tells right from wrong."""
+"""The self-test itself: what it covers, and that a wrong outcome fails a case."""
 
 from __future__ import annotations
 
@@ -11,19 +11,21 @@ from pathlib import Path
 import pytest
 
 from tests.validator.adversary.court import judged
+from tests.validator.recorded_cases import MORE_CASES
 from validator.diagnose import CODES
 from validator.selftest import CASES, run_selftest
-from validator.selftest.case import Case, Played
-from validator.selftest.scene import Scene
-from validator.selftest.stage import Stage
+from validator.selftest.case import Case, CaseRun, Sandbox
+from validator.selftest.recorded_case import RecordedCase
+from validator.selftest.run import case_lines
 
+ALL_CASES = (*CASES, *MORE_CASES)
 BY_NAME = {case.name: case for case in CASES}
 QUICK = ("exit-at-a-step", "table-with-garbage", "impossible-scaling", "healthy-run", "healthy-process")
 
 
 def test_names_and_titles_are_unique() -> None:
-    assert len(BY_NAME) == len(CASES)
-    assert len({case.title for case in CASES}) == len(CASES)
+    assert len({case.name for case in ALL_CASES}) == len(ALL_CASES)
+    assert len({case.title for case in ALL_CASES}) == len(ALL_CASES)
 
 
 def test_there_are_faults_and_healthy_runs_enough() -> None:
@@ -33,7 +35,7 @@ def test_there_are_faults_and_healthy_runs_enough() -> None:
 
 
 def test_every_cause_that_a_run_can_show_is_brought_about() -> None:
-    shown = {code for case in CASES for code in case.codes}
+    shown = {code for case in ALL_CASES for code in case.codes}
     assert shown <= set(CODES), "no code that does not exist"
     assert set(CODES) - shown == MACHINE_ONLY
 
@@ -48,14 +50,14 @@ def test_a_fast_subset_comes_out_right(tmp_path: Path) -> None:
     assert (tmp_path / "kept" / "healthy-run" / "reports").is_dir()
 
 
-LAID_OUT = [case for case in CASES if isinstance(case.play, Scene)]
+RECORDED = [case for case in ALL_CASES if isinstance(case.run, RecordedCase)]
 
 
-@pytest.mark.parametrize("case", LAID_OUT, ids=[case.name for case in LAID_OUT])
+@pytest.mark.parametrize("case", RECORDED, ids=[case.name for case in RECORDED])
 def test_what_is_laid_out_comes_to_its_decision(case: Case, tmp_path: Path) -> None:
     """Judged here, without a process and its drawings: every change of a rule meets every case."""
-    assert isinstance(case.play, Scene)
-    report = judged(case.play.lay_out(Stage(tmp_path / "stage", case.name)))
+    assert isinstance(case.run, RecordedCase)
+    report = judged(case.run.write(Sandbox(tmp_path / "sandbox", case.name)))
     codes = {finding.code for finding in report.findings}
     assert report.decision == case.expect, report.why
     assert codes >= set(case.codes)
@@ -67,12 +69,12 @@ def test_what_is_laid_out_comes_to_its_decision(case: Case, tmp_path: Path) -> N
     [
         ("healthy-run", {"expect": "NO_GO"}, "decision GO, expected NO_GO"),
         ("table-with-garbage", {"codes": ("nan-loss",)}, "not found: nan-loss; found: damaged-evidence"),
-        ("table-with-garbage", {"group": "healthy", "expect": "INCONCLUSIVE"}, "nothing is wrong, yet it says damaged"),
-        ("healthy-run", {"evidence": ("runs/*/r1/dump/*",)}, "evidence is lost"),
+        ("table-with-garbage", {"group": "healthy", "expect": "INCONCLUSIVE"}, "false alarm damaged"),
+        ("healthy-run", {"evidence": ("runs/*/r1/dump/*",)}, "evidence is missing"),
     ],
 )
 def test_what_comes_out_wrong_is_said(tmp_path: Path, case: str, changes: dict[str, object], words: str) -> None:
-    """A self-proof that cannot fail proves nothing."""
+    """A self-test that cannot fail proves nothing."""
     (outcome,) = run_selftest([replace(BY_NAME[case], **changes)], keep=tmp_path / "kept").outcomes
     assert any(words in sentence for sentence in outcome.wrong), outcome.wrong
 
@@ -80,25 +82,25 @@ def test_what_comes_out_wrong_is_said(tmp_path: Path, case: str, changes: dict[s
 def test_a_process_that_is_left_is_found_and_ended(tmp_path: Path) -> None:
     pids = []
 
-    def play(stage: Stage) -> Played:
+    def run(sandbox: Sandbox) -> CaseRun:
         sleeper = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
-        process = subprocess.Popen(sleeper, cwd=stage.folder, env={}, start_new_session=True)
+        process = subprocess.Popen(sleeper, cwd=sandbox.folder, env={}, start_new_session=True)
         pids.append(process)
-        return Played(0, "", None, None)
+        return CaseRun(0, "", None, None)
 
-    case = Case("left", "a process stays", "processes", "UNABLE", play, rc=0)
+    case = Case("left", "a process stays", "processes", "UNABLE", run, rc=0)
     (outcome,) = run_selftest([case], keep=tmp_path / "kept").outcomes
-    assert outcome.wrong == (f"processes were left: {pids[0].pid}",)
+    assert outcome.wrong == (f"processes are left: {pids[0].pid}",)
     assert pids[0].wait(timeout=10) == -9
 
 
-def test_a_case_that_cannot_be_played_is_wrong_and_the_others_go_on(tmp_path: Path) -> None:
-    def play(stage: Stage) -> Played:
+def test_a_case_that_cannot_be_run_fails_and_the_others_go_on(tmp_path: Path) -> None:
+    def run(sandbox: Sandbox) -> CaseRun:
         raise OSError("no such thing")
 
-    broken = Case("broken", "cannot be played", "files", "GO", play)
+    broken = Case("broken", "cannot be run", "files", "GO", run)
     first, second = run_selftest([broken, BY_NAME["healthy-run"]], keep=tmp_path / "kept").outcomes
-    assert first.wrong == ("the case could not be played: OSError: no such thing",)
+    assert first.wrong == ("the case could not be run: OSError: no such thing",)
     assert second.ok
 
 
@@ -109,21 +111,22 @@ def selftest(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 def test_the_command_ends_in_a_table_or_in_json(tmp_path: Path) -> None:
     done = selftest("--only", "stale-halt", "--json", cwd=tmp_path)
-    told = json.loads(done.stdout)
-    assert (done.returncode, told["ok"], told["folder"]) == (0, True, None)
-    (case,) = told["cases"]
+    answer = json.loads(done.stdout)
+    assert (done.returncode, answer["ok"], answer["folder"]) == (0, True, None)
+    (case,) = answer["cases"]
     assert (case["name"], case["decision"], case["codes"]) == ("stale-halt", "NO_GO", ["stale-halt"])
     done = selftest("--only", "healthy-run", "--keep", "kept", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "✓ healthy-run" in done.stdout
     assert all(len(line) <= 80 for line in done.stdout.splitlines()), done.stdout
     again = selftest("--only", "healthy-run", "--keep", "kept", cwd=tmp_path)
-    assert (again.returncode, "name a new folder" in again.stderr) == (2, True)
+    assert (again.returncode, "name a new one" in again.stderr) == (2, True)
 
 
 def test_the_list_names_every_case_and_a_wrong_name_is_answered(tmp_path: Path) -> None:
     done = selftest("--list", cwd=tmp_path)
     assert done.returncode == 0
     assert all(f"  {case.name}  " in done.stdout for case in CASES)
+    assert f"\x1b[36m{CASES[0].name}\x1b[0m" in "\n".join(case_lines(CASES, color=True))
     wrong = selftest("--only", "stale-hlat", cwd=tmp_path)
     assert (wrong.returncode, "did you mean stale-halt?" in wrong.stderr) == (2, True)

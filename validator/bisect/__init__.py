@@ -5,6 +5,6 @@ validator bisect GOOD BAD
 
 from __future__ import annotations
 
-from validator.bisect.work import Request, bisect, resume
+from validator.bisect.work import BisectRequest, bisect, resume
 
-__all__ = ["Request", "bisect", "resume"]
+__all__ = ["BisectRequest", "bisect", "resume"]

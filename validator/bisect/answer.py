@@ -3,17 +3,76 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
-from validator.bisect.search import Contribution, Explanation
+from pydantic import Field
+
+from validator.bisect.search import Contribution, Ends, Explanation, Trial, Trials
 from validator.bisect.side import End, differences
-from validator.bisect.trials import Trial, Trials
-from validator.judge.wording import listed, number
-from validator.model.bisection import Bisection, BisectionOutcome, BisectTrial, Cause, DifferingSetting
 from validator.model.catalogue import METRICS
+from validator.model.units import Frozen
+from validator.report.terminal.lines import paint, text_table, wrap
+from validator.text import format_number, format_percent, format_quantity, listed, one_line, plural
 
-__all__ = ["bisection"]
+BisectionOutcome = Literal["explained", "no_difference", "not_in_settings", "budget_spent", "interrupted"]
+
+
+class DifferingSetting(Frozen):
+    """One setting that is not the same at both ends; None where an end leaves it to the trainer."""
+
+    name: str
+    good: str | int | float | bool | None
+    bad: str | int | float | bool | None
+
+
+class BisectTrial(Frozen):
+    """One short run: good with these settings from bad. `share` of the difference is None when it gave no value."""
+
+    number: int
+    from_bad: tuple[str, ...]
+    value: float | None
+    ci_low: float | None = None
+    ci_high: float | None = None
+    share: float | None = None
+    duration_s: float
+    why: str | None = Field(None, description="Why it gave no value.")
+
+
+class Cause(Frozen):
+    """A setting of the explanation, or several that only run together.
+
+    `share` is how much of the difference goes when it alone is put back, `alone` how much it shows without the others,
+    `factor` what putting it back does to the metric. None where that was not run.
+    """
+
+    settings: tuple[DifferingSetting, ...]
+    share: float | None = None
+    alone: float | None = None
+    factor: float | None = None
+
+
+class Bisection(Frozen):
+    """The whole answer. Shares are of the logarithm of good over bad, so that factors add up."""
+
+    schema_version: Literal[1] = 1
+    good: str
+    bad: str
+    metric: str
+    unit: str
+    outcome: BisectionOutcome
+    message: str
+    good_value: float | None = None
+    bad_value: float | None = None
+    differences: tuple[DifferingSetting, ...]
+    causes: tuple[Cause, ...] = ()
+    suspects: tuple[str, ...] = Field((), description="Where the cause is, when the search has not finished.")
+    rest_share: float | None = Field(None, description="Share that all other settings show together.")
+    uncertain: tuple[tuple[str, ...], ...] = Field((), description="Combinations too near the threshold to be sure of.")
+    trials: tuple[BisectTrial, ...] = ()
+    folder: str | None = None
+
 
 _HIDDEN = ("[redacted]", "[redacted]")
 """A setting that differs by a secret alone."""
@@ -25,7 +84,6 @@ _BEYOND = 0.5
 def bisection(
     good: End,
     bad: End,
-    names: Iterable[str],
     trials: Trials,
     found: Explanation | None,
     *,
@@ -37,7 +95,7 @@ def bisection(
     shown = differences(good, bad)
     differing = {
         name: DifferingSetting(name=name, good=shown.get(name, _HIDDEN)[0], bad=shown.get(name, _HIDDEN)[1])
-        for name in names
+        for name in trials.names
     }
     causes = tuple(_cause(one, differing, trials) for one in found.contributions) if found is not None else ()
     ends = trials.ends
@@ -55,7 +113,7 @@ def bisection(
         suspects=found.suspects if found is not None else (),
         rest_share=found.rest_share if found is not None else None,
         uncertain=tuple(tuple(sorted(subset)) for subset in found.uncertain) if found is not None else (),
-        trials=tuple(_told(trial, trials) for trial in trials.done[: trials.told]),
+        trials=_used_trials(trials),
         folder=str(folder),
     )
 
@@ -68,35 +126,37 @@ def _cause(one: Contribution, differing: dict[str, DifferingSetting], trials: Tr
     return Cause(settings=tuple(differing[name] for name in one.names), share=one.share, alone=one.alone, factor=factor)
 
 
-def _told(trial: Trial, trials: Trials) -> BisectTrial:
-    share = None
-    ends = trials.ends
-    if (
-        trial.value is not None
-        and ends is not None
-        and not ends.works
-        and ends.good is not None
-        and ends.bad is not None
-    ):
-        share = math.log(ends.good.point / trial.value) / math.log(ends.good.point / ends.bad.point)
-    elif ends is not None and ends.works:
-        share = 1.0 if trial.value is None else 0.0
+def _used_trials(trials: Trials) -> tuple[BisectTrial, ...]:
+    return tuple(_bisect_trial(trial, trials.ends) for trial in trials.done[: trials.used])
+
+
+def _bisect_trial(trial: Trial, ends: Ends | None) -> BisectTrial:
+    value = trial.value
     return BisectTrial(
         number=trial.number,
         from_bad=tuple(sorted(trial.names)),
-        value=trial.value,
-        ci_low=None if trial.value is None else trial.value - trial.half,
-        ci_high=None if trial.value is None else trial.value + trial.half,
-        share=share,
+        value=value,
+        ci_low=None if value is None else value - trial.half,
+        ci_high=None if value is None else value + trial.half,
+        share=None if ends is None else _trial_share(value, ends),
         duration_s=trial.duration_s,
         why=trial.why,
     )
 
 
+def _trial_share(value: float | None, ends: Ends) -> float | None:
+    """Share of the difference in one trial: of the logarithm of the rates, or whether it fails as bad does."""
+    if ends.works:
+        return 1.0 if value is None else 0.0
+    if value is None or ends.good is None or ends.bad is None:
+        return None
+    return math.log(ends.good.point / value) / math.log(ends.good.point / ends.bad.point)
+
+
 def _message(
     outcome: BisectionOutcome, why: str, causes: Sequence[Cause], found: Explanation | None, trials: Trials
 ) -> str:
-    runs = f"{trials.told} run{'' if trials.told == 1 else 's'}"
+    runs = plural(trials.used, "run")
     if outcome == "interrupted":
         return f"Interrupted after {runs}."
     if found is None or outcome in ("no_difference", "not_in_settings"):
@@ -104,32 +164,31 @@ def _message(
     if outcome == "budget_spent":
         kept = f"{listed(list(found.names))} matters, and " if found.names else ""
         return f"Not finished after {runs}: {kept}a cause is among {listed(list(found.suspects), most=12)}."
-    names = [_setting(setting) for cause in causes for setting in cause.settings]
+    names = [_setting_text(setting) for cause in causes for setting in cause.settings]
     one = len(names) == 1
     rest = len(trials.names) - len(names)
     others = (
-        f"; the other {rest} make {_percent(found.rest_share)} of it" if rest and found.rest_share is not None else ""
+        f"; the other {rest} make {format_percent(found.rest_share)} of it"
+        if rest and found.rest_share is not None
+        else ""
     )
     if trials.ends is not None and trials.ends.works:
         why_bad = next((trial.why for trial in trials.done if trial.names == frozenset(trials.names) and trial.why), "")
-        told = f" ({why_bad})" if why_bad else ""
-        return f"{' and '.join(names)} make{'s' if one else ''} it fail{told}. Found in {runs}."
+        shown = f" ({why_bad})" if why_bad else ""
+        return f"{' and '.join(names)} make{'s' if one else ''} it fail{shown}. Found in {runs}."
     ends = trials.ends
     assert ends is not None, "explained means that both ends were measured"
     assert ends.good is not None, "a rate is compared only where good has one"
     assert ends.bad is not None, "a rate is compared only where bad has one"
-    unit = METRICS[trials.metric].unit
-    return (
-        f"{' and '.join(names)} explain{'s' if one else ''} {number(ends.good.point)} → {number(ends.bad.point)} {unit}"
-        f"{others}. Found in {runs}.{_drift(trials)}"
-    )
+    good, bad = format_number(ends.good.point), format_quantity(ends.bad.point, METRICS[trials.metric].unit)
+    return f"{' and '.join(names)} explain{'s' if one else ''} {good} → {bad}{others}. Found in {runs}.{_drift(trials)}"
 
 
 def _drift(trials: Trials) -> str:
     """A warning when runs lie far beyond both ends: no setting did that."""
     assert trials.ends is not None, "both ends were measured"
-    shares = [_told(trial, trials).share for trial in trials.done[: trials.told]]
-    beyond = [share for share in shares if share is not None and not -_BEYOND <= share <= 1 + _BEYOND]
+    shares = [trial.share for trial in _used_trials(trials) if trial.share is not None]
+    beyond = [share for share in shares if not -_BEYOND <= share <= 1 + _BEYOND]
     if not beyond:
         return ""
     return (
@@ -138,13 +197,66 @@ def _drift(trials: Trials) -> str:
     )
 
 
-def _setting(one: DifferingSetting) -> str:
-    return f"{one.name} ({_value(one.good)} → {_value(one.bad)})"
+def _setting_text(one: DifferingSetting) -> str:
+    return f"{one.name} ({_value_text(one.good)} → {_value_text(one.bad)})"
 
 
-def _value(value: object) -> str:
+def _value_text(value: object) -> str:
     return "unset" if value is None else str(value)
 
 
-def _percent(share: float | None) -> str:
-    return "an unknown part" if share is None else f"{100 * share:.0f} %"
+# A bisection in the terminal: the sentence, the causes, the trials.
+
+_STYLES = {"explained": "good bold", "interrupted": "warn bold", "budget_spent": "warn bold"}
+_HEADINGS = {
+    "explained": "FOUND",
+    "no_difference": "NO DIFFERENCE",
+    "not_in_settings": "NOT IN THE SETTINGS",
+    "budget_spent": "NOT FINISHED",
+    "interrupted": "INTERRUPTED",
+}
+
+
+def bisection_lines(found: Bisection, *, width: int = 80, color: bool = False) -> list[str]:
+    """The answer as lines of about `width` columns."""
+    lines = [paint(_HEADINGS[found.outcome], _STYLES.get(found.outcome, "bad bold"), color=color)]
+    lines += wrap(found.message, width=width)
+    if found.causes:
+        rows = [row for cause in found.causes for row in _cause_rows(cause)]
+        columns = ("Setting", "Good", "Bad", "Share", "Alone", "Factor")
+        lines += ["", *text_table(columns, rows, width=width, numeric=columns[3:], color=color)]
+    for subset in found.uncertain:
+        lines += wrap(f"! too near the threshold to be sure: {', '.join(subset)}", width=width, indent="  ", first="")
+    if found.trials:
+        rows = [
+            (
+                str(trial.number),
+                format_number(trial.value),
+                format_percent(trial.share),
+                _from_bad_text(trial.from_bad, len(found.differences))
+                + (f"; no value: {one_line(trial.why, limit=200)}" if trial.why else ""),
+            )
+            for trial in found.trials
+        ]
+        columns_of_trials = ("Run", f"{found.metric}, {found.unit}", "Share", "From bad")
+        lines += ["", *text_table(columns_of_trials, rows, width=width, numeric=("Run", "Share"), color=color)]
+    if found.folder:
+        lines += ["", f"Runs    {one_line(found.folder)}"]
+        if found.outcome in ("interrupted", "budget_spent"):
+            lines.append(f"Next    validator bisect --resume {one_line(found.folder)}")
+    return lines
+
+
+def _cause_rows(cause: Cause) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    for place, setting in enumerate(cause.settings):
+        factor = "–" if cause.factor is None else f"{cause.factor:.2f}×"
+        values = ("", "", "") if place else (format_percent(cause.share), format_percent(cause.alone), factor)
+        rows.append((setting.name, _value_text(setting.good), _value_text(setting.bad), *values))
+    return rows
+
+
+def _from_bad_text(names: tuple[str, ...], total: int) -> str:
+    if not names:
+        return "none: good as it is"
+    return "all: bad" if len(names) == total else ", ".join(names)

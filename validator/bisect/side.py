@@ -1,29 +1,35 @@
-"""One end of a bisection: everything that is needed to start the same run again, read from what the user names.
+"""One end of a bisection: everything that is needed to start its run again, read from what the user names.
 
 A run folder, a trainer's folder inside or outside one, a runbook, or a config file of the bundled trainer.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
-from validator.files import Tree, parse_yaml
-from validator.folder import FolderError, RunFolder
-from validator.model.base import Frozen
+from validator.documents import parse_yaml
+from validator.files import Tree
+from validator.judge.config import same_value
+from validator.kinds.registry import env_of, load
 from validator.model.plan import RunSpec
 from validator.model.runbook import Hardware, Phase, Runbook, Setting, Trainer, TrainingPhase, Watchdog
-from validator.model.settings import args_of, env_of, flat_name, nproc_of, warmup_of, watchdog_of
-
-__all__ = ["End", "differences", "read_end", "with_settings"]
+from validator.model.settings import args_of, flat_name, nproc_of, warmup_of, watchdog_of
+from validator.model.units import Frozen
+from validator.plan import plan_phase
+from validator.runbook import find
+from validator.runs.folder import FolderError, RunFolder
+from validator.runs.replay import events_of, started_runs
+from validator.secrets.redact import REDACTED, redact, redact_env
 
 _STEPS = 60
 _WARMUP = 10
 _NOT_CONFIG = frozenset({"steps", "out", "run_name", "config", "resume"})
-"""Settings of a trainer's own account that say how long and where, not what."""
+"""Entries of a trainer's env.json that say how long and where it ran, not what."""
 
 
 class End(Frozen):
@@ -64,8 +70,6 @@ def read_end(source: Path, *, phase: str | None = None) -> End:
 
 def _of_run(folder: RunFolder, source: Path, *, phase: str | None) -> End:
     """A run that the journal knows, with the settings it was started with, adopted ones included."""
-    from validator.stages.disk import events_of, started_runs
-
     specs = [spec for spec, _ in started_runs(events_of(folder)) if spec.steps is not None]
     if source.resolve() != folder.root:
         inside = source.resolve().relative_to(folder.root).as_posix()
@@ -80,9 +84,6 @@ def _of_run(folder: RunFolder, source: Path, *, phase: str | None) -> End:
 
 def _of_runbook(source: str, *, phase: str | None) -> End:
     """A phase of a runbook, as it would be planned."""
-    from validator.plan import plan_phase
-    from validator.runbook import find, load
-
     runbook = load(find(source)).runbook
     chosen = _phase(runbook, phase, source)
     (spec, *_) = plan_phase(runbook, chosen, run_dir=Path()).runs
@@ -103,7 +104,7 @@ def _of_spec(runbook: Runbook, spec: RunSpec, *, name: str) -> End:
     if not isinstance(phase, TrainingPhase):
         raise FolderError(f"{name} holds a run of phase {spec.phase!r}, which is none that trains in its runbook")
     declared = args_of(runbook, phase)
-    args = {key: value for key, value in declared.items() if _is_place(value)}
+    args = {key: value for key, value in declared.items() if _has_placeholder(value)}
     spelled = {flat_name(key): key for key in declared}
     args |= {spelled.get(key, key): value for key, value in spec.requested.items() if spelled.get(key, key) not in args}
     if runbook.trainer.bundled:
@@ -126,7 +127,7 @@ def _of_spec(runbook: Runbook, spec: RunSpec, *, name: str) -> End:
 
 
 def _expanded(args: dict[str, Setting]) -> dict[str, Setting]:
-    """With the settings of a config file in place of its path, so that two files differ by settings and not by name."""
+    """With the settings of a config file in place of its path: two files differ by settings, not by name."""
     path = Path(str(args.get("config", "")))
     if path.suffix not in (".yaml", ".yml") or not path.is_file():
         return args
@@ -135,17 +136,18 @@ def _expanded(args: dict[str, Setting]) -> dict[str, Setting]:
     except (OSError, ValueError):
         return args
     spelled = {flat_name(key) for key in args}
-    inherited = _config(dict(_leaves(found))) if isinstance(found, dict) else {}
+    inherited = _trainer_args(dict(_leaves(found))) if isinstance(found, dict) else {}
     own = {key: value for key, value in args.items() if key != "config"}
     return {**{key: value for key, value in inherited.items() if key not in spelled}, **own}
 
 
-def _is_place(value: Setting) -> bool:
+def _has_placeholder(value: Setting) -> bool:
+    """Whether it is the number of steps or the folder of each run: `{steps}`, `{out}/log`."""
     return "{steps}" in str(value) or "{out}" in str(value)
 
 
 def _of_trainer_folder(source: Path) -> End:
-    """A folder that a trainer wrote alone: its own account of what was asked for, run again by the bundled trainer."""
+    """A folder that a trainer wrote on its own: what env.json calls requested, run by the bundled trainer."""
     path = source / "env.json"
     try:
         with Tree(source) as tree:
@@ -156,14 +158,14 @@ def _of_trainer_folder(source: Path) -> End:
         ) from error
     requested = found.get("requested") if isinstance(found, dict) else None
     if not isinstance(requested, dict):
-        raise FolderError(f"{path} has no `requested`, so what was asked for is not known; name a runbook or a config")
+        raise FolderError(f"{path} has no `requested`, so its config is not known; name a runbook or a config")
     toggles = found.get("env") if isinstance(found.get("env"), dict) else {}
     world = found.get("world_size")
     return End(
         name=str(source),
         trainer=Trainer(),
-        args={**_config(requested), "steps": "{steps}", "out": "{out}"},
-        # Variables of the trainer's own stand in its config already.
+        args={**_trainer_args(requested), "steps": "{steps}", "out": "{out}"},
+        # The bundled trainer's own variables are in its config already.
         env={key: value for key, value in toggles.items() if _is_setting(value) and not key.startswith("NSA_")},
         nproc=world if isinstance(world, int) and world > 1 else 0,
         hardware=Hardware(gpus=1 if found.get("gpu_name") else 0),
@@ -184,7 +186,7 @@ def _of_yaml(source: Path, *, phase: str | None) -> End:
     return End(
         name=str(source),
         trainer=Trainer(),
-        args={**_config(flat), "steps": "{steps}", "out": "{out}"},
+        args={**_trainer_args(flat), "steps": "{steps}", "out": "{out}"},
         hardware=Hardware(gpus=gpus),
     )
 
@@ -201,7 +203,7 @@ def _is_setting(value: object) -> bool:
     return isinstance(value, (str, int, float)) and value != ""
 
 
-def _config(found: Mapping[str, Any]) -> dict[str, Setting]:
+def _trainer_args(found: Mapping[str, Any]) -> dict[str, Setting]:
     """Arguments for the bundled trainer; a false switch is written out, since it may be on by default."""
     kept = {flat_name(key): value for key, value in found.items() if flat_name(key) not in _NOT_CONFIG}
     return {
@@ -219,8 +221,6 @@ def differences(good: End, bad: End) -> dict[str, tuple[Setting | None, Setting 
     Raises:
         FolderError: when the two are runs of different trainers.
     """
-    from validator.judge.config import same_value
-
     if good.trainer.command != bad.trainer.command or good.trainer.cwd != bad.trainer.cwd:
         raise FolderError(
             f"{good.name} runs {' '.join(good.trainer.command)} and {bad.name} runs {' '.join(bad.trainer.command)}; "
@@ -238,7 +238,7 @@ def differences(good: End, bad: End) -> dict[str, tuple[Setting | None, Setting 
 
 
 def _flat(args: Mapping[str, Setting]) -> dict[str, Setting]:
-    return {flat_name(key): value for key, value in args.items() if not _is_place(value)}
+    return {flat_name(key): value for key, value in args.items() if not _has_placeholder(value)}
 
 
 def with_settings(good: End, bad: End, names: frozenset[str]) -> End:
@@ -256,3 +256,31 @@ def with_settings(good: End, bad: End, names: frozenset[str]) -> End:
         if value is not None:
             target[written] = value
     return good.model_copy(update={"args": args, "env": env, "nproc": nproc})
+
+
+def without_secrets(end: End) -> End:
+    """The end as it is written and shown."""
+    args = {key: redact(value) if isinstance(value, str) else value for key, value in end.args.items()}
+    env = redact_env({key: str(value) for key, value in end.env.items()})
+    kept = {key: value if env[key] == str(value) else env[key] for key, value in end.env.items()}
+    return end.model_copy(update={"args": args, "env": kept})
+
+
+def with_secrets(end: End) -> End:
+    """The end that `without_secrets` made this of, with its secrets from the environment.
+
+    Raises:
+        FolderError: when one is not there, or was an argument.
+    """
+    env = dict(end.env)
+    for key, value in end.env.items():
+        if REDACTED in str(value):
+            if key not in os.environ:
+                raise FolderError(f"{key} was redacted and is not stored; set it in the environment to resume")
+            env[key] = os.environ[key]
+    secret = next((key for key, value in end.args.items() if REDACTED in str(value)), None)
+    if secret is not None:
+        raise FolderError(
+            f"the argument {secret} was redacted and is not stored; start a new bisection with GOOD and BAD"
+        )
+    return end.model_copy(update={"env": env})

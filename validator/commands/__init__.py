@@ -1,1 +1,1 @@
-"""What each command of the command line does: one thin function per command, imported when it is typed."""
+"""One module per command, named after it, imported when it is typed: its `command` is the function, or the group."""

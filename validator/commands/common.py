@@ -1,8 +1,7 @@
-"""What the commands share: exit codes, options, JSON on stdout, and failures told in one sentence."""
+"""What the commands share: options, JSON on stdout, and failures reported in one sentence."""
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import json
 import sys
@@ -12,28 +11,10 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-__all__ = [
-    "GO",
-    "INCONCLUSIVE",
-    "INTERRUPTED",
-    "NO_GO",
-    "UNABLE",
-    "USAGE",
-    "after_decision",
-    "AsJson",
-    "Only",
-    "Overrides",
-    "RunbookArgument",
-    "Skip",
-    "complete_runbook",
-    "duration",
-    "example",
-    "fail",
-    "print_json",
-    "reported",
-]
+from validator.errors import ExitCode, UserError
 
-GO, NO_GO, USAGE, INCONCLUSIVE, UNABLE, INTERRUPTED = 0, 1, 2, 3, 4, 130
+SETTINGS = {"help_option_names": ["-h", "--help"]}
+"""Of typer, for every command and group."""
 
 
 def complete_runbook(incomplete: str) -> list[str]:
@@ -76,7 +57,7 @@ def print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n")
 
 
-def fail(message: str, code: int, *, as_json: bool, **details: Any) -> typer.Exit:
+def fail(message: str, *, as_json: bool, code: ExitCode = ExitCode.USAGE, **details: Any) -> typer.Exit:
     """Say why on stderr (or as JSON on stdout) and give the exit to raise."""
     if as_json:
         print_json({"error": message, "exit_code": code, **details})
@@ -91,28 +72,10 @@ def reported(*, as_json: bool = False) -> Iterator[None]:
     gc.enable()
     try:
         yield
-    except Exception as error:
-        ended = _expected(error, as_json=as_json)
-        if ended is None:
-            raise
-        raise ended from None
-
-
-def _expected(error: Exception, *, as_json: bool) -> typer.Exit | None:
-    """The exit of a failure that is told in a sentence, None for any other. Imports what only a failure needs."""
-    from validator.folder import FolderError
-    from validator.plan import PlanError
-    from validator.runbook import RunbookError
-    from validator.stages.session import Unable
-
-    if isinstance(error, RunbookError):
-        problems = [dataclasses.asdict(problem) for problem in error.problems]
-        return fail(str(error), USAGE, as_json=as_json, problems=problems)
-    if isinstance(error, (FolderError, PlanError)):
-        return fail(str(error), USAGE, as_json=as_json)
-    if isinstance(error, OSError):
-        return fail(f"the machine refuses it: {error}", UNABLE, as_json=as_json)
-    return fail(str(error), UNABLE, as_json=as_json) if isinstance(error, Unable) else None
+    except UserError as error:
+        raise fail(str(error), code=error.exit_code, as_json=as_json, **error.details()) from None
+    except OSError as error:
+        raise fail(f"the machine refuses it: {error}", code=ExitCode.UNABLE, as_json=as_json) from None
 
 
 @contextmanager
@@ -131,7 +94,7 @@ def duration(option: str, text: str, *, as_json: bool) -> float:
     try:
         value = float(text) if text.replace(".", "", 1).isdigit() else parse_duration(text)
     except ValueError as error:
-        raise fail(f"{option} {text}: {error}", USAGE, as_json=as_json) from None
+        raise fail(f"{option} {text}: {error}", as_json=as_json) from None
     if value <= 0:
-        raise fail(f"{option} {text}: must be more than zero; write 30s or 2m", USAGE, as_json=as_json)
+        raise fail(f"{option} {text}: must be more than zero; write 30s or 2m", as_json=as_json)
     return value

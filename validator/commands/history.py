@@ -1,4 +1,4 @@
-"""The command that looks back: history."""
+"""`validator history`: past runs and their trends."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ from typing import Annotated
 
 import typer
 
-from validator.commands.common import USAGE, AsJson, example, fail, print_json, reported
-
-__all__ = ["history"]
+from validator.commands.common import AsJson, example, fail, print_json, reported
 
 
 @example("validator history", "validator history reports --runbook smoke-cpu --limit 30", "validator history --pin RUN")
-def history(
+def command(
     reports: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the run folders.")] = Path("reports"),
     runbook: Annotated[str | None, typer.Option(metavar="NAME", help="Only runs of this runbook.")] = None,
     limit: Annotated[int, typer.Option(metavar="N", min=1, help="Runs to list of each runbook and machine.")] = 10,
@@ -24,11 +22,11 @@ def history(
     rebuild: Annotated[bool, typer.Option("--rebuild", help="Read every run folder again.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List past runs by runbook and machine, with what their figures did, and write index.html."""
-    from validator.stages.looking_back import look_back, set_pin
+    """List past runs by runbook and machine, and how their metrics changed, and write index.html."""
+    from validator.history.store import look_back, set_pin
 
     if pin and unpin:
-        raise fail("--pin and --unpin cannot be given together", USAGE, as_json=as_json)
+        raise fail("--pin and --unpin cannot be given together", as_json=as_json)
     with reported(as_json=as_json):
         if pin or unpin:
             set_pin(reports, pin or unpin or "", keep=pin is not None)
@@ -37,8 +35,9 @@ def history(
     if as_json:
         print_json(past.as_dict())
         return
-    from validator.history.show import print_history
+    from validator.history.page import history_lines
+    from validator.report.terminal.lines import show
 
-    print_history(past.groups, limit=limit)
+    show(history_lines, past.groups, limit=limit)
     if past.page is not None:
         typer.echo(f"\n{past.page}", err=True)

@@ -1,38 +1,32 @@
-"""The commands of nightly jobs: install, status, run, remove."""
+"""`validator nightly install, status, run, remove`: jobs on a schedule."""
 
 from __future__ import annotations
 
 import os
-import sys
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from validator.commands.common import UNABLE, USAGE, AsJson, Overrides, RunbookArgument, fail, print_json
+from validator.commands.common import SETTINGS, AsJson, Overrides, RunbookArgument, fail, print_json, reported
 
 if TYPE_CHECKING:
-    from validator.nightly.job import Ended
-    from validator.nightly.settings import Nightly
+    from validator.nightly.settings import Nightly, NightlyRun
 
-__all__ = ["app"]
-
-_CARRIED = ("PATH", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_HOME", "HF_HOME", "VIRTUAL_ENV", "LANG")
-"""What a timer's environment lacks and a validation may need."""
-
-app = typer.Typer(
-    help="Run a runbook by the clock: with log, retention, notification and metrics; no root needed.",
+command = typer.Typer(
+    help="Run a runbook on a schedule: with log, retention, notification and metrics; no root needed.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=SETTINGS,
 )
 
 JobName = Annotated[str, typer.Argument(metavar="NAME", help="The job's name, as `validator nightly status` shows it.")]
 
 
-@app.command(
+@command.command(
     epilog="Example: validator nightly install ddp_2xa100 --at 02:00 --notify slack://TOKEN_A/TOKEN_B/TOKEN_C "
     "--keep-count 30 --prometheus /var/lib/node_exporter/validator.prom"
 )
@@ -50,14 +44,14 @@ def install(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder that receives the run folders.")] = Path("reports"),
     notify: Annotated[
         list[str] | None,
-        typer.Option(metavar="URL", help="Where to tell it: an Apprise URL (webhook, Slack, mail, …). May repeat."),
+        typer.Option(metavar="URL", help="Where to report it: an Apprise URL (webhook, Slack, mail, …). May repeat."),
     ] = None,
     notify_on: Annotated[
         str, typer.Option(metavar="WHEN", help="change (of the decision), always, or never.")
     ] = "change",
     notify_command: Annotated[
         str | None,
-        typer.Option(metavar="LINE", help="Shell line to start; VALIDATOR_DECISION and others tell it what happened."),
+        typer.Option(metavar="LINE", help="Shell line to start; it gets VALIDATOR_DECISION and other variables."),
     ] = None,
     keep_count: Annotated[int | None, typer.Option(metavar="N", help="Keep so many runs of the runbook.")] = None,
     keep_age: Annotated[str | None, typer.Option(metavar="DURATION", help="Keep runs so long: 90d.")] = None,
@@ -70,17 +64,15 @@ def install(
     print_only: Annotated[bool, typer.Option("--print", help="Show what would be written, and write nothing.")] = False,
 ) -> None:
     """Start a runbook every night: by a systemd timer, or by cron where systemd is absent."""
-    from pydantic import ValidationError
+    from validator.kinds.registry import load
+    from validator.nightly.job import require_prometheus
+    from validator.nightly.schedule import choose, shown
+    from validator.nightly.settings import new_job, parsed_limit, require_apprise, save
+    from validator.runbook import find
 
-    from validator.nightly.metrics import require_prometheus
-    from validator.nightly.notify import require_apprise
-    from validator.nightly.schedule import ScheduleError, choose, shown
-    from validator.nightly.settings import NightlyError, save
-    from validator.runbook import RunbookError, find, load
-
-    try:
+    with reported():
         loaded = load(find(runbook), overrides=tuple(set_ or ()))
-        job = _job(
+        job = new_job(
             name=name or loaded.runbook.name,
             runbook=str(Path(runbook).resolve()) if Path(runbook).is_file() else runbook,
             at=at,
@@ -91,8 +83,8 @@ def install(
             notify_on=notify_on,
             command=notify_command,
             keep_count=keep_count,
-            keep_days=None if keep_age is None else _parsed("--keep-age", keep_age) / 86400,
-            keep_bytes=None if keep_size is None else int(_parsed("--keep-size", keep_size)),
+            keep_days=None if keep_age is None else parsed_limit("--keep-age", keep_age) / 86400,
+            keep_bytes=None if keep_size is None else int(parsed_limit("--keep-size", keep_size)),
             prometheus=None if prometheus is None else str(prometheus.resolve()),
         )
         require_apprise(job.notify)
@@ -103,53 +95,19 @@ def install(
             return
         schedule = choose("cron" if cron else "auto")
         written = (str(save(job)), *schedule.install(job))
-    except RunbookError as error:
-        raise fail(str(error), USAGE, as_json=False) from None
-    except ValidationError as error:
-        raise fail(_first(error), USAGE, as_json=False) from None
-    except NightlyError as error:
-        raise fail(str(error), USAGE, as_json=False) from None
-    except ScheduleError as error:
-        raise fail(str(error), UNABLE, as_json=False) from None
     for line in written:
         typer.echo(f"wrote {line}", err=True)
-    _say_next(job, schedule.status(job.name))
+    _print_next(job, schedule.status(job.name))
 
 
-def _job(**given: Any) -> Nightly:
-    from validator.nightly.settings import Nightly, state_dir
-
-    carried = {name: os.environ[name] for name in _CARRIED if name in os.environ}
-    return Nightly(
-        cwd=str(Path.cwd()), python=sys.executable, environment=carried, state=str(state_dir() / given["name"]), **given
-    )
-
-
-def _parsed(option: str, text: str) -> float:
-    from validator.model.units import parse_duration, parse_size
-    from validator.nightly.settings import NightlyError
-
-    try:
-        return parse_duration(text) if option == "--keep-age" else float(parse_size(text))
-    except ValueError as error:
-        raise NightlyError(f"{option} {text}: {error}") from None
-
-
-def _first(error: Any) -> str:
-    """The first message of a pydantic error, without its dressing."""
-    found = error.errors()[0]
-    message = str(found["msg"]).removeprefix("Value error, ")
-    return message if message.startswith("--") else f"--{str(found['loc'][-1]).replace('_', '-')}: {message}"
-
-
-def _say_next(job: Nightly, status: str | None) -> None:
+def _print_next(job: Nightly, status: str | None) -> None:
     typer.echo(f"{job.name}: {status or 'not scheduled'}", err=True)
     typer.echo(f"try it now: validator nightly run {job.name}", err=True)
     if status and status.startswith("systemd") and os.geteuid() != 0:
         typer.echo("so that it runs while nobody is logged in: loginctl enable-linger", err=True)
 
 
-@app.command(epilog="Example: validator nightly status")
+@command.command(epilog="Example: validator nightly status")
 def status(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="One job; all when left out.")] = None,
     as_json: AsJson = False,
@@ -157,72 +115,54 @@ def status(
     """Show the jobs of this user: when each starts next, and how its last start ended."""
     from validator.nightly.job import last_ended
     from validator.nightly.schedule import all_schedules
-    from validator.nightly.settings import NightlyError, load, names
+    from validator.nightly.settings import load, names
 
     schedules = all_schedules()
-    try:
+    with reported(as_json=as_json):
         jobs = [load(name)] if name else [load(one) for one in names()]
-    except NightlyError as error:
-        raise fail(str(error), USAGE, as_json=as_json) from None
-    rows = []
-    for job in jobs:
-        told = next((text for one in schedules if (text := one.status(job.name)) is not None), None)
-        rows.append((job, told, last_ended(job)))
+    starts = [next(filter(None, (one.status(job.name) for one in schedules)), None) for job in jobs]
+    rows = [(job, at, last_ended(job)) for job, at in zip(jobs, starts, strict=True)]
     if as_json:
-        from dataclasses import asdict
-
-        print_json(
-            [
-                {"name": job.name, "runbook": job.runbook, "schedule": told, "last": asdict(last) if last else None}
-                for job, told, last in rows
-            ]
-        )
+        shown = [(job.name, job.runbook, at, asdict(last) if last else None) for job, at, last in rows]
+        print_json([dict(zip(("name", "runbook", "schedule", "last"), row, strict=True)) for row in shown])
         return
-    for job, told, last in rows:
-        typer.echo(f"{job.name}: {job.runbook}, {told or 'not scheduled: install it again, or remove it'}")
+    for job, at, last in rows:
+        typer.echo(f"{job.name}: {job.runbook}, {at or 'not scheduled: install it again, or remove it'}")
         typer.echo(f"  {_last_line(last)}")
     if not rows:
         typer.echo("no nightly job is installed; `validator nightly install RUNBOOK --at 02:00` makes one")
 
 
-def _last_line(last: Ended | None) -> str:
+def _last_line(last: NightlyRun | None) -> str:
     if last is None:
         return "not started yet"
     return f"last {last.decision.replace('_', '-')} at {last.started}: {last.why} · {last.folder or last.log}"
 
 
-@app.command(epilog="Example: validator nightly run ddp-2xa100")
+@command.command(epilog="Example: validator nightly run ddp-2xa100")
 def run(name: JobName) -> None:
     """Start a job now, as its timer does; the exit code is the validation's."""
-    from validator.nightly.job import Overlap, run_job
-    from validator.nightly.settings import NightlyError, load
+    from validator.nightly.job import run_job
+    from validator.nightly.settings import load
 
-    try:
+    with reported():
         ended = run_job(load(name))
-    except NightlyError as error:
-        raise fail(str(error), USAGE, as_json=False) from None
-    except Overlap as error:
-        raise fail(str(error), UNABLE, as_json=False) from None
     typer.echo(f"{ended.name}: {ended.decision.replace('_', '-')}: {ended.why}", err=True)
     typer.echo(ended.folder or ended.log, err=True)
     raise typer.Exit(ended.exit_code)
 
 
-@app.command(epilog="Example: validator nightly remove ddp-2xa100")
+@command.command(epilog="Example: validator nightly remove ddp-2xa100")
 def remove(name: JobName) -> None:
     """Take a job out of its scheduler. Its runs and logs stay."""
-    from validator.nightly.schedule import ScheduleError, all_schedules
+    from validator.nightly.schedule import all_schedules
     from validator.nightly.settings import config_dir
 
     settings = config_dir() / f"{name}.json"
-    try:
+    with reported():
         found = [one.name for one in all_schedules() if one.remove(name)]
-    except ScheduleError as error:
-        raise fail(str(error), UNABLE, as_json=False) from None
     existed = settings.exists()
     settings.unlink(missing_ok=True)
     if not found and not existed:
-        raise fail(
-            f"{name} is no nightly job of this user; `validator nightly status` lists them", USAGE, as_json=False
-        )
+        raise fail(f"{name} is no nightly job of this user; `validator nightly status` lists them", as_json=False)
     typer.echo(f"removed {name} from {' and '.join(found) or 'its settings'}", err=True)

@@ -1,4 +1,4 @@
-"""The command that describes the runbook format, for editors and for people."""
+"""`validator schema`: the runbook format, for editors and for people."""
 
 from __future__ import annotations
 
@@ -7,19 +7,18 @@ from typing import Annotated
 
 import typer
 
-from validator.commands.common import example, print_json
-
-__all__ = ["schema"]
+from validator.commands.common import example, print_json, reported
 
 
 @example("validator schema > runbook.schema.json")
-def schema(
+def command(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the reference for people instead.")] = False,
 ) -> None:
     """Print the JSON Schema of runbooks, for editors."""
-    from validator.runbook.reference import json_schema, reference_markdown
+    with reported():
+        from validator.kinds.registry import json_schema, reference_markdown
 
-    if markdown:
-        sys.stdout.write(reference_markdown())
-    else:
-        print_json(json_schema())
+        if markdown:
+            sys.stdout.write(reference_markdown())
+        else:
+            print_json(json_schema())

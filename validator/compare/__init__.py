@@ -1,4 +1,4 @@
-"""Two validations, or two runs, set against each other: settings, metrics with intervals, criteria and findings.
+"""Two validations, or two runs, compared: settings, metrics with intervals, criteria and findings.
 
 Pure: it is given what was judged on either side and reads no file.
 """
@@ -6,6 +6,6 @@ Pure: it is given what was judged on either side and reads no file.
 from __future__ import annotations
 
 from validator.compare.contrast import contrast
-from validator.compare.side import Side, run_side, validation_side
+from validator.compare.metrics import Side, run_side, validation_side
 
 __all__ = ["Side", "contrast", "run_side", "validation_side"]

@@ -2,52 +2,98 @@
 
 With four runs or more on each side the run means decide, by Welch's test, whatever interval each run has of its own.
 With fewer, a rate or a time carries the interval of its run and the variation between runs that the runbook assumes;
-other metrics are not decidable. A difference counts when it is significant, after Holm's correction over the phases
+other metrics are inconclusive. A difference counts when it is significant, after Holm's correction over the phases
 that show the same metric, and at least `min_effect`. There is no difference where the whole 90 % interval lies within
-`min_effect` (two one-sided tests at 5 %); between the two the answer is "not decidable".
+`min_effect` (two one-sided tests at 5 %); between the two it is inconclusive.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from validator.compare.side import Cell, Side
-from validator.judge.autocorrelation import t_quantile
-from validator.judge.estimate import LEVEL, MIN_REPEATS, REPLICATES, Estimate, combine, over_runs
-from validator.judge.means import (
-    ONE_SIDED,
-    holm,
-    pooled_cv,
-    ratio,
-    repeats_for_equality,
-    repeats_needed,
-    welch,
-)
-from validator.judge.wording import number, percent
 from validator.model.catalogue import METRICS, Metric
-from validator.model.contrast import ContrastVerdict, MetricDifference, Sample
-from validator.model.verdict import RunReport
+from validator.model.contrast import ContrastVerdict, MetricDifference, Sample, Subject, machine_class
+from validator.model.runbook import Runbook
+from validator.model.verdict import Finding, RunReport, ValidationReport, Verdict
+from validator.stats.autocorrelation import t_quantile
+from validator.stats.estimate import LEVEL, MIN_REPEATS, NORMAL_975, REPLICATES, Estimate, combine, over_runs
+from validator.stats.means import ONE_SIDED, holm, pooled_cv, ratio, repeats_for_equality, repeats_needed, welch
+from validator.text import format_change, format_interval, format_number, format_p_value, format_percent
 
-__all__ = ["HEADLINES", "metric_differences"]
+Cell = tuple[str | None, str | None]
+"""Phase and arm; (None, None) for a trainer folder, which knows neither."""
 
-HEADLINES = ("toks_per_s", "gpu_mem_reserved_mib", "loss")
-"""Metrics that the verdict of the whole rests on; the others explain."""
+_TRAINING = ("train", "sweep", "ab", "soak")
 
-_Z_975 = 1.959963984540054
-_STATISTIC = {"loss": "last", "gpu_mem_alloc_mib": "max", "gpu_mem_reserved_mib": "max", "host_mem_mib": "max"}
+
+@dataclass(frozen=True)
+class Side:
+    """What is compared. `facts` are machine and software, flat; `min_effect`, `run_cv` and what `metrics` adds to the
+    catalogue are the runbook's.
+    """
+
+    subject: Subject
+    cells: Mapping[Cell, tuple[RunReport, ...]]
+    criteria: Mapping[str, Verdict] = field(default_factory=dict)
+    findings: tuple[Finding, ...] = ()
+    facts: Mapping[str, str] = field(default_factory=dict)
+    min_effect: float = 0.02
+    run_cv: float = 0.02
+    metrics: Mapping[str, Metric] = field(default_factory=lambda: METRICS)
+
+
+def validation_side(
+    report: ValidationReport, *, runbook: Runbook, path: str | None = None, facts: Mapping[str, str] | None = None
+) -> Side:
+    """A validation: every phase that trains, arm by arm."""
+    cells: dict[Cell, list[RunReport]] = {}
+    for phase in report.phases:
+        for run in phase.measured if phase.kind in _TRAINING else ():
+            cells.setdefault((phase.id, run.arm), []).append(run)
+    subject = Subject(
+        kind="validation",
+        name=report.run_id,
+        path=path,
+        decision=report.decision,
+        runbook=report.runbook.name,
+        machine=machine_class(report.environment),
+        started=report.started,
+    )
+    return Side(
+        subject=subject,
+        cells={cell: tuple(runs) for cell, runs in cells.items()},
+        criteria={verdict.id: verdict for phase in report.phases for verdict in phase.criteria},
+        findings=report.findings,
+        facts=facts or {},
+        min_effect=runbook.defaults.min_effect,
+        run_cv=runbook.defaults.run_cv,
+        metrics={**METRICS, **runbook.trainer.metrics.declared},
+    )
+
+
+def run_side(
+    run: RunReport, findings: tuple[Finding, ...], *, name: str, path: str, facts: Mapping[str, str] | None = None
+) -> Side:
+    """A trainer's folder, which is one run."""
+    subject = Subject(kind="run", name=name, path=path)
+    return Side(subject=subject, cells={(None, None): (run,)}, findings=findings, facts=facts or {})
+
+
+# Whether a metric is better or worse on side b than on side a, by runs and never by steps.
+
 _TIME_UNITS = {"s": 1.0, "ms": 1e-3}
 
 
-_Limits = Callable[[float], tuple[float, float]]
+_LimitsOf = Callable[[float], tuple[float, float]]
 """Error of a one-sided limit to the lower and the upper one of b over a, less 1."""
 
 
 @dataclass(frozen=True)
-class _Values:
+class _MetricValues:
     """One metric over the runs of one cell; `halves` are half widths of the runs' own intervals, None where open.
 
     `obstacle` says why nothing can be compared, `no_interval` why a single run says nothing of others.
@@ -70,18 +116,18 @@ class _Tested:
 
     cell: Cell
     metric: Metric
-    a: _Values
-    b: _Values
+    a: _MetricValues
+    b: _MetricValues
     effect: float | None = None
     low: float | None = None
     high: float | None = None
     p_value: float | None = None
-    limits: _Limits | None = None
+    limits: _LimitsOf | None = None
     assumed: bool = False
     why_open: str | None = None
 
     def loss(self, alpha: float = ONE_SIDED) -> tuple[float, float] | None:
-        """The least and the most by which side b may be worse, as shares; each is wrong in `alpha` of cases."""
+        """The minimum and the maximum by which side b may be worse, as shares; each is wrong in `alpha` of cases."""
         if self.limits is None:
             return None
         low, high = self.limits(alpha)
@@ -95,24 +141,23 @@ def metric_differences(a: Side, b: Side, *, not_worse_than: float | None = None)
     """
     shared = [cell for cell in b.cells if cell in a.cells]
     found: list[MetricDifference] = []
-    for metric in METRICS.values():
+    for metric in b.metrics.values():
         if metric.better is None:
             continue
         tested = [_test(cell, metric, (a, b), one_sided=not_worse_than is not None) for cell in shared]
         tested = [one for one in tested if one.a.runs and one.b.runs]
-        found += [_judged(one, a, b, not_worse_than, len(tested)) for one in _corrected(tested)]
+        found += [_difference(one, a, b, not_worse_than, len(tested)) for one in _corrected(tested)]
     order = {cell: index for index, cell in enumerate(shared)}
     return tuple(sorted(found, key=lambda one: (order[(one.phase, one.arm)], not one.headline)))
 
 
-def _values(runs: Sequence[RunReport], metric: Metric) -> _Values:
-    statistic = _STATISTIC.get(metric.name, "mean")
+def _metric_values(runs: Sequence[RunReport], metric: Metric) -> _MetricValues:
     points: list[float] = []
     halves: list[float | None] = []
     obstacle = no_interval = None
     for run in runs:
         stats = run.metrics.get(metric.name)
-        value = None if stats is None else getattr(stats, statistic)
+        value = None if stats is None else getattr(stats, metric.statistic)
         if stats is None or value is None:
             continue
         half = None
@@ -127,18 +172,18 @@ def _values(runs: Sequence[RunReport], metric: Metric) -> _Values:
         points.append(value)
         halves.append(half)
     versions = {run.metrics[metric.name].version for run in runs if metric.name in run.metrics}
-    return _Values(tuple(points), tuple(halves), obstacle, no_interval, min(versions, default=metric.version))
+    return _MetricValues(tuple(points), tuple(halves), obstacle, no_interval, min(versions, default=metric.version))
 
 
 def _test(cell: Cell, metric: Metric, sides: tuple[Side, Side], *, one_sided: bool) -> _Tested:
-    a, b = (_values(side.cells[cell], metric) for side in sides)
+    a, b = (_metric_values(side.cells[cell], metric) for side in sides)
     run_cv = sides[1].run_cv
     tested = _Tested(cell, metric, a, b)
     if not a.runs or not b.runs:
         return tested
     if a.version != b.version:
         old, new = sorted((a.version, b.version))
-        why = f"{metric.name} is by definition {old} on one side and {new} on the other, and cannot be computed anew"
+        why = f"{metric.name} is by definition {old} on one side and {new} on the other, and cannot be recomputed"
         return replace(tested, why_open=why)
     effect = _effect(float(np.mean(a.points)), float(np.mean(b.points)))
     few = min(a.runs, b.runs) < MIN_REPEATS
@@ -146,7 +191,7 @@ def _test(cell: Cell, metric: Metric, sides: tuple[Side, Side], *, one_sided: bo
     if obstacle is not None or effect is None or not math.isfinite(effect):
         return replace(tested, effect=effect, why_open=obstacle or "it is 0 on one side, which has no relative change")
     if not any(a.points) and not any(b.points):
-        return _same(tested)
+        return _equal(tested)
     if not few:
         answer = welch(b.points, a.points)
         found = ratio(b.points, a.points, assumed_cv=run_cv if one_sided else None)
@@ -160,13 +205,13 @@ def _test(cell: Cell, metric: Metric, sides: tuple[Side, Side], *, one_sided: bo
         )
     if metric.window != "steady":
         if effect == 0.0:
-            return _same(tested)
+            return _equal(tested)
         why = f"it has no interval within a run, and there are fewer than {MIN_REPEATS} runs a side"
         return replace(tested, effect=effect, why_open=why)
     return _by_assumption(tested, effect, run_cv)
 
 
-def _same(tested: _Tested) -> _Tested:
+def _equal(tested: _Tested) -> _Tested:
     return replace(tested, effect=0.0, low=0.0, high=0.0, limits=lambda _: (0.0, 0.0))
 
 
@@ -197,10 +242,10 @@ def _by_assumption(tested: _Tested, effect: float, run_cv: float) -> _Tested:
     return replace(tested, effect=effect, low=low, high=high, p_value=p_value, limits=limits, assumed=True)
 
 
-def _estimates(values: _Values, salt: str) -> list[Estimate]:
+def _estimates(values: _MetricValues, salt: str) -> list[Estimate]:
     rng = np.random.default_rng([ord(salt), values.runs])
     return [
-        Estimate(point, point + (half or 0.0) / _Z_975 * rng.standard_normal(REPLICATES))
+        Estimate(point, point + (half or 0.0) / NORMAL_975 * rng.standard_normal(REPLICATES))
         for point, half in zip(values.points, values.halves, strict=True)
     ]
 
@@ -215,9 +260,9 @@ def _corrected(tested: Sequence[_Tested]) -> list[_Tested]:
     return result
 
 
-def _judged(one: _Tested, a: Side, b: Side, not_worse_than: float | None, phases: int) -> MetricDifference:
+def _difference(one: _Tested, a: Side, b: Side, not_worse_than: float | None, phases: int) -> MetricDifference:
     if not_worse_than is None:
-        verdict, needed, message = _verdict(one, a, b)
+        verdict, needed, message = _two_sided(one, a, b)
     else:
         verdict, needed, message = _one_sided(one, b, not_worse_than, phases)
     loss = one.loss()
@@ -225,7 +270,7 @@ def _judged(one: _Tested, a: Side, b: Side, not_worse_than: float | None, phases
     return MetricDifference(
         phase=phase,
         arm=arm,
-        metric=f"{one.metric.name}.{_STATISTIC.get(one.metric.name, 'mean')}",
+        metric=f"{one.metric.name}.{one.metric.statistic}",
         unit=one.metric.unit,
         better=one.metric.better or "higher",
         a=_sample(one.a),
@@ -237,12 +282,12 @@ def _judged(one: _Tested, a: Side, b: Side, not_worse_than: float | None, phases
         worst=None if loss is None else loss[1],
         verdict=verdict,
         repeats_needed=needed,
-        headline=one.metric.name in HEADLINES,
+        headline=one.metric.headline,
         message=message,
     )
 
 
-def _sample(values: _Values) -> Sample:
+def _sample(values: _MetricValues) -> Sample:
     points, mean = np.asarray(values.points), float(np.mean(values.points))
     half = values.halves[0] if values.runs == 1 else None
     if values.runs >= 2:
@@ -256,65 +301,63 @@ def _sample(values: _Values) -> Sample:
     )
 
 
-def _verdict(one: _Tested, a: Side, b: Side) -> tuple[ContrastVerdict, int | None, str]:
-    shown = _shown(one)
+def _two_sided(one: _Tested, a: Side, b: Side) -> tuple[ContrastVerdict, int | None, str]:
+    means = _means_text(one)
     if one.why_open is not None or one.effect is None or one.low is None or one.high is None or one.limits is None:
-        return _open(one, shown)
-    told, assumed = f"{shown}, {percent(one.effect)} [{percent(one.low)}, {percent(one.high)}]", _assumed(one, b)
+        return _inconclusive(one, means)
+    shown = f"{means}, {format_change(one.effect)} {format_interval(one.low, one.high, format_change)}"
+    assumed = _assumption_text(one, b)
     if one.effect == one.low == one.high == 0.0:
-        return "no_difference", None, f"{shown}: the same."
+        return "no_difference", None, f"{means}: the same."
     if _immaterial(one, a, b.min_effect):
-        return "no_difference", None, f"{told}: less than {100 * b.min_effect:g} % of a step's time."
-    significant = one.p_value is not None and one.p_value < 1 - LEVEL and abs(one.effect) >= b.min_effect
-    if significant:
+        return "no_difference", None, f"{shown}: less than {format_percent(b.min_effect)} of a step's time."
+    if one.p_value is not None and one.p_value < 1 - LEVEL and abs(one.effect) >= b.min_effect:
         good = (one.effect > 0) == (one.metric.better == "higher")
-        return "better" if good else "worse", None, f"{told}, p = {one.p_value:.2g}{assumed}."
+        return "better" if good else "worse", None, f"{shown}, {format_p_value(one.p_value)}{assumed}."
     low, high = one.limits(ONE_SIDED)
-    inner = f"90 % interval [{percent(low)}, {percent(high)}]"
+    inner = f"90 % interval {format_interval(low, high, format_change)}"
     if -b.min_effect < low and high < b.min_effect:
-        return "no_difference", None, f"{told}: equal within {100 * b.min_effect:g} % ({inner}){assumed}."
-    wanted = _needed(one, b)
-    return "not_decidable", wanted, f"{told}: about {wanted} runs on each side would tell{assumed}."
+        return "no_difference", None, f"{shown}: equal within {format_percent(b.min_effect)} ({inner}){assumed}."
+    wanted = _runs_needed(one, b)
+    return "not_decidable", wanted, f"{shown}: about {wanted} runs per side are needed{assumed}."
 
 
 def _one_sided(one: _Tested, b: Side, margin: float, phases: int) -> tuple[ContrastVerdict, int | None, str]:
     """Whether side b is not worse by more than the margin. That it is worse is tested in every phase, so corrected."""
-    shown, most, least = _shown(one), one.loss(), one.loss(ONE_SIDED / max(1, phases))
-    if one.why_open is not None or one.effect is None or most is None or least is None:
-        return _open(one, shown)
-    told, assumed = f"{shown}, {percent(one.effect)}", _assumed(one, b)
-    bound = f"{100 * margin:g} %"
-    if most[1] < margin:
-        worst = f"worse by {100 * most[1]:.1f} % at most" if most[1] > 0 else "not worse at all"
-        return "not_worse", None, f"{told}: {worst}, which is less than {bound}{assumed}."
-    if least[0] > margin:
-        return "worse", None, f"{told}: worse by {100 * least[0]:.1f} % at least, which is more than {bound}{assumed}."
+    means, loss, corrected = _means_text(one), one.loss(), one.loss(ONE_SIDED / max(1, phases))
+    if one.why_open is not None or one.effect is None or loss is None or corrected is None:
+        return _inconclusive(one, means)
+    shown, assumed = f"{means}, {format_change(one.effect)}", _assumption_text(one, b)
+    bound, at_most, at_least = format_percent(margin), format_percent(loss[1]), format_percent(corrected[0])
+    if loss[1] < margin:
+        worst = f"worse by {at_most} at most" if loss[1] > 0 else "not worse at all"
+        return "not_worse", None, f"{shown}: {worst}, which is less than {bound}{assumed}."
+    if corrected[0] > margin:
+        return "worse", None, f"{shown}: worse by {at_least} at least, which is more than {bound}{assumed}."
     cv = pooled_cv([one.a.points, one.b.points])
     wanted = repeats_for_equality(b.run_cv if cv is None else max(cv, 1e-4), margin, two_sided=False)
-    return (
-        "not_decidable",
-        wanted,
-        f"{told}: it may be worse by {100 * most[1]:.1f} %; about {wanted} runs on each side would tell{assumed}.",
-    )
+    needed = f"about {wanted} runs per side are needed"
+    return "not_decidable", wanted, f"{shown}: it may be worse by {at_most}; {needed}{assumed}."
 
 
-def _shown(one: _Tested) -> str:
-    return f"{number(float(np.mean(one.a.points)))} → {number(float(np.mean(one.b.points)))} {one.metric.unit}".strip()
+def _means_text(one: _Tested) -> str:
+    means = (format_number(float(np.mean(side.points))) for side in (one.a, one.b))
+    return f"{' → '.join(means)} {one.metric.unit}".strip()
 
 
-def _assumed(one: _Tested, b: Side) -> str:
-    return f"; {100 * b.run_cv:g} % between runs is assumed" if one.assumed else ""
+def _assumption_text(one: _Tested, b: Side) -> str:
+    return f"; {format_percent(b.run_cv)} between runs is assumed" if one.assumed else ""
 
 
-def _open(one: _Tested, shown: str) -> tuple[ContrastVerdict, int | None, str]:
+def _inconclusive(one: _Tested, means: str) -> tuple[ContrastVerdict, int | None, str]:
     """What cannot be tested, and how many runs on each side could be."""
     if one.why_open is None:
-        return "not_decidable", None, f"{shown}: nothing can be said."
+        return "not_decidable", None, f"{means}: nothing can be said."
     lasting = one.a.obstacle or one.b.obstacle or one.a.version != one.b.version
-    return "not_decidable", None if lasting else MIN_REPEATS, f"{shown}: {one.why_open}."
+    return "not_decidable", None if lasting else MIN_REPEATS, f"{means}: {one.why_open}."
 
 
-def _needed(one: _Tested, b: Side) -> int:
+def _runs_needed(one: _Tested, b: Side) -> int:
     """Runs on each side that would show the difference that is seen, or, where it is too small to count, equality."""
     cv = pooled_cv([one.a.points, one.b.points])
     assumed = b.run_cv if cv is None else max(cv, 1e-4)

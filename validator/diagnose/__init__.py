@@ -1,11 +1,10 @@
 """Evidence becomes causes: the failure playbook as rules, each with its confidence and the next step.
 
-A rule speaks only when the record shows its cause. What cannot be known is said as information, never assumed fine.
+A rule reports a cause only where the record shows it. What cannot be known is information, never assumed to be fine.
 """
 
 from __future__ import annotations
 
-from validator.diagnose.engine import diagnose, diagnose_run
-from validator.diagnose.table import CODES
+from validator.diagnose.engine import CODES, diagnose, diagnose_run
 
 __all__ = ["CODES", "diagnose", "diagnose_run"]

@@ -1,28 +1,77 @@
-"""Puts every rule to every run, phase and validation, and says the same thing only once."""
+"""Applies every rule to every run, phase and validation, and reports the same thing only once."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
-from validator.diagnose.facts import PhaseFacts, RunFacts, ValidationFacts
-from validator.diagnose.table import PHASE_RULES, RUN_RULES, SINGLE_RULES, VALIDATION_RULES
+from validator.diagnose import (
+    bottlenecks,
+    claims,
+    cross_phase,
+    evidence_quality,
+    loss_curve,
+    phases,
+    progress,
+    provenance,
+    resources,
+    settings,
+    steadiness,
+    training_health,
+    unknown,
+)
+from validator.diagnose.rule import PhaseFacts, Rule, RunFacts, Scope, ValidationFacts
+from validator.model.findings import ANSWERS
 from validator.model.record import PhaseRecord, RunRecord, ValidationRecord
 from validator.model.runbook import Phase, PytestPhase, TrainPhase
 from validator.model.settings import accepted_at
 from validator.model.verdict import Finding, PhaseReport
 
-__all__ = ["diagnose", "diagnose_run"]
+_MODULES = (
+    evidence_quality,
+    settings,
+    loss_curve,
+    training_health,
+    progress,
+    steadiness,
+    claims,
+    resources,
+    bottlenecks,
+    unknown,
+    phases,
+    cross_phase,
+    provenance,
+)
+"""Findings of one severity are listed in the order of these modules, and of the rules in each."""
 
-_ORDER = {"veto": 0, "warning": 1, "info": 2}
-_EVIDENCE = 8
+
+def _rules(of: Scope) -> tuple[Rule[Any], ...]:
+    return tuple(one for module in _MODULES for one in vars(module).values() if isinstance(one, Rule) and one.of == of)
+
+
+_OF_A_RUN: tuple[Rule[RunFacts], ...] = _rules("run")
+_OF_A_PHASE: tuple[Rule[PhaseFacts], ...] = _rules("phase")
+_OF_A_VALIDATION: tuple[Rule[ValidationFacts], ...] = _rules("validation")
+_OF_A_RUN_ALONE = tuple(
+    one for one in _OF_A_PHASE if one.code in ("skipped-as-pass", "selection-mismatch", "silent-audit")
+)
+"""Rules of a phase that the evidence of a single run satisfies, where there is no phase (`validator inspect`)."""
+
+_RULES: tuple[Rule[Any], ...] = (*_OF_A_RUN, *_OF_A_PHASE, *_OF_A_VALIDATION)
+CODES: tuple[str, ...] = tuple(dict.fromkeys(one.code for one in _RULES))
+"""All codes that a finding may carry. They are a contract: result.json, `inspect` and reports use them."""
+
+_SEVERITIES = ("veto", "warning", "info")
+_MAX_EVIDENCE = 8
 
 
 def diagnose(record: ValidationRecord, phases: Sequence[PhaseReport]) -> tuple[Finding, ...]:
     """Every cause that the evidence shows, most severe first.
 
-    A veto in a phase that the decision does not depend on, or in an arm that nobody is advised to use, is a warning.
+    A veto in a phase that the decision does not depend on, or in an arm that is not recommended, is a warning.
 
     Args:
         record: the validation as far as it has come.
@@ -36,26 +85,27 @@ def _diagnose(record: ValidationRecord, phases: Sequence[PhaseReport]) -> tuple[
     reports = {report.id: report for report in phases}
     facts = tuple(_phase_facts(one, reports.get(one.phase.id), record) for one in record.phases)
     findings: list[Finding] = []
-    habits: list[Finding] = []
+    recurring: list[Finding] = []
     for phase in facts:
         own = [f for run in phase.runs for f in _demoted(_of_run(run), phase, run)]
-        habits += (f for f in own if f.severity != "veto")
+        recurring += (f for f in own if f.severity != "veto")
         own = [f for f in own if f.severity == "veto"]
-        for rule in PHASE_RULES:
-            own += _demoted((_placed(f, phase.record.phase.id, f.run) for f in rule.look(phase)), phase, None)
+        for rule in _OF_A_PHASE:
+            shown = (_placed(f, phase.record.phase.id, f.run) for f in rule.findings(phase))
+            own += _demoted(shown, phase, None)
         findings += _merged(own)
-    # A veto is told for each phase that it decides; what a machine does in every phase is told once.
-    findings += _merged(habits)
+    # A veto is reported for each phase that it decides; what the machine does in every phase is reported once.
+    findings += _merged(recurring)
     whole = ValidationFacts(record, facts)
-    for validation_rule in VALIDATION_RULES:
-        findings += validation_rule.look(whole)
+    for validation_rule in _OF_A_VALIDATION:
+        findings += validation_rule.findings(whole)
     return _sorted(_answered(finding, record) for finding in findings)
 
 
 def _answered(finding: Finding, record: ValidationRecord) -> Finding:
-    """A finding that the runbook accepts is information; a veto says by which field it can be accepted.
+    """A finding that the runbook accepts is information; a veto names the field that would accept it.
 
-    Only the runbook is asked, never what a trainer wrote.
+    Only the runbook can accept it, never what a trainer wrote.
     """
     if finding.severity == "info":
         return finding
@@ -78,7 +128,7 @@ def diagnose_run(record: RunRecord) -> tuple[Finding, ...]:
         return ()
     with np.errstate(all="ignore"):
         alone = _alone(facts)
-        shown = (_placed(f, facts.spec.phase, facts.spec.id) for rule in SINGLE_RULES for f in rule.look(alone))
+        shown = (_placed(f, facts.spec.phase, facts.spec.id) for rule in _OF_A_RUN_ALONE for f in rule.findings(alone))
         return _sorted([*_of_run(facts), *shown])
 
 
@@ -96,7 +146,7 @@ def _phase_facts(record: PhaseRecord, report: PhaseReport | None, whole: Validat
 
 
 def _of_run(run: RunFacts) -> list[Finding]:
-    return [_placed(f, run.spec.phase, run.spec.id) for rule in RUN_RULES for f in rule.look(run)]
+    return [_placed(f, run.spec.phase, run.spec.id) for rule in _OF_A_RUN for f in rule.findings(run)]
 
 
 def _placed(finding: Finding, phase: str | None, run: str | None) -> Finding:
@@ -128,11 +178,38 @@ def _merged(findings: list[Finding]) -> list[Finding]:
             merged += same
             continue
         shown = ", ".join(runs[1:6]) + (" …" if len(runs) > 6 else "")
-        gathered = tuple(dict.fromkeys(e for f in same for e in f.evidence))[:_EVIDENCE]
+        gathered = tuple(dict.fromkeys(e for f in same for e in f.evidence))[:_MAX_EVIDENCE]
         message = f"{same[0].message} The same holds for {shown}."
         merged.append(same[0].model_copy(update={"message": message, "evidence": gathered}))
     return merged
 
 
 def _sorted(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    return tuple(sorted(findings, key=lambda f: _ORDER[f.severity]))
+    return tuple(sorted(findings, key=lambda finding: _SEVERITIES.index(finding.severity)))
+
+
+# The table of docs/findings.md: `python -m validator.diagnose.engine` prints it.
+
+_EFFECT = {"veto": "no GO", "warning": "none", "info": "none"}
+_SCOPES: dict[Scope, str] = {"run": "a run", "phase": "a phase", "validation": "several runs"}
+
+
+def findings_table() -> str:
+    """Every code with its severity, its effect on the decision, the runbook fields that answer it, and its causes."""
+    rows = ["| code | severity, at most | effect on the decision | answered by | cause |", "|---|---|---|---|---|"]
+    for code in sorted(CODES):
+        own = [rule for rule in _RULES if rule.code == code]
+        severity = min((rule.severity for rule in own), key=_SEVERITIES.index)
+        answers = ", ".join(filter(None, (ANSWERS[code], "`accept_findings`" if severity != "info" else "")))
+        causes = " · ".join(dict.fromkeys(f"{_meaning(rule)} ({_SCOPES[rule.of]})" for rule in own))
+        rows.append(f"| `{code}` | {severity} | {_EFFECT[severity]} | {answers or '–'} | {causes} |")
+    return "\n".join(rows) + "\n"
+
+
+def _meaning(rule: Rule[Any]) -> str:
+    """First paragraph of a rule's docstring, on one line."""
+    return " ".join((inspect.getdoc(rule.look) or "").split("\n\n")[0].split()).rstrip(".").replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    print(findings_table(), end="")  # noqa: T201 - its purpose

@@ -1,35 +1,21 @@
-"""What a phase shows beside its runs: tests that did not run, audits that said nothing, sweeps of nothing."""
+"""What a phase shows apart from its runs: tests that did not run, audits that said nothing, sweeps of nothing."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 
-from validator.diagnose.facts import PhaseFacts, RunFacts, as_number, same_value
-from validator.diagnose.rule import evidence, found
-from validator.judge.identical import changes_arithmetic, identical_arms
+from validator.diagnose.rule import Diagnosis, PhaseFacts, RunFacts, Severity, as_number, evidence, rule
+from validator.judge.config import changes_arithmetic, identical_arms, same_value
 from validator.model.catalogue import METRICS
 from validator.model.runbook import PytestPhase
-from validator.model.verdict import Finding
-
-__all__ = [
-    "disk_low",
-    "foreign_process",
-    "not_comm_bound",
-    "not_significant",
-    "remedied",
-    "selection_mismatch",
-    "silent_audit",
-    "skipped_as_pass",
-    "throttled",
-    "unhealthy_gpu",
-    "vacuous_sweep",
-]
+from validator.text import format_number
 
 _SELECTION = re.compile(r"select|sel_|ranges|(?<![a-z])v2(?![a-z])", re.I)
 
 
-def skipped_as_pass(phase: PhaseFacts) -> Iterator[Finding]:
+@rule("skipped-as-pass", "veto", of="phase")
+def skipped_as_pass(phase: PhaseFacts) -> Iterator[Diagnosis]:
     """Tests ended with exit code 0 although some, or all, did not run."""
     if not isinstance(phase.record.phase, PytestPhase):
         return
@@ -42,58 +28,59 @@ def skipped_as_pass(phase: PhaseFacts) -> Iterator[Finding]:
             continue
         listed = run.result.extra.get("tests", {}).get("skipped", [])
         how = "pytest ended with exit code 0" if run.outcome is not None else "No test failed"
-        yield found(
-            "skipped-as-pass",
+        yield Diagnosis(
             f"{how}, but {skipped:.0f} tests were skipped and {passed:.0f} passed: what was skipped is not proven.",
-            severity="veto",
             because=[evidence(f"{t['name']}: {t['message']}", f"{run.spec.out}/junit.xml") for t in listed[:5]]
             or [evidence("no test ran", f"{run.spec.out}/junit.xml")],
             next_step="Run the tests where nothing needs to be skipped (a CUDA device, the package that is "
             "missing), or set allow_skipped: true and say why.",
-        ).model_copy(update={"run": run.spec.id})
+            run=run.spec.id,
+        )
 
 
-def selection_mismatch(phase: PhaseFacts) -> Iterator[Finding]:
+@rule("selection-mismatch", "veto", of="phase")
+def selection_mismatch(phase: PhaseFacts) -> Iterator[Diagnosis]:
     """The two ways to select blocks do not agree."""
     for run in phase.runs:
         tests = run.result.extra.get("tests", {})
         failed = [t for t in tests.get("failed", []) if _SELECTION.search(t["name"])]
         hits = run.hits("mismatch")
         if failed or hits:
-            yield found(
-                "selection-mismatch",
+            yield Diagnosis(
                 f"Selection differs between its implementations: {failed[0]['name'] if failed else hits[0].text}.",
-                severity="veto",
                 confidence="high" if failed else "medium",
                 because=[
                     *(evidence(f"{t['name']}: {t['message']}", f"{run.spec.out}/junit.xml") for t in failed[:4]),
                     *(h.evidence for h in hits[:3]),
                 ],
                 next_step="Run with NSA_SEL_RANGES_V2=0 until the parity tests pass on every pattern, gaps included.",
-            ).model_copy(update={"run": run.spec.id})
+                run=run.spec.id,
+            )
 
 
-def silent_audit(phase: PhaseFacts) -> Iterator[Finding]:
-    """An audit of attention backends was asked for and reported nothing."""
+@rule("silent-audit", "warning", of="phase")
+def silent_audit(phase: PhaseFacts) -> Iterator[Diagnosis]:
+    """An audit of attention backends was requested and reported nothing."""
     for run in phase.runs:
-        asked = run.variable("NSA_SDPA_AUDIT") or run.asked.get("sdpa_audit")
-        if not run.training or str(asked).lower() not in ("1", "true", "on", "yes"):
+        requested = run.variable("NSA_SDPA_AUDIT") or run.requested.get("sdpa_audit")
+        if not run.training or str(requested).lower() not in ("1", "true", "on", "yes"):
             continue
         audit = run.result.extra.get("sdpa_audit")
         if audit and any(audit.get(k) for k in audit if k != "schema_version"):
             continue
-        yield found(
-            "silent-audit",
+        yield Diagnosis(
             "The audit of attention backends was on and "
             + ("reported nothing" if audit is None else "its report is empty")
             + ", so which backend ran is not known.",
             because=[evidence("sdpa_audit.json " + ("is missing" if audit is None else "holds no entry"))],
             next_step="Set NSA_SDPA_AUDIT=1 with NSA_PREFILL_BATCHED=1, run at least one step that uses the compressed "
             "and window branches, and read rank 0's log.",
-        ).model_copy(update={"run": run.spec.id})
+            run=run.spec.id,
+        )
 
 
-def vacuous_sweep(phase: PhaseFacts) -> Iterator[Finding]:
+@rule("vacuous-sweep", "veto", of="phase")
+def vacuous_sweep(phase: PhaseFacts) -> Iterator[Diagnosis]:
     """Arms that ran the same, or left the same losses digit for digit: no winner, and no GO if that cannot be right."""
     if phase.record.phase.kind not in ("sweep", "ab"):
         return
@@ -114,8 +101,7 @@ def vacuous_sweep(phase: PhaseFacts) -> Iterator[Finding]:
     where = f"{first[0].spec.out}/{first[0].spec.metrics.env or 'env.json'}"
     if why:
         wrong = any(arithmetic for _, arithmetic in why)
-        yield found(
-            "vacuous-sweep",
+        yield Diagnosis(
             f"The comparison is of the same run{' and says nothing' if wrong else ''}: {why[0][0]}",
             severity="veto" if wrong else "warning",
             because=[evidence(text, where) for text, _ in why[:6]],
@@ -123,8 +109,7 @@ def vacuous_sweep(phase: PhaseFacts) -> Iterator[Finding]:
             "env.json's `effective`; sweep values that can matter here, on a model of the real size.",
         )
     elif twins:
-        yield found(
-            "vacuous-sweep",
+        yield Diagnosis(
             f"The {twins[0].text}. That may be right for a setting that changes the pace alone.",
             severity="info",
             because=[evidence(f"loss of {' and '.join(twins[0].arms)}", first[0].source("loss"))],
@@ -139,7 +124,7 @@ def _without_effect(key: str, runs: list[RunFacts]) -> Iterator[str]:
     if len({str(v) for v in values}) < 2:
         return
     for flat in (name.replace("-", "_"), name.lower().removeprefix("nsa_"), name.lower()):
-        ran = [run.ran.get(flat) for run in runs]
+        ran = [run.effective.get(flat) for run in runs]
         if all(value is not None for value in ran):
             if all(same_value(ran[0], value) for value in ran[1:]):
                 yield f"{key} was {', '.join(map(str, values))}, yet every run had {flat} = {ran[0]}."
@@ -157,24 +142,18 @@ def _without_effect(key: str, runs: list[RunFacts]) -> Iterator[str]:
             yield f"{size / 2**20:.2f} MiB of gradients fit one bucket of {smallest:g} MiB, the smallest tried."
 
 
-def _figure(value: float) -> str:
-    """A number for a sentence: whole from a thousand on, four figures below."""
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-
-
-def not_significant(phase: PhaseFacts) -> Iterator[Finding]:
-    """The arms cannot be told apart, whatever their means are."""
+@rule("not-significant", "info", of="phase")
+def not_significant(phase: PhaseFacts) -> Iterator[Diagnosis]:
+    """The arms do not differ significantly, whatever their means are."""
     judged = phase.report.comparison if phase.report is not None else None
     if judged is None or judged.outcome not in ("no_difference", "not_decidable"):
         return
     unit = judged.unit or METRICS.get(judged.metric.split(".")[0], METRICS["loss"]).unit
-    means = ", ".join(f"{a.arm}: {_figure(a.mean)} {unit}".strip() for a in judged.arms if a.mean is not None)
-    yield found(
-        "not-significant",
+    means = ", ".join(f"{a.arm}: {format_number(a.mean)} {unit}".strip() for a in judged.arms if a.mean is not None)
+    yield Diagnosis(
         judged.message,
-        severity="info",
         because=[
-            evidence(f"{a.arm}: runs {', '.join(map(_figure, a.run_means))} {unit}".strip(), None, judged.metric)
+            evidence(f"{a.arm}: runs {', '.join(map(format_number, a.run_means))} {unit}".strip(), None, judged.metric)
             for a in judged.arms
             if a.run_means
         ],
@@ -182,34 +161,34 @@ def not_significant(phase: PhaseFacts) -> Iterator[Finding]:
         + (
             "repeat each arm at least four times (repeats: 4)."
             if judged.outcome == "not_decidable" and min(len(a.run_means) for a in judged.arms) < 4
-            else "keep the present setting, or repeat each arm as often as is said above."
+            else "keep the present setting, or repeat each arm as often as stated above."
             if judged.outcome == "not_decidable"
             else "keep the present setting."
         ),
     )
 
 
-def remedied(phase: PhaseFacts) -> Iterator[Finding]:
+@rule("remedied", "warning", of="phase")
+def remedied(phase: PhaseFacts) -> Iterator[Diagnosis]:
     """A phase that failed as declared passes with a remedy."""
-    goes = phase.report.remedies if phase.report is not None else ()
-    helped = next((go for go in goes if go.name is not None and go.status == "PASS"), None)
+    attempts = phase.report.remedies if phase.report is not None else ()
+    helped = next((one for one in attempts if one.name is not None and one.status == "PASS"), None)
     if helped is None:
         return
     settings = ", ".join(f"{key.split('.', 1)[-1]}={value}" for key, value in helped.settings.items())
     because = [
-        evidence(f"{go.name or 'as declared'}: {go.status}. {go.message}", None, phase.record.phase.id) for go in goes
+        evidence(f"{one.name or 'as declared'}: {one.status}. {one.message}", None, phase.record.phase.id)
+        for one in attempts
     ]
     if helped.decides:
-        yield found(
-            "remedied",
+        yield Diagnosis(
             f"{phase.record.phase.id} failed at first and passed after remedy {helped.name}, which leaves the declared "
             "config as it is.",
             because=because,
-            next_step="Read what the first go left: a fault that comes and goes will come back in a run of days.",
+            next_step="Read what the first attempt left: an intermittent fault will come back in a run of days.",
         )
     else:
-        yield found(
-            "remedied",
+        yield Diagnosis(
             f"{phase.record.phase.id} passes with remedy {helped.name} ({settings}), but not as declared.",
             because=because,
             next_step=f"Declare {settings} in the runbook and validate again: the decision is about what is declared.",
@@ -217,10 +196,11 @@ def remedied(phase: PhaseFacts) -> Iterator[Finding]:
 
 
 _PESSIMISTIC_GB_PER_S = 1.0
-"""Slower than any link between GPUs of one host: what is too little even for it was not the cause."""
+"""Slower than any interconnect between GPUs of one host: traffic that is small even for it was not the cause."""
 
 
-def not_comm_bound(phase: PhaseFacts) -> Iterator[Finding]:
+@rule("not-comm-bound", "info", of="phase")
+def not_comm_bound(phase: PhaseFacts) -> Iterator[Diagnosis]:
     """A slow phase whose gradients are too small for communication to be why."""
     if phase.report is None:
         return
@@ -233,14 +213,13 @@ def not_comm_bound(phase: PhaseFacts) -> Iterator[Finding]:
         took_s = sent / (_PESSIMISTIC_GB_PER_S * 1e9)
         if took_s > 0.02 * step_s:
             continue
-        yield found(
-            "not-comm-bound",
+        yield Diagnosis(
             f"Communication is not why this is slow: {sent / 1e6:,.0f} MB of gradients need at most {took_s:.2g} s of "
             f"a step of {step_s:.3g} s, even at {_PESSIMISTIC_GB_PER_S:g} GB/s.",
-            severity="info",
             because=[evidence(f"grad_bytes {size:,.0f}, {run.world_size} ranks", run.source("toks_per_s"))],
-            next_step="Leave bucket sizes and links alone, and profile the computation of one rank.",
-        ).model_copy(update={"run": run.spec.id})
+            next_step="Leave bucket sizes and the interconnect alone, and profile the computation of one rank.",
+            run=run.spec.id,
+        )
         return
 
 
@@ -250,40 +229,41 @@ _CLOCKS = re.compile(r"throttl|slowdown|thermal|clock", re.I)
 _DISK = re.compile(r"disk", re.I)
 
 
-def unhealthy_gpu(phase: PhaseFacts) -> Iterator[Finding]:
+@rule("unhealthy-gpu", "veto", of="phase")
+def unhealthy_gpu(phase: PhaseFacts) -> Iterator[Diagnosis]:
     """A GPU reports uncorrectable errors, remapped rows that wait or failed, or an Xid that calls for a reset."""
-    yield from _failed(
-        phase, _HEALTH, "unhealthy-gpu", "Drain this GPU and reset it; have it replaced if the count comes back."
-    )
+    step = "Drain this GPU and reset it; have it replaced if the count comes back."
+    yield from _failed_checks(phase, _HEALTH, step, required="veto")
 
 
-def foreign_process(phase: PhaseFacts) -> Iterator[Finding]:
-    """Another process sits on the GPUs before anything was started."""
-    yield from _failed(
-        phase, _PROCESSES, "leftover-process", "End these processes by their pids, or wait for them, and run again."
-    )
+@rule("leftover-process", "warning", of="phase")
+def other_process(phase: PhaseFacts) -> Iterator[Diagnosis]:
+    """Another process is on the GPUs before anything was started."""
+    yield from _failed_checks(phase, _PROCESSES, "End these processes by their pids, or wait for them, and run again.")
 
 
-def throttled(phase: PhaseFacts) -> Iterator[Finding]:
-    """The hardware slows itself down, for heat or for power."""
-    yield from _failed(
-        phase, _CLOCKS, "throttled", "Check cooling and power (nvidia-smi -q -d PERFORMANCE) before measuring."
-    )
+@rule("throttled", "warning", of="phase")
+def throttled(phase: PhaseFacts) -> Iterator[Diagnosis]:
+    """The hardware slows itself down, for temperature or for power."""
+    step = "Check cooling and power (nvidia-smi -q -d PERFORMANCE) before measuring."
+    yield from _failed_checks(phase, _CLOCKS, step)
 
 
-def disk_low(phase: PhaseFacts) -> Iterator[Finding]:
+@rule("disk-full", "warning", of="phase")
+def disk_low(phase: PhaseFacts) -> Iterator[Diagnosis]:
     """Less free space than the runbook asks for."""
-    yield from _failed(phase, _DISK, "disk-full", "Free space, or write results elsewhere with --out.")
+    yield from _failed_checks(phase, _DISK, "Free space, or write results elsewhere with --out.")
 
 
-def _failed(phase: PhaseFacts, pattern: re.Pattern[str], code: str, step: str) -> Iterator[Finding]:
-    """Preflight's failed checks of one kind."""
+def _failed_checks(
+    phase: PhaseFacts, pattern: re.Pattern[str], step: str, *, required: Severity = "warning"
+) -> Iterator[Diagnosis]:
+    """Preflight's failed checks whose id fits; a required check causes a finding of the severity `required`."""
     for check in phase.record.checks:
         if check.status == "FAIL" and pattern.search(check.id):
-            yield found(
-                code,
+            yield Diagnosis(
                 check.message or f"{check.title}: {check.observed}, expected {check.expected}.",
-                severity="veto" if code == "unhealthy-gpu" and check.required else "warning",
+                severity=required if check.required else "warning",
                 because=check.evidence or [evidence(f"{check.title}: {check.observed}", "environment.json", check.id)],
                 next_step=step,
             )

@@ -1,47 +1,169 @@
-"""Memory, and what a step waits for."""
+"""What ended a run or came close to it: memory, ports, disks, other ranks, signals and timeouts."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from validator.diagnose.facts import RunFacts, as_number
-from validator.diagnose.rule import evidence, found, percent
+from validator.diagnose.rule import Diagnosis, RunFacts, as_number, evidence, rule
 from validator.model.result import Series
-from validator.model.verdict import Finding
-
-__all__ = [
-    "comm_bound",
-    "host_bound",
-    "loader_bound",
-    "low_headroom",
-    "memory_growth",
-    "throttled",
-]
+from validator.model.units import format_duration
+from validator.text import format_percent
 
 HEADROOM = 0.10
-LOADER_SHARE = 0.20
-EXPOSED_SHARE = 0.25
-IDLE_GPU_PCT = 50.0
 _GROWTH_ROWS = 30
 _GROWTH_SHARE = 0.01
 _GROWTH_MIB = 16.0
 
 
-def _gpu_total_mib(run: RunFacts) -> float | None:
-    """Memory of the smallest GPU, by the trainer's dumps or the machine's snapshot."""
-    told = as_number(run.result.extra.get("gpu_mem_total_mib")) or as_number(run.environment.get("gpu_mem_total_mib"))
-    if told:
-        return told
-    gpus = run.machine.get("gpus")
-    told_by_nvml = [gpu.get("memory_total_mib") for gpu in (gpus.values() if isinstance(gpus, Mapping) else ())]
-    sizes = [size for size in map(as_number, told_by_nvml) if size]
-    return min(sizes) if sizes else None
+@rule("oom", "warning", of="run")
+def oom(run: RunFacts) -> Iterator[Diagnosis]:
+    """Memory ran out: at which step, on which side."""
+    hits = run.hits("oom")
+    if not hits:
+        return
+    gpu = any("CUDA" in h.text or "OutOfMemoryError" in h.text or "CUBLAS" in h.text for h in hits)
+    step = (run.steps_done or 0) + 1
+    peak = run.series("gpu_mem_reserved_mib") if gpu else run.series("host_mem_mib")
+    because = [hit.evidence for hit in hits[:3]]
+    if peak is not None:
+        because.append(evidence(f"{peak.name} up to {peak.values.max():,.0f} MiB before", peak.source.path))
+    ended = run.outcome is None or run.failed
+    yield Diagnosis(
+        f"{'GPU' if gpu else 'Host'} memory ran out "
+        + (f"in step {step:.0f}." if ended else "at some point, and the run continued."),
+        confidence="high" if run.failed else "medium",
+        because=because,
+        next_step="Halve batch_size and double accum, turn on grad_checkpointing, or shorten seq_len; then compare "
+        "mem_step1.json with mem_boot.json to see what takes the room."
+        if gpu
+        else "Reduce data loading workers and prefetching, or use a machine with more memory.",
+    )
 
 
-def low_headroom(run: RunFacts) -> Iterator[Finding]:
+@rule("nccl-error", "warning", of="run")
+def nccl_error(run: RunFacts) -> Iterator[Diagnosis]:
+    """Communication between ranks failed."""
+    hits = [h for h in run.hits("nccl") if "NCCL WARN" not in h.text or run.failed]
+    if not hits or not (run.outcome is None or run.failed or _tried_again(run)):
+        return
+    own = [h for h in hits if "Connection closed by peer" not in h.text and "DistNetworkError" not in h.text]
+    first = next(iter(run.result.extra.get("errors", [])), None)
+    detail = run.outcome.last.detail if run.outcome is not None else None
+    culprit = f" Rank {first['rank']} failed first: {first['message']}" if first else ""
+    if not first and not own and detail and "last words" in detail:
+        culprit = f" The trainer {detail.rstrip('.')}."
+    yield Diagnosis(
+        f"Communication between ranks failed.{culprit}",
+        confidence="high" if own else "low",
+        because=[hit.evidence for hit in (own or hits)[:4]],
+        next_step="Look at the rank that failed first, since the others only report that it is gone; if none did, run "
+        "once with NCCL_DEBUG=INFO and check the interconnect by nvidia-smi topo -m.",
+    )
+
+
+@rule("port-in-use", "warning", of="run")
+def port_in_use(run: RunFacts) -> Iterator[Diagnosis]:
+    """The port of the rendezvous was taken."""
+    hits = run.hits("port_in_use")
+    if hits and (run.outcome is None or run.failed or _tried_again(run)):
+        yield Diagnosis(
+            "The master port was in use by another process.",
+            because=[hit.evidence for hit in hits[:3]],
+            next_step="Let the runbook retry on another port (retries: 1), and see who holds it: ss -ltnp.",
+        )
+
+
+@rule("disk-full", "veto", of="run")
+def disk_full(run: RunFacts) -> Iterator[Diagnosis]:
+    """Nothing more could be written."""
+    because = [hit.evidence for hit in run.hits("disk_full")[:3]]
+    if _no_room(run):
+        because.append(evidence("when the run failed, no room was left on the disk of its folder", "journal.jsonl"))
+    if because:
+        yield Diagnosis(
+            "There was no space left to write to, so artifacts of this run may be incomplete.",
+            severity="veto" if run.failed else "warning",
+            because=because,
+            next_step="Free space or write elsewhere (--out), see df -h, and run again.",
+        )
+
+
+@rule("crashed", "warning", of="run")
+def crashed(run: RunFacts) -> Iterator[Diagnosis]:
+    """The trainer ended before its time, by an error or a signal that no other rule explains."""
+    outcome = run.outcome
+    if not run.training or outcome is None or outcome.reason != "exited" or outcome.rc in (0, None):
+        return
+    ending = (outcome.last.detail or f"exited with code {outcome.rc}").rstrip(".")
+    explained = any(run.hits(kind) for kind in ("oom", "port_in_use", "disk_full", "nccl", "stale_halt"))
+    if explained or _no_room(run) or run.irregular("stale-halt") or ending.startswith("stopped itself for"):
+        return
+    errors = run.result.extra.get("errors", [])
+    killed = outcome.rc == -9 or "SIGKILL" in ending or any("SIGKILL" in str(e["message"]) for e in errors)
+    tail = [line for line in run.result.log_tail if line.strip()]
+    yield Diagnosis(
+        f"The trainer {ending}.",
+        because=[
+            *(evidence(f"rank {e['rank']}: {e['message']}", str(e["path"])) for e in errors[:3]),
+            *([evidence(tail[-1], run.result.log_path, "last line")] if tail else []),
+            evidence(f"exit code {outcome.rc}", "journal.jsonl"),
+        ],
+        next_step="Another process or the kernel killed it: look for the out-of-memory killer (dmesg | grep -i oom), "
+        "for limits of the container and for other users of this machine; then run again."
+        if killed
+        else "Read the log from the first error on, mend it, and repeat this phase alone (--only).",
+    )
+
+
+def _tried_again(run: RunFacts) -> bool:
+    """Whether an earlier attempt failed although the last one did not."""
+    return run.outcome is not None and len(run.outcome.attempts) > 1
+
+
+def _no_room(run: RunFacts) -> bool:
+    """Whether the supervisor found the disk full: a log on that disk cannot show it."""
+    return run.outcome is not None and run.outcome.last.disk_full
+
+
+@rule("over-budget", "warning", of="run")
+def over_budget(run: RunFacts) -> Iterator[Diagnosis]:
+    """The run had not ended when its timeout was over."""
+    outcome = run.outcome
+    if not run.training or outcome is None or outcome.reason != "timeout":
+        return
+    done, requested = run.steps_done or 0.0, run.steps_requested
+    needed = ""
+    if done and requested:
+        needed = f"; at this pace all {requested:,.0f} need {format_duration(requested * outcome.duration_s / done)}"
+    yield Diagnosis(
+        f"The run was at step {done:,.0f}{f' of {requested:,.0f}' if requested else ''} when its timeout of "
+        f"{format_duration(run.spec.timeout_s)} was over{needed}.",
+        because=[evidence(outcome.last.detail or "timeout", "journal.jsonl")],
+        next_step="Set the phase's timeout above what its steps need, or its steps to what fits; if a step takes "
+        "longer than it should, that is the question to answer first.",
+    )
+
+
+@rule("leftover-process", "warning", of="run")
+def leftover_process(run: RunFacts) -> Iterator[Diagnosis]:
+    """The run ended by itself and left processes behind."""
+    if run.outcome is None:
+        return
+    left = [a for a in run.outcome.attempts if a.reason == "exited" and a.killed]
+    if left:
+        pids = ", ".join(map(str, left[-1].killed[:8]))
+        yield Diagnosis(
+            f"Processes outlived the run and had to be killed: {pids}.",
+            because=[evidence(f"attempt {left[-1].number} exited with {left[-1].rc}; killed {pids}", "journal.jsonl")],
+            next_step="Join or terminate every child before the trainer exits; left alone they hold GPU "
+            "memory and ports.",
+        )
+
+
+@rule("low-headroom", "warning", of="run")
+def low_headroom(run: RunFacts) -> Iterator[Diagnosis]:
     """So little GPU memory is left that a longer sequence or a fragmented heap ends the run."""
     series, total = run.series("gpu_mem_reserved_mib") or run.series("gpu_mem_alloc_mib"), _gpu_total_mib(run)
     if series is None or total is None:
@@ -52,9 +174,8 @@ def low_headroom(run: RunFacts) -> Iterator[Finding]:
     peak = float(finite.max())
     left = 1 - peak / total
     if left < HEADROOM:
-        yield found(
-            "low-headroom",
-            f"Only {percent(max(0.0, left))} of the GPU's memory is left at the peak ({peak:,.0f} of "
+        yield Diagnosis(
+            f"Only {format_percent(max(0.0, left))} of the GPU's memory is left at the peak ({peak:,.0f} of "
             f"{total:,.0f} MiB).",
             because=[evidence(f"max {series.name} {peak:,.0f} MiB", series.source.path)],
             next_step="Leave a tenth free for fragmentation and long batches: lower batch_size, or turn on "
@@ -62,7 +183,21 @@ def low_headroom(run: RunFacts) -> Iterator[Finding]:
         )
 
 
-def memory_growth(run: RunFacts) -> Iterator[Finding]:
+def _gpu_total_mib(run: RunFacts) -> float | None:
+    """Memory of the smallest GPU, by the trainer's dumps or the machine's snapshot."""
+    reported = as_number(run.result.extra.get("gpu_mem_total_mib")) or as_number(
+        run.environment.get("gpu_mem_total_mib")
+    )
+    if reported:
+        return reported
+    gpus = run.machine.get("gpus")
+    nvml_sizes = [gpu.get("memory_total_mib") for gpu in (gpus.values() if isinstance(gpus, Mapping) else ())]
+    sizes = [size for size in map(as_number, nvml_sizes) if size]
+    return min(sizes) if sizes else None
+
+
+@rule("memory-growth", "warning", of="run")
+def memory_growth(run: RunFacts) -> Iterator[Diagnosis]:
     """Memory rises to the end without a plateau."""
     for name in ("gpu_mem_alloc_mib", "gpu_mem_reserved_mib", "host_mem_mib"):
         series = run.series(name)
@@ -74,8 +209,7 @@ def memory_growth(run: RunFacts) -> Iterator[Finding]:
         forecast = ""
         if total is not None and total > level:
             forecast = f" At this pace it is full after {(total - level) / per_step:,.0f} more steps."
-        yield found(
-            "memory-growth",
+        yield Diagnosis(
             f"{name} keeps rising, by {1000 * per_step:,.0f} MiB per 1,000 steps, to {level:,.0f} MiB at the "
             f"end.{forecast}",
             confidence="medium" if name == "host_mem_mib" else "high",
@@ -101,120 +235,3 @@ def _growth(series: Series, warmup_steps: int) -> tuple[float, float] | None:
     x, y = steps[half:] - steps[half:].mean(), values[half:] - values[half:].mean()
     slope = float((x * y).sum() / (x * x).sum())
     return (slope, float(values[-1])) if slope > 0 else None
-
-
-def loader_bound(run: RunFacts) -> Iterator[Finding]:
-    """Steps wait for data."""
-    wait, p95, step_s = run.series("dt_fetch_s"), run.series("fetch_p95_ms"), run.step_time_s
-    if step_s is None:
-        return
-    mean_s = _mean_step_s(run) or step_s
-    waits = run.inside(wait) if wait is not None else np.empty(0)
-    slowest = run.inside(p95) if p95 is not None else np.empty(0)
-    if wait is not None and waits.size:
-        share, source = float(waits.mean()) / mean_s, wait.source.path
-        shown = f"mean dt_fetch_s {waits.mean():.3g} s of a step of {mean_s:.3g} s"
-    elif p95 is not None and slowest.size and np.median(slowest) > 500 * step_s:
-        share, source = float(np.median(slowest)) / 1000 / step_s, p95.source.path
-        shown = f"fetch_p95_ms {np.median(slowest):.3g} ms, step {step_s:.3g} s"
-    else:
-        return
-    if not LOADER_SHARE <= share < math.inf:
-        return
-    yield found(
-        "loader-bound",
-        f"The data loader takes {percent(share)} of a step.",
-        because=[evidence(shown, source)],
-        next_step="Prepare batches ahead (prefetch_batches), tokenize beforehand, or move the data to a local disk; "
-        "compare with data: synthetic.",
-    )
-
-
-def _mean_step_s(run: RunFacts) -> float | None:
-    times = run.series("step_time_s")
-    values = run.inside(times) if times is not None else np.empty(0)
-    return float(values.mean()) if values.size and values.mean() > 0 else None
-
-
-def _exposed(run: RunFacts) -> tuple[float, float, float] | None:
-    """Share of a step in which even the busiest rank waits for others, its step and compute time in seconds."""
-    waits = []
-    for own in run.result.rank_series.values():
-        if "compute_time_s" in own and "step_time_s" in own:
-            step, work = run.inside(own["step_time_s"]), run.inside(own["compute_time_s"])
-            if step.size and work.size and 0 < np.median(step) < math.inf:
-                waits.append(
-                    (float(1 - np.median(work) / np.median(step)), float(np.median(step)), float(np.median(work)))
-                )
-    return min(waits) if len(waits) >= 2 else None
-
-
-def comm_bound(run: RunFacts) -> Iterator[Finding]:
-    """Communication that computation does not hide: even the busiest rank waits for the others."""
-    exposed = _exposed(run) if run.world_size > 1 else None
-    gradients = as_number(run.environment.get("grad_bytes"))
-    if exposed is None or exposed[0] < EXPOSED_SHARE:
-        return
-    share, step_s, work_s = exposed
-    wait = run.series("dt_fetch_s")
-    waits = run.inside(wait) if wait is not None else np.empty(0)
-    if waits.size and float(np.median(waits)) > 0.5 * (step_s - work_s):
-        return  # it waits for data, not for others
-    volume = ""
-    if gradients:
-        rate = 2 * (run.world_size - 1) / run.world_size * gradients / max(step_s - work_s, 1e-9) / 1e9
-        volume = f" {gradients / 2**20:,.0f} MiB of gradients in that time are {rate:.2g} GB/s on the bus."
-    yield found(
-        "comm-bound",
-        f"Even the busiest rank waits for the others in {percent(share)} of a step of {step_s:.3g} s.{volume}",
-        confidence="medium",
-        because=[evidence(f"compute_time_s {work_s:.3g} s of step_time_s {step_s:.3g} s on the busiest rank")],
-        next_step="Compare with one process; then try larger accum, ddp_compress bf16 and other bucket sizes, and "
-        "check the links (nvidia-smi topo -m, the all-reduce probe).",
-    )
-
-
-def host_bound(run: RunFacts) -> Iterator[Finding]:
-    """Idle GPUs beside busy processor cores, by the machine's telemetry."""
-    names = [n for n in run.result.series if n.startswith("telemetry.gpu") and n.endswith("_util_pct")]
-    busy_gpus = [run.inside(run.result.series[n]) for n in names if not n.endswith("_mem_util_pct")]
-    cpu, cores = run.series("telemetry.host_cpu_pct"), _cores(run)
-    medians = [float(np.median(values)) for values in busy_gpus if values.size >= 5]
-    if not medians or cpu is None or cores is None:
-        return
-    busy_cores = float(np.median(run.inside(cpu))) / 100 * cores
-    if max(medians) >= IDLE_GPU_PCT or busy_cores < 0.8 * run.world_size:
-        return
-    shown = ", ".join(f"{value:.0f} %" for value in medians)
-    yield found(
-        "host-bound",
-        f"The GPUs are busy only {shown} of the time while {busy_cores:.1f} processor cores are: Python sets the pace.",
-        confidence="medium",
-        because=[
-            evidence(f"median GPU utilization {shown}; host {busy_cores:.1f} of {cores:.0f} cores", cpu.source.path)
-        ],
-        next_step="Profile one rank (py-spy record, or torch.profiler) and look for loops with .item() and for many "
-        "tiny kernels; for long sequences set NSA_PREFILL_BATCHED=1.",
-    )
-
-
-def _cores(run: RunFacts) -> float | None:
-    cpu = run.machine.get("cpu")
-    return as_number(cpu.get("cores_logical")) if isinstance(cpu, Mapping) else None
-
-
-def throttled(run: RunFacts) -> Iterator[Finding]:
-    """A GPU slowed itself down while it was measured."""
-    windows = [w for w in run.result.extra.get("invalid_windows", ()) if "throttled" in str(w["reason"])]
-    if not windows:
-        return
-    first = windows[0]
-    where = [f"steps {w['first_step']}–{w['last_step']}" for w in windows]
-    yield found(
-        "throttled",
-        f"{first['reason']} in {where[0]}" + (f" and in {len(windows) - 1} more stretches." if windows[1:] else "."),
-        because=[
-            evidence(str(w["reason"]), w.get("source"), at) for w, at in list(zip(windows, where, strict=True))[:4]
-        ],
-        next_step="Check cooling, power limit and neighbors (nvidia-smi -q -d PERFORMANCE,TEMPERATURE), then repeat.",
-    )

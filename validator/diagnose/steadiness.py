@@ -8,40 +8,34 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 
-from validator.diagnose.facts import RunFacts, as_number
-from validator.diagnose.rule import Severity, evidence, found, percent
-from validator.judge.clock import clock_for, timestamps
-from validator.judge.window import MIN_ROWS, Level, covered_steps
-from validator.model.result import Series
+from validator.diagnose.rule import Diagnosis, RunFacts, Severity, as_number, evidence, rule
+from validator.model.catalogue import METRICS
+from validator.model.result import Floats, Series, Steps
 from validator.model.units import format_duration
-from validator.model.verdict import Finding
-
-__all__ = ["no_steady_state", "periodic_stall", "rate_shift", "too_few_rows"]
-
-Floats = npt.NDArray[np.float64]
-Steps = npt.NDArray[np.int64]
+from validator.stats.clock import clock_for, timestamps
+from validator.stats.rows import RATES
+from validator.stats.window import MIN_ROWS, Level, covered_steps
+from validator.text import format_change, format_number, format_percent
 
 _SLOW = 1.15
 """A slow step takes this many times the median, and 6 robust standard deviations more."""
 
 _SLOW_NOISE = 6.0
-_LEAST_STALLS = 3
+_MIN_STALLS = 3
 _LOST_WARNING, _LOST_INFO = 0.01, 0.002
 """Share of the time that slow steps with a period cost; without one a warning takes half as much again."""
 
 _SET_PERIOD = 10
-"""Trainers are told to pause every so many steps, or a multiple of that; a fault seldom keeps such a period."""
+"""Trainers are set to pause every so many steps, or a multiple of that; a fault rarely keeps such a period."""
 
 _LONG_GAP = 5.0
-"""Times the usual pause that one must last to be named apart."""
+"""Times the usual pause that one must last to be named by itself."""
 
-_LEAST_S = 0.02
+_MIN_STALL_S = 0.02
 """Seconds that a pause without a period must take."""
 
 _TIMES = ("step_time_s", "toks_per_s")
-
 _EVEN = 0.8
 """Share of the gaps between slow steps that must be one period, or a multiple of it."""
 
@@ -58,12 +52,104 @@ _REGULAR = 0.02
 _FLAT = 0.4
 """Drift within a level, as a share of the smallest change between two, above which the changes are no schedule's."""
 
-_CADENCE = re.compile(r"(val|eval|save|ckpt|checkpoint|sample|snapshot|profile)\w*")
+_CADENCE = re.compile(r"(val|eval|save|ckpt|checkpoint|sample|snapshot|profile)\w*")  # val_every, save_interval
 _EVERY = re.compile(r"every|interval|freq|steps|period")
 
+_PART = 0.1
+"""Share of the change of a step's time that another time must have changed by to be named as a cause."""
 
-def no_steady_state(run: RunFacts) -> Iterator[Finding]:
-    """The rate never settles, so no mean of it says what a long run would do."""
+_FOLLOWS = (*RATES, *(name for name, metric in METRICS.items() if metric.follows), "mfu", "tokens", "wall_s")
+"""Beginnings of names of series that change with the rate, or with every step, and are no cause."""
+
+
+@rule("rate-shift", "warning", of="run")
+def rate_shift(run: RunFacts) -> Iterator[Diagnosis]:
+    """The rate steps to another level and stays there: when, by how much, and what else moved at that step."""
+    if not run.timed or run.window is None or _drifts(run):
+        return
+    levels = run.window.levels
+    lasting = [] if run.planned else _shifts(run.levels)
+    shifts = lasting or _shifts(levels)
+    if not shifts:
+        return
+    change, before, after = max(shifts, key=lambda shift: abs(shift[0]))
+    timed = run.series("step_time_s") is not None
+    least_s = _PART * abs(after.mean - before.mean) if timed else 0.0
+    moved = _moved(run, (before.first_step, after.first_step, after.last_step), least_s=least_s)
+    minimum = _SHIFT_WARNING if run.planned or change < 0 else _GAIN_WARNING
+    severity: Severity = "warning" if abs(change) >= minimum and (lasting or run.planned) else "info"
+    until = "" if after is levels[-1] else f" up to step {after.last_step}"
+    more = f" It is the largest of {len(shifts)} such shifts." if len(shifts) > 1 else ""
+    shown = " → ".join(format_number(one.mean) for one in levels)
+    yield Diagnosis(
+        f"From step {after.first_step} on a step takes {format_number(after.mean)} {'s' if timed else 's a token'} "
+        f"instead of {format_number(before.mean)}: the rate changes by {format_change(change)} and stays there{until}."
+        f"{more}{_cause(moved, levels, run)}",
+        severity=severity,
+        because=[
+            evidence(f"means of the levels: {shown}", run.source("step_time_s")),
+            *(evidence(text, path, f"step {after.first_step}") for text, path in moved[:4]),
+        ],
+        next_step="Find what changed at that step, and judge the run by the level that a long run will have: repeat it "
+        "for three times as many steps.",
+    )
+
+
+def _shifts(levels: tuple[Level, ...]) -> list[tuple[float, Level, Level]]:
+    """Change of the rate from each level to the next, where it is beyond both intervals; those two levels."""
+    return [
+        (before.mean / after.mean - 1, before, after)
+        for before, after in pairwise(levels)
+        if abs(before.mean / after.mean - 1) >= _SHIFT_INFO and (before.high < after.low or after.high < before.low)
+    ]
+
+
+def _moved(run: RunFacts, span: tuple[int, int, int], *, least_s: float) -> list[tuple[str, str]]:
+    """What else changed between the stretch before the shift and the one after it, and the file that says so.
+
+    A time that changed by less than `least_s` seconds explains nothing.
+    """
+    first, at, last = span
+    moved = []
+    for name, series in run.result.series.items():
+        known = name.startswith(_FOLLOWS) or name in run.result.extra.get("derived", ())
+        if known or not np.isfinite(series.values).all():
+            continue
+        one = series.values[(series.steps >= first) & (series.steps < at)]
+        other = series.values[(series.steps >= at) & (series.steps <= last)]
+        if min(one.size, other.size) < 5:
+            continue
+        was, now = float(np.median(one)), float(np.median(other))
+        spread = 1.4826 * max(float(np.median(np.abs(one - was))), float(np.median(np.abs(other - now))))
+        minimum = max(4 * spread, 0.05 * abs(was), least_s / {"s": 1.0, "ms": 1e-3}.get(series.unit, np.inf))
+        if abs(now - was) > minimum and _is_cause(series):
+            moved.append(
+                (f"{name} {format_number(was)} → {format_number(now)} {series.unit}".strip(), series.source.path)
+            )
+    return moved
+
+
+def _is_cause(series: Series) -> bool:
+    """Whether a series may explain a rate: one that rises or falls at every step only counts steps."""
+    strides = np.diff(series.values)
+    return not (strides.size > 20 and ((strides > 0).all() or (strides < 0).all()))
+
+
+def _cause(moved: list[tuple[str, str]], levels: tuple[Level, ...], run: RunFacts) -> str:
+    """What moved at the same step; else what the shape of the rate suggests."""
+    if moved:
+        return f" At the same step: {'; '.join(text for text, _ in moved[:4])}."
+    watched = any(name.startswith("telemetry.gpu") for name in run.result.series)
+    falls = [i for i in range(1, len(levels)) if levels[i].mean > levels[i - 1].mean * (1 + _SHIFT_INFO)]
+    recovers = [i for i in falls if i + 1 < len(levels) and levels[i + 1].mean < levels[i].mean]
+    if recovers and not watched:
+        return " It falls at once and recovers slowly, as hardware does that throttles; no clocks were recorded."
+    return "" if watched else " No clocks, temperatures or loader times were recorded during the run."
+
+
+@rule("no-steady-state", "warning", of="run")
+def no_steady_state(run: RunFacts) -> Iterator[Diagnosis]:
+    """The rate never settles, so no mean of it predicts a long run."""
     if not run.timed or run.times is None or run.window is None:
         return
     series = run.series("toks_per_s") or run.series("step_time_s")
@@ -78,14 +164,13 @@ def no_steady_state(run: RunFacts) -> Iterator[Finding]:
         return
     shown = " → ".join(f"{v:,.0f}" if v >= 10 else f"{v:.3g}" for v in _thirds(late))
     stride = None if few or run.planned else _schedule(run)
-    yield found(
-        "no-steady-state",
-        f"{series.name} never settles: {shown} {series.unit}.{'' if few else _since(run)} No mean of it stands for a "
-        "longer run."
+    yield Diagnosis(
+        f"{series.name} never settles: {shown} {series.unit}.{'' if few else _change_text(run)} No mean of it "
+        "represents a longer run."
         if stride is None
         else f"{series.name} changes every {stride} steps or so and is constant in between, as by a schedule or with "
-        f"each pass over the data: {' → '.join(f'{one.mean:.4g}' for one in run.levels)}. A mean holds for this length "
-        "of run only.",
+        f"each pass over the data: {' → '.join(format_number(one.mean) for one in run.levels)}. A mean holds for this "
+        "length of run only.",
         severity="info" if not run.planned and (few or stride is not None or _gains(run)) else "warning",
         confidence="low" if few else "high",
         because=[evidence(run.window.note, series.source.path, f"steps {series.steps[0]}–{series.steps[-1]}")],
@@ -116,20 +201,20 @@ def _change(run: RunFacts) -> float:
     return float(last / first) - 1
 
 
-def _since(run: RunFacts) -> str:
+def _change_text(run: RunFacts) -> str:
     change = _change(run)
     way = "more" if change > 0 else "less"
-    return f" In its last tenth a step takes {percent(abs(change))} {way} than in its first."
+    return f" In its last tenth a step takes {format_percent(abs(change))} {way} than in its first."
 
 
 def _gains(run: RunFacts) -> bool:
-    """Whether the run becomes a little faster to the end, which costs nobody anything."""
+    """Whether the run becomes a little faster to the end, which is no loss."""
     return 1 / (1 + _GAIN_WARNING) - 1 < _change(run) < 0
 
 
 def _schedule(run: RunFacts) -> int | None:
     """Steps from one change of the rate to the next, where all changes lie equally far apart and nothing drifts in
-    between: none of which a machine that heats up or a leak does."""
+    between: which neither a rising temperature nor a leak does."""
     changes = np.array([level.first_step for level in run.levels[1:]])
     if changes.size < 2 or run.times is None:
         return None
@@ -153,43 +238,23 @@ def _drift(run: RunFacts, level: Level) -> float:
     return abs(float(last.mean()) - float(first.mean()))
 
 
-def _thirds(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> list[float]:
+def _thirds(values: Floats) -> list[float]:
     if values.size <= 4:
         return [float(v) for v in values]
     return [float(part.mean()) for part in np.array_split(values, 3)]
-
-
-def too_few_rows(run: RunFacts) -> Iterator[Finding]:
-    """A mean over a handful of rows that differ widely."""
-    series = run.series("toks_per_s")
-    if not run.timed or series is None:
-        return
-    late = series.values[(series.steps > run.spec.warmup_steps) & np.isfinite(series.values)]
-    if late.size < 2:
-        late = series.values[1:][np.isfinite(series.values[1:])]
-    if not 2 <= late.size <= 5 or late.mean() <= 0 or late.std() / late.mean() <= 0.1:
-        return
-    listed = ", ".join(f"{v:,.0f}" for v in late)
-    yield found(
-        "not-significant",
-        f"{late.mean():,.0f} ± {late.std():,.0f} tok/s over {late.size} rows ({listed}) is no measurement to "
-        "compare by.",
-        severity="info",
-        because=[evidence(f"toks_per_s: {listed}", series.source.path)],
-        next_step="Log every step (log_every 1), run at least 200 steps and repeat each setting four times.",
-    )
 
 
 @dataclass(frozen=True)
 class _Stalls:
     """Slow rows `at [k]`, the seconds that each took beyond the median, and their share of the time."""
 
-    at: npt.NDArray[np.int64]
+    at: Steps
     extra_s: Floats
     lost: float
 
 
-def periodic_stall(run: RunFacts) -> Iterator[Finding]:
+@rule("periodic-stall", "warning", of="run")
+def periodic_stall(run: RunFacts) -> Iterator[Diagnosis]:
     """Slow steps that come again and again, with a period or without: what they cost, and how often they come."""
     if not run.timed or run.failed:
         return
@@ -198,7 +263,7 @@ def periodic_stall(run: RunFacts) -> Iterator[Finding]:
         if stalls is None:
             continue
         at, period = steps[stalls.at], _period(steps[stalls.at])
-        hiccups = path is None or float(np.median(stalls.extra_s)) < _LEAST_S
+        hiccups = path is None or float(np.median(stalls.extra_s)) < _MIN_STALL_S
         if period is None and (hiccups or stalls.lost < _LOST_WARNING / 2):
             continue  # a busy machine delays a step, or the writing of a record, by milliseconds now and then
         if stalls.lost < _LOST_INFO or _is_declared(run, at, period):
@@ -206,16 +271,15 @@ def periodic_stall(run: RunFacts) -> Iterator[Finding]:
         rhythm = f"every {period} steps" if period is not None else f"{len(at)} times without a period"
         shown = ", ".join(map(str, at[:8])) + (" …" if len(at) > 8 else "")
         longest, gap = _longest(stalls, at)
-        meant = _is_meant(run, at, period)
-        least = _LOST_WARNING if period is not None else 1.5 * _LOST_WARNING
-        loud = gap >= least or (stalls.lost >= least and not meant)
-        yield found(
-            "periodic-stall",
+        meant = _reason_if_meant(run, at, period)
+        minimum = _LOST_WARNING if period is not None else 1.5 * _LOST_WARNING
+        loud = gap >= minimum or (stalls.lost >= minimum and not meant)
+        yield Diagnosis(
             f"A step takes {float(np.median(stalls.extra_s)):.3g} s more {rhythm} (steps {shown}): "
-            f"{percent(stalls.lost)} of the time{what}.{longest}{meant}",
+            f"{format_percent(stalls.lost)} of the time{what}.{longest}{meant}",
             severity="warning" if loud else "info",
             confidence="high" if period is not None else "medium",
-            because=[evidence(f"median step {float(np.median(times)):.4g} s, slow at {shown}", path)],
+            because=[evidence(f"median step {format_number(float(np.median(times)))} s, slow at {shown}", path)],
             next_step="Look at what runs at these steps (a validation, a checkpoint, a flush, garbage collection, a "
             "loader that fills its buffer). A pause that is meant is declared: pause_every in the phase.",
         )
@@ -223,7 +287,7 @@ def periodic_stall(run: RunFacts) -> Iterator[Finding]:
 
 
 def _step_clocks(run: RunFacts) -> Iterator[tuple[Steps, Floats, str | None, str]]:
-    """Time per step as the trainer says it, then as the heartbeat's own clock has it, which holds every pause."""
+    """Time per step as the trainer reports it, then by the heartbeat's own clock, which holds every pause."""
     warmup = run.spec.warmup_steps
     if run.times is not None:
         steps, times = run.times
@@ -261,20 +325,18 @@ def _without_delays(gaps: Floats) -> Floats:
 
 
 def _longest(stalls: _Stalls, at: Steps) -> tuple[str, float]:
-    """The longest pause in words, where it is no pause like the others, and its share of the time; else 0."""
+    """The longest pause as text, where it is no pause like the others, and its share of the time; else 0."""
     worst = int(np.argmax(stalls.extra_s))
     longest, usual = float(stalls.extra_s[worst]), float(np.median(stalls.extra_s))
     if longest < _LONG_GAP * usual:
         return "", 0.0
     share = stalls.lost * longest / float(stalls.extra_s.sum())
-    return (
-        f" The longest alone, at step {at[worst]}, takes {format_duration(longest)}, {percent(share)} of the time.",
-        share,
-    )
+    took = f"{format_duration(longest)}, {format_percent(share)} of the time"
+    return f" The longest alone, at step {at[worst]}, takes {took}.", share
 
 
-def _is_meant(run: RunFacts, at: Steps, period: int | None) -> str:
-    """In words, why these pauses are the trainer's own: the log names them, or they keep a period that somebody set.
+def _reason_if_meant(run: RunFacts, at: Steps, period: int | None) -> str:
+    """As text, why these pauses are the trainer's own: the log names them, or they keep a period that looks set.
 
     A period explains nothing in a run of a runbook, which can declare it.
     """
@@ -301,7 +363,7 @@ def _stalls(steps: Steps, times: Floats, levels: tuple[Level, ...] = ()) -> _Sta
             usual[own] = np.median(times[own])
             spread[own] = 1.4826 * np.median(np.abs(times[own] - usual[own]))
     at = np.flatnonzero(times > np.maximum(_SLOW * usual, usual + _SLOW_NOISE * spread))
-    if not _LEAST_STALLS <= len(at) <= len(times) // 2 or usual.min() <= 0:
+    if not _MIN_STALLS <= len(at) <= len(times) // 2 or usual.min() <= 0:
         return None
     if (np.diff(at) == 1).sum() > len(at) // 2:
         return None  # a stretch of slow steps is a level of its own
@@ -325,103 +387,12 @@ def _is_declared(run: RunFacts, steps: Steps, period: int | None) -> bool:
         (one for name, one in run.result.series.items() if name.startswith(("val.", "val_"))), None
     )
     # A step's own row may hold the pause before it or after it.
-    if (
-        recorded is not None
-        and np.isin(steps, [recorded.steps - 1, recorded.steps, recorded.steps + 1]).mean() >= _EVEN
-    ):
+    beside = [] if recorded is None else [recorded.steps - 1, recorded.steps, recorded.steps + 1]
+    if recorded is not None and np.isin(steps, beside).mean() >= _EVEN:
         return True
-    settings = {**run.asked, **run.ran}
+    settings = {**run.requested, **run.effective}
     cadences = [
         as_number(value) for name, value in settings.items() if _CADENCE.match(name.lower()) and _EVERY.search(name)
     ]
     cadences.append(run.spec.pause_every)
     return period is not None and any(one is not None and one >= 1 and period % int(one) == 0 for one in cadences)
-
-
-def rate_shift(run: RunFacts) -> Iterator[Finding]:
-    """The rate steps to another level and stays there: when, by how much, and what else moved at that step."""
-    if not run.timed or run.window is None or _drifts(run):
-        return
-    levels = run.window.levels
-    lasting = [] if run.planned else _shifts(run.levels)
-    shifts = lasting or _shifts(levels)
-    if not shifts:
-        return
-    change, before, after = max(shifts, key=lambda shift: abs(shift[0]))
-    timed = run.series("step_time_s") is not None
-    least_s = _PART * abs(after.mean - before.mean) if timed else 0.0
-    moved = _moved(run, (before.first_step, after.first_step, after.last_step), least_s=least_s)
-    least = _SHIFT_WARNING if run.planned or change < 0 else _GAIN_WARNING
-    severity: Severity = "warning" if abs(change) >= least and (lasting or run.planned) else "info"
-    until = "" if after is levels[-1] else f" up to step {after.last_step}"
-    more = f" It is the largest of {len(shifts)} such shifts." if len(shifts) > 1 else ""
-    shown = " → ".join(f"{one.mean:.4g}" for one in levels)
-    yield found(
-        "rate-shift",
-        f"From step {after.first_step} on a step takes {after.mean:.4g} {'s' if timed else 's a token'} instead of "
-        f"{before.mean:.4g}: the rate changes by {100 * change:+.3g} % and stays there{until}.{more}"
-        f"{_cause(moved, levels, run)}",
-        severity=severity,
-        because=[
-            evidence(f"means of the levels: {shown}", run.source("step_time_s")),
-            *(evidence(text, path, f"step {after.first_step}") for text, path in moved[:4]),
-        ],
-        next_step="Find what changed at that step, and judge the run by the level that a long run will have: repeat it "
-        "for three times as many steps.",
-    )
-
-
-def _shifts(levels: tuple[Level, ...]) -> list[tuple[float, Level, Level]]:
-    """Change of the rate from each level to the next, where it is beyond both intervals; those two levels."""
-    return [
-        (before.mean / after.mean - 1, before, after)
-        for before, after in pairwise(levels)
-        if abs(before.mean / after.mean - 1) >= _SHIFT_INFO and (before.high < after.low or after.high < before.low)
-    ]
-
-
-def _moved(run: RunFacts, span: tuple[int, int, int], *, least_s: float) -> list[tuple[str, str]]:
-    """What else changed between the stretch before the shift and the one after it, and the file that says so.
-
-    A time that changed by less than `least_s` seconds explains nothing.
-    """
-    first, at, last = span
-    moved = []
-    for name, series in run.result.series.items():
-        if name.startswith(_FOLLOWS) or not np.isfinite(series.values).all():
-            continue
-        one = series.values[(series.steps >= first) & (series.steps < at)]
-        other = series.values[(series.steps >= at) & (series.steps <= last)]
-        if min(one.size, other.size) < 5:
-            continue
-        was, now = float(np.median(one)), float(np.median(other))
-        spread = 1.4826 * max(float(np.median(np.abs(one - was))), float(np.median(np.abs(other - now))))
-        least = max(4 * spread, 0.05 * abs(was), least_s / {"s": 1.0, "ms": 1e-3}.get(series.unit, np.inf))
-        if abs(now - was) > least and _is_cause(series):
-            moved.append((f"{name} {was:.4g} → {now:.4g} {series.unit}".strip(), series.source.path))
-    return moved
-
-
-_PART = 0.1
-"""Share of the change of a step's time that another time must have changed by to be named beside it."""
-
-_FOLLOWS = ("toks_per_s", "step_time_s", "compute_time_s", "mfu", "loss", "lr", "tokens", "wall_s", "grad_norm")
-"""Series that change with the rate, or with every step, and are no cause."""
-
-
-def _is_cause(series: Series) -> bool:
-    """Whether a series may explain a rate: one that rises or falls at every step only counts steps."""
-    strides = np.diff(series.values)
-    return not (strides.size > 20 and ((strides > 0).all() or (strides < 0).all()))
-
-
-def _cause(moved: list[tuple[str, str]], levels: tuple[Level, ...], run: RunFacts) -> str:
-    """What moved at the same step; else what the shape of the rate suggests."""
-    if moved:
-        return f" At the same step: {'; '.join(text for text, _ in moved[:4])}."
-    watched = any(name.startswith("telemetry.gpu") for name in run.result.series)
-    falls = [i for i in range(1, len(levels)) if levels[i].mean > levels[i - 1].mean * (1 + _SHIFT_INFO)]
-    recovers = [i for i in falls if i + 1 < len(levels) and levels[i + 1].mean < levels[i].mean]
-    if recovers and not watched:
-        return " It falls at once and recovers slowly, as hardware does that throttles; no clocks were recorded."
-    return "" if watched else " No clocks, temperatures or loader times were recorded beside it."

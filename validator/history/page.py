@@ -1,25 +1,51 @@
-"""`index.html` beside the run folders: runs by machine and runbook, a sparkline per figure, changes of level marked."""
+"""`index.html` next to the run folders: runs by machine and runbook, a sparkline per metric with changes of level."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from urllib.parse import quote
 
 import validator
-from validator.files import write_atomic
-from validator.history.read import Entry
-from validator.history.sparkline import polyline
+from validator.files import replace_file
+from validator.history.read import HistoryEntry
 from validator.history.trend import Change, Group, Trend
 from validator.model.units import format_duration
-from validator.report.formats import clean, format_margin, format_quantity, one_line, plural
-from validator.report.page import StatusView
-from validator.report.parts import decision_status
-from validator.report.templates import environment, policy_hash, style, text
+from validator.report.html import environment, policy_hash, style, text
+from validator.report.page import StatusView, decision_status
+from validator.report.terminal.lines import paint, text_table, wrap
+from validator.text import clean, format_percent, format_quantity, format_time, one_line, plural
 
-__all__ = ["INDEX", "change_sentence", "left_out_sentence", "render_index", "run_note", "write_index"]
+_BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+def blocks(values: Sequence[float], *, width: int = 24) -> str:
+    """The last `width` values as block characters, scaled between the smallest and the largest of them.
+
+    A series that moves by less than 1 % is drawn flat, in the middle: noise must not look like a mountain range.
+    """
+    shown = list(values)[-width:]
+    return "".join(_BLOCKS[round(height * (len(_BLOCKS) - 1))] for height in _heights(shown))
+
+
+def polyline(values: Sequence[float], *, width: float, height: float) -> list[tuple[float, float]]:
+    """Points (x, y) of the series in a box, y growing downwards as in SVG."""
+    step = width / max(1, len(values) - 1)
+    return [(round(place * step, 1), round((1 - up) * height, 1)) for place, up in enumerate(_heights(values))]
+
+
+def _heights(values: Sequence[float]) -> list[float]:
+    """Each value between 0 and 1."""
+    if not values:
+        return []
+    low, high = min(values), max(values)
+    middle, span = (low + high) / 2, high - low
+    minimum = 0.01 * abs(middle)
+    if span == 0 or span < minimum:
+        span = minimum or 1.0
+    return [min(1.0, max(0.0, 0.5 + (value - middle) / span)) for value in values]
+
 
 INDEX = "index.html"
 
@@ -30,7 +56,7 @@ _LISTED = 50
 
 
 @dataclass(frozen=True)
-class _Run:
+class _RunRow:
     """A row of the list of runs."""
 
     started: str
@@ -52,8 +78,8 @@ class _Mark:
 
 
 @dataclass(frozen=True)
-class _Line:
-    """A figure over time. `points` is the sparkline as SVG wants it."""
+class _TrendLine:
+    """A metric over time. `points` is the sparkline as SVG wants it."""
 
     name: str
     latest: str
@@ -75,17 +101,17 @@ class _Section:
     variant: str
     machine: str
     status: StatusView
-    latest: _Run
+    latest: _RunRow
     regressions: tuple[str, ...]
-    lines: tuple[_Line, ...]
-    runs: tuple[_Run, ...]
+    lines: tuple[_TrendLine, ...]
+    runs: tuple[_RunRow, ...]
     older: int
 
 
 def write_index(parent: Path, groups: Sequence[Group]) -> Path:
     """Write `index.html` into the folder of the run folders; returns its path. Raises OSError where it cannot."""
     path = parent / INDEX
-    write_atomic(path, render_index(groups))
+    replace_file(path, render_index(groups))
     return path
 
 
@@ -110,7 +136,7 @@ def render_index(groups: Sequence[Group]) -> str:
 
 
 def _section(number: int, group: Group) -> _Section:
-    runs = [_run(entry) for entry in reversed(group.entries[-_LISTED:])]
+    runs = [_run_row(entry) for entry in reversed(group.entries[-_LISTED:])]
     return _Section(
         anchor=f"group-{number}",
         runbook=one_line(group.runbook),
@@ -120,15 +146,15 @@ def _section(number: int, group: Group) -> _Section:
         status=runs[0].status,
         latest=runs[0],
         regressions=tuple(f"{trend.name}: {change_sentence(trend, change)}" for trend, change in group.regressions),
-        lines=tuple(_line(group, trend) for trend in group.trends),
+        lines=tuple(_trend_line(group, trend) for trend in group.trends),
         runs=tuple(runs),
         older=len(group.entries) - len(runs),
     )
 
 
-def _run(entry: Entry) -> _Run:
-    return _Run(
-        started=_when(entry.started),
+def _run_row(entry: HistoryEntry) -> _RunRow:
+    return _RunRow(
+        started=format_time(entry.started, seconds=False),
         status=decision_status(entry.decision),
         run_id=one_line(entry.run_id),
         href=f"{quote(entry.folder)}/report.html",
@@ -138,10 +164,10 @@ def _run(entry: Entry) -> _Run:
     )
 
 
-def run_note(entry: Entry) -> str:
-    """What is to be known of a run beside its decision: `pinned; not decidable: buckets`."""
+def run_note(entry: HistoryEntry) -> str:
+    """What is to be known of a run beside its decision: `pinned; inconclusive: buckets`."""
     notes = ["pinned"] if entry.pinned else []
-    notes += [f"not decidable: {', '.join(map(one_line, entry.undecided))}"] if entry.undecided else []
+    notes += [f"inconclusive: {', '.join(map(one_line, entry.undecided))}"] if entry.undecided else []
     return "; ".join(notes)
 
 
@@ -151,17 +177,17 @@ def left_out_sentence(trend: Trend) -> str:
         return ""
     return (
         f"{plural(trend.left_out, 'run')} by another definition of it left out; "
-        "`validator report RUN` judges a run anew"
+        "`validator report RUN` judges a run again"
     )
 
 
-def _line(group: Group, trend: Trend) -> _Line:
+def _trend_line(group: Group, trend: Trend) -> _TrendLine:
     points = polyline(trend.values, width=_WIDTH, height=_HEIGHT)
     marks = tuple(
         _Mark(points[change.index][0], change.judged, change_sentence(trend, change)) for change in trend.changes
     )
     low, high = min(trend.values), max(trend.values)
-    return _Line(
+    return _TrendLine(
         name=one_line(trend.name),
         latest=format_quantity(trend.values[-1], trend.unit),
         runs=len(trend.values),
@@ -176,17 +202,78 @@ def _line(group: Group, trend: Trend) -> _Line:
 
 def change_sentence(trend: Trend, change: Change) -> str:
     """`worse by 7.1 % since run … (103,400 → 96,100 tok/s); differs: torch 2.11 → 2.12`."""
-    way = f"{change.judged} by {format_margin(abs(change.relative)).lstrip('+')}"
+    way = f"{change.judged} by {format_percent(abs(change.relative))}"
     since = f"since {one_line(change.run_id)}" if change.confirmed else f"in {one_line(change.run_id)} alone, so far"
-    figures = f"({format_quantity(change.before)} → {format_quantity(change.after, trend.unit)})"
+    values = f"({format_quantity(change.before)} → {format_quantity(change.after, trend.unit)})"
     because = f"; differs: {', '.join(one_line(item) for item in change.because)}" if change.because else ""
-    return f"{way} {since} {figures}{because}"
+    return f"{way} {since} {values}{because}"
 
 
-def _when(started: str) -> str:
-    """`2026-11-21 02:00 UTC` of an ISO time; the text itself where it is none."""
-    try:
-        found = datetime.fromisoformat(started.replace("Z", "+00:00"))
-    except ValueError:
-        return one_line(started)
-    return found.strftime("%Y-%m-%d %H:%M") + (" UTC" if started.endswith(("Z", "+00:00")) else "")
+# `validator history` in a terminal: the latest runs of each runbook and machine, and how its metrics changed.
+
+_WIDE = 100
+"""Columns from which sparklines are long."""
+
+
+def history_lines(groups: Sequence[Group], *, limit: int, width: int, color: bool) -> list[str]:
+    """Every group, the one with the latest run last, where the eye is."""
+    lines: list[str] = []
+    for group in reversed(groups):
+        lines += [paint(f"{one_line(group.runbook)} on {one_line(group.machine)}", "bold", color=color)]
+        lines += wrap(f"with {group.variant}", width=width, indent="  ", first="") if group.variant else []
+        lines += _run_table(group.entries, limit=limit, width=width, color=color)
+        if group.trends:
+            lines += ["", *_trend_table(group.trends, width=width, color=color)]
+        lines += [""]
+    return lines[:-1] if lines else ["no run folder with a result is here; `validator run RUNBOOK` makes one"]
+
+
+def _run_table(entries: Sequence[HistoryEntry], *, limit: int, width: int, color: bool) -> Iterable[str]:
+    shown = entries[-limit:]
+    views = [decision_status(entry.decision) for entry in shown]
+    rows = [
+        (
+            f"{view.sign} {view.word}",
+            entry.started[:16].replace("T", " "),
+            "" if entry.duration_s is None else format_duration(entry.duration_s),
+            entry.run_id + (f" ({note})" if (note := run_note(entry)) else ""),
+        )
+        for view, entry in zip(views, shown, strict=True)
+    ]
+    styles = [(view.tone if view.tone != "muted" else "",) for view in views]
+    if len(entries) > len(shown):
+        yield paint(f"{plural(len(entries) - len(shown), 'older run')} not shown", "muted", color=color)
+    yield from text_table(
+        ("Decision", "Started (UTC)", "Took", "Run"), rows, width=width, numeric=("Took",), styles=styles, color=color
+    )
+
+
+def _trend_table(trends: Sequence[Trend], *, width: int, color: bool) -> Iterable[str]:
+    spark = 24 if width >= _WIDE else 12
+    rows = [
+        (
+            trend.name,
+            format_quantity(trend.values[-1], trend.unit),
+            blocks(trend.values, width=spark),
+            f"{trend.changes[-1].judged}" if trend.changes else "",
+        )
+        for trend in trends
+    ]
+    styles = [("", "", "", _trend_style(trend)) for trend in trends]
+    yield from text_table(
+        ("Metric", "Latest", "Over time", "Change"), rows, width=width, numeric=("Latest",), styles=styles, color=color
+    )
+    for trend in trends:
+        if trend.left_out:
+            yield from wrap(f"{trend.name}: {left_out_sentence(trend)}", width=width, indent="  ")
+        for change in trend.changes[-1:]:
+            sentence = f"{trend.name}: {change_sentence(trend, change)}"
+            yield from (
+                paint(line, _trend_style(trend), color=color) for line in wrap(sentence, width=width, indent="  ")
+            )
+
+
+def _trend_style(trend: Trend) -> str:
+    if not trend.changes:
+        return ""
+    return {"worse": "bad", "better": "good", "changed": "warn"}[trend.changes[-1].judged]

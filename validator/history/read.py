@@ -1,52 +1,41 @@
-"""What the history keeps of one run folder: who decided what, where, and the figures worth following over time."""
+"""What the history keeps of one run folder: which decision, on which machine, and the metrics that are followed."""
 
 from __future__ import annotations
 
 import re
-import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from validator.files import Tree
-from validator.model.catalogue import METRICS
-from validator.model.machine import machine_class, sound_snapshot
-
-__all__ = ["LARGEST", "PIN", "Entry", "Point", "read_entry", "run_folders", "stamp_of"]
+from validator.files import Tree, is_file
+from validator.model.catalogue import METRICS, Better, Metric
+from validator.model.contrast import machine_class, sound_snapshot
 
 PIN = ".pinned"
-"""A file of this name in a run folder keeps it from being cleared away."""
+"""A file of this name in a run folder keeps retention from removing it."""
 
 SAMPLE = "sample-"
 """Folders of this prefix come with the source tree and are no validations of this machine."""
 
-Better = Literal["higher", "lower"]
-
-_HEADLINES = (
-    ("toks_per_s", "mean"),
-    ("step_time_s", "p95"),
-    ("gpu_mem_reserved_mib", "max"),
-    ("host_mem_mib", "max"),
-    ("loss", "last"),
-)
-"""Followed in every phase that trains, whether a criterion asks for them or not."""
-
 _SINGLE = ("train", "soak")
 """Kinds whose runs are repeats of one thing; the arms of a sweep or an A/B are not."""
 
-_WORD = re.compile(r"[A-Za-z_][\w.-]*")
+_NAME = re.compile(r"[A-Za-z_][\w.-]*")
+"""`toks_per_s.mean` and `tokens.per_step` in `toks_per_s.mean / tokens.per_step`."""
+
 LARGEST = 1e120
 """No measurement is as large; greater ones could not be squared."""
 
 _OPERATOR = re.compile(r"\s*(>=|<=|==|!=|>|<)\s*")
+"""`>=` with its spaces in `toks_per_s.mean >= 900`."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """One figure of one validation. `value` is the mean over `n` runs; `better` is None where neither way is.
+    """One metric of one validation. `value` is the mean over `n` runs; `better` is None where neither way is.
 
-    `version` is that of the metrics' definitions; points of different versions belong to no one trend.
+    `version` is that of the metrics' definitions; points of different versions are never in the same trend.
     """
 
     phase: str
@@ -61,7 +50,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Entry:
+class HistoryEntry:
     """One validation.
 
     `folder` is the name of its run folder; `software` what may change between two comparable ones; `variant` what was
@@ -97,15 +86,8 @@ def run_folders(parent: Path) -> Iterator[Path]:
     for folder in sorted(parent.iterdir()):
         if folder.is_symlink() or folder.name.startswith((SAMPLE, ".")):
             continue
-        if _is_file(folder / "result.json"):
+        if is_file(folder / "result.json"):
             yield folder
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return stat.S_ISREG(path.lstat().st_mode)
-    except OSError:
-        return False
 
 
 def stamp_of(folder: Path) -> str:
@@ -114,33 +96,33 @@ def stamp_of(folder: Path) -> str:
     return f"{status.st_mtime_ns}:{status.st_size}:{int((folder / PIN).exists())}"
 
 
-def read_entry(folder: Path) -> Entry | None:
+def read_entry(folder: Path) -> HistoryEntry | None:
     """The entry of a run folder; None when its result.json is not one that can be read."""
     try:
         with Tree(folder) as tree:
-            return _entry(folder, tree.json("result.json"))
+            return _history_entry(folder, tree.json("result.json"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
-def _entry(folder: Path, found: Mapping[str, Any]) -> Entry:
+def _history_entry(folder: Path, found: Mapping[str, Any]) -> HistoryEntry:
     environment = sound_snapshot(found.get("environment"))
     runbook, versions = found["runbook"], _versions(found["phases"])
-    return Entry(
+    return HistoryEntry(
         folder=folder.name,
         run_id=str(found["run_id"]),
         runbook=str(runbook["name"]),
-        title=_text(runbook.get("title")),
+        title=_text_or_none(runbook.get("title")),
         machine=machine_class(environment),
         host=str(environment.get("host") or "unknown"),
         decision=str(found["decision"]),
         why=str(found.get("why") or ""),
         started=str(found["started"]),
-        finished=_text(found.get("finished")),
-        duration_s=_number(found.get("duration_s")),
+        finished=_text_or_none(found.get("finished")),
+        duration_s=_measurement(found.get("duration_s")),
         variant=_variant(runbook.get("overrides") or (), found["phases"]),
         software=_software(environment, runbook),
-        points=tuple(_unique(point for phase in found["phases"] for point in _points(phase, versions))),
+        points=tuple(_unique(point for phase in found["phases"] for point in _versioned_points(phase, versions))),
         pinned=(folder / PIN).exists(),
         undecided=tuple(_undecided(found)),
     )
@@ -156,12 +138,12 @@ def _undecided(found: Mapping[str, Any]) -> Iterator[str]:
 
 def _versions(phases: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     """Version of the definition of each metric and scalar of a result, where it is not 1."""
-    told: dict[str, int] = {}
+    versions: dict[str, int] = {}
     for phase in phases:
         of_runs = [of for run in phase.get("runs") or () for of in (run.get("metrics"), run.get("scalars")) if of]
         for numbers in (*of_runs, phase.get("scalars") or {}):
-            told |= {name: int(one["version"]) for name, one in numbers.items() if one.get("version", 1) != 1}
-    return told
+            versions |= {name: int(one["version"]) for name, one in numbers.items() if one.get("version", 1) != 1}
+    return versions
 
 
 def _variant(overrides: Sequence[str], phases: Sequence[Mapping[str, Any]]) -> str:
@@ -174,41 +156,42 @@ def _variant(overrides: Sequence[str], phases: Sequence[Mapping[str, Any]]) -> s
 def _software(environment: Mapping[str, Any], runbook: Mapping[str, Any]) -> dict[str, str]:
     """What a change of level may come from: code, runbook, packages, driver."""
     packages, git = environment.get("packages") or {}, environment.get("git") or {}
-    told = {
+    found = {
         "commit": str(git.get("sha") or "")[:12] + ("+changes" if git.get("dirty") else ""),
         "runbook": str(runbook.get("sha256") or "")[:12],
         "driver": str((environment.get("gpu_driver") or {}).get("driver") or ""),
         "python": str((environment.get("python") or {}).get("version") or ""),
         **{name: str(packages[name]) for name in ("torch", "triton", "numpy") if packages.get(name)},
     }
-    return {name: value for name, value in told.items() if value}
+    return {name: value for name, value in found.items() if value}
 
 
-def _points(phase: Mapping[str, Any], versions: Mapping[str, int]) -> Iterator[Point]:
-    for point in _numbers(phase):
-        words = set(_WORD.findall(point.metric))
-        families = {word.split(".")[-2] if word.count(".") else word for word in words}
-        yield replace(point, version=max((versions.get(name, 1) for name in (*words, *families)), default=1))
+def _versioned_points(phase: Mapping[str, Any], versions: Mapping[str, int]) -> Iterator[Point]:
+    for point in _phase_points(phase):
+        names = set(_NAME.findall(point.metric))
+        metrics = {name.split(".")[-2] if name.count(".") else name for name in names}
+        yield replace(point, version=max((versions.get(name, 1) for name in (*names, *metrics)), default=1))
 
 
-def _numbers(phase: Mapping[str, Any]) -> Iterator[Point]:
+def _phase_points(phase: Mapping[str, Any]) -> Iterator[Point]:
     name = str(phase["id"])
     for criterion in phase.get("criteria") or ():
-        yield from _of_criterion(name, criterion)
+        yield from _criterion_points(name, criterion)
     runs = _measured(phase)
     if phase["kind"] in _SINGLE:
-        for metric, statistic in _HEADLINES:
-            yield from _of_runs(name, metric, statistic, runs)
+        for metric in METRICS.values():
+            if metric.history is not None:
+                yield from _run_points(name, metric, metric.history, runs)
     for scalar, found in (phase.get("scalars") or {}).items():
-        value = _number(found.get("value"))
+        value = _measurement(found.get("value"))
         if value is not None:
-            low, high = _number(found.get("ci_low")), _number(found.get("ci_high"))
+            low, high = _measurement(found.get("ci_low")), _measurement(found.get("ci_high"))
             yield Point(name, scalar, str(found.get("unit") or ""), value, None, low, high)
 
 
 def _measured(phase: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The runs that decide a phase: not one that only leaves evidence, nor another go at a phase that failed."""
-    deciding = next((go.get("name") for go in phase.get("remedies") or () if go.get("decides")), None)
+    """The runs that decide a phase: not one that only leaves evidence, nor an attempt that another one replaced."""
+    deciding = next((one.get("name") for one in phase.get("remedies") or () if one.get("decides")), None)
     return [
         run
         for run in phase.get("runs") or ()
@@ -216,11 +199,11 @@ def _measured(phase: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     ]
 
 
-def _of_criterion(phase: str, criterion: Mapping[str, Any]) -> Iterator[Point]:
-    """What a criterion observed, under the left side of its comparison; the operator tells which way is good."""
+def _criterion_points(phase: str, criterion: Mapping[str, Any]) -> Iterator[Point]:
+    """What a criterion observed, under the left side of its comparison; the operator says which way is good."""
     parts = _OPERATOR.split(str(criterion["text"]), maxsplit=1)
-    value = _number(criterion.get("observed"))
-    if len(parts) < 3 or value is None or _number(parts[0]) is not None:
+    value = _measurement(criterion.get("observed"))
+    if len(parts) < 3 or value is None or _measurement(parts[0]) is not None:
         return
     better: Better | None = "higher" if ">" in parts[1] else "lower" if "<" in parts[1] else None
     yield Point(
@@ -229,16 +212,16 @@ def _of_criterion(phase: str, criterion: Mapping[str, Any]) -> Iterator[Point]:
         str(criterion.get("unit") or ""),
         value,
         better,
-        _number(criterion.get("ci_low")),
-        _number(criterion.get("ci_high")),
+        _measurement(criterion.get("ci_low")),
+        _measurement(criterion.get("ci_high")),
     )
 
 
-def _of_runs(phase: str, metric: str, statistic: str, runs: Sequence[Mapping[str, Any]]) -> Iterator[Point]:
+def _run_points(phase: str, metric: Metric, statistic: str, runs: Sequence[Mapping[str, Any]]) -> Iterator[Point]:
     values, found = [], None
     for run in runs:
-        stats = (run.get("metrics") or {}).get(metric)
-        value = _number(stats.get(statistic)) if stats else None
+        stats = (run.get("metrics") or {}).get(metric.name)
+        value = _measurement(stats.get(statistic)) if stats else None
         if value is not None:
             values.append(value)
             found = stats
@@ -246,12 +229,12 @@ def _of_runs(phase: str, metric: str, statistic: str, runs: Sequence[Mapping[str
         single = len(values) == 1 and statistic == "mean"
         yield Point(
             phase,
-            f"{metric}.{statistic}",
+            f"{metric.name}.{statistic}",
             str(found.get("unit") or ""),
             sum(values) / len(values),
-            METRICS[metric].better,
-            _number(found.get("ci_low")) if single else None,
-            _number(found.get("ci_high")) if single else None,
+            metric.better,
+            _measurement(found.get("ci_low")) if single else None,
+            _measurement(found.get("ci_high")) if single else None,
             len(values),
         )
 
@@ -264,11 +247,11 @@ def _unique(points: Iterator[Point]) -> Iterator[Point]:
             yield point
 
 
-def _text(value: Any) -> str | None:
+def _text_or_none(value: Any) -> str | None:
     return None if value is None else str(value)
 
 
-def _number(value: Any) -> float | None:
+def _measurement(value: Any) -> float | None:
     """A finite number, small enough to be squared and added up, or None."""
     if isinstance(value, bool):
         return None

@@ -1,27 +1,111 @@
-"""The index of runs: a JSON file beside the run folders, which stay the truth.
+"""The index of runs: a JSON file next to the run folders, which remain authoritative.
 
-It holds nothing that could not be read from the folders again: delete it, and the next command builds it anew. Whoever
-wrote into the folder may have written it too, so it is read like every foreign file: what is not as this module writes
-it is replaced. A database would be no such file, for opening one carries out what it holds.
+It holds nothing that could not be read from the folders again: delete it, and the next command builds it again. It may
+have come with a copied folder, so it is read like every file from elsewhere: what is not as this module writes it is
+replaced. A database would be no such file, for opening one runs what it holds.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
+import sys
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import asdict, dataclass, fields
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from validator.files import Tree
-from validator.history.read import LARGEST, Entry, Point, read_entry, run_folders, stamp_of
+from validator.history.page import write_index
+from validator.history.read import LARGEST, PIN, HistoryEntry, Point, read_entry, run_folders, stamp_of
+from validator.history.trend import Group, group_entries
+from validator.runs.folder import FolderError
+from validator.times import parse_time, utc_now
 
-__all__ = ["INDEX", "read_history"]
+
+@dataclass(frozen=True)
+class Retention:
+    """Limits on what is kept of one runbook; None is no limit. `bytes` is the size of all its run folders together."""
+
+    count: int | None = None
+    age_days: float | None = None
+    bytes: int | None = None
+
+
+def is_run(parent: Path, entry: HistoryEntry) -> bool:
+    """Whether a folder is what `validator run` made: nothing else is ever removed, whatever its result.json says."""
+    folder = parent / entry.folder
+    try:
+        with Tree(folder) as tree:
+            header = tree.json("run.json")
+    except (OSError, ValueError):
+        return False
+    return not folder.is_symlink() and isinstance(header, dict) and header.get("run_id") == entry.run_id
+
+
+def expired(
+    parent: Path, entries: Sequence[HistoryEntry], retention: Retention, *, now: datetime | None = None
+) -> tuple[tuple[HistoryEntry, str], ...]:
+    """The entries that exceed the limits, oldest first, each with why. `entries` are of one runbook, oldest first.
+
+    Folders that are no run folders are left out, and count against no limit.
+    """
+    entries = [entry for entry in entries if is_run(parent, entry)]
+    now = now or utc_now()
+    safe = _safe(entries)
+    found: dict[str, tuple[HistoryEntry, str]] = {}
+    for place, entry in enumerate(reversed(entries)):
+        if retention.count is not None and place >= retention.count:
+            found[entry.folder] = (entry, f"more than {retention.count} runs")
+        elif retention.age_days is not None and _started(entry, now) < now - timedelta(days=retention.age_days):
+            found[entry.folder] = (entry, f"older than {retention.age_days:g} days")
+    if retention.bytes is not None:
+        total = 0
+        for entry in reversed(entries):
+            total += 0 if entry.folder in found and entry.folder not in safe else folder_bytes(parent / entry.folder)
+            if total > retention.bytes and entry.folder not in found:
+                found[entry.folder] = (entry, "beyond the space that is allowed")
+    return tuple(found[entry.folder] for entry in entries if entry.folder in found and entry.folder not in safe)
+
+
+def _safe(entries: Sequence[HistoryEntry]) -> set[str]:
+    """Pinned runs, open ones, the newest, and the last GO of each class of machine: later runs are compared with it."""
+    last_go = {entry.machine: entry.folder for entry in entries if entry.decision == "GO"}
+    return {
+        *last_go.values(),
+        *(entry.folder for entry in entries if entry.pinned or entry.decision == "IN_PROGRESS"),
+        *([entries[-1].folder] if entries else []),
+    }
+
+
+def _started(entry: HistoryEntry, now: datetime) -> datetime:
+    """When it began; a time that cannot be read counts as now, so that nothing is removed for it."""
+    return parse_time(entry.started) or now
+
+
+def folder_bytes(folder: Path) -> int:
+    """Bytes of all files in a folder; links count as nothing."""
+    with Tree(folder) as tree:
+        return sum(entry.bytes for entry in tree.walk())
+
+
+def remove(parent: Path, entries: Sequence[HistoryEntry]) -> None:
+    """Remove run folders. A folder is renamed first, so that a half-removed one is never taken for a run."""
+    for entry in entries:
+        folder = parent / entry.folder
+        grave = parent / f".removed-{entry.folder}"
+        folder.rename(grave)
+        shutil.rmtree(grave, ignore_errors=True)
+
+
+# The index of runs: a JSON file next to the run folders, which remain authoritative.
 
 INDEX = ".history.json"
 
 VERSION = 3
-"""Of what the file holds; one of another version is built anew."""
+"""Of what the file holds; one of another version is built again."""
 
 _TEXT, _MAYBE_TEXT, _MAYBE_NUMBER = (str,), (str, type(None)), (float, type(None))
 _POINT = (_TEXT, _TEXT, _TEXT, (float,), _MAYBE_TEXT, _MAYBE_NUMBER, _MAYBE_NUMBER, (int,), (int,))
@@ -34,13 +118,13 @@ _ENTRY: dict[str, tuple[type, ...]] = {
 }
 
 
-def read_history(parent: Path, *, rebuild: bool = False) -> tuple[Entry, ...]:
+def read_history(parent: Path, *, rebuild: bool = False) -> tuple[HistoryEntry, ...]:
     """Every validation below `parent`, oldest first. Only folders that changed since the last time are read.
 
     Where the index cannot be written (a read-only file system), the answer is the same.
     """
-    known = {} if rebuild else _known(parent)
-    found: dict[str, tuple[str, Entry]] = {}
+    known = {} if rebuild else _indexed(parent)
+    found: dict[str, tuple[str, HistoryEntry]] = {}
     for folder in run_folders(parent):
         with suppress(OSError):  # gone meanwhile
             stamp = stamp_of(folder)
@@ -50,49 +134,119 @@ def read_history(parent: Path, *, rebuild: bool = False) -> tuple[Entry, ...]:
                 found[folder.name] = (stamp, entry)
     if found != known:
         with suppress(OSError), Tree(parent) as tree:
-            tree.write(INDEX, _written(found), sync=False)
+            tree.write(INDEX, _index_text(found), sync=False)
     return tuple(sorted((entry for _, entry in found.values()), key=lambda one: (one.started, one.folder)))
 
 
-def _known(parent: Path) -> dict[str, tuple[str, Entry]]:
-    """Stamp and entry by folder, as the index has them; nothing where it is not as `_written` writes it."""
+def _indexed(parent: Path) -> dict[str, tuple[str, HistoryEntry]]:
+    """Stamp and entry by folder, as the index has them; nothing where it is not as `_index_text` writes it."""
     try:
         with Tree(parent) as tree:
-            told = tree.json(INDEX)
-        if told["version"] != VERSION:
+            found = tree.json(INDEX)
+        if found["version"] != VERSION:
             return {}
-        return {folder: (str(stamp), _entry(folder, entry)) for folder, (stamp, entry) in told["runs"].items()}
+        return {
+            folder: (str(stamp), _restored_entry(folder, entry)) for folder, (stamp, entry) in found["runs"].items()
+        }
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
 
 
-def _written(found: dict[str, tuple[str, Entry]]) -> str:
-    runs = {folder: (stamp, _plain(entry)) for folder, (stamp, entry) in found.items()}
+def _index_text(found: dict[str, tuple[str, HistoryEntry]]) -> str:
+    runs = {folder: (stamp, _stored_entry(entry)) for folder, (stamp, entry) in found.items()}
     return json.dumps({"version": VERSION, "runs": runs}, separators=(",", ":")) + "\n"
 
 
-def _plain(entry: Entry) -> dict[str, Any]:
-    told = {name: getattr(entry, name) for name in _ENTRY}
+def _stored_entry(entry: HistoryEntry) -> dict[str, Any]:
+    values = {name: getattr(entry, name) for name in _ENTRY}
     points = [[getattr(point, field.name) for field in fields(Point)] for point in entry.points]
-    return {**told, "software": dict(entry.software), "points": points}
+    return {**values, "software": dict(entry.software), "points": points}
 
 
-def _entry(folder: str, told: dict[str, Any]) -> Entry:
-    """The entry that `_plain` made this of.
+def _restored_entry(folder: str, stored: dict[str, Any]) -> HistoryEntry:
+    """The entry that `_stored_entry` made this of.
 
     Raises:
         ValueError: when it is of other types.
     """
-    entry = [told[name] for name in _ENTRY]
-    rows = [(entry, tuple(_ENTRY.values())), *((point, _POINT) for point in told["points"])]
-    texts = [*told["undecided"], *told["software"].values()]
+    entry = [stored[name] for name in _ENTRY]
+    rows = [(entry, tuple(_ENTRY.values())), *((point, _POINT) for point in stored["points"])]
+    texts = [*stored["undecided"], *stored["software"].values()]
     rows.append((texts, (_TEXT,) * len(texts)))
     if not all(len(row) == len(types) and all(map(_fits, row, types)) for row, types in rows):
         raise ValueError("it is no entry of an index")
-    made = {"points": tuple(Point(*point) for point in told["points"]), "undecided": tuple(told["undecided"])}
-    return Entry(folder=folder, **{**dict(zip(_ENTRY, entry, strict=True)), **made})
+    made = {"points": tuple(Point(*point) for point in stored["points"]), "undecided": tuple(stored["undecided"])}
+    return HistoryEntry(folder=folder, **{**dict(zip(_ENTRY, entry, strict=True)), **made})
 
 
 def _fits(value: Any, types: tuple[type, ...]) -> bool:
     """Whether a value is one that `read_entry` could have found: of a type, and no number that cannot be squared."""
     return type(value) in types and (not isinstance(value, float) or abs(value) < LARGEST)
+
+
+# The history of a folder of run folders, and its page.
+
+
+@dataclass(frozen=True)
+class History:
+    """Past validations in groups that may be compared, and the page that shows all of them (None: not writable)."""
+
+    groups: tuple[Group, ...]
+    page: Path | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON that `history --json` prints."""
+        return {"schema_version": 1, "groups": [_group_json(group) for group in self.groups]}
+
+
+def _group_json(group: Group) -> dict[str, Any]:
+    found = asdict(group)
+    for trend, row in zip(group.trends, found["trends"], strict=True):
+        row["run_ids"] = [group.entries[place].run_id for place in trend.runs]
+        row["regression"] = None if trend.regression is None else asdict(trend.regression)
+    return found
+
+
+def look_back(reports: Path, *, runbook: str | None = None, rebuild: bool = False) -> History:
+    """Read the history below `reports` and write its page. `runbook` picks the groups that are returned.
+
+    Raises:
+        FolderError: when there is no such folder, or no run of that runbook.
+    """
+    if not reports.is_dir():
+        raise FolderError(f"{reports} is no folder; give the one that `validator run --out` wrote to")
+    groups = group_entries(read_history(reports, rebuild=rebuild))
+    page = None
+    with suppress(OSError):
+        page = write_index(reports, groups)
+    if runbook is None:
+        return History(groups, page)
+    picked = tuple(group for group in groups if group.runbook == runbook)
+    if not picked:
+        names = ", ".join(sorted({group.runbook for group in groups})) or "none"
+        raise FolderError(f"--runbook {runbook}: {reports} has no run of it; it has runs of: {names}")
+    return History(picked, page)
+
+
+def update_index(reports: Path) -> None:
+    """Bring the page up to date after a validation. It is a convenience: whatever fails here costs no decision."""
+    try:
+        look_back(reports)
+    except Exception as error:  # noqa: BLE001 -- what other runs wrote may be anything, and the decision is written
+        sys.stderr.write(f"{reports / 'index.html'} is not up to date: {type(error).__name__}: {error}\n")
+
+
+def set_pin(reports: Path, run: str, *, keep: bool) -> None:
+    """Pin a run folder, by name or path, so that retention never removes it; or take the pin away.
+
+    Raises:
+        FolderError: when there is no such run folder.
+    """
+    folder = next((path for path in (reports / run, Path(run)) if (path / "run.json").is_file()), None)
+    if folder is None:
+        raise FolderError(f"{run} is no run folder below {reports}; `validator history {reports}` lists them")
+    with Tree(folder) as tree:
+        if keep:
+            tree.write(PIN, b"")
+        else:
+            tree.remove(PIN)

@@ -1,10 +1,10 @@
-"""Figures over many validations: where their level changed, and whether the latest one is out of line.
+"""Metrics over many validations: where their level changed, and whether the latest value is out of line.
 
 A change of level is found over all runs of a series, not by the difference of the last two, which says little: the
 split with the largest Welch statistic in stretches of every size, significant with every split tried paid for
 (Bonferroni), and material. Daly et al., "The Use of Change Point Detection to Identify Software
-Performance Regressions" (ICPE 2020), show why. The latest run, which no test of levels can see yet, is held against the
-prediction interval of the level before it.
+Performance Regressions" (ICPE 2020), show why. The latest run, which no test of levels can see yet, is compared with
+the prediction interval of the level before it.
 """
 
 from __future__ import annotations
@@ -19,19 +19,91 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from validator.history.read import Better, Entry, Point
-from validator.history.student import t_quantile
+from validator.history.read import HistoryEntry, Point
+from validator.model.catalogue import Better
 
-__all__ = ["Change", "Group", "Trend", "group_entries", "level_changes", "trends"]
+_SMALL = 1e-300
+_TERMS = 1000
+
+
+def t_quantile(probability: float, df: float) -> float:
+    """The t that a variable with `df` degrees of freedom stays below with this probability, to about 1e-10 of itself.
+
+    Raises:
+        ValueError: when the probability is not between 0 and 1, or df not above 0.
+    """
+    if not 0.0 < probability < 1.0:
+        raise ValueError(f"probability {probability}: must lie between 0 and 1, both excluded")
+    if not df > 0.0:
+        raise ValueError(f"df {df}: must be above 0")
+    if probability == 0.5:
+        return 0.0
+    within = abs(2.0 * probability - 1.0)
+    if within < 0.5:  # near the median, t² ÷ (df + t²) keeps the digits; in the tails, df ÷ (df + t²) does
+        part = _beta_quantile(within, 0.5, df / 2)
+        size = math.sqrt(df * part / (1.0 - part))
+    else:
+        part = _beta_quantile(2.0 * min(probability, 1.0 - probability), df / 2, 0.5)
+        size = math.sqrt(df * (1.0 - part) / part)
+    return size if probability > 0.5 else -size
+
+
+def _beta_quantile(wanted: float, a: float, b: float) -> float:
+    """The x at which the incomplete beta function is `wanted`, found on a logarithmic scale, by halving."""
+    low, high = -745.0, 0.0
+    while high - low > 1e-15 * abs(low):
+        middle = (low + high) / 2
+        if middle in (low, high):
+            break
+        if _beta(math.exp(middle), a, b) < wanted:
+            low = middle
+        else:
+            high = middle
+    return math.exp((low + high) / 2)
+
+
+def _beta(x: float, a: float, b: float) -> float:
+    """The regularized incomplete beta function of x, between 0 and 1."""
+    if x <= 0.0 or x >= 1.0:
+        return float(x >= 1.0)
+    if x > (a + 1.0) / (a + b + 2.0):
+        return 1.0 - _beta(1.0 - x, b, a)
+    front = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
+    return math.exp(front) / (a * _fraction(x, a, b))
+
+
+def _fraction(x: float, a: float, b: float) -> float:
+    """The continued fraction 1 + d1/(1 + d2/(1 + ...)) of the incomplete beta function."""
+    value, c, d = 1.0, 1.0, 0.0
+    for term in range(1, _TERMS):
+        m = term // 2
+        if term % 2 == 0:
+            part = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
+        else:
+            part = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
+        d = 1.0 / _away(1.0 + part * d)
+        c = _away(1.0 + part / c)
+        value *= c * d
+        if abs(c * d - 1.0) < 1e-16:
+            break
+    return value
+
+
+def _away(value: float) -> float:
+    """The value, moved off zero, which the next step divides by."""
+    return value if abs(value) > _SMALL else _SMALL
+
 
 Floats = npt.NDArray[np.float64]
 
 MATERIAL = 0.02
-"""Least relative change that is named, the same as the smallest difference worth a decision."""
+"""Minimum relative change that is reported, the same as the smallest difference worth a decision."""
 
 _LEVEL = 0.01
-_LEAST = 3
-"""Runs on either side of a change; fewer are the matter of the prediction interval."""
+"""Error of the tests for a change, all splits of a series together."""
+
+_MIN_RUNS = 3
+"""Minimum of runs on either side of a change; fewer are left to the prediction interval."""
 
 Judged = Literal["worse", "better", "changed"]
 
@@ -56,9 +128,9 @@ class Change:
 
 @dataclass(frozen=True)
 class Trend:
-    """One figure over the validations of one runbook on one class of machine, oldest first.
+    """One metric over the validations of one runbook on one class of machine, oldest first.
 
-    `runs [n]` are positions in the group's entries, `values [n]` the figure. `left_out` counts the validations that
+    `runs [n]` are positions in the group's entries, `values [n]` the metric. `left_out` counts the validations that
     measured it by another definition than the latest.
     """
 
@@ -90,26 +162,26 @@ class Group:
     variant: str
     machine: str
     title: str | None
-    entries: tuple[Entry, ...]
+    entries: tuple[HistoryEntry, ...]
     trends: tuple[Trend, ...]
 
     @property
     def regressions(self) -> tuple[tuple[Trend, Change], ...]:
-        """The figures whose last change was for the worse."""
+        """The metrics whose last change was for the worse."""
         return tuple((trend, change) for trend in self.trends if (change := trend.regression) is not None)
 
 
-def group_entries(entries: Sequence[Entry]) -> tuple[Group, ...]:
+def group_entries(entries: Sequence[HistoryEntry]) -> tuple[Group, ...]:
     """Entries by runbook, variant and class of machine, the group with the latest run first."""
-    found: dict[tuple[str, str, str], list[Entry]] = {}
+    found: dict[tuple[str, str, str], list[HistoryEntry]] = {}
     for entry in entries:
         found.setdefault((entry.runbook, entry.variant, entry.machine), []).append(entry)
     groups = [Group(*key, kept[-1].title, tuple(kept), trends(kept)) for key, kept in found.items()]
     return tuple(sorted(groups, key=lambda group: group.entries[-1].started, reverse=True))
 
 
-def trends(entries: Sequence[Entry]) -> tuple[Trend, ...]:
-    """Every figure of comparable validations, in the order of the latest one. One still in progress does not count."""
+def trends(entries: Sequence[HistoryEntry]) -> tuple[Trend, ...]:
+    """Every metric of comparable validations, in the order of the latest one. One still in progress does not count."""
     found: dict[tuple[str, str], list[tuple[int, Point]]] = {}
     for place, entry in enumerate(entries):
         if entry.decision != "IN_PROGRESS":
@@ -120,7 +192,7 @@ def trends(entries: Sequence[Entry]) -> tuple[Trend, ...]:
     return tuple(_trend(entries, found[name]) for name in names)
 
 
-def _trend(entries: Sequence[Entry], every: Sequence[tuple[int, Point]]) -> Trend:
+def _trend(entries: Sequence[HistoryEntry], every: Sequence[tuple[int, Point]]) -> Trend:
     points = [one for one in every if one[1].version == every[-1][1].version]
     runs = tuple(place for place, _ in points)
     latest = points[-1][1]
@@ -158,7 +230,7 @@ def _judged(relative: float, better: Better | None) -> Judged:
     return "better" if (relative > 0) == (better == "higher") else "worse"
 
 
-def _software_changes(before: Entry, after: Entry) -> tuple[str, ...]:
+def _software_changes(before: HistoryEntry, after: HistoryEntry) -> tuple[str, ...]:
     names = {**before.software, **after.software}
     return tuple(
         f"{name} {before.software.get(name, 'none')} → {after.software.get(name, 'none')}"
@@ -186,7 +258,7 @@ def level_changes(values: Floats) -> list[int]:
     split of the whole. The clearest change is taken, the stretches that hold it are dropped, and so on.
     """
     stretches = _stretches(len(values))
-    tried = sum(stop - start - 2 * _LEAST + 1 for start, stop in stretches)
+    tried = sum(stop - start - 2 * _MIN_RUNS + 1 for start, stop in stretches)
     found = [
         (excess, start, stop, start + split)
         for start, stop in stretches
@@ -203,7 +275,7 @@ def _stretches(n: int) -> list[tuple[int, int]]:
     """Stretches of n, n/2, n/4 … runs, each size moved on by half of itself (Kovács et al., Biometrika 2023)."""
     found = []
     length = float(n)
-    while length >= 2 * _LEAST:
+    while length >= 2 * _MIN_RUNS:
         moves = max(1, 2 * round(n / length) - 1)
         step = (n - length) / max(1, moves - 1)
         found += [(int(move * step), int(np.ceil(move * step + length))) for move in range(moves)]
@@ -216,12 +288,12 @@ def _split(values: Floats, tried: int) -> Iterator[tuple[float, int]]:
     n = len(values)
     if np.ptp(values) <= MATERIAL * abs(float(values.mean())):
         return
-    lefts = np.arange(_LEAST, n - _LEAST + 1)
+    lefts = np.arange(_MIN_RUNS, n - _MIN_RUNS + 1)
     statistics = _welch(values, lefts)
     best = int(statistics.argmax())
     split = int(lefts[best])
     if _differ(values[:split], values[split:]):
-        excess = float(statistics[best]) / _critical(tried, max(min(split, n - split) - 1, _LEAST))
+        excess = float(statistics[best]) / _critical(tried, max(min(split, n - split) - 1, _MIN_RUNS))
         if excess > 1.0:
             yield excess, split
 
@@ -268,7 +340,7 @@ def _out_of_line(level: Floats) -> bool:
     """Whether the last value lies outside of what the others of its level predict, and materially."""
     others = level[:-1]
     n = len(others)
-    if n < _LEAST:
+    if n < _MIN_RUNS:
         return False
     mean, away = float(others.mean()), abs(float(level[-1]) - float(others.mean()))
     reach = t_quantile(1 - _LEVEL / 2, n - 1) * float(others.std(ddof=1)) * math.sqrt(1 + 1 / n)

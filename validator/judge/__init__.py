@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from validator.judge.decision import decide, exit_code, recommend, settled
-from validator.judge.extension import extension_of
-from validator.judge.measure import RunMeasurement, measure
+from validator.judge.decision import decide, extension_of, recommend, settled, trigger_of
 from validator.judge.phase import judge_phase, run_report
-from validator.judge.remedies import trigger_of
+from validator.stats.measure import RunMeasurement, measure
 
 __all__ = [
     "RunMeasurement",
     "decide",
-    "exit_code",
     "extension_of",
     "judge_phase",
     "measure",

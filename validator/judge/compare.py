@@ -4,26 +4,34 @@ Steps of one run share the run's placement, clocks and cache state; they are not
 Welch's t test on run means, with at least four runs for each arm, and a difference must also be worth having
 (`min_effect`). With several arms all pairs are tested and corrected by Holm (1979). "No difference" is an answer that
 has to be shown, by two one-sided tests (Schuirmann 1987): the whole 90 % interval of the ratio lies within the minimum
-effect. What is neither different nor equal is not decidable, and changes no setting.
+effect. What is neither different nor equal is inconclusive, and changes no setting.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from validator.judge.autocorrelation import t_quantile
-from validator.judge.estimate import LEVEL, MIN_REPEATS
-from validator.judge.means import Welch, holm, pooled_cv, ratio, repeats_for_equality, repeats_needed, welch
-from validator.judge.wording import listed, number, percent
-from validator.model.verdict import ComparedArm, Comparison
-
-__all__ = ["ArmRuns", "Rules", "compare_arms"]
+from validator.judge.config import identical_arms, same_value
+from validator.judge.data import PhaseData
+from validator.model.expression import parse_reference
+from validator.model.record import RunRecord
+from validator.model.resolve import Resolved, resolve
+from validator.model.runbook import AbPhase, SweepPhase
+from validator.model.settings import min_effect_of
+from validator.model.units import format_size
+from validator.model.verdict import ArmComparison, ComparedArm
+from validator.stats.autocorrelation import t_quantile
+from validator.stats.estimate import LEVEL, MIN_REPEATS, Estimate
+from validator.stats.means import Welch, holm, pooled_cv, ratio, repeats_for_equality, repeats_needed, welch
+from validator.stats.measure import NotMeasured
+from validator.text import format_change, format_interval, format_number, format_p_value, format_percent, listed, plural
 
 _ALPHA = 1.0 - LEVEL
 
@@ -56,7 +64,7 @@ class Rules:
     adopt: bool = False
 
 
-def compare_arms(arms: Sequence[ArmRuns], *, rules: Rules, vacuous: str | None = None) -> Comparison:
+def compare_arms(arms: Sequence[ArmRuns], *, rules: Rules, vacuous: str | None = None) -> ArmComparison:
     """The answer of a sweep or an A/B.
 
     Args:
@@ -64,31 +72,30 @@ def compare_arms(arms: Sequence[ArmRuns], *, rules: Rules, vacuous: str | None =
         rules: metric, direction and minimum effect.
         vacuous: why the setting cannot have made a difference, if so.
     """
-    compared = tuple(_compared(arm) for arm in arms)
     if vacuous is not None:
-        return _answer(rules, compared, "vacuous", None, f"The comparison is vacuous: {vacuous}.")
+        return _comparison(rules, arms, ("vacuous", None, f"The comparison is vacuous: {vacuous}."))
     short = _too_few(arms, rules)
     if short is not None:
-        return _answer(rules, compared, "not_decidable", None, short)
+        return _comparison(rules, arms, ("not_decidable", None, short))
     sign = 1.0 if rules.direction == "highest" else -1.0
     ranked = sorted(arms, key=lambda arm: -sign * float(np.mean(arm.values)))
     pairs = {frozenset((a.arm, b.arm)): welch(a.values, b.values).p_value for a, b in itertools.combinations(ranked, 2)}
-    adjusted = _holm(pairs)
+    adjusted = dict(zip(pairs, holm(list(pairs.values())), strict=True))
     best = ranked[0]
     rivals = (best, *(arm for arm in ranked[1:] if not _worse(best, arm, adjusted, rules)))
     runner = rivals[1] if len(rivals) > 1 else ranked[1]
-    facts = _Facts(welch(best.values, runner.values), adjusted[frozenset((best.arm, runner.arm))])
+    test, p_value = welch(best.values, runner.values), adjusted[frozenset((best.arm, runner.arm))]
     if len(rivals) == 1:
-        return _significant(rules, compared, best, runner, facts)
-    if all(_equal(best, arm, rules) for arm in rivals[1:]):
-        return _no_difference(rules, compared, rivals, facts, arms)
-    return _undecided(rules, compared, rivals, facts, arms)
+        answer = _significant(rules, best, runner, test, p_value)
+    elif all(_equal(best, arm, rules) for arm in rivals[1:]):
+        answer = _no_difference(rules, rivals, arms, test)
+    else:
+        answer = _undecided(rules, rivals, arms, test, p_value)
+    return _comparison(rules, arms, answer, test, p_value)
 
 
-@dataclass(frozen=True)
-class _Facts:
-    test: Welch
-    p_value: float
+_Answer = tuple[Literal["significant", "no_difference", "not_worse", "not_decidable", "vacuous"], str | None, str]
+"""The outcome, the arm that it recommends, and the sentence that says so."""
 
 
 def _compared(arm: ArmRuns) -> ComparedArm:
@@ -113,45 +120,32 @@ def _compared(arm: ArmRuns) -> ComparedArm:
 def _too_few(arms: Sequence[ArmRuns], rules: Rules) -> str | None:
     """Why nothing can be decided, if so, and how many repeats would decide it."""
     if len(arms) < 2:
-        return "Not decidable: there is only one arm to compare."
+        return "Inconclusive: there is only one arm to compare."
     missing = [arm for arm in arms if arm.missing is not None]
     if missing and any(len(arm.values) < MIN_REPEATS for arm in missing):
-        return f"Not decidable: {missing[0].missing}."
+        return f"Inconclusive: {missing[0].missing}."
     fewest = min(arms, key=lambda arm: (len(arm.values), -float(np.std(arm.values)) if arm.values else 0.0))
     if len(fewest.values) >= MIN_REPEATS:
         broken = next((arm for arm in arms if not np.isfinite(arm.values).all()), None)
-        return None if broken is None else f"Not decidable: {rules.metric} of {broken.arm} is not finite in every run."
-    cv = _pooled_cv(arms)
+        return None if broken is None else f"Inconclusive: {rules.metric} of {broken.arm} is not finite in every run."
+    cv = pooled_cv([arm.values for arm in arms])
     if cv is None:
         advice = f"at least {MIN_REPEATS} are needed"
     else:
         wanted = repeats_needed(cv, rules.min_effect, comparisons=len(arms) * (len(arms) - 1) // 2)
         advice = (
-            f"at least {MIN_REPEATS} are needed, and with the variation seen between runs ({100 * cv:.1f} %) "
-            f"about {wanted} would find a difference of {100 * rules.min_effect:g} %"
+            f"at least {MIN_REPEATS} are needed, and with the variation seen between runs ({format_percent(cv)}) "
+            f"about {wanted} would find a difference of {format_percent(rules.min_effect)}"
         )
     shown = _spread(fewest)
-    return f"Not decidable: {fewest.arm} has {_runs(len(fewest.values))}{shown}; {advice}."
-
-
-def _runs(count: int) -> str:
-    return "1 run" if count == 1 else f"{count} runs"
+    return f"Inconclusive: {fewest.arm} has {plural(len(fewest.values), 'run')}{shown}; {advice}."
 
 
 def _spread(arm: ArmRuns) -> str:
     if len(arm.values) < 2 or not np.isfinite(arm.values).all():
         return ""
-    values = ", ".join(number(value) for value in arm.values)
-    return f" ({values}: {number(float(np.mean(arm.values)))} ± {number(float(np.std(arm.values)))})"
-
-
-def _pooled_cv(arms: Sequence[ArmRuns]) -> float | None:
-    return pooled_cv([arm.values for arm in arms])
-
-
-def _holm(p_values: Mapping[frozenset[str], float]) -> dict[frozenset[str], float]:
-    """Holm's adjustment of every pair's p value."""
-    return dict(zip(p_values, holm(list(p_values.values())), strict=True))
+    values = ", ".join(format_number(value) for value in arm.values)
+    return f" ({values}: {format_number(float(np.mean(arm.values)))} ± {format_number(float(np.std(arm.values)))})"
 
 
 def _worse(best: ArmRuns, arm: ArmRuns, adjusted: Mapping[frozenset[str], float], rules: Rules) -> bool:
@@ -159,18 +153,17 @@ def _worse(best: ArmRuns, arm: ArmRuns, adjusted: Mapping[frozenset[str], float]
     return adjusted[frozenset((best.arm, arm.arm))] < _ALPHA and effect >= rules.min_effect
 
 
-def _significant(
-    rules: Rules, compared: tuple[ComparedArm, ...], best: ArmRuns, runner: ArmRuns, facts: _Facts
-) -> Comparison:
-    low, high = sorted((facts.test.low, facts.test.high))
+def _significant(rules: Rules, best: ArmRuns, runner: ArmRuns, test: Welch, p_value: float) -> _Answer:
+    low, high = sorted((test.low, test.high))
     message = (
-        f"{best.arm} is best: {rules.metric} {number(float(np.mean(best.values)))} {rules.unit} against "
-        f"{number(float(np.mean(runner.values)))} of {runner.arm}, {percent(facts.test.effect)} "
-        f"[{percent(low)}, {percent(high)}], p = {facts.p_value:.2g} over {_runs(len(best.values))} each."
+        f"{best.arm} is best: {rules.metric} {format_number(float(np.mean(best.values)))} {rules.unit} against "
+        f"{format_number(float(np.mean(runner.values)))} of {runner.arm}, {format_change(test.effect)} "
+        f"{format_interval(low, high, format_change)}, {format_p_value(p_value)} over "
+        f"{plural(len(best.values), 'run')} each."
     )
     if rules.prefer is not None and best.arm != rules.prefer:
         message += f" {rules.prefer}, which is preferred if it is not worse, is worse."
-    return _answer(rules, compared, "significant", best.arm, message, facts)
+    return "significant", best.arm, message
 
 
 def _equal(best: ArmRuns, arm: ArmRuns, rules: Rules) -> bool:
@@ -185,29 +178,19 @@ def _rest(rivals: Sequence[ArmRuns], arms: Sequence[ArmRuns]) -> str:
     return f"; {listed(others)} {'is' if len(others) == 1 else 'are'} worse" if others else ""
 
 
-def _no_difference(
-    rules: Rules,
-    compared: tuple[ComparedArm, ...],
-    rivals: tuple[ArmRuns, ...],
-    facts: _Facts,
-    arms: Sequence[ArmRuns],
-) -> Comparison:
+def _no_difference(rules: Rules, rivals: Sequence[ArmRuns], arms: Sequence[ArmRuns], test: Welch) -> _Answer:
     message = f"No difference that matters between {listed([arm.arm for arm in rivals])} in {rules.metric}"
     message += (
-        f"{_rest(rivals, arms)}: the best two differ by {percent(facts.test.effect)}, and by less than "
-        f"{100 * rules.min_effect:g} % with its whole 90 % interval."
+        f"{_rest(rivals, arms)}: the best two differ by {format_change(test.effect)}, and by less than "
+        f"{format_percent(rules.min_effect)} with its whole 90 % interval."
     )
     recommended, why = _recommended(rules, rivals)
-    return _answer(rules, compared, "no_difference", recommended, f"{message} {why}".strip(), facts)
+    return "no_difference", recommended, f"{message} {why}".strip()
 
 
 def _undecided(
-    rules: Rules,
-    compared: tuple[ComparedArm, ...],
-    rivals: tuple[ArmRuns, ...],
-    facts: _Facts,
-    arms: Sequence[ArmRuns],
-) -> Comparison:
+    rules: Rules, rivals: Sequence[ArmRuns], arms: Sequence[ArmRuns], test: Welch, p_value: float
+) -> _Answer:
     """Neither different nor equal. An arm that is preferred if it is not worse needs to be shown only that."""
     preferred = next((arm for arm in rivals if arm.arm == rules.prefer), None)
     loss = None
@@ -216,21 +199,23 @@ def _undecided(
         if loss <= rules.min_effect:
             message = (
                 f"{preferred.arm} is preferred and not worse in {rules.metric} by more than "
-                f"{100 * rules.min_effect:g} %: by {100 * max(loss, 0.0):.1f} % at most."
+                f"{format_percent(rules.min_effect)}: by {format_percent(max(loss, 0.0))} at most."
             )
-            return _answer(rules, compared, "not_worse", preferred.arm, message, facts)
+            return "not_worse", preferred.arm, message
     found = [ratio(arm.values, rivals[0].values) for arm in rivals[1:]]
     largest = max(max(abs(one.low()), abs(one.high())) for one in found)
-    wanted = repeats_for_equality(_pooled_cv(arms) or 0.0, rules.min_effect, two_sided=preferred is None)
-    message = f"Not decidable between {listed([arm.arm for arm in rivals])} in {rules.metric}"
+    wanted = repeats_for_equality(
+        pooled_cv([arm.values for arm in arms]) or 0.0, rules.min_effect, two_sided=preferred is None
+    )
+    message = f"Inconclusive between {listed([arm.arm for arm in rivals])} in {rules.metric}"
     message += (
-        f"{_rest(rivals, arms)}: the best two differ by {percent(facts.test.effect)}, p = {facts.p_value:.2g}, and a "
-        f"difference of {100 * largest:.1f} % remains possible."
+        f"{_rest(rivals, arms)}: the best two differ by {format_change(test.effect)}, "
+        f"{format_p_value(p_value)}, and a difference of {format_percent(largest)} remains possible."
     )
     if loss is not None and preferred is not None:
-        message += f" {preferred.arm} is preferred, but it could be worse by {100 * loss:.1f} %."
-    message += f" About {wanted} runs per arm would tell; until then the declared setting stays."
-    return _answer(rules, compared, "not_decidable", None, message, facts)
+        message += f" {preferred.arm} is preferred, but it could be worse by {format_percent(loss)}."
+    message += f" About {wanted} runs per arm are needed; until then the declared setting is kept."
+    return "not_decidable", None, message
 
 
 def _loss(arm: ArmRuns, other: ArmRuns, rules: Rules) -> float:
@@ -239,37 +224,161 @@ def _loss(arm: ArmRuns, other: ArmRuns, rules: Rules) -> float:
     return -found.low() if rules.direction == "highest" else found.high()
 
 
-def _recommended(rules: Rules, rivals: tuple[ArmRuns, ...]) -> tuple[str | None, str]:
+def _recommended(rules: Rules, rivals: Sequence[ArmRuns]) -> tuple[str | None, str]:
     """The arm to use among equals: the preferred one, else by the tie's metric."""
     if any(arm.arm == rules.prefer for arm in rivals):
-        return rules.prefer, f"{rules.prefer} is preferred and not worse by more than {100 * rules.min_effect:g} %."
+        return (
+            rules.prefer,
+            f"{rules.prefer} is preferred and not worse by more than {format_percent(rules.min_effect)}.",
+        )
     ties = {arm.arm: float(np.mean(arm.tie_values)) for arm in rivals if arm.tie_values}
     if rules.tie is not None and len(ties) == len(rivals):
         calmest = min(ties, key=lambda name: ties[name])
-        shown = ", ".join(f"{name} {number(value)}" for name, value in ties.items())
+        shown = ", ".join(f"{name} {format_number(value)}" for name, value in ties.items())
         return calmest, f"{calmest} has the lower {rules.tie} ({shown})."
     return None, "Either will do."
 
 
-def _answer(
-    rules: Rules,
-    compared: tuple[ComparedArm, ...],
-    outcome: Literal["significant", "no_difference", "not_worse", "not_decidable", "vacuous"],
-    recommended: str | None,
-    message: str,
-    facts: _Facts | None = None,
-) -> Comparison:
-    return Comparison(
+def _comparison(
+    rules: Rules, arms: Sequence[ArmRuns], answer: _Answer, test: Welch | None = None, p_value: float | None = None
+) -> ArmComparison:
+    outcome, recommended, message = answer
+    return ArmComparison(
         metric=rules.metric,
         unit=rules.unit,
         direction=rules.direction,
-        arms=compared,
+        arms=tuple(map(_compared, arms)),
         outcome=outcome,
         recommended=recommended,
         adopted=rules.adopt and recommended is not None,
-        p_value=None if facts is None else facts.p_value,
-        effect=None if facts is None else facts.test.effect,
-        effect_ci=None if facts is None else (facts.test.low, facts.test.high),
+        p_value=p_value,
+        effect=None if test is None else test.effect,
+        effect_ci=None if test is None else (test.low, test.high),
         min_effect=rules.min_effect,
         message=message,
     )
+
+
+# The arms of a sweep or an A/B: their run values, and whether the setting can have made a difference at all.
+
+
+def compare_phase(data: PhaseData) -> ArmComparison | None:
+    """The comparison of a sweep or an A/B; None for other phases."""
+    phase, runbook = data.record.phase, data.validation.runbook
+    if not isinstance(phase, (SweepPhase, AbPhase)):
+        return None
+    choose = phase.choose
+    metric = choose.highest or choose.lowest or ""
+    resolved = resolve(parse_reference(metric), runbook=runbook, phase=phase)
+    tie = None if choose.tie is None else resolve(parse_reference(choose.tie), runbook=runbook, phase=phase)
+    rules = Rules(
+        metric=metric,
+        unit=resolved.unit,
+        direction="highest" if choose.highest else "lowest",
+        min_effect=min_effect_of(runbook, phase),
+        prefer=choose.prefer,
+        tie=choose.tie,
+        adopt=choose.adopt,
+    )
+    arms = [_arm(arm, runs, resolved, tie, data) for arm, runs in data.arms.items()]
+    return compare_arms(arms, rules=rules, vacuous=_vacuous(data))
+
+
+def _arm(arm: str, runs: tuple[RunRecord, ...], metric: Resolved, tie: Resolved | None, data: PhaseData) -> ArmRuns:
+    values: list[float] = []
+    ties: list[float] = []
+    missing: str | None = None
+    for run in runs:
+        if run.outcome is not None and not run.outcome.ok:
+            missing = missing or f"run {run.spec.id} did not end by itself with exit code 0"
+            continue
+        try:
+            value = data.of_run(run, metric, alone=False)
+        except NotMeasured as problem:
+            missing = missing or str(problem)
+            continue
+        if isinstance(value, Estimate):
+            values.append(value.point)
+        if tie is not None:
+            ties += _tie_point(run, tie, data)
+    return ArmRuns(
+        arm=arm,
+        settings=runs[0].spec.settings,
+        values=tuple(values),
+        planned=len(runs),
+        tie_values=tuple(ties) if len(ties) == len(values) else (),
+        missing=missing,
+    )
+
+
+def _tie_point(run: RunRecord, resolved: Resolved, data: PhaseData) -> list[float]:
+    try:
+        value = data.of_run(run, resolved, alone=False)
+    except NotMeasured:
+        return []
+    return [value.point] if isinstance(value, Estimate) and np.isfinite(value.point) else []
+
+
+def _vacuous(data: PhaseData) -> str | None:
+    """Why the compared setting cannot have made a difference, if so."""
+    arms = {arm: [(run.spec, run.result) for run in runs] for arm, runs in data.arms.items()}
+    twins = next((pair for pair in identical_arms(arms) if pair.arithmetic), None)
+    if twins is not None:
+        return twins.text
+    names = {name for runs in data.arms.values() for run in runs for name in run.spec.settings}
+    varied = [name for name in names if len({str(runs[0].spec.settings.get(name)) for runs in data.arms.values()}) > 1]
+    reasons = [_ignored(name, data) or _one_bucket(name, data) for name in sorted(varied)]
+    # One setting that took effect is enough for the arms to differ.
+    return reasons[0] if reasons and all(reasons) else None
+
+
+def _one_bucket(name: str, data: PhaseData) -> str | None:
+    """All gradients fit the smallest bucket of the sweep, so every arm reduces them in one piece."""
+    if re.search(r"bucket.*_?(mb|mib)$", name, re.IGNORECASE) is None:
+        return None
+    sizes, gradients = [], []
+    for runs in data.arms.values():
+        for run in runs:
+            environment = {} if run.result is None else run.result.environment or {}
+            size, grad = _float(run.spec.settings.get(name)), _float(environment.get("grad_bytes"))
+            if size is None or grad is None:
+                return None
+            sizes.append(size * 2**20)
+            gradients.append(grad)
+    if not sizes or max(gradients) > min(sizes):
+        return None
+    return f"all gradients ({format_size(max(gradients))}) fit the smallest bucket ({format_size(min(sizes))})"
+
+
+def _ignored(name: str, data: PhaseData) -> str | None:
+    """The setting never reached the trainer: by its own account it ran with the same value in every arm."""
+    wanted: list[object] = []
+    ran: list[object] = []
+    key = None
+    for runs in data.arms.values():
+        for run in runs:
+            effective = None if run.result is None else run.result.effective
+            key = None if effective is None else _effective_key(name, effective)
+            if key is None or effective is None or name not in run.spec.settings:
+                return None
+            wanted.append(run.spec.settings[name])
+            ran.append(effective[key])
+    if len(wanted) < 2 or not all(same_value(ran[0], other) for other in ran):
+        return None
+    return f"{name} never reached the trainer, whose effective {key} is {ran[0]} in every arm"
+
+
+def _effective_key(name: str, effective: Mapping[str, object]) -> str | None:
+    """The effective setting that `env.NSA_DDP_BUCKET_MB` or `args.ddp-bucket-mb` sets."""
+    scope, _, rest = name.partition(".")
+    flat = rest.lower().replace("-", "_")
+    if scope == "env" and flat not in effective:
+        flat = flat.partition("_")[2]
+    return flat if flat in effective else None
+
+
+def _float(value: object) -> float | None:
+    try:
+        return float(str(value))
+    except ValueError:
+        return None

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
-from validator.model.record import RunRecord
-from validator.model.settings import flat_name
+import numpy as np
+import numpy.typing as npt
 
-__all__ = ["differences", "is_stated", "same_value", "untold"]
+from validator.model.plan import RunSpec
+from validator.model.record import RunRecord
+from validator.model.result import Result
+from validator.model.settings import flat_name, setting_text
 
 _UNDECIDED = frozenset({"", "auto", "none", "null", "default"})
 """Requests, by the trainer's account, that leave the choice to it."""
@@ -37,10 +42,10 @@ _DTYPES: Mapping[str, str] = {
 _WHOLE = re.compile(r"[+-]?\d+")
 
 _TOGGLES = "NSA_"
-"""Variables that begin so stand for a setting; others (`NCCL_DEBUG`) may be named like one and mean something else."""
+"""Variables with this prefix represent a setting; others (`NCCL_DEBUG`) may share a name and mean another thing."""
 
 _PLACES = frozenset({"out", "data_path", "config"})
-"""Settings that name a place; a trainer may tell them in other words than it was given."""
+"""Settings that name a place; a trainer may report them in another form than it was given."""
 
 
 def same_value(requested: object, effective: object) -> bool:
@@ -84,9 +89,9 @@ def _squashed(key: str) -> str:
 def differences(run: RunRecord) -> dict[str, tuple[Any, Any]] | None:
     """Settings whose effective value is not the requested one: name to (requested, effective).
 
-    What was asked for is what the plan passed, as an argument or as a variable `NSA_…`, and what the trainer says that
-    it was asked. Settings that the trainer does not list as effective are not compared (`untold` names them). None when
-    the trainer gives no effective config.
+    The requested value is what the plan passed, as an argument or as a variable `NSA_…`, and what the trainer reports
+    as requested. Settings that the trainer does not list as effective are not compared (`unreported` names them). None
+    when the trainer gives no effective config.
 
     A variant of an audit restricts `scaled_dot_product_attention`, which a trainer need not use at all: that it then
     restricts nothing is what the audit finds out, not a config that was ignored.
@@ -95,15 +100,15 @@ def differences(run: RunRecord) -> dict[str, tuple[Any, Any]] | None:
         return None
     found: dict[str, tuple[Any, Any]] = {}
     for key, value in _asked(run).items():
-        name = _told_as(key, run.result.effective)
+        name = _reported_name(key, run.result.effective)
         ran = None if name is None else run.result.effective[name]
         if name is not None and not isinstance(ran, (dict, list)) and not same_value(value, ran):
             found[flat_name(name)] = (value, ran)
     return found
 
 
-def _told_as(key: str, effective: Mapping[str, Any]) -> str | None:
-    """The key under which a trainer tells a setting: the same, else the only one that differs in `_` and capitals."""
+def _reported_name(key: str, effective: Mapping[str, Any]) -> str | None:
+    """The key under which a trainer reports a setting: the same, else the only one that differs in `_` and capitals."""
     for alike in (flat_name, _squashed):
         names = [name for name in effective if alike(name) == alike(key)]
         if names:
@@ -114,7 +119,7 @@ def _told_as(key: str, effective: Mapping[str, Any]) -> str | None:
 def _asked(run: RunRecord) -> dict[str, Any]:
     """What was asked for, by name: the trainer's account of it, the variables over it, the arguments over these."""
     assert run.result is not None
-    # A variable that tells the arms apart is left to their comparison, for which "vacuous" is an answer.
+    # A variable that distinguishes the arms is left to their comparison, for which "vacuous" is an answer.
     given = {key: value for key, value in run.spec.env.items() if f"env.{key}" not in run.spec.settings}
     toggles = {key[len(_TOGGLES) :].lower(): value for key, value in given.items() if key.startswith(_TOGGLES)}
     asked: dict[str, Any] = {}
@@ -126,8 +131,8 @@ def _asked(run: RunRecord) -> dict[str, Any]:
     return asked
 
 
-def untold(run: RunRecord) -> tuple[str, ...]:
-    """Arguments that the plan passed and that a trainer which tells its effective config leaves out of it.
+def unreported(run: RunRecord) -> tuple[str, ...]:
+    """Arguments that the plan passed and that are missing in the effective config that the trainer reports.
 
     A trainer that tolerates flags it does not know would leave out just these.
     """
@@ -137,7 +142,9 @@ def untold(run: RunRecord) -> tuple[str, ...]:
     return tuple(
         flat_name(key)
         for key, value in run.spec.requested.items()
-        if _is_declared(flat_name(key), value) and flat_name(key) not in _PLACES and _told_as(key, effective) is None
+        if _is_declared(flat_name(key), value)
+        and flat_name(key) not in _PLACES
+        and _reported_name(key, effective) is None
     )
 
 
@@ -149,3 +156,84 @@ def _is_declared(key: str, value: object) -> bool:
 def is_stated(key: str, value: object) -> bool:
     """Whether a setting was really chosen, not left to the trainer; `out` is a path, which it may make absolute."""
     return value is not None and str(value).strip().lower() not in _UNDECIDED and key not in ("out", "data_path")
+
+
+# Arms whose losses are the same digit for digit, although they differ in what changes the arithmetic.
+
+_MIN_ROWS = 5
+_COARSE_ROWS = 20
+"""Rows that must agree where losses have two decimals: neighbors in a sweep may begin alike."""
+
+_ARITHMETIC = frozenset(
+    {"batch", "accum", "accumulation", "lr", "rate", "schedule", "seed", "init", "std", "vocab"}
+    | {"seq", "len", "length", "context", "ctx", "block", "width", "dim", "hidden", "embd", "ffn"}
+    | {"model", "layer", "layers", "depth", "head", "heads"}
+    | {"dtype", "precision", "bf16", "fp16", "fp32", "fp8", "amp"}
+    | {"dropout", "decay", "wd", "beta", "momentum", "clip", "optimizer", "optim"}
+)
+"""Words of settings that change the arithmetic of a step."""
+
+_BY_RIGHT = frozenset(
+    {"bucket", "workers", "threads", "prefetch", "compile", "fused", "nccl", "log", "heartbeat", "port"}
+    | {"checkpointing"}
+)
+"""Words of settings with which the same numbers may come out, bit for bit."""
+
+
+@dataclass(frozen=True)
+class Twins:
+    """Two arms with the same losses, the settings in which they differ, and whether these change the arithmetic."""
+
+    arms: tuple[str, str]
+    settings: tuple[str, ...]
+    rows: int
+    arithmetic: bool
+
+    @property
+    def text(self) -> str:
+        """A clause that says so."""
+        return (
+            f"arms {self.arms[0]} and {self.arms[1]} have the same loss in all of {self.rows} rows, digit for digit, "
+            f"although {' and '.join(self.settings)} differ"
+        )
+
+
+def changes_arithmetic(name: str) -> bool:
+    """Whether a setting (`args.batch-size`, `env.NSA_SEED`) makes another loss of the same step, by its words."""
+    words = set(re.split(r"[^a-z0-9]+", name.partition(".")[2].lower() or name.lower()))
+    return bool(words & _ARITHMETIC) and not words & _BY_RIGHT
+
+
+def identical_arms(arms: Mapping[str, Sequence[tuple[RunSpec, Result | None]]]) -> Iterator[Twins]:
+    """Pairs of arms whose runs of the same repeat wrote the same losses; settings known to allow that are left out."""
+    for one, other in combinations(arms, 2):
+        left, right = ({spec.repeat: (spec, result) for spec, result in arms[arm]} for arm in (one, other))
+        rows = [_same_rows(left[repeat][1], right[repeat][1]) for repeat in left.keys() & right.keys()]
+        if not rows or not all(rows):
+            continue
+        first, second = (next(iter(side.values()))[0].settings for side in (left, right))
+        varied = tuple(
+            name
+            for name in sorted({*first, *second})
+            if name not in first or name not in second or setting_text(first[name]) != setting_text(second[name])
+        )
+        words = [set(re.split(r"[^a-z0-9]+", name.lower())) for name in varied]
+        if varied and not all(own & _BY_RIGHT for own in words):
+            yield Twins((one, other), varied, min(rows), any(map(changes_arithmetic, varied)))
+
+
+def _same_rows(one: Result | None, other: Result | None) -> int:
+    """Rows of equal losses at the same steps; 0 where any differs, or where too few would show it."""
+    left, right = (None if result is None else result.series.get("loss") for result in (one, other))
+    if left is None or right is None:
+        return 0
+    steps, here, there = np.intersect1d(left.steps, right.steps, return_indices=True)
+    a, b = left.values[here], right.values[there]
+    if not np.array_equal(a, b) or not np.isfinite(a).all() or len(np.unique(a)) < 3:
+        return 0
+    return len(steps) if len(steps) >= (_COARSE_ROWS if is_coarse(a) else _MIN_ROWS) else 0
+
+
+def is_coarse(losses: npt.ArrayLike) -> bool:
+    """Whether losses `[n]` are written with two decimals or fewer, so that equal ones say little."""
+    return bool((np.abs(np.rint(100 * np.asarray(losses)) - 100 * np.asarray(losses)) < 1e-6).all())

@@ -14,19 +14,16 @@ from typing import Literal
 
 import numpy as np
 
-from validator.judge.data import Known, PhaseData, is_exact
+from validator.judge.data import Known, PhaseData, StoredPhase, is_exact, run_name
 from validator.judge.deciding import WORDS, Terms, decide
-from validator.judge.estimate import LEVEL, SECOND_LEVEL, Estimate, combine, exact
-from validator.judge.measure import NotMeasured
-from validator.judge.stored import StoredPhase, run_name, without_last_go
 from validator.model.expression import (
     Binary,
     Call,
-    Comparison,
     Expression,
     ExpressionError,
     Number,
     Reference,
+    Relation,
     Text,
     parse_criterion,
     references,
@@ -35,8 +32,8 @@ from validator.model.record import PhaseRecord, RunRecord, ValidationRecord
 from validator.model.resolve import LAST_GO, Resolved, UnresolvedReference, resolve
 from validator.model.runbook import Criterion
 from validator.model.verdict import Evidence, PhaseReport, Status, Verdict
-
-__all__ = ["judge_criterion"]
+from validator.stats.estimate import LEVEL, SECOND_LEVEL, Estimate, combine, exact
+from validator.stats.measure import NotMeasured
 
 _FLIPPED = {">=": "<=", "<=": ">=", ">": "<", "<": ">", "==": "==", "!=": "!="}
 _SEVERITY: dict[Status, int] = {"FAIL": 0, "INCONCLUSIVE": 1, "PASS": 2}
@@ -62,6 +59,16 @@ class _Outcome:
     open_for: Literal["interval", "rows"] | None = None
 
 
+@dataclass(frozen=True)
+class _Case:
+    """A criterion with what its references mean, and the phases behind them by name. `level` is that of intervals."""
+
+    comparison: Relation
+    resolved: Mapping[str, Resolved]
+    data: Mapping[str, Source]
+    level: float
+
+
 def judge_criterion(
     criterion: Criterion,
     *,
@@ -80,12 +87,10 @@ def judge_criterion(
     except (ExpressionError, UnresolvedReference) as problem:
         return _verdict(criterion, id, "", _Outcome("INCONCLUSIVE", f"The criterion means nothing: {problem}.", {}), ())
     if any(one.stored for one in resolved.values()) and validation.last_go is None:
-        return without_last_go(criterion, id=id)
+        return _without_last_go(criterion, id=id)
     data = {one.source: _data(one, validation, judged) for one in resolved.values()}
-    outcomes = [
-        _judge(comparison, resolved, data, binding, SECOND_LEVEL if record.extended is not None else LEVEL)
-        for binding in _bindings(resolved, data, own=record.phase.id)
-    ]
+    case = _Case(comparison, resolved, data, SECOND_LEVEL if record.extended is not None else LEVEL)
+    outcomes = [_judge(case, binding) for binding in _bindings(case, own=record.phase.id)]
     worst = min(outcomes, key=lambda one: (_SEVERITY[one.status], one.margin if one.margin is not None else math.inf))
     unit = comparison.unit or _unit(comparison.left, resolved)
     evidence = tuple(
@@ -121,12 +126,30 @@ def _verdict(criterion: Criterion, id: str, unit: str, outcome: _Outcome, eviden
     )
 
 
-def _oriented(comparison: Comparison) -> Comparison:
+def _without_last_go(criterion: Criterion, *, id: str) -> Verdict:
+    """The verdict where there is nothing to compare with: never PASS, and SKIPPED only if the runbook says so."""
+    skip = criterion.without_last_go == "skip"
+    lack = "No earlier GO of this runbook on this machine class was available when the run started"
+    rest = (
+        "the criterion is left out, as without_last_go: skip has it."
+        if skip
+        else "a first GO needs without_last_go: skip, or required: false."
+    )
+    return Verdict(
+        id=id,
+        text=criterion.expr,
+        required=criterion.required and not skip,
+        status="SKIPPED" if skip else "INCONCLUSIVE",
+        message=f"{lack}; {rest}",
+    )
+
+
+def _oriented(comparison: Relation) -> Relation:
     """With the measurement on the left: `39 <= x` reads `x >= 39`."""
     if any(references(comparison.left)) or not any(references(comparison.right)):
         return comparison
     operator = next(op for op in (">=", "<=", ">", "<", "==", "!=") if op == _FLIPPED[comparison.operator])
-    return Comparison(comparison.right, operator, comparison.left, comparison.unit, comparison.text)
+    return Relation(comparison.right, operator, comparison.left, comparison.unit, comparison.text)
 
 
 def _unit(node: Expression, resolved: Mapping[str, Resolved]) -> str:
@@ -142,24 +165,24 @@ def _unit(node: Expression, resolved: Mapping[str, Resolved]) -> str:
     return ""
 
 
-def _bindings(resolved: Mapping[str, Resolved], data: Mapping[str, Source], *, own: str) -> Iterator[Binding]:
+def _bindings(case: _Case, *, own: str) -> Iterator[Binding]:
     """Every arm of the phase itself, and every run where a value belongs to one run."""
     choices = []
-    for phase_id, phase in data.items():
+    for phase_id, phase in case.data.items():
         arms = tuple(phase.arms) if phase_id == own else phase.chosen_arms()
-        single = any(one.source == phase_id and is_exact(one) for one in resolved.values())
+        single = any(one.source == phase_id and is_exact(one) for one in case.resolved.values())
         options: list[tuple[str, int | None]] = []
         for arm in arms:
             options += [(arm, index) for index in range(len(phase.arms[arm]))] if single else [(arm, None)]
         choices.append([(phase_id, option) for option in options or [("", None)]])
     for combination in itertools.product(*choices):
         binding = dict(combination)
-        if not _crossed(binding, data, own=own):
+        if not _crossed(binding, case.data, own=own):
             yield binding
 
 
 def _crossed(binding: Binding, data: Mapping[str, Source], *, own: str) -> bool:
-    """Whether an arm is set against another arm of the last GO, though the same one was there."""
+    """Whether an arm is compared with another arm of the last GO, although the same one was there."""
     arm, earlier = binding.get(own), binding.get(f"{LAST_GO}.{own}")
     if arm is None or earlier is None or arm[0] not in data[f"{LAST_GO}.{own}"].arms:
         return False
@@ -167,7 +190,7 @@ def _crossed(binding: Binding, data: Mapping[str, Source], *, own: str) -> bool:
 
 
 def _named(worst: _Outcome, outcomes: list[_Outcome], data: Mapping[str, Source]) -> _Outcome:
-    """The worst outcome, told apart from the others by its arm and run."""
+    """The worst outcome, identified by its arm and run."""
     if len(outcomes) == 1:
         return worst
     names = []
@@ -181,48 +204,35 @@ def _named(worst: _Outcome, outcomes: list[_Outcome], data: Mapping[str, Source]
     return replace(worst, message=message)
 
 
-def _judge(
-    comparison: Comparison,
-    resolved: Mapping[str, Resolved],
-    data: Mapping[str, Source],
-    binding: Binding,
-    level: float,
-) -> _Outcome:
+def _judge(case: _Case, binding: Binding) -> _Outcome:
+    comparison = case.comparison
     try:
-        left = _evaluate(comparison.left, resolved, data, binding)
-        right = _evaluate(comparison.right, resolved, data, binding)
+        left, right = (_evaluate(side, case, binding) for side in (comparison.left, comparison.right))
     except NotMeasured as problem:
-        seen = _seen(comparison.left, resolved, data, binding)
+        seen = _seen(comparison.left, case, binding)
         return _Outcome("INCONCLUSIVE", f"Not measured: {problem}.", binding, seen)
     except ZeroDivisionError:
         return _Outcome("INCONCLUSIVE", f"Not computable: a divisor in {comparison.text!r} is 0.", binding)
     left, right = _alike(left, right), _alike(right, left)
     if isinstance(left, str) or isinstance(right, str):
         return _judge_text(left, comparison.operator, right, binding)
-    outcome = _judge_numbers(left, right, _terms(comparison, resolved, data, binding, level), comparison, binding)
-    if outcome.status != "PASS" and any(isinstance(one, PhaseData) and one.pauses for one in data.values()):
-        outcome = _apart_from_pauses(outcome, comparison, resolved, data, binding, level)
-    broken = _unfinished(resolved, data, binding)
+    outcome = _judge_numbers(left, right, _terms(case, binding), comparison, binding)
+    if outcome.status != "PASS" and any(isinstance(one, PhaseData) and one.pauses for one in case.data.values()):
+        outcome = _apart_from_pauses(outcome, case, binding)
+    broken = _unfinished(case, binding)
     if outcome.status == "PASS" and broken is not None:
         message = f"{outcome.message} This does not count: {broken}."
         return replace(outcome, status="INCONCLUSIVE", message=message)
     return outcome
 
 
-def _apart_from_pauses(
-    failed: _Outcome,
-    comparison: Comparison,
-    resolved: Mapping[str, Resolved],
-    data: Mapping[str, Source],
-    binding: Binding,
-    level: float,
-) -> _Outcome:
+def _apart_from_pauses(failed: _Outcome, case: _Case, binding: Binding) -> _Outcome:
     """What does not pass through one or two pauses alone is open: they do not show how often a long run pauses."""
-    plain = {name: replace(one, pauses=False) if isinstance(one, PhaseData) else one for name, one in data.items()}
-    named = ((plain[one.source], one) for one in resolved.values())
+    plain = {name: replace(one, pauses=False) if isinstance(one, PhaseData) else one for name, one in case.data.items()}
+    named = ((plain[one.source], one) for one in case.resolved.values())
     runs = [phase.few_pauses(one, arm=binding[one.source][0]) for phase, one in named if isinstance(phase, PhaseData)]
     paused = next((run for run in runs if run is not None), None)
-    status = failed.status if paused is None else _judge(comparison, resolved, plain, binding, level).status
+    status = failed.status if paused is None else _judge(replace(case, data=plain), binding).status
     if status in ("FAIL", failed.status):
         return failed
     message = (
@@ -233,14 +243,10 @@ def _apart_from_pauses(
     return replace(failed, status="INCONCLUSIVE", message=message, open_for=None)
 
 
-def _repeats(data: Mapping[str, Source], binding: Binding) -> int:
-    return min((len(data[phase].arms.get(arm, ())) for phase, (arm, _) in binding.items()), default=1)
-
-
-def _unfinished(resolved: Mapping[str, Resolved], data: Mapping[str, Source], binding: Binding) -> str | None:
+def _unfinished(case: _Case, binding: Binding) -> str | None:
     """A run behind a series or a config that did not end well: what it measured is no pass."""
-    for one in resolved.values():
-        phase = data[one.source]
+    for one in case.resolved.values():
+        phase = case.data[one.source]
         if one.name.startswith("outcome.") or isinstance(phase, StoredPhase):
             continue
         arm, _ = binding[one.source]
@@ -252,23 +258,21 @@ def _unfinished(resolved: Mapping[str, Resolved], data: Mapping[str, Source], bi
     return None
 
 
-def _evaluate(
-    node: Expression, resolved: Mapping[str, Resolved], data: Mapping[str, Source], binding: Binding
-) -> Known:
+def _evaluate(node: Expression, case: _Case, binding: Binding) -> Known:
     if isinstance(node, Number):
         return exact(node.value)
     if isinstance(node, Text):
         return node.value
     if isinstance(node, Reference):
-        one = resolved[node.name]
+        one = case.resolved[node.name]
         arm, index = binding[one.source]
-        phase = data[one.source]
+        phase = case.data[one.source]
         if arm not in phase.arms:
             raise NotMeasured(f"phase {one.phase_id} has no runs")
         return phase.value(one, arm=arm, index=index)
     operator = node.operator if isinstance(node, Binary) else node.function
     arguments = (node.left, node.right) if isinstance(node, Binary) else node.arguments
-    values = [_evaluate(argument, resolved, data, binding) for argument in arguments]
+    values = [_evaluate(argument, case, binding) for argument in arguments]
     numbers = [value for value in values if isinstance(value, Estimate)]
     if len(numbers) < len(values):
         text = next(value for value in values if isinstance(value, str))
@@ -302,28 +306,23 @@ def _judge_text(left: Known, operator: str, right: Known, binding: Binding) -> _
     return _Outcome("PASS" if holds else "FAIL", message, binding, observed, bound)
 
 
-def _terms(
-    comparison: Comparison,
-    resolved: Mapping[str, Resolved],
-    data: Mapping[str, Source],
-    binding: Binding,
-    level: float,
-) -> Terms:
+def _terms(case: _Case, binding: Binding) -> Terms:
     """What a comparison of numbers is decided by."""
-    behind = [(data[one.source], one, binding[one.source][0]) for one in resolved.values()]
+    comparison, data = case.comparison, case.data
+    behind = [(data[one.source], one, binding[one.source][0]) for one in case.resolved.values()]
     assumed = [phase.variation(one) for phase, one, arm in behind if phase.assumes_variation(one, arm=arm)]
     return Terms(
         operator=comparison.operator,
-        unit=comparison.unit or _unit(comparison.left, resolved),
+        unit=comparison.unit or _unit(comparison.left, case.resolved),
         text=comparison.text,
-        repeats=_repeats(data, binding),
+        repeats=min((len(data[phase].arms.get(arm, ())) for phase, (arm, _) in binding.items()), default=1),
         assumed_cv=max(assumed, default=0.0),
-        level=level,
+        level=case.level,
         windows=tuple(window for phase, one, arm in behind for window in phase.windows(one, arm=arm)),
     )
 
 
-def _judge_numbers(left: Estimate, right: Estimate, terms: Terms, comparison: Comparison, binding: Binding) -> _Outcome:
+def _judge_numbers(left: Estimate, right: Estimate, terms: Terms, comparison: Relation, binding: Binding) -> _Outcome:
     if math.isnan(left.point) or math.isnan(right.point):
         message = "The value is not a number: the trainer wrote NaN or an infinity."
         return _Outcome("FAIL", message, binding, left.point, right.point)
@@ -345,14 +344,12 @@ def _judge_numbers(left: Estimate, right: Estimate, terms: Terms, comparison: Co
     )
 
 
-def _seen(
-    node: Expression, resolved: Mapping[str, Resolved], data: Mapping[str, Source], binding: Binding
-) -> float | None:
+def _seen(node: Expression, case: _Case, binding: Binding) -> float | None:
     """What was recorded of a lone reference that decides nothing, to be shown all the same."""
     if not isinstance(node, Reference):
         return None
-    one = resolved[node.name]
-    phase, (arm, index) = data[one.source], binding[one.source]
+    one = case.resolved[node.name]
+    phase, (arm, index) = case.data[one.source], binding[one.source]
     runs = phase.arms.get(arm, ())
     chosen = runs if index is None else runs[index : index + 1]
     if not isinstance(phase, PhaseData):

@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
+import math
 import weakref
-from collections.abc import Mapping
+import zlib
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
-from validator.judge.estimate import MIN_REPEATS, Estimate, combine, exact, over_runs
-from validator.judge.means import pooled_cv
-from validator.judge.measure import EXACT_STATISTICS, NotMeasured, RunMeasurement, measure
-from validator.judge.window import SteadyWindow
-from validator.judge.wording import quoted
-from validator.model.catalogue import METRICS
-from validator.model.measure import ScalarValue
+import numpy as np
+
+from validator.model.catalogue import version_of
 from validator.model.record import PhaseRecord, RunRecord, ValidationRecord
-from validator.model.resolve import Resolved
-from validator.model.result import Result
+from validator.model.resolve import LAST_GO, Resolved
+from validator.model.result import MetricStats, Result, ScalarValue
 from validator.model.runbook import TrainPhase
-from validator.model.verdict import Evidence, PhaseReport
-
-__all__ = ["Known", "PhaseData", "is_exact", "measured", "scaling_efficiency", "sign"]
+from validator.model.verdict import Evidence, PhaseReport, RunReport, ValidationReport
+from validator.stats.estimate import (
+    MIN_REPEATS,
+    NORMAL_975,
+    REPLICATES,
+    UNKNOWN_REACH,
+    Estimate,
+    combine,
+    exact,
+    over_runs,
+)
+from validator.stats.means import pooled_cv
+from validator.stats.measure import EXACT_STATISTICS, NotMeasured, RunMeasurement, measure
+from validator.stats.window import SteadyWindow
+from validator.text import quoted
 
 Known = Estimate | str
 """A value of a criterion: a number with what it could also have been, or text."""
+
+Run = TypeVar("Run", RunRecord, RunReport)
 
 _SAMPLED_SCALARS = frozenset({"rate.drift_pct", "scaling.efficiency"})
 
@@ -39,7 +51,8 @@ def measured(run: RunRecord) -> RunMeasurement | None:
     known = _measurements.get(key)
     if known is not None and known[0]() is run.result:
         return known[1]
-    fresh = measure(run.result, warmup_steps=run.spec.warmup_steps, world_size=run.spec.world_size)
+    spec, declared = run.spec, run.spec.metrics.declared
+    fresh = measure(run.result, warmup_steps=spec.warmup_steps, world_size=spec.world_size, declared=declared)
     _measurements[key] = (weakref.ref(run.result, lambda _: _measurements.pop(key, None)), fresh)
     return fresh
 
@@ -53,10 +66,27 @@ def is_exact(resolved: Resolved) -> bool:
 
 def sign(resolved: Resolved) -> int:
     """How a slow run moves the value: up (times), down (rates) or not at all (ratios, whole-run metrics)."""
-    metric = METRICS.get(resolved.name)
-    if resolved.kind == "scalar" or metric is None or metric.window != "steady" or resolved.statistic == "cv":
+    if resolved.window != "steady" or resolved.statistic == "cv":
         return 0
-    return -1 if metric.better == "higher" else 1
+    return -1 if resolved.better == "higher" else 1
+
+
+def _by_arm(runs: Iterable[tuple[str | None, Run]]) -> Mapping[str, tuple[Run, ...]]:
+    """Arm to its runs, in the order in which they come; "" where there are no arms."""
+    found: dict[str, list[Run]] = {}
+    for arm, run in runs:
+        found.setdefault(arm or "", []).append(run)
+    return {arm: tuple(own) for arm, own in found.items()}
+
+
+def _recommended_arms(report: PhaseReport | None, arms: Collection[str]) -> tuple[str, ...]:
+    """The arm that a report recommends where there is such an arm, else all."""
+    recommended = report.comparison.recommended if report is not None and report.comparison is not None else None
+    return (recommended,) if recommended is not None and recommended in arms else tuple(arms)
+
+
+def _assumes_variation(resolved: Resolved, runs: Sequence[object]) -> bool:
+    return not is_exact(resolved) and sign(resolved) != 0 and len(runs) < MIN_REPEATS
 
 
 @dataclass(frozen=True)
@@ -74,10 +104,7 @@ class PhaseData:
     @cached_property
     def arms(self) -> Mapping[str, tuple[RunRecord, ...]]:
         """Arm to its runs, in the order in which they were first started."""
-        found: dict[str, list[RunRecord]] = {}
-        for run in self.record.measured:
-            found.setdefault(run.spec.arm or "", []).append(run)
-        return {arm: tuple(runs) for arm, runs in found.items()}
+        return _by_arm((run.spec.arm, run) for run in self.record.measured)
 
     @property
     def smoke(self) -> RunRecord:
@@ -88,17 +115,12 @@ class PhaseData:
         """
         trial = next((run for run in self.record.runs if run.spec.role == "smoke"), None)
         if trial is None:
-            raise NotMeasured(f"phase {self.record.phase.id} did not try the loader alone")
+            raise NotMeasured(f"phase {self.record.phase.id} did not run a data-loader smoke test")
         return trial
 
     def chosen_arms(self) -> tuple[str, ...]:
         """The arms that a reference from another phase means: the recommended one, else all."""
-        recommended = (
-            None if self.report is None or self.report.comparison is None else self.report.comparison.recommended
-        )
-        if recommended is not None and recommended in self.arms:
-            return (recommended,)
-        return tuple(self.arms)
+        return _recommended_arms(self.report, self.arms)
 
     def value(self, resolved: Resolved, *, arm: str, index: int | None) -> Known:
         """A reference's value in one arm; of run `index` when it is exact, else over the arm's runs.
@@ -133,7 +155,7 @@ class PhaseData:
         return max(declared, pooled_cv([runs for runs in means.values() if len(runs) >= MIN_REPEATS]) or 0.0)
 
     def windows(self, resolved: Resolved, *, arm: str) -> tuple[SteadyWindow, ...]:
-        """The windows of the runs that a value stands for a long run by; none for an exact value."""
+        """The windows of the runs from which a value predicts a long run; none for an exact value."""
         if is_exact(resolved):
             return ()
         if resolved.name == "scaling.efficiency":
@@ -153,9 +175,7 @@ class PhaseData:
 
     def assumes_variation(self, resolved: Resolved, *, arm: str) -> bool:
         """Whether the interval rests on an assumed variation between runs, for want of four repeats."""
-        if resolved.name == "scaling.efficiency":
-            return True
-        return not is_exact(resolved) and sign(resolved) != 0 and len(self.arms.get(arm, ())) < MIN_REPEATS
+        return resolved.name == "scaling.efficiency" or _assumes_variation(resolved, self.arms.get(arm, ()))
 
     def of_run(self, run: RunRecord, resolved: Resolved, *, alone: bool = True) -> Known:
         """A reference's value in one run, with the interval within that run if it stands `alone`.
@@ -231,7 +251,7 @@ def _config_value(run: RunRecord, family: str, key: str) -> Known:
     if run.result is not None:
         config = run.result.effective if family == "effective" else run.result.requested
     if config is None:
-        raise NotMeasured(f"run {run.spec.id} does not tell its {family} config")
+        raise NotMeasured(f"run {run.spec.id} does not report its {family} config")
     if key not in config or config[key] is None:
         raise NotMeasured(f"run {run.spec.id} has no {family}.{key}")
     return _known(config[key])
@@ -256,7 +276,8 @@ def scaling_efficiency(data: PhaseData) -> Estimate:
     for side in (wide, data):
         if not side.arms:
             raise NotMeasured(f"phase {side.record.phase.id} has no runs")
-        rate = Resolved(side.record.phase.id, "series", "toks_per_s_per_rank", "mean", "tok/s", "steady")
+        phase = side.record.phase.id
+        rate = Resolved(phase, "series", "toks_per_s_per_rank", "mean", "tok/s", "steady", better="higher")
         value = side.value(rate, arm=next(iter(side.arms)), index=None)
         if not isinstance(value, Estimate) or not value.point > 0:
             raise NotMeasured(f"phase {side.record.phase.id} has no rate above 0")
@@ -270,3 +291,102 @@ def _scaled_against(data: PhaseData) -> PhaseData:
     if not isinstance(phase, TrainPhase) or phase.scaling_against is None:
         raise NotMeasured(f"phase {phase.id} names no phase to compare with by scaling_against")
     return PhaseData(data.validation.phase(phase.scaling_against), data.validation)
+
+
+# What the last GO measured, as criteria ask for it: the figures of its result.json, with the interval of each run.
+
+
+def run_name(run: RunRecord | RunReport) -> str:
+    """A run's id, of this validation or of the last GO."""
+    return f"{LAST_GO}.{run.id}" if isinstance(run, RunReport) else run.spec.id
+
+
+@dataclass(frozen=True)
+class StoredPhase:
+    """A phase of the last GO, with the interface of `PhaseData`. `record` is the same phase of this validation."""
+
+    record: PhaseRecord
+    validation: ValidationRecord
+    last_go: ValidationReport
+
+    @cached_property
+    def report(self) -> PhaseReport | None:
+        """The phase as it was reported; None where the runbook had no such phase then."""
+        return next((one for one in self.last_go.phases if one.id == self.record.phase.id), None)
+
+    @cached_property
+    def arms(self) -> Mapping[str, tuple[RunReport, ...]]:
+        """Arm to its runs."""
+        return _by_arm((run.arm, run) for run in (self.report.measured if self.report is not None else ()))
+
+    def chosen_arms(self) -> tuple[str, ...]:
+        """The arm that was recommended then, else all."""
+        return _recommended_arms(self.report, self.arms)
+
+    def value(self, resolved: Resolved, *, arm: str, index: int | None) -> Estimate:
+        """A reference's value: of run `index` when it is exact, else over the arm's runs.
+
+        Raises:
+            NotMeasured: when the last GO did not measure it.
+        """
+        runs = self.arms[arm]
+        if is_exact(resolved):
+            return exact(self._figure(runs[index or 0], resolved))
+        values = [self._mean(run, resolved, alone=len(runs) < MIN_REPEATS) for run in runs]
+        seed = f"{self.last_go.run_id}/{resolved.phase_id}/{arm}"
+        return over_runs(values, run_cv=self.variation(resolved), sign=sign(resolved), seed=seed)
+
+    def assumes_variation(self, resolved: Resolved, *, arm: str) -> bool:
+        """Whether the interval rests on an assumed variation between runs, for want of four repeats."""
+        return _assumes_variation(resolved, self.arms.get(arm, ()))
+
+    def variation(self, resolved: Resolved) -> float:
+        """Assumed standard deviation between runs over their mean."""
+        return self.validation.runbook.defaults.run_cv
+
+    def windows(self, resolved: Resolved, *, arm: str) -> tuple[SteadyWindow, ...]:
+        """The report of a run does not hold its window."""
+        return ()
+
+    def evidence(self, resolved: Resolved, *, arm: str) -> tuple[Evidence, ...]:
+        """The run that was compared with, and its figure."""
+        found = []
+        for run in self.arms.get(arm, ()):
+            stats = run.metrics.get(resolved.name)
+            if stats is not None:
+                text = f"{resolved.name} of {run.id} in the last GO, {self.last_go.run_id}: n={stats.n}"
+                found.append(Evidence(path="last_go.json", where=run.id, text=text))
+        return tuple(found)
+
+    def _stats(self, run: RunReport, resolved: Resolved) -> MetricStats:
+        stats = run.metrics.get(resolved.name)
+        if stats is None:
+            raise NotMeasured(f"run {run.id} of the last GO has no {resolved.name}")
+        if stats.version != version_of(resolved.name):
+            raise NotMeasured(
+                f"{resolved.name} has another definition since the last GO, {self.last_go.run_id}, whose folder no "
+                "longer holds what it would be computed from"
+            )
+        return stats
+
+    def _figure(self, run: RunReport, resolved: Resolved) -> float:
+        value = getattr(self._stats(run, resolved), resolved.statistic or "mean")
+        if not isinstance(value, (int, float)):
+            raise NotMeasured(f"run {run.id} of the last GO has no {resolved.name}.{resolved.statistic}")
+        return float(value)
+
+    def _mean(self, run: RunReport, resolved: Resolved, *, alone: bool) -> Estimate:
+        """The run's mean, with its own interval, each side of which may have another width, if it stands `alone`."""
+        stats, point = self._stats(run, resolved), self._figure(run, resolved)
+        known = stats.ci_low is not None and stats.ci_high is not None and math.isfinite(stats.ci_high - stats.ci_low)
+        if not known or stats.ci_low is None or stats.ci_high is None:
+            reach = UNKNOWN_REACH if stats.min is None or stats.max is None else (stats.min, stats.max)
+            why = f"run {run.id} of the last GO states no interval of {resolved.name}"
+            return Estimate(point, None, reach if resolved.statistic == "mean" else UNKNOWN_REACH, why)
+        reach = (min(stats.ci_low, point), max(stats.ci_high, point))
+        if not alone:
+            return Estimate(point, None, reach, "its interval is that over the runs")
+        draw = np.random.default_rng(zlib.crc32(f"{self.last_go.run_id}/{run.id}".encode()))
+        normal = draw.standard_normal(REPLICATES)
+        width = np.where(normal < 0, point - stats.ci_low, stats.ci_high - point) / NORMAL_975
+        return Estimate(point, np.asarray(point + normal * width, dtype=np.float64), reach)

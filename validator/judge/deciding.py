@@ -13,12 +13,10 @@ from typing import Literal
 
 import numpy as np
 
-from validator.judge.estimate import MIN_REPEATS, Estimate, combine
-from validator.judge.window import SteadyWindow
-from validator.judge.wording import number, told_apart
 from validator.model.verdict import Status
-
-__all__ = ["WORDS", "Decided", "Terms", "decide", "side_of"]
+from validator.stats.estimate import MIN_REPEATS, Estimate, combine
+from validator.stats.window import SteadyWindow
+from validator.text import format_distinct, format_interval, format_number, format_percent
 
 WORDS = {">=": "at least", "<=": "at most", ">": "above", "<": "below", "==": "equal to", "!=": "different from"}
 
@@ -60,7 +58,7 @@ def decide(left: Estimate, right: Estimate, terms: Terms) -> Decided:
     operator, unit = terms.operator, f" {terms.unit}" if terms.unit else ""
     difference = combine("-", [left, right])
     margin = _margin(left.point, operator, right.point)
-    shown, bound = (f"{digits}{unit}" for digits in told_apart(left.point, right.point))
+    shown, bound = (f"{digits}{unit}" for digits in format_distinct(left.point, right.point))
     if difference.exact:
         holds = _holds(left.point, operator, right.point)
         message = f"{shown} is {_words(operator, holds=holds)} {bound}."
@@ -71,7 +69,7 @@ def decide(left: Estimate, right: Estimate, terms: Terms) -> Decided:
     ends = None if interval is None else (right.point + interval[0], right.point + interval[1])
     if ends is not None and left.reach[0] >= 0 and right.exact:
         ends = max(ends[0], 0.0), max(ends[1], 0.0)  # nothing that was read is below zero, so neither is the truth
-    text = shown if ends is None else f"{shown} [{number(ends[0])}, {number(ends[1])}]"
+    text = shown if ends is None else f"{shown} {format_interval(*ends)}"
     by_reach = side_of(difference.reach, operator)
     by_interval = "INCONCLUSIVE" if interval is None else side_of(interval, operator)
     status = by_reach if by_reach != "INCONCLUSIVE" else by_interval
@@ -82,7 +80,7 @@ def decide(left: Estimate, right: Estimate, terms: Terms) -> Decided:
         return _open(difference, text, bound, ends, margin, terms)
     how = ", with its whole interval"
     if by_interval != status:
-        low, high = (number(right.point + end) for end in difference.reach)
+        low, high = (format_number(right.point + end) for end in difference.reach)
         how = f", and so is every part of what was measured: {low} to {high}"
     message = f"{text} is {_words(operator, holds=status == 'PASS')} {bound}{how}."
     return Decided(status, message + _remarks(terms), ends, margin)
@@ -106,7 +104,7 @@ def _remarks(terms: Terms) -> str:
     """What the answer rests on, and a warning where the run was not steady."""
     remarks = ""
     if terms.assumed_cv:
-        share = f"{100 * terms.assumed_cv:.3g} %"
+        share = format_percent(terms.assumed_cv)
         remarks += f" The interval allows for {share} between runs, which is assumed, not measured."
     moved = next((window.note for window in terms.windows if len(window.levels) > 1), None)
     return remarks + (f" Warning: {moved}." if moved else "")
@@ -180,7 +178,7 @@ def _what_decides(difference: Estimate, terms: Terms) -> str:
     if terms.assumed_cv:
         return (
             f"{MIN_REPEATS} repeats would measure the variation between runs, which is assumed to be "
-            f"{100 * terms.assumed_cv:.3g} %; at that, about {wanted} would decide it if the value is right"
+            f"{format_percent(terms.assumed_cv)}; at that, about {wanted} would decide it if the value is right"
         )
     if wanted > terms.repeats:
         were = "was 1" if terms.repeats == 1 else f"were {terms.repeats}"

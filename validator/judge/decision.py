@@ -2,18 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
-from validator.judge.remedies import told_settings
-from validator.judge.wording import listed
-from validator.model.placeholders import has_placeholder
-from validator.model.runbook import Runbook
-from validator.model.settings import setting_text
-from validator.model.verdict import Decision, Finding, PhaseReport, Recommendation, Status
+from validator.model.record import PhaseRecord
+from validator.model.remedy import Remedy
+from validator.model.runbook import Runbook, Setting
+from validator.model.settings import extends, has_placeholder, setting_text
+from validator.model.verdict import Decision, Extension, Finding, PhaseReport, Recommendation, RemedyReport, Status
+from validator.stats.estimate import MIN_REPEATS
+from validator.text import listed
 
-__all__ = ["decide", "exit_code", "recommend", "settled"]
 
-_EXIT_CODES: dict[Decision, int] = {"GO": 0, "NO_GO": 1, "INCONCLUSIVE": 3, "IN_PROGRESS": 3}
+def with_remedies(report: PhaseReport, record: PhaseRecord, judge: Callable[[PhaseRecord], PhaseReport]) -> PhaseReport:
+    """The report of a phase with every go at it, each judged by the same criteria.
+
+    Args:
+        report: the phase as decided.
+        judge: judges another go at the phase.
+    """
+    if not record.tried:
+        return report
+    goes = []
+    for tried in record.tried:
+        judged = judge(replace(record, runs=tried.runs, tried=(), remedy=tried.remedy))
+        goes.append(_go(tried.remedy, judged, decides=False))
+    decided = _go(record.remedy, report, decides=True)
+    goes.insert(len(goes) if record.remedy is not None else 0, decided)
+    message = report.message if record.state == "interrupted" else _message(report, goes)
+    return report.model_copy(update={"remedies": tuple(goes), "message": message})
+
+
+def _go(remedy: Remedy | None, judged: PhaseReport, *, decides: bool) -> RemedyReport:
+    own = None if remedy is None else remedy.name
+    return RemedyReport(
+        name=own,
+        settings={} if remedy is None else remedy.settings,
+        keeps_config=remedy is None or remedy.keeps_config(judged.kind),
+        decides=decides,
+        status=judged.status,
+        message=judged.message,
+        runs=tuple(run.id for run in judged.runs if run.remedy == own),
+    )
+
+
+def _message(report: PhaseReport, goes: list[RemedyReport]) -> str:
+    deciding = next(go for go in goes if go.decides)
+    if deciding.name is not None:
+        first = goes[0].message.rstrip(".")
+        return f"{report.message.rstrip('.')}, after remedy {deciding.name}; before it: {first}."
+    helped = [go for go in goes if go.name is not None and go.status == "PASS"]
+    if helped:
+        settings = settings_text(helped[0].settings)
+        return f"{report.message} With remedy {helped[0].name} ({settings}) it passes; the declared config does not."
+    names = listed([str(go.name) for go in goes if go.name is not None])
+    return f"{report.message} Remedies tried without effect: {names}."
+
+
+def settings_text(settings: Mapping[str, object]) -> str:
+    """`NSA_DDP_BUCKET_MB=50, steps=50`."""
+    pairs = [f"{key.split('.', 1)[-1]}={value}" for key, value in settings.items()]
+    return ", ".join(pairs) or "no setting"
+
+
+def trigger_of(record: PhaseRecord) -> str:
+    """Why a phase failed, in the words of `on_failure`: a stall, another bad end, or a criterion."""
+    outcomes = [run.outcome for run in record.runs if run.outcome is not None]
+    if any(outcome.reason in ("stalled", "timeout") for outcome in outcomes):
+        return "stall"
+    return "error" if any(not outcome.ok for outcome in outcomes) else "criterion"
+
+
+# The decision: computed from verdicts and findings, never authored; and the settings that the evidence recommends.
 
 
 def decide(
@@ -43,8 +103,10 @@ def decide(
     if open_phases:
         words = {"INCONCLUSIVE": "is inconclusive", "NOT_RUN": "did not run", "SKIPPED": "was skipped"}
         first = open_phases[0]
-        told = "is not proven" if first.ran and first.status == "SKIPPED" else words.get(first.status, "did not finish")
-        return "INCONCLUSIVE", _because(open_phases, told)
+        state = (
+            "is not proven" if first.ran and first.status == "SKIPPED" else words.get(first.status, "did not finish")
+        )
+        return "INCONCLUSIVE", _because(open_phases, state)
     if not any(phase.asks for phase in required):
         return "INCONCLUSIVE", (
             "No required phase asks for anything that could fail on what it measures, so nothing was decided; give one "
@@ -72,7 +134,7 @@ def settled(phases: Sequence[PhaseReport], findings: Sequence[Finding]) -> str |
     """Why no further run of a phase could make the decision GO, as a clause; None where one could.
 
     Args:
-        phases: those that were judged before the phase at hand.
+        phases: those that were judged before the current phase.
         findings: what is known of the validation so far.
     """
     failed = next((phase for phase in phases if phase.required and phase.status == "FAIL"), None)
@@ -80,11 +142,6 @@ def settled(phases: Sequence[PhaseReport], findings: Sequence[Finding]) -> str |
         return f"{failed.id} failed"
     veto = next((finding for finding in findings if finding.severity == "veto"), None)
     return None if veto is None else f"the veto {veto.code} forbids GO"
-
-
-def exit_code(decision: Decision) -> int:
-    """0 GO, 1 NO-GO, 3 INCONCLUSIVE; a validation in progress counts as inconclusive, never as success."""
-    return _EXIT_CODES[decision]
 
 
 def recommend(phases: Sequence[PhaseReport], *, runbook: Runbook, command: str | None = None) -> Recommendation:
@@ -105,11 +162,7 @@ def recommend(phases: Sequence[PhaseReport], *, runbook: Runbook, command: str |
         arm = next((one for one in comparison.arms if one.arm == comparison.recommended), None)
         if arm is None:
             continue
-        env |= {
-            name.removeprefix("env."): setting_text(value)
-            for name, value in arm.settings.items()
-            if name.startswith("env.")
-        }
+        env |= _variables(arm.settings)
         arguments = [
             f"{name.removeprefix('args.')}={value}" for name, value in arm.settings.items() if name.startswith("args.")
         ]
@@ -127,12 +180,35 @@ def _remedied(phase: PhaseReport, because: list[str]) -> dict[str, str]:
     helped = next((go for go in phase.remedies if go.name is not None and go.status == "PASS"), None)
     if helped is None or helped.decides:
         return {}
-    told = told_settings(helped.settings)
-    because.append(f"{phase.id}: passes with remedy {helped.name} ({told}), not as declared; validate again with it.")
+    settings = settings_text(helped.settings)
+    because.append(
+        f"{phase.id}: passes with remedy {helped.name} ({settings}), not as declared; validate again with it."
+    )
     if not phase.required:
         return {}
-    return {
-        name.removeprefix("env."): setting_text(value)
-        for name, value in helped.settings.items()
-        if name.startswith("env.")
-    }
+    return _variables(helped.settings)
+
+
+def _variables(settings: Mapping[str, Setting]) -> dict[str, str]:
+    """The environment that settings like `env.NAME` ask for."""
+    return {key.removeprefix("env."): setting_text(value) for key, value in settings.items() if key.startswith("env.")}
+
+
+# Whether a phase is worth extending, and by how many runs.
+
+
+def extension_of(record: PhaseRecord, report: PhaseReport, *, runbook: Runbook) -> Extension | None:
+    """The extension of a phase that has been run as planned; None when it is decided, or more runs would not decide.
+
+    To four runs, from which their variation is measured, or to twice as many. A phase is extended only when nothing
+    but open intervals keeps it from passing, and only once.
+    """
+    if not extends(runbook, record.phase) or record.extended is not None or report.status != "INCONCLUSIVE":
+        return None
+    if any(run.outcome is None or not run.outcome.ok for run in record.runs):
+        return None
+    held_up = [one for one in report.criteria if one.required and one.status != "PASS"]
+    if not held_up or any(one.open_for is None for one in held_up):
+        return None
+    runs = len(record.measured)
+    return Extension(criteria=tuple(one.id for one in held_up), runs_before=runs, runs_after=max(MIN_REPEATS, 2 * runs))

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from validator.judge.arms import compare_phase
+from validator.judge.compare import compare_phase
 from validator.judge.criteria import judge_criterion
 from validator.judge.data import PhaseData, measured, scaling_efficiency
-from validator.judge.implicit import implicit_names, implicit_verdicts
-from validator.judge.kinds import unreachable
-from validator.judge.measure import NotMeasured, RunMeasurement
-from validator.judge.probes import probe_verdicts
-from validator.judge.remedies import with_remedies
-from validator.judge.wording import listed
+from validator.judge.decision import with_remedies
+from validator.judge.implicit import implicit_criteria, implicit_verdicts, out_of_reach
+from validator.kinds.registry import asks, unasked
 from validator.model.catalogue import version_of
-from validator.model.measure import ScalarValue
 from validator.model.record import PhaseRecord, RunRecord, ValidationRecord
-from validator.model.result import Result
+from validator.model.result import Result, ScalarValue
 from validator.model.runbook import TrainPhase
-from validator.model.verdict import Check, Comparison, PhaseReport, RunReport, RunTable, Status, Verdict
-from validator.runbook.asking import asks, unasked
-
-__all__ = ["judge_phase", "run_report"]
+from validator.model.verdict import ArmComparison, Check, PhaseReport, RunReport, RunTable, Status, Verdict
+from validator.stats.measure import NotMeasured, RunMeasurement
+from validator.text import listed, plural
 
 _WORST: tuple[Status, ...] = ("FAIL", "INCONCLUSIVE", "RUNNING", "NOT_RUN", "SKIPPED")
 
@@ -53,27 +48,29 @@ def _judge(record: PhaseRecord, validation: ValidationRecord, judged: Mapping[st
     phase = record.phase
     data = PhaseData(record, validation)
     criteria: tuple[Verdict, ...]
-    comparison: Comparison | None = None
-    gone = unreachable(record)
+    comparison: ArmComparison | None = None
+    gone = out_of_reach(record)
     if gone is not None:
-        criteria = _skipped(record)
+        criteria = _skipped(record, validation)
     elif record.state in ("done", "interrupted"):
         comparison = compare_phase(data)
-        implicit = (*implicit_verdicts(record, validation=validation), *probe_verdicts(record, validation))
+        implicit = implicit_verdicts(record, validation=validation)
         criteria = (*implicit, *_declared(record, validation, judged), *_unasked(record, validation))
         if comparison is not None:
             criteria = (*criteria, _choice(record, comparison))
         if record.state == "interrupted":
-            criteria = tuple(_as_far_as_it_came(verdict, record) for verdict in criteria)
+            final = {one.name for one in implicit_criteria(phase, validation.runbook) if one.final}
+            criteria = tuple(_as_far_as_it_came(verdict, record, final) for verdict in criteria)
     else:
-        criteria = _unjudged(record)
+        criteria = _unjudged(record, validation)
     status, message = _status(record, criteria) if gone is None else ("SKIPPED", _out_of_reach(record, gone))
     if phase.observe and status == "PASS":
         message += " It observes: nothing was asked of what it measured."
     if record.extended is not None:
+        extended, verb = record.extended, "was" if len(record.extended.criteria) == 1 else "were"
         message += (
-            f" Extended from {record.extended.runs_before} to {record.extended.runs_after} runs, since "
-            f"{listed(list(record.extended.criteria))} stayed open."
+            f" Extended from {extended.runs_before} to {extended.runs_after} runs, since "
+            f"{listed(list(extended.criteria))} {verb} inconclusive."
         )
     return PhaseReport(
         id=phase.id,
@@ -121,14 +118,13 @@ def _unasked(record: PhaseRecord, validation: ValidationRecord) -> tuple[Verdict
     )
 
 
-_STANDING = ("finite", "config", "halt")
-"""Implicit criteria whose failure no further step can undo."""
+def _as_far_as_it_came(verdict: Verdict, record: PhaseRecord, final: Collection[str]) -> Verdict:
+    """A bound that an interrupted phase does not meet yet is open: the steps that are missing may still meet it.
 
-
-def _as_far_as_it_came(verdict: Verdict, record: PhaseRecord) -> Verdict:
-    """A bound that an interrupted phase does not meet yet is open: the steps that are missing may still meet it."""
+    `final` are the names of implicit criteria whose failure no further step can undo.
+    """
     name = verdict.id.removeprefix(f"{record.phase.id}.")
-    if verdict.status != "FAIL" or name in _STANDING:
+    if verdict.status != "FAIL" or name in final:
         return verdict
     if all(run.outcome is not None and run.outcome.reason != "interrupted" for run in record.runs):
         return verdict
@@ -136,12 +132,12 @@ def _as_far_as_it_came(verdict: Verdict, record: PhaseRecord) -> Verdict:
     return verdict.model_copy(update={"status": "INCONCLUSIVE", "message": message})
 
 
-def _choice(record: PhaseRecord, comparison: Comparison) -> Verdict:
+def _choice(record: PhaseRecord, comparison: ArmComparison) -> Verdict:
     """Whether the comparison was answered. It never decides the phase: a runbook that needs an answer states it."""
     answered = comparison.outcome in ("significant", "no_difference", "not_worse")
     return Verdict(
         id=f"{record.phase.id}.choice",
-        text=f"the arms can be told apart by the {comparison.direction} {comparison.metric}, or do not differ",
+        text=f"the arms differ significantly in the {comparison.direction} {comparison.metric}, or are equivalent",
         required=False,
         status="PASS" if answered else "INCONCLUSIVE",
         observed=comparison.recommended or comparison.outcome,
@@ -149,10 +145,11 @@ def _choice(record: PhaseRecord, comparison: Comparison) -> Verdict:
     )
 
 
-def _unjudged(record: PhaseRecord) -> tuple[Verdict, ...]:
+def _unjudged(record: PhaseRecord, validation: ValidationRecord) -> tuple[Verdict, ...]:
     """The criteria of a phase that has not ended, each with the reason in place of a judgement."""
     status, reason = _unjudged_status(record)
-    named = [(f"{record.phase.id}.{name}", text, True) for name, text in implicit_names(record.phase)]
+    implicit = implicit_criteria(record.phase, validation.runbook)
+    named = [(f"{record.phase.id}.{one.name}", one.text, True) for one in implicit]
     named += [
         (f"{record.phase.id}.{n}", criterion.expr, criterion.required)
         for n, criterion in enumerate(record.phase.accept, start=1)
@@ -162,10 +159,10 @@ def _unjudged(record: PhaseRecord) -> tuple[Verdict, ...]:
     )
 
 
-def _skipped(record: PhaseRecord) -> tuple[Verdict, ...]:
+def _skipped(record: PhaseRecord, validation: ValidationRecord) -> tuple[Verdict, ...]:
     """The criteria of a phase whose data cannot be reached."""
     short = {"status": "SKIPPED", "message": "Skipped: the data cannot be reached from here."}
-    return tuple(verdict.model_copy(update=short) for verdict in _unjudged(record))
+    return tuple(verdict.model_copy(update=short) for verdict in _unjudged(record, validation))
 
 
 def _out_of_reach(record: PhaseRecord, why: str) -> str:
@@ -203,24 +200,19 @@ def _status(record: PhaseRecord, criteria: tuple[Verdict, ...]) -> tuple[Status,
         return "INCONCLUSIVE", "The phase was interrupted before it ended."
     if not counted:
         return "INCONCLUSIVE", "The phase has nothing that could pass or fail; give it a criterion."
-    parts = [
-        _count(sum(check.required for check in record.checks), "check"),
-        _count(sum(verdict.required for verdict in criteria), "criterion"),
-    ]
-    return "PASS", f"{' and '.join(part for part in parts if part)} passed."
-
-
-def _count(count: int, noun: str) -> str:
-    plural = {"check": "checks", "criterion": "criteria"}[noun]
-    return "" if count == 0 else f"{count} {noun if count == 1 else plural}"
+    checks = sum(check.required for check in record.checks)
+    verdicts = sum(verdict.required for verdict in criteria)
+    parts = [plural(checks, "check")] if checks else []
+    parts += [plural(verdicts, "criterion", "criteria")] if verdicts else []
+    return "PASS", f"{' and '.join(parts)} passed."
 
 
 def _why(found: Iterable[Verdict | Check], status: Status) -> str:
     first, *others = found
     name = first.title if isinstance(first, Check) else first.text
-    told = first.message or (first.observed if isinstance(first, Check) else "")
+    detail = first.message or (first.observed if isinstance(first, Check) else "")
     also = f" Also {listed([one.id for one in others])}." if others else ""
-    return f"{name}: {told}{also}" if told else f"{name}: {status.lower()}.{also}"
+    return f"{name}: {detail}{also}" if detail else f"{name}: {status.lower()}.{also}"
 
 
 def _phase_scalars(data: PhaseData) -> dict[str, ScalarValue]:
@@ -242,7 +234,7 @@ def _phase_scalars(data: PhaseData) -> dict[str, ScalarValue]:
 
 
 def run_report(run: RunRecord) -> RunReport:
-    """One run as it stands in result.json and in `inspect`: what was asked for, how it ended, what was measured."""
+    """One run as in result.json and in `inspect`: what was requested, how it ended, what was measured."""
     measurement, result = measured(run), run.result
     return RunReport(
         id=run.spec.id,
@@ -268,13 +260,13 @@ def run_report(run: RunRecord) -> RunReport:
 
 
 def _tables(result: Result | None) -> tuple[RunTable, ...]:
-    """What the run shows beside its figures, such as the kernels that took most of the time."""
-    told = () if result is None else result.extra.get("tables", ())
-    return tuple(RunTable(caption=one["caption"], columns=one["columns"], rows=one["rows"]) for one in told)
+    """What the run shows in addition to its metrics, such as the kernels that took most of the time."""
+    tables = () if result is None else result.extra.get("tables", ())
+    return tuple(RunTable(caption=one["caption"], columns=one["columns"], rows=one["rows"]) for one in tables)
 
 
 def _run_scalars(measurement: RunMeasurement | None, result: Result | None) -> dict[str, ScalarValue]:
-    """The run's scalars; its settings stand in `requested` and `effective` already."""
+    """The run's scalars; its settings are in `requested` and `effective` already."""
     found = {**(measurement.scalars if measurement else {}), **(result.scalars if result else {})}
     return {name: value for name, value in found.items() if not name.startswith(("requested.", "effective."))}
 

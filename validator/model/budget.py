@@ -1,4 +1,4 @@
-"""A limit on the time that a pattern may take, for a runbook may come from anybody and backtrack for ever.
+"""A limit on the CPU time of a search, since the pattern of a runbook may backtrack without end.
 
 Python's `re` looks for signals while it matches, so a timer that counts the process's own CPU time ends a search that
 does not end by itself. CPU time, not wall time: a busy machine must not make a pattern slow. Timers work in the main
@@ -14,24 +14,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-__all__ = ["TooSlow", "found_in", "searching"]
-
 _TICK_S = 1.0
 _GRACE_TICKS = 5
-_LEAST_LINES_PER_S = 1000.0
-"""A usual pattern does ten to a hundred times as many, of lines of the greatest length."""
+_MIN_LINES_PER_S = 1000.0
+"""A usual pattern searches ten to a hundred times as many lines of the maximum length."""
 
 _too_slow: dict[str, str] = {}
-"""Patterns of this process that were too slow, and why: none is tried twice."""
+"""Patterns that were too slow in this process, and the message; none is tried twice."""
 
 
 class TooSlow(Exception):
-    """A pattern needs too long; the message says how long, and what to do."""
+    """A pattern takes too long; the message says how long, and what to do."""
 
 
 @contextmanager
 def searching(pattern: str) -> Iterator[Callable[[], None]]:
-    """Search lines for a pattern under the limit; call what is given once for each line.
+    """Search lines for a pattern under the limit; call the yielded function once for each line.
 
     Raises:
         TooSlow: when a line takes more than two seconds of CPU time, or many lines more than a millisecond each; and at
@@ -52,13 +50,15 @@ def searching(pattern: str) -> Iterator[Callable[[], None]]:
         nonlocal before, ticks
         ticks += 1
         stuck = lines == before and ticks > 1
-        if stuck or (ticks >= _GRACE_TICKS and lines < _LEAST_LINES_PER_S * _TICK_S * ticks):
+        if stuck or (ticks >= _GRACE_TICKS and lines < _MIN_LINES_PER_S * _TICK_S * ticks):
             _too_slow[pattern] = (
                 f"the pattern {pattern[:200]!r} takes too long: {lines} lines in {_TICK_S * ticks:.0f} s of CPU time, "
-                "so it is not searched for any more; write it without a repetition inside a repetition, as in (a+)+, "
+                "so it is not searched again; write it without a repetition inside a repetition, as in (a+)+, "
                 "and with fewer .*"
             )
-            signal.setitimer(signal.ITIMER_VIRTUAL, 0)  # once: whoever handles this must not be hit by the next
+            signal.setitimer(
+                signal.ITIMER_VIRTUAL, 0
+            )  # once: the handler of TooSlow must not be interrupted by the next tick
             raise TooSlow(_too_slow[pattern])
         before = lines
 
@@ -72,7 +72,7 @@ def searching(pattern: str) -> Iterator[Callable[[], None]]:
 
 
 def found_in(pattern: str, text: str) -> bool:
-    """Whether a pattern occurs in a text; it does not where it would take too long."""
+    """Whether a pattern occurs in a text; False where the search takes too long."""
     with suppress(TooSlow), searching(pattern):
         return re.search(pattern, text) is not None
     return False

@@ -7,28 +7,22 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal
-
-__all__ = [
-    "MAY_MISS",
-    "METRICS",
-    "QUANTILES",
-    "SCALARS",
-    "STATISTICS",
-    "Metric",
-    "Scalar",
-    "is_open_scalar",
-    "version_of",
-]
+from typing import Literal, get_args
 
 Window = Literal["steady", "whole"]
+Better = Literal["higher", "lower"]
+Across = Literal["lowest", "sum", "highest", "host"]
+"""Which value of a sample represents all GPUs; `host`: the column is the host's own."""
 
-STATISTICS = ("mean", "stdev", "cv", "min", "p50", "p95", "p99", "max", "first", "last", "n")
+
+Statistic = Literal["mean", "stdev", "cv", "min", "p50", "p95", "p99", "max", "first", "last", "n"]
+
+STATISTICS: tuple[Statistic, ...] = get_args(Statistic)
 """What may follow a series metric in a criterion. `stdev` is the population's; `cv` is stdev over mean."""
 
 
 MAY_MISS = 0.075
-"""Chance, at most, that a sample lies wholly on one side of a percentile that it gives an interval for."""
+"""Maximum probability that a sample lies wholly on one side of a percentile that it gives an interval for."""
 
 QUANTILES = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
 """The statistics that are percentiles, as shares."""
@@ -36,176 +30,291 @@ QUANTILES = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
 
 @dataclass(frozen=True)
 class Metric:
-    """A series: one value per step.
+    """A series, one value per step, and how the tools use it. Every table that lists metrics is read from these facets.
 
     `window` says which steps count: `steady` leaves out warm-up (rates and times), `whole` takes every step
     (loss, memory, gates), so that `loss.first` is the loss at the first logged step.
+
+    `compare`, `baseline` and the history:
+    `better`      the direction that is good; without one, two validations are not compared by it;
+    `statistic`   what is compared;
+    `headline`    the verdict of `compare` rests on it, and `baseline` derives a bound from it;
+    `history`     the statistic that the history follows in every phase that trains; None: only where a criterion does.
+
+    Charts:
+    `chart`       title of the chart that draws it; metrics of one title share a chart, in the catalogue's order;
+    `spread`      its place among the metrics of which the first that ranks report is drawn rank by rank; 0: not drawn.
+
+    Definition:
+    `follows`     it changes with the rate, as rates do, or at every step, so it is no cause of another rate;
+    `across`      where it is read from the machine's samples: how the GPUs' columns `column` become one;
+    `version`     of the definition; values of different versions are never compared.
     """
 
     name: str
     unit: str
     window: Window
-    better: Literal["higher", "lower"] | None
+    better: Better | None
     meaning: str
+    statistic: Statistic = "mean"
+    headline: bool = False
+    history: Statistic | None = None
+    chart: str | None = None
+    spread: int = 0
+    follows: bool = False
+    across: Across | None = None
     cuda_only: bool = False
     version: int = 1
+
+    @property
+    def column(self) -> str:
+        """The column of the samples, of each GPU (`gpu0_power_w` for `gpu_power_w`) or of the host."""
+        return self.name if self.across == "host" else self.name.removeprefix("gpu_")
 
 
 @dataclass(frozen=True)
 class Scalar:
-    """A single number known once per run or phase, written in criteria without a statistic."""
+    """A single number known once per run or phase, written in criteria without a statistic.
+
+    `key` is the key of a phase without which it does not exist: `scaling.efficiency` needs `scaling_against`.
+    """
 
     name: str
     unit: str
-    kinds: tuple[str, ...]
     meaning: str
     text: bool = False
     cuda_only: bool = False
-    version: int = 1
+    key: str | None = None
 
 
-_VERSIONS = {
-    "toks_per_s": 2,
-    "toks_per_s_per_rank": 2,
-    "model_tflops_per_s_per_rank": 2,
-    "scaling.efficiency": 2,
-}
-"""Of definitions that changed, all others being 1. Numbers of different versions are never compared.
-
-2: the rate is tokens over wall time to the end of the run, pauses included; 1 left pauses out.
-"""
+def _inner(*rows: tuple[str, str, str | None, str]) -> tuple[Metric, ...]:
+    """Series of the model's inner state, of which no direction is good: name, unit, chart, meaning."""
+    return tuple(Metric(name, unit, "whole", None, meaning, chart=chart) for name, unit, chart, meaning in rows)
 
 
-def _metrics(*rows: tuple[str, str, Window, Literal["higher", "lower"] | None, str]) -> dict[str, Metric]:
-    return {
-        name: Metric(
-            name=name,
-            unit=unit,
-            window=window,
-            better=better,
-            meaning=meaning,
-            cuda_only=name.startswith("gpu_"),
-            version=_VERSIONS.get(name, 1),
-        )
-        for name, unit, window, better, meaning in rows
-    }
+def _sampled(*rows: tuple[str, str, Across, Better | None, str | None, str]) -> tuple[Metric, ...]:
+    """Series that the validator samples itself, drawn over time; a heartbeat assigns the samples to steps."""
+    return tuple(
+        Metric(name, unit, "steady", better, meaning, chart=chart, across=across, cuda_only=across != "host")
+        for name, unit, across, better, chart, meaning in rows
+    )
 
 
-METRICS: dict[str, Metric] = _metrics(
-    (
+_CATALOGUE: tuple[Metric, ...] = (
+    Metric(
         "toks_per_s",
         "tok/s",
         "steady",
         "higher",
         "global rate: tokens over wall time from the end of warm-up to the last row, pauses included",
+        headline=True,
+        history="mean",
+        chart="Rate",
+        version=2,
     ),
-    (
+    Metric(
         "step_rate",
         "tok/s",
         "steady",
         "higher",
         "tokens over `step_time_s`: the rate without pauses for validation and checkpoints",
     ),
-    ("toks_per_s_per_rank", "tok/s", "steady", "higher", "toks_per_s divided by the number of ranks"),
-    (
+    Metric("toks_per_s_per_rank", "tok/s", "steady", "higher", "toks_per_s divided by the number of ranks", version=2),
+    Metric(
         "model_tflops_per_s_per_rank",
         "TFLOP/s",
         "steady",
         "higher",
         "the model's arithmetic (`flops_per_token` of env.json) per second and rank; compare it with probe.gemm_tflops",
+        version=2,
     ),
-    ("step_time_s", "s", "steady", "lower", "wall time of one optimizer step"),
-    (
+    Metric(
+        "step_time_s",
+        "s",
+        "steady",
+        "lower",
+        "wall time of one optimizer step",
+        history="p95",
+        chart="Rate",
+        spread=2,
+        follows=True,
+    ),
+    Metric(
         "wall_step_time_s",
         "s",
         "steady",
         "lower",
         "time of one optimizer step by the log's own clock, pauses for validation and checkpoints included",
+        follows=True,
     ),
-    (
+    Metric(
         "compute_time_s",
         "s",
         "steady",
         "lower",
-        "a rank's own work in a step, waiting for other ranks excluded",
+        "compute time of a rank in a step, waiting for other ranks excluded",
+        spread=1,
+        follows=True,
     ),
-    ("dt_fetch_s", "s", "steady", "lower", "time spent waiting for the data loader in a step"),
-    ("fetch_p50_ms", "ms", "steady", "lower", "median time to fetch a batch"),
-    ("fetch_p95_ms", "ms", "steady", "lower", "95th percentile of the time to fetch a batch"),
-    ("mfu_nsa", "", "steady", "higher", "share of the device's peak FLOP/s, by NSA's actual arithmetic"),
-    (
+    Metric("dt_fetch_s", "s", "steady", "lower", "time spent waiting for the data loader in a step"),
+    Metric("fetch_p50_ms", "ms", "steady", "lower", "median time to fetch a batch"),
+    Metric("fetch_p95_ms", "ms", "steady", "lower", "95th percentile of the time to fetch a batch"),
+    Metric("mfu_nsa", "", "steady", "higher", "share of the device's peak FLOP/s, by NSA's actual arithmetic"),
+    Metric(
         "mfu_dense_equivalent",
         "",
         "steady",
         "higher",
         "share of the device's peak FLOP/s, counting the arithmetic of dense attention of the same shape",
     ),
-    ("loss", "nat", "whole", "lower", "training loss, mean over ranks and micro-batches"),
-    ("lr", "", "whole", None, "learning rate"),
-    ("grad_norm", "", "whole", None, "global gradient norm before clipping"),
-    ("gpu_mem_alloc_mib", "MiB", "whole", "lower", "GPU memory allocated on rank 0"),
-    ("gpu_mem_reserved_mib", "MiB", "whole", "lower", "GPU memory reserved on rank 0"),
-    ("host_mem_mib", "MiB", "whole", "lower", "resident memory of rank 0's process"),
-    (
-        "gate_entropy_mean",
-        "",
+    Metric(
+        "loss",
+        "nat",
         "whole",
-        None,
-        "entropy of the normalised gates, in units of ln 3, mean over layers",
+        "lower",
+        "training loss, mean over ranks and micro-batches",
+        statistic="last",
+        headline=True,
+        history="last",
+        chart="Loss",
+        follows=True,
     ),
-    ("gate_entropy_min", "", "whole", None, "entropy of the normalised gates, lowest layer"),
-    ("gate_max_gate", "", "whole", None, "largest normalised gate, mean over layers"),
-    (
-        "gate_collapse_frac",
-        "",
+    Metric("lr", "", "whole", None, "learning rate", follows=True),
+    Metric("grad_norm", "", "whole", None, "global gradient norm before clipping", chart="Gradient norm", follows=True),
+    Metric(
+        "gpu_mem_alloc_mib",
+        "MiB",
         "whole",
-        None,
-        "share of queries and heads whose gates have collapsed to one branch",
+        "lower",
+        "GPU memory allocated on rank 0",
+        statistic="max",
+        chart="GPU memory",
+        cuda_only=True,
     ),
-    ("sel_k_mean", "blocks", "whole", None, "selected blocks per query, mean"),
-    ("sel_k_max", "blocks", "whole", None, "selected blocks per query, maximum"),
-    ("sel_rows", "rows", "whole", None, "query rows that were counted"),
-    ("sel_pct_at_max", "%", "whole", None, "share of queries that use every selection slot"),
+    Metric(
+        "gpu_mem_reserved_mib",
+        "MiB",
+        "whole",
+        "lower",
+        "GPU memory reserved on rank 0",
+        statistic="max",
+        headline=True,
+        history="max",
+        chart="GPU memory",
+        cuda_only=True,
+    ),
+    Metric(
+        "host_mem_mib",
+        "MiB",
+        "whole",
+        "lower",
+        "resident memory of rank 0's process",
+        statistic="max",
+        history="max",
+        chart="Host memory",
+    ),
+    *_sampled(
+        ("gpu_util_pct", "%", "lowest", "higher", "GPU utilization", "GPU utilization, lowest GPU"),
+        ("gpu_sm_clock_mhz", "MHz", "lowest", "higher", "GPU clock", "GPU clock, lowest GPU"),
+        ("gpu_power_w", "W", "sum", "lower", "GPU power", "power of all GPUs together"),
+        ("gpu_temperature_c", "°C", "highest", None, "GPU temperature", "GPU temperature, hottest GPU"),
+        ("gpu_mem_used_mib", "MiB", "highest", "lower", None, "GPU memory in use by any process, fullest GPU"),
+        ("host_cpu_pct", "%", "host", None, "CPU", "load of all CPU cores together"),
+    ),
+    *_inner(
+        ("gate_entropy_mean", "", "Gate entropy", "entropy of the normalised gates in units of ln 3, mean over layers"),
+        ("gate_entropy_min", "", "Gate entropy", "entropy of the normalised gates, lowest layer"),
+        ("gate_max_gate", "", None, "largest normalised gate, mean over layers"),
+        ("gate_collapse_frac", "", None, "share of queries and heads whose gates have collapsed to one branch"),
+        ("sel_k_mean", "blocks", None, "selected blocks per query, mean"),
+        ("sel_k_max", "blocks", None, "selected blocks per query, maximum"),
+        ("sel_rows", "rows", None, "query rows that were counted"),
+        ("sel_pct_at_max", "%", None, "share of queries that use every selection slot"),
+        ("gate_branch_shares_0", "", "Gate shares", "share of the gates' weight on the compressed branch"),
+        ("gate_branch_shares_1", "", "Gate shares", "share of the gates' weight on the selected branch"),
+        ("gate_branch_shares_2", "", "Gate shares", "share of the gates' weight on the window branch"),
+    ),
 )
+
+METRICS: dict[str, Metric] = {metric.name: metric for metric in _CATALOGUE}
 """Series of a training run. A trainer may write others; they are declared in `trainer.metrics.extra`."""
 
-_TRAINING = ("train", "sweep", "ab", "audit", "profile", "soak", "data")
-_PROCESS = ("command", "pytest", *_TRAINING)
+_ORDER = {name: index for index, name in enumerate(METRICS)}
+
+_VERSIONS = {metric.name: metric.version for metric in _CATALOGUE} | {"scaling.efficiency": 2}
 
 
-def _of_kind(kind: str, *rows: tuple[str, str, str], text: bool = False, cuda_only: bool = False) -> tuple[Scalar, ...]:
-    return tuple(
-        Scalar(name=name, unit=unit, kinds=(kind,), meaning=meaning, text=text, cuda_only=cuda_only)
-        for name, unit, meaning in rows
-    )
+def _scalars(*rows: tuple[str, str, str], text: bool = False, cuda_only: bool = False) -> tuple[Scalar, ...]:
+    return tuple(Scalar(name, unit, meaning, text=text, cuda_only=cuda_only) for name, unit, meaning in rows)
 
 
-_AUDIT = (
-    *_of_kind(
-        "audit",
+# The numbers known once per run, by what must run to know them. The models of the phases name the group that they have.
+
+OUTCOME = _scalars(("outcome.rc", "", "exit code of the run"), ("outcome.duration_s", "s", "wall time of the run"))
+TESTS = _scalars(
+    ("tests.passed", "tests", "tests that passed"),
+    ("tests.failed", "tests", "tests that failed"),
+    ("tests.errors", "tests", "tests that could not run"),
+    ("tests.skipped", "tests", "tests that were skipped"),
+    ("tests.total", "tests", "tests that were collected"),
+)
+TRAINING = (
+    *_scalars(
+        ("startup.first_step_s", "s", "launch to the first finished step"),
+        ("startup.first_batch_s", "s", "a rank joining the others to its first batch, slowest rank"),
+        ("steps.done", "steps", "optimizer steps that were finished"),
+        ("heartbeat.max_gap_s", "s", "longest silence of any rank"),
+        (
+            "straggler.score",
+            "",
+            "median over worst of the ranks' compute times, each the median of its steps after warm-up; "
+            "of one run, without an interval",
+        ),
+    ),
+    Scalar(
+        "scaling.efficiency",
+        "",
+        "per-rank rate of the phase named by `scaling_against` over this phase's per-rank rate",
+        key="scaling_against",
+    ),
+    *_scalars(
+        (
+            "pause.count",
+            "pauses",
+            "rows of the window that took much longer than their steps: validation, checkpoints, interruptions",
+        ),
+        ("pause.cost_s", "s", "wall time of one pause, mean"),
+        ("pause.period_steps", "steps", "steps from pause to pause, median"),
+        ("memory.growth_mib_per_1k_steps", "MiB", "growth of memory after warm-up, over 1,000 steps"),
+        (
+            "rate.drift_pct",
+            "%",
+            "rate of the last third against the first third, after warm-up; below 0 where it slows down",
+        ),
+    ),
+)
+AUDIT = (
+    *_scalars(
         ("audit.attention", "", "backends that the attention ran, all branches together: `triton`, `flash`, …"),
         ("audit.cmp", "", "backend of the compressed branch, forward and backward, in every layer"),
         ("audit.sel", "", "backend of the selected branch"),
         ("audit.win", "", "backend of the window branch"),
         text=True,
     ),
-    *_of_kind(
-        "audit",
+    *_scalars(
         ("audit.layers", "layers", "layers whose attention was audited"),
-        ("audit.fallbacks", "calls", "calls that ran another path than the one asked for"),
+        ("audit.fallbacks", "calls", "calls that ran another path than the requested one"),
     ),
 )
-_PROFILE = (
-    *_of_kind(
-        "profile",
+PROFILE = (
+    *_scalars(
         ("profile.gpu_busy_share", "", "share of the traced time in which some kernel ran"),
         ("profile.host_bound_share", "", "share of the traced time in which the GPU waited for the host"),
         ("profile.exposed_comm_share", "", "share of the traced time in which communication ran and nothing else"),
         ("profile.top_kernel_share", "", "time of the kernel that took most, over the traced time"),
         cuda_only=True,
     ),
-    *_of_kind(
-        "profile",
+    *_scalars(
         ("profile.comm_share", "", "share of the traced time in which communication ran"),
         ("profile.top_operator_share", "", "host time of the operator that took most, over the traced time"),
         (
@@ -218,14 +327,12 @@ _PROFILE = (
         ("profile.ranges", "ranges", "named ranges in the trace"),
     ),
 )
-_SMOKE = _of_kind(
-    "data",
-    ("smoke.first_batch_s", "s", "time to the first batch of the loader alone"),
-    ("smoke.toks_per_s", "tok/s", "rate of the loader alone, one rank"),
-    ("smoke.fetch_p95_ms", "ms", "95th percentile of the loader's time for a batch, alone"),
+SMOKE = _scalars(
+    ("smoke.first_batch_s", "s", "time to the first batch in the data-loader smoke test"),
+    ("smoke.toks_per_s", "tok/s", "rate of the data-loader smoke test, one rank"),
+    ("smoke.fetch_p95_ms", "ms", "95th percentile of the time for a batch in the data-loader smoke test"),
 )
-_PROBE = _of_kind(
-    "preflight",
+PROBE = _scalars(
     ("probe.gemm_tflops", "TFLOP/s", "dense bf16 matrix product, median of its repeats, slowest device"),
     ("probe.gemm_best_tflops", "TFLOP/s", "the same, best repeat: before the power limit lowers the clocks"),
     ("probe.copy_gb_s", "GB/s", "copy within a device's memory, bytes read and written, slowest device"),
@@ -238,81 +345,19 @@ _PROBE = _of_kind(
     ("probe.pcie_width", "lanes", "PCIe lanes while data were copied, narrowest link"),
 )
 
-SCALARS: dict[str, Scalar] = {
-    scalar.name: scalar
-    for scalar in (
-        Scalar(name="outcome.rc", unit="", kinds=_PROCESS, meaning="exit code of the run"),
-        Scalar(name="outcome.duration_s", unit="s", kinds=_PROCESS, meaning="wall time of the run"),
-        Scalar(name="tests.passed", unit="tests", kinds=("pytest",), meaning="tests that passed"),
-        Scalar(name="tests.failed", unit="tests", kinds=("pytest",), meaning="tests that failed"),
-        Scalar(name="tests.errors", unit="tests", kinds=("pytest",), meaning="tests that could not run"),
-        Scalar(name="tests.skipped", unit="tests", kinds=("pytest",), meaning="tests that were skipped"),
-        Scalar(name="tests.total", unit="tests", kinds=("pytest",), meaning="tests that were collected"),
-        Scalar(
-            name="startup.first_step_s",
-            unit="s",
-            kinds=_TRAINING,
-            meaning="launch to the first finished step",
-        ),
-        Scalar(
-            name="startup.first_batch_s",
-            unit="s",
-            kinds=_TRAINING,
-            meaning="a rank joining the others to its first batch, slowest rank",
-        ),
-        Scalar(name="steps.done", unit="steps", kinds=_TRAINING, meaning="optimizer steps that were finished"),
-        Scalar(name="heartbeat.max_gap_s", unit="s", kinds=_TRAINING, meaning="longest silence of any rank"),
-        Scalar(
-            name="straggler.score",
-            unit="",
-            kinds=_TRAINING,
-            meaning="median over worst of the ranks' compute times, each the median of its steps after warm-up; "
-            "of one run, without an interval",
-        ),
-        Scalar(
-            name="scaling.efficiency",
-            unit="",
-            kinds=("train",),
-            version=_VERSIONS["scaling.efficiency"],
-            meaning="per-rank rate of the phase named by `scaling_against` over this phase's per-rank rate",
-        ),
-        Scalar(
-            name="pause.count",
-            unit="pauses",
-            kinds=_TRAINING,
-            meaning="rows of the window that took much longer than their steps: validation, checkpoints, interruptions",
-        ),
-        Scalar(name="pause.cost_s", unit="s", kinds=_TRAINING, meaning="wall time of one pause, mean"),
-        Scalar(name="pause.period_steps", unit="steps", kinds=_TRAINING, meaning="steps from pause to pause, median"),
-        Scalar(
-            name="memory.growth_mib_per_1k_steps",
-            unit="MiB",
-            kinds=_TRAINING,
-            meaning="growth of memory after warm-up, over 1,000 steps",
-        ),
-        Scalar(
-            name="rate.drift_pct",
-            unit="%",
-            kinds=_TRAINING,
-            meaning="rate of the last third against the first third, after warm-up; below 0 where it slows down",
-        ),
-        *_AUDIT,
-        *_PROFILE,
-        *_SMOKE,
-        *_PROBE,
-    )
-}
-"""Numbers known once per run."""
-
 _OPEN = re.compile(r"(effective|requested|metrics)\.[A-Za-z_][A-Za-z0-9_]*")
 
 
 def is_open_scalar(name: str) -> bool:
-    """Whether only the trainer can name it: `effective.seq_len`, `requested.lr`, `metrics.x`."""
+    """Whether the trainer chooses its name: `effective.seq_len`, `requested.lr`, `metrics.x`."""
     return _OPEN.fullmatch(name) is not None
 
 
+def catalogue_order(name: str) -> tuple[int, str]:
+    """A key that sorts metrics as the catalogue lists them, and others by name behind them."""
+    return _ORDER.get(name, len(_ORDER)), name
+
+
 def version_of(name: str) -> int:
-    """Version of the definition of a series or scalar; 1 for what the catalogue does not know."""
-    known = METRICS.get(name) or SCALARS.get(name)
-    return 1 if known is None else known.version
+    """Version of the definition of a series or scalar; 1 for one that never changed."""
+    return _VERSIONS.get(name, 1)

@@ -1,4 +1,4 @@
-"""What trainers call the contract's columns, and the units that they write them in.
+"""Names and units under which trainers write the columns of the contract.
 
 A table, a line of text and a heartbeat are read twice: while they grow, to supervise the run, and afterwards, to
 measure it. Both readings take the names from here.
@@ -12,20 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from validator.model.catalogue import METRICS
-
-__all__ = [
-    "ALIASES",
-    "HEADERLESS",
-    "NO_SERIES",
-    "OTHER_UNITS",
-    "PACES",
-    "TOTALS",
-    "OtherUnit",
-    "contract_names",
-    "contract_values",
-    "series_name",
-    "without_colors",
-]
 
 HEADERLESS = ("step", "loss", "lr", "toks_per_s")
 """The columns of a table without a header; with one, the contract's first four."""
@@ -48,7 +34,7 @@ ALIASES: Mapping[str, str] = {
     "gpu_mem_alloc": "gpu_mem_alloc_mib",
     "gpu_mem_reserved": "gpu_mem_reserved_mib",
 }
-"""Names that trainers in the wild use for the contract's columns."""
+"""Names that common trainers use for the contract's columns."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +66,7 @@ OTHER_UNITS: Mapping[str, OtherUnit] = {
     "gpu_mem_reserved_gib": OtherUnit("gpu_mem_reserved_mib", 1024.0),
     "host_mem_gib": OtherUnit("host_mem_mib", 1024.0),
 }
-"""Units that say themselves in a name, as trainers print them."""
+"""Columns whose name includes another unit, as trainers print them."""
 
 PACES = frozenset({"elapsed_s", "timestamp", "mean_step_time_s", "interval_s", "own_step_time_s"})
 """Groups of a pattern from which the time of a step follows: a running time, a date, a running mean, the time since the
@@ -93,22 +79,22 @@ NO_SERIES = PACES | {"step", "row", "epoch", "steps_per_epoch", "steps_total"}
 """Groups that are read for what follows from them."""
 
 _KNOWN = frozenset({*HEADERLESS, *METRICS})
-_COLOR = re.compile(rb"\x1b\[[0-9;]*m")
+_COLOR = re.compile(rb"\x1b\[[0-9;]*m")  # ESC[1;31m
 
 
 def without_colors(printed: bytes) -> bytes:
-    """A printed line as a pattern means it: loggers color parts of theirs, also between a name and its number."""
+    """A printed line without color codes, which loggers also write between a name and its number."""
     return _COLOR.sub(b"", printed) if b"\x1b" in printed else printed
 
 
 def series_name(raw: str) -> str:
-    """The series that a name stands for, whatever its unit."""
+    """The series that a name means, whatever its unit."""
     other = OTHER_UNITS.get(raw)
     return ALIASES.get(raw, raw) if other is None else other.name
 
 
 def contract_values(values: Mapping[str, float]) -> dict[str, float]:
-    """A row by the contract's names and in its units; what it tells under the contract's own name comes first."""
+    """A row with the contract's names and units; a value under the contract's own name has precedence."""
     found: dict[str, float] = {}
     for raw, value in values.items():
         other, name = OTHER_UNITS.get(raw), series_name(raw)
@@ -122,8 +108,7 @@ def contract_values(values: Mapping[str, float]) -> dict[str, float]:
 def contract_names(cells: Sequence[str]) -> list[str]:
     """The contract's names for these columns, where they have one; others stay as they are.
 
-    A column of the contract's own name is not joined by another that is merely called alike: beside `step`, an `iter`
-    is something else.
+    No alias is resolved to a name that the table has itself: next to `step`, an `iter` is something else.
     """
     own = {cell.lower() for cell in cells} & _KNOWN
     names: list[str] = []

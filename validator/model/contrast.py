@@ -1,26 +1,17 @@
-"""Two sets of results set against each other: what `compare` prints, and `since` in result.json.
+"""The comparison of two sets of results: what `compare` prints, and `since` in result.json.
 
 `a` is the older or accepted side, `b` the one that is judged; changes are relative to `a`.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from pydantic import Field
 
-from validator.model.base import Frozen
-
-__all__ = [
-    "Contrast",
-    "ContrastVerdict",
-    "CriterionDifference",
-    "FindingDifference",
-    "MetricDifference",
-    "Sample",
-    "SettingDifference",
-    "Subject",
-]
+from validator.model.units import Frozen
 
 ContrastVerdict = Literal["better", "worse", "no_difference", "not_worse", "not_decidable"]
 """`not_worse` answers `--not-worse-than`: worse by less than that, with 95 % confidence."""
@@ -39,13 +30,13 @@ class Subject(Frozen):
 
 
 class SettingDifference(Frozen):
-    """A setting or fact that is not the same on both sides; None where a side does not have it."""
+    """A setting or fact that differs between the sides; None where a side does not have it."""
 
     name: str
     a: str | None
     b: str | None
     where: Literal["config", "environment", "machine", "runbook"]
-    phases: tuple[str, ...] = Field((), description="Where it holds; empty when it holds everywhere.")
+    phases: tuple[str, ...] = Field((), description="Phases in which it differs; empty for all.")
 
 
 class Sample(Frozen):
@@ -71,15 +62,15 @@ class MetricDifference(Frozen):
     change_low: float | None = None
     change_high: float | None = None
     p_value: float | None = None
-    worst: float | None = Field(None, description="Most by which b may be worse, as a share: a one-sided 95 % limit.")
+    worst: float | None = Field(None, description="Largest share by which b may be worse: a one-sided 95 % limit.")
     verdict: ContrastVerdict
-    repeats_needed: int | None = Field(None, description="Runs on each side that would decide it, if it is open.")
-    headline: bool = Field(False, description="Whether the verdict of the whole rests on it.")
+    repeats_needed: int | None = Field(None, description="Runs per side that would decide it, if it is inconclusive.")
+    headline: bool = Field(False, description="Whether the verdict of the whole depends on it.")
     message: str
 
 
 class CriterionDifference(Frozen):
-    """A criterion whose status is not the same on both sides; None where a side does not have it."""
+    """A criterion with a different status on each side; None where a side does not have it."""
 
     id: str
     text: str
@@ -103,7 +94,7 @@ class Contrast(Frozen):
     schema_version: Literal[1] = 1
     a: Subject
     b: Subject
-    not_worse_than: float | None = Field(None, description="Share that was asked about, if the question was one-sided.")
+    not_worse_than: float | None = Field(None, description="The share of `--not-worse-than`, if given.")
     verdict: ContrastVerdict
     message: str
     caveats: tuple[str, ...] = ()
@@ -112,3 +103,56 @@ class Contrast(Frozen):
     criteria: tuple[CriterionDifference, ...] = ()
     findings_gained: tuple[FindingDifference, ...] = ()
     findings_lost: tuple[FindingDifference, ...] = ()
+
+
+# Which machines may be compared: those with the same GPUs, number of GPUs and interconnect; or the same CPU.
+
+_SECTIONS = (
+    "python",
+    "packages",
+    "cpu",
+    "memory",
+    "disk",
+    "git",
+    "gpu_driver",
+    "gpus",
+    "env",
+    "resumed",
+    "shared_copy",
+)
+
+
+def sound_snapshot(found: Any) -> dict[str, Any]:
+    """A snapshot from a file, without sections that are not mappings: readers look up keys in them."""
+    sound = {
+        name: value for name, value in _mapping(found).items() if name not in _SECTIONS or isinstance(value, Mapping)
+    }
+    if "gpus" in sound:
+        sound["gpus"] = {name: gpu for name, gpu in sound["gpus"].items() if isinstance(gpu, Mapping)}
+    return sound
+
+
+def machine_class(environment: Mapping[str, Any]) -> str:
+    """The class of the machine that a snapshot (`environment` of result.json) describes.
+
+    `2 x NVIDIA H200, NVLink`, or on a machine without GPUs `CPU, 2 cores, AMD EPYC 9654`; `unknown` without a snapshot.
+    Two validations of one runbook on one class are comparable; the host's name does not matter, since rented machines
+    and containers get a new one at each start.
+    """
+    gpus = [gpu for gpu in _mapping(environment.get("gpus")).values() if isinstance(gpu, Mapping)]
+    if gpus:
+        names = Counter(str(gpu.get("name") or "GPU") for gpu in gpus)
+        listed = " + ".join(f"{count} x {name}" for name, count in sorted(names.items()))
+        if len(gpus) == 1:
+            return listed
+        return f"{listed}, {'NVLink' if all(gpu.get('nvlinks_active') for gpu in gpus) else 'PCIe'}"
+    cpu = _mapping(environment.get("cpu"))
+    model, cores = cpu.get("model"), cpu.get("cores_usable") or cpu.get("cores_logical")
+    if not model and not cores:
+        return "unknown"
+    count = f"{cores:g} cores" if isinstance(cores, (int, float)) else ""
+    return ", ".join(("CPU", *([count] if count else []), *([str(model)] if model else [])))
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

@@ -18,24 +18,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = [
-    "Binary",
-    "Call",
-    "Comparison",
-    "Expression",
-    "ExpressionError",
-    "Number",
-    "Reference",
-    "Text",
-    "parse_criterion",
-    "parse_reference",
-    "references",
-]
-
 Operator = Literal[">=", ">", "<=", "<", "==", "!="]
 _COMPARISONS: tuple[Operator, ...] = (">=", "<=", "==", "!=", ">", "<")
 _FUNCTIONS = ("abs", "min", "max")
-_TOKEN = re.compile(
+_TOKEN = re.compile(  # 0.9 | baseline.toks_per_s.mean | 'bf16' | >=
     r"\s*(?:(?P<number>\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)"
     r"|(?P<name>[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*)"
     r"|(?P<text>'[^']*'|\"[^\"]*\")"
@@ -44,7 +30,7 @@ _TOKEN = re.compile(
 
 
 class ExpressionError(ValueError):
-    """A criterion that cannot be read. `column` is 0-based within the text."""
+    """A criterion that cannot be parsed. `column` is 0-based within the text."""
 
     def __init__(self, message: str, column: int) -> None:
         super().__init__(message)
@@ -94,7 +80,7 @@ Expression = Number | Text | Reference | Binary | Call
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Relation:
     """A whole criterion: `left operator right [unit]`."""
 
     left: Expression
@@ -151,7 +137,7 @@ class _Parser:
             found = self.peek().text or "the end"
             raise ExpressionError(f"expected {text!r}, found {found!r} in criterion {self.text!r}", self.peek().column)
 
-    def criterion(self) -> Comparison:
+    def criterion(self) -> Relation:
         left = self.sum()
         token = self.take()
         operator = next((c for c in _COMPARISONS if c == token.text), None)
@@ -164,10 +150,10 @@ class _Parser:
             )
         right = self.sum()
         unit = self.unit()
-        comparison = Comparison(left=left, operator=operator, right=right, unit=unit, text=self.text.strip())
+        relation = Relation(left=left, operator=operator, right=right, unit=unit, text=self.text.strip())
         if operator not in ("==", "!=") and any(isinstance(side, Text) for side in (left, right)):
             raise ExpressionError(f"text can only be compared by == or != in criterion {self.text!r}", 0)
-        return comparison
+        return relation
 
     def unit(self) -> str | None:
         """Whatever follows the right side is its unit: `tok/s`, `MiB`, `%`."""
@@ -230,11 +216,11 @@ class _Parser:
         return Call(function, tuple(arguments))
 
 
-def parse_criterion(text: str) -> Comparison:
+def parse_criterion(text: str) -> Relation:
     """The tree of a criterion.
 
     Raises:
-        ExpressionError: with the 0-based column of the first thing that cannot be read.
+        ExpressionError: with the 0-based column of the first token that does not fit.
     """
     if not text.strip():
         raise ExpressionError("the criterion is empty; write it as metric.statistic operator value", 0)
@@ -254,11 +240,11 @@ def parse_reference(text: str) -> Reference:
     return node
 
 
-def references(node: Expression | Comparison) -> Iterator[Reference]:
+def references(node: Expression | Relation) -> Iterator[Reference]:
     """Every reference below a node, left to right."""
     if isinstance(node, Reference):
         yield node
-    elif isinstance(node, (Binary, Comparison)):
+    elif isinstance(node, (Binary, Relation)):
         yield from references(node.left)
         yield from references(node.right)
     elif isinstance(node, Call):

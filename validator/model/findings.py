@@ -1,18 +1,17 @@
 """The codes of all findings, which are a contract, and how a runbook answers each.
 
-`accept_findings` answers any of them. `ANSWERS` names what is better where there is something: the field that says what
-is right for this trainer, so that the rule need not be overruled.
+`accept_findings` answers any of them. `ANSWERS` names a better field where there is one: it describes the
+trainer, so that the rule finds nothing.
 """
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Annotated
 
 from pydantic import AfterValidator
 
-__all__ = ["ANSWERS", "FindingCode"]
+from validator.text import nearest
 
 ANSWERS: Mapping[str, str] = {
     "clock-jump": "",
@@ -71,14 +70,13 @@ ANSWERS: Mapping[str, str] = {
     "zero-loss": "",
     "zero-rate": "`watchdog.frozen_rows`",
 }
-"""Code to further runbook fields that answer it, in words; empty where only `accept_findings` does."""
+"""Code to further runbook fields that answer it, as text; empty where only `accept_findings` does."""
 
 
 def _known(code: str) -> str:
     if code not in ANSWERS:
-        close = difflib.get_close_matches(code, ANSWERS, n=1)
-        fix = f"did you mean {close[0]}?" if close else "docs/findings.md lists them all"
-        raise ValueError(f"accept_findings has {code!r}, which is the code of no finding; {fix}")
+        fix = nearest(code, ANSWERS, "docs/findings.md lists them all", cutoff=0.6)
+        raise ValueError(f"accept_findings has {code!r}, which is not the code of a finding; {fix}")
     return code
 
 

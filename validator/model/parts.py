@@ -1,34 +1,20 @@
-"""The parts that a runbook is put together from, apart from its phases: hardware, trainer, defaults, limits.
+"""The parts of a runbook except its phases: criteria, hardware, trainer, defaults, watchdog.
 
 Field descriptions are the text of `docs/runbook-reference.md`, so keep them exact.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, PlainSerializer, field_validator, model_validator
 
-from validator.model.base import Frozen
 from validator.model.budget import found_in
+from validator.model.catalogue import METRICS, Better, Metric, Statistic, Window
 from validator.model.findings import FindingCode
 from validator.model.pattern import PatternError, compiled, line_pattern
-from validator.model.units import Duration, Size
-
-__all__ = [
-    "Argument",
-    "BUNDLED_METRICS",
-    "Count",
-    "Criterion",
-    "CriterionField",
-    "Defaults",
-    "Hardware",
-    "Identifier",
-    "Setting",
-    "Trainer",
-    "TrainerMetrics",
-    "Watchdog",
-]
+from validator.model.units import Duration, Frozen, Size
 
 Setting = str | int | float | bool
 """A value that a runbook may give to an environment variable or a trainer argument."""
@@ -44,10 +30,10 @@ def _as_text(value: Any) -> Any:
 
 
 Argument = Annotated[str, BeforeValidator(_as_text, json_schema_input_type=str | int | float | bool)]
-"""A word of a command line; numbers may be written without quotes."""
+"""One argument of a command line; numbers may be written without quotes."""
 
 Identifier = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
-"""Lower case letters, digits and underscores, so that a criterion can name it."""
+"""Lower-case letters, digits and underscores, so that a criterion can name it."""
 
 
 class Criterion(Frozen):
@@ -58,7 +44,7 @@ class Criterion(Frozen):
     why: str | None = Field(None, description="Why the bound is what it is; shown beside the verdict.")
     without_last_go: Literal["inconclusive", "skip"] = Field(
         "inconclusive",
-        description="What a criterion that names `last_go` is where there is no last GO to hold it against: "
+        description="What a criterion that names `last_go` is where there is no last GO to compare with: "
         "`inconclusive`, which is no GO, or `skip`, and then the other criteria decide alone.",
     )
 
@@ -75,11 +61,11 @@ class Hardware(Frozen):
 
     gpus: Count = Field(0, ge=0, description="GPUs needed; 0 means that the runbook runs on the CPU.")
     name: str | None = Field(None, description="Regular expression that every GPU's name must contain.")
-    interconnect: Literal["pcie", "nvlink", "any"] = Field("any", description="How the GPUs are linked.")
-    gpu_memory: Size | None = Field(None, description="Least memory of each GPU.")
-    cpu_cores: Count | None = Field(None, ge=1, description="Least CPU cores that this process may use.")
-    memory: Size | None = Field(None, description="Least host memory available at the start.")
-    disk_free: Size | None = Field(None, description="Least free space where results are written.")
+    interconnect: Literal["pcie", "nvlink", "any"] = Field("any", description="Interconnect of the GPUs.")
+    gpu_memory: Size | None = Field(None, description="Minimum memory of each GPU.")
+    cpu_cores: Count | None = Field(None, ge=1, description="Minimum CPU cores that this process may use.")
+    memory: Size | None = Field(None, description="Minimum host memory available at the start.")
+    disk_free: Size | None = Field(None, description="Minimum free space where results are written.")
 
     @field_validator("name")
     @classmethod
@@ -98,11 +84,62 @@ class Hardware(Frozen):
         return self.name is None or found_in(self.name, gpu)
 
 
+class ExtraSeries(Frozen):
+    """A further series that the trainer writes, with the facets that the catalogue gives its own. As text: its unit."""
+
+    unit: str = Field("", description="Unit; shown, and checked where a criterion writes one.")
+    window: Window = Field("whole", description="Steps that count: `steady` leaves out warm-up and gives an interval.")
+    better: Better | None = Field(
+        None, description="Direction that is good. `compare` compares two validations only by series that have one."
+    )
+    statistic: Statistic = Field("mean", description="What `compare` and `baseline` take of it.")
+    headline: bool = Field(
+        False, description="Whether the verdict of `compare` rests on it, and `baseline` derives a bound from it."
+    )
+    chart: str | None = Field(
+        None, description="Title of its chart; the default is its name. Under the title of another chart it joins that."
+    )
+
+    @model_validator(mode="after")
+    def _has_direction(self) -> ExtraSeries:
+        if self.headline and self.better is None:
+            raise ValueError("headline: true needs a direction; add better: higher or better: lower")
+        return self
+
+    def as_metric(self, name: str) -> Metric:
+        """The series under its name, as the catalogue describes its own."""
+        return Metric(
+            name,
+            self.unit,
+            self.window,
+            self.better,
+            "declared by the runbook",
+            statistic=self.statistic,
+            headline=self.headline,
+            chart=self.chart or name,
+        )
+
+
+def _extra_series(value: Any) -> Any:
+    return {"unit": value} if isinstance(value, str) else value
+
+
+def _as_written(series: ExtraSeries) -> Any:
+    """Its unit alone where the runbook gives nothing else, as validations before stored it."""
+    facets = series.model_dump(exclude_defaults=True)
+    return series.unit if facets.keys() <= {"unit"} else facets
+
+
+ExtraField = Annotated[
+    ExtraSeries, BeforeValidator(_extra_series, json_schema_input_type=str | ExtraSeries), PlainSerializer(_as_written)
+]
+
+
 class TrainerMetrics(Frozen):
     """Where a trainer's measurements are read from, relative to its output folder."""
 
     csv: str | None = Field(None, description="CSV of `step,loss,lr,toks_per_s,…`, with or without a header.")
-    heartbeat: str | None = Field(None, description="JSON lines, one file per rank; `{rank}` stands for the rank.")
+    heartbeat: str | None = Field(None, description="JSON lines, one file per rank; `{rank}` is the rank.")
     env: str | None = Field(None, description="JSON with the environment and the requested and effective config.")
     metrics: str | None = Field(None, description="JSON with final scalars; referred to as `metrics.<key>`.")
     stdout: str | None = Field(
@@ -111,17 +148,22 @@ class TrainerMetrics(Frozen):
         "for a group of that name that matches any number; `{step}` is needed, or `{row}` where each line is one step. "
         "Standard error is searched where no line of standard output matches.",
     )
-    extra: dict[str, str] = Field(
+    extra: dict[str, ExtraField] = Field(
         default_factory=dict,
-        description="Further series that the trainer writes: name to unit. A column or a heartbeat's field that the "
-        "table of series lacks is declared here before a criterion names it; a group of `stdout` declares itself, and "
-        "has a unit only here: letters, `%` and one `/`. All count every step.",
+        description="Further series that the trainer writes: name to unit, or to a mapping as below. A column or a "
+        "heartbeat's field that the table of series lacks is declared here before a criterion names it; a group of "
+        "`stdout` declares itself, and has a unit only here: letters, `%` and one `/`. What is declared is charted.",
     )
     link_roots: tuple[str, ...] = Field(
         (),
         description="Folders to below which one of these files may be a link. It is followed while the run lasts and "
         "replaced by a copy when it has ended; any other link is not read.",
     )
+
+    @property
+    def declared(self) -> Mapping[str, Metric]:
+        """The series of `extra` that the catalogue lacks, by name."""
+        return {name: one.as_metric(name) for name, one in self.extra.items() if name not in METRICS}
 
     @field_validator("stdout")
     @classmethod
@@ -183,10 +225,10 @@ class Trainer(Frozen):
 
     @model_validator(mode="before")
     @classmethod
-    def _said_once(cls, data: Any) -> Any:
-        """A trainer whose command already says how many steps, or where to, need not know `--steps` or `--out`.
+    def _default_args(cls, data: Any) -> Any:
+        """A command that contains `{steps}` or `{out}` is not given `--steps` or `--out` as well.
 
-        Neither does one that writes no file for the validator: most such scripts refuse an option they do not know.
+        Nor is `--out` given to a trainer that only prints: most such scripts reject an option they do not know.
         """
         if not isinstance(data, dict) or "args" in data or not isinstance(data.get("command"), (list, tuple)):
             return data
@@ -197,7 +239,7 @@ class Trainer(Frozen):
 
     @property
     def bundled(self) -> bool:
-        """Whether this is the trainer that comes with the project."""
+        """Whether this is the bundled trainer."""
         return self.command == ("-m", "nsa.train")
 
 
@@ -205,17 +247,17 @@ class Watchdog(Frozen):
     """When a run is stopped before its time. Slow is not stalled: predicted progress and activity decide."""
 
     first_step: Duration = Field(900.0, description="Longest silence before the first step (compilation, data).")
-    stall: Duration = Field(180.0, description="Least silence after the first step that counts as a stall.")
+    stall: Duration = Field(180.0, description="Minimum silence after the first step that counts as a stall.")
     stall_factor: float = Field(
         10.0,
         gt=1,
-        description="Silence in multiples of the observed step time; the longer of both limits holds.",
+        description="Silence in multiples of the observed step time; the longer of both limits applies.",
     )
-    interval: Duration = Field(5.0, gt=0, description="Time between looks at the run's files.")
+    interval: Duration = Field(5.0, gt=0, description="Interval at which the run's files are read.")
     frozen_rows: Count = Field(
         4,
         ge=2,
-        description="Rows in a row with a rate of zero or less, or of one step, that stop the run: of the table, or "
+        description="Consecutive rows with a rate of zero or less, or of one step, that stop the run: of the table, or "
         "whole printed lines. One that adds a value to its step is no repetition.",
     )
     gates: bool | None = Field(
@@ -230,7 +272,7 @@ class Watchdog(Frozen):
     gate_strikes: Count = Field(
         3,
         ge=1,
-        description="Records of one file in a row with a collapse, or with a `grad_norm` of 0, that stop the run. "
+        description="Consecutive records of one file with a collapse, or with a `grad_norm` of 0, that stop the run. "
         "Zeros of a norm that was never above 0.01 may be rounded: they stop no run whose loss falls, or has fewer "
         "than 12 records that are not all the same.",
     )
@@ -239,7 +281,7 @@ class Watchdog(Frozen):
     @model_validator(mode="before")
     @classmethod
     def _limits_mean_gates(cls, data: Any) -> Any:
-        """Whoever sets a limit on gates says that the trainer writes such gates."""
+        """A limit on gates implies that the trainer writes NSA's gates."""
         limits = {"gate_entropy_min", "gate_max", "gate_collapse_frac"}
         if not isinstance(data, dict) or "gates" in data or not limits & data.keys():
             return data
@@ -260,7 +302,7 @@ class Defaults(Frozen):
         None,
         ge=1,
         description="Steps from one pause (validation, checkpoint) to the next in the long run that is decided about. "
-        "A run that holds fewer than three pauses is judged by it.",
+        "A run with fewer than three pauses is judged by it.",
     )
     repeats: Count = Field(1, ge=1, description="Runs of each arm.")
     retries: Count = Field(

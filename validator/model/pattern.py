@@ -1,4 +1,4 @@
-"""Regular expressions of a runbook, and the lines of a log that they read.
+"""Regular expressions of a runbook, and what they read from the lines of a log.
 
 A pattern for lines is a regular expression in which `{loss}` is short for a named group that matches any number as
 trainers print it. Groups that are written out (`(?P<loss>[\\d.]+)`) are read as well, also where they are too narrow.
@@ -14,25 +14,14 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import lru_cache
 
-__all__ = [
-    "LinePattern",
-    "PatternError",
-    "Printed",
-    "StepCounter",
-    "compiled",
-    "has_decimal_comma",
-    "line_pattern",
-    "narrow_groups",
-    "parse_number",
-]
-
-_NUMBER = (
+_NUMBER = (  # 1,234.5 | 1_234 | 2.31 | 1.2e-4 | .5 | 39k, 39ktok/s | NaN, -inf, Infinity
     r"[-+]?(?:(?:\d{1,3}(?:[,_]\d{3})+(?![\d_]|,\d)|\d+)(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?)"
     r"(?:[kKMG](?:(?![A-Za-z])|(?=tok)))?"
     r"|[-+]?(?:[nN][aA][nN]|[iI][nN][fF](?:inity)?)(?![A-Za-z])"
 )
-_CLOCK = r"\d+(?: days?, |:)\d{1,2}(?::\d\d){0,2}(?:\.\d+)?"
-_ZONE = r"(?:Z|[-+]\d\d:?\d\d(?![\d:]))"
+_CLOCK = r"\d+(?: days?, |:)\d{1,2}(?::\d\d){0,2}(?:\.\d+)?"  # 4:03 | 1:02:03.5 | 2 days, 1:02:03
+_ZONE = r"(?:Z|[-+]\d\d:?\d\d(?![\d:]))"  # Z | +02:00 | -0530
+# 2026-03-04 05:06:07,890 | 2026-03-04T05:06:07+02:00 | 20260304 05:06:07 | 03/04 05:06:07
 _MOMENT = r"(?:\d{4}[-/]?\d\d[-/]?\d\d|\d\d/\d\d)[T ,]+\d\d:\d\d:\d\d(?:[.,]\d+)?" + f"{_ZONE}?"
 _WHOLE = r"\d{1,3}(?:[,_]\d{3})+(?![\d_]|,\d)|\d+"
 _COUNTS = ("step", "epoch", "steps_per_epoch", "steps_total")
@@ -42,36 +31,39 @@ _BODIES = {
     "timestamp": f"{_MOMENT}|{_NUMBER}",
     "row": "",
 }
-"""What a short group matches where it is no plain number."""
+"""What a short group matches, for the groups that are not plain numbers."""
 
+# Text of a widened group that is no number, up to a separator: `n/a` of `loss=n/a,`. A comma before a digit belongs.
 _WORD = r"(?:[^\s,;|()<>\[\]{}'\"]|,(?=\d))+"
+# `{loss}`, but neither an escaped `\{loss}` nor the braces of `\N{DASH}`.
 _SHORT = re.compile(r"(\\.)|(?<!\\N)\{([a-z_][a-z0-9_]*)\}", re.DOTALL)
 _AGAIN = "__again"
 _SUFFIXES = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9}
+# 1,234 | 12_345_678.9 | 1,234e3: one separator throughout.
 _THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(?:([,_])\d{3})(?:\1\d{3})*(?:\.\d*)?(?:[eE][-+]?\d+)?")
 _CONTINUES = re.compile(r"[0-9]|\.[0-9]|[,_][0-9]{3}(?![0-9])|[eE][-+]?[0-9]|[kKMG](?:(?![A-Za-z])|(?=tok))")
-"""What makes a number longer, or another one: `1.5` of `1.5e+20`, `1` of `1,200`, `39` of `39k`."""
+"""What follows a number that was matched in part only: after `1.5` of `1.5e+20`, `1` of `1,200`, `39` of `39k`."""
 
 _DECIMALS = re.compile(r",\d+(?!\d|[.,]\d)")
-"""What may be the decimals of the whole number before it; with more numbers behind it is a list."""
+"""Possible decimals of the whole number before them, `,31` of `2,31`; followed by more numbers it is a list."""
 
 _AT_START = r"(?<!\d)(?<!\d[.,])(?<![\s=:(\[][-+])"
-"""Where a number begins. The `.*` before a group takes the first of its digits, where nothing forbids that."""
+"""Where a number begins. Without it, a greedy `.*` before the group takes its first digits."""
 
 _BOOKKEEPING = frozenset({"step", "row"})
 _SAMPLES = ("nan", "-0.5", "inf", "1.2e-4", "1,234.5")
-"""Texts that a group for a number has to match as a whole."""
+"""Texts that a group for a number must match as a whole."""
 
 
 class PatternError(ValueError):
-    """A text is no regular expression, or one whose meaning is not settled; the message says why."""
+    """A text is no regular expression, or one that later versions of Python may read differently."""
 
 
 def compiled(pattern: str) -> re.Pattern[str]:
-    """The pattern, ready for use.
+    """The compiled pattern.
 
     Python warns of brackets and doubled signs within a set (`[[0-9]`, `[a--b]`), which later versions may read
-    otherwise. A runbook has to mean the same everywhere, so that is refused here.
+    differently. A runbook must mean the same everywhere, so these are refused.
 
     Raises:
         PatternError: when it cannot be compiled, or not without such a warning.
@@ -90,8 +82,8 @@ def parse_number(text: str) -> float | None:
     """A number as trainers print it, None for anything else.
 
     Signs, exponents, `nan` and `inf` in any case, thousands (`1,234.5`, `1_234`) and suffixes (`12.3k`) are read; a
-    decimal comma (`2,31`, `0,312`) is not. So
-    are a length of time (`1:02:03`, seconds) and a date with a time (Unix seconds, UTC where no zone is given).
+    decimal comma (`2,31`, `0,312`) is not. A duration (`1:02:03`) becomes seconds, a date with a time Unix seconds (UTC
+    where no zone is given).
     """
     shown = text.strip().rstrip(",;").rstrip(".") or text.strip()
     factor = _SUFFIXES.get(shown[-1:], 1.0)
@@ -99,7 +91,7 @@ def parse_number(text: str) -> float | None:
     if _THOUSANDS.fullmatch(digits):
         digits = digits.replace(",", "").replace("_", "")
     elif "_" in digits:
-        return None  # Python reads 1_0 as ten; nothing that prints numbers means that
+        return None  # float() reads 1_0 as ten, which no logger means
     try:
         return factor * float(digits)
     except ValueError:
@@ -113,7 +105,7 @@ def has_decimal_comma(text: str) -> bool:
 
 
 def _seconds(text: str) -> float | None:
-    """A length of time or a moment in seconds."""
+    """A duration in seconds, or a date with a time in Unix seconds; None for anything else."""
     if re.fullmatch(_CLOCK, text):
         days, _, rest = text.rpartition(" days, " if " days, " in text else " day, ")
         parts = [float(part) for part in rest.split(":")]
@@ -125,7 +117,7 @@ def _seconds(text: str) -> float | None:
         text, ahead_s = (text, 0.0) if zone is None else (text[: zone.start()], _ahead_s(zone[0]))
         day, _, clock = re.sub(r"[T ,]+", " ", text.replace(",", ".", 1) if text.count(",") else text).partition(" ")
         day = re.sub(r"[-/]", "", day)
-        day = f"2000{day}" if len(day) == 4 else day  # a logger that leaves the year out
+        day = f"2000{day}" if len(day) == 4 else day  # a logger that omits the year
         try:
             moment = datetime.strptime(f"{day} {clock.split('.')[0]}", "%Y%m%d %H:%M:%S")
         except ValueError:
@@ -168,10 +160,10 @@ class LinePattern:
         self._whole = compiled(_spelled_out(text, at_start=_AT_START))
 
     def read(self, line: str) -> Printed | None:
-        """What a line says; None for one that the pattern does not match.
+        """The groups of a line; None for one that the pattern does not match.
 
         A group that is too narrow for the number that was printed (`[\\d.]+` for `nan`, or for `1.2e-4`) is widened.
-        Where the widened group holds no number, that is `odd`. Short groups in an optional part are as wide as can be.
+        Where the widened group is no number, that is `odd`. Short groups in an optional part are as wide as possible.
         """
         strict = self._strict.search(line)
         found = _printed(strict) if strict is not None else None
@@ -194,7 +186,7 @@ class LinePattern:
 
 @lru_cache(maxsize=64)
 def line_pattern(text: str) -> LinePattern:
-    """A pattern for lines, ready for use.
+    """The compiled pattern for lines, cached.
 
     Raises:
         PatternError: when it cannot be compiled.
@@ -222,7 +214,7 @@ def narrow_groups(text: str) -> dict[str, str]:
 
 
 def _spelled_out(text: str, *, at_start: str = "") -> str:
-    """The pattern with its short groups written out. One that is used again, in another branch, is numbered."""
+    """The pattern with its short groups written out. A repeated one, in another branch, gets a number."""
     seen: dict[str, int] = {}
 
     def spelled(match: re.Match[str]) -> str:
@@ -302,7 +294,7 @@ def _groups(text: str) -> list[_Group]:
 
 
 def _cut(match: re.Match[str], group: str) -> bool:
-    """Whether a group holds only a part of the number that was printed. A sign between two groups separates them."""
+    """Whether a group matched only a part of the printed number. A character between two groups separates them."""
     text, name = match[group], _name(group)
     if not text or not (text[-1:].isdigit() or text[-1:] == "."):
         return False
@@ -310,7 +302,7 @@ def _cut(match: re.Match[str], group: str) -> bool:
     first, last = match.span(group)
     after = "" if any(begin == last + 1 for begin, _ in others) else match.string[last:][:8]
     if name == "ktoks_per_s" and after[:1] in ("k", "K"):
-        return False  # that is what the name says
+        return False  # the k is the unit of the name
     before = "" if any(end == first - 1 for _, end in others) else match.string[max(0, first - 2) : first]
     if after and name not in _COUNTS and re.fullmatch(r"[-+]?\d+", text) and _DECIMALS.match(match.string, last):
         return group not in _before_commas(match.re.pattern)
@@ -320,7 +312,7 @@ def _cut(match: re.Match[str], group: str) -> bool:
 
 @lru_cache(maxsize=64)
 def _before_commas(pattern: str) -> frozenset[str]:
-    """The groups of a pattern behind which it has a comma, which then separates."""
+    """The groups that the pattern itself follows by a comma, which is then a separator."""
     return frozenset(group.name for group in _groups(pattern) if pattern.startswith(",", group.end + 1))
 
 
@@ -347,7 +339,7 @@ def _printed(match: re.Match[str]) -> Printed:
 
 
 class StepCounter:
-    """The step of each line, where lines count anew in each epoch, or where not every line prints it.
+    """The step of each line, where lines count from 1 in each epoch, or where not every line prints it.
 
     A line without a step completes the one before it. With a group `row`, each line is one step. Lines with a group
     `steps_total` belong to training where that total is `total`; without one, to the total that most steps had so far.
@@ -366,7 +358,7 @@ class StepCounter:
 
     def step(self, printed: Printed) -> float | None:
         """Optimizer steps done by this line, NaN where it prints none that can be read; None where the line belongs to
-        nothing: to another progress bar, or to no step yet."""
+        another progress bar, or to no step yet."""
         if "row" in printed.texts:
             self._rows += 1
             return float(self._rows)
@@ -382,7 +374,7 @@ class StepCounter:
         epoch, length = printed.values.get("epoch"), printed.values.get("steps_per_epoch")
         if self._last is not None and step < self._last:
             later = None not in (epoch, self._epoch) and math.floor(epoch or 0) > math.floor(self._epoch or 0)
-            # Without a number of the epoch, its last step says that the next one begins.
+            # Without an epoch number, the last step of an epoch announces the next one.
             over = epoch is None and length is not None and self._last > length - max(self._stride, 1.5)
             if later or over:
                 self._offset += length if length is not None else self._last + self._stride

@@ -1,54 +1,46 @@
-"""The phases of a runbook, one model for each kind.
+"""The phases of a runbook, one model for each kind: its keys, and the numbers that its criteria may name.
 
-Field descriptions are the text of `docs/runbook-reference.md`, so keep them exact.
+What a kind does is in `validator/kinds`. Field descriptions are the text of `docs/runbook-reference.md`, so keep them
+exact.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from validator.model.base import Frozen
+from validator.model.catalogue import AUDIT, OUTCOME, PROBE, PROFILE, SMOKE, TESTS, TRAINING, Scalar
 from validator.model.findings import FindingCode
-from validator.model.parts import Argument, Count, CriterionField, Identifier, Setting, Watchdog
+from validator.model.parts import (
+    Argument,
+    Count,
+    CriterionField,
+    Hardware,
+    Identifier,
+    Setting,
+    Trainer,
+    Watchdog,
+)
 from validator.model.remedy import MAX_REMEDIES, RemedyField
-from validator.model.units import Duration
-
-__all__ = [
-    "AbPhase",
-    "Arm",
-    "AuditPhase",
-    "AuditVariant",
-    "Choose",
-    "CommandPhase",
-    "DataPhase",
-    "Phase",
-    "PhaseBase",
-    "PhaseKind",
-    "PreflightPhase",
-    "ProcessPhase",
-    "ProfilePhase",
-    "PytestPhase",
-    "SoakPhase",
-    "SweepPhase",
-    "TRAINING_KINDS",
-    "TrainPhase",
-    "TrainingPhase",
-]
-
-PhaseKind = Literal["preflight", "command", "pytest", "train", "sweep", "ab", "audit", "profile", "soak", "data"]
-
-TRAINING_KINDS: tuple[PhaseKind, ...] = ("train", "sweep", "ab", "audit", "profile", "soak", "data")
-"""Kinds whose runs are runs of the trainer."""
+from validator.model.units import Duration, Frozen
 
 
 class PhaseBase(Frozen):
     """What every phase has."""
 
+    if TYPE_CHECKING:  # each kind declares it, as a literal behind its common keys
+        kind: str
+
+    scalars: ClassVar[tuple[Scalar, ...]] = ()
+    """The numbers that the class adds to those of its bases."""
+
+    filled: ClassVar[tuple[str, ...]] = ()
+    """The keys that the class adds in which placeholders are filled in."""
+
     id: Identifier = Field(
-        description="Name of the phase, unique in the runbook: lower case letters, digits, underscores; a letter first."
+        description="Name of the phase, unique in the runbook: lower-case letters, digits, underscores; a letter first."
     )
     title: str | None = Field(None, description="Heading in the report; default is the id.")
     why: str | None = Field(None, description="What the phase is for; shown in the report.")
@@ -62,16 +54,38 @@ class PhaseBase(Frozen):
     )
     observe: bool = Field(
         False,
-        description="Whether the phase asks for nothing on purpose. It carries no GO, and forbids none that others "
-        "carry.",
+        description="Whether the phase intentionally has no required criterion. It carries no GO, and forbids none "
+        "that others carry.",
     )
     expected: Duration | None = Field(
         None, description="How long the phase takes as a rule, all its runs together; for the remaining time shown."
     )
 
+    @classmethod
+    def known_scalars(cls) -> dict[str, Scalar]:
+        """The numbers that criteria of such a phase may name, those of its bases first."""
+        every = [scalar for base in reversed(cls.__mro__) for scalar in vars(base).get("scalars", ())]
+        return {one.name: one for one in every if one.key is None or one.key in cls.model_fields}
+
+    @classmethod
+    def filled_keys(cls) -> tuple[str, ...]:
+        """The keys in which placeholders are filled in, those of its bases first."""
+        return tuple(key for base in reversed(cls.__mro__) for key in vars(base).get("filled", ()))
+
+    def unmeasured(self, name: str, hardware: Hardware, *, scalar: bool) -> tuple[str, str] | None:
+        """Why the phase measures nothing called `name`, a scalar of some kind or not, and what to write; None where
+        it may."""
+        return None
+
+    def obstacle(self, name: str, hardware: Hardware, trainer: Trainer) -> tuple[str, str] | None:
+        """Why a scalar of the phase could not be known, as a clause, and what to write; None where it can be."""
+        return None
+
 
 class PreflightPhase(PhaseBase):
     """Is the machine what the runbook was written for, and healthy?"""
+
+    scalars = PROBE
 
     kind: Literal["preflight"]
     packages: tuple[str, ...] = Field(
@@ -86,9 +100,34 @@ class PreflightPhase(PhaseBase):
         "by default where `hardware.gpus` is above 0.",
     )
 
+    def probes(self, hardware: Hardware) -> bool:
+        """Whether the phase runs the probes."""
+        return hardware.gpus > 0 if self.probe is None else self.probe
+
+    def unmeasured(self, name: str, hardware: Hardware, *, scalar: bool) -> tuple[str, str] | None:
+        if scalar and self.probes(hardware):
+            return None
+        return (
+            f"phase {self.id} is a preflight: it has checks, not measurements, so {name} can never be known",
+            "declare what the machine must have under `hardware`, or name another phase; with probe: true "
+            "it measures probe.gemm_tflops and the like",
+        )
+
+    def obstacle(self, name: str, hardware: Hardware, trainer: Trainer) -> tuple[str, str] | None:
+        on_gpu = ("probe.host_to_device_gb_s", "probe.device_to_host_gb_s", "probe.pcie_gen", "probe.pcie_width")
+        if name in on_gpu and hardware.gpus == 0:
+            return "it is measured on a GPU, and hardware.gpus is 0", "set hardware.gpus, or drop the criterion"
+        if name.startswith(("probe.peer", "probe.all_reduce")) and hardware.gpus < 2:
+            why = f"it needs two GPUs, and hardware.gpus is {hardware.gpus}"
+            return why, "set hardware.gpus, or drop the criterion"
+        return None
+
 
 class ProcessPhase(PhaseBase):
     """A phase that starts processes."""
+
+    scalars = OUTCOME
+    filled: ClassVar[tuple[str, ...]] = ("env", "on_failure")
 
     timeout: Duration | None = Field(None, gt=0, description="Longest time of one run.")
     retries: Count | None = Field(
@@ -105,6 +144,8 @@ class ProcessPhase(PhaseBase):
 class CommandPhase(ProcessPhase):
     """Any program. It passes with exit code 0 and with every criterion."""
 
+    filled: ClassVar[tuple[str, ...]] = ("run",)
+
     kind: Literal["command"]
     run: str | tuple[Argument, ...] = Field(
         description="A shell line, or a list of arguments started without a shell. A line is carried out by bash with "
@@ -119,19 +160,23 @@ class CommandPhase(ProcessPhase):
 class PytestPhase(ProcessPhase):
     """Tests as a gate. At least one must pass, none may fail, and a skipped one is not a pass."""
 
+    scalars = TESTS
+    filled: ClassVar[tuple[str, ...]] = ("targets",)
+
     kind: Literal["pytest"]
     targets: tuple[Argument, ...] = Field(
         min_length=1, description="Paths or importable packages, as `pytest --pyargs` takes them."
     )
     keyword: str | None = Field(None, description="Selects tests as `pytest -k` does.")
     args: tuple[Argument, ...] = Field((), description="Further arguments for pytest.")
-    allow_skipped: bool = Field(
-        False, description="Whether skipped tests are acceptable; they are listed all the same."
-    )
+    allow_skipped: bool = Field(False, description="Whether skipped tests are acceptable; they are still listed.")
 
 
 class TrainingPhase(ProcessPhase):
     """A phase that runs the trainer."""
+
+    scalars = TRAINING
+    filled: ClassVar[tuple[str, ...]] = ("args",)
 
     steps: Count = Field(ge=1, description="Optimizer steps of each run.")
     nproc: Count | None = Field(None, ge=0, description="Processes under torchrun; 0 runs the trainer by python alone.")
@@ -158,9 +203,17 @@ class TrainPhase(TrainingPhase):
     )
     extend: bool | None = Field(
         None,
-        description="Whether the phase is run again, to four runs or twice as many, when a required criterion stays "
-        "open because its interval holds the bound; once.",
+        description="Whether the phase is run again, to four runs or twice as many, when a required criterion is "
+        "inconclusive because its interval contains the bound; once.",
     )
+
+    def obstacle(self, name: str, hardware: Hardware, trainer: Trainer) -> tuple[str, str] | None:
+        if name != "scaling.efficiency" or self.scaling_against is not None:
+            return None
+        return (
+            f"phase {self.id} is not compared with another",
+            f"add scaling_against: PHASE, a phase with more processes, to {self.id}",
+        )
 
 
 class SoakPhase(TrainingPhase):
@@ -170,7 +223,7 @@ class SoakPhase(TrainingPhase):
 
 
 class Choose(Frozen):
-    """How the arms of a sweep or an A/B are compared. "Not decidable" and "no difference" are answers."""
+    """How the arms of a sweep or an A/B are compared. "Inconclusive" and "no difference" are answers."""
 
     highest: str | None = Field(None, description="`metric.statistic` to maximize.")
     lowest: str | None = Field(None, description="`metric.statistic` to minimize.")
@@ -192,6 +245,8 @@ class Choose(Frozen):
 
 class SweepPhase(TrainingPhase):
     """Every combination of the given settings, repeats interleaved."""
+
+    filled: ClassVar[tuple[str, ...]] = ("over",)
 
     kind: Literal["sweep"]
     over: dict[str, tuple[Setting, ...]] = Field(description="`env.NAME` or `args.NAME` to the values to try.")
@@ -221,7 +276,9 @@ class Arm(Frozen):
 
 
 class AbPhase(TrainingPhase):
-    """Two configurations, interleaved ABBA so that drift of the machine hits both alike."""
+    """Two configurations, interleaved ABBA so that drift of the machine affects both equally."""
+
+    filled: ClassVar[tuple[str, ...]] = ("arms",)
 
     kind: Literal["ab"]
     arms: dict[Identifier, Arm] = Field(min_length=2, max_length=2, description="The two sides, the present one first.")
@@ -247,6 +304,8 @@ class AuditPhase(TrainingPhase):
     that reports nothing proves nothing; one that fell back to another path than the requested one fails the phase.
     """
 
+    scalars = AUDIT
+
     kind: Literal["audit"]
     variants: tuple[AuditVariant, ...] = Field(
         ("plain", "flash_only", "no_flash"), min_length=1, description="The runs; each is an arm of its own."
@@ -267,10 +326,12 @@ class ProfilePhase(TrainingPhase):
     The trainer runs with `NSA_NVTX=1`, `NSA_PROFILE_STEPS`, and TensorBoard and gate statistics off.
     """
 
+    scalars = PROFILE
+
     kind: Literal["profile"]
     profile_steps: Count = Field(8, ge=1, description="Steps that are traced.")
     ranges: tuple[str, ...] = Field(
-        (), description="Ranges that the trace must hold, each a required criterion; `*` stands for any text."
+        (), description="Ranges that the trace must contain, each a required criterion; `*` matches any text."
     )
     nsys: bool = Field(
         False,
@@ -282,7 +343,7 @@ class ProfilePhase(TrainingPhase):
     @classmethod
     def _named(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if any(not name.strip() for name in value):
-            raise ValueError("ranges has an empty name, which every trace would hold; write ranges: [nsa.cmp]")
+            raise ValueError("ranges has an empty name, which every trace contains; write ranges: [nsa.cmp]")
         return value
 
     @model_validator(mode="after")
@@ -296,30 +357,34 @@ class ProfilePhase(TrainingPhase):
 
 
 class DataPhase(TrainingPhase):
-    """Does the loader keep up with real data? First the loader alone, then a run of the trainer on it.
+    """Does the loader keep up with real data? First a data-loader smoke test, then a run of the trainer on the data.
 
     Where the data cannot be reached the phase is SKIPPED, which is not a pass.
     """
 
+    scalars = SMOKE
+    filled: ClassVar[tuple[str, ...]] = ("smoke",)
+
     kind: Literal["data"]
-    first_batch: Duration = Field(60.0, description="Longest wait for the first batch, alone and in the run.")
+    first_batch: Duration = Field(
+        60.0, description="Longest wait for the first batch, in the smoke test and in the run."
+    )
     smoke: tuple[Argument, ...] | None = Field(
         None,
-        description="What python is given to try the loader alone; prints JSON. Default is `[-m, nsa.data]` with the "
-        "arguments of the run for the bundled trainer, and no such run for another. `[]` leaves it out.",
+        description="Arguments of python for the data-loader smoke test, which prints JSON. The default for the "
+        "bundled trainer is `[-m, nsa.data]` with the arguments of the run; another has none. `[]` leaves it out.",
     )
 
+    def smoke_words(self, trainer: Trainer) -> tuple[str, ...]:
+        """Arguments of python for the data-loader smoke test; empty where there is none."""
+        if self.smoke is not None:
+            return self.smoke
+        return ("-m", "nsa.data", "--json") if trainer.bundled else ()
 
-Phase = Annotated[
-    PreflightPhase
-    | CommandPhase
-    | PytestPhase
-    | TrainPhase
-    | SweepPhase
-    | AbPhase
-    | AuditPhase
-    | ProfilePhase
-    | SoakPhase
-    | DataPhase,
-    Field(discriminator="kind"),
-]
+    def obstacle(self, name: str, hardware: Hardware, trainer: Trainer) -> tuple[str, str] | None:
+        if not name.startswith("smoke.") or self.smoke_words(trainer):
+            return None
+        return (
+            f"phase {self.id} runs no data-loader smoke test",
+            "give it smoke: [ARGUMENTS], which prints JSON, or use startup.first_batch_s",
+        )

@@ -1,4 +1,4 @@
-"""The plan: exactly what will be started, where and with what budget."""
+"""The plan: exactly what will be started, where and with what timeout."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ from typing import Literal
 
 from pydantic import Field
 
-from validator.model.base import Frozen, PathBelow
-from validator.model.runbook import TRAINING_KINDS, PhaseKind, Setting, TrainerMetrics, Watchdog
-
-__all__ = ["Launcher", "PhasePlan", "Plan", "Role", "RunSpec"]
+from validator.model.runbook import Setting, TrainerMetrics, TrainingPhase, Watchdog
+from validator.model.schemas import KindName, schema_of
+from validator.model.units import Frozen, PathBelow
 
 Launcher = Literal["exec", "python", "torchrun"]
 
 Role = Literal["measure", "smoke", "nsys"]
-"""What a run is for: `measure` decides the phase, `smoke` tries the loader alone, `nsys` only leaves evidence."""
+"""`measure` decides the phase, `smoke` is the data-loader smoke test, `nsys` only leaves evidence."""
 
 
 class RunSpec(Frozen):
@@ -26,7 +25,7 @@ class RunSpec(Frozen):
 
     id: str = Field(description="Unique in the plan and fit for a path: `buckets/25/r1`.")
     phase: str
-    kind: PhaseKind
+    kind: KindName
     arm: str | None = None
     repeat: int = Field(1, ge=1, description="1-based.")
     role: Role = "measure"
@@ -44,7 +43,7 @@ class RunSpec(Frozen):
     timeout_s: float
     retries: int = 0
     requested: dict[str, Setting] = Field(
-        default_factory=dict, description="Trainer arguments asked for, by flat name, placeholders filled in."
+        default_factory=dict, description="Trainer arguments by flat name, placeholders filled in."
     )
     settings: dict[str, Setting] = Field(
         default_factory=dict, description="What distinguishes this arm: `env.NAME` or `args.NAME` to value."
@@ -59,7 +58,7 @@ class RunSpec(Frozen):
     @property
     def trains(self) -> bool:
         """Whether it is a run of the trainer."""
-        return self.kind in TRAINING_KINDS and self.role != "smoke"
+        return self.role != "smoke" and issubclass(schema_of(self.kind), TrainingPhase)
 
     @property
     def ranks(self) -> int | None:
@@ -76,7 +75,7 @@ class PhasePlan(Frozen):
     """A phase and its runs, in the order in which they are started (arms interleaved)."""
 
     phase: str
-    kind: PhaseKind
+    kind: KindName
     runs: tuple[RunSpec, ...]
     skipped: str | None = Field(None, description="Why the phase will not run (`--only`, `--skip`), if so.")
     remedies: tuple[str, ...] = Field((), description="What is tried when it fails, each once, in this order.")

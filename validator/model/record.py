@@ -1,6 +1,6 @@
 """What is known of a phase before it is judged: its runs, how they ended and what was read from them.
 
-Judgement and diagnosis take records and nothing else, so both can be repeated from disk at any time.
+Judgement and diagnosis take records and nothing else, so both can be repeated from the run folder at any time.
 """
 
 from __future__ import annotations
@@ -9,15 +9,75 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from validator.model.extension import Extension
-from validator.model.outcome import Outcome
+from pydantic import Field
+
 from validator.model.plan import RunSpec
 from validator.model.remedy import Remedy
 from validator.model.result import Result
 from validator.model.runbook import Phase, Runbook
-from validator.model.verdict import Check, ValidationReport
+from validator.model.units import Frozen, PathBelow
+from validator.model.verdict import Check, Extension, ValidationReport
 
-__all__ = ["PhaseRecord", "PhaseState", "RunRecord", "Tried", "ValidationRecord"]
+Reason = Literal["exited", "timeout", "stalled", "halted", "interrupted", "infrastructure"]
+"""How an attempt ended.
+
+`exited` by itself, with any code; `timeout` past its budget; `stalled` without progress or activity; `halted` by the
+watchdog for an anomaly; `interrupted` by the user; `infrastructure` when it could not be started or the machine failed.
+"""
+
+
+class Attempt(Frozen):
+    """One start of a run's process tree, and how it ended."""
+
+    number: int = Field(ge=1)
+    command: tuple[str, ...]
+    pid: int | None
+    started: str = Field(description="UTC, ISO 8601.")
+    duration_s: float = Field(description="By the monotonic clock.")
+    rc: int | None = Field(description="Exit code; negative is the signal that ended it; None when it never started.")
+    reason: Reason
+    detail: str | None = Field(None, description="A sentence for people: what ended it.")
+    killed: tuple[int, ...] = Field((), description="Descendants that had to be killed.")
+    disk_full: bool = Field(False, description="Whether it failed because a disk had no room.")
+    code: dict[str, str] = Field(
+        default_factory=dict, description="SHA-256 of each file of code or configuration that the command names."
+    )
+    bundle: tuple[PathBelow, ...] = Field(
+        (), description="Evidence saved before it was stopped, relative to the run folder."
+    )
+
+
+class Outcome(Frozen):
+    """All attempts of a run, in order; the last one decides."""
+
+    run: str
+    attempts: tuple[Attempt, ...] = Field(min_length=1)
+
+    @property
+    def last(self) -> Attempt:
+        """The attempt that decides."""
+        return self.attempts[-1]
+
+    @property
+    def rc(self) -> int | None:
+        """Exit code of the last attempt."""
+        return self.last.rc
+
+    @property
+    def reason(self) -> Reason:
+        """Why the last attempt ended."""
+        return self.last.reason
+
+    @property
+    def ok(self) -> bool:
+        """Whether it ended by itself with exit code 0."""
+        return self.last.reason == "exited" and self.last.rc == 0
+
+    @property
+    def duration_s(self) -> float:
+        """Duration of the last attempt in seconds."""
+        return self.last.duration_s
+
 
 PhaseState = Literal["pending", "running", "done", "skipped", "not_run", "interrupted"]
 """`skipped` by the user (`--only`, `--skip`), `not_run` because a phase that it needs did not pass."""
@@ -25,7 +85,7 @@ PhaseState = Literal["pending", "running", "done", "skipped", "not_run", "interr
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One run: what was asked for, how it ended (None while it runs) and what was read (None before it ran)."""
+    """One run: its plan, how it ended (None while it runs) and what was read (None before it ran)."""
 
     spec: RunSpec
     outcome: Outcome | None
@@ -34,7 +94,7 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class Tried:
-    """A go at a phase that does not decide it: as declared (`remedy` None) and failed, or a remedy that was tried."""
+    """An attempt at a phase that does not decide it: as declared (`remedy` None), which failed, or with a remedy."""
 
     remedy: Remedy | None
     runs: tuple[RunRecord, ...]
@@ -45,7 +105,7 @@ class PhaseRecord:
     """One phase. `reason` says why it is skipped or was not run; `checks` are preflight's.
 
     `runs` are those that decide: as declared, or of `remedy`, one that leaves the declared config as it is and after
-    which the phase passed. `tried` are the other goes at the phase, in order.
+    which the phase passed. `tried` are the other attempts at the phase, in order.
     """
 
     phase: Phase
@@ -60,19 +120,19 @@ class PhaseRecord:
 
     @property
     def every_run(self) -> tuple[RunRecord, ...]:
-        """The runs that decide, then those of the other goes."""
-        return (*self.runs, *(run for go in self.tried for run in go.runs))
+        """The runs that decide, then those of the other attempts."""
+        return (*self.runs, *(run for attempt in self.tried for run in attempt.runs))
 
     @property
     def measured(self) -> tuple[RunRecord, ...]:
-        """The runs that decide the phase: not a loader's trial, nor a run that only leaves evidence."""
+        """The runs that decide the phase: no data-loader smoke test, and no run that only leaves evidence."""
         return tuple(run for run in self.runs if run.spec.role == "measure")
 
 
 @dataclass(frozen=True)
 class ValidationRecord:
-    """A whole validation as far as it has come. `environment` is the snapshot of the machine, `last_go` the report of
-    the last GO of this runbook on this class of machine, as it was when this validation began; None if there was none.
+    """A whole validation, finished or in progress. `environment` is the snapshot of the machine, `last_go` the report
+    of the last GO of this runbook on this class of machine when this validation began; None if there was none.
     """
 
     runbook: Runbook

@@ -11,13 +11,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from validator.model.base import Frozen
 from validator.model.parts import Count, Identifier, Setting
-
-__all__ = ["MAX_REMEDIES", "PLAYBOOK", "Remedy", "RemedyField", "Trigger"]
+from validator.model.units import Frozen
 
 MAX_REMEDIES = 4
-"""Remedies of one phase: each costs as much time as the phase itself."""
+"""Maximum of remedies of one phase: each takes as long as the phase itself."""
 
 Trigger = Literal["stall", "error", "criterion"]
 """`stall`: a run stalled or ran out of time. `error`: one ended in another bad way. `criterion`: all ended well."""
@@ -38,7 +36,7 @@ OBSERVING = frozenset(
         "args.aux_every",
     }
 )
-"""Settings that change what is watched, not what is trained."""
+"""Settings that change what is logged, not what is trained."""
 
 
 class Remedy(Frozen):
@@ -68,7 +66,7 @@ class Remedy(Frozen):
             )
         if not self.settings and "criterion" in self.on:
             raise ValueError(
-                f"on holds criterion, for which {self.name} would only run the same again until it passes; "
+                f"on contains criterion, for which {self.name} would only run the same again until it passes; "
                 "write on: [stall, error]"
             )
         return self
@@ -81,7 +79,7 @@ class Remedy(Frozen):
         return found | ({} if self.steps is None else {"steps": self.steps})
 
     def keeps_config(self, kind: str) -> bool:
-        """Whether what is trained stays as declared: only what is watched changes, or how long a profile is."""
+        """Whether what is trained stays as declared: only what is logged changes, or how long a profile is."""
         free = OBSERVING | ({"steps"} if kind == "profile" else set())
         return all(key.replace("-", "_") in free for key in self.settings)
 

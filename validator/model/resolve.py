@@ -1,39 +1,29 @@
-"""What the dotted names of criteria mean. `check` and judgement both ask here and nowhere else.
+"""What the dotted names of criteria mean, for `check` and judgement alike.
 
-Two words name something of the phase itself (`loss.last`, `outcome.rc`), three begin with another phase
+Two parts name something of the phase itself (`loss.last`, `outcome.rc`), three begin with another phase
 (`baseline.loss.last`). So a phase may be called like a metric without becoming ambiguous. `last_go.` in front of either
 means the same of the last GO of this runbook on this class of machine.
 """
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from validator.model.catalogue import METRICS, SCALARS, STATISTICS, Metric, is_open_scalar
+from validator.model.catalogue import METRICS, STATISTICS, Better, Metric, is_open_scalar
 from validator.model.columns import NO_SERIES, PACES, TOTALS, series_name
 from validator.model.expression import Reference
 from validator.model.pattern import PatternError, line_pattern
-from validator.model.runbook import (
-    CommandPhase,
-    DataPhase,
-    Phase,
-    PreflightPhase,
-    Runbook,
-    TrainerMetrics,
-    TrainingPhase,
-)
-from validator.model.settings import nproc_of, probes, smoke_of, tokens_of
-
-__all__ = ["LAST_GO", "Resolved", "UnresolvedReference", "resolve", "series_of"]
+from validator.model.runbook import CommandPhase, Phase, Runbook, TrainerMetrics, TrainingPhase
+from validator.model.schemas import SCALARS, SCHEMAS
+from validator.model.settings import nproc_of, tokens_of
+from validator.text import nearest
 
 HEARTBEAT_METRICS = frozenset(METRICS) - {"lr"}
 """Series that a heartbeat's `progress` records may hold, by the trainer contract."""
 
 LAST_GO = "last_go"
-"""The word in front of what an earlier validation measured; no phase may be called so."""
+"""The first part of names of an earlier validation's measurements; no phase may have this id."""
 
 _SPREAD = {"cv": "", "n": "steps"}
 
@@ -42,9 +32,9 @@ _SPREAD = {"cv": "", "n": "steps"}
 class Resolved:
     """What a reference means.
 
-    `statistic` and `window` are None for a scalar. `unit` is empty where the value has none or where only the trainer
-    could tell (`effective.x`, `metrics.x`); `unit_known` tells these two apart. `text` says that it is no number,
-    `stored` that it is of the last GO.
+    `statistic` and `window` are None for a scalar. `unit` is empty where the value has none, and where only the trainer
+    knows it (`effective.x`, `metrics.x`); `unit_known` is False in the second case. `text`: it is no number. `stored`:
+    it is of the last GO. `better` is the good direction of a series that has one.
     """
 
     phase_id: str
@@ -56,6 +46,7 @@ class Resolved:
     unit_known: bool = True
     text: bool = False
     stored: bool = False
+    better: Better | None = None
 
     @property
     def source(self) -> str:
@@ -64,18 +55,13 @@ class Resolved:
 
 
 class UnresolvedReference(ValueError):
-    """A name that means nothing. `column` is 0-based in the criterion and points at the bad word."""
+    """A name without a meaning. `column` is 0-based in the criterion and points at the unknown part."""
 
     def __init__(self, message: str, *, fix: str, column: int) -> None:
         super().__init__(message)
         self.message = message
         self.fix = fix
         self.column = column
-
-
-def _nearest(word: str, known: Iterable[str], otherwise: str) -> str:
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return f"did you mean {close[0]}?" if close else otherwise
 
 
 def _groups(pattern: str | None) -> tuple[str, ...]:
@@ -108,7 +94,7 @@ def series_of(metrics: TrainerMetrics, *, tokens: bool = False) -> dict[str, Met
         names.add("toks_per_s_per_rank")
         names |= {"model_tflops_per_s_per_rank"} if metrics.env is not None else set()
         names |= {"step_rate"} if "step_time_s" in names else set()
-    return {name: METRICS.get(name) or _extra(name, metrics.extra.get(name, "")) for name in sorted(names)}
+    return {name: METRICS.get(name) or metrics.declared.get(name) or _undeclared(name) for name in sorted(names)}
 
 
 def _printed_series(groups: set[str]) -> set[str]:
@@ -127,8 +113,8 @@ def _series_in(runbook: Runbook, phase: Phase) -> dict[str, Metric]:
     return series_of(runbook.trainer.metrics, tokens=tokens)
 
 
-def _extra(name: str, unit: str) -> Metric:
-    return Metric(name=name, unit=unit, window="whole", better=None, meaning="declared by the runbook")
+def _undeclared(name: str) -> Metric:
+    return Metric(name=name, unit="", window="whole", better=None, meaning="a group of the pattern")
 
 
 def resolve(reference: Reference, *, runbook: Runbook, phase: Phase) -> Resolved:
@@ -138,42 +124,42 @@ def resolve(reference: Reference, *, runbook: Runbook, phase: Phase) -> Resolved
         UnresolvedReference: when there is no such phase, metric, statistic or scalar, when the phase that is named
             does not run before this one, or when its value could never be known.
     """
-    words = reference.name.split(".")
-    if words[0] == LAST_GO:
-        return _of_last_go(words[1:], runbook=runbook, phase=phase, column=reference.column + len(LAST_GO) + 1)
-    if len(words) == 3:
-        target = _other_phase(words[0], runbook=runbook, phase=phase, column=reference.column)
-        column = reference.column + len(words[0]) + 1
-    elif len(words) == 2:
+    parts = reference.name.split(".")
+    if parts[0] == LAST_GO:
+        return _of_last_go(parts[1:], runbook=runbook, phase=phase, column=reference.column + len(LAST_GO) + 1)
+    if len(parts) == 3:
+        target = _other_phase(parts[0], runbook=runbook, phase=phase, column=reference.column)
+        column = reference.column + len(parts[0]) + 1
+    elif len(parts) == 2:
         target, column = phase, reference.column
     else:
         raise UnresolvedReference(
-            f"{reference.name} has {len(words)} word{'s' if len(words) > 1 else ''}, a measurement has two or three",
+            f"{reference.name} has {len(parts)} part{'s' if len(parts) > 1 else ''}, a measurement has two or three",
             fix=_complete(reference.name, runbook, phase),
             column=reference.column,
         )
-    return _measurement(words[-2], words[-1], runbook=runbook, phase=target, column=column)
+    return _resolve_measurement(parts[-2], parts[-1], runbook=runbook, phase=target, column=column)
 
 
-def _of_last_go(words: list[str], *, runbook: Runbook, phase: Phase, column: int) -> Resolved:
+def _of_last_go(parts: list[str], *, runbook: Runbook, phase: Phase, column: int) -> Resolved:
     """`[phase.]metric.statistic` of the last GO: any phase of this runbook, and of its series what was kept."""
-    if len(words) not in (2, 3):
+    if len(parts) not in (2, 3):
         raise UnresolvedReference(
-            f"{'.'.join((LAST_GO, *words))} is no measurement of the last GO",
+            f"{'.'.join((LAST_GO, *parts))} is not a measurement of the last GO",
             fix="write last_go.metric.statistic or last_go.phase.metric.statistic",
             column=column,
         )
     target = phase
-    if len(words) == 3:
+    if len(parts) == 3:
         known = {one.id: one for one in runbook.phases}
-        if words[0] not in known:
-            fix = _nearest(words[0], known, f"phases: {', '.join(known)}")
-            raise UnresolvedReference(f"there is no phase called {words[0]}", fix=fix, column=column)
-        target, column = known[words[0]], column + len(words[0]) + 1
-    found = _measurement(words[-2], words[-1], runbook=runbook, phase=target, column=column)
+        if parts[0] not in known:
+            fix = nearest(parts[0], known, f"phases: {', '.join(known)}")
+            raise UnresolvedReference(f"there is no phase called {parts[0]}", fix=fix, column=column)
+        target, column = known[parts[0]], column + len(parts[0]) + 1
+    found = _resolve_measurement(parts[-2], parts[-1], runbook=runbook, phase=target, column=column)
     if found.kind != "series":
         raise UnresolvedReference(
-            f"{found.name} of the last GO is not compared with", fix="name a series: metric.statistic", column=column
+            f"{found.name} of the last GO is not stored", fix="name a series: metric.statistic", column=column
         )
     if found.window == "steady" and found.statistic != "mean":
         raise UnresolvedReference(
@@ -188,11 +174,11 @@ def _complete(name: str, runbook: Runbook, phase: Phase) -> str:
     word = name.split(".")[0]
     if word in METRICS:
         return f"write {word}.mean, or another of {', '.join(STATISTICS)}"
-    return _nearest(word, METRICS, "write metric.statistic, phase.metric.statistic or a scalar such as outcome.rc")
+    return nearest(word, METRICS, "write metric.statistic, phase.metric.statistic or a scalar such as outcome.rc")
 
 
 def _other_phase(name: str, *, runbook: Runbook, phase: Phase, column: int) -> Phase:
-    """The phase that a three-word name begins with; it must stand in front of this one."""
+    """The phase that a name of three parts begins with; it must run before this one."""
     earlier: dict[str, Phase] = {}
     for candidate in runbook.phases:
         if candidate is phase or candidate.id == phase.id:
@@ -209,31 +195,28 @@ def _other_phase(name: str, *, runbook: Runbook, phase: Phase, column: int) -> P
             column=column,
         )
     listed = f"earlier phases: {', '.join(earlier)}" if earlier else f"no phase runs before {phase.id}"
-    raise UnresolvedReference(f"there is no phase called {name}", fix=_nearest(name, earlier, listed), column=column)
+    raise UnresolvedReference(f"there is no phase called {name}", fix=nearest(name, earlier, listed), column=column)
 
 
-def _measurement(family: str, last: str, *, runbook: Runbook, phase: Phase, column: int) -> Resolved:
+def _resolve_measurement(family: str, last: str, *, runbook: Runbook, phase: Phase, column: int) -> Resolved:
     name = f"{family}.{last}"
-    if isinstance(phase, PreflightPhase) and not (name in SCALARS and probes(runbook, phase)):
-        raise UnresolvedReference(
-            f"phase {phase.id} is a preflight: it has checks, not measurements, so {name} can never be known",
-            fix="declare what the machine must have under `hardware`, or name another phase; with probe: true "
-            "it measures probe.gemm_tflops and the like",
-            column=column,
-        )
+    unmeasured = phase.unmeasured(name, runbook.hardware, scalar=name in SCALARS)
+    if unmeasured is not None:
+        raise UnresolvedReference(unmeasured[0], fix=unmeasured[1], column=column)
     if name in SCALARS:
-        return _scalar(name, runbook=runbook, phase=phase, column=column)
+        return _resolve_scalar(name, runbook=runbook, phase=phase, column=column)
     if is_open_scalar(name):
-        return _open_scalar(name, runbook=runbook, phase=phase, column=column)
-    return _series(family, last, runbook=runbook, phase=phase, column=column)
+        return _resolve_open_scalar(name, runbook=runbook, phase=phase, column=column)
+    return _resolve_series(family, last, runbook=runbook, phase=phase, column=column)
 
 
-def _scalar(name: str, *, runbook: Runbook, phase: Phase, column: int) -> Resolved:
+def _resolve_scalar(name: str, *, runbook: Runbook, phase: Phase, column: int) -> Resolved:
     scalar = SCALARS[name]
-    if phase.kind not in scalar.kinds:
+    if name not in phase.known_scalars():
+        kinds = [kind for kind, schema in SCHEMAS.items() if name in schema.known_scalars()]
         raise UnresolvedReference(
             f"{name} is not known in a phase of kind {phase.kind}",
-            fix=f"it exists in phases of kind {', '.join(scalar.kinds)}",
+            fix=f"it exists in phases of kind {', '.join(kinds)}",
             column=column,
         )
     obstacle = _obstacle(name, runbook=runbook, phase=phase)
@@ -243,22 +226,13 @@ def _scalar(name: str, *, runbook: Runbook, phase: Phase, column: int) -> Resolv
 
 
 def _obstacle(name: str, *, runbook: Runbook, phase: Phase) -> tuple[str, str] | None:
-    """Why a known scalar could not be had in this phase, and what to do about it; None when it can be."""
+    """Why a known scalar cannot be measured in this phase, and the fix; None when it can."""
     metrics = runbook.trainer.metrics
     if SCALARS[name].cuda_only and runbook.hardware.gpus == 0:
         return "it is measured on a GPU, and hardware.gpus is 0", "set hardware.gpus, or drop the criterion"
-    if isinstance(phase, PreflightPhase) and (why := _no_probe(name, runbook.hardware.gpus)) is not None:
-        return why
-    if name.startswith("smoke.") and isinstance(phase, DataPhase) and not smoke_of(runbook, phase):
-        return (
-            f"phase {phase.id} does not try the loader alone",
-            "give it smoke: [WORDS], which prints JSON, or use startup.first_batch_s",
-        )
-    if name == "scaling.efficiency" and getattr(phase, "scaling_against", None) is None:
-        return (
-            f"phase {phase.id} is compared with no other",
-            f"add scaling_against: PHASE, a phase with more processes, to {phase.id}",
-        )
+    own = phase.obstacle(name, runbook.hardware, runbook.trainer)
+    if own is not None:
+        return own
     if name in ("heartbeat.max_gap_s", "straggler.score", "startup.first_batch_s") and metrics.heartbeat is None:
         return (
             "the trainer declares no heartbeat",
@@ -271,17 +245,7 @@ def _obstacle(name: str, *, runbook: Runbook, phase: Phase) -> tuple[str, str] |
     return None
 
 
-def _no_probe(name: str, gpus: int) -> tuple[str, str] | None:
-    """Why a probe could not be made with so many GPUs."""
-    on_gpu = ("probe.host_to_device_gb_s", "probe.device_to_host_gb_s", "probe.pcie_gen", "probe.pcie_width")
-    if name in on_gpu and gpus == 0:
-        return "it is measured on a GPU, and hardware.gpus is 0", "set hardware.gpus, or drop the criterion"
-    if name.startswith(("probe.peer", "probe.all_reduce")) and gpus < 2:
-        return f"it needs two GPUs, and hardware.gpus is {gpus}", "set hardware.gpus, or drop the criterion"
-    return None
-
-
-def _open_scalar(name: str, *, runbook: Runbook, phase: Phase, column: int) -> Resolved:
+def _resolve_open_scalar(name: str, *, runbook: Runbook, phase: Phase, column: int) -> Resolved:
     family, key = name.split(".")
     metrics = runbook.trainer.metrics
     problem: tuple[str, str] | None = None
@@ -291,7 +255,7 @@ def _open_scalar(name: str, *, runbook: Runbook, phase: Phase, column: int) -> R
             problem = "a command has no config", f"name a group of its `stdout` pattern as metrics.{key}"
         elif key not in groups:
             listed = f"groups: {', '.join(groups)}" if groups else f"add stdout: '… {{{key}}}' to phase {phase.id}"
-            problem = f"phase {phase.id} has no `stdout` group called {key}", _nearest(key, groups, listed)
+            problem = f"phase {phase.id} has no `stdout` group called {key}", nearest(key, groups, listed)
     elif not isinstance(phase, TrainingPhase):
         problem = f"a phase of kind {phase.kind} runs no trainer", "name a phase that runs the trainer"
     elif family == "metrics" and metrics.metrics is None:
@@ -303,12 +267,12 @@ def _open_scalar(name: str, *, runbook: Runbook, phase: Phase, column: int) -> R
     return Resolved(phase.id, "scalar", name, None, "", None, unit_known=False)
 
 
-def _series(metric: str, statistic: str, *, runbook: Runbook, phase: Phase, column: int) -> Resolved:
+def _resolve_series(metric: str, statistic: str, *, runbook: Runbook, phase: Phase, column: int) -> Resolved:
     if not isinstance(phase, TrainingPhase):
-        known = [name for name, scalar in SCALARS.items() if phase.kind in scalar.kinds]
+        known = list(phase.known_scalars())
         raise UnresolvedReference(
             f"phase {phase.id} is of kind {phase.kind} and measures no {metric}.{statistic}",
-            fix=_nearest(f"{metric}.{statistic}", known, f"it knows {', '.join(known)}"),
+            fix=nearest(f"{metric}.{statistic}", known, f"it knows {', '.join(known)}"),
             column=column,
         )
     series = _series_in(runbook, phase)
@@ -317,19 +281,26 @@ def _series(metric: str, statistic: str, *, runbook: Runbook, phase: Phase, colu
     if statistic not in STATISTICS:
         raise UnresolvedReference(
             f"{statistic} is not a statistic",
-            fix=_nearest(statistic, STATISTICS, f"statistics: {', '.join(STATISTICS)}"),
+            fix=nearest(statistic, STATISTICS, f"statistics: {', '.join(STATISTICS)}"),
             column=column + len(metric) + 1,
         )
     if series[metric].cuda_only and runbook.hardware.gpus == 0:
         raise UnresolvedReference(
             f"{metric} is measured on a GPU, and hardware.gpus is 0",
-            fix="set hardware.gpus, or use host_mem_mib",
+            fix="set hardware.gpus, or drop the criterion",
             column=column,
         )
     unit = _SPREAD.get(statistic, series[metric].unit)
     declared = metric in METRICS or metric in runbook.trainer.metrics.extra
     return Resolved(
-        phase.id, "series", metric, statistic, unit, series[metric].window, declared or statistic in _SPREAD
+        phase.id,
+        "series",
+        metric,
+        statistic,
+        unit,
+        series[metric].window,
+        unit_known=declared or statistic in _SPREAD,
+        better=series[metric].better,
     )
 
 
@@ -342,11 +313,11 @@ def _reject_metric(metric: str, statistic: str, series: dict[str, Metric], colum
             f"{metric} can never be known: the trainer declares no source of it", fix=fix, column=column
         )
     whole = f"{metric}.{statistic}"
-    scalar = difflib.get_close_matches(whole, list(SCALARS), n=1, cutoff=0.8)
+    scalar = nearest(whole, SCALARS, "", cutoff=0.8)
     if scalar:
-        raise UnresolvedReference(f"there is no {whole}", fix=f"did you mean {scalar[0]}?", column=column)
+        raise UnresolvedReference(f"there is no {whole}", fix=scalar, column=column)
     raise UnresolvedReference(
         f"there is no metric called {metric}",
-        fix=_nearest(metric, series, "declare it in trainer.metrics.extra as name: unit if the trainer writes it"),
+        fix=nearest(metric, series, "declare it in trainer.metrics.extra as name: unit if the trainer writes it"),
         column=column,
     )

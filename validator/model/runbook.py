@@ -1,7 +1,7 @@
 """The runbook: what a person declares.
 
-`docs/runbook-reference.md` and the JSON Schema are generated from these models. The parts stand in
-`validator.model.parts`, the phases in `validator.model.phases`; every name can be had from here.
+`docs/runbook-reference.md` and the JSON Schema are generated from these models. The parts are in
+`validator.model.parts`, the phases in `validator.model.phases`; every name can be imported from here.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from typing import Literal
 
 from pydantic import Field
 
-from validator.model.base import Frozen
 from validator.model.parts import (
     BUNDLED_METRICS,
     Count,
     Criterion,
     Defaults,
+    ExtraSeries,
     Hardware,
     Setting,
     Trainer,
@@ -23,16 +23,13 @@ from validator.model.parts import (
     Watchdog,
 )
 from validator.model.phases import (
-    TRAINING_KINDS,
     AbPhase,
     Arm,
     AuditPhase,
     Choose,
     CommandPhase,
     DataPhase,
-    Phase,
     PhaseBase,
-    PhaseKind,
     PreflightPhase,
     ProcessPhase,
     ProfilePhase,
@@ -42,10 +39,11 @@ from validator.model.phases import (
     TrainingPhase,
     TrainPhase,
 )
+from validator.model.schemas import Phase, declare
+from validator.model.units import Frozen
 
 __all__ = [
     "BUNDLED_METRICS",
-    "TRAINING_KINDS",
     "AbPhase",
     "Arm",
     "AuditPhase",
@@ -55,10 +53,10 @@ __all__ = [
     "Criterion",
     "DataPhase",
     "Defaults",
+    "ExtraSeries",
     "Hardware",
     "Phase",
     "PhaseBase",
-    "PhaseKind",
     "PreflightPhase",
     "ProcessPhase",
     "ProfilePhase",
@@ -72,6 +70,7 @@ __all__ = [
     "TrainerMetrics",
     "TrainingPhase",
     "Watchdog",
+    "declare_kind",
 ]
 
 
@@ -100,3 +99,13 @@ class Runbook(Frozen):
             if phase.id == phase_id:
                 return phase
         raise KeyError(phase_id)
+
+
+def declare_kind(schema: type[PhaseBase]) -> None:
+    """Let runbooks have phases of a further kind.
+
+    Raises:
+        ValueError: when there is such a kind already, or another kind explains the same number differently.
+    """
+    declare(schema)
+    Runbook.model_rebuild(force=True)

@@ -1,20 +1,17 @@
-"""The values that hold for a phase once the runbook's defaults are taken into account.
+"""Settings of a phase after applying the runbook's defaults, and placeholders.
 
-`check` and `plan` both ask here, so that what is checked is what runs.
+`check` and `plan` both use this module, so that what is checked is what runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 
 from validator.model.remedy import Remedy
 from validator.model.runbook import (
-    AuditPhase,
-    DataPhase,
     PhaseBase,
-    PreflightPhase,
     ProcessPhase,
-    ProfilePhase,
     Runbook,
     Setting,
     TrainingPhase,
@@ -22,27 +19,64 @@ from validator.model.runbook import (
     Watchdog,
 )
 
-__all__ = [
-    "accepted_at",
-    "args_of",
-    "env_of",
-    "extends",
-    "flat_name",
-    "kind_env",
-    "min_effect_of",
-    "nproc_of",
-    "pause_every_of",
-    "probes",
-    "remedies_of",
-    "repeats_of",
-    "retries_of",
-    "setting_text",
-    "smoke_of",
-    "timeout_of",
-    "tokens_of",
-    "warmup_of",
-    "watchdog_of",
-]
+PLACEHOLDERS: dict[str, str] = {
+    "steps": "optimizer steps of the run",
+    "out": "folder of the run, absolute; the trainer writes there",
+    "nproc": "number of processes",
+    "run_dir": "folder of the whole validation, absolute",
+    "python": "the interpreter that starts the trainer",
+    "stdlib": "folder of Python's own library sources: real text that is present on every machine",
+    "phase": "id of the phase",
+    "arm": "name of the arm, empty where the phase has none",
+    "repeat": "number of the repeat, counted from 1",
+    "port": "a free TCP port, another one for each attempt",
+}
+"""Every placeholder and its meaning. `port` is filled in by the supervisor, the others by the plan."""
+
+_PATTERN = re.compile(  # {{ | }} | ${HOME} | {steps}
+    r"\{\{|\}\}|\$\{[^}]*\}?|\{(?P<name>[a-z_][a-z0-9_]*)\}"
+)
+
+
+def unknown_placeholders(text: str) -> Iterator[tuple[str, int]]:
+    """Each placeholder of `text` that does not exist, with its 0-based column."""
+    for match in _PATTERN.finditer(text):
+        if match["name"] is not None and match["name"] not in PLACEHOLDERS:
+            yield match["name"], match.start()
+
+
+def has_placeholder(text: str) -> bool:
+    """Whether `text` contains a placeholder, so that it differs between runs."""
+    return any(match["name"] is not None for match in _PATTERN.finditer(text))
+
+
+def sole_placeholder(text: str) -> str | None:
+    """The placeholder's name when the whole text is one placeholder, else None."""
+    match = _PATTERN.fullmatch(text)
+    return match["name"] if match else None
+
+
+def fill(text: str, values: Mapping[str, object]) -> str:
+    """`text` with its placeholders replaced by `values`; `{port}` is left for the supervisor unless it is given.
+
+    Raises:
+        KeyError: for a placeholder that `values` lacks; `check` has reported unknown ones before.
+    """
+
+    def replace(match: re.Match[str]) -> str:
+        whole, name = match[0], match["name"]
+        if whole in ("{{", "}}"):
+            return whole[0]
+        if name is None:
+            return whole
+        if name == "port" and "port" not in values:
+            return whole
+        return str(values[name])
+
+    return _PATTERN.sub(replace, text)
+
+
+# Settings of a phase after applying the runbook's defaults.
 
 
 def flat_name(key: str) -> str:
@@ -90,7 +124,7 @@ def timeout_of(runbook: Runbook, phase: ProcessPhase) -> float:
 
 
 def extends(runbook: Runbook, phase: PhaseBase) -> bool:
-    """Whether the phase is given further runs, once, when a required criterion stays open."""
+    """Whether the phase gets further runs, once, when a required criterion is inconclusive."""
     if not isinstance(phase, TrainPhase):
         return False
     return runbook.defaults.extend if phase.extend is None else phase.extend
@@ -115,7 +149,7 @@ def accepted_at(runbook: Runbook, phase: PhaseBase | None) -> dict[str, str]:
 def watchdog_of(runbook: Runbook, phase: TrainingPhase) -> Watchdog:
     """The watchdog's limits: the phase's own where it sets them, else the defaults', key by key.
 
-    The gates of the bundled trainer are those that the limits are about; for another one that stays open.
+    The gates of the bundled trainer are those that the limits are about; for another trainer `gates` stays None.
     """
     limits = runbook.defaults.watchdog
     if phase.watchdog is not None:
@@ -131,50 +165,6 @@ def min_effect_of(runbook: Runbook, phase: PhaseBase) -> float:
     return runbook.defaults.min_effect if own is None else float(own)
 
 
-def kind_env(phase: PhaseBase) -> dict[str, Setting]:
-    """What a kind of phase needs in the environment to be that kind: an audit must audit, a profile must trace."""
-    if isinstance(phase, AuditPhase):
-        return {"NSA_SDPA_AUDIT": 1}
-    if isinstance(phase, ProfilePhase):
-        return {
-            "NSA_NVTX": 1,
-            "NSA_PROFILE_STEPS": phase.profile_steps,
-            "NSA_TB_DISABLE": 1,
-            "NSA_DISABLE_AUX_STATS": 1,
-        }
-    return {}
-
-
-def smoke_of(runbook: Runbook, phase: DataPhase) -> tuple[str, ...]:
-    """What python is given to try the loader alone; empty where there is nothing to try it with."""
-    if phase.smoke is not None:
-        return phase.smoke
-    return ("-m", "nsa.data", "--json") if runbook.trainer.bundled else ()
-
-
-def probes(runbook: Runbook, phase: PreflightPhase) -> bool:
-    """Whether a preflight measures what the machine can do."""
-    return runbook.hardware.gpus > 0 if phase.probe is None else phase.probe
-
-
-def env_of(
-    runbook: Runbook,
-    phase: ProcessPhase,
-    *,
-    adopted: Mapping[str, Setting] | None = None,
-    arm: Mapping[str, Setting] | None = None,
-) -> dict[str, Setting]:
-    """Environment added to a run: defaults, adopted (`env.NAME`), the kind, the phase, the arm; later ones win."""
-    won = adopted if isinstance(phase, TrainingPhase) and adopted else {}
-    return {
-        **runbook.defaults.env,
-        **{key[4:]: value for key, value in won.items() if key.startswith("env.")},
-        **kind_env(phase),
-        **phase.env,
-        **(arm or {}),
-    }
-
-
 def args_of(
     runbook: Runbook,
     phase: TrainingPhase,
@@ -184,8 +174,8 @@ def args_of(
 ) -> dict[str, Setting]:
     """Arguments of the trainer: trainer, its trial's, defaults, adopted (`args.NAME`), phase, arm; later ones win.
 
-    `batch-size` and `batch_size` are one argument; the last spelling is kept. The bundled trainer is always told
-    `steps` and `out`, for a run that ignores either would not be the run that was declared.
+    `batch-size` and `batch_size` are one argument; the last spelling is kept. The bundled trainer always gets
+    `steps` and `out`, because a run that ignores either would not be the run that was declared.
     """
     won = {key[5:]: value for key, value in (adopted or {}).items() if key.startswith("args.")}
     merged: dict[str, tuple[str, Setting]] = {}

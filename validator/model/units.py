@@ -7,11 +7,31 @@ from __future__ import annotations
 
 import math
 import re
+from pathlib import PurePosixPath
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema
 
-__all__ = ["Duration", "Size", "format_duration", "format_size", "parse_duration", "parse_size"]
+
+def _below(path: str) -> str:
+    parts = PurePosixPath(path)
+    if parts.is_absolute() or ".." in parts.parts or "\0" in path:
+        raise ValueError(f"the path {path!r} does not lie below the run folder")
+    return path
+
+
+PathBelow = Annotated[str, AfterValidator(_below)]
+"""A path relative to the run folder that does not leave it; a journal may come from another machine."""
+
+RunId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,254}$")]
+"""Name of a run folder. It becomes part of other paths, and of the text of runbooks."""
+
+
+class Frozen(BaseModel):
+    """An immutable model that rejects unknown fields, so that a misspelled key is never ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=True, defer_build=True)
+
 
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _BYTES = {
@@ -25,6 +45,7 @@ _BYTES = {
     "GiB": 2**30,
     "TiB": 2**40,
 }
+# One part of `1h30m`: a number and its unit.
 _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)\s*")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)")
 

@@ -1,4 +1,4 @@
-"""Judgement: verdicts on criteria, findings with causes, and the decision; and the document that holds them all."""
+"""Judgement: verdicts on criteria, findings with causes, the decision, and result.json, which holds them all."""
 
 from __future__ import annotations
 
@@ -6,30 +6,19 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from validator.model.base import Frozen, RunId
+from validator.errors import ExitCode
 from validator.model.contrast import Contrast
-from validator.model.extension import Extension
-from validator.model.measure import MetricStats, ScalarValue
+from validator.model.result import MetricStats, ScalarValue
+from validator.model.units import Frozen, RunId
 
-__all__ = [
-    "Check",
-    "Comparison",
-    "ComparedArm",
-    "Decision",
-    "Evidence",
-    "Finding",
-    "Outlook",
-    "PhaseReport",
-    "Recommendation",
-    "RemedyReport",
-    "RunReport",
-    "RunTable",
-    "RunbookRef",
-    "Status",
-    "Verdict",
-    "ValidationReport",
-    "Artifact",
-]
+
+class Extension(Frozen):
+    """Which criteria were inconclusive, and the number of runs before and after the extension."""
+
+    criteria: tuple[str, ...] = Field(description="Ids of the required criteria that were inconclusive.")
+    runs_before: int
+    runs_after: int
+
 
 Status = Literal["PASS", "FAIL", "INCONCLUSIVE", "SKIPPED", "NOT_RUN", "RUNNING"]
 Decision = Literal["GO", "NO_GO", "INCONCLUSIVE", "IN_PROGRESS"]
@@ -56,15 +45,15 @@ class Verdict(Frozen):
     ci_high: float | None = None
     bound: float | str | None = None
     margin: float | None = None
-    message: str = Field("", description="One sentence that says why the status is what it is.")
+    message: str = Field("", description="One sentence: why it has this status.")
     open_for: Literal["interval", "rows"] | None = Field(
-        None, description="What more runs would give an open verdict: a narrower interval, or one at all."
+        None, description="What more runs would give an inconclusive verdict: a narrower interval, or one at all."
     )
     evidence: tuple[Evidence, ...] = ()
 
 
 class Finding(Frozen):
-    """A cause that was recognised. A veto forbids GO whatever the criteria say."""
+    """A cause that was found. A veto forbids GO whatever the criteria say."""
 
     code: str
     severity: Literal["veto", "warning", "info"]
@@ -102,8 +91,8 @@ class ComparedArm(Frozen):
     tie_value: float | None = None
 
 
-class Comparison(Frozen):
-    """The answer of a sweep or an A/B."""
+class ArmComparison(Frozen):
+    """The comparison of the arms of a sweep or an A/B, and which of them is recommended."""
 
     metric: str
     unit: str
@@ -122,7 +111,7 @@ class Comparison(Frozen):
 
 
 class RunTable(Frozen):
-    """A table that a run left: what attention ran, which kernels took the time. Columns of numbers hold numbers."""
+    """A table that a run left: which attention ran, which kernels took the time. Columns of numbers contain numbers."""
 
     caption: str
     columns: tuple[str, ...]
@@ -130,7 +119,7 @@ class RunTable(Frozen):
 
 
 class RunReport(Frozen):
-    """One run as it stands in result.json. `command` is what was started; `series_points` feed the charts."""
+    """One run as written to result.json. `command` is what was started; `series_points` feed the charts."""
 
     id: str
     arm: str | None = None
@@ -152,7 +141,7 @@ class RunReport(Frozen):
 
 
 class RemedyReport(Frozen):
-    """A go at a phase that failed: as declared, or with a remedy. `decides` where the phase's status is this go's."""
+    """An attempt at a phase that failed: as declared, or with a remedy. `decides` where the phase has its status."""
 
     name: str | None = Field(description="None for the phase as declared.")
     settings: dict[str, str | int | float | bool] = Field(default_factory=dict)
@@ -164,7 +153,7 @@ class RemedyReport(Frozen):
 
 
 class PhaseReport(Frozen):
-    """One phase as it stands in result.json."""
+    """One phase as written to result.json."""
 
     id: str
     kind: str
@@ -177,21 +166,25 @@ class PhaseReport(Frozen):
     criteria: tuple[Verdict, ...] = ()
     checks: tuple[Check, ...] = ()
     runs: tuple[RunReport, ...] = ()
-    comparison: Comparison | None = None
+    comparison: ArmComparison | None = None
     scalars: dict[str, ScalarValue] = Field(default_factory=dict)
     duration_s: float | None = None
-    extended: Extension | None = Field(None, description="Runs that were added since a required criterion was open.")
-    remedies: tuple[RemedyReport, ...] = Field((), description="Every go at the phase where there was more than one.")
+    extended: Extension | None = Field(
+        None, description="Runs that were added because a required criterion was inconclusive."
+    )
+    remedies: tuple[RemedyReport, ...] = Field(
+        (), description="Every attempt at the phase where there was more than one."
+    )
 
     @property
     def ran(self) -> bool:
-        """Whether anything of the phase was carried out; tests that skipped themselves were."""
+        """Whether anything of the phase ran; tests that skipped themselves did."""
         return bool(self.runs or self.checks)
 
     @property
     def measured(self) -> tuple[RunReport, ...]:
-        """The runs whose figures the phase's verdicts rest on."""
-        remedy = next((go.name for go in self.remedies if go.decides), None)
+        """The runs whose measurements the phase's verdicts depend on."""
+        remedy = next((attempt.name for attempt in self.remedies if attempt.decides), None)
         return tuple(run for run in self.runs if run.role == "measure" and run.remedy == remedy)
 
 
@@ -222,16 +215,18 @@ class Artifact(Frozen):
     sha256: str | None = Field(description="None for files above the hashing limit; their size is given.")
 
 
-class Outlook(Frozen):
-    """How long a validation in progress will still take, as seen at `as_of`."""
+class RemainingTime(Frozen):
+    """Remaining time of a validation in progress, estimated at `as_of`."""
 
     as_of: str = Field(description="UTC, ISO 8601.")
-    remaining_s: float | None = Field(description="None when no phase to come has an expectation or a pace.")
-    at_least: bool = Field(description="Whether some phase to come has no expectation, and is not counted.")
+    remaining_s: float | None = Field(
+        description="None when no remaining phase has a declared duration or a measured rate."
+    )
+    at_least: bool = Field(description="Whether some remaining phase has neither and is not counted.")
 
 
 class ValidationReport(Frozen):
-    """The truth about a validation: result.json. Reports are renderings of it."""
+    """result.json: everything that is known of a validation. Reports are renderings of it."""
 
     schema_version: Literal[1] = 1
     run_id: RunId
@@ -248,7 +243,12 @@ class ValidationReport(Frozen):
     environment: dict[str, Any] = Field(default_factory=dict)
     artifacts: tuple[Artifact, ...] = ()
     since: Contrast | None = Field(
-        None, description="Against the last GO of the same runbook on the same class of machine, if there is one."
+        None, description="Compared with the last GO of the same runbook on the same class of machine, if there is one."
     )
-    outlook: Outlook | None = Field(None, description="What remains, while it is in progress.")
+    outlook: RemainingTime | None = Field(None, description="Remaining time, while it is in progress.")
     validator_version: str
+
+    @property
+    def exits_with(self) -> int:
+        """What a command that shows it ends with: `exit_code`, or that of INCONCLUSIVE where it has none."""
+        return ExitCode.INCONCLUSIVE if self.exit_code is None else self.exit_code

@@ -1,7 +1,7 @@
 """One start of a nightly job: the validation as a process of its own, then what follows from its end.
 
 The validation is what `validator run` would be by hand, in the job's folder and environment, its output in a log of its
-own. What follows must not change its decision: a webhook that is down is logged, and no more.
+own. What follows must not change its decision: a webhook that is down is logged, no more.
 """
 
 from __future__ import annotations
@@ -12,62 +12,93 @@ import os
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
-from datetime import datetime, timezone
+from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from validator.errors import ExitCode, Unable
 from validator.files import Tree, replace_file
-from validator.history.read import Entry
-from validator.history.retention import Retention, expired, remove
-from validator.history.store import read_history
+from validator.history.page import change_sentence
+from validator.history.store import Retention, expired, read_history, remove, update_index
 from validator.history.trend import Group, group_entries
-from validator.nightly.metrics import write_metrics
-from validator.nightly.notify import Told, notify
-from validator.nightly.settings import Nightly
-from validator.observe.redact import redact
-from validator.python import calling
-from validator.stages.looking_back import update_index
+from validator.nightly.settings import Nightly, NightlyError, NightlyRun, Notification, notify
+from validator.secrets.redact import redact
+from validator.startup import call_argv
+from validator.text import format_time
+from validator.times import unix_seconds, utc_now
 
-__all__ = ["Ended", "Overlap", "last_ended", "run_job"]
+_DECIDED = (ExitCode.GO, ExitCode.NO_GO, ExitCode.INCONCLUSIVE)
+
+
+def require_prometheus(path: Path) -> None:
+    """Check, when a job is installed, that its metrics can be written at night.
+
+    Raises:
+        NightlyError: when the library is missing or the file cannot be there.
+    """
+    try:
+        import prometheus_client  # noqa: F401 -- to see that it is there
+    except ImportError:
+        raise NightlyError(
+            "--prometheus needs the library prometheus-client: pip install 'training-validator[nightly]'"
+        ) from None
+    if path.suffix != ".prom" or not path.parent.is_dir():
+        raise NightlyError(f"--prometheus {path}: name a file that ends in .prom in a folder that exists")
+
+
+def write_metrics(path: Path, run: NightlyRun, group: Group | None) -> Iterator[str]:
+    """Replace the textfile; a line that says where."""
+    from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
+
+    registry = CollectorRegistry()
+
+    def gauge(name: str, text: str, value: float, **labels: str) -> None:
+        made = Gauge(f"validator_nightly_{name}", text, ["nightly", *labels], registry=registry)
+        made.labels(run.name, *labels.values()).set(value)
+
+    started = unix_seconds(run.started) or 0.0
+    gauge("start_timestamp_seconds", "When the last start began.", started)
+    gauge("end_timestamp_seconds", "When the last start ended.", started + run.duration_s)
+    gauge("duration_seconds", "How long the last start took.", run.duration_s)
+    gauge("exit_code", "Exit code: 0 GO, 1 NO-GO, 3 INCONCLUSIVE, others no decision.", run.exit_code)
+    decision = Gauge(
+        "validator_nightly_decision", "1 for the last decision.", ["nightly", "decision"], registry=registry
+    )
+    for code in (*_DECIDED, ExitCode.UNABLE):
+        decision.labels(run.name, code.name).set(code.name == run.decision)
+    if group is not None:
+        gauge("regressions", "Metrics whose last change of level was for the worse.", len(group.regressions))
+        metric = Gauge(
+            "validator_nightly_figure",
+            "A metric of the last run, in its unit.",
+            ["nightly", "runbook", "phase", "metric", "unit"],
+            registry=registry,
+        )
+        for point in group.entries[-1].points:
+            metric.labels(run.name, group.runbook, point.phase, point.metric, point.unit).set(point.value)
+    write_to_textfile(str(path), registry)
+    yield f"written to {path}"
+
 
 _LOGS_KEPT = 30
 
-_DECISIONS = {0: "GO", 1: "NO_GO", 3: "INCONCLUSIVE"}
-_UNABLE = 4
 
-
-class Overlap(RuntimeError):
+class Overlap(Unable):
     """The job's last start has not ended; the message says since when."""
 
 
-@dataclass(frozen=True)
-class Ended:
-    """How one start ended. `decision` is UNABLE when there was none; `before` is that of the start before it."""
-
-    name: str
-    exit_code: int
-    decision: str
-    why: str
-    started: str
-    duration_s: float
-    run_id: str | None
-    folder: str | None
-    log: str
-    before: str | None = None
-
-
-def last_ended(job: Nightly) -> Ended | None:
+def last_ended(job: Nightly) -> NightlyRun | None:
     """How the job's last start ended; None when it has not been started yet."""
     try:
         with Tree(Path(job.state)) as tree:
-            return Ended(**tree.json("last.json"))
+            return NightlyRun(**tree.json("last.json"))
     except (OSError, ValueError, TypeError):
         return None
 
 
-def run_job(job: Nightly) -> Ended:
-    """Run the job's runbook to its end, then clear old runs away, write metrics, and tell those who want to know.
+def run_job(job: Nightly) -> NightlyRun:
+    """Run the job's runbook to its end, then remove old runs, write metrics, and send notifications.
 
     Raises:
         Overlap: when the start before this one has not ended; nothing was started.
@@ -76,18 +107,18 @@ def run_job(job: Nightly) -> Ended:
     folder.mkdir(parents=True, exist_ok=True)
     with _alone(folder, job.name):
         before = last_ended(job)
-        started = datetime.now(timezone.utc)
+        started = utc_now()
         log_path = folder / f"{started:%Y%m%dT%H%M%S}Z.log"
-        with _log(log_path) as log:
-            ended = _validate(job, started=started, log=log, log_path=log_path, before=before)
-            _follow_up(job, ended, log)
+        with _opened_log(log_path) as log:
+            run = _run_validation(job, started=started, log=log, log_path=log_path, before=before)
+            _follow_up(job, run, log)
         _drop_old_logs(folder)
-    return ended
+    return run
 
 
 @contextmanager
 def _alone(folder: Path, name: str) -> Iterator[None]:
-    """Hold the job's lock, which the kernel takes back however this process ends."""
+    """Hold the job's lock, which the kernel releases however this process ends."""
     with (folder / "lock").open("a+", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -95,19 +126,19 @@ def _alone(folder: Path, name: str) -> Iterator[None]:
             file.seek(0)
             holder = file.read().strip() or "started by another process"
             with (folder / "refused.txt").open("a", encoding="utf-8") as refused:
-                refused.write(f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M:%S} UTC: {holder}\n")
+                refused.write(f"{format_time(utc_now())}: {holder}\n")
             raise Overlap(
                 f"{name} has not ended yet ({holder}); this start does nothing. Give it more time between starts, or a "
                 "shorter runbook"
             ) from None
         file.truncate(0)
-        file.write(f"process {os.getpid()}, since {datetime.now(timezone.utc):%Y-%m-%d %H:%M:%S} UTC")
+        file.write(f"process {os.getpid()}, since {format_time(utc_now())}")
         file.flush()
         yield
 
 
 @contextmanager
-def _log(path: Path) -> Iterator[BinaryIO]:
+def _opened_log(path: Path) -> Iterator[BinaryIO]:
     """The log of a start; nothing is kept where the disk has no room for one."""
     try:
         file = path.open("wb", buffering=0)
@@ -117,11 +148,13 @@ def _log(path: Path) -> Iterator[BinaryIO]:
         yield file
 
 
-def _validate(job: Nightly, *, started: datetime, log: BinaryIO, log_path: Path, before: Ended | None) -> Ended:
+def _run_validation(
+    job: Nightly, *, started: datetime, log: BinaryIO, log_path: Path, before: NightlyRun | None
+) -> NightlyRun:
     sets = [word for item in job.overrides for word in ("--set", item)]
-    own = calling("validator.cli", "main", python=job.python)
+    own = call_argv("validator.cli", "main", python=job.python)
     command = [*own, "run", job.runbook, *sets, "--out", job.out, "--json"]
-    exit_code = _UNABLE
+    exit_code: int = ExitCode.UNABLE
     found: Mapping[str, Any] = {}
     try:
         done = subprocess.run(
@@ -134,21 +167,21 @@ def _validate(job: Nightly, *, started: datetime, log: BinaryIO, log_path: Path,
             check=False,
         )
         why = f"validator run ended with exit code {done.returncode}"
-        found = _result(done.stdout.decode("utf-8", "replace"))
-        # Python itself ends with 1 where it cannot start: only what names its decision has one.
+        found = _printed_result(done.stdout.decode("utf-8", "replace"))
+        # Python itself ends with 1 where it cannot start: only a result that names its decision counts.
         decided = found.get("exit_code") == done.returncode
-        exit_code = done.returncode if decided or done.returncode not in _DECISIONS else _UNABLE
+        exit_code = done.returncode if decided or done.returncode not in _DECIDED else ExitCode.UNABLE
     except OSError as error:
         why = f"validator run cannot be started: {error}"
     run_id = str(found["run_id"]) if "run_id" in found else None
     why = str(found.get("why") or found.get("error") or why)
-    return Ended(
+    return NightlyRun(
         name=job.name,
-        exit_code=exit_code,
-        decision=_DECISIONS.get(exit_code, "UNABLE"),
+        exit_code=int(exit_code),
+        decision=ExitCode(exit_code).name if exit_code in _DECIDED else ExitCode.UNABLE.name,
         why=redact(why),
         started=started.isoformat(timespec="seconds"),
-        duration_s=round((datetime.now(timezone.utc) - started).total_seconds(), 1),
+        duration_s=round((utc_now() - started).total_seconds(), 1),
         run_id=run_id,
         folder=str(Path(job.out) / run_id) if run_id else None,
         log=str(log_path),
@@ -156,7 +189,7 @@ def _validate(job: Nightly, *, started: datetime, log: BinaryIO, log_path: Path,
     )
 
 
-def _result(text: str) -> Mapping[str, Any]:
+def _printed_result(text: str) -> Mapping[str, Any]:
     try:
         found = json.loads(text)
     except ValueError:
@@ -164,11 +197,11 @@ def _result(text: str) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _follow_up(job: Nightly, ended: Ended, log: BinaryIO) -> None:
-    """Record, retention, metrics, notification; each is tried whatever became of the one before it."""
+def _follow_up(job: Nightly, run: NightlyRun, log: BinaryIO) -> None:
+    """Record, retention, metrics, notification; each is tried even if the one before it failed."""
 
     def note(text: str) -> None:
-        with suppress(OSError):  # a full disk must not keep anybody from being told
+        with suppress(OSError):  # a full disk must not prevent the notification
             log.write(f"{redact(text)}\n".encode("utf-8", "backslashreplace"))
 
     def attempt(what: str, action: Callable[[], Iterable[str]]) -> None:
@@ -181,66 +214,49 @@ def _follow_up(job: Nightly, ended: Ended, log: BinaryIO) -> None:
     groups: list[Group] = []
 
     def record() -> tuple[()]:
-        replace_file(Path(job.state) / "last.json", json.dumps(asdict(ended), indent=2) + "\n")
+        replace_file(Path(job.state) / "last.json", json.dumps(asdict(run), indent=2) + "\n")
         return ()
 
     def compare() -> tuple[()]:
-        groups.extend(_group_of(job, ended))
+        groups.extend(_group_of(job, run))
         return ()
 
     attempt("record", record)
-    attempt("retention", lambda: _retain(job, ended))
+    attempt("retention", lambda: _retain(job, run))
     attempt("history", compare)
     group = groups[0] if groups else None
     if job.prometheus:
         target = Path(job.prometheus)
-        attempt("metrics", lambda: write_metrics(target, ended, group))
-    if _worth_telling(job, ended):
-        attempt("notification", lambda: notify(job, _told(ended, group)))
+        attempt("metrics", lambda: write_metrics(target, run, group))
+    if _to_be_reported(job, run):
+        worse = () if group is None else group.regressions
+        sentences = tuple(f"{trend.name}: {change_sentence(trend, change)}" for trend, change in worse)
+        attempt("notification", lambda: notify(job, Notification(run, sentences)))
 
 
-def _entries(job: Nightly) -> tuple[Entry, ...]:
-    return read_history(Path(job.out))
-
-
-def _retain(job: Nightly, ended: Ended) -> Iterator[str]:
+def _retain(job: Nightly, run: NightlyRun) -> Iterator[str]:
     retention = Retention(count=job.keep_count, age_days=job.keep_days, bytes=job.keep_bytes)
-    if retention == Retention() or ended.run_id is None:
+    if retention == Retention() or run.run_id is None:
         return
     parent = Path(job.out)
-    entries = _entries(job)
-    own = next((entry.runbook for entry in entries if entry.run_id == ended.run_id), None)
+    entries = read_history(parent)
+    own = next((entry.runbook for entry in entries if entry.run_id == run.run_id), None)
     gone = expired(parent, [entry for entry in entries if entry.runbook == own], retention)
     remove(parent, [entry for entry, _ in gone])
     yield from (f"removed {entry.folder}: {why}" for entry, why in gone)
     update_index(parent)
 
 
-def _group_of(job: Nightly, ended: Ended) -> list[Group]:
+def _group_of(job: Nightly, run: NightlyRun) -> list[Group]:
     """The comparable runs that this one belongs to, if there was one."""
-    groups = group_entries(_entries(job)) if ended.run_id is not None else ()
-    return [group for group in groups if any(entry.run_id == ended.run_id for entry in group.entries)]
+    groups = group_entries(read_history(Path(job.out))) if run.run_id is not None else ()
+    return [group for group in groups if any(entry.run_id == run.run_id for entry in group.entries)]
 
 
-def _worth_telling(job: Nightly, ended: Ended) -> bool:
+def _to_be_reported(job: Nightly, run: NightlyRun) -> bool:
     if job.notify_on == "never" or not (job.notify or job.command):
         return False
-    return job.notify_on == "always" or ended.decision != ended.before
-
-
-def _told(ended: Ended, group: Group | None) -> Told:
-    from validator.history.page import change_sentence
-
-    worse = () if group is None else group.regressions
-    return Told(
-        name=ended.name,
-        decision=ended.decision,
-        before=ended.before,
-        why=ended.why,
-        report=f"{ended.folder}/report.html" if ended.folder else ended.log,
-        regressions=tuple(f"{trend.name}: {change_sentence(trend, change)}" for trend, change in worse),
-        exit_code=ended.exit_code,
-    )
+    return job.notify_on == "always" or run.decision != run.before
 
 
 def _drop_old_logs(folder: Path) -> None:

@@ -13,48 +13,19 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
-from validator.nightly.settings import DAYS, Nightly
-
-__all__ = [
-    "Cron",
-    "Schedule",
-    "ScheduleError",
-    "Systemd",
-    "all_schedules",
-    "choose",
-    "cron_line",
-    "service",
-    "shown",
-    "timer",
-]
+from validator.errors import Unable
+from validator.nightly.settings import DAYS, Nightly, user_folder
 
 _MARK = "# validator-nightly:"
 
 
-class ScheduleError(RuntimeError):
+class ScheduleError(Unable):
     """The scheduler is missing or refuses; the message says which and what to do."""
 
 
-class Schedule(Protocol):
-    """A scheduler of this machine."""
-
-    @property
-    def name(self) -> str:
-        """Its name, for people."""
-
-    def install(self, job: Nightly) -> tuple[str, ...]:
-        """Schedule a job, in place of one of the same name; what was written, for people."""
-
-    def remove(self, name: str) -> bool:
-        """Take a job out; whether it was there."""
-
-    def status(self, name: str) -> str | None:
-        """When it starts next, in the scheduler's words; None when it is not scheduled here."""
-
-
-def _place(job: Nightly) -> Path:
+def _start_folder(job: Nightly) -> Path:
     """Where a start begins: a folder of settings, with no module in it that `-m` would take for one of Python's own.
 
     The validation itself goes to the job's folder.
@@ -62,26 +33,26 @@ def _place(job: Nightly) -> Path:
     return job.path.parent
 
 
-def _start(job: Nightly) -> tuple[str, ...]:
+def _start_command(job: Nightly) -> tuple[str, ...]:
     """The command of a start.
 
     Raises:
         ScheduleError: when a path holds a line break, which would begin another line of the schedule.
     """
-    words = (job.python, "-m", "validator", "nightly", "run", str(job.path))
-    broken = next((word for word in words if not word.isprintable()), None)
+    arguments = (job.python, "-m", "validator", "nightly", "run", str(job.path))
+    broken = next((argument for argument in arguments if not argument.isprintable()), None)
     if broken is not None:
         raise ScheduleError(f"the path {broken!r} holds a control character, which no schedule can hold; rename it")
-    return words
+    return arguments
 
 
 # systemd
 
 
-def _quoted(words: Sequence[str]) -> str:
-    """Words of a command as unit files want them."""
+def _unit_quoted(arguments: Sequence[str]) -> str:
+    """A command as unit files want it."""
     return " ".join(
-        '"' + w.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$") + '"' for w in words
+        '"' + w.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$") + '"' for w in arguments
     )
 
 
@@ -96,9 +67,9 @@ After={order}
 {network}
 [Service]
 Type=oneshot
-WorkingDirectory={str(_place(job)).replace("%", "%%")}
-ExecStart={_quoted(_start(job))}
-# A NO-GO (1) and an INCONCLUSIVE (3) are answers; the service fails when there was none.
+WorkingDirectory={str(_start_folder(job)).replace("%", "%%")}
+ExecStart={_unit_quoted(_start_command(job))}
+# A NO-GO (1) and an INCONCLUSIVE (3) are decisions; the service fails when there was none.
 SuccessExitStatus=1 3
 KillMode=control-group
 TimeoutStopSec=120
@@ -160,11 +131,11 @@ class Systemd:
         unit = f"validator-nightly-{name}.timer"
         if not (self.folder / unit).exists():
             return None
-        told = self._control("show", unit, "--property=NextElapseUSecRealtime", "--value", check=False).strip()
-        return f"systemd, next {told or 'start unknown: is the timer enabled?'}"
+        shown = self._control("show", unit, "--property=NextElapseUSecRealtime", "--value", check=False).strip()
+        return f"systemd, next {shown or 'start unknown: is the timer enabled?'}"
 
-    def _control(self, *words: str, check: bool = True) -> str:
-        command = ("systemctl", *(() if self.system else ("--user",)), *words)
+    def _control(self, *arguments: str, check: bool = True) -> str:
+        command = ("systemctl", *(() if self.system else ("--user",)), *arguments)
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
         if check and done.returncode:
             raise ScheduleError(
@@ -180,7 +151,7 @@ def cron_line(job: Nightly) -> str:
     """The job's line: its mark at the end finds it again."""
     hour, minute = job.hour_minute
     days = ",".join(str((DAYS.index(day) + 1) % 7) for day in job.days) or "*"
-    command = f"cd {shlex.quote(str(_place(job)))} && {shlex.join(_start(job))}".replace("%", "\\%")
+    command = f"cd {shlex.quote(str(_start_folder(job)))} && {shlex.join(_start_command(job))}".replace("%", "\\%")
     return f"{minute} {hour} * * {days} {command} >/dev/null 2>&1 {_MARK}{job.name}"
 
 
@@ -193,13 +164,13 @@ class Cron:
     def install(self, job: Nightly) -> tuple[str, ...]:
         """Put the job's line at the end of the crontab."""
         line = cron_line(job)
-        _write_crontab([*_others(_crontab(), job.name), line])
+        _write_crontab([*_lines_of_others(_crontab(), job.name), line])
         return (f"crontab: {line}",)
 
     def remove(self, name: str) -> bool:
         """Take the job's line out."""
         lines = _crontab()
-        rest = _others(lines, name)
+        rest = _lines_of_others(lines, name)
         if len(rest) == len(lines):
             return False
         _write_crontab(rest)
@@ -211,7 +182,7 @@ class Cron:
         return None if line is None else f"cron, at {' '.join(line.split()[:5])} (minute hour day month weekday)"
 
 
-def _others(lines: Sequence[str], name: str) -> list[str]:
+def _lines_of_others(lines: Sequence[str], name: str) -> list[str]:
     return [line for line in lines if not line.endswith(f"{_MARK}{name}")]
 
 
@@ -234,6 +205,11 @@ def _write_crontab(lines: Sequence[str]) -> None:
         raise ScheduleError(f"crontab refused the line: {done.stderr.strip()}")
 
 
+Schedule = Systemd | Cron
+"""A scheduler of this machine: `install` replaces a job of the same name, `remove` says whether it was there, `status`
+when it starts next (None when it is not scheduled here)."""
+
+
 def _systemd() -> Systemd | None:
     """The manager that answers this user, or None."""
     root = os.geteuid() == 0
@@ -241,10 +217,9 @@ def _systemd() -> Systemd | None:
         return None
     if root:
         return Systemd(system=True, folder=Path("/etc/systemd/system"))
-    asked = subprocess.run(("systemctl", "--user", "show-environment"), capture_output=True, check=False, timeout=60)
-    base = os.environ.get("XDG_CONFIG_HOME")
-    folder = (Path(base) if base else Path.home() / ".config") / "systemd" / "user"
-    return Systemd(system=False, folder=folder) if asked.returncode == 0 else None
+    answer = subprocess.run(("systemctl", "--user", "show-environment"), capture_output=True, check=False, timeout=60)
+    folder = user_folder("XDG_CONFIG_HOME", ".config") / "systemd" / "user"
+    return Systemd(system=False, folder=folder) if answer.returncode == 0 else None
 
 
 def choose(wanted: Literal["auto", "cron"]) -> Schedule:

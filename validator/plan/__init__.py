@@ -7,8 +7,16 @@ machine hits every arm alike.
 
 from __future__ import annotations
 
+from validator.plan.command import FLIGHT_RECORDER, launch_words
 from validator.plan.runs import plan_phase
-from validator.plan.whole import PlanError, make_plan, selected
-from validator.plan.words import FLIGHT_RECORDER, launch_words
+from validator.plan.whole import PlanError, first_plan, make_plan, selected
 
-__all__ = ["FLIGHT_RECORDER", "PlanError", "launch_words", "make_plan", "plan_phase", "selected"]
+__all__ = [
+    "FLIGHT_RECORDER",
+    "PlanError",
+    "first_plan",
+    "launch_words",
+    "make_plan",
+    "plan_phase",
+    "selected",
+]

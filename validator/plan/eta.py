@@ -1,7 +1,7 @@
 """How long a validation will still take: what the runbook expects, corrected by what has been seen.
 
 Runbooks say how long each phase takes on the machine that they were written for. Another machine is faster or slower by
-some factor, which the phases that are over tell; the phase under way is judged by its own pace as soon as it has one.
+some factor, which the completed phases show; the current phase is estimated from its own progress when it has some.
 Phases that train and those that do not have a factor each: how fast the tests ran says little of a GPU.
 """
 
@@ -11,13 +11,11 @@ from dataclasses import dataclass, field
 
 from validator.model.plan import PhasePlan, Plan
 
-__all__ = ["Eta", "Remaining"]
-
 _TRUST_S = 20.0
 """Expected time that must have passed until what was seen weighs as much as what was expected."""
 
 _MOST = 10.0
-"""A machine that is ten times faster or slower than declared tells nothing by being a hundred times so."""
+"""A machine that is ten times faster or slower than declared is no better estimate at a hundred times."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,7 @@ class Eta:
         self._run, self._share = run, share or 0.0
 
     def phase_finished(self, phase: str, *, now_s: float, took_s: float | None = None) -> None:
-        """A phase is over, or is not going to run; `took_s` is told of one that an earlier runner ended."""
+        """A phase is over, or is not going to run; `took_s` is given for one that an earlier runner ended."""
         self._done.add(phase)
         present = self._phase is not None and self._phase.phase == phase
         if present:

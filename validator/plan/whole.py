@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from validator.errors import UserError
 from validator.model.plan import PhasePlan, Plan
 from validator.model.runbook import Runbook
 from validator.plan.runs import plan_phase
+from validator.secrets.redact import declare_secrets
+from validator.text import nearest
 
-__all__ = ["PlanError", "make_plan", "selected"]
 
-
-class PlanError(ValueError):
+class PlanError(UserError):
     """A phase that was asked for does not exist; the message names the nearest one."""
 
 
@@ -49,6 +49,18 @@ def make_plan(
     )
 
 
+def first_plan(runbook: Runbook, *, only: Sequence[str] = (), skip: Sequence[str] = ()) -> Plan:
+    """The plan before there is a run folder, which is written as `reports/RUN`.
+
+    From here on this process takes what the runbook declares as a secret for one.
+
+    Raises:
+        PlanError: when `only` or `skip` names a phase that does not exist.
+    """
+    declare_secrets(runbook.secrets)
+    return make_plan(runbook, run_dir=Path("reports/RUN"), only=only, skip=skip)
+
+
 def selected(runbook: Runbook, *, only: Sequence[str] = (), skip: Sequence[str] = ()) -> dict[str, str]:
     """Phases that will not run because of `only` and `skip`: id to reason.
 
@@ -59,8 +71,7 @@ def selected(runbook: Runbook, *, only: Sequence[str] = (), skip: Sequence[str] 
     for option, names in (("--only", only), ("--skip", skip)):
         for name in names:
             if name not in ids:
-                close = difflib.get_close_matches(name, ids, n=1, cutoff=0.5)
-                fix = f"did you mean {close[0]}?" if close else f"phases: {', '.join(ids)}"
+                fix = nearest(name, ids, f"phases: {', '.join(ids)}")
                 raise PlanError(f"{option} {name}: the runbook has no such phase; {fix}")
     wanted = _with_needs(runbook, only) if only else set(ids)
     reasons = {phase_id: f"not among --only {' '.join(only)}" for phase_id in ids if phase_id not in wanted}

@@ -1,24 +1,27 @@
 """Which charts a phase has, what each says in words, and the table that says the same.
 
-A figure is complete without its picture: the sentence and the table stand for it in a screen reader, in a terminal
-browser, and when the renderer fails.
+A figure is complete without its picture: a screen reader and a terminal browser present the sentence and the table,
+and so does the page when the renderer fails.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
+from validator.model.catalogue import METRICS, Metric, catalogue_order
 from validator.model.expression import ExpressionError, Reference, parse_criterion
 from validator.model.verdict import PhaseReport, RunReport, Verdict
+from validator.report.chart_data import MACHINE_QUANTITIES, ChartData, ChartSeries, RunCharts
 from validator.report.figure import Figure, bins, make_figure, measure_of, readout_of, thinner, with_drawing
-from validator.report.formats import format_interval, format_number, format_quantity, one_line, plural
-from validator.report.machine import MACHINE_FIGURES, machine_figures
 from validator.report.page import Table
-from validator.report.specs import Band, Bound, Line, interval_spec, lines_spec, spread_spec
-from validator.report.view import ChartData, ChartSeries, RunCharts
+from validator.report.specs import Along, Band, BoundLine, Line, interval_spec, lines_spec, spread_spec
+from validator.report.timeline import Watched, throttling_figures
+from validator.text import format_interval, format_number, format_quantity, one_line, plural
 
-__all__ = ["Figure", "all_figures", "phase_figures"]
+if TYPE_CHECKING:
+    from validator.model.record import ValidationRecord
+    from validator.model.result import Result
 
 MAX_LINES = 24
 """Runs drawn in one chart; more would hide each other. The table has them all."""
@@ -31,121 +34,201 @@ _ALL_POINTS = 48_000
 """Points in all charts of a page, so that a report of many phases stays small."""
 
 
-@dataclass(frozen=True)
-class _Topic:
-    """A chart over steps: its metrics, best first, and how it is drawn."""
+class _Topic(NamedTuple):
+    """A chart of values over an axis: its metrics, best first, and how it is drawn.
+
+    Over steps these are metrics of the trainer, over time quantities of the machine. A wide chart shows the first of
+    its metrics that was measured, with its window and interval; the others show all of theirs.
+    """
 
     title: str
     metrics: tuple[str, ...]
-    wide: bool
-    together: bool = False
+    wide: bool = False
+    along: Along = "step"
 
 
-_TOPICS = (
-    _Topic("Rate", ("toks_per_s", "step_time_s"), wide=True),
-    _Topic("Loss", ("loss",), wide=False),
-    _Topic("GPU memory", ("gpu_mem_alloc_mib", "gpu_mem_reserved_mib"), wide=False, together=True),
-    _Topic("Host memory", ("host_mem_mib",), wide=False),
-    _Topic("Gate entropy", ("gate_entropy_mean", "gate_entropy_min"), wide=False, together=True),
-    _Topic(
-        "Gate shares",
-        ("gate_branch_shares_0", "gate_branch_shares_1", "gate_branch_shares_2"),
-        wide=False,
-        together=True,
-    ),
-    _Topic("Gradient norm", ("grad_norm",), wide=False),
+_WIDE = "Rate"
+_ORDER = (_WIDE, "Loss", "GPU memory", "Host memory", "Gate entropy", "Gate shares", "Gradient norm")
+"""Titles of the catalogue's charts over steps, in the order of the report; further ones follow as they are declared."""
+
+_MACHINE_TOPICS = tuple(
+    _Topic(metric.chart or name, (name,), along="time") for name, metric in MACHINE_QUANTITIES.items()
 )
 
 _LABELS = {"gate_branch_shares_0": "compressed", "gate_branch_shares_1": "selected", "gate_branch_shares_2": "window"}
 """Branches in the order in which the trainer contract gives their shares."""
 
 
+def record_charts(record: ValidationRecord, phases: Sequence[PhaseReport]) -> ChartData:
+    """The charts' data of a whole validation, with each run's warm-up as it was judged."""
+    warmup_end = {run.id: run.warmup_end_step for phase in phases for run in phase.runs}
+    results = (run.result for phase in record.phases for run in phase.runs if run.result is not None)
+    return chart_data(results, warmup_end=warmup_end, declared=record.runbook.trainer.metrics.declared)
+
+
+def chart_data(
+    results: Iterable[Result],
+    *,
+    warmup_end: Mapping[str, int | None] | None = None,
+    declared: Mapping[str, Metric] | None = None,
+) -> ChartData:
+    """The charts' data of some runs.
+
+    `warmup_end` gives, by run id, the last step of warm-up where one was found; `declared` the runbook's own series.
+    """
+    ends, metrics = warmup_end or {}, {**METRICS, **(declared or {})}
+    return ChartData({result.run: _run_charts(result, ends.get(result.run), metrics) for result in results})
+
+
+def _run_charts(result: Result, warmup_end: int | None, metrics: Mapping[str, Metric]) -> RunCharts:
+    # Thinning needs numpy; a report without runs starts sooner without it.
+    from validator.report.thinning import machine_charts, rank_spread, thin_series
+
+    series = {
+        name: thin_series(found, metric.chart)
+        for name, found in result.series.items()
+        if (metric := metrics.get(name)) is not None and metric.chart and metric.across is None and len(found.steps)
+    }
+    ranks = rank_spread(result.rank_series, warmup_end)
+    return RunCharts(result.run, series, ranks, machine_charts(result.extra, warmup_end=warmup_end))
+
+
+Drawable = Sequence[tuple[RunReport, RunCharts]]
+
+
+class _Drawn(NamedTuple):
+    """One line of a chart: its run, its label in the legend, and its name in the readout."""
+
+    run: RunReport
+    label: str
+    name: str
+    series: ChartSeries
+
+
 def all_figures(phases: Sequence[PhaseReport], charts: ChartData) -> tuple[tuple[Figure, ...], ...]:
     """The figures of each phase, still to be drawn. The more charts a page has, the fewer points each gets."""
     drawn = sum(any(run.id in charts.runs for run in phase.runs) for phase in phases)
-    points = min(MAX_POINTS, _ALL_POINTS // max(1, drawn * (len(_TOPICS) + MACHINE_FIGURES)))
+    points = min(MAX_POINTS, _ALL_POINTS // max(1, drawn * (len(_ORDER) + len(_MACHINE_TOPICS))))
     return tuple(_planned(phase, charts, points=points) for phase in phases)
 
 
 def phase_figures(phase: PhaseReport, charts: ChartData, *, points: int = MAX_POINTS) -> tuple[Figure, ...]:
-    """The figures of one phase, drawn, in the order of the report: over time, arms, the rest, ranks, machine."""
+    """The figures of one phase, drawn, in the order of the report: over steps, arms, ranks, machine."""
     return tuple(map(with_drawing, _planned(phase, charts, points=points)))
 
 
 def _planned(phase: PhaseReport, charts: ChartData, *, points: int) -> tuple[Figure, ...]:
     runs = [(run, charts.runs[run.id]) for run in phase.runs if run.id in charts.runs]
-    figures = [figure for topic in _TOPICS for figure in _over_steps(phase, runs, topic, points)]
-    machine = machine_figures(phase, runs, points=points)
-    return (*figures[:1], *_arms(phase), *figures[1:], *_ranks(phase, runs), *machine)
+    figures = [figure for topic in _step_topics(runs) for figure in _over_axis(phase, runs, topic, points)]
+    machine = [figure for topic in _MACHINE_TOPICS for figure in _over_axis(phase, runs, topic, points)]
+    throttled = throttling_figures(phase, _watched(runs))
+    return (*figures[:1], *_arms(phase), *figures[1:], *_ranks(phase, runs), *machine, *throttled)
 
 
-def _over_steps(
-    phase: PhaseReport, runs: Sequence[tuple[RunReport, RunCharts]], topic: _Topic, points: int
-) -> Iterator[Figure]:
+def _step_topics(runs: Drawable) -> list[_Topic]:
+    """The charts over steps for which these runs have a series, in the order of the report."""
+    charts: dict[str, list[str]] = {title: [] for title in _ORDER}
+    found = {name: series.chart for _, drawn in runs for name, series in drawn.series.items()}
+    for name in sorted(found, key=catalogue_order):
+        charts.setdefault(found[name], []).append(name)
+    return [_Topic(title, tuple(names), wide=title == _WIDE) for title, names in charts.items() if names]
+
+
+def _step_lines(runs: Drawable, topic: _Topic) -> list[_Drawn]:
+    """Each run's first metric that was measured; with one arm, all metrics of a topic that is not wide."""
     present = [name for name in topic.metrics if any(name in drawn.series for _, drawn in runs)]
-    if not present:
-        return
     several_arms = len({run.arm for run, _ in runs}) > 1
-    metrics = present if topic.together and not several_arms else present[:1]
-    chosen = [(run, drawn.series[name]) for name in metrics for run, drawn in runs if name in drawn.series]
-    shown = chosen[:MAX_LINES]
-    lines = [
-        Line(
-            _LABELS.get(series.metric, series.metric) if len(metrics) > 1 else one_line(run.arm or "run", limit=40),
-            thinner(series, points // len(shown)),
-        )
-        for run, series in shown
+    metrics = present if not topic.wide and not several_arms else present[:1]
+    found = [(run, drawn.series[name]) for name in metrics for run, drawn in runs if name in drawn.series]
+    labels = [
+        _LABELS.get(series.metric, series.metric) if len(metrics) > 1 else one_line(run.arm or "run", limit=40)
+        for run, series in found
     ]
-    spec = lines_spec(
-        lines,
-        wide=topic.wide,
-        warmup_end=_warmup(shown),
-        bounds=_bounds(phase.criteria, metrics),
-        band=_band(shown) if topic.wide else None,
-    )
-    left_out = len(chosen) - len(shown)
+    several = len(set(labels[:MAX_LINES])) > 1  # where all lines have one label, the readout names the run instead
+    return [
+        _Drawn(run, label, label if several else one_line(run.id), series)
+        for (run, series), label in zip(found, labels, strict=True)
+    ]
+
+
+def _watched(runs: Drawable) -> Watched:
+    return [(run, drawn.machine) for run, drawn in runs if drawn.machine is not None]
+
+
+def _time_lines(runs: Drawable, topic: _Topic) -> list[_Drawn]:
+    """One run: each of its devices. Several: the line that represents all GPUs of a run."""
+    watched, (name,) = _watched(runs), topic.metrics
+    if len(watched) == 1:
+        run, machine = watched[0]
+        return [_Drawn(run, line.device, line.device, line) for line in machine.lines.get(name, ()) if line.values]
+    return [
+        _Drawn(run, one_line(run.arm or "run", limit=40), one_line(run.id), machine.across[name])
+        for run, machine in watched
+        if name in machine.across and machine.across[name].values
+    ]
+
+
+def _over_axis(phase: PhaseReport, runs: Drawable, topic: _Topic, points: int) -> Iterator[Figure]:
+    """The chart of a topic; none where nothing was measured."""
+    over_time = topic.along == "time"
+    found = _time_lines(runs, topic) if over_time else _step_lines(runs, topic)
+    if not found:
+        return
+    shown = found[:MAX_LINES]
+    metrics, unit = tuple(dict.fromkeys(one.series.metric for one in found)), found[0].series.unit
+    warmup_end = _steady_s(runs) if over_time else _warmup_end(shown)
+    bounds = _bounds(phase.criteria, metrics)
+    lines = [Line(one.label, thinner(one.series, points // len(shown))) for one in shown]
+    left_out = len(found) - len(shown)
     yield make_figure(
         phase.id,
         topic.title,
-        spec,
-        measure=measure_of(", ".join(metrics), shown[0][1].unit),
-        summary=_told(topic, shown, phase),
-        table=_series_table(topic, chosen),
+        lines_spec(
+            lines,
+            wide=topic.wide,
+            warmup_end=warmup_end,
+            bounds=bounds,
+            band=_band(shown) if topic.wide else None,
+            along=topic.along,
+            percent=unit == "%",
+        ),
+        measure=measure_of(", ".join(metrics), unit),
+        summary=_time_summary(found, warmup_end) if over_time else _steps_summary(topic, shown, bounds),
+        table=_series_table(topic, found),
         wide=topic.wide,
-        note=f"{plural(left_out, 'run')} more in the table." if left_out else "",
-        readout=readout_of(lines, _labels_of(lines, shown), shown[0][1].unit),
+        note=f"{plural(left_out, 'line')} more in the table." if left_out else "",
+        readout=readout_of(lines, [one.name for one in shown], unit, over=topic.along),
     )
 
 
-def _labels_of(lines: Sequence[Line], shown: Sequence[tuple[RunReport, ChartSeries]]) -> list[str]:
-    """What the readout calls each line: by its label, or, where all have the same, by its run."""
-    several = len({line.label for line in lines}) > 1
-    return [line.label if several else one_line(run.id) for line, (run, _) in zip(lines, shown, strict=True)]
+def _warmup_end(shown: Sequence[_Drawn]) -> int | None:
+    """The longest warm-up of the runs drawn, in steps."""
+    return max((one.run.warmup_end_step for one in shown if one.run.warmup_end_step is not None), default=None)
 
 
-def _warmup(shown: Sequence[tuple[RunReport, ChartSeries]]) -> int | None:
-    """The longest warm-up of the runs drawn."""
-    return max((run.warmup_end_step for run, _ in shown if run.warmup_end_step is not None), default=None)
+def _steady_s(runs: Drawable) -> float | None:
+    """When the warm-up of a lone run ended, in seconds since its first sample."""
+    watched = _watched(runs)
+    return watched[0][1].steady_s if len(watched) == 1 else None
 
 
-def _band(shown: Sequence[tuple[RunReport, ChartSeries]]) -> Band | None:
+def _band(shown: Sequence[_Drawn]) -> Band | None:
     """Window, mean and interval, where there is one run to show them of."""
     if len(shown) != 1:
         return None
-    run, series = shown[0]
-    stats = run.metrics.get(series.metric)
+    stats = shown[0].run.metrics.get(shown[0].series.metric)
     if stats is None or stats.window is None or stats.mean is None:
         return None
     return Band(stats.window.first_step, stats.window.last_step, stats.mean, stats.ci_low, stats.ci_high)
 
 
-def _bounds(criteria: Sequence[Verdict], metrics: Sequence[str]) -> tuple[Bound, ...]:
+def _bounds(criteria: Sequence[Verdict], metrics: Sequence[str]) -> tuple[BoundLine, ...]:
     """The bounds of criteria on one of these metrics of this phase, each value once."""
-    found: dict[float, Bound] = {}
+    found: dict[float, BoundLine] = {}
     for verdict in criteria:
         if not isinstance(verdict.bound, float) or _metric_of(verdict.text) not in metrics:
             continue
-        found.setdefault(verdict.bound, Bound(one_line(verdict.text, limit=60), verdict.bound))
+        found.setdefault(verdict.bound, BoundLine(one_line(verdict.text, limit=60), verdict.bound))
     return tuple(found.values())
 
 
@@ -159,22 +242,25 @@ def _metric_of(text: str) -> str | None:
     return parts[0] if len(parts) == 2 and parts[1] in ("mean", "min", "max", "p50", "last") else None
 
 
-def _told(topic: _Topic, shown: Sequence[tuple[RunReport, ChartSeries]], phase: PhaseReport) -> str:
-    """What the chart shows, in a few sentences."""
-    runs = {run.id for run, _ in shown}
-    text = f"{plural(len(runs), 'run')} over optimizer steps." if len(runs) > 1 else _course(topic, *shown[0])
-    end = _warmup(shown)
-    if end is not None:
-        text += f" Gray: warm-up, to step {end:,}."
-    for bound in _bounds(phase.criteria, topic.metrics):
+def _steps_summary(topic: _Topic, shown: Sequence[_Drawn], bounds: Sequence[BoundLine]) -> str:
+    """What a chart over steps shows, in a few sentences."""
+    runs = {one.run.id for one in shown}
+    if len(runs) > 1:
+        text = f"{plural(len(runs), 'run')} over optimizer steps."
+    else:
+        text = _one_run_summary(topic, shown[0].run, shown[0].series)
+    warmup_end = _warmup_end(shown)
+    if warmup_end is not None:
+        text += f" Gray: warm-up, to step {warmup_end:,}."
+    for bound in bounds:
         text += f" Dashed red: the bound of {bound.label}."
-    bad = sum(series.non_finite for _, series in shown)
+    bad = sum(one.series.non_finite for one in shown)
     if bad:
         text += f" {plural(bad, 'value is', 'values are')} not finite (dotted verticals)."
     return text
 
 
-def _course(topic: _Topic, run: RunReport, series: ChartSeries) -> str:
+def _one_run_summary(topic: _Topic, run: RunReport, series: ChartSeries) -> str:
     """One run in a sentence: mean and interval of what is steady, begin and end of what changes."""
     stats = run.metrics.get(series.metric)
     if topic.wide and stats is not None and stats.window is not None and stats.mean is not None:
@@ -191,29 +277,41 @@ def _course(topic: _Topic, run: RunReport, series: ChartSeries) -> str:
     )
 
 
-def _series_table(topic: _Topic, chosen: Sequence[tuple[RunReport, ChartSeries]]) -> Table:
-    """One run: its steps in twelve parts. Several runs: a line each."""
-    series = chosen[0][1]
-    unit = f" ({series.unit})" if series.unit else ""
-    columns = ["First", "Lowest", "Highest", "Last"]
-    if len(chosen) == 1:
-        rows = tuple(bins(series))
-        return Table(
-            f"{topic.title} by part of the run{unit}", ("Steps", *columns), rows, frozenset(("Steps", *columns))
-        )
+def _time_summary(found: Sequence[_Drawn], steady_s: float | None) -> str:
+    """Range of what a chart of the machine shows, its devices, and what the gray area is."""
+    unit = found[0].series.unit
+    low, high = (f(f(one.series.values) for one in found) for f in (min, max))
+    devices = sorted({one.series.device for one in found})
+    text = f"Lowest {format_quantity(low, unit)}, highest {format_quantity(high, unit)}"
+    runs = len({one.run.id for one in found})
+    if runs > 1:
+        return f"{text}, over {plural(runs, 'run')}: of each, {', '.join(devices)}."
+    text += f", over {plural(len(devices), 'line')}: {', '.join(devices[:8])}." if len(devices) > 1 else "."
+    return text + (f" Gray: start and warm-up, to second {steady_s:,.0f}." if steady_s and steady_s > 0 else "")
+
+
+def _series_table(topic: _Topic, found: Sequence[_Drawn]) -> Table:
+    """One line: its course in twelve parts. Several: first, lowest, highest and last value of each."""
+    unit = f" ({found[0].series.unit})" if found[0].series.unit else ""
+    columns = ("First", "Lowest", "Highest", "Last")
+    over, what = ("Seconds", "Device") if topic.along == "time" else ("Steps", "Metric")
+    if len(found) == 1:
+        rows = tuple(bins(found[0].series))
+        return Table(f"{topic.title} by part of the run{unit}", (over, *columns), rows, frozenset((over, *columns)))
     rows = tuple(
         (
-            one_line(run.id),
-            line.metric,
-            *(format_number(value) for value in (line.values[0], min(line.values), max(line.values), line.values[-1])),
+            one_line(one.run.id),
+            one.series.device or one.series.metric,
+            *(format_number(value) for value in (values[0], min(values), max(values), values[-1])),
         )
-        for run, line in chosen
-        if line.values
+        for one in found
+        if (values := one.series.values)
     )
-    return Table(f"{topic.title} by run{unit}", ("Run", "Metric", *columns), rows, frozenset(columns))
+    by = "run" if len({one.run.id for one in found}) > 1 else what.lower()
+    return Table(f"{topic.title} by {by}{unit}", ("Run", what, *columns), rows, frozenset(columns))
 
 
-def _ranks(phase: PhaseReport, runs: Sequence[tuple[RunReport, RunCharts]]) -> list[Figure]:
+def _ranks(phase: PhaseReport, runs: Drawable) -> list[Figure]:
     """The spread of the ranks of the first run that has one; repeats look alike and each has its metrics table."""
     found = next(((run, drawn.ranks) for run, drawn in runs if drawn.ranks), None)
     if found is None:

@@ -1,4 +1,4 @@
-"""The report as one HTML file: no request, no dependence on scripts, every foreign text escaped.
+"""The report as one HTML file: no request, no dependence on scripts, every text of the trainer escaped.
 
 Templates lay out a `Page`; they hold no logic of their own. Style and script are inlined and allowed by their hash in
 a content security policy, so that even text which slipped through the escaping could neither run nor load anything.
@@ -6,23 +6,129 @@ a content security policy, so that even text which slipped through the escaping 
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import lru_cache
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import validator
 from validator.model.verdict import Status, ValidationReport
 from validator.report.build import build_page
-from validator.report.page import Page, RunView
-from validator.report.parts import status_view
-from validator.report.templates import environment, policy_hash, style, text
-from validator.report.view import ChartData
+from validator.report.chart_data import ChartData
+from validator.report.charts import all_figures
+from validator.report.figure import Figure, with_drawing
+from validator.report.page import Page, RunView, status_view
+from validator.report.specs import LABEL_CSS, chart_css
+from validator.report.timeline import timeline_figure
 
 if TYPE_CHECKING:
-    from validator.report.charts import Figure
+    from jinja2 import BytecodeCache, Environment
+    from markupsafe import Markup
 
-__all__ = ["render_html"]
 
+def templates_dir() -> Path:
+    """Where the templates are: in the installed package, or beside it in a source tree.
+
+    Raises:
+        FileNotFoundError: when the installation is damaged.
+    """
+    package = Path(validator.__file__).parent
+    for folder in (package / "_data" / "templates", package.parent / "templates"):
+        if (folder / "report.html.j2").is_file():
+            return folder
+    raise FileNotFoundError(f"the report's templates are missing from {package}; install the package again")
+
+
+@lru_cache(maxsize=1)
+def environment() -> Environment:
+    """The templates of pages: everything escaped, an unknown name an error."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    made = Environment(
+        loader=FileSystemLoader(templates_dir()),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+        auto_reload=False,
+        bytecode_cache=_bytecode_cache(),
+    )
+    made.filters["sentence"] = _sentence
+    return made
+
+
+def _sentence(text: str) -> Markup:
+    """A sentence of the report, escaped, its names between backticks set as code."""
+    from markupsafe import Markup, escape
+
+    return Markup(_NAMED.sub(r"<code>\1</code>", str(escape(text))))
+
+
+_NAMED = re.compile(r"`([^`\n]{1,200})`")
+
+
+def _bytecode_cache() -> BytecodeCache | None:
+    """Compiled templates, kept in the user's own folder below the system's temporary one; None where that is unsafe.
+
+    It halves the time of a report without charts. A changed template or another Python has another key. A cache that
+    cannot be written, as on a full disk, costs time and nothing else.
+    """
+    from jinja2 import FileSystemBytecodeCache
+    from jinja2.bccache import Bucket
+
+    class Cache(FileSystemBytecodeCache):
+        def load_bytecode(self, bucket: Bucket) -> None:
+            with suppress(OSError, EOFError, ValueError, TypeError):
+                super().load_bytecode(bucket)
+
+        def dump_bytecode(self, bucket: Bucket) -> None:
+            with suppress(OSError):
+                super().dump_bytecode(bucket)
+
+    try:
+        return Cache()
+    except (OSError, RuntimeError):
+        return None
+
+
+@lru_cache(maxsize=4)
+def text(name: str) -> str:
+    """A style sheet or a script by its file name."""
+    return (templates_dir() / name).read_text(encoding="utf-8").strip()
+
+
+@lru_cache(maxsize=4)
+def style(extra: str = "") -> str:
+    """The style sheet with both sets of colors: the reader's system decides, the page's switch overrides it.
+
+    `extra` are the rules of one page alone.
+    """
+    light = f":root{{{text('light.css')}}}{chart_css(dark=False)}"
+    dark = f":root{{{text('dark.css')}}}{chart_css(dark=True)}"
+    forced = {
+        "light": light.replace(":root{", ":root:has(#theme-light:checked){").replace(
+            ".chart ", ":root:has(#theme-light:checked) .chart "
+        ),
+        "dark": dark.replace(":root{", ":root:has(#theme-dark:checked){").replace(
+            ".chart ", ":root:has(#theme-dark:checked) .chart "
+        ),
+    }
+    themes = f"{light}@media screen{{@media (prefers-color-scheme:dark){{{dark}}}{forced['light']}{forced['dark']}}}"
+    return "\n".join((themes, text("report.css"), LABEL_CSS, *([extra] if extra else [])))
+
+
+def policy_hash(text: str) -> str:
+    """The hash of an inlined style or script, as a content security policy names it."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+# The report as one HTML file: no request, no dependence on scripts, every text of the trainer escaped.
 
 _EXPLAINED: tuple[Status, ...] = ("PASS", "FAIL", "INCONCLUSIVE", "SKIPPED", "NOT_RUN")
 
@@ -34,7 +140,7 @@ MAX_DRAWN = 700_000
 
 
 MAX_UNFOLDED = 12
-"""Runs of a report up to which the details of a phase's only run are shown unasked."""
+"""Runs of a report up to which the details of a phase's only run are shown open."""
 
 
 def render_html(report: ValidationReport, charts: ChartData) -> str:
@@ -60,12 +166,9 @@ def _missing(figures: Sequence[Sequence[Figure]], drawn: Sequence[Sequence[Figur
 
 
 def _figures(report: ValidationReport, charts: ChartData) -> tuple[Sequence[Sequence[Figure]], Figure | None]:
-    """The figures of each phase, and the timeline; what draws them is imported only when there is a run to draw."""
+    """The figures of each phase, and the timeline; none without a run to draw."""
     if not charts.runs and all(phase.comparison is None for phase in report.phases):
         return [()] * len(report.phases), None
-    from validator.report.charts import all_figures
-    from validator.report.timeline_chart import timeline_figure
-
     timeline = timeline_figure(report)
     room = MAX_DRAWN - (len(timeline.svg) if timeline else 0)
     return _within(all_figures(report.phases, charts), limit=room), timeline
@@ -106,15 +209,13 @@ def _frames(figures: Sequence[Sequence[Figure]], timeline: Figure | None) -> str
 
 def _within(figures: Sequence[Sequence[Figure]], *, limit: int) -> list[list[Figure]]:
     """The figures with drawings of at most `limit` bytes in all: every phase's first, then every second, and so on."""
-    from validator.report.figure import with_drawing
-
     order = sorted((rank, phase) for phase, found in enumerate(figures) for rank in range(len(found)))
     kept = [list(found) for found in figures]
     for rank, phase in order:
         figure = kept[phase][rank] = with_drawing(kept[phase][rank]) if limit >= 0 else kept[phase][rank]
         limit -= len(figure.svg)
         if limit < 0:
-            note = "Not drawn, to keep the report small; the table below stands for it."
+            note = "Not drawn, to keep the report small; the table below holds the values."
             kept[phase][rank] = replace(figure, svg="", readout="", note=f"{figure.note} {note}".strip(), spec=None)
     return kept
 
@@ -124,11 +225,11 @@ def _every(run: RunView) -> bool:
 
 
 def _first_or_bad(run: RunView) -> bool:
-    return run.summary.repeat == "1" or _bad(run)
+    return run.repeat == 1 or _bad(run)
 
 
 def _bad(run: RunView) -> bool:
-    return run.summary.tone != "good" or bool(run.irregularities) or bool(run.config.differing)
+    return run.tone != "good" or bool(run.irregularities) or bool(run.config.differing)
 
 
 def _with_details_of(page: Page, keep: Callable[[RunView], bool]) -> Page:

@@ -1,6 +1,6 @@
-"""The report as Markdown for a pull request: GitHub's tables, long parts folded away, foreign text inert.
+"""The report as Markdown for a pull request: GitHub's tables, long parts folded away, text of the trainer inert.
 
-Foreign text is escaped for Markdown and for HTML, and cannot notify anybody, link anywhere or leave its table cell.
+Text of the trainer is escaped for Markdown and for HTML: it cannot notify users, link or leave its table cell.
 """
 
 from __future__ import annotations
@@ -11,52 +11,54 @@ from collections.abc import Iterable, Iterator, Sequence
 from validator.model.verdict import ValidationReport
 from validator.report.build import build_page
 from validator.report.page import (
-    CheckRow,
-    CriterionGroup,
     CriterionRow,
     EvidenceView,
-    FactGroup,
     FindingView,
     Page,
     PhaseView,
     RunView,
     StatusView,
     Table,
+    ValueGroup,
 )
 
-__all__ = ["escape", "render_markdown"]
-
 _SPECIAL = re.compile(r"[\\`*_\[\]!|~]")
+"""What Markdown would take as markup anywhere in a line."""
+
 _BLOCK_START = re.compile(r"^([-+](?=\s|$)|\d{1,9}[.)](?=\s|$)|[-=]{2,}(?=\s*$))")
 _ACTIVE = re.compile(r"(?i)([@#$])|((?:https?|ftp|mailto|xmpp):|www\.)")
-_MOST_ATTEMPTS = 60
-_MOST_DIFFERENCES = 25
+_MAX_ATTEMPTS = _MAX_ARTIFACTS = _MAX_FACTS = 60
+_MAX_DIFFERENCES = 25
+_METRIC_COLUMNS = ("Metric", "Unit", "Mean", "Stdev", "95 % interval", "p50", "p95", "First", "Last", "n", "Steps")
+"""The columns of a run's metrics that have room here."""
+
 MAX_LENGTH = 60_000
 """GitHub refuses comments above 65,536 characters; details are dropped from the end until the text fits."""
 
 
 def render_markdown(report: ValidationReport) -> str:
-    """The whole report. When it would be too long for a pull request, phases' details give way, never the verdicts."""
+    """The whole report. When it would be too long for a pull request, phases' details are left out, never verdicts."""
     page = build_page(report)
-    head = "\n".join(_head(page))
-    tail = "\n".join(_tail(page))
+    head, tail = _joined(_head_blocks(page)), _joined(_tail_blocks(page))
     room = MAX_LENGTH - len(head) - len(tail)
-    phases, left_out = [], 0
+    phases = []
     for phase in page.phases:
-        text = "\n".join(_phase(phase))
-        if len(text) > room:
-            left_out += 1
-            continue
-        room -= len(text)
-        phases.append(text)
-    note = (
-        f"\n_Details of {left_out} phases are in report.html only: they would be too long here._\n" if left_out else ""
-    )
-    return "\n".join(["\n".join([head, "", "## Phases", "", *phases]).rstrip(), note, tail]).rstrip() + "\n"
+        text = _joined(_phase_blocks(phase))
+        if len(text) <= room:
+            room -= len(text) + 2
+            phases.append(text)
+    left_out = len(page.phases) - len(phases)
+    note = f"_Details of {left_out} phases are in report.html only: they would be too long here._" if left_out else ""
+    return _joined([head, "## Phases", *phases, note, tail]) + "\n"
+
+
+def _joined(blocks: Iterable[str]) -> str:
+    """Paragraphs, tables and other blocks with a blank line between them; empty ones are dropped."""
+    return "\n\n".join(filter(None, blocks))
 
 
 def escape(text: str) -> str:
-    """Foreign text as plain Markdown text on one line, fit for a table cell.
+    """Untrusted text as plain Markdown text on one line, fit for a table cell.
 
     GitHub turns `@name`, `#1` and addresses into links after Markdown is done, so an empty element keeps them apart.
     """
@@ -67,95 +69,84 @@ def escape(text: str) -> str:
 
 
 def code(text: str) -> str:
-    """Foreign text as inline code, fit for a table cell. Backticks and pipes cannot end it."""
+    """Untrusted text as inline code, fit for a table cell. Backticks and pipes cannot end it."""
     flat = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("\n", "<br>")
     flat = re.sub(r"([\\`*_{}\[\]()#+!|~$@:^=-])", lambda m: f"&#{ord(m[1])};", flat)
     return f"<code>{flat}</code>" if flat else ""
 
 
-def fenced(text: str, language: str = "sh") -> list[str]:
-    """Foreign text as a block of code, with a fence longer than any in it."""
+def fenced(text: str, language: str = "sh") -> str:
+    """Untrusted text as a block of code, with a fence longer than any in it; empty for no text."""
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
-    return [f"{fence}{language}", text, fence]
+    return f"{fence}{language}\n{text}\n{fence}" if text else ""
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numeric: Iterable[str] = ()) -> list[str]:
+def _table_block(columns: Sequence[str], rows: Iterable[Iterable[str]], *, numeric: Iterable[str] = ()) -> str:
     """A table of cells that are Markdown already."""
     right = set(numeric)
     rule = ["---:" if name in right else "---" for name in columns]
-    return [_line(columns), _line(rule), *(_line(row) for row in rows), ""]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (columns, rule, *rows))
 
 
-def _line(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+def _plain_table(value: Table) -> str:
+    """A table of untrusted text with its caption and note."""
+    rows = (map(escape, row) for row in value.rows)
+    block = _table_block([*map(escape, value.columns)], rows, numeric=map(escape, value.numeric))
+    return _joined([escape(value.caption), block, escape(value.note)])
+
+
+def _folded(summary: str, blocks: Iterable[str]) -> str:
+    """A part that GitHub shows folded away."""
+    return _joined([f"<details><summary>{summary}</summary>", *blocks, "</details>"])
 
 
 def _status(view: StatusView) -> str:
     return f"{view.sign} **{view.word}**"
 
 
-def _head(page: Page) -> Iterator[str]:
-    decision = page.decision
-    yield f"# {_icon(decision.tone)} {decision.word}: {escape(page.title)}"
-    yield ""
-    yield f"**{escape(decision.why)}**"
-    yield ""
-    yield decision.meaning
+def _head_blocks(page: Page) -> Iterator[str]:
+    yield f"# {_icon(page.decision.tone)} {page.decision.word}: {escape(page.title)}"
+    yield f"**{escape(page.why)}**"
+    yield page.meaning
     if page.next_step:
-        yield ""
         yield f"**Next step:** {escape(page.next_step.value)} ({escape(page.next_step.name)})"
-    yield ""
-    yield from _progress(page)
-    if page.description:
-        yield escape(page.description)
-        yield ""
-    yield from table(("", ""), ([escape(fact.name), escape(fact.value)] for fact in page.facts))
+    yield _progress_block(page)
+    yield escape(page.description)
+    yield _table_block(("", ""), ([escape(fact.name), escape(fact.value)] for fact in page.facts))
     yield "Required criteria: " + (", ".join(f"{n} {view.word}" for view, n in page.counts) or "none") + "."
-    yield ""
     yield "## Criteria"
-    yield ""
-    for group in page.groups:
-        yield from _group(group)
+    for phase in page.phases:
+        yield from _criteria_blocks(phase)
     if page.findings:
         yield "## Findings"
-        yield ""
-        for finding in page.findings:
-            yield from _finding(finding)
-    yield from _recommended(page)
-    yield from _timeline(page)
+        yield from map(_finding_block, page.findings)
+    yield from _recommended_blocks(page)
+    yield _timeline_block(page)
 
 
 def _icon(tone: str) -> str:
     return {"good": "✅", "bad": "⛔", "warn": "⚠️", "info": "⏳"}[tone]
 
 
-def _group(group: CriterionGroup) -> Iterator[str]:
-    optional = "" if group.required else " (not required)"
-    yield f"**{escape(group.title)}** {_status(group.status)}{optional}" + (
-        f" {escape(group.message)}" if group.message else ""
-    )
-    yield ""
-    if group.rows:
+def _criteria_blocks(phase: PhaseView) -> Iterator[str]:
+    optional = "" if phase.required else " (not required)"
+    message = f" {escape(phase.message)}" if phase.message else ""
+    yield f"**{escape(phase.title)}** {_status(phase.status)}{optional}{message}"
+    if phase.rows:
         columns = ("Status", "Criterion", "Required", "Observed", "95 % interval", "Bound", "Margin", "Why, evidence")
-        rows = (_criterion(row) for row in group.rows)
-        yield from table(columns, rows, numeric=("Observed", "95 % interval", "Bound", "Margin"))
-    if group.note:
-        yield f"{group.note}"
-        yield ""
+        yield _table_block(columns, map(_criterion_cells, phase.rows), numeric=columns[3:7])
+    yield phase.note
 
 
-def _criterion(row: CriterionRow) -> list[str]:
+def _criterion_cells(row: CriterionRow) -> list[str]:
     why = [escape(row.message)] if row.message else []
     why += [_evidence(item) for item in row.evidence]
     return [
         _status(row.status),
         code(row.text) if row.formal else escape(row.text),
         "yes" if row.required else "no",
-        escape(row.observed),
-        escape(row.interval),
-        escape(row.bound),
-        escape(row.margin),
+        *map(escape, (row.observed, row.interval, row.bound, row.margin)),
         "<br>".join(why),
     ]
 
@@ -165,213 +156,115 @@ def _evidence(item: EvidenceView) -> str:
     return label + escape(item.text)
 
 
-def _finding(finding: FindingView) -> Iterator[str]:
-    yield (
+def _finding_block(finding: FindingView) -> str:
+    head = (
         f"- {_status(finding.status)} {code(finding.code)} ({escape(finding.place)}, "
         f"{finding.confidence} confidence): {escape(finding.message)}"
     )
-    for item in finding.evidence:
-        yield f"  - Evidence: {_evidence(item)}"
-    yield f"  - Next step: {escape(finding.next_step)}"
-    yield ""
+    evidence = [f"  - Evidence: {_evidence(item)}" for item in finding.evidence]
+    return "\n".join([head, *evidence, f"  - Next step: {escape(finding.next_step)}"])
 
 
-def _recommended(page: Page) -> Iterator[str]:
+def _recommended_blocks(page: Page) -> Iterator[str]:
     recommended = page.recommended
     yield "## Recommended settings"
-    yield ""
-    for reason in recommended.because:
-        yield f"- {escape(reason)}"
-    if recommended.because:
-        yield ""
-    if recommended.exports:
-        yield from fenced(recommended.exports)
-        yield ""
-    else:
-        yield "No setting was chosen over another in this run."
-        yield ""
-    if recommended.command:
-        yield from fenced(recommended.command)
-        yield ""
+    yield "\n".join(f"- {escape(reason)}" for reason in recommended.because)
+    yield fenced(recommended.exports) or "No setting was chosen over another in this run."
+    yield fenced(recommended.command)
 
 
-def _phase(phase: PhaseView) -> Iterator[str]:
-    facts = ", ".join(f"{escape(fact.name)}: {escape(fact.value)}" for fact in phase.facts)
+def _phase_blocks(phase: PhaseView) -> Iterator[str]:
     yield (
         f"<details><summary>{phase.number}. <b>{escape(phase.title)}</b> "
         f"{phase.status.sign} {phase.status.word}</summary>"
     )
-    yield ""
-    if phase.why:
-        yield escape(phase.why)
-        yield ""
-    yield facts
-    yield ""
+    yield escape(phase.why)
+    yield ", ".join(f"{escape(fact.name)}: {escape(fact.value)}" for fact in phase.facts)
     if phase.checks:
-        rows = (_check(row) for row in phase.checks)
-        yield from table(("Status", "Check", "Observed", "Expected", "Message"), rows)
+        rows = (
+            [_status(row.status), *map(escape, (row.text, row.observed, row.bound, row.message))]
+            for row in phase.checks
+        )
+        yield _table_block(("Status", "Check", "Observed", "Expected", "Message"), rows)
     if phase.comparison:
         yield f"**{escape(phase.comparison_message)}**"
-        yield ""
-        yield from _plain_table(phase.comparison)
+        yield _plain_table(phase.comparison)
     if phase.remedies:
-        yield from _plain_table(phase.remedies)
-    yield from _runs(phase)
+        yield _plain_table(phase.remedies)
+    if phase.runs:
+        rows = ([code(row[0]), *map(escape, row[1:])] for row in phase.summary.rows)
+        yield _table_block(phase.summary.columns, rows, numeric=phase.summary.numeric)
+        for run in phase.runs:
+            yield from _run_blocks(run)
     yield "</details>"
-    yield ""
 
 
-def _check(row: CheckRow) -> list[str]:
-    return [_status(row.status), escape(row.title), escape(row.observed), escape(row.expected), escape(row.message)]
-
-
-def _plain_table(value: Table) -> Iterator[str]:
-    yield escape(value.caption)
-    yield ""
-    rows = ([escape(cell) for cell in row] for row in value.rows)
-    yield from table([escape(name) for name in value.columns], rows, numeric=[escape(name) for name in value.numeric])
-    if value.note:
-        yield escape(value.note)
-        yield ""
-
-
-def _runs(phase: PhaseView) -> Iterator[str]:
-    if not phase.runs:
-        return
-    rated = phase.has_rates
-    columns = ["Run", "Arm", "Outcome", "Duration"]
-    columns += ["Steps", "Rate (tok/s)", "95 % interval", "Step time (s)"] if rated else []
-    rows = []
-    for run in phase.runs:
-        summary = run.summary
-        row = [code(summary.id), escape(summary.arm), escape(summary.outcome), summary.duration]
-        row += [summary.steps, summary.rate, escape(summary.rate_interval), summary.step_time] if rated else []
-        rows.append(row)
-    yield from table(columns, rows, numeric=columns[3:])
-    for run in phase.runs:
-        yield from _run(run)
-
-
-def _run(run: RunView) -> Iterator[str]:
-    if run.detail and run.summary.tone != "good":
-        yield f"- {code(run.id)}: {escape(run.detail)}"
-    for text in run.irregularities:
-        yield f"- {code(run.id)}: {escape(text)}"
-    if run.detail or run.irregularities:
-        yield ""
+def _run_blocks(run: RunView) -> Iterator[str]:
+    remarks = [run.detail] if run.detail and run.tone != "good" else []
+    yield "\n".join(f"- {code(run.id)}: {escape(text)}" for text in (*remarks, *run.irregularities))
     if run.config.differing:
-        rows = [[code(row.key), code(row.requested), code(row.effective)] for row in run.config.rows if row.differs]
+        rows = ([code(row.key), code(row.requested), code(row.effective)] for row in run.config.rows if row.differs)
         yield f"{code(run.id)} ran with other settings than requested:"
-        yield ""
-        yield from table(("Setting", "Requested", "Effective"), rows)
-    if run.metrics:
-        columns = ("Metric", "Unit", "Mean", "Stdev", "95 % interval", "p50", "p95", "First", "Last", "n", "Window")
-        metrics = (
-            [
-                code(m.name),
-                escape(m.unit),
-                m.mean,
-                m.stdev,
-                escape(m.interval),
-                m.p50,
-                m.p95,
-                m.first,
-                m.last,
-                m.n,
-                m.window,
-            ]
-            for m in run.metrics
-        )
+        yield _table_block(("Setting", "Requested", "Effective"), rows)
+    if run.metrics.rows:
+        places = [run.metrics.columns.index(name) for name in _METRIC_COLUMNS]
+        metrics = ([code(row[0]), *(escape(row[place]) for place in places[1:])] for row in run.metrics.rows)
         yield f"{code(run.id)}:"
-        yield ""
-        yield from table(columns, metrics, numeric=columns[2:])
-    if run.scalars:
-        yield ", ".join(f"{code(fact.name)}: {escape(fact.value)}" for fact in run.scalars)
-        yield ""
-    for told in run.tables:
-        yield from _plain_table(told)
-    if run.command:
-        yield from fenced(run.command)
-        yield ""
+        yield _table_block(_METRIC_COLUMNS, metrics, numeric=run.metrics.numeric)
+    yield ", ".join(f"{code(fact.name)}: {escape(fact.value)}" for fact in run.scalars)
+    yield from map(_plain_table, run.tables)
+    yield fenced(run.command)
 
 
-def _progress(page: Page) -> Iterator[str]:
-    """What runs, what is to come, and how long that will take."""
+def _progress_block(page: Page) -> str:
+    """What is running, what is pending, and how long that will take."""
     if page.progress is None:
-        return
-    for name, items in (("Running", page.progress.running), ("Pending", page.progress.pending)):
-        if items:
-            yield f"- {name}: {', '.join(escape(title) for title, _ in items)}"
-    yield f"- {page.progress.remaining}"
-    yield ""
+        return ""
+    parts = (("Running", page.progress.running), ("Pending", page.progress.pending))
+    lines = [f"- {name}: {', '.join(escape(title) for title, _ in items)}" for name, items in parts if items]
+    return "\n".join([*lines, f"- {page.progress.remaining}"])
 
 
-def _timeline(page: Page) -> Iterator[str]:
+def _timeline_block(page: Page) -> str:
     if page.timeline is None:
-        return
-    shown = page.timeline._replace(rows=page.timeline.rows[:_MOST_ATTEMPTS])
-    yield f"<details><summary>Timeline: {len(page.timeline.rows)} attempts at runs</summary>"
-    yield ""
-    yield from _plain_table(shown)
-    if len(page.timeline.rows) > len(shown.rows):
-        yield f"{len(page.timeline.rows) - len(shown.rows)} more in report.html."
-        yield ""
-    yield "</details>"
-    yield ""
+        return ""
+    shown = _first_rows(page.timeline, _MAX_ATTEMPTS)
+    return _folded(f"Timeline: {len(page.timeline.rows)} attempts at runs", [_plain_table(shown)])
 
 
-def _since(page: Page) -> Iterator[str]:
+def _first_rows(table: Table, limit: int) -> Table:
+    left = len(table.rows) - limit
+    note = f"{left} more in report.html. {table.note}".rstrip() if left > 0 else table.note
+    return table._replace(rows=table.rows[:limit], note=note)
+
+
+def _since_blocks(page: Page) -> Iterator[str]:
     """What changed since the last GO; the tables are folded away."""
     if page.since is None:
         return
     yield "## What changed since the last GO"
-    yield ""
     yield f"{_status(page.since.status)} {escape(page.since.message)}"
-    yield ""
-    for caveat in page.since.caveats:
-        yield f"- {escape(caveat)}"
-    if page.since.caveats:
-        yield ""
-    yield f"<details><summary>Compared with {escape(page.since.earlier)}</summary>"
-    yield ""
-    for one in page.since.tables:
-        left = len(one.rows) - _MOST_DIFFERENCES
-        note = f"{left} more in report.html. {one.note}".rstrip() if left > 0 else one.note
-        yield from _plain_table(one._replace(rows=one.rows[:_MOST_DIFFERENCES], note=note))
-    yield "</details>"
-    yield ""
+    yield "\n".join(f"- {escape(caveat)}" for caveat in page.since.caveats)
+    tables = (_plain_table(_first_rows(one, _MAX_DIFFERENCES)) for one in page.since.tables)
+    yield _folded(f"Compared with {escape(page.since.earlier)}", tables)
 
 
-def _tail(page: Page) -> Iterator[str]:
-    yield from _since(page)
+def _tail_blocks(page: Page) -> Iterator[str]:
+    yield from _since_blocks(page)
     if page.environment:
         yield "## Environment"
-        yield ""
-        yield "<details><summary>Machine, software, settings</summary>"
-        yield ""
-        for group in page.environment:
-            yield from _facts(group)
-        yield "</details>"
-        yield ""
+        yield _folded("Machine, software, settings", map(_value_group, page.environment))
     if page.artifacts:
         yield "## Artifacts"
-        yield ""
-        yield f"<details><summary>{len(page.artifacts)} files</summary>"
-        yield ""
-        shown = page.artifacts[:60]
+        shown = page.artifacts[:_MAX_ARTIFACTS]
         rows = ([code(item.path), item.size, code(item.sha256[:16])] for item in shown)
-        yield from table(("File", "Size", "sha256 (first 16)"), rows, numeric=("Size",))
-        if len(page.artifacts) > len(shown):
-            yield f"{len(page.artifacts) - len(shown)} more in result.json."
-            yield ""
-        yield "</details>"
-        yield ""
+        left = len(page.artifacts) - len(shown)
+        files = _table_block(("File", "Size", "sha256 (first 16)"), rows, numeric=("Size",))
+        yield _folded(f"{len(page.artifacts)} files", [files, f"{left} more in result.json." if left else ""])
     origin = f"validator {escape(page.version)}, run {escape(page.run_id)}"
     yield f"<sub>{origin}. result.json holds every number in full.</sub>"
 
 
-def _facts(group: FactGroup) -> Iterator[str]:
-    yield f"**{escape(group.title)}**"
-    yield ""
-    rows = ([escape(fact.name), escape(fact.value)] for fact in group.facts[:60])
-    yield from table(("", ""), rows)
+def _value_group(group: ValueGroup) -> str:
+    rows = ([escape(fact.name), escape(fact.value)] for fact in group.facts[:_MAX_FACTS])
+    return _joined([f"**{escape(group.title)}**", _table_block(("", ""), rows)])

@@ -1,4 +1,4 @@
-"""The report as people read it: every number already formatted, every foreign text already harmless.
+"""The report as people read it: every number already formatted, every text of the trainer already harmless.
 
 HTML and Markdown are drawn from this one value, so that they cannot say different things. Templates only lay out.
 Named tuples, because twenty of them are made in a fifth of the time of as many data classes, at every start.
@@ -6,31 +6,15 @@ Named tuples, because twenty of them are made in a fifth of the time of as many 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import quote
 
-__all__ = [
-    "ArtifactRow",
-    "CheckRow",
-    "ConfigRow",
-    "ConfigTable",
-    "CriterionGroup",
-    "CriterionRow",
-    "DecisionView",
-    "EvidenceView",
-    "Fact",
-    "FactGroup",
-    "FindingView",
-    "MetricRow",
-    "Page",
-    "PhaseView",
-    "ProgressView",
-    "RecommendedView",
-    "RunSummaryRow",
-    "RunView",
-    "SinceView",
-    "StatusView",
-    "Table",
-]
+from validator.text import clean, format_value, one_line
+
+if TYPE_CHECKING:
+    from validator.model.verdict import Check, Evidence, PhaseReport, Status, ValidationReport, Verdict
 
 
 class StatusView(NamedTuple):
@@ -41,17 +25,7 @@ class StatusView(NamedTuple):
     tone: str
 
 
-class DecisionView(NamedTuple):
-    """The banner."""
-
-    code: str
-    word: str
-    tone: str
-    meaning: str
-    why: str
-
-
-class Fact(NamedTuple):
+class LabeledValue(NamedTuple):
     """A name and its value. `href` leads to the artifact where there is one."""
 
     name: str
@@ -59,11 +33,11 @@ class Fact(NamedTuple):
     href: str | None = None
 
 
-class FactGroup(NamedTuple):
+class ValueGroup(NamedTuple):
     """Facts under a heading."""
 
     title: str
-    facts: tuple[Fact, ...]
+    facts: tuple[LabeledValue, ...]
 
 
 class EvidenceView(NamedTuple):
@@ -75,7 +49,7 @@ class EvidenceView(NamedTuple):
 
 
 class CriterionRow(NamedTuple):
-    """One line of the criteria table. `formal` tells an expression of the runbook from a sentence."""
+    """One criterion, or one check of the machine. `formal` marks an expression of the runbook; others are sentences."""
 
     id: str
     text: str
@@ -86,32 +60,6 @@ class CriterionRow(NamedTuple):
     interval: str
     bound: str
     margin: str
-    message: str
-    evidence: tuple[EvidenceView, ...]
-
-
-class CriterionGroup(NamedTuple):
-    """A phase's lines of the criteria table. `note` sums up what is not listed line by line."""
-
-    phase: str
-    title: str
-    anchor: str
-    status: StatusView
-    required: bool
-    message: str
-    rows: tuple[CriterionRow, ...]
-    note: str
-
-
-class CheckRow(NamedTuple):
-    """One preflight check."""
-
-    id: str
-    title: str
-    required: bool
-    status: StatusView
-    observed: str
-    expected: str
     message: str
     evidence: tuple[EvidenceView, ...]
 
@@ -139,17 +87,19 @@ class RecommendedView(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A plain table. Columns whose name is in `numeric` are right-aligned."""
+    """A plain table. Columns in `numeric` are right-aligned."""
 
     caption: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     numeric: frozenset[str] = frozenset()
     note: str = ""
+    links: tuple[LabeledValue, ...] = ()
+    """For each row, where its last cell leads (`href`) and a remark behind it (`name`)."""
 
 
 class ConfigRow(NamedTuple):
-    """One setting as requested and as it ran; `verdict` is yes, differs, or why they are not compared."""
+    """One setting, requested and effective; `verdict` is yes, differs, or why they are not compared."""
 
     key: str
     requested: str
@@ -158,7 +108,7 @@ class ConfigRow(NamedTuple):
 
     @property
     def differs(self) -> bool:
-        """Whether it ran otherwise than requested."""
+        """Whether the effective value differs from the requested one."""
         return self.verdict == "differs"
 
 
@@ -170,66 +120,32 @@ class ConfigTable(NamedTuple):
     note: str
 
 
-class MetricRow(NamedTuple):
-    """One metric of one run."""
-
-    name: str
-    unit: str
-    n: str
-    mean: str
-    stdev: str
-    cv: str
-    interval: str
-    minimum: str
-    p50: str
-    p95: str
-    p99: str
-    maximum: str
-    first: str
-    last: str
-    window: str
-    source: str
-    href: str | None
-    note: str
-
-
-class RunSummaryRow(NamedTuple):
-    """One run in its phase's table of runs."""
-
-    id: str
-    arm: str
-    repeat: str
-    outcome: str
-    tone: str
-    duration: str
-    steps: str
-    rate: str
-    rate_interval: str
-    step_time: str
-
-
 class RunView(NamedTuple):
     """One run in full; `detailed` is false where only its line in the table of runs is shown."""
 
     id: str
     anchor: str
     title: str
-    summary: RunSummaryRow
+    repeat: int
+    tone: str
     detail: str
     command: str
     config: ConfigTable
-    metrics: tuple[MetricRow, ...]
-    scalars: tuple[Fact, ...]
+    metrics: Table
+    scalars: tuple[LabeledValue, ...]
     attempts: Table | None
     irregularities: tuple[str, ...]
-    links: tuple[Fact, ...]
+    links: tuple[LabeledValue, ...]
     folder: str | None
     tables: tuple[Table, ...] = ()
     detailed: bool = True
 
 
 class PhaseView(NamedTuple):
-    """One phase."""
+    """One phase. `rows` are its lines of the criteria table, `note` sums up the checks that are not listed there.
+
+    `summary` has a row for each of `runs`.
+    """
 
     id: str
     anchor: str
@@ -240,11 +156,13 @@ class PhaseView(NamedTuple):
     required: bool
     status: StatusView
     message: str
-    facts: tuple[Fact, ...]
-    criteria: CriterionGroup
-    checks: tuple[CheckRow, ...]
+    facts: tuple[LabeledValue, ...]
+    rows: tuple[CriterionRow, ...]
+    note: str
+    checks: tuple[CriterionRow, ...]
     comparison: Table | None
     comparison_message: str
+    summary: Table
     runs: tuple[RunView, ...]
     has_rates: bool
     remedies: Table | None = None
@@ -262,7 +180,7 @@ class SinceView(NamedTuple):
 
 
 class ProgressView(NamedTuple):
-    """A validation that goes on: what runs, what is to come (name and anchor), and how long it will take."""
+    """A validation in progress: what is running, what is pending (name and anchor), and the remaining time."""
 
     running: tuple[tuple[str, str], ...]
     pending: tuple[tuple[str, str], ...]
@@ -284,14 +202,15 @@ class Page(NamedTuple):
 
     title: str
     description: str
-    decision: DecisionView
-    facts: tuple[Fact, ...]
+    decision: StatusView
+    meaning: str
+    why: str
+    facts: tuple[LabeledValue, ...]
     counts: tuple[tuple[StatusView, int], ...]
-    groups: tuple[CriterionGroup, ...]
     findings: tuple[FindingView, ...]
     recommended: RecommendedView
     phases: tuple[PhaseView, ...]
-    environment: tuple[FactGroup, ...]
+    environment: tuple[ValueGroup, ...]
     artifacts: tuple[ArtifactRow, ...]
     artifacts_note: str
     version: str
@@ -299,4 +218,101 @@ class Page(NamedTuple):
     timeline: Table | None = None
     since: SinceView | None = None
     progress: ProgressView | None = None
-    next_step: Fact | None = None
+    next_step: LabeledValue | None = None
+
+
+# Small pieces shared by all parts of the page: statuses, links, evidence, nested facts.
+
+MAX_DEPTH = 8
+
+_STATUS: dict[str, StatusView] = {
+    "PASS": StatusView("PASS", "✓", "good"),
+    "FAIL": StatusView("FAIL", "✕", "bad"),
+    "INCONCLUSIVE": StatusView("INCONCLUSIVE", "?", "warn"),
+    "SKIPPED": StatusView("SKIPPED", "–", "muted"),
+    "NOT_RUN": StatusView("NOT RUN", "○", "muted"),
+    "RUNNING": StatusView("RUNNING", "…", "info"),
+}
+
+
+PENDING = StatusView("PENDING", "○", "muted")
+
+
+def status_view(status: Status, *, pending: bool = False) -> StatusView:
+    """How a status is shown. A phase of a validation in progress that has not run yet is pending."""
+    return PENDING if pending and status == "NOT_RUN" else _STATUS[status]
+
+
+_DECISION: dict[str, StatusView] = {
+    "GO": StatusView("GO", "✓", "good"),
+    "NO_GO": StatusView("NO-GO", "✕", "bad"),
+    "INCONCLUSIVE": StatusView("INCONCLUSIVE", "?", "warn"),
+    "IN_PROGRESS": StatusView("IN PROGRESS", "…", "info"),
+}
+
+
+def decision_status(decision: str) -> StatusView:
+    """How a decision is shown in a list of runs."""
+    return _DECISION.get(decision, StatusView(one_line(decision), "?", "muted"))
+
+
+def pending_phases(report: ValidationReport) -> frozenset[str]:
+    """Ids of the phases that are still to come: those at the end that have not run, while it is in progress."""
+    found = set()
+    if report.decision == "IN_PROGRESS":
+        for phase in reversed(report.phases):
+            if phase.status != "NOT_RUN":
+                break
+            found.add(phase.id)
+    return frozenset(found)
+
+
+def judged_items(phase: PhaseReport) -> tuple[Verdict | Check, ...]:
+    """A phase's criteria and checks, in this order."""
+    items: list[Verdict | Check] = [*phase.criteria, *phase.checks]
+    return tuple(items)
+
+
+def anchor(*names: str) -> str:
+    """An id for a heading: letters, digits, `-` and `.` only, so that it can be a link's target anywhere."""
+    return "-".join(re.sub(r"[^A-Za-z0-9.]+", "-", name).strip("-") or "x" for name in names)
+
+
+def link(path: str | None) -> str | None:
+    """A relative link to a file of the run folder; None for anything that could lead out of it."""
+    if not path or path.startswith(("/", "~", "\\")) or ".." in path.split("/") or ":" in path.split("/")[0]:
+        return None
+    return quote(path, safe="/-_.~=+,@", errors="replace")
+
+
+def evidence_views(evidence: tuple[Evidence, ...]) -> tuple[EvidenceView, ...]:
+    """Each piece of evidence with its link, once."""
+    views = (
+        EvidenceView(
+            label=one_line(", ".join(part for part in (item.path, item.where) if part), limit=300),
+            href=link(item.path),
+            text=clean(item.text),
+        )
+        for item in evidence
+    )
+    return tuple(dict.fromkeys(views))
+
+
+def flatten(value: Any, prefix: str = "", *, depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """A nested mapping as dotted keys, in order; lists of mappings are numbered, other lists kept whole."""
+    if isinstance(value, dict) and value and depth < MAX_DEPTH:
+        for key, item in value.items():
+            yield from flatten(item, f"{prefix}.{key}" if prefix else str(key), depth=depth + 1)
+    elif isinstance(value, list) and any(isinstance(item, dict) for item in value) and depth < MAX_DEPTH:
+        for index, item in enumerate(value):
+            yield from flatten(item, f"{prefix}[{index}]", depth=depth + 1)
+    else:
+        yield prefix, value
+
+
+def facts_of(value: Any, *, limit: int = 400) -> tuple[LabeledValue, ...]:
+    """A nested mapping as facts, at most `limit` of them."""
+    facts = [LabeledValue(one_line(name, limit=120), clean(format_value(item))) for name, item in flatten(value)]
+    if len(facts) > limit:
+        return (*facts[:limit], LabeledValue("…", f"{len(facts) - limit:,} more in environment.json"))
+    return tuple(facts)

@@ -7,14 +7,60 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from validator.model.verdict import Comparison
-from validator.report.formats import one_line
-from validator.report.palette import DASHES, PALETTE, SERIES
-from validator.report.view import ChartSeries, RankSpread
+from validator.model.verdict import ArmComparison
+from validator.report.chart_data import ChartSeries, RankSpread
+from validator.text import one_line
 
-__all__ = ["Band", "Bound", "Line", "Along", "Spec", "interval_spec", "lines_spec", "sized", "spread_spec"]
+
+class Ink(NamedTuple):
+    """One role's color on a light and on a dark page."""
+
+    light: str
+    dark: str
+
+
+PALETTE: dict[str, Ink] = {
+    "text": Ink("#4a5160", "#aeb6c3"),
+    "grid": Ink("#e4e7ec", "#2a303a"),
+    "axis": Ink("#9aa2af", "#5b6472"),
+    "warmup": Ink("#eceef2", "#232831"),
+    "interval": Ink("#cfe0f3", "#1d3a58"),
+    "bound": Ink("#b3261f", "#ff8f86"),
+    "mark": Ink("#8b1a14", "#ffb4ad"),
+    "s1": Ink("#1f5fa8", "#7db4ec"),
+    "s2": Ink("#b45309", "#f0a45c"),
+    "s3": Ink("#0f766e", "#5ccabc"),
+    "s4": Ink("#7c3aed", "#bba3f8"),
+    "s5": Ink("#be185d", "#f38dba"),
+    "s6": Ink("#57606f", "#aab4c2"),
+}
+"""Text has a contrast of at least 4.5 and lines of at least 3 against the page."""
+
+SERIES = ("s1", "s2", "s3", "s4", "s5", "s6")
+
+DASHES = ((1, 0), (6, 3), (2, 2), (8, 3, 2, 3), (10, 4), (4, 2, 1, 2))
+"""Lines differ by dash too, so that a chart can be read without color."""
+
+
+LABEL_CSS = (
+    f'.chart text[fill="{PALETTE["bound"].light}"]'
+    "{paint-order:stroke;stroke:var(--page);stroke-width:3px;stroke-linejoin:round}"
+)
+"""A bound's label lies over the lines and must stay readable."""
+
+
+def chart_css(*, dark: bool) -> str:
+    """Rules that give every role its color, on a dark page or (to undo that) on a light one."""
+    rules = []
+    for ink in PALETTE.values():
+        color = ink.dark if dark else ink.light
+        rules += [f'.chart [fill="{ink.light}"]{{fill:{color}}}', f'.chart [stroke="{ink.light}"]{{stroke:{color}}}']
+    return "".join(rules)
+
+
+# Vega-Lite specifications of the charts, as plain dicts.
 
 Spec = dict[str, Any]
 
@@ -34,7 +80,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Bound:
+class BoundLine:
     """A horizontal line that a criterion draws."""
 
     label: str
@@ -57,7 +103,7 @@ def lines_spec(
     *,
     wide: bool,
     warmup_end: float | None = None,
-    bounds: Sequence[Bound] = (),
+    bounds: Sequence[BoundLine] = (),
     band: Band | None = None,
     along: Along = "step",
     percent: bool = False,
@@ -65,35 +111,26 @@ def lines_spec(
     """Values over optimizer steps or over time, with warm-up shaded, the window's interval of the mean, and the bounds.
 
     The value axis has no title: the figure's heading names metric and unit, where no tick label can run into it. It
-    holds the whole range of a share in percent, so that 99.5 beside 100 looks like what it is.
+    holds the whole range of a share in percent, so that 99.5 next to 100 looks like the small difference that it is.
     """
     labels = list(dict.fromkeys(line.label for line in lines))
     first = min((line.series.steps[0] for line in lines if line.series.steps), default=0)
     scale: Spec = {"zero": False, "nice": True}
     if percent and all(0 <= value <= 100 for line in lines for value in line.series.values):
         scale = {"domain": [0, 100]}
-    y = {"type": "quantitative", "title": None, "scale": scale, "axis": _axis(_top(lines))}
+    top = max((abs(value) for line in lines for value in line.series.values), default=0.0)
+    y = {"type": "quantitative", "title": None, "scale": scale, "axis": _axis(top)}
     layers: list[Spec] = []
     if warmup_end is not None and warmup_end > first:
-        layers.append(
-            {
-                "data": {"values": [{"from": first, "to": warmup_end}]},
-                "mark": {"type": "rect", "color": _LIGHT["warmup"]},
-                "encoding": {"x": _x("from", along), "x2": {"field": "to"}},
-            }
-        )
-    if band is not None:
-        layers += _band_layers(band, y)
+        shaded = {"x": _x("from", along), "x2": {"field": "to"}}
+        layers.append(_layer({"type": "rect", "color": _LIGHT["warmup"]}, shaded, [{"from": first, "to": warmup_end}]))
+    if band is not None and band.low is not None and band.high is not None:
+        layers.append(_band_layer(band, y))
     layers.append(_line_layer(lines, labels, y, wide=wide, along=along))
     bad = [step for line in lines for step in line.series.non_finite_steps]
     if bad:
-        layers.append(
-            {
-                "data": {"values": [{"step": step} for step in bad]},
-                "mark": {"type": "rule", "color": _LIGHT["mark"], "strokeDash": [1, 3]},
-                "encoding": {"x": _x("step", "step")},
-            }
-        )
+        mark = {"type": "rule", "color": _LIGHT["mark"], "strokeDash": [1, 3]}
+        layers.append(_layer(mark, {"x": _x("step", "step")}, [{"step": step} for step in bad]))
     layers += [_bound_layer(bound, y) for bound in bounds]
     return sized({"layer": layers}, width=WIDE if wide else NARROW, height=HEIGHT)
 
@@ -134,52 +171,34 @@ def _line_layer(lines: Sequence[Line], labels: Sequence[str], y: Spec, *, wide: 
         if lone
         else {"type": "line", "strokeWidth": 1.4 if len(lines) <= 4 else 1, "clip": True}
     )
-    return {"data": {"values": values}, "mark": mark, "encoding": encoding}
+    return _layer(mark, encoding, values)
 
 
-def _band_layers(band: Band, y: Spec) -> list[Spec]:
-    layers: list[Spec] = []
+def _layer(mark: Spec, encoding: Spec, values: Sequence[Mapping[str, Any]] | None = None) -> Spec:
+    """One mark; without values of its own it draws those of the whole chart."""
+    return {**({} if values is None else {"data": {"values": values}}), "mark": mark, "encoding": encoding}
+
+
+def _band_layer(band: Band, y: Spec) -> Spec:
     where = {"from": band.first_step, "to": band.last_step, "mean": band.mean, "low": band.low, "high": band.high}
-    if band.low is not None and band.high is not None:
-        layers.append(
-            {
-                "data": {"values": [where]},
-                "mark": {"type": "rect", "color": _LIGHT["interval"]},
-                "encoding": {
-                    "x": _x("from", "step"),
-                    "x2": {"field": "to"},
-                    "y": {"field": "low", **y},
-                    "y2": {"field": "high"},
-                },
-            }
-        )
-    return layers
+    over = {"x": _x("from", "step"), "x2": {"field": "to"}, "y": {"field": "low", **y}, "y2": {"field": "high"}}
+    return _layer({"type": "rect", "color": _LIGHT["interval"]}, over, [where])
 
 
-def _bound_layer(bound: Bound, y: Spec) -> Spec:
+def _bound_layer(bound: BoundLine, y: Spec) -> Spec:
+    line = {"type": "rule", "color": _LIGHT["bound"], "strokeDash": [5, 3], "strokeWidth": 1.2}
+    place = {"align": "right", "baseline": "bottom", "dy": -3, "x": "width"}
+    at: Spec = {"y": {"field": "value", **y}}
     return {
         "data": {"values": [{"value": bound.value, "label": bound.label}]},
         "layer": [
-            {
-                "mark": {"type": "rule", "color": _LIGHT["bound"], "strokeDash": [5, 3], "strokeWidth": 1.2},
-                "encoding": {"y": {"field": "value", **y}},
-            },
-            {
-                "mark": {
-                    "type": "text",
-                    "align": "right",
-                    "baseline": "bottom",
-                    "dy": -3,
-                    "x": "width",
-                    "color": _LIGHT["bound"],
-                },
-                "encoding": {"y": {"field": "value", **y}, "text": {"field": "label"}},
-            },
+            _layer(line, at),
+            _layer({"type": "text", **place, "color": _LIGHT["bound"]}, {**at, "text": {"field": "label"}}),
         ],
     }
 
 
-def interval_spec(comparison: Comparison, *, chosen: str | None) -> Spec:
+def interval_spec(comparison: ArmComparison, *, chosen: str | None) -> Spec:
     """Each arm's mean with its interval over runs, and the runs themselves as small marks."""
     names = [("★ " if arm.arm == chosen else "") + one_line(arm.arm, limit=24) for arm in comparison.arms]
     arms = [
@@ -193,22 +212,15 @@ def interval_spec(comparison: Comparison, *, chosen: str | None) -> Spec:
     x["axis"] = _axis(max((abs(run["mean"]) for run in runs), default=0.0))
     y = {"field": "arm", "type": "nominal", "sort": names, "title": None, "axis": {"labelLimit": 180, "grid": False}}
     color = {"condition": {"test": "datum.chosen", "value": _LIGHT["s1"]}, "value": _LIGHT["s6"]}
+    thick = {"type": "rule", "strokeWidth": 3}
+    tick = {"type": "tick", "thickness": 1.5, "size": 14, "opacity": 1, "color": _LIGHT["s2"]}
+    dot = {"type": "point", "filled": True, "size": 70, "opacity": 1}
+    interval = {"y": y, "x": {"field": "low", **x}, "x2": {"field": "high"}, "color": color}
+    at_mean = {"y": y, "x": {"field": "mean", **x}}
     layers = [
-        {
-            "data": {"values": [arm for arm in arms if arm["low"] is not None and arm["high"] is not None]},
-            "mark": {"type": "rule", "strokeWidth": 3},
-            "encoding": {"y": y, "x": {"field": "low", **x}, "x2": {"field": "high"}, "color": color},
-        },
-        {
-            "data": {"values": runs},
-            "mark": {"type": "tick", "thickness": 1.5, "size": 14, "opacity": 1, "color": _LIGHT["s2"]},
-            "encoding": {"y": y, "x": {"field": "mean", **x}},
-        },
-        {
-            "data": {"values": [arm for arm in arms if arm["mean"] is not None]},
-            "mark": {"type": "point", "filled": True, "size": 70, "opacity": 1},
-            "encoding": {"y": y, "x": {"field": "mean", **x}, "color": color},
-        },
+        _layer(thick, interval, [arm for arm in arms if arm["low"] is not None and arm["high"] is not None]),
+        _layer(tick, at_mean, runs),
+        _layer(dot, {**at_mean, "color": color}, [arm for arm in arms if arm["mean"] is not None]),
     ]
     return sized({"layer": layers}, width=WIDE - 80, height=max(60, 30 * len(arms)))
 
@@ -218,32 +230,18 @@ def spread_spec(ranks: Sequence[RankSpread]) -> Spec:
     values = [
         {"rank": f"rank {r.rank}", "p5": r.p5, "p25": r.p25, "p50": r.p50, "p75": r.p75, "p95": r.p95} for r in ranks
     ]
-    y = {
-        "field": "rank",
-        "type": "nominal",
-        "sort": [v["rank"] for v in values],
-        "title": None,
-        "axis": {"grid": False},
-    }
-    x = {
-        "type": "quantitative",
-        "title": None,
-        "scale": {"zero": False, "nice": True},
-        "axis": _axis(max(abs(r.p95) for r in ranks)),
-    }
+    names = [value["rank"] for value in values]
+    y = {"field": "rank", "type": "nominal", "sort": names, "title": None, "axis": {"grid": False}}
+    x: Spec = {"type": "quantitative", "title": None, "scale": {"zero": False, "nice": True}}
+    x["axis"] = _axis(max(abs(r.p95) for r in ranks))
+    median = {"type": "tick", "thickness": 2.5, "size": 17, "opacity": 1, "color": _LIGHT["s2"]}
     layers = [
-        {
-            "mark": {"type": "rule", "color": _LIGHT["s6"]},
-            "encoding": {"y": y, "x": {"field": "p5", **x}, "x2": {"field": "p95"}},
-        },
-        {
-            "mark": {"type": "bar", "height": 9, "color": _LIGHT["s1"]},
-            "encoding": {"y": y, "x": {"field": "p25", **x}, "x2": {"field": "p75"}},
-        },
-        {
-            "mark": {"type": "tick", "thickness": 2.5, "size": 17, "opacity": 1, "color": _LIGHT["s2"]},
-            "encoding": {"y": y, "x": {"field": "p50", **x}},
-        },
+        _layer({"type": "rule", "color": _LIGHT["s6"]}, {"y": y, "x": {"field": "p5", **x}, "x2": {"field": "p95"}}),
+        _layer(
+            {"type": "bar", "height": 9, "color": _LIGHT["s1"]},
+            {"y": y, "x": {"field": "p25", **x}, "x2": {"field": "p75"}},
+        ),
+        _layer(median, {"y": y, "x": {"field": "p50", **x}}),
     ]
     return sized({"data": {"values": values}, "layer": layers}, width=NARROW, height=max(60, 22 * len(ranks)))
 
@@ -262,10 +260,6 @@ def _x(field: str, along: Along) -> Spec:
 def _axis(top: float) -> Spec:
     """Few ticks; large numbers in thousands, so that labels stay short."""
     return {"tickCount": 5, **({"format": "~s"} if top >= 10_000 else {})}
-
-
-def _top(lines: Sequence[Line]) -> float:
-    return max((abs(value) for line in lines for value in line.series.values), default=0.0)
 
 
 def sized(body: Mapping[str, Any], *, width: int, height: int) -> Spec:

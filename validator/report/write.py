@@ -7,16 +7,13 @@ import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from validator.files import replace_file, sync_folder
-from validator.folder import RENDERINGS
+from validator.files import replace_file
 from validator.model.verdict import ValidationReport
+from validator.report.chart_data import ChartData
+from validator.report.exports import render_junit, render_recommended_env
 from validator.report.html import render_html
-from validator.report.junit import render_junit
 from validator.report.markdown import render_markdown
-from validator.report.recommended_env import render_recommended_env
-from validator.report.view import ChartData
-
-__all__ = ["ReportPaths", "render_json", "write_all"]
+from validator.runs.folder import RENDERINGS
 
 
 class ReportPaths(NamedTuple):
@@ -40,7 +37,6 @@ def write_all(report: ValidationReport, charts: ChartData, run_dir: Path) -> Rep
     replace_file(paths.markdown, render_markdown(report))
     replace_file(paths.junit, render_junit(report))
     replace_file(paths.recommended_env, render_recommended_env(report))
-    sync_folder(run_dir)
     return paths
 
 

@@ -1,9 +1,11 @@
-"""YAML to a checked Runbook: `load` one, `find` it, list those `available`. `reference` describes the format."""
+"""YAML to a Runbook: `find` one, list those `available`; `reference` describes the format.
+
+`validator.kinds.registry` has the `load` that checks with what the kinds of phases know.
+"""
 
 from __future__ import annotations
 
-from validator.runbook.load import LoadedRunbook, load, loads
-from validator.runbook.locate import RunbookInfo, available, find
+from validator.runbook.load import LoadedRunbook, RunbookInfo, available, find
 from validator.runbook.problems import Mark, Problem, RunbookError
 
 __all__ = [
@@ -14,6 +16,4 @@ __all__ = [
     "RunbookInfo",
     "available",
     "find",
-    "load",
-    "loads",
 ]

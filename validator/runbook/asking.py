@@ -7,80 +7,146 @@ run reaches that is slow for the rest.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 
 from validator.model.catalogue import METRICS
 from validator.model.expression import (
     Binary,
     Call,
-    Comparison,
     Expression,
     ExpressionError,
     Number,
     Reference,
+    Relation,
+    Text,
     parse_criterion,
     references,
 )
 from validator.model.resolve import Resolved, UnresolvedReference, resolve
-from validator.model.runbook import (
-    AuditPhase,
-    Criterion,
-    DataPhase,
-    Phase,
-    PreflightPhase,
-    ProfilePhase,
-    PytestPhase,
-    Runbook,
-    SoakPhase,
-    TrainingPhase,
-    TrainPhase,
-)
-from validator.model.settings import smoke_of
+from validator.model.runbook import Criterion, Phase, Runbook, TrainingPhase
+from validator.model.schemas import SCALARS
 from validator.runbook.build import Built
-from validator.runbook.certain import always_holds
-from validator.runbook.document import mark_at
 from validator.runbook.problems import Problem
 
-__all__ = ["asks", "check_asking", "check_observing", "idle", "unasked"]
+_Reach = tuple[float, float]
+_ANYTHING: _Reach = (-math.inf, math.inf)
+
+_NEVER_NEGATIVE = frozenset({"tok/s", "TFLOP/s", "s", "ms", "MiB", "blocks", "rows", "steps", "tests"})
+"""Units of what is counted or takes time."""
+
+_RISING = ("min", "p50", "p95", "p99", "max")
+_WITHIN = ("mean", "first", "last")
+"""Statistics of one metric between its least and its largest."""
+
+
+def always_holds(comparison: Relation, resolved: Mapping[Reference, Resolved]) -> bool:
+    """Whether no measurement could make the criterion fail."""
+    left, operator, right = comparison.left, comparison.operator, comparison.right
+    if operator in ("<", "<="):
+        left, right, operator = right, left, ">" if operator == "<" else ">="
+    if operator == ">=" and _is_ordered(left, right, resolved):
+        return True
+    low, high = _difference(left, right, resolved)
+    if operator == ">=":
+        return low >= 0
+    if operator == ">":
+        return low > 0
+    return operator == "==" and low == high == 0
+
+
+def never_negative(meaning: Resolved) -> bool:
+    """Whether a value cannot be below 0. What a runbook declares of its own may be an offset, whatever its unit."""
+    if meaning.statistic in ("stdev", "n"):
+        return True
+    known = meaning.name in METRICS or meaning.name in SCALARS
+    return known and meaning.unit in _NEVER_NEGATIVE and "growth" not in meaning.name
+
+
+def _is_ordered(left: Expression, right: Expression, resolved: Mapping[Reference, Resolved]) -> bool:
+    """Whether two statistics of the same rows are asked to be in the order that they have by definition."""
+    if not isinstance(left, Reference) or not isinstance(right, Reference):
+        return False
+    upper, lower = resolved[left], resolved[right]
+    if (upper.source, upper.name, upper.kind) != (lower.source, lower.name, lower.kind) or upper.kind != "series":
+        return False
+    above, below = str(upper.statistic), str(lower.statistic)
+    if above in _RISING and below in _RISING:
+        return _RISING.index(above) >= _RISING.index(below)
+    return (above == "max" and below in _WITHIN) or (below == "min" and above in _WITHIN)
+
+
+def _difference(left: Expression, right: Expression, resolved: Mapping[Reference, Resolved]) -> _Reach:
+    """What `left` less `right` can come to."""
+    one, other = _multiple(left), _multiple(right)
+    if one is not None and other is not None and one[1].name == other[1].name:
+        factor = one[0] - other[0]
+        return (0.0, 0.0) if factor == 0 else _times((factor, factor), _reach(one[1], resolved))
+    (low, high), (least, most) = _reach(left, resolved), _reach(right, resolved)
+    return _plain(low - most), _plain(high - least, high=True)
+
+
+def _multiple(node: Expression) -> tuple[float, Reference] | None:
+    """A reference times a number, as these two."""
+    if isinstance(node, Reference):
+        return 1.0, node
+    if isinstance(node, Binary) and node.operator in "*/":
+        for number, rest in ((node.right, node.left), (node.left, node.right)):
+            inner = _multiple(rest) if isinstance(number, Number) else None
+            if isinstance(number, Number) and inner is not None and (node.operator == "*" or number is node.right):
+                factor = number.value if node.operator == "*" else (1 / number.value if number.value else math.nan)
+                return (inner[0] * factor, inner[1]) if math.isfinite(factor) else None
+    return None
+
+
+def _reach(node: Expression, resolved: Mapping[Reference, Resolved]) -> _Reach:
+    """The least and the most that an expression can come to."""
+    if isinstance(node, Number):
+        return node.value, node.value
+    if isinstance(node, Reference):
+        return (0.0, math.inf) if never_negative(resolved[node]) else _ANYTHING
+    if isinstance(node, Call):
+        return _reach_of_call(node, [_reach(argument, resolved) for argument in node.arguments])
+    if isinstance(node, Text):
+        return _ANYTHING
+    if node.operator == "-":
+        return _difference(node.left, node.right, resolved)
+    one, other = _reach(node.left, resolved), _reach(node.right, resolved)
+    if node.operator == "+":
+        return _plain(one[0] + other[0]), _plain(one[1] + other[1], high=True)
+    if node.operator == "*":
+        return _times(one, other)
+    left, right = _multiple(node.left), _multiple(node.right)
+    if left is not None and right is not None and left[1].name == right[1].name and right[0] != 0:
+        return left[0] / right[0], left[0] / right[0]
+    return _ANYTHING if other[0] <= 0 <= other[1] else _times(one, (1 / other[1], 1 / other[0]))
+
+
+def _reach_of_call(node: Call, reaches: list[_Reach]) -> _Reach:
+    if node.function == "abs":
+        low, high = reaches[0]
+        return (0.0 if low <= 0 <= high else min(abs(low), abs(high))), max(abs(low), abs(high))
+    choose = min if node.function == "min" else max
+    return choose(low for low, _ in reaches), choose(high for _, high in reaches)
+
+
+def _times(one: _Reach, other: _Reach) -> _Reach:
+    products = [0.0 if 0.0 in (a, b) else a * b for a in one for b in other]
+    return min(products), max(products)
+
+
+def _plain(value: float, *, high: bool = False) -> float:
+    """Infinity less infinity is anything."""
+    return value if not math.isnan(value) else math.inf if high else -math.inf
+
+
+# What a phase asks of what it measures. A runbook that asks for nothing decides nothing.
 
 _ASKED_ANYWAY = ("outcome.rc", "steps.done")
 _BEST = {"higher": ("max", "p95", "p99"), "lower": ("min",)}
-"""Statistics that tell of the best moments, by the metric's good direction."""
+"""Statistics of the best moments, by the metric's good direction."""
 
 _WAY = {"higher": 1, "lower": -1}
-
-
-def asks(phase: Phase, runbook: Runbook) -> bool:
-    """Whether a PASS of the phase can carry a GO."""
-    if any(idle(criterion, phase, runbook) is None for criterion in phase.accept):
-        return True
-    if isinstance(phase, PreflightPhase):
-        hardware = runbook.hardware
-        declared = hardware.gpus or hardware.cpu_cores or hardware.memory or hardware.disk_free
-        return bool(declared or phase.packages or phase.git_clean or phase.git_branch)
-    if isinstance(phase, DataPhase):
-        return runbook.trainer.metrics.heartbeat is not None or bool(smoke_of(runbook, phase)) or _told(phase)
-    if isinstance(phase, ProfilePhase):
-        return bool(phase.ranges) or _told(phase)
-    return isinstance(phase, (PytestPhase, AuditPhase)) or _told(phase)
-
-
-def _told(phase: Phase) -> bool:
-    return isinstance(phase, TrainingPhase) and bool(phase.log_contains)
-
-
-def unasked(phase: Phase, runbook: Runbook) -> str | None:
-    """Why a phase that should ask for something forbids GO, as a clause; None where it does ask, or need not.
-
-    A command, a sweep, an A/B and a profile may be there for what they leave behind. A run of the declared config that
-    is held to nothing looks like a proof and is none, unless it is declared to observe.
-    """
-    if phase.observe or not isinstance(phase, (TrainPhase, SoakPhase, DataPhase)) or asks(phase, runbook):
-        return None
-    if not phase.accept:
-        return "it has no criterion"
-    reasons = [f"`{one.expr}` {idle(one, phase, runbook)}" for one in phase.accept]
-    return "; ".join(reasons)
 
 
 def idle(criterion: Criterion, phase: Phase, runbook: Runbook) -> str | None:
@@ -98,7 +164,11 @@ def idle(criterion: Criterion, phase: Phase, runbook: Runbook) -> str | None:
     if not own:
         return "is not about what this phase measures"
     anyway = _ASKED_ANYWAY if isinstance(phase, TrainingPhase) else _ASKED_ANYWAY[1:]
-    measured = {one: meaning for one, meaning in own.items() if not _is_asked_anyway(meaning, anyway)}
+    measured = {
+        one: meaning
+        for one, meaning in own.items()
+        if not (meaning.name in anyway or meaning.name.startswith("requested.") or meaning.statistic == "n")
+    }
     if not measured:
         return "asks what every run is asked anyway"
     best = _best_moments(comparison, measured)
@@ -108,11 +178,7 @@ def idle(criterion: Criterion, phase: Phase, runbook: Runbook) -> str | None:
     return None
 
 
-def _is_asked_anyway(meaning: Resolved, anyway: tuple[str, ...]) -> bool:
-    return meaning.name in anyway or meaning.name.startswith("requested.") or meaning.statistic == "n"
-
-
-def _best_moments(comparison: Comparison, measured: Mapping[Reference, Resolved]) -> list[Reference]:
+def _best_moments(comparison: Relation, measured: Mapping[Reference, Resolved]) -> list[Reference]:
     """The references to the best moments of a rate or a time that are asked to be good."""
     if comparison.operator in ("==", "!="):
         return []
@@ -122,7 +188,7 @@ def _best_moments(comparison: Comparison, measured: Mapping[Reference, Resolved]
 
 
 def _is_best(meaning: Resolved, sign: int) -> bool:
-    better = METRICS[meaning.name].better if meaning.name in METRICS else None
+    better = meaning.better
     if better is None or meaning.window != "steady":
         return False
     return meaning.statistic in _BEST[better] and sign == _WAY[better]
@@ -145,27 +211,9 @@ def check_observing(built: Built, runbook: Runbook, index: int) -> Iterator[Prob
     """A phase that is declared to observe must not ask for something at the same time."""
     phase = runbook.phases[index]
     if phase.observe and any(criterion.required for criterion in phase.accept):
-        yield Problem.at(
-            mark_at(built.root, ("phases", index, "observe"), key=True),
+        yield built.problem(
+            ("phases", index, "observe"),
             f"phase {phase.id} is declared to observe, and has required criteria",
             "remove observe: true, or write required: false on its criteria",
-        )
-
-
-def check_asking(built: Built, runbook: Runbook) -> Iterator[Problem]:
-    """Warnings: phases that ask for nothing, and a runbook that cannot end in GO because none asks."""
-    for index, phase in enumerate(runbook.phases):
-        why = unasked(phase, runbook) if phase.required else None
-        if why is not None:
-            yield Problem.at(
-                mark_at(built.root, ("phases", index, "id")),
-                f"phase {phase.id} asks for nothing that could fail on what it measures ({why}), so the decision "
-                "cannot be GO",
-                "give it a required criterion such as toks_per_s.mean >= 1000, or declare observe: true",
-            )
-    if not any(phase.required and asks(phase, runbook) for phase in runbook.phases):
-        yield Problem.at(
-            mark_at(built.root, ("phases",), key=True),
-            "no required phase asks for anything that could fail on what it measures, so the decision cannot be GO",
-            "give a phase a required criterion under accept, such as loss.last < loss.first",
+            key=True,
         )

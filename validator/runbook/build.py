@@ -1,8 +1,8 @@
 """A tree becomes a Runbook, and every mistake in it is found, not only the first layer of them.
 
-What the models refuse is reported, then taken out or given a stand-in, and the rest is read again, until it can be
-built. So a bad duration in one phase does not hide an unknown metric in another. A runbook that had problems is never
-returned to be run: `load` raises.
+What the models refuse is reported, then removed or replaced by a substitute, and the rest is validated again, until it
+can be built. So a bad duration in one phase does not hide an unknown metric in another. A runbook that had problems is
+never returned to be run: `load` raises.
 """
 
 from __future__ import annotations
@@ -14,17 +14,16 @@ from typing import Any
 from pydantic import ValidationError
 
 from validator.model.runbook import Runbook
-from validator.runbook.document import Node, Path, node_at, plain
-from validator.runbook.problems import Mark, Problem, nearest
-from validator.runbook.shape import PHASE_MODELS
+from validator.model.schemas import SCHEMAS
+from validator.runbook.document import Node, Path, node_at, plain, problem_at
+from validator.runbook.problems import Mark, Problem
 from validator.runbook.translate import resolve_path, translate
-
-__all__ = ["Built", "build"]
+from validator.text import nearest
 
 _ROUNDS = 50
-"""Each round removes at least one mistake of every part; real files need two or three."""
+"""Each round repairs at least one mistake of every part; real files need two or three."""
 
-_STAND_INS: dict[str, Any] = {
+_SUBSTITUTES: dict[str, Any] = {
     "schema": 1,
     "name": "unnamed",
     "steps": 10**9,
@@ -41,8 +40,8 @@ class Built:
     """The runbook as far as it could be built (None when there are no phases to speak of), and what was wrong.
 
     `root` is the tree that `runbook` was built from, so that paths of the one are paths of the other. `lost` holds ids
-    of phases that had to be left out, `touched` the paths of what was removed or is a stand-in because the written one
-    was wrong: what follows from them would be noise.
+    of phases that had to be left out, `touched` the paths of what was removed or replaced because it was wrong:
+    problems that follow from them would be noise.
     """
 
     root: Node
@@ -54,6 +53,10 @@ class Built:
     def sound(self, *keys: str) -> bool:
         """Whether nothing at or below the path `keys` had to be repaired."""
         return not any(path[: len(keys)] == keys for path in self.touched)
+
+    def problem(self, path: Path, message: str, fix: str, *, key: bool = False) -> Problem:
+        """A problem at the value of a path, or at its key; at the nearest thing above where there is no such value."""
+        return problem_at(self.root, path, message, fix, key=key)
 
 
 def build(root: Node) -> Built:
@@ -123,15 +126,15 @@ def _repair(built: Built, path: Path, missing: str | None, kind: str, damaged: s
 
 
 def _supply(built: Built, path: Path, node: Node, key: str, damaged: set[int]) -> bool:
-    """Give a required key a stand-in, so that the rest of its phase can be checked."""
+    """Give a required key a substitute, so that the rest of its phase can be checked."""
     built.touched.add((*path, key))
     if not isinstance(node.value, dict):
         return False
     if key == "id":
         node.value["id"] = Node(f"unnamed_{path[-1]}", node.mark)
         return True
-    if key in _STAND_INS:
-        node.value[key] = _grow(_STAND_INS[key], node.mark)
+    if key in _SUBSTITUTES:
+        node.value[key] = _grow(_SUBSTITUTES[key], node.mark)
         return True
     return _remove(built, path, damaged) if path else False
 
@@ -147,8 +150,8 @@ def _grow(value: Any, mark: Mark) -> Node:
 
 def _repair_kind(built: Built, path: Path, node: Node, damaged: set[int]) -> bool:
     kind = node.value.get("kind") if isinstance(node.value, dict) else None
-    if kind is not None:
-        guess = nearest(str(kind.value), PHASE_MODELS, otherwise="").removeprefix("did you mean ").rstrip("?")
+    if kind is not None:  # a misspelled kind: check the rest of the phase as the kind that was probably meant
+        guess = nearest(str(kind.value), SCHEMAS, "").removeprefix("did you mean ").rstrip("?")
         if guess:
             kind.value = guess
             return True

@@ -1,4 +1,4 @@
-"""Criteria, word by word: each must be readable, name what will be known, and compare like with like."""
+"""Criteria: each must parse, name what its phase or an earlier one measures, and compare like with like."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from validator.model.expression import (
     Binary,
     Call,
-    Comparison,
     Expression,
     ExpressionError,
     Number,
     Reference,
+    Relation,
     Text,
     parse_criterion,
     parse_reference,
@@ -20,20 +20,21 @@ from validator.model.expression import (
 from validator.model.resolve import Resolved, UnresolvedReference, resolve
 from validator.model.runbook import AbPhase, Phase, Runbook, SweepPhase, TrainingPhase
 from validator.model.settings import warmup_of
+from validator.runbook.asking import always_holds, never_negative
 from validator.runbook.build import Built
-from validator.runbook.certain import always_holds, never_negative
-from validator.runbook.document import Path, mark_at, node_at, position
-from validator.runbook.problems import Mark, Problem
+from validator.runbook.document import Path, node_at, position
+from validator.runbook.problems import Problem
 
-__all__ = ["check_choose", "check_criteria"]
+_ProblemAt = Callable[[int, str, str], Problem]
+"""Makes a problem at a column of a criterion's text, from its message and its fix."""
 
-_Place = Callable[[int], Mark]
 _SCALES: dict[str, tuple[str, float]] = {
     "ms": ("s", 1e-3),
     "s": ("ms", 1e3),
     "GiB": ("MiB", 1024.0),
     "MiB": ("GiB", 1 / 1024),
 }
+"""Unit to the unit that a value may be written in instead, and the factor."""
 
 
 def check_criteria(built: Built, runbook: Runbook, index: int) -> Iterator[Problem]:
@@ -41,31 +42,31 @@ def check_criteria(built: Built, runbook: Runbook, index: int) -> Iterator[Probl
     phase = runbook.phases[index]
     for number, criterion in enumerate(phase.accept):
         path: Path = ("phases", index, "accept", number)
-        place = _placer(built, path)
+        at = _problem_at(built, path)
         try:
             comparison = parse_criterion(criterion.expr)
         except ExpressionError as error:
             message, _, fix = str(error).partition("; ")
-            yield Problem.at(place(error.column), message, fix or "write it as metric.statistic >= value")
+            yield at(error.column, message, fix or "write it as metric.statistic >= value")
             continue
-        yield from _check_comparison(comparison, built=built, runbook=runbook, phase=phase, place=place)
+        yield from _check_comparison(comparison, built=built, runbook=runbook, phase=phase, at=at)
 
 
-def _placer(built: Built, path: Path) -> _Place:
-    """Maps a column within a criterion's text to its place in the file."""
+def _problem_at(built: Built, path: Path) -> _ProblemAt:
+    """Problems of the criterion at `path`, by the column in its text."""
     node = node_at(built.root, (*path, "expr")) or node_at(built.root, path)
     if node is None:
-        return lambda _: mark_at(built.root, path)
-    return lambda column: position(node, column)
+        return lambda _, message, fix: built.problem(path, message, fix)
+    return lambda column, message, fix: Problem.at(position(node, column), message, fix)
 
 
 def _check_comparison(
-    comparison: Comparison, *, built: Built, runbook: Runbook, phase: Phase, place: _Place
+    comparison: Relation, *, built: Built, runbook: Runbook, phase: Phase, at: _ProblemAt
 ) -> Iterator[Problem]:
     found = list(references(comparison))
     if not found:
         message = f"criterion {comparison.text!r} names no measurement, so it says nothing about the run"
-        yield Problem.at(place(0), message, "write it as metric.statistic >= value")
+        yield at(0, message, "write it as metric.statistic >= value")
     resolved: dict[Reference, Resolved] = {}
     for reference in found:
         try:
@@ -73,13 +74,13 @@ def _check_comparison(
         except UnresolvedReference as error:
             if _is_noise(error, reference, built, runbook):
                 return
-            yield Problem.at(place(error.column), error.message, error.fix)
+            yield at(error.column, error.message, error.fix)
     if len(resolved) < len(set(found)):
         return
-    yield from _check_windows(resolved, runbook=runbook, place=place)
-    yield from _check_can_fail(comparison, resolved, place)
-    yield from _check_kinds(comparison, resolved, place)
-    yield from _check_units(comparison, resolved, place)
+    yield from _check_windows(resolved, runbook=runbook, at=at)
+    yield from _check_can_fail(comparison, resolved, at)
+    yield from _check_kinds(comparison, resolved, at)
+    yield from _check_units(comparison, resolved, at)
 
 
 def _is_noise(error: UnresolvedReference, reference: Reference, built: Built, runbook: Runbook) -> bool:
@@ -91,8 +92,8 @@ def _is_noise(error: UnresolvedReference, reference: Reference, built: Built, ru
     return "hardware.gpus" in error.message and not built.sound("hardware")
 
 
-def _check_windows(resolved: dict[Reference, Resolved], *, runbook: Runbook, place: _Place) -> Iterator[Problem]:
-    """A declared warm-up that leaves less than half of the run leaves too little to stand for it."""
+def _check_windows(resolved: dict[Reference, Resolved], *, runbook: Runbook, at: _ProblemAt) -> Iterator[Problem]:
+    """A declared warm-up of more than half of the run leaves too little to represent it."""
     for reference, meaning in resolved.items():
         target = runbook.phase(meaning.phase_id)
         if meaning.window != "steady" or not isinstance(target, TrainingPhase):
@@ -101,16 +102,16 @@ def _check_windows(resolved: dict[Reference, Resolved], *, runbook: Runbook, pla
         if 2 * warmup > target.steps:
             source = "" if target.warmup_steps is not None else ", from defaults"
             lack = "has no step" if warmup >= target.steps else "has less than half of the steps"
-            yield Problem.at(
-                place(reference.column),
+            yield at(
+                reference.column,
                 f"{reference.name} {lack} to be taken from: phase {target.id} has {target.steps} steps "
                 f"and warmup_steps is {warmup}{source}",
                 f"set warmup_steps of {target.id} to {target.steps // 2} or less, or give it {2 * warmup} steps",
             )
 
 
-def _check_can_fail(comparison: Comparison, resolved: dict[Reference, Resolved], place: _Place) -> Iterator[Problem]:
-    """A criterion that holds whatever is measured proves nothing, and looks as if it did."""
+def _check_can_fail(comparison: Relation, resolved: dict[Reference, Resolved], at: _ProblemAt) -> Iterator[Problem]:
+    """A criterion that every measurement meets proves nothing."""
     left, operator, right = comparison.left, comparison.operator, comparison.right
     if operator in ("<", "<="):
         left, right, operator = right, left, ">" if operator == "<" else ">="
@@ -118,13 +119,13 @@ def _check_can_fail(comparison: Comparison, resolved: dict[Reference, Resolved],
     counted = isinstance(left, Reference) and lowest is not None and never_negative(resolved[left])
     if isinstance(left, Reference) and isinstance(right, Reference) and left.name == right.name:
         message = f"criterion {comparison.text!r} compares a value with itself, so it says nothing about the run"
-        yield Problem.at(place(0), message, "compare it with a bound or with another measurement")
+        yield at(0, message, "compare it with a bound or with another measurement")
     elif counted and isinstance(left, Reference) and lowest is not None and (operator == ">=" or lowest < 0):
         message = f"{left.name} is never below 0, so {comparison.text!r} can never fail"
-        yield Problem.at(place(left.column), message, f"give a bound that a bad run would miss: {left.name} >= 1")
+        yield at(left.column, message, f"give a bound that a bad run would miss: {left.name} >= 1")
     elif resolved and always_holds(comparison, resolved):
         message = f"criterion {comparison.text!r} holds whatever is measured, so it can never fail"
-        yield Problem.at(place(0), message, "compare the measurement with a bound that a bad run would miss")
+        yield at(0, message, "compare the measurement with a bound that a bad run would miss")
 
 
 def _negative(node: Expression) -> float | None:
@@ -139,36 +140,36 @@ def _negative(node: Expression) -> float | None:
     return None
 
 
-def _check_kinds(comparison: Comparison, resolved: dict[Reference, Resolved], place: _Place) -> Iterator[Problem]:
+def _check_kinds(comparison: Relation, resolved: dict[Reference, Resolved], at: _ProblemAt) -> Iterator[Problem]:
     """A measured number is never equal to a text."""
     for text, other in ((comparison.left, comparison.right), (comparison.right, comparison.left)):
         if isinstance(text, Text) and isinstance(other, Reference) and resolved[other].unit_known:
             message = f"{other.name} is a number and is compared with the text {text.value!r}"
-            yield Problem.at(place(other.column), message, "compare it with a number, without quotes")
+            yield at(other.column, message, "compare it with a number, without quotes")
         if isinstance(text, Number) and isinstance(other, Reference) and resolved[other].text:
             message = f"{other.name} is a text and is compared with the number {text.value:g}"
-            yield Problem.at(place(other.column), message, f"compare it with a text: {other.name} == 'triton'")
+            yield at(other.column, message, f"compare it with a text: {other.name} == 'triton'")
 
 
-def _check_units(comparison: Comparison, resolved: dict[Reference, Resolved], place: _Place) -> Iterator[Problem]:
+def _check_units(comparison: Relation, resolved: dict[Reference, Resolved], at: _ProblemAt) -> Iterator[Problem]:
     left, right = _unit(comparison.left, resolved), _unit(comparison.right, resolved)
     column = next((reference.column for reference in references(comparison)), 0)
     measured = left if left is not None else right
     if left is not None and right is not None and left != right:
         message = f"criterion {comparison.text!r} compares {left or 'a plain number'} with {right or 'a plain number'}"
-        yield Problem.at(place(column), message, "compare two measurements of the same unit")
+        yield at(column, message, "compare two measurements of the same unit")
     elif comparison.unit is not None and measured is not None and comparison.unit != measured:
-        at = comparison.text.rfind(comparison.unit)
+        written = comparison.text.rfind(comparison.unit)
         name = next(references(comparison)).name
         unit = measured or "a plain number"
-        yield Problem.at(
-            place(at),
+        yield at(
+            written,
             f"the criterion is written in {comparison.unit}, but {name} is {'in ' if measured else ''}{unit}",
             _unit_fix(comparison, measured),
         )
 
 
-def _unit_fix(comparison: Comparison, measured: str) -> str:
+def _unit_fix(comparison: Relation, measured: str) -> str:
     scale = _SCALES.get(comparison.unit or "")
     if isinstance(comparison.right, Number) and scale is not None and scale[0] == measured:
         return f"write {comparison.right.value * scale[1]:g} {measured}"
@@ -209,26 +210,26 @@ def check_choose(built: Built, runbook: Runbook, index: int) -> Iterator[Problem
         text = getattr(phase.choose, key)
         if text is None:
             continue
-        place = _placer(built, ("phases", index, "choose", key))
+        at = _problem_at(built, ("phases", index, "choose", key))
         try:
             reference = parse_reference(text)
             meaning = resolve(reference, runbook=runbook, phase=phase)
         except ExpressionError as error:
-            yield Problem.at(place(error.column), str(error), f"write {key}: toks_per_s.mean")
+            yield at(error.column, str(error), f"write {key}: toks_per_s.mean")
         except UnresolvedReference as error:
             if not _is_noise(error, parse_reference(text), built, runbook):
-                yield Problem.at(place(error.column), error.message, error.fix)
+                yield at(error.column, error.message, error.fix)
         else:
-            yield from _check_chosen(key, text, meaning, phase=phase, place=place)
-            yield from _check_windows({reference: meaning}, runbook=runbook, place=place)
+            yield from _check_chosen(key, text, meaning, phase=phase, at=at)
+            yield from _check_windows({reference: meaning}, runbook=runbook, at=at)
 
 
 def _check_chosen(
-    key: str, text: str, meaning: Resolved, *, phase: SweepPhase | AbPhase, place: _Place
+    key: str, text: str, meaning: Resolved, *, phase: SweepPhase | AbPhase, at: _ProblemAt
 ) -> Iterator[Problem]:
     if meaning.kind == "scalar":
         fix = f"write {key}: metric.statistic, such as toks_per_s.mean"
-        yield Problem.at(place(0), f"choose.{key} is {text}, which is no series of steps", fix)
+        yield at(0, f"choose.{key} is {text}, which is no series of steps", fix)
     elif meaning.phase_id != phase.id or text.count(".") == 2:
         message = f"choose.{key} names phase {meaning.phase_id}, but compares the arms of {phase.id}"
-        yield Problem.at(place(0), message, f"write {key}: {meaning.name}.{meaning.statistic}")
+        yield at(0, message, f"write {key}: {meaning.name}.{meaning.statistic}")

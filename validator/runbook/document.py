@@ -6,6 +6,7 @@ repeat itself without bound. Anchors and merge keys work; duplicate keys, cycles
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,16 +14,71 @@ from typing import Any
 import yaml
 
 from validator.runbook.problems import Mark, Problem
-from validator.runbook.scalars import Scalar, TagError, plain_value, tagged_value
 
-__all__ = ["Node", "Path", "Step", "mark_at", "node_at", "parse", "plain", "position"]
+Scalar = str | int | float | bool | None
+
+_NULL = ("", "~", "null", "Null", "NULL")
+_TRUE = ("true", "True", "TRUE")
+_FALSE = ("false", "False", "FALSE")
+# Numbers as the core schema of YAML 1.2 writes them: 12 and -3; 0o17; 0xFF; 1.5, .5 and 2e-4; -.inf. No 12:30, no yes.
+_INTEGER = re.compile(r"[-+]?[0-9]{1,300}")
+_OCTAL = re.compile(r"0o[0-7]{1,300}")
+_HEX = re.compile(r"0x[0-9a-fA-F]{1,300}")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_INFINITY = re.compile(r"[-+]?\.(inf|Inf|INF)")
+_NAN = (".nan", ".NaN", ".NAN")
+_PREFIX = "tag:yaml.org,2002:"
+
+
+class TagError(ValueError):
+    """A tag outside the core schema, or a value that does not fit its tag."""
+
+
+def plain_value(text: str) -> Scalar:
+    """The value of an unquoted scalar."""
+    if text in _NULL:
+        return None
+    if text in _TRUE or text in _FALSE:
+        return text in _TRUE
+    if _INTEGER.fullmatch(text):
+        return int(text)
+    if _OCTAL.fullmatch(text) or _HEX.fullmatch(text):
+        return int(text, 0)
+    if _FLOAT.fullmatch(text):
+        return float(text)
+    if _INFINITY.fullmatch(text):
+        return float(text.replace(".", ""))
+    return float("nan") if text in _NAN else text
+
+
+def tagged_value(tag: str, text: str) -> Scalar:
+    """The value of a scalar with an explicit tag such as `!!str`.
+
+    Raises:
+        TagError: for any tag but str, int, float, bool and null, and for a value that does not fit.
+    """
+    name = tag.removeprefix(_PREFIX)
+    if name in ("str", "!"):
+        return text
+    value = plain_value(text)
+    if name == "float" and type(value) is int:
+        return float(value)
+    kinds: dict[str, type] = {"int": int, "float": float, "bool": bool, "null": type(None)}
+    if name not in kinds:
+        raise TagError(f"tag {tag.replace(_PREFIX, '!!')} is not supported")
+    if type(value) is not kinds[name]:
+        raise TagError(f"{text!r} is not of the type !!{name}")
+    return value
+
+
+# YAML text becomes a tree of nodes that remember their place, so that each mistake can be pointed at.
 
 MAX_BYTES = 1 << 20
-"""Larger files are refused: no runbook of a person comes near."""
+"""Larger files are refused: no runbook that a person writes comes near."""
 
 MAX_DEPTH = 40
 MAX_NODES = 100_000
-"""Nodes once every alias is written out: the measure of an alias bomb."""
+"""Limit on nodes after expanding aliases, against alias bombs."""
 
 Step = str | int
 Path = tuple[Step, ...]
@@ -34,7 +90,7 @@ _Loader = getattr(yaml, "CLoader", yaml.Loader)
 class Node:
     """A scalar, a list or a mapping.
 
-    `keys` marks the keys of a mapping. `raw` is the scalar as it stands in the file, quotes included, from which
+    `keys` marks the keys of a mapping. `raw` is the scalar as written in the file, quotes included, from which
     `position` finds the place of a single word.
     """
 
@@ -59,7 +115,7 @@ class Node:
 
 
 class _Stop(Exception):
-    """Reading cannot go on."""
+    """Parsing must stop."""
 
 
 def parse(text: str, *, file: str, lined: bool = True) -> tuple[Node | None, list[Problem]]:
@@ -71,7 +127,7 @@ def parse(text: str, *, file: str, lined: bool = True) -> tuple[Node | None, lis
     """
     if len(text.encode("utf-8", "replace")) > MAX_BYTES:
         message = f"the file is larger than {MAX_BYTES // 1024} KiB"
-        return None, [Problem.at(Mark(file), message, "keep the runbook small; it is no place for data")]
+        return None, [Problem.at(Mark(file), message, "keep data out of the runbook, and name its files instead")]
     builder = _Builder(text, file=file, lined=lined)
     try:
         root = builder.document()
@@ -93,7 +149,7 @@ def _syntax_problem(error: yaml.MarkedYAMLError, builder: _Builder) -> Problem:
     detail = error.problem or error.context or "it cannot be read"
     fix = "check the indentation and the punctuation just before this place"
     if "mapping values are not allowed" in detail:
-        fix = "put quotes around a text that holds a colon followed by a space, or check the indentation"
+        fix = "put quotes around a text that contains a colon followed by a space, or check the indentation"
     elif "\\t" in detail or "tab" in detail or "cannot start any token" in detail:
         fix = "indent with spaces, and put quotes around a text that begins with a special character"
     elif "expected <block end>" in detail or "did not find expected" in detail:
@@ -130,7 +186,7 @@ class _Builder:
             if isinstance(event, yaml.DocumentStartEvent):
                 if root is not None:
                     fix = "keep one document in the file and remove the line ---"
-                    raise self.stop(self.mark(event.start_mark), "the file holds a second document", fix)
+                    raise self.stop(self.mark(event.start_mark), "the file contains a second document", fix)
                 root = self.node(next(self.events), depth=0)
         return root
 
@@ -156,14 +212,14 @@ class _Builder:
 
     def alias(self, name: str, mark: Mark) -> Node:
         if name in self.open_anchors:
-            raise self.stop(mark, f"*{name} refers to the part that it stands in", f"remove *{name}")
+            raise self.stop(mark, f"*{name} refers to a part that contains it", f"remove *{name}")
         if name not in self.anchors:
             fix = f"put &{name} in front of the value that is meant, above this line"
             raise self.stop(mark, f"*{name} refers to an anchor that is not defined above", fix)
         return self.anchors[name]
 
     def weigh(self, node: Node) -> None:
-        """Keep count of nodes with aliases written out, without writing them out."""
+        """Count nodes as if aliases were expanded, without expanding them."""
         children: list[Node] = []
         if isinstance(node.value, dict):
             children = list(node.value.values())
@@ -172,7 +228,7 @@ class _Builder:
         size = 1 + sum(self.sizes[id(child)] for child in children)
         if size > MAX_NODES:
             fix = "use fewer aliases"
-            raise self.stop(node.mark, f"more than {MAX_NODES} values once aliases are written out", fix)
+            raise self.stop(node.mark, f"more than {MAX_NODES} values after expanding aliases", fix)
         self.sizes[id(node)] = size
 
     def scalar(self, event: Any, mark: Mark) -> Node:
@@ -272,6 +328,11 @@ def mark_at(root: Node, path: Path, *, key: bool = False) -> Mark:
     return root.mark
 
 
+def problem_at(root: Node, path: Path, message: str, fix: str, *, key: bool = False) -> Problem:
+    """A problem at the place that `mark_at` finds."""
+    return Problem.at(mark_at(root, path, key=key), message, fix)
+
+
 def position(node: Node, column: int) -> Mark:
     """The place of the character at 0-based `column` of a text value, wherever folding or quotes have moved it."""
     mark, raw = node.mark, node.raw
@@ -288,7 +349,7 @@ def position(node: Node, column: int) -> Mark:
 
 
 def _raw_index(value: str, raw: str, column: int, start: int) -> int | None:
-    """Where in `raw` the character `value[column]` stands; blanks may differ in number, all else must agree."""
+    """The index in `raw` of the character `value[column]`; None where they differ in more than the number of blanks."""
     if start == 0 and (found := raw.find(value)) >= 0:
         return found + min(column, len(value))
     at = start + (raw[start : start + 1] in ("'", '"'))

@@ -1,30 +1,29 @@
-"""Read a runbook, or say everything that is wrong with it."""
+"""Read a runbook, or report everything that is wrong with it; find one by path or by name."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from validator.model.runbook import Runbook
-from validator.runbook.build import build
-from validator.runbook.document import parse
+from validator.runbook.build import Built, build
+from validator.runbook.document import parse, plain
+from validator.runbook.meaning import check_groups, check_meaning
 from validator.runbook.overrides import apply
 from validator.runbook.problems import Mark, Problem, RunbookError
-from validator.runbook.semantics import check_meaning, warnings_of
-
-__all__ = ["LoadedRunbook", "load", "loads"]
+from validator.text import nearest
 
 _MAX_BYTES = 4 * 2**20
 
 
 @dataclass(frozen=True)
 class LoadedRunbook:
-    """A sound runbook with its source: `sha256` is that of the file's bytes, `overrides` are the `--set` texts.
+    """A valid runbook with its source: `sha256` is that of the file's bytes, `overrides` are the `--set` texts.
 
-    `warnings` say why its decision could never be GO; it can be run all the same.
+    `warnings` say why its decision can never be GO, or what is probably not meant; it can be run nevertheless.
     """
 
     runbook: Runbook
@@ -35,37 +34,45 @@ class LoadedRunbook:
     warnings: tuple[Problem, ...] = ()
 
 
-def load(path: str | os.PathLike[str], *, overrides: Sequence[str] = ()) -> LoadedRunbook:
+Check = Callable[[Built, Runbook], Iterable[Problem]]
+"""Problems of a runbook that was built."""
+
+
+def load(path: str | os.PathLike[str], *, overrides: Sequence[str] = (), check: Check, warn: Check) -> LoadedRunbook:
     """Read and check the runbook at `path`, with overrides (`KEY=VALUE`) applied to it.
+
+    Args:
+        check: problems that only the kinds of the phases find; `validator.kinds.registry` has a `load` that knows them.
+        warn: what keeps the decision from being GO, by the same.
 
     Raises:
         RunbookError: with every problem of the file and of the overrides, schema and meaning alike.
     """
     file = Path(path)
-    data = _read(file)
+    data = _read_bytes(file)
     text = _decode(data, str(file))
-    runbook, warnings = _checked(text, file=str(file), overrides=overrides)
+    built, runbook = _checked(text, file=str(file), overrides=overrides, check=check)
     return LoadedRunbook(
         runbook=runbook,
         path=file,
         sha256=hashlib.sha256(data).hexdigest(),
         text=text,
         overrides=tuple(overrides),
-        warnings=warnings,
+        warnings=(*warn(built, runbook), *check_groups(built, runbook)),
     )
 
 
-def loads(text: str, *, file: str = "runbook.yaml", overrides: Sequence[str] = ()) -> Runbook:
+def loads(text: str, *, file: str = "runbook.yaml", overrides: Sequence[str] = (), check: Check) -> Runbook:
     """The runbook in a text; `file` is what problems call it.
 
     Raises:
         RunbookError: as `load`.
     """
-    return _checked(text, file=file, overrides=overrides)[0]
+    return _checked(text, file=file, overrides=overrides, check=check)[1]
 
 
-def _checked(text: str, *, file: str, overrides: Sequence[str]) -> tuple[Runbook, tuple[Problem, ...]]:
-    """The runbook and its warnings."""
+def _checked(text: str, *, file: str, overrides: Sequence[str], check: Check) -> tuple[Built, Runbook]:
+    """The runbook, and what it was built from."""
     root, problems = parse(text, file=file)
     if root is None and not problems:
         raise RunbookError([Problem(file, 1, 1, "the file is empty", "begin with schema: 1 and name: my-runbook")])
@@ -80,12 +87,13 @@ def _checked(text: str, *, file: str, overrides: Sequence[str]) -> tuple[Runbook
     problems += built.problems
     if built.runbook is not None:
         problems += check_meaning(built, built.runbook)
+        problems += check(built, built.runbook)
     if problems or built.runbook is None:
         raise RunbookError(problems)
-    return built.runbook, tuple(warnings_of(built, built.runbook))
+    return built, built.runbook
 
 
-def _read(file: Path) -> bytes:
+def _read_bytes(file: Path) -> bytes:
     try:
         with file.open("rb") as source:
             data = source.read(_MAX_BYTES + 1)
@@ -94,7 +102,7 @@ def _read(file: Path) -> bytes:
         fix = "check the path and its permissions"
         raise RunbookError([Problem.at(Mark(str(file)), f"the file cannot be read: {reason}", fix)]) from error
     if len(data) > _MAX_BYTES:
-        fix = "name the runbook, which is a text of some kilobytes"
+        fix = "name a runbook, which is a text of some kilobytes"
         raise RunbookError([Problem.at(Mark(str(file)), f"the file has more than {_MAX_BYTES} bytes", fix)])
     return data
 
@@ -107,3 +115,77 @@ def _decode(data: bytes, file: str) -> str:
         column = error.start - (data.rfind(b"\n", 0, error.start) + 1) + 1
         message = f"byte 0x{data[error.start]:02x} is not UTF-8"
         raise RunbookError([Problem(file, line, column, message, "save the file as UTF-8")]) from error
+
+
+# Find a runbook by a path, or by the name of a bundled one.
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+_SUFFIXES = (".yaml", ".yml")
+
+
+@dataclass(frozen=True)
+class RunbookInfo:
+    """A bundled runbook. `title` and `description` are empty where it gives none."""
+
+    name: str
+    path: Path
+    title: str
+    description: str
+    gpus: int
+    phases: tuple[str, ...]
+
+
+def _folder() -> Path:
+    """Package data in a wheel; the repository's own folder in an editable install."""
+    packaged = _PACKAGE / "_data" / "runbooks"
+    return packaged if packaged.is_dir() else _PACKAGE.parent / "runbooks"
+
+
+def _shipped() -> dict[str, Path]:
+    return {path.stem: path for path in sorted(_folder().glob("*.yaml"))}
+
+
+def find(name: str) -> Path:
+    """The file that `name` means: the path itself, else a bundled runbook.
+
+    `runbooks/smoke_cpu.yaml`, `smoke_cpu.yaml` and `smoke_cpu` all find the bundled one where no such file exists.
+
+    Raises:
+        RunbookError: when there is neither; it names the nearest bundled runbook.
+    """
+    literal = Path(name)
+    if literal.is_file():
+        return literal
+    shipped = _shipped()
+    parts = literal.parts
+    bare = parts[-1] if parts and (len(parts) == 1 or parts[:-1] == ("runbooks",)) else ""
+    stem = Path(bare).stem if Path(bare).suffix in _SUFFIXES else bare
+    if stem in shipped:
+        return shipped[stem]
+    if literal.is_dir():
+        inside = sorted(path.name for path in literal.iterdir() if path.suffix in _SUFFIXES)
+        fix = f"name one of the files in it: {', '.join(inside)}" if inside else "name a file"
+        raise RunbookError([Problem.at(Mark(name), "this is a folder, not a runbook", fix)])
+    fix = nearest(Path(literal.name).stem, shipped, f"bundled runbooks: {', '.join(shipped)}")
+    raise RunbookError([Problem.at(Mark(name), "there is no such file or runbook", fix)])
+
+
+def available() -> tuple[RunbookInfo, ...]:
+    """The bundled runbooks by name. A file that cannot be parsed is listed without phases."""
+    return tuple(_info(name, path) for name, path in _shipped().items())
+
+
+def _info(name: str, path: Path) -> RunbookInfo:
+    root, _ = parse(path.read_text(encoding="utf-8"), file=str(path))
+    tree = plain(root) if root is not None else {}
+    tree = tree if isinstance(tree, dict) else {}
+    hardware = tree.get("hardware") or {}
+    phases = tuple(str(phase.get("id", "")) for phase in tree.get("phases") or () if isinstance(phase, dict))
+    return RunbookInfo(
+        name=name,
+        path=path,
+        title=str(tree.get("title") or ""),
+        description=" ".join(str(tree.get("description") or "").split()),
+        gpus=int(hardware.get("gpus") or 0),
+        phases=phases,
+    )

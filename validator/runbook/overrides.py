@@ -9,14 +9,93 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from validator.model.runbook import Runbook
-from validator.runbook.document import Node, Path, Step, node_at, parse
-from validator.runbook.problems import Mark, Problem, nearest
-from validator.runbook.shape import FREE_MAPPINGS, key_names, model_at, spell
+from pydantic import BaseModel
 
-__all__ = ["apply"]
+from validator.model.remedy import Remedy
+from validator.model.runbook import (
+    Arm,
+    Choose,
+    Criterion,
+    Defaults,
+    ExtraSeries,
+    Hardware,
+    Runbook,
+    Trainer,
+    TrainerMetrics,
+    Watchdog,
+)
+from validator.model.schemas import SCHEMAS
+from validator.runbook.document import Node, Path, Step, node_at, parse
+from validator.runbook.problems import Mark, Problem
+from validator.text import nearest
+
+FREE_MAPPINGS = ("env", "args", "trial_args", "extra", "over", "arms")
+"""Mappings whose keys the user chooses."""
+
+_NESTED: dict[str, type[BaseModel]] = {
+    "hardware": Hardware,
+    "trainer": Trainer,
+    "defaults": Defaults,
+    "metrics": TrainerMetrics,
+    "watchdog": Watchdog,
+    "choose": Choose,
+}
+
+
+def key_names(model: type[BaseModel]) -> list[str]:
+    """The keys of a model as they are written in YAML."""
+    return [field.alias or name for name, field in model.model_fields.items()]
+
+
+def model_at(root: Node, path: Path) -> type[BaseModel] | None:
+    """The model of the mapping at `path`; None for lists, scalars and mappings with free keys."""
+    if not path:
+        return Runbook
+    last, parent = path[-1], path[-2] if len(path) > 1 else None
+    if path[0] == "phases" and len(path) == 2:
+        kind = node_at(root, (*path, "kind"))
+        return SCHEMAS.get(str(kind.value)) if kind is not None else None
+    if parent == "accept" and isinstance(last, int):
+        return Criterion
+    if path[:3] == ("trainer", "metrics", "extra") and len(path) == 4:
+        return ExtraSeries
+    if parent == "arms" and len(path) == 4:
+        return Arm
+    if parent == "on_failure" and isinstance(last, int):
+        return Remedy
+    if isinstance(last, str) and last in _NESTED:
+        owner = model_at(root, path[:-1])
+        return _NESTED[last] if owner is not None and last in key_names(owner) else None
+    return None
+
+
+def homes(key: str) -> str | None:
+    """Where a misplaced key belongs, as text: `phases of kind sweep, ab`; None for a key that exists nowhere."""
+    kinds = [kind for kind, model in SCHEMAS.items() if key in key_names(model)]
+    places = [f"`{name}`" for name, model in _NESTED.items() if key in key_names(model)]
+    if kinds and len(kinds) < len(SCHEMAS):
+        places.insert(0, f"phases of kind {', '.join(kinds)}")
+    elif kinds:
+        places.insert(0, "phases")
+    return " and ".join(places) if places else None
+
+
+def spell(root: Node, path: Path) -> str:
+    """A path as `--set` takes it: `phases.baseline.accept[0]`."""
+    text = ""
+    for index, step in enumerate(path):
+        if isinstance(step, str):
+            text += f".{step}" if text else step
+            continue
+        name = node_at(root, (*path[: index + 1], "id")) if path[:index] == ("phases",) else None
+        text += f".{name.value}" if name is not None and _phase_ids(root).count(str(name.value)) == 1 else f"[{step}]"
+    return text
+
+
+# Applying overrides to the tree.
 
 _SEGMENT = re.compile(r"([^.\[\]]+)((?:\[\d+\])*)(?:\.|$)")
+"""One step of a path with its indices: `accept[0]`, `baseline.`."""
 
 
 class _Refused(ValueError):
@@ -52,69 +131,65 @@ def _split(text: str) -> tuple[str, str]:
     return path.strip(), value.strip()
 
 
-def _words(path: str) -> list[Step]:
-    words: list[Step] = []
+def _parse_path(path: str) -> list[Step]:
+    steps: list[Step] = []
     end = 0
     for match in _SEGMENT.finditer(path):
         if match.start() != end:
             break
-        words.append(match[1])
-        words += [int(index) for index in re.findall(r"\[(\d+)\]", match[2])]
+        steps.append(match[1])
+        steps += [int(index) for index in re.findall(r"\[(\d+)\]", match[2])]
         end = match.end()
     if end != len(path) or path.endswith("."):
         raise _Refused(f"{path} is not a path", "write it as phases.baseline.steps or baseline.accept[0]")
-    return words
+    return steps
 
 
 def _phase_ids(root: Node) -> list[str]:
     phases = node_at(root, ("phases",))
     items = phases.value if phases is not None and isinstance(phases.value, list) else []
-    return [_id(item) for item in items]
-
-
-def _id(phase: Node) -> str:
-    found = phase.value.get("id") if isinstance(phase.value, dict) else None
-    return str(found.value) if found is not None else ""
+    found = (item.value.get("id") if isinstance(item.value, dict) else None for item in items)
+    return [str(node.value) if node is not None else "" for node in found]
 
 
 def _steps(root: Node, path: str) -> Path:
-    """The path in the tree that an override means; every word of it is checked against what may stand there."""
-    words = _words(path)
+    """The path in the tree that an override means. Each step must exist there."""
+    left = _parse_path(path)
     top, ids = key_names(Runbook), [name for name in _phase_ids(root) if name]
-    first = words[0]
+    first = left[0]
     if first not in top:
         if first not in ids:
             raise _Refused(
                 f"{path}: the runbook has neither a key nor a phase called {first}", nearest(str(first), [*top, *ids])
             )
-        words.insert(0, "phases")
+        left.insert(0, "phases")
     steps: Path = ()
-    while words:
-        steps, words = _descend(root, steps, words, path, ids)
+    while left:
+        steps, left = _descend(root, steps, left, path, ids)
     return steps
 
 
-def _descend(root: Node, steps: Path, words: list[Step], path: str, ids: list[str]) -> tuple[Path, list[Step]]:
-    """One step further down; returns the path so far and the words that are left."""
-    word, rest = words[0], words[1:]
+def _descend(root: Node, steps: Path, left: list[Step], path: str, ids: list[str]) -> tuple[Path, list[Step]]:
+    """One step down; returns the path with it and the steps that are left."""
+    step, rest = left[0], left[1:]
     where = spell(root, steps) or "the runbook"
-    if steps == ("phases",) and isinstance(word, str):
-        if word not in ids:
-            raise _Refused(f"{path}: there is no phase called {word}", nearest(word, ids))
-        return (*steps, _phase_ids(root).index(word)), rest
-    if isinstance(word, int):
-        return (*steps, _index(root, steps, word, path)), rest
+    if steps == ("phases",) and isinstance(step, str):
+        if step not in ids:
+            raise _Refused(f"{path}: there is no phase called {step}", nearest(step, ids))
+        return (*steps, _phase_ids(root).index(step)), rest
+    if isinstance(step, int):
+        return (*steps, _index(root, steps, step, path)), rest
     if steps and steps[-1] in FREE_MAPPINGS and len(steps) > 1:
-        if steps[-1] == "over" and word in ("env", "args") and rest:
-            return (*steps, f"{word}.{rest[0]}"), rest[1:]
-        return (*steps, word), rest
+        if steps[-1] == "over" and step in ("env", "args") and rest:
+            return (*steps, f"{step}.{rest[0]}"), rest[1:]
+        return (*steps, step), rest
     model = model_at(root, steps)
     if model is None:
         raise _Refused(f"{path}: {where} has no keys", f"end the path at {where}")
     names = key_names(model)
-    if word not in names:
-        raise _Refused(f"{path}: there is no key {word} in {where}", nearest(word, names))
-    return (*steps, word), rest
+    if step not in names:
+        raise _Refused(f"{path}: there is no key {step} in {where}", nearest(step, names))
+    return (*steps, step), rest
 
 
 def _index(root: Node, steps: Path, index: int, path: str) -> int:
@@ -130,7 +205,7 @@ def _index(root: Node, steps: Path, index: int, path: str) -> int:
 
 
 def _assign(node: Node, steps: Path, value: Node, mark: Mark) -> Node:
-    """A copy of the tree with `value` at `steps`; what lies beside the path is shared with the original."""
+    """A copy of the tree with `value` at `steps`; the rest is shared with the original."""
     if not steps:
         return value
     step, rest = steps[0], steps[1:]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
-__all__ = ["Mark", "Problem", "RunbookError", "nearest"]
+from validator.errors import UserError
 
 
 @dataclass(frozen=True, order=True)
@@ -43,23 +43,18 @@ class Problem:
         return f"{text}\n  fix: {self.fix}" if self.fix else text
 
 
-class RunbookError(ValueError):
+class RunbookError(UserError):
     """A runbook cannot be used. `problems` holds every mistake that was found, in the order of the file."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = tuple(sorted(set(problems), key=_order))
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
+    def details(self) -> dict[str, Any]:
+        """The problems, one by one."""
+        return {"problems": [asdict(problem) for problem in self.problems]}
+
 
 def _order(problem: Problem) -> tuple[bool, str, int, int, str]:
-    """The file's own mistakes first, from top to bottom, then those of overrides."""
+    """Mistakes of the file first, from top to bottom, then those of overrides."""
     return (problem.line is None, problem.file, problem.line or 0, problem.column or 0, problem.message)
-
-
-def nearest(word: str, known: Iterable[str], *, otherwise: str | None = None, cutoff: float = 0.5) -> str:
-    """`did you mean X?` for the known name most like `word`, else `otherwise` or the list of known names."""
-    names = list(known)
-    close = difflib.get_close_matches(word, names, n=1, cutoff=cutoff)
-    if close:
-        return f"did you mean {close[0]}?"
-    return otherwise if otherwise is not None else f"known: {', '.join(names)}"

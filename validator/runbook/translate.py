@@ -1,15 +1,15 @@
-"""Schema errors in the words of the person who wrote the runbook: field, value, and what to write instead."""
+"""Pydantic's errors as problems of the YAML file: field, value, and what to write instead."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from validator.runbook.document import Node, Path, mark_at, node_at, plain
-from validator.runbook.problems import Problem, nearest
-from validator.runbook.shape import PHASE_MODELS, homes, key_names, model_at, spell
-
-__all__ = ["resolve_path", "shown", "translate"]
+from validator.model.schemas import SCHEMAS
+from validator.runbook.document import Node, Path, node_at, plain, problem_at
+from validator.runbook.overrides import homes, key_names, model_at, spell
+from validator.runbook.problems import Problem
+from validator.text import nearest
 
 _EXAMPLES: dict[str, str] = {
     "name": "name: ddp-2xa100",
@@ -44,8 +44,8 @@ _EXAMPLES: dict[str, str] = {
     "smoke": "smoke: [-m, nsa.data, --json]",
 }
 _PATTERNS = {
-    "id": "begin with a lower case letter and go on with lower case letters, digits and underscores",
-    "name": "use lower case letters, digits and hyphens, beginning with a letter or digit",
+    "id": "begin with a lower-case letter, followed by lower-case letters, digits and underscores",
+    "name": "use lower-case letters, digits and hyphens, beginning with a letter or digit",
 }
 _UNION_LABELS = ("str", "int", "float", "bool")
 
@@ -53,20 +53,20 @@ _UNION_LABELS = ("str", "int", "float", "bool")
 def resolve_path(root: Node, loc: tuple[str | int, ...]) -> tuple[Path, str | None]:
     """An error's location as a path of the tree, and the key that is missing there, if one is.
 
-    Locations carry the names of union members between the keys; whatever the tree does not have is passed over.
+    Pydantic puts the names of union members between the keys; steps that the tree does not have are skipped.
     """
     path: Path = ()
     missing: str | None = None
     for step in loc:
         if node_at(root, (*path, step)) is not None:
             path, missing = (*path, step), None
-        elif isinstance(step, str) and step not in PHASE_MODELS and not step.startswith("["):
+        elif isinstance(step, str) and step not in SCHEMAS and not step.startswith("["):
             missing = step
     return path, missing
 
 
 def shown(value: Any) -> str:
-    """A value for a message: as YAML would have it, cut when long."""
+    """A value for a message, as YAML writes it, shortened to 60 characters."""
     if value is None:
         return "empty"
     if isinstance(value, bool):
@@ -86,7 +86,7 @@ def translate(root: Node, error: Mapping[str, Any]) -> Problem:
     if kind == "extra_forbidden":
         return _unknown_key(root, path)
     if kind == "missing" and missing is not None:
-        return _missing(root, path, missing)
+        return _missing_key(root, path, missing)
     if kind in ("union_tag_not_found", "union_tag_invalid"):
         return _phase_kind(root, path)
     if loc and loc[-1] == "[key]":
@@ -94,20 +94,20 @@ def translate(root: Node, error: Mapping[str, Any]) -> Problem:
     node = node_at(root, path)
     value = plain(node) if node is not None else None
     field = spell(root, path) or "the runbook"
-    message, fix = _sentence(kind, error, field=field, path=path, value=value)
-    return Problem.at(mark_at(root, path), message, fix)
+    message, fix = _message_and_fix(kind, error, field=field, path=path, value=value)
+    return problem_at(root, path, message, fix)
 
 
-def _sentence(kind: str, error: Mapping[str, Any], *, field: str, path: Path, value: Any) -> tuple[str, str]:
+def _message_and_fix(kind: str, error: Mapping[str, Any], *, field: str, path: Path, value: Any) -> tuple[str, str]:
     name = _field_name(path)
     if kind == "value_error":
-        return _own_words(error, field)
+        return _own_message(error, field)
     if kind == "string_pattern_mismatch":
         return f"{field} is {shown(value)}, which is not a valid {name}", _PATTERNS.get(name, _example(name))
     if kind == "literal_error":
-        return _literal(error, field=field, name=name, value=value)
+        return _wrong_choice(error, field=field, name=name, value=value)
     if kind in ("too_short", "too_long"):
-        return _count(kind, error, field=field, name=name)
+        return _wrong_count(kind, error, field=field, name=name)
     bound = _BOUNDS.get(kind)
     if bound is not None:
         phrase, key = bound
@@ -132,8 +132,8 @@ def _example(name: str) -> str:
     return f"write {_EXAMPLES[name]}" if name in _EXAMPLES else f"correct the value of {name}"
 
 
-def _own_words(error: Mapping[str, Any], field: str) -> tuple[str, str]:
-    """A model's own message: `what is wrong; what to write`."""
+def _own_message(error: Mapping[str, Any], field: str) -> tuple[str, str]:
+    """The message of a validator of ours: `what is wrong; what to write`."""
     text = str(error["msg"]).removeprefix("Value error, ")
     message, _, fix = text.partition("; ")
     last = field.split(".")[-1].split("[")[0]
@@ -142,17 +142,17 @@ def _own_words(error: Mapping[str, Any], field: str) -> tuple[str, str]:
     return message, fix
 
 
-def _literal(error: Mapping[str, Any], *, field: str, name: str, value: Any) -> tuple[str, str]:
+def _wrong_choice(error: Mapping[str, Any], *, field: str, name: str, value: Any) -> tuple[str, str]:
     if name == "schema":
         return f"schema is {shown(value)}; this version reads schema 1", "write schema: 1"
     options = [
         word.strip("'") for word in str(error.get("ctx", {}).get("expected", "")).replace(" or ", ", ").split(", ")
     ]
-    fix = nearest(str(value), options, otherwise=f"write one of {', '.join(options)}")
+    fix = nearest(str(value), options, f"write one of {', '.join(options)}")
     return f"{field} is {shown(value)}; it must be one of {', '.join(options)}", fix
 
 
-def _count(kind: str, error: Mapping[str, Any], *, field: str, name: str) -> tuple[str, str]:
+def _wrong_count(kind: str, error: Mapping[str, Any], *, field: str, name: str) -> tuple[str, str]:
     context = error.get("ctx", {})
     limit = context.get("min_length" if kind == "too_short" else "max_length")
     actual = context.get("actual_length")
@@ -181,21 +181,14 @@ def _numeric_fix(name: str, example: str) -> str:
 def _wrong_type(kind: str, error: Mapping[str, Any], *, field: str, path: Path, value: Any) -> tuple[str, str]:
     name = _field_name(path)
     if path[-1:] == ("run",):
-        return f"{field} is {shown(value)}; it must be a shell line or a list of words", _example("run")
+        return f"{field} is {shown(value)}; it must be a shell line or a list of arguments", _example("run")
     if len(error["loc"]) > 1 and error["loc"][-1] in _UNION_LABELS:
-        if value is None:
-            return (
-                f"{field} is empty; it must be text, a number, true or false",
-                "give it a value, or '' for an empty text",
-            )
-        return f"{field} is {shown(value)}; it must be text, a number, true or false", "write a single value"
+        fix_value = "give it a value, or '' for an empty text" if value is None else "write a single value"
+        return f"{field} is {shown(value)}; it must be text, a number, true or false", fix_value
     for prefix, phrase, fix in _TYPES:
         if kind.startswith(prefix):
-            if value is None:
-                return f"{field} is empty; it must be {phrase}", fix(name)
-            if prefix == "string_" and isinstance(value, (list, dict)):
-                return f"{field} is {shown(value)}; it must be text", _example(name)
-            return f"{field} is {shown(value)}; it must be {phrase}", fix(name)
+            make_fix = _example if prefix == "string_" and isinstance(value, (list, dict)) else fix
+            return f"{field} is {shown(value)}; it must be {phrase}", make_fix(name)
     return f"{field} is {shown(value)}, which is not valid: {error['msg']}", _example(name)
 
 
@@ -207,30 +200,30 @@ def _unknown_key(root: Node, path: Path) -> Problem:
     home = homes(key)
     node = node_at(root, path)
     if " " in key and node is not None and node.value is None:
-        fix = f"a comma ends a value within braces; put quotes around the text that goes on with {key!r}"
-        return Problem.at(mark_at(root, path, key=True), f"unknown key {key} in {place}", fix)
-    fix = nearest(key, known, cutoff=0.7, otherwise="") or (
-        f"{key} belongs to {home}" if home else nearest(key, known, otherwise=f"known keys: {', '.join(known)}")
+        fix = f"a comma ends a value within braces; put quotes around the text that continues with {key!r}"
+        return problem_at(root, path, f"unknown key {key} in {place}", fix, key=True)
+    fix = nearest(key, known, "", cutoff=0.7) or (
+        f"{key} belongs to {home}" if home else nearest(key, known, f"known keys: {', '.join(known)}")
     )
-    return Problem.at(mark_at(root, path, key=True), f"unknown key {key} in {place}", fix)
+    return problem_at(root, path, f"unknown key {key} in {place}", fix, key=True)
 
 
-def _missing(root: Node, path: Path, key: str) -> Problem:
+def _missing_key(root: Node, path: Path, key: str) -> Problem:
     place = spell(root, path) or "the runbook"
-    return Problem.at(mark_at(root, path), f"{place} has no {key}, which is required", f"add {_EXAMPLES.get(key, key)}")
+    return problem_at(root, path, f"{place} has no {key}, which is required", f"add {_EXAMPLES.get(key, key)}")
 
 
 def _phase_kind(root: Node, path: Path) -> Problem:
-    kinds = list(PHASE_MODELS)
+    kinds = list(SCHEMAS)
     node = node_at(root, (*path, "kind"))
     place = spell(root, path)
     if node is None:
         fix = f"add kind: one of {', '.join(kinds)}"
-        return Problem.at(mark_at(root, path), f"{place} has no kind, which is required", fix)
-    fix = nearest(str(node.value), kinds, otherwise=f"kinds: {', '.join(kinds)}")
-    return Problem.at(node.mark, f"{place}.kind is {shown(node.value)}, which is no kind of phase", fix)
+        return problem_at(root, path, f"{place} has no kind, which is required", fix)
+    fix = nearest(str(node.value), kinds, f"kinds: {', '.join(kinds)}")
+    return Problem.at(node.mark, f"{place}.kind is {shown(node.value)}, which is not a kind of phase", fix)
 
 
 def _bad_key(root: Node, path: Path) -> Problem:
     message = f"{path[-1]} is not a valid name in {spell(root, path[:-1])}"
-    return Problem.at(mark_at(root, path, key=True), message, _PATTERNS["id"])
+    return problem_at(root, path, message, _PATTERNS["id"], key=True)

@@ -1,10 +1,10 @@
-"""A stand-in for a trainer that writes the contract's files and goes wrong as told. Plain Python: it starts at once.
+"""A small trainer that writes the files of the contract, with an injected fault. Plain Python: it starts at once.
 
 python trainer.py --steps 120 --out DIR --fault nan --at 40
 
-Its figures follow a seeded model instead of a clock, so that a busy machine cannot make a healthy run look sick: a step
-is said to take `--pace`, which is what it sleeps. Only `ts` in heartbeats is real time. Under torchrun its ranks wait
-for each other by way of files in the output folder.
+Its values follow a seeded model instead of a clock, so that a busy machine cannot make a healthy run look sick: it
+reports that a step takes `--pace`, which is what it sleeps. Only `ts` in heartbeats is real time. Under torchrun its
+ranks wait for each other by files in the output folder.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
-__all__: list[str] = []
-
 RANK, WORLD = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 HOSTILE = (
@@ -39,11 +37,11 @@ HOSTILE = (
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description="A stand-in for a trainer that goes wrong as told.")
+    parser = argparse.ArgumentParser(description="A small trainer with an injected fault.")
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--fault", default="none")
-    parser.add_argument("--at", type=int, default=40, help="step at which it goes wrong")
+    parser.add_argument("--at", type=int, default=40, help="step of the fault")
     parser.add_argument("--pace", type=float, default=0.004, help="real seconds per step")
     parser.add_argument("--log-every", type=int, default=1)
     parser.add_argument("--seq-len", type=int, default=512)
@@ -59,7 +57,7 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-class Trainer:
+class FaultyTrainer:
     """One rank of a run."""
 
     def __init__(self, args: argparse.Namespace) -> None:
@@ -72,7 +70,7 @@ class Trainer:
         self.beats: IO[str] | None = None
 
     def open(self) -> None:
-        """Make the folder, tell the config, and say that the process is there."""
+        """Create the folder and the files; write the config and the first heartbeat."""
         self.out.mkdir(parents=True, exist_ok=True)
         if RANK == 0 and self.fault != "no-csv":
             self.table = (self.out / "training.csv").open("w", buffering=1, encoding="utf-8")
@@ -83,18 +81,23 @@ class Trainer:
             self.write_env()
 
     def write_env(self) -> None:
-        """env.json: what was asked for, and what runs."""
-        asked = {"seq_len": self.args.seq_len, "batch_size": self.args.batch_size, "accum": 1, "steps": self.args.steps}
-        ran = {**asked, "seq_len": 128, "n_layers": 1} if self.fault == "ignore-config" else asked
+        """env.json: the requested and the effective config."""
+        requested = {
+            "seq_len": self.args.seq_len,
+            "batch_size": self.args.batch_size,
+            "accum": 1,
+            "steps": self.args.steps,
+        }
+        effective = {**requested, "seq_len": 128, "n_layers": 1} if self.fault == "ignore-config" else requested
         content = {
             "schema_version": 1,
             "time_unix_s": time.time(),
             "world_size": WORLD,
-            "tokens_per_step": ran["seq_len"] * ran["batch_size"] * WORLD,
+            "tokens_per_step": effective["seq_len"] * effective["batch_size"] * WORLD,
             "weight_dtype": "float32",
             "env": {},
-            "requested": asked,
-            "effective": ran,
+            "requested": requested,
+            "effective": effective,
         }
         self.tokens = content["tokens_per_step"]
         self.replace("env.json", content)
@@ -121,7 +124,9 @@ class Trainer:
         due_s = time.monotonic()
         for step in range(1, self.args.steps + 1):
             self.step = step
-            due_s = max(due_s + self.args.pace, time.monotonic() - 0.2)  # what a busy machine delays is made up for
+            due_s = max(
+                due_s + self.args.pace, time.monotonic() - 0.2
+            )  # catch up after a delay of at most 0.2 s: a busy machine must not slow the run
             time.sleep(max(0.0, due_s - time.monotonic()))
             if self.step == self.at:
                 self.misbehave()
@@ -152,7 +157,7 @@ class Trainer:
         step_time_s = self.args.pace / self.args.rate * (1 + 0.005 * self.random.gauss(0, 1))
         slow = self.fault == "slow-rank"
         step_time_s *= 2.0 if slow else 1.0
-        own_s = 0.95 * step_time_s * (0.5 if slow and RANK != WORLD - 1 else 1.0)
+        compute_s = 0.95 * step_time_s * (0.5 if slow and RANK != WORLD - 1 else 1.0)
         rate, loss = self.tokens / step_time_s, 3.0 - 1.5 * self.step / self.args.steps
         norm, entropy, shown = 0.9 + 0.05 * self.random.random(), 0.8, self.step
         if late:
@@ -162,7 +167,7 @@ class Trainer:
             entropy = 0.05 if self.fault == "gates" else entropy
             shown = self.at if self.fault == "frozen" else self.step
         fields = {"loss": str(loss) if loss != loss or loss == float("inf") else loss, "toks_per_s": rate}
-        fields |= {"step_time_s": step_time_s, "compute_time_s": own_s, "grad_norm": norm}
+        fields |= {"step_time_s": step_time_s, "compute_time_s": compute_s, "grad_norm": norm}
         fields["dt_fetch_s"] = 0.01 * step_time_s
         if self.table is not None:
             memory = 800 + 40 * (1 - 0.9**self.step)
@@ -172,10 +177,10 @@ class Trainer:
         say(f"step {self.step} loss {loss:.4f} tok/s {rate:.0f}")
 
     def misbehave(self) -> None:
-        """What happens at the step of the fault, once; faults of figures are in `log`."""
-        deed = getattr(self, "do_" + self.fault.replace("-", "_"), None)
-        if deed is not None:
-            deed()
+        """What happens once, at the step of the fault; wrong values are written by `log`."""
+        action = getattr(self, "do_" + self.fault.replace("-", "_"), None)
+        if action is not None:
+            action()
 
     def do_slow_start(self) -> None:
         """As compilation does."""
@@ -242,12 +247,12 @@ class Trainer:
         _leave_behind({**os.environ})
 
     def do_fork_cleared(self) -> None:
-        """Without the environment that marks the processes of a run; how a daemon is made."""
+        """Without the environment variables by which the runner finds the processes of a run, as a daemon."""
         _leave_behind({})
 
 
 def _leave_behind(environment: dict[str, str]) -> None:
-    """A grandchild in a session of its own whose parent is gone."""
+    """Start a process in a session of its own, whose parent has ended."""
     child = os.fork()
     if child == 0:
         os.setsid()
@@ -259,10 +264,10 @@ def _leave_behind(environment: dict[str, str]) -> None:
 
 
 def main() -> None:
-    """Train, or go wrong."""
+    """Train, with the fault."""
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    trainer = Trainer(arguments())
+    trainer = FaultyTrainer(arguments())
     if trainer.fault == "never-starts":
         time.sleep(600)
     trainer.open()

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from nsa.parity import speed
-from validator.runbook import find, load
+from validator.kinds.registry import load
+from validator.runbook import find
 
 
 @pytest.fixture(autouse=True)

@@ -6,45 +6,42 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from validator.folder import RunFolder
 from validator.model.plan import RunSpec
 from validator.model.verdict import Check, Finding, ValidationReport, Verdict
-from validator.selftest.runbooks import book, train
-from validator.selftest.scene import lay_out
-from validator.selftest.sheet import Sheet
-from validator.selftest.stage import Stage
-from validator.stages.disk import reconstruct
-from validator.stages.reporting import assemble, judge
+from validator.pipeline.evaluate import assemble, judge
+from validator.runs.folder import RunFolder
+from validator.runs.replay import RunEnd, reconstruct
+from validator.selftest.case import Sandbox
+from validator.selftest.recorded_case import FakeRun, RecordedCase, book, train
 
 __all__ = ["book", "codes", "judged", "laid_out", "lines", "rewritten", "train", "tried", "verdict"]
 
 
 def laid_out(
     folder: Path,
-    sheet: Sheet | Callable[[RunSpec], Sheet],
+    fake: FakeRun | Callable[[RunSpec], FakeRun],
     text: str | None = None,
     *,
     machine: Mapping[str, Any] | None = None,
     checks: Mapping[str, Sequence[Check]] | None = None,
 ) -> Path:
-    """The run folder of a validation whose runs left those sheets."""
-    stage = Stage(folder / "stage", "adversary")
-    sheets = sheet if callable(sheet) else lambda spec: sheet
-    return lay_out(stage, book() if text is None else text, sheets, machine=machine or {}, checks=checks or {})
+    """The run folder of a validation whose runs left these files."""
+    written = RecordedCase(book() if text is None else text, fake, machine or {}, checks or {})
+    return written.write(Sandbox(folder / "stage", "adversary"))
 
 
 def judged(root: Path) -> ValidationReport:
     """What a run folder comes to."""
     folder = RunFolder.open(root)
     record = reconstruct(folder)
-    return assemble(folder, record, judge(record), finished=None, duration_s=None)
+    return assemble(folder, record, judge(record), RunEnd())
 
 
 def tried(
-    folder: Path, sheet: Sheet | Callable[[RunSpec], Sheet], text: str | None = None, **more: Any
+    folder: Path, fake: FakeRun | Callable[[RunSpec], FakeRun], text: str | None = None, **more: Any
 ) -> ValidationReport:
     """Lay a validation out and judge it."""
-    return judged(laid_out(folder, sheet, text, **more))
+    return judged(laid_out(folder, fake, text, **more))
 
 
 def codes(report: ValidationReport, *severities: str) -> set[str]:

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 from tests.validator.adversary.court import book, codes, finding, judged, laid_out, train, tried, verdict
-from validator.folder import RunFolder
 from validator.judge.config import same_value
-from validator.judge.wording import told_apart
+from validator.kinds.registry import load
 from validator.model.plan import RunSpec
 from validator.plan import make_plan
-from validator.runbook import RunbookError, load
-from validator.selftest.sheet import Sheet, falling, scatter
+from validator.runbook import RunbookError
+from validator.runs.folder import RunFolder
+from validator.selftest.recorded_case import FakeRun, falling, scatter
+from validator.text import format_distinct
 
 # ------------------------------------------------------------------------------------------------------------ settings
 
@@ -65,16 +66,16 @@ def test_what_ran_is_held_against_what_the_runbook_asked_for(
     tmp_path: Path, ran: Mapping[str, Any], args: Mapping[str, Any], env: Mapping[str, Any], status: str
 ) -> None:
     """The trainer claims that it was asked for just what it ran."""
-    report = tried(tmp_path, Sheet(config=ran), book(train(env=dict(env)), args=args))
+    report = tried(tmp_path, FakeRun(config=ran), book(train(env=dict(env)), args=args))
     assert verdict(report, "baseline.config").status == status
     assert (report.decision == "GO") == (status == "PASS")
 
 
 def test_a_length_that_the_trainer_was_given_and_does_not_tell_is_named(tmp_path: Path) -> None:
-    sheet = Sheet(facts={"effective": {"lr": 2e-4}})
-    report = tried(tmp_path, sheet, book(args={"seq-len": 2048, "lr": 2e-4}))
-    assert "given seq_len and does not tell" in finding(report, "config-unknown").message
-    assert "It does not tell" in verdict(report, "baseline.config").message
+    fake = FakeRun(facts={"effective": {"lr": 2e-4}})
+    report = tried(tmp_path, fake, book(args={"seq-len": 2048, "lr": 2e-4}))
+    assert "given seq_len and does not report" in finding(report, "config-unknown").message
+    assert "It does not report" in verdict(report, "baseline.config").message
 
 
 # ------------------------------------------------------------------------------------------------------------ criteria
@@ -183,7 +184,7 @@ def test_running_the_same_again_until_a_criterion_passes_is_no_remedy(tmp_path: 
 
 
 def test_a_go_names_what_the_command_line_changed(tmp_path: Path) -> None:
-    root = laid_out(tmp_path, Sheet(), book(train(accept=["loss.last < 9"])))
+    root = laid_out(tmp_path, FakeRun(), book(train(accept=["loss.last < 9"])))
     header = json.loads((root / "run.json").read_text(encoding="utf-8"))
     assert judged(root).why.endswith("no veto stands.")
     (root / "run.json").write_text(
@@ -198,11 +199,11 @@ def test_a_go_names_what_the_command_line_changed(tmp_path: Path) -> None:
 
 
 def test_a_bound_that_is_missed_by_little_is_not_told_as_met(tmp_path: Path) -> None:
-    assert told_apart(38.9961, 39.0) == ("38.996", "39")
-    assert told_apart(39.0, 39.0) == ("39", "39")
-    assert told_apart(1_000.4, 1_000.0) == ("1000.4", "1000")
+    assert format_distinct(38.9961, 39.0) == ("38.996", "39")
+    assert format_distinct(39.0, 39.0) == ("39", "39")
+    assert format_distinct(1_000.4, 1_000.0) == ("1,000.4", "1,000")
     text = book(train(accept=["loss.last <= 7"]))
-    report = tried(tmp_path, Sheet(losses=falling(last=7.0004)), text)
+    report = tried(tmp_path, FakeRun(losses=falling(last=7.0004)), text)
     assert report.decision == "NO_GO"
     assert verdict(report, "baseline.1").message == "7.0004 nat is not at most 7 nat."
 
@@ -213,13 +214,15 @@ PATTERN = r"step (?P<step>[\d]+).*loss (?P<loss>[\d.]+).*tok/s (?P<toks_per_s>[\
 PRINTED = book(train(accept=["toks_per_s.mean >= 1000", "loss.last < loss.first"]), metrics={"stdout": PATTERN})
 
 
-def printed(form: str, losses: list[float] | None = None) -> Sheet:
+def printed(form: str, losses: list[float] | None = None) -> FakeRun:
     figures = zip(scatter(40_000.0), losses or falling(), strict=True)
-    return Sheet(stdout="".join(form.format(step=i, loss=b, rate=a, k=a / 1e3) for i, (a, b) in enumerate(figures, 1)))
+    return FakeRun(
+        stdout="".join(form.format(step=i, loss=b, rate=a, k=a / 1e3) for i, (a, b) in enumerate(figures, 1))
+    )
 
 
 @pytest.mark.parametrize(
-    ("sheet", "decision"),
+    ("fake", "decision"),
     [
         (printed("step {step} loss {loss:.4f} tok/s {rate:.1f}\n"), "GO"),
         (printed("step {step} loss {loss:.4f} tok/s {rate:.0f}.\n"), "GO"),
@@ -233,8 +236,8 @@ def printed(form: str, losses: list[float] | None = None) -> Sheet:
         (printed("step {step} loss -{loss:.4f} tok/s {rate:,.0f}\n", falling()[::-1]), "GO"),
     ],
 )
-def test_a_number_that_a_pattern_is_too_narrow_for_is_read_whole(tmp_path: Path, sheet: Sheet, decision: str) -> None:
-    report = tried(tmp_path, sheet, PRINTED)
+def test_a_number_that_a_pattern_is_too_narrow_for_is_read_whole(tmp_path: Path, fake: FakeRun, decision: str) -> None:
+    report = tried(tmp_path, fake, PRINTED)
     assert report.decision == decision, report.why
     assert "damaged-evidence" not in codes(report, "veto")
     assert 39_000 < report.phases[0].runs[0].metrics["toks_per_s"].mean < 41_000
@@ -243,7 +246,7 @@ def test_a_number_that_a_pattern_is_too_narrow_for_is_read_whole(tmp_path: Path,
 def test_a_loss_that_is_no_number_is_seen_by_a_pattern_for_digits(tmp_path: Path) -> None:
     whole = printed("step {step} loss {loss:.4f} tok/s {rate:.1f}\n").stdout.splitlines()
     lines = [re.sub(r"loss \S+", "loss nan", line) if i >= 60 else line for i, line in enumerate(whole)]
-    report = tried(tmp_path, Sheet(stdout="\n".join(lines) + "\n"), PRINTED)
+    report = tried(tmp_path, FakeRun(stdout="\n".join(lines) + "\n"), PRINTED)
     assert report.decision == "NO_GO"
     assert "nan-loss" in codes(report, "veto")
     assert not {"hang", "missing-evidence", "damaged-evidence"} & set(codes(report))
@@ -275,12 +278,12 @@ def test_a_program_that_fails_in_a_pipe_fails_the_command(tmp_path: Path, line: 
     ("said", "value"), [("speed-up 1.5", 1.5), ("speed-up 1.5e-3", 0.0015), ("speed-up 1.5x", 1.5)]
 )
 def test_a_figure_of_a_command_is_the_whole_number(tmp_path: Path, said: str, value: float | None) -> None:
-    from validator.collect import logs
-    from validator.collect.intake import Intake
+    from validator.ingest import logs
+    from validator.ingest.read_log import ReadLog
 
     path = tmp_path / "stdout.log"
     path.write_text(f"{said}\n", encoding="utf-8")
-    intake = Intake(tmp_path)
+    intake = ReadLog(tmp_path)
     found = logs.last_groups(path, r"speed-up (?P<gain>[\d.]+)", intake)
     assert (found["metrics.gain"].value if found else None) == value
     assert bool(intake.irregularities) == (value is None)
@@ -297,22 +300,22 @@ def _pair(**single: Any) -> str:
     )
 
 
-def _runs(**changed: Any) -> Callable[[RunSpec], Sheet]:
+def _runs(**changed: Any) -> Callable[[RunSpec], FakeRun]:
     """Runs of two ranks and of one, the latter with other effective settings, which it says that it was asked for."""
 
-    def sheet(spec: RunSpec) -> Sheet:
+    def fake(spec: RunSpec) -> FakeRun:
         rates = scatter(20_000.0 * spec.world_size, seed=spec.world_size)
         own = changed if spec.phase == "single" else {}
-        return Sheet(rates=rates, config=own, asked=own)
+        return FakeRun(rates=rates, config=own, requested=own)
 
-    return sheet
+    return fake
 
 
 @pytest.mark.parametrize("changed", [{"n_layers": 1}, {"dim": 64, "dtype": "fp32"}, {"seq_len": 128}])
 def test_scaling_between_two_models_is_none(tmp_path: Path, changed: dict[str, Any]) -> None:
     report = tried(tmp_path, _runs(**changed), _pair())
     assert report.decision == "INCONCLUSIVE", report.why
-    assert "were started alike and ran with" in finding(report, "config-ignored").message
+    assert "were started with the same settings and ran with" in finding(report, "config-ignored").message
 
 
 @pytest.mark.parametrize(
@@ -331,15 +334,15 @@ def test_what_is_not_required_may_be_another_model(tmp_path: Path) -> None:
     text = json.loads(_pair())
     text["phases"][1] |= {"required": False}
     report = tried(tmp_path, _runs(n_layers=1), json.dumps(text))
-    assert not any("were started alike" in one.message for one in report.findings)
+    assert not any("were started with the same settings" in one.message for one in report.findings)
 
 
 def test_repeats_that_ran_other_batches_are_no_repeats(tmp_path: Path) -> None:
-    def sheet(spec: RunSpec) -> Sheet:
+    def fake(spec: RunSpec) -> FakeRun:
         own = {"batch_size": 2} if spec.repeat == 2 else {}
-        return Sheet(rates=scatter(40_000.0, seed=spec.repeat), config=own, asked=own)
+        return FakeRun(rates=scatter(40_000.0, seed=spec.repeat), config=own, requested=own)
 
-    report = tried(tmp_path, sheet, book(train(repeats=2)))
+    report = tried(tmp_path, fake, book(train(repeats=2)))
     assert report.decision == "INCONCLUSIVE", report.why
     assert "batch_size 1 and 2" in finding(report, "config-ignored").message
 
@@ -363,22 +366,24 @@ FOREIGN = {"max-steps": "{steps}", "output-dir": "{out}", "data-seed": "{repeat}
 def test_runs_are_alike_whatever_the_trainer_calls_its_arguments(
     tmp_path: Path, first: dict[str, Any], second: dict[str, Any], seen: bool
 ) -> None:
-    def sheet(spec: RunSpec) -> Sheet:
+    def fake(spec: RunSpec) -> FakeRun:
         own = {"n_layers": 6} if spec.phase == "other" else {}
         rates = scatter(40_000.0, spec.steps or 120, seed=len(spec.phase))
-        return Sheet(rates=rates, config=own, asked=own)
+        return FakeRun(rates=rates, config=own, requested=own)
 
     content = json.loads(book(train(repeats=2, **first), train("other", accept=["loss.last < loss.first"], **second)))
     content["trainer"]["args"] = FOREIGN
-    report = tried(tmp_path, sheet, json.dumps(content))
-    assert any("were started alike" in one.message for one in report.findings) == seen
+    report = tried(tmp_path, fake, json.dumps(content))
+    assert any("were started with the same settings" in one.message for one in report.findings) == seen
 
 
 @pytest.mark.parametrize("name", ["accum", "gradient_accumulation_steps", "accumulate_grad_batches"])
 def test_batches_are_other_ones_by_any_name_of_accumulation(tmp_path: Path, name: str) -> None:
-    def sheet(spec: RunSpec) -> Sheet:
+    def fake(spec: RunSpec) -> FakeRun:
         own = {name: spec.repeat}
-        return Sheet(rates=scatter(40_000.0, seed=spec.repeat), config=own, asked=own, facts={"tokens_per_step": None})
+        return FakeRun(
+            rates=scatter(40_000.0, seed=spec.repeat), config=own, requested=own, facts={"tokens_per_step": None}
+        )
 
-    report = tried(tmp_path, sheet, book(train(repeats=2)))
+    report = tried(tmp_path, fake, book(train(repeats=2)))
     assert f"{name} 1 and 2" in finding(report, "config-ignored").message

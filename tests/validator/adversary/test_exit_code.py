@@ -24,7 +24,7 @@ def test_a_fault_of_the_program_is_no_decision(
     def broken(*_: object, **__: object) -> None:
         raise NameError("name 'render' is not defined")
 
-    monkeypatch.setattr("validator.workflow.preview", broken)
+    monkeypatch.setattr("validator.plan.first_plan", broken)
     monkeypatch.setattr(sys, "argv", ["validator", "plan", "smoke_cpu"])
     with pytest.raises(SystemExit) as ended:
         cli.main()

@@ -11,49 +11,49 @@ from typing import Any
 import pytest
 
 from tests.validator.adversary.court import book, codes, finding, judged, laid_out, lines, train, tried, verdict
-from validator.execute.journal import Journal
-from validator.folder import FolderError, RunFolder
-from validator.model.outcome import Outcome
 from validator.model.plan import RunSpec
-from validator.selftest.sheet import Sheet, scatter
-from validator.stages.disk import header_digest, last_go_digest, reconstruct
+from validator.model.record import Outcome
+from validator.runs.folder import FolderError, RunFolder
+from validator.runs.journal import Journal
+from validator.runs.replay import header_digest, last_go_digest, reconstruct
+from validator.selftest.recorded_case import FakeRun, scatter
 
 ROWS = scatter(40_000.0, 60)
 
 
-def seeded(spec: RunSpec) -> Sheet:
-    return Sheet(rates=scatter(40_000.0, seed=spec.repeat))
+def seeded(spec: RunSpec) -> FakeRun:
+    return FakeRun(rates=scatter(40_000.0, seed=spec.repeat))
 
 
 # ------------------------------------------------------------------------------------------------------ steps and runs
 
 
 @pytest.mark.parametrize(
-    ("sheet", "status", "words"),
+    ("fake", "status", "words"),
     [
-        (Sheet(rates=ROWS, steps=range(61, 121)), "INCONCLUSIVE", "begins at step 61, so it shows about 60 of 120"),
+        (FakeRun(rates=ROWS, steps=range(61, 121)), "INCONCLUSIVE", "begins at step 61, so it shows about 60 of 120"),
         (
-            Sheet(rates=scatter(40_000.0), steps=range(2001, 2121)),
+            FakeRun(rates=scatter(40_000.0), steps=range(2001, 2121)),
             "PASS",
             "continued from step 2000 and did 120 of 120",
         ),
-        (Sheet(rates=scatter(40_000.0, 240)), "INCONCLUSIVE", "240 steps were recorded where 120 were asked for"),
-        (Sheet(rates=ROWS), "FAIL", "60 of 120 steps were done"),
-        (Sheet(), "PASS", "All 120"),
-        (Sheet(rates=scatter(40_000.0, 121)), "PASS", "All 120"),  # one that logs a last step of its own
-        (Sheet(rates=scatter(40_000.0, 112), steps=range(9, 121)), "PASS", "All 120"),  # none of its warm-up
+        (FakeRun(rates=scatter(40_000.0, 240)), "INCONCLUSIVE", "240 steps were recorded where 120 were requested"),
+        (FakeRun(rates=ROWS), "FAIL", "60 of 120 steps were done"),
+        (FakeRun(), "PASS", "All 120"),
+        (FakeRun(rates=scatter(40_000.0, 121)), "PASS", "All 120"),  # one that logs a last step of its own
+        (FakeRun(rates=scatter(40_000.0, 112), steps=range(9, 121)), "PASS", "All 120"),  # none of its warm-up
     ],
 )
-def test_the_steps_that_a_run_did_itself(tmp_path: Path, sheet: Sheet, status: str, words: str) -> None:
-    found = verdict(tried(tmp_path, sheet), "baseline.steps")
+def test_the_steps_that_a_run_did_itself(tmp_path: Path, fake: FakeRun, status: str, words: str) -> None:
+    found = verdict(tried(tmp_path, fake), "baseline.steps")
     assert found.status == status
     assert words in found.message
 
 
 def test_a_row_every_twenty_steps_shows_them_all(tmp_path: Path) -> None:
     text = book(train(steps=2400, accept=["loss.last < loss.first"]))
-    sheet = Sheet(steps=range(20, 2401, 20), facts={"tokens_per_step": 4096.0 / 20}, without=())
-    assert verdict(tried(tmp_path, sheet, text), "baseline.steps").status == "PASS"
+    fake = FakeRun(steps=range(20, 2401, 20), facts={"tokens_per_step": 4096.0 / 20}, without=())
+    assert verdict(tried(tmp_path, fake, text), "baseline.steps").status == "PASS"
 
 
 def test_a_phase_that_lost_a_run_is_not_judged_by_the_others(tmp_path: Path) -> None:
@@ -65,10 +65,10 @@ def test_a_phase_that_lost_a_run_is_not_judged_by_the_others(tmp_path: Path) -> 
     journal.write_text("\n".join(kept) + "\n", encoding="utf-8")
     report = judged(root)
     assert report.decision == "INCONCLUSIVE"
-    assert "3 of 4 runs are known" in verdict(report, "baseline.exit").message
+    assert "3 of 4 runs reported an outcome" in verdict(report, "baseline.exit").message
 
 
-class Retried(Sheet):
+class Retried(FakeRun):
     """A run that stalled at first and ended well at its second attempt."""
 
     def write(self, root: Path, spec: RunSpec) -> Outcome:
@@ -92,7 +92,7 @@ def test_an_exit_code_that_was_lost_on_the_way_is_no_pass(
     tmp_path: Path, kind: str, files: dict[str, str], told: str
 ) -> None:
     """All steps were done, and the launcher ended with 0."""
-    report = tried(tmp_path, Sheet(files=files), book(train(kind=kind)))
+    report = tried(tmp_path, FakeRun(files=files), book(train(kind=kind)))
     assert report.decision == "NO_GO", report.why
     assert told in verdict(report, "baseline.exit").message
 
@@ -102,13 +102,13 @@ def test_a_halt_from_before_the_run_is_not_its_own(tmp_path: Path) -> None:
         (out / ".HALT").write_text("stop", encoding="utf-8")
         os.utime(out / ".HALT", (1e9, 1e9))
 
-    report = tried(tmp_path, Sheet(damage=left))
+    report = tried(tmp_path, FakeRun(damage=left))
     assert "stale-halt" in codes(report)
     assert verdict(report, "baseline.exit").status == "PASS"
 
 
 def test_another_word_for_done_is_as_good(tmp_path: Path) -> None:
-    assert tried(tmp_path, Sheet(files={"metrics.json": '{"status": "finished"}'})).decision == "GO"
+    assert tried(tmp_path, FakeRun(files={"metrics.json": '{"status": "finished"}'})).decision == "GO"
 
 
 TESTS = json.dumps(
@@ -116,11 +116,11 @@ TESTS = json.dumps(
 )
 
 
-def left_by_pytest(head: str, *cases: str) -> Sheet:
+def left_by_pytest(head: str, *cases: str) -> FakeRun:
     """What pytest leaves: how many tests it found, and an entry for each that it knows of."""
     report = f"<testsuites><testsuite>{''.join(cases)}</testsuite></testsuites>"
     said = f"== test session starts ==\nrootdir: here\n{head}\n\ntest_it.py .\n"
-    return Sheet(stdout=said, files={"junit.xml": report})
+    return FakeRun(stdout=said, files={"junit.xml": report})
 
 
 PASSED, AFTER, BEGUN = '<testcase name="a"/>', '<testcase name="b"/>', '<testcase time="0.0"/>'
@@ -128,7 +128,7 @@ SKIPPED_FILE = '<testcase name="test_other"><skipped message="no such module"/><
 
 
 @pytest.mark.parametrize(
-    ("sheet", "decision"),
+    ("fake", "decision"),
     [
         (left_by_pytest("collected 3 items", PASSED, BEGUN), "INCONCLUSIVE"),
         (left_by_pytest("collected 2 items", PASSED), "INCONCLUSIVE"),
@@ -142,9 +142,9 @@ SKIPPED_FILE = '<testcase name="test_other"><skipped message="no such module"/><
         (left_by_pytest("", PASSED), "GO"),
     ],
 )
-def test_tests_that_were_to_be_run_and_were_not_are_no_pass(tmp_path: Path, sheet: Sheet, decision: str) -> None:
+def test_tests_that_were_to_be_run_and_were_not_are_no_pass(tmp_path: Path, fake: FakeRun, decision: str) -> None:
     """As `pytest.exit(returncode=0)` leaves them."""
-    report = tried(tmp_path, sheet, TESTS)
+    report = tried(tmp_path, fake, TESTS)
     assert report.decision == decision, report.why
 
 
@@ -164,7 +164,7 @@ def test_a_stall_that_a_retry_got_past_is_told(tmp_path: Path) -> None:
     report = tried(tmp_path, Retried())
     assert report.decision == "GO"
     assert "Attempt 1 stalled" in finding(report, "hang").message
-    assert codes(tried(tmp_path / "twin", Sheet())) == set()
+    assert codes(tried(tmp_path / "twin", FakeRun())) == set()
 
 
 # --------------------------------------------------------------------------------------------- what changed afterwards
@@ -172,7 +172,7 @@ def test_a_stall_that_a_retry_got_past_is_told(tmp_path: Path) -> None:
 
 def sealed(folder: Path) -> Path:
     """A run folder whose journal tells what was read when its runs had ended, as `validator run` writes it."""
-    root = laid_out(folder, Sheet())
+    root = laid_out(folder, FakeRun())
     opened = RunFolder.open(root)
     with Journal.open(opened.journal) as journal:
         journal.append("started", run_id=opened.header.run_id, header=header_digest(opened))
@@ -241,7 +241,7 @@ def test_the_last_go_cannot_be_taken_away_or_lowered(tmp_path: Path) -> None:
         journal.append("environment", path="environment.json", last_go=last_go_digest(RunFolder.open(root)))
     assert judged(root).decision == "GO"
     (root / "last_go.json").unlink()
-    with pytest.raises(FolderError, match=r"last_go.json, which the validation was held against, was changed or rem"):
+    with pytest.raises(FolderError, match=r"last_go.json, which the validation is compared with, was changed or rem"):
         judged(root)
 
 

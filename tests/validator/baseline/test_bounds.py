@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.validator.judge.samples import ar1, result, run_record, runbook
-from validator.baseline import Bound, bounds_of
+from validator.baseline import MetricBound, bounds_of
 from validator.judge import judge_phase
 from validator.model.record import PhaseRecord, RunRecord, ValidationRecord
 from validator.model.runbook import Runbook
@@ -41,7 +41,7 @@ def _report(name: str, level: float, *, seed: int = 0) -> ValidationReport:
     )
 
 
-def _rate(bounds: tuple[Bound, ...]) -> Bound:
+def _rate(bounds: tuple[MetricBound, ...]) -> MetricBound:
     return next(bound for bound in bounds if bound.reference == "toks_per_s.mean")
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from validator.baseline import Bound, CannotEdit, with_bounds
-from validator.runbook import load
+from validator.baseline import CannotEdit, MetricBound, with_bounds
+from validator.kinds.registry import load
 
-RATE = Bound("baseline", "toks_per_s.mean", ">=", 38.5, "tok/s", "3 good runs gave 40")
-LOSS = Bound("baseline", "loss.last", "<=", 4.25, "nat", "3 good runs gave 4")
+RATE = MetricBound("baseline", "toks_per_s.mean", ">=", 38.5, "tok/s", "3 good runs gave 40")
+LOSS = MetricBound("baseline", "loss.last", "<=", 4.25, "nat", "3 good runs gave 4")
 
 HEAD = """\
 # why this runbook exists
@@ -94,8 +94,8 @@ def test_bounds_are_added_and_nothing_is_lost(layout: str, tmp_path: Path) -> No
 def test_editing_again_replaces_the_number_and_its_comment(layout: str, tmp_path: Path) -> None:
     once = with_bounds(HEAD + layout, [RATE, LOSS])
     newer = [
-        Bound("baseline", "toks_per_s.mean", ">=", 39.5, "tok/s", "5 good runs gave 41"),
-        Bound("baseline", "loss.last", "<=", 4.25, "nat", "3 good runs gave 4"),
+        MetricBound("baseline", "toks_per_s.mean", ">=", 39.5, "tok/s", "5 good runs gave 41"),
+        MetricBound("baseline", "loss.last", "<=", 4.25, "nat", "3 good runs gave 4"),
     ]
     twice = with_bounds(once, newer)
     assert _load(tmp_path, twice) == [expr.replace("38.5", "39.5") for expr in _load(tmp_path, once)]
@@ -121,7 +121,7 @@ def test_an_existing_bound_keeps_its_reason_and_whether_it_is_required(tmp_path:
 
 def test_a_phase_that_is_not_there_is_named() -> None:
     with pytest.raises(CannotEdit, match="no phase other"):
-        with_bounds(HEAD + LAYOUTS["block"], [Bound("other", "loss.last", "<=", 1, "", "")])
+        with_bounds(HEAD + LAYOUTS["block"], [MetricBound("other", "loss.last", "<=", 1, "", "")])
 
 
 def test_a_shared_list_is_not_changed_for_all_who_share_it() -> None:

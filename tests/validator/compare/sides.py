@@ -7,7 +7,7 @@ from typing import Any
 
 from validator.compare import Side
 from validator.model.contrast import Subject
-from validator.model.measure import MetricStats, Span
+from validator.model.result import MetricStats, Span
 from validator.model.verdict import Finding, RunReport, Verdict
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from validator.compare import contrast
-from validator.compare.side import Side
+from validator.compare.metrics import Side
 
 from .sides import finding, runs, side, verdict
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.validator.collect.folders import outcome, record, spec, write_arrivals, write_csv, write_env, write_heartbeat
-from validator.collect import collect_dir, collect_run
+from tests.validator.ingest.folders import outcome, record, spec, write_arrivals, write_csv, write_env, write_heartbeat
 from validator.diagnose import diagnose, diagnose_run
-from validator.model.outcome import Outcome
+from validator.ingest import collect_dir, collect_run
+from validator.kinds.registry import kind_of
 from validator.model.plan import RunSpec
-from validator.model.record import PhaseRecord, RunRecord, ValidationRecord
+from validator.model.record import Outcome, PhaseRecord, RunRecord, ValidationRecord
 from validator.model.runbook import Runbook
 from validator.model.verdict import Check, Finding, PhaseReport
 
@@ -84,7 +84,8 @@ def run_of(folder: Path, *, ended: Outcome | None = None, **changes: Any) -> Run
     """A record of the run in that folder."""
     own = spec(out=folder.name, **{"steps": 60, "warmup_steps": 10, **changes})
     ended = ended or outcome()
-    return RunRecord(own, ended, collect_run(own, run_dir=folder.parent, outcome=ended))
+    read = kind_of(own.kind).read
+    return RunRecord(own, ended, collect_run(own, run_dir=folder.parent, outcome=ended, read=read))
 
 
 def of_run(folder: Path, *, ended: Outcome | None = None, **changes: Any) -> dict[str, Finding]:

@@ -9,12 +9,13 @@ import pytest
 import yaml
 
 from tests.validator.adversary.court import book, codes, finding, train, tried
+from validator.kinds.registry import loads
 from validator.model.runbook import Runbook
 from validator.model.settings import accepted_at
-from validator.runbook import RunbookError, loads
-from validator.selftest.sheet import Sheet, falling, scatter
+from validator.runbook import RunbookError
+from validator.selftest.recorded_case import FakeRun, falling, scatter
 
-ZEROS = Sheet(losses=[*falling(80), *[0.0] * 40])
+ZEROS = FakeRun(losses=[*falling(80), *[0.0] * 40])
 
 
 def test_a_veto_names_the_field_that_answers_it(tmp_path: Path) -> None:
@@ -43,8 +44,8 @@ def test_another_code_or_another_phase_answers_nothing(tmp_path: Path) -> None:
 
 def test_nothing_that_a_trainer_writes_accepts_anything(tmp_path: Path) -> None:
     said = {"accept_findings": ["zero-loss"]}
-    sheet = Sheet(losses=ZEROS.losses, config=said, asked=said, facts=said)
-    assert codes(tried(tmp_path, sheet), "veto") == {"zero-loss"}
+    fake = FakeRun(losses=ZEROS.losses, config=said, requested=said, facts=said)
+    assert codes(tried(tmp_path, fake), "veto") == {"zero-loss"}
 
 
 def test_an_unknown_code_is_an_error_with_its_place_and_a_fix() -> None:
@@ -53,7 +54,7 @@ def test_an_unknown_code_is_an_error_with_its_place_and_a_fix() -> None:
         loads(yaml.safe_dump({"schema": 1, "name": "t", "phases": [phase]}), file="f")
     (problem,) = error.value.problems
     assert str(problem.place).startswith("f:")
-    assert "'zero-los', which is the code of no finding" in problem.message
+    assert "'zero-los', which is not the code of a finding" in problem.message
     assert problem.fix == "did you mean zero-loss?"
 
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.validator.collect.folders import outcome, write_logs
 from tests.validator.diagnose.cases import healthy, run_of, validation
-from validator.collect import collect_dir
+from tests.validator.ingest.folders import outcome, write_logs
 from validator.diagnose import diagnose
-from validator.model.outcome import Outcome
+from validator.ingest import collect_dir
+from validator.model.record import Outcome
 from validator.model.verdict import Finding
 
 FILES = (

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.validator.collect.folders import outcome, write_logs
 from tests.validator.diagnose.cases import (
     healthy,
     of_run,
 )
+from tests.validator.ingest.folders import outcome, write_logs
 
 
 @pytest.mark.parametrize(

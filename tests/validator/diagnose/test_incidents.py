@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.validator.collect.folders import START_S, record, write_csv, write_heartbeat, write_logs
 from tests.validator.diagnose.cases import UNCERTAIN, healthy
-from validator import workflow
+from tests.validator.ingest.folders import START_S, record, write_csv, write_heartbeat, write_logs
+from validator.pipeline.inspect import inspect
 
 Make = Callable[[Path], object]
 
@@ -181,7 +181,7 @@ INCIDENTS: tuple[tuple[str, str, Make, Make], ...] = (
 
 
 def codes(folder: Path) -> set[str]:
-    return {finding.code for finding in workflow.inspect(folder, warmup_steps=20).findings}
+    return {finding.code for finding in inspect(folder, warmup_steps=20).findings}
 
 
 @pytest.mark.parametrize(("code", "title", "make", "twin"), INCIDENTS, ids=[f"{i[0]}: {i[1]}" for i in INCIDENTS])

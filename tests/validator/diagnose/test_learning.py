@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.validator.collect.folders import write_csv
 from tests.validator.diagnose.cases import (
     healthy,
     of_folder,
     of_run,
     steady,
 )
+from tests.validator.ingest.folders import write_csv
 
 
 def test_nan_loss(tmp_path: Path) -> None:
@@ -87,12 +87,6 @@ def test_random_data_floor(tmp_path: Path) -> None:
     assert of_folder(tmp_path / "d")["random-data-floor"].confidence == "medium"
 
 
-def test_dead_parameter(tmp_path: Path) -> None:
-    folder = healthy(tmp_path / "r", env={"dead_parameters": ["layers.0.gate.w"]})
-    assert "layers.0.gate.w" in of_run(folder)["dead-parameter"].message
-    assert of_run(healthy(tmp_path / "s", env={"dead_parameters": []})) == {}
-
-
 def test_fused_unstable(tmp_path: Path) -> None:
     """594 → 656 → 177 with the fused optimizer; 229 → 480 → 696 without it."""
     for name, rates, fused in (("fused", [594, 656, 177], "1"), ("plain", [229, 480, 696], "0")):
@@ -101,3 +95,9 @@ def test_fused_unstable(tmp_path: Path) -> None:
         assert ("fused-unstable" in found) == (name == "fused")
         assert "no-steady-state" in found
     assert of_run(healthy(tmp_path / "r", effective={"opt_fused": "on"})) == {}
+
+
+def test_dead_parameter(tmp_path: Path) -> None:
+    folder = healthy(tmp_path / "r", env={"dead_parameters": ["layers.0.gate.w"]})
+    assert "layers.0.gate.w" in of_run(folder)["dead-parameter"].message
+    assert of_run(healthy(tmp_path / "s", env={"dead_parameters": []})) == {}

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.validator.collect.folders import outcome, record, write_csv, write_heartbeat, write_logs
 from tests.validator.diagnose.cases import (
     UNCERTAIN,
     healthy,
@@ -14,6 +13,7 @@ from tests.validator.diagnose.cases import (
     of_run,
     steady,
 )
+from tests.validator.ingest.folders import outcome, record, write_csv, write_heartbeat, write_logs
 from validator.model.runbook import TrainerMetrics
 
 
@@ -164,14 +164,14 @@ def test_unit_mismatch_of_speed_ups(tmp_path: Path) -> None:
     assert of_run(folder) == {}
 
 
+def test_more_than_the_hardware_can_do_is_a_wrong_unit(tmp_path: Path) -> None:
+    folder = healthy(tmp_path / "r")
+    (folder / "metrics.json").write_text('{"mfu": 1.7}')
+    assert of_run(folder)["unit-mismatch"].severity == "veto"
+
+
 def test_unit_mismatch_of_rates(tmp_path: Path) -> None:
     """A rate per rank in the place of the global one is off by the number of ranks."""
     folder = healthy(tmp_path / "r", env={"tokens_per_step": 8192})
     finding = of_run(folder)["unit-mismatch"]
     assert (finding.severity, "factor of 0.5" in finding.message) == ("veto", True)
-
-
-def test_more_than_the_hardware_can_do_is_a_wrong_unit(tmp_path: Path) -> None:
-    folder = healthy(tmp_path / "r")
-    (folder / "metrics.json").write_text('{"mfu": 1.7}')
-    assert of_run(folder)["unit-mismatch"].severity == "veto"

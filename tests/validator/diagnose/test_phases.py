@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from tests.validator.collect.folders import START_S, outcome, write_csv, write_logs
 from tests.validator.diagnose.cases import UNCERTAIN, healthy, of_validation, run_of, steady, validation
+from tests.validator.ingest.folders import START_S, outcome, write_csv, write_logs
 from validator.diagnose import CODES, diagnose, diagnose_run
-from validator.diagnose.catalogue import findings_table
+from validator.diagnose.engine import findings_table
 from validator.model.findings import ANSWERS
-from validator.model.measure import ScalarValue
 from validator.model.record import RunRecord
+from validator.model.result import ScalarValue
 from validator.model.runbook import TrainerMetrics
-from validator.model.verdict import Check, ComparedArm, Comparison, PhaseReport, Verdict
+from validator.model.verdict import ArmComparison, Check, ComparedArm, PhaseReport, Verdict
 
 CATALOGUE = {
     *("config-ignored", "superlinear-in-seq", "setting-to-blame", "not-significant", "vacuous-sweep"),
@@ -151,7 +151,7 @@ def compared(outcome_: Any, *, recommended: str | None = None) -> PhaseReport:
         ComparedArm(arm=a, settings={}, run_means=m, mean=sum(m) / len(m), ci_low=None, ci_high=None, stdev=None)
         for a, m in (("25", (869.5,)), ("50", (297.0, 835.0)))
     )
-    comparison = Comparison(
+    comparison = ArmComparison(
         metric="toks_per_s.mean",
         unit="tok/s",
         direction="highest",
@@ -222,11 +222,6 @@ def test_impossible_scaling(tmp_path: Path, single: float, factor: str) -> None:
     finding = of_validation(record)["impossible-scaling"]
     assert (finding.severity, finding.phase) == ("veto", "single")
     assert f"{factor}" in finding.message
-
-
-def test_possible_scaling(tmp_path: Path) -> None:
-    record = validation(single_and_double(tmp_path, single=440.0, double=847.0), kinds=SINGLE)
-    assert of_validation(record) == {}
 
 
 def test_scaling_whose_interval_reaches_what_is_possible_is_only_a_warning(tmp_path: Path) -> None:
@@ -386,7 +381,12 @@ def test_a_run_without_a_result_and_a_phase_without_runs_are_no_trouble(tmp_path
     assert diagnose_run(pending) == ()
 
 
-def test_ten_thousand_lines_of_foreign_text_raise_no_finding(tmp_path: Path) -> None:
+def test_possible_scaling(tmp_path: Path) -> None:
+    record = validation(single_and_double(tmp_path, single=440.0, double=847.0), kinds=SINGLE)
+    assert of_validation(record) == {}
+
+
+def test_ten_thousand_lines_of_other_text_raise_no_finding(tmp_path: Path) -> None:
     folder = healthy(tmp_path / "r")
     lines = [
         f"[{i}] <b>step</b> {i} of ???? {{eta}} 50% faster x {'=' * (i % 90)} \x1b[2K\r {i:x}" for i in range(10_000)

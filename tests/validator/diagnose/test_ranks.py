@@ -37,16 +37,16 @@ def found(
 def test_a_rank_that_is_slower_than_the_median_of_the_others(
     tmp_path: Path, slow: float, often: float, severity: str
 ) -> None:
-    """5 to 30 %, and one that is slow in a tenth of the steps, were not seen. Own work is two fifths of a step here."""
+    """5 to 30 %, and one that is slow in a tenth of the steps, were missed. Compute time is two fifths of a step."""
     finding = found(tmp_path, slow=slow, often=often)["straggler"]
     assert finding.severity == severity
-    assert "Rank 7 needs" in finding.message
+    assert "Rank 7 has" in finding.message
     assert ("% of the steps" in finding.message) == (often < 1)
 
 
 def test_of_two_ranks_it_is_said_that_they_differ(tmp_path: Path) -> None:
     finding = found(tmp_path, ranks=2, slow=0.2)["straggler"]
-    assert finding.message.startswith("Ranks 0 and 1 differ: rank 1 needs 20 % more time")
+    assert finding.message.startswith("Ranks 0 and 1 differ: rank 1 has 19.9 % higher compute time")
 
 
 @pytest.mark.parametrize(("ranks", "cv"), [(2, 0.01), (8, 0.01), (8, 0.05)])

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.validator.collect.folders import outcome, record, write_csv, write_heartbeat, write_logs
 from tests.validator.diagnose.cases import (
     UNCERTAIN,
     healthy,
@@ -15,6 +14,7 @@ from tests.validator.diagnose.cases import (
     of_run,
     steady,
 )
+from tests.validator.ingest.folders import outcome, record, write_csv, write_heartbeat, write_logs
 from validator.model.runbook import TrainerMetrics
 
 
@@ -51,12 +51,6 @@ def test_a_last_line_cut_by_a_kill_is_no_damage(tmp_path: Path) -> None:
     assert "damaged-evidence" not in of_run(folder, ended=outcome(rc=-9))
     assert "damaged-evidence" not in of_folder(folder)
     assert of_run(folder)["damaged-evidence"].severity == "veto"
-
-
-def test_a_rate_that_is_no_number_is_damage(tmp_path: Path) -> None:
-    rates = [*steady(30), float("nan"), *steady(29)]
-    finding = of_run(healthy(tmp_path / "r", rates=rates))["damaged-evidence"]
-    assert (finding.severity, "toks_per_s is nan at step 31" in finding.message) == ("veto", True)
 
 
 def test_a_garbled_file_that_nothing_is_measured_by_is_a_warning(tmp_path: Path) -> None:
@@ -170,23 +164,6 @@ def test_bytes_that_are_no_text_are_damage(tmp_path: Path) -> None:
     assert "not UTF-8" in of_run(folder)["damaged-evidence"].message
 
 
-def test_a_clock_that_was_set_is_named(tmp_path: Path) -> None:
-    folder = healthy(tmp_path / "r")
-    records = [record(i, ts=5 * i - (3600 if i > 40 else 0)) for i in range(1, 61)]
-    write_heartbeat(folder, records)
-    assert "set back by 3595 s" in of_run(folder)["clock-jump"].message
-
-
-def test_a_rank_that_writes_boot_alone_misses_nothing(tmp_path: Path) -> None:
-    """Lines were counted, not the steps that they cover."""
-    folder = healthy(tmp_path / "r")
-    path = folder / "heartbeat_rank1.jsonl"
-    path.write_text(path.read_text().splitlines(keepends=True)[0])
-    found = of_run(folder)
-    assert "missing-evidence" not in found
-    assert found["not-judged"].severity == "info"
-
-
 def test_a_rank_that_writes_more_kinds_of_records_misses_nothing(tmp_path: Path) -> None:
     folder = healthy(tmp_path / "r")
     path = folder / "heartbeat_rank0.jsonl"
@@ -249,3 +226,26 @@ def test_losses_that_begin_with_thousands_are_none(tmp_path: Path) -> None:
     (tmp_path / "r" / "logs" / "stdout.log").write_text("".join(lines), encoding="utf-8")
     pattern = "step {step} loss {loss} tok/s {toks_per_s}"
     assert "damaged-evidence" not in of_run(tmp_path / "r", metrics=TrainerMetrics(stdout=pattern))
+
+
+def test_a_rank_that_writes_boot_alone_misses_nothing(tmp_path: Path) -> None:
+    """Lines were counted, not the steps that they cover."""
+    folder = healthy(tmp_path / "r")
+    path = folder / "heartbeat_rank1.jsonl"
+    path.write_text(path.read_text().splitlines(keepends=True)[0])
+    found = of_run(folder)
+    assert "missing-evidence" not in found
+    assert found["not-judged"].severity == "info"
+
+
+def test_a_rate_that_is_no_number_is_damage(tmp_path: Path) -> None:
+    rates = [*steady(30), float("nan"), *steady(29)]
+    finding = of_run(healthy(tmp_path / "r", rates=rates))["damaged-evidence"]
+    assert (finding.severity, "toks_per_s is nan at step 31" in finding.message) == ("veto", True)
+
+
+def test_a_clock_that_was_set_is_named(tmp_path: Path) -> None:
+    folder = healthy(tmp_path / "r")
+    records = [record(i, ts=5 * i - (3600 if i > 40 else 0)) for i in range(1, 61)]
+    write_heartbeat(folder, records)
+    assert "set back by 3595 s" in of_run(folder)["clock-jump"].message

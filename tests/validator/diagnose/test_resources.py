@@ -40,7 +40,7 @@ def test_memory_growth(tmp_path: Path) -> None:
 
 def test_loader_bound(tmp_path: Path) -> None:
     waits = {r: {"dt_fetch_s": 2.0} for r in (0, 1)}
-    assert "41 %" in of_run(healthy(tmp_path / "r", rank_fields=waits))["loader-bound"].message
+    assert "41.3 %" in of_run(healthy(tmp_path / "r", rank_fields=waits))["loader-bound"].message
     p95 = {r: {"fetch_p95_ms": 20.0} for r in (0, 1)}
     assert of_run(healthy(tmp_path / "s", rank_fields=p95)) == {}
 
@@ -48,6 +48,6 @@ def test_loader_bound(tmp_path: Path) -> None:
 def test_comm_bound(tmp_path: Path) -> None:
     own = {r: {"compute_time_s": 2.0} for r in (0, 1)}
     finding = of_run(healthy(tmp_path / "r", rank_fields=own))["comm-bound"]
-    assert "59 %" in finding.message
+    assert "58.7 %" in finding.message
     waiting = {r: {"compute_time_s": 2.0, "dt_fetch_s": 2.8} for r in (0, 1)}
     assert set(of_run(healthy(tmp_path / "s", rank_fields=waiting))) == {"loader-bound"}

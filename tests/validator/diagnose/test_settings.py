@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.validator.collect.folders import write_csv, write_env, write_logs
 from tests.validator.diagnose.cases import (
     UNCERTAIN,
     healthy,
@@ -14,6 +13,7 @@ from tests.validator.diagnose.cases import (
     of_run,
     steady,
 )
+from tests.validator.ingest.folders import write_csv, write_env, write_logs
 from validator.model.runbook import TrainerMetrics
 
 
@@ -23,7 +23,7 @@ def test_config_ignored_by_the_trainers_own_account(tmp_path: Path) -> None:
     folder = healthy(tmp_path / "r", rate=847, effective=ran)
     finding = of_run(folder, requested={"seq-len": 2048, "batch_size": 1, "dtype": "BF16"})["config-ignored"]
     assert (finding.severity, finding.confidence) == ("veto", "high")
-    assert "seq_len 2048 asked, 128 ran" in finding.message
+    assert "seq_len 2048 requested, 128 effective" in finding.message
     assert {e.where for e in finding.evidence} == {"effective.seq_len", "effective.batch_size", "effective.dtype"}
 
 
@@ -69,12 +69,6 @@ def test_rate_times_step_time_betrays_an_ignored_length(tmp_path: Path) -> None:
     assert (finding.severity, finding.confidence) == ("veto", "medium")
     write_csv(folder, steady(), step_time_s=[4096 / r for r in steady()])
     assert set(of_run(folder, requested=asked, metrics=only)) == {*UNCERTAIN, "not-judged"}
-
-
-def test_a_trainer_that_does_not_tell_its_config_is_said_to_be_unknown(tmp_path: Path) -> None:
-    write_csv(tmp_path / "r", steady(), header=False)
-    finding = of_folder(tmp_path / "r")["config-unknown"]
-    assert finding.severity == "info"
 
 
 def test_noop_compression(tmp_path: Path) -> None:
@@ -137,3 +131,9 @@ def test_a_compiler_that_gave_up_beside_the_training_step(
     ]
     (tmp_path / "train.log").write_text("\n".join(lines) + "\n")
     assert of_folder(tmp_path / "train.log")["uncompiled"].severity == severity
+
+
+def test_a_config_that_is_not_reported_is_said_to_be_unknown(tmp_path: Path) -> None:
+    write_csv(tmp_path / "r", steady(), header=False)
+    finding = of_folder(tmp_path / "r")["config-unknown"]
+    assert finding.severity == "info"

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.validator.collect.folders import write_arrivals, write_csv
 from tests.validator.diagnose.cases import healthy, of_folder, of_run
+from tests.validator.ingest.folders import write_arrivals, write_csv
 from validator.model.verdict import Finding
 
 N = 240
@@ -37,7 +37,7 @@ def test_a_pause_at_every_seventh_step(tmp_path: Path) -> None:
     finding = found(tmp_path, [s + (0.5 if i % 7 == 0 else 0) for i, s in enumerate(times(), 1)])["periodic-stall"]
     assert (finding.severity, finding.confidence) == ("warning", "high")
     assert "0.495 s more every 7 steps (steps 14, 21" in finding.message
-    assert "3 % of the time" in finding.message
+    assert "3.42 % of the time" in finding.message
 
 
 def test_a_pause_that_step_times_leave_out_is_seen_by_the_heartbeats_clock(tmp_path: Path) -> None:

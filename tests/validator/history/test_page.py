@@ -8,9 +8,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 from tests.validator.history.folders import make_run
-from validator.history.page import render_index, write_index
-from validator.history.show import history_lines
-from validator.history.sparkline import blocks
+from validator.history.page import blocks, history_lines, render_index, write_index
 from validator.history.store import read_history
 from validator.history.trend import Group, group_entries
 
@@ -107,6 +105,6 @@ def test_what_was_compared_without_an_answer_and_what_is_left_out_is_said(tmp_pa
     assert groups[0].entries[-1].undecided == (compared["id"],)
     assert groups[0].entries[0].undecided == ()
     told = " ".join(" ".join(history_lines(groups, limit=9, width=400, color=False)).split())
-    assert f"(not decidable: {compared['id']})" in told
-    assert "3 runs by another definition of it left out; `validator report RUN` judges a run anew" in told
-    assert f"not decidable: {compared['id']}" in render_index(groups)
+    assert f"(inconclusive: {compared['id']})" in told
+    assert "3 runs by another definition of it left out; `validator report RUN` judges a run again" in told
+    assert f"inconclusive: {compared['id']}" in render_index(groups)

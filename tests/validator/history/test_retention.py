@@ -7,8 +7,7 @@ from pathlib import Path
 
 from tests.validator.history.folders import BEGIN, make_run
 from validator.history.read import PIN
-from validator.history.retention import Retention, expired, folder_bytes, remove
-from validator.history.store import read_history
+from validator.history.store import Retention, expired, folder_bytes, read_history, remove
 
 
 def gone(parent: Path, retention: Retention, *, day: int = 10) -> list[str]:

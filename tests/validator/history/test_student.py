@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from scipy.special import stdtrit
 
-from validator.history.student import t_quantile
+from validator.history.trend import t_quantile
 
 
 @pytest.mark.parametrize("df", [1, 2, 3, 4, 9, 30, 499, 5000, 1.5, 37.2])

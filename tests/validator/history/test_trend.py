@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from validator.history.read import Entry, Point
+from validator.history.read import HistoryEntry, Point
 from validator.history.trend import group_entries, level_changes, trends
 
 
-def entry(number: int, value: float, **changes: object) -> Entry:
+def entry(number: int, value: float, **changes: object) -> HistoryEntry:
     given: dict[str, object] = {
         "folder": f"run-{number:03d}",
         "run_id": f"run-{number:03d}",
@@ -26,7 +26,7 @@ def entry(number: int, value: float, **changes: object) -> Entry:
         "software": {"torch": "2.11.0"},
         "points": (Point("baseline", "toks_per_s.mean", "tok/s", value, "higher"),),
     }
-    return Entry(**{**given, **changes})  # type: ignore[arg-type]
+    return HistoryEntry(**{**given, **changes})  # type: ignore[arg-type]
 
 
 def noisy(levels: list[float], *, cv: float = 0.01, seed: int = 0) -> list[float]:

@@ -9,11 +9,9 @@ from typing import Any
 import numpy as np
 
 from validator.judge.phase import judge_phase
-from validator.model.measure import ScalarValue, SourceFile
-from validator.model.outcome import Attempt, Outcome, Reason
 from validator.model.plan import RunSpec
-from validator.model.record import PhaseRecord, RunRecord, ValidationRecord
-from validator.model.result import Result, Series
+from validator.model.record import Attempt, Outcome, PhaseRecord, Reason, RunRecord, ValidationRecord
+from validator.model.result import Result, ScalarValue, Series, SourceFile
 from validator.model.runbook import Runbook
 from validator.model.verdict import PhaseReport, Verdict
 

@@ -9,8 +9,8 @@ import pytest
 from scipy import stats
 
 from validator.judge.compare import ArmRuns, Rules, compare_arms
-from validator.judge.means import ratio, repeats_for_equality, repeats_needed, welch
-from validator.model.verdict import Comparison
+from validator.model.verdict import ArmComparison
+from validator.stats.means import ratio, repeats_for_equality, repeats_needed, welch
 
 from .samples import judge_all, outcome, result, run_record, runbook, validation, verdict
 
@@ -19,7 +19,7 @@ def _arm(name: str, *values: float, tie: Sequence[float] = ()) -> ArmRuns:
     return ArmRuns(arm=name, settings={"env.X": name}, values=values, planned=len(values), tie_values=tuple(tie))
 
 
-def _compare(*arms: ArmRuns, **rules: object) -> Comparison:
+def _compare(*arms: ArmRuns, **rules: object) -> ArmComparison:
     fields: dict = {"metric": "toks_per_s.mean", "unit": "tok/s", "direction": "highest", "min_effect": 0.02}
     return compare_arms(arms, rules=Rules(**(fields | rules)))
 
@@ -88,7 +88,7 @@ def test_what_is_neither_different_nor_equal_is_not_decidable_and_says_what_rema
     found = _compare(_arm("a", 100, 104, 96, 100), _arm("b", 101, 105, 97, 101), tie="toks_per_s.stdev")
     assert (found.outcome, found.recommended, found.adopted) == ("not_decidable", None, False)
     assert "remains possible" in found.message
-    assert "runs per arm would tell; until then the declared setting stays" in found.message
+    assert "runs per arm are needed; until then the declared setting is kept" in found.message
 
 
 def test_a_noisy_third_arm_keeps_the_best_from_being_named() -> None:
@@ -213,7 +213,7 @@ SWEEP = {
 
 def _sweep(
     rates: dict[str, float], *, environment: dict | None = None, reached: bool = True, **more: object
-) -> Comparison:
+) -> ArmComparison:
     runs = [
         run_record(
             "buckets",

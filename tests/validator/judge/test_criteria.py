@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from validator.judge.deciding import side_of
-from validator.judge.measure import measure
-from validator.model.measure import ScalarValue
+from validator.model.result import ScalarValue
+from validator.stats.measure import measure
 
 from .samples import ar1, judge_all, judge_one, outcome, result, run_record, runbook, series, validation, verdict
 

@@ -7,10 +7,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from validator.judge.decision import decide, exit_code, recommend, settled
+from validator.errors import ExitCode
+from validator.judge.decision import decide, recommend, settled
 from validator.judge.phase import judge_phase
 from validator.model.record import PhaseRecord, ValidationRecord
-from validator.model.verdict import Check, ComparedArm, Comparison, Finding, PhaseReport, RemedyReport, Status, Verdict
+from validator.model.verdict import (
+    ArmComparison,
+    Check,
+    ComparedArm,
+    Finding,
+    PhaseReport,
+    RemedyReport,
+    Status,
+    Verdict,
+)
 
 from .samples import judge_all, judge_one, result, run_record, runbook, series, validation, verdict
 
@@ -112,7 +122,7 @@ def test_pending_phases_are_in_progress_and_named() -> None:
 
 
 def test_exit_codes() -> None:
-    assert [exit_code(d) for d in ("GO", "NO_GO", "INCONCLUSIVE", "IN_PROGRESS")] == [0, 1, 3, 3]
+    assert [ExitCode.of(d) for d in ("GO", "NO_GO", "INCONCLUSIVE", "IN_PROGRESS")] == [0, 1, 3, 3]
 
 
 @pytest.mark.parametrize(
@@ -184,7 +194,7 @@ def test_a_run_report_holds_what_was_asked_and_what_was_measured() -> None:
     assert report.message == "5 criteria passed."
 
 
-def _comparison(recommended: str | None) -> Comparison:
+def _comparison(recommended: str | None) -> ArmComparison:
     arms = tuple(
         ComparedArm(
             arm=str(mb),
@@ -197,7 +207,7 @@ def _comparison(recommended: str | None) -> Comparison:
         )
         for mb in (25, 50)
     )
-    return Comparison(
+    return ArmComparison(
         metric="toks_per_s.mean",
         unit="tok/s",
         direction="highest",

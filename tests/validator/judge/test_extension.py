@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from validator.judge import extension_of
-from validator.model.extension import Extension
 from validator.model.record import PhaseRecord, RunRecord, ValidationRecord
-from validator.model.verdict import PhaseReport
+from validator.model.verdict import Extension, PhaseReport
 
 from .samples import ar1, judge_all, outcome, result, run_record, runbook, verdict
 
@@ -45,7 +44,7 @@ def test_a_straddling_run_is_extended_to_four_and_then_decided() -> None:
     report, again = _judged(_runs(4), extended=extension)
     assert report.status == "PASS"
     assert report.extended == extension
-    assert "Extended from 1 to 4 runs, since baseline.1 stayed open." in report.message
+    assert "Extended from 1 to 4 runs, since baseline.1 was inconclusive." in report.message
     assert again is None
 
 

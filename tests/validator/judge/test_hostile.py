@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from validator.judge.autocorrelation import effective_values
 from validator.judge.decision import decide
-from validator.model.measure import ScalarValue
+from validator.model.result import ScalarValue
+from validator.stats.autocorrelation import effective_values
 
 from .samples import judge_one, result, run_record, series, verdict
 

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from tests.validator.adversary.court import codes, finding, tried
-from validator.judge.identical import changes_arithmetic
+from validator.judge.config import changes_arithmetic
 from validator.model.plan import RunSpec
 from validator.model.verdict import ValidationReport
-from validator.selftest.runbooks import book
-from validator.selftest.sheet import Sheet, falling, scatter
+from validator.selftest.recorded_case import FakeRun, book, falling, scatter
 
 
 def swept(tmp_path: Path, name: str, *, apart: float = 0.0, repeats: int = 2) -> ValidationReport:
@@ -26,14 +25,14 @@ def swept(tmp_path: Path, name: str, *, apart: float = 0.0, repeats: int = 2) ->
         "choose": {"highest": "toks_per_s.mean"},
     }
 
-    def sheet(spec: RunSpec) -> Sheet:
+    def fake(spec: RunSpec) -> FakeRun:
         second = spec.settings[name] == 2
         rates = scatter(44_000.0 if second else 40_000.0, seed=spec.repeat + 10 * second)
         config = {name.partition(".")[2].replace("-", "_"): spec.settings[name]}
         losses = [loss + apart * second + 0.01 * spec.repeat for loss in falling()]
-        return Sheet(rates=rates, losses=losses, config=config)
+        return FakeRun(rates=rates, losses=losses, config=config)
 
-    return tried(tmp_path, sheet, book(phase))
+    return tried(tmp_path, fake, book(phase))
 
 
 @pytest.mark.parametrize("name", ["args.lr", "args.micro-batch", "args.seed", "args.hidden-dim", "args.param_dtype"])

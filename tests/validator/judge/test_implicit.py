@@ -7,9 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from validator.model.measure import ScalarValue
-from validator.model.outcome import Reason
-from validator.model.result import Result
+from validator.model.record import Reason
+from validator.model.result import Result, ScalarValue
 from validator.model.verdict import PhaseReport
 
 from .samples import ar1, judge_all, judge_one, outcome, result, run_record, runbook, series, validation, verdict
@@ -95,7 +94,7 @@ def test_what_lies_behind_the_last_row_that_was_due(steps: list[int], done: floa
     assert found.status == status
     assert found.observed == done
     if status == "INCONCLUSIVE":
-        assert "tells of 251 of 300 steps; its next row, 50 steps later, would come after the end" in found.message
+        assert "reports 251 of 300 steps; its next row, 50 steps later, would come after the end" in found.message
 
 
 def test_a_heartbeat_tells_the_last_step_however_seldom_rows_are() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from validator.judge.decision import decide
-from validator.model.measure import ScalarValue
 from validator.model.record import PhaseRecord, RunRecord, ValidationRecord
+from validator.model.result import ScalarValue
 from validator.model.verdict import PhaseReport
 
 from .samples import judge_all, outcome, result, run_record, runbook, validation, verdict

@@ -9,12 +9,13 @@ import pytest
 
 from tests.validator.judge.samples import ar1, result, run_record
 from validator.judge import decide, judge_phase
+from validator.kinds.registry import loads
 from validator.model.catalogue import METRICS
-from validator.model.measure import MetricStats
 from validator.model.record import PhaseRecord, ValidationRecord
+from validator.model.result import MetricStats
 from validator.model.runbook import Runbook
 from validator.model.verdict import PhaseReport, RunbookRef, RunReport, ValidationReport, Verdict
-from validator.runbook import RunbookError, loads
+from validator.runbook import RunbookError
 
 SHARE = "toks_per_s.mean >= 0.9 * last_go.toks_per_s.mean"
 
@@ -138,9 +139,9 @@ def test_names_of_the_last_go_are_checked_before_anything_runs() -> None:
     assert "no metric called tok" in problems("loss.last < last_go.tok.mean")[0]
     assert "no phase called base" in problems("loss.last < last_go.base.loss.last")[0]
     assert "only the mean has an interval" in problems("step_time_s.p95 < last_go.step_time_s.p95")[0]
-    assert "not compared with" in problems("outcome.rc == last_go.outcome.rc")[0]
-    assert "no measurement of the last GO" in problems("loss.last < last_go.loss")[0]
-    assert "stands for the last GO" in problems("loss.last < 3", id="last_go")[0]
+    assert "is not stored" in problems("outcome.rc == last_go.outcome.rc")[0]
+    assert "not a measurement of the last GO" in problems("loss.last < last_go.loss")[0]
+    assert "last_go is reserved" in problems("loss.last < 3", id="last_go")[0]
 
 
 def test_a_variation_between_runs_that_the_last_go_showed_is_assumed_where_it_is_more() -> None:

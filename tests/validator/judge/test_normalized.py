@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from validator.model.measure import ScalarValue
+from validator.model.result import ScalarValue
 from validator.model.verdict import Verdict
 
 from .samples import ar1, judge_all, result, run_record, runbook, series, validation, verdict

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from tests.validator.judge.samples import runbook
-from validator.collect import collect_run
+from validator.ingest import collect_run
 from validator.judge import judge_phase
-from validator.judge.probes import bounds_for
-from validator.judge.wording import quoted
-from validator.model.outcome import Attempt, Outcome
-from validator.model.record import PhaseRecord, RunRecord, ValidationRecord
+from validator.kinds.preflight import bounds_for
+from validator.kinds.registry import kind_of
+from validator.model.record import Attempt, Outcome, PhaseRecord, RunRecord, ValidationRecord
 from validator.model.verdict import PhaseReport
 from validator.plan import plan_phase
+from validator.text import quoted
 
 A100 = "NVIDIA A100 80GB PCIe"
 GOOD = {"gemm_bf16": 255.0, "copy": 1400.0, "host_to_device": 24.5, "device_to_host": 25.0, "peer_to_peer": 260.0}
@@ -90,7 +90,7 @@ def judged(
         number=1, command=spec.argv, pid=1, started="2026-01-01T00:00:00Z", duration_s=9.0, rc=rc, reason="exited"
     )
     outcome = Outcome(run=spec.id, attempts=(attempt,))
-    run = RunRecord(spec, outcome, collect_run(spec, run_dir=folder, outcome=outcome))
+    run = RunRecord(spec, outcome, collect_run(spec, run_dir=folder, outcome=outcome, read=kind_of("preflight").read))
     record = PhaseRecord(phase=book.phases[0], state="done", runs=(run,))
     whole = ValidationRecord(book, (record,), environment=machine(A100, 2, nvlinks=12))
     return judge_phase(record, validation=whole, judged={})

@@ -7,10 +7,16 @@ from typing import Any
 import pytest
 
 from validator.model.expression import Reference
-from validator.model.placeholders import fill, sole_placeholder, unknown_placeholders
 from validator.model.resolve import UnresolvedReference, resolve, series_of
 from validator.model.runbook import BUNDLED_METRICS, Runbook, TrainerMetrics
-from validator.model.settings import flat_name, min_effect_of, setting_text
+from validator.model.settings import (
+    fill,
+    flat_name,
+    min_effect_of,
+    setting_text,
+    sole_placeholder,
+    unknown_placeholders,
+)
 
 
 def book(**top: Any) -> Runbook:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from validator.kinds.registry import load
 from validator.model.pattern import PatternError, has_decimal_comma, line_pattern, narrow_groups, parse_number
-from validator.runbook import load
 
 SHORT = "step {step} loss {loss} tok/s {toks_per_s}"
 NARROW = r"step (?P<step>\d+) loss (?P<loss>[\d.]+) tok/s (?P<toks_per_s>[\d.]+)"

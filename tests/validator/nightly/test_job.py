@@ -17,13 +17,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.webhooks import Post, listening
 from validator.nightly import job as nightly_job
-from validator.nightly.job import Overlap, _alone, last_ended, run_job
-from validator.nightly.metrics import require_prometheus
-from validator.nightly.notify import Told, _mask, notify, require_apprise
-from validator.nightly.settings import Nightly, NightlyError
+from validator.nightly.job import Overlap, _alone, last_ended, require_prometheus, run_job
+from validator.nightly.settings import Nightly, NightlyError, NightlyRun, Notification, _mask, notify, require_apprise
 
 TOKEN = "b3xk7pq9wz2m"
-TOLD = ("quick", "GO", None, "why", "report.html", (), 0)
+TOLD = Notification(NightlyRun("quick", 0, "GO", "why", "2026-01-02T03:04:05+00:00", 1.0, None, None, "log"), ())
 RUNBOOK = """
 schema: 1
 name: quick
@@ -117,8 +115,8 @@ def test_a_disk_that_is_full_keeps_nobody_from_being_told(
 ) -> None:
     url, received = webhook
     (workdir / "state" / "last.json").mkdir(parents=True)  # where nothing can be written
-    genuine = nightly_job._log
-    monkeypatch.setattr(nightly_job, "_log", lambda _: genuine(Path("/dev/full")))
+    genuine = nightly_job._opened_log
+    monkeypatch.setattr(nightly_job, "_opened_log", lambda _: genuine(Path("/dev/full")))
     assert run_job(job(notify=(url,))).decision == "GO"
     assert [post.json["title"] for post in received] == ["GO: nightly quick"]
 
@@ -134,7 +132,7 @@ def test_an_address_that_answers_without_end_is_given_up(
     job: Callable[..., Nightly], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each byte is in time; only all of them together never are."""
-    monkeypatch.setattr("validator.nightly.notify._SEND_S", 2)
+    monkeypatch.setattr("validator.nightly.settings._SEND_S", 2)
     with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
 
         def drip() -> None:
@@ -183,7 +181,7 @@ def test_a_complaint_is_cut_where_no_half_of_an_address_is_left(
 ) -> None:
     """Only its end is kept; wherever the cut falls, what is left of a secret is not told."""
     (workdir / "complain").write_text(f"echo {TOKEN}{'.' * chars} >&2; exit 1", encoding="utf-8")
-    told = tuple(notify(job(command=f"sh {workdir}/complain https://chat.example/hook/{TOKEN}"), Told(*TOLD)))
+    told = tuple(notify(job(command=f"sh {workdir}/complain https://chat.example/hook/{TOKEN}"), TOLD))
     assert told[0].startswith("command: ended with 1: ")
     assert not any(TOKEN[at:] in told[0] for at in range(len(TOKEN) - 3))
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from validator.commands.nightly import app
+from validator.commands.nightly import command
 from validator.nightly.schedule import Cron, ScheduleError, Systemd, cron_line, service, timer
 from validator.nightly.settings import Nightly, NightlyError, load, names, save
 
@@ -180,7 +180,7 @@ def test_a_schedule_is_printed_where_there_is_neither_systemd_nor_cron(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], parts: tuple[str, ...]
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))  # no program at all
-    done = CliRunner().invoke(app, ["install", "smoke_cpu", "--at", "02:00", "--print", *flags])
+    done = CliRunner().invoke(command, ["install", "smoke_cpu", "--at", "02:00", "--print", *flags])
     assert done.exit_code == 0, done.output
     assert all(part in done.output for part in parts)
     assert not (tmp_path / "config").exists(), "nothing is written"

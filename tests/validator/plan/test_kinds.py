@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from validator.model.plan import RunSpec
-from validator.model.runbook import Runbook
+from validator.model.runbook import ProcessPhase, Runbook
+from validator.model.schemas import UnknownKind
 from validator.model.settings import remedies_of
 from validator.plan import launch_words, make_plan, plan_phase
 
@@ -137,3 +138,14 @@ def test_the_recommended_command_names_what_is_to_be_filled_in() -> None:
     phase = runbook.phases[0]
     assert phase.kind == "train"
     assert launch_words(runbook, phase, run) == ("python", "train.py", "--max_steps=STEPS", "OUT")
+
+
+def test_a_phase_of_an_unknown_kind_is_refused_and_not_planned_as_another() -> None:
+    class StoragePhase(ProcessPhase):
+        kind: Literal["storage"]
+
+    known = book({"id": "c", "kind": "command", "run": "true"})
+    with pytest.raises(UnknownKind, match="'storage' is no kind of phase; known: preflight, command, pytest, train"):
+        plan_phase(known, StoragePhase(id="s", kind="storage"), run_dir=RUN_DIR)
+    with pytest.raises(ValueError, match="'storage' is no kind of phase"):
+        RunSpec(id="s/r1", phase="s", kind="storage", launcher="exec", argv=(), env={}, out="runs/s/r1", timeout_s=1)

@@ -13,12 +13,12 @@ from validator.model.contrast import (
     SettingDifference,
     Subject,
 )
-from validator.model.measure import ScalarValue
+from validator.model.result import ScalarValue
 from validator.model.verdict import (
+    ArmComparison,
     Artifact,
     Check,
     ComparedArm,
-    Comparison,
     Evidence,
     Finding,
     PhaseReport,
@@ -79,7 +79,7 @@ def hostile() -> ValidationReport:
         checks=(
             Check(id=text, title=text, status="FAIL", observed=text, expected=text, message=text, evidence=evidence),
         ),
-        comparison=Comparison(
+        comparison=ArmComparison(
             metric=text,
             unit=text,
             direction="highest",

@@ -10,11 +10,12 @@ import math
 import random
 from typing import Any
 
-from validator.model.measure import MetricStats, ScalarValue, Span
+from validator.model.catalogue import METRICS
+from validator.model.result import MetricStats, ScalarValue, Span
 from validator.model.verdict import (
+    ArmComparison,
     Check,
     ComparedArm,
-    Comparison,
     Evidence,
     PhaseReport,
     RunReport,
@@ -22,7 +23,7 @@ from validator.model.verdict import (
     ValidationReport,
     Verdict,
 )
-from validator.report.view import ChartData, ChartSeries, RankSpread, RunCharts
+from validator.report.chart_data import ChartData, ChartSeries, RankSpread, RunCharts
 
 __all__ = [
     "REQUESTED",
@@ -267,7 +268,7 @@ def buckets(outcome: str = "significant") -> PhaseReport:
         if won
         else "Two runs in each arm cannot decide a difference of 2 %; four would."
     )
-    comparison = Comparison(
+    comparison = ArmComparison(
         metric="toks_per_s.mean",
         unit="tok/s",
         direction="highest",
@@ -307,9 +308,8 @@ def _run_charts(run: RunReport, steps: int) -> RunCharts:
     rates = [rate * (1 + 0.02 * noise.gauss(0, 1) - 0.7 * math.exp(-s / 6)) for s in every]
     losses = [2.7 + 2.9 * math.exp(-s / 70) + 0.05 * noise.gauss(0, 1) for s in every]
     memory = [48_100 + 813 * (1 - math.exp(-s / 3)) for s in every]
-    source = f"{run.out}/training.csv"
     made = {
-        name: ChartSeries(name, unit, tuple(every), tuple(values), steps, source)
+        name: ChartSeries(name, unit, tuple(every), tuple(values), chart=METRICS[name].chart or "")
         for name, unit, values in (
             ("toks_per_s", "tok/s", rates),
             ("loss", "nat", losses),

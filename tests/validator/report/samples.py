@@ -18,9 +18,9 @@ from tests.validator.report.pieces import (
 from validator.model.verdict import (
     Evidence,
     Finding,
-    Outlook,
     PhaseReport,
     Recommendation,
+    RemainingTime,
     RunReport,
     ValidationReport,
 )
@@ -232,7 +232,7 @@ def in_progress() -> ValidationReport:
         "2 of 4 phases are judged; soak is running, single is pending.",
         None,
         (preflight(), baseline(), soak, PhaseReport(id="single", kind="train", title="One process", status="NOT_RUN")),
-        outlook=Outlook(as_of="2025-08-27T14:05:00+00:00", remaining_s=754.0, at_least=True),
+        outlook=RemainingTime(as_of="2025-08-27T14:05:00+00:00", remaining_s=754.0, at_least=True),
         finished=None,
         artifacts=(),
     )

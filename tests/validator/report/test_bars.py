@@ -7,7 +7,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from validator.report.bars import Bar, bars_svg, tick_places, time_unit
+from validator.report.timeline import Bar, bars_svg, tick_places, time_unit
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -7,12 +7,11 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from tests.validator.report import pieces, samples
-from validator.report import svg
+from validator.report import figure as svg
+from validator.report.chart_data import ChartData, ChartSeries, RunCharts
 from validator.report.charts import phase_figures
-from validator.report.palette import PALETTE, chart_css
-from validator.report.specs import Line, lines_spec
-from validator.report.svg import ChartError, compact, draw
-from validator.report.view import ChartData, ChartSeries, RunCharts
+from validator.report.figure import ChartError, compact, draw
+from validator.report.specs import PALETTE, Line, chart_css, lines_spec
 
 
 def test_a_run_has_its_charts_and_each_says_the_same_in_words() -> None:
@@ -20,7 +19,7 @@ def test_a_run_has_its_charts_and_each_says_the_same_in_words() -> None:
     figures = {figure.title: figure for figure in phase_figures(phase, samples.charts(samples.go()))}
     assert list(figures) == ["Rate", "Loss", "GPU memory", "Ranks"]
     rate = figures["Rate"].summary
-    assert "Mean 12,840\u00a0tok/s, 95 % interval [12,773, 12,907]" in rate
+    assert "Mean 12,840 tok/s, 95 % interval [12,773, 12,907]" in rate
     assert "warm-up, to step 24" in rate
     assert "the bound of toks_per_s.mean >= 9000" in rate
     assert "Slowest: rank 1" in figures["Ranks"].summary
@@ -55,7 +54,7 @@ def test_a_sweep_shows_its_arms_with_the_runs_themselves() -> None:
 
 
 def test_nan_is_said_and_marked() -> None:
-    series = ChartSeries("loss", "nat", (1, 2, 4), (3.0, 2.0, 1.0), 4, non_finite=1, non_finite_steps=(3,))
+    series = ChartSeries("loss", "nat", (1, 2, 4), (3.0, 2.0, 1.0), chart="Loss", non_finite=1, non_finite_steps=(3,))
     charts = ChartData({"baseline/r1": RunCharts("baseline/r1", {"loss": series})})
     (figure,) = phase_figures(pieces.baseline(), charts)
     assert "1 value is not finite (dotted verticals)." in figure.summary
@@ -64,7 +63,7 @@ def test_nan_is_said_and_marked() -> None:
 
 @pytest.mark.parametrize("values", [(), (1.0,), (5.0, 5.0)])
 def test_hardly_any_points(values: tuple[float, ...]) -> None:
-    series = ChartSeries("loss", "nat", tuple(range(1, len(values) + 1)), values, len(values))
+    series = ChartSeries("loss", "nat", tuple(range(1, len(values) + 1)), values, chart="Loss")
     charts = ChartData({"baseline/r1": RunCharts("baseline/r1", {"loss": series})})
     for figure in phase_figures(pieces.baseline(), charts):
         assert figure.svg
@@ -133,7 +132,7 @@ def contrast(one: str, other: str) -> float:
 
 
 def _share(*values: float) -> ChartSeries:
-    return ChartSeries("host_cpu_pct", "%", tuple(range(len(values))), values, len(values))
+    return ChartSeries("host_cpu_pct", "%", tuple(range(len(values))), values)
 
 
 def test_a_share_in_percent_is_drawn_in_its_whole_range() -> None:

@@ -6,8 +6,7 @@ import pytest
 
 from tests.validator.report import samples
 from tests.validator.report.test_terminal import paths
-from validator.bisect.show import lines_of
-from validator.model.bisection import Bisection, BisectTrial, Cause, DifferingSetting
+from validator.bisect.answer import Bisection, BisectTrial, Cause, DifferingSetting, bisection_lines
 from validator.model.contrast import (
     Contrast,
     CriterionDifference,
@@ -17,9 +16,8 @@ from validator.model.contrast import (
     SettingDifference,
     Subject,
 )
-from validator.report.formats import text_width
-from validator.report.terminal.contrast import contrast_lines
-from validator.report.terminal.summary import summary_lines
+from validator.report.terminal.summary import contrast_lines, summary_lines
+from validator.text import text_width
 
 HOSTILE = "\x1b[2Jgone\u202e"
 
@@ -38,7 +36,7 @@ def contrast(*, verdict: str = "worse", name: str = "seq_len") -> Contrast:
         verdict="not_decidable",
         repeats_needed=17,
         headline=True,
-        message="100 → 98 tok/s: about 17 runs on each side would tell.",
+        message="100 → 98 tok/s: about 17 runs per side are needed.",
     )
     return Contrast.model_validate(
         {
@@ -80,31 +78,31 @@ def test_a_comparison_tells_everything_that_differs() -> None:
     text = "\n".join(contrast_lines(contrast()))
     for part in ("WORSE", "monday", "! the machine", "seq_len", "2048", "toks_per_s.mean", "-2.0 %"):
         assert part in text
-    assert "17 runs on each side" in " ".join(text.split())
-    for part in ("baseline.1", "Findings gained", "host-bound (warning)", "The host waits."):
+    assert "17 runs per side are needed" in " ".join(text.split())
+    for part in ("baseline.1", "Findings gained or lost", "host-bound", "warning", "The host waits."):
         assert part in text
 
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_comparisons_and_bisections_fit_the_width(width: int) -> None:
-    for line in (*contrast_lines(contrast(), width=width), *lines_of(bisection(), width=width)):
+    for line in (*contrast_lines(contrast(), width=width), *bisection_lines(bisection(), width=width)):
         assert text_width(line) <= width
 
 
 def test_foreign_text_cannot_steer_the_terminal() -> None:
     found = contrast(name=HOSTILE)
     found = found.model_copy(update={"b": found.b.model_copy(update={"machine": HOSTILE, "decision": HOSTILE})})
-    text = "\n".join((*contrast_lines(found), *lines_of(bisection())))
+    text = "\n".join((*contrast_lines(found), *bisection_lines(bisection())))
     assert "\x1b" not in text
     assert "\u202e" not in text
 
 
 def test_a_bisection_shows_its_causes_its_runs_and_how_to_go_on() -> None:
-    text = "\n".join(lines_of(bisection()))
+    text = "\n".join(bisection_lines(bisection()))
     for part in ("FOUND", "97 %", "4.90×", "none: good as it is", "unset"):
         assert part in text
     assert "--resume" not in text
-    assert "validator bisect --resume reports/x" in "\n".join(lines_of(bisection("budget_spent")))
+    assert "validator bisect --resume reports/x" in "\n".join(bisection_lines(bisection("budget_spent")))
 
 
 def test_the_summary_tells_what_changed_since_the_last_go() -> None:

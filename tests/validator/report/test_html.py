@@ -14,10 +14,11 @@ import pytest
 from tests.validator.report import pieces, samples
 from tests.validator.report.pages import parse
 from validator.model.verdict import Artifact, Evidence, ValidationReport
-from validator.report import html, templates
+from validator.report import html
+from validator.report import html as templates
 from validator.report.build_runs import config_table
+from validator.report.chart_data import ChartData
 from validator.report.html import render_html
-from validator.report.view import ChartData
 
 DECISIONS = {"go": "GO", "no_go": "NO-GO", "inconclusive": "INCONCLUSIVE", "in_progress": "IN PROGRESS"}
 
@@ -63,7 +64,7 @@ def test_a_criterion_shows_observed_interval_bound_margin_and_evidence(pages: di
     table = parse(pages["no_go"]).all("table", klass="criteria")[0]
     row = next(row for row in table.all("tr") if "toks_per_s.mean >= 39000" in row.text)
     cells = [cell.text for cell in row.all("td")]
-    assert cells == ["✕FAIL", "yes", "12,840 tok/s", "[12,773, 12,907]", "39,000 tok/s", "−67.1 %"]
+    assert cells == ["✕FAIL", "yes", "12,840 tok/s", "[12,773, 12,907]", "39,000 tok/s", "-67.1 %"]
     why = next(row for row in table.all("tr", klass="why") if "whole interval lies below" in row.text)
     assert why.all("a")[0].attributes["href"] == "runs/baseline/r1/training.csv"
 
@@ -80,7 +81,7 @@ def test_settings_that_ran_otherwise_are_marked_and_unasked_ones_are_not(pages: 
     differing = [row.all("th")[0].text for row in root.all("tr", klass="differs")]
     assert differing == ["seq_len", "dtype"]
     unasked = next(row for row in root.all("tr") if row.text.startswith("n_layers"))
-    assert "not asked for" in unasked.text
+    assert "not requested" in unasked.text
     same = next(row for row in root.all("tr") if [c.text for c in row.children][:3] == ["steps", "300", "300"])
     assert same.all("td")[-1].text == "yes", "a flag's text and its number are the same setting"
 
@@ -256,7 +257,7 @@ def test_a_cache_that_cannot_be_used_costs_nothing_but_time(monkeypatch: pytest.
 def test_trivial_phases_need_no_chart_renderer_and_no_numbers_library() -> None:
     code = (
         "import sys; sys.path.insert(0, sys.argv[1]); from tests.validator.report import samples as s;"
-        "from validator.report.html import render_html; from validator.report.view import ChartData;"
+        "from validator.report.html import render_html; from validator.report.chart_data import ChartData;"
         "page = render_html(s.trivial(10), ChartData()); assert page.count('step_9') > 3;"
         "print([m for m in ('vl_convert', 'numpy', 'scipy', 'rich', 'psutil') if m in sys.modules])"
     )

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from tests.validator.report import pieces
-from validator.model.measure import SourceFile
-from validator.model.result import Samples
+from validator.model.result import Samples, SourceFile
+from validator.report.chart_data import ChartData, MachineCharts, RunCharts
 from validator.report.charts import phase_figures
-from validator.report.machine_view import MAX_POINTS, MachineCharts, machine_charts
-from validator.report.view import ChartData, RunCharts
+from validator.report.thinning import MAX_SAMPLES, machine_charts
 
 SOURCE = SourceFile(path="runs/baseline/r1/logs/telemetry.csv", sha256="0" * 64, bytes=1)
 THERMAL, CAP, IDLE = 0x40, 0x4, 0x1
@@ -54,20 +53,20 @@ def test_each_gpu_has_a_line_and_all_of_them_one() -> None:
     assert list(made.across["temperature_c"].values) == [41, 50, 60, 70], "the hottest one at each moment"
     assert list(made.across["power_w"].values) == [200, 580, 600], "a sum lacks nobody"
     assert made.across["power_w"].device == "sum of 2 GPUs"
-    assert made.lines["host_cpu_pct"][0].times_s == (0, 1, 2, 3)
+    assert made.lines["host_cpu_pct"][0].steps == (0, 1, 2, 3)
     assert "sm_clock_mhz" not in made.lines
 
 
 def test_warm_up_ends_when_its_last_step_did() -> None:
     steps = (np.array([1, 2, 3]), np.array([1000.5, 1001.5, 1002.5]))
     made = charts_of(two_gpus(), warmup_end=2, steps=steps)
-    assert (made.first_step_s, made.steady_s) == (0.5, 1.5)
+    assert made.steady_s == 1.5
     assert charts_of(two_gpus(), warmup_end=2).steady_s is None
 
 
 def test_a_stretch_ends_where_the_reason_does_and_idleness_is_none() -> None:
     made = charts_of(two_gpus((IDLE, THERMAL | CAP, THERMAL, 0)))
-    assert [(slow.reason, slow.spoils, slow.from_s, slow.to_s) for slow in made.slowdowns] == [
+    assert [(slow.reason, slow.invalid, slow.from_s, slow.to_s) for slow in made.slowdowns] == [
         ("software power cap", False, 1.0, 2.0),
         ("hardware thermal slowdown", True, 1.0, 3.0),
     ]
@@ -94,17 +93,16 @@ def test_a_long_run_is_thinned_and_keeps_its_spikes() -> None:
     values[12_345] = 91.0
     made = charts_of(samples([float(i) for i in range(20_000)], gpu0_temperature_c=values))
     (line,) = made.lines["temperature_c"]
-    assert len(line.values) <= MAX_POINTS + 2
+    assert len(line.values) <= MAX_SAMPLES + 2
     assert max(line.values) == 91.0
-    assert line.n == 20_000
 
 
 def test_the_charts_of_one_run_show_each_gpu() -> None:
     made = charts_of(two_gpus(), warmup_end=1, steps=(np.array([1, 2]), np.array([1001.0, 1002.0])))
     figures = {figure.title: figure for figure in phase_figures(pieces.baseline(), drawn(r1=made))}
-    assert list(figures) == ["GPU utilization", "GPU power", "GPU temperature", "Processor"]
+    assert list(figures) == ["GPU utilization", "GPU power", "GPU temperature", "CPU"]
     hot = figures["GPU temperature"]
-    assert "Lowest 40\u00a0°C, highest 70\u00a0°C, over 2 lines: GPU 0, GPU 1." in hot.summary
+    assert "Lowest 40 °C, highest 70 °C, over 2 lines: GPU 0, GPU 1." in hot.summary
     assert "Gray: start and warm-up, to second 1." in hot.summary
     assert "seconds since the first sample" in hot.svg
     assert json.loads(hot.readout)["over"] == "Second"
@@ -125,7 +123,7 @@ def test_what_held_a_gpu_back_is_told_by_sign_share_and_table() -> None:
     made = charts_of(two_gpus((0, THERMAL | CAP, THERMAL, 0)))
     figure = phase_figures(pieces.baseline(), drawn(r1=made))[-1]
     assert figure.title == "GPU throttling"
-    assert "hardware thermal slowdown 33.3\u00a0%" in figure.summary
-    assert "nothing is measured in these steps" in figure.summary
+    assert "hardware thermal slowdown 33.3 %" in figure.summary
+    assert "these steps are not measured" in figure.summary
     assert "✕" in figure.svg
     assert ("baseline/r1", "GPU 0", "hardware thermal slowdown", "yes", "1", "3") in figure.table.rows

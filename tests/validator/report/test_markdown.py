@@ -22,8 +22,8 @@ def test_it_holds_what_the_page_holds() -> None:
     text = render_markdown(samples.no_go())
     headings = re.findall(r"^## (.*)$", text, re.M)
     assert headings == ["Criteria", "Findings", "Recommended settings", "Phases", "Environment", "Artifacts"]
-    assert "12,840\u00a0tok/s" in text
-    assert "−67.1\u00a0%" in text
+    assert "12,840 tok/s" in text
+    assert "-67.1 %" in text
     assert "ran with other settings than requested" in text
     assert "Next step: Pass --seq\\_len 512" in text
     assert text.index("config&#45;ignored") < text.index("<code>oom</code>"), "vetoes come first"
@@ -71,8 +71,8 @@ def test_hostile_text_can_do_nothing() -> None:
 
 
 def test_a_fence_is_longer_than_any_in_its_text() -> None:
-    assert fenced("a\n````\nb")[0] == "`````sh"
-    assert fenced("plain")[0] == "```sh"
+    assert fenced("a\n````\nb").startswith("`````sh\n")
+    assert fenced("plain") == "```sh\nplain\n```"
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tests.validator.report import samples
 from validator.model.verdict import Recommendation
-from validator.report.recommended_env import render_recommended_env
+from validator.report.exports import render_recommended_env
 
 
 def sourced(text: str, folder: Path, name: str) -> str:

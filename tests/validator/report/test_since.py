@@ -7,11 +7,11 @@ import pytest
 from tests.validator.report import samples
 from tests.validator.report.pages import parse
 from tests.validator.report.test_contrast import contrast
-from validator.model.verdict import Outlook
+from validator.model.verdict import RemainingTime
 from validator.report.build import build_page
+from validator.report.chart_data import ChartData
 from validator.report.html import render_html
 from validator.report.markdown import render_markdown
-from validator.report.view import ChartData
 
 
 def test_both_renderings_tell_what_changed() -> None:
@@ -20,8 +20,8 @@ def test_both_renderings_tell_what_changed() -> None:
     markdown = render_markdown(report)
     assert "↓WORSE" in section.text
     assert "↓ **WORSE**" in markdown
-    assert "−2.0 %" in section.text
-    for part in ("monday", "baseline.1", "host-bound", "17 runs on each side would tell"):
+    assert "-2.0 %" in section.text
+    for part in ("monday", "baseline.1", "host-bound", "inconclusive; 17 runs per side are needed"):
         assert part in section.text
         assert part in markdown
     assert "the machine is not the same" in section.text
@@ -51,9 +51,9 @@ def test_in_progress_says_what_runs_what_is_to_come_and_when_it_ends() -> None:
     text = parse(render_html(samples.in_progress(), ChartData())).text
     assert "Running: Long run" in text
     assert "Pending: One process" in text
-    assert "About 12 min 34 s remained at 2025-08-27 14:05:00 UTC, which makes it end about" in text
+    assert "About 12 min 34 s remained at 2025-08-27 14:05:00 UTC; the expected end is about" in text
     assert "about 2025-08-27 14:17:34 UTC." in text
-    assert "Phases without an expectation come on top." in text
+    assert "Phases without an expected duration are not included." in text
     markdown = render_markdown(samples.in_progress())
     assert "- Pending: One process" in markdown
     assert "About 12 min 34 s remained" in markdown
@@ -61,14 +61,14 @@ def test_in_progress_says_what_runs_what_is_to_come_and_when_it_ends() -> None:
 
 
 @pytest.mark.parametrize(
-    "outlook", [None, Outlook(as_of="2025-08-27T14:05:00+00:00", remaining_s=None, at_least=False)]
+    "outlook", [None, RemainingTime(as_of="2025-08-27T14:05:00+00:00", remaining_s=None, at_least=False)]
 )
-def test_an_end_that_nobody_knows_is_not_told(outlook: Outlook | None) -> None:
+def test_an_unknown_end_is_not_reported(outlook: RemainingTime | None) -> None:
     report = samples.in_progress().model_copy(update={"outlook": outlook})
-    assert "How long it will still take is not known" in render_markdown(report)
+    assert "The remaining time is not known" in render_markdown(report)
 
 
 def test_a_time_that_is_none_costs_the_end_and_nothing_else() -> None:
-    outlook = Outlook(as_of="soon", remaining_s=60.0, at_least=False)
+    outlook = RemainingTime(as_of="soon", remaining_s=60.0, at_least=False)
     report = samples.in_progress().model_copy(update={"outlook": outlook})
     assert "About 1 min remained at soon." in " ".join(render_markdown(report).split())

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.validator.report import samples
+from validator.report.exports import LIMIT_BYTES, VARIABLE, append_step_summary, cut
 from validator.report.markdown import render_markdown
-from validator.report.step_summary import LIMIT_BYTES, VARIABLE, append_step_summary, cut
 
 
 def test_outside_of_a_job_nothing_is_written(tmp_path: Path) -> None:

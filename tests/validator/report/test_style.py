@@ -5,7 +5,7 @@ import re
 import pytest
 
 from tests.validator.report.test_charts import contrast
-from validator.report.templates import templates_dir
+from validator.report.html import templates_dir
 
 
 def colors(name: str) -> dict[str, str]:

@@ -7,18 +7,19 @@ from pathlib import Path
 import pytest
 
 from tests.validator.report import pieces, samples
-from validator.execute.progress import Progress
 from validator.model.plan import PhasePlan, Plan, RunSpec
 from validator.model.runbook import CommandPhase, Phase
 from validator.model.verdict import Finding, PhaseReport, ValidationReport
-from validator.report.formats import text_width
-from validator.report.terminal import SilentObserver, make_observer, wants_color
-from validator.report.terminal.lines import text_table
+from validator.report.advice import next_command
+from validator.report.terminal import make_observer
+from validator.report.terminal.lines import phase_line, show, text_table, wants_color
 from validator.report.terminal.live import LiveObserver
-from validator.report.terminal.plain import PlainObserver
-from validator.report.terminal.summary import next_command, print_summary, summary_lines
-from validator.report.terminal.tables import print_inspection
+from validator.report.terminal.observer import Observer, PlainObserver
+from validator.report.terminal.summary import summary_lines
+from validator.report.terminal.tables import inspection_lines
 from validator.report.write import ReportPaths
+from validator.supervise.monitor import Progress
+from validator.text import text_width
 
 
 class Screen(io.StringIO):
@@ -93,7 +94,7 @@ def test_hostile_text_cannot_steer_the_terminal() -> None:
 def test_a_terminal_that_cannot_show_a_sign_still_gets_the_words() -> None:
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="ascii")
-    print_summary(samples.no_go(), paths(), stream=stream)
+    show(summary_lines, samples.no_go(), paths(), stream=stream)
     assert b"NO-GO  smoke-cpu" in raw.getvalue()
 
 
@@ -107,19 +108,19 @@ def test_a_terminal_that_cannot_show_a_sign_still_gets_the_words() -> None:
     ],
 )
 def test_the_next_command(report: ValidationReport, command: str) -> None:
-    assert next_command(report, paths()) == command
+    assert next_command(report, Path("reports/x")) == command
 
 
 def test_after_a_crash_the_next_command_shows_the_log() -> None:
     crashed = samples.no_go()
     only_soak = crashed.model_copy(update={"phases": crashed.phases[-1:]})
-    assert next_command(only_soak, paths("/a b")) == "tail -n 50 '/a b/runs/soak/r1/logs/stdout.log'"
+    assert next_command(only_soak, Path("/a b")) == "tail -n 50 '/a b/runs/soak/r1/logs/stdout.log'"
 
 
 def test_a_veto_alone_leads_to_its_phase() -> None:
     veto = Finding(code="x", severity="veto", confidence="high", phase="sanity", message="m", next_step="n")
     report = samples.go().model_copy(update={"decision": "NO_GO", "findings": (veto,)})
-    assert next_command(report, paths()) == "validator run runbooks/smoke_cpu.yaml --only sanity"
+    assert next_command(report, Path("reports/x")) == "validator run runbooks/smoke_cpu.yaml --only sanity"
 
 
 # -- observers --------------------------------------------------------------------------------------------------------
@@ -130,7 +131,7 @@ def test_the_observer_suits_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     assert isinstance(make_observer(stream=io.StringIO()), PlainObserver)
     assert isinstance(make_observer(stream=Screen()), LiveObserver)
-    assert isinstance(make_observer(quiet=True, stream=Screen()), SilentObserver)
+    assert type(make_observer(quiet=True, stream=Screen())) is Observer
     ascii_only = Screen()
     monkeypatch.setattr(ascii_only, "encoding", "ascii", raising=False)
     assert isinstance(make_observer(stream=ascii_only), PlainObserver)
@@ -163,7 +164,7 @@ def test_plain_lines_make_sense_in_a_log(capsys: pytest.CaptureFixture[str]) -> 
         observer.phase_finished(pieces.baseline())
         observer.phase_finished(samples.no_go().phases[3])
         observer.finished(samples.go(), paths())
-    lines = [re.sub(r"^\d\d:\d\d:\d\d ", "", line).replace("\u00a0", " ") for line in out.getvalue().splitlines()]
+    lines = [re.sub(r"^\d\d:\d\d:\d\d ", "", line) for line in out.getvalue().splitlines()]
     assert lines == [
         "smoke-cpu: 3 phases, 1 run, results in reports/x",
         "[1/3] preflight: command",
@@ -252,36 +253,21 @@ def test_columns_are_aligned_and_nothing_is_cut() -> None:
 def test_inspection_shows_metrics_differences_and_findings() -> None:
     report = samples.no_go()
 
-    class Inspected:
-        directory = Path("runs/baseline/r1")
-        run = report.phases[2].runs[0]
-        findings = report.findings
-        printed = None
-
-    out = io.StringIO()
-    print_inspection(Inspected(), stream=out)
-    text = out.getvalue()
+    run = report.phases[2].runs[0]
+    text = "\n".join(inspection_lines(Path("runs/baseline/r1"), run, report.findings, None, width=100, color=False))
     assert re.search(r"toks_per_s +12,840 +269\.6 .*25–300 +\[12,773, 12,907\] +tok/s", text)
     assert re.search(r"seq_len +512 +128", text)
     assert text.index("VETO config-ignored") < text.index("WARNING oom")
 
 
 def test_an_empty_folder_is_said_to_be_empty() -> None:
-    class Inspected:
-        directory = Path("empty")
-        run = pieces.run_report("x", metrics={}, scalars={}, requested=None, effective=None, warmup_end_step=None)
-        findings = ()
-        printed = None
-
-    out = io.StringIO()
-    print_inspection(Inspected(), stream=out)
-    assert "No series was found" in out.getvalue()
-    assert "No finding." in out.getvalue()
+    run = pieces.run_report("x", metrics={}, scalars={}, requested=None, effective=None, warmup_end_step=None)
+    text = "\n".join(inspection_lines(Path("empty"), run, (), None, width=100, color=False))
+    assert "No series was found" in text
+    assert "No finding." in text
 
 
 def test_a_phase_that_failed_says_so_in_its_line() -> None:
-    from validator.report.terminal.cells import phase_line
-
     failed = PhaseReport(id="p", kind="train", title="p", status="FAIL", message="It crashed.")
     assert phase_line(failed) == "✕ FAIL p: It crashed."
     assert phase_line(failed.model_copy(update={"status": "PASS", "required": False})) == "✓ PASS p, not required"

@@ -10,11 +10,10 @@ import pytest
 from tests.validator.report import pieces, samples
 from tests.validator.report.pages import parse
 from validator.model.verdict import ValidationReport
+from validator.report.chart_data import ChartData
 from validator.report.html import render_html
 from validator.report.markdown import render_markdown
-from validator.report.timeline import run_spans, timeline_table
-from validator.report.timeline_chart import timeline_figure
-from validator.report.view import ChartData
+from validator.report.timeline import run_spans, timeline_figure, timeline_table
 
 
 def report_with(*attempts: dict[str, Any]) -> ValidationReport:

@@ -10,9 +10,9 @@ import pytest
 from tests.validator.report import pieces, samples
 from tests.validator.report.hostile import HOSTILE
 from validator import files
-from validator.files import write_atomic
+from validator.files import replace_file
 from validator.model.verdict import ValidationReport
-from validator.report.view import ChartData
+from validator.report.chart_data import ChartData
 from validator.report.write import render_json, write_all
 
 
@@ -43,14 +43,14 @@ def test_what_json_cannot_write_is_named_or_null() -> None:
 
 def test_a_failed_write_leaves_the_old_file_and_no_debris(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tmp_path / "report.md"
-    write_atomic(target, "old")
+    replace_file(target, "old")
 
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(files.os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
-        write_atomic(target, "new")
+        replace_file(target, "new")
     assert target.read_text() == "old"
     assert os.listdir(tmp_path) == ["report.md"]
 
@@ -59,5 +59,5 @@ def test_text_that_utf8_cannot_hold_is_still_written(tmp_path: Path) -> None:
     write_all(samples.hostile(), ChartData(), tmp_path)
     read = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
     assert read["why"] == HOSTILE
-    write_atomic(tmp_path / "x", "\ud800")
+    replace_file(tmp_path / "x", "\ud800")
     assert (tmp_path / "x").read_text(encoding="utf-8") == "\\ud800"

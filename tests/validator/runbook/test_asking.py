@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
-from validator.runbook import RunbookError, load, loads
-from validator.runbook.asking import asks, idle, unasked
+from validator.kinds.registry import asks, load, loads, unasked
+from validator.runbook import RunbookError
+from validator.runbook.asking import idle
 
 Tree = dict[str, Any]
 

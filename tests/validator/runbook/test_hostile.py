@@ -9,7 +9,8 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from validator.runbook import Problem, RunbookError, available, loads
+from validator.kinds.registry import loads
+from validator.runbook import Problem, RunbookError, available
 
 QUICK = settings(max_examples=80, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 

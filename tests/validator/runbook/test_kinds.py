@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
-from validator.runbook import RunbookError, loads
+from validator.kinds.registry import loads
+from validator.runbook import RunbookError
 
 Tree = dict[str, Any]
 
@@ -73,7 +74,7 @@ def test_sound_phases_pass(phase: Tree) -> None:
         (profile(env={"NSA_PROFILE_STEPS": 3}), "set profile_steps of the phase"),
         (profile(args={"nvtx": "false"}), "args.nvtx overrules NSA_NVTX"),
         (data(args={"data": "synthetic"}), "trains on data: synthetic, which no loader reads"),
-        (data(smoke=[], accept=["smoke.toks_per_s > 1"]), "does not try the loader alone"),
+        (data(smoke=[], accept=["smoke.toks_per_s > 1"]), "runs no data-loader smoke test"),
         (data(first_batch="soon"), "first_batch"),
         (train(on_failure=["prot"]), "name is 'prot', which is not in the playbook and changes nothing"),
         (train(on_failure=["port", "port"]), "names port twice"),

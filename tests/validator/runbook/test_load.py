@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from validator.runbook import RunbookError, load, loads
+from validator.kinds.registry import load, loads
+from validator.runbook import RunbookError
 
 HEAD = "schema: 1\nname: test\n"
 SOUND = HEAD + "phases:\n  - {id: a, kind: train, steps: 50, accept: [loss.last < loss.first]}\n"
@@ -75,7 +76,7 @@ phases:
         (HEAD + "phases: [{id: A-1, kind: preflight}]\n", "3:15: phases.A-1.id is 'A-1', which is not a valid id"),
         (HEAD + "phases: [{kind: preflight}]\n", "3:10: phases[0] has no id, which is required"),
         (HEAD + "phases: [{id: a}]\n", "3:10: phases.a has no kind, which is required"),
-        (HEAD + "phases: [{id: a, kind: trian, steps: 30}]\n", "3:24: phases.a.kind is 'trian', which is no kind"),
+        (HEAD + "phases: [{id: a, kind: trian, steps: 30}]\n", "3:24: phases.a.kind is 'trian', which is not a kind"),
         (HEAD + "phases: [{id: a, kind: train}]\n", "3:10: phases.a has no steps, which is required"),
         (
             HEAD + "defaults: {timeout: 0s}\nphases: [{id: a, kind: train, steps: 5}]\n",

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
-from validator.runbook import RunbookError, loads
+from validator.kinds.registry import loads
+from validator.runbook import RunbookError
 
 Tree = dict[str, Any]
 
@@ -64,7 +65,7 @@ def test_sound_criteria_pass(text: str) -> None:
     [
         ("tok_per_s.mean >= 39", "there is no metric called tok_per_s | did you mean toks_per_s?"),
         ("toks_per_s.men >= 39", "men is not a statistic | did you mean mean?"),
-        ("toks_per_s >= 39", "toks_per_s has 1 word, a measurement has two or three | write toks_per_s.mean"),
+        ("toks_per_s >= 39", "toks_per_s has 1 part, a measurement has two or three | write toks_per_s.mean"),
         ("outcome.duration < 3", "there is no outcome.duration | did you mean outcome.duration_s?"),
         ("later.loss.last < 3", "phase later runs after here"),
         ("fist.loss.last < 3", "there is no phase called fist | did you mean first?"),
@@ -79,7 +80,7 @@ def test_sound_criteria_pass(text: str) -> None:
         ("step_time_s.cv < 3 s", "the criterion is written in s, but step_time_s.cv is a plain number"),
         ("toks_per_s.mean > loss.last", "compares tok/s with nat"),
         ("loss.last == 'low'", "loss.last is a number and is compared with the text 'low'"),
-        ("scaling.efficiency > 0.9", "scaling.efficiency can never be known: phase here is compared with no other"),
+        ("scaling.efficiency > 0.9", "scaling.efficiency can never be known: phase here is not compared with another"),
         ("straggler.score > 0.7", "straggler.score can never be known: phase here has one process"),
         ("tests.passed > 1", "tests.passed is not known in a phase of kind train"),
     ],
@@ -224,7 +225,7 @@ def test_a_setting_must_reach_the_runs() -> None:
 
 
 def test_a_foreign_trainer_must_be_told_where_to_write() -> None:
-    assert "never told where to write" in check(phase(), trainer={"command": ["t.py"], "args": {"n": 3}})[0]
+    assert "never given its output folder" in check(phase(), trainer={"command": ["t.py"], "args": {"n": 3}})[0]
     assert check(phase(), trainer={"command": ["t.py"]}) == [], "steps and out are passed by default"
     assert check(phase(env={"OUT": "{out}"}), trainer={"command": ["t.py"], "args": {}}) == []
     assert check(phase(), trainer={"command": ["t.py"], "args": {}, "cwd": "{out}"}) == []

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from validator.kinds.registry import loads
 from validator.model.runbook import Runbook
-from validator.runbook import RunbookError, loads
+from validator.runbook import RunbookError
 
 TEXT = """schema: 1
 name: test

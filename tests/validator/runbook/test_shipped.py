@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from validator.judge.implicit import implicit_names
-from validator.model.catalogue import METRICS, SCALARS
-from validator.model.runbook import AuditPhase, DataPhase, SweepPhase, TrainingPhase
-from validator.runbook import RunbookError, available, find, load
-from validator.runbook.reference import json_schema, reference_markdown
-from validator.runbook.shape import PHASE_MODELS, key_names
+from validator.judge.implicit import implicit_criteria
+from validator.kinds.registry import json_schema, load, reference_markdown
+from validator.model.catalogue import METRICS
+from validator.model.runbook import AuditPhase, DataPhase, Runbook, SweepPhase, TrainingPhase
+from validator.model.schemas import SCALARS, SCHEMAS
+from validator.runbook import RunbookError, available, find
+from validator.runbook.overrides import key_names
 
 ROOT = Path(__file__).resolve().parents[3]
 NAMES = [info.name for info in available()]
@@ -110,12 +111,12 @@ def test_streaming_is_not_required_where_the_hub_may_be_out_of_reach() -> None:
 
 def test_the_reference_in_docs_is_current() -> None:
     current = (ROOT / "docs" / "runbook-reference.md").read_text(encoding="utf-8")
-    assert current == reference_markdown(), "run python -m validator.runbook > docs/runbook-reference.md"
+    assert current == reference_markdown(), "run validator schema --markdown > docs/runbook-reference.md"
 
 
 def test_the_reference_names_every_key_metric_and_scalar() -> None:
     text = reference_markdown()
-    for model in PHASE_MODELS.values():
+    for model in SCHEMAS.values():
         for key in key_names(model):
             assert f"`{key}`" in text or f"`{key}:" in text
     for name in (*METRICS, *SCALARS):
@@ -135,10 +136,13 @@ def test_the_reference_names_the_id_of_every_criterion_that_is_not_written() -> 
         "log_contains": ["x"],
         "ranges": ["x"],
     }
-    for kind, model in PHASE_MODELS.items():
+    runbook = Runbook.model_validate(
+        {"schema": 1, "name": "x", "phases": [{"id": "a", "kind": "command", "run": "true"}]}
+    )
+    for kind, model in SCHEMAS.items():
         own = {"kind": kind, **{name: value for name, value in values.items() if name in model.model_fields}}
-        for name, _ in implicit_names(model.model_validate(own)):
-            assert f"`PHASE.{re.sub(r'[0-9]+', 'N', name)}`" in text
+        for one in implicit_criteria(model.model_validate(own), runbook):
+            assert f"`PHASE.{re.sub(r'[0-9]+', 'N', one.name)}`" in text
 
 
 def test_the_schema_is_plain_json_and_knows_the_kinds() -> None:

@@ -1,8 +1,4 @@
-"""The live table: one line per phase, the present run in detail, redrawn in place.
-
-`rich` is imported here and nowhere else. The table never takes more than the terminal's height: phases that are
-over are printed once, above the table, where they scroll away as in any log.
-"""
+"""Progress of a validation as a table that is redrawn in place. Only this module needs `rich`."""
 
 from __future__ import annotations
 
@@ -20,28 +16,29 @@ from rich.text import Text
 
 from validator.model.units import format_duration
 from validator.plan.eta import Eta
-from validator.report.formats import format_number, one_line, plural
-from validator.report.terminal.cells import criteria_count, left_cell, share_of, steps_cell
+from validator.report.page import status_view
+from validator.report.terminal.lines import criteria_count, left_cell, share_of, show, steps_cell
+from validator.report.terminal.observer import Observer
+from validator.report.terminal.summary import summary_lines
+from validator.text import format_number, one_line, plural
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from validator.execute.progress import Progress
     from validator.model.plan import PhasePlan, Plan
     from validator.model.runbook import Phase
     from validator.model.verdict import PhaseReport, ValidationReport
     from validator.report.write import ReportPaths
-
-__all__ = ["LiveObserver"]
+    from validator.supervise.monitor import Progress
 
 _STYLES = {"good": "green", "bad": "bold red", "warn": "yellow", "info": "cyan", "muted": "dim"}
 _STATES = {"running": "green", "starting": "cyan", "slow": "yellow", "stopping": "yellow", "ended": "dim"}
 _MAX_PENDING = 8
 _COLUMNS = (("step", 7), ("tok/s", 6), ("loss", 5), ("MiB", 6), ("beat", 5), ("ETA", 8))
-"""Least widths, so that the table does not shift as numbers grow; with the run's name they fill 80 columns."""
+"""Minimum widths, so that the table does not shift as numbers grow; with the run's name they fill 80 columns."""
 
 
-class LiveObserver:
+class LiveObserver(Observer):
     """Shows the validation in a terminal. Colors follow `color`; the layout needs 60 columns and is made for 80."""
 
     def __init__(self, *, stream: TextIO | None = None, color: bool = True, refresh_hz: float = 4.0) -> None:
@@ -64,16 +61,13 @@ class LiveObserver:
             redirect_stdout=False,
         )
 
-    def __enter__(self) -> LiveObserver:
-        return self
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._live.stop()
 
     def started(self, plan: Plan, run_dir: Path) -> None:
-        """Say what is to come, then start drawing."""
+        """Announce the plan, then start drawing."""
         self._plan, self._eta = plan, Eta(plan)
         count = f"{plural(len(plan.phases), 'phase')}, {plural(len(plan.runs), 'run')}"
         self._console.print(Text.assemble((one_line(plan.runbook), "bold"), f"  {count}"))
@@ -81,7 +75,7 @@ class LiveObserver:
         self._live.start()
 
     def phase_started(self, phase: Phase, planned: PhasePlan, *, spent_s: float = 0.0) -> None:
-        """Move the table on to a phase."""
+        """Show another phase in the table."""
         self._phase, self._progress = phase.id, None
         self._phase_began_s = time.monotonic()
         self._phase_runs = tuple(run.id for run in planned.runs)
@@ -108,15 +102,13 @@ class LiveObserver:
 
     def finished(self, report: ValidationReport, paths: ReportPaths) -> None:
         """Take the table away and print the summary on stdout."""
-        from validator.report.terminal.summary import print_summary
-
         self._live.stop()
-        print_summary(report, paths)
+        show(summary_lines, report, paths)
 
     def _render(self) -> RenderableType:
         parts: list[RenderableType] = []
         if self._phase is not None:
-            parts.append(self._present())
+            parts.append(self._current())
         pending = [p.phase for p in self._plan.phases if p.phase not in self._done] if self._plan else []
         pending = [one_line(name, limit=24) for name in pending if name != self._phase]
         if pending:
@@ -129,8 +121,8 @@ class LiveObserver:
             parts.append(Text(left.removeprefix(", "), "dim"))
         return Group(*parts)
 
-    def _present(self) -> RenderableType:
-        """The present phase and run: two lines of numbers and a bar."""
+    def _current(self) -> RenderableType:
+        """The current phase and run: two lines of numbers and a bar."""
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", expand=False, pad_edge=False)
         progress = self._progress
         table.add_column("run", no_wrap=True, overflow="ellipsis", min_width=12, max_width=21)
@@ -146,9 +138,9 @@ class LiveObserver:
             one_line(progress.run, limit=60),
             Text(progress.state, _STATES.get(progress.state, "")),
             steps_cell(progress),
-            _number(progress.toks_per_s),
-            _number(progress.loss),
-            _number(round(progress.mem_mib) if progress.mem_mib is not None else None),
+            format_number(progress.toks_per_s),
+            format_number(progress.loss),
+            format_number(round(progress.mem_mib) if progress.mem_mib is not None else None),
             _short_time(progress.heartbeat_age_s, waited_s),
             _short_time(progress.eta_s, -waited_s),
         )
@@ -169,18 +161,12 @@ class LiveObserver:
         return row
 
 
-def _number(value: float | None) -> str:
-    return "" if value is None else format_number(value)
-
-
 def _short_time(seconds: float | None, since_s: float) -> str:
-    """A duration, moved on by the time since it was told."""
+    """A duration, advanced by the time since it was reported."""
     return "" if seconds is None else format_duration(max(0.0, seconds + since_s))
 
 
 def _finished_line(phase: PhaseReport) -> Text:
-    from validator.report.parts import status_view
-
     view = status_view(phase.status)
     line = Text.assemble((f"{view.sign} {view.word:<12} ", _STYLES[view.tone]), (one_line(phase.id), "bold"))
     about = [criteria_count(phase), format_duration(phase.duration_s) if phase.duration_s is not None else ""]

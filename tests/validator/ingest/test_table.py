@@ -1,0 +1,260 @@
+"""Tables of numbers by step, whole and damaged."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from validator.ingest import table
+from validator.ingest.read_log import ReadLog
+from validator.ingest.table import StepTable, read_table
+
+
+def read(tmp_path: Path, data: bytes | str) -> tuple[StepTable, dict[str, str]]:
+    path = tmp_path / "training.csv"
+    path.write_bytes(data if isinstance(data, bytes) else data.encode())
+    read_log = ReadLog(tmp_path)
+    table = read_table(path, read_log)
+    assert table is not None
+    return table, {i.code: i.message for i in read_log.irregularities}
+
+
+def column(table: StepTable, name: str) -> list[tuple[int, float]]:
+    steps, values = table.columns[name]
+    return list(zip(steps.tolist(), values.tolist(), strict=True))
+
+
+PLAIN = "step,loss,lr,toks_per_s\n1,3.5,0.001,100\n2,3.25,0.001,110\n"
+
+
+def test_a_sound_file_gives_its_columns_and_its_hash(tmp_path: Path) -> None:
+    table, irregular = read(tmp_path, PLAIN)
+    assert column(table, "loss") == [(1, 3.5), (2, 3.25)]
+    assert column(table, "toks_per_s") == [(1, 100.0), (2, 110.0)]
+    assert table.source.sha256 == hashlib.sha256(PLAIN.encode()).hexdigest()
+    assert (table.source.path, table.source.bytes) == ("training.csv", len(PLAIN))
+    assert irregular == {}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        "1,3.5,0.001,100\n2,3.25,0.001,110\n",  # the older trainer's file has no header
+        PLAIN.replace("\n", "\r\n"),
+        "\ufeff" + PLAIN,
+        "\n\n" + PLAIN.replace("\n2", "\n\n2"),
+        PLAIN.replace("step,", "iter,").replace("toks_per_s", "tokens_per_sec"),
+        'step,"loss", lr ,toks_per_s\n1,"3.5",0.001,100\n2, 3.25 ,0.001,110\n',
+    ],
+    ids=["headerless", "crlf", "bom", "blank lines", "other names", "quotes and spaces"],
+)
+def test_spelling_makes_no_difference(tmp_path: Path, data: str) -> None:
+    table, irregular = read(tmp_path, data)
+    assert column(table, "loss") == [(1, 3.5), (2, 3.25)]
+    assert column(table, "toks_per_s") == [(1, 100.0), (2, 110.0)]
+    assert irregular == {}
+
+
+def test_nan_and_infinity_are_kept_as_written(tmp_path: Path) -> None:
+    table, irregular = read(tmp_path, "step,loss\n1,2.0\n2,nan\n3,-inf\n")
+    values = table.columns["loss"][1]
+    assert math.isnan(values[1])
+    assert values[2] == -math.inf
+    assert irregular == {}
+
+
+def test_an_empty_cell_is_absent_and_no_fault(tmp_path: Path) -> None:
+    table, irregular = read(tmp_path, "step,loss,val_loss\n1,2.0,\n2,1.9,3.0\n3,,\n")
+    assert column(table, "val_loss") == [(2, 3.0)]
+    assert column(table, "loss") == [(1, 2.0), (2, 1.9)]
+    assert irregular == {}
+
+
+def test_garbage_costs_only_its_own_row(tmp_path: Path) -> None:
+    table, irregular = read(tmp_path, "step,loss\n1,2.0\n<<<<!\n2,1.9\n3,oops\n4,1.7\n1.5,9\n")
+    assert column(table, "loss") == [(1, 2.0), (2, 1.9), (4, 1.7)]
+    assert set(irregular) == {"garbage-row", "garbage-cell"}
+    assert "2 rows without a step" in irregular["garbage-row"]
+
+
+def test_a_line_cut_short_gives_no_number(tmp_path: Path) -> None:
+    """The 8 of 847 is no rate of 8."""
+    table, irregular = read(tmp_path, PLAIN + "3,3.0,0.001,8")
+    assert column(table, "toks_per_s") == [(1, 100.0), (2, 110.0)]
+    assert column(table, "loss")[-1] == (3, 3.0)
+    assert "truncated-line" in irregular
+
+
+def test_rows_of_another_width_are_noted(tmp_path: Path) -> None:
+    table, irregular = read(tmp_path, PLAIN + "3,3.0\n4,2.9,0.001,120,7\n5,2.8,0.001,130\n")
+    assert column(table, "toks_per_s")[2:] == [(4, 120.0), (5, 130.0)]
+    assert column(table, "loss")[2] == (3, 3.0)
+    assert set(irregular) == {"short-row", "long-row"}
+
+
+def test_nul_bytes_are_skipped(tmp_path: Path) -> None:
+    table, irregular = read(tmp_path, PLAIN.encode() + b"\0" * 500 + b"\n3,3.0,0.001,120\n")
+    assert column(table, "toks_per_s") == [(1, 100.0), (2, 110.0), (3, 120.0)]
+    assert set(irregular) == {"nul-bytes"}
+
+
+def test_a_second_header_starts_another_run_and_the_last_one_counts(tmp_path: Path) -> None:
+    table, irregular = read(tmp_path, PLAIN + "step,loss,lr,toks_per_s\n1,9.5,0.001,50\n2,9.25,0.001,55\n3,9,0.001,5\n")
+    assert column(table, "loss") == [(1, 9.5), (2, 9.25), (3, 9.0)]
+    assert "2 runs share this file" in irregular["mixed-runs"]
+
+
+def test_a_second_header_counts_even_where_steps_go_on(tmp_path: Path) -> None:
+    table, irregular = read(tmp_path, PLAIN + "step,loss,lr,toks_per_s\n3,9,0.001,5\n")
+    assert column(table, "loss") == [(3, 9.0)]
+    assert "second header" in irregular["mixed-runs"]
+
+
+def test_a_step_that_goes_back_for_good_starts_another_run(tmp_path: Path) -> None:
+    table, irregular = read(tmp_path, "1,5,0,1\n2,5,0,1\n3,5,0,1\n1,7,0,1\n2,7,0,1\n")
+    assert column(table, "loss") == [(1, 7.0), (2, 7.0)]
+    assert "step 1 comes after step 3" in irregular["mixed-runs"]
+
+
+def test_a_run_that_goes_on_from_an_earlier_step_replaces_only_what_it_repeats(tmp_path: Path) -> None:
+    table, irregular = read(tmp_path, "1,5,0,1\n2,5,0,1\n3,5,0,1\n2,7,0,1\n3,7,0,1\n4,7,0,1\n")
+    assert column(table, "loss") == [(1, 5.0), (2, 7.0), (3, 7.0), (4, 7.0)]
+    assert set(irregular) == {"mixed-runs"}
+
+
+def test_a_lone_row_that_falls_back_is_left_out(tmp_path: Path) -> None:
+    table, irregular = read(tmp_path, "1,5,0,1\n2,5,0,1\n1,99,0,1\n3,5,0,1\n4,5,0,1\n")
+    assert column(table, "loss") == [(1, 5.0), (2, 5.0), (3, 5.0), (4, 5.0)]
+    assert "two processes" in irregular["mixed-runs"]
+
+
+def test_of_a_repeated_step_the_later_row_counts(tmp_path: Path) -> None:
+    table, irregular = read(tmp_path, "1,5,0,1\n2,5,0,1\n2,6,0,1\n3,5,0,1\n")
+    assert column(table, "loss") == [(1, 5.0), (2, 6.0), (3, 5.0)]
+    assert set(irregular) == {"duplicate-step"}
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        (b"", "empty"),
+        (b"step,loss\n", "empty"),
+        (b"time,loss\n1,2\n", "no-step-column"),
+        (bytes(range(256)) * 40, "no-step-column"),
+        ("1,2\n".encode("utf-16"), "no-step-column"),
+    ],
+)
+def test_what_is_no_table_gives_no_columns(tmp_path: Path, data: bytes, code: str) -> None:
+    path = tmp_path / "training.csv"
+    path.write_bytes(data)
+    read_log = ReadLog(tmp_path)
+    table = read_table(path, read_log)
+    assert table is not None
+    assert dict(table.columns) == {}
+    assert code in {i.code for i in read_log.irregularities}
+
+
+def test_a_folder_in_its_place_is_an_irregularity(tmp_path: Path) -> None:
+    read_log = ReadLog(tmp_path)
+    assert read_table(tmp_path, read_log) is None
+    assert [i.code for i in read_log.irregularities] == ["unreadable"]
+
+
+def test_the_fast_way_and_the_careful_way_read_the_same(tmp_path: Path) -> None:
+    """One flaw in a block sends all of it the careful way; the sound rows must come out alike."""
+    rows = [f"{i},{3 - i / 5000!r},{1e-3 / i!r},{800 + i % 7}" for i in range(1, 2001)]
+    sound, _ = read(tmp_path, "\n".join(rows) + "\n")
+    flawed, _ = read(tmp_path, "\n".join([*rows[:1000], "#", *rows[1000:]]) + "\n")
+    for name in sound.columns:
+        for left, right in zip(sound.columns[name], flawed.columns[name], strict=True):
+            np.testing.assert_array_equal(left, right)
+
+
+def test_lines_are_numbered_across_blocks(tmp_path: Path) -> None:
+    rows = [f"{i},{3.0},{0.001},{800}{' ' * 90}" for i in range(1, 60_000)]
+    path = tmp_path / "training.csv"
+    path.write_text("step,loss,lr,toks_per_s\n" + "\n".join(rows) + "\nbroken\n60000,1,1,1\n")
+    assert path.stat().st_size > 4 * 2**20
+    read_log = ReadLog(tmp_path)
+    table = read_table(path, read_log)
+    assert table is not None
+    assert table.rows == 60_000
+    assert [(i.code, i.line) for i in read_log.irregularities] == [("garbage-row", 60_001)]
+
+
+def test_numbers_are_the_same_whichever_way_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cells are read as JSON numbers where they are some, and otherwise by numpy, to the same bits."""
+    draw = random.Random(3)
+    cells = [repr(draw.uniform(-1, 1) * 10.0 ** draw.randint(-30, 30)) for _ in range(3000)]
+    rows = "".join(
+        f"{n},{a},{b},{c}\n" for n, (a, b, c) in enumerate(zip(cells[::3], cells[1::3], cells[2::3], strict=True))
+    )
+    for odd in ("", "1000,.5,1.,+1\n", "1000,nan,-inf,1e400\n", "1000,007,-0,\n"):
+        quick, irregular = read(tmp_path, "step,a,b,c\n" + rows + odd)
+        assert irregular == {}
+        with monkeypatch.context() as patch:
+            patch.setattr(table, "decode_numbers", lambda *arguments: None)
+            slow, _ = read(tmp_path, "step,a,b,c\n" + rows + odd)
+        for name in "abc":
+            for one, other in zip(quick.columns[name], slow.columns[name], strict=True):
+                assert np.array_equal(one, other, equal_nan=True)
+
+
+def test_a_short_row_is_not_made_up_for_by_a_long_one(tmp_path: Path) -> None:
+    _, irregular = read(tmp_path, "step,loss,lr\n1,2.0,3.0\n2,2.0\n3,2.0,3.0,4.0\n")
+    assert set(irregular) == {"short-row", "long-row"}
+
+
+def test_a_digit_separator_is_no_number(tmp_path: Path) -> None:
+    """Python reads 1_0 as ten; in a table it is a damaged cell."""
+    assert set(read(tmp_path, "step,loss\n1,1_0\n2,3.0\n")[1]) == {"garbage-cell"}
+
+
+def test_a_column_of_words_is_no_damage_and_a_few_words_among_numbers_are(tmp_path: Path) -> None:
+    rows = "".join(f"{n},2.5,warm,{'?' if n == 7 else n}\n" for n in range(1, 21))
+    table, irregular = read(tmp_path, f"step,loss,phase,score\n{rows}")
+    assert set(irregular) == {"garbage-cell"}
+    assert "1 cells" in irregular["garbage-cell"]
+    assert "score" in irregular["garbage-cell"]
+    assert column(table, "loss") == [(n, 2.5) for n in range(1, 21)]
+    rows = "".join(f"{n},2.5,{'saved' if n % 50 == 0 else ''}\n" for n in range(1, 201))
+    assert read(tmp_path, f"step,loss,comment\n{rows}")[1] == {}, "a remark now and then"
+    _, irregular = read(tmp_path, "step,loss\n" + "".join(f"{n},oops\n" for n in range(1, 9)))
+    assert set(irregular) == {"garbage-cell"}, "words for a loss are damage however many there are"
+
+
+@pytest.mark.parametrize("text", ["step,loss,lr\n1,2.5,0.1\n2,2.4,0.1", "step,loss,lr\r\n1,2.5,0.1\r\n2,2.4,0.1"])
+def test_a_trainer_that_ended_need_not_end_its_last_line(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "training.csv"
+    path.write_text(text, newline="")
+    for ended, rows, flaws in ((True, [2.5, 2.4], set()), (False, [2.5, 2.4], {"truncated-line"})):
+        read_log = ReadLog(tmp_path)
+        table = read_table(path, read_log, ended=ended)
+        assert table is not None
+        assert table.columns["loss"][1].tolist() == rows
+        assert {one.code for one in read_log.irregularities} == flaws
+        assert len(table.columns["lr"][1]) == (2 if ended else 1)
+    path.write_text("step,loss,lr\n1,2.5,0.1\n2,2.4")
+    read_log = ReadLog(tmp_path)
+    read_table(path, read_log, ended=True)
+    assert {one.code for one in read_log.irregularities} == {"truncated-line"}, "a line that lacks cells is cut short"
+
+
+def test_a_comma_between_quotes_separates_no_cells(tmp_path: Path) -> None:
+    rows = "".join(f'{n},{3 - n / 10},"warm, steady",5\n' for n in range(1, 9))
+    table, irregular = read(tmp_path, f'step,loss,"note, if any",extra\n{rows}')
+    assert irregular == {}
+    assert column(table, "loss")[-1] == (8, 2.2)
+    assert column(table, "extra")[-1] == (8, 5.0)
+    assert set(read(tmp_path, 'step,loss\n1,"2.0\n2,1.9"\n')[1]) <= {"garbage-cell"}
+
+
+def test_a_first_line_of_one_quoted_cell_without_end_is_a_damaged_table(tmp_path: Path) -> None:
+    """Python's own reader of CSV refuses cells of more than 128 KiB."""
+    _, irregular = read(tmp_path, '"' * 500_000)
+    assert irregular

@@ -1,0 +1,255 @@
+"""Further recorded cases of the self-test, which need not run on a user's machine: findings that no shipped case shows,
+other ways to the same findings, and healthy runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from validator.selftest.case import Case, Expected, RunCase
+from validator.selftest.cases import LOW
+from validator.selftest.recorded_case import (
+    ALL_FILES,
+    FakeRun,
+    RecordedCase,
+    book,
+    by_phase,
+    case,
+    edited,
+    failed_check,
+    falling,
+    sampled,
+    scatter,
+    sweep,
+    train,
+)
+
+
+def _not_numbers(lines: list[bytes]) -> list[bytes]:
+    def cells(line: bytes, value: bytes) -> bytes:
+        parts = line.split(b",")
+        return b",".join([*parts[:3], value, value, *parts[5:]])
+
+    return [*lines[:50], cells(lines[50], b"nan"), cells(lines[51], b"inf"), *lines[52:]]
+
+
+def _torn(lines: list[bytes]) -> list[bytes]:
+    return [*lines[:30], lines[30][:20] + lines[31], *lines[32:]]
+
+
+def _beats(edit: Callable[[list[bytes]], list[bytes]]) -> FakeRun:
+    return FakeRun(damage=edited("heartbeat_rank1.jsonl", edit))
+
+
+def _table(edit: Callable[[list[bytes]], list[bytes]]) -> FakeRun:
+    return FakeRun(damage=edited("training.csv", edit))
+
+
+def _fault(name: str, expect: Expected, run: RunCase | FakeRun, *codes: str, text: str | None = None) -> Case:
+    return case(name, name, "files", expect, run, *codes, text=text)
+
+
+_SLOW = book(train(accept=LOW))
+_SEVERAL_LENGTHS = book(
+    *(train(f"s{n}", args={"seq-len": n}, nproc=1, accept=LOW) for n in (512, 1024, 2048)), metrics=ALL_FILES
+)
+_LENGTHS = {
+    f"s{n}": FakeRun(rates=scatter(rate), config={"seq_len": n})
+    for n, rate in ((512, 260.0), (1024, 66.0), (2048, 17.0))
+}
+_TWO_CONFIGS = book(train("production", accept=LOW, args={"accum": 2}), train("custom", accept=LOW))
+_ONE_FAILED = (
+    '<testsuite><testcase name="a"/><testcase name="test_selection_v2[gaps]"><failure/></testcase></testsuite>'
+)
+_GAVE_UP = (
+    "W1121 20:57:19.645000 5148 torch/_dynamo/convert_frame.py:1994] torch._dynamo hit config.recompile_limit (8)\n"
+)
+_NCCL = "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:3384, unhandled system error\n"
+_AUDIT = '{"schema_version": 1, "summary": ["cmp, sel and win run the Triton kernels"]}'
+_AUDITED = book(train(env={"NSA_SDPA_AUDIT": 1}))
+_COMPRESSED = book(args={"ddp-compress": "bf16"})
+_FUSED = {"opt_fused": "on"}
+_BUCKET = "env.NSA_DDP_BUCKET_MB"
+_NO_ENV_FILE = book(
+    *(train(f"s{n}", args={"seq-len": n, "batch-size": 1}, nproc=1, accept=LOW) for n in (1024, 2048)),
+    metrics={"csv": "training.csv"},
+)
+_ONE_LENGTH = {
+    f"s{n}": FakeRun(rates=scatter(847.0, seed=i), config={"seq_len": 1024}) for i, n in enumerate((1024, 2048))
+}
+
+FAULTS: tuple[Case, ...] = (
+    _fault("table-with-nan-and-inf", "NO_GO", FakeRun(damage=edited("training.csv", _not_numbers)), "damaged-evidence"),
+    _fault("table-with-two-headers", "INCONCLUSIVE", _table(lambda x: [*x[:60], x[0], *x[1:]]), "mixed-runs"),
+    _fault(
+        "table-with-nul-bytes", "INCONCLUSIVE", _table(lambda x: [*x[:70], b"\0" * 512, *x[72:]]), "damaged-evidence"
+    ),
+    _fault(
+        "heartbeat-cut-mid-line",
+        "INCONCLUSIVE",
+        _beats(lambda x: [*x[:-2], x[-2][: len(x[-2]) // 2]]),
+        "damaged-evidence",
+    ),
+    _fault("heartbeat-with-garbage", "INCONCLUSIVE", _beats(_torn), "damaged-evidence"),
+    _fault(
+        "heartbeat-of-another-rank",
+        "INCONCLUSIVE",
+        _beats(lambda lines: [line.replace(b'"rank": 1', b'"rank": 0') for line in lines]),
+        "foreign-results",
+    ),
+    _fault("clock-set-forth", "GO", FakeRun(jump_s=(70, 86_400.0)), "clock-jump"),
+    _fault("env-missing", "INCONCLUSIVE", FakeRun(without=("env.json",)), "missing-evidence", "config-unknown"),
+    _fault("metrics-missing", "INCONCLUSIVE", FakeRun(without=("metrics.json",)), "missing-evidence"),
+    _fault(
+        "env-that-is-no-json",
+        "INCONCLUSIVE",
+        FakeRun(damage=edited("env.json", lambda lines: [lines[0][:200]])),
+        "damaged-evidence",
+    ),
+    _fault("wrong-world-size", "INCONCLUSIVE", FakeRun(ranks=1), "config-ignored"),
+    _fault("config-that-is-not-reported", "GO", FakeRun(config_reported=False), "config-unknown"),
+    _fault("same-rate-at-twice-the-length", "INCONCLUSIVE", by_phase(_NO_ENV_FILE, _ONE_LENGTH), "config-ignored"),
+    _fault(
+        "sweep-of-one-bucket",
+        "GO",
+        sweep(
+            {mb: FakeRun(config={"ddp_bucket_mb": mb}, facts={"grad_bytes": 1_017_118}) for mb in (25, 50)},
+            over=_BUCKET,
+        ),
+        "vacuous-sweep",
+    ),
+    _fault(
+        "sweep-that-never-arrived",
+        "GO",
+        sweep({mb: FakeRun(config={"ddp_bucket_mb": 25}) for mb in (25, 50)}, over=_BUCKET),
+        "vacuous-sweep",
+    ),
+    _fault(
+        "zero-loss-that-is-accepted",
+        "GO",
+        FakeRun(losses=[*falling(80), *[0.0] * 40]),
+        "zero-loss",
+        text=book(train(accept_findings=["zero-loss"])),
+    ),
+    _fault("norm-that-is-not-measured", "GO", FakeRun(columns={"grad_norm": [0.0] * 120}), "zero-grad"),
+    _fault(
+        "rate-that-steps-down",
+        "GO",
+        FakeRun(rates=[*scatter(40_000.0, 60), *scatter(37_000.0, 60, seed=2)]),
+        "rate-shift",
+        text=book(train(accept=["loss.last < loss.first"])),
+    ),
+    _fault(
+        "never-steady", "GO", FakeRun(rates=[229 + 467 * i / 119 for i in range(120)]), "no-steady-state", text=_SLOW
+    ),
+    _fault("straggler", "GO", FakeRun(rank_fields={0: {"compute_time_s": 0.048}}), "straggler"),
+    _fault("idle-gpu", "GO", sampled(gpu_pct=24.0), "host-bound"),
+    _fault(
+        "other-process-on-the-gpu",
+        "NO_GO",
+        failed_check("gpu_processes", "process 4711 holds 8 GiB on GPU 0."),
+        "leftover-process",
+    ),
+    _fault(
+        "disk-nearly-full",
+        "NO_GO",
+        failed_check("disk_free_space", "3 GiB are free, 50 GiB are needed."),
+        "disk-full",
+    ),
+    _fault("no-arrival-stamps", "GO", FakeRun(without=("arrivals.jsonl",)), "clock-unverified"),
+    _fault(
+        "compression-of-nothing",
+        "GO",
+        FakeRun(config={"ddp_compress": "bf16"}, facts={"weight_dtype": "bfloat16"}),
+        "noop-compression",
+        text=_COMPRESSED,
+    ),
+    _fault("compiler-that-gave-up", "GO", FakeRun(stderr=_GAVE_UP), "uncompiled"),
+    _fault("warm-up-longer-than-the-run", "GO", FakeRun(config={"warmup_steps": 2000}), "warmup-exceeds-run"),
+    _fault("sequential-prefill", "GO", FakeRun(config={"prefill": "sequential"}), "host-bound"),
+    _fault(
+        "one-setting-to-blame",
+        "GO",
+        by_phase(
+            _TWO_CONFIGS,
+            {"production": FakeRun(rates=scatter(23.0), config={"accum": 2}), "custom": FakeRun(rates=scatter(847.0))},
+        ),
+        "setting-to-blame",
+    ),
+    _fault("silent-audit", "GO", RecordedCase(_AUDITED, FakeRun()), "silent-audit"),
+    _fault(
+        "selection-mismatch",
+        "NO_GO",
+        FakeRun(rc=1, files={"junit.xml": _ONE_FAILED}),
+        "selection-mismatch",
+        text=book({"id": "sanity", "kind": "pytest", "targets": ["nsa.parity"]}),
+    ),
+    _fault(
+        "loss-of-guessing",
+        "NO_GO",
+        FakeRun(losses=[5.548 - 0.001 * (i % 3) for i in range(120)], config={"vocab_size": 256}),
+        "random-data-floor",
+        text=book(train(accept=["loss.last < 0.9 * loss.first"])),
+    ),
+    _fault("dead-parameter", "GO", FakeRun(facts={"dead_parameters": ["layers.3.gate.weight"]}), "dead-parameter"),
+    _fault(
+        "fused-optimizer-unstable",
+        "GO",
+        FakeRun(rates=[*scatter(594.0, 50), *scatter(656.0, 40, seed=2), *scatter(177.0, 30, seed=3)], config=_FUSED),
+        "fused-unstable",
+        "no-steady-state",
+        text=_SLOW,
+    ),
+    _fault(
+        "batches-that-come-again",
+        "GO",
+        FakeRun(losses=[*falling(40), *([6.9, 7.1, 6.8, 7.3, 7.0, 7.2, 6.7, 7.4] * 10)]),
+        "repeated-data",
+    ),
+    _fault(
+        "rank-that-only-boots",
+        "GO",
+        FakeRun(damage=edited("heartbeat_rank1.jsonl", lambda lines: [lines[0], b""])),
+        "not-judged",
+    ),
+    _fault("superlinear-in-length", "GO", by_phase(_SEVERAL_LENGTHS, _LENGTHS), "superlinear-in-seq"),
+    _fault(
+        "promise-of-an-end",
+        "GO",
+        FakeRun(rates=scatter(4096 / 105), stdout="ETA: ~73 h for 50,000 steps\n"),
+        "eta-wrong",
+        text=_SLOW,
+    ),
+    _fault(
+        "slow-but-not-for-its-interconnect",
+        "NO_GO",
+        FakeRun(rates=scatter(39.0), facts={"grad_bytes": 157_000_000}),
+        "not-comm-bound",
+    ),
+    _fault("memory-nearly-full", "GO", FakeRun(columns={"gpu_mem_reserved_mib": [77_000.0] * 120}), "low-headroom"),
+    _fault("slow-data", "GO", FakeRun(fields={"dt_fetch_s": 0.042}), "loader-bound"),
+    _fault("slow-interconnect", "GO", FakeRun(compute_share=0.4), "comm-bound"),
+    _fault(
+        "nccl-error",
+        "NO_GO",
+        FakeRun(rc=1, stderr=_NCCL, detail="exited with code 1", without=("metrics.json",)),
+        "nccl-error",
+    ),
+)
+
+_CHATTER = "".join(f"[{i}] step {i} of ???? {{eta}} 50% faster x \x1b[2K\r {i:x}\n" for i in range(3000))
+
+_GATES = {"gate_entropy_mean": scatter(0.8), "gate_max_gate": scatter(0.5), "gate_collapse_frac": [0.1] * 120}
+_PLATEAU = {"gpu_mem_reserved_mib": [49_000.0 - 9_000.0 * 0.8**i for i in range(120)]}
+
+HEALTHY: tuple[Case, ...] = (
+    case("gates", "that use all branches", "healthy", "GO", FakeRun(columns=_GATES)),
+    case("memory-plateau", "below the GPU's size", "healthy", "GO", FakeRun(columns=_PLATEAU)),
+    case("uneven-ranks", "by 2 %", "healthy", "GO", FakeRun(rank_fields={0: {"compute_time_s": 0.0954}})),
+    case("fused", "steady", "healthy", "GO", FakeRun(config=_FUSED)),
+    case("settled", "by 1.5 %", "healthy", "GO", FakeRun(rates=[*scatter(40_600.0, 40), *scatter(40_000.0, 80)])),
+    case("chatter", "words that mean nothing", "healthy", "GO", FakeRun(stdout=_CHATTER)),
+    case("compression", "of fp32", "healthy", "GO", FakeRun(config={"ddp_compress": "bf16"}), text=_COMPRESSED),
+    case("audit", "with backends", "healthy", "GO", FakeRun(files={"sdpa_audit.json": _AUDIT}), text=_AUDITED),
+)
+
+MORE_CASES = (*FAULTS, *HEALTHY)

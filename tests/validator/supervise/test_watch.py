@@ -1,0 +1,147 @@
+"""The stand-alone watchdog on folders of trainers that it did not start."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.validator.supervise import programs
+from tests.validator.supervise.tools import eventually, watchdog
+from validator.model.runbook import TrainerMetrics
+from validator.runs.folder import FolderError
+from validator.supervise import watchdog as watchdog_module
+from validator.supervise.follow import RunFollower
+from validator.supervise.wait import CancelToken
+from validator.supervise.watch import WatchEvent, watch
+
+LIMITS = watchdog(first_step=1.0, stall=0.4)
+
+
+@pytest.fixture
+def trainer(tmp_path: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Start programs in the folder with `start`; ended afterwards."""
+    started: list[subprocess.Popen[bytes]] = []
+    yield started
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def _start(folder: Path, program: str, started: list[subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen([sys.executable, "-S", "-c", program], env={"OUT": str(folder)})
+    started.append(process)
+    return process
+
+
+def _codes(events: list[WatchEvent]) -> list[str]:
+    """Codes in order, repeated progress told once."""
+    codes = [event.code for event in events]
+    return [code for number, code in enumerate(codes) if number == 0 or codes[number - 1] != code]
+
+
+def test_a_trainer_that_finishes(tmp_path: Path, trainer: list[subprocess.Popen[bytes]]) -> None:
+    _start(tmp_path, programs.HEALTHY + 'beat(10, "done")', trainer)
+    events = list(watch(tmp_path, interval_s=0.05, limits=LIMITS))
+    assert _codes(events) == ["progress", "done"]
+    assert events[-1].step == 10
+    assert not (tmp_path / ".HALT").exists()
+
+
+def test_a_trainer_that_dies(tmp_path: Path, trainer: list[subprocess.Popen[bytes]]) -> None:
+    process = _start(tmp_path, programs.HEALTHY + "time.sleep(0.3); sys.exit(1)", trainer)
+    threading.Thread(target=process.wait).start()
+    limits = watchdog(first_step=20.0, stall=20.0)  # a busy machine may take a second to start or end a program
+    assert _codes(list(watch(tmp_path, interval_s=0.05, limits=limits))) == ["progress", "gone"]
+
+
+def test_what_a_trainer_wrote_last_is_read_before_it_is_called_gone(
+    tmp_path: Path, trainer: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is done, and its process ended, right after the watchdog has read."""
+    program = 'row(1); beat(1)\nwhile not os.path.exists(out + "/go"): time.sleep(0.01)\nbeat(1, "done")'
+    process = _start(tmp_path, programs.TRAINER + program, trainer)
+    read, looks_at_rank = RunFollower.look, 0
+
+    def look(self: RunFollower, *, now: float) -> Any:
+        nonlocal looks_at_rank
+        records = read(self, now=now)
+        looks_at_rank += bool(self.by_rank)
+        if looks_at_rank == 2:  # in the first it came to know the process
+            (tmp_path / "go").touch()
+            process.wait(timeout=30)
+        return records
+
+    monkeypatch.setattr(RunFollower, "look", look)
+    assert _codes(list(watch(tmp_path, interval_s=0.05, limits=watchdog(first_step=20.0, stall=20.0))))[-1] == "done"
+
+
+def test_a_stall_gets_stacks_and_a_halt(tmp_path: Path, trainer: list[subprocess.Popen[bytes]]) -> None:
+    program = programs.DUMPS_STACKS.replace("row(1); row(2)", "row(1); beat(1); time.sleep(0.1); row(2)")
+    _start(tmp_path, program, trainer)
+    events = list(watch(tmp_path, interval_s=0.05, limits=LIMITS))
+    assert events[-1].code == "stall"
+    assert events[-1].halt_written
+    assert (tmp_path / ".anomaly_type").read_text() == "stall\n"
+    assert eventually(lambda: any("stuck_in_a_collective" in path.read_text() for path in tmp_path.glob("stackdump_*")))
+
+
+def test_without_halt_it_only_tells_and_goes_on(tmp_path: Path, trainer: list[subprocess.Popen[bytes]]) -> None:
+    _start(tmp_path, programs.STALLS_WHILE_BEATING, trainer)
+    cancel = CancelToken()
+    events = []
+    for event in watch(tmp_path, interval_s=0.05, halt=False, limits=LIMITS, cancel=cancel):
+        events.append(event)
+        if event.code == "stall":
+            threading.Timer(0.3, cancel.request).start()
+    cancel.close()
+    assert [event.code for event in events if event.code != "progress"] == ["stall"]
+    assert not (tmp_path / ".HALT").exists()
+
+
+def test_slow_is_told_as_slow(
+    tmp_path: Path, trainer: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watchdog_module, "BUSY_CORES", 0.005)  # what a crowded machine leaves to a busy process
+    program = programs.SLOW_BUT_BUSY.replace("row(step)", "row(step); beat(step)") + 'beat(6, "done")'
+    assert "burn(1.5)" in program
+    # Busy until the watchdog has told it, so that no length of a step has to suit how busy the machine is.
+    _start(tmp_path, program.replace("burn(1.5)", 'while not os.path.exists(out + "/told"): burn(0.05)'), trainer)
+    events = []
+    for event in watch(tmp_path, interval_s=0.05, limits=watchdog(first_step=10.0, stall=2.0)):
+        events.append(event)
+        if event.code == "slow":
+            (tmp_path / "told").touch()
+    assert _codes(events) == ["progress", "slow", "progress", "done"]
+
+
+def test_a_broken_loss_is_halted(tmp_path: Path) -> None:
+    (tmp_path / "training.csv").write_text("step,loss,lr,toks_per_s\n1,5.5,0.1,9\n2,nan,0.1,9\n")
+    events = list(watch(tmp_path, interval_s=0.01, limits=LIMITS))
+    assert [event.code for event in events] == ["nan_loss"]
+    assert "step 2" in (tmp_path / ".HALT").read_text()
+
+
+def test_a_halt_of_somebody_else_ends_the_watch(tmp_path: Path) -> None:
+    (tmp_path / ".HALT").touch()
+    assert [event.code for event in watch(tmp_path, interval_s=0.01)] == ["halted"]
+
+
+def test_no_folder_is_said_at_once(tmp_path: Path) -> None:
+    with pytest.raises(FolderError, match="give the folder"):
+        next(watch(tmp_path / "none"))
+
+
+def test_a_loss_of_nan_in_a_log_is_an_anomaly(tmp_path: Path) -> None:
+    (tmp_path / "train.log").write_text("".join(f"step {i} loss {'nan' if i > 5 else 2.5}\n" for i in range(1, 9)))
+    watched = watch(
+        tmp_path, interval_s=0.01, halt=True, metrics=TrainerMetrics(stdout=r"step (?P<step>\d+) loss (?P<loss>[\d.]+)")
+    )
+    codes = [event.code for event in watched]
+    assert "nan_loss" in codes
+    assert (tmp_path / ".HALT").exists()

@@ -1,0 +1,100 @@
+"""Processes in /proc and on a GPU: those of the validation and others, each named once."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from validator.system.processes import OtherProcesses, read_proc
+from validator.system.xid import XidWatch
+
+TOKEN = "3f" * 16
+
+_PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
+
+
+def on_gpu(*pids: int) -> dict[int, float | None]:
+    return dict.fromkeys(pids, 512.0)
+
+
+def test_a_file_that_comes_in_pages_is_read_to_its_end() -> None:
+    """One read of a list in /proc returns one page, however much is asked for."""
+    whole = read_proc("/proc/self/maps")
+    assert len(whole) > os.sysconf("SC_PAGE_SIZE")
+    assert b"[stack]" in whole
+
+
+@pytest.fixture
+def no_reaper() -> Iterator[None]:
+    """Other tests make this process the reaper of its descendants, which would take an orphan in."""
+    libc, held = ctypes.CDLL(None), ctypes.c_int()
+    libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(held), 0, 0, 0)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+    yield
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, held.value, 0, 0, 0)
+
+
+@pytest.fixture
+def marked(no_reaper: None) -> Iterator[int]:
+    """A process that carries the token and does not descend from this one."""
+    code = "import os,sys;p=os.fork();p and (print(p),sys.exit());os.setsid();sys.stdout.close();os.read(0,1)"
+    environment = {**os.environ, "VALIDATOR_RUN_TOKEN": TOKEN}
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdin is not None
+    pid = int(process.stdout.readline())
+    process.wait()
+    yield pid
+    process.stdin.close()
+    process.stdout.close()
+
+
+def test_own_processes_are_those_with_the_token_and_descendants(tmp_path: Path, marked: int) -> None:
+    path = tmp_path / "gpu_processes.jsonl"
+    others = OtherProcesses(TOKEN, path)
+    assert others.count(0, on_gpu(marked, os.getpid()), lambda pid: "python") == 0
+    assert not path.exists()
+    unmarked = OtherProcesses("00" * 16, path)
+    assert unmarked.count(0, on_gpu(marked, os.getpid()), lambda pid: "/usr/bin/python3") == 1
+    (line,) = map(json.loads, path.read_text().splitlines())
+    assert (line["gpu"], line["pid"], line["name"], line["used_mib"]) == (0, marked, "/usr/bin/python3", 512)
+
+
+def test_another_process_is_named_whenever_it_appears(tmp_path: Path) -> None:
+    path = tmp_path / "gpu_processes.jsonl"
+    others = OtherProcesses(TOKEN, path)
+    assert [others.count(0, on_gpu(*pids), lambda pid: "") for pids in ((1,), (1,), (), (1,))] == [1, 1, 0, 1]
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["pid"] for line in lines] == [1, 1]
+    assert lines[0]["name"] == Path("/proc/1/comm").read_text().strip()
+
+
+def test_pids_of_another_namespace_are_not_counted(tmp_path: Path) -> None:
+    """In a container NVML reports the host's pids: a trainer's own process looks like one that does not exist."""
+    missing = 2**22 + 17
+    others = OtherProcesses(TOKEN, tmp_path / "x.jsonl")
+    assert others.count(0, on_gpu(missing), lambda pid: "") == 0
+    assert others.count(0, on_gpu(missing, os.getpid()), lambda pid: "") == 1
+
+
+def test_driver_events_are_reported_once_from_the_start_of_the_watch(tmp_path: Path) -> None:
+    log = tmp_path / "kmsg"
+    log.write_text("4,1,5000000,-;NVRM: Xid (PCI:0000:3b:00): 48, before\n")
+    watch = XidWatch(log)
+    assert watch.latest() is None
+    with log.open("a") as file:
+        file.write("4,2,6000000,-;NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.\n6,3,7,-;eth0: up\n")
+    assert watch.latest() == 79
+    assert watch.latest() is None
+    watch.close()
+    watch.close()
+    assert XidWatch(tmp_path / "none").latest() is None

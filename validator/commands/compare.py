@@ -1,0 +1,63 @@
+"""`validator compare`: two validations, or two runs."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from validator.commands.common import AsJson, example, fail, print_json, reported
+from validator.errors import ExitCode
+
+_EXIT_CODES = {
+    "better": ExitCode.GO,
+    "no_difference": ExitCode.GO,
+    "not_worse": ExitCode.GO,
+    "worse": ExitCode.NO_GO,
+    "not_decidable": ExitCode.INCONCLUSIVE,
+}
+
+
+@example("validator compare reports/MONDAY reports/TUESDAY", "validator compare out/a out/b --not-worse-than 5%")
+def command(
+    a: Annotated[Path, typer.Argument(metavar="A", help="The accepted side: a run folder, or a trainer's folder.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="The side that is judged, of the same kind.")],
+    warmup_steps: Annotated[
+        int, typer.Option(metavar="N", help="Steps of trainers' folders that never count as steady.")
+    ] = 20,
+    not_worse_than: Annotated[
+        str | None, typer.Option(metavar="PERCENT", help="Ask only whether B is worse by less than this, such as 5%.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare one run with another: settings, metrics with intervals, criteria and findings.
+
+    Exit code 0: B is better, or equal within the minimum effect; with --not-worse-than, worse by less than that.
+    1: B is worse. 3: inconclusive with these repeats.
+    """
+    from validator.pipeline.compare import compare
+
+    margin = None if not_worse_than is None else _share(not_worse_than, as_json=as_json)
+    with reported(as_json=as_json):
+        contrast = compare(a, b, warmup_steps=warmup_steps, not_worse_than=margin)
+    if as_json:
+        print_json(contrast.model_dump(mode="json"))
+    else:
+        from validator.report.terminal import lines, summary
+
+        lines.show(summary.contrast_lines, contrast)
+    raise typer.Exit(_EXIT_CODES[contrast.verdict])
+
+
+def _share(text: str, *, as_json: bool) -> float:
+    """`5%`, `5 %` or `5` as 0.05."""
+    try:
+        share = float(text.strip().removesuffix("%")) / 100
+    except ValueError:
+        share = math.nan
+    if not 0 < share < 1:
+        message = f"--not-worse-than is {text!r}, which is no percentage between 0 and 100; write --not-worse-than 5%"
+        raise fail(message, as_json=as_json)
+    return share

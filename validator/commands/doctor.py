@@ -1,0 +1,28 @@
+"""`validator doctor`: which bundled runbooks this machine can run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from validator.commands.common import AsJson, example, print_json
+
+
+@example("validator doctor")
+def command(
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder that would receive run folders.")] = Path("reports"),
+    as_json: AsJson = False,
+) -> None:
+    """Say which bundled runbooks this machine can run, and what to install."""
+    from validator.pipeline.doctor import examination_lines, examine
+
+    examination = examine(reports=out)
+    if as_json:
+        print_json(examination.as_dict())
+    else:
+        from validator.report.terminal.lines import show
+
+        show(examination_lines, examination)
+    raise typer.Exit(examination.exit_code)

@@ -1,0 +1,45 @@
+"""`validator inspect`: one trainer folder or log, measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from validator.commands.common import AsJson, example, fail, print_json, reported
+from validator.errors import ExitCode
+
+
+@example("validator inspect reports/LATEST/runs/baseline/r1")
+def command(
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="A folder that a trainer wrote, or one log of it.")],
+    stdout: Annotated[
+        str | None,
+        typer.Option(metavar="PATTERN", help="How its log is read: 'step {step} loss {loss} tok/s {toks_per_s}'."),
+    ] = None,
+    runbook: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The runbook that says where its measurements are.")
+    ] = None,
+    warmup_steps: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Steps that never count as steady; default is the runbook's, else 20."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure one trainer folder or log, ours or another's, and name what looks wrong."""
+    from validator.pipeline.inspect import inspect
+
+    if stdout is not None and runbook is not None:
+        raise fail("--stdout and --runbook both say how the log is read; give one of them", as_json=as_json)
+    with reported(as_json=as_json):
+        inspection = inspect(path, warmup_steps=warmup_steps, stdout=stdout, runbook=runbook)
+    if as_json:
+        print_json(inspection.as_dict())
+    else:
+        from validator.report.terminal import lines, tables
+
+        lines.show(
+            tables.inspection_lines, inspection.directory, inspection.run, inspection.findings, inspection.printed
+        )
+    raise typer.Exit(ExitCode.NO_GO if inspection.vetoed else ExitCode.GO)

@@ -1,0 +1,117 @@
+"""`validator run`: a runbook to its decision."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from validator.commands import plan
+from validator.commands.common import (
+    AsJson,
+    Only,
+    Overrides,
+    Skip,
+    after_decision,
+    complete_runbook,
+    example,
+    fail,
+    reported,
+)
+
+if TYPE_CHECKING:
+    from validator.pipeline.write import Finished
+
+
+@example("validator run runbooks/smoke_cpu.yaml --set baseline.steps=100")
+def command(
+    runbook: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="RUNBOOK", help="A path, or the name of a bundled runbook.", autocompletion=complete_runbook
+        ),
+    ] = None,
+    only: Only = None,
+    skip: Skip = None,
+    set_: Overrides = None,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder that receives the run folder.")] = Path("reports"),
+    resume: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="Resume a run folder whose runner was killed or interrupted."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and start nothing.")] = False,
+    as_json: AsJson = False,
+    fail_fast: Annotated[bool, typer.Option("--fail-fast", help="Stop after the first phase that fails.")] = False,
+    no_lock: Annotated[
+        bool, typer.Option("--no-lock", help="Run although another validation uses the machine.")
+    ] = False,
+) -> None:
+    """Run a runbook to a decision and write its report."""
+    if resume is not None:
+        # A resumed validation keeps its settings, so that its results belong together.
+        given = [name for name, value in {"--only": only, "--skip": skip, "--dry-run": dry_run}.items() if value]
+        if given:
+            raise fail(
+                f"--resume keeps the original settings. Omit {' and '.join(given)}, or start a new run without "
+                "--resume.",
+                as_json=as_json,
+            )
+    elif runbook is None:
+        raise fail("name a runbook (`validator list` shows those that come along), or --resume RUN", as_json=as_json)
+    elif dry_run:
+        plan.command(runbook, only=only, skip=skip, set_=set_, as_json=as_json)
+        return
+    from validator.pipeline import validate
+
+    with reported(as_json=as_json):
+        if resume is not None:
+            finished = validate.resume(
+                resume,
+                runbook=runbook,
+                overrides=tuple(set_ or ()),
+                fail_fast=fail_fast,
+                lock=not no_lock,
+                quiet=as_json,
+            )
+        else:
+            request = validate.RunRequest(
+                runbook=runbook or "",
+                only=tuple(only or ()),
+                skip=tuple(skip or ()),
+                overrides=tuple(set_ or ()),
+                parent=out,
+                fail_fast=fail_fast,
+                lock=not no_lock,
+            )
+            finished = validate.execute(request, quiet=as_json)
+    with after_decision():
+        _show_finished(finished, as_json=as_json)
+    with after_decision():
+        _write_step_summary(finished)
+    raise typer.Exit(finished.report.exits_with)
+
+
+def _show_finished(finished: Finished, *, as_json: bool) -> None:
+    """What is left to show of a validation: JSON, or the decision of one that had nothing left to do."""
+    if as_json:
+        sys.stdout.write(finished.text)
+    elif finished.had_ended:
+        from validator.report.terminal import lines, summary
+
+        typer.echo(f"{finished.folder.name} has already finished; nothing to resume", err=True)
+        lines.show(summary.summary_lines, finished.report, finished.paths)
+
+
+def _write_step_summary(finished: Finished) -> None:
+    """On GitHub Actions: the report on the job's page. What cannot be written there costs no decision."""
+    from validator.report.exports import VARIABLE, append_step_summary
+
+    if finished.had_ended or not os.environ.get(VARIABLE):
+        return
+    try:
+        append_step_summary(finished.markdown, os.environ)
+    except OSError as error:
+        typer.echo(f"{VARIABLE}: the step's summary cannot be written: {error.strerror or error}", err=True)

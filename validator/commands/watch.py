@@ -1,0 +1,71 @@
+"""`validator watch`: a trainer that is running."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from validator.commands.common import duration, example, reported
+
+if TYPE_CHECKING:
+    from validator.supervise.watch import WatchEvent
+
+
+@example("validator watch out/first --interval 30s --halt")
+def command(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The folder that a running trainer writes to.")],
+    interval: Annotated[str, typer.Option(metavar="DURATION", help="Time between looks.")] = "30s",
+    halt: Annotated[
+        bool, typer.Option("--halt/--no-halt", help="On an anomaly, write .HALT so that the trainer stops.")
+    ] = False,
+    stall: Annotated[str, typer.Option(metavar="DURATION", help="Shortest silence that counts as a stall.")] = "180s",
+    first_step: Annotated[str, typer.Option(metavar="DURATION", help="The same before the first step.")] = "15m",
+    csv: Annotated[str, typer.Option(metavar="FILE", help="The trainer's table of steps.")] = "training.csv",
+    heartbeat: Annotated[
+        str, typer.Option(metavar="FILE", help="The heartbeat of each rank; {rank} is its number.")
+    ] = "heartbeat_rank{rank}.jsonl",
+    stdout: Annotated[
+        str | None,
+        typer.Option(metavar="PATTERN", help="How its log in DIR is read: 'step {step} loss {loss}'."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per event on stdout.")] = False,
+) -> None:
+    """Watch a trainer that is running, ours or another's, until it ends; exit code 1 when something is wrong."""
+    from validator.model.runbook import TrainerMetrics, Watchdog
+    from validator.supervise.watch import watch_to_end
+
+    with reported(as_json=as_json):
+        metrics = TrainerMetrics()
+        if stdout is not None:
+            from validator.pipeline.inspect import printed_metrics
+
+            metrics = printed_metrics(stdout)
+        watched = watch_to_end(
+            directory,
+            interval_s=duration("--interval", interval, as_json=as_json),
+            halt=halt,
+            limits=Watchdog().model_copy(
+                update={
+                    "stall": duration("--stall", stall, as_json=as_json),
+                    "first_step": duration("--first-step", first_step, as_json=as_json),
+                }
+            ),
+            metrics=metrics.model_copy(update={"csv": csv, "heartbeat": heartbeat}),
+            show=_show_json if as_json else _show,
+        )
+    raise typer.Exit(watched.exit_code)
+
+
+def _show(event: WatchEvent) -> None:
+    halted = "; .HALT is written" if event.halt_written else ""
+    typer.echo(f"{event.time}  {event.code}: {event.message}{halted}", err=True)
+
+
+def _show_json(event: WatchEvent) -> None:
+    sys.stdout.write(json.dumps(dataclasses.asdict(event), ensure_ascii=False) + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,326 @@
+"""Whether the evidence is of this run alone, whole, and of one clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from validator.diagnose.rule import Diagnosis, RunFacts, as_number, evidence, rule
+from validator.model.result import Irregularity, Series
+from validator.model.units import format_duration
+from validator.model.verdict import Evidence
+from validator.stats.rows import at_even_times, next_due, thins_out
+
+_EARLIER_S = 600.0
+"""Time between the end of one heartbeat and the start of another that is no start-up."""
+
+_DAMAGE = (
+    *("garbage-header", "garbage-row", "garbage-cell", "short-row", "long-row", "nul-bytes", "no-step-column"),
+    *("garbage-line", "truncated-line", "no-timestamp", "no-message", "not-json", "not-utf8", "unreadable"),
+    *("too-large", "empty"),
+)
+
+_CUT = frozenset({"truncated-line", "empty"})
+"""What a kill leaves behind, and what a file that is still being written looks like."""
+
+_RATES = ("toks_per_s", "step_time_s")
+
+_CORE = ("loss", *_RATES)
+
+_FEW = 6
+"""Rows below which no even pace is known."""
+
+_SILENT_S = 60.0
+
+
+@rule("mixed-runs", "veto", of="run")
+def mixed_runs(run: RunFacts) -> Iterator[Diagnosis]:
+    """Two runs wrote one file, so that its numbers are of neither."""
+    seen = run.irregular("mixed-runs")
+    if seen:
+        yield Diagnosis(
+            f"{seen[0].path} holds more than one run: {seen[0].message}.",
+            because=_irregularity_evidence(seen),
+            next_step=f"Run again into an empty folder, and check that only one process writes {seen[0].path}, one row "
+            "for each optimizer step and none for a rank or a micro-batch.",
+        )
+
+
+@rule("foreign-results", "veto", of="run")
+def foreign_results(run: RunFacts) -> Iterator[Diagnosis]:
+    """The files are older than the process, of ranks that were not started, or hold records of another rank."""
+    seen = run.irregular("foreign-results", "rank-mismatch")
+    if seen:
+        certain = any(i.code == "foreign-results" for i in seen)
+        yield Diagnosis(
+            f"The measurements are not this run's: {seen[0].path}: {seen[0].message}.",
+            confidence="high" if certain else "medium",
+            because=_irregularity_evidence(seen),
+            next_step="Point the trainer's output at this run's own folder with {out}, empty at the start, "
+            "and run again.",
+        )
+
+
+@rule("foreign-results", "veto", of="run")
+def changed_since(run: RunFacts) -> Iterator[Diagnosis]:
+    """Files differ from what they were when the run had ended: edited, overwritten by another run, or lost."""
+    seen = run.irregular("changed-since")
+    if seen:
+        yield Diagnosis(
+            f"{seen[0].path} {seen[0].message}"
+            + (f", and so of {len(seen) - 1} more files" if len(seen) > 1 else "")
+            + ": what it says now is not what the run left.",
+            because=_irregularity_evidence(seen),
+            next_step="Restore the files from where they were copied, or run again; look for a process that outlived "
+            "the run and writes there.",
+        )
+
+
+@rule("foreign-results", "veto", of="run")
+def another_time(run: RunFacts) -> Iterator[Diagnosis]:
+    """A heartbeat that ended before the run began, by the other ranks' clocks or by env.json: of an earlier run."""
+    marks = run.result.extra.get("heartbeats", {})
+    starts = [mark["first_ts"] for mark in marks.values() if mark["first_ts"] is not None]
+    began = max([*starts, as_number(run.environment.get("time_unix_s")) or 0.0], default=0.0)
+    old = [(rank, mark) for rank, mark in marks.items() if (mark["last_ts"] or began) < began - _EARLIER_S]
+    if run.irregular("foreign-results", "clock-jump") or not old:
+        return  # it is reported already, or the clock explains it
+    rank, mark = old[0]
+    ago = format_duration(began - mark["last_ts"])
+    yield Diagnosis(
+        f"The heartbeat of rank {rank} ends {ago} before this run began: it is of an earlier run.",
+        because=[evidence(f"last record {ago} before the start", str(one["path"])) for _, one in old[:5]],
+        next_step="Point the trainer's output at a folder of its own, empty at the start, and run again.",
+    )
+
+
+def _irregularity_evidence(irregularities: list[Irregularity]) -> list[Evidence]:
+    return [evidence(i.message, i.path, f"line {i.line}" if i.line else None) for i in irregularities[:5]]
+
+
+@rule("stale-halt", "veto", of="run")
+def stale_halt(run: RunFacts) -> Iterator[Diagnosis]:
+    """A `.HALT` from before the start stopped the run, or would have."""
+    seen = run.irregular("stale-halt")
+    refused_to_start = run.failed and not run.steps_done and run.outcome is not None and run.outcome.reason == "exited"
+    refused = run.hits("stale_halt") if refused_to_start else []
+    if not seen and not refused:
+        return
+    stopped = run.failed or bool(refused)
+    halt = run.result.extra.get("halt", {})
+    path = seen[0].path if seen else str(halt.get("path", ".HALT"))
+    yield Diagnosis(
+        f"A .HALT from before the start {'stopped this run' if stopped else 'lies in the output folder'}.",
+        severity="veto" if stopped else "warning",
+        confidence="high" if seen else "medium",
+        because=[*_irregularity_evidence(seen), *(hit.evidence for hit in refused[:3])],
+        next_step=f"Find out what wrote it, remove it (rm {path}) and run again.",
+    )
+
+
+@rule("damaged-evidence", "veto", of="run")
+def damaged_evidence(run: RunFacts) -> Iterator[Diagnosis]:
+    """Lines or cells of what a run measured cannot be read, although the run ended well."""
+    ended_well = run.outcome is not None and run.outcome.ok
+    seen = [i for i in run.irregular(*_DAMAGE) if ended_well or i.code not in _CUT]
+    relied_on = [i for i in seen if _relied_on(run, i)]
+    seen = relied_on or seen
+    because = _irregularity_evidence(seen)
+    odd = [] if because else list(_impossible(run))
+    if not because and not odd:
+        return
+    first = f"{seen[0].path}: {seen[0].message}" if seen else odd[0].text
+    yield Diagnosis(
+        f"What was measured cannot be read as a whole: {first}.",
+        severity="veto" if ended_well and (relied_on or odd) else "warning",
+        because=because or odd,
+        next_step="Have the trainer append whole lines and flush each, replace whole files by rename, let only one "
+        "process write a file, and leave a cell empty where nothing was measured; check the disk (dmesg, df -h), then "
+        "run again.",
+    )
+
+
+def _relied_on(run: RunFacts, irregularity: Irregularity) -> bool:
+    """Whether the runbook names the file as a source of measurements."""
+    metrics, name = run.spec.metrics, PurePosixPath(irregularity.path).name
+    declared = {PurePosixPath(one).name for one in (metrics.csv, metrics.env, metrics.metrics) if one}
+    before, _, after = PurePosixPath(metrics.heartbeat or "").name.partition("{rank}")
+    beat = bool(metrics.heartbeat) and name.startswith(before) and name.endswith(after)
+    printed = metrics.stdout is not None and name in ("stdout.log", "stderr.log")
+    return beat or printed or name in declared or (run.spec.kind == "pytest" and name == "junit.xml")
+
+
+def _impossible(run: RunFacts) -> Iterator[Evidence]:
+    """Rates and times of a step that cannot be: no numbers, or below zero, where they would cancel honest ones.
+
+    Rows in which the clock was set are left out of every measurement, so they invalidate none.
+    """
+    jumps = [w["last_step"] for w in run.result.extra.get("invalid_windows", ()) if "wall clock" in str(w["reason"])]
+    for name in _RATES:
+        series = run.series(name)
+        values = np.empty(0) if series is None else series.values
+        bad = np.flatnonzero(~np.isfinite(values) | (values < 0))
+        bad = bad if series is None else bad[~np.isin(series.steps[bad], jumps)]
+        if series is not None and bad.size:
+            yield evidence(
+                f"{name} is {values[bad[0]]:g} at step {series.steps[bad[0]]}, and below zero or not finite in "
+                f"{bad.size} rows",
+                series.source.path,
+                f"step {series.steps[bad[0]]}",
+            )
+
+
+@rule("missing-evidence", "veto", of="run")
+def missing_evidence(run: RunFacts) -> Iterator[Diagnosis]:
+    """A file that the runbook takes measurements from, rows of it, or the end of a heartbeat with steps is missing."""
+    if run.failed:
+        return  # a run that ended badly may well not have come so far
+    seen = [evidence(i.message, i.path) for i in run.irregular("missing-file", "missing-rank", "no-match")]
+    if run.training and run.outcome is not None:
+        seen += _missing_rows(run)
+    if run.training:
+        seen += _missing_ends(run)
+    if not seen:
+        return
+    yield Diagnosis(
+        f"Expected files or rows are missing: {'; '.join(e.text for e in seen[:4])}.",
+        severity="veto" if run.outcome is not None else "warning",
+        because=seen[:6],
+        next_step="Let the trainer write these files, whole, into its own output folder ({out}), or take them out of "
+        "trainer.metrics if it never will; a pattern is searched in each line that rank 0 prints. Rows may come "
+        "at an even pace, on a schedule of time, or at increasing intervals by a rule, as at steps 1, 2, 4, 8.",
+    )
+
+
+def _missing_rows(run: RunFacts) -> Iterator[Evidence]:
+    """Steps that are left out of a series that is otherwise written at an even pace, or that its neighbors have."""
+    derived = run.result.extra.get("derived", ())
+    written = {name: one for name, one in run.result.series.items() if name not in derived}
+    groups = [written, *run.result.rank_series.values()]
+    known = [one for group in groups for name in _CORE if (one := group.get(name)) is not None and one.steps.size]
+    first = {_pace(one): min(int(o.steps[0]) for o in known if _pace(o) == _pace(one)) for one in known}
+    last = {_pace(one): max(int(o.steps[-1]) for o in known if _pace(o) == _pace(one)) for one in known}
+    reported, redrawn = set(), _redrawn(run)
+    for one in known:
+        same_file = [other for other in known if other.source.path == one.source.path]
+        if one.source.path == redrawn:
+            continue  # a bar shows a step when it is time to, and need not show the next
+        gap = _gap(one, same_file) if one.steps.size >= _FEW else _ends_early(one, same_file)
+        if gap is None and _late(one) > first[_pace(one)]:
+            gap = f"{one.name} begins at step {one.steps[0]}, elsewhere at step {first[_pace(one)]}"
+        if gap is None and _pace(one) is not None and one.steps[-1] < last[_pace(one)]:
+            gap = f"{one.name} ends at step {one.steps[-1]}, elsewhere at step {last[_pace(one)]}"
+        if gap is not None and one.source.path not in reported:
+            reported.add(one.source.path)
+            yield evidence(f"{gap} in {one.source.path}", one.source.path)
+
+
+def _redrawn(run: RunFacts) -> str | None:
+    """The log in which most rows are in one line with the row before, as those of a progress bar do."""
+    places = run.result.extra.get("places")
+    if not places or len(places["lines"]) < _FEW:
+        return None
+    return str(places["path"]) if float(np.mean(np.diff(places["lines"]) == 0)) > 1 / 2 else None
+
+
+def _late(series: Series) -> int:
+    """The first step; of a rate or a time the row before counts as there, since they need one to be measured from."""
+    if series.name == "loss" or series.steps.size < 2:
+        return int(series.steps[0])
+    return int(2 * series.steps[0] - series.steps[1])
+
+
+def _pace(series: Series) -> float | None:
+    """Steps from one row to the next, as a rule; None when there are too few rows."""
+    return float(np.median(np.diff(series.steps))) if series.steps.size >= _FEW else None
+
+
+def _gap(series: Series, same_file: list[Series]) -> str | None:
+    """Where rows are missing: between others that follow evenly, or at an end that a like series reaches."""
+    strides = np.diff(series.steps)
+    usual = float(np.median(strides))
+    if thins_out(series.steps):
+        due, end = next_due(series.steps), max(int(other.steps[-1]) for other in same_file)
+        return (
+            f"{series.name} has no row at step {due}, which was due, where others continue to {end}"
+            if due <= end
+            else None
+        )
+    if at_even_times(series.steps):
+        return None
+    wide = np.flatnonzero(strides > 1.5 * usual)  # a further row for the first or last step makes narrow ones only
+    if wide.size:
+        low, high = int(series.steps[wide[0]]), int(series.steps[wide[0] + 1])
+        return f"{series.name} has no row between steps {low} and {high}, where one comes every {usual:g} steps"
+    for other in same_file:
+        if float(np.median(np.diff(other.steps))) != usual:
+            continue
+        if other.steps[0] < _late(series) or other.steps[-1] > series.steps[-1]:
+            span, reached = (f"{s.steps[0]}–{s.steps[-1]}" for s in (series, other))
+            return f"{series.name} has steps {span}, {other.name} {reached}"
+    return None
+
+
+def _ends_early(series: Series, same_file: list[Series]) -> str | None:
+    """Where a few rows stop long before those of the same file, by the few's own pace."""
+    end = max(int(other.steps[-1]) for other in same_file)
+    stride = int(np.diff(series.steps).max()) if series.steps.size > 1 else end // 2
+    if series.steps[-1] + 2 * stride > end or max(other.steps.size for other in same_file) < 2 * _FEW:
+        return None
+    rows, last = series.steps.size, series.steps[-1]
+    return f"{series.name} has {rows} rows, the last at step {last}, where others continue to {end}"
+
+
+def _missing_ends(run: RunFacts) -> Iterator[Evidence]:
+    """Heartbeats that stop before those of other ranks, or before they say that the rank is done as others do.
+
+    What counts is the steps that they cover, not their lines: a rank that writes `boot` alone is one that reports no
+    steps, and a rank may write more kinds of records than another. Of a run whose end is not known, a rank must have
+    been silent for a while that others filled with steps.
+    """
+    marks = run.result.extra.get("heartbeats", {})
+    stepping = {rank: mark for rank, mark in marks.items() if int(mark["last_step"]) > 0}
+    furthest = max((int(mark["last_step"]) for mark in stepping.values()), default=0)
+    any_done = any(mark["done"] for mark in marks.values())
+    ended = run.outcome is not None or any_done
+    rows = [int(one.steps[-1]) for name in _CORE if (one := run.series(name)) is not None]
+    if stepping and rows and ended and furthest < max(rows) / 2:
+        path = next(iter(marks.values()))["path"]
+        yield evidence(f"no heartbeat gets beyond step {furthest}, where the table has {max(rows)} steps", path)
+    for rank, mark in marks.items():
+        behind = 0 < int(mark["last_step"]) < furthest
+        if behind and (ended or _silent(mark, stepping.values(), run.step_time_s)):
+            yield evidence(
+                f"the heartbeat of rank {rank} ends at step {mark['last_step']}, another at {furthest}", mark["path"]
+            )
+        elif rank in stepping and any_done and not mark["done"]:
+            yield evidence(f"the heartbeat of rank {rank} lacks its end (`done`), which others have", mark["path"])
+
+
+def _silent(mark: Mapping[str, Any], others: Iterable[Mapping[str, Any]], step_s: float | None) -> bool:
+    """Whether a rank has written nothing for a minute, and ten steps, in which another one did."""
+    latest = max((other["last_ts"] for other in others if other["last_ts"] is not None), default=None)
+    last = mark["last_ts"]
+    return latest is not None and last is not None and latest - last > max(_SILENT_S, 10 * (step_s or 0.0))
+
+
+@rule("clock-jump", "warning", of="run")
+def clock_jump(run: RunFacts) -> Iterator[Diagnosis]:
+    """The wall clock was set while the run was measured; what spans the jump is left out."""
+    windows = [w for w in run.result.extra.get("invalid_windows", ()) if "wall clock" in str(w["reason"])]
+    seen = run.irregular("clock-jump")
+    if not windows and not seen:
+        return
+    said = str(windows[0]["reason"]) if windows else seen[0].message
+    yield Diagnosis(
+        f"{said[:1].upper()}{said[1:]} while the run was measured.",
+        because=[
+            *(evidence(str(w["reason"]), None, f"steps {w['first_step']}–{w['last_step']}") for w in windows[:4]),
+            *(evidence(i.message, i.path) for i in seen[:2]),
+        ],
+        next_step="Let the clock be slewed, not set (chrony or ntpd), wait until it is in step (chronyc tracking), and "
+        "measure again.",
+    )

@@ -1,0 +1,208 @@
+"""What a healthy loss curve never does: leave the numbers, rise far above its own minimum, or fall to exactly 0."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from validator.diagnose.rule import Diagnosis, RunFacts, Severity, evidence, rule
+from validator.model.result import Floats, Series
+from validator.text import format_number
+
+_MIN_ROWS = 10
+_SMOOTH_SHARE = 20
+"""Rows of a run over rows of a level: 1 in 20, but at least five (three below thirty rows)."""
+
+_RISE_NOISE = 8.0
+"""Rise over the minimum in units of the noise. See the table of false alarms in docs/findings.md."""
+
+_RISE_SHARE = 0.25
+"""Rise over the minimum as a share of its magnitude; a step of a curriculum costs a tenth."""
+
+_DROP_SHARE = 0.10
+"""Rise as a share of what had been learned: a loss that fell from 4 to 0.01 may end at 0.05."""
+
+_EXPLODED = 100.0
+_ABOVE_ZERO = 0.1
+_NEAR_ZERO = 0.01
+_ZERO_STRIKES = 3
+_RETURNS, _OFTEN_ZERO = 5, 0.25
+
+
+@rule("nan-loss", "veto", of="run")
+def nan_loss(run: RunFacts) -> Iterator[Diagnosis]:
+    """A loss of NaN or infinity, on any rank."""
+    ranks = [one["loss"] for one in run.result.rank_series.values() if "loss" in one]
+    for series in ([run.result.series["loss"]] if "loss" in run.result.series else []) + ranks:
+        bad = np.flatnonzero(~np.isfinite(series.values))
+        if not bad.size:
+            continue
+        at = int(series.steps[bad[0]])
+        before = series.values[: bad[0]]
+        last = f"; the last finite loss was {format_number(before[-1])}" if before.size else ""
+        yield Diagnosis(
+            f"The loss is {series.values[bad[0]]} from step {at} on rank {series.rank}{last}.",
+            because=[evidence(f"{bad.size} of {len(series.values)} rows not finite", series.source.path, f"step {at}")],
+            next_step="Run again from before that step in fp32 with a lower learning rate and gradient clipping; if it "
+            "stays, look at that step's batch.",
+        )
+        return
+
+
+@rule("diverging", "veto", of="run")
+def diverging(run: RunFacts) -> Iterator[Diagnosis]:
+    """The loss ends far above its own minimum, or the gradient norm at a hundred times its usual value."""
+    loss, norm = run.series("loss"), run.series("grad_norm")
+    if not run.training:
+        return
+    risen = None if loss is None else _risen(loss)
+    if loss is not None and risen is not None:
+        low, high, at = risen
+        yield _diverges(
+            f"The loss rises from {format_number(low)} near step {at} to {format_number(high)} at the end and does "
+            "not come back.",
+            "veto",
+            loss,
+            f"smoothed loss: minimum {format_number(low)} near step {at}, end {format_number(high)}",
+        )
+        return
+    exploded = None if norm is None else _exploded(norm)
+    if norm is not None and exploded is not None:
+        usual, end, at = exploded
+        learns = loss is not None and _at_its_minimum(loss)
+        yield _diverges(
+            f"The gradient norm is {end:.3g} from step {at} to the end, {end / usual:,.0f} times its usual {usual:.3g}"
+            + (", though the loss is at its minimum." if learns else "."),
+            "warning" if learns else "veto",
+            norm,
+            f"grad_norm: usually {usual:.3g}, {end:.3g} at the end",
+        )
+
+
+def _diverges(message: str, severity: Severity, series: Series, shown: str) -> Diagnosis:
+    return Diagnosis(
+        message,
+        severity=severity,
+        because=[evidence(shown, series.source.path)],
+        next_step="Look at what changed at that step (learning rate, data, precision) and start again from before it "
+        "with a lower learning rate, longer warm-up or tighter clipping.",
+    )
+
+
+def _levels(values: Floats) -> tuple[Floats, int]:
+    """Running medians, and the rows in each: a spike narrower than half of them leaves no trace."""
+    width = max(5, len(values) // _SMOOTH_SHARE) if len(values) >= 30 else 3
+    return np.median(np.lib.stride_tricks.sliding_window_view(values, width), axis=1), width
+
+
+def _noise(values: Floats, width: int) -> float:
+    """Scatter of one row, by how far rows that lie `width` apart are off a straight line: no trend and no spike enters.
+
+    Rows side by side would understate what is autocorrelated. The noisier half of the curve counts, since noise may
+    grow with the loss.
+    """
+    if len(values) <= 2 * width:
+        return float(np.abs(np.diff(values)).max(initial=0.0))
+    bent = np.abs(values[2 * width :] - 2 * values[width:-width] + values[: -2 * width])
+    bent = bent[len(bent) // 4 :]  # a curve bends most where it begins
+    parts = [half for half in np.array_split(bent, 2) if half.size]
+    return max(float(np.median(half)) for half in parts) * 1.4826 / math.sqrt(6.0)
+
+
+def _risen(loss: Series) -> tuple[float, float, int] | None:
+    """Smoothed minimum, last level, and the step of the minimum, where the loss ends far above it."""
+    finite = np.isfinite(loss.values)
+    values, steps = loss.values[finite], loss.steps[finite]
+    if len(values) < _MIN_ROWS:
+        return None
+    levels, width = _levels(values)
+    lowest = int(levels.argmin())
+    low, high = float(levels[lowest]), float(levels[-1])
+    rise, drop = high - low, float(levels[: lowest + 1].max()) - low
+    if rise < max(_RISE_SHARE * abs(low), _DROP_SHARE * drop, _RISE_NOISE * _noise(values, width)):
+        return None
+    if rise <= 0 or (values[-width:] < low + rise / 3).sum() > width // 3:
+        return None  # some rows of the end are where the minimum is
+    return low, high, int(steps[min(lowest + width // 2, len(steps) - 1)])
+
+
+def _at_its_minimum(loss: Series) -> bool:
+    values = loss.values[np.isfinite(loss.values)]
+    if len(values) < _MIN_ROWS:
+        return False
+    levels, width = _levels(values)
+    noise = _noise(values, width)
+    return bool(levels[-1] <= levels.min() + noise and levels[0] - levels[-1] > 3 * noise)
+
+
+def _exploded(norm: Series) -> tuple[float, float, int] | None:
+    """Usual norm, norm at the end, and the step since which it is a hundred times the usual one."""
+    usable = norm.values > 0  # 0 is not measured; NaN is none
+    values, steps = norm.values[usable], norm.steps[usable]
+    if len(values) < _MIN_ROWS:
+        return None
+    levels, width = _levels(values)
+    usual = float(np.quantile(levels[: max(1, 3 * len(levels) // 4)], 0.25))
+    if levels[-1] < _EXPLODED * usual or values[-width:].min() < _EXPLODED * usual / 10:
+        return None
+    calm = np.flatnonzero(values < _EXPLODED * usual / 10)
+    return usual, float(levels[-1]), int(steps[calm[-1] + 1 if calm.size else 0])
+
+
+@rule("zero-loss", "veto", of="run")
+def zero_loss(run: RunFacts) -> Iterator[Diagnosis]:
+    """A loss of exactly 0 in three consecutive rows, or in the last, after it was above 0.1: a logger's.
+
+    Loggers that leave out NaN print 0.0. A loss that sinks to 0 through ever smaller values, or begins there, is a
+    warning; all zeros are `zero-grad`.
+    """
+    ranks = [own["loss"] for own in run.result.rank_series.values() if "loss" in own]
+    series = next(
+        (
+            one
+            for one in [run.series("loss"), *ranks]
+            if one is not None and one.values.any() and (one.values == 0).any()
+        ),
+        None,
+    )
+    if series is None or not run.training:
+        return
+    zero = series.values == 0
+    place = _dropped(series.values, zero)
+    first = int(series.steps[place if place is not None else np.flatnonzero(zero)[0]])
+    count = int(zero.sum())
+    yield Diagnosis(
+        f"The loss is exactly 0 from step {first} on, in {count} rows in all, where it had been "
+        f"{format_number(_before(series.values, place))}: no model reaches that, but a logger that leaves out NaN "
+        "prints it."
+        if place is not None
+        else f"The loss is exactly 0 in {count} of {zero.size} rows, the first at step {first}.",
+        severity="veto" if place is not None else "info" if _comes_and_goes(zero) else "warning",
+        because=[evidence(f"loss 0 in {count} of {zero.size} rows", series.source.path, f"step {first}")],
+        next_step="Log the raw loss, NaN and all (transformers: logging_nan_inf_filter=False), and run again.",
+    )
+
+
+def _comes_and_goes(zero: npt.NDArray[np.bool_]) -> bool:
+    """Whether the loss begins at 0 and often leaves it and comes back, as an objective does that is 0 by design."""
+    returns = int((zero[1:] & ~zero[:-1]).sum())
+    return bool(zero[0]) and returns >= _RETURNS and zero.mean() >= _OFTEN_ZERO
+
+
+def _before(values: Floats, place: int) -> float:
+    known = values[:place][np.isfinite(values[:place]) & (values[:place] != 0)]
+    return float(known[-1])
+
+
+def _dropped(values: Floats, zero: npt.NDArray[np.bool_]) -> int | None:
+    """First row of three consecutive zeros, or of those at the end, after losses above 0.1 that had not faded to 0."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([0], zero.astype(np.int8), [0]))))
+    for start, end in zip(edges[::2], edges[1::2], strict=True):
+        before = np.abs(values[:start][np.isfinite(values[:start]) & (values[:start] != 0)])
+        lasting = end - start >= _ZERO_STRIKES or end == len(values)
+        if lasting and before.size and before.max() > _ABOVE_ZERO and before[-10:].min() >= _NEAR_ZERO:
+            return int(start)
+    return None

@@ -1,0 +1,148 @@
+"""Whether a run makes progress: stuck, standing still, or only slow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from validator.diagnose.rule import Diagnosis, RunFacts, evidence, rule
+from validator.model.runbook import Watchdog
+from validator.model.units import format_duration
+
+_NOTABLE_WAIT_S = 180.0
+"""A wait that people begin to take for a hang; the default limit of the watchdog as well."""
+
+
+@rule("hang", "veto", of="run")
+def hang(run: RunFacts) -> Iterator[Diagnosis]:
+    """No progress and no activity: which rank was last, and what it was doing."""
+    if run.outcome is not None and run.outcome.ok:
+        yield from _hung_before(run)
+    if run.outcome is None or run.outcome.reason != "stalled":
+        return
+    last = run.outcome.last
+    marks = run.result.extra.get("heartbeats", {})
+    who, because = "", []
+    if marks:
+        rank = min(marks, key=lambda r: (marks[r]["last_step"], marks[r]["last_ts"] or 0))
+        mark = marks[rank]
+        who = f" Rank {rank} was last seen at step {mark['last_step']} ({mark['last_msg'] or 'no message'})."
+        because.append(evidence(f"last record: step {mark['last_step']}, {mark['last_msg']}", str(mark["path"])))
+        others = [m["last_step"] for r, m in marks.items() if r != rank]
+        if others and min(others) > mark["last_step"]:
+            who += f" The others had reached step {min(others)} and wait for it."
+    because += [evidence("saved before the stop", path) for path in last.bundle[:6]]
+    waiting = run.result.extra.get("waiting_in", [])
+    because += [evidence(w["text"], w["path"], f"line {w['line']}") for w in waiting[:4]]
+    if waiting:
+        who += f" By {len(waiting)} stack dump(s), ranks wait in {waiting[0]['collective']}."
+    because += [hit.evidence for hit in run.hits("nccl")[:2]]
+    stacks = next((path for path in last.bundle if "stack" in path), None)
+    yield Diagnosis(
+        f"The run stopped making progress: {last.detail or 'no step and no activity'}.{who}".replace("..", "."),
+        because=because,
+        next_step=(f"Read the stacks in {stacks}: " if stacks else "Dump the stacks with SIGUSR1 next time: ")
+        + "ranks that wait in a collective are victims, the one that is elsewhere is the cause.",
+    )
+
+
+def _hung_before(run: RunFacts) -> Iterator[Diagnosis]:
+    """A run that ended well at a later attempt."""
+    assert run.outcome is not None
+    before = [attempt for attempt in run.outcome.attempts[:-1] if attempt.reason == "stalled"]
+    if before:
+        yield Diagnosis(
+            f"Attempt {before[0].number} stalled ({before[0].detail or 'no step and no activity'}); attempt "
+            f"{run.outcome.last.number} ended well. An intermittent hang will come back in a run of days.",
+            severity="warning",
+            because=[evidence("saved before the stop", path) for attempt in before for path in attempt.bundle[:4]]
+            or [evidence(before[0].detail or "stalled")],
+            next_step="Read what the stalled attempt left, and repeat the phase until it has run several times without "
+            "a stall.",
+        )
+
+
+@rule("zero-rate", "veto", of="run")
+def zero_rate(run: RunFacts) -> Iterator[Diagnosis]:
+    """The trainer writes rows and gets nowhere: a rate of zero or less, or the same step again and again."""
+    limits = run.spec.watchdog or Watchdog()
+    series = run.series("toks_per_s")
+    last = run.outcome.last if run.outcome is not None and run.outcome.reason == "halted" else None
+    frozen = run.irregular("duplicate-step") if last is not None else []
+    halt = run.result.extra.get("halt") or {}
+    if series is not None and longest_row(series.values <= 0) >= limits.frozen_rows:
+        first = int(series.steps[np.flatnonzero(series.values <= 0)[0]])
+        stays = bool(series.values[-1] <= 0)
+        count = int((series.values <= 0).sum())
+        message = f"toks_per_s is {series.values[series.values <= 0][0]:g} in {count} rows, from step {first} on."
+        because = [evidence(f"{count} rows at zero or below", series.source.path, f"step {first}")]
+    elif frozen:
+        stays, message = True, f"The table stands still: {frozen[0].message}."
+        because = [evidence(frozen[0].message, frozen[0].path, f"line {frozen[0].line}")]
+    elif last is not None and halt.get("anomaly") == "frozen_rows":
+        # Printed lines that repeat a step digit for digit are one row, and no irregularity.
+        said = (last.detail or "rows repeat one step").rstrip(".")
+        stays, message, because = True, f"The trainer stands still: {said}.", [evidence(said, halt["path"])]
+    else:
+        return
+    yield Diagnosis(
+        message,
+        severity="veto" if stays else "warning",
+        because=because,
+        next_step="Find out what the trainer does instead of training (a loader without data, a retry loop, a counter "
+        "that is not advanced); dump its stacks with SIGUSR1 while it happens.",
+    )
+
+
+def longest_row(flags: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> int:
+    """Number of consecutive true values in the longest run of them."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([0], flags.astype(np.int8), [0]))))
+    return int((edges[1::2] - edges[::2]).max()) if edges.size else 0
+
+
+@rule("slow-not-hung", "warning", of="run")
+def slow_not_hung(run: RunFacts) -> Iterator[Diagnosis]:
+    """A run taken for a hang although its next record is not yet due."""
+    quiet = _silence(run)
+    marks = run.result.extra.get("heartbeats", {})
+    if not run.training or quiet is None or any(m["done"] for m in marks.values()):
+        return
+    if run.outcome is not None and (run.outcome.ok or run.outcome.reason in ("exited", "halted", "infrastructure")):
+        return
+    silent_s, due_s, rank = quiet
+    if due_s < _NOTABLE_WAIT_S or silent_s > 1.5 * due_s or run.step_time_s is None:
+        return
+    done, requested = run.steps_done or 0.0, run.steps_requested
+    rest = (
+        f" The {requested - done:.0f} steps left need {format_duration((requested - done) * run.step_time_s)}."
+        if requested
+        else ""
+    )
+    yield Diagnosis(
+        f"The run is slow, not stuck: a step takes {format_duration(run.step_time_s)} and a record comes every "
+        f"{format_duration(due_s)}; the last one is {format_duration(silent_s)} old.{rest}",
+        confidence="high" if silent_s <= due_s else "medium",
+        because=[evidence(f"last step {marks[rank]['last_step']} on rank {rank}", str(marks[rank]["path"]))],
+        next_step="Log every step (log_every 1), give the phase a timeout that fits, and find out why a step takes "
+        "so long.",
+    )
+
+
+def _silence(run: RunFacts) -> tuple[float, float, int] | None:
+    """Seconds since the last finished step of the slowest rank, seconds until a record is due, and that rank."""
+    marks = run.result.extra.get("heartbeats", {})
+    step_s = run.step_time_s
+    if not marks or step_s is None:
+        return None
+    rank = min(marks, key=lambda r: (marks[r]["last_step"], marks[r]["last_ts"] or 0))
+    mark = marks[rank]
+    if mark["last_ts"] is None:
+        return None
+    end = mark["last_ts"]
+    if run.outcome is not None and run.failed and mark["first_ts"] is not None:
+        end = max(end, mark["first_ts"] + run.outcome.duration_s)
+    since = mark.get("last_progress_ts")
+    series = run.series("loss") or run.series("toks_per_s")
+    strides = np.diff(series.steps) if series is not None and len(series.steps) > 1 else np.array([1])
+    return end - (since if since is not None else mark["last_ts"]), float(np.median(strides)) * step_s, int(rank)

@@ -1,0 +1,284 @@
+"""What the training itself shows: losses, gradients and gates that are not those of a healthy run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from validator.diagnose.rule import Diagnosis, RunFacts, Severity, as_number, evidence, rule
+from validator.judge.config import is_coarse
+from validator.model.result import Floats, Series
+from validator.model.runbook import Watchdog
+from validator.stats.means import ROUNDED_NORM, fell, says_nsa
+from validator.text import format_number, format_percent
+
+_VOCABULARIES = (256, 257, 258, 259, 260, 320, 384, 512, 32000, 32768, 50257, 50304, 65536, 100277, 128256, 151936)
+
+_FLOOR_TOLERANCE_NAT = 0.02
+_START_NAT = 1.0
+"""How far above ln V a model begins at most; one that began higher has another vocabulary."""
+
+_SAME_ROWS = 20
+_SAME_COARSE_ROWS = 100
+"""Rows from which losses of two decimals that are all the same are no chance either."""
+
+_REPEATS = 0.7
+_MIN_PERIODS = 4
+
+
+@rule("zero-grad", "veto", of="run")
+def zero_grad(run: RunFacts) -> Iterator[Diagnosis]:
+    """A gradient norm of exactly zero: nothing is learned (information where the loss falls: it is not measured)."""
+    series, loss = run.series("grad_norm"), run.series("loss")
+    if series is None:
+        return
+    zero = series.values == 0
+    at = _strikes(series, zero, min(2, len(series.values)))
+    if at is None:
+        return
+    share = float(zero.mean())
+    there = np.isin(loss.steps, series.steps[zero]) if loss is not None else np.zeros(0, dtype=np.bool_)
+    rounded = float(np.nanmax(series.values)) <= ROUNDED_NORM
+    losses = loss.values[there].tolist() if loss is not None and rounded else []
+    if fell(losses):
+        yield Diagnosis(
+            f"The gradient norm is 0 in {format_percent(share)} of all rows while the loss falls from "
+            f"{format_number(losses[0])} to {format_number(losses[-1])}: the norm is not measured, "
+            "and nothing is known of gradients.",
+            severity="info",
+            because=[evidence(f"grad_norm 0 in {int(zero.sum())} rows", series.source.path)],
+            next_step="Log the norm that clip_grad_norm_ returns (DeepSpeed: get_global_grad_norm() after a step), or "
+            "leave the column out.",
+        )
+        return
+    yield Diagnosis(
+        f"The gradient norm is exactly zero at step {at} and in {format_percent(share)} of all rows: "
+        "nothing is learned.",
+        because=[evidence(f"grad_norm 0 in {int(zero.sum())} rows", series.source.path, f"step {at}")],
+        next_step="Look for a detached loss, frozen parameters, or a loss scale that underflows; train one step on one "
+        "process and print each parameter's gradient norm.",
+    )
+
+
+def _strikes(series: Series, bad: npt.NDArray[np.bool_], strikes: int) -> int | None:
+    """Step of the last of the first `strikes` consecutive bad rows."""
+    run_length = 0
+    for step, flag in zip(series.steps, bad, strict=True):
+        run_length = run_length + 1 if flag else 0
+        if run_length >= strikes:
+            return int(step)
+    return None
+
+
+@rule("zero-grad", "veto", of="run")
+def nothing_learned(run: RunFacts) -> Iterator[Diagnosis]:
+    """A learning rate of zero throughout, or a loss that never changes: steps are done, and nothing is learned.
+
+    Where the loss falls, a learning rate of zero was rounded; a loss of two decimals may be the same for a while.
+    """
+    lr, loss = run.series("lr"), run.series("loss")
+    if not run.training:
+        return
+    falls = False
+    severity: Severity = "veto"
+    if lr is not None and len(lr.values) >= _SAME_ROWS and not lr.values.any():
+        said, source = f"The learning rate is 0 in all {len(lr.values)} rows", lr.source.path
+        falls = loss is not None and fell(loss.values.tolist())
+        severity = "info" if falls else "warning" if loss is None else "veto"
+    elif loss is not None and len(loss.values) >= _SAME_ROWS and (loss.values == loss.values[0]).all():
+        said, source = f"The loss is {loss.values[0]:g} in all {len(loss.values)} rows", loss.source.path
+        few = len(loss.values) < _SAME_COARSE_ROWS
+        severity = "warning" if loss.values[0] and few and is_coarse(loss.values[0]) else "veto"
+    else:
+        return
+    yield Diagnosis(
+        f"{said}, while the loss falls: it is written with too few digits."
+        if falls
+        else f"{said}: nothing is learned, or what is written is not measured.",
+        severity=severity,
+        because=[evidence(said, source)],
+        next_step="Write the learning rate with more digits, such as 3.0e-06."
+        if falls
+        else "Look at the schedule and at what the trainer logs; require loss.last < loss.first.",
+    )
+
+
+@rule("gate-collapse", "veto", of="run")
+def gate_collapse(run: RunFacts) -> Iterator[Diagnosis]:
+    """The gates send nearly everything through one branch."""
+    limits = run.spec.watchdog or Watchdog()
+    if not (says_nsa(dict(run.effective)) if limits.gates is None else limits.gates):
+        return  # columns of these names that another trainer writes may mean anything
+    for name, side, limit, text in (
+        ("gate_entropy_mean", -1, limits.gate_entropy_min, "gate entropy below"),
+        ("gate_max_gate", 1, limits.gate_max, "largest gate above"),
+        ("gate_collapse_frac", 1, limits.gate_collapse_frac, "collapsed share above"),
+    ):
+        series = run.series(name)
+        if series is None:
+            continue
+        bad = side * series.values > side * limit
+        at = _strikes(series, bad, limits.gate_strikes)
+        if at is None:
+            continue
+        lasting: Severity = "veto" if bad[-1] else "warning"
+        yield Diagnosis(
+            f"The gates collapsed: {text} {limit:g} in {limits.gate_strikes} consecutive rows by step {at}"
+            + (", to the end." if bad[-1] else ", and recovered later."),
+            severity=lasting,
+            because=[evidence(f"{name} is {series.values[-1]:.3g} at the end", series.source.path, f"step {at}")],
+            next_step="Compare gate_branch_shares over time; lower the gates' learning rate or initialize them at "
+            "equal shares, and check that every branch gets a gradient.",
+        )
+        return
+
+
+@rule("random-data-floor", "warning", of="run")
+def random_data_floor(run: RunFacts) -> Iterator[Diagnosis]:
+    """A loss that stays at ln V has learned that all tokens are equally likely, which is not convergence.
+
+    V is the vocabulary in use. Where it is not reported, a customary one is taken only if the loss began near its ln V.
+    """
+    series = run.series("loss")
+    if not run.training or series is None or len(series.values) < 20:
+        return
+    tail = series.values[-max(10, len(series.values) // 2) :]
+    if not np.isfinite(tail).all():
+        return
+    halves = [float(half.mean()) for half in np.array_split(tail, 2)]
+    known = _vocabularies(run)
+    start = float(np.median(series.values[: max(3, len(series.values) // 20)]))
+    likely = known or [v for v in _VOCABULARIES if start <= math.log(v) + _START_NAT]
+    floor = next((v for v in likely if all(abs(h - math.log(v)) <= _FLOOR_TOLERANCE_NAT for h in halves)), None)
+    if floor is None or float(tail.std()) > 5 * _FLOOR_TOLERANCE_NAT:
+        return
+    uniform = str(run.setting("data", "dataset") or "").lower() in ("uniform", "random")
+    yield Diagnosis(
+        f"The loss stays at {halves[1]:.3f}, which is ln {floor:.0f}: that of guessing among all tokens"
+        + (", as uniform random data allow no other." if uniform else "."),
+        severity="info" if uniform else "warning",
+        confidence="high" if known else "medium",
+        because=[evidence(f"means of the last two quarters {halves[0]:.4f} and {halves[1]:.4f}", series.source.path)],
+        next_step="Do not read this as convergence; train on data that can be learned (data: synthetic or local) and "
+        "require loss.last < loss.first.",
+    )
+
+
+def _vocabularies(run: RunFacts) -> list[float]:
+    """Tokens in use by the tokenizer, and by the model, which may be padded."""
+    tokenizer = run.environment.get("tokenizer")
+    own = as_number(tokenizer.get("vocab_size")) if isinstance(tokenizer, dict) else None
+    return [v for v in (own, run.number("vocab_size", "padded_vocab_size", "n_vocab")) if v is not None and v > 1]
+
+
+@rule("repeated-data", "warning", of="run")
+def repeated_data(run: RunFacts) -> Iterator[Diagnosis]:
+    """The losses repeat with a period: digit for digit nothing is learned from data that come again, else few data."""
+    loss = run.series("loss")
+    if not run.training or loss is None:
+        return
+    values = loss.values[np.isfinite(loss.values)]
+    exact, period = _exact_period(values), None
+    if exact is None:
+        period = _period(values)
+    if exact is None and period is None:
+        return
+    yield Diagnosis(
+        f"The losses repeat digit for digit every {exact} rows: the same batches come again, and nothing is learned."
+        if exact is not None
+        else f"The losses go up and down alike every {period} rows, as when the same {period} batches come again.",
+        severity="warning" if exact is not None else "info",
+        confidence="high" if exact is not None else "medium",
+        because=[evidence(f"period of {exact or period} rows in {values.size}", loss.source.path)],
+        next_step="Look at the sampler and at how many batches the data hold: a loss that falls on a few batches is "
+        "memory, not learning.",
+    )
+
+
+def _exact_period(values: Floats) -> int | None:
+    """Rows after which the second half of the losses repeats digit for digit; None where no two periods fit."""
+    tail = values[len(values) // 2 :]
+    if len(np.unique(tail)) < 3:
+        return None
+    return next(
+        (p for p in range(2, len(tail) // 2 + 1) if (tail[p:] == tail[:-p]).all() and len(np.unique(tail[:p])) >= 3),
+        None,
+    )
+
+
+def _period(values: Floats) -> int | None:
+    """Rows after which what is left of the losses behind their trend comes again, at least four times."""
+    if len(values) < 2 * _MIN_PERIODS + 16:
+        return None
+    trend = np.convolve(np.pad(values, 2, mode="edge"), np.full(5, 0.2), mode="valid")
+    rest = (values - trend)[len(values) // 8 :]
+    rest = rest - rest.mean()
+    spread = 1.4826 * float(np.median(np.abs(rest)))
+    if not spread > 1e-4 * float(np.abs(values).mean()):
+        return None  # rounding alone
+    rest = np.clip(rest, -4 * spread, 4 * spread)
+    spectrum = np.abs(np.fft.rfft(rest, 2 * len(rest))) ** 2
+    again = np.fft.irfft(spectrum)[: len(rest) // _MIN_PERIODS]
+    again = again / np.arange(len(rest), len(rest) - len(again), -1) * len(rest) / again[0]
+    strong = np.flatnonzero(again[3:-1] >= _REPEATS) + 3
+    if not strong.size:
+        return None
+    # What only wanders is nearly as alike one row earlier and later.
+    neighbor = max(float(again[strong[0] - 1]), float(again[strong[0] + 1]))
+    return int(strong[0]) if neighbor < _REPEATS / 2 else None
+
+
+@rule("dead-parameter", "warning", of="run")
+def dead_parameter(run: RunFacts) -> Iterator[Diagnosis]:
+    """Parameters that never get a gradient."""
+    for name in ("dead_parameters", "dead_params", "params_without_grad", "unused_parameters"):
+        value = run.environment.get(name)
+        count = len(value) if isinstance(value, list) else run.scalar(f"metrics.{name}")
+        if count:
+            listed = ", ".join(map(str, value[:4])) if isinstance(value, list) else ""
+            yield Diagnosis(
+                f"{count:.0f} parameters never got a gradient{': ' + listed if listed else ''}.",
+                because=[evidence(f"{name}: {listed or f'{count:.0f}'}")],
+                next_step="Find why the branch they belong to does not reach the loss; freeze or remove them if meant.",
+            )
+            return
+    hits = run.hits("dead_parameter")
+    if hits:
+        yield Diagnosis(
+            "The log names parameters that got no gradient.",
+            confidence="medium",
+            because=[hit.evidence for hit in hits[:3]],
+            next_step="List the parameters whose .grad is None after one backward pass on one process.",
+        )
+
+
+@rule("fused-unstable", "warning", of="run")
+def fused_unstable(run: RunFacts) -> Iterator[Diagnosis]:
+    """With the fused optimizer the run diverges, or its rate breaks down after it had been up."""
+    value = run.setting("opt_fused", "fused", "fused_adamw")
+    value = run.variable("NSA_OPT_FUSED") if value is None else value
+    if not run.training or str(value).strip().lower() not in ("1", "true", "on", "yes"):
+        return
+    loss, rate = run.series("loss"), run.series("toks_per_s")
+    broken = loss is not None and not np.isfinite(loss.values).all()
+    fell = False
+    if rate is not None and len(rate.values) >= 3:
+        values = rate.values[np.isfinite(rate.values)]
+        last = values[-max(1, len(values) // 4) :]
+        fell = bool(values.size >= 3 and np.median(last) < 0.5 * values.max())
+    hung = run.outcome is not None and run.outcome.reason == "stalled"
+    if not (broken or fell or hung):
+        return
+    what = "the loss is not finite" if broken else "the run stalled" if hung else "the rate broke down"
+    shown = rate if fell and rate is not None else loss
+    yield Diagnosis(
+        f"With the fused optimizer {what}"
+        + (f": {rate.values.max():.0f} tok/s at best, {rate.values[-1]:.0f} at the end." if fell and rate else "."),
+        confidence="medium" if broken or hung else "low",
+        because=[evidence(f"fused optimizer {value}", shown.source.path if shown is not None else None)],
+        next_step="Repeat with NSA_OPT_FUSED unset, interleaved at least four times each; keep it unset until the "
+        "fused arm is as steady.",
+    )

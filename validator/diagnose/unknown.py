@@ -1,0 +1,73 @@
+"""What cannot be judged, since the evidence for it was never written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from validator.diagnose.rule import WORKLOAD, Diagnosis, RunFacts, ValidationFacts, evidence, rule
+from validator.judge.config import unreported
+
+
+@rule("config-unknown", "info", of="run")
+def config_unknown(run: RunFacts) -> Iterator[Diagnosis]:
+    """The trainer does not report its effective config, or not all of it."""
+    if run.training and run.effective:
+        yield from _unreported_workload(run)
+    if not run.training or run.effective or (run.spec.phase == "inspect" and not run.result.series):
+        return
+    if run.steps_done is None:
+        return
+    yield Diagnosis(
+        "The trainer does not write its effective config, so whether the settings were obeyed is not known.",
+        because=[evidence("no `effective` in the trainer's environment file")],
+        next_step="Let the trainer write env.json with `requested` and `effective` (docs/trainer-contract.md) and "
+        "name it in trainer.metrics.env.",
+    )
+
+
+def _unreported_workload(run: RunFacts) -> Iterator[Diagnosis]:
+    """Settings that decide how much work a step is, and that a trainer which reports others does not report."""
+    silent = [name for name in unreported(run.record) if name in WORKLOAD]
+    if silent:
+        yield Diagnosis(
+            f"The trainer was given {', '.join(silent)} and does not report the effective value.",
+            because=[evidence(f"no effective.{name}", run.config_path) for name in silent[:4]],
+            next_step="Let the trainer write the same keys under `requested` and `effective`; a flag that it does not "
+            "know should be an error.",
+        )
+
+
+@rule("not-judged", "info", of="run")
+def not_judged(run: RunFacts) -> Iterator[Diagnosis]:
+    """What cannot be judged, since the trainer does not write what is needed; reported once for all runs."""
+    if not run.training or run.failed or not run.result.series:
+        return
+    timed = [rank for rank, own in run.result.rank_series.items() if "compute_time_s" in own]
+    missing = [
+        text
+        for text, lacks in (
+            ("stragglers: fewer than two ranks report compute_time_s", run.world_size > 1 and len(timed) < 2),
+            ("divergence and zero losses: no loss", run.series("loss") is None),
+            ("steadiness and pauses: no rate and no time per step", run.times is None and run.timed),
+        )
+        if lacks
+    ]
+    if missing:
+        yield Diagnosis(
+            f"Not judged, since the trainer does not write it: {'; '.join(missing)}.",
+            because=[evidence(text) for text in missing],
+            next_step="Let the trainer write these fields (docs/own-trainer.md) where the answer matters.",
+        )
+
+
+@rule("clock-unverified", "info", of="validation")
+def clock_unverified(whole: ValidationFacts) -> Iterator[Diagnosis]:
+    """No run has arrival stamps, so the times that the trainer reports were compared with no clock but its own."""
+    timed = [run for run in whole.runs if run.outcome is not None and run.result.series]
+    if not timed or any(run.result.extra.get("arrivals") for run in timed):
+        return
+    yield Diagnosis(
+        "The rows have no arrival stamps, so rates and times per step rest on the trainer's own clock.",
+        because=[evidence(f"no arrivals.jsonl in the folder of {timed[0].spec.id}", None, timed[0].spec.id)],
+        next_step="None for a folder of an earlier version; `validator run` stamps every row on arrival.",
+    )

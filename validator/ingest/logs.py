@@ -1,0 +1,345 @@
+"""What a run printed: where its logs are, the series that a pattern finds in them, and signs of trouble.
+
+Each file is read once, in bounds: trouble is looked for in the head and the tail of a log that is too long.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from validator.documents import parse_json
+from validator.files import Tree, is_file, open_file, stat_file
+from validator.ingest.printed import Lines, PrintedRows
+from validator.ingest.read_log import SMALL_BYTES, Digest, ReadLog, blocks, clean, printable
+from validator.ingest.recipes import Recipe, document_lines, recognize
+from validator.ingest.table import StepTable
+from validator.model.budget import TooSlow, searching
+from validator.model.columns import without_colors
+from validator.model.pattern import LinePattern, StepCounter, line_pattern, parse_number
+from validator.model.result import ScalarValue
+
+MAX_LINE = 8192
+TAIL_BYTES = 64 * 2**10
+MAX_FILES = 256
+
+_COLLECTIVE = re.compile(
+    r"\b(?:all_reduce|allreduce|all_gather(?:_into_tensor)?|reduce_scatter(?:_tensor)?|broadcast|barrier|all_to_all|"
+    r"_verify_params_across_processes|monitored_barrier)\b"
+)
+
+
+@dataclass(frozen=True)
+class LogFiles:
+    """Logs of a run. `rank_out` and `rank_err` map ranks to files; `launcher` are the rest."""
+
+    rank_out: Mapping[int, Path]
+    rank_err: Mapping[int, Path]
+    rank_error: Mapping[int, Path]
+    launcher: tuple[Path, ...]
+
+    @property
+    def main(self) -> Path | None:
+        """What rank 0 printed: its own log, else the launcher's."""
+        return (
+            self.rank_out.get(0)
+            or next((p for p in self.launcher if p.name == "stdout.log"), None)
+            or (self.launcher[0] if self.launcher else None)
+        )
+
+    @property
+    def printed(self) -> tuple[Path, ...]:
+        """What rank 0 printed, on standard output and, where loggers write, on standard error."""
+        beside = self.main.with_name("stderr.log") if self.main is not None and self.main.name == "stdout.log" else None
+        return tuple(path for path in (self.main, beside) if path is not None and (path == self.main or is_file(path)))
+
+    @property
+    def all(self) -> tuple[Path, ...]:
+        """Every log once, rank by rank, then the launcher's."""
+        ranks = sorted({*self.rank_out, *self.rank_err})
+        files = [f for r in ranks for f in (self.rank_out.get(r), self.rank_err.get(r)) if f is not None]
+        return tuple(dict.fromkeys([*files, *self.launcher]))[:MAX_FILES]
+
+
+def find_logs(out: Path) -> LogFiles:
+    """Find logs below an output folder: torchrun's per-rank folders, the supervisor's files, and any other `*.log`.
+
+    torchrun writes `ranks/<job>/attempt_<n>/<rank>/{stdout.log,stderr.log,error.json}`; of several attempts the last
+    one counts for each rank.
+    """
+    ranks: dict[str, dict[int, Path]] = {"stdout.log": {}, "stderr.log": {}, "error.json": {}}
+    try:
+        with Tree(out / "logs" / "ranks") as tree:
+            files = (tree.given / one.path for one in tree.walk() if one.kind == "file")
+            found = sorted(filter(is_file, files), key=_attempt)
+    except OSError:
+        found = []
+    for path in found[: 64 * MAX_FILES]:
+        if path.name in ranks and path.parent.name.isascii() and path.parent.name.isdigit():
+            ranks[path.name][int(path.parent.name)] = path
+    launcher = [p for p in (out / "logs" / "stdout.log", out / "logs" / "stderr.log") if is_file(p)]
+    for folder in (out, out / "logs"):
+        try:
+            launcher += sorted(p for p in folder.glob("*.log") if is_file(p) and p not in launcher)
+        except OSError:
+            continue
+    return LogFiles(ranks["stdout.log"], ranks["stderr.log"], ranks["error.json"], tuple(launcher))
+
+
+def _attempt(path: Path) -> tuple[tuple[int, ...], str]:
+    numbers = tuple(int(m) for m in re.findall(r"attempt_(\d{1,9})", path.as_posix()))
+    return numbers, path.as_posix()
+
+
+def _lines(path: Path, digest: Digest) -> Iterator[tuple[int, str]]:
+    """Numbered lines as a terminal shows them: without colors, and a carriage return also ends one, since progress bars
+    redraw theirs. Long ones are cut. Of a file that is one JSON document, its records."""
+    number = 0
+    if path.suffix == ".json" and stat_file(path).st_size <= SMALL_BYTES:
+        with open_file(path) as file:
+            data = file.read(SMALL_BYTES)
+        records = list(document_lines(data.decode("utf-8-sig", "replace")))
+        if records:
+            digest.update(data)
+            yield from records
+            return
+    for block in blocks(path, digest):
+        for raw in block.split(b"\n") if not block.endswith(b"\n") else block[:-1].split(b"\n"):
+            number += 1
+            for part in raw.split(b"\r") if b"\r" in raw else (raw,):
+                yield number, without_colors(part[: 2 * MAX_LINE])[:MAX_LINE].decode("utf-8", "replace")
+
+
+def _float(text: str | None) -> float | None:
+    return None if text is None else parse_number(text)
+
+
+def series_in(paths: tuple[Path, ...], pattern: str, read_log: ReadLog, *, longest: bool = False) -> StepTable | None:
+    """Series from the first of these logs in which the pattern matches a line, as `series` reads it."""
+    for path in paths[1:]:
+        if _matches(paths[0], pattern) or not _matches(path, pattern):
+            continue
+        return series(path, pattern, read_log, longest=longest)
+    return series(paths[0], pattern, read_log, longest=longest)
+
+
+def recognized(paths: Iterable[Path]) -> tuple[Path, Recipe] | None:
+    """Of these logs the one with most rows in a known print format, and that format."""
+    best: tuple[int, Path, Recipe] | None = None
+    for path in dict.fromkeys(paths):
+        try:
+            known = recognize(_lines(path, Digest()))
+        except OSError:
+            continue
+        if known is not None and (best is None or known[1] > best[0]):
+            best = known[1], path, known[0]
+    return None if best is None else best[1:]
+
+
+def texts_of(folder: Path, found: LogFiles) -> tuple[Path, ...]:
+    """Every file of a folder that may hold what rank 0 printed, the likely ones first."""
+    suffixes = (".txt", ".out", ".jsonl", ".json")
+    try:
+        others = sorted(p for p in folder.iterdir() if p.suffix in suffixes and is_file(p))
+    except OSError:
+        others = []
+    return tuple(dict.fromkeys((*found.printed, *found.all, *others)))[:MAX_FILES]
+
+
+def _matches(path: Path, pattern: str) -> bool:
+    wanted = line_pattern(pattern)
+    try:
+        return any(wanted.read(text) is not None for _, text in _searched(path, Digest(), pattern))
+    except (OSError, TooSlow):
+        return False
+
+
+def _searched(path: Path, digest: Digest, pattern: str) -> Iterator[tuple[int, str]]:
+    """`_lines`, under the limit on the time that searching them for a pattern may take; raises TooSlow beyond it."""
+    with searching(pattern) as count:
+        for numbered in _lines(path, digest):
+            count()
+            yield numbered
+
+
+def _usual_total(lines: Lines, pattern: LinePattern) -> float | None:
+    """The `steps_total` of training, where a log holds several progress bars; None where the pattern has no such
+    group."""
+    if "steps_total" not in pattern.names:
+        return None
+    counter = StepCounter()
+    for _, text in lines:
+        printed = pattern.read(text)
+        if printed is not None:
+            counter.step(printed)
+    return counter.usual_total
+
+
+def series(path: Path, pattern: str, read_log: ReadLog, *, longest: bool = False) -> StepTable | None:
+    """Series from the named groups of `pattern`, searched in each line; `step` is the step, the rest are values.
+
+    None when the log cannot be read. A pattern that never matches is an irregularity, not an error. With `longest` the
+    longest of several runs or stages counts, else the last.
+    """
+    digest, wanted = Digest(), line_pattern(pattern)
+    try:
+        total = _usual_total(_searched(path, Digest(), pattern), wanted)
+        rows = PrintedRows(wanted, StepCounter(total)).read(_searched(path, digest, pattern))
+    except TooSlow as error:
+        read_log.note("no-match", str(error), path)
+        return None
+    except OSError as error:
+        read_log.note("unreadable", f"the log cannot be read: {error.strerror or error}", path)
+        return None
+    source = read_log.add_source(path, sha256=digest.sha256, size=digest.size)
+    _note_odd(rows, path, read_log)
+    if not rows.steps and not rows.odd_steps:
+        seen = rows.last_other
+        last = f"; its last line is {printable(seen, limit=120)!r}" if seen else "; nothing was printed"
+        read_log.note("no-match", f"no line of the log matches the pattern {pattern!r}{last}", path)
+    if len(rows.steps) <= len(rows.odd_steps):
+        return StepTable({}, source, 0)
+    columns, derived, kept = rows.table(lambda code, text, line: read_log.note(code, text, path, line), longest=longest)
+    return StepTable(columns, source, kept, derived, rows.places)
+
+
+_POINT = " (print a decimal point)"
+
+
+def _note_odd(rows: PrintedRows, path: Path, read_log: ReadLog) -> None:
+    """Lines that match, and hold no number where one belongs."""
+    doubtful = rows.doubtful if len(rows.doubtful) == rows.losses else []
+    for found, code, what, limit, advice in (
+        (rows.cut, "garbage-cell", "lines hold a number of which the pattern takes a part alone", 120, ""),
+        (rows.commas, "garbage-cell", "lines hold a number with a decimal comma", 80, _POINT),
+        (doubtful, "garbage-cell", "losses, which are all, are thousands or have a decimal comma", 80, _POINT),
+        (rows.odd_values, "no-number", "lines match, but hold no number there", 80, ""),
+    ):
+        if found:
+            line, text = found[0]
+            read_log.note(code, f"{len(found)} {what}; first: {printable(text, limit=limit)}{advice}", path, line)
+    if rows.odd_steps:
+        line, text = rows.odd_steps[0]
+        message = (
+            f"{len(rows.odd_steps)} lines match, but their step is no whole number; first: "
+            f"{printable(text, limit=40)!r} "
+            "(an epoch is no step: let the trainer print how many optimizer steps it has done)"
+        )
+        read_log.note("garbage-row", message, path, line)
+
+
+def last_groups(path: Path, pattern: str, read_log: ReadLog) -> dict[str, ScalarValue]:
+    """The last match of each named group over all lines, as `metrics.<group>`; a number where it reads as one."""
+    digest, wanted = Digest(), line_pattern(pattern)
+    found: dict[str, str] = {}
+    numbers: dict[str, float] = {}
+    cut: dict[str, str] = {}
+    try:
+        for _, text in _searched(path, digest, pattern):
+            printed = wanted.read(text)
+            if printed is None:
+                continue
+            step = {} if printed.step is None else {"step": printed.step}
+            for name, shown in printed.texts.items():
+                found[name] = shown
+                cut.pop(name, None)
+                numbers.pop(name, None)
+            numbers |= {**printed.values, **step}
+            if printed.odd is not None and printed.odd[1] != printed.texts[printed.odd[0]]:
+                cut[printed.odd[0]] = printed.odd[1]
+    except TooSlow as error:
+        read_log.note("no-match", str(error), path)
+        return {}
+    except OSError as error:
+        read_log.note("unreadable", f"the log cannot be read: {error.strerror or error}", path)
+        return {}
+    source = read_log.add_source(path, sha256=digest.sha256, size=digest.size)
+    if not found:
+        read_log.note("no-match", f"no line of the output matches the pattern {pattern!r}", path)
+    scalars = {}
+    for name in sorted(cut):
+        message = f"the pattern takes a part alone of the number that is {name}, {found[name]!r}; write {{{name}}}"
+        read_log.note("garbage-cell", message, path)
+    for name, text in found.items():
+        if name in cut:
+            continue
+        number = numbers.get(name)
+        value: float | str = printable(text) if number is None else number
+        scalars[f"metrics.{name}"] = ScalarValue(value=value, source=source.path)
+    return scalars
+
+
+def find_texts(files: tuple[Path, ...], texts: tuple[str, ...], read_log: ReadLog) -> dict[str, Any]:
+    """Where each wanted text first appears: `{path, line}`, or None."""
+    found: dict[str, Any] = dict.fromkeys(texts)
+    for path in files:
+        missing = [text for text in texts if found[text] is None]
+        if not missing:
+            break
+        try:
+            for number, line in _lines(path, Digest()):
+                for text in missing:
+                    if found[text] is None and text in line:
+                        found[text] = {"path": read_log.name(path), "line": number}
+        except OSError:
+            continue
+    return found
+
+
+def waiting_in(out: Path, read_log: ReadLog) -> list[dict[str, Any]]:
+    """Collectives that stack dumps show, one for each dump: `{path, line, text, collective}`.
+
+    Stacks are the trainer's own (`stackdump_*`) and those that were saved when the run was stopped (`dump/`).
+    """
+    found = []
+    dumps = sorted({*out.glob("stackdump_*"), *out.glob("dump/*.txt"), *out.glob("dump/*stack*")})
+    for path in filter(is_file, dumps[:MAX_FILES]):
+        try:
+            if stat_file(path).st_size > SMALL_BYTES:
+                continue
+            for number, line in _lines(path, Digest()):
+                match = _COLLECTIVE.search(line)
+                if match is not None:
+                    place = {"path": read_log.name(path), "line": number, "text": printable(line)}
+                    found.append({**place, "collective": match[0].rstrip("(").strip()})
+                    break
+        except OSError:
+            continue
+    return list({hit["path"]: hit for hit in found}.values())
+
+
+def tail(path: Path, *, lines: int = 40) -> tuple[str, ...]:
+    """The last lines of a log, fit to be shown; empty when it cannot be read."""
+    try:
+        with open_file(path) as handle:
+            size = handle.seek(0, 2)
+            handle.seek(max(0, size - TAIL_BYTES))
+            data = handle.read(TAIL_BYTES)
+    except OSError:
+        return ()
+    if size > TAIL_BYTES:
+        data = data[data.find(b"\n") + 1 :]
+    shown = [printable(line, limit=500) for line in data.decode("utf-8", "replace").replace("\r", "\n").split("\n")]
+    return tuple(line for line in shown if line)[-lines:]
+
+
+def read_errors(logs: LogFiles, read_log: ReadLog) -> list[dict[str, Any]]:
+    """What ranks raised, from torchrun's `error.json`, the first in time first."""
+    errors = []
+    for rank, path in sorted(logs.rank_error.items()):
+        try:
+            with open_file(path) as file:
+                content = parse_json(file.read(TAIL_BYTES))
+        except (OSError, ValueError):
+            continue
+        message = content.get("message") if isinstance(content, dict) else None
+        info = message.get("extraInfo") if isinstance(message, dict) else None
+        text = message.get("message") if isinstance(message, dict) else message
+        stamp = _float(str(info.get("timestamp"))) if isinstance(info, dict) else None
+        errors.append(
+            {"rank": rank, "path": read_log.name(path), "message": printable(str(clean(text)), limit=500), "ts": stamp}
+        )
+    return sorted(errors, key=lambda e: e["ts"] if e["ts"] is not None else float("inf"))

@@ -1,0 +1,150 @@
+"""One run's folder becomes a Result. Nothing in a folder raises: what cannot be read is an irregularity."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from validator.files import is_file, reading_below, stat_file
+from validator.ingest import logs
+from validator.ingest.accounts import scan
+from validator.ingest.read_log import ReadLog, printable
+from validator.ingest.result_builder import ResultBuilder
+from validator.ingest.training import read_training
+from validator.model.plan import RunSpec
+from validator.model.record import Outcome
+from validator.model.result import Result
+from validator.model.runbook import BUNDLED_METRICS, TrainerMetrics
+from validator.times import unix_seconds
+
+Reader = Callable[[RunSpec, ResultBuilder, "Path | None"], None]
+"""Adds what only the run's kind reads; the path is that of what rank 0 printed."""
+
+
+def collect_run(spec: RunSpec, *, run_dir: Path, outcome: Outcome | None, read: Reader | None = None) -> Result:
+    """Read what a run left in `run_dir / spec.out`, and how it ended.
+
+    Args:
+        spec: the run as planned; it says where the trainer's measurements are.
+        run_dir: the validation's folder; all paths in the result are relative to it.
+        outcome: how the run ended; None while it runs, and then nothing that needs its start or end is derived.
+        read: the reader of the run's kind, `kind_of(spec.kind).read`; None reads what every kind of run may leave.
+    """
+    # Absurd values overflow; they are kept as read, not warned of.
+    with np.errstate(all="ignore"), reading_below(run_dir):
+        return _collect_run(spec, run_dir=run_dir, outcome=outcome, read=read)
+
+
+def _collect_run(spec: RunSpec, *, run_dir: Path, outcome: Outcome | None, read: Reader | None) -> Result:
+    out = run_dir / spec.out
+    state = ResultBuilder(
+        run=spec.id,
+        out=out,
+        read_log=ReadLog(run_dir),
+        metrics=spec.metrics,
+        warmup_steps=spec.warmup_steps,
+        world_size=spec.ranks if spec.trains else None,
+        started_s=unix_seconds(outcome.last.started) if outcome else None,
+        outcome=outcome,
+        tokens_declared=spec.tokens_per_step,
+    )
+    if spec.pause_every is not None:
+        state.extra["pause_every"] = spec.pause_every
+    if outcome is not None:
+        if outcome.rc is not None:
+            state.add_scalar("outcome.rc", float(outcome.rc))
+        state.add_scalar("outcome.duration_s", outcome.duration_s)
+    found = logs.find_logs(out)
+    if spec.trains:
+        read_training(state, found)
+    if read is not None:
+        read(spec, state, found.main)
+    if spec.stdout_groups is not None and found.main is not None:
+        state.scalars |= logs.last_groups(found.main, spec.stdout_groups, state.read_log)
+    if spec.log_contains:
+        files = tuple(f for f in (found.main, found.rank_err.get(0)) if f is not None)
+        state.extra["log_contains"] = logs.find_texts(files, spec.log_contains, state.read_log)
+    _read_trouble(state, found)
+    return _result(state, found)
+
+
+def collect_dir(path: Path, *, metrics: TrainerMetrics | None = None, world_size: int | None = None) -> Result:
+    """Read any trainer's folder, or one log or table of it, without a plan and without an outcome.
+
+    Args:
+        path: the folder or the file; all paths in the result are relative to the folder.
+        metrics: where the measurements are; by default the contract's names, whichever of them are there, and where
+            none is, a log in a known print format.
+        world_size: ranks, where that is known.
+    """
+    path = path if path.is_dir() else path.resolve()  # a link that the user names is followed
+    folder = path if path.is_dir() else path.parent
+    with np.errstate(all="ignore"), reading_below(folder):
+        return _collect_dir(path, folder, metrics=metrics, world_size=world_size)
+
+
+def _collect_dir(path: Path, folder: Path, *, metrics: TrainerMetrics | None, world_size: int | None) -> Result:
+    found = logs.find_logs(path) if path.is_dir() else logs.LogFiles({}, {}, {}, (path,))
+    state = ResultBuilder(
+        run=printable(path.resolve().name) or "run",
+        out=folder,
+        read_log=ReadLog(folder),
+        metrics=metrics or (BUNDLED_METRICS if path.is_dir() else TrainerMetrics()),
+        world_size=world_size,
+        lenient=metrics is None,
+        texts=logs.texts_of(path, found) if path.is_dir() else (path,),
+    )
+    read_training(state, found)
+    if path.is_dir() and is_file(path / "junit.xml"):
+        state.read_tests()
+    _read_trouble(state, found)
+    return _result(state, found)
+
+
+def _read_trouble(state: ResultBuilder, found: logs.LogFiles) -> None:
+    for name, trouble in (
+        ("log_hits", scan(found.all, state.read_log)),
+        ("waiting_in", logs.waiting_in(state.out, state.read_log)),
+        ("errors", logs.read_errors(found, state.read_log)),
+    ):
+        if trouble:
+            state.extra[name] = trouble
+
+
+def _decisive_log(found: logs.LogFiles, outcome: Outcome | None, errors: list[dict[str, Any]] | None) -> Path | None:
+    """The log whose end says most: of a failed run, what the rank that failed first wrote to stderr."""
+    candidates: list[Path | None] = []
+    if outcome is not None and not outcome.ok:
+        rank = errors[0]["rank"] if errors else 0
+        candidates = [found.rank_err.get(rank), *found.rank_err.values()]
+        candidates += [p for p in found.launcher if p.name == "stderr.log"]
+    candidates += [found.main, *found.all]
+    for path in candidates:
+        try:
+            if path is not None and stat_file(path).st_size:
+                return path
+        except OSError:
+            continue
+    return found.main
+
+
+def _result(state: ResultBuilder, found: logs.LogFiles) -> Result:
+    """The finished value."""
+    log = _decisive_log(found, state.outcome, state.extra.get("errors"))
+    return Result(
+        run=state.run,
+        series=state.series,
+        rank_series=state.rank_series,
+        scalars=state.scalars,
+        requested=state.requested,
+        effective=state.effective,
+        environment=state.env,
+        irregularities=tuple(state.read_log.irregularities),
+        sources=tuple(state.read_log.sources.values()),
+        log_tail=logs.tail(log) if log else (),
+        log_path=state.read_log.name(log) if log else None,
+        extra=state.extra,
+    )

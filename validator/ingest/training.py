@@ -1,0 +1,336 @@
+"""What a trainer writes: its own account, its table, its heartbeats, and what follows from them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from validator.files import is_file, open_file
+from validator.ingest import logs
+from validator.ingest.accounts import flat, open_scalars, read_json_object, scalar
+from validator.ingest.clock import jumps_in_rows, longest_s, read_arrivals
+from validator.ingest.heartbeat import Heartbeat, find_heartbeats, read_loader
+from validator.ingest.instruments import read_instruments
+from validator.ingest.ranks import fill_from_rank_0, read_heartbeats, reading
+from validator.ingest.read_log import CLOCK_SLACK_S, age_before, printable
+from validator.ingest.result_builder import (
+    ResultBuilder,
+    bus_bandwidth,
+    first_arrival,
+    first_step_s,
+    series_from,
+    step_times,
+    steps_done,
+    straggler_score,
+)
+from validator.ingest.table import StepTable, has_steps, read_table
+from validator.ingest.telemetry import disturbed_somewhere, read_samples, read_telemetry
+from validator.model.catalogue import METRICS
+from validator.model.columns import ALIASES, OTHER_UNITS
+from validator.model.result import Series
+from validator.times import unix_seconds
+
+_MOST_RANKS = 2**20
+_ACCOUNT = ("requested", "effective")
+_FURTHER = {
+    "k_stats.csv": "selection statistics",
+    "fallback_counters.csv": "fallback counters",
+    "val.csv": "validation loss",
+    "sdpa_audit.json": "attention backends",
+    "trace/summary.json": "trace summary",
+}
+_BY_STEP = ("k_stats.csv", "val.csv")
+
+
+def read_training(state: ResultBuilder, found: logs.LogFiles) -> None:
+    """All that a trainer writes, then what follows from it."""
+    _read_env(state)
+    _read_metrics(state)
+    paths = find_heartbeats(state.out, state.metrics.heartbeat) if state.metrics.heartbeat is not None else {}
+    with reading(paths, root=state.read_log.root, limit_s=longest_s(state.duration_s)) as heartbeats:
+        _read_csv(state)
+        read_heartbeats(state, paths, heartbeats)
+    _read_stdout(state, found)
+    fill_from_rank_0(state)
+    _derive(state)
+    _read_halt(state)
+    _read_further(state)
+    if state.lenient and not state.series:
+        state.read_log.note(
+            "missing-file",
+            "nothing is measured here: no training.csv or other table by step, no heartbeat, no log in a known print "
+            "format (give --stdout PATTERN or --runbook FILE)",
+            found.main or state.out,
+        )
+
+
+def _read_env(state: ResultBuilder) -> None:
+    path = state.declared(state.metrics.env, "environment file")
+    read = read_json_object(path, state.read_log, what="the environment file") if path else None
+    if path is None or read is None:
+        return
+    content, source = read
+    state.requested, state.effective = (flat(content.get(name)) for name in _ACCOUNT)
+    for name, account in zip(_ACCOUNT, (state.requested, state.effective), strict=True):
+        state.scalars |= open_scalars(name, account or {}, source.path)
+    state.env = {key: value for key, value in content.items() if key not in _ACCOUNT}
+    written_s = state.env.get("time_unix_s")
+    if not isinstance(written_s, (int, float)):
+        written_s = unix_seconds(state.env.get("time"))
+    if written_s is not None and state.started_s is not None and written_s < state.started_s - CLOCK_SLACK_S:
+        state.read_log.note(
+            "foreign-results",
+            f"the environment file says it was written {state.started_s - written_s:.0f} s before this run was started",
+            path,
+        )
+    world = state.env.get("world_size")
+    if isinstance(world, int) and not isinstance(world, bool) and 1 <= world <= _MOST_RANKS:
+        if state.world_size is not None and world != state.world_size:
+            state.read_log.note(
+                "world-size", f"the trainer ran with {world} ranks where {state.world_size} were started", path
+            )
+        state.world_size = world
+    elif world is not None:
+        state.read_log.note("world-size", f"world_size {world!r} in the environment file is invalid", path)
+
+
+def _read_metrics(state: ResultBuilder) -> None:
+    path = state.declared(state.metrics.metrics, "final metrics")
+    read = read_json_object(path, state.read_log, what="the final metrics") if path else None
+    if read is not None:
+        content, source = read
+        state.scalars |= open_scalars("metrics", flat(content) or {}, source.path)
+
+
+def _add_table(state: ResultBuilder, table: StepTable, *, prefix: str = "") -> None:
+    for raw, (steps, values) in table.columns.items():
+        column, other = ALIASES.get(raw, raw), OTHER_UNITS.get(raw)
+        if other is not None and other.name not in table.columns and not prefix:
+            column, values = other.name, other.converted(values)
+        name = f"{prefix}{column}"
+        if name not in state.series:
+            state.series[name] = Series(
+                name=name, unit=state.unit_of(column), steps=steps, values=values, source=table.source
+            )
+
+
+def _read_csv(state: ResultBuilder) -> None:
+    path = state.declared(state.metrics.csv, "training log") or (_other_table(state) if state.lenient else None)
+    table = read_table(path, state.read_log, ended=_ended(state)) if path else None
+    if table is not None:
+        _add_table(state, table)
+
+
+def _other_table(state: ResultBuilder) -> Path | None:
+    """The one table by step in a folder that nothing was declared of, whatever its trainer calls it."""
+    found = [
+        path
+        for path in sorted(state.out.glob("*.csv"))
+        if is_file(path) and path.name not in _FURTHER and has_steps(path)
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+def _read_stdout(state: ResultBuilder, found: logs.LogFiles) -> None:
+    if state.metrics.stdout is None:
+        if state.lenient and not state.series:
+            _read_known_format(state)
+        return
+    texts = found.printed if state.texts is None else state.texts
+    if not texts:
+        state.read_log.note("missing-file", "there is no log of what rank 0 printed", state.out / "logs")
+        return
+    table = logs.series_in(texts, state.metrics.stdout, state.read_log, longest=state.texts is not None)
+    if table is not None:
+        _add_printed(state, table)
+
+
+def _read_known_format(state: ResultBuilder) -> None:
+    """The log that has most rows of a print format that many trainers have; nothing where no log has one."""
+    known = logs.recognized(state.texts or ())
+    table = None if known is None else logs.series(known[0], known[1].pattern, state.read_log, longest=True)
+    if known is None or table is None or not table.columns:
+        return
+    path, recipe = known
+    state.extra["printed"] = {
+        "path": state.read_log.name(path),
+        "format": recipe.name,
+        "pattern": recipe.pattern,
+        "about": recipe.about,
+    }
+    _add_printed(state, table)
+
+
+def _add_printed(state: ResultBuilder, table: StepTable) -> None:
+    state.extra.setdefault("derived", []).extend(name for name in table.derived if name not in state.series)
+    if table.places is not None:
+        state.extra["places"] = {"path": table.source.path, **vars(table.places)}
+    _add_table(state, table)
+
+
+def _tokens_per_step(state: ResultBuilder) -> float | None:
+    if state.tokens_declared is not None:
+        return float(state.tokens_declared)
+    for account in (state.env, state.effective):
+        value = (account or {}).get("tokens_per_step")
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0:
+            return float(value)
+    return None
+
+
+def _read_arrivals(state: ResultBuilder) -> None:
+    path = state.out / "arrivals.jsonl"
+    arrivals = read_arrivals(path, state.read_log, out=state.out) if is_file(path) else {}
+    if arrivals:
+        state.extra["arrivals"] = arrivals
+
+
+def _ended(state: ResultBuilder) -> bool:
+    """Whether the trainer ended by itself, and closed its files."""
+    return state.outcome is not None and state.outcome.ok
+
+
+def _derive(state: ResultBuilder) -> None:
+    if state.world_size is None and (state.texts is None or len(state.heartbeats) > 1):
+        state.world_size = max(state.heartbeats, default=0) + 1
+    own = state.series.get("toks_per_s_per_rank")
+    if own is not None and "toks_per_s" not in state.series and state.world_size is not None:
+        state.series["toks_per_s"] = series_from("toks_per_s", own, own.steps, own.values * state.world_size)
+    first = state.heartbeats.get(min(state.heartbeats)) if state.heartbeats else None
+    _read_arrivals(state)
+    tokens = _tokens_per_step(state)
+    if tokens is not None:
+        state.extra["tokens_per_step"] = tokens
+    written = dict(state.series)
+    for name, made in step_times(state.series, first, tokens, duration_s=state.duration_s).items():
+        state.series[name] = made
+        state.extra.setdefault("derived", []).append(name)
+    if (rate := state.series.get("toks_per_s")) is not None and state.world_size is not None:
+        own = series_from("toks_per_s_per_rank", rate, rate.steps, rate.values / state.world_size)
+        state.series["toks_per_s_per_rank"] = own
+    if state.world_size is not None:
+        state.extra["world_size"] = state.world_size
+    state.scalars |= scalar("steps.done", steps_done(state.series, first))
+    if first is not None and state.started_s is not None:
+        start_s = first_step_s(first, started_s=state.started_s)
+        state.scalars |= scalar("startup.first_step_s", start_s, first.source.path)
+    elif (seen := first_arrival(state.extra.get("arrivals", {}))) is not None:
+        state.scalars |= scalar("startup.first_step_s", *seen)
+    _derive_invalid_windows(state, first, jumps_in_rows(written, tokens, limit_s=longest_s(state.duration_s)))
+    score = straggler_score(state.rank_series, warmup_steps=state.warmup_steps)
+    if score is not None:
+        state.scalars |= scalar("straggler.score", score[0])
+        state.extra["rank_compute_time_s"] = score[1]
+    _derive_gaps(state)
+
+
+def _derive_invalid_windows(state: ResultBuilder, first: Heartbeat | None, jumps: list[dict[str, Any]]) -> None:
+    """Windows in which nothing may be measured: the clock was set (`jumps` in rows), or something disturbed a GPU.
+
+    `first` is the lowest rank's heartbeat, which gives the time at which each step ended.
+    """
+    windows = [window for heartbeat in state.heartbeats.values() for window in heartbeat.jumps] + jumps
+    telemetry = state.out / "logs" / "telemetry.csv"
+    samples = read_samples(telemetry, state.read_log) if is_file(telemetry) else None
+    if samples is not None:
+        state.extra["samples"] = samples
+    if first is not None:
+        state.extra["step_times_s"] = first.step_times_s
+        if first.resumed_s:
+            state.extra["resumed_s"] = first.resumed_s
+    if samples is not None:
+        machine, throttled = read_telemetry(samples, telemetry, first, state.read_log)
+        machine = {name: one for name, one in machine.items() if name not in state.series}
+        state.extra.setdefault("derived", []).extend(name for name in machine if name in METRICS)
+        state.series |= machine
+        windows += throttled or disturbed_somewhere(samples, telemetry, first, state.series, state.read_log)
+    if windows:
+        state.extra["invalid_windows"] = windows
+
+
+def _derive_gaps(state: ResultBuilder) -> None:
+    """Silence counts to the end of an attempt that did not end well; after a good end it is only teardown."""
+    outcome = state.outcome
+    ended_s = None
+    if outcome is not None and not outcome.ok and state.started_s is not None:
+        ended_s = state.started_s + outcome.duration_s
+    marks, gaps = {}, {}
+    for rank, heartbeat in state.heartbeats.items():
+        gap_s = heartbeat.gaps.until(ended_s)
+        if gap_s is not None:
+            gaps[rank] = gap_s
+        marks[rank] = {
+            "path": heartbeat.source.path,
+            "pid": heartbeat.pids[-1] if heartbeat.pids else None,
+            "lines": heartbeat.lines,
+            "first_ts": heartbeat.gaps.first,
+            "last_ts": heartbeat.gaps.last,
+            "last_step": heartbeat.last_step,
+            "last_progress_ts": heartbeat.last_progress_s,
+            "last_msg": heartbeat.last_msg,
+            "max_gap_s": gap_s,
+            "done": heartbeat.done,
+        }
+    if marks:
+        state.extra["heartbeats"] = marks
+    if gaps:
+        worst = max(gaps, key=lambda rank: gaps[rank])
+        state.scalars |= scalar("heartbeat.max_gap_s", gaps[worst], state.heartbeats[worst].source.path)
+
+
+def _read_halt(state: ResultBuilder) -> None:
+    path = state.out / ".HALT"
+    if not is_file(path):
+        return
+    began_s = state.started_s
+    if began_s is None:
+        firsts = [h.gaps.first for h in state.heartbeats.values() if h.gaps.first is not None]
+        began_s = min(firsts) if firsts else None
+    age_s = age_before(path, began_s)
+    if age_s is not None:
+        state.read_log.note("stale-halt", f".HALT is {age_s:.0f} s older than the start of this run", path)
+    state.extra["halt"] = {
+        "path": state.read_log.name(path),
+        "text": _short_text(path),
+        "anomaly": _short_text(state.out / ".anomaly_type") or None,
+        "stale": age_s is not None,
+    }
+
+
+def _short_text(path: Path) -> str:
+    try:
+        with open_file(path) as handle:
+            return printable(handle.read(2000).decode("utf-8", "replace"))
+    except OSError:
+        return ""
+
+
+def _read_further(state: ResultBuilder) -> None:
+    """Contract files beyond the usual three: their columns become series `<stem>.<column>` where they go by step."""
+    files: dict[str, str] = {}
+    for name, kind in _FURTHER.items():
+        path = state.out / name
+        if not is_file(path):
+            continue
+        files[state.read_log.name(path)] = kind
+        if name in _BY_STEP:
+            table = read_table(path, state.read_log, ended=_ended(state))
+            if table is not None:
+                _add_table(state, table, prefix=f"{path.stem}.")
+    if files:
+        state.extra["files"] = files
+    read_instruments(state)
+    state.add(*read_loader(state.out, state.metrics.heartbeat, state.read_log))
+    state.scalars |= bus_bandwidth(state.scalars, state.env or {}, world_size=state.world_size)
+    _read_memory_dumps(state)
+
+
+def _read_memory_dumps(state: ResultBuilder) -> None:
+    """What the trainer's `mem_<tag>.json` say of the device's size."""
+    for tag in ("stepN", "step1", "boot"):
+        path = state.out / f"mem_{tag}.json"
+        read = read_json_object(path, state.read_log, what="memory dump") if is_file(path) else None
+        total = read[0].get("gpu_mem_total_mib") if read is not None else None
+        if isinstance(total, (int, float)) and total > 0:
+            state.extra["gpu_mem_total_mib"] = float(total)
+            return

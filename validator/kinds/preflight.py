@@ -1,0 +1,341 @@
+"""Is the machine what the runbook was written for, and healthy? Checks, and probes of what it can do.
+
+The bounds of the probes are public values, at 16 GiB where a size matters. Host to device, peer to peer and all-reduce:
+azurehpc-health-checks. Copy within memory: DCGM's diagnostics. Matrix product: the maximum achievable rates of Stas
+Bekman's "Machine Learning Engineering", of which nine tenths are asked; those are best ones, so the best repeat is
+compared with them. A machine that is in no list is measured and not judged.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from validator.kinds.base import Found, ImplicitCriterion, JudgedRun, Kind, Planner, Rule, Seen, Site
+from validator.model.phases import PreflightPhase
+from validator.model.runbook import Runbook
+from validator.runbook.problems import Problem
+from validator.text import format_number, format_percent, quoted
+
+if TYPE_CHECKING:
+    from validator.ingest.result_builder import ResultBuilder
+    from validator.model.plan import RunSpec
+    from validator.model.record import PhaseRecord, ValidationRecord
+    from validator.model.verdict import Check
+
+_REQUIREMENT = re.compile(
+    r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?\s*(\[[^\]]*\])?\s*"
+    r"((===|==|~=|!=|<=|>=|<|>)\s*[A-Za-z0-9.*+!_-]+\s*(,\s*(?=[=~!<>])|$))*"
+)
+"""The part of a requirement that a runbook may use: name and version bounds (PEP 508 without markers and URLs), such as
+`torch[extra]>=2.6,<3`."""
+
+_PROBE_TIMEOUT_S = 300.0
+
+_RATES = {
+    "gemm_bf16": "probe.gemm_tflops",
+    "copy": "probe.copy_gb_s",
+    "host_to_device": "probe.host_to_device_gb_s",
+    "device_to_host": "probe.device_to_host_gb_s",
+    "peer_to_peer": "probe.peer_gb_s",
+    "all_reduce": "probe.all_reduce_gb_s",
+}
+"""Keys of probe.json, and the scalars that they become."""
+
+_LINK = {"_pcie_gen": "probe.pcie_gen", "_pcie_width": "probe.pcie_width"}
+"""Endings of the telemetry's columns, and the scalars that they become."""
+
+
+class Preflight(Kind[PreflightPhase]):
+    """Checks before anything runs, then the probes."""
+
+    schema = PreflightPhase
+    asks_unwritten = (("probe", "probe.NAME"), "the probes ran; each reaches its public bound")
+
+    def check(self, phase: PreflightPhase, site: Site) -> Iterator[Problem]:
+        """Every required package can be read."""
+        for position, text in enumerate(phase.packages):
+            if _REQUIREMENT.fullmatch(text.strip()) is None:
+                fix = "write a name, with bounds if wanted: 'torch>=2.6,<3'"
+                yield site.problem(f"package {text!r} cannot be read", fix, "packages", position)
+
+    def asks(self, phase: PreflightPhase, runbook: Runbook) -> bool:
+        """What is declared of the machine could be missing."""
+        hardware = runbook.hardware
+        declared = hardware.gpus or hardware.cpu_cores or hardware.memory or hardware.disk_free
+        return bool(declared or phase.packages or phase.git_clean or phase.git_branch)
+
+    def checks(self, phase: PreflightPhase, *, runbook: Runbook, run_dir: Path, python: str) -> tuple[Check, ...]:
+        """Of the machine, its software and its GPUs."""
+        from validator.system.preflight import preflight  # loads psutil
+
+        return preflight(phase, runbook=runbook, run_dir=run_dir, python=python)
+
+    def runs(self, phase: PreflightPhase, planner: Planner) -> Iterator[RunSpec]:
+        """What the machine can do, measured by one process a GPU, under the variables that every run has."""
+        hardware = planner.runbook.hardware
+        if not phase.probes(hardware):
+            return
+        nproc = hardware.gpus if hardware.gpus > 1 else 0
+        values = planner.values(phase, "probe", nproc=nproc)
+        launcher, launch = planner.launch(nproc, values)
+        device = "cuda" if hardware.gpus else "cpu"
+        argv = (*launch, "-m", "nsa.probe", "--device", device, "--out", f"{values['out']}/probe.json")
+        yield planner.process(
+            phase, argv, part="probe", launcher=launcher, nproc=nproc, timeout_s=_PROBE_TIMEOUT_S, retries=0
+        )
+
+    def sample_s(self, spec: RunSpec) -> float | None:
+        """Often: the probes' transfers are over in a moment."""
+        return 0.1
+
+    def read(self, spec: RunSpec, gathered: ResultBuilder, log: Path | None) -> None:
+        """The slowest rank's rate of each probe, the best state of the worst PCIe link, and a table by rank.
+
+        What was not measured is absent. `extra["probe"]` holds the record as written.
+        """
+        read = gathered.json_object(gathered.out / "probe.json", what="the probes' record")
+        if read is None:
+            return
+        record, source = read
+        rates, listed = record.get("rates"), record.get("ranks")
+        ranks = [
+            one for one in (listed if listed and isinstance(listed, list) else [rates]) if isinstance(one, Mapping)
+        ]
+        for key, name in _RATES.items():
+            gathered.add_scalar(name, _slowest(ranks, key, "value"), source)
+        gathered.add_scalar("probe.gemm_best_tflops", _slowest(ranks, "gemm_bf16", "best"), source)
+        latency = _number(rates.get("all_reduce") if isinstance(rates, Mapping) else None, "latency_us")
+        gathered.add_scalar("probe.all_reduce_latency_us", latency, source)
+        _read_links(gathered)
+        gathered.extra |= {"probe": record, "tables": [_table(ranks)]}
+
+    def measured_criteria(self, record: PhaseRecord, validation: ValidationRecord) -> Iterator[ImplicitCriterion]:
+        """The probes were made, they reach the bounds of such a machine, and PCIe is at its best."""
+        gpus = validation.runbook.hardware.gpus
+        yield ImplicitCriterion("probe", "the probes run to their end", _made)
+        for bound in bounds_for(validation.environment, gpus=gpus):
+            text = f"{bound.name} >= {format_number(bound.least)} {bound.unit}"
+            yield ImplicitCriterion(bound.name, text, _reached(bound), required=_answer(bound.required))
+        runs = [JudgedRun(run) for run in record.runs]
+        if gpus > 0:
+            yield from (one for one in _links(validation.environment, gpus) if runs[0].number(one.name) is not None)
+
+
+def _answer(required: bool) -> Callable[[Sequence[JudgedRun]], bool]:
+    return lambda runs: required
+
+
+# What the probes left.
+
+
+def _slowest(ranks: Sequence[Mapping[str, Any]], key: str, value: str) -> float | None:
+    return min((found for one in ranks if (found := _number(one.get(key), value)) is not None), default=None)
+
+
+def _number(found: Any, key: str) -> float | None:
+    value = found.get(key) if isinstance(found, Mapping) else None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def _read_links(gathered: ResultBuilder) -> None:
+    """Idle links lower their generation, so of each GPU the best sample counts, and of the GPUs the worst."""
+    read = gathered.small_file(gathered.out / "logs" / "telemetry.csv", what="the machine's telemetry")
+    if read is None:
+        return
+    lines = [line.split(",") for line in read[0].decode("utf-8", "replace").splitlines() if line.strip()]
+    header, rows = (lines or [[]])[0], lines[1:]
+    for ending, name in _LINK.items():
+        columns = [index for index, column in enumerate(header) if column.endswith(ending)]
+        best = [max(values) for column in columns if (values := list(_numbers(rows, column)))]
+        gathered.add_scalar(name, min(best) if best else None, read[1])
+
+
+def _numbers(rows: list[list[str]], column: int) -> Iterator[float]:
+    for row in rows:
+        if column < len(row) and row[column].strip().isdecimal():
+            yield float(row[column])
+
+
+def _table(ranks: list[Mapping[str, Any]]) -> dict[str, Any]:
+    """A line for each probe: its rate on every rank, with what it was measured on."""
+    rows = []
+    for key in dict.fromkeys(key for one in ranks for key in one):
+        first = next(one[key] for one in ranks if key in one)
+        unit = str(first.get("unit", ""))[:300] if isinstance(first, Mapping) else ""
+        values = [_number(one.get(key), "value") for one in ranks]
+        rows.append([key, unit, *(None if value is None else round(value, 2) for value in values)])
+    columns = ["Probe", "Unit", *(f"Rank {rank}" for rank in range(len(ranks)))]
+    return {"caption": "What the machine can do", "columns": columns, "rows": rows}
+
+
+# What the probes must reach.
+
+_GEMM_SHARE = 0.9
+_LATER_SHARE = 0.8
+"""Of a value that is only known as "about"."""
+
+_TITLES = {
+    "gemm": ("probe.gemm_best_tflops", "TFLOP/s"),
+    "copy": ("probe.copy_gb_s", "GB/s"),
+    "host": ("probe.host_to_device_gb_s", "GB/s"),
+    "peer": ("probe.peer_gb_s", "GB/s"),
+    "all_reduce": ("probe.all_reduce_gb_s", "GB/s"),
+}
+
+
+@dataclass(frozen=True)
+class ProbeBound:
+    """The least that a probe must reach. `of` says for what; a bound of a relative is shown and not required."""
+
+    name: str
+    least: float
+    unit: str
+    of: str
+    required: bool = True
+
+
+@dataclass(frozen=True)
+class _Family:
+    """Cards that share bounds. `linked`, `unlinked` hold for two or more of them with and without NVLink."""
+
+    pattern: str
+    of: str
+    alone: Mapping[str, float]
+    linked: Mapping[str, float]
+    unlinked: Mapping[str, float]
+    linked_gpus: tuple[int, ...] = ()
+    relative: bool = False
+
+
+_FAMILIES = (
+    _Family(
+        r"A100.*PCIe|A100-PCIE|A100-PCIe",
+        "A100 PCIe",
+        {"gemm": _GEMM_SHARE * 253, "copy": 970.0, "host": 21.0},
+        {"peer": 238.0, "all_reduce": 193.0},
+        {"all_reduce": _LATER_SHARE * 25},
+        linked_gpus=(2,),
+    ),
+    _Family(
+        r"A100.*SXM",
+        "A100 SXM",
+        {"gemm": _GEMM_SHARE * 271, "copy": 970.0},
+        {"all_reduce": 228.0},
+        {},
+        linked_gpus=(8,),
+    ),
+    _Family(
+        r"H100.*(?:HBM3|SXM)",
+        "H100 SXM",
+        {"gemm": _GEMM_SHARE * 795, "host": 48.0},
+        {"peer": 335.0, "all_reduce": 460.0},
+        {},
+        linked_gpus=(8,),
+    ),
+    _Family(
+        r"\bH200\b(?!.*NVL)",
+        "H100 SXM, whose chip and interconnects an H200 has",
+        {"gemm": _GEMM_SHARE * 795, "host": 48.0},
+        {"peer": 335.0, "all_reduce": 460.0},
+        {},
+        linked_gpus=(8,),
+        relative=True,
+    ),
+)
+
+
+def bounds_for(environment: Mapping[str, Any], *, gpus: int) -> tuple[ProbeBound, ...]:
+    """The bounds of a machine by its snapshot, for the first `gpus` of its GPUs; none for cards of several kinds."""
+    found = environment.get("gpus")
+    used = [one for one in (found.values() if isinstance(found, Mapping) else ()) if isinstance(one, Mapping)][:gpus]
+    names = {str(one.get("name")) for one in used}
+    if not used or len(names) != 1:
+        return ()
+    family = next((one for one in _FAMILIES if re.search(one.pattern, next(iter(names)))), None)
+    if family is None:
+        return ()
+    linked = all(one.get("nvlinks_active") for one in used)
+    values = dict(family.alone)
+    if len(used) > 1:
+        values |= {
+            what: least
+            for what, least in (family.linked if linked else family.unlinked).items()
+            if what != "all_reduce" or not linked or len(used) in family.linked_gpus
+        }
+    return tuple(
+        ProbeBound(*_named(what, least), of=family.of, required=not family.relative) for what, least in values.items()
+    )
+
+
+def _named(what: str, least: float) -> tuple[str, float, str]:
+    name, unit = _TITLES[what]
+    return name, round(least, 1), unit
+
+
+def _made(run: JudgedRun) -> Found:
+    if run.outcome is None:
+        return Found("INCONCLUSIVE", "The probes have not ended.")
+    rc = run.outcome.rc
+    if not run.outcome.ok:
+        detail = run.outcome.last.detail or f"exit code {rc}"
+        return Found("FAIL", f"The probes could not be made: {detail.rstrip('.')}; see the run's log.", rc)
+    if run.number("probe.gemm_tflops") is None:
+        return Found("FAIL", "The probes ended and left no record, so what the machine can do is not known.", rc)
+    return Found("PASS", "The probes ran and left their record.", rc)
+
+
+def _reached(bound: ProbeBound) -> Rule:
+    def rule(run: JudgedRun) -> Found:
+        value, unit, least = run.number(bound.name), bound.unit, bound.least
+        if value is None:
+            return Found(
+                "INCONCLUSIVE", f"{bound.name} was not measured.", None, least, _evidence(run, bound.name), unit
+            )
+        share = format_percent(value / least)
+        message = f"{format_number(value)} {unit}, {share} of the least that is expected of {bound.of}"
+        status: Literal["PASS", "FAIL"] = "PASS" if value >= least else "FAIL"
+        message += "." if status == "PASS" else "; check clocks, cooling, links and other programs."
+        return Found(status, message, value, least, _evidence(run, bound.name), unit, value / least - 1.0)
+
+    return rule
+
+
+def _links(environment: Mapping[str, Any], gpus: int) -> Iterator[ImplicitCriterion]:
+    """Generation and lanes while data were copied, compared with the most that card and slot can have.
+
+    Not required: virtual machines report links that are not there. A link that is really narrow misses the bound of
+    the transfer, which is.
+    """
+    cards = [one for one in environment.get("gpus", {}).values() if isinstance(one, Mapping)][:gpus]
+    for name, most in (("probe.pcie_gen", "pcie_gen_max"), ("probe.pcie_width", "pcie_width_max")):
+        wanted = min((one[most] for one in cards if isinstance(one.get(most), int)), default=None)
+        if wanted is not None:
+            yield ImplicitCriterion(name, f"{name} >= {wanted}", _wide(name, wanted), required=_answer(False))
+
+
+def _wide(name: str, wanted: int) -> Rule:
+    def rule(run: JudgedRun) -> Found:
+        value = run.number(name)
+        assert value is not None
+        what = "generation" if name.endswith("gen") else "lanes"
+        message = f"PCIe {what} under load: {format_number(value)} of {wanted}"
+        if value >= wanted:
+            return Found("PASS", f"{message}.", value, wanted, _evidence(run, name))
+        message += "; reseat the card, or look for a shared slot or a riser."
+        return Found("FAIL", message, value, wanted, _evidence(run, name))
+
+    return rule
+
+
+def _evidence(run: JudgedRun, name: str) -> tuple[Seen, ...]:
+    scalar = None if run.result is None else run.result.scalars.get(name)
+    if scalar is None:
+        return ()
+    return (Seen(f"{name} = {quoted(scalar.value)} {scalar.unit}".rstrip(), scalar.source, run.spec.id),)

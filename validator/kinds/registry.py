@@ -1,0 +1,231 @@
+"""The kinds of phases by name. This is the only module of `validator.kinds` that is imported from above.
+
+Kinds from outside are found in the folders that the variable VALIDATOR_PLUGINS names: each Python file there defines
+`KINDS`, a tuple of kinds like those of this package.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from validator.kinds.ab import Ab
+from validator.kinds.audit import Audit
+from validator.kinds.base import Found as Found
+from validator.kinds.base import ImplicitCriterion as ImplicitCriterion
+from validator.kinds.base import JudgedRun as JudgedRun
+from validator.kinds.base import Kind, Site
+from validator.kinds.base import PlannedArm as PlannedArm
+from validator.kinds.base import Rule as Rule
+from validator.kinds.base import Seen as Seen
+from validator.kinds.command import Command
+from validator.kinds.data import Data
+from validator.kinds.preflight import Preflight
+from validator.kinds.profile import Profile
+from validator.kinds.pytest import Pytest
+from validator.kinds.soak import Soak
+from validator.kinds.sweep import Sweep
+from validator.kinds.train import Train
+from validator.model.phases import ProcessPhase, TrainingPhase
+from validator.model.runbook import Phase, Runbook, Setting, declare_kind
+from validator.model.schemas import UnknownKind
+from validator.runbook import load as runbooks
+from validator.runbook import reference
+from validator.runbook.asking import idle
+from validator.runbook.build import Built
+from validator.runbook.load import LoadedRunbook
+from validator.runbook.problems import Mark, Problem, RunbookError
+
+_BUILT_IN: tuple[Kind[Any], ...] = (
+    Command(),
+    Pytest(),
+    Train(),
+    Sweep(),
+    Ab(),
+    Audit(),
+    Profile(),
+    Data(),
+    Soak(),
+    Preflight(),
+)
+
+KINDS: dict[str, Kind[Any]] = {kind.name: kind for kind in _BUILT_IN}
+"""Kind of phase by its name, in the order in which the reference lists what they ask."""
+
+
+def kind_of(name: str) -> Kind[Any]:
+    """The kind of that name.
+
+    Raises:
+        UnknownKind: when there is none; the message names those that there are.
+    """
+    if name not in KINDS:
+        raise UnknownKind(name)
+    return KINDS[name]
+
+
+# Kinds from outside.
+
+PLUGINS = "VALIDATOR_PLUGINS"
+"""The variable that names folders with kinds of one's own, separated as in PATH."""
+
+
+_plugin_problems: list[Problem] = []
+"""Why kinds from outside cannot be used; an error wherever every kind is needed."""
+
+
+def add(kind: Kind[Any]) -> None:
+    """Make a kind known: to runbooks by its schema, to everything else by itself.
+
+    Raises:
+        ValueError: when there is a kind of that name, or a scalar of it has another meaning already.
+    """
+    declare_kind(kind.schema)
+    KINDS[kind.name] = kind
+
+
+def _load_plugins(folders: str) -> Iterator[Problem]:
+    for folder in (Path(one) for one in folders.split(os.pathsep) if one):
+        if not folder.is_dir():
+            fix = f"name folders with Python files in {PLUGINS}, or unset it"
+            yield Problem.at(Mark(str(folder)), "this is no folder", fix)
+        for file in sorted(folder.glob("*.py")):
+            try:
+                for kind in _kinds_in(file):
+                    add(kind)
+            except Exception as error:  # noqa: BLE001 - whatever is wrong with it, its author needs to know where
+                message = f"the kinds in this file cannot be used: {type(error).__name__}: {error}"
+                yield Problem.at(Mark(str(file)), message, "define KINDS, a tuple of kinds as in validator/kinds")
+
+
+def _kinds_in(file: Path) -> tuple[Kind[Any], ...]:
+    name = f"validator_plugin_{file.stem}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None, file
+    assert spec.loader is not None, file
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # pydantic looks up the annotations of a model in its module
+    spec.loader.exec_module(module)
+    return tuple(module.KINDS)
+
+
+def _require_plugins() -> None:
+    if _plugin_problems:
+        raise RunbookError(_plugin_problems)
+
+
+# Runbooks, checked with what the kinds know.
+
+
+def load(path: str | os.PathLike[str], *, overrides: Sequence[str] = ()) -> LoadedRunbook:
+    """Read and check the runbook at `path`, with overrides (`KEY=VALUE`) applied to it.
+
+    Raises:
+        RunbookError: with every problem of the file and of the overrides, schema and meaning alike.
+    """
+    _require_plugins()
+    return runbooks.load(path, overrides=overrides, check=_check, warn=_warnings)
+
+
+def loads(text: str, *, file: str = "runbook.yaml", overrides: Sequence[str] = ()) -> Runbook:
+    """The runbook in a text; `file` is what problems call it.
+
+    Raises:
+        RunbookError: as `load`.
+    """
+    _require_plugins()
+    return runbooks.loads(text, file=file, overrides=overrides, check=_check)
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema of runbooks, with the kinds from outside.
+
+    Raises:
+        RunbookError: when one of these cannot be used.
+    """
+    _require_plugins()
+    return reference.json_schema()
+
+
+def reference_markdown() -> str:
+    """`docs/runbook-reference.md`, with the kinds from outside.
+
+    Raises:
+        RunbookError: when one of these cannot be used.
+    """
+    _require_plugins()
+    asked = [(kind.name, *kind.asks_unwritten) for kind in KINDS.values() if kind.asks_unwritten is not None]
+    return reference.reference_markdown(asked)
+
+
+def _check(built: Built, runbook: Runbook) -> Iterator[Problem]:
+    for index, phase in enumerate(runbook.phases):
+        yield from kind_of(phase.kind).check(phase, Site(built, runbook, index))
+
+
+def _warnings(built: Built, runbook: Runbook) -> Iterator[Problem]:
+    """Phases that ask for nothing, and a runbook that cannot end in GO because none asks."""
+    for index, phase in enumerate(runbook.phases):
+        why = unasked(phase, runbook) if phase.required else None
+        if why is not None:
+            yield built.problem(
+                ("phases", index, "id"),
+                f"phase {phase.id} asks for nothing that could fail on what it measures ({why}), so the decision "
+                "cannot be GO",
+                "give it a required criterion such as toks_per_s.mean >= 1000, or declare observe: true",
+            )
+    if not any(phase.required and asks(phase, runbook) for phase in runbook.phases):
+        yield built.problem(
+            ("phases",),
+            "no required phase asks for anything that could fail on what it measures, so the decision cannot be GO",
+            "give a phase a required criterion under accept, such as loss.last < loss.first",
+            key=True,
+        )
+
+
+# What others ask of a phase's kind.
+
+
+def asks(phase: Phase, runbook: Runbook) -> bool:
+    """Whether a PASS of the phase can carry a GO."""
+    written = any(idle(criterion, phase, runbook) is None for criterion in phase.accept)
+    return written or kind_of(phase.kind).asks(phase, runbook)
+
+
+def unasked(phase: Phase, runbook: Runbook) -> str | None:
+    """Why a phase that should ask for something forbids GO, as a clause; None where it does ask, or need not."""
+    if phase.observe or not kind_of(phase.kind).must_ask or asks(phase, runbook):
+        return None
+    if not phase.accept:
+        return "it has no criterion"
+    return "; ".join(f"`{one.expr}` {idle(one, phase, runbook)}" for one in phase.accept)
+
+
+def arms_of(phase: TrainingPhase) -> tuple[PlannedArm, ...]:
+    """The arms of a phase, in the order in which the first repeat runs them."""
+    return kind_of(phase.kind).arms(phase)
+
+
+def env_of(
+    runbook: Runbook,
+    phase: ProcessPhase,
+    *,
+    adopted: Mapping[str, Setting] | None = None,
+    arm: Mapping[str, Setting] | None = None,
+) -> dict[str, Setting]:
+    """Environment added to a run: defaults, adopted (`env.NAME`), the kind, the phase, the arm; later ones win."""
+    won = adopted if isinstance(phase, TrainingPhase) and adopted else {}
+    return {
+        **runbook.defaults.env,
+        **{key[4:]: value for key, value in won.items() if key.startswith("env.")},
+        **kind_of(phase.kind).env(phase),
+        **phase.env,
+        **(arm or {}),
+    }
+
+
+_plugin_problems.extend(_load_plugins(os.environ.get(PLUGINS, "")))

@@ -1,0 +1,106 @@
+"""The kinds that a runbook may name: their models, and the numbers that criteria may use.
+
+`validator.kinds.registry` adds those that come from outside.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Union, get_args
+
+from pydantic import AfterValidator, Field, GetCoreSchemaHandler
+
+from validator.model.catalogue import Scalar
+from validator.model.phases import (
+    AbPhase,
+    AuditPhase,
+    CommandPhase,
+    DataPhase,
+    PhaseBase,
+    PreflightPhase,
+    ProcessPhase,
+    ProfilePhase,
+    PytestPhase,
+    SoakPhase,
+    SweepPhase,
+    TrainPhase,
+)
+
+SCHEMAS: dict[str, type[PhaseBase]] = {}
+"""Kind of phase to its model, in the order of the reference."""
+
+SCALARS: dict[str, Scalar] = {}
+"""Every number that some kind of phase knows once per run."""
+
+
+class UnknownKind(ValueError):
+    """A kind of phase that nothing declares; the message names those that are."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(
+            f"{kind!r} is no kind of phase; known: {', '.join(SCHEMAS)}. A kind from outside is found in a folder that "
+            "VALIDATOR_PLUGINS names"
+        )
+
+
+def declare(*schemas: type[PhaseBase]) -> None:
+    """Add the models of kinds; each says its kind as the only literal of `kind`.
+
+    Raises:
+        ValueError: when there is such a kind already, or another model explains the same number.
+    """
+    for schema in schemas:
+        (kind,) = get_args(schema.model_fields["kind"].annotation)
+        if kind in SCHEMAS:
+            raise ValueError(f"{schema.__name__} declares the kind {kind}, which {SCHEMAS[kind].__name__} declares")
+        for name, scalar in schema.known_scalars().items():
+            if SCALARS.get(name, scalar) != scalar:
+                raise ValueError(f"{schema.__name__} declares {name}, which another kind of phase declares differently")
+        SCHEMAS[kind] = schema
+    # What every process has comes first in the reference.
+    ordered = sorted(SCHEMAS.values(), key=lambda one: not issubclass(one, ProcessPhase))
+    for schema in ordered:
+        SCALARS.update(schema.known_scalars())
+
+
+def schema_of(kind: str) -> type[PhaseBase]:
+    """The model of a kind.
+
+    Raises:
+        UnknownKind: when nothing declares it.
+    """
+    if kind not in SCHEMAS:
+        raise UnknownKind(kind)
+    return SCHEMAS[kind]
+
+
+def _known(kind: str) -> str:
+    schema_of(kind)
+    return kind
+
+
+KindName = Annotated[str, AfterValidator(_known)]
+"""A kind of phase by its name, of those that are declared when it is read."""
+
+declare(
+    PreflightPhase,
+    CommandPhase,
+    PytestPhase,
+    TrainPhase,
+    SweepPhase,
+    AbPhase,
+    AuditPhase,
+    ProfilePhase,
+    SoakPhase,
+    DataPhase,
+)
+
+
+class _ByKind:
+    """Reads a phase with the model that its key `kind` names, of those that are declared by then."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
+        models: Any = Union[tuple(SCHEMAS.values())]  # noqa: UP007 - a union of what a table holds
+        return handler.generate_schema(Annotated[models, Field(discriminator="kind")])
+
+
+Phase = Annotated[PhaseBase, _ByKind()]

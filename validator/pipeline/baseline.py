@@ -1,0 +1,101 @@
+"""A runbook whose bounds come from good runs: the runs are read and checked, and its text is edited."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from validator.baseline import CannotEdit, MetricBound, bounds_of, with_bounds
+from validator.errors import disk_errors
+from validator.files import replacing
+from validator.kinds.registry import load
+from validator.model.contrast import machine_class
+from validator.model.verdict import ValidationReport
+from validator.pipeline.evaluate import stored_report
+from validator.runs.folder import FolderError, RunFolder
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """The bounds, the text of the runbook that holds them, and the runs that they come from."""
+
+    bounds: tuple[MetricBound, ...]
+    text: str
+    runs: tuple[str, ...]
+    machine: str
+
+
+def make_baseline(
+    folders: Sequence[Path],
+    *,
+    runbook: Path | None,
+    out: Path | None = None,
+    margin: float,
+    allow_not_go: bool,
+    phases: Sequence[str] = (),
+) -> Baseline:
+    """The runbook with bounds from these runs, written to `out` if given.
+
+    Args:
+        folders: run folders of one runbook on one class of machine.
+        runbook: the file that receives the bounds; by default the copy in the newest of the folders.
+        margin: share by which each bound is eased beyond what the runs' variation asks for.
+        allow_not_go: whether runs count whose decision was not GO.
+        phases: those that receive bounds; all by default.
+
+    Raises:
+        FolderError: when a run is not good, the runs do not belong together, or the text cannot be edited.
+        RunbookError: when `runbook` is wrong, before or after the edit; nothing is written then.
+        Unable: when `out` cannot be written.
+    """
+    opened = sorted((RunFolder.open(path) for path in folders), key=lambda folder: folder.header.started)
+    reports = [stored_report(folder) for folder in opened]
+    _require_alike(reports, allow_not_go=allow_not_go)
+    source = runbook if runbook is not None else opened[-1].root / "runbook.yaml"
+    with opened[-1].tree() as tree:
+        if runbook is None and not tree.has_file(source.name):
+            raise FolderError(f"{source} is no regular file, so there is no runbook to edit; name one with --edit")
+    loaded = load(source)
+    found = bounds_of(reports, runbook=loaded.runbook, margin=margin)
+    unknown = [phase for phase in phases if phase not in {one.id for one in loaded.runbook.phases}]
+    if unknown:
+        names = ", ".join(one.id for one in loaded.runbook.phases)
+        raise FolderError(f"--phase {unknown[0]}: the runbook has no such phase; phases: {names}")
+    found = tuple(bound for bound in found if not phases or bound.phase in phases)
+    if not found:
+        raise FolderError(
+            "these runs measured nothing that a bound could come from: no rate with an interval, memory or loss by "
+            "today's definitions"
+        )
+    try:
+        text = with_bounds(loaded.text, found)
+    except CannotEdit as error:
+        raise FolderError(f"{source} cannot be edited: {error}") from error
+    if out is not None:
+        _write_checked(text, out)
+    return Baseline(found, text, tuple(report.run_id for report in reports), machine_class(reports[-1].environment))
+
+
+def _write_checked(text: str, out: Path) -> None:
+    with disk_errors(out, command="validator baseline"), replacing(out) as file:
+        file.write(text.encode())
+        file.flush()
+        load(out.with_name(file.name))  # a runbook that is wrong takes the place of none
+
+
+def _require_alike(reports: Sequence[ValidationReport], *, allow_not_go: bool) -> None:
+    for report in reports:
+        if report.decision != "GO" and not (allow_not_go and report.decision != "IN_PROGRESS"):
+            raise FolderError(
+                f"{report.run_id} ended {report.decision}, so its results are no baseline; leave it out, or pass "
+                "--allow-not-go if you know them to be good"
+            )
+    for what, values in (
+        ("runbook", [report.runbook.name for report in reports]),
+        ("class of machine", [machine_class(report.environment) for report in reports]),
+    ):
+        if len(set(values)) > 1:
+            raise FolderError(
+                f"the runs are not of one {what}: {' and '.join(sorted(set(values)))}; give runs that belong together"
+            )

@@ -1,0 +1,226 @@
+"""What this machine can validate: one look at interpreter, packages, GPUs, disk, locks and tools."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from validator.errors import ExitCode
+from validator.kinds.registry import load
+from validator.model.runbook import PreflightPhase, Runbook
+from validator.model.units import format_size
+from validator.model.verdict import Check
+from validator.report.terminal.lines import paint, wrap
+from validator.runbook import RunbookError, available
+from validator.supervise.lock import holders
+from validator.system.checks import host_checks, package_checks
+from validator.system.gpu_checks import gpu_checks
+from validator.system.host import HostFacts, read_host
+from validator.system.nvml import GpuReport, read_gpus
+from validator.system.preflight import missing_hardware, package_names
+from validator.system.software import package_versions
+from validator.text import one_line
+
+_MIN_FREE_BYTES = 1 << 30
+_OLDEST_PYTHON = (3, 10)
+
+
+@dataclass(frozen=True)
+class Capability:
+    """One line of the examination. `ok` is None for what is good to have and not there; `fix` says how to get it."""
+
+    name: str
+    value: str
+    ok: bool | None = True
+    fix: str = ""
+
+
+@dataclass(frozen=True)
+class Fitness:
+    """Whether a bundled runbook can run here.
+
+    `ready`; `unfit`: it would run, and its preflight would fail; `impossible`: it would end in exit code 4 at once.
+    """
+
+    runbook: str
+    state: Literal["ready", "unfit", "impossible"]
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Examination:
+    """Everything that `validator doctor` shows."""
+
+    facts: tuple[Capability, ...]
+    runbooks: tuple[Fitness, ...]
+
+    @property
+    def exit_code(self) -> int:
+        """0 when some bundled runbook can run here, 4 when none can."""
+        return ExitCode.GO if any(one.state == "ready" for one in self.runbooks) else ExitCode.UNABLE
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON that `doctor --json` prints."""
+        return {"schema_version": 1, **asdict(self), "exit_code": self.exit_code}
+
+
+def examine(*, reports: Path) -> Examination:
+    """Look at the machine. Nothing is started but small questions, and nothing is changed.
+
+    Args:
+        reports: the folder that would receive run folders; its disk counts.
+    """
+    host, gpus = read_host(reports), read_gpus()
+    versions = package_versions(sys.executable, _PACKAGES)
+    facts = (
+        *_software(versions),
+        *_hardware(host, gpus),
+        *_locks(),
+        *_tools(torch=versions["torch"] is not None, gpus=bool(gpus.gpus)),
+    )
+    return Examination(facts, tuple(_runbooks(host, gpus)))
+
+
+_PACKAGES = ("torch", "triton", "pytest", "nvidia-ml-py")
+
+
+def _software(versions: Mapping[str, str | None]) -> Iterator[Capability]:
+    python = ".".join(map(str, sys.version_info[:3]))
+    new_enough = sys.version_info[:2] >= _OLDEST_PYTHON
+    yield Capability(
+        "Python", f"{python} ({sys.executable})", new_enough, "" if new_enough else "install Python 3.10 or later"
+    )
+    install = f"{sys.executable} -m pip install"
+    wants = {
+        "torch": "the bundled trainer and every torchrun run need it",
+        "pytest": "phases of kind pytest need it",
+        "triton": "the bundled trainer's GPU kernels need it",
+    }
+    for name, why in wants.items():
+        version = versions[name]
+        missing = None if name == "triton" else False
+        yield Capability(
+            name,
+            version or "not installed",
+            True if version else missing,
+            "" if version else f"{why}: {install} {name}",
+        )
+
+
+def _hardware(host: HostFacts, report: GpuReport) -> Iterator[Capability]:
+    yield Capability("CPU", f"{host.usable_cores:g} of {host.cores_logical} cores usable, {host.cpu_model}")
+    memory = host.memory_usable_bytes
+    yield Capability("Memory", "not known" if memory is None else f"{format_size(memory)} available")
+    if report.gpus:
+        names = ", ".join(f"{gpu.index}: {gpu.name}" for gpu in report.gpus)
+        yield Capability("GPUs", f"{names} (driver {report.driver or 'not known'})")
+    else:
+        yield Capability(
+            "GPUs", f"none: {report.why_none or 'NVML names none'}", None, "runbooks for the CPU run all the same"
+        )
+    enough, writable = host.disk_free_bytes >= _MIN_FREE_BYTES, os.access(host.disk_path, os.W_OK)
+    fix = "" if enough else "free space, or write results elsewhere with --out"
+    fix = fix if writable else "this folder cannot be written to; write results elsewhere with --out"
+    yield Capability("Disk", f"{format_size(host.disk_free_bytes)} free at {host.disk_path}", enough and writable, fix)
+
+
+def _locks() -> Iterator[Capability]:
+    try:
+        held = holders()
+    except OSError as error:
+        yield Capability("Locks", f"cannot be read: {error}", False, "set XDG_RUNTIME_DIR to a folder of your own")
+        return
+    for name, holder in held.items():
+        where = f", writing to {holder['run_dir']}" if holder.get("run_dir") else ""
+        yield Capability(
+            "Locks",
+            f"{name} is held by process {holder.get('pid')} since {holder.get('since')}{where}",
+            None,
+            "wait for it, or stop it",
+        )
+    if not held:
+        yield Capability("Locks", "no validation is running")
+
+
+def _tools(*, torch: bool, gpus: bool) -> Iterator[Capability]:
+    """What a run uses where it is there; each says what is missing without it."""
+    torchrun = "as python -m torch.distributed.run" if torch else None
+    yield _tool("torchrun", torchrun, "runs of several processes need it: install torch")
+    yield _tool("git", shutil.which("git"), "the report cannot name the commit without it")
+    yield _tool(
+        "py-spy",
+        _program("py-spy"),
+        f"stacks of trainers without handlers need it: {sys.executable} -m pip install py-spy",
+    )
+    yield _tool("nsys", shutil.which("nsys"), "timelines of GPU kernels need it: install NVIDIA Nsight Systems")
+    if gpus:
+        yield _tool("nvidia-smi", shutil.which("nvidia-smi"), "the topology of the GPUs is recorded with it")
+
+
+def _tool(name: str, found: str | None, without: str) -> Capability:
+    return Capability(name, found or "not found", True if found else None, "" if found else without)
+
+
+def _program(name: str) -> str | None:
+    """A program on the path, or beside the interpreter, where a virtual environment that is not active has it."""
+    beside = Path(sys.executable).with_name(name)
+    return shutil.which(name) or (str(beside) if os.access(beside, os.X_OK) else None)
+
+
+def _runbooks(host: HostFacts, gpus: GpuReport) -> Iterator[Fitness]:
+    for info in available():
+        try:
+            runbook = load(info.path).runbook
+        except RunbookError as error:
+            yield Fitness(info.name, "impossible", (str(error),))
+            continue
+        missing = missing_hardware(runbook)
+        if missing is not None:
+            yield Fitness(info.name, "impossible", (missing,))
+            continue
+        failed = tuple(
+            check.message for check in _checks(runbook, host, gpus) if check.required and check.status == "FAIL"
+        )
+        yield Fitness(info.name, "unfit" if failed else "ready", failed)
+
+
+def _checks(runbook: Runbook, host: HostFacts, gpus: GpuReport) -> Sequence[Check]:
+    """Preflight's checks of what does not change from one minute to the next: packages, sizes, kinds of GPU, health."""
+    found: list[Check] = [*host_checks(runbook.hardware, host)]
+    for phase in runbook.phases:
+        if isinstance(phase, PreflightPhase):
+            versions = package_versions(sys.executable, [*package_names(phase), "torch"])
+            found += package_checks(phase, versions, python=sys.executable, gpus=runbook.hardware.gpus)
+    return [*found, *gpu_checks(runbook.hardware, gpus, ())]
+
+
+_SIGNS = {True: ("✓", "good"), None: ("–", "muted"), False: ("✕", "bad")}
+_STATES = {
+    "ready": ("✓", "good", "can run here"),
+    "unfit": ("!", "warn", "its preflight would fail"),
+    "impossible": ("✕", "bad", "cannot run here"),
+}
+
+
+def examination_lines(examined: Examination, *, width: int, color: bool) -> list[str]:
+    """What `validator doctor` prints: this machine line by line, the bundled runbooks, and what to type next."""
+    pad = max(len(fact.name) for fact in examined.facts)
+    lines = [paint("This machine", "bold", color=color)]
+    for fact in examined.facts:
+        sign, style = _SIGNS[fact.ok]
+        head = f"  {paint(sign, style, color=color)} {fact.name:<{pad}}  "
+        value = wrap(fact.value + (f" → {fact.fix}" if fact.fix else ""), width=width - pad - 6)
+        lines += [head + value[0], *(" " * (pad + 6) + rest for rest in value[1:])]
+    lines += ["", paint("Bundled runbooks", "bold", color=color)]
+    for one in examined.runbooks:
+        sign, style, meaning = _STATES[one.state]
+        lines.append(f"  {paint(sign, style, color=color)} {one_line(one.runbook)}: {meaning}")
+        for reason in one.reasons:
+            lines += wrap(reason, width=width, indent="      ")
+    ready = next((one.runbook for one in examined.runbooks if one.state == "ready"), None)
+    return [*lines, "", f"Next    validator run {ready}" if ready else "Next    validator check YOUR_RUNBOOK.yaml"]

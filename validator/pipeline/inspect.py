@@ -1,0 +1,160 @@
+"""One trainer folder, or one log, measured and diagnosed without running anything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from validator.diagnose import diagnose_run
+from validator.files import is_file
+from validator.ingest import collect_dir
+from validator.judge import run_report
+from validator.kinds.registry import load
+from validator.model.plan import RunSpec
+from validator.model.record import RunRecord
+from validator.model.result import Result
+from validator.model.runbook import TrainerMetrics
+from validator.model.verdict import Finding, RunReport
+from validator.runbook import find
+from validator.runs.folder import FolderError, RunFolder
+from validator.runs.replay import events_of, record_of, started_runs
+from validator.secrets.masking import clean_result
+
+_WARMUP_STEPS = 20
+_LEVELS = 6
+"""Folders above a run's own in which the validation's may be: runs/PHASE/ARM/REMEDY/rN is five below it."""
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """One trainer folder or log, measured: what `inspect` shows.
+
+    `printed` is the print format by which a log was read for which no pattern was given.
+    """
+
+    directory: Path
+    run: RunReport
+    findings: tuple[Finding, ...]
+    printed: Mapping[str, str] | None = None
+
+    @property
+    def vetoed(self) -> bool:
+        """Whether a finding forbids trusting the folder's numbers."""
+        return any(finding.severity == "veto" for finding in self.findings)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON that `inspect --json` prints: the same `metrics` and `findings` as result.json."""
+        run = self.run.model_dump(mode="json")
+        return {
+            "schema_version": 1,
+            "directory": str(self.directory),
+            **({"printed": dict(self.printed)} if self.printed else {}),
+            **{key: run[key] for key in ("metrics", "scalars", "requested", "effective", "warmup_end_step")},
+            "irregularities": run["irregularities"],
+            "findings": [finding.model_dump(mode="json") for finding in self.findings],
+        }
+
+
+def inspect(
+    path: Path, *, warmup_steps: int | None = None, stdout: str | None = None, runbook: Path | None = None
+) -> Inspection:
+    """Measure and diagnose one trainer folder, log or table.
+
+    A run of a validation is read as the validation read it: by its runbook, and with how the run ended.
+
+    Args:
+        path: the folder or the file.
+        warmup_steps: steps that never count as steady; by default the runbook's, else 20, of a short run a quarter.
+        stdout: the pattern that its log is read by.
+        runbook: the runbook that says where its measurements are.
+
+    Raises:
+        FolderError: when there is nothing of that name, or `stdout` is no pattern.
+        RunbookError: when the runbook is wrong.
+    """
+    if not path.exists():
+        raise FolderError(f"{path} is not there; give the folder that holds the trainer's files, or its log")
+    record = _of_validation(path) if stdout is None and runbook is None else None
+    if record is None:
+        record = inspect_record(path, warmup_steps=warmup_steps, metrics=_metrics(path, stdout, runbook))
+    elif warmup_steps is not None:
+        spec = record.spec.model_copy(update={"warmup_steps": warmup_steps})
+        record = RunRecord(spec, record.outcome, record.result)
+    printed = record.result.extra.get("printed") if record.result is not None else None
+    return Inspection(path, run_report(record), diagnose_run(record), printed)
+
+
+def printed_metrics(stdout: str) -> TrainerMetrics:
+    """Measurements that are read from what is printed.
+
+    Raises:
+        FolderError: when the text is no pattern.
+    """
+    try:
+        return TrainerMetrics(stdout=stdout)
+    except ValidationError as error:
+        message = str(error.errors()[0]["msg"]).removeprefix("Value error, ")
+        raise FolderError(f"--stdout: {message}") from None
+
+
+def _metrics(path: Path, stdout: str | None, runbook: Path | None) -> TrainerMetrics | None:
+    """Where the measurements are, as far as anybody says so."""
+    if stdout is not None:
+        return printed_metrics(stdout)
+    if runbook is not None:
+        declared = load(find(str(runbook))).runbook.trainer.metrics
+        return declared if path.is_dir() else TrainerMetrics(stdout=declared.stdout, extra=declared.extra)
+    return TrainerMetrics(csv=path.name) if path.suffix == ".csv" else None
+
+
+def _of_validation(path: Path) -> RunRecord | None:
+    """The record of a run folder within a validation's folder; None for any other folder."""
+    own = path.resolve()
+    for root in list(own.parents)[:_LEVELS]:
+        if not is_file(root / "run.json") or not is_file(root / "journal.jsonl"):
+            continue
+        try:
+            folder = RunFolder.open(root)
+            runs = list(started_runs(events_of(folder)))
+        except (FolderError, ValueError, KeyError):
+            return None
+        found = next(((spec, outcome) for spec, outcome in runs if (root / spec.out).resolve() == own), None)
+        return None if found is None or not found[0].trains else record_of(folder, *found)
+    return None
+
+
+def inspect_record(path: Path, *, warmup_steps: int | None = None, metrics: TrainerMetrics | None = None) -> RunRecord:
+    """A record of one trainer folder, log or table that no runbook led to.
+
+    Raises:
+        FolderError: when there is no such folder.
+    """
+    if not path.exists():
+        raise FolderError(f"{path} is not there; give the folder that holds the trainer's files")
+    result = clean_result(collect_dir(path, metrics=metrics))
+    world = max(1, len(result.rank_series))
+    spec = RunSpec(
+        id=path.name or "run",
+        phase="inspect",
+        kind="train",
+        launcher="python",
+        argv=(),
+        env={},
+        out=".",
+        nproc=world,
+        warmup_steps=_usual_warmup(result) if warmup_steps is None else warmup_steps,
+        timeout_s=0.0,
+        metrics=metrics or TrainerMetrics(),
+    )
+    return RunRecord(spec=spec, outcome=None, result=result)
+
+
+def _usual_warmup(result: Result) -> int:
+    """Warm-up steps where none are declared: twenty, of a short run a quarter."""
+    done = result.scalars.get("steps.done")
+    steps = float(done.value) if done is not None and isinstance(done.value, (int, float)) else 0.0
+    return min(_WARMUP_STEPS, int(steps / 4))

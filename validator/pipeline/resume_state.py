@@ -1,0 +1,210 @@
+"""What earlier runners of the same validation left: the evidence that a resumed one keeps, and what it has to repeat.
+
+A run that ended by itself, or that the watchdog or its budget ended, is evidence and is never repeated. A run that was
+interrupted, by a signal, a kill, a loss of power or a full disk, says nothing and is started again; its folder and
+attempt are kept.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from validator.kinds.registry import load
+from validator.model.record import Attempt, PhaseRecord, RunRecord
+from validator.model.runbook import Runbook, Setting
+from validator.runbook import LoadedRunbook, find
+from validator.runs.folder import FolderError, RunFolder
+from validator.runs.journal import Event
+from validator.runs.replay import events_of, pending, reconstruct, runner_sessions, started_runs
+from validator.secrets.masking import clean_runbook, is_secret
+from validator.secrets.redact import REDACTED, declare_secrets, redact
+
+
+@dataclass(frozen=True)
+class ResumeState:
+    """What earlier runners of a validation have done; empty for a new one.
+
+    `phases` are done, by id; `runs` have ended in phases that are not, by id. `attempts` were made at runs that have
+    not ended. `worked_s` is the time that earlier runners spent, `phase_s` what they spent on each phase that is not
+    done.
+    """
+
+    resumed: bool = False
+    phases: Mapping[str, PhaseRecord] = field(default_factory=dict)
+    runs: Mapping[str, RunRecord] = field(default_factory=dict)
+    attempts: Mapping[str, tuple[Attempt, ...]] = field(default_factory=dict)
+    adopted: Mapping[str, Mapping[str, Setting]] = field(default_factory=dict)
+    worked_s: float = 0.0
+    phase_s: Mapping[str, float] = field(default_factory=dict)
+
+
+def read_resume_state(folder: RunFolder) -> ResumeState:
+    """Everything that the journal and the artifacts of a run folder say, for a runner that resumes it."""
+    events = events_of(folder)
+    record = reconstruct(folder) if events else pending(folder, ())
+    interrupted = [
+        spec.id
+        for spec, outcome in started_runs(events)
+        if outcome is None or outcome.reason == "interrupted" or outcome.last.disk_full
+    ]
+    done: list[PhaseRecord] = []
+    open_phases: list[PhaseRecord] = []
+    for phase in record.phases:
+        kept = phase.state == "done" and not any(run.spec.id in interrupted for run in phase.every_run)
+        (done if kept else open_phases).append(phase)
+    return ResumeState(
+        resumed=True,
+        phases={phase.phase.id: phase for phase in done},
+        runs={run.spec.id: run for phase in open_phases for run in phase.every_run if run.spec.id not in interrupted},
+        attempts={run: made for run in interrupted if (made := tuple(_attempts(run, events)))},
+        adopted={event.fields["phase"]: event.fields["settings"] for event in events if event.event == "adopted"},
+        worked_s=sum(_length_s(session) for session in runner_sessions(events)),
+        phase_s={phase.phase.id: _spent_s(phase.phase.id, events) for phase in open_phases},
+    )
+
+
+def _length_s(events: Sequence[Event]) -> float:
+    """Seconds between the first and the last event of one runner, by its monotonic clock."""
+    return max(0.0, events[-1].mono - events[0].mono) if events else 0.0
+
+
+def _spent_s(phase: str, events: Sequence[Event]) -> float:
+    """Time that earlier runners spent in a phase: from its start to its end, or to their own."""
+    spent = 0.0
+    for session in runner_sessions(events):
+        inside = itertools.dropwhile(
+            lambda e: not (e.event == "phase_started" and e.fields.get("phase") == phase), session
+        )
+        spent += _length_s(_up_to_end(phase, inside))
+    return spent
+
+
+def _up_to_end(phase: str, events: Iterator[Event]) -> tuple[Event, ...]:
+    kept = []
+    for event in events:
+        kept.append(event)
+        if event.event == "phase_ended" and event.fields.get("phase") == phase:
+            break
+    return tuple(kept)
+
+
+def _attempts(run: str, events: Sequence[Event]) -> Iterator[Attempt]:
+    """Every attempt at a run, numbered as they were made; one without an end was interrupted with its runner."""
+    number = 0
+    for session in runner_sessions(events):
+        open_attempt: Event | None = None
+        for event in session:
+            if event.fields.get("run") != run:
+                continue
+            if event.event == "attempt_started":
+                open_attempt = event
+            elif event.event == "attempt_ended":
+                number += 1
+                yield Attempt.model_validate({**event.fields["attempt"], "number": number})
+                open_attempt = None
+        if open_attempt is not None:
+            number += 1
+            yield _interrupted(open_attempt, number, until=session[-1].mono)
+
+
+def _interrupted(started: Event, number: int, *, until: float) -> Attempt:
+    return Attempt(
+        number=number,
+        command=tuple(started.fields.get("command") or ()),
+        pid=started.fields.get("pid"),
+        started=started.ts,
+        duration_s=max(0.0, until - started.mono),
+        rc=None,
+        reason="interrupted",
+        detail="interrupted: the runner was killed, or the machine went down",
+    )
+
+
+# The secrets of a runbook: given again on resume, never read back from the run folder.
+
+_MIN_CHARS = 6
+"""Shorter secrets are not searched for in a source text: they would match ordinary words."""
+
+
+def clean_loaded(loaded: LoadedRunbook) -> LoadedRunbook:
+    """The runbook, its source and its overrides without secrets; the hash stays that of the file as it was read.
+
+    From here on this process takes what the runbook declares for a secret.
+    """
+    declare_secrets(loaded.runbook.secrets)
+    text = redact(loaded.text)
+    for secret in sorted(_hidden(loaded.runbook), key=len, reverse=True):
+        text = text.replace(secret, REDACTED)
+    return dataclasses.replace(
+        loaded,
+        runbook=clean_runbook(loaded.runbook),
+        text=text,
+        overrides=tuple(_clean_override(one) for one in loaded.overrides),
+    )
+
+
+def with_secrets(folder: RunFolder, overrides: Iterable[str]) -> Runbook:
+    """The runbook of a folder with the secrets that its header leaves out.
+
+    They are read from the runbook's file, which must be unchanged, and from `overrides`, which must give those that
+    were given on the command line.
+
+    Raises:
+        FolderError: when they cannot be had, naming what is missing.
+        RunbookError: when the runbook's file is gone.
+    """
+    header, given = folder.header, list(overrides)
+    declare_secrets(header.runbook.secrets)
+    missing = [one for one in header.overrides if REDACTED in one]
+    keys = {one.partition("=")[0] for one in missing}
+    strange = [one.partition("=")[0] for one in given if one.partition("=")[0] not in keys]
+    if strange:
+        raise FolderError(
+            f"--resume keeps the original settings. Omit --set {strange[0]}, or start a new run without --resume."
+        )
+    unset = sorted(keys - {one.partition("=")[0] for one in given})
+    if unset:
+        raise FolderError(
+            f"the value of {unset[0]} was redacted and is not stored in {header.run_id}; "
+            f"pass it with --set {unset[0]}=VALUE"
+        )
+    if REDACTED not in header.runbook.model_dump_json(by_alias=True):
+        return header.runbook
+    by_key = {one.partition("=")[0]: one for one in given}
+    texts = [by_key.get(one.partition("=")[0], one) for one in header.overrides]
+    loaded = load(find(header.runbook_path), overrides=texts)
+    if clean_runbook(loaded.runbook) != header.runbook:
+        raise FolderError(
+            f"{header.runbook_path} has changed since {header.run_id} was started, and the secrets in it are not "
+            "stored; restore it, or start a new run without --resume"
+        )
+    return loaded.runbook
+
+
+def _clean_override(text: str) -> str:
+    key, equals, value = text.partition("=")
+    return f"{key}={REDACTED}" if equals and value and is_secret(key) else key + equals + redact(value)
+
+
+def _hidden(runbook: Runbook) -> set[str]:
+    """Texts of a runbook that its clean copy lacks, as they are in its source."""
+    before, after = (
+        runbook.model_dump(mode="json", by_alias=True),
+        clean_runbook(runbook).model_dump(mode="json", by_alias=True),
+    )
+    return {text for text in _replaced(before, after) if len(text) >= _MIN_CHARS}
+
+
+def _replaced(before: Any, after: Any) -> Iterator[str]:
+    if isinstance(before, dict):
+        for key in before:
+            yield from _replaced(before[key], after[key])
+    elif isinstance(before, list):
+        for old, new in zip(before, after, strict=True):
+            yield from _replaced(old, new)
+    elif before != after and after == REDACTED:
+        yield str(before)

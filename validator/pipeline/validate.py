@@ -1,0 +1,151 @@
+"""The pipeline, readable as a table of contents: a runbook becomes a plan, processes, results, verdicts, a report."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from validator.errors import disk_errors
+from validator.history.store import update_index
+from validator.kinds.registry import load
+from validator.model.plan import Plan
+from validator.model.runbook import Runbook
+from validator.model.verdict import ValidationReport
+from validator.pipeline.phases import State, begin, run_phase
+from validator.pipeline.resume_state import clean_loaded, with_secrets
+from validator.pipeline.session import (
+    Session,
+    locked,
+    open_session,
+    require_hardware,
+    require_idle,
+    require_same_machine,
+    working_folder,
+)
+from validator.pipeline.write import Finished, render, report
+from validator.plan import first_plan, make_plan
+from validator.report.write import ReportPaths
+from validator.runbook import find
+from validator.runs.folder import RunFolder, require_made_from, utc_now
+from validator.runs.replay import RunEnd, ending, events_of, lacked_room, pending
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """What the user asked `validator run` for."""
+
+    runbook: str
+    only: tuple[str, ...] = ()
+    skip: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()
+    parent: Path = Path("reports")
+    fail_fast: bool = False
+    lock: bool = True
+
+
+def execute(request: RunRequest, *, quiet: bool = False) -> Finished:
+    """Run a runbook to a decision.
+
+    Raises:
+        RunbookError: when the runbook or an override is wrong; nothing has been started or written.
+        Unable: when this machine cannot run it, or another validation holds it.
+    """
+    loaded = load(find(request.runbook), overrides=request.overrides)
+    plan = first_plan(loaded.runbook, only=request.only, skip=request.skip)
+    require_hardware(loaded.runbook)
+    with locked(loaded.runbook, enabled=request.lock) as lock:
+        with disk_errors(request.parent, command=f"validator run {request.runbook}"):
+            folder = RunFolder.create(
+                clean_loaded(loaded),
+                parent=request.parent,
+                python=sys.executable,
+                only=request.only,
+                skip=request.skip,
+                fail_fast=request.fail_fast,
+            )
+        lock.name(folder.root)
+        result, paths = _carry_out(folder, loaded.runbook, plan, quiet=quiet, fail_fast=request.fail_fast)
+    update_index(folder.root.parent)
+    return Finished(folder.root, result, paths)
+
+
+def resume(
+    run_dir: Path,
+    *,
+    runbook: str | None = None,
+    overrides: Sequence[str] = (),
+    fail_fast: bool = False,
+    lock: bool = True,
+    quiet: bool = False,
+) -> Finished:
+    """Bring a validation whose runner was killed or interrupted to its decision, repeating nothing that has ended.
+
+    The settings of the start apply: the runbook as it was read then, the overrides, `only` and `skip`, the interpreter
+    and the working folder. A finished validation is only judged again, unless a run of it found the disk full: that run
+    is repeated.
+
+    Args:
+        runbook: what the user takes the runbook to be; it must have the name of the one that the folder was made from.
+        overrides: `KEY=VALUE` for those of the start that held secrets, which are not stored.
+
+    Raises:
+        FolderError: when `run_dir` is no run folder, or was made from another runbook.
+        Unable: when its runner still lives, or this machine is not the one, or cannot do it.
+    """
+    folder = RunFolder.open(run_dir)
+    header = folder.header
+    if runbook is not None:
+        require_made_from(folder, load(find(runbook)))
+    require_idle(folder)
+    events = events_of(folder)
+    ended = ending(events)
+    if ended is not None and ended.event == "finished" and not lacked_room(events):
+        return replace(report(run_dir), had_ended=True)
+    with working_folder(cwd=header.cwd, python=header.python):
+        declared = with_secrets(folder, overrides)
+    plan = make_plan(declared, run_dir=folder.root, python=header.python, only=header.only, skip=header.skip)
+    require_hardware(header.runbook)
+    with working_folder(cwd=header.cwd, python=header.python):
+        require_same_machine(folder, header.runbook)
+    with locked(header.runbook, enabled=lock) as machine:
+        machine.name(folder.root)
+        fail_fast = fail_fast or header.fail_fast
+        result, paths = _carry_out(folder, declared, plan, quiet=quiet, fail_fast=fail_fast, resume=True)
+    update_index(folder.root.parent)
+    return Finished(folder.root, result, paths)
+
+
+def _carry_out(
+    folder: RunFolder, runbook: Runbook, plan: Plan, *, quiet: bool, fail_fast: bool, resume: bool = False
+) -> tuple[ValidationReport, ReportPaths]:
+    """Run the phases of a new folder, or with `resume` what is left of them, and write the reports."""
+    header = folder.header
+    # A new run is in its folder already, and may end there although somebody removes that folder meanwhile.
+    work = working_folder(cwd=header.cwd, python=header.python) if resume else nullcontext()
+    with (
+        disk_errors(folder.root, command=f"validator run --resume {folder.root}"),
+        open_session(folder, runbook=runbook, plan=plan, quiet=quiet, fail_fast=fail_fast, resume=resume) as session,
+    ):
+        with work:
+            state = begin(session)
+            for phase in runbook.phases:
+                state = run_phase(session, state, phase)
+        return finish(session, state)
+
+
+def finish(session: Session, state: State) -> tuple[ValidationReport, ReportPaths]:
+    """Diagnose and decide, write the reports, and show the decision. Each phase was judged when it ended."""
+    session.live_report.close()  # what is written from here on is final
+    record = pending(session.folder, state.records)
+    end = RunEnd(utc_now(), round(time.monotonic() - session.began, 3))
+    session.journal.append("interrupted" if session.cancel.requested else "finished", **end._asdict())
+    report, paths = render(session.folder, record, tuple(state.judged.values()), end)
+    try:
+        session.observer.finished(report, paths)
+    except Exception as error:  # noqa: BLE001 -- the decision is written, even if it cannot be displayed
+        sys.stderr.write(f"{report.decision}; it cannot be shown here: {type(error).__name__}: {error}\n")
+    return report, paths

@@ -1,0 +1,168 @@
+"""From records to a decision and its reports: diagnose, decide, write; with the remaining time while it runs."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from validator.errors import disk_errors
+from validator.files import Tree
+from validator.model.plan import PhasePlan, Plan
+from validator.model.record import ValidationRecord
+from validator.model.verdict import PhaseReport, RemainingTime, ValidationReport
+from validator.pipeline.compare import since_last_go
+from validator.pipeline.evaluate import assemble, judge
+from validator.plan import make_plan
+from validator.plan.eta import Eta
+from validator.report.charts import record_charts
+from validator.report.write import ReportPaths, write_all
+from validator.runs.folder import RunFolder
+from validator.runs.journal import Event
+from validator.runs.replay import (
+    RunEnd,
+    compact,
+    end_of,
+    ending,
+    events_of,
+    is_compact,
+    is_shared,
+    last_runner,
+    readable,
+    reconstruct,
+    runner_sessions,
+)
+from validator.times import parse_time, utc_now
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A judged validation: its folder, its report, and where the report was written."""
+
+    folder: Path
+    report: ValidationReport
+    paths: ReportPaths
+    had_ended: bool = False
+    """Whether it had finished before: there was nothing to resume."""
+
+    @property
+    def text(self) -> str:
+        """result.json."""
+        return _content(self.paths.result)
+
+    @property
+    def markdown(self) -> str:
+        """report.md."""
+        return _content(self.paths.markdown)
+
+
+def _content(path: Path) -> str:
+    with Tree(path.parent) as tree:
+        return tree.text(path.name)
+
+
+def report(run_dir: Path) -> Finished:
+    """Judge a run folder again from disk and replace its reports.
+
+    Raises:
+        FolderError: when `run_dir` is not a run folder.
+        Unable: when the reports cannot be written.
+    """
+    folder = RunFolder.open(run_dir)
+    with disk_errors(folder.root, command=f"validator report {folder.root}"):
+        result, paths = rerender(folder)
+    return Finished(folder.root, result, paths)
+
+
+def render(
+    folder: RunFolder,
+    record: ValidationRecord,
+    phases: tuple[PhaseReport, ...],
+    end: RunEnd,
+    *,
+    into: Path | None = None,
+) -> tuple[ValidationReport, ReportPaths]:
+    """Name causes, decide, and write result.json and its renderings, into `into`, by default the run folder."""
+    judged = assemble(folder, record, phases, end)
+    if judged.decision == "IN_PROGRESS":
+        judged = judged.model_copy(update={"outlook": _remaining_time_of(folder)})
+    elif not is_shared(folder):  # the folders beside it belong to its receiver
+        try:
+            judged = judged.model_copy(update={"since": since_last_go(folder, judged)})
+        except Exception as error:  # noqa: BLE001 -- another run's folder is no part of this decision
+            sys.stderr.write(f"the last GO cannot be compared with: {type(error).__name__}: {error}\n")
+    return judged, write_all(judged, record_charts(record, phases), into or folder.root)
+
+
+def rerender(folder: RunFolder) -> tuple[ValidationReport, ReportPaths]:
+    """Judge a run folder again from what is on disk, and replace its reports.
+
+    A sanitized copy whose result.json had to be written without white space keeps it so, since its size is bounded.
+    A validation that ended while this was at work is judged once more: its last report must not be an earlier one's.
+    """
+    was_compact = is_shared(folder) and is_compact(folder)
+    with readable(folder) as unpacked:
+        record, end = reconstruct(unpacked), end_of(folder)
+    report, paths = render(folder, record, judge(record), end)
+    if report.decision == "IN_PROGRESS" and ending(events_of(folder)):
+        return rerender(folder)
+    if not last_runner(folder, events_of(folder)).alive():
+        shutil.rmtree(folder.drawing, ignore_errors=True)  # a runner that was killed could not
+    if was_compact:
+        compact(folder)
+    return report, paths
+
+
+# How long a running validation will still take, by its journal: the same for its runner and for a reader.
+
+
+def _remaining_time_of(folder: RunFolder) -> RemainingTime:
+    """The remaining time of a run folder, now."""
+    header = folder.header
+    plan = make_plan(header.runbook, run_dir=folder.root, python=header.python, only=header.only, skip=header.skip)
+    return remaining_time(plan, events_of(folder), now=utc_now())
+
+
+def remaining_time(plan: Plan, events: Sequence[Event], *, now: datetime) -> RemainingTime:
+    """What remains at `now`, by what the runbook expects and by what the journal says was seen.
+
+    The sessions of all runners are put end to end, so that the time in which nothing was run does not count.
+    """
+    eta, planned = Eta(plan), {phase.phase: phase for phase in plan.phases}
+    passed_s = 0.0
+    latest: Event | None = None
+    every = tuple(runner_sessions(events))
+    for session in every:
+        # What an earlier runner left out, or did not come to, is decided again.
+        over = ("done",) if session is not every[-1] else ("done", "skipped", "not_run")
+        for event in session:
+            _follow(eta, planned, event, over=over, now_s=passed_s + max(0.0, event.mono - session[0].mono))
+        passed_s += max(0.0, session[-1].mono - session[0].mono)
+        latest = session[-1]
+    if latest is not None:
+        passed_s += _since(latest.ts, now)
+    remaining = eta.remaining(now_s=passed_s)
+    return RemainingTime(
+        as_of=now.isoformat(timespec="seconds"),
+        remaining_s=None if remaining is None else round(remaining.seconds, 1),
+        at_least=remaining is not None and remaining.at_least,
+    )
+
+
+def _follow(eta: Eta, planned: dict[str, PhasePlan], event: Event, *, over: Sequence[str], now_s: float) -> None:
+    phase = event.fields.get("phase")
+    if event.event == "phase_started" and phase in planned:
+        eta.phase_started(planned[phase], now_s=now_s)
+    elif event.event == "phase_ended" and phase in planned and event.fields["state"] in over:
+        eta.phase_finished(phase, now_s=now_s)
+    elif event.event in ("run_started", "run_ended"):
+        eta.run_progress(str(event.fields.get("run")), 1.0 if event.event == "run_ended" else None)
+
+
+def _since(iso: str, now: datetime) -> float:
+    """Seconds since a time of the journal; 0 when the clock was set back, or it says no time."""
+    moment = parse_time(iso)
+    return 0.0 if moment is None else max(0.0, (now - moment).total_seconds())

@@ -1,0 +1,1 @@
+"""Statistics of series: windows, means and their intervals, step times against clocks."""

@@ -1,0 +1,190 @@
+"""What the trainer claims of time, compared with a clock: the validator's own, else the timestamps in the rows.
+
+The supervisor stamps each row on arrival. Gaps between stamps show how long steps took, whatever the trainer prints.
+A single gap may hold a pause, so only the median over many stretches says that a claim is of another clock or unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from validator.model.result import Floats, Result, Series, Steps
+from validator.stats.window import covered_steps
+
+FITS = (0.8, 1.25)
+"""Median of claim over elapsed time outside of which a claim is not of this run."""
+
+_MIN_STAMPS, _MIN_SPAN_S, _MIN_STRETCHES = 10, 5.0, 5
+_STRETCH_S, _STRETCH_SHARE = 0.25, 5e-4
+"""Shortest stretch between stamps that is compared: five times the distance at which stamps are taken."""
+
+_AGREEING = 0.1
+"""Share of the stretches that agree with a time per step from which the others hold pauses, which it may leave out."""
+
+HEARTBEAT = "the heartbeat's clock"
+
+_ELAPSED = ("wall_s", "elapsed_s", "wall_time_s", "elapsed", "wall_time", "timestamp", "time_unix_s", "unix_time_s")
+"""Columns that hold the time since the start, or since 1970, in seconds."""
+
+
+@dataclass(frozen=True, eq=False)
+class Clock:
+    """When each of some steps was over: `seconds [n]` at `steps [n]`, both rising. `own` is the validator's clock."""
+
+    name: str
+    steps: Steps
+    seconds: Floats
+    own: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Claim:
+    """Time that a series claims: `seconds [n]` for the steps of each row, up to `steps [n]`.
+
+    `whole` says that it counts whatever ran in between, as a rate does; a time per step may leave out validation.
+    `reading` is how the values were understood, empty where each is of one step.
+    """
+
+    name: str
+    source: str
+    steps: Steps
+    seconds: Floats
+    whole: bool
+    reading: str = ""
+
+
+@dataclass(frozen=True)
+class ClockComparison:
+    """A claim compared with a clock: the median over `stretches` of claimed over elapsed time, and both in all.
+
+    `agreeing` is the share of the stretches in which they agree.
+    """
+
+    ratio: float
+    agreeing: float
+    claimed_s: float
+    elapsed_s: float
+    stamps: int
+    first_step: int
+    last_step: int
+
+    def fits(self, *, whole: bool) -> bool:
+        """Whether the claim can be of this run."""
+        if FITS[0] <= self.ratio <= FITS[1]:
+            return True
+        return not whole and self.ratio < FITS[0] and self.agreeing >= _AGREEING
+
+
+def clock_for(result: Result, source: str) -> Clock | None:
+    """The validator's stamps of a file, or of the file with most of them; None where the run has none."""
+    arrivals: Mapping[str, tuple[Steps, Floats]] = result.extra.get("arrivals", {})
+    steps, seconds = arrivals.get(source) or max(arrivals.values(), key=lambda one: len(one[0]), default=(None, None))
+    if steps is None or seconds is None or len(steps) < 2:
+        return None
+    return Clock("the validator's clock", steps, seconds, own=True)
+
+
+def timestamps(result: Result) -> Iterator[Clock]:
+    """The trainer's own timestamps, which say how much time passed where the validator did not see it."""
+    steps, seconds = result.extra.get("step_times_s", (np.empty(0, np.int64), np.empty(0)))
+    if len(steps) >= 2:
+        yield Clock(HEARTBEAT, steps, np.asarray(seconds, dtype=np.float64), own=False)
+    for name in _ELAPSED:
+        column = result.series.get(name)
+        if column is not None and len(column.steps) >= 2 and np.isfinite(column.values).all():
+            yield Clock(f"the column {name}", column.steps, column.values, own=False)
+
+
+def compare(claim: Claim, clock: Clock, *, after_step: int = 0) -> ClockComparison | None:
+    """The claim compared with the clock, behind step `after_step` where enough is left; None with too few stamps."""
+    usable = np.isfinite(claim.seconds)
+    steps, claimed = claim.steps[usable], np.cumsum(claim.seconds[usable])
+    if len(steps) < 2:
+        return None
+    inside = (clock.steps >= steps[0]) & (clock.steps <= steps[-1])
+    late = inside & (clock.steps >= after_step)
+    for chosen in (late, inside):
+        at, when = clock.steps[chosen], clock.seconds[chosen]
+        if len(at) >= _MIN_STAMPS and when[-1] - when[0] >= _MIN_SPAN_S:
+            break
+    else:
+        return None
+    ends = _stretches(when)
+    gaps, claimed_gaps = np.diff(when[ends]), np.diff(np.interp(at[ends], steps, claimed))
+    sound = gaps > 0  # a wall clock that was set back
+    if sound.sum() < _MIN_STRETCHES:
+        return None
+    ratios = claimed_gaps[sound] / gaps[sound]
+    return ClockComparison(
+        ratio=float(np.median(ratios)),
+        agreeing=float(((ratios >= FITS[0]) & (ratios <= FITS[1])).mean()),
+        claimed_s=float(claimed_gaps.sum()),
+        elapsed_s=float(gaps.sum()),
+        stamps=len(at),
+        first_step=int(at[0]),
+        last_step=int(at[-1]),
+    )
+
+
+def _stretches(when: Floats) -> npt.NDArray[np.intp]:
+    """Places of the stamps between which claims are compared, so far apart that the delay of a stamp hardly matters."""
+    ends, last = [0], float(when[0])
+    for place, moment in enumerate(when.tolist()):
+        if moment - last >= max(_STRETCH_S, _STRETCH_SHARE * (moment - float(when[0]))) or moment < last:
+            ends.append(place)
+            last = moment
+    return np.array(ends, dtype=np.intp)
+
+
+def tokens_of(result: Result) -> float | None:
+    """Tokens of a step, as the runbook declares them or else the trainer reports them; None where neither does."""
+    tokens: float | None = result.extra.get("tokens_per_step")
+    return tokens
+
+
+def claims(result: Result, *, tokens: float | None = None) -> Iterator[Claim]:
+    """What the trainer's rate, at `tokens` a step where they are known, and its time per step say that rows took."""
+    derived, tokens = result.extra.get("derived", ()), tokens or tokens_of(result)
+    rate, times = result.series.get("toks_per_s"), result.series.get("step_time_s")
+    if rate is not None and tokens and "toks_per_s" not in derived and _sound(rate):
+        seconds = covered_steps(rate.steps) * (tokens / rate.values)
+        yield Claim(rate.name, rate.source.path, rate.steps, seconds, whole=True)
+    if times is not None and _sound(times):  # also where it is derived: the trainer's clock may be another's
+        seconds = covered_steps(times.steps) * times.values
+        yield Claim(times.name, times.source.path, times.steps, seconds, whole=False)
+
+
+def _sound(series: Series) -> bool:
+    return len(series.steps) > 1 and bool((np.isfinite(series.values) & (series.values > 0)).all())
+
+
+def best_reading(claim: Claim, clock: Clock, *, after_step: int = 0) -> tuple[Claim, ClockComparison | None]:
+    """The claim as the clock shows it to be meant, and how it then compares.
+
+    Trainers print a time per step, but also the time of all steps since the last row, the mean since the start, or
+    the time since the start. The first of these that fits is taken; where none does, the claim stays as it is.
+    """
+    plain = compare(claim, clock, after_step=after_step)
+    if plain is None or plain.fits(whole=claim.whole):
+        return claim, plain
+    for reading, seconds in _readings(claim):
+        other = replace(claim, seconds=seconds, reading=reading)
+        found = compare(other, clock, after_step=after_step)
+        if found is not None and FITS[0] <= found.ratio <= FITS[1]:
+            return other, found
+    return claim, plain
+
+
+def _readings(claim: Claim) -> Iterator[tuple[str, Floats]]:
+    covered = covered_steps(claim.steps)
+    each = claim.seconds / covered
+    if not claim.whole and (covered[1:] > 1).any():
+        yield "the time of all steps since the row before", each
+    done = np.cumsum(covered)
+    yield "the mean since the start", np.diff(done * each, prepend=0.0)
+    if not claim.whole:
+        yield "the time since the start", np.diff(each, prepend=0.0)

@@ -1,0 +1,328 @@
+"""Numbers of a whole run that follow from its series: the drift of its rate and the growth of its memory."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from validator.model.catalogue import METRICS, QUANTILES, Metric, version_of
+from validator.model.result import Floats, MetricStats, Result, ScalarValue, Span
+from validator.stats.autocorrelation import effective_size, is_constant, lag1, with_caution
+from validator.stats.estimate import (
+    REPLICATES,
+    UNKNOWN_REACH,
+    Estimate,
+    TooFewSamples,
+    exact,
+    levels_of,
+    reach_of,
+    sampled_mean,
+    sampled_quantile,
+    sampled_spread,
+)
+from validator.stats.rate import as_read, rates_of
+from validator.stats.rows import RATES, Windowed, is_restarted, obstacle_of, ordered, window_of, windowed
+from validator.stats.window import SteadyWindow
+
+_MIN_ROWS = 9  # three in each third
+_READINGS = 6
+_MEMORY = ("gpu_mem_alloc_mib", "host_mem_mib")
+
+
+@dataclass(frozen=True, eq=False)
+class DerivedScalar:
+    """A derived number as shown, and with replicates when it is a sample of a longer run."""
+
+    name: str
+    value: ScalarValue
+    estimate: Estimate | None = None
+
+
+def rate_drift(rate: Windowed | None) -> DerivedScalar | None:
+    """`rate.drift_pct`: the rate of the window's last third against its first, in percent.
+
+    The interval is Student's t on the pooled scatter within these two thirds, widened for autocorrelation; the readings
+    are the changes between any two sixths. None when there are too few rows, or when rates are so absurd that their
+    means leave the range of floats.
+    """
+    if rate is None or len(rate.values) < _MIN_ROWS or not np.isfinite(rate.values).all() or (rate.values <= 0).any():
+        return None
+    thirds = np.array_split(np.arange(len(rate.values)), 3)
+    sixths = [_mean(rate, part) for part in np.array_split(np.arange(len(rate.values)), _READINGS)]
+    before, after = _mean(rate, thirds[0]), _mean(rate, thirds[-1])
+    if not all(0 < mean < np.inf for mean in (before, after, *sixths)):
+        return None
+    residuals = np.concatenate([_relative(rate, thirds[0], before), _relative(rate, thirds[-1], after)])
+    drift_pct = 100.0 * (after / before - 1.0)
+    turn = max(sixths) / min(sixths)
+    reach = (100.0 * (1.0 / turn - 1.0), 100.0 * (turn - 1.0))
+    n, replicates = len(residuals), np.full(REPLICATES, drift_pct)
+    if not is_constant(1.0 + residuals):
+        effective = max(effective_size(n, with_caution(lag1(residuals, fitted=2), n)), 3.0)
+        rng = np.random.default_rng([zlib.crc32(rate.sha256.encode()), n])
+        scale = np.sqrt((effective - 2.0) / rng.chisquare(effective - 2.0, REPLICATES))
+        error = float(residuals.std(ddof=2)) * math.sqrt(2.0 / effective)
+        first, last = (1.0 + error * rng.standard_normal(REPLICATES) * scale for _ in range(2))
+        replicates = 100.0 * (after * last / np.maximum(before * first, 1e-9 * before) - 1.0)
+    estimate = Estimate(drift_pct, replicates, reach)
+    low, high = estimate.interval() or (drift_pct, drift_pct)
+    note = "last third of the window against its first"
+    value = ScalarValue(value=drift_pct, unit="%", source=rate.source, ci_low=low, ci_high=high, note=note)
+    return DerivedScalar("rate.drift_pct", value, estimate)
+
+
+def _mean(rate: Windowed, part: npt.NDArray[np.intp]) -> float:
+    return float(rate.numerator[part].sum() / rate.denominator[part].sum())
+
+
+def _relative(rate: Windowed, part: npt.NDArray[np.intp], mean: float) -> Floats:
+    """How far each row of a part is from the part's mean, relative to it."""
+    numerator, denominator = rate.numerator[part], rate.denominator[part]
+    return np.asarray((numerator - mean * denominator) / denominator.mean() / mean, dtype=np.float64)
+
+
+def memory_growth(windows: Mapping[str, Windowed], after_step: int | None) -> DerivedScalar | None:
+    """`memory.growth_mib_per_1k_steps`: medians of the last and the first third after warm-up, over their distance.
+
+    GPU memory where there is any, else that of the host. Memory is counted, not sampled, so the value is exact; medians
+    keep a single spike from being taken for growth.
+    """
+    memory = next((windows[name] for name in _MEMORY if name in windows), None)
+    if memory is None:
+        return None
+    inside = np.isfinite(memory.values) & (memory.steps > (after_step if after_step is not None else -1))
+    steps, values = memory.steps[inside], memory.values[inside]
+    if len(values) < _MIN_ROWS:
+        return None
+    parts = np.array_split(np.arange(len(values)), 3)
+    distance = float(steps[parts[-1]].mean() - steps[parts[0]].mean())
+    growth = float(np.median(values[parts[-1]]) - np.median(values[parts[0]])) / distance * 1000.0
+    value = ScalarValue(value=growth, unit="MiB", source=memory.source, note=f"trend of {memory.name} after warm-up")
+    return DerivedScalar("memory.growth_mib_per_1k_steps", value)
+
+
+# From the series of one run to its statistics: each over its window, with its interval or the reason for none.
+
+
+EXACT_STATISTICS = frozenset({"min", "max", "first", "last", "n"})
+"""Statistics that say what was seen, not what would be seen again; they have no interval."""
+
+
+class NotMeasured(ValueError):
+    """A statistic that cannot be had from this run; the message is a clause that says why."""
+
+
+@dataclass(frozen=True, eq=False)
+class RunMeasurement:
+    """The statistics of one run.
+
+    `warmup_end_step` is the last step that belongs to warm-up, None when none was left out; `steady` whether the
+    time per step kept its mean and the record is sound, and `note` what was found; `window_found` has the levels.
+    """
+
+    run: str
+    metrics: Mapping[str, MetricStats]
+    scalars: Mapping[str, ScalarValue]
+    warmup_end_step: int | None
+    steady: bool
+    note: str
+    window: Span | None = None
+    windows: Mapping[str, Windowed] = field(default_factory=dict)
+    derived: Mapping[str, Estimate] = field(default_factory=dict)
+    window_found: SteadyWindow | None = None
+
+    @property
+    def without_pauses(self) -> RunMeasurement:
+        """The same with rates apart from pauses of which the run holds too few."""
+        windows = {name: rows.without_pauses or rows for name, rows in self.windows.items()}
+        return replace(self, windows=windows)
+
+    @np.errstate(all="ignore")
+    def estimate(self, name: str, statistic: str, *, alone: bool = True) -> Estimate:
+        """`metric.statistic` of this run with its readings and, if it stands `alone`, its replicates.
+
+        Raises:
+            NotMeasured: when the run has no such series, or when what was recorded of it is unsound.
+        """
+        rows = self._rows(name, statistic)
+        if not rows.sampled or statistic in EXACT_STATISTICS or not np.isfinite(rows.values).all():
+            return exact(_seen(rows, statistic))
+        reach = UNKNOWN_REACH if self.window_found is None else reach_of(rows, statistic, self.window_found)
+        try:
+            found = (
+                _sampled(rows, statistic, self.window_found)
+                if alone
+                else Estimate(_whole_statistic(rows, statistic), unknown=_NO_NEED)
+            )
+        except TooFewSamples as problem:
+            found = Estimate(_whole_statistic(rows, statistic), unknown=f"run {self.run}: {problem}")
+        return replace(found, reach=found.reach if found.exact else reach)
+
+    def _rows(self, name: str, statistic: str) -> Windowed:
+        """The rows of a metric, if this statistic can be had of them."""
+        rows = self.windows.get(name)
+        if rows is None or len(rows.values) == 0:
+            raise NotMeasured(f"run {self.run} has no {name}" + ("" if rows is None else " in its window"))
+        if rows.invalid is not None and statistic not in rows.still_valid:
+            raise NotMeasured(rows.invalid)
+        return rows
+
+
+_NO_NEED = "its interval is that over the runs"
+
+
+# What a trainer wrote may overflow or divide by zero; the outcome is judged, so numpy need not warn of it.
+@np.errstate(all="ignore")
+def measure(
+    result: Result, *, warmup_steps: int, world_size: int = 1, declared: Mapping[str, Metric] | None = None
+) -> RunMeasurement:
+    """All statistics of a run.
+
+    Args:
+        result: what was collected.
+        warmup_steps: optimizer steps that never count as steady.
+        world_size: ranks of the run, for `toks_per_s_per_rank`.
+        declared: series that the catalogue lacks, by name; of others every step counts.
+    """
+    known = {**METRICS, **(declared or {})}
+    times, doubt = as_read(result, warmup_steps=warmup_steps)
+    read = result.series if times is None else {**result.series, "step_time_s": times}
+    series = {name: ordered(one) for name, one in read.items() if len(one.steps)}
+    restarted = [name for name, one in read.items() if is_restarted(one)]
+    window = window_of(series, warmup_steps)
+    obstacle = obstacle_of(window, restarted, result.extra)
+    windows = {
+        name: windowed(one, series, window, obstacle, known.get(name), warmup_steps=warmup_steps, extra=result.extra)
+        for name, one in series.items()
+    }
+    if doubt is not None and "step_time_s" in windows:
+        windows["step_time_s"] = replace(windows["step_time_s"], invalid=doubt)
+    scalars: dict[str, ScalarValue] = {}
+    if "toks_per_s" in windows:
+        ranks = int(result.extra.get("world_size", world_size))
+        rates, pauses = rates_of(
+            windows["toks_per_s"], result, series, warmup_steps=warmup_steps, world_size=ranks, doubt=doubt
+        )
+        windows |= rates
+        scalars |= pauses
+    metrics = {name: _stats(one, window) for name, one in windows.items()}
+    derived: dict[str, Estimate] = {}
+    for scalar in (rate_drift(windows.get("toks_per_s")), memory_growth(windows, window.after_step)):
+        if scalar is not None:
+            scalars[scalar.name] = scalar.value
+            if scalar.estimate is not None:
+                derived[scalar.name] = scalar.estimate
+    return RunMeasurement(
+        run=result.run,
+        metrics=metrics,
+        scalars=scalars,
+        warmup_end_step=window.after_step,
+        steady=obstacle is None and window.steady,
+        note=obstacle or window.note,
+        window=window.span,
+        windows=windows,
+        derived=derived,
+        window_found=window,
+    )
+
+
+@np.errstate(all="ignore")
+def _seen(rows: Windowed, statistic: str) -> float:
+    """The statistic of these rows as they are."""
+    if statistic in EXACT_STATISTICS:
+        return _exact_statistic(rows.values, statistic)
+    return _whole_statistic(rows, statistic) if np.isfinite(rows.values).all() else math.nan
+
+
+def _sampled(rows: Windowed, statistic: str, window: SteadyWindow | None) -> Estimate:
+    """The statistic of rows that are a sample of a longer run, with its replicates.
+
+    A longer run of one that became slower is slower still. So what its mean misses is missed, and the interval is that
+    of a mean over these levels; it passes nothing (`validator.judge.deciding`).
+    """
+    values, seed = rows.values, rows.sha256  # the data decide: the same file has the same interval under any name
+    if statistic == "mean":
+        if rows.name in RATES and not np.isfinite(rows.denominator).all():
+            return exact(0.0)  # a rate of 0 over a stretch of unknown length
+        levels = levels_of(rows, window) if window is not None and window.slowed else ()
+        slow_start = window is not None and window.slow_start
+        return sampled_mean(
+            rows.numerator, rows.denominator, seed=seed, what=rows.name, levels=levels, slow_start=slow_start
+        )
+    if statistic in QUANTILES:
+        return sampled_quantile(values, QUANTILES[statistic], seed=seed, what=rows.name)
+    return sampled_spread(values, relative=statistic == "cv", seed=seed, what=rows.name)
+
+
+def _exact_statistic(values: Floats, statistic: str) -> float:
+    if statistic == "n":
+        return float(len(values))
+    if statistic in ("first", "last"):
+        return float(values[0 if statistic == "first" else -1])
+    return float(values.min() if statistic == "min" else values.max())
+
+
+def _whole_statistic(rows: Windowed, statistic: str) -> float:
+    if statistic == "mean":
+        return rows.mean()
+    if statistic in QUANTILES:
+        return float(np.quantile(rows.values, QUANTILES[statistic]))
+    stdev, mean = _stdev(rows.values), rows.mean()
+    if statistic == "stdev":
+        return stdev
+    if mean == 0:
+        raise NotMeasured(f"the mean of {rows.name} is 0, so its coefficient of variation does not exist")
+    return stdev / mean
+
+
+def _stdev(values: Floats) -> float:
+    """Of the population; 0 where nothing varies, which sums of rounded numbers would miss."""
+    return 0.0 if values.min() == values.max() else float(values.std())
+
+
+def _stats(rows: Windowed, window: SteadyWindow) -> MetricStats:
+    values = rows.values
+    n, finite = len(values), bool(np.isfinite(values).all())
+    notes = [rows.note] if rows.note else []
+    interval: tuple[float, float] | None = None
+    if n and not finite:
+        bad = np.flatnonzero(~np.isfinite(values))
+        notes.append(f"{len(bad)} of {n} values are not finite, the first at step {int(rows.steps[bad[0]])}")
+    elif n and rows.sampled:
+        try:
+            interval = None if rows.invalid is not None else _sampled(rows, "mean", window).interval()
+            notes += [f"no interval: {rows.invalid}"] if rows.invalid is not None else []
+        except TooFewSamples as problem:
+            notes.append(f"no interval: {problem}")
+    elif n:
+        notes.append("every step of the run, so exact")
+    mean = rows.mean() if n else None
+    stdev = (_stdev(values) if finite else math.nan) if n else None
+    quantiles = [float(q) for q in np.quantile(values, list(QUANTILES.values()))] if n else [None] * 3
+    return MetricStats(
+        unit=rows.unit,
+        n=n,
+        mean=mean,
+        stdev=stdev,
+        cv=None if mean is None or stdev is None or mean == 0 else stdev / mean,
+        ci_low=interval[0] if interval else None,
+        ci_high=interval[1] if interval else None,
+        min=float(values.min()) if n else None,
+        p50=quantiles[0],
+        p95=quantiles[1],
+        p99=quantiles[2],
+        max=float(values.max()) if n else None,
+        first=float(values[0]) if n else None,
+        last=float(values[-1]) if n else None,
+        window=rows.span,
+        source=rows.source,
+        sha256=rows.sha256,
+        note="; ".join(notes) or None,
+        version=version_of(rows.name),
+        invalid=rows.invalid,
+    )

@@ -1,0 +1,264 @@
+"""The files by which a watchdog stops a trainer and says why, and the watchdog for a trainer started elsewhere."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from validator.errors import ExitCode
+from validator.files import Tree
+from validator.model.runbook import BUNDLED_METRICS, TrainerMetrics, Watchdog
+from validator.runs.folder import FolderError
+from validator.supervise.follow import RunFollower
+from validator.supervise.wait import CancelToken, cancel_on_signals
+from validator.supervise.watchdog import Activity, AnomalyRules, CpuMeter, Pace, judge_silence
+from validator.system.processes import ProcessId, all_stats, catches, read_stat, still_alive
+from validator.text import format_number
+from validator.times import iso_now
+
+HALT_FILE = ".HALT"
+ANOMALY_FILE = ".anomaly_type"
+_MAX_BYTES = 64 * 2**10
+_ENDS = ("done", "gone", "halted")
+
+
+def named_anomaly(out: Path) -> str | None:
+    """What the trainer, or a watchdog, wrote into `.anomaly_type`; None when there is no such file."""
+    with suppress(OSError), Tree(out) as tree:
+        found = tree.text(ANOMALY_FILE, limit=_MAX_BYTES).split()
+        return found[0][:64] if found else None
+    return None
+
+
+def write_halt(out: Path, *, code: str, why: str) -> None:
+    """Write `.anomaly_type` (unless the trainer has named the anomaly itself) and `.HALT`.
+
+    A disk that is full must not keep a run from being stopped, so errors are passed over.
+    """
+    with suppress(OSError), Tree(out) as tree:
+        if not tree.has_file(ANOMALY_FILE):
+            with suppress(OSError):
+                tree.write(ANOMALY_FILE, code + "\n")
+        tree.write(HALT_FILE, why + "\n")
+
+
+# The watchdog without a supervisor: on any trainer's folder, however the trainer was started.
+
+_JOIN_BYTES = 256 << 10  # how far back a folder is read when watching begins
+
+
+@dataclass(frozen=True)
+class WatchEvent:
+    """What the watchdog saw.
+
+    `code` is `progress` (the step advanced), `slow`, an anomaly's code (`nan_loss`, `stall`, …), or one of the ends:
+    `done` (every rank reported it), `gone` (the trainer's processes ended without reporting it), `halted` (`.HALT` is
+    there). `halt_written` says whether this event made the watchdog write `.HALT`.
+    """
+
+    time: str
+    code: str
+    message: str
+    step: int | None = None
+    halt_written: bool = False
+
+
+def watch(
+    directory: Path,
+    *,
+    interval_s: float = 30.0,
+    halt: bool = True,
+    limits: Watchdog | None = None,
+    metrics: TrainerMetrics = BUNDLED_METRICS,
+    cancel: CancelToken | None = None,
+) -> Iterator[WatchEvent]:
+    """Look at a trainer's folder every `interval_s` seconds and yield what is worth reporting.
+
+    With `halt`, an anomaly or a stall makes it ask the ranks for their stacks (SIGUSR1, where they handle it), write
+    `.anomaly_type` and `.HALT`, and end. Without, it keeps watching. It also ends when the trainer has.
+
+    Raises:
+        FolderError: when there is no such folder.
+    """
+    if not directory.is_dir():
+        raise FolderError(f"{directory} is not a folder; give the folder that the trainer writes to")
+    watcher = _Watcher(directory, limits or Watchdog(), metrics, halt=halt)
+    while True:
+        for event in watcher.look():
+            yield event
+            if event.halt_written or event.code in _ENDS:
+                return
+        if not _sleep(interval_s, cancel):
+            return
+
+
+class _Watcher:
+    """The state between looks."""
+
+    def __init__(self, directory: Path, limits: Watchdog, metrics: TrainerMetrics, *, halt: bool) -> None:
+        self._directory = directory
+        self._limits = limits
+        self._halt = halt
+        self._follower = RunFollower(out=directory, metrics=metrics, skip_to_last_bytes=_JOIN_BYTES)
+        self._rules = AnomalyRules(limits, env=directory / metrics.env if metrics.env else None)
+        self._pace = Pace(started=time.monotonic())
+        self._processes: dict[int, ProcessId] = {}
+        self._cpu = CpuMeter(limits)
+        self._reported: set[str] = set()
+
+    def look(self) -> list[WatchEvent]:
+        """What is new since the last look."""
+        now = time.monotonic()
+        # Asked before reading: a process that ends after this may have written more than is read below.
+        gone = bool(self._processes) and not self._living()
+        records = self._follower.look(now=now)
+        events = [
+            self._act(anomaly.code, anomaly.message, anomaly.step)
+            for anomaly in map(self._rules.judge, records)
+            if anomaly is not None
+        ]
+        if self._pace.follow(records, now):
+            self._reported -= {"slow", "stall"}
+            events.append(self._event("progress", self._progress_sentence()))
+        activity = self._activity(now)
+        end = self._end(gone=gone)
+        if end is not None:
+            return [*events, end]
+        return events if events else self._judge_silence(activity, now)
+
+    def _judge_silence(self, activity: Activity, now: float) -> list[WatchEvent]:
+        silence = judge_silence(self._pace, self._limits, activity, now=now)
+        code = {"fine": "fine", "slow": "slow", "stalled": "stall"}[silence.verdict]
+        if code == "fine" or code in self._reported or "stall" in self._reported:
+            return []
+        self._reported.add(code)
+        if code == "slow":
+            return [self._event(code, silence.message)]
+        return [self._act(code, silence.message, self._pace.step)]
+
+    def _act(self, code: str, message: str, step: int | None) -> WatchEvent:
+        if not self._halt:
+            return self._event(code, message, step)
+        for identity in self._living():
+            if catches(identity.pid, signal.SIGUSR1):
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(identity.pid, signal.SIGUSR1)
+        write_halt(self._directory, code=code, why=message)
+        event = self._event(code, message, step)
+        return WatchEvent(event.time, event.code, event.message, event.step, halt_written=True)
+
+    def _end(self, *, gone: bool) -> WatchEvent | None:
+        ranks = self._follower.by_rank
+        if ranks and all(state.message == "done" for state in ranks.values()):
+            return self._event("done", f"every rank is done at step {self._pace.step}")
+        if (self._directory / HALT_FILE).exists():
+            return self._event("halted", f"{HALT_FILE} is in the folder")
+        if gone:
+            return self._event("gone", "the trainer's processes ended without reporting that they were done")
+        return None
+
+    def _living(self) -> list[ProcessId]:
+        return [identity for identity in self._processes.values() if still_alive(identity) is not None]
+
+    def _activity(self, now: float) -> Activity:
+        """CPU use of the ranks and their descendants. A pid counts once it was seen alive on this machine."""
+        for state in self._follower.by_rank.values():
+            if state.pid is not None and state.pid not in self._processes:
+                stat = read_stat(state.pid)
+                if stat is not None and stat.alive:
+                    self._processes[state.pid] = stat.id
+        living = {identity.pid for identity in self._living()}
+        if not living:
+            return Activity()
+        stats = {stat.pid: stat for stat in all_stats()}
+        parents = {pid: stat.parent for pid, stat in stats.items()}
+        self._cpu.add(now, sum(stat.cpu_s for pid, stat in stats.items() if _descends(pid, living, parents)))
+        stopped = tuple(pid for pid in living if pid in stats and stats[pid].state == "T")
+        return Activity(cpu_cores=self._cpu.cores, stopped=stopped)
+
+    def _progress_sentence(self) -> str:
+        latest = self._follower.latest
+        facts = [f"{name} {format_number(latest[name])}" for name in ("loss", "toks_per_s") if name in latest]
+        return ", ".join([f"step {self._pace.step}", *facts])
+
+    def _event(self, code: str, message: str, step: int | None = None) -> WatchEvent:
+        moment = iso_now("seconds")
+        return WatchEvent(moment, code, message, self._pace.step if step is None else step)
+
+
+def _descends(pid: int, ancestors: set[int], parents: dict[int, int]) -> bool:
+    seen: set[int] = set()
+    while pid not in ancestors:
+        if pid in seen or pid not in parents:
+            return False
+        seen.add(pid)
+        pid = parents[pid]
+    return True
+
+
+def _sleep(seconds: float, cancel: CancelToken | None) -> bool:
+    """Sleep; False when a request to stop ended it early."""
+    if cancel is None:
+        time.sleep(seconds)
+        return True
+    return not cancel.wait(seconds)
+
+
+_HARMLESS = ("progress", "slow", "done", "gone")
+
+
+@dataclass(frozen=True)
+class Watched:
+    """How a watch ended. `anomalies` are the codes that were seen, in order; `end` is the code of the trainer's end,
+    None when the watch ended before it did."""
+
+    anomalies: tuple[str, ...]
+    end: str | None
+    interrupted: bool
+
+    @property
+    def exit_code(self) -> int:
+        """130 when the user ended the watch, 1 for an anomaly, 3 when the trainer ended without a report, else 0."""
+        if self.interrupted:
+            return ExitCode.INTERRUPTED
+        if self.anomalies:
+            return ExitCode.NO_GO
+        return ExitCode.INCONCLUSIVE if self.end == "gone" else ExitCode.GO
+
+
+def watch_to_end(
+    directory: Path,
+    *,
+    interval_s: float,
+    halt: bool,
+    limits: Watchdog,
+    metrics: TrainerMetrics,
+    show: Callable[[WatchEvent], None],
+) -> Watched:
+    """Watch a trainer's folder until the trainer has ended, the watchdog has halted it, or a signal comes.
+
+    Each event is given to `show`.
+
+    Raises:
+        FolderError: when there is no such folder.
+    """
+    anomalies: list[str] = []
+    end: str | None = None
+    cancel = CancelToken()
+    try:
+        with cancel_on_signals(cancel):
+            events = watch(directory, interval_s=interval_s, halt=halt, limits=limits, metrics=metrics, cancel=cancel)
+            for event in events:
+                show(event)
+                if event.code not in _HARMLESS:
+                    anomalies.append(event.code)
+                if event.code in _ENDS:
+                    end = event.code
+        return Watched(tuple(anomalies), end, interrupted=cancel.requested)
+    finally:
+        cancel.close()

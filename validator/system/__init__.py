@@ -1,0 +1,1 @@
+"""Look at the machine: host, GPUs, processes, software, and preflight's checks of them. Nothing here changes it."""

@@ -1,0 +1,239 @@
+"""What Linux reports in /proc: identity, parentage, CPU time, signals caught and environment of processes.
+
+Read directly, because a supervisor looks at every process of the machine again and again: one small file per process.
+A process is identified by its pid and its start time, since the kernel reuses pids.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from validator.files import Tree
+
+TOKEN_VARIABLE = "VALIDATOR_RUN_TOKEN"
+"""In the environment of every process of a validation; its value is the validation's token."""
+
+_TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class ProcessId:
+    """One process, however often its pid is reused: `start_ticks` are clock ticks from boot to its start."""
+
+    pid: int
+    start_ticks: int
+
+
+@dataclass(frozen=True)
+class Stat:
+    """One process at one moment. `state` is a letter of proc(5): R, S, D, T (stopped), Z (zombie) and others."""
+
+    id: ProcessId
+    name: str
+    state: str
+    parent: int
+    session: int
+    cpu_s: float
+
+    @property
+    def pid(self) -> int:
+        """Its pid."""
+        return self.id.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still has memory and threads; a zombie is only a notice to its parent."""
+        return self.state not in "ZXx"
+
+
+def read_stat(pid: int) -> Stat | None:
+    """The process of that pid now, or None when there is none."""
+    head, _, tail = read_proc(f"/proc/{pid}/stat").rpartition(b")")
+    fields = tail.split()
+    if len(fields) < 20:
+        return None
+    return Stat(
+        id=ProcessId(pid, int(fields[19])),
+        name=head.partition(b"(")[2].decode("utf-8", "replace"),
+        state=chr(fields[0][0]),
+        parent=int(fields[1]),
+        session=int(fields[3]),
+        cpu_s=(int(fields[11]) + int(fields[12])) * _TICK_S,
+    )
+
+
+def still_alive(identity: ProcessId) -> Stat | None:
+    """The process now; None when it has ended, also when its pid belongs to another process by now."""
+    stat = read_stat(identity.pid)
+    return stat if stat is not None and stat.id == identity and stat.alive else None
+
+
+def all_stats() -> Iterator[Stat]:
+    """Every process that can be seen, in no order."""
+    with os.scandir("/proc") as entries:
+        pids = [int(entry.name) for entry in entries if entry.name.isdigit()]
+    for pid in pids:
+        stat = read_stat(pid)
+        if stat is not None:
+            yield stat
+
+
+def children_of(pid: int) -> Iterator[ProcessId]:
+    """Living children of a process; by a scan of all processes where the kernel keeps no lists of them."""
+    tasks = f"/proc/{pid}/task"
+    with os.scandir(tasks) as threads:
+        lists = [f"{thread.path}/children" for thread in threads]
+    if not os.path.exists(lists[0]):  # noqa: PTH110 -- a kernel without CONFIG_PROC_CHILDREN
+        yield from (stat.id for stat in all_stats() if stat.parent == pid)
+        return
+    for path in lists:
+        for child in read_proc(path).split():
+            stat = read_stat(int(child))
+            if stat is not None:
+                yield stat.id
+
+
+def environ(pid: int) -> dict[str, str]:
+    """The environment that the process was started with; empty when it may not be read."""
+    pairs = (item.partition(b"=") for item in read_proc(f"/proc/{pid}/environ").split(b"\0") if b"=" in item)
+    return {key.decode("utf-8", "replace"): value.decode("utf-8", "replace") for key, _, value in pairs}
+
+
+def variable_needle(name: str, value: object) -> bytes:
+    """A variable as the kernel writes it in /proc/PID/environ, between two zero bytes; for `has_variable`."""
+    return f"\0{name}={value}\0".encode()
+
+
+def has_variable(pid: int, needle: bytes) -> bool:
+    """Whether the process was started with the variable of a `variable_needle`."""
+    return needle in b"\0" + read_proc(f"/proc/{pid}/environ") + b"\0"
+
+
+def cmdline(pid: int) -> tuple[str, ...]:
+    """Its arguments; empty for a kernel thread, a zombie or a process that is gone."""
+    words = read_proc(f"/proc/{pid}/cmdline").rstrip(b"\0").split(b"\0")
+    return tuple(word.decode("utf-8", "replace") for word in words if word)
+
+
+def field_of_status(pid: int, name: str) -> str | None:
+    """One field of /proc/PID/status, or None."""
+    return next((value for key, value in proc_fields(f"/proc/{pid}/status") if key == name), None)
+
+
+def catches(pid: int, signal_number: int) -> bool:
+    """Whether the process handles the signal itself. Where unknown, False: the default action might kill it."""
+    mask = field_of_status(pid, "SigCgt")
+    return mask is not None and bool(int(mask, 16) >> (signal_number - 1) & 1)
+
+
+def oom_kills() -> int:
+    """Processes of this machine that the kernel has ended for lack of memory since boot; 0 where it counts none."""
+    return next((int(count) for name, count in proc_fields("/proc/vmstat", " ") if name == "oom_kill"), 0)
+
+
+def proc_fields(path: str | Path, separator: str = ":") -> Iterator[tuple[str, str]]:
+    """Name and value of each line of a file of /proc or /sys, such as `Threads: 4`; none when it cannot be read."""
+    for line in read_proc_text(path).splitlines():
+        name, _, value = line.partition(separator)
+        yield name.strip(), value.strip()
+
+
+def read_proc_text(path: str | Path) -> str:
+    """A file of /proc or /sys as text; empty when it cannot be read."""
+    return read_proc(path).decode("utf-8", "replace").strip()
+
+
+def read_proc(path: str | Path) -> bytes:
+    """A file of /proc or /sys; empty when it cannot be read. Bare system calls: a scan reads hundreds of files.
+
+    Not for files that a trainer may write: links are followed and the size has no limit.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        data = os.read(fd, 1 << 16)
+        # Lists in /proc (vmstat, children) come a page at a time, so a short answer is not the end of the file.
+        while more := os.read(fd, 1 << 20):
+            data += more
+        return data
+    except OSError:  # the process ended meanwhile
+        return b""
+    finally:
+        os.close(fd)
+
+
+# Which processes on a GPU do not belong to the validation: a measurement beside one of them is invalid.
+
+_MAX_GENERATIONS = 64
+
+
+class OtherProcesses:
+    """Counts the processes on a GPU that are not the validation's, and names each in `path` when it appears.
+
+    A process is the validation's own if its environment carries the token, or if it descends from this process. One
+    that this machine's process table does not hold lives in another PID namespace: it counts only when the processes
+    that are known show that NVML reports pids of this namespace.
+    """
+
+    def __init__(self, token: str | None, path: Path) -> None:
+        self._needle = None if token is None else variable_needle(TOKEN_VARIABLE, token)
+        self._path = path
+        self._own: dict[ProcessId, bool] = {}
+        self._present: dict[int, set[int]] = {}
+        self._same_namespace = False
+
+    def count(self, gpu: int, used_mib: Mapping[int, float | None], name: Callable[[int], str]) -> int:
+        """How many of a GPU's processes are not the validation's; new ones are appended to the file.
+
+        Args:
+            used_mib: memory of each process on that GPU, by pid.
+            name: the driver's name of a process.
+        """
+        stats = {pid: read_stat(pid) for pid in used_mib}
+        own = {pid for pid, stat in stats.items() if stat is not None and self._is_own(stat)}
+        self._same_namespace |= bool(own)
+        others = {pid for pid, stat in stats.items() if pid not in own and (stat is not None or self._same_namespace)}
+        for pid in sorted(others - self._present.get(gpu, set())):
+            stat = stats[pid]
+            self._append(gpu, pid, name(pid) or (stat.name if stat else "") or "unknown", used_mib[pid])
+        self._present[gpu] = others
+        return len(others)
+
+    def _append(self, gpu: int, pid: int, name: str, used_mib: float | None) -> None:
+        line = {
+            "ts": round(time.time(), 3),
+            "gpu": gpu,
+            "pid": pid,
+            "name": name,
+            "used_mib": None if used_mib is None else round(used_mib),
+        }
+        with suppress(OSError), Tree(self._path.parent) as tree:
+            tree.append(self._path.name, f"{json.dumps(line)}\n".encode())
+
+    def _is_own(self, stat: Stat) -> bool:
+        known = self._own.get(stat.id)
+        if known is None:
+            marked = self._needle is not None and has_variable(stat.pid, self._needle)
+            known = self._own[stat.id] = marked or _descends_from_this(stat)
+        return known
+
+
+def _descends_from_this(stat: Stat) -> bool:
+    """Whether this process is the process itself or one of its ancestors."""
+    here = os.getpid()
+    found: Stat | None = stat
+    for _ in range(_MAX_GENERATIONS):  # parents may change while they are followed
+        if found is None or found.pid <= 1:
+            return False
+        if found.pid == here:
+            return True
+        found = read_stat(found.parent)
+    return False
