@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 JOBS ?= 3
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-long lint docs bench clean
+.PHONY: demo test test-long lint docs reference bench clean
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -32,6 +32,12 @@ lint: $(STAMP)
 
 docs: $(STAMP)
 	$(BIN)/zensical build --strict
+
+# The pages that are generated from the code.
+reference: $(STAMP)
+	$(BIN)/validator schema --markdown > docs/runbook-reference.md
+	sed -i '/^<!-- The table: make reference/q' docs/findings.md
+	{ echo; $(BIN)/python -c 'from validator.diagnose.engine import findings_table; print(findings_table(), end="")'; } >> docs/findings.md
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks

@@ -11,7 +11,7 @@ from validator.commands.common import AsJson, example, fail, print_json, reporte
 from validator.errors import ExitCode
 
 
-@example("validator inspect reports/LATEST/runs/baseline/r1")
+@example("validator inspect reports/RUN/runs/baseline/r1")
 def command(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="A folder that a trainer wrote, or one log of it.")],
     stdout: Annotated[

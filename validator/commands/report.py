@@ -11,7 +11,7 @@ import typer
 from validator.commands.common import AsJson, after_decision, example, fail, reported
 
 
-@example("validator report reports/LATEST --share")
+@example("validator report reports/RUN --share")
 def command(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, wherever it is now.")],
     share: Annotated[

@@ -188,7 +188,7 @@ def _sorted(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     return tuple(sorted(findings, key=lambda finding: _SEVERITIES.index(finding.severity)))
 
 
-# The table of docs/findings.md: `python -m validator.diagnose.engine` prints it.
+# The table of docs/findings.md, which `make reference` writes.
 
 _EFFECT = {"veto": "no GO", "warning": "none", "info": "none"}
 _SCOPES: dict[Scope, str] = {"run": "a run", "phase": "a phase", "validation": "several runs"}
@@ -209,7 +209,3 @@ def findings_table() -> str:
 def _meaning(rule: Rule[Any]) -> str:
     """First paragraph of a rule's docstring, on one line."""
     return " ".join((inspect.getdoc(rule.look) or "").split("\n\n")[0].split()).rstrip(".").replace("|", "\\|")
-
-
-if __name__ == "__main__":
-    print(findings_table(), end="")  # noqa: T201 - its purpose

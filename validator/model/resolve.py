@@ -19,9 +19,6 @@ from validator.model.schemas import SCALARS, SCHEMAS
 from validator.model.settings import nproc_of, tokens_of
 from validator.text import nearest
 
-HEARTBEAT_METRICS = frozenset(METRICS) - {"lr"}
-"""Series that a heartbeat's `progress` records may hold, by the trainer contract."""
-
 LAST_GO = "last_go"
 """The first part of names of an earlier validation's measurements; no phase may have this id."""
 
@@ -81,10 +78,8 @@ def series_of(metrics: TrainerMetrics, *, tokens: bool = False) -> dict[str, Met
     rate; `step_rate` from `toks_per_s` and `step_time_s`, and with the tokens of a step each of the two from the other.
     """
     names: set[str] = set()
-    if metrics.csv is not None:
+    if metrics.csv is not None or metrics.heartbeat is not None:
         names |= set(METRICS) | set(metrics.extra)
-    if metrics.heartbeat is not None:
-        names |= HEARTBEAT_METRICS | set(metrics.extra)
     names |= _printed_series({series_name(name) for name in _groups(metrics.stdout)})
     names |= {"toks_per_s"} if "toks_per_s_per_rank" in names else set()
     if tokens and names & {"toks_per_s", "step_time_s"}:

@@ -1,6 +1,6 @@
 """The format's JSON Schema and its reference for people, both made from the models.
 
-`validator schema --markdown > docs/runbook-reference.md` brings the reference up to date.
+`make reference` brings the page up to date.
 """
 
 from __future__ import annotations

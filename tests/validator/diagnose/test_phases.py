@@ -35,7 +35,7 @@ def test_every_code_of_the_catalogue_has_a_rule() -> None:
 
 def test_the_page_of_findings_is_current() -> None:
     page = Path(__file__).parents[3] / "docs" / "findings.md"
-    assert page.read_text(encoding="utf-8").endswith("\n\n" + findings_table())
+    assert page.read_text(encoding="utf-8").endswith("\n\n" + findings_table()), "run make reference"
 
 
 def test_the_codes_that_a_runbook_may_accept_are_those_of_the_rules() -> None:

@@ -111,7 +111,7 @@ def test_streaming_is_not_required_where_the_hub_may_be_out_of_reach() -> None:
 
 def test_the_reference_in_docs_is_current() -> None:
     current = (ROOT / "docs" / "runbook-reference.md").read_text(encoding="utf-8")
-    assert current == reference_markdown(), "run validator schema --markdown > docs/runbook-reference.md"
+    assert current == reference_markdown(), "run make reference"
 
 
 def test_the_reference_names_every_key_metric_and_scalar() -> None:
