@@ -161,11 +161,14 @@ def emit(value, depth=0):
     return "\n".join(lines)
 
 
+def write_case(here, label, book, files):
+    here.mkdir(parents=True, exist_ok=True)
+    (here / "runbook.yaml").write_text(emit(book) + "\n", encoding="utf-8")
+    (here / "label.json").write_text(json.dumps(label, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    for name, text in files.items():
+        (here / name).write_text(text, encoding="utf-8")
+
+
 def write(folder):
     for label, book, files in CASES:
-        here = Path(folder) / label["name"]
-        here.mkdir(parents=True, exist_ok=True)
-        (here / "runbook.yaml").write_text(emit(book) + "\n", encoding="utf-8")
-        (here / "label.json").write_text(json.dumps(label, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        for name, text in files.items():
-            (here / name).write_text(text, encoding="utf-8")
+        write_case(Path(folder) / label["name"], label, book, files)
