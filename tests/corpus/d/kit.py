@@ -75,6 +75,16 @@ pulse(0, "boot", world_size=WORLD, device="cpu")
 '''
 
 
+EACH = """
+for k in range(1, STEPS + 1):
+    took = work($dt)"""
+
+
+def series(name, *more):
+    """The head of a program that writes a table of these columns, one row a step."""
+    return f'series = table("{name}", "{",".join(["step,loss,lr,toks_per_s", *more])}")' + EACH
+
+
 def draw(seconds=(7.0, 9.5), step=(0.032, 0.062), **more):
     """Sizes of one case: step time, steps, tokens of a step, losses; `rate` and `span` follow from them."""
     dt = round(draws.uniform(*step), 4)
