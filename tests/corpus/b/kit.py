@@ -214,14 +214,14 @@ WRITERS = {}
 
 
 def writer(name, kind, metrics, code, *, close="pass", out=True, grad=False, zero=False):
-    """`close` is what the log does at the end."""
+    """`code` is a class, or begins within its `__init__`; `close` is what the log does at the end."""
+    if "class Log" not in code:
+        code = "\nclass Log:\n    def __init__(self, args):" + code
     code += f"    def close(self):\n        {close}\n"
     WRITERS[name] = dict(kind=kind, metrics=metrics, code=code, out=out, grad=grad, zero=zero)
 
 
 writer("contract", "toks", "{csv: training.csv}", '''
-class Log:
-    def __init__(self, args):
         Path(args.out).mkdir(parents=True, exist_ok=True)
         self.f = open(Path(args.out) / "training.csv", "a", buffering=1)
         self.f.write("step,loss,lr,toks_per_s,step_time_s,grad_norm,tokens,wall_s\\n")
@@ -230,8 +230,6 @@ class Log:
 ''', close="self.f.close()", grad=True)
 
 writer("csv4", "toks", "{csv: training.csv}", '''
-class Log:
-    def __init__(self, args):
         Path(args.out).mkdir(parents=True, exist_ok=True)
         self.f = open(Path(args.out) / "training.csv", "w", buffering=1)
         print("step,loss,lr,toks_per_s", file=self.f)
@@ -267,8 +265,6 @@ class Log:
 ''', close="self.f.close()", zero=True)
 
 writer("nanogpt", "time", r"""{stdout: 'iter (?P<step>\d+): loss (?P<loss>[\d.]+), time (?P<step_time_ms>[\d.]+)ms'}""", '''
-class Log:
-    def __init__(self, args):
         print(f"tokens per iteration will be: {TOKENS:,}")
         print("number of parameters: 0.01M")
     def __call__(self, r):
@@ -278,8 +274,6 @@ class Log:
 ''', out=False, zero=True)
 
 writer("titan", "rank", r"""{stdout: 'step: +(?P<step>\d+) +loss: +(?P<loss>[\d.]+).* tps: +(?P<toks_per_s_per_rank>[\d,]+)'}""", '''
-class Log:
-    def __init__(self, args):
         sys.stderr.write("[titan] 2026-11-22 04:00:00,000 - root - INFO - Starting job: toy\\n")
     def __call__(self, r):
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
@@ -289,8 +283,6 @@ class Log:
 ''', close='sys.stderr.write("[titan] Training completed\\n")', out=False)
 
 writer("megatron", "time", r"""{stdout: 'iteration +(?P<step>\d+)/.*elapsed time per iteration \(ms\): (?P<step_time_ms>[\d.]+).*learning rate: (?P<lr>[-+\dE.]+).*lm loss: (?P<loss>[-+\dE.]+).*grad norm: (?P<grad_norm>[\d.]+)'}""", '''
-class Log:
-    def __init__(self, args):
         self.n = args.steps
         print("using world size: 1, data-parallel size: 1 ...")
         print("training ...", flush=True)
@@ -302,8 +294,6 @@ class Log:
 ''', close='print("[after training is done] datetime: now")', out=False, grad=True)
 
 writer("deepspeed", "time", r"""{stdout: 'steps: (?P<step>\d+) loss: (?P<loss>[\d.]+) iter time \(s\): (?P<step_time_s>[\d.]+) samples/sec: (?P<samples_per_s>[\d.]+)', extra: {samples_per_s: samples/s}}""", '''
-class Log:
-    def __init__(self, args):
         print("[INFO] [config.py:1000:print] DeepSpeedEngine configuration:")
     def __call__(self, r):
         t = r.gap / r.steps
@@ -314,8 +304,6 @@ class Log:
 ''', out=False)
 
 writer("hf", "toks", r"""{stdout: "'loss': (?P<loss>[-+\\d.e]+), 'grad_norm': (?P<grad_norm>[-+\\d.e]+), 'learning_rate': (?P<lr>[-+\\d.e]+).*'tokens_per_second': (?P<toks_per_s>[\\d.]+), 'step': (?P<step>\\d+)"}""", '''
-class Log:
-    def __init__(self, args):
         self.n = args.steps
         print("***** Running training *****")
         print(f"  Total optimization steps = {args.steps}", flush=True)
@@ -326,8 +314,6 @@ class Log:
 ''', close='print({"train_runtime": 10.0, "train_loss": 1.0, "epoch": 1.0})', out=False, grad=True)
 
 writer("keras", "time", r"""{stdout: 'step (?P<step>\d+) - (?P<step_time_ms>[\d.]+)ms/step - .*loss: (?P<loss>[\d.]+)'}""", '''
-class Log:
-    def __init__(self, args):
         self.n = args.steps
     def __call__(self, r):
         bar = "━" * (20 * r.k // self.n)
@@ -337,8 +323,6 @@ class Log:
 ''', close='sys.stderr.write("\\n")', out=False)
 
 writer("llmc", "toks", r"""{stdout: 'step +(?P<step>\d+)/\d+ \| loss (?P<loss>[\d.]+) .*\| norm (?P<grad_norm>[\d.]+) .*\| (?P<step_time_ms>[\d.]+) ms .*\| (?P<toks_per_s>[\d.]+) tok/s'}""", '''
-class Log:
-    def __init__(self, args):
         self.n = args.steps
         print("+-----------------------+----------------------------------------------------+")
         print("| device                | toy                                                |")
@@ -347,32 +331,24 @@ class Log:
 ''', close='print("total average iteration time: -")', out=False, grad=True)
 
 writer("jsonl", "toks", r"""{stdout: '"step": (?P<step>\d+), "loss": (?P<loss>[-+\w.]+), "tokens_per_second": (?P<toks_per_s>[\d.]+)'}""", '''
-class Log:
-    def __init__(self, args):
         pass
     def __call__(self, r):
         print(json.dumps({"event": "train", "step": r.k, "loss": float(fmt(r.loss)), "tokens_per_second": round(r.rate, 3), "lr": r.lr, "note": "größe ≤ 3 µs"}, ensure_ascii=False), flush=True)
 ''', close='print(json.dumps({"event": "end"}))', out=False)
 
 writer("kv", "toks", r"""{stdout: 'step=(?P<step>\d+) loss=(?P<loss>[-+\w.]+) gnorm=(?P<grad_norm>[-+\w.]+) .*tps=(?P<toks_per_s>[\d.]+)'}""", '''
-class Log:
-    def __init__(self, args):
         print("level=info msg=start")
     def __call__(self, r):
         print(f"level=info ts={time.time():.3f} step={r.k} loss={fmt(r.loss)} gnorm={fmt(r.gn)} lr={r.lr:.3g} tps={r.rate:.1f}", flush=True)
 ''', close='print("level=info msg=bye")', out=False, grad=True)
 
 writer("ranklog", "toks", r"""{stdout: 'step (?P<step>\d+) \| loss (?P<loss>[\d.]+) \| (?P<ktoks_per_s>[\d.]+) ktok/s'}""", '''
-class Log:
-    def __init__(self, args):
         print("[rank0]:W1122 04:00:00.000 init_process_group done")
     def __call__(self, r):
         print(f"[rank0]:{time.strftime('%H:%M:%S')} step {r.k} | loss {fmt(r.loss)} | {r.rate / 1e3:.3f} ktok/s | lr {r.lr:.1e}", flush=True)
 ''', out=False)
 
 writer("sep", "toks", r"""{stdout: 'Step (?P<step>[\d,]+)  loss (?P<loss>[-+\d.e]+)  (?P<toks_per_s>[\d,]+) tokens/s  (?P<step_time_s>[\d.]+) s'}""", '''
-class Log:
-    def __init__(self, args):
         pass
     def __call__(self, r):
         print(f"Step {r.k:,}  loss {r.loss:.4e}  {r.rate:,.0f} tokens/s  {r.step_s:.4f} s  lr {r.lr:.2e}", flush=True)
