@@ -145,7 +145,6 @@ def test_a_box_of_lines_begins_with_the_step_alone(tmp_path: Path) -> None:
 )
 def test_what_stands_before_a_number_takes_none_of_its_digits(pattern: str, line: str, loss: float) -> None:
     found = line_pattern(pattern).read(line)
-    assert found is not None
     assert (found.step, found.values["loss"], found.odd) == (7, loss, None)
 
 
