@@ -1,7 +1,7 @@
 """Runs a validator over one set's cases and compares what it says with their labels. Each set's `run.py` calls `main`:
 
-    python run.py --cases DIR --validator COMMAND [--jobs N] [--only NAME ...] [--kind sick|healthy] [--out results.json]
-    python run.py --list [--kind sick|healthy]
+python run.py --cases DIR --validator COMMAND [--jobs N] [--only NAME ...] [--kind sick|healthy] [--out FILE]
+python run.py --list [--kind sick|healthy]
 """
 
 from __future__ import annotations
@@ -45,8 +45,10 @@ class Answer:
         found = self.result.get("findings", [])
         return {one["code"] for one in found if not severities or one["severity"] in severities}
 
-    def items(self, *, required: bool = True, but: Iterable[str] = ("PASS", "SKIPPED"), checks: bool = False) -> list[str]:
-        """Id and text of the criteria with another status than `but`: of the required ones, or of all and the checks."""
+    def items(
+        self, *, required: bool = True, but: Iterable[str] = ("PASS", "SKIPPED"), checks: bool = False
+    ) -> list[str]:
+        """Id and text of the required criteria, or of all and of the checks, whose status is none of `but`."""
         parts = ("criteria", "checks") if checks else ("criteria",)
         found = [one for phase in self.result.get("phases", []) for part in parts for one in phase.get(part) or []]
         return [
@@ -68,7 +70,10 @@ Write = Callable[[str, Path], None]
 
 
 def main(labels: Iterable[Label], write: Write, named: Named) -> None:
-    """Run the cases that the command line chooses. A label holds `name`, `kind` (sick or healthy) and `expect` (decisions)."""
+    """Run the cases that the command line chooses.
+
+    A label holds `name`, `kind` (sick or healthy) and `expect` (the decisions that are right).
+    """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=Path, help="each case gets a folder of its own here, emptied first")
     parser.add_argument("--validator", help="the executable, arguments allowed")

@@ -1,8 +1,8 @@
 """Cases by readers of nothing but the documents: sick and healthy trainers with their labels.
 
-Each set is a folder of its own, whose cases and labels are kept as they were delivered: its `run.py` says how a cause is
-named there, and `runner.py` runs the cases of all. No rule was made from the set that decides a change. `make test-long`
-runs them whole, every other run a few of each.
+Each set is a folder of its own, whose cases and labels are kept as they were delivered: its `run.py` says how a cause
+is named there, and `runner.py` runs the cases of all. No rule was made from the set that decides a change.
+`make test-long` runs them whole, every other run a few of each.
 """
 
 from __future__ import annotations
