@@ -9,6 +9,8 @@ import typer
 
 from validator.commands.common import AsJson, duration, example, fail, print_json, reported
 from validator.errors import ExitCode
+from validator.model.catalogue import METRICS
+from validator.report.terminal.lines import show
 
 _EXIT_CODES = {"explained": ExitCode.GO, "interrupted": ExitCode.INTERRUPTED}
 
@@ -44,9 +46,6 @@ def command(
     Exit code 0: found. 3: not found, or no significant difference, or not finished within --max-runs.
     """
     from validator import bisect
-    from validator.bisect.answer import bisection_lines
-    from validator.model.catalogue import METRICS
-    from validator.report.terminal.lines import show
 
     if (resume is None) == (good is None or bad is None):
         raise fail("name GOOD and BAD, or --resume DIR", as_json=as_json)
@@ -79,7 +78,7 @@ def command(
     if as_json:
         print_json(found.model_dump(mode="json"))
     else:
-        show(bisection_lines, found)
+        show(bisect.bisection_lines, found)
     raise typer.Exit(_EXIT_CODES.get(found.outcome, ExitCode.INCONCLUSIVE))
 
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from validator.commands.common import AsJson, example, print_json
+from validator.report.terminal.lines import show
 
 
 @example("validator doctor")
@@ -22,7 +23,5 @@ def command(
     if as_json:
         print_json(examination.as_dict())
     else:
-        from validator.report.terminal.lines import show
-
         show(examination_lines, examination)
     raise typer.Exit(examination.exit_code)

@@ -8,6 +8,9 @@ from typing import Annotated
 import typer
 
 from validator.commands.common import AsJson, example, fail, print_json, reported
+from validator.history.page import history_lines
+from validator.history.store import look_back, set_pin
+from validator.report.terminal.lines import show
 
 
 @example("validator history", "validator history reports --runbook smoke-cpu --limit 30", "validator history --pin RUN")
@@ -23,8 +26,6 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """List past runs by runbook and machine, and how their metrics changed, and write index.html."""
-    from validator.history.store import look_back, set_pin
-
     if pin and unpin:
         raise fail("--pin and --unpin cannot be given together", as_json=as_json)
     with reported(as_json=as_json):
@@ -35,9 +36,6 @@ def command(
     if as_json:
         print_json(past.as_dict())
         return
-    from validator.history.page import history_lines
-    from validator.report.terminal.lines import show
-
     show(history_lines, past.groups, limit=limit)
     if past.page is not None:
         typer.echo(f"\n{past.page}", err=True)

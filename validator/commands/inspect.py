@@ -9,6 +9,8 @@ import typer
 
 from validator.commands.common import AsJson, example, fail, print_json, reported
 from validator.errors import ExitCode
+from validator.report.terminal.lines import show
+from validator.report.terminal.summary import inspection_lines
 
 
 @example("validator inspect reports/RUN/runs/baseline/r1")
@@ -37,9 +39,5 @@ def command(
     if as_json:
         print_json(inspection.as_dict())
     else:
-        from validator.report.terminal import lines, tables
-
-        lines.show(
-            tables.inspection_lines, inspection.directory, inspection.run, inspection.findings, inspection.printed
-        )
+        show(inspection_lines, inspection.directory, inspection.run, inspection.findings, inspection.printed)
     raise typer.Exit(ExitCode.NO_GO if inspection.vetoed else ExitCode.GO)

@@ -5,14 +5,24 @@ from __future__ import annotations
 import os
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from validator.commands.common import SETTINGS, AsJson, Overrides, RunbookArgument, fail, print_json, reported
-
-if TYPE_CHECKING:
-    from validator.nightly.settings import Nightly, NightlyRun
+from validator.nightly.schedule import all_schedules, choose, shown
+from validator.nightly.settings import (
+    Nightly,
+    NightlyRun,
+    config_dir,
+    load,
+    names,
+    new_job,
+    parsed_limit,
+    require_apprise,
+    save,
+)
+from validator.runbook import find
 
 command = typer.Typer(
     help="Run a runbook on a schedule: with log, retention, notification and metrics; no root needed.",
@@ -64,14 +74,11 @@ def install(
     print_only: Annotated[bool, typer.Option("--print", help="Show what would be written, and write nothing.")] = False,
 ) -> None:
     """Start a runbook every night: by a systemd timer, or by cron where systemd is absent."""
-    from validator.kinds.registry import load
+    from validator.kinds import registry
     from validator.nightly.job import require_prometheus
-    from validator.nightly.schedule import choose, shown
-    from validator.nightly.settings import new_job, parsed_limit, require_apprise, save
-    from validator.runbook import find
 
     with reported():
-        loaded = load(find(runbook), overrides=tuple(set_ or ()))
+        loaded = registry.load(find(runbook), overrides=tuple(set_ or ()))
         job = new_job(
             name=name or loaded.runbook.name,
             runbook=str(Path(runbook).resolve()) if Path(runbook).is_file() else runbook,
@@ -114,8 +121,6 @@ def status(
 ) -> None:
     """Show the jobs of this user: when each starts next, and how its last start ended."""
     from validator.nightly.job import last_ended
-    from validator.nightly.schedule import all_schedules
-    from validator.nightly.settings import load, names
 
     schedules = all_schedules()
     with reported(as_json=as_json):
@@ -143,7 +148,6 @@ def _last_line(last: NightlyRun | None) -> str:
 def run(name: JobName) -> None:
     """Start a job now, as its timer does; the exit code is the validation's."""
     from validator.nightly.job import run_job
-    from validator.nightly.settings import load
 
     with reported():
         ended = run_job(load(name))
@@ -155,9 +159,6 @@ def run(name: JobName) -> None:
 @command.command(epilog="Example: validator nightly remove ddp-2xa100")
 def remove(name: JobName) -> None:
     """Take a job out of its scheduler. Its runs and logs stay."""
-    from validator.nightly.schedule import all_schedules
-    from validator.nightly.settings import config_dir
-
     settings = config_dir() / f"{name}.json"
     with reported():
         found = [one.name for one in all_schedules() if one.remove(name)]

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from validator.commands import plan
 from validator.commands.common import (
     AsJson,
     Only,
@@ -62,6 +61,8 @@ def command(
     elif runbook is None:
         raise fail("name a runbook (`validator list` shows those that come along), or --resume RUN", as_json=as_json)
     elif dry_run:
+        from validator.commands import plan
+
         plan.command(runbook, only=only, skip=skip, set_=set_, as_json=as_json)
         return
     from validator.pipeline import validate

@@ -5,16 +5,17 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from validator.commands.common import AsJson, example, fail, print_json
 from validator.errors import ExitCode
+from validator.report.terminal.lines import show
+from validator.selftest.case import Case, CaseOutcome
+from validator.selftest.cases import CASES
+from validator.selftest.run import CaseProgress, case_lines, run_selftest, selftest_lines
 from validator.text import nearest
-
-if TYPE_CHECKING:
-    from validator.selftest.case import Case, CaseOutcome
 
 
 @example("validator selftest", "validator selftest --only 'sigkill-*' --keep out/selftest")
@@ -31,10 +32,6 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Inject known faults and check that verdict and cause come out right; exit code 1 if any does not."""
-    from validator.report.terminal.lines import show
-    from validator.selftest import CASES, run_selftest
-    from validator.selftest.run import CaseProgress, case_lines, selftest_lines
-
     cases = _chosen(CASES, only, as_json=as_json)
     if list_:
         if as_json:

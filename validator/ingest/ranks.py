@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import subprocess
@@ -168,8 +169,6 @@ def _start_reader() -> subprocess.Popen[bytes] | None:
 
 def serve() -> None:
     """Answer orders until there are no more: read each from stdin, write the heartbeat to stdout."""
-    import gc
-
     gc.disable()  # millions of records without a cycle among them
     while True:
         try:

@@ -19,13 +19,13 @@ from validator.model.plan import Plan, RunSpec
 from validator.model.record import Attempt, Outcome
 from validator.model.resolve import LAST_GO
 from validator.model.runbook import Runbook
-from validator.pipeline.compare import facts_of
 from validator.pipeline.evaluate import stored_report
+from validator.pipeline.inspect import facts_of
 from validator.pipeline.live_report import LiveReport
 from validator.pipeline.resume_state import ResumeState, read_resume_state
+from validator.pipeline.write import render_json
 from validator.report.terminal import make_observer
 from validator.report.terminal.observer import Observer
-from validator.report.write import render_json
 from validator.runs.folder import JOURNAL, RunFolder, last_go
 from validator.runs.journal import Event, Journal, JournalBusy, read, sound
 from validator.runs.replay import events_of, last_go_digest, last_runner

@@ -28,9 +28,8 @@ from validator.pipeline.session import (
 )
 from validator.pipeline.write import Finished, render, report
 from validator.plan import first_plan, make_plan
-from validator.report.write import ReportPaths
 from validator.runbook import find
-from validator.runs.folder import RunFolder, require_made_from, utc_now
+from validator.runs.folder import ReportPaths, RunFolder, require_made_from, utc_now
 from validator.runs.replay import RunEnd, ending, events_of, lacked_room, pending
 
 

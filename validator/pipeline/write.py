@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import json
+import math
 import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from validator.errors import disk_errors
-from validator.files import Tree
+from validator.files import Tree, replace_file
 from validator.model.plan import PhasePlan, Plan
 from validator.model.record import ValidationRecord
 from validator.model.verdict import PhaseReport, RemainingTime, ValidationReport
-from validator.pipeline.compare import since_last_go
 from validator.pipeline.evaluate import assemble, judge
+from validator.pipeline.inspect import since_last_go
 from validator.plan import make_plan
 from validator.plan.eta import Eta
 from validator.report.charts import record_charts
-from validator.report.write import ReportPaths, write_all
-from validator.runs.folder import RunFolder
+from validator.report.exports import render_junit, render_recommended_env
+from validator.report.html import render_html
+from validator.report.markdown import render_markdown
+from validator.report.specs import ChartData
+from validator.runs.folder import RENDERINGS, ReportPaths, RunFolder
 from validator.runs.journal import Event
 from validator.runs.replay import (
     RunEnd,
@@ -166,3 +172,44 @@ def _since(iso: str, now: datetime) -> float:
     """Seconds since a time of the journal; 0 when the clock was set back, or it says no time."""
     moment = parse_time(iso)
     return 0.0 if moment is None else max(0.0, (now - moment).total_seconds())
+
+
+# The renderings of a report, each file written whole or not at all.
+
+
+def write_all(report: ValidationReport, charts: ChartData, run_dir: Path) -> ReportPaths:
+    """Write result.json, report.html, report.md, junit.xml and recommended.env into `run_dir`.
+
+    result.json comes first: it is the truth, the others are renderings of it. Raises OSError when the disk refuses.
+    """
+    paths = ReportPaths(*(run_dir / name for name in RENDERINGS))
+    replace_file(paths.result, render_json(report))
+    replace_file(paths.html, render_html(report, charts))
+    replace_file(paths.markdown, render_markdown(report))
+    replace_file(paths.junit, render_junit(report))
+    replace_file(paths.recommended_env, render_recommended_env(report))
+    return paths
+
+
+def render_json(report: ValidationReport) -> str:
+    """result.json: strict JSON, whatever the trainer put into its files.
+
+    What JSON cannot write is null, but for `observed`, which says "NaN" or "Infinity".
+    """
+    return (
+        json.dumps(
+            _strict(report.model_dump(mode="python", by_alias=True)), indent=2, ensure_ascii=False, allow_nan=False
+        )
+        + "\n"
+    )
+
+
+def _strict(value: Any, key: str = "") -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        name = "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+        return name if key == "observed" else None
+    if isinstance(value, dict):
+        return {str(name): _strict(item, str(name)) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_strict(item) for item in value]
+    return value if value is None or isinstance(value, (str, int, float)) else str(value)

@@ -11,7 +11,6 @@ from typing import Any
 from validator.model.expression import ExpressionError, parse_criterion
 from validator.model.units import format_duration, format_size
 from validator.model.verdict import Check, Finding, PhaseReport, RemainingTime, ValidationReport, Verdict
-from validator.report.advice import next_step
 from validator.report.build_runs import comparison_table, has_rates, phase_facts, remedies_table, run_view, runs_table
 from validator.report.contrast import since_view
 from validator.report.exports import export_lines
@@ -33,6 +32,7 @@ from validator.report.page import (
     facts_of,
     judged_items,
     link,
+    next_step,
     pending_phases,
     status_view,
 )

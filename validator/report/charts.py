@@ -12,10 +12,21 @@ from typing import TYPE_CHECKING, NamedTuple
 from validator.model.catalogue import METRICS, Metric, catalogue_order
 from validator.model.expression import ExpressionError, Reference, parse_criterion
 from validator.model.verdict import PhaseReport, RunReport, Verdict
-from validator.report.chart_data import MACHINE_QUANTITIES, ChartData, ChartSeries, RunCharts
 from validator.report.figure import Figure, bins, make_figure, measure_of, readout_of, thinner, with_drawing
 from validator.report.page import Table
-from validator.report.specs import Along, Band, BoundLine, Line, interval_spec, lines_spec, spread_spec
+from validator.report.specs import (
+    MACHINE_QUANTITIES,
+    Along,
+    Band,
+    BoundLine,
+    ChartData,
+    ChartSeries,
+    Line,
+    RunCharts,
+    interval_spec,
+    lines_spec,
+    spread_spec,
+)
 from validator.report.timeline import Watched, throttling_figures
 from validator.text import format_interval, format_number, format_quantity, one_line, plural
 

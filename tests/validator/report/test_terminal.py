@@ -10,14 +10,12 @@ from tests.validator.report import pieces, samples
 from validator.model.plan import PhasePlan, Plan, RunSpec
 from validator.model.runbook import CommandPhase, Phase
 from validator.model.verdict import Finding, PhaseReport, ValidationReport
-from validator.report.advice import next_command
 from validator.report.terminal import make_observer
 from validator.report.terminal.lines import phase_line, show, text_table, wants_color
 from validator.report.terminal.live import LiveObserver
 from validator.report.terminal.observer import Observer, PlainObserver
-from validator.report.terminal.summary import summary_lines
-from validator.report.terminal.tables import inspection_lines
-from validator.report.write import ReportPaths
+from validator.report.terminal.summary import inspection_lines, next_command, summary_lines
+from validator.runs.folder import ReportPaths
 from validator.supervise.monitor import Progress
 from validator.text import text_width
 

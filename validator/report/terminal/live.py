@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from validator.model.plan import PhasePlan, Plan
     from validator.model.runbook import Phase
     from validator.model.verdict import PhaseReport, ValidationReport
-    from validator.report.write import ReportPaths
+    from validator.runs.folder import ReportPaths
     from validator.supervise.monitor import Progress
 
 _STYLES = {"good": "green", "bad": "bold red", "warn": "yellow", "info": "cyan", "muted": "dim"}
