@@ -7,10 +7,9 @@ from typing import Annotated
 
 import typer
 
-from validator.commands.common import AsJson, duration, example, fail, print_json, reported
+from validator.commands.common import AsJson, answer, duration, example, fail, reported
 from validator.errors import ExitCode
 from validator.model.catalogue import METRICS
-from validator.report.terminal.lines import show
 
 _EXIT_CODES = {"explained": ExitCode.GO, "interrupted": ExitCode.INTERRUPTED}
 
@@ -75,10 +74,7 @@ def command(
                 lock=not no_lock,
             )
             found = bisect.bisect(request, note=_print_note)
-    if as_json:
-        print_json(found.model_dump(mode="json"))
-    else:
-        show(bisect.bisection_lines, found)
+    answer(found.model_dump(mode="json"), bisect.bisection_lines, found, as_json=as_json)
     raise typer.Exit(_EXIT_CODES.get(found.outcome, ExitCode.INCONCLUSIVE))
 
 

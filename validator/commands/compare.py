@@ -8,10 +8,9 @@ from typing import Annotated
 
 import typer
 
-from validator.commands.common import AsJson, example, fail, print_json, reported
+from validator.commands.common import AsJson, answer, example, fail, reported
 from validator.errors import ExitCode
 from validator.report.contrast import contrast_lines
-from validator.report.terminal.lines import show
 
 _EXIT_CODES = {
     "better": ExitCode.GO,
@@ -44,10 +43,7 @@ def command(
     margin = None if not_worse_than is None else _share(not_worse_than, as_json=as_json)
     with reported(as_json=as_json):
         contrast = compare(a, b, warmup_steps=warmup_steps, not_worse_than=margin)
-    if as_json:
-        print_json(contrast.model_dump(mode="json"))
-    else:
-        show(contrast_lines, contrast)
+    answer(contrast.model_dump(mode="json"), contrast_lines, contrast, as_json=as_json)
     raise typer.Exit(_EXIT_CODES[contrast.verdict])
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from validator.commands.common import AsJson, Only, Overrides, RunbookArgument, Skip, example, print_json, reported
+from validator.commands.common import AsJson, Only, Overrides, RunbookArgument, Skip, answer, example, reported
 from validator.kinds.registry import load
 from validator.plan import first_plan
-from validator.report.terminal.lines import show
 from validator.report.terminal.summary import plan_lines
 from validator.runbook import find
 from validator.secrets.masking import clean_plan
@@ -23,7 +22,4 @@ def command(
     with reported(as_json=as_json):
         loaded = load(find(runbook), overrides=tuple(set_ or ()))
         planned = clean_plan(first_plan(loaded.runbook, only=tuple(only or ()), skip=tuple(skip or ())))
-    if as_json:
-        print_json(planned.model_dump(mode="json"))
-    else:
-        show(plan_lines, loaded, planned)
+    answer(planned.model_dump(mode="json"), plan_lines, loaded, planned, as_json=as_json)

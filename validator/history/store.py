@@ -56,11 +56,13 @@ def expired(
     entries = [entry for entry in entries if is_run(parent, entry)]
     now = now or utc_now()
     safe = _safe(entries)
+    age = None if retention.age_days is None else timedelta(days=retention.age_days)
     found: dict[str, tuple[HistoryEntry, str]] = {}
     for place, entry in enumerate(reversed(entries)):
         if retention.count is not None and place >= retention.count:
             found[entry.folder] = (entry, f"more than {retention.count} runs")
-        elif retention.age_days is not None and _started(entry, now) < now - timedelta(days=retention.age_days):
+        # A time that cannot be read counts as now, so that nothing is removed for it.
+        elif age is not None and now - (parse_time(entry.started) or now) > age:
             found[entry.folder] = (entry, f"older than {retention.age_days:g} days")
     if retention.bytes is not None:
         total = 0
@@ -79,11 +81,6 @@ def _safe(entries: Sequence[HistoryEntry]) -> set[str]:
         *(entry.folder for entry in entries if entry.pinned or entry.decision == "IN_PROGRESS"),
         *([entries[-1].folder] if entries else []),
     }
-
-
-def _started(entry: HistoryEntry, now: datetime) -> datetime:
-    """When it began; a time that cannot be read counts as now, so that nothing is removed for it."""
-    return parse_time(entry.started) or now
 
 
 def folder_bytes(folder: Path) -> int:

@@ -241,11 +241,9 @@ def record_machine(session: Session) -> None:
     before = folder.load_environment()
     if session.resume_state.resumed and before:
         changed = changes(before, found)
-        for what, (was, now) in changed.items():
-            session.observer.note(
-                f"{what} has changed since the first part: {was or 'none'} before, {now or 'none'} now"
-            )
         lines = {what: f"{was or 'none'} before, {now or 'none'} now" for what, (was, now) in changed.items()}
+        for what, line in lines.items():
+            session.observer.note(f"{what} has changed since the first part: {line}")
         resumptions = {**before.get("resumed", {}), str(found["time"]): lines or "on the same machine and software"}
         found = {**before, "resumed": resumptions}
     folder.save_environment(found)

@@ -26,21 +26,9 @@ from validator.report.exports import render_junit, render_recommended_env
 from validator.report.html import render_html
 from validator.report.markdown import render_markdown
 from validator.report.specs import ChartData
+from validator.runs import replay
 from validator.runs.folder import RENDERINGS, ReportPaths, RunFolder
 from validator.runs.journal import Event
-from validator.runs.replay import (
-    RunEnd,
-    compact,
-    end_of,
-    ending,
-    events_of,
-    is_compact,
-    is_shared,
-    last_runner,
-    readable,
-    reconstruct,
-    runner_sessions,
-)
 from validator.times import parse_time, utc_now
 
 
@@ -87,7 +75,7 @@ def render(
     folder: RunFolder,
     record: ValidationRecord,
     phases: tuple[PhaseReport, ...],
-    end: RunEnd,
+    end: replay.RunEnd,
     *,
     into: Path | None = None,
 ) -> tuple[ValidationReport, ReportPaths]:
@@ -95,7 +83,7 @@ def render(
     judged = assemble(folder, record, phases, end)
     if judged.decision == "IN_PROGRESS":
         judged = judged.model_copy(update={"outlook": _remaining_time_of(folder)})
-    elif not is_shared(folder):  # the folders beside it belong to its receiver
+    elif not replay.is_shared(folder):  # the folders beside it belong to its receiver
         try:
             judged = judged.model_copy(update={"since": since_last_go(folder, judged)})
         except Exception as error:  # noqa: BLE001 -- another run's folder is no part of this decision
@@ -109,16 +97,16 @@ def rerender(folder: RunFolder) -> tuple[ValidationReport, ReportPaths]:
     A sanitized copy whose result.json had to be written without white space keeps it so, since its size is bounded.
     A validation that ended while this was at work is judged once more: its last report must not be an earlier one's.
     """
-    was_compact = is_shared(folder) and is_compact(folder)
-    with readable(folder) as unpacked:
-        record, end = reconstruct(unpacked), end_of(folder)
+    was_compact = replay.is_shared(folder) and replay.is_compact(folder)
+    with replay.readable(folder) as unpacked:
+        record, end = replay.reconstruct(unpacked), replay.end_of(folder)
     report, paths = render(folder, record, judge(record), end)
-    if report.decision == "IN_PROGRESS" and ending(events_of(folder)):
+    if report.decision == "IN_PROGRESS" and replay.ending(replay.events_of(folder)):
         return rerender(folder)
-    if not last_runner(folder, events_of(folder)).alive():
+    if not replay.last_runner(folder, replay.events_of(folder)).alive():
         shutil.rmtree(folder.drawing, ignore_errors=True)  # a runner that was killed could not
     if was_compact:
-        compact(folder)
+        replay.compact(folder)
     return report, paths
 
 
@@ -129,7 +117,7 @@ def _remaining_time_of(folder: RunFolder) -> RemainingTime:
     """The remaining time of a run folder, now."""
     header = folder.header
     plan = make_plan(header.runbook, run_dir=folder.root, python=header.python, only=header.only, skip=header.skip)
-    return remaining_time(plan, events_of(folder), now=utc_now())
+    return remaining_time(plan, replay.events_of(folder), now=utc_now())
 
 
 def remaining_time(plan: Plan, events: Sequence[Event], *, now: datetime) -> RemainingTime:
@@ -140,7 +128,7 @@ def remaining_time(plan: Plan, events: Sequence[Event], *, now: datetime) -> Rem
     eta, planned = Eta(plan), {phase.phase: phase for phase in plan.phases}
     passed_s = 0.0
     latest: Event | None = None
-    every = tuple(runner_sessions(events))
+    every = tuple(replay.runner_sessions(events))
     for session in every:
         # What an earlier runner left out, or did not come to, is decided again.
         over = ("done",) if session is not every[-1] else ("done", "skipped", "not_run")

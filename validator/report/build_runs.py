@@ -10,16 +10,7 @@ from validator.model.catalogue import catalogue_order
 from validator.model.result import MetricStats, ScalarValue
 from validator.model.units import format_duration
 from validator.model.verdict import ArmComparison, PhaseReport, RunReport, RunTable
-from validator.report.page import (
-    ConfigRow,
-    ConfigTable,
-    LabeledValue,
-    RunView,
-    Table,
-    anchor,
-    flatten,
-    link,
-)
+from validator.report.page import ConfigRow, ConfigTable, LabeledValue, RunView, Table, anchor, flatten, link
 from validator.text import (
     clean,
     format_change,

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 
 from jinja2 import BytecodeCache, Environment, FileSystemBytecodeCache, FileSystemLoader, StrictUndefined
@@ -145,7 +146,7 @@ def render_html(report: ValidationReport, charts: ChartData) -> str:
     figures, timeline = _figures(report, charts)
     html = _render(page, figures, timeline)
     drawn = [tuple(figure for figure in of_phase if figure.svg) for of_phase in figures]
-    for keep in (_every, _first_or_bad, _bad):
+    for keep in (attrgetter("detailed"), _first_or_bad, _bad):
         if len(html.encode(errors="replace")) <= MAX_BYTES:
             break
         html = _render(_with_details_of(page, keep), drawn, timeline, left_out=_missing(figures, drawn))
@@ -210,10 +211,6 @@ def _within(figures: Sequence[Sequence[Figure]], *, limit: int) -> list[list[Fig
             note = "Not drawn, to keep the report small; the table below holds the values."
             kept[phase][rank] = replace(figure, svg="", readout="", note=f"{figure.note} {note}".strip(), spec=None)
     return kept
-
-
-def _every(run: RunView) -> bool:
-    return run.detailed
 
 
 def _first_or_bad(run: RunView) -> bool:

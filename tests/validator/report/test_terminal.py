@@ -143,7 +143,7 @@ def test_the_observer_suits_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def progress(**more: object) -> Progress:
-    values = {"phase": "baseline", "run": "baseline/r1", "state": "running", "step": 120, "steps": 300, "loss": 3.2142}
+    values = {"run": "baseline/r1", "state": "running", "step": 120, "steps": 300, "loss": 3.2142}
     more = {"toks_per_s": 12_840.0, "mem_mib": 812.4, "heartbeat_age_s": 0.4, "elapsed_s": 20.0, "eta_s": 31.0, **more}
     return Progress(**{**values, **more})  # type: ignore[arg-type]
 

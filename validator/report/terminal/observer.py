@@ -10,27 +10,18 @@ import sys
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, TextIO, TypeVar
+from typing import TextIO, TypeVar
 
+from validator.model.plan import PhasePlan, Plan
+from validator.model.runbook import Phase
 from validator.model.units import format_duration
+from validator.model.verdict import PhaseReport, ValidationReport
 from validator.plan.eta import Eta
-from validator.report.terminal.lines import (
-    left_cell,
-    phase_line,
-    progress_cells,
-    share_of,
-    show,
-    write_text,
-)
+from validator.report.terminal.lines import left_cell, phase_line, progress_cells, share_of, show, write_text
 from validator.report.terminal.summary import summary_lines
+from validator.runs.folder import ReportPaths
+from validator.supervise.monitor import Progress
 from validator.text import one_line, plural
-
-if TYPE_CHECKING:
-    from validator.model.plan import PhasePlan, Plan
-    from validator.model.runbook import Phase
-    from validator.model.verdict import PhaseReport, ValidationReport
-    from validator.runs.folder import ReportPaths
-    from validator.supervise.monitor import Progress
 
 _Self = TypeVar("_Self", bound="Observer")
 
