@@ -66,11 +66,11 @@ def code(text: str) -> str:
     return f"<code>{flat}</code>" if flat else ""
 
 
-def fenced(text: str, language: str = "sh") -> str:
-    """Untrusted text as a block of code, with a fence longer than any in it; empty for no text."""
+def fenced(text: str) -> str:
+    """Untrusted text as a block of shell code, with a fence longer than any in it; empty for no text."""
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
-    return f"{fence}{language}\n{text}\n{fence}" if text else ""
+    return f"{fence}sh\n{text}\n{fence}" if text else ""
 
 
 def _table_block(columns: Sequence[str], rows: Iterable[Iterable[str]], *, numeric: Iterable[str] = ()) -> str:

@@ -17,7 +17,7 @@ _ProblemAt = Callable[[int, str, str], Problem]
 """Makes a problem at a column of a criterion's text, from its message and its fix."""
 
 _Meanings = dict[lang.Reference, Resolved]
-"""What each reference of a criterion stands for."""
+"""What each reference of a criterion means."""
 
 _SCALES: dict[str, tuple[str, float]] = {
     "ms": ("s", 1e-3),

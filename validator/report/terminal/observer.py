@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import TextIO, TypeVar
 
 from validator.model.plan import PhasePlan, Plan
@@ -37,9 +36,7 @@ class Observer:
     def __enter__(self: _Self) -> _Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         """Give the terminal back."""
 
     def started(self, plan: Plan, run_dir: Path) -> None:
