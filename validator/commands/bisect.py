@@ -74,7 +74,7 @@ def command(
                 lock=not no_lock,
             )
             found = bisect.bisect(request, note=_print_note)
-    answer(found.model_dump(mode="json"), bisect.bisection_lines, found, as_json=as_json)
+    answer(lambda: found.model_dump(mode="json"), bisect.bisection_lines, found, as_json=as_json)
     raise typer.Exit(_EXIT_CODES.get(found.outcome, ExitCode.INCONCLUSIVE))
 
 

@@ -57,12 +57,12 @@ def print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n")
 
 
-def answer(value: Any, lines_of: Callable[..., Iterable[str]], *values: object, as_json: bool) -> None:
-    """Print an answer: as JSON, or as the lines that `lines_of(*values, width=, color=)` makes for a terminal."""
+def answer(json_of: Callable[[], Any], lines_of: Callable[..., Iterable[str]], *values: object, as_json: bool) -> None:
+    """Print an answer: what `json_of()` gives, or the lines that `lines_of(*values, width=, color=)` makes."""
     from validator.report.terminal.lines import show
 
     if as_json:
-        print_json(value)
+        print_json(json_of())
     else:
         show(lines_of, *values)
 

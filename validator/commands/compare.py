@@ -43,7 +43,7 @@ def command(
     margin = None if not_worse_than is None else _share(not_worse_than, as_json=as_json)
     with reported(as_json=as_json):
         contrast = compare(a, b, warmup_steps=warmup_steps, not_worse_than=margin)
-    answer(contrast.model_dump(mode="json"), contrast_lines, contrast, as_json=as_json)
+    answer(lambda: contrast.model_dump(mode="json"), contrast_lines, contrast, as_json=as_json)
     raise typer.Exit(_EXIT_CODES[contrast.verdict])
 
 

@@ -19,5 +19,5 @@ def command(
     from validator.pipeline.doctor import examination_lines, examine
 
     examination = examine(reports=out)
-    answer(examination.as_dict(), examination_lines, examination, as_json=as_json)
+    answer(examination.as_dict, examination_lines, examination, as_json=as_json)
     raise typer.Exit(examination.exit_code)

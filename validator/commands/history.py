@@ -33,6 +33,6 @@ def command(
             set_pin(reports, pin or unpin or "", keep=pin is not None)
             return
         past = look_back(reports, runbook=runbook, rebuild=rebuild)
-    answer(past.as_dict(), partial(history_lines, limit=limit), past.groups, as_json=as_json)
+    answer(past.as_dict, partial(history_lines, limit=limit), past.groups, as_json=as_json)
     if past.page is not None and not as_json:
         typer.echo(f"\n{past.page}", err=True)

@@ -36,5 +36,5 @@ def command(
     with reported(as_json=as_json):
         inspection = inspect(path, warmup_steps=warmup_steps, stdout=stdout, runbook=runbook)
     shown = (inspection.directory, inspection.run, inspection.findings, inspection.printed)
-    answer(inspection.as_dict(), inspection_lines, *shown, as_json=as_json)
+    answer(inspection.as_dict, inspection_lines, *shown, as_json=as_json)
     raise typer.Exit(ExitCode.NO_GO if inspection.vetoed else ExitCode.GO)

@@ -13,4 +13,4 @@ from validator.runbook import available
 def command(as_json: AsJson = False) -> None:
     """List the bundled runbooks."""
     found = available()
-    answer([dataclasses.asdict(info) for info in found], runbook_lines, found, as_json=as_json)
+    answer(lambda: [dataclasses.asdict(info) for info in found], runbook_lines, found, as_json=as_json)

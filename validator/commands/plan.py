@@ -22,4 +22,4 @@ def command(
     with reported(as_json=as_json):
         loaded = load(find(runbook), overrides=tuple(set_ or ()))
         planned = clean_plan(first_plan(loaded.runbook, only=tuple(only or ()), skip=tuple(skip or ())))
-    answer(planned.model_dump(mode="json"), plan_lines, loaded, planned, as_json=as_json)
+    answer(lambda: planned.model_dump(mode="json"), plan_lines, loaded, planned, as_json=as_json)

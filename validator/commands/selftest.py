@@ -33,7 +33,7 @@ def command(
     """Inject known faults and check that verdict and cause come out right; exit code 1 if any does not."""
     cases = _chosen(CASES, only, as_json=as_json)
     if list_:
-        answer([_case_json(case) for case in cases], case_lines, cases, as_json=as_json)
+        answer(lambda: [_case_json(case) for case in cases], case_lines, cases, as_json=as_json)
         return
     if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
         raise fail(f"--keep {keep}: the folder exists and is not empty; name a new one", as_json=as_json)
@@ -49,7 +49,7 @@ def command(
     folder = None if done.folder is None else str(done.folder)
     head = {"schema_version": 1, "ok": done.ok, "duration_s": done.duration_s, "folder": folder}
     shown = {**head, "cases": [_outcome_json(one) for one in done.outcomes]}
-    answer(shown, selftest_lines, done, as_json=as_json)
+    answer(lambda: shown, selftest_lines, done, as_json=as_json)
     raise typer.Exit(ExitCode.GO if done.ok else ExitCode.NO_GO)
 
 
