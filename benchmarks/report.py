@@ -189,8 +189,8 @@ def _phase(name: str, runs: list[RunReport]) -> PhaseReport:
 def measure(shape: tuple[int, int], steps: int, folder: Path) -> dict[str, float]:
     """Render one report, and say how long each part took."""
     judged, measured = report(shape, steps), list(results(shape, steps))
+    from validator.pipeline.write import write_all
     from validator.report.charts import chart_data
-    from validator.report.write import write_all
 
     ends = {run.id: run.warmup_end_step for phase in judged.phases for run in phase.runs}
     start, cpu = time.perf_counter(), time.process_time()

@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from validator.commands.common import AsJson, example, fail, print_json, reported
+from validator.commands.common import AsJson, answer, example, fail, reported
 from validator.errors import ExitCode
+from validator.report.terminal.summary import inspection_lines
 
 
 @example("validator inspect reports/RUN/runs/baseline/r1")
@@ -34,12 +35,6 @@ def command(
         raise fail("--stdout and --runbook both say how the log is read; give one of them", as_json=as_json)
     with reported(as_json=as_json):
         inspection = inspect(path, warmup_steps=warmup_steps, stdout=stdout, runbook=runbook)
-    if as_json:
-        print_json(inspection.as_dict())
-    else:
-        from validator.report.terminal import lines, tables
-
-        lines.show(
-            tables.inspection_lines, inspection.directory, inspection.run, inspection.findings, inspection.printed
-        )
+    shown = (inspection.directory, inspection.run, inspection.findings, inspection.printed)
+    answer(inspection.as_dict, inspection_lines, *shown, as_json=as_json)
     raise typer.Exit(ExitCode.NO_GO if inspection.vetoed else ExitCode.GO)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from validator.commands.common import example, print_json, reported
+from validator.kinds.registry import json_schema, reference_markdown
 
 
 @example("validator schema > runbook.schema.json")
@@ -16,8 +17,6 @@ def command(
 ) -> None:
     """Print the JSON Schema of runbooks, for editors."""
     with reported():
-        from validator.kinds.registry import json_schema, reference_markdown
-
         if markdown:
             sys.stdout.write(reference_markdown())
         else:

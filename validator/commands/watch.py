@@ -6,14 +6,13 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from validator.commands.common import duration, example, reported
-
-if TYPE_CHECKING:
-    from validator.supervise.watch import WatchEvent
+from validator.model.runbook import TrainerMetrics, Watchdog
+from validator.supervise.watch import WatchEvent, watch_to_end
 
 
 @example("validator watch out/first --interval 30s --halt")
@@ -36,9 +35,6 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per event on stdout.")] = False,
 ) -> None:
     """Watch a trainer that is running, ours or another's, until it ends; exit code 1 when something is wrong."""
-    from validator.model.runbook import TrainerMetrics, Watchdog
-    from validator.supervise.watch import watch_to_end
-
     with reported(as_json=as_json):
         metrics = TrainerMetrics()
         if stdout is not None:

@@ -20,15 +20,7 @@ from validator.files import is_file, open_file
 from validator.ingest.accounts import scalar
 from validator.ingest.beats import Beats
 from validator.ingest.clock import Gaps, clock_jumps
-from validator.ingest.read_log import (
-    LEAN,
-    ReadLog,
-    decode_all,
-    decode_shaped,
-    line_ends,
-    printable,
-    read_blocks,
-)
+from validator.ingest.read_log import LEAN, ReadLog, decode_all, decode_shaped, line_ends, printable, read_blocks
 from validator.ingest.rows import rising
 from validator.model.columns import ALIASES
 from validator.model.result import Floats, ScalarValue, SourceFile, Steps

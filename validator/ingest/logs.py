@@ -113,10 +113,6 @@ def _lines(path: Path, digest: Digest) -> Iterator[tuple[int, str]]:
                 yield number, without_colors(part[: 2 * MAX_LINE])[:MAX_LINE].decode("utf-8", "replace")
 
 
-def _float(text: str | None) -> float | None:
-    return None if text is None else parse_number(text)
-
-
 def series_in(paths: tuple[Path, ...], pattern: str, read_log: ReadLog, *, longest: bool = False) -> StepTable | None:
     """Series from the first of these logs in which the pattern matches a line, as `series` reads it."""
     for path in paths[1:]:
@@ -338,7 +334,7 @@ def read_errors(logs: LogFiles, read_log: ReadLog) -> list[dict[str, Any]]:
         message = content.get("message") if isinstance(content, dict) else None
         info = message.get("extraInfo") if isinstance(message, dict) else None
         text = message.get("message") if isinstance(message, dict) else message
-        stamp = _float(str(info.get("timestamp"))) if isinstance(info, dict) else None
+        stamp = parse_number(str(info.get("timestamp"))) if isinstance(info, dict) else None
         errors.append(
             {"rank": rank, "path": read_log.name(path), "message": printable(str(clean(text)), limit=500), "ts": stamp}
         )

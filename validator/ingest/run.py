@@ -71,29 +71,27 @@ def _collect_run(spec: RunSpec, *, run_dir: Path, outcome: Outcome | None, read:
     return _result(state, found)
 
 
-def collect_dir(path: Path, *, metrics: TrainerMetrics | None = None, world_size: int | None = None) -> Result:
+def collect_dir(path: Path, *, metrics: TrainerMetrics | None = None) -> Result:
     """Read any trainer's folder, or one log or table of it, without a plan and without an outcome.
 
     Args:
         path: the folder or the file; all paths in the result are relative to the folder.
         metrics: where the measurements are; by default the contract's names, whichever of them are there, and where
             none is, a log in a known print format.
-        world_size: ranks, where that is known.
     """
     path = path if path.is_dir() else path.resolve()  # a link that the user names is followed
     folder = path if path.is_dir() else path.parent
     with np.errstate(all="ignore"), reading_below(folder):
-        return _collect_dir(path, folder, metrics=metrics, world_size=world_size)
+        return _collect_dir(path, folder, metrics=metrics)
 
 
-def _collect_dir(path: Path, folder: Path, *, metrics: TrainerMetrics | None, world_size: int | None) -> Result:
+def _collect_dir(path: Path, folder: Path, *, metrics: TrainerMetrics | None) -> Result:
     found = logs.find_logs(path) if path.is_dir() else logs.LogFiles({}, {}, {}, (path,))
     state = ResultBuilder(
         run=printable(path.resolve().name) or "run",
         out=folder,
         read_log=ReadLog(folder),
         metrics=metrics or (BUNDLED_METRICS if path.is_dir() else TrainerMetrics()),
-        world_size=world_size,
         lenient=metrics is None,
         texts=logs.texts_of(path, found) if path.is_dir() else (path,),
     )

@@ -7,22 +7,14 @@ from typing import Any
 
 from validator.files import is_file, open_file
 from validator.ingest import logs
+from validator.ingest import result_builder as derived
 from validator.ingest.accounts import flat, open_scalars, read_json_object, scalar
 from validator.ingest.clock import jumps_in_rows, longest_s, read_arrivals
 from validator.ingest.heartbeat import Heartbeat, find_heartbeats, read_loader
 from validator.ingest.instruments import read_instruments
 from validator.ingest.ranks import fill_from_rank_0, read_heartbeats, reading
 from validator.ingest.read_log import CLOCK_SLACK_S, age_before, printable
-from validator.ingest.result_builder import (
-    ResultBuilder,
-    bus_bandwidth,
-    first_arrival,
-    first_step_s,
-    series_from,
-    step_times,
-    steps_done,
-    straggler_score,
-)
+from validator.ingest.result_builder import ResultBuilder
 from validator.ingest.table import StepTable, has_steps, read_table
 from validator.ingest.telemetry import disturbed_somewhere, read_samples, read_telemetry
 from validator.model.catalogue import METRICS
@@ -195,29 +187,29 @@ def _derive(state: ResultBuilder) -> None:
         state.world_size = max(state.heartbeats, default=0) + 1
     own = state.series.get("toks_per_s_per_rank")
     if own is not None and "toks_per_s" not in state.series and state.world_size is not None:
-        state.series["toks_per_s"] = series_from("toks_per_s", own, own.steps, own.values * state.world_size)
+        state.series["toks_per_s"] = derived.series_from("toks_per_s", own, own.steps, own.values * state.world_size)
     first = state.heartbeats.get(min(state.heartbeats)) if state.heartbeats else None
     _read_arrivals(state)
     tokens = _tokens_per_step(state)
     if tokens is not None:
         state.extra["tokens_per_step"] = tokens
     written = dict(state.series)
-    for name, made in step_times(state.series, first, tokens, duration_s=state.duration_s).items():
+    for name, made in derived.step_times(state.series, first, tokens, duration_s=state.duration_s).items():
         state.series[name] = made
         state.extra.setdefault("derived", []).append(name)
     if (rate := state.series.get("toks_per_s")) is not None and state.world_size is not None:
-        own = series_from("toks_per_s_per_rank", rate, rate.steps, rate.values / state.world_size)
+        own = derived.series_from("toks_per_s_per_rank", rate, rate.steps, rate.values / state.world_size)
         state.series["toks_per_s_per_rank"] = own
     if state.world_size is not None:
         state.extra["world_size"] = state.world_size
-    state.scalars |= scalar("steps.done", steps_done(state.series, first))
+    state.scalars |= scalar("steps.done", derived.steps_done(state.series, first))
     if first is not None and state.started_s is not None:
-        start_s = first_step_s(first, started_s=state.started_s)
+        start_s = derived.first_step_s(first, started_s=state.started_s)
         state.scalars |= scalar("startup.first_step_s", start_s, first.source.path)
-    elif (seen := first_arrival(state.extra.get("arrivals", {}))) is not None:
+    elif (seen := derived.first_arrival(state.extra.get("arrivals", {}))) is not None:
         state.scalars |= scalar("startup.first_step_s", *seen)
     _derive_invalid_windows(state, first, jumps_in_rows(written, tokens, limit_s=longest_s(state.duration_s)))
-    score = straggler_score(state.rank_series, warmup_steps=state.warmup_steps)
+    score = derived.straggler_score(state.rank_series, warmup_steps=state.warmup_steps)
     if score is not None:
         state.scalars |= scalar("straggler.score", score[0])
         state.extra["rank_compute_time_s"] = score[1]
@@ -321,7 +313,7 @@ def _read_further(state: ResultBuilder) -> None:
         state.extra["files"] = files
     read_instruments(state)
     state.add(*read_loader(state.out, state.metrics.heartbeat, state.read_log))
-    state.scalars |= bus_bandwidth(state.scalars, state.env or {}, world_size=state.world_size)
+    state.scalars |= derived.bus_bandwidth(state.scalars, state.env or {}, world_size=state.world_size)
     _read_memory_dumps(state)
 
 

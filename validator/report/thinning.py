@@ -10,14 +10,7 @@ import numpy as np
 
 from validator.ingest.telemetry import across_gpus
 from validator.model.catalogue import METRICS
-from validator.report.chart_data import (
-    ACROSS_GPUS,
-    MACHINE_QUANTITIES,
-    ChartSeries,
-    MachineCharts,
-    RankSpread,
-    Slowdown,
-)
+from validator.report.specs import ACROSS_GPUS, MACHINE_QUANTITIES, ChartSeries, MachineCharts, RankSpread, Slowdown
 from validator.system.nvml import THROTTLE_REASONS
 
 if TYPE_CHECKING:

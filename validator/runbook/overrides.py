@@ -11,19 +11,8 @@ from collections.abc import Sequence
 
 from pydantic import BaseModel
 
+from validator.model import runbook as models
 from validator.model.remedy import Remedy
-from validator.model.runbook import (
-    Arm,
-    Choose,
-    Criterion,
-    Defaults,
-    ExtraSeries,
-    Hardware,
-    Runbook,
-    Trainer,
-    TrainerMetrics,
-    Watchdog,
-)
 from validator.model.schemas import SCHEMAS
 from validator.runbook.document import Node, Path, Step, node_at, parse
 from validator.runbook.problems import Mark, Problem
@@ -33,12 +22,12 @@ FREE_MAPPINGS = ("env", "args", "trial_args", "extra", "over", "arms")
 """Mappings whose keys the user chooses."""
 
 _NESTED: dict[str, type[BaseModel]] = {
-    "hardware": Hardware,
-    "trainer": Trainer,
-    "defaults": Defaults,
-    "metrics": TrainerMetrics,
-    "watchdog": Watchdog,
-    "choose": Choose,
+    "hardware": models.Hardware,
+    "trainer": models.Trainer,
+    "defaults": models.Defaults,
+    "metrics": models.TrainerMetrics,
+    "watchdog": models.Watchdog,
+    "choose": models.Choose,
 }
 
 
@@ -50,17 +39,17 @@ def key_names(model: type[BaseModel]) -> list[str]:
 def model_at(root: Node, path: Path) -> type[BaseModel] | None:
     """The model of the mapping at `path`; None for lists, scalars and mappings with free keys."""
     if not path:
-        return Runbook
+        return models.Runbook
     last, parent = path[-1], path[-2] if len(path) > 1 else None
     if path[0] == "phases" and len(path) == 2:
         kind = node_at(root, (*path, "kind"))
         return SCHEMAS.get(str(kind.value)) if kind is not None else None
     if parent == "accept" and isinstance(last, int):
-        return Criterion
+        return models.Criterion
     if path[:3] == ("trainer", "metrics", "extra") and len(path) == 4:
-        return ExtraSeries
+        return models.ExtraSeries
     if parent == "arms" and len(path) == 4:
-        return Arm
+        return models.Arm
     if parent == "on_failure" and isinstance(last, int):
         return Remedy
     if isinstance(last, str) and last in _NESTED:
@@ -155,7 +144,7 @@ def _phase_ids(root: Node) -> list[str]:
 def _steps(root: Node, path: str) -> Path:
     """The path in the tree that an override means. Each step must exist there."""
     left = _parse_path(path)
-    top, ids = key_names(Runbook), [name for name in _phase_ids(root) if name]
+    top, ids = key_names(models.Runbook), [name for name in _phase_ids(root) if name]
     first = left[0]
     if first not in top:
         if first not in ids:

@@ -24,7 +24,7 @@ from validator.model.verdict import (
     ValidationReport,
     Verdict,
 )
-from validator.report.chart_data import ChartData, ChartSeries, RankSpread, RunCharts
+from validator.report.specs import ChartData, ChartSeries, RankSpread, RunCharts
 
 
 def stats(

@@ -9,8 +9,8 @@ import pytest
 
 from tests.validator.report import pieces
 from validator.model.result import Samples, SourceFile
-from validator.report.chart_data import ChartData, MachineCharts, RunCharts
 from validator.report.charts import phase_figures
+from validator.report.specs import ChartData, MachineCharts, RunCharts
 from validator.report.thinning import MAX_SAMPLES, machine_charts
 
 SOURCE = SourceFile(path="runs/baseline/r1/logs/telemetry.csv", sha256="0" * 64, bytes=1)

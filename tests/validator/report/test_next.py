@@ -10,11 +10,11 @@ from tests.validator.report import pieces, samples
 from tests.validator.report.pages import parse
 from validator.model.result import ScalarValue
 from validator.model.verdict import Finding, Recommendation, ValidationReport
-from validator.report.advice import next_command
 from validator.report.build import build_page
-from validator.report.chart_data import ChartData
 from validator.report.html import render_html
 from validator.report.markdown import render_markdown
+from validator.report.specs import ChartData
+from validator.report.terminal.summary import next_command
 
 
 def test_what_forbids_go_says_the_next_step() -> None:

@@ -9,9 +9,9 @@ from tests.validator.report.pages import parse
 from tests.validator.report.test_contrast import contrast
 from validator.model.verdict import RemainingTime
 from validator.report.build import build_page
-from validator.report.chart_data import ChartData
 from validator.report.html import render_html
 from validator.report.markdown import render_markdown
+from validator.report.specs import ChartData
 
 
 def test_both_renderings_tell_what_changed() -> None:

@@ -10,9 +10,9 @@ import pytest
 from tests.validator.report import pieces, samples
 from tests.validator.report.pages import parse
 from validator.model.verdict import ValidationReport
-from validator.report.chart_data import ChartData
 from validator.report.html import render_html
 from validator.report.markdown import render_markdown
+from validator.report.specs import ChartData
 from validator.report.timeline import run_spans, timeline_figure, timeline_table
 
 
