@@ -220,7 +220,7 @@ def superlinear_in_seq(whole: ValidationFacts) -> Iterator[Diagnosis]:
 @rule("setting-to-blame", "warning", of="validation")
 def setting_to_blame(whole: ValidationFacts) -> Iterator[Diagnosis]:
     """Two runs of as many ranks whose rates are far apart: the settings in which they differ are the suspects."""
-    runs = [r for r in whole.runs if r.rate and r.effective and r.spec.kind in ("train", "soak")]
+    runs = [r for r in whole.runs if r.rate and r.effective and r.spec.phase_model.one_config]
     worst: tuple[float, RunFacts, RunFacts, dict[str, tuple[object, object]]] | None = None
     for one, other in combinations(runs, 2):
         fast, slow = sorted((one, other), key=_rate_per_rank, reverse=True)

@@ -23,7 +23,7 @@ from validator.judge.data import PhaseData
 from validator.model.expression import parse_reference
 from validator.model.record import RunRecord
 from validator.model.resolve import Resolved, resolve
-from validator.model.runbook import AbPhase, SweepPhase
+from validator.model.runbook import ArmsPhase
 from validator.model.settings import min_effect_of
 from validator.model.units import format_size
 from validator.model.verdict import ArmComparison, ComparedArm
@@ -265,7 +265,7 @@ def _comparison(
 def compare_phase(data: PhaseData) -> ArmComparison | None:
     """The comparison of a sweep or an A/B; None for other phases."""
     phase, runbook = data.record.phase, data.validation.runbook
-    if not isinstance(phase, (SweepPhase, AbPhase)):
+    if not isinstance(phase, ArmsPhase):
         return None
     choose = phase.choose
     metric = choose.highest or choose.lowest or ""

@@ -18,7 +18,7 @@ from validator.model.catalogue import version_of
 from validator.model.record import PhaseRecord, RunRecord, ValidationRecord
 from validator.model.result import Result, ScalarValue
 from validator.model.runbook import TrainPhase
-from validator.model.verdict import ArmComparison, Check, PhaseReport, RunReport, RunTable, Status, Verdict
+from validator.model.verdict import ArmComparison, Check, PhaseReport, RunReport, Status, Verdict
 from validator.stats.measure import NotMeasured, RunMeasurement
 from validator.text import listed, plural
 
@@ -253,16 +253,10 @@ def run_report(run: RunRecord) -> RunReport:
         irregularities=tuple(one.message for one in result.irregularities) if result is not None else (),
         out=run.spec.out,
         log=result.log_path if result is not None else None,
-        tables=_tables(result),
+        tables=result.evidence.tables if result is not None else (),
         role=run.spec.role,
         remedy=run.spec.remedy,
     )
-
-
-def _tables(result: Result | None) -> tuple[RunTable, ...]:
-    """What the run shows in addition to its metrics, such as the kernels that took most of the time."""
-    tables = () if result is None else result.extra.get("tables", ())
-    return tuple(RunTable(caption=one["caption"], columns=one["columns"], rows=one["rows"]) for one in tables)
 
 
 def _run_scalars(measurement: RunMeasurement | None, result: Result | None) -> dict[str, ScalarValue]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from validator.kinds.base import Found, ImplicitCriterion, JudgedRun, Kind, Planner, Rule, Seen, Site
 from validator.model.phases import PreflightPhase
 from validator.model.runbook import Runbook
+from validator.model.verdict import RunTable
 from validator.runbook.problems import Problem
 from validator.text import format_number, format_percent, quoted
 
@@ -96,7 +97,7 @@ class Preflight(Kind[PreflightPhase]):
     def read(self, spec: RunSpec, gathered: ResultBuilder, log: Path | None) -> None:
         """The slowest rank's rate of each probe, the best state of the worst PCIe link, and a table by rank.
 
-        What was not measured is absent. `extra["probe"]` holds the record as written.
+        What was not measured is absent.
         """
         read = gathered.json_object(gathered.out / "probe.json", what="the probes' record")
         if read is None:
@@ -112,7 +113,7 @@ class Preflight(Kind[PreflightPhase]):
         latency = _number(rates.get("all_reduce") if isinstance(rates, Mapping) else None, "latency_us")
         gathered.add_scalar("probe.all_reduce_latency_us", latency, source)
         _read_links(gathered)
-        gathered.extra |= {"probe": record, "tables": [_table(ranks)]}
+        gathered.evidence.tables = (_table(ranks),)
 
     def measured_criteria(self, record: PhaseRecord, validation: ValidationRecord) -> Iterator[ImplicitCriterion]:
         """The probes were made, they reach the bounds of such a machine, and PCIe is at its best."""
@@ -163,16 +164,16 @@ def _numbers(rows: list[list[str]], column: int) -> Iterator[float]:
             yield float(row[column])
 
 
-def _table(ranks: list[Mapping[str, Any]]) -> dict[str, Any]:
+def _table(ranks: list[Mapping[str, Any]]) -> RunTable:
     """A line for each probe: its rate on every rank, with what it was measured on."""
     rows = []
     for key in dict.fromkeys(key for one in ranks for key in one):
         first = next(one[key] for one in ranks if key in one)
         unit = str(first.get("unit", ""))[:300] if isinstance(first, Mapping) else ""
         values = [_number(one.get(key), "value") for one in ranks]
-        rows.append([key, unit, *(None if value is None else round(value, 2) for value in values)])
-    columns = ["Probe", "Unit", *(f"Rank {rank}" for rank in range(len(ranks)))]
-    return {"caption": "What the machine can do", "columns": columns, "rows": rows}
+        rows.append((str(key), unit, *(None if value is None else round(value, 2) for value in values)))
+    columns = ("Probe", "Unit", *(f"Rank {rank}" for rank in range(len(ranks))))
+    return RunTable(caption="What the machine can do", columns=columns, rows=tuple(rows))
 
 
 # What the probes must reach.

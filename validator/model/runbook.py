@@ -12,6 +12,8 @@ from pydantic import Field
 
 from validator.model.parts import (
     BUNDLED_METRICS,
+    Arm,
+    Choose,
     Count,
     Criterion,
     Defaults,
@@ -24,9 +26,8 @@ from validator.model.parts import (
 )
 from validator.model.phases import (
     AbPhase,
-    Arm,
+    ArmsPhase,
     AuditPhase,
-    Choose,
     CommandPhase,
     DataPhase,
     PhaseBase,
@@ -46,6 +47,7 @@ __all__ = [
     "BUNDLED_METRICS",
     "AbPhase",
     "Arm",
+    "ArmsPhase",
     "AuditPhase",
     "Choose",
     "CommandPhase",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from validator.report.terminal.summary import by_severity, finding_lines
 from validator.text import format_value, one_line, plural
 
 if TYPE_CHECKING:
+    from validator.model.result import PrintedFormat
     from validator.runbook import LoadedRunbook, RunbookInfo
 
 
@@ -110,7 +111,7 @@ def inspection_lines(
     directory: Path,
     run: RunReport,
     findings: Sequence[Finding],
-    printed: Mapping[str, str] | None,
+    printed: PrintedFormat | None,
     *,
     width: int,
     color: bool,
@@ -121,9 +122,9 @@ def inspection_lines(
     """
     lines = [paint(one_line(directory), "bold", color=color)]
     if printed:
-        about = f" ({one_line(printed['about'])})" if printed["about"] else ""
+        about = f" ({one_line(printed.about)})" if printed.about else ""
         lines += wrap(
-            f"{one_line(printed['path'])} is read as lines of {printed['format']}{about}; give --stdout PATTERN where "
+            f"{one_line(printed.path)} is read as lines of {printed.format}{about}; give --stdout PATTERN where "
             "that is wrong",
             width=width,
             indent="  ",
