@@ -181,8 +181,7 @@ def _not_alike(one: RunFacts, other: RunFacts, names: list[str]) -> Diagnosis:
         ],
         next_step="Find out what the trainer takes these settings from (a file that changed, the number of ranks, free "
         "memory), and set them in the runbook.",
-        phase=other.spec.phase,
-        run=other.spec.id,
+        run=other,
     )
 
 

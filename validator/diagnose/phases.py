@@ -34,7 +34,7 @@ def skipped_as_pass(phase: PhaseFacts) -> Iterator[Diagnosis]:
             or [evidence("no test ran", f"{run.spec.out}/junit.xml")],
             next_step="Run the tests where nothing needs to be skipped (a CUDA device, the package that is "
             "missing), or set allow_skipped: true and say why.",
-            run=run.spec.id,
+            run=run,
         )
 
 
@@ -54,7 +54,7 @@ def selection_mismatch(phase: PhaseFacts) -> Iterator[Diagnosis]:
                     *map(hit_evidence, hits[:3]),
                 ],
                 next_step="Run with NSA_SEL_RANGES_V2=0 until the parity tests pass on every pattern, gaps included.",
-                run=run.spec.id,
+                run=run,
             )
 
 
@@ -75,7 +75,7 @@ def silent_audit(phase: PhaseFacts) -> Iterator[Diagnosis]:
             because=[evidence("sdpa_audit.json " + ("is missing" if missing else "holds no entry"))],
             next_step="Set NSA_SDPA_AUDIT=1 with NSA_PREFILL_BATCHED=1, run at least one step that uses the compressed "
             "and window branches, and read rank 0's log.",
-            run=run.spec.id,
+            run=run,
         )
 
 
@@ -218,7 +218,7 @@ def not_comm_bound(phase: PhaseFacts) -> Iterator[Diagnosis]:
             f"a step of {step_s:.3g} s, even at {_PESSIMISTIC_GB_PER_S:g} GB/s.",
             because=[evidence(f"grad_bytes {size:,.0f}, {run.world_size} ranks", run.source("toks_per_s"))],
             next_step="Leave bucket sizes and the interconnect alone, and profile the computation of one rank.",
-            run=run.spec.id,
+            run=run,
         )
         return
 

@@ -319,7 +319,7 @@ class Diagnosis:
     confidence: Confidence = "high"
     because: Iterable[Evidence] = ()
     phase: str | None = None
-    run: str | None = None
+    run: RunFacts | None = None
 
 
 @dataclass(frozen=True)
@@ -341,8 +341,8 @@ class Rule(Generic[Facts]):
                 message=one.message,
                 evidence=tuple(one.because),
                 next_step=one.next_step,
-                phase=one.phase,
-                run=one.run,
+                phase=one.phase if one.run is None else one.run.spec.phase,
+                run=None if one.run is None else one.run.spec.id,
             )
 
 

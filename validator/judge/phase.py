@@ -160,18 +160,15 @@ def _unjudged(record: PhaseRecord, validation: ValidationRecord) -> tuple[Verdic
 
 
 def _skipped(record: PhaseRecord, validation: ValidationRecord) -> tuple[Verdict, ...]:
-    """The criteria of a phase whose data cannot be reached."""
-    short = {"status": "SKIPPED", "message": "Skipped: the data cannot be reached from here."}
+    """The criteria of a phase that cannot be carried out from here."""
+    short = {"status": "SKIPPED", "message": "Skipped: what it needs cannot be reached from here."}
     return tuple(verdict.model_copy(update=short) for verdict in _unjudged(record, validation))
 
 
 def _out_of_reach(record: PhaseRecord, why: str) -> str:
     """Why a phase was skipped, and what that leaves unproven."""
     cost = "so the decision cannot be GO" if record.phase.required else "and the decision does not depend on it"
-    return (
-        f"Skipped, unreachable: {why.rstrip('.')}. "
-        f"That these data can be read, tokenized and fed in time is not proven, {cost}."
-    )
+    return f"Skipped, unreachable: {why}, {cost}."
 
 
 def _unjudged_status(record: PhaseRecord) -> tuple[Status, str]:

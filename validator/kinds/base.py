@@ -288,7 +288,8 @@ class Kind(Generic[P]):
         yield from ()
 
     def out_of_reach(self, runs: Sequence[JudgedRun]) -> str | None:
-        """Why the phase could not be carried out from this machine, so that it is skipped; None where it could."""
+        """Why the phase could not be carried out from this machine, so that it is skipped, and what that leaves
+        unproven, as clauses; None where it could."""
         return None
 
 

@@ -104,13 +104,16 @@ class Data(TrainingKind[DataPhase]):
 
     def out_of_reach(self, runs: Sequence[JudgedRun]) -> str | None:
         """In the words of the loader that says so, alone or in the run."""
-        for run in runs:
-            smoke, error = run.own(LoaderTrial), run.evidence.loader_error
-            if smoke is not None and smoke.error == "unreachable":
-                return smoke.message or "the loader says no more"
-            if error is not None and error.unreachable:
-                return error.error
-        return None
+        said = next(filter(None, map(_unreachable, runs)), None)
+        unproven = "That these data can be read, tokenized and fed in time is not proven"
+        return None if said is None else f"{said.rstrip('.')}. {unproven}"
+
+
+def _unreachable(run: JudgedRun) -> str | None:
+    smoke, error = run.own(LoaderTrial), run.evidence.loader_error
+    if smoke is not None and smoke.error == "unreachable":
+        return smoke.message or "the loader says no more"
+    return error.error if error is not None and error.unreachable else None
 
 
 def _smoke(run: JudgedRun, limit_s: float) -> Found:

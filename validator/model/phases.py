@@ -7,7 +7,8 @@ exact.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, ClassVar, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -40,6 +41,9 @@ class PhaseBase(Frozen):
 
     filled: ClassVar[tuple[str, ...]] = ()
     """The keys that the class adds in which placeholders are filled in."""
+
+    substitutes: ClassVar[Mapping[str, Any]] = {}
+    """The required keys that the class adds: what `check` takes for one that is missing, to check the rest."""
 
     one_config: ClassVar[bool] = False
     """Whether all its runs are of the config that is to be trained: these give bounds, the history, and the command."""
@@ -82,6 +86,11 @@ class PhaseBase(Frozen):
     def filled_keys(cls) -> tuple[str, ...]:
         """The keys in which placeholders are filled in, those of its bases first."""
         return tuple(key for base in reversed(cls.__mro__) for key in vars(base).get("filled", ()))
+
+    @classmethod
+    def every_substitute(cls) -> dict[str, Any]:
+        """The substitutes of the class and its bases, by key."""
+        return {key: value for base in cls.__mro__ for key, value in vars(base).get("substitutes", {}).items()}
 
     def unmeasured(self, name: str, hardware: Hardware, *, scalar: bool) -> tuple[str, str] | None:
         """Why the phase measures nothing called `name`, a scalar of some kind or not, and what to write; None where
@@ -156,6 +165,7 @@ class CommandPhase(ProcessPhase):
     """Any program. It passes with exit code 0 and with every criterion."""
 
     filled: ClassVar[tuple[str, ...]] = ("run",)
+    substitutes: ClassVar[Mapping[str, Any]] = {"run": "true"}
 
     kind: Literal["command"]
     run: str | tuple[Argument, ...] = Field(
@@ -173,6 +183,7 @@ class PytestPhase(ProcessPhase):
 
     scalars = TESTS
     filled: ClassVar[tuple[str, ...]] = ("targets",)
+    substitutes: ClassVar[Mapping[str, Any]] = {"targets": ["unknown"]}
 
     kind: Literal["pytest"]
     targets: tuple[Argument, ...] = Field(
@@ -188,6 +199,7 @@ class TrainingPhase(ProcessPhase):
 
     scalars = TRAINING
     filled: ClassVar[tuple[str, ...]] = ("args",)
+    substitutes: ClassVar[Mapping[str, Any]] = {"steps": 10**9}
 
     steps: Count = Field(ge=1, description="Optimizer steps of each run.")
     nproc: Count | None = Field(None, ge=0, description="Processes under torchrun; 0 runs the trainer by python alone.")
@@ -232,6 +244,7 @@ class TrainPhase(TrainingPhase):
 class ArmsPhase(TrainingPhase):
     """A phase that compares its arms."""
 
+    substitutes: ClassVar[Mapping[str, Any]] = {"choose": {"highest": "toks_per_s.mean"}}
     compared = True
 
     choose: Choose = Field(description="How the winner is chosen.")
@@ -241,6 +254,7 @@ class SweepPhase(ArmsPhase):
     """Every combination of the given settings, repeats interleaved."""
 
     filled: ClassVar[tuple[str, ...]] = ("over",)
+    substitutes: ClassVar[Mapping[str, Any]] = {"over": {"env.UNKNOWN": [1, 2]}}
 
     kind: Literal["sweep"]
     over: dict[str, tuple[Setting, ...]] = Field(description="`env.NAME` or `args.NAME` to the values to try.")
@@ -265,6 +279,7 @@ class AbPhase(ArmsPhase):
     """Two configurations, interleaved ABBA so that drift of the machine affects both equally."""
 
     filled: ClassVar[tuple[str, ...]] = ("arms",)
+    substitutes: ClassVar[Mapping[str, Any]] = {"arms": {"present": {}, "changed": {"env": {"UNKNOWN": 1}}}}
 
     kind: Literal["ab"]
     arms: dict[Identifier, Arm] = Field(min_length=2, max_length=2, description="The two sides, the present one first.")
