@@ -179,6 +179,11 @@ class RunFacts:
         values = series.values[self._in_window(series.steps) & finite]
         return values if values.size else series.values[finite]
 
+    @property
+    def rate_per_rank(self) -> float:
+        """The rate of one rank; 0 without usable rates."""
+        return (self.rate or 0.0) / self.world_size
+
     @cached_property
     def rate(self) -> float | None:
         """Tokens over time in the window, global; None without usable rates."""

@@ -63,11 +63,6 @@ class Heartbeat:
     last_msg: str
     done: bool
 
-    @property
-    def max_gap_s(self) -> float | None:
-        """The longest time between two records."""
-        return self.gaps.longest
-
 
 _FAULTS = {
     "garbage-line": "lines are no JSON object and were left out",

@@ -40,13 +40,12 @@ _ALPHA = 1.0 - LEVEL
 class ArmRuns:
     """One arm: its settings, one value per run of the compared metric, and of the metric that breaks ties.
 
-    `planned` counts the runs that were to be; `missing` says why fewer values are there.
+    `missing` says why fewer values than runs are there.
     """
 
     arm: str
     settings: Mapping[str, str | int | float | bool]
     values: tuple[float, ...]
-    planned: int
     tie_values: tuple[float, ...] = ()
     missing: str | None = None
 
@@ -305,7 +304,6 @@ def _arm(arm: str, runs: tuple[RunRecord, ...], metric: Resolved, tie: Resolved 
         arm=arm,
         settings=runs[0].spec.settings,
         values=tuple(values),
-        planned=len(runs),
         tie_values=tuple(ties) if len(ties) == len(values) else (),
         missing=missing,
     )

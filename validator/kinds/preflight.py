@@ -11,13 +11,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from validator.kinds.base import Found, ImplicitCriterion, JudgedRun, Kind, Planner, Rule, Seen, Site
 from validator.model.phases import PreflightPhase
 from validator.model.runbook import Runbook
+from validator.model.schemas import SCALARS
 from validator.model.verdict import RunTable
 from validator.runbook.problems import Problem
 from validator.text import format_number, format_percent, quoted
@@ -182,13 +183,7 @@ _GEMM_SHARE = 0.9
 _LATER_SHARE = 0.8
 """Of a value that is only known as "about"."""
 
-_TITLES = {
-    "gemm": ("probe.gemm_best_tflops", "TFLOP/s"),
-    "copy": ("probe.copy_gb_s", "GB/s"),
-    "host": ("probe.host_to_device_gb_s", "GB/s"),
-    "peer": ("probe.peer_gb_s", "GB/s"),
-    "all_reduce": ("probe.all_reduce_gb_s", "GB/s"),
-}
+_ALL_REDUCE = "probe.all_reduce_gb_s"
 
 
 @dataclass(frozen=True)
@@ -197,57 +192,58 @@ class ProbeBound:
 
     name: str
     least: float
-    unit: str
     of: str
     required: bool = True
+
+    @property
+    def unit(self) -> str:
+        """As catalogued."""
+        return SCALARS[self.name].unit
 
 
 @dataclass(frozen=True)
 class _Family:
-    """Cards that share bounds. `linked`, `unlinked` hold for two or more of them with and without NVLink."""
+    """Cards that share bounds. `linked`, `unlinked` hold for two or more of them with and without NVLink, an all-reduce
+    over NVLink for `linked_gpus` of them."""
 
     pattern: str
     of: str
     alone: Mapping[str, float]
     linked: Mapping[str, float]
-    unlinked: Mapping[str, float]
-    linked_gpus: tuple[int, ...] = ()
+    unlinked: Mapping[str, float] = field(default_factory=dict)
+    linked_gpus: int = 8
     relative: bool = False
 
+
+_H100 = _Family(
+    r"H100.*(?:HBM3|SXM)",
+    "H100 SXM",
+    alone={"probe.gemm_best_tflops": _GEMM_SHARE * 795, "probe.host_to_device_gb_s": 48.0},
+    linked={"probe.peer_gb_s": 335.0, _ALL_REDUCE: 460.0},
+)
 
 _FAMILIES = (
     _Family(
         r"A100.*PCIe|A100-PCIE|A100-PCIe",
         "A100 PCIe",
-        {"gemm": _GEMM_SHARE * 253, "copy": 970.0, "host": 21.0},
-        {"peer": 238.0, "all_reduce": 193.0},
-        {"all_reduce": _LATER_SHARE * 25},
-        linked_gpus=(2,),
+        alone={
+            "probe.gemm_best_tflops": _GEMM_SHARE * 253,
+            "probe.copy_gb_s": 970.0,
+            "probe.host_to_device_gb_s": 21.0,
+        },
+        linked={"probe.peer_gb_s": 238.0, _ALL_REDUCE: 193.0},
+        unlinked={_ALL_REDUCE: _LATER_SHARE * 25},
+        linked_gpus=2,
     ),
     _Family(
         r"A100.*SXM",
         "A100 SXM",
-        {"gemm": _GEMM_SHARE * 271, "copy": 970.0},
-        {"all_reduce": 228.0},
-        {},
-        linked_gpus=(8,),
+        alone={"probe.gemm_best_tflops": _GEMM_SHARE * 271, "probe.copy_gb_s": 970.0},
+        linked={_ALL_REDUCE: 228.0},
     ),
-    _Family(
-        r"H100.*(?:HBM3|SXM)",
-        "H100 SXM",
-        {"gemm": _GEMM_SHARE * 795, "host": 48.0},
-        {"peer": 335.0, "all_reduce": 460.0},
-        {},
-        linked_gpus=(8,),
-    ),
-    _Family(
-        r"\bH200\b(?!.*NVL)",
-        "H100 SXM, whose chip and interconnects an H200 has",
-        {"gemm": _GEMM_SHARE * 795, "host": 48.0},
-        {"peer": 335.0, "all_reduce": 460.0},
-        {},
-        linked_gpus=(8,),
-        relative=True,
+    _H100,
+    replace(
+        _H100, pattern=r"\bH200\b(?!.*NVL)", of="H100 SXM, whose chip and interconnects an H200 has", relative=True
     ),
 )
 
@@ -268,16 +264,11 @@ def bounds_for(environment: Mapping[str, Any], *, gpus: int) -> tuple[ProbeBound
         values |= {
             what: least
             for what, least in (family.linked if linked else family.unlinked).items()
-            if what != "all_reduce" or not linked or len(used) in family.linked_gpus
+            if what != _ALL_REDUCE or not linked or len(used) == family.linked_gpus
         }
     return tuple(
-        ProbeBound(*_named(what, least), of=family.of, required=not family.relative) for what, least in values.items()
+        ProbeBound(name, round(least, 1), of=family.of, required=not family.relative) for name, least in values.items()
     )
-
-
-def _named(what: str, least: float) -> tuple[str, float, str]:
-    name, unit = _TITLES[what]
-    return name, round(least, 1), unit
 
 
 def _made(run: JudgedRun) -> Found:
