@@ -33,9 +33,10 @@ from validator.runbook.build import Built
 from validator.runbook.load import LoadedRunbook
 from validator.runbook.problems import Mark, Problem, RunbookError
 
-_defined = [kind() for kind in classes_below(Kind) if "schema" in vars(kind)]
+_defined = {kind.name: kind for kind in (one() for one in classes_below(Kind) if "schema" in vars(one))}
+assert _defined.keys() == SCHEMAS.keys(), f"a model or an imported kind alone: {_defined.keys() ^ SCHEMAS.keys()}"
 
-KINDS: dict[str, Kind[Any]] = {kind.name: kind for kind in sorted(_defined, key=lambda one: [*SCHEMAS].index(one.name))}
+KINDS: dict[str, Kind[Any]] = {name: _defined[name] for name in SCHEMAS}
 """Kind of phase by its name, in the order of the models in `validator.model.phases`."""
 
 
