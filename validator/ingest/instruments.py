@@ -15,8 +15,7 @@ from validator.files import is_file
 from validator.ingest.accounts import scalar
 from validator.ingest.read_log import printable
 from validator.ingest.result_builder import ResultBuilder
-from validator.model.result import ScalarValue, TraceSummary
-from validator.model.verdict import RunTable
+from validator.model.result import RunTable, ScalarValue, TraceSummary
 
 ATTENTION_BRANCHES = ("cmp", "sel", "win", "query", "dense", "fused")
 """Branches whose backend an audit is about; `query` and `fused` are kernels that serve several at once."""

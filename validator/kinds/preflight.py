@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from validator.kinds.base import Found, ImplicitCriterion, JudgedRun, Kind, Planner, Rule, Seen, Site
 from validator.model.phases import PreflightPhase
+from validator.model.result import RunTable
 from validator.model.runbook import Runbook
 from validator.model.schemas import SCALARS
-from validator.model.verdict import RunTable
 from validator.runbook.problems import Problem
 from validator.text import format_number, format_percent, quoted
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from validator.model.verdict import RunTable
-
 Floats: TypeAlias = "npt.NDArray[np.float64]"
 """Measured values, times or rates, `[n]` unless a docstring says otherwise."""
 
@@ -249,6 +247,14 @@ class TraceSummary:
     """trace/summary.json: the named ranges that it contains; None where it does not list them."""
 
     ranges: tuple[str, ...] | None
+
+
+class RunTable(Frozen):
+    """A table that a run left: which attention ran, which kernels took the time. Columns of numbers contain numbers."""
+
+    caption: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str | int | float | None, ...], ...]
 
 
 @dataclass

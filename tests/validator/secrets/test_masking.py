@@ -13,8 +13,7 @@ import pytest
 
 from tests.validator.judge.samples import result
 from tests.validator.secrets.test_redact import NAMES, SECRET, TOKENS, TOLD
-from validator.model.result import InvalidWindow, LogHit, NamedTest, RunEvidence, UnpassedTests
-from validator.model.verdict import RunTable
+from validator.model.result import InvalidWindow, LogHit, NamedTest, RunEvidence, RunTable, UnpassedTests
 from validator.secrets.masking import Mask, clean_result, known_secrets
 from validator.secrets.redact import redact_output
 
