@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from validator.model.result import MetricStats, Result, Samples, Series, SourceFile, Span
+from validator.model.result import MetricStats, Result, RunEvidence, Samples, Series, SourceFile, Span
 from validator.model.verdict import ArmComparison, Artifact, ComparedArm, PhaseReport, RunbookRef, RunReport, Verdict
 from validator.model.verdict import ValidationReport as Report
 
@@ -87,7 +87,9 @@ def results(shape: tuple[int, int], steps: int) -> Iterator[Result]:
             environment=None,
             irregularities=(),
             sources=(),
-            extra={"samples": Samples(source, times, columns), "step_times_s": (every, times[0] + 0.07 * every)},
+            evidence=RunEvidence(
+                samples=Samples(source, times, columns), step_times_s=(every, times[0] + 0.07 * every)
+            ),
         )
 
 

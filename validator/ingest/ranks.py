@@ -249,12 +249,12 @@ def _check_first_record(state: ResultBuilder, path: Path, first_s: float | None)
     if first_s is None or state.started_s is None:
         return
     late_s = 0.0 if state.duration_s is None else first_s - (state.started_s + state.duration_s)
-    if late_s > CLOCK_SLACK_S:
-        text = f"its first record is dated {late_s:.0f} s after this run had ended"
-        state.read_log.note("foreign-results", text, path, 1)
-    if first_s < state.started_s - CLOCK_SLACK_S:
-        text = f"its first record is from {state.started_s - first_s:.0f} s before this run was started"
-        state.read_log.note("foreign-results", text, path, 1)
+    early_s = state.started_s - first_s
+    if late_s > CLOCK_SLACK_S or early_s > CLOCK_SLACK_S:
+        when = (
+            f"{late_s:.0f} s after this run had ended" if late_s > 0 else f"{early_s:.0f} s before this run was started"
+        )
+        state.read_log.note("foreign-results", f"its first record is dated {when}", path, 1)
 
 
 def _check_times(state: ResultBuilder, paths: Mapping[int, Path]) -> None:

@@ -7,7 +7,8 @@ exact.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, ClassVar, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -15,6 +16,8 @@ from validator.model.catalogue import AUDIT, OUTCOME, PROBE, PROFILE, SMOKE, TES
 from validator.model.findings import FindingCode
 from validator.model.parts import (
     Argument,
+    Arm,
+    Choose,
     Count,
     CriterionField,
     Hardware,
@@ -38,6 +41,18 @@ class PhaseBase(Frozen):
 
     filled: ClassVar[tuple[str, ...]] = ()
     """The keys that the class adds in which placeholders are filled in."""
+
+    substitutes: ClassVar[Mapping[str, Any]] = {}
+    """The required keys that the class adds: what `check` takes for one that is missing, to check the rest."""
+
+    one_config: ClassVar[bool] = False
+    """Whether all its runs are of the config that is to be trained: these give bounds, the history, and the command."""
+
+    compared: ClassVar[bool] = False
+    """Whether its rates are compared with those of another validation."""
+
+    instrumented: ClassVar[bool] = False
+    """Whether its runs are slowed by what looks inside their steps."""
 
     id: Identifier = Field(
         description="Name of the phase, unique in the runbook: lower-case letters, digits, underscores; a letter first."
@@ -71,6 +86,11 @@ class PhaseBase(Frozen):
     def filled_keys(cls) -> tuple[str, ...]:
         """The keys in which placeholders are filled in, those of its bases first."""
         return tuple(key for base in reversed(cls.__mro__) for key in vars(base).get("filled", ()))
+
+    @classmethod
+    def every_substitute(cls) -> dict[str, Any]:
+        """The substitutes of the class and its bases, by key."""
+        return {key: value for base in cls.__mro__ for key, value in vars(base).get("substitutes", {}).items()}
 
     def unmeasured(self, name: str, hardware: Hardware, *, scalar: bool) -> tuple[str, str] | None:
         """Why the phase measures nothing called `name`, a scalar of some kind or not, and what to write; None where
@@ -145,6 +165,7 @@ class CommandPhase(ProcessPhase):
     """Any program. It passes with exit code 0 and with every criterion."""
 
     filled: ClassVar[tuple[str, ...]] = ("run",)
+    substitutes: ClassVar[Mapping[str, Any]] = {"run": "true"}
 
     kind: Literal["command"]
     run: str | tuple[Argument, ...] = Field(
@@ -162,6 +183,7 @@ class PytestPhase(ProcessPhase):
 
     scalars = TESTS
     filled: ClassVar[tuple[str, ...]] = ("targets",)
+    substitutes: ClassVar[Mapping[str, Any]] = {"targets": ["unknown"]}
 
     kind: Literal["pytest"]
     targets: tuple[Argument, ...] = Field(
@@ -177,6 +199,7 @@ class TrainingPhase(ProcessPhase):
 
     scalars = TRAINING
     filled: ClassVar[tuple[str, ...]] = ("args",)
+    substitutes: ClassVar[Mapping[str, Any]] = {"steps": 10**9}
 
     steps: Count = Field(ge=1, description="Optimizer steps of each run.")
     nproc: Count | None = Field(None, ge=0, description="Processes under torchrun; 0 runs the trainer by python alone.")
@@ -195,6 +218,8 @@ class TrainingPhase(ProcessPhase):
 
 class TrainPhase(TrainingPhase):
     """One configuration of the trainer."""
+
+    one_config = compared = True
 
     kind: Literal["train"]
     scaling_against: Identifier | None = Field(
@@ -216,41 +241,23 @@ class TrainPhase(TrainingPhase):
         )
 
 
-class SoakPhase(TrainingPhase):
-    """A long run under the watchdog: rate, memory and gates must stay steady to the end."""
+class ArmsPhase(TrainingPhase):
+    """A phase that compares its arms."""
 
-    kind: Literal["soak"]
+    substitutes: ClassVar[Mapping[str, Any]] = {"choose": {"highest": "toks_per_s.mean"}}
+    compared = True
 
-
-class Choose(Frozen):
-    """How the arms of a sweep or an A/B are compared. "Inconclusive" and "no difference" are answers."""
-
-    highest: str | None = Field(None, description="`metric.statistic` to maximize.")
-    lowest: str | None = Field(None, description="`metric.statistic` to minimize.")
-    tie: str | None = Field(
-        None, description="`metric.statistic` whose lower value is recommended when the arms do not differ."
-    )
-    prefer: str | None = Field(None, description="Arm that is recommended when it is not worse (A/B).")
-    adopt: bool = Field(False, description="Whether later phases run with the recommended arm.")
-    min_effect: float | None = Field(
-        None, gt=0, lt=1, description="Smallest relative difference that is worth a decision."
-    )
-
-    @model_validator(mode="after")
-    def _one_direction(self) -> Choose:
-        if (self.highest is None) == (self.lowest is None):
-            raise ValueError("choose needs exactly one of `highest` and `lowest`; write highest: toks_per_s.mean")
-        return self
+    choose: Choose = Field(description="How the winner is chosen.")
 
 
-class SweepPhase(TrainingPhase):
+class SweepPhase(ArmsPhase):
     """Every combination of the given settings, repeats interleaved."""
 
     filled: ClassVar[tuple[str, ...]] = ("over",)
+    substitutes: ClassVar[Mapping[str, Any]] = {"over": {"env.UNKNOWN": [1, 2]}}
 
     kind: Literal["sweep"]
     over: dict[str, tuple[Setting, ...]] = Field(description="`env.NAME` or `args.NAME` to the values to try.")
-    choose: Choose = Field(description="How the winner is chosen.")
 
     @field_validator("over")
     @classmethod
@@ -268,21 +275,14 @@ class SweepPhase(TrainingPhase):
         return value
 
 
-class Arm(Frozen):
-    """One side of an A/B."""
-
-    env: dict[str, Setting] = Field(default_factory=dict, description="Added to the environment.")
-    args: dict[str, Setting] = Field(default_factory=dict, description="Added to the arguments of the trainer.")
-
-
-class AbPhase(TrainingPhase):
+class AbPhase(ArmsPhase):
     """Two configurations, interleaved ABBA so that drift of the machine affects both equally."""
 
     filled: ClassVar[tuple[str, ...]] = ("arms",)
+    substitutes: ClassVar[Mapping[str, Any]] = {"arms": {"present": {}, "changed": {"env": {"UNKNOWN": 1}}}}
 
     kind: Literal["ab"]
     arms: dict[Identifier, Arm] = Field(min_length=2, max_length=2, description="The two sides, the present one first.")
-    choose: Choose = Field(description="How the winner is chosen.")
 
     @model_validator(mode="after")
     def _prefer_is_an_arm(self) -> AbPhase:
@@ -305,6 +305,7 @@ class AuditPhase(TrainingPhase):
     """
 
     scalars = AUDIT
+    instrumented = True
 
     kind: Literal["audit"]
     variants: tuple[AuditVariant, ...] = Field(
@@ -327,6 +328,7 @@ class ProfilePhase(TrainingPhase):
     """
 
     scalars = PROFILE
+    instrumented = True
 
     kind: Literal["profile"]
     profile_steps: Count = Field(8, ge=1, description="Steps that are traced.")
@@ -354,6 +356,14 @@ class ProfilePhase(TrainingPhase):
                 f"write profile_steps: {max(1, self.steps // 2)} or raise steps"
             )
         return self
+
+
+class SoakPhase(TrainingPhase):
+    """A long run under the watchdog: rate, memory and gates must stay steady to the end."""
+
+    one_config = compared = True
+
+    kind: Literal["soak"]
 
 
 class DataPhase(TrainingPhase):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from validator.kinds.registry import load
 from validator.model.contrast import Contrast
 from validator.model.plan import RunSpec
 from validator.model.record import RunRecord
-from validator.model.result import Result
+from validator.model.result import PrintedFormat, Result
 from validator.model.runbook import TrainerMetrics
 from validator.model.verdict import Finding, RunReport, ValidationReport
 from validator.pipeline.evaluate import stored_report
@@ -42,7 +42,7 @@ class Inspection:
     directory: Path
     run: RunReport
     findings: tuple[Finding, ...]
-    printed: Mapping[str, str] | None = None
+    printed: PrintedFormat | None = None
 
     @property
     def vetoed(self) -> bool:
@@ -55,7 +55,7 @@ class Inspection:
         return {
             "schema_version": 1,
             "directory": str(self.directory),
-            **({"printed": dict(self.printed)} if self.printed else {}),
+            **({"printed": asdict(self.printed)} if self.printed else {}),
             **{key: run[key] for key in ("metrics", "scalars", "requested", "effective", "warmup_end_step")},
             "irregularities": run["irregularities"],
             "findings": [finding.model_dump(mode="json") for finding in self.findings],
@@ -87,7 +87,7 @@ def inspect(
     elif warmup_steps is not None:
         spec = record.spec.model_copy(update={"warmup_steps": warmup_steps})
         record = RunRecord(spec, record.outcome, record.result)
-    printed = record.result.extra.get("printed") if record.result is not None else None
+    printed = record.result.evidence.printed if record.result is not None else None
     return Inspection(path, run_report(record), diagnose_run(record), printed)
 
 

@@ -292,8 +292,5 @@ def require_same_machine(folder: RunFolder, runbook: Runbook) -> None:
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     """Facts of two snapshots that affect results and differ, by dotted name: before and now, empty where absent."""
     old, new = facts_of(before), facts_of(now)
-    return {
-        name: (old.get(name, ""), new.get(name, ""))
-        for name in sorted({*old, *new})
-        if old.get(name, "") != new.get(name, "")
-    }
+    both = {name: (old.get(name, ""), new.get(name, "")) for name in sorted({*old, *new})}
+    return {name: (was, is_now) for name, (was, is_now) in both.items() if was != is_now}

@@ -89,7 +89,7 @@ def _run_charts(result: Result, warmup_end: int | None, metrics: Mapping[str, Me
         if (metric := metrics.get(name)) is not None and metric.chart and metric.across is None and len(found.steps)
     }
     ranks = rank_spread(result.rank_series, warmup_end)
-    return specs.RunCharts(result.run, series, ranks, machine_charts(result.extra, warmup_end=warmup_end))
+    return specs.RunCharts(result.run, series, ranks, machine_charts(result, warmup_end=warmup_end))
 
 
 Drawable = Sequence[tuple[RunReport, specs.RunCharts]]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from validator.model import expression as lang
 from validator.model.resolve import Resolved, UnresolvedReference, resolve
-from validator.model.runbook import AbPhase, Phase, Runbook, SweepPhase, TrainingPhase
+from validator.model.runbook import ArmsPhase, Phase, Runbook, TrainingPhase
 from validator.model.settings import warmup_of
 from validator.runbook.asking import always_holds, never_negative
 from validator.runbook.build import Built
@@ -195,7 +195,7 @@ def _unit_of_binary(node: lang.Binary, resolved: _Meanings) -> str | None:
 def check_choose(built: Built, runbook: Runbook, index: int) -> Iterator[Problem]:
     """Problems of how a sweep or an A/B chooses its winner."""
     phase = runbook.phases[index]
-    if not isinstance(phase, (SweepPhase, AbPhase)):
+    if not isinstance(phase, ArmsPhase):
         return
     for key in ("highest", "lowest", "tie"):
         text = getattr(phase.choose, key)
@@ -215,9 +215,7 @@ def check_choose(built: Built, runbook: Runbook, index: int) -> Iterator[Problem
             yield from _check_windows({reference: meaning}, runbook=runbook, at=at)
 
 
-def _check_chosen(
-    key: str, text: str, meaning: Resolved, *, phase: SweepPhase | AbPhase, at: _ProblemAt
-) -> Iterator[Problem]:
+def _check_chosen(key: str, text: str, meaning: Resolved, *, phase: ArmsPhase, at: _ProblemAt) -> Iterator[Problem]:
     if meaning.kind == "scalar":
         fix = f"write {key}: metric.statistic, such as toks_per_s.mean"
         yield at(0, f"choose.{key} is {text}, which is no series of steps", fix)

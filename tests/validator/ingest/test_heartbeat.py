@@ -28,7 +28,7 @@ def test_progress_becomes_columns_and_marks(tmp_path: Path) -> None:
     assert heartbeat.columns["loss"][0].tolist() == [1, 2, 3, 4, 5]
     assert heartbeat.step_times_s[1].tolist() == [START_S + t for t in (3, 4, 5, 6, 7)]
     assert (heartbeat.last_step, heartbeat.last_msg, heartbeat.done, heartbeat.pids) == (5, "done", True, (100,))
-    assert heartbeat.max_gap_s == 2.0
+    assert heartbeat.gaps.longest == 2.0
     assert irregular == {}
 
 
@@ -93,7 +93,8 @@ def test_values_of_the_wrong_type_do_not_count(tmp_path: Path) -> None:
 def test_a_clock_that_jumps_back_is_noted_and_is_no_silence(tmp_path: Path) -> None:
     records = [record(i, ts=t) for i, t in enumerate([1, 2, 3, -3600, -3599, -3598], start=1)]
     heartbeat, irregular = read(write_heartbeat(tmp_path, records))
-    assert heartbeat.max_gap_s == 1.0
+    assert heartbeat is not None
+    assert heartbeat.gaps.longest == 1.0
     assert "3603 s" in irregular["clock-jump"]
 
 

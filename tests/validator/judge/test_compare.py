@@ -16,7 +16,7 @@ from .samples import judge_all, outcome, result, run_record, runbook, validation
 
 
 def _arm(name: str, *values: float, tie: Sequence[float] = ()) -> ArmRuns:
-    return ArmRuns(arm=name, settings={"env.X": name}, values=values, planned=len(values), tie_values=tuple(tie))
+    return ArmRuns(arm=name, settings={"env.X": name}, values=values, tie_values=tuple(tie))
 
 
 def _compare(*arms: ArmRuns, **rules: object) -> ArmComparison:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.validator.judge.samples import ar1, result, series
+from validator.model.result import InvalidWindow, RunEvidence
 from validator.stats.measure import NotMeasured, RunMeasurement, measure
 
 
@@ -152,16 +153,16 @@ def test_rows_that_something_else_disturbed_are_left_out_up_to_a_tenth(
 ) -> None:
     times = ar1(300, cv=0.005)
     times[max(first, 21) - 1 : last] *= 3.0  # the window's own search must not see what is left out later
-    invalid = [{"first_step": first, "last_step": last, "reason": "gpu1 was used by another program"}]
-    found = measure(result(extra={"invalid_windows": invalid}), warmup_steps=20)
+    invalid = (InvalidWindow(first, last, "gpu1 was used by another program"),)
+    found = measure(result(evidence=RunEvidence(invalid_windows=invalid)), warmup_steps=20)
     assert (found.metrics["toks_per_s"].n, found.steady) == (n, steady)
     if not steady:
         assert found.note.startswith("11.1 % of the window is invalid: gpu1 was used by another program in steps 100")
 
 
 def test_throttled_time_stays_in_the_rate() -> None:
-    invalid = [{"first_step": 100, "last_step": 200, "reason": "gpu0 throttled: thermal slowdown"}]
-    found = measure(result(extra={"invalid_windows": invalid}), warmup_steps=20)
+    invalid = (InvalidWindow(100, 200, "gpu0 throttled: thermal slowdown"),)
+    found = measure(result(evidence=RunEvidence(invalid_windows=invalid)), warmup_steps=20)
     assert (found.metrics["toks_per_s"].n, found.steady) == (280, True)
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from validator.errors import ExitCode
 from validator.model.plan import PhasePlan, Plan, RunSpec
+from validator.model.result import PrintedFormat
 from validator.model.units import format_duration
 from validator.model.verdict import Check, Finding, PhaseReport, RunReport, ValidationReport, Verdict
 from validator.plan.eta import Eta
@@ -285,7 +286,7 @@ def inspection_lines(
     directory: Path,
     run: RunReport,
     findings: Sequence[Finding],
-    printed: Mapping[str, str] | None,
+    printed: PrintedFormat | None,
     *,
     width: int,
     color: bool,
@@ -296,9 +297,9 @@ def inspection_lines(
     """
     lines = [paint(one_line(directory), "bold", color=color)]
     if printed:
-        about = f" ({one_line(printed['about'])})" if printed["about"] else ""
+        about = f" ({one_line(printed.about)})" if printed.about else ""
         lines += wrap(
-            f"{one_line(printed['path'])} is read as lines of {printed['format']}{about}; give --stdout PATTERN where "
+            f"{one_line(printed.path)} is read as lines of {printed.format}{about}; give --stdout PATTERN where "
             "that is wrong",
             width=width,
             indent="  ",
