@@ -27,7 +27,7 @@ from validator.model.parts import (
     Watchdog,
 )
 from validator.model.remedy import MAX_REMEDIES, RemedyField
-from validator.model.units import Duration, Frozen
+from validator.model.units import Duration, Frozen, Size
 
 
 class PhaseBase(Frozen):
@@ -398,3 +398,28 @@ class DataPhase(TrainingPhase):
             f"phase {self.id} runs no data-loader smoke test",
             "give it smoke: [ARGUMENTS], which prints JSON, or use startup.first_batch_s",
         )
+
+
+class StoragePhase(ProcessPhase):
+    """How fast is the disk that data are read from and checkpoints are written to?
+
+    By fio where it is installed, else by a loop that does the same. The folder is left as it was.
+    """
+
+    scalars = (
+        Scalar("storage.write_mb_s", "MB/s", "sequential write of 1 MiB blocks with fsync at the end"),
+        Scalar("storage.read_mb_s", "MB/s", "sequential read of 1 MiB blocks, past the page cache"),
+        Scalar(
+            "storage.random_read_iops", "1/s", "reads of 4 KiB at random places by eight threads, past the page cache"
+        ),
+        Scalar("storage.random_read_p99_ms", "ms", "99th percentile of the time of such a read"),
+        Scalar("storage.checkpoint_s", "s", "slowest of three files of the size `checkpoint`, with fsync"),
+        Scalar("storage.checkpoint_mb_s", "MB/s", "the same as a rate"),
+    )
+    filled: ClassVar[tuple[str, ...]] = ("path",)
+
+    kind: Literal["storage"]
+    path: Argument = Field("{out}", description="Folder to measure; it must exist. Default is the folder of the run.")
+    size: Size = Field(4 * 2**30, description="File that is written and read; larger than the cache of the disk.")
+    checkpoint: Size = Field(2**30, description="File that is written as a checkpoint is.")
+    random_for: Duration = Field(10.0, gt=0, description="How long is read at random places.")
