@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, TypeVar, get_args
 
-from validator.model.phases import PhaseBase, ProcessPhase, TrainingPhase
+from validator.model.phases import PhaseBase, ProcessPhase
 from validator.model.result import RunEvidence
 from validator.model.runbook import Runbook, Setting
 from validator.model.settings import args_of, flat_name, repeats_of, setting_text
+from validator.model.training_phases import TrainingPhase
 from validator.runbook.build import Built
 from validator.runbook.document import Path as Place
 from validator.runbook.problems import Problem

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from validator.kinds.base import Found, ImplicitCriterion, JudgedRun, Planner, Seen, Site, TrainingKind
-from validator.model.phases import DataPhase
 from validator.model.runbook import Runbook
 from validator.model.settings import args_of, fill, flat_name
+from validator.model.training_phases import DataPhase
 from validator.runbook.problems import Problem
 from validator.text import format_number
 

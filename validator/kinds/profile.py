@@ -21,9 +21,9 @@ from validator.kinds.base import (
     TrainingKind,
     Words,
 )
-from validator.model.phases import ProfilePhase
 from validator.model.remedy import Remedy
 from validator.model.runbook import Runbook, Setting
+from validator.model.training_phases import ProfilePhase
 from validator.runbook.problems import Problem
 from validator.text import format_number, listed
 

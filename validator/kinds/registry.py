@@ -23,9 +23,10 @@ from validator.kinds.base import Kind, Site
 from validator.kinds.base import PlannedArm as PlannedArm
 from validator.kinds.base import Rule as Rule
 from validator.kinds.base import Seen as Seen
-from validator.model.phases import ProcessPhase, TrainingPhase
+from validator.model.phases import ProcessPhase
 from validator.model.runbook import Phase, Runbook, Setting, declare_kind
 from validator.model.schemas import SCHEMAS, UnknownKind, classes_below
+from validator.model.training_phases import TrainingPhase
 from validator.runbook import load as runbooks
 from validator.runbook import reference
 from validator.runbook.asking import idle
@@ -37,7 +38,7 @@ _defined = {kind.name: kind for kind in (one() for one in classes_below(Kind) if
 assert _defined.keys() == SCHEMAS.keys(), f"a model or an imported kind alone: {_defined.keys() ^ SCHEMAS.keys()}"
 
 KINDS: dict[str, Kind[Any]] = {name: _defined[name] for name in SCHEMAS}
-"""Kind of phase by its name, in the order of the models in `validator.model.phases`."""
+"""Kind of phase by its name, in the order of their models in `validator.model`."""
 
 
 def kind_of(name: str) -> Kind[Any]:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from validator.kinds.base import Found, ImplicitCriterion, JudgedRun, Seen, TrainingKind
 from validator.model.expression import Binary, ExpressionError, Number, parse_criterion, references
-from validator.model.phases import SoakPhase
 from validator.model.runbook import Runbook
+from validator.model.training_phases import SoakPhase
 from validator.text import format_number
 
 if TYPE_CHECKING:

@@ -21,19 +21,19 @@ from validator.model.parts import Setting as Setting
 from validator.model.parts import Trainer as Trainer
 from validator.model.parts import TrainerMetrics as TrainerMetrics
 from validator.model.parts import Watchdog as Watchdog
-from validator.model.phases import ArmsPhase as ArmsPhase
-from validator.model.phases import AuditPhase as AuditPhase
 from validator.model.phases import CommandPhase as CommandPhase
-from validator.model.phases import DataPhase as DataPhase
 from validator.model.phases import PhaseBase as PhaseBase
 from validator.model.phases import PreflightPhase as PreflightPhase
 from validator.model.phases import ProcessPhase as ProcessPhase
 from validator.model.phases import PytestPhase as PytestPhase
-from validator.model.phases import SweepPhase as SweepPhase
-from validator.model.phases import TrainingPhase as TrainingPhase
-from validator.model.phases import TrainPhase as TrainPhase
 from validator.model.schemas import Phase as Phase
 from validator.model.schemas import declare
+from validator.model.training_phases import ArmsPhase as ArmsPhase
+from validator.model.training_phases import AuditPhase as AuditPhase
+from validator.model.training_phases import DataPhase as DataPhase
+from validator.model.training_phases import SweepPhase as SweepPhase
+from validator.model.training_phases import TrainingPhase as TrainingPhase
+from validator.model.training_phases import TrainPhase as TrainPhase
 from validator.model.units import Frozen
 
 

@@ -1,6 +1,6 @@
 """The kinds that a runbook may name: their models, and the numbers that criteria may use.
 
-Every model of `validator.model.phases` that names its kind is one; `validator.kinds.registry` adds those that come from
+Every model of `phases` and `training_phases` that names its kind is one; `validator.kinds.registry` adds those from
 outside.
 """
 
@@ -11,6 +11,7 @@ from typing import Annotated, Any, TypeVar, Union, get_args
 
 from pydantic import AfterValidator, Field, GetCoreSchemaHandler
 
+from validator.model import training_phases  # noqa: F401 - its classes are declared below
 from validator.model.catalogue import Scalar
 from validator.model.phases import PhaseBase, ProcessPhase
 
