@@ -9,8 +9,6 @@ import typer
 
 from validator.commands.common import AsJson, Overrides, complete_runbook, example, print_json
 from validator.errors import ExitCode
-from validator.kinds.registry import load
-from validator.runbook import LoadedRunbook, Problem, RunbookError, find
 
 
 @example("validator check runbooks/*.yaml")
@@ -25,6 +23,9 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Read runbooks and report every mistake with its place and its fix; warn of what can never end in GO."""
+    from validator.kinds.registry import load
+    from validator.runbook import LoadedRunbook, Problem, RunbookError, find
+
     problems: list[Problem] = []
     good: list[LoadedRunbook] = []
     for name in runbooks:

@@ -10,7 +10,6 @@ import typer
 
 from validator.commands.common import AsJson, answer, example, fail, reported
 from validator.errors import ExitCode
-from validator.report.contrast import contrast_lines
 
 _EXIT_CODES = {
     "better": ExitCode.GO,
@@ -39,6 +38,7 @@ def command(
     1: B is worse. 3: inconclusive with these repeats.
     """
     from validator.pipeline.inspect import compare
+    from validator.report.contrast import contrast_lines
 
     margin = None if not_worse_than is None else _share(not_worse_than, as_json=as_json)
     with reported(as_json=as_json):

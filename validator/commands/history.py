@@ -9,8 +9,6 @@ from typing import Annotated
 import typer
 
 from validator.commands.common import AsJson, answer, example, fail, reported
-from validator.history.page import history_lines
-from validator.history.store import look_back, set_pin
 
 
 @example("validator history", "validator history reports --runbook smoke-cpu --limit 30", "validator history --pin RUN")
@@ -26,6 +24,9 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """List past runs by runbook and machine, and how their metrics changed, and write index.html."""
+    from validator.history.page import history_lines
+    from validator.history.store import look_back, set_pin
+
     if pin and unpin:
         raise fail("--pin and --unpin cannot be given together", as_json=as_json)
     with reported(as_json=as_json):

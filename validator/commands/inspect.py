@@ -9,7 +9,6 @@ import typer
 
 from validator.commands.common import AsJson, answer, example, fail, reported
 from validator.errors import ExitCode
-from validator.report.terminal.summary import inspection_lines
 
 
 @example("validator inspect reports/RUN/runs/baseline/r1")
@@ -30,6 +29,7 @@ def command(
 ) -> None:
     """Measure one trainer folder or log, ours or another's, and name what looks wrong."""
     from validator.pipeline.inspect import inspect
+    from validator.report.terminal.summary import inspection_lines
 
     if stdout is not None and runbook is not None:
         raise fail("--stdout and --runbook both say how the log is read; give one of them", as_json=as_json)

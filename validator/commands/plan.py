@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 from validator.commands.common import AsJson, Only, Overrides, RunbookArgument, Skip, answer, example, reported
-from validator.kinds.registry import load
-from validator.plan import first_plan
-from validator.report.terminal.summary import plan_lines
-from validator.runbook import find
-from validator.secrets.masking import clean_plan
 
 
 @example("validator plan ddp_2xa100 --only baseline")
@@ -19,6 +14,12 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Show exactly what would be started: every run with its command, environment and budget."""
+    from validator.kinds.registry import load
+    from validator.plan import first_plan
+    from validator.report.terminal.summary import plan_lines
+    from validator.runbook import find
+    from validator.secrets.masking import clean_plan
+
     with reported(as_json=as_json):
         loaded = load(find(runbook), overrides=tuple(set_ or ()))
         planned = clean_plan(first_plan(loaded.runbook, only=tuple(only or ()), skip=tuple(skip or ())))

@@ -9,8 +9,6 @@ from typing import Annotated
 import typer
 
 from validator.commands.common import AsJson, after_decision, example, fail, reported
-from validator.report.terminal.lines import show
-from validator.report.terminal.summary import summary_lines
 
 
 @example("validator report reports/RUN --share")
@@ -29,6 +27,8 @@ def command(
         raise fail("--out belongs to --share; leave it out, or add --share", as_json=as_json)
     from validator.pipeline import share as sharing
     from validator.pipeline import write
+    from validator.report.terminal.lines import show
+    from validator.report.terminal.summary import summary_lines
 
     advice = ""
     with reported(as_json=as_json):

@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from validator.commands.common import example, print_json, reported
-from validator.kinds.registry import json_schema, reference_markdown
 
 
 @example("validator schema > runbook.schema.json")
@@ -16,6 +15,8 @@ def command(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the reference for people instead.")] = False,
 ) -> None:
     """Print the JSON Schema of runbooks, for editors."""
+    from validator.kinds.registry import json_schema, reference_markdown
+
     with reported():
         if markdown:
             sys.stdout.write(reference_markdown())

@@ -5,16 +5,16 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from validator.commands.common import AsJson, answer, example, fail
 from validator.errors import ExitCode
-from validator.selftest.case import Case, CaseOutcome
-from validator.selftest.cases import CASES
-from validator.selftest.run import CaseProgress, case_lines, run_selftest, selftest_lines
 from validator.text import nearest
+
+if TYPE_CHECKING:
+    from validator.selftest.case import Case, CaseOutcome
 
 
 @example("validator selftest", "validator selftest --only 'sigkill-*' --keep out/selftest")
@@ -31,6 +31,9 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Inject known faults and check that verdict and cause come out right; exit code 1 if any does not."""
+    from validator.selftest.cases import CASES
+    from validator.selftest.run import CaseProgress, case_lines, run_selftest, selftest_lines
+
     cases = _chosen(CASES, only, as_json=as_json)
     if list_:
         answer(lambda: [_case_json(case) for case in cases], case_lines, cases, as_json=as_json)

@@ -6,13 +6,14 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from validator.commands.common import duration, example, reported
-from validator.model.runbook import TrainerMetrics, Watchdog
-from validator.supervise.watch import WatchEvent, watch_to_end
+
+if TYPE_CHECKING:
+    from validator.supervise.watch import WatchEvent
 
 
 @example("validator watch out/first --interval 30s --halt")
@@ -35,11 +36,13 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per event on stdout.")] = False,
 ) -> None:
     """Watch a trainer that is running, ours or another's, until it ends; exit code 1 when something is wrong."""
+    from validator.model.runbook import TrainerMetrics, Watchdog
+    from validator.pipeline.inspect import printed_metrics
+    from validator.supervise.watch import watch_to_end
+
     with reported(as_json=as_json):
         metrics = TrainerMetrics()
         if stdout is not None:
-            from validator.pipeline.inspect import printed_metrics
-
             metrics = printed_metrics(stdout)
         watched = watch_to_end(
             directory,
