@@ -60,7 +60,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 
 _IMPORTED = (
     *("validator.pipeline.validate", "validator.commands.app", "validator.bisect.work", "validator.pipeline.write"),
-    *("validator.report.html", "validator.report.terminal.summary", "validator.history.page", "validator.history.page"),
+    *("validator.report.html", "validator.report.terminal.summary", "validator.history.page"),
     *("validator.ingest", "validator.judge", "validator.diagnose", "validator.compare", "validator.baseline"),
     *("validator.secrets.pseudonyms", "validator.pipeline.inspect", "validator.supervise.watch", "scipy.stats"),
     *("validator.startup", "validator.history.store", "validator.commands.report", "validator.commands.inspect"),
