@@ -65,7 +65,6 @@ _IMPORTED = (
     *("validator.secrets.pseudonyms", "validator.pipeline.inspect", "validator.supervise.watch", "scipy.stats"),
     *("validator.startup", "validator.history.store", "validator.commands.report", "validator.commands.inspect"),
     *(f"validator.commands.{name}" for name in ("compare", "baseline", "bisect", "history", "watch", "run")),
-    *("validator.report.terminal.summary", "validator.report.terminal.summary"),
     *("pydantic.type_adapter", "typer._click.decorators"),
 )
 
