@@ -10,32 +10,67 @@ from typing import Literal
 
 from validator.errors import ExitCode
 from validator.model.verdict import PhaseReport, ValidationReport
-from validator.report.page import FindingView, LabeledValue, anchor
-from validator.text import one_line
+from validator.report.page import FindingView, LabeledValue, NextStep, anchor
+from validator.text import clean, one_line
 
 
-def next_step(report: ValidationReport, findings: Sequence[FindingView]) -> LabeledValue | None:
-    """Its source, the step, and its place in the page. None while the validation is in progress, or with nothing to do.
+def next_step(report: ValidationReport, findings: Sequence[FindingView]) -> NextStep | None:
+    """The step, its source and its place in the page; None while the validation is in progress.
 
-    It comes from the first finding that forbids GO; else from the first one about a required phase that failed; else
-    from that phase's own criteria. A phase that was only too short needs more steps, whatever was found about its rate.
-    `findings` are in the order in which the page shows them.
+    It comes from the first finding that forbids GO; else from the first one about a required phase that did not pass,
+    those that failed first; else from that phase's own criteria. A phase that was only too short needs more steps,
+    whatever was found about its rate. `findings` are in the order in which the page shows them.
     """
     if report.decision == "IN_PROGRESS":
         return None
+    if report.exit_code == ExitCode.INTERRUPTED:
+        return NextStep("phases", "The validation was interrupted: resume it. No completed run is repeated.", "#phases")
     if report.decision == "GO":
-        if not report.recommended.env:
-            return None
-        return LabeledValue(
-            "Recommended settings", "Start the long run with the settings that won here.", "#recommended"
-        )
-    unmet = [phase for phase in report.phases if phase.required and phase.status != "PASS"]
-    anchors = {f"#{anchor('phase', phase.id)}" for phase in unmet if too_short(phase) is None}
-    for number, finding in enumerate(findings, start=1):
-        about = finding.anchor is not None and f"#{finding.anchor}" in anchors
-        if finding.next_step and (finding.severity == "veto" or (about and finding.severity == "warning")):
-            return LabeledValue(finding.code, finding.next_step, f"#finding-{number}")
-    return _phase_step(unmet[0]) if unmet else None
+        return NextStep("Recommended settings", _start(report), "#recommended")
+    unmet = _unmet(report)
+    numbered = list(enumerate(findings, start=1))
+    for number, finding in numbered:
+        if finding.severity == "veto" and finding.next_step:
+            return _of_finding(number, finding, report)
+    for phase in unmet:
+        place = anchor("phase", phase.id)
+        for number, finding in numbered if too_short(phase) is None else ():
+            if finding.next_step and finding.severity == "warning" and finding.anchor == place:
+                return _of_finding(number, finding, report)
+    return _phase_step(unmet[0], report) if unmet else None
+
+
+def _start(report: ValidationReport) -> str:
+    """What a GO allows, by whether a comparison chose an arm."""
+    chosen = any(phase.comparison is not None and phase.comparison.recommended for phase in report.phases)
+    return f"Start the long run with the {'settings that were chosen here' if chosen else 'declared settings'}."
+
+
+def _of_finding(number: int, finding: FindingView, report: ValidationReport) -> NextStep:
+    """The step of a finding, with its message. A warning need not be why the phase is open, which is said before."""
+    phase = next((one for one in report.phases if anchor("phase", one.id) == finding.anchor), None)
+    veto = finding.severity == "veto"
+    reasons = () if veto or phase is None or phase.status == "FAIL" else _reasons(phase, report)
+    reasons = (*reasons, *_unsaid("Cause" if veto else "Finding", finding.message, report))
+    return NextStep(finding.code, finding.next_step, f"#finding-{number}", reasons, phase.id if phase else None)
+
+
+def _reasons(phase: PhaseReport, report: ValidationReport) -> tuple[LabeledValue, ...]:
+    """Why a phase did not pass, by its first required criterion that did not."""
+    unmet = [item for item in phase.criteria if item.required and item.status == phase.status]
+    return _unsaid("Failed" if phase.status == "FAIL" else "Missing", unmet[0].message, report) if unmet else ()
+
+
+def _unsaid(name: str, text: str, report: ValidationReport) -> tuple[LabeledValue, ...]:
+    """A reason, unless the decision's sentence already says it."""
+    return (LabeledValue(name, clean(text)),) if text and text.rstrip(".") not in report.why else ()
+
+
+def _unmet(report: ValidationReport) -> list[PhaseReport]:
+    """Required phases that did not pass: failed before inconclusive before not run."""
+    order = ("FAIL", "INCONCLUSIVE", "SKIPPED", "NOT_RUN", "RUNNING")
+    found = [phase for phase in report.phases if phase.required and phase.status != "PASS"]
+    return sorted(found, key=lambda phase: order.index(phase.status))
 
 
 def too_short(phase: PhaseReport) -> Literal["rows", "interval"] | None:
@@ -48,14 +83,15 @@ def too_short(phase: PhaseReport) -> Literal["rows", "interval"] | None:
     return "rows" if "rows" in open_for else "interval"
 
 
-def _phase_step(phase: PhaseReport) -> LabeledValue:
+def _phase_step(phase: PhaseReport, report: ValidationReport) -> NextStep:
     """What to do where no finding has a next step."""
     step = _LONGER.get(too_short(phase) or "") or _STEPS.get(phase.status, _STEPS["NOT_RUN"])
-    return LabeledValue(phase.id, step, f"#{anchor('phase', phase.id)}")
+    place = f"#{anchor('phase', phase.id)}"
+    return NextStep(one_line(phase.id), step, place, _reasons(phase, report), phase.id)
 
 
 _LONGER = {
-    "rows": "Only the length is insufficient: give this phase more steps, as many as the sentence above names, or "
+    "rows": "Only the length is insufficient: give this phase more steps, as many as the reason names, or "
     "four repeats, and validate again.",
     "interval": "What was observed is too close to its bound for so few runs: give this phase four repeats or more "
     "steps, and validate again.",
@@ -65,14 +101,14 @@ _LONGER = {
 _STEPS = {
     "FAIL": "No known cause was recognized. Inspect the evidence of what failed, or compare this run with a good one "
     "with `validator compare`.",
-    "INCONCLUSIVE": "Change what the sentence above names, then validate again; the same run repeated until it passes "
+    "INCONCLUSIVE": "Supply what is missing, then validate again; the same run repeated until it passes "
     "proves nothing.",
     "NOT_RUN": "Run this phase: without it there is no decision.",
 }
 
 
-def next_command(report: ValidationReport, run_dir: Path) -> str:
-    """The command to type next.
+def next_command(report: ValidationReport, run_dir: Path, step: NextStep | None = None) -> str:
+    """The command to type next, about the phase that `step` is about.
 
     Interrupted: resume. GO: use the settings, or read the report. Not GO: inspect the run that prevents it, or repeat
     its phase.
@@ -85,7 +121,8 @@ def next_command(report: ValidationReport, run_dir: Path) -> str:
     if report.decision == "GO":
         chosen = f". {shell_path(run_dir / 'recommended.env')}"
         return chosen if report.recommended.env else f"less {shell_path(run_dir / 'report.md')}"
-    phase = _blocking_phase(report)
+    about = next((phase for phase in report.phases if step is not None and phase.id == step.phase), None)
+    phase = about or _blocking_phase(report)
     if phase is None:
         return f"less {shell_path(run_dir / 'report.md')}"
     for run in phase.runs:
@@ -108,13 +145,9 @@ def _more_steps(phase: PhaseReport) -> str:
 
 
 def _blocking_phase(report: ValidationReport) -> PhaseReport | None:
-    """The phase that prevents a GO most directly: failed before inconclusive before not run, required only."""
-    for status in ("FAIL", "INCONCLUSIVE", "SKIPPED", "NOT_RUN"):
-        for phase in report.phases:
-            if phase.required and phase.status == status:
-                return phase
+    """The phase that prevents a GO most directly; where all required ones passed, that of the first veto."""
     vetoed = {finding.phase for finding in report.findings if finding.severity == "veto"}
-    return next((phase for phase in report.phases if phase.id in vetoed), None)
+    return next(iter(_unmet(report)), next((phase for phase in report.phases if phase.id in vetoed), None))
 
 
 def shell_path(path: Path) -> str:

@@ -16,6 +16,7 @@ from validator.report.chart_data import MACHINE_QUANTITIES, ChartData, ChartSeri
 from validator.report.figure import Figure, bins, make_figure, measure_of, readout_of, thinner, with_drawing
 from validator.report.page import Table
 from validator.report.specs import Along, Band, BoundLine, Line, interval_spec, lines_spec, spread_spec
+from validator.report.tiles import TOPICS
 from validator.report.timeline import Watched, throttling_figures
 from validator.text import format_interval, format_number, format_quantity, one_line, plural
 
@@ -89,8 +90,14 @@ def _run_charts(result: Result, warmup_end: int | None, metrics: Mapping[str, Me
         for name, found in result.series.items()
         if (metric := metrics.get(name)) is not None and metric.chart and metric.across is None and len(found.steps)
     }
+    sparks = {
+        name: thin_series(result.series[name], "")
+        for topic in TOPICS
+        for name in topic
+        if name not in series and name in result.series and len(result.series[name].steps)
+    }
     ranks = rank_spread(result.rank_series, warmup_end)
-    return RunCharts(result.run, series, ranks, machine_charts(result.extra, warmup_end=warmup_end))
+    return RunCharts(result.run, series, ranks, machine_charts(result.extra, warmup_end=warmup_end), sparks)
 
 
 Drawable = Sequence[tuple[RunReport, RunCharts]]

@@ -49,9 +49,13 @@ class EvidenceView(NamedTuple):
 
 
 class CriterionRow(NamedTuple):
-    """One criterion, or one check of the machine. `formal` marks an expression of the runbook; others are sentences."""
+    """One criterion, or one check of the machine. `formal` marks an expression of the runbook; others are sentences.
+
+    `routine` marks what every phase is asked without its runbook saying so and what passed: it is shown folded.
+    """
 
     id: str
+    anchor: str
     text: str
     formal: bool
     required: bool
@@ -62,6 +66,81 @@ class CriterionRow(NamedTuple):
     margin: str
     message: str
     evidence: tuple[EvidenceView, ...]
+    routine: bool = False
+
+
+class OpenItem(NamedTuple):
+    """What failed or could not be decided: a criterion, a check, a veto, or a phase that did not run.
+
+    `place` is the phase, `href` leads to the full row; `required` is false for what the decision does not need.
+    """
+
+    status: StatusView
+    text: str
+    formal: bool
+    required: bool
+    place: str
+    href: str
+    observed: str
+    bound: str
+    message: str
+
+
+class Spark(NamedTuple):
+    """A small drawing of a series over its window, as SVG coordinates in a box of `SPARK_WIDTH` by `SPARK_HEIGHT`.
+
+    `bound` is the height of the bound's line, empty where it is too far away to be drawn; `text` says it in words.
+    """
+
+    points: str
+    bound: str
+    text: str
+
+
+class Tile(NamedTuple):
+    """One value that decides, or a group of settings (`lines`): what was measured, its bound, and where to see more.
+
+    `metric` is the name as criteria have it; `status` is None where no criterion asks for the value. `value` has no
+    unit, so that a rendering can set the unit smaller; `quantity` is both. `phase` is the id, `place` the title.
+    """
+
+    label: str
+    metric: str
+    status: StatusView | None
+    value: str
+    unit: str
+    interval: str
+    bound: str
+    margin: str
+    phase: str
+    place: str
+    href: str
+    lines: tuple[LabeledValue, ...] = ()
+    spark: Spark | None = None
+
+    @property
+    def quantity(self) -> str:
+        """The value with its unit."""
+        return f"{self.value} {self.unit}" if self.unit else self.value
+
+    @property
+    def limit(self) -> str:
+        """The bound with the distance to it; empty where there is none."""
+        return ", ".join(filter(None, (self.bound, self.margin and f"margin {self.margin}")))
+
+
+class NextStep(NamedTuple):
+    """What to do: the step, the name of its source and the link to it.
+
+    `reasons` are what is missing to decide and the cause, where the decision's sentence does not say it. `phase` is the
+    id of the phase that the step is about; None where it is about the whole validation.
+    """
+
+    name: str
+    value: str
+    href: str
+    reasons: tuple[LabeledValue, ...] = ()
+    phase: str | None = None
 
 
 class FindingView(NamedTuple):
@@ -144,7 +223,8 @@ class RunView(NamedTuple):
 class PhaseView(NamedTuple):
     """One phase. `rows` are its lines of the criteria table, `note` sums up the checks that are not listed there.
 
-    `summary` has a row for each of `runs`.
+    `exceptions` counts what did not pass though the phase did, since it is not required. `summary` has a row for each
+    of `runs`.
     """
 
     id: str
@@ -166,6 +246,7 @@ class PhaseView(NamedTuple):
     runs: tuple[RunView, ...]
     has_rates: bool
     remedies: Table | None = None
+    exceptions: tuple[tuple[StatusView, int], ...] = ()
 
 
 class SinceView(NamedTuple):
@@ -218,12 +299,19 @@ class Page(NamedTuple):
     timeline: Table | None = None
     since: SinceView | None = None
     progress: ProgressView | None = None
-    next_step: LabeledValue | None = None
+    next_step: NextStep | None = None
+    tiles: tuple[Tile, ...] = ()
+    open_items: tuple[OpenItem, ...] = ()
+    undecided: tuple[LabeledValue, ...] = ()
+    """Comparisons without an answer: the phase's title, what follows, and the link to the phase."""
 
 
 # Small pieces shared by all parts of the page: statuses, links, evidence, nested facts.
 
 MAX_DEPTH = 8
+
+SPARK_WIDTH, SPARK_HEIGHT = 120, 28
+"""The box of a spark line; it is stretched to the width of its tile."""
 
 _STATUS: dict[str, StatusView] = {
     "PASS": StatusView("PASS", "✓", "good"),

@@ -1,0 +1,339 @@
+"""The values that a reader comes for, as tiles: throughput, scaling, memory, steadiness, settings.
+
+A tile is about one name, as criteria have it. Its value is that of the criterion which decides most: one that failed
+before one that is open before one that passed, of the widest and longest phase; without a criterion it is what the
+widest and longest training measured. A trainer that does not report a value has no tile of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from validator.model.catalogue import METRICS, STATISTICS
+from validator.model.expression import Call, Expression, ExpressionError, Reference, parse_criterion
+from validator.model.result import MetricStats, ScalarValue
+from validator.model.verdict import ArmComparison, PhaseReport, RunReport, ValidationReport, Verdict
+from validator.report.build_criteria import criterion_row, margin_text
+from validator.report.chart_data import ChartData
+from validator.report.page import LabeledValue, Spark, Tile, anchor, status_view
+from validator.report.sparks import spark_of
+from validator.text import format_change, format_interval, format_number, format_value, one_line, plural
+
+MAX_TILES = 8
+"""Two rows of four: more is a table, and the page has one."""
+
+_PER_RANK = "toks_per_s_per_rank"
+
+TOPICS: tuple[Mapping[str, str], ...] = (
+    {
+        "toks_per_s": "Throughput",
+        "step_rate": "Throughput without pauses",
+        "step_time_s": "Step time",
+        "wall_step_time_s": "Step time, pauses included",
+    },
+    {_PER_RANK: "Throughput per rank"},
+    {"scaling.efficiency": "Scaling efficiency"},
+    {
+        "mfu": "MFU",
+        "mfu_nsa": "MFU",
+        "mfu_dense_equivalent": "MFU, dense equivalent",
+        "model_tflops_per_s_per_rank": "Model FLOP/s per rank",
+    },
+    {
+        "gpu_mem_reserved_mib": "Peak GPU memory",
+        "gpu_mem_alloc_mib": "Peak GPU memory, allocated",
+        "gpu_mem_used_mib": "Peak GPU memory, all processes",
+        "host_mem_mib": "Peak host memory",
+    },
+    {
+        "rate.drift_pct": "Drift of the rate",
+        "step_time_s.cv": "Variation of step times",
+        "toks_per_s.cv": "Variation of the rate",
+        "heartbeat.max_gap_s": "Longest silence of a rank",
+    },
+    {"loss": "Loss"},
+)
+"""The tiles in their order: the names that can fill each, best first, with their labels. A new tile is a new row.
+
+A name is a series (any statistic but a scatter), a series with its statistic, or a scalar. Required criteria about
+other names have tiles behind these.
+"""
+
+_SETTINGS_AT = 6
+"""Place of the chosen settings among the topics."""
+
+_SCATTER = ("cv", "stdev", "n")
+
+_PLAIN = ("effective.", "requested.", "outcome.", "tests.", "steps.", "audit.", "probe.", "profile.", "smoke.")
+"""Families of scalars that say what ran or what the machine can do, not how the training did."""
+
+_TRAINED = ("train", "soak")
+"""Kinds whose runs are measured as they are meant to run: no arms, no profiler."""
+
+_BOUNDS = {">=": "at least", ">": "above", "<=": "at most", "<": "below", "==": "exactly", "!=": "not"}
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A value that a tile could show: of a criterion where there is one, else of a phase's runs.
+
+    `name` is as in `TOPICS`, `text` as in criteria; `weight` is smaller for what the decision depends on more.
+    """
+
+    name: str
+    text: str
+    phase: PhaseReport
+    verdict: Verdict | None
+    value: float | None
+    unit: str
+    low: float | None
+    high: float | None
+    weight: tuple[float, ...]
+
+
+def tiles_of(report: ValidationReport, charts: ChartData) -> tuple[Tile, ...]:
+    """The tiles, at most `MAX_TILES`: what keeps a phase from passing first, then in the order of `TOPICS`."""
+    found: dict[str, list[_Candidate]] = {}
+    for candidate in _candidates(report):
+        found.setdefault(candidate.name, []).append(candidate)
+    best = {name: min(several, key=lambda one: one.weight) for name, several in found.items()}
+    firsts = [_first(topic, best) for topic in TOPICS]
+    asked = [one for one in best.values() if one not in firsts and one.weight[0] <= _WEIGHTS["PASS"]]
+    asked.sort(key=lambda one: one.name not in _labels())
+    tiles = [(one.weight[0], _tile(one, best, charts)) for one in (*firsts, *asked) if one is not None]
+    settings = _settings_tile(report.phases)
+    if settings is not None:
+        tiles.insert(sum(one is not None for one in firsts[:_SETTINGS_AT]), (_UNASKED, settings))
+    tiles.sort(key=lambda pair: min(pair[0], _WEIGHTS["PASS"]))
+    return tuple(tile for _, tile in tiles[:MAX_TILES])
+
+
+def _labels() -> dict[str, str]:
+    return {name: label for topic in TOPICS for name, label in topic.items()}
+
+
+def _first(topic: Mapping[str, str], best: Mapping[str, _Candidate]) -> _Candidate | None:
+    """The first name of a topic that has a value; else the first that a criterion asks for."""
+    known = [best[name] for name in topic if name in best]
+    return next((one for one in known if one.value is not None), known[0] if known else None)
+
+
+# The candidates.
+
+_WEIGHTS = {"FAIL": 0, "INCONCLUSIVE": 1, "RUNNING": 1, "PASS": 2, "SKIPPED": 5, "NOT_RUN": 5}
+_OPTIONAL, _UNASKED = 3, 4
+
+
+def _candidates(report: ValidationReport) -> Iterator[_Candidate]:
+    phases = {phase.id: phase for phase in report.phases}
+    for phase in report.phases:
+        for verdict in phase.criteria:
+            found = _of_verdict(verdict, phase, phases)
+            if found is not None:
+                yield found
+    for phase in report.phases:
+        yield from _of_runs(phase)
+
+
+def _of_verdict(verdict: Verdict, phase: PhaseReport, phases: Mapping[str, PhaseReport]) -> _Candidate | None:
+    """The value that a criterion is about; None where it is a text, a calculation, or says what ran."""
+    text = _subject(verdict.text)
+    if text is None or isinstance(verdict.observed, str) or verdict.status == "RUNNING":
+        return None
+    parts = text.split(".")
+    about = phases.get(parts[0], phase) if len(parts) > 2 else phase
+    known = ".".join(parts[-2:])
+    if known.startswith(_PLAIN):
+        return None
+    weight = _WEIGHTS[verdict.status]
+    if not (verdict.required and phase.required):
+        weight = max(weight, _OPTIONAL)
+    return _Candidate(
+        name=_name_of(known),
+        text=known,
+        phase=phase,
+        verdict=verdict,
+        value=verdict.observed,
+        unit=verdict.unit,
+        low=verdict.ci_low,
+        high=verdict.ci_high,
+        weight=(weight, *_width(about), verdict.margin if verdict.margin is not None else 0.0),
+    )
+
+
+def _subject(text: str) -> str | None:
+    """The one name on the left of a criterion, perhaps in `abs(…)`."""
+    try:
+        left: Expression = parse_criterion(text).left
+    except ExpressionError:
+        return None
+    if isinstance(left, Call) and left.function == "abs":
+        left = left.arguments[0]
+    return left.name if isinstance(left, Reference) else None
+
+
+def _name_of(text: str) -> str:
+    """`toks_per_s` for `toks_per_s.p50`, since any level of a series is one subject; its scatter is another."""
+    metric, _, statistic = text.rpartition(".")
+    return metric if statistic in STATISTICS and statistic not in _SCATTER else text
+
+
+def _width(phase: PhaseReport) -> tuple[float, float]:
+    """A key that sorts phases by ranks and then by rows, most first."""
+    runs = phase.measured
+    rows = max((stats.n for run in runs for stats in run.metrics.values()), default=0)
+    return -max(map(_ranks, runs), default=0), -rows
+
+
+def _ranks(run: RunReport) -> int:
+    """Ranks of a run, by its two rates; 0 where it does not report them."""
+    whole, each = (run.metrics[name].mean if name in run.metrics else None for name in ("toks_per_s", _PER_RANK))
+    return round(whole / each) if whole and each else 0
+
+
+def _of_runs(phase: PhaseReport) -> Iterator[_Candidate]:
+    """What the runs of a phase measured, whether or not a criterion asks for it."""
+    if phase.comparison is not None:
+        runs = [run for run in phase.measured if run.arm == phase.comparison.recommended]
+    else:
+        runs = [run for run in phase.measured if phase.kind in _TRAINED]
+    if not runs or (runs[0].arm and phase.comparison is None):
+        return
+    weight = (_UNASKED + 0.5 * (phase.comparison is not None), *_width(phase), 0.0)
+    for name in _labels():
+        found = _measured(name, runs) or _of_scalars(name, (phase.scalars,))
+        lone = name == _PER_RANK and max(map(_ranks, runs)) <= 1
+        if found is not None and not lone:
+            text = f"{name}.{METRICS[name].statistic}" if name in METRICS else name
+            yield _Candidate(name, text, phase, None, *found, weight)
+
+
+_Measured = tuple[float, str, float | None, float | None]
+"""Value, unit, and both ends of the interval where there is one."""
+
+
+def _measured(name: str, runs: Sequence[RunReport]) -> _Measured | None:
+    """A name's value over some runs: a lone run's own, else the mean of the runs."""
+    metric, _, statistic = name.partition(".")
+    if statistic and statistic not in STATISTICS:
+        return _of_scalars(name, [run.scalars for run in runs])
+    several = [run.metrics[metric] for run in runs if metric in run.metrics]
+    wanted = statistic or (METRICS[metric].statistic if metric in METRICS else "mean")
+    values = [value for stats in several if (value := getattr(stats, wanted)) is not None]
+    if not several or len(values) != len(runs):
+        return None
+    interval = _own_interval(several) if wanted == "mean" else (None, None)
+    return _mean(values), "" if wanted == "cv" else several[0].unit, *interval
+
+
+def _of_scalars(name: str, several: Sequence[Mapping[str, ScalarValue]]) -> _Measured | None:
+    """The mean of a scalar that all of them have; a lone one with its interval."""
+    found = [scalars[name] for scalars in several if name in scalars]
+    values = [one.value for one in found if isinstance(one.value, (int, float))]
+    if not found or len(values) != len(several):
+        return None
+    interval = (found[0].ci_low, found[0].ci_high) if len(found) == 1 else (None, None)
+    return _mean(values), found[0].unit, *interval
+
+
+def _own_interval(several: Sequence[MetricStats]) -> tuple[float | None, float | None]:
+    """The interval of a lone run's mean; that over runs is computed in judgement alone."""
+    return (several[0].ci_low, several[0].ci_high) if len(several) == 1 else (None, None)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+# The tiles.
+
+
+def _tile(one: _Candidate, best: Mapping[str, _Candidate], charts: ChartData) -> Tile:
+    one = _share_of_rate(one, best.get("toks_per_s"))
+    verdict = one.verdict
+    bound = _bound_text(verdict) if verdict is not None else ""
+    label = _labels().get(one.name, one.text)
+    if one.name == _PER_RANK and any(name.startswith("gpu_mem") for run in one.phase.runs for name in run.metrics):
+        label = "Throughput per GPU"
+    return Tile(
+        label=one_line(label, limit=80),
+        metric=one_line(one.text, limit=120),
+        status=status_view(verdict.status) if verdict is not None else None,
+        value=format_number(one.value) if one.value is not None else "not measured",
+        unit=one_line(one.unit, limit=20) if one.value is not None else "",
+        interval=format_interval(one.low, one.high),
+        bound=bound,
+        margin=margin_text(verdict).strip("–") if verdict is not None else "",
+        phase=one_line(one.phase.id),
+        place=one_line(one.phase.title, limit=200),
+        href=f"#{criterion_row(verdict, one.phase).anchor if verdict else anchor('phase', one.phase.id)}",
+        spark=_spark(one, charts),
+    )
+
+
+def _share_of_rate(one: _Candidate, rate: _Candidate | None) -> _Candidate:
+    """A rank's rate without a criterion of its own: the rate's value and interval over the ranks."""
+    ranks = max(map(_ranks, rate.phase.measured), default=0) if rate is not None else 0
+    if one.name != _PER_RANK or one.verdict is not None or rate is None or rate.value is None or not ranks:
+        return one
+    low, high = (None if side is None else side / ranks for side in (rate.low, rate.high))
+    return _Candidate(one.name, one.text, rate.phase, None, rate.value / ranks, rate.unit, low, high, one.weight)
+
+
+def _bound_text(verdict: Verdict) -> str:
+    """`at least 9,000 tok/s`; in the criterion's own words where nothing was judged."""
+    operator = parse_criterion(verdict.text).operator
+    if verdict.bound is None:
+        return f"{_BOUNDS[operator]} {one_line(verdict.text.partition(operator)[2].strip(), limit=80)}"
+    return f"{_BOUNDS[operator]} {format_value(verdict.bound, verdict.unit)}"
+
+
+def _spark(one: _Candidate, charts: ChartData) -> Spark | None:
+    """The series behind a value, from the first of the phase's runs that has it."""
+    metric = "toks_per_s" if one.name in (_PER_RANK, "rate.drift_pct", "toks_per_s.cv") else one.name.split(".")[0]
+    bound = one.verdict.bound if one.verdict is not None and one.name == metric else None
+    for run in one.phase.measured:
+        drawn = charts.runs.get(run.id)
+        series = drawn and (drawn.series.get(metric) or drawn.sparks.get(metric))
+        if series:
+            stats = run.metrics.get(metric)
+            return spark_of(
+                series, stats.window if stats else None, bound if isinstance(bound, float) else None, run.id
+            )
+    return None
+
+
+def _settings_tile(phases: Sequence[PhaseReport]) -> Tile | None:
+    """What the sweeps and comparisons chose, a line each."""
+    compared = [(phase, phase.comparison) for phase in phases if phase.comparison is not None]
+    if not compared:
+        return None
+    undecided = sum(one.outcome in ("not_decidable", "vacuous") for _, one in compared)
+    return Tile(
+        label="Chosen settings",
+        metric="",
+        status=status_view("INCONCLUSIVE" if undecided else "PASS"),
+        value=f"{len(compared) - undecided} of {len(compared)}",
+        unit="decided",
+        interval="",
+        bound="",
+        margin="",
+        phase="",
+        place=plural(len(compared), "comparison"),
+        href="#recommended",
+        lines=tuple(_choice_line(phase, one) for phase, one in compared),
+    )
+
+
+def _choice_line(phase: PhaseReport, comparison: ArmComparison) -> LabeledValue:
+    """`NSA_DDP_BUCKET_MB=4` and why; of a comparison without an answer its phase."""
+    href = f"#{anchor('phase', phase.id)}"
+    arm = next((one for one in comparison.arms if one.arm == comparison.recommended), None)
+    if arm is None:
+        why = "either will do" if comparison.outcome == "no_difference" else "undecided"
+        return LabeledValue(one_line(phase.id), why, href)
+    settings = ", ".join(f"{key.split('.', 1)[-1]}={value}" for key, value in arm.settings.items()) or arm.arm
+    effect = format_change(comparison.effect)
+    reasons = {"significant": effect, "no_difference": "no difference", "not_worse": "not worse"}
+    return LabeledValue(one_line(settings, limit=80), reasons.get(comparison.outcome, comparison.outcome), href)
