@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from validator.model.catalogue import METRICS, Metric, catalogue_order
+from validator.model.catalogue import METRICS, TILES, Metric, catalogue_order
 from validator.model.expression import ExpressionError, Reference, parse_criterion
 from validator.model.verdict import PhaseReport, RunReport, Verdict
 from validator.report.chart_data import MACHINE_QUANTITIES, ChartData, ChartSeries, RunCharts
 from validator.report.figure import Figure, bins, make_figure, measure_of, readout_of, thinner, with_drawing
 from validator.report.page import Table
 from validator.report.specs import Along, Band, BoundLine, Line, interval_spec, lines_spec, spread_spec
-from validator.report.tiles import TOPICS
 from validator.report.timeline import Watched, throttling_figures
 from validator.text import format_interval, format_number, format_quantity, one_line, plural
 
@@ -92,8 +91,7 @@ def _run_charts(result: Result, warmup_end: int | None, metrics: Mapping[str, Me
     }
     sparks = {
         name: thin_series(result.series[name], "")
-        for topic in TOPICS
-        for name in topic
+        for name in TILES
         if name not in series and name in result.series and len(result.series[name].steps)
     }
     ranks = rank_spread(result.rank_series, warmup_end)

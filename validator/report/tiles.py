@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from validator.model.catalogue import METRICS, STATISTICS
+from validator.model.catalogue import METRICS, STATISTICS, TILES
 from validator.model.expression import Call, Expression, ExpressionError, Reference, parse_criterion
-from validator.model.result import MetricStats, ScalarValue
+from validator.model.result import ScalarValue
 from validator.model.verdict import ArmComparison, PhaseReport, RunReport, ValidationReport, Verdict
 from validator.report.build_criteria import criterion_row, margin_text
 from validator.report.chart_data import ChartData
@@ -25,43 +25,23 @@ MAX_TILES = 8
 
 _PER_RANK = "toks_per_s_per_rank"
 
-TOPICS: tuple[Mapping[str, str], ...] = (
-    {
-        "toks_per_s": "Throughput",
-        "step_rate": "Throughput without pauses",
-        "step_time_s": "Step time",
-        "wall_step_time_s": "Step time, pauses included",
-    },
-    {_PER_RANK: "Throughput per rank"},
-    {"scaling.efficiency": "Scaling efficiency"},
-    {
-        "mfu": "MFU",
-        "mfu_nsa": "MFU",
-        "mfu_dense_equivalent": "MFU, dense equivalent",
-        "model_tflops_per_s_per_rank": "Model FLOP/s per rank",
-    },
-    {
-        "gpu_mem_reserved_mib": "Peak GPU memory",
-        "gpu_mem_alloc_mib": "Peak GPU memory, allocated",
-        "gpu_mem_used_mib": "Peak GPU memory, all processes",
-        "host_mem_mib": "Peak host memory",
-    },
-    {
-        "rate.drift_pct": "Drift of the rate",
-        "step_time_s.cv": "Variation of step times",
-        "toks_per_s.cv": "Variation of the rate",
-        "heartbeat.max_gap_s": "Longest silence of a rank",
-    },
-    {"loss": "Loss"},
+_SETTINGS = "Chosen settings"
+
+_ORDER: tuple[tuple[str, ...], ...] = (
+    ("Throughput", "Throughput without pauses", "Step time", "Step time, pauses included"),
+    ("Throughput per rank",),
+    ("Scaling efficiency",),
+    ("MFU", "MFU, dense equivalent", "Model FLOP/s per rank"),
+    ("Peak GPU memory", "Peak GPU memory, allocated", "Peak host memory"),
+    ("Drift of the rate", "Longest silence"),
+    (_SETTINGS,),
+    ("Cost",),
+    ("Loss",),
 )
-"""The tiles in their order: the names that can fill each, best first, with their labels. A new tile is a new row.
+"""Labels of the catalogue's tiles in the order of the report; the first of a row that was measured is shown.
 
-A name is a series (any statistic but a scatter), a series with its statistic, or a scalar. Required criteria about
-other names have tiles behind these.
+Other labels follow as the catalogue has them, and behind them what else required criteria ask for.
 """
-
-_SETTINGS_AT = 6
-"""Place of the chosen settings among the topics."""
 
 _SCATTER = ("cv", "stdev", "n")
 
@@ -78,7 +58,7 @@ _BOUNDS = {">=": "at least", ">": "above", "<=": "at most", "<": "below", "==": 
 class _Candidate:
     """A value that a tile could show: of a criterion where there is one, else of a phase's runs.
 
-    `name` is as in `TOPICS`, `text` as in criteria; `weight` is smaller for what the decision depends on more.
+    `name` is as in `TILES`, `text` as in criteria; `weight` is smaller for what the decision depends on more.
     """
 
     name: str
@@ -93,29 +73,34 @@ class _Candidate:
 
 
 def tiles_of(report: ValidationReport, charts: ChartData) -> tuple[Tile, ...]:
-    """The tiles, at most `MAX_TILES`: what keeps a phase from passing first, then in the order of `TOPICS`."""
+    """The tiles, at most `MAX_TILES`: what keeps a phase from passing first, then in the order of `_ORDER`."""
     found: dict[str, list[_Candidate]] = {}
     for candidate in _candidates(report):
         found.setdefault(candidate.name, []).append(candidate)
     best = {name: min(several, key=lambda one: one.weight) for name, several in found.items()}
-    firsts = [_first(topic, best) for topic in TOPICS]
-    asked = [one for one in best.values() if one not in firsts and one.weight[0] <= _WEIGHTS["PASS"]]
-    asked.sort(key=lambda one: one.name not in _labels())
-    tiles = [(one.weight[0], _tile(one, best, charts)) for one in (*firsts, *asked) if one is not None]
-    settings = _settings_tile(report.phases)
-    if settings is not None:
-        tiles.insert(sum(one is not None for one in firsts[:_SETTINGS_AT]), (_UNASKED, settings))
+    tiles: list[tuple[float, Tile]] = []
+    shown: list[_Candidate] = []
+    for labels in (*_ORDER, *((label,) for label in _others())):
+        settings = _settings_tile(report.phases) if labels == (_SETTINGS,) else None
+        if settings is not None:
+            tiles.append((_UNASKED, settings))
+        if (one := _first(labels, best)) is not None:
+            shown.append(one)
+            tiles.append((one.weight[0], _tile(one, best, charts)))
+    asked = [one for one in best.values() if one not in shown and one.weight[0] <= _WEIGHTS["PASS"]]
+    tiles += ((one.weight[0], _tile(one, best, charts)) for one in sorted(asked, key=lambda one: one.name not in TILES))
     tiles.sort(key=lambda pair: min(pair[0], _WEIGHTS["PASS"]))
     return tuple(tile for _, tile in tiles[:MAX_TILES])
 
 
-def _labels() -> dict[str, str]:
-    return {name: label for topic in TOPICS for name, label in topic.items()}
+def _others() -> list[str]:
+    placed = {label for labels in _ORDER for label in labels}
+    return [label for label in dict.fromkeys(TILES.values()) if label not in placed]
 
 
-def _first(topic: Mapping[str, str], best: Mapping[str, _Candidate]) -> _Candidate | None:
-    """The first name of a topic that has a value; else the first that a criterion asks for."""
-    known = [best[name] for name in topic if name in best]
+def _first(labels: Sequence[str], best: Mapping[str, _Candidate]) -> _Candidate | None:
+    """The first of these labels that has a value; else the first that a criterion asks for."""
+    known = [best[name] for label in labels for name in TILES if TILES[name] == label and name in best]
     return next((one for one in known if one.value is not None), known[0] if known else None)
 
 
@@ -201,7 +186,7 @@ def _of_runs(phase: PhaseReport) -> Iterator[_Candidate]:
     if not runs or (runs[0].arm and phase.comparison is None):
         return
     weight = (_UNASKED + 0.5 * (phase.comparison is not None), *_width(phase), 0.0)
-    for name in _labels():
+    for name in TILES:
         found = _measured(name, runs) or _of_scalars(name, (phase.scalars,))
         lone = name == _PER_RANK and max(map(_ranks, runs)) <= 1
         if found is not None and not lone:
@@ -215,16 +200,16 @@ _Measured = tuple[float, str, float | None, float | None]
 
 def _measured(name: str, runs: Sequence[RunReport]) -> _Measured | None:
     """A name's value over some runs: a lone run's own, else the mean of the runs."""
-    metric, _, statistic = name.partition(".")
-    if statistic and statistic not in STATISTICS:
+    if name not in METRICS:
         return _of_scalars(name, [run.scalars for run in runs])
-    several = [run.metrics[metric] for run in runs if metric in run.metrics]
-    wanted = statistic or (METRICS[metric].statistic if metric in METRICS else "mean")
-    values = [value for stats in several if (value := getattr(stats, wanted)) is not None]
+    several = [run.metrics[name] for run in runs if name in run.metrics]
+    values = [value for stats in several if (value := getattr(stats, METRICS[name].statistic)) is not None]
     if not several or len(values) != len(runs):
         return None
-    interval = _own_interval(several) if wanted == "mean" else (None, None)
-    return _mean(values), "" if wanted == "cv" else several[0].unit, *interval
+    # The interval is that of a lone run's mean; that over runs is computed in judgement alone.
+    known = len(several) == 1 and METRICS[name].statistic == "mean"
+    interval = (several[0].ci_low, several[0].ci_high) if known else (None, None)
+    return _mean(values), several[0].unit, *interval
 
 
 def _of_scalars(name: str, several: Sequence[Mapping[str, ScalarValue]]) -> _Measured | None:
@@ -235,11 +220,6 @@ def _of_scalars(name: str, several: Sequence[Mapping[str, ScalarValue]]) -> _Mea
         return None
     interval = (found[0].ci_low, found[0].ci_high) if len(found) == 1 else (None, None)
     return _mean(values), found[0].unit, *interval
-
-
-def _own_interval(several: Sequence[MetricStats]) -> tuple[float | None, float | None]:
-    """The interval of a lone run's mean; that over runs is computed in judgement alone."""
-    return (several[0].ci_low, several[0].ci_high) if len(several) == 1 else (None, None)
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -253,7 +233,7 @@ def _tile(one: _Candidate, best: Mapping[str, _Candidate], charts: ChartData) ->
     one = _share_of_rate(one, best.get("toks_per_s"))
     verdict = one.verdict
     bound = _bound_text(verdict) if verdict is not None else ""
-    label = _labels().get(one.name, one.text)
+    label = TILES.get(one.name, one.text)
     if one.name == _PER_RANK and any(name.startswith("gpu_mem") for run in one.phase.runs for name in run.metrics):
         label = "Throughput per GPU"
     return Tile(
@@ -291,7 +271,7 @@ def _bound_text(verdict: Verdict) -> str:
 
 def _spark(one: _Candidate, charts: ChartData) -> Spark | None:
     """The series behind a value, from the first of the phase's runs that has it."""
-    metric = "toks_per_s" if one.name in (_PER_RANK, "rate.drift_pct", "toks_per_s.cv") else one.name.split(".")[0]
+    metric = "toks_per_s" if one.name in (_PER_RANK, "rate.drift_pct") else one.name.split(".")[0]
     bound = one.verdict.bound if one.verdict is not None and one.name == metric else None
     for run in one.phase.measured:
         drawn = charts.runs.get(run.id)
@@ -311,7 +291,7 @@ def _settings_tile(phases: Sequence[PhaseReport]) -> Tile | None:
         return None
     undecided = sum(one.outcome in ("not_decidable", "vacuous") for _, one in compared)
     return Tile(
-        label="Chosen settings",
+        label=_SETTINGS,
         metric="",
         status=status_view("INCONCLUSIVE" if undecided else "PASS"),
         value=f"{len(compared) - undecided} of {len(compared)}",
