@@ -24,7 +24,7 @@ def next_step(report: ValidationReport, findings: Sequence[FindingView]) -> Next
     if report.decision == "IN_PROGRESS":
         return None
     if report.exit_code == ExitCode.INTERRUPTED:
-        return NextStep("phases", "The validation was interrupted: resume it. No completed run is repeated.", "#phases")
+        return NextStep("Phases", "The validation was interrupted: resume it. No completed run is repeated.", "#phases")
     if report.decision == "GO":
         return NextStep("Recommended settings", _start(report), "#recommended")
     unmet = _unmet(report)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from validator.model.result import Span
 from validator.report.chart_data import ChartSeries
 from validator.report.figure import thinner
@@ -17,16 +19,18 @@ _REACH = 2.0
 
 def spark_of(series: ChartSeries, window: Span | None, bound: float | None, run: str) -> Spark | None:
     """The line of a series within its window, with its bound where that is near; None for fewer than three values."""
-    pairs = [
+    pairs = sorted(  # a log may go back
         (step, value)
         for step, value in zip(series.steps, series.values, strict=True)
         if window is None or window.first_step <= step <= window.last_step
-    ]
+    )
     if len(pairs) < 3 or pairs[0][0] == pairs[-1][0]:
         return None
     steps, values = zip(*pairs, strict=True)
     thin = thinner(ChartSeries(series.metric, series.unit, steps, values), _POINTS)
     low, high = min(values), max(values)
+    if not math.isfinite(high - low):
+        return None
     near = bound is not None and max(bound - high, low - bound) <= _REACH * (high - low)
     bottom, top = (min(low, bound), max(high, bound)) if near and bound is not None else (low, high)
     text = (

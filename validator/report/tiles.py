@@ -7,6 +7,7 @@ widest and longest training measured. A trainer that does not report a value has
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -174,7 +175,8 @@ def _width(phase: PhaseReport) -> tuple[float, float]:
 def _ranks(run: RunReport) -> int:
     """Ranks of a run, by its two rates; 0 where it does not report them."""
     whole, each = (run.metrics[name].mean if name in run.metrics else None for name in ("toks_per_s", _PER_RANK))
-    return round(whole / each) if whole and each else 0
+    ratio = whole / each if whole and each else 0.0
+    return round(ratio) if math.isfinite(ratio) else 0
 
 
 def _of_runs(phase: PhaseReport) -> Iterator[_Candidate]:

@@ -13,10 +13,11 @@ from validator.model.result import ScalarValue
 from validator.model.verdict import PhaseReport, ValidationReport
 from validator.report.build import build_page
 from validator.report.build_criteria import MAX_OPEN
-from validator.report.chart_data import ChartData
+from validator.report.chart_data import ChartData, ChartSeries
 from validator.report.html import render_html
 from validator.report.markdown import escape, render_markdown
 from validator.report.page import Tile
+from validator.report.sparks import spark_of
 from validator.report.terminal.summary import summary_lines
 from validator.report.tiles import MAX_TILES
 from validator.report.write import ReportPaths
@@ -154,6 +155,15 @@ def test_every_metric_that_decides_a_comparison_has_a_tile_and_each_label_names_
     assert len(set(TILES.values())) == len(TILES)
 
 
+def test_one_more_tile_is_one_more_name_in_the_catalogue(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TILES, "cost.per_mtok", "Cost")
+    cost = ScalarValue(value=0.42, unit="USD")
+    costly = pieces.baseline().model_copy(update={"scalars": {"cost.per_mtok": cost}})
+    found = tiles(of(costly, pieces.buckets()))
+    assert found["Cost"].quantity == "0.42 USD"
+    assert list(found)[-3:] == ["Chosen settings", "Cost", "Loss"]
+
+
 def test_there_are_two_rows_of_tiles_at_most() -> None:
     criteria = tuple(
         pieces.verdict(f"b.{n}", f"own_{n}.mean >= 1", "FAIL", observed=0.5, bound=1.0, margin=-0.5) for n in range(20)
@@ -178,6 +188,25 @@ def test_the_warm_up_is_no_part_of_a_spark_line() -> None:
     spark = tiles(samples.go())["Throughput"].spark
     assert spark is not None
     assert "steps 25–300" in spark.text
+
+
+@pytest.mark.parametrize(
+    ("steps", "values"), [((30, 31, 29, 32), (1.0, 2.0, 3.0, 4.0)), ((30, 31, 32), (-1.7e308, 1.7e308, 0.0))]
+)
+def test_a_log_that_goes_back_or_out_of_range_draws_nothing_outside(
+    steps: tuple[float, ...], values: tuple[float, ...]
+) -> None:
+    spark = spark_of(ChartSeries("toks_per_s", "tok/s", steps, values), None, 2.5, "r1")
+    points = [tuple(map(float, pair.split(","))) for pair in spark.points.split()] if spark else []
+    assert all(0 <= x <= 120 and 0 <= y <= 28 for x, y in points)
+
+
+@pytest.mark.parametrize("each", [0.0, 1e-320, float("nan"), float("inf")])
+def test_a_senseless_rate_of_a_rank_is_no_number_of_ranks(each: float) -> None:
+    run = pieces.run_report("baseline")
+    stats = pieces.stats(1.0, unit="tok/s").model_copy(update={"mean": each})
+    run = run.model_copy(update={"metrics": {**run.metrics, PER_RANK: stats}})
+    assert render_html(of(pieces.baseline(run=run)), ChartData())
 
 
 # Undecided sweeps, open items, routine checks.
