@@ -3,8 +3,8 @@
     python docs/images.py                     from the committed sample
     python docs/images.py RUN/report.html     from another report
 
-They are written to docs/images/: `report.png` is the head of the report, `charts.png` the charts of a phase that
-trains. Needs Playwright and Chromium, as the tests in tests/browser do.
+They are written to docs/images/: `report.png` is the head of the report, `tile.png` its first tile, `charts.png` the
+charts of a phase that trains. Needs Playwright and Chromium, as the tests in tests/browser do.
 """
 
 from __future__ import annotations
@@ -22,8 +22,13 @@ WIDTH, HEIGHT = 1200, 860
 
 
 def head(page: Page, to: Path) -> None:
-    """The decision and the first criteria, as they are seen on opening."""
+    """The decision and the values that decide it, as they are seen on opening."""
     page.screenshot(path=to)
+
+
+def tile(page: Page, to: Path) -> None:
+    """The first value."""
+    page.locator(".tile").first.screenshot(path=to)
 
 
 def charts(page: Page, to: Path) -> None:
@@ -50,7 +55,7 @@ def main() -> int:
     program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
-        for name, take in (("report", head), ("charts", charts)):
+        for name, take in (("report", head), ("tile", tile), ("charts", charts)):
             page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT}, color_scheme="light", bypass_csp=True)
             page.goto(report.resolve().as_uri())
             page.wait_for_function("!document.querySelector('.drawing > div:not(.drawn)')")

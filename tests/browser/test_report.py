@@ -293,6 +293,37 @@ def test_the_keyboard_reaches_everything_that_can_be_used(opened: Open) -> None:
         assert page.evaluate("window.reached.size") >= wanted
 
 
+FOLD = """
+selector => [...document.querySelectorAll(selector)].map(e => e.getBoundingClientRect())
+  .filter(box => box.width > 0 && box.top >= 0 && box.right <= innerWidth && box.bottom <= innerHeight).length
+"""
+"""How many elements are wholly on the screen."""
+
+
+@pytest.mark.parametrize("name", ["sample", "rich", "no_go", "inconclusive"])
+@pytest.mark.parametrize(("width", "height", "tiles"), [(1280, 800, 4), (390, 844, 2)])
+def test_the_first_screen_has_decision_next_step_and_the_first_values(
+    opened: Open, name: str, width: int, height: int, tiles: int
+) -> None:
+    with opened(name, viewport={"width": width, "height": height}) as page:
+        every = page.locator(".tile").count()
+        assert page.evaluate(FOLD, "#decision") == page.evaluate(FOLD, ".banner .next") == 1
+        assert page.evaluate(FOLD, ".tile .value") >= min(tiles, every)
+        if width > 1000:
+            assert page.evaluate(FOLD, ".tile") == every
+            assert page.evaluate(FOLD, "ul.open > li:first-child") == 1, "what did not pass begins there, too"
+
+
+def test_a_tile_leads_to_its_row_and_a_link_opens_folded_checks(opened: Open) -> None:
+    with opened("rich") as page:
+        page.locator(".tile a").first.click()
+        target = page.evaluate("location.hash.slice(1)")
+        assert page.evaluate(FOLD, f"[id='{target}']") == 1
+        folded = page.locator("tr.routine li").first.get_attribute("id")
+        page.evaluate(f"location.hash = '{folded}'")
+        page.wait_for_function(f"document.getElementById('{folded}').checkVisibility()")
+
+
 @pytest.mark.parametrize("name", ["go", "rich", "hostile"])
 def test_a_phone_needs_no_sideways_scroll(opened: Open, name: str) -> None:
     with opened(name, viewport={"width": 390, "height": 800}) as page:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from validator.pipeline.share import MAX_BYTES
+
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = sorted((ROOT / "reports").glob("sample-*"))
 
@@ -26,7 +28,7 @@ NAMES = {
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda path: path.name)
 def test_a_sample_names_nobody_and_stays_small(sample: Path) -> None:
     files = [path for path in sample.rglob("*") if path.is_file()]
-    assert sum(path.stat().st_size for path in files) <= 3 * 2**20
+    assert sum(path.stat().st_size for path in files) <= MAX_BYTES, "a sample is a shared copy, and as small as those"
     for path in files:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         text = data.decode("utf-8")

@@ -96,8 +96,7 @@ def decide(
     if failed:
         return "NO_GO", _because(failed, "failed")
     if vetoes:
-        more = f" ({len(vetoes)} vetoes in all)" if len(vetoes) > 1 else ""
-        return "INCONCLUSIVE", f"{vetoes[0].code}: {vetoes[0].message.rstrip('.')}{more}."
+        return "INCONCLUSIVE", f"{vetoes[0].code}: {vetoes[0].message.rstrip('.')}.{_further(vetoes[1:])}"
     if not required:
         return "INCONCLUSIVE", "No phase of the runbook is required, so nothing was decided."
     open_phases = [phase for phase in required if phase.status != "PASS"]
@@ -117,6 +116,15 @@ def decide(
     checks = sum(check.required for phase in required for check in phase.checks)
     noun = "phase" if len(required) == 1 else "phases"
     return "GO", f"All {count + checks} required criteria and checks of {len(required)} {noun} passed; no veto stands."
+
+
+def _further(vetoes: Sequence[Finding]) -> str:
+    """The other vetoes by code, each with the runs or phases that it is about."""
+    places: dict[str, list[str]] = {}
+    for veto in vetoes:
+        places.setdefault(veto.code, []).extend(filter(None, (veto.run or veto.phase,)))
+    named = [f"{code} ({listed(list(dict.fromkeys(where)))})" if where else code for code, where in places.items()]
+    return f" Further vetoes: {', '.join(named)}." if named else ""
 
 
 def _with_status(phases: Sequence[PhaseReport], status: Status) -> list[PhaseReport]:

@@ -45,6 +45,9 @@ class Metric:
     `chart`       title of the chart that draws it; metrics of one title share a chart, in the catalogue's order;
     `spread`      its place among the metrics of which the first that ranks report is drawn rank by rank; 0: not drawn.
 
+    The first screen of a report:
+    `tile`        label of its tile; a metric with the facet `headline` alone has one with its name.
+
     Definition:
     `follows`     it changes with the rate, as rates do, or at every step, so it is no cause of another rate;
     `across`      where it is read from the machine's samples: how the GPUs' columns `column` become one;
@@ -61,6 +64,7 @@ class Metric:
     history: Statistic | None = None
     chart: str | None = None
     spread: int = 0
+    tile: str | None = None
     follows: bool = False
     across: Across | None = None
     cuda_only: bool = False
@@ -76,7 +80,8 @@ class Metric:
 class Scalar:
     """A single number known once per run or phase, written in criteria without a statistic.
 
-    `key` is the key of a phase without which it does not exist: `scaling.efficiency` needs `scaling_against`.
+    `key` is the key of a phase without which it does not exist: `scaling.efficiency` needs `scaling_against`. `tile` is
+    the label of its tile on the first screen of a report.
     """
 
     name: str
@@ -85,6 +90,7 @@ class Scalar:
     text: bool = False
     cuda_only: bool = False
     key: str | None = None
+    tile: str | None = None
 
 
 def _inner(*rows: tuple[str, str, str | None, str]) -> tuple[Metric, ...]:
@@ -111,6 +117,7 @@ _CATALOGUE: tuple[Metric, ...] = (
         history="mean",
         chart="Rate",
         version=2,
+        tile="Throughput",
     ),
     Metric(
         "step_rate",
@@ -118,8 +125,17 @@ _CATALOGUE: tuple[Metric, ...] = (
         "steady",
         "higher",
         "tokens over `step_time_s`: the rate without pauses for validation and checkpoints",
+        tile="Throughput without pauses",
     ),
-    Metric("toks_per_s_per_rank", "tok/s", "steady", "higher", "toks_per_s divided by the number of ranks", version=2),
+    Metric(
+        "toks_per_s_per_rank",
+        "tok/s",
+        "steady",
+        "higher",
+        "toks_per_s divided by the number of ranks",
+        version=2,
+        tile="Throughput per rank",
+    ),
     Metric(
         "model_tflops_per_s_per_rank",
         "TFLOP/s",
@@ -127,6 +143,7 @@ _CATALOGUE: tuple[Metric, ...] = (
         "higher",
         "the model's arithmetic (`flops_per_token` of env.json) per second and rank; compare it with probe.gemm_tflops",
         version=2,
+        tile="Model FLOP/s per rank",
     ),
     Metric(
         "step_time_s",
@@ -138,6 +155,7 @@ _CATALOGUE: tuple[Metric, ...] = (
         chart="Rate",
         spread=2,
         follows=True,
+        tile="Step time",
     ),
     Metric(
         "wall_step_time_s",
@@ -146,6 +164,7 @@ _CATALOGUE: tuple[Metric, ...] = (
         "lower",
         "time of one optimizer step by the log's own clock, pauses for validation and checkpoints included",
         follows=True,
+        tile="Step time, pauses included",
     ),
     Metric(
         "compute_time_s",
@@ -159,13 +178,21 @@ _CATALOGUE: tuple[Metric, ...] = (
     Metric("dt_fetch_s", "s", "steady", "lower", "time spent waiting for the data loader in a step"),
     Metric("fetch_p50_ms", "ms", "steady", "lower", "median time to fetch a batch"),
     Metric("fetch_p95_ms", "ms", "steady", "lower", "95th percentile of the time to fetch a batch"),
-    Metric("mfu_nsa", "", "steady", "higher", "share of the device's peak FLOP/s, by NSA's actual arithmetic"),
+    Metric(
+        "mfu_nsa",
+        "",
+        "steady",
+        "higher",
+        "share of the device's peak FLOP/s, by NSA's actual arithmetic",
+        tile="MFU",
+    ),
     Metric(
         "mfu_dense_equivalent",
         "",
         "steady",
         "higher",
         "share of the device's peak FLOP/s, counting the arithmetic of dense attention of the same shape",
+        tile="MFU, dense equivalent",
     ),
     Metric(
         "loss",
@@ -178,6 +205,7 @@ _CATALOGUE: tuple[Metric, ...] = (
         history="last",
         chart="Loss",
         follows=True,
+        tile="Loss",
     ),
     Metric("lr", "", "whole", None, "learning rate", follows=True),
     Metric("grad_norm", "", "whole", None, "global gradient norm before clipping", chart="Gradient norm", follows=True),
@@ -190,6 +218,7 @@ _CATALOGUE: tuple[Metric, ...] = (
         statistic="max",
         chart="GPU memory",
         cuda_only=True,
+        tile="Peak GPU memory, allocated",
     ),
     Metric(
         "gpu_mem_reserved_mib",
@@ -202,6 +231,7 @@ _CATALOGUE: tuple[Metric, ...] = (
         history="max",
         chart="GPU memory",
         cuda_only=True,
+        tile="Peak GPU memory",
     ),
     Metric(
         "host_mem_mib",
@@ -212,6 +242,7 @@ _CATALOGUE: tuple[Metric, ...] = (
         statistic="max",
         history="max",
         chart="Host memory",
+        tile="Peak host memory",
     ),
     *_sampled(
         ("gpu_util_pct", "%", "lowest", "higher", "GPU utilization", "GPU utilization, lowest GPU"),
@@ -263,7 +294,9 @@ TRAINING = (
         ("startup.first_step_s", "s", "launch to the first finished step"),
         ("startup.first_batch_s", "s", "a rank joining the others to its first batch, slowest rank"),
         ("steps.done", "steps", "optimizer steps that were finished"),
-        ("heartbeat.max_gap_s", "s", "longest silence of any rank"),
+    ),
+    Scalar("heartbeat.max_gap_s", "s", "longest silence of any rank", tile="Longest silence"),
+    *_scalars(
         (
             "straggler.score",
             "",
@@ -276,6 +309,7 @@ TRAINING = (
         "",
         "per-rank rate of the phase named by `scaling_against` over this phase's per-rank rate",
         key="scaling_against",
+        tile="Scaling efficiency",
     ),
     *_scalars(
         (
@@ -286,11 +320,12 @@ TRAINING = (
         ("pause.cost_s", "s", "wall time of one pause, mean"),
         ("pause.period_steps", "steps", "steps from pause to pause, median"),
         ("memory.growth_mib_per_1k_steps", "MiB", "growth of memory after warm-up, over 1,000 steps"),
-        (
-            "rate.drift_pct",
-            "%",
-            "rate of the last third against the first third, after warm-up; below 0 where it slows down",
-        ),
+    ),
+    Scalar(
+        "rate.drift_pct",
+        "%",
+        "rate of the last third against the first third, after warm-up; below 0 where it slows down",
+        tile="Drift of the rate",
     ),
 )
 AUDIT = (
@@ -344,6 +379,12 @@ PROBE = _scalars(
     ("probe.pcie_gen", "", "PCIe generation while data were copied, slowest link"),
     ("probe.pcie_width", "lanes", "PCIe lanes while data were copied, narrowest link"),
 )
+
+TILES: dict[str, str] = {
+    **{one.name: one.tile or one.name for one in _CATALOGUE if one.tile or one.headline},
+    **{one.name: one.tile for one in (*OUTCOME, *TESTS, *TRAINING, *AUDIT, *PROFILE, *SMOKE, *PROBE) if one.tile},
+}
+"""The label of every value that has a tile on the first screen of a report whether or not a criterion asks for it."""
 
 _OPEN = re.compile(r"(effective|requested|metrics)\.[A-Za-z_][A-Za-z0-9_]*")
 

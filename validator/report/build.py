@@ -8,27 +8,28 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
-from validator.model.expression import ExpressionError, parse_criterion
 from validator.model.units import format_duration, format_size
-from validator.model.verdict import Check, Finding, PhaseReport, RemainingTime, ValidationReport, Verdict
+from validator.model.verdict import Finding, PhaseReport, RemainingTime, ValidationReport
 from validator.report import page as views
+from validator.report.advice import next_step
+from validator.report.build_criteria import VETO, check_row, criterion_row, exceptions, open_items, without_repeats
 from validator.report.build_runs import comparison_table, has_rates, phase_facts, remedies_table, run_view, runs_table
 from validator.report.contrast import since_view
 from validator.report.exports import export_lines
+from validator.report.specs import ChartData
+from validator.report.tiles import tiles_of
 from validator.report.timeline import run_spans, timeline_table
-from validator.text import clean, format_change, format_interval, format_time, format_value, one_line, plural
+from validator.text import clean, format_time, format_value, one_line, plural
 from validator.times import parse_time
 
 MAX_ARTIFACTS = 400
 
 _MEANINGS = {
-    "GO": "Every required criterion passed, and no finding forbids the start.",
-    "NO_GO": "A required criterion failed, or a finding forbids the start.",
     "INCONCLUSIVE": "The evidence does not decide. This is not a GO.",
     "IN_PROGRESS": "The validation has not finished. Nothing is decided yet.",
 }
 _SEVERITY = {
-    "veto": views.StatusView("VETO", "✕", "bad"),
+    "veto": VETO,
     "warning": views.StatusView("WARNING", "!", "warn"),
     "info": views.StatusView("INFO", "i", "info"),
 }
@@ -36,8 +37,8 @@ _SEVERITIES = tuple(_SEVERITY)
 _CONFIDENCES = ("high", "medium", "low")
 
 
-def build_page(report: ValidationReport) -> views.Page:
-    """The whole page."""
+def build_page(report: ValidationReport, charts: ChartData | None = None) -> views.Page:
+    """The whole page. The tiles have small drawings of the series that `charts` holds."""
     pending = views.pending_phases(report)
     title = report.runbook.title or report.runbook.name
     findings = _finding_views(report)
@@ -45,7 +46,7 @@ def build_page(report: ValidationReport) -> views.Page:
         title=one_line(title, limit=200),
         description=clean(report.runbook.description or ""),
         decision=views.decision_status(report.decision),
-        meaning=_MEANINGS[report.decision],
+        meaning=_MEANINGS.get(report.decision, ""),
         why=clean(report.why),
         facts=_report_facts(report),
         counts=_status_counts(report),
@@ -56,16 +57,7 @@ def build_page(report: ValidationReport) -> views.Page:
             for number, phase in enumerate(report.phases, start=1)
         ),
         environment=_environment_groups(report.environment),
-        artifacts=tuple(
-            views.ArtifactRow(
-                path=one_line(item.path, limit=400),
-                href=views.link(item.path),
-                size=format_size(item.bytes),
-                bytes=f"{item.bytes:,}",
-                sha256=one_line(item.sha256 or "too large to hash", limit=80),
-            )
-            for item in report.artifacts[:MAX_ARTIFACTS]
-        ),
+        artifacts=_artifact_rows(report),
         artifacts_note=(
             f"{plural(len(report.artifacts) - MAX_ARTIFACTS, 'more file')} listed in result.json."
             if len(report.artifacts) > MAX_ARTIFACTS
@@ -76,7 +68,36 @@ def build_page(report: ValidationReport) -> views.Page:
         timeline=timeline_table(run_spans(report)),
         since=since_view(report.since),
         progress=_progress_view(report, pending) if report.decision == "IN_PROGRESS" else None,
-        next_step=views.next_step(report, findings),
+        next_step=next_step(report, findings),
+        tiles=tiles_of(report, charts or ChartData()),
+        open_items=open_items(report, findings, pending),
+        undecided=_undecided(report),
+    )
+
+
+def _artifact_rows(report: ValidationReport) -> tuple[views.ArtifactRow, ...]:
+    """The files of the run folder, as many as are listed."""
+    return tuple(
+        views.ArtifactRow(
+            path=one_line(item.path, limit=400),
+            href=views.link(item.path),
+            size=format_size(item.bytes),
+            bytes=f"{item.bytes:,}",
+            sha256=one_line(item.sha256 or "too large to hash", limit=80),
+        )
+        for item in report.artifacts[:MAX_ARTIFACTS]
+    )
+
+
+def _undecided(report: ValidationReport) -> tuple[views.LabeledValue, ...]:
+    """The comparisons that chose nothing, so that a GO does not read as if they had."""
+    follows = {"not_decidable": "no arm is chosen, and the declared setting is kept", "vacuous": "nothing was compared"}
+    return tuple(
+        views.LabeledValue(
+            one_line(phase.title, limit=200), follows[phase.comparison.outcome], f"#{views.anchor('phase', phase.id)}"
+        )
+        for phase in report.phases
+        if phase.comparison is not None and phase.comparison.outcome in follows
     )
 
 
@@ -155,59 +176,6 @@ def _status_counts(report: ValidationReport) -> tuple[tuple[views.StatusView, in
     return tuple((view, found[view]) for view in (*order, views.PENDING) if found[view])
 
 
-def _without_repeats(rows: tuple[views.CriterionRow, ...], message: str) -> tuple[tuple[views.CriterionRow, ...], str]:
-    """Rows and the phase's message, with each sentence once: above the rows where all share it, else in its row."""
-    shared = tuple(row._replace(message="") if row.message == message else row for row in rows)
-    repeated = any(row.message and row.message in message and row.status.word != "PASS" for row in shared)
-    return shared, "" if repeated else message
-
-
-def _criterion_row(verdict: Verdict, *, phase_required: bool, pending: bool) -> views.CriterionRow:
-    return views.CriterionRow(
-        id=one_line(verdict.id),
-        text=one_line(verdict.text, limit=500),
-        formal=_is_expression(verdict.text),
-        required=verdict.required and phase_required,
-        status=views.status_view(verdict.status, pending=pending),
-        observed=format_value(verdict.observed, verdict.unit),
-        interval=format_interval(verdict.ci_low, verdict.ci_high),
-        bound=format_value(verdict.bound, verdict.unit),
-        margin=_margin_text(verdict),
-        message=clean(verdict.message),
-        evidence=views.evidence_views(verdict.evidence),
-    )
-
-
-def _margin_text(verdict: Verdict) -> str:
-    """How far the observed value is from the bound in percent of it; of a bound of 0 there is no percentage."""
-    nothing = not verdict.bound or verdict.observed == verdict.bound
-    return format_change(None if nothing else verdict.margin)
-
-
-def _is_expression(text: str) -> bool:
-    try:
-        parse_criterion(text)
-    except ExpressionError:
-        return False
-    return True
-
-
-def _check_row(check: Check, *, phase_required: bool) -> views.CriterionRow:
-    return views.CriterionRow(
-        id=one_line(check.id),
-        text=one_line(check.title, limit=500),
-        formal=False,
-        required=check.required and phase_required,
-        status=views.status_view(check.status),
-        observed=clean(check.observed, limit=1000),
-        interval="",
-        bound=clean(check.expected or "–", limit=1000),
-        margin="–",
-        message=clean(check.message),
-        evidence=views.evidence_views(check.evidence),
-    )
-
-
 def _finding_views(report: ValidationReport) -> tuple[views.FindingView, ...]:
     """Vetoes first, then by confidence, then in the order found."""
     known = {phase.id for phase in report.phases}
@@ -241,10 +209,10 @@ def _recommended_view(report: ValidationReport) -> views.RecommendedView:
 def _phase_view(number: int, phase: PhaseReport, *, pending: bool) -> views.PhaseView:
     open_checks = [check for check in phase.checks if check.status != "PASS"]
     passed = len(phase.checks) - len(open_checks)
-    rows, message = _without_repeats(
+    rows, message = without_repeats(
         (
-            *(_criterion_row(verdict, phase_required=phase.required, pending=pending) for verdict in phase.criteria),
-            *(_check_row(check, phase_required=phase.required) for check in open_checks),
+            *(criterion_row(verdict, phase, pending=pending) for verdict in phase.criteria),
+            *(check_row(check, phase) for check in open_checks),
         ),
         clean(phase.message),
     )
@@ -261,13 +229,14 @@ def _phase_view(number: int, phase: PhaseReport, *, pending: bool) -> views.Phas
         facts=phase_facts(phase),
         rows=rows,
         note=f"{plural(passed, 'check')} of the machine passed." if passed else "",
-        checks=tuple(_check_row(check, phase_required=phase.required) for check in phase.checks),
+        checks=tuple(check_row(check, phase) for check in phase.checks),
         comparison=comparison_table(phase.comparison),
         comparison_message=clean(phase.comparison.message) if phase.comparison else "",
         summary=runs_table(phase),
         runs=tuple(run_view(run, phase=phase.id) for run in phase.runs),
         has_rates=has_rates(phase),
         remedies=remedies_table(phase),
+        exceptions=exceptions(phase),
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from validator.model.catalogue import METRICS, Metric, catalogue_order
+from validator.model.catalogue import METRICS, TILES, Metric, catalogue_order
 from validator.model.expression import ExpressionError, Reference, parse_criterion
 from validator.model.verdict import PhaseReport, RunReport, Verdict
 from validator.report import specs
@@ -88,8 +88,13 @@ def _run_charts(result: Result, warmup_end: int | None, metrics: Mapping[str, Me
         for name, found in result.series.items()
         if (metric := metrics.get(name)) is not None and metric.chart and metric.across is None and len(found.steps)
     }
+    sparks = {
+        name: thin_series(result.series[name], "")
+        for name in TILES
+        if name not in series and name in result.series and len(result.series[name].steps)
+    }
     ranks = rank_spread(result.rank_series, warmup_end)
-    return specs.RunCharts(result.run, series, ranks, machine_charts(result, warmup_end=warmup_end))
+    return specs.RunCharts(result.run, series, ranks, machine_charts(result, warmup_end=warmup_end), sparks)
 
 
 Drawable = Sequence[tuple[RunReport, specs.RunCharts]]

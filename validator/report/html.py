@@ -24,6 +24,7 @@ from markupsafe import Markup, escape
 import validator
 from validator.model.verdict import Status, ValidationReport
 from validator.report.build import build_page
+from validator.report.build_criteria import MAX_OPEN
 from validator.report.charts import all_figures
 from validator.report.figure import Figure, with_drawing
 from validator.report.page import Page, RunView, status_view
@@ -142,7 +143,7 @@ def render_html(report: ValidationReport, charts: ChartData) -> str:
     A page above `MAX_BYTES` is written again with less: first without the charts that are not drawn for want of room,
     then without the details of repeats that ended well, then of every run that did. What is left out is said.
     """
-    page = build_page(report)
+    page = build_page(report, charts)
     figures, timeline = _figures(report, charts)
     html = _render(page, figures, timeline)
     drawn = [tuple(figure for figure in of_phase if figure.svg) for of_phase in figures]
@@ -178,6 +179,7 @@ def _render(
             page=page,
             figures=figures,
             timeline=timeline,
+            open_limit=MAX_OPEN,
             left_out=left_out or [0] * len(figures),
             unfold=sum(len(phase.runs) for phase in page.phases) <= MAX_UNFOLDED,
             statuses=[status_view(s) for s in _EXPLAINED],

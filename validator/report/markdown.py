@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from validator.model.verdict import ValidationReport
 from validator.report import page as views
 from validator.report.build import build_page
+from validator.report.build_criteria import MAX_OPEN
+from validator.text import plural
 
 _SPECIAL = re.compile(r"[\\`*_\[\]!|~]")
 """What Markdown would take as markup anywhere in a line."""
@@ -100,12 +102,14 @@ def _head_blocks(page: views.Page) -> Iterator[str]:
     yield f"# {_ICONS[page.decision.tone]} {page.decision.word}: {escape(page.title)}"
     yield f"**{escape(page.why)}**"
     yield page.meaning
+    yield "\n".join(f"- ? **Undecided:** {escape(one.name)}: {escape(one.value)}." for one in page.undecided)
     if page.next_step:
+        yield from (f"**{reason.name}:** {escape(reason.value)}" for reason in page.next_step.reasons)
         yield f"**Next step:** {escape(page.next_step.value)} ({escape(page.next_step.name)})"
     yield _progress_block(page)
+    yield from _first_blocks(page)
     yield escape(page.description)
     yield _table_block(("", ""), ([escape(fact.name), escape(fact.value)] for fact in page.facts))
-    yield "Required criteria: " + (", ".join(f"{n} {view.word}" for view, n in page.counts) or "none") + "."
     yield "## Criteria"
     for phase in page.phases:
         yield from _criteria_blocks(phase)
@@ -116,13 +120,50 @@ def _head_blocks(page: views.Page) -> Iterator[str]:
     yield _timeline_block(page)
 
 
+def _first_blocks(page: views.Page) -> Iterator[str]:
+    """The values that decide, and what failed or could not be decided."""
+    if page.tiles:
+        columns = ("Value", "Observed", "95 % interval", "Bound", "Margin", "Status", "Where")
+        yield _table_block(columns, map(_tile_cells, page.tiles), numeric=columns[1:5])
+    yield "Required criteria: " + (", ".join(f"{n} {view.word}" for view, n in page.counts) or "none") + "."
+    if page.open_items:
+        left = len(page.open_items) - MAX_OPEN
+        yield "## Failed or not decided"
+        yield "\n".join(map(_open_line, page.open_items[:MAX_OPEN]))
+        yield f"{left} more in the criteria." if left > 0 else ""
+
+
+def _tile_cells(tile: views.Tile) -> list[str]:
+    lines = [f"{code(line.name)} {escape(line.value)}" for line in tile.lines]
+    return [
+        escape(tile.label) + (f" {code(tile.metric)}" if tile.metric else ""),
+        "<br>".join([escape(tile.quantity), *lines]),
+        *map(escape, (tile.interval, tile.bound, tile.margin)),
+        _status(tile.status) if tile.status else "no criterion",
+        escape(tile.place),
+    ]
+
+
+def _open_line(item: views.OpenItem) -> str:
+    text = code(item.text) if item.formal else escape(item.text)
+    optional = "" if item.required else " (not required)"
+    bound = f", bound {escape(item.bound)}" if item.bound else ""
+    observed = f": observed **{escape(item.observed)}**{bound}." if item.observed else "."
+    return f"- {_status(item.status)} {text}, {escape(item.place)}{optional}{observed} {escape(item.message)}".rstrip()
+
+
 def _criteria_blocks(phase: views.PhaseView) -> Iterator[str]:
     optional = "" if phase.required else " (not required)"
     message = f" {escape(phase.message)}" if phase.message else ""
-    yield f"**{escape(phase.title)}** {_status(phase.status)}{optional}{message}"
-    if phase.rows:
+    except_for = "".join(f", {n} not required {view.sign} {view.word}" for view, n in phase.exceptions)
+    yield f"**{escape(phase.title)}** {_status(phase.status)}{except_for}{optional}{message}"
+    shown = [row for row in phase.rows if not row.routine]
+    if shown:
         columns = ("Status", "Criterion", "Required", "Observed", "95 % interval", "Bound", "Margin", "Why, evidence")
-        yield _table_block(columns, map(_criterion_cells, phase.rows), numeric=columns[3:7])
+        yield _table_block(columns, map(_criterion_cells, shown), numeric=columns[3:7])
+    routine = [f"- {escape(row.text)}: {escape(row.message)}" for row in phase.rows if row.routine]
+    passed = f"{plural(len(routine), 'routine check')} passed"
+    yield _folded(passed, ["\n".join(routine)]) if routine else ""
     yield phase.note
 
 

@@ -7,8 +7,8 @@ Named tuples, because twenty of them are made in a fifth of the time of as many 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
 from validator.text import clean, format_value, one_line
@@ -49,9 +49,13 @@ class EvidenceView(NamedTuple):
 
 
 class CriterionRow(NamedTuple):
-    """One criterion, or one check of the machine. `formal` marks an expression of the runbook; others are sentences."""
+    """One criterion, or one check of the machine. `formal` marks an expression of the runbook; others are sentences.
+
+    `routine` marks what every phase is asked without its runbook saying so and what passed: it is shown folded.
+    """
 
     id: str
+    anchor: str
     text: str
     formal: bool
     required: bool
@@ -62,6 +66,81 @@ class CriterionRow(NamedTuple):
     margin: str
     message: str
     evidence: tuple[EvidenceView, ...]
+    routine: bool = False
+
+
+class OpenItem(NamedTuple):
+    """What failed or could not be decided: a criterion, a check, a veto, or a phase that did not run.
+
+    `place` is the phase, `href` leads to the full row; `required` is false for what the decision does not need.
+    """
+
+    status: StatusView
+    text: str
+    formal: bool
+    required: bool
+    place: str
+    href: str
+    observed: str
+    bound: str
+    message: str
+
+
+class Spark(NamedTuple):
+    """A small drawing of a series over its window, as SVG coordinates in a box of `SPARK_WIDTH` by `SPARK_HEIGHT`.
+
+    `bound` is the height of the bound's line, empty where it is too far away to be drawn; `text` says it in words.
+    """
+
+    points: str
+    bound: str
+    text: str
+
+
+class Tile(NamedTuple):
+    """One value that decides, or a group of settings (`lines`): what was measured, its bound, and where to see more.
+
+    `metric` is the name as criteria have it; `status` is None where no criterion asks for the value. `value` has no
+    unit, so that a rendering can set the unit smaller; `quantity` is both. `phase` is the id, `place` the title.
+    """
+
+    label: str
+    metric: str
+    status: StatusView | None
+    value: str
+    unit: str
+    interval: str
+    bound: str
+    margin: str
+    phase: str
+    place: str
+    href: str
+    lines: tuple[LabeledValue, ...] = ()
+    spark: Spark | None = None
+
+    @property
+    def quantity(self) -> str:
+        """The value with its unit."""
+        return f"{self.value} {self.unit}" if self.unit else self.value
+
+    @property
+    def limit(self) -> str:
+        """The bound with the distance to it; empty where there is none."""
+        return ", ".join(filter(None, (self.bound, self.margin and f"margin {self.margin}")))
+
+
+class NextStep(NamedTuple):
+    """What to do: the step, the name of its source and the link to it.
+
+    `reasons` are what is missing to decide and the cause, where the decision's sentence does not say it. `phase` is the
+    id of the phase that the step is about; None where it is about the whole validation.
+    """
+
+    name: str
+    value: str
+    href: str
+    reasons: tuple[LabeledValue, ...] = ()
+    phase: str | None = None
 
 
 class FindingView(NamedTuple):
@@ -144,7 +223,8 @@ class RunView(NamedTuple):
 class PhaseView(NamedTuple):
     """One phase. `rows` are its lines of the criteria table, `note` sums up the checks that are not listed there.
 
-    `summary` has a row for each of `runs`.
+    `exceptions` counts what did not pass though the phase did, since it is not required. `summary` has a row for each
+    of `runs`.
     """
 
     id: str
@@ -166,6 +246,7 @@ class PhaseView(NamedTuple):
     runs: tuple[RunView, ...]
     has_rates: bool
     remedies: Table | None = None
+    exceptions: tuple[tuple[StatusView, int], ...] = ()
 
 
 class SinceView(NamedTuple):
@@ -218,12 +299,19 @@ class Page(NamedTuple):
     timeline: Table | None = None
     since: SinceView | None = None
     progress: ProgressView | None = None
-    next_step: LabeledValue | None = None
+    next_step: NextStep | None = None
+    tiles: tuple[Tile, ...] = ()
+    open_items: tuple[OpenItem, ...] = ()
+    undecided: tuple[LabeledValue, ...] = ()
+    """Comparisons without an answer: the phase's title, what follows, and the link to the phase."""
 
 
 # Small pieces shared by all parts of the page: statuses, links, evidence, nested facts.
 
 MAX_DEPTH = 8
+
+SPARK_WIDTH, SPARK_HEIGHT = 120, 28
+"""The box of a spark line; it is stretched to the width of its tile."""
 
 _STATUS: dict[str, StatusView] = {
     "PASS": StatusView("PASS", "✓", "good"),
@@ -316,63 +404,3 @@ def facts_of(value: Any, *, limit: int = 400) -> tuple[LabeledValue, ...]:
     if len(facts) > limit:
         return (*facts[:limit], LabeledValue("…", f"{len(facts) - limit:,} more in environment.json"))
     return tuple(facts)
-
-
-# What to do next, for the banner of the page.
-
-
-def next_step(report: ValidationReport, findings: Sequence[FindingView]) -> LabeledValue | None:
-    """Its source, the step, and its place in the page. None while the validation is in progress, or with nothing to do.
-
-    It comes from the first finding that forbids GO; else from the first one about a required phase that failed; else
-    from that phase's own criteria. A phase that was only too short needs more steps, whatever was found about its rate.
-    `findings` are in the order in which the page shows them.
-    """
-    if report.decision == "IN_PROGRESS":
-        return None
-    if report.decision == "GO":
-        if not report.recommended.env:
-            return None
-        return LabeledValue(
-            "Recommended settings", "Start the long run with the settings that won here.", "#recommended"
-        )
-    unmet = [phase for phase in report.phases if phase.required and phase.status != "PASS"]
-    anchors = {f"#{anchor('phase', phase.id)}" for phase in unmet if too_short(phase) is None}
-    for number, finding in enumerate(findings, start=1):
-        about = finding.anchor is not None and f"#{finding.anchor}" in anchors
-        if finding.next_step and (finding.severity == "veto" or (about and finding.severity == "warning")):
-            return LabeledValue(finding.code, finding.next_step, f"#finding-{number}")
-    return _phase_step(unmet[0]) if unmet else None
-
-
-def too_short(phase: PhaseReport) -> Literal["rows", "interval"] | None:
-    """The only reason that a phase does not pass: too few rows for an answer, or an interval too wide for one."""
-    unmet = [item for item in phase.criteria if item.required and item.status != "PASS"]
-    unmet_checks = [check for check in phase.checks if check.required and check.status != "PASS"]
-    open_for = {item.open_for for item in unmet}
-    if phase.status != "INCONCLUSIVE" or not unmet or unmet_checks or None in open_for:
-        return None
-    return "rows" if "rows" in open_for else "interval"
-
-
-def _phase_step(phase: PhaseReport) -> LabeledValue:
-    """What to do where no finding has a next step."""
-    step = _LONGER.get(too_short(phase) or "") or _STEPS.get(phase.status, _STEPS["NOT_RUN"])
-    return LabeledValue(phase.id, step, f"#{anchor('phase', phase.id)}")
-
-
-_LONGER = {
-    "rows": "Only the length is insufficient: give this phase more steps, as many as the sentence above names, or "
-    "four repeats, and validate again.",
-    "interval": "What was observed is too close to its bound for so few runs: give this phase four repeats or more "
-    "steps, and validate again.",
-}
-
-
-_STEPS = {
-    "FAIL": "No known cause was recognized. Inspect the evidence of what failed, or compare this run with a good one "
-    "with `validator compare`.",
-    "INCONCLUSIVE": "Change what the sentence above names, then validate again; the same run repeated until it passes "
-    "proves nothing.",
-    "NOT_RUN": "Run this phase: without it there is no decision.",
-}

@@ -96,12 +96,16 @@ class RankSpread:
 
 @dataclass(frozen=True)
 class RunCharts:
-    """What can be drawn of one run: global series by metric, the ranks' spread (empty below two ranks), the machine."""
+    """What can be drawn of one run: global series by metric, the ranks' spread (empty below two ranks), the machine.
+
+    `sparks` are series without a chart of their own that a tile of the first screen draws.
+    """
 
     run: str
     series: Mapping[str, ChartSeries] = field(default_factory=dict)
     ranks: tuple[RankSpread, ...] = ()
     machine: MachineCharts | None = None
+    sparks: Mapping[str, ChartSeries] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

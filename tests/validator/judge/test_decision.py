@@ -63,6 +63,12 @@ def test_a_veto_forbids_go() -> None:
     assert decide([_phase("PASS")], [warning])[0] == "GO"
 
 
+def test_every_veto_is_named_with_its_runs() -> None:
+    found = [(VETO.code, "p/r1"), ("b", "p/r1"), ("b", "q/r1"), ("b", "q/r1"), ("c", None)]
+    _, why = decide([_phase("PASS")], [VETO.model_copy(update={"code": code, "run": run}) for code, run in found])
+    assert why == "config-ignored: It ran another config. Further vetoes: b (p/r1, q/r1), c."
+
+
 def test_phases_that_are_not_required_do_not_decide() -> None:
     assert decide([_phase("PASS"), _phase("FAIL", id="extra", required=False)])[0] == "GO"
 

@@ -5,7 +5,7 @@ import pytest
 
 from tests.validator.report.pieces import verdict
 from validator.model.result import Result, Series, SourceFile
-from validator.report.build import _margin_text
+from validator.report.build_criteria import margin_text
 from validator.report.charts import chart_data
 from validator.report.thinning import MAX_POINTS, extremes
 
@@ -112,4 +112,4 @@ def test_a_margin_is_a_share_of_a_bound_that_is_not_zero(
     observed: float | None, bound: float, margin: float | None, shown: str
 ) -> None:
     one = verdict("baseline.1", "x", observed=observed, bound=bound, margin=margin)
-    assert _margin_text(one) == shown
+    assert margin_text(one) == shown

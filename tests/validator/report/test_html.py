@@ -56,8 +56,8 @@ def test_each_decision_has_an_icon_of_its_own(pages: dict[str, str]) -> None:
 
 def test_the_order_of_the_report(pages: dict[str, str]) -> None:
     headings = [h.attributes.get("id") for h in parse(pages["no_go"]).all("h2")]
-    verdicts, appendix = ["criteria", "findings", "recommended"], ["environment", "artifacts", "reading"]
-    assert headings == [*verdicts, "timeline", "phases", "since", *appendix]
+    first, verdicts = ["values", "open", "about"], ["criteria", "findings", "recommended"]
+    assert headings == [*first, *verdicts, "timeline", "phases", "since", "environment", "artifacts", "reading"]
 
 
 def test_a_criterion_shows_observed_interval_bound_margin_and_evidence(pages: dict[str, str]) -> None:

@@ -21,7 +21,8 @@ def test_it_begins_with_the_decision_and_why(name: str, word: str) -> None:
 def test_it_holds_what_the_page_holds() -> None:
     text = render_markdown(samples.no_go())
     headings = re.findall(r"^## (.*)$", text, re.M)
-    assert headings == ["Criteria", "Findings", "Recommended settings", "Phases", "Environment", "Artifacts"]
+    first = "Failed or not decided"
+    assert headings == [first, "Criteria", "Findings", "Recommended settings", "Phases", "Environment", "Artifacts"]
     assert "12,840 tok/s" in text
     assert "-67.1 %" in text
     assert "ran with other settings than requested" in text

@@ -8,13 +8,16 @@ import pytest
 
 from tests.validator.report import pieces, samples
 from tests.validator.report.pages import parse
+from validator.errors import ExitCode
 from validator.model.result import ScalarValue
-from validator.model.verdict import Finding, Recommendation, ValidationReport
+from validator.model.verdict import Finding, ValidationReport
+from validator.report.advice import next_command
 from validator.report.build import build_page
 from validator.report.html import render_html
 from validator.report.markdown import render_markdown
 from validator.report.specs import ChartData
-from validator.report.terminal.summary import next_command
+from validator.report.terminal.summary import summary_lines
+from validator.runs.folder import RENDERINGS, ReportPaths
 
 
 def test_what_forbids_go_says_the_next_step() -> None:
@@ -79,13 +82,57 @@ def test_the_next_command_does_not_ask_for_the_same_again(report: ValidationRepo
     assert next_command(report, Path("x")) == f"validator run runbooks/smoke_cpu.yaml --only baseline{more}"
 
 
-def test_a_go_leads_to_its_settings_and_one_without_settings_says_nothing() -> None:
+def test_a_go_starts_the_long_run_with_the_settings_that_were_chosen_if_any_were() -> None:
     report: ValidationReport = samples.go()
-    chosen = report.model_copy(update={"recommended": Recommendation(env={"NSA_X": "1"})})
-    page = build_page(chosen)
-    assert page.next_step.href == "#recommended"
-    assert build_page(report.model_copy(update={"recommended": Recommendation()})).next_step is None
+    undecided = report.model_copy(update={"phases": samples.inconclusive().phases})
+    for one, settings in ((report, "that were chosen here"), (undecided, "the declared settings")):
+        step = build_page(one).next_step
+        assert step is not None
+        assert step.href == "#recommended"
+        assert settings in step.value
     assert build_page(samples.in_progress()).next_step is None
+
+
+def test_what_was_interrupted_is_to_be_resumed() -> None:
+    report = samples.inconclusive().model_copy(update={"exit_code": ExitCode.INTERRUPTED})
+    step = build_page(report).next_step
+    assert step is not None
+    assert "resume" in step.value
+    assert next_command(report, Path("x"), step) == "validator run --resume x"
+
+
+def test_the_terminal_names_the_step_of_the_page_and_a_command_about_the_same_phase() -> None:
+    """A finding about a later phase, and a phase before it that is merely open."""
+    first = pieces.baseline("INCONCLUSIVE", criteria=(pieces.verdict("b.1", "loss.last < 3", "INCONCLUSIVE"),))
+    failed = samples.no_go().phases[-1]
+    report = samples.no_go().model_copy(update={"phases": (first, failed), "findings": samples.no_go().findings[:1]})
+    step = build_page(report).next_step
+    assert step is not None
+    assert (step.name, step.phase) == ("oom", "soak")
+    lines = summary_lines(report, ReportPaths(*(Path("reports/x") / name for name in RENDERINGS)), width=200)
+    assert lines[-2].startswith("Next    ")
+    assert lines[-2].endswith(step.value)
+    assert lines[-1] == "Command tail -n 50 reports/x/runs/soak/r1/logs/stdout.log"
+
+
+@pytest.mark.parametrize(("name", "reason"), [("no_go", "Cause"), ("inconclusive", "Missing")])
+def test_the_cause_or_what_is_missing_stands_before_the_step(name: str, reason: str) -> None:
+    report = getattr(samples, name)()
+    step = build_page(report).next_step
+    assert step is not None
+    assert [one.name for one in step.reasons] == [reason]
+    banner = parse(render_html(report, ChartData())).all("section", klass="banner")[0].text
+    assert banner.index(step.reasons[0].value) < banner.index(step.value)
+    said = report.model_copy(update={"why": f"Because: {step.reasons[0].value}"})
+    again = build_page(said).next_step
+    assert again is not None
+    assert again.reasons == (), "the decision's sentence says it already"
+
+
+def test_a_warning_about_an_open_phase_is_no_answer_to_what_is_missing() -> None:
+    step = build_page(too_short(None)).next_step
+    assert step is not None
+    assert [(one.name, one.value) for one in step.reasons] == [("Missing", "Not measured: too few."), ("Finding", "m")]
 
 
 def test_a_sentence_is_said_once() -> None:

@@ -59,19 +59,22 @@ def test_the_summary_fits_the_width(name: str, width: int) -> None:
     report = getattr(samples, name)()
     for line in summary_lines(report, paths(), width=width):
         longest = max((text_width(word) for word in line.split()), default=0)
-        assert text_width(line) <= max(width, longest + 20) or line.startswith(("Next", "Report"))
+        assert text_width(line) <= max(width, longest + 20) or line.startswith(("Command", "Report"))
 
 
 def test_it_begins_with_the_decision_and_ends_with_what_to_type() -> None:
-    lines = [line for line in summary_lines(samples.no_go(), paths()) if line]
+    lines = [line for line in summary_lines(samples.no_go(), paths(), width=200) if line]
     assert lines[0] == "NO-GO  smoke-cpu"
-    assert lines[-2] == "Report  reports/x/report.html"
-    assert lines[-1].startswith("Next    validator inspect reports/x/runs/baseline/r1")
+    assert lines[-4] == "Report  reports/x/report.html"
+    assert lines[-3] == "Cause   The trainer ran [2, 128] in fp32 although [2, 512] in bf16 was requested."
+    assert lines[-2] == "Next    Pass --seq_len 512 and check effective.seq_len in env.json."
+    assert lines[-1].startswith("Command validator inspect reports/x/runs/baseline/r1")
 
 
 def test_what_fails_comes_before_what_is_undecided_and_says_why() -> None:
     text = "\n".join(summary_lines(samples.no_go(), paths()))
-    failed = text.index("The whole interval lies below 39,000 tok/s.")
+    failed = text.index("observed 12,840 tok/s [12,773, 12,907], bound 39,000 tok/s, -67.1 %")
+    assert failed < text.index("The whole interval lies below 39,000 tok/s.")
     undecided = text.index("The trainer wrote no gate_entropy_min")
     assert failed < undecided < text.index("VETO config-ignored") < text.index("WARNING oom")
     assert "It needs `baseline`, which ended FAIL." in text

@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 import shlex
-from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from validator.errors import ExitCode
 from validator.model.plan import PhasePlan, Plan, RunSpec
 from validator.model.result import PrintedFormat
 from validator.model.units import format_duration
-from validator.model.verdict import Check, Finding, PhaseReport, RunReport, ValidationReport, Verdict
+from validator.model.verdict import Finding, RunReport, ValidationReport
 from validator.plan.eta import Eta
+from validator.report.advice import next_command, shell_path
+from validator.report.build import build_page
+from validator.report.build_criteria import MAX_OPEN, VETO
 from validator.report.build_runs import config_table, metrics_table
-from validator.report.page import decision_status, judged_items, status_view, too_short
+from validator.report.page import OpenItem, Page, Tile
 from validator.report.terminal.lines import paint, text_table, wrap
 from validator.runs.folder import ReportPaths
-from validator.text import clean, format_interval, format_value, one_line, plural
+from validator.text import format_value, one_line, plural
 
 if TYPE_CHECKING:
     from validator.runbook import LoadedRunbook, RunbookInfo
 
 
-MAX_OPEN = 12
-"""Criteria that are listed; the report has them all."""
+# The summary at the end of a run: what the first screen of the page shows.
 
 MAX_FINDINGS = 8
 
@@ -35,11 +34,15 @@ _FINDING_STYLE = {"veto": "bad bold", "warning": "warn", "info": "info"}
 
 def summary_lines(report: ValidationReport, paths: ReportPaths, *, width: int = 80, color: bool = False) -> list[str]:
     """The summary as lines of about `width` columns."""
-    view = decision_status(report.decision)
+    page = build_page(report)
+    view = page.decision
     lines = ["", paint(f"{view.word}  {one_line(report.runbook.name, limit=48)}", f"{view.tone} bold", color=color)]
-    lines += wrap(clean(report.why), width=width)
-    lines.append(paint(_counts_text(report), "muted", color=color))
-    lines += _open_items(report, width=width, color=color)
+    lines += wrap(page.why, width=width)
+    for fact in page.undecided:
+        lines += _marked("? Undecided", "warn", f"{fact.name}: {fact.value}.", width=width, color=color)
+    lines.append(paint(_counts_text(page, report), "muted", color=color))
+    lines += _tile_lines(page.tiles, width=width, color=color)
+    lines += _open_lines(page.open_items, width=width, color=color)
     lines += _report_findings(report, width=width, color=color)
     if report.recommended.env:
         settings = " ".join(f"{k}={shlex.quote(v)}" for k, v in report.recommended.env.items())
@@ -47,50 +50,62 @@ def summary_lines(report: ValidationReport, paths: ReportPaths, *, width: int = 
     if report.since is not None:
         since = f"Since   {report.since.a.name}, the last GO that compares: {report.since.message}"
         lines += ["", *wrap(since, width=width, indent="  ", first="")]
-    lines += ["", f"Report  {shell_path(paths.html)}", f"Next    {next_command(report, paths.result.parent)}"]
-    return lines
+    return [*lines, "", *_next_lines(page, report, paths, width=width)]
 
 
-def _counts_text(report: ValidationReport) -> str:
-    required = Counter(
-        item.status for phase in report.phases if phase.required for item in judged_items(phase) if item.required
-    )
-    words = [
-        f"{count} {status_view(status).word.lower()}" for status, count in sorted(required.items(), key=lambda p: -p[1])
-    ]
-    text = f"{plural(sum(required.values()), 'required criterion', 'required criteria')}: {', '.join(words) or 'none'}"
-    text += f"; {plural(len(report.phases), 'phase')}"
+def _next_lines(page: Page, report: ValidationReport, paths: ReportPaths, *, width: int) -> list[str]:
+    """The report, the next step that it names, and the command to begin with."""
+    step, indent = page.next_step, " " * 8
+    lines = [f"Report  {shell_path(paths.html)}"]
+    for one in step.reasons if step is not None else ():
+        lines += wrap(one.value, width=width, indent=indent, first=f"{one.name:8}")
+    lines += wrap(step.value, width=width, indent=indent, first="Next    ") if step is not None else []
+    return [*lines, f"Command {next_command(report, paths.result.parent, step)}"]
+
+
+def _counts_text(page: Page, report: ValidationReport) -> str:
+    words = ", ".join(f"{count} {view.word}" for view, count in page.counts) or "none"
+    text = f"Required criteria: {words}; {plural(len(report.phases), 'phase')}"
     return text + (f" in {format_duration(report.duration_s)}" if report.duration_s is not None else "")
 
 
-def _open_items(report: ValidationReport, *, width: int, color: bool) -> list[str]:
-    """What has not passed: required before optional, failed before inconclusive, each with its sentence."""
-    items = [
-        (phase, item)
-        for phase in report.phases
-        for item in judged_items(phase)
-        if item.status != "PASS" and (phase.ran or phase.status not in ("NOT_RUN", "SKIPPED"))
+def _tile_lines(tiles: Sequence[Tile], *, width: int, color: bool) -> list[str]:
+    """The values that decide, a row each, and the chosen settings behind them."""
+    values = [tile for tile in tiles if not tile.lines]
+    rows = [
+        (
+            tile.status.sign if tile.status else "",
+            tile.label,
+            f"{tile.quantity} {tile.interval}".rstrip(),
+            f"{tile.limit or 'no criterion'}, {tile.phase}",
+        )
+        for tile in values
     ]
-    order = ("FAIL", "INCONCLUSIVE", "SKIPPED", "NOT_RUN", "RUNNING")
-    items.sort(key=lambda pair: (not (pair[0].required and pair[1].required), order.index(pair[1].status)))
-    lines: list[str] = [""] if items else []
-    for phase, item in items[:MAX_OPEN]:
-        lines += _item_lines(phase, item, width=width, color=color)
-    if len(items) > MAX_OPEN:
-        lines.append(f"  … {len(items) - MAX_OPEN} more in the report")
-    lines += _phases_not_run(report, width=width, color=color)
+    styles = [(tile.status.tone if tile.status else "",) for tile in values]
+    columns = ("", "Value", "Observed, 95 %", "Bound, phase")
+    lines = ["", *text_table(columns, rows, width=width, styles=styles, color=color)] if rows else []
+    for tile in tiles:
+        if not tile.lines or tile.status is None:
+            continue
+        text = f"{tile.label}: {tile.quantity}: {'; '.join(f'{line.name} {line.value}' for line in tile.lines)}"
+        lines += _marked(tile.status.sign, tile.status.tone, text, width=width, color=color)
     return lines
 
 
-def _item_lines(phase: PhaseReport, item: Verdict | Check, *, width: int, color: bool) -> list[str]:
-    view = status_view(item.status)
-    optional = "" if phase.required and item.required else " (not required)"
-    text = item.text if isinstance(item, Verdict) else item.title
-    lines = _marked(f"{view.sign} {view.word}", view.tone, f"{phase.id}: {text}{optional}", width=width, color=color)
-    if isinstance(item, Verdict) and item.observed is not None and not item.message:
-        observed = f"observed {format_value(item.observed, item.unit)} {format_interval(item.ci_low, item.ci_high)}"
-        lines += wrap(observed, width=width, indent="    ")
-    lines += wrap(item.message, width=width, indent="    ")
+def _open_lines(items: Sequence[OpenItem], *, width: int, color: bool) -> list[str]:
+    """What has not passed, each with what was observed. Vetoes are among the findings, with their evidence."""
+    items = [item for item in items if item.status != VETO]
+    lines: list[str] = [""] if items else []
+    for item in items[:MAX_OPEN]:
+        optional = "" if item.required else " (not required)"
+        mark, text = f"{item.status.sign} {item.status.word}", f"{item.place}: {item.text}{optional}"
+        lines += _marked(mark, item.status.tone, text, width=width, color=color)
+        if item.observed:
+            bound = f", bound {item.bound}" if item.bound else ""
+            lines += wrap(f"observed {item.observed}{bound}", width=width, indent="    ")
+        lines += wrap(item.message, width=width, indent="    ")
+    if len(items) > MAX_OPEN:
+        lines.append(f"  … {len(items) - MAX_OPEN} more in the report")
     return lines
 
 
@@ -98,17 +113,6 @@ def _marked(mark: str, style: str, text: str, *, width: int, color: bool) -> lis
     """A sentence behind a painted mark, its further lines indented."""
     lines = wrap(text, width=width, indent="    ", first=f"  {mark} ")
     lines[0] = lines[0].replace(mark, paint(mark, style, color=color), 1)
-    return lines
-
-
-def _phases_not_run(report: ValidationReport, *, width: int, color: bool) -> list[str]:
-    lines = []
-    for phase in report.phases:
-        if report.decision != "IN_PROGRESS" and not phase.ran and phase.status in ("NOT_RUN", "SKIPPED"):
-            view = status_view(phase.status)
-            why = f"{phase.id}: {phase.message}" if phase.message else phase.id
-            why_lines = wrap(why, width=width, indent="    ", first=f"  {view.sign} {view.word} ")
-            lines += [paint(why_lines[0], view.tone, color=color), *why_lines[1:]]
     return lines
 
 
@@ -134,63 +138,6 @@ def finding_lines(finding: Finding, *, width: int, color: bool) -> list[str]:
     head = f"{finding.code}{f' ({place})' if place else ''}, {finding.confidence} confidence: {finding.message}"
     lines = _marked(finding.severity.upper(), _FINDING_STYLE[finding.severity], head, width=width, color=color)
     return lines + wrap(f"→ {finding.next_step}", width=width, indent="    ")
-
-
-# The command in the last line.
-
-
-def next_command(report: ValidationReport, run_dir: Path) -> str:
-    """The command to type next.
-
-    Interrupted: resume. GO: use the settings, or read the report. Not GO: inspect the run that prevents it, or repeat
-    its phase.
-    """
-    runbook = shlex.quote(one_line(report.runbook.path))
-    if report.decision == "IN_PROGRESS":
-        return f"validator report {shell_path(run_dir)}"
-    if report.exit_code == ExitCode.INTERRUPTED:
-        return f"validator run --resume {shell_path(run_dir)}"
-    if report.decision == "GO":
-        chosen = f". {shell_path(run_dir / 'recommended.env')}"
-        return chosen if report.recommended.env else f"less {shell_path(run_dir / 'report.md')}"
-    phase = _blocking_phase(report)
-    if phase is None:
-        return f"less {shell_path(run_dir / 'report.md')}"
-    for run in phase.runs:
-        outcome = run.outcome or {}
-        ended_well = outcome.get("reason") == "exited" and outcome.get("rc") == 0
-        if outcome and not ended_well and run.log:
-            return f"tail -n 50 {shell_path(run_dir / run.log)}"
-    if phase.status == "FAIL" and phase.runs and phase.runs[0].out and phase.runs[0].metrics:
-        return f"validator inspect {shell_path(run_dir / phase.runs[0].out)}"
-    return f"validator run {runbook} --only {shlex.quote(phase.id)}{_more_steps(phase)}"
-
-
-def _more_steps(phase: PhaseReport) -> str:
-    """Twice as many steps for a phase that had too few rows; as many as before would be too few again."""
-    steps = [run.scalars["steps.done"].value for run in phase.runs if "steps.done" in run.scalars]
-    counted = any("steps.done" in criterion.text for criterion in phase.criteria)
-    if too_short(phase) is None or counted or not steps or not isinstance(steps[-1], float):
-        return ""
-    return f" --set {shlex.quote(phase.id)}.steps={2 * round(steps[-1])}"
-
-
-def _blocking_phase(report: ValidationReport) -> PhaseReport | None:
-    """The phase that prevents a GO most directly: failed before inconclusive before not run, required only."""
-    for status in ("FAIL", "INCONCLUSIVE", "SKIPPED", "NOT_RUN"):
-        for phase in report.phases:
-            if phase.required and phase.status == status:
-                return phase
-    vetoed = {finding.phase for finding in report.findings if finding.severity == "veto"}
-    return next((phase for phase in report.phases if phase.id in vetoed), None)
-
-
-def shell_path(path: Path) -> str:
-    """A path as it can be pasted: relative to the working directory when it lies below."""
-    with suppress(ValueError):
-        path = path.absolute().relative_to(Path.cwd())
-    text = one_line(path)
-    return shlex.quote(text if not text.startswith("-") else f"./{text}")
 
 
 # The tables of `plan`, `list` and `inspect`.

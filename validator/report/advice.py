@@ -1,0 +1,158 @@
+"""What to do next: the step in the banner of the page, and the command in the last line of the terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from validator.errors import ExitCode
+from validator.model.verdict import PhaseReport, ValidationReport
+from validator.report.page import FindingView, LabeledValue, NextStep, anchor
+from validator.text import clean, one_line
+
+
+def next_step(report: ValidationReport, findings: Sequence[FindingView]) -> NextStep | None:
+    """The step, its source and its place in the page; None while the validation is in progress.
+
+    It comes from the first finding that forbids GO; else from the first one about a required phase that did not pass,
+    those that failed first; else from that phase's own criteria. A phase that was only too short needs more steps,
+    whatever was found about its rate. `findings` are in the order in which the page shows them.
+    """
+    if report.decision == "IN_PROGRESS":
+        return None
+    if report.exit_code == ExitCode.INTERRUPTED:
+        return NextStep("Phases", "The validation was interrupted: resume it. No completed run is repeated.", "#phases")
+    if report.decision == "GO":
+        return NextStep("Recommended settings", _start(report), "#recommended")
+    unmet = _unmet(report)
+    numbered = list(enumerate(findings, start=1))
+    for number, finding in numbered:
+        if finding.severity == "veto" and finding.next_step:
+            return _of_finding(number, finding, report)
+    for phase in unmet:
+        place = anchor("phase", phase.id)
+        for number, finding in numbered if too_short(phase) is None else ():
+            if finding.next_step and finding.severity == "warning" and finding.anchor == place:
+                return _of_finding(number, finding, report)
+    return _phase_step(unmet[0], report) if unmet else None
+
+
+def _start(report: ValidationReport) -> str:
+    """What a GO allows, by whether a comparison chose an arm."""
+    chosen = any(phase.comparison is not None and phase.comparison.recommended for phase in report.phases)
+    return f"Start the long run with the {'settings that were chosen here' if chosen else 'declared settings'}."
+
+
+def _of_finding(number: int, finding: FindingView, report: ValidationReport) -> NextStep:
+    """The step of a finding, with its message. A warning need not be why the phase is open, which is said before."""
+    phase = next((one for one in report.phases if anchor("phase", one.id) == finding.anchor), None)
+    veto = finding.severity == "veto"
+    reasons = () if veto or phase is None or phase.status == "FAIL" else _reasons(phase, report)
+    reasons = (*reasons, *_unsaid("Cause" if veto else "Finding", finding.message, report))
+    return NextStep(finding.code, finding.next_step, f"#finding-{number}", reasons, phase.id if phase else None)
+
+
+def _reasons(phase: PhaseReport, report: ValidationReport) -> tuple[LabeledValue, ...]:
+    """Why a phase did not pass, by its first required criterion that did not."""
+    unmet = [item for item in phase.criteria if item.required and item.status == phase.status]
+    return _unsaid("Failed" if phase.status == "FAIL" else "Missing", unmet[0].message, report) if unmet else ()
+
+
+def _unsaid(name: str, text: str, report: ValidationReport) -> tuple[LabeledValue, ...]:
+    """A reason, unless the decision's sentence already says it."""
+    return (LabeledValue(name, clean(text)),) if text and text.rstrip(".") not in report.why else ()
+
+
+def _unmet(report: ValidationReport) -> list[PhaseReport]:
+    """Required phases that did not pass: failed before inconclusive before not run."""
+    order = ("FAIL", "INCONCLUSIVE", "SKIPPED", "NOT_RUN", "RUNNING")
+    found = [phase for phase in report.phases if phase.required and phase.status != "PASS"]
+    return sorted(found, key=lambda phase: order.index(phase.status))
+
+
+def too_short(phase: PhaseReport) -> Literal["rows", "interval"] | None:
+    """The only reason that a phase does not pass: too few rows for an answer, or an interval too wide for one."""
+    unmet = [item for item in phase.criteria if item.required and item.status != "PASS"]
+    unmet_checks = [check for check in phase.checks if check.required and check.status != "PASS"]
+    open_for = {item.open_for for item in unmet}
+    if phase.status != "INCONCLUSIVE" or not unmet or unmet_checks or None in open_for:
+        return None
+    return "rows" if "rows" in open_for else "interval"
+
+
+def _phase_step(phase: PhaseReport, report: ValidationReport) -> NextStep:
+    """What to do where no finding has a next step."""
+    step = _LONGER.get(too_short(phase) or "") or _STEPS.get(phase.status, _STEPS["NOT_RUN"])
+    place = f"#{anchor('phase', phase.id)}"
+    return NextStep(one_line(phase.id), step, place, _reasons(phase, report), phase.id)
+
+
+_LONGER = {
+    "rows": "Only the length is insufficient: give this phase more steps, as many as the reason names, or "
+    "four repeats, and validate again.",
+    "interval": "What was observed is too close to its bound for so few runs: give this phase four repeats or more "
+    "steps, and validate again.",
+}
+
+
+_STEPS = {
+    "FAIL": "No known cause was recognized. Inspect the evidence of what failed, or compare this run with a good one "
+    "with `validator compare`.",
+    "INCONCLUSIVE": "Supply what is missing, then validate again; the same run repeated until it passes "
+    "proves nothing.",
+    "NOT_RUN": "Run this phase: without it there is no decision.",
+}
+
+
+def next_command(report: ValidationReport, run_dir: Path, step: NextStep | None = None) -> str:
+    """The command to type next, about the phase that `step` is about.
+
+    Interrupted: resume. GO: use the settings, or read the report. Not GO: inspect the run that prevents it, or repeat
+    its phase.
+    """
+    runbook = shlex.quote(one_line(report.runbook.path))
+    if report.decision == "IN_PROGRESS":
+        return f"validator report {shell_path(run_dir)}"
+    if report.exit_code == ExitCode.INTERRUPTED:
+        return f"validator run --resume {shell_path(run_dir)}"
+    if report.decision == "GO":
+        chosen = f". {shell_path(run_dir / 'recommended.env')}"
+        return chosen if report.recommended.env else f"less {shell_path(run_dir / 'report.md')}"
+    about = next((phase for phase in report.phases if step is not None and phase.id == step.phase), None)
+    phase = about or _blocking_phase(report)
+    if phase is None:
+        return f"less {shell_path(run_dir / 'report.md')}"
+    for run in phase.runs:
+        outcome = run.outcome or {}
+        ended_well = outcome.get("reason") == "exited" and outcome.get("rc") == 0
+        if outcome and not ended_well and run.log:
+            return f"tail -n 50 {shell_path(run_dir / run.log)}"
+    if phase.status == "FAIL" and phase.runs and phase.runs[0].out and phase.runs[0].metrics:
+        return f"validator inspect {shell_path(run_dir / phase.runs[0].out)}"
+    return f"validator run {runbook} --only {shlex.quote(phase.id)}{_more_steps(phase)}"
+
+
+def _more_steps(phase: PhaseReport) -> str:
+    """Twice as many steps for a phase that had too few rows; as many as before would be too few again."""
+    steps = [run.scalars["steps.done"].value for run in phase.runs if "steps.done" in run.scalars]
+    counted = any("steps.done" in criterion.text for criterion in phase.criteria)
+    if too_short(phase) is None or counted or not steps or not isinstance(steps[-1], float):
+        return ""
+    return f" --set {shlex.quote(phase.id)}.steps={2 * round(steps[-1])}"
+
+
+def _blocking_phase(report: ValidationReport) -> PhaseReport | None:
+    """The phase that prevents a GO most directly; where all required ones passed, that of the first veto."""
+    vetoed = {finding.phase for finding in report.findings if finding.severity == "veto"}
+    return next(iter(_unmet(report)), next((phase for phase in report.phases if phase.id in vetoed), None))
+
+
+def shell_path(path: Path) -> str:
+    """A path as it can be pasted: relative to the working directory when it lies below."""
+    with contextlib.suppress(ValueError):
+        path = path.absolute().relative_to(Path.cwd())
+    text = one_line(path)
+    return shlex.quote(text if not text.startswith("-") else f"./{text}")
