@@ -13,6 +13,8 @@ from validator.ingest.heartbeat import Heartbeat, find_heartbeats, read_loader
 from validator.ingest.instruments import read_instruments
 from validator.ingest.ranks import fill_from_rank_0, read_heartbeats, reading
 from validator.ingest.read_log import CLOCK_SLACK_S, age_before, printable
+from validator.ingest.readers import FoundFiles, find_files
+from validator.ingest.readers.read import read_files
 from validator.ingest.result_builder import (
     ResultBuilder,
     bus_bandwidth,
@@ -51,6 +53,7 @@ def read_training(state: ResultBuilder, found: logs.LogFiles) -> None:
         _read_csv(state)
         read_heartbeats(state, paths, heartbeats)
     _read_stdout(state, found)
+    _read_named(state, found)
     fill_from_rank_0(state)
     _derive(state)
     _read_halt(state)
@@ -143,6 +146,58 @@ def _read_stdout(state: ResultBuilder, found: logs.LogFiles) -> None:
     table = logs.series_in(texts, state.metrics.stdout, state.read_log, longest=state.texts is not None)
     if table is not None:
         _add_printed(state, table)
+
+
+def _read_named(state: ResultBuilder, found: logs.LogFiles) -> None:
+    """What the readers that the runbook names find, one after the other: files first, then what was printed."""
+    files = {one.reader.name: one for one in find_files(state.out, state.metrics)}
+    for reader in state.metrics.readers:
+        own = files.get(reader.name)
+        tables = []
+        if own is not None and own.paths:
+            for path in own.paths:
+                state.check_age(state.out / path, f"a file of {reader.name}")
+            tables = list(read_files(own, state.out, state.metrics, state.read_log, ended=_ended(state)))
+        if reader.two_streams:
+            tables += _read_two_streams(state, found, optional=bool(tables))
+            tables.sort(key=lambda table: -len(table.columns["loss"][0]) if "loss" in table.columns else 0)
+        elif reader.pattern is not None and not any("loss" in table.columns for table in tables):
+            texts = found.printed if state.texts is None else state.texts
+            printed = logs.series_in(texts, reader.pattern, state.read_log, longest=state.texts is not None)
+            tables += [printed] if printed is not None else []
+        for table in tables:
+            _add_printed(state, table)
+        if own is not None and reader.files_alone and not own.paths:
+            _note_no_file(state, own)
+
+
+def _note_no_file(state: ResultBuilder, found: FoundFiles) -> None:
+    glob = state.metrics.files.get(found.reader.name, found.kind.glob)
+    name = found.reader.name
+    text = f"no file {glob} of the reader {name} is below the run's output folder"
+    fix = "let the trainer write below {out} (docs/readers.md says how)"
+    if found.links:
+        text, fix = (
+            f"{found.links[0]}, for the reader {name}, is a link, which is not followed",
+            "let it write the file",
+        )
+    elif found.cut:
+        fix = f"it holds too many files to look through; name the path in files: {{{name}: …}}"
+    state.read_log.note("missing-file", f"{text}; {fix}", state.out / glob)
+
+
+def _read_two_streams(state: ResultBuilder, found: logs.LogFiles, *, optional: bool) -> list[StepTable]:
+    """The Trainer's bar and dictionaries; what is missing is no flaw where a file holds the same."""
+    texts = found.printed if state.texts is None else state.texts[:2]
+    tables = logs.two_streams(texts, state.read_log, optional=optional) if texts else []
+    if not tables and not optional:
+        state.read_log.note(
+            "no-match",
+            "the log holds no dictionary of a loss with the step that its bar shows; print the bar "
+            "(disable_tqdm=False), or let the trainer save trainer_state.json (trainer.save_state())",
+            found.main or state.out / "logs",
+        )
+    return tables
 
 
 def _read_known_format(state: ResultBuilder) -> None:

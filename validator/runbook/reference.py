@@ -15,6 +15,7 @@ from pydantic.fields import FieldInfo
 
 from validator.model.catalogue import METRICS, STATISTICS
 from validator.model.columns import ALIASES, OTHER_UNITS
+from validator.model.readers import READERS
 from validator.model.remedy import PLAYBOOK, Remedy
 from validator.model.runbook import (
     Arm,
@@ -94,6 +95,7 @@ def _key_sections() -> Iterator[str]:
         ("`hardware`", Hardware),
         ("`trainer`", Trainer),
         ("`trainer.metrics`", TrainerMetrics),
+        ("A reader in `reader`", None),
         ("A series in `extra`", ExtraSeries),
         ("`defaults`", Defaults),
         ("`watchdog`", Watchdog),
@@ -102,7 +104,7 @@ def _key_sections() -> Iterator[str]:
         ("An arm in `arms`", Arm),
         ("A remedy in `on_failure`", Remedy),
     ):
-        yield from _section(title, model, level=2)
+        yield from _readers(title) if model is None else _section(title, model, level=2)
 
     yield from _markdown_table(
         ("remedy of the playbook", "tried for", "sets"),
@@ -111,6 +113,16 @@ def _key_sections() -> Iterator[str]:
             for name, entry in PLAYBOOK.items()
         ],
     )
+
+
+def _readers(title: str) -> Iterator[str]:
+    yield from ("", f"## {title}", "", "A reader knows what a trainer prints, or the files that it or a logger writes.")
+    rows = []
+    for reader in READERS.values():
+        files = list(dict.fromkeys(f"`{files.glob}`" for files in reader.files))
+        prints = [] if reader.files_alone else ["what is printed"]
+        rows.append((f"`{reader.name}`", reader.about, ", ".join((*files, *prints))))
+    yield from _markdown_table(("name", "reads", "from"), rows)
 
 
 def _sets(entry: Mapping[str, Any]) -> str:
