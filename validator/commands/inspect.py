@@ -18,6 +18,10 @@ def command(
         str | None,
         typer.Option(metavar="PATTERN", help="How its log is read: 'step {step} loss {loss} tok/s {toks_per_s}'."),
     ] = None,
+    reader: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A reader that knows it: hf-trainer; repeatable."),
+    ] = None,
     runbook: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The runbook that says where its measurements are.")
     ] = None,
@@ -30,10 +34,11 @@ def command(
     """Measure one trainer folder or log, ours or another's, and name what looks wrong."""
     from validator.pipeline.inspect import inspect
 
-    if stdout is not None and runbook is not None:
-        raise fail("--stdout and --runbook both say how the log is read; give one of them", as_json=as_json)
+    given = [name for name, one in (("--stdout", stdout), ("--reader", reader), ("--runbook", runbook)) if one]
+    if len(given) > 1:
+        raise fail(f"{' and '.join(given)} all say how it is read; give one of them", as_json=as_json)
     with reported(as_json=as_json):
-        inspection = inspect(path, warmup_steps=warmup_steps, stdout=stdout, runbook=runbook)
+        inspection = inspect(path, warmup_steps=warmup_steps, stdout=stdout, runbook=runbook, readers=reader or ())
     if as_json:
         print_json(inspection.as_dict())
     else:

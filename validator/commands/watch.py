@@ -33,6 +33,10 @@ def command(
         str | None,
         typer.Option(metavar="PATTERN", help="How its log in DIR is read: 'step {step} loss {loss}'."),
     ] = None,
+    reader: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A reader that knows its files: tensorboard; repeatable."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per event on stdout.")] = False,
 ) -> None:
     """Watch a trainer that is running, ours or another's, until it ends; exit code 1 when something is wrong."""
@@ -41,7 +45,11 @@ def command(
 
     with reported(as_json=as_json):
         metrics = TrainerMetrics()
-        if stdout is not None:
+        if reader:
+            from validator.pipeline.inspect import reader_metrics
+
+            metrics = reader_metrics(reader).model_copy(update={"stdout": stdout})
+        elif stdout is not None:
             from validator.pipeline.inspect import printed_metrics
 
             metrics = printed_metrics(stdout)

@@ -15,6 +15,8 @@ from validator.ingest.read_log import ReadLog, read_blocks
 from validator.ingest.rows import below_all_later
 from validator.model.result import Floats, Series, Steps
 
+ARRIVALS_FILE = "arrivals.jsonl"
+
 Arrivals = tuple[Steps, Floats]
 """Steps `[n]`, rising, and the seconds `[n]` after the attempt's start at which each had arrived."""
 

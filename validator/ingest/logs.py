@@ -27,6 +27,7 @@ from validator.model.result import ScalarValue
 MAX_LINE = 8192
 TAIL_BYTES = 64 * 2**10
 MAX_FILES = 256
+_LOOKED_AT = 4096
 
 _COLLECTIVE = re.compile(
     r"\b(?:all_reduce|allreduce|all_gather(?:_into_tensor)?|reduce_scatter(?:_tensor)?|broadcast|barrier|all_to_all|"
@@ -133,12 +134,18 @@ def recognized(paths: Iterable[Path]) -> tuple[Path, Recipe] | None:
     best: tuple[int, Path, Recipe] | None = None
     for path in dict.fromkeys(paths):
         try:
-            known = recognize(_lines(path, Digest()))
+            known = None if _is_binary(path) else recognize(_lines(path, Digest()))
         except OSError:
             continue
         if known is not None and (best is None or known[1] > best[0]):
             best = known[1], path, known[0]
     return None if best is None else best[1:]
+
+
+def _is_binary(path: Path) -> bool:
+    """Whether a file holds zero bytes near its start, as no log does; to search its long lines would take hours."""
+    with open_file(path) as file:
+        return b"\0" in file.read(_LOOKED_AT)
 
 
 def texts_of(folder: Path, found: LogFiles) -> tuple[Path, ...]:

@@ -8,13 +8,12 @@ from typing import Any
 from validator.files import is_file, open_file
 from validator.ingest import logs
 from validator.ingest.accounts import flat, open_scalars, read_json_object, scalar
-from validator.ingest.clock import jumps_in_rows, longest_s, read_arrivals
+from validator.ingest.clock import ARRIVALS_FILE, jumps_in_rows, longest_s, read_arrivals
 from validator.ingest.heartbeat import Heartbeat, find_heartbeats, read_loader
 from validator.ingest.instruments import read_instruments
+from validator.ingest.named import read_known_files, read_named, time_by_arrivals
 from validator.ingest.ranks import fill_from_rank_0, read_heartbeats, reading
 from validator.ingest.read_log import CLOCK_SLACK_S, age_before, printable
-from validator.ingest.readers import FoundFiles, find_files
-from validator.ingest.readers.read import read_files
 from validator.ingest.result_builder import (
     ResultBuilder,
     bus_bandwidth,
@@ -25,11 +24,9 @@ from validator.ingest.result_builder import (
     steps_done,
     straggler_score,
 )
-from validator.ingest.table import StepTable, has_steps, read_table
+from validator.ingest.table import has_steps, read_table
 from validator.ingest.telemetry import disturbed_somewhere, read_samples, read_telemetry
 from validator.model.catalogue import METRICS
-from validator.model.columns import ALIASES, OTHER_UNITS
-from validator.model.result import Series
 from validator.times import unix_seconds
 
 _MOST_RANKS = 2**20
@@ -53,7 +50,9 @@ def read_training(state: ResultBuilder, found: logs.LogFiles) -> None:
         _read_csv(state)
         read_heartbeats(state, paths, heartbeats)
     _read_stdout(state, found)
-    _read_named(state, found)
+    read_named(state, found)
+    if state.lenient and not state.series:
+        read_known_files(state, found)
     fill_from_rank_0(state)
     _derive(state)
     _read_halt(state)
@@ -105,23 +104,11 @@ def _read_metrics(state: ResultBuilder) -> None:
         state.scalars |= open_scalars("metrics", flat(content) or {}, source.path)
 
 
-def _add_table(state: ResultBuilder, table: StepTable, *, prefix: str = "") -> None:
-    for raw, (steps, values) in table.columns.items():
-        column, other = ALIASES.get(raw, raw), OTHER_UNITS.get(raw)
-        if other is not None and other.name not in table.columns and not prefix:
-            column, values = other.name, other.converted(values)
-        name = f"{prefix}{column}"
-        if name not in state.series:
-            state.series[name] = Series(
-                name=name, unit=state.unit_of(column), steps=steps, values=values, source=table.source
-            )
-
-
 def _read_csv(state: ResultBuilder) -> None:
     path = state.declared(state.metrics.csv, "training log") or (_other_table(state) if state.lenient else None)
-    table = read_table(path, state.read_log, ended=_ended(state)) if path else None
+    table = read_table(path, state.read_log, ended=state.ended) if path else None
     if table is not None:
-        _add_table(state, table)
+        state.add_table(table)
 
 
 def _other_table(state: ResultBuilder) -> Path | None:
@@ -145,59 +132,7 @@ def _read_stdout(state: ResultBuilder, found: logs.LogFiles) -> None:
         return
     table = logs.series_in(texts, state.metrics.stdout, state.read_log, longest=state.texts is not None)
     if table is not None:
-        _add_printed(state, table)
-
-
-def _read_named(state: ResultBuilder, found: logs.LogFiles) -> None:
-    """What the readers that the runbook names find, one after the other: files first, then what was printed."""
-    files = {one.reader.name: one for one in find_files(state.out, state.metrics)}
-    for reader in state.metrics.readers:
-        own = files.get(reader.name)
-        tables = []
-        if own is not None and own.paths:
-            for path in own.paths:
-                state.check_age(state.out / path, f"a file of {reader.name}")
-            tables = list(read_files(own, state.out, state.metrics, state.read_log, ended=_ended(state)))
-        if reader.two_streams:
-            tables += _read_two_streams(state, found, optional=bool(tables))
-            tables.sort(key=lambda table: -len(table.columns["loss"][0]) if "loss" in table.columns else 0)
-        elif reader.pattern is not None and not any("loss" in table.columns for table in tables):
-            texts = found.printed if state.texts is None else state.texts
-            printed = logs.series_in(texts, reader.pattern, state.read_log, longest=state.texts is not None)
-            tables += [printed] if printed is not None else []
-        for table in tables:
-            _add_printed(state, table)
-        if own is not None and reader.files_alone and not own.paths:
-            _note_no_file(state, own)
-
-
-def _note_no_file(state: ResultBuilder, found: FoundFiles) -> None:
-    glob = state.metrics.files.get(found.reader.name, found.kind.glob)
-    name = found.reader.name
-    text = f"no file {glob} of the reader {name} is below the run's output folder"
-    fix = "let the trainer write below {out} (docs/readers.md says how)"
-    if found.links:
-        text, fix = (
-            f"{found.links[0]}, for the reader {name}, is a link, which is not followed",
-            "let it write the file",
-        )
-    elif found.cut:
-        fix = f"it holds too many files to look through; name the path in files: {{{name}: …}}"
-    state.read_log.note("missing-file", f"{text}; {fix}", state.out / glob)
-
-
-def _read_two_streams(state: ResultBuilder, found: logs.LogFiles, *, optional: bool) -> list[StepTable]:
-    """The Trainer's bar and dictionaries; what is missing is no flaw where a file holds the same."""
-    texts = found.printed if state.texts is None else state.texts[:2]
-    tables = logs.two_streams(texts, state.read_log, optional=optional) if texts else []
-    if not tables and not optional:
-        state.read_log.note(
-            "no-match",
-            "the log holds no dictionary of a loss with the step that its bar shows; print the bar "
-            "(disable_tqdm=False), or let the trainer save trainer_state.json (trainer.save_state())",
-            found.main or state.out / "logs",
-        )
-    return tables
+        state.add_printed(table)
 
 
 def _read_known_format(state: ResultBuilder) -> None:
@@ -213,14 +148,7 @@ def _read_known_format(state: ResultBuilder) -> None:
         "pattern": recipe.pattern,
         "about": recipe.about,
     }
-    _add_printed(state, table)
-
-
-def _add_printed(state: ResultBuilder, table: StepTable) -> None:
-    state.extra.setdefault("derived", []).extend(name for name in table.derived if name not in state.series)
-    if table.places is not None:
-        state.extra["places"] = {"path": table.source.path, **vars(table.places)}
-    _add_table(state, table)
+    state.add_printed(table)
 
 
 def _tokens_per_step(state: ResultBuilder) -> float | None:
@@ -234,15 +162,10 @@ def _tokens_per_step(state: ResultBuilder) -> float | None:
 
 
 def _read_arrivals(state: ResultBuilder) -> None:
-    path = state.out / "arrivals.jsonl"
+    path = state.out / ARRIVALS_FILE
     arrivals = read_arrivals(path, state.read_log, out=state.out) if is_file(path) else {}
     if arrivals:
         state.extra["arrivals"] = arrivals
-
-
-def _ended(state: ResultBuilder) -> bool:
-    """Whether the trainer ended by itself, and closed its files."""
-    return state.outcome is not None and state.outcome.ok
 
 
 def _derive(state: ResultBuilder) -> None:
@@ -253,6 +176,8 @@ def _derive(state: ResultBuilder) -> None:
         state.series["toks_per_s"] = series_from("toks_per_s", own, own.steps, own.values * state.world_size)
     first = state.heartbeats.get(min(state.heartbeats)) if state.heartbeats else None
     _read_arrivals(state)
+    if state.metrics.reader and first is None and not {"toks_per_s", "step_time_s"} & state.series.keys():
+        time_by_arrivals(state)
     tokens = _tokens_per_step(state)
     if tokens is not None:
         state.extra["tokens_per_step"] = tokens
@@ -369,9 +294,9 @@ def _read_further(state: ResultBuilder) -> None:
             continue
         files[state.read_log.name(path)] = kind
         if name in _BY_STEP:
-            table = read_table(path, state.read_log, ended=_ended(state))
+            table = read_table(path, state.read_log, ended=state.ended)
             if table is not None:
-                _add_table(state, table, prefix=f"{path.stem}.")
+                state.add_table(table, prefix=f"{path.stem}.")
     if files:
         state.extra["files"] = files
     read_instruments(state)

@@ -41,13 +41,15 @@ class LoggedFiles:
 @dataclass(frozen=True)
 class Reader:
     """What a name means. `recipes` are print formats; `files` are tried in this order, and the first that is there is
-    read. With `two_streams` the step is printed on standard error and the loss on standard output."""
+    read. With `two_streams` the step is printed on standard error and the loss on standard output; `bar`: times are
+    those of a progress bar, in whole seconds."""
 
     name: ReaderName
     about: str
     recipes: tuple[str, ...] = ()
     files: tuple[LoggedFiles, ...] = ()
     two_streams: bool = False
+    bar: bool = False
 
     @property
     def files_alone(self) -> bool:
@@ -73,6 +75,7 @@ READERS: Mapping[str, Reader] = {
             "bar and dictionaries of the Trainer of Hugging Face, or its `trainer_state.json`",
             files=(LoggedFiles("trainer-state", "**/trainer_state.json"),),
             two_streams=True,
+            bar=True,
         ),
         Reader(
             "lightning",
@@ -83,6 +86,7 @@ READERS: Mapping[str, Reader] = {
                 LoggedFiles("csv", "**/metrics.csv"),
                 LoggedFiles("tensorboard", "**/events.out.tfevents.*"),
             ),
+            bar=True,
         ),
         Reader("llm.c", "lines of llm.c, or its `main.log`", ("llm.c", "llm.c main.log")),
         Reader("jsonl", "JSON lines with a step", files=(LoggedFiles("jsonl", "**/*.jsonl"),)),

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from validator.files import Tree
+from validator.ingest.clock import ARRIVALS_FILE
 from validator.model.plan import RunSpec
 from validator.supervise.capture import LogCap, logs_below, trim_while_written
 from validator.supervise.follow import Record, RunFollower
@@ -34,8 +35,6 @@ from validator.supervise.watchdog import (
     silence_limit_s,
 )
 from validator.system.nvml import Gpus
-
-ARRIVALS_FILE = "arrivals.jsonl"
 
 _MIN_SPACING_S, _SPACING_SHARE = 0.05, 1e-4
 """Minimum time between two stamps, and the same as a share of the attempt's duration: some 60,000 stamps in a day."""

@@ -97,7 +97,7 @@ class TwoStreams:
 
     def _lose(self, line: int, values: dict[str, float]) -> None:
         if "loss" in values:
-            self.faults.add("no-step", line, printable(str(values), limit=60))
+            self.faults.add("missing-step", line, printable(str(values), limit=60))
 
     def close(self) -> None:
         """Dictionaries that no clearing of the bar belongs to have no step."""

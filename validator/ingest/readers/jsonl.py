@@ -54,7 +54,7 @@ class JsonLines:
             return None
         row = record_row(record, end=self._at)
         if row is None and any(logged_name(str(key)) == "loss" for key in record):
-            self.faults.add("no-step", self._line, printable(text, limit=60))
+            self.faults.add("missing-step", self._line, printable(text, limit=60))
         return row
 
     def close(self) -> None:

@@ -35,6 +35,7 @@ class _Files:
     read_log: ReadLog
     out: Path
     kind: str
+    alone: bool
     columns: LoggedColumns = field(default_factory=LoggedColumns)
     spans: list[tuple[float, float, str]] = field(default_factory=list)
     source: SourceFile | None = None
@@ -55,7 +56,8 @@ class _Files:
                         first, last = min(first, row.time_s), max(last, row.time_s)
                     self.columns.add(row)
             decoder.close()
-            decoder.faults.note(self.read_log, path, FAULTS)
+            if self.alone or self.columns.rows > before:  # a file without rows may be of something else
+                decoder.faults.note(self.read_log, path, FAULTS)
         if first <= last:
             self.spans.append((first, last, name))
         if source is not None and self.columns.rows - before > self.most:
@@ -90,6 +92,9 @@ def read_files(
 ) -> Iterator[StepTable]:
     """The series of a reader's files, a table for each run that has any that no other has."""
     runs = list(_Reading(found, out, metrics, read_log, ended).runs())
+    if not runs:
+        text = f"the reader {found.reader.name} finds no row of a step with a number in {found.paths[0]}"
+        read_log.note("no-match", text, out / found.paths[0])
     owners: dict[str, list[_Run]] = {}
     for run in runs:
         for name in run.columns:
@@ -145,7 +150,7 @@ class _Reading:
         kind = self.found.kind.format
         if kind == "trainer-state":
             paths = (max(paths, key=self._finished),)
-        files = _Files(self.read_log, self.out, kind)
+        files = _Files(self.read_log, self.out, kind, alone=len(self.found.paths) == 1)
         for path in sorted(paths):
             files.read(path)
         both = files.overlap() if kind == "tensorboard" else None

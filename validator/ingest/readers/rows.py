@@ -63,7 +63,7 @@ FAULTS = {
     "garbage-line": "lines are no JSON object and were left out",
     "garbage-row": "records are damaged; what follows them was left out",
     "garbage-cell": "values are no numbers where one belongs",
-    "no-step": "records with a loss have no step and were left out",
+    "missing-step": "records with a loss have no step and were left out",
     "truncated-line": "record at the end is incomplete and was left out",
     "too-large": "records are larger than any that holds numbers and were left out",
     "too-many-columns": f"keys beyond the first {MAX_KEYS} were left out",

@@ -27,7 +27,7 @@ class TrainerState:
         for record in records if isinstance(records, list) else []:
             row = record_row(record, end=len(data)) if isinstance(record, dict) else None
             if row is None:
-                self.faults.add("no-step", 1, str(record)[:60])
+                self.faults.add("missing-step", 1, str(record)[:60])
             elif "train_runtime" not in row.values:  # the last one is of the whole run
                 yield row
 

@@ -124,7 +124,7 @@ class WandbFile:
                     values[key] = content
         row = record_row(values, end=self._at, fallback="_step")
         if row is None and values:
-            self.faults.add("no-step", self._count, printable(", ".join(values), limit=60))
+            self.faults.add("missing-step", self._count, printable(", ".join(values), limit=60))
         return row
 
     def _item(self, item: bytes) -> tuple[str, object]:
