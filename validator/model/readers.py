@@ -32,7 +32,7 @@ FileFormat = Literal["csv", "jsonl", "tensorboard", "wandb", "mlflow-files", "ml
 
 @dataclass(frozen=True)
 class LoggedFiles:
-    """Files of one format: `glob` is relative to the run's output folder, `**/` stands for any folders."""
+    """Files of one format: `glob` is relative to the run's output folder, `**/` matches any folders."""
 
     format: FileFormat
     glob: str

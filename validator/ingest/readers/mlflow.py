@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+from validator.files import Tree
 from validator.ingest.read_log import FaultLog, printable
 from validator.ingest.readers.rows import MAX_STEP, LoggedRow, as_number
 
@@ -76,7 +77,8 @@ class Database:
         """
         with tempfile.TemporaryDirectory(prefix="validator-") as folder:
             path = Path(folder, "copy.db")
-            path.write_bytes(data)
+            with Tree(path.parent) as tree:
+                tree.write(path.name, data, sync=False)
             try:
                 with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro&immutable=1", uri=True)) as store:
                     yield from self._read(store)

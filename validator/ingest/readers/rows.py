@@ -136,7 +136,7 @@ class LoggedColumns:
     rows: int = 0
 
     def add(self, row: LoggedRow) -> None:
-        """Take in a row. Once one has a step of the trainer's own, those with the logger's count are dropped."""
+        """Add a row's numbers. Once one has a step of the trainer's own, those with the logger's count are dropped."""
         if row.keyed and not self.keyed:
             self.columns.clear()
             self.keyed = True
