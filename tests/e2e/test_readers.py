@@ -124,3 +124,13 @@ def test_files_that_the_trainer_cannot_know_the_place_of_are_a_problem(cli, work
     answer = cli("check", "a.yaml")
     assert answer.rc == 2
     assert "the trainer is never given its output folder" in answer.out + answer.err
+
+
+def test_a_rate_that_follows_from_no_declared_tokens_is_a_problem(cli, workdir: Path) -> None:
+    (workdir / "a.yaml").write_text(
+        "schema: 1\nname: a\ntrainer: {command: [a.py, '{steps}', '{out}'], metrics: hf-trainer}\n"
+        "phases: [{id: a, kind: train, steps: 9, accept: [toks_per_s.mean > 9]}]\n"
+    )
+    answer = cli("check", "a.yaml")
+    assert answer.rc == 2
+    assert "declare trainer.tokens_per_step" in answer.out + answer.err

@@ -42,7 +42,7 @@ class LoggedFiles:
 class Reader:
     """What a name means. `recipes` are print formats; `files` are tried in this order, and the first that is there is
     read. With `two_streams` the step is printed on standard error and the loss on standard output; `bar`: times are
-    those of a progress bar, in whole seconds."""
+    those of a progress bar, in whole seconds. `series` are all that there can be, where files may not hold any."""
 
     name: ReaderName
     about: str
@@ -50,6 +50,7 @@ class Reader:
     files: tuple[LoggedFiles, ...] = ()
     two_streams: bool = False
     bar: bool = False
+    series: tuple[str, ...] = ()
 
     @property
     def files_alone(self) -> bool:
@@ -76,6 +77,7 @@ READERS: Mapping[str, Reader] = {
             files=(LoggedFiles("trainer-state", "**/trainer_state.json"),),
             two_streams=True,
             bar=True,
+            series=("loss", "lr", "grad_norm", "val_loss", "step_time_s"),
         ),
         Reader(
             "lightning",

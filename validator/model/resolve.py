@@ -84,8 +84,9 @@ def series_of(metrics: TrainerMetrics, *, tokens: bool = False) -> dict[str, Met
     for pattern in metrics.patterns:
         names |= _printed_series({series_name(name) for name in _groups(pattern)})
     for reader in metrics.readers:
-        names |= set(METRICS) | set(metrics.extra) | set(metrics.names) if reader.files else set()
-        names |= {"val_loss"} if reader.files else set()
+        if reader.files:
+            names |= {*(reader.series or METRICS), "val_loss", *metrics.extra, *metrics.names}
+        names |= {"step_time_s"} if reader.bar else set()
     names |= {"toks_per_s"} if "toks_per_s_per_rank" in names else set()
     if tokens and names & {"toks_per_s", "step_time_s"}:
         names |= {"toks_per_s", "step_time_s"}

@@ -23,6 +23,7 @@ from validator.documents import parse_json, unpack
 from validator.errors import disk_errors
 from validator.files import Tree
 from validator.history.store import folder_bytes
+from validator.ingest.readers.renditions import SUFFIX, rendition
 from validator.model.units import format_size
 from validator.model.verdict import ValidationReport
 from validator.pipeline.write import Finished, rerender
@@ -191,8 +192,11 @@ def _cleaned(folder: RunFolder, names: Pseudonyms) -> tuple[dict[str, str], list
             if entry.kind != "file" or relative in _RENDERED or relative == SHARE_FILE:
                 continue
             never = relative.endswith(_NEVER_TEXT) or size > LARGEST_TEXT
-            text = None if never else _decoded_text(tree.read(relative, limit=LARGEST_TEXT))
+            data = None if never else tree.read(relative, limit=LARGEST_TEXT)
+            text = None if data is None else _decoded_text(data)
             name = names.text(relative, secrets=relative not in _HEADERS)
+            if text is None and data is not None and (rows := rendition(relative, data)) is not None:
+                relative, name, text = f"{relative}{SUFFIX}", f"{name}{SUFFIX}", rows
             if text is None:
                 why = "larger than what is cleaned" if size > LARGEST_TEXT else "not a text, so it cannot be cleaned"
                 left_out.append(LeftOut(name, size, why))
@@ -255,7 +259,7 @@ def _write_copy(
             tree.write(name, data, sync=False)
     for name in kept:
         path = target / name
-        original = folder.root / name.removesuffix(".gz")
+        original = folder.root / name.removesuffix(".gz").removesuffix(SUFFIX)
         with suppress(OSError):  # a verdict asks whether a file is older than its process
             stat = original.lstat()
             os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))

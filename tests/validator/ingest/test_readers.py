@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from validator.ingest import collect_dir
+from validator.ingest.readers.renditions import SUFFIX, rendition
 from validator.ingest.readers.tensorboard import masked_crc32c
 from validator.model.parts import TrainerMetrics
 from validator.model.readers import READERS, logged_name, matcher
@@ -344,3 +345,31 @@ def test_globs_stay_in_their_folders() -> None:
 )
 def test_a_key_becomes_a_name_that_criteria_can_use(key: str, name: str) -> None:
     assert logged_name(key) == name
+
+
+@pytest.mark.parametrize(("folder", "reader"), [*BINARY, ("mlflow-local", "mlflow-local")])
+def test_a_copy_for_others_holds_the_same_as_text(folder: str, reader: str, tmp_path: Path) -> None:
+    original, copy = copied(folder, tmp_path), tmp_path / "copy"
+    shutil.rmtree(original / "mlruns", ignore_errors=True)
+    copy.mkdir()
+    for path in original.iterdir():
+        text = rendition(path.name, path.read_bytes())
+        assert text is not None
+        assert "\0" not in text
+        (copy / f"{path.name}{SUFFIX}").write_text(text)
+    one, other = read(original, reader), read(copy, reader)
+    assert one.series.keys() == other.series.keys()
+    for name, series in one.series.items():
+        np.testing.assert_array_equal(series.steps, other.series[name].steps)
+        np.testing.assert_array_equal(series.values, other.series[name].values)
+    assert codes(other) == set()
+
+
+def test_the_flaws_of_a_file_are_in_its_copy_too(tmp_path: Path) -> None:
+    (path,) = (LOGGED / "tensorboard").iterdir()
+    text = rendition(path.name, flipped(path.read_bytes()))
+    assert text is not None
+    (tmp_path / f"{path.name}{SUFFIX}").write_text(text)
+    assert codes(read(tmp_path, "tensorboard")) == {"garbage-row"}
+    assert rendition("model.safetensors", b"\0\1") is None
+    assert rendition("a.db", b"\0" * 100) is None

@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 from validator.files import Tree
 from validator.ingest.readers.jsonl import JsonLines
 from validator.ingest.readers.mlflow import Database, MetricFile
+from validator.ingest.readers.renditions import SUFFIX, Rendition
 from validator.ingest.readers.rows import Decoder, WholeFile
 from validator.ingest.readers.tensorboard import EventFile
 from validator.ingest.readers.trainer_state import TrainerState
@@ -24,6 +25,14 @@ STREAMS: Mapping[str, Callable[[str], Decoder]] = {
     "mlflow-files": lambda path: MetricFile(_metric_key(path)),
 }
 """Formats that grow at their end."""
+
+
+def decoder_of(kind: str, path: str) -> Decoder | None:
+    """What reads a file of a format as it grows; None for one that is read as a whole."""
+    if path.endswith(SUFFIX):
+        return Rendition()
+    return STREAMS[kind](path) if kind in STREAMS else None
+
 
 WHOLE: Mapping[str, Callable[[], WholeFile]] = {"mlflow-sqlite": Database, "trainer-state": TrainerState}
 """Formats that are read as a whole."""
@@ -70,7 +79,7 @@ def _of_reader(reader: Reader, metrics: TrainerMetrics, files: list[str], links:
     linked: tuple[str, ...] = ()
     for kind in reader.files:
         fits = matcher(kind.glob if given is None else given).fullmatch
-        named = [path for path in files if fits(path) and _LIKE[kind.format].search(path)]
+        named = [path for path in files if fits(own := _original(path)) and _LIKE[kind.format].search(own)]
         if kind.format == "mlflow-files":
             named = [path for path in named if f"{_run_of(kind.format, path)}/meta.yaml" in files]
         linked = linked or tuple(path for path in links if fits(path))
@@ -89,6 +98,11 @@ _LIKE: Mapping[FileFormat, re.Pattern[str]] = {
     "trainer-state": re.compile(r"\.json$"),
 }
 """Paths of each format, whatever files a runbook names."""
+
+
+def _original(path: str) -> str:
+    """The file that a rendition was made of, in a copy of a run."""
+    return path.removesuffix(SUFFIX)
 
 
 def _is_ours(path: str, metrics: TrainerMetrics) -> bool:

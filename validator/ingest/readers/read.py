@@ -9,7 +9,7 @@ from pathlib import Path
 
 from validator.ingest.printed import Column
 from validator.ingest.read_log import ReadLog, read_raw, read_small
-from validator.ingest.readers import STREAMS, WHOLE, FoundFiles, runs_of
+from validator.ingest.readers import WHOLE, FoundFiles, decoder_of, runs_of
 from validator.ingest.readers.mlflow import SeveralRuns
 from validator.ingest.readers.rows import FAULTS, LoggedColumns
 from validator.ingest.readers.trainer_state import finished_steps
@@ -44,10 +44,10 @@ class _Files:
     def read(self, name: str) -> None:
         path = self.out / name
         before, first, last = self.columns.rows, float("inf"), float("-inf")
-        if self.kind in WHOLE:
+        decoder = decoder_of(self.kind, name)
+        if decoder is None:
             source = self._whole(path)
         else:
-            decoder = STREAMS[self.kind](name)
             source = None
             for data, done in read_raw(path, self.read_log, what="the file"):
                 source = done
