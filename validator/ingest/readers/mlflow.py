@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-import sqlite3
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from validator.files import Tree
 from validator.ingest.read_log import FaultLog, printable
 from validator.ingest.readers.rows import MAX_STEP, LoggedRow, as_number
+
+if TYPE_CHECKING:
+    import sqlite3
 
 _LONGEST = 256
 _LARGEST_FLOAT = 1.7976931348623157e308
@@ -75,6 +78,11 @@ class Database:
         Raises:
             SeveralRuns: when more than one run has metrics.
         """
+        try:
+            import sqlite3  # some builds of Python have none
+        except ImportError as error:
+            self.faults.add("garbage-row", 0, f"this Python cannot read SQLite: {error}")
+            return
         with tempfile.TemporaryDirectory(prefix="validator-") as folder:
             path = Path(folder, "copy.db")
             with Tree(path.parent) as tree:
