@@ -9,41 +9,30 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from validator.commands import plan
-from validator.commands.common import (
-    AsJson,
-    Only,
-    Overrides,
-    Skip,
-    after_decision,
-    complete_runbook,
-    example,
-    fail,
-    reported,
-)
+from validator.commands import common
 
 if TYPE_CHECKING:
     from validator.pipeline.write import Finished
 
 
-@example("validator run runbooks/smoke_cpu.yaml --set baseline.steps=100")
+@common.example("validator run runbooks/smoke_cpu.yaml --set baseline.steps=100")
 def command(
     runbook: Annotated[
         str | None,
         typer.Argument(
-            metavar="RUNBOOK", help="A path, or the name of a bundled runbook.", autocompletion=complete_runbook
+            metavar="RUNBOOK", help="A path, or the name of a bundled runbook.", autocompletion=common.complete_runbook
         ),
     ] = None,
-    only: Only = None,
-    skip: Skip = None,
-    set_: Overrides = None,
+    only: common.Only = None,
+    skip: common.Skip = None,
+    set_: common.Overrides = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder that receives the run folder.")] = Path("reports"),
     resume: Annotated[
         Path | None,
         typer.Option(metavar="RUN", help="Resume a run folder whose runner was killed or interrupted."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and start nothing.")] = False,
-    as_json: AsJson = False,
+    as_json: common.AsJson = False,
     fail_fast: Annotated[bool, typer.Option("--fail-fast", help="Stop after the first phase that fails.")] = False,
     no_lock: Annotated[
         bool, typer.Option("--no-lock", help="Run although another validation uses the machine.")
@@ -54,19 +43,23 @@ def command(
         # A resumed validation keeps its settings, so that its results belong together.
         given = [name for name, value in {"--only": only, "--skip": skip, "--dry-run": dry_run}.items() if value]
         if given:
-            raise fail(
+            raise common.fail(
                 f"--resume keeps the original settings. Omit {' and '.join(given)}, or start a new run without "
                 "--resume.",
                 as_json=as_json,
             )
     elif runbook is None:
-        raise fail("name a runbook (`validator list` shows those that come along), or --resume RUN", as_json=as_json)
+        raise common.fail(
+            "name a runbook (`validator list` shows those that come along), or --resume RUN", as_json=as_json
+        )
     elif dry_run:
+        from validator.commands import plan
+
         plan.command(runbook, only=only, skip=skip, set_=set_, as_json=as_json)
         return
     from validator.pipeline import validate
 
-    with reported(as_json=as_json):
+    with common.reported(as_json=as_json):
         if resume is not None:
             finished = validate.resume(
                 resume,
@@ -87,9 +80,9 @@ def command(
                 lock=not no_lock,
             )
             finished = validate.execute(request, quiet=as_json)
-    with after_decision():
+    with common.after_decision():
         _show_finished(finished, as_json=as_json)
-    with after_decision():
+    with common.after_decision():
         _write_step_summary(finished)
     raise typer.Exit(finished.report.exits_with)
 

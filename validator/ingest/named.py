@@ -6,7 +6,7 @@ import numpy as np
 
 from validator.files import is_file
 from validator.ingest import logs
-from validator.ingest.clock import ARRIVALS_FILE, Arrivals
+from validator.ingest.clock import ARRIVALS_FILE
 from validator.ingest.readers import FoundFiles, find_files
 from validator.ingest.readers.read import read_files
 from validator.ingest.result_builder import ResultBuilder
@@ -14,7 +14,7 @@ from validator.ingest.table import StepTable
 from validator.model.catalogue import METRICS
 from validator.model.parts import TrainerMetrics
 from validator.model.readers import READERS, ReaderName
-from validator.model.result import Series
+from validator.model.result import PrintedFormat, Series
 
 
 def read_named(state: ResultBuilder, found: logs.LogFiles) -> None:
@@ -62,7 +62,7 @@ def read_known_files(state: ResultBuilder, found: logs.LogFiles) -> None:
             state.add_printed(table)
         if state.series:
             path = state.read_log.name(state.out / one.paths[0])
-            state.extra["printed"] = {"path": path, "format": name, "pattern": "", "about": one.reader.about}
+            state.evidence.printed = PrintedFormat(path, name, pattern="", about=one.reader.about)
 
 
 def _note_no_file(state: ResultBuilder, found: FoundFiles) -> None:
@@ -96,9 +96,8 @@ def _read_two_streams(state: ResultBuilder, found: logs.LogFiles, *, optional: b
 
 def time_by_arrivals(state: ResultBuilder) -> None:
     """The time of a step by the validator's own clock, where a reader's trainer reports none."""
-    arrivals: dict[str, Arrivals] = state.extra.get("arrivals", {})
     none = np.empty(0, np.int64), np.empty(0, np.float64)
-    steps, seconds = max(arrivals.values(), key=lambda one: len(one[0]), default=none)
+    steps, seconds = max(state.evidence.arrivals.values(), key=lambda one: len(one[0]), default=none)
     source = state.read_log.sources.get(state.read_log.name(state.out / ARRIVALS_FILE))
     spans, strides = np.diff(seconds), np.diff(steps)
     usable = spans > 0
@@ -111,4 +110,4 @@ def time_by_arrivals(state: ResultBuilder) -> None:
         values=(spans / np.maximum(strides, 1))[usable],
         source=source,
     )
-    state.extra.setdefault("derived", []).append("step_time_s")
+    state.evidence.derived.append("step_time_s")

@@ -107,8 +107,9 @@ class Tail:
 
     def _grown(self) -> bytes:
         """Bytes since the last call; of a file that was written again, from its start."""
+        name = os.path.relpath(self.path, self._root)
         try:
-            with Tree(self._root, link_roots=self._link_roots) as tree, tree.open(self._relative) as file:
+            with Tree(self._root, link_roots=self._link_roots) as tree, tree.open(name) as file:
                 stat = os.fstat(file.fileno())
                 if stat.st_ino == self._inode and stat.st_size == self._offset:
                     return b""
@@ -124,10 +125,6 @@ class Tail:
             return b""
         self._offset += len(data)
         return data
-
-    @property
-    def _relative(self) -> str:
-        return os.path.relpath(self.path, self._root)
 
     @property
     def first_line(self) -> bytes:
@@ -146,7 +143,6 @@ class RankState:
 
     step: int | None = None
     heard: float | None = None
-    advanced: float | None = None
     pid: int | None = None
     message: str = ""
 
@@ -281,7 +277,7 @@ class RunFollower:
                 state.message = str(entry.get("msg", ""))
                 state.pid = _whole(values.pop("pid", None)) or state.pid
                 if step is not None and (state.step is None or step > state.step):
-                    state.step, state.advanced = step, now
+                    state.step = step
                 for name in ("ts", "rank"):
                     values.pop(name, None)
                 yield Record(path.name, rank, step if step else None, values, state.message, path=path, end=end)
