@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from validator.documents import parse_json
+from validator.files import replace_file
 from validator.kinds.base import Found, ImplicitCriterion, JudgedRun, Planner, ProcessKind, Seen, Site
 from validator.model.phases import StoragePhase
 from validator.model.runbook import Runbook
@@ -161,9 +163,7 @@ def main() -> int:
             found |= _measured(Path(place), size, checkpoint, seconds, direct=found["direct"])
     except OSError as error:
         found["problem"] = f"{folder}: {error.strerror or error}; name a folder that can be written with path"
-    temporary = record.with_suffix(".tmp")
-    temporary.write_text(json.dumps(found, indent=1), encoding="utf-8")
-    temporary.replace(record)
+    replace_file(record, json.dumps(found, indent=1))
     print(json.dumps(found))  # noqa: T201 - the log of the run
     return 0
 
@@ -244,7 +244,7 @@ def _by_fio(program: str, place: Path, size: int, checkpoint: int, seconds: floa
         jobs.append([f"--name=checkpoint{n}", "--stonewall", *target, "--rw=write", whole, "--end_fsync=1"])
     words = [program, "--output-format=json", f"--output={report}", *(word for job in jobs for word in job)]
     subprocess.run(words, cwd=place, check=True, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    found = json.loads(report.read_text(encoding="utf-8"))
+    found = parse_json(report.read_text(encoding="utf-8"))
     done = {job["jobname"]: job for job in found["jobs"]}
     if any(job["error"] for job in done.values()):
         raise ValueError("fio reports an error of a job")
