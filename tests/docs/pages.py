@@ -3,10 +3,12 @@
 ```python title="train.py"      a file, written into the session's folder
 ```console                      commands behind `$ `, each followed by its output; `...` stands for anything
 <!-- elsewhere: why -->         before a block of commands that no test can run
+<!-- needs: a, b -->            before a block that is run only where these packages are installed
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -54,6 +56,9 @@ def read_page(path: Path) -> Session:
         info, body = block["info"], block["body"]
         title = _TITLE.search(info)
         reason = re.fullmatch(r"<!-- elsewhere: (.+) -->", block["before"].strip())
+        needs = re.fullmatch(r"<!-- needs: (.+) -->", block["before"].strip())
+        if needs and not all(map(importlib.util.find_spec, needs[1].split(", "))):
+            continue
         if title:
             steps.append(FileBlock(title[1], body))
         elif info.split()[:1] == ["console"] and reason:

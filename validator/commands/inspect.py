@@ -18,6 +18,10 @@ def command(
         str | None,
         typer.Option(metavar="PATTERN", help="How its log is read: 'step {step} loss {loss} tok/s {toks_per_s}'."),
     ] = None,
+    reader: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A reader that knows it: hf-trainer; repeatable."),
+    ] = None,
     runbook: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The runbook that says where its measurements are.")
     ] = None,
@@ -31,10 +35,11 @@ def command(
     from validator.pipeline.inspect import inspect
     from validator.report.terminal.summary import inspection_lines
 
-    if stdout is not None and runbook is not None:
-        raise fail("--stdout and --runbook both say how the log is read; give one of them", as_json=as_json)
+    given = [name for name, one in (("--stdout", stdout), ("--reader", reader), ("--runbook", runbook)) if one]
+    if len(given) > 1:
+        raise fail(f"{' and '.join(given)} all say how it is read; give one of them", as_json=as_json)
     with reported(as_json=as_json):
-        inspection = inspect(path, warmup_steps=warmup_steps, stdout=stdout, runbook=runbook)
+        inspection = inspect(path, warmup_steps=warmup_steps, stdout=stdout, runbook=runbook, readers=reader or ())
     shown = (inspection.directory, inspection.run, inspection.findings, inspection.printed)
     answer(inspection.as_dict, inspection_lines, *shown, as_json=as_json)
     raise typer.Exit(ExitCode.NO_GO if inspection.vetoed else ExitCode.GO)

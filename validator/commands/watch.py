@@ -33,16 +33,22 @@ def command(
         str | None,
         typer.Option(metavar="PATTERN", help="How its log in DIR is read: 'step {step} loss {loss}'."),
     ] = None,
+    reader: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A reader that knows its files: tensorboard; repeatable."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per event on stdout.")] = False,
 ) -> None:
     """Watch a trainer that is running, ours or another's, until it ends; exit code 1 when something is wrong."""
     from validator.model.runbook import TrainerMetrics, Watchdog
-    from validator.pipeline.inspect import printed_metrics
+    from validator.pipeline.inspect import printed_metrics, reader_metrics
     from validator.supervise.watch import watch_to_end
 
     with reported(as_json=as_json):
         metrics = TrainerMetrics()
-        if stdout is not None:
+        if reader:
+            metrics = reader_metrics(reader).model_copy(update={"stdout": stdout})
+        elif stdout is not None:
             metrics = printed_metrics(stdout)
         watched = watch_to_end(
             directory,

@@ -9,6 +9,7 @@ import numpy as np
 
 from validator.diagnose.rule import Diagnosis, RunFacts, as_number, evidence, hit_evidence, rule
 from validator.kinds.registry import kind_of
+from validator.model.readers import matcher
 from validator.model.result import Irregularity, RankProgress, Series
 from validator.model.units import format_duration
 from validator.model.verdict import Evidence
@@ -25,6 +26,8 @@ _DAMAGE = (
 
 _CUT = frozenset({"truncated-line", "empty"})
 """What a kill leaves behind, and what a file that is still being written looks like."""
+
+_MISSING = ("missing-file", "missing-rank", "no-match", "missing-step", "several-sources", "several-keys")
 
 _RATES = ("toks_per_s", "step_time_s")
 
@@ -149,8 +152,13 @@ def _relied_on(run: RunFacts, irregularity: Irregularity) -> bool:
     declared = {PurePosixPath(one).name for one in (metrics.csv, metrics.env, metrics.metrics) if one}
     before, _, after = PurePosixPath(metrics.heartbeat or "").name.partition("{rank}")
     beat = bool(metrics.heartbeat) and name.startswith(before) and name.endswith(after)
-    printed = metrics.stdout is not None and name in ("stdout.log", "stderr.log")
-    return beat or printed or name in declared or name in kind_of(run.spec.kind).relies_on
+    printed = metrics.reads_log and name in ("stdout.log", "stderr.log")
+    logged = any(
+        matcher(f"**/{metrics.files.get(reader.name, files.glob)}").fullmatch(irregularity.path)
+        for reader in metrics.readers
+        for files in reader.files
+    )
+    return beat or printed or logged or name in declared or name in kind_of(run.spec.kind).relies_on
 
 
 def _impossible(run: RunFacts) -> Iterator[Evidence]:
@@ -178,7 +186,7 @@ def missing_evidence(run: RunFacts) -> Iterator[Diagnosis]:
     """A file that the runbook takes measurements from, rows of it, or the end of a heartbeat with steps is missing."""
     if run.failed:
         return  # a run that ended badly may well not have come so far
-    seen = [evidence(i.message, i.path) for i in run.irregular("missing-file", "missing-rank", "no-match")]
+    seen = [evidence(i.message, i.path) for i in run.irregular(*_MISSING)]
     if run.training and run.outcome is not None:
         seen += _missing_rows(run)
     if run.training:

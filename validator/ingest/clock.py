@@ -14,6 +14,8 @@ from validator.ingest.read_log import ReadLog, read_blocks
 from validator.ingest.rows import below_all_later
 from validator.model.result import Floats, InvalidWindow, Series, Steps
 
+ARRIVALS_FILE = "arrivals.jsonl"
+
 Arrivals = tuple[Steps, Floats]
 """Steps `[n]`, rising, and the seconds `[n]` after the attempt's start at which each had arrived."""
 

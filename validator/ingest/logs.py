@@ -14,16 +14,19 @@ from validator.documents import parse_json
 from validator.files import Tree, is_file, open_file, stat_file
 from validator.ingest.printed import Lines, PrintedRows
 from validator.ingest.read_log import SMALL_BYTES, Digest, ReadLog, blocks, clean, printable
-from validator.ingest.recipes import Recipe, document_lines, recognize
+from validator.ingest.readers.hf_trainer import TwoStreams
+from validator.ingest.readers.rows import FAULTS, LoggedColumns
 from validator.ingest.table import StepTable
 from validator.model.budget import TooSlow, searching
 from validator.model.columns import without_colors
 from validator.model.pattern import LinePattern, StepCounter, line_pattern, parse_number
+from validator.model.recipes import Recipe, document_lines, recognize
 from validator.model.result import CollectiveWait, LogHit, RankError, ScalarValue
 
 MAX_LINE = 8192
 TAIL_BYTES = 64 * 2**10
 MAX_FILES = 256
+_LOOKED_AT = 4096
 
 _COLLECTIVE = re.compile(
     r"\b(?:all_reduce|allreduce|all_gather(?:_into_tensor)?|reduce_scatter(?:_tensor)?|broadcast|barrier|all_to_all|"
@@ -126,12 +129,18 @@ def recognized(paths: Iterable[Path]) -> tuple[Path, Recipe] | None:
     best: tuple[int, Path, Recipe] | None = None
     for path in dict.fromkeys(paths):
         try:
-            known = recognize(_lines(path, Digest()))
+            known = None if _is_binary(path) else recognize(_lines(path, Digest()))
         except OSError:
             continue
         if known is not None and (best is None or known[1] > best[0]):
             best = known[1], path, known[0]
     return None if best is None else best[1:]
+
+
+def _is_binary(path: Path) -> bool:
+    """Whether a file holds zero bytes near its start, as no log does; to search its long lines would take hours."""
+    with open_file(path) as file:
+        return b"\0" in file.read(_LOOKED_AT)
 
 
 def texts_of(folder: Path, found: LogFiles) -> tuple[Path, ...]:
@@ -199,6 +208,32 @@ def series(path: Path, pattern: str, read_log: ReadLog, *, longest: bool = False
         return StepTable({}, source, 0)
     columns, derived, kept = rows.table(lambda code, text, line: read_log.note(code, text, path, line), longest=longest)
     return StepTable(columns, source, kept, derived, rows.places)
+
+
+def two_streams(paths: tuple[Path, ...], read_log: ReadLog, *, optional: bool) -> list[StepTable]:
+    """Series of the Trainer of Hugging Face: dictionaries and bar, wherever each is printed; empty without any.
+
+    `optional` says that a file holds the same, so that dictionaries without a step are no flaw.
+    """
+    streams, columns = TwoStreams(), LoggedColumns()
+    for path in paths:
+        digest = Digest()
+        try:
+            for number, text in _lines(path, digest):
+                for row in streams.take(number, text):
+                    columns.add(row)
+        except OSError as error:
+            read_log.note("unreadable", f"the log cannot be read: {error.strerror or error}", path)
+            continue
+        read_log.add_source(path, sha256=digest.sha256, size=digest.size)
+    streams.close()
+    if not optional:
+        streams.faults.note(read_log, paths[0], FAULTS)
+    if "loss" not in columns.columns:
+        return []
+    table, derived = columns.table({}, lambda code, text, line: None)
+    source = read_log.sources[read_log.name(paths[0])]
+    return [StepTable(table, source, len(table["loss"][0]), derived)]
 
 
 _POINT = " (print a decimal point)"

@@ -179,9 +179,8 @@ class PrintedRows:
             there = position[places] >= 0
             if there.any():
                 found[name] = own[places[there]], numbers[there]
-        derived = dict(_derived(found))
-        measured = {name: column for name, column in found.items() if name not in NO_SERIES}
-        return {**measured, **derived}, tuple(derived), len(kept)
+        made, derived = with_derived(found)
+        return made, derived, len(kept)
 
     def _by_totals(self, steps: Steps) -> Steps:
         """Steps of counted lines by the tokens or samples seen: the fewest between two lines are one step, so that a
@@ -258,6 +257,13 @@ def _note_repeats(places: Steps, numbers: Floats, steps: Steps, lines: Steps, no
         at = places[again[0]]
         text = f"{again.size} lines repeat the step before them, first step {steps[at]}; the later line counts"
         note("duplicate-step", text, int(lines[at]))
+
+
+def with_derived(found: Mapping[str, Column]) -> tuple[dict[str, Column], tuple[str, ...]]:
+    """The series of these columns, clocks replaced by what follows from them; the names of those that follow."""
+    derived = dict(_derived(found))
+    measured = {name: column for name, column in found.items() if name not in NO_SERIES}
+    return {**measured, **derived}, tuple(derived)
 
 
 def _derived(found: Mapping[str, Column]) -> Iterator[tuple[str, Column]]:
@@ -370,7 +376,7 @@ def _ticks(seconds: Floats, unit: float) -> npt.NDArray[np.intp]:
     A row behind a pause of more than a unit may be late by one, so the next one counts for it.
     """
     moved = np.flatnonzero(np.diff(seconds) > 0) + 1
-    if unit == 0 or 2 * moved.size > len(seconds):
+    if unit == 0 or not moved.size or 2 * moved.size > len(seconds):
         return moved[:0]
     strides = seconds[moved] - seconds[moved - 1]
     return np.asarray(moved[(strides < 1.5 * unit) | (moved == moved[-1])])

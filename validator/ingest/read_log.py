@@ -243,6 +243,25 @@ def blocks(path: Path, digest: Digest, *, block_bytes: int = BLOCK_BYTES) -> Ite
         yield rest
 
 
+def read_raw(path: Path, read_log: ReadLog, *, what: str) -> Iterator[tuple[bytes, SourceFile | None]]:
+    """The bytes of a file in pieces; with the last one, which is empty, the file as a source.
+
+    Where it cannot be read to its end, an irregularity is noted and no source is given.
+    """
+    digest = Digest()
+    try:
+        with open_file(path) as handle:
+            if os.fstat(handle.fileno()).st_size > LARGEST_BYTES:
+                raise Unreadable(errno.EFBIG, f"it is larger than {LARGEST_BYTES >> 30} GiB, the limit for any file")
+            while digest.size <= LARGEST_BYTES and (data := handle.read(BLOCK_BYTES)):
+                digest.update(data)
+                yield data, None
+    except OSError as error:
+        read_log.note("unreadable", f"{what} cannot be read: {error.strerror or error}", path)
+        return
+    yield b"", read_log.add_source(path, sha256=digest.sha256, size=digest.size)
+
+
 def read_blocks(path: Path, read_log: ReadLog, take: Callable[[bytes, int], int], *, what: str) -> SourceFile | None:
     """Hand a file to `take(block, first_line)` block by block, which returns the line ends in it.
 

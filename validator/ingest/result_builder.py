@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,9 @@ from validator.ingest.accounts import printed_object, read_json_object, read_jun
 from validator.ingest.clock import Arrivals, longest_s
 from validator.ingest.heartbeat import Heartbeat
 from validator.ingest.read_log import ReadLog, age_before, read_small
+from validator.ingest.table import StepTable
 from validator.model.catalogue import METRICS
+from validator.model.columns import ALIASES, OTHER_UNITS
 from validator.model.record import Outcome
 from validator.model.result import Floats, RunEvidence, ScalarValue, Series, Steps
 from validator.model.runbook import TrainerMetrics
@@ -175,6 +177,29 @@ class ResultBuilder:
     def add_scalar(self, name: str, value: float | None, source: str | None = None) -> None:
         """A scalar by its catalogued unit; nothing when there is no value."""
         self.scalars |= scalar(name, value, source)
+
+    def add_table(self, table: StepTable, *, prefix: str = "") -> None:
+        """Series of a table that are not there yet, by the contract's names and units."""
+        for raw, (steps, values) in table.columns.items():
+            column, other = ALIASES.get(raw, raw), OTHER_UNITS.get(raw)
+            if other is not None and other.name not in table.columns and not prefix:
+                column, values = other.name, other.converted(values)
+            name = f"{prefix}{column}"
+            if name not in self.series:
+                unit = self.unit_of(column)
+                self.series[name] = Series(name=name, unit=unit, steps=steps, values=values, source=table.source)
+
+    def add_printed(self, table: StepTable) -> None:
+        """The same of what was printed or logged: which of it follows from clocks, and where its rows are."""
+        self.evidence.derived += (name for name in table.derived if name not in self.series)
+        if table.places is not None:
+            self.evidence.places = replace(table.places, path=table.source.path)
+        self.add_table(table)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the trainer ended by itself, and closed its files."""
+        return self.outcome is not None and self.outcome.ok
 
     def json_object(self, path: Path, *, what: str) -> tuple[dict[str, Any], str] | None:
         """A file that holds one JSON object, and its name; None, and an irregularity, when it does not."""

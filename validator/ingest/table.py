@@ -9,7 +9,7 @@ import csv
 import re
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +48,10 @@ class StepTable:
     rows: int
     derived: tuple[str, ...] = ()
     places: PrintedPlaces | None = None
+
+    def without(self, name: str) -> StepTable:
+        """The same table but for one column."""
+        return replace(self, columns={key: column for key, column in self.columns.items() if key != name})
 
 
 @dataclass

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from validator.files import is_file, open_file
 from validator.ingest import logs
 from validator.ingest import result_builder as derived
 from validator.ingest.accounts import flat, open_scalars, read_json_object, scalar
-from validator.ingest.clock import jumps_in_rows, longest_s, read_arrivals
+from validator.ingest.clock import ARRIVALS_FILE, jumps_in_rows, longest_s, read_arrivals
 from validator.ingest.heartbeat import Heartbeat, find_heartbeats, read_loader
 from validator.ingest.instruments import read_instruments
+from validator.ingest.named import read_known_files, read_named, time_by_arrivals
 from validator.ingest.ranks import fill_from_rank_0, read_heartbeats, reading
 from validator.ingest.read_log import CLOCK_SLACK_S, age_before, printable
 from validator.ingest.result_builder import ResultBuilder
-from validator.ingest.table import StepTable, has_steps, read_table
+from validator.ingest.table import has_steps, read_table
 from validator.ingest.telemetry import disturbed_somewhere, read_samples, read_telemetry
 from validator.model.catalogue import METRICS
-from validator.model.columns import ALIASES, OTHER_UNITS
-from validator.model.result import Halt, InvalidWindow, PrintedFormat, RankProgress, Series
+from validator.model.result import Halt, InvalidWindow, PrintedFormat, RankProgress
 from validator.times import unix_seconds
 
 _MOST_RANKS = 2**20
@@ -39,6 +38,9 @@ def read_training(state: ResultBuilder, found: logs.LogFiles) -> None:
         _read_csv(state)
         read_heartbeats(state, paths, heartbeats)
     _read_stdout(state, found)
+    read_named(state, found)
+    if state.lenient and not state.series:
+        read_known_files(state, found)
     fill_from_rank_0(state)
     _derive(state)
     _read_halt(state)
@@ -90,23 +92,11 @@ def _read_metrics(state: ResultBuilder) -> None:
         state.scalars |= open_scalars("metrics", flat(content) or {}, source.path)
 
 
-def _add_table(state: ResultBuilder, table: StepTable, *, prefix: str = "") -> None:
-    for raw, (steps, values) in table.columns.items():
-        column, other = ALIASES.get(raw, raw), OTHER_UNITS.get(raw)
-        if other is not None and other.name not in table.columns and not prefix:
-            column, values = other.name, other.converted(values)
-        name = f"{prefix}{column}"
-        if name not in state.series:
-            state.series[name] = Series(
-                name=name, unit=state.unit_of(column), steps=steps, values=values, source=table.source
-            )
-
-
 def _read_csv(state: ResultBuilder) -> None:
     path = state.declared(state.metrics.csv, "training log") or (_other_table(state) if state.lenient else None)
-    table = read_table(path, state.read_log, ended=_ended(state)) if path else None
+    table = read_table(path, state.read_log, ended=state.ended) if path else None
     if table is not None:
-        _add_table(state, table)
+        state.add_table(table)
 
 
 def _other_table(state: ResultBuilder) -> Path | None:
@@ -130,7 +120,7 @@ def _read_stdout(state: ResultBuilder, found: logs.LogFiles) -> None:
         return
     table = logs.series_in(texts, state.metrics.stdout, state.read_log, longest=state.texts is not None)
     if table is not None:
-        _add_printed(state, table)
+        state.add_printed(table)
 
 
 def _read_known_format(state: ResultBuilder) -> None:
@@ -141,14 +131,7 @@ def _read_known_format(state: ResultBuilder) -> None:
         return
     path, recipe = known
     state.evidence.printed = PrintedFormat(state.read_log.name(path), recipe.name, recipe.pattern, recipe.about)
-    _add_printed(state, table)
-
-
-def _add_printed(state: ResultBuilder, table: StepTable) -> None:
-    state.evidence.derived += (name for name in table.derived if name not in state.series)
-    if table.places is not None:
-        state.evidence.places = replace(table.places, path=table.source.path)
-    _add_table(state, table)
+    state.add_printed(table)
 
 
 def _tokens_per_step(state: ResultBuilder) -> float | None:
@@ -162,13 +145,8 @@ def _tokens_per_step(state: ResultBuilder) -> float | None:
 
 
 def _read_arrivals(state: ResultBuilder) -> None:
-    path = state.out / "arrivals.jsonl"
+    path = state.out / ARRIVALS_FILE
     state.evidence.arrivals = read_arrivals(path, state.read_log, out=state.out) if is_file(path) else {}
-
-
-def _ended(state: ResultBuilder) -> bool:
-    """Whether the trainer ended by itself, and closed its files."""
-    return state.outcome is not None and state.outcome.ok
 
 
 def _derive(state: ResultBuilder) -> None:
@@ -179,6 +157,8 @@ def _derive(state: ResultBuilder) -> None:
         state.series["toks_per_s"] = derived.series_from("toks_per_s", own, own.steps, own.values * state.world_size)
     first = state.heartbeats.get(min(state.heartbeats)) if state.heartbeats else None
     _read_arrivals(state)
+    if state.metrics.reader and first is None and not {"toks_per_s", "step_time_s"} & state.series.keys():
+        time_by_arrivals(state)
     state.evidence.tokens_per_step = tokens = _tokens_per_step(state)
     written = dict(state.series)
     for name, made in derived.step_times(state.series, first, tokens, duration_s=state.duration_s).items():
@@ -273,9 +253,9 @@ def _short_text(path: Path) -> str:
 def _read_further(state: ResultBuilder) -> None:
     """Contract files beyond the usual three: their columns become series `<stem>.<column>` where they go by step."""
     for path in (state.out / name for name in _BY_STEP):
-        table = read_table(path, state.read_log, ended=_ended(state)) if is_file(path) else None
+        table = read_table(path, state.read_log, ended=state.ended) if is_file(path) else None
         if table is not None:
-            _add_table(state, table, prefix=f"{path.stem}.")
+            state.add_table(table, prefix=f"{path.stem}.")
     read_instruments(state)
     scalars, state.evidence.loader_error = read_loader(state.out, state.metrics.heartbeat, state.read_log)
     state.scalars |= scalars

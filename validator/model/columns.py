@@ -6,6 +6,7 @@ measure it. Both readings take the names from here.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -94,7 +95,11 @@ def series_name(raw: str) -> str:
 
 
 def contract_values(values: Mapping[str, float]) -> dict[str, float]:
-    """A row with the contract's names and units; a value under the contract's own name has precedence."""
+    """A row with the contract's names and units; a value under the contract's own name has precedence.
+
+    A loss that the trainer leaves out or replaces because it is NaN is NaN: `nan_iterations` above 0 says so, or a loss
+    of exactly 0 with a `grad_norm` of NaN.
+    """
     found: dict[str, float] = {}
     for raw, value in values.items():
         other, name = OTHER_UNITS.get(raw), series_name(raw)
@@ -102,6 +107,8 @@ def contract_values(values: Mapping[str, float]) -> dict[str, float]:
             found[name] = value
         elif name not in values and not (other is not None and other.inverse and value == 0):
             found.setdefault(name, value if other is None else other.converted(value))
+    if found.get("nan_iterations", 0.0) > 0 or (found.get("loss") == 0 and math.isnan(found.get("grad_norm", 0.0))):
+        found["loss"] = math.nan
     return found
 
 

@@ -14,6 +14,7 @@ from validator.model.budget import found_in
 from validator.model.catalogue import METRICS, Better, Metric, Statistic, Window
 from validator.model.findings import FindingCode
 from validator.model.pattern import PatternError, compiled, line_pattern
+from validator.model.readers import READERS, Reader, ReaderName, readers_of
 from validator.model.units import Duration, Frozen, Size
 
 Setting = str | int | float | bool
@@ -135,9 +136,34 @@ ExtraField = Annotated[
 ]
 
 
-class TrainerMetrics(Frozen):
-    """Where a trainer's measurements are read from, relative to its output folder."""
+def _names_list(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else value
 
+
+ReaderNames = Annotated[
+    tuple[ReaderName, ...],
+    BeforeValidator(_names_list, json_schema_input_type=ReaderName | tuple[ReaderName, ...]),
+]
+
+
+class TrainerMetrics(Frozen):
+    """Where a trainer's measurements are read from, relative to its output folder. A reader's name, or a list of them,
+    may be written in place of the mapping."""
+
+    reader: ReaderNames = Field(
+        (),
+        description="Readers that know what a trainer or a logger writes ([page](readers.md)). Of several, a series is "
+        "that of the first that has it; `csv`, `heartbeat` and `stdout` come before all.",
+    )
+    files: dict[ReaderName, str] = Field(
+        default_factory=dict,
+        description="Which files a reader takes, where it finds more than one run's: reader to a path below the output "
+        "folder, with `*` within a folder and `**/` for any folders.",
+    )
+    names: dict[Identifier, str] = Field(
+        default_factory=dict,
+        description="Keys under which files of a reader hold a series, where it does not know them: `{loss: L/total}`.",
+    )
     csv: str | None = Field(None, description="CSV of `step,loss,lr,toks_per_s,…`, with or without a header.")
     heartbeat: str | None = Field(None, description="JSON lines, one file per rank; `{rank}` is the rank.")
     env: str | None = Field(None, description="JSON with the environment and the requested and effective config.")
@@ -161,6 +187,30 @@ class TrainerMetrics(Frozen):
     )
 
     @property
+    def readers(self) -> tuple[Reader, ...]:
+        """The readers that are named, in their order."""
+        return readers_of(self.reader)
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """Patterns for the lines that rank 0 prints: its own, then those of the readers."""
+        return tuple(filter(None, (self.stdout, *(reader.pattern for reader in self.readers))))
+
+    @property
+    def reads_log(self) -> bool:
+        """Whether anything is read from what rank 0 prints."""
+        return bool(self.patterns) or any(reader.two_streams for reader in self.readers)
+
+    @model_validator(mode="after")
+    def _files_of_readers(self) -> TrainerMetrics:
+        for name in self.files:
+            if name not in self.reader:
+                raise ValueError(f"files names {name}, which is no reader here; write reader: {name}, or remove it")
+            if not READERS[name].files:
+                raise ValueError(f"files names {name}, which reads what is printed; remove it")
+        return self
+
+    @property
     def declared(self) -> Mapping[str, Metric]:
         """The series of `extra` that the catalogue lacks, by name."""
         return {name: one.as_metric(name) for name, one in self.extra.items() if name not in METRICS}
@@ -182,6 +232,17 @@ class TrainerMetrics(Frozen):
         return value
 
 
+def _metrics(value: Any) -> Any:
+    """A reader's name, or a list of them, as the mapping that it is short for."""
+    return {"reader": value} if isinstance(value, (str, list, tuple)) else value
+
+
+MetricsField = Annotated[
+    TrainerMetrics,
+    BeforeValidator(_metrics, json_schema_input_type=ReaderName | tuple[ReaderName, ...] | TrainerMetrics),
+]
+
+
 BUNDLED_METRICS = TrainerMetrics(
     csv="training.csv", heartbeat="heartbeat_rank{rank}.jsonl", env="env.json", metrics="metrics.json"
 )
@@ -198,17 +259,18 @@ class Trainer(Frozen):
         description="Passed as `--key value`; true becomes `--key`, false leaves it out. Placeholders are filled in. "
         "What is given here replaces both defaults, but the bundled trainer always gets them. Each default is left out "
         "where the command holds its placeholder itself, and `out` also where every metric is read from what the "
-        "trainer prints.",
+        "trainer prints, or by a reader.",
     )
     trial_args: dict[str, Setting] = Field(
         default_factory=dict,
         description="Further arguments for the short runs of a validation alone, such as a learning rate that warms up "
         "within them; the recommended command leaves them out.",
     )
-    metrics: TrainerMetrics = Field(
+    metrics: MetricsField = Field(
         BUNDLED_METRICS,
         description="Where its measurements are read from; default, for any trainer, `training.csv`, "
-        "`heartbeat_rank{rank}.jsonl`, `env.json` and `metrics.json`. Where it is given, only those that it names.",
+        "`heartbeat_rank{rank}.jsonl`, `env.json` and `metrics.json`. Where it is given, only those that it names: a "
+        "reader (`nanogpt`), a list of them, or a mapping as below.",
     )
     tokens_per_step: Count | None = Field(
         None,
@@ -228,12 +290,13 @@ class Trainer(Frozen):
     def _default_args(cls, data: Any) -> Any:
         """A command that contains `{steps}` or `{out}` is not given `--steps` or `--out` as well.
 
-        Nor is `--out` given to a trainer that only prints: most such scripts reject an option they do not know.
+        Nor is `--out` given to a trainer that only prints, or that a reader knows: most reject an option of no meaning.
         """
         if not isinstance(data, dict) or "args" in data or not isinstance(data.get("command"), (list, tuple)):
             return data
         command, metrics = " ".join(str(word) for word in data["command"]), data.get("metrics")
-        prints = isinstance(metrics, dict) and set(metrics) == {"stdout"}
+        named = isinstance(metrics, (str, list, tuple)) or (isinstance(metrics, dict) and "reader" in metrics)
+        prints = named or (isinstance(metrics, dict) and set(metrics) == {"stdout"})
         missing = [name for name in ("steps", "out") if f"{{{name}}}" not in command and not (name == "out" and prints)]
         return {**data, "args": {name: f"{{{name}}}" for name in missing}}
 

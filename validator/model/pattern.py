@@ -353,6 +353,7 @@ class StepCounter:
         self._offset = 0.0
         self._epoch: float | None = None
         self._last: float | None = None
+        self._length: float | None = None
         self._stride = 1.0
         self._rows = 0
 
@@ -377,10 +378,12 @@ class StepCounter:
             # Without an epoch number, the last step of an epoch announces the next one.
             over = epoch is None and length is not None and self._last > length - max(self._stride, 1.5)
             if later or over:
-                self._offset += length if length is not None else self._last + self._stride
+                # The last epoch may be shorter, and says its own length.
+                before = length if self._length is None else self._length
+                self._offset += before if before is not None else self._last + self._stride
         elif self._last is not None and step > self._last:
             self._stride = step - self._last
-        self._epoch, self._last = epoch, step
+        self._epoch, self._last, self._length = epoch, step, length
         return self._offset + step
 
     def _of_training(self, step: float, total: float) -> bool:

@@ -85,14 +85,20 @@ def _groups(pattern: str | None) -> tuple[str, ...]:
 def series_of(metrics: TrainerMetrics, *, tokens: bool = False) -> dict[str, Metric]:
     """The series that a trainer with these sources can yield; `tokens` says that the tokens of a step are declared.
 
-    A CSV may hold any column; heartbeats hold what the trainer contract lists; text holds its named groups.
+    A CSV and the files of a reader may hold any column; heartbeats hold what the trainer contract lists; text holds its
+    named groups.
     `toks_per_s_per_rank` follows from `toks_per_s`, and with the FLOPs per token of the environment file the model's
     rate; `step_rate` from `toks_per_s` and `step_time_s`, and with the tokens of a step each of the two from the other.
     """
     names: set[str] = set()
     if metrics.csv is not None or metrics.heartbeat is not None:
         names |= set(METRICS) | set(metrics.extra)
-    names |= _printed_series({series_name(name) for name in _groups(metrics.stdout)})
+    for pattern in metrics.patterns:
+        names |= _printed_series({series_name(name) for name in _groups(pattern)})
+    for reader in metrics.readers:
+        if reader.files:
+            names |= {*(reader.series or METRICS), "val_loss", *metrics.extra, *metrics.names}
+        names |= {"step_time_s"} if reader.bar else set()
     names |= {"toks_per_s"} if "toks_per_s_per_rank" in names else set()
     if tokens and names & {"toks_per_s", "step_time_s"}:
         names |= {"toks_per_s", "step_time_s"}
@@ -286,7 +292,7 @@ def _resolve_series(metric: str, statistic: str, *, runbook: Runbook, phase: Pha
 
 def _reject_metric(metric: str, statistic: str, series: dict[str, Metric]) -> None:
     if metric in METRICS:
-        fix = f"declare trainer.metrics.csv or heartbeat, or write {{{metric}}} in trainer.metrics.stdout"
+        fix = f"declare trainer.metrics.csv, heartbeat or a reader, or write {{{metric}}} in trainer.metrics.stdout"
         if metric == "toks_per_s" and "step_time_s" in series:
             fix = "declare trainer.tokens_per_step, from which it follows with the time of a step"
         raise UnresolvedReference(f"{metric} can never be known: the trainer declares no source of it", fix)

@@ -222,7 +222,7 @@ class UnpassedTests:
 
 @dataclass(frozen=True)
 class PrintedFormat:
-    """The print format by which a log was read for which no pattern was given."""
+    """How a log or a logger's file was read for which nothing was declared; `pattern` is empty for a reader's file."""
 
     path: str
     format: str

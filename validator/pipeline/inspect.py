@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from validator.judge import run_report
 from validator.kinds.registry import load
 from validator.model.contrast import Contrast
 from validator.model.plan import RunSpec
+from validator.model.readers import READERS, readers_of
 from validator.model.record import RunRecord
 from validator.model.result import PrintedFormat, Result
 from validator.model.runbook import TrainerMetrics
@@ -26,6 +27,7 @@ from validator.runbook import find
 from validator.runs.folder import FolderError, RunFolder, is_run_folder, last_go
 from validator.runs.replay import events_of, record_of, started_runs
 from validator.secrets.masking import clean_result
+from validator.text import nearest
 
 _WARMUP_STEPS = 20
 _LEVELS = 6
@@ -63,7 +65,12 @@ class Inspection:
 
 
 def inspect(
-    path: Path, *, warmup_steps: int | None = None, stdout: str | None = None, runbook: Path | None = None
+    path: Path,
+    *,
+    warmup_steps: int | None = None,
+    stdout: str | None = None,
+    runbook: Path | None = None,
+    readers: Sequence[str] = (),
 ) -> Inspection:
     """Measure and diagnose one trainer folder, log or table.
 
@@ -74,16 +81,18 @@ def inspect(
         warmup_steps: steps that never count as steady; by default the runbook's, else 20, of a short run a quarter.
         stdout: the pattern that its log is read by.
         runbook: the runbook that says where its measurements are.
+        readers: names of readers that know what is in it.
 
     Raises:
-        FolderError: when there is nothing of that name, or `stdout` is no pattern.
+        FolderError: when there is nothing of that name, `stdout` is no pattern, or there is no such reader.
         RunbookError: when the runbook is wrong.
     """
     if not path.exists():
         raise FolderError(f"{path} is not there; give the folder that holds the trainer's files, or its log")
-    record = _of_validation(path) if stdout is None and runbook is None else None
+    record = _of_validation(path) if stdout is None and runbook is None and not readers else None
     if record is None:
-        record = inspect_record(path, warmup_steps=warmup_steps, metrics=_metrics(path, stdout, runbook))
+        metrics = _metrics(path, stdout, runbook, readers)
+        record = inspect_record(path, warmup_steps=warmup_steps, metrics=metrics)
     elif warmup_steps is not None:
         spec = record.spec.model_copy(update={"warmup_steps": warmup_steps})
         record = RunRecord(spec, record.outcome, record.result)
@@ -104,13 +113,34 @@ def printed_metrics(stdout: str) -> TrainerMetrics:
         raise FolderError(f"--stdout: {message}") from None
 
 
-def _metrics(path: Path, stdout: str | None, runbook: Path | None) -> TrainerMetrics | None:
+def reader_metrics(readers: Sequence[str], *, file: str | None = None) -> TrainerMetrics:
+    """Measurements that readers find; with `file` in this file alone.
+
+    Raises:
+        FolderError: when there is no reader of a name.
+    """
+    for name in readers:
+        if name not in READERS:
+            fix = nearest(name, READERS, f"readers: {', '.join(READERS)}")
+            raise FolderError(f"there is no reader called {name}; {fix}")
+    named = readers_of(readers)
+    files = {reader.name: file for reader in named if reader.files} if file is not None else {}
+    return TrainerMetrics(reader=tuple(reader.name for reader in named), files=files)
+
+
+def _metrics(path: Path, stdout: str | None, runbook: Path | None, readers: Sequence[str]) -> TrainerMetrics | None:
     """Where the measurements are, as far as anybody says so."""
+    if readers:
+        return reader_metrics(readers, file=None if path.is_dir() else path.name)
     if stdout is not None:
         return printed_metrics(stdout)
     if runbook is not None:
         declared = load(find(str(runbook))).runbook.trainer.metrics
-        return declared if path.is_dir() else TrainerMetrics(stdout=declared.stdout, extra=declared.extra)
+        if path.is_dir():
+            return declared
+        files = {reader.name: path.name for reader in declared.readers if reader.files}
+        update = {"csv": None, "heartbeat": None, "env": None, "metrics": None, "files": files}
+        return declared.model_copy(update=update)
     return TrainerMetrics(csv=path.name) if path.suffix == ".csv" else None
 
 

@@ -23,6 +23,7 @@ from validator.documents import parse_json, unpack
 from validator.errors import disk_errors
 from validator.files import Tree
 from validator.history.store import folder_bytes
+from validator.ingest.readers.renditions import SUFFIX, rendition
 from validator.model.units import format_size
 from validator.model.verdict import ValidationReport
 from validator.pipeline.write import Finished, rerender
@@ -185,6 +186,8 @@ def _cleaned(folder: RunFolder, names: Pseudonyms) -> tuple[dict[str, str], list
             never = relative.endswith(_NEVER_TEXT) or size > replay.LARGEST_TEXT
             data = b"\0" if never else tree.read(relative, limit=replay.LARGEST_TEXT)
             name = names.text(relative, secrets=relative not in _HEADERS)
+            if b"\0" in data and not never and (rows := rendition(relative, data)) is not None:
+                relative, name, data = f"{relative}{SUFFIX}", f"{name}{SUFFIX}", rows.encode()
             if b"\0" in data:
                 large = size > replay.LARGEST_TEXT
                 why = "larger than what is cleaned" if large else "not a text, so it cannot be cleaned"
@@ -244,7 +247,7 @@ def _write_copy(
             tree.write(name, data, sync=False)
     for name in kept:
         path = target / name
-        original = folder.root / name.removesuffix(".gz")
+        original = folder.root / name.removesuffix(".gz").removesuffix(SUFFIX)
         with suppress(OSError):  # a verdict asks whether a file is older than its process
             stat = original.lstat()
             os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))

@@ -16,6 +16,7 @@ from pydantic.fields import FieldInfo
 from validator.model import runbook as models
 from validator.model.catalogue import METRICS, STATISTICS
 from validator.model.columns import ALIASES, OTHER_UNITS
+from validator.model.readers import READERS
 from validator.model.remedy import PLAYBOOK, Remedy
 from validator.model.schemas import SCALARS, SCHEMAS
 from validator.model.settings import PLACEHOLDERS
@@ -80,6 +81,7 @@ def _key_sections() -> Iterator[str]:
         ("`hardware`", models.Hardware),
         ("`trainer`", models.Trainer),
         ("`trainer.metrics`", models.TrainerMetrics),
+        ("A reader in `reader`", None),
         ("A series in `extra`", models.ExtraSeries),
         ("`defaults`", models.Defaults),
         ("`watchdog`", models.Watchdog),
@@ -88,7 +90,7 @@ def _key_sections() -> Iterator[str]:
         ("An arm in `arms`", models.Arm),
         ("A remedy in `on_failure`", Remedy),
     ):
-        yield from _section(title, model, level=2)
+        yield from _readers(title) if model is None else _section(title, model, level=2)
 
     yield from _markdown_table(
         ("remedy of the playbook", "tried for", "sets"),
@@ -97,6 +99,16 @@ def _key_sections() -> Iterator[str]:
             for name, entry in PLAYBOOK.items()
         ],
     )
+
+
+def _readers(title: str) -> Iterator[str]:
+    yield from ("", f"## {title}", "", "A reader knows what a trainer prints, or the files that it or a logger writes.")
+    rows = []
+    for reader in READERS.values():
+        files = list(dict.fromkeys(f"`{files.glob}`" for files in reader.files))
+        prints = [] if reader.files_alone else ["what is printed"]
+        rows.append((f"`{reader.name}`", reader.about, ", ".join((*files, *prints))))
+    yield from _markdown_table(("name", "reads", "from"), rows)
 
 
 def _sets(entry: Mapping[str, Any]) -> str:

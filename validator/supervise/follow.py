@@ -19,10 +19,13 @@ from typing import Any
 
 from validator.documents import parse_json
 from validator.files import Tree
+from validator.ingest.readers.hf_trainer import TwoStreams
+from validator.ingest.readers.rows import live_values
 from validator.model.budget import TooSlow, searching
 from validator.model.columns import HEADERLESS, contract_names, contract_values, without_colors
-from validator.model.pattern import LinePattern, StepCounter, line_pattern
+from validator.model.pattern import StepCounter, line_pattern
 from validator.model.runbook import TrainerMetrics
+from validator.supervise.follow_files import FileFollower
 
 _LOOK_BYTES = 4 << 20  # per file and look; a larger backlog is caught up with at the next looks
 _HEAD_BYTES = 4096
@@ -68,6 +71,7 @@ class Tail:
         self._rest = b""
         self._head = b""
         self._skip = skip_to_last_bytes
+        self._again = False
 
     @property
     def read_to(self) -> int:
@@ -78,25 +82,18 @@ class Tail:
         """Lines finished since the last call, without their line feeds."""
         return [line for line, _ in self.lines_with_ends()]
 
+    def new_bytes(self) -> tuple[bytes, bool]:
+        """What the file grew by since the last call, and whether that begins at its start."""
+        self._again = False
+        data = self._grown()
+        return data, self._again
+
     def lines_with_ends(self) -> list[tuple[bytes, int]]:
         """Lines finished since the last call, without their line feeds, and the byte behind each."""
-        name = os.path.relpath(self.path, self._root)
-        try:
-            with Tree(self._root, link_roots=self._link_roots) as tree, tree.open(name) as file:
-                stat = os.fstat(file.fileno())
-                if stat.st_ino == self._inode and stat.st_size == self._offset:
-                    return []
-                head = file.read(_HEAD_BYTES)
-                if stat.st_ino != self._inode or stat.st_size < self._offset or not head.startswith(self._head):
-                    self._offset, self._inode, self._rest = 0, stat.st_ino, b""
-                    self._jump(stat.st_size)
-                self._head = head
-                file.seek(self._offset)
-                data = file.read(_LOOK_BYTES)
-        except OSError:
+        data = self._grown()
+        if not data:
             return []
-        begin = self._offset - len(self._rest)
-        self._offset += len(data)
+        begin = self._offset - len(data) - len(self._rest)
         whole = (self._rest + data).splitlines(keepends=True)
         self._rest = whole.pop() if whole and not whole[-1].endswith((b"\n", b"\r")) else b""
         if len(self._rest) > _LOOK_BYTES:  # a line that never ends must not fill the memory
@@ -107,6 +104,27 @@ class Tail:
             (line[:-1].rstrip(b"\r") if line.endswith(b"\n") else line, end)
             for line, end in zip(whole, ends, strict=True)
         ]
+
+    def _grown(self) -> bytes:
+        """Bytes since the last call; of a file that was written again, from its start."""
+        name = os.path.relpath(self.path, self._root)
+        try:
+            with Tree(self._root, link_roots=self._link_roots) as tree, tree.open(name) as file:
+                stat = os.fstat(file.fileno())
+                if stat.st_ino == self._inode and stat.st_size == self._offset:
+                    return b""
+                head = file.read(_HEAD_BYTES)
+                if stat.st_ino != self._inode or stat.st_size < self._offset or not head.startswith(self._head):
+                    self._again = self._inode >= 0
+                    self._offset, self._inode, self._rest = 0, stat.st_ino, b""
+                    self._jump(stat.st_size)
+                self._head = head
+                file.seek(self._offset)
+                data = file.read(_LOOK_BYTES)
+        except OSError:
+            return b""
+        self._offset += len(data)
+        return data
 
     @property
     def first_line(self) -> bytes:
@@ -147,14 +165,20 @@ class RunFollower:
     too_slow: str = ""
     by_rank: dict[int, RankState] = field(default_factory=dict)
     _tails: dict[Path, Tail] = field(default_factory=dict)
-    _columns: tuple[str, ...] | None = None
-    _log: Path | None = None
-    _counter: StepCounter = field(default_factory=StepCounter)
+    _columns: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    _logs: dict[str, Path] = field(default_factory=dict)
+    _counters: dict[str, StepCounter] = field(default_factory=dict)
+    _streams: TwoStreams = field(default_factory=TwoStreams)
+    _files: FileFollower | None = None
+
+    def __post_init__(self) -> None:
+        if any(reader.files for reader in self.metrics.readers):
+            self._files = FileFollower(self.out, self.metrics)
 
     def look(self, *, now: float | None = None) -> tuple[Record, ...]:
         """Everything written since the last look, in the order of the files."""
         moment = time.monotonic() if now is None else now
-        records = [*self._rows(), *self._beats(moment), *self._printed()]
+        records = [*self._tables(), *self._beats(moment), *self._printed(), *self._logged(moment)]
         for record in records:
             if record.step is not None and (self.step is None or record.step > self.step):
                 self.step = record.step
@@ -165,7 +189,8 @@ class RunFollower:
     @property
     def has_source(self) -> bool:
         """Whether the trainer declares anything that reports a step, and that can be searched in time."""
-        return any((self.metrics.csv, self.metrics.heartbeat, self.metrics.stdout and not self.too_slow))
+        searched = self.metrics.reads_log and not self.too_slow
+        return any((self.metrics.csv, self.metrics.heartbeat, searched, self._files))
 
     def rank0_log(self) -> Path:
         """Where rank 0's standard output goes: torchrun's file for it, else the launcher's."""
@@ -179,9 +204,11 @@ class RunFollower:
     def stamped(self) -> tuple[Path, ...]:
         """The files whose growth shows when a step was reported: table and log, else rank 0's heartbeat."""
         found = [self.out / self.metrics.csv] if self.metrics.csv is not None else []
-        if self.metrics.stdout is not None:
+        found += [] if self._files is None else self._files.paths
+        if self.metrics.reads_log:
             log = self.rank0_log()
-            found += [log, log.with_name("stderr.log")] if self._log is None else [self._log]
+            searched = set(self.metrics.patterns) <= self._logs.keys() and not self._two_streams
+            found += dict.fromkeys(self._logs.values()) if searched else [log, log.with_name("stderr.log")]
         if not found and self.metrics.heartbeat is not None:
             found = [self.out / self.metrics.heartbeat.replace("{rank}", "0")]
         return tuple(found)
@@ -202,21 +229,37 @@ class RunFollower:
             )
         return self._tails[path]
 
-    def _rows(self) -> Iterator[Record]:
-        if self.metrics.csv is None:
-            return
-        tail = self._tail(self.out / self.metrics.csv)
+    def _tables(self) -> Iterator[Record]:
+        named = () if self.metrics.csv is None else (self.metrics.csv,)
+        for name in (*named, *(() if self._files is None else self._files.tables)):
+            yield from self._rows(name)
+
+    def _rows(self, name: str) -> Iterator[Record]:
+        tail = self._tail(self.out / name)
         for line, end in tail.lines_with_ends():
             names = _header(line)
             if names is not None:
-                self._columns = names
+                self._columns[name] = names
                 continue
-            if self._columns is None:
-                self._columns = _header(tail.first_line) or HEADERLESS
-            values = _numbers(dict(zip(self._columns, _cells(line), strict=False)))
+            if name not in self._columns:
+                self._columns[name] = _header(tail.first_line) or HEADERLESS
+            values = _numbers(dict(zip(self._columns[name], _cells(line), strict=False)))
             step = _whole(values.pop("step", None))
             if step is not None:
-                yield Record(self.metrics.csv, 0, step, values, row=True, path=tail.path, end=end)
+                yield Record(name, 0, step, values, row=True, path=tail.path, end=end)
+
+    def _logged(self, now: float) -> Iterator[Record]:
+        """Rows of the files that readers find."""
+        if self._files is None:
+            return
+        for path, row in self._files.rows(now, lambda path: self._whole_tail(path).new_bytes()):
+            yield Record(path.name, 0, row.step, row.values, row=True, path=path, end=row.end)
+
+    def _whole_tail(self, path: Path) -> Tail:
+        """A file whose records can only be found from its start."""
+        if path not in self._tails:
+            self._tails[path] = Tail(path, root=self.out)
+        return self._tails[path]
 
     def _beats(self, now: float) -> Iterator[Record]:
         for rank, path in self._heartbeat_files():
@@ -255,29 +298,53 @@ class RunFollower:
             if match:
                 yield int(match[1]) if match.groups() else 0, path
 
-    def _printed(self) -> Iterator[Record]:
-        if self.metrics.stdout is None:
-            return
-        try:
-            with searching(self.metrics.stdout) as count:
-                yield from self._matches(line_pattern(self.metrics.stdout), count)
-        except TooSlow as error:
-            self.too_slow = str(error)
+    @property
+    def _two_streams(self) -> bool:
+        return any(reader.two_streams for reader in self.metrics.readers)
 
-    def _matches(self, pattern: LinePattern, count: Callable[[], None]) -> Iterator[Record]:
+    def _printed(self) -> Iterator[Record]:
+        """Records of the lines that are new; each log is read once, whatever looks for something in it."""
+        if not self.metrics.reads_log:
+            return
         out = self.rank0_log()
-        for path in (out, out.with_name("stderr.log")) if self._log is None else (self._log,):
-            for line, end in self._tail(path).lines_with_ends():
+        logs = (out, out.with_name("stderr.log"))
+        lines = {path: self._tail(path).lines_with_ends() for path in logs}
+        for pattern in self.metrics.patterns:
+            try:
+                with searching(pattern) as count:
+                    yield from self._matches(pattern, lines, count)
+            except TooSlow as error:
+                self.too_slow = str(error)
+        if self._two_streams:
+            yield from self._paired(lines)
+
+    def _matches(
+        self, pattern: str, lines: Mapping[Path, list[tuple[bytes, int]]], count: Callable[[], None]
+    ) -> Iterator[Record]:
+        wanted, counter = line_pattern(pattern), self._counters.setdefault(pattern, StepCounter())
+        log = self._logs.get(pattern)
+        for path in lines if log is None else (log,):
+            for line, end in lines.get(path, ()):
                 count()
-                printed = pattern.read(without_colors(line.rstrip(b"\r")[:8192]).decode("utf-8", "replace"))
+                printed = wanted.read(_text(line))
                 if printed is None:
                     continue
-                self._log = path
-                step, values = _whole(self._counter.step(printed)), contract_values(printed.values)
+                self._logs[pattern] = path
+                step, values = _whole(counter.step(printed)), contract_values(printed.values)
                 row = not line.endswith(b"\r")  # a bar may redraw one step as often as it likes
                 yield Record("stdout", 0, step, values, row=row, path=path, end=end)
-            if self._log is not None:
+            if pattern in self._logs:
                 return
+
+    def _paired(self, lines: Mapping[Path, list[tuple[bytes, int]]]) -> Iterator[Record]:
+        for path, new in lines.items():
+            for number, (line, end) in enumerate(new):
+                for row in self._streams.take(number, _text(line), end):
+                    yield Record("stdout", 0, row.step, live_values(row, {}), path=path, end=end)
+
+
+def _text(line: bytes) -> str:
+    return without_colors(line.rstrip(b"\r")[:8192]).decode("utf-8", "replace")
 
 
 def _cells(line: bytes) -> list[str]:

@@ -19,14 +19,13 @@ from pathlib import Path
 from typing import Literal
 
 from validator.files import Tree
+from validator.ingest.clock import ARRIVALS_FILE
 from validator.model.plan import RunSpec
 from validator.supervise import watchdog
 from validator.supervise.capture import LogCap, logs_below, trim_while_written
 from validator.supervise.follow import Record, RunFollower
 from validator.supervise.termination import ProcessTree
 from validator.system.nvml import Gpus
-
-ARRIVALS_FILE = "arrivals.jsonl"
 
 _MIN_SPACING_S, _SPACING_SHARE = 0.05, 1e-4
 """Minimum time between two stamps, and the same as a share of the attempt's duration: some 60,000 stamps in a day."""

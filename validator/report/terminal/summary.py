@@ -245,9 +245,9 @@ def inspection_lines(
     lines = [paint(one_line(directory), "bold", color=color)]
     if printed:
         about = f" ({one_line(printed.about)})" if printed.about else ""
+        lines_of, option = ("lines of ", "--stdout PATTERN") if printed.pattern else ("", "--reader NAME")
         lines += wrap(
-            f"{one_line(printed.path)} is read as lines of {printed.format}{about}; give --stdout PATTERN where "
-            "that is wrong",
+            f"{one_line(printed.path)} is read as {lines_of}{printed.format}{about}; give {option} where that is wrong",
             width=width,
             indent="  ",
             first="",

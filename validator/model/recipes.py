@@ -1,4 +1,4 @@
-"""Print formats that many trainers have, for logs that come without a pattern."""
+"""Print formats that many trainers have: for the readers that a runbook names, and for logs without a pattern."""
 
 from __future__ import annotations
 
@@ -75,11 +75,12 @@ RECIPES: tuple[Recipe, ...] = (
         "llm.c",
         (" tok/s",),
         r"step +{step}/{steps_total} \| (?:train )?loss +{loss} .*?norm +{grad_norm} .*?lr +{lr} \| +{step_time_ms} ms"
-        r"(?:.*? {toks_per_s} tok/s)?",
-        "`ms` is the step's own time, `tok/s` a running average",
+        r"(?:.*? {smoothed_toks_per_s} tok/s)?",
+        "`ms` is the step's own time; `tok/s` is a running average and no rate",
     ),
     Recipe("llm.c main.log", ("trl:",), r"^s:{step} trl:{loss}", "no time is printed"),
     Recipe("nanoGPT", ("iter ",), r"iter {step}: loss {loss}, time {own_step_time_ms}ms"),
+    Recipe("nanoGPT evaluation", ("val loss",), r"^step {step}: train loss [^ ,]+, val loss {val_loss}"),
     Recipe("minGPT", ("iter_dt",), r"iter_dt {own_step_time_ms}ms; iter {step}: train loss {loss}"),
     Recipe(
         "modded-nanogpt",
@@ -104,9 +105,9 @@ RECIPES: tuple[Recipe, ...] = (
         "Megatron-LM",
         ("elapsed time per iteration",),
         r"(?:\[{timestamp}\] +)?iteration +{step}/ *{steps_total} \|.*?elapsed time per iteration \(ms\): "
-        r"{step_time_ms}(?:/[\d.]+)?(?=(?:.*?learning rate: {lr})?)(?=(?:.*?lm loss: {loss})?)"
-        r"(?=(?:.*?grad norm: {grad_norm})?)",
-        "the time is the mean over the iterations since the line before",
+        r"{step_time_ms}(?:/[\d.]+)?(?=(?:.*?learning rate:? {lr})?)(?=(?:.*?lm loss:? {loss})?)"
+        r"(?=(?:.*?grad norm: {grad_norm})?)(?=(?:.*?number of nan iterations: +{nan_iterations})?)",
+        "the time is the mean over the iterations since the line before; a line of NaN iterations prints no loss",
     ),
     Recipe(
         "DeepSpeed",
@@ -124,8 +125,10 @@ RECIPES: tuple[Recipe, ...] = (
     Recipe(
         "torchtitan",
         (" tps:",),
-        r"step: +{step} +loss: +{loss}(?=(?:.*? grad_norm: +{grad_norm})?).*? tps: +{toks_per_s_per_rank}",
+        r"(?<!validate )step: +{step} +loss: +{loss}(?=(?:.*? grad_norm: +{grad_norm})?)"
+        r".*? tps: +{toks_per_s_per_rank}",
     ),
+    Recipe("torchtitan validation", ("validate step",), r"validate step: +{step} +loss: +{val_loss}"),
     Recipe(
         "Hugging Face Trainer",
         ("it/s", "s/it", "'loss'"),
@@ -142,8 +145,17 @@ RECIPES: tuple[Recipe, ...] = (
     Recipe(
         "Lightning progress bar",
         ("it/s", "s/it"),
-        r"^(?:Training|Epoch) +{epoch}: +\d+%\|[^|]*\| {step}/{steps_per_epoch} \[{elapsed_s}<[^\]]*"
-        r"(?:train_)?loss(?:_step)?={loss}",
+        r"^(?:Training|Epoch) +{epoch}: +\d+%\|[^|]*\| (?!0/){step}/{steps_per_epoch} \[{elapsed_s}<[^\]]*?"
+        r"(?<![\w/])(?:train_|train/)?loss(?:_step)?={loss}",
+        "the loss behind `val_`, `test_` or `eval_` is another one; `it/s` is a running average and is not used",
+    ),
+    Recipe(
+        "Lightning rich progress bar",
+        ("it/s",),
+        r"^Epoch {epoch}/-?\d+ [^\w]*? (?!0/){step}/{steps_per_epoch} {elapsed_s} • \S+ +\S+it/s"
+        r"(?:.*?(?<![\w/])(?:train_|train/)?loss(?:_step)?: {loss})?"
+        r"|^ {16,}(?:train_|train/)?loss(?:_step)?: {loss}",
+        "outside a terminal it prints one line, when the run has ended",
     ),
     Recipe(
         "Keras",

@@ -1,0 +1,113 @@
+"""What the readers find that a runbook names: the files that they know, and what rank 0 printed."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from validator.files import is_file
+from validator.ingest import logs
+from validator.ingest.clock import ARRIVALS_FILE
+from validator.ingest.readers import FoundFiles, find_files
+from validator.ingest.readers.read import read_files
+from validator.ingest.result_builder import ResultBuilder
+from validator.ingest.table import StepTable
+from validator.model.catalogue import METRICS
+from validator.model.parts import TrainerMetrics
+from validator.model.readers import READERS, ReaderName
+from validator.model.result import PrintedFormat, Series
+
+
+def read_named(state: ResultBuilder, found: logs.LogFiles) -> None:
+    """What the readers that the runbook names find, one after the other: files first, then what was printed."""
+    files = {one.reader.name: one for one in find_files(state.out, state.metrics)}
+    for reader in state.metrics.readers:
+        own = files.get(reader.name)
+        tables = []
+        if own is not None and own.paths:
+            for path in own.paths:
+                state.check_age(state.out / path, f"a file of {reader.name}")
+            tables = list(read_files(own, state.out, state.metrics, state.read_log, ended=state.ended))
+        if reader.two_streams:
+            tables += _read_two_streams(state, found, optional=bool(tables))
+            tables.sort(key=lambda table: -len(table.columns["loss"][0]) if "loss" in table.columns else 0)
+        elif reader.pattern is not None and not any("loss" in table.columns for table in tables):
+            texts = found.printed if state.texts is None else state.texts
+            if not texts:
+                state.read_log.note("missing-file", "there is no log of what rank 0 printed", state.out / "logs")
+                continue
+            printed = logs.series_in(texts, reader.pattern, state.read_log, longest=state.texts is not None)
+            tables += [printed] if printed is not None else []
+        for table in tables:
+            by_bar = reader.bar and "step_time_s" in table.derived and is_file(state.out / ARRIVALS_FILE)
+            state.add_printed(table.without("step_time_s") if by_bar else table)
+        if own is not None and reader.files_alone and not own.paths:
+            _note_no_file(state, own)
+
+
+def read_known_files(state: ResultBuilder, found: logs.LogFiles) -> None:
+    """The files of a logger in a folder that nothing was declared of; nothing where there is none, or of several."""
+    alone = state.texts if state.texts == found.launcher and state.texts and len(state.texts) == 1 else ()
+    file = alone[0].name if alone and not alone[0].is_dir() else None
+    kinds: dict[ReaderName, TrainerMetrics] = {}
+    for reader in READERS.values():
+        if reader.files and (reader.files_alone or reader.two_streams) and (file is None or reader.name != "jsonl"):
+            metrics = TrainerMetrics(reader=(reader.name,), files={} if file is None else {reader.name: file})
+            if any(one.paths for one in find_files(state.out, metrics)):
+                kinds[reader.name] = metrics
+    if len(kinds) != 1:
+        return
+    ((name, metrics),) = kinds.items()
+    for one in find_files(state.out, metrics):
+        for table in read_files(one, state.out, metrics, state.read_log, ended=state.ended):
+            state.add_printed(table)
+        if state.series:
+            path = state.read_log.name(state.out / one.paths[0])
+            state.evidence.printed = PrintedFormat(path, name, pattern="", about=one.reader.about)
+
+
+def _note_no_file(state: ResultBuilder, found: FoundFiles) -> None:
+    glob = state.metrics.files.get(found.reader.name, found.kind.glob)
+    name = found.reader.name
+    text = f"no file {glob} of the reader {name} is below the run's output folder"
+    fix = "let the trainer write below {out} (docs/readers.md says how)"
+    if found.links:
+        text, fix = (
+            f"{found.links[0]}, for the reader {name}, is a link, which is not followed",
+            "let it write the file",
+        )
+    elif found.cut:
+        fix = f"it holds too many files to look through; name the path in files: {{{name}: …}}"
+    state.read_log.note("missing-file", f"{text}; {fix}", state.out / glob)
+
+
+def _read_two_streams(state: ResultBuilder, found: logs.LogFiles, *, optional: bool) -> list[StepTable]:
+    """The Trainer's bar and dictionaries; what is missing is no flaw where a file holds the same."""
+    texts = found.printed if state.texts is None else state.texts[:2]
+    tables = logs.two_streams(texts, state.read_log, optional=optional) if texts else []
+    if not tables and not optional:
+        state.read_log.note(
+            "no-match",
+            "the log holds no dictionary of a loss with the step that its bar shows; print the bar "
+            "(disable_tqdm=False), or let the trainer save trainer_state.json (trainer.save_state())",
+            found.main or state.out / "logs",
+        )
+    return tables
+
+
+def time_by_arrivals(state: ResultBuilder) -> None:
+    """The time of a step by the validator's own clock, where a reader's trainer reports none."""
+    none = np.empty(0, np.int64), np.empty(0, np.float64)
+    steps, seconds = max(state.evidence.arrivals.values(), key=lambda one: len(one[0]), default=none)
+    source = state.read_log.sources.get(state.read_log.name(state.out / ARRIVALS_FILE))
+    spans, strides = np.diff(seconds), np.diff(steps)
+    usable = spans > 0
+    if source is None or not usable.any():
+        return
+    state.series["step_time_s"] = Series(
+        name="step_time_s",
+        unit=METRICS["step_time_s"].unit,
+        steps=steps[1:][usable],
+        values=(spans / np.maximum(strides, 1))[usable],
+        source=source,
+    )
+    state.evidence.derived.append("step_time_s")
