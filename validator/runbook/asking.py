@@ -17,6 +17,7 @@ from validator.model.expression import (
     Expression,
     ExpressionError,
     Number,
+    OpenBound,
     Reference,
     Relation,
     Text,
@@ -107,7 +108,7 @@ def _reach(node: Expression, resolved: Mapping[Reference, Resolved]) -> _Reach:
         return (0.0, math.inf) if never_negative(resolved[node]) else _ANYTHING
     if isinstance(node, Call):
         return _reach_of_call(node, [_reach(argument, resolved) for argument in node.arguments])
-    if isinstance(node, Text):
+    if isinstance(node, (Text, OpenBound)):
         return _ANYTHING
     if node.operator == "-":
         return _difference(node.left, node.right, resolved)
@@ -158,6 +159,8 @@ def idle(criterion: Criterion, phase: Phase, runbook: Runbook) -> str | None:
         resolved = {one: resolve(one, runbook=runbook, phase=phase) for one in references(comparison)}
     except (ExpressionError, UnresolvedReference):
         return "cannot be evaluated"
+    if isinstance(comparison.right, OpenBound):
+        return "has no bound yet"
     if always_holds(comparison, resolved):
         return "holds whatever is measured"
     own = {one: meaning for one, meaning in resolved.items() if meaning.phase_id == phase.id and not meaning.stored}
