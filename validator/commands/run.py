@@ -16,6 +16,7 @@ from validator.commands.common import (
     Overrides,
     Skip,
     after_decision,
+    behind_dashes,
     complete_runbook,
     example,
     fail,
@@ -26,12 +27,17 @@ if TYPE_CHECKING:
     from validator.pipeline.write import Finished
 
 
-@example("validator run runbooks/smoke_cpu.yaml --set baseline.steps=100")
+@behind_dashes
+@example("validator run runbooks/smoke_cpu.yaml --set baseline.steps=100", "validator run -- torchrun train.py")
 def command(
+    context: typer.Context,
     runbook: Annotated[
         str | None,
         typer.Argument(
-            metavar="RUNBOOK", help="A path, or the name of a bundled runbook.", autocompletion=complete_runbook
+            metavar="RUNBOOK | -- COMMAND",
+            help="A path, the name of a bundled runbook, or behind -- a trainer's command, which is judged without "
+            "bounds.",
+            autocompletion=complete_runbook,
         ),
     ] = None,
     only: Only = None,
@@ -43,6 +49,9 @@ def command(
         typer.Option(metavar="RUN", help="Resume a run folder whose runner was killed or interrupted."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and start nothing.")] = False,
+    steps: Annotated[
+        int | None, typer.Option(min=10, metavar="N", help="Steps of the run of a COMMAND; default: about 2 minutes.")
+    ] = None,
     as_json: AsJson = False,
     fail_fast: Annotated[bool, typer.Option("--fail-fast", help="Stop after the first phase that fails.")] = False,
     no_lock: Annotated[
@@ -50,7 +59,21 @@ def command(
     ] = False,
 ) -> None:
     """Run a runbook to a decision and write its report."""
-    if resume is not None:
+    words = tuple(context.meta.get("behind_dashes") or ())
+    if words:
+        taken: dict[str, object] = {
+            "RUNBOOK": runbook,
+            "--resume": resume,
+            "--only": only,
+            "--skip": skip,
+            "--set": set_,
+        }
+        wrong = [name for name, value in {**taken, "--dry-run": dry_run}.items() if value]
+        if wrong:
+            raise fail(f"a command behind -- is judged as it is; omit {' and '.join(wrong)}", as_json=as_json)
+    elif steps is not None:
+        raise fail("--steps belongs to a command behind --; for a runbook write --set PHASE.steps=N", as_json=as_json)
+    elif resume is not None:
         # A resumed validation keeps its settings, so that its results belong together.
         given = [name for name, value in {"--only": only, "--skip": skip, "--dry-run": dry_run}.items() if value]
         if given:
@@ -60,14 +83,22 @@ def command(
                 as_json=as_json,
             )
     elif runbook is None:
-        raise fail("name a runbook (`validator list` shows those that come along), or --resume RUN", as_json=as_json)
+        raise fail(
+            "name a runbook (`validator list` shows those that come along), a trainer's command behind --, or "
+            "--resume RUN",
+            as_json=as_json,
+        )
     elif dry_run:
         plan.command(runbook, only=only, skip=skip, set_=set_, as_json=as_json)
         return
     from validator.pipeline import validate
 
     with reported(as_json=as_json):
-        if resume is not None:
+        if words:
+            finished = _run_command(
+                words, steps=steps, parent=out, fail_fast=fail_fast, lock=not no_lock, quiet=as_json
+            )
+        elif resume is not None:
             finished = validate.resume(
                 resume,
                 runbook=runbook,
@@ -92,6 +123,25 @@ def command(
     with after_decision():
         _write_step_summary(finished)
     raise typer.Exit(finished.report.exits_with)
+
+
+def _run_command(
+    words: tuple[str, ...], *, steps: int | None, parent: Path, fail_fast: bool, lock: bool, quiet: bool
+) -> Finished:
+    """Watch a trainer's command, make a runbook without bounds for it, and run that: GO is not possible."""
+    from validator.init.work import InitRequest, runbook_for
+    from validator.pipeline import validate
+
+    def note(line: str) -> None:
+        if not quiet:
+            typer.echo(line, err=True)
+
+    made = runbook_for(InitRequest(words, lock=lock), steps=steps, note=note)
+    note(f"it reads {made.source}")
+    request = validate.RunRequest(
+        runbook=str(made.loaded.path), parent=parent, fail_fast=fail_fast, lock=lock, loaded=made.loaded
+    )
+    return validate.execute(request, quiet=quiet)
 
 
 def _show_finished(finished: Finished, *, as_json: bool) -> None:

@@ -113,6 +113,15 @@ def _lines(path: Path, digest: Digest) -> Iterator[tuple[int, str]]:
                 yield number, without_colors(part[: 2 * MAX_LINE])[:MAX_LINE].decode("utf-8", "replace")
 
 
+def log_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines of a log, numbered, as patterns see them.
+
+    Raises:
+        OSError: when it cannot be read.
+    """
+    return _lines(path, Digest())
+
+
 def _float(text: str | None) -> float | None:
     return None if text is None else parse_number(text)
 

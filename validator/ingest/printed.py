@@ -371,7 +371,7 @@ def _ticks(seconds: Floats, unit: float) -> npt.NDArray[np.intp]:
     A row behind a pause of more than a unit may be late by one, so the next one counts for it.
     """
     moved = np.flatnonzero(np.diff(seconds) > 0) + 1
-    if unit == 0 or 2 * moved.size > len(seconds):
+    if unit == 0 or not moved.size or 2 * moved.size > len(seconds):
         return moved[:0]
     strides = seconds[moved] - seconds[moved - 1]
     return np.asarray(moved[(strides < 1.5 * unit) | (moved == moved[-1])])

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from validator.errors import ExitCode
+from validator.model.expression import open_reference
 from validator.model.verdict import PhaseReport, ValidationReport
 from validator.report.page import FindingView, LabeledValue, anchor
 from validator.text import one_line
@@ -50,7 +51,8 @@ def too_short(phase: PhaseReport) -> Literal["rows", "interval"] | None:
 
 def _phase_step(phase: PhaseReport) -> LabeledValue:
     """What to do where no finding has a next step."""
-    step = _LONGER.get(too_short(phase) or "") or _STEPS.get(phase.status, _STEPS["NOT_RUN"])
+    status = "OPEN" if _waits_for_bounds(phase) else phase.status
+    step = _LONGER.get(too_short(phase) or "") or _STEPS.get(status, _STEPS["NOT_RUN"])
     return LabeledValue(phase.id, step, f"#{anchor('phase', phase.id)}")
 
 
@@ -65,6 +67,8 @@ _LONGER = {
 _STEPS = {
     "FAIL": "No known cause was recognized. Inspect the evidence of what failed, or compare this run with a good one "
     "with `validator compare`.",
+    "OPEN": "Write the bound that is still open, or let this run fill it in: the last line of the terminal, and of "
+    "`validator report`, is the command.",
     "INCONCLUSIVE": "Change what the sentence above names, then validate again; the same run repeated until it passes "
     "proves nothing.",
     "NOT_RUN": "Run this phase: without it there is no decision.",
@@ -93,9 +97,20 @@ def next_command(report: ValidationReport, run_dir: Path) -> str:
         ended_well = outcome.get("reason") == "exited" and outcome.get("rc") == 0
         if outcome and not ended_well and run.log:
             return f"tail -n 50 {shell_path(run_dir / run.log)}"
+    if _waits_for_bounds(phase):
+        written = Path(report.runbook.path).is_file()
+        edit = f"validator baseline {shell_path(run_dir)} --edit {runbook} --allow-not-go"
+        return edit if written else f"validator init --from-run {shell_path(run_dir)}"
     if phase.status == "FAIL" and phase.runs and phase.runs[0].out and phase.runs[0].metrics:
         return f"validator inspect {shell_path(run_dir / phase.runs[0].out)}"
     return f"validator run {runbook} --only {shlex.quote(phase.id)}{_more_steps(phase)}"
+
+
+def _waits_for_bounds(phase: PhaseReport) -> bool:
+    """Whether a phase lacks nothing but bounds that are still to be filled in."""
+    unmet = [item for item in phase.criteria if item.required and item.status != "PASS"]
+    measured = all(item.observed is not None for item in unmet)
+    return bool(unmet) and measured and all(open_reference(item.text) is not None for item in unmet)
 
 
 def _more_steps(phase: PhaseReport) -> str:
