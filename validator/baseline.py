@@ -105,7 +105,8 @@ def _asked_metrics(phase: Phase, runbook: Runbook) -> Iterator[Metric]:
 
 
 def _ended_well(run: RunReport) -> bool:
-    return run.outcome is not None and run.outcome.get("rc") == 0 and run.outcome.get("reason") == "exited"
+    outcome = run.outcome or {}
+    return outcome.get("reason") == "at_steps" or (outcome.get("rc") == 0 and outcome.get("reason") == "exited")
 
 
 def _usable_value(run: RunReport, metric: Metric) -> float | None:

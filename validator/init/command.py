@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,12 +29,14 @@ _EXEC = "import os, sys; os.execvp(sys.argv[1], sys.argv[1:])"
 
 @dataclass(frozen=True)
 class TrainerCommand:
-    """What a command means. `words` has the placeholders, `ours` are the settings that they stand for."""
+    """What a command means. `words` has the placeholders, `ours` are the settings in whose place they are."""
 
     given: tuple[str, ...]
     launch: Launch
     words: tuple[str, ...]
     ours: tuple[SetByUs, ...]
+    in_own_folder: bool = False
+    """Whether each run works in its output folder, since the trainer writes to where it works."""
 
     @property
     def length(self) -> SetByUs | None:
@@ -64,11 +67,23 @@ class TrainerCommand:
         words, ours = with_placeholders(self.launch.words, length="epochs")
         return replace(self, words=words, ours=ours)
 
+    def in_its_folder(self) -> TrainerCommand:
+        """The same command for a trainer that works in its output folder; paths in it become absolute."""
+        here = Path.cwd()
+        env = dict(self.launch.env)
+        if self.words[:1] == ("-m",):
+            env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(here), os.environ.get("PYTHONPATH"))))
+        launch = replace(self.launch, env=env)
+        words = tuple(_absolute(word, here) for word in self.words)
+        return replace(self, launch=launch, words=words, in_own_folder=True)
+
     def notes(self) -> Iterator[str]:
         """What a person should know of how the command was taken."""
         for option in perhaps_folders(self.launch.words):
             yield f"{option} is left as it is: if the trainer writes there, every run does"
-        if self.folder is None:
+        if self.in_own_folder:
+            yield "it writes to its working folder, so each run works in one of its own (cwd), by absolute paths"
+        elif self.folder is None:
             yield "no setting of the output folder is known: what the trainer writes goes where it always does"
         if self.length is None:
             yield (
@@ -89,6 +104,13 @@ def name_of(launch: Launch) -> str:
     raw = words[1].rpartition(".")[2] if module else Path(words[0]).stem
     slug = "".join(sign if sign.isascii() and sign.isalnum() else "-" for sign in raw.lower()).strip("-")
     return slug or "trainer"
+
+
+def _absolute(word: str, here: Path) -> str:
+    """A word, or the value behind its `=`, that names a file beside it, by its absolute path."""
+    name, equals, value = word.partition("=") if word.startswith("-") or "=" in word else ("", "", word)
+    there = value and not Path(value).is_absolute() and (here / value).exists()
+    return f"{name}{equals}{here / value}" if there else word
 
 
 def understand(command: Sequence[str], *, help_of: Callable[[Launch], str]) -> TrainerCommand:
@@ -142,6 +164,7 @@ def trainer_keys(command: TrainerCommand, *, base: Path) -> dict[str, Any]:
     """The mapping `trainer` of a runbook in the folder `base`, without its metrics."""
     launch = command.launch
     keys: dict[str, Any] = {"command": list(command.words), "args": {}}
+    keys |= {"cwd": "{out}"} if command.in_own_folder else {}
     usual = "torchrun" if command.nproc else "python"
     if launch.launcher == usual and launch.python is None and not launch.args:
         return keys | _stop(command)

@@ -162,6 +162,8 @@ def _trainer(watched: Watched, *, base: Path) -> Iterator[str]:
 def _metrics(watched: Watched) -> dict[str, Any]:
     assert watched.reading is not None
     metrics = dict(watched.reading.metrics)
+    if len(metrics.get("reader", ())) == 1:
+        metrics["reader"] = metrics["reader"][0]
     if _rate_of(watched_series(watched)) == "samples_per_s":
         metrics["extra"] = {
             "samples_per_s": {"unit": "samples/s", "better": "higher", "window": "steady", "headline": True}
@@ -211,8 +213,8 @@ def _open_bounds(watched: Watched) -> Iterator[str]:
     rate = _rate_of(series)
     yield by_name[rate] if rate is not None else "loss.last <= ? nat"
     memory = next((name for name in ("gpu_mem_reserved_mib", "gpu_mem_alloc_mib") if name in series), None)
-    if watched.gpus:
-        yield f"{memory or 'gpu_mem_used_mib'}.max <= ? MiB"
+    if watched.gpus and memory is not None:
+        yield f"{memory}.max <= ? MiB"
     elif "host_mem_mib" in series:
         yield "host_mem_mib.max <= ? MiB"
 

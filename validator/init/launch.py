@@ -161,6 +161,10 @@ def _launched(
             _require_one_node(value, given)
         elif name in _COUNTS.get(launcher, ()):
             nproc = _count(value)
+        elif launcher == "accelerate" and name == "cpu":
+            if visible_gpus():
+                return Launch("plain", plain, nproc=0, env=env)
+            nproc = nproc or 1  # without GPUs it means nothing else, and with it only one process would be started
         elif name in _OURS.get(launcher, ()):
             left_out += given
         elif name in ("no-python", "run-path"):

@@ -56,6 +56,16 @@ class Reading:
         return any(name in self.series for name in _CORE[1:])
 
     @property
+    def complete(self) -> bool:
+        """Whether the loss and the pace are known."""
+        return self.has_loss and self.has_pace
+
+    @property
+    def order(self) -> tuple[bool, bool, bool]:
+        """Sorts the better ways before the others."""
+        return self.guessed, not self.has_loss, not self.has_pace
+
+    @property
     def rows(self) -> int:
         """Rows of the series that has the most."""
         return max((len(one.steps) for one in self.series.values()), default=0)
@@ -87,7 +97,7 @@ def readings(spec: RunSpec, *, run_dir: Path) -> list[Reading]:
         reading = _read(spec, metrics, source, run_dir=run_dir, guessed=guessed, by_epochs=by_epochs)
         if reading.rows:
             found.append(reading)
-    found.sort(key=lambda one: (one.guessed, not one.has_loss, not one.has_pace))  # stable: the preferred ones first
+    found.sort(key=lambda one: one.order)  # stable: the preferred ones first
     return _joined(spec, found, run_dir=run_dir)
 
 
@@ -101,7 +111,7 @@ def _read(
 def _joined(spec: RunSpec, found: list[Reading], *, run_dir: Path) -> list[Reading]:
     """The best one completed by another where it lacks the loss or the pace."""
     best = found[0] if found else None
-    if best is None or (best.has_loss and best.has_pace):
+    if best is None or best.complete:
         return found
     for other in found[1:]:
         adds = (other.has_loss and not best.has_loss) or (other.has_pace and not best.has_pace)
@@ -109,7 +119,7 @@ def _joined(spec: RunSpec, found: list[Reading], *, run_dir: Path) -> list[Readi
         if both is not None:
             source = f"{best.source}, and {other.source}"
             joined = _read(spec, both, source, run_dir=run_dir, guessed=best.guessed, by_epochs=best.by_epochs)
-            if joined.has_loss and joined.has_pace:
+            if joined.complete:
                 return [joined, *found]
     return found
 

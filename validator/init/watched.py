@@ -37,7 +37,6 @@ _PATIENCE_S = 5.0
 
 _HELP_S = 30.0
 _TERM_S = 15.0
-_SPARE_S = 60.0
 _LOOK_S = 0.25
 _STEPS = 1000
 """Steps that the trainer is asked for where the command says none; it is ended long before."""
@@ -77,6 +76,11 @@ class Watched:
     files: tuple[str, ...] = ()
     outside: tuple[str, ...] = ()
 
+    @property
+    def complete(self) -> bool:
+        """Whether the loss and the pace are known."""
+        return self.reading is not None and self.reading.complete
+
 
 @dataclass
 class _Watcher:
@@ -86,7 +90,12 @@ class _Watcher:
     run_dir: Path
     cancel: CancelToken
     seconds: float
+    before: Mapping[str, tuple[int, int]] | None
+    """Files of the working folder at the start; None where it is known that the trainer writes elsewhere."""
+
     next_s: float = 0.0
+    walk_s: float = 0.0
+    outside_s: float | None = None
     enough_s: float | None = None
     steps: list[tuple[float, int]] = field(default_factory=list)
 
@@ -104,17 +113,28 @@ class _Watcher:
                 self.steps.append((began, step))
             if self._enough(best, now):
                 self.cancel.request(_DONE)
+        if self.before is not None and not (best is not None and best.complete) and self._writes_outside(now):
+            self.cancel.request(_DONE)
         if progress.elapsed_s >= self.seconds:
             self.cancel.request(_DONE)
 
     def _enough(self, best: Reading, now: float) -> bool:
         if best.rows < ENOUGH_ROWS or len(self.steps) < _LOOKS:
             return False
-        if best.has_loss and best.has_pace and not best.guessed:
+        if best.complete and not best.guessed:
             return True
         self.enough_s = now if self.enough_s is None else self.enough_s
         began = now if not self.steps else self.steps[0][0]
         return now - self.enough_s >= max(_PATIENCE_S, (self.enough_s - began) / 2)
+
+    def _writes_outside(self, now: float) -> bool:
+        """Whether a logger's file has been growing in the working folder for a while."""
+        if now >= self.walk_s and self.before is not None:
+            found = any(map(_holds_metrics, grown_files(Path.cwd(), self.before)))
+            self.walk_s = now + max(1.0, 20 * (time.monotonic() - now))
+            if found and self.outside_s is None:
+                self.outside_s = now
+        return self.outside_s is not None and now - self.outside_s >= 2 * _PATIENCE_S
 
     @property
     def step_s(self) -> float | None:
@@ -128,53 +148,70 @@ class _Watcher:
 def watch(command: Sequence[str], *, seconds: float, lock: bool, note: Callable[[str], None]) -> Watched:
     """Start a command, look at what it writes, and end it; no process of it is left.
 
+    One that writes its metrics to its working folder, and knows no other, is watched again in a folder of its own.
+
     Raises:
         UserError: when the command starts nothing, or ends badly before it wrote anything that could be read.
         Interrupted: when the user asks to stop.
         Unable: when another validation holds the machine.
     """
     gpus = visible_gpus()
-    with _runner(gpus, lock=lock) as runner:
-        understood = understand(command, help_of=partial(_help_text, runner, note))
-        spec = _trial(understood, run_dir=runner.run_dir)
-        watcher = _Watcher(spec, runner.run_dir, runner.cancel, seconds)
-        before = grown_files(Path.cwd())
+    with locked(_runbook({"id": "p", "kind": "preflight"}, hardware={"gpus": gpus}), enabled=lock) as held:
+        held.name(Path.cwd())
+        with _runner() as runner:
+            understood = understand(command, help_of=partial(_help_text, runner, note))
         note(f"watching {understood.shown} for at most {seconds:g} s")
+        seen = _watched(understood, seconds=seconds, gpus=gpus)
+        if seen.complete or understood.folder is not None or not any(map(_holds_metrics, seen.outside)):
+            return seen
+        note("it writes to its working folder; watching it again in a folder of its own")
+        try:
+            again = _watched(understood.in_its_folder(), seconds=seconds, gpus=gpus)
+        except CommandFailed:
+            return seen  # it needs what is beside it
+    better = again.reading is not None and (seen.reading is None or again.reading.order < seen.reading.order)
+    return again if better else seen
+
+
+def _watched(command: TrainerCommand, *, seconds: float, gpus: int) -> Watched:
+    with _runner() as runner:
+        spec = _trial(command, run_dir=runner.run_dir)
+        before = grown_files(Path.cwd())
+        watcher = _Watcher(spec, runner.run_dir, runner.cancel, seconds, None if command.folder else before)
         began = time.monotonic()
         outcome = runner.carry_out(spec, mask=mask_of(spec), on_progress=watcher.look)
         _require_calm(runner.cancel)
         out = runner.run_dir / spec.out
-        found = readings(spec, run_dir=runner.run_dir)
+        best = next(iter(readings(spec, run_dir=runner.run_dir)), None)
         by_itself = outcome.reason == "exited"
-        if not found and by_itself and outcome.rc != 0:
-            raise CommandFailed(_failure(understood, outcome, out))
-        best = found[0] if found else None
-        if best is not None and best.by_epochs:
-            understood = understood.by_epochs()
-        outside = grown_files(Path.cwd(), before)
+        if best is None and by_itself and outcome.rc != 0:
+            raise CommandFailed(_failure(command, outcome, out))
         return Watched(
-            command=understood,
+            command=command.by_epochs() if best is not None and best.by_epochs else command,
             reading=best,
             seconds=time.monotonic() - began,
             step_s=watcher.step_s or _own_step_s(best),
-            gpus=min(gpus, max(1, understood.nproc)),
+            gpus=min(gpus, max(1, command.nproc)),
             ended=by_itself,
             lines=tuple(first_lines(out)),
             files=tuple(grown_files(out)),
-            outside=tuple(outside),
+            outside=tuple(grown_files(Path.cwd(), before)),
         )
 
 
+def _holds_metrics(path: str) -> bool:
+    """Whether a file is one of those that loggers write, by its name."""
+    name = Path(path).name
+    return Path(name).suffix in (".csv", ".jsonl", ".wandb") or name.startswith("events.out.tfevents.")
+
+
 @contextmanager
-def _runner(gpus: int, *, lock: bool) -> Iterator[RunContext]:
+def _runner() -> Iterator[RunContext]:
     """What the command is started with, in a folder that is gone afterwards."""
-    machine = _runbook({"id": "p", "kind": "preflight"}, hardware={"gpus": gpus})
     with (
-        locked(machine, enabled=lock) as held,
         TemporaryDirectory(prefix="validator-init-", ignore_cleanup_errors=True) as folder,
         open_runner(Path(folder).resolve(), busy=lambda: f"another process works in {folder}") as runner,
     ):
-        held.name(Path(folder))
         yield replace(runner, grace=Grace(term_s=_TERM_S))
 
 
@@ -188,7 +225,7 @@ def _trial(command: TrainerCommand, *, run_dir: Path) -> RunSpec:
     silent = {"interval": f"{_LOOK_S}s", "first_step": "1d", "stall": "1d", "halt": False}
     runbook = _runbook(
         {"id": "watched", "kind": "train", "steps": steps, "warmup_steps": 0},
-        trainer=trainer_keys(command, base=Path.cwd()),
+        trainer=trainer_keys(command, base=Path("/")),
         defaults={"nproc": nproc_key(command), "timeout": "1d", "watchdog": silent, "env": dict(command.launch.env)},
     )
     (spec,) = plan_phase(runbook, runbook.phases[0], run_dir=run_dir).runs

@@ -131,7 +131,7 @@ def runbook_for(request: InitRequest, *, steps: int | None, note: Note) -> Trial
             f"`validator init -- COMMAND` writes a runbook in which you say how its output is read"
         )
     path = Path(f"{name}.yaml")
-    text = draft(watched, name=name, base=Path.cwd(), steps=steps, soak=False)
+    text = draft(watched, name=name, base=Path("/"), steps=steps, soak=False)
     digest = hashlib.sha256(text.encode()).hexdigest()
     return TrialRunbook(LoadedRunbook(loads(text, file=str(path)), path, digest, text), watched.reading.source)
 

@@ -92,15 +92,15 @@ def next_command(report: ValidationReport, run_dir: Path) -> str:
     phase = _blocking_phase(report)
     if phase is None:
         return f"less {shell_path(run_dir / 'report.md')}"
+    if _waits_for_bounds(phase):
+        written = Path(report.runbook.path).is_file()
+        edit = f"validator baseline {shell_path(run_dir)} --edit {runbook} --allow-not-go"
+        return edit if written else f"validator init --from-run {shell_path(run_dir)}"
     for run in phase.runs:
         outcome = run.outcome or {}
         ended_well = outcome.get("reason") == "exited" and outcome.get("rc") == 0
         if outcome and not ended_well and run.log:
             return f"tail -n 50 {shell_path(run_dir / run.log)}"
-    if _waits_for_bounds(phase):
-        written = Path(report.runbook.path).is_file()
-        edit = f"validator baseline {shell_path(run_dir)} --edit {runbook} --allow-not-go"
-        return edit if written else f"validator init --from-run {shell_path(run_dir)}"
     if phase.status == "FAIL" and phase.runs and phase.runs[0].out and phase.runs[0].metrics:
         return f"validator inspect {shell_path(run_dir / phase.runs[0].out)}"
     return f"validator run {runbook} --only {shlex.quote(phase.id)}{_more_steps(phase)}"
