@@ -18,12 +18,14 @@ from validator.commands.common import (
     after_decision,
     behind_dashes,
     complete_runbook,
+    duration,
     example,
     fail,
     reported,
 )
 
 if TYPE_CHECKING:
+    from validator.init.work import InitRequest
     from validator.pipeline.write import Finished
 
 
@@ -52,6 +54,9 @@ def command(
     steps: Annotated[
         int | None, typer.Option(min=10, metavar="N", help="Steps of the run of a COMMAND; default: about 2 minutes.")
     ] = None,
+    seconds: Annotated[
+        str, typer.Option(metavar="TIME", help="Longest time to watch a COMMAND before its run.")
+    ] = "60s",
     as_json: AsJson = False,
     fail_fast: Annotated[bool, typer.Option("--fail-fast", help="Stop after the first phase that fails.")] = False,
     no_lock: Annotated[
@@ -91,13 +96,14 @@ def command(
     elif dry_run:
         plan.command(runbook, only=only, skip=skip, set_=set_, as_json=as_json)
         return
+    from validator.init.work import InitRequest
     from validator.pipeline import validate
 
+    watch_s = duration("--seconds", seconds, as_json=as_json)
     with reported(as_json=as_json):
         if words:
-            finished = _run_command(
-                words, steps=steps, parent=out, fail_fast=fail_fast, lock=not no_lock, quiet=as_json
-            )
+            watching = InitRequest(words, seconds=watch_s, lock=not no_lock)
+            finished = _run_command(watching, steps=steps, parent=out, fail_fast=fail_fast, quiet=as_json)
         elif resume is not None:
             finished = validate.resume(
                 resume,
@@ -125,21 +131,19 @@ def command(
     raise typer.Exit(finished.report.exits_with)
 
 
-def _run_command(
-    words: tuple[str, ...], *, steps: int | None, parent: Path, fail_fast: bool, lock: bool, quiet: bool
-) -> Finished:
+def _run_command(watching: InitRequest, *, steps: int | None, parent: Path, fail_fast: bool, quiet: bool) -> Finished:
     """Watch a trainer's command, make a runbook without bounds for it, and run that: GO is not possible."""
-    from validator.init.work import InitRequest, runbook_for
+    from validator.init.work import runbook_for
     from validator.pipeline import validate
 
     def note(line: str) -> None:
         if not quiet:
             typer.echo(line, err=True)
 
-    made = runbook_for(InitRequest(words, lock=lock), steps=steps, note=note)
+    made = runbook_for(watching, steps=steps, note=note)
     note(f"it reads {made.source}")
     request = validate.RunRequest(
-        runbook=str(made.loaded.path), parent=parent, fail_fast=fail_fast, lock=lock, loaded=made.loaded
+        runbook=str(made.loaded.path), parent=parent, fail_fast=fail_fast, lock=watching.lock, loaded=made.loaded
     )
     return validate.execute(request, quiet=quiet)
 

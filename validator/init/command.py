@@ -35,6 +35,7 @@ class TrainerCommand:
     launch: Launch
     words: tuple[str, ...]
     ours: tuple[SetByUs, ...]
+    lines_are_steps: bool = False
     in_own_folder: bool = False
     """Whether each run works in its output folder, since the trainer writes to where it works."""
 
@@ -67,6 +68,17 @@ class TrainerCommand:
         words, ours = with_placeholders(self.launch.words, length="epochs")
         return replace(self, words=words, ours=ours)
 
+    def by_lines(self) -> TrainerCommand:
+        """The same command where no step is printed and each line counts as one: it keeps its own length, and validator
+        ends it. In runbooks without `stop` it stays as it is."""
+        setting = self.length
+        if setting is None or not _takes("stop"):
+            return self
+        gone = () if setting.value is not None else setting.written.split(" ")
+        words = (word.replace("{steps}", setting.value or "") for word in self.words if word not in gone)
+        ours = tuple(one for one in self.ours if one is not setting)
+        return replace(self, words=tuple(words), ours=ours, lines_are_steps=True)
+
     def in_its_folder(self) -> TrainerCommand:
         """The same command for a trainer that works in its output folder; paths in it become absolute."""
         here = Path.cwd()
@@ -85,7 +97,9 @@ class TrainerCommand:
             yield "it writes to its working folder, so each run works in one of its own (cwd), by absolute paths"
         elif self.folder is None:
             yield "no setting of the output folder is known: what the trainer writes goes where it always does"
-        if self.length is None:
+        if self.lines_are_steps:
+            yield "no step is printed, so each line counts as one, and validator ends the trainer behind as many"
+        elif self.length is None:
             yield (
                 "no setting of the length in steps is known"
                 + (": validator ends the trainer when a phase's steps are done" if _takes("stop") else "")

@@ -28,6 +28,7 @@ _OTHER_WORDS = re.compile(
     r"(?:lr|rate|eta|remain\w*|left|epoch|norm|acc\w*|ppl|perplexity|mfu|mem\w*|time|dt|val\w*|test\w*|eval\w*)\W*$",
     re.IGNORECASE,
 )
+_OTHER_LOSS = re.compile(r"val|test|eval|avg|mean|average|best|aux", re.IGNORECASE)
 _LITTLE = 0.01
 """Share of its level by which a loss falls at least over the lines that are seen."""
 
@@ -45,6 +46,17 @@ def inferred_pattern(lines: Iterable[str]) -> str | None:
         pattern = _pattern(parts, list(zip(*rows, strict=True)))
         if pattern is not None:
             return pattern
+    return next(filter(None, (_by_rows(parts, rows) for parts, rows in forms.items())), None)
+
+
+def _by_rows(parts: tuple[str, ...], rows: list[list[str]]) -> str | None:
+    """A pattern by which each line is a step, for lines that name a loss and no step."""
+    columns = list(zip(*rows, strict=True))
+    for place, column in enumerate(columns):
+        values = np.array([_value(text) for text in column])
+        named = _LOSS_WORDS.search(parts[place]) is not None and _OTHER_LOSS.search(parts[place]) is None
+        if len(rows) >= _MIN_LINES and named and "." in column[0] and _fall(values) >= _LITTLE:
+            return "{row}" + _spelled(parts, columns, {place: "{loss}"})
     return None
 
 

@@ -156,7 +156,9 @@ def _candidates(out: Path) -> Iterator[_Candidate]:
         by_epochs = recipe.name == "epochs"
         yield {"stdout": recipe.pattern}, f"{where}, as lines of {recipe.name} ({path.name})", False, by_epochs
     if guess is not None:
-        yield {"stdout": guess}, f"{where}: numbers that rise like steps and fall like a loss", True, False
+        rows = "{row}" in guess
+        how = "each line that names a loss is a step" if rows else "numbers that rise like steps and fall like a loss"
+        yield {"stdout": guess}, f"{where}: {how}", True, False
 
 
 def _readers(names: tuple[str, ...]) -> tuple[str, ...]:

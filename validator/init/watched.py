@@ -187,7 +187,7 @@ def _watched(command: TrainerCommand, *, seconds: float, gpus: int) -> Watched:
         if best is None and by_itself and outcome.rc != 0:
             raise CommandFailed(_failure(command, outcome, out))
         return Watched(
-            command=command.by_epochs() if best is not None and best.by_epochs else command,
+            command=_counting_as(best, command),
             reading=best,
             seconds=time.monotonic() - began,
             step_s=watcher.step_s or _own_step_s(best),
@@ -197,6 +197,15 @@ def _watched(command: TrainerCommand, *, seconds: float, gpus: int) -> Watched:
             files=tuple(grown_files(out)),
             outside=tuple(grown_files(Path.cwd(), before)),
         )
+
+
+def _counting_as(reading: Reading | None, command: TrainerCommand) -> TrainerCommand:
+    """The command with the length that fits what its output calls a step."""
+    if reading is None:
+        return command
+    if "{row}" in str(reading.metrics.get("stdout", "")):
+        return command.by_lines()
+    return command.by_epochs() if reading.by_epochs else command
 
 
 def _holds_metrics(path: str) -> bool:

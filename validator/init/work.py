@@ -127,8 +127,9 @@ def runbook_for(request: InitRequest, *, steps: int | None, note: Note) -> Trial
     name = name_of(watched.command.launch)
     if watched.reading is None:
         raise UserError(
-            f"{watched.command.shown} wrote nothing that is recognized, so no run of it can be judged; "
-            f"`validator init -- COMMAND` writes a runbook in which you say how its output is read"
+            f"{watched.command.shown} wrote nothing in {watched.seconds:.0f} s that is recognized, so no run of it can "
+            "be judged. If it was still starting, give it longer: --seconds 5m. Else `validator init -- COMMAND` shows "
+            "what was seen, and writes a runbook in which you say how its output is read"
         )
     path = Path(f"{name}.yaml")
     text = draft(watched, name=name, base=Path("/"), steps=steps, soak=False)

@@ -237,14 +237,14 @@ def _open(case: _Case, binding: Binding) -> _Outcome:
         value = _evaluate(comparison.left, case, binding)
     except (NotMeasured, ZeroDivisionError) as problem:
         seen = _seen(comparison.left, case, binding)
-        return _Outcome("INCONCLUSIVE", f"Not measured: {problem}, and no bound is given.", binding, seen)
+        return _Outcome("INCONCLUSIVE", f"Not measured: {problem}, and the bound is still open.", binding, seen)
     if isinstance(value, Estimate) and not math.isfinite(value.point):
         return _Outcome("FAIL", f"The value is {value.point}, which no healthy run shows.", binding, value.point, "?")
     unit = comparison.unit or _unit(comparison.left, case.resolved)
     interval = None if isinstance(value, str) else value.interval(case.level)
     ends = f" {format_interval(*interval)}" if interval is not None else ""
     shown = format_value(_shown(value), unit) + ends
-    message = f"{shown} was observed, and no bound is given: `validator baseline RUN --edit RUNBOOK` fills it in."
+    message = f"{shown} was observed, and the bound is still open."
     return _Outcome("INCONCLUSIVE", message, binding, _shown(value), "?", interval)
 
 

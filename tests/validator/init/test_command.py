@@ -168,6 +168,16 @@ def test_a_script_without_a_parser_is_not_asked() -> None:
     assert any("no setting of the length" in note for note in found.notes())
 
 
+@pytest.mark.parametrize("given", ["", "--max_steps 50"])
+def test_where_lines_are_steps_the_command_keeps_its_length(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("validator.init.command._takes", lambda key: True)
+    Path("train.py").write_text("import argparse\n")
+    found = understand(words(f"python train.py {given}"), help_of=lambda _: "--max_steps N")
+    assert "{steps}" in found.words
+    assert found.by_lines().words == words(f"train.py {given}")
+    assert found.by_lines().length is None
+
+
 def test_a_configurator_offers_its_global_variables() -> None:
     source = "out_dir = 'out'\nmax_iters = 600000\nif max_iters == 3: pass\nexec(open('configurator.py').read())\n"
     offered = offered_in(source)

@@ -36,6 +36,11 @@ def test_step_and_loss_are_found(form) -> None:
     assert [one.values["loss"] for one in read] == [pytest.approx(fall(i), rel=2e-2) for i in range(12)]
 
 
+def test_without_a_step_each_line_that_names_a_loss_is_one() -> None:
+    lines = [f"train loss: {fall(i):.3f} lr 0.1" for i in range(12)]
+    assert inferred_pattern(lines) == r"{row}train\s+loss:\s+{loss}"
+
+
 def test_a_progress_bar_gives_the_running_time() -> None:
     lines = [f"{i}%|{'#' * i}| {i}/100 [00:{i:02}<01:{59 - i}, 1.0it/s, loss={fall(i):.3f}]" for i in range(12)]
     pattern = inferred_pattern(lines)
@@ -58,7 +63,8 @@ def test_a_later_nan_is_still_a_loss() -> None:
     [
         lambda i: f"processed {i} files, {3 - i / 7:.3} s left",
         lambda i: f"step {i} done",
-        lambda i: f"loss {fall(i):.3f}",
+        lambda i: f"val loss {fall(i):.3f}",
+        lambda i: f"loss {3 + i / 10:.3f}",
         lambda i: f"{i} accuracy {0.5 + i / 100:.2f}",
     ],
 )

@@ -63,7 +63,7 @@ def test_an_open_bound_shows_the_value_and_never_passes(expression: str, unit: s
     assert isinstance(found.observed, float)
     assert found.ci_low is not None
     assert found.ci_low <= found.observed
-    assert "was observed, and no bound is given" in found.message
+    assert "was observed, and the bound is still open" in found.message
 
 
 def test_an_open_bound_of_what_is_not_measured_says_so() -> None:
