@@ -244,6 +244,17 @@ def test_a_command_that_fails_says_how(cli, workdir: Path) -> None:
     assert not (workdir / "broken.yaml").exists()
 
 
+def test_a_trainer_that_breaks_off_is_written_down_with_a_note(cli, workdir: Path) -> None:
+    script = _write(workdir, "nanogpt")
+    script.write_text(
+        script.read_text().replace("    time.sleep", "    assert step < 30, 'out of memory'\n    time.sleep")
+    )
+    answer = cli("init", "--", "python", script.name)
+    assert answer.rc == 0, answer.err
+    assert "it did not come to its end while it was watched" in " ".join(answer.out.split())
+    assert cli("run", "--", "python", script.name).rc == 1
+
+
 def test_nothing_is_left_behind(cli, workdir: Path) -> None:
     mark = f"sleep-{os.getpid()}-{time.time_ns()}"
     script = _write(workdir, "nanogpt")

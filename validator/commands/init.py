@@ -48,10 +48,19 @@ def command(
         with reported(as_json=as_json):
             made = work.from_run(from_run, out=out, force=force)
         if as_json:
-            print_json({"schema_version": 1, "runbook": str(made.path), "bounds": list(made.bounds)})
+            print_json(
+                {
+                    "schema_version": 1,
+                    "runbook": str(made.path),
+                    "bounds": list(made.bounds),
+                    "warnings": list(made.warnings),
+                }
+            )
             return
         for bound in made.bounds:
             typer.echo(bound)
+        if made.warnings:
+            typer.echo(f"Note    that run had {', '.join(made.warnings)}: bounds from it may be too easy to pass")
         typer.echo(f"Written {made.path}\nNext    validator run {shlex.quote(str(made.path))}")
         return
     watch_s = duration("--seconds", seconds, as_json=as_json)

@@ -127,7 +127,7 @@ def _head(watched: Watched) -> Iterator[str]:
     else:
         names = ", ".join(reading.series)
         yield from _comment(f"It reads {reading.source}: {names}.")
-    for note in watched.command.notes():
+    for note in watched.notes():
         yield from _comment(f"{note[0].upper()}{note[1:]}.")
 
 

@@ -62,8 +62,8 @@ class Watched:
     """What was seen of a command.
 
     `reading` is the best way to read what it writes, None where none is known; `step_s` the time of a step by
-    validator's clock; `lines` are the first ones that were printed, `files` those that grew in the output folder and
-    `outside` those in the working folder.
+    validator's clock; `failure` how it ended where it ended by itself and not well; `lines` are the first ones that
+    were printed, `files` those that grew in the output folder and `outside` those in the working folder.
     """
 
     command: TrainerCommand
@@ -71,7 +71,7 @@ class Watched:
     seconds: float
     step_s: float | None
     gpus: int
-    ended: bool
+    failure: str | None = None
     lines: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
     outside: tuple[str, ...] = ()
@@ -80,6 +80,12 @@ class Watched:
     def complete(self) -> bool:
         """Whether the loss and the pace are known."""
         return self.reading is not None and self.reading.complete
+
+    def notes(self) -> Iterator[str]:
+        """What a person should know of how the command was taken, and of how it ended."""
+        yield from self.command.notes()
+        if self.failure is not None:
+            yield f"it did not come to its end while it was watched: {self.failure}"
 
 
 @dataclass
@@ -183,8 +189,8 @@ def _watched(command: TrainerCommand, *, seconds: float, gpus: int) -> Watched:
         _require_calm(runner.cancel)
         out = runner.run_dir / spec.out
         best = next(iter(readings(spec, run_dir=runner.run_dir)), None)
-        by_itself = outcome.reason == "exited"
-        if best is None and by_itself and outcome.rc != 0:
+        failed = outcome.reason == "exited" and outcome.rc != 0
+        if best is None and failed:
             raise CommandFailed(_failure(command, outcome, out))
         return Watched(
             command=_counting_as(best, command),
@@ -192,7 +198,7 @@ def _watched(command: TrainerCommand, *, seconds: float, gpus: int) -> Watched:
             seconds=time.monotonic() - began,
             step_s=watcher.step_s or _own_step_s(best),
             gpus=min(gpus, max(1, command.nproc)),
-            ended=by_itself,
+            failure=outcome.last.detail if failed else None,
             lines=tuple(first_lines(out)),
             files=tuple(grown_files(out)),
             outside=tuple(grown_files(Path.cwd(), before)),

@@ -68,7 +68,7 @@ class Initiated:
             "nproc": watched.command.nproc,
             "command": list(watched.command.words),
             "settings": [{"name": one.name, "was": one.value, "written": one.written} for one in watched.command.ours],
-            "notes": list(watched.command.notes()),
+            "notes": list(watched.notes()),
             "metrics": None if reading is None else dict(reading.metrics),
             "source": None if reading is None else reading.source,
             "guessed": reading is not None and reading.guessed,
@@ -139,10 +139,11 @@ def runbook_for(request: InitRequest, *, steps: int | None, note: Note) -> Trial
 
 @dataclass(frozen=True)
 class FromRun:
-    """A runbook whose bounds come from a run, and these bounds as text."""
+    """A runbook whose bounds come from a run, these bounds as text, and codes of warnings that the run had."""
 
     path: Path
     bounds: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
 
 
 def from_run(run: Path, *, out: Path | None, force: bool) -> FromRun:
@@ -162,7 +163,8 @@ def from_run(run: Path, *, out: Path | None, force: bool) -> FromRun:
     text = _with_soak(made.text, folder.header.runbook, report)
     with disk_errors(path, command=f"validator init --from-run {run}"):
         replace_file(path, text)
-    return FromRun(path, tuple(f"{one.phase}: {one.expr} {one.unit}".rstrip() for one in made.bounds))
+    warnings = tuple(dict.fromkeys(one.code for one in report.findings if one.severity == "warning"))
+    return FromRun(path, tuple(f"{one.phase}: {one.expr} {one.unit}".rstrip() for one in made.bounds), warnings)
 
 
 def _require_good(report: ValidationReport) -> None:

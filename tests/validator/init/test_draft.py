@@ -37,7 +37,7 @@ def watched(line: str, found: Reading | None, *, gpus: int = 0, step_s: float | 
     made, ours = with_placeholders(words)
     launch = Launch("torchrun" if nproc else "python", words, nproc=nproc, env={"A": "1:2"})
     command = TrainerCommand(("python", *words), launch, made, ours)
-    return Watched(command, found, 6.0, step_s, gpus, ended=False)
+    return Watched(command, found, 6.0, step_s, gpus)
 
 
 @pytest.mark.parametrize("gpus", [0, 2])
