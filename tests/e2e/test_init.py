@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -267,6 +269,37 @@ def test_nothing_is_left_behind(cli, workdir: Path) -> None:
             assert mark.encode() not in process.read_bytes()
         except OSError:
             continue
+
+
+def test_an_interrupt_ends_everything_and_writes_nothing(workdir: Path, tmp_path: Path) -> None:
+    script = _write(workdir, "nanogpt")
+    script.write_text("import pathlib\npathlib.Path('began').touch()\n" + script.read_text().replace("iter {", "x {"))
+    runner = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "validator",
+            "init",
+            "--",
+            "python",
+            script.name,
+            "--max_iters",
+            "9000",
+            "--out_dir",
+            "o",
+        ],
+        cwd=workdir,
+        env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    until = time.monotonic() + 60
+    while not (workdir / "began").exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    runner.send_signal(signal.SIGINT)
+    _, said = runner.communicate(timeout=60)
+    assert (runner.returncode, "interrupted; nothing is left running" in said) == (130, True), said
+    assert not (workdir / "my-train.yaml").exists()
 
 
 @pytest.mark.parametrize(
