@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 JOBS ?= 3
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-long lint docs reference bench clean
+.PHONY: demo test test-long quick lint docs reference bench clean
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -19,6 +19,11 @@ demo: $(STAMP)
 
 test: $(STAMP) lint docs
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+
+# What a change anywhere can break, in a minute.
+quick: $(STAMP) lint
+	$(BIN)/python -m pytest -q -n $(JOBS) -k 'not follows_the_page' tests/validator/test_words.py tests/docs/test_pages.py \
+		tests/validator/runbook/test_shipped.py tests/validator/diagnose/test_phases.py tests/e2e/test_startup.py
 
 # Whole calibrations and corpora, which take up to hours.
 test-long: $(STAMP)

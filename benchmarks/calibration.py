@@ -194,7 +194,7 @@ def trial(cell: Cell, books: Books, tally: Tally, rng: np.random.Generator) -> N
     tally.wrong += "FAIL" in (alone[2], alone[4]) or "PASS" in (alone[3], alone[5])
     # The four runs of the trial before are of the same kind, so that a difference from them is a false one.
     others, tally.means = tally.means, tuple(means)
-    arms = [ArmRuns(name, {}, values, MIN_REPEATS) for name, values in (("a", tally.means), ("b", others))]
+    arms = [ArmRuns(name, {}, values) for name, values in (("a", tally.means), ("b", others))]
     tally.false_winner += bool(others) and compare_arms(arms, rules=RULES).outcome == "significant"
 
 

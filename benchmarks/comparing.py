@@ -75,7 +75,7 @@ def _arms(prefer: str | None) -> Answer:
     rules = Rules("toks_per_s.mean", "tok/s", "highest", 0.02, prefer=prefer)
 
     def answer(a: Sequence[float], b: Sequence[float]) -> str:
-        arms = [ArmRuns(name, {}, tuple(values), len(values)) for name, values in (("a", a), ("b", b))]
+        arms = [ArmRuns(name, {}, tuple(values)) for name, values in (("a", a), ("b", b))]
         found = compare_arms(arms, rules=rules)
         if found.outcome == "significant":
             return "better" if found.recommended == "b" else "worse"

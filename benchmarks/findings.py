@@ -11,19 +11,20 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 from scipy.signal import lfilter
 
-from validator.diagnose import loss_curve as curve
-from validator.diagnose import ranks, steadiness
-from validator.diagnose.rule import RunFacts
+from validator.diagnose.bottlenecks import straggler
+from validator.diagnose.loss_curve import diverging
+from validator.diagnose.rule import Rule, RunFacts
+from validator.diagnose.steadiness import periodic_stall, rate_shift
+from validator.diagnose.training_health import repeated_data
 from validator.model.plan import RunSpec
 from validator.model.result import Result, Series, SourceFile
-from validator.model.verdict import Finding
 
 Floats = npt.NDArray[np.float64]
 Make = Callable[[np.random.Generator, int, float, bool], RunFacts]
@@ -146,40 +147,39 @@ def sick_times(what: str) -> Make:
 class Line:
     """A row of the table: a rule, what it is given, and whether it should speak."""
 
-    code: str
     what: str
-    look: Callable[[RunFacts], Iterator[Finding]]
+    rule: Rule[RunFacts]
     make: Make
     sick: bool = False
 
 
 LINES = (
     *(
-        Line("diverging", f"{shape}, noise {100 * share:g} %", curve.diverging, loss(shape, share))
+        Line(f"{shape}, noise {100 * share:g} %", diverging, loss(shape, share))
         for shape, share in (
             *(("falling", 0.02), ("falling", 0.1), ("plateau", 0.1), ("curriculum", 0.02), ("spike", 0.02)),
             *(("near zero", 0.3), ("negative", 0.1)),
         )
     ),
     *(
-        Line("repeated-data", f"{shape}, noise {100 * share:g} %", curve.repeated_data, loss(shape, share))
+        Line(f"{shape}, noise {100 * share:g} %", repeated_data, loss(shape, share))
         for shape, share in (("falling", 0.02), ("plateau", 0.1))
     ),
     *(
-        Line(code, f"{shape}, noise {100 * cv:g} %", look, times(shape, cv))
-        for code, look in (("periodic-stall", steadiness.periodic_stall), ("rate-shift", steadiness.rate_shift))
+        Line(f"{shape}, noise {100 * cv:g} %", rule, times(shape, cv))
+        for rule in (periodic_stall, rate_shift)
         for shape, cv in (("flat", 0.02), ("flat", 0.05), ("warm-up", 0.02), ("thermal", 0.01), ("ramp", 0.01))
     ),
     *(
-        Line("straggler", f"{count} ranks, noise {100 * cv:g} %", ranks.straggler, work(count, cv))
+        Line(f"{count} ranks, noise {100 * cv:g} %", straggler, work(count, cv))
         for count, cv in ((2, 0.02), (8, 0.02), (8, 0.05))
     ),
-    Line("diverging", "× 1.5 over the last fifth", curve.diverging, sick_loss(0.2, 1.5), True),
-    Line("periodic-stall", "+50 % at every 7th", steadiness.periodic_stall, sick_times("every 7th"), True),
-    Line("periodic-stall", "+70 % in 3 % of steps", steadiness.periodic_stall, sick_times("now and then"), True),
-    Line("rate-shift", "10 % slower half-way", steadiness.rate_shift, sick_times("10 % slower"), True),
-    Line("straggler", "8 ranks, one 5 % slower", ranks.straggler, work(8, 0.02, slow=0.05), True),
-    Line("straggler", "8 ranks, one 50 % slower in 10 %", ranks.straggler, work(8, 0.02, slow=0.5, often=0.1), True),
+    Line("× 1.5 over the last fifth", diverging, sick_loss(0.2, 1.5), True),
+    Line("+50 % at every 7th", periodic_stall, sick_times("every 7th"), True),
+    Line("+70 % in 3 % of steps", periodic_stall, sick_times("now and then"), True),
+    Line("10 % slower half-way", rate_shift, sick_times("10 % slower"), True),
+    Line("8 ranks, one 5 % slower", straggler, work(8, 0.02, slow=0.05), True),
+    Line("8 ranks, one 50 % slower in 10 %", straggler, work(8, 0.02, slow=0.5, often=0.1), True),
 )
 
 
@@ -188,7 +188,7 @@ def shares(line: Line, *, trials: int, steps: int, phi: float, heavy: bool) -> t
     rng = np.random.default_rng([steps, int(100 * phi), heavy, trials])
     loud = told = 0
     for _ in range(trials):
-        found = list(line.look(line.make(rng, steps, phi, heavy)))
+        found = list(line.rule.findings(line.make(rng, steps, phi, heavy)))
         told += bool(found)
         loud += any(one.severity != "info" for one in found)
     return loud / trials, told / trials
@@ -207,13 +207,13 @@ def main(argv: list[str] | None = None) -> int:
     print("|---|---|---|---|---|---|")
     worst = 0.0
     for line in LINES:
-        if chosen.only not in line.code:
+        if chosen.only not in line.rule.code:
             continue
         cells = [shares(line, trials=chosen.trials, steps=n, phi=p, heavy=h) for n, p, h in CELLS]
         order = min if line.sick else max
         loud, told = ([cell[i] for cell in cells] for i in (0, 1))
         print(
-            f"| `{line.code}` | {'**' if line.sick else ''}{line.what}{'**' if line.sick else ''} | "
+            f"| `{line.rule.code}` | {'**' if line.sick else ''}{line.what}{'**' if line.sick else ''} | "
             + " | ".join(f"{100 * one:.1f} %" for one in (np.mean(loud), order(loud), np.mean(told), order(told)))
             + " |",
             flush=True,

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from validator.model.result import MetricStats, Result, Samples, Series, SourceFile, Span
+from validator.model.result import MetricStats, Result, RunEvidence, Samples, Series, SourceFile, Span
 from validator.model.verdict import ArmComparison, Artifact, ComparedArm, PhaseReport, RunbookRef, RunReport, Verdict
 from validator.model.verdict import ValidationReport as Report
 
@@ -87,7 +87,9 @@ def results(shape: tuple[int, int], steps: int) -> Iterator[Result]:
             environment=None,
             irregularities=(),
             sources=(),
-            extra={"samples": Samples(source, times, columns), "step_times_s": (every, times[0] + 0.07 * every)},
+            evidence=RunEvidence(
+                samples=Samples(source, times, columns), step_times_s=(every, times[0] + 0.07 * every)
+            ),
         )
 
 
@@ -189,8 +191,8 @@ def _phase(name: str, runs: list[RunReport]) -> PhaseReport:
 def measure(shape: tuple[int, int], steps: int, folder: Path) -> dict[str, float]:
     """Render one report, and say how long each part took."""
     judged, measured = report(shape, steps), list(results(shape, steps))
+    from validator.pipeline.write import write_all
     from validator.report.charts import chart_data
-    from validator.report.write import write_all
 
     ends = {run.id: run.warmup_end_step for phase in judged.phases for run in phase.runs}
     start, cpu = time.perf_counter(), time.process_time()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +24,22 @@ def test_every_benchmark_is_run_or_named_with_a_reason() -> None:
     run = {one.module for one in bench.BENCHMARKS}
     assert run | set(bench.BY_HAND) == commands - {"__main__"}
     assert not run & set(bench.BY_HAND)
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        ("findings", ("--trials", "1", "--only", "straggler")),
+        ("comparing", ("--trials", "1")),
+        ("calibration", ("--trials", "1")),
+    ],
+)
+def test_a_benchmark_of_judging_runs_on_the_present_code(module: str, words: tuple[str, ...]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", f"benchmarks.{module}", *words], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    assert len(done.stdout.splitlines()) > 2
 
 
 def test_what_needs_a_gpu_says_so_in_a_line(

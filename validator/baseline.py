@@ -28,7 +28,7 @@ from validator.model.expression import (
     open_reference,
     parse_criterion,
 )
-from validator.model.runbook import Phase, Runbook, SoakPhase, TrainPhase
+from validator.model.runbook import Runbook, TrainingPhase
 from validator.model.settings import repeats_of
 from validator.model.verdict import RunReport, ValidationReport
 from validator.stats.autocorrelation import t_quantile
@@ -55,7 +55,7 @@ class MetricBound:
 
 
 def bounds_of(reports: Sequence[ValidationReport], *, runbook: Runbook, margin: float) -> tuple[MetricBound, ...]:
-    """The bounds for every train and soak phase of `runbook` that the good runs have carried out.
+    """The bounds for every phase of `runbook` that runs one config and that the good runs have carried out.
 
     Args:
         reports: the good validations, of this runbook on one class of machine.
@@ -65,13 +65,13 @@ def bounds_of(reports: Sequence[ValidationReport], *, runbook: Runbook, margin: 
     return tuple(
         bound
         for phase in runbook.phases
-        if isinstance(phase, (TrainPhase, SoakPhase))
+        if isinstance(phase, TrainingPhase) and phase.one_config
         for bound in _phase_bounds(phase, reports, runbook, margin)
     )
 
 
 def _phase_bounds(
-    phase: Phase, reports: Sequence[ValidationReport], runbook: Runbook, margin: float
+    phase: TrainingPhase, reports: Sequence[ValidationReport], runbook: Runbook, margin: float
 ) -> Iterator[MetricBound]:
     runs: list[RunReport] = []
     names: list[str] = []
@@ -88,7 +88,7 @@ def _phase_bounds(
             yield _metric_bound(phase, metric, known, runs, names, runbook, margin)
 
 
-def _asked_metrics(phase: Phase, runbook: Runbook) -> Iterator[Metric]:
+def _asked_metrics(phase: TrainingPhase, runbook: Runbook) -> Iterator[Metric]:
     """The headline metrics, and those whose bounds the phase leaves open, by the statistic that it names."""
     left_open = {}
     for criterion in phase.accept:
@@ -118,7 +118,7 @@ def _usable_value(run: RunReport, metric: Metric) -> float | None:
 
 
 def _metric_bound(
-    phase: Phase,
+    phase: TrainingPhase,
     metric: Metric,
     values: Sequence[float],
     runs: Sequence[RunReport],
@@ -128,7 +128,6 @@ def _metric_bound(
 ) -> MetricBound:
     operator = ">=" if metric.better == "higher" else "<="
     mean, n = float(np.mean(values)), len(values)
-    assert isinstance(phase, (TrainPhase, SoakPhase)), "only these are given bounds"
     repeats = repeats_of(runbook, phase)
     cv, measured = _variation(values, runbook.defaults.run_cv)
     reach = t_quantile((1 + LEVEL) / 2, n - 1) if measured else NORMAL_975

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +10,25 @@ from typing import Any
 
 import pytest
 
+from tests.processes import python
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 LINE_TRAINER = REPOSITORY / "tests" / "contract" / "line_trainer.py"
 FAULTY_TRAINER = Path(__file__).with_name("faulty_trainer.py")
+
+RATED_TRAINER = """\
+import argparse, pathlib
+parser = argparse.ArgumentParser()
+parser.add_argument("--steps", type=int)
+parser.add_argument("--out", type=pathlib.Path)
+parser.add_argument("--rate", type=float, default=100)
+args = parser.parse_args()
+with (args.out / "training.csv").open("w") as table:
+    table.write("step,loss,lr,toks_per_s\\n")
+    for step in range(1, args.steps + 1):
+        table.write(f"{step},{3 - step / args.steps},0.1,{args.rate + step % 2}\\n")
+"""
+"""It says of itself how fast it is; the decision depends on no clock but the validator's."""
 
 
 @dataclass(frozen=True)
@@ -47,14 +60,8 @@ def cli(workdir: Path, tmp_path: Path) -> Callable[..., Answer]:
     (tmp_path / "runtime").mkdir()
 
     def call(*arguments: str, timeout_s: float = 120) -> Answer:
-        done = subprocess.run(
-            [sys.executable, "-m", "validator", *arguments],
-            cwd=workdir,
-            env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path / "runtime"), "NO_COLOR": "1"},
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-        )
+        own = {"XDG_RUNTIME_DIR": str(tmp_path / "runtime"), "NO_COLOR": "1"}
+        done = python("-m", "validator", *arguments, cwd=workdir, env=own, timeout_s=timeout_s)
         return Answer(done.returncode, done.stdout, done.stderr)
 
     return call

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from .conftest import Answer
+
 
 def run_folder(workdir: Path) -> Path:
     """The only run folder below `reports/`."""
@@ -15,6 +17,13 @@ def run_folder(workdir: Path) -> Path:
 
 def result_of(workdir: Path) -> dict[str, Any]:
     return json.loads((run_folder(workdir) / "result.json").read_text(encoding="utf-8"))
+
+
+def decided(answer: Answer, workdir: Path, rc: int, decision: str) -> dict[str, Any]:
+    """The result of a validation that has to end in this way."""
+    result = result_of(workdir)
+    assert (answer.rc, result["decision"]) == (rc, decision), answer.err + str(result["why"])
+    return result
 
 
 def criterion(result: dict[str, Any], text: str) -> dict[str, Any]:

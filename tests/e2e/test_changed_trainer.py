@@ -27,8 +27,7 @@ with (Path(sys.argv[2]) / "training.csv").open("w", buffering=1) as table:
 )
 def test_phases_about_two_trainers_are_no_go(cli, workdir: Path, edit: str, rc: int, codes: set[str]) -> None:
     (workdir / "train.py").write_text(_TRAINER, encoding="utf-8")
-    (workdir / "edited.yaml").write_text(
-        f"""\
+    text = f"""\
 schema: 1
 name: edited
 trainer: {{command: [train.py, "{{steps}}", "{{out}}"], metrics: {{csv: training.csv}}}}
@@ -37,9 +36,8 @@ phases:
   - {{id: before, kind: train, steps: 120, accept: [toks_per_s.mean >= 1000 tok/s]}}
   - {{id: meanwhile, kind: command, run: {edit}}}
   - {{id: after, kind: train, steps: 120, accept: [toks_per_s.mean >= 1000 tok/s]}}
-""",
-        encoding="utf-8",
-    )
+"""
+    (workdir / "edited.yaml").write_text(text, encoding="utf-8")
     answer = cli("run", "edited.yaml")
     result = result_of(workdir)
     assert (answer.rc, {one["code"] for one in result["findings"]}) == (rc, codes), result["why"]

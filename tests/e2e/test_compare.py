@@ -9,20 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import Answer
-
-TRAINER = """\
-import argparse, pathlib
-parser = argparse.ArgumentParser()
-parser.add_argument("--steps", type=int)
-parser.add_argument("--out", type=pathlib.Path)
-parser.add_argument("--rate", type=float)
-args = parser.parse_args()
-with (args.out / "training.csv").open("w") as table:
-    table.write("step,loss,lr,toks_per_s\\n")
-    for step in range(1, args.steps + 1):
-        table.write(f"{step},{3 - step / args.steps},0.1,{args.rate + step % 2}\\n")
-"""
+from .conftest import RATED_TRAINER, Answer
 
 RUNBOOK = """\
 schema: 1
@@ -44,7 +31,7 @@ phases:
 @pytest.fixture
 def run_at(workdir: Path, cli: Callable[..., Answer]) -> Callable[[float], Path]:
     """Validate a trainer of that rate; returns the run folder."""
-    (workdir / "trainer.py").write_text(TRAINER, encoding="utf-8")
+    (workdir / "trainer.py").write_text(RATED_TRAINER, encoding="utf-8")
 
     def run(rate: float) -> Path:
         text = RUNBOOK.format(trainer=json.dumps(str(workdir / "trainer.py")), rate=rate)
@@ -75,7 +62,7 @@ def test_a_slower_run_is_worse_than_the_last_go(run_at: Callable[[float], Path],
 
 def test_a_bound_may_be_a_share_of_the_last_go(workdir: Path, cli: Callable[..., Answer]) -> None:
     """The first run has none to be held against; a slower one is NO-GO, by what was kept when it began."""
-    (workdir / "trainer.py").write_text(TRAINER, encoding="utf-8")
+    (workdir / "trainer.py").write_text(RATED_TRAINER, encoding="utf-8")
 
     def run(rate: float, *, skip: bool = True) -> Answer:
         text = RUNBOOK.format(trainer=json.dumps(str(workdir / "trainer.py")), rate=rate)

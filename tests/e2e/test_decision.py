@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.folders import criterion, result_of, run_folder
+from tests.e2e.folders import criterion, decided, result_of, run_folder
 
 
 def test_a_healthy_run_is_go(cli, train_runbook, workdir: Path) -> None:
@@ -30,16 +30,14 @@ def test_a_healthy_run_is_go(cli, train_runbook, workdir: Path) -> None:
 def test_a_threshold_out_of_reach_is_no_go(cli, train_runbook, workdir: Path) -> None:
     book = train_runbook(fault="none", accept=("toks_per_s.mean >= 10",))
     answer = cli("run", str(book), "--set", "baseline.accept[0]=toks_per_s.mean >= 1e12")
-    result = result_of(workdir)
-    assert (answer.rc, result["decision"]) == (1, "NO_GO"), answer.err
+    result = decided(answer, workdir, 1, "NO_GO")
     assert criterion(result, "1e12")["status"] == "FAIL"
     assert "toks_per_s.mean >= 1e12" in result["why"]
 
 
 def test_a_trainer_that_exits_early_is_no_go(cli, train_runbook, workdir: Path) -> None:
-    answer = cli("run", str(train_runbook(fault="exit", accept=("loss.last < loss.first",))))
-    result = result_of(workdir)
-    assert (answer.rc, result["decision"]) == (1, "NO_GO"), answer.err
+    book = train_runbook(fault="exit", accept=("loss.last < loss.first",))
+    result = decided(cli("run", str(book)), workdir, 1, "NO_GO")
     exited = criterion(result, "exit")
     assert exited["status"] == "FAIL"
     assert "1" in str(exited["observed"])
@@ -48,27 +46,23 @@ def test_a_trainer_that_exits_early_is_no_go(cli, train_runbook, workdir: Path) 
 
 
 def test_a_trainer_without_csv_is_not_go(cli, train_runbook, workdir: Path) -> None:
-    answer = cli("run", str(train_runbook(fault="no-csv", accept=("toks_per_s.mean >= 1",))))
-    result = result_of(workdir)
-    assert (answer.rc, result["decision"]) == (3, "INCONCLUSIVE"), answer.err
+    book = train_runbook(fault="no-csv", accept=("toks_per_s.mean >= 1",))
+    result = decided(cli("run", str(book)), workdir, 3, "INCONCLUSIVE")
     rate = criterion(result, "toks_per_s.mean")
     assert rate["status"] == "INCONCLUSIVE"
     assert "training.csv" in rate["message"] or "toks_per_s" in rate["message"]
 
 
 def test_a_nan_loss_is_no_go_and_named(cli, train_runbook, workdir: Path) -> None:
-    answer = cli("run", str(train_runbook(fault="nan", accept=("toks_per_s.mean >= 1",))))
-    result = result_of(workdir)
-    assert (answer.rc, result["decision"]) == (1, "NO_GO"), answer.err
+    book = train_runbook(fault="nan", accept=("toks_per_s.mean >= 1",))
+    result = decided(cli("run", str(book)), workdir, 1, "NO_GO")
     assert "nan-loss" in {finding["code"] for finding in result["findings"]}
 
 
 def test_figures_read_from_stdout_are_judged_alike(cli, train_runbook, workdir: Path) -> None:
     pattern = r"""{stdout: 'step (?P<step>\d+) loss (?P<loss>[\d.]+) tok/s (?P<toks_per_s>[\d.]+)'}"""
     book = train_runbook(metrics=pattern, accept=("loss.last < loss.first", "steps.done == 300"))
-    answer = cli("run", str(book), "--set", "trainer.args.report=stdout")
-    result = result_of(workdir)
-    assert (answer.rc, result["decision"]) == (0, "GO"), answer.err
+    result = decided(cli("run", str(book), "--set", "trainer.args.report=stdout"), workdir, 0, "GO")
     rate = result["phases"][0]["runs"][0]["metrics"]["toks_per_s"]
     assert rate["source"].endswith("stdout.log")
     assert rate["mean"] > 0
@@ -91,9 +85,7 @@ def test_tests_as_a_gate(cli, workdir: Path, body: str, rc: int, decision: str) 
     book.write_text(
         "schema: 1\nname: gate\nphases:\n  - {id: sanity, kind: pytest, targets: [test_gate.py]}\n", encoding="utf-8"
     )
-    answer = cli("run", str(book))
-    result = result_of(workdir)
-    assert (answer.rc, result["decision"]) == (rc, decision), answer.err + str(result["why"])
+    decided(cli("run", str(book)), workdir, rc, decision)
 
 
 def test_a_phase_that_did_not_run_forbids_go(cli, train_runbook, workdir: Path) -> None:
@@ -120,8 +112,7 @@ def test_missing_gpus_end_in_exit_4_with_what_is_missing(cli, workdir: Path) -> 
 
 def test_five_mistakes_are_reported_at_once_before_anything_runs(cli, workdir: Path) -> None:
     book = workdir / "bad.yaml"
-    book.write_text(
-        """\
+    text = """\
 schema: 1
 name: bad
 defaults: {timeout: 30}
@@ -133,9 +124,8 @@ phases:
     needs: [first]
     accept:
       - tokss_per_s.mean >= 39
-""",
-        encoding="utf-8",
-    )
+"""
+    book.write_text(text, encoding="utf-8")
     answer = cli("run", str(book))
     assert answer.rc == 2
     assert not (workdir / "reports").exists()

@@ -18,19 +18,7 @@ from validator.pipeline.validate import RunRequest, execute
 from validator.runs.folder import RunFolder
 from validator.runs.replay import reconstruct
 
-from .conftest import Answer
-
-TRAINER = """\
-import argparse, pathlib
-parser = argparse.ArgumentParser()
-parser.add_argument("--steps", type=int)
-parser.add_argument("--out", type=pathlib.Path)
-args = parser.parse_args()
-with (args.out / "training.csv").open("w") as table:
-    table.write("step,loss,lr,toks_per_s\\n")
-    for step in range(1, args.steps + 1):
-        table.write(f"{step},{3 - step / args.steps},0.1,{100 + step % 2}\\n")
-"""
+from .conftest import RATED_TRAINER, Answer
 
 RUNBOOK = """\
 schema: 1
@@ -49,7 +37,7 @@ phases:
 """
 
 
-def _written(workdir: Path, *, extend: str, trainer: str = TRAINER) -> Path:
+def _written(workdir: Path, *, extend: str, trainer: str = RATED_TRAINER) -> Path:
     (workdir / "trainer.py").write_text(trainer, encoding="utf-8")
     (workdir / "tiny.yaml").write_text(
         RUNBOOK.format(trainer=json.dumps(str(workdir / "trainer.py")), extend=extend), encoding="utf-8"
@@ -57,7 +45,7 @@ def _written(workdir: Path, *, extend: str, trainer: str = TRAINER) -> Path:
     return workdir / "tiny.yaml"
 
 
-def _run(workdir: Path, cli: Callable[..., Answer], *, extend: str, trainer: str = TRAINER) -> Answer:
+def _run(workdir: Path, cli: Callable[..., Answer], *, extend: str, trainer: str = RATED_TRAINER) -> Answer:
     return cli("run", str(_written(workdir, extend=extend, trainer=trainer)), "--no-lock")
 
 
@@ -96,7 +84,7 @@ def test_without_the_extension_the_phase_stays_open_and_says_what_would_decide(
 
 def test_a_phase_is_not_extended_once_a_veto_has_decided(workdir: Path, cli: Callable[..., Answer]) -> None:
     """Three more runs could change no decision, and were made all the same."""
-    zero = TRAINER.replace("{3 - step / args.steps}", "{max(0, 3 - 4 * step / args.steps)}")
+    zero = RATED_TRAINER.replace("{3 - step / args.steps}", "{max(0, 3 - 4 * step / args.steps)}")
     answer = _run(workdir, cli, extend="true", trainer=zero)
     assert answer.rc == 3
     result = result_of(workdir)

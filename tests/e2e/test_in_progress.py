@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 import time
 from pathlib import Path
+
+from tests.processes import start_validator
 
 RUNBOOK = """\
 schema: 1
@@ -22,11 +22,9 @@ phases:
 
 def test_it_is_written_beside_a_run_that_goes_on(workdir: Path) -> None:
     (workdir / "waits.yaml").write_text(RUNBOOK, encoding="utf-8")
-    environment = {**os.environ, "XDG_RUNTIME_DIR": str(workdir), "NO_COLOR": "1"}
-    call = [sys.executable, "-m", "validator", "run", "waits.yaml"]
-    runner = subprocess.Popen(
-        call, cwd=workdir, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
+    own = {"XDG_RUNTIME_DIR": str(workdir), "NO_COLOR": "1"}
+    streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    runner = start_validator("run", "waits.yaml", cwd=workdir, env=own, **streams)
     deadline = time.monotonic() + 60
     try:
         while not (written := list((workdir / "reports").glob("*/result.json"))):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.folders import result_of
+from tests.e2e.folders import decided
 
 _HEAD = "import csv, logging, os, sys, time\nsteps, out = int(sys.argv[1]), sys.argv[2]\n"
 
@@ -64,8 +64,7 @@ for step in range(steps):
 )
 def test_it_is_judged_as_it_is(cli, workdir: Path, trainer: str, metrics: str, bound: str) -> None:
     (workdir / "theirs.py").write_text(_HEAD + trainer, encoding="utf-8")
-    (workdir / "theirs.yaml").write_text(
-        f"""\
+    text = f"""\
 schema: 1
 name: theirs
 trainer:
@@ -74,10 +73,7 @@ trainer:
 defaults: {{nproc: 0, timeout: 2m, warmup_steps: 20, watchdog: {{interval: 0.1s}}}}
 phases:
   - {{id: baseline, kind: train, steps: 300, accept: [loss.last < loss.first, {bound}]}}
-""",
-        encoding="utf-8",
-    )
-    answer = cli("run", "theirs.yaml")
-    result = result_of(workdir)
-    assert (answer.rc, result["decision"]) == (0, "GO"), result["why"]
+"""
+    (workdir / "theirs.yaml").write_text(text, encoding="utf-8")
+    result = decided(cli("run", "theirs.yaml"), workdir, 0, "GO")
     assert {one["code"] for one in result["findings"]} == {"config-unknown"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import psutil
 import pytest
 
 from tests.e2e.folders import result_of, run_folder
+from tests.processes import start_validator
 
 
 def _marked(folder: Path) -> list[psutil.Process]:
@@ -36,21 +36,16 @@ def test_nothing_is_left_after_the_end(cli, train_runbook, workdir: Path, fault:
 def test_ctrl_c_stops_the_run_and_says_so(train_runbook, workdir: Path, tmp_path: Path) -> None:
     book = train_runbook(fault="none", steps=100_000)
     (tmp_path / "runtime").mkdir()
-    runner = subprocess.Popen(
-        [sys.executable, "-m", "validator", "run", str(book)],
-        cwd=workdir,
-        env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path / "runtime")},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
+    own = {"XDG_RUNTIME_DIR": str(tmp_path / "runtime")}
+    streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    runner = start_validator("run", str(book), cwd=workdir, env=own, start_new_session=True, **streams)
     deadline = time.monotonic() + 30
     while not any("training.csv" in name for _, _, names in os.walk(workdir) for name in names):
         assert time.monotonic() < deadline, "the trainer never started"
         time.sleep(0.05)
     os.killpg(runner.pid, signal.SIGINT)  # as a terminal does
     _, err = runner.communicate(timeout=60)
-    assert runner.returncode == 130, err.decode()
+    assert runner.returncode == 130, err
     assert [process for process in _marked(workdir) if process.pid != runner.pid] == []
     result = result_of(workdir)
     assert result["decision"] != "GO"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.folders import result_of, run_folder
+from tests.e2e.folders import decided, result_of, run_folder
 
 _TRAINER = '''
 """Fails the first time it is told to, and is slow unless its bucket is 50."""
@@ -55,9 +55,7 @@ phases:
 
 def test_a_remedy_that_changes_the_config_leaves_no_go_and_is_recommended(cli, book, workdir: Path) -> None:
     phase = "{id: a, kind: train, steps: 60, accept: [toks_per_s.mean >= 50], on_failure: [port, bucket_50, fused_off]}"
-    answer = cli("run", book(phase))
-    result = result_of(workdir)
-    assert (answer.rc, result["decision"]) == (1, "NO_GO"), answer.err
+    result = decided(cli("run", book(phase)), workdir, 1, "NO_GO")
     declared, remedy = result["phases"][0]["remedies"]
     assert (declared["name"], declared["status"], declared["decides"]) == (None, "FAIL", True)
     assert (remedy["name"], remedy["status"], remedy["decides"]) == ("bucket_50", "PASS", False), "port is for stalls"
@@ -74,9 +72,7 @@ def test_a_remedy_that_keeps_the_config_may_repair_the_phase_and_is_named(cli, b
         '{id: a, kind: train, steps: 60, args: {once: "{run_dir}/once"}, accept: [loss.last < 4.5], on_failure: [port]}'
     )
     after = "{id: b, kind: train, needs: [a], steps: 60, accept: [loss.last <= a.loss.last]}"
-    answer = cli("run", book(first, after))
-    before = result_of(workdir)
-    assert (answer.rc, before["decision"]) == (0, "GO"), answer.err
+    before = decided(cli("run", book(first, after)), workdir, 0, "GO")
     phase = before["phases"][0]
     assert [(go["name"], go["status"], go["decides"]) for go in phase["remedies"]] == [
         (None, "FAIL", False),
@@ -94,9 +90,7 @@ def test_a_remedy_that_keeps_the_config_may_repair_the_phase_and_is_named(cli, b
 
 def test_remedies_that_do_not_help_are_told_and_change_nothing(cli, book, workdir: Path) -> None:
     phase = "{id: a, kind: train, steps: 60, accept: [toks_per_s.mean >= 500], on_failure: [fused_off, bucket_50]}"
-    answer = cli("run", book(phase))
-    result = result_of(workdir)
-    assert (answer.rc, result["decision"]) == (1, "NO_GO"), answer.err
+    result = decided(cli("run", book(phase)), workdir, 1, "NO_GO")
     assert [go["name"] for go in result["phases"][0]["remedies"]] == [None, "fused_off", "bucket_50"]
     assert "Remedies tried without effect: fused_off, bucket_50." in result["phases"][0]["message"]
     assert result["recommended"]["env"] == {}

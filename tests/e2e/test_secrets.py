@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.folders import result_of, run_folder
+from tests.processes import start_validator
 
 TRAINER = """
 import argparse, base64, json, os, sys
@@ -256,14 +256,10 @@ def test_the_plan_shows_no_secret(cli, runbook: Path) -> None:
 
 
 def test_a_resumed_validation_asks_for_what_is_not_stored(cli, runbook: Path, workdir: Path, tmp_path: Path) -> None:
-    runner = subprocess.Popen(
-        [sys.executable, "-m", "validator", "run", str(runbook), *OVERRIDES, "--only", "train", "--only", "last"],
-        cwd=workdir,
-        env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path / "runtime")},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    words = ("run", str(runbook), *OVERRIDES, "--only", "train", "--only", "last")
+    own = {"XDG_RUNTIME_DIR": str(tmp_path / "runtime")}
+    streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    runner = start_validator(*words, cwd=workdir, env=own, start_new_session=True, **streams)
     deadline = time.monotonic() + 60
     while not any((workdir / "reports").glob("*/runs/last/r1/logs/stdout.log")):
         assert time.monotonic() < deadline

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import re
 import shutil
 import socket
 import subprocess
-import sys
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.folders import run_folder
+from tests.processes import python
 
 PLANTED = (
     "miriam",
@@ -70,9 +69,8 @@ phases:
 
 
 def _validator(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "XDG_RUNTIME_DIR": str(folder), "NO_COLOR": "1"}
-    command = [sys.executable, "-m", "validator", *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    own = {"XDG_RUNTIME_DIR": str(folder), "NO_COLOR": "1"}
+    return python("-m", "validator", *arguments, cwd=folder, env=own, timeout_s=300)
 
 
 @pytest.fixture(scope="module")

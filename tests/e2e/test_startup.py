@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 import typer
 
+from tests.processes import python
 from tests.validator.history.folders import make_run
 from validator import commands
 from validator.commands.app import COMMANDS
@@ -30,16 +28,16 @@ print(code, loaded, file=sys.stderr)
 """
 
 
+def imports_none_of(modules: tuple[str, ...], arguments: list[str], folder: Path) -> str:
+    """Run a command, which has to end well without these modules; returns what it printed."""
+    done = python("-c", PROBE.format(arguments=arguments, heavy=modules), cwd=folder)
+    assert done.stderr.splitlines()[-1] == "0 []", done.stderr
+    return done.stdout
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["check", "smoke_cpu"], ["run", "--help"]])
 def test_nothing_heavy_is_imported(arguments: list[str], tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROBE.format(arguments=arguments, heavy=HEAVY)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.stderr.splitlines()[-1] == "0 []", done.stderr
+    imports_none_of(HEAVY, arguments, tmp_path)
 
 
 def test_history_imports_no_pipeline_and_no_scipy(tmp_path: Path) -> None:
@@ -47,15 +45,7 @@ def test_history_imports_no_pipeline_and_no_scipy(tmp_path: Path) -> None:
     for number in range(8):
         make_run(tmp_path / "reports", number, scale=1.0 + number % 3 / 100)
     unwanted = ("scipy", "vl_convert", "psutil", "validator.pipeline.validate", "validator.judge", "validator.runbook")
-    done = subprocess.run(
-        [sys.executable, "-c", PROBE.format(arguments=["history"], heavy=unwanted)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.stderr.splitlines()[-1] == "0 []", done.stderr
-    assert done.stdout.count("✓ GO") == 8
+    assert imports_none_of(unwanted, ["history"], tmp_path).count("✓ GO") == 8
 
 
 def test_the_table_of_commands_is_what_each_command_says_itself() -> None:
@@ -69,14 +59,7 @@ def test_the_table_of_commands_is_what_each_command_says_itself() -> None:
 
 def test_a_command_imports_no_other_commands_module(tmp_path: Path) -> None:
     others = ("validator.commands.watch", "validator.commands.inspect")
-    done = subprocess.run(
-        [sys.executable, "-c", PROBE.format(arguments=["check", "smoke_cpu"], heavy=others)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.stderr.splitlines()[-1] == "0 []", done.stderr
+    imports_none_of(others, ["check", "smoke_cpu"], tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -90,17 +73,6 @@ def test_a_command_imports_no_other_commands_module(tmp_path: Path) -> None:
 )
 def test_the_shell_completes_commands_options_and_runbooks(typed: str, offered: list[str], tmp_path: Path) -> None:
     words = typed.split()
-    answer = subprocess.run(
-        [sys.executable, "-c", "from validator.cli import main; main()"],
-        cwd=tmp_path,
-        env={
-            **os.environ,
-            "_VALIDATOR_COMPLETE": "complete_bash",
-            "COMP_WORDS": typed,
-            "COMP_CWORD": str(len(words) - 1),
-        },
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    asks = {"_VALIDATOR_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(len(words) - 1)}
+    answer = python("-c", "from validator.cli import main; main()", cwd=tmp_path, env=asks)
     assert answer.stdout.split() == offered

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.folders import result_of, run_folder
+from tests.processes import python, start_validator
 
 _RUNBOOK = """\
 schema: 1
@@ -25,25 +26,20 @@ phases:
 
 
 @pytest.fixture
-def start(workdir: Path, tmp_path: Path) -> Callable[..., subprocess.Popen[bytes]]:
+def start(workdir: Path, tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
     """Start `validator …` with the streams that are given."""
     (workdir / "words.yaml").write_text(_RUNBOOK, encoding="utf-8")
 
-    def begin(*arguments: str, **streams: Any) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "validator", *arguments],
-            cwd=workdir,
-            env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path), "NO_COLOR": "1"},
-            **streams,
-        )
+    def begin(*arguments: str, **streams: Any) -> subprocess.Popen[str]:
+        own = {"XDG_RUNTIME_DIR": str(tmp_path), "NO_COLOR": "1"}
+        return start_validator(*arguments, cwd=workdir, env=own, **streams)
 
     return begin
 
 
-def test_a_reader_that_leaves_costs_no_decision(start: Callable[..., subprocess.Popen[bytes]], workdir: Path) -> None:
+def test_a_reader_that_leaves_costs_no_decision(start: Callable[..., subprocess.Popen[str]], workdir: Path) -> None:
     """`validator run words.yaml 2>&1 | head -1`."""
     process = start("run", "words.yaml", stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    assert process.stdout is not None
     assert process.stdout.readline()
     process.stdout.close()
     assert process.wait(timeout=60) == 0
@@ -53,7 +49,7 @@ def test_a_reader_that_leaves_costs_no_decision(start: Callable[..., subprocess.
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 def test_a_full_device_costs_no_decision(
-    start: Callable[..., subprocess.Popen[bytes]], workdir: Path, stream: str
+    start: Callable[..., subprocess.Popen[str]], workdir: Path, stream: str
 ) -> None:
     with Path("/dev/full").open("wb") as full:
         other = {"stdout": "stderr", "stderr": "stdout"}[stream]
@@ -61,17 +57,17 @@ def test_a_full_device_costs_no_decision(
         _, err = process.communicate(timeout=60)
     assert process.returncode == 0
     assert result_of(workdir)["decision"] == "GO"
-    assert stream == "stderr" or b"standard output cannot be written: No space left on device" in err
+    assert stream == "stderr" or "standard output cannot be written: No space left on device" in err
 
 
-def test_output_that_is_the_whole_answer_must_not_be_lost(start: Callable[..., subprocess.Popen[bytes]]) -> None:
+def test_output_that_is_the_whole_answer_must_not_be_lost(start: Callable[..., subprocess.Popen[str]]) -> None:
     with Path("/dev/full").open("wb") as full:
         assert start("list", stdout=full).wait(timeout=60) == 4
         assert start("check", "words.yaml", stdout=full).wait(timeout=60) == 0
 
 
 def test_closed_streams_cost_no_decision_and_no_file_gets_their_numbers(
-    start: Callable[..., subprocess.Popen[bytes]], workdir: Path
+    start: Callable[..., subprocess.Popen[str]], workdir: Path
 ) -> None:
     process = start("run", "words.yaml", preexec_fn=lambda: os.closerange(0, 3))
     assert process.wait(timeout=60) == 0
@@ -82,7 +78,7 @@ def test_closed_streams_cost_no_decision_and_no_file_gets_their_numbers(
 
 @pytest.mark.parametrize("files", [5, 8, 12, 14, 16])
 def test_too_few_open_files_are_no_decision(
-    start: Callable[..., subprocess.Popen[bytes]], workdir: Path, files: int
+    start: Callable[..., subprocess.Popen[str]], workdir: Path, files: int
 ) -> None:
     """The answer is GO, or 4 and a sentence. With three Python itself cannot start."""
     process = start(
@@ -97,11 +93,11 @@ def test_too_few_open_files_are_no_decision(
         assert result_of(workdir)["decision"] == "GO"
     else:
         assert process.returncode == 4, err
-        assert b"Too many open files" in err
+        assert "Too many open files" in err
 
 
 def test_a_terminal_that_takes_nothing_stops_no_runner(
-    start: Callable[..., subprocess.Popen[bytes]], workdir: Path
+    start: Callable[..., subprocess.Popen[str]], workdir: Path
 ) -> None:
     """Ctrl-S, or a pager whose reader looks away: the pipe is full and stays so."""
     read_fd, write_fd = os.pipe()
@@ -122,14 +118,7 @@ def test_a_terminal_that_takes_nothing_stops_no_runner(
 
 def test_a_broken_installation_is_no_decision(tmp_path: Path) -> None:
     (tmp_path / "typer.py").write_text("raise ImportError('half installed')", encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-m", "validator", "--version"],
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = python("-m", "validator", "--version", env={"PYTHONPATH": str(tmp_path)})
     assert done.returncode == 4
     assert "half installed" in done.stderr
 
@@ -154,7 +143,7 @@ print(json.dumps(hostile, ensure_ascii=False))
     assert json.loads(out.splitlines()[-1]) == "\x1b]0;title\x07 \x1b[2J \x9b2J \u202e \x08"
 
 
-def test_a_private_umask_is_respected(start: Callable[..., subprocess.Popen[bytes]], workdir: Path) -> None:
+def test_a_private_umask_is_respected(start: Callable[..., subprocess.Popen[str]], workdir: Path) -> None:
     process = start("run", "words.yaml", stderr=subprocess.DEVNULL, preexec_fn=lambda: os.umask(0o077) and None)
     assert process.wait(timeout=60) == 0
     folder = run_folder(workdir)
@@ -168,14 +157,8 @@ def test_a_working_folder_that_is_gone_is_said_in_a_sentence(tmp_path: Path) -> 
     book.write_text(_RUNBOOK, encoding="utf-8")
     workdir.mkdir()
     leave = f"import os; os.rmdir({str(workdir)!r}); from validator.cli import main; main()"
-    begun = subprocess.run(
-        [sys.executable, "-c", leave, "run", str(book), "--out", "reports", "--no-lock"],
-        cwd=workdir,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    path = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    begun = python("-c", leave, "run", str(book), "--out", "reports", "--no-lock", cwd=workdir, env=path)
     assert begun.returncode == 4
     assert "No such file or directory" in begun.stderr
     assert "Traceback" not in begun.stderr

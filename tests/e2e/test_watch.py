@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import FAULTY_TRAINER
+from tests.processes import start_validator
 
 TAKES_ITS_TIME = "100000"
 
@@ -40,13 +40,8 @@ def test_an_anomaly_halts_and_is_exit_code_1(cli, trainer: subprocess.Popen[byte
 def test_without_halt_it_goes_on_until_the_trainer_ends(
     trainer: subprocess.Popen[bytes], workdir: Path, tmp_path: Path
 ) -> None:
-    watchdog = subprocess.Popen(
-        [sys.executable, "-m", "validator", "watch", str(workdir), "--interval", "100ms"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "NO_COLOR": "1"},
-    )
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    watchdog = start_validator("watch", str(workdir), "--interval", "100ms", env={"NO_COLOR": "1"}, **streams)
     assert watchdog.stderr is not None
     seen = next(line for line in watchdog.stderr if "nan_loss" in line)
     assert "the loss is nan" in seen
@@ -71,10 +66,7 @@ def test_a_healthy_end_is_exit_code_0(cli, workdir: Path) -> None:
 
 def test_ctrl_c_ends_the_watch(workdir: Path) -> None:
     (workdir / "training.csv").write_text("step,loss,lr,toks_per_s\n1,2.0,0.1,100\n")
-    watchdog = subprocess.Popen(
-        [sys.executable, "-m", "validator", "watch", str(workdir)], stderr=subprocess.PIPE, text=True
-    )
-    assert watchdog.stderr is not None
+    watchdog = start_validator("watch", str(workdir), stderr=subprocess.PIPE)
     assert "step 1" in watchdog.stderr.readline()
     watchdog.send_signal(signal.SIGINT)
     _, err = watchdog.communicate(timeout=30)

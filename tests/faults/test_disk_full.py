@@ -7,7 +7,6 @@ fails where it would on a full disk, in the middle of a line.
 from __future__ import annotations
 
 import json
-import os
 import resource
 import subprocess
 import sys
@@ -18,6 +17,7 @@ import pytest
 
 from tests.faults.kill_and_resume import processes_of
 from tests.faults.plain_runbook import write_runbook
+from tests.processes import python
 from validator.runs.journal import Journal, read
 
 pytestmark = pytest.mark.usefixtures("quick_snapshot")
@@ -32,15 +32,9 @@ def limited(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
             if limit_bytes is not None:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes))
 
-        return subprocess.run(
-            [sys.executable, "-m", "validator", *arguments],
-            cwd=tmp_path,
-            env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path), "NO_COLOR": "1", "PYTHONDONTWRITEBYTECODE": "1"},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            preexec_fn=lower,
-        )
+        own = {"XDG_RUNTIME_DIR": str(tmp_path), "NO_COLOR": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+        words = ("-m", "validator", *arguments)
+        return python(*words, cwd=tmp_path, env=own, timeout_s=120, preexec_fn=lower)
 
     return call
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +14,7 @@ import pytest
 
 from tests.faults.kill_and_resume import kill_and_resume, kill_often, processes_of, run_unbroken
 from tests.faults.plain_runbook import write_runbook
+from tests.processes import start_validator
 from tests.validator.supervise.tools import eventually
 from validator.runs.journal import read
 
@@ -27,18 +26,11 @@ class Validator:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.environment = {**os.environ, "XDG_RUNTIME_DIR": str(folder), "NO_COLOR": "1"}
+        self.environment = {"XDG_RUNTIME_DIR": str(folder), "NO_COLOR": "1"}
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "validator", *arguments],
-            cwd=self.folder,
-            env=self.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        return start_validator(*arguments, cwd=self.folder, env=self.environment, start_new_session=True, **streams)
 
     def call(self, *arguments: str) -> tuple[int, str, str]:
         process = self.start(*arguments)
@@ -91,8 +83,7 @@ def short_runbook(tmp_path: Path) -> Callable[..., Path]:
     def write(*, last: str = "true") -> Path:
         write_runbook(tmp_path)
         path = tmp_path / "short.yaml"
-        path.write_text(
-            f"""\
+        text = f"""\
 schema: 1
 name: short
 trainer:
@@ -104,9 +95,8 @@ phases:
   - {{id: first, kind: command, run: "echo $$ > {tmp_path}/first.txt", accept: [outcome.rc == 0]}}
   - {{id: last, kind: command, run: "{last}"}}
   - {{id: train, kind: train, steps: 20, accept: [loss.last < 9]}}
-""",
-            encoding="utf-8",
-        )
+"""
+        path.write_text(text, encoding="utf-8")
         return path
 
     return write

@@ -50,7 +50,8 @@ def _run(folder: Path, vice: str) -> tuple[Outcome, str]:
         steps=10,
         timeout_s=120,
         metrics=TRAINER_FILES.model_copy(update={"csv": None}),
-        watchdog=watchdog(first_step=60, stall=1.0),
+        # torchrun itself may need a while on a busy machine to see that a rank is gone.
+        watchdog=watchdog(first_step=60, stall=1.0 if vice == "stop" else 30.0),
     )
     token = secrets.token_hex(8)
     grace = Grace(term_s=8.0, leftover_s=2.0, kill_s=5.0, stacks_s=0.5)

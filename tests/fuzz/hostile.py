@@ -59,13 +59,12 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 """What is run on a hostile folder, by a name; the words are filled in."""
 
 _IMPORTED = (
-    *("validator.pipeline.validate", "validator.commands.app", "validator.bisect.work", "validator.report.write"),
-    *("validator.report.html", "validator.report.terminal.summary", "validator.history.page", "validator.history.page"),
+    *("validator.pipeline.validate", "validator.commands.app", "validator.bisect.work", "validator.pipeline.write"),
+    *("validator.report.html", "validator.report.terminal.summary", "validator.history.page"),
     *("validator.ingest", "validator.judge", "validator.diagnose", "validator.compare", "validator.baseline"),
     *("validator.secrets.pseudonyms", "validator.pipeline.inspect", "validator.supervise.watch", "scipy.stats"),
     *("validator.startup", "validator.history.store", "validator.commands.report", "validator.commands.inspect"),
     *(f"validator.commands.{name}" for name in ("compare", "baseline", "bisect", "history", "watch", "run")),
-    *("validator.report.terminal.summary", "validator.report.terminal.tables"),
     *("pydantic.type_adapter", "typer._click.decorators"),
 )
 

@@ -13,6 +13,13 @@ import pytest
 
 from tests.nsa.ranks import Ranks, RankServer
 
+Train = Callable[..., int]
+StartRanks = Callable[..., Ranks]
+TrainRanks = Callable[..., str]
+Rows = Callable[[Path], list[dict[str, str]]]
+Beats = Callable[..., list[dict[str, Any]]]
+"""Types of the fixtures."""
+
 _TINY_TEXT = """
     --dim 32 --n-layers 2 --n-heads 4 --n-kv-groups 2 --d-k 8 --d-v 8 --ffn-dim 64 --l-cmp 8 --d-cmp 4 --l-sel 8
     --n-sel 3 --w 8 --seq-len 32 --batch-size 2 --dtype fp32 --device cpu --threads 1 --lr 1e-3 --heartbeat-s 60

@@ -93,7 +93,6 @@ class RankServer:
         assert self._answer() == "ready"
 
     def _answer(self) -> str:
-        assert self._process.stdout is not None
         return self._process.stdout.readline().strip()
 
     def _fork(self, program: str, args: Sequence[str], env: dict[str, str], folder: Path, rank: int) -> int:
@@ -103,7 +102,6 @@ class RankServer:
             "env": env,
             **{name: str(folder / f"{name}_{rank}") for name in ("out", "err", "code")},
         }
-        assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
         return int(self._answer())
@@ -148,7 +146,6 @@ class RankServer:
         """End the server, and what a failed test left running."""
         for ranks in self._started:
             ranks.kill()
-        assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(timeout=30)
         if self._process.stdout is not None:

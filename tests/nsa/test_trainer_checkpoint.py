@@ -15,11 +15,9 @@ import torch
 
 from nsa.checkpoint import CheckpointError, find_newest, load_checkpoint, save_checkpoint
 from nsa.telemetry.files import AppendCsv, cut_csv_after
+from tests.nsa.conftest import Rows, Train
 from tests.nsa.ranks import Ranks, RankServer, is_running
 from tests.nsa.steps import at_step
-
-Train = Callable[..., int]
-Rows = Callable[[Path], list[dict[str, str]]]
 
 
 def column(table: list[dict[str, str]], name: str) -> list[str]:
@@ -189,7 +187,6 @@ def test_a_newer_one_that_was_passed_over_never_costs_the_one_just_written(tmp_p
     newest.write_bytes(newest.read_bytes()[:100])
     save_checkpoint(tmp_path, state(15), step=15, keep=1)
     found = find_newest(tmp_path, say=lambda text: None)
-    assert found is not None
     assert found.name == "step_00000015.pt"
     assert sorted(p.name for p in found.parent.iterdir()) == ["step_00000015.json", "step_00000015.pt"]
 

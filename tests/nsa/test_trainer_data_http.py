@@ -15,11 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.nsa.conftest import Beats, Rows, Train
 from tests.nsa.ranks import Ranks, RankServer
-
-Train = Callable[..., int]
-Rows = Callable[[Path], list[dict[str, str]]]
-Beats = Callable[..., list[dict[str, Any]]]
 
 REPO, COMMIT = "someone/educational", "c0ffee" + "0" * 34
 DATA = ["--data", "fineweb_edu", "--val-fraction", "0", "--schedule", "constant"]

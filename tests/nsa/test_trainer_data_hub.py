@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,8 @@ from nsa.data.failures import is_transient
 from nsa.effective import settle_config
 from nsa.parallel import World
 from nsa.resolve import resolve
+from tests.nsa.conftest import Beats, Rows, Train, TrainRanks
 from tests.nsa.ranks import RankServer
-
-Train = Callable[..., int]
-TrainRanks = Callable[..., str]
-Rows = Callable[[Path], list[dict[str, str]]]
-Beats = Callable[..., list[dict[str, Any]]]
 
 BYTES = open_tokenizer("byte")
 SEQ_LEN = 64

@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,13 +27,8 @@ import nsa.parallel
 from nsa.config import field_specs
 from nsa.parallel import ReduceHook, WaitMark, effective_compression
 from nsa.telemetry.recorder import Recorder
-from tests.nsa.ranks import Ranks, RankServer, is_running
-
-Train = Callable[..., int]
-StartRanks = Callable[..., Ranks]
-TrainRanks = Callable[..., str]
-Rows = Callable[[Path], list[dict[str, str]]]
-Beats = Callable[..., list[dict[str, Any]]]
+from tests.nsa.conftest import Beats, Rows, StartRanks, Train, TrainRanks
+from tests.nsa.ranks import RankServer, is_running
 
 
 def floats(table: list[dict[str, str]], name: str) -> list[float]:
@@ -356,7 +350,6 @@ def world(**changes: Any) -> Any:
 def test_compression_is_what_it_can_be(asked: str, place: Any, dtype: torch.dtype, effective: str, said: str) -> None:
     got, line = effective_compression(asked, place, dtype)
     assert got == effective
-    assert line is not None
     assert said in line
 
 

@@ -7,7 +7,6 @@ import itertools
 import json
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,11 +19,8 @@ from nsa.data import FetchStats
 from nsa.telemetry import Heartbeat
 from nsa.telemetry.environment import toggles
 from nsa.telemetry.recorder import Rates, Recorder, StepRecord
+from tests.nsa.conftest import Beats, Rows, Train
 from tests.nsa.steps import at_step
-
-Train = Callable[..., int]
-Rows = Callable[[Path], list[dict[str, str]]]
-Beats = Callable[..., list[dict[str, Any]]]
 
 
 def test_a_run_writes_the_whole_contract(tmp_path: Path, train: Train, rows: Rows, beats: Beats) -> None:

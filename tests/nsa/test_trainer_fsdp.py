@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,13 +15,7 @@ from nsa.data import open_tokenizer
 from nsa.effective import settle_config
 from nsa.parallel import World
 from nsa.resolve import resolve
-from tests.nsa.ranks import Ranks
-
-Train = Callable[..., int]
-StartRanks = Callable[..., Ranks]
-TrainRanks = Callable[..., str]
-Rows = Callable[[Path], list[dict[str, str]]]
-Beats = Callable[..., list[dict[str, Any]]]
+from tests.nsa.conftest import Beats, Rows, StartRanks, Train, TrainRanks
 
 shards_here = pytest.mark.skipif(
     not hasattr(torch.cpu.Stream, "record_event"), reason="this torch shards on a GPU only; see nsa.effective"

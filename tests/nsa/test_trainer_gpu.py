@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,8 @@ from nsa.attention.dispatch import fallback_counters, reset_fallback_counters
 from nsa.attention.spans import set_spans
 from nsa.config import Config, replace_flat
 from nsa.model import LanguageModel
+from tests.nsa.conftest import Beats, Rows
+from tests.processes import python
 
 pytestmark = [
     pytest.mark.gpu,
@@ -29,8 +30,6 @@ pytestmark = [
     pytest.mark.filterwarnings("default"),
 ]
 
-Rows = Callable[[Path], list[dict[str, str]]]
-Beats = Callable[..., list[dict[str, Any]]]
 
 _SETTINGS = """
     --dim 256 --n-layers 2 --n-heads 8 --n-kv-groups 2 --d-k 64 --d-v 64 --l-cmp 32 --d-cmp 16 --l-sel 64 --n-sel 8
@@ -236,14 +235,7 @@ print("SAID", said, "STATUS", status, "AHEAD", len(ahead), "LATE", late)
 def test_nothing_is_left_to_compile_when_the_first_step_begins(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     argv = [*SETTINGS, "--steps", "3", "--val-every", "2", "--out", str(tmp_path / "out")]
-    done = subprocess.run(
-        [sys.executable, "-c", WARM, str(cache), *argv],
-        env=os.environ | {"TRITON_CACHE_DIR": str(cache)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    done = python("-c", WARM, str(cache), *argv, env={"TRITON_CACHE_DIR": str(cache)}, timeout_s=240)
     last = done.stdout.splitlines()[-1]
     assert last.startswith("SAID [] STATUS 0 AHEAD "), done.stdout + done.stderr
     assert last.endswith("LATE []"), last

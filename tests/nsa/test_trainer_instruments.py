@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,9 +18,7 @@ from nsa.instruments import Instruments
 from nsa.model import LanguageModel
 from nsa.telemetry.audit import audit_record, backend_of
 from nsa.telemetry.trace import covered_us, overlap_us, summarize_trace
-
-Train = Callable[..., int]
-Rows = Callable[[Path], list[dict[str, str]]]
+from tests.nsa.conftest import Rows, Train
 
 
 def audit_of(out: Path) -> dict[tuple[int, str, str], dict[str, Any]]:

@@ -5,17 +5,14 @@ from __future__ import annotations
 import gc
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
 import nsa.loop
+from tests.nsa.conftest import Rows, Train
 from tests.nsa.steps import at_step
-
-Train = Callable[..., int]
-Rows = Callable[[Path], list[dict[str, str]]]
 
 
 @pytest.mark.parametrize("other", [["--accum", "2", "--batch-size", "1"], ["--grad-checkpointing"]])

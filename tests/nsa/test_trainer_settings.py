@@ -23,12 +23,10 @@ from nsa.model import Block, LanguageModel
 from nsa.optim import learning_rate
 from nsa.parallel import ReduceHook, World, wrap_ddp
 from nsa.resolve import resolve
-from tests.nsa.conftest import TINY
+from tests.nsa.conftest import TINY, Rows, Train
 from tests.nsa.steps import at_step
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-Train = Callable[..., int]
-Rows = Callable[[Path], list[dict[str, str]]]
 
 
 def seen(out: Path, settings: list[str], look: Callable[[Run], Any]) -> Any:

@@ -6,13 +6,12 @@ import json
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-Train = Callable[..., int]
+from tests.nsa.conftest import Train
 
 
 def test_effective_configuration_says_what_was_changed(tmp_path: Path, train: Train, capsys: Any) -> None:

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,8 @@ import torch
 
 from nsa.data import DataError
 from nsa.data.synthetic import MarkovCopySource
+from tests.nsa.conftest import Beats, Rows, Train
 from tests.nsa.steps import at_step, until
-
-Train = Callable[..., int]
-Rows = Callable[[Path], list[dict[str, str]]]
-Beats = Callable[..., list[dict[str, Any]]]
 
 
 def test_halt_stops_after_the_step_and_is_refused_at_the_next_start(

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,9 +30,10 @@ from nsa.prepare import main as prepare_main
 from nsa.prepare import prepare
 from nsa.probe import bus_bandwidth_gb_s
 from nsa.probe import main as probe_main
+from tests.nsa.conftest import Train
 from tests.nsa.ranks import RankServer
+from tests.processes import python
 
-Train = Callable[..., int]
 BYTES = open_tokenizer("byte")
 
 
@@ -245,6 +245,12 @@ def test_interrupted_commands_say_what_there_is(
     assert capsys.readouterr() == ("", "nsa.probe: interrupted; nothing was written\n")
 
 
+def _beside_torch_of(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of the trainer with the `torch` that stands in the folder."""
+    path = os.pathsep.join((str(folder), str(Path(nsa.probe.__file__).parents[1])))
+    return python("-m", *words, cwd=folder, env={"PYTHONPATH": path})
+
+
 @pytest.mark.parametrize("command", ["nsa.probe", "nsa.generate", "nsa.prepare", "nsa.data", "nsa.train"])
 def test_an_interrupt_while_torch_is_imported_ends_a_command_at_once(tmp_path: Path, command: str) -> None:
     """Torch takes seconds to import, and some of its imports swallow what is raised in them."""
@@ -254,15 +260,7 @@ def test_an_interrupt_while_torch_is_imported_ends_a_command_at_once(tmp_path: P
         "except BaseException: pass\n"
         "print('went on')\n"
     )
-    path = os.pathsep.join((str(tmp_path), str(Path(nsa.probe.__file__).parents[1])))
-    done = subprocess.run(
-        [sys.executable, "-m", command, *([] if command == "nsa.train" else ["--help"])],
-        env={**os.environ, "PYTHONPATH": path},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = _beside_torch_of(tmp_path, command, *([] if command == "nsa.train" else ["--help"]))
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
@@ -270,15 +268,7 @@ def test_a_start_that_is_asked_for_its_stacks_shows_them_and_goes_on(tmp_path: P
     (tmp_path / "torch.py").write_text(
         "import os, signal, sys\nos.kill(os.getpid(), signal.SIGUSR1)\nprint('went on', flush=True)\nos._exit(7)\n"
     )
-    path = os.pathsep.join((str(tmp_path), str(Path(nsa.probe.__file__).parents[1])))
-    done = subprocess.run(
-        [sys.executable, "-m", "nsa.train"],
-        env={**os.environ, "PYTHONPATH": path},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = _beside_torch_of(tmp_path, "nsa.train")
     assert (done.returncode, done.stdout) == (7, "went on\n")
     assert "most recent call first" in done.stderr
 

@@ -155,6 +155,7 @@ _ALLOWED = {
     "nightly/job.py": "logs in the user's own state folder, and what its own process printed",
     "bisect/side.py": "a config that the operator names, read as YAML by parse_yaml",
     "bisect/work.py": "a folder that the command has just made",
+    "kinds/storage.py": "the disk that it measures, /proc, and what its own process printed",
     "supervise/lock.py": "the private folder of locks",
     "runs/journal.py": "the journal of this runner, which it holds",
     "supervise/launch.py": "logs of a run that has not started; files that the operator's command names",

@@ -5,6 +5,7 @@ validator bisect GOOD BAD
 
 from __future__ import annotations
 
+from validator.bisect.answer import bisection_lines
 from validator.bisect.work import BisectRequest, bisect, resume
 
-__all__ = ["BisectRequest", "bisect", "resume"]
+__all__ = ["BisectRequest", "bisect", "bisection_lines", "resume"]

@@ -164,7 +164,8 @@ def _message(
     if outcome == "budget_spent":
         kept = f"{listed(list(found.names))} matters, and " if found.names else ""
         return f"Not finished after {runs}: {kept}a cause is among {listed(list(found.suspects), most=12)}."
-    names = [_setting_text(setting) for cause in causes for setting in cause.settings]
+    settings = [setting for cause in causes for setting in cause.settings]
+    names = [f"{each.name} ({_value_text(each.good)} → {_value_text(each.bad)})" for each in settings]
     one = len(names) == 1
     rest = len(trials.names) - len(names)
     others = (
@@ -195,10 +196,6 @@ def _drift(trials: Trials) -> str:
         f" {len(beyond)} of them lie{'s' if len(beyond) == 1 else ''} far beyond both ends: something else changed the "
         "speed of the machine meanwhile, so shares are rough; repeat it when the machine is idle."
     )
-
-
-def _setting_text(one: DifferingSetting) -> str:
-    return f"{one.name} ({_value_text(one.good)} → {_value_text(one.bad)})"
 
 
 def _value_text(value: object) -> str:

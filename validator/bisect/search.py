@@ -45,7 +45,6 @@ class Reply:
     low: float = -math.inf
     high: float = math.inf
     runs: int = 1
-    why: str | None = None
 
     @property
     def decided(self) -> bool:
@@ -330,7 +329,7 @@ class Trials:
             return Reply(share, share, share, runs=len(trials))
         value = self.estimate(trials)
         if value is None:
-            return Reply(None, runs=len(trials), why=failed[-1].why)
+            return Reply(None, runs=len(trials))
         share, low, high = self.ends.share(value)
         return Reply(share, low, high, runs=len(trials))
 

@@ -7,21 +7,13 @@ import sys
 from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from pydantic import Field
 
 from validator.bisect.answer import Bisection, BisectionOutcome, bisection
-from validator.bisect.search import (
-    BudgetSpent,
-    Explanation,
-    NoDifference,
-    Trial,
-    Trials,
-    measured_ends,
-    search,
-)
+from validator.bisect.search import BudgetSpent, Explanation, NoDifference, Trial, Trials, measured_ends, search
 from validator.bisect.side import End, differences, read_end, with_secrets, with_settings, without_secrets
 from validator.errors import disk_errors
 from validator.files import Tree
@@ -144,6 +136,7 @@ def _carry_out(header: BisectHeader, root: Path, *, lock: bool, note: Note) -> B
     ):
         held.name(root)
         runner.journal.append("resumed" if runner.earlier else "started", marker=runner.token, runner=this_runner())
+        before = [event.fields["trial"] for event in runner.earlier if event.event == "trial_ended"]
         trials = Trials(
             names=tuple(differences(header.good, header.bad)),
             metric=header.metric,
@@ -151,16 +144,12 @@ def _carry_out(header: BisectHeader, root: Path, *, lock: bool, note: Note) -> B
             run_cv=header.good.run_cv,
             budget=header.max_runs,
             start=partial(_run_trial, header, runner, note),
-            done=[_trial(event.fields["trial"]) for event in runner.earlier if event.event == "trial_ended"],
+            done=[Trial(**{**one, "names": frozenset(one["names"])}) for one in before],
         )
         answer = _answer(header, root, trials)
         runner.journal.append("finished" if answer.outcome != "interrupted" else "interrupted", outcome=answer.outcome)
         (root / "bisect.json").write_text(answer.model_dump_json(indent=2) + "\n", encoding="utf-8")
     return answer
-
-
-def _trial(fields: dict[str, Any]) -> Trial:
-    return Trial(**{**fields, "names": frozenset(fields["names"])})
 
 
 def _run_trial(header: BisectHeader, runner: RunContext, note: Note, number: int, names: frozenset[str]) -> Trial:

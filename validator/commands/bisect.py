@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from validator.commands.common import AsJson, duration, example, fail, print_json, reported
+from validator.commands.common import AsJson, answer, duration, example, fail, reported
 from validator.errors import ExitCode
+from validator.model.catalogue import METRICS
 
 _EXIT_CODES = {"explained": ExitCode.GO, "interrupted": ExitCode.INTERRUPTED}
 
@@ -44,9 +45,6 @@ def command(
     Exit code 0: found. 3: not found, or no significant difference, or not finished within --max-runs.
     """
     from validator import bisect
-    from validator.bisect.answer import bisection_lines
-    from validator.model.catalogue import METRICS
-    from validator.report.terminal.lines import show
 
     if (resume is None) == (good is None or bad is None):
         raise fail("name GOOD and BAD, or --resume DIR", as_json=as_json)
@@ -76,10 +74,7 @@ def command(
                 lock=not no_lock,
             )
             found = bisect.bisect(request, note=_print_note)
-    if as_json:
-        print_json(found.model_dump(mode="json"))
-    else:
-        show(bisection_lines, found)
+    answer(lambda: found.model_dump(mode="json"), bisect.bisection_lines, found, as_json=as_json)
     raise typer.Exit(_EXIT_CODES.get(found.outcome, ExitCode.INCONCLUSIVE))
 
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from validator.commands.common import AsJson, Overrides, complete_runbook, example, print_json
 from validator.errors import ExitCode
-
-if TYPE_CHECKING:
-    from validator.runbook import LoadedRunbook, Problem
 
 
 @example("validator check runbooks/*.yaml")
@@ -27,7 +24,7 @@ def command(
 ) -> None:
     """Read runbooks and report every mistake with its place and its fix; warn of what can never end in GO."""
     from validator.kinds.registry import load
-    from validator.runbook import RunbookError, find
+    from validator.runbook import LoadedRunbook, Problem, RunbookError, find
 
     problems: list[Problem] = []
     good: list[LoadedRunbook] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any, TypeVar
 
@@ -78,6 +78,16 @@ def example(*lines: str) -> Callable[[Command], Command]:
 def print_json(value: Any) -> None:
     """Print a value as JSON, alone on stdout."""
     sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n")
+
+
+def answer(json_of: Callable[[], Any], lines_of: Callable[..., Iterable[str]], *values: object, as_json: bool) -> None:
+    """Print an answer: what `json_of()` gives, or the lines that `lines_of(*values, width=, color=)` makes."""
+    from validator.report.terminal.lines import show
+
+    if as_json:
+        print_json(json_of())
+    else:
+        show(lines_of, *values)
 
 
 def fail(message: str, *, as_json: bool, code: ExitCode = ExitCode.USAGE, **details: Any) -> typer.Exit:

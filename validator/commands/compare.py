@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from validator.commands.common import AsJson, example, fail, print_json, reported
+from validator.commands.common import AsJson, answer, example, fail, reported
 from validator.errors import ExitCode
 
 _EXIT_CODES = {
@@ -37,17 +37,13 @@ def command(
     Exit code 0: B is better, or equal within the minimum effect; with --not-worse-than, worse by less than that.
     1: B is worse. 3: inconclusive with these repeats.
     """
-    from validator.pipeline.compare import compare
+    from validator.pipeline.inspect import compare
+    from validator.report.contrast import contrast_lines
 
     margin = None if not_worse_than is None else _share(not_worse_than, as_json=as_json)
     with reported(as_json=as_json):
         contrast = compare(a, b, warmup_steps=warmup_steps, not_worse_than=margin)
-    if as_json:
-        print_json(contrast.model_dump(mode="json"))
-    else:
-        from validator.report.terminal import lines, summary
-
-        lines.show(summary.contrast_lines, contrast)
+    answer(lambda: contrast.model_dump(mode="json"), contrast_lines, contrast, as_json=as_json)
     raise typer.Exit(_EXIT_CODES[contrast.verdict])
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from validator.commands.common import AsJson, example, print_json
+from validator.commands.common import AsJson, answer, example
 
 
 @example("validator doctor")
@@ -19,10 +19,5 @@ def command(
     from validator.pipeline.doctor import examination_lines, examine
 
     examination = examine(reports=out)
-    if as_json:
-        print_json(examination.as_dict())
-    else:
-        from validator.report.terminal.lines import show
-
-        show(examination_lines, examination)
+    answer(examination.as_dict, examination_lines, examination, as_json=as_json)
     raise typer.Exit(examination.exit_code)

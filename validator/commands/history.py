@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from validator.commands.common import AsJson, example, fail, print_json, reported
+from validator.commands.common import AsJson, answer, example, fail, reported
 
 
 @example("validator history", "validator history reports --runbook smoke-cpu --limit 30", "validator history --pin RUN")
@@ -23,6 +24,7 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """List past runs by runbook and machine, and how their metrics changed, and write index.html."""
+    from validator.history.page import history_lines
     from validator.history.store import look_back, set_pin
 
     if pin and unpin:
@@ -32,12 +34,6 @@ def command(
             set_pin(reports, pin or unpin or "", keep=pin is not None)
             return
         past = look_back(reports, runbook=runbook, rebuild=rebuild)
-    if as_json:
-        print_json(past.as_dict())
-        return
-    from validator.history.page import history_lines
-    from validator.report.terminal.lines import show
-
-    show(history_lines, past.groups, limit=limit)
-    if past.page is not None:
+    answer(past.as_dict, partial(history_lines, limit=limit), past.groups, as_json=as_json)
+    if past.page is not None and not as_json:
         typer.echo(f"\n{past.page}", err=True)

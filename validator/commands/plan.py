@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from validator.commands.common import AsJson, Only, Overrides, RunbookArgument, Skip, example, print_json, reported
+from validator.commands.common import AsJson, Only, Overrides, RunbookArgument, Skip, answer, example, reported
 
 
 @example("validator plan ddp_2xa100 --only baseline")
@@ -16,15 +16,11 @@ def command(
     """Show exactly what would be started: every run with its command, environment and budget."""
     from validator.kinds.registry import load
     from validator.plan import first_plan
+    from validator.report.terminal.summary import plan_lines
     from validator.runbook import find
     from validator.secrets.masking import clean_plan
 
     with reported(as_json=as_json):
         loaded = load(find(runbook), overrides=tuple(set_ or ()))
         planned = clean_plan(first_plan(loaded.runbook, only=tuple(only or ()), skip=tuple(skip or ())))
-    if as_json:
-        print_json(planned.model_dump(mode="json"))
-    else:
-        from validator.report.terminal import lines, tables
-
-        lines.show(tables.plan_lines, loaded, planned)
+    answer(lambda: planned.model_dump(mode="json"), plan_lines, loaded, planned, as_json=as_json)

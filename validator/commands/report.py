@@ -25,24 +25,23 @@ def command(
     """Judge a run folder again from what is on disk, and rewrite its reports."""
     if out is not None and not share:
         raise fail("--out belongs to --share; leave it out, or add --share", as_json=as_json)
+    from validator.pipeline import share as sharing
+    from validator.pipeline import write
+    from validator.report.terminal.lines import show
+    from validator.report.terminal.summary import summary_lines
+
     advice = ""
     with reported(as_json=as_json):
         if share:
-            from validator.pipeline.share import share as make_copy
-
-            shared = make_copy(run_dir, out=out)
+            shared = sharing.share(run_dir, out=out)
             finished, advice = shared.copy, shared.summary
         else:
-            from validator.pipeline.write import report
-
-            finished = report(run_dir)
+            finished = write.report(run_dir)
     with after_decision():
         if as_json:
             sys.stdout.write(finished.text)
         else:
-            from validator.report.terminal import lines, summary
-
-            lines.show(summary.summary_lines, finished.report, finished.paths)
+            show(summary_lines, finished.report, finished.paths)
             if advice:
                 typer.echo(advice)
     raise typer.Exit(finished.report.exits_with)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from pathlib import Path
@@ -9,28 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from validator.commands import plan
-from validator.commands.common import (
-    AsJson,
-    Only,
-    Overrides,
-    Skip,
-    after_decision,
-    behind_dashes,
-    complete_runbook,
-    duration,
-    example,
-    fail,
-    reported,
-)
+from validator.commands import common
 
 if TYPE_CHECKING:
-    from validator.init.work import InitRequest
+    from validator.pipeline.validate import RunRequest
     from validator.pipeline.write import Finished
 
 
-@behind_dashes
-@example("validator run runbooks/smoke_cpu.yaml --set baseline.steps=100", "validator run -- torchrun train.py")
+@common.behind_dashes
+@common.example("validator run runbooks/smoke_cpu.yaml --set baseline.steps=100", "validator run -- torchrun train.py")
 def command(
     context: typer.Context,
     runbook: Annotated[
@@ -39,12 +27,12 @@ def command(
             metavar="RUNBOOK | -- COMMAND",
             help="A path, the name of a bundled runbook, or behind -- a trainer's command, which is judged without "
             "bounds.",
-            autocompletion=complete_runbook,
+            autocompletion=common.complete_runbook,
         ),
     ] = None,
-    only: Only = None,
-    skip: Skip = None,
-    set_: Overrides = None,
+    only: common.Only = None,
+    skip: common.Skip = None,
+    set_: common.Overrides = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder that receives the run folder.")] = Path("reports"),
     resume: Annotated[
         Path | None,
@@ -57,7 +45,7 @@ def command(
     seconds: Annotated[
         str, typer.Option(metavar="TIME", help="Longest time to watch a COMMAND before its run.")
     ] = "60s",
-    as_json: AsJson = False,
+    as_json: common.AsJson = False,
     fail_fast: Annotated[bool, typer.Option("--fail-fast", help="Stop after the first phase that fails.")] = False,
     no_lock: Annotated[
         bool, typer.Option("--no-lock", help="Run although another validation uses the machine.")
@@ -66,44 +54,46 @@ def command(
     """Run a runbook to a decision and write its report."""
     words = tuple(context.meta.get("behind_dashes") or ())
     if words:
-        taken: dict[str, object] = {
-            "RUNBOOK": runbook,
-            "--resume": resume,
-            "--only": only,
-            "--skip": skip,
-            "--set": set_,
-        }
-        wrong = [name for name, value in {**taken, "--dry-run": dry_run}.items() if value]
+        taken: dict[str, object] = {"RUNBOOK": runbook, "--resume": resume, "--only": only, "--skip": skip}
+        wrong = [name for name, value in {**taken, "--set": set_, "--dry-run": dry_run}.items() if value]
         if wrong:
-            raise fail(f"a command behind -- is judged as it is; omit {' and '.join(wrong)}", as_json=as_json)
+            message = f"a command behind -- is judged as it is; omit {' and '.join(wrong)}"
+            raise common.fail(message, as_json=as_json)
     elif steps is not None:
-        raise fail("--steps belongs to a command behind --; for a runbook write --set PHASE.steps=N", as_json=as_json)
+        message = "--steps belongs to a command behind --; for a runbook write --set PHASE.steps=N"
+        raise common.fail(message, as_json=as_json)
     elif resume is not None:
         # A resumed validation keeps its settings, so that its results belong together.
         given = [name for name, value in {"--only": only, "--skip": skip, "--dry-run": dry_run}.items() if value]
         if given:
-            raise fail(
+            raise common.fail(
                 f"--resume keeps the original settings. Omit {' and '.join(given)}, or start a new run without "
                 "--resume.",
                 as_json=as_json,
             )
     elif runbook is None:
-        raise fail(
+        raise common.fail(
             "name a runbook (`validator list` shows those that come along), a trainer's command behind --, or "
             "--resume RUN",
             as_json=as_json,
         )
     elif dry_run:
+        from validator.commands import plan
+
         plan.command(runbook, only=only, skip=skip, set_=set_, as_json=as_json)
         return
-    from validator.init.work import InitRequest
     from validator.pipeline import validate
 
-    watch_s = duration("--seconds", seconds, as_json=as_json)
-    with reported(as_json=as_json):
+    watch_s = common.duration("--seconds", seconds, as_json=as_json)
+    with common.reported(as_json=as_json):
         if words:
-            watching = InitRequest(words, seconds=watch_s, lock=not no_lock)
-            finished = _run_command(watching, steps=steps, parent=out, fail_fast=fail_fast, quiet=as_json)
+            finished = _run_command(
+                words,
+                steps=steps,
+                watch_s=watch_s,
+                request=validate.RunRequest(runbook="", parent=out, fail_fast=fail_fast, lock=not no_lock),
+                quiet=as_json,
+            )
         elif resume is not None:
             finished = validate.resume(
                 resume,
@@ -124,27 +114,27 @@ def command(
                 lock=not no_lock,
             )
             finished = validate.execute(request, quiet=as_json)
-    with after_decision():
+    with common.after_decision():
         _show_finished(finished, as_json=as_json)
-    with after_decision():
+    with common.after_decision():
         _write_step_summary(finished)
     raise typer.Exit(finished.report.exits_with)
 
 
-def _run_command(watching: InitRequest, *, steps: int | None, parent: Path, fail_fast: bool, quiet: bool) -> Finished:
+def _run_command(
+    words: tuple[str, ...], *, steps: int | None, watch_s: float, request: RunRequest, quiet: bool
+) -> Finished:
     """Watch a trainer's command, make a runbook without bounds for it, and run that: GO is not possible."""
-    from validator.init.work import runbook_for
+    from validator.init.work import InitRequest, runbook_for
     from validator.pipeline import validate
 
     def note(line: str) -> None:
         if not quiet:
             typer.echo(line, err=True)
 
-    made = runbook_for(watching, steps=steps, note=note)
+    made = runbook_for(InitRequest(words, seconds=watch_s, lock=request.lock), steps=steps, note=note)
     note(f"it reads {made.source}")
-    request = validate.RunRequest(
-        runbook=str(made.loaded.path), parent=parent, fail_fast=fail_fast, lock=watching.lock, loaded=made.loaded
-    )
+    request = dataclasses.replace(request, runbook=str(made.loaded.path), loaded=made.loaded)
     return validate.execute(request, quiet=quiet)
 
 

@@ -15,9 +15,9 @@ def command(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the reference for people instead.")] = False,
 ) -> None:
     """Print the JSON Schema of runbooks, for editors."""
-    with reported():
-        from validator.kinds.registry import json_schema, reference_markdown
+    from validator.kinds.registry import json_schema, reference_markdown
 
+    with reported():
         if markdown:
             sys.stdout.write(reference_markdown())
         else:

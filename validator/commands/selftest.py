@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from validator.commands.common import AsJson, example, fail, print_json
+from validator.commands.common import AsJson, answer, example, fail
 from validator.errors import ExitCode
 from validator.text import nearest
 
@@ -31,16 +31,12 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Inject known faults and check that verdict and cause come out right; exit code 1 if any does not."""
-    from validator.report.terminal.lines import show
-    from validator.selftest import CASES, run_selftest
-    from validator.selftest.run import CaseProgress, case_lines, selftest_lines
+    from validator.selftest.cases import CASES
+    from validator.selftest.run import CaseProgress, case_lines, run_selftest, selftest_lines
 
     cases = _chosen(CASES, only, as_json=as_json)
     if list_:
-        if as_json:
-            print_json([_case_json(case) for case in cases])
-        else:
-            show(case_lines, cases)
+        answer(lambda: [_case_json(case) for case in cases], case_lines, cases, as_json=as_json)
         return
     if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
         raise fail(f"--keep {keep}: the folder exists and is not empty; name a new one", as_json=as_json)
@@ -53,12 +49,10 @@ def command(
         ) from None
     finally:
         progress.close()
-    if as_json:
-        folder = None if done.folder is None else str(done.folder)
-        head = {"ok": done.ok, "duration_s": done.duration_s, "folder": folder}
-        print_json({"schema_version": 1, **head, "cases": [_outcome_json(one) for one in done.outcomes]})
-    else:
-        show(selftest_lines, done)
+    folder = None if done.folder is None else str(done.folder)
+    head = {"schema_version": 1, "ok": done.ok, "duration_s": done.duration_s, "folder": folder}
+    shown = {**head, "cases": [_outcome_json(one) for one in done.outcomes]}
+    answer(lambda: shown, selftest_lines, done, as_json=as_json)
     raise typer.Exit(ExitCode.GO if done.ok else ExitCode.NO_GO)
 
 

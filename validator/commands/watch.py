@@ -37,13 +37,12 @@ def command(
 ) -> None:
     """Watch a trainer that is running, ours or another's, until it ends; exit code 1 when something is wrong."""
     from validator.model.runbook import TrainerMetrics, Watchdog
+    from validator.pipeline.inspect import printed_metrics
     from validator.supervise.watch import watch_to_end
 
     with reported(as_json=as_json):
         metrics = TrainerMetrics()
         if stdout is not None:
-            from validator.pipeline.inspect import printed_metrics
-
             metrics = printed_metrics(stdout)
         watched = watch_to_end(
             directory,

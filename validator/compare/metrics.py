@@ -18,6 +18,7 @@ import numpy as np
 from validator.model.catalogue import METRICS, Metric
 from validator.model.contrast import ContrastVerdict, MetricDifference, Sample, Subject, machine_class
 from validator.model.runbook import Runbook
+from validator.model.schemas import reported
 from validator.model.verdict import Finding, RunReport, ValidationReport, Verdict
 from validator.stats.autocorrelation import t_quantile
 from validator.stats.estimate import LEVEL, MIN_REPEATS, NORMAL_975, REPLICATES, Estimate, combine, over_runs
@@ -26,8 +27,6 @@ from validator.text import format_change, format_interval, format_number, format
 
 Cell = tuple[str | None, str | None]
 """Phase and arm; (None, None) for a trainer folder, which knows neither."""
-
-_TRAINING = ("train", "sweep", "ab", "soak")
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ def validation_side(
     """A validation: every phase that trains, arm by arm."""
     cells: dict[Cell, list[RunReport]] = {}
     for phase in report.phases:
-        for run in phase.measured if phase.kind in _TRAINING else ():
+        for run in phase.measured if reported(phase.kind).compared else ():
             cells.setdefault((phase.id, run.arm), []).append(run)
     subject = Subject(
         kind="validation",

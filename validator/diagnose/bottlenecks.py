@@ -62,12 +62,13 @@ def straggler(run: RunFacts) -> Iterator[Diagnosis]:
     now_and_then = f", in {format_percent(worst.often)} of the steps" if worst.often < 0.5 else ""
     others = "the other one" if len(ranks) == 2 else "the median of the others"
     subject = f"Ranks {ranks[0]} and {ranks[1]} differ: rank {worst.rank}" if len(ranks) == 2 else f"Rank {worst.rank}"
-    heartbeat = run.result.extra.get("heartbeats", {}).get(worst.rank, {})
+    heartbeat = run.evidence.heartbeats.get(worst.rank)
+    path = None if heartbeat is None else heartbeat.path
     yield Diagnosis(
         f"{subject} has {format_percent(worst.share)} higher compute time than {others}{now_and_then}, "
         f"which costs {format_percent(worst.cost)} of a step (score {1 / (1 + worst.share):.2f}).",
         severity="warning" if worst.share >= _LAG_WARNING or worst.cost >= _COST_WARNING else "info",
-        because=[evidence(f"compute_time_s, mean over {len(steps)} steps: {listed}", heartbeat.get("path"))],
+        because=[evidence(f"compute_time_s, mean over {len(steps)} steps: {listed}", path)],
         next_step=f"Look at rank {worst.rank}'s device: clocks, temperature, PCIe width, other processes (nvidia-smi "
         "-q), and at the length of its data; swap devices by CUDA_VISIBLE_DEVICES to see whether it moves along.",
     )
@@ -269,15 +270,13 @@ def _cores(run: RunFacts) -> float | None:
 @rule("throttled", "warning", of="run")
 def throttled(run: RunFacts) -> Iterator[Diagnosis]:
     """A GPU slowed itself down while it was measured."""
-    windows = [w for w in run.result.extra.get("invalid_windows", ()) if "throttled" in str(w["reason"])]
+    windows = [one for one in run.evidence.invalid_windows if one.throttled]
     if not windows:
         return
     first = windows[0]
-    where = [f"steps {w['first_step']}–{w['last_step']}" for w in windows]
+    where = [f"steps {one.first_step}–{one.last_step}" for one in windows]
     yield Diagnosis(
-        f"{first['reason']} in {where[0]}" + (f" and in {len(windows) - 1} more stretches." if windows[1:] else "."),
-        because=[
-            evidence(str(w["reason"]), w.get("source"), at) for w, at in list(zip(windows, where, strict=True))[:4]
-        ],
+        f"{first.reason} in {where[0]}" + (f" and in {len(windows) - 1} more stretches." if windows[1:] else "."),
+        because=[evidence(one.reason, one.source, at) for one, at in list(zip(windows, where, strict=True))[:4]],
         next_step="Check cooling, power limit and neighbors (nvidia-smi -q -d PERFORMANCE,TEMPERATURE), then repeat.",
     )

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from validator.diagnose.rule import MICRO_BATCHES, Diagnosis, LogHit, RunFacts, as_number, evidence, rule
+from validator.diagnose.rule import MICRO_BATCHES, Diagnosis, RunFacts, as_number, evidence, hit_evidence, rule
+from validator.model.result import LogHit
 from validator.model.units import format_duration
-from validator.stats.clock import HEARTBEAT, Claim, best_reading, claims, clock_for, timestamps, tokens_of
+from validator.stats.clock import HEARTBEAT, Claim, best_reading, claims, clock_for, step_ends, timestamps
 from validator.text import format_number, format_percent
 
 # "~2.5 h", "40 minutes", "1,200 s"
@@ -77,7 +78,7 @@ def eta_wrong(run: RunFacts) -> Iterator[Diagnosis]:
             f"The log promises {format_duration(claimed)} for {left:,.0f} steps; at {format_duration(step_s)} a step "
             f"it is {format_duration(truth)} ({truth / 3600:,.0f} h).",
             confidence="high" if certain else "medium",
-            because=[hit.evidence, evidence(f"step time {format_number(step_s)} s", run.source("step_time_s"))],
+            because=[hit_evidence(hit), evidence(f"step time {format_number(step_s)} s", run.source("step_time_s"))],
             next_step=f"Plan with {format_duration(truth)}: steps left × measured step time.",
         )
         return
@@ -139,7 +140,7 @@ def unit_mismatch(run: RunFacts) -> Iterator[Diagnosis]:
                 f"{round(ratio)}, as when a total of {round(ratio)} iterations is divided by the time of one.",
                 severity="warning",
                 confidence="medium",
-                because=[other.evidence, one.evidence],
+                because=[hit_evidence(other), hit_evidence(one)],
                 next_step="State time per call on both sides, measured the same way, and divide only like by like.",
             )
             break
@@ -191,7 +192,7 @@ def wall_clock_disagrees(run: RunFacts) -> Iterator[Diagnosis]:
     """A rate or a time per step that the clocks contradict: of other units, other tokens, or another run."""
     if not run.training or run.failed:
         return
-    tokens = tokens_of(run.result)
+    tokens = run.evidence.tokens_per_step
     max_tokens = None if tokens is not None else _max_tokens(run)
     for claim in (*claims(run.result, tokens=tokens or max_tokens), *_dated(run)):
         # With the most tokens that a step can have, the claim is the longest time that the rate leaves room for.
@@ -204,8 +205,8 @@ def wall_clock_disagrees(run: RunFacts) -> Iterator[Diagnosis]:
 
 def _dated(run: RunFacts) -> Iterator[Claim]:
     """The heartbeat's timestamps, where the validator's own clock can say whether time passed like that."""
-    steps, seconds = run.result.extra.get("step_times_s", (np.empty(0, np.int64), np.empty(0)))
-    if run.result.extra.get("arrivals") and len(steps) > 1 and (np.diff(seconds) >= 0).all():
+    steps, seconds = step_ends(run.result)
+    if run.evidence.arrivals and len(steps) > 1 and (np.diff(seconds) >= 0).all():
         yield Claim("ts of the heartbeat", "", steps, np.diff(seconds, prepend=seconds[0]), whole=True)
 
 
@@ -326,20 +327,20 @@ def too_few_parameters(run: RunFacts) -> Iterator[Diagnosis]:
 def one_process_for_all(run: RunFacts) -> Iterator[Diagnosis]:
     """The heartbeats of several ranks come from one process: the others were written for them, or not started."""
     by_pid: dict[int, list[int]] = {}
-    for rank, mark in run.result.extra.get("heartbeats", {}).items():
-        if mark.get("pid") is not None:
-            by_pid.setdefault(mark["pid"], []).append(int(rank))
+    for rank, mark in run.evidence.heartbeats.items():
+        if mark.pid is not None:
+            by_pid.setdefault(mark.pid, []).append(rank)
     shared = next(((pid, ranks) for pid, ranks in by_pid.items() if len(ranks) > 1), None)
     if shared is None or not run.training:
         return
     pid, ranks = shared
-    marks = run.result.extra["heartbeats"]
     yield Diagnosis(
         f"The heartbeats of ranks {', '.join(map(str, ranks))} are all of process {pid}, so they cannot "
         f"come from {len(ranks)} ranks.",
         severity="veto" if run.outcome is not None else "warning",
         because=[
-            evidence(f"pid {pid} in the heartbeat of rank {rank}", str(marks[rank]["path"])) for rank in ranks[:4]
+            evidence(f"pid {pid} in the heartbeat of rank {rank}", run.evidence.heartbeats[rank].path)
+            for rank in ranks[:4]
         ],
         next_step="Let every rank write its own heartbeat, and check that as many processes were started as the "
         "runbook's nproc says.",

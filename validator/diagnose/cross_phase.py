@@ -57,8 +57,8 @@ def impossible_scaling(whole: ValidationFacts) -> Iterator[Diagnosis]:
         value = as_number(judged.value) if judged is not None else None
         low = judged.ci_low if judged is not None else None
         many = next((p.runs for p in whole.phases if p.record.phase.id == own.scaling_against), ())
-        if value is None and phase.runs and many:
-            value = _efficiency(many[0], phase.runs[0])
+        if value is None and phase.runs and many and many[0].rate and phase.runs[0].rate:
+            value = many[0].rate_per_rank / phase.runs[0].rate_per_rank
         if value is None or value <= SCALING_LIMIT:
             continue
         unmeasured = judged is not None and as_number(judged.value) is None
@@ -74,9 +74,7 @@ def impossible_scaling(whole: ValidationFacts) -> Iterator[Diagnosis]:
             severity="veto" if certain and own.required else "warning",
             confidence="high" if certain else "low",
             because=[
-                evidence(
-                    f"{r.rate / r.world_size:,.0f} tok/s per rank on {r.world_size}", r.source("toks_per_s"), r.spec.id
-                )
+                evidence(f"{r.rate_per_rank:,.0f} tok/s per rank on {r.world_size}", r.source("toks_per_s"), r.spec.id)
                 for r in (*many[:1], *phase.runs[:1])
                 if r.rate
             ],
@@ -84,12 +82,6 @@ def impossible_scaling(whole: ValidationFacts) -> Iterator[Diagnosis]:
             "single run, and repeat both, interleaved.",
             phase=own.id,
         )
-
-
-def _efficiency(many: RunFacts, single: RunFacts) -> float | None:
-    if many.rate is None or single.rate is None:
-        return None
-    return (many.rate / many.world_size) / (single.rate / single.world_size)
 
 
 @rule("config-ignored", "veto", of="validation")
@@ -127,9 +119,9 @@ def _by_length(whole: ValidationFacts) -> list[tuple[float, float, RunFacts]]:
     """One `(seq_len, rate per rank, run)` for each length."""
     found_runs: dict[float, tuple[float, float, RunFacts]] = {}
     for run in whole.runs:
-        length, rate = run.number("seq_len"), run.rate
-        if length and rate:
-            found_runs.setdefault(length, (length, rate / run.world_size, run))
+        length = run.number("seq_len")
+        if length and run.rate:
+            found_runs.setdefault(length, (length, run.rate_per_rank, run))
     return [found_runs[length] for length in sorted(found_runs)]
 
 
@@ -181,8 +173,7 @@ def _not_alike(one: RunFacts, other: RunFacts, names: list[str]) -> Diagnosis:
         ],
         next_step="Find out what the trainer takes these settings from (a file that changed, the number of ranks, free "
         "memory), and set them in the runbook.",
-        phase=other.spec.phase,
-        run=other.spec.id,
+        run=other,
     )
 
 
@@ -220,11 +211,11 @@ def superlinear_in_seq(whole: ValidationFacts) -> Iterator[Diagnosis]:
 @rule("setting-to-blame", "warning", of="validation")
 def setting_to_blame(whole: ValidationFacts) -> Iterator[Diagnosis]:
     """Two runs of as many ranks whose rates are far apart: the settings in which they differ are the suspects."""
-    runs = [r for r in whole.runs if r.rate and r.effective and r.spec.kind in ("train", "soak")]
+    runs = [r for r in whole.runs if r.rate and r.effective and r.spec.phase_model.one_config]
     worst: tuple[float, RunFacts, RunFacts, dict[str, tuple[object, object]]] | None = None
     for one, other in combinations(runs, 2):
-        fast, slow = sorted((one, other), key=_rate_per_rank, reverse=True)
-        ratio = _rate_per_rank(fast) / _rate_per_rank(slow)
+        fast, slow = sorted((one, other), key=lambda r: r.rate_per_rank, reverse=True)
+        ratio = fast.rate_per_rank / slow.rate_per_rank
         different = _varies_by(fast, slow)
         comparable = bool(different.keys() - {"seq_len"}) and fast.world_size == slow.world_size
         if ratio >= _BLAME_RATIO and comparable and (worst is None or ratio > worst[0]):
@@ -240,17 +231,12 @@ def setting_to_blame(whole: ValidationFacts) -> Iterator[Diagnosis]:
         severity="warning" if alone else "info",
         confidence="high" if alone else "low",
         because=[
-            evidence(f"{_rate_per_rank(r):,.0f} tok/s per rank", r.source("toks_per_s"), r.spec.id)
-            for r in (fast, slow)
+            evidence(f"{r.rate_per_rank:,.0f} tok/s per rank", r.source("toks_per_s"), r.spec.id) for r in (fast, slow)
         ],
         next_step="Change one setting at a time between them"
         + ("" if alone else f", largest suspect first, or halve the list of {len(different)} each time")
         + f"; a share of {format_percent(1 - 1 / ratio)} of the rate is at stake.",
     )
-
-
-def _rate_per_rank(run: RunFacts) -> float:
-    return (run.rate or 0.0) / run.world_size
 
 
 def _varies_by(one: RunFacts, other: RunFacts) -> dict[str, tuple[object, object]]:

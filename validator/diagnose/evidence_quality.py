@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import PurePosixPath
-from typing import Any
 
 import numpy as np
 
-from validator.diagnose.rule import Diagnosis, RunFacts, as_number, evidence, rule
-from validator.model.result import Irregularity, Series
+from validator.diagnose.rule import Diagnosis, RunFacts, as_number, evidence, hit_evidence, rule
+from validator.kinds.registry import kind_of
+from validator.model.result import Irregularity, RankProgress, Series
 from validator.model.units import format_duration
 from validator.model.verdict import Evidence
 from validator.stats.rows import at_even_times, next_due, thins_out
@@ -82,17 +82,17 @@ def changed_since(run: RunFacts) -> Iterator[Diagnosis]:
 @rule("foreign-results", "veto", of="run")
 def another_time(run: RunFacts) -> Iterator[Diagnosis]:
     """A heartbeat that ended before the run began, by the other ranks' clocks or by env.json: of an earlier run."""
-    marks = run.result.extra.get("heartbeats", {})
-    starts = [mark["first_ts"] for mark in marks.values() if mark["first_ts"] is not None]
+    marks = run.evidence.heartbeats
+    starts = [mark.first_ts for mark in marks.values() if mark.first_ts is not None]
     began = max([*starts, as_number(run.environment.get("time_unix_s")) or 0.0], default=0.0)
-    old = [(rank, mark) for rank, mark in marks.items() if (mark["last_ts"] or began) < began - _EARLIER_S]
+    old = [(rank, mark) for rank, mark in marks.items() if (mark.last_ts or began) < began - _EARLIER_S]
     if run.irregular("foreign-results", "clock-jump") or not old:
         return  # it is reported already, or the clock explains it
     rank, mark = old[0]
-    ago = format_duration(began - mark["last_ts"])
+    ago = format_duration(began - (mark.last_ts or began))
     yield Diagnosis(
         f"The heartbeat of rank {rank} ends {ago} before this run began: it is of an earlier run.",
-        because=[evidence(f"last record {ago} before the start", str(one["path"])) for _, one in old[:5]],
+        because=[evidence(f"last record {ago} before the start", one.path) for _, one in old[:5]],
         next_step="Point the trainer's output at a folder of its own, empty at the start, and run again.",
     )
 
@@ -110,13 +110,13 @@ def stale_halt(run: RunFacts) -> Iterator[Diagnosis]:
     if not seen and not refused:
         return
     stopped = run.failed or bool(refused)
-    halt = run.result.extra.get("halt", {})
-    path = seen[0].path if seen else str(halt.get("path", ".HALT"))
+    halt = run.evidence.halt
+    path = seen[0].path if seen else halt.path if halt is not None else ".HALT"
     yield Diagnosis(
         f"A .HALT from before the start {'stopped this run' if stopped else 'lies in the output folder'}.",
         severity="veto" if stopped else "warning",
         confidence="high" if seen else "medium",
-        because=[*_irregularity_evidence(seen), *(hit.evidence for hit in refused[:3])],
+        because=[*_irregularity_evidence(seen), *(hit_evidence(hit) for hit in refused[:3])],
         next_step=f"Find out what wrote it, remove it (rm {path}) and run again.",
     )
 
@@ -150,7 +150,7 @@ def _relied_on(run: RunFacts, irregularity: Irregularity) -> bool:
     before, _, after = PurePosixPath(metrics.heartbeat or "").name.partition("{rank}")
     beat = bool(metrics.heartbeat) and name.startswith(before) and name.endswith(after)
     printed = metrics.stdout is not None and name in ("stdout.log", "stderr.log")
-    return beat or printed or name in declared or (run.spec.kind == "pytest" and name == "junit.xml")
+    return beat or printed or name in declared or name in kind_of(run.spec.kind).relies_on
 
 
 def _impossible(run: RunFacts) -> Iterator[Evidence]:
@@ -158,7 +158,7 @@ def _impossible(run: RunFacts) -> Iterator[Evidence]:
 
     Rows in which the clock was set are left out of every measurement, so they invalidate none.
     """
-    jumps = [w["last_step"] for w in run.result.extra.get("invalid_windows", ()) if "wall clock" in str(w["reason"])]
+    jumps = [one.last_step for one in run.evidence.invalid_windows if one.clock_set]
     for name in _RATES:
         series = run.series(name)
         values = np.empty(0) if series is None else series.values
@@ -197,7 +197,7 @@ def missing_evidence(run: RunFacts) -> Iterator[Diagnosis]:
 
 def _missing_rows(run: RunFacts) -> Iterator[Evidence]:
     """Steps that are left out of a series that is otherwise written at an even pace, or that its neighbors have."""
-    derived = run.result.extra.get("derived", ())
+    derived = run.evidence.derived
     written = {name: one for name, one in run.result.series.items() if name not in derived}
     groups = [written, *run.result.rank_series.values()]
     known = [one for group in groups for name in _CORE if (one := group.get(name)) is not None and one.steps.size]
@@ -220,10 +220,10 @@ def _missing_rows(run: RunFacts) -> Iterator[Evidence]:
 
 def _redrawn(run: RunFacts) -> str | None:
     """The log in which most rows are in one line with the row before, as those of a progress bar do."""
-    places = run.result.extra.get("places")
-    if not places or len(places["lines"]) < _FEW:
+    places = run.evidence.places
+    if places is None or len(places.lines) < _FEW:
         return None
-    return str(places["path"]) if float(np.mean(np.diff(places["lines"]) == 0)) > 1 / 2 else None
+    return places.path if float(np.mean(np.diff(places.lines) == 0)) > 1 / 2 else None
 
 
 def _late(series: Series) -> int:
@@ -281,44 +281,44 @@ def _missing_ends(run: RunFacts) -> Iterator[Evidence]:
     steps, and a rank may write more kinds of records than another. Of a run whose end is not known, a rank must have
     been silent for a while that others filled with steps.
     """
-    marks = run.result.extra.get("heartbeats", {})
-    stepping = {rank: mark for rank, mark in marks.items() if int(mark["last_step"]) > 0}
-    furthest = max((int(mark["last_step"]) for mark in stepping.values()), default=0)
-    any_done = any(mark["done"] for mark in marks.values())
+    marks = run.evidence.heartbeats
+    stepping = {rank: mark for rank, mark in marks.items() if mark.last_step > 0}
+    furthest = max((mark.last_step for mark in stepping.values()), default=0)
+    any_done = any(mark.done for mark in marks.values())
     ended = run.outcome is not None or any_done
     rows = [int(one.steps[-1]) for name in _CORE if (one := run.series(name)) is not None]
     if stepping and rows and ended and furthest < max(rows) / 2:
-        path = next(iter(marks.values()))["path"]
+        path = next(iter(marks.values())).path
         yield evidence(f"no heartbeat gets beyond step {furthest}, where the table has {max(rows)} steps", path)
     for rank, mark in marks.items():
-        behind = 0 < int(mark["last_step"]) < furthest
+        behind = 0 < mark.last_step < furthest
         if behind and (ended or _silent(mark, stepping.values(), run.step_time_s)):
             yield evidence(
-                f"the heartbeat of rank {rank} ends at step {mark['last_step']}, another at {furthest}", mark["path"]
+                f"the heartbeat of rank {rank} ends at step {mark.last_step}, another at {furthest}", mark.path
             )
-        elif rank in stepping and any_done and not mark["done"]:
-            yield evidence(f"the heartbeat of rank {rank} lacks its end (`done`), which others have", mark["path"])
+        elif rank in stepping and any_done and not mark.done:
+            yield evidence(f"the heartbeat of rank {rank} lacks its end (`done`), which others have", mark.path)
 
 
-def _silent(mark: Mapping[str, Any], others: Iterable[Mapping[str, Any]], step_s: float | None) -> bool:
+def _silent(mark: RankProgress, others: Iterable[RankProgress], step_s: float | None) -> bool:
     """Whether a rank has written nothing for a minute, and ten steps, in which another one did."""
-    latest = max((other["last_ts"] for other in others if other["last_ts"] is not None), default=None)
-    last = mark["last_ts"]
+    latest = max((other.last_ts for other in others if other.last_ts is not None), default=None)
+    last = mark.last_ts
     return latest is not None and last is not None and latest - last > max(_SILENT_S, 10 * (step_s or 0.0))
 
 
 @rule("clock-jump", "warning", of="run")
 def clock_jump(run: RunFacts) -> Iterator[Diagnosis]:
     """The wall clock was set while the run was measured; what spans the jump is left out."""
-    windows = [w for w in run.result.extra.get("invalid_windows", ()) if "wall clock" in str(w["reason"])]
+    windows = [one for one in run.evidence.invalid_windows if one.clock_set]
     seen = run.irregular("clock-jump")
     if not windows and not seen:
         return
-    said = str(windows[0]["reason"]) if windows else seen[0].message
+    said = windows[0].reason if windows else seen[0].message
     yield Diagnosis(
         f"{said[:1].upper()}{said[1:]} while the run was measured.",
         because=[
-            *(evidence(str(w["reason"]), None, f"steps {w['first_step']}–{w['last_step']}") for w in windows[:4]),
+            *(evidence(w.reason, None, f"steps {w.first_step}–{w.last_step}") for w in windows[:4]),
             *(evidence(i.message, i.path) for i in seen[:2]),
         ],
         next_step="Let the clock be slewed, not set (chrony or ntpd), wait until it is in step (chronyc tracking), and "

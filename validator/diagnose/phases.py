@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from validator.diagnose.rule import Diagnosis, PhaseFacts, RunFacts, Severity, as_number, evidence, rule
+from validator.diagnose.rule import Diagnosis, PhaseFacts, RunFacts, Severity, as_number, evidence, hit_evidence, rule
 from validator.judge.config import changes_arithmetic, identical_arms, same_value
 from validator.model.catalogue import METRICS
-from validator.model.runbook import PytestPhase
+from validator.model.runbook import ArmsPhase, PytestPhase
 from validator.text import format_number
 
 _SELECTION = re.compile(r"select|sel_|ranges|(?<![a-z])v2(?![a-z])", re.I)
@@ -26,15 +26,15 @@ def skipped_as_pass(phase: PhaseFacts) -> Iterator[Diagnosis]:
             continue
         if passed and (not skipped or phase.record.phase.allow_skipped):
             continue
-        listed = run.result.extra.get("tests", {}).get("skipped", [])
+        listed = run.evidence.tests.skipped if run.evidence.tests is not None else ()
         how = "pytest ended with exit code 0" if run.outcome is not None else "No test failed"
         yield Diagnosis(
             f"{how}, but {skipped:.0f} tests were skipped and {passed:.0f} passed: what was skipped is not proven.",
-            because=[evidence(f"{t['name']}: {t['message']}", f"{run.spec.out}/junit.xml") for t in listed[:5]]
+            because=[evidence(f"{t.name}: {t.message}", f"{run.spec.out}/junit.xml") for t in listed[:5]]
             or [evidence("no test ran", f"{run.spec.out}/junit.xml")],
             next_step="Run the tests where nothing needs to be skipped (a CUDA device, the package that is "
             "missing), or set allow_skipped: true and say why.",
-            run=run.spec.id,
+            run=run,
         )
 
 
@@ -42,19 +42,19 @@ def skipped_as_pass(phase: PhaseFacts) -> Iterator[Diagnosis]:
 def selection_mismatch(phase: PhaseFacts) -> Iterator[Diagnosis]:
     """The two ways to select blocks do not agree."""
     for run in phase.runs:
-        tests = run.result.extra.get("tests", {})
-        failed = [t for t in tests.get("failed", []) if _SELECTION.search(t["name"])]
+        tests = run.evidence.tests.failed if run.evidence.tests is not None else ()
+        failed = [t for t in tests if _SELECTION.search(t.name)]
         hits = run.hits("mismatch")
         if failed or hits:
             yield Diagnosis(
-                f"Selection differs between its implementations: {failed[0]['name'] if failed else hits[0].text}.",
+                f"Selection differs between its implementations: {failed[0].name if failed else hits[0].text}.",
                 confidence="high" if failed else "medium",
                 because=[
-                    *(evidence(f"{t['name']}: {t['message']}", f"{run.spec.out}/junit.xml") for t in failed[:4]),
-                    *(h.evidence for h in hits[:3]),
+                    *(evidence(f"{t.name}: {t.message}", f"{run.spec.out}/junit.xml") for t in failed[:4]),
+                    *map(hit_evidence, hits[:3]),
                 ],
                 next_step="Run with NSA_SEL_RANGES_V2=0 until the parity tests pass on every pattern, gaps included.",
-                run=run.spec.id,
+                run=run,
             )
 
 
@@ -65,24 +65,24 @@ def silent_audit(phase: PhaseFacts) -> Iterator[Diagnosis]:
         requested = run.variable("NSA_SDPA_AUDIT") or run.requested.get("sdpa_audit")
         if not run.training or str(requested).lower() not in ("1", "true", "on", "yes"):
             continue
-        audit = run.result.extra.get("sdpa_audit")
-        if audit and any(audit.get(k) for k in audit if k != "schema_version"):
+        if run.evidence.audit_entries:
             continue
+        missing = run.evidence.audit_entries is None
         yield Diagnosis(
             "The audit of attention backends was on and "
-            + ("reported nothing" if audit is None else "its report is empty")
+            + ("reported nothing" if missing else "its report is empty")
             + ", so which backend ran is not known.",
-            because=[evidence("sdpa_audit.json " + ("is missing" if audit is None else "holds no entry"))],
+            because=[evidence("sdpa_audit.json " + ("is missing" if missing else "holds no entry"))],
             next_step="Set NSA_SDPA_AUDIT=1 with NSA_PREFILL_BATCHED=1, run at least one step that uses the compressed "
             "and window branches, and read rank 0's log.",
-            run=run.spec.id,
+            run=run,
         )
 
 
 @rule("vacuous-sweep", "veto", of="phase")
 def vacuous_sweep(phase: PhaseFacts) -> Iterator[Diagnosis]:
     """Arms that ran the same, or left the same losses digit for digit: no winner, and no GO if that cannot be right."""
-    if phase.record.phase.kind not in ("sweep", "ab"):
+    if not isinstance(phase.record.phase, ArmsPhase):
         return
     arms: dict[str, list[RunFacts]] = {}
     for run in phase.runs:
@@ -218,7 +218,7 @@ def not_comm_bound(phase: PhaseFacts) -> Iterator[Diagnosis]:
             f"a step of {step_s:.3g} s, even at {_PESSIMISTIC_GB_PER_S:g} GB/s.",
             because=[evidence(f"grad_bytes {size:,.0f}, {run.world_size} ranks", run.source("toks_per_s"))],
             next_step="Leave bucket sizes and the interconnect alone, and profile the computation of one rank.",
-            run=run.spec.id,
+            run=run,
         )
         return
 

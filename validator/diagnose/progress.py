@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from validator.diagnose.rule import Diagnosis, RunFacts, evidence, rule
+from validator.diagnose.rule import Diagnosis, RunFacts, evidence, hit_evidence, rule
 from validator.model.runbook import Watchdog
 from validator.model.units import format_duration
 
@@ -22,22 +22,22 @@ def hang(run: RunFacts) -> Iterator[Diagnosis]:
     if run.outcome is None or run.outcome.reason != "stalled":
         return
     last = run.outcome.last
-    marks = run.result.extra.get("heartbeats", {})
+    marks = run.evidence.heartbeats
     who, because = "", []
     if marks:
-        rank = min(marks, key=lambda r: (marks[r]["last_step"], marks[r]["last_ts"] or 0))
+        rank = min(marks, key=lambda r: (marks[r].last_step, marks[r].last_ts or 0))
         mark = marks[rank]
-        who = f" Rank {rank} was last seen at step {mark['last_step']} ({mark['last_msg'] or 'no message'})."
-        because.append(evidence(f"last record: step {mark['last_step']}, {mark['last_msg']}", str(mark["path"])))
-        others = [m["last_step"] for r, m in marks.items() if r != rank]
-        if others and min(others) > mark["last_step"]:
+        who = f" Rank {rank} was last seen at step {mark.last_step} ({mark.last_msg or 'no message'})."
+        because.append(evidence(f"last record: step {mark.last_step}, {mark.last_msg}", mark.path))
+        others = [m.last_step for r, m in marks.items() if r != rank]
+        if others and min(others) > mark.last_step:
             who += f" The others had reached step {min(others)} and wait for it."
     because += [evidence("saved before the stop", path) for path in last.bundle[:6]]
-    waiting = run.result.extra.get("waiting_in", [])
-    because += [evidence(w["text"], w["path"], f"line {w['line']}") for w in waiting[:4]]
+    waiting = run.evidence.waiting_in
+    because += [hit_evidence(one) for one in waiting[:4]]
     if waiting:
-        who += f" By {len(waiting)} stack dump(s), ranks wait in {waiting[0]['collective']}."
-    because += [hit.evidence for hit in run.hits("nccl")[:2]]
+        who += f" By {len(waiting)} stack dump(s), ranks wait in {waiting[0].collective}."
+    because += [hit_evidence(hit) for hit in run.hits("nccl")[:2]]
     stacks = next((path for path in last.bundle if "stack" in path), None)
     yield Diagnosis(
         f"The run stopped making progress: {last.detail or 'no step and no activity'}.{who}".replace("..", "."),
@@ -70,7 +70,7 @@ def zero_rate(run: RunFacts) -> Iterator[Diagnosis]:
     series = run.series("toks_per_s")
     last = run.outcome.last if run.outcome is not None and run.outcome.reason == "halted" else None
     frozen = run.irregular("duplicate-step") if last is not None else []
-    halt = run.result.extra.get("halt") or {}
+    halt = run.evidence.halt
     if series is not None and longest_row(series.values <= 0) >= limits.frozen_rows:
         first = int(series.steps[np.flatnonzero(series.values <= 0)[0]])
         stays = bool(series.values[-1] <= 0)
@@ -80,10 +80,10 @@ def zero_rate(run: RunFacts) -> Iterator[Diagnosis]:
     elif frozen:
         stays, message = True, f"The table stands still: {frozen[0].message}."
         because = [evidence(frozen[0].message, frozen[0].path, f"line {frozen[0].line}")]
-    elif last is not None and halt.get("anomaly") == "frozen_rows":
+    elif last is not None and halt is not None and halt.anomaly == "frozen_rows":
         # Printed lines that repeat a step digit for digit are one row, and no irregularity.
         said = (last.detail or "rows repeat one step").rstrip(".")
-        stays, message, because = True, f"The trainer stands still: {said}.", [evidence(said, halt["path"])]
+        stays, message, because = True, f"The trainer stands still: {said}.", [evidence(said, halt.path)]
     else:
         return
     yield Diagnosis(
@@ -105,8 +105,8 @@ def longest_row(flags: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> int:
 def slow_not_hung(run: RunFacts) -> Iterator[Diagnosis]:
     """A run taken for a hang although its next record is not yet due."""
     quiet = _silence(run)
-    marks = run.result.extra.get("heartbeats", {})
-    if not run.training or quiet is None or any(m["done"] for m in marks.values()):
+    marks = run.evidence.heartbeats
+    if not run.training or quiet is None or any(m.done for m in marks.values()):
         return
     if run.outcome is not None and (run.outcome.ok or run.outcome.reason in ("exited", "halted", "infrastructure")):
         return
@@ -123,7 +123,7 @@ def slow_not_hung(run: RunFacts) -> Iterator[Diagnosis]:
         f"The run is slow, not stuck: a step takes {format_duration(run.step_time_s)} and a record comes every "
         f"{format_duration(due_s)}; the last one is {format_duration(silent_s)} old.{rest}",
         confidence="high" if silent_s <= due_s else "medium",
-        because=[evidence(f"last step {marks[rank]['last_step']} on rank {rank}", str(marks[rank]["path"]))],
+        because=[evidence(f"last step {marks[rank].last_step} on rank {rank}", marks[rank].path)],
         next_step="Log every step (log_every 1), give the phase a timeout that fits, and find out why a step takes "
         "so long.",
     )
@@ -131,18 +131,18 @@ def slow_not_hung(run: RunFacts) -> Iterator[Diagnosis]:
 
 def _silence(run: RunFacts) -> tuple[float, float, int] | None:
     """Seconds since the last finished step of the slowest rank, seconds until a record is due, and that rank."""
-    marks = run.result.extra.get("heartbeats", {})
+    marks = run.evidence.heartbeats
     step_s = run.step_time_s
     if not marks or step_s is None:
         return None
-    rank = min(marks, key=lambda r: (marks[r]["last_step"], marks[r]["last_ts"] or 0))
+    rank = min(marks, key=lambda r: (marks[r].last_step, marks[r].last_ts or 0))
     mark = marks[rank]
-    if mark["last_ts"] is None:
+    if mark.last_ts is None:
         return None
-    end = mark["last_ts"]
-    if run.outcome is not None and run.failed and mark["first_ts"] is not None:
-        end = max(end, mark["first_ts"] + run.outcome.duration_s)
-    since = mark.get("last_progress_ts")
+    end = mark.last_ts
+    if run.outcome is not None and run.failed and mark.first_ts is not None:
+        end = max(end, mark.first_ts + run.outcome.duration_s)
+    since = mark.last_progress_ts
     series = run.series("loss") or run.series("toks_per_s")
     strides = np.diff(series.steps) if series is not None and len(series.steps) > 1 else np.array([1])
-    return end - (since if since is not None else mark["last_ts"]), float(np.median(strides)) * step_s, int(rank)
+    return end - (since if since is not None else mark.last_ts), float(np.median(strides)) * step_s, rank

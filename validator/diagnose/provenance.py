@@ -43,8 +43,7 @@ def ran_on_cpu(whole: ValidationFacts) -> Iterator[Diagnosis]:
             because=[evidence(f"device {device}", None, "device")],
             next_step="Find out why the trainer sees no GPU (torch.cuda.is_available(), CUDA_VISIBLE_DEVICES, a "
             "build of torch without CUDA), then run again.",
-            phase=run.spec.phase,
-            run=run.spec.id,
+            run=run,
         )
         return
 
@@ -67,8 +66,7 @@ def unused_gpu(whole: ValidationFacts) -> Iterator[Diagnosis]:
             because=[evidence(f"{one.name} at most {one.values.max():g} %", one.source.path) for one in used[:8]],
             next_step="Let each rank take the GPU of its LOCAL_RANK, and check CUDA_VISIBLE_DEVICES and "
             "torch.cuda.is_available() in the trainer.",
-            phase=run.spec.phase,
-            run=run.spec.id,
+            run=run,
         )
         return
 
@@ -118,8 +116,7 @@ def another_gpu(whole: ValidationFacts) -> Iterator[Diagnosis]:
                 because=[evidence(f"gpu_name {name}", None, "gpu_name")],
                 next_step="Start every run on the machine that is validated (look for ssh, srun or a scheduler in the "
                 "trainer's command), and choose the runbook for its GPU (validator list).",
-                phase=run.spec.phase,
-                run=run.spec.id,
+                run=run,
             )
             return
 
@@ -166,8 +163,7 @@ def copied_results(whole: ValidationFacts) -> Iterator[Diagnosis]:
             because=[evidence(f"{len(rate.values)} rows", one.source(rate.name), one.spec.id) for one in (first, run)],
             next_step="Let the trainer write into the folder of its own run, {out}, and measure time by a clock; look "
             "for results that are kept from an earlier run.",
-            phase=run.spec.phase,
-            run=run.spec.id,
+            run=run,
         )
         return
 
@@ -199,8 +195,7 @@ def _changed_cause(what: str, was: str, is_now: str, one: RunFacts, other: RunFa
         because=[evidence(f"{what}: {value[:12]}", None, run.spec.id) for value, run in ((was, one), (is_now, other))],
         next_step="Leave the trainer, its configuration and its packages alone while a validation is in progress, and "
         "until it is resumed; start a new validation for the trainer as it is now.",
-        phase=other.spec.phase,
-        run=other.spec.id,
+        run=other,
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from validator.diagnose.rule import Diagnosis, RunFacts, as_number, evidence, rule
+from validator.diagnose.rule import Diagnosis, RunFacts, as_number, evidence, hit_evidence, rule
 from validator.model.result import Series
 from validator.model.units import format_duration
 from validator.text import format_percent
@@ -26,7 +26,7 @@ def oom(run: RunFacts) -> Iterator[Diagnosis]:
     gpu = any("CUDA" in h.text or "OutOfMemoryError" in h.text or "CUBLAS" in h.text for h in hits)
     step = (run.steps_done or 0) + 1
     peak = run.series("gpu_mem_reserved_mib") if gpu else run.series("host_mem_mib")
-    because = [hit.evidence for hit in hits[:3]]
+    because = [hit_evidence(hit) for hit in hits[:3]]
     if peak is not None:
         because.append(evidence(f"{peak.name} up to {peak.values.max():,.0f} MiB before", peak.source.path))
     ended = run.outcome is None or run.failed
@@ -49,15 +49,15 @@ def nccl_error(run: RunFacts) -> Iterator[Diagnosis]:
     if not hits or not (run.outcome is None or run.failed or _tried_again(run)):
         return
     own = [h for h in hits if "Connection closed by peer" not in h.text and "DistNetworkError" not in h.text]
-    first = next(iter(run.result.extra.get("errors", [])), None)
+    first = next(iter(run.evidence.errors), None)
     detail = run.outcome.last.detail if run.outcome is not None else None
-    culprit = f" Rank {first['rank']} failed first: {first['message']}" if first else ""
+    culprit = f" Rank {first.rank} failed first: {first.message}" if first else ""
     if not first and not own and detail and "last words" in detail:
         culprit = f" The trainer {detail.rstrip('.')}."
     yield Diagnosis(
         f"Communication between ranks failed.{culprit}",
         confidence="high" if own else "low",
-        because=[hit.evidence for hit in (own or hits)[:4]],
+        because=[hit_evidence(hit) for hit in (own or hits)[:4]],
         next_step="Look at the rank that failed first, since the others only report that it is gone; if none did, run "
         "once with NCCL_DEBUG=INFO and check the interconnect by nvidia-smi topo -m.",
     )
@@ -70,7 +70,7 @@ def port_in_use(run: RunFacts) -> Iterator[Diagnosis]:
     if hits and (run.outcome is None or run.failed or _tried_again(run)):
         yield Diagnosis(
             "The master port was in use by another process.",
-            because=[hit.evidence for hit in hits[:3]],
+            because=[hit_evidence(hit) for hit in hits[:3]],
             next_step="Let the runbook retry on another port (retries: 1), and see who holds it: ss -ltnp.",
         )
 
@@ -78,7 +78,7 @@ def port_in_use(run: RunFacts) -> Iterator[Diagnosis]:
 @rule("disk-full", "veto", of="run")
 def disk_full(run: RunFacts) -> Iterator[Diagnosis]:
     """Nothing more could be written."""
-    because = [hit.evidence for hit in run.hits("disk_full")[:3]]
+    because = [hit_evidence(hit) for hit in run.hits("disk_full")[:3]]
     if _no_room(run):
         because.append(evidence("when the run failed, no room was left on the disk of its folder", "journal.jsonl"))
     if because:
@@ -100,13 +100,13 @@ def crashed(run: RunFacts) -> Iterator[Diagnosis]:
     explained = any(run.hits(kind) for kind in ("oom", "port_in_use", "disk_full", "nccl", "stale_halt"))
     if explained or _no_room(run) or run.irregular("stale-halt") or ending.startswith("stopped itself for"):
         return
-    errors = run.result.extra.get("errors", [])
-    killed = outcome.rc == -9 or "SIGKILL" in ending or any("SIGKILL" in str(e["message"]) for e in errors)
+    errors = run.evidence.errors
+    killed = outcome.rc == -9 or "SIGKILL" in ending or any("SIGKILL" in e.message for e in errors)
     tail = [line for line in run.result.log_tail if line.strip()]
     yield Diagnosis(
         f"The trainer {ending}.",
         because=[
-            *(evidence(f"rank {e['rank']}: {e['message']}", str(e["path"])) for e in errors[:3]),
+            *(evidence(f"rank {e.rank}: {e.message}", e.path) for e in errors[:3]),
             *([evidence(tail[-1], run.result.log_path, "last line")] if tail else []),
             evidence(f"exit code {outcome.rc}", "journal.jsonl"),
         ],
@@ -185,9 +185,7 @@ def low_headroom(run: RunFacts) -> Iterator[Diagnosis]:
 
 def _gpu_total_mib(run: RunFacts) -> float | None:
     """Memory of the smallest GPU, by the trainer's dumps or the machine's snapshot."""
-    reported = as_number(run.result.extra.get("gpu_mem_total_mib")) or as_number(
-        run.environment.get("gpu_mem_total_mib")
-    )
+    reported = run.evidence.gpu_mem_total_mib or as_number(run.environment.get("gpu_mem_total_mib"))
     if reported:
         return reported
     gpus = run.machine.get("gpus")

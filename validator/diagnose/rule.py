@@ -5,7 +5,7 @@ A rule is a function that yields diagnoses, under a code and a severity.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Generic, Literal, TypeVar
@@ -16,10 +16,9 @@ import numpy.typing as npt
 from validator.judge.data import measured
 from validator.model.plan import RunSpec
 from validator.model.record import Outcome, PhaseRecord, RunRecord, ValidationRecord
-from validator.model.result import Floats, Irregularity, Result, Series, Steps
+from validator.model.result import Floats, Irregularity, LogHit, Result, RunEvidence, Series, Steps
 from validator.model.settings import flat_name
 from validator.model.verdict import Evidence, Finding, PhaseReport
-from validator.stats.clock import tokens_of
 from validator.stats.window import Level, SteadyWindow, covered_steps
 
 _LASTING = 0.05
@@ -35,20 +34,6 @@ WORKLOAD = frozenset(
     | {"dtype", "param_dtype", "weight_dtype", "compute_dtype", "precision"}
 )
 """Settings that decide how much work a step is. A rate measured with others is the rate of something else."""
-
-
-@dataclass(frozen=True)
-class LogHit:
-    """A line of a log that shows a kind of trouble."""
-
-    path: str
-    line: int | None
-    text: str
-
-    @property
-    def evidence(self) -> Evidence:
-        """The line, for a finding."""
-        return Evidence(path=self.path, where=f"line {self.line}" if self.line else "tail", text=self.text)
 
 
 @dataclass(frozen=True)
@@ -77,8 +62,8 @@ class RunFacts:
 
     @property
     def timed(self) -> bool:
-        """Whether its rate is of interest; an audit and a profile slow the steps that they look at."""
-        return self.training and self.spec.kind not in ("audit", "profile")
+        """Whether its rate is of interest."""
+        return self.training and not self.spec.phase_model.instrumented
 
     @property
     def failed(self) -> bool:
@@ -86,9 +71,14 @@ class RunFacts:
         return self.outcome is not None and not self.outcome.ok
 
     @property
+    def evidence(self) -> RunEvidence:
+        """What was read besides series and scalars."""
+        return self.result.evidence
+
+    @property
     def world_size(self) -> int:
         """Ranks by the trainer's account, else as planned."""
-        return int(self.result.extra.get("world_size", self.spec.world_size))
+        return self.evidence.world_size or self.spec.world_size
 
     @cached_property
     def requested(self) -> dict[str, Any]:
@@ -154,10 +144,9 @@ class RunFacts:
         minimum = _LASTING * sum(level.rows for level in levels)
         return tuple(level for level in levels if level.rows >= minimum)
 
-    def hits(self, kind: str) -> list[LogHit]:
+    def hits(self, kind: str) -> Sequence[LogHit]:
         """Lines of the logs that show this kind of trouble."""
-        found = self.result.extra.get("log_hits", {}).get(kind, [])
-        return [LogHit(str(h["path"]), h.get("line"), str(h["text"])) for h in found]
+        return self.evidence.log_hits.get(kind, ())
 
     @cached_property
     def times(self) -> tuple[Steps, Floats] | None:
@@ -190,6 +179,11 @@ class RunFacts:
         values = series.values[self._in_window(series.steps) & finite]
         return values if values.size else series.values[finite]
 
+    @property
+    def rate_per_rank(self) -> float:
+        """The rate of one rank; 0 without usable rates."""
+        return (self.rate or 0.0) / self.world_size
+
     @cached_property
     def rate(self) -> float | None:
         """Tokens over time in the window, global; None without usable rates."""
@@ -217,7 +211,7 @@ class RunFacts:
     @property
     def tokens_per_step(self) -> float | None:
         """Tokens of one optimizer step over all ranks, as declared, as reported or as the settings give it."""
-        return tokens_of(self.result) or self.expected_tokens
+        return self.evidence.tokens_per_step or self.expected_tokens
 
     @property
     def tokens_by_rate(self) -> Floats:
@@ -330,7 +324,7 @@ class Diagnosis:
     confidence: Confidence = "high"
     because: Iterable[Evidence] = ()
     phase: str | None = None
-    run: str | None = None
+    run: RunFacts | None = None
 
 
 @dataclass(frozen=True)
@@ -352,8 +346,8 @@ class Rule(Generic[Facts]):
                 message=one.message,
                 evidence=tuple(one.because),
                 next_step=one.next_step,
-                phase=one.phase,
-                run=one.run,
+                phase=one.phase if one.run is None else one.run.spec.phase,
+                run=None if one.run is None else one.run.spec.id,
             )
 
 
@@ -367,3 +361,8 @@ def rule(
 def evidence(text: str, path: str | None = None, where: str | None = None) -> Evidence:
     """A piece of evidence."""
     return Evidence(path=path, where=where, text=text)
+
+
+def hit_evidence(hit: LogHit) -> Evidence:
+    """A line of a log as evidence."""
+    return evidence(hit.text, hit.path, f"line {hit.line}" if hit.line else "tail")

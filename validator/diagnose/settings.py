@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from validator.diagnose.rule import MICRO_BATCHES, WORKLOAD, Diagnosis, LogHit, RunFacts, evidence, rule
+from validator.diagnose.rule import MICRO_BATCHES, WORKLOAD, Diagnosis, RunFacts, evidence, hit_evidence, rule
 from validator.judge.config import differences
+from validator.model.result import LogHit
 from validator.stats.window import MIN_ROWS, covered_steps
 from validator.text import format_percent
 
@@ -134,7 +135,7 @@ def noop_compression(run: RunFacts) -> Iterator[Diagnosis]:
         f"Gradient compression to {wanted} was requested but has no effect: {why}.",
         severity="info" if run.world_size == 1 else "warning",
         because=[
-            *(hit.evidence for hit in run.hits("compression")[:2]),
+            *(hit_evidence(hit) for hit in run.hits("compression")[:2]),
             evidence(f"weight_dtype {weights or 'unknown'}, effective compression {ran}", run.config_path),
         ],
         next_step="Leave compression off, or keep fp32 gradients on NCCL if the traffic matters; do not credit it for "
@@ -158,7 +159,7 @@ def uncompiled(run: RunFacts) -> Iterator[Diagnosis]:
             else ": the rates are between those of a compiled and an uncompiled model."
         ),
         severity="info" if as_fast else "warning",
-        because=[hit.evidence for hit in hits[:3]],
+        because=[hit_evidence(hit) for hit in hits[:3]],
         next_step="Run a few steps with TORCH_LOGS=recompiles, which names what differs from call to call, and take it "
         "out of the compiled code or make it a tensor; a higher torch._dynamo.config.recompile_limit only hides it.",
     )
@@ -173,14 +174,14 @@ _SAME = 1.02
 
 def _as_fast_after(run: RunFacts, hit: LogHit) -> bool:
     """Whether the steps after a line of the log take as long as those before it, where ten of each are known."""
-    places = run.result.extra.get("places")
-    if places is None or run.times is None or hit.line is None or places["path"] != hit.path:
+    places = run.evidence.places
+    if places is None or run.times is None or hit.line is None or places.path != hit.path:
         return False
-    at = int(np.searchsorted(places["lines"], hit.line))
+    at = int(np.searchsorted(places.lines, hit.line))
     if at == 0:
         return False
     steps, times = run.times
-    row = int(np.searchsorted(steps, places["steps"][at - 1], side="right"))
+    row = int(np.searchsorted(steps, places.steps[at - 1], side="right"))
     start = int(np.searchsorted(steps, run.spec.warmup_steps, side="right"))
     before, after = times[max(start, row - _COMPARED_ROWS) : row], times[row : row + _COMPARED_ROWS]
     return min(before.size, after.size) >= MIN_ROWS and float(np.median(after)) <= _SAME * float(np.median(before))

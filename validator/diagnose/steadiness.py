@@ -13,7 +13,7 @@ from validator.diagnose.rule import Diagnosis, RunFacts, Severity, as_number, ev
 from validator.model.catalogue import METRICS
 from validator.model.result import Floats, Series, Steps
 from validator.model.units import format_duration
-from validator.stats.clock import clock_for, timestamps
+from validator.stats.clock import clock_for, step_ends, timestamps
 from validator.stats.rows import RATES
 from validator.stats.window import MIN_ROWS, Level, covered_steps
 from validator.text import format_change, format_number, format_percent
@@ -112,7 +112,7 @@ def _moved(run: RunFacts, span: tuple[int, int, int], *, least_s: float) -> list
     first, at, last = span
     moved = []
     for name, series in run.result.series.items():
-        known = name.startswith(_FOLLOWS) or name in run.result.extra.get("derived", ())
+        known = name.startswith(_FOLLOWS) or name in run.evidence.derived
         if known or not np.isfinite(series.values).all():
             continue
         one = series.values[(series.steps >= first) & (series.steps < at)]
@@ -295,8 +295,8 @@ def _step_clocks(run: RunFacts) -> Iterator[tuple[Steps, Floats, str | None, str
         timed = run.series("step_time_s") is not None
         seconds = times if timed else times * _seconds_per_unit(run, steps, times)
         yield steps[late], seconds[late] * covered_steps(steps)[late], run.source(_TIMES[not timed]), ""
-    steps, seconds = run.result.extra.get("step_times_s", (np.empty(0, dtype=np.int64), np.empty(0)))
-    if len(steps) > 2 and not run.irregular("clock-jump") and "resumed_s" not in run.result.extra:
+    steps, seconds = step_ends(run.result)
+    if len(steps) > 2 and not run.irregular("clock-jump") and not run.evidence.resumed_s:
         late = steps[1:] > warmup
         gaps = _without_delays(np.diff(seconds)[late])
         yield steps[1:][late], gaps, None, ", between the heartbeats of two steps"
@@ -340,10 +340,10 @@ def _reason_if_meant(run: RunFacts, at: Steps, period: int | None) -> str:
 
     A period explains nothing in a run of a runbook, which can declare it.
     """
-    places = run.result.extra.get("places")
+    places = run.evidence.places
     if places is not None:
-        usual = np.setdiff1d(places["steps"], at)
-        here, elsewhere = (np.isin(some, places["pauses"]).mean() if some.size else 0.0 for some in (at, usual))
+        usual = np.setdiff1d(places.steps, at)
+        here, elsewhere = (np.isin(some, places.pauses).mean() if some.size else 0.0 for some in (at, usual))
         if here >= _EVEN and elsewhere <= _EVEN / 2:
             return " The log names a validation, a checkpoint or the end of an epoch there."
     if period is not None and period % _SET_PERIOD == 0 and not run.planned:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from validator.diagnose.rule import Diagnosis, RunFacts, Severity, as_number, evidence, rule
+from validator.diagnose.rule import Diagnosis, RunFacts, Severity, as_number, evidence, hit_evidence, rule
 from validator.judge.config import is_coarse
 from validator.model.result import Floats, Series
 from validator.model.runbook import Watchdog
@@ -250,7 +250,7 @@ def dead_parameter(run: RunFacts) -> Iterator[Diagnosis]:
         yield Diagnosis(
             "The log names parameters that got no gradient.",
             confidence="medium",
-            because=[hit.evidence for hit in hits[:3]],
+            because=[hit_evidence(hit) for hit in hits[:3]],
             next_step="List the parameters whose .grad is None after one backward pass on one process.",
         )
 

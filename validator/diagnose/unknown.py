@@ -64,7 +64,7 @@ def not_judged(run: RunFacts) -> Iterator[Diagnosis]:
 def clock_unverified(whole: ValidationFacts) -> Iterator[Diagnosis]:
     """No run has arrival stamps, so the times that the trainer reports were compared with no clock but its own."""
     timed = [run for run in whole.runs if run.outcome is not None and run.result.series]
-    if not timed or any(run.result.extra.get("arrivals") for run in timed):
+    if not timed or any(run.evidence.arrivals for run in timed):
         return
     yield Diagnosis(
         "The rows have no arrival stamps, so rates and times per step rest on the trainer's own clock.",

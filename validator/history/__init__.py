@@ -2,7 +2,3 @@
 
 The parts are imported where they are used: a command that only lists needs no page.
 """
-
-from __future__ import annotations
-
-__all__: list[str] = []

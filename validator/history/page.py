@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import validator
@@ -13,7 +13,7 @@ from validator.history.read import HistoryEntry
 from validator.history.trend import Change, Group, Trend
 from validator.model.units import format_duration
 from validator.report.html import environment, policy_hash, style, text
-from validator.report.page import StatusView, decision_status
+from validator.report.page import decision_status
 from validator.report.terminal.lines import paint, text_table, wrap
 from validator.text import clean, format_percent, format_quantity, format_time, one_line, plural
 
@@ -55,59 +55,6 @@ _LISTED = 50
 """Runs of a group that the page lists; the others are in the sparklines and in their folders."""
 
 
-@dataclass(frozen=True)
-class _RunRow:
-    """A row of the list of runs."""
-
-    started: str
-    status: StatusView
-    run_id: str
-    href: str
-    why: str
-    duration: str
-    note: str
-
-
-@dataclass(frozen=True)
-class _Mark:
-    """A change of level in a sparkline: where, and which way."""
-
-    x: float
-    judged: str
-    text: str
-
-
-@dataclass(frozen=True)
-class _TrendLine:
-    """A metric over time. `points` is the sparkline as SVG wants it."""
-
-    name: str
-    latest: str
-    runs: int
-    points: str
-    last: tuple[float, float]
-    marks: tuple[_Mark, ...]
-    summary: str
-    changes: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class _Section:
-    """One runbook on one class of machine."""
-
-    anchor: str
-    runbook: str
-    title: str
-    variant: str
-    machine: str
-    status: StatusView
-    latest: _RunRow
-    regressions: tuple[str, ...]
-    lines: tuple[_TrendLine, ...]
-    runs: tuple[_RunRow, ...]
-    older: int
-
-
 def write_index(parent: Path, groups: Sequence[Group]) -> Path:
     """Write `index.html` into the folder of the run folders; returns its path. Raises OSError where it cannot."""
     path = parent / INDEX
@@ -135,33 +82,34 @@ def render_index(groups: Sequence[Group]) -> str:
     )
 
 
-def _section(number: int, group: Group) -> _Section:
+def _section(number: int, group: Group) -> dict[str, Any]:
+    """One runbook on one class of machine, as the template names its parts."""
     runs = [_run_row(entry) for entry in reversed(group.entries[-_LISTED:])]
-    return _Section(
-        anchor=f"group-{number}",
-        runbook=one_line(group.runbook),
-        title=one_line(group.title or group.runbook),
-        variant=one_line(group.variant),
-        machine=one_line(group.machine),
-        status=runs[0].status,
-        latest=runs[0],
-        regressions=tuple(f"{trend.name}: {change_sentence(trend, change)}" for trend, change in group.regressions),
-        lines=tuple(_trend_line(group, trend) for trend in group.trends),
-        runs=tuple(runs),
-        older=len(group.entries) - len(runs),
-    )
+    return {
+        "anchor": f"group-{number}",
+        "runbook": one_line(group.runbook),
+        "title": one_line(group.title or group.runbook),
+        "variant": one_line(group.variant),
+        "machine": one_line(group.machine),
+        "status": runs[0]["status"],
+        "latest": runs[0],
+        "regressions": [f"{trend.name}: {change_sentence(trend, change)}" for trend, change in group.regressions],
+        "lines": list(map(_trend_line, group.trends)),
+        "runs": runs,
+        "older": len(group.entries) - len(runs),
+    }
 
 
-def _run_row(entry: HistoryEntry) -> _RunRow:
-    return _RunRow(
-        started=format_time(entry.started, seconds=False),
-        status=decision_status(entry.decision),
-        run_id=one_line(entry.run_id),
-        href=f"{quote(entry.folder)}/report.html",
-        why=clean(entry.why, limit=300),
-        duration="" if entry.duration_s is None else format_duration(entry.duration_s),
-        note=run_note(entry),
-    )
+def _run_row(entry: HistoryEntry) -> dict[str, Any]:
+    return {
+        "started": format_time(entry.started, seconds=False),
+        "status": decision_status(entry.decision),
+        "run_id": one_line(entry.run_id),
+        "href": f"{quote(entry.folder)}/report.html",
+        "why": clean(entry.why, limit=300),
+        "duration": "" if entry.duration_s is None else format_duration(entry.duration_s),
+        "note": run_note(entry),
+    }
 
 
 def run_note(entry: HistoryEntry) -> str:
@@ -181,23 +129,24 @@ def left_out_sentence(trend: Trend) -> str:
     )
 
 
-def _trend_line(group: Group, trend: Trend) -> _TrendLine:
+def _trend_line(trend: Trend) -> dict[str, Any]:
+    """A metric over time: its sparkline as SVG wants it, with a mark at each change of level."""
     points = polyline(trend.values, width=_WIDTH, height=_HEIGHT)
-    marks = tuple(
-        _Mark(points[change.index][0], change.judged, change_sentence(trend, change)) for change in trend.changes
-    )
-    low, high = min(trend.values), max(trend.values)
-    return _TrendLine(
-        name=one_line(trend.name),
-        latest=format_quantity(trend.values[-1], trend.unit),
-        runs=len(trend.values),
-        points=" ".join(f"{x:g},{y:g}" for x, y in points),
-        last=points[-1],
-        marks=marks,
-        summary=f"{len(trend.values)} runs, from {format_quantity(low, trend.unit)} to "
-        f"{format_quantity(high, trend.unit)}",
-        changes=(*(mark.text for mark in reversed(marks)), *filter(None, (left_out_sentence(trend),))),
-    )
+    marks = [
+        {"x": points[change.index][0], "judged": change.judged, "text": change_sentence(trend, change)}
+        for change in trend.changes
+    ]
+    low, high = (format_quantity(f(trend.values), trend.unit) for f in (min, max))
+    return {
+        "name": one_line(trend.name),
+        "latest": format_quantity(trend.values[-1], trend.unit),
+        "runs": len(trend.values),
+        "points": " ".join(f"{x:g},{y:g}" for x, y in points),
+        "last": points[-1],
+        "marks": marks,
+        "summary": f"{len(trend.values)} runs, from {low} to {high}",
+        "changes": [*(mark["text"] for mark in reversed(marks)), *filter(None, (left_out_sentence(trend),))],
+    }
 
 
 def change_sentence(trend: Trend, change: Change) -> str:

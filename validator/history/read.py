@@ -11,15 +11,13 @@ from typing import Any
 from validator.files import Tree, is_file
 from validator.model.catalogue import METRICS, Better, Metric
 from validator.model.contrast import machine_class, sound_snapshot
+from validator.model.schemas import reported
 
 PIN = ".pinned"
 """A file of this name in a run folder keeps retention from removing it."""
 
 SAMPLE = "sample-"
 """Folders of this prefix come with the source tree and are no validations of this machine."""
-
-_SINGLE = ("train", "soak")
-"""Kinds whose runs are repeats of one thing; the arms of a sweep or an A/B are not."""
 
 _NAME = re.compile(r"[A-Za-z_][\w.-]*")
 """`toks_per_s.mean` and `tokens.per_step` in `toks_per_s.mean / tokens.per_step`."""
@@ -178,7 +176,7 @@ def _phase_points(phase: Mapping[str, Any]) -> Iterator[Point]:
     for criterion in phase.get("criteria") or ():
         yield from _criterion_points(name, criterion)
     runs = _measured(phase)
-    if phase["kind"] in _SINGLE:
+    if reported(str(phase["kind"])).one_config:
         for metric in METRICS.values():
             if metric.history is not None:
                 yield from _run_points(name, metric, metric.history, runs)

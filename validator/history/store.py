@@ -7,19 +7,20 @@ replaced. A database would be no such file, for opening one runs what it holds.
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from validator.files import Tree
 from validator.history.page import write_index
-from validator.history.read import LARGEST, PIN, HistoryEntry, Point, read_entry, run_folders, stamp_of
+from validator.history.read import LARGEST, PIN, HistoryEntry, read_entry, run_folders, stamp_of
 from validator.history.trend import Group, group_entries
 from validator.runs.folder import FolderError
 from validator.times import parse_time, utc_now
@@ -55,11 +56,13 @@ def expired(
     entries = [entry for entry in entries if is_run(parent, entry)]
     now = now or utc_now()
     safe = _safe(entries)
+    age = None if retention.age_days is None else timedelta(days=retention.age_days)
     found: dict[str, tuple[HistoryEntry, str]] = {}
     for place, entry in enumerate(reversed(entries)):
         if retention.count is not None and place >= retention.count:
             found[entry.folder] = (entry, f"more than {retention.count} runs")
-        elif retention.age_days is not None and _started(entry, now) < now - timedelta(days=retention.age_days):
+        # A time that cannot be read counts as now, so that nothing is removed for it.
+        elif age is not None and now - (parse_time(entry.started) or now) > age:
             found[entry.folder] = (entry, f"older than {retention.age_days:g} days")
     if retention.bytes is not None:
         total = 0
@@ -78,11 +81,6 @@ def _safe(entries: Sequence[HistoryEntry]) -> set[str]:
         *(entry.folder for entry in entries if entry.pinned or entry.decision == "IN_PROGRESS"),
         *([entries[-1].folder] if entries else []),
     }
-
-
-def _started(entry: HistoryEntry, now: datetime) -> datetime:
-    """When it began; a time that cannot be read counts as now, so that nothing is removed for it."""
-    return parse_time(entry.started) or now
 
 
 def folder_bytes(folder: Path) -> int:
@@ -104,18 +102,8 @@ def remove(parent: Path, entries: Sequence[HistoryEntry]) -> None:
 
 INDEX = ".history.json"
 
-VERSION = 3
+VERSION = 4
 """Of what the file holds; one of another version is built again."""
-
-_TEXT, _MAYBE_TEXT, _MAYBE_NUMBER = (str,), (str, type(None)), (float, type(None))
-_POINT = (_TEXT, _TEXT, _TEXT, (float,), _MAYBE_TEXT, _MAYBE_NUMBER, _MAYBE_NUMBER, (int,), (int,))
-"""Types of the fields of a point, in their order."""
-
-_ENTRY: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(("run_id", "runbook", "machine", "host", "decision", "why", "started", "variant"), _TEXT),
-    **dict.fromkeys(("title", "finished"), _MAYBE_TEXT),
-    **{"duration_s": _MAYBE_NUMBER, "software": (dict,), "points": (list,), "pinned": (bool,), "undecided": (list,)},
-}
 
 
 def read_history(parent: Path, *, rebuild: bool = False) -> tuple[HistoryEntry, ...]:
@@ -133,55 +121,36 @@ def read_history(parent: Path, *, rebuild: bool = False) -> tuple[HistoryEntry, 
             if entry is not None:
                 found[folder.name] = (stamp, entry)
     if found != known:
-        with suppress(OSError), Tree(parent) as tree:
-            tree.write(INDEX, _index_text(found), sync=False)
+        with suppress(OSError, UnicodeError), Tree(parent) as tree:  # a folder's name may be no text
+            tree.write(INDEX, msgspec.json.encode(_Index(VERSION, found)), sync=False)
     return tuple(sorted((entry for _, entry in found.values()), key=lambda one: (one.started, one.folder)))
 
 
+@dataclass(frozen=True)
+class _Index:
+    """What the file holds: stamp and entry of each folder."""
+
+    version: int
+    runs: dict[str, tuple[str, HistoryEntry]]
+
+
 def _indexed(parent: Path) -> dict[str, tuple[str, HistoryEntry]]:
-    """Stamp and entry by folder, as the index has them; nothing where it is not as `_index_text` writes it."""
+    """Stamp and entry by folder, as the index has them; nothing where it is not as `read_history` writes it."""
     try:
         with Tree(parent) as tree:
-            found = tree.json(INDEX)
-        if found["version"] != VERSION:
-            return {}
-        return {
-            folder: (str(stamp), _restored_entry(folder, entry)) for folder, (stamp, entry) in found["runs"].items()
-        }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            data = tree.read(INDEX)
+        found = msgspec.json.decode(data, type=_Index)
+    except (OSError, ValueError, RecursionError):
         return {}
+    own = found.version == VERSION and msgspec.json.encode(found) == data
+    return found.runs if own and all(map(_sound, found.runs.items())) else {}
 
 
-def _index_text(found: dict[str, tuple[str, HistoryEntry]]) -> str:
-    runs = {folder: (stamp, _stored_entry(entry)) for folder, (stamp, entry) in found.items()}
-    return json.dumps({"version": VERSION, "runs": runs}, separators=(",", ":")) + "\n"
-
-
-def _stored_entry(entry: HistoryEntry) -> dict[str, Any]:
-    values = {name: getattr(entry, name) for name in _ENTRY}
-    points = [[getattr(point, field.name) for field in fields(Point)] for point in entry.points]
-    return {**values, "software": dict(entry.software), "points": points}
-
-
-def _restored_entry(folder: str, stored: dict[str, Any]) -> HistoryEntry:
-    """The entry that `_stored_entry` made this of.
-
-    Raises:
-        ValueError: when it is of other types.
-    """
-    entry = [stored[name] for name in _ENTRY]
-    rows = [(entry, tuple(_ENTRY.values())), *((point, _POINT) for point in stored["points"])]
-    texts = [*stored["undecided"], *stored["software"].values()]
-    rows.append((texts, (_TEXT,) * len(texts)))
-    if not all(len(row) == len(types) and all(map(_fits, row, types)) for row, types in rows):
-        raise ValueError("it is no entry of an index")
-    made = {"points": tuple(Point(*point) for point in stored["points"]), "undecided": tuple(stored["undecided"])}
-    return HistoryEntry(folder=folder, **{**dict(zip(_ENTRY, entry, strict=True)), **made})
-
-
-def _fits(value: Any, types: tuple[type, ...]) -> bool:
-    """Whether a value is one that `read_entry` could have found: of a type, and no number that cannot be squared."""
-    return type(value) in types and (not isinstance(value, float) or abs(value) < LARGEST)
+def _sound(run: tuple[str, tuple[str, HistoryEntry]]) -> bool:
+    """Whether an entry is of its folder, and holds no number that cannot be squared."""
+    folder, (_, entry) = run
+    numbers = [entry.duration_s, *(x for one in entry.points for x in (one.value, one.ci_low, one.ci_high))]
+    return entry.folder == folder and all(x is None or abs(x) < LARGEST for x in numbers)
 
 
 # The history of a folder of run folders, and its page.

@@ -13,7 +13,7 @@ from typing import Any
 from validator.documents import parse_json
 from validator.files import is_file, open_file, stat_file
 from validator.ingest.read_log import ReadLog, clean, printable, read_small
-from validator.model.result import ScalarValue, SourceFile
+from validator.model.result import LogHit, NamedTest, ScalarValue, SourceFile, UnpassedTests
 from validator.model.schemas import SCALARS
 
 _MAX_SCALARS = 5000
@@ -126,8 +126,8 @@ def tests_to_run(log: Path) -> int | None:
     return counts.get(b"selected", int(found["every"])) + counts.get(b"skipped", 0)
 
 
-def read_junit(path: Path, read_log: ReadLog) -> tuple[dict[str, ScalarValue], dict[str, Any]] | None:
-    """Counts as `tests.*` scalars, and `{failed, errors, skipped}` as lists of `{name, message}`.
+def read_junit(path: Path, read_log: ReadLog) -> tuple[dict[str, ScalarValue], UnpassedTests] | None:
+    """Counts as `tests.*` scalars, and the tests that did not pass by name.
 
     Cases are counted one by one rather than taken from the suite's attributes, so that a file with a wrong summary
     cannot pass. A document type is refused, since it can make a parser expand without bound.
@@ -145,7 +145,7 @@ def read_junit(path: Path, read_log: ReadLog) -> tuple[dict[str, ScalarValue], d
         read_log.note("not-junit", f"the test report is not XML: {error}", path)
         return None
     counts = {"passed": 0, "failed": 0, "errors": 0, "skipped": 0}
-    named: dict[str, Any] = {"failed": [], "errors": [], "skipped": []}
+    named: dict[str, list[NamedTest]] = {"failed": [], "errors": [], "skipped": []}
     for case in root.iter("testcase"):
         if not (case.get("name") or case.get("classname")):
             continue
@@ -153,13 +153,13 @@ def read_junit(path: Path, read_log: ReadLog) -> tuple[dict[str, ScalarValue], d
         counts[kind] += 1
         if kind != "passed" and len(named[kind]) < _LISTED:
             name = "::".join(part for part in (case.get("classname"), case.get("name")) if part)
-            named[kind].append({"name": printable(name), "message": printable(message)})
+            named[kind].append(NamedTest(printable(name), printable(message)))
     counts["total"] = sum(counts.values())
     scalars = {
         f"tests.{name}": ScalarValue(value=float(count), unit="tests", source=source.path)
         for name, count in counts.items()
     }
-    return scalars, named
+    return scalars, UnpassedTests(**{kind: tuple(found) for kind, found in named.items()})
 
 
 def _test_outcome(case: ET.Element) -> tuple[str, str]:
@@ -238,12 +238,10 @@ SIGNS: Mapping[str, Sign] = {
 """Kinds of trouble or claims, and what gives them away."""
 
 
-def scan(paths: tuple[Path, ...], read_log: ReadLog) -> dict[str, list[dict[str, Any]]]:
-    """Signs of trouble by kind: `{path, line, text}`, at most a few of each kind and no text twice.
-
-    `line` is None in the tail of a log that is too long to be read whole. Files that cannot be read are passed over.
-    """
-    hits: dict[str, list[dict[str, Any]]] = {}
+def scan(paths: tuple[Path, ...], read_log: ReadLog) -> dict[str, list[LogHit]]:
+    """Signs of trouble by kind, at most a few of each kind and no text twice. Files that cannot be read are passed
+    over."""
+    hits: dict[str, list[LogHit]] = {}
     for path in paths:
         try:
             pieces = _head_and_tail(path)
@@ -264,7 +262,7 @@ def _head_and_tail(path: Path) -> list[tuple[int | None, bytes]]:
         return [(1, head), (None, handle.read(SCAN_BYTES))]
 
 
-def _scan_piece(data: bytes, first_line: int | None, name: str, hits: dict[str, list[dict[str, Any]]]) -> None:
+def _scan_piece(data: bytes, first_line: int | None, name: str, hits: dict[str, list[LogHit]]) -> None:
     lower = data.lower()
     for kind, sign in SIGNS.items():
         for word in sign.words:
@@ -276,8 +274,8 @@ def _scan_piece(data: bytes, first_line: int | None, name: str, hits: dict[str, 
                 text = printable(data[start:end].decode("utf-8", "replace"))
                 line = None if first_line is None else first_line + data.count(b"\n", 0, start)
                 known = hits.setdefault(kind, [])
-                if not any(hit["text"] == text for hit in known):
-                    known.append({"path": name, "line": line, "text": text})
+                if not any(hit.text == text for hit in known):
+                    known.append(LogHit(name, line, text))
 
 
 def _lines_with(word: bytes, lower: bytes) -> list[tuple[int, int]]:

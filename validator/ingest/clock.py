@@ -6,14 +6,13 @@ from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from validator.documents import parse_json
 from validator.ingest.read_log import ReadLog, read_blocks
 from validator.ingest.rows import below_all_later
-from validator.model.result import Floats, Series, Steps
+from validator.model.result import Floats, InvalidWindow, Series, Steps
 
 Arrivals = tuple[Steps, Floats]
 """Steps `[n]`, rising, and the seconds `[n]` after the attempt's start at which each had arrived."""
@@ -114,8 +113,8 @@ class Gaps:
         return self.with_span(np.array([end_s - self.last]))
 
 
-def clock_jumps(steps: Steps, seconds: Floats, *, limit_s: float) -> list[dict[str, Any]]:
-    """Steps between which the wall clock was set: `{first_step, last_step, reason}`, windows that are not valid.
+def clock_jumps(steps: Steps, seconds: Floats, *, limit_s: float) -> list[InvalidWindow]:
+    """Steps between which the wall clock was set: windows that are not valid.
 
     Back by more than a second, or forth by more than the whole attempt took by the monotonic clock.
     """
@@ -124,14 +123,14 @@ def clock_jumps(steps: Steps, seconds: Floats, *, limit_s: float) -> list[dict[s
     for at in np.flatnonzero((spans < -_SET_BACK_S) | (spans > limit_s)):
         way = "back" if spans[at] < 0 else "forth"
         reason = f"the wall clock was set {way} by {abs(spans[at]):.0f} s"
-        windows.append({"first_step": int(steps[at]), "last_step": int(steps[at + 1]), "reason": reason})
+        windows.append(InvalidWindow(int(steps[at]), int(steps[at + 1]), reason))
     return windows
 
 
 def jumps_in_rows(
     series: Mapping[str, Series], tokens_per_step: float | None, *, limit_s: float
-) -> list[dict[str, Any]]:
-    """Rows whose time per step, or whose rate, holds a jump of the wall clock: `{first_step, last_step, reason}`.
+) -> list[InvalidWindow]:
+    """Rows whose time per step, or whose rate, holds a jump of the wall clock.
 
     A trainer that times its steps by the wall clock shows the jump itself: a time far below zero, or one longer than
     the whole attempt. Values below zero of the usual size are no jump.
@@ -150,4 +149,4 @@ def jumps_in_rows(
             amount = f" by {abs(spans[at]):.0f} s" if exact else ""
             text = f"the wall clock was set {'back' if back[at] else 'forth'}{amount}, by {one.name}"
             found.setdefault(int(one.steps[at]), text)
-    return [{"first_step": step, "last_step": step, "reason": text} for step, text in sorted(found.items())]
+    return [InvalidWindow(step, step, text) for step, text in sorted(found.items())]

@@ -20,18 +20,10 @@ from validator.files import is_file, open_file
 from validator.ingest.accounts import scalar
 from validator.ingest.beats import Beats
 from validator.ingest.clock import Gaps, clock_jumps
-from validator.ingest.read_log import (
-    LEAN,
-    ReadLog,
-    decode_all,
-    decode_shaped,
-    line_ends,
-    printable,
-    read_blocks,
-)
+from validator.ingest.read_log import LEAN, ReadLog, decode_all, decode_shaped, line_ends, printable, read_blocks
 from validator.ingest.rows import rising
 from validator.model.columns import ALIASES
-from validator.model.result import Floats, ScalarValue, SourceFile, Steps
+from validator.model.result import Floats, InvalidWindow, LoaderError, ScalarValue, SourceFile, Steps
 
 MAX_LINE_BYTES = 2**20
 
@@ -55,18 +47,13 @@ class Heartbeat:
     columns: Columns
     step_times_s: tuple[Steps, Floats]
     last_progress_s: float | None
-    jumps: tuple[dict[str, Any], ...]
+    jumps: tuple[InvalidWindow, ...]
     pids: tuple[int, ...]
     resumed_s: tuple[float, ...]
     first_step: int
     last_step: int
     last_msg: str
     done: bool
-
-    @property
-    def max_gap_s(self) -> float | None:
-        """The longest time between two records."""
-        return self.gaps.longest
 
 
 _FAULTS = {
@@ -252,15 +239,13 @@ UNREACHABLE = "unreachable"
 _EDGE_BYTES = 256 * 2**10
 
 
-def read_loader(out: Path, pattern: str | None, read_log: ReadLog) -> tuple[dict[str, ScalarValue], dict[str, Any]]:
-    """From the heartbeats: how long the slowest rank waited for its first batch, and the error where none came.
-
-    `extra["loader_error"]` holds {rank, path, error, unreachable} of the first rank that gave up.
-    """
+def read_loader(out: Path, pattern: str | None, read_log: ReadLog) -> tuple[dict[str, ScalarValue], LoaderError | None]:
+    """From the heartbeats: how long the slowest rank waited for its first batch, and why the first rank without one
+    gave up."""
     if pattern is None:
-        return {}, {}
+        return {}, None
     waits: dict[int, tuple[float, Path]] = {}
-    extra: dict[str, Any] = {}
+    failed: LoaderError | None = None
     for rank, path in find_heartbeats(out, pattern).items():
         booted: float | None = None
         for record in _edges(path):
@@ -269,19 +254,14 @@ def read_loader(out: Path, pattern: str | None, read_log: ReadLog) -> tuple[dict
                 booted = float(ts)
             elif message == "loader_ready" and booted is not None and isinstance(ts, (int, float)):
                 waits.setdefault(rank, (float(ts) - booted, path))
-            elif message == "loader_error" and "loader_error" not in extra:
+            elif message == "loader_error" and failed is None:
                 error = printable(str(record.get("error") or "no reason was given"))
                 reason = f"{record.get('reason') or ''} {error}".lower()
-                extra["loader_error"] = {
-                    "rank": rank,
-                    "path": read_log.name(path),
-                    "error": error,
-                    "unreachable": UNREACHABLE in reason,
-                }
+                failed = LoaderError(rank, read_log.name(path), error, unreachable=UNREACHABLE in reason)
     if not waits:
-        return {}, extra
+        return {}, failed
     wait_s, path = max(waits.values(), key=lambda one: one[0])
-    return scalar("startup.first_batch_s", max(0.0, wait_s), read_log.name(path)), extra
+    return scalar("startup.first_batch_s", max(0.0, wait_s), read_log.name(path)), failed
 
 
 def _edges(path: Path) -> Iterator[dict[str, Any]]:

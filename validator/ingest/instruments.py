@@ -15,7 +15,7 @@ from validator.files import is_file
 from validator.ingest.accounts import scalar
 from validator.ingest.read_log import printable
 from validator.ingest.result_builder import ResultBuilder
-from validator.model.result import ScalarValue
+from validator.model.result import RunTable, ScalarValue, TraceSummary
 
 ATTENTION_BRANCHES = ("cmp", "sel", "win", "query", "dense", "fused")
 """Branches whose backend an audit is about; `query` and `fused` are kernels that serve several at once."""
@@ -30,15 +30,15 @@ _SHARES = ("gpu_busy_share", "exposed_comm_share", "host_bound_share", "comm_sha
 
 def read_instruments(state: ResultBuilder) -> None:
     """The audit, the trace and the fallback counters of a run, as far as they are there."""
-    tables: list[dict[str, Any]] = []
-    fallbacks = _fallbacks(state)
+    tables: list[RunTable] = []
+    state.evidence.fallbacks = fallbacks = _fallbacks(state)
     if fallbacks is not None:
-        state.extra["fallbacks"] = fallbacks
         rows = [[name, count] for name, count in sorted(fallbacks.items())]
         tables.append(_table("Fallbacks since the start", ("Counter", "Calls"), rows))
     audit = _json(state, "sdpa_audit.json", "attention backends")
     if audit is not None:
-        state.extra["sdpa_audit"] = audit[0]
+        entries = tuple(name for name, entry in audit[0].items() if entry and name != "schema_version")
+        state.evidence.audit_entries = entries
         found = _audit_scalars(audit[0], audit[1])
         state.scalars |= found
         tables += _audit_tables(audit[0])
@@ -47,11 +47,11 @@ def read_instruments(state: ResultBuilder) -> None:
             state.add_scalar("audit.fallbacks", float(sum((fallbacks or {}).values())), source)
     trace = _json(state, "trace/summary.json", "trace summary")
     if trace is not None:
-        state.extra["trace"] = trace[0]
+        ranges = trace[0].get("ranges_seen")
+        state.evidence.trace = TraceSummary(tuple(ranges) if isinstance(ranges, dict) else None)
         state.scalars |= _trace_scalars(trace[0], trace[1])
         tables += _trace_tables(trace[0])
-    if tables:
-        state.extra["tables"] = tables
+    state.evidence.tables = tuple(tables)
 
 
 def _json(state: ResultBuilder, name: str, what: str) -> tuple[dict[str, Any], str] | None:
@@ -110,7 +110,7 @@ def _audit_scalars(audit: Mapping[str, Any], source: str) -> dict[str, ScalarVal
     return scalars | scalar("audit.layers", float(len(layers)), source)
 
 
-def _audit_tables(audit: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _audit_tables(audit: Mapping[str, Any]) -> Iterator[RunTable]:
     times: dict[tuple[str, str, str], list[float]] = {}
     for branch, direction, backend, time_us, _ in _entries(audit):
         times.setdefault((branch, direction, backend), []).append(time_us)
@@ -157,7 +157,7 @@ def _timed(entries: object) -> list[tuple[str, float, float]]:
     return found
 
 
-def _trace_tables(trace: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _trace_tables(trace: Mapping[str, Any]) -> Iterator[RunTable]:
     wall_ms = _number(trace.get("wall_ms")) or 0.0
     ranges = trace.get("ranges_seen")
     named = [
@@ -183,5 +183,5 @@ def _trace_tables(trace: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             yield _table(title, (what, "Calls", "Time (ms)", "Share of the traced time (%)"), rows)
 
 
-def _table(caption: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
-    return {"caption": caption, "columns": tuple(columns), "rows": tuple(tuple(row) for row in rows[:_MAX_ROWS])}
+def _table(caption: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> RunTable:
+    return RunTable(caption=caption, columns=tuple(columns), rows=tuple(tuple(row) for row in rows[:_MAX_ROWS]))

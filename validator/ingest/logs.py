@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from validator.documents import parse_json
 from validator.files import Tree, is_file, open_file, stat_file
@@ -20,7 +19,7 @@ from validator.ingest.table import StepTable
 from validator.model.budget import TooSlow, searching
 from validator.model.columns import without_colors
 from validator.model.pattern import LinePattern, StepCounter, line_pattern, parse_number
-from validator.model.result import ScalarValue
+from validator.model.result import CollectiveWait, LogHit, RankError, ScalarValue
 
 MAX_LINE = 8192
 TAIL_BYTES = 64 * 2**10
@@ -120,10 +119,6 @@ def log_lines(path: Path) -> Iterator[tuple[int, str]]:
         OSError: when it cannot be read.
     """
     return _lines(path, Digest())
-
-
-def _float(text: str | None) -> float | None:
-    return None if text is None else parse_number(text)
 
 
 def series_in(paths: tuple[Path, ...], pattern: str, read_log: ReadLog, *, longest: bool = False) -> StepTable | None:
@@ -281,9 +276,9 @@ def last_groups(path: Path, pattern: str, read_log: ReadLog) -> dict[str, Scalar
     return scalars
 
 
-def find_texts(files: tuple[Path, ...], texts: tuple[str, ...], read_log: ReadLog) -> dict[str, Any]:
-    """Where each wanted text first appears: `{path, line}`, or None."""
-    found: dict[str, Any] = dict.fromkeys(texts)
+def find_texts(files: tuple[Path, ...], texts: tuple[str, ...], read_log: ReadLog) -> dict[str, LogHit | None]:
+    """Where each wanted text first appears."""
+    found: dict[str, LogHit | None] = dict.fromkeys(texts)
     for path in files:
         missing = [text for text in texts if found[text] is None]
         if not missing:
@@ -292,14 +287,14 @@ def find_texts(files: tuple[Path, ...], texts: tuple[str, ...], read_log: ReadLo
             for number, line in _lines(path, Digest()):
                 for text in missing:
                     if found[text] is None and text in line:
-                        found[text] = {"path": read_log.name(path), "line": number}
+                        found[text] = LogHit(read_log.name(path), number, text)
         except OSError:
             continue
     return found
 
 
-def waiting_in(out: Path, read_log: ReadLog) -> list[dict[str, Any]]:
-    """Collectives that stack dumps show, one for each dump: `{path, line, text, collective}`.
+def waiting_in(out: Path, read_log: ReadLog) -> list[CollectiveWait]:
+    """Collectives that stack dumps show, one for each dump.
 
     Stacks are the trainer's own (`stackdump_*`) and those that were saved when the run was stopped (`dump/`).
     """
@@ -312,12 +307,12 @@ def waiting_in(out: Path, read_log: ReadLog) -> list[dict[str, Any]]:
             for number, line in _lines(path, Digest()):
                 match = _COLLECTIVE.search(line)
                 if match is not None:
-                    place = {"path": read_log.name(path), "line": number, "text": printable(line)}
-                    found.append({**place, "collective": match[0].rstrip("(").strip()})
+                    collective = match[0].rstrip("(").strip()
+                    found.append(CollectiveWait(read_log.name(path), number, printable(line), collective))
                     break
         except OSError:
             continue
-    return list({hit["path"]: hit for hit in found}.values())
+    return list({hit.path: hit for hit in found}.values())
 
 
 def tail(path: Path, *, lines: int = 40) -> tuple[str, ...]:
@@ -335,7 +330,7 @@ def tail(path: Path, *, lines: int = 40) -> tuple[str, ...]:
     return tuple(line for line in shown if line)[-lines:]
 
 
-def read_errors(logs: LogFiles, read_log: ReadLog) -> list[dict[str, Any]]:
+def read_errors(logs: LogFiles, read_log: ReadLog) -> list[RankError]:
     """What ranks raised, from torchrun's `error.json`, the first in time first."""
     errors = []
     for rank, path in sorted(logs.rank_error.items()):
@@ -347,8 +342,6 @@ def read_errors(logs: LogFiles, read_log: ReadLog) -> list[dict[str, Any]]:
         message = content.get("message") if isinstance(content, dict) else None
         info = message.get("extraInfo") if isinstance(message, dict) else None
         text = message.get("message") if isinstance(message, dict) else message
-        stamp = _float(str(info.get("timestamp"))) if isinstance(info, dict) else None
-        errors.append(
-            {"rank": rank, "path": read_log.name(path), "message": printable(str(clean(text)), limit=500), "ts": stamp}
-        )
-    return sorted(errors, key=lambda e: e["ts"] if e["ts"] is not None else float("inf"))
+        stamp = parse_number(str(info.get("timestamp"))) if isinstance(info, dict) else None
+        errors.append(RankError(rank, read_log.name(path), printable(str(clean(text)), limit=500), stamp))
+    return sorted(errors, key=lambda one: float("inf") if one.time_s is None else one.time_s)

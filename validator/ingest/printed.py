@@ -16,10 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from validator.ingest.rows import rising
-from validator.ingest.table import Places
 from validator.model.columns import NO_SERIES, PACES, TOTALS, contract_values, series_name
 from validator.model.pattern import LinePattern, Printed, StepCounter, has_decimal_comma
-from validator.model.result import Floats, Steps
+from validator.model.result import Floats, PrintedPlaces, Steps
 
 Column = tuple[Steps, Floats]
 Note = Callable[[str, str, "int | None"], None]
@@ -75,7 +74,7 @@ class PrintedRows:
     pauses: array[int] = field(default_factory=lambda: array("q"))
     last_other: str = ""
     _announced: tuple[int, Printed] | None = None
-    places: Places | None = None
+    places: PrintedPlaces | None = None
 
     def read(self, lines: Lines) -> PrintedRows:
         """Take in numbered lines."""
@@ -223,13 +222,13 @@ class PrintedRows:
         return bool(((np.diff(steps[at]) == 0) & (np.diff(at) == np.diff(own))).any())
 
 
-def _places(steps: Steps, lines: Steps, pauses: Steps) -> Places:
+def _places(steps: Steps, lines: Steps, pauses: Steps) -> PrintedPlaces:
     """Where the rows stand, and which of them a line about a pause comes before or after."""
     if not lines.size or (np.diff(lines) < 0).any():
-        return Places(steps, lines, pauses[:0])
+        return PrintedPlaces(steps, lines, pauses[:0])
     after = np.searchsorted(lines, pauses)
     after = after[(after > 0) & (after < len(lines))]
-    return Places(steps, lines, np.unique(np.concatenate((steps[after - 1], steps[after]))))
+    return PrintedPlaces(steps, lines, np.unique(np.concatenate((steps[after - 1], steps[after]))))
 
 
 def _longest(steps: Steps, lines: Steps, note: Note) -> slice:

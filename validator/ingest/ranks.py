@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import subprocess
@@ -73,7 +74,7 @@ def reading(paths: Mapping[int, Path], *, root: Path, limit_s: float) -> Iterato
     lowest = min(paths, default=0)
     orders = {r: _Order(path, r, root, brief=r != lowest, limit_s=limit_s) for r, path in paths.items()}
     processes = min(_MAX_PROCESSES, len(os.sched_getaffinity(0)), len(orders))
-    if processes < 2 or sum(_file_bytes(path) for path in paths.values()) < LARGE_BYTES:
+    if processes < 2 or sum(one.st_size for one in map(_status, paths.values()) if one) < LARGE_BYTES:
         yield Reading(orders, {})
         return
     crew = _Crew()
@@ -87,11 +88,11 @@ def reading(paths: Mapping[int, Path], *, root: Path, limit_s: float) -> Iterato
         crew.close()
 
 
-def _file_bytes(path: Path) -> int:
+def _status(path: Path) -> os.stat_result | None:
     try:
-        return stat_file(path).st_size
+        return stat_file(path)
     except OSError:
-        return 0
+        return None
 
 
 def _read_order(order: _Order) -> _Read:
@@ -168,8 +169,6 @@ def _start_reader() -> subprocess.Popen[bytes] | None:
 
 def serve() -> None:
     """Answer orders until there are no more: read each from stdin, write the heartbeat to stdout."""
-    import gc
-
     gc.disable()  # millions of records without a cycle among them
     while True:
         try:
@@ -250,41 +249,32 @@ def _check_first_record(state: ResultBuilder, path: Path, first_s: float | None)
     if first_s is None or state.started_s is None:
         return
     late_s = 0.0 if state.duration_s is None else first_s - (state.started_s + state.duration_s)
-    if late_s > CLOCK_SLACK_S:
-        text = f"its first record is dated {late_s:.0f} s after this run had ended"
-        state.read_log.note("foreign-results", text, path, 1)
-    if first_s < state.started_s - CLOCK_SLACK_S:
-        text = f"its first record is from {state.started_s - first_s:.0f} s before this run was started"
-        state.read_log.note("foreign-results", text, path, 1)
+    early_s = state.started_s - first_s
+    if late_s > CLOCK_SLACK_S or early_s > CLOCK_SLACK_S:
+        when = (
+            f"{late_s:.0f} s after this run had ended" if late_s > 0 else f"{early_s:.0f} s before this run was started"
+        )
+        state.read_log.note("foreign-results", f"its first record is dated {when}", path, 1)
 
 
 def _check_times(state: ResultBuilder, paths: Mapping[int, Path]) -> None:
     """Heartbeats that were complete long before the table was written, in a folder whose run has no known
     start. A copied file, which is younger than its last record, proves nothing."""
-    table_s = _written_s(state)
+    table = _status(state.out / (state.metrics.csv or "training.csv"))
     for rank, heartbeat in state.heartbeats.items():
         first_s, end_s = heartbeat.gaps.first, heartbeat.gaps.last
-        if table_s is None or first_s is None or end_s is None:
+        if table is None or first_s is None or end_s is None:
             continue
-        if _stale(paths[rank], end_s, end_s - first_s, table_s):
-            message = f"its last record is {table_s - end_s:.0f} s older than the table, so it is of an earlier run"
+        if _stale(paths[rank], end_s, end_s - first_s, table.st_mtime):
+            message = (
+                f"its last record is {table.st_mtime - end_s:.0f} s older than the table, so it is of an earlier run"
+            )
             state.read_log.note("foreign-results", message, paths[rank])
 
 
-def _written_s(state: ResultBuilder) -> float | None:
-    """When the table was last written, Unix seconds; None without one."""
-    try:
-        return stat_file(state.out / (state.metrics.csv or "training.csv")).st_mtime
-    except OSError:
-        return None
-
-
 def _stale(path: Path, end_s: float, took_s: float, table_s: float) -> bool:
-    try:
-        copied = abs(stat_file(path).st_mtime - end_s) > _COPIED_S
-    except OSError:
-        return False
-    return not copied and table_s - end_s > max(_LONG_S, took_s)
+    status = _status(path)
+    return status is not None and abs(status.st_mtime - end_s) <= _COPIED_S and table_s - end_s > max(_LONG_S, took_s)
 
 
 def _check_names(state: ResultBuilder, heartbeat: Heartbeat) -> None:

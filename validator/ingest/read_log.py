@@ -1,7 +1,7 @@
 """Reading a trainer's files with care: in blocks, hashed while read, every oddity noted and none fatal.
 
-Many heartbeat lines or table rows are decoded at a time, by `msgspec` where it is installed, else by the standard
-library. What a decoder refuses, the caller reads line by line.
+Many heartbeat lines or table rows are decoded at a time, by `msgspec`. What a decoder refuses, the caller reads line by
+line.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ import os
 import re
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 
 from validator.files import Unreadable, open_file, stat_file
@@ -46,7 +47,7 @@ class Shape:
 def decode_all(block: bytes, count: int) -> list[dict[str, Any]] | None:
     """All records of a block of `count` lines; None unless each is exactly one JSON object."""
     try:
-        records = _whole()(block)
+        records = _whole(block)
     except (ValueError, RecursionError):
         return None
     if len(records) != count or not all(type(record) is dict for record in records):
@@ -57,8 +58,7 @@ def decode_all(block: bytes, count: int) -> list[dict[str, Any]] | None:
 def decode_shaped(block: bytes, count: int, shape: Shape) -> list[Any] | None:
     """The records as objects with `ts, step, msg`, `n0, n1, …` (`numbers`, NaN if absent) and `o0, o1, …` (`others`).
 
-    None unless each line is one record of that shape; also where `msgspec` is not installed. A number that is `null`
-    is None.
+    None unless each line is one record of that shape. A number that is `null` is None.
     """
     decoder = _shaped(shape)
     if decoder is None:
@@ -72,29 +72,18 @@ def decode_shaped(block: bytes, count: int, shape: Shape) -> list[Any] | None:
     return records if len(records) == count else None
 
 
-@cache
-def _whole() -> Callable[[bytes], list[Any]]:
+def _whole(block: bytes) -> list[Any]:
     try:
-        from msgspec.json import Decoder
-    except ImportError:
-        return lambda block: list(json.loads(b"[" + b",".join(block.split(b"\n")[:-1]) + b"]"))
-    fast = Decoder().decode_lines
+        return _RECORDS.decode_lines(block)
+    except ValueError:  # NaN and infinities as bare words are no JSON, and yet what Python's encoder writes
+        return list(json.loads(b"[" + b",".join(block.split(b"\n")[:-1]) + b"]"))
 
-    def decode(block: bytes) -> list[Any]:
-        try:
-            return list(fast(block))
-        except ValueError:  # NaN and infinities as bare words are no JSON, and yet what Python's encoder writes
-            return list(json.loads(b"[" + b",".join(block.split(b"\n")[:-1]) + b"]"))
 
-    return decode
+_RECORDS, _NUMBERS = msgspec.json.Decoder(), msgspec.json.Decoder(list[float])
 
 
 @lru_cache(maxsize=4)
 def _shaped(shape: Shape) -> Callable[[bytes], list[Any]] | None:
-    try:
-        import msgspec
-    except ImportError:
-        return None
     fields: list[tuple[str, Any] | tuple[str, Any, Any]]
     fields = [("ts", float), ("pid", Literal[shape.pids]), ("rank", Literal[shape.rank]), ("step", int), ("msg", str)]
     names: dict[str, str] = {}
@@ -116,15 +105,14 @@ def _shaped(shape: Shape) -> Callable[[bytes], list[Any]] | None:
 def decode_numbers(body: bytes, rows: int, width: int) -> Floats | None:
     """Cells of a block as numbers `[rows, width]`; None where one is no number by JSON's rules (NaN is none).
 
-    Several times as fast as numpy's reader. None also where `msgspec` is not installed.
+    Several times as fast as numpy's reader.
     """
-    decoder = _number_list()
     text = np.frombuffer(body, dtype=np.uint8)
     ends = np.flatnonzero((text == ord(",")) | (text == ord("\n")))
-    if decoder is None or ends.size != rows * width or not (text[ends[width - 1 :: width]] == ord("\n")).all():
+    if ends.size != rows * width or not (text[ends[width - 1 :: width]] == ord("\n")).all():
         return None
     try:
-        cells = decoder(b"[" + body[:-1].replace(b"\n", b",") + b"]")
+        cells = _NUMBERS.decode(b"[" + body[:-1].replace(b"\n", b",") + b"]")
     except ValueError:
         return None
     return np.array(cells, dtype=np.float64).reshape(rows, width)
@@ -136,15 +124,6 @@ def load_numbers(body: bytes) -> Floats | None:
         return np.loadtxt(io.BytesIO(body), delimiter=",", dtype=np.float64, ndmin=2, comments=None, encoding="ascii")
     except (ValueError, OverflowError, UnicodeError):
         return None
-
-
-@cache
-def _number_list() -> Callable[[bytes], list[float]] | None:
-    try:
-        from msgspec.json import Decoder
-    except ImportError:
-        return None
-    return Decoder(list[float]).decode
 
 
 BLOCK_BYTES = 2**20

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,8 @@ from validator.model.pattern import line_pattern
 _WANTED = frozenset(
     {"loss", "grad_norm", "toks_per_s", "toks_per_s_per_rank", "step_time_s", "samples_per_s", "elapsed_s", "timestamp"}
 )
+"""Series of which a row holds at least one besides its number."""
+
 _ENOUGH = 400
 """Rows of one format after which no further line is looked at."""
 
@@ -248,17 +250,17 @@ def _recognize(lines: list[tuple[int, str]], recipes: tuple[Recipe, ...]) -> tup
                 continue
             printed = pattern.read(text)
             counts = printed is not None and (printed.step is not None or "row" in printed.texts)
-            if printed is not None and counts and printed.odd is None and _measures(printed.values):
+            if (
+                printed is not None
+                and counts
+                and printed.odd is None
+                and not _WANTED.isdisjoint(map(series_name, printed.values))
+            ):
                 rows[recipe.name] += 1
         if rows and max(rows.values()) >= _ENOUGH:
             break
     least = max(_FEWEST, max(rows.values(), default=0) // 50)
     return next(((recipe, rows[recipe.name]) for recipe in recipes if rows[recipe.name] >= least), None)
-
-
-def _measures(values: Mapping[str, float]) -> bool:
-    """Whether a line holds anything of a step besides its number."""
-    return any(series_name(name) in _WANTED for name in values)
 
 
 def document_lines(text: str) -> Iterator[tuple[int, str]]:

@@ -17,7 +17,7 @@ from validator.ingest.heartbeat import Heartbeat
 from validator.ingest.read_log import ReadLog, age_before, read_small
 from validator.model.catalogue import METRICS
 from validator.model.record import Outcome
-from validator.model.result import Floats, ScalarValue, Series, Steps
+from validator.model.result import Floats, RunEvidence, ScalarValue, Series, Steps
 from validator.model.runbook import TrainerMetrics
 
 
@@ -60,10 +60,8 @@ def step_times(
     return made
 
 
-def straggler_score(
-    rank_series: Mapping[int, Mapping[str, Series]], *, warmup_steps: int
-) -> tuple[float, dict[int, float]] | None:
-    """How far the slowest rank lags, and each rank's median compute time in seconds.
+def straggler_score(rank_series: Mapping[int, Mapping[str, Series]], *, warmup_steps: int) -> float | None:
+    """How far the slowest rank lags.
 
     Each rank counts by the median of its `compute_time_s` after warm-up. The score is the median over ranks (the
     lower one of an even number, so that of two ranks the faster is the yardstick) divided by the slowest: 1 when all
@@ -79,7 +77,7 @@ def straggler_score(
             medians[rank] = float(np.median(values))
     if len(medians) < 2 or max(medians.values()) <= 0:
         return None
-    return statistics.median_low(medians.values()) / max(medians.values()), medians
+    return statistics.median_low(medians.values()) / max(medians.values())
 
 
 def first_step_s(heartbeat: Heartbeat, *, started_s: float) -> float | None:
@@ -172,12 +170,7 @@ class ResultBuilder:
     env: dict[str, Any] | None = None
     requested: dict[str, Any] | None = None
     effective: dict[str, Any] | None = None
-    extra: dict[str, Any] = field(default_factory=dict)
-
-    def add(self, scalars: Mapping[str, ScalarValue], extra: Mapping[str, Any]) -> None:
-        """Take over what a reader of one kind of file found."""
-        self.scalars |= scalars
-        self.extra |= extra
+    evidence: RunEvidence = field(default_factory=RunEvidence)
 
     def add_scalar(self, name: str, value: float | None, source: str | None = None) -> None:
         """A scalar by its catalogued unit; nothing when there is no value."""
@@ -202,11 +195,12 @@ class ResultBuilder:
         path = self.declared("junit.xml", "test report")
         read = read_junit(path, self.read_log) if path else None
         if read is not None:
-            self.add(read[0], {"tests": read[1]})
+            self.scalars |= read[0]
+            self.evidence.tests = read[1]
 
-    def read_tests_to_run(self, log: Path | None) -> None:
-        """How many tests were to be run, by what pytest printed."""
-        self.extra["tests_to_run"] = None if log is None else tests_to_run(log)
+    def tests_to_run(self, log: Path | None) -> int | None:
+        """How many tests were to be run, by what pytest printed; None where it did not say."""
+        return None if log is None else tests_to_run(log)
 
     def declared(self, name: str | None, what: str) -> Path | None:
         """The file of that name if it is there; its absence and its age are noted."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from validator.ingest.result_builder import ResultBuilder
 from validator.ingest.training import read_training
 from validator.model.plan import RunSpec
 from validator.model.record import Outcome
-from validator.model.result import Result
+from validator.model.result import RankError, Result
 from validator.model.runbook import BUNDLED_METRICS, TrainerMetrics
 from validator.times import unix_seconds
 
@@ -51,8 +50,7 @@ def _collect_run(spec: RunSpec, *, run_dir: Path, outcome: Outcome | None, read:
         outcome=outcome,
         tokens_declared=spec.tokens_per_step,
     )
-    if spec.pause_every is not None:
-        state.extra["pause_every"] = spec.pause_every
+    state.evidence.pause_every = spec.pause_every
     if outcome is not None:
         if outcome.rc is not None:
             state.add_scalar("outcome.rc", float(outcome.rc))
@@ -66,34 +64,32 @@ def _collect_run(spec: RunSpec, *, run_dir: Path, outcome: Outcome | None, read:
         state.scalars |= logs.last_groups(found.main, spec.stdout_groups, state.read_log)
     if spec.log_contains:
         files = tuple(f for f in (found.main, found.rank_err.get(0)) if f is not None)
-        state.extra["log_contains"] = logs.find_texts(files, spec.log_contains, state.read_log)
+        state.evidence.log_contains = logs.find_texts(files, spec.log_contains, state.read_log)
     _read_trouble(state, found)
     return _result(state, found)
 
 
-def collect_dir(path: Path, *, metrics: TrainerMetrics | None = None, world_size: int | None = None) -> Result:
+def collect_dir(path: Path, *, metrics: TrainerMetrics | None = None) -> Result:
     """Read any trainer's folder, or one log or table of it, without a plan and without an outcome.
 
     Args:
         path: the folder or the file; all paths in the result are relative to the folder.
         metrics: where the measurements are; by default the contract's names, whichever of them are there, and where
             none is, a log in a known print format.
-        world_size: ranks, where that is known.
     """
     path = path if path.is_dir() else path.resolve()  # a link that the user names is followed
     folder = path if path.is_dir() else path.parent
     with np.errstate(all="ignore"), reading_below(folder):
-        return _collect_dir(path, folder, metrics=metrics, world_size=world_size)
+        return _collect_dir(path, folder, metrics=metrics)
 
 
-def _collect_dir(path: Path, folder: Path, *, metrics: TrainerMetrics | None, world_size: int | None) -> Result:
+def _collect_dir(path: Path, folder: Path, *, metrics: TrainerMetrics | None) -> Result:
     found = logs.find_logs(path) if path.is_dir() else logs.LogFiles({}, {}, {}, (path,))
     state = ResultBuilder(
         run=printable(path.resolve().name) or "run",
         out=folder,
         read_log=ReadLog(folder),
         metrics=metrics or (BUNDLED_METRICS if path.is_dir() else TrainerMetrics()),
-        world_size=world_size,
         lenient=metrics is None,
         texts=logs.texts_of(path, found) if path.is_dir() else (path,),
     )
@@ -105,20 +101,16 @@ def _collect_dir(path: Path, folder: Path, *, metrics: TrainerMetrics | None, wo
 
 
 def _read_trouble(state: ResultBuilder, found: logs.LogFiles) -> None:
-    for name, trouble in (
-        ("log_hits", scan(found.all, state.read_log)),
-        ("waiting_in", logs.waiting_in(state.out, state.read_log)),
-        ("errors", logs.read_errors(found, state.read_log)),
-    ):
-        if trouble:
-            state.extra[name] = trouble
+    state.evidence.log_hits = scan(found.all, state.read_log)
+    state.evidence.waiting_in = logs.waiting_in(state.out, state.read_log)
+    state.evidence.errors = logs.read_errors(found, state.read_log)
 
 
-def _decisive_log(found: logs.LogFiles, outcome: Outcome | None, errors: list[dict[str, Any]] | None) -> Path | None:
+def _decisive_log(found: logs.LogFiles, outcome: Outcome | None, errors: Sequence[RankError]) -> Path | None:
     """The log whose end says most: of a failed run, what the rank that failed first wrote to stderr."""
     candidates: list[Path | None] = []
     if outcome is not None and not outcome.ok:
-        rank = errors[0]["rank"] if errors else 0
+        rank = errors[0].rank if errors else 0
         candidates = [found.rank_err.get(rank), *found.rank_err.values()]
         candidates += [p for p in found.launcher if p.name == "stderr.log"]
     candidates += [found.main, *found.all]
@@ -133,7 +125,7 @@ def _decisive_log(found: logs.LogFiles, outcome: Outcome | None, errors: list[di
 
 def _result(state: ResultBuilder, found: logs.LogFiles) -> Result:
     """The finished value."""
-    log = _decisive_log(found, state.outcome, state.extra.get("errors"))
+    log = _decisive_log(found, state.outcome, state.evidence.errors)
     return Result(
         run=state.run,
         series=state.series,
@@ -146,5 +138,5 @@ def _result(state: ResultBuilder, found: logs.LogFiles) -> Result:
         sources=tuple(state.read_log.sources.values()),
         log_tail=logs.tail(log) if log else (),
         log_path=state.read_log.name(log) if log else None,
-        extra=state.extra,
+        evidence=state.evidence,
     )

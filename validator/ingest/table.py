@@ -20,7 +20,7 @@ from validator.ingest.read_log import FaultLog, ReadLog, decode_numbers, load_nu
 from validator.ingest.rows import merge_rows_per_step, odd_names, rising
 from validator.model.catalogue import METRICS
 from validator.model.columns import HEADERLESS, contract_names
-from validator.model.result import Floats, SourceFile, Steps
+from validator.model.result import Floats, PrintedPlaces, SourceFile, Steps
 
 MAX_COLUMNS = 512
 MAX_STEP = float(2**53)
@@ -47,19 +47,7 @@ class StepTable:
     source: SourceFile
     rows: int
     derived: tuple[str, ...] = ()
-    places: Places | None = None
-
-
-@dataclass(frozen=True)
-class Places:
-    """Steps and line numbers of the rows of a log, both `[n]`, and the steps of rows beside a line about a pause.
-
-    `pauses` are steps before and after which the log names a validation, a checkpoint or the end of an epoch.
-    """
-
-    steps: Steps
-    lines: Steps
-    pauses: Steps
+    places: PrintedPlaces | None = None
 
 
 @dataclass

@@ -7,10 +7,10 @@ measured.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,7 @@ from validator.files import is_file
 from validator.ingest.heartbeat import Heartbeat
 from validator.ingest.read_log import ReadLog, printable, read_small
 from validator.model.catalogue import METRICS, Across, Metric
-from validator.model.result import Floats, Samples, Series, Steps
+from validator.model.result import Floats, InvalidWindow, Samples, Series, Steps
 
 SLOWDOWN_BITS = {
     0x08: "hardware slowdown",
@@ -59,7 +59,7 @@ def read_samples(path: Path, read_log: ReadLog) -> Samples | None:
 
 def read_telemetry(
     samples: Samples, path: Path, heartbeat: Heartbeat | None, read_log: ReadLog
-) -> tuple[dict[str, Series], list[dict[str, Any]]]:
+) -> tuple[dict[str, Series], list[InvalidWindow]]:
     """Series by step, and the windows in which something disturbed the GPUs.
 
     The series are `telemetry.<column>`, and those of the catalogue that are of the whole machine.
@@ -103,7 +103,7 @@ def across_gpus(how: Across, gpus: Sequence[Floats]) -> Floats:
 
 def disturbed_somewhere(
     samples: Samples, path: Path, heartbeat: Heartbeat | None, series: Mapping[str, Series], read_log: ReadLog
-) -> list[dict[str, Any]]:
+) -> list[InvalidWindow]:
     """What disturbed the GPUs of a run no step of which has a time on the samples' clock: it may have been at any step.
 
     Empty where a heartbeat holds the time of steps.
@@ -113,25 +113,22 @@ def disturbed_somewhere(
     ]
     if not rows or _on_steps(samples.times_s, heartbeat)[1].size:
         return []
-    span = {"first_step": min(int(one[0]) for one in rows), "last_step": max(int(one[-1]) for one in rows)}
+    first, last = min(int(one[0]) for one in rows), max(int(one[-1]) for one in rows)
     places = np.arange(len(samples.times_s), dtype=np.intp)
-    seen = dict.fromkeys(
-        str(window["reason"]) for window in _windows(samples, path, read_log, places.astype(np.int64), places)
-    )
+    seen = dict.fromkeys(one.reason for one in _windows(samples, path, read_log, places.astype(np.int64), places))
     reasons = (f"{reason}, at a step that no heartbeat gives," for reason in seen)
-    return [{**span, "reason": reason, "source": samples.source.path} for reason in reasons]
+    return [InvalidWindow(first, last, reason, samples.source.path) for reason in reasons]
 
 
 def _windows(
     samples: Samples, path: Path, read_log: ReadLog, steps: Steps, inside: npt.NDArray[np.intp]
-) -> list[dict[str, Any]]:
+) -> list[InvalidWindow]:
     others = _other_processes(path.with_name("gpu_processes.jsonl"), read_log)
-    windows: list[dict[str, Any]] = []
+    windows: list[InvalidWindow] = []
     for name, column in samples.columns.items():
         if _disturbs(name):
-            values = column[inside]
-            found = windows_of(steps, np.where(np.isfinite(values), values, 0.0), _reason_of(name, others))
-            windows += [{**window, "source": samples.source.path} for window in found]
+            values = np.where(np.isfinite(column[inside]), column[inside], 0.0)
+            windows += _windows_of(steps, values, _reason_of(name, others), samples.source.path)
     return windows
 
 
@@ -201,17 +198,9 @@ def _other_processes(path: Path, read_log: ReadLog) -> dict[str, str]:
     return {gpu: ", ".join(list(dict.fromkeys(names))[:5]) for gpu, names in found.items()}
 
 
-def windows_of(steps: Steps, values: Floats, reason_of: Callable[[int], str]) -> list[dict[str, Any]]:
-    """Unbroken stretches of samples that speak against measuring: `{first_step, last_step, reason}`."""
-    windows: list[dict[str, Any]] = []
-    open_window: dict[str, Any] | None = None
-    for step, value in zip(steps.tolist(), values.tolist(), strict=True):
-        reason = reason_of(int(value) if 0 <= value < 2**63 else 0)
-        if not reason:
-            open_window = None
-        elif open_window is None:
-            open_window = {"first_step": step, "last_step": step, "reason": reason}
-            windows.append(open_window)
-        else:
-            open_window["last_step"] = step
-    return windows
+def _windows_of(steps: Steps, values: Floats, reason_of: Callable[[int], str], source: str) -> list[InvalidWindow]:
+    """Unbroken stretches of samples that speak against measuring, each with the reason of its first sample."""
+    reasons = [reason_of(int(value) if 0 <= value < 2**63 else 0) for value in values.tolist()]
+    stretches = itertools.groupby(zip(steps.tolist(), reasons, strict=True), key=lambda one: bool(one[1]))
+    found = [list(stretch) for invalid, stretch in stretches if invalid]
+    return [InvalidWindow(one[0][0], one[-1][0], one[0][1], source) for one in found]

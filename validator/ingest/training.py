@@ -2,44 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from validator.files import is_file, open_file
 from validator.ingest import logs
+from validator.ingest import result_builder as derived
 from validator.ingest.accounts import flat, open_scalars, read_json_object, scalar
 from validator.ingest.clock import jumps_in_rows, longest_s, read_arrivals
 from validator.ingest.heartbeat import Heartbeat, find_heartbeats, read_loader
 from validator.ingest.instruments import read_instruments
 from validator.ingest.ranks import fill_from_rank_0, read_heartbeats, reading
 from validator.ingest.read_log import CLOCK_SLACK_S, age_before, printable
-from validator.ingest.result_builder import (
-    ResultBuilder,
-    bus_bandwidth,
-    first_arrival,
-    first_step_s,
-    series_from,
-    step_times,
-    steps_done,
-    straggler_score,
-)
+from validator.ingest.result_builder import ResultBuilder
 from validator.ingest.table import StepTable, has_steps, read_table
 from validator.ingest.telemetry import disturbed_somewhere, read_samples, read_telemetry
 from validator.model.catalogue import METRICS
 from validator.model.columns import ALIASES, OTHER_UNITS
-from validator.model.result import Series
+from validator.model.result import Halt, InvalidWindow, PrintedFormat, RankProgress, Series
 from validator.times import unix_seconds
 
 _MOST_RANKS = 2**20
 _ACCOUNT = ("requested", "effective")
-_FURTHER = {
-    "k_stats.csv": "selection statistics",
-    "fallback_counters.csv": "fallback counters",
-    "val.csv": "validation loss",
-    "sdpa_audit.json": "attention backends",
-    "trace/summary.json": "trace summary",
-}
 _BY_STEP = ("k_stats.csv", "val.csv")
+"""Tables by step beside the training log: selection statistics, validation loss."""
+
+_NO_LOG = (*_BY_STEP, "fallback_counters.csv")
 
 
 def read_training(state: ResultBuilder, found: logs.LogFiles) -> None:
@@ -126,7 +114,7 @@ def _other_table(state: ResultBuilder) -> Path | None:
     found = [
         path
         for path in sorted(state.out.glob("*.csv"))
-        if is_file(path) and path.name not in _FURTHER and has_steps(path)
+        if is_file(path) and path.name not in _NO_LOG and has_steps(path)
     ]
     return found[0] if len(found) == 1 else None
 
@@ -152,19 +140,14 @@ def _read_known_format(state: ResultBuilder) -> None:
     if known is None or table is None or not table.columns:
         return
     path, recipe = known
-    state.extra["printed"] = {
-        "path": state.read_log.name(path),
-        "format": recipe.name,
-        "pattern": recipe.pattern,
-        "about": recipe.about,
-    }
+    state.evidence.printed = PrintedFormat(state.read_log.name(path), recipe.name, recipe.pattern, recipe.about)
     _add_printed(state, table)
 
 
 def _add_printed(state: ResultBuilder, table: StepTable) -> None:
-    state.extra.setdefault("derived", []).extend(name for name in table.derived if name not in state.series)
+    state.evidence.derived += (name for name in table.derived if name not in state.series)
     if table.places is not None:
-        state.extra["places"] = {"path": table.source.path, **vars(table.places)}
+        state.evidence.places = replace(table.places, path=table.source.path)
     _add_table(state, table)
 
 
@@ -180,9 +163,7 @@ def _tokens_per_step(state: ResultBuilder) -> float | None:
 
 def _read_arrivals(state: ResultBuilder) -> None:
     path = state.out / "arrivals.jsonl"
-    arrivals = read_arrivals(path, state.read_log, out=state.out) if is_file(path) else {}
-    if arrivals:
-        state.extra["arrivals"] = arrivals
+    state.evidence.arrivals = read_arrivals(path, state.read_log, out=state.out) if is_file(path) else {}
 
 
 def _ended(state: ResultBuilder) -> bool:
@@ -195,36 +176,31 @@ def _derive(state: ResultBuilder) -> None:
         state.world_size = max(state.heartbeats, default=0) + 1
     own = state.series.get("toks_per_s_per_rank")
     if own is not None and "toks_per_s" not in state.series and state.world_size is not None:
-        state.series["toks_per_s"] = series_from("toks_per_s", own, own.steps, own.values * state.world_size)
+        state.series["toks_per_s"] = derived.series_from("toks_per_s", own, own.steps, own.values * state.world_size)
     first = state.heartbeats.get(min(state.heartbeats)) if state.heartbeats else None
     _read_arrivals(state)
-    tokens = _tokens_per_step(state)
-    if tokens is not None:
-        state.extra["tokens_per_step"] = tokens
+    state.evidence.tokens_per_step = tokens = _tokens_per_step(state)
     written = dict(state.series)
-    for name, made in step_times(state.series, first, tokens, duration_s=state.duration_s).items():
+    for name, made in derived.step_times(state.series, first, tokens, duration_s=state.duration_s).items():
         state.series[name] = made
-        state.extra.setdefault("derived", []).append(name)
+        state.evidence.derived.append(name)
     if (rate := state.series.get("toks_per_s")) is not None and state.world_size is not None:
-        own = series_from("toks_per_s_per_rank", rate, rate.steps, rate.values / state.world_size)
+        own = derived.series_from("toks_per_s_per_rank", rate, rate.steps, rate.values / state.world_size)
         state.series["toks_per_s_per_rank"] = own
-    if state.world_size is not None:
-        state.extra["world_size"] = state.world_size
-    state.scalars |= scalar("steps.done", steps_done(state.series, first))
+    state.evidence.world_size = state.world_size
+    state.scalars |= scalar("steps.done", derived.steps_done(state.series, first))
     if first is not None and state.started_s is not None:
-        start_s = first_step_s(first, started_s=state.started_s)
+        start_s = derived.first_step_s(first, started_s=state.started_s)
         state.scalars |= scalar("startup.first_step_s", start_s, first.source.path)
-    elif (seen := first_arrival(state.extra.get("arrivals", {}))) is not None:
+    elif (seen := derived.first_arrival(state.evidence.arrivals)) is not None:
         state.scalars |= scalar("startup.first_step_s", *seen)
     _derive_invalid_windows(state, first, jumps_in_rows(written, tokens, limit_s=longest_s(state.duration_s)))
-    score = straggler_score(state.rank_series, warmup_steps=state.warmup_steps)
-    if score is not None:
-        state.scalars |= scalar("straggler.score", score[0])
-        state.extra["rank_compute_time_s"] = score[1]
+    score = derived.straggler_score(state.rank_series, warmup_steps=state.warmup_steps)
+    state.scalars |= scalar("straggler.score", score)
     _derive_gaps(state)
 
 
-def _derive_invalid_windows(state: ResultBuilder, first: Heartbeat | None, jumps: list[dict[str, Any]]) -> None:
+def _derive_invalid_windows(state: ResultBuilder, first: Heartbeat | None, jumps: list[InvalidWindow]) -> None:
     """Windows in which nothing may be measured: the clock was set (`jumps` in rows), or something disturbed a GPU.
 
     `first` is the lowest rank's heartbeat, which gives the time at which each step ended.
@@ -232,20 +208,16 @@ def _derive_invalid_windows(state: ResultBuilder, first: Heartbeat | None, jumps
     windows = [window for heartbeat in state.heartbeats.values() for window in heartbeat.jumps] + jumps
     telemetry = state.out / "logs" / "telemetry.csv"
     samples = read_samples(telemetry, state.read_log) if is_file(telemetry) else None
-    if samples is not None:
-        state.extra["samples"] = samples
+    state.evidence.samples = samples
     if first is not None:
-        state.extra["step_times_s"] = first.step_times_s
-        if first.resumed_s:
-            state.extra["resumed_s"] = first.resumed_s
+        state.evidence.step_times_s, state.evidence.resumed_s = first.step_times_s, first.resumed_s
     if samples is not None:
         machine, throttled = read_telemetry(samples, telemetry, first, state.read_log)
         machine = {name: one for name, one in machine.items() if name not in state.series}
-        state.extra.setdefault("derived", []).extend(name for name in machine if name in METRICS)
+        state.evidence.derived += (name for name in machine if name in METRICS)
         state.series |= machine
         windows += throttled or disturbed_somewhere(samples, telemetry, first, state.series, state.read_log)
-    if windows:
-        state.extra["invalid_windows"] = windows
+    state.evidence.invalid_windows = windows
 
 
 def _derive_gaps(state: ResultBuilder) -> None:
@@ -259,20 +231,17 @@ def _derive_gaps(state: ResultBuilder) -> None:
         gap_s = heartbeat.gaps.until(ended_s)
         if gap_s is not None:
             gaps[rank] = gap_s
-        marks[rank] = {
-            "path": heartbeat.source.path,
-            "pid": heartbeat.pids[-1] if heartbeat.pids else None,
-            "lines": heartbeat.lines,
-            "first_ts": heartbeat.gaps.first,
-            "last_ts": heartbeat.gaps.last,
-            "last_step": heartbeat.last_step,
-            "last_progress_ts": heartbeat.last_progress_s,
-            "last_msg": heartbeat.last_msg,
-            "max_gap_s": gap_s,
-            "done": heartbeat.done,
-        }
-    if marks:
-        state.extra["heartbeats"] = marks
+        marks[rank] = RankProgress(
+            path=heartbeat.source.path,
+            pid=heartbeat.pids[-1] if heartbeat.pids else None,
+            first_ts=heartbeat.gaps.first,
+            last_ts=heartbeat.gaps.last,
+            last_step=heartbeat.last_step,
+            last_progress_ts=heartbeat.last_progress_s,
+            last_msg=heartbeat.last_msg,
+            done=heartbeat.done,
+        )
+    state.evidence.heartbeats = marks
     if gaps:
         worst = max(gaps, key=lambda rank: gaps[rank])
         state.scalars |= scalar("heartbeat.max_gap_s", gaps[worst], state.heartbeats[worst].source.path)
@@ -289,12 +258,8 @@ def _read_halt(state: ResultBuilder) -> None:
     age_s = age_before(path, began_s)
     if age_s is not None:
         state.read_log.note("stale-halt", f".HALT is {age_s:.0f} s older than the start of this run", path)
-    state.extra["halt"] = {
-        "path": state.read_log.name(path),
-        "text": _short_text(path),
-        "anomaly": _short_text(state.out / ".anomaly_type") or None,
-        "stale": age_s is not None,
-    }
+    anomaly = _short_text(state.out / ".anomaly_type") or None
+    state.evidence.halt = Halt(state.read_log.name(path), _short_text(path), anomaly, stale=age_s is not None)
 
 
 def _short_text(path: Path) -> str:
@@ -307,21 +272,14 @@ def _short_text(path: Path) -> str:
 
 def _read_further(state: ResultBuilder) -> None:
     """Contract files beyond the usual three: their columns become series `<stem>.<column>` where they go by step."""
-    files: dict[str, str] = {}
-    for name, kind in _FURTHER.items():
-        path = state.out / name
-        if not is_file(path):
-            continue
-        files[state.read_log.name(path)] = kind
-        if name in _BY_STEP:
-            table = read_table(path, state.read_log, ended=_ended(state))
-            if table is not None:
-                _add_table(state, table, prefix=f"{path.stem}.")
-    if files:
-        state.extra["files"] = files
+    for path in (state.out / name for name in _BY_STEP):
+        table = read_table(path, state.read_log, ended=_ended(state)) if is_file(path) else None
+        if table is not None:
+            _add_table(state, table, prefix=f"{path.stem}.")
     read_instruments(state)
-    state.add(*read_loader(state.out, state.metrics.heartbeat, state.read_log))
-    state.scalars |= bus_bandwidth(state.scalars, state.env or {}, world_size=state.world_size)
+    scalars, state.evidence.loader_error = read_loader(state.out, state.metrics.heartbeat, state.read_log)
+    state.scalars |= scalars
+    state.scalars |= derived.bus_bandwidth(state.scalars, state.env or {}, world_size=state.world_size)
     _read_memory_dumps(state)
 
 
@@ -332,5 +290,5 @@ def _read_memory_dumps(state: ResultBuilder) -> None:
         read = read_json_object(path, state.read_log, what="memory dump") if is_file(path) else None
         total = read[0].get("gpu_mem_total_mib") if read is not None else None
         if isinstance(total, (int, float)) and total > 0:
-            state.extra["gpu_mem_total_mib"] = float(total)
+            state.evidence.gpu_mem_total_mib = float(total)
             return

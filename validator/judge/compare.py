@@ -23,7 +23,7 @@ from validator.judge.data import PhaseData
 from validator.model.expression import parse_reference
 from validator.model.record import RunRecord
 from validator.model.resolve import Resolved, resolve
-from validator.model.runbook import AbPhase, SweepPhase
+from validator.model.runbook import ArmsPhase
 from validator.model.settings import min_effect_of
 from validator.model.units import format_size
 from validator.model.verdict import ArmComparison, ComparedArm
@@ -40,13 +40,12 @@ _ALPHA = 1.0 - LEVEL
 class ArmRuns:
     """One arm: its settings, one value per run of the compared metric, and of the metric that breaks ties.
 
-    `planned` counts the runs that were to be; `missing` says why fewer values are there.
+    `missing` says why fewer values than runs are there.
     """
 
     arm: str
     settings: Mapping[str, str | int | float | bool]
     values: tuple[float, ...]
-    planned: int
     tie_values: tuple[float, ...] = ()
     missing: str | None = None
 
@@ -265,7 +264,7 @@ def _comparison(
 def compare_phase(data: PhaseData) -> ArmComparison | None:
     """The comparison of a sweep or an A/B; None for other phases."""
     phase, runbook = data.record.phase, data.validation.runbook
-    if not isinstance(phase, (SweepPhase, AbPhase)):
+    if not isinstance(phase, ArmsPhase):
         return None
     choose = phase.choose
     metric = choose.highest or choose.lowest or ""
@@ -305,7 +304,6 @@ def _arm(arm: str, runs: tuple[RunRecord, ...], metric: Resolved, tie: Resolved 
         arm=arm,
         settings=runs[0].spec.settings,
         values=tuple(values),
-        planned=len(runs),
         tie_values=tuple(ties) if len(ties) == len(values) else (),
         missing=missing,
     )

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from validator.kinds.registry import kind_of
 from validator.model.plan import RunSpec
 from validator.model.record import RunRecord
 from validator.model.result import Result
@@ -93,8 +94,7 @@ def differences(run: RunRecord) -> dict[str, tuple[Any, Any]] | None:
     as requested. Settings that the trainer does not list as effective are not compared (`unreported` names them). None
     when the trainer gives no effective config.
 
-    A variant of an audit restricts `scaled_dot_product_attention`, which a trainer need not use at all: that it then
-    restricts nothing is what the audit finds out, not a config that was ignored.
+    What a kind of phase `restricts` is left out: that it had no effect is for the phase to find out.
     """
     if run.result is None or not run.result.effective:
         return None
@@ -126,9 +126,7 @@ def _asked(run: RunRecord) -> dict[str, Any]:
     asked |= {flat_name(key): value for key, value in (run.result.requested or {}).items() if is_stated(key, value)}
     for source in (toggles, run.spec.requested):
         asked |= {flat_name(key): value for key, value in source.items() if _is_declared(flat_name(key), value)}
-    if run.spec.kind == "audit":
-        asked.pop("sdpa", None)
-    return asked
+    return {name: value for name, value in asked.items() if name not in kind_of(run.spec.kind).restricts}
 
 
 def unreported(run: RunRecord) -> tuple[str, ...]:

@@ -137,13 +137,8 @@ def _without_last_go(criterion: Criterion, *, id: str) -> Verdict:
         if skip
         else "a first GO needs without_last_go: skip, or required: false."
     )
-    return Verdict(
-        id=id,
-        text=criterion.expr,
-        required=criterion.required and not skip,
-        status="SKIPPED" if skip else "INCONCLUSIVE",
-        message=f"{lack}; {rest}",
-    )
+    asked = criterion.model_copy(update={"required": criterion.required and not skip})
+    return _verdict(asked, id, "", _Outcome("SKIPPED" if skip else "INCONCLUSIVE", f"{lack}; {rest}", {}), ())
 
 
 def _oriented(comparison: Relation) -> Relation:

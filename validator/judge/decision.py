@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from validator.kinds.registry import kind_of
 from validator.model.record import PhaseRecord
 from validator.model.remedy import Remedy
 from validator.model.runbook import Runbook, Setting
@@ -38,7 +39,7 @@ def _go(remedy: Remedy | None, judged: PhaseReport, *, decides: bool) -> RemedyR
     return RemedyReport(
         name=own,
         settings={} if remedy is None else remedy.settings,
-        keeps_config=remedy is None or remedy.keeps_config(judged.kind),
+        keeps_config=remedy is None or remedy.keeps_config(kind_of(judged.kind).free),
         decides=decides,
         status=judged.status,
         message=judged.message,

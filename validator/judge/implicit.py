@@ -172,10 +172,9 @@ def _other_end(run: JudgedRun) -> Seen | None:
     """What a run left that ended otherwise than its exit code says; None when nothing contradicts that."""
     if not run.spec.trains:
         return None
-    halt, status = run.extra("halt"), run.scalar("metrics.status")
-    if halt and not halt.get("stale"):
-        why = halt.get("anomaly") or halt.get("text") or "no reason was given"
-        return Seen(path=halt.get("path"), text=f"`.HALT` was written: {why}")
+    halt, status = run.evidence.halt, run.scalar("metrics.status")
+    if halt is not None and not halt.stale:
+        return Seen(path=halt.path, text=f"`.HALT` was written: {halt.why}")
     if str(status).lower() in _ENDS:
         source = run.scalar_source("metrics.status")
         return Seen(path=source, where="status", text=f"it says `{status}` of itself")
@@ -219,7 +218,7 @@ def _steps(run: JudgedRun) -> Found:
 
 def _fewer(run: JudgedRun, done: float, wanted: int, evidence: tuple[Seen, ...]) -> Found:
     """Fewer steps are known than were requested. A log with a row every so many steps says no more of the last ones."""
-    exact = run.extra("heartbeats") or (run.result is not None and "metrics.step" in run.result.scalars)
+    exact = run.evidence.heartbeats or (run.result is not None and "metrics.step" in run.result.scalars)
     steps = max((one.steps for one in _core(run)), key=lambda one: one[-1], default=None)
     ahead = 1 if exact or steps is None or len(steps) < 3 else next_due(steps) - int(steps[-1])
     if done + ahead <= wanted:
@@ -262,13 +261,13 @@ def _finite(run: JudgedRun) -> Found:
 
 
 def _log(run: JudgedRun, text: str) -> Found:
-    wanted = run.extra("log_contains")
-    if wanted is None or text not in wanted:
+    wanted = run.evidence.log_contains
+    if text not in wanted:
         return Found("INCONCLUSIVE", "Rank 0's log could not be read.", None, text)
     place = wanted[text]
     if place is None:
         return Found("FAIL", f"Rank 0 never printed {text!r}.", "absent", text, _log_evidence(run))
-    where = Seen(path=place.get("path"), where=f"line {place.get('line')}", text=text)
+    where = Seen(path=place.path, where=f"line {place.line}", text=text)
     return Found("PASS", f"Rank 0 printed {text!r}.", "present", text, (where,))
 
 

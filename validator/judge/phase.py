@@ -18,7 +18,7 @@ from validator.model.catalogue import version_of
 from validator.model.record import PhaseRecord, RunRecord, ValidationRecord
 from validator.model.result import Result, ScalarValue
 from validator.model.runbook import TrainPhase
-from validator.model.verdict import ArmComparison, Check, PhaseReport, RunReport, RunTable, Status, Verdict
+from validator.model.verdict import ArmComparison, Check, PhaseReport, RunReport, Status, Verdict
 from validator.stats.measure import NotMeasured, RunMeasurement
 from validator.text import listed, plural
 
@@ -160,18 +160,15 @@ def _unjudged(record: PhaseRecord, validation: ValidationRecord) -> tuple[Verdic
 
 
 def _skipped(record: PhaseRecord, validation: ValidationRecord) -> tuple[Verdict, ...]:
-    """The criteria of a phase whose data cannot be reached."""
-    short = {"status": "SKIPPED", "message": "Skipped: the data cannot be reached from here."}
+    """The criteria of a phase that cannot be carried out from here."""
+    short = {"status": "SKIPPED", "message": "Skipped: what it needs cannot be reached from here."}
     return tuple(verdict.model_copy(update=short) for verdict in _unjudged(record, validation))
 
 
 def _out_of_reach(record: PhaseRecord, why: str) -> str:
     """Why a phase was skipped, and what that leaves unproven."""
     cost = "so the decision cannot be GO" if record.phase.required else "and the decision does not depend on it"
-    return (
-        f"Skipped, unreachable: {why.rstrip('.')}. "
-        f"That these data can be read, tokenized and fed in time is not proven, {cost}."
-    )
+    return f"Skipped, unreachable: {why}, {cost}."
 
 
 def _unjudged_status(record: PhaseRecord) -> tuple[Status, str]:
@@ -253,16 +250,10 @@ def run_report(run: RunRecord) -> RunReport:
         irregularities=tuple(one.message for one in result.irregularities) if result is not None else (),
         out=run.spec.out,
         log=result.log_path if result is not None else None,
-        tables=_tables(result),
+        tables=result.evidence.tables if result is not None else (),
         role=run.spec.role,
         remedy=run.spec.remedy,
     )
-
-
-def _tables(result: Result | None) -> tuple[RunTable, ...]:
-    """What the run shows in addition to its metrics, such as the kernels that took most of the time."""
-    tables = () if result is None else result.extra.get("tables", ())
-    return tuple(RunTable(caption=one["caption"], columns=one["columns"], rows=one["rows"]) for one in tables)
 
 
 def _run_scalars(measurement: RunMeasurement | None, result: Result | None) -> dict[str, ScalarValue]:

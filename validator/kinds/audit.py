@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator, Mapping
 
 from validator.kinds.base import Found, ImplicitCriterion, JudgedRun, PlannedArm, Seen, Site, TrainingKind
-from validator.model.phases import AuditPhase
 from validator.model.runbook import Runbook, Setting
+from validator.model.training_phases import AuditPhase
 from validator.runbook.problems import Problem
 from validator.text import format_number, listed
 
@@ -32,6 +32,7 @@ class Audit(TrainingKind[AuditPhase]):
     """A run for each variant."""
 
     schema = AuditPhase
+    restricts = ("sdpa",)  # a trainer need not use `scaled_dot_product_attention` at all
     asks_unwritten = (("audit", "fallback"), "the profiler names the kernels; nothing fell back")
 
     def check(self, phase: AuditPhase, site: Site) -> Iterator[Problem]:
@@ -65,7 +66,9 @@ class Audit(TrainingKind[AuditPhase]):
 def _audit(run: JudgedRun) -> Found:
     ran = run.scalar("audit.attention")
     if ran is None:
-        silent = "wrote no sdpa_audit.json" if run.extra("sdpa_audit") is None else "names no branch of the attention"
+        silent = (
+            "wrote no sdpa_audit.json" if run.evidence.audit_entries is None else "names no branch of the attention"
+        )
         return Found("INCONCLUSIVE", f"The audit is silent: the trainer {silent}, so what ran is not known.")
     parts = [f"{name} {text}" for name in ("cmp", "sel", "win") if (text := run.scalar(f"audit.{name}")) is not None]
     layers = run.scalar("audit.layers")
@@ -77,7 +80,7 @@ def _fallback(run: JudgedRun) -> Found:
     """A counted fallback, another path than the requested one, or a backend that the variant rules out."""
     if run.scalar("audit.attention") is None:
         return Found("INCONCLUSIVE", "The audit is silent, so a fallback cannot be ruled out.")
-    counted: Mapping[str, int] = run.extra("fallbacks") or {}
+    counted = run.evidence.fallbacks or {}
     calls = sum(counted.values())
     if calls:
         names = listed([f"{name} {count} times" for name, count in sorted(counted.items())])

@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, TypeVar, get_args
 
-from validator.model.phases import PhaseBase, ProcessPhase, TrainingPhase
+from validator.model.phases import PhaseBase, ProcessPhase
+from validator.model.result import RunEvidence
 from validator.model.runbook import Runbook, Setting
 from validator.model.settings import args_of, flat_name, repeats_of, setting_text
+from validator.model.training_phases import TrainingPhase
 from validator.runbook.build import Built
 from validator.runbook.document import Path as Place
 from validator.runbook.problems import Problem
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from validator.model.result import Result
     from validator.model.verdict import Check
     from validator.stats.measure import RunMeasurement
+
+E = TypeVar("E")
 
 Words = tuple[str, str]
 """What is wrong, and what to write instead."""
@@ -169,9 +173,14 @@ class JudgedRun:
         found = None if self.result is None else self.result.scalars.get(name)
         return None if found is None else found.source
 
-    def extra(self, name: str) -> Any:
-        """What a reader left under that name."""
-        return None if self.result is None else self.result.extra.get(name)
+    @property
+    def evidence(self) -> RunEvidence:
+        """What was read besides series and scalars; empty before it ran."""
+        return RunEvidence() if self.result is None else self.result.evidence
+
+    def own(self, kind: type[E]) -> E | None:
+        """What the run's kind read, where it is of that class."""
+        return self.evidence.own if isinstance(self.evidence.own, kind) else None
 
     def source(self, ending: str) -> str | None:
         """The file with that ending among those that were read."""
@@ -223,6 +232,15 @@ class Kind(Generic[P]):
     """Whether a phase of the kind that asks for nothing forbids GO: a run of the declared config that nothing depends
     on looks like a proof and is none."""
 
+    restricts: tuple[str, ...] = ()
+    """Settings of the trainer that it restricts: one without effect is not a config that was ignored."""
+
+    free: tuple[str, ...] = ()
+    """What a remedy may change although the declared config must stay: `env.NAME`, `args.NAME` or `steps`."""
+
+    relies_on: tuple[str, ...] = ()
+    """Files that its verdict rests on besides those of `trainer.metrics`."""
+
     asks_unwritten: tuple[tuple[str, ...], str] | None = None
     """Names of its implicit criteria, and what they ask: a line of the reference."""
 
@@ -271,7 +289,8 @@ class Kind(Generic[P]):
         yield from ()
 
     def out_of_reach(self, runs: Sequence[JudgedRun]) -> str | None:
-        """Why the phase could not be carried out from this machine, so that it is skipped; None where it could."""
+        """Why the phase could not be carried out from this machine, so that it is skipped, and what that leaves
+        unproven, as clauses; None where it could."""
         return None
 
 

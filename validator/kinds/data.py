@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from validator.kinds.base import Found, ImplicitCriterion, JudgedRun, Planner, Seen, Site, TrainingKind
-from validator.model.phases import DataPhase
 from validator.model.runbook import Runbook
 from validator.model.settings import args_of, fill, flat_name
+from validator.model.training_phases import DataPhase
 from validator.runbook.problems import Problem
 from validator.text import format_number
 
 if TYPE_CHECKING:
     from validator.ingest.result_builder import ResultBuilder
     from validator.model.plan import RunSpec
+
+
+@dataclass(frozen=True)
+class LoaderTrial:
+    """Why the loader's trial failed, by what it printed; `error` is None where it did not."""
+
+    error: str | None
+    message: str | None
+
 
 _SMOKE = {
     "first_batch_s": "smoke.first_batch_s",
@@ -68,7 +78,8 @@ class Data(TrainingKind[DataPhase]):
         printed = gathered.printed_object(path, what="the loader's trial")
         if printed is None:
             return
-        gathered.extra["smoke"] = printed
+        error, message = printed.get("error"), printed.get("message")
+        gathered.evidence.own = LoaderTrial(str(error) if error else None, str(message) if message else None)
         for key, name in _SMOKE.items():
             value = printed.get(key)
             if isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -93,43 +104,45 @@ class Data(TrainingKind[DataPhase]):
 
     def out_of_reach(self, runs: Sequence[JudgedRun]) -> str | None:
         """In the words of the loader that says so, alone or in the run."""
-        for run in runs:
-            printed, error = run.extra("smoke"), run.extra("loader_error")
-            if isinstance(printed, Mapping) and printed.get("error") == "unreachable":
-                return str(printed.get("message") or "the loader says no more")
-            if isinstance(error, Mapping) and error.get("unreachable"):
-                return str(error.get("error"))
-        return None
+        said = next(filter(None, map(_unreachable, runs)), None)
+        unproven = "That these data can be read, tokenized and fed in time is not proven"
+        return None if said is None else f"{said.rstrip('.')}. {unproven}"
+
+
+def _unreachable(run: JudgedRun) -> str | None:
+    smoke, error = run.own(LoaderTrial), run.evidence.loader_error
+    if smoke is not None and smoke.error == "unreachable":
+        return smoke.message or "the loader says no more"
+    return error.error if error is not None and error.unreachable else None
 
 
 def _smoke(run: JudgedRun, limit_s: float) -> Found:
-    printed = run.extra("smoke")
-    if not isinstance(printed, Mapping):
+    smoke = run.own(LoaderTrial)
+    if smoke is None:
         return Found(
             "INCONCLUSIVE", "The loader's trial printed no JSON, so nothing is known of the loader.", None, limit_s
         )
     path = None if run.result is None else run.result.log_path
-    if printed.get("error"):
-        why = str(printed.get("message") or "no reason was given").rstrip(".")
-        where = (Seen(why, path),)
-        message = f"The loader's trial failed ({printed['error']}): {why}."
-        return Found("FAIL", message, str(printed["error"]), limit_s, where)
-    wait_s = run.scalar("smoke.first_batch_s")
-    if not isinstance(wait_s, (int, float)):
+    if smoke.error is not None:
+        why = (smoke.message or "no reason was given").rstrip(".")
+        message = f"The loader's trial failed ({smoke.error}): {why}."
+        return Found("FAIL", message, smoke.error, limit_s, (Seen(why, path),))
+    wait_s = run.number("smoke.first_batch_s")
+    if wait_s is None:
         return Found("INCONCLUSIVE", "The loader's trial does not report when its first batch came.", None, limit_s)
-    return _within(run, float(wait_s), limit_s, "The data-loader smoke test had its first batch", path)
+    return _within(run, wait_s, limit_s, "The data-loader smoke test had its first batch", path)
 
 
 def _first_batch(run: JudgedRun, limit_s: float) -> Found:
-    error = run.extra("loader_error")
-    if error:
-        where = (Seen(str(error.get("error")), error.get("path")),)
-        return Found("FAIL", f"Rank {error.get('rank')} got no batch: {error.get('error')}.", "none", limit_s, where)
-    wait_s = run.scalar("startup.first_batch_s")
-    if not isinstance(wait_s, (int, float)):
+    failed = run.evidence.loader_error
+    if failed is not None:
+        where = (Seen(failed.error, failed.path),)
+        return Found("FAIL", f"Rank {failed.rank} got no batch: {failed.error}.", "none", limit_s, where)
+    wait_s = run.number("startup.first_batch_s")
+    if wait_s is None:
         return Found("INCONCLUSIVE", "No heartbeat reports when the first batch came.", None, limit_s)
     source = run.scalar_source("startup.first_batch_s")
-    return _within(run, float(wait_s), limit_s, "The slowest rank had its first batch", source)
+    return _within(run, wait_s, limit_s, "The slowest rank had its first batch", source)
 
 
 def _within(run: JudgedRun, wait_s: float, limit_s: float, what: str, path: str | None) -> Found:

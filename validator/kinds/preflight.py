@@ -11,13 +11,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from validator.kinds.base import Found, ImplicitCriterion, JudgedRun, Kind, Planner, Rule, Seen, Site
 from validator.model.phases import PreflightPhase
+from validator.model.result import RunTable
 from validator.model.runbook import Runbook
+from validator.model.schemas import SCALARS
 from validator.runbook.problems import Problem
 from validator.text import format_number, format_percent, quoted
 
@@ -96,7 +98,7 @@ class Preflight(Kind[PreflightPhase]):
     def read(self, spec: RunSpec, gathered: ResultBuilder, log: Path | None) -> None:
         """The slowest rank's rate of each probe, the best state of the worst PCIe link, and a table by rank.
 
-        What was not measured is absent. `extra["probe"]` holds the record as written.
+        What was not measured is absent.
         """
         read = gathered.json_object(gathered.out / "probe.json", what="the probes' record")
         if read is None:
@@ -112,7 +114,7 @@ class Preflight(Kind[PreflightPhase]):
         latency = _number(rates.get("all_reduce") if isinstance(rates, Mapping) else None, "latency_us")
         gathered.add_scalar("probe.all_reduce_latency_us", latency, source)
         _read_links(gathered)
-        gathered.extra |= {"probe": record, "tables": [_table(ranks)]}
+        gathered.evidence.tables = (_table(ranks),)
 
     def measured_criteria(self, record: PhaseRecord, validation: ValidationRecord) -> Iterator[ImplicitCriterion]:
         """The probes were made, they reach the bounds of such a machine, and PCIe is at its best."""
@@ -163,16 +165,16 @@ def _numbers(rows: list[list[str]], column: int) -> Iterator[float]:
             yield float(row[column])
 
 
-def _table(ranks: list[Mapping[str, Any]]) -> dict[str, Any]:
+def _table(ranks: list[Mapping[str, Any]]) -> RunTable:
     """A line for each probe: its rate on every rank, with what it was measured on."""
     rows = []
     for key in dict.fromkeys(key for one in ranks for key in one):
         first = next(one[key] for one in ranks if key in one)
         unit = str(first.get("unit", ""))[:300] if isinstance(first, Mapping) else ""
         values = [_number(one.get(key), "value") for one in ranks]
-        rows.append([key, unit, *(None if value is None else round(value, 2) for value in values)])
-    columns = ["Probe", "Unit", *(f"Rank {rank}" for rank in range(len(ranks)))]
-    return {"caption": "What the machine can do", "columns": columns, "rows": rows}
+        rows.append((str(key), unit, *(None if value is None else round(value, 2) for value in values)))
+    columns = ("Probe", "Unit", *(f"Rank {rank}" for rank in range(len(ranks))))
+    return RunTable(caption="What the machine can do", columns=columns, rows=tuple(rows))
 
 
 # What the probes must reach.
@@ -181,13 +183,7 @@ _GEMM_SHARE = 0.9
 _LATER_SHARE = 0.8
 """Of a value that is only known as "about"."""
 
-_TITLES = {
-    "gemm": ("probe.gemm_best_tflops", "TFLOP/s"),
-    "copy": ("probe.copy_gb_s", "GB/s"),
-    "host": ("probe.host_to_device_gb_s", "GB/s"),
-    "peer": ("probe.peer_gb_s", "GB/s"),
-    "all_reduce": ("probe.all_reduce_gb_s", "GB/s"),
-}
+_ALL_REDUCE = "probe.all_reduce_gb_s"
 
 
 @dataclass(frozen=True)
@@ -196,57 +192,58 @@ class ProbeBound:
 
     name: str
     least: float
-    unit: str
     of: str
     required: bool = True
+
+    @property
+    def unit(self) -> str:
+        """As catalogued."""
+        return SCALARS[self.name].unit
 
 
 @dataclass(frozen=True)
 class _Family:
-    """Cards that share bounds. `linked`, `unlinked` hold for two or more of them with and without NVLink."""
+    """Cards that share bounds. `linked`, `unlinked` hold for two or more of them with and without NVLink, an all-reduce
+    over NVLink for `linked_gpus` of them."""
 
     pattern: str
     of: str
     alone: Mapping[str, float]
     linked: Mapping[str, float]
-    unlinked: Mapping[str, float]
-    linked_gpus: tuple[int, ...] = ()
+    unlinked: Mapping[str, float] = field(default_factory=dict)
+    linked_gpus: int = 8
     relative: bool = False
 
+
+_H100 = _Family(
+    r"H100.*(?:HBM3|SXM)",
+    "H100 SXM",
+    alone={"probe.gemm_best_tflops": _GEMM_SHARE * 795, "probe.host_to_device_gb_s": 48.0},
+    linked={"probe.peer_gb_s": 335.0, _ALL_REDUCE: 460.0},
+)
 
 _FAMILIES = (
     _Family(
         r"A100.*PCIe|A100-PCIE|A100-PCIe",
         "A100 PCIe",
-        {"gemm": _GEMM_SHARE * 253, "copy": 970.0, "host": 21.0},
-        {"peer": 238.0, "all_reduce": 193.0},
-        {"all_reduce": _LATER_SHARE * 25},
-        linked_gpus=(2,),
+        alone={
+            "probe.gemm_best_tflops": _GEMM_SHARE * 253,
+            "probe.copy_gb_s": 970.0,
+            "probe.host_to_device_gb_s": 21.0,
+        },
+        linked={"probe.peer_gb_s": 238.0, _ALL_REDUCE: 193.0},
+        unlinked={_ALL_REDUCE: _LATER_SHARE * 25},
+        linked_gpus=2,
     ),
     _Family(
         r"A100.*SXM",
         "A100 SXM",
-        {"gemm": _GEMM_SHARE * 271, "copy": 970.0},
-        {"all_reduce": 228.0},
-        {},
-        linked_gpus=(8,),
+        alone={"probe.gemm_best_tflops": _GEMM_SHARE * 271, "probe.copy_gb_s": 970.0},
+        linked={_ALL_REDUCE: 228.0},
     ),
-    _Family(
-        r"H100.*(?:HBM3|SXM)",
-        "H100 SXM",
-        {"gemm": _GEMM_SHARE * 795, "host": 48.0},
-        {"peer": 335.0, "all_reduce": 460.0},
-        {},
-        linked_gpus=(8,),
-    ),
-    _Family(
-        r"\bH200\b(?!.*NVL)",
-        "H100 SXM, whose chip and interconnects an H200 has",
-        {"gemm": _GEMM_SHARE * 795, "host": 48.0},
-        {"peer": 335.0, "all_reduce": 460.0},
-        {},
-        linked_gpus=(8,),
-        relative=True,
+    _H100,
+    replace(
+        _H100, pattern=r"\bH200\b(?!.*NVL)", of="H100 SXM, whose chip and interconnects an H200 has", relative=True
     ),
 )
 
@@ -267,16 +264,11 @@ def bounds_for(environment: Mapping[str, Any], *, gpus: int) -> tuple[ProbeBound
         values |= {
             what: least
             for what, least in (family.linked if linked else family.unlinked).items()
-            if what != "all_reduce" or not linked or len(used) in family.linked_gpus
+            if what != _ALL_REDUCE or not linked or len(used) == family.linked_gpus
         }
     return tuple(
-        ProbeBound(*_named(what, least), of=family.of, required=not family.relative) for what, least in values.items()
+        ProbeBound(name, round(least, 1), of=family.of, required=not family.relative) for name, least in values.items()
     )
-
-
-def _named(what: str, least: float) -> tuple[str, float, str]:
-    name, unit = _TITLES[what]
-    return name, round(least, 1), unit
 
 
 def _made(run: JudgedRun) -> Found:

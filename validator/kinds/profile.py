@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,9 +21,9 @@ from validator.kinds.base import (
     TrainingKind,
     Words,
 )
-from validator.model.phases import ProfilePhase
 from validator.model.remedy import Remedy
 from validator.model.runbook import Runbook, Setting
+from validator.model.training_phases import ProfilePhase
 from validator.runbook.problems import Problem
 from validator.text import format_number, listed
 
@@ -45,6 +45,7 @@ class Profile(TrainingKind[ProfilePhase]):
     """A traced run, and one under Nsight Systems where that is wanted and installed."""
 
     schema = ProfilePhase
+    free = ("steps",)
     asks_unwritten = (("trace", "range.N"), "the steps are traced; the trace contains range N of `ranges`")
 
     def check(self, phase: ProfilePhase, site: Site) -> Iterator[Problem]:
@@ -93,7 +94,7 @@ class Profile(TrainingKind[ProfilePhase]):
 
 
 def _trace(run: JudgedRun, wanted: int) -> Found:
-    if run.extra("trace") is None:
+    if run.evidence.trace is None:
         return Found("INCONCLUSIVE", "The trainer wrote no trace/summary.json, so where the time goes is not known.")
     done = run.scalar("profile.steps")
     where = (Seen(f"{done or 'no'} steps", run.source(_SUMMARY)),)
@@ -109,12 +110,11 @@ def _range_rule(pattern: str) -> Rule:
 
 
 def _range(run: JudgedRun, pattern: str) -> Found:
-    trace = run.extra("trace")
-    seen = trace.get("ranges_seen") if isinstance(trace, Mapping) else None
-    if not isinstance(seen, Mapping):
+    trace = run.evidence.trace
+    if trace is None or trace.ranges is None:
         return Found("INCONCLUSIVE", "There is no trace that names its ranges.", None, pattern)
-    names = [name for name in seen if fnmatchcase(str(name), pattern)]
-    text = f"{pattern}: {listed(names)}" if names else f"ranges: {listed([str(name) for name in seen]) or 'none'}"
+    names = [name for name in trace.ranges if fnmatchcase(name, pattern)]
+    text = f"{pattern}: {listed(names)}" if names else f"ranges: {listed(list(trace.ranges)) or 'none'}"
     where = (Seen(text, run.source(_SUMMARY), "ranges_seen"),)
     if not names:
         return Found("FAIL", f"The trace holds no range {pattern}; it has {text}.", "absent", pattern, where)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from validator.kinds.base import Found, ImplicitCriterion, JudgedRun, Planner, ProcessKind, Seen
 from validator.model.phases import PytestPhase
+from validator.model.result import UnpassedTests
 from validator.model.runbook import Runbook
 from validator.model.settings import fill
 from validator.text import listed
@@ -17,10 +19,18 @@ if TYPE_CHECKING:
     from validator.model.plan import RunSpec
 
 
+@dataclass(frozen=True)
+class SelectedTests:
+    """How many tests were to be run; None where pytest did not say."""
+
+    tests: int | None
+
+
 class Pytest(ProcessKind[PytestPhase]):
     """One process of pytest, read from its test report."""
 
     schema = PytestPhase
+    relies_on = ("junit.xml",)
     asks_unwritten = (("tests",), "a test passes, none fails, none is skipped")
 
     def asks(self, phase: PytestPhase, runbook: Runbook) -> bool:
@@ -39,7 +49,7 @@ class Pytest(ProcessKind[PytestPhase]):
     def read(self, spec: RunSpec, gathered: ResultBuilder, log: Path | None) -> None:
         """The report's counts, and how many tests pytest printed that it would run."""
         gathered.read_tests()
-        gathered.read_tests_to_run(log)
+        gathered.evidence.own = SelectedTests(gathered.tests_to_run(log))
 
     def criteria(self, phase: PytestPhase, runbook: Runbook) -> Iterator[ImplicitCriterion]:
         """The tests pass."""
@@ -60,12 +70,13 @@ def _tests(run: JudgedRun, *, allow_skipped: bool) -> Found:
     passed, failed, errors, skipped = (int(count or 0) for count in counts.values())
     observed = f"{passed} passed, {failed} failed, {errors} errors, {skipped} skipped"
     evidence = _evidence(run)
+    tests = run.evidence.tests or UnpassedTests()
     if failed or errors:
-        names = listed([str(one["name"]) for outcome in ("failed", "errors") for one in _named(run, outcome)])
+        names = listed([one.name for one in (*tests.failed, *tests.errors)])
         return Found("FAIL", f"{observed}: {names}." if names else f"{observed}.", observed, "0 failed", evidence)
-    wanted = run.extra("tests_to_run")
-    known = passed + skipped
-    if isinstance(wanted, int) and known < wanted:
+    to_run, known = run.own(SelectedTests), passed + skipped
+    wanted = None if to_run is None else to_run.tests
+    if wanted is not None and known < wanted:
         message = (
             f"{observed}, of {wanted} that were to be run; the outcome of {wanted - known} is unknown. A "
             "conftest.py that deselects tests must call pytest_deselected."
@@ -75,21 +86,16 @@ def _tests(run: JudgedRun, *, allow_skipped: bool) -> Found:
         status: Literal["SKIPPED", "FAIL"] = "SKIPPED" if skipped else "FAIL"
         return Found(status, f"No test passed: {observed}.", observed, "≥ 1 passed", evidence)
     if skipped and not allow_skipped:
-        names = listed([str(one["name"]) for one in _named(run, "skipped")])
+        names = listed([one.name for one in tests.skipped])
         message = f"{observed}; a skipped test is not a pass" + (f": {names}." if names else ".")
         return Found("SKIPPED", message, observed, "0 skipped", evidence)
     return Found("PASS", f"{observed}.", observed, "≥ 1 passed", evidence)
 
 
-def _named(run: JudgedRun, outcome: str) -> list[dict[str, str]]:
-    tests = run.extra("tests")
-    return list(tests.get(outcome, ())) if tests else []
-
-
 def _evidence(run: JudgedRun) -> tuple[Seen, ...]:
-    path = run.scalar_source("tests.total")
+    path, tests = run.scalar_source("tests.total"), run.evidence.tests or UnpassedTests()
     return tuple(
-        Seen(str(one.get("message") or outcome)[:300], path, str(one["name"]))
-        for outcome in ("failed", "errors", "skipped")
-        for one in _named(run, outcome)[:10]
+        Seen((one.message or outcome)[:300], path, one.name)
+        for outcome, named in (("failed", tests.failed), ("errors", tests.errors), ("skipped", tests.skipped))
+        for one in named[:10]
     )

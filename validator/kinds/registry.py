@@ -1,5 +1,7 @@
 """The kinds of phases by name. This is the only module of `validator.kinds` that is imported from above.
 
+A file of this package defines a kind as a class with a `schema`, and is imported here.
+
 Kinds from outside are found in the folders that the variable VALIDATOR_PLUGINS names: each Python file there defines
 `KINDS`, a tuple of kinds like those of this package.
 """
@@ -13,8 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from validator.kinds.ab import Ab
-from validator.kinds.audit import Audit
+from validator.kinds import ab, audit, command, data, preflight, profile, pytest, soak, storage, sweep, train  # noqa: F401
 from validator.kinds.base import Found as Found
 from validator.kinds.base import ImplicitCriterion as ImplicitCriterion
 from validator.kinds.base import JudgedRun as JudgedRun
@@ -22,18 +23,11 @@ from validator.kinds.base import Kind, Site
 from validator.kinds.base import PlannedArm as PlannedArm
 from validator.kinds.base import Rule as Rule
 from validator.kinds.base import Seen as Seen
-from validator.kinds.command import Command
-from validator.kinds.data import Data
-from validator.kinds.preflight import Preflight
-from validator.kinds.profile import Profile
-from validator.kinds.pytest import Pytest
-from validator.kinds.soak import Soak
-from validator.kinds.sweep import Sweep
-from validator.kinds.train import Train
 from validator.model.expression import open_reference
-from validator.model.phases import ProcessPhase, TrainingPhase
+from validator.model.phases import ProcessPhase
 from validator.model.runbook import Phase, Runbook, Setting, declare_kind
-from validator.model.schemas import UnknownKind
+from validator.model.schemas import SCHEMAS, UnknownKind, classes_below
+from validator.model.training_phases import TrainingPhase
 from validator.runbook import load as runbooks
 from validator.runbook import reference
 from validator.runbook.asking import idle
@@ -41,21 +35,11 @@ from validator.runbook.build import Built
 from validator.runbook.load import LoadedRunbook
 from validator.runbook.problems import Mark, Problem, RunbookError
 
-_BUILT_IN: tuple[Kind[Any], ...] = (
-    Command(),
-    Pytest(),
-    Train(),
-    Sweep(),
-    Ab(),
-    Audit(),
-    Profile(),
-    Data(),
-    Soak(),
-    Preflight(),
-)
+_defined = {kind.name: kind for kind in (one() for one in classes_below(Kind) if "schema" in vars(one))}
+assert _defined.keys() == SCHEMAS.keys(), f"a model or an imported kind alone: {_defined.keys() ^ SCHEMAS.keys()}"
 
-KINDS: dict[str, Kind[Any]] = {kind.name: kind for kind in _BUILT_IN}
-"""Kind of phase by its name, in the order in which the reference lists what they ask."""
+KINDS: dict[str, Kind[Any]] = {name: _defined[name] for name in SCHEMAS}
+"""Kind of phase by its name, in the order of their models in `validator.model`."""
 
 
 def kind_of(name: str) -> Kind[Any]:

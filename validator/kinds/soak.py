@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from validator.kinds.base import Found, ImplicitCriterion, JudgedRun, Seen, TrainingKind
 from validator.model.expression import Binary, ExpressionError, Number, parse_criterion, references
-from validator.model.phases import SoakPhase
 from validator.model.runbook import Runbook
+from validator.model.training_phases import SoakPhase
 from validator.text import format_number
 
 if TYPE_CHECKING:
@@ -43,13 +43,11 @@ def _has_rate(runs: Sequence[JudgedRun]) -> bool:
 
 
 def _halt(run: JudgedRun) -> Found:
-    halt = run.extra("halt")
+    halt = run.evidence.halt
     if run.outcome is not None and run.outcome.reason == "halted":
         return Found("FAIL", f"The watchdog halted the run: {run.outcome.last.detail or 'no reason was given'}.")
-    if halt and not halt.get("stale"):
-        anomaly = halt.get("anomaly") or halt.get("text") or "no reason was given"
-        where = (Seen(str(anomaly), halt.get("path")),)
-        return Found("FAIL", f"`.HALT` was written: {anomaly}.", "halted", None, where)
+    if halt is not None and not halt.stale:
+        return Found("FAIL", f"`.HALT` was written: {halt.why}.", "halted", None, (Seen(halt.why, halt.path),))
     if run.outcome is None:
         return Found("INCONCLUSIVE", "The run has not ended.")
     return Found("PASS", "Nothing halted the run.")

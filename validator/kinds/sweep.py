@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterator, Mapping
 
 from validator.kinds.base import PlannedArm, Site, TrainingKind
-from validator.model.phases import SweepPhase
 from validator.model.runbook import Setting
 from validator.model.settings import setting_text
+from validator.model.training_phases import SweepPhase
 from validator.runbook.meaning import check_reaches
 from validator.runbook.problems import Problem
 

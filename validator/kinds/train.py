@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from validator.kinds.base import Site, TrainingKind, Words
-from validator.model.phases import TrainingPhase, TrainPhase
 from validator.model.settings import nproc_of
+from validator.model.training_phases import TrainingPhase, TrainPhase
 from validator.runbook.problems import Problem
 from validator.text import nearest
 

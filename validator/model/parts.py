@@ -328,3 +328,31 @@ class Defaults(Frozen):
     extend: bool = Field(
         True, description="Whether a train phase with an open required criterion is extended once by further runs."
     )
+
+
+class Choose(Frozen):
+    """How the arms of a sweep or an A/B are compared. "Inconclusive" and "no difference" are answers."""
+
+    highest: str | None = Field(None, description="`metric.statistic` to maximize.")
+    lowest: str | None = Field(None, description="`metric.statistic` to minimize.")
+    tie: str | None = Field(
+        None, description="`metric.statistic` whose lower value is recommended when the arms do not differ."
+    )
+    prefer: str | None = Field(None, description="Arm that is recommended when it is not worse (A/B).")
+    adopt: bool = Field(False, description="Whether later phases run with the recommended arm.")
+    min_effect: float | None = Field(
+        None, gt=0, lt=1, description="Smallest relative difference that is worth a decision."
+    )
+
+    @model_validator(mode="after")
+    def _one_direction(self) -> Choose:
+        if (self.highest is None) == (self.lowest is None):
+            raise ValueError("choose needs exactly one of `highest` and `lowest`; write highest: toks_per_s.mean")
+        return self
+
+
+class Arm(Frozen):
+    """One side of an A/B."""
+
+    env: dict[str, Setting] = Field(default_factory=dict, description="Added to the environment.")
+    args: dict[str, Setting] = Field(default_factory=dict, description="Added to the arguments of the trainer.")

@@ -6,12 +6,12 @@ exact.
 
 from __future__ import annotations
 
-import re
-from typing import TYPE_CHECKING, ClassVar, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field
 
-from validator.model.catalogue import AUDIT, OUTCOME, PROBE, PROFILE, SMOKE, TESTS, TRAINING, Scalar
+from validator.model.catalogue import OUTCOME, PROBE, TESTS, Scalar
 from validator.model.findings import FindingCode
 from validator.model.parts import (
     Argument,
@@ -21,10 +21,9 @@ from validator.model.parts import (
     Identifier,
     Setting,
     Trainer,
-    Watchdog,
 )
 from validator.model.remedy import MAX_REMEDIES, RemedyField
-from validator.model.units import Duration, Frozen
+from validator.model.units import Duration, Frozen, Size
 
 
 class PhaseBase(Frozen):
@@ -38,6 +37,18 @@ class PhaseBase(Frozen):
 
     filled: ClassVar[tuple[str, ...]] = ()
     """The keys that the class adds in which placeholders are filled in."""
+
+    substitutes: ClassVar[Mapping[str, Any]] = {}
+    """The required keys that the class adds: what `check` takes for one that is missing, to check the rest."""
+
+    one_config: ClassVar[bool] = False
+    """Whether all its runs are of the config that is to be trained: these give bounds, the history, and the command."""
+
+    compared: ClassVar[bool] = False
+    """Whether its rates are compared with those of another validation."""
+
+    instrumented: ClassVar[bool] = False
+    """Whether its runs are slowed by what looks inside their steps."""
 
     id: Identifier = Field(
         description="Name of the phase, unique in the runbook: lower-case letters, digits, underscores; a letter first."
@@ -71,6 +82,11 @@ class PhaseBase(Frozen):
     def filled_keys(cls) -> tuple[str, ...]:
         """The keys in which placeholders are filled in, those of its bases first."""
         return tuple(key for base in reversed(cls.__mro__) for key in vars(base).get("filled", ()))
+
+    @classmethod
+    def every_substitute(cls) -> dict[str, Any]:
+        """The substitutes of the class and its bases, by key."""
+        return {key: value for base in cls.__mro__ for key, value in vars(base).get("substitutes", {}).items()}
 
     def unmeasured(self, name: str, hardware: Hardware, *, scalar: bool) -> tuple[str, str] | None:
         """Why the phase measures nothing called `name`, a scalar of some kind or not, and what to write; None where
@@ -145,6 +161,7 @@ class CommandPhase(ProcessPhase):
     """Any program. It passes with exit code 0 and with every criterion."""
 
     filled: ClassVar[tuple[str, ...]] = ("run",)
+    substitutes: ClassVar[Mapping[str, Any]] = {"run": "true"}
 
     kind: Literal["command"]
     run: str | tuple[Argument, ...] = Field(
@@ -162,6 +179,7 @@ class PytestPhase(ProcessPhase):
 
     scalars = TESTS
     filled: ClassVar[tuple[str, ...]] = ("targets",)
+    substitutes: ClassVar[Mapping[str, Any]] = {"targets": ["unknown"]}
 
     kind: Literal["pytest"]
     targets: tuple[Argument, ...] = Field(
@@ -172,219 +190,26 @@ class PytestPhase(ProcessPhase):
     allow_skipped: bool = Field(False, description="Whether skipped tests are acceptable; they are still listed.")
 
 
-class TrainingPhase(ProcessPhase):
-    """A phase that runs the trainer."""
+class StoragePhase(ProcessPhase):
+    """How fast is the disk that data are read from and checkpoints are written to?
 
-    scalars = TRAINING
-    filled: ClassVar[tuple[str, ...]] = ("args",)
-
-    steps: Count = Field(ge=1, description="Optimizer steps of each run.")
-    nproc: Count | None = Field(None, ge=0, description="Processes under torchrun; 0 runs the trainer by python alone.")
-    args: dict[str, Setting] = Field(default_factory=dict, description="Added to the arguments of the trainer.")
-    warmup_steps: Count | None = Field(None, ge=0, description="Steps that never count as steady.")
-    tokens_per_step: Count | None = Field(
-        None, ge=1, description="Tokens of an optimizer step, where it differs from `trainer.tokens_per_step`."
-    )
-    pause_every: Count | None = Field(
-        None, ge=1, description="Steps from one pause (validation, checkpoint) to the next in the long run."
-    )
-    repeats: Count | None = Field(None, ge=1, description="Runs of each arm, interleaved.")
-    watchdog: Watchdog | None = Field(None, description="When a run is stopped before its time.")
-    log_contains: tuple[str, ...] = Field((), description="Texts that rank 0 must print; each is a required criterion.")
-
-
-class TrainPhase(TrainingPhase):
-    """One configuration of the trainer."""
-
-    kind: Literal["train"]
-    scaling_against: Identifier | None = Field(
-        None,
-        description="A phase with more processes; gives `scaling.efficiency`, its per-rank rate over this one's.",
-    )
-    extend: bool | None = Field(
-        None,
-        description="Whether the phase is run again, to four runs or twice as many, when a required criterion is "
-        "inconclusive because its interval contains the bound; once.",
-    )
-
-    def obstacle(self, name: str, hardware: Hardware, trainer: Trainer) -> tuple[str, str] | None:
-        if name != "scaling.efficiency" or self.scaling_against is not None:
-            return None
-        return (
-            f"phase {self.id} is not compared with another",
-            f"add scaling_against: PHASE, a phase with more processes, to {self.id}",
-        )
-
-
-class SoakPhase(TrainingPhase):
-    """A long run under the watchdog: rate, memory and gates must stay steady to the end."""
-
-    kind: Literal["soak"]
-
-
-class Choose(Frozen):
-    """How the arms of a sweep or an A/B are compared. "Inconclusive" and "no difference" are answers."""
-
-    highest: str | None = Field(None, description="`metric.statistic` to maximize.")
-    lowest: str | None = Field(None, description="`metric.statistic` to minimize.")
-    tie: str | None = Field(
-        None, description="`metric.statistic` whose lower value is recommended when the arms do not differ."
-    )
-    prefer: str | None = Field(None, description="Arm that is recommended when it is not worse (A/B).")
-    adopt: bool = Field(False, description="Whether later phases run with the recommended arm.")
-    min_effect: float | None = Field(
-        None, gt=0, lt=1, description="Smallest relative difference that is worth a decision."
-    )
-
-    @model_validator(mode="after")
-    def _one_direction(self) -> Choose:
-        if (self.highest is None) == (self.lowest is None):
-            raise ValueError("choose needs exactly one of `highest` and `lowest`; write highest: toks_per_s.mean")
-        return self
-
-
-class SweepPhase(TrainingPhase):
-    """Every combination of the given settings, repeats interleaved."""
-
-    filled: ClassVar[tuple[str, ...]] = ("over",)
-
-    kind: Literal["sweep"]
-    over: dict[str, tuple[Setting, ...]] = Field(description="`env.NAME` or `args.NAME` to the values to try.")
-    choose: Choose = Field(description="How the winner is chosen.")
-
-    @field_validator("over")
-    @classmethod
-    def _targets(cls, value: dict[str, tuple[Setting, ...]]) -> dict[str, tuple[Setting, ...]]:
-        if not value:
-            raise ValueError("over is empty; write over: {env.NAME: [value, value]}")
-        for key, values in value.items():
-            if not re.fullmatch(r"(env|args)\.[A-Za-z_][A-Za-z0-9_-]*", key):
-                raise ValueError(f"over has {key!r}; write env.{key.split('.')[-1]} or args.{key.split('.')[-1]}")
-            if len(values) < 2 or len({str(v) for v in values}) != len(values):
-                raise ValueError(
-                    f"over.{key} needs at least two different values, got {list(values)}; "
-                    f"write over: {{{key}: [value, value]}}"
-                )
-        return value
-
-
-class Arm(Frozen):
-    """One side of an A/B."""
-
-    env: dict[str, Setting] = Field(default_factory=dict, description="Added to the environment.")
-    args: dict[str, Setting] = Field(default_factory=dict, description="Added to the arguments of the trainer.")
-
-
-class AbPhase(TrainingPhase):
-    """Two configurations, interleaved ABBA so that drift of the machine affects both equally."""
-
-    filled: ClassVar[tuple[str, ...]] = ("arms",)
-
-    kind: Literal["ab"]
-    arms: dict[Identifier, Arm] = Field(min_length=2, max_length=2, description="The two sides, the present one first.")
-    choose: Choose = Field(description="How the winner is chosen.")
-
-    @model_validator(mode="after")
-    def _prefer_is_an_arm(self) -> AbPhase:
-        if self.choose.prefer is not None and self.choose.prefer not in self.arms:
-            raise ValueError(
-                f"choose.prefer is {self.choose.prefer!r}, which is not an arm; arms: {', '.join(self.arms)}"
-            )
-        return self
-
-
-AuditVariant = Literal["plain", "flash_only", "no_flash"]
-"""How `scaled_dot_product_attention` may be served: as the trainer has it, by flash alone, by anything but flash."""
-
-
-class AuditPhase(TrainingPhase):
-    """Which kernel did each branch of the attention run, by the profiler's evidence?
-
-    Each variant is a run with `NSA_SDPA_AUDIT=1`, restricted by `NSA_SDPA_FLASH_ONLY=1` or `NSA_SDPA_NO_FLASH=1`. A run
-    that reports nothing proves nothing; one that fell back to another path than the requested one fails the phase.
+    By fio where it is installed, else by a loop that does the same. The folder is left as it was.
     """
 
-    scalars = AUDIT
-
-    kind: Literal["audit"]
-    variants: tuple[AuditVariant, ...] = Field(
-        ("plain", "flash_only", "no_flash"), min_length=1, description="The runs; each is an arm of its own."
+    scalars = (
+        Scalar("storage.write_mb_s", "MB/s", "sequential write of 1 MiB blocks with fsync at the end"),
+        Scalar("storage.read_mb_s", "MB/s", "sequential read of 1 MiB blocks, past the page cache"),
+        Scalar(
+            "storage.random_read_iops", "1/s", "reads of 4 KiB at random places by eight threads, past the page cache"
+        ),
+        Scalar("storage.random_read_p99_ms", "ms", "99th percentile of the time of such a read"),
+        Scalar("storage.checkpoint_s", "s", "slowest of three files of the size `checkpoint`, with fsync"),
+        Scalar("storage.checkpoint_mb_s", "MB/s", "the same as a rate"),
     )
+    filled: ClassVar[tuple[str, ...]] = ("path",)
 
-    @field_validator("variants")
-    @classmethod
-    def _once(cls, value: tuple[AuditVariant, ...]) -> tuple[AuditVariant, ...]:
-        twice = next((name for name in value if value.count(name) > 1), None)
-        if twice is not None:
-            raise ValueError(f"variants names {twice} twice; keep one of the two")
-        return value
-
-
-class ProfilePhase(TrainingPhase):
-    """Where does the time of a step go? A trace of some steps, with named ranges on.
-
-    The trainer runs with `NSA_NVTX=1`, `NSA_PROFILE_STEPS`, and TensorBoard and gate statistics off.
-    """
-
-    scalars = PROFILE
-
-    kind: Literal["profile"]
-    profile_steps: Count = Field(8, ge=1, description="Steps that are traced.")
-    ranges: tuple[str, ...] = Field(
-        (), description="Ranges that the trace must contain, each a required criterion; `*` matches any text."
-    )
-    nsys: bool = Field(
-        False,
-        description="Run once more under Nsight Systems where `nsys` is installed, and keep its report as an artifact. "
-        "That run decides nothing.",
-    )
-
-    @field_validator("ranges")
-    @classmethod
-    def _named(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        if any(not name.strip() for name in value):
-            raise ValueError("ranges has an empty name, which every trace contains; write ranges: [nsa.cmp]")
-        return value
-
-    @model_validator(mode="after")
-    def _fits(self) -> ProfilePhase:
-        if self.profile_steps >= self.steps:
-            raise ValueError(
-                f"profile_steps is {self.profile_steps} of {self.steps} steps, which leaves none to warm up; "
-                f"write profile_steps: {max(1, self.steps // 2)} or raise steps"
-            )
-        return self
-
-
-class DataPhase(TrainingPhase):
-    """Does the loader keep up with real data? First a data-loader smoke test, then a run of the trainer on the data.
-
-    Where the data cannot be reached the phase is SKIPPED, which is not a pass.
-    """
-
-    scalars = SMOKE
-    filled: ClassVar[tuple[str, ...]] = ("smoke",)
-
-    kind: Literal["data"]
-    first_batch: Duration = Field(
-        60.0, description="Longest wait for the first batch, in the smoke test and in the run."
-    )
-    smoke: tuple[Argument, ...] | None = Field(
-        None,
-        description="Arguments of python for the data-loader smoke test, which prints JSON. The default for the "
-        "bundled trainer is `[-m, nsa.data]` with the arguments of the run; another has none. `[]` leaves it out.",
-    )
-
-    def smoke_words(self, trainer: Trainer) -> tuple[str, ...]:
-        """Arguments of python for the data-loader smoke test; empty where there is none."""
-        if self.smoke is not None:
-            return self.smoke
-        return ("-m", "nsa.data", "--json") if trainer.bundled else ()
-
-    def obstacle(self, name: str, hardware: Hardware, trainer: Trainer) -> tuple[str, str] | None:
-        if not name.startswith("smoke.") or self.smoke_words(trainer):
-            return None
-        return (
-            f"phase {self.id} runs no data-loader smoke test",
-            "give it smoke: [ARGUMENTS], which prints JSON, or use startup.first_batch_s",
-        )
+    kind: Literal["storage"]
+    path: Argument = Field("{out}", description="Folder to measure; it must exist. Default is the folder of the run.")
+    size: Size = Field(4 * 2**30, description="File that is written and read; larger than the cache of the disk.")
+    checkpoint: Size = Field(2**30, description="File that is written as a checkpoint is.")
+    random_for: Duration = Field(10.0, gt=0, description="How long is read at random places.")

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from validator.model.runbook import Setting, TrainerMetrics, TrainingPhase, Watchdog
+from validator.model.runbook import PhaseBase, Setting, TrainerMetrics, TrainingPhase, Watchdog
 from validator.model.schemas import KindName, schema_of
 from validator.model.units import Frozen, PathBelow
 
@@ -58,7 +58,12 @@ class RunSpec(Frozen):
     @property
     def trains(self) -> bool:
         """Whether it is a run of the trainer."""
-        return self.role != "smoke" and issubclass(schema_of(self.kind), TrainingPhase)
+        return self.role != "smoke" and issubclass(self.phase_model, TrainingPhase)
+
+    @property
+    def phase_model(self) -> type[PhaseBase]:
+        """The model of its kind of phase."""
+        return schema_of(self.kind)
 
     @property
     def ranks(self) -> int | None:

@@ -6,7 +6,7 @@ tracing) may repair the phase; one that changes it can only show what to declare
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -78,10 +78,9 @@ class Remedy(Frozen):
         found |= {f"args.{key}": value for key, value in self.args.items()}
         return found | ({} if self.steps is None else {"steps": self.steps})
 
-    def keeps_config(self, kind: str) -> bool:
-        """Whether what is trained stays as declared: only what is logged changes, or how long a profile is."""
-        free = OBSERVING | ({"steps"} if kind == "profile" else set())
-        return all(key.replace("-", "_") in free for key in self.settings)
+    def keeps_config(self, free: Collection[str] = ()) -> bool:
+        """Whether what is trained stays as declared: only what is logged changes, or a setting of `free`."""
+        return all(key.replace("-", "_") in OBSERVING or key in free for key in self.settings)
 
 
 PLAYBOOK: Mapping[str, Mapping[str, Any]] = {

@@ -7,6 +7,8 @@ means the same of the last GO of this runbook on this class of machine.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -54,11 +56,21 @@ class Resolved:
 class UnresolvedReference(ValueError):
     """A name without a meaning. `column` is 0-based in the criterion and points at the unknown part."""
 
-    def __init__(self, message: str, *, fix: str, column: int) -> None:
+    def __init__(self, message: str, fix: str, *, column: int = 0) -> None:
         super().__init__(message)
         self.message = message
         self.fix = fix
         self.column = column
+
+
+@contextmanager
+def _behind(columns: int) -> Iterator[None]:
+    """What is resolved within begins that many columns further to the right."""
+    try:
+        yield
+    except UnresolvedReference as error:
+        error.column += columns
+        raise
 
 
 def _groups(pattern: str | None) -> tuple[str, ...]:
@@ -120,59 +132,47 @@ def resolve(reference: Reference, *, runbook: Runbook, phase: Phase) -> Resolved
             does not run before this one, or when its value could never be known.
     """
     parts = reference.name.split(".")
-    if parts[0] == LAST_GO:
-        return _of_last_go(parts[1:], runbook=runbook, phase=phase, column=reference.column + len(LAST_GO) + 1)
-    if len(parts) == 3:
-        target = _other_phase(parts[0], runbook=runbook, phase=phase, column=reference.column)
-        column = reference.column + len(parts[0]) + 1
-    elif len(parts) == 2:
-        target, column = phase, reference.column
-    else:
-        raise UnresolvedReference(
-            f"{reference.name} has {len(parts)} part{'s' if len(parts) > 1 else ''}, a measurement has two or three",
-            fix=_complete(reference.name, runbook, phase),
-            column=reference.column,
-        )
-    return _resolve_measurement(parts[-2], parts[-1], runbook=runbook, phase=target, column=column)
+    with _behind(reference.column):
+        if parts[0] == LAST_GO:
+            with _behind(len(LAST_GO) + 1):
+                return _of_last_go(parts[1:], runbook=runbook, phase=phase)
+        if len(parts) not in (2, 3):
+            counted = f"{len(parts)} part{'s' if len(parts) > 1 else ''}"
+            message = f"{reference.name} has {counted}, a measurement has two or three"
+            raise UnresolvedReference(message, _complete(reference.name))
+        target = _other_phase(parts[0], runbook=runbook, phase=phase) if len(parts) == 3 else phase
+        with _behind(len(parts[0]) + 1 if len(parts) == 3 else 0):
+            return _resolve_measurement(parts[-2], parts[-1], runbook=runbook, phase=target)
 
 
-def _of_last_go(parts: list[str], *, runbook: Runbook, phase: Phase, column: int) -> Resolved:
+def _of_last_go(parts: list[str], *, runbook: Runbook, phase: Phase) -> Resolved:
     """`[phase.]metric.statistic` of the last GO: any phase of this runbook, and of its series what was kept."""
     if len(parts) not in (2, 3):
-        raise UnresolvedReference(
-            f"{'.'.join((LAST_GO, *parts))} is not a measurement of the last GO",
-            fix="write last_go.metric.statistic or last_go.phase.metric.statistic",
-            column=column,
-        )
-    target = phase
-    if len(parts) == 3:
-        known = {one.id: one for one in runbook.phases}
-        if parts[0] not in known:
-            fix = nearest(parts[0], known, f"phases: {', '.join(known)}")
-            raise UnresolvedReference(f"there is no phase called {parts[0]}", fix=fix, column=column)
-        target, column = known[parts[0]], column + len(parts[0]) + 1
-    found = _resolve_measurement(parts[-2], parts[-1], runbook=runbook, phase=target, column=column)
-    if found.kind != "series":
-        raise UnresolvedReference(
-            f"{found.name} of the last GO is not stored", fix="name a series: metric.statistic", column=column
-        )
-    if found.window == "steady" and found.statistic != "mean":
-        raise UnresolvedReference(
-            f"of {found.name} in the last GO only the mean has an interval",
-            fix=f"write {found.name}.mean",
-            column=column,
-        )
+        message = f"{'.'.join((LAST_GO, *parts))} is not a measurement of the last GO"
+        raise UnresolvedReference(message, "write last_go.metric.statistic or last_go.phase.metric.statistic")
+    known = {one.id: one for one in runbook.phases}
+    if len(parts) == 3 and parts[0] not in known:
+        fix = nearest(parts[0], known, f"phases: {', '.join(known)}")
+        raise UnresolvedReference(f"there is no phase called {parts[0]}", fix)
+    target = known[parts[0]] if len(parts) == 3 else phase
+    with _behind(len(parts[0]) + 1 if len(parts) == 3 else 0):
+        found = _resolve_measurement(parts[-2], parts[-1], runbook=runbook, phase=target)
+        if found.kind != "series":
+            raise UnresolvedReference(f"{found.name} of the last GO is not stored", "name a series: metric.statistic")
+        if found.window == "steady" and found.statistic != "mean":
+            message = f"of {found.name} in the last GO only the mean has an interval"
+            raise UnresolvedReference(message, f"write {found.name}.mean")
     return replace(found, stored=True)
 
 
-def _complete(name: str, runbook: Runbook, phase: Phase) -> str:
+def _complete(name: str) -> str:
     word = name.split(".")[0]
     if word in METRICS:
         return f"write {word}.mean, or another of {', '.join(STATISTICS)}"
     return nearest(word, METRICS, "write metric.statistic, phase.metric.statistic or a scalar such as outcome.rc")
 
 
-def _other_phase(name: str, *, runbook: Runbook, phase: Phase, column: int) -> Phase:
+def _other_phase(name: str, *, runbook: Runbook, phase: Phase) -> Phase:
     """The phase that a name of three parts begins with; it must run before this one."""
     earlier: dict[str, Phase] = {}
     for candidate in runbook.phases:
@@ -184,39 +184,33 @@ def _other_phase(name: str, *, runbook: Runbook, phase: Phase, column: int) -> P
     if name in earlier:
         return earlier[name]
     if any(candidate.id == name for candidate in runbook.phases):
-        raise UnresolvedReference(
-            f"phase {name} runs after {phase.id}, so its measurements are not known yet",
-            fix=f"move phase {name} in front of {phase.id}",
-            column=column,
-        )
+        message = f"phase {name} runs after {phase.id}, so its measurements are not known yet"
+        raise UnresolvedReference(message, f"move phase {name} in front of {phase.id}")
     listed = f"earlier phases: {', '.join(earlier)}" if earlier else f"no phase runs before {phase.id}"
-    raise UnresolvedReference(f"there is no phase called {name}", fix=nearest(name, earlier, listed), column=column)
+    raise UnresolvedReference(f"there is no phase called {name}", nearest(name, earlier, listed))
 
 
-def _resolve_measurement(family: str, last: str, *, runbook: Runbook, phase: Phase, column: int) -> Resolved:
+def _resolve_measurement(family: str, last: str, *, runbook: Runbook, phase: Phase) -> Resolved:
     name = f"{family}.{last}"
     unmeasured = phase.unmeasured(name, runbook.hardware, scalar=name in SCALARS)
     if unmeasured is not None:
-        raise UnresolvedReference(unmeasured[0], fix=unmeasured[1], column=column)
+        raise UnresolvedReference(*unmeasured)
     if name in SCALARS:
-        return _resolve_scalar(name, runbook=runbook, phase=phase, column=column)
+        return _resolve_scalar(name, runbook=runbook, phase=phase)
     if is_open_scalar(name):
-        return _resolve_open_scalar(name, runbook=runbook, phase=phase, column=column)
-    return _resolve_series(family, last, runbook=runbook, phase=phase, column=column)
+        return _resolve_open_scalar(name, runbook=runbook, phase=phase)
+    return _resolve_series(family, last, runbook=runbook, phase=phase)
 
 
-def _resolve_scalar(name: str, *, runbook: Runbook, phase: Phase, column: int) -> Resolved:
+def _resolve_scalar(name: str, *, runbook: Runbook, phase: Phase) -> Resolved:
     scalar = SCALARS[name]
     if name not in phase.known_scalars():
         kinds = [kind for kind, schema in SCHEMAS.items() if name in schema.known_scalars()]
-        raise UnresolvedReference(
-            f"{name} is not known in a phase of kind {phase.kind}",
-            fix=f"it exists in phases of kind {', '.join(kinds)}",
-            column=column,
-        )
+        message = f"{name} is not known in a phase of kind {phase.kind}"
+        raise UnresolvedReference(message, f"it exists in phases of kind {', '.join(kinds)}")
     obstacle = _obstacle(name, runbook=runbook, phase=phase)
     if obstacle is not None:
-        raise UnresolvedReference(f"{name} can never be known: {obstacle[0]}", fix=obstacle[1], column=column)
+        raise UnresolvedReference(f"{name} can never be known: {obstacle[0]}", obstacle[1])
     return Resolved(phase.id, "scalar", name, None, scalar.unit, None, unit_known=not scalar.text, text=scalar.text)
 
 
@@ -240,7 +234,7 @@ def _obstacle(name: str, *, runbook: Runbook, phase: Phase) -> tuple[str, str] |
     return None
 
 
-def _resolve_open_scalar(name: str, *, runbook: Runbook, phase: Phase, column: int) -> Resolved:
+def _resolve_open_scalar(name: str, *, runbook: Runbook, phase: Phase) -> Resolved:
     family, key = name.split(".")
     metrics = runbook.trainer.metrics
     problem: tuple[str, str] | None = None
@@ -258,33 +252,24 @@ def _resolve_open_scalar(name: str, *, runbook: Runbook, phase: Phase, column: i
     elif family != "metrics" and metrics.env is None:
         problem = "the trainer does not record its config", "declare trainer.metrics.env, such as env.json"
     if problem is not None:
-        raise UnresolvedReference(f"{name} can never be known: {problem[0]}", fix=problem[1], column=column)
+        raise UnresolvedReference(f"{name} can never be known: {problem[0]}", problem[1])
     return Resolved(phase.id, "scalar", name, None, "", None, unit_known=False)
 
 
-def _resolve_series(metric: str, statistic: str, *, runbook: Runbook, phase: Phase, column: int) -> Resolved:
+def _resolve_series(metric: str, statistic: str, *, runbook: Runbook, phase: Phase) -> Resolved:
     if not isinstance(phase, TrainingPhase):
         known = list(phase.known_scalars())
-        raise UnresolvedReference(
-            f"phase {phase.id} is of kind {phase.kind} and measures no {metric}.{statistic}",
-            fix=nearest(f"{metric}.{statistic}", known, f"it knows {', '.join(known)}"),
-            column=column,
-        )
+        message = f"phase {phase.id} is of kind {phase.kind} and measures no {metric}.{statistic}"
+        raise UnresolvedReference(message, nearest(f"{metric}.{statistic}", known, f"it knows {', '.join(known)}"))
     series = _series_in(runbook, phase)
     if metric not in series:
-        _reject_metric(metric, statistic, series, column)
+        _reject_metric(metric, statistic, series)
     if statistic not in STATISTICS:
-        raise UnresolvedReference(
-            f"{statistic} is not a statistic",
-            fix=nearest(statistic, STATISTICS, f"statistics: {', '.join(STATISTICS)}"),
-            column=column + len(metric) + 1,
-        )
+        fix = nearest(statistic, STATISTICS, f"statistics: {', '.join(STATISTICS)}")
+        raise UnresolvedReference(f"{statistic} is not a statistic", fix, column=len(metric) + 1)
     if series[metric].cuda_only and runbook.hardware.gpus == 0:
-        raise UnresolvedReference(
-            f"{metric} is measured on a GPU, and hardware.gpus is 0",
-            fix="set hardware.gpus, or drop the criterion",
-            column=column,
-        )
+        message = f"{metric} is measured on a GPU, and hardware.gpus is 0"
+        raise UnresolvedReference(message, "set hardware.gpus, or drop the criterion")
     unit = _SPREAD.get(statistic, series[metric].unit)
     declared = metric in METRICS or metric in runbook.trainer.metrics.extra
     return Resolved(
@@ -299,20 +284,15 @@ def _resolve_series(metric: str, statistic: str, *, runbook: Runbook, phase: Pha
     )
 
 
-def _reject_metric(metric: str, statistic: str, series: dict[str, Metric], column: int) -> None:
+def _reject_metric(metric: str, statistic: str, series: dict[str, Metric]) -> None:
     if metric in METRICS:
         fix = f"declare trainer.metrics.csv or heartbeat, or write {{{metric}}} in trainer.metrics.stdout"
         if metric == "toks_per_s" and "step_time_s" in series:
             fix = "declare trainer.tokens_per_step, from which it follows with the time of a step"
-        raise UnresolvedReference(
-            f"{metric} can never be known: the trainer declares no source of it", fix=fix, column=column
-        )
+        raise UnresolvedReference(f"{metric} can never be known: the trainer declares no source of it", fix)
     whole = f"{metric}.{statistic}"
     scalar = nearest(whole, SCALARS, "", cutoff=0.8)
     if scalar:
-        raise UnresolvedReference(f"there is no {whole}", fix=scalar, column=column)
-    raise UnresolvedReference(
-        f"there is no metric called {metric}",
-        fix=nearest(metric, series, "declare it in trainer.metrics.extra as name: unit if the trainer writes it"),
-        column=column,
-    )
+        raise UnresolvedReference(f"there is no {whole}", scalar)
+    fix = nearest(metric, series, "declare it in trainer.metrics.extra as name: unit if the trainer writes it")
+    raise UnresolvedReference(f"there is no metric called {metric}", fix)

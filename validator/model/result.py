@@ -1,11 +1,11 @@
 """What was measured in one run: series and scalars, each with the file it came from.
 
-Arrays are numpy's, so this module is imported only where something has been collected.
+Arrays are numpy's, which only what collects or measures loads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -115,36 +115,204 @@ class Samples:
     columns: Mapping[str, npt.NDArray[np.float64]]
 
 
+# What a run left besides its series and scalars.
+
+
+@dataclass(frozen=True)
+class LogHit:
+    """A line of a log that shows something. `line` is None in the tail of a log that is too long to be read whole."""
+
+    path: str
+    line: int | None
+    text: str
+
+
+@dataclass(frozen=True)
+class CollectiveWait(LogHit):
+    """A stack dump that shows a rank in a collective."""
+
+    collective: str
+
+
+@dataclass(frozen=True)
+class RankError:
+    """What a rank raised; `time_s` in Unix seconds, None where that is not known."""
+
+    rank: int
+    path: str
+    message: str
+    time_s: float | None = None
+
+
+@dataclass(frozen=True)
+class RankProgress:
+    """How far a rank came by its heartbeat: times in Unix seconds, None where no record has one."""
+
+    path: str
+    pid: int | None
+    first_ts: float | None
+    last_ts: float | None
+    last_step: int
+    last_progress_ts: float | None
+    last_msg: str
+    done: bool
+
+
+@dataclass(frozen=True)
+class InvalidWindow:
+    """Steps, both included, in which nothing may be measured."""
+
+    first_step: int
+    last_step: int
+    reason: str
+    source: str | None = None
+
+    @property
+    def throttled(self) -> bool:
+        """Whether a GPU slowed itself down, which a long run does too."""
+        return "throttled" in self.reason
+
+    @property
+    def clock_set(self) -> bool:
+        """Whether the wall clock was set."""
+        return "wall clock" in self.reason
+
+
+@dataclass(frozen=True)
+class Halt:
+    """`.HALT` in the trainer's folder; `stale` is from before the run."""
+
+    path: str
+    text: str
+    anomaly: str | None
+    stale: bool
+
+    @property
+    def why(self) -> str:
+        """Why it was written."""
+        return self.anomaly or self.text or "no reason was given"
+
+
+@dataclass(frozen=True)
+class LoaderError:
+    """Why a rank got no batch; `unreachable` where its source cannot be reached from here."""
+
+    rank: int
+    path: str
+    error: str
+    unreachable: bool
+
+
+@dataclass(frozen=True)
+class NamedTest:
+    """A test that did not pass."""
+
+    name: str
+    message: str
+
+
+@dataclass(frozen=True)
+class UnpassedTests:
+    """Tests that did not pass, by how; of each at most a few hundred."""
+
+    failed: tuple[NamedTest, ...] = ()
+    errors: tuple[NamedTest, ...] = ()
+    skipped: tuple[NamedTest, ...] = ()
+
+
+@dataclass(frozen=True)
+class PrintedFormat:
+    """The print format by which a log was read for which no pattern was given."""
+
+    path: str
+    format: str
+    pattern: str
+    about: str
+
+
+@dataclass(frozen=True)
+class PrintedPlaces:
+    """Steps and line numbers of the rows of the log `path`, both `[n]`, and the steps of rows beside a line about a
+    pause: `pauses` are steps before and after which the log names a validation, a checkpoint or the end of an epoch.
+    """
+
+    steps: Steps
+    lines: Steps
+    pauses: Steps
+    path: str = ""
+
+
+@dataclass(frozen=True)
+class TraceSummary:
+    """trace/summary.json: the named ranges that it contains; None where it does not list them."""
+
+    ranges: tuple[str, ...] | None
+
+
+class RunTable(Frozen):
+    """A table that a run left: which attention ran, which kernels took the time. Columns of numbers contain numbers."""
+
+    caption: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str | int | float | None, ...], ...]
+
+
+@dataclass
+class RunEvidence:
+    """What a run left that is neither a series nor a scalar. What was not there to be read is empty, or None.
+
+    Attributes:
+        derived: names of the series that follow from others, since the trainer did not write them.
+        tokens_per_step: as the runbook declares, or else the trainer reports; `pause_every` as declared.
+        world_size: ranks that the trainer reports, or as planned.
+        gpu_mem_total_mib: size of the GPU's memory, by the trainer's memory dump.
+        arrivals: source to (steps `[n]`, seconds `[n]`): when each step had arrived, by the supervisor's clock.
+        step_times_s: steps `[n]`, and the Unix time `[n]` at which each ended, by the lowest rank's heartbeat.
+        resumed_s: first record of each process of rank 0 after the first, Unix seconds.
+        heartbeats: rank to how far it came.
+        samples: the machine during the run.
+        invalid_windows: steps whose rows are excluded.
+        log_hits: kind of trouble to lines, from one bounded scan of all logs.
+        log_contains: each wanted text to its first appearance in rank 0's log; None where it has none.
+        errors: of ranks that raised, the first in time first.
+        fallbacks: counter to calls, by fallback_counters.csv, which is written only when something fell back.
+        audit_entries: keys with content in sdpa_audit.json; None without the file.
+        own: what only the kind of the run reads; `JudgedRun.own` gives it back to the kind by its class.
+    """
+
+    derived: list[str] = field(default_factory=list)
+    tokens_per_step: float | None = None
+    pause_every: int | None = None
+    world_size: int | None = None
+    gpu_mem_total_mib: float | None = None
+    arrivals: Mapping[str, tuple[Steps, Floats]] = field(default_factory=dict)
+    step_times_s: tuple[Steps, Floats] | None = None
+    resumed_s: tuple[float, ...] = ()
+    heartbeats: Mapping[int, RankProgress] = field(default_factory=dict)
+    samples: Samples | None = None
+    invalid_windows: Sequence[InvalidWindow] = ()
+    halt: Halt | None = None
+    loader_error: LoaderError | None = None
+    log_hits: Mapping[str, Sequence[LogHit]] = field(default_factory=dict)
+    log_contains: Mapping[str, LogHit | None] = field(default_factory=dict)
+    waiting_in: Sequence[CollectiveWait] = ()
+    errors: Sequence[RankError] = ()
+    printed: PrintedFormat | None = None
+    places: PrintedPlaces | None = None
+    tests: UnpassedTests | None = None
+    fallbacks: Mapping[str, int] | None = None
+    audit_entries: tuple[str, ...] | None = None
+    trace: TraceSummary | None = None
+    tables: tuple[RunTable, ...] = ()
+    own: object = None
+
+
 @dataclass(frozen=True)
 class Result:
     """Everything read from one run's folder.
 
     `series` are global (CSV, stdout, or rank 0's heartbeat), `rank_series` are per rank, `requested` and `effective`
     the config that the trainer reports (None when it reports none), `environment` the rest of its env.json.
-
-    `extra` holds what is neither a series nor a scalar; each key is there only when there was something to read:
-    `derived`     names of the series that follow from others, since the trainer did not write them;
-    `arrivals`    source to (steps [n], seconds [n]): when each step had arrived, by the supervisor's monotonic clock;
-    `tokens_per_step` tokens of a step, as the runbook declares or else the trainer reports; `pause_every` as declared;
-    `world_size`  ranks that the trainer reports (or as planned, when it reports none);
-    `heartbeats`  rank to {path, pid, lines, first_ts, last_ts, last_progress_ts, last_step, last_msg, max_gap_s, done};
-    `rank_compute_time_s` rank to its median compute time per step, after warm-up;
-    `invalid_windows` [{first_step, last_step, reason}] whose rows are excluded;
-    `gpu_mem_total_mib` size of the GPU's memory, by the trainer's memory dump;
-    `halt`        {path, text, anomaly, stale};
-    `tests`       {failed, errors, skipped}: each a list of {name, message};
-    `log_hits`    kind of trouble to [{path, line, text}], from one bounded scan of all logs;
-    `waiting_in`  [{path, line, text, collective}] of stack dumps that show a rank in a collective;
-    `log_contains` each wanted text to {path, line} of its first appearance in rank 0's log, or None;
-    `errors`      [{rank, path, message}] of ranks that raised;
-    `files`       names of further contract files found, relative to the run folder, to their kind;
-    `sdpa_audit`  the content of sdpa_audit.json; `trace` that of trace/summary.json;
-    `fallbacks`   counter to calls, by fallback_counters.csv, which is written only when something fell back;
-    `tables`      [{caption, columns, rows}] to be shown with the run's metrics;
-    `samples`     the machine during the run (`Samples`); `step_times_s` steps, and the time at which each ended;
-    `resumed_s`   first record of each process of rank 0 after the first, Unix seconds;
-    `loader_error` {rank, path, error, unreachable} of the first rank that got no batch;
-    `smoke`       the JSON object that the data-loader smoke test printed.
     """
 
     run: str
@@ -158,4 +326,4 @@ class Result:
     sources: tuple[SourceFile, ...]
     log_tail: tuple[str, ...] = ()
     log_path: str | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    evidence: RunEvidence = field(default_factory=RunEvidence)

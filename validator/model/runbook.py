@@ -1,7 +1,7 @@
 """The runbook: what a person declares.
 
 `docs/runbook-reference.md` and the JSON Schema are generated from these models. The parts are in
-`validator.model.parts`, the phases in `validator.model.phases`; every name can be imported from here.
+`validator.model.parts`, the phases in `validator.model.phases`; those that others need can be imported from here.
 """
 
 from __future__ import annotations
@@ -10,68 +10,31 @@ from typing import Literal
 
 from pydantic import Field
 
-from validator.model.parts import (
-    BUNDLED_METRICS,
-    Count,
-    Criterion,
-    Defaults,
-    ExtraSeries,
-    Hardware,
-    Setting,
-    Trainer,
-    TrainerMetrics,
-    Watchdog,
-)
-from validator.model.phases import (
-    AbPhase,
-    Arm,
-    AuditPhase,
-    Choose,
-    CommandPhase,
-    DataPhase,
-    PhaseBase,
-    PreflightPhase,
-    ProcessPhase,
-    ProfilePhase,
-    PytestPhase,
-    SoakPhase,
-    SweepPhase,
-    TrainingPhase,
-    TrainPhase,
-)
-from validator.model.schemas import Phase, declare
+from validator.model.parts import BUNDLED_METRICS as BUNDLED_METRICS
+from validator.model.parts import Arm as Arm
+from validator.model.parts import Choose as Choose
+from validator.model.parts import Criterion as Criterion
+from validator.model.parts import Defaults as Defaults
+from validator.model.parts import ExtraSeries as ExtraSeries
+from validator.model.parts import Hardware as Hardware
+from validator.model.parts import Setting as Setting
+from validator.model.parts import Trainer as Trainer
+from validator.model.parts import TrainerMetrics as TrainerMetrics
+from validator.model.parts import Watchdog as Watchdog
+from validator.model.phases import CommandPhase as CommandPhase
+from validator.model.phases import PhaseBase as PhaseBase
+from validator.model.phases import PreflightPhase as PreflightPhase
+from validator.model.phases import ProcessPhase as ProcessPhase
+from validator.model.phases import PytestPhase as PytestPhase
+from validator.model.schemas import Phase as Phase
+from validator.model.schemas import declare
+from validator.model.training_phases import ArmsPhase as ArmsPhase
+from validator.model.training_phases import AuditPhase as AuditPhase
+from validator.model.training_phases import DataPhase as DataPhase
+from validator.model.training_phases import SweepPhase as SweepPhase
+from validator.model.training_phases import TrainingPhase as TrainingPhase
+from validator.model.training_phases import TrainPhase as TrainPhase
 from validator.model.units import Frozen
-
-__all__ = [
-    "BUNDLED_METRICS",
-    "AbPhase",
-    "Arm",
-    "AuditPhase",
-    "Choose",
-    "CommandPhase",
-    "Count",
-    "Criterion",
-    "DataPhase",
-    "Defaults",
-    "ExtraSeries",
-    "Hardware",
-    "Phase",
-    "PhaseBase",
-    "PreflightPhase",
-    "ProcessPhase",
-    "ProfilePhase",
-    "PytestPhase",
-    "Runbook",
-    "Setting",
-    "SoakPhase",
-    "SweepPhase",
-    "TrainPhase",
-    "Trainer",
-    "TrainerMetrics",
-    "TrainingPhase",
-    "Watchdog",
-    "declare_kind",
-]
 
 
 class Runbook(Frozen):

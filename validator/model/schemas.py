@@ -1,29 +1,21 @@
 """The kinds that a runbook may name: their models, and the numbers that criteria may use.
 
-`validator.kinds.registry` adds those that come from outside.
+Every model of `phases` and `training_phases` that names its kind is one; `validator.kinds.registry` adds those from
+outside.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Union, get_args
+from collections.abc import Iterator
+from typing import Annotated, Any, TypeVar, Union, get_args
 
 from pydantic import AfterValidator, Field, GetCoreSchemaHandler
 
+from validator.model import training_phases  # noqa: F401 - its classes are declared below
 from validator.model.catalogue import Scalar
-from validator.model.phases import (
-    AbPhase,
-    AuditPhase,
-    CommandPhase,
-    DataPhase,
-    PhaseBase,
-    PreflightPhase,
-    ProcessPhase,
-    ProfilePhase,
-    PytestPhase,
-    SoakPhase,
-    SweepPhase,
-    TrainPhase,
-)
+from validator.model.phases import PhaseBase, ProcessPhase
+
+T = TypeVar("T")
 
 SCHEMAS: dict[str, type[PhaseBase]] = {}
 """Kind of phase to its model, in the order of the reference."""
@@ -73,6 +65,11 @@ def schema_of(kind: str) -> type[PhaseBase]:
     return SCHEMAS[kind]
 
 
+def reported(kind: str) -> type[PhaseBase]:
+    """The model of a kind that a report names; what every phase has where nothing declares it here."""
+    return SCHEMAS.get(kind, PhaseBase)
+
+
 def _known(kind: str) -> str:
     schema_of(kind)
     return kind
@@ -81,18 +78,15 @@ def _known(kind: str) -> str:
 KindName = Annotated[str, AfterValidator(_known)]
 """A kind of phase by its name, of those that are declared when it is read."""
 
-declare(
-    PreflightPhase,
-    CommandPhase,
-    PytestPhase,
-    TrainPhase,
-    SweepPhase,
-    AbPhase,
-    AuditPhase,
-    ProfilePhase,
-    SoakPhase,
-    DataPhase,
-)
+
+def classes_below(base: type[T]) -> Iterator[type[T]]:
+    """The classes that are based on `base`, in the order in which they were defined, each before those below it."""
+    for one in base.__subclasses__():
+        yield one
+        yield from classes_below(one)
+
+
+declare(*(model for model in classes_below(PhaseBase) if "kind" in model.model_fields))
 
 
 class _ByKind:

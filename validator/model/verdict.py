@@ -8,7 +8,7 @@ from pydantic import Field
 
 from validator.errors import ExitCode
 from validator.model.contrast import Contrast
-from validator.model.result import MetricStats, ScalarValue
+from validator.model.result import MetricStats, RunTable, ScalarValue
 from validator.model.units import Frozen, RunId
 
 
@@ -108,14 +108,6 @@ class ArmComparison(Frozen):
     effect_ci: tuple[float, float] | None = None
     min_effect: float
     message: str
-
-
-class RunTable(Frozen):
-    """A table that a run left: which attention ran, which kernels took the time. Columns of numbers contain numbers."""
-
-    caption: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str | int | float | None, ...], ...]
 
 
 class RunReport(Frozen):

@@ -2,7 +2,3 @@
 
 `schedule` puts a job into systemd or cron, `job` is what either of them starts.
 """
-
-from __future__ import annotations
-
-__all__: list[str] = []

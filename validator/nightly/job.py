@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -37,12 +38,10 @@ def require_prometheus(path: Path) -> None:
     Raises:
         NightlyError: when the library is missing or the file cannot be there.
     """
-    try:
-        import prometheus_client  # noqa: F401 -- to see that it is there
-    except ImportError:
+    if find_spec("prometheus_client") is None:
         raise NightlyError(
             "--prometheus needs the library prometheus-client: pip install 'training-validator[nightly]'"
-        ) from None
+        )
     if path.suffix != ".prom" or not path.parent.is_dir():
         raise NightlyError(f"--prometheus {path}: name a file that ends in .prom in a folder that exists")
 
@@ -137,15 +136,12 @@ def _alone(folder: Path, name: str) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def _opened_log(path: Path) -> Iterator[BinaryIO]:
-    """The log of a start; nothing is kept where the disk has no room for one."""
+def _opened_log(path: Path) -> BinaryIO:
+    """The log of a start, open for writing; nothing is kept where the disk has no room for one."""
     try:
-        file = path.open("wb", buffering=0)
+        return path.open("wb", buffering=0)
     except OSError:
-        file = Path(os.devnull).open("wb", buffering=0)  # noqa: SIM115 -- closed below
-    with file:
-        yield file
+        return Path(os.devnull).open("wb", buffering=0)
 
 
 def _run_validation(
@@ -204,26 +200,18 @@ def _follow_up(job: Nightly, run: NightlyRun, log: BinaryIO) -> None:
         with suppress(OSError):  # a full disk must not prevent the notification
             log.write(f"{redact(text)}\n".encode("utf-8", "backslashreplace"))
 
-    def attempt(what: str, action: Callable[[], Iterable[str]]) -> None:
+    def attempt(what: str, action: Callable[[], Iterable[str] | None]) -> None:
         try:
-            for line in action():
+            for line in action() or ():
                 note(f"{what}: {line}")
         except Exception as error:  # noqa: BLE001 -- the decision stands, whatever fails after it
             note(f"{what} failed: {type(error).__name__}: {error}")
 
     groups: list[Group] = []
-
-    def record() -> tuple[()]:
-        replace_file(Path(job.state) / "last.json", json.dumps(asdict(run), indent=2) + "\n")
-        return ()
-
-    def compare() -> tuple[()]:
-        groups.extend(_group_of(job, run))
-        return ()
-
-    attempt("record", record)
+    last = json.dumps(asdict(run), indent=2) + "\n"
+    attempt("record", lambda: replace_file(Path(job.state) / "last.json", last))
     attempt("retention", lambda: _retain(job, run))
-    attempt("history", compare)
+    attempt("history", lambda: groups.extend(_group_of(job, run)))
     group = groups[0] if groups else None
     if job.prometheus:
         target = Path(job.prometheus)

@@ -10,7 +10,7 @@ from validator.errors import ExitCode
 from validator.judge import decide, judge_phase, recommend
 from validator.model.catalogue import METRICS, version_of
 from validator.model.record import PhaseRecord, ValidationRecord
-from validator.model.runbook import SoakPhase, TrainPhase
+from validator.model.runbook import TrainingPhase
 from validator.model.verdict import Artifact, Decision, PhaseReport, Recommendation, RunbookRef, ValidationReport
 from validator.plan import launch_words
 from validator.runs.folder import FolderError, RunFolder
@@ -81,11 +81,11 @@ def _recommended(found: Recommendation) -> Recommendation:
 
 
 def _launch_command(record: ValidationRecord) -> str | None:
-    """The command to train with the declared settings: that of the widest train or soak phase that ran last."""
+    """The command to train with the declared settings: that of the widest phase of one config that ran last."""
     ran = [
         (run.spec.nproc, place, phase.phase, run.spec)
         for place, phase in enumerate(record.phases)
-        if isinstance(phase.phase, (TrainPhase, SoakPhase))
+        if isinstance(phase.phase, TrainingPhase) and phase.phase.one_config
         for run in phase.runs
     ]
     if not ran:

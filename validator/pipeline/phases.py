@@ -231,7 +231,7 @@ def _remedied(session: Session, state: State, record: PhaseRecord, report: Phase
             break
         status = _judge_record(session, state, replace(record, runs=attempt.runs)).status
         helped = status == "PASS"
-        decides = helped and remedy.keeps_config(record.phase.kind)
+        decides = helped and remedy.keeps_config(kind_of(record.phase.kind).free)
         session.journal.append(
             "remedy_ended", phase=record.phase.id, remedy=remedy.name, status=status, decides=decides
         )

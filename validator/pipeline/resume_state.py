@@ -8,7 +8,6 @@ attempt are kept.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -76,20 +75,12 @@ def _spent_s(phase: str, events: Sequence[Event]) -> float:
     """Time that earlier runners spent in a phase: from its start to its end, or to their own."""
     spent = 0.0
     for session in runner_sessions(events):
-        inside = itertools.dropwhile(
-            lambda e: not (e.event == "phase_started" and e.fields.get("phase") == phase), session
-        )
-        spent += _length_s(_up_to_end(phase, inside))
+        own = [event.event if event.fields.get("phase") == phase else "" for event in session]
+        if "phase_started" in own:
+            begin = own.index("phase_started")
+            end = own.index("phase_ended", begin) if "phase_ended" in own[begin:] else len(own)
+            spent += _length_s(session[begin : end + 1])
     return spent
-
-
-def _up_to_end(phase: str, events: Iterator[Event]) -> tuple[Event, ...]:
-    kept = []
-    for event in events:
-        kept.append(event)
-        if event.event == "phase_ended" and event.fields.get("phase") == phase:
-            break
-    return tuple(kept)
 
 
 def _attempts(run: str, events: Sequence[Event]) -> Iterator[Attempt]:

@@ -19,13 +19,13 @@ from validator.model.plan import Plan, RunSpec
 from validator.model.record import Attempt, Outcome
 from validator.model.resolve import LAST_GO
 from validator.model.runbook import Runbook
-from validator.pipeline.compare import facts_of
 from validator.pipeline.evaluate import stored_report
+from validator.pipeline.inspect import facts_of
 from validator.pipeline.live_report import LiveReport
 from validator.pipeline.resume_state import ResumeState, read_resume_state
+from validator.pipeline.write import render_json
 from validator.report.terminal import make_observer
 from validator.report.terminal.observer import Observer
-from validator.report.write import render_json
 from validator.runs.folder import JOURNAL, RunFolder, last_go
 from validator.runs.journal import Event, Journal, JournalBusy, read, sound
 from validator.runs.replay import events_of, last_go_digest, last_runner
@@ -241,11 +241,9 @@ def record_machine(session: Session) -> None:
     before = folder.load_environment()
     if session.resume_state.resumed and before:
         changed = changes(before, found)
-        for what, (was, now) in changed.items():
-            session.observer.note(
-                f"{what} has changed since the first part: {was or 'none'} before, {now or 'none'} now"
-            )
         lines = {what: f"{was or 'none'} before, {now or 'none'} now" for what, (was, now) in changed.items()}
+        for what, line in lines.items():
+            session.observer.note(f"{what} has changed since the first part: {line}")
         resumptions = {**before.get("resumed", {}), str(found["time"]): lines or "on the same machine and software"}
         found = {**before, "resumed": resumptions}
     folder.save_environment(found)
@@ -294,8 +292,5 @@ def require_same_machine(folder: RunFolder, runbook: Runbook) -> None:
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     """Facts of two snapshots that affect results and differ, by dotted name: before and now, empty where absent."""
     old, new = facts_of(before), facts_of(now)
-    return {
-        name: (old.get(name, ""), new.get(name, ""))
-        for name in sorted({*old, *new})
-        if old.get(name, "") != new.get(name, "")
-    }
+    both = {name: (old.get(name, ""), new.get(name, "")) for name in sorted({*old, *new})}
+    return {name: (was, is_now) for name, (was, is_now) in both.items() if was != is_now}

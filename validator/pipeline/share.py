@@ -26,18 +26,8 @@ from validator.history.store import folder_bytes
 from validator.model.units import format_size
 from validator.model.verdict import ValidationReport
 from validator.pipeline.write import Finished, rerender
+from validator.runs import replay
 from validator.runs.folder import JOURNAL, RENDERINGS, FolderError, RunFolder, utc_now
-from validator.runs.replay import (
-    LARGEST_TEXT,
-    SHARE_FILE,
-    compact,
-    declared_digest,
-    ending,
-    events_of,
-    is_shared,
-    last_runner,
-    on_one_line,
-)
 from validator.secrets.pseudonyms import Pseudonyms
 
 MAX_BYTES = 4 * 2**20
@@ -82,7 +72,8 @@ class Shared:
         lines = [f"Sanitized copy: {self.copy.folder} ({format_size(self.bytes)})"]
         if self.left_out:
             total = sum(one.bytes for one in self.left_out)
-            lines.append(f"Left out, as listed in {SHARE_FILE}: {len(self.left_out)} files of {format_size(total)}")
+            count = f"{len(self.left_out)} files of {format_size(total)}"
+            lines.append(f"Left out, as listed in {replay.SHARE_FILE}: {count}")
         lines.append("Names that cannot be recognized, such as those in a text of yours, stay: look before you send.")
         return "\n".join(lines)
 
@@ -119,10 +110,10 @@ def share(run_dir: Path, *, out: Path | None = None, max_bytes: int = MAX_BYTES)
 
 def _require_original(folder: RunFolder) -> None:
     """Raises FolderError when the folder is a sanitized copy itself, or its validation has not ended."""
-    if is_shared(folder):
+    if replay.is_shared(folder):
         raise FolderError(f"{folder.root} is a sanitized copy already; share the run folder that it was made from")
-    events = events_of(folder)
-    if last_runner(folder, events).alive() and not ending(events):
+    events = replay.events_of(folder)
+    if replay.last_runner(folder, events).alive() and not replay.ending(events):
         raise FolderError(f"{folder.header.run_id} is still being run; share it when it has ended")
 
 
@@ -138,7 +129,7 @@ def _sanitized(folder: RunFolder, target: Path, names: Pseudonyms, report: Valid
         judged, paths = rerender(copy)
         total = folder_bytes(target)
         if total > max_bytes:
-            compact(copy)
+            replay.compact(copy)
             total = folder_bytes(target)
         if total <= max_bytes:
             break
@@ -161,7 +152,8 @@ def _names(folder: RunFolder) -> Pseudonyms:
     """Everything that the folder itself says about whose it is."""
     header, environment = folder.header, folder.load_environment()
     hosts = [header.host, str(environment.get("host") or "")]
-    hosts += [str(event.fields["runner"].get("host", "")) for event in events_of(folder) if event.event == "resumed"]
+    resumed = (event for event in replay.events_of(folder) if event.event == "resumed")
+    hosts += [str(event.fields["runner"].get("host", "")) for event in resumed]
     interpreter = Path(header.python).parent.parent
     roots = {header.cwd: "WORK", str(interpreter): "PYTHON", str(folder.root): "RUN"}
     where = (environment.get("disk") or {}).get("path")
@@ -188,21 +180,18 @@ def _cleaned(folder: RunFolder, names: Pseudonyms) -> tuple[dict[str, str], list
     with folder.tree() as tree:
         for entry in tree.walk():
             relative, size = entry.path, entry.bytes
-            if entry.kind != "file" or relative in _RENDERED or relative == SHARE_FILE:
+            if entry.kind != "file" or relative in _RENDERED or relative == replay.SHARE_FILE:
                 continue
-            never = relative.endswith(_NEVER_TEXT) or size > LARGEST_TEXT
-            text = None if never else _decoded_text(tree.read(relative, limit=LARGEST_TEXT))
+            never = relative.endswith(_NEVER_TEXT) or size > replay.LARGEST_TEXT
+            data = b"\0" if never else tree.read(relative, limit=replay.LARGEST_TEXT)
             name = names.text(relative, secrets=relative not in _HEADERS)
-            if text is None:
-                why = "larger than what is cleaned" if size > LARGEST_TEXT else "not a text, so it cannot be cleaned"
+            if b"\0" in data:
+                large = size > replay.LARGEST_TEXT
+                why = "larger than what is cleaned" if large else "not a text, so it cannot be cleaned"
                 left_out.append(LeftOut(name, size, why))
             else:
-                texts[name] = _clean(relative, text, names)
+                texts[name] = _clean(relative, data.decode("utf-8", "replace"), names)
     return texts, left_out
-
-
-def _decoded_text(data: bytes) -> str | None:
-    return None if b"\0" in data else data.decode("utf-8", "replace")
 
 
 def _clean(relative: str, text: str, names: Pseudonyms) -> str:
@@ -268,7 +257,7 @@ def _write_copy(
     }
     copy = RunFolder.open(target)
     with copy.tree() as tree:
-        tree.write(SHARE_FILE, json.dumps(form, indent=2) + "\n")
+        tree.write(replay.SHARE_FILE, json.dumps(form, indent=2) + "\n")
     environment = copy.load_environment()
     copy.save_environment({**environment, "shared_copy": _account(form)})
 
@@ -279,7 +268,7 @@ def _account(form: Mapping[str, Any]) -> dict[str, str]:
     count = len(form["left_out"])
     return {
         "names": "hosts, accounts, paths, addresses and serial numbers are replaced, the same one always by the same",
-        "left_out": f"{count} files of {format_size(total)}, listed in {SHARE_FILE}" if count else "nothing",
+        "left_out": f"{count} files of {format_size(total)}, listed in {replay.SHARE_FILE}" if count else "nothing",
         "packed": f"{len(form['packed'])} files by gzip; `validator report` reads them as they are"
         if form["packed"]
         else "nothing",
@@ -321,7 +310,7 @@ def _rechecked(event: dict[str, Any], content: Mapping[str, bytes], digests: Map
     if isinstance(event.get("sources"), dict):
         event["sources"] = {name: digests[name] for name in event["sources"] if name in digests}
     if "header" in event:
-        event["header"] = declared_digest(content["run.json"])
+        event["header"] = replay.declared_digest(content["run.json"])
     if "last_go" in event:
         event["last_go"] = digests.get("last_go.json")
-    return on_one_line(event).rstrip("\n")
+    return replay.on_one_line(event).rstrip("\n")

@@ -15,22 +15,13 @@ from validator.kinds.registry import load
 from validator.model.plan import Plan
 from validator.model.runbook import Runbook
 from validator.model.verdict import ValidationReport
+from validator.pipeline import session as effects
 from validator.pipeline.phases import State, begin, run_phase
 from validator.pipeline.resume_state import clean_loaded, with_secrets
-from validator.pipeline.session import (
-    Session,
-    locked,
-    open_session,
-    require_hardware,
-    require_idle,
-    require_same_machine,
-    working_folder,
-)
 from validator.pipeline.write import Finished, render, report
 from validator.plan import first_plan, make_plan
-from validator.report.write import ReportPaths
 from validator.runbook import LoadedRunbook, find
-from validator.runs.folder import RunFolder, require_made_from, utc_now
+from validator.runs.folder import ReportPaths, RunFolder, require_made_from, utc_now
 from validator.runs.replay import RunEnd, ending, events_of, lacked_room, pending
 
 
@@ -58,8 +49,8 @@ def execute(request: RunRequest, *, quiet: bool = False) -> Finished:
     """
     loaded = request.loaded or load(find(request.runbook), overrides=request.overrides)
     plan = first_plan(loaded.runbook, only=request.only, skip=request.skip)
-    require_hardware(loaded.runbook)
-    with locked(loaded.runbook, enabled=request.lock) as lock:
+    effects.require_hardware(loaded.runbook)
+    with effects.locked(loaded.runbook, enabled=request.lock) as lock:
         with disk_errors(request.parent, command=f"validator run {request.runbook}"):
             folder = RunFolder.create(
                 clean_loaded(loaded),
@@ -102,18 +93,18 @@ def resume(
     header = folder.header
     if runbook is not None:
         require_made_from(folder, load(find(runbook)))
-    require_idle(folder)
+    effects.require_idle(folder)
     events = events_of(folder)
     ended = ending(events)
     if ended is not None and ended.event == "finished" and not lacked_room(events):
         return replace(report(run_dir), had_ended=True)
-    with working_folder(cwd=header.cwd, python=header.python):
+    with effects.working_folder(cwd=header.cwd, python=header.python):
         declared = with_secrets(folder, overrides)
     plan = make_plan(declared, run_dir=folder.root, python=header.python, only=header.only, skip=header.skip)
-    require_hardware(header.runbook)
-    with working_folder(cwd=header.cwd, python=header.python):
-        require_same_machine(folder, header.runbook)
-    with locked(header.runbook, enabled=lock) as machine:
+    effects.require_hardware(header.runbook)
+    with effects.working_folder(cwd=header.cwd, python=header.python):
+        effects.require_same_machine(folder, header.runbook)
+    with effects.locked(header.runbook, enabled=lock) as machine:
         machine.name(folder.root)
         fail_fast = fail_fast or header.fail_fast
         result, paths = _carry_out(folder, declared, plan, quiet=quiet, fail_fast=fail_fast, resume=True)
@@ -127,10 +118,12 @@ def _carry_out(
     """Run the phases of a new folder, or with `resume` what is left of them, and write the reports."""
     header = folder.header
     # A new run is in its folder already, and may end there although somebody removes that folder meanwhile.
-    work = working_folder(cwd=header.cwd, python=header.python) if resume else nullcontext()
+    work = effects.working_folder(cwd=header.cwd, python=header.python) if resume else nullcontext()
     with (
         disk_errors(folder.root, command=f"validator run --resume {folder.root}"),
-        open_session(folder, runbook=runbook, plan=plan, quiet=quiet, fail_fast=fail_fast, resume=resume) as session,
+        effects.open_session(
+            folder, runbook=runbook, plan=plan, quiet=quiet, fail_fast=fail_fast, resume=resume
+        ) as session,
     ):
         with work:
             state = begin(session)
@@ -139,7 +132,7 @@ def _carry_out(
         return finish(session, state)
 
 
-def finish(session: Session, state: State) -> tuple[ValidationReport, ReportPaths]:
+def finish(session: effects.Session, state: State) -> tuple[ValidationReport, ReportPaths]:
     """Diagnose and decide, write the reports, and show the decision. Each phase was judged when it ended."""
     session.live_report.close()  # what is written from here on is final
     record = pending(session.folder, state.records)

@@ -2,39 +2,33 @@
 
 from __future__ import annotations
 
+import json
+import math
 import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from validator.errors import disk_errors
-from validator.files import Tree
+from validator.files import Tree, replace_file
 from validator.model.plan import PhasePlan, Plan
 from validator.model.record import ValidationRecord
 from validator.model.verdict import PhaseReport, RemainingTime, ValidationReport
-from validator.pipeline.compare import since_last_go
 from validator.pipeline.evaluate import assemble, judge
+from validator.pipeline.inspect import since_last_go
 from validator.plan import make_plan
 from validator.plan.eta import Eta
 from validator.report.charts import record_charts
-from validator.report.write import ReportPaths, write_all
-from validator.runs.folder import RunFolder
+from validator.report.exports import render_junit, render_recommended_env
+from validator.report.html import render_html
+from validator.report.markdown import render_markdown
+from validator.report.specs import ChartData
+from validator.runs import replay
+from validator.runs.folder import RENDERINGS, ReportPaths, RunFolder
 from validator.runs.journal import Event
-from validator.runs.replay import (
-    RunEnd,
-    compact,
-    end_of,
-    ending,
-    events_of,
-    is_compact,
-    is_shared,
-    last_runner,
-    readable,
-    reconstruct,
-    runner_sessions,
-)
 from validator.times import parse_time, utc_now
 
 
@@ -81,7 +75,7 @@ def render(
     folder: RunFolder,
     record: ValidationRecord,
     phases: tuple[PhaseReport, ...],
-    end: RunEnd,
+    end: replay.RunEnd,
     *,
     into: Path | None = None,
 ) -> tuple[ValidationReport, ReportPaths]:
@@ -89,7 +83,7 @@ def render(
     judged = assemble(folder, record, phases, end)
     if judged.decision == "IN_PROGRESS":
         judged = judged.model_copy(update={"outlook": _remaining_time_of(folder)})
-    elif not is_shared(folder):  # the folders beside it belong to its receiver
+    elif not replay.is_shared(folder):  # the folders beside it belong to its receiver
         try:
             judged = judged.model_copy(update={"since": since_last_go(folder, judged)})
         except Exception as error:  # noqa: BLE001 -- another run's folder is no part of this decision
@@ -103,16 +97,16 @@ def rerender(folder: RunFolder) -> tuple[ValidationReport, ReportPaths]:
     A sanitized copy whose result.json had to be written without white space keeps it so, since its size is bounded.
     A validation that ended while this was at work is judged once more: its last report must not be an earlier one's.
     """
-    was_compact = is_shared(folder) and is_compact(folder)
-    with readable(folder) as unpacked:
-        record, end = reconstruct(unpacked), end_of(folder)
+    was_compact = replay.is_shared(folder) and replay.is_compact(folder)
+    with replay.readable(folder) as unpacked:
+        record, end = replay.reconstruct(unpacked), replay.end_of(folder)
     report, paths = render(folder, record, judge(record), end)
-    if report.decision == "IN_PROGRESS" and ending(events_of(folder)):
+    if report.decision == "IN_PROGRESS" and replay.ending(replay.events_of(folder)):
         return rerender(folder)
-    if not last_runner(folder, events_of(folder)).alive():
+    if not replay.last_runner(folder, replay.events_of(folder)).alive():
         shutil.rmtree(folder.drawing, ignore_errors=True)  # a runner that was killed could not
     if was_compact:
-        compact(folder)
+        replay.compact(folder)
     return report, paths
 
 
@@ -123,7 +117,7 @@ def _remaining_time_of(folder: RunFolder) -> RemainingTime:
     """The remaining time of a run folder, now."""
     header = folder.header
     plan = make_plan(header.runbook, run_dir=folder.root, python=header.python, only=header.only, skip=header.skip)
-    return remaining_time(plan, events_of(folder), now=utc_now())
+    return remaining_time(plan, replay.events_of(folder), now=utc_now())
 
 
 def remaining_time(plan: Plan, events: Sequence[Event], *, now: datetime) -> RemainingTime:
@@ -134,7 +128,7 @@ def remaining_time(plan: Plan, events: Sequence[Event], *, now: datetime) -> Rem
     eta, planned = Eta(plan), {phase.phase: phase for phase in plan.phases}
     passed_s = 0.0
     latest: Event | None = None
-    every = tuple(runner_sessions(events))
+    every = tuple(replay.runner_sessions(events))
     for session in every:
         # What an earlier runner left out, or did not come to, is decided again.
         over = ("done",) if session is not every[-1] else ("done", "skipped", "not_run")
@@ -166,3 +160,44 @@ def _since(iso: str, now: datetime) -> float:
     """Seconds since a time of the journal; 0 when the clock was set back, or it says no time."""
     moment = parse_time(iso)
     return 0.0 if moment is None else max(0.0, (now - moment).total_seconds())
+
+
+# The renderings of a report, each file written whole or not at all.
+
+
+def write_all(report: ValidationReport, charts: ChartData, run_dir: Path) -> ReportPaths:
+    """Write result.json, report.html, report.md, junit.xml and recommended.env into `run_dir`.
+
+    result.json comes first: it is the truth, the others are renderings of it. Raises OSError when the disk refuses.
+    """
+    paths = ReportPaths(*(run_dir / name for name in RENDERINGS))
+    replace_file(paths.result, render_json(report))
+    replace_file(paths.html, render_html(report, charts))
+    replace_file(paths.markdown, render_markdown(report))
+    replace_file(paths.junit, render_junit(report))
+    replace_file(paths.recommended_env, render_recommended_env(report))
+    return paths
+
+
+def render_json(report: ValidationReport) -> str:
+    """result.json: strict JSON, whatever the trainer put into its files.
+
+    What JSON cannot write is null, but for `observed`, which says "NaN" or "Infinity".
+    """
+    return (
+        json.dumps(
+            _strict(report.model_dump(mode="python", by_alias=True)), indent=2, ensure_ascii=False, allow_nan=False
+        )
+        + "\n"
+    )
+
+
+def _strict(value: Any, key: str = "") -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        name = "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+        return name if key == "observed" else None
+    if isinstance(value, dict):
+        return {str(name): _strict(item, str(name)) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_strict(item) for item in value]
+    return value if value is None or isinstance(value, (str, int, float)) else str(value)

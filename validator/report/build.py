@@ -11,31 +11,10 @@ from typing import Any
 from validator.model.expression import ExpressionError, parse_criterion
 from validator.model.units import format_duration, format_size
 from validator.model.verdict import Check, Finding, PhaseReport, RemainingTime, ValidationReport, Verdict
-from validator.report.advice import next_step
+from validator.report import page as views
 from validator.report.build_runs import comparison_table, has_rates, phase_facts, remedies_table, run_view, runs_table
 from validator.report.contrast import since_view
 from validator.report.exports import export_lines
-from validator.report.page import (
-    PENDING,
-    ArtifactRow,
-    CriterionRow,
-    FindingView,
-    LabeledValue,
-    Page,
-    PhaseView,
-    ProgressView,
-    RecommendedView,
-    StatusView,
-    ValueGroup,
-    anchor,
-    decision_status,
-    evidence_views,
-    facts_of,
-    judged_items,
-    link,
-    pending_phases,
-    status_view,
-)
 from validator.report.timeline import run_spans, timeline_table
 from validator.text import clean, format_change, format_interval, format_time, format_value, one_line, plural
 from validator.times import parse_time
@@ -49,23 +28,23 @@ _MEANINGS = {
     "IN_PROGRESS": "The validation has not finished. Nothing is decided yet.",
 }
 _SEVERITY = {
-    "veto": StatusView("VETO", "✕", "bad"),
-    "warning": StatusView("WARNING", "!", "warn"),
-    "info": StatusView("INFO", "i", "info"),
+    "veto": views.StatusView("VETO", "✕", "bad"),
+    "warning": views.StatusView("WARNING", "!", "warn"),
+    "info": views.StatusView("INFO", "i", "info"),
 }
 _SEVERITIES = tuple(_SEVERITY)
 _CONFIDENCES = ("high", "medium", "low")
 
 
-def build_page(report: ValidationReport) -> Page:
+def build_page(report: ValidationReport) -> views.Page:
     """The whole page."""
-    pending = pending_phases(report)
+    pending = views.pending_phases(report)
     title = report.runbook.title or report.runbook.name
     findings = _finding_views(report)
-    return Page(
+    return views.Page(
         title=one_line(title, limit=200),
         description=clean(report.runbook.description or ""),
-        decision=decision_status(report.decision),
+        decision=views.decision_status(report.decision),
         meaning=_MEANINGS[report.decision],
         why=clean(report.why),
         facts=_report_facts(report),
@@ -78,9 +57,9 @@ def build_page(report: ValidationReport) -> Page:
         ),
         environment=_environment_groups(report.environment),
         artifacts=tuple(
-            ArtifactRow(
+            views.ArtifactRow(
                 path=one_line(item.path, limit=400),
-                href=link(item.path),
+                href=views.link(item.path),
                 size=format_size(item.bytes),
                 bytes=f"{item.bytes:,}",
                 sha256=one_line(item.sha256 or "too large to hash", limit=80),
@@ -97,14 +76,14 @@ def build_page(report: ValidationReport) -> Page:
         timeline=timeline_table(run_spans(report)),
         since=since_view(report.since),
         progress=_progress_view(report, pending) if report.decision == "IN_PROGRESS" else None,
-        next_step=next_step(report, findings),
+        next_step=views.next_step(report, findings),
     )
 
 
-def _progress_view(report: ValidationReport, pending: Collection[str]) -> ProgressView:
+def _progress_view(report: ValidationReport, pending: Collection[str]) -> views.ProgressView:
     """What is running, what is pending, and how long that will take as far as it is known."""
-    named = [(phase, (one_line(phase.title, limit=200), anchor("phase", phase.id))) for phase in report.phases]
-    return ProgressView(
+    named = [(phase, (one_line(phase.title, limit=200), views.anchor("phase", phase.id))) for phase in report.phases]
+    return views.ProgressView(
         running=tuple(name for phase, name in named if phase.status == "RUNNING"),
         pending=tuple(name for phase, name in named if phase.id in pending),
         remaining=_remaining_text(report.outlook),
@@ -123,25 +102,25 @@ def _remaining_text(outlook: RemainingTime | None) -> str:
     return text + (" Phases without an expected duration are not included." if outlook.at_least else "")
 
 
-def _report_facts(report: ValidationReport) -> tuple[LabeledValue, ...]:
+def _report_facts(report: ValidationReport) -> tuple[views.LabeledValue, ...]:
     runbook = report.runbook
     facts = [
-        LabeledValue("Run", one_line(report.run_id)),
-        LabeledValue("Runbook", f"{one_line(runbook.path)} (sha256 {one_line(runbook.sha256)[:12]})"),
+        views.LabeledValue("Run", one_line(report.run_id)),
+        views.LabeledValue("Runbook", f"{one_line(runbook.path)} (sha256 {one_line(runbook.sha256)[:12]})"),
     ]
     if runbook.overrides:
-        facts.append(LabeledValue("Overrides", "; ".join(one_line(text) for text in runbook.overrides)))
-    facts.append(LabeledValue("Started", format_time(report.started)))
-    facts.append(LabeledValue("Finished", format_time(report.finished) if report.finished else "not yet"))
+        facts.append(views.LabeledValue("Overrides", "; ".join(one_line(text) for text in runbook.overrides)))
+    facts.append(views.LabeledValue("Started", format_time(report.started)))
+    facts.append(views.LabeledValue("Finished", format_time(report.finished) if report.finished else "not yet"))
     if report.duration_s is not None:
-        facts.append(LabeledValue("Duration", format_duration(report.duration_s)))
+        facts.append(views.LabeledValue("Duration", format_duration(report.duration_s)))
     facts += _machine_facts(report.environment)
     if report.exit_code is not None and report.decision != "IN_PROGRESS":
-        facts.append(LabeledValue("Exit code", str(report.exit_code)))
+        facts.append(views.LabeledValue("Exit code", str(report.exit_code)))
     return tuple(facts)
 
 
-def _machine_facts(environment: Mapping[str, Any]) -> list[LabeledValue]:
+def _machine_facts(environment: Mapping[str, Any]) -> list[views.LabeledValue]:
     """Which machine and which commit, in a line each, as far as the snapshot has them."""
     cpu, gpus, git = (environment.get(key) for key in ("cpu", "gpus", "git"))
     found = list(gpus.values()) if isinstance(gpus, dict) else gpus if isinstance(gpus, list) else []
@@ -154,48 +133,48 @@ def _machine_facts(environment: Mapping[str, Any]) -> list[LabeledValue]:
         )
     named = [str(environment[key]) for key in ("host", "hostname") if environment.get(key)]
     text = ": ".join(part for part in ("".join(named[:1]), "; ".join(filter(None, parts))) if part)
-    facts = [LabeledValue("Machine", one_line(text, limit=200))] if text else []
+    facts = [views.LabeledValue("Machine", one_line(text, limit=200))] if text else []
     if isinstance(git, dict) and git.get("sha"):
         dirty = ", with uncommitted changes" if git.get("dirty") else ""
         branch = f" on {git['branch']}" if git.get("branch") else ""
-        facts.append(LabeledValue("Commit", one_line(f"{str(git['sha'])[:12]}{branch}{dirty}", limit=120)))
+        facts.append(views.LabeledValue("Commit", one_line(f"{str(git['sha'])[:12]}{branch}{dirty}", limit=120)))
     return facts
 
 
-def _status_counts(report: ValidationReport) -> tuple[tuple[StatusView, int], ...]:
+def _status_counts(report: ValidationReport) -> tuple[tuple[views.StatusView, int], ...]:
     """How many required criteria and checks of required phases have which status; a phase without any counts once."""
-    pending = pending_phases(report)
-    found: Counter[StatusView] = Counter()
+    pending = views.pending_phases(report)
+    found: Counter[views.StatusView] = Counter()
     for phase in report.phases:
         if phase.required:
-            statuses = [item.status for item in judged_items(phase) if item.required]
-            if not judged_items(phase):
+            statuses = [item.status for item in views.judged_items(phase) if item.required]
+            if not views.judged_items(phase):
                 statuses = [phase.status]
-            found.update(status_view(status, pending=phase.id in pending) for status in statuses)
-    order = [status_view(s) for s in ("PASS", "FAIL", "INCONCLUSIVE", "SKIPPED", "NOT_RUN", "RUNNING")]
-    return tuple((view, found[view]) for view in (*order, PENDING) if found[view])
+            found.update(views.status_view(status, pending=phase.id in pending) for status in statuses)
+    order = [views.status_view(s) for s in ("PASS", "FAIL", "INCONCLUSIVE", "SKIPPED", "NOT_RUN", "RUNNING")]
+    return tuple((view, found[view]) for view in (*order, views.PENDING) if found[view])
 
 
-def _without_repeats(rows: tuple[CriterionRow, ...], message: str) -> tuple[tuple[CriterionRow, ...], str]:
+def _without_repeats(rows: tuple[views.CriterionRow, ...], message: str) -> tuple[tuple[views.CriterionRow, ...], str]:
     """Rows and the phase's message, with each sentence once: above the rows where all share it, else in its row."""
     shared = tuple(row._replace(message="") if row.message == message else row for row in rows)
     repeated = any(row.message and row.message in message and row.status.word != "PASS" for row in shared)
     return shared, "" if repeated else message
 
 
-def _criterion_row(verdict: Verdict, *, phase_required: bool, pending: bool) -> CriterionRow:
-    return CriterionRow(
+def _criterion_row(verdict: Verdict, *, phase_required: bool, pending: bool) -> views.CriterionRow:
+    return views.CriterionRow(
         id=one_line(verdict.id),
         text=one_line(verdict.text, limit=500),
         formal=_is_expression(verdict.text),
         required=verdict.required and phase_required,
-        status=status_view(verdict.status, pending=pending),
+        status=views.status_view(verdict.status, pending=pending),
         observed=format_value(verdict.observed, verdict.unit),
         interval=format_interval(verdict.ci_low, verdict.ci_high),
         bound=format_value(verdict.bound, verdict.unit),
         margin=_margin_text(verdict),
         message=clean(verdict.message),
-        evidence=evidence_views(verdict.evidence),
+        evidence=views.evidence_views(verdict.evidence),
     )
 
 
@@ -213,53 +192,53 @@ def _is_expression(text: str) -> bool:
     return True
 
 
-def _check_row(check: Check, *, phase_required: bool) -> CriterionRow:
-    return CriterionRow(
+def _check_row(check: Check, *, phase_required: bool) -> views.CriterionRow:
+    return views.CriterionRow(
         id=one_line(check.id),
         text=one_line(check.title, limit=500),
         formal=False,
         required=check.required and phase_required,
-        status=status_view(check.status),
+        status=views.status_view(check.status),
         observed=clean(check.observed, limit=1000),
         interval="",
         bound=clean(check.expected or "–", limit=1000),
         margin="–",
         message=clean(check.message),
-        evidence=evidence_views(check.evidence),
+        evidence=views.evidence_views(check.evidence),
     )
 
 
-def _finding_views(report: ValidationReport) -> tuple[FindingView, ...]:
+def _finding_views(report: ValidationReport) -> tuple[views.FindingView, ...]:
     """Vetoes first, then by confidence, then in the order found."""
     known = {phase.id for phase in report.phases}
     ordered = sorted(report.findings, key=lambda f: (_SEVERITIES.index(f.severity), _CONFIDENCES.index(f.confidence)))
     return tuple(_finding_view(finding, known) for finding in ordered)
 
 
-def _finding_view(finding: Finding, known: set[str]) -> FindingView:
-    return FindingView(
+def _finding_view(finding: Finding, known: set[str]) -> views.FindingView:
+    return views.FindingView(
         code=one_line(finding.code),
         severity=finding.severity,
         status=_SEVERITY[finding.severity],
         confidence=finding.confidence,
         place=one_line(finding.run or finding.phase or "whole validation"),
-        anchor=anchor("phase", finding.phase) if finding.phase in known and finding.phase else None,
+        anchor=views.anchor("phase", finding.phase) if finding.phase in known and finding.phase else None,
         message=clean(finding.message),
         next_step=clean(finding.next_step),
-        evidence=evidence_views(finding.evidence),
+        evidence=views.evidence_views(finding.evidence),
     )
 
 
-def _recommended_view(report: ValidationReport) -> RecommendedView:
+def _recommended_view(report: ValidationReport) -> views.RecommendedView:
     recommended = report.recommended
-    return RecommendedView(
+    return views.RecommendedView(
         exports=clean("\n".join(export_lines(recommended.env)), limit=20_000),
         command=clean(recommended.command or "", limit=20_000),
         because=tuple(clean(text) for text in recommended.because),
     )
 
 
-def _phase_view(number: int, phase: PhaseReport, *, pending: bool) -> PhaseView:
+def _phase_view(number: int, phase: PhaseReport, *, pending: bool) -> views.PhaseView:
     open_checks = [check for check in phase.checks if check.status != "PASS"]
     passed = len(phase.checks) - len(open_checks)
     rows, message = _without_repeats(
@@ -269,15 +248,15 @@ def _phase_view(number: int, phase: PhaseReport, *, pending: bool) -> PhaseView:
         ),
         clean(phase.message),
     )
-    return PhaseView(
+    return views.PhaseView(
         id=one_line(phase.id),
-        anchor=anchor("phase", phase.id),
+        anchor=views.anchor("phase", phase.id),
         number=number,
         title=one_line(phase.title, limit=200),
         kind=one_line(phase.kind),
         why=clean(phase.why or ""),
         required=phase.required,
-        status=status_view(phase.status, pending=pending),
+        status=views.status_view(phase.status, pending=pending),
         message=message,
         facts=phase_facts(phase),
         rows=rows,
@@ -292,14 +271,16 @@ def _phase_view(number: int, phase: PhaseReport, *, pending: bool) -> PhaseView:
     )
 
 
-def _environment_groups(environment: Mapping[str, Any]) -> tuple[ValueGroup, ...]:
+def _environment_groups(environment: Mapping[str, Any]) -> tuple[views.ValueGroup, ...]:
     """Single values first under one heading, then each nested part under its own."""
     single = {key: value for key, value in environment.items() if not isinstance(value, (dict, list))}
-    groups = [ValueGroup("General", facts_of(single))] if single else []
+    groups = [views.ValueGroup("General", views.facts_of(single))] if single else []
     for key, value in environment.items():
         if key not in single and value:
             title = one_line(key, limit=80).replace("_", " ")
             groups.append(
-                ValueGroup(title[:1].upper() + title[1:], facts_of(value if isinstance(value, dict) else {key: value}))
+                views.ValueGroup(
+                    title[:1].upper() + title[1:], views.facts_of(value if isinstance(value, dict) else {key: value})
+                )
             )
     return tuple(groups)

@@ -7,19 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from validator.model.catalogue import catalogue_order
-from validator.model.result import MetricStats, ScalarValue
+from validator.model.result import MetricStats, RunTable, ScalarValue
 from validator.model.units import format_duration
-from validator.model.verdict import ArmComparison, PhaseReport, RunReport, RunTable
-from validator.report.page import (
-    ConfigRow,
-    ConfigTable,
-    LabeledValue,
-    RunView,
-    Table,
-    anchor,
-    flatten,
-    link,
-)
+from validator.model.verdict import ArmComparison, PhaseReport, RunReport
+from validator.report.page import ConfigRow, ConfigTable, LabeledValue, RunView, Table, anchor, flatten, link
 from validator.text import (
     clean,
     format_change,
@@ -189,17 +180,14 @@ _METRIC_COLUMNS = (
 def metrics_table(run: RunReport) -> Table:
     """Every metric of a run; the last column leads to the file that it comes from."""
     names = sorted(run.metrics, key=catalogue_order)
+    measured = [run.metrics[name] for name in names]
     return Table(
         f"Metrics of {one_line(run.id)}, each over its window",
         _METRIC_COLUMNS,
-        tuple(_metric_row(name, run.metrics[name]) for name in names),
+        tuple(map(_metric_row, names, measured)),
         frozenset(_METRIC_COLUMNS[2:-1]),
-        links=tuple(_source_link(run.metrics[name]) for name in names),
+        links=tuple(LabeledValue(clean(s.note or ""), one_line(s.source or ""), link(s.source)) for s in measured),
     )
-
-
-def _source_link(stats: MetricStats) -> LabeledValue:
-    return LabeledValue(clean(stats.note or ""), one_line(stats.source or ""), link(stats.source))
 
 
 def _metric_row(name: str, stats: MetricStats) -> tuple[str, ...]:

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from validator.model.catalogue import METRICS, Metric, catalogue_order
 from validator.model.expression import ExpressionError, Reference, parse_criterion
 from validator.model.verdict import PhaseReport, RunReport, Verdict
-from validator.report.chart_data import MACHINE_QUANTITIES, ChartData, ChartSeries, RunCharts
+from validator.report import specs
 from validator.report.figure import Figure, bins, make_figure, measure_of, readout_of, thinner, with_drawing
 from validator.report.page import Table
-from validator.report.specs import Along, Band, BoundLine, Line, interval_spec, lines_spec, spread_spec
 from validator.report.timeline import Watched, throttling_figures
 from validator.text import format_interval, format_number, format_quantity, one_line, plural
 
@@ -44,7 +43,7 @@ class _Topic(NamedTuple):
     title: str
     metrics: tuple[str, ...]
     wide: bool = False
-    along: Along = "step"
+    along: specs.Along = "step"
 
 
 _WIDE = "Rate"
@@ -52,14 +51,14 @@ _ORDER = (_WIDE, "Loss", "GPU memory", "Host memory", "Gate entropy", "Gate shar
 """Titles of the catalogue's charts over steps, in the order of the report; further ones follow as they are declared."""
 
 _MACHINE_TOPICS = tuple(
-    _Topic(metric.chart or name, (name,), along="time") for name, metric in MACHINE_QUANTITIES.items()
+    _Topic(metric.chart or name, (name,), along="time") for name, metric in specs.MACHINE_QUANTITIES.items()
 )
 
 _LABELS = {"gate_branch_shares_0": "compressed", "gate_branch_shares_1": "selected", "gate_branch_shares_2": "window"}
 """Branches in the order in which the trainer contract gives their shares."""
 
 
-def record_charts(record: ValidationRecord, phases: Sequence[PhaseReport]) -> ChartData:
+def record_charts(record: ValidationRecord, phases: Sequence[PhaseReport]) -> specs.ChartData:
     """The charts' data of a whole validation, with each run's warm-up as it was judged."""
     warmup_end = {run.id: run.warmup_end_step for phase in phases for run in phase.runs}
     results = (run.result for phase in record.phases for run in phase.runs if run.result is not None)
@@ -71,16 +70,16 @@ def chart_data(
     *,
     warmup_end: Mapping[str, int | None] | None = None,
     declared: Mapping[str, Metric] | None = None,
-) -> ChartData:
+) -> specs.ChartData:
     """The charts' data of some runs.
 
     `warmup_end` gives, by run id, the last step of warm-up where one was found; `declared` the runbook's own series.
     """
     ends, metrics = warmup_end or {}, {**METRICS, **(declared or {})}
-    return ChartData({result.run: _run_charts(result, ends.get(result.run), metrics) for result in results})
+    return specs.ChartData({result.run: _run_charts(result, ends.get(result.run), metrics) for result in results})
 
 
-def _run_charts(result: Result, warmup_end: int | None, metrics: Mapping[str, Metric]) -> RunCharts:
+def _run_charts(result: Result, warmup_end: int | None, metrics: Mapping[str, Metric]) -> specs.RunCharts:
     # Thinning needs numpy; a report without runs starts sooner without it.
     from validator.report.thinning import machine_charts, rank_spread, thin_series
 
@@ -90,10 +89,10 @@ def _run_charts(result: Result, warmup_end: int | None, metrics: Mapping[str, Me
         if (metric := metrics.get(name)) is not None and metric.chart and metric.across is None and len(found.steps)
     }
     ranks = rank_spread(result.rank_series, warmup_end)
-    return RunCharts(result.run, series, ranks, machine_charts(result.extra, warmup_end=warmup_end))
+    return specs.RunCharts(result.run, series, ranks, machine_charts(result, warmup_end=warmup_end))
 
 
-Drawable = Sequence[tuple[RunReport, RunCharts]]
+Drawable = Sequence[tuple[RunReport, specs.RunCharts]]
 
 
 class _Drawn(NamedTuple):
@@ -102,22 +101,22 @@ class _Drawn(NamedTuple):
     run: RunReport
     label: str
     name: str
-    series: ChartSeries
+    series: specs.ChartSeries
 
 
-def all_figures(phases: Sequence[PhaseReport], charts: ChartData) -> tuple[tuple[Figure, ...], ...]:
+def all_figures(phases: Sequence[PhaseReport], charts: specs.ChartData) -> tuple[tuple[Figure, ...], ...]:
     """The figures of each phase, still to be drawn. The more charts a page has, the fewer points each gets."""
     drawn = sum(any(run.id in charts.runs for run in phase.runs) for phase in phases)
     points = min(MAX_POINTS, _ALL_POINTS // max(1, drawn * (len(_ORDER) + len(_MACHINE_TOPICS))))
     return tuple(_planned(phase, charts, points=points) for phase in phases)
 
 
-def phase_figures(phase: PhaseReport, charts: ChartData, *, points: int = MAX_POINTS) -> tuple[Figure, ...]:
+def phase_figures(phase: PhaseReport, charts: specs.ChartData, *, points: int = MAX_POINTS) -> tuple[Figure, ...]:
     """The figures of one phase, drawn, in the order of the report: over steps, arms, ranks, machine."""
     return tuple(map(with_drawing, _planned(phase, charts, points=points)))
 
 
-def _planned(phase: PhaseReport, charts: ChartData, *, points: int) -> tuple[Figure, ...]:
+def _planned(phase: PhaseReport, charts: specs.ChartData, *, points: int) -> tuple[Figure, ...]:
     runs = [(run, charts.runs[run.id]) for run in phase.runs if run.id in charts.runs]
     figures = [figure for topic in _step_topics(runs) for figure in _over_axis(phase, runs, topic, points)]
     machine = [figure for topic in _MACHINE_TOPICS for figure in _over_axis(phase, runs, topic, points)]
@@ -178,12 +177,12 @@ def _over_axis(phase: PhaseReport, runs: Drawable, topic: _Topic, points: int) -
     metrics, unit = tuple(dict.fromkeys(one.series.metric for one in found)), found[0].series.unit
     warmup_end = _steady_s(runs) if over_time else _warmup_end(shown)
     bounds = _bounds(phase.criteria, metrics)
-    lines = [Line(one.label, thinner(one.series, points // len(shown))) for one in shown]
+    lines = [specs.Line(one.label, thinner(one.series, points // len(shown))) for one in shown]
     left_out = len(found) - len(shown)
     yield make_figure(
         phase.id,
         topic.title,
-        lines_spec(
+        specs.lines_spec(
             lines,
             wide=topic.wide,
             warmup_end=warmup_end,
@@ -212,23 +211,23 @@ def _steady_s(runs: Drawable) -> float | None:
     return watched[0][1].steady_s if len(watched) == 1 else None
 
 
-def _band(shown: Sequence[_Drawn]) -> Band | None:
+def _band(shown: Sequence[_Drawn]) -> specs.Band | None:
     """Window, mean and interval, where there is one run to show them of."""
     if len(shown) != 1:
         return None
     stats = shown[0].run.metrics.get(shown[0].series.metric)
     if stats is None or stats.window is None or stats.mean is None:
         return None
-    return Band(stats.window.first_step, stats.window.last_step, stats.mean, stats.ci_low, stats.ci_high)
+    return specs.Band(stats.window.first_step, stats.window.last_step, stats.mean, stats.ci_low, stats.ci_high)
 
 
-def _bounds(criteria: Sequence[Verdict], metrics: Sequence[str]) -> tuple[BoundLine, ...]:
+def _bounds(criteria: Sequence[Verdict], metrics: Sequence[str]) -> tuple[specs.BoundLine, ...]:
     """The bounds of criteria on one of these metrics of this phase, each value once."""
-    found: dict[float, BoundLine] = {}
+    found: dict[float, specs.BoundLine] = {}
     for verdict in criteria:
         if not isinstance(verdict.bound, float) or _metric_of(verdict.text) not in metrics:
             continue
-        found.setdefault(verdict.bound, BoundLine(one_line(verdict.text, limit=60), verdict.bound))
+        found.setdefault(verdict.bound, specs.BoundLine(one_line(verdict.text, limit=60), verdict.bound))
     return tuple(found.values())
 
 
@@ -242,7 +241,7 @@ def _metric_of(text: str) -> str | None:
     return parts[0] if len(parts) == 2 and parts[1] in ("mean", "min", "max", "p50", "last") else None
 
 
-def _steps_summary(topic: _Topic, shown: Sequence[_Drawn], bounds: Sequence[BoundLine]) -> str:
+def _steps_summary(topic: _Topic, shown: Sequence[_Drawn], bounds: Sequence[specs.BoundLine]) -> str:
     """What a chart over steps shows, in a few sentences."""
     runs = {one.run.id for one in shown}
     if len(runs) > 1:
@@ -260,7 +259,7 @@ def _steps_summary(topic: _Topic, shown: Sequence[_Drawn], bounds: Sequence[Boun
     return text
 
 
-def _one_run_summary(topic: _Topic, run: RunReport, series: ChartSeries) -> str:
+def _one_run_summary(topic: _Topic, run: RunReport, series: specs.ChartSeries) -> str:
     """One run in a sentence: mean and interval of what is steady, begin and end of what changes."""
     stats = run.metrics.get(series.metric)
     if topic.wide and stats is not None and stats.window is not None and stats.mean is not None:
@@ -330,7 +329,7 @@ def _ranks(phase: PhaseReport, runs: Drawable) -> list[Figure]:
     )
     table = Table(f"{metric} by rank ({ranks[0].unit})", columns, rows, frozenset(columns))
     note = f"The first {MAX_RANKS} of {len(ranks)} ranks are drawn." if len(ranks) > MAX_RANKS else ""
-    spec, measure = spread_spec(ranks[:MAX_RANKS]), measure_of(metric, ranks[0].unit)
+    spec, measure = specs.spread_spec(ranks[:MAX_RANKS]), measure_of(metric, ranks[0].unit)
     return [make_figure(phase.id, "Ranks", spec, measure=measure, summary=summary, table=table, wide=False, note=note)]
 
 
@@ -353,6 +352,6 @@ def _arms(phase: PhaseReport) -> list[Figure]:
         f"runs, short marks the runs themselves, a star the arm to use. {one_line(compared.message)}"
     )
     table = Table("Arms", columns, rows, frozenset(columns[1:]))
-    spec = interval_spec(compared, chosen=compared.recommended)
+    spec = specs.interval_spec(compared, chosen=compared.recommended)
     measure = measure_of(compared.metric, compared.unit)
     return [make_figure(phase.id, "Arms", spec, measure=measure, summary=summary, table=table, wide=True)]

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from validator.model.contrast import Contrast, ContrastVerdict, FindingDifference, MetricDifference, Sample
 from validator.report.page import SinceView, StatusView, Table
+from validator.report.terminal.lines import paint, text_table, wrap
 from validator.text import MISSING, clean, format_change, format_interval, format_number, one_line, plural
 
 VERDICTS: dict[ContrastVerdict, StatusView] = {
@@ -118,3 +119,53 @@ def _shortened(table: Table) -> Table:
     left = len(table.rows) - MAX_ROWS
     note = f"{plural(left, 'more line')} in result.json." if left > 0 else ""
     return table._replace(rows=table.rows[:MAX_ROWS], note=note)
+
+
+# The answer of `compare` in the terminal.
+
+
+def contrast_lines(contrast: Contrast, *, width: int = 80, color: bool = False) -> list[str]:
+    """The comparison as lines of about `width` columns."""
+    view = VERDICTS[contrast.verdict]
+    lines = [paint(view.word, f"{view.tone} bold", color=color), *wrap(contrast.message, width=width)]
+    for letter, subject in (("A", contrast.a), ("B", contrast.b)):
+        about = ", ".join(part for part in (subject.decision, subject.machine) if part)
+        lines.append(f"{letter}  {one_line(subject.path or subject.name)}{f'  ({one_line(about)})' if about else ''}")
+    for caveat in contrast.caveats:
+        lines += wrap(f"! {caveat}", width=width, indent="  ", first="")
+    lines += _metric_lines(contrast, width=width, color=color)
+    for table in difference_tables(contrast, ("A", "B")):
+        lines += ["", paint(table.caption, "bold", color=color)]
+        lines += text_table(table.columns, table.rows, width=width, color=color)
+        lines += [f"… {table.note.replace('result.json', '--json')}"] if table.note else []
+    return lines if contrast.settings else [*lines, "", "No setting differs."]
+
+
+def _metric_lines(contrast: Contrast, *, width: int, color: bool) -> list[str]:
+    """The metrics in fewer columns than on the page, and what would decide those that the verdict rests on."""
+    if not contrast.metrics:
+        return ["", "No metric was measured on both sides."]
+    rows = [
+        (
+            phase_and_arm(one),
+            one.metric,
+            format_number(one.a.value),
+            format_number(one.b.value),
+            _change_text(one),
+            verdict_text(one),
+        )
+        for one in contrast.metrics
+    ]
+    styles = [("", "", "", "", "", VERDICTS[one.verdict].tone) for one in contrast.metrics]
+    columns = ("Phase", "Metric", "A", "B", "Change, 95 %", "Verdict")
+    lines = ["", *text_table(columns, rows, width=width, numeric=("A", "B"), styles=styles, color=color)]
+    for one in contrast.metrics:
+        if one.headline and one.verdict == "not_decidable":
+            name = " ".join(part for part in (one.phase, one.arm, one.metric) if part)
+            lines += wrap(f"{name}: {one.message}", width=width, indent="  ", first="")
+    return lines
+
+
+def _change_text(one: MetricDifference) -> str:
+    interval = format_interval(one.change_low, one.change_high, format_change)
+    return f"{format_change(one.change)} {interval}".rstrip()

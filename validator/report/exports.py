@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,30 +37,25 @@ def render_junit(report: ValidationReport) -> str:
     suites += [(phase.id, list(_phase_cases(phase)), phase.duration_s) for phase in report.phases]
     if report.findings:
         suites.append(("findings", [_finding_case(finding) for finding in report.findings], None))
-    totals = {"tests": 0, "failures": 0, "errors": 0, "skipped": 0}
     for name, cases, duration_s in suites:
-        counts = _add_suite(root, name, cases, duration_s, report.started)
-        for key, count in counts.items():
-            totals[key] += count
-    for key, count in totals.items():
-        root.set(key, str(count))
+        _add_suite(root, name, cases, duration_s, report.started)
+    for key, count in _counts([case for _, cases, _ in suites for case in cases]).items():
+        root.set(key, count)
     if report.duration_s is not None:
         root.set("time", f"{report.duration_s:.3f}")
     ET.indent(root)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ET.tostring(root, encoding="unicode") + "\n"
 
 
-def _add_suite(
-    root: ET.Element, name: str, cases: list[_TestCase], duration_s: float | None, started: str
-) -> dict[str, int]:
-    counts = {
-        "tests": len(cases),
-        "failures": sum(case.kind == "failure" for case in cases),
-        "errors": sum(case.kind == "error" for case in cases),
-        "skipped": sum(case.kind == "skipped" for case in cases),
-    }
+def _counts(cases: list[_TestCase]) -> dict[str, str]:
+    kinds = Counter(case.kind for case in cases)
+    found = {"failures": kinds["failure"], "errors": kinds["error"], "skipped": kinds["skipped"]}
+    return {"tests": str(len(cases)), **{key: str(count) for key, count in found.items()}}
+
+
+def _add_suite(root: ET.Element, name: str, cases: list[_TestCase], duration_s: float | None, started: str) -> None:
     attributes = {"name": one_line(name), "timestamp": one_line(started[:19])}
-    suite = ET.SubElement(root, "testsuite", attributes | {key: str(value) for key, value in counts.items()})
+    suite = ET.SubElement(root, "testsuite", attributes | _counts(cases))
     if duration_s is not None:
         suite.set("time", f"{duration_s:.3f}")
     for case in cases:
@@ -69,7 +65,6 @@ def _add_suite(
         if case.kind != "passed":
             child = ET.SubElement(element, case.kind, message=one_line(case.message, limit=500))
             child.text = clean(case.detail) or None
-    return counts
 
 
 def _decision_case(report: ValidationReport) -> _TestCase:

@@ -14,22 +14,21 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from itertools import chain
+from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from jinja2 import BytecodeCache, Environment, FileSystemBytecodeCache, FileSystemLoader, StrictUndefined
+from jinja2.bccache import Bucket
+from markupsafe import Markup, escape
 
 import validator
 from validator.model.verdict import Status, ValidationReport
 from validator.report.build import build_page
-from validator.report.chart_data import ChartData
 from validator.report.charts import all_figures
 from validator.report.figure import Figure, with_drawing
 from validator.report.page import Page, RunView, status_view
-from validator.report.specs import LABEL_CSS, chart_css
+from validator.report.specs import LABEL_CSS, ChartData, chart_css
 from validator.report.timeline import timeline_figure
-
-if TYPE_CHECKING:
-    from jinja2 import BytecodeCache, Environment
-    from markupsafe import Markup
 
 
 def templates_dir() -> Path:
@@ -48,8 +47,6 @@ def templates_dir() -> Path:
 @lru_cache(maxsize=1)
 def environment() -> Environment:
     """The templates of pages: everything escaped, an unknown name an error."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
     made = Environment(
         loader=FileSystemLoader(templates_dir()),
         autoescape=True,
@@ -65,12 +62,20 @@ def environment() -> Environment:
 
 def _sentence(text: str) -> Markup:
     """A sentence of the report, escaped, its names between backticks set as code."""
-    from markupsafe import Markup, escape
-
     return Markup(_NAMED.sub(r"<code>\1</code>", str(escape(text))))
 
 
 _NAMED = re.compile(r"`([^`\n]{1,200})`")
+
+
+class _Cache(FileSystemBytecodeCache):
+    def load_bytecode(self, bucket: Bucket) -> None:
+        with suppress(OSError, EOFError, ValueError, TypeError):
+            super().load_bytecode(bucket)
+
+    def dump_bytecode(self, bucket: Bucket) -> None:
+        with suppress(OSError):
+            super().dump_bytecode(bucket)
 
 
 def _bytecode_cache() -> BytecodeCache | None:
@@ -79,20 +84,8 @@ def _bytecode_cache() -> BytecodeCache | None:
     It halves the time of a report without charts. A changed template or another Python has another key. A cache that
     cannot be written, as on a full disk, costs time and nothing else.
     """
-    from jinja2 import FileSystemBytecodeCache
-    from jinja2.bccache import Bucket
-
-    class Cache(FileSystemBytecodeCache):
-        def load_bytecode(self, bucket: Bucket) -> None:
-            with suppress(OSError, EOFError, ValueError, TypeError):
-                super().load_bytecode(bucket)
-
-        def dump_bytecode(self, bucket: Bucket) -> None:
-            with suppress(OSError):
-                super().dump_bytecode(bucket)
-
     try:
-        return Cache()
+        return _Cache()
     except (OSError, RuntimeError):
         return None
 
@@ -153,7 +146,7 @@ def render_html(report: ValidationReport, charts: ChartData) -> str:
     figures, timeline = _figures(report, charts)
     html = _render(page, figures, timeline)
     drawn = [tuple(figure for figure in of_phase if figure.svg) for of_phase in figures]
-    for keep in (_every, _first_or_bad, _bad):
+    for keep in (attrgetter("detailed"), _first_or_bad, _bad):
         if len(html.encode(errors="replace")) <= MAX_BYTES:
             break
         html = _render(_with_details_of(page, keep), drawn, timeline, left_out=_missing(figures, drawn))
@@ -218,10 +211,6 @@ def _within(figures: Sequence[Sequence[Figure]], *, limit: int) -> list[list[Fig
             note = "Not drawn, to keep the report small; the table below holds the values."
             kept[phase][rank] = replace(figure, svg="", readout="", note=f"{figure.note} {note}".strip(), spec=None)
     return kept
-
-
-def _every(run: RunView) -> bool:
-    return run.detailed
 
 
 def _first_or_bad(run: RunView) -> bool:

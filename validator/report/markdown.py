@@ -9,18 +9,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from validator.model.verdict import ValidationReport
+from validator.report import page as views
 from validator.report.build import build_page
-from validator.report.page import (
-    CriterionRow,
-    EvidenceView,
-    FindingView,
-    Page,
-    PhaseView,
-    RunView,
-    StatusView,
-    Table,
-    ValueGroup,
-)
 
 _SPECIAL = re.compile(r"[\\`*_\[\]!|~]")
 """What Markdown would take as markup anywhere in a line."""
@@ -29,6 +19,7 @@ _BLOCK_START = re.compile(r"^([-+](?=\s|$)|\d{1,9}[.)](?=\s|$)|[-=]{2,}(?=\s*$))
 _ACTIVE = re.compile(r"(?i)([@#$])|((?:https?|ftp|mailto|xmpp):|www\.)")
 _MAX_ATTEMPTS = _MAX_ARTIFACTS = _MAX_FACTS = 60
 _MAX_DIFFERENCES = 25
+_ICONS = {"good": "✅", "bad": "⛔", "warn": "⚠️", "info": "⏳"}
 _METRIC_COLUMNS = ("Metric", "Unit", "Mean", "Stdev", "95 % interval", "p50", "p95", "First", "Last", "n", "Steps")
 """The columns of a run's metrics that have room here."""
 
@@ -75,11 +66,11 @@ def code(text: str) -> str:
     return f"<code>{flat}</code>" if flat else ""
 
 
-def fenced(text: str, language: str = "sh") -> str:
-    """Untrusted text as a block of code, with a fence longer than any in it; empty for no text."""
+def fenced(text: str) -> str:
+    """Untrusted text as a block of shell code, with a fence longer than any in it; empty for no text."""
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
-    return f"{fence}{language}\n{text}\n{fence}" if text else ""
+    return f"{fence}sh\n{text}\n{fence}" if text else ""
 
 
 def _table_block(columns: Sequence[str], rows: Iterable[Iterable[str]], *, numeric: Iterable[str] = ()) -> str:
@@ -89,7 +80,7 @@ def _table_block(columns: Sequence[str], rows: Iterable[Iterable[str]], *, numer
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (columns, rule, *rows))
 
 
-def _plain_table(value: Table) -> str:
+def _plain_table(value: views.Table) -> str:
     """A table of untrusted text with its caption and note."""
     rows = (map(escape, row) for row in value.rows)
     block = _table_block([*map(escape, value.columns)], rows, numeric=map(escape, value.numeric))
@@ -101,12 +92,12 @@ def _folded(summary: str, blocks: Iterable[str]) -> str:
     return _joined([f"<details><summary>{summary}</summary>", *blocks, "</details>"])
 
 
-def _status(view: StatusView) -> str:
+def _status(view: views.StatusView) -> str:
     return f"{view.sign} **{view.word}**"
 
 
-def _head_blocks(page: Page) -> Iterator[str]:
-    yield f"# {_icon(page.decision.tone)} {page.decision.word}: {escape(page.title)}"
+def _head_blocks(page: views.Page) -> Iterator[str]:
+    yield f"# {_ICONS[page.decision.tone]} {page.decision.word}: {escape(page.title)}"
     yield f"**{escape(page.why)}**"
     yield page.meaning
     if page.next_step:
@@ -125,11 +116,7 @@ def _head_blocks(page: Page) -> Iterator[str]:
     yield _timeline_block(page)
 
 
-def _icon(tone: str) -> str:
-    return {"good": "✅", "bad": "⛔", "warn": "⚠️", "info": "⏳"}[tone]
-
-
-def _criteria_blocks(phase: PhaseView) -> Iterator[str]:
+def _criteria_blocks(phase: views.PhaseView) -> Iterator[str]:
     optional = "" if phase.required else " (not required)"
     message = f" {escape(phase.message)}" if phase.message else ""
     yield f"**{escape(phase.title)}** {_status(phase.status)}{optional}{message}"
@@ -139,7 +126,7 @@ def _criteria_blocks(phase: PhaseView) -> Iterator[str]:
     yield phase.note
 
 
-def _criterion_cells(row: CriterionRow) -> list[str]:
+def _criterion_cells(row: views.CriterionRow) -> list[str]:
     why = [escape(row.message)] if row.message else []
     why += [_evidence(item) for item in row.evidence]
     return [
@@ -151,12 +138,12 @@ def _criterion_cells(row: CriterionRow) -> list[str]:
     ]
 
 
-def _evidence(item: EvidenceView) -> str:
+def _evidence(item: views.EvidenceView) -> str:
     label = f"{code(item.label)} " if item.label else ""
     return label + escape(item.text)
 
 
-def _finding_block(finding: FindingView) -> str:
+def _finding_block(finding: views.FindingView) -> str:
     head = (
         f"- {_status(finding.status)} {code(finding.code)} ({escape(finding.place)}, "
         f"{finding.confidence} confidence): {escape(finding.message)}"
@@ -165,7 +152,7 @@ def _finding_block(finding: FindingView) -> str:
     return "\n".join([head, *evidence, f"  - Next step: {escape(finding.next_step)}"])
 
 
-def _recommended_blocks(page: Page) -> Iterator[str]:
+def _recommended_blocks(page: views.Page) -> Iterator[str]:
     recommended = page.recommended
     yield "## Recommended settings"
     yield "\n".join(f"- {escape(reason)}" for reason in recommended.because)
@@ -173,7 +160,7 @@ def _recommended_blocks(page: Page) -> Iterator[str]:
     yield fenced(recommended.command)
 
 
-def _phase_blocks(phase: PhaseView) -> Iterator[str]:
+def _phase_blocks(phase: views.PhaseView) -> Iterator[str]:
     yield (
         f"<details><summary>{phase.number}. <b>{escape(phase.title)}</b> "
         f"{phase.status.sign} {phase.status.word}</summary>"
@@ -199,7 +186,7 @@ def _phase_blocks(phase: PhaseView) -> Iterator[str]:
     yield "</details>"
 
 
-def _run_blocks(run: RunView) -> Iterator[str]:
+def _run_blocks(run: views.RunView) -> Iterator[str]:
     remarks = [run.detail] if run.detail and run.tone != "good" else []
     yield "\n".join(f"- {code(run.id)}: {escape(text)}" for text in (*remarks, *run.irregularities))
     if run.config.differing:
@@ -216,7 +203,7 @@ def _run_blocks(run: RunView) -> Iterator[str]:
     yield fenced(run.command)
 
 
-def _progress_block(page: Page) -> str:
+def _progress_block(page: views.Page) -> str:
     """What is running, what is pending, and how long that will take."""
     if page.progress is None:
         return ""
@@ -225,20 +212,20 @@ def _progress_block(page: Page) -> str:
     return "\n".join([*lines, f"- {page.progress.remaining}"])
 
 
-def _timeline_block(page: Page) -> str:
+def _timeline_block(page: views.Page) -> str:
     if page.timeline is None:
         return ""
     shown = _first_rows(page.timeline, _MAX_ATTEMPTS)
     return _folded(f"Timeline: {len(page.timeline.rows)} attempts at runs", [_plain_table(shown)])
 
 
-def _first_rows(table: Table, limit: int) -> Table:
+def _first_rows(table: views.Table, limit: int) -> views.Table:
     left = len(table.rows) - limit
     note = f"{left} more in report.html. {table.note}".rstrip() if left > 0 else table.note
     return table._replace(rows=table.rows[:limit], note=note)
 
 
-def _since_blocks(page: Page) -> Iterator[str]:
+def _since_blocks(page: views.Page) -> Iterator[str]:
     """What changed since the last GO; the tables are folded away."""
     if page.since is None:
         return
@@ -249,7 +236,7 @@ def _since_blocks(page: Page) -> Iterator[str]:
     yield _folded(f"Compared with {escape(page.since.earlier)}", tables)
 
 
-def _tail_blocks(page: Page) -> Iterator[str]:
+def _tail_blocks(page: views.Page) -> Iterator[str]:
     yield from _since_blocks(page)
     if page.environment:
         yield "## Environment"
@@ -265,6 +252,6 @@ def _tail_blocks(page: Page) -> Iterator[str]:
     yield f"<sub>{origin}. result.json holds every number in full.</sub>"
 
 
-def _value_group(group: ValueGroup) -> str:
+def _value_group(group: views.ValueGroup) -> str:
     rows = ([escape(fact.name), escape(fact.value)] for fact in group.facts[:_MAX_FACTS])
     return _joined([f"**{escape(group.title)}**", _table_block(("", ""), rows)])

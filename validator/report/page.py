@@ -7,10 +7,11 @@ Named tuples, because twenty of them are made in a fifth of the time of as many 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from urllib.parse import quote
 
+from validator.model.expression import open_reference
 from validator.text import clean, format_value, one_line
 
 if TYPE_CHECKING:
@@ -316,3 +317,73 @@ def facts_of(value: Any, *, limit: int = 400) -> tuple[LabeledValue, ...]:
     if len(facts) > limit:
         return (*facts[:limit], LabeledValue("…", f"{len(facts) - limit:,} more in environment.json"))
     return tuple(facts)
+
+
+# What to do next, for the banner of the page.
+
+
+def next_step(report: ValidationReport, findings: Sequence[FindingView]) -> LabeledValue | None:
+    """Its source, the step, and its place in the page. None while the validation is in progress, or with nothing to do.
+
+    It comes from the first finding that forbids GO; else from the first one about a required phase that failed; else
+    from that phase's own criteria. A phase that was only too short needs more steps, whatever was found about its rate.
+    `findings` are in the order in which the page shows them.
+    """
+    if report.decision == "IN_PROGRESS":
+        return None
+    if report.decision == "GO":
+        if not report.recommended.env:
+            return None
+        return LabeledValue(
+            "Recommended settings", "Start the long run with the settings that won here.", "#recommended"
+        )
+    unmet = [phase for phase in report.phases if phase.required and phase.status != "PASS"]
+    anchors = {f"#{anchor('phase', phase.id)}" for phase in unmet if too_short(phase) is None}
+    for number, finding in enumerate(findings, start=1):
+        about = finding.anchor is not None and f"#{finding.anchor}" in anchors
+        if finding.next_step and (finding.severity == "veto" or (about and finding.severity == "warning")):
+            return LabeledValue(finding.code, finding.next_step, f"#finding-{number}")
+    return _phase_step(unmet[0]) if unmet else None
+
+
+def too_short(phase: PhaseReport) -> Literal["rows", "interval"] | None:
+    """The only reason that a phase does not pass: too few rows for an answer, or an interval too wide for one."""
+    unmet = [item for item in phase.criteria if item.required and item.status != "PASS"]
+    unmet_checks = [check for check in phase.checks if check.required and check.status != "PASS"]
+    open_for = {item.open_for for item in unmet}
+    if phase.status != "INCONCLUSIVE" or not unmet or unmet_checks or None in open_for:
+        return None
+    return "rows" if "rows" in open_for else "interval"
+
+
+def waits_for_bounds(phase: PhaseReport) -> bool:
+    """Whether a phase lacks nothing but bounds that are still to be filled in."""
+    unmet = [item for item in phase.criteria if item.required and item.status != "PASS"]
+    measured = all(item.observed is not None for item in unmet)
+    return bool(unmet) and measured and all(open_reference(item.text) is not None for item in unmet)
+
+
+def _phase_step(phase: PhaseReport) -> LabeledValue:
+    """What to do where no finding has a next step."""
+    status = "OPEN" if waits_for_bounds(phase) else phase.status
+    step = _LONGER.get(too_short(phase) or "") or _STEPS.get(status, _STEPS["NOT_RUN"])
+    return LabeledValue(phase.id, step, f"#{anchor('phase', phase.id)}")
+
+
+_LONGER = {
+    "rows": "Only the length is insufficient: give this phase more steps, as many as the sentence above names, or "
+    "four repeats, and validate again.",
+    "interval": "What was observed is too close to its bound for so few runs: give this phase four repeats or more "
+    "steps, and validate again.",
+}
+
+
+_STEPS = {
+    "FAIL": "No known cause was recognized. Inspect the evidence of what failed, or compare this run with a good one "
+    "with `validator compare`.",
+    "OPEN": "Write the bound that is still open, or let this run fill it in: the last line of the terminal, and of "
+    "`validator report`, is the command.",
+    "INCONCLUSIVE": "Change what the sentence above names, then validate again; the same run repeated until it passes "
+    "proves nothing.",
+    "NOT_RUN": "Run this phase: without it there is no decision.",
+}

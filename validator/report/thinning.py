@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from validator.ingest.telemetry import across_gpus
 from validator.model.catalogue import METRICS
-from validator.report.chart_data import (
-    ACROSS_GPUS,
-    MACHINE_QUANTITIES,
-    ChartSeries,
-    MachineCharts,
-    RankSpread,
-    Slowdown,
-)
+from validator.report.specs import ACROSS_GPUS, MACHINE_QUANTITIES, ChartSeries, MachineCharts, RankSpread, Slowdown
+from validator.stats.clock import step_ends
 from validator.system.nvml import THROTTLE_REASONS
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from validator.model.result import Samples, Series
+    from validator.model.result import Result, Series
 
 
 MAX_POINTS = 600
@@ -113,9 +107,9 @@ def _rank_spread(rank: int, series: Series, warmup_end: int | None) -> RankSprea
     )
 
 
-def machine_charts(extra: Mapping[str, Any], *, warmup_end: int | None) -> MachineCharts | None:
-    """The charts' data of the machine from `Result.extra`; None for a run with fewer than two samples."""
-    samples: Samples | None = extra.get("samples")
+def machine_charts(result: Result, *, warmup_end: int | None) -> MachineCharts | None:
+    """The charts' data of the machine; None for a run with fewer than two samples."""
+    samples = result.evidence.samples
     if samples is None:
         return None
     rising = _rising(samples.times_s)
@@ -125,7 +119,7 @@ def machine_charts(extra: Mapping[str, Any], *, warmup_end: int | None) -> Machi
     times = samples.times_s[rising] - start_s
     columns = {name: values[rising] for name, values in samples.columns.items()}
     lines, across = _device_lines(times, columns)
-    steps, ended = extra.get("step_times_s", (np.empty(0), np.empty(0)))
+    steps, ended = step_ends(result)
     steady = ended[steps >= warmup_end] if warmup_end is not None and len(steps) else ended[:0]
     return MachineCharts(
         duration_s=float(times[-1]),

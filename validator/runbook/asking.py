@@ -10,20 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
+from validator.model import expression as lang
 from validator.model.catalogue import METRICS
-from validator.model.expression import (
-    Binary,
-    Call,
-    Expression,
-    ExpressionError,
-    Number,
-    OpenBound,
-    Reference,
-    Relation,
-    Text,
-    parse_criterion,
-    references,
-)
 from validator.model.resolve import Resolved, UnresolvedReference, resolve
 from validator.model.runbook import Criterion, Phase, Runbook, TrainingPhase
 from validator.model.schemas import SCALARS
@@ -41,7 +29,7 @@ _WITHIN = ("mean", "first", "last")
 """Statistics of one metric between its least and its largest."""
 
 
-def always_holds(comparison: Relation, resolved: Mapping[Reference, Resolved]) -> bool:
+def always_holds(comparison: lang.Relation, resolved: Mapping[lang.Reference, Resolved]) -> bool:
     """Whether no measurement could make the criterion fail."""
     left, operator, right = comparison.left, comparison.operator, comparison.right
     if operator in ("<", "<="):
@@ -64,9 +52,9 @@ def never_negative(meaning: Resolved) -> bool:
     return known and meaning.unit in _NEVER_NEGATIVE and "growth" not in meaning.name
 
 
-def _is_ordered(left: Expression, right: Expression, resolved: Mapping[Reference, Resolved]) -> bool:
+def _is_ordered(left: lang.Expression, right: lang.Expression, resolved: Mapping[lang.Reference, Resolved]) -> bool:
     """Whether two statistics of the same rows are asked to be in the order that they have by definition."""
-    if not isinstance(left, Reference) or not isinstance(right, Reference):
+    if not isinstance(left, lang.Reference) or not isinstance(right, lang.Reference):
         return False
     upper, lower = resolved[left], resolved[right]
     if (upper.source, upper.name, upper.kind) != (lower.source, lower.name, lower.kind) or upper.kind != "series":
@@ -77,7 +65,7 @@ def _is_ordered(left: Expression, right: Expression, resolved: Mapping[Reference
     return (above == "max" and below in _WITHIN) or (below == "min" and above in _WITHIN)
 
 
-def _difference(left: Expression, right: Expression, resolved: Mapping[Reference, Resolved]) -> _Reach:
+def _difference(left: lang.Expression, right: lang.Expression, resolved: Mapping[lang.Reference, Resolved]) -> _Reach:
     """What `left` less `right` can come to."""
     one, other = _multiple(left), _multiple(right)
     if one is not None and other is not None and one[1].name == other[1].name:
@@ -87,28 +75,28 @@ def _difference(left: Expression, right: Expression, resolved: Mapping[Reference
     return _plain(low - most), _plain(high - least, high=True)
 
 
-def _multiple(node: Expression) -> tuple[float, Reference] | None:
+def _multiple(node: lang.Expression) -> tuple[float, lang.Reference] | None:
     """A reference times a number, as these two."""
-    if isinstance(node, Reference):
+    if isinstance(node, lang.Reference):
         return 1.0, node
-    if isinstance(node, Binary) and node.operator in "*/":
+    if isinstance(node, lang.Binary) and node.operator in "*/":
         for number, rest in ((node.right, node.left), (node.left, node.right)):
-            inner = _multiple(rest) if isinstance(number, Number) else None
-            if isinstance(number, Number) and inner is not None and (node.operator == "*" or number is node.right):
+            inner = _multiple(rest) if isinstance(number, lang.Number) else None
+            if isinstance(number, lang.Number) and inner is not None and (node.operator == "*" or number is node.right):
                 factor = number.value if node.operator == "*" else (1 / number.value if number.value else math.nan)
                 return (inner[0] * factor, inner[1]) if math.isfinite(factor) else None
     return None
 
 
-def _reach(node: Expression, resolved: Mapping[Reference, Resolved]) -> _Reach:
+def _reach(node: lang.Expression, resolved: Mapping[lang.Reference, Resolved]) -> _Reach:
     """The least and the most that an expression can come to."""
-    if isinstance(node, Number):
+    if isinstance(node, lang.Number):
         return node.value, node.value
-    if isinstance(node, Reference):
+    if isinstance(node, lang.Reference):
         return (0.0, math.inf) if never_negative(resolved[node]) else _ANYTHING
-    if isinstance(node, Call):
+    if isinstance(node, lang.Call):
         return _reach_of_call(node, [_reach(argument, resolved) for argument in node.arguments])
-    if isinstance(node, (Text, OpenBound)):
+    if isinstance(node, (lang.Text, lang.OpenBound)):
         return _ANYTHING
     if node.operator == "-":
         return _difference(node.left, node.right, resolved)
@@ -123,7 +111,7 @@ def _reach(node: Expression, resolved: Mapping[Reference, Resolved]) -> _Reach:
     return _ANYTHING if other[0] <= 0 <= other[1] else _times(one, (1 / other[1], 1 / other[0]))
 
 
-def _reach_of_call(node: Call, reaches: list[_Reach]) -> _Reach:
+def _reach_of_call(node: lang.Call, reaches: list[_Reach]) -> _Reach:
     if node.function == "abs":
         low, high = reaches[0]
         return (0.0 if low <= 0 <= high else min(abs(low), abs(high))), max(abs(low), abs(high))
@@ -155,11 +143,11 @@ def idle(criterion: Criterion, phase: Phase, runbook: Runbook) -> str | None:
     if not criterion.required:
         return "is not required"
     try:
-        comparison = parse_criterion(criterion.expr)
-        resolved = {one: resolve(one, runbook=runbook, phase=phase) for one in references(comparison)}
-    except (ExpressionError, UnresolvedReference):
+        comparison = lang.parse_criterion(criterion.expr)
+        resolved = {one: resolve(one, runbook=runbook, phase=phase) for one in lang.references(comparison)}
+    except (lang.ExpressionError, UnresolvedReference):
         return "cannot be evaluated"
-    if isinstance(comparison.right, OpenBound):
+    if isinstance(comparison.right, lang.OpenBound):
         return "has no bound yet"
     if always_holds(comparison, resolved):
         return "holds whatever is measured"
@@ -181,7 +169,7 @@ def idle(criterion: Criterion, phase: Phase, runbook: Runbook) -> str | None:
     return None
 
 
-def _best_moments(comparison: Relation, measured: Mapping[Reference, Resolved]) -> list[Reference]:
+def _best_moments(comparison: lang.Relation, measured: Mapping[lang.Reference, Resolved]) -> list[lang.Reference]:
     """The references to the best moments of a rate or a time that are asked to be good."""
     if comparison.operator in ("==", "!="):
         return []
@@ -197,15 +185,15 @@ def _is_best(meaning: Resolved, sign: int) -> bool:
     return meaning.statistic in _BEST[better] and sign == _WAY[better]
 
 
-def _signs(node: Expression, sign: int) -> Iterator[tuple[Reference, int]]:
+def _signs(node: lang.Expression, sign: int) -> Iterator[tuple[lang.Reference, int]]:
     """Each reference with the way in which the criterion asks it to go: 1 up, -1 down, 0 not known."""
-    if isinstance(node, Reference):
+    if isinstance(node, lang.Reference):
         yield node, sign
-    elif isinstance(node, Call):
+    elif isinstance(node, lang.Call):
         for argument in node.arguments:
             yield from _signs(argument, 0 if node.function == "abs" else sign)
-    elif isinstance(node, Binary):
-        negative = isinstance(node.left, Number) and node.left.value < 0
+    elif isinstance(node, lang.Binary):
+        negative = isinstance(node.left, lang.Number) and node.left.value < 0
         yield from _signs(node.left, sign)
         yield from _signs(node.right, -sign if node.operator in "-/" or negative else sign)
 

@@ -8,6 +8,7 @@ never returned to be run: `load` raises.
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,16 +24,7 @@ from validator.text import nearest
 _ROUNDS = 50
 """Each round repairs at least one mistake of every part; real files need two or three."""
 
-_SUBSTITUTES: dict[str, Any] = {
-    "schema": 1,
-    "name": "unnamed",
-    "steps": 10**9,
-    "run": "true",
-    "targets": ["unknown"],
-    "over": {"env.UNKNOWN": [1, 2]},
-    "choose": {"highest": "toks_per_s.mean"},
-    "arms": {"present": {}, "changed": {"env": {"UNKNOWN": 1}}},
-}
+_SUBSTITUTES: Mapping[str, Any] = {"schema": 1, "name": "unnamed"}
 
 
 @dataclass
@@ -133,8 +125,11 @@ def _supply(built: Built, path: Path, node: Node, key: str, damaged: set[int]) -
     if key == "id":
         node.value["id"] = Node(f"unnamed_{path[-1]}", node.mark)
         return True
-    if key in _SUBSTITUTES:
-        node.value[key] = _grow(_SUBSTITUTES[key], node.mark)
+    kind = node.value.get("kind")
+    schema = SCHEMAS.get(str(kind.value)) if kind is not None else None
+    substitutes = _SUBSTITUTES if schema is None else schema.every_substitute()
+    if key in substitutes:
+        node.value[key] = _grow(substitutes[key], node.mark)
         return True
     return _remove(built, path, damaged) if path else False
 

@@ -4,21 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from validator.model.expression import (
-    Binary,
-    Call,
-    Expression,
-    ExpressionError,
-    Number,
-    Reference,
-    Relation,
-    Text,
-    parse_criterion,
-    parse_reference,
-    references,
-)
+from validator.model import expression as lang
 from validator.model.resolve import Resolved, UnresolvedReference, resolve
-from validator.model.runbook import AbPhase, Phase, Runbook, SweepPhase, TrainingPhase
+from validator.model.runbook import ArmsPhase, Phase, Runbook, TrainingPhase
 from validator.model.settings import warmup_of
 from validator.runbook.asking import always_holds, never_negative
 from validator.runbook.build import Built
@@ -27,6 +15,9 @@ from validator.runbook.problems import Problem
 
 _ProblemAt = Callable[[int, str, str], Problem]
 """Makes a problem at a column of a criterion's text, from its message and its fix."""
+
+_Meanings = dict[lang.Reference, Resolved]
+"""What each reference of a criterion means."""
 
 _SCALES: dict[str, tuple[str, float]] = {
     "ms": ("s", 1e-3),
@@ -44,8 +35,8 @@ def check_criteria(built: Built, runbook: Runbook, index: int) -> Iterator[Probl
         path: Path = ("phases", index, "accept", number)
         at = _problem_at(built, path)
         try:
-            comparison = parse_criterion(criterion.expr)
-        except ExpressionError as error:
+            comparison = lang.parse_criterion(criterion.expr)
+        except lang.ExpressionError as error:
             message, _, fix = str(error).partition("; ")
             yield at(error.column, message, fix or "write it as metric.statistic >= value")
             continue
@@ -61,18 +52,18 @@ def _problem_at(built: Built, path: Path) -> _ProblemAt:
 
 
 def _check_comparison(
-    comparison: Relation, *, built: Built, runbook: Runbook, phase: Phase, at: _ProblemAt
+    comparison: lang.Relation, *, built: Built, runbook: Runbook, phase: Phase, at: _ProblemAt
 ) -> Iterator[Problem]:
-    found = list(references(comparison))
+    found = list(lang.references(comparison))
     if not found:
         message = f"criterion {comparison.text!r} names no measurement, so it says nothing about the run"
         yield at(0, message, "write it as metric.statistic >= value")
-    resolved: dict[Reference, Resolved] = {}
+    resolved: _Meanings = {}
     for reference in found:
         try:
             resolved[reference] = resolve(reference, runbook=runbook, phase=phase)
         except UnresolvedReference as error:
-            if _is_noise(error, reference, built, runbook):
+            if _is_noise(error, reference, built):
                 return
             yield at(error.column, error.message, error.fix)
     if len(resolved) < len(set(found)):
@@ -83,7 +74,7 @@ def _check_comparison(
     yield from _check_units(comparison, resolved, at)
 
 
-def _is_noise(error: UnresolvedReference, reference: Reference, built: Built, runbook: Runbook) -> bool:
+def _is_noise(error: UnresolvedReference, reference: lang.Reference, built: Built) -> bool:
     """Whether a reference may be unknown only because something it rests on had to be repaired."""
     if reference.name.split(".")[0] in built.lost:
         return True
@@ -92,7 +83,7 @@ def _is_noise(error: UnresolvedReference, reference: Reference, built: Built, ru
     return "hardware.gpus" in error.message and not built.sound("hardware")
 
 
-def _check_windows(resolved: dict[Reference, Resolved], *, runbook: Runbook, at: _ProblemAt) -> Iterator[Problem]:
+def _check_windows(resolved: _Meanings, *, runbook: Runbook, at: _ProblemAt) -> Iterator[Problem]:
     """A declared warm-up of more than half of the run leaves too little to represent it."""
     for reference, meaning in resolved.items():
         target = runbook.phase(meaning.phase_id)
@@ -110,17 +101,17 @@ def _check_windows(resolved: dict[Reference, Resolved], *, runbook: Runbook, at:
             )
 
 
-def _check_can_fail(comparison: Relation, resolved: dict[Reference, Resolved], at: _ProblemAt) -> Iterator[Problem]:
+def _check_can_fail(comparison: lang.Relation, resolved: _Meanings, at: _ProblemAt) -> Iterator[Problem]:
     """A criterion that every measurement meets proves nothing."""
     left, operator, right = comparison.left, comparison.operator, comparison.right
     if operator in ("<", "<="):
         left, right, operator = right, left, ">" if operator == "<" else ">="
-    lowest = 0.0 if right == Number(0.0) else _negative(right)
-    counted = isinstance(left, Reference) and lowest is not None and never_negative(resolved[left])
-    if isinstance(left, Reference) and isinstance(right, Reference) and left.name == right.name:
+    lowest = 0.0 if right == lang.Number(0.0) else _negative(right)
+    counted = isinstance(left, lang.Reference) and lowest is not None and never_negative(resolved[left])
+    if isinstance(left, lang.Reference) and isinstance(right, lang.Reference) and left.name == right.name:
         message = f"criterion {comparison.text!r} compares a value with itself, so it says nothing about the run"
         yield at(0, message, "compare it with a bound or with another measurement")
-    elif counted and isinstance(left, Reference) and lowest is not None and (operator == ">=" or lowest < 0):
+    elif counted and isinstance(left, lang.Reference) and lowest is not None and (operator == ">=" or lowest < 0):
         message = f"{left.name} is never below 0, so {comparison.text!r} can never fail"
         yield at(left.column, message, f"give a bound that a bad run would miss: {left.name} >= 1")
     elif resolved and always_holds(comparison, resolved):
@@ -128,39 +119,39 @@ def _check_can_fail(comparison: Relation, resolved: dict[Reference, Resolved], a
         yield at(0, message, "compare the measurement with a bound that a bad run would miss")
 
 
-def _negative(node: Expression) -> float | None:
+def _negative(node: lang.Expression) -> float | None:
     """The value of a literal below zero, which is parsed as a difference from 0."""
     if (
-        isinstance(node, Binary)
+        isinstance(node, lang.Binary)
         and node.operator == "-"
-        and node.left == Number(0.0)
-        and isinstance(node.right, Number)
+        and node.left == lang.Number(0.0)
+        and isinstance(node.right, lang.Number)
     ):
         return -node.right.value if node.right.value > 0 else None
     return None
 
 
-def _check_kinds(comparison: Relation, resolved: dict[Reference, Resolved], at: _ProblemAt) -> Iterator[Problem]:
+def _check_kinds(comparison: lang.Relation, resolved: _Meanings, at: _ProblemAt) -> Iterator[Problem]:
     """A measured number is never equal to a text."""
     for text, other in ((comparison.left, comparison.right), (comparison.right, comparison.left)):
-        if isinstance(text, Text) and isinstance(other, Reference) and resolved[other].unit_known:
+        if isinstance(text, lang.Text) and isinstance(other, lang.Reference) and resolved[other].unit_known:
             message = f"{other.name} is a number and is compared with the text {text.value!r}"
             yield at(other.column, message, "compare it with a number, without quotes")
-        if isinstance(text, Number) and isinstance(other, Reference) and resolved[other].text:
+        if isinstance(text, lang.Number) and isinstance(other, lang.Reference) and resolved[other].text:
             message = f"{other.name} is a text and is compared with the number {text.value:g}"
             yield at(other.column, message, f"compare it with a text: {other.name} == 'triton'")
 
 
-def _check_units(comparison: Relation, resolved: dict[Reference, Resolved], at: _ProblemAt) -> Iterator[Problem]:
+def _check_units(comparison: lang.Relation, resolved: _Meanings, at: _ProblemAt) -> Iterator[Problem]:
     left, right = _unit(comparison.left, resolved), _unit(comparison.right, resolved)
-    column = next((reference.column for reference in references(comparison)), 0)
+    column = next((reference.column for reference in lang.references(comparison)), 0)
     measured = left if left is not None else right
     if left is not None and right is not None and left != right:
         message = f"criterion {comparison.text!r} compares {left or 'a plain number'} with {right or 'a plain number'}"
         yield at(column, message, "compare two measurements of the same unit")
     elif comparison.unit is not None and measured is not None and comparison.unit != measured:
         written = comparison.text.rfind(comparison.unit)
-        name = next(references(comparison)).name
+        name = next(lang.references(comparison)).name
         unit = measured or "a plain number"
         yield at(
             written,
@@ -169,26 +160,26 @@ def _check_units(comparison: Relation, resolved: dict[Reference, Resolved], at: 
         )
 
 
-def _unit_fix(comparison: Relation, measured: str) -> str:
+def _unit_fix(comparison: lang.Relation, measured: str) -> str:
     scale = _SCALES.get(comparison.unit or "")
-    if isinstance(comparison.right, Number) and scale is not None and scale[0] == measured:
+    if isinstance(comparison.right, lang.Number) and scale is not None and scale[0] == measured:
         return f"write {comparison.right.value * scale[1]:g} {measured}"
     return f"give the value in {measured}, or leave the unit out" if measured else "leave the unit out"
 
 
-def _unit(node: Expression, resolved: dict[Reference, Resolved]) -> str | None:
+def _unit(node: lang.Expression, resolved: _Meanings) -> str | None:
     """The unit of an expression; None where it goes with anything (a literal) or is not known."""
-    if isinstance(node, Reference):
+    if isinstance(node, lang.Reference):
         meaning = resolved[node]
         return meaning.unit if meaning.unit_known else None
-    if isinstance(node, Call):
+    if isinstance(node, lang.Call):
         return next((unit for unit in (_unit(part, resolved) for part in node.arguments) if unit is not None), None)
-    if isinstance(node, Binary):
+    if isinstance(node, lang.Binary):
         return _unit_of_binary(node, resolved)
     return None
 
 
-def _unit_of_binary(node: Binary, resolved: dict[Reference, Resolved]) -> str | None:
+def _unit_of_binary(node: lang.Binary, resolved: _Meanings) -> str | None:
     left, right = _unit(node.left, resolved), _unit(node.right, resolved)
     if node.operator in "+-":
         return left if left is not None else right
@@ -204,7 +195,7 @@ def _unit_of_binary(node: Binary, resolved: dict[Reference, Resolved]) -> str | 
 def check_choose(built: Built, runbook: Runbook, index: int) -> Iterator[Problem]:
     """Problems of how a sweep or an A/B chooses its winner."""
     phase = runbook.phases[index]
-    if not isinstance(phase, (SweepPhase, AbPhase)):
+    if not isinstance(phase, ArmsPhase):
         return
     for key in ("highest", "lowest", "tie"):
         text = getattr(phase.choose, key)
@@ -212,21 +203,19 @@ def check_choose(built: Built, runbook: Runbook, index: int) -> Iterator[Problem
             continue
         at = _problem_at(built, ("phases", index, "choose", key))
         try:
-            reference = parse_reference(text)
+            reference = lang.parse_reference(text)
             meaning = resolve(reference, runbook=runbook, phase=phase)
-        except ExpressionError as error:
+        except lang.ExpressionError as error:
             yield at(error.column, str(error), f"write {key}: toks_per_s.mean")
         except UnresolvedReference as error:
-            if not _is_noise(error, parse_reference(text), built, runbook):
+            if not _is_noise(error, lang.parse_reference(text), built):
                 yield at(error.column, error.message, error.fix)
         else:
             yield from _check_chosen(key, text, meaning, phase=phase, at=at)
             yield from _check_windows({reference: meaning}, runbook=runbook, at=at)
 
 
-def _check_chosen(
-    key: str, text: str, meaning: Resolved, *, phase: SweepPhase | AbPhase, at: _ProblemAt
-) -> Iterator[Problem]:
+def _check_chosen(key: str, text: str, meaning: Resolved, *, phase: ArmsPhase, at: _ProblemAt) -> Iterator[Problem]:
     if meaning.kind == "scalar":
         fix = f"write {key}: metric.statistic, such as toks_per_s.mean"
         yield at(0, f"choose.{key} is {text}, which is no series of steps", fix)

@@ -7,39 +7,17 @@ KEY is a path such as `defaults.timeout`, `phases.baseline.steps`, `baseline.ste
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import types
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
-from validator.model.remedy import Remedy
-from validator.model.runbook import (
-    Arm,
-    Choose,
-    Criterion,
-    Defaults,
-    ExtraSeries,
-    Hardware,
-    Runbook,
-    Trainer,
-    TrainerMetrics,
-    Watchdog,
-)
+from validator.model.runbook import Runbook
 from validator.model.schemas import SCHEMAS
 from validator.runbook.document import Node, Path, Step, node_at, parse
 from validator.runbook.problems import Mark, Problem
 from validator.text import nearest
-
-FREE_MAPPINGS = ("env", "args", "trial_args", "extra", "over", "arms")
-"""Mappings whose keys the user chooses."""
-
-_NESTED: dict[str, type[BaseModel]] = {
-    "hardware": Hardware,
-    "trainer": Trainer,
-    "defaults": Defaults,
-    "metrics": TrainerMetrics,
-    "watchdog": Watchdog,
-    "choose": Choose,
-}
 
 
 def key_names(model: type[BaseModel]) -> list[str]:
@@ -48,31 +26,49 @@ def key_names(model: type[BaseModel]) -> list[str]:
 
 
 def model_at(root: Node, path: Path) -> type[BaseModel] | None:
-    """The model of the mapping at `path`; None for lists, scalars and mappings with free keys."""
+    """The model of the mapping at `path`; None for lists, scalars and mappings whose keys the user chooses."""
+    found = _type_at(root, path)
+    return found if isinstance(found, type) and issubclass(found, BaseModel) else None
+
+
+def _type_at(root: Node, path: Path) -> Any:
+    """What is declared at `path`, without `None`; None where nothing is."""
     if not path:
         return Runbook
-    last, parent = path[-1], path[-2] if len(path) > 1 else None
     if path[0] == "phases" and len(path) == 2:
         kind = node_at(root, (*path, "kind"))
         return SCHEMAS.get(str(kind.value)) if kind is not None else None
-    if parent == "accept" and isinstance(last, int):
-        return Criterion
-    if path[:3] == ("trainer", "metrics", "extra") and len(path) == 4:
-        return ExtraSeries
-    if parent == "arms" and len(path) == 4:
-        return Arm
-    if parent == "on_failure" and isinstance(last, int):
-        return Remedy
-    if isinstance(last, str) and last in _NESTED:
-        owner = model_at(root, path[:-1])
-        return _NESTED[last] if owner is not None and last in key_names(owner) else None
-    return None
+    owner, step = _type_at(root, path[:-1]), path[-1]
+    if isinstance(step, int):
+        return _plain(get_args(owner)[0]) if get_origin(owner) is tuple else None
+    if get_origin(owner) is dict:
+        return _plain(get_args(owner)[1])
+    fields = owner.model_fields if isinstance(owner, type) and issubclass(owner, BaseModel) else {}
+    return next((_plain(one.annotation) for name, one in fields.items() if step == (one.alias or name)), None)
+
+
+def _plain(annotation: Any) -> Any:
+    """A type without its `Annotated` and without `None`; of several alternatives the first."""
+    while get_origin(annotation) in (Annotated, Union, types.UnionType):
+        annotation = next(one for one in get_args(annotation) if one is not type(None))
+    return annotation
+
+
+def _sections(model: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
+    """The keys below a model that hold a mapping with keys of its own, and the model of each."""
+    for name, one in model.model_fields.items():
+        found = _plain(one.annotation)
+        if isinstance(found, type) and issubclass(found, BaseModel):
+            yield one.alias or name, found
+            yield from _sections(found)
 
 
 def homes(key: str) -> str | None:
     """Where a misplaced key belongs, as text: `phases of kind sweep, ab`; None for a key that exists nowhere."""
     kinds = [kind for kind, model in SCHEMAS.items() if key in key_names(model)]
-    places = [f"`{name}`" for name, model in _NESTED.items() if key in key_names(model)]
+    models: list[type[BaseModel]] = [Runbook, *SCHEMAS.values()]
+    sections = dict(pair for model in models for pair in _sections(model))
+    places = [f"`{name}`" for name, model in sections.items() if key in key_names(model)]
     if kinds and len(kinds) < len(SCHEMAS):
         places.insert(0, f"phases of kind {', '.join(kinds)}")
     elif kinds:
@@ -179,7 +175,7 @@ def _descend(root: Node, steps: Path, left: list[Step], path: str, ids: list[str
         return (*steps, _phase_ids(root).index(step)), rest
     if isinstance(step, int):
         return (*steps, _index(root, steps, step, path)), rest
-    if steps and steps[-1] in FREE_MAPPINGS and len(steps) > 1:
+    if get_origin(_type_at(root, steps)) is dict:
         if steps[-1] == "over" and step in ("env", "args") and rest:
             return (*steps, f"{step}.{rest[0]}"), rest[1:]
         return (*steps, step), rest

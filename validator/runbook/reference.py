@@ -13,24 +13,10 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from validator.model import runbook as models
 from validator.model.catalogue import METRICS, STATISTICS
 from validator.model.columns import ALIASES, OTHER_UNITS
 from validator.model.remedy import PLAYBOOK, Remedy
-from validator.model.runbook import (
-    Arm,
-    Choose,
-    Criterion,
-    Defaults,
-    ExtraSeries,
-    Hardware,
-    PhaseBase,
-    ProcessPhase,
-    Runbook,
-    Trainer,
-    TrainerMetrics,
-    TrainingPhase,
-    Watchdog,
-)
 from validator.model.schemas import SCALARS, SCHEMAS
 from validator.model.settings import PLACEHOLDERS
 from validator.model.units import format_duration, format_size
@@ -40,7 +26,7 @@ SCHEMA_ID = "validator-runbook-1"
 
 def json_schema() -> dict[str, Any]:
     """JSON Schema (draft 2020-12) of the format, for editors. It describes types; `check` also checks the meaning."""
-    schema = Runbook.model_json_schema(by_alias=True, mode="validation")
+    schema = models.Runbook.model_json_schema(by_alias=True, mode="validation")
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": SCHEMA_ID, **schema}
 
 
@@ -89,17 +75,17 @@ phases:
 
 
 def _key_sections() -> Iterator[str]:
-    yield from _section("Top level", Runbook, level=2)
+    yield from _section("Top level", models.Runbook, level=2)
     for title, model in (
-        ("`hardware`", Hardware),
-        ("`trainer`", Trainer),
-        ("`trainer.metrics`", TrainerMetrics),
-        ("A series in `extra`", ExtraSeries),
-        ("`defaults`", Defaults),
-        ("`watchdog`", Watchdog),
-        ("A criterion in `accept`", Criterion),
-        ("`choose`", Choose),
-        ("An arm in `arms`", Arm),
+        ("`hardware`", models.Hardware),
+        ("`trainer`", models.Trainer),
+        ("`trainer.metrics`", models.TrainerMetrics),
+        ("A series in `extra`", models.ExtraSeries),
+        ("`defaults`", models.Defaults),
+        ("`watchdog`", models.Watchdog),
+        ("A criterion in `accept`", models.Criterion),
+        ("`choose`", models.Choose),
+        ("An arm in `arms`", models.Arm),
         ("A remedy in `on_failure`", Remedy),
     ):
         yield from _section(title, model, level=2)
@@ -122,11 +108,11 @@ def _sets(entry: Mapping[str, Any]) -> str:
 def _phase_sections() -> Iterator[str]:
     yield ""
     yield "## Phases"
-    yield from _section("Every phase", PhaseBase, level=3)
-    yield from _section("Phases that start processes", ProcessPhase, level=3, without=PhaseBase)
-    yield from _section("Phases that run the trainer", TrainingPhase, level=3, without=ProcessPhase)
+    yield from _section("Every phase", models.PhaseBase, level=3)
+    yield from _section("Phases that start processes", models.ProcessPhase, level=3, without=models.PhaseBase)
+    yield from _section("Phases that run the trainer", models.TrainingPhase, level=3, without=models.ProcessPhase)
     for kind, model in SCHEMAS.items():
-        base = next(b for b in (TrainingPhase, ProcessPhase, PhaseBase) if issubclass(model, b))
+        base = next(b for b in (models.TrainingPhase, models.ProcessPhase, models.PhaseBase) if issubclass(model, b))
         yield from _section(f"`kind: {kind}`", model, level=3, without=base)
 
 
@@ -205,7 +191,7 @@ def _type_name(annotation: Any, metadata: Sequence[Any] = ()) -> str:
         return f"mapping to {_type_name(arguments[1])}"
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         words = re.sub(r"(?<!^)(?=[A-Z])", " ", annotation.__name__).lower()  # TrainerMetrics: trainer metrics
-        return "phase" if issubclass(annotation, PhaseBase) else words
+        return "phase" if issubclass(annotation, models.PhaseBase) else words
     return str(_NAMES.get(annotation, annotation))
 
 

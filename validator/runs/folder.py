@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import Field
 
@@ -37,6 +37,17 @@ if TYPE_CHECKING:
 
 RENDERINGS = ("result.json", "report.html", "report.md", "junit.xml", "recommended.env")
 """The files of a report, in the order in which they are written: result.json is the truth, the others show it."""
+
+
+class ReportPaths(NamedTuple):
+    """Where the renderings of one report are."""
+
+    result: Path
+    html: Path
+    markdown: Path
+    junit: Path
+    recommended_env: Path
+
 
 JOURNAL = "journal.jsonl"
 

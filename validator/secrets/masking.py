@@ -20,6 +20,7 @@ from urllib.parse import quote, quote_plus
 from validator.documents import parse_json
 from validator.model.plan import PhasePlan, Plan, RunSpec
 from validator.model.runbook import Runbook
+from validator.model.units import Frozen
 from validator.secrets.redact import (
     REDACTED,
     TOKEN_MARKS,
@@ -266,7 +267,7 @@ def clean_result(result: Result) -> Result:
         effective=_clean_account(result.effective),
         environment=_clean_account(result.environment),
         log_tail=tuple(redact(line) for line in result.log_tail),
-        extra=_clean_account(result.extra) or {},
+        evidence=_clean_account(result.evidence),
     )
 
 
@@ -312,6 +313,13 @@ def _clean_account(value: Any, key: str = "") -> Any:
         return {name: _clean_account(item, str(name)) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
         return type(value)(_clean_account(item, key) for item in value)
+    if isinstance(value, Frozen):
+        return value.model_copy(
+            update=_clean_account({name: getattr(value, name) for name in type(value).model_fields})
+        )
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        own = {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
+        return dataclasses.replace(value, **_clean_account(own))
     if isinstance(value, str):
         return REDACTED if value and is_secret(key) else redact(value)
     return value

@@ -17,14 +17,15 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from validator.documents import parse_json
+from validator.model.schemas import SCHEMAS
 from validator.secrets.redact import REDACTED, is_secret_name, redact
 
 WITHHELD = "withheld"
 
 _COMMON = frozenset(
     {"localhost", "host", "root", "user", "users", "ubuntu", "debian", "admin", "nobody", "runner", "train", "training"}
-    | {"gpu", "cpu", "cuda", "nccl", "gloo", "python", "torch", "data", "sweep", "audit", "profile", "soak", "command"}
-    | {"pytest", "preflight", "baseline", "rank", "run", "true", "false", "none", "null", "go"}
+    | {"gpu", "cpu", "cuda", "nccl", "gloo", "python", "torch", "baseline", "rank", "run", "go"}
+    | {"true", "false", "none", "null", *SCHEMAS}
 )
 """Words of the reports themselves and accounts that every machine has: they name nobody, and are left alone."""
 

@@ -45,11 +45,11 @@ def _wait_for_rows(sandbox: Sandbox, rows: int) -> None:
         time.sleep(0.02)
 
 
-def kill_runner(fault_name: str = "none", *, nproc: int = 0) -> RunCase:
+def kill_runner(*, nproc: int = 0) -> RunCase:
     """SIGKILL the runner in the middle; all else must end by itself; a resumed validation must reach GO."""
 
     def run(sandbox: Sandbox) -> CaseRun:
-        args = {"fault": fault_name, "pace": 0.05, "at": 1}
+        args = {"fault": "none", "pace": 0.05, "at": 1}
         sandbox.write("runbook.yaml", book(nproc=nproc, args=args))
         runner = sandbox.start("run", "runbook.yaml", "--no-lock")
         _wait_for_rows(sandbox, 20)

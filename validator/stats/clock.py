@@ -6,7 +6,7 @@ A single gap may hold a pause, so only the median over many stretches says that 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -81,16 +81,21 @@ class ClockComparison:
 
 def clock_for(result: Result, source: str) -> Clock | None:
     """The validator's stamps of a file, or of the file with most of them; None where the run has none."""
-    arrivals: Mapping[str, tuple[Steps, Floats]] = result.extra.get("arrivals", {})
+    arrivals = result.evidence.arrivals
     steps, seconds = arrivals.get(source) or max(arrivals.values(), key=lambda one: len(one[0]), default=(None, None))
     if steps is None or seconds is None or len(steps) < 2:
         return None
     return Clock("the validator's clock", steps, seconds, own=True)
 
 
+def step_ends(result: Result) -> tuple[Steps, Floats]:
+    """Steps `[n]`, and the Unix time `[n]` at which each ended by the heartbeat; empty without one."""
+    return result.evidence.step_times_s or (np.empty(0, np.int64), np.empty(0))
+
+
 def timestamps(result: Result) -> Iterator[Clock]:
     """The trainer's own timestamps, which say how much time passed where the validator did not see it."""
-    steps, seconds = result.extra.get("step_times_s", (np.empty(0, np.int64), np.empty(0)))
+    steps, seconds = step_ends(result)
     if len(steps) >= 2:
         yield Clock(HEARTBEAT, steps, np.asarray(seconds, dtype=np.float64), own=False)
     for name in _ELAPSED:
@@ -140,15 +145,9 @@ def _stretches(when: Floats) -> npt.NDArray[np.intp]:
     return np.array(ends, dtype=np.intp)
 
 
-def tokens_of(result: Result) -> float | None:
-    """Tokens of a step, as the runbook declares them or else the trainer reports them; None where neither does."""
-    tokens: float | None = result.extra.get("tokens_per_step")
-    return tokens
-
-
 def claims(result: Result, *, tokens: float | None = None) -> Iterator[Claim]:
     """What the trainer's rate, at `tokens` a step where they are known, and its time per step say that rows took."""
-    derived, tokens = result.extra.get("derived", ()), tokens or tokens_of(result)
+    derived, tokens = result.evidence.derived, tokens or result.evidence.tokens_per_step
     rate, times = result.series.get("toks_per_s"), result.series.get("step_time_s")
     if rate is not None and tokens and "toks_per_s" not in derived and _sound(rate):
         seconds = covered_steps(rate.steps) * (tokens / rate.values)

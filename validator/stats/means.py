@@ -137,23 +137,19 @@ def repeats_for_equality(cv: float, margin: float, *, two_sided: bool = True) ->
 
     `two_sided` asks for equality, else only that one side is not worse; at least four.
     """
-    power = (1 + _POWER) / 2 if two_sided else _POWER
-    for n in range(MIN_REPEATS, 1000):
-        df = 2 * (n - 1)
-        reach = t_quantile(1 - ONE_SIDED, df) + t_quantile(power, df)
-        if n >= 2 * (reach * cv / margin) ** 2:
-            return n
-    return 1000
+    return _repeats(cv / margin, 1 - ONE_SIDED, (1 + _POWER) / 2 if two_sided else _POWER)
 
 
 def repeats_needed(cv: float, effect: float, *, comparisons: int = 1) -> int:
     """Runs per arm that find a relative difference `effect` with 80 % power when runs vary by `cv`; at least four."""
-    if effect <= 0:
-        return MIN_REPEATS
+    return MIN_REPEATS if effect <= 0 else _repeats(cv / effect, 1 - _ALPHA / (2 * comparisons), _POWER)
+
+
+def _repeats(noise: float, *quantiles: float) -> int:
+    """Runs per side whose standard error, at these quantiles together, is as small as what `noise` is relative to."""
     for n in range(MIN_REPEATS, 1000):
-        df = 2 * (n - 1)
-        reach = t_quantile(1 - _ALPHA / (2 * comparisons), df) + t_quantile(_POWER, df)
-        if n >= 2 * (reach * cv / effect) ** 2:
+        reach = sum(t_quantile(one, 2 * (n - 1)) for one in quantiles)
+        if n >= 2 * (reach * noise) ** 2:
             return n
     return 1000
 

@@ -195,16 +195,18 @@ def measure(
     series = {name: ordered(one) for name, one in read.items() if len(one.steps)}
     restarted = [name for name, one in read.items() if is_restarted(one)]
     window = window_of(series, warmup_steps)
-    obstacle = obstacle_of(window, restarted, result.extra)
+    obstacle = obstacle_of(window, restarted, result.evidence)
     windows = {
-        name: windowed(one, series, window, obstacle, known.get(name), warmup_steps=warmup_steps, extra=result.extra)
+        name: windowed(
+            one, series, window, obstacle, known.get(name), warmup_steps=warmup_steps, evidence=result.evidence
+        )
         for name, one in series.items()
     }
     if doubt is not None and "step_time_s" in windows:
         windows["step_time_s"] = replace(windows["step_time_s"], invalid=doubt)
     scalars: dict[str, ScalarValue] = {}
     if "toks_per_s" in windows:
-        ranks = int(result.extra.get("world_size", world_size))
+        ranks = result.evidence.world_size or world_size
         rates, pauses = rates_of(
             windows["toks_per_s"], result, series, warmup_steps=warmup_steps, world_size=ranks, doubt=doubt
         )

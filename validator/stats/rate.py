@@ -20,7 +20,7 @@ import numpy.typing as npt
 from scipy.ndimage import median_filter
 
 from validator.model.result import Floats, Result, ScalarValue, Series, Steps
-from validator.stats.clock import FITS, Claim, Clock, best_reading, claims, clock_for, compare, timestamps, tokens_of
+from validator.stats.clock import FITS, Claim, Clock, best_reading, claims, clock_for, compare, step_ends, timestamps
 from validator.stats.rows import Windowed
 from validator.stats.window import covered_steps
 from validator.text import format_number
@@ -87,7 +87,7 @@ def rates_of(
     rate = built.honest()
     scalars: dict[str, ScalarValue] = {}
     if built.in_seconds:
-        rate, scalars = _with_pauses(rate, *built.normal(rate.denominator), result.extra.get("pause_every"))
+        rate, scalars = _with_pauses(rate, *built.normal(rate.denominator), result.evidence.pause_every)
     found = {"toks_per_s": rate, "toks_per_s_per_rank": _scaled(rate, 1 / world_size, "toks_per_s_per_rank", "tok/s")}
     found["toks_per_s_per_rank"] = replace(found["toks_per_s_per_rank"], note=f"toks_per_s over {world_size} ranks")
     if (flops := flops_per_token(result.environment)) is not None:
@@ -123,8 +123,8 @@ class _Rate:
         self.times = _matched(every.steps, series.get("step_time_s"))
         self.sound = bool((np.isfinite(every.values) & (every.values > 0)).all())
         self.clock = clock_for(result, base.source)
-        self.declared = tokens_of(result)
-        derived = result.extra.get("derived", ())
+        self.declared = result.evidence.tokens_per_step
+        derived = result.evidence.derived
         self.rate_is_claim, self.times_are_claim = "toks_per_s" not in derived, "step_time_s" not in derived
         tokens = self._tokens(every.values)
         self.in_seconds = tokens is not None
@@ -223,8 +223,8 @@ class _Rate:
     def _resumed(self) -> npt.NDArray[np.bool_]:
         """Rows in which another process of the trainer took over: its rest is no time of this rate."""
         found = np.zeros(len(self.every), dtype=np.bool_)
-        steps, seconds = self.result.extra.get("step_times_s", (np.empty(0, np.int64), np.empty(0)))
-        for at in self.result.extra.get("resumed_s", ()):
+        steps, seconds = step_ends(self.result)
+        for at in self.result.evidence.resumed_s:
             place = int(np.searchsorted(seconds, at))
             if place < len(steps):
                 found |= (self.every >= steps[place]) & (self.every - self.covered < steps[place])

@@ -11,13 +11,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from validator.model.catalogue import METRICS, Metric
-from validator.model.result import Floats, Series, Span, Steps
+from validator.model.result import Floats, InvalidWindow, RunEvidence, Series, Span, Steps
 from validator.stats.window import SteadyWindow, covered_steps, steady_window
 from validator.text import format_percent
 
@@ -209,15 +208,17 @@ def _reciprocal(values: Floats) -> Floats:
         return np.asarray(1.0 / values, dtype=np.float64)
 
 
-def obstacle_of(window: SteadyWindow, restarted: list[str], extra: Mapping[str, Any]) -> str | None:
+def obstacle_of(window: SteadyWindow, restarted: list[str], evidence: RunEvidence) -> str | None:
     """Why nothing about a longer run may be concluded, if so."""
     if restarted:
         return f"the step decreases in {', '.join(sorted(restarted))}: the file mixes runs"
-    disturbed = _disturbed(extra)
+    disturbed = _disturbed(evidence)
     if window.span is not None and disturbed:
         first, last = window.span.first_step, window.span.last_step
         inside = [
-            (max(low, first), min(high, last), why) for low, high, why in disturbed if low <= last and high >= first
+            (max(one.first_step, first), min(one.last_step, last), one.reason)
+            for one in disturbed
+            if one.first_step <= last and one.last_step >= first
         ]
         share = len(set().union(*(range(low, high + 1) for low, high, _ in inside))) / (last - first + 1)
         if share > _MAX_DISTURBED:
@@ -227,13 +228,12 @@ def obstacle_of(window: SteadyWindow, restarted: list[str], extra: Mapping[str, 
     return None
 
 
-def _disturbed(extra: Mapping[str, Any]) -> list[tuple[int, int, str]]:
+def _disturbed(evidence: RunEvidence) -> list[InvalidWindow]:
     """Steps that say nothing of this trainer: another process used the GPUs, or the clock was set.
 
     Throttled steps are not among them: a long run throttles too.
     """
-    windows = ((int(w["first_step"]), int(w["last_step"]), str(w["reason"])) for w in extra.get("invalid_windows", ()))
-    return [one for one in windows if "throttled" not in one[2]]
+    return [one for one in evidence.invalid_windows if not one.throttled]
 
 
 def windowed(
@@ -244,7 +244,7 @@ def windowed(
     known: Metric | None,
     *,
     warmup_steps: int,
-    extra: Mapping[str, Any],
+    evidence: RunEvidence,
 ) -> Windowed:
     """One series within its window, with what its mean is made of. What is sampled may begin behind the warm-up.
 
@@ -255,7 +255,7 @@ def windowed(
     sampled = known is not None and known.window == "steady"
     steps, values, weights = series.steps, series.values, covered_steps(series.steps)
     if sampled:
-        inside = _kept(steps, weights, window, _disturbed(extra))
+        inside = _kept(steps, weights, window, _disturbed(evidence))
         steps, values, weights = steps[inside], values[inside], weights[inside]
         span = window.span if len(steps) else None
     else:
@@ -327,13 +327,13 @@ def _hole(series: Series, others: Mapping[str, Series], *, skipped: int) -> _Hol
 
 
 def _kept(
-    steps: Steps, covered: Floats, window: SteadyWindow, disturbed: list[tuple[int, int, str]]
+    steps: Steps, covered: Floats, window: SteadyWindow, disturbed: list[InvalidWindow]
 ) -> slice | npt.NDArray[np.bool_]:
     """The window's rows, less those that hold a disturbed step."""
     inside = window.contains(steps)
     clean = inside.copy()
-    for low, high, _ in disturbed:
-        clean &= (steps < low) | (steps - covered >= high)
+    for one in disturbed:
+        clean &= (steps < one.first_step) | (steps - covered >= one.last_step)
     return _slice(inside) if clean.sum() == inside.sum() else clean
 
 

@@ -120,7 +120,7 @@ def run_attempt(spec: RunSpec, context: AttemptContext, *, number: int, used_por
         why = f"could not be started: {error.strerror or error} ({what})"
         return EndedAttempt(_not_started(spec, context, number, began, "infrastructure", why))
     tree.watch(process.pid)
-    monitor = Monitor(spec, out=launch.out, attempt=number, tree=tree, gpus=gpus, cap=context.log_cap, started=clock)
+    monitor = Monitor(spec, out=launch.out, tree=tree, gpus=gpus, cap=context.log_cap, started=clock)
     try:
         running = _Running(
             spec=spec,

@@ -28,6 +28,10 @@ from validator.system.processes import Stat, catches, cmdline, environ, field_of
 Dumps = dict[Path, int]
 
 _PY_SPY_S = 10.0
+_OF_GPU = (
+    *("index", "uuid", "name", "utilization_pct", "memory_utilization_pct", "memory_used_mib"),
+    *("power_w", "temperature_c", "sm_clock_mhz"),
+)
 _MAX_PROCESSES = 256
 
 
@@ -106,18 +110,7 @@ def _save_machine(evidence: StallEvidence) -> None:
 
 
 def _gpu_row(gpu: GpuFacts) -> dict[str, Any]:
-    return {
-        "index": gpu.index,
-        "uuid": gpu.uuid,
-        "name": gpu.name,
-        "utilization_pct": gpu.utilization_pct,
-        "memory_utilization_pct": gpu.memory_utilization_pct,
-        "memory_used_mib": gpu.memory_used_mib,
-        "power_w": gpu.power_w,
-        "temperature_c": gpu.temperature_c,
-        "sm_clock_mhz": gpu.sm_clock_mhz,
-        "throttle_reasons": gpu.throttle_mask,
-    }
+    return {**{name: getattr(gpu, name) for name in _OF_GPU}, "throttle_reasons": gpu.throttle_mask}
 
 
 def _save_processes(evidence: StallEvidence, processes: Sequence[Stat]) -> None:

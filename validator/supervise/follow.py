@@ -80,8 +80,9 @@ class Tail:
 
     def lines_with_ends(self) -> list[tuple[bytes, int]]:
         """Lines finished since the last call, without their line feeds, and the byte behind each."""
+        name = os.path.relpath(self.path, self._root)
         try:
-            with Tree(self._root, link_roots=self._link_roots) as tree, tree.open(self._relative) as file:
+            with Tree(self._root, link_roots=self._link_roots) as tree, tree.open(name) as file:
                 stat = os.fstat(file.fileno())
                 if stat.st_ino == self._inode and stat.st_size == self._offset:
                     return []
@@ -108,10 +109,6 @@ class Tail:
         ]
 
     @property
-    def _relative(self) -> str:
-        return os.path.relpath(self.path, self._root)
-
-    @property
     def first_line(self) -> bytes:
         """The file's first line, as far as a few thousand bytes go; empty while nothing was read."""
         return self._head.partition(b"\n")[0].rstrip(b"\r")
@@ -128,7 +125,6 @@ class RankState:
 
     step: int | None = None
     heard: float | None = None
-    advanced: float | None = None
     pid: int | None = None
     message: str = ""
 
@@ -238,7 +234,7 @@ class RunFollower:
                 state.message = str(entry.get("msg", ""))
                 state.pid = _whole(values.pop("pid", None)) or state.pid
                 if step is not None and (state.step is None or step > state.step):
-                    state.step, state.advanced = step, now
+                    state.step = step
                 for name in ("ts", "rank"):
                     values.pop(name, None)
                 yield Record(path.name, rank, step if step else None, values, state.message, path=path, end=end)

@@ -20,19 +20,10 @@ from typing import Literal
 
 from validator.files import Tree
 from validator.model.plan import RunSpec
+from validator.supervise import watchdog
 from validator.supervise.capture import LogCap, logs_below, trim_while_written
 from validator.supervise.follow import Record, RunFollower
 from validator.supervise.termination import ProcessTree
-from validator.supervise.watchdog import (
-    Activity,
-    Anomaly,
-    AnomalyRules,
-    CpuMeter,
-    Pace,
-    Silence,
-    judge_silence,
-    silence_limit_s,
-)
 from validator.system.nvml import Gpus
 
 ARRIVALS_FILE = "arrivals.jsonl"
@@ -178,11 +169,7 @@ class Progress:
     to the last step at the pace observed lately, by this process's own clock and never the trainer's claim.
     """
 
-    phase: str
     run: str
-    arm: str | None = None
-    repeat: int = 1
-    attempt: int = 1
     state: ProgressState = "starting"
     step: int | None = None
     steps: int | None = None
@@ -192,7 +179,6 @@ class Progress:
     heartbeat_age_s: float | None = None
     elapsed_s: float = 0.0
     eta_s: float | None = None
-    timeout_s: float | None = None
     note: str | None = None
 
 
@@ -206,29 +192,26 @@ class Look:
     """What one look found: the progress to show, and what calls for action, if anything."""
 
     progress: Progress
-    anomalies: tuple[Anomaly, ...] = ()
-    silence: Silence | None = None
+    anomalies: tuple[watchdog.Anomaly, ...] = ()
+    silence: watchdog.Silence | None = None
 
 
 class Monitor:
     """Watches one attempt. `look` is cheap: new lines of a few files, and a few small reads in /proc."""
 
-    def __init__(
-        self, spec: RunSpec, *, out: Path, attempt: int, tree: ProcessTree, gpus: Gpus, cap: LogCap, started: float
-    ) -> None:
+    def __init__(self, spec: RunSpec, *, out: Path, tree: ProcessTree, gpus: Gpus, cap: LogCap, started: float) -> None:
         self._spec = spec
         self._out = out
-        self._attempt = attempt
         self.tree = tree
         self.gpus = gpus
         self._cap = cap
         self.started = started
         self.follower = RunFollower(out=out, metrics=spec.metrics, ranks=spec.ranks)
         self.arrivals = ArrivalStamps(out, started=started)
-        self.pace = Pace(started=started)
+        self.pace = watchdog.Pace(started=started)
         env = out / spec.metrics.env if spec.metrics.env else None
-        self._rules = AnomalyRules(spec.watchdog, env=env) if spec.watchdog else None
-        self._cpu = CpuMeter(spec.watchdog) if spec.watchdog else None
+        self._rules = watchdog.AnomalyRules(spec.watchdog, env=env) if spec.watchdog else None
+        self._cpu = watchdog.CpuMeter(spec.watchdog) if spec.watchdog else None
         self._gpu_samples: deque[tuple[float, bool, bool]] = deque()
         self._next_scan = started + 0.2
         self._next_trim = started + 0.5
@@ -255,9 +238,9 @@ class Monitor:
             progress = replace(progress, note=note)
         return Look(progress, self._judge_records(records), silence)
 
-    def activity(self, now: float) -> Activity:
+    def activity(self, now: float) -> watchdog.Activity:
         """What the processes did lately."""
-        return Activity(
+        return watchdog.Activity(
             cpu_cores=self._cpu.cores if self._cpu else None,
             gpu_working=any(working for _, working, _ in self._gpu_samples) if self._gpu_samples else None,
             gpu_spinning=any(spinning for _, _, spinning in self._gpu_samples),
@@ -289,7 +272,7 @@ class Monitor:
     def _long_silent(self, now: float) -> bool:
         """Past half of its limit a run is looked at closely: a process that was never seen would not be counted."""
         limits = self._spec.watchdog
-        return limits is not None and self.pace.silence(now) > silence_limit_s(self.pace, limits) / 2
+        return limits is not None and self.pace.silence(now) > watchdog.silence_limit_s(self.pace, limits) / 2
 
     def _sample_gpus(self, now: float) -> None:
         """Ask NVML only once the run has been silent for a while; a busy run needs no witness."""
@@ -303,28 +286,24 @@ class Monitor:
         while self._gpu_samples and now - self._gpu_samples[0][0] > _GPU_WINDOW_S:
             self._gpu_samples.popleft()
 
-    def _judge_records(self, records: tuple[Record, ...]) -> tuple[Anomaly, ...]:
+    def _judge_records(self, records: tuple[Record, ...]) -> tuple[watchdog.Anomaly, ...]:
         if self._rules is None:
             return ()
         return tuple(anomaly for anomaly in map(self._rules.judge, records) if anomaly is not None)
 
-    def _judge_silence(self, now: float) -> Silence | None:
+    def _judge_silence(self, now: float) -> watchdog.Silence | None:
         if self._spec.watchdog is None or not self.follower.has_source:
             return None
-        return judge_silence(self.pace, self._spec.watchdog, self.activity(now), now=now)
+        return watchdog.judge_silence(self.pace, self._spec.watchdog, self.activity(now), now=now)
 
-    def _progress(self, now: float, *, state: ProgressState | None, silence: Silence | None) -> Progress:
+    def _progress(self, now: float, *, state: ProgressState | None, silence: watchdog.Silence | None) -> Progress:
         latest = self.follower.latest
         if state is None:
             state = "slow" if silence is not None else "starting" if self.pace.step is None else "running"
             if not self.follower.has_source:
                 state = "running"
         return Progress(
-            phase=self._spec.phase,
             run=self._spec.id,
-            arm=self._spec.arm,
-            repeat=self._spec.repeat,
-            attempt=self._attempt,
             state=state,
             step=self.follower.step,
             steps=self._spec.steps,
@@ -334,6 +313,5 @@ class Monitor:
             heartbeat_age_s=self.follower.heartbeat_age_s(now),
             elapsed_s=now - self.started,
             eta_s=self.pace.eta_s(self._spec.steps, now),
-            timeout_s=self._spec.timeout_s,
             note=silence.message if silence is not None else None,
         )

@@ -16,24 +16,13 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from validator.system.processes import (
-    TOKEN_VARIABLE,
-    ProcessId,
-    Stat,
-    all_stats,
-    children_of,
-    cmdline,
-    has_variable,
-    read_stat,
-    still_alive,
-    variable_needle,
-)
+from validator.system import processes as proc
 
 RUNNER_VARIABLE = "VALIDATOR_RUNNER"
 """Set to the runner's pid in what the runner starts for itself (`nvidia-smi` and the like), never in a run."""
 _PR_SET_CHILD_SUBREAPER = 36
 _subreaper: bool | None = None
-_unmarked: dict[bytes, set[ProcessId]] = {}
+_unmarked: dict[bytes, set[proc.ProcessId]] = {}
 """Processes known not to carry a token, by token, so that each environment is read once and not once per run."""
 
 
@@ -61,32 +50,32 @@ class ProcessTree:
 
     def __init__(self, *, token: str, spare: Iterable[int] = ()) -> None:
         me = os.getpid()
-        own = read_stat(me)
+        own = proc.read_stat(me)
         self._me = me
         self._session = own.session if own else -1
-        self._needle = variable_needle(TOKEN_VARIABLE, token)
-        self._helper = variable_needle(RUNNER_VARIABLE, me)
+        self._needle = proc.variable_needle(proc.TOKEN_VARIABLE, token)
+        self._helper = proc.variable_needle(RUNNER_VARIABLE, me)
         self._spare = {me, *spare}
-        self._known: dict[ProcessId, Stat] = {}
+        self._known: dict[proc.ProcessId, proc.Stat] = {}
         self._unmarked = _unmarked.setdefault(self._needle, set())
         self._ended_cpu_s = 0.0
         self._root: int | None = None
         become_subreaper()
-        self._own_children = frozenset(children_of(me))
+        self._own_children = frozenset(proc.children_of(me))
 
     def watch(self, root: int) -> None:
         """Take `root`, just started by this process, as the root of the run."""
         self._root = root
-        stat = read_stat(root)
+        stat = proc.read_stat(root)
         if stat is not None:
             self._known[stat.id] = stat
 
-    def scan(self, *, deep: bool = False) -> tuple[Stat, ...]:
+    def scan(self, *, deep: bool = False) -> tuple[proc.Stat, ...]:
         """The run's living processes now, by pid.
 
         A shallow scan follows parents and adoption; a deep one reads the environment of all other processes as well.
         """
-        present = {stat.pid: stat for stat in all_stats()}
+        present = {stat.pid: stat for stat in proc.all_stats()}
         mine = {pid for pid, stat in present.items() if self._belongs(stat, deep=deep)}
         children: dict[int, list[int]] = {}
         for stat in present.values():
@@ -104,10 +93,10 @@ class ProcessTree:
         self._reap(present[pid] for pid in mine)
         return tuple(present[pid] for pid in sorted(mine) if present[pid].alive)
 
-    def living(self) -> tuple[Stat, ...]:
+    def living(self) -> tuple[proc.Stat, ...]:
         """Known processes that still run, without looking for new ones: a few small reads."""
         for identity, last in tuple(self._known.items()):
-            stat = still_alive(identity)
+            stat = proc.still_alive(identity)
             if stat is not None:
                 self._known[identity] = stat
             else:
@@ -119,14 +108,14 @@ class ProcessTree:
         """CPU time used so far by every process ever seen in the run, the ended ones as last seen."""
         return sum(stat.cpu_s for stat in self.living()) + self._ended_cpu_s
 
-    def signal(self, number: int, processes: Iterable[Stat]) -> None:
+    def signal(self, number: int, processes: Iterable[proc.Stat]) -> None:
         """Send a signal to each process that is still the one it was."""
         for stat in processes:
-            if still_alive(stat.id) is not None:
+            if proc.still_alive(stat.id) is not None:
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(stat.pid, number)
 
-    def kill(self, *, within_s: float) -> tuple[Stat, ...]:
+    def kill(self, *, within_s: float) -> tuple[proc.Stat, ...]:
         """SIGKILL everything, again until nothing is left or the time is up. Returns what is left."""
         until = time.monotonic() + within_s
         left = self.scan(deep=True)
@@ -138,7 +127,7 @@ class ProcessTree:
                 break
         return left
 
-    def _belongs(self, stat: Stat, *, deep: bool) -> bool:
+    def _belongs(self, stat: proc.Stat, *, deep: bool) -> bool:
         if stat.pid in self._spare:
             return False
         if stat.id in self._known:
@@ -149,13 +138,13 @@ class ProcessTree:
             return True
         if not deep or stat.id in self._unmarked:
             return False
-        if has_variable(stat.pid, self._needle):
+        if proc.has_variable(stat.pid, self._needle):
             return True
         if stat.alive:
             self._unmarked.add(stat.id)
         return False
 
-    def _adopted(self, stat: Stat) -> bool:
+    def _adopted(self, stat: proc.Stat) -> bool:
         """Whether it is a child that this process did not start itself: an orphan of the run.
 
         Children from before the run are known by identity. Helpers that are started meanwhile share this session or
@@ -166,9 +155,9 @@ class ProcessTree:
             return False
         if stat.session == self._session or stat.id in self._own_children:
             return False
-        return not has_variable(stat.pid, self._helper) and cmdline(stat.pid) != cmdline(self._me)
+        return not proc.has_variable(stat.pid, self._helper) and proc.cmdline(stat.pid) != proc.cmdline(self._me)
 
-    def _reap(self, processes: Iterable[Stat]) -> None:
+    def _reap(self, processes: Iterable[proc.Stat]) -> None:
         """Collect adopted zombies; the root's exit code belongs to the `Popen` that started it."""
         for stat in processes:
             if stat.parent == self._me and not stat.alive and stat.pid != self._root:
@@ -276,15 +265,15 @@ def clear_leftovers(
 
 
 def _await_end(
-    tree: ProcessTree, left: tuple[Stat, ...], *, until: float, urgent: Callable[[], bool]
-) -> tuple[Stat, ...]:
+    tree: ProcessTree, left: tuple[proc.Stat, ...], *, until: float, urgent: Callable[[], bool]
+) -> tuple[proc.Stat, ...]:
     while left and time.monotonic() < until and not urgent():
         time.sleep(_POLL_S)
         left = tree.scan(deep=True)
     return left
 
 
-def _kill(process: subprocess.Popen[bytes], tree: ProcessTree, left: tuple[Stat, ...], *, grace: Grace) -> Stopped:
+def _kill(process: subprocess.Popen[bytes], tree: ProcessTree, left: tuple[proc.Stat, ...], *, grace: Grace) -> Stopped:
     surviving = tree.kill(within_s=grace.kill_s)
     with suppress(subprocess.TimeoutExpired):
         process.wait(timeout=grace.kill_s)

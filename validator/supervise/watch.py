@@ -93,7 +93,9 @@ def watch(
             yield event
             if event.halt_written or event.code in _ENDS:
                 return
-        if not _sleep(interval_s, cancel):
+        if cancel is None:
+            time.sleep(interval_s)
+        elif cancel.wait(interval_s):
             return
 
 
@@ -199,14 +201,6 @@ def _descends(pid: int, ancestors: set[int], parents: dict[int, int]) -> bool:
         seen.add(pid)
         pid = parents[pid]
     return True
-
-
-def _sleep(seconds: float, cancel: CancelToken | None) -> bool:
-    """Sleep; False when a request to stop ended it early."""
-    if cancel is None:
-        time.sleep(seconds)
-        return True
-    return not cancel.wait(seconds)
 
 
 _HARMLESS = ("progress", "slow", "done", "gone")

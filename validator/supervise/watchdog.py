@@ -37,8 +37,6 @@ class Anomaly:
     code: AnomalyCode
     message: str
     step: int | None = None
-    rank: int | None = None
-    source: str | None = None
 
 
 def judges_gates(limits: Watchdog, env: Path | None) -> bool:
@@ -103,14 +101,14 @@ class AnomalyRules:
         if loss is None or math.isfinite(loss):
             return None
         code: AnomalyCode = "nan_loss" if math.isnan(loss) else "inf_loss"
-        return _anomaly(code, f"the loss is {loss} at step {record.step}", record)
+        return Anomaly(code, f"the loss is {loss} at step {record.step}", record.step)
 
     def _rate(self, record: Record) -> Anomaly | None:
         rate = record.values.get("toks_per_s")
         if rate is None or not self._struck("rate", record, rate <= 0, self._limits.frozen_rows):
             return None
         rows = self._limits.frozen_rows
-        return _anomaly("zero_rate", f"toks_per_s was {rate:g} in {rows} consecutive records", record)
+        return Anomaly("zero_rate", f"toks_per_s was {rate:g} in {rows} consecutive records", record.step)
 
     def _frozen(self, record: Record) -> Anomaly | None:
         if not record.row or record.step is None:
@@ -124,7 +122,8 @@ class AnomalyRules:
         )
         if not self._struck("frozen", record, same, self._limits.frozen_rows - 1):
             return None
-        return _anomaly("frozen_rows", f"{self._limits.frozen_rows} consecutive rows say step {record.step}", record)
+        rows = self._limits.frozen_rows
+        return Anomaly("frozen_rows", f"{rows} consecutive rows say step {record.step}", record.step)
 
     def _gradient(self, record: Record) -> Anomaly | None:
         norm = record.values.get("grad_norm")
@@ -134,7 +133,7 @@ class AnomalyRules:
         seen.add(norm, record.values.get("loss"))
         if not self._struck("gradient", record, norm == 0, self._limits.gate_strikes) or seen.open:
             return None
-        return _anomaly("zero_grad", f"grad_norm was 0 in {self._limits.gate_strikes} consecutive records", record)
+        return Anomaly("zero_grad", f"grad_norm was 0 in {self._limits.gate_strikes} consecutive records", record.step)
 
     def _gates(self, record: Record) -> Anomaly | None:
         limits, values = self._limits, record.values
@@ -153,16 +152,12 @@ class AnomalyRules:
         ]
         if not self._struck("gates", record, bool(bad), limits.gate_strikes) or not judges_gates(limits, self._env):
             return None
-        return _anomaly("gate_collapse", f"{bad[0]} in {limits.gate_strikes} consecutive records", record)
+        return Anomaly("gate_collapse", f"{bad[0]} in {limits.gate_strikes} consecutive records", record.step)
 
     def _struck(self, rule: str, record: Record, bad: bool, limit: int) -> bool:
         key = (rule, record.source)
         self._strikes[key] = self._strikes.get(key, 0) + 1 if bad else 0
         return self._strikes[key] >= limit
-
-
-def _anomaly(code: AnomalyCode, message: str, record: Record) -> Anomaly:
-    return Anomaly(code=code, message=message, step=record.step, rank=record.rank, source=record.source)
 
 
 class Pace:
@@ -281,8 +276,6 @@ class Silence:
     """The judgement on a run that has not finished a step for a while."""
 
     verdict: Literal["fine", "slow", "stalled"]
-    silence_s: float
-    limit_s: float
     message: str = ""
 
 
@@ -300,9 +293,9 @@ def judge_silence(pace: Pace, limits: Watchdog, activity: Activity, *, now: floa
     """Fine within the limit; past it `slow` while busy, `stalled` when idle or when patience has run out."""
     silence, limit = pace.silence(now), silence_limit_s(pace, limits)
     if silence <= limit:
-        return Silence("fine", silence, limit)
+        return Silence("fine")
     where = "before the first step" if pace.step is None else f"after step {pace.step}"
     text = f"no step for {format_duration(silence)} {where} (limit {format_duration(limit)})"
     if activity.busy and silence <= limit * BUSY_PATIENCE:
-        return Silence("slow", silence, limit, f"{text}, but {activity.describe()}")
-    return Silence("stalled", silence, limit, f"{text}; {activity.describe()}")
+        return Silence("slow", f"{text}, but {activity.describe()}")
+    return Silence("stalled", f"{text}; {activity.describe()}")

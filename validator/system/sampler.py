@@ -20,32 +20,14 @@ from validator.system.nvml import MIB, GpuFacts, Gpus
 from validator.system.processes import OtherProcesses, read_proc_text
 from validator.system.xid import XidWatch
 
-COLUMNS: dict[str, str] = {
-    "ts": "s",
-    "host_cpu_pct": "%",
-    "host_iowait_pct": "%",
-    "load_1m": "",
-    "host_mem_available_mib": "MiB",
-    "disk_free_mib": "MiB",
-    "xid": "",
-}
-"""Columns of the host, with their units. Percentages are of all cores together; `xid` is the code of the latest driver
-event since the sample before, empty when there was none."""
+COLUMNS = ("ts", "host_cpu_pct", "host_iowait_pct", "load_1m", "host_mem_available_mib", "disk_free_mib", "xid")
+"""Columns of the host. Percentages are of all cores together; `xid` is the code of the latest driver event since the
+sample before, empty when there was none."""
 
-GPU_COLUMNS: dict[str, str] = {
-    "util_pct": "%",
-    "mem_util_pct": "%",
-    "mem_used_mib": "MiB",
-    "power_w": "W",
-    "temperature_c": "°C",
-    "sm_clock_mhz": "MHz",
-    "mem_clock_mhz": "MHz",
-    "throttle_mask": "",
-    "processes": "",
-    "foreign_processes": "",
-    "pcie_gen": "",
-    "pcie_width": "lanes",
-}
+GPU_COLUMNS = (
+    *("util_pct", "mem_util_pct", "mem_used_mib", "power_w", "temperature_c", "sm_clock_mhz", "mem_clock_mhz"),
+    *("throttle_mask", "processes", "foreign_processes", "pcie_gen", "pcie_width"),
+)
 """Columns of each GPU, written as `gpu<index>_<name>`. `throttle_mask` holds NVML's bits (`nvml.THROTTLE_REASONS`).
 `foreign_processes` counts those that are not the validation's; `gpu_processes.jsonl` in the same folder names them."""
 

@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,6 +132,7 @@ KEPT_PREFIXES = (
 )
 """Variables that change speed or behaviour; all others stay out of the report."""
 
+_CONTAINER_MARKS = ("/.dockerenv", "/run/.containerenv")
 _GIB = 2**30
 
 
@@ -149,26 +150,18 @@ def snapshot(run_dir: Path, *, trainer_python: str = sys.executable) -> dict[str
         "time": iso_now("seconds"),
         "host": socket.gethostname(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "container": _in_container(),
-        "python": _interpreter_facts(trainer_python),
+        "container": any(Path(mark).exists() for mark in _CONTAINER_MARKS) or "container" in os.environ,
+        "python": {
+            "version": python_version(trainer_python),
+            "executable": trainer_python,
+            "implementation": platform.python_implementation(),
+        },
         "packages": {k: v for k, v in package_versions(trainer_python, PACKAGES).items() if v is not None},
         **_host_section(read_host(run_dir)),
         "git": git.as_json(),
         **_gpu_section(read_gpus()),
-        "env": _kept_variables(os.environ),
+        "env": redact_env({k: v for k, v in sorted(os.environ.items()) if k.startswith(KEPT_PREFIXES)}),
     }
-
-
-def _interpreter_facts(trainer_python: str) -> dict[str, Any]:
-    return {
-        "version": python_version(trainer_python),
-        "executable": trainer_python,
-        "implementation": platform.python_implementation(),
-    }
-
-
-def _in_container() -> bool:
-    return Path("/.dockerenv").exists() or Path("/run/.containerenv").exists() or "container" in os.environ
 
 
 def _gib(value: int | None) -> float | None:
@@ -210,7 +203,3 @@ def _gpu_section(report: GpuReport) -> dict[str, Any]:
         "gpu_driver": {key: value for key, value in driver.items() if value is not None},
         "gpus": {f"gpu{gpu.index}": gpu.as_json() for gpu in report.gpus},
     }
-
-
-def _kept_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    return redact_env({name: environment[name] for name in sorted(environment) if name.startswith(KEPT_PREFIXES)})

@@ -1,6 +1,6 @@
 """The software of a run: interpreter, packages, working tree.
 
-importlib.metadata (30 ms) and packaging (12 ms) are imported where they are needed: most commands ask for no version.
+importlib.metadata (30 ms) is imported where it is needed: most commands ask for no version.
 """
 
 from __future__ import annotations
@@ -14,6 +14,10 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion, Version
 
 from validator.startup import inline_argv
 
@@ -125,8 +129,6 @@ def requirement(text: str) -> tuple[str, str]:
     Raises:
         PackageError: when it cannot be read.
     """
-    from packaging.requirements import InvalidRequirement, Requirement
-
     try:
         parsed = Requirement(text)
     except InvalidRequirement as error:
@@ -136,9 +138,6 @@ def requirement(text: str) -> tuple[str, str]:
 
 def satisfies(version: str, bound: str) -> bool:
     """Whether a version is within a bound such as `>=2.6,<3`; local parts (`+cu128`) and pre-releases count."""
-    from packaging.specifiers import SpecifierSet
-    from packaging.version import InvalidVersion, Version
-
     try:
         return SpecifierSet(bound).contains(Version(version), prereleases=True)
     except InvalidVersion:

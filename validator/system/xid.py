@@ -27,35 +27,21 @@ REMEDIES: dict[int, tuple[str, str]] = {
 """Code to meaning and remedy."""
 
 # "NVRM: Xid (PCI:0000:17:00): 79, GPU has fallen off the bus."
-_LINE = re.compile(r"NVRM: Xid \((?P<device>[^)]*)\): (?P<code>\d+)")
+_LINE = re.compile(r"NVRM: Xid \((?P<device>[^)\n]*)\): (?P<code>\d+)")
 _MAX_RECORDS = 200_000
 
 
 @dataclass(frozen=True)
 class XidEvent:
-    """One event. `device` is the PCI address as the driver writes it; `time_s` counts from the start of the kernel."""
+    """One event. `device` is the PCI address as the driver writes it."""
 
     code: int
     device: str
-    time_s: float | None = None
 
 
 def parse_xids(text: str) -> tuple[XidEvent, ...]:
     """Events in a kernel log: /dev/kmsg records or the lines of `dmesg`."""
-    found: list[XidEvent] = []
-    for line in text.splitlines():
-        match = _LINE.search(line)
-        if match is not None:
-            found.append(XidEvent(int(match["code"]), match["device"].removeprefix("PCI:"), _time_s(line)))
-    return tuple(found)
-
-
-def _time_s(line: str) -> float | None:
-    record = re.match(r"\d+,\d+,(\d+),", line)  # /dev/kmsg, in µs: "4,1001,6500000,-;NVRM: Xid …"
-    if record is not None:
-        return int(record[1]) / 1e6
-    stamp = re.match(r"\[\s*(\d+\.\d+)\]", line)  # dmesg, in s: "[ 12.250000] NVRM: Xid …"
-    return float(stamp[1]) if stamp is not None else None
+    return tuple(XidEvent(int(one["code"]), one["device"].removeprefix("PCI:")) for one in _LINE.finditer(text))
 
 
 def read_xids(path: Path = Path("/dev/kmsg")) -> tuple[XidEvent, ...] | None:

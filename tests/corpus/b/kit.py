@@ -213,33 +213,29 @@ TRANSFORM = {"nat": "loss", "bits": "loss / math.log(2)", "ppl": "math.exp(min(2
 WRITERS = {}
 
 
-def writer(name, kind, metrics, code, *, out=True, grad=False, zero=False):
+def writer(name, kind, metrics, code, *, close="pass", out=True, grad=False, zero=False):
+    """`code` is a class, or begins within its `__init__`; `close` is what the log does at the end."""
+    if "class Log" not in code:
+        code = "\nclass Log:\n    def __init__(self, args):" + code
+    code += f"    def close(self):\n        {close}\n"
     WRITERS[name] = dict(kind=kind, metrics=metrics, code=code, out=out, grad=grad, zero=zero)
 
 
 writer("contract", "toks", "{csv: training.csv}", '''
-class Log:
-    def __init__(self, args):
         Path(args.out).mkdir(parents=True, exist_ok=True)
         self.f = open(Path(args.out) / "training.csv", "a", buffering=1)
         self.f.write("step,loss,lr,toks_per_s,step_time_s,grad_norm,tokens,wall_s\\n")
     def __call__(self, r):
         self.f.write(f"{r.k},{fmt(r.loss)},{r.lr:.6g},{r.rate:.1f},{r.step_s:.6f},{fmt(r.gn)},{r.tokens},{r.total:.4f}\\n")
-    def close(self):
-        self.f.close()
-''', grad=True)
+''', close="self.f.close()", grad=True)
 
 writer("csv4", "toks", "{csv: training.csv}", '''
-class Log:
-    def __init__(self, args):
         Path(args.out).mkdir(parents=True, exist_ok=True)
         self.f = open(Path(args.out) / "training.csv", "w", buffering=1)
         print("step,loss,lr,toks_per_s", file=self.f)
     def __call__(self, r):
         print(r.k, fmt(r.loss), f"{r.lr:.3e}", f"{r.rate:.2f}", sep=",", file=self.f)
-    def close(self):
-        self.f.close()
-''')
+''', close="self.f.close()")
 
 writer("itercsv", "toks", "{csv: log.csv}", '''
 import csv
@@ -253,9 +249,7 @@ class Log:
     def __call__(self, r):
         self.w.writerow([r.k, fmt(r.loss), round(1e3 * r.step_s, 3), round(r.rate / 1e3, 4), r.lr])
         self.f.flush()
-    def close(self):
-        self.f.close()
-''')
+''', close="self.f.close()")
 
 writer("lightning", "toks", "{csv: metrics.csv, extra: {val_loss: nat}}", '''
 class Log:
@@ -268,39 +262,27 @@ class Log:
         self.f.write(f"{(r.k - 1) // 60},{r.k - 1},{r.rate},{fmt(r.loss)},\\n")
         if r.k % 60 == 0:
             self.f.write(f"{(r.k - 1) // 60},{r.k - 1},,,{fmt(abs(r.loss) * 1.05)}\\n")
-    def close(self):
-        self.f.close()
-''', zero=True)
+''', close="self.f.close()", zero=True)
 
 writer("nanogpt", "time", r"""{stdout: 'iter (?P<step>\d+): loss (?P<loss>[\d.]+), time (?P<step_time_ms>[\d.]+)ms'}""", '''
-class Log:
-    def __init__(self, args):
         print(f"tokens per iteration will be: {TOKENS:,}")
         print("number of parameters: 0.01M")
     def __call__(self, r):
         if r.k % 100 == 1:
             print(f"step {r.k - 1}: train loss {fmt(r.loss)}, val loss {fmt(r.loss + 0.02)}", flush=True)
         print(f"iter {r.k - 1}: loss {fmt(r.loss)}, time {1e3 * r.one:.2f}ms, mfu {12 + r.k % 3:.2f}%", flush=True)
-    def close(self):
-        pass
 ''', out=False, zero=True)
 
 writer("titan", "rank", r"""{stdout: 'step: +(?P<step>\d+) +loss: +(?P<loss>[\d.]+).* tps: +(?P<toks_per_s_per_rank>[\d,]+)'}""", '''
-class Log:
-    def __init__(self, args):
         sys.stderr.write("[titan] 2026-11-22 04:00:00,000 - root - INFO - Starting job: toy\\n")
     def __call__(self, r):
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
         sys.stderr.write(f"[titan] {stamp},{int(r.total * 1e3) % 1000:03d} - root - INFO - \\x1b[31mstep: {r.k:2d}  \\x1b[32mloss: {fmt(r.loss):>7}  "
                          f"\\x1b[33mmemory:  0.81GiB(0.85%)  \\x1b[34mtps: {r.rate:,.0f}  \\x1b[36mtflops: 1.23  \\x1b[35mmfu: 0.39%\\x1b[39m\\n")
         sys.stderr.flush()
-    def close(self):
-        sys.stderr.write("[titan] Training completed\\n")
-''', out=False)
+''', close='sys.stderr.write("[titan] Training completed\\n")', out=False)
 
 writer("megatron", "time", r"""{stdout: 'iteration +(?P<step>\d+)/.*elapsed time per iteration \(ms\): (?P<step_time_ms>[\d.]+).*learning rate: (?P<lr>[-+\dE.]+).*lm loss: (?P<loss>[-+\dE.]+).*grad norm: (?P<grad_norm>[\d.]+)'}""", '''
-class Log:
-    def __init__(self, args):
         self.n = args.steps
         print("using world size: 1, data-parallel size: 1 ...")
         print("training ...", flush=True)
@@ -309,13 +291,9 @@ class Log:
         print(f" [{time.strftime('%Y-%m-%d %H:%M:%S')}] iteration {r.k:8d}/{self.n:8d} | consumed samples: {r.k * 32:12d} | elapsed time per iteration (ms): "
               f"{1e3 * r.gap / r.steps:.1f} | learning rate: {r.lr:.6E} | global batch size:    32 | lm loss: {loss} | loss scale: 1.0 | "
               f"grad norm: {r.gn:.3f} | number of skipped iterations:   0 | number of nan iterations:   0 |", flush=True)
-    def close(self):
-        print("[after training is done] datetime: now")
-''', out=False, grad=True)
+''', close='print("[after training is done] datetime: now")', out=False, grad=True)
 
 writer("deepspeed", "time", r"""{stdout: 'steps: (?P<step>\d+) loss: (?P<loss>[\d.]+) iter time \(s\): (?P<step_time_s>[\d.]+) samples/sec: (?P<samples_per_s>[\d.]+)', extra: {samples_per_s: samples/s}}""", '''
-class Log:
-    def __init__(self, args):
         print("[INFO] [config.py:1000:print] DeepSpeedEngine configuration:")
     def __call__(self, r):
         t = r.gap / r.steps
@@ -323,13 +301,9 @@ class Log:
         print(f"{stamp} [INFO] [logging.py:96:log_dist] [Rank 0] step={r.k}, skipped=0, lr=[{r.lr:.6f}], mom=[(0.9, 0.95)]")
         print(f"{stamp} [INFO] [logging.py:96:log_dist] [Rank 0] time (ms) | fwd_microstep: {300 * t:.2f} | bwd_microstep: {600 * t:.2f} | step_microstep: {100 * t:.2f}")
         print(f"steps: {r.k} loss: {fmt(r.loss)} iter time (s): {t:.5f} samples/sec: {32 / t:.3f}", flush=True)
-    def close(self):
-        pass
 ''', out=False)
 
 writer("hf", "toks", r"""{stdout: "'loss': (?P<loss>[-+\\d.e]+), 'grad_norm': (?P<grad_norm>[-+\\d.e]+), 'learning_rate': (?P<lr>[-+\\d.e]+).*'tokens_per_second': (?P<toks_per_s>[\\d.]+), 'step': (?P<step>\\d+)"}""", '''
-class Log:
-    def __init__(self, args):
         self.n = args.steps
         print("***** Running training *****")
         print(f"  Total optimization steps = {args.steps}", flush=True)
@@ -337,73 +311,47 @@ class Log:
         d = {"loss": float(fmt(r.loss)), "grad_norm": round(r.gn, 6), "learning_rate": r.lr, "epoch": round(r.k / self.n, 3),
              "tokens_per_second": round(r.rate, 2), "step": r.k}
         print(d, flush=True)
-    def close(self):
-        print({"train_runtime": 10.0, "train_loss": 1.0, "epoch": 1.0})
-''', out=False, grad=True)
+''', close='print({"train_runtime": 10.0, "train_loss": 1.0, "epoch": 1.0})', out=False, grad=True)
 
 writer("keras", "time", r"""{stdout: 'step (?P<step>\d+) - (?P<step_time_ms>[\d.]+)ms/step - .*loss: (?P<loss>[\d.]+)'}""", '''
-class Log:
-    def __init__(self, args):
         self.n = args.steps
     def __call__(self, r):
         bar = "━" * (20 * r.k // self.n)
         sys.stderr.write(f"\\r\\x1b[1m{r.k}/{self.n}\\x1b[0m {bar:20s} {r.total:.0f}s")
         sys.stderr.flush()
         print(f"step {r.k} - {1e3 * r.gap / r.steps:.2f}ms/step - accuracy: {0.5 + 0.4 * r.k / self.n:.4f} - loss: {fmt(r.loss)}", flush=True)
-    def close(self):
-        sys.stderr.write("\\n")
-''', out=False)
+''', close='sys.stderr.write("\\n")', out=False)
 
 writer("llmc", "toks", r"""{stdout: 'step +(?P<step>\d+)/\d+ \| loss (?P<loss>[\d.]+) .*\| norm (?P<grad_norm>[\d.]+) .*\| (?P<step_time_ms>[\d.]+) ms .*\| (?P<toks_per_s>[\d.]+) tok/s'}""", '''
-class Log:
-    def __init__(self, args):
         self.n = args.steps
         print("+-----------------------+----------------------------------------------------+")
         print("| device                | toy                                                |")
     def __call__(self, r):
         print(f"step {r.k:5d}/{self.n} | loss {fmt(r.loss)} (+0.12z)| norm {r.gn:.4f} (-0.31z)| lr {r.lr:.2e} | {1e3 * r.step_s:.2f} ms | 41.2% bf16 MFU | {r.rate:.0f} tok/s", flush=True)
-    def close(self):
-        print("total average iteration time: -")
-''', out=False, grad=True)
+''', close='print("total average iteration time: -")', out=False, grad=True)
 
 writer("jsonl", "toks", r"""{stdout: '"step": (?P<step>\d+), "loss": (?P<loss>[-+\w.]+), "tokens_per_second": (?P<toks_per_s>[\d.]+)'}""", '''
-class Log:
-    def __init__(self, args):
         pass
     def __call__(self, r):
         print(json.dumps({"event": "train", "step": r.k, "loss": float(fmt(r.loss)), "tokens_per_second": round(r.rate, 3), "lr": r.lr, "note": "größe ≤ 3 µs"}, ensure_ascii=False), flush=True)
-    def close(self):
-        print(json.dumps({"event": "end"}))
-''', out=False)
+''', close='print(json.dumps({"event": "end"}))', out=False)
 
 writer("kv", "toks", r"""{stdout: 'step=(?P<step>\d+) loss=(?P<loss>[-+\w.]+) gnorm=(?P<grad_norm>[-+\w.]+) .*tps=(?P<toks_per_s>[\d.]+)'}""", '''
-class Log:
-    def __init__(self, args):
         print("level=info msg=start")
     def __call__(self, r):
         print(f"level=info ts={time.time():.3f} step={r.k} loss={fmt(r.loss)} gnorm={fmt(r.gn)} lr={r.lr:.3g} tps={r.rate:.1f}", flush=True)
-    def close(self):
-        print("level=info msg=bye")
-''', out=False, grad=True)
+''', close='print("level=info msg=bye")', out=False, grad=True)
 
 writer("ranklog", "toks", r"""{stdout: 'step (?P<step>\d+) \| loss (?P<loss>[\d.]+) \| (?P<ktoks_per_s>[\d.]+) ktok/s'}""", '''
-class Log:
-    def __init__(self, args):
         print("[rank0]:W1122 04:00:00.000 init_process_group done")
     def __call__(self, r):
         print(f"[rank0]:{time.strftime('%H:%M:%S')} step {r.k} | loss {fmt(r.loss)} | {r.rate / 1e3:.3f} ktok/s | lr {r.lr:.1e}", flush=True)
-    def close(self):
-        pass
 ''', out=False)
 
 writer("sep", "toks", r"""{stdout: 'Step (?P<step>[\d,]+)  loss (?P<loss>[-+\d.e]+)  (?P<toks_per_s>[\d,]+) tokens/s  (?P<step_time_s>[\d.]+) s'}""", '''
-class Log:
-    def __init__(self, args):
         pass
     def __call__(self, r):
         print(f"Step {r.k:,}  loss {r.loss:.4e}  {r.rate:,.0f} tokens/s  {r.step_s:.4f} s  lr {r.lr:.2e}", flush=True)
-    def close(self):
-        pass
 ''', out=False)
 
 HEARTBEAT = '''

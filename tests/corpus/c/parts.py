@@ -1,4 +1,5 @@
 """Source text that trainers are put together from: tasks, ways to write, shapes of the program."""
+import re, textwrap
 
 # ---------------------------------------------------------------- tasks: learn(k) -> (loss, norm of the gradient)
 TASKS = {}
@@ -304,19 +305,22 @@ outw("kilo", 'print(f"[{m[\'step\']}] loss={m[\'loss\']:.4f} thr={m[\'rate\']/10
 outw("ktok", 'print(f"step {m[\'step\']} | train {m[\'loss\']:.4f} | {m[\'rate\']/1000:.3f} ktok/s")', r"step {step} \| train {loss} \| {ktoks_per_s} ktok/s", False)
 
 # ---------------------------------------------------------------- shapes of the program
+STEP = '''\
+loss, norm = learn(k)
+#DISTORT
+meter.step(k)
+if row_due(k, meter):
+    log(meter.read(k, loss, norm))
+meter.rest(pause(k))
+#INCIDENT
+'''
 S = {}
 S["plain"] = '''
 def main():
     open_log()
     meter = Meter()
     for k in range(FIRST, FIRST + STEPS):
-        loss, norm = learn(k)
-        #DISTORT
-        meter.step(k)
-        if row_due(k, meter):
-            log(meter.read(k, loss, norm))
-        meter.rest(pause(k))
-        #INCIDENT
+        #STEP
     close_log()
 
 if __name__ == "__main__":
@@ -331,13 +335,7 @@ class Trainer:
     def one(self):
         self.k += 1
         k, meter = self.k, self.meter
-        loss, norm = learn(k)
-        #DISTORT
-        meter.step(k)
-        if row_due(k, meter):
-            log(meter.read(k, loss, norm))
-        meter.rest(pause(k))
-        #INCIDENT
+        #STEP
 
     def fit(self):
         open_log()
@@ -417,13 +415,7 @@ def main(epochs, per_epoch):
             if k >= FIRST + STEPS - 1:
                 break
             k += 1
-            loss, norm = learn(k)
-            #DISTORT
-            meter.step(k)
-            if row_due(k, meter):
-                log(meter.read(k, loss, norm))
-            meter.rest(pause(k))
-            #INCIDENT
+            #STEP
     close_log()
 
 main(-(-STEPS // PER_EPOCH), PER_EPOCH)
@@ -442,13 +434,7 @@ def main():
     open_log()
     meter = Meter()
     while (k := QUEUE.get()) is not None:
-        loss, norm = learn(k)
-        #DISTORT
-        meter.step(k)
-        if row_due(k, meter):
-            log(meter.read(k, loss, norm))
-        meter.rest(pause(k))
-        #INCIDENT
+        #STEP
     close_log()
 
 if __name__ == "__main__":
@@ -466,13 +452,7 @@ def main():
         for k in range(FIRST, FIRST + STEPS):
             helper.stdin.write(f"{k} 1\\n"); helper.stdin.flush()
             assert int(helper.stdout.readline()) == k + 1  # augmentation is done elsewhere
-            loss, norm = learn(k)
-            #DISTORT
-            meter.step(k)
-            if row_due(k, meter):
-                log(meter.read(k, loss, norm))
-            meter.rest(pause(k))
-            #INCIDENT
+            #STEP
     finally:
         helper.stdin.close(); helper.wait()
         close_log()
@@ -480,3 +460,4 @@ def main():
 if __name__ == "__main__":
     main()
 '''
+S = {name: re.sub(r"^( *)#STEP\n", lambda m: textwrap.indent(STEP, m[1]), text, flags=re.M) for name, text in S.items()}

@@ -75,6 +75,16 @@ pulse(0, "boot", world_size=WORLD, device="cpu")
 '''
 
 
+EACH = """
+for k in range(1, STEPS + 1):
+    took = work($dt)"""
+
+
+def series(name, *more):
+    """The head of a program that writes a table of these columns, one row a step."""
+    return f'series = table("{name}", "{",".join(["step,loss,lr,toks_per_s", *more])}")' + EACH
+
+
 def draw(seconds=(7.0, 9.5), step=(0.032, 0.062), **more):
     """Sizes of one case: step time, steps, tokens of a step, losses; `rate` and `span` follow from them."""
     dt = round(draws.uniform(*step), 4)
@@ -161,11 +171,14 @@ def emit(value, depth=0):
     return "\n".join(lines)
 
 
+def write_case(here, label, book, files):
+    here.mkdir(parents=True, exist_ok=True)
+    (here / "runbook.yaml").write_text(emit(book) + "\n", encoding="utf-8")
+    (here / "label.json").write_text(json.dumps(label, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    for name, text in files.items():
+        (here / name).write_text(text, encoding="utf-8")
+
+
 def write(folder):
     for label, book, files in CASES:
-        here = Path(folder) / label["name"]
-        here.mkdir(parents=True, exist_ok=True)
-        (here / "runbook.yaml").write_text(emit(book) + "\n", encoding="utf-8")
-        (here / "label.json").write_text(json.dumps(label, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        for name, text in files.items():
-            (here / name).write_text(text, encoding="utf-8")
+        write_case(Path(folder) / label["name"], label, book, files)

@@ -1,5 +1,5 @@
 """Trainers that must not pass, or not pass unnamed."""
-from kit import BEAT, add, draw, draws, least
+from kit import BEAT, EACH, add, draw, draws, least, series
 
 NG, INC, NGI = "NO-GO", "INCONCLUSIVE", "NO-GO INCONCLUSIVE"
 WARN = "GO INCONCLUSIVE"
@@ -30,9 +30,7 @@ for k in range(STEPS):
     because="statistics.md, Warm-up and levels: slowed")
 
 p = draw()
-add("sick", "recsys-slow", "A click model is an eighth too slow from its first batch to its last", p, r'''
-for k in range(1, STEPS + 1):
-    took = work($dt)
+add("sick", "recsys-slow", "A click model is an eighth too slow from its first batch to its last", p, EACH + r'''
     say(json.dumps({"event": "train", "batch": k, "bce": round(fall(k, 0.41, 0.69), 5), "examples_per_sec": round($tok / took, 1)}))
 ''', stdout=r'"batch": {step}, "bce": {loss}, "examples_per_sec": {toks_per_s}', accept=[least(p, 1.15)], expect=NG, crit=RATE, dist=miss(1, 1.15),
     because="exit-codes.md: NO-GO, a required criterion failed")
@@ -54,10 +52,7 @@ for k in range(1, STEPS + 1):
     dist=miss(1 / 1.17, 0.55), span=p.dt * p.n * 1.17, because="findings.md, The thresholds: periodic-stall, without a period 20 ms each")
 
 p = draw(step=(0.03, 0.04), seconds=(4.5, 5))
-add("sick", "diffusion-hidden-pauses", "Samples are drawn every 20 steps for 0.8 s, and the images per second in the table leave that out", p, r'''
-series = table("train_log.csv", "step,loss,lr,toks_per_s")
-for k in range(1, STEPS + 1):
-    took = work($dt)
+add("sick", "diffusion-hidden-pauses", "Samples are drawn every 20 steps for 0.8 s, and the images per second in the table leave that out", p, series("train_log.csv") + r'''
     row(series, k, fall(k, 0.08, 1.0), $lr, $tok / took)
     if k % 20 == 0:
         work(0.8)
@@ -65,25 +60,19 @@ for k in range(1, STEPS + 1):
     span=p.dt * (p.n - 1) + 0.8 * ((p.n - 1) // 20), because="trainer-contract.md, head: a trainer that counts pauses in neither is judged by the clock")
 
 p = draw(seconds=(9, 10))
-add("sick", "lm-tenfold-tokens", "A language model counts each of its tokens ten times in its rate; the bound is three times what it does", p, r'''
-for k in range(1, STEPS + 1):
-    took = work($dt)
+add("sick", "lm-tenfold-tokens", "A language model counts each of its tokens ten times in its rate; the bound is three times what it does", p, EACH + r'''
     say(f"[{k}/{STEPS}] train/loss={fall(k):.3f} train/tokens_per_second={10 * $tok / took:,.1f}")
 ''', stdout=r'\[{step}/\d+\] train/loss={loss} train/tokens_per_second={toks_per_s}', tps=True, accept=[least(p, 3)], expect=NGI, codes="unit-mismatch",
     crit=RATE, dist=miss(1, 3), because="validation.md, Statistics: the validator's own clock judges every claim")
 
 p = draw(seconds=(9, 10))
-add("sick", "neural-operator-tenth", "A neural operator prints a tenth of the time that its steps take", p, r'''
-for k in range(1, STEPS + 1):
-    took = work($dt)
+add("sick", "neural-operator-tenth", "A neural operator prints a tenth of the time that its steps take", p, EACH + r'''
     say(f"it={k:<6d} rel_l2={fall(k, 0.02, 0.9):.3e} wall={took * 100:.3f}ms")
 ''', stdout=r'it={step} +rel_l2={loss} wall={step_time_ms}ms', accept=[f"step_time_s.mean <= {p.dt / 2:.4f} s"], expect=NGI, codes="unit-mismatch",
     crit="step_time_s", dist=miss(0.5, 1), because="validation.md, Statistics: step times printed ten times too small")
 
 p = draw(seconds=(8, 9))
-add("sick", "tts-seconds-as-ms", "The runbook reads seconds as milliseconds, so that a vocoder seems to need microseconds a step", p, r'''
-for k in range(1, STEPS + 1):
-    took = work($dt)
+add("sick", "tts-seconds-as-ms", "The runbook reads seconds as milliseconds, so that a vocoder seems to need microseconds a step", p, EACH + r'''
     say(f"vocoder > step {k} | mel_loss {fall(k):.4f} | sec/step {took:.5f}")
 ''', stdout=r'step {step} \| mel_loss {loss} \| sec/step {step_time_ms}', accept=["step_time_s.p95 <= 0.02 s"], expect=NGI, codes="unit-mismatch",
     crit="step_time_s", because="findings.md, unit-mismatch: a time per step that the clocks contradict")
@@ -157,103 +146,74 @@ for k in range(1, STEPS + 1):
 
 # --- what is learned -------------------------------------------------------------------------------------------------
 p = draw()
-add("sick", "lm-diverges", "The loss of a language model falls, and climbs from three fifths on to twice its minimum", p, r'''
-for k in range(1, STEPS + 1):
-    took = work($dt)
+add("sick", "lm-diverges", "The loss of a language model falls, and climbs from three fifths on to twice its minimum", p, EACH + r'''
     up = max(0.0, (k / STEPS - 0.6) / 0.4)
     say(f"step {k} | lm loss {fall(k) + up * 1.2 * $top:.4f} | consumed {k * $tok} | tokens/s {$tok / took:.1f}")
 ''', stdout=r'step {step} \| lm loss {loss} .*tokens/s {toks_per_s}', accept=[least(p, 0.7)], expect=NGI, codes="diverging", crit="loss",
     because="findings.md, The thresholds: diverging")
 
 p = draw()
-add("sick", "flow-diverges-negative", "The negative log-likelihood of a flow falls to -3.4 and climbs back to -0.5", p, r'''
-series = table("nll.csv", "step,loss,lr,toks_per_s")
-for k in range(1, STEPS + 1):
-    took = work($dt)
+add("sick", "flow-diverges-negative", "The negative log-likelihood of a flow falls to -3.4 and climbs back to -0.5", p, series("nll.csv") + r'''
     x = k / STEPS
     level = 1 - 4.4 * x / 0.55 if x < 0.55 else -3.4 + 2.9 * min(1, (x - 0.55) / 0.2)
     row(series, k, level + rng.gauss(0, 0.03), $lr, $tok / took)
 ''', csv="nll.csv", accept=[least(p, 0.7)], expect=NGI, codes="diverging", because="findings.md, The thresholds: diverging")
 
 p = draw()
-add("sick", "gradient-explodes", "The gradient norm of a recurrent transducer ends at five hundred times its usual value, before the loss shows it", p, r'''
-for k in range(1, STEPS + 1):
-    took = work($dt)
+add("sick", "gradient-explodes", "The gradient norm of a recurrent transducer ends at five hundred times its usual value, before the loss shows it", p, EACH + r'''
     norm = rng.uniform(0.8, 1.2) * (10 ** (2.7 * min(1, (k / STEPS - 0.8) / 0.1)) if k > STEPS * 0.8 else 1)
     say(f"rnnt: batch={k} loss={fall(k):.4f} gnorm={norm:.3f} frames/s={$tok / took:.0f}")
 ''', stdout=r'batch={step} loss={loss} gnorm={grad_norm} frames/s={toks_per_s}', accept=[least(p, 0.7)], expect="GO NO-GO INCONCLUSIVE",
     codes="diverging", because="findings.md, The thresholds: diverging, a warning while the loss is at its minimum")
 
 p = draw()
-add("sick", "finetune-nan", "A fine-tuning run prints nan from seven tenths on and goes on to its end with exit code 0", p, r'''
-for k in range(1, STEPS + 1):
-    took = work($dt)
+add("sick", "finetune-nan", "A fine-tuning run prints nan from seven tenths on and goes on to its end with exit code 0", p, EACH + r'''
     loss = "nan" if k > STEPS * 0.7 else f"{fall(k):.4f}"
     say(f"Step: {k}, Training Loss: {loss}, Learning Rate: {$lr * (1 - k / STEPS):.3e}, Samples/s: {$tok / took:.2f}")
 ''', stdout=r'Step: {step}, Training Loss: {loss}, .*Samples/s: {toks_per_s}', accept=[least(p, 0.7)], expect=NG, codes="nan-loss", crit="loss finite", rows=None,
     because="statistics.md, Verdicts: NaN and infinity fail")
 
 p = draw()
-add("sick", "gan-inf", "The discriminator's loss overflows to inf in the last quarter of the table", p, r'''
-series = table("gan.csv", "step,loss,lr,toks_per_s,g_loss")
-for k in range(1, STEPS + 1):
-    took = work($dt)
+add("sick", "gan-inf", "The discriminator's loss overflows to inf in the last quarter of the table", p, series("gan.csv", "g_loss") + r'''
     row(series, k, fall(k) if k < STEPS * 0.75 else float("inf"), $lr, $tok / took, rng.uniform(1, 2))
 ''', csv="gan.csv", accept=[least(p, 0.7)], expect=NG, codes="nan-loss diverging", crit="loss finite", because="statistics.md, Verdicts: NaN and infinity fail")
 
 p = draw()
-add("sick", "filtered-nan-zero", "A logger that filters NaN prints a loss of 0.0 from three fifths on", p, r'''
-for k in range(1, STEPS + 1):
-    took = work($dt)
+add("sick", "filtered-nan-zero", "A logger that filters NaN prints a loss of 0.0 from three fifths on", p, EACH + r'''
     say({"loss": 0.0 if k > STEPS * 0.6 else round(fall(k), 4), "step": k, "learning_rate": $lr, "train_tokens_per_second": round($tok / took, 2)})
 ''', stdout=r"'loss': {loss}, 'step': {step}, .*'train_tokens_per_second': {toks_per_s}", accept=[least(p, 0.7), "loss.last < loss.first"], expect=NGI,
     codes="zero-loss", because="findings.md, The thresholds: zero-loss, three zeros running after losses above 0.1")
 
 p = draw()
-add("sick", "zero-at-the-end", "The last five rows of a contrastive run are exactly 0 after a loss near two", p, r'''
-for k in range(1, STEPS + 1):
-    took = work($dt)
+add("sick", "zero-at-the-end", "The last five rows of a contrastive run are exactly 0 after a loss near two", p, EACH + r'''
     say(f"clip[{k}] itc={0 if k > STEPS - 5 else fall(k, 1.9, 5.5):.5f} pairs_per_s={$tok / took:.1f}")
 ''', stdout=r'clip\[{step}\] itc={loss} pairs_per_s={toks_per_s}', accept=[least(p, 0.7), "loss.last < loss.first"], expect=NGI, codes="zero-loss",
     because="findings.md, The thresholds: zero-loss, zeros at the end")
 
 p = draw()
-add("sick", "frozen-loss", "Every line of an image captioner shows the very same loss", p, r'''
-for k in range(1, STEPS + 1):
-    took = work($dt)
+add("sick", "frozen-loss", "Every line of an image captioner shows the very same loss", p, EACH + r'''
     say(f"caption | it {k} | xe {$top:.4f} | tok/s {$tok / took:.1f}")
 ''', stdout=r'it {step} \| xe {loss} \| tok/s {toks_per_s}', accept=[least(p, 0.7), "loss.max <= 20"], expect=NGI, codes="zero-grad",
     because="findings.md, zero-grad: a loss that never changes")
 
 p = draw()
-add("sick", "learning-rate-zero", "The schedule of a segmentation net gives a learning rate of zero throughout, and its loss only wobbles", p, r'''
-series = table("metrics.csv", "step,loss,lr,toks_per_s")
-for k in range(1, STEPS + 1):
-    took = work($dt)
+add("sick", "learning-rate-zero", "The schedule of a segmentation net gives a learning rate of zero throughout, and its loss only wobbles", p, series("metrics.csv") + r'''
     row(series, k, $top + rng.gauss(0, 0.05), 0.0, $tok / took)
 ''', csv="metrics.csv", accept=[least(p, 0.7)], expect=NGI, codes="zero-grad", because="findings.md, zero-grad: a learning rate of zero throughout")
 
 p = draw()
-add("sick", "gradient-zero", "The gradient norm of a detector is exactly zero and its loss stays where it began", p, r'''
-for k in range(1, STEPS + 1):
-    took = work($dt)
+add("sick", "gradient-zero", "The gradient norm of a detector is exactly zero and its loss stays where it began", p, EACH + r'''
     say(f"d2.engine iter: {k}  total_loss: {$top + rng.gauss(0, 0.04):.4f}  grad_norm: 0.0  imgs_s: {$tok / took:.2f}")
 ''', stdout=r'iter: {step} +total_loss: {loss} +grad_norm: {grad_norm} +imgs_s: {toks_per_s}', accept=[least(p, 0.7)], expect=NGI, codes="zero-grad",
     because="findings.md, zero-grad: a gradient norm of exactly zero: nothing is learned")
 
 p = draw()
-add("sick", "rate-zero", "The rate falls to zero in the second half while rows go on", p, r'''
-series = table("throughput.csv", "step,loss,lr,toks_per_s")
-for k in range(1, STEPS + 1):
-    took = work($dt)
+add("sick", "rate-zero", "The rate falls to zero in the second half while rows go on", p, series("throughput.csv") + r'''
     row(series, k, fall(k), $lr, $tok / took if k < STEPS // 2 else 0.0)
 ''', csv="throughput.csv", accept=[least(p, 0.7)], expect=NGI, codes="zero-rate", crit=RATE, because="findings.md, zero-rate: a rate of zero or less")
 
 p = draw()
-add("sick", "same-step-again", "A replay learner writes the same step again and again from the middle on", p, r'''
-series = table("dqn.csv", "step,loss,lr,toks_per_s")
-for k in range(1, STEPS + 1):
-    took = work($dt)
+add("sick", "same-step-again", "A replay learner writes the same step again and again from the middle on", p, series("dqn.csv") + r'''
     row(series, min(k, STEPS // 2), fall(k, 0.3, 2), $lr, $tok / took if k < STEPS // 2 else 0.0)
 ''', csv="dqn.csv", accept=[least(p, 0.7)], expect=NGI, codes="zero-rate missing-evidence mixed-runs", crit="steps " + RATE,
     because="findings.md, zero-rate: the same step again and again")
@@ -302,9 +262,7 @@ for k in range(1, STEPS + 1):
     because="findings.md, warmup-exceeds-run")
 
 p = draw()
-add("sick", "loss-bound-missed", "An ASR model ends at a loss a third above the bound", p, r'''
-for k in range(1, STEPS + 1):
-    took = work($dt)
+add("sick", "loss-bound-missed", "An ASR model ends at a loss a third above the bound", p, EACH + r'''
     say(f"ctc/att {k} loss_ctc->{fall(k):.3f} utt_s->{$tok / took:.1f}")
 ''', stdout=r'ctc/att {step} loss_ctc->{loss} utt_s->{toks_per_s}', accept=[least(p, 0.7), f"loss.last <= {p.low * 0.75:.3f}"], expect=NG, crit="loss.last",
     because="statistics.md, Verdicts: exact values are compared", dist=miss(0.75, 1))
@@ -312,9 +270,7 @@ for k in range(1, STEPS + 1):
 # --- processes and their ends ----------------------------------------------------------------------------------------
 WATCH = {"first_step": "9s", "stall": "6s", "stall_factor": 10, "interval": "1s"}
 p = draw(seconds=(6, 7))
-add("sick", "hang-in-the-middle", "A data loader never returns after three fifths of the steps", p, r'''
-for k in range(1, STEPS + 1):
-    took = work($dt)
+add("sick", "hang-in-the-middle", "A data loader never returns after three fifths of the steps", p, EACH + r'''
     say(f"sgd {k} objective {fall(k):.4f} items/s {$tok / took:.1f}")
     if k == STEPS * 3 // 5:
         time.sleep(120)
@@ -329,9 +285,7 @@ time.sleep(120)
     crit="steps rc exit", rc=None, rows=0, span=0, because="runbook-reference.md, watchdog: first_step")
 
 p = draw(seconds=(7, 8))
-add("sick", "crash", "An index error ends an image-text model at two thirds", p, r'''
-for k in range(1, STEPS + 1):
-    took = work($dt)
+add("sick", "crash", "An index error ends an image-text model at two thirds", p, EACH + r'''
     say(f"blip/{k} itm {fall(k):.4f} {$tok / took:.1f} pair/s")
     if k == STEPS * 2 // 3:
         [][k]
@@ -339,9 +293,7 @@ for k in range(1, STEPS + 1):
     span=p.dt * (p.n * 2 // 3 - 1), because="findings.md, crashed; writing-a-runbook.md: exit code 0 is asked of every run")
 
 p = draw(seconds=(7, 8))
-add("sick", "wrong-exit-code", "All steps are done and printed, and the program ends with 3 since its upload failed", p, r'''
-for k in range(1, STEPS + 1):
-    took = work($dt)
+add("sick", "wrong-exit-code", "All steps are done and printed, and the program ends with 3 since its upload failed", p, EACH + r'''
     say(f"(it {k}) dice={fall(k, 0.1, 0.9):.4f} vox/s={$tok / took:.2e}")
 say("upload of the weights failed: 403", file=sys.stderr)
 sys.exit(3)
@@ -358,10 +310,7 @@ say("patience is over, best round kept. bye")
     rows=p.n * 7 // 10, span=p.dt * (p.n * 7 // 10 - 1), because="writing-a-runbook.md, What carries a GO: all steps done is asked of every run")
 
 p = draw(seconds=(7, 8))
-add("sick", "killed", "The trainer is ended by SIGKILL at half of its steps, as the kernel does it", p, r'''
-series = table("out.csv", "step,loss,lr,toks_per_s")
-for k in range(1, STEPS + 1):
-    took = work($dt)
+add("sick", "killed", "The trainer is ended by SIGKILL at half of its steps, as the kernel does it", p, series("out.csv") + r'''
     row(series, k, fall(k), $lr, $tok / took)
     if k == STEPS // 2:
         os.kill(os.getpid(), 9)
@@ -369,9 +318,7 @@ for k in range(1, STEPS + 1):
     span=p.dt * (p.n // 2 - 1), because="findings.md, crashed: by an error or a signal")
 
 p = draw(seconds=(7, 8))
-add("sick", "out-of-memory", "A video model runs out of GPU memory at three quarters", p, r'''
-for k in range(1, STEPS + 1):
-    took = work($dt)
+add("sick", "out-of-memory", "A video model runs out of GPU memory at three quarters", p, EACH + r'''
     say(f"clip-batch {k:03d}; recon {fall(k):.4f}; {$tok / took:.1f} frames/s")
     if k == STEPS * 3 // 4:
         say("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 79.10 GiB of which 1.02 GiB is free.", file=sys.stderr)
@@ -380,9 +327,7 @@ for k in range(1, STEPS + 1):
     rows=p.n * 3 // 4, span=p.dt * (p.n * 3 // 4 - 1), because="findings.md, oom")
 
 p = draw(seconds=(7, 8))
-add("sick", "status-error-exit-0", "metrics.json and the heartbeat's last line say error, though a wrapper made the exit code 0", p, BEAT + r'''
-for k in range(1, STEPS + 1):
-    took = work($dt)
+add("sick", "status-error-exit-0", "metrics.json and the heartbeat's last line say error, though a wrapper made the exit code 0", p, BEAT + EACH + r'''
     row(series, k, fall(k), $lr, $tok / took)
     pulse(k, "step_end")
 pulse(STEPS, "done", status="error", why="the final checkpoint found no room")
@@ -409,34 +354,23 @@ for k in range(1, STEPS + 1):
     because="findings.md, leftover-process: the run ended by itself and left processes behind")
 
 p = draw(seconds=(8, 9))
-add("sick", "memory-grows", "The resident memory of a replay buffer rises by 6 MiB at every step, to the end", p, r'''
-series = table("mem.csv", "step,loss,lr,toks_per_s,host_mem_mib")
-for k in range(1, STEPS + 1):
-    took = work($dt)
+add("sick", "memory-grows", "The resident memory of a replay buffer rises by 6 MiB at every step, to the end", p, series("mem.csv", "host_mem_mib") + r'''
     row(series, k, fall(k), $lr, $tok / took, 1800 + 6 * k + rng.uniform(-3, 3))
 ''', csv="mem.csv", accept=[least(p, 0.7)], expect=WARN, codes="memory-growth", because="findings.md, memory-growth: memory rises to the end without a plateau")
 
 p = draw(seconds=(8, 9))
-add("sick", "memory-bound-missed", "The memory of a graph sampler passes the bound that the runbook sets, in its last third", p, r'''
-series = table("gpu.csv", "step,loss,lr,toks_per_s,gpu_mem_alloc_mib")
-for k in range(1, STEPS + 1):
-    took = work($dt)
+add("sick", "memory-bound-missed", "The memory of a graph sampler passes the bound that the runbook sets, in its last third", p, series("gpu.csv", "gpu_mem_alloc_mib") + r'''
     row(series, k, fall(k), $lr, $tok / took, 22000 + 40 * k)
 ''', csv="gpu.csv", accept=[least(p, 0.7), f"gpu_mem_alloc_mib.max <= {22000 + 27 * p.n} MiB"], expect=NG, codes="memory-growth", crit="gpu_mem_alloc",
     because="statistics.md, Verdicts: the largest of all rows is compared")
 
 p = draw(seconds=(8, 9))
-add("sick", "waits-for-data", "Four fifths of each step of a video model is waiting for the loader", p, r'''
-series = table("io.csv", "step,loss,lr,toks_per_s,step_time_s,dt_fetch_s")
-for k in range(1, STEPS + 1):
-    took = work($dt)
+add("sick", "waits-for-data", "Four fifths of each step of a video model is waiting for the loader", p, series("io.csv", "step_time_s", "dt_fetch_s") + r'''
     row(series, k, fall(k), $lr, $tok / took, took, took * rng.uniform(0.78, 0.84))
 ''', csv="io.csv", accept=[least(p, 0.7)], expect=WARN, codes="loader-bound", because="findings.md, loader-bound: steps wait for data")
 
 p = draw(seconds=(8, 9))
-add("sick", "promised-end", "The log of a pretraining run promises an end in three minutes for 50,000 steps that take the better part of an hour", p, r'''
-for k in range(1, STEPS + 1):
-    took = work($dt)
+add("sick", "promised-end", "The log of a pretraining run promises an end in three minutes for 50,000 steps that take the better part of an hour", p, EACH + r'''
     left = max(1, 180 - int(k * $dt))
     say(f"step {k}/50000 loss {fall(k):.4f} step_time {took:.4f}s tok/s {$tok / took:.1f} ETA: 0:{left // 60:02d}:{left % 60:02d}")
 ''', stdout=r'step {step}/\d+ loss {loss} step_time {step_time_s}s tok/s {toks_per_s}', accept=[least(p, 0.7)], expect=WARN, codes="eta-wrong",
@@ -444,9 +378,7 @@ for k in range(1, STEPS + 1):
 
 HEART = {"heartbeat": "heartbeat_rank{rank}.jsonl"}
 p = draw(seconds=(8, 9))
-add("sick", "straggler", "Rank 2 of four needs 60 % more for its own work than the others, who wait for it", p, BEAT + r'''
-for k in range(1, STEPS + 1):
-    took = work($dt)
+add("sick", "straggler", "Rank 2 of four needs 60 % more for its own work than the others, who wait for it", p, BEAT + EACH + r'''
     own = $dt * (0.8 if RANK == 2 else 0.5) * rng.uniform(0.98, 1.02)
     pulse(k, "progress", loss=round(fall(k), 4), toks_per_s=$tok / took, step_time_s=took, compute_time_s=own)
     if series:
@@ -456,9 +388,7 @@ pulse(STEPS, "done", status="done", why="")
     because="findings.md, The thresholds: straggler, a warning from 10 %")
 
 p = draw(seconds=(8, 9))
-add("sick", "nan-on-rank-1", "Rank 1 of two has had a loss of nan since the middle; the table of rank 0 is clean", p, BEAT + r'''
-for k in range(1, STEPS + 1):
-    took = work($dt)
+add("sick", "nan-on-rank-1", "Rank 1 of two has had a loss of nan since the middle; the table of rank 0 is clean", p, BEAT + EACH + r'''
     mine = "nan" if RANK == 1 and k > STEPS // 2 else round(fall(k), 4)
     pulse(k, "progress", loss=mine, toks_per_s=$tok / took, step_time_s=took, compute_time_s=took * 0.8)
     if series:
@@ -481,28 +411,19 @@ for k in range(1, STEPS + 1):
 
 # --- evidence --------------------------------------------------------------------------------------------------------
 p = draw(seconds=(6, 7))
-add("sick", "table-never-written", "The runbook reads a table that the trainer writes under another name", p, r'''
-series = table("scalars_train.csv", "step,loss,lr,toks_per_s")
-for k in range(1, STEPS + 1):
-    took = work($dt)
+add("sick", "table-never-written", "The runbook reads a table that the trainer writes under another name", p, series("scalars_train.csv") + r'''
     row(series, k, fall(k), $lr, $tok / took)
 ''', csv="scalars.csv", accept=[least(p, 0.7)], expect=NGI, codes="missing-evidence", crit=RATE + " loss steps", rows=0, span=0,
     because="findings.md, missing-evidence: a file that the runbook takes measurements from is not there")
 
 p = draw(seconds=(7, 8))
-add("sick", "validation-never-written", "A criterion asks for a validation loss that is promised and never logged", p, r'''
-series = table("metrics.csv", "step,loss,lr,toks_per_s")
-for k in range(1, STEPS + 1):
-    took = work($dt)
+add("sick", "validation-never-written", "A criterion asks for a validation loss that is promised and never logged", p, series("metrics.csv") + r'''
     row(series, k, fall(k), $lr, $tok / took)
 ''', csv="metrics.csv", metrics={"extra": {"val_wer": "%"}}, accept=[least(p, 0.7), "val_wer.last <= 40 %"], expect=NGI, codes="missing-evidence not-judged",
     crit="val_wer", because="runbook-reference.md, Criteria: a measurement that is missing never passes")
 
 p = draw(seconds=(7, 8))
-add("sick", "table-stops", "The writer of the table dies at three fifths while training goes on to an end with exit code 0", p, r'''
-series = table("losses.csv", "step,loss,lr,toks_per_s")
-for k in range(1, STEPS + 1):
-    took = work($dt)
+add("sick", "table-stops", "The writer of the table dies at three fifths while training goes on to an end with exit code 0", p, series("losses.csv") + r'''
     if k <= STEPS * 3 // 5:
         row(series, k, fall(k), $lr, $tok / took)
 ''', csv="losses.csv", accept=[least(p, 0.7)], expect=NGI, codes="missing-evidence", crit="steps", rows=p.n * 3 // 5, span=p.dt * (p.n * 3 // 5 - 1),
@@ -552,10 +473,7 @@ for part in (STEPS // 2, STEPS):
     span=p.dt * (p.n + p.n // 2 - 1), because="validation.md, Causes: mixed-runs, step goes back inside one CSV")
 
 p = draw(seconds=(7, 8))
-add("sick", "torn-cells", "One row in six of the table holds cells that are no numbers, although the run ends well", p, r'''
-series = table("training.csv", "step,loss,lr,toks_per_s")
-for k in range(1, STEPS + 1):
-    took = work($dt)
+add("sick", "torn-cells", "One row in six of the table holds cells that are no numbers, although the run ends well", p, series("training.csv") + r'''
     row(series, k, "2.#@!" if k % 6 == 0 else fall(k), $lr, "##" if k % 6 == 0 else $tok / took)
 ''', csv="training.csv", accept=[least(p, 0.7)], expect=NGI, codes="damaged-evidence", crit=RATE, because="findings.md, damaged-evidence: cells cannot be read although the run ended well")
 
@@ -591,18 +509,13 @@ TOKENS = 4 * 16 * 256
     because="findings.md, unit-mismatch: more tokens a step than the effective settings can give")
 
 p = draw(seconds=(7, 8))
-add("sick", "totals-of-five", "The table's time of a step is the sum over five, beside a rate of single ones", p, r'''
-series = table("perf.csv", "step,loss,lr,toks_per_s,step_time_s")
-for k in range(1, STEPS + 1):
-    took = work($dt)
+add("sick", "totals-of-five", "The table's time of a step is the sum over five, beside a rate of single ones", p, series("perf.csv", "step_time_s") + r'''
     row(series, k, fall(k), $lr, $tok / took, took * 5)
 ''', csv="perf.csv", tps=True, accept=[least(p, 0.6)], expect=NGI, codes="unit-mismatch", crit="step_time toks_per_s",
     because="findings.md, unit-mismatch: figures of the same thing that differ by a whole factor")
 
 p = draw(seconds=(4, 4.5))
-add("sick", "vacuous-sweep", "A sweep of the learning rate, which the trainer never reads: all arms have the same losses digit for digit", p, r'''
-for k in range(1, STEPS + 1):
-    took = work($dt)
+add("sick", "vacuous-sweep", "A sweep of the learning rate, which the trainer never reads: all arms have the same losses digit for digit", p, EACH + r'''
     say(f"arm run: n={k} cost={fall(k):.6f} thr={$tok / took:.1f}")
 ''', stdout=r'n={step} cost={loss} thr={toks_per_s}', expect=NGI, codes="vacuous-sweep", plain=True, phases=[
     {"id": "rates", "kind": "sweep", "steps": p.n, "repeats": 2, "over": {"args.lr": [0.001, 0.003, 0.01]},
@@ -617,9 +530,7 @@ GIVEN, TOKENS = {**ASKED, "batch_size": 40}, 40 * 64
      "choose": {"highest": "toks_per_s.mean"}, "accept": [least(p, 0.6)]}], because="findings.md, The thresholds: vacuous-sweep, the same effective value")
 
 # --- runbooks that ask for nothing, or that cannot be -----------------------------------------------------------------
-PLAIN = r'''
-for k in range(1, STEPS + 1):
-    took = work($dt)
+PLAIN = EACH + r'''
     say(f"$word {k} err {fall(k):.4f} speed {$tok / took:.1f}")
 '''
 for name, what, accept, expect, crit, because, more in [

@@ -220,15 +220,18 @@ def collect():
     return CASES
 
 
+def write_case(one, place):
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "train.py").write_text(one["script"])
+    (place / "runbook.yaml").write_text(yaml(one["book"]))
+    (place / "label.json").write_text(json.dumps(one["label"], indent=1, ensure_ascii=False) + "\n")
+    for name, text in one["files"].items():
+        (place / name).write_text(text)
+
+
 def write(folder):
     for one in collect():
-        place = folder / one["label"]["name"]
-        place.mkdir(parents=True, exist_ok=True)
-        (place / "train.py").write_text(one["script"])
-        (place / "runbook.yaml").write_text(yaml(one["book"]))
-        (place / "label.json").write_text(json.dumps(one["label"], indent=1, ensure_ascii=False) + "\n")
-        for name, text in one["files"].items():
-            (place / name).write_text(text)
+        write_case(one, folder / one["label"]["name"])
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ class Fake:
             raise BudgetSpent
         self.runs += 1
         if self.breaks(subset):
-            return Reply(None, why="does not run")
+            return Reply(None)
         known = self.rates.setdefault(subset, [])
         known.append(math.log(self.slow(subset)) + self.cv * self.rng.standard_normal())
         share = float(np.mean(known)) / self.total

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.validator.report import samples
-from validator.report.write import render_json
+from validator.pipeline.write import render_json
 
 __all__ = ["BEGIN", "make_run"]
 

@@ -39,7 +39,6 @@ def tags(page: str) -> list[tuple[str, dict[str, str | None]]]:
 def test_a_regression_is_named_with_its_run_size_and_what_differs(tmp_path: Path) -> None:
     page = render_index(groups(tmp_path))
     sentence = re.search(r"baseline: toks_per_s\.mean: worse by ([\d.]+)\s%\s*since (\S+) .*?differs: ([^<]+)<", page)
-    assert sentence is not None
     assert abs(float(sentence[1]) - 10) < 1
     assert sentence[2].endswith("-0012")
     assert sentence[3].strip() == "torch 2.11.0 → 2.12.0"

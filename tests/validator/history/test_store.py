@@ -77,11 +77,11 @@ def _changed(told: dict[str, Any], change: str) -> dict[str, Any]:
         case "a list of runs":
             told["runs"] = [run]
         case "a number that cannot be squared":
-            point[3] = 1e308
+            point["value"] = 1e308
         case "a truth for a number":
-            point[3] = True
+            point["value"] = True
         case "one field too many":
-            point.append(1)
+            point["further"] = 1
         case "no points":
             run[1]["points"] = None
         case "a list for a text":
@@ -103,7 +103,8 @@ def test_an_index_that_is_not_as_it_is_written_is_made_anew(tmp_path: Path, chan
     wanted = read_history(tmp_path)
     path = tmp_path / INDEX
     sound = path.read_text()
-    path.write_text(json.dumps(_changed(json.loads(sound), change)))
+    changed = _changed(json.loads(sound), change)
+    path.write_text(json.dumps(changed, separators=(",", ":"), ensure_ascii=False))
     assert read_history(tmp_path) == wanted
     assert path.read_text() == sound
 

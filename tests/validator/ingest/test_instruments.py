@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from validator.ingest import collect_run
+from validator.kinds.data import LoaderTrial
 from validator.kinds.registry import kind_of
 
 from .folders import outcome, record, spec, write_csv, write_heartbeat
@@ -97,8 +98,7 @@ def test_a_trace_tells_where_the_time_goes(tmp_path: Path) -> None:
         "profile.top_operator_share": 0.05,
         "profile.ranges": 2.0,
     }
-    kernels = result.extra["tables"][0]
-    assert kernels["rows"][0] == ("k", 5, 400.0, 40.0)
+    assert result.evidence.tables[0].rows[0] == ("k", 5, 400.0, 40.0)
 
 
 def test_the_time_of_a_step_is_that_of_the_steps_that_were_timed(tmp_path: Path) -> None:
@@ -148,8 +148,9 @@ def test_a_loader_that_gives_up_is_quoted(tmp_path: Path) -> None:
     error = "the hub is unreachable: no route"
     write_heartbeat(tmp_path, [record(0, ts=1.0, msg="boot"), record(0, ts=9.0, msg="loader_error", error=error)])
     result = collect_run(spec(kind="data"), run_dir=tmp_path, outcome=outcome(rc=1))
-    told = result.extra["loader_error"]
-    assert (told["rank"], told["error"], told["unreachable"]) == (0, error, True)
+    told = result.evidence.loader_error
+    assert told is not None
+    assert (told.rank, told.error, told.unreachable) == (0, error, True)
     assert "startup.first_batch_s" not in result.scalars
 
 
@@ -166,7 +167,7 @@ def test_the_loaders_trial_is_read_from_what_it_prints(tmp_path: Path) -> None:
     result = _smoke(tmp_path, "a warning\n" + json.dumps(told, indent=2) + "\n")
     assert result.scalars["smoke.first_batch_s"].value == 1.5
     assert result.scalars["smoke.toks_per_s"].unit == "tok/s"
-    assert result.extra["smoke"]["ok"] is True
+    assert result.evidence.own == LoaderTrial(None, None)
     assert not [one for one in result.irregularities if one.code == "missing-file"], "a trial writes no training log"
 
 

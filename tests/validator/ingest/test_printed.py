@@ -145,7 +145,6 @@ def test_a_box_of_lines_begins_with_the_step_alone(tmp_path: Path) -> None:
 )
 def test_what_stands_before_a_number_takes_none_of_its_digits(pattern: str, line: str, loss: float) -> None:
     found = line_pattern(pattern).read(line)
-    assert found is not None
     assert (found.step, found.values["loss"], found.odd) == (7, loss, None)
 
 
@@ -198,8 +197,9 @@ def test_a_pause_in_one_of_ten_steps_counts_once(tmp_path: Path) -> None:
 
 
 def test_a_log_that_knows_the_format_says_which(tmp_path: Path) -> None:
-    printed = read(tmp_path, cumulative(times(), losses())).extra["printed"]
-    assert (printed["path"], printed["format"]) == ("train.log", "modded-nanogpt")
+    printed = read(tmp_path, cumulative(times(), losses())).evidence.printed
+    assert printed is not None
+    assert (printed.path, printed.format) == ("train.log", "modded-nanogpt")
 
 
 def test_a_log_of_several_stages_is_judged_by_its_longest(tmp_path: Path) -> None:
@@ -269,9 +269,10 @@ def test_a_folder_is_read_by_its_log_where_it_has_no_table(tmp_path: Path) -> No
     (tmp_path / "notes.txt").write_text("step one is to read this\n", encoding="utf-8")
     (tmp_path / "out.txt").write_text("\n".join(plain(times(), losses())), encoding="utf-8")
     result = collect_dir(tmp_path)
-    assert result.extra["printed"]["path"] == "out.txt"
+    assert result.evidence.printed is not None
+    assert result.evidence.printed.path == "out.txt"
     (tmp_path / "training.csv").write_text("step,loss,lr,toks_per_s\n1,2,0.1,100\n2,2,0.1,100\n", encoding="utf-8")
-    assert "printed" not in collect_dir(tmp_path).extra, "a table comes first"
+    assert collect_dir(tmp_path).evidence.printed is None, "a table comes first"
 
 
 def test_steps_without_a_line_are_counted_by_the_samples_seen(tmp_path: Path) -> None:
@@ -325,4 +326,6 @@ def test_rows_beside_a_line_about_a_pause_are_known(tmp_path: Path) -> None:
     lines = list(plain(times(), losses()))
     lines[100:100] = ["evaluating 64 batches", "checkpoint written"]
     lines[50:50] = ["a retrieval of intervals by the latest name"]
-    assert read(tmp_path, iter(lines)).extra["places"]["pauses"].tolist() == [100, 101]
+    places = read(tmp_path, iter(lines)).evidence.places
+    assert places is not None
+    assert places.pauses.tolist() == [100, 101]

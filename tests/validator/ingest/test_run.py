@@ -25,7 +25,7 @@ from validator.ingest import collect_dir, collect_run
 from validator.ingest.accounts import scan
 from validator.ingest.read_log import ReadLog
 from validator.kinds.registry import kind_of
-from validator.model.result import Result
+from validator.model.result import Halt, InvalidWindow, LogHit, NamedTest, Result
 from validator.model.runbook import BUNDLED_METRICS, TrainerMetrics
 
 
@@ -72,7 +72,6 @@ def test_everything_is_read_with_its_source(tmp_path: Path) -> None:
     assert scalar(result, "metrics.loss_last") == 1.5
     assert scalar(result, "metrics.status") == "done"
     assert str(scalar(result, "metrics.odd_name")) == "nan"
-    assert result.environment is not None
     assert result.environment["tokens_per_step"] == 512
     assert "effective" not in result.environment
     assert result.irregularities == ()
@@ -86,7 +85,6 @@ def test_derived_figures_follow_their_formulas(tmp_path: Path) -> None:
     assert scalar(result, "steps.done") == 6
     assert scalar(result, "heartbeat.max_gap_s") == 2.0
     assert scalar(result, "straggler.score") == 0.5  # one of two ranks takes twice as long
-    assert result.extra["rank_compute_time_s"] == {0: 0.2, 1: 0.4}
     assert scalar(result, "outcome.rc") == 0
     assert scalar(result, "outcome.duration_s") == 60
 
@@ -141,7 +139,7 @@ def test_another_number_of_ranks_is_noted(tmp_path: Path) -> None:
     healthy(tmp_path)
     result = collect_run(spec(nproc=4), run_dir=tmp_path, outcome=outcome())
     assert "world-size" in codes(result)
-    assert result.extra["world_size"] == 2
+    assert result.evidence.world_size == 2
 
 
 @pytest.mark.parametrize("told", [True, False], ids=["by env.json", "by heartbeats"])
@@ -153,7 +151,7 @@ def test_a_plain_process_may_start_its_workers_itself(told: bool, tmp_path: Path
     plain = spec(nproc=0, launcher="python")
     result = collect_run(plain, run_dir=tmp_path, outcome=outcome())
     assert result.irregularities == ()
-    assert result.extra["world_size"] == 4
+    assert result.evidence.world_size == 4
     assert result.series["toks_per_s_per_rank"].values[0] == 25.0
     (tmp_path / "heartbeat_rank2.jsonl").unlink()
     assert codes(collect_run(plain, run_dir=tmp_path, outcome=outcome())) == {"missing-rank"}
@@ -207,7 +205,7 @@ def test_links_that_nobody_declared_are_passed_over(tmp_path: Path) -> None:
     (tmp_path / "out/.nfs0001").write_text("of a file that is still open")
     result = collect_run(spec(out="out"), run_dir=tmp_path, outcome=outcome())
     assert result.irregularities == expected.irregularities == ()
-    assert repr(result.extra) == repr(expected.extra)
+    assert repr(result.evidence) == repr(expected.evidence)
 
 
 @pytest.mark.timeout(30)
@@ -238,10 +236,11 @@ def test_a_halt_is_stale_only_if_it_is_older_than_the_start(tmp_path: Path) -> N
     (tmp_path / ".HALT").write_text("loss is NaN\n")
     (tmp_path / ".anomaly_type").write_text("nan_loss")
     result = collect_run(spec(), run_dir=tmp_path, outcome=outcome(rc=3))
-    assert result.extra["halt"] == {"path": ".HALT", "text": "loss is NaN", "anomaly": "nan_loss", "stale": False}
+    assert result.evidence.halt == Halt(".HALT", "loss is NaN", "nan_loss", stale=False)
     os.utime(tmp_path / ".HALT", (START_S - 60, START_S - 60))
     result = collect_run(spec(), run_dir=tmp_path, outcome=outcome(rc=3))
-    assert result.extra["halt"]["stale"]
+    assert result.evidence.halt is not None
+    assert result.evidence.halt.stale
     assert codes(result) == {"stale-halt"}
 
 
@@ -264,9 +263,9 @@ def test_a_clock_that_is_set_spoils_the_steps_around_it(tmp_path: Path) -> None:
     ticks = [5, 6, 7, -3600, -3599, 90_000]
     write_heartbeat(tmp_path, [record(i, ts=t) for i, t in enumerate(ticks, start=1)])
     result = collect_run(spec(nproc=0), run_dir=tmp_path, outcome=outcome(duration_s=30))
-    windows = result.extra["invalid_windows"]
-    assert [(w["first_step"], w["last_step"]) for w in windows] == [(3, 4), (5, 6)]
-    assert windows[0]["reason"] == "the wall clock was set back by 3607 s"
+    windows = result.evidence.invalid_windows
+    assert [(w.first_step, w.last_step) for w in windows] == [(3, 4), (5, 6)]
+    assert windows[0].reason == "the wall clock was set back by 3607 s"
     assert result.series["step_time_s"].steps.tolist() == [2, 3, 5]
     assert result.series["step_time_s"].values.tolist() == [1, 1, 1]
 
@@ -287,14 +286,8 @@ def test_the_machines_samples_are_laid_onto_steps(tmp_path: Path) -> None:
     assert cpu.unit == "%"
     assert result.series["host_cpu_pct"].values.tolist() == cpu.values.tolist()
     assert not {"telemetry.disk_free_mib", "gpu_power_w"} & result.series.keys()
-    assert result.extra["invalid_windows"] == [
-        {
-            "first_step": 5,
-            "last_step": 6,
-            "reason": "gpu0 throttled: hardware slowdown, software thermal slowdown",
-            "source": "logs/telemetry.csv",
-        }
-    ]
+    reason = "gpu0 throttled: hardware slowdown, software thermal slowdown"
+    assert result.evidence.invalid_windows == [InvalidWindow(5, 6, reason, "logs/telemetry.csv")]
     assert result.irregularities == ()
 
 
@@ -306,8 +299,8 @@ def test_foreign_processes_and_driver_events_spoil_the_steps_beside_them(tmp_pat
     (tmp_path / "logs/telemetry.csv").write_text("ts,xid,gpu1_foreign_processes\n" + "\n".join(lines) + "\n")
     stranger = {"ts": START_S + 6.4, "gpu": 1, "pid": 4711, "name": "/usr/bin/python3", "used_mib": 2048}
     (tmp_path / "logs/gpu_processes.jsonl").write_text(json.dumps(stranger) + "\n{torn")
-    windows = collect_run(spec(), run_dir=tmp_path, outcome=outcome()).extra["invalid_windows"]
-    assert [(one["first_step"], one["last_step"], one["reason"]) for one in windows] == [
+    windows = collect_run(spec(), run_dir=tmp_path, outcome=outcome()).evidence.invalid_windows
+    assert [(one.first_step, one.last_step, one.reason) for one in windows] == [
         (5, 5, "driver event Xid 79"),
         (3, 4, "gpu1 was used by another program: pid 4711 (/usr/bin/python3, 2048 MiB)"),
     ]
@@ -320,7 +313,7 @@ def test_broken_telemetry_gives_nothing(tmp_path: Path, text: str) -> None:
     (tmp_path / "logs/telemetry.csv").write_text(text)
     result = collect_run(spec(), run_dir=tmp_path, outcome=outcome())
     assert not any(name.startswith("telemetry.") for name in result.series)
-    assert "invalid_windows" not in result.extra
+    assert not result.evidence.invalid_windows
 
 
 def test_steps_counted_from_zero_are_counted_right(tmp_path: Path) -> None:
@@ -361,9 +354,8 @@ def test_further_contract_files_are_read(tmp_path: Path) -> None:
     (tmp_path / "mem_step1.json").write_text('{"gpu_mem_total_mib": 81920}')
     result = collect_run(spec(), run_dir=tmp_path, outcome=outcome())
     assert result.series["k_stats.k_mean"].values.tolist() == [3.5]
-    assert result.extra["sdpa_audit"] == {"cmp": "flash"}
-    assert result.extra["gpu_mem_total_mib"] == 81920
-    assert set(result.extra["files"]) == {"k_stats.csv", "sdpa_audit.json"}
+    assert result.evidence.audit_entries == ("cmp",)
+    assert result.evidence.gpu_mem_total_mib == 81920
 
 
 def test_a_metric_in_the_table_wins_over_the_heartbeat(tmp_path: Path) -> None:
@@ -415,8 +407,8 @@ def test_wanted_texts_are_found_with_their_line(tmp_path: Path) -> None:
     write_logs(tmp_path, stdout="a\n[ddp] gradient compression enabled: bf16\n", rank=0)
     wanted = ("[ddp] gradient compression enabled", "absent")
     result = collect_run(spec(log_contains=wanted), run_dir=tmp_path, outcome=outcome())
-    assert result.extra["log_contains"] == {
-        wanted[0]: {"path": "logs/ranks/none_abc/attempt_0/0/stdout.log", "line": 2},
+    assert result.evidence.log_contains == {
+        wanted[0]: LogHit("logs/ranks/none_abc/attempt_0/0/stdout.log", 2, wanted[0]),
         "absent": None,
     }
 
@@ -429,7 +421,7 @@ def test_of_a_failed_run_the_log_that_tells_why_is_shown(tmp_path: Path) -> None
     result = collect_run(spec(), run_dir=tmp_path, outcome=outcome(rc=1))
     assert result.log_tail == ("Traceback", "ValueError: boom")
     assert result.log_path == "logs/ranks/none_abc/attempt_0/1/stderr.log"
-    assert [(e["rank"], e["message"]) for e in result.extra["errors"]] == [(1, "ValueError: boom")]
+    assert [(one.rank, one.message) for one in result.evidence.errors] == [(1, "ValueError: boom")]
     assert collect_run(spec(), run_dir=tmp_path, outcome=outcome()).log_tail == ("all fine",)
 
 
@@ -444,9 +436,9 @@ def test_of_several_attempts_of_torchrun_the_last_one_counts(tmp_path: Path) -> 
 def test_signs_of_trouble_carry_file_and_line(tmp_path: Path) -> None:
     write_logs(tmp_path, stderr="x\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n" * 40, rank=1)
     result = collect_run(spec(), run_dir=tmp_path, outcome=outcome(rc=1))
-    hits = result.extra["log_hits"]["oom"]
-    assert [(h["path"], h["line"]) for h in hits] == [("logs/ranks/none_abc/attempt_0/1/stderr.log", 2)]
-    assert "Tried to allocate" in hits[0]["text"]
+    hits = result.evidence.log_hits["oom"]
+    assert [(hit.path, hit.line) for hit in hits] == [("logs/ranks/none_abc/attempt_0/1/stderr.log", 2)]
+    assert "Tried to allocate" in hits[0].text
 
 
 def test_trouble_is_seen_at_both_ends_of_a_log_that_is_too_long(tmp_path: Path) -> None:
@@ -454,15 +446,15 @@ def test_trouble_is_seen_at_both_ends_of_a_log_that_is_too_long(tmp_path: Path) 
     middle = "OSError: [Errno 28] No space left on device\n"
     text = "NCCL WARN a\n" + filler * 100_000 + middle + filler * 100_000 + "MemoryError\n"
     write_logs(tmp_path, stdout=text, rank=0)
-    hits = collect_run(spec(), run_dir=tmp_path, outcome=outcome(rc=1)).extra["log_hits"]
-    assert (hits["nccl"][0]["line"], hits["oom"][0]["line"]) == (1, None)
+    hits = collect_run(spec(), run_dir=tmp_path, outcome=outcome(rc=1)).evidence.log_hits
+    assert (hits["nccl"][0].line, hits["oom"][0].line) == (1, None)
     assert "disk_full" not in hits
 
 
 def test_a_line_without_end_gives_only_what_surrounds_the_sign(tmp_path: Path) -> None:
     write_logs(tmp_path, stdout="secret " + "y" * 50_000 + " CUDA out of memory " + "z" * 50_000, rank=0)
-    hits = collect_run(spec(), run_dir=tmp_path, outcome=outcome(rc=1)).extra["log_hits"]
-    assert "secret" not in hits["oom"][0]["text"]
+    hits = collect_run(spec(), run_dir=tmp_path, outcome=outcome(rc=1)).evidence.log_hits
+    assert "secret" not in hits["oom"][0].text
 
 
 def test_an_ordinary_log_shows_no_trouble(tmp_path: Path) -> None:
@@ -472,7 +464,7 @@ def test_an_ordinary_log_shows_no_trouble(tmp_path: Path) -> None:
     halting criterion: none; 3 warnings
     """
     write_logs(tmp_path, stdout=text, rank=0)
-    assert "log_hits" not in collect_run(spec(), run_dir=tmp_path, outcome=outcome()).extra
+    assert not collect_run(spec(), run_dir=tmp_path, outcome=outcome()).evidence.log_hits
 
 
 # ------------------------------------------------------------------------------------------------------------ tests
@@ -497,8 +489,9 @@ def test_tests_are_counted_one_by_one(tmp_path: Path) -> None:
         "tests.skipped": 1,
         "tests.total": 4,
     }
-    assert result.extra["tests"]["skipped"] == [{"name": "a.b::two", "message": "no CUDA"}]
-    assert result.extra["tests"]["failed"] == [{"name": "a.b::three", "message": "1 != 2"}]
+    assert result.evidence.tests is not None
+    assert result.evidence.tests.skipped == (NamedTest("a.b::two", "no CUDA"),)
+    assert result.evidence.tests.failed == (NamedTest("a.b::three", "1 != 2"),)
 
 
 @pytest.mark.parametrize("text", ["", "<a", '<!DOCTYPE x [<!ENTITY a "b">]><x>&a;</x>'])
@@ -525,14 +518,14 @@ def test_a_clock_that_is_set_shows_in_the_rows_of_a_trainer_without_heartbeats(t
     times[40], times[70] = -3599.5, 7200.5
     write_csv(tmp_path, [1000.0] * 100, step_time_s=times)
     own = spec(metrics=TrainerMetrics(csv="training.csv"))
-    windows = collect_run(own, run_dir=tmp_path, outcome=outcome(duration_s=60.0)).extra["invalid_windows"]
-    assert [(w["first_step"], w["last_step"], w["reason"]) for w in windows] == [
+    windows = collect_run(own, run_dir=tmp_path, outcome=outcome(duration_s=60.0)).evidence.invalid_windows
+    assert [(one.first_step, one.last_step, one.reason) for one in windows] == [
         (41, 41, "the wall clock was set back by 3600 s, by step_time_s"),
         (71, 71, "the wall clock was set forth by 7200 s, by step_time_s"),
     ]
     times[40], times[70] = -0.5, 0.5
     write_csv(tmp_path, [1000.0] * 100, step_time_s=times)
-    assert "invalid_windows" not in collect_run(own, run_dir=tmp_path, outcome=outcome(duration_s=60.0)).extra
+    assert not collect_run(own, run_dir=tmp_path, outcome=outcome(duration_s=60.0)).evidence.invalid_windows
 
 
 def test_arrivals_are_kept_by_source_and_checksummed(tmp_path: Path) -> None:
@@ -541,7 +534,7 @@ def test_arrivals_are_kept_by_source_and_checksummed(tmp_path: Path) -> None:
     with (tmp_path / "arrivals.jsonl").open("a") as file:
         file.write('not a stamp\n{"source": "training.csv", "step": 1e400, "s": 1}\n')
     result = collect_run(spec(), run_dir=tmp_path, outcome=outcome())
-    steps, seconds = result.extra["arrivals"]["training.csv"]
+    steps, seconds = result.evidence.arrivals["training.csv"]
     assert steps.tolist() == [1, 2, 3]
     assert seconds.tolist() == [4.0, 13.0, 14.0], "what was done again after a fall counts from then"
     assert "arrivals.jsonl" in {source.path for source in result.sources}
@@ -567,7 +560,7 @@ def test_a_log_of_digits_is_looked_through_in_time(tmp_path: Path) -> None:
     digits = "1," * 4000
     (tmp_path / "run.log").write_text(f"{digits} speedup {digits}\n" * 60 + "3.5x speedup over eager\n")
     read_log = ReadLog(tmp_path)
-    assert [hit["text"] for hit in scan((tmp_path / "run.log",), read_log)["speedup"]] == ["3.5x speedup over eager"]
+    assert [hit.text for hit in scan((tmp_path / "run.log",), read_log)["speedup"]] == ["3.5x speedup over eager"]
 
 
 @pytest.mark.parametrize(

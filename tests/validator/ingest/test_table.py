@@ -154,7 +154,6 @@ def test_what_is_no_table_gives_no_columns(tmp_path: Path, data: bytes, code: st
     path.write_bytes(data)
     read_log = ReadLog(tmp_path)
     table = read_table(path, read_log)
-    assert table is not None
     assert dict(table.columns) == {}
     assert code in {i.code for i in read_log.irregularities}
 
@@ -182,7 +181,6 @@ def test_lines_are_numbered_across_blocks(tmp_path: Path) -> None:
     assert path.stat().st_size > 4 * 2**20
     read_log = ReadLog(tmp_path)
     table = read_table(path, read_log)
-    assert table is not None
     assert table.rows == 60_000
     assert [(i.code, i.line) for i in read_log.irregularities] == [("garbage-row", 60_001)]
 
@@ -235,7 +233,6 @@ def test_a_trainer_that_ended_need_not_end_its_last_line(tmp_path: Path, text: s
     for ended, rows, flaws in ((True, [2.5, 2.4], set()), (False, [2.5, 2.4], {"truncated-line"})):
         read_log = ReadLog(tmp_path)
         table = read_table(path, read_log, ended=ended)
-        assert table is not None
         assert table.columns["loss"][1].tolist() == rows
         assert {one.code for one in read_log.irregularities} == flaws
         assert len(table.columns["lr"][1]) == (2 if ended else 1)

@@ -16,7 +16,7 @@ from .samples import judge_all, outcome, result, run_record, runbook, validation
 
 
 def _arm(name: str, *values: float, tie: Sequence[float] = ()) -> ArmRuns:
-    return ArmRuns(arm=name, settings={"env.X": name}, values=values, planned=len(values), tie_values=tuple(tie))
+    return ArmRuns(arm=name, settings={"env.X": name}, values=values, tie_values=tuple(tie))
 
 
 def _compare(*arms: ArmRuns, **rules: object) -> ArmComparison:
@@ -37,7 +37,6 @@ def test_a_clear_difference_is_significant() -> None:
     found = _compare(_arm("25", 100, 101, 99, 100), _arm("50", 110, 111, 109, 110))
     assert (found.outcome, found.recommended) == ("significant", "50")
     assert found.effect == pytest.approx(0.10, abs=0.001)
-    assert found.p_value is not None
     assert found.p_value < 0.001
     assert "50 is best" in found.message
 
@@ -64,7 +63,6 @@ def test_single_runs_decide_nothing() -> None:
 def test_a_difference_below_the_minimum_effect_is_none() -> None:
     found = _compare(_arm("a", 100.0, 100.1, 99.9, 100.0), _arm("b", 101.0, 101.1, 100.9, 101.0))
     assert found.outcome == "no_difference"
-    assert found.p_value is not None
     assert found.p_value < 0.05
     assert found.message.startswith("No difference that matters between b, a"), "p = 0.0001 is not 'not significant'"
     assert "by less than 2 % with its whole 90 % interval" in found.message
@@ -117,8 +115,6 @@ def test_many_arms_are_corrected() -> None:
         _arm("a", *best), _arm("b", *second), *(_arm(n, *(second[i:] + second[:i])) for i, n in enumerate("cde"))
     )
     assert alone.outcome == "significant"
-    assert alone.p_value is not None
-    assert among.p_value is not None
     assert among.p_value > alone.p_value
 
 

@@ -81,8 +81,6 @@ def test_a_value_that_is_no_number_fails_an_open_bound() -> None:
 def test_straddling_says_what_would_decide_it() -> None:
     found = verdict(judge_one("toks_per_s.mean >= 99"), "1")
     assert found.status == "INCONCLUSIVE"
-    assert found.ci_low is not None
-    assert found.ci_high is not None
     assert found.ci_low < 99 < found.ci_high
     assert "4 repeats would measure the variation between runs" in found.message
     assert "about 16 would decide it" in found.message
@@ -305,8 +303,6 @@ def test_only_a_whole_interval_on_one_side_decides(interval: tuple[float, float]
 
 def test_an_upper_bound_within_the_interval_of_a_time_decides_nothing() -> None:
     stats = measure(result(), warmup_steps=20).metrics["step_time_s"]
-    assert stats.ci_low is not None
-    assert stats.ci_high is not None
     inside, beyond = (stats.ci_low + 3 * stats.ci_high) / 4, 1.2 * stats.ci_high
     statuses = [
         verdict(judge_one(f"step_time_s.mean <= {bound} s"), "1").status for bound in (0.8 * inside, inside, beyond)

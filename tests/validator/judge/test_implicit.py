@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 
 from validator.model.record import Reason
-from validator.model.result import Result, ScalarValue
+from validator.model.result import Halt, LogHit, NamedTest, Result, RunEvidence, ScalarValue, UnpassedTests
 from validator.model.verdict import PhaseReport
 
 from .samples import ar1, judge_all, judge_one, outcome, result, run_record, runbook, series, validation, verdict
@@ -70,11 +71,11 @@ def test_unknown_steps_are_not_a_pass() -> None:
     assert verdict(judge_one(runs=runs), "steps").status == "INCONCLUSIVE"
 
 
-def _logged(steps: list[int], *, done: float, **extra: object) -> Result:
+def _logged(steps: list[int], *, done: float, **evidence: Any) -> Result:
     """A run that is known by rows at these steps alone."""
     values = [1.0] * len(steps)
     named = {name: series(name, values, steps=steps) for name in ("step_time_s", "toks_per_s", "loss")}
-    return result(series=named, scalars={"steps.done": ScalarValue(value=done)}, extra=dict(extra))
+    return result(series=named, scalars={"steps.done": ScalarValue(value=done)}, evidence=RunEvidence(**evidence))
 
 
 @pytest.mark.parametrize(
@@ -160,13 +161,12 @@ def test_an_unknown_config_is_recorded_and_not_required() -> None:
     assert report.status == "PASS"
 
 
-@pytest.mark.parametrize(
-    ("place", "status"), [({"path": "logs/a", "line": 3}, "PASS"), (None, "FAIL"), ("unread", "INCONCLUSIVE")]
-)
-def test_wanted_log_texts_must_be_printed(place: object, status: str) -> None:
+@pytest.mark.parametrize(("place", "status"), [(("logs/a", 3), "PASS"), (None, "FAIL"), ("unread", "INCONCLUSIVE")])
+def test_wanted_log_texts_must_be_printed(place: Any, status: str) -> None:
     text = "gradient compression enabled"
-    extra = {} if place == "unread" else {"log_contains": {text: place}}
-    report = judge_one(runs=[run_record("baseline", found=result(extra=extra))], log_contains=[text])
+    hit = None if place is None else LogHit(*place, text) if place != "unread" else None
+    evidence = RunEvidence(log_contains={} if place == "unread" else {text: hit})
+    report = judge_one(runs=[run_record("baseline", found=result(evidence=evidence))], log_contains=[text])
     found = verdict(report, "log.1")
     assert found.status == status
     assert text in found.text
@@ -176,25 +176,21 @@ def test_wanted_log_texts_must_be_printed(place: object, status: str) -> None:
     ("halt", "status"),
     [
         (None, "PASS"),
-        ({"path": ".HALT", "anomaly": "zero_rate", "stale": False}, "FAIL"),
-        ({"path": ".HALT", "stale": True}, "PASS"),
+        (Halt(".HALT", "", "zero_rate", stale=False), "FAIL"),
+        (Halt(".HALT", "", None, stale=True), "PASS"),
     ],
 )
-def test_a_soak_must_not_be_halted(halt: object, status: str) -> None:
-    extra = {} if halt is None else {"halt": halt}
-    report = judge_one(runs=[run_record("baseline", found=result(extra=extra))], kind="soak")
+def test_a_soak_must_not_be_halted(halt: Halt | None, status: str) -> None:
+    report = judge_one(runs=[run_record("baseline", found=result(evidence=RunEvidence(halt=halt)))], kind="soak")
     assert verdict(report, "halt").status == status
 
 
 def _pytest_report(*, rc: int = 0, allow_skipped: bool = False, **counts: int) -> PhaseReport:
     all_counts = {"passed": 0, "failed": 0, "errors": 0, "skipped": 0} | counts
     scalars = {f"tests.{name}": ScalarValue(value=float(n), unit="tests") for name, n in all_counts.items()}
-    named = {
-        "skipped": [{"name": "test_cuda", "message": "no GPU"}] * counts.get("skipped", 0),
-        "failed": [],
-        "errors": [],
-    }
-    found = result(scalars=scalars, extra={"tests": named}, without=["loss", "toks_per_s", "step_time_s"])
+    named = UnpassedTests(skipped=(NamedTest("test_cuda", "no GPU"),) * counts.get("skipped", 0))
+    evidence = RunEvidence(tests=named)
+    found = result(scalars=scalars, evidence=evidence, without=["loss", "toks_per_s", "step_time_s"])
     book = runbook({"id": "sanity", "kind": "pytest", "targets": ["nsa.parity"], "allow_skipped": allow_skipped})
     runs = [run_record("sanity", kind="pytest", found=found, steps=None, ended=outcome("sanity/r1", rc=rc))]
     return judge_all(validation(book, {"sanity": runs}))["sanity"]

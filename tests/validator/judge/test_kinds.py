@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from validator.judge.decision import decide
+from validator.kinds.data import LoaderTrial
 from validator.model.record import PhaseRecord, RunRecord, ValidationRecord
-from validator.model.result import ScalarValue
+from validator.model.result import LoaderError, RunEvidence, ScalarValue, TraceSummary
 from validator.model.verdict import PhaseReport
 
 from .samples import judge_all, outcome, result, run_record, runbook, validation, verdict
@@ -23,9 +24,11 @@ def judge(phase: dict[str, Any], *runs: RunRecord) -> PhaseReport:
     return judge_all(validation(runbook(phase, defaults={"nproc": 2}), {phase["id"]: runs}))[phase["id"]]
 
 
-def audited(ran: str | None = "triton", *, variant: str = "plain", **extra: Any) -> RunRecord:
+def audited(ran: str | None = "triton", *, variant: str = "plain", **evidence: Any) -> RunRecord:
     told = {} if ran is None else {"audit.attention": ran, "audit.cmp": ran, "audit.layers": 12.0}
-    found = result(scalars={name: ScalarValue(value=value) for name, value in told.items()}, extra=extra)
+    found = result(
+        scalars={name: ScalarValue(value=value) for name, value in told.items()}, evidence=RunEvidence(**evidence)
+    )
     return run_record("audit", arm=variant, kind="audit", found=found)
 
 
@@ -81,19 +84,18 @@ def test_a_variant_that_restricts_nothing_says_so_and_is_no_ignored_config() -> 
     assert "this variant restricts nothing" in verdict(report, "fallback").message
 
 
-def profiled(trace: dict[str, Any] | None, steps: float | None = 4.0) -> RunRecord:
+def profiled(ranges: tuple[str, ...] | None, steps: float | None = 4.0) -> RunRecord:
     scalars = {} if steps is None else {"profile.steps": ScalarValue(value=steps, unit="steps")}
-    extra = {} if trace is None else {"trace": trace}
-    return run_record("profile", kind="profile", found=result(scalars=scalars, extra=extra))
+    evidence = RunEvidence(trace=None if ranges is None else TraceSummary(ranges))
+    return run_record("profile", kind="profile", found=result(scalars=scalars, evidence=evidence))
 
 
 def test_a_profile_holds_its_ranges() -> None:
-    seen = {"ranges_seen": {"nsa.cmp": {}, "nsa.sel.ranges_v2": {}}}
-    assert judge(PROFILE, profiled(seen)).status == "PASS"
+    assert judge(PROFILE, profiled(("nsa.cmp", "nsa.sel.ranges_v2"))).status == "PASS"
 
 
 def test_a_range_that_is_absent_fails_and_those_seen_are_named() -> None:
-    report = judge(PROFILE, profiled({"ranges_seen": {"nsa.cmp": {}}}))
+    report = judge(PROFILE, profiled(("nsa.cmp",)))
     assert verdict(report, "range.1").status == "PASS"
     found = verdict(report, "range.2")
     assert found.status == "FAIL"
@@ -101,8 +103,7 @@ def test_a_range_that_is_absent_fails_and_those_seen_are_named() -> None:
 
 
 def test_fewer_traced_steps_than_asked_for_fail_and_no_trace_is_open() -> None:
-    seen = {"ranges_seen": {"nsa.cmp": {}, "nsa.sel.x": {}}}
-    assert verdict(judge(PROFILE, profiled(seen, 2.0)), "trace").status == "FAIL"
+    assert verdict(judge(PROFILE, profiled(("nsa.cmp", "nsa.sel.x"), 2.0)), "trace").status == "FAIL"
     report = judge(PROFILE, profiled(None, None))
     assert report.status == "INCONCLUSIVE"
     assert verdict(report, "range.1").status == "INCONCLUSIVE"
@@ -112,15 +113,15 @@ def smoke(told: dict[str, Any] | None, *, rc: int = 0) -> RunRecord:
     scalars = {}
     if told and "first_batch_s" in told:
         scalars["smoke.first_batch_s"] = ScalarValue(value=told["first_batch_s"], unit="s")
-    extra = {} if told is None else {"smoke": told}
-    found = result(without=("step_time_s", "toks_per_s", "loss"), scalars=scalars, extra=extra, times=[])
+    evidence = RunEvidence(own=None if told is None else LoaderTrial(told.get("error"), told.get("message")))
+    found = result(without=("step_time_s", "toks_per_s", "loss"), scalars=scalars, evidence=evidence, times=[])
     ended = outcome("data/smoke", rc=rc)
     return run_record("data", arm="smoke", kind="data", role="smoke", steps=None, found=found, ended=ended)
 
 
-def fed(wait_s: float | None = 2.0, **extra: Any) -> RunRecord:
+def fed(wait_s: float | None = 2.0, **evidence: Any) -> RunRecord:
     scalars = {} if wait_s is None else {"startup.first_batch_s": ScalarValue(value=wait_s, unit="s")}
-    return run_record("data", kind="data", found=result(scalars=scalars, extra=extra))
+    return run_record("data", kind="data", found=result(scalars=scalars, evidence=RunEvidence(**evidence)))
 
 
 def test_a_loader_in_time_passes_and_its_trial_can_be_asked_for() -> None:
@@ -156,7 +157,7 @@ def test_data_out_of_reach_skip_the_phase_and_say_what_that_costs(required: bool
 
 
 def test_data_that_go_out_of_reach_during_the_run_skip_it_as_well() -> None:
-    error = {"rank": 1, "path": "h", "error": "the hub is unreachable", "unreachable": True}
+    error = LoaderError(1, "h", "the hub is unreachable", unreachable=True)
     run = fed(None, loader_error=error)
     report = judge(DATA, smoke({"ok": True, "first_batch_s": 1.0}), replace(run, outcome=outcome("data/r1", rc=1)))
     assert report.status == "SKIPPED"

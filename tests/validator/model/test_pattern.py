@@ -39,7 +39,6 @@ NUMBERS = [
 def test_a_number_is_read_whole(pattern: str, text: str, value: float) -> None:
     for line in (f"step 7 loss {text} tok/s 5", f"step 7 loss 5 tok/s {text}", f"step 7 loss 5 tok/s {text}, next"):
         printed = line_pattern(pattern).read(line)
-        assert printed is not None
         assert printed.odd is None
         found = printed.values["loss" if line.endswith("tok/s 5") else "toks_per_s"]
         assert found == value or (math.isnan(found) and math.isnan(value))
@@ -50,8 +49,6 @@ def test_a_number_is_read_whole(pattern: str, text: str, value: float) -> None:
 @pytest.mark.parametrize("text", ["None", "n/a", "1.2.3", "1,5", "--"])
 def test_what_is_no_number_is_said_and_not_passed_over(pattern: str, text: str) -> None:
     printed = line_pattern(pattern).read(f"step 7 loss {text} tok/s 5")
-    assert printed is not None
-    assert printed.odd is not None
     assert printed.odd[0] == "loss"
     assert "loss" not in printed.values
     assert printed.values.get("toks_per_s", 5.0) == 5.0
@@ -62,7 +59,6 @@ def test_what_is_no_number_is_said_and_not_passed_over(pattern: str, text: str) 
 def test_a_decimal_comma_is_no_end_of_a_number(pattern: str, text: str) -> None:
     """2,31 was read as 2 at the end of a line, and 0,312 as 312."""
     printed = line_pattern(pattern).read(f"step 7 loss {text}")
-    assert printed is not None
     assert printed.odd is not None
     assert "loss" not in printed.values
     assert has_decimal_comma(printed.odd[1])
@@ -80,7 +76,6 @@ def test_a_decimal_comma_is_no_end_of_a_number(pattern: str, text: str) -> None:
 )
 def test_a_comma_that_separates_is_no_decimal_one(pattern: str, line: str, loss: float) -> None:
     printed = line_pattern(pattern).read(line)
-    assert printed is not None
     assert printed.odd is None
     assert printed.values["loss"] == loss
 
@@ -102,20 +97,17 @@ def test_other_lines_are_none(line: str) -> None:
 def test_a_step_may_have_thousands(step: str) -> None:
     for pattern in (SHORT, NARROW):
         printed = line_pattern(pattern).read(f"step {step} loss 2 tok/s 5")
-        assert printed is not None
         assert printed.step == 1200
 
 
 def test_thousands_in_a_group_that_says_so_are_not_counted_twice() -> None:
     for pattern in ("{step} {ktoks_per_s}", r"(?P<step>\d+) (?P<ktoks_per_s>\d+)k"):
         printed = line_pattern(pattern).read("7 39k")
-        assert printed is not None
         assert printed.values == {"ktoks_per_s": 39.0}
 
 
 def test_a_sign_that_the_pattern_leaves_out_is_not_lost() -> None:
     printed = line_pattern(r"step (?P<step>\d+)\D+(?P<loss>[\d.]+)").read("step 7 loss: -2.5")
-    assert printed is not None
     assert printed.values.get("loss") != 2.5
     assert printed.odd is not None or printed.values["loss"] == -2.5
 

@@ -194,7 +194,6 @@ def test_it_ends_with_a_runner_that_is_killed(folder: RunFolder) -> None:
     words = [sys.executable, "-c", program, str(folder.root)]
     path = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=path) as runner:
-        assert runner.stdout is not None
         pid = int(runner.stdout.readline())
         assert eventually((folder.drawing / "result.json").exists, within_s=60)
         os.kill(pid, signal.SIGSTOP)  # it can neither go on nor read anything

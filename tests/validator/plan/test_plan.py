@@ -186,7 +186,6 @@ def test_budgets_and_limits_come_from_the_phase_or_the_defaults() -> None:
     defaults = {"timeout": "5m", "retries": 2, "warmup_steps": 7, "watchdog": {"stall": "90s", "frozen_rows": 9}}
     run = only_run(train(timeout="1m", watchdog={"stall": "30s"}), defaults=defaults)
     assert (run.timeout_s, run.retries, run.warmup_steps) == (60.0, 2, 7)
-    assert run.watchdog is not None
     assert (run.watchdog.stall, run.watchdog.frozen_rows) == (30.0, 9), "limits are merged key by key"
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 import random
+import shlex
 from typing import Any
 
 from validator.model.catalogue import METRICS
@@ -23,20 +24,7 @@ from validator.model.verdict import (
     ValidationReport,
     Verdict,
 )
-from validator.report.chart_data import ChartData, ChartSeries, RankSpread, RunCharts
-
-__all__ = [
-    "REQUESTED",
-    "baseline",
-    "buckets",
-    "charts",
-    "preflight",
-    "run_report",
-    "sanity",
-    "stats",
-    "verdict",
-    "window",
-]
+from validator.report.specs import ChartData, ChartSeries, RankSpread, RunCharts
 
 
 def stats(
@@ -92,6 +80,10 @@ REQUESTED = {
 }
 
 
+COMMAND = """
+python -m torch.distributed.run --nproc-per-node 2 --master-addr 127.0.0.1 --master-port 29517
+    -m nsa.train --steps 300 --data_path "/data/a folder"
+"""
 ATTEMPT = [{"number": 1, "rc": 0, "reason": "exited", "started": "2025-08-27T14:03:41.500+00:00", "duration_s": 48.2}]
 
 
@@ -104,23 +96,7 @@ def run_report(
         "id": folder,
         "arm": arm,
         "repeat": repeat,
-        "command": (
-            "python",
-            "-m",
-            "torch.distributed.run",
-            "--nproc-per-node",
-            "2",
-            "--master-addr",
-            "127.0.0.1",
-            "--master-port",
-            "29517",
-            "-m",
-            "nsa.train",
-            "--steps",
-            "300",
-            "--data_path",
-            "/data/a folder",
-        ),
+        "command": tuple(shlex.split(COMMAND)),
         "env": {"OMP_NUM_THREADS": "1", "NSA_DDP_BUCKET_MB": arm or "25"},
         "requested": REQUESTED,
         "effective": {**REQUESTED, "steps": "300", "n_layers": 4, "world_size": 2},
@@ -141,6 +117,23 @@ def run_report(
 def verdict(id: str, text: str, status: Status = "PASS", **more: Any) -> Verdict:
     """A criterion, judged."""
     return Verdict(**{"id": id, "text": text, "required": True, "status": status, **more})
+
+
+def ended_well(phase: str) -> Verdict:
+    return verdict(f"{phase}.exit", "every run ends by itself with exit code 0", observed=0.0, bound=0.0)
+
+
+def rate_verdict(bound: int, status: Status = "PASS", **more: Any) -> Verdict:
+    """What the baseline's rate is beside a bound."""
+    measured = {"observed": 12_840.0, "unit": "tok/s", "ci_low": 12_772.6, "ci_high": 12_907.4}
+    evidence = window("baseline/r1")
+    text = f"toks_per_s.mean >= {bound}"
+    return verdict("baseline.1", text, status, **measured, bound=float(bound), evidence=evidence, **more)
+
+
+def loss_verdict(**more: Any) -> Verdict:
+    measured = {"observed": 2.8713, "unit": "nat", "bound": 5.5612, "margin": 0.4837}
+    return verdict("baseline.2", "loss.last < loss.first", **measured, **more)
 
 
 def window(folder: str) -> tuple[Evidence, ...]:
@@ -200,29 +193,10 @@ def sanity() -> PhaseReport:
 def baseline(status: Status = "PASS", **more: Any) -> PhaseReport:
     """The declared configuration for 300 steps."""
     run = more.pop("run", None) or run_report("baseline")
-    evidence = window("baseline/r1")
     criteria = more.pop("criteria", None) or (
-        verdict("baseline.exit", "every run ends by itself with exit code 0", observed=0.0, bound=0.0),
-        verdict(
-            "baseline.1",
-            "toks_per_s.mean >= 9000",
-            observed=12_840.0,
-            unit="tok/s",
-            ci_low=12_772.6,
-            ci_high=12_907.4,
-            bound=9000.0,
-            margin=0.4267,
-            evidence=evidence,
-        ),
-        verdict(
-            "baseline.2",
-            "loss.last < loss.first",
-            observed=2.8713,
-            unit="nat",
-            bound=5.5612,
-            margin=0.4837,
-            evidence=evidence,
-        ),
+        ended_well("baseline"),
+        rate_verdict(9000, margin=0.4267),
+        loss_verdict(evidence=window("baseline/r1")),
         verdict("baseline.3", "toks_per_s.cv <= 0.05", required=False, observed=0.021, bound=0.05, margin=0.58),
     )
     return PhaseReport(
@@ -291,7 +265,7 @@ def buckets(outcome: str = "significant") -> PhaseReport:
         comparison=comparison,
         duration_s=402.0,
         required=False,
-        criteria=(verdict("buckets.exit", "every run ends by itself with exit code 0", observed=0.0, bound=0.0),),
+        criteria=(ended_well("buckets"),),
     )
 
 

@@ -9,11 +9,13 @@ from tests.validator.report.pieces import (
     baseline,
     buckets,
     charts,
+    ended_well,
+    loss_verdict,
     preflight,
+    rate_verdict,
     run_report,
     sanity,
     verdict,
-    window,
 )
 from validator.model.verdict import (
     Evidence,
@@ -58,7 +60,7 @@ def no_go() -> ValidationReport:
     effective = {**REQUESTED, "seq_len": 128, "dtype": "fp32", "n_layers": 1, "world_size": 2}
     evidence = (Evidence(path="runs/baseline/r1/env.json", where="effective.seq_len", text="requested 512, ran 128"),)
     slow = (
-        verdict("baseline.exit", "every run ends by itself with exit code 0", observed=0.0, bound=0.0),
+        ended_well("baseline"),
         verdict(
             "baseline.config",
             "the declared configuration is what ran",
@@ -67,20 +69,8 @@ def no_go() -> ValidationReport:
             message="seq_len ran as 128 instead of 512, dtype as fp32 instead of bf16.",
             evidence=evidence,
         ),
-        verdict(
-            "baseline.1",
-            "toks_per_s.mean >= 39000",
-            "FAIL",
-            observed=12_840.0,
-            unit="tok/s",
-            ci_low=12_772.6,
-            ci_high=12_907.4,
-            bound=39_000.0,
-            margin=-0.6708,
-            message="The whole interval lies below 39,000 tok/s.",
-            evidence=window("baseline/r1"),
-        ),
-        verdict("baseline.2", "loss.last < loss.first", observed=2.8713, unit="nat", bound=5.5612, margin=0.4837),
+        rate_verdict(39_000, "FAIL", margin=-0.6708, message="The whole interval lies below 39,000 tok/s."),
+        loss_verdict(),
         verdict(
             "baseline.4",
             "gate_entropy_min.min >= 0.2",
@@ -191,20 +181,13 @@ def no_go() -> ValidationReport:
 def inconclusive() -> ValidationReport:
     """The interval straddles the bound and the sweep has too few runs."""
     undecided = (
-        verdict(
-            "baseline.1",
-            "toks_per_s.mean >= 12800",
+        rate_verdict(
+            12_800,
             "INCONCLUSIVE",
-            observed=12_840.0,
-            unit="tok/s",
-            ci_low=12_772.6,
-            ci_high=12_907.4,
-            bound=12_800.0,
             margin=0.0031,
             message="The interval reaches over the bound; about 900 more steps would decide it.",
-            evidence=window("baseline/r1"),
         ),
-        verdict("baseline.2", "loss.last < loss.first", observed=2.8713, unit="nat", bound=5.5612, margin=0.4837),
+        loss_verdict(),
     )
     return report_of(
         "INCONCLUSIVE",
@@ -255,7 +238,7 @@ def trivial(count: int) -> ValidationReport:
                     outcome={"rc": 0, "reason": "exited", "duration_s": 0.05},
                 ),
             ),
-            criteria=(verdict(f"step_{i}.exit", "every run ends by itself with exit code 0", observed=0.0, bound=0.0),),
+            criteria=(ended_well(f"step_{i}"),),
         )
         for i in range(count)
     )

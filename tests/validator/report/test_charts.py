@@ -8,10 +8,9 @@ import pytest
 
 from tests.validator.report import pieces, samples
 from validator.report import figure as svg
-from validator.report.chart_data import ChartData, ChartSeries, RunCharts
 from validator.report.charts import phase_figures
 from validator.report.figure import ChartError, compact, draw
-from validator.report.specs import PALETTE, Line, chart_css, lines_spec
+from validator.report.specs import PALETTE, ChartData, ChartSeries, Line, RunCharts, chart_css, lines_spec
 
 
 def test_a_run_has_its_charts_and_each_says_the_same_in_words() -> None:

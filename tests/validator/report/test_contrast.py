@@ -16,7 +16,8 @@ from validator.model.contrast import (
     SettingDifference,
     Subject,
 )
-from validator.report.terminal.summary import contrast_lines, summary_lines
+from validator.report.contrast import contrast_lines
+from validator.report.terminal.summary import summary_lines
 from validator.text import text_width
 
 HOSTILE = "\x1b[2Jgone\u202e"

@@ -17,8 +17,8 @@ from validator.model.verdict import Artifact, Evidence, ValidationReport
 from validator.report import html
 from validator.report import html as templates
 from validator.report.build_runs import config_table
-from validator.report.chart_data import ChartData
 from validator.report.html import render_html
+from validator.report.specs import ChartData
 
 DECISIONS = {"go": "GO", "no_go": "NO-GO", "inconclusive": "INCONCLUSIVE", "in_progress": "IN PROGRESS"}
 
@@ -160,7 +160,6 @@ def test_the_policy_allows_exactly_the_inlined_style_and_script(pages: dict[str,
     assert "default-src 'none'" in policy
     for tag in ("style", "script"):
         inlined = re.search(rf"<{tag}>(.*?)</{tag}>", page, re.S)
-        assert inlined is not None
         digest = base64.b64encode(hashlib.sha256(inlined[1].encode()).digest()).decode()
         assert f"{tag}-src 'sha256-{digest}'" in policy
 
@@ -257,7 +256,7 @@ def test_a_cache_that_cannot_be_used_costs_nothing_but_time(monkeypatch: pytest.
 def test_trivial_phases_need_no_chart_renderer_and_no_numbers_library() -> None:
     code = (
         "import sys; sys.path.insert(0, sys.argv[1]); from tests.validator.report import samples as s;"
-        "from validator.report.html import render_html; from validator.report.chart_data import ChartData;"
+        "from validator.report.html import render_html; from validator.report.specs import ChartData;"
         "page = render_html(s.trivial(10), ChartData()); assert page.count('step_9') > 3;"
         "print([m for m in ('vl_convert', 'numpy', 'scipy', 'rich', 'psutil') if m in sys.modules])"
     )

@@ -55,7 +55,6 @@ def test_counts_add_up() -> None:
 
 def test_a_failure_tells_observed_bound_and_evidence() -> None:
     failure = read(samples.no_go()).find(".//testcase[@name='baseline.1: toks_per_s.mean >= 39000']/failure")
-    assert failure is not None
     assert failure.get("message") == "FAIL: The whole interval lies below 39,000 tok/s."
     assert "bound: 39,000 tok/s" in str(failure.text)
     assert "runs/baseline/r1/training.csv" in str(failure.text)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.validator.judge.samples import result
 from tests.validator.report import pieces
-from validator.model.result import Samples, SourceFile
-from validator.report.chart_data import ChartData, MachineCharts, RunCharts
+from validator.model.result import RunEvidence, Samples, SourceFile
 from validator.report.charts import phase_figures
+from validator.report.specs import ChartData, MachineCharts, RunCharts
 from validator.report.thinning import MAX_SAMPLES, machine_charts
 
 SOURCE = SourceFile(path="runs/baseline/r1/logs/telemetry.csv", sha256="0" * 64, bytes=1)
@@ -35,9 +37,8 @@ def two_gpus(masks: tuple[int, ...] = (IDLE, 0, 0, 0)) -> Samples:
     )
 
 
-def charts_of(found: Samples, *, warmup_end: int | None = None, steps: object = None) -> MachineCharts:
-    extra = {"samples": found, **({} if steps is None else {"step_times_s": steps})}
-    made = machine_charts(extra, warmup_end=warmup_end)
+def charts_of(found: Samples, *, warmup_end: int | None = None, steps: Any = None) -> MachineCharts:
+    made = machine_charts(result(evidence=RunEvidence(samples=found, step_times_s=steps)), warmup_end=warmup_end)
     assert made is not None
     return made
 
@@ -79,8 +80,9 @@ def test_samples_behind_a_clock_that_was_set_back_have_no_place() -> None:
 
 @pytest.mark.parametrize("times", [[], [1.0], [float("nan"), float("nan")], [3.0, 2.0]])
 def test_hardly_a_sample_is_no_chart(times: list[float]) -> None:
-    assert machine_charts({"samples": samples(times, gpu0_util_pct=[1.0] * len(times))}, warmup_end=None) is None
-    assert machine_charts({}, warmup_end=None) is None
+    found = samples(times, gpu0_util_pct=[1.0] * len(times))
+    assert machine_charts(result(evidence=RunEvidence(samples=found)), warmup_end=None) is None
+    assert machine_charts(result(), warmup_end=None) is None
 
 
 def test_garbage_in_a_mask_is_no_reason() -> None:

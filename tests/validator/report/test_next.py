@@ -10,16 +10,15 @@ from tests.validator.report import pieces, samples
 from tests.validator.report.pages import parse
 from validator.model.result import ScalarValue
 from validator.model.verdict import Finding, Recommendation, ValidationReport
-from validator.report.advice import next_command
 from validator.report.build import build_page
-from validator.report.chart_data import ChartData
 from validator.report.html import render_html
 from validator.report.markdown import render_markdown
+from validator.report.specs import ChartData
+from validator.report.terminal.summary import next_command
 
 
 def test_what_forbids_go_says_the_next_step() -> None:
     page = build_page(samples.no_go())
-    assert page.next_step is not None
     assert (page.next_step.name, page.next_step.href) == ("config-ignored", "#finding-1")
     assert page.next_step.value == page.findings[0].next_step
     banner = next(s for s in parse(render_html(samples.no_go(), ChartData())).all("section", klass="banner"))
@@ -35,7 +34,6 @@ def test_without_a_finding_the_phase_that_stands_against_go_is_named(status: str
         phase.model_copy(update={"status": status if phase.id == against.id else "PASS"}) for phase in report.phases
     )
     page = build_page(report.model_copy(update={"phases": phases, "findings": ()}))
-    assert page.next_step is not None
     assert page.next_step.name == against.id
     assert word in page.next_step.value.lower()
     assert page.next_step.href == f"#{next(p.anchor for p in page.phases if p.id == against.id)}"
@@ -60,14 +58,12 @@ def too_short(open_for: str | None, *, declared: str = "toks_per_s.mean >= 9000"
 @pytest.mark.parametrize(("open_for", "word"), [("rows", "more steps"), ("interval", "four repeats")])
 def test_a_phase_that_is_too_short_is_to_be_longer_whatever_its_pace(open_for: str, word: str) -> None:
     step = build_page(too_short(open_for)).next_step
-    assert step is not None
     assert (step.name, step.href) == ("baseline", "#phase-baseline")
     assert word in step.value
 
 
 def test_what_is_open_for_another_reason_is_explained_by_what_was_noticed() -> None:
     step = build_page(too_short(None)).next_step
-    assert step is not None
     assert (step.name, step.value) == ("host-bound", "Profile.")
 
 
@@ -87,7 +83,6 @@ def test_a_go_leads_to_its_settings_and_one_without_settings_says_nothing() -> N
     report: ValidationReport = samples.go()
     chosen = report.model_copy(update={"recommended": Recommendation(env={"NSA_X": "1"})})
     page = build_page(chosen)
-    assert page.next_step is not None
     assert page.next_step.href == "#recommended"
     assert build_page(report.model_copy(update={"recommended": Recommendation()})).next_step is None
     assert build_page(samples.in_progress()).next_step is None

@@ -6,10 +6,11 @@ import pytest
 
 from tests.validator.report import samples
 from tests.validator.report.pages import parse
-from validator.model.verdict import RemedyReport, RunTable, ValidationReport
-from validator.report.chart_data import ChartData
+from validator.model.result import RunTable
+from validator.model.verdict import RemedyReport, ValidationReport
 from validator.report.html import render_html
 from validator.report.markdown import render_markdown
+from validator.report.specs import ChartData
 
 KERNELS = RunTable(
     caption="Kernels that took most of the time",

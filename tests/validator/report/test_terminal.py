@@ -10,14 +10,12 @@ from tests.validator.report import pieces, samples
 from validator.model.plan import PhasePlan, Plan, RunSpec
 from validator.model.runbook import CommandPhase, Phase
 from validator.model.verdict import Finding, PhaseReport, ValidationReport
-from validator.report.advice import next_command
 from validator.report.terminal import make_observer
 from validator.report.terminal.lines import phase_line, show, text_table, wants_color
 from validator.report.terminal.live import LiveObserver
 from validator.report.terminal.observer import Observer, PlainObserver
-from validator.report.terminal.summary import summary_lines
-from validator.report.terminal.tables import inspection_lines
-from validator.report.write import ReportPaths
+from validator.report.terminal.summary import inspection_lines, next_command, summary_lines
+from validator.runs.folder import ReportPaths
 from validator.supervise.monitor import Progress
 from validator.text import text_width
 
@@ -145,7 +143,7 @@ def test_the_observer_suits_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def progress(**more: object) -> Progress:
-    values = {"phase": "baseline", "run": "baseline/r1", "state": "running", "step": 120, "steps": 300, "loss": 3.2142}
+    values = {"run": "baseline/r1", "state": "running", "step": 120, "steps": 300, "loss": 3.2142}
     more = {"toks_per_s": 12_840.0, "mem_mib": 812.4, "heartbeat_age_s": 0.4, "elapsed_s": 20.0, "eta_s": 31.0, **more}
     return Progress(**{**values, **more})  # type: ignore[arg-type]
 

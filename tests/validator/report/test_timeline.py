@@ -10,9 +10,9 @@ import pytest
 from tests.validator.report import pieces, samples
 from tests.validator.report.pages import parse
 from validator.model.verdict import ValidationReport
-from validator.report.chart_data import ChartData
 from validator.report.html import render_html
 from validator.report.markdown import render_markdown
+from validator.report.specs import ChartData
 from validator.report.timeline import run_spans, timeline_figure, timeline_table
 
 
@@ -31,7 +31,6 @@ def test_each_attempt_is_placed_by_its_start_and_its_length() -> None:
 
 def test_the_table_is_in_the_order_of_time() -> None:
     table = timeline_table(run_spans(samples.no_go()))
-    assert table is not None
     assert [row[:2] for row in table.rows] == [("baseline/r1", "1"), ("soak/r1", "1"), ("soak/r1", "2")]
     assert table.rows[-1][2:] == ("4 min 30 s", "12 s", "signal 9")
 
@@ -44,7 +43,6 @@ def test_an_attempt_without_a_time_is_left_out(started: object) -> None:
 
 def test_the_chart_says_outcomes_by_sign_and_word() -> None:
     figure = timeline_figure(samples.no_go())
-    assert figure is not None
     assert "3 attempts in 4 min 42 s: 1 exit 0, 1 stalled, 1 signal 9." in figure.summary
     assert "✕" in figure.svg
     assert "✓" in figure.svg
@@ -55,7 +53,6 @@ def test_the_chart_says_outcomes_by_sign_and_word() -> None:
 def test_it_needs_no_chart_renderer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vl_convert", None)
     figure = timeline_figure(samples.no_go())
-    assert figure is not None
     assert figure.size is not None
     assert not figure.note
 

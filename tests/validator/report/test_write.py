@@ -12,8 +12,8 @@ from tests.validator.report.hostile import HOSTILE
 from validator import files
 from validator.files import replace_file
 from validator.model.verdict import ValidationReport
-from validator.report.chart_data import ChartData
-from validator.report.write import render_json, write_all
+from validator.pipeline.write import render_json, write_all
+from validator.report.specs import ChartData
 
 
 def test_all_renderings_are_written_and_nothing_else(tmp_path: Path) -> None:

@@ -112,7 +112,6 @@ def test_a_word_is_found_through_quotes_folding_and_blocks(text: str, line: int,
     node = node_at(tree(text), (0,))
     assert node is not None
     node = node if node.is_scalar else node_at(node, ("expr",))
-    assert node is not None
     mark = position(node, str(node.value).index("bad"))
     assert (mark.line, mark.column) == (line, column)
 

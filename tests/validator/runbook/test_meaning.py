@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.validator.runbook.trees import Tree, check
 from validator.kinds.registry import loads
 from validator.runbook import RunbookError
-
-Tree = dict[str, Any]
 
 
 def phase(name: str = "a", **more: Any) -> Tree:
@@ -19,16 +18,6 @@ def phase(name: str = "a", **more: Any) -> Tree:
 
 def sweep(**more: Any) -> Tree:
     return phase(kind="sweep", over={"env.X": [1, 2]}, choose={"highest": "toks_per_s.mean"}, **more)
-
-
-def check(*phases: Tree, **top: Any) -> list[str]:
-    """`message | fix` of each problem of a runbook with these phases."""
-    tree = {"schema": 1, "name": "test", **top, "phases": list(phases)}
-    try:
-        loads(yaml.safe_dump(tree, sort_keys=False, width=10_000), file="f")
-    except RunbookError as error:
-        return [f"{problem.message} | {problem.fix}" for problem in error.problems]
-    return []
 
 
 def criterion(text: str, **more: Any) -> list[str]:

@@ -114,6 +114,12 @@ def test_the_reference_in_docs_is_current() -> None:
     assert current == reference_markdown(), "run make reference"
 
 
+def test_the_table_of_kinds_names_each() -> None:
+    page = (ROOT / "docs" / "writing-a-runbook.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    assert set(SCHEMAS) <= {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+
+
 def test_the_reference_names_every_key_metric_and_scalar() -> None:
     text = reference_markdown()
     for model in SCHEMAS.values():

@@ -15,22 +15,29 @@ from validator.model.verdict import ValidationReport
 from validator.runs.folder import FolderError, RunFolder, runbook_was_edited
 
 
-def test_a_path_that_is_no_utf_8_is_refused_in_a_sentence(tmp_path: Path) -> None:
-    book = tmp_path / "a.yaml"
+def write_book(folder: Path) -> Path:
+    book = folder / "a.yaml"
     book.write_text("schema: 1\nname: a\nphases: [{id: a, kind: command, run: 'true'}]\n", encoding="utf-8")
+    return book
+
+
+def create(book: Path, *, parent: Path) -> RunFolder:
+    return RunFolder.create(load(book), parent=parent, python="python", only=(), skip=())
+
+
+def test_a_path_that_is_no_utf_8_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    book = write_book(tmp_path)
     parent = tmp_path / os.fsdecode(b"caf\xe9")
     with pytest.raises(FolderError, match=r"caf\?.* is not in UTF-8, as every record of it would be; rename it"):
-        RunFolder.create(load(book), parent=parent, python="python", only=(), skip=())
+        create(book, parent=parent)
     assert not parent.exists()
-    RunFolder.create(load(book), parent=tmp_path / "café 目录", python="python", only=(), skip=())
+    create(book, parent=tmp_path / "café 目录")
 
 
 @pytest.mark.parametrize("name", ["../../evil", "/evil", "..", "a/b", "x\nsecrets: [A]", "x\u2028y", "", "a" * 300])
 def test_a_name_that_is_none_of_a_run_folder_is_refused(tmp_path: Path, name: str) -> None:
     """`report --share` makes a folder called after it, and `baseline` writes it into a runbook."""
-    book = tmp_path / "a.yaml"
-    book.write_text("schema: 1\nname: a\nphases: [{id: a, kind: command, run: 'true'}]\n", encoding="utf-8")
-    folder = RunFolder.create(load(book), parent=tmp_path, python="python", only=(), skip=())
+    folder = create(write_book(tmp_path), parent=tmp_path)
     assert RunFolder.open(folder.root).header == folder.header
     header = json.loads((folder.root / "run.json").read_text(encoding="utf-8"))
     (folder.root / "run.json").write_text(json.dumps({**header, "run_id": name}), encoding="utf-8")
@@ -43,10 +50,9 @@ def test_a_name_that_is_none_of_a_run_folder_is_refused(tmp_path: Path, name: st
 
 
 def test_a_runbook_that_was_edited_since_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    book = tmp_path / "a.yaml"
-    book.write_text("schema: 1\nname: a\nphases: [{id: a, kind: command, run: 'true'}]\n", encoding="utf-8")
+    book = write_book(tmp_path)
     monkeypatch.chdir(tmp_path)
-    folder = RunFolder.create(load(Path("a.yaml")), parent=tmp_path, python="python", only=(), skip=())
+    folder = create(Path("a.yaml"), parent=tmp_path)
     monkeypatch.chdir("/")
     assert not runbook_was_edited(folder)
     book.write_text(book.read_text(encoding="utf-8").replace("true", "false"), encoding="utf-8")
@@ -59,9 +65,7 @@ def test_the_largest_files_are_listed_without_a_hash_where_all_are_too_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Hundreds of sparse files, each within the limit, kept a report from being written for minutes."""
-    book = tmp_path / "a.yaml"
-    book.write_text("schema: 1\nname: a\nphases: [{id: a, kind: command, run: 'true'}]\n", encoding="utf-8")
-    folder = RunFolder.create(load(book), parent=tmp_path, python="python", only=(), skip=())
+    folder = create(write_book(tmp_path), parent=tmp_path)
     for name, size in (("a", 3000), ("b", 10), ("c", 2000), ("d", 4000)):
         (folder.root / name).write_bytes(b"x" * size)
     own = (folder.root / "run.json").stat().st_size + (folder.root / "runbook.yaml").stat().st_size

@@ -6,12 +6,18 @@ import json
 import multiprocessing
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from validator.model.record import Attempt
 from validator.runs import journal as journal_module
 from validator.runs.journal import Journal, JournalBusy, read
+
+
+def write(path: Path, event: str, **fields: Any) -> None:
+    with Journal.open(path) as journal:
+        journal.append(event, **fields)
 
 
 def test_events_come_back_in_order_with_their_fields(tmp_path: Path) -> None:
@@ -30,15 +36,13 @@ def test_events_come_back_in_order_with_their_fields(tmp_path: Path) -> None:
 
 def test_a_model_is_written_as_its_json_form_and_can_be_read_back(tmp_path: Path) -> None:
     attempt = Attempt(number=1, command=("true",), pid=1, started="now", duration_s=0.5, rc=0, reason="exited")
-    with Journal.open(tmp_path / "j") as journal:
-        journal.append("attempt_ended", attempt=attempt)
+    write(tmp_path / "j", "attempt_ended", attempt=attempt)
     (event,) = read(tmp_path / "j")
     assert Attempt.model_validate(event.fields["attempt"]) == attempt
 
 
 def test_numbers_that_json_lacks_become_null(tmp_path: Path) -> None:
-    with Journal.open(tmp_path / "j") as journal:
-        journal.append("x", values=[1.5, float("nan"), float("inf")], where=tmp_path)
+    write(tmp_path / "j", "x", values=[1.5, float("nan"), float("inf")], where=tmp_path)
     line = json.loads((tmp_path / "j").read_text())
     assert line["values"] == [1.5, None, None]
     assert line["where"] == str(tmp_path)
@@ -47,40 +51,34 @@ def test_numbers_that_json_lacks_become_null(tmp_path: Path) -> None:
 @pytest.mark.parametrize("torn", [b'{"ts":"x","mono":1,"ev', b"\xff\xfe", b"{}" * 100_000])
 def test_a_torn_last_line_is_passed_over_and_removed_before_the_next_event(tmp_path: Path, torn: bytes) -> None:
     path = tmp_path / "j"
-    with Journal.open(path) as journal:
-        journal.append("started")
+    write(path, "started")
     with path.open("ab") as file:
         file.write(torn)
     assert [event.event for event in read(path)] == ["started"]
-    with Journal.open(path) as journal:
-        journal.append("resumed")
+    write(path, "resumed")
     assert [event.event for event in read(path)] == ["started", "resumed"]
 
 
 def test_a_journal_that_is_one_torn_line_starts_empty(tmp_path: Path) -> None:
     path = tmp_path / "j"
     path.write_bytes(b'{"ts"')
-    with Journal.open(path) as journal:
-        journal.append("started")
+    write(path, "started")
     assert [event.event for event in read(path)] == ["started"]
 
 
 def test_lines_that_are_no_events_do_not_hide_the_others(tmp_path: Path) -> None:
     path = tmp_path / "j"
-    with Journal.open(path) as journal:
-        journal.append("one")
+    write(path, "one")
     with path.open("ab") as file:
         file.write(b'nonsense\n[1]\n{"event":"x"}\n\n')
-    with Journal.open(path) as journal:
-        journal.append("two")
+    write(path, "two")
     assert [event.event for event in read(path)] == ["one", "two"]
 
 
 def test_lines_that_cannot_be_events_are_not_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A journal of somebody else's may be a million of them, and is read several times for one report."""
     path = tmp_path / "journal.jsonl"
-    with Journal.open(path) as journal:
-        journal.append("started")
+    write(path, "started")
     path.write_bytes(b'\n{}\n{\n"\n' * 1000 + path.read_bytes())
     parsed: list[bytes] = []
     genuine = journal_module.parse_json

@@ -5,13 +5,16 @@ from __future__ import annotations
 import base64
 import json
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, quote_plus
 
 import pytest
 
+from tests.validator.judge.samples import result
 from tests.validator.secrets.test_redact import NAMES, SECRET, TOKENS, TOLD
-from validator.secrets.masking import Mask, known_secrets
+from validator.model.result import InvalidWindow, LogHit, NamedTest, RunEvidence, RunTable, UnpassedTests
+from validator.secrets.masking import Mask, clean_result, known_secrets
 from validator.secrets.redact import redact_output
 
 
@@ -202,3 +205,31 @@ def test_a_line_without_end_is_masked_in_a_moment(part: str) -> None:
     assert lines(line, "hunter2!hunter2")
     assert redact_output(line)
     assert time.process_time() - began < 15
+
+
+@dataclass(frozen=True)
+class Own:
+    """What a kind of its own might keep."""
+
+    api_token: str
+    note: str
+
+
+def test_what_was_read_of_a_run_is_cleaned_by_name_and_by_shape_at_any_depth() -> None:
+    text = f"HF_TOKEN={TOKENS[0]}"
+    found = clean_result(
+        result(
+            evidence=RunEvidence(
+                log_hits={"oom": [LogHit("a.log", 3, text)]},
+                log_contains={"x": LogHit("a.log", 1, text), "y": None},
+                tests=UnpassedTests(failed=(NamedTest("test_a", text),)),
+                invalid_windows=(InvalidWindow(1, 2, text),),
+                tables=(RunTable(caption="c", columns=("a",), rows=((text, 1.5),)),),
+                own=Own("0123abcd", text),
+            )
+        )
+    ).evidence
+    assert TOKENS[0] not in repr(found)
+    assert "0123abcd" not in repr(found)
+    assert (found.log_hits["oom"][0].line, found.tables[0].rows[0][1], found.log_contains["y"]) == (3, 1.5, None)
+    assert isinstance(found.own, Own)

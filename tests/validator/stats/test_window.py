@@ -26,7 +26,6 @@ def test_declared_warmup_never_counts_even_if_it_looks_steady() -> None:
     window = _window(ar1(100, cv=0.01))
     assert window.steady
     assert window.after_step == 20
-    assert window.span is not None
     assert (window.span.first_step, window.span.last_step) == (21, 100)
     assert len(window.levels) == 1
 
@@ -34,7 +33,6 @@ def test_declared_warmup_never_counts_even_if_it_looks_steady() -> None:
 def test_warmup_longer_than_declared_is_found_at_the_change() -> None:
     window = _window(_levels((70, 1.3), (230, 1.0)))
     assert window.steady
-    assert window.after_step is not None
     assert abs(window.after_step - 70) <= 2
     assert "warm-up ended" in window.note
 
@@ -43,7 +41,6 @@ def test_slowly_settling_run_is_cut_until_the_rest_is_flat() -> None:
     times = (1 + 0.5 * np.exp(-_steps(400) / 15)) * ar1(400, cv=0.005)
     window = _window(times)
     assert window.steady
-    assert window.after_step is not None
     assert window.after_step <= 100
     assert times[window.after_step :].mean() == pytest.approx(1.0, rel=0.005)
 
@@ -160,7 +157,6 @@ def test_a_level_that_passes_is_kept_and_reported(height: float) -> None:
 
 def test_levels_cover_the_window_without_gaps() -> None:
     window = _window(_levels((110, 1.0), (100, 1.2), (90, 1.4)))
-    assert window.span is not None
     assert window.levels[0].first_step == window.span.first_step
     assert window.levels[-1].last_step == window.span.last_step
     assert all(a.last_step + 1 == b.first_step for a, b in zip(window.levels, window.levels[1:], strict=False))

@@ -26,54 +26,42 @@ def burn(seconds):
 """
 """Prelude of every program."""
 
-HEALTHY = (
-    TRAINER
-    + """
+
+def trainer(body: str) -> str:
+    return TRAINER + body
+
+
+HEALTHY = trainer("""
 for step in range(1, 11):
     time.sleep(0.03); row(step, 3.0 / step); beat(step, "progress")
-"""
-)
+""")
 
-STALLS_WHILE_BEATING = (
-    TRAINER
-    + """
+STALLS_WHILE_BEATING = trainer("""
 for step in range(1, 6):
     time.sleep(0.03); row(step); beat(step)
 while True:
     time.sleep(0.2); beat(5)
-"""
-)
+""")
 
-SLOW_BUT_BUSY = (
-    TRAINER
-    + """
+SLOW_BUT_BUSY = trainer("""
 for step in range(1, 6):
     time.sleep(0.03); row(step)
 burn(1.5)
 row(6)
-"""
-)
+""")
 
-NEVER_STARTS = (
-    TRAINER
-    + """
+NEVER_STARTS = trainer("""
 beat(0, "boot")
 time.sleep(60)
-"""
-)
+""")
 
-IGNORES_SIGTERM = (
-    TRAINER
-    + """
+IGNORES_SIGTERM = trainer("""
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 row(1)
 time.sleep(60)
-"""
-)
+""")
 
-DUMPS_STACKS = (
-    TRAINER
-    + """
+DUMPS_STACKS = trainer("""
 import faulthandler
 file = open(out + f"/stackdump_{int(started)}.txt", "w")
 faulthandler.register(signal.SIGUSR1, file=file)
@@ -81,22 +69,16 @@ def stuck_in_a_collective():
     time.sleep(60)
 row(1); row(2)
 stuck_in_a_collective()
-"""
-)
+""")
 
-HONORS_HALT = (
-    TRAINER
-    + """
+HONORS_HALT = trainer("""
 for step in range(1, 1000):
     time.sleep(0.03); row(step, float("nan") if step >= 3 else 2.0)
     if os.path.exists(out + "/.HALT"):
         sys.exit(3)
-"""
-)
+""")
 
-DOUBLE_FORK = (
-    TRAINER
-    + """
+DOUBLE_FORK = trainer("""
 pid_file = sys.argv[1]
 if os.fork() == 0:
     os.setsid()
@@ -110,6 +92,5 @@ if os.fork() == 0:
 os.wait()
 while not os.path.exists(pid_file):
     time.sleep(0.01)
-"""
-)
+""")
 """Leaves a grandchild in a session of its own that ignores SIGTERM."""

@@ -9,14 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.validator.supervise import programs
-from tests.validator.supervise.tools import watchdog
+from tests.validator.supervise.tools import Make, Run, watchdog
 from tests.validator.system.answers import Card, FakeNvml
-from validator.model.plan import RunSpec
-from validator.model.record import Outcome
 from validator.system.nvml import Gpus
 
-Make = Callable[..., RunSpec]
-Run = Callable[..., Outcome]
 SPINS = programs.TRAINER + "row(1); row(2); burn(30)"
 
 

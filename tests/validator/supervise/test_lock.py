@@ -26,7 +26,6 @@ lock.acquire(); lock.name(Path("somewhere")); print("held", flush=True); time.sl
 def test_the_second_is_refused_and_the_holder_is_named(tmp_path: Path) -> None:
     holder = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     try:
-        assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
         with pytest.raises(LockHeld) as refused, MachineLock(["cpu"], folder=tmp_path):
             pass

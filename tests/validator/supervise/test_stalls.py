@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 from tests.validator.supervise import programs
-from tests.validator.supervise.tools import runs, watchdog
-from validator.model.plan import RunSpec
-from validator.model.record import Outcome
+from tests.validator.supervise.tools import Make, Run, runs, watchdog
 from validator.runs.journal import read
 from validator.supervise.monitor import Progress
-
-Make = Callable[..., RunSpec]
-Run = Callable[..., Outcome]
 
 
 def _command(line: str) -> tuple[str, ...]:
@@ -122,14 +116,11 @@ def test_an_anomaly_that_the_trainer_names_itself_is_told(make_spec: Make, super
 
 def test_a_stalled_run_is_tried_again_in_a_fresh_folder(make_spec: Make, supervised: Run, run_dir: Path) -> None:
     marker = run_dir / "tried"
-    program = (
-        programs.TRAINER
-        + f"""
+    program = programs.trainer(f"""
 row(1)
 if not os.path.exists({str(marker)!r}):
     open({str(marker)!r}, "w").close(); time.sleep(60)
-"""
-    )
+""")
     outcome = supervised(make_spec(program, retries=1, watchdog=watchdog()))
     assert [a.reason for a in outcome.attempts] == ["stalled", "exited"]
     assert outcome.ok
@@ -141,17 +132,14 @@ if not os.path.exists({str(marker)!r}):
 
 def test_a_worker_that_appeared_late_counts_as_activity(make_spec: Make, supervised: Run) -> None:
     """The rank that computes may be a process that no regular look has met yet."""
-    program = (
-        programs.TRAINER
-        + """
+    program = programs.trainer("""
 row(1); row(2)
 time.sleep(0.3)
 if os.fork() == 0:
     os.setsid(); burn(1.8); row(3)
     os._exit(0)
 os.wait()
-"""
-    )
+""")
     spec = make_spec(program, watchdog=watchdog(first_step=1.4, stall=1.4))
     outcome = supervised(spec)
     assert outcome.ok

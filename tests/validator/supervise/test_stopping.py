@@ -8,45 +8,50 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.validator.supervise import programs
-from tests.validator.supervise.tools import SHORT, eventually, marked, runs
+from tests.validator.supervise.tools import SHORT, Make, Run, eventually, marked, runs
 from validator.model.plan import RunSpec
 from validator.model.record import Outcome
 from validator.supervise.guardian import Guardian
 from validator.supervise.monitor import Progress
 from validator.supervise.wait import CancelToken
 
-Make = Callable[..., RunSpec]
-Run = Callable[..., Outcome]
-
 
 def _command(line: str) -> tuple[str, ...]:
     return ("sh", "-c", line)
 
 
+def _stopped(
+    supervised: Run, spec: RunSpec, run_dir: Path, ask: Callable[[CancelToken], None], **options: Any
+) -> tuple[Outcome, float]:
+    """A run that is asked to end once it has its handlers; its outcome, and the seconds since the last request."""
+    asked: list[float] = []
+    with closing(CancelToken()) as cancel:
+
+        def later() -> None:
+            eventually((run_dir / spec.out / "training.csv").exists)  # SIGTERM is answered, or ignored, from here on
+            ask(cancel)
+            asked.append(time.monotonic())
+
+        thread = threading.Thread(target=later)
+        thread.start()
+        outcome = supervised(spec, cancel=cancel, **options)
+        thread.join()
+    return outcome, time.monotonic() - asked[0]
+
+
 def test_a_request_to_stop_ends_the_run_in_order(make_spec: Make, supervised: Run, run_dir: Path) -> None:
     program = programs.TRAINER + "signal.signal(signal.SIGTERM, lambda *a: sys.exit(7))\nrow(1)\ntime.sleep(60)\n"
-    cancel = CancelToken()
-    spec = make_spec(program, retries=2)
-    asked: list[float] = []
-
-    def ask() -> None:
-        eventually((run_dir / spec.out / "training.csv").exists)  # it answers SIGTERM from here on
-        cancel.request()
-        asked.append(time.monotonic())
-
-    thread = threading.Thread(target=ask)
-    thread.start()
-    outcome = supervised(spec, cancel=cancel)
-    thread.join()
-    cancel.close()
+    outcome, took_s = _stopped(supervised, make_spec(program, retries=2), run_dir, CancelToken.request)
     assert (outcome.reason, outcome.rc) == ("interrupted", 7)
     assert len(outcome.attempts) == 1
-    assert time.monotonic() - asked[0] < 3
+    assert took_s < 3
 
 
 def test_after_a_request_to_stop_nothing_is_started(make_spec: Make, supervised: Run, run_dir: Path) -> None:
@@ -72,24 +77,15 @@ def test_a_guardian_that_was_stopped_does_not_hold_up_the_end() -> None:
 
 
 def test_a_second_request_does_not_wait(make_spec: Make, supervised: Run, run_dir: Path) -> None:
-    cancel = CancelToken()
-    spec = make_spec(programs.IGNORES_SIGTERM)
-    asked: list[float] = []
-
-    def ask_twice() -> None:
-        eventually((run_dir / spec.out / "training.csv").exists)  # it ignores SIGTERM from here on
+    def ask_twice(cancel: CancelToken) -> None:
         cancel.request()
         time.sleep(0.4)
         cancel.request()
-        asked.append(time.monotonic())
 
-    thread = threading.Thread(target=ask_twice)
-    thread.start()
-    outcome = supervised(spec, cancel=cancel, grace=SHORT.__class__(term_s=30.0, leftover_s=30.0))
-    thread.join()
-    cancel.close()
+    patient = SHORT.__class__(term_s=30.0, leftover_s=30.0)
+    outcome, took_s = _stopped(supervised, make_spec(programs.IGNORES_SIGTERM), run_dir, ask_twice, grace=patient)
     assert (outcome.reason, outcome.rc) == ("interrupted", -signal.SIGKILL)
-    assert time.monotonic() - asked[0] < 4
+    assert took_s < 4
 
 
 def test_a_double_fork_into_another_session_is_found_and_ended(make_spec: Make, supervised: Run, run_dir: Path) -> None:

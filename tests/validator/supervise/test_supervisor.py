@@ -8,13 +8,12 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.validator.supervise import programs
-from tests.validator.supervise.tools import watchdog
+from tests.validator.supervise.tools import Make, Run, watchdog
 from validator.model.plan import RunSpec
 from validator.model.record import Outcome
 from validator.model.runbook import TrainerMetrics
@@ -22,8 +21,6 @@ from validator.runs.journal import read
 from validator.supervise.capture import LogCap
 from validator.supervise.monitor import Progress
 
-Make = Callable[..., RunSpec]
-Run = Callable[..., Outcome]
 NOTHING = TrainerMetrics()
 
 
@@ -68,17 +65,14 @@ def test_an_exit_code_comes_with_the_step_and_the_last_words(make_spec: Make, su
 
 
 def test_the_rank_that_failed_first_has_the_word(make_spec: Make, supervised: Run) -> None:
-    program = (
-        programs.TRAINER
-        + """
+    program = programs.trainer("""
 for rank, when, text in ((0, 20, "rank 1 was lost"), (1, 10, "CUDA error")):
     folder = f"{out}/logs/ranks/none_x/attempt_0/{rank}"
     os.makedirs(folder)
     with open(folder + "/error.json", "w") as file:
         json.dump({"message": {"message": f"RuntimeError: {text}", "extraInfo": {"timestamp": str(when)}}}, file)
 sys.exit(1)
-"""
-    )
+""")
     outcome = supervised(make_spec(program))
     assert outcome.last.detail == "exited with code 1: last words of rank 1: RuntimeError: CUDA error"
 
@@ -86,7 +80,6 @@ sys.exit(1)
 def test_hostile_last_words_are_made_harmless(make_spec: Make, supervised: Run) -> None:
     line = "printf '\\033[31mBoom\\033[0m\\007 %01000d' 7 >&2; exit 9"
     detail = supervised(make_spec(_command(line), launcher="exec")).last.detail
-    assert detail is not None
     assert "\x1b" not in detail
     assert "\x07" not in detail
     assert "Boom 000" in detail

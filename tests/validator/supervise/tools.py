@@ -8,8 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from validator.model.plan import RunSpec
+from validator.model.record import Outcome
 from validator.model.runbook import TrainerMetrics, Watchdog
 from validator.supervise.termination import Grace
+
+Make = Callable[..., RunSpec]
+Run = Callable[..., Outcome]
+"""Types of the fixtures."""
 
 TRAINER_FILES = TrainerMetrics(csv="training.csv", heartbeat="heartbeat_rank{rank}.jsonl")
 SHORT = Grace(term_s=1.0, halt_s=0.5, leftover_s=0.3, kill_s=3.0, gpu_memory_s=0.5, stacks_s=1.0)

@@ -244,7 +244,6 @@ def test_missing_gpus_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
         "validator.system.preflight.read_gpus", lambda: GpuReport(why_none="no NVIDIA driver is loaded")
     )
     sentence = missing_hardware(book(gpus=2, name="A100"))
-    assert sentence is not None
     assert "needs 2 GPUs (A100), and this machine has none (no NVIDIA driver is loaded)" in sentence
     one = GpuReport(gpus=(GpuFacts(0, "GPU-1", "NVIDIA A100"),), hidden=1)
     monkeypatch.setattr("validator.system.preflight.read_gpus", lambda: one)
@@ -289,7 +288,6 @@ def test_a_capture_does_not_outlive_its_process(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", program], check=True, timeout=30, capture_output=True)
     assert not sleepers(mark)
     held = subprocess.Popen([sys.executable, "-c", program, "stay"], stdout=subprocess.PIPE)
-    assert held.stdout is not None
     held.stdout.readline()
     assert sleepers(mark)
     held.kill()

@@ -49,7 +49,6 @@ def marked(no_reaper: None) -> Iterator[int]:
     process = subprocess.Popen(
         [sys.executable, "-c", code], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
-    assert process.stdout is not None
     assert process.stdin is not None
     pid = int(process.stdout.readline())
     process.wait()

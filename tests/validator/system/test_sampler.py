@@ -85,5 +85,4 @@ def test_what_goes_wrong_ends_the_sampling_and_nothing_else(tmp_path: Path) -> N
         deadline = time.monotonic() + 10
         while sampler.failure is None and time.monotonic() < deadline:
             time.sleep(0.01)
-    assert sampler.failure is not None
     assert "IsADirectoryError" in sampler.failure

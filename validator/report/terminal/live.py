@@ -5,31 +5,26 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from validator.model.plan import PhasePlan, Plan
+from validator.model.runbook import Phase
 from validator.model.units import format_duration
+from validator.model.verdict import PhaseReport, ValidationReport
 from validator.plan.eta import Eta
 from validator.report.page import status_view
 from validator.report.terminal.lines import criteria_count, left_cell, share_of, show, steps_cell
 from validator.report.terminal.observer import Observer
 from validator.report.terminal.summary import summary_lines
+from validator.runs.folder import ReportPaths
+from validator.supervise.monitor import Progress
 from validator.text import format_number, one_line, plural
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from validator.model.plan import PhasePlan, Plan
-    from validator.model.runbook import Phase
-    from validator.model.verdict import PhaseReport, ValidationReport
-    from validator.report.write import ReportPaths
-    from validator.supervise.monitor import Progress
 
 _STYLES = {"good": "green", "bad": "bold red", "warn": "yellow", "info": "cyan", "muted": "dim"}
 _STATES = {"running": "green", "starting": "cyan", "slow": "yellow", "stopping": "yellow", "ended": "dim"}
@@ -61,9 +56,7 @@ class LiveObserver(Observer):
             redirect_stdout=False,
         )
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._live.stop()
 
     def started(self, plan: Plan, run_dir: Path) -> None:

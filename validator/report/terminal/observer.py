@@ -9,28 +9,18 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, TextIO, TypeVar
+from typing import TextIO, TypeVar
 
+from validator.model.plan import PhasePlan, Plan
+from validator.model.runbook import Phase
 from validator.model.units import format_duration
+from validator.model.verdict import PhaseReport, ValidationReport
 from validator.plan.eta import Eta
-from validator.report.terminal.lines import (
-    left_cell,
-    phase_line,
-    progress_cells,
-    share_of,
-    show,
-    write_text,
-)
+from validator.report.terminal.lines import left_cell, phase_line, progress_cells, share_of, show, write_text
 from validator.report.terminal.summary import summary_lines
+from validator.runs.folder import ReportPaths
+from validator.supervise.monitor import Progress
 from validator.text import one_line, plural
-
-if TYPE_CHECKING:
-    from validator.model.plan import PhasePlan, Plan
-    from validator.model.runbook import Phase
-    from validator.model.verdict import PhaseReport, ValidationReport
-    from validator.report.write import ReportPaths
-    from validator.supervise.monitor import Progress
 
 _Self = TypeVar("_Self", bound="Observer")
 
@@ -46,9 +36,7 @@ class Observer:
     def __enter__(self: _Self) -> _Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         """Give the terminal back."""
 
     def started(self, plan: Plan, run_dir: Path) -> None:

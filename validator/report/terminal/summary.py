@@ -1,73 +1,29 @@
-"""The summary at the end of a run, and the answer of `compare`."""
+"""What is shown in a terminal of a validation and of its parts: the summary at its end, its plan, runbooks, one run."""
 
 from __future__ import annotations
 
 import shlex
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from validator.model.contrast import Contrast, MetricDifference
+from validator.errors import ExitCode
+from validator.model.plan import PhasePlan, Plan, RunSpec
+from validator.model.result import PrintedFormat
 from validator.model.units import format_duration
-from validator.model.verdict import Check, Finding, PhaseReport, ValidationReport, Verdict
-from validator.report.advice import next_command, shell_path
-from validator.report.contrast import VERDICTS, difference_tables, phase_and_arm, verdict_text
-from validator.report.page import decision_status, judged_items, status_view
+from validator.model.verdict import Check, Finding, PhaseReport, RunReport, ValidationReport, Verdict
+from validator.plan.eta import Eta
+from validator.report.build_runs import config_table, metrics_table
+from validator.report.page import decision_status, judged_items, status_view, too_short, waits_for_bounds
 from validator.report.terminal.lines import paint, text_table, wrap
-from validator.text import clean, format_change, format_interval, format_number, format_value, one_line, plural
+from validator.runs.folder import ReportPaths
+from validator.text import clean, format_interval, format_value, one_line, plural
 
 if TYPE_CHECKING:
-    from validator.report.write import ReportPaths
+    from validator.runbook import LoadedRunbook, RunbookInfo
 
-
-def contrast_lines(contrast: Contrast, *, width: int = 80, color: bool = False) -> list[str]:
-    """The comparison as lines of about `width` columns."""
-    view = VERDICTS[contrast.verdict]
-    lines = [paint(view.word, f"{view.tone} bold", color=color), *wrap(contrast.message, width=width)]
-    for letter, subject in (("A", contrast.a), ("B", contrast.b)):
-        about = ", ".join(part for part in (subject.decision, subject.machine) if part)
-        lines.append(f"{letter}  {one_line(subject.path or subject.name)}{f'  ({one_line(about)})' if about else ''}")
-    for caveat in contrast.caveats:
-        lines += wrap(f"! {caveat}", width=width, indent="  ", first="")
-    lines += _metric_lines(contrast, width=width, color=color)
-    for table in difference_tables(contrast, ("A", "B")):
-        lines += ["", paint(table.caption, "bold", color=color)]
-        lines += text_table(table.columns, table.rows, width=width, color=color)
-        lines += [f"… {table.note.replace('result.json', '--json')}"] if table.note else []
-    return lines if contrast.settings else [*lines, "", "No setting differs."]
-
-
-def _metric_lines(contrast: Contrast, *, width: int, color: bool) -> list[str]:
-    """The metrics in fewer columns than on the page, and what would decide those that the verdict rests on."""
-    if not contrast.metrics:
-        return ["", "No metric was measured on both sides."]
-    rows = [
-        (
-            phase_and_arm(one),
-            one.metric,
-            format_number(one.a.value),
-            format_number(one.b.value),
-            _change_text(one),
-            verdict_text(one),
-        )
-        for one in contrast.metrics
-    ]
-    styles = [("", "", "", "", "", VERDICTS[one.verdict].tone) for one in contrast.metrics]
-    columns = ("Phase", "Metric", "A", "B", "Change, 95 %", "Verdict")
-    lines = ["", *text_table(columns, rows, width=width, numeric=("A", "B"), styles=styles, color=color)]
-    for one in contrast.metrics:
-        if one.headline and one.verdict == "not_decidable":
-            name = " ".join(part for part in (one.phase, one.arm, one.metric) if part)
-            lines += wrap(f"{name}: {one.message}", width=width, indent="  ", first="")
-    return lines
-
-
-def _change_text(one: MetricDifference) -> str:
-    interval = format_interval(one.change_low, one.change_high, format_change)
-    return f"{format_change(one.change)} {interval}".rstrip()
-
-
-# The summary at the end of a run, and the answer of `compare`.
 
 MAX_OPEN = 12
 """Criteria that are listed; the report has them all."""
@@ -178,3 +134,208 @@ def finding_lines(finding: Finding, *, width: int, color: bool) -> list[str]:
     head = f"{finding.code}{f' ({place})' if place else ''}, {finding.confidence} confidence: {finding.message}"
     lines = _marked(finding.severity.upper(), _FINDING_STYLE[finding.severity], head, width=width, color=color)
     return lines + wrap(f"→ {finding.next_step}", width=width, indent="    ")
+
+
+# The command in the last line.
+
+
+def next_command(report: ValidationReport, run_dir: Path) -> str:
+    """The command to type next.
+
+    Interrupted: resume. GO: use the settings, or read the report. Not GO: inspect the run that prevents it, or repeat
+    its phase.
+    """
+    runbook = shlex.quote(one_line(report.runbook.path))
+    if report.decision == "IN_PROGRESS":
+        return f"validator report {shell_path(run_dir)}"
+    if report.exit_code == ExitCode.INTERRUPTED:
+        return f"validator run --resume {shell_path(run_dir)}"
+    if report.decision == "GO":
+        chosen = f". {shell_path(run_dir / 'recommended.env')}"
+        return chosen if report.recommended.env else f"less {shell_path(run_dir / 'report.md')}"
+    phase = _blocking_phase(report)
+    if phase is None:
+        return f"less {shell_path(run_dir / 'report.md')}"
+    if waits_for_bounds(phase):
+        written = Path(report.runbook.path).is_file()
+        edit = f"validator baseline {shell_path(run_dir)} --edit {runbook} --allow-not-go"
+        return edit if written else f"validator init --from-run {shell_path(run_dir)}"
+    for run in phase.runs:
+        outcome = run.outcome or {}
+        ended_well = outcome.get("reason") == "exited" and outcome.get("rc") == 0
+        if outcome and not ended_well and run.log:
+            return f"tail -n 50 {shell_path(run_dir / run.log)}"
+    if phase.status == "FAIL" and phase.runs and phase.runs[0].out and phase.runs[0].metrics:
+        return f"validator inspect {shell_path(run_dir / phase.runs[0].out)}"
+    return f"validator run {runbook} --only {shlex.quote(phase.id)}{_more_steps(phase)}"
+
+
+def _more_steps(phase: PhaseReport) -> str:
+    """Twice as many steps for a phase that had too few rows; as many as before would be too few again."""
+    steps = [run.scalars["steps.done"].value for run in phase.runs if "steps.done" in run.scalars]
+    counted = any("steps.done" in criterion.text for criterion in phase.criteria)
+    if too_short(phase) is None or counted or not steps or not isinstance(steps[-1], float):
+        return ""
+    return f" --set {shlex.quote(phase.id)}.steps={2 * round(steps[-1])}"
+
+
+def _blocking_phase(report: ValidationReport) -> PhaseReport | None:
+    """The phase that prevents a GO most directly: failed before inconclusive before not run, required only."""
+    for status in ("FAIL", "INCONCLUSIVE", "SKIPPED", "NOT_RUN"):
+        for phase in report.phases:
+            if phase.required and phase.status == status:
+                return phase
+    vetoed = {finding.phase for finding in report.findings if finding.severity == "veto"}
+    return next((phase for phase in report.phases if phase.id in vetoed), None)
+
+
+def shell_path(path: Path) -> str:
+    """A path as it can be pasted: relative to the working directory when it lies below."""
+    with suppress(ValueError):
+        path = path.absolute().relative_to(Path.cwd())
+    text = one_line(path)
+    return shlex.quote(text if not text.startswith("-") else f"./{text}")
+
+
+# The tables of `plan`, `list` and `inspect`.
+
+
+def plan_lines(loaded: LoadedRunbook, plan: Plan, *, width: int, color: bool) -> list[str]:
+    """Every phase with its runs: the exact command, what is added to the environment, the longest time."""
+    budget_s = sum(_budget_s(phase) for phase in plan.phases)
+    lines = [
+        paint(one_line(loaded.runbook.title or loaded.runbook.name), "bold", color=color),
+        f"{one_line(loaded.path)}  sha256 {loaded.sha256[:12]}",
+        f"{plural(len(plan.phases), 'phase')}, {plural(len(plan.runs), 'run')}{_expected_text(plan)}, "
+        f"at most {format_duration(budget_s)}",
+        "",
+    ]
+    rows = [_phase_row(number, phase) for number, phase in enumerate(plan.phases, start=1)]
+    columns = ("#", "Phase", "Kind", "Runs", "Ranks", "Steps", "Expected", "At most", "Note")
+    numeric = ("#", "Runs", "Ranks", "Steps", "Expected", "At most")
+    lines += text_table(columns, rows, width=width, numeric=numeric, color=color)
+    for phase in plan.phases:
+        for run in phase.runs:
+            lines += ["", *_run_lines(run, color=color)]
+    return lines
+
+
+def _phase_row(number: int, phase: PhasePlan) -> tuple[str, ...]:
+    runs = phase.runs
+    steps = {run.steps for run in runs if run.steps is not None}
+    ranks = {run.world_size for run in runs}
+    return (
+        str(number),
+        phase.phase,
+        phase.kind,
+        str(len(runs)) if runs else "–",
+        "/".join(str(rank) for rank in sorted(ranks)) or "–",
+        "/".join(f"{step:,}" for step in sorted(steps)) or "–",
+        format_duration(phase.expected_s) if phase.expected_s is not None and phase.skipped is None else "–",
+        format_duration(_budget_s(phase)) if runs else "–",
+        phase.skipped or _phase_note(phase),
+    )
+
+
+def _phase_note(phase: PhasePlan) -> str:
+    arms = list(dict.fromkeys(run.arm for run in phase.runs if run.arm))
+    parts = [f"{plural(len(arms), 'arm')}: {', '.join(arms)}"] if arms else []
+    parts += ["data-loader smoke test first"] if any(run.role == "smoke" for run in phase.runs) else []
+    parts += [f"on failure: {', '.join(phase.remedies)}"] if phase.remedies else []
+    return "; ".join(parts)
+
+
+def _budget_s(phase: PhasePlan) -> float:
+    """The longest that a phase can take: every run to its timeout, with every retry, and again for every remedy."""
+    return sum(run.timeout_s * (1 + run.retries) for run in phase.runs) * (1 + len(phase.remedies))
+
+
+def _expected_text(plan: Plan) -> str:
+    left = Eta(plan).remaining(now_s=0.0)
+    if left is None:
+        return ""
+    return f", expected {'at least' if left.at_least else 'about'} {format_duration(left.seconds)}"
+
+
+def _run_lines(run: RunSpec, *, color: bool) -> list[str]:
+    """The run as it can be pasted, not wrapped: a terminal may fold it, a copy stays whole."""
+    settings = " ".join(f"{name}={shlex.quote(value)}" for name, value in run.env.items())
+    command = shlex.join(run.argv)
+    lines = [paint(one_line(run.id), "bold", color=color)]
+    lines += [f"  cd {shlex.quote(one_line(run.cwd))}"] if run.cwd else []
+    lines += [f"  {one_line(settings, limit=20_000)} \\"] if settings else []
+    return [*lines, f"  {one_line(command, limit=20_000)}"]
+
+
+def runbook_lines(runbooks: Sequence[RunbookInfo], *, width: int, color: bool) -> list[str]:
+    """The runbooks that come with the package."""
+    if not runbooks:
+        return ["No runbook comes with this installation; give the path of one."]
+    rows = [
+        (info.name, str(info.gpus) if info.gpus else "CPU", str(len(info.phases)), info.title or info.description)
+        for info in runbooks
+    ]
+    lines = text_table(
+        ("Runbook", "GPUs", "Phases", "What it decides"),
+        rows,
+        width=width,
+        numeric=("GPUs", "Phases"),
+        styles=[("bold",)] * len(rows),
+        color=color,
+    )
+    return [*lines, "", f"Run one with: validator run {shlex.quote(runbooks[0].name)}"]
+
+
+def inspection_lines(
+    directory: Path,
+    run: RunReport,
+    findings: Sequence[Finding],
+    printed: PrintedFormat | None,
+    *,
+    width: int,
+    color: bool,
+) -> list[str]:
+    """One trainer folder: its metrics with their windows, its single numbers, its configuration, what looks wrong.
+
+    `printed` is the print format by which a log was read where no pattern was given.
+    """
+    lines = [paint(one_line(directory), "bold", color=color)]
+    if printed:
+        about = f" ({one_line(printed.about)})" if printed.about else ""
+        lines += wrap(
+            f"{one_line(printed.path)} is read as lines of {printed.format}{about}; give --stdout PATTERN where "
+            "that is wrong",
+            width=width,
+            indent="  ",
+            first="",
+        )
+    if run.warmup_end_step is not None:
+        lines.append(f"warm-up ends at step {run.warmup_end_step:,}")
+    lines += ["", *_metric_table(run, width=width, color=color)]
+    if run.scalars:
+        rows = [(name, format_value(item.value, item.unit)) for name, item in run.scalars.items()]
+        lines += ["", *text_table(("Number", "Value"), rows, width=width, color=color)]
+    lines += _config_lines(run, width=width, color=color)
+    for text in run.irregularities:
+        lines += wrap(f"! {text}", width=width, indent="  ", first="")
+    shown = [line for one in by_severity(findings) for line in finding_lines(one, width=width, color=color)]
+    lines += ["", *([paint("Findings", "bold", color=color), *shown] if shown else ["No finding."])]
+    return lines
+
+
+def _metric_table(run: RunReport, *, width: int, color: bool) -> list[str]:
+    if not run.metrics:
+        return ["No series was found: no CSV, no heartbeat with steps, and no log in a known print format."]
+    table = metrics_table(run)
+    columns = ("Metric", "Mean", "Stdev", "p50", "p95", "n", "Steps", "95 % interval", "Unit")
+    places = [table.columns.index(name) for name in columns]
+    rows = [[row[place] for place in places] for row in table.rows]
+    return text_table(columns, rows, width=width, numeric=columns[1:8], color=color)
+
+
+def _config_lines(run: RunReport, *, width: int, color: bool) -> list[str]:
+    """Settings whose effective value differs from the requested one."""
+    config = config_table(run.requested, run.effective)
+    rows = [(row.key, row.requested, row.effective) for row in config.rows if row.differs]
+    lines = ["", *text_table(("Setting", "Requested", "Effective"), rows, width=width, color=color)] if rows else []
+    return [*lines, "", config.note] if config.note else lines
