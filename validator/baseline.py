@@ -13,13 +13,21 @@ import json
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import yaml
 
-from validator.model.catalogue import METRICS, Metric
-from validator.model.expression import ExpressionError, Number, Reference, Relation, parse_criterion
+from validator.model.catalogue import METRICS, STATISTICS, Better, Metric
+from validator.model.expression import (
+    ExpressionError,
+    Number,
+    OpenBound,
+    Reference,
+    Relation,
+    open_reference,
+    parse_criterion,
+)
 from validator.model.runbook import Runbook, TrainingPhase
 from validator.model.settings import repeats_of
 from validator.model.verdict import RunReport, ValidationReport
@@ -73,15 +81,32 @@ def _phase_bounds(
         if good:
             runs += good
             names.append(report.run_id)
-    for metric in (*METRICS.values(), *runbook.trainer.metrics.declared.values()):
-        values = [_usable_value(run, metric) for run in runs] if metric.headline else []
+    for metric in _asked_metrics(phase, runbook):
+        values = [_usable_value(run, metric) for run in runs]
         known = [value for value in values if value is not None and math.isfinite(value) and value > 0]
         if known:
             yield _metric_bound(phase, metric, known, runs, names, runbook, margin)
 
 
+def _asked_metrics(phase: TrainingPhase, runbook: Runbook) -> Iterator[Metric]:
+    """The headline metrics, and those whose bounds the phase leaves open, by the statistic that it names."""
+    left_open = {}
+    for criterion in phase.accept:
+        found = open_reference(criterion.expr)
+        name, _, statistic = found[0].name.rpartition(".") if found is not None else ("", "", "")
+        left_open[name] = (statistic, found[1] if found is not None else None)
+    for metric in (*METRICS.values(), *runbook.trainer.metrics.declared.values()):
+        statistic, operator = left_open.get(metric.name, ("", None))
+        if operator is not None and statistic in STATISTICS:
+            better: Better = "higher" if operator in (">=", ">") else "lower"
+            yield replace(metric, statistic=statistic, better=better)
+        elif metric.headline:
+            yield metric
+
+
 def _ended_well(run: RunReport) -> bool:
-    return run.outcome is not None and run.outcome.get("rc") == 0 and run.outcome.get("reason") == "exited"
+    outcome = run.outcome or {}
+    return outcome.get("reason") == "at_steps" or (outcome.get("rc") == 0 and outcome.get("reason") == "exited")
 
 
 def _usable_value(run: RunReport, metric: Metric) -> float | None:
@@ -222,13 +247,14 @@ def _value_of(node: yaml.Node | None, key: str) -> yaml.Node | None:
 
 
 def _replaces(expr: str, bound: MetricBound) -> bool:
-    """Whether a criterion bounds the same measurement on the same side by a number."""
+    """Whether a criterion bounds the same measurement on the same side, by a number or by one still to be filled in."""
     try:
         found: Relation = parse_criterion(expr)
     except ExpressionError:
         return False
     alike = isinstance(found.left, Reference) and found.left.name == bound.reference
-    return alike and isinstance(found.right, Number) and found.operator in (bound.operator, bound.operator[0])
+    bounded = isinstance(found.right, (Number, OpenBound))
+    return alike and bounded and found.operator in (bound.operator, bound.operator[0])
 
 
 def _yaml_scalar(expr: str) -> str:

@@ -16,7 +16,7 @@ PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 SESSIONS = [page for page in PAGES if any(isinstance(step, Command) for step in read_page(page).steps)]
 
 ELSEWHERE = {
-    "README.md": 3,
+    "README.md": 4,
     "comparing.md": 4,
     "nightly.md": 1,
     "tour.md": 1,

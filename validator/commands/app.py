@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 
 COMMANDS = {
+    "init": "Watch a trainer's command for a short while, as it is, and write a runbook for it.",
     "run": "Run a runbook to a decision and write its report.",
     "check": "Read runbooks and report every mistake with its place and its fix; warn of what can never end in GO.",
     "plan": "Show exactly what would be started: every run with its command, environment and budget.",
@@ -45,7 +46,8 @@ def _load(name: str) -> Command:
         made = get_command(what)
     else:
         single = typer.Typer(add_completion=False, rich_markup_mode=None)
-        single.command(name, epilog=getattr(what, "epilog", None), context_settings=SETTINGS)(what)
+        parsed_by = getattr(what, "parsed_by", None)
+        single.command(name, cls=parsed_by, epilog=getattr(what, "epilog", None), context_settings=SETTINGS)(what)
         made = get_command(single)
     made.name = name
     return made

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Annotated, Any, TypeVar
 
 import typer
+from typer.core import TyperCommand
 
 from validator.errors import ExitCode, UserError
 
@@ -39,6 +40,28 @@ Skip = Annotated[list[str] | None, typer.Option(metavar="PHASE", help="Leave thi
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")]
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+AfterDashes = Annotated[list[str] | None, typer.Argument(metavar="-- COMMAND", show_default=False)]
+"""Words without `--` before them; those behind it are in `context.meta`, where `behind_dashes` has put them."""
+
+
+class CommandBehindDashes(TyperCommand):
+    """A command whose words behind the first `--` are those of another program, and are not looked at."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse what stands before `--`."""
+        if "--" in args:
+            at = args.index("--")
+            ctx.meta["behind_dashes"] = args[at + 1 :]
+            args = args[:at]
+        return super().parse_args(ctx, args)
+
+
+def behind_dashes(command: Command) -> Command:
+    """Let a command take a program's words behind `--`."""
+    command.__dict__["parsed_by"] = CommandBehindDashes
+    return command
 
 
 def example(*lines: str) -> Callable[[Command], Command]:

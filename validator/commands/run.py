@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from pathlib import Path
@@ -12,15 +13,21 @@ import typer
 from validator.commands import common
 
 if TYPE_CHECKING:
+    from validator.pipeline.validate import RunRequest
     from validator.pipeline.write import Finished
 
 
-@common.example("validator run runbooks/smoke_cpu.yaml --set baseline.steps=100")
+@common.behind_dashes
+@common.example("validator run runbooks/smoke_cpu.yaml --set baseline.steps=100", "validator run -- torchrun train.py")
 def command(
+    context: typer.Context,
     runbook: Annotated[
         str | None,
         typer.Argument(
-            metavar="RUNBOOK", help="A path, or the name of a bundled runbook.", autocompletion=common.complete_runbook
+            metavar="RUNBOOK | -- COMMAND",
+            help="A path, the name of a bundled runbook, or behind -- a trainer's command, which is judged without "
+            "bounds.",
+            autocompletion=common.complete_runbook,
         ),
     ] = None,
     only: common.Only = None,
@@ -32,6 +39,12 @@ def command(
         typer.Option(metavar="RUN", help="Resume a run folder whose runner was killed or interrupted."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and start nothing.")] = False,
+    steps: Annotated[
+        int | None, typer.Option(min=10, metavar="N", help="Steps of the run of a COMMAND; default: about 2 minutes.")
+    ] = None,
+    seconds: Annotated[
+        str, typer.Option(metavar="TIME", help="Longest time to watch a COMMAND before its run.")
+    ] = "60s",
     as_json: common.AsJson = False,
     fail_fast: Annotated[bool, typer.Option("--fail-fast", help="Stop after the first phase that fails.")] = False,
     no_lock: Annotated[
@@ -39,7 +52,17 @@ def command(
     ] = False,
 ) -> None:
     """Run a runbook to a decision and write its report."""
-    if resume is not None:
+    words = tuple(context.meta.get("behind_dashes") or ())
+    if words:
+        taken: dict[str, object] = {"RUNBOOK": runbook, "--resume": resume, "--only": only, "--skip": skip}
+        wrong = [name for name, value in {**taken, "--set": set_, "--dry-run": dry_run}.items() if value]
+        if wrong:
+            message = f"a command behind -- is judged as it is; omit {' and '.join(wrong)}"
+            raise common.fail(message, as_json=as_json)
+    elif steps is not None:
+        message = "--steps belongs to a command behind --; for a runbook write --set PHASE.steps=N"
+        raise common.fail(message, as_json=as_json)
+    elif resume is not None:
         # A resumed validation keeps its settings, so that its results belong together.
         given = [name for name, value in {"--only": only, "--skip": skip, "--dry-run": dry_run}.items() if value]
         if given:
@@ -50,7 +73,9 @@ def command(
             )
     elif runbook is None:
         raise common.fail(
-            "name a runbook (`validator list` shows those that come along), or --resume RUN", as_json=as_json
+            "name a runbook (`validator list` shows those that come along), a trainer's command behind --, or "
+            "--resume RUN",
+            as_json=as_json,
         )
     elif dry_run:
         from validator.commands import plan
@@ -59,8 +84,17 @@ def command(
         return
     from validator.pipeline import validate
 
+    watch_s = common.duration("--seconds", seconds, as_json=as_json)
     with common.reported(as_json=as_json):
-        if resume is not None:
+        if words:
+            finished = _run_command(
+                words,
+                steps=steps,
+                watch_s=watch_s,
+                request=validate.RunRequest(runbook="", parent=out, fail_fast=fail_fast, lock=not no_lock),
+                quiet=as_json,
+            )
+        elif resume is not None:
             finished = validate.resume(
                 resume,
                 runbook=runbook,
@@ -85,6 +119,23 @@ def command(
     with common.after_decision():
         _write_step_summary(finished)
     raise typer.Exit(finished.report.exits_with)
+
+
+def _run_command(
+    words: tuple[str, ...], *, steps: int | None, watch_s: float, request: RunRequest, quiet: bool
+) -> Finished:
+    """Watch a trainer's command, make a runbook without bounds for it, and run that: GO is not possible."""
+    from validator.init.work import InitRequest, runbook_for
+    from validator.pipeline import validate
+
+    def note(line: str) -> None:
+        if not quiet:
+            typer.echo(line, err=True)
+
+    made = runbook_for(InitRequest(words, seconds=watch_s, lock=request.lock), steps=steps, note=note)
+    note(f"it reads {made.source}")
+    request = dataclasses.replace(request, runbook=str(made.loaded.path), loaded=made.loaded)
+    return validate.execute(request, quiet=quiet)
 
 
 def _show_finished(finished: Finished, *, as_json: bool) -> None:

@@ -115,6 +115,15 @@ def _lines(path: Path, digest: Digest) -> Iterator[tuple[int, str]]:
                 yield number, without_colors(part[: 2 * MAX_LINE])[:MAX_LINE].decode("utf-8", "replace")
 
 
+def log_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines of a log, numbered, as patterns see them.
+
+    Raises:
+        OSError: when it cannot be read.
+    """
+    return _lines(path, Digest())
+
+
 def series_in(paths: tuple[Path, ...], pattern: str, read_log: ReadLog, *, longest: bool = False) -> StepTable | None:
     """Series from the first of these logs in which the pattern matches a line, as `series` reads it."""
     for path in paths[1:]:

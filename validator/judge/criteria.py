@@ -22,6 +22,7 @@ from validator.model.expression import (
     Expression,
     ExpressionError,
     Number,
+    OpenBound,
     Reference,
     Relation,
     Text,
@@ -34,6 +35,7 @@ from validator.model.runbook import Criterion
 from validator.model.verdict import Evidence, PhaseReport, Status, Verdict
 from validator.stats.estimate import LEVEL, SECOND_LEVEL, Estimate, combine, exact
 from validator.stats.measure import NotMeasured
+from validator.text import format_interval, format_value
 
 _FLIPPED = {">=": "<=", "<=": ">=", ">": "<", "<": ">", "==": "==", "!=": "!="}
 _SEVERITY: dict[Status, int] = {"FAIL": 0, "INCONCLUSIVE": 1, "PASS": 2}
@@ -201,6 +203,8 @@ def _named(worst: _Outcome, outcomes: list[_Outcome], data: Mapping[str, Source]
 
 def _judge(case: _Case, binding: Binding) -> _Outcome:
     comparison = case.comparison
+    if isinstance(comparison.right, OpenBound):
+        return _open(case, binding)
     try:
         left, right = (_evaluate(side, case, binding) for side in (comparison.left, comparison.right))
     except NotMeasured as problem:
@@ -219,6 +223,24 @@ def _judge(case: _Case, binding: Binding) -> _Outcome:
         message = f"{outcome.message} This does not count: {broken}."
         return replace(outcome, status="INCONCLUSIVE", message=message)
     return outcome
+
+
+def _open(case: _Case, binding: Binding) -> _Outcome:
+    """What was measured where the bound is still to be filled in."""
+    comparison = case.comparison
+    try:
+        value = _evaluate(comparison.left, case, binding)
+    except (NotMeasured, ZeroDivisionError) as problem:
+        seen = _seen(comparison.left, case, binding)
+        return _Outcome("INCONCLUSIVE", f"Not measured: {problem}, and the bound is still open.", binding, seen)
+    if isinstance(value, Estimate) and not math.isfinite(value.point):
+        return _Outcome("FAIL", f"The value is {value.point}, which no healthy run shows.", binding, value.point, "?")
+    unit = comparison.unit or _unit(comparison.left, case.resolved)
+    interval = None if isinstance(value, str) else value.interval(case.level)
+    ends = f" {format_interval(*interval)}" if interval is not None else ""
+    shown = format_value(_shown(value), unit) + ends
+    message = f"{shown} was observed, and the bound is still open."
+    return _Outcome("INCONCLUSIVE", message, binding, _shown(value), "?", interval)
 
 
 def _apart_from_pauses(failed: _Outcome, case: _Case, binding: Binding) -> _Outcome:
@@ -258,6 +280,8 @@ def _evaluate(node: Expression, case: _Case, binding: Binding) -> Known:
         return exact(node.value)
     if isinstance(node, Text):
         return node.value
+    if isinstance(node, OpenBound):
+        raise NotMeasured("no bound is given")
     if isinstance(node, Reference):
         one = case.resolved[node.name]
         arm, index = binding[one.source]

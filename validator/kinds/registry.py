@@ -23,6 +23,7 @@ from validator.kinds.base import Kind, Site
 from validator.kinds.base import PlannedArm as PlannedArm
 from validator.kinds.base import Rule as Rule
 from validator.kinds.base import Seen as Seen
+from validator.model.expression import open_reference
 from validator.model.phases import ProcessPhase
 from validator.model.runbook import Phase, Runbook, Setting, declare_kind
 from validator.model.schemas import SCHEMAS, UnknownKind, classes_below
@@ -162,6 +163,14 @@ def _warnings(built: Built, runbook: Runbook) -> Iterator[Problem]:
                 "cannot be GO",
                 "give it a required criterion such as toks_per_s.mean >= 1000, or declare observe: true",
             )
+        for number, criterion in enumerate(phase.accept):
+            if phase.required and criterion.required and open_reference(criterion.expr) is not None:
+                yield built.problem(
+                    ("phases", index, "accept", number),
+                    f"the bound of `{criterion.expr}` is open, so the decision cannot be GO",
+                    "write a number, or run it once and fill it in from that run: validator baseline RUN --edit FILE "
+                    "--allow-not-go",
+                )
     if not any(phase.required and asks(phase, runbook) for phase in runbook.phases):
         yield built.problem(
             ("phases",),

@@ -1,12 +1,14 @@
 """The small language of acceptance criteria: `toks_per_s.mean >= 0.9 * baseline.toks_per_s.mean`.
 
-    criterion  := sum comparison sum [unit]
+    criterion  := sum comparison (sum | '?') [unit]
     comparison := '>=' | '>' | '<=' | '<' | '==' | '!='
     sum        := product (('+' | '-') product)*
     product    := factor (('*' | '/') factor)*
     factor     := ['-'] (number | text | reference | function '(' sum (',' sum)* ')' | '(' sum ')')
     reference  := [phase '.'] metric '.' statistic | [phase '.'] scalar
     function   := 'abs' | 'min' | 'max'
+
+`?` is a bound that is still to be filled in: what was measured is shown, and the criterion is inconclusive.
 
 It is parsed into a tree and evaluated by `validator.judge`; nothing is ever passed to `eval`.
 """
@@ -25,7 +27,7 @@ _TOKEN = re.compile(  # 0.9 | baseline.toks_per_s.mean | 'bf16' | >=
     r"\s*(?:(?P<number>\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)"
     r"|(?P<name>[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*)"
     r"|(?P<text>'[^']*'|\"[^\"]*\")"
-    r"|(?P<op>>=|<=|==|!=|[-+*/()<>,%]))"
+    r"|(?P<op>>=|<=|==|!=|[-+*/()<>,%?]))"
 )
 
 
@@ -60,6 +62,11 @@ class Reference:
 
 
 @dataclass(frozen=True)
+class OpenBound:
+    """`?`, the whole right side: a bound that is still to be filled in."""
+
+
+@dataclass(frozen=True)
 class Binary:
     """`left operator right` for one of + - * /."""
 
@@ -76,7 +83,7 @@ class Call:
     arguments: tuple[Expression, ...]
 
 
-Expression = Number | Text | Reference | Binary | Call
+Expression = Number | Text | Reference | OpenBound | Binary | Call
 
 
 @dataclass(frozen=True)
@@ -148,7 +155,11 @@ class _Parser:
                 "write it as metric.statistic operator value",
                 token.column,
             )
-        right = self.sum()
+        right = OpenBound() if self.accept("?") else self.sum()
+        if operator in ("==", "!=") and isinstance(right, OpenBound):
+            raise ExpressionError(
+                f"an open bound follows >=, >, <= or <, not {operator}, in {self.text!r}", token.column
+            )
         unit = self.unit()
         relation = Relation(left=left, operator=operator, right=right, unit=unit, text=self.text.strip())
         if operator not in ("==", "!=") and any(isinstance(side, Text) for side in (left, right)):
@@ -225,6 +236,16 @@ def parse_criterion(text: str) -> Relation:
     if not text.strip():
         raise ExpressionError("the criterion is empty; write it as metric.statistic operator value", 0)
     return _Parser(text).criterion()
+
+
+def open_reference(text: str) -> tuple[Reference, Operator] | None:
+    """Reference and operator of a criterion whose bound is open, as in `toks_per_s.mean >= ?`; None for any other."""
+    try:
+        relation = parse_criterion(text)
+    except ExpressionError:
+        return None
+    left = relation.left
+    return (left, relation.operator) if isinstance(relation.right, OpenBound) and isinstance(left, Reference) else None
 
 
 def parse_reference(text: str) -> Reference:

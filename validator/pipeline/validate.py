@@ -20,7 +20,7 @@ from validator.pipeline.phases import State, begin, run_phase
 from validator.pipeline.resume_state import clean_loaded, with_secrets
 from validator.pipeline.write import Finished, render, report
 from validator.plan import first_plan, make_plan
-from validator.runbook import find
+from validator.runbook import LoadedRunbook, find
 from validator.runs.folder import ReportPaths, RunFolder, require_made_from, utc_now
 from validator.runs.replay import RunEnd, ending, events_of, lacked_room, pending
 
@@ -36,6 +36,8 @@ class RunRequest:
     parent: Path = Path("reports")
     fail_fast: bool = False
     lock: bool = True
+    loaded: LoadedRunbook | None = None
+    """The runbook itself, where it is in no file."""
 
 
 def execute(request: RunRequest, *, quiet: bool = False) -> Finished:
@@ -45,7 +47,7 @@ def execute(request: RunRequest, *, quiet: bool = False) -> Finished:
         RunbookError: when the runbook or an override is wrong; nothing has been started or written.
         Unable: when this machine cannot run it, or another validation holds it.
     """
-    loaded = load(find(request.runbook), overrides=request.overrides)
+    loaded = request.loaded or load(find(request.runbook), overrides=request.overrides)
     plan = first_plan(loaded.runbook, only=request.only, skip=request.skip)
     effects.require_hardware(loaded.runbook)
     with effects.locked(loaded.runbook, enabled=request.lock) as lock:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from validator.errors import ExitCode
+from validator.model.expression import open_reference
 from validator.model.verdict import PhaseReport, ValidationReport
 from validator.report.page import FindingView, LabeledValue, NextStep, anchor
 from validator.text import clean, one_line
@@ -83,9 +84,17 @@ def too_short(phase: PhaseReport) -> Literal["rows", "interval"] | None:
     return "rows" if "rows" in open_for else "interval"
 
 
+def waits_for_bounds(phase: PhaseReport) -> bool:
+    """Whether a phase lacks nothing but bounds that are still to be filled in."""
+    unmet = [item for item in phase.criteria if item.required and item.status != "PASS"]
+    measured = all(item.observed is not None for item in unmet)
+    return bool(unmet) and measured and all(open_reference(item.text) is not None for item in unmet)
+
+
 def _phase_step(phase: PhaseReport, report: ValidationReport) -> NextStep:
     """What to do where no finding has a next step."""
-    step = _LONGER.get(too_short(phase) or "") or _STEPS.get(phase.status, _STEPS["NOT_RUN"])
+    status = "OPEN" if waits_for_bounds(phase) else phase.status
+    step = _LONGER.get(too_short(phase) or "") or _STEPS.get(status, _STEPS["NOT_RUN"])
     place = f"#{anchor('phase', phase.id)}"
     return NextStep(one_line(phase.id), step, place, _reasons(phase, report), phase.id)
 
@@ -101,6 +110,8 @@ _LONGER = {
 _STEPS = {
     "FAIL": "No known cause was recognized. Inspect the evidence of what failed, or compare this run with a good one "
     "with `validator compare`.",
+    "OPEN": "Write the bound that is still open, or let this run fill it in: the last line of the terminal, and of "
+    "`validator report`, is the command.",
     "INCONCLUSIVE": "Supply what is missing, then validate again; the same run repeated until it passes "
     "proves nothing.",
     "NOT_RUN": "Run this phase: without it there is no decision.",
@@ -125,6 +136,10 @@ def next_command(report: ValidationReport, run_dir: Path, step: NextStep | None 
     phase = about or _blocking_phase(report)
     if phase is None:
         return f"less {shell_path(run_dir / 'report.md')}"
+    if waits_for_bounds(phase):
+        written = Path(report.runbook.path).is_file()
+        edit = f"validator baseline {shell_path(run_dir)} --edit {runbook} --allow-not-go"
+        return edit if written else f"validator init --from-run {shell_path(run_dir)}"
     for run in phase.runs:
         outcome = run.outcome or {}
         ended_well = outcome.get("reason") == "exited" and outcome.get("rc") == 0

@@ -96,7 +96,7 @@ def _reach(node: lang.Expression, resolved: Mapping[lang.Reference, Resolved]) -
         return (0.0, math.inf) if never_negative(resolved[node]) else _ANYTHING
     if isinstance(node, lang.Call):
         return _reach_of_call(node, [_reach(argument, resolved) for argument in node.arguments])
-    if isinstance(node, lang.Text):
+    if isinstance(node, (lang.Text, lang.OpenBound)):
         return _ANYTHING
     if node.operator == "-":
         return _difference(node.left, node.right, resolved)
@@ -147,6 +147,8 @@ def idle(criterion: Criterion, phase: Phase, runbook: Runbook) -> str | None:
         resolved = {one: resolve(one, runbook=runbook, phase=phase) for one in lang.references(comparison)}
     except (lang.ExpressionError, UnresolvedReference):
         return "cannot be evaluated"
+    if isinstance(comparison.right, lang.OpenBound):
+        return "has no bound yet"
     if always_holds(comparison, resolved):
         return "holds whatever is measured"
     own = {one: meaning for one, meaning in resolved.items() if meaning.phase_id == phase.id and not meaning.stored}

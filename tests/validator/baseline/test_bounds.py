@@ -86,6 +86,14 @@ def test_loss_and_memory_are_bounded_from_above() -> None:
     assert "gpu_mem_reserved_mib.max" not in bounds
 
 
+def test_a_metric_whose_bound_is_open_is_bounded_by_the_statistic_that_is_named() -> None:
+    book = _book(accept=["step_time_s.p95 <= ?", "loss.last < loss.first"])
+    bounds = {bound.reference: bound for bound in bounds_of([_report("a", 1.0)], runbook=book, margin=0.02)}
+    assert bounds["step_time_s.p95"].operator == "<="
+    assert 1.0 < bounds["step_time_s.p95"].value < 1.2
+    assert "toks_per_s.mean" in bounds
+
+
 def test_a_run_that_broke_off_is_no_measure() -> None:
     report = _report("a", 1.0)
     run = report.phases[0].runs[0]

@@ -9,6 +9,24 @@ import pytest
 from validator.baseline import CannotEdit, MetricBound, with_bounds
 from validator.kinds.registry import load
 
+OPEN = """\
+schema: 1
+name: sample
+phases:
+  - id: baseline
+    kind: train
+    steps: 300
+    accept:
+      - toks_per_s.mean >= ? tok/s   # fill in
+"""
+
+
+def test_an_open_bound_is_filled_in() -> None:
+    text = with_bounds(OPEN, [RATE])
+    assert "      - toks_per_s.mean >= 38.5   # fill in\n" in text
+    assert "?" not in text
+
+
 RATE = MetricBound("baseline", "toks_per_s.mean", ">=", 38.5, "tok/s", "3 good runs gave 40")
 LOSS = MetricBound("baseline", "loss.last", "<=", 4.25, "nat", "3 good runs gave 4")
 

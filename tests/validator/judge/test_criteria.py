@@ -56,6 +56,28 @@ def test_the_whole_interval_decides(expression: str, status: str) -> None:
     assert found.text == expression
 
 
+@pytest.mark.parametrize(("expression", "unit"), [("toks_per_s.mean >= ?", "tok/s"), ("step_time_s.mean <= ? s", "s")])
+def test_an_open_bound_shows_the_value_and_never_passes(expression: str, unit: str) -> None:
+    found = verdict(judge_one(expression), "1")
+    assert (found.status, found.bound, found.unit) == ("INCONCLUSIVE", "?", unit)
+    assert isinstance(found.observed, float)
+    assert found.ci_low is not None
+    assert found.ci_low <= found.observed
+    assert "was observed, and the bound is still open" in found.message
+
+
+def test_an_open_bound_of_what_is_not_measured_says_so() -> None:
+    found = verdict(judge_one("dt_fetch_s.mean <= ?"), "1")
+    assert found.status == "INCONCLUSIVE"
+    assert found.message.startswith("Not measured: ")
+
+
+def test_a_value_that_is_no_number_fails_an_open_bound() -> None:
+    book = runbook({"id": "baseline", "kind": "train", "steps": 300, "accept": ["loss.last <= ?"]})
+    found = run_record("baseline", found=result(series={"loss": series("loss", [3.0] * 299 + [math.nan])}))
+    assert verdict(judge_all(validation(book, {"baseline": [found]}))["baseline"], "1").status == "FAIL"
+
+
 def test_straddling_says_what_would_decide_it() -> None:
     found = verdict(judge_one("toks_per_s.mean >= 99"), "1")
     assert found.status == "INCONCLUSIVE"

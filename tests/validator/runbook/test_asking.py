@@ -26,6 +26,20 @@ def weak(text: str, **more: Any) -> str | None:
     return idle(phase.accept[0].model_copy(update=more), phase, book)
 
 
+def test_an_open_bound_carries_nothing_and_is_warned_of(tmp_path: Path) -> None:
+    assert weak("toks_per_s.mean >= ?") == "has no bound yet"
+    path = tmp_path / "open.yaml"
+    accept = ["loss.last < loss.first", "toks_per_s.mean >= ? tok/s"]
+    path.write_text(yaml.safe_dump({"schema": 1, "name": "t", "phases": [train(accept=accept)]}))
+    (warning,) = load(path).warnings
+    assert warning.message == "the bound of `toks_per_s.mean >= ? tok/s` is open, so the decision cannot be GO"
+
+
+def test_only_a_bound_on_one_side_can_be_open() -> None:
+    with pytest.raises(RunbookError, match="an open bound follows >=, >, <= or <, not =="):
+        loads(yaml.safe_dump({"schema": 1, "name": "t", "phases": [train(accept=["steps.done == ?"])]}))
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -1,0 +1,327 @@
+"""`validator init -- COMMAND` and `validator run -- COMMAND`: trainers as people have them, without any change."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.e2e.folders import result_of
+from validator.kinds.registry import load
+
+_ARGUMENTS = """
+import argparse, json, os, sys, time
+parser = argparse.ArgumentParser()
+parser.add_argument("{length}", type=int, default=10**6, dest="steps")
+parser.add_argument("{folder}", default="out", dest="out")
+parser.add_argument("--lr", type=float, default=0.1)
+args = parser.parse_args()
+os.makedirs(args.out, exist_ok=True)
+first, last = int(os.environ.get("RANK", 0)), args.steps
+def fall(step):
+    return 3 / (step + 1) ** 0.3
+"""
+
+_TRAINERS = {
+    "nanogpt": (
+        "--max_iters",
+        "--out_dir",
+        """
+for step in range(args.steps + 1):
+    time.sleep({s})
+    print(f"iter {{step}}: loss {{fall(step):.4f}}, time {{1e3 * {s} + step % 3 / 10:.2f}}ms, mfu 12.30%")
+""",
+    ),
+    "torchtitan": (
+        "--training.steps",
+        "--job.dump_folder",
+        """
+import logging
+logging.basicConfig(level=logging.INFO, format="[titan] %(asctime)s - root - %(levelname)s - %(message)s")
+for step in range(1, args.steps + 1):
+    time.sleep({s})
+    logging.info(f"\\x1b[31mstep: {{step:2}}  \\x1b[32mloss: {{fall(step):7.4f}}  \\x1b[38;2;180;60;0mgrad_norm:  1.2  "
+                 f"\\x1b[34mtps: {{5000 + step % 7:,}}  \\x1b[36mtflops: 40.50\\x1b[39m")
+""",
+    ),
+    "megatron": (
+        "--train-iters",
+        "--save",
+        """
+for step in range(1, args.steps + 1):
+    time.sleep({s})
+    print(f" [2026-01-01 00:00:00] iteration {{step:8}}/{{args.steps:8}} | consumed samples: {{step:12}} | "
+          f"elapsed time per iteration (ms): {{1e3 * {s} + step % 3 / 10:.1f}} | learning rate: 1.0E-04 | "
+          f"lm loss: {{fall(step):E}} | loss scale: 1.0 | grad norm: 0.500 |")
+""",
+    ),
+    "json lines": (
+        "--max-steps",
+        "--output-dir",
+        """
+for step in range(1, args.steps + 1):
+    time.sleep({s})
+    print(json.dumps({{"step": step, "loss": fall(step), "lr": 0.1, "step_time": {s} + step % 3 / 1e4}}))
+""",
+    ),
+    "lightning bar": (
+        "--max_steps",
+        "--default_root_dir",
+        """
+for step in range(1, args.steps + 1):
+    time.sleep({s})
+    done, gone = 100 * step // args.steps, step * {s}
+    sys.stderr.write(f"\\rEpoch 0: {{done:3}}%|{{'█' * (done // 10):10}}| {{step}}/{{args.steps}} "
+                     f"[{{int(gone) // 60:02}}:{{int(gone) % 60:02}}<00:10, {{1 / {s}:.2f}}it/s, v_num=0, "
+                     f"train_loss={{fall(step):.3f}}]")
+    sys.stderr.flush()
+""",
+    ),
+    "csv": (
+        "--steps",
+        "--out",
+        """
+with open(args.out + "/metrics.csv", "w", buffering=1) as table:
+    table.write("step,train_loss,learning_rate,tokens_per_sec\\n")
+    for step in range(1, args.steps + 1):
+        time.sleep({s})
+        table.write(f"{{step}},{{fall(step):.4f}},0.1,{{5000 + step % 7}}\\n")
+""",
+    ),
+    "numbers alone": (
+        "--steps",
+        "--log_dir",
+        """
+for step in range(1, args.steps + 1):
+    time.sleep({s})
+    print(f"[{{step}}] {{fall(step):.4f}} | 12.5 | 0.0003")
+""",
+    ),
+}
+
+
+def _write(folder: Path, form: str, *, seconds: float = 0.02) -> Path:
+    length, place, body = _TRAINERS[form]
+    script = folder / "my_train.py"
+    head = _ARGUMENTS.replace("{length}", length).replace("{folder}", place)
+    script.write_text(head + body.format(s=seconds), encoding="utf-8")
+    return script
+
+
+def _rows(answer) -> list[dict[str, float]]:
+    rows = answer.json["rows"]
+    assert rows, answer.err
+    assert all(row["loss"] < 3 for row in rows)
+    return rows
+
+
+@pytest.mark.parametrize("form", list(_TRAINERS))
+def test_a_trainer_is_recognized_and_its_runbook_runs(form: str, cli, workdir: Path) -> None:
+    script = _write(workdir, form)
+    length, place, _ = _TRAINERS[form]
+    # One command gives length and folder, the other none of them: then --help names both.
+    given = (length, "5000", f"{place}=elsewhere") if form in ("nanogpt", "torchtitan", "csv", "megatron") else ()
+    answer = cli("init", "--json", "--", "python", script.name, "--lr", "0.3", *given)
+    assert answer.rc == 0, answer.err + answer.out
+    _rows(answer)
+    assert answer.json["guessed"] == (form == "numbers alone")
+    command = " ".join(answer.json["command"])
+    assert "{steps}" in command
+    assert "{out}" in command
+    assert "elsewhere" not in command
+    assert not (workdir / "elsewhere").exists(), "what is watched writes to a folder of its own"
+    path = workdir / "my-train.yaml"
+    assert answer.json["runbook"] == path.name
+    loaded = load(path)
+    assert {"the bound of" in warning.message for warning in loaded.warnings} <= {True}
+    short = ("--set", "baseline.steps=60", "--set", "baseline.warmup_steps=10")
+    ended = cli("run", path.name, "--only", "baseline", *short)
+    result = result_of(workdir)
+    statuses = {one["id"]: one["status"] for one in result["phases"][0]["criteria"]}
+    assert (ended.rc, result["decision"]) == (3, "INCONCLUSIVE"), result["why"]
+    assert {statuses[f"baseline.{name}"] for name in ("exit", "steps", "finite", "1")} == {"PASS"}, statuses
+
+
+def test_three_commands_lead_to_a_decision(cli, workdir: Path) -> None:
+    script = _write(workdir, "json lines")
+    first = cli("run", "--steps", "80", "--", "python", script.name)
+    assert (first.rc, "INCONCLUSIVE" in first.out) == (3, True), first.out + first.err
+    (run,) = (workdir / "reports").glob("*my-train*")
+    assert f"Next    validator init --from-run reports/{run.name}" in first.out
+    second = cli("init", "--from-run", f"reports/{run.name}")
+    assert second.rc == 0, second.err
+    assert "step_time_s.mean <= " in second.out
+    text = (workdir / "my-train.yaml").read_text(encoding="utf-8")
+    assert "<= ?" not in text
+    assert [phase["id"] for phase in yaml.safe_load(text)["phases"]] == ["baseline", "soak"]
+    third = cli("run", "my-train.yaml", "--set", "soak.steps=160")
+    assert third.rc == 0, third.out + third.err
+
+
+def test_a_command_whose_loss_rises_is_no_go(cli, workdir: Path) -> None:
+    script = _write(workdir, "nanogpt")
+    script.write_text(script.read_text().replace("return 3 /", "return 0.5 *").replace("** 0.3", "** 0.4"))
+    answer = cli("run", "--steps", "60", "--", "python", script.name)
+    assert answer.rc == 1, answer.out + answer.err
+
+
+def test_ranks_of_torchrun(cli, workdir: Path) -> None:
+    script = _write(workdir, "nanogpt", seconds=0.05)
+    answer = cli(
+        *(
+            "init",
+            "-o",
+            "two.yaml",
+            "--json",
+            "--",
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nproc-per-node=2",
+        ),
+        *("--master-port", "29511", script.name, "--max_iters", "900"),
+    )
+    assert answer.rc == 0, answer.err + answer.out
+    assert (answer.json["launcher"], answer.json["nproc"]) == ("torchrun", 2)
+    assert "what rank 0 prints" in answer.json["source"]
+    declared = yaml.safe_load((workdir / "two.yaml").read_text())
+    assert declared["defaults"]["nproc"] == 2
+    assert declared["trainer"]["command"] == ["my_train.py", "--max_iters", "{steps}", "--out_dir", "{out}"]
+
+
+def test_a_module_and_a_program(cli, workdir: Path) -> None:
+    package = workdir / "pkg"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    _write(workdir, "csv").rename(package / "train.py")
+    module = cli("init", "--json", "--", "-m", "pkg.train", "--steps=700", "--out", "here")
+    assert module.rc == 0, module.err + module.out
+    assert module.json["command"] == ["-m", "pkg.train", "--steps={steps}", "--out", "{out}"]
+    assert module.json["runbook"] == "train.yaml"
+    program = workdir / "go.sh"
+    program.write_text(f"#!/bin/sh\nexec {sys.executable} -m pkg.train --steps 10000 --out $1\n", encoding="utf-8")
+    program.chmod(0o755)
+    answer = cli("init", "--json", "--", "./go.sh", "here")
+    assert (answer.rc, answer.json["launcher"]) == (2, "plain"), "its table is in a folder that no setting names"
+    assert "here/metrics.csv" in answer.json["outside"]
+    load(workdir / "go.yaml")
+
+
+def test_what_is_not_recognized_gets_a_skeleton(cli, workdir: Path) -> None:
+    script = workdir / "quiet.py"
+    script.write_text("import time\nprint('hello')\nopen('notes.txt', 'w').write('x')\ntime.sleep(60)\n")
+    began = time.monotonic()
+    answer = cli("init", "--seconds", "2s", "--", "python", "quiet.py")
+    assert time.monotonic() - began < 20
+    assert answer.rc == 2
+    for text in (
+        "Nothing that it writes",
+        "hello",
+        "notes.txt",
+        "metrics: {stdout:",
+        "docs/own-trainer.md",
+        "Written quiet.yaml",
+    ):
+        assert text in answer.out, text
+    load(workdir / "quiet.yaml")
+    again = cli("init", "--", "python", "quiet.py")
+    assert (again.rc, "quiet.yaml exists" in again.err) == (2, True)
+    run = cli("run", "--", "python", "quiet.py")
+    assert run.rc == 2
+    assert not (workdir / "reports").exists()
+
+
+def test_a_command_that_fails_says_how(cli, workdir: Path) -> None:
+    (workdir / "broken.py").write_text("raise SystemExit('no such config: x.yaml')\n")
+    answer = cli("init", "--", "python", "broken.py", "--config", "x.yaml")
+    assert answer.rc == 2
+    assert "no such config: x.yaml" in answer.err
+    assert not (workdir / "broken.yaml").exists()
+
+
+def test_a_trainer_that_breaks_off_is_written_down_with_a_note(cli, workdir: Path) -> None:
+    script = _write(workdir, "nanogpt")
+    script.write_text(
+        script.read_text().replace("    time.sleep", "    assert step < 30, 'out of memory'\n    time.sleep")
+    )
+    answer = cli("init", "--", "python", script.name)
+    assert answer.rc == 0, answer.err
+    assert "it did not come to its end while it was watched" in " ".join(answer.out.split())
+    assert cli("run", "--", "python", script.name).rc == 1
+
+
+def test_nothing_is_left_behind(cli, workdir: Path) -> None:
+    mark = f"sleep-{os.getpid()}-{time.time_ns()}"
+    script = _write(workdir, "nanogpt")
+    sleeper = [sys.executable, "-c", "import time; time.sleep(99)", mark]
+    detached = f"import subprocess; subprocess.Popen({sleeper!r}, start_new_session=True)\n"
+    script.write_text(detached + script.read_text())
+    assert cli("init", "--", "python", script.name).rc == 0
+    for process in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            assert mark.encode() not in process.read_bytes()
+        except OSError:
+            continue
+
+
+def test_an_interrupt_ends_everything_and_writes_nothing(workdir: Path, tmp_path: Path) -> None:
+    script = _write(workdir, "nanogpt")
+    script.write_text("import pathlib\npathlib.Path('began').touch()\n" + script.read_text().replace("iter {", "x {"))
+    runner = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "validator",
+            "init",
+            "--",
+            "python",
+            script.name,
+            "--max_iters",
+            "9000",
+            "--out_dir",
+            "o",
+        ],
+        cwd=workdir,
+        env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    until = time.monotonic() + 60
+    while not (workdir / "began").exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    runner.send_signal(signal.SIGINT)
+    _, said = runner.communicate(timeout=60)
+    assert (runner.returncode, "interrupted; nothing is left running" in said) == (130, True), said
+    assert not (workdir / "my-train.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "give the trainer's command behind --"),
+        (("train.py",), "write -- before the trainer's command: validator init -- train.py"),
+        (("--", "no-such-program-here"), "is no program on PATH"),
+        (("--", "torchrun", "--nnodes", "2", "x.py"), "several machines"),
+        (("--from-run", "nowhere"), "is not a run folder"),
+    ],
+)
+def test_wrong_uses_say_what_to_write(
+    words: tuple[str, ...], message: str, cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    answer = cli("init", *words)
+    assert (answer.rc, message in answer.err) == (2, True), answer.err
+
+
+def test_a_runbook_is_run_as_before_and_options_do_not_mix(cli, train_runbook) -> None:
+    assert cli("run", str(train_runbook(steps=60)), "--dry-run").rc == 0
+    mixed = cli("run", "x.yaml", "--", "python", "train.py")
+    assert (mixed.rc, "omit RUNBOOK" in mixed.err) == (2, True)
+    assert json.loads(cli("run", "--json", "--steps", "50").out)["exit_code"] == 2

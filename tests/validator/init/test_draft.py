@@ -1,0 +1,102 @@
+"""The runbook that is written is a sound one, whatever was seen, and never one that could end in GO as it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from validator.init.command import TrainerCommand
+from validator.init.draft import draft, lengths_of
+from validator.init.launch import Launch
+from validator.init.reading import Reading
+from validator.init.settings import with_placeholders
+from validator.init.watched import Watched
+from validator.kinds.registry import load, loads
+from validator.model.expression import open_reference
+from validator.model.result import Result, Series, SourceFile
+
+UNITS = {"loss": "nat", "step_time_s": "s", "toks_per_s": "tok/s", "samples_per_s": ""}
+
+
+def reading(*names: str, stride: int = 1) -> Reading:
+    source = SourceFile(path="logs/stdout.log", sha256="0" * 64, bytes=1)
+    steps = np.arange(stride, 12 * stride + 1, stride, dtype=np.int64)
+    values = np.linspace(3.0, 2.0, len(steps))
+    series = {name: Series(name, UNITS[name], steps, values, source) for name in names}
+    nothing: dict[str, dict[str, float]] = {key: {} for key in ("rank_series", "scalars", "requested", "effective")}
+    result = Result(run="r", series=series, environment={}, irregularities=(), sources=(), **nothing)
+    groups = " ".join(f"{name} {{{name}}}" for name in names)
+    return Reading({"stdout": f"step {{step}} {groups}"}, "what it prints", result)
+
+
+def watched(line: str, found: Reading | None, *, gpus: int = 0, step_s: float | None = 0.1, nproc: int = 0) -> Watched:
+    words = tuple(line.split())
+    made, ours = with_placeholders(words)
+    launch = Launch("torchrun" if nproc else "python", words, nproc=nproc, env={"A": "1:2"})
+    command = TrainerCommand(("python", *words), launch, made, ours)
+    return Watched(command, found, 6.0, step_s, gpus)
+
+
+@pytest.mark.parametrize("gpus", [0, 2])
+@pytest.mark.parametrize(
+    "found",
+    [
+        reading("loss", "step_time_s"),
+        reading("loss", "toks_per_s", "step_time_s"),
+        reading("loss", "samples_per_s"),
+        reading("loss", stride=10),
+        reading("step_time_s"),
+        None,
+    ],
+    ids=lambda one: "-".join(one.series) if one else "nothing",
+)
+def test_it_passes_check_and_waits_for_its_bounds(found: Reading | None, gpus: int, tmp_path: Path) -> None:
+    line = 'train.py --max_iters 100000 --out_dir=o --note it\'s-"so" --json {{x}} yes 1e3 a:b'
+    path = tmp_path / "made.yaml"
+    path.write_text(draft(watched(line, found, gpus=gpus, nproc=gpus), name="made", base=tmp_path))
+    loaded = load(path)
+    assert any(" is open, so the decision cannot be GO" in warning.message for warning in loaded.warnings)
+    command = loaded.runbook.trainer.command
+    assert command[:4] == ("train.py", "--max_iters", "{steps}", "--out_dir={out}")
+    assert command[4:] == ("--note", 'it\'s-"so"', "--json", "{{{{x}}}}", "yes", "1e3", "a:b")
+    assert loaded.runbook.defaults.nproc == gpus
+    assert loaded.runbook.defaults.env == {"A": "1:2"}
+    assert [phase.id for phase in loaded.runbook.phases] == ["baseline", "soak"]
+
+
+def test_without_a_length_or_a_folder_it_is_still_sound() -> None:
+    text = draft(watched("train.py", reading("loss", "step_time_s")), name="made", base=Path("/"))
+    book = loads(text)
+    assert book.trainer.args == {}
+    assert "No setting of the length in steps is known" in text
+    assert "No setting of the output folder is known" in text
+
+
+def test_each_bound_on_what_is_fast_is_open() -> None:
+    tree = yaml.safe_load(draft(watched("train.py", reading("loss", "toks_per_s")), name="made", base=Path("/")))
+    accept = tree["phases"][0]["accept"]
+    assert "toks_per_s.mean >= ? tok/s" in accept
+    assert sum(open_reference(one) is not None for one in accept if isinstance(one, str)) == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "step_s", "stride", "baseline", "soak"),
+    [
+        ("t.py --max_iters 1000000", 0.1, 1, 1200, 9000),
+        ("t.py --max_iters 600", 0.1, 1, 600, None),
+        ("t.py --max_iters 2000", 0.1, 1, 1200, 2000),
+        ("t.py", 30.0, 1, 50, 100),
+        ("t.py", 0.1, 100, 3000, 9000),
+        ("t.py", None, 1, 300, 3000),
+    ],
+)
+def test_lengths_follow_from_the_time_of_a_step(
+    line: str, step_s: float | None, stride: int, baseline: int, soak: int | None
+) -> None:
+    found = lengths_of(watched(line, reading("loss", stride=stride), step_s=step_s))
+    assert (found.baseline, found.soak) == (baseline, soak)
+    assert found.warmup <= baseline // 4
+    assert found.timeout_s >= 2 * max(baseline, soak or 0) * (step_s or 0)

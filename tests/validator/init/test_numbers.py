@@ -1,0 +1,72 @@
+"""Patterns from numbers alone: which number is the step, which the loss, and when neither is known."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from validator.init.numbers import inferred_pattern
+from validator.model.pattern import line_pattern
+
+
+def fall(i: int) -> float:
+    return 3 / (i + 1) ** 0.5
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda i: f"[{5 * i}] ce {fall(i):.3f} | 412.{i % 3} | 0.0003",
+        lambda i: f"2026-01-01 10:00:{i:02} INFO it {i} obj {fall(i):.3e} eta {100 - i}.5s",
+        lambda i: f"({i}, {fall(i):.4f})",
+        lambda i: f"{i} {fall(i):.4f}",
+        lambda i: f"{i}%|{'█' * i}{' ' * (20 - i)}| {i}/100 [00:{i:02}<01:{59 - i}, 9.{i}it/s, loss={fall(i):.3}]",
+        lambda i: f"acc 0.{50 + i} n={i:04} lr 0.{90 - i} err {fall(i):.4f}",
+    ],
+)
+def test_step_and_loss_are_found(form) -> None:
+    lines = [form(i) for i in range(12)]
+    pattern = inferred_pattern(["starting", *lines, "saved"])
+    assert pattern is not None
+    read = [line_pattern(pattern).read(line) for line in lines]
+    assert all(one is not None and one.odd is None for one in read), pattern
+    steps = [one.step for one in read]
+    assert len({b - a for a, b in pairwise(steps)}) == 1
+    assert [one.values["loss"] for one in read] == [pytest.approx(fall(i), rel=2e-2) for i in range(12)]
+
+
+def test_without_a_step_each_line_that_names_a_loss_is_one() -> None:
+    lines = [f"train loss: {fall(i):.3f} lr 0.1" for i in range(12)]
+    assert inferred_pattern(lines) == r"{row}train\s+loss:\s+{loss}"
+
+
+def test_a_progress_bar_gives_the_running_time() -> None:
+    lines = [f"{i}%|{'#' * i}| {i}/100 [00:{i:02}<01:{59 - i}, 1.0it/s, loss={fall(i):.3f}]" for i in range(12)]
+    pattern = inferred_pattern(lines)
+    assert pattern is not None
+    found = line_pattern(pattern).read(lines[7])
+    assert found is not None
+    assert found.values["elapsed_s"] == 7.0
+
+
+def test_a_later_nan_is_still_a_loss() -> None:
+    pattern = inferred_pattern([f"[{i}] ce {fall(i):.3f}" for i in range(12)])
+    assert pattern is not None
+    found = line_pattern(pattern).read("[13] ce nan")
+    assert found is not None
+    assert found.step == 13
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda i: f"processed {i} files, {3 - i / 7:.3} s left",
+        lambda i: f"step {i} done",
+        lambda i: f"val loss {fall(i):.3f}",
+        lambda i: f"loss {3 + i / 10:.3f}",
+        lambda i: f"{i} accuracy {0.5 + i / 100:.2f}",
+    ],
+)
+def test_other_numbers_are_no_training(form) -> None:
+    assert inferred_pattern([form(i) for i in range(12)]) is None

@@ -1,0 +1,230 @@
+"""A person's command as a runbook has it: launcher, words with placeholders, and how the trainer comes to its end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from validator.files import open_file
+from validator.init.launch import Launch, launch_of, visible_gpus
+from validator.init.settings import (
+    SetByUs,
+    added,
+    chosen_from,
+    has_parser,
+    offered_by_help,
+    offered_in,
+    perhaps_folders,
+    with_placeholders,
+)
+from validator.model.parts import Trainer
+from validator.secrets.redact import redact, redact_words
+
+_SOURCE_BYTES = 2**20
+_EXEC = "import os, sys; os.execvp(sys.argv[1], sys.argv[1:])"
+
+
+@dataclass(frozen=True)
+class TrainerCommand:
+    """What a command means. `words` has the placeholders, `ours` are the settings in whose place they are."""
+
+    given: tuple[str, ...]
+    launch: Launch
+    words: tuple[str, ...]
+    ours: tuple[SetByUs, ...]
+    lines_are_steps: bool = False
+    in_own_folder: bool = False
+    """Whether each run works in its output folder, since the trainer writes to where it works."""
+
+    @property
+    def length(self) -> SetByUs | None:
+        """The setting that says how many steps are done; None where none is known."""
+        return next((one for one in self.ours if "{steps}" in one.written), None)
+
+    @property
+    def folder(self) -> SetByUs | None:
+        """The setting that says where the trainer writes; None where none is known."""
+        return next((one for one in self.ours if one.what == "out"), None)
+
+    @property
+    def nproc(self) -> int:
+        """Processes that the launcher starts; 0 where Python or the program is started alone."""
+        if self.launch.nproc is None:
+            return max(1, visible_gpus())
+        return self.launch.nproc
+
+    @property
+    def shown(self) -> str:
+        """The command on one line, without secrets."""
+        return " ".join(redact_words(self.given, redact))
+
+    def by_epochs(self) -> TrainerCommand:
+        """The same command where a step, as the trainer writes it, is an epoch."""
+        if not any(one.what == "epochs" for one in self.ours):
+            return self
+        words, ours = with_placeholders(self.launch.words, length="epochs")
+        return replace(self, words=words, ours=ours)
+
+    def by_lines(self) -> TrainerCommand:
+        """The same command where no step is printed and each line counts as one: it keeps its own length, and validator
+        ends it. In runbooks without `stop` it stays as it is."""
+        setting = self.length
+        if setting is None or not _takes("stop"):
+            return self
+        gone = () if setting.value is not None else setting.written.split(" ")
+        words = (word.replace("{steps}", setting.value or "") for word in self.words if word not in gone)
+        ours = tuple(one for one in self.ours if one is not setting)
+        return replace(self, words=tuple(words), ours=ours, lines_are_steps=True)
+
+    def in_its_folder(self) -> TrainerCommand:
+        """The same command for a trainer that works in its output folder; paths in it become absolute."""
+        here = Path.cwd()
+        env = dict(self.launch.env)
+        if self.words[:1] == ("-m",):
+            env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(here), os.environ.get("PYTHONPATH"))))
+        launch = replace(self.launch, env=env)
+        words = tuple(_absolute(word, here) for word in self.words)
+        return replace(self, launch=launch, words=words, in_own_folder=True)
+
+    def notes(self) -> Iterator[str]:
+        """What a person should know of how the command was taken."""
+        for option in perhaps_folders(self.launch.words):
+            yield f"{option} is left as it is: if the trainer writes there, every run does"
+        if self.in_own_folder:
+            yield "it writes to its working folder, so each run works in one of its own (cwd), by absolute paths"
+        elif self.folder is None:
+            yield "no setting of the output folder is known: what the trainer writes goes where it always does"
+        if self.lines_are_steps:
+            yield "no step is printed, so each line counts as one, and validator ends the trainer behind as many"
+        elif self.length is None:
+            yield (
+                "no setting of the length in steps is known"
+                + (": validator ends the trainer when a phase's steps are done" if _takes("stop") else "")
+                + "; put {steps} where it belongs, if there is one"
+            )
+        if self.launch.left_out:
+            yield f"{' '.join(self.launch.left_out)} is left out: validator gives each run its own port and logs"
+        if tuple(redact_words(self.given, redact)) != self.given:
+            yield "the command holds what looks like a secret; hand it over in a variable, and name that under secrets"
+
+
+def name_of(launch: Launch) -> str:
+    """A name for the runbook, from the program: `train` for `train.py`, `-m torchtitan.train` and `./train.sh`."""
+    words = launch.words
+    module = words[0] == "-m" and len(words) > 1
+    raw = words[1].rpartition(".")[2] if module else Path(words[0]).stem
+    slug = "".join(sign if sign.isascii() and sign.isalnum() else "-" for sign in raw.lower()).strip("-")
+    return slug or "trainer"
+
+
+def _absolute(word: str, here: Path) -> str:
+    """A word, or the value behind its `=`, that names a file beside it, by its absolute path."""
+    name, equals, value = word.partition("=") if word.startswith("-") or "=" in word else ("", "", word)
+    there = value and not Path(value).is_absolute() and (here / value).exists()
+    return f"{name}{equals}{here / value}" if there else word
+
+
+def understand(command: Sequence[str], *, help_of: Callable[[Launch], str]) -> TrainerCommand:
+    """What a person's command means.
+
+    Args:
+        help_of: what the program prints for --help; asked only where the command does not say enough, and where the
+            program is known to read its arguments by a library.
+
+    Raises:
+        UserError: when it starts nothing.
+    """
+    launch = launch_of(command)
+    words, ours = with_placeholders(launch.words)
+    made = TrainerCommand(tuple(command), launch, words, ours)
+    if made.length is not None and made.folder is not None:
+        return made
+    offered = _offered(launch, help_of)
+    for what in ("steps", "out"):
+        option = chosen_from(offered, "steps" if what == "steps" else "out")
+        if option is not None and (made.length if what == "steps" else made.folder) is None:
+            further, setting = added(option, "steps" if what == "steps" else "out")
+            made = replace(made, words=(*made.words, *further), ours=(*made.ours, setting))
+    return made
+
+
+def _offered(launch: Launch, help_of: Callable[[Launch], str]) -> tuple[str, ...]:
+    """Settings that the program takes besides those of the command."""
+    if launch.launcher == "plain":
+        return ()
+    source = _source(launch.script)
+    offered = offered_in(source)
+    module = launch.words[:1] == ("-m",) and launch.script is None
+    return offered_by_help(help_of(launch)) if not offered and (module or has_parser(source)) else offered
+
+
+def _source(script: Path | None) -> str:
+    if script is None:
+        return ""
+    try:
+        with open_file(script) as file:
+            return file.read(_SOURCE_BYTES).decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+# As the keys of a runbook.
+
+
+def trainer_keys(command: TrainerCommand, *, base: Path) -> dict[str, Any]:
+    """The mapping `trainer` of a runbook in the folder `base`, without its metrics."""
+    launch = command.launch
+    keys: dict[str, Any] = {"command": list(command.words), "args": {}}
+    keys |= {"cwd": "{out}"} if command.in_own_folder else {}
+    usual = "torchrun" if command.nproc else "python"
+    if launch.launcher == usual and launch.python is None and not launch.args:
+        return keys | _stop(command)
+    if not _takes("launcher"):
+        return {**keys, "command": ["-c", _EXEC, *_whole(command)]} | _stop(command)
+    if launch.launcher != usual:
+        keys["launcher"] = launch.launcher
+    if launch.args:
+        keys["launcher_args"] = list(launch.args)
+    if launch.python is not None:
+        keys["python"] = _written(Path(launch.python), base)
+    return keys | _stop(command)
+
+
+def nproc_key(command: TrainerCommand) -> int:
+    """`defaults.nproc` of the runbook."""
+    native = _takes("launcher") or (command.launch.python is None and not command.launch.args)
+    return command.nproc if native or command.launch.launcher == "python" else 0
+
+
+def _stop(command: TrainerCommand) -> dict[str, Any]:
+    """How a trainer without a setting for its length comes to its end."""
+    return {"stop": "at_steps"} if command.length is None and _takes("stop") else {}
+
+
+def _takes(key: str) -> bool:
+    """Whether runbooks have this key of `trainer`."""
+    return key in Trainer.model_fields
+
+
+def _whole(command: TrainerCommand) -> list[str]:
+    """The whole command line, for runbooks without `launcher`."""
+    launch = command.launch
+    python = launch.python or "{python}"
+    if launch.launcher in ("python", "plain"):
+        return [python, *command.words] if launch.launcher == "python" else list(command.words)
+    if launch.launcher == "torchrun":
+        count = ("--nproc-per-node", str(command.nproc), "--master-port", "{port}")
+        return [python, "-m", "torch.distributed.run", *count, *launch.args, *command.words]
+    return [*command.given[: len(command.given) - len(launch.words)], *command.words]
+
+
+def _written(python: Path, base: Path) -> str:
+    """A Python as a runbook names it: its environment's folder where it has one, relative where that lies near."""
+    found = python.parent.parent if (python.parent.parent / "pyvenv.cfg").is_file() else python
+    for root, prefix in ((base, ""), (base.parent, "../")):
+        if found.is_relative_to(root) and root != Path("/"):
+            return f"{prefix}{found.relative_to(root)}"
+    return str(found)

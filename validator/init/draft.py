@@ -1,0 +1,269 @@
+"""The runbook that is written: its lengths, its criteria with bounds still open, and its text with comments."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from validator.init.command import nproc_key, trainer_keys
+from validator.init.watched import Watched
+from validator.text import format_number
+
+DOCS = "docs/own-trainer.md"
+
+_WIDTH = 116
+_BASELINE_S = 120.0
+_SOAK_S = 900.0
+_MIN_STEPS = 50
+_MIN_ROWS = 30
+_MIN_TIMEOUT_S = 600.0
+_WARMUP = 20
+_UNKNOWN_STEPS = 300
+"""Steps of a baseline where the time of a step is not known."""
+
+_SKELETON = "step {step} .*loss {loss}"
+"""A pattern to start from, where nothing was recognized."""
+
+_PLAIN = re.compile(r"[A-Za-z0-9_./=+@~^-]+")  # what needs no quotes in YAML, unless it reads as a number or a word
+_READS_AS_OTHER = re.compile(r"(?i)[-+.]?[\d.][\d._eExo+:-]*|true|false|null|yes|no|on|off|~|-|=|\.nan|[-+]?\.inf")
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Steps of the phases, and what follows from the time of a step."""
+
+    baseline: int
+    warmup: int
+    soak: int | None
+    timeout_s: float
+
+
+def lengths_of(watched: Watched, *, steps: int | None = None) -> Lengths:
+    """About two minutes for the baseline and a quarter of an hour for the soak, within the command's own length.
+
+    Args:
+        steps: those of the baseline, where the user says it.
+    """
+    length = watched.command.length
+    own = None if length is None else length.count
+    step_s = watched.step_s
+    stride = 1 if watched.reading is None else watched.reading.stride
+    least = max(_MIN_STEPS, _MIN_ROWS * stride)
+    wanted = steps or max(least, _round(_UNKNOWN_STEPS if not step_s else _BASELINE_S / step_s))
+    if own is not None and steps is None:
+        wanted = min(wanted, own)
+    soak = soak_steps(wanted, step_s)
+    soak_fits = soak if own is None else min(soak, own)
+    longest = max(wanted, soak_fits) * (step_s or 0.0)
+    return Lengths(
+        baseline=wanted,
+        warmup=min(max(_WARMUP, 2 * stride if stride > 1 else 0), wanted // 4),
+        soak=soak_fits if soak_fits > wanted else None,
+        timeout_s=max(_MIN_TIMEOUT_S, 60 * math.ceil((3 * longest + 300) / 60)),
+    )
+
+
+def soak_steps(baseline: int, step_s: float | None) -> int:
+    """Steps of a soak: a quarter of an hour, and at least twice the baseline."""
+    return max(2 * baseline, _round(_SOAK_S / step_s if step_s else 10 * baseline))
+
+
+def _round(value: float) -> int:
+    """Two significant digits, downwards."""
+    if value < 10:
+        return max(1, int(value))
+    scale = 10 ** (math.floor(math.log10(value)) - 1)
+    return int(value // scale * scale)
+
+
+def draft(watched: Watched, *, name: str, base: Path, steps: int | None = None, soak: bool = True) -> str:
+    """The text of the runbook.
+
+    Args:
+        name: its name.
+        base: the folder that it will be in; paths are relative to it.
+        steps: those of the baseline; by default about two minutes of them.
+        soak: whether it has a long run as well.
+    """
+    lengths = lengths_of(watched, steps=steps)
+    parts = [
+        *_head(watched),
+        "schema: 1",
+        f"name: {name}",
+        *([f"hardware: {{gpus: {watched.gpus}}}"] if watched.gpus else []),
+        "",
+        *_trainer(watched, base=base),
+        "",
+        *_defaults(watched, lengths),
+        "",
+        "phases:",
+        *_baseline(watched, lengths),
+    ]
+    if soak and lengths.soak is not None:
+        parts += ["", *soak_lines(watched_series(watched), steps=lengths.soak)]
+    return "\n".join(parts) + "\n"
+
+
+def watched_series(watched: Watched) -> frozenset[str]:
+    """Names of the series that the trainer was seen to report."""
+    return frozenset() if watched.reading is None else frozenset(watched.reading.result.series)
+
+
+def _head(watched: Watched) -> Iterator[str]:
+    reading = watched.reading
+    yield f"# Written by validator, which watched this command for {watched.seconds:.0f} s:"
+    yield from _comment(watched.command.shown, indent="#   ")
+    if reading is None:
+        yield from _comment(
+            "Nothing that it writes was recognized: replace the pattern below by one for its lines, or by "
+            f"csv: FILE ({DOCS}). Until then every run ends INCONCLUSIVE."
+        )
+    else:
+        names = ", ".join(reading.series)
+        yield from _comment(f"It reads {reading.source}: {names}.")
+    for note in watched.notes():
+        yield from _comment(f"{note[0].upper()}{note[1:]}.")
+
+
+def _comment(text: str, *, indent: str = "# ") -> list[str]:
+    return textwrap.wrap(
+        text,
+        width=_WIDTH,
+        initial_indent=indent,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _trainer(watched: Watched, *, base: Path) -> Iterator[str]:
+    command = watched.command
+    yield "trainer:"
+    for setting in command.ours:
+        was = "is added" if setting.value is None else f"was {setting.value}"
+        if "{" in setting.written:
+            yield f"  # {setting.written}: it {was}"
+    for key, value in trainer_keys(command, base=base).items():
+        yield from _key(key, value)
+    metrics = {"stdout": _SKELETON} if watched.reading is None else _metrics(watched)
+    yield "  metrics:"
+    for key, value in metrics.items():
+        yield f"    {key}: {_yaml(value)}"
+    if not {"toks_per_s"} & watched_series(watched):
+        yield "  # tokens_per_step: 12288     # of all ranks together; then tokens per second are known too"
+
+
+def _metrics(watched: Watched) -> dict[str, Any]:
+    assert watched.reading is not None
+    metrics = dict(watched.reading.metrics)
+    if len(metrics.get("reader", ())) == 1:
+        metrics["reader"] = metrics["reader"][0]
+    if _rate_of(watched_series(watched)) == "samples_per_s":
+        metrics["extra"] = {
+            "samples_per_s": {"unit": "samples/s", "better": "higher", "window": "steady", "headline": True}
+        }
+    return metrics
+
+
+def _defaults(watched: Watched, lengths: Lengths) -> Iterator[str]:
+    yield "defaults:"
+    yield f"  nproc: {nproc_key(watched.command)}"
+    yield f"  timeout: {round(lengths.timeout_s / 60)}m"
+    yield f"  warmup_steps: {lengths.warmup}    # the first steps, which compile and fill caches, count for no rate"
+    if watched.command.launch.env:
+        yield f"  env: {_yaml(dict(watched.command.launch.env))}"
+
+
+def _baseline(watched: Watched, lengths: Lengths) -> Iterator[str]:
+    series = watched_series(watched)
+    about = f"  # about {_duration(lengths.baseline * watched.step_s)}" if watched.step_s else ""
+    yield "  - id: baseline"
+    yield "    kind: train"
+    yield "    why: How fast it is, how steady, and whether it learns."
+    yield f"    steps: {lengths.baseline}  {about}".rstrip()
+    yield "    accept:"
+    if "loss" in series or not series:
+        yield "      - loss.last < loss.first"
+    yield "      # A bound of ? is still open, and with one there is no GO. Write a number, or let a run fill it in:"
+    yield "      # validator baseline reports/RUN --edit FILE --allow-not-go"
+    yield from (f"      - {expr}" for expr in _open_bounds(watched))
+    if "step_time_s" in series:
+        yield "      - {expr: step_time_s.cv <= 0.1, required: false, why: steady steps make the values repeatable}"
+
+
+def _rate_of(series: frozenset[str]) -> str | None:
+    """The series that shows best how fast the trainer is."""
+    return next((name for name in ("toks_per_s", "step_time_s", "samples_per_s") if name in series), None)
+
+
+def _open_bounds(watched: Watched) -> Iterator[str]:
+    series = watched_series(watched)
+    seen = f"    # about {format_number(watched.step_s)} s while it was watched" if watched.step_s else ""
+    by_name = {
+        "toks_per_s": "toks_per_s.mean >= ? tok/s",
+        "step_time_s": f"step_time_s.mean <= ? s{seen}",
+        "samples_per_s": "samples_per_s.mean >= ? samples/s",
+    }
+    rate = _rate_of(series)
+    yield by_name[rate] if rate is not None else "loss.last <= ? nat"
+    memory = next((name for name in ("gpu_mem_reserved_mib", "gpu_mem_alloc_mib") if name in series), None)
+    if watched.gpus and memory is not None:
+        yield f"{memory}.max <= ? MiB"
+    elif "host_mem_mib" in series:
+        yield "host_mem_mib.max <= ? MiB"
+
+
+def soak_lines(series: frozenset[str], *, steps: int) -> Iterator[str]:
+    """The phase that is long: what holds in the baseline must last."""
+    yield "  - id: soak"
+    yield "    kind: soak"
+    yield "    needs: [baseline]"
+    yield "    why: The rate, the memory and the loss must last."
+    yield f"    steps: {steps}"
+    yield "    accept:"
+    if "loss" in series or not series:
+        yield "      - loss.last < loss.first"
+    if "toks_per_s" in series:
+        yield "      - toks_per_s.mean >= 0.9 * baseline.toks_per_s.mean"
+    elif "step_time_s" in series:
+        yield "      - step_time_s.mean <= 1.1 * baseline.step_time_s.mean"
+    if series & {"gpu_mem_alloc_mib", "gpu_mem_reserved_mib", "host_mem_mib"}:
+        yield "      - {expr: memory.growth_mib_per_1k_steps <= 50 MiB, why: memory that grows ends the long run}"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+
+
+# YAML, written so that a person reads it well.
+
+
+def _key(key: str, value: Any) -> Iterator[str]:
+    line = f"  {key}: {_yaml(value)}"
+    if len(line) <= _WIDTH or not isinstance(value, list):
+        yield line
+        return
+    yield f"  {key}:"
+    for part in value:
+        yield f"    - {_yaml(part)}"
+
+
+def _yaml(value: Any) -> str:
+    """A value on one line: plain where it may be, else in quotes."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_yaml(key)}: {_yaml(one)}" for key, one in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(_yaml, value)) + "]"
+    if not isinstance(value, str):
+        return json.dumps(value)
+    if _PLAIN.fullmatch(value) and not _READS_AS_OTHER.fullmatch(value) and value[0] not in "@=~^":
+        return value
+    if value.isprintable() and ("\\" in value or '"' in value):
+        return "'" + value.replace("'", "''") + "'"
+    return json.dumps(value, ensure_ascii=not value.isprintable())

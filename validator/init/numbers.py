@@ -1,0 +1,137 @@
+"""A pattern made from the numbers that lines hold, where no print format is known.
+
+Lines that differ in their numbers alone are one form. In the commonest form a whole number that rises by equal strides
+is the step, and one that falls without following the step is the loss.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from validator.model.pattern import parse_number
+from validator.model.result import Floats
+
+_VARYING = re.compile(  # the bar of |███  | 12/600 | 0:01:02 | 17, -0.5, 1.2e-4, 1,234, nan
+    r"(?<=\|)(?P<bar>[^|\d]*)(?=\|\s*\d+/\d)"
+    r"|(?<![\w.])(?P<clock>\d+:\d\d(?::\d\d)?(?:\.\d+)?)(?![\w:])"
+    r"|(?<![\w.])(?P<number>[-+]?(?:\d+(?:[,_]\d{3})*(?:\.\d+)?(?:[eE][-+]?\d+)?|[nN]a[nN]|inf))"
+)
+_MIN_LINES = 5
+_MAX_LENGTH = 500
+_STEP_WORDS = re.compile(r"(?:step|iter|it|update|batch|i|n)\w*\W*$", re.IGNORECASE)
+_LOSS_WORDS = re.compile(r"(?:loss|nll|xent|cross.?entropy|ce|objective|obj|cost|err(?:or)?)\W*$", re.IGNORECASE)
+_OTHER_WORDS = re.compile(
+    r"(?:lr|rate|eta|remain\w*|left|epoch|norm|acc\w*|ppl|perplexity|mfu|mem\w*|time|dt|val\w*|test\w*|eval\w*)\W*$",
+    re.IGNORECASE,
+)
+_OTHER_LOSS = re.compile(r"val|test|eval|avg|mean|average|best|aux", re.IGNORECASE)
+_LITTLE = 0.01
+"""Share of its level by which a loss falls at least over the lines that are seen."""
+
+
+def inferred_pattern(lines: Iterable[str]) -> str | None:
+    """A pattern with `{step}` and `{loss}` for the commonest form of lines that shows both; None where none does."""
+    forms: dict[tuple[str, ...], list[list[str]]] = defaultdict(list)
+    for line in lines:
+        if len(line) <= _MAX_LENGTH:
+            parts, texts = _cut(line)
+            forms[parts].append(texts)
+    for parts, rows in sorted(forms.items(), key=lambda one: -len(one[1])):
+        if len(rows) < _MIN_LINES or len(parts) < 3:
+            continue
+        pattern = _pattern(parts, list(zip(*rows, strict=True)))
+        if pattern is not None:
+            return pattern
+    return next(filter(None, (_by_rows(parts, rows) for parts, rows in forms.items())), None)
+
+
+def _by_rows(parts: tuple[str, ...], rows: list[list[str]]) -> str | None:
+    """A pattern by which each line is a step, for lines that name a loss and no step."""
+    columns = list(zip(*rows, strict=True))
+    for place, column in enumerate(columns):
+        values = np.array([_value(text) for text in column])
+        named = _LOSS_WORDS.search(parts[place]) is not None and _OTHER_LOSS.search(parts[place]) is None
+        if len(rows) >= _MIN_LINES and named and "." in column[0] and _fall(values) >= _LITTLE:
+            return "{row}" + _spelled(parts, columns, {place: "{loss}"})
+    return None
+
+
+def _cut(line: str) -> tuple[tuple[str, ...], list[str]]:
+    """The texts of a line that stay, one more than there are texts that vary, and those."""
+    parts, texts, end = [], [], 0
+    for found in _VARYING.finditer(line):
+        parts.append(line[end : found.start()])
+        texts.append(found[0])
+        end = found.end()
+    return (*parts, line[end:]), texts
+
+
+def _pattern(parts: Sequence[str], columns: Sequence[Sequence[str]]) -> str | None:
+    """The pattern of one form; `parts` are the texts between its numbers, `columns` the numbers."""
+    values = [np.array([_value(text) for text in column]) for column in columns]
+    shares = {place for place, part in enumerate(parts[1:]) if part.startswith("%")}
+    steps = [place for place, column in enumerate(columns) if place not in shares and _is_step(column, values[place])]
+    if not steps:
+        return None
+    step = next((place for place in steps if _STEP_WORDS.search(parts[place])), steps[0])
+    losses = [
+        place
+        for place, column in enumerate(columns)
+        if place != step and _may_be_loss(column, values[place], values[step], parts[place])
+    ]
+    named = [place for place in losses if _LOSS_WORDS.search(parts[place])]
+    chosen = (named or sorted(losses, key=lambda place: _fall(values[place]), reverse=True))[:1]
+    if not chosen:
+        return None
+    groups = {step: "{step}", chosen[0]: "{loss}"}
+    for place, column in enumerate(columns):
+        if all(":" in text for text in column) and parts[place + 1].startswith("<"):
+            groups[place] = "{elapsed_s}"  # of a progress bar: [0:12<1:03, 9.8it/s]
+    return _spelled(parts, columns, groups)
+
+
+def _value(text: str) -> float:
+    number = parse_number(text)
+    return float("nan") if number is None else number
+
+
+def _is_step(texts: Sequence[str], values: Floats) -> bool:
+    """Whole numbers that rise by one stride, but for a first or last one."""
+    if not all(re.fullmatch(r"\d+(?:[,_]\d{3})*", text) for text in texts):
+        return False
+    strides = np.diff(values)
+    return bool((strides > 0).all() and (strides == np.median(strides)).mean() >= 0.6)
+
+
+def _may_be_loss(texts: Sequence[str], values: Floats, steps: Floats, before: str) -> bool:
+    """Numbers with decimals that fall, and not in proportion to the step, as what remains of the time does."""
+    if not any("." in text or "e" in text for text in texts) or not np.isfinite(values).all() or (values <= 0).any():
+        return False
+    if _LOSS_WORDS.search(before):
+        return True
+    if _OTHER_WORDS.search(before) or _fall(values) < _LITTLE or float(values.std()) == 0:
+        return False
+    return bool(abs(np.corrcoef(values, steps)[0, 1]) < 0.9995)
+
+
+def _fall(values: Floats) -> float:
+    """How far the last third lies below the first, as a share of the first."""
+    third = max(1, len(values) // 3)
+    first = float(values[:third].mean())
+    return (first - float(values[-third:].mean())) / first if first else 0.0
+
+
+def _spelled(parts: Sequence[str], columns: Sequence[Sequence[str]], groups: dict[int, str]) -> str:
+    """The form as a pattern, from a text before its first group to its last group."""
+    first, last = min(groups), max(groups)
+    made = "" if parts[first].strip() else "^"
+    start = 0 if made else first
+    for place in range(start, last + 1):
+        made += re.sub(r"(?:\\ |\\\t)+", r"\\s+", re.escape(parts[place]))
+        bar = parts[place].endswith("|") and not any(any(sign.isdigit() for sign in text) for text in columns[place])
+        made += groups.get(place, "[^|]*" if bar else r"\S+?")
+    return made

@@ -1,0 +1,207 @@
+"""What a trainer that is watched writes, read as a validation would read it, by each way that may fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from validator.files import Tree, reading_below
+from validator.ingest import collect_run
+from validator.ingest.logs import LogFiles, find_logs, log_lines, recognized
+from validator.ingest.table import has_steps
+from validator.init.numbers import inferred_pattern
+from validator.model.plan import RunSpec
+from validator.model.result import Result, Series
+from validator.model.runbook import TrainerMetrics
+
+_PRINT_READERS = ("nanogpt", "torchtitan", "megatron", "deepspeed", "llm.c", "hf-trainer")
+_FILE_READERS = ("lightning", "jsonl", "tensorboard", "wandb-offline", "mlflow-local")
+"""Names that `trainer.metrics.reader` takes, in the order in which they are preferred."""
+
+_CORE = ("loss", "step_time_s", "toks_per_s", "samples_per_s")
+_MAX_FILES = 20_000
+_OURS = ("arrivals.jsonl", "logs/stdout.log", "logs/stderr.log")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One way to read what the trainer writes: the mapping `trainer.metrics`, and what it gives.
+
+    `source` says what is read in words; `guessed` that the pattern was made from the numbers alone.
+    """
+
+    metrics: Mapping[str, Any]
+    source: str
+    result: Result
+    guessed: bool = False
+    by_epochs: bool = False
+
+    @property
+    def series(self) -> Mapping[str, Series]:
+        """The series that a row of a sample shows, and that bounds are about."""
+        return {name: self.result.series[name] for name in _CORE if name in self.result.series}
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether the loss is known."""
+        return "loss" in self.series
+
+    @property
+    def has_pace(self) -> bool:
+        """Whether the time of a step or a rate is known."""
+        return any(name in self.series for name in _CORE[1:])
+
+    @property
+    def complete(self) -> bool:
+        """Whether the loss and the pace are known."""
+        return self.has_loss and self.has_pace
+
+    @property
+    def order(self) -> tuple[bool, bool, bool]:
+        """Sorts the better ways before the others."""
+        return self.guessed, not self.has_loss, not self.has_pace
+
+    @property
+    def rows(self) -> int:
+        """Rows of the series that has the most."""
+        return max((len(one.steps) for one in self.series.values()), default=0)
+
+    @property
+    def last_step(self) -> int | None:
+        """The last step that is known."""
+        return max((int(one.steps[-1]) for one in self.series.values() if len(one.steps)), default=None)
+
+    @property
+    def stride(self) -> int:
+        """Steps from row to row, as a rule."""
+        strides = [int(np.median(np.diff(one.steps))) for one in self.series.values() if len(one.steps) > 2]
+        return max(1, min(strides, default=1))
+
+    def sample(self, most: int = 5) -> list[dict[str, float]]:
+        """The last rows, each as step and values."""
+        rows: dict[int, dict[str, float]] = {}
+        for name, one in self.series.items():
+            for step, value in zip(one.steps[-most:], one.values[-most:], strict=True):
+                rows.setdefault(int(step), {"step": int(step)})[name] = float(value)
+        return [rows[step] for step in sorted(rows)][-most:]
+
+
+def readings(spec: RunSpec, *, run_dir: Path) -> list[Reading]:
+    """Every way that gives rows, the best first."""
+    found = []
+    for metrics, source, guessed, by_epochs in _candidates(run_dir / spec.out):
+        reading = _read(spec, metrics, source, run_dir=run_dir, guessed=guessed, by_epochs=by_epochs)
+        if reading.rows:
+            found.append(reading)
+    found.sort(key=lambda one: one.order)  # stable: the preferred ones first
+    return _joined(spec, found, run_dir=run_dir)
+
+
+def _read(
+    spec: RunSpec, metrics: Mapping[str, Any], source: str, *, run_dir: Path, guessed: bool, by_epochs: bool
+) -> Reading:
+    declared = spec.model_copy(update={"metrics": TrainerMetrics.model_validate(metrics)})
+    return Reading(metrics, source, collect_run(declared, run_dir=run_dir, outcome=None), guessed, by_epochs)
+
+
+def _joined(spec: RunSpec, found: list[Reading], *, run_dir: Path) -> list[Reading]:
+    """The best one completed by another where it lacks the loss or the pace."""
+    best = found[0] if found else None
+    if best is None or best.complete:
+        return found
+    for other in found[1:]:
+        adds = (other.has_loss and not best.has_loss) or (other.has_pace and not best.has_pace)
+        both = _merged(best.metrics, other.metrics) if adds and not other.guessed else None
+        if both is not None:
+            source = f"{best.source}, and {other.source}"
+            joined = _read(spec, both, source, run_dir=run_dir, guessed=best.guessed, by_epochs=best.by_epochs)
+            if joined.complete:
+                return [joined, *found]
+    return found
+
+
+def _merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Both ways in one mapping; None where both need the same key."""
+    if set(one) & set(other) - {"reader"}:
+        return None
+    merged = {**one, **other}
+    if "reader" in one and "reader" in other:
+        merged["reader"] = [*one["reader"], *other["reader"]]
+    return merged
+
+
+_Candidate = tuple[dict[str, Any], str, bool, bool]
+
+
+def _candidates(out: Path) -> Iterator[_Candidate]:
+    """Each way that may fit: `trainer.metrics`, what it reads, whether it is guessed, whether a row is an epoch."""
+    with reading_below(out):
+        logs = find_logs(out)
+        tables = [path for path in grown_files(out) if Path(path).suffix == ".csv" and has_steps(out / path)]
+        known = recognized(logs.printed)
+        guess = None if known is not None else _guess(logs)
+    where = "what rank 0 prints" if logs.rank_out else "what it prints"
+    for name in _readers(_PRINT_READERS):
+        yield {"reader": [name]}, f"{where}, by the reader {name}", False, False
+    for table in tables:
+        yield {"csv": table}, f"the table {table}", False, False
+    for name in _readers(_FILE_READERS):
+        yield {"reader": [name]}, f"the files that the reader {name} knows", False, False
+    if known is not None:
+        path, recipe = known
+        by_epochs = recipe.name == "epochs"
+        yield {"stdout": recipe.pattern}, f"{where}, as lines of {recipe.name} ({path.name})", False, by_epochs
+    if guess is not None:
+        rows = "{row}" in guess
+        how = "each line that names a loss is a step" if rows else "numbers that rise like steps and fall like a loss"
+        yield {"stdout": guess}, f"{where}: {how}", True, False
+
+
+def _readers(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of the readers' names that this version's runbooks may hold."""
+    return names if "reader" in TrainerMetrics.model_fields else ()
+
+
+def _guess(logs: LogFiles) -> str | None:
+    for path in logs.printed:
+        pattern = inferred_pattern(text for _, text in log_lines(path))
+        if pattern is not None:
+            return pattern
+    return None
+
+
+def grown_files(folder: Path, before: Mapping[str, tuple[int, int]] | None = None) -> dict[str, tuple[int, int]]:
+    """Regular files below a folder that are not as they were `before`, by relative path: size and time of change.
+
+    Logs that validator itself keeps, hidden folders and environments are left out.
+    """
+    found: dict[str, tuple[int, int]] = {}
+    try:
+        with Tree(folder) as tree:
+            for count, entry in enumerate(tree.walk()):
+                path = entry.path
+                parts = Path(path).parts
+                if count > _MAX_FILES:
+                    break
+                hidden = any(part.startswith(".") or part in ("node_modules", "site-packages") for part in parts)
+                if entry.kind != "file" or hidden or path in _OURS or path.startswith("logs/ranks/"):
+                    continue
+                now = entry.bytes, entry.mtime_ns
+                if before is None or before.get(path) != now:
+                    found[path] = now
+    except OSError:
+        return found
+    return found
+
+
+def first_lines(out: Path, most: int = 8) -> list[str]:
+    """The first lines that were printed, of the first log that has any; and its last ones where it has more."""
+    for path in find_logs(out).printed:
+        lines = [text for _, text in log_lines(path) if text.strip()]
+        if lines:
+            return lines if len(lines) <= most else [*lines[: most // 2], "…", *lines[-most // 2 :]]
+    return []

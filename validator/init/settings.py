@@ -1,0 +1,197 @@
+"""The settings of a command that a validation sets itself: how long the trainer runs, and where it writes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+What = Literal["steps", "epochs", "out"]
+
+_STEPS = (
+    *("max_steps", "max_iters", "train_iters", "training.steps", "max_train_steps", "num_train_steps", "num_steps"),
+    *(
+        "train_steps",
+        "total_steps",
+        "total_iters",
+        "num_iterations",
+        "max_iterations",
+        "num_training_steps",
+        "max_iter",
+    ),
+    *("training_steps", "train.steps", "steps", "n_steps", "nsteps", "iterations", "num_iters", "n_iters", "iters"),
+    *("total_iterations", "max_update", "max_updates", "num_updates", "max_step"),
+)
+_EPOCHS = ("num_train_epochs", "max_epochs", "num_epochs", "n_epochs", "max_epoch", "train_epochs", "epochs", "epoch")
+_OUT = (
+    *(
+        "output_dir",
+        "out_dir",
+        "default_root_dir",
+        "dump_folder",
+        "outdir",
+        "save_dir",
+        "work_dir",
+        "run_dir",
+        "exp_dir",
+    ),
+    *("experiment_dir", "results_dir", "result_dir", "project_dir", "output_path", "output_folder", "output", "out"),
+    *("hydra.run.dir", "save_path", "save", "logging_dir", "log_dir", "logdir", "tensorboard_dir"),
+)
+_NAMES: dict[What, tuple[str, ...]] = {"steps": _STEPS, "epochs": _EPOCHS, "out": _OUT}
+"""Names of settings as common trainers have them, the likelier ones first."""
+
+_PERHAPS_OUT = ("checkpoint_dir", "ckpt_dir", "checkpoint_path", "ckpt_path", "save_folder")
+"""Names of folders that a trainer may write to, or read from."""
+
+_LONELY = frozenset({"steps", "epoch", "out", "output", "save"})
+"""Names that mean this only where nothing stands before them: `eval.steps` is another setting."""
+
+_ASSIGNED = re.compile(r"(--?|\+{1,2})?([A-Za-z][\w.-]*)=(.*)", re.DOTALL)  # --max-steps=5 | +trainer.max_steps=5
+_COUNT = re.compile(r"-?\d[\d_]*(?:\.0*)?(?:[eE]\+?\d+)?")  # 600 | 10_000 | 1e5 | -1
+
+
+@dataclass(frozen=True)
+class SetByUs:
+    """A setting that the runbook holds as a placeholder. `value` is what the command had there, None if it had none."""
+
+    what: What
+    name: str
+    value: str | None
+    written: str
+    """As the runbook's command has it: `--max_iters={steps}`."""
+
+    @property
+    def count(self) -> int | None:
+        """The steps or epochs that the command asked for; None where it asked for no number above 0."""
+        if self.value is None or not _COUNT.fullmatch(self.value):
+            return None
+        number = int(float(self.value.replace("_", "")))
+        return number if number > 0 else None
+
+
+def meaning_of(name: str) -> What | None:
+    """What a setting is by its name: `--training.steps`, `trainer.max_epochs`, `output-dir`."""
+    flat = name.lstrip("-+").replace("-", "_").lower()
+    last = flat.rpartition(".")[2]
+    for what, names in _NAMES.items():
+        if flat in names or (last in names and last not in _LONELY):
+            return what
+    return None
+
+
+def with_placeholders(
+    words: Sequence[str], *, length: Literal["steps", "epochs"] = "steps"
+) -> tuple[tuple[str, ...], tuple[SetByUs, ...]]:
+    """A command with `{steps}` and `{out}` in it where its settings of length and folder are, and these settings.
+
+    A length in epochs stays, unless a row of what the trainer writes is an epoch: how many steps it has is not known.
+    """
+    found = list(_found(words))
+    lengths = [_NAMES[what].index(_known(name, what)) for _, what, name, _ in found if what == length]
+    best = min(lengths, default=None)
+    made = [_escaped(word) for word in words]
+    ours: list[SetByUs] = []
+    folders = 0
+    for index, what, name, value in found:
+        if what == length and _NAMES[what].index(_known(name, what)) != best:
+            continue
+        folders += what == "out"
+        filled = "{steps}" if what == length else _folder(name, value, first=folders == 1)
+        if what not in (length, "out"):
+            written = words[index]
+        elif "=" in words[index]:
+            written = f"{words[index].partition('=')[0]}={filled}"
+            made[index] = written
+        else:
+            made[index + 1], written = filled, f"{words[index]} {filled}"
+        ours.append(SetByUs(what, name, value, written))
+    return tuple(made), tuple(ours)
+
+
+def _folder(name: str, value: str, *, first: bool) -> str:
+    """The output folder in place of what the command names; below it where that is a file, or a second folder."""
+    if Path(value).suffix:
+        return f"{{out}}/{Path(value).name}"
+    return "{out}" if first else f"{{out}}/{_known(name, 'out')}"
+
+
+def _known(name: str, what: What) -> str:
+    """The name under which the table has it."""
+    flat = name.lstrip("-+").replace("-", "_").lower()
+    return flat if flat in _NAMES[what] else flat.rpartition(".")[2]
+
+
+def _found(words: Sequence[str]) -> Iterator[tuple[int, What, str, str]]:
+    """Each setting that is one of ours: the word's index, what it is, its name and its value."""
+    for index, word in enumerate(words):
+        assigned = _ASSIGNED.fullmatch(word)
+        if assigned is not None:
+            name, value = (assigned[1] or "") + assigned[2], assigned[3]
+        elif word.startswith("-") and index + 1 < len(words):
+            name, value = word, words[index + 1]
+        else:
+            continue
+        what = meaning_of(name)
+        names_folder = bool(value) and (assigned is not None or not value.startswith("-"))
+        if what is not None and (names_folder if what == "out" else _COUNT.fullmatch(value)):
+            yield index, what, name, value
+
+
+def perhaps_folders(words: Sequence[str]) -> Iterator[str]:
+    """Settings that may name a folder that the trainer writes to; they are left as they are."""
+    for word in words:
+        name = word.partition("=")[0]
+        if name.startswith("-") and name.lstrip("-").replace("-", "_").lower() in _PERHAPS_OUT:
+            yield name
+
+
+def _escaped(word: str) -> str:
+    """A word that holds braces of its own, so that they are taken for no placeholder."""
+    doubtful = re.search(r"\{[a-z_][a-z0-9_]*\}|\{\{|\}\}", word)
+    return word.replace("{", "{{").replace("}", "}}") if doubtful else word
+
+
+# What a trainer offers though the command does not use it.
+
+_OPTION = re.compile(r"(?<![\w-])--([A-Za-z][\w.-]*)")
+_PARSERS = ("argparse", "ArgumentParser", "HfArgumentParser", "click", "typer", "fire", "absl", "tyro", "jsonargparse")
+_CONFIGURATOR = re.compile(r"exec\(open\(['\"][\w./]*configurator\.py['\"]\)")
+_ASSIGNMENT = re.compile(r"^([a-z_]\w*) *= *[^=]", re.MULTILINE)
+
+
+def offered_in(source: str) -> tuple[str, ...]:
+    """Settings, as `--name=`, that a script takes by a `configurator.py`, which sets its own global variables."""
+    if not _CONFIGURATOR.search(source):
+        return ()
+    return tuple(f"--{name}=" for name in dict.fromkeys(_ASSIGNMENT.findall(source)))
+
+
+def has_parser(source: str) -> bool:
+    """Whether a script reads its arguments by a library that knows --help."""
+    return any(re.search(rf"\b{name}\b", source) for name in _PARSERS)
+
+
+def offered_by_help(text: str) -> tuple[str, ...]:
+    """Settings, as `--name`, that the text of --help lists."""
+    return tuple(dict.fromkeys(f"--{name}" for name in _OPTION.findall(text)))
+
+
+def chosen_from(offered: Iterable[str], what: What) -> str | None:
+    """The likeliest setting of this kind among those that a trainer offers; None where there is none."""
+    names: dict[str, str] = {}
+    for option in offered:
+        bare = option.rstrip("=")
+        folder = what != "out" or re.search(r"(?:dir|folder)$", bare) is not None
+        if meaning_of(bare) == what and folder:
+            names.setdefault(_known(bare, what), option)
+    return next((names[name] for name in _NAMES[what] if name in names), None)
+
+
+def added(option: str, what: What) -> tuple[tuple[str, ...], SetByUs]:
+    """The words that give a setting its placeholder, and the setting."""
+    filled = "{steps}" if what == "steps" else "{out}"
+    words = (f"{option}{filled}",) if option.endswith("=") else (option, filled)
+    return words, SetByUs(what, option.rstrip("="), None, " ".join(words))

@@ -1,0 +1,282 @@
+"""A command watched for a short while: started as a validation would start it, and ended when enough is known."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from validator.errors import ExitCode, UserError
+from validator.ingest.logs import find_logs, log_lines, tail
+from validator.init.command import TrainerCommand, nproc_key, trainer_keys, understand
+from validator.init.launch import Launch, visible_gpus
+from validator.init.reading import Reading, first_lines, grown_files, readings
+from validator.model.plan import RunSpec
+from validator.model.record import Outcome
+from validator.model.runbook import Runbook
+from validator.pipeline.session import RunContext, locked, open_runner
+from validator.plan import plan_phase
+from validator.secrets.masking import mask_of
+from validator.supervise.monitor import Progress
+from validator.supervise.termination import Grace
+from validator.supervise.wait import CancelToken
+
+ENOUGH_ROWS = 10
+"""Two rows of the start, and eight more."""
+
+_PATIENCE_S = 5.0
+"""Shortest further time in which a loss, or a pace, may still appear."""
+
+_HELP_S = 30.0
+_TERM_S = 15.0
+_LOOK_S = 0.25
+_STEPS = 1000
+"""Steps that the trainer is asked for where the command says none; it is ended long before."""
+
+_LOOKS = 3
+"""Looks that see a further step: the time between them is that of the steps, by validator's own clock."""
+
+_DONE = "enough was seen"
+
+
+class Interrupted(UserError):
+    """The user asked to stop while the command was watched; nothing is left running."""
+
+    exit_code = ExitCode.INTERRUPTED
+
+
+class CommandFailed(UserError):
+    """The command ended by itself, not well, before it wrote anything that could be read. The message shows its end."""
+
+
+@dataclass(frozen=True)
+class Watched:
+    """What was seen of a command.
+
+    `reading` is the best way to read what it writes, None where none is known; `step_s` the time of a step by
+    validator's clock; `failure` how it ended where it ended by itself and not well; `lines` are the first ones that
+    were printed, `files` those that grew in the output folder and `outside` those in the working folder.
+    """
+
+    command: TrainerCommand
+    reading: Reading | None
+    seconds: float
+    step_s: float | None
+    gpus: int
+    failure: str | None = None
+    lines: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+    outside: tuple[str, ...] = ()
+
+    @property
+    def complete(self) -> bool:
+        """Whether the loss and the pace are known."""
+        return self.reading is not None and self.reading.complete
+
+    def notes(self) -> Iterator[str]:
+        """What a person should know of how the command was taken, and of how it ended."""
+        yield from self.command.notes()
+        if self.failure is not None:
+            yield f"it did not come to its end while it was watched: {self.failure}"
+
+
+@dataclass
+class _Watcher:
+    """Looks at what the command writes until it is enough, and then asks for the end."""
+
+    spec: RunSpec
+    run_dir: Path
+    cancel: CancelToken
+    seconds: float
+    before: Mapping[str, tuple[int, int]] | None
+    """Files of the working folder at the start; None where it is known that the trainer writes elsewhere."""
+
+    next_s: float = 0.0
+    walk_s: float = 0.0
+    outside_s: float | None = None
+    enough_s: float | None = None
+    steps: list[tuple[float, int]] = field(default_factory=list)
+
+    def look(self, progress: Progress) -> None:
+        """Called about once in `_LOOK_S`; a costly look is followed by a longer pause."""
+        began = time.monotonic()
+        if self.cancel.requested or began < self.next_s:
+            return
+        best = next(iter(readings(self.spec, run_dir=self.run_dir)), None)
+        now = time.monotonic()
+        self.next_s = now + max(_LOOK_S, 3 * (now - began))
+        if best is not None:
+            step = best.last_step
+            if step is not None and (not self.steps or step > self.steps[-1][1]):
+                self.steps.append((began, step))
+            if self._enough(best, now):
+                self.cancel.request(_DONE)
+        if self.before is not None and not (best is not None and best.complete) and self._writes_outside(now):
+            self.cancel.request(_DONE)
+        if progress.elapsed_s >= self.seconds:
+            self.cancel.request(_DONE)
+
+    def _enough(self, best: Reading, now: float) -> bool:
+        if best.rows < ENOUGH_ROWS or len(self.steps) < _LOOKS:
+            return False
+        if best.complete and not best.guessed:
+            return True
+        self.enough_s = now if self.enough_s is None else self.enough_s
+        began = now if not self.steps else self.steps[0][0]
+        return now - self.enough_s >= max(_PATIENCE_S, (self.enough_s - began) / 2)
+
+    def _writes_outside(self, now: float) -> bool:
+        """Whether a logger's file has been growing in the working folder for a while."""
+        if now >= self.walk_s and self.before is not None:
+            found = any(map(_holds_metrics, grown_files(Path.cwd(), self.before)))
+            self.walk_s = now + max(1.0, 20 * (time.monotonic() - now))
+            if found and self.outside_s is None:
+                self.outside_s = now
+        return self.outside_s is not None and now - self.outside_s >= 2 * _PATIENCE_S
+
+    @property
+    def step_s(self) -> float | None:
+        """Time of a step between the first look that saw one and the last."""
+        if len(self.steps) < 2:
+            return None
+        (then, first), (now, last) = self.steps[0], self.steps[-1]
+        return (now - then) / (last - first)
+
+
+def watch(command: Sequence[str], *, seconds: float, lock: bool, note: Callable[[str], None]) -> Watched:
+    """Start a command, look at what it writes, and end it; no process of it is left.
+
+    One that writes its metrics to its working folder, and knows no other, is watched again in a folder of its own.
+
+    Raises:
+        UserError: when the command starts nothing, or ends badly before it wrote anything that could be read.
+        Interrupted: when the user asks to stop.
+        Unable: when another validation holds the machine.
+    """
+    gpus = visible_gpus()
+    with locked(_runbook({"id": "p", "kind": "preflight"}, hardware={"gpus": gpus}), enabled=lock) as held:
+        held.name(Path.cwd())
+        with _runner() as runner:
+            understood = understand(command, help_of=partial(_help_text, runner, note))
+        note(f"watching {understood.shown} for at most {seconds:g} s")
+        seen = _watched(understood, seconds=seconds, gpus=gpus)
+        if seen.complete or understood.folder is not None or not any(map(_holds_metrics, seen.outside)):
+            return seen
+        note("it writes to its working folder; watching it again in a folder of its own")
+        try:
+            again = _watched(understood.in_its_folder(), seconds=seconds, gpus=gpus)
+        except CommandFailed:
+            return seen  # it needs what is beside it
+    better = again.reading is not None and (seen.reading is None or again.reading.order < seen.reading.order)
+    return again if better else seen
+
+
+def _watched(command: TrainerCommand, *, seconds: float, gpus: int) -> Watched:
+    with _runner() as runner:
+        spec = _trial(command, run_dir=runner.run_dir)
+        before = grown_files(Path.cwd())
+        watcher = _Watcher(spec, runner.run_dir, runner.cancel, seconds, None if command.folder else before)
+        began = time.monotonic()
+        outcome = runner.carry_out(spec, mask=mask_of(spec), on_progress=watcher.look)
+        _require_calm(runner.cancel)
+        out = runner.run_dir / spec.out
+        best = next(iter(readings(spec, run_dir=runner.run_dir)), None)
+        failed = outcome.reason == "exited" and outcome.rc != 0
+        if best is None and failed:
+            raise CommandFailed(_failure(command, outcome, out))
+        return Watched(
+            command=_counting_as(best, command),
+            reading=best,
+            seconds=time.monotonic() - began,
+            step_s=watcher.step_s or _own_step_s(best),
+            gpus=min(gpus, max(1, command.nproc)),
+            failure=outcome.last.detail if failed else None,
+            lines=tuple(first_lines(out)),
+            files=tuple(grown_files(out)),
+            outside=tuple(grown_files(Path.cwd(), before)),
+        )
+
+
+def _counting_as(reading: Reading | None, command: TrainerCommand) -> TrainerCommand:
+    """The command with the length that fits what its output calls a step."""
+    if reading is None:
+        return command
+    if "{row}" in str(reading.metrics.get("stdout", "")):
+        return command.by_lines()
+    return command.by_epochs() if reading.by_epochs else command
+
+
+def _holds_metrics(path: str) -> bool:
+    """Whether a file is one of those that loggers write, by its name."""
+    name = Path(path).name
+    return Path(name).suffix in (".csv", ".jsonl", ".wandb") or name.startswith("events.out.tfevents.")
+
+
+@contextmanager
+def _runner() -> Iterator[RunContext]:
+    """What the command is started with, in a folder that is gone afterwards."""
+    with (
+        TemporaryDirectory(prefix="validator-init-", ignore_cleanup_errors=True) as folder,
+        open_runner(Path(folder).resolve(), busy=lambda: f"another process works in {folder}") as runner,
+    ):
+        yield replace(runner, grace=Grace(term_s=_TERM_S))
+
+
+def _runbook(phase: Mapping[str, Any], **more: Any) -> Runbook:
+    return Runbook.model_validate({"schema": 1, "name": "init", "phases": [phase], **more})
+
+
+def _trial(command: TrainerCommand, *, run_dir: Path) -> RunSpec:
+    """The run that is watched, planned as a phase of the runbook would be, with the length of the command."""
+    steps = (command.length.count if command.length is not None else None) or _STEPS
+    silent = {"interval": f"{_LOOK_S}s", "first_step": "1d", "stall": "1d", "halt": False}
+    runbook = _runbook(
+        {"id": "watched", "kind": "train", "steps": steps, "warmup_steps": 0},
+        trainer=trainer_keys(command, base=Path("/")),
+        defaults={"nproc": nproc_key(command), "timeout": "1d", "watchdog": silent, "env": dict(command.launch.env)},
+    )
+    (spec,) = plan_phase(runbook, runbook.phases[0], run_dir=run_dir).runs
+    return spec
+
+
+def _help_text(runner: RunContext, note: Callable[[str], None], launch: Launch) -> str:
+    """What a program of Python prints for --help; nothing where it does not end by itself soon."""
+    words = [launch.python or sys.executable, *launch.words[: 2 if launch.words[0] == "-m" else 1], "--help"]
+    note(f"asking {' '.join(words[1:])} which settings it has")
+    escaped = [word.replace("{", "{{").replace("}", "}}") for word in words]
+    env = {"COLUMNS": "200", **launch.env}
+    runbook = _runbook({"id": "help", "kind": "command", "run": escaped, "env": env, "timeout": f"{_HELP_S}s"})
+    (spec,) = plan_phase(runbook, runbook.phases[0], run_dir=runner.run_dir).runs
+    outcome = runner.carry_out(spec, mask=mask_of(spec))
+    _require_calm(runner.cancel)
+    if not outcome.ok:
+        return ""
+    return "\n".join(text for path in find_logs(runner.run_dir / spec.out).printed for _, text in log_lines(path))
+
+
+def _require_calm(cancel: CancelToken) -> None:
+    """Raises Interrupted when it was the user who asked for the end."""
+    if cancel.requested and (cancel.why != _DONE or cancel.urgent):
+        raise Interrupted("interrupted; nothing is left running, and nothing was written")
+
+
+def _failure(command: TrainerCommand, outcome: Outcome, out: Path) -> str:
+    """How a command ended that wrote nothing of use, with its last lines."""
+    logs = find_logs(out)
+    ends = (tail(path, lines=12) for path in reversed(logs.printed))
+    shown = "".join(f"\n    {line}" for line in next((lines for lines in ends if lines), ()))
+    return f"{command.shown}: {outcome.last.detail or 'it failed'}, before it wrote a step.{shown}"
+
+
+def _own_step_s(reading: Reading | None) -> float | None:
+    """The time of a step as the trainer itself says it."""
+    times = None if reading is None else reading.series.get("step_time_s")
+    return None if times is None or not len(times.values) else float(np.median(times.values))

@@ -1,0 +1,202 @@
+"""`init` carried out: the command is watched, the runbook written, or bounds are taken from a run."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from validator.errors import ExitCode, UserError, disk_errors
+from validator.files import replace_file
+from validator.init.command import name_of
+from validator.init.draft import draft, soak_lines, soak_steps
+from validator.init.launch import launch_of
+from validator.init.watched import Watched, watch
+from validator.kinds.registry import loads
+from validator.model.expression import open_reference
+from validator.model.runbook import Runbook, TrainPhase
+from validator.model.verdict import ValidationReport
+from validator.pipeline.baseline import make_baseline
+from validator.pipeline.evaluate import stored_report
+from validator.runbook import LoadedRunbook, RunbookError
+from validator.runs.folder import FolderError, RunFolder
+
+Note = Callable[[str], None]
+"""Takes a line about the progress."""
+
+
+class Exists(UserError):
+    """A file that is not overwritten unless the user says so."""
+
+
+@dataclass(frozen=True)
+class InitRequest:
+    """What the user asked for. `out` is the runbook to write, by default named after the program."""
+
+    command: tuple[str, ...]
+    seconds: float = 60.0
+    out: Path | None = None
+    force: bool = False
+    lock: bool = True
+
+
+@dataclass(frozen=True)
+class Initiated:
+    """A runbook that was written, and what was seen of the command that it is for."""
+
+    path: Path
+    text: str
+    runbook: Runbook
+    watched: Watched
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """0 where the runbook can be run as it is; 2 where a person must say first how the output is read."""
+        return ExitCode.USAGE if self.watched.reading is None else ExitCode.GO
+
+    def as_dict(self) -> dict[str, Any]:
+        """What `init --json` prints."""
+        watched, reading = self.watched, self.watched.reading
+        return {
+            "schema_version": 1,
+            "runbook": str(self.path),
+            "recognized": reading is not None,
+            "seconds": round(watched.seconds, 1),
+            "launcher": watched.command.launch.launcher,
+            "nproc": watched.command.nproc,
+            "command": list(watched.command.words),
+            "settings": [{"name": one.name, "was": one.value, "written": one.written} for one in watched.command.ours],
+            "notes": list(watched.notes()),
+            "metrics": None if reading is None else dict(reading.metrics),
+            "source": None if reading is None else reading.source,
+            "guessed": reading is not None and reading.guessed,
+            "rows": [] if reading is None else reading.sample(),
+            "step_time_s": watched.step_s,
+            "lines": list(watched.lines) if reading is None else [],
+            "files": list(watched.files),
+            "outside": list(watched.outside),
+        }
+
+
+def init(request: InitRequest, *, note: Note) -> Initiated:
+    """Watch a command and write a runbook for it.
+
+    Raises:
+        Exists: when the runbook is there already; nothing has been started then.
+        UserError: when the command starts nothing, or fails.
+        Unable: when the machine or the disk refuses.
+    """
+    name = name_of(launch_of(request.command))
+    path = request.out or Path(f"{name}.yaml")
+    _require_free(path, force=request.force)
+    watched = watch(request.command, seconds=request.seconds, lock=request.lock, note=note)
+    text = draft(watched, name=name, base=_folder(path))
+    runbook = loads(text, file=str(path))
+    with disk_errors(path, command="validator init -- COMMAND"):
+        replace_file(path, text)
+    return Initiated(path, text, runbook, watched)
+
+
+def _folder(path: Path) -> Path:
+    return (Path.cwd() / path).parent
+
+
+def _require_free(path: Path, *, force: bool) -> None:
+    if path.exists() and not force:
+        raise Exists(f"{path} exists; choose another with -o FILE, or pass --force")
+
+
+@dataclass(frozen=True)
+class TrialRunbook:
+    """A runbook that was made for one run of a command, and what was seen of the command."""
+
+    loaded: LoadedRunbook
+    source: str
+
+
+def runbook_for(request: InitRequest, *, steps: int | None, note: Note) -> TrialRunbook:
+    """Watch a command and make the runbook by which it is judged once; nothing but its run folder will hold it.
+
+    Raises:
+        UserError: when the command starts nothing, fails, or writes nothing that is recognized.
+        Unable: when the machine refuses.
+    """
+    watched = watch(request.command, seconds=request.seconds, lock=request.lock, note=note)
+    name = name_of(watched.command.launch)
+    if watched.reading is None:
+        raise UserError(
+            f"{watched.command.shown} wrote nothing in {watched.seconds:.0f} s that is recognized, so no run of it can "
+            "be judged. If it was still starting, give it longer: --seconds 5m. Else `validator init -- COMMAND` shows "
+            "what was seen, and writes a runbook in which you say how its output is read"
+        )
+    path = Path(f"{name}.yaml")
+    text = draft(watched, name=name, base=Path("/"), steps=steps, soak=False)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return TrialRunbook(LoadedRunbook(loads(text, file=str(path)), path, digest, text), watched.reading.source)
+
+
+@dataclass(frozen=True)
+class FromRun:
+    """A runbook whose bounds come from a run, these bounds as text, and codes of warnings that the run had."""
+
+    path: Path
+    bounds: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+
+
+def from_run(run: Path, *, out: Path | None, force: bool) -> FromRun:
+    """Write the runbook of a run, with bounds from it, and a soak where it has none.
+
+    Raises:
+        FolderError: when the run is none, was bad, or measured nothing.
+        Exists: when the runbook is there already.
+        Unable: when it cannot be written.
+    """
+    folder = RunFolder.open(run)
+    path = out or Path(f"{folder.header.runbook.name}.yaml")
+    _require_free(path, force=force)
+    report = stored_report(folder)
+    _require_good(report)
+    made = make_baseline([run], runbook=None, margin=0.02, allow_not_go=True)
+    text = _with_soak(made.text, folder.header.runbook, report)
+    with disk_errors(path, command=f"validator init --from-run {run}"):
+        replace_file(path, text)
+    warnings = tuple(dict.fromkeys(one.code for one in report.findings if one.severity == "warning"))
+    return FromRun(path, tuple(f"{one.phase}: {one.expr} {one.unit}".rstrip() for one in made.bounds), warnings)
+
+
+def _require_good(report: ValidationReport) -> None:
+    """A run whose values may be bounds ended GO, or waits for nothing but bounds."""
+    veto = next((one.code for one in report.findings if one.severity == "veto"), None)
+    unmet = [
+        f"{phase.id}: {one.text}"
+        for phase in report.phases
+        if phase.required
+        for one in phase.criteria
+        if one.required and one.status != "PASS" and open_reference(one.text) is None
+    ]
+    why = f"the veto {veto}" if veto is not None else unmet[0] if unmet else None
+    if why is not None or report.decision in ("NO_GO", "IN_PROGRESS"):
+        raise FolderError(
+            f"{report.run_id} is no measure for others: {why or report.why.rstrip('.')}; take a run that lacks nothing "
+            "but its bounds"
+        )
+
+
+def _with_soak(text: str, runbook: Runbook, report: ValidationReport) -> str:
+    """The text with a soak behind its phases, where there is none and a phase of one run says how long it takes."""
+    runs = [run for phase in report.phases for run in phase.runs if run.outcome is not None and run.metrics]
+    phases = [phase for phase in runbook.phases if isinstance(phase, TrainPhase)]
+    if len(runbook.phases) != 1 or not phases or phases[0].id != "baseline" or not runs:
+        return text
+    seconds = (runs[0].outcome or {}).get("duration_s")
+    step_s = float(seconds) / phases[0].steps if isinstance(seconds, (int, float)) and seconds > 0 else None
+    steps = soak_steps(phases[0].steps, step_s)
+    longer = "\n".join((text.rstrip("\n"), "", *soak_lines(frozenset(runs[0].metrics), steps=steps))) + "\n"
+    try:
+        loads(longer)
+    except RunbookError:  # its phases are not the last thing in it, or are laid out in another way
+        return text
+    return longer
