@@ -154,7 +154,7 @@ def test_three_commands_lead_to_a_decision(cli, workdir: Path) -> None:
     first = cli("run", "--steps", "80", "--", "python", script.name)
     assert (first.rc, "INCONCLUSIVE" in first.out) == (3, True), first.out + first.err
     (run,) = (workdir / "reports").glob("*my-train*")
-    assert f"Next    validator init --from-run reports/{run.name}" in first.out
+    assert f"Command validator init --from-run reports/{run.name}" in first.out
     second = cli("init", "--from-run", f"reports/{run.name}")
     assert second.rc == 0, second.err
     assert "step_time_s.mean <= " in second.out
