@@ -37,16 +37,21 @@ def command(
         except RunbookError as error:
             problems.extend(error.problems)
     if as_json:
-        warnings = [dataclasses.asdict(warning) for loaded in good for warning in loaded.warnings]
+        warnings = [dataclasses.asdict(warning) for loaded in good for warning in _warnings(loaded)]
         mistakes = [dataclasses.asdict(problem) for problem in problems]
         print_json({"ok": not problems, "problems": mistakes, "warnings": warnings})
     else:
         for loaded in good:
             typer.echo(f"{loaded.path}: ok, {len(loaded.runbook.phases)} phases")
-            for warning in loaded.warnings:
+            for warning in _warnings(loaded):
                 typer.echo(f"{warning.place}: warning: {warning.message}\n  fix: {warning.fix}", err=True)
         for problem in problems:
             typer.echo(str(problem), err=True)
         if problems:
             typer.echo(f"{len(problems)} problem{'s' if len(problems) > 1 else ''}", err=True)
     raise typer.Exit(ExitCode.USAGE if problems else 0)
+
+
+def _warnings(loaded: LoadedRunbook) -> tuple[Problem, ...]:
+    """What is absent here may be present on the machine that the runbook is for."""
+    return (*loaded.warnings, *loaded.absent)

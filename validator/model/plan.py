@@ -6,11 +6,13 @@ from typing import Literal
 
 from pydantic import Field
 
+from validator.model.launching import Launcher
 from validator.model.runbook import Setting, TrainerMetrics, TrainingPhase, Watchdog
 from validator.model.schemas import KindName, schema_of
 from validator.model.units import Frozen, PathBelow
 
-Launcher = Literal["exec", "python", "torchrun"]
+Started = Literal["exec", Launcher]
+"""`exec` is a program of a phase that runs no trainer; the others are launchers of the trainer."""
 
 Role = Literal["measure", "smoke", "nsys"]
 """`measure` decides the phase, `smoke` is the data-loader smoke test, `nsys` only leaves evidence."""
@@ -30,12 +32,15 @@ class RunSpec(Frozen):
     repeat: int = Field(1, ge=1, description="1-based.")
     role: Role = "measure"
     remedy: str | None = Field(None, description="The remedy that is tried by this run, after the phase had failed.")
-    launcher: Launcher
+    launcher: Started
     argv: tuple[str, ...]
     env: dict[str, str] = Field(description="Added to the environment, never replacing it.")
+    python: str | None = Field(
+        None, description="The trainer's own interpreter, where that is not validator's: its folder is first in PATH."
+    )
     cwd: str | None = None
     out: PathBelow
-    nproc: int = Field(0, ge=0, description="0 when not started by torchrun.")
+    nproc: int = Field(0, ge=0, description="Ranks, by the launcher or the trainer itself; 0 where unknown.")
     steps: int | None = None
     warmup_steps: int = 0
     tokens_per_step: int | None = Field(None, description="Tokens of an optimizer step, all ranks, as declared.")
@@ -62,7 +67,7 @@ class RunSpec(Frozen):
 
     @property
     def ranks(self) -> int | None:
-        """Ranks that the launcher starts; None for a plain process, which may start any number of workers itself."""
+        """Ranks of the run; None for a process of which no number is known: it may start any number of workers."""
         return self.nproc or None
 
     @property

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +23,7 @@ from validator.pipeline.compare import facts_of
 from validator.pipeline.evaluate import stored_report
 from validator.pipeline.live_report import LiveReport
 from validator.pipeline.resume_state import ResumeState, read_resume_state
+from validator.plan.launchers import trainer_python
 from validator.report.terminal import make_observer
 from validator.report.terminal.observer import Observer
 from validator.report.write import render_json
@@ -38,7 +39,7 @@ from validator.supervise.monitor import Progress
 from validator.supervise.supervisor import supervise
 from validator.supervise.termination import end_marked
 from validator.supervise.wait import CancelToken, cancel_on_signals
-from validator.system.preflight import missing_hardware
+from validator.system.preflight import missing_hardware, repository_of
 from validator.system.snapshot import snapshot
 
 
@@ -71,6 +72,13 @@ def require_hardware(runbook: Runbook) -> None:
     """Raises Unable with a sentence when the machine lacks what the runbook was written for."""
     missing = missing_hardware(runbook)
     if missing is not None:
+        raise Unable(missing)
+
+
+def require_start(absent: Iterable[str]) -> None:
+    """Raises Unable when something that the trainer is started with is absent: sentences, each with its fix."""
+    missing = "; ".join(absent)
+    if missing:
         raise Unable(missing)
 
 
@@ -234,10 +242,16 @@ _HARDWARE = ("cpu.model", "cpu.cores_logical", "gpus")
 """Facts that identify a machine. A host's name does not: a container gets a new one at each start."""
 
 
+def _snapshot(folder: RunFolder) -> dict[str, Any]:
+    runbook = folder.header.runbook
+    python = trainer_python(runbook.trainer, own=folder.header.python)
+    return snapshot(folder.root, trainer_python=python, repository=repository_of(runbook))
+
+
 def record_machine(session: Session) -> None:
     """Take the snapshot of the machine into environment.json; a resumed validation adds what has changed since."""
     folder = session.folder
-    found = snapshot(folder.root, trainer_python=folder.header.python)
+    found = _snapshot(folder)
     before = folder.load_environment()
     if session.resume_state.resumed and before:
         changed = changes(before, found)
@@ -281,7 +295,7 @@ def require_same_machine(folder: RunFolder, runbook: Runbook) -> None:
                 "`validator run`."
             )
         return
-    changed = changes(before, snapshot(folder.root, trainer_python=folder.header.python))
+    changed = changes(before, _snapshot(folder))
     watched = _HARDWARE if runbook.hardware.gpus else _HARDWARE[:2]
     for what, (was, now) in changed.items():
         if what.startswith(watched):

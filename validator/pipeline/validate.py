@@ -24,12 +24,14 @@ from validator.pipeline.session import (
     require_hardware,
     require_idle,
     require_same_machine,
+    require_start,
     working_folder,
 )
 from validator.pipeline.write import Finished, render, report
 from validator.plan import first_plan, make_plan
 from validator.report.write import ReportPaths
 from validator.runbook import find
+from validator.runbook.places import absent
 from validator.runs.folder import RunFolder, require_made_from, utc_now
 from validator.runs.replay import RunEnd, ending, events_of, lacked_room, pending
 
@@ -56,6 +58,7 @@ def execute(request: RunRequest, *, quiet: bool = False) -> Finished:
     """
     loaded = load(find(request.runbook), overrides=request.overrides)
     plan = first_plan(loaded.runbook, only=request.only, skip=request.skip)
+    require_start(f"{one.message}; {one.fix}" for one in loaded.absent)
     require_hardware(loaded.runbook)
     with locked(loaded.runbook, enabled=request.lock) as lock:
         with disk_errors(request.parent, command=f"validator run {request.runbook}"):
@@ -108,6 +111,7 @@ def resume(
     with working_folder(cwd=header.cwd, python=header.python):
         declared = with_secrets(folder, overrides)
     plan = make_plan(declared, run_dir=folder.root, python=header.python, only=header.only, skip=header.skip)
+    require_start(f"{message}; {fix}" for _, message, fix in absent(declared))
     require_hardware(header.runbook)
     with working_folder(cwd=header.cwd, python=header.python):
         require_same_machine(folder, header.runbook)

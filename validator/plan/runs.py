@@ -7,14 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import validator
 from validator.kinds.registry import PlannedArm, env_of, kind_of
-from validator.model.plan import Launcher, PhasePlan, Role, RunSpec
+from validator.model.plan import PhasePlan, Role, RunSpec, Started
 from validator.model.remedy import Remedy
 from validator.model.runbook import Phase, PhaseBase, ProcessPhase, Runbook, Setting, TrainingPhase
 from validator.model.settings import (
     args_of,
     fill,
     flat_name,
+    launcher_of,
     nproc_of,
     pause_every_of,
     remedies_of,
@@ -24,7 +26,11 @@ from validator.model.settings import (
     warmup_of,
     watchdog_of,
 )
-from validator.plan.command import environment, filled, flags, torchrun, values_of
+from validator.plan.command import environment, filled, flags, values_of
+from validator.plan.launchers import launched, own_probe, torchrun, trainer_python
+
+NSA = str(Path(validator.__file__).parents[1] / "nsa")
+"""The folder of the bundled trainer, whose probes measure the machine."""
 
 
 def plan_phase(
@@ -46,7 +52,7 @@ def plan_phase(
     Raises:
         UnknownKind: when no kind of that name is known.
     """
-    planner = PhasePlanner(runbook, run_dir, python, adopted or {}, remedy)
+    planner = PhasePlanner(runbook, run_dir, trainer_python(runbook.trainer, own=python), adopted or {}, remedy)
     remedies = () if remedy is not None else tuple(one.name for one in remedies_of(phase))
     return PhasePlan(
         phase=phase.id,
@@ -78,11 +84,12 @@ class PhasePlanner:
         place = self._place(phase, *parts)
         return values_of(phase, run_dir=self.run_dir, python=self.python, place=place, nproc=nproc)
 
-    def launch(self, nproc: int, values: Mapping[str, object]) -> tuple[Launcher, tuple[str, ...]]:
-        """What starts `nproc` processes of Python; 0 starts one without torchrun."""
-        if nproc:
-            return "torchrun", torchrun(self.python, nproc, str(values["out"]))
-        return "python", (self.python,)
+    def probe(self, nproc: int, values: Mapping[str, object]) -> tuple[str, ...]:
+        """What starts the probes in `nproc` processes; 0 starts one without torchrun. Their arguments may follow."""
+        out, trainer = str(values["out"]), self.runbook.trainer
+        if trainer.python is not None:
+            return own_probe(NSA, python=self.python, nproc=nproc, out=out)
+        return (*(torchrun(self.python, nproc, out) if nproc else (self.python,)), "-m", "nsa.probe")
 
     def flags(
         self, phase: TrainingPhase, values: Mapping[str, object], *, without: Sequence[str] = ()
@@ -97,7 +104,7 @@ class PhasePlanner:
         argv: Sequence[str],
         *,
         part: str = "r1",
-        launcher: Launcher = "python",
+        launcher: Started = "python",
         role: Role = "measure",
         nproc: int = 0,
         timeout_s: float | None = None,
@@ -120,6 +127,7 @@ class PhasePlanner:
             launcher=launcher,
             argv=tuple(argv),
             env=environment(env, self.values(phase, part, nproc=nproc), launcher=launcher),
+            python=None if launcher == "exec" else self._own_python,
             out=f"runs/{place}",
             nproc=nproc,
             timeout_s=self.runbook.defaults.timeout if timeout_s is None else timeout_s,
@@ -138,9 +146,15 @@ class PhasePlanner:
         )
         values["steps"] = steps
         arguments = self._arguments(phase, arm.args, values)
-        launcher, launch = self.launch(nproc, values)
-        command = tuple(fill(word, values) for word in runbook.trainer.command)
-        cwd = runbook.trainer.cwd
+        trainer, launcher = runbook.trainer, launcher_of(runbook, nproc)
+        command = launched(
+            launcher,
+            tuple(fill(word, values) for word in trainer.command),
+            args=tuple(fill(word, values) for word in trainer.launcher_args),
+            python=self.python,
+            nproc=nproc,
+            out=str(values["out"]),
+        )
         return RunSpec(
             id=place,
             phase=phase.id,
@@ -149,9 +163,10 @@ class PhasePlanner:
             repeat=repeat,
             remedy=None if remedy is None else remedy.name,
             launcher=launcher,
-            argv=(*launch, *command, *flags(arguments)),
+            argv=(*command, *flags(arguments)),
             env=environment(self._env(phase, arm.env), values, launcher=launcher),
-            cwd=None if cwd is None else fill(cwd, values),
+            python=self._own_python,
+            cwd=None if trainer.folder is None else fill(trainer.folder, values),
             out=f"runs/{place}",
             nproc=nproc,
             steps=steps,
@@ -162,10 +177,16 @@ class PhasePlanner:
             retries=retries_of(runbook, phase),
             requested={flat_name(key): value for key, value in arguments.items()},
             settings=arm.settings,
-            metrics=runbook.trainer.metrics,
+            metrics=trainer.metrics,
             log_contains=phase.log_contains,
             watchdog=watchdog_of(runbook, phase),
         )
+
+    @property
+    def _own_python(self) -> str | None:
+        """The trainer's Python where it has one of its own on this machine."""
+        trainer = self.runbook.trainer
+        return self.python if trainer.python is not None else None
 
     def _place(self, phase: PhaseBase, *parts: str | None) -> str:
         """The folder of a run, which is its id as well."""

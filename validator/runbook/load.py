@@ -13,6 +13,7 @@ from validator.runbook.build import Built, build
 from validator.runbook.document import parse, plain
 from validator.runbook.meaning import check_groups, check_meaning
 from validator.runbook.overrides import apply
+from validator.runbook.places import absent, absent_files, placed
 from validator.runbook.problems import Mark, Problem, RunbookError
 from validator.text import nearest
 
@@ -23,7 +24,8 @@ _MAX_BYTES = 4 * 2**20
 class LoadedRunbook:
     """A valid runbook with its source: `sha256` is that of the file's bytes, `overrides` are the `--set` texts.
 
-    `warnings` say why its decision can never be GO, or what is probably not meant; it can be run nevertheless.
+    `warnings` say why its decision can never be GO, or what is probably not meant; it can be run nevertheless. `absent`
+    is what this machine lacks to start the trainer: a warning where it is only checked.
     """
 
     runbook: Runbook
@@ -32,6 +34,7 @@ class LoadedRunbook:
     text: str
     overrides: tuple[str, ...] = ()
     warnings: tuple[Problem, ...] = ()
+    absent: tuple[Problem, ...] = ()
 
 
 Check = Callable[[Built, Runbook], Iterable[Problem]]
@@ -52,6 +55,8 @@ def load(path: str | os.PathLike[str], *, overrides: Sequence[str] = (), check: 
     data = _read_bytes(file)
     text = _decode(data, str(file))
     built, runbook = _checked(text, file=str(file), overrides=overrides, check=check)
+    runbook = placed(built, runbook, file=file, overrides=overrides)
+    missing = (*absent(runbook), *absent_files(runbook))
     return LoadedRunbook(
         runbook=runbook,
         path=file,
@@ -59,6 +64,7 @@ def load(path: str | os.PathLike[str], *, overrides: Sequence[str] = (), check: 
         text=text,
         overrides=tuple(overrides),
         warnings=(*warn(built, runbook), *check_groups(built, runbook)),
+        absent=tuple(built.problem(("trainer", key), message, fix) for key, message, fix in missing),
     )
 
 

@@ -32,7 +32,7 @@ def preflight(
     hardware = runbook.hardware
     versions = package_versions(python, [*package_names(phase), "torch"])
     checks = [
-        *git_checks(phase, git_facts(Path.cwd())),
+        *git_checks(phase, git_facts(repository_of(runbook))),
         *package_checks(phase, versions, python=python, gpus=hardware.gpus),
         *host_checks(hardware, read_host(run_dir)),
     ]
@@ -40,6 +40,12 @@ def preflight(
         checks += gpu_checks(hardware, read_gpus(), read_xids())
     start_captures(_captures(python, torch=versions["torch"] is not None), run_dir / "preflight")
     return tuple(checks)
+
+
+def repository_of(runbook: Runbook) -> Path:
+    """Where the trainer's repository is looked for: in its working directory."""
+    folder = Path(runbook.trainer.folder or ".")
+    return folder if folder.is_dir() else Path.cwd()
 
 
 def package_names(phase: PreflightPhase) -> list[str]:

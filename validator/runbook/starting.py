@@ -1,0 +1,111 @@
+"""How the trainer is started: the words of its command fit its launcher."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from validator.model.launching import STARTING_RANKS
+from validator.model.runbook import Runbook, TrainingPhase
+from validator.model.settings import has_placeholder, nproc_of
+from validator.runbook.build import Built
+from validator.runbook.document import Path as Place
+from validator.runbook.problems import Problem
+
+_INTERPRETER = re.compile(r"(?:python|pypy)[\d.]*t?(?:\.exe)?")
+_LAUNCHERS = {
+    "torchrun": "torchrun",
+    "accelerate": "accelerate",
+    "deepspeed": "deepspeed",
+    "mpirun": "mpirun",
+    "mpiexec": "mpirun",
+}
+_SHELLS = frozenset({"bash", "sh", "zsh", "dash", "env", "exec", "nice", "numactl", "stdbuf", "srun", "uv", "poetry"})
+_NO_SCRIPTS = frozenset({".sh", ".bash", ".exe", ".so"})
+_HEAD_BYTES = 4096
+
+
+def check_starting(built: Built, runbook: Runbook) -> Iterator[Problem]:
+    """Problems of the launcher and of what it is given."""
+    trainer = runbook.trainer
+    if not built.sound("trainer") or not trainer.command:
+        return
+    if trainer.launcher == "plain":
+        yield from _plain(built, runbook)
+    else:
+        yield from _given_to_python(built, runbook)
+    if trainer.launcher == "accelerate" and "--cpu" in trainer.launcher_args:
+        message = "accelerate starts one process with --cpu, however many it is to start"
+        fix = "remove --cpu; several processes of a machine without GPUs are started as well"
+        yield built.problem(("trainer", "launcher_args"), message, fix)
+    yield from _ranks(built, runbook)
+
+
+def _plain(built: Built, runbook: Runbook) -> Iterator[Problem]:
+    trainer = runbook.trainer
+    first = trainer.command[0]
+    if first.startswith("-") or (Path(first).suffix == ".py" and "/" not in first):
+        message = f"launcher: plain starts the command as it is, and its first word is {first!r}, no program"
+        yield built.problem(("trainer", "command"), message, "name the program first, or write launcher: python")
+    if trainer.launcher_args:
+        message = "launcher_args has no launcher to go to with launcher: plain"
+        yield built.problem(("trainer", "launcher_args"), message, "move them into the command", key=True)
+
+
+def _given_to_python(built: Built, runbook: Runbook) -> Iterator[Problem]:
+    first = runbook.trainer.command[0]
+    name, place = Path(first).name, ("trainer", "command", 0)
+    if _INTERPRETER.fullmatch(name):
+        yield built.problem(
+            place,
+            f"the command is given to Python, and its first word is an interpreter, {first!r}, which Python cannot run",
+            "leave it out (trainer.python names the interpreter), or write launcher: plain",
+        )
+    elif name in _LAUNCHERS:
+        launcher = _LAUNCHERS[name]
+        yield built.problem(
+            place,
+            f"the command is given to Python, and its first word is a launcher, {first!r}",
+            f"write launcher: {launcher} and its options in launcher_args, and let the command begin with the script; "
+            "or write launcher: plain",
+        )
+    elif name in _SHELLS or Path(first).suffix in _NO_SCRIPTS or _is_program(_folder(built, runbook), first):
+        message = f"the command is given to Python, and its first word, {first!r}, is no Python program"
+        yield built.problem(place, message, "write launcher: plain, which starts the command as it is")
+
+
+def _folder(built: Built, runbook: Runbook) -> Path:
+    trainer = runbook.trainer
+    beside = Path(built.root.mark.file).parent
+    return Path(trainer.cwd or ".") if trainer.workdir is None else beside / Path(trainer.workdir).expanduser()
+
+
+def _is_program(folder: Path, first: str) -> bool:
+    """Whether the file that the first word names holds machine code, or names another interpreter, on this machine."""
+    if first.startswith("-") or has_placeholder(first):
+        return False
+    try:
+        path = folder / first
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            head = file.read(_HEAD_BYTES)
+    except (OSError, ValueError):
+        return False
+    if head.startswith(b"PK"):  # a zip archive is run as a package
+        return False
+    other = head.startswith(b"#!") and b"python" not in head.partition(b"\n")[0]
+    return other or b"\0" in head
+
+
+def _ranks(built: Built, runbook: Runbook) -> Iterator[Problem]:
+    """A launcher of ranks starts at least one."""
+    launcher = runbook.trainer.launcher
+    if launcher not in STARTING_RANKS:
+        return
+    for index, phase in enumerate(runbook.phases):
+        if isinstance(phase, TrainingPhase) and nproc_of(runbook, phase) == 0:
+            where: Place = ("defaults", "nproc") if phase.nproc is None else ("phases", index, "nproc")
+            message = f"phase {phase.id} has nproc: 0, and launcher: {launcher} starts at least one rank"
+            yield built.problem(where, message, "write nproc: 1, or leave launcher out, which starts python then")
