@@ -33,7 +33,7 @@ _MAX_UNREPORTED = 0.1
 def implicit_criteria(phase: Phase, runbook: Runbook) -> Iterator[ImplicitCriterion]:
     """The implicit criteria of a phase, in order."""
     if isinstance(phase, ProcessPhase):
-        yield ImplicitCriterion("exit", "every run ends by itself with exit code 0", _exit)
+        yield ImplicitCriterion("exit", _ended_text(phase, runbook), _exit)
     if isinstance(phase, TrainingPhase):
         yield ImplicitCriterion("steps", "every run does all its steps", _steps)
         reported = "loss" in series_of(runbook.trainer.metrics)
@@ -45,6 +45,12 @@ def implicit_criteria(phase: Phase, runbook: Runbook) -> Iterator[ImplicitCriter
     if isinstance(phase, TrainingPhase):
         text = "the declared config is the one that ran"
         yield ImplicitCriterion("config", text, _config, required=_reports_config, final=True)
+
+
+def _ended_text(phase: Phase, runbook: Runbook) -> str:
+    if isinstance(phase, TrainingPhase) and runbook.trainer.stop == "at_steps":
+        return "every run continues until validator ends it behind its steps"
+    return "every run ends by itself with exit code 0"
 
 
 def implicit_verdicts(record: PhaseRecord, *, validation: ValidationRecord) -> tuple[Verdict, ...]:
@@ -138,8 +144,11 @@ def _exit(run: JudgedRun) -> Found:
         return Found("INCONCLUSIVE", "The run has not ended.", bound=0)
     last = run.outcome.last
     evidence = _log_evidence(run)
-    if run.outcome.ok and (other := _other_end(run)) is not None:
+    if last.reason == "exited" and run.outcome.ok and (other := _other_end(run)) is not None:
         return Found("FAIL", f"Ended with exit code 0, but {other.text}.", other.text, 0, (other,))
+    if last.reason == "at_steps":
+        message = f"Was ended by validator behind its {run.spec.steps} steps, as stop: at_steps asks."
+        return Found("PASS", message, last.rc, 0)
     if run.outcome.ok:
         attempts = len(run.outcome.attempts)
         return Found("PASS", "Ended with exit code 0" + (f" at attempt {attempts}." if attempts > 1 else "."), 0, 0)

@@ -12,6 +12,15 @@ Launcher = Literal["python", "torchrun", "accelerate", "deepspeed", "mpirun", "p
 STARTING_RANKS = frozenset({"torchrun", "accelerate", "deepspeed", "mpirun"})
 """Launchers that start `nproc` ranks; under the others a trainer starts its ranks itself."""
 
+Stop = Literal["trainer", "at_steps"]
+"""What ends a run: the trainer itself, or validator once the steps are done."""
+
+
+def steps_before(first: int, stride: int, *, warmup_steps: int) -> int:
+    """Steps that an earlier run had done, by the first row and the distance of the next: a trainer that continues one
+    counts on."""
+    return first - stride if first > max(stride, warmup_steps) else 0
+
 
 def _as_text(value: Any) -> Any:
     if isinstance(value, bool):

@@ -14,7 +14,7 @@ from validator.model.budget import found_in
 from validator.model.catalogue import METRICS, Better, Metric, Statistic, Window
 from validator.model.findings import FindingCode
 from validator.model.launching import Argument as Argument
-from validator.model.launching import Launcher, Paths
+from validator.model.launching import Launcher, Paths, Stop
 from validator.model.pattern import PatternError, compiled, line_pattern
 from validator.model.units import Duration, Frozen, Size
 
@@ -207,7 +207,7 @@ class Trainer(Frozen):
         description="Passed as `--key value`; true becomes `--key`, false leaves it out. Placeholders are filled in. "
         "What is given here replaces both defaults, but the bundled trainer always gets them. Each default is left out "
         "where the command holds its placeholder itself, and `out` also where every metric is read from what the "
-        "trainer prints.",
+        "trainer prints, and `steps` with `stop: at_steps`.",
     )
     trial_args: dict[str, Setting] = Field(
         default_factory=dict,
@@ -236,6 +236,12 @@ class Trainer(Frozen):
         description="Files of `KEY=VALUE` lines, relative to the runbook, for the environment of every run; what the "
         "runbook sets wins, of two files the later one.",
     )
+    stop: Stop = Field(
+        "trainer",
+        description="What ends a run. `trainer`: it does, by the number of steps that it is given. `at_steps`: it has "
+        "no such setting, and validator ends it with SIGTERM once the steps are written, which is a normal end. Rows "
+        "behind them do not count.",
+    )
     cwd: str | None = Field(
         None, description="The same, relative to where `validator` was started. Give one of the two."
     )
@@ -251,7 +257,8 @@ class Trainer(Frozen):
             return data
         command, metrics = " ".join(str(word) for word in data["command"]), data.get("metrics")
         prints = isinstance(metrics, dict) and set(metrics) == {"stdout"}
-        missing = [name for name in ("steps", "out") if f"{{{name}}}" not in command and not (name == "out" and prints)]
+        left_out = {"out": prints, "steps": data.get("stop") == "at_steps"}
+        missing = [name for name in ("steps", "out") if f"{{{name}}}" not in command and not left_out[name]]
         return {**data, "args": {name: f"{{{name}}}" for name in missing}}
 
     @model_validator(mode="after")

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from validator.model.launching import Launcher
+from validator.model.launching import Launcher, Stop
 from validator.model.runbook import Setting, TrainerMetrics, TrainingPhase, Watchdog
 from validator.model.schemas import KindName, schema_of
 from validator.model.units import Frozen, PathBelow
@@ -42,6 +42,7 @@ class RunSpec(Frozen):
     out: PathBelow
     nproc: int = Field(0, ge=0, description="Ranks, by the launcher or the trainer itself; 0 where unknown.")
     steps: int | None = None
+    stop: Stop = Field("trainer", description="What ends it.")
     warmup_steps: int = 0
     tokens_per_step: int | None = Field(None, description="Tokens of an optimizer step, all ranks, as declared.")
     pause_every: int | None = Field(None, description="Steps from one pause to the next, as declared.")
@@ -64,6 +65,11 @@ class RunSpec(Frozen):
     def trains(self) -> bool:
         """Whether it is a run of the trainer."""
         return self.role != "smoke" and issubclass(schema_of(self.kind), TrainingPhase)
+
+    @property
+    def ended_at(self) -> int | None:
+        """The steps behind which validator ends the run; None where the trainer ends it."""
+        return self.steps if self.stop == "at_steps" else None
 
     @property
     def ranks(self) -> int | None:

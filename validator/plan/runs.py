@@ -170,6 +170,7 @@ class PhasePlanner:
             out=f"runs/{place}",
             nproc=nproc,
             steps=steps,
+            stop=trainer.stop,
             warmup_steps=warmup_of(runbook, phase),
             tokens_per_step=tokens_of(runbook, phase),
             pause_every=pause_every_of(runbook, phase),

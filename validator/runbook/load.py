@@ -15,6 +15,7 @@ from validator.runbook.meaning import check_groups, check_meaning
 from validator.runbook.overrides import apply
 from validator.runbook.places import absent, absent_files, placed
 from validator.runbook.problems import Mark, Problem, RunbookError
+from validator.runbook.starting import check_ends
 from validator.text import nearest
 
 _MAX_BYTES = 4 * 2**20
@@ -63,7 +64,7 @@ def load(path: str | os.PathLike[str], *, overrides: Sequence[str] = (), check: 
         sha256=hashlib.sha256(data).hexdigest(),
         text=text,
         overrides=tuple(overrides),
-        warnings=(*warn(built, runbook), *check_groups(built, runbook)),
+        warnings=(*warn(built, runbook), *check_groups(built, runbook), *check_ends(built, runbook)),
         absent=tuple(built.problem(("trainer", key), message, fix) for key, message, fix in missing),
     )
 

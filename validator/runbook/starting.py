@@ -40,6 +40,19 @@ def check_starting(built: Built, runbook: Runbook) -> Iterator[Problem]:
         fix = "remove --cpu; several processes of a machine without GPUs are started as well"
         yield built.problem(("trainer", "launcher_args"), message, fix)
     yield from _ranks(built, runbook)
+    metrics = trainer.metrics
+    if trainer.stop == "at_steps" and not (metrics.csv or metrics.heartbeat or metrics.stdout):
+        message = "stop: at_steps needs to read steps while the trainer runs, and metrics names nothing that has them"
+        yield built.problem(("trainer", "stop"), message, "name what the trainer prints or writes, as metrics.stdout")
+
+
+def check_ends(built: Built, runbook: Runbook) -> Iterator[Problem]:
+    """A trainer that validator ends, and that is given its steps as well: it can run, but is probably not meant."""
+    trainer = runbook.trainer
+    given = [*trainer.command, *map(str, trainer.args.values()), *map(str, trainer.trial_args.values())]
+    if trainer.stop == "at_steps" and (trainer.bundled or any("{steps}" in text for text in given)):
+        message = "stop: at_steps ends the trainer behind its steps, and {steps} asks it to end there itself"
+        yield built.problem(("trainer", "stop"), message, "remove stop, so that its own end is judged, or {steps}")
 
 
 def _plain(built: Built, runbook: Runbook) -> Iterator[Problem]:

@@ -16,6 +16,7 @@ from validator.model.record import Attempt, Reason
 from validator.model.units import format_duration
 from validator.runs.journal import Journal
 from validator.secrets.redact import redact_words
+from validator.supervise.at_steps import ended_as_asked
 from validator.supervise.capture import LogCap, compact, logs_below, mask_files, take_in
 from validator.supervise.dump import StallEvidence, last_stacks, save_evidence
 from validator.supervise.guardian import Guardian
@@ -191,11 +192,13 @@ def _judge(running: _Running, look: Look) -> _Ending | None:
     """Whether a look calls for an end. With `halt: false` an anomaly is only recorded, once."""
     limits = running.spec.watchdog
     _note_anomalies(running, look)
-    if limits is None:
-        return None
-    if look.anomalies and limits.halt:
+    if limits is not None and look.anomalies and limits.halt:
         first = look.anomalies[0]
         return _Ending("halted", first.message, code=first.code)
+    if running.monitor.steps_are_done:
+        return _Ending("at_steps", f"was ended by validator behind its {running.spec.steps} steps")
+    if limits is None:
+        return None
     if look.silence is None:
         running.noted.discard("slow")
         running.noted.discard("stall")
@@ -270,6 +273,10 @@ def _ended(
         reason, detail = "halted", f"halted by {HALT_FILE} in its folder: {detail}"
     elif ending is None and rc != 0 and (named := named_anomaly(out)) is not None:
         detail = f"stopped itself for {named}: {detail}"
+    elif reason == "at_steps":
+        killed = running.process.pid in stopped.killed
+        if not ended_as_asked(rc, launcher=running.spec.launcher, killed=killed, out=out):
+            reason, detail = "exited", f"{detail}, and then {exited}"
     no_room = rc != 0 and is_full(out)
     detail += "; no room was left on the disk" if no_room else ""
     detail += _leftover_clause(ending, stopped)

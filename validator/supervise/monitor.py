@@ -20,6 +20,7 @@ from typing import Literal
 
 from validator.files import Tree
 from validator.model.plan import RunSpec
+from validator.supervise.at_steps import StepCount
 from validator.supervise.capture import LogCap, logs_below, trim_while_written
 from validator.supervise.follow import Record, RunFollower
 from validator.supervise.termination import ProcessTree
@@ -226,6 +227,7 @@ class Monitor:
         self.follower = RunFollower(out=out, metrics=spec.metrics, ranks=spec.ranks)
         self.arrivals = ArrivalStamps(out, started=started)
         self.pace = Pace(started=started)
+        self._count = None if spec.ended_at is None else StepCount(spec.ended_at, spec.warmup_steps)
         env = out / spec.metrics.env if spec.metrics.env else None
         self._rules = AnomalyRules(spec.watchdog, env=env) if spec.watchdog else None
         self._cpu = CpuMeter(spec.watchdog) if spec.watchdog else None
@@ -246,6 +248,9 @@ class Monitor:
         records = self.follower.look(now=now)
         self.arrivals.settle(records, self.follower.read_to())
         self.pace.follow(records, now)
+        if self._count is not None:
+            self._count.follow(records)
+            records = tuple(record for record in records if self._count.counts(record.step))
         self._housekeeping(now)
         silence = self._judge_silence(now)
         if silence is not None and silence.verdict == "fine":
@@ -254,6 +259,11 @@ class Monitor:
         if note is not None:
             progress = replace(progress, note=note)
         return Look(progress, self._judge_records(records), silence)
+
+    @property
+    def steps_are_done(self) -> bool:
+        """Whether the run is one that validator ends, and all its steps are written."""
+        return self._count is not None and self._count.done
 
     def activity(self, now: float) -> Activity:
         """What the processes did lately."""
