@@ -239,7 +239,7 @@ def differences(good: End, bad: End) -> dict[str, tuple[Setting | None, Setting 
 
 def _started(trainer: Trainer) -> tuple[object, ...]:
     """How a trainer is started, but for its arguments and variables."""
-    return (trainer.command, trainer.folder, trainer.launcher, trainer.launcher_args, trainer.python)
+    return (trainer.command, trainer.folder, trainer.launcher, trainer.launcher_args, trainer.python, trainer.container)
 
 
 def _flat(args: Mapping[str, Setting]) -> dict[str, Setting]:

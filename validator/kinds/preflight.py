@@ -57,7 +57,10 @@ class Preflight(Kind[PreflightPhase]):
     asks_unwritten = (("probe", "probe.NAME"), "the probes ran; each reaches its public bound")
 
     def check(self, phase: PreflightPhase, site: Site) -> Iterator[Problem]:
-        """Every required package can be read."""
+        """Every required package can be read, and looked up."""
+        if phase.packages and site.runbook.trainer.container is not None:
+            message = f"phase {phase.id} requires packages, and those of trainer.container are not looked into"
+            yield site.problem(message, "remove packages, and pin the image by its tag or digest", "packages")
         for position, text in enumerate(phase.packages):
             if _REQUIREMENT.fullmatch(text.strip()) is None:
                 fix = "write a name, with bounds if wanted: 'torch>=2.6,<3'"

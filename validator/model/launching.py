@@ -1,16 +1,26 @@
-"""How a trainer is started: by which launcher."""
+"""How a trainer is started and ended: by which launcher, in which container, and by whom its end is decided.
+
+Field descriptions are the text of `docs/runbook-reference.md`, so keep them exact.
+"""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
+
+from validator.model.units import Frozen
 
 Launcher = Literal["python", "torchrun", "accelerate", "deepspeed", "mpirun", "plain"]
 """What starts the trainer. `plain` is the trainer's own command, without Python."""
 
 STARTING_RANKS = frozenset({"torchrun", "accelerate", "deepspeed", "mpirun"})
 """Launchers that start `nproc` ranks; under the others a trainer starts its ranks itself."""
+
+Engine = Literal["docker", "podman", "apptainer", "enroot"]
+
+DETACHED = frozenset({"docker", "podman"})
+"""Engines whose containers do not end with the client that started them: they have a name, and are ended by it."""
 
 Stop = Literal["trainer", "at_steps"]
 """What ends a run: the trainer itself, or validator once the steps are done."""
@@ -38,3 +48,15 @@ def _listed(value: Any) -> Any:
 
 Paths = Annotated[tuple[str, ...], BeforeValidator(_listed, json_schema_input_type=str | list[str])]
 """One path, or several."""
+
+
+class Container(Frozen):
+    """The container that the trainer runs in."""
+
+    engine: Engine = Field(description="The program that starts it, which must be on PATH.")
+    image: str = Field(
+        min_length=1,
+        description="What the engine calls the image: a name with a tag or a digest, or the path of a `.sif` or "
+        "`.sqsh` file.",
+    )
+    args: tuple[Argument, ...] = Field((), description="Further options of the engine, before the image.")

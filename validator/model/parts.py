@@ -14,7 +14,7 @@ from validator.model.budget import found_in
 from validator.model.catalogue import METRICS, Better, Metric, Statistic, Window
 from validator.model.findings import FindingCode
 from validator.model.launching import Argument as Argument
-from validator.model.launching import Launcher, Paths, Stop
+from validator.model.launching import Container, Launcher, Paths, Stop
 from validator.model.pattern import PatternError, compiled, line_pattern
 from validator.model.units import Duration, Frozen, Size
 
@@ -200,7 +200,7 @@ class Trainer(Frozen):
     python: str | None = Field(
         None,
         description="The trainer's Python, or its virtual environment's folder, relative to the runbook; default is "
-        "validator's own.",
+        "validator's own. With `container` the name of a Python in the image, by default `python`.",
     )
     args: dict[str, Setting] = Field(
         default_factory=lambda: dict[str, Setting](steps="{steps}", out="{out}"),
@@ -235,6 +235,11 @@ class Trainer(Frozen):
         (),
         description="Files of `KEY=VALUE` lines, relative to the runbook, for the environment of every run; what the "
         "runbook sets wins, of two files the later one.",
+    )
+    container: Container | None = Field(
+        None,
+        description="A container for the trainer, tests, probes and the data-loader smoke test. The run folder and the "
+        "working directory are mounted under their own paths; the variables of a run are passed by name.",
     )
     stop: Stop = Field(
         "trainer",

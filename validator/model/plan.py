@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from validator.model.launching import Launcher, Stop
+from validator.model.launching import Engine, Launcher, Stop
 from validator.model.runbook import Setting, TrainerMetrics, TrainingPhase, Watchdog
 from validator.model.schemas import KindName, schema_of
 from validator.model.units import Frozen, PathBelow
@@ -18,11 +18,18 @@ Role = Literal["measure", "smoke", "nsys"]
 """`measure` decides the phase, `smoke` is the data-loader smoke test, `nsys` only leaves evidence."""
 
 
+class Contained(Frozen):
+    """The container that the command of a run starts."""
+
+    engine: Engine
+    passed: tuple[str, ...] = Field(description="Names of the variables that are passed into it.")
+
+
 class RunSpec(Frozen):
     """One process tree to be started.
 
-    `argv` may hold `{port}`, which the supervisor replaces by a free port at each attempt. `out` is relative to the
-    run folder, so that a moved folder can be judged again.
+    `argv` may hold `{port}` and `{container}`, which the supervisor replaces at each attempt by a free port and a name.
+    `out` is relative to the run folder, so that a moved folder can be judged again.
     """
 
     id: str = Field(description="Unique in the plan and fit for a path: `buckets/25/r1`.")
@@ -38,6 +45,7 @@ class RunSpec(Frozen):
     python: str | None = Field(
         None, description="The trainer's own interpreter, where that is not validator's: its folder is first in PATH."
     )
+    container: Contained | None = None
     cwd: str | None = None
     out: PathBelow
     nproc: int = Field(0, ge=0, description="Ranks, by the launcher or the trainer itself; 0 where unknown.")

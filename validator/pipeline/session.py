@@ -33,6 +33,7 @@ from validator.runs.replay import events_of, last_go_digest, last_runner
 from validator.secrets.masking import Mask
 from validator.secrets.redact import redact
 from validator.supervise.attempt import AttemptContext
+from validator.supervise.containers import named_container
 from validator.supervise.guardian import Guardian
 from validator.supervise.lock import MachineLock, lock_names
 from validator.supervise.monitor import Progress
@@ -192,7 +193,26 @@ def _end_leftovers(journal: Journal, earlier: Sequence[Event]) -> int:
         if ended:
             journal.append("leftovers_ended", pids=ended)
             count += len(ended)
-    return count
+    return count + sum(_end_leftover(event) for event in _open_containers(earlier))
+
+
+def _open_containers(earlier: Sequence[Event]) -> tuple[Event, ...]:
+    """Starts of attempts in a container whose end no runner has recorded."""
+    found: dict[object, Event] = {}
+    for event in earlier:
+        if event.event == "attempt_started" and isinstance(event.fields.get("container"), Mapping):
+            found[event.fields.get("run")] = event
+        elif event.event == "attempt_ended":
+            found.pop(event.fields.get("run"), None)
+    return tuple(found.values())
+
+
+def _end_leftover(event: Event) -> bool:
+    """End the container that an attempt was started in; whether it was still running."""
+    facts = event.fields["container"]
+    engine, name, token = str(facts.get("engine")), str(facts.get("name")), str(event.fields.get("marker"))
+    container = named_container(engine, name, token=token)
+    return container is not None and container.end()[0]
 
 
 @contextmanager
@@ -244,8 +264,16 @@ _HARDWARE = ("cpu.model", "cpu.cores_logical", "gpus")
 
 def _snapshot(folder: RunFolder) -> dict[str, Any]:
     runbook = folder.header.runbook
+    container = runbook.trainer.container
     python = trainer_python(runbook.trainer, own=folder.header.python)
-    return snapshot(folder.root, trainer_python=python, repository=repository_of(runbook))
+    found = snapshot(
+        folder.root,
+        trainer_python=folder.header.python if container is not None else python,
+        repository=repository_of(runbook),
+    )
+    if container is not None:  # its Python and packages are not those of this machine
+        found |= {"python": {"executable": python, "image": container.image}, "packages": {}}
+    return found
 
 
 def record_machine(session: Session) -> None:

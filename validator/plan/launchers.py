@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from validator.model.launching import Launcher
+from validator.model.launching import Container, Launcher
 from validator.model.runbook import Trainer
 
 _ACCELERATE_KINDS = frozenset(
@@ -17,8 +17,10 @@ _ACCELERATE_KINDS = frozenset(
 def trainer_python(trainer: Trainer, *, own: str) -> str:
     """The interpreter that starts the trainer; `own`, validator's, where the runbook names none.
 
-    A folder is a virtual environment.
+    A folder is a virtual environment. In a container the name is one of the image's, and is not looked up here.
     """
+    if trainer.container is not None:
+        return trainer.python or "python"
     if trainer.python is None:
         return own
     folder = Path(trainer.python)
@@ -61,6 +63,9 @@ def launched(
 
 def typed(trainer: Trainer, launcher: Launcher, command: Sequence[str], *, nproc: int) -> tuple[str, ...]:
     """The same as a person types it, without ports and log folders."""
+    if trainer.container is not None:
+        own = trainer.model_copy(update={"container": None})
+        return (*_entered(trainer.container), *typed(own, launcher, command, nproc=nproc))
     args = trainer.launcher_args
     python = "python" if trainer.python is None else trainer_python(trainer, own="python")
     own_bin = None if trainer.python is None or "/" not in python else str(Path(python).parent)
@@ -82,6 +87,12 @@ def typed(trainer: Trainer, launcher: Launcher, command: Sequence[str], *, nproc
             return (program("deepspeed"), f"--num_gpus={nproc}", *args, *_module(command))
         case "mpirun":
             return ("mpirun", "-np", str(nproc), *args, python, *command)
+
+
+def _entered(container: Container) -> tuple[str, ...]:
+    words = {"apptainer": ("apptainer", "exec"), "enroot": ("enroot", "start")}
+    start = words.get(container.engine, (container.engine, "run", "--rm"))
+    return (*start, *container.args, container.image)
 
 
 def _several(args: Sequence[str], nproc: int) -> tuple[str, ...]:

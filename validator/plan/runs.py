@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import validator
 from validator.kinds.registry import PlannedArm, env_of, kind_of
-from validator.model.plan import PhasePlan, Role, RunSpec, Started
+from validator.model.plan import Contained, PhasePlan, Role, RunSpec, Started
 from validator.model.remedy import Remedy
 from validator.model.runbook import Phase, PhaseBase, ProcessPhase, Runbook, Setting, TrainingPhase
 from validator.model.settings import (
@@ -27,6 +28,7 @@ from validator.model.settings import (
     watchdog_of,
 )
 from validator.plan.command import environment, filled, flags, values_of
+from validator.plan.container import contained, passed_names
 from validator.plan.launchers import launched, own_probe, torchrun, trainer_python
 
 NSA = str(Path(validator.__file__).parents[1] / "nsa")
@@ -87,7 +89,7 @@ class PhasePlanner:
     def probe(self, nproc: int, values: Mapping[str, object]) -> tuple[str, ...]:
         """What starts the probes in `nproc` processes; 0 starts one without torchrun. Their arguments may follow."""
         out, trainer = str(values["out"]), self.runbook.trainer
-        if trainer.python is not None:
+        if trainer.python is not None or trainer.container is not None:
             return own_probe(NSA, python=self.python, nproc=nproc, out=out)
         return (*(torchrun(self.python, nproc, out) if nproc else (self.python,)), "-m", "nsa.probe")
 
@@ -118,6 +120,7 @@ class PhasePlanner:
             env = self._env(phase, {})
             timeout_s = timeout_of(self.runbook, phase) if timeout_s is None else timeout_s
             retries = retries_of(self.runbook, phase) if retries is None else retries
+        added = environment(env, self.values(phase, part, nproc=nproc), launcher=launcher)
         return RunSpec(
             id=place,
             phase=phase.id,
@@ -125,9 +128,10 @@ class PhasePlanner:
             role=role,
             remedy=None if self.remedy is None else self.remedy.name,
             launcher=launcher,
-            argv=tuple(argv),
-            env=environment(env, self.values(phase, part, nproc=nproc), launcher=launcher),
+            argv=tuple(argv) if launcher == "exec" else self._inside(argv, added, workdir=None),
+            env=added,
             python=None if launcher == "exec" else self._own_python,
+            container=None if launcher == "exec" else self._container(added),
             out=f"runs/{place}",
             nproc=nproc,
             timeout_s=self.runbook.defaults.timeout if timeout_s is None else timeout_s,
@@ -155,6 +159,8 @@ class PhasePlanner:
             nproc=nproc,
             out=str(values["out"]),
         )
+        added = environment(self._env(phase, arm.env), values, launcher=launcher)
+        cwd = None if trainer.folder is None else fill(trainer.folder, values)
         return RunSpec(
             id=place,
             phase=phase.id,
@@ -163,10 +169,11 @@ class PhasePlanner:
             repeat=repeat,
             remedy=None if remedy is None else remedy.name,
             launcher=launcher,
-            argv=(*command, *flags(arguments)),
-            env=environment(self._env(phase, arm.env), values, launcher=launcher),
+            argv=self._inside((*command, *flags(arguments)), added, workdir=cwd),
+            env=added,
             python=self._own_python,
-            cwd=None if trainer.folder is None else fill(trainer.folder, values),
+            container=self._container(added),
+            cwd=cwd,
             out=f"runs/{place}",
             nproc=nproc,
             steps=steps,
@@ -187,7 +194,25 @@ class PhasePlanner:
     def _own_python(self) -> str | None:
         """The trainer's Python where it has one of its own on this machine."""
         trainer = self.runbook.trainer
-        return self.python if trainer.python is not None else None
+        return self.python if trainer.python is not None and trainer.container is None else None
+
+    def _container(self, env: Mapping[str, str]) -> Contained | None:
+        declared = self.runbook.trainer.container
+        return None if declared is None else Contained(engine=declared.engine, passed=passed_names(env))
+
+    def _inside(self, argv: Sequence[str], env: Mapping[str, str], *, workdir: str | None) -> tuple[str, ...]:
+        """The command in the trainer's container, where it has one."""
+        declared = self.runbook.trainer.container
+        if declared is None:
+            return tuple(argv)
+        return contained(
+            declared,
+            argv,
+            passed=passed_names(env),
+            run_dir=Path(os.path.abspath(self.run_dir)),  # noqa: PTH100 - as for {out}
+            workdir=os.path.abspath(workdir or "."),  # noqa: PTH100
+            read_only=(NSA,) if NSA in argv else (),
+        )
 
     def _place(self, phase: PhaseBase, *parts: str | None) -> str:
         """The folder of a run, which is its id as well."""

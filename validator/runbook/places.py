@@ -44,7 +44,7 @@ def placed(built: Built, runbook: Runbook, *, file: Path, overrides: Sequence[st
 
     if trainer.workdir is not None:
         found["workdir"] = _below(base("workdir"), trainer.workdir)
-    if trainer.python is not None:
+    if trainer.python is not None and trainer.container is None:
         found["python"] = _python(base("python"), trainer.python)
     if trainer.env_file:
         found["env_file"] = tuple(_below(base("env_file"), one) for one in trainer.env_file)
@@ -61,11 +61,15 @@ def placed(built: Built, runbook: Runbook, *, file: Path, overrides: Sequence[st
 def absent(runbook: Runbook) -> Iterator[Absent]:
     """What the trainer is to be started with, and this machine lacks; of a runbook whose paths are absolute."""
     trainer = runbook.trainer
-    if trainer.python is not None and (why := _no_python(trainer.python)) is not None:
+    if trainer.container is not None:
+        engine = trainer.container.engine
+        if shutil.which(engine) is None:
+            yield "container", f"container engine {engine} is not on PATH", f"install {engine}, or name another engine"
+    elif trainer.python is not None and (why := _no_python(trainer.python)) is not None:
         yield "python", why, "name a Python or the folder of a virtual environment, as python: ../venv"
     if trainer.workdir is not None and not has_placeholder(trainer.workdir) and not Path(trainer.workdir).is_dir():
         yield "workdir", f"trainer.workdir {trainer.workdir!r} is no folder", "make it, or name another"
-    if trainer.launcher == "mpirun" and shutil.which("mpirun") is None:
+    if trainer.launcher == "mpirun" and trainer.container is None and shutil.which("mpirun") is None:
         yield "launcher", "launcher mpirun is not on PATH", "install an MPI, or put its bin folder on PATH"
 
 

@@ -109,10 +109,12 @@ def run_attempt(spec: RunSpec, context: AttemptContext, *, number: int, used_por
         context.journal.append("guardian_replaced", pid=context.guardian.pid)
     tree = ProcessTree(token=context.token, spare=(context.guardian.pid,))
     try:
-        launch = prepare(spec, run_dir=context.run_dir, token=context.token, used_ports=used_ports)
+        launch = prepare(spec, run_dir=context.run_dir, token=context.token, number=number, used_ports=used_ports)
         gpus = Gpus.open(launch.environment) if spec.watchdog else Gpus()
         memory_before = gpus.memory_used_mib()
         clock = time.monotonic()
+        if launch.container is not None:
+            context.guardian.name_container(launch.container.program, launch.container.name)
         process = start(launch)
     except OSError as error:
         if error.errno in _RUNNERS_OWN:
@@ -138,13 +140,17 @@ def run_attempt(spec: RunSpec, context: AttemptContext, *, number: int, used_por
             pid=process.pid,
             command=redact_words(launch.argv, context.redact),
             marker=context.token,
+            container=_journaled(spec, launch),
         )
         with Waiter(process, context.cancel) as waiter:
             ending = _watch(running, waiter)
             duration = waiter.ended_s - clock
         stopped = _end(running, ending)
+        outlived = _end_container(running)
     except BaseException:
         tree.kill(within_s=context.grace.kill_s)
+        if launch.container is not None:
+            launch.container.end()
         with suppress(subprocess.TimeoutExpired):  # one that even SIGKILL does not remove must not hide the error
             process.wait(timeout=context.grace.kill_s)
         raise
@@ -153,7 +159,26 @@ def run_attempt(spec: RunSpec, context: AttemptContext, *, number: int, used_por
     if ending is not None:
         duration = time.monotonic() - clock
     _tidy(running, memory_before if ending or stopped.killed else None)
-    return _ended(running, number, began, duration, ending, stopped)
+    return _ended(running, number, began, duration, ending, stopped, outlived)
+
+
+def _journaled(spec: RunSpec, launch: Launch) -> dict[str, str] | None:
+    """What a later runner ends a container by."""
+    if spec.container is None or launch.container is None:
+        return None
+    return {"engine": spec.container.engine, "name": launch.container.name}
+
+
+def _end_container(running: _Running) -> str:
+    """End the container of an attempt that is over, by its name; what was to be ended still, as a clause."""
+    container = running.launch.container
+    if container is None:
+        return ""
+    ran, gone = container.end()
+    running.context.guardian.forget_container(container.name)
+    if not gone:
+        return f"; container {container.name} could not be ended and may still hold the machine"
+    return f"; container {container.name} was still running and had to be killed" if ran else ""
 
 
 def _watch(running: _Running, waiter: Waiter) -> _Ending | None:
@@ -230,7 +255,15 @@ def _end(running: _Running, ending: _Ending | None) -> Stopped:
             await_exit(running.process, within_s=grace.halt_s, urgent=urgent)
     if ending.reason == "stalled":
         last_stacks(running.monitor.tree, running.monitor.tree.scan(), within_s=grace.stacks_s)
-    return stop(running.process, running.monitor.tree, launcher=running.spec.launcher, grace=grace, urgent=urgent)
+    container = running.launch.container
+    return stop(
+        running.process,
+        running.monitor.tree,
+        launcher=running.spec.launcher if running.spec.container is None else "exec",
+        grace=grace,
+        urgent=urgent,
+        terminate=None if container is None else container.terminate,
+    )
 
 
 def _tidy(running: _Running, memory_before_mib: float | None) -> None:
@@ -256,7 +289,13 @@ def _tidy(running: _Running, memory_before_mib: float | None) -> None:
 
 
 def _ended(
-    running: _Running, number: int, began: str, duration_s: float, ending: _Ending | None, stopped: Stopped
+    running: _Running,
+    number: int,
+    began: str,
+    duration_s: float,
+    ending: _Ending | None,
+    stopped: Stopped,
+    outlived: str = "",
 ) -> EndedAttempt:
     out, rc = running.launch.out, running.process.returncode
     look = running.monitor.look(state="ended")
@@ -274,12 +313,12 @@ def _ended(
     elif ending is None and rc != 0 and (named := named_anomaly(out)) is not None:
         detail = f"stopped itself for {named}: {detail}"
     elif reason == "at_steps":
-        killed = running.process.pid in stopped.killed
+        killed = running.process.pid in stopped.killed or bool(outlived)
         if not ended_as_asked(rc, launcher=running.spec.launcher, killed=killed, out=out):
             reason, detail = "exited", f"{detail}, and then {exited}"
     no_room = rc != 0 and is_full(out)
     detail += "; no room was left on the disk" if no_room else ""
-    detail += _leftover_clause(ending, stopped)
+    detail += _leftover_clause(ending, stopped) + outlived
     attempt = Attempt(
         number=number,
         command=redact_words(running.launch.argv, running.context.redact),

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from validator.model.launching import STARTING_RANKS
 from validator.model.plan import RunSpec
+from validator.supervise.containers import NamedContainer, container_name, named_container
 from validator.supervise.termination import RUNNER_VARIABLE
 from validator.system.processes import TOKEN_VARIABLE
 
@@ -51,6 +52,7 @@ def _digest(path: Path, out: Path) -> str | None:
 
 
 _PORT = re.compile(r"(?<!\$)\{port\}")  # `${port}` is the shell's own
+_CONTAINER = re.compile(r"(?<!\$)\{container\}")
 _LAUNCHER_VARIABLES = (
     "RANK",
     "LOCAL_RANK",
@@ -85,6 +87,8 @@ class Launch:
     cwd: str | None
     out: Path
     port: int | None
+    container: NamedContainer | None
+    """What must be ended by its name, beside the processes."""
     code: Mapping[str, str]
     """The files that the command names, and their SHA-256 at the start."""
 
@@ -99,8 +103,8 @@ def free_port(*, avoid: Collection[int] = ()) -> int:
             return port
 
 
-def prepare(spec: RunSpec, *, run_dir: Path, token: str, used_ports: Collection[int] = ()) -> Launch:
-    """Fill in the port and the environment of a run, and make its folders.
+def prepare(spec: RunSpec, *, run_dir: Path, token: str, number: int = 1, used_ports: Collection[int] = ()) -> Launch:
+    """Fill in the port, the container's name and the environment of a run, and make its folders.
 
     Raises:
         OSError: when a folder cannot be made.
@@ -109,7 +113,8 @@ def prepare(spec: RunSpec, *, run_dir: Path, token: str, used_ports: Collection[
     (out / "logs").mkdir(parents=True, exist_ok=True)
     wants_port = any(_PORT.search(text) for text in (*spec.argv, *spec.env.values()))
     port = free_port(avoid=used_ports) if wants_port else None
-    argv = tuple(_PORT.sub(str(port), argument) for argument in spec.argv)
+    name = container_name(token, spec.id, number)
+    argv = tuple(_CONTAINER.sub(name, _PORT.sub(str(port), argument)) for argument in spec.argv)
     env = {name: _PORT.sub(str(port), value) for name, value in spec.env.items()}
     return Launch(
         argv=argv,
@@ -117,6 +122,7 @@ def prepare(spec: RunSpec, *, run_dir: Path, token: str, used_ports: Collection[
         cwd=spec.cwd,
         out=out,
         port=port,
+        container=None if spec.container is None else named_container(spec.container.engine, name, token=token),
         code=named_files(argv, cwd=Path(spec.cwd or Path.cwd()), out=run_dir.resolve()),
     )
 
@@ -159,6 +165,9 @@ def _environment(spec: RunSpec, env: Mapping[str, str], *, out: Path, token: str
         for name, value in _FLIGHT_RECORDER.items():
             environment.setdefault(name, value)
         _point_flight_recorder(environment, out)
+    if spec.container is not None and spec.container.engine == "apptainer":
+        passed = [name for name in spec.container.passed if name in environment]
+        environment.update((f"APPTAINERENV_{name}", environment[name]) for name in passed)
     return environment
 
 

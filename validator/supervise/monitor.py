@@ -284,7 +284,8 @@ class Monitor:
 
     def _housekeeping(self, now: float) -> None:
         if now >= self._next_scan or self._long_silent(now):
-            self.tree.scan()
+            # The processes of a container are nobody's children here; their environment shows them.
+            self.tree.scan(deep=self._spec.container is not None)
             cost = time.monotonic() - now
             limit = self._spec.watchdog.interval if self._spec.watchdog else 5.0
             self._next_scan = now + max(min(limit, 0.5 + (now - self.started)), cost / _SCAN_SHARE)
