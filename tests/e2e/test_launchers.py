@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import sys
 import venv
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -109,6 +111,60 @@ sys.exit(max(rank.wait() for rank in ranks))
     (workdir / "loop.py").write_text(_LOOP)
     answer = cli("run", str(write(workdir, '[-m, loop, "{steps}"]', "launcher: deepspeed", nproc=2)))
     assert answer.rc == 0, answer.out + answer.err
+
+
+def test_accelerate_is_started_by_its_module(cli, workdir: Path) -> None:
+    """A double takes the options that accelerate has, and writes each rank's log as torch's launcher does."""
+    package = workdir / "accelerate" / "commands"
+    package.mkdir(parents=True)
+    (package.parent / "__init__.py").touch()
+    (package / "__init__.py").touch()
+    (package / "launch.py").write_text(
+        """
+import argparse, os, pathlib, subprocess, sys
+parser = argparse.ArgumentParser()
+for name in ("--num_processes", "--num_machines", "--main_process_port"):
+    parser.add_argument(name, type=int, required=True)
+for name in ("--main_process_ip", "--log_dir", "--tee", "--mixed_precision"):
+    parser.add_argument(name, required=True)
+parser.add_argument("--multi_gpu", action="store_true", required=True)
+parser.add_argument("script")
+parser.add_argument("rest", nargs=argparse.REMAINDER)
+args = parser.parse_args()
+ranks = []
+for rank in range(args.num_processes):
+    folder = pathlib.Path(args.log_dir, "none_1", "attempt_0", str(rank))
+    folder.mkdir(parents=True)
+    with open(folder / "stdout.log", "w") as log:
+        command = [sys.executable, "-u", args.script, *args.rest]
+        ranks.append(subprocess.Popen(command, stdout=log, env={**os.environ, "RANK": str(rank)}))
+sys.exit(max(rank.wait() for rank in ranks))
+"""
+    )
+    (workdir / "loop.py").write_text(_LOOP)
+    trainer = "launcher: accelerate\nlauncher_args: [--mixed_precision, bf16]"
+    answer = cli("run", str(write(workdir, '[loop.py, "{steps}"]', trainer, nproc=2)))
+    assert answer.rc == 0, answer.out + answer.err
+
+
+@pytest.mark.skipif(find_spec("accelerate") is None, reason="accelerate is not installed; its double is tested")
+def test_accelerate_itself(cli, workdir: Path) -> None:
+    (workdir / "loop.py").write_text(_LOOP)
+    answer = cli("run", str(write(workdir, '[loop.py, "{steps}"]', "launcher: accelerate", nproc=2)))
+    assert answer.rc == 0, answer.out + answer.err
+    assert len(list(run_of(workdir).glob("logs/ranks/*/attempt_0/*/stdout.log"))) == 2
+
+
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="no MPI is installed; its double is tested")
+def test_mpirun_itself(cli, workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Open MPI starts nothing for root unless it is asked twice."""
+    monkeypatch.setenv("OMPI_ALLOW_RUN_AS_ROOT", "1")
+    monkeypatch.setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+    (workdir / "loop.py").write_text(_LOOP)
+    for stop, steps in (("trainer", "{steps}"), ("at_steps", "100000")):
+        trainer = f"launcher: mpirun\nlauncher_args: [--oversubscribe]\nstop: {stop}"
+        answer = cli("run", str(write(workdir, f'[loop.py, "{steps}"]', trainer, nproc=2)))
+        assert answer.rc == 0, answer.out + answer.err
 
 
 def test_mpirun_is_found_on_the_path(cli, workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
