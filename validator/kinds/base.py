@@ -99,8 +99,8 @@ class Planner(Protocol):
     def training(self, phase: TrainingPhase, arm: PlannedArm, *, repeat: int) -> RunSpec:
         """A run of the trainer as one arm of the phase."""
 
-    def launch(self, nproc: int, values: Mapping[str, object]) -> tuple[Launcher, tuple[str, ...]]:
-        """What starts `nproc` processes of Python; 0 starts one without torchrun."""
+    def probe(self, nproc: int, values: Mapping[str, object]) -> tuple[str, ...]:
+        """What starts the probes in `nproc` processes; 0 starts one without torchrun. Their arguments may follow."""
 
     def flags(
         self, phase: TrainingPhase, values: Mapping[str, object], *, without: Sequence[str] = ()

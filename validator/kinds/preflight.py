@@ -23,7 +23,7 @@ from validator.text import format_number, format_percent, quoted
 
 if TYPE_CHECKING:
     from validator.ingest.result_builder import ResultBuilder
-    from validator.model.plan import RunSpec
+    from validator.model.plan import Launcher, RunSpec
     from validator.model.record import PhaseRecord, ValidationRecord
     from validator.model.verdict import Check
 
@@ -82,9 +82,9 @@ class Preflight(Kind[PreflightPhase]):
             return
         nproc = hardware.gpus if hardware.gpus > 1 else 0
         values = planner.values(phase, "probe", nproc=nproc)
-        launcher, launch = planner.launch(nproc, values)
         device = "cuda" if hardware.gpus else "cpu"
-        argv = (*launch, "-m", "nsa.probe", "--device", device, "--out", f"{values['out']}/probe.json")
+        argv = (*planner.probe(nproc, values), "--device", device, "--out", f"{values['out']}/probe.json")
+        launcher: Launcher = "torchrun" if nproc else "python"
         yield planner.process(
             phase, argv, part="probe", launcher=launcher, nproc=nproc, timeout_s=_PROBE_TIMEOUT_S, retries=0
         )

@@ -11,6 +11,7 @@ from pathlib import Path
 from validator.model.plan import Launcher, RunSpec
 from validator.model.runbook import PhaseBase, Runbook, Setting, TrainingPhase
 from validator.model.settings import args_of, fill, flat_name, setting_text, sole_placeholder
+from validator.startup import shipped
 
 FLIGHT_RECORDER = {
     "TORCH_FR_BUFFER_SIZE": "2000",
@@ -63,6 +64,26 @@ def torchrun(python: str, nproc: int, out: str) -> tuple[str, ...]:
         *("--master-addr", "127.0.0.1", "--master-port", "{port}"),
         *("--log-dir", f"{out}/logs/ranks", "--redirects", "3"),
     )
+
+
+_OWN_NSA = (
+    "import importlib.util as util, runpy, sys; place = sys.argv.pop(1); "
+    "spec = util.spec_from_file_location('nsa', place + '/__init__.py', submodule_search_locations=[place]); "
+    "package = sys.modules['nsa'] = util.module_from_spec(spec); spec.loader.exec_module(package); "
+    "runpy.run_module('nsa.probe', run_name='__main__', alter_sys=True)"
+)
+"""The package `nsa` by its folder: where the trainer's Python has another of that name, or none, is not looked at."""
+
+
+def probe(python: str, nproc: int, out: str) -> tuple[str, ...]:
+    """What starts the program that comes along to probe the machine; its arguments may follow.
+
+    Args:
+        python: the trainer's, which has torch.
+        nproc: processes under torchrun; 0 starts one without it.
+    """
+    code = (python, "-c", _OWN_NSA, str(shipped("nsa")))
+    return (*torchrun(python, nproc, out), "--no-python", *code) if nproc else code
 
 
 def flags(arguments: Mapping[str, Setting]) -> Iterator[str]:

@@ -24,7 +24,7 @@ from validator.model.settings import (
     warmup_of,
     watchdog_of,
 )
-from validator.plan.command import environment, filled, flags, torchrun, values_of
+from validator.plan.command import environment, filled, flags, probe, torchrun, values_of
 
 
 def plan_phase(
@@ -78,11 +78,9 @@ class PhasePlanner:
         place = self._place(phase, *parts)
         return values_of(phase, run_dir=self.run_dir, python=self.python, place=place, nproc=nproc)
 
-    def launch(self, nproc: int, values: Mapping[str, object]) -> tuple[Launcher, tuple[str, ...]]:
-        """What starts `nproc` processes of Python; 0 starts one without torchrun."""
-        if nproc:
-            return "torchrun", torchrun(self.python, nproc, str(values["out"]))
-        return "python", (self.python,)
+    def probe(self, nproc: int, values: Mapping[str, object]) -> tuple[str, ...]:
+        """What starts the probes in `nproc` processes; 0 starts one without torchrun. Their arguments may follow."""
+        return probe(self.python, nproc, str(values["out"]))
 
     def flags(
         self, phase: TrainingPhase, values: Mapping[str, object], *, without: Sequence[str] = ()
@@ -138,7 +136,8 @@ class PhasePlanner:
         )
         values["steps"] = steps
         arguments = self._arguments(phase, arm.args, values)
-        launcher, launch = self.launch(nproc, values)
+        launcher: Launcher = "torchrun" if nproc else "python"
+        launch = torchrun(self.python, nproc, str(values["out"])) if nproc else (self.python,)
         command = tuple(fill(word, values) for word in runbook.trainer.command)
         cwd = runbook.trainer.cwd
         return RunSpec(

@@ -14,6 +14,7 @@ from validator.runbook.document import parse, plain
 from validator.runbook.meaning import check_groups, check_meaning
 from validator.runbook.overrides import apply
 from validator.runbook.problems import Mark, Problem, RunbookError
+from validator.startup import shipped
 from validator.text import nearest
 
 _MAX_BYTES = 4 * 2**20
@@ -119,7 +120,6 @@ def _decode(data: bytes, file: str) -> str:
 
 # Find a runbook by a path, or by the name of a bundled one.
 
-_PACKAGE = Path(__file__).resolve().parent.parent
 _SUFFIXES = (".yaml", ".yml")
 
 
@@ -135,14 +135,8 @@ class RunbookInfo:
     phases: tuple[str, ...]
 
 
-def _folder() -> Path:
-    """Package data in a wheel; the repository's own folder in an editable install."""
-    packaged = _PACKAGE / "_data" / "runbooks"
-    return packaged if packaged.is_dir() else _PACKAGE.parent / "runbooks"
-
-
 def _shipped() -> dict[str, Path]:
-    return {path.stem: path for path in sorted(_folder().glob("*.yaml"))}
+    return {path.stem: path for path in sorted(shipped("runbooks").glob("*.yaml"))}
 
 
 def find(name: str) -> Path:
