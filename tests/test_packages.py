@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import subprocess
 import sys
 import tarfile
 import zipfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from email import message_from_string
 from email.message import Message
+from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 
 from hatch_build import PROBE
+from validator.model.plan import RunSpec
 from validator.plan.command import probe
+from validator.system.packages import lacking
 
 pytest.importorskip("hatchling", reason="hatchling builds the wheels: pip install hatchling")
 
@@ -143,3 +149,178 @@ def test_the_probe_in_validators_wheel_is_whole(wheel: Callable[[str], Path], tm
     )
     assert done.returncode == 0, done.stderr
     assert "gemm_bf16" in (tmp_path / "work" / "probe.json").read_text(encoding="utf-8")
+
+
+# validator installed from its wheel alone, with what it requires and nothing else.
+
+
+def environment(folder: Path) -> Path:
+    """An empty virtual environment; returns its folder of packages."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, timeout=120)
+    return next(folder.glob("lib/python3*/site-packages"))
+
+
+def link_requirements(wanted: Requirement, to: Path) -> None:
+    """Put an installed distribution, and what it requires, into another environment."""
+    found = distribution(wanted.name)
+    tops = {file.parts[0] for file in found.files or () if file.parts[0] not in ("..", "__pycache__")}
+    if all((to / top).exists() for top in tops):
+        return
+    for top in tops:
+        if not (to / top).exists():
+            (to / top).symlink_to(str(found.locate_file(top)))
+    for line in found.requires or ():
+        inner = Requirement(line)
+        if inner.marker is None or inner.marker.evaluate({"extra": ""}):
+            link_requirements(inner, to)
+
+
+@dataclass(frozen=True)
+class Installed:
+    """validator in an environment of its own, without torch, used from a folder."""
+
+    python: Path
+    folder: Path
+
+    def __call__(self, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [str(self.python), "-m", "validator", *arguments],
+            cwd=self.folder,
+            env={**self.env, "NO_COLOR": "1", "XDG_RUNTIME_DIR": str(self.folder), "COLUMNS": "200"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == code, done.stdout + done.stderr
+        return done
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+
+@pytest.fixture(scope="session")
+def site(wheel: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("installed") / "venv"
+    packages = environment(folder)
+    with zipfile.ZipFile(wheel("validator")) as archive:
+        archive.extractall(packages)
+    for one in required(wheel("validator")).values():
+        link_requirements(one, packages)
+    return folder
+
+
+@pytest.fixture
+def installed(site: Path, tmp_path: Path) -> Installed:
+    (tmp_path / "work").mkdir()
+    return Installed(site / "bin" / "python", tmp_path / "work")
+
+
+def own_trainer(folder: Path) -> Path:
+    """A virtual environment whose package `nsa` is a trainer of somebody else; returns its Python."""
+    package = environment(folder) / "nsa"
+    package.mkdir()
+    (package / "__init__.py").write_text("print(f'package nsa of {__file__}', flush=True)\n", encoding="utf-8")
+    (package / "train.py").write_text((ROOT / "tests" / "contract" / "line_trainer.py").read_text(encoding="utf-8"))
+    return folder / "bin" / "python"
+
+
+OWN = """\
+schema: 1
+name: own
+trainer:
+  command: [-c, "import os, sys; os.execv({python!r}, [{python!r}, '-m', 'nsa.train', *sys.argv[1:]])"]
+  args: {{steps: "{{steps}}", out: "{{out}}"}}
+  metrics: {{csv: training.csv, heartbeat: "heartbeat_rank{{rank}}.jsonl"}}
+defaults: {{nproc: 0, timeout: 60s, warmup_steps: 10}}
+phases:
+  - {{id: preflight, kind: preflight, packages: [numpy]}}
+  - {{id: baseline, kind: train, steps: 300, accept: [loss.last < loss.first]}}
+"""
+
+
+def test_a_trainer_in_an_environment_of_its_own_is_validated(installed: Installed, tmp_path: Path) -> None:
+    python = own_trainer(tmp_path / "theirs")
+    (installed.folder / "own.yaml").write_text(OWN.format(python=str(python)), encoding="utf-8")
+    installed("check", "own.yaml")
+    installed("run", "own.yaml")
+    run = next(path for path in (installed.folder / "reports").iterdir() if path.is_dir())
+    log = (run / "runs" / "baseline" / "r1" / "logs" / "stdout.log").read_text(encoding="utf-8")
+    assert f"package nsa of {python.parents[1]}" in log
+    assert "<svg" in (run / "report.html").read_text(encoding="utf-8")
+    installed("report", str(run))
+    assert "GO" in installed("history").stdout
+
+
+@pytest.mark.parametrize("name", ["torch", "nsa", "scipy"])
+def test_what_is_not_required_is_not_there(installed: Installed, name: str) -> None:
+    done = subprocess.run([installed.python, "-c", f"import {name}"], env=installed.env, cwd=installed.folder)
+    assert done.returncode == 1
+
+
+def test_a_bundled_runbook_without_the_bundled_trainer_says_what_to_type(installed: Installed) -> None:
+    line = f'{installed.python} -m pip install "training-validator[trainer]"'
+    installed("check", "smoke_cpu")
+    installed("plan", "smoke_cpu")
+    refused = installed("run", "smoke_cpu", code=4).stderr
+    assert line in refused
+    assert "no nsa and no torch" in refused
+    assert not (installed.folder / "reports").exists()
+    assert line in " ".join(installed("list").stdout.split())
+    assert {one["missing"] is None for one in json.loads(installed("list", "--json").stdout)} == {False}
+    examined = json.loads(installed("doctor", "--json", code=4).stdout)
+    assert line in next(one["fix"] for one in examined["facts"] if one["name"] == "Bundled trainer")
+    assert line in next(one["reasons"][0] for one in examined["runbooks"] if one["runbook"] == "smoke_cpu")
+
+
+def test_torchrun_without_torch_is_no_verdict_on_the_machine(installed: Installed) -> None:
+    (installed.folder / "own.yaml").write_text(
+        "schema: 1\nname: own\ntrainer: {command: [train.py]}\nphases: [{id: a, kind: train, steps: 9}]\n"
+    )
+    refused = installed("run", "own.yaml", code=4).stderr
+    assert "phase a of runbook own needs torch" in refused
+    assert "trainer.python" in refused
+
+
+def test_another_package_of_the_name_is_not_taken_for_the_bundled_trainer(installed: Installed) -> None:
+    (installed.folder / "nsa").mkdir()
+    (installed.folder / "nsa" / "__init__.py").write_text("raise SystemExit('imported')\n")
+    (installed.folder / "nsa" / "train.py").touch()
+    refused = installed("run", "smoke_cpu", code=4).stderr
+    assert "another package of the name nsa" in refused
+    assert str(installed.folder / "nsa" / "__init__.py") in refused
+
+
+def run_of(*argv: str, cwd: Path | None = None) -> RunSpec:
+    place = None if cwd is None else str(cwd)
+    return RunSpec(
+        id="a/r1",
+        phase="a",
+        kind="train",
+        launcher="python",
+        argv=argv,
+        env={},
+        cwd=place,
+        out="runs/a/r1",
+        timeout_s=9,
+    )
+
+
+def test_nothing_is_asked_of_a_trainer_that_is_somebody_elses(tmp_path: Path) -> None:
+    python = str(own_trainer(tmp_path / "theirs"))
+    assert lacking([run_of(python, "-m", "nsa.train", cwd=tmp_path)], runbook="own") is None, (
+        "it may train without torch"
+    )
+    assert lacking([run_of("docker", "run", "image", "python", "-m", "nsa.train")], runbook="own") is None
+    assert lacking([run_of(str(tmp_path / "python"), "-m", "pytest")], runbook="own") is None, "it gives no answer"
+    missing = lacking([run_of(python, "-m", "pytest", "--pyargs", "tests")], runbook="own")
+    assert missing is not None
+    assert f"{python} -m pip install pytest" in missing
+
+
+def test_a_namespace_package_of_the_name_is_another(tmp_path: Path) -> None:
+    (tmp_path / "nsa").mkdir()
+    python = environment(tmp_path / "venv").parents[2] / "bin" / "python"
+    missing = lacking([run_of(str(python), "-m", "nsa.train", cwd=tmp_path)], runbook="own")
+    assert missing is not None
+    assert "nsa has no nsa.train" in missing

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,6 +38,7 @@ from validator.supervise.monitor import Progress
 from validator.supervise.supervisor import supervise
 from validator.supervise.termination import end_marked
 from validator.supervise.wait import CancelToken, cancel_on_signals
+from validator.system.packages import lacking
 from validator.system.preflight import missing_hardware
 from validator.system.snapshot import snapshot
 
@@ -70,6 +71,13 @@ class Session:
 def require_hardware(runbook: Runbook) -> None:
     """Raises Unable with a sentence when the machine lacks what the runbook was written for."""
     missing = missing_hardware(runbook)
+    if missing is not None:
+        raise Unable(missing)
+
+
+def require_packages(runs: Iterable[RunSpec], *, runbook: str) -> None:
+    """Raises Unable with the line to type when the Python of a run lacks torch, pytest or the bundled trainer."""
+    missing = lacking(runs, runbook=runbook)
     if missing is not None:
         raise Unable(missing)
 

@@ -23,6 +23,7 @@ from validator.pipeline.session import (
     open_session,
     require_hardware,
     require_idle,
+    require_packages,
     require_same_machine,
     working_folder,
 )
@@ -57,6 +58,7 @@ def execute(request: RunRequest, *, quiet: bool = False) -> Finished:
     loaded = load(find(request.runbook), overrides=request.overrides)
     plan = first_plan(loaded.runbook, only=request.only, skip=request.skip)
     require_hardware(loaded.runbook)
+    require_packages(plan.runs, runbook=loaded.runbook.name)
     with locked(loaded.runbook, enabled=request.lock) as lock:
         with disk_errors(request.parent, command=f"validator run {request.runbook}"):
             folder = RunFolder.create(
@@ -110,6 +112,7 @@ def resume(
     plan = make_plan(declared, run_dir=folder.root, python=header.python, only=header.only, skip=header.skip)
     require_hardware(header.runbook)
     with working_folder(cwd=header.cwd, python=header.python):
+        require_packages(plan.runs, runbook=header.runbook.name)
         require_same_machine(folder, header.runbook)
     with locked(header.runbook, enabled=lock) as machine:
         machine.name(folder.root)

@@ -133,6 +133,8 @@ class RunbookInfo:
     description: str
     gpus: int
     phases: tuple[str, ...]
+    bundled_trainer: bool
+    """Whether it names no trainer of its own, so that the bundled one has to be installed."""
 
 
 def _shipped() -> dict[str, Path]:
@@ -182,4 +184,5 @@ def _info(name: str, path: Path) -> RunbookInfo:
         description=" ".join(str(tree.get("description") or "").split()),
         gpus=int(hardware.get("gpus") or 0),
         phases=phases,
+        bundled_trainer="command" not in (tree.get("trainer") or {}),
     )
