@@ -19,12 +19,11 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from hatch_build import PROBE
 from validator.model.plan import RunSpec
 from validator.plan.command import probe
 from validator.system.packages import lacking
 
-pytest.importorskip("hatchling", reason="hatchling builds the wheels: pip install hatchling")
+PROBE = pytest.importorskip("hatch_build", reason="hatchling builds the wheels: pip install hatchling").PROBE
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = {"validator": ROOT, "nsa": ROOT / "nsa"}
@@ -220,7 +219,8 @@ def own_trainer(folder: Path) -> Path:
     """A virtual environment whose package `nsa` is a trainer of somebody else; returns its Python."""
     package = environment(folder) / "nsa"
     package.mkdir()
-    (package / "__init__.py").write_text("print(f'package nsa of {__file__}', flush=True)\n", encoding="utf-8")
+    says = "import os, sys; print('package nsa of', __file__, sys.path, os.environ.get('PYTHONPATH'), flush=True)\n"
+    (package / "__init__.py").write_text(says, encoding="utf-8")
     (package / "train.py").write_text((ROOT / "tests" / "contract" / "line_trainer.py").read_text(encoding="utf-8"))
     return folder / "bin" / "python"
 
@@ -239,7 +239,7 @@ phases:
 """
 
 
-def test_a_trainer_in_an_environment_of_its_own_is_validated(installed: Installed, tmp_path: Path) -> None:
+def test_a_trainer_in_an_environment_of_its_own_is_validated(installed: Installed, site: Path, tmp_path: Path) -> None:
     python = own_trainer(tmp_path / "theirs")
     (installed.folder / "own.yaml").write_text(OWN.format(python=str(python)), encoding="utf-8")
     installed("check", "own.yaml")
@@ -247,6 +247,8 @@ def test_a_trainer_in_an_environment_of_its_own_is_validated(installed: Installe
     run = next(path for path in (installed.folder / "reports").iterdir() if path.is_dir())
     log = (run / "runs" / "baseline" / "r1" / "logs" / "stdout.log").read_text(encoding="utf-8")
     assert f"package nsa of {python.parents[1]}" in log
+    assert str(site) not in log
+    assert str(ROOT) not in log
     assert "<svg" in (run / "report.html").read_text(encoding="utf-8")
     installed("report", str(run))
     assert "GO" in installed("history").stdout
