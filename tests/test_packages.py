@@ -282,6 +282,11 @@ def test_torchrun_without_torch_is_no_verdict_on_the_machine(installed: Installe
     refused = installed("run", "own.yaml", code=4).stderr
     assert "phase a of runbook own needs torch" in refused
     assert "trainer.python" in refused
+    assert "probe: false" not in refused
+    (installed.folder / "probes.yaml").write_text(
+        "schema: 1\nname: probes\ntrainer: {command: [train.py]}\nphases: [{id: a, kind: preflight, probe: true}]\n"
+    )
+    assert "set probe: false in it" in installed("run", "probes.yaml", code=4).stderr
 
 
 def test_another_package_of_the_name_is_not_taken_for_the_bundled_trainer(installed: Installed) -> None:

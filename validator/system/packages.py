@@ -57,21 +57,26 @@ def lacking(runs: Iterable[RunSpec], *, runbook: str) -> str | None:
 
     A run that no Python starts, such as a container, and an interpreter that gives no answer lack nothing known.
     """
-    needs: dict[_Place, dict[str, str]] = {}
+    needs: dict[_Place, dict[str, RunSpec]] = {}
     for run in runs:
         place = _Place(run.argv[0], run.cwd, run.env.get("PYTHONPATH"))
         for module in _modules(run):
-            needs.setdefault(place, {}).setdefault(module, run.phase)
-    for place, phases in needs.items():
-        missing = _missing(place, phases)
-        if any(_BUNDLED.fullmatch(module) for module in phases) and missing:
+            needs.setdefault(place, {}).setdefault(module, run)
+    for place, users in needs.items():
+        missing = _missing(place, users)
+        if any(_BUNDLED.fullmatch(module) for module in users) and missing:
             return f"runbook {runbook} uses the bundled trainer: {_bundled(place.python, missing)}"
         for module in missing:
-            return (
-                f"phase {phases[module]} of runbook {runbook} needs {module}, which {place.python} does not have; name "
-                f"the trainer's own Python as trainer.python, or install it: {place.python} -m pip install {module}"
-            )
+            return _unmet(module, users[module], place.python, runbook=runbook)
     return None
+
+
+def _unmet(module: str, run: RunSpec, python: str, *, runbook: str) -> str:
+    without = "set probe: false in it, " if _probes(run) else ""
+    return (
+        f"phase {run.phase} of runbook {runbook} needs {module}, which {python} does not have; {without}name the "
+        f"trainer's own Python as trainer.python, or install it: {python} -m pip install {module}"
+    )
 
 
 def no_bundled_trainer(python: str = sys.executable) -> str | None:
@@ -84,12 +89,17 @@ def _modules(run: RunSpec) -> Iterator[str]:
     """The modules that a run is known to need, if a Python starts it."""
     if _PYTHON.fullmatch(Path(run.argv[0]).name) is None:
         return
-    if "torch.distributed.run" in run.argv or any("nsa.probe" in word for word in run.argv):
+    if "torch.distributed.run" in run.argv or _probes(run):
         yield "torch"
     started = [word for option, word in pairwise(run.argv) if option == "-m"]
     tested = run.argv[run.argv.index("--pyargs") + 1 :] if "--pyargs" in run.argv else ()
     yield from (word for word in started if word == "pytest")
     yield from (name for word in (*started, *tested) if _BUNDLED.fullmatch(name := word.partition("::")[0]))
+
+
+def _probes(run: RunSpec) -> bool:
+    """Whether it is preflight's own program, which comes along and needs torch alone."""
+    return any("nsa.probe" in word for word in run.argv)
 
 
 def _missing(place: _Place, modules: Iterable[str]) -> dict[str, str | None]:
