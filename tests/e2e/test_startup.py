@@ -42,11 +42,11 @@ def test_nothing_heavy_is_imported(arguments: list[str], tmp_path: Path) -> None
     assert done.stderr.splitlines()[-1] == "0 []", done.stderr
 
 
-def test_history_imports_no_pipeline_and_no_scipy(tmp_path: Path) -> None:
+def test_history_imports_no_pipeline(tmp_path: Path) -> None:
     """It only reads what others wrote: a second of start-up would be most of what it takes."""
     for number in range(8):
         make_run(tmp_path / "reports", number, scale=1.0 + number % 3 / 100)
-    unwanted = ("scipy", "vl_convert", "psutil", "validator.pipeline.validate", "validator.judge", "validator.runbook")
+    unwanted = ("vl_convert", "psutil", "validator.pipeline.validate", "validator.judge", "validator.runbook")
     done = subprocess.run(
         [sys.executable, "-c", PROBE.format(arguments=["history"], heavy=unwanted)],
         cwd=tmp_path,

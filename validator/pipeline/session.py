@@ -40,6 +40,7 @@ from validator.supervise.monitor import Progress
 from validator.supervise.supervisor import supervise
 from validator.supervise.termination import end_marked
 from validator.supervise.wait import CancelToken, cancel_on_signals
+from validator.system.packages import lacking
 from validator.system.preflight import missing_hardware, repository_of
 from validator.system.snapshot import snapshot
 
@@ -80,6 +81,13 @@ def require_start(absent: Iterable[str]) -> None:
     """Raises Unable when something that the trainer is started with is absent: sentences, each with its fix."""
     missing = "; ".join(absent)
     if missing:
+        raise Unable(missing)
+
+
+def require_packages(runs: Iterable[RunSpec], *, runbook: str) -> None:
+    """Raises Unable with the line to type when the Python of a run lacks torch, pytest or the bundled trainer."""
+    missing = lacking(runs, runbook=runbook)
+    if missing is not None:
         raise Unable(missing)
 
 

@@ -23,6 +23,7 @@ from validator.pipeline.session import (
     open_session,
     require_hardware,
     require_idle,
+    require_packages,
     require_same_machine,
     require_start,
     working_folder,
@@ -60,6 +61,7 @@ def execute(request: RunRequest, *, quiet: bool = False) -> Finished:
     plan = first_plan(loaded.runbook, only=request.only, skip=request.skip)
     require_start(f"{one.message}; {one.fix}" for one in loaded.absent)
     require_hardware(loaded.runbook)
+    require_packages(plan.runs, runbook=loaded.runbook.name)
     with locked(loaded.runbook, enabled=request.lock) as lock:
         with disk_errors(request.parent, command=f"validator run {request.runbook}"):
             folder = RunFolder.create(
@@ -114,6 +116,7 @@ def resume(
     require_start(f"{message}; {fix}" for _, message, fix in absent(declared))
     require_hardware(header.runbook)
     with working_folder(cwd=header.cwd, python=header.python):
+        require_packages(plan.runs, runbook=header.runbook.name)
         require_same_machine(folder, header.runbook)
     with locked(header.runbook, enabled=lock) as machine:
         machine.name(folder.root)

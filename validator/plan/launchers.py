@@ -7,6 +7,7 @@ from pathlib import Path
 
 from validator.model.launching import Container, Launcher
 from validator.model.runbook import Trainer
+from validator.startup import shipped
 
 _ACCELERATE_KINDS = frozenset(
     {"cpu", "multi_gpu", "tpu", "use_deepspeed", "use_fsdp", "use_megatron_lm", "use_parallelism_config", "config_file"}
@@ -116,7 +117,12 @@ _OWN_NSA = (
 """The package `nsa` by its folder: that environment may have another of the name, or none, and is not searched."""
 
 
-def own_probe(place: str, *, python: str, nproc: int, out: str) -> tuple[str, ...]:
-    """The words that start validator's probes from the folder `place` of its own package `nsa`; theirs may follow."""
-    code = (python, "-c", _OWN_NSA, place)
+def own_probe(python: str, nproc: int, out: str) -> tuple[str, ...]:
+    """What starts the program that comes along to probe the machine; its arguments may follow.
+
+    Args:
+        python: the trainer's, which has torch.
+        nproc: processes under torchrun; 0 starts one without it.
+    """
+    code = (python, "-c", _OWN_NSA, str(shipped("nsa")))
     return (*torchrun(python, nproc, out), "--no-python", *code) if nproc else code

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import validator
 from validator.kinds.registry import PlannedArm, env_of, kind_of
 from validator.model.plan import Contained, PhasePlan, Role, RunSpec, Started
 from validator.model.remedy import Remedy
@@ -29,10 +28,8 @@ from validator.model.settings import (
 )
 from validator.plan.command import environment, filled, flags, values_of
 from validator.plan.container import contained, passed_names
-from validator.plan.launchers import launched, own_probe, torchrun, trainer_python
-
-NSA = str(Path(validator.__file__).parents[1] / "nsa")
-"""The folder of the bundled trainer, whose probes measure the machine."""
+from validator.plan.launchers import launched, own_probe, trainer_python
+from validator.startup import shipped
 
 
 def plan_phase(
@@ -88,10 +85,7 @@ class PhasePlanner:
 
     def probe(self, nproc: int, values: Mapping[str, object]) -> tuple[str, ...]:
         """What starts the probes in `nproc` processes; 0 starts one without torchrun. Their arguments may follow."""
-        out, trainer = str(values["out"]), self.runbook.trainer
-        if trainer.python is not None or trainer.container is not None:
-            return own_probe(NSA, python=self.python, nproc=nproc, out=out)
-        return (*(torchrun(self.python, nproc, out) if nproc else (self.python,)), "-m", "nsa.probe")
+        return own_probe(self.python, nproc, str(values["out"]))
 
     def flags(
         self, phase: TrainingPhase, values: Mapping[str, object], *, without: Sequence[str] = ()
@@ -211,7 +205,7 @@ class PhasePlanner:
             passed=passed_names(env),
             run_dir=Path(os.path.abspath(self.run_dir)),  # noqa: PTH100 - as for {out}
             workdir=os.path.abspath(workdir or "."),  # noqa: PTH100
-            read_only=(NSA,) if NSA in argv else (),
+            read_only=(nsa,) if (nsa := str(shipped("nsa"))) in argv else (),
         )
 
     def _place(self, phase: PhaseBase, *parts: str | None) -> str:

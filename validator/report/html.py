@@ -14,10 +14,8 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import validator
 from validator.model.verdict import Status, ValidationReport
 from validator.report.build import build_page
 from validator.report.chart_data import ChartData
@@ -26,23 +24,11 @@ from validator.report.figure import Figure, with_drawing
 from validator.report.page import Page, RunView, status_view
 from validator.report.specs import LABEL_CSS, chart_css
 from validator.report.timeline import timeline_figure
+from validator.startup import shipped
 
 if TYPE_CHECKING:
     from jinja2 import BytecodeCache, Environment
     from markupsafe import Markup
-
-
-def templates_dir() -> Path:
-    """Where the templates are: in the installed package, or beside it in a source tree.
-
-    Raises:
-        FileNotFoundError: when the installation is damaged.
-    """
-    package = Path(validator.__file__).parent
-    for folder in (package / "_data" / "templates", package.parent / "templates"):
-        if (folder / "report.html.j2").is_file():
-            return folder
-    raise FileNotFoundError(f"the report's templates are missing from {package}; install the package again")
 
 
 @lru_cache(maxsize=1)
@@ -51,7 +37,7 @@ def environment() -> Environment:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     made = Environment(
-        loader=FileSystemLoader(templates_dir()),
+        loader=FileSystemLoader(shipped("templates")),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -100,7 +86,7 @@ def _bytecode_cache() -> BytecodeCache | None:
 @lru_cache(maxsize=4)
 def text(name: str) -> str:
     """A style sheet or a script by its file name."""
-    return (templates_dir() / name).read_text(encoding="utf-8").strip()
+    return (shipped("templates") / name).read_text(encoding="utf-8").strip()
 
 
 @lru_cache(maxsize=4)

@@ -16,6 +16,7 @@ from validator.runbook.overrides import apply
 from validator.runbook.places import absent, absent_files, placed
 from validator.runbook.problems import Mark, Problem, RunbookError
 from validator.runbook.starting import check_ends
+from validator.startup import shipped
 from validator.text import nearest
 
 _MAX_BYTES = 4 * 2**20
@@ -126,7 +127,6 @@ def _decode(data: bytes, file: str) -> str:
 
 # Find a runbook by a path, or by the name of a bundled one.
 
-_PACKAGE = Path(__file__).resolve().parent.parent
 _SUFFIXES = (".yaml", ".yml")
 
 
@@ -140,16 +140,12 @@ class RunbookInfo:
     description: str
     gpus: int
     phases: tuple[str, ...]
-
-
-def _folder() -> Path:
-    """Package data in a wheel; the repository's own folder in an editable install."""
-    packaged = _PACKAGE / "_data" / "runbooks"
-    return packaged if packaged.is_dir() else _PACKAGE.parent / "runbooks"
+    bundled_trainer: bool
+    """Whether it names no trainer of its own, so that the bundled one has to be installed."""
 
 
 def _shipped() -> dict[str, Path]:
-    return {path.stem: path for path in sorted(_folder().glob("*.yaml"))}
+    return {path.stem: path for path in sorted(shipped("runbooks").glob("*.yaml"))}
 
 
 def find(name: str) -> Path:
@@ -195,4 +191,5 @@ def _info(name: str, path: Path) -> RunbookInfo:
         description=" ".join(str(tree.get("description") or "").split()),
         gpus=int(hardware.get("gpus") or 0),
         phases=phases,
+        bundled_trainer="command" not in (tree.get("trainer") or {}),
     )
