@@ -228,13 +228,14 @@ def own_trainer(folder: Path) -> Path:
 OWN = """\
 schema: 1
 name: own
+hardware: {{cpu_cores: 1}}
 trainer:
   command: [-c, "import os, sys; os.execv({python!r}, [{python!r}, '-m', 'nsa.train', *sys.argv[1:]])"]
   args: {{steps: "{{steps}}", out: "{{out}}"}}
   metrics: {{csv: training.csv, heartbeat: "heartbeat_rank{{rank}}.jsonl"}}
 defaults: {{nproc: 0, timeout: 60s, warmup_steps: 10}}
 phases:
-  - {{id: preflight, kind: preflight, packages: [numpy]}}
+  - {{id: preflight, kind: preflight}}
   - {{id: baseline, kind: train, steps: 300, accept: [loss.last < loss.first]}}
 """
 
