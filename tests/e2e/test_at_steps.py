@@ -47,10 +47,12 @@ def endless(cli, workdir: Path):
         last: float = 1.0,
         command: str = "forever.py",
         trainer: str = "",
+        metrics: str = "",
         nproc: int = 0,
     ) -> tuple[int, dict]:
         (workdir / "forever.py").write_text(_FOREVER.format(after=after, first=first, pause=pause, flush=flush))
-        (workdir / "endless.yaml").write_text(_RUNBOOK.format(command=command, trainer=trainer, nproc=nproc, last=last))
+        text = _RUNBOOK.format(command=command, trainer=trainer, nproc=nproc, last=last)
+        (workdir / "endless.yaml").write_text(text.replace("metrics: {", f"metrics: {{{metrics}"))
         answer = cli("run", "endless.yaml")
         return answer.rc, result_of(workdir)
 
@@ -134,6 +136,15 @@ def test_only_that_signal_is_a_normal_end(endless, handler: str, status: str) ->
     assert criterion(result, "exit")["status"] == status
     if status == "FAIL":
         assert "behind its 60 steps, and then" in criterion(result, "exit")["message"]
+
+
+@pytest.mark.parametrize(("status", "rc"), [("terminated", 0), ("error", 1)])
+def test_what_the_trainer_says_of_its_end(endless, status: str, rc: int) -> None:
+    """That it was terminated is no news; that it failed is."""
+    says = f"""open(sys.argv[1] + "/m.json", "w").write('{{"status": "{status}"}}')"""
+    handler = f"signal.signal(signal.SIGTERM, lambda *a: ({says}, os._exit(0)))"
+    ended, result = endless(handler, command='forever.py, "{out}"', metrics="metrics: m.json, ")
+    assert ended == rc, result["why"]
 
 
 def test_a_shell_says_143(endless, workdir: Path) -> None:

@@ -117,6 +117,9 @@ def test_a_trainer_in_a_container_is_validated(cli, engine: Engine, workdir: Pat
     assert environment["python"] == {"executable": sys.executable, "image": "repo/img:tag"}
     assert environment["packages"] == {}
     assert not engine.alive()
+    before = len(engine.calls(""))
+    assert cli("report", str(run_folder(workdir))).rc == 0
+    assert len(engine.calls("")) == before
 
 
 def test_a_timeout_ends_the_container(cli, engine: Engine, workdir: Path) -> None:

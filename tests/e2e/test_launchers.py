@@ -85,6 +85,12 @@ def test_a_plain_program_is_started_as_it_is(cli, workdir: Path) -> None:
     assert answer.rc == 0, answer.out + answer.err
 
 
+def test_ranks_that_print_into_one_log_do_not_stand_still(cli, workdir: Path) -> None:
+    (workdir / "loop.py").write_text(_LOOP.replace("if rank == 0:", "for rank in range(8):"))
+    answer = cli("run", str(write(workdir, '[loop.py, "{steps}"]', "launcher: python", nproc=8)))
+    assert answer.rc == 0, answer.out + answer.err
+
+
 def test_deepspeed_is_started_by_its_module(cli, workdir: Path) -> None:
     """A double takes the options that deepspeed has, and starts the ranks as it does."""
     double = workdir / "deepspeed" / "launcher"

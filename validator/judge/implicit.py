@@ -146,6 +146,8 @@ def _exit(run: JudgedRun) -> Found:
     evidence = _log_evidence(run)
     if last.reason == "exited" and run.outcome.ok and (other := _other_end(run)) is not None:
         return Found("FAIL", f"Ended with exit code 0, but {other.text}.", other.text, 0, (other,))
+    if last.reason == "at_steps" and (other := _other_end(run)) is not None:
+        return Found("FAIL", f"Was ended by validator behind its steps, but {other.text}.", other.text, 0, (other,))
     if last.reason == "at_steps":
         message = f"Was ended by validator behind its {run.spec.steps} steps, as stop: at_steps asks."
         return Found("PASS", message, last.rc, 0)
@@ -176,6 +178,9 @@ def _exit(run: JudgedRun) -> Found:
 _ENDS = frozenset({"error", "halted", "anomaly", "unreachable", "interrupted", "terminated"})
 """What a trainer writes as its `status` when it did not come to its end; an exit code may be lost on the way."""
 
+_BY_SIGNAL = frozenset({"interrupted", "terminated"})
+"""Those that say no more than that validator ended it behind its steps."""
+
 
 def _other_end(run: JudgedRun) -> Seen | None:
     """What a run left that ended otherwise than its exit code says; None when nothing contradicts that."""
@@ -185,7 +190,8 @@ def _other_end(run: JudgedRun) -> Seen | None:
     if halt and not halt.get("stale"):
         why = halt.get("anomaly") or halt.get("text") or "no reason was given"
         return Seen(path=halt.get("path"), text=f"`.HALT` was written: {why}")
-    if str(status).lower() in _ENDS:
+    ends = _ENDS if run.outcome is None or run.outcome.reason == "exited" else _ENDS - _BY_SIGNAL
+    if str(status).lower() in ends:
         source = run.scalar_source("metrics.status")
         return Seen(path=source, where="status", text=f"it says `{status}` of itself")
     return None

@@ -17,6 +17,9 @@ Launcher = Literal["python", "torchrun", "accelerate", "deepspeed", "mpirun", "p
 STARTING_RANKS = frozenset({"torchrun", "accelerate", "deepspeed", "mpirun"})
 """Launchers that start `nproc` ranks; under the others a trainer starts its ranks itself."""
 
+LOGGING_RANKS = frozenset({"torchrun", "accelerate"})
+"""Launchers that are asked for a log of each rank; under the others all ranks print into one."""
+
 Engine = Literal["docker", "podman", "apptainer", "enroot"]
 
 DETACHED = frozenset({"docker", "podman"})

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from validator.model.launching import STARTING_RANKS
+from validator.model.launching import DETACHED, STARTING_RANKS
 from validator.model.runbook import Runbook, TrainingPhase
 from validator.model.settings import has_placeholder, nproc_of
 from validator.runbook.build import Built
@@ -23,6 +23,7 @@ _LAUNCHERS = {
 }
 _SHELLS = frozenset({"bash", "sh", "zsh", "dash", "env", "exec", "nice", "numactl", "stdbuf", "srun", "uv", "poetry"})
 _NO_SCRIPTS = frozenset({".sh", ".bash", ".exe", ".so"})
+_NOT_OURS = frozenset({"--name", "--detach", "--restart", "--rm", "--tty", "--cidfile"})
 _HEAD_BYTES = 4096
 
 
@@ -40,6 +41,7 @@ def check_starting(built: Built, runbook: Runbook) -> Iterator[Problem]:
         fix = "remove --cpu; several processes of a machine without GPUs are started as well"
         yield built.problem(("trainer", "launcher_args"), message, fix)
     yield from _ranks(built, runbook)
+    yield from _container(built, runbook)
     metrics = trainer.metrics
     if trainer.stop == "at_steps" and not (metrics.csv or metrics.heartbeat or metrics.stdout):
         message = "stop: at_steps needs to read steps while the trainer runs, and metrics names nothing that has them"
@@ -110,6 +112,18 @@ def _is_program(folder: Path, first: str) -> bool:
         return False
     other = head.startswith(b"#!") and b"python" not in head.partition(b"\n")[0]
     return other or b"\0" in head
+
+
+def _container(built: Built, runbook: Runbook) -> Iterator[Problem]:
+    """Options with which a container would not be the one that is waited for and ended."""
+    container = runbook.trainer.container
+    if container is None or container.engine not in DETACHED:
+        return
+    for position, word in enumerate(container.args):
+        if word.partition("=")[0] in _NOT_OURS or (word.startswith("-d") and not word.startswith("--")):
+            message = f"container.args has {word!r}, with which validator could not wait for the container, or end it"
+            where: Place = ("trainer", "container", "args", position)
+            yield built.problem(where, message, "remove it; each container has a name, and is removed at its end")
 
 
 def _ranks(built: Built, runbook: Runbook) -> Iterator[Problem]:

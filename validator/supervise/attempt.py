@@ -8,7 +8,7 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from validator.model.plan import RunSpec
@@ -145,8 +145,7 @@ def run_attempt(spec: RunSpec, context: AttemptContext, *, number: int, used_por
         with Waiter(process, context.cancel) as waiter:
             ending = _watch(running, waiter)
             duration = waiter.ended_s - clock
-        stopped = _end(running, ending)
-        outlived = _end_container(running)
+        stopped = _end_container(running, _end(running, ending))
     except BaseException:
         tree.kill(within_s=context.grace.kill_s)
         if launch.container is not None:
@@ -159,7 +158,7 @@ def run_attempt(spec: RunSpec, context: AttemptContext, *, number: int, used_por
     if ending is not None:
         duration = time.monotonic() - clock
     _tidy(running, memory_before if ending or stopped.killed else None)
-    return _ended(running, number, began, duration, ending, stopped, outlived)
+    return _ended(running, number, began, duration, ending, stopped)
 
 
 def _journaled(spec: RunSpec, launch: Launch) -> dict[str, str] | None:
@@ -169,16 +168,16 @@ def _journaled(spec: RunSpec, launch: Launch) -> dict[str, str] | None:
     return {"engine": spec.container.engine, "name": launch.container.name}
 
 
-def _end_container(running: _Running) -> str:
-    """End the container of an attempt that is over, by its name; what was to be ended still, as a clause."""
+def _end_container(running: _Running, stopped: Stopped) -> Stopped:
+    """End the container of an attempt that is over, by its name; what was to be ended still is added to `stopped`."""
     container = running.launch.container
     if container is None:
-        return ""
+        return stopped
     ran, gone = container.end()
     running.context.guardian.forget_container(container.name)
     if not gone:
-        return f"; container {container.name} could not be ended and may still hold the machine"
-    return f"; container {container.name} was still running and had to be killed" if ran else ""
+        return replace(stopped, surviving_container=container.name)
+    return replace(stopped, killed_container=container.name) if ran else stopped
 
 
 def _watch(running: _Running, waiter: Waiter) -> _Ending | None:
@@ -289,13 +288,7 @@ def _tidy(running: _Running, memory_before_mib: float | None) -> None:
 
 
 def _ended(
-    running: _Running,
-    number: int,
-    began: str,
-    duration_s: float,
-    ending: _Ending | None,
-    stopped: Stopped,
-    outlived: str = "",
+    running: _Running, number: int, began: str, duration_s: float, ending: _Ending | None, stopped: Stopped
 ) -> EndedAttempt:
     out, rc = running.launch.out, running.process.returncode
     look = running.monitor.look(state="ended")
@@ -313,12 +306,12 @@ def _ended(
     elif ending is None and rc != 0 and (named := named_anomaly(out)) is not None:
         detail = f"stopped itself for {named}: {detail}"
     elif reason == "at_steps":
-        killed = running.process.pid in stopped.killed or bool(outlived)
-        if not ended_as_asked(rc, launcher=running.spec.launcher, killed=killed, out=out):
+        killed = running.process.pid in stopped.killed or stopped.killed_container is not None
+        if stopped.left or not ended_as_asked(rc, launcher=running.spec.launcher, killed=killed, out=out):
             reason, detail = "exited", f"{detail}, and then {exited}"
     no_room = rc != 0 and is_full(out)
     detail += "; no room was left on the disk" if no_room else ""
-    detail += _leftover_clause(ending, stopped) + outlived
+    detail += _leftover_clause(ending, stopped)
     attempt = Attempt(
         number=number,
         command=redact_words(running.launch.argv, running.context.redact),
@@ -345,6 +338,10 @@ def _leftover_clause(ending: _Ending | None, stopped: Stopped) -> str:
         text = f"; {count} process{'' if count == 1 else 'es'} had to be killed"
     if stopped.surviving:
         text += f"; process {stopped.surviving[0]} could not be killed and may still hold the machine"
+    if stopped.killed_container is not None:
+        text += f"; container {stopped.killed_container} was still running and had to be killed"
+    if stopped.surviving_container is not None:
+        text += f"; container {stopped.surviving_container} could not be ended and may still hold the machine"
     return text
 
 

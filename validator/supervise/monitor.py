@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from validator.files import Tree
+from validator.model.launching import LOGGING_RANKS
 from validator.model.plan import RunSpec
 from validator.supervise.at_steps import StepCount
 from validator.supervise.capture import LogCap, logs_below, trim_while_written
@@ -229,7 +230,8 @@ class Monitor:
         self.pace = Pace(started=started)
         self._count = None if spec.ended_at is None else StepCount(spec.ended_at, spec.warmup_steps)
         env = out / spec.metrics.env if spec.metrics.env else None
-        self._rules = AnomalyRules(spec.watchdog, env=env) if spec.watchdog else None
+        printing = 1 if spec.launcher in LOGGING_RANKS else spec.world_size
+        self._rules = AnomalyRules(spec.watchdog, env=env, printing=printing) if spec.watchdog else None
         self._cpu = CpuMeter(spec.watchdog) if spec.watchdog else None
         self._gpu_samples: deque[tuple[float, bool, bool]] = deque()
         self._next_scan = started + 0.2

@@ -216,10 +216,18 @@ class Grace:
 
 @dataclass(frozen=True)
 class Stopped:
-    """How the end went: pids that had to be killed, and pids that even SIGKILL did not remove in time."""
+    """How the end went: pids that had to be killed, and pids that even SIGKILL did not remove in time; the same of a
+    container, by its name."""
 
     killed: tuple[int, ...] = ()
     surviving: tuple[int, ...] = ()
+    killed_container: str | None = None
+    surviving_container: str | None = None
+
+    @property
+    def left(self) -> bool:
+        """Whether something of the run is there still."""
+        return bool(self.surviving) or self.surviving_container is not None
 
 
 def stop(

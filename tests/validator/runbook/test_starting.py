@@ -76,3 +76,26 @@ def test_one_working_directory() -> None:
 def test_placeholders_of_launchers_are_known() -> None:
     (found,) = problems("train.py", launcher="torchrun", launcher_args=["{prot}"])
     assert "there is no placeholder {prot}" in found
+
+
+@pytest.mark.parametrize("word", ["--name", "--name=mine", "-d", "--detach", "--restart=always"])
+def test_a_container_is_waited_for_and_ended_by_its_name(word: str) -> None:
+    boxed = {"engine": "docker", "image": "i", "args": ["--gpus", "all", word]}
+    (found,) = problems("train.py", container=boxed)
+    assert f"container.args has {word!r}" in found
+    assert problems("train.py", container={**boxed, "args": ["--gpus", "all"]}) == []
+    assert problems("train.py", container={**boxed, "engine": "apptainer"}) == []
+
+
+def test_packages_of_an_image_are_not_looked_up() -> None:
+    first = {"id": "first", "kind": "preflight", "packages": ["torch>=2.6"]}
+    trainer = {"command": ["train.py", "{out}"], "metrics": METRICS}
+    assert check(first, phase(), trainer=trainer) == []
+    (found,) = check(first, phase(), trainer={**trainer, "container": {"engine": "enroot", "image": "i"}})
+    assert "requires packages, and those of trainer.container are not looked into" in found
+
+
+def test_an_end_behind_the_steps_needs_steps() -> None:
+    (found,) = problems("train.py", stop="at_steps", metrics={"metrics": "m.json"})
+    assert "stop: at_steps needs to read steps while the trainer runs" in found
+    assert problems("train.py", stop="at_steps") == []

@@ -80,6 +80,8 @@ def _expected_text(plan: Plan) -> str:
 def _run_lines(run: RunSpec, *, color: bool) -> list[str]:
     """The run as it can be pasted, not wrapped: a terminal may fold it, a copy stays whole."""
     settings = " ".join(f"{name}={shlex.quote(value)}" for name, value in run.env.items())
+    if run.python is not None and "/" in run.python:
+        settings = f'PATH={shlex.quote(str(Path(run.python).parent))}:"$PATH" {settings}'.rstrip()
     command = shlex.join(run.argv)
     lines = [paint(one_line(run.id), "bold", color=color)]
     lines += [f"  cd {shlex.quote(one_line(run.cwd))}"] if run.cwd else []
