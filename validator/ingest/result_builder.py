@@ -163,6 +163,7 @@ class ResultBuilder:
     lenient: bool = False
     texts: tuple[Path, ...] | None = None
     tokens_declared: int | None = None
+    ended_at: int | None = None
     series: dict[str, Series] = field(default_factory=dict)
     rank_series: dict[int, dict[str, Series]] = field(default_factory=dict)
     heartbeats: dict[int, Heartbeat] = field(default_factory=dict)
