@@ -59,7 +59,7 @@ def test_cases_of_torchrun_are_left_out_where_torch_is_not_installed(monkeypatch
         ran.extend(case.name for case in cases)
         return Selftest(tuple(CaseOutcome(case, case.expect, (), (), 0.1) for case in cases), 1.0)
 
-    monkeypatch.setattr("validator.selftest.run_selftest", run)
+    monkeypatch.setattr("validator.selftest.run.run_selftest", run)
     monkeypatch.setattr("validator.selftest.run.has_torch", lambda: False)
     needing = {case.name for case in CASES if case.torch}
     done = CliRunner().invoke(app, ["selftest"])
