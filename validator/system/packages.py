@@ -6,7 +6,6 @@ a package of the user's own would run.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -17,6 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from validator.documents import parse_json
 from validator.model.plan import RunSpec
 from validator.startup import shipped
 
@@ -128,7 +128,7 @@ def _ask(place: _Place, modules: Iterable[str]) -> Mapping[str, Any]:
             check=False,
         )
         if done.returncode == 0:
-            answer = json.loads(done.stdout)
+            answer = parse_json(done.stdout)
             return answer if isinstance(answer, dict) else {}
     return {}
 
