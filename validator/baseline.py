@@ -31,7 +31,7 @@ from validator.model.expression import (
 from validator.model.runbook import Runbook, TrainingPhase
 from validator.model.settings import repeats_of
 from validator.model.verdict import RunReport, ValidationReport
-from validator.stats.autocorrelation import t_quantile
+from validator.stats.distributions import t_quantile
 from validator.stats.estimate import LEVEL, MIN_REPEATS, NORMAL_975
 from validator.stats.means import pooled_cv
 from validator.text import format_number, format_percent, plural

@@ -1,4 +1,6 @@
-"""How Python is started: the arguments of other interpreters, and what this one leaves out to start quickly."""
+"""How Python is started: the arguments of other interpreters, what this one leaves out to start quickly, and where the
+files are that come with the package.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,20 @@ from pathlib import Path
 from typing import Any
 
 import validator
+
+
+def shipped(name: str) -> Path:
+    """A folder that comes along, such as `runbooks`: package data of a wheel, the repository's own in a clone.
+
+    Raises:
+        FileNotFoundError: when the installation is damaged.
+    """
+    package = Path(validator.__file__).resolve().parent
+    for folder in (package / "_data" / name, package.parent / name):
+        if folder.is_dir():
+            return folder
+    raise FileNotFoundError(f"the folder {name} is missing from {package}; install the package again")
+
 
 _NOT_HERE = "import sys; sys.path[:] = [place for place in sys.path if place]; "
 

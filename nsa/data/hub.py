@@ -140,7 +140,7 @@ def open_hub(config: DataConfig, tokenizer: Tokenizer) -> Sources:
     """Sources over `config.hub_dataset`; nothing is opened yet. Raises DataError where `datasets` is missing."""
     if importlib.util.find_spec("datasets") is None:
         raise DataError(
-            "data=fineweb_edu needs the datasets package: pip install 'training-validator[data]', or use data=local"
+            "data=fineweb_edu needs the datasets package: pip install 'training-validator-nsa[data]', or use data=local"
         )
     if config.hub_dataset.count("/") != 1 and not Path(config.hub_dataset).is_dir():
         raise DataError(f"hub_dataset={config.hub_dataset} is no folder, and no owner/name of the hub: check the path")

@@ -135,8 +135,8 @@ def _read_parquet(path: Path, text_field: str) -> Iterator[str]:
         import pyarrow.parquet as parquet
     except ImportError:
         raise DataError(
-            f"{path}: parquet files need the pyarrow package: pip install 'training-validator[data]', or convert to "
-            "JSONL"
+            f"{path}: parquet files need the pyarrow package: pip install 'training-validator-nsa[data]', or convert "
+            "to JSONL"
         ) from None
     try:
         table = parquet.ParquetFile(path)

@@ -76,7 +76,7 @@ class Gpt2Tokenizer:
             import tiktoken
         except ImportError:
             raise DataError(
-                "tokenizer=gpt2 needs the tiktoken package: pip install 'training-validator[data]', or set "
+                "tokenizer=gpt2 needs the tiktoken package: pip install 'training-validator-nsa[data]', or set "
                 "tokenizer=byte"
             ) from None
         if file is None:

@@ -40,11 +40,11 @@ def test_nothing_heavy_is_imported(arguments: list[str], tmp_path: Path) -> None
     imports_none_of(HEAVY, arguments, tmp_path)
 
 
-def test_history_imports_no_pipeline_and_no_scipy(tmp_path: Path) -> None:
+def test_history_imports_no_pipeline(tmp_path: Path) -> None:
     """It only reads what others wrote: a second of start-up would be most of what it takes."""
     for number in range(8):
         make_run(tmp_path / "reports", number, scale=1.0 + number % 3 / 100)
-    unwanted = ("scipy", "vl_convert", "psutil", "validator.pipeline.validate", "validator.judge", "validator.runbook")
+    unwanted = ("vl_convert", "psutil", "validator.pipeline.validate", "validator.judge", "validator.runbook")
     assert imports_none_of(unwanted, ["history"], tmp_path).count("✓ GO") == 8
 
 

@@ -62,7 +62,7 @@ _IMPORTED = (
     *("validator.pipeline.validate", "validator.commands.app", "validator.bisect.work", "validator.pipeline.write"),
     *("validator.report.html", "validator.report.terminal.summary", "validator.history.page"),
     *("validator.ingest", "validator.judge", "validator.diagnose", "validator.compare", "validator.baseline"),
-    *("validator.secrets.pseudonyms", "validator.pipeline.inspect", "validator.supervise.watch", "scipy.stats"),
+    *("validator.secrets.pseudonyms", "validator.pipeline.inspect", "validator.supervise.watch"),
     *("validator.startup", "validator.history.store", "validator.commands.report", "validator.commands.inspect"),
     *(f"validator.commands.{name}" for name in ("compare", "baseline", "bisect", "history", "watch", "run")),
     *("pydantic.type_adapter", "typer._click.decorators"),

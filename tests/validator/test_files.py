@@ -147,6 +147,7 @@ _ALLOWED = {
     "files.py": "the place",
     "documents.py": "the place for what is parsed",
     "cli.py": "standard streams",
+    "runbook/starting.py": "the first bytes of a program that the operator's command names",
     "runbook/load.py": "the operator's own runbook, by a limit; runbooks that come along",
     "report/html.py": "templates that come along",
     "report/exports.py": "the file that the CI names",

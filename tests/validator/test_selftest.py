@@ -9,14 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from tests.validator.adversary.court import judged
 from tests.validator.recorded_cases import MORE_CASES
+from validator.commands.app import app
 from validator.diagnose import CODES
 from validator.selftest import CASES, run_selftest
-from validator.selftest.case import Case, CaseRun, Sandbox
+from validator.selftest.case import Case, CaseOutcome, CaseRun, Sandbox
 from validator.selftest.recorded_case import RecordedCase
-from validator.selftest.run import case_lines
+from validator.selftest.run import Selftest, case_lines
 
 ALL_CASES = (*CASES, *MORE_CASES)
 BY_NAME = {case.name: case for case in CASES}
@@ -44,6 +46,22 @@ def test_a_fast_subset_comes_out_right(tmp_path: Path) -> None:
     done = run_selftest([BY_NAME[name] for name in QUICK], jobs=2, keep=tmp_path / "kept")
     assert [(outcome.case.name, outcome.wrong) for outcome in done.outcomes if not outcome.ok] == []
     assert (tmp_path / "kept" / "healthy-run" / "reports").is_dir()
+
+
+def test_cases_of_torchrun_are_left_out_where_torch_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+
+    def run(cases: list[Case], **_: object) -> Selftest:
+        ran.extend(case.name for case in cases)
+        return Selftest(tuple(CaseOutcome(case, case.expect, (), (), 0.1) for case in cases), 1.0)
+
+    monkeypatch.setattr("validator.selftest.run.run_selftest", run)
+    monkeypatch.setattr("validator.selftest.run.has_torch", lambda: False)
+    needing = {case.name for case in CASES if case.torch}
+    done = CliRunner().invoke(app, ["selftest"])
+    assert done.exit_code == 0
+    assert f"{len(needing)} cases of torchrun left out" in done.output
+    assert set(ran) == set(BY_NAME) - needing
 
 
 RECORDED = [case for case in ALL_CASES if isinstance(case.run, RecordedCase)]

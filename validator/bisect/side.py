@@ -221,7 +221,7 @@ def differences(good: End, bad: End) -> dict[str, tuple[Setting | None, Setting 
     Raises:
         FolderError: when the two are runs of different trainers.
     """
-    if good.trainer.command != bad.trainer.command or good.trainer.cwd != bad.trainer.cwd:
+    if _started(good.trainer) != _started(bad.trainer):
         raise FolderError(
             f"{good.name} runs {' '.join(good.trainer.command)} and {bad.name} runs {' '.join(bad.trainer.command)}; "
             "a bisection needs one trainer with two configs"
@@ -235,6 +235,11 @@ def differences(good: End, bad: End) -> dict[str, tuple[Setting | None, Setting 
     if good.nproc != bad.nproc:
         found["nproc"] = (good.nproc, bad.nproc)
     return found
+
+
+def _started(trainer: Trainer) -> tuple[object, ...]:
+    """How a trainer is started, but for its arguments and variables."""
+    return (trainer.command, trainer.folder, trainer.launcher, trainer.launcher_args, trainer.python, trainer.container)
 
 
 def _flat(args: Mapping[str, Setting]) -> dict[str, Setting]:

@@ -24,7 +24,14 @@ from validator.model.record import Outcome
 from validator.model.result import Result
 from validator.model.runbook import Runbook
 from validator.model.units import Frozen
-from validator.pipeline.session import RunContext, locked, open_runner, require_hardware, working_folder
+from validator.pipeline.session import (
+    RunContext,
+    locked,
+    open_runner,
+    require_hardware,
+    require_packages,
+    working_folder,
+)
 from validator.plan import plan_phase
 from validator.runs.folder import FolderError, new_run_id, this_runner, utc_now
 from validator.secrets.masking import clean_result, mask_of
@@ -129,6 +136,7 @@ def _carry_out(header: BisectHeader, root: Path, *, lock: bool, note: Note) -> B
         {"schema": 1, "name": "bisect", "hardware": header.good.hardware, "phases": [{"id": "p", "kind": "preflight"}]}
     )
     require_hardware(machine)
+    require_packages((trial_spec(header, frozenset(), number=1, run_dir=root),), runbook=header.good.name)
     with (
         locked(machine, enabled=lock) as held,
         disk_errors(root, command=f"validator bisect --resume {root}"),

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from validator.commands.common import AsJson, Overrides, complete_runbook, example, print_json
 from validator.errors import ExitCode
+
+if TYPE_CHECKING:
+    from validator.runbook import LoadedRunbook, Problem
 
 
 @example("validator check runbooks/*.yaml")
@@ -24,7 +27,7 @@ def command(
 ) -> None:
     """Read runbooks and report every mistake with its place and its fix; warn of what can never end in GO."""
     from validator.kinds.registry import load
-    from validator.runbook import LoadedRunbook, Problem, RunbookError, find
+    from validator.runbook import RunbookError, find
 
     problems: list[Problem] = []
     good: list[LoadedRunbook] = []
@@ -34,16 +37,21 @@ def command(
         except RunbookError as error:
             problems.extend(error.problems)
     if as_json:
-        warnings = [dataclasses.asdict(warning) for loaded in good for warning in loaded.warnings]
+        warnings = [dataclasses.asdict(warning) for loaded in good for warning in _warnings(loaded)]
         mistakes = [dataclasses.asdict(problem) for problem in problems]
         print_json({"ok": not problems, "problems": mistakes, "warnings": warnings})
     else:
         for loaded in good:
             typer.echo(f"{loaded.path}: ok, {len(loaded.runbook.phases)} phases")
-            for warning in loaded.warnings:
+            for warning in _warnings(loaded):
                 typer.echo(f"{warning.place}: warning: {warning.message}\n  fix: {warning.fix}", err=True)
         for problem in problems:
             typer.echo(str(problem), err=True)
         if problems:
             typer.echo(f"{len(problems)} problem{'s' if len(problems) > 1 else ''}", err=True)
     raise typer.Exit(ExitCode.USAGE if problems else 0)
+
+
+def _warnings(loaded: LoadedRunbook) -> tuple[Problem, ...]:
+    """What is absent here may be present on the machine that the runbook is for."""
+    return (*loaded.warnings, *loaded.absent)

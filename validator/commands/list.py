@@ -12,6 +12,14 @@ def command(as_json: AsJson = False) -> None:
     """List the bundled runbooks."""
     from validator.report.terminal.summary import runbook_lines
     from validator.runbook import available
+    from validator.system.packages import no_bundled_trainer
 
     found = available()
-    answer(lambda: [dataclasses.asdict(info) for info in found], runbook_lines, found, as_json=as_json)
+    absent = no_bundled_trainer() if any(info.bundled_trainer for info in found) else None
+    answer(
+        lambda: [{**dataclasses.asdict(info), "missing": absent if info.bundled_trainer else None} for info in found],
+        runbook_lines,
+        found,
+        absent,
+        as_json=as_json,
+    )

@@ -32,9 +32,11 @@ def command(
 ) -> None:
     """Inject known faults and check that verdict and cause come out right; exit code 1 if any does not."""
     from validator.selftest.cases import CASES
-    from validator.selftest.run import CaseProgress, case_lines, run_selftest, selftest_lines
+    from validator.selftest.run import CaseProgress, case_lines, has_torch, run_selftest, selftest_lines
 
     cases = _chosen(CASES, only, as_json=as_json)
+    left_out = [case.name for case in cases if case.torch] if not (only or list_ or has_torch()) else []
+    cases = [case for case in cases if case.name not in left_out]
     if list_:
         answer(lambda: [_case_json(case) for case in cases], case_lines, cases, as_json=as_json)
         return
@@ -50,9 +52,9 @@ def command(
     finally:
         progress.close()
     folder = None if done.folder is None else str(done.folder)
-    head = {"schema_version": 1, "ok": done.ok, "duration_s": done.duration_s, "folder": folder}
+    head = {"schema_version": 1, "ok": done.ok, "duration_s": done.duration_s, "folder": folder, "left_out": left_out}
     shown = {**head, "cases": [_outcome_json(one) for one in done.outcomes]}
-    answer(lambda: shown, selftest_lines, done, as_json=as_json)
+    answer(lambda: shown, selftest_lines, done, left_out, as_json=as_json)
     raise typer.Exit(ExitCode.GO if done.ok else ExitCode.NO_GO)
 
 

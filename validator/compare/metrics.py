@@ -20,7 +20,7 @@ from validator.model.contrast import ContrastVerdict, MetricDifference, Sample, 
 from validator.model.runbook import Runbook
 from validator.model.schemas import reported
 from validator.model.verdict import Finding, RunReport, ValidationReport, Verdict
-from validator.stats.autocorrelation import t_quantile
+from validator.stats.distributions import t_quantile
 from validator.stats.estimate import LEVEL, MIN_REPEATS, NORMAL_975, REPLICATES, Estimate, combine, over_runs
 from validator.stats.means import ONE_SIDED, holm, pooled_cv, ratio, repeats_for_equality, repeats_needed, welch
 from validator.text import format_change, format_interval, format_number, format_p_value, format_percent

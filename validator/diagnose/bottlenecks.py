@@ -12,6 +12,7 @@ import numpy.typing as npt
 from validator.diagnose.rule import Diagnosis, RunFacts, as_number, evidence, rule
 from validator.model.result import Floats, Steps
 from validator.stats.autocorrelation import effective_size, lag1, long_run_stdev
+from validator.stats.distributions import binomial_above, t_below
 from validator.stats.means import holm
 from validator.text import format_percent
 
@@ -131,21 +132,17 @@ def _cost(work: Floats, i: int) -> float:
 
 def _t_test(ratios: Floats) -> float:
     """p value of a lag above one percent, by the long-run error of the mean: correlated steps are worth few."""
-    from scipy.special import stdtr
-
     phi = lag1(ratios - ratios.mean(), fitted=1)
     freedom = effective_size(len(ratios), phi) - 1.0
     error = long_run_stdev(ratios - ratios.mean(), phi) / np.sqrt(len(ratios))
     if error <= 0:
         return 0.0
-    return float(stdtr(freedom, -(ratios.mean() - _LAG_INFO / 3) / error)) if freedom >= 2 else 1.0
+    return t_below(-float(ratios.mean() - _LAG_INFO / 3) / error, freedom) if freedom >= 2 else 1.0
 
 
 def _by_chance(own: int, of_all: int, ranks: int) -> float:
     """Chance that so many of all outliers fall on one rank, if each falls on any; fewer than three show nothing."""
-    from scipy.special import bdtrc
-
-    return float(bdtrc(own - 1, of_all, 1 / ranks)) if own >= 3 else 1.0
+    return binomial_above(own - 1, of_all, 1 / ranks) if own >= 3 else 1.0
 
 
 def _bootstrapped(work: Floats, others: Floats) -> float:

@@ -165,6 +165,7 @@ class ResultBuilder:
     lenient: bool = False
     texts: tuple[Path, ...] | None = None
     tokens_declared: int | None = None
+    ended_at: int | None = None
     series: dict[str, Series] = field(default_factory=dict)
     rank_series: dict[int, dict[str, Series]] = field(default_factory=dict)
     heartbeats: dict[int, Heartbeat] = field(default_factory=dict)
@@ -199,7 +200,7 @@ class ResultBuilder:
     @property
     def ended(self) -> bool:
         """Whether the trainer ended by itself, and closed its files."""
-        return self.outcome is not None and self.outcome.ok
+        return self.outcome is not None and self.outcome.exited_well
 
     def json_object(self, path: Path, *, what: str) -> tuple[dict[str, Any], str] | None:
         """A file that holds one JSON object, and its name; None, and an irregularity, when it does not."""

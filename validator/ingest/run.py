@@ -49,6 +49,7 @@ def _collect_run(spec: RunSpec, *, run_dir: Path, outcome: Outcome | None, read:
         started_s=unix_seconds(outcome.last.started) if outcome else None,
         outcome=outcome,
         tokens_declared=spec.tokens_per_step,
+        ended_at=spec.ended_at,
     )
     state.evidence.pause_every = spec.pause_every
     if outcome is not None:

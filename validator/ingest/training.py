@@ -8,6 +8,7 @@ from validator.files import is_file, open_file
 from validator.ingest import logs
 from validator.ingest import result_builder as derived
 from validator.ingest.accounts import flat, open_scalars, read_json_object, scalar
+from validator.ingest.at_steps import Asked, asked_of, cut_behind
 from validator.ingest.clock import ARRIVALS_FILE, jumps_in_rows, longest_s, read_arrivals
 from validator.ingest.heartbeat import Heartbeat, find_heartbeats, read_loader
 from validator.ingest.instruments import read_instruments
@@ -42,9 +43,10 @@ def read_training(state: ResultBuilder, found: logs.LogFiles) -> None:
     if state.lenient and not state.series:
         read_known_files(state, found)
     fill_from_rank_0(state)
-    _derive(state)
+    asked = _derive(state)
     _read_halt(state)
     _read_further(state)
+    cut_behind(state, asked.last)
     if state.lenient and not state.series:
         state.read_log.note(
             "missing-file",
@@ -149,13 +151,15 @@ def _read_arrivals(state: ResultBuilder) -> None:
     state.evidence.arrivals = read_arrivals(path, state.read_log, out=state.out) if is_file(path) else {}
 
 
-def _derive(state: ResultBuilder) -> None:
+def _derive(state: ResultBuilder) -> Asked:
     if state.world_size is None and (state.texts is None or len(state.heartbeats) > 1):
         state.world_size = max(state.heartbeats, default=0) + 1
     own = state.series.get("toks_per_s_per_rank")
     if own is not None and "toks_per_s" not in state.series and state.world_size is not None:
         state.series["toks_per_s"] = derived.series_from("toks_per_s", own, own.steps, own.values * state.world_size)
     first = state.heartbeats.get(min(state.heartbeats)) if state.heartbeats else None
+    asked = asked_of(state, derived.steps_done(state.series, first))
+    cut_behind(state, asked.last)
     _read_arrivals(state)
     if state.metrics.reader and first is None and not {"toks_per_s", "step_time_s"} & state.series.keys():
         time_by_arrivals(state)
@@ -164,11 +168,12 @@ def _derive(state: ResultBuilder) -> None:
     for name, made in derived.step_times(state.series, first, tokens, duration_s=state.duration_s).items():
         state.series[name] = made
         state.evidence.derived.append(name)
+    cut_behind(state, asked.last)
     if (rate := state.series.get("toks_per_s")) is not None and state.world_size is not None:
         own = derived.series_from("toks_per_s_per_rank", rate, rate.steps, rate.values / state.world_size)
         state.series["toks_per_s_per_rank"] = own
     state.evidence.world_size = state.world_size
-    state.scalars |= scalar("steps.done", derived.steps_done(state.series, first))
+    state.scalars |= scalar("steps.done", asked.done)
     if first is not None and state.started_s is not None:
         start_s = derived.first_step_s(first, started_s=state.started_s)
         state.scalars |= scalar("startup.first_step_s", start_s, first.source.path)
@@ -177,7 +182,8 @@ def _derive(state: ResultBuilder) -> None:
     _derive_invalid_windows(state, first, jumps_in_rows(written, tokens, limit_s=longest_s(state.duration_s)))
     score = derived.straggler_score(state.rank_series, warmup_steps=state.warmup_steps)
     state.scalars |= scalar("straggler.score", score)
-    _derive_gaps(state)
+    _derive_gaps(state, asked.last)
+    return asked
 
 
 def _derive_invalid_windows(state: ResultBuilder, first: Heartbeat | None, jumps: list[InvalidWindow]) -> None:
@@ -200,7 +206,7 @@ def _derive_invalid_windows(state: ResultBuilder, first: Heartbeat | None, jumps
     state.evidence.invalid_windows = windows
 
 
-def _derive_gaps(state: ResultBuilder) -> None:
+def _derive_gaps(state: ResultBuilder, last: int | None) -> None:
     """Silence counts to the end of an attempt that did not end well; after a good end it is only teardown."""
     outcome = state.outcome
     ended_s = None
@@ -216,10 +222,10 @@ def _derive_gaps(state: ResultBuilder) -> None:
             pid=heartbeat.pids[-1] if heartbeat.pids else None,
             first_ts=heartbeat.gaps.first,
             last_ts=heartbeat.gaps.last,
-            last_step=heartbeat.last_step,
+            last_step=heartbeat.last_step if last is None else min(heartbeat.last_step, last),
             last_progress_ts=heartbeat.last_progress_s,
             last_msg=heartbeat.last_msg,
-            done=heartbeat.done,
+            done=heartbeat.done or (last is not None and heartbeat.last_step >= last),
         )
     state.evidence.heartbeats = marks
     if gaps:

@@ -20,11 +20,9 @@ from validator.init.settings import (
     perhaps_folders,
     with_placeholders,
 )
-from validator.model.parts import Trainer
 from validator.secrets.redact import redact, redact_words
 
 _SOURCE_BYTES = 2**20
-_EXEC = "import os, sys; os.execvp(sys.argv[1], sys.argv[1:])"
 
 
 @dataclass(frozen=True)
@@ -70,9 +68,9 @@ class TrainerCommand:
 
     def by_lines(self) -> TrainerCommand:
         """The same command where no step is printed and each line counts as one: it keeps its own length, and validator
-        ends it. In runbooks without `stop` it stays as it is."""
+        ends it."""
         setting = self.length
-        if setting is None or not _takes("stop"):
+        if setting is None:
             return self
         gone = () if setting.value is not None else setting.written.split(" ")
         words = (word.replace("{steps}", setting.value or "") for word in self.words if word not in gone)
@@ -101,9 +99,8 @@ class TrainerCommand:
             yield "no step is printed, so each line counts as one, and validator ends the trainer behind as many"
         elif self.length is None:
             yield (
-                "no setting of the length in steps is known"
-                + (": validator ends the trainer when a phase's steps are done" if _takes("stop") else "")
-                + "; put {steps} where it belongs, if there is one"
+                "no setting of the length in steps is known: validator ends the trainer when a phase's steps are done; "
+                "put {steps} where it belongs, if there is one"
             )
         if self.launch.left_out:
             yield f"{' '.join(self.launch.left_out)} is left out: validator gives each run its own port and logs"
@@ -182,8 +179,6 @@ def trainer_keys(command: TrainerCommand, *, base: Path) -> dict[str, Any]:
     usual = "torchrun" if command.nproc else "python"
     if launch.launcher == usual and launch.python is None and not launch.args:
         return keys | _stop(command)
-    if not _takes("launcher"):
-        return {**keys, "command": ["-c", _EXEC, *_whole(command)]} | _stop(command)
     if launch.launcher != usual:
         keys["launcher"] = launch.launcher
     if launch.args:
@@ -195,30 +190,12 @@ def trainer_keys(command: TrainerCommand, *, base: Path) -> dict[str, Any]:
 
 def nproc_key(command: TrainerCommand) -> int:
     """`defaults.nproc` of the runbook."""
-    native = _takes("launcher") or (command.launch.python is None and not command.launch.args)
-    return command.nproc if native or command.launch.launcher == "python" else 0
+    return command.nproc
 
 
 def _stop(command: TrainerCommand) -> dict[str, Any]:
     """How a trainer without a setting for its length comes to its end."""
-    return {"stop": "at_steps"} if command.length is None and _takes("stop") else {}
-
-
-def _takes(key: str) -> bool:
-    """Whether runbooks have this key of `trainer`."""
-    return key in Trainer.model_fields
-
-
-def _whole(command: TrainerCommand) -> list[str]:
-    """The whole command line, for runbooks without `launcher`."""
-    launch = command.launch
-    python = launch.python or "{python}"
-    if launch.launcher in ("python", "plain"):
-        return [python, *command.words] if launch.launcher == "python" else list(command.words)
-    if launch.launcher == "torchrun":
-        count = ("--nproc-per-node", str(command.nproc), "--master-port", "{port}")
-        return [python, "-m", "torch.distributed.run", *count, *launch.args, *command.words]
-    return [*command.given[: len(command.given) - len(launch.words)], *command.words]
+    return {"stop": "at_steps"} if command.length is None else {}
 
 
 def _written(python: Path, base: Path) -> str:

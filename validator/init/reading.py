@@ -145,11 +145,11 @@ def _candidates(out: Path) -> Iterator[_Candidate]:
         known = recognized(logs.printed)
         guess = None if known is not None else _guess(logs)
     where = "what rank 0 prints" if logs.rank_out else "what it prints"
-    for name in _readers(_PRINT_READERS):
+    for name in _PRINT_READERS:
         yield {"reader": [name]}, f"{where}, by the reader {name}", False, False
     for table in tables:
         yield {"csv": table}, f"the table {table}", False, False
-    for name in _readers(_FILE_READERS):
+    for name in _FILE_READERS:
         yield {"reader": [name]}, f"the files that the reader {name} knows", False, False
     if known is not None:
         path, recipe = known
@@ -159,11 +159,6 @@ def _candidates(out: Path) -> Iterator[_Candidate]:
         rows = "{row}" in guess
         how = "each line that names a loss is a step" if rows else "numbers that rise like steps and fall like a loss"
         yield {"stdout": guess}, f"{where}: {how}", True, False
-
-
-def _readers(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Those of the readers' names that this version's runbooks may hold."""
-    return names if "reader" in TrainerMetrics.model_fields else ()
 
 
 def _guess(logs: LogFiles) -> str | None:

@@ -27,7 +27,7 @@ from validator.model.runbook import ArmsPhase
 from validator.model.settings import min_effect_of
 from validator.model.units import format_size
 from validator.model.verdict import ArmComparison, ComparedArm
-from validator.stats.autocorrelation import t_quantile
+from validator.stats.distributions import t_quantile
 from validator.stats.estimate import LEVEL, MIN_REPEATS, Estimate
 from validator.stats.means import Welch, holm, pooled_cv, ratio, repeats_for_equality, repeats_needed, welch
 from validator.stats.measure import NotMeasured

@@ -33,7 +33,7 @@ _MAX_UNREPORTED = 0.1
 def implicit_criteria(phase: Phase, runbook: Runbook) -> Iterator[ImplicitCriterion]:
     """The implicit criteria of a phase, in order."""
     if isinstance(phase, ProcessPhase):
-        yield ImplicitCriterion("exit", "every run ends by itself with exit code 0", _exit)
+        yield ImplicitCriterion("exit", _ended_text(phase, runbook), _exit)
     if isinstance(phase, TrainingPhase):
         yield ImplicitCriterion("steps", "every run does all its steps", _steps)
         reported = "loss" in series_of(runbook.trainer.metrics)
@@ -45,6 +45,12 @@ def implicit_criteria(phase: Phase, runbook: Runbook) -> Iterator[ImplicitCriter
     if isinstance(phase, TrainingPhase):
         text = "the declared config is the one that ran"
         yield ImplicitCriterion("config", text, _config, required=_reports_config, final=True)
+
+
+def _ended_text(phase: Phase, runbook: Runbook) -> str:
+    if isinstance(phase, TrainingPhase) and runbook.trainer.stop == "at_steps":
+        return "every run continues until validator ends it behind its steps"
+    return "every run ends by itself with exit code 0"
 
 
 def implicit_verdicts(record: PhaseRecord, *, validation: ValidationRecord) -> tuple[Verdict, ...]:
@@ -138,8 +144,13 @@ def _exit(run: JudgedRun) -> Found:
         return Found("INCONCLUSIVE", "The run has not ended.", bound=0)
     last = run.outcome.last
     evidence = _log_evidence(run)
-    if run.outcome.ok and (other := _other_end(run)) is not None:
+    if last.reason == "exited" and run.outcome.ok and (other := _other_end(run)) is not None:
         return Found("FAIL", f"Ended with exit code 0, but {other.text}.", other.text, 0, (other,))
+    if last.reason == "at_steps" and (other := _other_end(run)) is not None:
+        return Found("FAIL", f"Was ended by validator behind its steps, but {other.text}.", other.text, 0, (other,))
+    if last.reason == "at_steps":
+        message = f"Was ended by validator behind its {run.spec.steps} steps, as stop: at_steps asks."
+        return Found("PASS", message, last.rc, 0)
     if run.outcome.ok:
         attempts = len(run.outcome.attempts)
         return Found("PASS", "Ended with exit code 0" + (f" at attempt {attempts}." if attempts > 1 else "."), 0, 0)
@@ -167,6 +178,9 @@ def _exit(run: JudgedRun) -> Found:
 _ENDS = frozenset({"error", "halted", "anomaly", "unreachable", "interrupted", "terminated"})
 """What a trainer writes as its `status` when it did not come to its end; an exit code may be lost on the way."""
 
+_BY_SIGNAL = frozenset({"interrupted", "terminated"})
+"""Those that say no more than that validator ended it behind its steps."""
+
 
 def _other_end(run: JudgedRun) -> Seen | None:
     """What a run left that ended otherwise than its exit code says; None when nothing contradicts that."""
@@ -175,7 +189,8 @@ def _other_end(run: JudgedRun) -> Seen | None:
     halt, status = run.evidence.halt, run.scalar("metrics.status")
     if halt is not None and not halt.stale:
         return Seen(path=halt.path, text=f"`.HALT` was written: {halt.why}")
-    if str(status).lower() in _ENDS:
+    ends = _ENDS if run.outcome is None or run.outcome.reason == "exited" else _ENDS - _BY_SIGNAL
+    if str(status).lower() in ends:
         source = run.scalar_source("metrics.status")
         return Seen(path=source, where="status", text=f"it says `{status}` of itself")
     return None

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from validator.ingest.result_builder import ResultBuilder
-    from validator.model.plan import Launcher, Role, RunSpec
+    from validator.model.plan import Role, RunSpec, Started
     from validator.model.record import Outcome, PhaseRecord, RunRecord, ValidationRecord
     from validator.model.remedy import Remedy
     from validator.model.result import Result
@@ -91,7 +91,7 @@ class Planner(Protocol):
         argv: Sequence[str],
         *,
         part: str = "r1",
-        launcher: Launcher = "python",
+        launcher: Started = "python",
         role: Role = "measure",
         nproc: int = 0,
         timeout_s: float | None = None,
@@ -103,8 +103,8 @@ class Planner(Protocol):
     def training(self, phase: TrainingPhase, arm: PlannedArm, *, repeat: int) -> RunSpec:
         """A run of the trainer as one arm of the phase."""
 
-    def launch(self, nproc: int, values: Mapping[str, object]) -> tuple[Launcher, tuple[str, ...]]:
-        """What starts `nproc` processes of Python; 0 starts one without torchrun."""
+    def probe(self, nproc: int, values: Mapping[str, object]) -> tuple[str, ...]:
+        """What starts the probes in `nproc` processes; 0 starts one without torchrun. Their arguments may follow."""
 
     def flags(
         self, phase: TrainingPhase, values: Mapping[str, object], *, without: Sequence[str] = ()

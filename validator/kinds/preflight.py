@@ -25,7 +25,7 @@ from validator.text import format_number, format_percent, quoted
 
 if TYPE_CHECKING:
     from validator.ingest.result_builder import ResultBuilder
-    from validator.model.plan import RunSpec
+    from validator.model.plan import RunSpec, Started
     from validator.model.record import PhaseRecord, ValidationRecord
     from validator.model.verdict import Check
 
@@ -59,7 +59,10 @@ class Preflight(Kind[PreflightPhase]):
     asks_unwritten = (("probe", "probe.NAME"), "the probes ran; each reaches its public bound")
 
     def check(self, phase: PreflightPhase, site: Site) -> Iterator[Problem]:
-        """Every required package can be read."""
+        """Every required package can be read, and looked up."""
+        if phase.packages and site.runbook.trainer.container is not None:
+            message = f"phase {phase.id} requires packages, and those of trainer.container are not looked into"
+            yield site.problem(message, "remove packages, and pin the image by its tag or digest", "packages")
         for position, text in enumerate(phase.packages):
             if _REQUIREMENT.fullmatch(text.strip()) is None:
                 fix = "write a name, with bounds if wanted: 'torch>=2.6,<3'"
@@ -84,9 +87,9 @@ class Preflight(Kind[PreflightPhase]):
             return
         nproc = hardware.gpus if hardware.gpus > 1 else 0
         values = planner.values(phase, "probe", nproc=nproc)
-        launcher, launch = planner.launch(nproc, values)
         device = "cuda" if hardware.gpus else "cpu"
-        argv = (*launch, "-m", "nsa.probe", "--device", device, "--out", f"{values['out']}/probe.json")
+        argv = (*planner.probe(nproc, values), "--device", device, "--out", f"{values['out']}/probe.json")
+        launcher: Started = "torchrun" if nproc else "python"
         yield planner.process(
             phase, argv, part="probe", launcher=launcher, nproc=nproc, timeout_s=_PROBE_TIMEOUT_S, retries=0
         )

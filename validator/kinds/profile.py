@@ -76,7 +76,8 @@ class Profile(TrainingKind[ProfilePhase]):
     def runs(self, phase: ProfilePhase, planner: Planner) -> Iterator[RunSpec]:
         """The run once more under Nsight Systems goes without torch's profiler: both use the GPU's same interface."""
         yield from super().runs(phase, planner)
-        program = shutil.which("nsys") if phase.nsys else None
+        outside = planner.runbook.trainer.container is None  # nsys would trace the engine's client
+        program = shutil.which("nsys") if phase.nsys and outside else None
         if program is None:
             return
         plain = planner.training(phase, PlannedArm("nsys", {"NSA_PROFILE_STEPS": 0}), repeat=1)

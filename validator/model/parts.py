@@ -13,6 +13,8 @@ from pydantic import BeforeValidator, Field, PlainSerializer, field_validator, m
 from validator.model.budget import found_in
 from validator.model.catalogue import METRICS, Better, Metric, Statistic, Window
 from validator.model.findings import FindingCode
+from validator.model.launching import Argument as Argument
+from validator.model.launching import Container, Launcher, Paths, Stop
 from validator.model.pattern import PatternError, compiled, line_pattern
 from validator.model.readers import READERS, Reader, ReaderName, readers_of
 from validator.model.units import Duration, Frozen, Size
@@ -23,15 +25,6 @@ Setting = str | int | float | bool
 Count = Annotated[int, Field(strict=True)]
 """A whole number written as one: `true` and `"300"` are mistakes, not 1 and 300."""
 
-
-def _as_text(value: Any) -> Any:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return repr(value) if isinstance(value, (int, float)) else value
-
-
-Argument = Annotated[str, BeforeValidator(_as_text, json_schema_input_type=str | int | float | bool)]
-"""One argument of a command line; numbers may be written without quotes."""
 
 Identifier = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
 """Lower-case letters, digits and underscores, so that a criterion can name it."""
@@ -252,14 +245,30 @@ class Trainer(Frozen):
     """The program under validation. Leave it out for the bundled one."""
 
     command: tuple[Argument, ...] = Field(
-        ("-m", "nsa.train"), description="What torchrun (nproc of 1 or more) or python (nproc of 0) is given."
+        ("-m", "nsa.train"),
+        description="What the launcher is given: a script, or `-m` and a module, with its arguments. With "
+        "`launcher: plain` the program itself.",
+    )
+    launcher: Launcher | None = Field(
+        None,
+        description="What starts the ranks; default is torchrun where `nproc` is 1 or more, and python where it is 0. "
+        "python and plain start one process, which may start ranks itself: `nproc` is their number then, and 0, "
+        "unknown, where the runbook does not say.",
+    )
+    launcher_args: tuple[Argument, ...] = Field(
+        (), description="Further arguments of the launcher, before the command; of python, options such as `-u`."
+    )
+    python: str | None = Field(
+        None,
+        description="The trainer's Python, or its virtual environment's folder, relative to the runbook; default is "
+        "validator's own. With `container` the name of a Python in the image, by default `python`.",
     )
     args: dict[str, Setting] = Field(
         default_factory=lambda: dict[str, Setting](steps="{steps}", out="{out}"),
         description="Passed as `--key value`; true becomes `--key`, false leaves it out. Placeholders are filled in. "
         "What is given here replaces both defaults, but the bundled trainer always gets them. Each default is left out "
         "where the command holds its placeholder itself, and `out` also where every metric is read from what the "
-        "trainer prints, or by a reader.",
+        "trainer prints, or by a reader, and `steps` with `stop: at_steps`.",
     )
     trial_args: dict[str, Setting] = Field(
         default_factory=dict,
@@ -279,10 +288,29 @@ class Trainer(Frozen):
         "checked against the validator's own clock, and follows from the time of a step where the trainer writes no "
         "rate. Phases that train on another number set their own.",
     )
-    cwd: str | None = Field(
+    workdir: str | None = Field(
         None,
-        description="The trainer's working directory; default, and that of all other runs, is where "
-        "`validator` was started.",
+        description="The trainer's working directory, relative to the runbook; default, and that of all other runs, "
+        "is where `validator` was started.",
+    )
+    env_file: Paths = Field(
+        (),
+        description="Files of `KEY=VALUE` lines, relative to the runbook, for the environment of every run; what the "
+        "runbook sets wins, of two files the later one.",
+    )
+    container: Container | None = Field(
+        None,
+        description="A container for the trainer, tests, probes and the data-loader smoke test. The run folder and the "
+        "working directory are mounted under their own paths; the variables of a run are passed by name.",
+    )
+    stop: Stop = Field(
+        "trainer",
+        description="What ends a run. `trainer`: it does, by the number of steps that it is given. `at_steps`: it has "
+        "no such setting, and validator ends it with SIGTERM once the steps are written, which is a normal end. Rows "
+        "behind them do not count.",
+    )
+    cwd: str | None = Field(
+        None, description="The same, relative to where `validator` was started. Give one of the two."
     )
 
     @model_validator(mode="before")
@@ -297,13 +325,25 @@ class Trainer(Frozen):
         command, metrics = " ".join(str(word) for word in data["command"]), data.get("metrics")
         named = isinstance(metrics, (str, list, tuple)) or (isinstance(metrics, dict) and "reader" in metrics)
         prints = named or (isinstance(metrics, dict) and set(metrics) == {"stdout"})
-        missing = [name for name in ("steps", "out") if f"{{{name}}}" not in command and not (name == "out" and prints)]
+        left_out = {"out": prints, "steps": data.get("stop") == "at_steps"}
+        missing = [name for name in ("steps", "out") if f"{{{name}}}" not in command and not left_out[name]]
         return {**data, "args": {name: f"{{{name}}}" for name in missing}}
+
+    @model_validator(mode="after")
+    def _one_workdir(self) -> Trainer:
+        if self.workdir is not None and self.cwd is not None:
+            raise ValueError("workdir and cwd are both given; keep workdir, which is relative to the runbook")
+        return self
+
+    @property
+    def folder(self) -> str | None:
+        """The working directory as the plan has it; None where it is that of `validator`."""
+        return self.cwd if self.workdir is None else self.workdir
 
     @property
     def bundled(self) -> bool:
-        """Whether this is the bundled trainer."""
-        return self.command == ("-m", "nsa.train")
+        """Whether this is the bundled trainer; a module of that name in a folder of the user's own is the user's."""
+        return self.command == ("-m", "nsa.train") and self.workdir is None
 
 
 class Watchdog(Frozen):
@@ -357,7 +397,8 @@ class Defaults(Frozen):
     nproc: Count = Field(
         1,
         ge=0,
-        description="Processes under torchrun; 0 runs the trainer by python alone, which may start workers itself.",
+        description="Ranks that the launcher starts; 0 runs the trainer by python alone, which may start workers "
+        "itself. With `launcher: python` or `plain` the ranks that the trainer starts itself, by default 0: unknown.",
     )
     timeout: Duration = Field(1800.0, gt=0, description="Longest time of one run.")
     warmup_steps: Count = Field(20, ge=0, description="Steps that never count as steady.")

@@ -6,21 +6,30 @@ from typing import Literal
 
 from pydantic import Field
 
+from validator.model.launching import Engine, Launcher, Stop
 from validator.model.runbook import PhaseBase, Setting, TrainerMetrics, TrainingPhase, Watchdog
 from validator.model.schemas import KindName, schema_of
 from validator.model.units import Frozen, PathBelow
 
-Launcher = Literal["exec", "python", "torchrun"]
+Started = Literal["exec", Launcher]
+"""`exec` is a program of a phase that runs no trainer; the others are launchers of the trainer."""
 
 Role = Literal["measure", "smoke", "nsys"]
 """`measure` decides the phase, `smoke` is the data-loader smoke test, `nsys` only leaves evidence."""
 
 
+class Contained(Frozen):
+    """The container that the command of a run starts."""
+
+    engine: Engine
+    passed: tuple[str, ...] = Field(description="Names of the variables that are passed into it.")
+
+
 class RunSpec(Frozen):
     """One process tree to be started.
 
-    `argv` may hold `{port}`, which the supervisor replaces by a free port at each attempt. `out` is relative to the
-    run folder, so that a moved folder can be judged again.
+    `argv` may hold `{port}` and `{container}`, which the supervisor replaces at each attempt by a free port and a name.
+    `out` is relative to the run folder, so that a moved folder can be judged again.
     """
 
     id: str = Field(description="Unique in the plan and fit for a path: `buckets/25/r1`.")
@@ -30,13 +39,18 @@ class RunSpec(Frozen):
     repeat: int = Field(1, ge=1, description="1-based.")
     role: Role = "measure"
     remedy: str | None = Field(None, description="The remedy that is tried by this run, after the phase had failed.")
-    launcher: Launcher
+    launcher: Started
     argv: tuple[str, ...]
     env: dict[str, str] = Field(description="Added to the environment, never replacing it.")
+    python: str | None = Field(
+        None, description="The trainer's own interpreter, where that is not validator's: its folder is first in PATH."
+    )
+    container: Contained | None = None
     cwd: str | None = None
     out: PathBelow
-    nproc: int = Field(0, ge=0, description="0 when not started by torchrun.")
+    nproc: int = Field(0, ge=0, description="Ranks, by the launcher or the trainer itself; 0 where unknown.")
     steps: int | None = None
+    stop: Stop = Field("trainer", description="What ends it.")
     warmup_steps: int = 0
     tokens_per_step: int | None = Field(None, description="Tokens of an optimizer step, all ranks, as declared.")
     pause_every: int | None = Field(None, description="Steps from one pause to the next, as declared.")
@@ -66,8 +80,13 @@ class RunSpec(Frozen):
         return schema_of(self.kind)
 
     @property
+    def ended_at(self) -> int | None:
+        """The steps behind which validator ends the run; None where the trainer ends it."""
+        return self.steps if self.stop == "at_steps" else None
+
+    @property
     def ranks(self) -> int | None:
-        """Ranks that the launcher starts; None for a plain process, which may start any number of workers itself."""
+        """Ranks of the run; None for a process of which no number is known: it may start any number of workers."""
         return self.nproc or None
 
     @property

@@ -18,11 +18,12 @@ from validator.model.runbook import Phase, Runbook
 from validator.model.units import Frozen, PathBelow
 from validator.model.verdict import Check, Extension, ValidationReport
 
-Reason = Literal["exited", "timeout", "stalled", "halted", "interrupted", "infrastructure"]
+Reason = Literal["exited", "at_steps", "timeout", "stalled", "halted", "interrupted", "infrastructure"]
 """How an attempt ended.
 
-`exited` by itself, with any code; `timeout` past its budget; `stalled` without progress or activity; `halted` by the
-watchdog for an anomaly; `interrupted` by the user; `infrastructure` when it could not be started or the machine failed.
+`exited` by itself, with any code; `at_steps` by validator, as the runbook asks, once its steps were done; `timeout`
+past its budget; `stalled` without progress or activity; `halted` by the watchdog for an anomaly; `interrupted` by the
+user; `infrastructure` when it could not be started or the machine failed.
 """
 
 
@@ -70,7 +71,12 @@ class Outcome(Frozen):
 
     @property
     def ok(self) -> bool:
-        """Whether it ended by itself with exit code 0."""
+        """Whether it ended by itself with exit code 0, or was ended as the runbook asks."""
+        return self.exited_well or self.last.reason == "at_steps"
+
+    @property
+    def exited_well(self) -> bool:
+        """Whether it ended by itself with exit code 0, and closed its files."""
         return self.last.reason == "exited" and self.last.rc == 0
 
     @property

@@ -6,9 +6,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from validator.model.parts import BUNDLED_METRICS as BUNDLED_METRICS
 from validator.model.parts import Arm as Arm
@@ -55,6 +55,19 @@ class Runbook(Frozen):
         description="Names of variables and arguments whose values are secret although their names do not say so.",
     )
     phases: tuple[Phase, ...] = Field(min_length=1, description="What runs, in this order.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _own_ranks(cls, data: Any) -> Any:
+        """How many ranks a trainer starts itself is not known unless the runbook says so."""
+        if not isinstance(data, dict):
+            return data
+        trainer, defaults = data.get("trainer"), data.get("defaults", {})
+        if not isinstance(trainer, dict) or not isinstance(defaults, dict):
+            return data
+        if trainer.get("launcher") not in ("python", "plain") or "nproc" in defaults:
+            return data
+        return {**data, "defaults": {**defaults, "nproc": 0}}
 
     def phase(self, phase_id: str) -> Phase:
         """The phase of that id; KeyError if there is none."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
+from validator.model.launching import Launcher
 from validator.model.remedy import Remedy
 from validator.model.runbook import (
     PhaseBase,
@@ -30,8 +31,9 @@ PLACEHOLDERS: dict[str, str] = {
     "arm": "name of the arm, empty where the phase has none",
     "repeat": "number of the repeat, counted from 1",
     "port": "a free TCP port, another one for each attempt",
+    "container": "name of the container, another one for each attempt",
 }
-"""Every placeholder and its meaning. `port` is filled in by the supervisor, the others by the plan."""
+"""Every placeholder and its meaning. `port` and `container` are filled in by the supervisor, the others by the plan."""
 
 _PATTERN = re.compile(  # {{ | }} | ${HOME} | {steps}
     r"\{\{|\}\}|\$\{[^}]*\}?|\{(?P<name>[a-z_][a-z0-9_]*)\}"
@@ -57,7 +59,7 @@ def sole_placeholder(text: str) -> str | None:
 
 
 def fill(text: str, values: Mapping[str, object]) -> str:
-    """`text` with its placeholders replaced by `values`; `{port}` is left for the supervisor unless it is given.
+    """`text` with its placeholders replaced by `values`; `{port}` and `{container}` are left for the supervisor.
 
     Raises:
         KeyError: for a placeholder that `values` lacks; `check` has reported unknown ones before.
@@ -69,7 +71,7 @@ def fill(text: str, values: Mapping[str, object]) -> str:
             return whole[0]
         if name is None:
             return whole
-        if name == "port" and "port" not in values:
+        if name in ("port", "container") and name not in values:
             return whole
         return str(values[name])
 
@@ -96,6 +98,11 @@ def nproc_of(runbook: Runbook, phase: PhaseBase) -> int:
     if not isinstance(phase, TrainingPhase):
         return 0
     return runbook.defaults.nproc if phase.nproc is None else phase.nproc
+
+
+def launcher_of(runbook: Runbook, nproc: int) -> Launcher:
+    """What starts the trainer with `nproc` ranks."""
+    return runbook.trainer.launcher or ("torchrun" if nproc else "python")
 
 
 def warmup_of(runbook: Runbook, phase: TrainingPhase) -> int:

@@ -35,7 +35,7 @@ class TrainingPhase(ProcessPhase):
     substitutes: ClassVar[Mapping[str, Any]] = {"steps": 10**9}
 
     steps: Count = Field(ge=1, description="Optimizer steps of each run.")
-    nproc: Count | None = Field(None, ge=0, description="Processes under torchrun; 0 runs the trainer by python alone.")
+    nproc: Count | None = Field(None, ge=0, description="Ranks, as `defaults.nproc`.")
     args: dict[str, Setting] = Field(default_factory=dict, description="Added to the arguments of the trainer.")
     warmup_steps: Count | None = Field(None, ge=0, description="Steps that never count as steady.")
     tokens_per_step: Count | None = Field(

@@ -15,6 +15,7 @@ from validator.kinds.registry import load
 from validator.model.runbook import PreflightPhase, Runbook
 from validator.model.units import format_size
 from validator.model.verdict import Check
+from validator.plan import first_plan
 from validator.report.terminal.lines import paint, wrap
 from validator.runbook import RunbookError, available
 from validator.supervise.lock import holders
@@ -22,6 +23,7 @@ from validator.system.checks import host_checks, package_checks
 from validator.system.gpu_checks import gpu_checks
 from validator.system.host import HostFacts, read_host
 from validator.system.nvml import GpuReport, read_gpus
+from validator.system.packages import lacking, no_bundled_trainer
 from validator.system.preflight import missing_hardware, package_names
 from validator.system.software import package_versions
 from validator.text import one_line
@@ -97,19 +99,22 @@ def _software(versions: Mapping[str, str | None]) -> Iterator[Capability]:
     )
     install = f"{sys.executable} -m pip install"
     wants = {
-        "torch": "the bundled trainer and every torchrun run need it",
+        "torch": "the bundled trainer needs it, and so does torchrun where the runbook names no other Python",
         "pytest": "phases of kind pytest need it",
         "triton": "the bundled trainer's GPU kernels need it",
     }
     for name, why in wants.items():
         version = versions[name]
-        missing = None if name == "triton" else False
+        missing = False if name == "pytest" else None
         yield Capability(
             name,
             version or "not installed",
             True if version else missing,
             "" if version else f"{why}: {install} {name}",
         )
+    absent = no_bundled_trainer()
+    value = "not installed" if absent else "installed"
+    yield Capability("Bundled trainer", value, None if absent else True, absent or "")
 
 
 def _hardware(host: HostFacts, report: GpuReport) -> Iterator[Capability]:
@@ -180,6 +185,10 @@ def _runbooks(host: HostFacts, gpus: GpuReport) -> Iterator[Fitness]:
             yield Fitness(info.name, "impossible", (str(error),))
             continue
         missing = missing_hardware(runbook)
+        if missing is not None:
+            yield Fitness(info.name, "impossible", (missing,))
+            continue
+        missing = lacking(first_plan(runbook).runs, runbook=runbook.name)
         if missing is not None:
             yield Fitness(info.name, "impossible", (missing,))
             continue

@@ -21,6 +21,7 @@ from validator.model.verdict import Check, PhaseReport
 from validator.pipeline.evaluate import judge_latest
 from validator.pipeline.session import Session, record_machine
 from validator.plan import plan_phase
+from validator.plan.launchers import trainer_python
 from validator.runs.folder import runbook_was_edited, this_runner
 from validator.runs.replay import header_digest, pending, record_of
 from validator.secrets.masking import clean_plan, clean_spec, mask_of
@@ -251,8 +252,8 @@ def _leaves_nothing_to_run(run: RunRecord) -> bool:
 
 def _checks(session: Session, phase: Phase) -> tuple[Check, ...]:
     header = session.folder.header
-    kind = kind_of(phase.kind)
-    checks = kind.checks(phase, runbook=header.runbook, run_dir=session.folder.root, python=header.python)
+    kind, python = kind_of(phase.kind), trainer_python(header.runbook.trainer, own=header.python)
+    checks = kind.checks(phase, runbook=header.runbook, run_dir=session.folder.root, python=python)
     if checks:
         session.journal.append("phase_checks", phase=phase.id, checks=checks)
     return checks

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +24,7 @@ from validator.pipeline.inspect import facts_of
 from validator.pipeline.live_report import LiveReport
 from validator.pipeline.resume_state import ResumeState, read_resume_state
 from validator.pipeline.write import render_json
+from validator.plan.launchers import trainer_python
 from validator.report.terminal import make_observer
 from validator.report.terminal.observer import Observer
 from validator.runs.folder import JOURNAL, RunFolder, last_go
@@ -32,13 +33,15 @@ from validator.runs.replay import events_of, last_go_digest, last_runner
 from validator.secrets.masking import Mask
 from validator.secrets.redact import redact
 from validator.supervise.attempt import AttemptContext
+from validator.supervise.containers import named_container
 from validator.supervise.guardian import Guardian
 from validator.supervise.lock import MachineLock, lock_names
 from validator.supervise.monitor import Progress
 from validator.supervise.supervisor import supervise
 from validator.supervise.termination import end_marked
 from validator.supervise.wait import CancelToken, cancel_on_signals
-from validator.system.preflight import missing_hardware
+from validator.system.packages import lacking
+from validator.system.preflight import missing_hardware, repository_of
 from validator.system.snapshot import snapshot
 
 
@@ -70,6 +73,20 @@ class Session:
 def require_hardware(runbook: Runbook) -> None:
     """Raises Unable with a sentence when the machine lacks what the runbook was written for."""
     missing = missing_hardware(runbook)
+    if missing is not None:
+        raise Unable(missing)
+
+
+def require_start(absent: Iterable[str]) -> None:
+    """Raises Unable when something that the trainer is started with is absent: sentences, each with its fix."""
+    missing = "; ".join(absent)
+    if missing:
+        raise Unable(missing)
+
+
+def require_packages(runs: Iterable[RunSpec], *, runbook: str) -> None:
+    """Raises Unable with the line to type when the Python of a run lacks torch, pytest or the bundled trainer."""
+    missing = lacking(runs, runbook=runbook)
     if missing is not None:
         raise Unable(missing)
 
@@ -184,7 +201,26 @@ def _end_leftovers(journal: Journal, earlier: Sequence[Event]) -> int:
         if ended:
             journal.append("leftovers_ended", pids=ended)
             count += len(ended)
-    return count
+    return count + sum(_end_leftover(event) for event in _open_containers(earlier))
+
+
+def _open_containers(earlier: Sequence[Event]) -> tuple[Event, ...]:
+    """Starts of attempts in a container whose end no runner has recorded."""
+    found: dict[object, Event] = {}
+    for event in earlier:
+        if event.event == "attempt_started" and isinstance(event.fields.get("container"), Mapping):
+            found[event.fields.get("run")] = event
+        elif event.event == "attempt_ended":
+            found.pop(event.fields.get("run"), None)
+    return tuple(found.values())
+
+
+def _end_leftover(event: Event) -> bool:
+    """End the container that an attempt was started in; whether it was still running."""
+    facts = event.fields["container"]
+    engine, name, token = str(facts.get("engine")), str(facts.get("name")), str(event.fields.get("marker"))
+    container = named_container(engine, name, token=token)
+    return container is not None and container.end()[0]
 
 
 @contextmanager
@@ -234,10 +270,24 @@ _HARDWARE = ("cpu.model", "cpu.cores_logical", "gpus")
 """Facts that identify a machine. A host's name does not: a container gets a new one at each start."""
 
 
+def _snapshot(folder: RunFolder) -> dict[str, Any]:
+    runbook = folder.header.runbook
+    container = runbook.trainer.container
+    python = trainer_python(runbook.trainer, own=folder.header.python)
+    found = snapshot(
+        folder.root,
+        trainer_python=folder.header.python if container is not None else python,
+        repository=repository_of(runbook),
+    )
+    if container is not None:  # its Python and packages are not those of this machine
+        found |= {"python": {"executable": python, "image": container.image}, "packages": {}}
+    return found
+
+
 def record_machine(session: Session) -> None:
     """Take the snapshot of the machine into environment.json; a resumed validation adds what has changed since."""
     folder = session.folder
-    found = snapshot(folder.root, trainer_python=folder.header.python)
+    found = _snapshot(folder)
     before = folder.load_environment()
     if session.resume_state.resumed and before:
         changed = changes(before, found)
@@ -279,7 +329,7 @@ def require_same_machine(folder: RunFolder, runbook: Runbook) -> None:
                 "`validator run`."
             )
         return
-    changed = changes(before, snapshot(folder.root, trainer_python=folder.header.python))
+    changed = changes(before, _snapshot(folder))
     watched = _HARDWARE if runbook.hardware.gpus else _HARDWARE[:2]
     for what, (was, now) in changed.items():
         if what.startswith(watched):

@@ -24,6 +24,7 @@ from validator.errors import disk_errors
 from validator.files import Tree
 from validator.history.store import folder_bytes
 from validator.ingest.readers.renditions import SUFFIX, rendition
+from validator.model.runbook import Trainer
 from validator.model.units import format_size
 from validator.model.verdict import ValidationReport
 from validator.pipeline.write import Finished, rerender
@@ -160,8 +161,20 @@ def _names(folder: RunFolder) -> Pseudonyms:
     where = (environment.get("disk") or {}).get("path")
     if where:
         roots[str(where)] = "RUN"
+    roots |= _trainer_places(header.runbook.trainer)
     roots = {root: name for root, name in roots.items() if root not in ("/usr", "/", "")}
     return Pseudonyms(run_id=header.run_id, hosts=filter(None, hosts), users=_users(folder), roots=roots)
+
+
+def _trainer_places(trainer: Trainer) -> dict[str, str]:
+    """Folders that the trainer is started from; its Python is named by itself or by its environment's folder."""
+    found = {str(Path(name).parent): "ENV" for name in trainer.env_file}
+    if trainer.workdir is not None:
+        found[trainer.workdir] = "WORK"
+    if trainer.python is not None and "/" in trainer.python:
+        path = Path(trainer.python)
+        found[str(path.parents[1] if path.parent.name == "bin" else path)] = "PYTHON"
+    return found
 
 
 def _users(folder: RunFolder) -> set[str]:

@@ -21,6 +21,7 @@ from validator.pipeline.resume_state import clean_loaded, with_secrets
 from validator.pipeline.write import Finished, render, report
 from validator.plan import first_plan, make_plan
 from validator.runbook import LoadedRunbook, find
+from validator.runbook.places import absent
 from validator.runs.folder import ReportPaths, RunFolder, require_made_from, utc_now
 from validator.runs.replay import RunEnd, ending, events_of, lacked_room, pending
 
@@ -49,7 +50,9 @@ def execute(request: RunRequest, *, quiet: bool = False) -> Finished:
     """
     loaded = request.loaded or load(find(request.runbook), overrides=request.overrides)
     plan = first_plan(loaded.runbook, only=request.only, skip=request.skip)
+    effects.require_start(f"{one.message}; {one.fix}" for one in loaded.absent)
     effects.require_hardware(loaded.runbook)
+    effects.require_packages(plan.runs, runbook=loaded.runbook.name)
     with effects.locked(loaded.runbook, enabled=request.lock) as lock:
         with disk_errors(request.parent, command=f"validator run {request.runbook}"):
             folder = RunFolder.create(
@@ -101,8 +104,10 @@ def resume(
     with effects.working_folder(cwd=header.cwd, python=header.python):
         declared = with_secrets(folder, overrides)
     plan = make_plan(declared, run_dir=folder.root, python=header.python, only=header.only, skip=header.skip)
+    effects.require_start(f"{message}; {fix}" for _, message, fix in absent(declared))
     effects.require_hardware(header.runbook)
     with effects.working_folder(cwd=header.cwd, python=header.python):
+        effects.require_packages(plan.runs, runbook=header.runbook.name)
         effects.require_same_machine(folder, header.runbook)
     with effects.locked(header.runbook, enabled=lock) as machine:
         machine.name(folder.root)

@@ -8,9 +8,11 @@ import sysconfig
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from validator.model.plan import Launcher, RunSpec
+from validator.model.launching import STARTING_RANKS
+from validator.model.plan import RunSpec, Started
 from validator.model.runbook import PhaseBase, Runbook, Setting, TrainingPhase
-from validator.model.settings import args_of, fill, flat_name, setting_text, sole_placeholder
+from validator.model.settings import args_of, fill, flat_name, launcher_of, setting_text, sole_placeholder
+from validator.plan.launchers import typed
 
 FLIGHT_RECORDER = {
     "TORCH_FR_BUFFER_SIZE": "2000",
@@ -55,16 +57,6 @@ def filled(value: Setting, values: Mapping[str, object]) -> Setting:
     return fill(value, values)
 
 
-def torchrun(python: str, nproc: int, out: str) -> tuple[str, ...]:
-    """What starts `nproc` processes, each with logs of its own."""
-    return (
-        *(python, "-m", "torch.distributed.run"),
-        *("--nproc-per-node", str(nproc)),
-        *("--master-addr", "127.0.0.1", "--master-port", "{port}"),
-        *("--log-dir", f"{out}/logs/ranks", "--redirects", "3"),
-    )
-
-
 def flags(arguments: Mapping[str, Setting]) -> Iterator[str]:
     """`--key value`; true is `--key` alone, false is left out. A key that brings its own dashes keeps them."""
     for key, value in arguments.items():
@@ -76,11 +68,13 @@ def flags(arguments: Mapping[str, Setting]) -> Iterator[str]:
             yield setting_text(value)
 
 
-def environment(env: Mapping[str, Setting], values: Mapping[str, object], *, launcher: Launcher) -> dict[str, str]:
+def environment(env: Mapping[str, Setting], values: Mapping[str, object], *, launcher: Started) -> dict[str, str]:
     """What is added to the environment. The flight recorder is on unless the user set its variables already."""
     added = {"PYTHONUNBUFFERED": "1"}
-    if launcher == "torchrun":
+    if launcher in STARTING_RANKS:
         added.update((name, value) for name, value in FLIGHT_RECORDER.items() if name not in os.environ)
+    if launcher == "mpirun":  # it gives a rank its number, and torch where to meet is not its business
+        added |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "{port}"}
     added.update((name, fill(setting_text(value), values)) for name, value in env.items())
     return added
 
@@ -96,6 +90,6 @@ def launch_words(runbook: Runbook, phase: TrainingPhase, spec: RunSpec) -> tuple
     ours = {flat_name(key) for key, value in declared.items() if "{steps}" in str(value) or "{out}" in str(value)}
     ours |= {flat_name(key) for key in runbook.trainer.trial_args}
     arguments = {spelled.get(name, name): value for name, value in spec.requested.items() if name not in ours}
-    launch = ("torchrun", f"--nproc-per-node={spec.nproc}") if spec.nproc else ("python",)
-    command = (re.sub(r"\{(steps|out)\}", lambda name: name[1].upper(), word) for word in runbook.trainer.command)
-    return (*launch, *command, *flags(arguments))
+    command = [re.sub(r"\{(steps|out)\}", lambda name: name[1].upper(), word) for word in runbook.trainer.command]
+    launcher = launcher_of(runbook, spec.nproc)
+    return (*typed(runbook.trainer, launcher, command, nproc=spec.nproc), *flags(arguments))

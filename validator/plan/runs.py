@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from validator.kinds.registry import PlannedArm, env_of, kind_of
-from validator.model.plan import Launcher, PhasePlan, Role, RunSpec
+from validator.model.plan import Contained, PhasePlan, Role, RunSpec, Started
 from validator.model.remedy import Remedy
 from validator.model.runbook import Phase, PhaseBase, ProcessPhase, Runbook, Setting, TrainingPhase
 from validator.model.settings import (
     args_of,
     fill,
     flat_name,
+    launcher_of,
     nproc_of,
     pause_every_of,
     remedies_of,
@@ -24,7 +26,10 @@ from validator.model.settings import (
     warmup_of,
     watchdog_of,
 )
-from validator.plan.command import environment, filled, flags, torchrun, values_of
+from validator.plan.command import environment, filled, flags, values_of
+from validator.plan.container import contained, passed_names
+from validator.plan.launchers import launched, own_probe, trainer_python
+from validator.startup import shipped
 
 
 def plan_phase(
@@ -46,7 +51,7 @@ def plan_phase(
     Raises:
         UnknownKind: when no kind of that name is known.
     """
-    planner = PhasePlanner(runbook, run_dir, python, adopted or {}, remedy)
+    planner = PhasePlanner(runbook, run_dir, trainer_python(runbook.trainer, own=python), adopted or {}, remedy)
     remedies = () if remedy is not None else tuple(one.name for one in remedies_of(phase))
     return PhasePlan(
         phase=phase.id,
@@ -78,11 +83,9 @@ class PhasePlanner:
         place = self._place(phase, *parts)
         return values_of(phase, run_dir=self.run_dir, python=self.python, place=place, nproc=nproc)
 
-    def launch(self, nproc: int, values: Mapping[str, object]) -> tuple[Launcher, tuple[str, ...]]:
-        """What starts `nproc` processes of Python; 0 starts one without torchrun."""
-        if nproc:
-            return "torchrun", torchrun(self.python, nproc, str(values["out"]))
-        return "python", (self.python,)
+    def probe(self, nproc: int, values: Mapping[str, object]) -> tuple[str, ...]:
+        """What starts the probes in `nproc` processes; 0 starts one without torchrun. Their arguments may follow."""
+        return own_probe(self.python, nproc, str(values["out"]))
 
     def flags(
         self, phase: TrainingPhase, values: Mapping[str, object], *, without: Sequence[str] = ()
@@ -97,7 +100,7 @@ class PhasePlanner:
         argv: Sequence[str],
         *,
         part: str = "r1",
-        launcher: Launcher = "python",
+        launcher: Started = "python",
         role: Role = "measure",
         nproc: int = 0,
         timeout_s: float | None = None,
@@ -111,6 +114,7 @@ class PhasePlanner:
             env = self._env(phase, {})
             timeout_s = timeout_of(self.runbook, phase) if timeout_s is None else timeout_s
             retries = retries_of(self.runbook, phase) if retries is None else retries
+        added = environment(env, self.values(phase, part, nproc=nproc), launcher=launcher)
         return RunSpec(
             id=place,
             phase=phase.id,
@@ -118,8 +122,10 @@ class PhasePlanner:
             role=role,
             remedy=None if self.remedy is None else self.remedy.name,
             launcher=launcher,
-            argv=tuple(argv),
-            env=environment(env, self.values(phase, part, nproc=nproc), launcher=launcher),
+            argv=tuple(argv) if launcher == "exec" else self._inside(argv, added, workdir=None),
+            env=added,
+            python=None if launcher == "exec" else self._own_python,
+            container=None if launcher == "exec" else self._container(added),
             out=f"runs/{place}",
             nproc=nproc,
             timeout_s=self.runbook.defaults.timeout if timeout_s is None else timeout_s,
@@ -138,9 +144,17 @@ class PhasePlanner:
         )
         values["steps"] = steps
         arguments = self._arguments(phase, arm.args, values)
-        launcher, launch = self.launch(nproc, values)
-        command = tuple(fill(word, values) for word in runbook.trainer.command)
-        cwd = runbook.trainer.cwd
+        trainer, launcher = runbook.trainer, launcher_of(runbook, nproc)
+        command = launched(
+            launcher,
+            tuple(fill(word, values) for word in trainer.command),
+            args=tuple(fill(word, values) for word in trainer.launcher_args),
+            python=self.python,
+            nproc=nproc,
+            out=str(values["out"]),
+        )
+        added = environment(self._env(phase, arm.env), values, launcher=launcher)
+        cwd = None if trainer.folder is None else fill(trainer.folder, values)
         return RunSpec(
             id=place,
             phase=phase.id,
@@ -149,12 +163,15 @@ class PhasePlanner:
             repeat=repeat,
             remedy=None if remedy is None else remedy.name,
             launcher=launcher,
-            argv=(*launch, *command, *flags(arguments)),
-            env=environment(self._env(phase, arm.env), values, launcher=launcher),
-            cwd=None if cwd is None else fill(cwd, values),
+            argv=self._inside((*command, *flags(arguments)), added, workdir=cwd),
+            env=added,
+            python=self._own_python,
+            container=self._container(added),
+            cwd=cwd,
             out=f"runs/{place}",
             nproc=nproc,
             steps=steps,
+            stop=trainer.stop,
             warmup_steps=warmup_of(runbook, phase),
             tokens_per_step=tokens_of(runbook, phase),
             pause_every=pause_every_of(runbook, phase),
@@ -162,9 +179,33 @@ class PhasePlanner:
             retries=retries_of(runbook, phase),
             requested={flat_name(key): value for key, value in arguments.items()},
             settings=arm.settings,
-            metrics=runbook.trainer.metrics,
+            metrics=trainer.metrics,
             log_contains=phase.log_contains,
             watchdog=watchdog_of(runbook, phase),
+        )
+
+    @property
+    def _own_python(self) -> str | None:
+        """The trainer's Python where it has one of its own on this machine."""
+        trainer = self.runbook.trainer
+        return self.python if trainer.python is not None and trainer.container is None else None
+
+    def _container(self, env: Mapping[str, str]) -> Contained | None:
+        declared = self.runbook.trainer.container
+        return None if declared is None else Contained(engine=declared.engine, passed=passed_names(env))
+
+    def _inside(self, argv: Sequence[str], env: Mapping[str, str], *, workdir: str | None) -> tuple[str, ...]:
+        """The command in the trainer's container, where it has one."""
+        declared = self.runbook.trainer.container
+        if declared is None:
+            return tuple(argv)
+        return contained(
+            declared,
+            argv,
+            passed=passed_names(env),
+            run_dir=Path(os.path.abspath(self.run_dir)),  # noqa: PTH100 - as for {out}
+            workdir=os.path.abspath(workdir or "."),  # noqa: PTH100
+            read_only=(nsa,) if (nsa := str(shipped("nsa"))) in argv else (),
         )
 
     def _place(self, phase: PhaseBase, *parts: str | None) -> str:

@@ -142,7 +142,7 @@ def next_command(report: ValidationReport, run_dir: Path, step: NextStep | None 
         return edit if written else f"validator init --from-run {shell_path(run_dir)}"
     for run in phase.runs:
         outcome = run.outcome or {}
-        ended_well = outcome.get("reason") == "exited" and outcome.get("rc") == 0
+        ended_well = outcome.get("reason") == "at_steps" or (outcome.get("reason"), outcome.get("rc")) == ("exited", 0)
         if outcome and not ended_well and run.log:
             return f"tail -n 50 {shell_path(run_dir / run.log)}"
     if phase.status == "FAIL" and phase.runs and phase.runs[0].out and phase.runs[0].metrics:

@@ -73,7 +73,8 @@ def _drawn(spec: str) -> str:
     try:
         import vl_convert
     except ImportError as error:
-        raise ChartError(f"the chart renderer cannot be loaded: {error}") from error
+        fix = "install it: pip install vl-convert-python"
+        raise ChartError(f"the chart renderer cannot be loaded ({error}); {fix}") from error
     try:
         svg: str = vl_convert.vegalite_to_svg(spec, vl_version=VEGA_LITE, allowed_base_urls=[])
     except (ValueError, RuntimeError) as error:

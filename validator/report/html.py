@@ -15,13 +15,11 @@ from dataclasses import replace
 from functools import lru_cache
 from itertools import chain
 from operator import attrgetter
-from pathlib import Path
 
 from jinja2 import BytecodeCache, Environment, FileSystemBytecodeCache, FileSystemLoader, StrictUndefined
 from jinja2.bccache import Bucket
 from markupsafe import Markup, escape
 
-import validator
 from validator.model.verdict import Status, ValidationReport
 from validator.report.build import build_page
 from validator.report.build_criteria import MAX_OPEN
@@ -30,26 +28,14 @@ from validator.report.figure import Figure, with_drawing
 from validator.report.page import Page, RunView, status_view
 from validator.report.specs import LABEL_CSS, ChartData, chart_css
 from validator.report.timeline import timeline_figure
-
-
-def templates_dir() -> Path:
-    """Where the templates are: in the installed package, or beside it in a source tree.
-
-    Raises:
-        FileNotFoundError: when the installation is damaged.
-    """
-    package = Path(validator.__file__).parent
-    for folder in (package / "_data" / "templates", package.parent / "templates"):
-        if (folder / "report.html.j2").is_file():
-            return folder
-    raise FileNotFoundError(f"the report's templates are missing from {package}; install the package again")
+from validator.startup import shipped
 
 
 @lru_cache(maxsize=1)
 def environment() -> Environment:
     """The templates of pages: everything escaped, an unknown name an error."""
     made = Environment(
-        loader=FileSystemLoader(templates_dir()),
+        loader=FileSystemLoader(shipped("templates")),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -94,7 +80,7 @@ def _bytecode_cache() -> BytecodeCache | None:
 @lru_cache(maxsize=4)
 def text(name: str) -> str:
     """A style sheet or a script by its file name."""
-    return (templates_dir() / name).read_text(encoding="utf-8").strip()
+    return (shipped("templates") / name).read_text(encoding="utf-8").strip()
 
 
 @lru_cache(maxsize=4)

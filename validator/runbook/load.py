@@ -13,7 +13,10 @@ from validator.runbook.build import Built, build
 from validator.runbook.document import parse, plain
 from validator.runbook.meaning import check_groups, check_meaning
 from validator.runbook.overrides import apply
+from validator.runbook.places import absent, absent_files, placed
 from validator.runbook.problems import Mark, Problem, RunbookError
+from validator.runbook.starting import check_ends
+from validator.startup import shipped
 from validator.text import nearest
 
 _MAX_BYTES = 4 * 2**20
@@ -23,7 +26,8 @@ _MAX_BYTES = 4 * 2**20
 class LoadedRunbook:
     """A valid runbook with its source: `sha256` is that of the file's bytes, `overrides` are the `--set` texts.
 
-    `warnings` say why its decision can never be GO, or what is probably not meant; it can be run nevertheless.
+    `warnings` say why its decision can never be GO, or what is probably not meant; it can be run nevertheless. `absent`
+    is what this machine lacks to start the trainer: a warning where it is only checked.
     """
 
     runbook: Runbook
@@ -32,6 +36,7 @@ class LoadedRunbook:
     text: str
     overrides: tuple[str, ...] = ()
     warnings: tuple[Problem, ...] = ()
+    absent: tuple[Problem, ...] = ()
 
 
 Check = Callable[[Built, Runbook], Iterable[Problem]]
@@ -52,13 +57,16 @@ def load(path: str | os.PathLike[str], *, overrides: Sequence[str] = (), check: 
     data = _read_bytes(file)
     text = _decode(data, str(file))
     built, runbook = _checked(text, file=str(file), overrides=overrides, check=check)
+    runbook = placed(built, runbook, file=file, overrides=overrides)
+    missing = (*absent(runbook), *absent_files(runbook))
     return LoadedRunbook(
         runbook=runbook,
         path=file,
         sha256=hashlib.sha256(data).hexdigest(),
         text=text,
         overrides=tuple(overrides),
-        warnings=(*warn(built, runbook), *check_groups(built, runbook)),
+        warnings=(*warn(built, runbook), *check_groups(built, runbook), *check_ends(built, runbook)),
+        absent=tuple(built.problem(("trainer", key), message, fix) for key, message, fix in missing),
     )
 
 
@@ -119,7 +127,6 @@ def _decode(data: bytes, file: str) -> str:
 
 # Find a runbook by a path, or by the name of a bundled one.
 
-_PACKAGE = Path(__file__).resolve().parent.parent
 _SUFFIXES = (".yaml", ".yml")
 
 
@@ -133,16 +140,12 @@ class RunbookInfo:
     description: str
     gpus: int
     phases: tuple[str, ...]
-
-
-def _folder() -> Path:
-    """Package data in a wheel; the repository's own folder in an editable install."""
-    packaged = _PACKAGE / "_data" / "runbooks"
-    return packaged if packaged.is_dir() else _PACKAGE.parent / "runbooks"
+    bundled_trainer: bool
+    """Whether it names no trainer of its own, so that the bundled one has to be installed."""
 
 
 def _shipped() -> dict[str, Path]:
-    return {path.stem: path for path in sorted(_folder().glob("*.yaml"))}
+    return {path.stem: path for path in sorted(shipped("runbooks").glob("*.yaml"))}
 
 
 def find(name: str) -> Path:
@@ -188,4 +191,5 @@ def _info(name: str, path: Path) -> RunbookInfo:
         description=" ".join(str(tree.get("description") or "").split()),
         gpus=int(hardware.get("gpus") or 0),
         phases=phases,
+        bundled_trainer="command" not in (tree.get("trainer") or {}),
     )

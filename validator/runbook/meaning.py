@@ -15,6 +15,7 @@ from validator.runbook.build import Built
 from validator.runbook.criteria import check_choose, check_criteria
 from validator.runbook.document import Node, Path, mark_at, node_at, position
 from validator.runbook.problems import Problem
+from validator.runbook.starting import check_starting
 from validator.text import nearest
 
 
@@ -46,6 +47,7 @@ def _launch(built: Built, runbook: Runbook) -> Iterator[Problem]:
     """Problems of commands, arguments, environment and process counts."""
     yield from _placeholders(built)
     yield from _trainer(built, runbook)
+    yield from check_starting(built, runbook)
     for index, phase in enumerate(runbook.phases):
         if isinstance(phase, TrainingPhase):
             yield from _processes(built, runbook, index, phase)
@@ -80,7 +82,7 @@ def _schema_at(root: Node, index: int | str) -> tuple[str, type[PhaseBase]] | No
 def _texts(root: Node) -> Iterator[tuple[Path, Node]]:
     """Every text in which placeholders are filled in."""
     wanted: list[Path] = [("trainer", "command"), ("trainer", "args"), ("trainer", "trial_args")]
-    wanted += [("trainer", "cwd")]
+    wanted += [("trainer", "launcher_args"), ("trainer", "workdir"), ("trainer", "cwd")]
     wanted += [("defaults", "env"), ("defaults", "args")]
     phases = node_at(root, ("phases",))
     for index, _ in enumerate(phases.value if phases is not None and isinstance(phases.value, list) else []):

@@ -323,8 +323,8 @@ _PLACEHOLDERS = """
 
 ## Placeholders
 
-Filled in wherever a runbook says what to start: `command`, `args`, `env`, `cwd`, `run`, `targets`, `over`,
-`arms`. `${VAR}` is left to the shell; `{{` and `}}` are literal braces."""
+Filled in wherever a runbook says what to start: `command`, `launcher_args`, `args`, `env`, `workdir`, `cwd`, `run`,
+`targets`, `over`, `arms`. `${VAR}` is left to the shell; `{{` and `}}` are literal braces."""
 
 _OVERRIDES = """
 

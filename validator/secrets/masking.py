@@ -20,6 +20,7 @@ from urllib.parse import quote, quote_plus
 from validator.documents import parse_json
 from validator.model.plan import PhasePlan, Plan, RunSpec
 from validator.model.runbook import Runbook
+from validator.model.settings import sole_placeholder
 from validator.model.units import Frozen
 from validator.secrets.redact import (
     REDACTED,
@@ -289,7 +290,7 @@ def _clean_setting(name: str, value: Any) -> Any:
         return [_clean_setting(name, one) for one in value]
     if isinstance(value, bool) or value is None or value == "":
         return value
-    if is_secret(name) and not (isinstance(value, str) and value.startswith("{") and value.endswith("}")):
+    if is_secret(name) and not (isinstance(value, str) and sole_placeholder(value) is not None):
         return REDACTED
     return redact(value) if isinstance(value, str) else value
 
@@ -301,10 +302,10 @@ def _clean_tree(value: Any, key: str = "") -> Any:
             return _clean_settings(value)
         return {name: _clean_tree(item, name) for name, item in value.items()}
     if isinstance(value, list):
-        if key in ("command", "args", "run"):
+        if key in ("command", "args", "launcher_args", "run"):
             return list(redact_words([str(word) for word in value], redact))
         return [_clean_tree(item, "") for item in value]
-    return redact(value) if isinstance(value, str) and key in ("run", "cwd") else value
+    return redact(value) if isinstance(value, str) and key in ("run", "cwd", "workdir", "python") else value
 
 
 def _clean_account(value: Any, key: str = "") -> Any:

@@ -17,7 +17,7 @@ from typing import TextIO
 
 from validator.report.terminal.lines import paint, wrap
 from validator.selftest.case import Case, CaseOutcome, Sandbox, judge
-from validator.text import one_line
+from validator.text import listed, one_line, plural
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,13 @@ def run_selftest(
     return Selftest(ordered, round(time.monotonic() - began, 2), root if kept else None)
 
 
+def has_torch() -> bool:
+    """Whether cases that start torchrun can run: validator itself needs no torch."""
+    return importlib.util.find_spec("torch") is not None
+
+
 def _run_case(case: Case, folder: Path, keep: bool) -> CaseOutcome:
-    if case.torch and importlib.util.find_spec("torch") is None:
+    if case.torch and not has_torch():
         message = "torch is not installed, and this case needs torchrun: pip install torch"
         return CaseOutcome(case, None, (), (message,), 0.0)
     if folder.exists():
@@ -167,8 +172,13 @@ def case_lines(cases: Sequence[Case], *, width: int = 80, color: bool = False) -
     return [*lines, "", f"{faults} faults, {len(cases) - faults} healthy runs"]
 
 
-def selftest_lines(selftest: Selftest, *, width: int = 80, color: bool = False) -> list[str]:
-    """The table at the end: each case, its verdict, the causes found, and every expectation that was not met."""
+def selftest_lines(
+    selftest: Selftest, left_out: Sequence[str] = (), *, width: int = 80, color: bool = False
+) -> list[str]:
+    """The table at the end: each case, its verdict, the causes found, and every expectation that was not met.
+
+    `left_out` names the cases that were not run because torch is not installed.
+    """
     head = f"  {'case':<{_NAME}}{'verdict':<{_VERDICT}}{'causes found':<{_CODES}}{'s':>6}"
     lines = [paint(head, "bold", color=color)]
     for group, title in _GROUPS.items():
@@ -182,6 +192,11 @@ def selftest_lines(selftest: Selftest, *, width: int = 80, color: bool = False) 
     sign, style = ("✓", "good") if selftest.ok else ("✕", "bad")
     summary = f"{passed} of {total} cases passed: {total - healthy} faults, {healthy} healthy runs"
     lines += ["", f"{paint(sign, style, color=color)} {summary}; {selftest.duration_s:.0f} s"]
+    if left_out:
+        text = (
+            f"{plural(len(left_out), 'case')} of torchrun left out, since torch is not installed: {listed([*left_out])}"
+        )
+        lines += wrap(text, width=width)
     if selftest.folder is not None:
         lines += wrap(f"Files kept in {one_line(str(selftest.folder))}", width=width)
     if not selftest.ok:

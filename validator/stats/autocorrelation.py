@@ -14,6 +14,7 @@ import math
 import numpy as np
 
 from validator.model.result import Floats
+from validator.stats.distributions import t_quantile
 
 MIN_REGULAR, REGULAR = 4, 1.25
 """Events from which they can be regular, and the greatest over the least distance between them if they are."""
@@ -170,10 +171,3 @@ def mean_half_width(values: Floats, *, level: float = 0.95) -> float:
         return math.inf if n < 2 else 0.0
     effective = max(effective_values(values), 2.0)
     return float(values.std(ddof=1)) / math.sqrt(effective) * t_quantile((1 + level) / 2, effective - 1.0)
-
-
-def t_quantile(probability: float, df: float) -> float:
-    """Quantile of Student's t."""
-    from scipy.special import stdtrit
-
-    return float(stdtrit(df, probability))

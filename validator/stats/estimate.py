@@ -18,7 +18,8 @@ import numpy as np
 
 from validator.model.catalogue import MAY_MISS, QUANTILES
 from validator.model.result import Floats
-from validator.stats.autocorrelation import effective_values, independent_rows, is_constant, mean_half_width, t_quantile
+from validator.stats.autocorrelation import effective_values, independent_rows, is_constant, mean_half_width
+from validator.stats.distributions import t_quantile
 from validator.stats.rows import Windowed
 from validator.stats.window import SteadyWindow
 

@@ -12,7 +12,7 @@ from statistics import fmean, median, pvariance
 
 import numpy as np
 
-from validator.stats.autocorrelation import t_quantile
+from validator.stats.distributions import f_above, t_below, t_quantile
 from validator.stats.estimate import LEVEL, MIN_REPEATS
 
 _POWER = 0.8
@@ -48,8 +48,6 @@ def welch(a: Sequence[float], b: Sequence[float]) -> Welch:
 
     Two arms without any scatter are different with certainty or equal with certainty.
     """
-    from scipy.special import stdtr
-
     first, second = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
     base = abs(float(second.mean())) or 1.0
     difference = float(first.mean() - second.mean())
@@ -60,7 +58,7 @@ def welch(a: Sequence[float], b: Sequence[float]) -> Welch:
         return Welch(1.0 if abs(effect) <= 1e-12 else 0.0, effect, effect, effect)
     df = sum(parts) ** 2 / sum(part**2 / (len(side) - 1) for part, side in zip(parts, (first, second), strict=True))
     half = t_quantile((1 + LEVEL) / 2, df) * error
-    p_value = 2.0 * float(stdtr(df, -abs(difference) / error))
+    p_value = 2.0 * t_below(-abs(difference) / error, df)
     return Welch(p_value, difference / base, (difference - half) / base, (difference + half) / base)
 
 
@@ -98,8 +96,6 @@ def ratio(a: Sequence[float], b: Sequence[float], *, assumed_cv: float | None = 
     test shows no difference: with few runs that is worth several percent of power, and with equal numbers it
     costs no size. Otherwise the degrees of freedom are Welch's.
     """
-    from scipy.special import fdtrc
-
     first, second = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
     linear = bool(min(first.min(), second.min()) <= 0)
     if linear:
@@ -118,7 +114,7 @@ def ratio(a: Sequence[float], b: Sequence[float], *, assumed_cv: float | None = 
     alike = assumed_cv is not None and not linear and error * math.sqrt(n / 2) <= _ASSUMED_UP_TO * assumed_cv
     if n == len(second) and alike:
         return _with_assumed(Ratio(center, error, 2.0 * (n - 1)), n, assumed_cv or 0.0)
-    if n == len(second) and small > 0 and 2 * float(fdtrc(n - 1, n - 1, large / small)) > _COMPATIBLE:
+    if n == len(second) and small > 0 and 2 * f_above(large / small, n - 1, n - 1) > _COMPATIBLE:
         return Ratio(center, error, 2.0 * (n - 1), linear)
     df = sum(parts) ** 2 / sum(part**2 / (len(side) - 1) for part, side in zip(parts, (first, second), strict=True))
     return Ratio(center, error, df, linear)

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.ndimage import median_filter
 
 from validator.model.result import Floats, Result, ScalarValue, Series, Steps
 from validator.stats.clock import FITS, Claim, Clock, best_reading, claims, clock_for, compare, step_ends, timestamps
@@ -43,6 +42,9 @@ _PAUSE_STEPS, _PAUSE_SHARE, _PAUSE_SPREADS = 2.0, 0.2, 6.0
 
 _AROUND = 11
 """Rows around a row, itself included, whose median is its usual time."""
+
+_BLOCK = 1 << 16
+"""Rows whose medians are taken at once: each needs a copy of the rows around it."""
 
 _KNOWN_PAUSES = 3
 """Pauses from which a run shows how often they come."""
@@ -236,7 +238,7 @@ class _Rate:
         That is the time of the rows around, or less where the time per step says so.
         """
         covered = self.covered[self.rows]
-        normal = covered * median_filter(wall / covered, size=_AROUND, mode="nearest")
+        normal = covered * _running_median(wall / covered)
         if self.times is not None and self.times_are_claim and self.doubt is None:
             normal = np.fmin(normal, covered * self.times[self.rows])
         return np.asarray(normal, dtype=np.float64), covered
@@ -337,3 +339,13 @@ def _few_pauses(
     note = f"{rate.note}; {seen}, {plain.mean():.6g} without; declare pause_every, for so few do not show how often"
     even = busy + covered * (cost_s / float(covered.sum()))
     return replace(rate, denominator=even, note=note, without_pauses=plain)
+
+
+def _running_median(values: Floats) -> Floats:
+    """The median of the `_AROUND` values around each one; beyond an end the outermost value repeats."""
+    if not values.size:
+        return values
+    around = np.pad(values, _AROUND // 2, mode="edge")
+    windows = np.lib.stride_tricks.sliding_window_view(around, _AROUND)
+    blocks = [np.median(windows[at : at + _BLOCK], axis=1) for at in range(0, len(windows), _BLOCK)]
+    return np.concatenate(blocks)

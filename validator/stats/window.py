@@ -19,7 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from validator.model.result import Floats, Span, Steps
-from validator.stats.autocorrelation import effective_size, lag1, long_run_stdev, mean_half_width, t_quantile
+from validator.stats.autocorrelation import effective_size, lag1, long_run_stdev, mean_half_width
+from validator.stats.distributions import t_quantile
 from validator.text import format_change, format_number
 
 MIN_ROWS = 10

@@ -8,7 +8,7 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from validator.model.plan import RunSpec
@@ -16,6 +16,7 @@ from validator.model.record import Attempt, Reason
 from validator.model.units import format_duration
 from validator.runs.journal import Journal
 from validator.secrets.redact import redact_words
+from validator.supervise.at_steps import ended_as_asked
 from validator.supervise.capture import LogCap, compact, logs_below, mask_files, take_in
 from validator.supervise.dump import StallEvidence, last_stacks, save_evidence
 from validator.supervise.guardian import Guardian
@@ -108,10 +109,12 @@ def run_attempt(spec: RunSpec, context: AttemptContext, *, number: int, used_por
         context.journal.append("guardian_replaced", pid=context.guardian.pid)
     tree = ProcessTree(token=context.token, spare=(context.guardian.pid,))
     try:
-        launch = prepare(spec, run_dir=context.run_dir, token=context.token, used_ports=used_ports)
+        launch = prepare(spec, run_dir=context.run_dir, token=context.token, number=number, used_ports=used_ports)
         gpus = Gpus.open(launch.environment) if spec.watchdog else Gpus()
         memory_before = gpus.memory_used_mib()
         clock = time.monotonic()
+        if launch.container is not None:
+            context.guardian.name_container(launch.container.program, launch.container.name)
         process = start(launch)
     except OSError as error:
         if error.errno in _RUNNERS_OWN:
@@ -137,13 +140,16 @@ def run_attempt(spec: RunSpec, context: AttemptContext, *, number: int, used_por
             pid=process.pid,
             command=redact_words(launch.argv, context.redact),
             marker=context.token,
+            container=_journaled(spec, launch),
         )
         with Waiter(process, context.cancel) as waiter:
             ending = _watch(running, waiter)
             duration = waiter.ended_s - clock
-        stopped = _end(running, ending)
+        stopped = _end_container(running, _end(running, ending))
     except BaseException:
         tree.kill(within_s=context.grace.kill_s)
+        if launch.container is not None:
+            launch.container.end()
         with suppress(subprocess.TimeoutExpired):  # one that even SIGKILL does not remove must not hide the error
             process.wait(timeout=context.grace.kill_s)
         raise
@@ -153,6 +159,25 @@ def run_attempt(spec: RunSpec, context: AttemptContext, *, number: int, used_por
         duration = time.monotonic() - clock
     _tidy(running, memory_before if ending or stopped.killed else None)
     return _ended(running, number, began, duration, ending, stopped)
+
+
+def _journaled(spec: RunSpec, launch: Launch) -> dict[str, str] | None:
+    """What a later runner ends a container by."""
+    if spec.container is None or launch.container is None:
+        return None
+    return {"engine": spec.container.engine, "name": launch.container.name}
+
+
+def _end_container(running: _Running, stopped: Stopped) -> Stopped:
+    """End the container of an attempt that is over, by its name; what was to be ended still is added to `stopped`."""
+    container = running.launch.container
+    if container is None:
+        return stopped
+    ran, gone = container.end()
+    running.context.guardian.forget_container(container.name)
+    if not gone:
+        return replace(stopped, surviving_container=container.name)
+    return replace(stopped, killed_container=container.name) if ran else stopped
 
 
 def _watch(running: _Running, waiter: Waiter) -> _Ending | None:
@@ -191,11 +216,13 @@ def _judge(running: _Running, look: Look) -> _Ending | None:
     """Whether a look calls for an end. With `halt: false` an anomaly is only recorded, once."""
     limits = running.spec.watchdog
     _note_anomalies(running, look)
-    if limits is None:
-        return None
-    if look.anomalies and limits.halt:
+    if limits is not None and look.anomalies and limits.halt:
         first = look.anomalies[0]
         return _Ending("halted", first.message, code=first.code)
+    if running.monitor.steps_are_done:
+        return _Ending("at_steps", f"was ended by validator behind its {running.spec.steps} steps")
+    if limits is None:
+        return None
     if look.silence is None:
         running.noted.discard("slow")
         running.noted.discard("stall")
@@ -227,7 +254,15 @@ def _end(running: _Running, ending: _Ending | None) -> Stopped:
             await_exit(running.process, within_s=grace.halt_s, urgent=urgent)
     if ending.reason == "stalled":
         last_stacks(running.monitor.tree, running.monitor.tree.scan(), within_s=grace.stacks_s)
-    return stop(running.process, running.monitor.tree, launcher=running.spec.launcher, grace=grace, urgent=urgent)
+    container = running.launch.container
+    return stop(
+        running.process,
+        running.monitor.tree,
+        launcher=running.spec.launcher if running.spec.container is None else "exec",
+        grace=grace,
+        urgent=urgent,
+        terminate=None if container is None else container.terminate,
+    )
 
 
 def _tidy(running: _Running, memory_before_mib: float | None) -> None:
@@ -270,6 +305,10 @@ def _ended(
         reason, detail = "halted", f"halted by {HALT_FILE} in its folder: {detail}"
     elif ending is None and rc != 0 and (named := named_anomaly(out)) is not None:
         detail = f"stopped itself for {named}: {detail}"
+    elif reason == "at_steps":
+        killed = running.process.pid in stopped.killed or stopped.killed_container is not None
+        if stopped.left or not ended_as_asked(rc, launcher=running.spec.launcher, killed=killed, out=out):
+            reason, detail = "exited", f"{detail}, and then {exited}"
     no_room = rc != 0 and is_full(out)
     detail += "; no room was left on the disk" if no_room else ""
     detail += _leftover_clause(ending, stopped)
@@ -299,6 +338,10 @@ def _leftover_clause(ending: _Ending | None, stopped: Stopped) -> str:
         text = f"; {count} process{'' if count == 1 else 'es'} had to be killed"
     if stopped.surviving:
         text += f"; process {stopped.surviving[0]} could not be killed and may still hold the machine"
+    if stopped.killed_container is not None:
+        text += f"; container {stopped.killed_container} was still running and had to be killed"
+    if stopped.surviving_container is not None:
+        text += f"; container {stopped.surviving_container} could not be ended and may still hold the machine"
     return text
 
 

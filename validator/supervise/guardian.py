@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 
 _GOODBYE = b"bye"
+_ENGINE_S = 30.0
 _TOKEN_PREFIX = b"\0VALIDATOR_RUN_TOKEN="
 
 
@@ -33,6 +34,7 @@ class Guardian:
         self._token = token
         self._grace_s = grace_s
         self._report = report
+        self._containers: dict[str, str] = {}
         self._process: subprocess.Popen[bytes] | None = None
         self._write_fd = -1
         self._start()
@@ -56,6 +58,16 @@ class Guardian:
         lines = [b"%d %d\n" % pair for pair in processes]
         for first in range(0, len(lines), 100):  # below 4096 bytes a write to a pipe is whole or nothing
             self._send(b"".join(lines[first : first + 100]))
+
+    def name_container(self, program: str, name: str) -> None:
+        """Name a container, and the engine's program, that does not end with the processes."""
+        self._containers[name] = program
+        self._send(f"container {name} {program}\n".encode())
+
+    def forget_container(self, name: str) -> None:
+        """A container has been ended."""
+        self._containers.pop(name, None)
+        self._send(f"container {name}\n".encode())
 
     def ensure(self) -> bool:
         """Whether the guardian was alive; if not, a new one has been started."""
@@ -105,6 +117,8 @@ class Guardian:
         finally:
             os.close(read_fd)
         self._send(self._token.encode() + b"\n")
+        for name, program in self._containers.items():
+            self._send(f"container {name} {program}\n".encode())
 
     def _send(self, data: bytes) -> None:
         try:
@@ -151,13 +165,36 @@ def _send_all(pids: set[int], number: int) -> None:
             continue
 
 
-def _end(needle: bytes, named: dict[int, int], grace_s: float) -> tuple[set[int], set[int]]:
+def _call(program: str, *words: str) -> bool:
+    """Run a command of an engine; whether it ended well, within some time."""
+    try:
+        quiet = [(os.POSIX_SPAWN_OPEN, fd, "/dev/null", os.O_RDWR, 0) for fd in (0, 1, 2)]
+        pid = os.posix_spawn(program, [program, *words], dict(os.environ), file_actions=quiet)
+    except OSError:
+        return False
+    until = time.monotonic() + _ENGINE_S
+    while time.monotonic() < until:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status) == 0
+        time.sleep(0.02)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return False
+
+
+def _end(needle: bytes, named: dict[int, int], grace_s: float, containers: dict[str, str]) -> tuple[set[int], set[int]]:
     """SIGTERM, patience, SIGKILL until two consecutive looks find nothing. Returns (found, killed)."""
     found = _remaining(needle, named)
+    living = {name for name, program in containers.items() if _call(program, "kill", "--signal", "TERM", name)}
     _send_all(found, signal.SIGTERM)
     until = time.monotonic() + grace_s
-    while time.monotonic() < until and _remaining(needle, named):
+    while time.monotonic() < until and (living or _remaining(needle, named)):
         time.sleep(0.1)
+        living = {name for name in living if _call(containers[name], "top", name)}  # it fails where nothing runs
+    for name, program in containers.items():
+        _call(program, "kill", name)
+        _call(program, "rm", "--force", name)
     killed: set[int] = set()
     quiet = 0
     until = time.monotonic() + 60.0
@@ -174,6 +211,7 @@ def _main(grace_s: float, report: str) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
     token, named, buffer = b"", {}, b""
+    containers: dict[str, str] = {}
     while True:
         data = os.read(0, 65536)
         buffer += data
@@ -183,6 +221,9 @@ def _main(grace_s: float, report: str) -> int:
                 return 0
             if not token:
                 token = line
+            elif line.startswith(b"container "):
+                name, _, program = line.decode("utf-8", "surrogateescape")[10:].partition(" ")
+                containers[name] = program
             else:
                 pid, _, ticks = line.partition(b" ")
                 named[int(pid)] = int(ticks)
@@ -191,10 +232,12 @@ def _main(grace_s: float, report: str) -> int:
     if not token:
         return 0
     began = time.time()
-    found, killed = _end(_TOKEN_PREFIX + token + b"\0", named, grace_s)
+    containers = {name: program for name, program in containers.items() if program}
+    found, killed = _end(_TOKEN_PREFIX + token + b"\0", named, grace_s, containers)
     if report:
         text = f'{{"schema_version": 1, "time": {began:.3f}, "why": "the runner was gone without a goodbye", '
-        text += f'"found": {sorted(found)}, "killed": {sorted(killed)}}}\n'
+        text += f'"found": {sorted(found)}, "killed": {sorted(killed)}, '
+        text += f'"containers": [{", ".join(chr(34) + name + chr(34) for name in sorted(containers))}]}}\n'
         with open(report + ".part", "w", encoding="utf-8") as file:  # noqa: PTH123
             file.write(text)
         os.replace(report + ".part", report)  # noqa: PTH105

@@ -15,7 +15,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from validator.model.launching import STARTING_RANKS
 from validator.model.plan import RunSpec
+from validator.supervise.containers import NamedContainer, container_name, named_container
 from validator.supervise.termination import RUNNER_VARIABLE
 from validator.system.processes import TOKEN_VARIABLE
 
@@ -50,6 +52,7 @@ def _digest(path: Path, out: Path) -> str | None:
 
 
 _PORT = re.compile(r"(?<!\$)\{port\}")  # `${port}` is the shell's own
+_CONTAINER = re.compile(r"(?<!\$)\{container\}")
 _LAUNCHER_VARIABLES = (
     "RANK",
     "LOCAL_RANK",
@@ -84,6 +87,8 @@ class Launch:
     cwd: str | None
     out: Path
     port: int | None
+    container: NamedContainer | None
+    """What must be ended by its name, beside the processes."""
     code: Mapping[str, str]
     """The files that the command names, and their SHA-256 at the start."""
 
@@ -98,23 +103,26 @@ def free_port(*, avoid: Collection[int] = ()) -> int:
             return port
 
 
-def prepare(spec: RunSpec, *, run_dir: Path, token: str, used_ports: Collection[int] = ()) -> Launch:
-    """Fill in the port and the environment of a run, and make its folders.
+def prepare(spec: RunSpec, *, run_dir: Path, token: str, number: int = 1, used_ports: Collection[int] = ()) -> Launch:
+    """Fill in the port, the container's name and the environment of a run, and make its folders.
 
     Raises:
         OSError: when a folder cannot be made.
     """
     out = (run_dir / spec.out).resolve()
     (out / "logs").mkdir(parents=True, exist_ok=True)
-    wants_port = any(_PORT.search(argument) for argument in spec.argv)
+    wants_port = any(_PORT.search(text) for text in (*spec.argv, *spec.env.values()))
     port = free_port(avoid=used_ports) if wants_port else None
-    argv = tuple(_PORT.sub(str(port), argument) for argument in spec.argv)
+    name = container_name(token, spec.id, number)
+    argv = tuple(_CONTAINER.sub(name, _PORT.sub(str(port), argument)) for argument in spec.argv)
+    env = {name: _PORT.sub(str(port), value) for name, value in spec.env.items()}
     return Launch(
         argv=argv,
-        environment=_environment(spec, out=out, token=token),
+        environment=_environment(spec, env, out=out, token=token),
         cwd=spec.cwd,
         out=out,
         port=port,
+        container=None if spec.container is None else named_container(spec.container.engine, name, token=token),
         code=named_files(argv, cwd=Path(spec.cwd or Path.cwd()), out=run_dir.resolve()),
     )
 
@@ -139,23 +147,39 @@ def start(launch: Launch) -> subprocess.Popen[bytes]:
         )
 
 
-def _environment(spec: RunSpec, *, out: Path, token: str) -> dict[str, str]:
+def _environment(spec: RunSpec, env: Mapping[str, str], *, out: Path, token: str) -> dict[str, str]:
     environment = {
         name: value
         for name, value in os.environ.items()
         # A validator that is itself started by a launcher must not hand that launcher's ranks down.
         if name not in _LAUNCHER_VARIABLES and name != RUNNER_VARIABLE and not name.startswith("TORCHELASTIC_")
     }
-    environment.update(spec.env)
+    if spec.python is not None:
+        _enter(environment, Path(spec.python))
+    environment.update(env)
     environment[TOKEN_VARIABLE] = token
     environment.setdefault("PYTHONUNBUFFERED", "1")
     if spec.launcher != "exec":
         environment.setdefault("PYTHONFAULTHANDLER", "1")  # a crash in C code leaves its stack in the log
-    if spec.launcher == "torchrun":
+    if spec.launcher in STARTING_RANKS:
         for name, value in _FLIGHT_RECORDER.items():
             environment.setdefault(name, value)
         _point_flight_recorder(environment, out)
+    if spec.container is not None and spec.container.engine == "apptainer":
+        passed = [name for name in spec.container.passed if name in environment]
+        environment.update((f"APPTAINERENV_{name}", environment[name]) for name in passed)
     return environment
+
+
+def _enter(environment: dict[str, str], python: Path) -> None:
+    """Change the environment as `activate` of a virtual environment does, and out of validator's own."""
+    for name in ("VIRTUAL_ENV", "PYTHONHOME"):
+        environment.pop(name, None)
+    if not python.is_absolute():
+        return
+    environment["PATH"] = os.pathsep.join(filter(None, (str(python.parent), environment.get("PATH", os.defpath))))
+    if (python.parents[1] / "pyvenv.cfg").is_file():
+        environment["VIRTUAL_ENV"] = str(python.parents[1])
 
 
 def _point_flight_recorder(environment: dict[str, str], out: Path) -> None:

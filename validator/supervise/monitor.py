@@ -20,8 +20,10 @@ from typing import Literal
 
 from validator.files import Tree
 from validator.ingest.clock import ARRIVALS_FILE
+from validator.model.launching import LOGGING_RANKS
 from validator.model.plan import RunSpec
 from validator.supervise import watchdog
+from validator.supervise.at_steps import StepCount
 from validator.supervise.capture import LogCap, logs_below, trim_while_written
 from validator.supervise.follow import Record, RunFollower
 from validator.supervise.termination import ProcessTree
@@ -208,9 +210,12 @@ class Monitor:
         self.follower = RunFollower(out=out, metrics=spec.metrics, ranks=spec.ranks)
         self.arrivals = ArrivalStamps(out, started=started)
         self.pace = watchdog.Pace(started=started)
+        self._count = None if spec.ended_at is None else StepCount(spec.ended_at, spec.warmup_steps)
         env = out / spec.metrics.env if spec.metrics.env else None
-        self._rules = watchdog.AnomalyRules(spec.watchdog, env=env) if spec.watchdog else None
-        self._cpu = watchdog.CpuMeter(spec.watchdog) if spec.watchdog else None
+        printing = 1 if spec.launcher in LOGGING_RANKS else spec.world_size
+        limits = spec.watchdog
+        self._rules = watchdog.AnomalyRules(limits, env=env, printing=printing) if limits else None
+        self._cpu = watchdog.CpuMeter(limits) if limits else None
         self._gpu_samples: deque[tuple[float, bool, bool]] = deque()
         self._next_scan = started + 0.2
         self._next_trim = started + 0.5
@@ -228,6 +233,9 @@ class Monitor:
         records = self.follower.look(now=now)
         self.arrivals.settle(records, self.follower.read_to())
         self.pace.follow(records, now)
+        if self._count is not None:
+            self._count.follow(records)
+            records = tuple(record for record in records if self._count.counts(record.step))
         self._housekeeping(now)
         silence = self._judge_silence(now)
         if silence is not None and silence.verdict == "fine":
@@ -236,6 +244,11 @@ class Monitor:
         if note is not None:
             progress = replace(progress, note=note)
         return Look(progress, self._judge_records(records), silence)
+
+    @property
+    def steps_are_done(self) -> bool:
+        """Whether the run is one that validator ends, and all its steps are written."""
+        return self._count is not None and self._count.done
 
     def activity(self, now: float) -> watchdog.Activity:
         """What the processes did lately."""
@@ -256,7 +269,8 @@ class Monitor:
 
     def _housekeeping(self, now: float) -> None:
         if now >= self._next_scan or self._long_silent(now):
-            self.tree.scan()
+            # The processes of a container are nobody's children here; their environment shows them.
+            self.tree.scan(deep=self._spec.container is not None)
             cost = time.monotonic() - now
             limit = self._spec.watchdog.interval if self._spec.watchdog else 5.0
             self._next_scan = now + max(min(limit, 0.5 + (now - self.started)), cost / _SCAN_SHARE)

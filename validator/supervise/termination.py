@@ -205,26 +205,41 @@ class Grace:
 
 @dataclass(frozen=True)
 class Stopped:
-    """How the end went: pids that had to be killed, and pids that even SIGKILL did not remove in time."""
+    """How the end went: pids that had to be killed, and pids that even SIGKILL did not remove in time; the same of a
+    container, by its name."""
 
     killed: tuple[int, ...] = ()
     surviving: tuple[int, ...] = ()
+    killed_container: str | None = None
+    surviving_container: str | None = None
+
+    @property
+    def left(self) -> bool:
+        """Whether something of the run is there still."""
+        return bool(self.surviving) or self.surviving_container is not None
 
 
 def stop(
-    process: subprocess.Popen[bytes], tree: ProcessTree, *, launcher: str, grace: Grace, urgent: Callable[[], bool]
+    process: subprocess.Popen[bytes],
+    tree: ProcessTree,
+    *,
+    launcher: str,
+    grace: Grace,
+    urgent: Callable[[], bool],
+    terminate: Callable[[], bool] | None = None,
 ) -> Stopped:
     """SIGTERM, up to `term_s` of patience, shorter once nothing is left or `urgent` says so, then SIGKILL.
 
     torchrun forwards SIGTERM to its workers, so it alone gets the signal; otherwise the whole process group does, as
-    from a terminal.
+    from a terminal. `terminate` sends it to what is reached in another way; where that fails, the processes get it.
     """
-    if process.poll() is None:
+    if process.poll() is None and not (terminate is not None and terminate()):
         with suppress(ProcessLookupError, PermissionError):
             if launcher == "torchrun":
                 process.send_signal(signal.SIGTERM)
             else:
                 os.killpg(process.pid, signal.SIGTERM)
+    if process.poll() is None:
         # A stopped process answers no signal but SIGKILL until it is continued.
         tree.signal(signal.SIGCONT, (stat for stat in tree.scan(deep=True) if stat.state == "T"))
     if await_exit(process, within_s=grace.term_s, urgent=urgent) and not urgent():

@@ -76,11 +76,13 @@ class _Norms:
 class AnomalyRules:
     """Judges records one by one. A record without a field says nothing about it, for better or worse.
 
-    `env` is where the trainer writes its effective config; it is read when gates look collapsed.
+    `env` is where the trainer writes its effective config; it is read when gates look collapsed. `printing` ranks share
+    one log, and each may print every step.
     """
 
-    def __init__(self, limits: Watchdog, *, env: Path | None = None) -> None:
+    def __init__(self, limits: Watchdog, *, env: Path | None = None, printing: int = 1) -> None:
         self._limits = limits
+        self._printing = printing
         self._env = env
         self._norms: dict[str, _Norms] = {}
         self._strikes: dict[tuple[str, str], int] = {}
@@ -120,9 +122,9 @@ class AnomalyRules:
             record.step,
             columns.union(record.values) if step == record.step else frozenset(record.values),
         )
-        if not self._struck("frozen", record, same, self._limits.frozen_rows - 1):
+        rows = self._limits.frozen_rows * (self._printing if record.source == "stdout" else 1)
+        if not self._struck("frozen", record, same, rows - 1):
             return None
-        rows = self._limits.frozen_rows
         return Anomaly("frozen_rows", f"{rows} consecutive rows say step {record.step}", record.step)
 
     def _gradient(self, record: Record) -> Anomaly | None:

@@ -30,16 +30,23 @@ def preflight(
         python: the trainer's interpreter, whose packages are checked.
     """
     hardware = runbook.hardware
-    versions = package_versions(python, [*package_names(phase), "torch"])
+    outside = runbook.trainer.container is None  # an image's packages are its own business
+    versions = package_versions(python, [*package_names(phase), "torch"]) if outside else {}
     checks = [
-        *git_checks(phase, git_facts(Path.cwd())),
-        *package_checks(phase, versions, python=python, gpus=hardware.gpus),
+        *git_checks(phase, git_facts(repository_of(runbook))),
+        *(package_checks(phase, versions, python=python, gpus=hardware.gpus) if outside else ()),
         *host_checks(hardware, read_host(run_dir)),
     ]
     if hardware.gpus > 0:
         checks += gpu_checks(hardware, read_gpus(), read_xids())
-    start_captures(_captures(python, torch=versions["torch"] is not None), run_dir / "preflight")
+    start_captures(_captures(python, torch=versions.get("torch") is not None), run_dir / "preflight")
     return tuple(checks)
+
+
+def repository_of(runbook: Runbook) -> Path:
+    """Where the trainer's repository is looked for: in its working directory."""
+    folder = Path(runbook.trainer.folder or ".")
+    return folder if folder.is_dir() else Path.cwd()
 
 
 def package_names(phase: PreflightPhase) -> list[str]:

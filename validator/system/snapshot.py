@@ -136,12 +136,12 @@ _CONTAINER_MARKS = ("/.dockerenv", "/run/.containerenv")
 _GIB = 2**30
 
 
-def snapshot(run_dir: Path, *, trainer_python: str = sys.executable) -> dict[str, Any]:
+def snapshot(run_dir: Path, *, trainer_python: str = sys.executable, repository: Path | None = None) -> dict[str, Any]:
     """Facts for `environment.json`, as plain values, secrets redacted; writes `preflight/git_sha.txt` as well.
 
     Costs some ten milliseconds: no package is imported for its version. `preflight` starts the slow captures.
     """
-    git = git_facts(Path.cwd())
+    git = git_facts(repository or Path.cwd())
     if git.sha is not None:
         with Tree(run_dir) as tree:
             tree.write("preflight/git_sha.txt", f"{git.sha}\n", sync=False)

@@ -74,6 +74,7 @@ def test_without_the_renderer_the_words_and_the_table_remain(monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "vl_convert", None)
     figures = phase_figures(pieces.baseline(), samples.charts(samples.go()))
     assert all(not figure.svg and "Not drawn" in figure.note and figure.table.rows for figure in figures)
+    assert all("pip install vl-convert-python" in figure.note for figure in figures)
 
 
 def test_the_renderer_s_refusal_is_an_error_of_ours() -> None:

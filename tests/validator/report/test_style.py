@@ -5,11 +5,11 @@ import re
 import pytest
 
 from tests.validator.report.test_charts import contrast
-from validator.report.html import templates_dir
+from validator.startup import shipped
 
 
 def colors(name: str) -> dict[str, str]:
-    text = (templates_dir() / name).read_text(encoding="utf-8")
+    text = (shipped("templates") / name).read_text(encoding="utf-8")
     return dict(re.findall(r"--([a-z-]+):\s*(#[0-9a-f]{6})", text))
 
 
@@ -29,5 +29,5 @@ def test_text_has_enough_contrast_on_every_ground_it_stands_on(theme: str) -> No
 
 def test_both_themes_name_the_same_colors() -> None:
     assert colors("light.css").keys() == colors("dark.css").keys()
-    used = set(re.findall(r"var\(--([a-z-]+)\)", (templates_dir() / "report.css").read_text(encoding="utf-8")))
+    used = set(re.findall(r"var\(--([a-z-]+)\)", (shipped("templates") / "report.css").read_text(encoding="utf-8")))
     assert used <= colors("light.css").keys()

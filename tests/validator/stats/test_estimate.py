@@ -12,7 +12,8 @@ from scipy import stats
 
 from tests.validator.judge.samples import ar1
 from validator.model.catalogue import MAY_MISS, QUANTILES
-from validator.stats.autocorrelation import effective_size, lag1, t_quantile
+from validator.stats.autocorrelation import effective_size, lag1
+from validator.stats.distributions import t_quantile
 from validator.stats.estimate import (
     UNKNOWN_REACH,
     Estimate,

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.validator.supervise.tools import watchdog
+from validator.model.runbook import Watchdog
 from validator.supervise.follow import Record
 from validator.supervise.watchdog import Activity, Anomaly, AnomalyRules, Pace, judge_silence, silence_limit_s
 
@@ -47,6 +48,14 @@ def test_rows_that_repeat_a_step_are_frozen() -> None:
     assert _judge([{"step": 5}] * 3 + [{"step": 6}] * 3) == []
     (anomaly,) = _judge([{"step": 5}] * 4)
     assert anomaly.code == "frozen_rows"
+
+
+def test_ranks_that_share_a_log_repeat_each_step() -> None:
+    rules = AnomalyRules(Watchdog(), printing=8)
+    steps = [Record("stdout", 0, step, {"loss": 1.0}, row=True) for step in (1, 2, 3) for _ in range(8)]
+    assert not any(map(rules.judge, steps))
+    found = [rules.judge(Record("stdout", 0, 3, {"loss": 1.0}, row=True)) for _ in range(40)]
+    assert [one.code for one in found if one is not None] == ["frozen_rows"]
 
 
 def test_a_row_of_validation_does_not_repeat_the_step(tmp_path: Any) -> None:

@@ -203,6 +203,8 @@ def _expected_text(plan: Plan) -> str:
 def _run_lines(run: RunSpec, *, color: bool) -> list[str]:
     """The run as it can be pasted, not wrapped: a terminal may fold it, a copy stays whole."""
     settings = " ".join(f"{name}={shlex.quote(value)}" for name, value in run.env.items())
+    if run.python is not None and "/" in run.python:
+        settings = f'PATH={shlex.quote(str(Path(run.python).parent))}:"$PATH" {settings}'.rstrip()
     command = shlex.join(run.argv)
     lines = [paint(one_line(run.id), "bold", color=color)]
     lines += [f"  cd {shlex.quote(one_line(run.cwd))}"] if run.cwd else []
@@ -210,12 +212,17 @@ def _run_lines(run: RunSpec, *, color: bool) -> list[str]:
     return [*lines, f"  {one_line(command, limit=20_000)}"]
 
 
-def runbook_lines(runbooks: Sequence[RunbookInfo], *, width: int, color: bool) -> list[str]:
-    """The runbooks that come with the package."""
+def runbook_lines(runbooks: Sequence[RunbookInfo], absent: str | None, *, width: int, color: bool) -> list[str]:
+    """The runbooks that come with the package. `absent` says why the bundled trainer cannot be started, if so."""
     if not runbooks:
         return ["No runbook comes with this installation; give the path of one."]
     rows = [
-        (info.name, str(info.gpus) if info.gpus else "CPU", str(len(info.phases)), info.title or info.description)
+        (
+            f"{info.name} *" if absent and info.bundled_trainer else info.name,
+            str(info.gpus) if info.gpus else "CPU",
+            str(len(info.phases)),
+            info.title or info.description,
+        )
         for info in runbooks
     ]
     lines = text_table(
@@ -226,6 +233,8 @@ def runbook_lines(runbooks: Sequence[RunbookInfo], *, width: int, color: bool) -
         styles=[("bold",)] * len(rows),
         color=color,
     )
+    if absent:
+        return [*lines, "", *wrap(f"* needs the bundled trainer: {absent}", width=width, indent="  ", first="")]
     return [*lines, "", f"Run one with: validator run {shlex.quote(runbooks[0].name)}"]
 
 
