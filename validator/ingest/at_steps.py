@@ -44,11 +44,11 @@ def cut_behind(state: ResultBuilder, last: int | None) -> None:
     """Leave out every row behind the step `last`; cutting twice is harmless."""
     if last is None:
         return
-    state.series = {name: _cut(one, last) for name, one in state.series.items()}
+    state.series = {name: _up_to(one, last) for name, one in state.series.items()}
     for rank, series in state.rank_series.items():
-        state.rank_series[rank] = {name: _cut(one, last) for name, one in series.items()}
+        state.rank_series[rank] = {name: _up_to(one, last) for name, one in series.items()}
 
 
-def _cut(series: Series, last: int) -> Series:
+def _up_to(series: Series, last: int) -> Series:
     kept = series.steps <= last
     return series if kept.all() else replace(series, steps=series.steps[kept], values=series.values[kept])

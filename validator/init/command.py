@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from validator.files import open_file
-from validator.init.launch import Launch, launch_of, visible_gpus
+from validator.init.launch import CommandLaunch, launch_of, visible_gpus
 from validator.init.settings import (
     SetByUs,
     added,
@@ -30,7 +30,7 @@ class TrainerCommand:
     """What a command means. `words` has the placeholders, `ours` are the settings in whose place they are."""
 
     given: tuple[str, ...]
-    launch: Launch
+    launch: CommandLaunch
     words: tuple[str, ...]
     ours: tuple[SetByUs, ...]
     lines_are_steps: bool = False
@@ -108,7 +108,7 @@ class TrainerCommand:
             yield "the command holds what looks like a secret; hand it over in a variable, and name that under secrets"
 
 
-def name_of(launch: Launch) -> str:
+def name_of(launch: CommandLaunch) -> str:
     """A name for the runbook, from the program: `train` for `train.py`, `-m torchtitan.train` and `./train.sh`."""
     words = launch.words
     module = words[0] == "-m" and len(words) > 1
@@ -124,7 +124,7 @@ def _absolute(word: str, here: Path) -> str:
     return f"{name}{equals}{here / value}" if there else word
 
 
-def understand(command: Sequence[str], *, help_of: Callable[[Launch], str]) -> TrainerCommand:
+def understand(command: Sequence[str], *, help_of: Callable[[CommandLaunch], str]) -> TrainerCommand:
     """What a person's command means.
 
     Args:
@@ -148,7 +148,7 @@ def understand(command: Sequence[str], *, help_of: Callable[[Launch], str]) -> T
     return made
 
 
-def _offered(launch: Launch, help_of: Callable[[Launch], str]) -> tuple[str, ...]:
+def _offered(launch: CommandLaunch, help_of: Callable[[CommandLaunch], str]) -> tuple[str, ...]:
     """Settings that the program takes besides those of the command."""
     if launch.launcher == "plain":
         return ()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from validator.init.command import nproc_key, trainer_keys
-from validator.init.watched import Watched
+from validator.init.watched import WatchedCommand
 from validator.text import format_number
 
 DOCS = "docs/own-trainer.md"
@@ -44,7 +44,7 @@ class Lengths:
     timeout_s: float
 
 
-def lengths_of(watched: Watched, *, steps: int | None = None) -> Lengths:
+def lengths_of(watched: WatchedCommand, *, steps: int | None = None) -> Lengths:
     """About two minutes for the baseline and a quarter of an hour for the soak, within the command's own length.
 
     Args:
@@ -82,7 +82,7 @@ def _round(value: float) -> int:
     return int(value // scale * scale)
 
 
-def draft(watched: Watched, *, name: str, base: Path, steps: int | None = None, soak: bool = True) -> str:
+def draft(watched: WatchedCommand, *, name: str, base: Path, steps: int | None = None, soak: bool = True) -> str:
     """The text of the runbook.
 
     Args:
@@ -110,12 +110,12 @@ def draft(watched: Watched, *, name: str, base: Path, steps: int | None = None, 
     return "\n".join(parts) + "\n"
 
 
-def watched_series(watched: Watched) -> frozenset[str]:
+def watched_series(watched: WatchedCommand) -> frozenset[str]:
     """Names of the series that the trainer was seen to report."""
     return frozenset() if watched.reading is None else frozenset(watched.reading.result.series)
 
 
-def _head(watched: Watched) -> Iterator[str]:
+def _head(watched: WatchedCommand) -> Iterator[str]:
     reading = watched.reading
     yield f"# Written by validator, which watched this command for {watched.seconds:.0f} s:"
     yield from _comment(watched.command.shown, indent="#   ")
@@ -142,7 +142,7 @@ def _comment(text: str, *, indent: str = "# ") -> list[str]:
     )
 
 
-def _trainer(watched: Watched, *, base: Path) -> Iterator[str]:
+def _trainer(watched: WatchedCommand, *, base: Path) -> Iterator[str]:
     command = watched.command
     yield "trainer:"
     for setting in command.ours:
@@ -159,7 +159,7 @@ def _trainer(watched: Watched, *, base: Path) -> Iterator[str]:
         yield "  # tokens_per_step: 12288     # of all ranks together; then tokens per second are known too"
 
 
-def _metrics(watched: Watched) -> dict[str, Any]:
+def _metrics(watched: WatchedCommand) -> dict[str, Any]:
     assert watched.reading is not None
     metrics = dict(watched.reading.metrics)
     if len(metrics.get("reader", ())) == 1:
@@ -171,7 +171,7 @@ def _metrics(watched: Watched) -> dict[str, Any]:
     return metrics
 
 
-def _defaults(watched: Watched, lengths: Lengths) -> Iterator[str]:
+def _defaults(watched: WatchedCommand, lengths: Lengths) -> Iterator[str]:
     yield "defaults:"
     yield f"  nproc: {nproc_key(watched.command)}"
     yield f"  timeout: {round(lengths.timeout_s / 60)}m"
@@ -180,7 +180,7 @@ def _defaults(watched: Watched, lengths: Lengths) -> Iterator[str]:
         yield f"  env: {_yaml(dict(watched.command.launch.env))}"
 
 
-def _baseline(watched: Watched, lengths: Lengths) -> Iterator[str]:
+def _baseline(watched: WatchedCommand, lengths: Lengths) -> Iterator[str]:
     series = watched_series(watched)
     about = f"  # about {_duration(lengths.baseline * watched.step_s)}" if watched.step_s else ""
     yield "  - id: baseline"
@@ -202,7 +202,7 @@ def _rate_of(series: frozenset[str]) -> str | None:
     return next((name for name in ("toks_per_s", "step_time_s", "samples_per_s") if name in series), None)
 
 
-def _open_bounds(watched: Watched) -> Iterator[str]:
+def _open_bounds(watched: WatchedCommand) -> Iterator[str]:
     series = watched_series(watched)
     seen = f"    # about {format_number(watched.step_s)} s while it was watched" if watched.step_s else ""
     by_name = {

@@ -63,7 +63,7 @@ _NODES = ("nnodes", "num-machines", "num-nodes")
 
 
 @dataclass(frozen=True)
-class Launch:
+class CommandLaunch:
     """A command, cut behind its launcher.
 
     `words` is what the launcher starts, `python` the program that runs Python, None where that is validator's own.
@@ -90,7 +90,7 @@ class Launch:
         return path if path.suffix == ".py" and path.is_file() else None
 
 
-def launch_of(command: Sequence[str]) -> Launch:
+def launch_of(command: Sequence[str]) -> CommandLaunch:
     """What a person's command starts, and how.
 
     Raises:
@@ -101,7 +101,7 @@ def launch_of(command: Sequence[str]) -> Launch:
         raise UserError("there is no command; write it behind --: validator init -- torchrun train.py")
     head, *rest = words
     if head == "-m" or (head.endswith(".py") and Path(head).is_file()):
-        return Launch("python", tuple(words), nproc=0, env=env)
+        return CommandLaunch("python", tuple(words), nproc=0, env=env)
     program = shutil.which(head)
     if program is None:
         raise UserError(
@@ -113,7 +113,7 @@ def launch_of(command: Sequence[str]) -> Launch:
         return _launched(_PROGRAMS[name], rest, python=python, env=env, plain=tuple(words))
     if _PYTHON.fullmatch(name):
         return _by_python(program, rest, env=env, plain=tuple(words))
-    return Launch("plain", tuple(words), nproc=0, env=env)
+    return CommandLaunch("plain", tuple(words), nproc=0, env=env)
 
 
 def _variables(command: Sequence[str]) -> tuple[dict[str, str], list[str]]:
@@ -128,15 +128,15 @@ def _variables(command: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     return env, words
 
 
-def _by_python(program: str, rest: list[str], *, env: Mapping[str, str], plain: tuple[str, ...]) -> Launch:
+def _by_python(program: str, rest: list[str], *, env: Mapping[str, str], plain: tuple[str, ...]) -> CommandLaunch:
     """A program of Python, or a launcher that is started as a module."""
     python = _other(program)
     options, words = _options("python", rest)
     if words[:1] == ["-m"] and len(words) > 1 and words[1] in _MODULES:
         return _launched(_MODULES[words[1]], words[2:], python=python, env=env, plain=plain)
     if any(name not in ("u", "-") for name, _ in options) or not words:
-        return Launch("plain", plain, nproc=0, env=env)  # -X, -W, -O: only the command itself says them all
-    return Launch("python", tuple(words), nproc=0, python=python, env=env)
+        return CommandLaunch("plain", plain, nproc=0, env=env)  # -X, -W, -O: only the command itself says them all
+    return CommandLaunch("python", tuple(words), nproc=0, python=python, env=env)
 
 
 def _launched(
@@ -146,7 +146,7 @@ def _launched(
     python: str | None,
     env: Mapping[str, str],
     plain: tuple[str, ...],
-) -> Launch:
+) -> CommandLaunch:
     if launcher == "accelerate" and rest[:1] == ["launch"]:
         rest = rest[1:]
     options, words = _options(launcher, rest)
@@ -163,12 +163,12 @@ def _launched(
             nproc = _count(value)
         elif launcher == "accelerate" and name == "cpu":
             if visible_gpus():
-                return Launch("plain", plain, nproc=0, env=env)
+                return CommandLaunch("plain", plain, nproc=0, env=env)
             nproc = nproc or 1  # without GPUs it means nothing else, and with it only one process would be started
         elif name in _OURS.get(launcher, ()):
             left_out += given
         elif name in ("no-python", "run-path"):
-            return Launch("plain", plain, nproc=0, env=env)
+            return CommandLaunch("plain", plain, nproc=0, env=env)
         elif name in ("m", "module"):
             words = ["-m", *words]
         else:
@@ -178,8 +178,8 @@ def _launched(
     if launcher == "mpirun" and _PYTHON.fullmatch(Path(words[0]).name):
         python, words = _other(shutil.which(words[0]) or words[0]), words[1:]
     elif launcher == "mpirun":
-        return Launch("plain", plain, nproc=nproc or 0, env=env)
-    return Launch(launcher, tuple(words), tuple(args), nproc, python, env, tuple(left_out))
+        return CommandLaunch("plain", plain, nproc=nproc or 0, env=env)
+    return CommandLaunch(launcher, tuple(words), tuple(args), nproc, python, env, tuple(left_out))
 
 
 def _options(launcher: LauncherName, words: list[str]) -> tuple[list[tuple[str, list[str]]], list[str]]:

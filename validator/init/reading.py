@@ -28,7 +28,7 @@ _OURS = ("arrivals.jsonl", "logs/stdout.log", "logs/stderr.log")
 
 
 @dataclass(frozen=True)
-class Reading:
+class TrialReading:
     """One way to read what the trainer writes: the mapping `trainer.metrics`, and what it gives.
 
     `source` says what is read in words; `guessed` that the pattern was made from the numbers alone.
@@ -90,7 +90,7 @@ class Reading:
         return [rows[step] for step in sorted(rows)][-most:]
 
 
-def readings(spec: RunSpec, *, run_dir: Path) -> list[Reading]:
+def readings(spec: RunSpec, *, run_dir: Path) -> list[TrialReading]:
     """Every way that gives rows, the best first."""
     found = []
     for metrics, source, guessed, by_epochs in _candidates(run_dir / spec.out):
@@ -103,12 +103,12 @@ def readings(spec: RunSpec, *, run_dir: Path) -> list[Reading]:
 
 def _read(
     spec: RunSpec, metrics: Mapping[str, Any], source: str, *, run_dir: Path, guessed: bool, by_epochs: bool
-) -> Reading:
+) -> TrialReading:
     declared = spec.model_copy(update={"metrics": TrainerMetrics.model_validate(metrics)})
-    return Reading(metrics, source, collect_run(declared, run_dir=run_dir, outcome=None), guessed, by_epochs)
+    return TrialReading(metrics, source, collect_run(declared, run_dir=run_dir, outcome=None), guessed, by_epochs)
 
 
-def _joined(spec: RunSpec, found: list[Reading], *, run_dir: Path) -> list[Reading]:
+def _joined(spec: RunSpec, found: list[TrialReading], *, run_dir: Path) -> list[TrialReading]:
     """The best one completed by another where it lacks the loss or the pace."""
     best = found[0] if found else None
     if best is None or best.complete:

@@ -90,13 +90,13 @@ def with_placeholders(
     A length in epochs stays, unless a row of what the trainer writes is an epoch: how many steps it has is not known.
     """
     found = list(_found(words))
-    lengths = [_NAMES[what].index(_known(name, what)) for _, what, name, _ in found if what == length]
+    lengths = [_NAMES[what].index(_setting_known(name, what)) for _, what, name, _ in found if what == length]
     best = min(lengths, default=None)
     made = [_escaped(word) for word in words]
     ours: list[SetByUs] = []
     folders = 0
     for index, what, name, value in found:
-        if what == length and _NAMES[what].index(_known(name, what)) != best:
+        if what == length and _NAMES[what].index(_setting_known(name, what)) != best:
             continue
         folders += what == "out"
         filled = "{steps}" if what == length else _folder(name, value, first=folders == 1)
@@ -115,10 +115,10 @@ def _folder(name: str, value: str, *, first: bool) -> str:
     """The output folder in place of what the command names; below it where that is a file, or a second folder."""
     if Path(value).suffix:
         return f"{{out}}/{Path(value).name}"
-    return "{out}" if first else f"{{out}}/{_known(name, 'out')}"
+    return "{out}" if first else f"{{out}}/{_setting_known(name, 'out')}"
 
 
-def _known(name: str, what: What) -> str:
+def _setting_known(name: str, what: What) -> str:
     """The name under which the table has it."""
     flat = name.lstrip("-+").replace("-", "_").lower()
     return flat if flat in _NAMES[what] else flat.rpartition(".")[2]
@@ -186,7 +186,7 @@ def chosen_from(offered: Iterable[str], what: What) -> str | None:
         bare = option.rstrip("=")
         folder = what != "out" or re.search(r"(?:dir|folder)$", bare) is not None
         if meaning_of(bare) == what and folder:
-            names.setdefault(_known(bare, what), option)
+            names.setdefault(_setting_known(bare, what), option)
     return next((names[name] for name in _NAMES[what] if name in names), None)
 
 

@@ -17,8 +17,8 @@ import numpy as np
 from validator.errors import ExitCode, UserError
 from validator.ingest.logs import find_logs, log_lines, tail
 from validator.init.command import TrainerCommand, nproc_key, trainer_keys, understand
-from validator.init.launch import Launch, visible_gpus
-from validator.init.reading import Reading, first_lines, grown_files, readings
+from validator.init.launch import CommandLaunch, visible_gpus
+from validator.init.reading import TrialReading, first_lines, grown_files, readings
 from validator.model.plan import RunSpec
 from validator.model.record import Outcome
 from validator.model.runbook import Runbook
@@ -47,7 +47,7 @@ _LOOKS = 3
 _DONE = "enough was seen"
 
 
-class Interrupted(UserError):
+class TrialInterrupted(UserError):
     """The user asked to stop while the command was watched; nothing is left running."""
 
     exit_code = ExitCode.INTERRUPTED
@@ -58,7 +58,7 @@ class CommandFailed(UserError):
 
 
 @dataclass(frozen=True)
-class Watched:
+class WatchedCommand:
     """What was seen of a command.
 
     `reading` is the best way to read what it writes, None where none is known; `step_s` the time of a step by
@@ -67,7 +67,7 @@ class Watched:
     """
 
     command: TrainerCommand
-    reading: Reading | None
+    reading: TrialReading | None
     seconds: float
     step_s: float | None
     gpus: int
@@ -89,7 +89,7 @@ class Watched:
 
 
 @dataclass
-class _Watcher:
+class _TrialWatch:
     """Looks at what the command writes until it is enough, and then asks for the end."""
 
     spec: RunSpec
@@ -124,7 +124,7 @@ class _Watcher:
         if progress.elapsed_s >= self.seconds:
             self.cancel.request(_DONE)
 
-    def _enough(self, best: Reading, now: float) -> bool:
+    def _enough(self, best: TrialReading, now: float) -> bool:
         if best.rows < ENOUGH_ROWS or len(self.steps) < _LOOKS:
             return False
         if best.complete and not best.guessed:
@@ -151,14 +151,14 @@ class _Watcher:
         return (now - then) / (last - first)
 
 
-def watch(command: Sequence[str], *, seconds: float, lock: bool, note: Callable[[str], None]) -> Watched:
+def watch(command: Sequence[str], *, seconds: float, lock: bool, note: Callable[[str], None]) -> WatchedCommand:
     """Start a command, look at what it writes, and end it; no process of it is left.
 
     One that writes its metrics to its working folder, and knows no other, is watched again in a folder of its own.
 
     Raises:
         UserError: when the command starts nothing, or ends badly before it wrote anything that could be read.
-        Interrupted: when the user asks to stop.
+        TrialInterrupted: when the user asks to stop.
         Unable: when another validation holds the machine.
     """
     gpus = visible_gpus()
@@ -179,11 +179,11 @@ def watch(command: Sequence[str], *, seconds: float, lock: bool, note: Callable[
     return again if better else seen
 
 
-def _watched(command: TrainerCommand, *, seconds: float, gpus: int) -> Watched:
+def _watched(command: TrainerCommand, *, seconds: float, gpus: int) -> WatchedCommand:
     with _runner() as runner:
         spec = _trial(command, run_dir=runner.run_dir)
         before = grown_files(Path.cwd())
-        watcher = _Watcher(spec, runner.run_dir, runner.cancel, seconds, None if command.folder else before)
+        watcher = _TrialWatch(spec, runner.run_dir, runner.cancel, seconds, None if command.folder else before)
         began = time.monotonic()
         outcome = runner.carry_out(spec, mask=mask_of(spec), on_progress=watcher.look)
         _require_calm(runner.cancel)
@@ -192,7 +192,7 @@ def _watched(command: TrainerCommand, *, seconds: float, gpus: int) -> Watched:
         failed = outcome.reason == "exited" and outcome.rc != 0
         if best is None and failed:
             raise CommandFailed(_failure(command, outcome, out))
-        return Watched(
+        return WatchedCommand(
             command=_counting_as(best, command),
             reading=best,
             seconds=time.monotonic() - began,
@@ -205,7 +205,7 @@ def _watched(command: TrainerCommand, *, seconds: float, gpus: int) -> Watched:
         )
 
 
-def _counting_as(reading: Reading | None, command: TrainerCommand) -> TrainerCommand:
+def _counting_as(reading: TrialReading | None, command: TrainerCommand) -> TrainerCommand:
     """The command with the length that fits what its output calls a step."""
     if reading is None:
         return command
@@ -247,7 +247,7 @@ def _trial(command: TrainerCommand, *, run_dir: Path) -> RunSpec:
     return spec
 
 
-def _help_text(runner: RunContext, note: Callable[[str], None], launch: Launch) -> str:
+def _help_text(runner: RunContext, note: Callable[[str], None], launch: CommandLaunch) -> str:
     """What a program of Python prints for --help; nothing where it does not end by itself soon."""
     words = [launch.python or sys.executable, *launch.words[: 2 if launch.words[0] == "-m" else 1], "--help"]
     note(f"asking {' '.join(words[1:])} which settings it has")
@@ -263,9 +263,9 @@ def _help_text(runner: RunContext, note: Callable[[str], None], launch: Launch) 
 
 
 def _require_calm(cancel: CancelToken) -> None:
-    """Raises Interrupted when it was the user who asked for the end."""
+    """Raises TrialInterrupted when it was the user who asked for the end."""
     if cancel.requested and (cancel.why != _DONE or cancel.urgent):
-        raise Interrupted("interrupted; nothing is left running, and nothing was written")
+        raise TrialInterrupted("interrupted; nothing is left running, and nothing was written")
 
 
 def _failure(command: TrainerCommand, outcome: Outcome, out: Path) -> str:
@@ -276,7 +276,7 @@ def _failure(command: TrainerCommand, outcome: Outcome, out: Path) -> str:
     return f"{command.shown}: {outcome.last.detail or 'it failed'}, before it wrote a step.{shown}"
 
 
-def _own_step_s(reading: Reading | None) -> float | None:
+def _own_step_s(reading: TrialReading | None) -> float | None:
     """The time of a step as the trainer itself says it."""
     times = None if reading is None else reading.series.get("step_time_s")
     return None if times is None or not len(times.values) else float(np.median(times.values))

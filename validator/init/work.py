@@ -13,7 +13,7 @@ from validator.files import replace_file
 from validator.init.command import name_of
 from validator.init.draft import draft, soak_lines, soak_steps
 from validator.init.launch import launch_of
-from validator.init.watched import Watched, watch
+from validator.init.watched import WatchedCommand, watch
 from validator.kinds.registry import loads
 from validator.model.expression import open_reference
 from validator.model.runbook import Runbook, TrainPhase
@@ -49,7 +49,7 @@ class Initiated:
     path: Path
     text: str
     runbook: Runbook
-    watched: Watched
+    watched: WatchedCommand
 
     @property
     def exit_code(self) -> ExitCode:

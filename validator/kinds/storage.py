@@ -160,7 +160,7 @@ def main() -> int:
         _require_space(folder, max(size, 2 * checkpoint))
         with tempfile.TemporaryDirectory(prefix=".validator-storage-", dir=folder) as place:
             found["direct"] = _reads_past_the_cache(Path(place) / "probe")
-            found |= _measured(Path(place), size, checkpoint, seconds, direct=found["direct"])
+            found |= _all_measured(Path(place), size, checkpoint, seconds, direct=found["direct"])
     except OSError as error:
         found["problem"] = f"{folder}: {error.strerror or error}; name a folder that can be written with path"
     replace_file(record, json.dumps(found, indent=1))
@@ -202,7 +202,7 @@ def _opened(path: Path, flags: int, *, direct: bool) -> Any:
     return os.fdopen(number, "rb+" if flags & os.O_RDWR else "rb", buffering=0)
 
 
-def _measured(place: Path, size: int, checkpoint: int, seconds: float, *, direct: bool) -> dict[str, Any]:
+def _all_measured(place: Path, size: int, checkpoint: int, seconds: float, *, direct: bool) -> dict[str, Any]:
     size, checkpoint = size // _BLOCK * _BLOCK, checkpoint // _BLOCK * _BLOCK
     program = shutil.which("fio")
     if program is not None:

@@ -106,6 +106,8 @@ def ended(outcome: Mapping[str, Any]) -> tuple[str, str]:
     if not outcome:
         return "not ended", "muted"
     rc, reason = outcome.get("rc"), one_line(outcome.get("reason") or "unknown")
+    if reason == "at_steps":
+        return "at its steps", "good"
     if reason != "exited":
         return reason, "bad"
     if isinstance(rc, int) and rc < 0:

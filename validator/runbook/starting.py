@@ -33,7 +33,7 @@ def check_starting(built: Built, runbook: Runbook) -> Iterator[Problem]:
     if not built.sound("trainer") or not trainer.command:
         return
     if trainer.launcher == "plain":
-        yield from _plain(built, runbook)
+        yield from _started_as_is(built, runbook)
     else:
         yield from _given_to_python(built, runbook)
     if trainer.launcher == "accelerate" and "--cpu" in trainer.launcher_args:
@@ -59,7 +59,7 @@ def check_ends(built: Built, runbook: Runbook) -> Iterator[Problem]:
         yield built.problem(("trainer", "stop"), message, "remove stop, so that its own end is judged, or {steps}")
 
 
-def _plain(built: Built, runbook: Runbook) -> Iterator[Problem]:
+def _started_as_is(built: Built, runbook: Runbook) -> Iterator[Problem]:
     trainer = runbook.trainer
     first = trainer.command[0]
     if first.startswith("-") or (Path(first).suffix == ".py" and "/" not in first):

@@ -10,7 +10,7 @@ import pytest
 
 from validator.errors import UserError
 from validator.init.command import understand
-from validator.init.launch import Launch, launch_of
+from validator.init.launch import CommandLaunch, launch_of
 from validator.init.settings import chosen_from, meaning_of, offered_by_help, offered_in, with_placeholders
 
 PROGRAMS = ("torchrun", "accelerate", "deepspeed", "mpirun", "python", "python3.11", "srun-like", "uv")
@@ -147,9 +147,9 @@ def test_a_length_that_is_no_number_above_zero_is_none() -> None:
 def test_what_the_program_offers_is_added(tmp_path: Path) -> None:
     Path("train.py").write_text("import argparse\n")
     text = "usage: train.py [-h] [--lr LR]\n --max_steps N how long\n --eval_steps N\n --output_dir DIR\n --out FILE\n"
-    asked: list[Launch] = []
+    asked: list[CommandLaunch] = []
 
-    def help_of(launch: Launch) -> str:
+    def help_of(launch: CommandLaunch) -> str:
         asked.append(launch)
         return text
 

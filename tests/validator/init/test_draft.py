@@ -10,10 +10,10 @@ import yaml
 
 from validator.init.command import TrainerCommand
 from validator.init.draft import draft, lengths_of
-from validator.init.launch import Launch
-from validator.init.reading import Reading
+from validator.init.launch import CommandLaunch
+from validator.init.reading import TrialReading
 from validator.init.settings import with_placeholders
-from validator.init.watched import Watched
+from validator.init.watched import WatchedCommand
 from validator.kinds.registry import load, loads
 from validator.model.expression import open_reference
 from validator.model.result import Result, Series, SourceFile
@@ -21,7 +21,7 @@ from validator.model.result import Result, Series, SourceFile
 UNITS = {"loss": "nat", "step_time_s": "s", "toks_per_s": "tok/s", "samples_per_s": ""}
 
 
-def reading(*names: str, stride: int = 1) -> Reading:
+def reading(*names: str, stride: int = 1) -> TrialReading:
     source = SourceFile(path="logs/stdout.log", sha256="0" * 64, bytes=1)
     steps = np.arange(stride, 12 * stride + 1, stride, dtype=np.int64)
     values = np.linspace(3.0, 2.0, len(steps))
@@ -29,15 +29,17 @@ def reading(*names: str, stride: int = 1) -> Reading:
     nothing: dict[str, dict[str, float]] = {key: {} for key in ("rank_series", "scalars", "requested", "effective")}
     result = Result(run="r", series=series, environment={}, irregularities=(), sources=(), **nothing)
     groups = " ".join(f"{name} {{{name}}}" for name in names)
-    return Reading({"stdout": f"step {{step}} {groups}"}, "what it prints", result)
+    return TrialReading({"stdout": f"step {{step}} {groups}"}, "what it prints", result)
 
 
-def watched(line: str, found: Reading | None, *, gpus: int = 0, step_s: float | None = 0.1, nproc: int = 0) -> Watched:
+def watched(
+    line: str, found: TrialReading | None, *, gpus: int = 0, step_s: float | None = 0.1, nproc: int = 0
+) -> WatchedCommand:
     words = tuple(line.split())
     made, ours = with_placeholders(words)
-    launch = Launch("torchrun" if nproc else "python", words, nproc=nproc, env={"A": "1:2"})
+    launch = CommandLaunch("torchrun" if nproc else "python", words, nproc=nproc, env={"A": "1:2"})
     command = TrainerCommand(("python", *words), launch, made, ours)
-    return Watched(command, found, 6.0, step_s, gpus)
+    return WatchedCommand(command, found, 6.0, step_s, gpus)
 
 
 @pytest.mark.parametrize("gpus", [0, 2])
@@ -53,7 +55,7 @@ def watched(line: str, found: Reading | None, *, gpus: int = 0, step_s: float | 
     ],
     ids=lambda one: "-".join(one.series) if one else "nothing",
 )
-def test_it_passes_check_and_waits_for_its_bounds(found: Reading | None, gpus: int, tmp_path: Path) -> None:
+def test_it_passes_check_and_waits_for_its_bounds(found: TrialReading | None, gpus: int, tmp_path: Path) -> None:
     line = 'train.py --max_iters 100000 --out_dir=o --note it\'s-"so" --json {{x}} yes 1e3 a:b'
     path = tmp_path / "made.yaml"
     path.write_text(draft(watched(line, found, gpus=gpus, nproc=gpus), name="made", base=tmp_path))
