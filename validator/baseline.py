@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import yaml
 
-from validator.model.catalogue import METRICS, Metric
+from validator.model.catalogue import METRICS, Metric, headlines
 from validator.model.expression import ExpressionError, Number, Reference, Relation, parse_criterion
 from validator.model.runbook import Runbook, TrainingPhase
 from validator.model.settings import repeats_of
@@ -73,8 +73,10 @@ def _phase_bounds(
         if good:
             runs += good
             names.append(report.run_id)
-    for metric in (*METRICS.values(), *runbook.trainer.metrics.declared.values()):
-        values = [_usable_value(run, metric) for run in runs] if metric.headline else []
+    metrics = {**METRICS, **runbook.trainer.metrics.declared}
+    rests = headlines({name for run in runs for name in run.metrics}, metrics)
+    for metric in metrics.values():
+        values = [_usable_value(run, metric) for run in runs] if metric.name in rests else []
         known = [value for value in values if value is not None and math.isfinite(value) and value > 0]
         if known:
             yield _metric_bound(phase, metric, known, runs, names, runbook, margin)

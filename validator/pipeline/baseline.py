@@ -65,8 +65,8 @@ def make_baseline(
     found = tuple(bound for bound in found if not phases or bound.phase in phases)
     if not found:
         raise FolderError(
-            "these runs measured nothing that a bound could come from: no rate with an interval, memory or loss by "
-            "today's definitions"
+            "these runs measured nothing that a bound could come from: no rate or time per step with an interval, no "
+            "memory and no loss by today's definitions"
         )
     try:
         text = with_bounds(loaded.text, found)
