@@ -257,6 +257,16 @@ def headlines(measured: Collection[str], known: Mapping[str, Metric]) -> frozens
     return frozenset(found)
 
 
+def speeds(known: Mapping[str, Metric]) -> tuple[str, ...]:
+    """What a run is compared by where nobody names a metric, the first that it reports: a rate, a time, the loss."""
+    declared = (name for name, one in known.items() if name not in METRICS and _decides_speed(one))
+    return ("toks_per_s", *declared, *PACES, "loss")
+
+
+def _decides_speed(metric: Metric) -> bool:
+    return _is_rate(metric) or (metric.headline and metric.window == "steady")
+
+
 def _is_rate(metric: Metric) -> bool:
     return metric.window == "steady" and metric.better == "higher" and metric.unit.endswith("/s")
 
