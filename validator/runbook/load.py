@@ -12,6 +12,7 @@ from validator.model.runbook import Runbook
 from validator.runbook.build import Built, build
 from validator.runbook.document import parse, plain
 from validator.runbook.meaning import check_groups, check_meaning
+from validator.runbook.mistakes import check_mistakes
 from validator.runbook.overrides import apply
 from validator.runbook.problems import Mark, Problem, RunbookError
 from validator.text import nearest
@@ -58,7 +59,7 @@ def load(path: str | os.PathLike[str], *, overrides: Sequence[str] = (), check: 
         sha256=hashlib.sha256(data).hexdigest(),
         text=text,
         overrides=tuple(overrides),
-        warnings=(*warn(built, runbook), *check_groups(built, runbook)),
+        warnings=(*warn(built, runbook), *check_groups(built, runbook), *check_mistakes(built, runbook)),
     )
 
 
