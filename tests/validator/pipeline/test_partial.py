@@ -86,7 +86,7 @@ def test_logs_are_compared_by_a_pattern(trainer: Trainer, tmp_path: Path) -> Non
 
 @ALL
 def test_a_baseline_bounds_what_there_is(trainer: Trainer, tmp_path: Path) -> None:
-    _, found = called("baseline", trainer.validation(tmp_path / "a"), "--allow-not-go")
+    _, found = called("baseline", trainer.validation(tmp_path / "a"))
     assert [one["reference"].split(".")[0] for one in found["bounds"]] == [trainer.metric]
 
 
@@ -96,3 +96,24 @@ def test_a_folder_of_several_runs_names_those_to_inspect(inside: str, tmp_path: 
     rc, found = called("inspect", root / inside)
     assert rc == 2
     assert f"validator inspect {root}/runs/baseline/r1" in found["error"]
+
+
+def test_runs_with_overrides_are_no_baseline(tmp_path: Path) -> None:
+    root = TRAINERS[1].validation(tmp_path / "a")
+    header = json.loads((root / "run.json").read_text(encoding="utf-8"))
+    (root / "run.json").write_text(json.dumps({**header, "overrides": ["baseline.steps=120"]}), encoding="utf-8")
+    rc, found = called("baseline", root)
+    assert rc == 2
+    assert "ran with --set baseline.steps=120" in found["error"]
+    assert called("baseline", root, "--allow-not-go")[0] == 0
+
+
+def test_runs_with_findings_are_no_baseline_of_the_phases_that_have_them(tmp_path: Path) -> None:
+    text = book(train(accept=["toks_per_s.mean >= 1"]), train("other", accept=["toks_per_s.mean >= 1"]))
+    slows = FakeRun(rates=[*scatter(40_000.0, 60), *scatter(20_000.0, 60)])
+    root = laid_out(tmp_path, lambda spec: slows if spec.phase == "other" else FakeRun(), text)
+    rc, found = called("baseline", root)
+    assert rc == 2
+    assert "has the warning rate-shift in phase other" in found["error"]
+    assert called("baseline", root, "--phase", "baseline")[0] == 0
+    assert called("baseline", root, "--allow-not-go")[0] == 0
