@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import yaml
 
-from validator.model.catalogue import METRICS, STATISTICS, Better, Metric
+from validator.model.catalogue import METRICS, STATISTICS, Better, Metric, headlines
 from validator.model.expression import (
     ExpressionError,
     Number,
@@ -81,26 +81,29 @@ def _phase_bounds(
         if good:
             runs += good
             names.append(report.run_id)
-    for metric in _asked_metrics(phase, runbook):
+    measured = {name for run in runs for name in run.metrics}
+    for metric in _asked_metrics(phase, runbook, measured):
         values = [_usable_value(run, metric) for run in runs]
         known = [value for value in values if value is not None and math.isfinite(value) and value > 0]
         if known:
             yield _metric_bound(phase, metric, known, runs, names, runbook, margin)
 
 
-def _asked_metrics(phase: TrainingPhase, runbook: Runbook) -> Iterator[Metric]:
-    """The headline metrics, and those whose bounds the phase leaves open, by the statistic that it names."""
+def _asked_metrics(phase: TrainingPhase, runbook: Runbook, measured: set[str]) -> Iterator[Metric]:
+    """What a verdict on these measurements rests on; and what the phase leaves open, by the statistic that it names."""
     left_open = {}
     for criterion in phase.accept:
         found = open_reference(criterion.expr)
         name, _, statistic = found[0].name.rpartition(".") if found is not None else ("", "", "")
         left_open[name] = (statistic, found[1] if found is not None else None)
-    for metric in (*METRICS.values(), *runbook.trainer.metrics.declared.values()):
+    metrics = {**METRICS, **runbook.trainer.metrics.declared}
+    rests = headlines(measured, metrics)
+    for metric in metrics.values():
         statistic, operator = left_open.get(metric.name, ("", None))
         if operator is not None and statistic in STATISTICS:
             better: Better = "higher" if operator in (">=", ">") else "lower"
             yield replace(metric, statistic=statistic, better=better)
-        elif metric.headline:
+        elif metric.name in rests:
             yield metric
 
 

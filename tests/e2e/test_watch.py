@@ -77,7 +77,7 @@ def test_ctrl_c_ends_the_watch(workdir: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
-        (("nowhere",), "not a folder"),
+        (("nowhere",), "is not there; give the folder"),
         ((".", "--stall", "long"), "--stall long"),
         ((".", "--interval", "0"), "--interval"),
     ],

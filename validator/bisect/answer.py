@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -11,7 +12,6 @@ from pydantic import Field
 
 from validator.bisect.search import Contribution, Ends, Explanation, Trial, Trials
 from validator.bisect.side import End, differences
-from validator.model.catalogue import METRICS
 from validator.model.units import Frozen
 from validator.report.terminal.lines import paint, text_table, wrap
 from validator.text import format_number, format_percent, format_quantity, listed, one_line, plural
@@ -102,8 +102,8 @@ def bisection(
     return Bisection(
         good=good.name,
         bad=bad.name,
-        metric=f"{trials.metric}.{trials.statistic}",
-        unit=METRICS[trials.metric].unit,
+        metric=trials.reference,
+        unit=trials.compared.unit,
         outcome=outcome,
         message=_message(outcome, why, causes, found, trials),
         good_value=None if ends is None or ends.good is None else ends.good.point,
@@ -181,7 +181,7 @@ def _message(
     assert ends is not None, "explained means that both ends were measured"
     assert ends.good is not None, "a rate is compared only where good has one"
     assert ends.bad is not None, "a rate is compared only where bad has one"
-    good, bad = format_number(ends.good.point), format_quantity(ends.bad.point, METRICS[trials.metric].unit)
+    good, bad = format_number(ends.good.point), format_quantity(ends.bad.point, trials.compared.unit)
     return f"{' and '.join(names)} explain{'s' if one else ''} {good} → {bad}{others}. Found in {runs}.{_drift(trials)}"
 
 
@@ -239,8 +239,11 @@ def bisection_lines(found: Bisection, *, width: int = 80, color: bool = False) -
         lines += ["", *text_table(columns_of_trials, rows, width=width, numeric=("Run", "Share"), color=color)]
     if found.folder:
         lines += ["", f"Runs    {one_line(found.folder)}"]
-        if found.outcome in ("interrupted", "budget_spent"):
-            lines.append(f"Next    validator bisect --resume {one_line(found.folder)}")
+        resumed = f"validator bisect --resume {shlex.quote(one_line(found.folder))}"
+        if found.outcome == "interrupted":
+            lines.append(f"Next    {resumed}")
+        if found.outcome == "budget_spent":
+            lines.append(f"Next    {resumed} --max-runs {2 * len(found.trials)}")
     return lines
 
 

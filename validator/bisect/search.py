@@ -12,13 +12,13 @@ does not run at all has no share; the search passes around it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from validator.model.catalogue import METRICS
+from validator.model.catalogue import METRICS, Metric
 from validator.stats.estimate import NORMAL_975, REPLICATES, Estimate, over_runs
 from validator.text import format_change, format_percent, plural
 
@@ -229,7 +229,7 @@ def _explained(state: _Search, *, complete: bool) -> Explanation:
 
 @dataclass(frozen=True)
 class Trial:
-    """One run of one combination. `value` is the metric's mean, None when the run gives none; `why` says why."""
+    """One run of one combination. `value` is that of `metric`, None when the run gives none; `why` says why."""
 
     number: int
     names: frozenset[str]
@@ -237,6 +237,12 @@ class Trial:
     half: float = 0.0
     why: str | None = None
     duration_s: float = 0.0
+    metric: str | None = None
+
+
+def statistic_of(metric: Metric, wanted: str) -> str:
+    """What is taken of a metric: of a rate or a time what the user wants, of a loss its last value."""
+    return wanted if metric.window == "steady" else metric.statistic
 
 
 @dataclass(frozen=True)
@@ -269,15 +275,17 @@ def _positive(estimate: Estimate) -> np.ndarray:
 class Trials:
     """Runs combinations and remembers them. `start` carries out one trial; `budget` is the maximum of runs in all.
 
+    `metric` is None until the first run that gives a value says what there is to compare; `known` are all that may be.
     `done` are all trials, those of earlier runner sessions first; the search has used the first `used` of them.
     """
 
     names: tuple[str, ...]
-    metric: str
+    metric: str | None
     statistic: str
     run_cv: float
     budget: int
     start: Callable[[int, frozenset[str]], Trial]
+    known: Mapping[str, Metric] = field(default_factory=lambda: METRICS)
     done: list[Trial] = field(default_factory=list)
     used: int = 0
     ends: Ends | None = None
@@ -300,7 +308,18 @@ class Trials:
             trial = self.start(len(self.done) + 1, names)
             self.done.append(trial)
         self.used += 1
+        self.metric = self.metric or trial.metric
         return (*before, trial)
+
+    @property
+    def compared(self) -> Metric:
+        """The metric, or what it would have been where no run gave a value."""
+        return self.known[self.metric or "toks_per_s"]
+
+    @property
+    def reference(self) -> str:
+        """The metric with what is taken of it, as a criterion names it: `loss.last`."""
+        return f"{self.compared.name}.{statistic_of(self.compared, self.statistic)}"
 
     def estimate(self, trials: tuple[Trial, ...]) -> Estimate | None:
         """The metric over the runs of one combination; None when none gave a value."""
@@ -313,7 +332,7 @@ class Trials:
         for trial in known:
             point, error = float(trial.value or 0.0), trial.half / NORMAL_975
             runs.append(Estimate(point, point + error * rng.standard_normal(REPLICATES)))
-        sign = -1 if METRICS[self.metric].better == "higher" else 1
+        sign = -1 if self.compared.better == "higher" else 1
         return over_runs(runs, run_cv=self.run_cv, sign=sign, seed="/".join(map(str, numbers)))
 
     def ask(self, names: frozenset[str]) -> Reply:
@@ -363,7 +382,7 @@ def measured_ends(trials: Trials, *, repeats: int, min_effect: float) -> tuple[E
             return Ends(good_rate, bad_rate, works=False), ""
     return None, (
         f"good and bad do not differ significantly after {plural(repeats, 'run')} each: "
-        f"{trials.metric} differs by {format_change(ratio - 1)}; the minimum is {format_percent(min_effect)}. "
+        f"{trials.compared.name} differs by {format_change(ratio - 1)}; the minimum is {format_percent(min_effect)}. "
         "Use more --steps or --repeats"
     )
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Collection
-from functools import partial
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -13,12 +13,22 @@ import numpy as np
 from pydantic import Field
 
 from validator.bisect.answer import Bisection, BisectionOutcome, bisection
-from validator.bisect.search import BudgetSpent, Explanation, NoDifference, Trial, Trials, measured_ends, search
+from validator.bisect.search import (
+    BudgetSpent,
+    Explanation,
+    NoDifference,
+    Trial,
+    Trials,
+    measured_ends,
+    search,
+    statistic_of,
+)
 from validator.bisect.side import End, differences, read_end, with_secrets, with_settings, without_secrets
 from validator.errors import disk_errors
 from validator.files import Tree
 from validator.ingest import collect_run
 from validator.kinds.registry import kind_of
+from validator.model.catalogue import METRICS, Metric, speeds
 from validator.model.plan import RunSpec
 from validator.model.record import Outcome
 from validator.model.result import Result
@@ -36,7 +46,7 @@ from validator.plan import plan_phase
 from validator.runs.folder import FolderError, new_run_id, this_runner, utc_now
 from validator.secrets.masking import clean_result, mask_of
 from validator.stats.estimate import NORMAL_975
-from validator.stats.measure import NotMeasured, measure
+from validator.stats.measure import NotMeasured, RunMeasurement, measure
 from validator.text import format_number
 
 Note = Callable[[str], None]
@@ -54,9 +64,9 @@ class Interrupted(Exception):
 
 
 class _Limits(Frozen):
-    """What is compared, and how many runs of which length may be spent."""
+    """What is compared, and how many runs of which length may be spent. No metric: the first of `speeds` there is."""
 
-    metric: str = "toks_per_s"
+    metric: str | None = None
     statistic: Literal["mean", "p50"] = "mean"
     timeout_s: float = 600.0
     max_runs: int = 24
@@ -113,8 +123,8 @@ def bisect(request: BisectRequest, *, note: Note) -> Bisection:
     return _carry_out(header, root, lock=request.lock, note=note)
 
 
-def resume(root: Path, *, lock: bool = True, note: Note) -> Bisection:
-    """Resume a bisection that was interrupted; no run that has ended is repeated.
+def resume(root: Path, *, lock: bool = True, max_runs: int | None = None, note: Note) -> Bisection:
+    """Resume a bisection that was interrupted, or with a new `max_runs`; no run that has ended is repeated.
 
     Raises:
         FolderError: when `root` is no folder of a bisection.
@@ -126,6 +136,7 @@ def resume(root: Path, *, lock: bool = True, note: Note) -> Bisection:
     except (OSError, ValueError) as error:
         raise FolderError(f"{root} is no folder of a bisection: request.json cannot be read") from error
     header = header.model_copy(update={"good": with_secrets(header.good), "bad": with_secrets(header.bad)})
+    header = header if max_runs is None else header.model_copy(update={"max_runs": max_runs})
     root = root.resolve()  # before the working directory changes
     with working_folder(cwd=header.cwd, python=header.python):
         return _carry_out(header, root, lock=lock, note=note)
@@ -151,7 +162,9 @@ def _carry_out(header: BisectHeader, root: Path, *, lock: bool, note: Note) -> B
             statistic=header.statistic,
             run_cv=header.good.run_cv,
             budget=header.max_runs,
-            start=partial(_run_trial, header, runner, note),
+            # What the first run reported is what all are compared by.
+            start=lambda number, names: _run_trial(header, runner, note, number, names, metric=trials.metric),
+            known=_known(header),
             done=[Trial(**{**one, "names": frozenset(one["names"])}) for one in before],
         )
         answer = _answer(header, root, trials)
@@ -160,7 +173,13 @@ def _carry_out(header: BisectHeader, root: Path, *, lock: bool, note: Note) -> B
     return answer
 
 
-def _run_trial(header: BisectHeader, runner: RunContext, note: Note, number: int, names: frozenset[str]) -> Trial:
+def _known(header: BisectHeader) -> Mapping[str, Metric]:
+    return {**METRICS, **header.good.trainer.metrics.declared}
+
+
+def _run_trial(
+    header: BisectHeader, runner: RunContext, note: Note, number: int, names: frozenset[str], *, metric: str | None
+) -> Trial:
     """One short run of a combination, to its end or its time limit; it is in the journal before the next begins."""
     spec = trial_spec(header, names, number=number, run_dir=runner.run_dir)
     combination = _combination(names, differences(header.good, header.bad))
@@ -170,12 +189,14 @@ def _run_trial(header: BisectHeader, runner: RunContext, note: Note, number: int
         raise Interrupted
     read = kind_of(spec.kind).read
     result = clean_result(collect_run(spec, run_dir=runner.run_dir, outcome=outcome, read=read))
-    value, half, why = measured_rate(
-        result, outcome, metric=header.metric, statistic=header.statistic, warmup_steps=header.warmup_steps
+    known = _known(header)
+    wanted = speeds(known) if metric is None else (metric,)
+    found, value, half, why = measured_value(
+        result, outcome, [known[one] for one in wanted], statistic=header.statistic, warmup_steps=header.warmup_steps
     )
-    trial = Trial(number, names, value, half, why, outcome.duration_s)
+    trial = Trial(number, names, value, half, why, outcome.duration_s, found)
     runner.journal.append("trial_ended", trial={**trial.__dict__, "names": sorted(names)})
-    shown = f"{header.metric} {format_number(value)}" if value is not None else f"no value: {why}"
+    shown = f"{found} {format_number(value)}" if value is not None else f"no value: {why}"
     note(f"  {shown} in {outcome.duration_s:.0f} s")
     return trial
 
@@ -229,32 +250,45 @@ def trial_spec(header: BisectHeader, names: frozenset[str], *, number: int, run_
     return spec.model_copy(update={"timeout_s": header.timeout_s})
 
 
-def measured_rate(
-    result: Result, outcome: Outcome, *, metric: str, statistic: str = "mean", warmup_steps: int
-) -> tuple[float | None, float, str | None]:
-    """(value, half width of its 95 % interval, why there is none) of a trial's metric.
+def measured_value(
+    result: Result, outcome: Outcome, metrics: Sequence[Metric], *, statistic: str = "mean", warmup_steps: int
+) -> tuple[str | None, float | None, float, str | None]:
+    """(metric, value, half width of its 95 % interval, why there is none): a trial's first of `metrics`.
 
     A short run that was never steady still counts, with a wide interval. `statistic` is `mean`, or `p50` where a stall
     of a shared machine would outweigh a handful of steps.
     """
     # A run that its time limit ended was slow, not broken, if it got as far as to be measured.
     if not outcome.ok and outcome.reason != "timeout":
-        return None, 0.0, outcome.last.detail or f"it ended {outcome.reason} with exit code {outcome.rc}"
+        return None, None, 0.0, outcome.last.detail or f"it ended {outcome.reason} with exit code {outcome.rc}"
     measurement = measure(result, warmup_steps=warmup_steps)
     loss = measurement.windows.get("loss")
     if loss is not None and not np.isfinite(loss.values).all():
-        return None, 0.0, "its loss is not finite"
-    windowed = measurement.windows.get(metric)
-    if windowed is None or len(windowed.values) == 0:
+        return None, None, 0.0, "its loss is not finite"
+    metric = next((one for one in metrics if _has_values(measurement, one.name)), None)
+    if metric is None:
         if not outcome.ok:
-            return None, 0.0, outcome.last.detail or "it ran into its time limit"
-        return None, 0.0, f"it wrote no {metric} after {warmup_steps} warm-up steps"
-    mean = windowed.mean() if statistic == "mean" else float(np.median(windowed.values))
-    if not math.isfinite(mean) or mean <= 0:
-        return None, 0.0, f"its {metric} is {mean}"
-    try:
-        interval = measurement.estimate(metric, statistic).interval()
-    except NotMeasured:
-        interval = None
-    half = NORMAL_975 * _UNSTEADY_CV * mean if interval is None else (interval[1] - interval[0]) / 2
-    return mean, half, None
+            return None, None, 0.0, outcome.last.detail or "it ran into its time limit"
+        # Of a time that can also be measured on the clock of the log, the plain name is the one that people know.
+        names = " or ".join(one.name for one in metrics if one.name != "wall_step_time_s")
+        return None, None, 0.0, f"it wrote no {names} after {warmup_steps} warm-up steps"
+    name, wanted = metric.name, statistic_of(metric, statistic)
+    windowed = measurement.windows[name]
+    value = float(np.median(windowed.values) if wanted == "p50" else windowed.values[-1])
+    value = windowed.mean() if wanted == "mean" else value
+    if not math.isfinite(value) or value <= 0:
+        return name, None, 0.0, f"its {name} is {value}"
+    return name, value, _half_width(measurement, metric, wanted, value), None
+
+
+def _has_values(measurement: RunMeasurement, name: str) -> bool:
+    windowed = measurement.windows.get(name)
+    return windowed is not None and len(windowed.values) > 0
+
+
+def _half_width(measurement: RunMeasurement, metric: Metric, statistic: str, value: float) -> float:
+    interval = None
+    if metric.window == "steady":
+        with suppress(NotMeasured):
+            interval = measurement.estimate(metric.name, statistic).interval()
+    return NORMAL_975 * _UNSTEADY_CV * value if interval is None else (interval[1] - interval[0]) / 2

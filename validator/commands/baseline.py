@@ -25,7 +25,9 @@ def command(
     ] = None,
     phase: Annotated[list[str] | None, typer.Option(metavar="PHASE", help="Bounds for this phase alone.")] = None,
     margin: Annotated[float, typer.Option(metavar="PERCENT", min=0, max=50, help="Ease each bound by this.")] = 2.0,
-    allow_not_go: Annotated[bool, typer.Option("--allow-not-go", help="Use runs that did not end GO as well.")] = False,
+    allow_not_go: Annotated[
+        bool, typer.Option("--allow-not-go", help="Use runs that are not GO, had --set, or have findings, as well.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite --out if it exists.")] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -22,7 +22,12 @@ def command(
     ] = None,
     bad: Annotated[Path | None, typer.Argument(metavar="BAD", help="The same for what is slow, or fails.")] = None,
     phase: Annotated[str | None, typer.Option(metavar="PHASE", help="Which phase of run folders or runbooks.")] = None,
-    metric: Annotated[str, typer.Option(metavar="NAME", help="What is compared.")] = "toks_per_s",
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="What is compared; by default the rate, else the time per step, else the loss."
+        ),
+    ] = None,
     statistic: Annotated[
         str, typer.Option(metavar="NAME", help="mean, or p50 where other programs disturb the machine.")
     ] = "mean",
@@ -31,7 +36,7 @@ def command(
         int | None, typer.Option(metavar="N", min=0, help="Steps that do not count; 10 at most else.")
     ] = None,
     timeout: Annotated[str, typer.Option(metavar="DURATION", help="Longest time of each run.")] = "10m",
-    max_runs: Annotated[int, typer.Option(metavar="N", min=2, help="Maximum of runs in all.")] = 24,
+    max_runs: Annotated[int | None, typer.Option(metavar="N", min=2, help="Maximum of runs in all; 24 else.")] = None,
     repeats: Annotated[int, typer.Option(metavar="N", min=1, help="Maximum of runs of one combination.")] = 3,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder that receives the bisection's.")] = Path("reports"),
     resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Resume a bisection that was interrupted.")] = None,
@@ -48,14 +53,16 @@ def command(
 
     if (resume is None) == (good is None or bad is None):
         raise fail("name GOOD and BAD, or --resume DIR", as_json=as_json)
-    known = [name for name, one in METRICS.items() if one.window == "steady" and one.better is not None]
-    if metric not in known:
+    known = [
+        name for name, one in METRICS.items() if one.better is not None and (one.window == "steady" or name == "loss")
+    ]
+    if metric is not None and metric not in known:
         raise fail(f"--metric {metric}: it must be one of {', '.join(known)}", as_json=as_json)
     if statistic not in ("mean", "p50"):
         raise fail(f"--statistic {statistic}: it must be mean or p50", as_json=as_json)
     with reported(as_json=as_json):
         if resume is not None:
-            found = bisect.resume(resume, lock=not no_lock, note=_print_note)
+            found = bisect.resume(resume, lock=not no_lock, max_runs=max_runs, note=_print_note)
         else:
             assert good is not None, "checked above"
             assert bad is not None, "checked above"
@@ -68,7 +75,7 @@ def command(
                 steps=steps,
                 warmup_steps=warmup_steps,
                 timeout_s=duration("--timeout", timeout, as_json=as_json),
-                max_runs=max_runs,
+                max_runs=max_runs or 24,
                 repeats=repeats,
                 parent=out,
                 lock=not no_lock,

@@ -22,11 +22,21 @@ _EXIT_CODES = {
 
 @example("validator compare reports/MONDAY reports/TUESDAY", "validator compare out/a out/b --not-worse-than 5%")
 def command(
-    a: Annotated[Path, typer.Argument(metavar="A", help="The accepted side: a run folder, or a trainer's folder.")],
+    a: Annotated[
+        Path, typer.Argument(metavar="A", help="The accepted side: a run folder, or a trainer's folder or log.")
+    ],
     b: Annotated[Path, typer.Argument(metavar="B", help="The side that is judged, of the same kind.")],
     warmup_steps: Annotated[
-        int, typer.Option(metavar="N", help="Steps of trainers' folders that never count as steady.")
-    ] = 20,
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Steps of trainers' folders that never count as steady; default is the runbook's, else 20.",
+        ),
+    ] = None,
+    stdout: Annotated[
+        str | None,
+        typer.Option(metavar="PATTERN", help="How trainers' logs are read: 'step {step} loss {loss}'."),
+    ] = None,
     not_worse_than: Annotated[
         str | None, typer.Option(metavar="PERCENT", help="Ask only whether B is worse by less than this, such as 5%.")
     ] = None,
@@ -42,7 +52,7 @@ def command(
 
     margin = None if not_worse_than is None else _share(not_worse_than, as_json=as_json)
     with reported(as_json=as_json):
-        contrast = compare(a, b, warmup_steps=warmup_steps, not_worse_than=margin)
+        contrast = compare(a, b, warmup_steps=warmup_steps, not_worse_than=margin, stdout=stdout)
     answer(lambda: contrast.model_dump(mode="json"), contrast_lines, contrast, as_json=as_json)
     raise typer.Exit(_EXIT_CODES[contrast.verdict])
 

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from validator.compare.metrics import Cell, Side, metric_differences
 from validator.judge.config import same_value
+from validator.model.catalogue import Metric
 from validator.model.contrast import (
     Contrast,
     ContrastVerdict,
@@ -31,7 +32,8 @@ def contrast(a: Side, b: Side, *, not_worse_than: float | None = None) -> Contra
     """Side `b` against side `a`.
 
     Worse if the rate, the memory or the loss of some phase is worse, if a required criterion passed and now does not,
-    or if a veto was gained. Inconclusive if none of that holds and the rate of some phase is open. With
+    or if a veto was gained. Inconclusive if none of that holds and the rate of some phase is open. A phase without a
+    rate is judged by its time per step, a trainer that reports neither by its loss and memory. With
     `not_worse_than`, a share, "worse" means worse by more than that, and every rate must be shown not to be.
     """
     settings = (*_fact_differences(a, b), *_setting_differences(a, b))
@@ -39,7 +41,7 @@ def contrast(a: Side, b: Side, *, not_worse_than: float | None = None) -> Contra
     criteria = _criterion_differences(a, b)
     gained, lost = _findings_of_one(b, a), _findings_of_one(a, b)
     verdict, message = _overall_verdict(
-        metrics, criteria, gained, shared=bool(set(a.cells) & set(b.cells)), min_effect=b.min_effect
+        metrics, criteria, gained, b.metrics, shared=bool(set(a.cells) & set(b.cells)), min_effect=b.min_effect
     )
     return Contrast(
         a=a.subject,
@@ -47,7 +49,7 @@ def contrast(a: Side, b: Side, *, not_worse_than: float | None = None) -> Contra
         not_worse_than=not_worse_than,
         verdict=verdict,
         message=message,
-        caveats=tuple(_caveats(a, b)),
+        caveats=(*_caveats(a, b), *_pace_caveats(metrics)),
         settings=settings,
         metrics=metrics,
         criteria=criteria,
@@ -70,6 +72,12 @@ def _caveats(a: Side, b: Side) -> Iterator[str]:
             yield f"only {side.subject.name} has run {listed(alone)}"
         if side.subject.decision == "IN_PROGRESS":
             yield f"{side.subject.name} has not finished"
+
+
+def _pace_caveats(metrics: tuple[MetricDifference, ...]) -> Iterator[str]:
+    phases = [one.phase or "the run" for one in metrics if one.headline and one.metric.startswith("step_time_s.")]
+    if phases:
+        yield f"no rate of {listed(phases)} is measured: its time per step decides, which may leave pauses out"
 
 
 def _fact_differences(a: Side, b: Side) -> tuple[SettingDifference, ...]:
@@ -170,6 +178,7 @@ def _overall_verdict(
     metrics: tuple[MetricDifference, ...],
     criteria: tuple[CriterionDifference, ...],
     gained: tuple[FindingDifference, ...],
+    known: Mapping[str, Metric],
     *,
     shared: bool,
     min_effect: float,
@@ -184,10 +193,15 @@ def _overall_verdict(
     worse += [f"the veto {one.code} was gained" for one in gained if one.severity == "veto"]
     if worse:
         return "worse", f"Worse: {'; '.join(worse[:3])}{f'; and {len(worse) - 3} more' if len(worse) > 3 else ''}."
-    rates = [one for one in headlines if one.metric.startswith("toks_per_s")]
+    # Memory and loss decide by themselves only where nothing is known of the speed.
+    rates = [one for one in headlines if known[one.metric.rpartition(".")[0]].window == "steady"] or headlines
     if not rates:
-        why = "the two sides have no rate in common" if shared else "the two sides have no phase in common"
-        return "not_decidable", f"Inconclusive: {why}."
+        lack = (
+            "measurement that a verdict could rest on (a rate, a time per step, a loss or memory)"
+            if shared
+            else "phase"
+        )
+        return "not_decidable", f"Inconclusive: the two sides have no {lack} in common."
     undecided = [one for one in rates if one.verdict == "not_decidable"]
     better = [one for one in headlines if one.verdict == "better"]
     # A better rate in one phase says nothing about a phase whose rate may have fallen.

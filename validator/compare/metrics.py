@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from validator.model.catalogue import METRICS, Metric
+from validator.model.catalogue import METRICS, Metric, headlines
 from validator.model.contrast import ContrastVerdict, MetricDifference, Sample, Subject, machine_class
 from validator.model.runbook import Runbook
 from validator.model.schemas import reported
@@ -75,11 +75,17 @@ def validation_side(
 
 
 def run_side(
-    run: RunReport, findings: tuple[Finding, ...], *, name: str, path: str, facts: Mapping[str, str] | None = None
+    run: RunReport,
+    findings: tuple[Finding, ...],
+    *,
+    name: str,
+    path: str,
+    facts: Mapping[str, str] | None = None,
+    declared: Mapping[str, Metric] | None = None,
 ) -> Side:
-    """A trainer's folder, which is one run."""
-    subject = Subject(kind="run", name=name, path=path)
-    return Side(subject=subject, cells={(None, None): (run,)}, findings=findings, facts=facts or {})
+    """A trainer's folder, which is one run; `declared` are the metrics that its runbook adds to the catalogue."""
+    subject, metrics = Subject(kind="run", name=name, path=path), {**METRICS, **(declared or {})}
+    return Side(subject=subject, cells={(None, None): (run,)}, findings=findings, facts=facts or {}, metrics=metrics)
 
 
 # Whether a metric is better or worse on side b than on side a, by runs and never by steps.
@@ -139,6 +145,7 @@ def metric_differences(a: Side, b: Side, *, not_worse_than: float | None = None)
     With `not_worse_than`, a share, the verdicts answer that one-sided question.
     """
     shared = [cell for cell in b.cells if cell in a.cells]
+    rests = {cell: headlines(_measured(a.cells[cell]) & _measured(b.cells[cell]), b.metrics) for cell in shared}
     found: list[MetricDifference] = []
     for metric in b.metrics.values():
         if metric.better is None:
@@ -146,8 +153,15 @@ def metric_differences(a: Side, b: Side, *, not_worse_than: float | None = None)
         tested = [_test(cell, metric, (a, b), one_sided=not_worse_than is not None) for cell in shared]
         tested = [one for one in tested if one.a.runs and one.b.runs]
         found += [_difference(one, a, b, not_worse_than, len(tested)) for one in _corrected(tested)]
+    found = [
+        one.model_copy(update={"headline": one.metric.rpartition(".")[0] in rests[one.phase, one.arm]}) for one in found
+    ]
     order = {cell: index for index, cell in enumerate(shared)}
     return tuple(sorted(found, key=lambda one: (order[(one.phase, one.arm)], not one.headline)))
+
+
+def _measured(runs: Sequence[RunReport]) -> set[str]:
+    return {name for run in runs for name in run.metrics}
 
 
 def _metric_values(runs: Sequence[RunReport], metric: Metric) -> _MetricValues:
@@ -281,7 +295,6 @@ def _difference(one: _Tested, a: Side, b: Side, not_worse_than: float | None, ph
         worst=None if loss is None else loss[1],
         verdict=verdict,
         repeats_needed=needed,
-        headline=one.metric.headline,
         message=message,
     )
 

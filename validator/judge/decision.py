@@ -157,8 +157,8 @@ def recommend(phases: Sequence[PhaseReport], *, runbook: Runbook, command: str |
     """The settings worth using: the runbook's own environment, overlaid by the arms that won.
 
     `because` holds one sentence for each comparison, whether or not it recommends anything, and for each remedy after
-    which a phase passed that had failed as declared. A variable that names the run's own folder, or the like, is none
-    of the settings.
+    which a phase passed that had failed as declared. A variable that holds a placeholder, such as the run's own folder,
+    has no value outside of a run: `because` says that it is left out.
     """
     env = {name: setting_text(value) for name, value in runbook.defaults.env.items()}
     because: list[str] = []
@@ -177,7 +177,9 @@ def recommend(phases: Sequence[PhaseReport], *, runbook: Runbook, command: str |
         ]
         if arguments:
             because.append(f"{phase.id}: pass {', '.join(arguments)} to the trainer.")
-    env = {name: value for name, value in env.items() if not has_placeholder(value)}
+    unfilled = {name: value for name, value in env.items() if has_placeholder(value)}
+    because += [f"{name} is left out: it holds a placeholder, which has a value only in a run." for name in unfilled]
+    env = {name: value for name, value in env.items() if name not in unfilled}
     return Recommendation(env=env, command=command, because=tuple(because))
 
 

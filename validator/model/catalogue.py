@@ -6,6 +6,7 @@ The catalogue lets `check` reject a criterion that could never be evaluated, bef
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -38,7 +39,7 @@ class Metric:
     `compare`, `baseline` and the history:
     `better`      the direction that is good; without one, two validations are not compared by it;
     `statistic`   what is compared;
-    `headline`    the verdict of `compare` rests on it, and `baseline` derives a bound from it;
+    `headline`    the verdict of `compare` rests on it, and `baseline` derives a bound from it (see `headlines`);
     `history`     the statistic that the history follows in every phase that trains; None: only where a criterion does.
 
     Charts:
@@ -269,6 +270,37 @@ _CATALOGUE: tuple[Metric, ...] = (
 
 METRICS: dict[str, Metric] = {metric.name: metric for metric in _CATALOGUE}
 """Series of a training run. A trainer may write others; they are declared in `trainer.metrics.extra`."""
+
+PACES = ("wall_step_time_s", "step_time_s")
+"""Times of a step that take the place of a rate where none is measured, that with the pauses in it first."""
+
+
+def headlines(measured: Collection[str], known: Mapping[str, Metric]) -> frozenset[str]:
+    """What a verdict on these measurements rests on, of the metrics `known`: the headlines among them.
+
+    A trainer that reports no headline rate is judged by the rates that its runbook declares, else by its time per step.
+    """
+    found = {name for name in measured if name in known and known[name].headline}
+    if not any(known[name].window == "steady" for name in found):
+        rates = {name for name in measured if name in known and name not in METRICS and _is_rate(known[name])}
+        paces = [name for name in PACES if name in measured][:1]
+        found |= rates or set(paces)
+    return frozenset(found)
+
+
+def speeds(known: Mapping[str, Metric]) -> tuple[str, ...]:
+    """What a run is compared by where nobody names a metric, the first that it reports: a rate, a time, the loss."""
+    declared = (name for name, one in known.items() if name not in METRICS and _decides_speed(one))
+    return ("toks_per_s", *declared, *PACES, "loss")
+
+
+def _decides_speed(metric: Metric) -> bool:
+    return _is_rate(metric) or (metric.headline and metric.window == "steady")
+
+
+def _is_rate(metric: Metric) -> bool:
+    return metric.window == "steady" and metric.better == "higher" and metric.unit.endswith("/s")
+
 
 _ORDER = {name: index for index, name in enumerate(METRICS)}
 

@@ -41,7 +41,7 @@ def make_baseline(
         folders: run folders of one runbook on one class of machine.
         runbook: the file that receives the bounds; by default the copy in the newest of the folders.
         margin: share by which each bound is eased beyond what the runs' variation asks for.
-        allow_not_go: whether runs count whose decision was not GO.
+        allow_not_go: whether runs count whose decision was not GO, that had overrides, or findings beyond information.
         phases: those that receive bounds; all by default.
 
     Raises:
@@ -52,6 +52,8 @@ def make_baseline(
     opened = sorted((RunFolder.open(path) for path in folders), key=lambda folder: folder.header.started)
     reports = [stored_report(folder) for folder in opened]
     _require_alike(reports, allow_not_go=allow_not_go)
+    if not allow_not_go:
+        _require_sound(reports, phases)
     source = runbook if runbook is not None else opened[-1].root / "runbook.yaml"
     with opened[-1].tree() as tree:
         if runbook is None and not tree.has_file(source.name):
@@ -65,8 +67,8 @@ def make_baseline(
     found = tuple(bound for bound in found if not phases or bound.phase in phases)
     if not found:
         raise FolderError(
-            "these runs measured nothing that a bound could come from: no rate with an interval, memory or loss by "
-            "today's definitions"
+            "these runs measured nothing that a bound could come from: no rate or time per step with an interval, no "
+            "memory and no loss by today's definitions"
         )
     try:
         text = with_bounds(loaded.text, found)
@@ -82,6 +84,24 @@ def _write_checked(text: str, out: Path) -> None:
         file.write(text.encode())
         file.flush()
         load(out.with_name(file.name))  # a runbook that is wrong takes the place of none
+
+
+def _require_sound(reports: Sequence[ValidationReport], phases: Sequence[str]) -> None:
+    """Runs of the runbook as it is written, in which nothing looked wrong where the bounds come from."""
+    for report in reports:
+        if report.runbook.overrides:
+            changes = " ".join(f"--set {one}" for one in report.runbook.overrides)
+            raise FolderError(
+                f"{report.run_id} ran with {changes}, so its results are not those of the runbook; write the change "
+                "into the runbook and run it, or pass --allow-not-go if you know them to be good"
+            )
+        for one in report.findings:
+            if one.severity != "info" and (not phases or one.phase is None or one.phase in phases):
+                place = f" in phase {one.phase}" if one.phase else ""
+                raise FolderError(
+                    f"{report.run_id} has the {one.severity} {one.code}{place}: {one.message.rstrip('.')}; remove the "
+                    "cause and run it again, or pass --allow-not-go if you know its results to be good"
+                )
 
 
 def _require_alike(reports: Sequence[ValidationReport], *, allow_not_go: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ from validator.secrets.masking import clean_result
 from validator.text import nearest
 
 _WARMUP_STEPS = 20
+_SHOWN = 5
 _LEVELS = 6
 """Folders above a run's own in which the validation's may be: runs/PHASE/ARM/REMEDY/rN is five below it."""
 
@@ -87,17 +89,29 @@ def inspect(
         FolderError: when there is nothing of that name, `stdout` is no pattern, or there is no such reader.
         RunbookError: when the runbook is wrong.
     """
+    record = _record_of(path, warmup_steps=warmup_steps, stdout=stdout, runbook=runbook, readers=readers)
+    printed = record.result.evidence.printed if record.result is not None else None
+    return Inspection(path, run_report(record), diagnose_run(record), printed)
+
+
+def _record_of(
+    path: Path,
+    *,
+    warmup_steps: int | None,
+    stdout: str | None,
+    runbook: Path | None = None,
+    readers: Sequence[str] = (),
+) -> RunRecord:
+    """One trainer folder or log, by what is said of it, else as the validation read it that it is of."""
     if not path.exists():
         raise FolderError(f"{path} is not there; give the folder that holds the trainer's files, or its log")
     record = _of_validation(path) if stdout is None and runbook is None and not readers else None
     if record is None:
         metrics = _metrics(path, stdout, runbook, readers)
-        record = inspect_record(path, warmup_steps=warmup_steps, metrics=metrics)
-    elif warmup_steps is not None:
-        spec = record.spec.model_copy(update={"warmup_steps": warmup_steps})
-        record = RunRecord(spec, record.outcome, record.result)
-    printed = record.result.evidence.printed if record.result is not None else None
-    return Inspection(path, run_report(record), diagnose_run(record), printed)
+        return inspect_record(path, warmup_steps=warmup_steps, metrics=metrics)
+    if warmup_steps is None:
+        return record
+    return RunRecord(record.spec.model_copy(update={"warmup_steps": warmup_steps}), record.outcome, record.result)
 
 
 def printed_metrics(stdout: str) -> TrainerMetrics:
@@ -145,9 +159,15 @@ def _metrics(path: Path, stdout: str | None, runbook: Path | None, readers: Sequ
 
 
 def _of_validation(path: Path) -> RunRecord | None:
-    """The record of a run folder within a validation's folder; None for any other folder."""
+    """The record of a run folder within a validation's folder, or of its log; None for any other folder.
+
+    Raises:
+        FolderError: for a folder of several runs, which is no trainer's.
+    """
     own = path.resolve()
-    for root in list(own.parents)[:_LEVELS]:
+    if own.name == "stdout.log" and own.parent.name == "logs":
+        own = own.parent.parent
+    for root in [own, *own.parents][: _LEVELS + 1]:
         if not is_file(root / "run.json") or not is_file(root / "journal.jsonl"):
             continue
         try:
@@ -156,8 +176,20 @@ def _of_validation(path: Path) -> RunRecord | None:
         except (FolderError, ValueError, KeyError):
             return None
         found = next(((spec, outcome) for spec, outcome in runs if (root / spec.out).resolve() == own), None)
+        if found is None:
+            _refuse_several(path, [root / spec.out for spec, _ in runs if spec.trains])
         return None if found is None or not found[0].trains else record_of(folder, *found)
     return None
+
+
+def _refuse_several(path: Path, runs: Sequence[Path]) -> None:
+    """A validation's own folder, or that of a phase, would be measured as if one trainer had written all of it."""
+    own = path.resolve()
+    inside = [path / run.resolve().relative_to(own) for run in runs if own in run.resolve().parents]
+    if inside:
+        lines = "\n".join(f"  validator inspect {shlex.quote(str(run))}" for run in inside[:_SHOWN])
+        more = f"\n  and {len(inside) - _SHOWN} more" if len(inside) > _SHOWN else ""
+        raise FolderError(f"{path} holds runs of a validation and is none itself; inspect one of them:\n{lines}{more}")
 
 
 def inspect_record(path: Path, *, warmup_steps: int | None = None, metrics: TrainerMetrics | None = None) -> RunRecord:
@@ -224,8 +256,17 @@ def _flat(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
             yield f"{prefix}{key}", str(value)
 
 
-def compare(a: Path, b: Path, *, warmup_steps: int = 20, not_worse_than: float | None = None) -> Contrast:
-    """Folder `b` against folder `a`: two run folders, or two folders that a trainer wrote.
+def compare(
+    a: Path,
+    b: Path,
+    *,
+    warmup_steps: int | None = None,
+    not_worse_than: float | None = None,
+    stdout: str | None = None,
+) -> Contrast:
+    """Folder `b` against folder `a`: two run folders, or two folders or logs that a trainer wrote.
+
+    Trainers' folders and logs are read as `inspect` reads them.
 
     `not_worse_than` is a share: the one-sided question whether b is worse by less than that.
 
@@ -242,15 +283,20 @@ def compare(a: Path, b: Path, *, warmup_steps: int = 20, not_worse_than: float |
     if kinds[0]:
         sides = [_side_of_validation(RunFolder.open(path)) for path in (a, b)]
     else:
-        sides = [_side_of_trainer(path, warmup_steps=warmup_steps) for path in (a, b)]
+        sides = [_side_of_trainer(path, warmup_steps=warmup_steps, stdout=stdout) for path in (a, b)]
     return contrast(sides[0], sides[1], not_worse_than=not_worse_than)
 
 
-def _side_of_trainer(path: Path, *, warmup_steps: int) -> Side:
-    record = inspect_record(path, warmup_steps=warmup_steps)
+def _side_of_trainer(path: Path, *, warmup_steps: int | None, stdout: str | None) -> Side:
+    record = _record_of(path, warmup_steps=warmup_steps, stdout=stdout)
     environment = record.result.environment if record.result is not None else None
     return run_side(
-        run_report(record), diagnose_run(record), name=path.name, path=str(path), facts=_trainer_facts(environment)
+        run_report(record),
+        diagnose_run(record),
+        name=path.name,
+        path=str(path),
+        facts=_trainer_facts(environment),
+        declared=record.spec.metrics.declared,
     )
 
 

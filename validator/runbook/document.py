@@ -154,7 +154,23 @@ def _syntax_problem(error: yaml.MarkedYAMLError, builder: _Builder) -> Problem:
         fix = "indent with spaces, and put quotes around a text that begins with a special character"
     elif "expected <block end>" in detail or "did not find expected" in detail:
         fix = "align the keys of one block in one column, and close every bracket and quote"
+    braces = _unquoted_braces(builder.text, mark.line)
+    if braces is not None:
+        fix = f"put quotes around the whole value that contains {braces}"
     return Problem.at(mark, f"not valid YAML: {detail}", fix)
+
+
+_BRACED = re.compile(r"(?<![\w\"'{}/=.:-])[\w/=.:-]*\{[a-z_]+\}[\w/=.:{}-]*")
+
+
+def _unquoted_braces(text: str, number: int | None) -> str | None:
+    """A word of the line that contains braces and has no quotes: `--steps={steps}`."""
+    lines = text.splitlines()
+    if number is None or not 1 <= number <= len(lines):
+        return None
+    unquoted = re.sub(r"""'[^']*'|"(?:[^"\\]|\\.)*"|\s\#.*""", " ", lines[number - 1])
+    found = _BRACED.search(unquoted)
+    return found[0] if found is not None else None
 
 
 class _Builder:

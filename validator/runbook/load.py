@@ -12,6 +12,7 @@ from validator.model.runbook import Runbook
 from validator.runbook.build import Built, build
 from validator.runbook.document import parse, plain
 from validator.runbook.meaning import check_groups, check_meaning
+from validator.runbook.mistakes import check_mistakes
 from validator.runbook.overrides import apply
 from validator.runbook.places import absent, absent_files, placed
 from validator.runbook.problems import Mark, Problem, RunbookError
@@ -65,7 +66,12 @@ def load(path: str | os.PathLike[str], *, overrides: Sequence[str] = (), check: 
         sha256=hashlib.sha256(data).hexdigest(),
         text=text,
         overrides=tuple(overrides),
-        warnings=(*warn(built, runbook), *check_groups(built, runbook), *check_ends(built, runbook)),
+        warnings=(
+            *warn(built, runbook),
+            *check_groups(built, runbook),
+            *check_ends(built, runbook),
+            *check_mistakes(built, runbook),
+        ),
         absent=tuple(built.problem(("trainer", key), message, fix) for key, message, fix in missing),
     )
 

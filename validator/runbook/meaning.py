@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from validator.model.pattern import narrow_groups
 from validator.model.phases import PhaseBase
@@ -14,6 +15,7 @@ from validator.runbook.asking import check_observing
 from validator.runbook.build import Built
 from validator.runbook.criteria import check_choose, check_criteria
 from validator.runbook.document import Node, Path, mark_at, node_at, position
+from validator.runbook.mistakes import fixed_folder
 from validator.runbook.problems import Problem
 from validator.runbook.starting import check_starting
 from validator.text import nearest
@@ -126,6 +128,10 @@ def _trainer(built: Built, runbook: Runbook) -> Iterator[Problem]:
             return  # as the default arguments do
         message = f"the trainer is never given its output folder, so {files[0]} can never be read"
         fix = 'pass "{out}" in trainer.args, trainer.command or the environment'
+        fixed = fixed_folder(built, runbook)
+        if fixed is not None:
+            yield replace(fixed, message=f"{fixed.message}, and {files[0]} can never be read")
+            return
         yield built.problem(("trainer", "args"), message, fix)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from validator.model.schemas import SCHEMAS
+from validator.model.settings import PLACEHOLDERS
 from validator.runbook.document import Node, Path, node_at, plain, problem_at
 from validator.runbook.overrides import homes, key_names, model_at, spell
 from validator.runbook.problems import Problem
@@ -180,6 +181,9 @@ def _numeric_fix(name: str, example: str) -> str:
 
 def _wrong_type(kind: str, error: Mapping[str, Any], *, field: str, path: Path, value: Any) -> tuple[str, str]:
     name = _field_name(path)
+    braces = _unquoted_placeholder(value)
+    if braces is not None:
+        return f"{field} is {braces} without quotes, which YAML reads as a mapping", f'write "{braces}", with quotes'
     if path[-1:] == ("run",):
         return f"{field} is {shown(value)}; it must be a shell line or a list of arguments", _example("run")
     if len(error["loc"]) > 1 and error["loc"][-1] in _UNION_LABELS:
@@ -190,6 +194,15 @@ def _wrong_type(kind: str, error: Mapping[str, Any], *, field: str, path: Path, 
             make_fix = _example if prefix == "string_" and isinstance(value, (list, dict)) else fix
             return f"{field} is {shown(value)}; it must be {phrase}", make_fix(name)
     return f"{field} is {shown(value)}, which is not valid: {error['msg']}", _example(name)
+
+
+def _unquoted_placeholder(value: Any) -> str | None:
+    """`{steps}` where YAML has made a mapping of these braces; None for anything else."""
+    if isinstance(value, Mapping) and len(value) == 1:
+        ((name, inside),) = value.items()
+        if name in PLACEHOLDERS and inside is None:
+            return f"{{{name}}}"
+    return None
 
 
 def _unknown_key(root: Node, path: Path) -> Problem:

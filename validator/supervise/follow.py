@@ -151,15 +151,17 @@ class RankState:
 class RunFollower:
     """Follows every file that `metrics` names below `out`.
 
-    `ranks` bounds the heartbeats that are looked for; None takes every one that is there. `skip_to_last_bytes` starts
-    at the end of files that are long already. Links are followed only to below the metrics' `link_roots`. `too_slow`
-    says why the log is no longer searched.
+    `log` is the file of printed lines where it is known; else the usual places are searched. `ranks` bounds the
+    heartbeats that are looked for; None takes every one that is there. `skip_to_last_bytes` starts at the end of files
+    that are long already. Links are followed only to below the metrics' `link_roots`. `too_slow` says why the log is no
+    longer searched.
     """
 
     out: Path
     metrics: TrainerMetrics
     ranks: int | None = None
     skip_to_last_bytes: int | None = None
+    log: Path | None = None
     step: int | None = None
     latest: dict[str, float] = field(default_factory=dict)
     too_slow: str = ""
@@ -193,7 +195,9 @@ class RunFollower:
         return any((self.metrics.csv, self.metrics.heartbeat, searched, self._files))
 
     def rank0_log(self) -> Path:
-        """Where rank 0's standard output goes: torchrun's file for it, else the launcher's."""
+        """Where rank 0's standard output goes: the file that is known, torchrun's file for it, else the launcher's."""
+        if self.log is not None:
+            return self.log
         found = sorted(self.out.glob("logs/ranks/*/attempt_*/0/stdout.log"))
         log = self.out / "logs" / "stdout.log"
         if found or log.is_file():

@@ -165,7 +165,8 @@ ProgressState = Literal["starting", "running", "slow", "stopping", "ended"]
 class Progress:
     """One look at a run. What is not known is None, never a guess.
 
-    `step` counts finished optimizer steps of `steps` wanted; `toks_per_s` is the newest row's global rate in tokens/s;
+    `step` counts finished optimizer steps of `steps` wanted; `toks_per_s` is the newest row's global rate in tokens/s,
+    `step_time_s` its time of a step in seconds;
     `mem_mib` the GPU memory allocated on rank 0; `heartbeat_age_s` the longest silence of any rank; `eta_s` the time
     to the last step at the pace observed lately, by this process's own clock and never the trainer's claim.
     """
@@ -181,6 +182,7 @@ class Progress:
     elapsed_s: float = 0.0
     eta_s: float | None = None
     note: str | None = None
+    step_time_s: float | None = None
 
 
 _LOOK_S = 1.0
@@ -327,4 +329,5 @@ class Monitor:
             elapsed_s=now - self.started,
             eta_s=self.pace.eta_s(self._spec.steps, now),
             note=silence.message if silence is not None else None,
+            step_time_s=latest.get("step_time_s"),
         )

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from validator.errors import ExitCode
-from validator.files import Tree
+from validator.files import Tree, is_file
+from validator.model.catalogue import PACES
 from validator.model.runbook import BUNDLED_METRICS, TrainerMetrics, Watchdog
 from validator.runs.folder import FolderError
 from validator.supervise.follow import RunFollower
@@ -24,6 +27,7 @@ from validator.times import iso_now
 HALT_FILE = ".HALT"
 ANOMALY_FILE = ".anomaly_type"
 _MAX_BYTES = 64 * 2**10
+_SHOWN = ("loss", "toks_per_s")
 _ENDS = ("done", "gone", "halted")
 
 
@@ -76,37 +80,58 @@ def watch(
     limits: Watchdog | None = None,
     metrics: TrainerMetrics = BUNDLED_METRICS,
     cancel: CancelToken | None = None,
+    ended: threading.Event | None = None,
 ) -> Iterator[WatchEvent]:
-    """Look at a trainer's folder every `interval_s` seconds and yield what is worth reporting.
+    """Look at a trainer's folder, or at its log by itself, every `interval_s` seconds and yield what is worth
+    reporting.
 
     With `halt`, an anomaly or a stall makes it ask the ranks for their stacks (SIGUSR1, where they handle it), write
-    `.anomaly_type` and `.HALT`, and end. Without, it keeps watching. It also ends when the trainer has.
+    `.anomaly_type` and `.HALT`, and end. Without, it keeps watching. It also ends when the trainer has, which `ended`
+    says of a trainer whose output is all that is known.
 
     Raises:
-        FolderError: when there is no such folder.
+        FolderError: when there is no such folder or log, or no pattern to read a log by.
     """
-    if not directory.is_dir():
-        raise FolderError(f"{directory} is not a folder; give the folder that the trainer writes to")
-    watcher = _Watcher(directory, limits or Watchdog(), metrics, halt=halt)
+    if not directory.is_dir() and not is_file(directory):
+        raise FolderError(f"{directory} is not there; give the folder that the trainer writes to, or its log")
+    if directory.is_file() and metrics.stdout is None:
+        raise FolderError(
+            f"{directory} is a log, and nothing says how to read it; add --stdout 'step {{step}} loss {{loss}}'"
+        )
+    watcher = _Watcher(directory.resolve(), limits or Watchdog(), metrics, halt=halt, ended=ended)
     while True:
         for event in watcher.look():
             yield event
             if event.halt_written or event.code in _ENDS:
                 return
-        if cancel is None:
-            time.sleep(interval_s)
-        elif cancel.wait(interval_s):
+        if _wait(interval_s, cancel, ended):
             return
+
+
+def _wait(interval_s: float, cancel: CancelToken | None, ended: threading.Event | None) -> bool:
+    """Wait for the next look, or less if the trainer's output ends before; whether the user has asked to stop."""
+    until = time.monotonic() + interval_s
+    while (left := until - time.monotonic()) > 0 and not (ended is not None and ended.is_set()):
+        slice_s = left if ended is None else min(left, 0.5)
+        if cancel is None:
+            time.sleep(slice_s)
+        elif cancel.wait(slice_s):
+            return True
+    return False
 
 
 class _Watcher:
     """The state between looks."""
 
-    def __init__(self, directory: Path, limits: Watchdog, metrics: TrainerMetrics, *, halt: bool) -> None:
+    def __init__(
+        self, at: Path, limits: Watchdog, metrics: TrainerMetrics, *, halt: bool, ended: threading.Event | None
+    ) -> None:
+        directory, log = (at, None) if at.is_dir() else (at.parent, at)
         self._directory = directory
+        self._ended = ended
         self._limits = limits
         self._halt = halt
-        self._follower = RunFollower(out=directory, metrics=metrics, skip_to_last_bytes=_JOIN_BYTES)
+        self._follower = RunFollower(out=directory, metrics=metrics, skip_to_last_bytes=_JOIN_BYTES, log=log)
         self._rules = AnomalyRules(limits, env=directory / metrics.env if metrics.env else None)
         self._pace = Pace(started=time.monotonic())
         self._processes: dict[int, ProcessId] = {}
@@ -118,6 +143,7 @@ class _Watcher:
         now = time.monotonic()
         # Asked before reading: a process that ends after this may have written more than is read below.
         gone = bool(self._processes) and not self._living()
+        output_ended = self._ended is not None and self._ended.is_set()
         records = self._follower.look(now=now)
         events = [
             self._act(anomaly.code, anomaly.message, anomaly.step)
@@ -129,6 +155,8 @@ class _Watcher:
             events.append(self._event("progress", self._progress_sentence()))
         activity = self._activity(now)
         end = self._end(gone=gone)
+        if end is None and output_ended:
+            end = self._event("gone", "the trainer's output has ended")
         if end is not None:
             return [*events, end]
         return events if events else self._judge_silence(activity, now)
@@ -185,7 +213,9 @@ class _Watcher:
 
     def _progress_sentence(self) -> str:
         latest = self._follower.latest
-        facts = [f"{name} {format_number(latest[name])}" for name in ("loss", "toks_per_s") if name in latest]
+        facts = [f"{name} {format_number(latest[name])}" for name in _SHOWN if name in latest]
+        if "toks_per_s" not in latest:
+            facts += [f"{name} {format_number(latest[name])}" for name in PACES if name in latest][:1]
         return ", ".join([f"step {self._pace.step}", *facts])
 
     def _event(self, code: str, message: str, step: int | None = None) -> WatchEvent:
@@ -233,8 +263,9 @@ def watch_to_end(
     limits: Watchdog,
     metrics: TrainerMetrics,
     show: Callable[[WatchEvent], None],
+    ended: threading.Event | None = None,
 ) -> Watched:
-    """Watch a trainer's folder until the trainer has ended, the watchdog has halted it, or a signal comes.
+    """Watch a trainer's folder or log until the trainer has ended, the watchdog has halted it, or a signal comes.
 
     Each event is given to `show`.
 
@@ -246,7 +277,15 @@ def watch_to_end(
     cancel = CancelToken()
     try:
         with cancel_on_signals(cancel):
-            events = watch(directory, interval_s=interval_s, halt=halt, limits=limits, metrics=metrics, cancel=cancel)
+            events = watch(
+                directory,
+                interval_s=interval_s,
+                halt=halt,
+                limits=limits,
+                metrics=metrics,
+                cancel=cancel,
+                ended=ended,
+            )
             for event in events:
                 show(event)
                 if event.code not in _HARMLESS:
@@ -256,3 +295,38 @@ def watch_to_end(
         return Watched(tuple(anomalies), end, interrupted=cancel.requested)
     finally:
         cancel.close()
+
+
+@contextmanager
+def printed_to_log(source: int, echo: int | None) -> Iterator[tuple[Path, threading.Event]]:
+    """A log that receives what the descriptor `source` gives, such as a pipe from a trainer, and an event for its end.
+
+    All of it is passed on to the descriptor `echo`, until that is closed. The log is removed afterwards.
+    """
+    ended = threading.Event()
+    with tempfile.TemporaryDirectory(prefix="validator-watch-") as folder:
+        log = Path(folder) / "stdin.log"
+        log.touch()
+        threading.Thread(target=_copy, args=(source, log, echo, ended), daemon=True).start()
+        yield log, ended
+
+
+def _copy(source: int, log: Path, echo: int | None, ended: threading.Event) -> None:
+    # Descriptors and no file objects: a thread that holds the lock of one when Python ends would abort it.
+    try:
+        with log.open("ab", buffering=0) as file:
+            while data := os.read(source, 1 << 16):
+                with suppress(OSError):  # a full disk must not stop the trainer, which would block on its pipe
+                    file.write(data)
+                echo = None if echo is None or not _written(echo, data) else echo
+    finally:
+        ended.set()
+
+
+def _written(to: int, data: bytes) -> bool:
+    try:
+        while data:
+            data = data[os.write(to, data) :]
+    except OSError:
+        return False
+    return True

@@ -9,6 +9,7 @@ from tests.validator.judge.samples import ar1, result, run_record, runbook
 from validator.baseline import MetricBound, bounds_of
 from validator.judge import judge_phase
 from validator.model.record import PhaseRecord, RunRecord, ValidationRecord
+from validator.model.result import Result
 from validator.model.runbook import Runbook
 from validator.model.verdict import PhaseReport, RunbookRef, ValidationReport
 
@@ -19,6 +20,13 @@ def _book(**more: object) -> Runbook:
 
 def _record(level: float, *, repeat: int = 1, seed: int = 0) -> RunRecord:
     return run_record("baseline", repeat=repeat, found=result(times=ar1(300, cv=0.005, level=level, seed=seed)))
+
+
+def _report_of(found: Result, book: Runbook | None = None) -> ValidationReport:
+    book = book or _book()
+    return _report("mon", 1.0).model_copy(
+        update={"phases": (_judged(book, [run_record("baseline", found=found, nproc=1, launcher="python")]),)}
+    )
 
 
 def _judged(book: Runbook, runs: list[RunRecord]) -> PhaseReport:
@@ -100,3 +108,19 @@ def test_a_run_that_broke_off_is_no_measure() -> None:
     broken = run.model_copy(update={"outcome": {**(run.outcome or {}), "rc": 1}})
     phases = (report.phases[0].model_copy(update={"runs": (broken,)}),)
     assert bounds_of([report.model_copy(update={"phases": phases})], runbook=_book(), margin=0.02) == ()
+
+
+@pytest.mark.parametrize(
+    ("without", "references"),
+    [
+        (("step_time_s", "loss"), ["toks_per_s.mean"]),
+        (("toks_per_s", "loss"), ["step_time_s.mean"]),
+        (("toks_per_s", "step_time_s"), ["loss.last"]),
+        (("loss",), ["toks_per_s.mean"]),
+    ],
+)
+def test_bounds_come_from_whatever_the_trainer_reports(without: tuple[str, ...], references: list[str]) -> None:
+    report = _report_of(result(times=ar1(300, cv=0.005, level=1.0, seed=3), without=without))
+    found = bounds_of([report], runbook=_book(), margin=0.02)
+    assert [bound.reference for bound in found] == references
+    assert all(bound.operator == (">=" if bound.unit == "tok/s" else "<=") for bound in found)

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from validator.bisect.search import BudgetSpent, Trial, Trials, measured_ends
+from tests.validator.judge.samples import outcome, result
+from validator.bisect.answer import bisection, bisection_lines
+from validator.bisect.search import BudgetSpent, Explanation, Trial, Trials, measured_ends
+from validator.bisect.side import End
+from validator.bisect.work import measured_value
+from validator.model.catalogue import METRICS, Metric, speeds
+from validator.model.runbook import Trainer
 
 GOOD, BAD = frozenset[str](), frozenset({"a", "b"})
 
@@ -63,3 +71,49 @@ def test_trials_of_another_order_than_the_search_asks_for_are_dropped() -> None:
     del trials.done[0]
     assert _ends(trials) == (100.0, 50.0, False)
     assert [trial.number for trial in trials.done] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("without", "metric", "value"),
+    [
+        ((), "toks_per_s", 100.0),
+        (("toks_per_s",), "step_time_s", 1.0),
+        (("toks_per_s", "step_time_s"), "loss", 3.0),
+    ],
+)
+def test_a_trial_is_measured_by_what_its_trainer_reports(without: tuple[str, ...], metric: str, value: float) -> None:
+    known = [METRICS[name] for name in speeds(METRICS)]
+    name, found, half, why = measured_value(result(without=without), outcome("t01"), known, warmup_steps=5)
+    assert (name, why) == (metric, None)
+    assert found == pytest.approx(value, rel=0.05)
+    assert half > 0
+
+
+def test_what_a_runbook_declares_comes_before_times() -> None:
+    samples = Metric("samples_per_s", "samples/s", "steady", "higher", "declared")
+    assert speeds({**METRICS, "samples_per_s": samples})[:2] == ("toks_per_s", "samples_per_s")
+
+
+def test_a_run_without_any_says_what_there_could_be() -> None:
+    found = result(without=("toks_per_s", "step_time_s", "loss"))
+    known = [METRICS[name] for name in speeds(METRICS)]
+    *_, why = measured_value(found, outcome("t01"), known, warmup_steps=5)
+    assert why == "it wrote no toks_per_s or step_time_s or loss after 5 warm-up steps"
+
+
+def test_the_first_run_decides_what_all_are_compared_by() -> None:
+    def start(number: int, names: frozenset[str]) -> Trial:
+        return Trial(number, names, 0.1 if names == GOOD else 0.2, 0.001, metric="step_time_s")
+
+    trials = Trials(("a", "b"), None, "mean", run_cv=0.02, budget=9, start=start)
+    assert _ends(trials) == (0.1, 0.2, False)
+    assert trials.reference == "step_time_s.mean"
+
+
+def test_a_spent_budget_is_resumed_with_a_larger_one() -> None:
+    trials = _trials(100.0, 50.0, budget=2)
+    measured_ends(trials, repeats=1, min_effect=0.05)
+    end = End(name="x", trainer=Trainer(command=("t.py",)))
+    found = Explanation(names=(), contributions=(), complete=False, suspects=("a", "b"))
+    answer = bisection(end, end, trials, found, outcome="budget_spent", why="", folder=Path("re ports/b"))
+    assert bisection_lines(answer)[-1] == "Next    validator bisect --resume 're ports/b' --max-runs 4"

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from validator.compare import contrast
 from validator.compare.metrics import Side
+from validator.model.catalogue import METRICS, Metric
+from validator.model.verdict import RunReport
 
-from .sides import finding, runs, side, verdict
+from .sides import finding, run, runs, side, stats, verdict
 
 
 def _side(name: str = "a", rate: float = 100.0, **more: object) -> Side:
@@ -82,3 +86,63 @@ def test_what_makes_the_sides_incomparable_is_said() -> None:
     told = " ".join(found.caveats)
     for word in ("the runbook is not the same", "the machine is not the same", "only a has run baseline", "finished"):
         assert word in told
+
+
+def _times(*seconds: float) -> tuple[RunReport, ...]:
+    return tuple(
+        run(f"baseline/r{n}", step_time_s=stats(one, half=one / 1000, unit="s"))
+        for n, one in enumerate(seconds, start=1)
+    )
+
+
+@pytest.mark.parametrize(
+    ("b", "verdict"),
+    [((0.2, 0.2, 0.2), "worse"), ((0.05, 0.05, 0.05), "better"), ((0.1, 0.101, 0.1), "no_difference")],
+)
+def test_without_a_rate_the_time_per_step_decides(b: tuple[float, ...], verdict: str) -> None:
+    found = contrast(
+        side(cells={"baseline": _times(0.1, 0.1, 0.1, 0.101)}), side("b", cells={"baseline": _times(*b, b[0])})
+    )
+    assert found.verdict == verdict
+    assert [one.metric for one in found.metrics if one.headline] == ["step_time_s.mean"]
+    assert "may leave pauses out" in found.caveats[-1]
+
+
+def test_a_rate_decides_whatever_the_time_per_step_is() -> None:
+    def cells(step_time: float) -> dict[str, tuple[RunReport, ...]]:
+        return {"baseline": runs([100.0, 100.1, 100.0, 100.0], step_time_s=stats(step_time, half=None, unit="s"))}
+
+    found = contrast(side(cells=cells(0.1)), side("b", cells=cells(0.2)))
+    assert found.verdict == "no_difference"
+    assert not found.caveats
+
+
+def test_a_rate_that_the_runbook_declares_is_one() -> None:
+    samples = {"samples_per_s": Metric("samples_per_s", "samples/s", "steady", "higher", "declared")}
+
+    def made(name: str, rate: float) -> Side:
+        found = (run(samples_per_s=stats(rate, unit="samples/s"), step_time_s=stats(0.1, half=None, unit="s")),)
+        return side(name, cells={"baseline": found}, metrics=METRICS | samples)
+
+    found = contrast(made("a", 100.0), made("b", 50.0))
+    assert found.verdict == "worse"
+    assert "samples_per_s" in found.message
+
+
+@pytest.mark.parametrize(("last", "verdict"), [(2.5, "worse"), (1.5, "better"), (2.0, "no_difference")])
+def test_with_neither_rate_nor_time_the_loss_decides(last: float, verdict: str) -> None:
+    def cells(loss: float) -> dict[str, tuple[RunReport, ...]]:
+        near = (loss, loss * 1.001, loss, loss)
+        return {
+            "baseline": tuple(
+                run(f"baseline/r{n}", loss=stats(one, half=None, unit="nat")) for n, one in enumerate(near)
+            )
+        }
+
+    assert contrast(side(cells=cells(2.0)), side("b", cells=cells(last))).verdict == verdict
+
+
+def test_nothing_in_common_says_what_could_decide() -> None:
+    found = contrast(side(cells={"baseline": (run(),)}), side("b", cells={"baseline": (run(),)}))
+    assert found.verdict == "not_decidable"
+    assert "a rate, a time per step, a loss or memory" in found.message

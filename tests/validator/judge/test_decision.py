@@ -241,7 +241,10 @@ def test_a_variable_that_names_the_runs_own_folder_is_not_recommended() -> None:
         {"id": "baseline", "kind": "train", "steps": 300},
         defaults={"env": {"OUTDIR": "{out}", "PORT": "{port}", "SHELL_PART": "${HOME}", "NCCL_ALGO": "Ring"}},
     )
-    assert recommend([_phase("PASS")], runbook=book).env == {"SHELL_PART": "${HOME}", "NCCL_ALGO": "Ring"}
+    found = recommend([_phase("PASS")], runbook=book)
+    assert found.env == {"SHELL_PART": "${HOME}", "NCCL_ALGO": "Ring"}
+    assert [text.split()[0] for text in found.because] == ["OUTDIR", "PORT"]
+    assert all("is left out: it holds a placeholder" in text for text in found.because)
 
 
 def test_without_a_winner_the_runbooks_settings_stay_and_the_reason_is_told() -> None:

@@ -11,7 +11,7 @@ from validator.model.plan import PhasePlan, Plan, RunSpec
 from validator.model.runbook import CommandPhase, Phase
 from validator.model.verdict import Finding, PhaseReport, ValidationReport
 from validator.report.terminal import make_observer
-from validator.report.terminal.lines import phase_line, show, text_table, wants_color
+from validator.report.terminal.lines import phase_line, progress_cells, show, text_table, wants_color
 from validator.report.terminal.live import LiveObserver
 from validator.report.terminal.observer import Observer, PlainObserver
 from validator.report.terminal.summary import inspection_lines, next_command, summary_lines
@@ -149,6 +149,11 @@ def progress(**more: object) -> Progress:
     values = {"run": "baseline/r1", "state": "running", "step": 120, "steps": 300, "loss": 3.2142}
     more = {"toks_per_s": 12_840.0, "mem_mib": 812.4, "heartbeat_age_s": 0.4, "elapsed_s": 20.0, "eta_s": 31.0, **more}
     return Progress(**{**values, **more})  # type: ignore[arg-type]
+
+
+def test_a_line_has_the_time_of_a_step_where_there_is_no_rate() -> None:
+    assert "12,840 tok/s" in progress_cells(progress(step_time_s=0.25))
+    assert "0.25 s a step" in progress_cells(progress(step_time_s=0.25, toks_per_s=None))
 
 
 def test_plain_lines_make_sense_in_a_log(capsys: pytest.CaptureFixture[str]) -> None:

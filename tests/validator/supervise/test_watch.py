@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -18,7 +19,7 @@ from validator.runs.folder import FolderError
 from validator.supervise import watchdog as watchdog_module
 from validator.supervise.follow import RunFollower
 from validator.supervise.wait import CancelToken
-from validator.supervise.watch import WatchEvent, watch
+from validator.supervise.watch import WatchEvent, printed_to_log, watch
 
 LIMITS = watchdog(first_step=1.0, stall=0.4)
 
@@ -145,3 +146,53 @@ def test_a_loss_of_nan_in_a_log_is_an_anomaly(tmp_path: Path) -> None:
     codes = [event.code for event in watched]
     assert "nan_loss" in codes
     assert (tmp_path / ".HALT").exists()
+
+
+PARTIAL = [
+    ("step {step} time {step_time_s}s", "step %d time 0.25s", "step 9, step_time_s 0.25"),
+    ("step {step} tok/s {toks_per_s}", "step %d tok/s 400", "step 9, toks_per_s 400"),
+    ("step {step} loss {loss}", "step %d loss 2.5", "step 9, loss 2.5"),
+]
+
+
+@pytest.mark.parametrize(("pattern", "line", "progress"), PARTIAL)
+def test_what_a_trainer_prints_is_watched_through_a_pipe_and_passed_on(pattern: str, line: str, progress: str) -> None:
+    printed = "".join(line % step + "\n" for step in range(1, 10)).encode()
+    (source, trainer), (out, echo) = os.pipe(), os.pipe()
+    with printed_to_log(source, echo) as (log, ended):
+        os.write(trainer, printed)
+        os.close(trainer)
+        metrics = TrainerMetrics(stdout=pattern)
+        events = list(watch(log, interval_s=0.05, halt=False, limits=LIMITS, metrics=metrics, ended=ended))
+    assert _codes(events) == ["progress", "gone"]
+    assert [event.message for event in events][-2:] == [progress, "the trainer's output has ended"]
+    assert os.read(out, 1 << 16) == printed
+    assert not log.exists()
+    for each in (source, out, echo):
+        os.close(each)
+
+
+@pytest.mark.parametrize(("pattern", "line", "progress"), PARTIAL)
+def test_a_log_by_itself_is_watched(tmp_path: Path, pattern: str, line: str, progress: str) -> None:
+    log = tmp_path / "mine.txt"
+    log.write_text("".join(line % step + "\n" for step in range(1, 10)), encoding="utf-8")
+    (tmp_path / "other.log").write_text(line % 99 + "\n", encoding="utf-8")
+    first = next(watch(log, halt=False, limits=LIMITS, metrics=TrainerMetrics(stdout=pattern)))
+    assert (first.code, first.message) == ("progress", progress)
+
+
+def test_a_nan_in_the_pipe_is_an_anomaly() -> None:
+    source, trainer = os.pipe()
+    os.write(trainer, b"step 1 loss 2.0\nstep 2 loss nan\n")
+    os.close(trainer)
+    with printed_to_log(source, None) as (log, ended):
+        metrics = TrainerMetrics(stdout="step {step} loss {loss}")
+        events = list(watch(log, interval_s=0.05, halt=False, limits=LIMITS, metrics=metrics, ended=ended))
+    assert "nan_loss" in _codes(events)
+    os.close(source)
+
+
+def test_a_log_without_a_pattern_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine.log").touch()
+    with pytest.raises(FolderError, match="nothing says how to read it; add --stdout"):
+        next(watch(tmp_path / "mine.log", metrics=TrainerMetrics()))

@@ -132,6 +132,8 @@ def progress_cells(progress: Progress) -> list[str]:
         cells.append(f"step {steps}")
     if progress.toks_per_s is not None:
         cells.append(format_quantity(progress.toks_per_s, "tok/s"))
+    elif progress.step_time_s is not None:
+        cells.append(f"{format_quantity(progress.step_time_s, 's')} a step")
     if progress.loss is not None:
         cells.append(f"loss {format_quantity(progress.loss)}")
     if progress.mem_mib is not None:
