@@ -123,8 +123,10 @@ def test_mlflow_gets_a_run_with_children_once(cli: Any, rated: Path, doubles: Pa
     assert run["params"]["steps"] == "200"
     losses = {step: value for key, value, _, step in run["metrics"] if key == "loss"}
     assert (len(losses), losses[200]) == (200, 2.0)
-    again = cli("export", str(rated), "--to", "mlflow", "--uri", "sqlite:///x.db", "--project", "mine")
+    uri = "postgresql://me:s3cretpw9@db/x"
+    again = cli("export", str(rated), "--to", "mlflow", "--uri", uri, "--project", "mine")
     assert again.rc == 2
+    assert "s3cretpw9" not in again.out + again.err
     assert "already; delete it there" in again.err
     assert len(json.loads(doubles.read_text())) == 2
 

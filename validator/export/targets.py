@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import validator
 from validator.errors import Unable, UserError
 from validator.export.content import Tracked, TrackedRun
+from validator.secrets.redact import redact_output
 from validator.text import one_line
 
 T = TypeVar("T")
@@ -58,7 +59,7 @@ def _refusals(target: str) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
-        why = one_line(error, limit=500)
+        why = one_line(redact_output(str(error)), limit=500)
         raise Unable(f"{target} did not take the validation: {type(error).__name__}: {why}") from error
 
 
@@ -134,13 +135,13 @@ def _mlflow(found: Tracked, options: Options) -> tuple[str, ...]:
     mlflow = _library("mlflow", "mlflow")
     entities = _library("mlflow", "mlflow.entities")
     uri = options.uri or mlflow.get_tracking_uri()
-    client = mlflow.MlflowClient(tracking_uri=uri)
+    client, shown = mlflow.MlflowClient(tracking_uri=uri), redact_output(uri)  # it may hold a password
     project = options.project or found.runbook
     known = client.get_experiment_by_name(project)
     experiment = client.create_experiment(project) if known is None else known.experiment_id
     if client.search_runs([experiment], filter_string=f"tags.`validator.run` = '{found.name}'", max_results=1):
         raise UserError(
-            f"{found.name} is in the experiment {project} of {uri} already; delete it there to send it again"
+            f"{found.name} is in the experiment {project} of {shown} already; delete it there to send it again"
         )
     time_ms = int(1000 * found.started_s)
 
@@ -170,7 +171,7 @@ def _mlflow(found: Tracked, options: Options) -> tuple[str, ...]:
         client.set_terminated(child, "FINISHED" if run.ok else "FAILED")
     log(whole, [], {}, found.tags)  # last: it says that everything is there
     client.set_terminated(whole, "FINISHED")
-    return (f"MLflow  {1 + len(found.runs)} runs of the experiment {project} at {uri}, the first is {whole}",)
+    return (f"MLflow  {1 + len(found.runs)} runs of the experiment {project} at {shown}, the first is {whole}",)
 
 
 def _key(name: str) -> str:
