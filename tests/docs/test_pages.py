@@ -17,6 +17,7 @@ SESSIONS = [page for page in PAGES if any(isinstance(step, Command) for step in 
 
 ELSEWHERE = {
     "README.md": 4,
+    "ci.md": 1,
     "comparing.md": 4,
     "nightly.md": 1,
     "tour.md": 1,

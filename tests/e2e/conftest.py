@@ -52,12 +52,14 @@ def workdir(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def cli(workdir: Path, tmp_path: Path) -> Callable[..., Answer]:
+def cli(workdir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Answer]:
     """Run `validator …` in the work folder, with the environment as it is then.
 
     Its lock files are its own, so that tests may run side by side.
     """
     (tmp_path / "runtime").mkdir()
+    for name in ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY"):  # where the tests themselves run in a job
+        monkeypatch.delenv(name, raising=False)
 
     def call(*arguments: str, timeout_s: float = 120) -> Answer:
         own = {"XDG_RUNTIME_DIR": str(tmp_path / "runtime"), "NO_COLOR": "1"}

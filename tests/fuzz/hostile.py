@@ -54,6 +54,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "bisect --resume": ("bisect", "--resume", "{run}/bisection", "--no-lock"),
     "watch": ("watch", "{trainer}", "--halt", "--interval", "1s"),
     "resume": ("run", "--resume", "{run}", "--no-lock"),
+    "export": ("export", "{run}", "--to", "otel", "--uri", "http://127.0.0.1:9"),
     "report of a neighbor": ("report", "{reports}/{neighbor}"),
 }
 """What is run on a hostile folder, by a name; the words are filled in."""
@@ -64,7 +65,7 @@ _IMPORTED = (
     *("validator.ingest", "validator.judge", "validator.diagnose", "validator.compare", "validator.baseline"),
     *("validator.secrets.pseudonyms", "validator.pipeline.inspect", "validator.supervise.watch"),
     *("validator.startup", "validator.history.store", "validator.commands.report", "validator.commands.inspect"),
-    *(f"validator.commands.{name}" for name in ("compare", "baseline", "bisect", "history", "watch", "run")),
+    *(f"validator.commands.{name}" for name in ("compare", "baseline", "bisect", "export", "history", "watch", "run")),
     *("pydantic.type_adapter", "typer._click.decorators"),
 )
 

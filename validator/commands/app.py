@@ -25,6 +25,7 @@ COMMANDS = {
     "list": "List the bundled runbooks.",
     "inspect": "Measure one trainer folder or log, ours or another's, and name what looks wrong.",
     "report": "Judge a run folder again from what is on disk, and rewrite its reports.",
+    "export": "Send a validation to Weights & Biases, MLflow or OpenTelemetry: decision, criteria, results, series.",
     "history": "List past runs by runbook and machine, and how their metrics changed, and write index.html.",
     "compare": "Compare one run with another: settings, metrics with intervals, criteria and findings.",
     "baseline": "Write a runbook whose bounds come from good runs, each with a comment that says which runs and how.",

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from validator.commands.common import AsJson, Overrides, complete_runbook, example, print_json
+from validator.commands.common import (
+    AsJson,
+    Overrides,
+    after_decision,
+    annotate,
+    complete_runbook,
+    example,
+    print_json,
+)
 from validator.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -27,6 +35,7 @@ def command(
 ) -> None:
     """Read runbooks and report every mistake with its place and its fix; warn of what can never end in GO."""
     from validator.kinds.registry import load
+    from validator.report.annotations import of_problems
     from validator.runbook import RunbookError, find
 
     problems: list[Problem] = []
@@ -49,6 +58,9 @@ def command(
             typer.echo(str(problem), err=True)
         if problems:
             typer.echo(f"{len(problems)} problem{'s' if len(problems) > 1 else ''}", err=True)
+    with after_decision():
+        warned = (warning for loaded in good for warning in loaded.warnings)
+        annotate((*of_problems(problems, "error"), *of_problems(warned, "warning")), as_json=as_json)
     raise typer.Exit(ExitCode.USAGE if problems else 0)
 
 

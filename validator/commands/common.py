@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from typer.core import TyperCommand
 
 from validator.errors import ExitCode, UserError
+
+if TYPE_CHECKING:
+    from validator.report.annotations import Annotation
 
 SETTINGS = {"help_option_names": ["-h", "--help"]}
 """Of typer, for every command and group."""
@@ -97,6 +101,15 @@ def fail(message: str, *, as_json: bool, code: ExitCode = ExitCode.USAGE, **deta
     else:
         typer.echo(message, err=True)
     return typer.Exit(code)
+
+
+def annotate(annotations: Iterable[Annotation], *, as_json: bool, cwd: str | None = None) -> None:
+    """On GitHub Actions: print what went wrong as the runner shows it, on stderr where stdout is JSON alone."""
+    from validator.report.annotations import annotation_lines, on_actions
+
+    if on_actions(os.environ):
+        for line in annotation_lines(annotations, os.environ, cwd=cwd):
+            typer.echo(line, err=as_json)
 
 
 @contextmanager

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -85,7 +87,7 @@ def command(
     from validator.pipeline import validate
 
     watch_s = common.duration("--seconds", seconds, as_json=as_json)
-    with common.reported(as_json=as_json):
+    with common.reported(as_json=as_json), _annotated_problems(as_json=as_json):
         if words:
             finished = _run_command(
                 words,
@@ -118,6 +120,8 @@ def command(
         _show_finished(finished, as_json=as_json)
     with common.after_decision():
         _write_step_summary(finished)
+    with common.after_decision():
+        _annotate(finished, as_json=as_json)
     raise typer.Exit(finished.report.exits_with)
 
 
@@ -147,6 +151,29 @@ def _show_finished(finished: Finished, *, as_json: bool) -> None:
 
         typer.echo(f"{finished.folder.name} has already finished; nothing to resume", err=True)
         lines.show(summary.summary_lines, finished.report, finished.paths)
+
+
+@contextmanager
+def _annotated_problems(*, as_json: bool) -> Iterator[None]:
+    """On GitHub Actions: mistakes of the runbook at their lines as well."""
+    from validator.report.annotations import of_problems
+    from validator.runbook import RunbookError
+
+    try:
+        yield
+    except RunbookError as error:
+        common.annotate(of_problems(error.problems, "error"), as_json=as_json)
+        raise
+
+
+def _annotate(finished: Finished, *, as_json: bool) -> None:
+    """On GitHub Actions: what kept the decision from being GO, at the lines of the runbook."""
+    from validator.report.annotations import of_report, on_actions
+
+    if on_actions(os.environ):
+        text, header = finished.runbook
+        annotations = of_report(finished.report, text, file=header.runbook_path)
+        common.annotate(annotations, as_json=as_json, cwd=header.cwd)
 
 
 def _write_step_summary(finished: Finished) -> None:

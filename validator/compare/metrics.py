@@ -15,11 +15,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from validator.judge.cost import PER_MILLION, cost_stats
 from validator.model.catalogue import METRICS, Metric, headlines
 from validator.model.contrast import ContrastVerdict, MetricDifference, Sample, Subject, machine_class
 from validator.model.runbook import Runbook
 from validator.model.schemas import reported
-from validator.model.verdict import Finding, RunReport, ValidationReport, Verdict
+from validator.model.settings import nproc_of
+from validator.model.verdict import Finding, PhaseReport, RunReport, ValidationReport, Verdict
 from validator.stats.distributions import t_quantile
 from validator.stats.estimate import LEVEL, MIN_REPEATS, NORMAL_975, REPLICATES, Estimate, combine, over_runs
 from validator.stats.means import ONE_SIDED, holm, pooled_cv, ratio, repeats_for_equality, repeats_needed, welch
@@ -52,7 +54,7 @@ def validation_side(
     cells: dict[Cell, list[RunReport]] = {}
     for phase in report.phases:
         for run in phase.measured if reported(phase.kind).compared else ():
-            cells.setdefault((phase.id, run.arm), []).append(run)
+            cells.setdefault((phase.id, run.arm), []).append(_with_cost(run, phase, runbook))
     subject = Subject(
         kind="validation",
         name=report.run_id,
@@ -70,8 +72,25 @@ def validation_side(
         facts=facts or {},
         min_effect=runbook.defaults.min_effect,
         run_cv=runbook.defaults.run_cv,
-        metrics={**METRICS, **runbook.trainer.metrics.declared},
+        metrics={**METRICS, **runbook.trainer.metrics.declared, PER_MILLION: _cost_in(runbook.hardware.currency)},
     )
+
+
+def _cost_in(currency: str) -> Metric:
+    """The cost per million tokens as a metric. Its price is the side's, so it can change where the rate does not."""
+    return Metric(PER_MILLION, currency, "steady", "lower", "cost per million tokens", follows=True)
+
+
+def _with_cost(run: RunReport, phase: PhaseReport, runbook: Runbook) -> RunReport:
+    """A run with what its tokens cost among its metrics, where the runbook declares a price for its phase."""
+    price, rate = runbook.hardware.price_per_gpu_hour, run.metrics.get("toks_per_s")
+    if price is None or rate is None or not reported(phase.kind).one_config:
+        return run
+    declared = next((one for one in runbook.phases if one.id == phase.id), None)
+    nproc = 0 if declared is None else nproc_of(runbook, declared)
+    per_rank, unit = run.metrics.get("toks_per_s_per_rank"), runbook.hardware.currency
+    cost = cost_stats(rate, per_rank, price=price, nproc=nproc, unit=unit)
+    return run.model_copy(update={"metrics": {**run.metrics, PER_MILLION: cost}})
 
 
 def run_side(
@@ -180,6 +199,8 @@ def _metric_values(runs: Sequence[RunReport], metric: Metric) -> _MetricValues:
             no_interval = no_interval or f"{run.id}: {stats.note or 'it has no interval'}"
         if stats.invalid is not None:
             obstacle = f"{run.id}: {stats.invalid}"
+        if metric.name == PER_MILLION and stats.unit != metric.unit:
+            obstacle = f"{run.id}: it is in {stats.unit or 'no currency'} there, in {metric.unit or 'none'} here"
         if not math.isfinite(value):
             obstacle = f"{run.id}: {metric.name} is not finite"
         points.append(value)
@@ -283,7 +304,7 @@ def _difference(one: _Tested, a: Side, b: Side, not_worse_than: float | None, ph
     return MetricDifference(
         phase=phase,
         arm=arm,
-        metric=f"{one.metric.name}.{one.metric.statistic}",
+        metric=PER_MILLION if one.metric.name == PER_MILLION else f"{one.metric.name}.{one.metric.statistic}",
         unit=one.metric.unit,
         better=one.metric.better or "higher",
         a=_sample(one.a),

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from validator.judge.cost import COSTS, cost_of, rate_behind
 from validator.model.catalogue import version_of
 from validator.model.record import PhaseRecord, RunRecord, ValidationRecord
 from validator.model.resolve import LAST_GO, Resolved
@@ -38,7 +39,7 @@ Known = Estimate | str
 
 Run = TypeVar("Run", RunRecord, RunReport)
 
-_SAMPLED_SCALARS = frozenset({"rate.drift_pct", "scaling.efficiency"})
+_SAMPLED_SCALARS = frozenset({"rate.drift_pct", "scaling.efficiency"}) | COSTS
 
 _measurements: dict[int, tuple[weakref.ref[Result], RunMeasurement]] = {}
 
@@ -135,6 +136,11 @@ class PhaseData:
             return self.of_run(runs[index or 0], resolved)
         if resolved.name == "scaling.efficiency":
             return scaling_efficiency(self)
+        if resolved.name in COSTS:
+            rate = self.value(rate_behind(resolved), arm=arm, index=None)
+            assert isinstance(rate, Estimate), "a series is a number"
+            runbook, phase = self.validation.runbook, self.record.phase
+            return cost_of(resolved.name, rate, runbook=runbook, phase=phase, runs=runs)
         # From four repeats on, the scatter of the run means is the interval; a run need not have one of its own.
         values = [self.of_run(run, resolved, alone=len(runs) < MIN_REPEATS) for run in runs]
         estimates = [value for value in values if isinstance(value, Estimate)]
@@ -146,6 +152,7 @@ class PhaseData:
 
         As the runbook declares it or, if that is more, as four runs or more of the last GO showed it.
         """
+        resolved = rate_behind(resolved)
         declared, last_go = self.validation.runbook.defaults.run_cv, self.validation.last_go
         phase = next((one for one in last_go.phases if one.id == resolved.phase_id), None) if last_go else None
         means: dict[str | None, list[float]] = {}
@@ -162,7 +169,7 @@ class PhaseData:
             rate = Resolved(resolved.phase_id, "series", "toks_per_s_per_rank", "mean", "tok/s", "steady")
             wide = _scaled_against(self)
             return tuple(window for side in (wide, self) for arm in side.arms for window in side.windows(rate, arm=arm))
-        measurements = [measured(run) for run in self.arms.get(arm, ())]
+        resolved, measurements = rate_behind(resolved), [measured(run) for run in self.arms.get(arm, ())]
         found = [one.window_found for one in measurements if one is not None and one.window_found is not None]
         # The drift is the slow-down itself, so it needs no second proof.
         return tuple(replace(one, slowed=False) if resolved.kind == "scalar" else one for one in found)
@@ -175,6 +182,7 @@ class PhaseData:
 
     def assumes_variation(self, resolved: Resolved, *, arm: str) -> bool:
         """Whether the interval rests on an assumed variation between runs, for want of four repeats."""
+        resolved = rate_behind(resolved)
         return resolved.name == "scaling.efficiency" or _assumes_variation(resolved, self.arms.get(arm, ()))
 
     def of_run(self, run: RunRecord, resolved: Resolved, *, alone: bool = True) -> Known:
@@ -193,6 +201,7 @@ class PhaseData:
 
     def few_pauses(self, resolved: Resolved, *, arm: str) -> str | None:
         """The run of an arm whose rate holds pauses, but too few to show how often they come; None where none does."""
+        resolved = rate_behind(resolved)
         for run in self.arms.get(arm, ()):
             measurement = measured(run)
             rows = measurement.windows.get(resolved.name) if measurement is not None else None
@@ -202,7 +211,7 @@ class PhaseData:
 
     def evidence(self, resolved: Resolved, *, arm: str) -> tuple[Evidence, ...]:
         """Where the value was read: one entry for each run."""
-        found = []
+        found, resolved = [], rate_behind(resolved)
         trial = [run for run in self.record.runs if run.spec.role == "smoke"]
         for run in trial if resolved.name.startswith("smoke.") else self.arms.get(arm, ()):
             measurement = measured(run)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from validator.judge.compare import compare_phase
+from validator.judge.cost import COSTS
 from validator.judge.criteria import judge_criterion
 from validator.judge.data import PhaseData, measured, scaling_efficiency
 from validator.judge.decision import with_remedies
@@ -16,11 +17,13 @@ from validator.judge.implicit import implicit_criteria, implicit_verdicts, out_o
 from validator.kinds.registry import asks, unasked
 from validator.model.catalogue import version_of
 from validator.model.record import PhaseRecord, RunRecord, ValidationRecord
+from validator.model.resolve import Resolved
 from validator.model.result import Result, ScalarValue
 from validator.model.runbook import TrainPhase
 from validator.model.verdict import ArmComparison, Check, PhaseReport, RunReport, Status, Verdict
+from validator.stats.estimate import Estimate
 from validator.stats.measure import NotMeasured, RunMeasurement
-from validator.text import listed, plural
+from validator.text import format_value, listed, plural
 
 _WORST: tuple[Status, ...] = ("FAIL", "INCONCLUSIVE", "RUNNING", "NOT_RUN", "SKIPPED")
 
@@ -214,10 +217,34 @@ def _why(found: Iterable[Verdict | Check], status: Status) -> str:
 
 def _phase_scalars(data: PhaseData) -> dict[str, ScalarValue]:
     """Numbers that belong to the phase and not to one of its runs."""
+    if not any(run.result is not None for run in data.record.runs):
+        return {}
+    return {**_scaling(data), **_costs(data)}
+
+
+def _costs(data: PhaseData) -> dict[str, ScalarValue]:
+    """What its tokens and the planned run cost, as far as the runbook declares prices and lengths."""
+    phase, runbook = data.record.phase, data.validation.runbook
+    found: dict[str, ScalarValue] = {}
+    for scalar in phase.known_scalars().values():
+        if scalar.name not in COSTS or phase.obstacle(scalar.name, runbook.hardware, runbook.trainer) is not None:
+            continue
+        resolved = Resolved(phase.id, "scalar", scalar.name, None, runbook.hardware.currency, None)
+        try:
+            cost = data.value(resolved, arm="", index=None)
+        except (NotMeasured, KeyError) as problem:
+            found[scalar.name] = ScalarValue(value=None, unit=resolved.unit, note=f"not measured: {problem}")
+            continue
+        if isinstance(cost, Estimate):
+            low, high = cost.interval() or (None, None)
+            note = f"{format_value(runbook.hardware.price_per_gpu_hour, resolved.unit)} per GPU and hour"
+            found[scalar.name] = ScalarValue(value=cost.point, unit=resolved.unit, ci_low=low, ci_high=high, note=note)
+    return found
+
+
+def _scaling(data: PhaseData) -> dict[str, ScalarValue]:
     phase = data.record.phase
     if not isinstance(phase, TrainPhase) or phase.scaling_against is None:
-        return {}
-    if not any(run.result is not None for run in data.record.runs):
         return {}
     against = f"per-rank rate of {phase.scaling_against} over that of {phase.id}"
     try:

@@ -360,6 +360,17 @@ TRAINING = (
         tile="Drift of the rate",
     ),
 )
+CURRENCY = "currency"
+"""Unit of an amount of money: `hardware.currency`, which only the runbook knows."""
+
+COST = _scalars(
+    (
+        "cost.per_million_tokens",
+        CURRENCY,
+        "`hardware.price_per_gpu_hour` of every rank's GPU over the global rate, with the interval of the rate",
+    ),
+    ("cost.planned_run", CURRENCY, "the same for `trainer.planned_tokens` or `planned_steps`"),
+)
 AUDIT = (
     *_scalars(
         ("audit.attention", "", "backends that the attention ran, all branches together: `triton`, `flash`, …"),

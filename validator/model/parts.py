@@ -60,6 +60,18 @@ class Hardware(Frozen):
     cpu_cores: Count | None = Field(None, ge=1, description="Minimum CPU cores that this process may use.")
     memory: Size | None = Field(None, description="Minimum host memory available at the start.")
     disk_free: Size | None = Field(None, description="Minimum free space where results are written.")
+    price_per_gpu_hour: float | None = Field(
+        None,
+        gt=0,
+        allow_inf_nan=False,
+        description="Price of an hour of one GPU; gives `cost.per_million_tokens` and `cost.planned_run` of phases of "
+        "one config. A phase has as many GPUs as ranks.",
+    )
+    currency: str = Field(
+        "",
+        pattern=r"^[A-Za-z]{0,12}$",
+        description="Currency of the price in letters, such as USD; shown, and checked where a criterion writes one.",
+    )
 
     @field_validator("name")
     @classmethod
@@ -288,6 +300,12 @@ class Trainer(Frozen):
         "checked against the validator's own clock, and follows from the time of a step where the trainer writes no "
         "rate. Phases that train on another number set their own.",
     )
+    planned_tokens: Count | None = Field(
+        None, ge=1, description="Tokens of the long run that is decided about; gives `cost.planned_run`."
+    )
+    planned_steps: Count | None = Field(
+        None, ge=1, description="The same in optimizer steps, each of the tokens that a step of the phase has."
+    )
     workdir: str | None = Field(
         None,
         description="The trainer's working directory, relative to the runbook; default, and that of all other runs, "
@@ -328,6 +346,12 @@ class Trainer(Frozen):
         left_out = {"out": prints, "steps": data.get("stop") == "at_steps"}
         missing = [name for name in ("steps", "out") if f"{{{name}}}" not in command and not left_out[name]]
         return {**data, "args": {name: f"{{{name}}}" for name in missing}}
+
+    @model_validator(mode="after")
+    def _one_length(self) -> Trainer:
+        if self.planned_tokens is not None and self.planned_steps is not None:
+            raise ValueError("planned_tokens and planned_steps both say how long the run is; remove one of the two")
+        return self
 
     @model_validator(mode="after")
     def _one_workdir(self) -> Trainer:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from validator.model.catalogue import METRICS, STATISTICS, Better, Metric, is_open_scalar
+from validator.model.catalogue import CURRENCY, METRICS, STATISTICS, Better, Metric, is_open_scalar
 from validator.model.columns import NO_SERIES, PACES, TOTALS, series_name
 from validator.model.expression import Reference
 from validator.model.pattern import PatternError, line_pattern
@@ -217,7 +217,8 @@ def _resolve_scalar(name: str, *, runbook: Runbook, phase: Phase) -> Resolved:
     obstacle = _obstacle(name, runbook=runbook, phase=phase)
     if obstacle is not None:
         raise UnresolvedReference(f"{name} can never be known: {obstacle[0]}", obstacle[1])
-    return Resolved(phase.id, "scalar", name, None, scalar.unit, None, unit_known=not scalar.text, text=scalar.text)
+    unit = runbook.hardware.currency if scalar.unit == CURRENCY else scalar.unit
+    return Resolved(phase.id, "scalar", name, None, unit, None, unit_known=not scalar.text, text=scalar.text)
 
 
 def _obstacle(name: str, *, runbook: Runbook, phase: Phase) -> tuple[str, str] | None:
@@ -235,7 +236,7 @@ def _obstacle(name: str, *, runbook: Runbook, phase: Phase) -> tuple[str, str] |
         )
     if name == "straggler.score" and nproc_of(runbook, phase) == 1:  # with 0 the trainer may start its own
         return f"phase {phase.id} has one process", "set nproc to 2 or more, or drop the criterion"
-    if name == "rate.drift_pct" and "toks_per_s" not in _series_in(runbook, phase):
+    if (name == "rate.drift_pct" or SCALARS[name].unit == CURRENCY) and "toks_per_s" not in _series_in(runbook, phase):
         return "the trainer declares no source of toks_per_s", "declare trainer.metrics.csv or a group toks_per_s"
     return None
 

@@ -115,6 +115,15 @@ def tokens_of(runbook: Runbook, phase: TrainingPhase) -> int | None:
     return runbook.trainer.tokens_per_step if phase.tokens_per_step is None else phase.tokens_per_step
 
 
+def planned_tokens_of(runbook: Runbook, phase: TrainingPhase, *, reported: float | None = None) -> float | None:
+    """Tokens of the planned run; `reported` are those of a step by the trainer, where the runbook declares none."""
+    trainer = runbook.trainer
+    if trainer.planned_steps is None:
+        return trainer.planned_tokens
+    tokens = tokens_of(runbook, phase) or reported
+    return None if tokens is None else trainer.planned_steps * tokens
+
+
 def pause_every_of(runbook: Runbook, phase: TrainingPhase) -> int | None:
     """Steps from one pause for validation or a checkpoint to the next, where the runbook declares them."""
     return runbook.defaults.pause_every if phase.pause_every is None else phase.pause_every

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from validator.model.catalogue import AUDIT, PROFILE, SMOKE, TRAINING
+from validator.model.catalogue import AUDIT, COST, PROFILE, SMOKE, TRAINING
 from validator.model.parts import (
     Argument,
     Arm,
@@ -48,10 +48,28 @@ class TrainingPhase(ProcessPhase):
     watchdog: Watchdog | None = Field(None, description="When a run is stopped before its time.")
     log_contains: tuple[str, ...] = Field((), description="Texts that rank 0 must print; each is a required criterion.")
 
+    def obstacle(self, name: str, hardware: Hardware, trainer: Trainer) -> tuple[str, str] | None:
+        if not name.startswith("cost."):
+            return None
+        if hardware.price_per_gpu_hour is None:
+            fix = "declare hardware.price_per_gpu_hour, such as 2.5, and hardware.currency"
+            return "hardware.price_per_gpu_hour is not declared", fix
+        if name != "cost.planned_run" or trainer.planned_tokens is not None:
+            return None
+        if trainer.planned_steps is None:
+            fix = "declare trainer.planned_tokens, such as 10000000000, or trainer.planned_steps"
+            return "the length of the planned run is not declared", fix
+        declared = self.tokens_per_step or trainer.tokens_per_step
+        if declared is None and trainer.metrics.env is None:
+            fix = "declare trainer.tokens_per_step, or trainer.planned_tokens in place of planned_steps"
+            return "nothing says how many tokens a planned step has", fix
+        return None
+
 
 class TrainPhase(TrainingPhase):
     """One configuration of the trainer."""
 
+    scalars = COST
     one_config = compared = True
 
     kind: Literal["train"]
@@ -67,7 +85,7 @@ class TrainPhase(TrainingPhase):
 
     def obstacle(self, name: str, hardware: Hardware, trainer: Trainer) -> tuple[str, str] | None:
         if name != "scaling.efficiency" or self.scaling_against is not None:
-            return None
+            return super().obstacle(name, hardware, trainer)
         return (
             f"phase {self.id} is not compared with another",
             f"add scaling_against: PHASE, a phase with more processes, to {self.id}",
@@ -194,6 +212,7 @@ class ProfilePhase(TrainingPhase):
 class SoakPhase(TrainingPhase):
     """A long run under the watchdog: rate, memory and gates must stay steady to the end."""
 
+    scalars = COST
     one_config = compared = True
 
     kind: Literal["soak"]

@@ -27,7 +27,7 @@ from validator.report.html import render_html
 from validator.report.markdown import render_markdown
 from validator.report.specs import ChartData
 from validator.runs import replay
-from validator.runs.folder import RENDERINGS, ReportPaths, RunFolder
+from validator.runs.folder import RENDERINGS, Header, ReportPaths, RunFolder
 from validator.runs.journal import Event
 from validator.times import parse_time, utc_now
 
@@ -51,6 +51,13 @@ class Finished:
     def markdown(self) -> str:
         """report.md."""
         return _content(self.paths.markdown)
+
+    @property
+    def runbook(self) -> tuple[str, Header]:
+        """The runbook's text as it was read at the start, and the header, which says from where."""
+        folder = RunFolder.open(self.folder)
+        with folder.tree() as tree:
+            return tree.text("runbook.yaml"), folder.header
 
 
 def _content(path: Path) -> str:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Mapping
 
 from validator.model import expression as lang
-from validator.model.catalogue import METRICS
+from validator.model.catalogue import CURRENCY, METRICS
 from validator.model.resolve import Resolved, UnresolvedReference, resolve
 from validator.model.runbook import Criterion, Phase, Runbook, TrainingPhase
 from validator.model.schemas import SCALARS
@@ -47,6 +47,8 @@ def always_holds(comparison: lang.Relation, resolved: Mapping[lang.Reference, Re
 def never_negative(meaning: Resolved) -> bool:
     """Whether a value cannot be below 0. What a runbook declares of its own may be an offset, whatever its unit."""
     if meaning.statistic in ("stdev", "n"):
+        return True
+    if meaning.kind == "scalar" and meaning.name in SCALARS and SCALARS[meaning.name].unit == CURRENCY:
         return True
     known = meaning.name in METRICS or meaning.name in SCALARS
     return known and meaning.unit in _NEVER_NEGATIVE and "growth" not in meaning.name

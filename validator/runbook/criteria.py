@@ -80,7 +80,7 @@ def _is_noise(error: UnresolvedReference, reference: lang.Reference, built: Buil
         return True
     if "declares no" in error.message or "does not record" in error.message or "no metric called" in error.message:
         return not built.sound("trainer")
-    return "hardware.gpus" in error.message and not built.sound("hardware")
+    return "hardware." in error.message and not built.sound("hardware")
 
 
 def _check_windows(resolved: _Meanings, *, runbook: Runbook, at: _ProblemAt) -> Iterator[Problem]:

@@ -72,6 +72,7 @@ def test_sound_criteria_pass(text: str) -> None:
         ("scaling.efficiency > 0.9", "scaling.efficiency can never be known: phase here is not compared with another"),
         ("straggler.score > 0.7", "straggler.score can never be known: phase here has one process"),
         ("tests.passed > 1", "tests.passed is not known in a phase of kind train"),
+        ("cost.planned_run < 9", "hardware.price_per_gpu_hour is not declared | declare hardware.price_per_gpu_hour"),
     ],
 )
 def test_a_criterion_that_could_never_be_judged_is_refused(text: str, message: str) -> None:
@@ -154,6 +155,46 @@ def test_order_of_phases() -> None:
     assert check(phase("a", needs=["a"])) == ["the needs of phases form a cycle: a → a | remove a from the needs of a"]
     long = check(phase("a", needs=["c"]), phase("b", needs=["a"]), phase("c", needs=["b"]))
     assert long == ["the needs of phases form a cycle: a → c → b → a | remove c from the needs of a"]
+
+
+PRICE = {"price_per_gpu_hour": 2, "currency": "USD"}
+
+
+@pytest.mark.parametrize(
+    ("text", "more", "message"),
+    [
+        ("cost.per_million_tokens <= 1 USD", {}, ""),
+        ("cost.per_million_tokens <= 1 EUR", {}, "written in EUR, but cost.per_million_tokens is in USD"),
+        ("cost.per_million_tokens >= 0", {}, "is never below 0"),
+        (
+            "cost.planned_run <= 900",
+            {},
+            "the length of the planned run is not declared | declare trainer.planned_tokens",
+        ),
+        ("cost.planned_run <= 900", {"trainer": {"planned_tokens": 10**9}}, ""),
+        ("cost.planned_run <= 900", {"trainer": {"planned_steps": 10**4}}, ""),
+        (
+            "cost.planned_run <= 900",
+            {"trainer": {"planned_steps": 9, "metrics": {"csv": "m.csv"}}},
+            "nothing says how many tokens a planned step has | declare trainer.tokens_per_step",
+        ),
+        (
+            "cost.per_million_tokens <= 1",
+            {"trainer": {"metrics": {"stdout": "{step} {loss}"}}},
+            "the trainer declares no source of toks_per_s",
+        ),
+        ("cost.per_million_tokens <= 1", sweep(), "exists in phases of kind train, soak"),
+    ],
+)
+def test_a_cost_needs_a_price_a_rate_and_a_length(text: str, more: Tree, message: str) -> None:
+    found = criterion(text, hardware=PRICE, **{**more, "id": "here"})
+    assert len(found) == (1 if message else 0), found
+    assert message in "".join(found)
+
+
+def test_a_planned_run_has_one_length() -> None:
+    (found,) = check(phase(), trainer={"planned_tokens": 5, "planned_steps": 5})
+    assert "remove one of the two" in found
 
 
 def test_scaling_needs_an_earlier_phase_of_more_processes() -> None:
