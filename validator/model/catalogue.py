@@ -363,13 +363,19 @@ TRAINING = (
 CURRENCY = "currency"
 """Unit of an amount of money: `hardware.currency`, which only the runbook knows."""
 
-COST = _scalars(
-    (
+COST = (
+    Scalar(
         "cost.per_million_tokens",
         CURRENCY,
         "`hardware.price_per_gpu_hour` of every rank's GPU over the global rate, with the interval of the rate",
+        tile="Cost of a million tokens",
     ),
-    ("cost.planned_run", CURRENCY, "the same for `trainer.planned_tokens` or `planned_steps`"),
+    Scalar(
+        "cost.planned_run",
+        CURRENCY,
+        "the same for `trainer.planned_tokens` or `planned_steps`",
+        tile="Cost",
+    ),
 )
 AUDIT = (
     *_scalars(
@@ -423,9 +429,13 @@ PROBE = _scalars(
     ("probe.pcie_width", "lanes", "PCIe lanes while data were copied, narrowest link"),
 )
 
+_GROUPS = (*OUTCOME, *TESTS, *TRAINING, *COST, *AUDIT, *PROFILE, *SMOKE, *PROBE)
+
 TILES: dict[str, str] = {
     **{one.name: one.tile or one.name for one in _CATALOGUE if one.tile or one.headline},
-    **{one.name: one.tile for one in (*OUTCOME, *TESTS, *TRAINING, *AUDIT, *PROFILE, *SMOKE, *PROBE) if one.tile},
+    **{
+        one.name: one.tile for one in (*OUTCOME, *TESTS, *TRAINING, *COST, *AUDIT, *PROFILE, *SMOKE, *PROBE) if one.tile
+    },
 }
 """The label of every value that has a tile on the first screen of a report whether or not a criterion asks for it."""
 

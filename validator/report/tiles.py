@@ -36,7 +36,7 @@ _ORDER: tuple[tuple[str, ...], ...] = (
     ("Peak GPU memory", "Peak GPU memory, allocated", "Peak host memory"),
     ("Drift of the rate", "Longest silence"),
     (_SETTINGS,),
-    ("Cost",),
+    ("Cost", "Cost of a million tokens"),
     ("Loss",),
 )
 """Labels of the catalogue's tiles in the order of the report; the first of a row that was measured is shown.
@@ -317,5 +317,5 @@ def _choice_line(phase: PhaseReport, comparison: ArmComparison) -> LabeledValue:
         return LabeledValue(one_line(phase.id), why, href)
     settings = ", ".join(f"{key.split('.', 1)[-1]}={value}" for key, value in arm.settings.items()) or arm.arm
     effect = format_change(comparison.effect)
-    reasons = {"significant": effect, "no_difference": "no difference", "not_worse": "not worse"}
+    reasons = {"significant": effect, "no_difference": "as good as the others", "not_worse": "not worse"}
     return LabeledValue(one_line(settings, limit=80), reasons.get(comparison.outcome, comparison.outcome), href)
