@@ -164,7 +164,7 @@ def _carry_out(header: BisectHeader, root: Path, *, lock: bool, note: Note) -> B
             budget=header.max_runs,
             # What the first run reported is what all are compared by.
             start=lambda number, names: _run_trial(header, runner, note, number, names, metric=trials.metric),
-            known=_known(header),
+            known=_metrics_of(header),
             done=[Trial(**{**one, "names": frozenset(one["names"])}) for one in before],
         )
         answer = _answer(header, root, trials)
@@ -173,7 +173,7 @@ def _carry_out(header: BisectHeader, root: Path, *, lock: bool, note: Note) -> B
     return answer
 
 
-def _known(header: BisectHeader) -> Mapping[str, Metric]:
+def _metrics_of(header: BisectHeader) -> Mapping[str, Metric]:
     return {**METRICS, **header.good.trainer.metrics.declared}
 
 
@@ -189,7 +189,7 @@ def _run_trial(
         raise Interrupted
     read = kind_of(spec.kind).read
     result = clean_result(collect_run(spec, run_dir=runner.run_dir, outcome=outcome, read=read))
-    known = _known(header)
+    known = _metrics_of(header)
     wanted = speeds(known) if metric is None else (metric,)
     found, value, half, why = measured_value(
         result, outcome, [known[one] for one in wanted], statistic=header.statistic, warmup_steps=header.warmup_steps

@@ -164,7 +164,7 @@ def metric_differences(a: Side, b: Side, *, not_worse_than: float | None = None)
     With `not_worse_than`, a share, the verdicts answer that one-sided question.
     """
     shared = [cell for cell in b.cells if cell in a.cells]
-    rests = {cell: headlines(_measured(a.cells[cell]) & _measured(b.cells[cell]), b.metrics) for cell in shared}
+    rests = {cell: headlines(_metric_names(a.cells[cell]) & _metric_names(b.cells[cell]), b.metrics) for cell in shared}
     found: list[MetricDifference] = []
     for metric in b.metrics.values():
         if metric.better is None:
@@ -179,7 +179,7 @@ def metric_differences(a: Side, b: Side, *, not_worse_than: float | None = None)
     return tuple(sorted(found, key=lambda one: (order[(one.phase, one.arm)], not one.headline)))
 
 
-def _measured(runs: Sequence[RunReport]) -> set[str]:
+def _metric_names(runs: Sequence[RunReport]) -> set[str]:
     return {name for run in runs for name in run.metrics}
 
 

@@ -71,7 +71,7 @@ def tracked(report: ValidationReport, record: ValidationRecord) -> Tracked:
             passed[verdict.id] = verdict.status == "PASS"
             texts[f"{verdict.id}.criterion"] = one_line(f"{verdict.status}: {verdict.text}", limit=250)
             for name, value in (("observed", verdict.observed), ("bound", verdict.bound)):
-                if (number := _number(value)) is not None:
+                if (number := _finite(value)) is not None:
                     values[f"{verdict.id}.{name}"] = number
     moment = parse_time(report.started)
     return Tracked(
@@ -96,13 +96,13 @@ def _run(phase: PhaseReport, run: RunReport, record: RunRecord | None) -> Tracke
         phase=phase.id,
         arm=run.arm,
         ok=outcome.get("reason") == "exited" and outcome.get("rc") == 0,
-        config={one_line(name, limit=200): _plain(value) for name, value in settings.items() if not _is_path(value)},
+        config={one_line(name, limit=200): _as_plain(value) for name, value in settings.items() if not _is_path(value)},
         values={**dict(_numbers(run.scalars)), **dict(_statistics(run.metrics))},
         series={name: (series.steps, series.values) for name, series in found.items()},
     )
 
 
-def _plain(value: object) -> Plain:
+def _as_plain(value: object) -> Plain:
     return value if isinstance(value, (bool, int, float)) else one_line(value, limit=500)
 
 
@@ -111,7 +111,7 @@ def _is_path(value: object) -> bool:
     return isinstance(value, str) and value.startswith(("/", "~"))
 
 
-def _number(value: object) -> float | None:
+def _finite(value: object) -> float | None:
     known = isinstance(value, (int, float)) and not isinstance(value, bool)
     return float(value) if known and isinstance(value, (int, float)) and math.isfinite(value) else None
 
@@ -119,12 +119,12 @@ def _number(value: object) -> float | None:
 def _numbers(scalars: Mapping[str, ScalarValue]) -> Iterator[tuple[str, float]]:
     for name, scalar in scalars.items():
         for suffix, value in (("", scalar.value), (".ci_low", scalar.ci_low), (".ci_high", scalar.ci_high)):
-            if (number := _number(value)) is not None:
+            if (number := _finite(value)) is not None:
                 yield f"{name}{suffix}", number
 
 
 def _statistics(metrics: Mapping[str, MetricStats]) -> Iterator[tuple[str, float]]:
     for name, stats in metrics.items():
         for statistic in _STATISTICS:
-            if (number := _number(getattr(stats, statistic))) is not None:
+            if (number := _finite(getattr(stats, statistic))) is not None:
                 yield f"{name}.{statistic}", number

@@ -380,3 +380,13 @@ def _raw_index(value: str, raw: str, column: int, start: int) -> int | None:
         if not char.isspace():
             at += 1
     return at
+
+
+def leaves(path: Path, node: Node) -> Iterator[tuple[Path, Node]]:
+    """Every value in the node that holds no others, with its path."""
+    if isinstance(node.value, (dict, list)):
+        inside = node.value.items() if isinstance(node.value, dict) else enumerate(node.value)
+        for key, child in inside:
+            yield from leaves((*path, key), child)
+    else:
+        yield path, node

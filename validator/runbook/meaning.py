@@ -14,7 +14,7 @@ from validator.model.settings import PLACEHOLDERS, flat_name, nproc_of, unknown_
 from validator.runbook.asking import check_observing
 from validator.runbook.build import Built
 from validator.runbook.criteria import check_choose, check_criteria
-from validator.runbook.document import Node, Path, mark_at, node_at, position
+from validator.runbook.document import Node, Path, leaves, mark_at, node_at, position
 from validator.runbook.mistakes import fixed_folder
 from validator.runbook.problems import Problem
 from validator.runbook.starting import check_starting
@@ -93,18 +93,7 @@ def _texts(root: Node) -> Iterator[tuple[Path, Node]]:
     for path in wanted:
         node = node_at(root, path)
         if node is not None:
-            yield from _leaves(path, node)
-
-
-def _leaves(path: Path, node: Node) -> Iterator[tuple[Path, Node]]:
-    if isinstance(node.value, dict):
-        for key, child in node.value.items():
-            yield from _leaves((*path, key), child)
-    elif isinstance(node.value, list):
-        for index, child in enumerate(node.value):
-            yield from _leaves((*path, index), child)
-    elif isinstance(node.value, str):
-        yield path, node
+            yield from ((path, leaf) for path, leaf in leaves(path, node) if isinstance(leaf.value, str))
 
 
 def _trainer(built: Built, runbook: Runbook) -> Iterator[Problem]:

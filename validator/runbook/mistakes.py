@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import re
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from validator.files import open_file, stat_file
 from validator.model.runbook import Runbook, TrainingPhase
 from validator.model.settings import flat_name, has_placeholder, warmup_of
 from validator.runbook.build import Built
-from validator.runbook.document import Node, node_at, position
+from validator.runbook.document import Node, leaves, node_at, position
 from validator.runbook.document import Path as Place
 from validator.runbook.problems import Mark, Problem
 
@@ -59,22 +59,10 @@ def _given(built: Built, runbook: Runbook) -> Iterator[tuple[Place, Node]]:
     for place in places:
         node = node_at(built.root, place)
         if node is not None:
-            yield from _leaves(place, node)
+            yield from leaves(place, node)
     if node_at(built.root, ("trainer", "args")) is None:
         mark = built.root.mark
         yield from ((("trainer", "args", key), Node(value, mark)) for key, value in runbook.trainer.args.items())
-
-
-def _leaves(place: Place, node: Node) -> Iterator[tuple[Place, Node]]:
-    inside: Iterable[tuple[str | int, Node]] = ()
-    if isinstance(node.value, dict):
-        inside = node.value.items()
-    elif isinstance(node.value, list):
-        inside = enumerate(node.value)
-    else:
-        yield place, node
-    for key, child in inside:
-        yield from _leaves((*place, key), child)
 
 
 def _missing_script(built: Built, runbook: Runbook) -> Iterator[Problem]:
@@ -95,10 +83,11 @@ def _missing_script(built: Built, runbook: Runbook) -> Iterator[Problem]:
         return
     node = node_at(built.root, ("trainer", "command", 0))
     beside = Path(node.mark.file).resolve().parent if node is not None else folder
-    where = "its working folder" if cwd else "the folder where validator was started"
-    fix = f"write its path, or set trainer.cwd to the folder that holds {script}"
+    key = "trainer.cwd" if trainer.workdir is None else "trainer.workdir"
+    where = key if cwd else "the folder where validator was started"
+    fix = f"write its path, or set trainer.workdir to the folder that holds {script}, relative to the runbook"
     if beside != folder.resolve() and (beside / script).is_file():
-        fix = f"{script} lies beside the runbook: set trainer.cwd: {beside}, or start validator there"
+        fix = f"{script} lies beside the runbook: set trainer.workdir: ., or start validator in {beside}"
     message = f"the trainer's script {script} is not in {where}, which is {folder}"
     yield built.problem(("trainer", "command", 0), message, fix)
 

@@ -83,7 +83,7 @@ def test_a_script_beside_the_runbook_is_found_for_the_user(here: Path, monkeypat
     (here / "elsewhere").mkdir()
     monkeypatch.chdir(here / "elsewhere")
     (found,) = said(BOOK, "../mine.yaml")
-    assert f"train.py lies beside the runbook: set trainer.cwd: {here}" in found
+    assert f"train.py lies beside the runbook: set trainer.workdir: ., or start validator in {here}" in found
 
 
 @pytest.mark.parametrize("command", ["[train.py]\n  args: {lr: 0.1}", "[train.py, config.yaml]\n  args: {}"])
