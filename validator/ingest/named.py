@@ -12,7 +12,7 @@ from validator.ingest.readers.read import read_files
 from validator.ingest.result_builder import ResultBuilder
 from validator.ingest.table import StepTable
 from validator.model.catalogue import METRICS
-from validator.model.parts import TrainerMetrics
+from validator.model.metrics import TrainerMetrics
 from validator.model.readers import READERS, ReaderName
 from validator.model.result import PrintedFormat, Series
 

@@ -5,29 +5,24 @@ Field descriptions are the text of `docs/runbook-reference.md`, so keep them exa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PlainSerializer, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from validator.model.budget import found_in
-from validator.model.catalogue import METRICS, Better, Metric, Statistic, Window
 from validator.model.findings import FindingCode
 from validator.model.launching import Argument as Argument
 from validator.model.launching import Container, Launcher, Paths, Stop
-from validator.model.pattern import PatternError, compiled, line_pattern
-from validator.model.readers import READERS, Reader, ReaderName, readers_of
+from validator.model.metrics import BUNDLED_METRICS, MetricsField
+from validator.model.pattern import PatternError, compiled
 from validator.model.units import Duration, Frozen, Size
+from validator.model.units import Identifier as Identifier
 
 Setting = str | int | float | bool
 """A value that a runbook may give to an environment variable or a trainer argument."""
 
 Count = Annotated[int, Field(strict=True)]
 """A whole number written as one: `true` and `"300"` are mistakes, not 1 and 300."""
-
-
-Identifier = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
-"""Lower-case letters, digits and underscores, so that a criterion can name it."""
 
 
 class Criterion(Frozen):
@@ -88,169 +83,6 @@ class Hardware(Frozen):
     def fits(self, gpu: str) -> bool:
         """Whether a GPU of this name is of the declared kind; any is where none is declared."""
         return self.name is None or found_in(self.name, gpu)
-
-
-class ExtraSeries(Frozen):
-    """A further series that the trainer writes, with the facets that the catalogue gives its own. As text: its unit."""
-
-    unit: str = Field("", description="Unit; shown, and checked where a criterion writes one.")
-    window: Window = Field("whole", description="Steps that count: `steady` leaves out warm-up and gives an interval.")
-    better: Better | None = Field(
-        None, description="Direction that is good. `compare` compares two validations only by series that have one."
-    )
-    statistic: Statistic = Field("mean", description="What `compare` and `baseline` take of it.")
-    headline: bool = Field(
-        False, description="Whether the verdict of `compare` rests on it, and `baseline` derives a bound from it."
-    )
-    chart: str | None = Field(
-        None, description="Title of its chart; the default is its name. Under the title of another chart it joins that."
-    )
-
-    @model_validator(mode="after")
-    def _has_direction(self) -> ExtraSeries:
-        if self.headline and self.better is None:
-            raise ValueError("headline: true needs a direction; add better: higher or better: lower")
-        return self
-
-    def as_metric(self, name: str) -> Metric:
-        """The series under its name, as the catalogue describes its own."""
-        return Metric(
-            name,
-            self.unit,
-            self.window,
-            self.better,
-            "declared by the runbook",
-            statistic=self.statistic,
-            headline=self.headline,
-            chart=self.chart or name,
-        )
-
-
-def _extra_series(value: Any) -> Any:
-    return {"unit": value} if isinstance(value, str) else value
-
-
-def _as_written(series: ExtraSeries) -> Any:
-    """Its unit alone where the runbook gives nothing else, as validations before stored it."""
-    facets = series.model_dump(exclude_defaults=True)
-    return series.unit if facets.keys() <= {"unit"} else facets
-
-
-ExtraField = Annotated[
-    ExtraSeries, BeforeValidator(_extra_series, json_schema_input_type=str | ExtraSeries), PlainSerializer(_as_written)
-]
-
-
-def _names_list(value: Any) -> Any:
-    return (value,) if isinstance(value, str) else value
-
-
-ReaderNames = Annotated[
-    tuple[ReaderName, ...],
-    BeforeValidator(_names_list, json_schema_input_type=ReaderName | tuple[ReaderName, ...]),
-]
-
-
-class TrainerMetrics(Frozen):
-    """Where a trainer's measurements are read from, relative to its output folder. A reader's name, or a list of them,
-    may be written in place of the mapping."""
-
-    reader: ReaderNames = Field(
-        (),
-        description="Readers that know what a trainer or a logger writes ([page](readers.md)). Of several, a series is "
-        "that of the first that has it; `csv`, `heartbeat` and `stdout` come before all.",
-    )
-    files: dict[ReaderName, str] = Field(
-        default_factory=dict,
-        description="Which files a reader takes, where it finds more than one run's: reader to a path below the output "
-        "folder, with `*` within a folder and `**/` for any folders.",
-    )
-    names: dict[Identifier, str] = Field(
-        default_factory=dict,
-        description="Keys under which files of a reader hold a series, where it does not know them: `{loss: L/total}`.",
-    )
-    csv: str | None = Field(None, description="CSV of `step,loss,lr,toks_per_s,…`, with or without a header.")
-    heartbeat: str | None = Field(None, description="JSON lines, one file per rank; `{rank}` is the rank.")
-    env: str | None = Field(None, description="JSON with the environment and the requested and effective config.")
-    metrics: str | None = Field(None, description="JSON with final scalars; referred to as `metrics.<key>`.")
-    stdout: str | None = Field(
-        None,
-        description="Regular expression, searched in each line that rank 0 prints, colors left out. `{loss}` is short "
-        "for a group of that name that matches any number; `{step}` is needed, or `{row}` where each line is one step. "
-        "Standard error is searched where no line of standard output matches.",
-    )
-    extra: dict[str, ExtraField] = Field(
-        default_factory=dict,
-        description="Further series that the trainer writes: name to unit, or to a mapping as below. A column or a "
-        "heartbeat's field that the table of series lacks is declared here before a criterion names it; a group of "
-        "`stdout` declares itself, and has a unit only here: letters, `%` and one `/`. What is declared is charted.",
-    )
-    link_roots: tuple[str, ...] = Field(
-        (),
-        description="Folders to below which one of these files may be a link. It is followed while the run lasts and "
-        "replaced by a copy when it has ended; any other link is not read.",
-    )
-
-    @property
-    def readers(self) -> tuple[Reader, ...]:
-        """The readers that are named, in their order."""
-        return readers_of(self.reader)
-
-    @property
-    def patterns(self) -> tuple[str, ...]:
-        """Patterns for the lines that rank 0 prints: its own, then those of the readers."""
-        return tuple(filter(None, (self.stdout, *(reader.pattern for reader in self.readers))))
-
-    @property
-    def reads_log(self) -> bool:
-        """Whether anything is read from what rank 0 prints."""
-        return bool(self.patterns) or any(reader.two_streams for reader in self.readers)
-
-    @model_validator(mode="after")
-    def _files_of_readers(self) -> TrainerMetrics:
-        for name in self.files:
-            if name not in self.reader:
-                raise ValueError(f"files names {name}, which is no reader here; write reader: {name}, or remove it")
-            if not READERS[name].files:
-                raise ValueError(f"files names {name}, which reads what is printed; remove it")
-        return self
-
-    @property
-    def declared(self) -> Mapping[str, Metric]:
-        """The series of `extra` that the catalogue lacks, by name."""
-        return {name: one.as_metric(name) for name, one in self.extra.items() if name not in METRICS}
-
-    @field_validator("stdout")
-    @classmethod
-    def _has_step(cls, value: str | None) -> str | None:
-        if value is None:
-            return None
-        try:
-            groups = line_pattern(value).names
-        except PatternError as error:
-            raise ValueError(f"stdout {value!r} is not a regular expression: {error}") from error
-        if not {"step", "row"} & set(groups):
-            raise ValueError(
-                "stdout has no group named `step`; write {step} where the step is printed, or {row} where each line "
-                "that matches is one step"
-            )
-        return value
-
-
-def _metrics(value: Any) -> Any:
-    """A reader's name, or a list of them, as the mapping that it is short for."""
-    return {"reader": value} if isinstance(value, (str, list, tuple)) else value
-
-
-MetricsField = Annotated[
-    TrainerMetrics,
-    BeforeValidator(_metrics, json_schema_input_type=ReaderName | tuple[ReaderName, ...] | TrainerMetrics),
-]
-
-
-BUNDLED_METRICS = TrainerMetrics(
-    csv="training.csv", heartbeat="heartbeat_rank{rank}.jsonl", env="env.json", metrics="metrics.json"
-)
 
 
 class Trainer(Frozen):

@@ -10,16 +10,16 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from validator.model.parts import BUNDLED_METRICS as BUNDLED_METRICS
+from validator.model.metrics import BUNDLED_METRICS as BUNDLED_METRICS
+from validator.model.metrics import ExtraSeries as ExtraSeries
+from validator.model.metrics import TrainerMetrics as TrainerMetrics
 from validator.model.parts import Arm as Arm
 from validator.model.parts import Choose as Choose
 from validator.model.parts import Criterion as Criterion
 from validator.model.parts import Defaults as Defaults
-from validator.model.parts import ExtraSeries as ExtraSeries
 from validator.model.parts import Hardware as Hardware
 from validator.model.parts import Setting as Setting
 from validator.model.parts import Trainer as Trainer
-from validator.model.parts import TrainerMetrics as TrainerMetrics
 from validator.model.parts import Watchdog as Watchdog
 from validator.model.phases import CommandPhase as CommandPhase
 from validator.model.phases import PhaseBase as PhaseBase

@@ -23,6 +23,9 @@ def _below(path: str) -> str:
 PathBelow = Annotated[str, AfterValidator(_below)]
 """A path relative to the run folder that does not leave it; a journal may come from another machine."""
 
+Identifier = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
+"""Lower-case letters, digits and underscores, so that a criterion can name it."""
+
 RunId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,254}$")]
 """Name of a run folder. It becomes part of other paths, and of the text of runbooks."""
 

@@ -17,7 +17,7 @@ import pytest
 from validator.ingest import collect_dir
 from validator.ingest.readers.renditions import SUFFIX, rendition
 from validator.ingest.readers.tensorboard import masked_crc32c
-from validator.model.parts import TrainerMetrics
+from validator.model.metrics import TrainerMetrics
 from validator.model.readers import READERS, logged_name, matcher
 from validator.model.result import Result
 

@@ -151,7 +151,9 @@ def test_groups_that_miss_numbers_are_named_with_the_first_one() -> None:
     assert narrow_groups(r"{step} (?P<loss>[-\w.]+)") == {"loss": "1,234.5"}
 
 
-def test_check_warns_of_a_narrow_group_with_place_and_fix(tmp_path: Path) -> None:
+def test_check_warns_of_a_narrow_group_with_place_and_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
     text = """\
 schema: 1
 name: mine

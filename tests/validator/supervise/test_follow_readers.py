@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from validator.model.parts import TrainerMetrics
+from validator.model.metrics import TrainerMetrics
 from validator.supervise.follow import Record, RunFollower
 
 LOGGED = Path(__file__).resolve().parents[1] / "ingest" / "logged"

@@ -15,7 +15,7 @@ from validator.ingest.readers.rows import Decoder, WholeFile
 from validator.ingest.readers.tensorboard import EventFile
 from validator.ingest.readers.trainer_state import TrainerState
 from validator.ingest.readers.wandb import WandbFile
-from validator.model.parts import TrainerMetrics
+from validator.model.metrics import TrainerMetrics
 from validator.model.readers import FileFormat, LoggedFiles, Reader, matcher
 
 STREAMS: Mapping[str, Callable[[str], Decoder]] = {

@@ -14,7 +14,7 @@ from validator.ingest.readers.mlflow import SeveralRuns
 from validator.ingest.readers.rows import FAULTS, LoggedColumns
 from validator.ingest.readers.trainer_state import finished_steps
 from validator.ingest.table import StepTable, read_table
-from validator.model.parts import TrainerMetrics
+from validator.model.metrics import TrainerMetrics
 from validator.model.result import SourceFile
 
 
