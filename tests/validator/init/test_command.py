@@ -169,8 +169,7 @@ def test_a_script_without_a_parser_is_not_asked() -> None:
 
 
 @pytest.mark.parametrize("given", ["", "--max_steps 50"])
-def test_where_lines_are_steps_the_command_keeps_its_length(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("validator.init.command._takes", lambda key: True)
+def test_where_lines_are_steps_the_command_keeps_its_length(given: str) -> None:
     Path("train.py").write_text("import argparse\n")
     found = understand(words(f"python train.py {given}"), help_of=lambda _: "--max_steps N")
     assert "{steps}" in found.words
