@@ -123,7 +123,10 @@ def _rows(answer) -> list[dict[str, float]]:
 
 
 @pytest.mark.parametrize("form", list(_TRAINERS))
-def test_a_trainer_is_recognized_and_its_runbook_runs(form: str, cli, workdir: Path) -> None:
+def test_a_trainer_is_recognized_and_its_runbook_runs(
+    form: str, cli, workdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(workdir)
     script = _write(workdir, form)
     length, place, _ = _TRAINERS[form]
     # One command gives length and folder, the other none of them: then --help names both.

@@ -160,6 +160,7 @@ _ALLOWED = {
     "supervise/lock.py": "the private folder of locks",
     "runs/journal.py": "the journal of this runner, which it holds",
     "supervise/launch.py": "logs of a run that has not started; files that the operator's command names",
+    "supervise/watch.py": "a log of its own, of what it reads from a pipe",
     "supervise/dump.py": "pipes of the flight recorder, without blocking",
     "supervise/guardian.py": "a program that imports nothing",
     "system/processes.py": "/proc and /sys",
