@@ -65,6 +65,9 @@ class Runner:
         )
         assert eventually((self.out / "ready").exists, within_s=20), self.process.communicate()
         assert len(marked(self.token)) == 2
+        # The tree may be there a moment before the runner has written down that it started it.
+        journal = folder / "journal.jsonl"
+        assert eventually(lambda: "attempt_started" in journal.read_text(encoding="utf-8"))
 
     def guardian(self) -> int:
         """Pid of the guardian: the runner's child that executes guardian.py."""
