@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from validator.model.cluster import Groups
 from validator.model.launching import Engine, Launcher, Stop
 from validator.model.runbook import PhaseBase, Setting, TrainerMetrics, TrainingPhase, Watchdog
 from validator.model.schemas import KindName, schema_of
@@ -47,8 +48,9 @@ class RunSpec(Frozen):
     )
     container: Contained | None = None
     cwd: str | None = None
+    groups: Groups = Field((), description="Nodes, by their index, that work at the same time; none: this machine.")
     out: PathBelow
-    nproc: int = Field(0, ge=0, description="Ranks, by the launcher or the trainer itself; 0 where unknown.")
+    nproc: int = Field(0, ge=0, description="Ranks of a group, by the launcher or the trainer itself; 0 where unknown.")
     steps: int | None = None
     stop: Stop = Field("trainer", description="What ends it.")
     warmup_steps: int = 0
