@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from validator.ingest.result_builder import ResultBuilder
+    from validator.model.cluster import Groups
     from validator.model.plan import Role, RunSpec, Started
     from validator.model.record import Outcome, PhaseRecord, RunRecord, ValidationRecord
     from validator.model.remedy import Remedy
@@ -81,6 +82,12 @@ class Planner(Protocol):
 
     @property
     def python(self) -> str: ...
+
+    @property
+    def groups(self) -> Groups: ...
+
+    @property
+    def nodes(self) -> int: ...
 
     def values(self, phase: PhaseBase, *parts: str, nproc: int = 0) -> dict[str, object]:
         """What each placeholder means in the run `parts` of the phase; `out` is its folder."""
@@ -237,6 +244,9 @@ class Kind(Generic[P]):
 
     free: tuple[str, ...] = ()
     """What a remedy may change although the declared config must stay: `env.NAME`, `args.NAME` or `steps`."""
+
+    looks = False
+    """Whether it has checks of the machine, so that on a cluster the agent of each node makes them."""
 
     relies_on: tuple[str, ...] = ()
     """Files that its verdict rests on besides those of `trainer.metrics`."""

@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from validator.documents import parse_json
+from validator.engine.base import node_name
+from validator.engine.lines import packed
 from validator.model.cluster import Ended, NodeRecord, Step
 from validator.supervise.capture import LogCap, compact, logs_below, trim_while_written
 from validator.supervise.guardian import Guardian
@@ -29,19 +31,16 @@ from validator.supervise.outcome_text import describe_exit
 from validator.supervise.termination import Grace, ProcessTree, Stopped, clear_leftovers, stop
 from validator.supervise.wait import CancelToken, Waiter, cancel_on_signals
 
-NODE_VARIABLES = ("VALIDATOR_NODE", "SLURMD_NODENAME")
-"""Where an agent finds the name of its node: set by an engine of ours, and by Slurm."""
-
 _FIRST_LINE_S = 60.0
 _BEAT_S = 1.0
 _SCAN_S = 2.0
 _LAST_WORDS_S = 10.0
-_PLACEHOLDER = re.compile(r"(?<!\$)\{(endpoint|endpoint_host|endpoint_port|node_rank|group|node_out)\}")
+_PLACEHOLDER = re.compile(r"(?<!\$)\{(master_addr|port|node_rank|group|node_out)\}")
 
 
 def main() -> int:
     """Carry out this node's part of one run. Returns 0 where the head has heard how it ended."""
-    node = next((os.environ[name] for name in NODE_VARIABLES if os.environ.get(name)), socket.gethostname())
+    node = node_name() or socket.gethostname()
     head = Head(node)
     with closing(CancelToken()) as cancel, cancel_on_signals(cancel):
         step = _first_line(head, cancel)
@@ -78,7 +77,8 @@ class Head:
 
     def say(self, what: str, **facts: Any) -> None:
         """Send a line, now or as soon as there is room."""
-        self._out += json.dumps({"node": self._node, "is": what, **facts}, separators=(",", ":")).encode() + b"\n"
+        line = json.dumps({"node": self._node, "is": what, **facts}, separators=(",", ":"))
+        self._out += packed(self._node, line.encode())
         self._write()
 
     @property
@@ -266,9 +266,8 @@ class Agent:
         step = self._step
         host, _, port = (self._endpoint or "").rpartition(":")
         values = {
-            "endpoint": self._endpoint or "",
-            "endpoint_host": host,
-            "endpoint_port": port,
+            "master_addr": host,
+            "port": port,
             "node_rank": str(self.rank),
             "group": f"g{self.group}",
             "node_out": str(self._out),

@@ -21,6 +21,7 @@ from typing import Any
 from validator.documents import parse_json
 from validator.engine import engine_of
 from validator.engine.base import Channel
+from validator.engine.lines import Lines
 from validator.errors import Unable
 from validator.files import replace_file
 from validator.model.cluster import Ended, NodeRecord, NodeRecords, Step
@@ -40,7 +41,6 @@ _FOLLOW_S = 5.0
 
 _CLOSE_S = 5.0
 _MOST_BYTES = 64 << 20
-_MOST_LINE = 16 << 20
 
 
 def main() -> int:
@@ -67,10 +67,10 @@ class _Node:
 
 @dataclass
 class _Client:
-    """A channel, what came of it that is no whole line yet, and what it has not taken yet."""
+    """A channel, and what it has not taken yet."""
 
     channel: Channel
-    unread: bytes = b""
+    lines: Lines = field(default_factory=Lines)
     unsent: bytearray = field(default_factory=bytearray)
     ended: bool = False
 
@@ -194,10 +194,7 @@ class Run:
             if not data:
                 self._gone(client)
                 return False
-            *lines, client.unread = (client.unread + data).split(b"\n")
-            if len(client.unread) > _MOST_LINE:
-                client.unread = b""
-            for line in lines:
+            for line in client.lines.take(data):
                 self._hear(client, line)
 
     def _hear(self, client: _Client, line: bytes) -> None:
@@ -243,10 +240,11 @@ class Run:
     def _gone(self, client: _Client) -> None:
         """A client has ended, and with it what could still be said of its nodes."""
         client.ended = True
+        said = client.channel.trouble()
         for name in client.channel.nodes:
             node = self._nodes[name]
             if node.record is None:
-                self._lose(node, "its agent ended without a word", time.monotonic())
+                self._lose(node, said or "its agent ended without a word", time.monotonic())
 
     # Ends.
 

@@ -17,7 +17,7 @@ from validator.secrets.masking import clean_spec
 from validator.supervise.attempt import AttemptContext, run_attempt
 from validator.supervise.capture import mask_files
 
-_RETRIED = ("stalled", "infrastructure", "node_lost")
+_RETRIED = ("stalled", "infrastructure")
 
 
 def supervise(spec: RunSpec, context: AttemptContext, *, earlier: Sequence[Attempt] = ()) -> Outcome:

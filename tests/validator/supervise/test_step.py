@@ -37,7 +37,7 @@ def across(make_spec: Make, supervised: Run) -> Run:
 
     def run(program: str, groups: tuple[tuple[int, ...], ...] = ((0, 1, 2),), **options: Any) -> Outcome:
         spec = {"watchdog": options.pop("watchdog", None), "timeout_s": options.pop("timeout_s", 30.0)}
-        argv = (sys.executable, "-S", "-c", program, "{node_rank}", "{group}", "{endpoint}", "{node_out}")
+        argv = (sys.executable, "-S", "-c", program, "{node_rank}", "{group}", "{master_addr}:{port}", "{node_out}")
         return supervised(make_spec(argv, groups=groups, **spec), place=place(*NODES), **options)
 
     return run
@@ -145,7 +145,7 @@ def test_a_timeout_stops_every_node(across: Run, run_dir: Path) -> None:
 def step_in(folder: Path, make_spec: Make, program: str, **changes: Any) -> tuple[subprocess.Popen[bytes], str]:
     """The step alone, and the mark of its run."""
     spec = make_spec(
-        (sys.executable, "-S", "-c", program, "{node_rank}", "{group}", "{endpoint}", "{node_out}"), groups=((0, 1, 2),)
+        (sys.executable, "-S", "-c", program, "{node_rank}", "{group}", "{master_addr}:{port}", "{node_out}"), groups=((0, 1, 2),)
     )
     token = secrets.token_hex(8)
     launch = prepare_step(spec, place(*NODES), run_dir=folder, token=token, grace_s=1.0)
