@@ -22,7 +22,7 @@ def test_a_node_dies(slurm: Slurm) -> None:
     plain = slurm.allocate("-N2", "-w", "n1,n2")
     ends = slurm.step(plain, ("n1", "n2"), "bash", "-c", _ASKED)
     lenient = slurm.allocate("-N3", "-w", "n1,n2,n3", "--no-kill")
-    stays = slurm.step(lenient, ("n1", "n2"), "sleep", "14", options=["--no-kill"])
+    stays = slurm.step(lenient, ("n1", "n2"), "sleep", "10", options=["--no-kill"])
     requeued = slurm.submit("srun sleep 600", "-N2", "--requeue")
     wait_until(lambda: len(slurm.processes("n2")) == 4, "three ranks and a child on n2")
     slurm.kill_node("n2")
