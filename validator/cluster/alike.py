@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from validator.model.cluster import NodeRecord
+from validator.model.nodes import NodeRecord
 
 CLOCK_S = 1.0
 """Clocks further apart than this spoil what is ordered by time: logs, certificates, files that are built."""

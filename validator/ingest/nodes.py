@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from validator.files import open_file
-from validator.model.cluster import NodeRecord, NodeRecords
+from validator.model.nodes import NodeRecord, NodeRecords
 from validator.model.plan import RunSpec
 from validator.model.result import Result, RunTable, ScalarValue
 

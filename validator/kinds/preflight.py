@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from validator.cluster.alike import differences
 from validator.kinds.base import Found, ImplicitCriterion, JudgedRun, Kind, Planner, Rule, Seen, Site
 from validator.model.phases import PreflightPhase
-from validator.model.result import RunTable
 from validator.model.runbook import Runbook
 from validator.model.schemas import SCALARS
 from validator.runbook.problems import Problem
@@ -130,7 +129,7 @@ class Preflight(Kind[PreflightPhase]):
         gathered.add_scalar("probe.all_reduce_latency_us", slowest_us, source)
         if ranks:
             _read_links(gathered)
-            gathered.evidence.tables = (_table(ranks),)
+            gathered.add_shown_table("What the machine can do", ("Probe", "Unit", *ranks), _rows(ranks))
 
     def measured_criteria(self, record: PhaseRecord, validation: ValidationRecord) -> Iterator[ImplicitCriterion]:
         """The probes were made, they reach the bounds of such a machine, and PCIe is at its best."""
@@ -195,16 +194,13 @@ def _numbers(rows: list[list[str]], column: int) -> Iterator[float]:
             yield float(row[column])
 
 
-def _table(ranks: Mapping[str, Mapping[str, Any]]) -> RunTable:
-    """A line for each probe: its rate on every rank, with what it was measured on."""
-    rows = []
+def _rows(ranks: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str | float | None, ...]]:
+    """A row for each probe: its unit, and its rate on every rank."""
     for key in dict.fromkeys(key for one in ranks.values() for key in one):
         first = next(one[key] for one in ranks.values() if key in one)
         unit = str(first.get("unit", ""))[:300] if isinstance(first, Mapping) else ""
         values = [_number(one.get(key), "value") for one in ranks.values()]
-        rows.append((str(key), unit, *(None if value is None else round(value, 2) for value in values)))
-    columns = ("Probe", "Unit", *ranks)
-    return RunTable(caption="What the machine can do", columns=columns, rows=tuple(rows))
+        yield (str(key), unit, *(None if value is None else round(value, 2) for value in values))
 
 
 # What the probes must reach.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from validator.model.cluster import NodeRecord
+    from validator.model.nodes import NodeRecord
 
 Floats: TypeAlias = "npt.NDArray[np.float64]"
 """Measured values, times or rates, `[n]` unless a docstring says otherwise."""
@@ -303,7 +303,7 @@ class RunEvidence:
     errors: Sequence[RankError] = ()
     printed: PrintedFormat | None = None
     places: PrintedPlaces | None = None
-    tests: UnpassedTests | None = None
+    tests: UnpassedTests = UnpassedTests()
     fallbacks: Mapping[str, int] | None = None
     audit_entries: tuple[str, ...] | None = None
     trace: TraceSummary | None = None

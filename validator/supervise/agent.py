@@ -23,7 +23,7 @@ from typing import Any
 from validator.documents import parse_json
 from validator.engine.base import node_name
 from validator.engine.lines import packed
-from validator.model.cluster import Ended, NodeRecord, Step
+from validator.model.nodes import Ended, NodeRecord, Step
 from validator.supervise.capture import LogCap, compact, logs_below, trim_while_written
 from validator.supervise.guardian import Guardian
 from validator.supervise.launch import Launch, free_port, run_environment, start

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from validator.files import replace_file
-from validator.model.cluster import Allocation, Step
+from validator.model.cluster import Allocation
 from validator.model.launching import STARTING_RANKS
+from validator.model.nodes import Step
 from validator.model.plan import Contained, RunSpec
 from validator.startup import call_argv
 from validator.supervise.containers import NamedContainer, container_name, named_container

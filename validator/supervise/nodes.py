@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from validator.model.cluster import NodeRecord, NodeRecords
+from validator.model.nodes import NodeRecord, NodeRecords
 from validator.model.record import Reason
 
 NODES_FILE = "nodes.json"

@@ -24,7 +24,7 @@ from validator.engine.base import Channel
 from validator.engine.lines import Lines
 from validator.errors import Unable
 from validator.files import replace_file
-from validator.model.cluster import Ended, NodeRecord, NodeRecords, Step
+from validator.model.nodes import Ended, NodeRecord, NodeRecords, Step
 from validator.startup import call_argv
 from validator.supervise.launch import STEP_FILE
 from validator.supervise.nodes import NODES_FILE

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from tests.validator.supervise.tools import Make, Run, eventually, marked, runs
-from validator.model.cluster import Allocation, Node, Step
+from validator.model.cluster import Allocation, Node
+from validator.model.nodes import Step
 from validator.model.record import Outcome
 from validator.supervise import step as step_module
 from validator.supervise.launch import Place, prepare_step
@@ -24,6 +25,8 @@ from validator.supervise.nodes import read_records
 from validator.supervise.wait import CancelToken
 
 NODES = ("n1", "n2", "n3")
+TOLD = ("{node_rank}", "{group}", "{master_addr}:{port}", "{node_out}")
+"""What a program of these tests is told."""
 
 
 def place(*names: str, **changes: Any) -> Place:
@@ -37,7 +40,7 @@ def across(make_spec: Make, supervised: Run) -> Run:
 
     def run(program: str, groups: tuple[tuple[int, ...], ...] = ((0, 1, 2),), **options: Any) -> Outcome:
         spec = {"watchdog": options.pop("watchdog", None), "timeout_s": options.pop("timeout_s", 30.0)}
-        argv = (sys.executable, "-S", "-c", program, "{node_rank}", "{group}", "{master_addr}:{port}", "{node_out}")
+        argv = (sys.executable, "-S", "-c", program, *TOLD)
         return supervised(make_spec(argv, groups=groups, **spec), place=place(*NODES), **options)
 
     return run
@@ -145,7 +148,8 @@ def test_a_timeout_stops_every_node(across: Run, run_dir: Path) -> None:
 def step_in(folder: Path, make_spec: Make, program: str, **changes: Any) -> tuple[subprocess.Popen[bytes], str]:
     """The step alone, and the mark of its run."""
     spec = make_spec(
-        (sys.executable, "-S", "-c", program, "{node_rank}", "{group}", "{master_addr}:{port}", "{node_out}"), groups=((0, 1, 2),)
+        (sys.executable, "-S", "-c", program, "{node_rank}", "{group}", "{master_addr}:{port}", "{node_out}"),
+        groups=((0, 1, 2),),
     )
     token = secrets.token_hex(8)
     launch = prepare_step(spec, place(*NODES), run_dir=folder, token=token, grace_s=1.0)
