@@ -10,7 +10,7 @@ from typing import Any
 from validator.model.nodes import NodeRecord
 
 CLOCK_S = 1.0
-"""Clocks further apart than this spoil what is ordered by time: logs, certificates, files that are built."""
+"""Clocks further apart than this invalidate what is ordered by time: logs, certificates, files that are built."""
 
 _MEMORY = 0.02
 """Total memory differs a little between equal machines: what firmware keeps for itself."""

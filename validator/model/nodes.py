@@ -58,7 +58,7 @@ class NodeRecord(Frozen):
     duration_s: float | None = None
     killed: tuple[int, ...] = ()
     shared: bool | None = Field(None, description="Whether the node sees the head's folder.")
-    clock_offset_s: float | None = Field(None, description="Its clock minus the head's, as far as the way there tells.")
+    clock_offset_s: float | None = Field(None, description="Its clock minus the head's.")
     facts: dict[str, Any] = Field(default_factory=dict, description="Snapshot of the machine and its software.")
     checks: tuple[dict[str, Any], ...] = Field((), description="Preflight's checks of the node.")
 

@@ -350,7 +350,7 @@ class GrownFiles:
         with suppress(OSError), path.open("rb") as file:
             size = min(os.fstat(file.fileno()).st_size, self._MOST)
             at = self._sent.get(path, 0)
-            at = 0 if size < at else at  # it was written anew
+            at = 0 if size < at else at  # it was written again
             while at < size:
                 file.seek(at)
                 data = file.read(min(self._PIECE, size - at))

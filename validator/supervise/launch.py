@@ -84,7 +84,7 @@ _DUMP_FILES = {
 
 
 STEP_FILE = "step.json"
-"""What the step of a run across nodes is told, in the run's folder."""
+"""What the step of a run across nodes reads, in the run's folder."""
 
 _PASSED = (
     *("NCCL_", "TORCH", "PYTORCH_", "CUDA_", "CUBLAS_", "CUDNN_", "NVIDIA_", "NSA_", "TRITON_", "OMP_", "MKL_"),

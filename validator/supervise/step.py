@@ -142,7 +142,7 @@ class Run:
                 self._push()
 
     def _look(self, now: float) -> None:
-        """What time has brought about: all are there, one is silent, one must be stopped or killed."""
+        """What has changed with time: all are there, one is silent, one must be stopped or killed."""
         waiting = [node for node in self._nodes.values() if node.record is None]
         if self._cancel.requested:
             self._stop([node.name for node in waiting], f"stopped by validator ({self._cancel.why})", now)
