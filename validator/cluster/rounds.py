@@ -1,0 +1,164 @@
+"""The rounds of the slow-node search: which groups of nodes are measured at the same time.
+
+Groups of a round are disjoint, so that one start of processes measures them all. A group of one node is measured alone, a
+group of two is a pair, a larger one is measured as a whole. Everything is deterministic by its seed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Group = tuple[str, ...]
+Stage = Literal["each", "pairs", "confirm", "whole", "part"]
+
+TOURNAMENT_UP_TO = 16
+"""Nodes up to which each pair is measured."""
+
+RANDOM_ROUNDS = 3
+"""Rounds of random pairs above; the last round then pairs slow nodes with fast ones."""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What is measured: `per` node (alone) or per group of nodes (bandwidth), with its unit; `more` is better or not."""
+
+    name: str
+    unit: str
+    per: Literal["node", "group"] = "node"
+    more_is_better: bool = True
+
+
+@dataclass(frozen=True)
+class Round:
+    """Disjoint `groups`, measured at the same time, each measure `repeats` times, alternately."""
+
+    stage: Stage
+    groups: tuple[Group, ...]
+    measures: tuple[str, ...]
+    repeats: int
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """What one group gave in a round: `values [repeats]`, or `[repeats, gpus]` of a node, in the measure's unit.
+
+    NaN is a repeat that gave nothing; a group without a reading gave nothing at all. Neither counts as slow.
+    """
+
+    measure: str
+    group: Group
+    values: npt.ArrayLike
+
+
+def tournament(nodes: Sequence[str], seed: int = 0) -> list[tuple[Group, ...]]:
+    """Each pair once, in rounds of disjoint pairs: one round fewer than nodes, as many as nodes if these are odd.
+
+    The circle method on shuffled nodes: one stays, the others rotate. With odd nodes one sits out in each round.
+    """
+    order: list[str | None] = list(_shuffled(nodes, seed))
+    if len(order) % 2:
+        order.append(None)
+    rounds = []
+    for _ in range(len(order) - 1):
+        half = len(order) // 2
+        facing = zip(order[:half], reversed(order[half:]), strict=True)
+        rounds.append(tuple((a, b) for a, b in facing if a is not None and b is not None))
+        order = [order[0], order[-1], *order[1:-1]]
+    return rounds
+
+
+def pair_rounds(nodes: Sequence[str], seed: int = 0, most: int | None = None) -> list[tuple[Group, ...]]:
+    """The rounds of pairs that are known beforehand: the whole tournament up to 16 nodes, three rounds of it above.
+
+    `most` limits their number.
+    """
+    few = len(nodes) <= TOURNAMENT_UP_TO
+    count = most if most is not None else (len(nodes) if few else RANDOM_ROUNDS)
+    # Rounds of the tournament are disjoint, so that no pair is measured twice.
+    return tournament(nodes, seed)[:count]
+
+
+def slow_with_fast(ranked: Sequence[str], measured: Iterable[Group]) -> tuple[Group, ...]:
+    """Pairs of slow nodes, which come first in `ranked`, with fast ones; none of those that were measured before.
+
+    The slowest is paired with the fastest, so that a slow node stays slow and a slow link is left behind.
+    """
+    before = {frozenset(pair) for pair in measured}
+    slow, fast = list(ranked[: len(ranked) // 2]), list(reversed(ranked[len(ranked) // 2 :]))
+    pairs: list[Group] = []
+    for node in slow:
+        partner = next((other for other in fast if frozenset((node, other)) not in before), None)
+        if partner is not None:
+            fast.remove(partner)
+            pairs.append((node, partner))
+    return tuple(pairs)
+
+
+def swap_rounds(
+    suspects: Sequence[str], links: Sequence[Group], good: Sequence[str], *, count: int, first: int = 0
+) -> list[tuple[Group, ...]]:
+    """Rounds in which each suspect has a known-good partner, another one each time, and the other good nodes pair up.
+
+    A suspected link is measured itself in every other round, and its ends with known-good nodes in the rounds between.
+    `good` is in order of preference as a partner. `first` is how many such rounds there were before.
+    """
+    return [_swapped(suspects, links, list(good), turn) for turn in range(first, first + count)]
+
+
+def _swapped(suspects: Sequence[str], links: Sequence[Group], good: list[str], turn: int) -> tuple[Group, ...]:
+    pairs: list[Group] = []
+    used: set[str] = set()
+    shift = turn // 2 % max(1, len(links))
+    ends = [end for link in links for end in link]
+    if turn % 2 == 0:
+        for link in (*links[shift:], *links[:shift]):  # rotated: links that share a node have their turn each
+            if not used & set(link):
+                pairs.append(link)
+                used |= set(link)
+    apart = {frozenset(link) for link in links}
+    wanting = [*suspects, *dict.fromkeys(end for end in ends if end not in suspects and end not in used)]
+    partners = [node for node in good if node not in ends]
+    partners += [node for node in good if node in ends]
+    step = turn % max(1, len(partners))
+    partners = [*partners[step:], *partners[:step]]
+    for node in wanting:
+        free = (one for one in partners if one not in used and one != node and frozenset((one, node)) not in apart)
+        partner = next(free, None)
+        if node not in used and partner is not None:
+            pairs.append((node, partner))
+            used |= {node, partner}
+    rest = [node for node in partners if node not in used]
+    while rest:
+        node = rest.pop(0)
+        partner = next((one for one in rest if frozenset((one, node)) not in apart), None)
+        if partner is not None:
+            rest.remove(partner)
+            pairs.append((node, partner))
+    return tuple(pairs)
+
+
+def halves(group: Group) -> tuple[Group, Group]:
+    """Both halves of a group, the first the larger one."""
+    middle = (len(group) + 1) // 2
+    return group[:middle], group[middle:]
+
+
+def _shuffled(nodes: Sequence[str], seed: int) -> list[str]:
+    order = sorted(nodes)
+    random.Random(seed).shuffle(order)
+    return order
+
+
+def stacked(values: npt.ArrayLike, *, more_is_better: bool) -> npt.NDArray[np.float64]:
+    """Logarithms `[repeats, gpus]` of readings, larger is better; NaN where a value is not a positive number."""
+    array = np.atleast_1d(np.asarray(values, dtype=np.float64))
+    array = array[:, None] if array.ndim == 1 else array
+    usable = np.isfinite(array) & (array > 0)
+    logs = np.log(np.where(usable, array, 1.0))
+    return np.where(usable, logs if more_is_better else -logs, np.nan)
