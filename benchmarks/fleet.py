@@ -4,15 +4,18 @@ The model was fixed before the search was first run on it. All effects are logar
 
 - a node's computing and its network each vary by 0.8 % between healthy nodes (normal), a GPU in its node by 0.5 %, a
   link by 0.3 %; each reading varies by 1 % from repeat to repeat, independently;
-- measured alone: `trainer`, one rate a node, and `gemm`, one rate for each of 8 GPUs; in pairs: `busbw`, the sum of both
-  ends' network effects and the link's;
-- faults multiply what the node, GPU or link has anyway, so that a node that is "5 % slow" is truly 3.4 to 6.6 % slow in
-  95 % of cases. `slow node`: 5 % in the trainer alone. `slow network`: 5 % in all of its pairs. `slow link`: 5 % in one
-  pair. `slow GPU`: 5 % in gemm and trainer. `intermittent`: the trainer is 30 % slower in 30 % of its repeats, at random.
-  A fleet has one, two or three faults of a kind, on different nodes;
+- measured alone: `trainer`, one rate a node, and `gemm`, one rate for each of 8 GPUs; in pairs: `busbw`, the sum of
+  both ends' network effects and the link's;
+- faults multiply what the node, GPU or link has anyway, so that a node that is "5 % slow" is truly 3.4 to 6.6 % slow
+  in 95 % of cases. `slow node`: 5 % in the trainer alone. `slow network`: 5 % in all of its pairs. `slow link`: 5 % in
+  one pair. `slow GPU`: 5 % in gemm and trainer. `intermittent`: the trainer is 30 % slower in 30 % of its repeats, at
+  random. A fleet has one, two or three faults of a kind, on different nodes;
 - robustness: `heavy tails` (the noise is Student's t with 3 degrees of freedom, of the same variance), `rack` (nodes in
   racks of four share a constant effect of 0.5 % and noise of 0.7 % in each repeat), `autocorrelated` (noise of lag-1
   correlation 0.5 between repeats of a round), `weaker end` (a pair is as fast as its slower end, not the sum of both).
+
+    python -m benchmarks.fleet                        # a sample, a minute
+    python -m benchmarks.fleet --full --trials 1000   # the tables of docs/cluster.md
 
 Bars: at most 1 % of fleets with a false accusation; a node that is 5 % slow, alone or in its network, is found in at
 least 95 %; the search itself takes at most 2 s of CPU for 512 nodes. An accusation is false if the node's computing
@@ -21,15 +24,20 @@ or network, the GPU or the link is truly less than 3 % slower than the healthy m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import argparse
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from validator.cluster.rounds import Measure, Reading, Round
+from validator.cluster.search import Judgement, Outlier, Rules, Search
+from validator.stats.distributions import binomial_above
 
-__all__ = ["FAULTS", "MEASURES", "NOISES", "Fleet", "seconds"]
+__all__ = ["FAULTS", "MEASURES", "NOISES", "Fleet", "Tally", "main", "searched", "seconds", "simulate"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -63,10 +71,9 @@ def seconds(round_: Round) -> float:
 
 @dataclass(frozen=True)
 class Truth:
-    """True effects: of nodes in computing and network `[n]`, of GPUs `[n, 8]`; and who has a fault."""
+    """True effects: of nodes by measure `[n]`, of GPUs `[n, 8]`; and which nodes, or ends of a link, have a fault."""
 
-    compute: Floats
-    network: Floats
+    nodes: dict[str, Floats]
     gpus: Floats
     faulty: tuple[tuple[int, ...], ...]
 
@@ -106,8 +113,11 @@ class Fleet:
                 self._slow_links.add((a, b))
         self._compute, self._network, self._gpus = compute, network, gpus
         self.truth = Truth(
-            compute + self._trainer - healthy[0],
-            network - healthy[1],
+            {
+                "trainer": compute + self._trainer + DEEP * self._often - healthy[0],
+                "gemm": compute - healthy[0],
+                "busbw": network - healthy[1],
+            },
             compute[:, None] + gpus - healthy[2],
             tuple(faulty),
         )
@@ -119,6 +129,15 @@ class Fleet:
             slow = SLOW if pair in self._slow_links else 0.0
             self._links[pair] = LINK * float(self._rng.standard_normal()) + slow
         return self._links[pair]
+
+    def true(self, one: Outlier) -> bool:
+        """Whether what is accused is truly slow by the minimum effect, whatever is the matter with it."""
+        ids = [self._at[node] for node in one.subject.nodes]
+        if len(ids) == 2:
+            return self.link(*ids) <= TRULY_SLOW
+        if one.subject.gpu is not None:
+            return bool(self.truth.gpus[ids[0], one.subject.gpu] <= TRULY_SLOW)
+        return bool(self.truth.nodes[one.measure][ids[0]] <= TRULY_SLOW)
 
     def measure(self, round_: Round) -> list[Reading]:
         """What the nodes give in a round."""
@@ -172,3 +191,149 @@ class Fleet:
         if self.noise != "rack":
             return np.zeros((len(self.nodes), repeats))
         return RACK_RUN * self._rng.standard_normal((self._racks[-1] + 1, repeats))[self._racks]
+
+
+def searched(fleet: Fleet, seed: int = 0) -> tuple[Judgement, float]:
+    """A whole search over the fleet, and the CPU seconds that the search itself took."""
+    began = time.process_time()
+    search = Search(fleet.nodes, MEASURES, Rules(seed=seed))
+    spent = time.process_time() - began
+    while (round_ := search.next()) is not None:
+        readings = fleet.measure(round_)
+        began = time.process_time()
+        search.add(readings)
+        spent += time.process_time() - began
+    began = time.process_time()
+    judgement = search.judgement()
+    return judgement, spent + time.process_time() - began
+
+
+@dataclass
+class Tally:
+    """What the searches of one cell said. `faults` counts single nodes, GPUs and links, the others count fleets."""
+
+    fleets: int = 0
+    accused: int = 0
+    healthy_out: int = 0
+    faults: int = 0
+    seen: int = 0
+    found: int = 0
+    undecided: int = 0
+    rounds: list[int] = field(default_factory=list)
+    minutes: list[float] = field(default_factory=list)
+    cpu_s: list[float] = field(default_factory=list)
+
+    def add(self, fleet: Fleet, judgement: Judgement, cpu_s: float) -> None:
+        """Compare a judgement with the truth."""
+        self.fleets += 1
+        self.accused += any(not fleet.true(one) for one in judgement.slow)
+        states = {one.node: one.state for one in judgement.nodes}
+        faulty = {fleet.nodes[node] for nodes in fleet.truth.faulty for node in nodes}
+        self.healthy_out += any(state != "good" for node, state in states.items() if node not in faulty)
+        measured = {group for round_ in judgement.rounds for group in map(frozenset, round_.groups)}
+        for nodes in fleet.truth.faulty:
+            names = frozenset(fleet.nodes[node] for node in nodes)
+            mine = [one for one in judgement.outliers if names == set(one.subject.nodes)]
+            self.faults += 1
+            self.seen += names in measured
+            self.found += any(one.outcome == "confirmed" for one in mine)
+            self.undecided += not any(one.outcome == "confirmed" for one in mine) and any(
+                one.outcome == "inconclusive" for one in mine
+            )
+        self.rounds.append(len(judgement.rounds))
+        self.minutes.append(sum(map(seconds, judgement.rounds)) / 60)
+        self.cpu_s.append(cpu_s)
+
+
+def simulate(size: int, fault: str, noise: str, trials: int, seed: int) -> Tally:
+    """Search through fleets of one cell; a third of those with faults has one, two and three of them."""
+    tally = Tally()
+    cell = FAULTS.index(fault) * len(NOISES) + NOISES.index(noise)
+    for trial in range(trials):
+        fleet = Fleet(size, fault, noise, 1 + trial % 3, np.random.default_rng([seed, size, cell, trial]))
+        tally.add(fleet, *searched(fleet, trial))
+    return tally
+
+
+def interval(count: int, of: int) -> tuple[float, float]:
+    """Clopper and Pearson's 95 % interval of a share."""
+
+    def solved(wanted: float, hits: int) -> float:
+        low, high = 0.0, 1.0
+        for _ in range(60):
+            middle = (low + high) / 2
+            low, high = (middle, high) if binomial_above(hits, of, middle) < wanted else (low, middle)
+        return low
+
+    return (solved(0.025, count - 1) if count else 0.0, solved(0.975, count) if count < of else 1.0)
+
+
+def share(count: int, of: int) -> str:
+    """A share with its interval, in percent."""
+    if not of:
+        return "–"
+    low, high = interval(count, of)
+    return f"{100 * count / of:.1f} % ({100 * low:.1f}–{100 * high:.1f})"
+
+
+HEAD = (
+    "| nodes | fault | noise | fleets | falsely accused | a healthy node not good | found | found of measured "
+    "| inconclusive | rounds | minutes, mean and largest | node-hours | CPU s, largest |",
+    "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+)
+
+
+def row(size: int, fault: str, noise: str, tally: Tally) -> str:
+    """One row of the table."""
+    minutes = sum(tally.minutes) / tally.fleets
+    parts = (
+        str(size),
+        fault,
+        noise,
+        str(tally.fleets),
+        share(tally.accused, tally.fleets),
+        share(tally.healthy_out, tally.fleets),
+        share(tally.found, tally.faults),
+        share(tally.found, tally.seen),
+        share(tally.undecided, tally.faults),
+        f"{sum(tally.rounds) / tally.fleets:.1f}",
+        f"{minutes:.1f}, {max(tally.minutes):.1f}",
+        f"{size * minutes / 60:.1f}",
+        f"{max(tally.cpu_s):.2f}",
+    )
+    return f"| {' | '.join(parts)} |"
+
+
+def cells(*, full: bool) -> Iterator[tuple[int, str, str]]:
+    """Size, fault and noise of each row."""
+    if not full:
+        yield from ((8, fault, "normal") for fault in FAULTS)
+        return
+    for size in (8, 64, 512):
+        yield from ((size, fault, "normal") for fault in FAULTS)
+        yield from ((size, "healthy", noise) for noise in NOISES[1:])
+        yield from ((size, fault, noise) for fault in ("slow node", "slow network") for noise in NOISES[1:])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--full", action="store_true", help="every cell in place of a few")
+    parser.add_argument("--trials", type=int, default=50, help="fleets of each cell (default: 50)")
+    parser.add_argument("--sizes", default="8,64,512", help="sizes of fleets among the cells (default: all)")
+    parser.add_argument("--fault", help="only this fault")
+    parser.add_argument("--noise", help="only this noise")
+    parser.add_argument("--seed", type=int, default=21)
+    given = parser.parse_args(arguments)
+    sizes = [int(size) for size in given.sizes.split(",")]
+    began = time.monotonic()
+    print("\n".join(HEAD), flush=True)
+    for size, fault, noise in cells(full=given.full):
+        if size in sizes and given.fault in (None, fault) and given.noise in (None, noise):
+            print(row(size, fault, noise, simulate(size, fault, noise, given.trials, given.seed)), flush=True)
+    print(f"{time.monotonic() - began:.0f} s", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

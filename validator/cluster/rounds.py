@@ -1,7 +1,7 @@
 """The rounds of the slow-node search: which groups of nodes are measured at the same time.
 
-Groups of a round are disjoint, so that one start of processes measures them all. A group of one node is measured alone, a
-group of two is a pair, a larger one is measured as a whole. Everything is deterministic by its seed.
+Groups of a round are disjoint, so that one start of processes measures them all. A group of one node is measured alone,
+a group of two is a pair, a larger one is measured as a whole. Everything is deterministic by its seed.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+
+from validator.model.result import Floats
 
 Group = tuple[str, ...]
 Stage = Literal["each", "pairs", "confirm", "whole", "part"]
@@ -26,7 +28,7 @@ RANDOM_ROUNDS = 3
 
 @dataclass(frozen=True)
 class Measure:
-    """What is measured: `per` node (alone) or per group of nodes (bandwidth), with its unit; `more` is better or not."""
+    """What is measured: `per` node (alone) or per group of nodes (bandwidth), in its unit."""
 
     name: str
     unit: str
@@ -61,10 +63,11 @@ def tournament(nodes: Sequence[str], seed: int = 0) -> list[tuple[Group, ...]]:
 
     The circle method on shuffled nodes: one stays, the others rotate. With odd nodes one sits out in each round.
     """
-    order: list[str | None] = list(_shuffled(nodes, seed))
+    order: list[str | None] = [*sorted(nodes)]
+    random.Random(seed).shuffle(order)
     if len(order) % 2:
         order.append(None)
-    rounds = []
+    rounds: list[tuple[Group, ...]] = []
     for _ in range(len(order) - 1):
         half = len(order) // 2
         facing = zip(order[:half], reversed(order[half:]), strict=True)
@@ -111,54 +114,38 @@ def swap_rounds(
     return [_swapped(suspects, links, list(good), turn) for turn in range(first, first + count)]
 
 
-def _swapped(suspects: Sequence[str], links: Sequence[Group], good: list[str], turn: int) -> tuple[Group, ...]:
-    pairs: list[Group] = []
-    used: set[str] = set()
-    shift = turn // 2 % max(1, len(links))
-    ends = [end for link in links for end in link]
-    if turn % 2 == 0:
-        for link in (*links[shift:], *links[:shift]):  # rotated: links that share a node have their turn each
-            if not used & set(link):
-                pairs.append(link)
-                used |= set(link)
+def _swapped(suspects: Sequence[str], links: Sequence[Group], good: Sequence[str], turn: int) -> tuple[Group, ...]:
+    ends = dict.fromkeys(end for link in links for end in link)
     apart = {frozenset(link) for link in links}
-    wanting = [*suspects, *dict.fromkeys(end for end in ends if end not in suspects and end not in used)]
-    partners = [node for node in good if node not in ends]
-    partners += [node for node in good if node in ends]
-    step = turn % max(1, len(partners))
-    partners = [*partners[step:], *partners[:step]]
-    for node in wanting:
-        free = (one for one in partners if one not in used and one != node and frozenset((one, node)) not in apart)
-        partner = next(free, None)
-        if node not in used and partner is not None:
-            pairs.append((node, partner))
-            used |= {node, partner}
-    rest = [node for node in partners if node not in used]
-    while rest:
-        node = rest.pop(0)
-        partner = next((one for one in rest if frozenset((one, node)) not in apart), None)
+    # Rotated, so that each suspect gets another partner and links that share a node are all measured.
+    partners = _rotated(sorted(good, key=lambda node: node in ends), turn)
+    free = dict.fromkeys([*suspects, *ends, *partners])
+    pairs: list[Group] = []
+    for link in _rotated(links, turn // 2) if turn % 2 == 0 else ():
+        if free.keys() >= set(link):
+            pairs.append(link)
+            free = {node: None for node in free if node not in link}
+    for node in list(free):
+        fitting = (one for one in partners if one in free and one != node and frozenset((one, node)) not in apart)
+        partner = next(fitting, None) if node in free else None
         if partner is not None:
-            rest.remove(partner)
             pairs.append((node, partner))
+            del free[node], free[partner]
     return tuple(pairs)
 
 
-def halves(group: Group) -> tuple[Group, Group]:
-    """Both halves of a group, the first the larger one."""
-    middle = (len(group) + 1) // 2
-    return group[:middle], group[middle:]
+_T = TypeVar("_T")
 
 
-def _shuffled(nodes: Sequence[str], seed: int) -> list[str]:
-    order = sorted(nodes)
-    random.Random(seed).shuffle(order)
-    return order
+def _rotated(items: Sequence[_T], by: int) -> list[_T]:
+    first = by % max(1, len(items))
+    return [*items[first:], *items[:first]]
 
 
-def stacked(values: npt.ArrayLike, *, more_is_better: bool) -> npt.NDArray[np.float64]:
+def logs_of(values: npt.ArrayLike, measure: Measure) -> Floats:
     """Logarithms `[repeats, gpus]` of readings, larger is better; NaN where a value is not a positive number."""
     array = np.atleast_1d(np.asarray(values, dtype=np.float64))
     array = array[:, None] if array.ndim == 1 else array
     usable = np.isfinite(array) & (array > 0)
     logs = np.log(np.where(usable, array, 1.0))
-    return np.where(usable, logs if more_is_better else -logs, np.nan)
+    return np.where(usable, logs if measure.more_is_better else -logs, np.nan)

@@ -1,0 +1,538 @@
+"""The search for slow nodes and links: which round to measure next, and what all rounds together say.
+
+    search = Search(nodes, measures)
+    while (round := search.next()) is not None:
+        search.add(measure(round))
+    judgement = search.judgement()
+
+No processes, no files: the simulation of `benchmarks/fleet.py` and real machines drive the same object, and the same
+readings give the same rounds again, so that a search is resumed by adding them. Two stages: screening names suspects,
+from every node alone and from pairs, and accuses nobody; confirmation measures again, suspects beside known-good nodes,
+and judges the new readings alone. docs/adr/0076 says why.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from validator.cluster.judging import (
+    MAJORITY_OF,
+    Contrast,
+    Mask,
+    PairRows,
+    Screen,
+    alone_contrasts,
+    decide,
+    median_of,
+    pair_contrasts,
+    screen,
+    screen_pairs,
+    suspicious,
+)
+from validator.cluster.rounds import (
+    TOURNAMENT_UP_TO,
+    Group,
+    Measure,
+    Reading,
+    Round,
+    Stage,
+    logs_of,
+    pair_rounds,
+    slow_with_fast,
+    swap_rounds,
+)
+from validator.model.result import Floats
+from validator.stats.distributions import t_quantile
+from validator.stats.estimate import LEVEL, SECOND_LEVEL
+
+Outcome = Literal["confirmed", "acquitted", "inconclusive", "suspected", "differs"]
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What is asked for. `rounds` limits the rounds of random pairs; `whole` is the loss, relative to the median pair,
+    from which all good nodes together are slow (None: they are not measured together)."""
+
+    min_effect: float = 0.03
+    repeats: int = 4
+    pair_repeats: int = 4
+    confirm_repeats: int = 8
+    swaps: int = 4
+    rounds: int | None = None
+    whole: float | None = 0.2
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A node, a GPU of a node, or the link between two nodes."""
+
+    nodes: Group
+    gpu: int | None = None
+
+    @property
+    def kind(self) -> Literal["node", "gpu", "link"]:
+        """What it is."""
+        return "link" if len(self.nodes) == 2 else "node" if self.gpu is None else "gpu"
+
+
+@dataclass(frozen=True)
+class Outlier:
+    """A suspect, and what its confirmation gave, from the new readings alone.
+
+    `effect` with its interval is relative to the known-good ones (-0.05: 5 % slower), `mads` the distance from their
+    median in the fleet's robust spread, `p_value` Holm's over all suspects. An `intermittent` one is slow in the share
+    `often` of its `repeats`. `suspected` has no new readings yet. One that `differs`, from the faster `against`, is one
+    of units without a majority: it is not accused.
+    """
+
+    subject: Subject
+    measure: str
+    outcome: Outcome
+    effect: float
+    low: float = math.nan
+    high: float = math.nan
+    mads: float = math.nan
+    p_value: float = math.nan
+    repeats: int = 0
+    often: float = 0.0
+    intermittent: bool = False
+    by: Literal["swap", "alone", "none"] = "none"
+    against: Subject | None = None
+
+    @property
+    def code(self) -> Literal["slow-node", "slow-link"]:
+        """The code of the finding."""
+        return "slow-link" if self.subject.kind == "link" else "slow-node"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One field of the heat map (a node or GPU) or of the pair matrix (a link), from the screening.
+
+    `value` is in the measure's unit, NaN for a node's part in its pairs, which has none. `effect`, with its 95 %
+    interval, is relative to the fleet's median, for a link to what its nodes explain; `mads` is its distance in MADs.
+    """
+
+    subject: Subject
+    measure: str
+    value: float
+    effect: float
+    low: float
+    high: float
+    mads: float
+
+
+@dataclass(frozen=True)
+class Together:
+    """Nodes that are slow (or silent: `value` is NaN) only together, as far as halving them shows; in the unit."""
+
+    nodes: Group
+    measure: str
+    value: float
+    reference: float
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A node's state, its worst effect in any measure (-0.05; NaN: none known), and why it is not good."""
+
+    node: str
+    state: Literal["good", "slow", "inconclusive", "unmeasured"]
+    effect: float
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Everything that a report shows. `complete` is False while rounds are missing."""
+
+    nodes: tuple[Standing, ...]
+    outliers: tuple[Outlier, ...]
+    cells: tuple[Cell, ...]
+    together: tuple[Together, ...]
+    rounds: tuple[Round, ...]
+    complete: bool
+
+    @property
+    def good(self) -> Group:
+        """The good nodes, the fastest first."""
+        good = [one for one in self.nodes if one.state == "good"]
+        return tuple(one.node for one in sorted(good, key=lambda one: (-one.effect, one.node)))
+
+    @property
+    def slow(self) -> tuple[Outlier, ...]:
+        """What is confirmed to be slow."""
+        return tuple(one for one in self.outliers if one.outcome == "confirmed")
+
+    def choose(self, count: int) -> Group | None:
+        """The best `count` of the `compatible` nodes; None if there are too few."""
+        chosen = self.compatible[:count]
+        return chosen if len(chosen) == count else None
+
+    @property
+    def compatible(self) -> Group:
+        """As many good nodes as can work together as far as is known, the fastest first."""
+        apart = [
+            set(one.subject.nodes) for one in self.outliers if one.code == "slow-link" and one.outcome != "acquitted"
+        ]
+        apart += [set(one.nodes) for one in self.together]
+        chosen: list[str] = []
+        for node in self.good:
+            if not any(group <= {*chosen, node} for group in apart):
+                chosen.append(node)
+        return tuple(chosen)
+
+
+@dataclass(frozen=True, eq=False)
+class _Screened:
+    """A measure's screening at one level: nodes, GPUs or links."""
+
+    measure: str
+    subjects: tuple[Subject, ...]
+    values: Floats
+    found: Screen
+
+    @property
+    def suspects(self) -> list[Subject]:
+        """Whom to measure again; nobody without a majority of others."""
+        return [self.subjects[one] for one in np.flatnonzero(self.found.suspect)] if self.found.majority else []
+
+
+_Suspicion = tuple[str, Subject]
+
+
+class Search:
+    """State of a search: what was measured, and what is to be measured next."""
+
+    def __init__(self, nodes: Sequence[str], measures: Sequence[Measure], rules: Rules | None = None) -> None:
+        if not nodes or len(set(nodes)) != len(nodes):
+            raise ValueError(f"nodes: {list(nodes)!r} is empty or names a node twice; name each node once")
+        self.nodes, self.rules = tuple(sorted(nodes)), rules or Rules()
+        self.measures = {one.name: one for one in measures}
+        self._alone = tuple(one.name for one in measures if one.per == "node")
+        self._grouped = tuple(one.name for one in measures if one.per == "group")
+        self._at = {node: index for index, node in enumerate(self.nodes)}
+        self._done: list[tuple[Round, dict[tuple[str, Group], Floats]]] = []
+        self._screened: tuple[int, list[_Screened]] = (-1, [])
+        self._verdicts: dict[_Suspicion, Outlier] = {}
+        self._together: list[Together] = []
+        self._steps = self._plan()
+        self._next = next(self._steps, None)
+
+    def next(self) -> Round | None:
+        """The round to measure; the same one until its readings are added, None when the search is complete."""
+        return self._next
+
+    def add(self, readings: Iterable[Reading]) -> None:
+        """Take the readings of the round that `next` returned; a group without one gave nothing.
+
+        Raises:
+            ValueError: the search is complete, or a reading is of a group or measure that the round does not have.
+        """
+        if self._next is None:
+            raise ValueError("readings: the search is complete; start a new one")
+        groups, found = set(self._next.groups), {}
+        for one in readings:
+            if one.group not in groups or one.measure not in self._next.measures:
+                raise ValueError(f"readings: {one.measure} of {one.group} is not in the round; give those of next()")
+            found[one.measure, one.group] = logs_of(one.values, self.measures[one.measure])
+        self._done.append((self._next, found))
+        self._next = next(self._steps, None)
+
+    def judgement(self) -> Judgement:
+        """What the rounds so far say."""
+        screened = self._screens()
+        outliers = list(self._verdicts.values())
+        for one in screened:
+            open_ = [subject for subject in one.suspects if (one.measure, subject) not in self._verdicts]
+            effect = dict(zip(one.subjects, np.expm1(one.found.effect).tolist(), strict=True))
+            outliers += [Outlier(subject, one.measure, "suspected", effect[subject]) for subject in open_]
+            outliers += self._differing(one)
+        return Judgement(
+            tuple(self._standing(node, screened, outliers) for node in self.nodes),
+            tuple(sorted(outliers, key=lambda one: (one.outcome != "confirmed", one.effect))),
+            tuple(cell for one in screened for cell in self._cells(one)),
+            tuple(self._together),
+            tuple(round_ for round_, _ in self._done),
+            self._next is None,
+        )
+
+    # The plan: a generator, so that its position is the state.
+
+    def _plan(self) -> Iterator[Round]:
+        rules, able = self.rules, self.nodes
+        if self._alone:
+            yield Round("each", tuple((node,) for node in self.nodes), self._alone, rules.repeats)
+            able = tuple(group[0] for group in self._answered())
+        if self._grouped and len(able) > 1:
+            for pairs in pair_rounds(able, rules.seed, rules.rounds):
+                yield Round("pairs", pairs, self._grouped, rules.pair_repeats)
+            if len(able) > TOURNAMENT_UP_TO:
+                measured = [pair for round_, _ in self._done if round_.stage == "pairs" for pair in round_.groups]
+                pairs = slow_with_fast(self._by_bandwidth(able), measured)
+                yield Round("pairs", pairs, self._grouped, rules.pair_repeats)
+        yield from self._confirm()
+        if self._grouped and rules.whole is not None:
+            yield from self._halve()
+
+    def _confirm(self) -> Iterator[Round]:
+        rules = self.rules
+        open_ = [(one.measure, subject) for one in self._screens() for subject in one.suspects]
+        for look, level in enumerate((LEVEL, SECOND_LEVEL)):
+            alone = tuple(name for name in self._alone if any(name == measure for measure, _ in open_))
+            if alone:
+                yield Round("confirm", self._answered(), alone, rules.confirm_repeats * (look + 1))
+            grouped = tuple(name for name in self._grouped if any(name == measure for measure, _ in open_))
+            if grouped:
+                subjects = dict.fromkeys(subject for measure, subject in open_ if measure in grouped)
+                nodes = [subject.nodes[0] for subject in subjects if subject.kind == "node"]
+                links = [subject.nodes for subject in subjects if subject.kind == "link"]
+                good = self._partners()
+                for pairs in swap_rounds(nodes, links, good, count=rules.swaps, first=look * rules.swaps):
+                    yield Round("confirm", pairs, grouped, rules.pair_repeats)
+            self._judge(open_, level)
+            open_ = [one for one in open_ if self._verdicts[one].outcome == "inconclusive"]
+
+    def _halve(self) -> Iterator[Round]:
+        """All good nodes together; where they are slow or silent though pairs were fine, their halves, and so on."""
+        good = self.judgement().compatible
+        if len(good) < MAJORITY_OF - 1:
+            return
+        yield Round("whole", (good,), self._grouped, self.rules.pair_repeats)
+        bad = self._slow_together(good)
+        while bad:
+            parts = {part: one for one in bad for part in _halves(one.nodes) if len(part) > 2}
+            if parts:
+                yield Round("part", tuple(parts), self._grouped, self.rules.pair_repeats)
+            worse = self._slow_together(good) if parts else []
+            halved = [parts[one.nodes] for one in worse]
+            self._together += [one for one in bad if one not in halved]
+            bad = worse
+
+    def _slow_together(self, good: Group) -> list[Together]:
+        """The groups of the last round that are slow compared with the median pair, or silent."""
+        round_, found = self._done[-1]
+        slow: dict[Group, Together] = {}
+        for measure in self._grouped:
+            rows, _ = self._rows(measure, "pairs")
+            inside = ~rows.touches([self._at[node] for node in self.nodes if node not in good])
+            reference = float(np.nanmedian(rows.values[inside]))
+            for group in round_.groups:
+                level = float(
+                    np.nan_to_num(median_of(found.get((measure, group), np.full((1, 1), np.nan))[:, 0], 0), nan=-np.inf)
+                )
+                if level - reference < math.log1p(-(self.rules.whole or 0.0)):
+                    value, usual = (self._in_unit(measure, log) for log in (level, reference))
+                    slow.setdefault(group, Together(group, measure, value, usual))
+        return list(slow.values())
+
+    # What was measured, as arrays.
+
+    def _answered(self) -> tuple[Group, ...]:
+        """Groups of one, of the nodes that gave anything alone."""
+        gave = {group for _, found in self._done for (_, group), logs in found.items() if np.isfinite(logs).any()}
+        return tuple((node,) for node in self.nodes if (node,) in gave)
+
+    def _values(self, measure: str, stage: Stage) -> Floats:
+        """Logarithms `[nodes, repeats, gpus]` of a measure alone; NaN where a node gave nothing."""
+        done = [(round_.repeats, found) for round_, found in self._done if round_.stage == stage]
+        gpus = max(
+            (logs.shape[1] for _, found in self._done for (name, _), logs in found.items() if name == measure),
+            default=1,
+        )
+        parts = []
+        for repeats, found in done:
+            part = np.full((len(self.nodes), repeats, gpus), np.nan)
+            for (name, group), logs in found.items():
+                if name == measure and len(group) == 1:
+                    part[self._at[group[0]], : len(logs), : logs.shape[1]] = logs[:repeats]
+            parts.append(part)
+        return np.concatenate(parts, axis=1) if parts else np.empty((len(self.nodes), 0, 1))
+
+    def _rows(self, measure: str, *stages: Stage) -> tuple[PairRows, Mask]:
+        """The pairs of a measure, and which of them are of the confirmation."""
+        ends, values = [], []
+        repeats = self.rules.pair_repeats
+        for number, (round_, found) in enumerate(self._done):
+            for group in round_.groups if round_.stage in stages and measure in round_.measures else ():
+                if len(group) == 2:
+                    low, high = sorted(self._at[node] for node in group)
+                    logs = found.get((measure, group), np.full((1, 1), np.nan))[:repeats, 0]
+                    ends.append((low, high, number, round_.stage == "confirm"))
+                    values.append(np.pad(logs, (0, repeats - len(logs)), constant_values=np.nan))
+        a, b, at, fresh = np.array(ends, dtype=np.int64).reshape(-1, 4).T
+        return PairRows(a, b, at, np.array(values).reshape(-1, repeats)), fresh > 0
+
+    def _in_unit(self, measure: str, log: float) -> float:
+        return math.exp(log if self.measures[measure].more_is_better else -log) if math.isfinite(log) else math.nan
+
+    # Judging.
+
+    def _screens(self) -> list[_Screened]:
+        """The screening of each measure and level, made once for the rounds of that stage."""
+        count = sum(round_.stage in ("each", "pairs") for round_, _ in self._done)
+        if self._screened[0] != count:
+            found = [one for measure in self._alone for one in self._alone_screens(measure)]
+            found += [one for measure in self._grouped for one in self._pair_screens(measure)]
+            self._screened = (count, found)
+        return self._screened[1]
+
+    def _alone_screens(self, measure: str) -> Iterator[_Screened]:
+        values, rules = self._values(measure, "each"), self.rules
+        count, repeats, gpus = values.shape
+        if not repeats:
+            return
+        levels = median_of(values, 1)
+        node = self._screen(_deviations(values, "node", np.ones(count, dtype=bool)))
+        yield _Screened(measure, tuple(Subject((one,)) for one in self.nodes), median_of(levels, 1), node)
+        if gpus > 1 and max(gpus, count) >= MAJORITY_OF:
+            subjects = tuple(Subject((one,), gpu) for one in self.nodes for gpu in range(gpus))
+            found = self._screen(_deviations(values, "gpu", np.ones(count * gpus, dtype=bool)))
+            # The GPUs of a slow node are suspects of their own only where they are slow in their node.
+            own = np.repeat(np.where(node.suspect, node.effect, 0.0), gpus)
+            suspect = found.suspect & suspicious(found.effect - own, found.error, rules.min_effect)
+            suspect |= found.suspect & (own == 0)
+            yield _Screened(measure, subjects, levels.reshape(-1), replace(found, suspect=suspect))
+
+    def _screen(self, values: Floats) -> Screen:
+        return screen(values, repeats=self.rules.repeats, min_effect=self.rules.min_effect)
+
+    def _pair_screens(self, measure: str) -> Iterator[_Screened]:
+        rows, _ = self._rows(measure, "pairs")
+        if not len(rows.a):
+            return
+        node, link = screen_pairs(rows, len(self.nodes), len(self._done), self.rules.repeats, self.rules.min_effect)
+        yield _Screened(measure, tuple(Subject((one,)) for one in self.nodes), np.full(len(self.nodes), np.nan), node)
+        links = tuple(Subject((self.nodes[a], self.nodes[b])) for a, b in zip(rows.a, rows.b, strict=True))
+        yield _Screened(measure, links, median_of(rows.values, 1), link)
+
+    def _by_bandwidth(self, able: Sequence[str]) -> list[str]:
+        """Nodes by their part in the pairs so far, the slowest first."""
+        nodes = [one for one in self._screens() if one.measure in self._grouped and one.subjects[0].kind == "node"]
+        worst = np.min([np.nan_to_num(one.found.effect) for one in nodes], axis=0)
+        return sorted(able, key=lambda node: (float(worst[self._at[node]]), node))
+
+    def _partners(self) -> list[str]:
+        """Nodes that no pair makes a suspect, those in the middle of the fleet first."""
+        nodes = [one for one in self._screens() if one.measure in self._grouped and one.subjects[0].kind == "node"]
+        known = np.all([one.found.reference for one in nodes], axis=0)
+        away = np.max([np.abs(one.found.effect) for one in nodes], axis=0)
+        return [self.nodes[one] for one in np.argsort(away) if known[one]]
+
+    def _judge(self, open_: Sequence[_Suspicion], level: float) -> None:
+        """Judge suspects by their new readings, all together."""
+        measured: dict[_Suspicion, Contrast] = {}
+        for one in self._screens():
+            at = {subject: index for index, subject in enumerate(one.subjects)}
+            mine = [subject for measure, subject in open_ if measure == one.measure and subject in at]
+            if mine and one.measure in self._alone:
+                values = _deviations(self._values(one.measure, "confirm"), mine[0].kind, one.found.reference)
+                units = [at[subject] for subject in mine]
+                found = alone_contrasts(values, units, one.found.reference, repeats=self.rules.repeats)
+            elif mine:
+                found = self._pair_contrasts(one.measure, mine)
+            else:
+                continue
+            measured |= {(one.measure, subject): of for subject, of in zip(mine, found, strict=True)}
+        verdicts = decide(list(measured.values()), min_effect=self.rules.min_effect, level=level)
+        for (key, of), verdict in zip(measured.items(), verdicts, strict=True):
+            effect, low, high = (math.expm1(min(log, 700.0)) for log in (of.center, verdict.low, verdict.high))
+            self._verdicts[key] = Outlier(
+                key[1], key[0], verdict.outcome, effect, low, high, of.mads, verdict.p_value, of.count,
+                of.slow / max(1, of.count), verdict.intermittent, "alone" if key[0] in self._alone else "swap",
+            )  # fmt: skip
+
+    def _pair_contrasts(self, measure: str, mine: Sequence[Subject]) -> list[Contrast]:
+        rows, fresh = self._rows(measure, "pairs", "confirm")
+        node, link = (one for one in self._screens() if one.measure == measure)
+        doubted = {tuple(sorted(subject.nodes)) for subject in link.suspects}
+        pairs = zip(rows.a, rows.b, strict=True)
+        sound = np.array([(self.nodes[a], self.nodes[b]) not in doubted for a, b in pairs], dtype=bool)
+        suspects = [tuple(self._at[name] for name in subject.nodes) for subject in mine]
+        return pair_contrasts(rows, fresh, suspects, node.found.reference, sound, repeats=self.rules.repeats)
+
+    # The report.
+
+    def _differing(self, one: _Screened) -> Iterator[Outlier]:
+        """The slowest and the fastest unit where there is no majority, if they differ by the minimum effect."""
+        found = one.found.difference()
+        if found is None:
+            return
+        slow, fast, effect, reach = found
+        limit = -math.log1p(-self.rules.min_effect)
+        if effect < -limit + reach / 2:
+            low, high = math.expm1(effect - reach), math.expm1(effect + reach)
+            outcome: Outcome = "differs" if effect + reach < -limit else "inconclusive"
+            subject, against = one.subjects[slow], one.subjects[fast]
+            yield Outlier(subject, one.measure, outcome, math.expm1(effect), low, high, against=against)
+
+    def _cells(self, one: _Screened) -> Iterator[Cell]:
+        found, mads = one.found, one.found.mads
+        reach = t_quantile((1 + LEVEL) / 2, found.df) * found.error
+        for index, subject in enumerate(one.subjects):
+            center, low, high = (float(np.expm1(found.effect[index] + sign * reach[index])) for sign in (0, -1, 1))
+            value = self._in_unit(one.measure, float(one.values[index]))
+            yield Cell(subject, one.measure, value, center, low, high, float(mads[index]))
+
+    def _standing(self, node: str, screened: Sequence[_Screened], outliers: Sequence[Outlier]) -> Standing:
+        """A node's state: the worst that any measure says of it."""
+        lacking, doubts, effects = [], [], [0.0]
+        for one in screened:
+            for index, subject in enumerate(one.subjects):
+                if subject.kind == "link" or subject.nodes[0] != node:
+                    continue
+                effects.append(float(np.nan_to_num(one.found.effect[index])))
+                if one.measure in self._alone and not one.found.enough[index]:
+                    lacking.append(one.measure)
+                if one.found.suspect[index] and not one.found.majority:
+                    doubts.append(f"{one.measure}: no majority of good ones")
+        for measure in self._grouped:
+            rows, _ = self._rows(measure, "pairs")
+            mine = rows.values[rows.touches([self._at[node]])]
+            if len(rows.a) and int(np.isfinite(mine).sum()) < self.rules.repeats:
+                lacking.append(measure)
+        return _state(node, math.expm1(min(effects)), lacking, doubts, outliers)
+
+
+def _state(
+    node: str, effect: float, lacking: Sequence[str], doubts: Sequence[str], outliers: Sequence[Outlier]
+) -> Standing:
+    mine = [one for one in outliers if node in one.subject.nodes + (one.against.nodes if one.against else ())]
+    own = [one for one in mine if one.subject.kind != "link" or one.against is not None]
+    slow = [one.measure for one in own if one.outcome == "confirmed"]
+    doubts = [
+        *doubts,
+        *(f"{one.measure}: {one.outcome}" for one in own if one.outcome not in ("confirmed", "acquitted")),
+    ]
+    if slow:
+        return Standing(node, "slow", effect, f"slow in {', '.join(dict.fromkeys(slow))}")
+    if lacking:
+        return Standing(node, "unmeasured", effect, f"too few readings of {', '.join(dict.fromkeys(lacking))}")
+    if doubts:
+        return Standing(node, "inconclusive", effect, "; ".join(dict.fromkeys(doubts)))
+    return Standing(node, "good", effect)
+
+
+def _deviations(values: Floats, kind: str, reference: Mask) -> Floats:
+    """Logarithms `[units, repeats]` of nodes or GPUs, less the median of the reference units in each repeat.
+
+    A node is the median of its GPUs. With fewer than four nodes a GPU is compared with those of its node.
+    """
+    nodes = median_of(values, 2)
+    if kind == "node":
+        return nodes - median_of(nodes[reference], 0)
+    flat = np.moveaxis(values, 2, 1).reshape(-1, values.shape[1])
+    if len(values) < MAJORITY_OF:
+        return flat - np.repeat(nodes, values.shape[2], axis=0)
+    return flat - median_of(flat[reference], 0)
+
+
+def _halves(group: Group) -> tuple[Group, Group]:
+    middle = (len(group) + 1) // 2
+    return group[:middle], group[middle:]
