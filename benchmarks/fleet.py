@@ -139,6 +139,12 @@ class Fleet:
             return bool(self.truth.gpus[ids[0], one.subject.gpu] <= TRULY_SLOW)
         return bool(self.truth.nodes[one.measure][ids[0]] <= TRULY_SLOW)
 
+    def slow(self, node: str) -> bool:
+        """Whether a node is truly slow in anything, by its fault or by chance."""
+        at = self._at[node]
+        worst = min(float(self.truth.gpus[at].min()), *(float(one[at]) for one in self.truth.nodes.values()))
+        return worst <= TRULY_SLOW
+
     def measure(self, round_: Round) -> list[Reading]:
         """What the nodes give in a round."""
         readings: list[Reading] = []
@@ -229,7 +235,9 @@ class Tally:
         self.accused += any(not fleet.true(one) for one in judgement.slow)
         states = {one.node: one.state for one in judgement.nodes}
         faulty = {fleet.nodes[node] for nodes in fleet.truth.faulty for node in nodes}
-        self.healthy_out += any(state != "good" for node, state in states.items() if node not in faulty)
+        self.healthy_out += any(
+            state != "good" and node not in faulty and not fleet.slow(node) for node, state in states.items()
+        )
         measured = {group for round_ in judgement.rounds for group in map(frozenset, round_.groups)}
         for nodes in fleet.truth.faulty:
             names = frozenset(fleet.nodes[node] for node in nodes)

@@ -50,6 +50,7 @@ from validator.model.result import Floats
 from validator.stats.distributions import t_quantile
 from validator.stats.estimate import LEVEL, SECOND_LEVEL
 
+State = Literal["good", "slow", "inconclusive", "unmeasured"]
 Outcome = Literal["confirmed", "acquitted", "inconclusive", "suspected", "differs"]
 
 
@@ -143,7 +144,7 @@ class Standing:
     """A node's state, its worst effect in any measure (-0.05; NaN: none known), and why it is not good."""
 
     node: str
-    state: Literal["good", "slow", "inconclusive", "unmeasured"]
+    state: State
     effect: float
     why: str = ""
 
@@ -160,32 +161,22 @@ class Judgement:
     complete: bool
 
     @property
-    def good(self) -> Group:
-        """The good nodes, the fastest first."""
-        good = [one for one in self.nodes if one.state == "good"]
-        return tuple(one.node for one in sorted(good, key=lambda one: (-one.effect, one.node)))
-
-    @property
     def slow(self) -> tuple[Outlier, ...]:
         """What is confirmed to be slow."""
         return tuple(one for one in self.outliers if one.outcome == "confirmed")
 
-    def choose(self, count: int) -> Group | None:
-        """The best `count` of the `compatible` nodes; None if there are too few."""
-        chosen = self.compatible[:count]
-        return chosen if len(chosen) == count else None
-
     @property
-    def compatible(self) -> Group:
-        """As many good nodes as can work together as far as is known, the fastest first."""
+    def good(self) -> Group:
+        """As many good nodes as can work together, the fastest first: without both ends of a link that is slow or may
+        be, and without all of the nodes that are slow together. The first `n` are the ones to run on."""
         apart = [
             set(one.subject.nodes) for one in self.outliers if one.code == "slow-link" and one.outcome != "acquitted"
         ]
         apart += [set(one.nodes) for one in self.together]
         chosen: list[str] = []
-        for node in self.good:
-            if not any(group <= {*chosen, node} for group in apart):
-                chosen.append(node)
+        for standing in sorted(self.nodes, key=lambda one: (-one.effect, one.node)):
+            if standing.state == "good" and not any(group <= {*chosen, standing.node} for group in apart):
+                chosen.append(standing.node)
         return tuple(chosen)
 
 
@@ -250,12 +241,12 @@ class Search:
         screened = self._screens()
         outliers = list(self._verdicts.values())
         for one in screened:
-            open_ = [subject for subject in one.suspects if (one.measure, subject) not in self._verdicts]
-            effect = dict(zip(one.subjects, np.expm1(one.found.effect).tolist(), strict=True))
-            outliers += [Outlier(subject, one.measure, "suspected", effect[subject]) for subject in open_]
+            effects = dict(zip(one.subjects, np.expm1(one.found.effect).tolist(), strict=True))
+            new = [subject for subject in one.suspects if (one.measure, subject) not in self._verdicts]
+            outliers += [Outlier(subject, one.measure, "suspected", effects[subject]) for subject in new]
             outliers += self._differing(one)
         return Judgement(
-            tuple(self._standing(node, screened, outliers) for node in self.nodes),
+            self._standings(outliers),
             tuple(sorted(outliers, key=lambda one: (one.outcome != "confirmed", one.effect))),
             tuple(cell for one in screened for cell in self._cells(one)),
             tuple(self._together),
@@ -275,7 +266,8 @@ class Search:
                 yield Round("pairs", pairs, self._grouped, rules.pair_repeats)
             if len(able) > TOURNAMENT_UP_TO:
                 measured = [pair for round_, _ in self._done if round_.stage == "pairs" for pair in round_.groups]
-                pairs = slow_with_fast(self._by_bandwidth(able), measured)
+                worst = np.min([np.nan_to_num(one.effect) for one in self._node_pairs()], axis=0)
+                pairs = slow_with_fast(sorted(able, key=lambda node: float(worst[self._at[node]])), measured)
                 yield Round("pairs", pairs, self._grouped, rules.pair_repeats)
         yield from self._confirm()
         if self._grouped and rules.whole is not None:
@@ -284,24 +276,24 @@ class Search:
     def _confirm(self) -> Iterator[Round]:
         rules = self.rules
         open_ = [(one.measure, subject) for one in self._screens() for subject in one.suspects]
-        for look, level in enumerate((LEVEL, SECOND_LEVEL)):
+        for look, level in enumerate((SECOND_LEVEL, LEVEL)):
             alone = tuple(name for name in self._alone if any(name == measure for measure, _ in open_))
             if alone:
-                yield Round("confirm", self._answered(), alone, rules.confirm_repeats * (look + 1))
+                yield Round("confirm", self._answered(), alone, rules.confirm_repeats * (1 + 2 * look))
             grouped = tuple(name for name in self._grouped if any(name == measure for measure, _ in open_))
             if grouped:
                 subjects = dict.fromkeys(subject for measure, subject in open_ if measure in grouped)
                 nodes = [subject.nodes[0] for subject in subjects if subject.kind == "node"]
                 links = [subject.nodes for subject in subjects if subject.kind == "link"]
                 good = self._partners()
-                for pairs in swap_rounds(nodes, links, good, count=rules.swaps, first=look * rules.swaps):
+                for pairs in swap_rounds(nodes, links, good, count=rules.swaps * (1 + look), first=look * rules.swaps):
                     yield Round("confirm", pairs, grouped, rules.pair_repeats)
             self._judge(open_, level)
             open_ = [one for one in open_ if self._verdicts[one].outcome == "inconclusive"]
 
     def _halve(self) -> Iterator[Round]:
         """All good nodes together; where they are slow or silent though pairs were fine, their halves, and so on."""
-        good = self.judgement().compatible
+        good = self.judgement().good
         if len(good) < MAJORITY_OF - 1:
             return
         yield Round("whole", (good,), self._grouped, self.rules.pair_repeats)
@@ -316,20 +308,19 @@ class Search:
             bad = worse
 
     def _slow_together(self, good: Group) -> list[Together]:
-        """The groups of the last round that are slow compared with the median pair, or silent."""
+        """The groups of the last round that are slow compared with the median pair of good nodes, or silent."""
         round_, found = self._done[-1]
         slow: dict[Group, Together] = {}
         for measure in self._grouped:
-            rows, _ = self._rows(measure, "pairs")
-            inside = ~rows.touches([self._at[node] for node in self.nodes if node not in good])
-            reference = float(np.nanmedian(rows.values[inside]))
+            rows = self._rows(measure, "pairs")
+            inside = np.isin(rows.ends, [self._at[node] for node in good]).all(axis=1)
+            usual = float(np.nanmedian(rows.values[inside]))
             for group in round_.groups:
-                level = float(
-                    np.nan_to_num(median_of(found.get((measure, group), np.full((1, 1), np.nan))[:, 0], 0), nan=-np.inf)
-                )
-                if level - reference < math.log1p(-(self.rules.whole or 0.0)):
-                    value, usual = (self._in_unit(measure, log) for log in (level, reference))
-                    slow.setdefault(group, Together(group, measure, value, usual))
+                logs = found.get((measure, group), np.full((1, 1), np.nan))
+                level = float(median_of(logs[:, 0], 0))
+                if not level - usual >= math.log1p(-(self.rules.whole or 0.0)):
+                    value, reference = self._in_unit(measure, level), self._in_unit(measure, usual)
+                    slow.setdefault(group, Together(group, measure, value, reference))
         return list(slow.values())
 
     # What was measured, as arrays.
@@ -341,33 +332,34 @@ class Search:
 
     def _values(self, measure: str, stage: Stage) -> Floats:
         """Logarithms `[nodes, repeats, gpus]` of a measure alone; NaN where a node gave nothing."""
-        done = [(round_.repeats, found) for round_, found in self._done if round_.stage == stage]
+        done = [(round_, found) for round_, found in self._done if round_.stage == stage and measure in round_.measures]
         gpus = max(
             (logs.shape[1] for _, found in self._done for (name, _), logs in found.items() if name == measure),
             default=1,
         )
-        parts = []
-        for repeats, found in done:
-            part = np.full((len(self.nodes), repeats, gpus), np.nan)
-            for (name, group), logs in found.items():
-                if name == measure and len(group) == 1:
-                    part[self._at[group[0]], : len(logs), : logs.shape[1]] = logs[:repeats]
-            parts.append(part)
-        return np.concatenate(parts, axis=1) if parts else np.empty((len(self.nodes), 0, 1))
+        values = np.full((len(self.nodes), sum(round_.repeats for round_, _ in done), gpus), np.nan)
+        start = 0
+        for round_, found in done:
+            for node, index in self._at.items():
+                logs = found.get((measure, (node,)), np.empty((0, 1)))[: round_.repeats]
+                values[index, start : start + len(logs), : logs.shape[1]] = logs
+            start += round_.repeats
+        return values
 
-    def _rows(self, measure: str, *stages: Stage) -> tuple[PairRows, Mask]:
-        """The pairs of a measure, and which of them are of the confirmation."""
-        ends, values = [], []
-        repeats = self.rules.pair_repeats
-        for number, (round_, found) in enumerate(self._done):
-            for group in round_.groups if round_.stage in stages and measure in round_.measures else ():
-                if len(group) == 2:
-                    low, high = sorted(self._at[node] for node in group)
-                    logs = found.get((measure, group), np.full((1, 1), np.nan))[:repeats, 0]
-                    ends.append((low, high, number, round_.stage == "confirm"))
-                    values.append(np.pad(logs, (0, repeats - len(logs)), constant_values=np.nan))
-        a, b, at, fresh = np.array(ends, dtype=np.int64).reshape(-1, 4).T
-        return PairRows(a, b, at, np.array(values).reshape(-1, repeats)), fresh > 0
+    def _rows(self, measure: str, *stages: Stage) -> PairRows:
+        """The pairs of a measure."""
+        done = [
+            (number, round_, sorted(self._at[node] for node in group), found.get((measure, group), np.empty((0, 1))))
+            for number, (round_, found) in enumerate(self._done)
+            for group in (round_.groups if round_.stage in stages and measure in round_.measures else ())
+            if len(group) == 2
+        ]
+        values = np.full((len(done), self.rules.pair_repeats), np.nan)
+        for row, (_, _, _, logs) in enumerate(done):
+            values[row, : len(logs)] = logs[: values.shape[1], 0]
+        ends = np.array([pair for _, _, pair, _ in done], dtype=np.int64).reshape(-1, 2)
+        at = np.array([number for number, *_ in done], dtype=np.int64)
+        return PairRows(ends, at, values, np.array([round_.stage == "confirm" for _, round_, _, _ in done], dtype=bool))
 
     def _in_unit(self, measure: str, log: float) -> float:
         return math.exp(log if self.measures[measure].more_is_better else -log) if math.isfinite(log) else math.nan
@@ -384,7 +376,7 @@ class Search:
         return self._screened[1]
 
     def _alone_screens(self, measure: str) -> Iterator[_Screened]:
-        values, rules = self._values(measure, "each"), self.rules
+        values = self._values(measure, "each")
         count, repeats, gpus = values.shape
         if not repeats:
             return
@@ -396,33 +388,33 @@ class Search:
             found = self._screen(_deviations(values, "gpu", np.ones(count * gpus, dtype=bool)))
             # The GPUs of a slow node are suspects of their own only where they are slow in their node.
             own = np.repeat(np.where(node.suspect, node.effect, 0.0), gpus)
-            suspect = found.suspect & suspicious(found.effect - own, found.error, rules.min_effect)
-            suspect |= found.suspect & (own == 0)
+            among = suspicious(found.effect - own, found.error, found.error, self.rules.min_effect)
+            suspect = found.suspect & (among | (own == 0))
             yield _Screened(measure, subjects, levels.reshape(-1), replace(found, suspect=suspect))
 
     def _screen(self, values: Floats) -> Screen:
         return screen(values, repeats=self.rules.repeats, min_effect=self.rules.min_effect)
 
     def _pair_screens(self, measure: str) -> Iterator[_Screened]:
-        rows, _ = self._rows(measure, "pairs")
-        if not len(rows.a):
-            return
-        node, link = screen_pairs(rows, len(self.nodes), len(self._done), self.rules.repeats, self.rules.min_effect)
-        yield _Screened(measure, tuple(Subject((one,)) for one in self.nodes), np.full(len(self.nodes), np.nan), node)
-        links = tuple(Subject((self.nodes[a], self.nodes[b])) for a, b in zip(rows.a, rows.b, strict=True))
-        yield _Screened(measure, links, median_of(rows.values, 1), link)
+        rows, rules = self._rows(measure, "pairs"), self.rules
+        if len(rows.at):
+            found = screen_pairs(
+                rows, len(self.nodes), len(self._done), repeats=rules.repeats, min_effect=rules.min_effect
+            )
+            nodes = tuple(Subject((one,)) for one in self.nodes)
+            links = tuple(Subject((self.nodes[a], self.nodes[b])) for a, b in rows.ends)
+            yield _Screened(measure, nodes, np.full(len(nodes), np.nan), found[0])
+            yield _Screened(measure, links, median_of(rows.values, 1), found[1])
 
-    def _by_bandwidth(self, able: Sequence[str]) -> list[str]:
-        """Nodes by their part in the pairs so far, the slowest first."""
-        nodes = [one for one in self._screens() if one.measure in self._grouped and one.subjects[0].kind == "node"]
-        worst = np.min([np.nan_to_num(one.found.effect) for one in nodes], axis=0)
-        return sorted(able, key=lambda node: (float(worst[self._at[node]]), node))
+    def _node_pairs(self) -> list[Screen]:
+        """What the pairs say of the nodes, by measure."""
+        nodes = (one for one in self._screens() if one.measure in self._grouped and one.subjects[0].kind == "node")
+        return [one.found for one in nodes]
 
     def _partners(self) -> list[str]:
         """Nodes that no pair makes a suspect, those in the middle of the fleet first."""
-        nodes = [one for one in self._screens() if one.measure in self._grouped and one.subjects[0].kind == "node"]
-        known = np.all([one.found.reference for one in nodes], axis=0)
-        away = np.max([np.abs(one.found.effect) for one in nodes], axis=0)
+        known = np.all([one.reference for one in self._node_pairs()], axis=0)
+        away = np.max([np.abs(one.effect) for one in self._node_pairs()], axis=0)
         return [self.nodes[one] for one in np.argsort(away) if known[one]]
 
     def _judge(self, open_: Sequence[_Suspicion], level: float) -> None:
@@ -435,27 +427,25 @@ class Search:
                 values = _deviations(self._values(one.measure, "confirm"), mine[0].kind, one.found.reference)
                 units = [at[subject] for subject in mine]
                 found = alone_contrasts(values, units, one.found.reference, repeats=self.rules.repeats)
-            elif mine:
-                found = self._pair_contrasts(one.measure, mine)
             else:
-                continue
+                found = self._pair_contrasts(one.measure, mine) if mine else []
             measured |= {(one.measure, subject): of for subject, of in zip(mine, found, strict=True)}
         verdicts = decide(list(measured.values()), min_effect=self.rules.min_effect, level=level)
         for (key, of), verdict in zip(measured.items(), verdicts, strict=True):
-            effect, low, high = (math.expm1(min(log, 700.0)) for log in (of.center, verdict.low, verdict.high))
+            effect, low, high = (float(np.expm1(of.center + sign * verdict.reach)) for sign in (0, -1, 1))
+            by: Literal["alone", "swap"] = "alone" if key[0] in self._alone else "swap"
             self._verdicts[key] = Outlier(
                 key[1], key[0], verdict.outcome, effect, low, high, of.mads, verdict.p_value, of.count,
-                of.slow / max(1, of.count), verdict.intermittent, "alone" if key[0] in self._alone else "swap",
+                of.slow / max(1, of.count), verdict.intermittent, by,
             )  # fmt: skip
 
     def _pair_contrasts(self, measure: str, mine: Sequence[Subject]) -> list[Contrast]:
-        rows, fresh = self._rows(measure, "pairs", "confirm")
+        rows = self._rows(measure, "pairs", "confirm")
         node, link = (one for one in self._screens() if one.measure == measure)
-        doubted = {tuple(sorted(subject.nodes)) for subject in link.suspects}
-        pairs = zip(rows.a, rows.b, strict=True)
-        sound = np.array([(self.nodes[a], self.nodes[b]) not in doubted for a, b in pairs], dtype=bool)
+        doubted = {tuple(self._at[name] for name in subject.nodes) for subject in link.suspects}
+        sound = np.array([(a, b) not in doubted for a, b in rows.ends.tolist()], dtype=bool)
         suspects = [tuple(self._at[name] for name in subject.nodes) for subject in mine]
-        return pair_contrasts(rows, fresh, suspects, node.found.reference, sound, repeats=self.rules.repeats)
+        return pair_contrasts(rows, suspects, node.found.reference, sound, repeats=self.rules.repeats)
 
     # The report.
 
@@ -480,43 +470,48 @@ class Search:
             value = self._in_unit(one.measure, float(one.values[index]))
             yield Cell(subject, one.measure, value, center, low, high, float(mads[index]))
 
-    def _standing(self, node: str, screened: Sequence[_Screened], outliers: Sequence[Outlier]) -> Standing:
-        """A node's state: the worst that any measure says of it."""
-        lacking, doubts, effects = [], [], [0.0]
-        for one in screened:
-            for index, subject in enumerate(one.subjects):
-                if subject.kind == "link" or subject.nodes[0] != node:
-                    continue
-                effects.append(float(np.nan_to_num(one.found.effect[index])))
+    def _standings(self, outliers: Sequence[Outlier]) -> tuple[Standing, ...]:
+        """Each node's state: the worst that any measure says of it."""
+        worst = dict.fromkeys(self.nodes, 0.0)
+        lacking: dict[str, list[str]] = {node: [] for node in self.nodes}
+        doubts: dict[str, list[str]] = {node: [] for node in self.nodes}
+        for one in self._screens():
+            own = one.subjects[0].kind != "link"
+            for index, subject in enumerate(one.subjects if own else ()):
+                node = subject.nodes[0]
+                worst[node] = min(worst[node], float(np.nan_to_num(one.found.effect[index])))
                 if one.measure in self._alone and not one.found.enough[index]:
-                    lacking.append(one.measure)
+                    lacking[node].append(one.measure)
                 if one.found.suspect[index] and not one.found.majority:
-                    doubts.append(f"{one.measure}: no majority of good ones")
+                    doubts[node].append(f"{one.measure}: no majority of good ones")
         for measure in self._grouped:
-            rows, _ = self._rows(measure, "pairs")
-            mine = rows.values[rows.touches([self._at[node]])]
-            if len(rows.a) and int(np.isfinite(mine).sum()) < self.rules.repeats:
-                lacking.append(measure)
-        return _state(node, math.expm1(min(effects)), lacking, doubts, outliers)
-
-
-def _state(
-    node: str, effect: float, lacking: Sequence[str], doubts: Sequence[str], outliers: Sequence[Outlier]
-) -> Standing:
-    mine = [one for one in outliers if node in one.subject.nodes + (one.against.nodes if one.against else ())]
-    own = [one for one in mine if one.subject.kind != "link" or one.against is not None]
-    slow = [one.measure for one in own if one.outcome == "confirmed"]
-    doubts = [
-        *doubts,
-        *(f"{one.measure}: {one.outcome}" for one in own if one.outcome not in ("confirmed", "acquitted")),
-    ]
-    if slow:
-        return Standing(node, "slow", effect, f"slow in {', '.join(dict.fromkeys(slow))}")
-    if lacking:
-        return Standing(node, "unmeasured", effect, f"too few readings of {', '.join(dict.fromkeys(lacking))}")
-    if doubts:
-        return Standing(node, "inconclusive", effect, "; ".join(dict.fromkeys(doubts)))
-    return Standing(node, "good", effect)
+            rows = self._rows(measure, "pairs")
+            count = np.bincount(rows.ends.ravel(), np.repeat(np.isfinite(rows.values).sum(axis=1), 2), len(self.nodes))
+            for node, index in self._at.items():
+                if len(rows.at) and count[index] < self.rules.repeats:
+                    lacking[node].append(measure)
+        slow: dict[str, list[str]] = {node: [] for node in self.nodes}
+        for found in outliers:
+            nodes = found.subject.nodes + (found.against.nodes if found.against else ())
+            for node in nodes if found.against or found.subject.kind != "link" else ():
+                if found.outcome == "confirmed":
+                    slow[node].append(found.measure)
+                elif found.outcome != "acquitted":
+                    doubts[node].append(f"{found.measure}: {found.outcome}")
+        states: tuple[tuple[State, dict[str, list[str]], str], ...] = (
+            ("slow", slow, "slow in "), ("unmeasured", lacking, "too few readings of "), ("inconclusive", doubts, "")
+        )  # fmt: skip
+        return tuple(
+            next(
+                (
+                    Standing(node, state, math.expm1(worst[node]), text + ", ".join(dict.fromkeys(why[node])))
+                    for state, why, text in states
+                    if why[node]
+                ),
+                Standing(node, "good", math.expm1(worst[node])),
+            )
+            for node in self.nodes
+        )
 
 
 def _deviations(values: Floats, kind: str, reference: Mask) -> Floats:
