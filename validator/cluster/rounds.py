@@ -68,7 +68,7 @@ def tournament(nodes: Sequence[str], seed: int = 0) -> list[tuple[Group, ...]]:
     if len(order) % 2:
         order.append(None)
     rounds: list[tuple[Group, ...]] = []
-    for _ in range(len(order) - 1):
+    for _ in range(len(order) - 1 if len(nodes) > 1 else 0):
         half = len(order) // 2
         facing = zip(order[:half], reversed(order[half:]), strict=True)
         rounds.append(tuple((a, b) for a, b in facing if a is not None and b is not None))

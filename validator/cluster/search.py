@@ -472,14 +472,14 @@ class Search:
 
     def _standings(self, outliers: Sequence[Outlier]) -> tuple[Standing, ...]:
         """Each node's state: the worst that any measure says of it."""
-        worst = dict.fromkeys(self.nodes, 0.0)
+        worst = dict.fromkeys(self.nodes, math.inf)
         lacking: dict[str, list[str]] = {node: [] for node in self.nodes}
         doubts: dict[str, list[str]] = {node: [] for node in self.nodes}
         for one in self._screens():
             own = one.subjects[0].kind != "link"
             for index, subject in enumerate(one.subjects if own else ()):
                 node = subject.nodes[0]
-                worst[node] = min(worst[node], float(np.nan_to_num(one.found.effect[index])))
+                worst[node] = min(worst[node], float(np.nan_to_num(one.found.effect[index], nan=math.inf)))
                 if one.measure in self._alone and not one.found.enough[index]:
                     lacking[node].append(one.measure)
                 if one.found.suspect[index] and not one.found.majority:
