@@ -33,8 +33,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from validator.cluster.judgement import Judgement, Outlier
 from validator.cluster.rounds import Measure, Reading, Round
-from validator.cluster.search import Judgement, Outlier, Rules, Search
+from validator.cluster.search import Rules, Search
 from validator.stats.distributions import binomial_above
 
 __all__ = ["FAULTS", "MEASURES", "NOISES", "Fleet", "Tally", "main", "searched", "seconds", "simulate"]

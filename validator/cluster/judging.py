@@ -242,13 +242,13 @@ def fit_pairs(rows: PairRows, nodes: int, rounds: int) -> PairFit:
     bound = np.linalg.inv(normal(weight, scale)) * (scale / expected) ** 2  # how far the priors decide each part
     df = max(1.0, len(y) - (size - float(np.diag(bound).sum())))
     parts: Floats = np.zeros(size)
-    robust = weight
     rest: Floats = np.asarray(y - (np.median(y) if y.size else 0.0), dtype=np.float64)
+    robust = weight
     for _ in range(_FIT_STEPS):
         scale = max(floor, spread_of(rest) * math.sqrt(len(y) / df) if df > 1 else floor)
         robust = weight * np.minimum(1.0, _HUBER * scale / np.maximum(np.abs(rest), 1e-12))
         right = np.bincount(x.ravel(), np.repeat(robust * y, 4), size)
-        before, parts = parts, np.linalg.solve(normal(robust, scale), right)
+        before, parts = parts, np.asarray(np.linalg.solve(normal(robust, scale), right), dtype=np.float64)
         rest = np.asarray(y - parts[x].sum(axis=1), dtype=np.float64)
         if float(np.abs(parts - before).max()) < 0.02 * scale:
             break

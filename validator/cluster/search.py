@@ -20,6 +20,7 @@ from typing import Literal
 
 import numpy as np
 
+from validator.cluster.judgement import Cell, Judgement, Outcome, Outlier, Standing, State, Subject, Together
 from validator.cluster.judging import (
     MAJORITY_OF,
     Contrast,
@@ -50,9 +51,6 @@ from validator.model.result import Floats
 from validator.stats.distributions import t_quantile
 from validator.stats.estimate import LEVEL, SECOND_LEVEL
 
-State = Literal["good", "slow", "inconclusive", "unmeasured"]
-Outcome = Literal["confirmed", "acquitted", "inconclusive", "suspected", "differs"]
-
 
 @dataclass(frozen=True)
 class Rules:
@@ -67,117 +65,6 @@ class Rules:
     rounds: int | None = None
     whole: float | None = 0.2
     seed: int = 0
-
-
-@dataclass(frozen=True)
-class Subject:
-    """A node, a GPU of a node, or the link between two nodes."""
-
-    nodes: Group
-    gpu: int | None = None
-
-    @property
-    def kind(self) -> Literal["node", "gpu", "link"]:
-        """What it is."""
-        return "link" if len(self.nodes) == 2 else "node" if self.gpu is None else "gpu"
-
-
-@dataclass(frozen=True)
-class Outlier:
-    """A suspect, and what its confirmation gave, from the new readings alone.
-
-    `effect` with its interval is relative to the known-good ones (-0.05: 5 % slower), `mads` the distance from their
-    median in the fleet's robust spread, `p_value` Holm's over all suspects. An `intermittent` one is slow in the share
-    `often` of its `repeats`. `suspected` has no new readings yet. One that `differs`, from the faster `against`, is one
-    of units without a majority: it is not accused.
-    """
-
-    subject: Subject
-    measure: str
-    outcome: Outcome
-    effect: float
-    low: float = math.nan
-    high: float = math.nan
-    mads: float = math.nan
-    p_value: float = math.nan
-    repeats: int = 0
-    often: float = 0.0
-    intermittent: bool = False
-    by: Literal["swap", "alone", "none"] = "none"
-    against: Subject | None = None
-
-    @property
-    def code(self) -> Literal["slow-node", "slow-link"]:
-        """The code of the finding."""
-        return "slow-link" if self.subject.kind == "link" else "slow-node"
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One field of the heat map (a node or GPU) or of the pair matrix (a link), from the screening.
-
-    `value` is in the measure's unit, NaN for a node's part in its pairs, which has none. `effect`, with its 95 %
-    interval, is relative to the fleet's median, for a link to what its nodes explain; `mads` is its distance in MADs.
-    """
-
-    subject: Subject
-    measure: str
-    value: float
-    effect: float
-    low: float
-    high: float
-    mads: float
-
-
-@dataclass(frozen=True)
-class Together:
-    """Nodes that are slow (or silent: `value` is NaN) only together, as far as halving them shows; in the unit."""
-
-    nodes: Group
-    measure: str
-    value: float
-    reference: float
-
-
-@dataclass(frozen=True)
-class Standing:
-    """A node's state, its worst effect in any measure (-0.05; NaN: none known), and why it is not good."""
-
-    node: str
-    state: State
-    effect: float
-    why: str = ""
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """Everything that a report shows. `complete` is False while rounds are missing."""
-
-    nodes: tuple[Standing, ...]
-    outliers: tuple[Outlier, ...]
-    cells: tuple[Cell, ...]
-    together: tuple[Together, ...]
-    rounds: tuple[Round, ...]
-    complete: bool
-
-    @property
-    def slow(self) -> tuple[Outlier, ...]:
-        """What is confirmed to be slow."""
-        return tuple(one for one in self.outliers if one.outcome == "confirmed")
-
-    @property
-    def good(self) -> Group:
-        """As many good nodes as can work together, the fastest first: without both ends of a link that is slow or may
-        be, and without all of the nodes that are slow together. The first `n` are the ones to run on."""
-        apart = [
-            set(one.subject.nodes) for one in self.outliers if one.code == "slow-link" and one.outcome != "acquitted"
-        ]
-        apart += [set(one.nodes) for one in self.together]
-        chosen: list[str] = []
-        for standing in sorted(self.nodes, key=lambda one: (-one.effect, one.node)):
-            if standing.state == "good" and not any(group <= {*chosen, standing.node} for group in apart):
-                chosen.append(standing.node)
-        return tuple(chosen)
 
 
 @dataclass(frozen=True, eq=False)
@@ -314,11 +201,11 @@ class Search:
         for measure in self._grouped:
             rows = self._rows(measure, "pairs")
             inside = np.isin(rows.ends, [self._at[node] for node in good]).all(axis=1)
-            usual = float(np.nanmedian(rows.values[inside]))
+            usual = float(median_of(rows.values[inside].ravel(), 0))
             for group in round_.groups:
                 logs = found.get((measure, group), np.full((1, 1), np.nan))
                 level = float(median_of(logs[:, 0], 0))
-                if not level - usual >= math.log1p(-(self.rules.whole or 0.0)):
+                if math.isnan(level) or level - usual < math.log1p(-(self.rules.whole or 0.0)):
                     value, reference = self._in_unit(measure, level), self._in_unit(measure, usual)
                     slow.setdefault(group, Together(group, measure, value, reference))
         return list(slow.values())
@@ -498,20 +385,15 @@ class Search:
                     slow[node].append(found.measure)
                 elif found.outcome != "acquitted":
                     doubts[node].append(f"{found.measure}: {found.outcome}")
-        states: tuple[tuple[State, dict[str, list[str]], str], ...] = (
-            ("slow", slow, "slow in "), ("unmeasured", lacking, "too few readings of "), ("inconclusive", doubts, "")
-        )  # fmt: skip
-        return tuple(
-            next(
-                (
-                    Standing(node, state, math.expm1(worst[node]), text + ", ".join(dict.fromkeys(why[node])))
-                    for state, why, text in states
-                    if why[node]
-                ),
-                Standing(node, "good", math.expm1(worst[node])),
-            )
-            for node in self.nodes
-        )
+
+        def standing(node: str) -> Standing:
+            state: State = "slow" if slow[node] else "unmeasured" if lacking[node] else "inconclusive"
+            text = {"slow": "slow in ", "unmeasured": "too few readings of ", "inconclusive": ""}[state]
+            why = ", ".join(dict.fromkeys(slow[node] or lacking[node] or doubts[node]))
+            effect = math.expm1(worst[node]) if worst[node] < math.inf else math.nan
+            return Standing(node, state, effect, text + why) if why else Standing(node, "good", effect)
+
+        return tuple(map(standing, self.nodes))
 
 
 def _deviations(values: Floats, kind: str, reference: Mask) -> Floats:
