@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, TypeVar, get_args
 
 from validator.model.phases import PhaseBase, ProcessPhase
-from validator.model.result import RunEvidence
 from validator.model.runbook import Runbook, Setting
 from validator.model.settings import args_of, flat_name, repeats_of, setting_text
 from validator.model.training_phases import TrainingPhase
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from validator.model.plan import Role, RunSpec, Started
     from validator.model.record import Outcome, PhaseRecord, RunRecord, ValidationRecord
     from validator.model.remedy import Remedy
-    from validator.model.result import Result
+    from validator.model.result import Result, RunEvidence
     from validator.model.verdict import Check
     from validator.stats.measure import RunMeasurement
 
@@ -176,7 +175,7 @@ class JudgedRun:
     @property
     def evidence(self) -> RunEvidence:
         """What was read besides series and scalars; empty before it ran."""
-        return RunEvidence() if self.result is None else self.result.evidence
+        return self.record.evidence
 
     def own(self, kind: type[E]) -> E | None:
         """What the run's kind read, where it is of that class."""

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from validator.kinds.base import Found, ImplicitCriterion, JudgedRun, Kind, Planner, Rule, Seen, Site
 from validator.model.phases import PreflightPhase
-from validator.model.result import RunTable
 from validator.model.runbook import Runbook
 from validator.model.schemas import SCALARS
 from validator.runbook.problems import Problem
@@ -117,7 +116,8 @@ class Preflight(Kind[PreflightPhase]):
         latency = _number(rates.get("all_reduce") if isinstance(rates, Mapping) else None, "latency_us")
         gathered.add_scalar("probe.all_reduce_latency_us", latency, source)
         _read_links(gathered)
-        gathered.evidence.tables = (_table(ranks),)
+        columns = ("Probe", "Unit", *(f"Rank {rank}" for rank in range(len(ranks))))
+        gathered.add_shown_table("What the machine can do", columns, _rows(ranks))
 
     def measured_criteria(self, record: PhaseRecord, validation: ValidationRecord) -> Iterator[ImplicitCriterion]:
         """The probes were made, they reach the bounds of such a machine, and PCIe is at its best."""
@@ -168,16 +168,13 @@ def _numbers(rows: list[list[str]], column: int) -> Iterator[float]:
             yield float(row[column])
 
 
-def _table(ranks: list[Mapping[str, Any]]) -> RunTable:
-    """A line for each probe: its rate on every rank, with what it was measured on."""
-    rows = []
+def _rows(ranks: list[Mapping[str, Any]]) -> Iterator[tuple[str | float | None, ...]]:
+    """A row for each probe: its unit, and its rate on every rank."""
     for key in dict.fromkeys(key for one in ranks for key in one):
         first = next(one[key] for one in ranks if key in one)
         unit = str(first.get("unit", ""))[:300] if isinstance(first, Mapping) else ""
         values = [_number(one.get(key), "value") for one in ranks]
-        rows.append((str(key), unit, *(None if value is None else round(value, 2) for value in values)))
-    columns = ("Probe", "Unit", *(f"Rank {rank}" for rank in range(len(ranks))))
-    return RunTable(caption="What the machine can do", columns=columns, rows=tuple(rows))
+        yield (str(key), unit, *(None if value is None else round(value, 2) for value in values))
 
 
 # What the probes must reach.

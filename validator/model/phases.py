@@ -1,10 +1,8 @@
 """The phases of a runbook, one model for each kind: its keys, and the numbers that its criteria may name.
 
 What a kind does is in `validator/kinds`. Field descriptions are the text of `docs/runbook-reference.md`, so keep them
-exact.
+exact. Annotations are no texts here: pydantic would evaluate those of a base again for every kind, at every start.
 """
-
-from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from validator.model.plan import RunSpec
 from validator.model.remedy import Remedy
-from validator.model.result import Result
+from validator.model.result import Result, RunEvidence
 from validator.model.runbook import Phase, Runbook
 from validator.model.units import Frozen, PathBelow
 from validator.model.verdict import Check, Extension, ValidationReport
@@ -96,6 +96,11 @@ class RunRecord:
     spec: RunSpec
     outcome: Outcome | None
     result: Result | None
+
+    @property
+    def evidence(self) -> RunEvidence:
+        """What was read besides series and scalars; empty before it ran."""
+        return RunEvidence() if self.result is None else self.result.evidence
 
 
 @dataclass(frozen=True)

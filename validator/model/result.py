@@ -299,7 +299,7 @@ class RunEvidence:
     errors: Sequence[RankError] = ()
     printed: PrintedFormat | None = None
     places: PrintedPlaces | None = None
-    tests: UnpassedTests | None = None
+    tests: UnpassedTests = UnpassedTests()
     fallbacks: Mapping[str, int] | None = None
     audit_entries: tuple[str, ...] | None = None
     trace: TraceSummary | None = None

@@ -1,9 +1,8 @@
 """The phases that run the trainer: their keys, and the numbers that their criteria may name.
 
-Field descriptions are the text of `docs/runbook-reference.md`, so keep them exact.
+Field descriptions are the text of `docs/runbook-reference.md`, so keep them exact. Annotations are no texts, as in
+`phases`.
 """
-
-from __future__ import annotations
 
 import re
 from collections.abc import Mapping
@@ -136,7 +135,7 @@ class AbPhase(ArmsPhase):
     arms: dict[Identifier, Arm] = Field(min_length=2, max_length=2, description="The two sides, the present one first.")
 
     @model_validator(mode="after")
-    def _prefer_is_an_arm(self) -> AbPhase:
+    def _prefer_is_an_arm(self) -> "AbPhase":
         if self.choose.prefer is not None and self.choose.prefer not in self.arms:
             raise ValueError(
                 f"choose.prefer is {self.choose.prefer!r}, which is not an arm; arms: {', '.join(self.arms)}"
@@ -200,7 +199,7 @@ class ProfilePhase(TrainingPhase):
         return value
 
     @model_validator(mode="after")
-    def _fits(self) -> ProfilePhase:
+    def _fits(self) -> "ProfilePhase":
         if self.profile_steps >= self.steps:
             raise ValueError(
                 f"profile_steps is {self.profile_steps} of {self.steps} steps, which leaves none to warm up; "
