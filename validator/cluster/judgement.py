@@ -1,4 +1,4 @@
-"""What the slow-node search found, as a report shows it: matrices of nodes and pairs, outliers with intervals, good nodes."""
+"""What the slow-node search found, as a report shows it: nodes, pairs, outliers with intervals, who is good."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class Judgement:
         return tuple(one for one in self.outliers if one.outcome == "confirmed")
 
     @property
-    def good(self) -> Group:
+    def compatible(self) -> Group:
         """As many good nodes as can work together, the fastest first: without both ends of a link that is slow or may
         be, and without all of the nodes that are slow together. The first `n` are the ones to run on."""
         apart = [

@@ -51,6 +51,8 @@ from validator.model.result import Floats
 from validator.stats.distributions import t_quantile
 from validator.stats.estimate import LEVEL, SECOND_LEVEL
 
+__all__ = ["Cell", "Judgement", "Outlier", "Rules", "Search", "Standing", "Subject", "Together"]
+
 
 @dataclass(frozen=True)
 class Rules:
@@ -180,7 +182,7 @@ class Search:
 
     def _halve(self) -> Iterator[Round]:
         """All good nodes together; where they are slow or silent though pairs were fine, their halves, and so on."""
-        good = self.judgement().good
+        good = self.judgement().compatible
         if len(good) < MAJORITY_OF - 1:
             return
         yield Round("whole", (good,), self._grouped, self.rules.pair_repeats)

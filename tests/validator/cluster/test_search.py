@@ -77,7 +77,7 @@ def _states(judgement: Judgement) -> dict[str, str]:
 def test_nobody_is_accused_in_a_healthy_fleet_and_all_are_good(count: int) -> None:
     judgement = Machines(count).judged()
     assert not judgement.slow
-    assert set(judgement.good) == set(Machines(count).nodes)
+    assert set(judgement.compatible) == set(Machines(count).nodes)
     assert judgement.complete
     assert [round_.stage for round_ in judgement.rounds if round_.stage in ("confirm", "part")] == []
 
@@ -102,8 +102,8 @@ def test_a_node_that_is_slow_alone_is_confirmed_beside_known_good_ones() -> None
     assert found.low < -0.08 < found.high < -0.03
     assert found.by == "alone"
     assert found.repeats >= 4
-    assert judgement.good.count("n2") == 0
-    assert len(judgement.good) == 5
+    assert judgement.compatible.count("n2") == 0
+    assert len(judgement.compatible) == 5
     confirming = [round_ for round_ in judgement.rounds if round_.stage == "confirm"]
     assert confirming
     assert all(set(round_.groups) == {(node,) for node in machines.nodes} for round_ in confirming)
@@ -132,7 +132,7 @@ def test_a_slow_link_is_not_called_a_slow_node() -> None:
     judgement = Machines(6, links={frozenset((1, 4)): 0.85}).judged()
     assert _accused(judgement) == {("slow-link", Subject(("n1", "n4")))}
     assert set(_states(judgement).values()) == {"good"}
-    assert len({"n1", "n4"} & set(judgement.good)) == 1  # all but one of its ends can work together
+    assert len({"n1", "n4"} & set(judgement.compatible)) == 1  # all but one of its ends can work together
     (found,) = judgement.slow
     assert found.low < -0.15 < found.high
 
@@ -141,7 +141,7 @@ def test_a_slow_link_is_not_called_a_slow_node() -> None:
 def test_two_slow_nodes_are_both_found(where: str) -> None:
     judgement = Machines(8, **{where: {1: 0.93, 6: 0.9}}).judged()
     assert _accused(judgement) == {("slow-node", Subject(("n1",))), ("slow-node", Subject(("n6",)))}
-    assert len(judgement.good) == 6
+    assert len(judgement.compatible) == 6
 
 
 def test_three_slow_nodes_of_eight_do_not_hide_each_other() -> None:
@@ -168,7 +168,7 @@ def test_two_or_three_nodes_differ_and_none_is_accused(count: int) -> None:
     assert found.high < -0.03
     assert _states(judgement)["n1"] == "inconclusive"
     assert not Machines(count).judged().outliers
-    assert len(Machines(count).judged().good) == count
+    assert len(Machines(count).judged().compatible) == count
 
 
 def test_pairs_of_three_nodes_differ() -> None:
@@ -179,8 +179,8 @@ def test_pairs_of_three_nodes_differ() -> None:
 
 
 def test_one_node_has_nothing_to_be_compared_with_but_its_gpus_have() -> None:
-    assert Machines(1).judged().good == ("n0",)
-    assert Machines(1, alone={0: 0.5}).judged().good == ("n0",)
+    assert Machines(1).judged().compatible == ("n0",)
+    assert Machines(1, alone={0: 0.5}).judged().compatible == ("n0",)
     judgement = Machines(1, gpus={(0, 2): 0.9}).judged()
     assert _accused(judgement) == {("slow-node", Subject(("n0",), 2))}
 
@@ -235,7 +235,7 @@ def test_the_whole_fleet_being_slower_later_accuses_nobody() -> None:
 def test_less_than_the_minimum_effect_is_no_accusation_however_certain() -> None:
     judgement = Machines(8, alone={2: 0.985}, network={3: 0.98}, noise=0.0005).judged()
     assert not judgement.slow
-    assert len(judgement.good) == 8
+    assert len(judgement.compatible) == 8
 
 
 def test_a_measure_that_varies_too_much_to_judge_is_not_an_accusation() -> None:
@@ -289,7 +289,7 @@ def test_a_pair_that_gives_nothing_is_measured_again_and_never_called_slow() -> 
     assert not judgement.slow
     (found,) = judgement.outliers
     assert (found.code, found.outcome, found.repeats) == ("slow-link", "inconclusive", 0)
-    assert len({"n1", "n4"} & set(judgement.good)) == 1
+    assert len({"n1", "n4"} & set(judgement.compatible)) == 1
 
 
 def test_nothing_measured_at_all_is_no_evidence() -> None:
@@ -300,7 +300,7 @@ def test_nothing_measured_at_all_is_no_evidence() -> None:
     judgement = Dead(4).judged()
     assert not judgement.outliers
     assert set(_states(judgement).values()) == {"unmeasured"}
-    assert judgement.good == ()
+    assert judgement.compatible == ()
 
 
 def test_nodes_that_are_slow_only_together_are_halved() -> None:
@@ -314,7 +314,7 @@ def test_nodes_that_are_slow_only_together_are_halved() -> None:
     assert np.isnan(found.value)
     assert found.reference == pytest.approx(100, rel=0.02)
     assert not judgement.slow
-    assert not set(found.nodes) <= set(judgement.good)
+    assert not set(found.nodes) <= set(judgement.compatible)
     assert [round_.stage for round_ in judgement.rounds].count("whole") == 1
 
 
@@ -327,8 +327,8 @@ def test_where_all_together_are_fine_nothing_is_halved() -> None:
 
 def test_the_best_nodes_come_first() -> None:
     machines = Machines(5, alone={0: 0.99, 3: 1.02, 4: 0.985}, noise=0.0005)
-    assert machines.judged(RATE).good[0] == "n3"
-    assert machines.judged(RATE).good[-1] == "n4"
+    assert machines.judged(RATE).compatible[0] == "n3"
+    assert machines.judged(RATE).compatible[-1] == "n4"
 
 
 def test_readings_that_are_added_again_give_the_same_rounds_and_judgement() -> None:
