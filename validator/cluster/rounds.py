@@ -58,33 +58,24 @@ class Reading:
     values: npt.ArrayLike
 
 
-def tournament(nodes: Sequence[str], seed: int = 0) -> list[tuple[Group, ...]]:
-    """Each pair once, in rounds of disjoint pairs: one round fewer than nodes, as many as nodes if these are odd.
+def pair_rounds(nodes: Sequence[str], seed: int = 0, most: int | None = None) -> list[tuple[Group, ...]]:
+    """Rounds of disjoint pairs: up to 16 nodes a tournament, which measures each pair once, above three rounds of it.
 
-    The circle method on shuffled nodes: one stays, the others rotate. With odd nodes one sits out in each round.
+    `most` limits them. The circle method on shuffled nodes: one stays, the others rotate. With odd nodes one sits
+    out in each round.
     """
     order: list[str | None] = [*sorted(nodes)]
     random.Random(seed).shuffle(order)
     if len(order) % 2:
         order.append(None)
+    count = len(order) - 1 if len(nodes) <= TOURNAMENT_UP_TO else RANDOM_ROUNDS
     rounds: list[tuple[Group, ...]] = []
-    for _ in range(len(order) - 1 if len(nodes) > 1 else 0):
+    for _ in range((count if most is None else min(most, len(order) - 1)) if len(nodes) > 1 else 0):
         half = len(order) // 2
         facing = zip(order[:half], reversed(order[half:]), strict=True)
         rounds.append(tuple((a, b) for a, b in facing if a is not None and b is not None))
         order = [order[0], order[-1], *order[1:-1]]
     return rounds
-
-
-def pair_rounds(nodes: Sequence[str], seed: int = 0, most: int | None = None) -> list[tuple[Group, ...]]:
-    """The rounds of pairs that are known beforehand: the whole tournament up to 16 nodes, three rounds of it above.
-
-    `most` limits their number.
-    """
-    few = len(nodes) <= TOURNAMENT_UP_TO
-    count = most if most is not None else (len(nodes) if few else RANDOM_ROUNDS)
-    # Rounds of the tournament are disjoint, so that no pair is measured twice.
-    return tournament(nodes, seed)[:count]
 
 
 def slow_with_fast(ranked: Sequence[str], measured: Iterable[Group]) -> tuple[Group, ...]:

@@ -352,12 +352,12 @@ class Search:
             yield Outlier(subject, one.measure, outcome, math.expm1(effect), low, high, against=against)
 
     def _cells(self, one: _Screened) -> Iterator[Cell]:
-        found, mads = one.found, one.found.mads
+        found = one.found
         reach = t_quantile((1 + LEVEL) / 2, found.df) * found.error
-        for index, subject in enumerate(one.subjects):
-            center, low, high = (float(np.expm1(found.effect[index] + sign * reach[index])) for sign in (0, -1, 1))
-            value = self._in_unit(one.measure, float(one.values[index]))
-            yield Cell(subject, one.measure, value, center, low, high, float(mads[index]))
+        ends = (np.expm1(found.effect + sign * reach).tolist() for sign in (0, -1, 1))
+        values = (self._in_unit(one.measure, log) for log in one.values.tolist())
+        for subject, *numbers in zip(one.subjects, values, *ends, found.mads.tolist(), strict=True):
+            yield Cell(subject, one.measure, *numbers)
 
     def _standings(self, outliers: Sequence[Outlier]) -> tuple[Standing, ...]:
         """Each node's state: the worst that any measure says of it."""
@@ -365,14 +365,16 @@ class Search:
         lacking: dict[str, list[str]] = {node: [] for node in self.nodes}
         doubts: dict[str, list[str]] = {node: [] for node in self.nodes}
         for one in self._screens():
-            own = one.subjects[0].kind != "link"
-            for index, subject in enumerate(one.subjects if own else ()):
+            if one.subjects[0].kind == "link":
+                continue
+            lost = ~one.found.enough if one.measure in self._alone else np.zeros(len(one.subjects), dtype=bool)
+            doubted = one.found.suspect & (not one.found.majority)
+            effects = np.nan_to_num(one.found.effect, nan=math.inf).tolist()
+            for subject, effect, no_level, doubt in zip(one.subjects, effects, lost, doubted, strict=True):
                 node = subject.nodes[0]
-                worst[node] = min(worst[node], float(np.nan_to_num(one.found.effect[index], nan=math.inf)))
-                if one.measure in self._alone and not one.found.enough[index]:
-                    lacking[node].append(one.measure)
-                if one.found.suspect[index] and not one.found.majority:
-                    doubts[node].append(f"{one.measure}: no majority of good ones")
+                worst[node] = min(worst[node], effect)
+                lacking[node] += [one.measure] if no_level else []
+                doubts[node] += [f"{one.measure}: no majority of good ones"] if doubt else []
         for measure in self._grouped:
             rows = self._rows(measure, "pairs")
             count = np.bincount(rows.ends.ravel(), np.repeat(np.isfinite(rows.values).sum(axis=1), 2), len(self.nodes))

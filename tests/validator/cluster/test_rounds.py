@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from validator.cluster.rounds import Measure, logs_of, pair_rounds, slow_with_fast, swap_rounds, tournament
+from validator.cluster.rounds import Measure, logs_of, pair_rounds, slow_with_fast, swap_rounds
 
 
 def _nodes(count: int) -> list[str]:
@@ -30,13 +30,12 @@ def test_a_tournament_measures_each_pair_once_in_the_fewest_rounds_of_disjoint_p
 
 
 def test_one_node_has_no_pairs() -> None:
-    assert tournament(["a"]) == []
     assert pair_rounds(["a"]) == []
 
 
 def test_rounds_follow_from_the_seed_alone_and_not_from_the_order_of_the_nodes() -> None:
-    assert tournament(_nodes(9), 1) == tournament(_nodes(9)[::-1], 1)
-    assert tournament(_nodes(9), 1) != tournament(_nodes(9), 2)
+    assert pair_rounds(_nodes(9), 1) == pair_rounds(_nodes(9)[::-1], 1)
+    assert pair_rounds(_nodes(9), 1) != pair_rounds(_nodes(9), 2)
 
 
 def test_more_than_sixteen_nodes_get_three_rounds_and_then_the_slow_meet_the_fast() -> None:
