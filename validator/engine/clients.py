@@ -14,23 +14,19 @@ ANSWER_S = 15.0
 """Longest wait for an answer. Without its configuration, or without a controller, Slurm's own is a minute."""
 
 
-def ask(
-    command: Sequence[str], *, environment: Mapping[str, str], within_s: float = ANSWER_S
-) -> subprocess.CompletedProcess[str]:
+def ask(command: Sequence[str], *, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     """Run a program to its end; it gets nothing to read.
 
     Raises:
-        Unable: when it is not installed, or does not end within the time.
+        Unable: when it is not installed, or does not end within ANSWER_S.
     """
     try:
-        return subprocess.run(
+        done = subprocess.run(
             command,
             env=environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=within_s,
+            timeout=ANSWER_S,
             start_new_session=True,
             check=False,
         )
@@ -39,8 +35,10 @@ def ask(
     except subprocess.TimeoutExpired as error:
         reason = explained((error.stderr or b"").decode(errors="replace"))
         raise Unable(
-            f"`{' '.join(command[:3])}` does not answer within {within_s:.0f} s: {reason or 'it says nothing'}"
+            f"`{' '.join(command[:3])}` does not answer within {ANSWER_S:.0f} s: {reason or 'it says nothing'}"
         ) from error
+    texts = (text.decode(errors="replace") for text in (done.stdout, done.stderr))
+    return subprocess.CompletedProcess(done.args, done.returncode, *texts)
 
 
 def hold(commands: Iterable[tuple[Sequence[str], tuple[str, ...], Mapping[str, str]]]) -> tuple[Channel, ...]:

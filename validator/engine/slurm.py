@@ -48,8 +48,8 @@ class Slurm:
 
     def allocate(self, cluster: Cluster, *, name: str, cancelled: Callable[[], bool]) -> Allocation:
         """The nodes of SLURM_JOB_ID where that job runs, else those of a new job, exclusively."""
-        job = os.environ.get("SLURM_JOB_ID")
-        if not job or _job(job).get("JobState") != "RUNNING":
+        job = own_job()
+        if job is None:
             job = _Request(cluster, name).wait(cancelled)
             return Allocation(engine="slurm", nodes=_nodes(job), job=job, options=cluster.slurm)
         nodes = _nodes(job)
@@ -100,6 +100,17 @@ class Slurm:
     def release_words(self, allocation: Allocation) -> tuple[str, ...]:
         """`scancel`."""
         return ("scancel", "--quiet", _number(allocation)) if allocation.owned else ()
+
+
+def own_job() -> str | None:
+    """The running job that this process is in."""
+    job = os.environ.get("SLURM_JOB_ID")
+    return job if job and _job(job).get("JobState") == "RUNNING" else None
+
+
+def unqueued(cluster: Cluster) -> tuple[str, ...]:
+    """The command by which Slurm says whether and when it would start the allocation, without a job."""
+    return ("sbatch", "--test-only", *_request(cluster, "doctor"), "--wrap=true")
 
 
 class _Request:
