@@ -35,7 +35,7 @@ _FIRST_LINE_S = 60.0
 _BEAT_S = 1.0
 _SCAN_S = 2.0
 _LAST_WORDS_S = 10.0
-_PLACEHOLDER = re.compile(r"(?<!\$)\{(master_addr|port|node_rank|group|node_out)\}")
+_PLACEHOLDER = re.compile(r"(?<!\$)\{(master_addr|port|node_rank|nnodes|group|node_out)\}")
 
 
 def main() -> int:
@@ -269,6 +269,7 @@ class Agent:
             "master_addr": host,
             "port": port,
             "node_rank": str(self.rank),
+            "nnodes": str(len(step.groups[self.group])),
             "group": f"g{self.group}",
             "node_out": str(self._out),
         }
