@@ -8,6 +8,8 @@ import os
 import pwd
 import re
 import shutil
+import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,8 +94,9 @@ class Slurm(Hosts):
     def clear(self) -> None:
         """Between two tests: no job, and four idle nodes. What does not become idle is started again, in a second."""
         self.end_commands()
-        with contextlib.suppress(TimeoutError):
-            if not self._fallen():
+        if not self._fallen():
+            self.run("scancel", *self.active())
+            with contextlib.suppress(TimeoutError):
                 wait_until(lambda: self.idle() and not self.active(), "idle nodes", timeout_s=0.5)
                 return
         self.stop()
@@ -105,6 +108,16 @@ class Slurm(Hosts):
         granted = re.search(r"Granted job allocation (\d+)", done.stderr)
         assert granted, done.stderr
         return granted[1]
+
+    def step(self, job: str, nodes: Sequence[str], *command: str, options: Sequence[str] = ()) -> subprocess.Popen[str]:
+        """Begin a step with one rank on each of these nodes of an allocation."""
+        where = ["--exact", f"-N{len(nodes)}", "-w", ",".join(nodes), "--ntasks-per-node=1"]
+        return self.begin("srun", f"--jobid={job}", *where, *options, *command)
+
+    def steps(self, job: str) -> dict[str, str]:
+        """The nodes of each step of a job, by the step's id."""
+        printed = self.run("squeue", "-h", "-s", "-j", job, "-o", "%i %N").stdout.splitlines()
+        return dict(line.split() for line in printed)
 
     def submit(self, script: str, *arguments: str) -> str:
         """`sbatch` of a shell script; the id of the job. Its output is `slurm-ID.out` in the cluster's folder."""

@@ -87,6 +87,8 @@ class SshHosts(Hosts):
             Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
         for node in NODES:
             self.restore_node(node)
+        tried = self.on("n1", "true")
+        assert tried.returncode == 0, f"{tried.stderr}\n{self._kept['n1'].log}"  # a locked account, for example
 
     def clear(self) -> None:
         """Between two tests: four hosts that answer, and no process of a command on any."""

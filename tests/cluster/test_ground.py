@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tests.cluster.hosts import wait_until
 from tests.cluster.slurm import Slurm
@@ -38,6 +39,7 @@ def test_a_host_behind_ssh_dies_and_returns(sshd: SshHosts) -> None:
     assert sshd.processes("n2") == []
 
 
+@pytest.mark.usefixtures("slurm", "sshd")  # skipped where they are
 def test_nothing_outlives_a_killed_test_run(tmp_path: Path) -> None:
     """SIGKILL to pytest in the middle of a test: no daemon, no step and no process of a step is left."""
     test = tmp_path / "test_hangs.py"

@@ -40,6 +40,22 @@ def test_nothing_heavy_is_imported(arguments: list[str], tmp_path: Path) -> None
     imports_none_of(HEAVY, arguments, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "unwanted"),
+    [
+        (["--help"], ("pydantic.main", "yaml", "json")),
+        (["check", "smoke_cpu"], ("validator.model.result", "validator.model.verdict", "validator.report.page")),
+        (["list"], ("validator.kinds", "validator.plan", "validator.model.verdict")),
+        (["nightly", "install", "--help"], ("validator.nightly", "validator.runbook", "validator.model")),
+        (["nightly", "status"], ("numpy", "jinja2", "validator.history", "validator.report", "validator.runbook")),
+    ],
+)
+def test_nothing_is_imported_that_the_command_does_not_use(
+    arguments: list[str], unwanted: tuple[str, ...], tmp_path: Path
+) -> None:
+    imports_none_of(unwanted, arguments, tmp_path)
+
+
 def test_history_imports_no_pipeline(tmp_path: Path) -> None:
     """It only reads what others wrote: a second of start-up would be most of what it takes."""
     for number in range(8):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -81,6 +80,8 @@ def example(*lines: str) -> Callable[[Command], Command]:
 
 def print_json(value: Any) -> None:
     """Print a value as JSON, alone on stdout."""
+    import json
+
     sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n")
 
 

@@ -10,7 +10,7 @@ from validator.commands.common import AsJson, answer, example
 @example("validator list")
 def command(as_json: AsJson = False) -> None:
     """List the bundled runbooks."""
-    from validator.report.terminal.summary import runbook_lines
+    from validator.report.terminal.planned import runbook_lines
     from validator.runbook import available
     from validator.system.packages import no_bundled_trainer
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from validator.commands.common import SETTINGS, AsJson, Overrides, RunbookArgument, fail, print_json, reported
-from validator.nightly import settings
-from validator.nightly.schedule import all_schedules, choose, shown
-from validator.runbook import find
+
+if TYPE_CHECKING:
+    from validator.nightly.settings import Nightly, NightlyRun
 
 command = typer.Typer(
     help="Run a runbook on a schedule: with log, retention, notification and metrics; no root needed.",
@@ -64,12 +64,13 @@ def install(
     print_only: Annotated[bool, typer.Option("--print", help="Show what would be written, and write nothing.")] = False,
 ) -> None:
     """Start a runbook every night: by a systemd timer, or by cron where systemd is absent."""
-    from validator.kinds import registry
-    from validator.nightly.job import require_prometheus
+    from validator.kinds.registry import load
+    from validator.nightly import job, schedule, settings
+    from validator.runbook import find
 
     with reported():
-        loaded = registry.load(find(runbook), overrides=tuple(set_ or ()))
-        job = settings.new_job(
+        loaded = load(find(runbook), overrides=tuple(set_ or ()))
+        made = settings.new_job(
             name=name or loaded.runbook.name,
             runbook=str(Path(runbook).resolve()) if Path(runbook).is_file() else runbook,
             at=at,
@@ -84,20 +85,20 @@ def install(
             keep_bytes=None if keep_size is None else int(settings.parsed_limit("--keep-size", keep_size)),
             prometheus=None if prometheus is None else str(prometheus.resolve()),
         )
-        settings.require_apprise(job.notify)
+        settings.require_apprise(made.notify)
         if prometheus is not None:
-            require_prometheus(prometheus.resolve())
+            job.require_prometheus(prometheus.resolve())
         if print_only:
-            typer.echo(shown(job, cron=cron))
+            typer.echo(schedule.shown(made, cron=cron))
             return
-        schedule = choose("cron" if cron else "auto")
-        written = (str(settings.save(job)), *schedule.install(job))
+        scheduler = schedule.choose("cron" if cron else "auto")
+        written = (str(settings.save(made)), *scheduler.install(made))
     for line in written:
         typer.echo(f"wrote {line}", err=True)
-    _print_next(job, schedule.status(job.name))
+    _print_next(made, scheduler.status(made.name))
 
 
-def _print_next(job: settings.Nightly, status: str | None) -> None:
+def _print_next(job: Nightly, status: str | None) -> None:
     typer.echo(f"{job.name}: {status or 'not scheduled'}", err=True)
     typer.echo(f"try it now: validator nightly run {job.name}", err=True)
     if status and status.startswith("systemd") and os.geteuid() != 0:
@@ -110,13 +111,13 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Show the jobs of this user: when each starts next, and how its last start ended."""
-    from validator.nightly.job import last_ended
+    from validator.nightly import schedule, settings
 
-    schedules = all_schedules()
+    schedules = schedule.all_schedules()
     with reported(as_json=as_json):
         jobs = [settings.load(name)] if name else [settings.load(one) for one in settings.names()]
     starts = [next(filter(None, (one.status(job.name) for one in schedules)), None) for job in jobs]
-    rows = [(job, at, last_ended(job)) for job, at in zip(jobs, starts, strict=True)]
+    rows = [(job, at, settings.last_ended(job)) for job, at in zip(jobs, starts, strict=True)]
     if as_json:
         shown = [(job.name, job.runbook, at, asdict(last) if last else None) for job, at, last in rows]
         print_json([dict(zip(("name", "runbook", "schedule", "last"), row, strict=True)) for row in shown])
@@ -128,7 +129,7 @@ def status(
         typer.echo("no nightly job is installed; `validator nightly install RUNBOOK --at 02:00` makes one")
 
 
-def _last_line(last: settings.NightlyRun | None) -> str:
+def _last_line(last: NightlyRun | None) -> str:
     if last is None:
         return "not started yet"
     return f"last {last.decision.replace('_', '-')} at {last.started}: {last.why} · {last.folder or last.log}"
@@ -137,10 +138,10 @@ def _last_line(last: settings.NightlyRun | None) -> str:
 @command.command(epilog="Example: validator nightly run ddp-2xa100")
 def run(name: JobName) -> None:
     """Start a job now, as its timer does; the exit code is the validation's."""
-    from validator.nightly.job import run_job
+    from validator.nightly import job, settings
 
     with reported():
-        ended = run_job(settings.load(name))
+        ended = job.run_job(settings.load(name))
     typer.echo(f"{ended.name}: {ended.decision.replace('_', '-')}: {ended.why}", err=True)
     typer.echo(ended.folder or ended.log, err=True)
     raise typer.Exit(ended.exit_code)
@@ -149,9 +150,11 @@ def run(name: JobName) -> None:
 @command.command(epilog="Example: validator nightly remove ddp-2xa100")
 def remove(name: JobName) -> None:
     """Take a job out of its scheduler. Its runs and logs stay."""
+    from validator.nightly import schedule, settings
+
     path = settings.config_dir() / f"{name}.json"
     with reported():
-        found = [one.name for one in all_schedules() if one.remove(name)]
+        found = [one.name for one in schedule.all_schedules() if one.remove(name)]
     existed = path.exists()
     path.unlink(missing_ok=True)
     if not found and not existed:

@@ -15,12 +15,13 @@ def command(
 ) -> None:
     """Show exactly what would be started: every run with its command, environment and budget."""
     from validator.kinds.registry import load
-    from validator.plan import first_plan
-    from validator.report.terminal.summary import plan_lines
+    from validator.plan import Eta, first_plan
+    from validator.report.terminal.planned import plan_lines
     from validator.runbook import find
     from validator.secrets.masking import clean_plan
 
     with reported(as_json=as_json):
         loaded = load(find(runbook), overrides=tuple(set_ or ()))
         planned = clean_plan(first_plan(loaded.runbook, only=tuple(only or ()), skip=tuple(skip or ())))
-    answer(lambda: planned.model_dump(mode="json"), plan_lines, loaded, planned, as_json=as_json)
+    expected = Eta(planned).remaining(now_s=0.0)
+    answer(lambda: planned.model_dump(mode="json"), plan_lines, loaded, planned, expected, as_json=as_json)

@@ -135,7 +135,7 @@ def diagnose_run(record: RunRecord) -> tuple[Finding, ...]:
 def _alone(run: RunFacts) -> PhaseFacts:
     """A run without a runbook as a phase of its own: of tests where it left a report of tests, else of training."""
     phase: Phase = TrainPhase(id="inspect", kind="train", steps=1)
-    if run.evidence.tests is not None:
+    if run.scalar("tests.total") is not None:
         phase = PytestPhase(id="inspect", kind="pytest", targets=("tests",))
     return PhaseFacts(PhaseRecord(phase=phase, state="done"), None, (run,))
 

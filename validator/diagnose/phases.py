@@ -26,11 +26,11 @@ def skipped_as_pass(phase: PhaseFacts) -> Iterator[Diagnosis]:
             continue
         if passed and (not skipped or phase.record.phase.allow_skipped):
             continue
-        listed = run.evidence.tests.skipped if run.evidence.tests is not None else ()
+        listed = run.evidence.tests.skipped[:5]
         how = "pytest ended with exit code 0" if run.outcome is not None else "No test failed"
         yield Diagnosis(
             f"{how}, but {skipped:.0f} tests were skipped and {passed:.0f} passed: what was skipped is not proven.",
-            because=[evidence(f"{t.name}: {t.message}", f"{run.spec.out}/junit.xml") for t in listed[:5]]
+            because=[evidence(f"{t.name}: {t.message}", f"{run.spec.out}/junit.xml") for t in listed]
             or [evidence("no test ran", f"{run.spec.out}/junit.xml")],
             next_step="Run the tests where nothing needs to be skipped (a CUDA device, the package that is "
             "missing), or set allow_skipped: true and say why.",
@@ -42,8 +42,7 @@ def skipped_as_pass(phase: PhaseFacts) -> Iterator[Diagnosis]:
 def selection_mismatch(phase: PhaseFacts) -> Iterator[Diagnosis]:
     """The two ways to select blocks do not agree."""
     for run in phase.runs:
-        tests = run.evidence.tests.failed if run.evidence.tests is not None else ()
-        failed = [t for t in tests if _SELECTION.search(t.name)]
+        failed = [t for t in run.evidence.tests.failed if _SELECTION.search(t.name)]
         hits = run.hits("mismatch")
         if failed or hits:
             yield Diagnosis(

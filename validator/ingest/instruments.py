@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from validator.files import is_file
 from validator.ingest.accounts import scalar
 from validator.ingest.read_log import printable
 from validator.ingest.result_builder import ResultBuilder
-from validator.model.result import RunTable, ScalarValue, TraceSummary
+from validator.model.result import ScalarValue, TraceSummary
 
 ATTENTION_BRANCHES = ("cmp", "sel", "win", "query", "dense", "fused")
 """Branches whose backend an audit is about; `query` and `fused` are kernels that serve several at once."""
@@ -23,25 +23,22 @@ ATTENTION_BRANCHES = ("cmp", "sel", "win", "query", "dense", "fused")
 _FALLBACKS = "fallback_counters.csv"
 UNRECOGNIZED = "unrecognized"
 _PARTS = ("cmp", "sel", "win")
-_MAX_ROWS = 40
 _MAX_DIGITS = 15
 _SHARES = ("gpu_busy_share", "exposed_comm_share", "host_bound_share", "comm_share")
 
 
 def read_instruments(state: ResultBuilder) -> None:
     """The audit, the trace and the fallback counters of a run, as far as they are there."""
-    tables: list[RunTable] = []
     state.evidence.fallbacks = fallbacks = _fallbacks(state)
     if fallbacks is not None:
-        rows = [[name, count] for name, count in sorted(fallbacks.items())]
-        tables.append(_table("Fallbacks since the start", ("Counter", "Calls"), rows))
+        state.add_shown_table("Fallbacks since the start", ("Counter", "Calls"), sorted(fallbacks.items()))
     audit = _json(state, "sdpa_audit.json", "attention backends")
     if audit is not None:
         entries = tuple(name for name, entry in audit[0].items() if entry and name != "schema_version")
         state.evidence.audit_entries = entries
         found = _audit_scalars(audit[0], audit[1])
         state.scalars |= found
-        tables += _audit_tables(audit[0])
+        _add_audit_table(state, audit[0])
         if "audit.layers" in found:
             source = audit[1] if fallbacks is None else state.read_log.name(state.out / _FALLBACKS)
             state.add_scalar("audit.fallbacks", float(sum((fallbacks or {}).values())), source)
@@ -50,8 +47,7 @@ def read_instruments(state: ResultBuilder) -> None:
         ranges = trace[0].get("ranges_seen")
         state.evidence.trace = TraceSummary(tuple(ranges) if isinstance(ranges, dict) else None)
         state.scalars |= _trace_scalars(trace[0], trace[1])
-        tables += _trace_tables(trace[0])
-    state.evidence.tables = tuple(tables)
+        _add_trace_tables(state, trace[0])
 
 
 def _json(state: ResultBuilder, name: str, what: str) -> tuple[dict[str, Any], str] | None:
@@ -110,14 +106,13 @@ def _audit_scalars(audit: Mapping[str, Any], source: str) -> dict[str, ScalarVal
     return scalars | scalar("audit.layers", float(len(layers)), source)
 
 
-def _audit_tables(audit: Mapping[str, Any]) -> Iterator[RunTable]:
+def _add_audit_table(state: ResultBuilder, audit: Mapping[str, Any]) -> None:
     times: dict[tuple[str, str, str], list[float]] = {}
     for branch, direction, backend, time_us, _ in _entries(audit):
         times.setdefault((branch, direction, backend), []).append(time_us)
-    rows = [[*key, len(spent), round(sum(spent) / 1e3, 3)] for key, spent in sorted(times.items())]
-    if rows:
-        columns = ("Branch", "Direction", "Backend", "Layers", "Time (ms)")
-        yield _table(f"What attention ran in step {audit.get('step', '?')}", columns, rows)
+    rows = [(*key, len(spent), round(sum(spent) / 1e3, 3)) for key, spent in sorted(times.items())]
+    columns = ("Branch", "Direction", "Backend", "Layers", "Time (ms)")
+    state.add_shown_table(f"What attention ran in step {audit.get('step', '?')}", columns, rows)
 
 
 def _trace_scalars(trace: Mapping[str, Any], source: str) -> dict[str, ScalarValue]:
@@ -157,7 +152,7 @@ def _timed(entries: object) -> list[tuple[str, float, float]]:
     return found
 
 
-def _trace_tables(trace: Mapping[str, Any]) -> Iterator[RunTable]:
+def _add_trace_tables(state: ResultBuilder, trace: Mapping[str, Any]) -> None:
     wall_ms = _number(trace.get("wall_ms")) or 0.0
     ranges = trace.get("ranges_seen")
     named = [
@@ -179,9 +174,4 @@ def _trace_tables(trace: Mapping[str, Any]) -> Iterator[RunTable]:
             ]
             for name, count, time_ms in _timed(entries)
         ]
-        if rows:
-            yield _table(title, (what, "Calls", "Time (ms)", "Share of the traced time (%)"), rows)
-
-
-def _table(caption: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> RunTable:
-    return RunTable(caption=caption, columns=tuple(columns), rows=tuple(tuple(row) for row in rows[:_MAX_ROWS]))
+        state.add_shown_table(title, (what, "Calls", "Time (ms)", "Share of the traced time (%)"), rows)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from validator.ingest.table import StepTable
 from validator.model.catalogue import METRICS
 from validator.model.columns import ALIASES, OTHER_UNITS
 from validator.model.record import Outcome
-from validator.model.result import Floats, RunEvidence, ScalarValue, Series, Steps
+from validator.model.result import Floats, RunEvidence, RunTable, ScalarValue, Series, Steps
 from validator.model.runbook import TrainerMetrics
 
 
@@ -149,6 +150,10 @@ def bus_bandwidth(
 # A result in the making, and what all readers of a run's folder ask of it.
 
 
+_MAX_ROWS = 40
+"""Of a table that is shown as the run left it."""
+
+
 @dataclass
 class ResultBuilder:
     """A result in the making. `texts` are the logs of a folder that no validation led to; `lenient`: nothing is
@@ -196,6 +201,14 @@ class ResultBuilder:
         if table.places is not None:
             self.evidence.places = replace(table.places, path=table.source.path)
         self.add_table(table)
+
+    def add_shown_table(
+        self, caption: str, columns: Sequence[str], rows: Iterable[Sequence[str | float | None]]
+    ) -> None:
+        """A table for people, of which the first rows are kept; nothing where it has none."""
+        kept = tuple(tuple(row) for row in islice(rows, _MAX_ROWS))
+        if kept:
+            self.evidence.tables += (RunTable(caption=caption, columns=tuple(columns), rows=kept),)
 
     @property
     def ended(self) -> bool:

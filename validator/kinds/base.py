@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, TypeVar, get_args
 
 from validator.model.phases import PhaseBase, ProcessPhase
-from validator.model.result import RunEvidence
 from validator.model.runbook import Runbook, Setting
 from validator.model.settings import args_of, flat_name, repeats_of, setting_text
 from validator.model.training_phases import TrainingPhase
@@ -23,10 +22,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from validator.ingest.result_builder import ResultBuilder
+    from validator.model.cluster import Groups
     from validator.model.plan import Role, RunSpec, Started
     from validator.model.record import Outcome, PhaseRecord, RunRecord, ValidationRecord
     from validator.model.remedy import Remedy
-    from validator.model.result import Result
+    from validator.model.result import Result, RunEvidence
     from validator.model.verdict import Check
     from validator.stats.measure import RunMeasurement
 
@@ -81,6 +81,12 @@ class Planner(Protocol):
 
     @property
     def python(self) -> str: ...
+
+    @property
+    def groups(self) -> Groups: ...
+
+    @property
+    def nodes(self) -> int: ...
 
     def values(self, phase: PhaseBase, *parts: str, nproc: int = 0) -> dict[str, object]:
         """What each placeholder means in the run `parts` of the phase; `out` is its folder."""
@@ -176,7 +182,7 @@ class JudgedRun:
     @property
     def evidence(self) -> RunEvidence:
         """What was read besides series and scalars; empty before it ran."""
-        return RunEvidence() if self.result is None else self.result.evidence
+        return self.record.evidence
 
     def own(self, kind: type[E]) -> E | None:
         """What the run's kind read, where it is of that class."""
@@ -237,6 +243,9 @@ class Kind(Generic[P]):
 
     free: tuple[str, ...] = ()
     """What a remedy may change although the declared config must stay: `env.NAME`, `args.NAME` or `steps`."""
+
+    looks = False
+    """Whether it has checks of the machine, so that on a cluster the agent of each node makes them."""
 
     relies_on: tuple[str, ...] = ()
     """Files that its verdict rests on besides those of `trainer.metrics`."""

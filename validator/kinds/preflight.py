@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from validator.cluster.alike import differences
 from validator.kinds.base import Found, ImplicitCriterion, JudgedRun, Kind, Planner, Rule, Seen, Site
 from validator.model.phases import PreflightPhase
-from validator.model.result import RunTable
 from validator.model.runbook import Runbook
 from validator.model.schemas import SCALARS
 from validator.runbook.problems import Problem
@@ -56,7 +56,11 @@ class Preflight(Kind[PreflightPhase]):
     """Checks before anything runs, then the probes."""
 
     schema = PreflightPhase
-    asks_unwritten = (("probe", "probe.NAME"), "the probes ran; each reaches its public bound")
+    looks = True
+    asks_unwritten = (
+        ("probe", "probe.NAME", "alike"),
+        "the probes ran; each reaches its public bound; nodes are alike",
+    )
 
     def check(self, phase: PreflightPhase, site: Site) -> Iterator[Problem]:
         """Every required package can be read, and looked up."""
@@ -84,6 +88,8 @@ class Preflight(Kind[PreflightPhase]):
         """What the machine can do, measured by one process a GPU, under the variables that every run has."""
         hardware = planner.runbook.hardware
         if not phase.probes(hardware):
+            if planner.groups:  # agents make the checks on their nodes, and start something
+                yield planner.process(phase, ("true",), part="probe", launcher="exec", timeout_s=_PROBE_TIMEOUT_S)
             return
         nproc = hardware.gpus if hardware.gpus > 1 else 0
         values = planner.values(phase, "probe", nproc=nproc)
@@ -103,32 +109,43 @@ class Preflight(Kind[PreflightPhase]):
 
         What was not measured is absent.
         """
-        read = gathered.json_object(gathered.out / "probe.json", what="the probes' record")
-        if read is None:
+        if spec.launcher == "exec":
             return
-        record, source = read
-        rates, listed = record.get("rates"), record.get("ranks")
-        ranks = [
-            one for one in (listed if listed and isinstance(listed, list) else [rates]) if isinstance(one, Mapping)
-        ]
-        for key, name in _RATES.items():
-            gathered.add_scalar(name, _slowest(ranks, key, "value"), source)
-        gathered.add_scalar("probe.gemm_best_tflops", _slowest(ranks, "gemm_bf16", "best"), source)
-        latency = _number(rates.get("all_reduce") if isinstance(rates, Mapping) else None, "latency_us")
-        gathered.add_scalar("probe.all_reduce_latency_us", latency, source)
-        _read_links(gathered)
-        gathered.evidence.tables = (_table(ranks),)
+        ranks: dict[str, Mapping[str, Any]] = {}
+        source, slowest_us = None, None
+        for name, folder in _folders(spec, gathered):
+            read = gathered.json_object(folder / "probe.json", what="the probes' record")
+            if read is None:
+                continue
+            record, source = read[0], source or read[1]
+            rates, listed = record.get("rates"), record.get("ranks")
+            every = listed if listed and isinstance(listed, list) else [rates]
+            ranks |= {f"{name}{rank}": one for rank, one in enumerate(every) if isinstance(one, Mapping)}
+            latency = _number(rates.get("all_reduce") if isinstance(rates, Mapping) else None, "latency_us")
+            slowest_us = max(filter(None, (latency, slowest_us)), default=None)
+        for key, scalar in _RATES.items():
+            gathered.add_scalar(scalar, _slowest(ranks.values(), key, "value"), source)
+        gathered.add_scalar("probe.gemm_best_tflops", _slowest(ranks.values(), "gemm_bf16", "best"), source)
+        gathered.add_scalar("probe.all_reduce_latency_us", slowest_us, source)
+        if ranks:
+            _read_links(gathered)
+            gathered.add_shown_table("What the machine can do", ("Probe", "Unit", *ranks), _rows(ranks))
 
     def measured_criteria(self, record: PhaseRecord, validation: ValidationRecord) -> Iterator[ImplicitCriterion]:
         """The probes were made, they reach the bounds of such a machine, and PCIe is at its best."""
-        gpus = validation.runbook.hardware.gpus
+        gpus, environment = validation.runbook.hardware.gpus, validation.environment
+        runs = [JudgedRun(run) for run in record.runs]
+        if runs[0].spec.groups:
+            yield ImplicitCriterion("alike", "the nodes are alike", _alike)
+            environment = next((node.facts for node in runs[0].evidence.nodes if node.facts), {})
+            if runs[0].spec.launcher == "exec":
+                return
         yield ImplicitCriterion("probe", "the probes run to their end", _made)
-        for bound in bounds_for(validation.environment, gpus=gpus):
+        for bound in bounds_for(environment, gpus=gpus):
             text = f"{bound.name} >= {format_number(bound.least)} {bound.unit}"
             yield ImplicitCriterion(bound.name, text, _reached(bound), required=_answer(bound.required))
-        runs = [JudgedRun(run) for run in record.runs]
         if gpus > 0:
-            yield from (one for one in _links(validation.environment, gpus) if runs[0].number(one.name) is not None)
+            yield from (one for one in _links(environment, gpus) if runs[0].number(one.name) is not None)
 
 
 def _answer(required: bool) -> Callable[[Sequence[JudgedRun]], bool]:
@@ -138,7 +155,16 @@ def _answer(required: bool) -> Callable[[Sequence[JudgedRun]], bool]:
 # What the probes left.
 
 
-def _slowest(ranks: Sequence[Mapping[str, Any]], key: str, value: str) -> float | None:
+def _folders(spec: RunSpec, gathered: ResultBuilder) -> list[tuple[str, Path]]:
+    """Where records are, with what the columns of each begin with: the node's name where there are several."""
+    if len(spec.groups) < 2:
+        return [("Rank ", gathered.out)]
+    names = {one.group: one.node for one in gathered.evidence.nodes if one.rank == 0}
+    groups = range(len(spec.groups))
+    return [(f"{names.get(index, f'group {index}')} rank ", gathered.out / f"g{index}") for index in groups]
+
+
+def _slowest(ranks: Iterable[Mapping[str, Any]], key: str, value: str) -> float | None:
     return min((found for one in ranks if (found := _number(one.get(key), value)) is not None), default=None)
 
 
@@ -168,16 +194,13 @@ def _numbers(rows: list[list[str]], column: int) -> Iterator[float]:
             yield float(row[column])
 
 
-def _table(ranks: list[Mapping[str, Any]]) -> RunTable:
-    """A line for each probe: its rate on every rank, with what it was measured on."""
-    rows = []
-    for key in dict.fromkeys(key for one in ranks for key in one):
-        first = next(one[key] for one in ranks if key in one)
+def _rows(ranks: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str | float | None, ...]]:
+    """A row for each probe: its unit, and its rate on every rank."""
+    for key in dict.fromkeys(key for one in ranks.values() for key in one):
+        first = next(one[key] for one in ranks.values() if key in one)
         unit = str(first.get("unit", ""))[:300] if isinstance(first, Mapping) else ""
-        values = [_number(one.get(key), "value") for one in ranks]
-        rows.append((str(key), unit, *(None if value is None else round(value, 2) for value in values)))
-    columns = ("Probe", "Unit", *(f"Rank {rank}" for rank in range(len(ranks))))
-    return RunTable(caption="What the machine can do", columns=columns, rows=tuple(rows))
+        values = [_number(one.get(key), "value") for one in ranks.values()]
+        yield (str(key), unit, *(None if value is None else round(value, 2) for value in values))
 
 
 # What the probes must reach.
@@ -272,6 +295,22 @@ def bounds_for(environment: Mapping[str, Any], *, gpus: int) -> tuple[ProbeBound
     return tuple(
         ProbeBound(name, round(least, 1), of=family.of, required=not family.relative) for name, least in values.items()
     )
+
+
+def _alike(run: JudgedRun) -> Found:
+    nodes = run.evidence.nodes
+    if not any(node.facts for node in nodes):
+        return Found("INCONCLUSIVE", "No node said what it is.")
+    found = differences(nodes)
+    deciding = [one for one in found if one.decides]
+    path = f"{run.spec.out}/nodes.json"
+    evidence = tuple(Seen(one.text, path) for one in found)
+    if deciding:
+        message = f"Nodes differ in what must be the same: {'; '.join(one.text for one in deciding)}."
+        return Found("FAIL", message, len(deciding), 0, evidence)
+    noted = f"; they differ in {', '.join(one.what for one in found)}" if found else ""
+    message = f"{len(nodes)} nodes have the same software and the same GPUs, and their clocks agree{noted}."
+    return Found("PASS", message, 0, 0, evidence)
 
 
 def _made(run: JudgedRun) -> Found:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Literal
 
 from validator.kinds.base import Found, ImplicitCriterion, JudgedRun, Planner, ProcessKind, Seen
 from validator.model.phases import PytestPhase
-from validator.model.result import UnpassedTests
 from validator.model.runbook import Runbook
 from validator.model.settings import fill
 from validator.text import listed
@@ -70,7 +69,7 @@ def _tests(run: JudgedRun, *, allow_skipped: bool) -> Found:
     passed, failed, errors, skipped = (int(count or 0) for count in counts.values())
     observed = f"{passed} passed, {failed} failed, {errors} errors, {skipped} skipped"
     evidence = _evidence(run)
-    tests = run.evidence.tests or UnpassedTests()
+    tests = run.evidence.tests
     if failed or errors:
         names = listed([one.name for one in (*tests.failed, *tests.errors)])
         return Found("FAIL", f"{observed}: {names}." if names else f"{observed}.", observed, "0 failed", evidence)
@@ -93,7 +92,7 @@ def _tests(run: JudgedRun, *, allow_skipped: bool) -> Found:
 
 
 def _evidence(run: JudgedRun) -> tuple[Seen, ...]:
-    path, tests = run.scalar_source("tests.total"), run.evidence.tests or UnpassedTests()
+    path, tests = run.scalar_source("tests.total"), run.evidence.tests
     return tuple(
         Seen((one.message or outcome)[:300], path, one.name)
         for outcome, named in (("failed", tests.failed), ("errors", tests.errors), ("skipped", tests.skipped))

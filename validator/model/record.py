@@ -13,17 +13,18 @@ from pydantic import Field
 
 from validator.model.plan import RunSpec
 from validator.model.remedy import Remedy
-from validator.model.result import Result
+from validator.model.result import Result, RunEvidence
 from validator.model.runbook import Phase, Runbook
 from validator.model.units import Frozen, PathBelow
 from validator.model.verdict import Check, Extension, ValidationReport
 
-Reason = Literal["exited", "at_steps", "timeout", "stalled", "halted", "interrupted", "infrastructure"]
+Reason = Literal["exited", "at_steps", "timeout", "stalled", "halted", "interrupted", "infrastructure", "node_lost"]
 """How an attempt ended.
 
 `exited` by itself, with any code; `at_steps` by validator, as the runbook asks, once its steps were done; `timeout`
 past its budget; `stalled` without progress or activity; `halted` by the watchdog for an anomaly; `interrupted` by the
-user; `infrastructure` when it could not be started or the machine failed.
+user; `infrastructure` when it could not be started or the machine failed; `node_lost` when a node
+of it answered no more.
 """
 
 
@@ -96,6 +97,11 @@ class RunRecord:
     spec: RunSpec
     outcome: Outcome | None
     result: Result | None
+
+    @property
+    def evidence(self) -> RunEvidence:
+        """What was read besides series and scalars; empty before it ran."""
+        return RunEvidence() if self.result is None else self.result.evidence
 
 
 @dataclass(frozen=True)

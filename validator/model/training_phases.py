@@ -1,9 +1,8 @@
 """The phases that run the trainer: their keys, and the numbers that their criteria may name.
 
-Field descriptions are the text of `docs/runbook-reference.md`, so keep them exact.
+Field descriptions are the text of `docs/runbook-reference.md`, so keep them exact. Annotations are no texts, as in
+`phases`.
 """
-
-from __future__ import annotations
 
 import re
 from collections.abc import Mapping
@@ -11,7 +10,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from validator.model.catalogue import AUDIT, COST, PROFILE, SMOKE, TRAINING
+from validator.model.catalogue import AUDIT, COST, NODES, PROFILE, SMOKE, TRAINING
+from validator.model.cluster import On
 from validator.model.parts import (
     Argument,
     Arm,
@@ -31,6 +31,7 @@ class TrainingPhase(ProcessPhase):
     """A phase that runs the trainer."""
 
     scalars = TRAINING
+    on_cluster: ClassVar[On] = "all"
     filled: ClassVar[tuple[str, ...]] = ("args",)
     substitutes: ClassVar[Mapping[str, Any]] = {"steps": 10**9}
 
@@ -69,7 +70,7 @@ class TrainingPhase(ProcessPhase):
 class TrainPhase(TrainingPhase):
     """One configuration of the trainer."""
 
-    scalars = COST
+    scalars = (*COST, *NODES)
     one_config = compared = True
 
     kind: Literal["train"]
@@ -84,6 +85,8 @@ class TrainPhase(TrainingPhase):
     )
 
     def obstacle(self, name: str, hardware: Hardware, trainer: Trainer) -> tuple[str, str] | None:
+        if name == "nodes.min" and self.on != "each":
+            return "it compares nodes that train alone", f"add on: each to {self.id}, on a cluster"
         if name != "scaling.efficiency" or self.scaling_against is not None:
             return super().obstacle(name, hardware, trainer)
         return (
@@ -136,7 +139,7 @@ class AbPhase(ArmsPhase):
     arms: dict[Identifier, Arm] = Field(min_length=2, max_length=2, description="The two sides, the present one first.")
 
     @model_validator(mode="after")
-    def _prefer_is_an_arm(self) -> AbPhase:
+    def _prefer_is_an_arm(self) -> "AbPhase":
         if self.choose.prefer is not None and self.choose.prefer not in self.arms:
             raise ValueError(
                 f"choose.prefer is {self.choose.prefer!r}, which is not an arm; arms: {', '.join(self.arms)}"
@@ -200,7 +203,7 @@ class ProfilePhase(TrainingPhase):
         return value
 
     @model_validator(mode="after")
-    def _fits(self) -> ProfilePhase:
+    def _fits(self) -> "ProfilePhase":
         if self.profile_steps >= self.steps:
             raise ValueError(
                 f"profile_steps is {self.profile_steps} of {self.steps} steps, which leaves none to warm up; "

@@ -174,6 +174,11 @@ class PhaseReport(Frozen):
         return bool(self.runs or self.checks)
 
     @property
+    def judged(self) -> tuple[Verdict | Check, ...]:
+        """Its criteria, then its checks."""
+        return (*self.criteria, *self.checks)
+
+    @property
     def measured(self) -> tuple[RunReport, ...]:
         """The runs whose measurements the phase's verdicts depend on."""
         remedy = next((attempt.name for attempt in self.remedies if attempt.decides), None)

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from validator.errors import ExitCode, Unable
-from validator.files import Tree, replace_file
+from validator.files import replace_file
 from validator.history.page import change_sentence
 from validator.history.store import Retention, expired, read_history, remove, update_index
 from validator.history.trend import Group, group_entries
-from validator.nightly.settings import Nightly, NightlyError, NightlyRun, Notification, notify
+from validator.nightly.settings import Nightly, NightlyError, NightlyRun, Notification, last_ended, notify
 from validator.secrets.redact import redact
 from validator.startup import call_argv
 from validator.text import format_time
@@ -85,15 +85,6 @@ _LOGS_KEPT = 30
 
 class Overlap(Unable):
     """The job's last start has not ended; the message says since when."""
-
-
-def last_ended(job: Nightly) -> NightlyRun | None:
-    """How the job's last start ended; None when it has not been started yet."""
-    try:
-        with Tree(Path(job.state)) as tree:
-            return NightlyRun(**tree.json("last.json"))
-    except (OSError, ValueError, TypeError):
-        return None
 
 
 def run_job(job: Nightly) -> NightlyRun:

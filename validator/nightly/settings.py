@@ -23,7 +23,7 @@ from urllib.parse import unquote
 from pydantic import Field, ValidationError, field_validator
 
 from validator.errors import UserError
-from validator.files import replacing
+from validator.files import Tree, replacing
 from validator.model.units import Frozen, parse_duration, parse_size
 from validator.secrets.masking import Mask, known_secrets
 
@@ -208,6 +208,15 @@ class NightlyRun:
     folder: str | None
     log: str
     before: str | None = None
+
+
+def last_ended(job: Nightly) -> NightlyRun | None:
+    """How the job's last start ended; None when it has not been started yet."""
+    try:
+        with Tree(Path(job.state)) as tree:
+            return NightlyRun(**tree.json("last.json"))
+    except (OSError, ValueError, TypeError):
+        return None
 
 
 @dataclass(frozen=True)

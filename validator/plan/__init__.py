@@ -8,11 +8,13 @@ machine hits every arm alike.
 from __future__ import annotations
 
 from validator.plan.command import FLIGHT_RECORDER, launch_words
+from validator.plan.eta import Eta
 from validator.plan.runs import plan_phase
 from validator.plan.whole import PlanError, first_plan, make_plan, selected
 
 __all__ = [
     "FLIGHT_RECORDER",
+    "Eta",
     "PlanError",
     "first_plan",
     "launch_words",

@@ -10,13 +10,14 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from validator.model.verdict import Status, ValidationReport
-from validator.report.page import judged_items
 from validator.runbook.document import Node, mark_at, node_at, parse
 from validator.runbook.problems import Mark, Problem
 from validator.text import clean, one_line
+
+if TYPE_CHECKING:
+    from validator.model.verdict import Status, ValidationReport
 
 LIMIT = 10
 """Annotations of each level that GitHub shows of a step."""
@@ -103,7 +104,7 @@ def of_report(report: ValidationReport, text: str, *, file: str) -> Iterator[Ann
     """
     root, _ = parse(text, file=file)
     for phase in report.phases:
-        for item in judged_items(phase) if phase.required else ():
+        for item in phase.judged if phase.required else ():
             level = _LEVELS.get(item.status)
             if level is not None and item.required:
                 what = getattr(item, "text", None) or getattr(item, "title", "")

@@ -168,8 +168,8 @@ def _status_counts(report: ValidationReport) -> tuple[tuple[views.StatusView, in
     found: Counter[views.StatusView] = Counter()
     for phase in report.phases:
         if phase.required:
-            statuses = [item.status for item in views.judged_items(phase) if item.required]
-            if not views.judged_items(phase):
+            statuses = [item.status for item in phase.judged if item.required]
+            if not phase.judged:
                 statuses = [phase.status]
             found.update(views.status_view(status, pending=phase.id in pending) for status in statuses)
     order = [views.status_view(s) for s in ("PASS", "FAIL", "INCONCLUSIVE", "SKIPPED", "NOT_RUN", "RUNNING")]

@@ -14,7 +14,6 @@ from validator.report.page import (
     StatusView,
     anchor,
     evidence_views,
-    judged_items,
     status_view,
 )
 from validator.text import clean, format_change, format_interval, format_value, listed, one_line
@@ -109,7 +108,7 @@ def without_repeats(rows: tuple[CriterionRow, ...], message: str) -> tuple[tuple
 def exceptions(phase: PhaseReport) -> tuple[tuple[StatusView, int], ...]:
     """What did not pass in a phase that did, counted by status."""
     found: Counter[Status] = Counter(
-        item.status for item in judged_items(phase) if phase.status == "PASS" and item.status != "PASS"
+        item.status for item in phase.judged if phase.status == "PASS" and item.status != "PASS"
     )
     return tuple((status_view(status), found[status]) for status in _ORDER if found[status])
 
@@ -147,7 +146,7 @@ def _open_in(phase: PhaseReport) -> Iterator[OpenItem]:
     """The criteria and checks of a phase that have not passed; a phase in which nothing ran, as a whole."""
     if phase.status == "RUNNING":
         return
-    items = [item for item in judged_items(phase) if item.status != "PASS"]
+    items = [item for item in phase.judged if item.status != "PASS"]
     as_whole = not phase.ran and phase.status in ("NOT_RUN", "SKIPPED")
     if as_whole or (not items and phase.status != "PASS"):
         yield OpenItem(

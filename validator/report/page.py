@@ -14,7 +14,7 @@ from urllib.parse import quote
 from validator.text import clean, format_value, one_line
 
 if TYPE_CHECKING:
-    from validator.model.verdict import Check, Evidence, PhaseReport, Status, ValidationReport, Verdict
+    from validator.model.verdict import Evidence, Status, ValidationReport
 
 
 class StatusView(NamedTuple):
@@ -353,12 +353,6 @@ def pending_phases(report: ValidationReport) -> frozenset[str]:
                 break
             found.add(phase.id)
     return frozenset(found)
-
-
-def judged_items(phase: PhaseReport) -> tuple[Verdict | Check, ...]:
-    """A phase's criteria and checks, in this order."""
-    items: list[Verdict | Check] = [*phase.criteria, *phase.checks]
-    return tuple(items)
 
 
 def anchor(*names: str) -> str:

@@ -17,8 +17,17 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.webhooks import Post, listening
 from validator.nightly import job as nightly_job
-from validator.nightly.job import Overlap, _alone, last_ended, require_prometheus, run_job
-from validator.nightly.settings import Nightly, NightlyError, NightlyRun, Notification, _mask, notify, require_apprise
+from validator.nightly.job import Overlap, _alone, require_prometheus, run_job
+from validator.nightly.settings import (
+    Nightly,
+    NightlyError,
+    NightlyRun,
+    Notification,
+    _mask,
+    last_ended,
+    notify,
+    require_apprise,
+)
 
 TOKEN = "b3xk7pq9wz2m"
 TOLD = Notification(NightlyRun("quick", 0, "GO", "why", "2026-01-02T03:04:05+00:00", 1.0, None, None, "log"), ())
