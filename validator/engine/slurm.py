@@ -20,6 +20,7 @@ from validator.model.cluster import Allocation, Cluster, Node, SlurmOptions
 
 _KEPT = frozenset({"SLURM_CONF", "SLURM_JWT", "SLURM_CLUSTERS"})
 _POLL_S = 0.1
+_LOOK_S = 5.0
 _RELEASE_S = 10.0
 
 # The command of `salloc` says that the nodes are ready and then lives as long as this process does: where it is killed,
@@ -38,6 +39,12 @@ _JOB_STATES: dict[str, Literal["pending", "running", "ended"]] = {
     **dict.fromkeys(("RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"), "running"),
 }
 """All others are ends."""
+
+_HOPELESS = re.compile(
+    r"reason (PartitionNodeLimit|PartitionTimeLimit|BadConstraints|InvalidAccount|InvalidQOS|(Account|QOS)NotAllowed"
+    r"|JobHeld\w+)"
+)
+"""What no wait resolves."""
 
 _held: dict[str, Channel] = {}
 """The `salloc` of each job that this process asked for. The job ends with it."""
@@ -127,17 +134,21 @@ class _Request:
         Raises:
             Unable: when Slurm refuses, when the time is up, or when `cancelled` says so; nothing is left then.
         """
-        until = time.monotonic() + self._cluster.wait
+        now = time.monotonic()
+        until, look = now + self._cluster.wait, now + _LOOK_S
+        described = _described(self._cluster)
         try:
             while not (job := self._granted()):
                 if cancelled():
                     raise Unable("could not start: interrupted while waiting for nodes; nothing stays queued")
-                if time.monotonic() > until:
+                if (now := time.monotonic()) > until:
                     raise Unable(
                         f"could not start: no {self._cluster.count} nodes within cluster.wait of "
-                        f"{self._cluster.wait:.0f} s: {self._reason()}; wait longer, or ask for less "
-                        f"({_described(self._cluster)})"
+                        f"{self._cluster.wait:.0f} s: {self._reason()}; wait longer, or ask for less ({described})"
                     )
+                if now > look and _HOPELESS.search(self._reason()):
+                    raise Unable(f"could not start: {self._reason()}; check cluster.slurm ({described})")
+                look = now + _LOOK_S if now > look else look
         except BaseException:
             self._give_up()
             raise
@@ -162,7 +173,10 @@ class _Request:
         job = self._queued()
         if job is None:
             return self._salloc.trouble() or "the controller has not answered"
-        fields = _job(job)
+        try:
+            fields = _job(job)
+        except Unable as error:
+            return str(error)
         return f"job {job} is {fields.get('JobState', 'unknown')}, reason {fields.get('Reason', 'not given')}"
 
     def _queued(self) -> str | None:

@@ -25,7 +25,7 @@ _FIXES = (
         "check the host in cluster.ssh.hosts, and that its ssh server answers",
     ),
     (
-        r"configuration source|resolve_ctls|slurm\.conf|Unable to contact slurm controller",
+        r"configuration source|slurm\.conf|Unable to contact slurm controller",
         "check SLURM_CONF, and that `scontrol ping` answers on this machine",
     ),
     (r"nodes are busy|temporarily disabled", "another step of the job holds these nodes: end it (`squeue -s`)"),

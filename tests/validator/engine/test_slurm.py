@@ -109,7 +109,7 @@ def test_a_wait_that_is_cancelled_ends_at_once(ground: Ground) -> None:
     [
         (3, {"partition": "nosuch"}, r"[Ii]nvalid partition.*partition: nosuch"),
         (3, {"gres": "gpu:9"}, r"node configuration is not available.*gres: gpu:9"),
-        (9, {}, r"More processors|node configuration is not available|Node count.*nodes: 9"),
+        (9, {}, r"could not start: job \d+ is PENDING, reason PartitionNodeLimit; check .*nodes: 9"),
         (3, {"args": ("--nosuch",)}, r"unrecognized option.*--nosuch"),
     ],
 )
