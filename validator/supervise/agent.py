@@ -153,9 +153,10 @@ class Agent:
         if self.group < 0:
             return self._record("not_started", detail=f"the agent of {self._node} is in no group of this run")
         try:
+            os.chdir(self._step.cwd or "/")  # an engine starts agents anywhere
             (self._out / "logs").mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            return self._record("not_started", detail=f"cannot write {self._out}: {error.strerror}")
+            return self._record("not_started", detail=f"cannot use {error.filename}: {error.strerror}")
         facts = self._facts() if self._step.checks is not None else {}
         self._head.say(
             "hello",
