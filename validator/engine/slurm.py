@@ -10,6 +10,7 @@ import select
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Literal
 
 from validator.engine.base import NODE_VARIABLE, AllocationState, Channel, NodeState
@@ -295,3 +296,16 @@ def _end(salloc: Channel) -> None:
 
 
 ENGINE = Slurm()
+
+
+def submitted(file: Path) -> str:
+    """The number of the job that `sbatch` makes of a batch file.
+
+    Raises:
+        Unable: when there is no sbatch, or Slurm refuses the job.
+    """
+    found = ask(("sbatch", "--parsable", str(file)), environment=_environment(os.environ))
+    job = found.stdout.strip().partition(";")[0]
+    if found.returncode != 0 or not job.isdigit():
+        raise Unable(f"Slurm refuses the job: {explained(found.stderr)}; look at {file}")
+    return job
