@@ -24,6 +24,7 @@ ANSWERS: Mapping[str, str] = {
     "dead-parameter": "",
     "disk-full": "`hardware.disk_free`",
     "diverging": "`accept` with a bound on `loss.last` says more",
+    "ended-early": "`trainer.args` with `{steps}`, `steps`",
     "eta-wrong": "",
     "foreign-results": "`trainer.args` with `{out}`",
     "fused-unstable": "`args`, `env`",
