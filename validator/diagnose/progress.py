@@ -69,8 +69,9 @@ def zero_rate(run: RunFacts) -> Iterator[Diagnosis]:
     limits = run.spec.watchdog or Watchdog()
     series = run.series("toks_per_s")
     last = run.outcome.last if run.outcome is not None and run.outcome.reason == "halted" else None
-    frozen = run.irregular("duplicate-step") if last is not None else []
     halt = run.evidence.halt
+    other_end = halt is not None and halt.anomaly not in (None, "frozen_rows")
+    frozen = run.irregular("duplicate-step") if last is not None and not other_end else []
     if series is not None and longest_row(series.values <= 0) >= limits.frozen_rows:
         first = int(series.steps[np.flatnonzero(series.values <= 0)[0]])
         stays = bool(series.values[-1] <= 0)
