@@ -243,6 +243,17 @@ class PrintedPlaces:
 
 
 @dataclass(frozen=True)
+class StatedSetting:
+    """A number that a trainer printed for one of its settings, and the line `text` of the log `path` that says so."""
+
+    name: str
+    value: str
+    path: str
+    line: int
+    text: str
+
+
+@dataclass(frozen=True)
 class TraceSummary:
     """trace/summary.json: the named ranges that it contains; None where it does not list them."""
 
@@ -277,6 +288,7 @@ class RunEvidence:
         errors: of ranks that raised, the first in time first.
         fallbacks: counter to calls, by fallback_counters.csv, which is written only when something fell back.
         audit_entries: keys with content in sdpa_audit.json; None without the file.
+        stated: settings of the command as the trainer printed them before its first step, where it reports no config.
         own: what only the kind of the run reads; `JudgedRun.own` gives it back to the kind by its class.
     """
 
@@ -304,6 +316,7 @@ class RunEvidence:
     audit_entries: tuple[str, ...] | None = None
     trace: TraceSummary | None = None
     tables: tuple[RunTable, ...] = ()
+    stated: tuple[StatedSetting, ...] = ()
     own: object = None
 
 
