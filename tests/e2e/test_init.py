@@ -249,6 +249,26 @@ def test_a_command_that_fails_says_how(cli, workdir: Path) -> None:
     assert not (workdir / "broken.yaml").exists()
 
 
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        "if os.path.isdir(args.out) and os.listdir(args.out):\n"
+        "    raise ValueError(f'Output directory ({args.out}) already exists and is not empty.')\n",
+        "os.makedirs(args.out)\n",
+    ],
+)
+def test_a_trainer_that_wants_a_new_folder_gets_one(refusal: str, cli, workdir: Path) -> None:
+    """Examples of transformers refuse a folder that is not empty, and a run's own holds its logs from the start."""
+    script = _write(workdir, "json lines")
+    script.write_text(script.read_text().replace("os.makedirs(args.out, exist_ok=True)\n", refusal))
+    answer = cli("run", "--steps", "60", "--", "python", script.name, "--output-dir", "out")
+    assert answer.rc == 3, answer.out + answer.err
+    assert "refuses an output folder that is there already" in answer.err
+    (run,) = (workdir / "reports").glob("*my-train*")
+    assert cli("init", "--from-run", f"reports/{run.name}").rc == 0
+    assert "{out}/trained" in (workdir / "my-train.yaml").read_text(encoding="utf-8")
+
+
 def test_a_trainer_that_breaks_off_is_written_down_with_a_note(cli, workdir: Path) -> None:
     script = _write(workdir, "nanogpt")
     script.write_text(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -240,7 +240,7 @@ def _exposed(run: RunFacts) -> tuple[float, float, float] | None:
 def host_bound(run: RunFacts) -> Iterator[Diagnosis]:
     """Idle GPUs while CPU cores are busy, by the machine's telemetry."""
     busy_gpus = [run.inside(one) for one in run.gpu_use]
-    cpu, cores = run.series("telemetry.host_cpu_pct"), _cores(run)
+    cpu, cores = run.series("telemetry.host_cpu_pct"), run.cores
     medians = [float(np.median(values)) for values in busy_gpus if values.size >= 5]
     if not medians or cpu is None or cores is None:
         return
@@ -257,11 +257,6 @@ def host_bound(run: RunFacts) -> Iterator[Diagnosis]:
         next_step="Profile one rank (py-spy record, or torch.profiler) and look for loops with .item() and for many "
         "tiny kernels; for long sequences set NSA_PREFILL_BATCHED=1.",
     )
-
-
-def _cores(run: RunFacts) -> float | None:
-    cpu = run.machine.get("cpu")
-    return as_number(cpu.get("cores_logical")) if isinstance(cpu, Mapping) else None
 
 
 @rule("throttled", "warning", of="run")

@@ -11,6 +11,7 @@ import numpy as np
 from validator.diagnose import (
     bottlenecks,
     claims,
+    contention,
     cross_phase,
     evidence_quality,
     loss_curve,
@@ -36,6 +37,7 @@ _MODULES = (
     loss_curve,
     training_health,
     progress,
+    contention,
     steadiness,
     claims,
     resources,

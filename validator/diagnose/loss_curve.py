@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from validator.diagnose.rule import Diagnosis, RunFacts, Severity, evidence, rule
+from validator.diagnose.rule import Diagnosis, RunFacts, Severity, evidence, hit_evidence, rule
 from validator.model.result import Floats, Series
 from validator.text import format_number
 
@@ -50,6 +50,14 @@ def nan_loss(run: RunFacts) -> Iterator[Diagnosis]:
             "stays, look at that step's batch.",
         )
         return
+    said = run.hits("nan_loss")
+    if run.training and said and not ranks and run.series("loss") is None:
+        yield Diagnosis(
+            "The log has a loss or a perplexity of NaN, and the trainer writes no loss by steps.",
+            because=[hit_evidence(hit) for hit in said[:3]],
+            next_step="Log the loss of each step, as the trainer's own settings allow, and run again: from which step "
+            "on it is NaN is not known.",
+        )
 
 
 @rule("diverging", "veto", of="run")

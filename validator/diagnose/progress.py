@@ -69,8 +69,9 @@ def zero_rate(run: RunFacts) -> Iterator[Diagnosis]:
     limits = run.spec.watchdog or Watchdog()
     series = run.series("toks_per_s")
     last = run.outcome.last if run.outcome is not None and run.outcome.reason == "halted" else None
-    frozen = run.irregular("duplicate-step") if last is not None else []
     halt = run.evidence.halt
+    other_end = halt is not None and halt.anomaly not in (None, "frozen_rows")
+    frozen = run.irregular("duplicate-step") if last is not None and not other_end else []
     if series is not None and longest_row(series.values <= 0) >= limits.frozen_rows:
         first = int(series.steps[np.flatnonzero(series.values <= 0)[0]])
         stays = bool(series.values[-1] <= 0)
@@ -99,6 +100,32 @@ def longest_row(flags: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> int:
     """Number of consecutive true values in the longest run of them."""
     edges = np.flatnonzero(np.diff(np.concatenate(([0], flags.astype(np.int8), [0]))))
     return int((edges[1::2] - edges[::2]).max()) if edges.size else 0
+
+
+@rule("ended-early", "warning", of="run")
+def ended_early(run: RunFacts) -> Iterator[Diagnosis]:
+    """The trainer ended by itself with exit code 0, as after a full run, before it had done its steps."""
+    outcome, done, requested = run.outcome, run.steps_done, run.spec.steps
+    if not run.training or outcome is None or not outcome.ok or outcome.reason != "exited":
+        return
+    if done is None or requested is None or done + _stride(run) > requested or run.irregular("stale-halt"):
+        return
+    tail = [line for line in run.result.log_tail if line.strip()]
+    yield Diagnosis(
+        f"The trainer ended by itself at step {done:,.0f} of {requested:,}, with exit code 0.",
+        because=[
+            evidence(f"steps.done = {done:g}, exit code 0", "journal.jsonl"),
+            *([evidence(tail[-1], run.result.log_path, "last line")] if tail else []),
+        ],
+        next_step="Read the end of its log for what ended it: the end of the data or of the epochs, an early stop, a "
+        "length of its own config that wins over the one that it was given, a call of exit. Then run again.",
+    )
+
+
+def _stride(run: RunFacts) -> int:
+    """Steps from row to row: so many more may be done than are written."""
+    strides = [int(np.diff(one.steps).max()) for one in run.result.series.values() if len(one.steps) > 1]
+    return min(strides, default=1)
 
 
 @rule("slow-not-hung", "warning", of="run")

@@ -224,6 +224,12 @@ class RunFacts:
         return np.asarray(products[np.isfinite(products)], dtype=np.float64)
 
     @property
+    def cores(self) -> float | None:
+        """Logical CPU cores of the machine; None where no snapshot of it says so."""
+        cpu = self.machine.get("cpu")
+        return as_number(cpu.get("cores_logical")) if isinstance(cpu, Mapping) else None
+
+    @property
     def expected_tokens(self) -> float | None:
         """Tokens of a step by the settings: `batch_size × accum × seq_len × ranks`."""
         length, batch = self.number("seq_len"), self.number("batch_size")

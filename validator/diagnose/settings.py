@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from validator.diagnose.rule import MICRO_BATCHES, WORKLOAD, Diagnosis, RunFacts, evidence, hit_evidence, rule
-from validator.judge.config import differences
+from validator.judge.config import changes_arithmetic, differences, same_value
 from validator.model.result import LogHit
+from validator.model.settings import given_numbers
 from validator.stats.window import MIN_ROWS, covered_steps
 from validator.text import format_percent
 
@@ -51,6 +52,8 @@ def config_ignored(run: RunFacts) -> Iterator[Diagnosis]:
             because=[evidence(ranks[0].message, ranks[0].path, "world_size")],
             next_step="Start the trainer under torchrun and let it read WORLD_SIZE, then run again.",
         )
+    if run.training and not run.effective:
+        yield from _stated_otherwise(run)
     if not different and not {"seq_len", "batch_size"} <= run.effective.keys():
         yield from _tokens_disagree(run)
 
@@ -65,6 +68,44 @@ def _ignored(run: RunFacts) -> dict[str, tuple[Any, Any]]:
         for name, (requested, effective) in (differences(run.record) or {}).items()
         if name not in exempt and str(requested).strip().lower() not in _OPEN and "/" not in f"{requested}{effective}"
     }
+
+
+def _stated_otherwise(run: RunFacts) -> Iterator[Diagnosis]:
+    """Settings of the command for which the trainer printed another number before its first step.
+
+    One that lists the command's other settings as they were given speaks of the same things; else a line about some
+    other part of the program may share a name.
+    """
+    given = given_numbers(run.spec.argv)
+    right = [one for one in run.evidence.stated if same_value(given[one.name], one.value)]
+    counts = [float(run.world_size), *(float(given[name]) for name in MICRO_BATCHES if name in given)]
+    wrong = [
+        one
+        for one in run.evidence.stated
+        if one not in right
+        and (changes_arithmetic(one.name) or one.name in WORKLOAD)
+        and not _means_the_same(one.name, float(given[one.name]), float(one.value), counts)
+    ]
+    if not wrong:
+        return
+    listed = ", ".join(f"{one.name} {given[one.name]} requested, {one.value} printed" for one in wrong[:6])
+    yield Diagnosis(
+        f"The trainer prints other settings than its command has: {listed}.",
+        severity="veto" if right else "warning",
+        confidence="medium" if right else "low",
+        because=[evidence(one.text, one.path, f"line {one.line}") for one in wrong[:8]],
+        next_step="Find where the trainer drops or overrides these settings (order of config files and arguments, flag "
+        "spelling, environment), then run again; the results of this run belong to another configuration.",
+    )
+
+
+def _means_the_same(name: str, requested: float, stated: float, counts: Sequence[float]) -> bool:
+    """Whether both can be right: a batch of one rank or of all, a seed of each rank, a rate that is still to rise."""
+    words = name.split("_")
+    if "seed" in words or (("lr" in words or "rate" in words) and stated < requested):
+        return True
+    factor = max(requested, stated) / min(requested, stated) if min(requested, stated) > 0 else 0.0
+    return any(abs(factor - count) < 1e-6 for count in (*counts, float(np.prod(counts))) if count > 1)
 
 
 def _measured_tokens(run: RunFacts) -> float | None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 
 from validator.diagnose.rule import Diagnosis, RunFacts, Severity, as_number, evidence, rule
 from validator.model.catalogue import METRICS
@@ -38,6 +39,9 @@ _MIN_STALL_S = 0.02
 _TIMES = ("step_time_s", "toks_per_s")
 _EVEN = 0.8
 """Share of the gaps between slow steps that must be one period, or a multiple of it."""
+
+_MOST, _MIN_REGULAR = 0.6, 5
+"""Share, and number, of the slow steps that must keep a period for the others to be taken for other pauses."""
 
 _SHIFT_WARNING, _SHIFT_INFO = 0.05, 0.03
 _GAIN_WARNING = 0.25
@@ -252,6 +256,11 @@ class _Stalls:
     extra_s: Floats
     lost: float
 
+    def only(self, chosen: npt.NDArray[np.bool_]) -> _Stalls:
+        """Those of the rows that are `chosen [k]`."""
+        extra_s = self.extra_s[chosen]
+        return _Stalls(self.at[chosen], extra_s, self.lost * float(extra_s.sum() / self.extra_s.sum()))
+
 
 @rule("periodic-stall", "warning", of="run")
 def periodic_stall(run: RunFacts) -> Iterator[Diagnosis]:
@@ -260,30 +269,52 @@ def periodic_stall(run: RunFacts) -> Iterator[Diagnosis]:
         return
     for steps, times, path, what in _step_clocks(run):
         stalls = _stalls(steps, times, run.levels)
-        if stalls is None:
-            continue
-        at, period = steps[stalls.at], _period(steps[stalls.at])
-        hiccups = path is None or float(np.median(stalls.extra_s)) < _MIN_STALL_S
-        if period is None and (hiccups or stalls.lost < _LOST_WARNING / 2):
-            continue  # a busy machine delays a step, or the writing of a record, by milliseconds now and then
-        if stalls.lost < _LOST_INFO or _is_declared(run, at, period):
-            continue
-        rhythm = f"every {period} steps" if period is not None else f"{len(at)} times without a period"
-        shown = ", ".join(map(str, at[:8])) + (" …" if len(at) > 8 else "")
-        longest, gap = _longest(stalls, at)
-        meant = _reason_if_meant(run, at, period)
-        minimum = _LOST_WARNING if period is not None else 1.5 * _LOST_WARNING
-        loud = gap >= minimum or (stalls.lost >= minimum and not meant)
-        yield Diagnosis(
-            f"A step takes {float(np.median(stalls.extra_s)):.3g} s more {rhythm} (steps {shown}): "
-            f"{format_percent(stalls.lost)} of the time{what}.{longest}{meant}",
-            severity="warning" if loud else "info",
-            confidence="high" if period is not None else "medium",
-            because=[evidence(f"median step {format_number(float(np.median(times)))} s, slow at {shown}", path)],
-            next_step="Look at what runs at these steps (a validation, a checkpoint, a flush, garbage collection, a "
-            "loader that fills its buffer). A pause that is meant is declared: pause_every in the phase.",
-        )
+        for some in () if stalls is None else _by_rhythm(stalls, steps):
+            cause = _stall_diagnosis(run, some, steps[some.at], path, what)
+            if cause is not None:
+                usual = f"median step {format_number(float(np.median(times)))} s"
+                shown = _listed(steps[some.at])
+                yield replace(cause, because=[evidence(f"{usual}, slow at {shown}", path)])
+                return
+
+
+def _by_rhythm(stalls: _Stalls, steps: Steps) -> Iterator[_Stalls]:
+    """The stalls; or, where most keep a period and others none, first those and then these."""
+    at = steps[stalls.at]
+    regular = None if _period(at) is not None else _most_regular(at)
+    if regular is None:
+        yield stalls
         return
+    yield stalls.only(regular)
+    if (~regular).sum() >= _MIN_STALLS:
+        yield stalls.only(~regular)
+
+
+def _stall_diagnosis(run: RunFacts, stalls: _Stalls, at: Steps, path: str | None, what: str) -> Diagnosis | None:
+    """What stalls at the steps `at [k]` are; None where they are declared, cost nothing, or are a busy machine's."""
+    period = _period(at)
+    hiccups = path is None or float(np.median(stalls.extra_s)) < _MIN_STALL_S
+    if period is None and (hiccups or stalls.lost < _LOST_WARNING / 2):
+        return None  # a busy machine delays a step, or the writing of a record, by milliseconds now and then
+    if stalls.lost < _LOST_INFO or _is_declared(run, at, period):
+        return None
+    rhythm = f"every {period} steps" if period is not None else f"{len(at)} times without a period"
+    longest, gap = _longest(stalls, at)
+    meant = _reason_if_meant(run, at, period)
+    minimum = _LOST_WARNING if period is not None else 1.5 * _LOST_WARNING
+    loud = gap >= minimum or (stalls.lost >= minimum and not meant)
+    return Diagnosis(
+        f"A step takes {float(np.median(stalls.extra_s)):.3g} s more {rhythm} (steps {_listed(at)}): "
+        f"{format_percent(stalls.lost)} of the time{what}.{longest}{meant}",
+        severity="warning" if loud else "info",
+        confidence="high" if period is not None else "medium",
+        next_step="Look at what runs at these steps (a validation, a checkpoint, a flush, garbage collection, a "
+        "loader that fills its buffer). A pause that is meant is declared: pause_every in the phase.",
+    )
+
+
+def _listed(at: Steps) -> str:
+    return ", ".join(map(str, at[:8])) + (" …" if len(at) > 8 else "")
 
 
 def _step_clocks(run: RunFacts) -> Iterator[tuple[Steps, Floats, str | None, str]]:
@@ -379,6 +410,20 @@ def _period(steps: Steps) -> int | None:
         return None
     off = np.abs(gaps - period * np.maximum(1, np.rint(gaps / period)))
     return period if float((off == 0).mean()) >= _EVEN else None
+
+
+def _most_regular(steps: Steps) -> npt.NDArray[np.bool_] | None:
+    """Which slow steps `[k]` keep one period to the step, where most do; a busy machine or a validation adds others."""
+    if len(steps) < _MIN_REGULAR:
+        return None
+    for period in np.unique(np.concatenate([steps[n:] - steps[:-n] for n in (1, 2, 3)]))[::-1]:
+        for phase in np.unique(steps % period) if period > 1 else ():
+            regular = np.asarray(steps % period == phase)
+            own = steps[regular]
+            expected = (own[-1] - own[0]) / period + 1
+            if len(own) >= max(_MIN_REGULAR, _MOST * len(steps), _EVEN * expected):
+                return regular
+    return None
 
 
 def _is_declared(run: RunFacts, steps: Steps, period: int | None) -> bool:

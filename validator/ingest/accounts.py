@@ -216,6 +216,7 @@ SIGNS: Mapping[str, Sign] = {
         r"Watchdog caught collective operation timeout|NCCL WARN|DistBackendError|DistNetworkError",
         r"Connection closed by peer",
     ),
+    "nan_loss": _sign("nan", r"(?i:(?:loss|perplexity|ppl)['\"]?\s{0,3}[:=]\s{0,3}['\"]?nan\b)"),
     "stale_halt": _sign(".halt", r"\.HALT\b"),
     "eta": _sign(
         "eta|remaining|time left| steps",

@@ -139,7 +139,7 @@ def jumps_in_rows(
     """
     found: dict[int, str] = {}
     for one, tokens in ((series.get("step_time_s"), None), (series.get("toks_per_s"), tokens_per_step or 1.0)):
-        if one is None:
+        if one is None or not len(one.steps):
             continue
         exact = tokens is None or tokens_per_step is not None
         with np.errstate(divide="ignore", invalid="ignore"):

@@ -13,11 +13,13 @@ from validator.ingest.accounts import scan
 from validator.ingest.nodes import read_nodes, slowest_group
 from validator.ingest.read_log import ReadLog, printable
 from validator.ingest.result_builder import ResultBuilder
+from validator.ingest.stated import stated_settings
 from validator.ingest.training import read_training
 from validator.model.plan import RunSpec
 from validator.model.record import Outcome
 from validator.model.result import RankError, Result
 from validator.model.runbook import BUNDLED_METRICS, TrainerMetrics
+from validator.model.settings import given_numbers
 from validator.times import unix_seconds
 
 Reader = Callable[[RunSpec, ResultBuilder, "Path | None"], None]
@@ -73,6 +75,9 @@ def _collect_run(spec: RunSpec, *, run_dir: Path, outcome: Outcome | None, read:
     if spec.log_contains:
         files = tuple(f for f in (found.main, found.rank_err.get(0)) if f is not None)
         state.evidence.log_contains = logs.find_texts(files, spec.log_contains, state.read_log)
+    if spec.trains and not state.effective:
+        names = given_numbers(spec.argv).keys()
+        state.evidence.stated = stated_settings(found.printed, names, state.evidence.places, state.read_log)
     _read_trouble(state, found)
     return _result(state, found)
 

@@ -23,6 +23,8 @@ from validator.init.settings import (
 from validator.secrets.redact import redact, redact_words
 
 _SOURCE_BYTES = 2**20
+_NEW_FOLDER = "trained"
+"""Folder below a run's output folder, which holds validator's logs from the start."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,15 @@ class TrainerCommand:
         launch = replace(self.launch, env=env)
         words = tuple(_absolute(word, here) for word in self.words)
         return replace(self, launch=launch, words=words, in_own_folder=True)
+
+    def in_new_folder(self) -> TrainerCommand:
+        """The same command for a trainer that refuses an output folder which is there: one below it, which is not."""
+
+        def below(word: str) -> str:
+            return f"{word}/{_NEW_FOLDER}" if word.endswith("{out}") else word
+
+        ours = tuple(replace(one, written=below(one.written)) for one in self.ours)
+        return replace(self, words=tuple(map(below, self.words)), ours=ours)
 
     def notes(self) -> Iterator[str]:
         """What a person should know of how the command was taken."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -46,6 +47,9 @@ _LOOKS = 3
 
 _DONE = "enough was seen"
 
+_REFUSED = re.compile(r"\bexists?\b|\bnot empty\b|\bnon-?empty\b", re.IGNORECASE)
+"""What trainers say of an output folder that they do not write to: `File exists`, `already exists and is not empty`."""
+
 
 class TrialInterrupted(UserError):
     """The user asked to stop while the command was watched; nothing is left running."""
@@ -54,7 +58,14 @@ class TrialInterrupted(UserError):
 
 
 class CommandFailed(UserError):
-    """The command ended by itself, not well, before it wrote anything that could be read. The message shows its end."""
+    """The command ended by itself, not well, before it wrote anything that could be read. The message shows its end.
+
+    `refuses_folder`: its last lines say of the output folder that it is there already, or not empty.
+    """
+
+    def __init__(self, message: str, *, refuses_folder: bool) -> None:
+        super().__init__(message)
+        self.refuses_folder = refuses_folder
 
 
 @dataclass(frozen=True)
@@ -167,7 +178,14 @@ def watch(command: Sequence[str], *, seconds: float, lock: bool, note: Callable[
         with _runner() as runner:
             understood = understand(command, help_of=partial(_help_text, runner, note))
         note(f"watching {understood.shown} for at most {seconds:g} s")
-        seen = _watched(understood, seconds=seconds, gpus=gpus)
+        try:
+            seen = _watched(understood, seconds=seconds, gpus=gpus)
+        except CommandFailed as failed:
+            if not failed.refuses_folder or understood.folder is None:
+                raise
+            understood = understood.in_new_folder()
+            note("it refuses an output folder that is there already; watching it again with a new one below it")
+            seen = _watched(understood, seconds=seconds, gpus=gpus)
         if seen.complete or understood.folder is not None or not any(map(_holds_metrics, seen.outside)):
             return seen
         note("it writes to its working folder; watching it again in a folder of its own")
@@ -191,7 +209,7 @@ def _watched(command: TrainerCommand, *, seconds: float, gpus: int) -> WatchedCo
         best = next(iter(readings(spec, run_dir=runner.run_dir)), None)
         failed = outcome.reason == "exited" and outcome.rc != 0
         if best is None and failed:
-            raise CommandFailed(_failure(command, outcome, out))
+            raise _failure(command, outcome, out)
         return WatchedCommand(
             command=_counting_as(best, command),
             reading=best,
@@ -268,12 +286,16 @@ def _require_calm(cancel: CancelToken) -> None:
         raise TrialInterrupted("interrupted; nothing is left running, and nothing was written")
 
 
-def _failure(command: TrainerCommand, outcome: Outcome, out: Path) -> str:
+def _failure(command: TrainerCommand, outcome: Outcome, out: Path) -> CommandFailed:
     """How a command ended that wrote nothing of use, with its last lines."""
     logs = find_logs(out)
     ends = (tail(path, lines=12) for path in reversed(logs.printed))
-    shown = "".join(f"\n    {line}" for line in next((lines for lines in ends if lines), ()))
-    return f"{command.shown}: {outcome.last.detail or 'it failed'}, before it wrote a step.{shown}"
+    last = next((lines for lines in ends if lines), ())
+    shown = "".join(f"\n    {line}" for line in last)
+    return CommandFailed(
+        f"{command.shown}: {outcome.last.detail or 'it failed'}, before it wrote a step.{shown}",
+        refuses_folder=any(str(out) in line and _REFUSED.search(line) is not None for line in last),
+    )
 
 
 def _own_step_s(reading: TrialReading | None) -> float | None:

@@ -14,6 +14,7 @@ from pydantic import AfterValidator
 from validator.text import nearest
 
 ANSWERS: Mapping[str, str] = {
+    "busy-host": "",
     "clock-jump": "",
     "clock-unverified": "",
     "comm-bound": "",
@@ -24,6 +25,7 @@ ANSWERS: Mapping[str, str] = {
     "dead-parameter": "",
     "disk-full": "`hardware.disk_free`",
     "diverging": "`accept` with a bound on `loss.last` says more",
+    "ended-early": "`trainer.args` with `{steps}`, `steps`",
     "eta-wrong": "",
     "foreign-results": "`trainer.args` with `{out}`",
     "fused-unstable": "`args`, `env`",

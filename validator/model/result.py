@@ -245,6 +245,17 @@ class PrintedPlaces:
 
 
 @dataclass(frozen=True)
+class StatedSetting:
+    """A number that a trainer printed for one of its settings, and the line `text` of the log `path` that says so."""
+
+    name: str
+    value: str
+    path: str
+    line: int
+    text: str
+
+
+@dataclass(frozen=True)
 class TraceSummary:
     """trace/summary.json: the named ranges that it contains; None where it does not list them."""
 
@@ -281,6 +292,7 @@ class RunEvidence:
         audit_entries: keys with content in sdpa_audit.json; None without the file.
         nodes: how the part of each node ended, of a run across nodes.
         node_rates: node to the median of its rate (steps per second) where each node trained alone.
+        stated: settings of the command as the trainer printed them before its first step, where it reports no config.
         own: what only the kind of the run reads; `JudgedRun.own` gives it back to the kind by its class.
     """
 
@@ -310,6 +322,7 @@ class RunEvidence:
     tables: tuple[RunTable, ...] = ()
     nodes: tuple[NodeRecord, ...] = ()
     node_rates: Mapping[str, float] = field(default_factory=dict)
+    stated: tuple[StatedSetting, ...] = ()
     own: object = None
 
 

@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
 
 from validator.model.cluster import Groups
 from validator.model.launching import Launcher
@@ -88,6 +89,29 @@ def fill(text: str, values: Mapping[str, object]) -> str:
 def flat_name(key: str) -> str:
     """The name that `--batch-size`, `batch-size` and `batch_size` share: `batch_size`."""
     return key.lstrip("-").replace("-", "_")
+
+
+_GIVEN = re.compile(r"(?:--?|\+{1,2})?([A-Za-z][\w.-]*)=(.*)", re.DOTALL)  # --batch-size=8 | batch_size=8
+_NUMBER = re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?")
+
+
+def given_numbers(words: Sequence[str]) -> dict[str, str]:
+    """The settings of a command that are numbers, by flat name: `--batch-size 8`, `--lr=1e-3`, `max_steps=50`.
+
+    Of a name given twice the last counts; of one in sections (`training.batch_size`) the last part.
+    """
+    given: dict[str, str] = {}
+    for word, following in zip_longest(words, words[1:], fillvalue=""):
+        assigned = _GIVEN.fullmatch(word)
+        if assigned is not None:
+            name, value = assigned[1], assigned[2]
+        elif word.startswith("--") and word.strip("-"):
+            name, value = word, following
+        else:
+            continue
+        if _NUMBER.fullmatch(value):
+            given[flat_name(name.lstrip("-")).rpartition(".")[2].lower()] = value
+    return given
 
 
 def setting_text(value: Setting) -> str:

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.validator.diagnose.cases import healthy, of_run
+from tests.validator.ingest.folders import write_logs
+from validator.model.runbook import TrainerMetrics
 
 N = 200
 
@@ -130,3 +132,14 @@ def test_a_loss_that_passes_ln_256_is_no_floor(tmp_path: Path) -> None:
     stays = [5.545 + 0.3 * 0.9**i + 0.01 * random.Random(i).gauss(0, 1) for i in range(N)]
     folder = healthy(tmp_path / "t", rates=[845.0] * N, losses=stays, effective={"vocab_size": None})
     assert of_run(folder, steps=N)["random-data-floor"].confidence == "medium"
+
+
+def test_a_loss_of_nan_that_only_a_line_of_the_log_has(tmp_path: Path) -> None:
+    """A script that draws a bar and evaluates at the end of each epoch: its steps alone are measured."""
+    bar = "".join(f"\r {i}%|# | {i}/60 [00:{i:02}<01:00,  1.0it/s]" for i in range(1, 61))
+    line = "\n11/22/2026 16:56:20 - INFO - __main__ - epoch 0: perplexity: {} eval_loss: {}\n"
+    metrics = TrainerMetrics(stdout=r"\| {step}/60 \[{elapsed_s}<")
+    for value, named in (("nan", True), ("6.7", False)):
+        folder = tmp_path / value
+        write_logs(folder, stderr=bar + line.format(value, value), stdout="logging_nan_inf_filter=True,\n")
+        assert ("nan-loss" in of_run(folder, metrics=metrics, nproc=0)) == named

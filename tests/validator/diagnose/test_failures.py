@@ -71,3 +71,23 @@ def test_a_run_past_its_budget_says_what_it_would_have_needed(tmp_path: Path) ->
     ended = outcome(rc=-15, reason="timeout", duration_s=600)
     finding = of_run(healthy(tmp_path / "r"), ended=ended, steps=300, timeout_s=600)["over-budget"]
     assert "at step 60 of 300 when its timeout of 10 min was over; at this pace all 300 need 50 min" in finding.message
+
+
+def test_a_quiet_end_before_the_last_step_is_named(tmp_path: Path) -> None:
+    """The next step was that of a rate that had not settled, since no finding said that the trainer had ended."""
+    folder = healthy(tmp_path / "r", n=45)
+    write_logs(folder, stdout="step 45 loss 2.1\nepoch 3 is over\n", rank=0)
+    finding = of_run(folder)["ended-early"]
+    assert finding.message == "The trainer ended by itself at step 45 of 60, with exit code 0."
+    assert any(e.text == "epoch 3 is over" for e in finding.evidence)
+    assert "ended-early" not in of_run(folder, steps=45)
+    assert "ended-early" not in of_run(folder, ended=outcome(rc=1))
+
+
+def test_steps_behind_the_last_row_are_no_early_end(tmp_path: Path) -> None:
+    path = tmp_path / "r"
+    path.mkdir()
+    rows = [f"{step},{3 - step / 100},{100 + step % 3}\n" for step in range(10, 60, 10)]
+    (path / "training.csv").write_text("step,loss,toks_per_s\n" + "".join(rows))
+    assert "ended-early" not in of_run(path, steps=55), "steps 51 to 55 have no row of their own"
+    assert "ended-early" in of_run(path, steps=60)

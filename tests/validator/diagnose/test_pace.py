@@ -51,6 +51,9 @@ def test_a_table_that_stands_still_is_named_where_the_watchdog_stopped_the_run(t
     halted = outcome(rc=-15, reason="halted", detail="4 rows in a row say step 20")
     assert "4 rows repeat" in of_run(folder, ended=halted)["zero-rate"].message
     assert "zero-rate" not in of_run(folder)
+    (folder / ".HALT").write_text("the loss is nan at step 20")
+    (folder / ".anomaly_type").write_text("nan_loss")
+    assert "zero-rate" not in of_run(folder, ended=halted), "bars repeat each step, and were not why it was stopped"
 
 
 @pytest.mark.parametrize("stopped", [True, False])

@@ -11,6 +11,8 @@ from tests.validator.diagnose.cases import (
     run_of,
     validation,
 )
+from tests.validator.ingest.folders import START_S, outcome
+from validator.model.verdict import Finding
 
 
 def test_low_headroom(tmp_path: Path) -> None:
@@ -51,3 +53,22 @@ def test_comm_bound(tmp_path: Path) -> None:
     assert "58.7 %" in finding.message
     waiting = {r: {"compute_time_s": 2.0, "dt_fetch_s": 2.8} for r in (0, 1)}
     assert set(of_run(healthy(tmp_path / "s", rank_fields=waiting))) == {"loader-bound"}
+
+
+def _beside(folder: Path, *, host_pct: float, own_s: float | None) -> dict[str, Finding]:
+    """Findings on a run of 60 s on two cores, of which `host_pct` were busy and it used `own_s` seconds."""
+    healthy(folder)
+    rows = "".join(f"{START_S + i},{host_pct}\n" for i in range(60))
+    (folder / "logs").mkdir()
+    (folder / "logs/telemetry.csv").write_text("ts,host_cpu_pct\n" + rows)
+    run = run_of(folder, ended=outcome(duration_s=60.0, cpu_s=own_s))
+    return of_validation(validation({"baseline": [run]}, environment={"cpu": {"cores_logical": 2}}))
+
+
+def test_other_programs_on_a_machine_that_is_full(tmp_path: Path) -> None:
+    """Steps took two to four times as long beside a build, and the report spoke of clocks, loader and memory."""
+    finding = _beside(tmp_path / "a", host_pct=99.0, own_s=57.0)["busy-host"]
+    assert finding.severity == "warning"
+    assert "used 1.0 of the machine's 2 CPU cores while this run, with 0.9," in finding.message
+    for name, host_pct, own_s in (("b", 99.0, 112.0), ("c", 60.0, 30.0), ("d", 99.0, None)):
+        assert "busy-host" not in _beside(tmp_path / name, host_pct=host_pct, own_s=own_s), name

@@ -15,6 +15,7 @@ from tests.validator.diagnose.cases import (
 )
 from tests.validator.ingest.folders import write_csv, write_env, write_logs
 from validator.model.runbook import TrainerMetrics
+from validator.model.verdict import Finding
 
 
 def test_config_ignored_by_the_trainers_own_account(tmp_path: Path) -> None:
@@ -137,3 +138,90 @@ def test_a_config_that_is_not_reported_is_said_to_be_unknown(tmp_path: Path) -> 
     write_csv(tmp_path / "r", steady(), header=False)
     finding = of_folder(tmp_path / "r")["config-unknown"]
     assert finding.severity == "info"
+
+
+# Trainers without env.json that print their settings before the first step, as they were recorded.
+
+_NANOGPT = """\
+Overriding: batch_size = 12
+Overriding: n_layer = 4
+Overriding: learning_rate = 0.001
+Overriding config with config/late.py:
+# left over from another experiment
+batch_size = {batch}
+tokens per iteration will be: 256
+num decayed parameter tensors: 18, with 802,944 parameters
+"""
+_HF = """\
+INFO - __main__ - Training/evaluation parameters TrainingArguments(
+gradient_accumulation_steps=1,
+learning_rate=0.0005,
+max_steps=60,
+per_device_train_batch_size={batch},
+seed=43,
+)
+[INFO|configuration_utils.py:768] >> Model config GPT2Config {{
+  "n_layer": 12,
+[INFO|trainer.py:2372] 2026-11-22 16:38:54,493 >>   Instantaneous batch size per device = {batch}
+[INFO|trainer.py:2377] 2026-11-22 16:38:54,493 >>   Total optimization steps = 60
+"""
+_TITLE = """\
+INFO - __main__ -   Instantaneous batch size per device = {batch}
+INFO - __main__ -   Total train batch size (w. parallel, distributed & accumulation) = 16
+INFO - __main__ -   Total optimization steps = 60
+"""
+_NANOGPT_ARGV = "train.py --batch_size=12 --n_layer=4 --learning_rate=1e-3 config/late.py"
+_HF_ARGV = "run_clm.py --per_device_train_batch_size 8 --learning_rate 5e-4 --seed 42 --max_steps 60"
+_TITLE_ARGV = "x.py --per_device_train_batch_size 8 --max_train_steps 60 --output_dir o"
+
+
+def _printing(tmp_path: Path, text: str, argv: str) -> dict[str, Finding]:
+    """Findings on a run whose log begins with `text` and goes on with twenty rows that name other settings too."""
+    rows = [f"step {i} loss {3 - i / 100:.3f} batch_size: {i}\n" for i in range(1, 61)]
+    tmp_path.mkdir(exist_ok=True)
+    write_logs(tmp_path, stdout=text + "".join(rows))
+    metrics = TrainerMetrics(stdout="step {step} loss {loss}")
+    return of_run(tmp_path, argv=("python", *argv.split()), metrics=metrics, nproc=0)
+
+
+@pytest.mark.parametrize(
+    ("text", "argv", "asked", "printed"),
+    [(_NANOGPT, _NANOGPT_ARGV, 12, 4), (_HF, _HF_ARGV, 8, 2), (_TITLE, _TITLE_ARGV, 8, 1)],
+)
+def test_settings_that_a_trainer_prints_are_compared_with_its_command(
+    tmp_path: Path, text: str, argv: str, asked: int, printed: int
+) -> None:
+    """Without env.json a batch of another size than the command's was a run like any other."""
+    name = "batch_size" if "--batch_size" in argv else "per_device_train_batch_size"
+    finding = _printing(tmp_path / "a", text.format(batch=printed), argv)["config-ignored"]
+    assert (finding.severity, finding.confidence) == ("veto", "medium")
+    assert f"{name} {asked} requested, {printed} printed" in finding.message
+    assert finding.evidence[0].where.startswith("line ")
+    assert "config-ignored" not in _printing(tmp_path / "b", text.format(batch=asked), argv)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "batch_size = 16 (2 ranks)",  # of all ranks
+        "command: train.py --batch_size=4 --n_layer=2",  # a command that is repeated
+        "global_batch_size = 4, batch_size_eval: 4, my.batch_size: 4",  # other settings
+        "learning_rate: 1e-06",  # still to rise
+        "n_layer: auto, batch_size: 4x2",  # no number
+        "step time 4, batch size of the evaluation 4",
+    ],
+)
+def test_lines_that_only_look_like_settings(tmp_path: Path, line: str) -> None:
+    text = f"n_head = 2\n{line}\n"
+    rows = [f"step {i} loss {3 - i / 100:.3f}\n" for i in range(1, 61)]
+    write_logs(tmp_path, stdout=text + "".join(rows))
+    argv = ("train.py", "--batch_size=8", "--n_layer=4", "--n_head=2", "--learning_rate=1e-3")
+    metrics = TrainerMetrics(stdout="step {step} loss {loss}")
+    assert "config-ignored" not in of_run(tmp_path, argv=argv, metrics=metrics, nproc=2)
+
+
+def test_one_line_alone_that_contradicts_is_a_warning(tmp_path: Path) -> None:
+    """Some other part of the program may share the name, as `max_length` of a config for generation does."""
+    argv = "train.py --max_length=512 --lr=1e-3"
+    finding = _printing(tmp_path, 'Generate config {\n  "max_length": 20\n}\n', argv)["config-ignored"]
+    assert (finding.severity, finding.confidence) == ("warning", "low")

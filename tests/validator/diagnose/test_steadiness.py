@@ -67,6 +67,17 @@ def test_pauses_now_and_then(tmp_path: Path) -> None:
     assert "6 times without a period (steps 33, 71" in finding.message
 
 
+def test_a_period_is_found_among_other_pauses(tmp_path: Path) -> None:
+    """A validation at step 150 and a step that the machine delayed hid the period of a pause at every twentieth."""
+    pauses = dict.fromkeys(range(19, N + 1, 20), 1.0) | {57: 0.6, 150: 3.0, 206: 0.7}
+    seconds = [s + pauses.get(i, 0.0) for i, s in enumerate(times(), 1)]
+    finding = found(tmp_path / "a", seconds)["periodic-stall"]
+    assert (finding.severity, finding.confidence) == ("warning", "high")
+    assert "every 20 steps (steps 19, 39, 59" in finding.message
+    declared = found(tmp_path / "b", seconds, effective={"val_every": 20})["periodic-stall"]
+    assert "3 times without a period (steps 57, 150, 206)" in declared.message, "the others are still said"
+
+
 def test_pauses_are_in_seconds_where_only_a_rate_is_written(tmp_path: Path) -> None:
     """1,152 tokens a step: per token a pause of 0.2 s is 0.2 ms, and was taken for a hiccup of the machine."""
     slow = {33, 71, 90, 148, 149, 190, 201}

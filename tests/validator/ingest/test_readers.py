@@ -104,6 +104,16 @@ def test_a_nan_that_its_filter_replaces_by_zero_is_a_nan(tmp_path: Path) -> None
     assert np.isnan(result.series["loss"].values).tolist() == [False] * 8 + [True] * 4
 
 
+def test_a_long_epoch_tells_little_at_its_start(tmp_path: Path) -> None:
+    """273 steps an epoch: by the second pair an epoch seemed to have 200 or 400, and a quarter of the rows fit none."""
+    (tmp_path / "logs").mkdir()
+    for name in ("stdout.log", "stderr.log"):
+        shutil.copy(LOGGED / "hf-trainer" / f"long_epoch_{name}", tmp_path / "logs" / name)
+    result = read(tmp_path, "hf-trainer")
+    assert codes(result) == set()
+    assert steps(result) == list(range(1, 46))
+
+
 def test_both_streams_in_one_log_are_read_alike(tmp_path: Path) -> None:
     bars = (LOGGED / "hf-trainer" / "nan_stderr.log").read_bytes()
     lines = iter((LOGGED / "hf-trainer" / "nan_stdout.log").read_bytes().splitlines(keepends=True))

@@ -8,6 +8,7 @@ import os
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.validator.ingest.folders import (
@@ -23,9 +24,10 @@ from tests.validator.ingest.folders import (
 )
 from validator.ingest import collect_dir, collect_run
 from validator.ingest.accounts import scan
+from validator.ingest.clock import jumps_in_rows
 from validator.ingest.read_log import ReadLog
 from validator.kinds.registry import kind_of
-from validator.model.result import Halt, InvalidWindow, LogHit, NamedTest, Result
+from validator.model.result import Halt, InvalidWindow, LogHit, NamedTest, Result, Series, SourceFile
 from validator.model.runbook import BUNDLED_METRICS, TrainerMetrics
 
 
@@ -268,6 +270,18 @@ def test_a_clock_that_is_set_spoils_the_steps_around_it(tmp_path: Path) -> None:
     assert windows[0].reason == "the wall clock was set back by 3607 s"
     assert result.series["step_time_s"].steps.tolist() == [2, 3, 5]
     assert result.series["step_time_s"].values.tolist() == [1, 1, 1]
+
+
+def test_a_time_per_step_without_rows_holds_no_jump() -> None:
+    """The clock of a bar that was watched stood still at first: an internal error."""
+    none = Series(
+        name="step_time_s",
+        unit="s",
+        steps=np.empty(0, np.int64),
+        values=np.empty(0),
+        source=SourceFile(path="logs/stderr.log", sha256="", bytes=0),
+    )
+    assert jumps_in_rows({"step_time_s": none, "toks_per_s": none}, None, limit_s=30.0) == []
 
 
 def test_the_machines_samples_are_laid_onto_steps(tmp_path: Path) -> None:

@@ -31,6 +31,11 @@ _EPOCH_DIGITS, _EPOCH_SHARE = 0.0051, 6e-4
 """An epoch is printed with two decimals, or with four digits."""
 
 
+def _slack(epoch: float) -> float:
+    """How far an epoch that is printed may lie from the true one."""
+    return max(_EPOCH_DIGITS, 2 * _EPOCH_SHARE * epoch)
+
+
 @dataclass
 class TwoStreams:
     """Pairs dictionaries and steps as they are printed. `unmatched` counts dictionaries of a loss that fit no step."""
@@ -39,7 +44,9 @@ class TwoStreams:
     _dictionaries: deque[tuple[int, int, dict[str, float]]] = field(default_factory=deque)
     _marks: deque[int] = field(default_factory=deque)
     _cleared: bool = False
-    _per_epoch: float | None = None
+    _per_epoch: tuple[float, float] = (0.0, math.inf)
+    """Fewest and most steps of an epoch that fit the pairs so far."""
+
     _bars: int = 0
 
     def take(self, line: int, text: str, end: int = 0) -> Iterator[LoggedRow]:
@@ -83,17 +90,25 @@ class TwoStreams:
             self._marks.popleft()
             epoch = values.pop("epoch", None)
             if epoch and step:
-                self._per_epoch = step / epoch
+                self._learn(step, epoch)
             if _OF_RUN not in values:
                 yield LoggedRow(step, values, end=end)
 
+    def _learn(self, step: int, epoch: float) -> None:
+        """Narrow the steps of an epoch. What contradicts all before begins again: those pairs were wrong."""
+        slack = _slack(epoch)
+        low, high = step / (epoch + slack), step / (epoch - slack) if epoch > slack else math.inf
+        both = max(low, self._per_epoch[0]), min(high, self._per_epoch[1])
+        self._per_epoch = both if both[0] <= both[1] else (low, high)
+
     def _distance(self, step: int, epoch: float | None) -> int:
         """Whether a step lies before the one of an epoch (-1), is it (0), or lies behind it (1)."""
-        if self._per_epoch is None or epoch is None:
+        if epoch is None:
             return 0
-        off = step - epoch * self._per_epoch
-        slack = max(0.5, self._per_epoch * max(_EPOCH_DIGITS, 2 * _EPOCH_SHARE * epoch))
-        return 0 if abs(off) <= slack else int(math.copysign(1, off))
+        low, high = self._per_epoch
+        if step > (epoch + _slack(epoch)) * high + 0.5:
+            return 1
+        return -1 if step < max(0.0, epoch - _slack(epoch)) * low - 0.5 else 0
 
     def _lose(self, line: int, values: dict[str, float]) -> None:
         if "loss" in values:
