@@ -345,7 +345,7 @@ class Search:
             return
         slow, fast, effect, reach = found
         limit = -math.log1p(-self.rules.min_effect)
-        if effect < -limit + reach / 2:
+        if effect < -limit:
             low, high = math.expm1(effect - reach), math.expm1(effect + reach)
             outcome: Outcome = "differs" if effect + reach < -limit else "inconclusive"
             subject, against = one.subjects[slow], one.subjects[fast]

@@ -88,6 +88,9 @@ class Planner(Protocol):
     @property
     def nodes(self) -> int: ...
 
+    def among(self, groups: Groups) -> Planner:
+        """The same on other groups of nodes."""
+
     def values(self, phase: PhaseBase, *parts: str, nproc: int = 0) -> dict[str, object]:
         """What each placeholder means in the run `parts` of the phase; `out` is its folder."""
 
@@ -280,6 +283,14 @@ class Kind(Generic[P]):
 
     def checks(self, phase: P, *, runbook: Runbook, run_dir: Path, python: str) -> tuple[Check, ...]:
         """Checks of the machine, before any run; `python` is the trainer's interpreter."""
+        return ()
+
+    def further(self, phase: P, planner: Planner, runs: Sequence[RunRecord]) -> Iterator[RunSpec]:
+        """What its runs on a cluster call for next; nothing once they say enough."""
+        yield from ()
+
+    def good_nodes(self, phase: P, runbook: Runbook, runs: Sequence[RunRecord]) -> tuple[int, ...]:
+        """The nodes that later phases run on, by index, the fastest first; empty where its runs say nothing of them."""
         return ()
 
     def sample_s(self, spec: RunSpec) -> float | None:

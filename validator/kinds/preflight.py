@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from validator.cluster.alike import differences
+from validator.cluster.fleet import Measured, chosen, search_over, slow_text
+from validator.cluster.fleet import groups_of as groups_of_round
 from validator.kinds.base import Found, ImplicitCriterion, JudgedRun, Kind, Planner, Rule, Seen, Site
 from validator.model.phases import PreflightPhase
 from validator.model.runbook import Runbook
@@ -24,9 +26,10 @@ from validator.runbook.problems import Problem
 from validator.text import format_number, format_percent, quoted
 
 if TYPE_CHECKING:
+    from validator.cluster.search import Search
     from validator.ingest.result_builder import ResultBuilder
-    from validator.model.plan import RunSpec, Started
-    from validator.model.record import PhaseRecord, ValidationRecord
+    from validator.model.plan import Role, RunSpec, Started
+    from validator.model.record import PhaseRecord, RunRecord, ValidationRecord
     from validator.model.verdict import Check
 
 _REQUIREMENT = re.compile(
@@ -91,14 +94,22 @@ class Preflight(Kind[PreflightPhase]):
             if planner.groups:  # agents make the checks on their nodes, and start something
                 yield planner.process(phase, ("true",), part="probe", launcher="exec", timeout_s=_PROBE_TIMEOUT_S)
             return
-        nproc = hardware.gpus if hardware.gpus > 1 else 0
-        values = planner.values(phase, "probe", nproc=nproc)
-        device = "cuda" if hardware.gpus else "cpu"
-        argv = (*planner.probe(nproc, values), "--device", device, "--out", f"{values['out']}/probe.json")
-        launcher: Started = "torchrun" if nproc else "python"
-        yield planner.process(
-            phase, argv, part="probe", launcher=launcher, nproc=nproc, timeout_s=_PROBE_TIMEOUT_S, retries=0
-        )
+        yield _probe(phase, planner, "probe")
+
+    def further(self, phase: PreflightPhase, planner: Planner, runs: Sequence[RunRecord]) -> Iterator[RunSpec]:
+        """The next round of the slow-node search."""
+        search = _search(phase, planner.runbook, runs)
+        asked = None if search is None else search.next()
+        if asked is not None:
+            options = [f"--only={name}" for name in asked.measures]
+            options.append(f"--repeats={asked.repeats}")
+            among = planner.among(groups_of_round(asked))
+            yield _probe(phase, among, f"round{len(runs)}", *options, role="round")
+
+    def good_nodes(self, phase: PreflightPhase, runbook: Runbook, runs: Sequence[RunRecord]) -> tuple[int, ...]:
+        """Those that no round found slow, where they are enough."""
+        search, cluster = _search(phase, runbook, runs), runbook.cluster
+        return () if search is None or cluster is None else chosen(search.judgement(), cluster.nodes)
 
     def sample_s(self, spec: RunSpec) -> float | None:
         """Often: the probes' transfers are over in a moment."""
@@ -110,6 +121,11 @@ class Preflight(Kind[PreflightPhase]):
         What was not measured is absent.
         """
         if spec.launcher == "exec":
+            return
+        if spec.groups:
+            gathered.evidence.own = _measured(spec, gathered)
+        if spec.role == "round":
+            _read_round(gathered)
             return
         ranks: dict[str, Mapping[str, Any]] = {}
         source, slowest_us = None, None
@@ -140,6 +156,7 @@ class Preflight(Kind[PreflightPhase]):
             environment = next((node.facts for node in runs[0].evidence.nodes if node.facts), {})
             if runs[0].spec.launcher == "exec":
                 return
+            yield ImplicitCriterion("slow", "enough nodes are left that are not slow", _not_slow(record, validation))
         yield ImplicitCriterion("probe", "the probes run to their end", _made)
         for bound in bounds_for(environment, gpus=gpus):
             text = f"{bound.name} >= {format_number(bound.least)} {bound.unit}"
@@ -150,6 +167,89 @@ class Preflight(Kind[PreflightPhase]):
 
 def _answer(required: bool) -> Callable[[Sequence[JudgedRun]], bool]:
     return lambda runs: required
+
+
+# Rounds of the slow-node search.
+
+
+def _probe(phase: PreflightPhase, planner: Planner, part: str, *options: str, role: Role = "measure") -> RunSpec:
+    gpus = planner.runbook.hardware.gpus
+    together = any(len(group) > 1 for group in planner.groups)
+    nproc = max(1, gpus) if together else gpus if gpus > 1 else 0
+    values = planner.values(phase, part, nproc=nproc)
+    device = "cuda" if gpus else "cpu"
+    argv = (*planner.probe(nproc, values), "--device", device, "--out", f"{values['out']}/probe.json", *options)
+    launcher: Started = "torchrun" if nproc else "python"
+    return planner.process(
+        phase, argv, part=part, role=role, launcher=launcher, nproc=nproc, timeout_s=_PROBE_TIMEOUT_S, retries=0
+    )
+
+
+def _search(phase: PreflightPhase, runbook: Runbook, runs: Sequence[RunRecord]) -> Search | None:
+    """The search after the rounds that were carried out; None where there are no nodes, or nothing is measured."""
+    done = [run.result.evidence.own for run in runs if run.result is not None]
+    if runbook.cluster is None or phase.on not in (None, "each", "pairs") or not phase.probes(runbook.hardware):
+        return None
+    return search_over(
+        runbook.cluster.count,
+        links=phase.on == "pairs",
+        on_gpus=runbook.hardware.gpus > 0,
+        rounds=phase.rounds,
+        done=[one for one in done if isinstance(one, Measured)],
+    )
+
+
+def _measured(spec: RunSpec, gathered: ResultBuilder) -> Measured:
+    """What the ranks of each group recorded."""
+    found: dict[int, list[Mapping[str, Any]]] = {}
+    for index, (_, folder) in enumerate(_folders(spec, gathered)):
+        read = gathered.json_object(folder / "probe.json", what="the probes' record")
+        ranks = None if read is None else read[0].get("ranks")
+        if isinstance(ranks, list):
+            found[index] = [one for one in ranks if isinstance(one, Mapping)]
+    return Measured(spec.groups, found)
+
+
+def _read_round(gathered: ResultBuilder) -> None:
+    """The slowest link of a round of pairs."""
+    own = gathered.evidence.own
+    assert isinstance(own, Measured)
+    pairs = [ranks for index, ranks in own.ranks.items() if len(own.groups[index]) == 2]
+    rates = [rate for ranks in pairs if (rate := _slowest(ranks, "all_reduce", "value")) is not None]
+    gathered.add_scalar("links.min_gb_s", min(rates, default=None))
+
+
+def _not_slow(record: PhaseRecord, validation: ValidationRecord) -> Rule:
+    """As many nodes as the runbook names are neither slow nor joined by a slow link, by the whole search."""
+    runbook, phase = validation.runbook, record.phase
+    assert runbook.cluster is not None
+    assert isinstance(phase, PreflightPhase)
+    search, count = _search(phase, runbook, record.runs), runbook.cluster.nodes
+    names = _names(record)
+
+    def rule(run: JudgedRun) -> Found:
+        if search is None:
+            return Found("SKIPPED", "Nothing was measured.")
+        judgement = search.judgement()
+        accused = "; ".join(slow_text(one, names) for one in judgement.slow)
+        if chosen(judgement, count):
+            replaced = f", and others are used in place of what is slow: {accused}" if accused else ""
+            return Found(
+                "PASS", f"{count} nodes are left that are not slow{replaced}.", len(judgement.compatible), count
+            )
+        if accused:
+            return Found("FAIL", f"{accused[0].upper()}{accused[1:]}.", len(judgement.compatible), count)
+        undecided = "; ".join(f"{names[int(one.node)]}: {one.why}" for one in judgement.nodes if one.state != "good")
+        return Found("INCONCLUSIVE", f"Not decided: {undecided or 'rounds are missing'}.", None, count)
+
+    return rule
+
+
+def _names(record: PhaseRecord) -> dict[int, str]:
+    """Index of a node to its name, by the first run, which all of them have a part in."""
+    nodes = record.runs[0].result.evidence.nodes if record.runs[0].result is not None else ()
+    groups = record.runs[0].spec.groups
+    return {groups[one.group][one.rank]: one.node for one in nodes}
 
 
 # What the probes left.

@@ -14,8 +14,9 @@ class Step(Frozen):
     """A run across nodes, as `validator.supervise.step` gets it in `step.json` of the run's folder.
 
     In `argv` and `env` the agent of a node fills in `{master_addr}` and `{port}` (where its group meets: the address
-    of the first node, and a port that is free there), `{node_rank}` (index in the group), `{group}` (`g0`, `g1`: the
-    folder of a group where there are several), and `{node_out}`: the folder of this node's logs.
+    of the first node, and a port that is free there), `{node_rank}` (index in the group), `{nnodes}` (size of the
+    group), `{group}` (`g0`, `g1`: the folder of a group where there are several), and `{node_out}`: the folder of this
+    node's logs.
     """
 
     run: str

@@ -119,6 +119,12 @@ class PreflightPhase(PhaseBase):
     )
     git_clean: bool = Field(False, description="Whether uncommitted changes fail the phase instead of being noted.")
     git_branch: str | None = Field(None, description="Branch that must be checked out.")
+    rounds: Count | None = Field(
+        None,
+        ge=1,
+        description="With `on: pairs` on more than 16 nodes: most rounds of disjoint pairs; up to 16 every pair is "
+        "measured.",
+    )
     probe: bool | None = Field(
         None,
         description="Whether to measure what the machine can do (matrix products, copies, transfers, all-reduce); "

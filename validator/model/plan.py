@@ -15,8 +15,9 @@ from validator.model.units import Frozen, PathBelow
 Started = Literal["exec", Launcher]
 """`exec` is a program of a phase that runs no trainer; the others are launchers of the trainer."""
 
-Role = Literal["measure", "smoke", "nsys"]
-"""`measure` decides the phase, `smoke` is the data-loader smoke test, `nsys` only leaves evidence."""
+Role = Literal["measure", "smoke", "nsys", "round"]
+"""`measure` decides the phase, `smoke` is the data-loader smoke test, `nsys` only leaves evidence, `round` belongs to
+the slow-node search."""
 
 
 class Contained(Frozen):

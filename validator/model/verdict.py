@@ -128,7 +128,7 @@ class RunReport(Frozen):
     out: str = ""
     log: str | None = None
     tables: tuple[RunTable, ...] = ()
-    role: str = Field("measure", description="`smoke` and `nsys` runs do not decide their phase.")
+    role: str = Field("measure", description="`smoke`, `nsys` and `round` runs do not decide their phase.")
     remedy: str | None = Field(None, description="The remedy that was tried by this run.")
 
 

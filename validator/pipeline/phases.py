@@ -19,9 +19,9 @@ from validator.model.runbook import Phase, Setting
 from validator.model.settings import remedies_of
 from validator.model.verdict import Check, PhaseReport
 from validator.pipeline.evaluate import judge_latest
-from validator.pipeline.nodes import node_checks
+from validator.pipeline.nodes import Nodes, node_checks
 from validator.pipeline.session import Session, record_machine
-from validator.plan import plan_phase
+from validator.plan import plan_further, plan_phase
 from validator.plan.launchers import trainer_python
 from validator.runs.folder import runbook_was_edited, this_runner
 from validator.runs.replay import header_digest, pending, record_of
@@ -167,6 +167,7 @@ def _perform(session: Session, state: State, phase: Phase, planned: PhasePlan) -
     if session.nodes is not None:
         checks = node_checks(runs)
         _keep_checks(session, phase, checks)
+        runs = _search(session, session.nodes, phase, runs)
     record, report = judged(PhaseRecord(phase=phase, state="done", runs=runs, checks=checks))
     for follow_up in (_extended, _remedied):
         further = None if session.cancel.requested else follow_up(session, state, record, report)
@@ -176,6 +177,20 @@ def _perform(session: Session, state: State, phase: Phase, planned: PhasePlan) -
         "phase_ended", phase=phase.id, state=record.state, reason=record.reason, duration_s=record.duration_s
     )
     return record, report
+
+
+def _search(session: Session, nodes: Nodes, phase: Phase, runs: tuple[RunRecord, ...]) -> tuple[RunRecord, ...]:
+    """The runs with the rounds that they call for; the best nodes are used from then on."""
+    root, python = session.folder.root, session.folder.header.python
+    while not session.cancel.requested:
+        planned = nodes.usable(plan_further(session.runbook, phase, runs, run_dir=root, python=python))
+        if not planned.runs:
+            break
+        runs = (*runs, *_carry_out(session, planned))
+    best = kind_of(phase.kind).good_nodes(phase, session.runbook, runs)
+    if best:
+        nodes.choose([nodes.order[index] for index in best], why=f"{phase.id} found better ones")
+    return runs
 
 
 def _why_interrupted(session: Session) -> str | None:

@@ -40,7 +40,7 @@ def values_of(
         "steps": "",
         "out": folder / "runs" / place / ("{group}" if len(groups) > 1 else ""),
         "nproc": nproc,
-        "nnodes": len(groups[0]) if groups else 1,
+        "nnodes": "{nnodes}" if groups else 1,
         "node_rank": "{node_rank}" if groups else 0,
         "master_addr": "{master_addr}" if groups else "127.0.0.1",
         "run_dir": folder,
@@ -84,7 +84,7 @@ def environment(
         added |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "{port}"}
     if nodes and launcher in ("plain", "python"):  # it starts its ranks itself, and asks the environment where
         added |= {"MASTER_ADDR": "{master_addr}", "MASTER_PORT": "{port}"}
-        added |= {"NNODES": str(nodes), "NODE_RANK": "{node_rank}"}
+        added |= {"NNODES": "{nnodes}", "NODE_RANK": "{node_rank}"}
     added.update((name, fill(setting_text(value), values)) for name, value in env.items())
     return added
 

@@ -30,7 +30,7 @@ def trainer_python(trainer: Trainer, *, own: str) -> str:
 
 def torchrun(python: str, nproc: int, out: str, *, nodes: int = 0) -> tuple[str, ...]:
     """What starts `nproc` processes by torchrun, each with logs of its own; on each of `nodes` of a cluster."""
-    across = ("--nnodes", str(nodes), "--node-rank", "{node_rank}") if nodes else ()
+    across = ("--nnodes", "{nnodes}", "--node-rank", "{node_rank}") if nodes else ()
     return (
         *(python, "-m", "torch.distributed.run", *across),
         *("--nproc-per-node", str(nproc)),

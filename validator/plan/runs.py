@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from validator.kinds.registry import PlannedArm, env_of, kind_of
 from validator.model.cluster import Groups
 from validator.model.plan import Contained, PhasePlan, Role, RunSpec, Started
+from validator.model.record import RunRecord
 from validator.model.remedy import Remedy
 from validator.model.runbook import Phase, PhaseBase, ProcessPhase, Runbook, Setting, TrainingPhase
 from validator.model.settings import (
@@ -65,6 +66,15 @@ def plan_phase(
     )
 
 
+def plan_further(
+    runbook: Runbook, phase: Phase, runs: Sequence[RunRecord], *, run_dir: Path, python: str = sys.executable
+) -> PhasePlan:
+    """What the runs of a phase call for next on a cluster: rounds of the slow-node search."""
+    python = trainer_python(runbook.trainer, own=python)
+    planner = PhasePlanner(runbook, run_dir, python, groups=groups_of(runbook, phase))
+    return PhasePlan(phase=phase.id, kind=phase.kind, runs=tuple(kind_of(phase.kind).further(phase, planner, runs)))
+
+
 def _expected_s(phase: Phase, remedy: Remedy | None) -> float | None:
     if phase.expected is None or remedy is None or remedy.steps is None or not isinstance(phase, TrainingPhase):
         return phase.expected
@@ -86,6 +96,10 @@ class PhasePlanner:
     def nodes(self) -> int:
         """Nodes that work together in a run; 0 without a cluster."""
         return len(self.groups[0]) if self.groups else 0
+
+    def among(self, groups: Groups) -> PhasePlanner:
+        """The same on other groups of nodes."""
+        return replace(self, groups=groups)
 
     def values(self, phase: PhaseBase, *parts: str, nproc: int = 0) -> dict[str, object]:
         """What each placeholder means in the run `parts` of the phase; `out` is its folder."""

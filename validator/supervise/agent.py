@@ -35,7 +35,7 @@ _FIRST_LINE_S = 60.0
 _BEAT_S = 1.0
 _SCAN_S = 2.0
 _LAST_WORDS_S = 10.0
-_PLACEHOLDER = re.compile(r"(?<!\$)\{(master_addr|port|node_rank|group|node_out)\}")
+_PLACEHOLDER = re.compile(r"(?<!\$)\{(master_addr|port|node_rank|nnodes|group|node_out)\}")
 
 
 def main() -> int:
@@ -153,9 +153,10 @@ class Agent:
         if self.group < 0:
             return self._record("not_started", detail=f"the agent of {self._node} is in no group of this run")
         try:
+            os.chdir(self._step.cwd or "/")  # an engine starts agents anywhere
             (self._out / "logs").mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            return self._record("not_started", detail=f"cannot write {self._out}: {error.strerror}")
+            return self._record("not_started", detail=f"cannot use {error.filename}: {error.strerror}")
         facts = self._facts() if self._step.checks is not None else {}
         self._head.say(
             "hello",
@@ -269,6 +270,7 @@ class Agent:
             "master_addr": host,
             "port": port,
             "node_rank": str(self.rank),
+            "nnodes": str(len(step.groups[self.group])),
             "group": f"g{self.group}",
             "node_out": str(self._out),
         }

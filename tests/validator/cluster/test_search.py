@@ -374,3 +374,8 @@ def test_readings_of_another_round_are_refused_by_name() -> None:
         search.add([])
     with pytest.raises(ValueError, match="names a node twice"):
         Search(["a", "a"], (RATE,))
+
+
+def test_with_one_round_of_pairs_a_slow_pair_is_settled_by_swaps() -> None:
+    judgement = Machines(8, network={3: 0.85}, rules=Rules(rounds=1)).judged(BANDWIDTH)
+    assert _accused(judgement) == {("slow-node", Subject(("n3",)))}
