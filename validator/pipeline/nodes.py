@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from validator.engine import engine_of
+from validator.errors import Unable
 from validator.kinds.registry import kind_of
 from validator.model.cluster import Allocation, Cluster
 from validator.model.plan import PhasePlan, RunSpec
@@ -104,7 +105,12 @@ def open_nodes(runbook: Runbook, runner: AttemptContext, *, note: Callable[[str]
         yield None
         return
     engine = engine_of(cluster.engine)
-    allocation = engine.allocate(cluster, name=runbook.name, cancelled=lambda: runner.cancel.requested)
+    try:
+        allocation = engine.allocate(cluster, name=runbook.name, cancelled=lambda: runner.cancel.requested)
+    except Unable:
+        if runner.cancel.requested:
+            raise KeyboardInterrupt from None  # the wait was stopped by the user
+        raise
     try:
         runner.guardian.name_release(engine.release_words(allocation))
         names = [node.name for node in allocation.nodes]

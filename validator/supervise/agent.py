@@ -35,6 +35,10 @@ _FIRST_LINE_S = 60.0
 _BEAT_S = 1.0
 _SCAN_S = 2.0
 _LAST_WORDS_S = 10.0
+_SCHEDULERS = ("SLURM_", "PMI_", "PMIX_")
+_KEPT = frozenset({"SLURM_CONF", "SLURM_JOB_ID"})
+"""Of an agent's own step: a trainer with the rest takes itself for a rank that Slurm has started."""
+
 _PLACEHOLDER = re.compile(r"(?<!\$)\{(master_addr|port|node_rank|nnodes|group|node_out)\}")
 
 
@@ -278,6 +282,8 @@ class Agent:
         def filled(text: str) -> str:
             return _PLACEHOLDER.sub(lambda found: values[found[1]], text)
 
+        for name in [name for name in os.environ if name.startswith(_SCHEDULERS) and name not in _KEPT]:
+            del os.environ[name]
         passed = {name: value for name, value in step.passed.items() if name not in os.environ}
         env = {**passed, **{name: filled(value) for name, value in step.env.items()}}
         return Launch(

@@ -80,5 +80,5 @@ def test_a_batch_file_asks_for_every_node_and_resumes_after_a_requeue(tmp_path: 
 
 @pytest.mark.parametrize("cluster", [None, LOCAL])
 def test_a_batch_file_is_one_of_slurm(cluster: object, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="write cluster: .engine: slurm"):
+    with pytest.raises(UserError, match="a batch job is one of Slurm"):
         batch_script(book(train(), cluster=cluster), tmp_path / "x.yaml", overrides=(), out=tmp_path, requeue=True)
