@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # they load numpy, which `check` does without
     from validator.cluster.judgement import Judgement, Outlier
@@ -17,7 +18,8 @@ LINK = "all_reduce"
 """What pairs measure, in GB/s."""
 
 
-class Measured(NamedTuple):
+@dataclass(frozen=True)
+class Measured:
     """A round that was carried out: its groups, and of each what every rank's probe recorded."""
 
     groups: tuple[tuple[int, ...], ...]

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from validator.engine.base import NODE_VARIABLE, AllocationState, Channel
 from validator.engine.clients import hold
 from validator.model.cluster import Allocation, Cluster, Node
+
+
+def _gpus(environment: Mapping[str, str]) -> list[str]:
+    """What CUDA calls the GPUs that this process may use."""
+    given = environment.get("CUDA_VISIBLE_DEVICES")
+    if given is not None:
+        return [one.strip() for one in given.split(",") if one.strip()]
+    return [str(index) for index, _ in enumerate(sorted(Path("/dev").glob("nvidia[0-9]*")))]
 
 
 class Local:
@@ -20,8 +29,16 @@ class Local:
     def start(
         self, allocation: Allocation, nodes: Sequence[str], argv: Sequence[str], *, environment: Mapping[str, str]
     ) -> tuple[Channel, ...]:
-        """A process for each node."""
-        return hold((argv, (node,), {**environment, NODE_VARIABLE: node}) for node in nodes)
+        """A process for each node, which sees an equal share of this machine's GPUs."""
+        gpus = _gpus(environment)
+        share = len(gpus) // len(allocation.nodes)
+        names = [node.name for node in allocation.nodes]
+
+        def seen(node: str) -> Mapping[str, str]:
+            first = names.index(node) * share
+            return {"CUDA_VISIBLE_DEVICES": ",".join(gpus[first : first + share])} if share else {}
+
+        return hold((argv, (node,), {**environment, **seen(node), NODE_VARIABLE: node}) for node in nodes)
 
     def state(self, allocation: Allocation) -> AllocationState:
         """This machine is up."""
