@@ -31,7 +31,7 @@ _SKELETON = "step {step} .*loss {loss}"
 """A pattern to start from, where nothing was recognized."""
 
 _PLAIN = re.compile(r"[A-Za-z0-9_./=+@~^-]+")  # what needs no quotes in YAML, unless it reads as a number or a word
-_READS_AS_OTHER = re.compile(r"(?i)[-+.]?[\d.][\d._eExo+:-]*|true|false|null|yes|no|on|off|~|-|=|\.nan|[-+]?\.inf")
+_READS_AS_OTHER = re.compile(r"(?i)[-+]?\.?\d[\da-fox._+:-]*|true|false|null|yes|no|on|off|~|-|=|\.nan|[-+]?\.inf")
 
 
 @dataclass(frozen=True)
