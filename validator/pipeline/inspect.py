@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -26,13 +27,16 @@ from validator.model.settings import accepted_at
 from validator.model.verdict import Finding, RunReport, ValidationReport
 from validator.pipeline.evaluate import stored_report
 from validator.runbook import find
-from validator.runs.folder import FolderError, RunFolder, is_run_folder, last_go
+from validator.runs.folder import FolderError, Header, RunFolder, is_run_folder, last_go
 from validator.runs.replay import events_of, record_of, started_runs
 from validator.secrets.masking import clean_result
 from validator.text import nearest
 
 _WARMUP_STEPS = 20
 _SHOWN = 5
+_MOST_WORSE = 0.1
+"""A side that may be worse by more than this is no answer to the narrower question, and no reader would ask it."""
+
 _LEVELS = 6
 """Folders above a run's own in which the validation's may be: runs/PHASE/ARM/REMEDY/rN is five below it."""
 
@@ -294,7 +298,39 @@ def compare(
         sides = [_side_of_validation(RunFolder.open(path)) for path in (a, b)]
     else:
         sides = [_side_of_trainer(path, warmup_steps=warmup_steps, stdout=stdout) for path in (a, b)]
-    return contrast(sides[0], sides[1], not_worse_than=not_worse_than)
+    found = contrast(sides[0], sides[1], not_worse_than=not_worse_than)
+    if found.verdict != "not_decidable":
+        return found
+    return found.model_copy(update={"commands": tuple(_deciding(found, a, b))})
+
+
+def _deciding(found: Contrast, a: Path, b: Path) -> Iterator[str]:
+    """Commands that would decide it: more runs of both sides, and the narrower question that these runs answer."""
+    open_ = [one for one in found.metrics if one.headline and one.verdict == "not_decidable"]
+    wanted: dict[str, int] = {}
+    for one in open_:
+        if one.phase is not None and one.repeats_needed is not None:
+            wanted[one.phase] = max(one.repeats_needed, wanted.get(one.phase, 0))
+    if wanted and is_run_folder(a):
+        again = [_repeated(RunFolder.open(path).header, wanted) for path in (a, b)]
+        if again[0] == again[1]:
+            yield f"{again[0]}  # once as A was, once as B was"
+        else:
+            yield from (f"{line}  # {side}" for line, side in zip(again, "AB", strict=True))
+        yield "validator compare reports/NEW_A reports/NEW_B"
+    worst = [one.worst for one in found.metrics if one.headline]
+    if worst and found.not_worse_than is None and all(one is not None and one < _MOST_WORSE for one in worst):
+        percent = max(1, math.floor(100 * max(filter(None, worst), default=0.0)) + 1)
+        paths = " ".join(shlex.quote(str(path)) for path in (a, b))
+        yield f"validator compare {paths} --not-worse-than {percent}%"
+
+
+def _repeated(header: Header, wanted: Mapping[str, int]) -> str:
+    """A validation again, of these phases alone, with so many runs of each."""
+    changes = [*header.overrides, *(f"{phase}.repeats={runs}" for phase, runs in wanted.items())]
+    words = [word for one in changes for word in ("--set", one)]
+    words += [word for phase in wanted for word in ("--only", phase)]
+    return shlex.join(["validator", "run", header.runbook_path, *words])
 
 
 def _side_of_trainer(path: Path, *, warmup_steps: int | None, stdout: str | None) -> Side:
