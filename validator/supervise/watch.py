@@ -24,7 +24,7 @@ from validator.supervise.follow import RunFollower
 from validator.supervise.wait import CancelToken, cancel_on_signals
 from validator.supervise.watchdog import Activity, AnomalyRules, CpuMeter, Pace, judge_silence
 from validator.system.processes import ProcessId, all_stats, catches, read_stat, still_alive
-from validator.text import format_number
+from validator.text import CommandGuard, format_number
 from validator.times import iso_now
 
 HALT_FILE = ".HALT"
@@ -332,27 +332,31 @@ def watch_to_end(
 
 
 @contextmanager
-def printed_to_log(source: int, echo: int | None) -> Iterator[tuple[Path, threading.Event]]:
+def printed_to_log(
+    source: int, echo: int | None, guard: CommandGuard | None = None
+) -> Iterator[tuple[Path, threading.Event]]:
     """A log that receives what the descriptor `source` gives, such as a pipe from a trainer, and an event for its end.
 
-    All of it is passed on to the descriptor `echo`, until that is closed. The log is removed afterwards.
+    All of it is passed on to the descriptor `echo`, through `guard`, until that is closed. The log is removed
+    afterwards.
     """
     ended = threading.Event()
     with tempfile.TemporaryDirectory(prefix="validator-watch-") as folder:
         log = Path(folder) / "stdin.log"
         log.touch()
-        threading.Thread(target=_copy, args=(source, log, echo, ended), daemon=True).start()
+        threading.Thread(target=_copy, args=(source, log, echo, ended, guard), daemon=True).start()
         yield log, ended
 
 
-def _copy(source: int, log: Path, echo: int | None, ended: threading.Event) -> None:
+def _copy(source: int, log: Path, echo: int | None, ended: threading.Event, guard: CommandGuard | None = None) -> None:
     # Descriptors and no file objects: a thread that holds the lock of one when Python ends would abort it.
     try:
         with log.open("ab", buffering=0) as file:
             while data := os.read(source, 1 << 16):
                 with suppress(OSError):  # a full disk must not stop the trainer, which would block on its pipe
                     file.write(data)
-                echo = None if echo is None or not _written(echo, data) else echo
+                shown = data if guard is None else guard.guarded_bytes(data)
+                echo = None if echo is None or not _written(echo, shown) else echo
     finally:
         ended.set()
 
