@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import difflib
 import math
 import re
@@ -40,6 +41,50 @@ def one_line(text: object, *, limit: int = MAX_TEXT) -> str:
 def _escape(character: str) -> str:
     code = ord(character)
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def on_actions(environment: Mapping[str, str]) -> bool:
+    """Whether this process runs in a job of GitHub Actions."""
+    return environment.get("GITHUB_ACTIONS", "") not in ("", "false")
+
+
+_PART = re.compile(r"[^\r\n]+|[\r\n]")
+_BLANK = re.compile(r"[\s\x85\u200b\ufeff]*")
+
+
+class CommandGuard:
+    """Takes from text what the runner of GitHub Actions, which reads a job's output, would carry out as a command.
+
+    That is a line whose first characters, blanks aside, are `::`, and `##[` anywhere in a line. One sign of it is
+    escaped as JSON writes it, so that JSON stays the same value. The text comes in pieces, in order.
+    """
+
+    def __init__(self) -> None:
+        self.at_start = True
+        self._before = ""
+        self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
+
+    def guarded(self, text: str) -> str:
+        """The next piece of the text."""
+        return "".join(map(self._part, _PART.findall(text)))
+
+    def guarded_bytes(self, data: bytes, *, final: bool = False) -> bytes:
+        """The next piece of a text in UTF-8; bytes that are none stay as they are."""
+        return self.guarded(self._decoder.decode(data, final)).encode("utf-8", "surrogateescape")
+
+    def _part(self, part: str) -> str:
+        if part in ("\r", "\n"):
+            self.at_start, self._before = True, ""
+            return part
+        before, self._before = self._before, (self._before + part)[-2:]
+        if self.at_start:
+            blank = _BLANK.match(part)
+            first = 0 if blank is None else blank.end()
+            self.at_start = first == len(part)
+            # A colon that ends the piece may be followed by another.
+            if part[first : first + 2] in ("::", ":"):
+                part = f"{part[:first]}\\u003a{part[first + 1 :]}"
+        return (before + part).replace("##[", "##\\u005b")[len(before) :]
 
 
 def shorten(text: str, *, limit: int) -> str:
