@@ -124,7 +124,10 @@ class _CaptureWorker:
         self.kill()
 
 
-PACKAGES = ("torch", "triton", "numpy", "scipy", "pydantic", "pytest", "psutil", "nvidia-ml-py", "training-validator")
+PACKAGES = (
+    *("torch", "triton", "numpy", "scipy", "pydantic", "pytest", "psutil", "nvidia-ml-py", "training-validator"),
+    *("nvidia-nccl-cu12", "nvidia-nccl-cu13"),
+)
 
 KEPT_PREFIXES = (
     *("NCCL_", "TORCH", "PYTORCH_", "CUDA_", "CUBLAS_", "CUDNN_", "NVIDIA_", "NSA_", "TRITON_", "OMP_", "MKL_"),
@@ -192,6 +195,7 @@ def _host_section(facts: HostFacts) -> dict[str, Any]:
             "total_gib": _gib(facts.disk_total_bytes),
             "free_gib": _gib(facts.disk_free_bytes),
         },
+        "mounts": facts.mounts,
     }
 
 
