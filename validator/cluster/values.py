@@ -4,25 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from validator.cluster.alike import Difference, differences
-from validator.cluster.judgement import Cell, Judgement, Outlier, Standing, Subject, Together
+from validator.cluster.judgement import Judgement
 from validator.cluster.rounds import Group, Measure
 from validator.model.cluster import EngineName
-from validator.model.fleet import (
-    Fleet,
-    FleetCell,
-    FleetGpu,
-    FleetGroup,
-    FleetMeasure,
-    FleetNode,
-    FleetOutlier,
-    FleetUnit,
-    NodeDifference,
-    ScalingPoint,
-)
+from validator.model.fleet import Fleet, FleetGpu, FleetMeasure, FleetNode, NodeDifference, ScalingPoint
 from validator.model.nodes import NodeRecord
 
 
@@ -48,90 +37,55 @@ class FleetFacts:
 
 def fleet_of(facts: FleetFacts) -> Fleet:
     """The plain values. A node that was lost is not good, whatever it measured before."""
-    return _Values(facts).fleet()
+    judgement, names = facts.judgement, facts.names
+    known = {one.node: one for one in facts.records if one.facts}
+    lost = {one.node: one for one in facts.records if one.ended == "lost"}
+    latest = {one.node: one for one in (*facts.records, *known.values())}
+    listed = {name: [_plain(asdict(one), names) for one in getattr(judgement, name)] for name in _LISTED}
+    nodes = [_plain(asdict(one), names) for one in judgement.nodes]
+    good: Group = _plain(judgement.compatible, names, "nodes")
+    return Fleet(
+        engine=facts.engine,
+        wanted=facts.wanted,
+        min_effect=facts.min_effect,
+        complete=judgement.complete,
+        rounds=len(judgement.rounds),
+        nodes=tuple(_node(one, known.get(one["node"]), lost.get(one["node"])) for one in nodes),
+        good=tuple(name for name in good if name not in lost),
+        measures=tuple(FleetMeasure(name=one.name, unit=one.unit, per=one.per) for one in facts.measures),
+        scaling=tuple(sorted(facts.scaling, key=lambda one: one.nodes)),
+        differences=tuple(map(_difference, differences(tuple(latest.values())))),
+        **listed,
+    )
 
 
-class _Values:
-    """Turns what the search says into plain values, by the nodes' own names."""
+_LISTED = ("cells", "outliers", "together")
+"""Parts of a judgement that have the same fields here."""
 
-    def __init__(self, facts: FleetFacts) -> None:
-        self._facts, self._names = facts, facts.names
-        self._known = {one.node: one for one in facts.records if one.facts}
-        self._lost = {one.node: one for one in facts.records if one.ended == "lost"}
 
-    def fleet(self) -> Fleet:
-        facts, judgement = self._facts, self._facts.judgement
-        latest = {one.node: one for one in (*facts.records, *self._known.values())}
-        return Fleet(
-            engine=facts.engine,
-            wanted=facts.wanted,
-            min_effect=facts.min_effect,
-            complete=judgement.complete,
-            rounds=len(judgement.rounds),
-            nodes=tuple(map(self._node, judgement.nodes)),
-            good=tuple(name for name in self._group(judgement.compatible) if name not in self._lost),
-            measures=tuple(FleetMeasure(name=one.name, unit=one.unit, per=one.per) for one in facts.measures),
-            cells=tuple(map(self._cell, judgement.cells)),
-            outliers=tuple(map(self._outlier, judgement.outliers)),
-            together=tuple(map(self._together, judgement.together)),
-            scaling=tuple(sorted(facts.scaling, key=lambda one: one.nodes)),
-            differences=tuple(map(_difference, differences(tuple(latest.values())))),
-        )
+def _plain(value: Any, names: Mapping[str, str], key: str = "") -> Any:
+    """Six digits of a number, since no reading has more; None for what is none; nodes by their own names."""
+    match value:
+        case float():
+            return float(f"{value:.6g}") if math.isfinite(value) else None
+        case dict():
+            return {name: _plain(one, names, name) for name, one in value.items()}
+        case tuple():
+            return tuple(_plain(one, names, key) for one in value)
+        case str() if key in ("node", "nodes"):
+            return names.get(value, value)
+    return value
 
-    def _group(self, nodes: Group) -> Group:
-        return tuple(self._names.get(node, node) for node in nodes)
 
-    def _unit(self, subject: Subject) -> FleetUnit:
-        return FleetUnit(nodes=self._group(subject.nodes), gpu=subject.gpu)
-
-    def _node(self, standing: Standing) -> FleetNode:
-        (name,) = self._group((standing.node,))
-        record, lost = self._known.get(name), self._lost.get(name)
-        return FleetNode(
-            name=name,
-            state="lost" if lost else standing.state,
-            effect=_finite(standing.effect),
-            why=(lost.detail or "it answers no more") if lost else standing.why,
-            host=record.host if record else None,
-            gpus=_gpus(record.facts) if record else (),
-        )
-
-    def _cell(self, one: Cell) -> FleetCell:
-        return FleetCell(
-            measure=one.measure,
-            unit=self._unit(one.subject),
-            value=_finite(one.value),
-            effect=_finite(one.effect),
-            low=_finite(one.low),
-            high=_finite(one.high),
-            mads=_finite(one.mads),
-        )
-
-    def _outlier(self, one: Outlier) -> FleetOutlier:
-        return FleetOutlier(
-            code=one.code,
-            measure=one.measure,
-            unit=self._unit(one.subject),
-            outcome=one.outcome,
-            effect=_finite(one.effect),
-            low=_finite(one.low),
-            high=_finite(one.high),
-            mads=_finite(one.mads),
-            p_value=_finite(one.p_value),
-            repeats=one.repeats,
-            often=one.often,
-            intermittent=one.intermittent,
-            by=one.by,
-            against=self._unit(one.against) if one.against else None,
-        )
-
-    def _together(self, one: Together) -> FleetGroup:
-        return FleetGroup(
-            nodes=self._group(one.nodes),
-            measure=one.measure,
-            value=_finite(one.value),
-            reference=_finite(one.reference),
-        )
+def _node(standing: Mapping[str, Any], record: NodeRecord | None, lost: NodeRecord | None) -> FleetNode:
+    return FleetNode(
+        name=standing["node"],
+        state="lost" if lost else standing["state"],
+        effect=standing["effect"],
+        why=(lost.detail or "it answers no more") if lost else standing["why"],
+        host=record.host if record else None,
+        gpus=_gpus(record.facts) if record else (),
+    )
 
 
 def _difference(one: Difference) -> NodeDifference:
@@ -144,21 +98,9 @@ def _difference(one: Difference) -> NodeDifference:
     return NodeDifference(fact=one.what, usual=usual, count=len(one.values) - len(nodes), odd=odd)
 
 
-def _gpus(facts: dict[str, Any]) -> tuple[FleetGpu, ...]:
+def _gpus(facts: Mapping[str, Any]) -> tuple[FleetGpu, ...]:
     """What identifies the GPUs in a snapshot, in the order of their indices."""
     found = facts.get("gpus")
     gpus = [one for one in found.values() if isinstance(one, dict)] if isinstance(found, dict) else []
-    known = [one for one in gpus if isinstance(one.get("index"), int)]
-    return tuple(
-        FleetGpu(index=one["index"], **{key: _text(one.get(key)) for key in ("name", "uuid", "serial")})
-        for one in sorted(known, key=lambda one: int(one["index"]))
-    )
-
-
-def _finite(value: float) -> float | None:
-    """Six digits of a number: no reading has more."""
-    return float(f"{value:.6g}") if math.isfinite(value) else None
-
-
-def _text(value: object) -> str | None:
-    return str(value) if value else None
+    known = [FleetGpu(**{key: one.get(key) for key in FleetGpu.model_fields}) for one in gpus if "index" in one]
+    return tuple(sorted(known, key=lambda one: one.index))

@@ -15,7 +15,7 @@ from validator.model.units import Frozen
 NodeState = Literal["good", "slow", "inconclusive", "unmeasured", "lost"]
 
 
-class FleetUnit(Frozen):
+class FleetSubject(Frozen):
     """A node, a GPU of a node, or the link between two nodes."""
 
     nodes: tuple[str, ...] = Field(min_length=1, max_length=2)
@@ -61,10 +61,10 @@ class FleetMeasure(Frozen):
 
 
 class FleetCell(Frozen):
-    """One unit in one measure, from the screening: its value, and how far it is from the fleet's median."""
+    """One subject in one measure, from the screening: its value, and how far it is from the fleet's median."""
 
+    subject: FleetSubject
     measure: str
-    unit: FleetUnit
     value: float | None = Field(description="In the measure's unit; none for a node's part in its pairs.")
     effect: float | None
     low: float | None
@@ -73,11 +73,10 @@ class FleetCell(Frozen):
 
 
 class FleetOutlier(Frozen):
-    """A unit that may be slow, and what its confirmation gave."""
+    """A subject that may be slow, and what its confirmation gave."""
 
-    code: Literal["slow-node", "slow-link"]
+    subject: FleetSubject
     measure: str
-    unit: FleetUnit
     outcome: Literal["confirmed", "acquitted", "inconclusive", "suspected", "differs"]
     effect: float | None
     low: float | None
@@ -88,7 +87,12 @@ class FleetOutlier(Frozen):
     often: float = Field(description="Share of its repeats that was slow.")
     intermittent: bool
     by: Literal["swap", "alone", "none"] = Field(description="How it was measured again.")
-    against: FleetUnit | None = Field(None, description="The faster unit, where there is no majority.")
+    against: FleetSubject | None = Field(None, description="The faster one, where there is no majority.")
+
+    @property
+    def code(self) -> Literal["slow-node", "slow-link"]:
+        """The code of the finding."""
+        return "slow-link" if self.subject.kind == "link" else "slow-node"
 
 
 class FleetGroup(Frozen):

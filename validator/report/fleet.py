@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from validator.model.fleet import Fleet, FleetCell, FleetNode, FleetOutlier, FleetUnit
+from validator.model.fleet import Fleet, FleetCell, FleetNode, FleetOutlier, FleetSubject
 from validator.report.handover import hand_over
 from validator.report.page import LabeledValue, StatusView, Table
 from validator.text import format_change, format_interval, format_number, format_quantity, listed, one_line, plural
@@ -67,10 +67,10 @@ class MapView(NamedTuple):
 
 
 class OutlierView(NamedTuple):
-    """A unit that may be slow, and what its confirmation gave."""
+    """A subject that may be slow, and what its confirmation gave."""
 
     status: StatusView
-    unit: str
+    subject: str
     measure: str
     effect: str
     interval: str
@@ -97,13 +97,14 @@ class FleetView(NamedTuple):
 
 def fleet_view(fleet: Fleet, run_id: str) -> FleetView:
     """The section about the nodes, every number formatted and every name harmless."""
+    left = len(fleet.outliers) - MAX_OUTLIERS
     return FleetView(
         summary=_summary(fleet),
         facts=_facts(fleet),
         maps=tuple(_maps(fleet)),
         legend=LEGEND,
         outliers=tuple(map(_outlier, _ordered(fleet)[:MAX_OUTLIERS])),
-        more=_more(fleet),
+        more=f"{left} more in result.json, these are the first." if left > 0 else "",
         together=tuple(_together(fleet)),
         scaling=scaling_table(fleet),
         differences=_differences(fleet),
@@ -145,77 +146,58 @@ def _facts(fleet: Fleet) -> tuple[LabeledValue, ...]:
 
 
 def _maps(fleet: Fleet) -> Iterator[MapView]:
-    outcomes = {(one.measure, one.unit): one for one in fleet.outliers}
-    cells = {(one.measure, one.unit): one for one in fleet.cells}
+    outliers = {(one.measure, one.subject): one for one in fleet.outliers}
+    drawn = {
+        (one.measure, one.subject): _cell(one, outliers.get((one.measure, one.subject)))
+        for one in fleet.cells
+        if one.subject.kind != "link"
+    }
     nodes = sorted(fleet.nodes, key=lambda one: by_name(one.name))
-    units = {one.name: one.unit for one in fleet.measures}
-    measures = [one for one in fleet.measures if any(cell.measure == one.name for cell in fleet.cells)]
-    columns = tuple(
-        f"{one_line(one.name, limit=40)}, {'in pairs' if one.per == 'group' else one_line(one.unit, limit=20)}"
-        for one in measures
-    )
-    rows = [
-        (node, [_cell(cells, outcomes, one.name, FleetUnit(nodes=(node.name,))) for one in measures]) for node in nodes
-    ]
-    if columns:
-        yield _map("Nodes × measures: the median of each node", columns, rows, stated=True)
-    for name, unit in units.items():
-        gpus = [one.unit.gpu for one in fleet.cells if one.measure == name and one.unit.gpu is not None]
-        count = 1 + max(gpus, default=-1)
-        if count:
-            rows = [
-                (
-                    node,
-                    [_cell(cells, outcomes, name, FleetUnit(nodes=(node.name,), gpu=gpu)) for gpu in range(count)],
-                )
-                for node in nodes
-            ]
-            caption = f"Nodes × GPUs: {one_line(name, limit=40)}, {one_line(unit, limit=20)}"
-            yield _map(caption, tuple(f"GPU {gpu}" for gpu in range(count)), rows, stated=False)
+
+    def rows(columns: Sequence[tuple[str, int | None]]) -> _Rows:
+        def key(node: FleetNode, name: str, gpu: int | None) -> tuple[str, FleetSubject]:
+            return name, FleetSubject(nodes=(node.name,), gpu=gpu)
+
+        return [(node, [drawn.get(key(node, *column), MapCell("–")) for column in columns]) for node in nodes]
+
+    units = {one.name: "in pairs" if one.per == "group" else one_line(one.unit, limit=20) for one in fleet.measures}
+    measured = [name for name in units if any(key[0] == name for key in drawn)]
+    heads = tuple(f"{one_line(name, limit=40)}, {units[name]}" for name in measured)
+    if measured:
+        yield _map("Nodes × measures: the median of each node", heads, rows([(name, None) for name in measured]), True)
+    for name, head in zip(measured, heads, strict=True):
+        gpus = sorted({of.gpu for measure, of in drawn if measure == name and of.gpu is not None})
+        if gpus:
+            columns = tuple(f"GPU {gpu}" for gpu in gpus)
+            yield _map(f"Nodes × GPUs: {head}", columns, rows([(name, gpu) for gpu in gpus]), False)
 
 
 _Rows = list[tuple[FleetNode, list[MapCell]]]
 
 
-def _map(caption: str, columns: tuple[str, ...], rows: _Rows, *, stated: bool) -> MapView:
+def _map(caption: str, columns: tuple[str, ...], rows: _Rows, stated: bool) -> MapView:
     """The map, of a large fleet only the rows that are odd: by state or by a cell, the slowest first."""
     shown, note = rows, ""
     if len(rows) > MAX_ROWS:
         odd = [row for row in rows if (stated and row[0].state != "good") or any(cell.sign for cell in row[1])]
-        odd.sort(key=lambda row: 0.0 if row[0].effect is None else row[0].effect)
-        shown = odd[:MAX_ROWS]
-        rest = len(rows) - len(shown)
-        note = f"{plural(rest, 'node')} without a sign not shown; result.json has them all."
-        if len(odd) > MAX_ROWS:
-            more = len(odd) - MAX_ROWS
-            note = f"{plural(rest, 'node')} not shown, {more} of them with a sign; result.json has them all."
-    return MapView(
-        caption,
-        columns,
-        tuple(
-            (one_line(node.name, limit=80), STATES[node.state] if stated else None, tuple(cells))
-            for node, cells in shown
-        ),
-        note,
-    )
+        shown = sorted(odd, key=lambda row: row[0].effect or 0.0)[:MAX_ROWS]
+        without = " without a sign" if shown == odd else ""
+        note = f"{plural(len(rows) - len(shown), 'node')}{without} not shown; result.json has them all."
+    named = ((one_line(node.name, limit=80), STATES[node.state] if stated else None, tuple(of)) for node, of in shown)
+    return MapView(caption, columns, tuple(named), note)
 
 
-_Keyed = dict[tuple[str, FleetUnit], FleetCell]
-
-
-def _cell(cells: _Keyed, outcomes: dict[tuple[str, FleetUnit], FleetOutlier], measure: str, unit: FleetUnit) -> MapCell:
-    found = cells.get((measure, unit))
-    if found is None or (found.value is None and found.effect is None):
+def _cell(one: FleetCell, outlier: FleetOutlier | None) -> MapCell:
+    if one.value is None and one.effect is None:
         return MapCell("–")
-    text = format_change(found.effect) if found.value is None else format_number(found.value, digits=3)
-    outlier = outcomes.get((measure, unit))
-    tone, sign = _TONES[level_of(found.mads)]
+    text = format_change(one.effect) if one.value is None else format_number(one.value, digits=3)
+    tone, sign = _TONES[level_of(one.mads)]
     if outlier is not None:
         status = _OUTCOMES[outlier.outcome]
-        tone, sign = (status.tone if outlier.outcome != "acquitted" else tone), status.sign
+        tone, sign = (tone if outlier.outcome == "acquitted" else status.tone), status.sign
     if not sign:
         return MapCell(text)
-    words = f"{format_change(found.effect)} from the median, {_mads(found.mads)} MADs"
+    words = f"{format_change(one.effect)} from the median, {_mads(one.mads)} MADs"
     return MapCell(text, tone, sign, f"{words}, {outlier.outcome}" if outlier else words)
 
 
@@ -235,13 +217,6 @@ def _ordered(fleet: Fleet) -> list[FleetOutlier]:
     return sorted(fleet.outliers, key=lambda one: (ranks.index(one.outcome), one.effect or 0.0))
 
 
-def _more(fleet: Fleet) -> str:
-    """What the table of outliers leaves out."""
-    left = Counter(_OUTCOMES[one.outcome].word.lower() for one in _ordered(fleet)[MAX_OUTLIERS:])
-    named = ", ".join(f"{count} {word}" for word, count in left.items())
-    return f"Not shown, in result.json: {named}." if left else ""
-
-
 # The outliers, and what is slow only together.
 
 
@@ -249,37 +224,29 @@ def _outlier(one: FleetOutlier) -> OutlierView:
     status = _OUTCOMES[one.outcome]
     if one.by == "swap" and one.outcome in ("confirmed", "acquitted"):
         status = status._replace(word=f"{status.word} BY SWAP")
-    return OutlierView(
-        status=status,
-        unit=one_line(one.unit.label, limit=160),
-        measure=one_line(one.measure, limit=40),
-        effect=format_change(one.effect),
-        interval=format_interval(one.low, one.high, format_change),
-        mads=_mads(one.mads),
-        p_value=format_number(one.p_value, digits=2),
-        repeats=str(one.repeats) if one.repeats else "–",
-        message=_message(one),
-    )
+    subject, measure = one_line(one.subject.label, limit=160), one_line(one.measure, limit=40)
+    interval, p_value = format_interval(one.low, one.high, format_change), format_number(one.p_value, digits=2)
+    repeats, mads, effect = str(one.repeats or "–"), _mads(one.mads), format_change(one.effect)
+    return OutlierView(status, subject, measure, effect, interval, mads, p_value, repeats, _message(one))
+
+
+_MESSAGES = {
+    "confirmed": "Measured again: the whole interval is beyond the smallest effect that counts.",
+    "suspected": "Slow in the screening; not measured again yet.",
+    "inconclusive": "Measured again; the interval reaches over the smallest effect that counts.",
+    "acquitted": "Measured again: not slow.",
+}
 
 
 def _message(one: FleetOutlier) -> str:
-    """What the outcome means for this unit."""
-    match one.outcome:
-        case "differs":
-            faster = one_line(one.against.label, limit=160) if one.against else "the other"
-            return f"Slower than {faster}; of so few units nothing shows which one is wrong, so none is accused."
-        case "suspected":
-            return "Slow in the screening; not measured again yet."
-        case "inconclusive" if one.against is not None:
-            return f"Perhaps slower than {one_line(one.against.label, limit=160)}; the interval does not decide."
-        case "inconclusive":
-            return "Measured again; the interval reaches over the smallest effect that counts."
-        case "acquitted":
-            return "Measured again: not slow."
-        case _ if one.intermittent:
-            return f"Slow now and then: in {100 * one.often:.0f} % of {one.repeats} repeats."
-        case _:
-            return "Measured again: the whole interval is beyond the smallest effect that counts."
+    """What the outcome means for this subject."""
+    if one.against is not None:
+        slower = "Slower" if one.outcome == "differs" else "Perhaps slower"
+        faster = one_line(one.against.label, limit=160)
+        return f"{slower} than {faster}; of so few nothing shows which one is wrong, so none is accused."
+    if one.outcome == "confirmed" and one.intermittent:
+        return f"Slow now and then: in {100 * one.often:.0f} % of {one.repeats} repeats."
+    return _MESSAGES[one.outcome]
 
 
 def _together(fleet: Fleet) -> Iterator[str]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -62,20 +61,25 @@ class _Pair:
 
 def _pairs_of(fleet: Fleet, measure: str) -> list[_Pair]:
     """The links with a value, and those without one that are outliers; the slowest first."""
-    outliers = {one.unit: one for one in fleet.outliers if one.measure == measure}
-    links = [one for one in fleet.cells if one.measure == measure and one.unit.kind == "link"]
-    logs = {one.unit: math.log(one.value) for one in links if one.value is not None and one.value > 0}
+    outliers = {one.subject: one for one in fleet.outliers if one.measure == measure}
+    links = [one for one in fleet.cells if one.measure == measure and one.subject.kind == "link"]
+    logs = {one.subject: math.log(one.value) for one in links if one.value is not None and one.value > 0}
     if not logs:
         return []
-    middle = statistics.median(logs.values())
-    spread = max(_LEAST, _SCALE * statistics.median(abs(log - middle) for log in logs.values()))
+    middle = _median(logs.values())
+    spread = max(_LEAST, _SCALE * _median(abs(log - middle) for log in logs.values()))
     found = []
     for cell in links:
-        log, outlier = logs.get(cell.unit), outliers.get(cell.unit)
+        log, outlier = logs.get(cell.subject), outliers.get(cell.subject)
         if log is not None or outlier is not None:
             away = -math.inf if log is None else log - middle
             found.append(_Pair(cell, max(away / spread, -99.0), math.expm1(away), outlier))
     return sorted(found, key=lambda one: one.mads)
+
+
+def _median(values: Iterable[float]) -> float:
+    ordered = sorted(values)
+    return (ordered[len(ordered) // 2] + ordered[(len(ordered) - 1) // 2]) / 2
 
 
 def _pairs_figure(fleet: Fleet, measure: FleetMeasure) -> Figure | None:
@@ -93,7 +97,7 @@ def _pairs_figure(fleet: Fleet, measure: FleetMeasure) -> Figure | None:
     unit = one_line(measure.unit, limit=20)
     summary = (
         f"{plural(len(pairs), 'pair')} of {possible:,} measured: median "
-        f"{format_quantity(statistics.median(values), unit)}, slowest {format_quantity(min(values), unit)}. "
+        f"{format_quantity(_median(values), unit)}, slowest {format_quantity(min(values), unit)}. "
         "A row of slow cells is a slow node; an outlined cell is a slow link: ✕ and a full line where it is "
         "confirmed, ? and a dashed line where it is not decided. "
         f"Shades: {FAR:g} and {FARTHER:g} MADs from the median pair, ▼ slower, ▲ faster."
@@ -115,7 +119,7 @@ def _folded(pairs: Sequence[_Pair], at: dict[str, int]) -> dict[tuple[int, int],
     """By row and column the pair that is drawn there: one with an outline before the slowest."""
     found: dict[tuple[int, int], _Pair] = {}
     for pair in pairs:
-        a, b = sorted(at[name] for name in pair.cell.unit.nodes)
+        a, b = sorted(at[name] for name in pair.cell.subject.nodes)
         if (a, b) not in found or (pair.outline and not found[a, b].outline):
             found[a, b] = pair
     return found
@@ -124,7 +128,7 @@ def _folded(pairs: Sequence[_Pair], at: dict[str, int]) -> dict[tuple[int, int],
 def _pairs_table(pairs: Sequence[_Pair], unit: str, more: int) -> Table:
     rows = tuple(
         (
-            one_line(one.cell.unit.label, limit=160),
+            one_line(one.cell.subject.label, limit=160),
             "nothing" if one.cell.value is None else format_number(one.cell.value),
             "–" if one.cell.value is None else format_change(one.effect),
             format_change(one.cell.effect),
@@ -142,19 +146,15 @@ def _matrix_svg(labels: Sequence[str], cells: dict[tuple[int, int], _Pair], *, n
     side = len(labels)
     wide, high = (50, 24) if numbered else (13, 13)
     left = 8 + round(6.6 * max(map(len, labels)))
-    top = 22 if numbered else left
     paths: dict[str, list[str]] = {}
     marks, lines = [], []
     for (a, b), pair in cells.items():
         level = level_of(pair.mads)
+        value = "–" if pair.cell.value is None else format_number(pair.cell.value, digits=3)
+        text = f"{value if numbered else ''} {_sign(pair, level)}".strip()
         for x, y in {(b * wide, a * high), (a * wide, b * high)}:
             paths.setdefault(_LEVELS[level], []).append(f"M{x},{y}h{wide - 1}v{high - 1}h{1 - wide}z")
-            text = _sign(pair, level)
-            if numbered:
-                value = "–" if pair.cell.value is None else format_number(pair.cell.value, digits=3)
-                text = f"{value} {text}".rstrip()
-            if text:
-                marks.append(f'<text x="{x + wide / 2 - 0.5:g}" y="{y + high / 2 + 3.5:g}">{text}</text>')
+            marks.append(f'<text x="{x + wide / 2 - 0.5:g}" y="{y + high / 2 + 3.5:g}">{text}</text>' if text else "")
             if pair.outline:
                 lines.append(f'<rect class="{pair.outline}" x="{x}" y="{y}" width="{wide - 1}" height="{high - 1}"/>')
     drawn = "".join(f'<path class="{level}" d="{"".join(found)}"/>' for level, found in sorted(paths.items()))
@@ -163,27 +163,19 @@ def _matrix_svg(labels: Sequence[str], cells: dict[tuple[int, int], _Pair], *, n
         f'<text x="-5" y="{index * high + high / 2 + 3.5:g}" text-anchor="end">{escape(name)}</text>'
         for index, name in enumerate(labels)
     )
-    width, height = left + wide * side + 4, top + high * side + 4
+    columns = "".join(
+        f'<text transform="translate({index * wide + wide / 2 + 3:g},-5) rotate(-90)">{escape(name)}</text>'
+        for index, name in enumerate(labels)
+    )
+    width, height = left + wide * side + 4, left + high * side + 4
     return (
         f'<svg class="matrix{"" if numbered else " small"}" aria-hidden="true" focusable="false" '
         f'width="{width}" height="{height}" '
         f'viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg" font-family="sans-serif">'
-        f'<g transform="translate({left},{top})">'
+        f'<g transform="translate({left},{left})">'
         f'<rect class="none" width="{wide * side}" height="{high * side}"/>{drawn}'
         f'<g font-size="{size}px" text-anchor="middle">{"".join(marks)}</g>{"".join(lines)}'
-        f'<g class="names" font-size="{size}px">{rows}{_column_names(labels, wide, upright=numbered)}</g></g></svg>'
-    )
-
-
-def _column_names(labels: Sequence[str], wide: int, *, upright: bool) -> str:
-    if upright:
-        return "".join(
-            f'<text x="{index * wide + wide / 2:g}" y="-6" text-anchor="middle">{escape(brief(name, limit=7))}</text>'
-            for index, name in enumerate(labels)
-        )
-    return "".join(
-        f'<text transform="translate({index * wide + wide / 2 + 3:g},-5) rotate(-90)">{escape(name)}</text>'
-        for index, name in enumerate(labels)
+        f'<g class="names" font-size="{size}px">{rows}{columns}</g></g></svg>'
     )
 
 

@@ -92,17 +92,17 @@ def hand_over(fleet: Fleet, run_id: str) -> tuple[LabeledValue, ...]:
 
 def _confirmed(fleet: Fleet, node: FleetNode) -> Iterator[FleetOutlier]:
     for one in fleet.outliers:
-        if one.outcome == "confirmed" and one.unit.nodes == (node.name,):
+        if one.outcome == "confirmed" and one.subject.nodes == (node.name,):
             yield one
 
 
 def _is_bad_link(one: FleetOutlier) -> bool:
-    return one.outcome == "confirmed" and one.unit.kind == "link"
+    return one.outcome == "confirmed" and one.subject.kind == "link"
 
 
 def _brief(one: FleetOutlier) -> str:
     """`slow-node gemm GPU 3 -5.1 %`."""
-    gpu = "" if one.unit.gpu is None else f" GPU {one.unit.gpu}"
+    gpu = "" if one.subject.gpu is None else f" GPU {one.subject.gpu}"
     return f"{one.code} {one.measure}{gpu} {format_change(one.effect)}"
 
 
@@ -114,7 +114,7 @@ def _of_node(fleet: Fleet, node: FleetNode) -> str:
     if node.state == "lost":
         lines.append(f"  lost during the validation: {one_line(node.why, limit=300)}")
     lines += [f"  {_measured(one)}" for one in found]
-    slow = {one.unit.gpu for one in found if one.unit.gpu is not None}
+    slow = {one.subject.gpu for one in found if one.subject.gpu is not None}
     for gpu in node.gpus:
         if not slow or gpu.index in slow:
             serial = f", serial number {gpu.serial}" if gpu.serial else ""
@@ -123,7 +123,7 @@ def _of_node(fleet: Fleet, node: FleetNode) -> str:
 
 
 def _of_link(fleet: Fleet, one: FleetOutlier) -> str:
-    ends = [node for node in fleet.nodes if node.name in one.unit.nodes]
+    ends = [node for node in fleet.nodes if node.name in one.subject.nodes]
     lines = [f"Link between {' and '.join(map(_named, ends))}", f"  {_measured(one)}"]
     if all(node.state == "good" for node in ends):
         lines.append("  Both nodes are as fast as the others with other partners.")
@@ -136,7 +136,7 @@ def _named(node: FleetNode) -> str:
 
 def _measured(one: FleetOutlier) -> str:
     """`gemm, GPU 3: 5.1 % slower, interval -6.0 % to -4.2 %, p = 0.001, 16 repeats, confirmed by swap`."""
-    gpu = "" if one.unit.gpu is None else f", GPU {one.unit.gpu}"
+    gpu = "" if one.subject.gpu is None else f", GPU {one.subject.gpu}"
     how = "confirmed by swap of partners" if one.by == "swap" else "confirmed by measuring it again"
     often = f", slow in {100 * one.often:.0f} % of them" if one.intermittent else ""
     return (

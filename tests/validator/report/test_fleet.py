@@ -12,7 +12,7 @@ import pytest
 from tests.validator.report import fleets, samples
 from tests.validator.report.hostile import HOSTILE
 from tests.validator.report.pages import Element, parse
-from validator.model.fleet import Fleet, FleetCell, FleetMeasure, FleetNode, FleetOutlier, FleetUnit
+from validator.model.fleet import Fleet, FleetCell, FleetMeasure, FleetNode, FleetOutlier, FleetSubject
 from validator.model.verdict import ValidationReport
 from validator.pipeline.write import render_json
 from validator.report.fleet import FleetView, fleet_view
@@ -53,13 +53,13 @@ def made(size: int, **changes: object) -> Fleet:
 
 
 def cell(measure: str, nodes: tuple[str, ...], value: float, mads: float = 0.0, gpu: int | None = None) -> FleetCell:
-    unit = FleetUnit(nodes=nodes, gpu=gpu)
-    return FleetCell(measure=measure, unit=unit, value=value, effect=0.0, low=-0.01, high=0.01, mads=mads)
+    subject = FleetSubject(nodes=nodes, gpu=gpu)
+    return FleetCell(measure=measure, subject=subject, value=value, effect=0.0, low=-0.01, high=0.01, mads=mads)
 
 
 def outlier(nodes: tuple[str, ...], outcome: str = "confirmed", **changes: object) -> FleetOutlier:
     values = {
-        "code": "slow-link" if len(nodes) == 2 else "slow-node", "measure": "busbw", "unit": FleetUnit(nodes=nodes),
+        "measure": "busbw", "subject": FleetSubject(nodes=nodes),
         "outcome": outcome, "effect": -0.05, "low": -0.06, "high": -0.04, "mads": -9.0, "p_value": 0.001,
         "repeats": 8, "often": 0.0, "intermittent": False, "by": "swap",
     }  # fmt: skip
@@ -91,7 +91,7 @@ def test_a_slow_gpu_is_marked_in_its_cell_by_color_sign_and_words(slow_gpu: Flee
     marked = row.all("td", klass="bad")
     assert [cell.text.split()[1] for cell in marked] == ["✕"]
     assert row.all("td").index(marked[0]) == 1
-    found = next(one for one in slow_gpu.cells if one.unit == FleetUnit(nodes=("n003",), gpu=1))
+    found = next(one for one in slow_gpu.cells if one.subject == FleetSubject(nodes=("n003",), gpu=1))
     assert found.value is not None
     assert marked[0].text.startswith(f"{found.value:.0f} ")
     assert "MADs, confirmed" in marked[0].all("span", klass="hidden")[0].text
@@ -100,10 +100,10 @@ def test_a_slow_gpu_is_marked_in_its_cell_by_color_sign_and_words(slow_gpu: Flee
 
 
 def test_an_outlier_is_shown_with_its_effect_interval_and_outcome(slow_gpu: Fleet) -> None:
-    rows = {one.unit: one for one in view(slow_gpu).outliers}
+    rows = {one.subject: one for one in view(slow_gpu).outliers}
     one = rows["n003 GPU 1"]
     assert one.status.word == "CONFIRMED"
-    found = next(found for found in slow_gpu.outliers if found.unit.label == "n003 GPU 1")
+    found = next(found for found in slow_gpu.outliers if found.subject.label == "n003 GPU 1")
     assert found.low is not None
     assert found.high is not None
     assert one.interval == f"[{100 * found.low:+.1f} %, {100 * found.high:+.1f} %]"
@@ -124,7 +124,8 @@ def test_an_outlier_is_shown_with_its_effect_interval_and_outcome(slow_gpu: Flee
     ],
 )
 def test_the_outcome_of_an_outlier_has_a_word(outcome: str, by: str, word: str) -> None:
-    fleet = made(4, outliers=(outlier(("n1",), outcome, by=by, against=FleetUnit(nodes=("n2",))),))
+    against = FleetSubject(nodes=("n2",)) if outcome == "differs" else None
+    fleet = made(4, outliers=(outlier(("n1",), outcome, by=by, against=against),))
     row = view(fleet).outliers[0]
     assert row.status.word == word
     assert f"{row.status.sign} {word}" in render_markdown(with_fleet(fleet)).replace("**", "")
@@ -135,8 +136,8 @@ def test_what_is_confirmed_comes_before_many_others() -> None:
     names = [f"n{number}" for number in range(40)]
     others = tuple(outlier((name,), "acquitted", effect=-0.2) for name in names[1:])
     shown = view(made(40, outliers=(*others, outlier(("n0",)))))
-    assert shown.outliers[0].unit == "n0"
-    assert shown.more == f"Not shown, in result.json: {40 - len(shown.outliers)} acquitted."
+    assert shown.outliers[0].subject == "n0"
+    assert shown.more == f"{40 - len(shown.outliers)} more in result.json, these are the first."
 
 
 def test_slow_links_are_outlined_in_the_matrix_of_pairs(slow_links: Fleet) -> None:
@@ -152,11 +153,11 @@ def test_slow_links_are_outlined_in_the_matrix_of_pairs(slow_links: Fleet) -> No
 
 def test_a_silent_link_is_in_the_matrix_though_it_has_no_value() -> None:
     fleet = made(6)
-    silent = fleet.cells[-1].model_copy(update={"value": None, "effect": None})
+    silent: FleetCell = fleet.cells[-1].model_copy(update={"value": None, "effect": None})
     fleet = fleet.model_copy(update={"cells": (*fleet.cells[:-1], silent)})
-    fleet = fleet.model_copy(update={"outliers": (outlier(silent.unit.nodes, "inconclusive"),)})
+    fleet = fleet.model_copy(update={"outliers": (outlier(silent.subject.nodes, "inconclusive"),)})
     figure = fleet_figures(fleet)[0]
-    assert figure.table.rows[0][:2] == (silent.unit.label, "nothing")
+    assert figure.table.rows[0][:2] == (silent.subject.label, "nothing")
     assert "– ?" in parse(figure.svg).text
 
 
@@ -180,7 +181,7 @@ def test_a_large_fleet_shows_the_odd_nodes_and_stays_small() -> None:
         cell("trainer", ("n300",), 80.0, -12.0),
         *(cell("gemm", (f"n{n}",), 9.0, 0.0, g) for n in range(512) for g in range(8)),
     ]
-    cells = tuple(one for one in fleet.cells if one.unit.nodes != ("n300",) or one.measure != "trainer")
+    cells = tuple(one for one in fleet.cells if one.subject.nodes != ("n300",) or one.measure != "trainer")
     nodes = tuple(one.model_copy(update={"state": "lost"}) if one.name == "n7" else one for one in fleet.nodes)
     measures = (*fleet.measures, FleetMeasure(name="gemm", unit="TFLOP/s", per="node"))
     fleet = fleet.model_copy(update={"cells": (*cells, *odd), "nodes": nodes, "measures": measures})
@@ -231,7 +232,8 @@ def test_of_two_nodes_that_differ_neither_is_the_usual_one() -> None:
 def test_nodes_have_their_own_names_where_the_search_counts_them() -> None:
     names = {f"n{number:03d}": f"gpu-node-{number}" for number in range(8)}
     fleet = fleets.fleet(8, "slow link", count=2, seed=5, names=names)
-    used = {name for one in (*fleet.cells, *fleet.outliers) for name in one.unit.nodes}
+    subjects = [*(one.subject for one in fleet.cells), *(one.subject for one in fleet.outliers)]
+    used = {name for one in subjects for name in one.nodes}
     assert used == {one.name for one in fleet.nodes} == set(names.values())
     assert set(fleet.good) < used
 
@@ -267,7 +269,7 @@ def test_nothing_is_drained_or_reported_on_suspicion() -> None:
 
 def test_a_slow_link_keeps_one_end_out_of_the_next_job_and_drains_none(slow_links: Fleet) -> None:
     names = exclude_line(slow_links).removeprefix("--exclude=").split(",")
-    links = [set(one.unit.nodes) for one in slow_links.outliers if one.outcome == "confirmed"]
+    links = [set(one.subject.nodes) for one in slow_links.outliers if one.outcome == "confirmed"]
     assert len(links) == 2
     assert all(link & set(names) for link in links)
     assert not any(link <= set(pair) for link in links for pair in combinations(good_nodes(slow_links).split(), 2))
@@ -302,7 +304,7 @@ def test_without_slurm_there_is_no_option_of_slurm(slow_gpu: Fleet) -> None:
 def test_html_and_markdown_show_the_same_values(slow_gpu: Fleet) -> None:
     html, markdown = page(slow_gpu).text, render_markdown(with_fleet(slow_gpu))
     for one in view(slow_gpu).outliers:
-        for text in (one.unit, one.effect, one.interval.strip("[]"), one.p_value, one.message):
+        for text in (one.subject, one.effect, one.interval.strip("[]"), one.p_value, one.message):
             assert text in html
             assert text in markdown
     assert "n003" in markdown.split("--exclude=")[1][:8]
