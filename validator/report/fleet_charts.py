@@ -149,7 +149,7 @@ def _matrix_svg(labels: Sequence[str], cells: dict[tuple[int, int], _Pair], *, n
     paths: dict[str, list[str]] = {}
     marks, lines = [], []
     for (a, b), pair in cells.items():
-        level = level_of(pair.mads)
+        level = min(level_of(pair.mads), 1) if pair.outline else level_of(pair.mads)
         value = "–" if pair.cell.value is None else format_number(pair.cell.value, digits=3)
         text = f"{value if numbered else ''} {_sign(pair, level)}".strip()
         for x, y in {(b * wide, a * high), (a * wide, b * high)}:
