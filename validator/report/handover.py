@@ -71,7 +71,7 @@ def ticket(fleet: Fleet, run_id: str) -> str:
         f"Nodes that do not perform as the others (validation {run_id})\n\n"
         f"{nodes} nodes were measured. What is listed as slow was so in a first measurement, and by at least {most} in "
         "a second one, side by side with nodes that are known to be good. Effects are relative to those; the interval "
-        "is the 95 % interval, adjusted for the number of suspects.\n"
+        "has a confidence of at least 95 %, adjusted for the number of suspects.\n"
     )
     return "\n".join([head, *parts])
 
