@@ -10,6 +10,7 @@ if TYPE_CHECKING:  # they load numpy, which `check` does without
     from validator.cluster.judgement import Judgement, Outlier
     from validator.cluster.rounds import Reading, Round
     from validator.cluster.search import Search
+    from validator.model.record import RunRecord
 
 ALONE = {"gemm_bf16": "TFLOP/s", "copy": "GB/s", "host_to_device": "GB/s"}
 """What each node measures alone, by its key in a probe's record, and its unit."""
@@ -97,3 +98,10 @@ def slow_text(one: Outlier, names: Mapping[int, str]) -> str:
     by = {"swap": ", confirmed by swap", "alone": ", confirmed on new readings"}.get(one.by, "")
     low, high = -100 * one.high, -100 * one.low
     return f"{who} is {-100 * one.effect:.1f} % [{low:.1f}, {high:.1f}] slower in {one.measure}{often}{by}"
+
+
+def node_names(runs: Sequence[RunRecord]) -> dict[int, str]:
+    """Index of a node to its name, by the first run of a phase on each, which all of them have a part in."""
+    first = runs[0] if runs else None
+    nodes = () if first is None or first.result is None else first.result.evidence.nodes
+    return {} if first is None else {first.spec.groups[one.group][one.rank]: one.node for one in nodes}

@@ -21,6 +21,7 @@ from validator.runbook.problems import Problem
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from validator.cluster.search import Search
     from validator.ingest.result_builder import ResultBuilder
     from validator.model.cluster import Groups
     from validator.model.plan import Role, RunSpec, Started
@@ -292,6 +293,10 @@ class Kind(Generic[P]):
     def good_nodes(self, phase: P, runbook: Runbook, runs: Sequence[RunRecord]) -> tuple[int, ...]:
         """The nodes that later phases run on, by index, the fastest first; empty where its runs say nothing of them."""
         return ()
+
+    def searched(self, phase: P, runbook: Runbook, runs: Sequence[RunRecord]) -> Search | None:
+        """The slow-node search as far as its runs have come; None where it makes none."""
+        return None
 
     def sample_s(self, spec: RunSpec) -> float | None:
         """Seconds between samples of the machine during a run; None where it is over before a sample says anything."""

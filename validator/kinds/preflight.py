@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from validator.cluster.alike import differences
-from validator.cluster.fleet import Measured, chosen, search_over, slow_text
+from validator.cluster.fleet import Measured, chosen, node_names, search_over, slow_text
 from validator.cluster.fleet import groups_of as groups_of_round
 from validator.kinds.base import Found, ImplicitCriterion, JudgedRun, Kind, Planner, Rule, Seen, Site
 from validator.model.phases import PreflightPhase
@@ -98,7 +98,7 @@ class Preflight(Kind[PreflightPhase]):
 
     def further(self, phase: PreflightPhase, planner: Planner, runs: Sequence[RunRecord]) -> Iterator[RunSpec]:
         """The next round of the slow-node search."""
-        search = _search(phase, planner.runbook, runs)
+        search = self.searched(phase, planner.runbook, runs)
         asked = None if search is None else search.next()
         if asked is not None:
             options = [f"--only={name}" for name in asked.measures]
@@ -108,8 +108,21 @@ class Preflight(Kind[PreflightPhase]):
 
     def good_nodes(self, phase: PreflightPhase, runbook: Runbook, runs: Sequence[RunRecord]) -> tuple[int, ...]:
         """Those that no round found slow, where they are enough."""
-        search, cluster = _search(phase, runbook, runs), runbook.cluster
+        search, cluster = self.searched(phase, runbook, runs), runbook.cluster
         return () if search is None or cluster is None else chosen(search.judgement(), cluster.nodes)
+
+    def searched(self, phase: PreflightPhase, runbook: Runbook, runs: Sequence[RunRecord]) -> Search | None:
+        """The search after the rounds that were carried out; None where there are no nodes, or nothing is measured."""
+        done = [run.result.evidence.own for run in runs if run.result is not None]
+        if runbook.cluster is None or phase.on not in (None, "each", "pairs") or not phase.probes(runbook.hardware):
+            return None
+        return search_over(
+            runbook.cluster.count,
+            links=phase.on == "pairs",
+            on_gpus=runbook.hardware.gpus > 0,
+            rounds=phase.rounds,
+            done=[one for one in done if isinstance(one, Measured)],
+        )
 
     def sample_s(self, spec: RunSpec) -> float | None:
         """Often: the probes' transfers are over in a moment."""
@@ -185,20 +198,6 @@ def _probe(phase: PreflightPhase, planner: Planner, part: str, *options: str, ro
     )
 
 
-def _search(phase: PreflightPhase, runbook: Runbook, runs: Sequence[RunRecord]) -> Search | None:
-    """The search after the rounds that were carried out; None where there are no nodes, or nothing is measured."""
-    done = [run.result.evidence.own for run in runs if run.result is not None]
-    if runbook.cluster is None or phase.on not in (None, "each", "pairs") or not phase.probes(runbook.hardware):
-        return None
-    return search_over(
-        runbook.cluster.count,
-        links=phase.on == "pairs",
-        on_gpus=runbook.hardware.gpus > 0,
-        rounds=phase.rounds,
-        done=[one for one in done if isinstance(one, Measured)],
-    )
-
-
 def _measured(spec: RunSpec, gathered: ResultBuilder) -> Measured:
     """What the ranks of each group recorded."""
     found: dict[int, list[Mapping[str, Any]]] = {}
@@ -224,8 +223,8 @@ def _not_slow(record: PhaseRecord, validation: ValidationRecord) -> Rule:
     runbook, phase = validation.runbook, record.phase
     assert runbook.cluster is not None
     assert isinstance(phase, PreflightPhase)
-    search, count = _search(phase, runbook, record.runs), runbook.cluster.nodes
-    names = _names(record)
+    search, count = Preflight().searched(phase, runbook, record.runs), runbook.cluster.nodes
+    names = node_names(record.runs)
 
     def rule(run: JudgedRun) -> Found:
         if search is None:
@@ -243,13 +242,6 @@ def _not_slow(record: PhaseRecord, validation: ValidationRecord) -> Rule:
         return Found("INCONCLUSIVE", f"Not decided: {undecided or 'rounds are missing'}.", None, count)
 
     return rule
-
-
-def _names(record: PhaseRecord) -> dict[int, str]:
-    """Index of a node to its name, by the first run, which all of them have a part in."""
-    nodes = record.runs[0].result.evidence.nodes if record.runs[0].result is not None else ()
-    groups = record.runs[0].spec.groups
-    return {groups[one.group][one.rank]: one.node for one in nodes}
 
 
 # What the probes left.

@@ -11,13 +11,10 @@ from collections.abc import Iterator
 
 from validator.model.fleet import Fleet, FleetNode, FleetOutlier
 from validator.report.page import LabeledValue
+from validator.runs.folder import HAND_OVER
 from validator.text import format_change, format_number, one_line
 
-GOOD_NODES = "good_nodes.txt"
-"""In the run folder: `good_nodes` of the fleet."""
-
-TICKET = "ticket.txt"
-"""In the run folder: `ticket` of the fleet, where there is anything to report."""
+GOOD_NODES, TICKET = HAND_OVER
 
 
 def good_nodes(fleet: Fleet) -> str:
