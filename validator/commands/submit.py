@@ -28,6 +28,7 @@ def command(
 ) -> None:
     """Write the batch file of a validation on a Slurm cluster, and submit it with --now."""
     from validator.engine.slurm import submitted
+    from validator.files import replace_file
     from validator.kinds.registry import load
     from validator.plan.batch import batch_script
     from validator.runbook import find
@@ -40,7 +41,7 @@ def command(
         target = file or out / f"{loaded.runbook.name}.sbatch"
         target.parent.mkdir(parents=True, exist_ok=True)
         out.mkdir(parents=True, exist_ok=True)
-        target.write_text(text, encoding="utf-8")
+        replace_file(target, text)
         job = submitted(target) if now else None
 
     def lines(*, width: int, color: bool) -> list[str]:

@@ -23,6 +23,7 @@ from typing import Any
 from validator.documents import parse_json
 from validator.engine.base import node_name
 from validator.engine.lines import packed
+from validator.files import open_file
 from validator.model.nodes import Ended, NodeRecord, Step
 from validator.supervise.capture import LogCap, compact, logs_below, trim_while_written
 from validator.supervise.guardian import Guardian
@@ -355,7 +356,7 @@ class GrownFiles:
                     yield from self._pieces(path)
 
     def _pieces(self, path: Path) -> Iterator[tuple[str, int, bytes]]:
-        with suppress(OSError), path.open("rb") as file:
+        with suppress(OSError), open_file(path) as file:
             size = min(os.fstat(file.fileno()).st_size, self._MOST)
             at = self._sent.get(path, 0)
             at = 0 if size < at else at  # it was written again

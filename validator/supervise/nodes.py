@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from validator.files import open_file
 from validator.model.nodes import NodeRecord, NodeRecords
 from validator.model.record import Reason
 
 NODES_FILE = "nodes.json"
 """In the run's folder: every node of it, and how its part ended."""
 
+_MOST_BYTES = 64 << 20
 _WORST_FIRST = ("lost", "not_started", "exited")
 
 
 def read_records(out: Path) -> NodeRecords | None:
     """The records of a run; None where its step never came to write them."""
     try:
-        return NodeRecords.model_validate_json((out / NODES_FILE).read_bytes())
+        with open_file(out / NODES_FILE) as file:
+            return NodeRecords.model_validate_json(file.read(_MOST_BYTES))
     except (OSError, ValueError):
         return None
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from validator.documents import parse_json
@@ -23,7 +23,7 @@ from validator.engine import engine_of
 from validator.engine.base import Channel
 from validator.engine.lines import Lines
 from validator.errors import Unable
-from validator.files import replace_file
+from validator.files import Tree, open_file, replace_file
 from validator.model.nodes import Ended, NodeRecord, NodeRecords, Step
 from validator.startup import call_argv
 from validator.supervise.launch import STEP_FILE
@@ -46,7 +46,8 @@ _MOST_BYTES = 64 << 20
 def main() -> int:
     """Carry out the run that `step.json` in the folder given describes."""
     out = Path(sys.argv[1])
-    step = Step.model_validate_json((out / STEP_FILE).read_bytes())
+    with open_file(out / STEP_FILE) as file:
+        step = Step.model_validate_json(file.read())
     with closing(CancelToken()) as cancel, cancel_on_signals(cancel):
         return Run(step, out, cancel).carry_out()
 
@@ -221,21 +222,12 @@ class Run:
 
     def _keep(self, node: _Node, said: Mapping[str, Any]) -> None:
         """Write a piece of a file of a node that does not share the folder; the first to send a file has it."""
-        path, at = PurePosixPath(str(said.get("path"))), int(said.get("at", 0))
-        if path.is_absolute() or ".." in path.parts or self._senders.setdefault(str(path), node.name) != node.name:
-            return
+        path, at = str(said.get("path")), int(said.get("at", 0))
         data = base64.b64decode(str(said.get("data", "")))
-        target = self._out / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if at < 0 or at + len(data) > _MOST_BYTES or not target.parent.resolve().is_relative_to(self._out.resolve()):
+        if at < 0 or at + len(data) > _MOST_BYTES or self._senders.setdefault(path, node.name) != node.name:
             return
-        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_TRUNC if at == 0 else 0)
-        with suppress(OSError):
-            fd = os.open(target, flags, 0o644)
-            try:
-                os.pwrite(fd, data, at)
-            finally:
-                os.close(fd)
+        with suppress(OSError), Tree(self._out) as tree:
+            tree.write_at(path, data, at)
 
     def _gone(self, client: _Client) -> None:
         """A client has ended, and with it what could still be said of its nodes."""
