@@ -134,7 +134,8 @@ def _metric_bound(
     repeats = repeats_of(runbook, phase)
     cv, measured = _variation(values, runbook.defaults.run_cv)
     reach = t_quantile((1 + LEVEL) / 2, n - 1) if measured else NORMAL_975
-    next_run = reach * cv * math.sqrt(1 / repeats + 1 / n)
+    noise = 0.0 if measured else _noise(runs, metric) / abs(mean)  # what enough runs differ by has it in it
+    next_run = math.hypot(reach * cv, NORMAL_975 * noise) * math.sqrt(1 / repeats + 1 / n)
     own = _interval(runs, metric.name, cv, repeats, runbook.defaults.run_cv) if metric.window == "steady" else 0.0
     sign = -1.0 if operator == ">=" else 1.0
     value = mean
@@ -145,6 +146,7 @@ def _metric_bound(
     parts += [f"{format_percent(margin)} margin"]
     known_by = "measured" if measured else "seen in few" if cv > runbook.defaults.run_cv else "assumed"
     source = f"{format_percent(cv)} between runs, {known_by}"
+    source += f"; {format_percent(noise)} of noise in one row" if noise else ""
     return MetricBound(
         phase=phase.id,
         reference=f"{metric.name}.{metric.statistic}",
@@ -162,6 +164,12 @@ def _variation(values: Sequence[float], assumed: float) -> tuple[float, bool]:
     if cv is None:
         return assumed, False
     return (cv, True) if len(values) >= MIN_REPEATS else (max(cv, assumed), False)
+
+
+def _noise(runs: Sequence[RunReport], metric: Metric) -> float:
+    """Standard deviation of the one row that a statistic takes; 0 for one of many rows, and where it is unknown."""
+    seen = [stats.noise for run in runs if (stats := run.metrics.get(metric.name)) and stats.noise is not None]
+    return float(np.mean(seen)) if seen and metric.statistic in ("first", "last") else 0.0
 
 
 def _interval(runs: Sequence[RunReport], metric: str, cv: float, repeats: int, run_cv: float) -> float:

@@ -58,6 +58,12 @@ _EVERY = re.compile(r"every|interval|freq|steps|period")
 _PART = 0.1
 """Share of the change of a step's time that another time must have changed by to be named as a cause."""
 
+_OTHERS_PCT, _FULL_PCT, _CROWDED = 10.0, 85.0, 0.1
+"""Share of the CPU cores that other processes use, and share that is busy, from which they slow the run down; share of
+the samples in which it is so."""
+
+_ALONE = "End the other processes (ps -eo pid,pcpu,args --sort=-pcpu), or wait for them, and run it again."
+
 _FOLLOWS = (*RATES, *(name for name, metric in METRICS.items() if metric.follows), "mfu", "tokens", "wall_s")
 """Beginnings of names of series that change with the rate, or with every step, and are no cause."""
 
@@ -84,13 +90,15 @@ def rate_shift(run: RunFacts) -> Iterator[Diagnosis]:
     yield Diagnosis(
         f"From step {after.first_step} on a step takes {format_number(after.mean)} {'s' if timed else 's a token'} "
         f"instead of {format_number(before.mean)}: the rate changes by {format_change(change)} and stays there{until}."
-        f"{more}{_cause(moved, levels, run)}",
+        f"{more}{_cause(moved, levels, run)}{_beside(run)}",
         severity=severity,
         because=[
             evidence(f"means of the levels: {shown}", run.source("step_time_s")),
             *(evidence(text, path, f"step {after.first_step}") for text, path in moved[:4]),
         ],
-        next_step="Find what changed at that step, and judge the run by the level that a long run will have: repeat it "
+        next_step=_ALONE
+        if _beside(run)
+        else "Find what changed at that step, and judge the run by the level that a long run will have: repeat it "
         "for three times as many steps.",
     )
 
@@ -147,6 +155,22 @@ def _cause(moved: list[tuple[str, str]], levels: tuple[Level, ...], run: RunFact
     return "" if watched else " No clocks, temperatures or loader times were recorded during the run."
 
 
+def _beside(run: RunFacts) -> str:
+    """That other processes wanted the CPU cores that the run needs; empty where cores were left, or nobody looked."""
+    others, busy = (run.series(f"telemetry.{name}") for name in ("host_other_cpu_pct", "host_cpu_pct"))
+    if others is None or busy is None or not np.array_equal(others.steps, busy.steps):
+        return ""
+    taken = run.inside(others)
+    short = (taken >= _OTHERS_PCT) & (run.inside(busy) >= _FULL_PCT)
+    share = float(short.mean()) if short.size else 0.0
+    if share < _CROWDED:
+        return ""
+    return (
+        f" Other processes used {taken[short].mean():.0f} % of the machine's CPU in {format_percent(share)} of the "
+        "samples, and hardly any was left."
+    )
+
+
 @rule("no-steady-state", "warning", of="run")
 def no_steady_state(run: RunFacts) -> Iterator[Diagnosis]:
     """The rate never settles, so no mean of it predicts a long run."""
@@ -166,7 +190,7 @@ def no_steady_state(run: RunFacts) -> Iterator[Diagnosis]:
     stride = None if few or run.planned else _schedule(run)
     yield Diagnosis(
         f"{series.name} never settles: {shown} {series.unit}.{'' if few else _change_text(run)} No mean of it "
-        "represents a longer run."
+        f"represents a longer run.{_beside(run)}"
         if stride is None
         else f"{series.name} changes every {stride} steps or so and is constant in between, as by a schedule or with "
         f"each pass over the data: {' → '.join(format_number(one.mean) for one in run.levels)}. A mean holds for this "
@@ -174,7 +198,9 @@ def no_steady_state(run: RunFacts) -> Iterator[Diagnosis]:
         severity="info" if not run.planned and (few or stride is not None or _gains(run)) else "warning",
         confidence="low" if few else "high",
         because=[evidence(run.window.note, series.source.path, f"steps {series.steps[0]}–{series.steps[-1]}")],
-        next_step="Run at least three times as many steps; if it still drifts, look at clocks, temperature, the data "
+        next_step=_ALONE
+        if _beside(run)
+        else "Run at least three times as many steps; if it still drifts, look at clocks, temperature, the data "
         "loader and memory over time.",
     )
 

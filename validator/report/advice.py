@@ -36,8 +36,8 @@ def next_step(report: ValidationReport, findings: Sequence[FindingView]) -> Next
     for phase in unmet:
         place = anchor("phase", phase.id)
         for number, finding in numbered if too_short(phase) is None else ():
-            if finding.next_step and finding.severity == "warning" and finding.anchor == place:
-                return _of_finding(number, finding, report)
+            if finding.next_step and finding.severity == "warning" and place in (finding.anchor, *finding.also):
+                return _of_finding(number, finding._replace(anchor=place), report)
     return _phase_step(unmet[0], report) if unmet else None
 
 

@@ -19,7 +19,8 @@ from validator.files import Tree
 TOKEN_VARIABLE = "VALIDATOR_RUN_TOKEN"
 """In the environment of every process of a validation; its value is the validation's token."""
 
-_TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
+TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
+"""Seconds of one tick, in which the kernel counts CPU time."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ def read_stat(pid: int) -> Stat | None:
         state=chr(fields[0][0]),
         parent=int(fields[1]),
         session=int(fields[3]),
-        cpu_s=(int(fields[11]) + int(fields[12])) * _TICK_S,
+        cpu_s=(int(fields[11]) + int(fields[12])) * TICK_S,
     )
 
 
@@ -170,13 +171,17 @@ def read_proc(path: str | Path) -> bytes:
         os.close(fd)
 
 
-# Which processes on a GPU do not belong to the validation: a measurement beside one of them is invalid.
+# Which processes do not belong to the validation: a measurement beside one of them on a GPU is invalid, and those that
+# use the CPU may be why a run is slow.
 
 _MAX_GENERATIONS = 64
+_KERNEL = 2
+"""The kernel's threads are children of this process."""
 
 
 class OtherProcesses:
-    """Counts the processes on a GPU that are not the validation's, and names each in `path` when it appears.
+    """Counts the processes on a GPU that are not the validation's, and names each in `path` when it appears. Adds up
+    what such processes use of the CPU.
 
     A process is the validation's own if its environment carries the token, or if it descends from this process. One
     that this machine's process table does not hold lives in another PID namespace: it counts only when the processes
@@ -187,6 +192,7 @@ class OtherProcesses:
         self._needle = None if token is None else variable_needle(TOKEN_VARIABLE, token)
         self._path = path
         self._own: dict[ProcessId, bool] = {}
+        self._cpu_s: dict[ProcessId, float] | None = None
         self._present: dict[int, set[int]] = {}
         self._same_namespace = False
 
@@ -206,6 +212,20 @@ class OtherProcesses:
             self._append(gpu, pid, name(pid) or (stat.name if stat else "") or "unknown", used_mib[pid])
         self._present[gpu] = others
         return len(others)
+
+    def cpu_seconds(self) -> float | None:
+        """CPU time since the last call of the processes that are not the validation's; None at the first call.
+
+        What has ended since is not counted, nor is the kernel, which also works for the validation.
+        """
+        now = {
+            one.id: one.cpu_s for one in all_stats() if _KERNEL not in (one.pid, one.parent) and not self._is_own(one)
+        }
+        before, self._cpu_s = self._cpu_s, now
+        self._own = {identity: own for identity, own in self._own.items() if own or identity in now}
+        if before is None:
+            return None
+        return sum(max(0.0, cpu_s - before.get(identity, 0.0)) for identity, cpu_s in now.items())
 
     def _append(self, gpu: int, pid: int, name: str, used_mib: float | None) -> None:
         line = {

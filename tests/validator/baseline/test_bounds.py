@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.validator.judge.samples import ar1, result, run_record, runbook
+from tests.validator.judge.samples import ar1, result, run_record, runbook, series
 from validator.baseline import MetricBound, bounds_of
 from validator.judge import judge_phase
 from validator.model.record import PhaseRecord, RunRecord, ValidationRecord
@@ -92,6 +92,23 @@ def test_loss_and_memory_are_bounded_from_above() -> None:
     assert bounds["loss.last"].operator == "<="
     assert 3.0 < bounds["loss.last"].value < 3.3
     assert "gpu_mem_reserved_mib.max" not in bounds
+
+
+def test_the_loss_of_one_batch_is_as_noisy_as_the_next_ones() -> None:
+    """A batch of few tokens: each row is the curve and a tenth of noise, so the last row of the next run is, too."""
+    rng = np.random.default_rng(3)
+    curve = 8 * np.exp(-np.arange(250) / 20) + 3
+    passed = 0
+    for trial in range(40):
+        own, other = (curve * (1 + 0.1 * rng.standard_normal(250)) for _ in range(2))
+        found = bounds_of(
+            [_report_of(result(series={"loss": series("loss", own, unit="nat")}))], runbook=_book(), margin=0.02
+        )
+        bound = next(one for one in found if one.reference == "loss.last")
+        passed += other[-1] <= bound.value
+        assert bound.value < 8, (trial, "a run that learned nothing passes")
+        assert "of noise in one row" in bound.why
+    assert passed >= 38
 
 
 def test_a_metric_whose_bound_is_open_is_bounded_by_the_statistic_that_is_named() -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.validator.diagnose.cases import healthy, of_folder, of_run
-from tests.validator.ingest.folders import write_arrivals, write_csv
+from tests.validator.ingest.folders import START_S, write_arrivals, write_csv
 from validator.model.verdict import Finding
 
 N = 240
@@ -229,3 +230,23 @@ def test_a_slow_stretch_that_passes_is_information_in_a_log_by_itself(tmp_path: 
 
 def test_a_handful_of_rows_is_no_drift_of_a_log_by_itself(tmp_path: Path) -> None:
     assert alone(tmp_path, [1.0, 0.9, 1.6, 1.5, 1.7])["no-steady-state"].severity == "info"
+
+
+@pytest.mark.parametrize(("others", "busy", "named"), [(40, 99, True), (40, 60, False), (3, 99, False)])
+def test_a_rate_that_shifts_while_others_use_the_cpu(tmp_path: Path, others: int, busy: int, named: bool) -> None:
+    """From half of the run on other processes want the cores; a trainer that only prints has no heartbeats."""
+    seconds = [one * (1.3 if i >= N // 2 else 1.0) for i, one in enumerate(times())]
+    folder = tmp_path / "r"
+    write_csv(folder, [4096 / one for one in seconds], losses=[4 + 2 / (i + 1) for i in range(N)])
+    write_arrivals(folder, seconds)
+    ends = list(accumulate(seconds, initial=3.0))
+    rows = [
+        f"{START_S + (a + b) / 2},{busy if i >= N // 2 else 55},{2 * others if i >= N // 2 else 0}"
+        for i, (a, b) in enumerate(pairwise(ends))
+    ]
+    (folder / "logs").mkdir(exist_ok=True)
+    (folder / "logs/telemetry.csv").write_text("\n".join(("ts,host_cpu_pct,host_other_cpu_pct", *rows)) + "\n")
+    finding = of_run(folder, steps=N)["rate-shift"]
+    assert "telemetry.host_other_cpu_pct" in finding.message
+    assert ("Other processes used" in finding.message) is named
+    assert finding.next_step.startswith("End the other processes") is named

@@ -143,3 +143,22 @@ def test_a_sentence_is_said_once() -> None:
     waiting = build_page(samples.in_progress())
     assert not any(row.message == group.message != "" for group in waiting.phases for row in group.rows)
     assert all(fact.name != "Exit code" for fact in waiting.facts), "it has none yet"
+
+
+def test_a_finding_explains_every_phase_that_shows_it() -> None:
+    """A drift that a phase passed with is why a later one failed."""
+    passed, failed = pieces.baseline("PASS"), samples.no_go().phases[-1]
+    drift = Finding(
+        code="no-steady-state",
+        severity="warning",
+        confidence="high",
+        phase=passed.id,
+        run=f"{passed.id}/r1",
+        also=(f"{failed.id}/r1",),
+        message="m",
+        next_step="End the other processes.",
+    )
+    report = samples.no_go().model_copy(update={"phases": (passed, failed), "findings": (drift,)})
+    step = build_page(report).next_step
+    assert step is not None
+    assert (step.name, step.value, step.phase) == ("no-steady-state", "End the other processes.", failed.id)

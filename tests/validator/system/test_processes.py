@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from validator.system.processes import OtherProcesses, read_proc
+from validator.system import processes
+from validator.system.processes import OtherProcesses, ProcessId, Stat, read_proc
 from validator.system.xid import XidWatch
 
 TOKEN = "3f" * 16
@@ -97,3 +98,24 @@ def test_driver_events_are_reported_once_from_the_start_of_the_watch(tmp_path: P
     watch.close()
     watch.close()
     assert XidWatch(tmp_path / "none").latest() is None
+
+
+def test_the_cpu_time_of_others_is_neither_the_validations_nor_the_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    none = 2**22 + 7  # above the highest pid there is
+
+    def now(**used: float) -> None:
+        about = {"own": (os.getpid(), 1), "kernel": (none, 2), "other": (none + 1, 1), "new": (none + 2, 1)}
+        stats = [
+            Stat(ProcessId(about[name][0], 1), name, "R", about[name][1], 1, cpu_s) for name, cpu_s in used.items()
+        ]
+        monkeypatch.setattr(processes, "all_stats", lambda: iter(stats))
+
+    others = OtherProcesses(TOKEN, tmp_path / "x.jsonl")
+    now(own=5.0, kernel=5.0, other=100.0)
+    assert others.cpu_seconds() is None
+    now(own=9.0, kernel=9.0, other=101.5, new=0.25)
+    assert others.cpu_seconds() == 1.75
+    now(own=9.0, new=0.5)
+    assert others.cpu_seconds() == 0.25
