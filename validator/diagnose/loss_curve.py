@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from validator.diagnose.rule import Diagnosis, RunFacts, Severity, evidence, rule
+from validator.diagnose.rule import Diagnosis, RunFacts, Severity, evidence, hit_evidence, rule
 from validator.model.result import Floats, Series
 from validator.text import format_number
 
@@ -50,6 +50,14 @@ def nan_loss(run: RunFacts) -> Iterator[Diagnosis]:
             "stays, look at that step's batch.",
         )
         return
+    if run.hits("nan") and run.ended_early:
+        done = format_number(run.steps_done or 0.0)
+        yield Diagnosis(
+            f"The trainer reports a loss that is not finite, and ended after {done} steps without writing it.",
+            because=[hit_evidence(hit) for hit in run.hits("nan")[:2]],
+            next_step="Run again from before that step in fp32 with a lower learning rate and gradient clipping; if it "
+            "stays, look at that step's batch.",
+        )
 
 
 @rule("diverging", "veto", of="run")

@@ -92,12 +92,16 @@ def disk_full(run: RunFacts) -> Iterator[Diagnosis]:
 
 @rule("crashed", "warning", of="run")
 def crashed(run: RunFacts) -> Iterator[Diagnosis]:
-    """The trainer ended before its time, by an error or a signal that no other rule explains."""
+    """The trainer ended before its time, by an error, a signal or with exit code 0, and no other rule explains it."""
     outcome = run.outcome
-    if not run.training or outcome is None or outcome.reason != "exited" or outcome.rc in (0, None):
+    if not run.training or outcome is None or outcome.reason != "exited" or outcome.rc is None or not run.ended_early:
         return
     ending = (outcome.last.detail or f"exited with code {outcome.rc}").rstrip(".")
+    silent = outcome.rc == 0
+    if silent:
+        ending = f"ended with exit code 0 after {run.steps_done or 0:g} of {run.steps_requested:g} steps"
     explained = any(run.hits(kind) for kind in ("oom", "port_in_use", "disk_full", "nccl", "stale_halt"))
+    explained |= silent and bool(run.hits("nan"))
     if explained or _no_room(run) or run.irregular("stale-halt") or ending.startswith("stopped itself for"):
         return
     errors = run.evidence.errors
@@ -113,6 +117,9 @@ def crashed(run: RunFacts) -> Iterator[Diagnosis]:
         next_step="Another process or the kernel killed it: look for the out-of-memory killer (dmesg | grep -i oom), "
         "for limits of the container and for other users of this machine; then run again."
         if killed
+        else "Read the end of the log: a trainer that ends early without an error ran out of data, stopped on purpose, "
+        "or has a length of its own, which wins over the setting."
+        if silent
         else "Read the log from the first error on, mend it, and repeat this phase alone (--only).",
     )
 

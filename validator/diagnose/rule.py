@@ -19,7 +19,11 @@ from validator.model.record import Outcome, PhaseRecord, RunRecord, ValidationRe
 from validator.model.result import Floats, Irregularity, LogHit, Result, RunEvidence, Series, Steps
 from validator.model.settings import flat_name
 from validator.model.verdict import Evidence, Finding, PhaseReport
+from validator.stats.rows import next_due
 from validator.stats.window import Level, SteadyWindow, covered_steps
+
+_CORE = ("loss", "toks_per_s", "step_time_s")
+"""Series of which a trainer writes at least one."""
 
 _LASTING = 0.05
 """Share of the window that a level must hold to be more than a passing one."""
@@ -235,6 +239,16 @@ class RunFacts:
     def steps_done(self) -> float | None:
         """Optimizer steps that were finished."""
         return self.scalar("steps.done")
+
+    @property
+    def ended_early(self) -> bool:
+        """Whether the run failed, or ended by itself before its steps were done."""
+        done, wanted = self.steps_done, self.steps_requested
+        if self.failed or self.outcome is None or self.outcome.reason != "exited" or not done or not wanted:
+            return self.failed
+        rows = max((one.steps for name in _CORE if (one := self.series(name)) is not None), key=max, default=None)
+        ahead = 1 if rows is None or len(rows) < 3 else next_due(rows) - int(rows[-1])  # a row every so many steps
+        return done + ahead <= wanted
 
     @property
     def steps_requested(self) -> float | None:

@@ -216,7 +216,12 @@ SIGNS: Mapping[str, Sign] = {
         r"Watchdog caught collective operation timeout|NCCL WARN|DistBackendError|DistNetworkError",
         r"Connection closed by peer",
     ),
-    "stale_halt": _sign(".halt", r"\.HALT\b"),
+    "nan": _sign(
+        "loss",
+        r"(?i:\bnon-?finite\s(?:\w+\s)?loss\b|\b(?:nan|inf)\b[^\n]{0,20}\bloss\b)",
+        r"(?i:\bloss\b[^\n]{0,20}\b(?:not finite|non-?finite|nan|inf|infinity|infinite)\b)",
+    ),
+    "stale_halt": _sign(".halt|halt f", r"\.HALT\b|\bHALT (?:file|flag)\b"),
     "eta": _sign(
         "eta|remaining|time left| steps",
         r"(?i:\bETA\b|\bremaining\b|time left)[^\n]{0,40}?\d",

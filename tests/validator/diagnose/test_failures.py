@@ -10,7 +10,7 @@ from tests.validator.diagnose.cases import (
     healthy,
     of_run,
 )
-from tests.validator.ingest.folders import outcome, write_logs
+from tests.validator.ingest.folders import outcome, write_csv, write_logs
 
 
 @pytest.mark.parametrize(
@@ -65,6 +65,43 @@ def test_a_crash_says_how_it_ended_unless_its_cause_has_a_name(tmp_path: Path) -
     assert set(of_run(folder, ended=outcome(rc=1))) == {"oom"}
     anomaly = outcome(rc=4, detail="stopped itself for nan_loss: exited with code 4")
     assert "crashed" not in of_run(healthy(tmp_path / "s"), ended=anomaly)
+
+
+@pytest.mark.parametrize(("every", "steps", "early"), [(1, 60, False), (1, 200, True), (7, 425, False)])
+def test_an_end_before_the_last_step_is_early_whatever_the_exit_code(
+    tmp_path: Path, every: int, steps: int, early: bool
+) -> None:
+    """A trainer that prints every so many steps says nothing of those behind its last row."""
+    write_csv(tmp_path, [100.0] * 60, steps=range(every, 61 * every, every))
+    found = of_run(tmp_path, ended=outcome(), steps=steps)
+    assert ("crashed" in found) is early
+    if early:
+        assert "exit code 0 after 60 of 200 steps" in found["crashed"].message
+        assert "stopped on purpose" in found["crashed"].next_step
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[train][FATAL] non-finite loss detected — aborting run.",
+        "Loss is nan, stopping training",
+        "ERROR: NaN detected in loss",
+        "loss is not finite: stop",
+    ],
+)
+def test_a_trainer_that_stops_itself_for_nan_and_calls_it_success(tmp_path: Path, line: str) -> None:
+    folder = healthy(tmp_path / "r")
+    write_logs(folder, stdout=f"step 60 loss 2.1\n{line}\n", rank=0)
+    finding = of_run(folder, ended=outcome(), steps=200)["nan-loss"]
+    assert (finding.severity, finding.evidence[0].text) == ("veto", line)
+    assert "crashed" not in of_run(folder, ended=outcome(), steps=200)
+    assert "nan-loss" not in of_run(folder, ended=outcome(), steps=60)  # it went on
+
+
+def test_words_about_nan_are_no_nan(tmp_path: Path) -> None:
+    folder = healthy(tmp_path / "r")
+    write_logs(folder, stdout="nan_loss_check=True\nlogging_nan_inf_filter=True loss_scale=1\n", rank=0)
+    assert "nan-loss" not in of_run(folder, ended=outcome(), steps=200)
 
 
 def test_a_run_past_its_budget_says_what_it_would_have_needed(tmp_path: Path) -> None:

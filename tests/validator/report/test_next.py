@@ -162,3 +162,16 @@ def test_a_finding_explains_every_phase_that_shows_it() -> None:
     step = build_page(report).next_step
     assert step is not None
     assert (step.name, step.value, step.phase) == ("no-steady-state", "End the other processes.", failed.id)
+
+
+def test_why_a_run_ended_comes_before_what_else_was_noticed() -> None:
+    criteria = (pieces.verdict("baseline.exit", "every run ends by itself with exit code 0", "FAIL"),)
+    phase = pieces.baseline("FAIL", criteria=criteria)
+    drift, crash = (
+        Finding(code=code, severity="warning", confidence="high", phase=phase.id, message=code, next_step=code)
+        for code in ("no-steady-state", "crashed")
+    )
+    report = samples.no_go().model_copy(update={"phases": (phase,), "findings": (drift, crash)})
+    assert build_page(report).next_step.name == "crashed"
+    slow = phase.model_copy(update={"criteria": (pieces.verdict("baseline.1", "toks_per_s.mean >= 9", "FAIL"),)})
+    assert build_page(report.model_copy(update={"phases": (slow,)})).next_step.name == "no-steady-state"
