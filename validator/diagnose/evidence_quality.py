@@ -116,13 +116,15 @@ def stale_halt(run: RunFacts) -> Iterator[Diagnosis]:
         return
     stopped = run.failed or bool(refused)
     halt = run.evidence.halt
-    path = seen[0].path if seen else halt.path if halt is not None else ".HALT"
+    path = seen[0].path if seen else halt.path if halt is not None else None
     yield Diagnosis(
         f"A .HALT from before the start {'stopped this run' if stopped else 'lies in the output folder'}.",
         severity="veto" if stopped else "warning",
         confidence="high" if seen else "medium",
         because=[*_irregularity_evidence(seen), *(hit_evidence(hit) for hit in refused[:3])],
-        next_step=f"Find out what wrote it, remove it (rm {path}) and run again.",
+        next_step=f"Find out what wrote it, remove it (rm {path}) and run again."
+        if path is not None
+        else "Find it where the trainer writes (find . -name .HALT) and what wrote it, remove it and run again.",
     )
 
 

@@ -288,7 +288,8 @@ def periodic_stall(run: RunFacts) -> Iterator[Diagnosis]:
         stalls = _stalls(steps, times, run.levels)
         if stalls is None:
             continue
-        at, period = steps[stalls.at], _period(steps[stalls.at])
+        stalls, period = _regular(steps, stalls)
+        at = steps[stalls.at]
         hiccups = path is None or float(np.median(stalls.extra_s)) < _MIN_STALL_S
         if period is None and (hiccups or stalls.lost < _LOST_WARNING / 2):
             continue  # a busy machine delays a step, or the writing of a record, by milliseconds now and then
@@ -395,6 +396,17 @@ def _stalls(steps: Steps, times: Floats, levels: tuple[Level, ...] = ()) -> _Sta
         return None  # a stretch of slow steps is a level of its own
     extra = times[at] - usual[at]
     return _Stalls(at, extra, float(extra.sum() / times.sum()))
+
+
+def _regular(steps: Steps, stalls: _Stalls) -> tuple[_Stalls, int | None]:
+    """The slow rows and their period. Small ones, of a busy machine, hide that of large ones, which count alone."""
+    period = _period(steps[stalls.at])
+    large = stalls.extra_s >= stalls.extra_s.max() / 2
+    share = float(stalls.extra_s[large].sum() / stalls.extra_s.sum())
+    if period is not None or large.sum() < _MIN_STALLS or share < _EVEN:
+        return stalls, period
+    among = _period(steps[stalls.at[large]])
+    return (stalls if among is None else _Stalls(stalls.at[large], stalls.extra_s[large], stalls.lost * share)), among
 
 
 def _period(steps: Steps) -> int | None:

@@ -41,6 +41,14 @@ def test_a_pause_at_every_seventh_step(tmp_path: Path) -> None:
     assert "3.42 % of the time" in finding.message
 
 
+def test_small_delays_of_a_busy_machine_do_not_hide_the_period_of_large_pauses(tmp_path: Path) -> None:
+    late = {31: 0.5, 54: 0.4, 107: 0.5, 173: 0.4}
+    finding = found(tmp_path, [s + (3 if i % 20 == 0 else late.get(i, 0)) for i, s in enumerate(times(), 1)])
+    stall = finding["periodic-stall"]
+    assert stall.confidence == "high"
+    assert "s more every 20 steps (steps 20, 40, 60" in stall.message
+
+
 def test_a_pause_that_step_times_leave_out_is_seen_by_the_heartbeats_clock(tmp_path: Path) -> None:
     folder = healthy(tmp_path / "r", rates=[4096 / one for one in times()], losses=[4 + 2 / (i + 1) for i in range(N)])
     for path in folder.glob("heartbeat_rank*.jsonl"):
