@@ -150,6 +150,8 @@ def _cause(moved: list[tuple[str, str]], levels: tuple[Level, ...], run: RunFact
     watched = any(name.startswith("telemetry.gpu") for name in run.result.series)
     falls = [i for i in range(1, len(levels)) if levels[i].mean > levels[i - 1].mean * (1 + _SHIFT_INFO)]
     recovers = [i for i in falls if i + 1 < len(levels) and levels[i + 1].mean < levels[i].mean]
+    if _beside(run):
+        return ""  # a cause is known, and no clocks are needed to guess one
     if recovers and not watched:
         return " It falls at once and recovers slowly, as hardware does that throttles; no clocks were recorded."
     return "" if watched else " No clocks, temperatures or loader times were recorded during the run."
