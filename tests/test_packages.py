@@ -256,6 +256,25 @@ def test_a_trainer_in_an_environment_of_its_own_is_validated(installed: Installe
     assert "GO" in installed("history").stdout
 
 
+def test_init_writes_a_runbook_for_a_trainer_in_an_environment_of_its_own(installed: Installed, tmp_path: Path) -> None:
+    python = own_trainer(installed.folder / "theirs")
+    given = ("--steps", "100000", "--out", "o")
+    made = json.loads(installed("init", "--json", "--", str(python), "-m", "nsa.train", *given).stdout)
+    assert made["command"] == ["-m", "nsa.train", "--steps", "{steps}", "--out", "{out}"]
+    assert made["metrics"]["csv"] == "training.csv"
+    text = (installed.folder / made["runbook"]).read_text(encoding="utf-8")
+    assert "\n  python: theirs\n" in text
+    assert "\n  workdir: .\n" in text
+    elsewhere = Installed(installed.python, tmp_path)
+    elsewhere("check", "work/train.yaml")
+    short = ("--set", "baseline.steps=300", "--only", "baseline")
+    elsewhere("run", "work/train.yaml", *short, code=3)  # its bounds are open
+    run = next(path for path in (tmp_path / "reports").iterdir() if path.is_dir())
+    log = (run / "runs" / "baseline" / "r1" / "logs" / "stdout.log").read_text(encoding="utf-8")
+    assert f"package nsa of {python.parents[1]}" in log
+    assert str(ROOT) not in log
+
+
 @pytest.mark.parametrize("name", ["torch", "nsa", "scipy"])
 def test_what_is_not_required_is_not_there(installed: Installed, name: str) -> None:
     done = subprocess.run([installed.python, "-c", f"import {name}"], env=installed.env, cwd=installed.folder)

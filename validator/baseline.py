@@ -246,13 +246,13 @@ def with_bounds(text: str, bounds: Sequence[MetricBound]) -> str:
 
 def _with_bound(text: str, bound: MetricBound) -> str:
     phase = _phase_node(text, bound.phase)
-    accept = _value_of(phase, "accept")
+    accept = value_of(phase, "accept")
     if accept is None:
         return _new_accept(text, phase, bound)
     if not isinstance(accept, yaml.SequenceNode) or accept.start_mark.index < phase.start_mark.index:
         raise CannotEdit(f"accept of phase {bound.phase} is no list of its own; write it out under the phase")
     for item in accept.value:
-        scalar = _value_of(item, "expr") if isinstance(item, yaml.MappingNode) else item
+        scalar = value_of(item, "expr") if isinstance(item, yaml.MappingNode) else item
         if isinstance(scalar, yaml.ScalarNode) and _replaces(scalar.value, bound):
             holder = phase if phase.flow_style else accept if accept.flow_style else item
             inside = _line_of(text, holder.start_mark.index)
@@ -265,15 +265,16 @@ def _with_bound(text: str, bound: MetricBound) -> str:
 
 def _phase_node(text: str, phase: str) -> yaml.MappingNode:
     root = yaml.compose(text, Loader=yaml.SafeLoader)
-    phases = _value_of(root, "phases")
+    phases = value_of(root, "phases")
     for node in phases.value if isinstance(phases, yaml.SequenceNode) else ():
-        found = _value_of(node, "id")
+        found = value_of(node, "id")
         if isinstance(node, yaml.MappingNode) and isinstance(found, yaml.ScalarNode) and found.value == phase:
             return node
     raise CannotEdit(f"the runbook has no phase {phase} of its own")
 
 
-def _value_of(node: yaml.Node | None, key: str) -> yaml.Node | None:
+def value_of(node: yaml.Node | None, key: str) -> yaml.Node | None:
+    """What a mapping of a runbook's text has for a key; None where it has none, or is no mapping."""
     if not isinstance(node, yaml.MappingNode):
         return None
     return next((value for name, value in node.value if name.value == key), None)

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, TextIO
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
+    from validator.text import CommandGuard
+
 
 _INTERNAL_ERROR = 4
 _CHUNK_BYTES = 4096
@@ -114,15 +116,30 @@ class _Plain(io.TextIOWrapper):
     """Text without what could act on a terminal, as a last line of defense: escaped as JSON writes it, so that JSON
     stays the same value. Colors, and the cursor movements of the live table, are let through."""
 
+    guard: CommandGuard | None = None
+    """In a job of GitHub Actions, whose runner takes some lines for commands."""
+
     def write(self, text: str, /) -> int:
         """Write it; the answer counts the characters that were given."""
-        super().write(_ACTING.sub(lambda match: f"\\u{ord(match[0]):04x}", text))
+        plain = _ACTING.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+        super().write(plain if self.guard is None else self.guard.guarded(plain))
         return len(text)
+
+    def write_command(self, line: str) -> None:
+        """Write a line that the runner of GitHub Actions shall carry out."""
+        if self.guard is not None and not self.guard.at_start:
+            self.write("\n")
+        super().write(_ACTING.sub("", f"{line}\n"))
 
 
 def _text(raw: _Steady, before: TextIO | None, *, lines: bool) -> TextIO:
     """The text layer as Python makes it, except that what the encoding lacks is escaped."""
     encoding = getattr(before, "encoding", None) or "utf-8"
-    return _Plain(
+    made = _Plain(
         io.BufferedWriter(raw), encoding=encoding, errors="backslashreplace", line_buffering=lines or raw.isatty()
     )
+    if os.environ.get("GITHUB_ACTIONS"):
+        from validator.text import CommandGuard
+
+        made.guard = CommandGuard()
+    return made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import difflib
 import math
 import re
@@ -40,6 +41,50 @@ def one_line(text: object, *, limit: int = MAX_TEXT) -> str:
 def _escape(character: str) -> str:
     code = ord(character)
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def on_actions(environment: Mapping[str, str]) -> bool:
+    """Whether this process runs in a job of GitHub Actions."""
+    return environment.get("GITHUB_ACTIONS", "") not in ("", "false")
+
+
+_PART = re.compile(r"[^\r\n]+|[\r\n]")
+_BLANK = re.compile(r"[\s\x85\u200b\ufeff]*")
+
+
+class CommandGuard:
+    """Takes from text what the runner of GitHub Actions, which reads a job's output, would carry out as a command.
+
+    That is a line whose first characters, blanks aside, are `::`, and `##[` anywhere in a line. One sign of it is
+    escaped as JSON writes it, so that JSON stays the same value. The text comes in pieces, in order.
+    """
+
+    def __init__(self) -> None:
+        self.at_start = True
+        self._before = ""
+        self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
+
+    def guarded(self, text: str) -> str:
+        """The next piece of the text."""
+        return "".join(map(self._part, _PART.findall(text)))
+
+    def guarded_bytes(self, data: bytes, *, final: bool = False) -> bytes:
+        """The next piece of a text in UTF-8; bytes that are none stay as they are."""
+        return self.guarded(self._decoder.decode(data, final)).encode("utf-8", "surrogateescape")
+
+    def _part(self, part: str) -> str:
+        if part in ("\r", "\n"):
+            self.at_start, self._before = True, ""
+            return part
+        before, self._before = self._before, (self._before + part)[-2:]
+        if self.at_start:
+            blank = _BLANK.match(part)
+            first = 0 if blank is None else blank.end()
+            self.at_start = first == len(part)
+            # A colon that ends the piece may be followed by another.
+            if part[first : first + 2] in ("::", ":"):
+                part = f"{part[:first]}\\u003a{part[first + 1 :]}"
+        return (before + part).replace("##[", "##\\u005b")[len(before) :]
 
 
 def shorten(text: str, *, limit: int) -> str:
@@ -137,6 +182,36 @@ def format_time(moment: datetime | str, *, seconds: bool = True) -> str:
     if read is None:
         return one_line(moment, limit=60)
     return f"{read:%Y-%m-%d %H:%M:%S} UTC" if seconds else f"{read:%Y-%m-%d %H:%M} UTC"
+
+
+def format_duration(seconds: float) -> str:
+    """A duration for people: `0.4 s`, `12 s`, `3 min 20 s`, `2 h 5 min`, `3 d 4 h`; `unknown` if it is not finite."""
+    if not math.isfinite(seconds):
+        return "unknown"
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    for size, name, below, below_name in (
+        (86400, "d", 3600, "h"),
+        (3600, "h", 60, "min"),
+        (60, "min", 1, "s"),
+    ):
+        if whole >= size:
+            rest = whole % size // below
+            return f"{whole // size} {name}" + (f" {rest} {below_name}" if rest else "")
+    raise AssertionError("unreachable: every duration of a minute or more matches a size")
+
+
+def format_size(size_bytes: float) -> str:
+    """A size for people in binary units: `512 B`, `1.5 MiB`, `80.0 GiB`."""
+    value = float(size_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(value) < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
 
 
 def quoted(value: object) -> str:

@@ -53,7 +53,7 @@ def workdir(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def cli(workdir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Answer]:
-    """Run `validator …` in the work folder, with the environment as it is then.
+    """Run `validator …` in the work folder or in `cwd`, with the environment as it is then.
 
     Its lock files are its own, so that tests may run side by side.
     """
@@ -61,9 +61,9 @@ def cli(workdir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Calla
     for name in ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY"):  # where the tests themselves run in a job
         monkeypatch.delenv(name, raising=False)
 
-    def call(*arguments: str, timeout_s: float = 120) -> Answer:
+    def call(*arguments: str, timeout_s: float = 120, cwd: Path = workdir) -> Answer:
         own = {"XDG_RUNTIME_DIR": str(tmp_path / "runtime"), "NO_COLOR": "1"}
-        done = python("-m", "validator", *arguments, cwd=workdir, env=own, timeout_s=timeout_s)
+        done = python("-m", "validator", *arguments, cwd=cwd, env=own, timeout_s=timeout_s)
         return Answer(done.returncode, done.stdout, done.stderr)
 
     return call

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import yaml
 
 from tests.e2e.conftest import REPOSITORY
 from tests.e2e.folders import result_of
+from validator.text import CommandGuard
 
 ACTION = REPOSITORY / ".github/actions/validate/action.yml"
 
@@ -60,6 +62,91 @@ def test_a_warning_of_check_is_a_warning(job: Any, train_runbook: Any) -> None:
     answer = job("check", "tiny.yaml")
     assert answer.rc == 0
     assert "::warning file=tiny.yaml,line=" in answer.out
+
+
+# Text of a trainer, in every place that shows it, is no command to the runner.
+
+FORGED = (
+    "::error file=a.py,line=1::forged",
+    "  \t::add-mask::GO",
+    "\u00a0\u3000::stop-commands::token",
+    "text ##[error]forged",
+    "50%\r::warning::forged",
+    "::set-output name=decision::GO",
+    "::group::forged",
+)
+
+SHOUTING = f"""
+import sys, time
+for text in {FORGED!r}:
+    print(text, flush=True)
+    print(text, file=sys.stderr, flush=True)
+for step in range(1, 12):
+    print("step", step, "loss", 3 / step, "##[error]forged", flush=True)
+with open("training.csv", "w") as table:
+    table.write('step,loss,"::error::forged",##[error]forged\\n1,2,3,4\\n::error::forged,##[error]x,3,4\\n')
+sys.exit("::error::last words ##[error]forged")
+"""
+
+
+def commands_in(output: str) -> list[str]:
+    """What a runner takes for commands: a line that begins with ::, blanks aside, and ##[ anywhere in one."""
+    found = []
+    for line in re.split(r"\r\n|\r|\n", output):
+        bare = line.strip("\ufeff\u200b").strip()
+        if re.match(r"::[a-z-]+", bare) or "##[" in line:
+            found.append(bare)
+    return found
+
+
+def test_text_of_a_trainer_is_no_command(job: Any, workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (workdir / "shouts.py").write_text(SHOUTING, encoding="utf-8")
+    (workdir / "shouts.yaml").write_text(
+        "schema: 1\nname: shouts\ntrainer:\n  command: [shouts.py]\n  args: {}\n"
+        "  metrics: {stdout: 'step {step} loss {loss}'}\ndefaults: {nproc: 0, timeout: 60s}\n"
+        "phases: [{id: a, kind: train, steps: 11, log_contains: ['##[error]absent']}]\n",
+        encoding="utf-8",
+    )
+    answers = [
+        job("run", "shouts.yaml"),
+        job("inspect", "training.csv"),
+        job("init", "--seconds", "5s", "-o", "x.yaml", "--", "python", "shouts.py"),
+        job("plan", "shouts.yaml"),
+    ]
+    (folder,) = (path.parent for path in workdir.glob("reports/*/run.json"))
+    log = folder / "runs/a/r1/logs/stdout.log"
+    answers += [job("inspect", str(log)), job("inspect", str(log), "--json"), job("report", str(folder))]
+    for answer in answers:
+        shown = [line for text in (answer.out, answer.err) for line in commands_in(text)]
+        assert [one for one in shown if not re.match(r"::(error|warning) file=shouts\.yaml,line=8,col=15,", one)] == []
+    assert answers[0].rc == 1
+    assert any("last words" in answer.out + answer.err for answer in answers), "it is shown, and harmless"
+    assert json.loads(answers[5].out)["directory"] == str(log)
+    piped = subprocess.run(
+        [sys.executable, "-m", "validator", "watch", "-", "--stdout", "step {step} loss {loss}", "--interval", "1s"],
+        input=log.read_bytes(),
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        cwd=workdir,
+        timeout=60,
+    )
+    assert commands_in(piped.stdout.decode() + piped.stderr.decode()) == []
+    assert b"::error" in log.read_bytes()
+    assert b"step 11 loss" in piped.stdout
+
+
+def test_commands_in_pieces_are_none_either() -> None:
+    for text in ("\n".join(FORGED), "x\r\n : :: ##[", "##[##[a]", ":", "::", "\ufeff::error::x"):
+        for size in (1, 2, 3, 100):
+            guard, other = CommandGuard(), CommandGuard()
+            pieces = [text[at : at + size] for at in range(0, len(text), size)]
+            assert commands_in("".join(map(guard.guarded, pieces))) == []
+            raw = text.encode()
+            shown = b"".join(other.guarded_bytes(raw[at : at + size]) for at in range(0, len(raw), size))
+            assert commands_in(shown.decode()) == []
+    assert json.loads(CommandGuard().guarded(json.dumps({"a": "##[x] ::y"}))) == {"a": "##[x] ::y"}
+    plain = "a::b  c: d\n# [x]\n##\n[y]\n"
+    assert CommandGuard().guarded(plain) == plain
 
 
 def test_elsewhere_nothing_is_annotated(cli: Any, train_runbook: Any) -> None:

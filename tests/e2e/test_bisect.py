@@ -91,6 +91,21 @@ def test_two_that_matter_only_together(cli: Callable[..., Answer], ends: Callabl
     assert len(answer.json["trials"]) <= 12
 
 
+def test_a_series_that_the_runbook_declares(
+    cli: Callable[..., Answer], ends: Callable[..., None], workdir: Path
+) -> None:
+    ends({"a": 1}, {"SLOW": 1})
+    (workdir / "trainer.py").write_text(TRAINER.replace(",toks_per_s", ",images"))
+    assert "it must be one of toks_per_s" in cli("bisect", "good.yaml", "bad.yaml", "--metric", "images").err
+    for name, extra, rc in (("images", "{unit: img}", 2), ("images", "{unit: img, better: higher, window: steady}", 0)):
+        for path in workdir.glob("*.yaml"):
+            text = path.read_text().partition("csv: training.csv")[0] + f"csv: training.csv, extra: {{{name}: {extra}}}"
+            path.write_text(text + "}\n" + path.read_text()[path.read_text().index("defaults:") :])
+        answer = _bisect(cli, "--metric", name)
+        assert answer.rc == rc, answer.out + answer.err
+    assert _causes(answer) == {"env.SLOW"}
+
+
 def test_what_makes_it_fail(cli: Callable[..., Answer], ends: Callable[..., None], workdir: Path) -> None:
     ends({**ALL, "g": 2})
     answer = cli("bisect", "good.yaml", "bad.yaml", "--no-lock")

@@ -95,7 +95,17 @@ def test_equal_single_runs_are_not_decidable_and_kinds_do_not_mix(
     assert answer.rc == 3
     rate = next(one for one in answer.json["metrics"] if one["metric"] == "toks_per_s.mean")
     assert rate["verdict"] == "not_decidable"
-    assert rate["repeats_needed"] > 4
+    runs = rate["repeats_needed"]
+    assert runs > 4
+    again, compared, narrower = answer.json["commands"]
+    command, _, about = again.partition("  # ")
+    assert about == "once as A was, once as B was"
+    assert command.split()[-4:] == ["--set", f"baseline.repeats={runs}", "--only", "baseline"]
+    assert cli("check", *command.split()[2:-2]).rc == 0
+    assert compared == "validator compare reports/NEW_A reports/NEW_B"
+    assert narrower.startswith(f"validator compare {first} {second} --not-worse-than ")
+    assert cli(*narrower.split()[1:]).rc == 0
+    assert f"Next    {again}" in cli("compare", str(first), str(second)).out
     mixed = cli("compare", str(first), str(second / "runs/baseline/r1"))
     assert mixed.rc == 2
     assert "two trainer folders" in mixed.err

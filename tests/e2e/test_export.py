@@ -5,11 +5,14 @@ from __future__ import annotations
 import gzip
 import json
 import threading
+import time
+from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -38,7 +41,9 @@ class MlflowClient:
     def __init__(self, tracking_uri):
         self.runs = json.load(open(path)) if os.path.exists(path) else {}
         self.uri = tracking_uri
-    def get_experiment_by_name(self, name): return None
+    def get_experiment_by_name(self, name):
+        known = types.SimpleNamespace(experiment_id=name, lifecycle_stage="deleted")
+        return known if name == "gone" else None
     def create_experiment(self, name): return name
     def search_runs(self, experiments, filter_string, max_results):
         return [one for one in self.runs.values() if f"= '{one['tags'].get('validator.run')}'" in filter_string]
@@ -54,6 +59,7 @@ class MlflowClient:
         found["tags"] |= dict(tags)
     def set_terminated(self, run, status):
         self.runs[run]["status"] = status
+        print("View run at:", self.uri, flush=True)
         json.dump(self.runs, open(path, "w"))
 """
 ENTITIES = """
@@ -113,8 +119,11 @@ def test_wandb_gets_a_group_of_runs(cli: Any, rated: Path, doubles: Path) -> Non
 
 
 def test_mlflow_gets_a_run_with_children_once(cli: Any, rated: Path, doubles: Path) -> None:
-    answer = cli("export", str(rated), "--to", "mlflow", "--uri", "sqlite:///x.db", "--project", "mine")
+    uri = "postgresql://me:s3cretpw9@db/x"
+    answer = cli("export", str(rated), "--to", "mlflow", "--uri", uri, "--project", "mine")
     assert answer.rc == 0, answer.err
+    assert "s3cretpw9" not in answer.out + answer.err, "the library prints it"
+    assert len(answer.out.splitlines()) == 1
     whole, run = json.loads(doubles.read_text()).values()
     assert (whole["experiment"], whole["status"], run["status"]) == ("mine", "FINISHED", "FINISHED")
     assert whole["tags"]["validator.decision"] == "GO"
@@ -123,12 +132,13 @@ def test_mlflow_gets_a_run_with_children_once(cli: Any, rated: Path, doubles: Pa
     assert run["params"]["steps"] == "200"
     losses = {step: value for key, value, _, step in run["metrics"] if key == "loss"}
     assert (len(losses), losses[200]) == (200, 2.0)
-    uri = "postgresql://me:s3cretpw9@db/x"
     again = cli("export", str(rated), "--to", "mlflow", "--uri", uri, "--project", "mine")
     assert again.rc == 2
     assert "s3cretpw9" not in again.out + again.err
     assert "already; delete it there" in again.err
     assert len(json.loads(doubles.read_text())) == 2
+    deleted = cli("export", str(rated), "--to", "mlflow", "--project", "gone")
+    assert (deleted.rc, "is deleted; restore it there, or name another" in deleted.err) == (2, True)
 
 
 def test_a_missing_library_and_an_unknown_target_are_named(cli: Any, rated: Path, monkeypatch: Any) -> None:
@@ -161,6 +171,18 @@ def test_a_folder_without_a_run_is_refused(cli: Any, workdir: Path) -> None:
 
 
 @contextmanager
+def served(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """A server on the loopback; gives its address."""
+    server = HTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@contextmanager
 def collector(taken: list[bytes]) -> Iterator[str]:
     """A server that takes what is posted to it."""
 
@@ -174,13 +196,64 @@ def collector(taken: list[bytes]) -> Iterator[str]:
         def log_message(self, *_: object) -> None:
             pass
 
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
+    with served(Handler) as address:
+        yield address
+
+
+class TrackingServer(BaseHTTPRequestHandler):
+    """As much of MLflow's REST API as an export needs, behind a password."""
+
+    runs: ClassVar[dict[str, dict[str, Any]]]
+
+    def _answer(self, asked: dict[str, Any]) -> tuple[int, Any]:
+        if self.headers.get("Authorization") != "Basic " + b64encode(b"me:s3cretpw9").decode():
+            return 401, "who are you?"
+        what = urlsplit(self.path).path.removeprefix("/api/2.0/mlflow/")
+        run = self.runs.get(asked.get("run_id", ""), {})
+        if what == "experiments/get-by-name":
+            return 404, {"error_code": "RESOURCE_DOES_NOT_EXIST", "message": "none"}
+        if what == "runs/create":
+            made = f"{len(self.runs):032x}"
+            self.runs[made] = {"metrics": [], "params": [], "tags": [], "info": {"run_id": made, "run_uuid": made}}
+            return 200, {"run": {"info": self.runs[made]["info"], "data": {}}}
+        for part in ("metrics", "params", "tags") if what == "runs/log-batch" else ():
+            run[part] += asked.get(part, [])
+        if what == "runs/update":
+            run["status"] = asked["status"]
+        return 200, {"experiment_id": "7"} if what == "experiments/create" else {"run": {"info": run.get("info", {})}}
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        status, found = self._answer(json.loads(body) if body else {})
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(json.dumps(found).encode())
+
+    do_GET = do_POST
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_running_mlflow_server_takes_it(cli: Any, rated: Path) -> None:
+    pytest.importorskip("mlflow")
+    TrackingServer.runs = {}
+    with served(TrackingServer) as uri:
+        refused = cli("export", str(rated), "--to", "mlflow", "--uri", uri)
+        assert (refused.rc, "MLFLOW_TRACKING_PASSWORD" in refused.err) == (4, True)
+        given = uri.replace("//", "//me:s3cretpw9@")
+        answer = cli("export", str(rated), "--to", "mlflow", "--uri", f"{given}/")
+    assert answer.rc == 0, answer.err
+    assert answer.out.startswith("MLflow  2 runs of the experiment rated")
+    assert "s3cretpw9" not in answer.out + answer.err
+    whole, child = TrackingServer.runs.values()
+    assert {"key": "validator.decision", "value": "GO"} in whole["tags"]
+    assert [one["step"] for one in child["metrics"] if one["key"] == "loss"] == list(range(1, 201))
+    assert (whole["status"], child["status"]) == ("FINISHED", "FINISHED")
+    began = time.monotonic()
+    gone = cli("export", str(rated), "--to", "mlflow", "--uri", uri)
+    assert (gone.rc, "that a server listens there" in gone.err) == (4, True)
+    assert time.monotonic() - began < 60
 
 
 @pytest.mark.filterwarnings("ignore")  # of what reads it back here

@@ -168,6 +168,37 @@ def test_three_commands_lead_to_a_decision(cli, workdir: Path) -> None:
     assert third.rc == 0, third.out + third.err
 
 
+@pytest.mark.parametrize("out", ["my-train.yaml", "ci/gpu/my-train.yaml"])
+def test_its_runbook_runs_from_any_folder(out: str, cli, workdir: Path, tmp_path: Path) -> None:
+    _write(workdir, "json lines").rename(workdir / "train.py")
+    (workdir / out).parent.mkdir(parents=True, exist_ok=True)
+    (workdir / "go.sh").write_text(f"#!/bin/sh\nexec {sys.executable} train.py $*\n", encoding="utf-8")
+    (workdir / "go.sh").chmod(0o755)
+    (tmp_path / "else").mkdir()
+    given = ("--max-steps", "9000", "--output-dir", "o")
+    for command in (("python", "train.py"), ("./go.sh", *given)):
+        made = cli("init", "--force", "-o", out, "--", *command)
+        assert made.rc == 0, made.err
+        short = ("--set", "baseline.steps=60", "--only", "baseline")
+        ended = cli("run", str(workdir / out), *short, cwd=tmp_path / "else")
+        assert ended.rc == 3, ended.out + ended.err
+    assert yaml.safe_load((workdir / out).read_text())["trainer"]["workdir"] == ("." if out[0] == "m" else "../..")
+
+
+def test_a_runbook_from_a_run_starts_the_trainer_where_the_run_did(cli, workdir: Path, tmp_path: Path) -> None:
+    _write(workdir, "json lines")
+    assert cli("run", "--steps", "80", "--", "python", "my_train.py").rc == 3
+    (run,) = (workdir / "reports").glob("*my-train*")
+    there = tmp_path / "else"
+    there.mkdir()
+    made = cli("init", "--from-run", str(run), cwd=there)
+    assert made.rc == 0, made.err
+    assert yaml.safe_load((there / "my-train.yaml").read_text())["trainer"]["workdir"] == "../work"
+    ended = cli("run", "else/my-train.yaml", "--only", "baseline", cwd=tmp_path)
+    statuses = {one["id"]: one["status"] for one in result_of(tmp_path)["phases"][0]["criteria"]}
+    assert {statuses["baseline.exit"], statuses["baseline.steps"]} == {"PASS"}, ended.out + ended.err
+
+
 def test_a_command_whose_loss_rises_is_no_go(cli, workdir: Path) -> None:
     script = _write(workdir, "nanogpt")
     script.write_text(script.read_text().replace("return 3 /", "return 0.5 *").replace("** 0.3", "** 0.4"))

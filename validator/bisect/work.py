@@ -58,6 +58,9 @@ _MIN_DIFFERENCE = 0.05
 _UNSTEADY_CV = 0.05
 """Assumed of a run that never was steady or is too short for an interval: half the rate still shows."""
 
+_VALUES = ("mean", "last")
+"""Statistics of a whole run that a trial takes."""
+
 
 class Interrupted(Exception):
     """The user asked to stop; what has been run is kept."""
@@ -108,6 +111,7 @@ def bisect(request: BisectRequest, *, note: Note) -> Bisection:
     good, bad = read_end(request.good, phase=request.phase), read_end(request.bad, phase=request.phase)
     if not differences(good, bad):
         raise FolderError(f"{good.name} and {bad.name} do not differ in any setting, so there is nothing to search")
+    _require_metric(request.metric, _metrics_of(good))
     steps = good.steps if request.steps is None else request.steps
     warmup = min(good.warmup_steps, steps // 4) if request.warmup_steps is None else request.warmup_steps
     if warmup >= steps:
@@ -164,7 +168,7 @@ def _carry_out(header: BisectHeader, root: Path, *, lock: bool, note: Note) -> B
             budget=header.max_runs,
             # What the first run reported is what all are compared by.
             start=lambda number, names: _run_trial(header, runner, note, number, names, metric=trials.metric),
-            known=_metrics_of(header),
+            known=_metrics_of(header.good),
             done=[Trial(**{**one, "names": frozenset(one["names"])}) for one in before],
         )
         answer = _answer(header, root, trials)
@@ -173,8 +177,26 @@ def _carry_out(header: BisectHeader, root: Path, *, lock: bool, note: Note) -> B
     return answer
 
 
-def _metrics_of(header: BisectHeader) -> Mapping[str, Metric]:
-    return {**METRICS, **header.good.trainer.metrics.declared}
+def _metrics_of(good: End) -> Mapping[str, Metric]:
+    return {**METRICS, **good.trainer.metrics.declared}
+
+
+def _require_metric(name: str | None, known: Mapping[str, Metric]) -> None:
+    """Two ends can be compared by what is better in one direction, and has one value of a run: a mean, or its last."""
+    usable = [
+        one.name
+        for one in known.values()
+        if one.better is not None
+        and (one.window == "steady" or one.name == "loss" or (one.name not in METRICS and one.statistic in _VALUES))
+    ]
+    if name is None or name in usable:
+        return
+    if name in known and name not in METRICS:
+        fix = "give it better: higher or lower, and statistic: mean or last, in extra of trainer.metrics"
+        raise FolderError(f"--metric {name}: it cannot be compared; {fix}")
+    raise FolderError(
+        f"--metric {name}: it must be one of {', '.join(usable)}, or declared in extra of trainer.metrics"
+    )
 
 
 def _run_trial(
@@ -189,7 +211,7 @@ def _run_trial(
         raise Interrupted
     read = kind_of(spec.kind).read
     result = clean_result(collect_run(spec, run_dir=runner.run_dir, outcome=outcome, read=read))
-    known = _metrics_of(header)
+    known = _metrics_of(header.good)
     wanted = speeds(known) if metric is None else (metric,)
     found, value, half, why = measured_value(
         result, outcome, [known[one] for one in wanted], statistic=header.statistic, warmup_steps=header.warmup_steps

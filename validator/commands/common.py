@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TextIO, TypeVar
 
 import typer
 from typer.core import TyperCommand
@@ -106,11 +106,21 @@ def fail(message: str, *, as_json: bool, code: ExitCode = ExitCode.USAGE, **deta
 
 def annotate(annotations: Iterable[Annotation], *, as_json: bool, cwd: str | None = None) -> None:
     """On GitHub Actions: print what went wrong as the runner shows it, on stderr where stdout is JSON alone."""
-    from validator.report.annotations import annotation_lines, on_actions
+    from validator.report.annotations import annotation_lines
+    from validator.text import on_actions
 
     if on_actions(os.environ):
         for line in annotation_lines(annotations, os.environ, cwd=cwd):
-            typer.echo(line, err=as_json)
+            _write_command(line, sys.stderr if as_json else sys.stdout)
+
+
+def _write_command(line: str, stream: TextIO) -> None:
+    """A command to the runner: the only text that the stream does not keep from being one."""
+    write = getattr(stream, "write_command", None)
+    if write is None:  # a stream that is not the process's own
+        stream.write(f"{line}\n")
+    else:
+        write(line)
 
 
 @contextmanager

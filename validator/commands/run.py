@@ -168,7 +168,8 @@ def _annotated_problems(*, as_json: bool) -> Iterator[None]:
 
 def _annotate(finished: Finished, *, as_json: bool) -> None:
     """On GitHub Actions: what kept the decision from being GO, at the lines of the runbook."""
-    from validator.report.annotations import of_report, on_actions
+    from validator.report.annotations import of_report
+    from validator.text import on_actions
 
     if on_actions(os.environ):
         text, header = finished.runbook

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -52,6 +53,7 @@ def command(
     from validator.model.runbook import TrainerMetrics, Watchdog
     from validator.pipeline.inspect import printed_metrics, reader_metrics
     from validator.supervise.watch import printed_to_log, watch_to_end
+    from validator.text import CommandGuard, on_actions
 
     with reported(as_json=as_json):
         piped = str(directory) == "-"
@@ -68,7 +70,13 @@ def command(
             "first_step": duration("--first-step", first_step, as_json=as_json),
         }
         echo = None if as_json else sys.stdout.fileno()
-        with printed_to_log(sys.stdin.fileno(), echo) if piped else nullcontext((directory, None)) as (path, ended):
+        guard = CommandGuard() if on_actions(os.environ) else None
+        with (
+            printed_to_log(sys.stdin.fileno(), echo, guard) if piped else nullcontext((directory, None)) as (
+                path,
+                ended,
+            )
+        ):
             watched = watch_to_end(
                 path,
                 interval_s=duration("--interval", interval, as_json=as_json),

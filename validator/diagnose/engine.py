@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -116,8 +116,7 @@ def _answered(finding: Finding, record: ValidationRecord) -> Finding:
     phase = next((one.phase for one in record.phases if one.phase.id == finding.phase), None)
     place = accepted_at(record.runbook, phase).get(finding.code)
     if place is not None:
-        said = f"{finding.message} Accepted by the runbook (accept_findings of {place})."
-        return finding.model_copy(update={"severity": "info", "message": said})
+        return _accepted(finding, place)
     if finding.severity != "veto":
         return finding
     where = f"phase {finding.phase}" if phase is not None else "defaults"
@@ -125,15 +124,27 @@ def _answered(finding: Finding, record: ValidationRecord) -> Finding:
     return finding.model_copy(update={"next_step": f"{finding.next_step} {answer}"})
 
 
-def diagnose_run(record: RunRecord) -> tuple[Finding, ...]:
-    """Every cause that one run's own evidence shows, most severe first."""
+def _accepted(finding: Finding, place: str) -> Finding:
+    said = f"{finding.message} Accepted by the runbook (accept_findings of {place})."
+    return finding.model_copy(update={"severity": "info", "message": said})
+
+
+def diagnose_run(record: RunRecord, accepted: Mapping[str, str] | None = None) -> tuple[Finding, ...]:
+    """Every cause that one run's own evidence shows, most severe first.
+
+    `accepted` are the codes that a runbook accepts, with the place in it.
+    """
     facts = RunFacts.of(record, {})
     if facts is None:
         return ()
     with np.errstate(all="ignore"):
         alone = _alone(facts)
         shown = (_placed(f, facts.spec.phase, facts.spec.id) for rule in _OF_A_RUN_ALONE for f in rule.findings(alone))
-        return _sorted([*_of_run(facts), *shown])
+        found = [*_of_run(facts), *shown]
+    places = accepted or {}
+    return _sorted(
+        _accepted(one, places[one.code]) if one.code in places and one.severity != "info" else one for one in found
+    )
 
 
 def _alone(run: RunFacts) -> PhaseFacts:

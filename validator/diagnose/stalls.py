@@ -11,10 +11,9 @@ import numpy.typing as npt
 
 from validator.diagnose.rule import Diagnosis, RunFacts, as_number, evidence, rule
 from validator.model.result import Floats, Steps
-from validator.model.units import format_duration
 from validator.stats.clock import clock_for, step_ends, timestamps
 from validator.stats.window import MIN_ROWS, Level, covered_steps
-from validator.text import format_number, format_percent
+from validator.text import format_duration, format_number, format_percent
 
 _SLOW = 1.15
 """A slow step takes this many times the median, and 6 robust standard deviations more."""

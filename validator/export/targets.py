@@ -6,9 +6,10 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from importlib import import_module
+from io import StringIO
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -52,15 +53,25 @@ def _library(target: str, module: str) -> Any:
         raise UserError(f"--to {target} needs {module}, which cannot be imported ({error}): {fix}") from None
 
 
+_FIXES = {
+    "mlflow": "check --uri, such as http://127.0.0.1:5000, that a server listens there, and "
+    "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD where it asks who you are"
+}
+"""What to look at where a tracker refuses, by target."""
+
+
 @contextmanager
 def _refusals(target: str) -> Iterator[None]:
     try:
         yield
     except UserError:
         raise
+    except Unable:
+        raise
     except Exception as error:
-        why = one_line(redact_output(str(error)), limit=500)
-        raise Unable(f"{target} did not take the validation: {type(error).__name__}: {why}") from error
+        why = one_line(redact_output(str(error)), limit=500).rstrip(".")
+        fix = f"; {_FIXES[target]}" if target in _FIXES else ""
+        raise Unable(f"{target} did not take the validation: {type(error).__name__}: {why}{fix}") from error
 
 
 def _id(*parts: str) -> str:
@@ -131,13 +142,28 @@ _BATCH = 100
 """Metrics, parameters or tags in a request; servers take 100 parameters and 1,000 metrics."""
 
 
+_RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
+"""By its own default of 7, MLflow tries two minutes to reach a server that is not there."""
+
+
 def _mlflow(found: Tracked, options: Options) -> tuple[str, ...]:
+    os.environ.setdefault(_RETRIES, "2")
+    # It prints a link to each run, with the password that the address of the server may hold.
+    with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+        return _to_mlflow(found, options)
+
+
+def _to_mlflow(found: Tracked, options: Options) -> tuple[str, ...]:
     mlflow = _library("mlflow", "mlflow")
     entities = _library("mlflow", "mlflow.entities")
     uri = options.uri or mlflow.get_tracking_uri()
     client, shown = mlflow.MlflowClient(tracking_uri=uri), redact_output(uri)  # it may hold a password
     project = options.project or found.runbook
     known = client.get_experiment_by_name(project)
+    if known is not None and known.lifecycle_stage == "deleted":
+        raise UserError(
+            f"the experiment {project} of {shown} is deleted; restore it there, or name another with --project"
+        )
     experiment = client.create_experiment(project) if known is None else known.experiment_id
     if client.search_runs([experiment], filter_string=f"tags.`validator.run` = '{found.name}'", max_results=1):
         raise UserError(

@@ -8,35 +8,20 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
-from validator.ingest.rows import rising
+from validator.ingest.derived import clocks, with_derived
+from validator.ingest.rows import Column, Note, rising
 from validator.model.columns import NO_SERIES, PACES, TOTALS, contract_values, series_name
 from validator.model.pattern import LinePattern, Printed, StepCounter, has_decimal_comma
 from validator.model.result import Floats, PrintedPlaces, Steps
 
-Column = tuple[Steps, Floats]
-Note = Callable[[str, str, "int | None"], None]
 Lines = Iterable[tuple[int, str]]
-
-_CLOCKS = ("elapsed_s", "mean_step_time_s", "timestamp")
-"""Groups that describe the whole run up to the line, the best source of step times first."""
-
-_COARSE = 10
-"""A clock of whole seconds is read at rows this many seconds apart, so that its rounding stays below a tenth."""
-
-
-_AROUND, _PAUSE = 5, 3.0
-"""Rows on either side that show the usual time of a step, and how many times that a row with a pause takes."""
-
-_UNITS_S = (60.0, 6.0, 1.0, 0.6, 0.1, 0.01, 0.001)
-_MILLISECONDS = 1e11
-"""A date above this is in milliseconds since 1970, not in seconds."""
 
 _PAUSES = re.compile(
     r"(?<![a-z])(?:val|valid\w*|eval\w*|perplexity|checkpoint\w*|ckpt|sav(?:e|ed|ing)|epoch|test)(?![a-z])",
@@ -179,7 +164,7 @@ class PrintedRows:
             there = position[places] >= 0
             if there.any():
                 found[name] = own[places[there]], numbers[there]
-        made, derived = with_derived(found)
+        made, derived = with_derived(clocks(found) if "any_time" in self.pattern.names else found)
         return made, derived, len(kept)
 
     def _by_totals(self, steps: Steps) -> Steps:
@@ -257,146 +242,3 @@ def _note_repeats(places: Steps, numbers: Floats, steps: Steps, lines: Steps, no
         at = places[again[0]]
         text = f"{again.size} lines repeat the step before them, first step {steps[at]}; the later line counts"
         note("duplicate-step", text, int(lines[at]))
-
-
-def with_derived(found: Mapping[str, Column]) -> tuple[dict[str, Column], tuple[str, ...]]:
-    """The series of these columns, clocks replaced by what follows from them; the names of those that follow."""
-    derived = dict(_derived(found))
-    measured = {name: column for name, column in found.items() if name not in NO_SERIES}
-    return {**measured, **derived}, tuple(derived)
-
-
-def _derived(found: Mapping[str, Column]) -> Iterator[tuple[str, Column]]:
-    """Times of a step, and rates, where only clocks and totals are printed.
-
-    Rates are per second of the log's own clock, pauses included, where it prints one.
-    """
-    clock = next((name for name in _CLOCKS if name in found), None)
-    wall = None if clock is None else _by_clock(clock, *found[clock], _epoch_starts(found, clock))
-    own = found.get("step_time_s") or _by_interval(found)
-    times = own or wall
-    if times is None or not times[0].size:
-        return
-    if "step_time_s" not in found:
-        yield "step_time_s", times
-    if own is not None and wall is not None and wall[0].size:
-        yield "wall_step_time_s", wall
-    for total, rate in TOTALS.items():
-        if total in found and rate not in found:
-            made = _rate(found[total], times if wall is None else wall)
-            if made[0].size:
-                yield rate, made
-
-
-def _epoch_starts(found: Mapping[str, Column], clock: str) -> Steps | None:
-    """Steps done before the epoch of each row of this clock, less one where steps are counted from 0; None where the
-    log does not say how many steps an epoch has."""
-    rows, lengths, epochs = (found.get(name) for name in (clock, "steps_per_epoch", "epoch"))
-    if rows is None or lengths is None or epochs is None or not len(rows[0]) == len(lengths[0]) == len(epochs[0]):
-        return None
-    length = int(np.median(lengths[1]))
-    return rows[0] // length * length - int((rows[0] % length == 0).any())
-
-
-def _by_clock(name: str, steps: Steps, seconds: Floats, starts: Steps | None) -> Column:
-    if name == "mean_step_time_s":
-        return _pace(steps, seconds * steps) if starts is None else _by_mean_of_epoch(steps, seconds, starts)
-    late = name == "timestamp" and seconds.size and float(np.nanmax(seconds)) > _MILLISECONDS
-    return _pace(steps, seconds / 1e3 if late else seconds)
-
-
-def _by_mean_of_epoch(steps: Steps, means: Floats, starts: Steps) -> Column:
-    """Mean times from a running mean that restarts in each epoch, which excludes the pause between two.
-
-    Its rounding grows with the steps that it is a mean of, so an epoch gives few rows.
-    """
-    made: list[Column] = []
-    for start in np.unique(starts):
-        own = starts == start
-        done = steps[own] - start
-        clock = np.concatenate(([0.0], means[own] * done))
-        at = np.concatenate(([start], steps[own]))
-        kept = _apart(clock, _COARSE * _resolution(means[own]) * float(done[-1]))
-        made.append((at[kept][1:], np.diff(clock[kept]) / np.diff(at[kept])))
-    return np.concatenate([one[0] for one in made]), np.concatenate([one[1] for one in made])
-
-
-def _by_interval(found: Mapping[str, Column]) -> Column | None:
-    """Mean times from the time since the line before, or from the time of the one step that each line is about."""
-    name = next((name for name in ("interval_s", "own_step_time_s") if name in found), None)
-    if name is None or found[name][0].size < 2:
-        return None
-    steps, seconds = found[name]
-    strides = np.diff(steps, prepend=2 * steps[0] - steps[1])
-    return steps, seconds / strides if name == "interval_s" else _spread_pauses(seconds, strides)
-
-
-def _spread_pauses(seconds: Floats, strides: Steps) -> Floats:
-    """Mean times over the steps since the line before, of lines that each hold the time of one step.
-
-    A line that took far longer than its neighbors holds a pause, such as a validation: the steps without a line had
-    none, so it counts once and not for all of them.
-    """
-    around = np.pad(seconds, _AROUND, mode="reflect" if seconds.size > _AROUND else "edge")
-    usual = np.nanmedian(np.lib.stride_tricks.sliding_window_view(around, 2 * _AROUND + 1), axis=1)
-    return np.where(seconds > _PAUSE * usual, usual + (seconds - usual) / strides, seconds)
-
-
-def _rate(totals: Column, times: Column) -> Column:
-    """What was added to a total since the row before, per second."""
-    steps, seen = totals
-    at, here, there = np.intersect1d(steps[1:], times[0], return_indices=True)
-    spans = (times[1][there] * np.diff(steps, prepend=0)[1:][here]) if at.size else times[1][:0]
-    added = np.diff(seen)[here]
-    usable = (added > 0) & (spans > 0)
-    return at[usable], added[usable] / spans[usable]
-
-
-def _pace(steps: Steps, seconds: Floats) -> Column:
-    """Mean time of the steps between rows, from a clock that is set back where a run begins again."""
-    usable = np.isfinite(seconds)
-    steps, seconds = steps[usable], seconds[usable]
-    if len(steps) > 1:
-        unit = _resolution(seconds)
-        ticks = _ticks(seconds, unit)
-        if ticks.size > 2:
-            # Between rows more frequent than its ticks a clock is as exact as they are.
-            unit *= ticks.size / len(steps)
-            steps, seconds = steps[ticks], seconds[ticks]
-        kept = _apart(seconds, _COARSE * unit)
-        steps, seconds = steps[kept], seconds[kept]
-    spans, strides = np.diff(seconds), np.diff(steps)
-    forward = spans > 0
-    return steps[1:][forward], (spans / strides)[forward]
-
-
-def _ticks(seconds: Floats, unit: float) -> npt.NDArray[np.intp]:
-    """Rows at which a clock that mostly stands still has just moved by one unit, and the last at which it moved.
-
-    A row behind a pause of more than a unit may be late by one, so the next one counts for it.
-    """
-    moved = np.flatnonzero(np.diff(seconds) > 0) + 1
-    if unit == 0 or not moved.size or 2 * moved.size > len(seconds):
-        return moved[:0]
-    strides = seconds[moved] - seconds[moved - 1]
-    return np.asarray(moved[(strides < 1.5 * unit) | (moved == moved[-1])])
-
-
-def _resolution(seconds: Floats) -> float:
-    """The coarsest unit, in seconds, of which all readings are whole multiples; 0 for a fine clock."""
-    for unit in _UNITS_S:
-        counts = seconds / unit
-        if np.abs(counts - np.round(counts)).max() < 1e-6 * max(1.0, float(np.abs(counts).max()) ** 0.5):
-            return unit
-    return 0.0
-
-
-def _apart(seconds: Floats, least_s: float) -> list[int]:
-    """Rows at least so many seconds apart; the last one takes the place of a nearer neighbor."""
-    kept = [0]
-    for row in range(1, len(seconds)):
-        if seconds[row] < seconds[kept[-1]] or seconds[row] - seconds[kept[-1]] >= least_s:
-            kept.append(row)
-    if kept[-1] != len(seconds) - 1 and seconds[-1] > seconds[kept[-1]]:
-        kept[-1 if len(kept) > 1 else 1 :] = [len(seconds) - 1]
-    return kept

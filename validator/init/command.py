@@ -26,6 +26,9 @@ _SOURCE_BYTES = 2**20
 _NEW_FOLDER = "trained"
 """Folder below a run's output folder, which holds validator's logs from the start."""
 
+_NEAR = 2
+"""Folders above the runbook that are still near it: a runbook is often in `runbooks/` or `ci/gpu/`."""
+
 
 @dataclass(frozen=True)
 class TrainerCommand:
@@ -195,7 +198,7 @@ def trainer_keys(command: TrainerCommand, *, base: Path) -> dict[str, Any]:
     """The mapping `trainer` of a runbook in the folder `base`, without its metrics."""
     launch = command.launch
     keys: dict[str, Any] = {"command": list(command.words), "args": {}}
-    keys |= {"cwd": "{out}"} if command.in_own_folder else {}
+    keys |= {"cwd": "{out}"} if command.in_own_folder else {"workdir": near(Path.cwd(), base)}
     usual = "torchrun" if command.nproc else "python"
     if launch.launcher == usual and launch.python is None and not launch.args:
         return keys | _stop(command)
@@ -219,9 +222,13 @@ def _stop(command: TrainerCommand) -> dict[str, Any]:
 
 
 def _written(python: Path, base: Path) -> str:
-    """A Python as a runbook names it: its environment's folder where it has one, relative where that lies near."""
-    found = python.parent.parent if (python.parent.parent / "pyvenv.cfg").is_file() else python
-    for root, prefix in ((base, ""), (base.parent, "../")):
-        if found.is_relative_to(root) and root != Path("/"):
-            return f"{prefix}{found.relative_to(root)}"
-    return str(found)
+    """A Python as a runbook names it: its environment's folder where it has one."""
+    return near(python.parent.parent if (python.parent.parent / "pyvenv.cfg").is_file() else python, base)
+
+
+def near(path: Path, base: Path) -> str:
+    """A path as a runbook in the folder `base` names it: relative where it lies near, so that both can move."""
+    for ups, root in enumerate((base, *base.parents[:_NEAR])):
+        if path.is_relative_to(root) and root != Path("/"):
+            return str(Path(*[".."] * ups, path.relative_to(root)))
+    return str(path)

@@ -31,7 +31,7 @@ _SKELETON = "step {step} .*loss {loss}"
 """A pattern to start from, where nothing was recognized."""
 
 _PLAIN = re.compile(r"[A-Za-z0-9_./=+@~^-]+")  # what needs no quotes in YAML, unless it reads as a number or a word
-_READS_AS_OTHER = re.compile(r"(?i)[-+.]?[\d.][\d._eExo+:-]*|true|false|null|yes|no|on|off|~|-|=|\.nan|[-+]?\.inf")
+_READS_AS_OTHER = re.compile(r"(?i)[-+]?\.?\d[\da-fox._+:-]*|true|false|null|yes|no|on|off|~|-|=|\.nan|[-+]?\.inf")
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ def _trainer(watched: WatchedCommand, *, base: Path) -> Iterator[str]:
     metrics = {"stdout": _SKELETON} if watched.reading is None else _metrics(watched)
     yield "  metrics:"
     for key, value in metrics.items():
-        yield f"    {key}: {_yaml(value)}"
+        yield f"    {key}: {yaml_text(value)}"
     if not {"toks_per_s"} & watched_series(watched):
         yield "  # tokens_per_step: 12288     # of all ranks together; then tokens per second are known too"
 
@@ -177,7 +177,7 @@ def _defaults(watched: WatchedCommand, lengths: Lengths) -> Iterator[str]:
     yield f"  timeout: {round(lengths.timeout_s / 60)}m"
     yield f"  warmup_steps: {lengths.warmup}    # the first steps, which compile and fill caches, count for no rate"
     if watched.command.launch.env:
-        yield f"  env: {_yaml(dict(watched.command.launch.env))}"
+        yield f"  env: {yaml_text(dict(watched.command.launch.env))}"
 
 
 def _baseline(watched: WatchedCommand, lengths: Lengths) -> Iterator[str]:
@@ -245,21 +245,21 @@ def _duration(seconds: float) -> str:
 
 
 def _key(key: str, value: Any) -> Iterator[str]:
-    line = f"  {key}: {_yaml(value)}"
+    line = f"  {key}: {yaml_text(value)}"
     if len(line) <= _WIDTH or not isinstance(value, list):
         yield line
         return
     yield f"  {key}:"
     for part in value:
-        yield f"    - {_yaml(part)}"
+        yield f"    - {yaml_text(part)}"
 
 
-def _yaml(value: Any) -> str:
+def yaml_text(value: Any) -> str:
     """A value on one line: plain where it may be, else in quotes."""
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_yaml(key)}: {_yaml(one)}" for key, one in value.items()) + "}"
+        return "{" + ", ".join(f"{yaml_text(key)}: {yaml_text(one)}" for key, one in value.items()) + "}"
     if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(map(_yaml, value)) + "]"
+        return "[" + ", ".join(map(yaml_text, value)) + "]"
     if not isinstance(value, str):
         return json.dumps(value)
     if _PLAIN.fullmatch(value) and not _READS_AS_OTHER.fullmatch(value) and value[0] not in "@=~^":

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from validator.baseline import value_of
 from validator.errors import ExitCode, UserError, disk_errors
 from validator.files import replace_file
-from validator.init.command import name_of
-from validator.init.draft import draft, soak_lines, soak_steps
+from validator.init.command import name_of, near
+from validator.init.draft import draft, soak_lines, soak_steps, yaml_text
 from validator.init.launch import launch_of
 from validator.init.watched import WatchedCommand, watch
 from validator.kinds.registry import loads
 from validator.model.expression import open_reference
 from validator.model.runbook import Runbook, TrainPhase
+from validator.model.settings import has_placeholder
 from validator.model.verdict import ValidationReport
 from validator.pipeline.baseline import make_baseline
 from validator.pipeline.evaluate import stored_report
-from validator.runbook import LoadedRunbook, RunbookError
+from validator.runbook import RunbookError
+from validator.runbook.load import LoadedRunbook
 from validator.runs.folder import FolderError, RunFolder
 
 Note = Callable[[str], None]
@@ -100,7 +106,7 @@ def init(request: InitRequest, *, note: Note) -> Initiated:
 
 
 def _folder(path: Path) -> Path:
-    return (Path.cwd() / path).parent
+    return Path(os.path.abspath(path)).parent  # noqa: PTH100 - links stay as people chose
 
 
 def _require_free(path: Path, *, force: bool) -> None:
@@ -132,7 +138,7 @@ def runbook_for(request: InitRequest, *, steps: int | None, note: Note) -> Trial
             "what was seen, and writes a runbook in which you say how its output is read"
         )
     path = Path(f"{name}.yaml")
-    text = draft(watched, name=name, base=Path("/"), steps=steps, soak=False)
+    text = draft(watched, name=name, base=_folder(path), steps=steps, soak=False)
     digest = hashlib.sha256(text.encode()).hexdigest()
     return TrialRunbook(LoadedRunbook(loads(text, file=str(path)), path, digest, text), watched.reading.source)
 
@@ -160,7 +166,8 @@ def from_run(run: Path, *, out: Path | None, force: bool) -> FromRun:
     report = stored_report(folder)
     _require_good(report)
     made = make_baseline([run], runbook=None, margin=0.02, allow_not_go=True)
-    text = _with_soak(made.text, folder.header.runbook, report)
+    written = Path(folder.header.cwd, folder.header.runbook_path).parent
+    text = _with_soak(_moved(made.text, written, _folder(path)), folder.header.runbook, report)
     with disk_errors(path, command=f"validator init --from-run {run}"):
         replace_file(path, text)
     warnings = tuple(dict.fromkeys(one.code for one in report.findings if one.severity == "warning"))
@@ -183,6 +190,28 @@ def _require_good(report: ValidationReport) -> None:
             f"{report.run_id} is no measure for others: {why or report.why.rstrip('.')}; take a run that lacks nothing "
             "but its bounds"
         )
+
+
+def _moved(text: str, written: Path, to: Path) -> str:
+    """The text with the trainer's paths, relative to the folder `written`, as a runbook in the folder `to` has them."""
+    if written == to or not written.is_absolute():  # a sanitized copy does not say where it was
+        return text
+    trainer = value_of(yaml.compose(text, Loader=yaml.SafeLoader), "trainer")
+    files = value_of(trainer, "env_file")
+    python = value_of(trainer, "python")
+    nodes = [value_of(trainer, "workdir"), *(files.value if isinstance(files, yaml.SequenceNode) else [files])]
+    if isinstance(python, yaml.ScalarNode) and ("/" in python.value or os.path.lexists(written / python.value)):
+        nodes.append(python)
+    found = [one for one in nodes if isinstance(one, yaml.ScalarNode) and not _fixed(one.value)]
+    for node in sorted(found, key=lambda one: -one.start_mark.index):
+        place = near(Path(os.path.normpath(written / node.value)), to)
+        text = text[: node.start_mark.index] + yaml_text(place) + text[node.end_mark.index :]
+    return text
+
+
+def _fixed(place: str) -> bool:
+    """Whether a path does not depend on where the runbook is."""
+    return place.startswith(("/", "~")) or has_placeholder(place)
 
 
 def _with_soak(text: str, runbook: Runbook, report: ValidationReport) -> str:

@@ -69,9 +69,12 @@ OTHER_UNITS: Mapping[str, OtherUnit] = {
 }
 """Columns whose name includes another unit, as trainers print them."""
 
-PACES = frozenset({"elapsed_s", "timestamp", "mean_step_time_s", "interval_s", "own_step_time_s"})
+PACES = frozenset(
+    {"elapsed_s", "timestamp", "mean_step_time_s", "interval_s", "own_step_time_s", "any_time", "any_time_ms"}
+)
 """Groups of a pattern from which the time of a step follows: a running time, a date, a running mean, the time since the
-line before, and the time of the one step that a line is about, where not every step has a line."""
+line before, the time of the one step that a line is about, where not every step has a line, and a time whose name does
+not say which of these it is."""
 
 TOTALS: Mapping[str, str] = {"tokens_seen": "toks_per_s", "samples_seen": "samples_per_s"}
 """Groups that count from the start of the run, and the rate that follows from each."""

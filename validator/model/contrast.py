@@ -98,6 +98,7 @@ class Contrast(Frozen):
     verdict: ContrastVerdict
     message: str
     caveats: tuple[str, ...] = ()
+    commands: tuple[str, ...] = Field((), description="What to type to decide it, where it is inconclusive.")
     settings: tuple[SettingDifference, ...] = ()
     metrics: tuple[MetricDifference, ...] = ()
     criteria: tuple[CriterionDifference, ...] = ()

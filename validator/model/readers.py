@@ -172,6 +172,17 @@ _LOGGED: Mapping[str, tuple[str, ...]] = {
         "tgs",
     ),
     "step_time_s": (
+        "dt",
+        "train/dt",
+        "dt_s",
+        "iter_dt",
+        "step_s",
+        "sec_per_step",
+        "seconds_per_step",
+        "s/it",
+        "s/step",
+        "time_per_step",
+        "time/step",
         "iteration_time",
         "iter_time",
         "train/iter_time",
@@ -183,7 +194,18 @@ _LOGGED: Mapping[str, tuple[str, ...]] = {
         "train_step_timing_in_s",
         "train_step_timing",
     ),
-    "step_time_ms": ("dt_ms", "iter_time_ms", "train/step_time_ms"),
+    "step_time_ms": (
+        "dt_ms",
+        "train/dt_ms",
+        "step_ms",
+        "iter_ms",
+        "iter_time_ms",
+        "train/step_time_ms",
+        "ms_per_step",
+        "ms/step",
+        "time_per_step_ms",
+    ),
+    "steps_per_s": ("steps_per_sec", "steps_per_second", "steps/s", "steps/sec", "it/s", "its/s", "it_per_s"),
     "samples_per_s": ("samples_per_sec", "samples/sec", "samples_per_second", "throughput/samples_per_sec"),
     "elapsed_s": (
         "_runtime",
@@ -194,7 +216,7 @@ _LOGGED: Mapping[str, tuple[str, ...]] = {
         "train/elapsed_time",
         "total_time",
     ),
-    "timestamp": ("_timestamp", "time_ms", "ts", "date", "datetime", "asctime", "created_at", "wall_time", "unix_time"),
+    "timestamp": ("_timestamp", "ts", "date", "datetime", "asctime", "created_at", "wall_time", "unix_time"),
     "tokens_seen": (
         "num_input_tokens_seen",
         "train/num_input_tokens_seen",
@@ -204,7 +226,10 @@ _LOGGED: Mapping[str, tuple[str, ...]] = {
     ),
     "epoch": ("train/epoch", "trainer/epoch"),
 }
-"""Running means (`avg_…`, `train_samples_per_second` of a whole run) are in none of these rows: they are no rates."""
+"""`dt` and its like are a step's own time, `elapsed` and its like run since the start, and `time` may be either: how
+the values grow decides (`clocks` of `validator.ingest.derived`), and the validator's clock whether seconds or
+milliseconds are meant. Running means (`avg_…`, `train_samples_per_second` of a whole run) are in none of these rows:
+they are no rates."""
 
 _MEANT = {other: name for name, others in _LOGGED.items() for other in others}
 

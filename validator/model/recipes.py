@@ -36,7 +36,7 @@ class Recipe:
 
 
 def _json_text(keys: str, group: str) -> str:
-    return rf"""(?=(?:.*?["'](?:{keys})["']: "?{{{group}}})?)"""
+    return rf"""(?=(?:.*?["'](?:{keys})["']: ?"?{{{group}}})?)"""
 
 
 _JSON_VALUES = "".join(
@@ -46,15 +46,35 @@ _JSON_VALUES = "".join(
         ("grad_norm|gradient_norm", "grad_norm"),
         ("lr|learning_rate", "lr"),
         ("tokens_per_sec|tokens_per_second|tok_per_s|toks_per_s|tps", "toks_per_s"),
-        ("elapsed_time", "elapsed_s"),
-        ("step_time|step_time_s|time|train_step_timing|iter_time", "step_time_s"),
-        ("step_time_ms|dt_ms|iter_time_ms", "step_time_ms"),
-        ("timestamp|time_ms|_timestamp", "timestamp"),
+        ("elapsed|elapsed_time|time_elapsed|total_time|runtime", "elapsed_s"),
+        ("dt|step_time|step_time_s|iter_time|iteration_time|iter_dt|train_step_timing|step_s|dt_s", "step_time_s"),
+        ("dt_ms|step_ms|step_time_ms|iter_ms|iter_time_ms|ms_per_step", "step_time_ms"),
+        ("time", "any_time"),
+        ("time_ms", "any_time_ms"),
+        ("timestamp|_timestamp|ts", "timestamp"),
         ("seq/s|samples_per_second|samples_per_sec", "samples_per_s"),
     )
 )
 
 _RATE = r"(?:tok(?:en)?s?/s(?:ec)?|tokens[ _]per[ _]sec(?:ond)?|tps)"
+_A_STEP = r"(?: ?/ ?| per )(?:step|it|iter|iteration|batch)\b"
+_UNITS = (
+    ("step_time_ms", rf"ms{_A_STEP}"),
+    ("step_time_s", rf"s(?:ec(?:ond)?s?)?{_A_STEP}"),
+    ("steps_per_s", r"(?:it(?:er(?:ation)?)?|step|batch)(?:e?s)?(?:/| per )s(?:ec(?:ond)?)?\b"),
+)
+"""Units that say that a number is the time of a step, by the group that has it."""
+
+
+def _per(group: str, unit: str) -> str:
+    """A number before its unit, `21 ms/step`, or behind it, `ms/step: 21`. Between two numbers, as in `loss 2.3 ms/step
+    21`, the unit belongs to neither, unless a sign or the lack of a label says to which."""
+    number = f"{{{group}}}"
+    before = rf"(?<![\w.,])(?:(?<![A-Za-z] ){number} ?{unit}|{number} ?{unit}(?!\s+[\d.]))(?![\"']?\s*[:=]\s*[\d.])"
+    behind = rf"(?<![a-z])(?:{unit}[\"']?\s*[:=]\s*|(?<![\d.] )(?<![\d.]){unit}\s+){number}"
+    return f"(?:{before}|.*?{behind})"
+
+
 _GENERIC = "".join(
     rf"(?=(?:.*?{one})?)"
     for one in (
@@ -66,7 +86,7 @@ _GENERIC = "".join(
         r"(?<![a-z])(?:dt|time|step_time|iter_time|time/step)(?:_ms|\(ms\))?[\"']?\s*[:= ]\s*{step_time_ms} ?ms",
         r"(?<![a-z])dt_ms[\"']?\s*[:= ]\s*{step_time_ms}",
         r"(?<![a-z])(?:dt|step_time|iter_time|time/step)[\"']?\s*[:= ]\s*{step_time_s} ?s(?![a-z])",
-        r"(?<![\w.,]){steps_per_s} ?it/s",
+        *(_per(group, unit) for group, unit in _UNITS),
     )
 )
 
@@ -217,8 +237,8 @@ RECIPES: tuple[Recipe, ...] = (
     Recipe(
         "records",
         ("step", "iteration"),
-        r"^(?=.*?\{)(?:(?=.*?[\"']global_steps?[\"']: {step}\b)"
-        r"|(?=.*?[\"'](?:current_steps|step|iteration|iter|training_steps)[\"']: {step}\b))" + _JSON_VALUES,
+        r"^(?=.*?\{)(?:(?=.*?[\"']global_steps?[\"']: ?{step}\b)"
+        r"|(?=.*?[\"'](?:current_steps|step|iteration|iter|training_steps)[\"']: ?{step}\b))" + _JSON_VALUES,
         "one JSON object, or one dictionary of Python, a line",
     ),
     Recipe("table", ("\t",), r"^{step}\t{loss}\s*$"),

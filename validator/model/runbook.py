@@ -27,7 +27,6 @@ from validator.model.phases import PreflightPhase as PreflightPhase
 from validator.model.phases import ProcessPhase as ProcessPhase
 from validator.model.phases import PytestPhase as PytestPhase
 from validator.model.schemas import Phase as Phase
-from validator.model.schemas import declare
 from validator.model.training_phases import ArmsPhase as ArmsPhase
 from validator.model.training_phases import AuditPhase as AuditPhase
 from validator.model.training_phases import DataPhase as DataPhase
@@ -75,13 +74,3 @@ class Runbook(Frozen):
             if phase.id == phase_id:
                 return phase
         raise KeyError(phase_id)
-
-
-def declare_kind(schema: type[PhaseBase]) -> None:
-    """Let runbooks have phases of a further kind.
-
-    Raises:
-        ValueError: when there is such a kind already, or another kind explains the same number differently.
-    """
-    declare(schema)
-    Runbook.model_rebuild(force=True)

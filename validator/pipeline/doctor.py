@@ -13,7 +13,6 @@ from typing import Any, Literal
 from validator.errors import ExitCode
 from validator.kinds.registry import load
 from validator.model.runbook import PreflightPhase, Runbook
-from validator.model.units import format_size
 from validator.model.verdict import Check
 from validator.plan import first_plan
 from validator.report.terminal.lines import paint, wrap
@@ -26,7 +25,7 @@ from validator.system.nvml import GpuReport, read_gpus
 from validator.system.packages import lacking, no_bundled_trainer
 from validator.system.preflight import missing_hardware, package_names
 from validator.system.software import package_versions
-from validator.text import one_line
+from validator.text import format_size, one_line
 
 _MIN_FREE_BYTES = 1 << 30
 _OLDEST_PYTHON = (3, 10)

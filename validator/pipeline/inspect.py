@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -21,17 +22,21 @@ from validator.model.plan import RunSpec
 from validator.model.readers import READERS, readers_of
 from validator.model.record import RunRecord
 from validator.model.result import PrintedFormat, Result
-from validator.model.runbook import TrainerMetrics
+from validator.model.runbook import Runbook, TrainerMetrics
+from validator.model.settings import accepted_at
 from validator.model.verdict import Finding, RunReport, ValidationReport
 from validator.pipeline.evaluate import stored_report
 from validator.runbook import find
-from validator.runs.folder import FolderError, RunFolder, is_run_folder, last_go
+from validator.runs.folder import FolderError, Header, RunFolder, is_run_folder, last_go
 from validator.runs.replay import events_of, record_of, started_runs
 from validator.secrets.masking import clean_result
 from validator.text import nearest
 
 _WARMUP_STEPS = 20
 _SHOWN = 5
+_MOST_WORSE = 0.1
+"""A side that may be worse by more than this is no answer to the narrower question, and no reader would ask it."""
+
 _LEVELS = 6
 """Folders above a run's own in which the validation's may be: runs/PHASE/ARM/REMEDY/rN is five below it."""
 
@@ -89,9 +94,9 @@ def inspect(
         FolderError: when there is nothing of that name, `stdout` is no pattern, or there is no such reader.
         RunbookError: when the runbook is wrong.
     """
-    record = _record_of(path, warmup_steps=warmup_steps, stdout=stdout, runbook=runbook, readers=readers)
+    record, accepted = _record_of(path, warmup_steps=warmup_steps, stdout=stdout, runbook=runbook, readers=readers)
     printed = record.result.evidence.printed if record.result is not None else None
-    return Inspection(path, run_report(record), diagnose_run(record), printed)
+    return Inspection(path, run_report(record), diagnose_run(record, accepted), printed)
 
 
 def _record_of(
@@ -101,17 +106,22 @@ def _record_of(
     stdout: str | None,
     runbook: Path | None = None,
     readers: Sequence[str] = (),
-) -> RunRecord:
-    """One trainer folder or log, by what is said of it, else as the validation read it that it is of."""
+) -> tuple[RunRecord, Mapping[str, str]]:
+    """One trainer folder or log, by what is said of it, else as the validation read it that it is of; and the codes of
+    findings that its runbook accepts, with the place in it."""
     if not path.exists():
         raise FolderError(f"{path} is not there; give the folder that holds the trainer's files, or its log")
-    record = _of_validation(path) if stdout is None and runbook is None and not readers else None
-    if record is None:
-        metrics = _metrics(path, stdout, runbook, readers)
-        return inspect_record(path, warmup_steps=warmup_steps, metrics=metrics)
+    known = _of_validation(path) if stdout is None and runbook is None and not readers else None
+    if known is None:
+        declared = None if runbook is None else load(find(str(runbook))).runbook
+        metrics = _metrics(path, stdout, declared, readers)
+        record = inspect_record(path, warmup_steps=warmup_steps, metrics=metrics)
+        return record, {} if declared is None else accepted_at(declared, None)
+    record, accepted = known
     if warmup_steps is None:
-        return record
-    return RunRecord(record.spec.model_copy(update={"warmup_steps": warmup_steps}), record.outcome, record.result)
+        return record, accepted
+    spec = record.spec.model_copy(update={"warmup_steps": warmup_steps})
+    return RunRecord(spec, record.outcome, record.result), accepted
 
 
 def printed_metrics(stdout: str) -> TrainerMetrics:
@@ -142,14 +152,14 @@ def reader_metrics(readers: Sequence[str], *, file: str | None = None) -> Traine
     return TrainerMetrics(reader=tuple(reader.name for reader in named), files=files)
 
 
-def _metrics(path: Path, stdout: str | None, runbook: Path | None, readers: Sequence[str]) -> TrainerMetrics | None:
+def _metrics(path: Path, stdout: str | None, runbook: Runbook | None, readers: Sequence[str]) -> TrainerMetrics | None:
     """Where the measurements are, as far as anybody says so."""
     if readers:
         return reader_metrics(readers, file=None if path.is_dir() else path.name)
     if stdout is not None:
         return printed_metrics(stdout)
     if runbook is not None:
-        declared = load(find(str(runbook))).runbook.trainer.metrics
+        declared = runbook.trainer.metrics
         if path.is_dir():
             return declared
         files = {reader.name: path.name for reader in declared.readers if reader.files}
@@ -158,8 +168,9 @@ def _metrics(path: Path, stdout: str | None, runbook: Path | None, readers: Sequ
     return TrainerMetrics(csv=path.name) if path.suffix == ".csv" else None
 
 
-def _of_validation(path: Path) -> RunRecord | None:
-    """The record of a run folder within a validation's folder, or of its log; None for any other folder.
+def _of_validation(path: Path) -> tuple[RunRecord, Mapping[str, str]] | None:
+    """The record of a run folder within a validation's folder, or of its log, and what its runbook accepts of it; None
+    for any other folder.
 
     Raises:
         FolderError: for a folder of several runs, which is no trainer's.
@@ -178,7 +189,10 @@ def _of_validation(path: Path) -> RunRecord | None:
         found = next(((spec, outcome) for spec, outcome in runs if (root / spec.out).resolve() == own), None)
         if found is None:
             _refuse_several(path, [root / spec.out for spec, _ in runs if spec.trains])
-        return None if found is None or not found[0].trains else record_of(folder, *found)
+        if found is None or not found[0].trains:
+            return None
+        phase = next((one for one in folder.header.runbook.phases if one.id == found[0].phase), None)
+        return record_of(folder, *found), accepted_at(folder.header.runbook, phase)
     return None
 
 
@@ -284,15 +298,47 @@ def compare(
         sides = [_side_of_validation(RunFolder.open(path)) for path in (a, b)]
     else:
         sides = [_side_of_trainer(path, warmup_steps=warmup_steps, stdout=stdout) for path in (a, b)]
-    return contrast(sides[0], sides[1], not_worse_than=not_worse_than)
+    found = contrast(sides[0], sides[1], not_worse_than=not_worse_than)
+    if found.verdict != "not_decidable":
+        return found
+    return found.model_copy(update={"commands": tuple(_deciding(found, a, b))})
+
+
+def _deciding(found: Contrast, a: Path, b: Path) -> Iterator[str]:
+    """Commands that would decide it: more runs of both sides, and the narrower question that these runs answer."""
+    open_ = [one for one in found.metrics if one.headline and one.verdict == "not_decidable"]
+    wanted: dict[str, int] = {}
+    for one in open_:
+        if one.phase is not None and one.repeats_needed is not None:
+            wanted[one.phase] = max(one.repeats_needed, wanted.get(one.phase, 0))
+    if wanted and is_run_folder(a):
+        again = [_repeated(RunFolder.open(path).header, wanted) for path in (a, b)]
+        if again[0] == again[1]:
+            yield f"{again[0]}  # once as A was, once as B was"
+        else:
+            yield from (f"{line}  # {side}" for line, side in zip(again, "AB", strict=True))
+        yield "validator compare reports/NEW_A reports/NEW_B"
+    worst = [one.worst for one in found.metrics if one.headline]
+    if worst and found.not_worse_than is None and all(one is not None and one < _MOST_WORSE for one in worst):
+        percent = max(1, math.floor(100 * max(filter(None, worst), default=0.0)) + 1)
+        paths = " ".join(shlex.quote(str(path)) for path in (a, b))
+        yield f"validator compare {paths} --not-worse-than {percent}%"
+
+
+def _repeated(header: Header, wanted: Mapping[str, int]) -> str:
+    """A validation again, of these phases alone, with so many runs of each."""
+    changes = [*header.overrides, *(f"{phase}.repeats={runs}" for phase, runs in wanted.items())]
+    words = [word for one in changes for word in ("--set", one)]
+    words += [word for phase in wanted for word in ("--only", phase)]
+    return shlex.join(["validator", "run", header.runbook_path, *words])
 
 
 def _side_of_trainer(path: Path, *, warmup_steps: int | None, stdout: str | None) -> Side:
-    record = _record_of(path, warmup_steps=warmup_steps, stdout=stdout)
+    record, accepted = _record_of(path, warmup_steps=warmup_steps, stdout=stdout)
     environment = record.result.environment if record.result is not None else None
     return run_side(
         run_report(record),
-        diagnose_run(record),
+        diagnose_run(record, accepted),
         name=path.name,
         path=str(path),
         facts=_trainer_facts(environment),

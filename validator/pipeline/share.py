@@ -25,12 +25,12 @@ from validator.files import Tree
 from validator.history.store import folder_bytes
 from validator.ingest.readers.renditions import SUFFIX, rendition
 from validator.model.runbook import Trainer
-from validator.model.units import format_size
 from validator.model.verdict import ValidationReport
 from validator.pipeline.write import Finished, rerender
 from validator.runs import replay
 from validator.runs.folder import JOURNAL, RENDERINGS, FolderError, RunFolder, utc_now
 from validator.secrets.pseudonyms import Pseudonyms
+from validator.text import format_size
 
 MAX_BYTES = 4 * 2**20
 """Size that a shared folder is kept below: a repository and a mail take it."""

@@ -20,7 +20,8 @@ from validator.pipeline.phases import State, begin, run_phase
 from validator.pipeline.resume_state import clean_loaded, with_secrets
 from validator.pipeline.write import Finished, render, report
 from validator.plan import first_plan, make_plan
-from validator.runbook import LoadedRunbook, find
+from validator.runbook import find
+from validator.runbook.load import LoadedRunbook
 from validator.runbook.places import absent
 from validator.runs.folder import ReportPaths, RunFolder, require_made_from, utc_now
 from validator.runs.replay import RunEnd, ending, events_of, lacked_room, pending

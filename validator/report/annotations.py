@@ -34,11 +34,6 @@ class Annotation(NamedTuple):
     mark: Mark | None = None
 
 
-def on_actions(environment: Mapping[str, str]) -> bool:
-    """Whether this process runs in a job of GitHub Actions."""
-    return environment.get("GITHUB_ACTIONS", "") not in ("", "false")
-
-
 def annotation_lines(
     annotations: Iterable[Annotation], environment: Mapping[str, str], *, cwd: str | None = None
 ) -> Iterator[str]:

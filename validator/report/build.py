@@ -8,7 +8,6 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
-from validator.model.units import format_duration, format_size
 from validator.model.verdict import Finding, PhaseReport, RemainingTime, ValidationReport
 from validator.report import page as views
 from validator.report.advice import next_step
@@ -19,7 +18,7 @@ from validator.report.exports import export_lines
 from validator.report.specs import ChartData
 from validator.report.tiles import tiles_of
 from validator.report.timeline import run_spans, timeline_table
-from validator.text import clean, format_time, format_value, one_line, plural
+from validator.text import clean, format_duration, format_size, format_time, format_value, one_line, plural
 from validator.times import parse_time
 
 MAX_ARTIFACTS = 400

@@ -134,6 +134,7 @@ def contrast_lines(contrast: Contrast, *, width: int = 80, color: bool = False) 
     for caveat in contrast.caveats:
         lines += wrap(f"! {caveat}", width=width, indent="  ", first="")
     lines += _metric_lines(contrast, width=width, color=color)
+    lines += [f"{'Next    ' if not index else ' ' * 8}{text}" for index, text in enumerate(contrast.commands)]
     for table in difference_tables(contrast, ("A", "B")):
         lines += ["", paint(table.caption, "bold", color=color)]
         lines += text_table(table.columns, table.rows, width=width, color=color)

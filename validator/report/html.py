@@ -27,7 +27,7 @@ from validator.report.charts import all_figures
 from validator.report.figure import Figure, with_drawing
 from validator.report.page import Page, RunView, status_view
 from validator.report.specs import LABEL_CSS, ChartData, chart_css
-from validator.report.timeline import timeline_figure
+from validator.report.timeline import MARKS, timeline_figure
 from validator.startup import shipped
 
 
@@ -44,7 +44,15 @@ def environment() -> Environment:
         bytecode_cache=_bytecode_cache(),
     )
     made.filters["sentence"] = _sentence
+    made.filters["sign"] = _sign
     return made
+
+
+def _sign(text: str) -> Markup:
+    """A sign as text, or drawn where fonts may lack it; beside it stands the word that says the same."""
+    if text not in MARKS:
+        return escape(text)
+    return Markup('<svg class="mark" viewBox="0 0 12 12" aria-hidden="true"><path d="{}"/></svg>').format(MARKS[text])
 
 
 def _sentence(text: str) -> Markup:

@@ -7,13 +7,12 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import NamedTuple
 
-from validator.model.units import format_duration
 from validator.model.verdict import PhaseReport, RunReport, ValidationReport
 from validator.report.build_runs import ended
 from validator.report.figure import Figure, make_figure
 from validator.report.page import Table
 from validator.report.specs import PALETTE, WIDE, MachineCharts, Slowdown
-from validator.text import format_percent, format_value, one_line, plural
+from validator.text import format_duration, format_percent, format_value, one_line, plural
 from validator.times import unix_seconds
 
 # A chart of bars in named rows.
@@ -31,6 +30,10 @@ _AXIS_PX = 36
 
 _TICKS = 8
 _TEXT, _GRID, _AXIS = (PALETTE[role].light for role in ("text", "grid", "axis"))
+
+
+MARKS = {"✓": "M2 6.5 4.8 9.5 10 3", "✕": "M3 3 9 9M9 3 3 9"}
+"""Signs that many fonts lack, as lines in a box of 12 by 12."""
 
 
 class Bar(NamedTuple):
@@ -121,7 +124,12 @@ def _bars_svg(rows: Sequence[str], bars: Sequence[Bar], *, scale: float, width: 
         yield ' fill-opacity="0.8"/>'
     yield f'<g font-size="9px" fill="{_TEXT}" text-anchor="middle">'
     for bar, x, wide in shown:
-        yield f'<text x="{x + wide / 2:.1f}" y="{_middle(found[bar.row]) - 2.5:g}">{escape(bar.sign)}</text>'
+        middle, y = x + wide / 2, _middle(found[bar.row]) - 2.5
+        if bar.sign in MARKS:
+            yield f'<path transform="translate({middle - 4.5:.1f},{y - 8:g}) scale(.75)" d="{MARKS[bar.sign]}"'
+            yield f' fill="none" stroke="{_TEXT}" stroke-width="1.6"/>'
+        else:
+            yield f'<text x="{middle:.1f}" y="{y:g}">{escape(bar.sign)}</text>'
     yield "</g>"
 
 
@@ -226,7 +234,8 @@ def _timeline_summary(spans: Sequence[RunSpan], length_s: float) -> str:
     share = f" ({format_percent(min(1.0, busy_s / length_s))} of the time)" if length_s > 0 else ""
     return (
         f"{plural(len(spans), 'attempt')} in {format_duration(length_s)}: {how}. Runs were active for "
-        f"{format_duration(busy_s)}{share}. Green with ✓: ended by itself with code 0; red with ✕: any other end."
+        f"{format_duration(busy_s)}{share}. Green with a check mark: ended by itself with code 0; red with a cross: "
+        "any other end."
     )
 
 
@@ -298,7 +307,7 @@ def _throttling_summary(found: Sequence[tuple[RunReport, Slowdown]], watched: Wa
     shares = ", ".join(f"{reason} {format_percent(spent / total_s)}" for reason, spent in by_reason.items())
     text = f"Share of the GPUs' time: {shares}."
     if any(slow.invalid for _, slow in found):
-        text += " ✕, red: thermal or hardware throttling; these steps are not measured."
+        text += " A cross, red: thermal or hardware throttling; these steps are not measured."
     if any(not slow.invalid for _, slow in found):
         text += " i, blue: the power cap, which is normal operation."
     return text

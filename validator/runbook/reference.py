@@ -20,7 +20,7 @@ from validator.model.readers import READERS
 from validator.model.remedy import PLAYBOOK, Remedy
 from validator.model.schemas import SCALARS, SCHEMAS
 from validator.model.settings import PLACEHOLDERS
-from validator.model.units import format_duration, format_size
+from validator.text import format_duration, format_size
 
 SCHEMA_ID = "validator-runbook-1"
 

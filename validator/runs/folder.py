@@ -32,7 +32,7 @@ from validator.model.verdict import ValidationReport
 from validator.times import iso_now
 
 if TYPE_CHECKING:
-    from validator.runbook import LoadedRunbook
+    from validator.runbook.load import LoadedRunbook
 
 
 RENDERINGS = ("result.json", "report.html", "report.md", "junit.xml", "recommended.env")

@@ -165,7 +165,8 @@ def best_reading(claim: Claim, clock: Clock, *, after_step: int = 0) -> tuple[Cl
     """The claim as the clock shows it to be meant, and how it then compares.
 
     Trainers print a time per step, but also the time of all steps since the last row, the mean since the start, or
-    the time since the start. The first of these that fits is taken; where none does, the claim stays as it is.
+    the time since the start; and a name such as `dt` says neither seconds nor milliseconds. The first of these that
+    fits is taken; where none does, the claim stays as it is.
     """
     plain = compare(claim, clock, after_step=after_step)
     if plain is None or plain.fits(whole=claim.whole):
@@ -187,3 +188,4 @@ def _readings(claim: Claim) -> Iterator[tuple[str, Floats]]:
     yield "the mean since the start", np.diff(done * each, prepend=0.0)
     if not claim.whole:
         yield "the time since the start", np.diff(each, prepend=0.0)
+        yield "milliseconds", claim.seconds / 1e3

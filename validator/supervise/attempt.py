@@ -13,7 +13,6 @@ from pathlib import Path
 
 from validator.model.plan import RunSpec
 from validator.model.record import Attempt, Reason
-from validator.model.units import format_duration
 from validator.runs.journal import Journal
 from validator.secrets.redact import redact_words
 from validator.supervise.at_steps import ended_as_asked
@@ -28,6 +27,7 @@ from validator.supervise.wait import CancelToken, Waiter
 from validator.supervise.watch import HALT_FILE, named_anomaly, write_halt
 from validator.system.nvml import Gpus
 from validator.system.processes import oom_kills
+from validator.text import format_duration
 from validator.times import iso_now
 
 _RUNNERS_OWN = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EIO)

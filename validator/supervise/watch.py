@@ -10,18 +10,21 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from validator.errors import ExitCode
 from validator.files import Tree, is_file
+from validator.ingest.logs import log_lines, recognized
 from validator.model.catalogue import PACES
+from validator.model.recipes import Recipe
 from validator.model.runbook import BUNDLED_METRICS, TrainerMetrics, Watchdog
 from validator.runs.folder import FolderError
 from validator.supervise.follow import RunFollower
 from validator.supervise.wait import CancelToken, cancel_on_signals
 from validator.supervise.watchdog import Activity, AnomalyRules, CpuMeter, Pace, judge_silence
 from validator.system.processes import ProcessId, all_stats, catches, read_stat, still_alive
-from validator.text import format_number
+from validator.text import CommandGuard, format_number
 from validator.times import iso_now
 
 HALT_FILE = ".HALT"
@@ -53,6 +56,9 @@ def write_halt(out: Path, *, code: str, why: str) -> None:
 
 # The watchdog without a supervisor: on any trainer's folder, however the trainer was started.
 
+_MANY_LINES, _RETRY_S = 200, 5.0
+"""Lines of a log in which a known format must have appeared, and how soon it is looked for again."""
+
 _JOIN_BYTES = 256 << 10  # how far back a folder is read when watching begins
 
 
@@ -60,9 +66,10 @@ _JOIN_BYTES = 256 << 10  # how far back a folder is read when watching begins
 class WatchEvent:
     """What the watchdog saw.
 
-    `code` is `progress` (the step advanced), `slow`, an anomaly's code (`nan_loss`, `stall`, …), or one of the ends:
-    `done` (every rank reported it), `gone` (the trainer's processes ended without reporting it), `halted` (`.HALT` is
-    there). `halt_written` says whether this event made the watchdog write `.HALT`.
+    `code` is `reading` (the format of a log was recognized), `progress` (the step advanced), `slow`, an anomaly's code
+    (`nan_loss`, `stall`, …), or one of the ends: `done` (every rank reported it), `gone` (the trainer's processes ended
+    without reporting it), `halted` (`.HALT` is there). `halt_written` says whether this event made the watchdog write
+    `.HALT`.
     """
 
     time: str
@@ -87,17 +94,21 @@ def watch(
 
     With `halt`, an anomaly or a stall makes it ask the ranks for their stacks (SIGUSR1, where they handle it), write
     `.anomaly_type` and `.HALT`, and end. Without, it keeps watching. It also ends when the trainer has, which `ended`
-    says of a trainer whose output is all that is known.
+    says of a trainer whose output is all that is known. A log that nothing says how to read is read by its format.
 
     Raises:
-        FolderError: when there is no such folder or log, or no pattern to read a log by.
+        FolderError: when there is no such folder or log, or a log is in no known format.
     """
     if not directory.is_dir() and not is_file(directory):
         raise FolderError(f"{directory} is not there; give the folder that the trainer writes to, or its log")
-    if directory.is_file() and metrics.stdout is None:
-        raise FolderError(
-            f"{directory} is a log, and nothing says how to read it; add --stdout 'step {{step}} loss {{loss}}'"
-        )
+    if directory.is_file() and not metrics.reads_log:
+        patience_s = (limits or Watchdog()).first_step
+        known = _recognized(directory, interval_s, cancel, ended, patience_s=patience_s)
+        if known is None:
+            return
+        metrics = metrics.model_copy(update={"stdout": known.pattern})
+        about = f"{directory.name} is read as lines of {known.name}; give --stdout PATTERN where that is wrong"
+        yield WatchEvent(iso_now("seconds"), "reading", about)
     watcher = _Watcher(directory.resolve(), limits or Watchdog(), metrics, halt=halt, ended=ended)
     while True:
         for event in watcher.look():
@@ -106,6 +117,29 @@ def watch(
                 return
         if _wait(interval_s, cancel, ended):
             return
+
+
+def _recognized(
+    log: Path, interval_s: float, cancel: CancelToken | None, ended: threading.Event | None, *, patience_s: float
+) -> Recipe | None:
+    """The print format of a log, which may still have to grow; None where the user stops the wait for it.
+
+    Raises:
+        FolderError: when it has many lines, or has had time for some, and none in a known format.
+    """
+    until = time.monotonic() + patience_s
+    while True:
+        found = recognized((log,))
+        if found is not None:
+            return found[1]
+        many = sum(1 for _ in islice(log_lines(log), _MANY_LINES)) == _MANY_LINES
+        if many or time.monotonic() >= until:
+            raise FolderError(
+                f"{log} is in no known print format, so nothing says how to read it; add --stdout 'step {{step}} loss "
+                "{loss}'"
+            )
+        if _wait(min(interval_s, _RETRY_S), cancel, ended):
+            return None
 
 
 def _wait(interval_s: float, cancel: CancelToken | None, ended: threading.Event | None) -> bool:
@@ -233,7 +267,7 @@ def _descends(pid: int, ancestors: set[int], parents: dict[int, int]) -> bool:
     return True
 
 
-_HARMLESS = ("progress", "slow", "done", "gone")
+_HARMLESS = ("reading", "progress", "slow", "done", "gone")
 
 
 @dataclass(frozen=True)
@@ -298,27 +332,31 @@ def watch_to_end(
 
 
 @contextmanager
-def printed_to_log(source: int, echo: int | None) -> Iterator[tuple[Path, threading.Event]]:
+def printed_to_log(
+    source: int, echo: int | None, guard: CommandGuard | None = None
+) -> Iterator[tuple[Path, threading.Event]]:
     """A log that receives what the descriptor `source` gives, such as a pipe from a trainer, and an event for its end.
 
-    All of it is passed on to the descriptor `echo`, until that is closed. The log is removed afterwards.
+    All of it is passed on to the descriptor `echo`, through `guard`, until that is closed. The log is removed
+    afterwards.
     """
     ended = threading.Event()
     with tempfile.TemporaryDirectory(prefix="validator-watch-") as folder:
         log = Path(folder) / "stdin.log"
         log.touch()
-        threading.Thread(target=_copy, args=(source, log, echo, ended), daemon=True).start()
+        threading.Thread(target=_copy, args=(source, log, echo, ended, guard), daemon=True).start()
         yield log, ended
 
 
-def _copy(source: int, log: Path, echo: int | None, ended: threading.Event) -> None:
+def _copy(source: int, log: Path, echo: int | None, ended: threading.Event, guard: CommandGuard | None = None) -> None:
     # Descriptors and no file objects: a thread that holds the lock of one when Python ends would abort it.
     try:
         with log.open("ab", buffering=0) as file:
             while data := os.read(source, 1 << 16):
                 with suppress(OSError):  # a full disk must not stop the trainer, which would block on its pipe
                     file.write(data)
-                echo = None if echo is None or not _written(echo, data) else echo
+                shown = data if guard is None else guard.guarded_bytes(data)
+                echo = None if echo is None or not _written(echo, shown) else echo
     finally:
         ended.set()
 

@@ -16,7 +16,9 @@ import numpy as np
 import pytest
 
 from validator.ingest import collect_dir
+from validator.model.columns import contract_values
 from validator.model.pattern import line_pattern
+from validator.model.recipes import recognize
 from validator.model.result import Result
 from validator.model.runbook import TrainerMetrics
 
@@ -329,3 +331,29 @@ def test_rows_beside_a_line_about_a_pause_are_known(tmp_path: Path) -> None:
     places = read(tmp_path, iter(lines)).evidence.places
     assert places is not None
     assert places.pauses.tolist() == [100, 101]
+
+
+@pytest.mark.parametrize(
+    ("line", "step_time_s"),
+    [
+        ("step {n} | loss 2.{n} | 21 ms/step", 0.021),
+        ("step {n} | loss 2.{n} | 21 ms / step 5000 tok/s", 0.021),
+        ("iter {n} loss 2.{n} 0.35 s/it", 0.35),
+        ("iter {n}: loss 2.{n} (2.5 it/s)", 0.4),
+        ("step {n}, loss: 2.{n}, 2.5 steps/sec", 0.4),
+        ("step {n} loss 2.{n} 0.35 sec per step", 0.35),
+        ("step={n} loss=2.{n} s/it=0.35", 0.35),
+        ("step {n} loss 2.{n} it/s: 2.5", 0.4),
+        ("step {n} | loss 2.{n} | 25 ms/step | 40 it/s", 0.025),
+        ("step {n} loss 2.{n} ms/step 21", None),
+        ("step {n} loss 2.{n} 100 items/s, 5 samples/s, eta 10 s", None),
+    ],
+)
+def test_the_time_of_a_step_is_known_by_its_unit(line: str, step_time_s: float | None) -> None:
+    found = recognize((n, line.format(n=n)) for n in range(1, 6))
+    assert found is not None
+    printed = line_pattern(found[0].pattern).read(line.format(n=5))
+    assert printed is not None
+    values = contract_values(printed.values)
+    assert values["loss"] == 2.5
+    assert values.get("step_time_s") == (None if step_time_s is None else pytest.approx(step_time_s))

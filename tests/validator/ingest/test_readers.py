@@ -19,6 +19,7 @@ from validator.ingest.readers.renditions import SUFFIX, rendition
 from validator.ingest.readers.tensorboard import masked_crc32c
 from validator.model.metrics import TrainerMetrics
 from validator.model.readers import READERS, logged_name, matcher
+from validator.model.recipes import RECIPES
 from validator.model.result import Result
 
 LOGGED = Path(__file__).with_name("logged")
@@ -220,6 +221,19 @@ def test_json_lines_by_their_keys(tmp_path: Path) -> None:
         ("elapsed_time", [f"0:00:{10 * i:02}" for i in range(1, 6)], "step_time_s", 10.0),
         ("timestamp", [1.7e9 + 2 * i for i in range(1, 9)], "step_time_s", 2.0),
         ("dt_ms", [250.0] * 8, "step_time_s", 0.25),
+        ("step_ms", [250.0] * 8, "step_time_s", 0.25),
+        ("dt", [0.25] * 8, "step_time_s", 0.25),
+        ("iter_time", [0.25] * 8, "step_time_s", 0.25),
+        ("train/dt", [0.5 * i for i in range(1, 9)], "step_time_s", 0.5),
+        ("it/s", [4.0] * 8, "step_time_s", 0.25),
+        ("time", [0.5, 0.6, 0.5, 0.6, 0.5, 0.6, 0.5, 0.6], "step_time_s", 0.6),
+        ("time", [1.7e9 + 2 * i for i in range(1, 9)], "step_time_s", 2.0),
+        ("time_ms", [250.0] * 8, "step_time_s", 0.25),
+        ("time_ms", [1.7e12 + 2000 * i for i in range(1, 9)], "step_time_s", 2.0),
+        ("time_ms", [500 * i for i in range(1, 9)], "step_time_s", 0.5),
+        ("elapsed", [0.5 * i for i in range(1, 9)], "step_time_s", 0.5),
+        ("elapsed", [9 + 0.5 * i for i in range(1, 9)], "step_time_s", 0.5),
+        ("elapsed", [0.5, 0.6, 0.5, 0.6, 0.5, 0.6, 0.5, 0.6], "step_time_s", 0.6),
         ("avg_tokens_per_sec", [9.0] * 8, "toks_per_s", None),
         ("mean_step_time", [9.0] * 8, "step_time_s", None),
         ("train_samples_per_second", [9.0] * 8, "samples_per_s", None),
@@ -228,12 +242,21 @@ def test_json_lines_by_their_keys(tmp_path: Path) -> None:
 def test_times_and_means_are_taken_for_what_they_are(
     key: str, values: list[Any], series: str, found: float | None, tmp_path: Path
 ) -> None:
-    (tmp_path / "log.jsonl").write_text(jsonl(*({"step": i, "loss": 2, key: x} for i, x in enumerate(values, 1))))
+    rows = [{"step": i, "loss": 2, key: x} for i, x in enumerate(values, 1)]
+    (tmp_path / "log.jsonl").write_text(jsonl(*rows))
     result = read(tmp_path, "jsonl")
     if found is None:
         assert series not in result.series
-    else:
-        assert result.series[series].values[-1] == pytest.approx(found)
+        return
+    assert result.series[series].values[-1] == pytest.approx(found)
+    if key not in ("train/dt", "it/s"):
+        printed = tmp_path / "printed"
+        (printed / "logs").mkdir(parents=True)
+        text = jsonl(*rows) if "time" in key else jsonl(*rows).replace(" ", "")
+        (printed / "logs" / "stdout.log").write_text(text)
+        recipe = next(one for one in RECIPES if one.name == "records")
+        again = collect_dir(printed, metrics=TrainerMetrics(stdout=recipe.pattern))
+        assert again.series[series].values[-1] == pytest.approx(found), "printed it is read alike"
 
 
 def test_two_files_with_one_series_are_an_error_with_its_fix(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from validator.init.command import TrainerCommand
-from validator.init.draft import draft, lengths_of
+from validator.init.draft import draft, lengths_of, yaml_text
 from validator.init.launch import CommandLaunch
 from validator.init.reading import TrialReading
 from validator.init.settings import with_placeholders
@@ -67,6 +67,12 @@ def test_it_passes_check_and_waits_for_its_bounds(found: TrialReading | None, gp
     assert loaded.runbook.defaults.nproc == gpus
     assert loaded.runbook.defaults.env == {"A": "1:2"}
     assert [phase.id for phase in loaded.runbook.phases] == ["baseline", "soak"]
+
+
+@pytest.mark.parametrize("text", [".", "..", "../a", ".5", "-.5", "1_0", "0x1f", "0o17", "1:20", "2020-01-01", "no"])
+def test_a_text_stays_a_text(text: str) -> None:
+    assert yaml.safe_load(yaml_text(text)) == text
+    assert yaml_text(text) == text or text[-1] != "."
 
 
 def test_without_a_length_or_a_folder_it_is_still_sound() -> None:

@@ -99,6 +99,24 @@ def test_a_run_of_a_validation_is_seen_as_the_validation_saw_it(tmp_path: Path) 
     assert rc == 1
 
 
+def test_what_a_runbook_accepts_is_no_veto(log: Path, tmp_path: Path) -> None:
+    text = book(
+        train(accept=["loss.last < loss.first"], accept_findings=["missing-evidence"]),
+        metrics={"stdout": "step {step} loss {loss}"},
+    )
+    lines = "".join(f"step {i} loss {x:.4f}\n" for i, x in enumerate(falling(), 1))
+    root = laid_out(tmp_path, FakeRun(stdout=lines.replace("step 60 ", "stop 60 ")), text)
+    rc, found = inspected(root / "runs" / "baseline" / "r1")
+    (one,) = (one for one in found["findings"] if one["code"] == "missing-evidence")
+    assert (rc, one["severity"]) == (0, "info")
+    assert "Accepted by the runbook (accept_findings of phase baseline)." in one["message"]
+    log.write_text("".join(f"row {i}; nan; 40000\n" for i in range(1, 201)), encoding="utf-8")
+    for accepted, expected in (("[diverging]", 1), ("[nan-loss]", 0)):
+        runbook = RUNBOOK.replace("phases:", f"defaults: {{accept_findings: {accepted}}}\nphases:")
+        (log.parent / "mine.yaml").write_text(runbook, encoding="utf-8")
+        assert inspected(log, "--runbook", log.parent / "mine.yaml")[0] == expected
+
+
 def beats(rank: int, since: float, steps: int, *, done: bool = True) -> list[dict[str, Any]]:
     made = [
         {"ts": since + i, "pid": 7 + rank, "rank": rank, "step": i, "msg": "progress", "loss": 2.0}

@@ -9,8 +9,9 @@ import pytest
 
 from tests.validator.report import hostile, samples
 from validator.model.verdict import PhaseReport, Status, ValidationReport, Verdict
-from validator.report.annotations import LIMIT, Annotation, annotation_lines, of_problems, of_report, on_actions
+from validator.report.annotations import LIMIT, Annotation, annotation_lines, of_problems, of_report
 from validator.runbook import Mark, Problem
+from validator.text import on_actions
 
 BOOK = """\
 schema: 1

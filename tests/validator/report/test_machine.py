@@ -14,6 +14,7 @@ from validator.model.result import RunEvidence, Samples, SourceFile
 from validator.report.charts import phase_figures
 from validator.report.specs import ChartData, MachineCharts, RunCharts
 from validator.report.thinning import MAX_SAMPLES, machine_charts
+from validator.report.timeline import MARKS
 
 SOURCE = SourceFile(path="runs/baseline/r1/logs/telemetry.csv", sha256="0" * 64, bytes=1)
 THERMAL, CAP, IDLE = 0x40, 0x4, 0x1
@@ -127,5 +128,5 @@ def test_what_held_a_gpu_back_is_told_by_sign_share_and_table() -> None:
     assert figure.title == "GPU throttling"
     assert "hardware thermal slowdown 33.3 %" in figure.summary
     assert "these steps are not measured" in figure.summary
-    assert "✕" in figure.svg
+    assert MARKS["✕"] in figure.svg
     assert ("baseline/r1", "GPU 0", "hardware thermal slowdown", "yes", "1", "3") in figure.table.rows

@@ -230,6 +230,22 @@ def test_the_live_table_fits_80_columns(monkeypatch: pytest.MonkeyPatch, capsys:
     assert "GO  smoke-cpu" in capsys.readouterr().out
 
 
+def test_the_live_table_shows_the_time_of_a_step_where_there_is_no_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "80")
+    out = Screen()
+    with LiveObserver(stream=out, color=False, refresh_hz=50) as observer:
+        observer.started(PLAN, Path("reports/x"))
+        observer.phase_started(phase("baseline"), PLAN.phases[1])
+        observer.run_progress(progress(toks_per_s=None, step_time_s=0.0214))
+        observer._live.refresh()
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue())
+    assert "s/step" in shown
+    assert "tok/s" not in shown.partition("baseline/r1")[0].rpartition("state")[2]
+    assert "0.0214" in shown
+    assert "3.214" in shown
+
+
 def test_the_live_table_gives_the_terminal_back_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     out = Screen()

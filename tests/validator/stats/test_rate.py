@@ -148,6 +148,15 @@ def test_a_time_of_all_steps_since_the_row_before_is_one_of_each() -> None:
     assert mean(found) == pytest.approx(TOKENS / 0.1, rel=0.02)
 
 
+def test_a_time_in_milliseconds_is_taken_in_seconds() -> None:
+    times = ar1(300, cv=0.01, level=0.1)
+    found = measure(told(None, 1e3 * times, tokens_per_step=TOKENS, **arrivals(times)), warmup_steps=20)
+    assert mean(found, "step_time_s") == pytest.approx(0.1, rel=0.02)
+    for factor in (100.0, 1e4, 1e-3):
+        lie = measure(told(None, factor * times, **arrivals(times)), warmup_steps=20)
+        assert "by the validator's clock" in lie.windows["step_time_s"].invalid
+
+
 def test_a_mean_since_the_start_is_undone() -> None:
     times = np.r_[np.full(5, 4.0), ar1(395, cv=0.01, level=0.1)]
     average = np.cumsum(times) / np.arange(1, 401)

@@ -192,7 +192,18 @@ def test_a_nan_in_the_pipe_is_an_anomaly() -> None:
     os.close(source)
 
 
-def test_a_log_without_a_pattern_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "mine.log").touch()
+def test_a_log_without_a_pattern_is_read_by_its_format(tmp_path: Path) -> None:
+    log = tmp_path / "mine.log"
+    log.write_text("loading\n", encoding="utf-8")
+    lines = "".join(f"iter {n}: loss {3 - n / 10:.4f}, time 50.00ms, mfu 1.00%\n" for n in range(5))
+    threading.Timer(0.3, log.write_text, [f"loading\n{lines}iter 5: loss nan, time 50.00ms, mfu 1.00%\n"]).start()
+    events = watch(log, interval_s=0.05, halt=False, limits=watchdog(first_step=30.0), metrics=TrainerMetrics())
+    assert [next(events).code for _ in range(3)] == ["reading", "nan_loss", "progress"]
+
+
+@pytest.mark.parametrize(("lines", "first_step"), [(0, 0.1), (300, 900.0)])
+def test_a_log_in_no_known_format_is_refused(tmp_path: Path, lines: int, first_step: float) -> None:
+    (tmp_path / "mine.log").write_text("hello\n" * lines)
+    limits = watchdog(first_step=first_step)
     with pytest.raises(FolderError, match="nothing says how to read it; add --stdout"):
-        next(watch(tmp_path / "mine.log", metrics=TrainerMetrics()))
+        next(watch(tmp_path / "mine.log", interval_s=0.05, limits=limits, metrics=TrainerMetrics()))

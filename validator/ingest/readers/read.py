@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from validator.ingest.printed import Column
 from validator.ingest.read_log import ReadLog, read_raw, read_small
 from validator.ingest.readers import WHOLE, FoundFiles, decoder_of, runs_of
 from validator.ingest.readers.mlflow import SeveralRuns
 from validator.ingest.readers.rows import FAULTS, LoggedColumns
 from validator.ingest.readers.trainer_state import finished_steps
+from validator.ingest.rows import Column
 from validator.ingest.table import StepTable, read_table
 from validator.model.metrics import TrainerMetrics
 from validator.model.result import SourceFile

@@ -9,9 +9,9 @@ from typing import Protocol
 
 import numpy as np
 
-from validator.ingest.printed import Column, Note, with_derived
+from validator.ingest.derived import clocks, with_derived
 from validator.ingest.read_log import FaultLog
-from validator.ingest.rows import rising
+from validator.ingest.rows import Column, Note, rising
 from validator.model.columns import contract_values
 from validator.model.pattern import parse_number
 from validator.model.readers import STEP_KEYS, logged_name, plain_key
@@ -19,8 +19,6 @@ from validator.model.result import Floats, Steps
 
 MAX_KEYS = 512
 MAX_STEP = 2**53
-_FEW, _NEAR_START = 5, 3.0
-"""Rows from which a time that only rises may be a running one, and how many rows' growth its first value is at most."""
 
 
 @dataclass(frozen=True)
@@ -180,7 +178,7 @@ class LoggedColumns:
         if "timestamp" not in found and self.columns:
             longest = max(self.columns.values(), key=lambda column: len(column[0]))
             self._add_times(found, *(np.array(longest[place]) for place in (0, 2)))
-        return with_derived(_unhidden(_contract(_clocks(found))))
+        return with_derived(_unhidden(_contract(clocks(found))))
 
     @staticmethod
     def _add_times(found: dict[str, Column], steps: Steps, times: Floats) -> None:
@@ -194,25 +192,6 @@ def _without_repeats(steps: Steps, values: Floats) -> Steps:
     return np.flatnonzero(np.append(~same, True))[: len(steps)]
 
 
-def _clocks(found: dict[str, Column]) -> dict[str, Column]:
-    """The same, with a running time that is named as one of a step, or as none in particular, for what it is.
-
-    A time that only rises, and whose first value is about what a row adds, runs since the start.
-    """
-    made = dict(found)
-    for name in ("time", "step_time_s", "step_time_ms", "time_s", "seconds", "wall", "wall_clock", "clock"):
-        if name not in made:
-            continue
-        values = made[name][1]
-        if values.size and float(np.nanmin(values)) > 1e8:
-            made.setdefault("timestamp", made.pop(name))
-        elif _runs(values):
-            made.setdefault("elapsed_ms" if name.endswith("_ms") else "elapsed_s", made.pop(name))
-        elif name == "time":
-            made.setdefault("step_time_s", made.pop(name))
-    return made
-
-
 def _unhidden(found: dict[str, Column]) -> dict[str, Column]:
     """The same, with a loss of NaN where a logger wrote 0 in its place: the norm of its gradients is NaN there."""
     if not {"loss", "grad_norm"} <= found.keys():
@@ -220,13 +199,6 @@ def _unhidden(found: dict[str, Column]) -> dict[str, Column]:
     (steps, losses), (at, norms) = found["loss"], found["grad_norm"]
     hidden = (losses == 0) & np.isin(steps, at[np.isnan(norms)])
     return {**found, "loss": (steps, np.where(hidden, np.nan, losses))}
-
-
-def _runs(values: Floats) -> bool:
-    if values.size < _FEW or not np.isfinite(values).all():
-        return False
-    gains = np.diff(values)
-    return bool((gains > 0).all() and values[0] <= _NEAR_START * float(np.median(gains)))
 
 
 def _contract(found: dict[str, Column]) -> dict[str, Column]:

@@ -15,7 +15,6 @@ from rich.text import Text
 
 from validator.model.plan import PhasePlan, Plan
 from validator.model.runbook import Phase
-from validator.model.units import format_duration
 from validator.model.verdict import PhaseReport, ValidationReport
 from validator.plan.eta import Eta
 from validator.report.page import status_view
@@ -24,7 +23,7 @@ from validator.report.terminal.observer import Observer
 from validator.report.terminal.summary import summary_lines
 from validator.runs.folder import ReportPaths
 from validator.supervise.monitor import Progress
-from validator.text import format_number, one_line, plural
+from validator.text import format_duration, format_number, one_line, plural
 
 _STYLES = {"good": "green", "bad": "bold red", "warn": "yellow", "info": "cyan", "muted": "dim"}
 _STATES = {"running": "green", "starting": "cyan", "slow": "yellow", "stopping": "yellow", "ended": "dim"}
@@ -120,8 +119,10 @@ class LiveObserver(Observer):
         progress = self._progress
         table.add_column("run", no_wrap=True, overflow="ellipsis", min_width=12, max_width=21)
         table.add_column("state", no_wrap=True, min_width=8)
+        timed = progress is not None and progress.toks_per_s is None and progress.step_time_s is not None
         for name, width in _COLUMNS:
-            table.add_column(name, justify="right", no_wrap=True, min_width=width)
+            shown = "s/step" if timed and name == "tok/s" else name  # of a trainer that reports no rate
+            table.add_column(shown, justify="right", no_wrap=True, min_width=width)
         if progress is None:
             elapsed = format_duration(time.monotonic() - self._phase_began_s)
             table.add_row(one_line(self._phase or "", limit=60), Text("working", "cyan"))
@@ -131,7 +132,7 @@ class LiveObserver(Observer):
             one_line(progress.run, limit=60),
             Text(progress.state, _STATES.get(progress.state, "")),
             steps_cell(progress),
-            format_number(progress.toks_per_s),
+            format_number(progress.step_time_s if timed else progress.toks_per_s),
             format_number(progress.loss),
             format_number(round(progress.mem_mib) if progress.mem_mib is not None else None),
             _short_time(progress.heartbeat_age_s, waited_s),
