@@ -44,13 +44,13 @@ class _Load(NamedTuple):
 
 @rule("busy-host", "warning", of="run")
 def busy_host(run: RunFacts) -> Iterator[Diagnosis]:
-    """Other programs used the CPU while the run was measured, and hardly any was left: steps waited for them."""
+    """Other programs used the CPU while the run was measured, and hardly any was left, so steps may have waited."""
     load, said = _load(run), beside(run)
     if not run.timed or load is None or not said:
         return
     means = ((name, float(values.mean())) for name, values in (("cpu", load.busy), ("other_cpu", load.others)))
     yield Diagnosis(
-        f"{said.strip()} Steps waited for them.",
+        f"{said.strip()} Steps may have waited for them.",
         because=[evidence(f"host_{name}_pct: {mean:.0f} % on average", load.path) for name, mean in means],
         next_step=ALONE,
     )

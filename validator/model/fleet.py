@@ -88,6 +88,7 @@ class FleetOutlier(Frozen):
     intermittent: bool
     by: Literal["swap", "alone", "none"] = Field(description="How it was measured again.")
     against: FleetSubject | None = Field(None, description="The faster one, where there is no majority.")
+    tolerable: bool = Field(False, description="Inconclusive, and not slow enough to leave its node out.")
 
     @property
     def code(self) -> Literal["slow-node", "slow-link"]:

@@ -20,7 +20,8 @@ def next_step(report: ValidationReport, findings: Sequence[FindingView]) -> Next
 
     It comes from the first finding that forbids GO; else from the first one about a required phase that did not pass,
     those that failed first; else from that phase's own criteria. A phase that was only too short needs more steps,
-    whatever was found about its rate. `findings` are in the order in which the page shows them.
+    whatever was found about its rate, but for other programs, which widen its intervals. `findings` are in the order
+    in which the page shows them.
     """
     if report.decision == "IN_PROGRESS":
         return None
@@ -36,14 +37,23 @@ def next_step(report: ValidationReport, findings: Sequence[FindingView]) -> Next
     for phase in unmet:
         place = anchor("phase", phase.id)
         by_cause = sorted(numbered, key=lambda one: one[1].code not in _ENDS) if _unfinished(phase) else numbered
-        for number, finding in by_cause if too_short(phase) is None else ():
-            if finding.next_step and finding.severity == "warning" and place in (finding.anchor, *finding.also):
+        for number, finding in by_cause:
+            about = finding.severity == "warning" and place in (finding.anchor, *finding.also)
+            if about and finding.next_step and _may_explain(finding, phase):
                 return _of_finding(number, finding._replace(anchor=place), report)
     return _phase_step(unmet[0], report) if unmet else None
 
 
 _ENDS = ("crashed", "ended-early", "oom", "disk-full", "port-in-use", "nccl-error", "over-budget")
 """Findings that say why a run did not come to its end; whatever else was noticed did not end it."""
+
+
+def _may_explain(finding: FindingView, phase: PhaseReport) -> bool:
+    """Whether the finding can be why the phase is open: other programs change no loss, and make a phase too short."""
+    unmet = [item for item in phase.criteria if item.required and item.status == phase.status]
+    if finding.code == "busy-host":
+        return not unmet or any(not item.text.startswith("loss.") for item in unmet)
+    return too_short(phase) is None
 
 
 def _unfinished(phase: PhaseReport) -> bool:
