@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from validator.model.cluster import Cluster as Cluster
 from validator.model.metrics import BUNDLED_METRICS as BUNDLED_METRICS
 from validator.model.metrics import ExtraSeries as ExtraSeries
 from validator.model.metrics import TrainerMetrics as TrainerMetrics
@@ -47,6 +48,7 @@ class Runbook(Frozen):
     title: str | None = Field(None, description="Heading of the report; default is the name.")
     description: str | None = Field(None, description="What the runbook decides, in a sentence or two.")
     hardware: Hardware = Field(default_factory=Hardware, description="What the runbook was written for.")
+    cluster: Cluster | None = Field(None, description="Several machines; without it everything runs on this one.")
     trainer: Trainer = Field(default_factory=Trainer, description="The program under validation.")
     defaults: Defaults = Field(default_factory=Defaults, description="Values for every phase that sets none.")
     secrets: tuple[str, ...] = Field(

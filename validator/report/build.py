@@ -15,6 +15,7 @@ from validator.report.build_criteria import VETO, check_row, criterion_row, exce
 from validator.report.build_runs import comparison_table, has_rates, phase_facts, remedies_table, run_view, runs_table
 from validator.report.contrast import since_view
 from validator.report.exports import export_lines
+from validator.report.fleet import fleet_view
 from validator.report.specs import ChartData
 from validator.report.tiles import tiles_of
 from validator.report.timeline import run_spans, timeline_table
@@ -70,6 +71,7 @@ def build_page(report: ValidationReport, charts: ChartData | None = None) -> vie
         next_step=next_step(report, findings),
         tiles=tiles_of(report, charts or ChartData()),
         open_items=open_items(report, findings, pending),
+        fleet=None if report.fleet is None else fleet_view(report.fleet, report.run_id),
         undecided=_undecided(report),
     )
 

@@ -15,6 +15,7 @@ from pydantic.fields import FieldInfo
 
 from validator.model import runbook as models
 from validator.model.catalogue import METRICS, STATISTICS
+from validator.model.cluster import SlurmOptions, SshOptions
 from validator.model.columns import ALIASES, OTHER_UNITS
 from validator.model.readers import READERS
 from validator.model.remedy import PLAYBOOK, Remedy
@@ -79,6 +80,9 @@ def _key_sections() -> Iterator[str]:
     yield from _section("Top level", models.Runbook, level=2)
     for title, model in (
         ("`hardware`", models.Hardware),
+        ("`cluster`", models.Cluster),
+        ("`cluster.slurm`", SlurmOptions),
+        ("`cluster.ssh`", SshOptions),
         ("`trainer`", models.Trainer),
         ("`trainer.metrics`", models.TrainerMetrics),
         ("A reader in `reader`", None),
