@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from validator.diagnose import loss_curve
+from validator.diagnose import evidence_quality, loss_curve
 from validator.diagnose.rule import Diagnosis, RunFacts, evidence, hit_evidence, rule
 from validator.model.runbook import Watchdog
 from validator.text import format_duration
@@ -122,8 +122,8 @@ def ended_early(run: RunFacts) -> Iterator[Diagnosis]:
 
 def _end_has_a_cause(run: RunFacts) -> bool:
     """Whether another finding says why the run ended, so that the early end is no fact of its own."""
-    not_finite = next(loss_curve.nan_loss.look(run), None) is not None
-    return not_finite or bool(run.irregular("stale-halt") or run.hits("oom") or run.hits("disk_full"))
+    named = any(True for one in (loss_curve.nan_loss, evidence_quality.stale_halt) for _ in one.look(run))
+    return named or bool(run.hits("oom") or run.hits("disk_full"))
 
 
 @rule("slow-not-hung", "warning", of="run")
