@@ -9,8 +9,9 @@ from torch import Tensor
 
 from nsa.attention.spans import span
 from nsa.kernels.compress import compress_kernel
-from nsa.kernels.config import FUSED, Tile, next_power_of_2
+from nsa.kernels.config import FUSED, Tile, hopper_asked, next_power_of_2
 from nsa.kernels.forward import combine_kernel, compressed_kernel
+from nsa.kernels.hopper import forward as hopper_forward
 from nsa.kernels.index import offsets_kernel, scatter_kernel, tile_map_kernel
 from nsa.kernels.problem import Problem, ceil_div, strides
 from nsa.kernels.select import select_kernel
@@ -73,6 +74,8 @@ def compress(x: Tensor, p: Problem) -> Tensor:
 
 
 def _compressed(q: Tensor, kc: Tensor, vc: Tensor, p: Problem) -> tuple[Tensor, Tensor]:
+    if hopper_asked() and hopper_forward.why_no_forward(q, kc, vc, p) is None:
+        return hopper_forward.compressed(q, kc, vc, p)
     o = q.new_empty(p.B, p.S, p.H, p.dims.dv)
     lse = q.new_empty(p.B, p.S, p.H, dtype=torch.float32)
     if not p.n_cmp:

@@ -92,6 +92,12 @@ DEVICE void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "mem
 DEVICE void products_close() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int OPEN> DEVICE void products_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(OPEN) : "memory"); }
 
+// What follows waits for `x`, which is never negative: the assembler would put the wait for products before independent work
+// that is to run beside them.
+DEVICE void after(float x) {
+    if (__any_sync(~0u, x < 0.f)) asm volatile("trap;");
+}
+
 // A matrix operand in shared memory, rows of 128 bytes swizzled by 128. `leading`: bytes from one 64 columns to the next,
 // read only where the operand lies across (its long side is not the one summed over).
 DEVICE u64 operand(u32 address, u32 leading) {
