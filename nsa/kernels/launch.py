@@ -73,8 +73,8 @@ def compress(x: Tensor, p: Problem) -> Tensor:
     return out
 
 
-def _compressed(q: Tensor, kc: Tensor, vc: Tensor, p: Problem) -> tuple[Tensor, Tensor]:
-    if hopper_asked() and hopper_forward.why_no_forward(q, kc, vc, p) is None:
+def _compressed(q: Tensor, kc: Tensor, vc: Tensor, p: Problem, *, by_wgmma: bool) -> tuple[Tensor, Tensor]:
+    if by_wgmma:
         return hopper_forward.compressed(q, kc, vc, p)
     o = q.new_empty(p.B, p.S, p.H, p.dims.dv)
     lse = q.new_empty(p.B, p.S, p.H, dtype=torch.float32)
@@ -89,7 +89,9 @@ def _compressed(q: Tensor, kc: Tensor, vc: Tensor, p: Problem) -> tuple[Tensor, 
     return o, lse
 
 
-def _select(q: Tensor, kc: Tensor, lse: Tensor, p: Problem) -> tuple[Tensor, Tensor]:
+def _select(q: Tensor, kc: Tensor, lse: Tensor, p: Problem, *, by_wgmma: bool) -> tuple[Tensor, Tensor]:
+    if by_wgmma and hopper_forward.why_no_select(q, kc, p) is None:
+        return hopper_forward.select(q, kc, lse, p)
     top = q.new_empty(p.bg, p.S, p.n_top, dtype=torch.int32)
     counts = q.new_zeros(p.bg, p.n_lists, dtype=torch.int32)
     tile = p.tiles.select
@@ -207,9 +209,10 @@ def forward(
     Without ``save`` the branch results of selection and window are empty: only the output and the selection count.
     """
     with span("nsa.cmp"):
-        o_cmp, lse_cmp = _compressed(q, kc, vc, p)
+        by_wgmma = hopper_asked() and hopper_forward.why_no_forward(q, kc, vc, p) is None
+        o_cmp, lse_cmp = _compressed(q, kc, vc, p, by_wgmma=by_wgmma)
     with span("nsa.sel.ranges_v2"):
-        index = _index(*_select(q, kc, lse_cmp, p), p) if p.n_top else _empty_index(q, p)
+        index = _index(*_select(q, kc, lse_cmp, p, by_wgmma=by_wgmma), p) if p.n_top else _empty_index(q, p)
     streams = (q, k_sel, v_sel, k_win, v_win)
     o, o_sel, o_win, lse_sel, lse_win = _selected_and_window(streams, o_cmp, gates, index, p, save=save)
     return o, Saved(o_cmp, o_sel, o_win, lse_cmp, lse_sel, lse_win, index)

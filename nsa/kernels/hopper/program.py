@@ -30,7 +30,7 @@ def source(name: str, constants: Constants) -> str:
         folder.joinpath(file).read_text(encoding="utf-8") for file in (_FIRST, _THEN, f"{name}.cu")
     )
     defined = "".join(f"#define {key} {value}\n" for key, value in constants)
-    widths = {of[key] for key in ("BM", "BN", "DK", "DV") if key in of} | {64}
+    widths = {of[key] for key in ("BM", "BN", "COLUMNS", "DK", "DV") if key in of} | {64}
     return defined + instructions + products(widths, half=bool(of["HALF"])) + shared + kernel
 
 
