@@ -11,6 +11,7 @@ from nsa.attention.spans import span
 from nsa.kernels.compress import compress_kernel
 from nsa.kernels.config import FUSED, Tile, hopper_asked, next_power_of_2
 from nsa.kernels.forward import combine_kernel, compressed_kernel
+from nsa.kernels.hopper import combine as hopper_combine
 from nsa.kernels.hopper import forward as hopper_forward
 from nsa.kernels.index import offsets_kernel, scatter_kernel, tile_map_kernel
 from nsa.kernels.problem import Problem, ceil_div, strides
@@ -165,8 +166,9 @@ def gather_constants(p: Problem, tile: Tile) -> dict[str, int | str]:
 
 
 def _selected_and_window(
-    streams: tuple[Tensor, ...], o_cmp: Tensor, gates: Tensor, index: Index, p: Problem, *, save: bool
-) -> tuple[Tensor, ...]:
+    streams: tuple[Tensor, ...], o_cmp: Tensor, gates: Tensor, index: Index, p: Problem, *, save: bool,
+    by_wgmma: bool,
+) -> tuple[Tensor, ...]:  # fmt: skip
     """``o, o_sel, o_win, lse_sel, lse_win``; the last four are empty unless ``save``."""
     q, k_sel, v_sel = streams[:3]
     dv = p.dims.dv
@@ -180,6 +182,7 @@ def _selected_and_window(
     part_lse = q.new_empty(most, p.n_pairs, p.hpg, dtype=torch.float32)
     tile, combine = p.tiles.gather, p.tiles.combine
     bt = p.tokens(combine)
+    by_wgmma = by_wgmma and hopper_combine.why_no_combine(streams, p) is None
     for first, count in slabs:
         if p.n_top:
             with span("nsa.sel"):
@@ -190,6 +193,12 @@ def _selected_and_window(
                 )  # fmt: skip
         # The window's kernel also reads the forced blocks and merges all branches by their gates.
         with span("nsa.win"):
+            if by_wgmma:
+                out = (o, o_sel, o_win, lse_sel, lse_win)
+                hopper_combine.combine(
+                    streams, o_cmp, gates, (part_o, part_lse), out, p, first=first, count=count, save=save
+                )  # fmt: skip
+                continue
             combine_kernel[(ceil_div(p.S, bt), count)](
                 *streams, o_cmp, gates, part_o, part_lse, o, o_sel, o_win, lse_sel, lse_win,
                 *(n for x in streams for n in strides(x)), first, p.S, p.n_pairs, p.scale2, **p.common(), NTOP=p.n_top,
@@ -214,5 +223,7 @@ def forward(
     with span("nsa.sel.ranges_v2"):
         index = _index(*_select(q, kc, lse_cmp, p, by_wgmma=by_wgmma), p) if p.n_top else _empty_index(q, p)
     streams = (q, k_sel, v_sel, k_win, v_win)
-    o, o_sel, o_win, lse_sel, lse_win = _selected_and_window(streams, o_cmp, gates, index, p, save=save)
+    o, o_sel, o_win, lse_sel, lse_win = _selected_and_window(
+        streams, o_cmp, gates, index, p, save=save, by_wgmma=by_wgmma
+    )  # fmt: skip
     return o, Saved(o_cmp, o_sel, o_win, lse_cmp, lse_sel, lse_win, index)

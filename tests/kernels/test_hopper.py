@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from nsa.kernels import nvrtc
-from nsa.kernels.hopper import forward, launch, program
+from nsa.kernels.hopper import combine, forward, launch, program
 from nsa.kernels.hopper.products import products
 from nsa.kernels.precompile import Shape, record
 from nsa.kernels.problem import Problem
@@ -25,6 +25,7 @@ KERNELS = {
     "gather_backward": (launch._gather_constants, launch._GatherArguments),
     "dense_forward": (forward._dense_constants, forward._DenseArguments),
     "scores": (forward._scores_constants, forward._ScoresArguments),
+    "combine": (combine._constants, combine._Arguments),
 }
 
 
@@ -58,27 +59,40 @@ def test_what_a_problem_lacks_is_named(changed: dict[str, Any], dense: str | Non
 
 
 @pytest.mark.parametrize(
-    ("changed", "dense", "select"),
+    ("changed", "dense", "select", "merge"),
     [
-        ({}, None, None),
-        ({"dtype": torch.float32}, "dtype", "dtype"),
-        ({"dk": 192}, None, None),
-        ({"dk": 256}, "head_dim", "head_dim"),
-        ({"S": 31}, "no_keys", "sizes"),
-        ({"S": 190}, None, "sizes"),
-        ({"hpg": 4}, None, None),
-        ({"hpg": 1}, None, "sizes"),
-        ({"hpg": 5}, None, "sizes"),
-        ({"l_sel": 32}, None, "sizes"),
-        ({"hpg": 129}, "sizes", "sizes"),
+        ({}, None, None, None),
+        ({"S": 8192}, None, "short", None),
+        ({"dtype": torch.float32}, "dtype", "dtype", "dtype"),
+        ({"dk": 192}, None, None, "head_dim"),
+        ({"dk": 256}, "head_dim", "head_dim", "head_dim"),
+        ({"S": 31}, "no_keys", "sizes", "no_keys"),
+        ({"S": 190}, None, "sizes", "no_keys"),
+        ({"hpg": 4}, None, None, None),
+        ({"hpg": 1}, None, "sizes", None),
+        ({"hpg": 5}, None, "sizes", None),
+        ({"hpg": 24}, None, None, None),
+        ({"hpg": 40}, None, "sizes", "sizes"),
+        ({"l_sel": 32}, None, "sizes", "sizes"),
+        ({"n_sel": 20}, None, None, "sizes"),
+        ({"hpg": 129}, "sizes", "sizes", "sizes"),
     ],
 )
 def test_what_a_problem_lacks_for_the_forward_pass(
-    changed: dict[str, Any], dense: str | None, select: str | None
+    changed: dict[str, Any], dense: str | None, select: str | None, merge: str | None
 ) -> None:
-    p = problem(**changed)
+    p = problem(**{"S": 32768} | changed)
     assert forward.forward_served(p) == dense
     assert forward.select_served(p) == select
+    assert combine.combine_served(p) == merge
+
+
+@pytest.mark.parametrize(("hpg", "dk", "dense"), [(16, 128, 3), (100, 128, 2), (6, 64, 3), (64, 64, 3), (16, 192, 2)])
+def test_rows_of_a_tile_are_mostly_in_use(hpg: int, dk: int, dense: int) -> None:
+    warpgroups = forward._dense_tile(problem(hpg, dk, min(dk, 128)))[0]
+    assert warpgroups == dense
+    rows = 64 * warpgroups
+    assert rows // hpg * hpg >= 0.75 * rows
 
 
 def test_tensors_on_the_cpu_stay_with_triton() -> None:
@@ -150,12 +164,13 @@ def test_launches_agree_with_the_sources_layout(name: str, of: tuple[int, int, i
     asked, given = KERNELS[name]
     constants, shared = asked(p)
     barriers, arguments = laid_out(name, constants, tmp_path)
-    stages = dict(constants)["STAGES"]
+    stages, ring = dict(constants)["STAGES"], dict(constants).get("RING", 0)
     n_barriers = {
         "dense_backward": 1 + 4 * stages,
         "gather_backward": 2 + 3 * stages,
         "dense_forward": 2 + 4 * stages,
         "scores": 6 + 2 * stages,
+        "combine": 6 + 4 * stages + 2 * ring,
     }[name]
     assert shared == barriers + 8 * n_barriers
     assert shared <= SHARED_LIMIT

@@ -16,6 +16,9 @@ __all__ = ["compressed", "select", "why_no_forward", "why_no_select"]
 _DENSE, _SCORES = "dense_forward", "scores"
 _SHARED_LIMIT = 227 * 1024
 _HEAD_DIMS = ((128, 128), (64, 64), (128, 64), (192, 128))
+_LONG = 24576
+"""Tokens from which on blocks are chosen faster here than by Triton's kernel, which needs less time for each token and
+more for each key."""
 
 
 class _DenseArguments(ctypes.Structure):
@@ -39,7 +42,13 @@ class _ScoresArguments(ctypes.Structure):
 
 def _dense_tile(p: Problem) -> tuple[int, int, int, int]:
     """Warpgroups that multiply, keys of a tile, stages, whether warpgroups issue products in turns."""
-    return (2, 128, 2, 1) if p.dims.dk > 64 else (3, 128, 2, 1)
+    # Three warpgroups leave too many rows idle where a group's heads fill 192 rows worse than 128.
+    three = 192 // p.hpg * p.hpg >= 160
+    if p.dims.dk > 128:
+        return 2, 128, 2, 1
+    if p.dims.dk > 64:
+        return (3, 80, 2, 1) if three else (2, 128, 2, 1)
+    return (3, 128, 2, 0) if three else (2, 128, 3, 0)
 
 
 def _dense_constants(p: Problem) -> tuple[Constants, int]:
@@ -56,7 +65,10 @@ def _dense_constants(p: Problem) -> tuple[Constants, int]:
 def _scores_tile(p: Problem) -> tuple[int, int, int, int]:
     """Rows of a work tile, warpgroups that multiply, whether one more chooses, stages."""
     rows = 128 // (4 * p.hpg) * 4 * p.hpg
-    return rows, 3, int(p.hpg < 16 and p.dims.dk <= 128), 6
+    if p.dims.dk > 128:
+        return rows, 3, 0, 6
+    # With four heads a group, 32 tokens of a tile are more than the registers hold.
+    return (rows - 4 * p.hpg if p.hpg == 4 else rows), 3, 1, 6
 
 
 def _scores_constants(p: Problem) -> tuple[Constants, int]:
@@ -81,7 +93,9 @@ def select_served(p: Problem) -> str | None:
     even = p.hpg % 2 == 0 and 4 <= p.hpg <= 32
     if not even or p.l != 2 * p.d or p.l_sel != 4 * p.d or not 0 < p.n_top <= 32:
         return "sizes"
-    return None if _scores_constants(p)[1] <= _SHARED_LIMIT else "sizes"
+    if _scores_constants(p)[1] > _SHARED_LIMIT:
+        return "sizes"
+    return None if p.S >= _LONG else "short"
 
 
 def forward_served(p: Problem) -> str | None:
@@ -113,7 +127,8 @@ def why_no_forward(q: Tensor, kc: Tensor, vc: Tensor, p: Problem) -> str | None:
 
 
 def why_no_select(q: Tensor, kc: Tensor, p: Problem) -> str | None:
-    """None if scores and the choice of blocks can run so, where :func:`why_no_forward` finds nothing against it."""
+    """None if scores and the choice of blocks can run so, where :func:`why_no_forward` finds nothing against it, and
+    are faster so: ``short`` is a sequence for which Triton's kernel is."""
     if reason := select_served(p):
         return reason
     with torch.cuda.device(q.device):

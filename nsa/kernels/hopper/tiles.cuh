@@ -113,7 +113,21 @@ DEVICE float sum_of_four(float x) {
     return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-// Stores row `h` of a lane's two, times `scale`, as elements: four lanes turn four pairs over, so that each has 16 bytes.
+// Turns four pairs of four lanes over: a lane has its pair of each of four times 8 columns before, four pairs of the same 8 after,
+// and the other way round.
+DEVICE void turn_four(u32 (&r)[4], int t) {
+#pragma unroll
+    for (int bit = 1; bit < 4; bit *= 2)
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            if (j & bit) continue;
+            const u32 other = __shfl_xor_sync(~0u, t & bit ? r[j] : r[j | bit], bit);
+            r[j] = t & bit ? other : r[j];
+            r[j | bit] = t & bit ? r[j | bit] : other;
+        }
+}
+
+// Stores row `h` of a lane's two, times `scale`, as elements, 16 bytes at a time.
 template <int N> DEVICE void store_row(u32 *to, const float (&x)[N / 2], int h, int t, float scale, bool inside) {
 #pragma unroll
     for (int q = 0; q < N / 32; q++) {
@@ -123,15 +137,20 @@ template <int N> DEVICE void store_row(u32 *to, const float (&x)[N / 2], int h, 
             const int at = 4 * (4 * q + j) + 2 * h;
             r[j] = pack(x[at] * scale, x[at + 1] * scale);
         }
-#pragma unroll
-        for (int bit = 1; bit < 4; bit *= 2)
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                if (j & bit) continue;
-                const u32 other = __shfl_xor_sync(~0u, t & bit ? r[j] : r[j | bit], bit);
-                r[j] = t & bit ? other : r[j];
-                r[j | bit] = t & bit ? r[j | bit] : other;
-            }
+        turn_four(r, t);
         if (inside) *(uint4 *)(to + (4 * q + t) * 4) = make_uint4(r[0], r[1], r[2], r[3]);
+    }
+}
+
+// Loads a row as store_row stores it, pairs of elements; 0 if it is not `inside`.
+template <int N> DEVICE void load_row(u32 (&x)[N / 8], const u32 *from, int t, bool inside) {
+#pragma unroll
+    for (int q = 0; q < N / 32; q++) {
+        uint4 found = make_uint4(0, 0, 0, 0);
+        if (inside) found = *(const uint4 *)(from + (4 * q + t) * 4);
+        u32 r[4] = {found.x, found.y, found.z, found.w};
+        turn_four(r, t);
+#pragma unroll
+        for (int j = 0; j < 4; j++) x[4 * q + j] = r[j];
     }
 }
