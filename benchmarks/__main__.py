@@ -48,6 +48,7 @@ BENCHMARKS = (  # short ones first: what is interrupted has told most of it
     Benchmark("calibration"),
     Benchmark("comparing", ("--trials", "1000")),
     Benchmark("findings"),
+    Benchmark("fleet"),
     Benchmark("attention", ("--parts", "speed,growth,ranges")),
     Benchmark("loss_parity", ("--data-path", sysconfig.get_path("stdlib"))),
     Benchmark("attention", ("--device", "cuda"), gpu=True),

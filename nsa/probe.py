@@ -13,7 +13,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +37,8 @@ SCHEMA_VERSION = 1
 GB = 1e9
 
 
-def _seconds(work: Callable[[], object], device: torch.device, *, repeats: int) -> dict[str, float]:
-    """Median, fastest and slowest of `repeats` runs of `work`, in seconds, after two that do not count."""
+def _seconds(work: Callable[[], object], device: torch.device, *, repeats: int) -> list[float]:
+    """Seconds of each of `repeats` runs of `work`, after two that do not count."""
     times = []
     for _ in range(repeats + 2):
         if device.type == "cuda":
@@ -48,17 +48,18 @@ def _seconds(work: Callable[[], object], device: torch.device, *, repeats: int) 
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         times.append(time.perf_counter() - began)
-    kept = times[2:]
-    return {"median_s": statistics.median(kept), "min_s": min(kept), "max_s": max(kept)}
+    return times[2:]
 
 
-def _rate(amount: float, unit: str, timing: dict[str, float], **facts: Any) -> dict[str, Any]:
-    """A measured rate with its spread: `value` from the median time, `best` and `worst` from the extremes."""
+def _rate(amount: float, unit: str, times: list[float], **facts: Any) -> dict[str, Any]:
+    """A measured rate with its spread: `value` from the median time, `best` and `worst` from the extremes, `values` of
+    each repeat."""
     return {
-        "value": amount / timing["median_s"],
+        "value": amount / statistics.median(times),
         "unit": unit,
-        "best": amount / timing["min_s"],
-        "worst": amount / timing["max_s"],
+        "best": amount / min(times),
+        "worst": amount / max(times),
+        "values": [amount / one for one in times],
         **facts,
     }
 
@@ -118,34 +119,35 @@ def bus_bandwidth_gb_s(n_bytes: int, world_size: int, seconds: float) -> float:
 
 def _all_reduce(world: World, n_bytes: int, repeats: int) -> dict[str, Any]:
     buffer = torch.zeros(n_bytes // 4, dtype=torch.float32, device=world.device)
-    timing = _seconds(lambda: dist.all_reduce(buffer), world.device, repeats=repeats)
-    return {
-        "value": bus_bandwidth_gb_s(n_bytes, world.size, timing["median_s"]),
-        "unit": "GB/s",
-        "best": bus_bandwidth_gb_s(n_bytes, world.size, timing["min_s"]),
-        "worst": bus_bandwidth_gb_s(n_bytes, world.size, timing["max_s"]),
-        "bytes": n_bytes,
-        "counts": "bus bandwidth",
-        "world_size": world.size,
-        "backend": world.backend,
-        "latency_us": _seconds(lambda: dist.all_reduce(buffer[:1]), world.device, repeats=repeats)["median_s"] * 1e6,
+    times = _seconds(lambda: dist.all_reduce(buffer), world.device, repeats=repeats)
+    latency_s = statistics.median(_seconds(lambda: dist.all_reduce(buffer[:1]), world.device, repeats=repeats))
+    return _rate(
+        bus_bandwidth_gb_s(n_bytes, world.size, 1.0),
+        "GB/s",
+        times,
+        bytes=n_bytes,
+        counts="bus bandwidth",
+        world_size=world.size,
+        backend=world.backend,
+        latency_us=latency_s * 1e6,
+    )
+
+
+def probe(world: World, *, gemm_size: int, mib: int, repeats: int, only: Collection[str] = ()) -> dict[str, Any]:
+    """Measure everything this device and process group offer, or what `only` names of it; what is not there is absent,
+    never zero."""
+    device, n_bytes, cuda = world.device, mib * 2**20, world.on_cuda
+    peers = cuda and torch.cuda.device_count() > 1
+    offered: dict[str, tuple[bool, Callable[[], dict[str, Any]]]] = {
+        "gemm_bf16": (True, lambda: _gemm(device, gemm_size, torch.bfloat16, repeats)),
+        "gemm_fp32": (not cuda, lambda: _gemm(device, gemm_size, torch.float32, repeats)),
+        "copy": (True, lambda: _copy(device, n_bytes, repeats)),
+        "host_to_device": (cuda, lambda: _in_turn(world, lambda: _transfer(device, n_bytes, repeats, to_device=True))),
+        "device_to_host": (cuda, lambda: _in_turn(world, lambda: _transfer(device, n_bytes, repeats, to_device=False))),
+        "peer_to_peer": (peers, lambda: _in_turn(world, lambda: _peer(device, n_bytes, repeats))),
+        "all_reduce": (world.size > 1, lambda: _all_reduce(world, n_bytes, repeats)),
     }
-
-
-def probe(world: World, *, gemm_size: int, mib: int, repeats: int) -> dict[str, Any]:
-    """Measure everything this device and process group offer; what is not there is absent, never zero."""
-    device, n_bytes = world.device, mib * 2**20
-    rates: dict[str, Any] = {"gemm_bf16": _gemm(device, gemm_size, torch.bfloat16, repeats)}
-    if not world.on_cuda:
-        rates["gemm_fp32"] = _gemm(device, gemm_size, torch.float32, repeats)
-    rates["copy"] = _copy(device, n_bytes, repeats)
-    if world.on_cuda:
-        rates["host_to_device"] = _in_turn(world, lambda: _transfer(device, n_bytes, repeats, to_device=True))
-        rates["device_to_host"] = _in_turn(world, lambda: _transfer(device, n_bytes, repeats, to_device=False))
-        if torch.cuda.device_count() > 1:
-            rates["peer_to_peer"] = _in_turn(world, lambda: _peer(device, n_bytes, repeats))
-    if world.size > 1:
-        rates["all_reduce"] = _all_reduce(world, n_bytes, repeats)
+    rates = {name: work() for name, (there, work) in offered.items() if there and (not only or name in only)}
     assert all(math.isfinite(rate["value"]) for rate in rates.values())
     return {
         "schema_version": SCHEMA_VERSION,
@@ -167,6 +169,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--gemm-size", type=positive_int, help="rows of the square matrices; 8192 on a GPU, else 512")
     parser.add_argument("--mib", type=positive_int, help="size of copies and reductions, MiB; 1024 on a GPU, else 16")
     parser.add_argument("--repeats", type=positive_int, default=10, help="runs of each measurement; 10 if not given")
+    parser.add_argument(
+        "--only", action="append", default=[], help="measure this alone, such as all_reduce; repeatable"
+    )
     parser.add_argument("--out", type=Path, help="write rank 0's record to this file instead of standard output")
     return parser
 
@@ -192,7 +197,7 @@ def _report(args: argparse.Namespace) -> None:
     try:
         size = args.gemm_size or (8192 if world.on_cuda else 512)
         mib = args.mib or (1024 if world.on_cuda else 16)
-        record = probe(world, gemm_size=size, mib=mib, repeats=args.repeats)
+        record = probe(world, gemm_size=size, mib=mib, repeats=args.repeats, only=args.only)
         ranks: list[Any] = [None] * world.size
         if world.backend:
             dist.all_gather_object(ranks, record["rates"])

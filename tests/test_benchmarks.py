@@ -32,6 +32,7 @@ def test_every_benchmark_is_run_or_named_with_a_reason() -> None:
         ("findings", ("--trials", "1", "--only", "straggler")),
         ("comparing", ("--trials", "1")),
         ("calibration", ("--trials", "1")),
+        ("fleet", ("--trials", "1")),
     ],
 )
 def test_a_benchmark_of_judging_runs_on_the_present_code(module: str, words: tuple[str, ...]) -> None:

@@ -188,6 +188,24 @@ class Tree:
         with self._parent(relative, make=True) as (folder, name), _replacing_in(folder, name, sync=sync) as file:
             file.write(content)
 
+    def write_at(self, relative: str | PurePath, data: bytes, at: int) -> None:
+        """Write a piece of a regular file at a place in it, the first piece of a new one at 0; folders are made.
+
+        Raises:
+            Unreadable: when something else is there.
+            OSError: when it cannot be written.
+        """
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | (0 if at else os.O_TRUNC)
+        with self._parent(relative, make=True) as (folder, name):
+            try:
+                fd = os.open(name, flags, 0o666, dir_fd=folder)
+            except OSError as error:
+                raise _refused(error, relative) from error
+        with os.fdopen(fd, "wb", buffering=0) as file:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise Unreadable(f"{relative} is no regular file")
+            os.pwrite(file.fileno(), data, at)
+
     def append(self, relative: str | PurePath, data: bytes) -> None:
         """Add to a regular file's end, and make it where there is none; neither links nor FIFOs are written to.
 

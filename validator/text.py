@@ -184,6 +184,36 @@ def format_time(moment: datetime | str, *, seconds: bool = True) -> str:
     return f"{read:%Y-%m-%d %H:%M:%S} UTC" if seconds else f"{read:%Y-%m-%d %H:%M} UTC"
 
 
+def format_duration(seconds: float) -> str:
+    """A duration for people: `0.4 s`, `12 s`, `3 min 20 s`, `2 h 5 min`, `3 d 4 h`; `unknown` if it is not finite."""
+    if not math.isfinite(seconds):
+        return "unknown"
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    for size, name, below, below_name in (
+        (86400, "d", 3600, "h"),
+        (3600, "h", 60, "min"),
+        (60, "min", 1, "s"),
+    ):
+        if whole >= size:
+            rest = whole % size // below
+            return f"{whole // size} {name}" + (f" {rest} {below_name}" if rest else "")
+    raise AssertionError("unreachable: every duration of a minute or more matches a size")
+
+
+def format_size(size_bytes: float) -> str:
+    """A size for people in binary units: `512 B`, `1.5 MiB`, `80.0 GiB`."""
+    value = float(size_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(value) < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
 def quoted(value: object) -> str:
     """A value as evidence quotes it: seven significant digits find it again in the file, seventeen hide it."""
     if not isinstance(value, float):

@@ -13,7 +13,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page
 
 from tests.browser.conftest import CASES, REPOSITORY
-from tests.validator.report import pieces, samples
+from tests.validator.report import fleets, pieces, samples
 from validator.report.html import render_html
 
 Open = Callable[..., Any]
@@ -24,7 +24,8 @@ def pages(reports: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) ->
     """The reports of real runs, and one with everything in it that a report can hold, hostile texts included."""
     folder = tmp_path_factory.mktemp("pages")
     found = {name: path / "report.html" for name, path in reports.items()}
-    for name, report in (("rich", samples.no_go()), ("hostile", samples.hostile())):
+    rich = samples.no_go().model_copy(update={"fleet": fleets.fleet(8, "slow link", count=2, seed=5)})
+    for name, report in (("rich", rich), ("hostile", samples.hostile())):
         found[name] = folder / f"{name}.html"
         found[name].write_text(render_html(report, samples.charts(report, steps=400)), encoding="utf-8")
     found["sample"] = REPOSITORY / "reports" / "sample-2xh200" / "report.html"

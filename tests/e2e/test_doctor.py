@@ -62,3 +62,16 @@ def test_a_folder_that_cannot_be_written_to_is_told(tmp_path: Path, monkeypatch:
     disk = next(fact for fact in examine(reports=tmp_path).facts if fact.name == "Disk")
     assert disk.ok is False
     assert "--out" in disk.fix
+
+
+def test_the_nodes_of_a_runbook_are_looked_at(cli, tmp_path: Path) -> None:
+    runbook = tmp_path / "nodes.yaml"
+    text = "schema: 1\nname: nodes\nphases: [{id: all, kind: preflight}]\n"
+    runbook.write_text(text + "cluster: {engine: local, nodes: 2}\n", encoding="utf-8")
+    answer = cli("doctor", str(runbook))
+    assert answer.rc == 0
+    assert answer.out.count("ms there and back") == 2
+    runbook.write_text(text, encoding="utf-8")
+    answer = cli("doctor", str(runbook))
+    assert answer.rc == 2
+    assert "has no cluster" in answer.err

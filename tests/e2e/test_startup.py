@@ -45,7 +45,7 @@ def test_nothing_heavy_is_imported(arguments: list[str], tmp_path: Path) -> None
     [
         (["--help"], ("pydantic.main", "yaml", "json")),
         (["check", "smoke_cpu"], ("validator.model.result", "validator.model.verdict", "validator.report.page")),
-        (["list"], ("validator.kinds", "validator.plan", "validator.model.verdict")),
+        (["list"], ("validator.kinds", "validator.plan", "validator.model", "validator.runbook.load")),
         (["nightly", "install", "--help"], ("validator.nightly", "validator.runbook", "validator.model")),
         (["nightly", "status"], ("numpy", "jinja2", "validator.history", "validator.report", "validator.runbook")),
     ],

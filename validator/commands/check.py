@@ -19,7 +19,8 @@ from validator.commands.common import (
 from validator.errors import ExitCode
 
 if TYPE_CHECKING:
-    from validator.runbook import LoadedRunbook, Problem
+    from validator.runbook import Problem
+    from validator.runbook.load import LoadedRunbook
 
 
 @example("validator check runbooks/*.yaml")

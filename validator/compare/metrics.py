@@ -20,7 +20,7 @@ from validator.model.catalogue import METRICS, Metric, headlines
 from validator.model.contrast import ContrastVerdict, MetricDifference, Sample, Subject, machine_class
 from validator.model.runbook import Runbook
 from validator.model.schemas import reported
-from validator.model.settings import nproc_of
+from validator.model.settings import ranks_of
 from validator.model.verdict import Finding, PhaseReport, RunReport, ValidationReport, Verdict
 from validator.stats.distributions import t_quantile
 from validator.stats.estimate import LEVEL, MIN_REPEATS, NORMAL_975, REPLICATES, Estimate, combine, over_runs
@@ -87,7 +87,7 @@ def _with_cost(run: RunReport, phase: PhaseReport, runbook: Runbook) -> RunRepor
     if price is None or rate is None or not reported(phase.kind).one_config:
         return run
     declared = next((one for one in runbook.phases if one.id == phase.id), None)
-    nproc = 0 if declared is None else nproc_of(runbook, declared)
+    nproc = 0 if declared is None else ranks_of(runbook, declared)
     per_rank, unit = run.metrics.get("toks_per_s_per_rank"), runbook.hardware.currency
     cost = cost_stats(rate, per_rank, price=price, nproc=nproc, unit=unit)
     return run.model_copy(update={"metrics": {**run.metrics, PER_MILLION: cost}})

@@ -9,9 +9,8 @@ import numpy as np
 
 from validator.diagnose.rule import MICRO_BATCHES, Diagnosis, RunFacts, as_number, evidence, hit_evidence, rule
 from validator.model.result import LogHit
-from validator.model.units import format_duration
 from validator.stats.clock import HEARTBEAT, Claim, best_reading, claims, clock_for, step_ends, timestamps
-from validator.text import format_number, format_percent
+from validator.text import format_duration, format_number, format_percent
 
 # "~2.5 h", "40 minutes", "1,200 s"
 _SPAN = re.compile(

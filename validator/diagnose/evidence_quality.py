@@ -11,9 +11,9 @@ from validator.diagnose.rule import Diagnosis, RunFacts, as_number, evidence, hi
 from validator.kinds.registry import kind_of
 from validator.model.readers import matcher
 from validator.model.result import Irregularity, RankProgress, Series
-from validator.model.units import format_duration
 from validator.model.verdict import Evidence
 from validator.stats.rows import at_even_times, next_due, thins_out
+from validator.text import format_duration
 
 _EARLIER_S = 600.0
 """Time between the end of one heartbeat and the start of another that is no start-up."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from validator.diagnose.rule import Diagnosis, RunFacts, evidence, hit_evidence, rule
 from validator.model.runbook import Watchdog
-from validator.model.units import format_duration
+from validator.text import format_duration
 
 _NOTABLE_WAIT_S = 180.0
 """A wait that people begin to take for a hang; the default limit of the watchdog as well."""

@@ -8,8 +8,7 @@ import numpy as np
 
 from validator.diagnose.rule import Diagnosis, RunFacts, as_number, evidence, hit_evidence, rule
 from validator.model.result import Series
-from validator.model.units import format_duration
-from validator.text import format_percent
+from validator.text import format_duration, format_percent
 
 HEADROOM = 0.10
 _GROWTH_ROWS = 30

@@ -13,11 +13,10 @@ import numpy.typing as npt
 from validator.diagnose.rule import Diagnosis, RunFacts, Severity, as_number, evidence, rule
 from validator.model.catalogue import METRICS
 from validator.model.result import Floats, Series, Steps
-from validator.model.units import format_duration
 from validator.stats.clock import clock_for, step_ends, timestamps
 from validator.stats.rows import RATES
 from validator.stats.window import MIN_ROWS, Level, covered_steps
-from validator.text import format_change, format_number, format_percent
+from validator.text import format_change, format_duration, format_number, format_percent
 
 _SLOW = 1.15
 """A slow step takes this many times the median, and 6 robust standard deviations more."""

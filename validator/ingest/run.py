@@ -10,6 +10,7 @@ import numpy as np
 from validator.files import is_file, reading_below, stat_file
 from validator.ingest import logs
 from validator.ingest.accounts import scan
+from validator.ingest.nodes import read_nodes, slowest_group
 from validator.ingest.read_log import ReadLog, printable
 from validator.ingest.result_builder import ResultBuilder
 from validator.ingest.stated import stated_settings
@@ -40,6 +41,10 @@ def collect_run(spec: RunSpec, *, run_dir: Path, outcome: Outcome | None, read: 
 
 
 def _collect_run(spec: RunSpec, *, run_dir: Path, outcome: Outcome | None, read: Reader | None) -> Result:
+    if len(spec.groups) > 1 and spec.trains:
+        return slowest_group(
+            spec, lambda alone: _collect_run(alone, run_dir=run_dir, outcome=outcome, read=read), run_dir=run_dir
+        )
     out = run_dir / spec.out
     state = ResultBuilder(
         run=spec.id,
@@ -59,6 +64,8 @@ def _collect_run(spec: RunSpec, *, run_dir: Path, outcome: Outcome | None, read:
             state.add_scalar("outcome.rc", float(outcome.rc))
         state.add_scalar("outcome.duration_s", outcome.duration_s)
     found = logs.find_logs(out)
+    if spec.groups:
+        state.evidence.nodes = read_nodes(out)
     if spec.trains:
         read_training(state, found)
     if read is not None:

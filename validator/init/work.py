@@ -25,7 +25,8 @@ from validator.model.settings import has_placeholder
 from validator.model.verdict import ValidationReport
 from validator.pipeline.baseline import make_baseline
 from validator.pipeline.evaluate import stored_report
-from validator.runbook import LoadedRunbook, RunbookError
+from validator.runbook import RunbookError
+from validator.runbook.load import LoadedRunbook
 from validator.runs.folder import FolderError, RunFolder
 
 Note = Callable[[str], None]

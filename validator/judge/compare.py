@@ -25,13 +25,21 @@ from validator.model.record import RunRecord
 from validator.model.resolve import Resolved, resolve
 from validator.model.runbook import ArmsPhase
 from validator.model.settings import min_effect_of
-from validator.model.units import format_size
 from validator.model.verdict import ArmComparison, ComparedArm
 from validator.stats.distributions import t_quantile
 from validator.stats.estimate import LEVEL, MIN_REPEATS, Estimate
 from validator.stats.means import Welch, holm, pooled_cv, ratio, repeats_for_equality, repeats_needed, welch
 from validator.stats.measure import NotMeasured
-from validator.text import format_change, format_interval, format_number, format_p_value, format_percent, listed, plural
+from validator.text import (
+    format_change,
+    format_interval,
+    format_number,
+    format_p_value,
+    format_percent,
+    format_size,
+    listed,
+    plural,
+)
 
 _ALPHA = 1.0 - LEVEL
 

@@ -119,6 +119,22 @@ class PhaseData:
             raise NotMeasured(f"phase {self.record.phase.id} did not run a data-loader smoke test")
         return trial
 
+    def slowest_round(self, name: str) -> RunRecord:
+        """The round of the slow-node search in which a link was the slowest.
+
+        Raises:
+            NotMeasured: when no round measured a link.
+        """
+        found = [
+            (float(one.value), run)
+            for run in self.record.runs
+            if run.spec.role == "round" and (one := _known_scalars(run).get(name)) is not None
+            if isinstance(one.value, (int, float))
+        ]
+        if not found:
+            raise NotMeasured(f"phase {self.record.phase.id} measured no pair of nodes")
+        return min(found, key=lambda one: one[0])[1]
+
     def chosen_arms(self) -> tuple[str, ...]:
         """The arms that a reference from another phase means: the recommended one, else all."""
         return _recommended_arms(self.report, self.arms)
@@ -132,6 +148,8 @@ class PhaseData:
         runs = self.arms[arm]
         if resolved.name.startswith("smoke."):
             return self.of_run(self.smoke, resolved)
+        if resolved.name.startswith("links."):
+            return self.of_run(self.slowest_round(resolved.name), resolved)
         if is_exact(resolved):
             return self.of_run(runs[index or 0], resolved)
         if resolved.name == "scaling.efficiency":
@@ -212,8 +230,9 @@ class PhaseData:
     def evidence(self, resolved: Resolved, *, arm: str) -> tuple[Evidence, ...]:
         """Where the value was read: one entry for each run."""
         found, resolved = [], rate_behind(resolved)
-        trial = [run for run in self.record.runs if run.spec.role == "smoke"]
-        for run in trial if resolved.name.startswith("smoke.") else self.arms.get(arm, ()):
+        role = {"smoke": "smoke", "links": "round"}.get(resolved.name.partition(".")[0])
+        apart = [run for run in self.record.runs if run.spec.role == role]
+        for run in apart if role is not None else self.arms.get(arm, ()):
             measurement = measured(run)
             if resolved.kind == "scalar":
                 scalar = _known_scalars(run).get(resolved.name)

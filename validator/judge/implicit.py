@@ -168,9 +168,10 @@ def _exit(run: JudgedRun) -> Found:
         "halted": "was halted by the watchdog",
         "interrupted": "was interrupted",
         "infrastructure": "could not be run on this machine",
+        "node_lost": "lost a node",
     }[last.reason]
     status: Literal["INCONCLUSIVE", "FAIL"] = (
-        "INCONCLUSIVE" if last.reason in ("interrupted", "infrastructure") else "FAIL"
+        "INCONCLUSIVE" if last.reason in ("interrupted", "infrastructure", "node_lost") else "FAIL"
     )
     return Found(status, f"The run {how}{detail}.", last.rc if last.rc is not None else last.reason, 0, evidence)
 

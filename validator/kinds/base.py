@@ -21,7 +21,9 @@ from validator.runbook.problems import Problem
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from validator.cluster.search import Search
     from validator.ingest.result_builder import ResultBuilder
+    from validator.model.cluster import Groups
     from validator.model.plan import Role, RunSpec, Started
     from validator.model.record import Outcome, PhaseRecord, RunRecord, ValidationRecord
     from validator.model.remedy import Remedy
@@ -80,6 +82,15 @@ class Planner(Protocol):
 
     @property
     def python(self) -> str: ...
+
+    @property
+    def groups(self) -> Groups: ...
+
+    @property
+    def nodes(self) -> int: ...
+
+    def among(self, groups: Groups) -> Planner:
+        """The same on other groups of nodes."""
 
     def values(self, phase: PhaseBase, *parts: str, nproc: int = 0) -> dict[str, object]:
         """What each placeholder means in the run `parts` of the phase; `out` is its folder."""
@@ -237,6 +248,9 @@ class Kind(Generic[P]):
     free: tuple[str, ...] = ()
     """What a remedy may change although the declared config must stay: `env.NAME`, `args.NAME` or `steps`."""
 
+    looks = False
+    """Whether it has checks of the machine, so that on a cluster the agent of each node makes them."""
+
     relies_on: tuple[str, ...] = ()
     """Files that its verdict rests on besides those of `trainer.metrics`."""
 
@@ -271,6 +285,18 @@ class Kind(Generic[P]):
     def checks(self, phase: P, *, runbook: Runbook, run_dir: Path, python: str) -> tuple[Check, ...]:
         """Checks of the machine, before any run; `python` is the trainer's interpreter."""
         return ()
+
+    def further(self, phase: P, planner: Planner, runs: Sequence[RunRecord]) -> Iterator[RunSpec]:
+        """What its runs on a cluster call for next; nothing once they say enough."""
+        yield from ()
+
+    def good_nodes(self, phase: P, runbook: Runbook, runs: Sequence[RunRecord]) -> tuple[int, ...]:
+        """The nodes that later phases run on, by index, the fastest first; empty where its runs say nothing of them."""
+        return ()
+
+    def searched(self, phase: P, runbook: Runbook, runs: Sequence[RunRecord]) -> Search | None:
+        """The slow-node search as far as its runs have come; None where it makes none."""
+        return None
 
     def sample_s(self, spec: RunSpec) -> float | None:
         """Seconds between samples of the machine during a run; None where it is over before a sample says anything."""

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from validator.cluster.alike import differences
+from validator.cluster.fleet import Measured, chosen, node_names, search_over, slow_text
+from validator.cluster.fleet import groups_of as groups_of_round
 from validator.kinds.base import Found, ImplicitCriterion, JudgedRun, Kind, Planner, Rule, Seen, Site
 from validator.model.phases import PreflightPhase
 from validator.model.runbook import Runbook
@@ -23,9 +26,10 @@ from validator.runbook.problems import Problem
 from validator.text import format_number, format_percent, quoted
 
 if TYPE_CHECKING:
+    from validator.cluster.search import Search
     from validator.ingest.result_builder import ResultBuilder
-    from validator.model.plan import RunSpec, Started
-    from validator.model.record import PhaseRecord, ValidationRecord
+    from validator.model.plan import Role, RunSpec, Started
+    from validator.model.record import PhaseRecord, RunRecord, ValidationRecord
     from validator.model.verdict import Check
 
 _REQUIREMENT = re.compile(
@@ -55,7 +59,11 @@ class Preflight(Kind[PreflightPhase]):
     """Checks before anything runs, then the probes."""
 
     schema = PreflightPhase
-    asks_unwritten = (("probe", "probe.NAME"), "the probes ran; each reaches its public bound")
+    looks = True
+    asks_unwritten = (
+        ("probe", "probe.NAME", "alike"),
+        "the probes ran; each reaches its public bound; nodes are alike",
+    )
 
     def check(self, phase: PreflightPhase, site: Site) -> Iterator[Problem]:
         """Every required package can be read, and looked up."""
@@ -83,14 +91,37 @@ class Preflight(Kind[PreflightPhase]):
         """What the machine can do, measured by one process a GPU, under the variables that every run has."""
         hardware = planner.runbook.hardware
         if not phase.probes(hardware):
+            if planner.groups:  # agents make the checks on their nodes, and start something
+                yield planner.process(phase, ("true",), part="probe", launcher="exec", timeout_s=_PROBE_TIMEOUT_S)
             return
-        nproc = hardware.gpus if hardware.gpus > 1 else 0
-        values = planner.values(phase, "probe", nproc=nproc)
-        device = "cuda" if hardware.gpus else "cpu"
-        argv = (*planner.probe(nproc, values), "--device", device, "--out", f"{values['out']}/probe.json")
-        launcher: Started = "torchrun" if nproc else "python"
-        yield planner.process(
-            phase, argv, part="probe", launcher=launcher, nproc=nproc, timeout_s=_PROBE_TIMEOUT_S, retries=0
+        yield _probe(phase, planner, "probe")
+
+    def further(self, phase: PreflightPhase, planner: Planner, runs: Sequence[RunRecord]) -> Iterator[RunSpec]:
+        """The next round of the slow-node search."""
+        search = self.searched(phase, planner.runbook, runs)
+        asked = None if search is None else search.next()
+        if asked is not None:
+            options = [f"--only={name}" for name in asked.measures]
+            options.append(f"--repeats={asked.repeats}")
+            among = planner.among(groups_of_round(asked))
+            yield _probe(phase, among, f"round{len(runs)}", *options, role="round")
+
+    def good_nodes(self, phase: PreflightPhase, runbook: Runbook, runs: Sequence[RunRecord]) -> tuple[int, ...]:
+        """Those that no round found slow, where they are enough."""
+        search, cluster = self.searched(phase, runbook, runs), runbook.cluster
+        return () if search is None or cluster is None else chosen(search.judgement(), cluster.nodes)
+
+    def searched(self, phase: PreflightPhase, runbook: Runbook, runs: Sequence[RunRecord]) -> Search | None:
+        """The search after the rounds that were carried out; None where there are no nodes, or nothing is measured."""
+        done = [run.result.evidence.own for run in runs if run.result is not None]
+        if runbook.cluster is None or phase.on not in (None, "each", "pairs") or not phase.probes(runbook.hardware):
+            return None
+        return search_over(
+            runbook.cluster.count,
+            links=phase.on == "pairs",
+            on_gpus=runbook.hardware.gpus > 0,
+            rounds=phase.rounds,
+            done=[one for one in done if isinstance(one, Measured)],
         )
 
     def sample_s(self, spec: RunSpec) -> float | None:
@@ -102,43 +133,130 @@ class Preflight(Kind[PreflightPhase]):
 
         What was not measured is absent.
         """
-        read = gathered.json_object(gathered.out / "probe.json", what="the probes' record")
-        if read is None:
+        if spec.launcher == "exec":
             return
-        record, source = read
-        rates, listed = record.get("rates"), record.get("ranks")
-        ranks = [
-            one for one in (listed if listed and isinstance(listed, list) else [rates]) if isinstance(one, Mapping)
-        ]
-        for key, name in _RATES.items():
-            gathered.add_scalar(name, _slowest(ranks, key, "value"), source)
-        gathered.add_scalar("probe.gemm_best_tflops", _slowest(ranks, "gemm_bf16", "best"), source)
-        latency = _number(rates.get("all_reduce") if isinstance(rates, Mapping) else None, "latency_us")
-        gathered.add_scalar("probe.all_reduce_latency_us", latency, source)
-        _read_links(gathered)
-        columns = ("Probe", "Unit", *(f"Rank {rank}" for rank in range(len(ranks))))
-        gathered.add_shown_table("What the machine can do", columns, _rows(ranks))
+        if spec.groups:
+            gathered.evidence.own = _measured(spec, gathered)
+        if spec.role == "round":
+            _read_round(gathered)
+            return
+        ranks: dict[str, Mapping[str, Any]] = {}
+        source, slowest_us = None, None
+        for name, folder in _folders(spec, gathered):
+            read = gathered.json_object(folder / "probe.json", what="the probes' record")
+            if read is None:
+                continue
+            record, source = read[0], source or read[1]
+            rates, listed = record.get("rates"), record.get("ranks")
+            every = listed if listed and isinstance(listed, list) else [rates]
+            ranks |= {f"{name}{rank}": one for rank, one in enumerate(every) if isinstance(one, Mapping)}
+            latency = _number(rates.get("all_reduce") if isinstance(rates, Mapping) else None, "latency_us")
+            slowest_us = max(filter(None, (latency, slowest_us)), default=None)
+        for key, scalar in _RATES.items():
+            gathered.add_scalar(scalar, _slowest(ranks.values(), key, "value"), source)
+        gathered.add_scalar("probe.gemm_best_tflops", _slowest(ranks.values(), "gemm_bf16", "best"), source)
+        gathered.add_scalar("probe.all_reduce_latency_us", slowest_us, source)
+        if ranks:
+            _read_links(gathered)
+            gathered.add_shown_table("What the machine can do", ("Probe", "Unit", *ranks), _rows(ranks))
 
     def measured_criteria(self, record: PhaseRecord, validation: ValidationRecord) -> Iterator[ImplicitCriterion]:
         """The probes were made, they reach the bounds of such a machine, and PCIe is at its best."""
-        gpus = validation.runbook.hardware.gpus
+        gpus, environment = validation.runbook.hardware.gpus, validation.environment
+        runs = [JudgedRun(run) for run in record.runs]
+        if runs[0].spec.groups:
+            yield ImplicitCriterion("alike", "the nodes are alike", _alike)
+            environment = next((node.facts for node in runs[0].evidence.nodes if node.facts), {})
+            if runs[0].spec.launcher == "exec":
+                return
+            yield ImplicitCriterion("slow", "enough nodes are left that are not slow", _not_slow(record, validation))
         yield ImplicitCriterion("probe", "the probes run to their end", _made)
-        for bound in bounds_for(validation.environment, gpus=gpus):
+        for bound in bounds_for(environment, gpus=gpus):
             text = f"{bound.name} >= {format_number(bound.least)} {bound.unit}"
             yield ImplicitCriterion(bound.name, text, _reached(bound), required=_answer(bound.required))
-        runs = [JudgedRun(run) for run in record.runs]
         if gpus > 0:
-            yield from (one for one in _links(validation.environment, gpus) if runs[0].number(one.name) is not None)
+            yield from (one for one in _links(environment, gpus) if runs[0].number(one.name) is not None)
 
 
 def _answer(required: bool) -> Callable[[Sequence[JudgedRun]], bool]:
     return lambda runs: required
 
 
+# Rounds of the slow-node search.
+
+
+def _probe(phase: PreflightPhase, planner: Planner, part: str, *options: str, role: Role = "measure") -> RunSpec:
+    gpus = planner.runbook.hardware.gpus
+    together = any(len(group) > 1 for group in planner.groups)
+    nproc = max(1, gpus) if together else gpus if gpus > 1 else 0
+    values = planner.values(phase, part, nproc=nproc)
+    device = "cuda" if gpus else "cpu"
+    argv = (*planner.probe(nproc, values), "--device", device, "--out", f"{values['out']}/probe.json", *options)
+    launcher: Started = "torchrun" if nproc else "python"
+    return planner.process(
+        phase, argv, part=part, role=role, launcher=launcher, nproc=nproc, timeout_s=_PROBE_TIMEOUT_S, retries=0
+    )
+
+
+def _measured(spec: RunSpec, gathered: ResultBuilder) -> Measured:
+    """What the ranks of each group recorded."""
+    found: dict[int, list[Mapping[str, Any]]] = {}
+    for index, (_, folder) in enumerate(_folders(spec, gathered)):
+        read = gathered.json_object(folder / "probe.json", what="the probes' record")
+        ranks = None if read is None else read[0].get("ranks")
+        if isinstance(ranks, list):
+            found[index] = [one for one in ranks if isinstance(one, Mapping)]
+    return Measured(spec.groups, found)
+
+
+def _read_round(gathered: ResultBuilder) -> None:
+    """The slowest link of a round of pairs."""
+    own = gathered.evidence.own
+    assert isinstance(own, Measured)
+    pairs = [ranks for index, ranks in own.ranks.items() if len(own.groups[index]) == 2]
+    rates = [rate for ranks in pairs if (rate := _slowest(ranks, "all_reduce", "value")) is not None]
+    gathered.add_scalar("links.min_gb_s", min(rates, default=None))
+
+
+def _not_slow(record: PhaseRecord, validation: ValidationRecord) -> Rule:
+    """As many nodes as the runbook names are neither slow nor joined by a slow link, by the whole search."""
+    runbook, phase = validation.runbook, record.phase
+    assert runbook.cluster is not None
+    assert isinstance(phase, PreflightPhase)
+    search, count = Preflight().searched(phase, runbook, record.runs), runbook.cluster.nodes
+    names = node_names(record.runs)
+
+    def rule(run: JudgedRun) -> Found:
+        if search is None:
+            return Found("SKIPPED", "Nothing was measured.")
+        judgement = search.judgement()
+        accused = "; ".join(slow_text(one, names) for one in judgement.slow)
+        if chosen(judgement, count):
+            replaced = f", and others are used in place of what is slow: {accused}" if accused else ""
+            return Found(
+                "PASS", f"{count} nodes are left that are not slow{replaced}.", len(judgement.compatible), count
+            )
+        if accused:
+            return Found("FAIL", f"{accused[0].upper()}{accused[1:]}.", len(judgement.compatible), count)
+        undecided = "; ".join(f"{names[int(one.node)]}: {one.why}" for one in judgement.nodes if one.state != "good")
+        return Found("INCONCLUSIVE", f"Not decided: {undecided or 'rounds are missing'}.", None, count)
+
+    return rule
+
+
 # What the probes left.
 
 
-def _slowest(ranks: Sequence[Mapping[str, Any]], key: str, value: str) -> float | None:
+def _folders(spec: RunSpec, gathered: ResultBuilder) -> list[tuple[str, Path]]:
+    """Where records are, with what the columns of each begin with: the node's name where there are several."""
+    if len(spec.groups) < 2:
+        return [("Rank ", gathered.out)]
+    names = {one.group: one.node for one in gathered.evidence.nodes if one.rank == 0}
+    groups = range(len(spec.groups))
+    return [(f"{names.get(index, f'group {index}')} rank ", gathered.out / f"g{index}") for index in groups]
+
+
+def _slowest(ranks: Iterable[Mapping[str, Any]], key: str, value: str) -> float | None:
     return min((found for one in ranks if (found := _number(one.get(key), value)) is not None), default=None)
 
 
@@ -168,12 +286,12 @@ def _numbers(rows: list[list[str]], column: int) -> Iterator[float]:
             yield float(row[column])
 
 
-def _rows(ranks: list[Mapping[str, Any]]) -> Iterator[tuple[str | float | None, ...]]:
+def _rows(ranks: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str | float | None, ...]]:
     """A row for each probe: its unit, and its rate on every rank."""
-    for key in dict.fromkeys(key for one in ranks for key in one):
-        first = next(one[key] for one in ranks if key in one)
+    for key in dict.fromkeys(key for one in ranks.values() for key in one):
+        first = next(one[key] for one in ranks.values() if key in one)
         unit = str(first.get("unit", ""))[:300] if isinstance(first, Mapping) else ""
-        values = [_number(one.get(key), "value") for one in ranks]
+        values = [_number(one.get(key), "value") for one in ranks.values()]
         yield (str(key), unit, *(None if value is None else round(value, 2) for value in values))
 
 
@@ -269,6 +387,22 @@ def bounds_for(environment: Mapping[str, Any], *, gpus: int) -> tuple[ProbeBound
     return tuple(
         ProbeBound(name, round(least, 1), of=family.of, required=not family.relative) for name, least in values.items()
     )
+
+
+def _alike(run: JudgedRun) -> Found:
+    nodes = run.evidence.nodes
+    if not any(node.facts for node in nodes):
+        return Found("INCONCLUSIVE", "No node said what it is.")
+    found = differences(nodes)
+    deciding = [one for one in found if one.decides]
+    path = f"{run.spec.out}/nodes.json"
+    evidence = tuple(Seen(one.text, path) for one in found)
+    if deciding:
+        message = f"Nodes differ in what must be the same: {'; '.join(one.text for one in deciding)}."
+        return Found("FAIL", message, len(deciding), 0, evidence)
+    noted = f"; they differ in {', '.join(one.what for one in found)}" if found else ""
+    message = f"{len(nodes)} nodes have the same software and the same GPUs, and their clocks agree{noted}."
+    return Found("PASS", message, 0, 0, evidence)
 
 
 def _made(run: JudgedRun) -> Found:

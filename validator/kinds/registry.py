@@ -25,8 +25,8 @@ from validator.kinds.base import Rule as Rule
 from validator.kinds.base import Seen as Seen
 from validator.model.expression import open_reference
 from validator.model.phases import ProcessPhase
-from validator.model.runbook import Phase, Runbook, Setting, declare_kind
-from validator.model.schemas import SCHEMAS, UnknownKind, classes_below
+from validator.model.runbook import Phase, Runbook, Setting
+from validator.model.schemas import SCHEMAS, UnknownKind, classes_below, declare
 from validator.model.training_phases import TrainingPhase
 from validator.runbook import load as runbooks
 from validator.runbook import reference
@@ -69,7 +69,7 @@ def add(kind: Kind[Any]) -> None:
     Raises:
         ValueError: when there is a kind of that name, or a scalar of it has another meaning already.
     """
-    declare_kind(kind.schema)
+    declare(kind.schema)
     KINDS[kind.name] = kind
 
 

@@ -29,9 +29,9 @@ from validator.kinds.base import Found, ImplicitCriterion, JudgedRun, Planner, P
 from validator.model.phases import StoragePhase
 from validator.model.runbook import Runbook
 from validator.model.settings import fill
-from validator.model.units import format_size
 from validator.runbook.problems import Problem
 from validator.startup import call_argv
+from validator.text import format_size
 
 if TYPE_CHECKING:
     from validator.ingest.result_builder import ResultBuilder

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from validator.kinds.base import Site, TrainingKind, Words
-from validator.model.settings import nproc_of
+from validator.model.settings import ranks_of
 from validator.model.training_phases import TrainingPhase, TrainPhase
 from validator.runbook.problems import Problem
 from validator.text import nearest
@@ -42,7 +42,7 @@ def _no_wider_phase(phase: TrainPhase, target: str, site: Site) -> Words | None:
     if not isinstance(other, TrainingPhase):
         message = f"{what} {target}, a phase of kind {other.kind} without a rate"
         return message, "name a phase that runs the trainer with more processes"
-    theirs, own = max(1, nproc_of(runbook, other)), max(1, nproc_of(runbook, phase))
+    theirs, own = max(1, ranks_of(runbook, other)), max(1, ranks_of(runbook, phase))
     if theirs <= own:
         message = f"{what} {target}, which has {theirs} process(es) against {own} here"
         return message, "compare with a phase of more processes, or lower nproc here"

@@ -427,15 +427,16 @@ PROBE = _scalars(
     ("probe.all_reduce_latency_us", "us", "all-reduce of one number"),
     ("probe.pcie_gen", "", "PCIe generation while data were copied, slowest link"),
     ("probe.pcie_width", "lanes", "PCIe lanes while data were copied, narrowest link"),
+    ("links.min_gb_s", "GB/s", "bus bandwidth of the all-reduce of two nodes, slowest pair; with `on: pairs`"),
 )
 
-_GROUPS = (*OUTCOME, *TESTS, *TRAINING, *COST, *AUDIT, *PROFILE, *SMOKE, *PROBE)
+NODES = _scalars(("nodes.min", "", "least rate of a node alone, as a share of the nodes' median; with `on: each`"))
+
+_GROUPS = (*OUTCOME, *TESTS, *TRAINING, *COST, *AUDIT, *PROFILE, *SMOKE, *PROBE, *NODES)
 
 TILES: dict[str, str] = {
     **{one.name: one.tile or one.name for one in _CATALOGUE if one.tile or one.headline},
-    **{
-        one.name: one.tile for one in (*OUTCOME, *TESTS, *TRAINING, *COST, *AUDIT, *PROFILE, *SMOKE, *PROBE) if one.tile
-    },
+    **{one.name: one.tile for one in _GROUPS if one.tile},
 }
 """The label of every value that has a tile on the first screen of a report whether or not a criterion asks for it."""
 

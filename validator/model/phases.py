@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field
 
 from validator.model.catalogue import OUTCOME, PROBE, TESTS, Scalar
+from validator.model.cluster import On
 from validator.model.findings import FindingCode
 from validator.model.parts import (
     Argument,
@@ -48,6 +49,9 @@ class PhaseBase(Frozen):
     instrumented: ClassVar[bool] = False
     """Whether its runs are slowed by what looks inside their steps."""
 
+    on_cluster: ClassVar[On] = 1
+    """Where it runs on a cluster, unless the runbook says it."""
+
     id: Identifier = Field(
         description="Name of the phase, unique in the runbook: lower-case letters, digits, underscores; a letter first."
     )
@@ -55,6 +59,12 @@ class PhaseBase(Frozen):
     why: str | None = Field(None, description="What the phase is for; shown in the report.")
     needs: tuple[Identifier, ...] = Field((), description="Phases that must have passed before this one runs.")
     accept: tuple[CriterionField, ...] = Field((), description="What must hold.")
+    on: On | None = Field(
+        None,
+        description="Nodes of a cluster: `each` alone and all at the same time, disjoint `pairs` in rounds, `all` "
+        "together, or a number: the first N together. By default `each` for a preflight, `all` for a phase that runs "
+        "the trainer, 1 for others.",
+    )
     required: bool = Field(True, description="Whether the decision depends on this phase.")
     accept_findings: tuple[FindingCode, ...] = Field(
         (),
@@ -100,6 +110,7 @@ class PreflightPhase(PhaseBase):
     """Is the machine what the runbook was written for, and healthy?"""
 
     scalars = PROBE
+    on_cluster: ClassVar[On] = "each"
 
     kind: Literal["preflight"]
     packages: tuple[str, ...] = Field(
@@ -108,6 +119,12 @@ class PreflightPhase(PhaseBase):
     )
     git_clean: bool = Field(False, description="Whether uncommitted changes fail the phase instead of being noted.")
     git_branch: str | None = Field(None, description="Branch that must be checked out.")
+    rounds: Count | None = Field(
+        None,
+        ge=1,
+        description="With `on: pairs` on more than 16 nodes: most rounds of disjoint pairs; up to 16 every pair is "
+        "measured.",
+    )
     probe: bool | None = Field(
         None,
         description="Whether to measure what the machine can do (matrix products, copies, transfers, all-reduce); "
@@ -128,6 +145,8 @@ class PreflightPhase(PhaseBase):
         )
 
     def obstacle(self, name: str, hardware: Hardware, trainer: Trainer) -> tuple[str, str] | None:
+        if name == "links.min_gb_s" and self.on != "pairs":
+            return "it is measured by pairs of nodes", f"add on: pairs to {self.id}, on a cluster"
         on_gpu = ("probe.host_to_device_gb_s", "probe.device_to_host_gb_s", "probe.pcie_gen", "probe.pcie_width")
         if name in on_gpu and hardware.gpus == 0:
             return "it is measured on a GPU, and hardware.gpus is 0", "set hardware.gpus, or drop the criterion"

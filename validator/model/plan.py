@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from validator.model.cluster import Groups
 from validator.model.launching import Engine, Launcher, Stop
 from validator.model.runbook import PhaseBase, Setting, TrainerMetrics, TrainingPhase, Watchdog
 from validator.model.schemas import KindName, schema_of
@@ -14,8 +15,9 @@ from validator.model.units import Frozen, PathBelow
 Started = Literal["exec", Launcher]
 """`exec` is a program of a phase that runs no trainer; the others are launchers of the trainer."""
 
-Role = Literal["measure", "smoke", "nsys"]
-"""`measure` decides the phase, `smoke` is the data-loader smoke test, `nsys` only leaves evidence."""
+Role = Literal["measure", "smoke", "nsys", "round"]
+"""`measure` decides the phase, `smoke` is the data-loader smoke test, `nsys` only leaves evidence, `round` belongs to
+the slow-node search."""
 
 
 class Contained(Frozen):
@@ -47,8 +49,9 @@ class RunSpec(Frozen):
     )
     container: Contained | None = None
     cwd: str | None = None
+    groups: Groups = Field((), description="Nodes, by their index, that work at the same time; none: this machine.")
     out: PathBelow
-    nproc: int = Field(0, ge=0, description="Ranks, by the launcher or the trainer itself; 0 where unknown.")
+    nproc: int = Field(0, ge=0, description="Ranks of a group, by the launcher or the trainer itself; 0 where unknown.")
     steps: int | None = None
     stop: Stop = Field("trainer", description="What ends it.")
     warmup_steps: int = 0

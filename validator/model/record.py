@@ -18,12 +18,13 @@ from validator.model.runbook import Phase, Runbook
 from validator.model.units import Frozen, PathBelow
 from validator.model.verdict import Check, Extension, ValidationReport
 
-Reason = Literal["exited", "at_steps", "timeout", "stalled", "halted", "interrupted", "infrastructure"]
+Reason = Literal["exited", "at_steps", "timeout", "stalled", "halted", "interrupted", "infrastructure", "node_lost"]
 """How an attempt ended.
 
 `exited` by itself, with any code; `at_steps` by validator, as the runbook asks, once its steps were done; `timeout`
 past its budget; `stalled` without progress or activity; `halted` by the watchdog for an anomaly; `interrupted` by the
-user; `infrastructure` when it could not be started or the machine failed.
+user; `infrastructure` when it could not be started or the machine failed; `node_lost` when a node
+of it answered no more.
 """
 
 

@@ -18,7 +18,7 @@ from validator.model.expression import Reference
 from validator.model.pattern import PatternError, line_pattern
 from validator.model.runbook import CommandPhase, Phase, Runbook, TrainerMetrics, TrainingPhase
 from validator.model.schemas import SCALARS, SCHEMAS
-from validator.model.settings import nproc_of, tokens_of
+from validator.model.settings import ranks_of, tokens_of
 from validator.text import nearest
 
 LAST_GO = "last_go"
@@ -234,7 +234,7 @@ def _obstacle(name: str, *, runbook: Runbook, phase: Phase) -> tuple[str, str] |
             "the trainer declares no heartbeat",
             'declare trainer.metrics.heartbeat, such as "heartbeat_rank{rank}.jsonl"',
         )
-    if name == "straggler.score" and nproc_of(runbook, phase) == 1:  # with 0 the trainer may start its own
+    if name == "straggler.score" and ranks_of(runbook, phase) == 1:  # with 0 the trainer may start its own
         return f"phase {phase.id} has one process", "set nproc to 2 or more, or drop the criterion"
     if (name == "rate.drift_pct" or SCALARS[name].unit == CURRENCY) and "toks_per_s" not in _series_in(runbook, phase):
         return "the trainer declares no source of toks_per_s", "declare trainer.metrics.csv or a group toks_per_s"

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from validator.model.nodes import NodeRecord
+
 Floats: TypeAlias = "npt.NDArray[np.float64]"
 """Measured values, times or rates, `[n]` unless a docstring says otherwise."""
 
@@ -288,6 +290,8 @@ class RunEvidence:
         errors: of ranks that raised, the first in time first.
         fallbacks: counter to calls, by fallback_counters.csv, which is written only when something fell back.
         audit_entries: keys with content in sdpa_audit.json; None without the file.
+        nodes: how the part of each node ended, of a run across nodes.
+        node_rates: node to the median of its rate (steps per second) where each node trained alone.
         stated: settings of the command as the trainer printed them before its first step, where it reports no config.
         own: what only the kind of the run reads; `JudgedRun.own` gives it back to the kind by its class.
     """
@@ -316,6 +320,8 @@ class RunEvidence:
     audit_entries: tuple[str, ...] | None = None
     trace: TraceSummary | None = None
     tables: tuple[RunTable, ...] = ()
+    nodes: tuple[NodeRecord, ...] = ()
+    node_rates: Mapping[str, float] = field(default_factory=dict)
     stated: tuple[StatedSetting, ...] = ()
     own: object = None
 

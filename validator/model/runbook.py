@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from validator.model.cluster import Cluster as Cluster
 from validator.model.metrics import BUNDLED_METRICS as BUNDLED_METRICS
 from validator.model.metrics import ExtraSeries as ExtraSeries
 from validator.model.metrics import TrainerMetrics as TrainerMetrics
@@ -27,7 +28,6 @@ from validator.model.phases import PreflightPhase as PreflightPhase
 from validator.model.phases import ProcessPhase as ProcessPhase
 from validator.model.phases import PytestPhase as PytestPhase
 from validator.model.schemas import Phase as Phase
-from validator.model.schemas import declare
 from validator.model.training_phases import ArmsPhase as ArmsPhase
 from validator.model.training_phases import AuditPhase as AuditPhase
 from validator.model.training_phases import DataPhase as DataPhase
@@ -48,6 +48,7 @@ class Runbook(Frozen):
     title: str | None = Field(None, description="Heading of the report; default is the name.")
     description: str | None = Field(None, description="What the runbook decides, in a sentence or two.")
     hardware: Hardware = Field(default_factory=Hardware, description="What the runbook was written for.")
+    cluster: Cluster | None = Field(None, description="Several machines; without it everything runs on this one.")
     trainer: Trainer = Field(default_factory=Trainer, description="The program under validation.")
     defaults: Defaults = Field(default_factory=Defaults, description="Values for every phase that sets none.")
     secrets: tuple[str, ...] = Field(
@@ -75,13 +76,3 @@ class Runbook(Frozen):
             if phase.id == phase_id:
                 return phase
         raise KeyError(phase_id)
-
-
-def declare_kind(schema: type[PhaseBase]) -> None:
-    """Let runbooks have phases of a further kind.
-
-    Raises:
-        ValueError: when there is such a kind already, or another kind explains the same number differently.
-    """
-    declare(schema)
-    Runbook.model_rebuild(force=True)

@@ -6,10 +6,11 @@ outside.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, TypeVar, Union, get_args
 
-from pydantic import AfterValidator, Field, GetCoreSchemaHandler
+from pydantic import AfterValidator, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter
+from pydantic_core import PydanticKnownError, core_schema
 
 from validator.model import training_phases  # noqa: F401 - its classes are declared below
 from validator.model.catalogue import Scalar
@@ -90,11 +91,37 @@ declare(*(model for model in classes_below(PhaseBase) if "kind" in model.model_f
 
 
 class _ByKind:
-    """Reads a phase with the model that its key `kind` names, of those that are declared by then."""
+    """Reads a phase with the model that its key `kind` names, of those that are declared by then.
+
+    Each model is built when a phase of its kind is read: most runbooks have few kinds, and a union of all
+    is slow to build.
+    """
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
+        return core_schema.no_info_plain_validator_function(_read)
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         models: Any = Union[tuple(SCHEMAS.values())]  # noqa: UP007 - a union of what a table holds
-        return handler.generate_schema(Annotated[models, Field(discriminator="kind")])
+        return handler(TypeAdapter(Annotated[models, Field(discriminator="kind")]).core_schema)
+
+
+def _read(value: Any) -> PhaseBase:
+    """A phase; the errors are those of a union whose discriminator is `kind`."""
+    given: Mapping[Any, Any]
+    if isinstance(value, PhaseBase):
+        given = {"kind": value.kind} if hasattr(value, "kind") else {}
+    elif isinstance(value, Mapping):
+        given = value
+    else:
+        raise PydanticKnownError("model_attributes_type")
+    if "kind" not in given:
+        raise PydanticKnownError("union_tag_not_found", {"discriminator": "'kind'"})
+    kind: Any = given["kind"]
+    if not isinstance(kind, str) or kind not in SCHEMAS:
+        known = ", ".join(repr(one) for one in SCHEMAS)
+        context = {"discriminator": "'kind'", "tag": str(kind), "expected_tags": known}
+        raise PydanticKnownError("union_tag_invalid", context)
+    return SCHEMAS[kind].model_validate(value)
 
 
 Phase = Annotated[PhaseBase, _ByKind()]

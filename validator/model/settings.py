@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 
+from validator.model.cluster import Groups
 from validator.model.launching import Launcher
 from validator.model.remedy import Remedy
 from validator.model.runbook import (
@@ -31,7 +32,10 @@ PLACEHOLDERS: dict[str, str] = {
     "phase": "id of the phase",
     "arm": "name of the arm, empty where the phase has none",
     "repeat": "number of the repeat, counted from 1",
-    "port": "a free TCP port, another one for each attempt",
+    "nnodes": "number of nodes that run it together",
+    "node_rank": "number of the node among them, counted from 0",
+    "master_addr": "address at which its nodes meet",
+    "port": "a free TCP port at that address, another one for each attempt",
     "container": "name of the container, another one for each attempt",
 }
 """Every placeholder and its meaning. `port` and `container` are filled in by the supervisor, the others by the plan."""
@@ -122,6 +126,23 @@ def nproc_of(runbook: Runbook, phase: PhaseBase) -> int:
     if not isinstance(phase, TrainingPhase):
         return 0
     return runbook.defaults.nproc if phase.nproc is None else phase.nproc
+
+
+def groups_of(runbook: Runbook, phase: PhaseBase) -> Groups:
+    """The nodes of its runs, by index; none without a cluster. `pairs` begins with every node alone, as `each`."""
+    cluster = runbook.cluster
+    if cluster is None:
+        return ()
+    on = type(phase).on_cluster if phase.on is None else phase.on
+    if on in ("each", "pairs"):
+        return tuple((index,) for index in range(cluster.count))
+    return (tuple(range(cluster.nodes if on == "all" else int(on))),)
+
+
+def ranks_of(runbook: Runbook, phase: PhaseBase) -> int:
+    """Ranks of one of its runs, on all nodes of a group together; 0 where plain python starts the trainer."""
+    groups = groups_of(runbook, phase)
+    return nproc_of(runbook, phase) * (len(groups[0]) if groups else 1)
 
 
 def launcher_of(runbook: Runbook, nproc: int) -> Launcher:

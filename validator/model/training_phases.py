@@ -10,7 +10,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from validator.model.catalogue import AUDIT, COST, PROFILE, SMOKE, TRAINING
+from validator.model.catalogue import AUDIT, COST, NODES, PROFILE, SMOKE, TRAINING
+from validator.model.cluster import On
 from validator.model.parts import (
     Argument,
     Arm,
@@ -30,6 +31,7 @@ class TrainingPhase(ProcessPhase):
     """A phase that runs the trainer."""
 
     scalars = TRAINING
+    on_cluster: ClassVar[On] = "all"
     filled: ClassVar[tuple[str, ...]] = ("args",)
     substitutes: ClassVar[Mapping[str, Any]] = {"steps": 10**9}
 
@@ -68,7 +70,7 @@ class TrainingPhase(ProcessPhase):
 class TrainPhase(TrainingPhase):
     """One configuration of the trainer."""
 
-    scalars = COST
+    scalars = (*COST, *NODES)
     one_config = compared = True
 
     kind: Literal["train"]
@@ -83,6 +85,8 @@ class TrainPhase(TrainingPhase):
     )
 
     def obstacle(self, name: str, hardware: Hardware, trainer: Trainer) -> tuple[str, str] | None:
+        if name == "nodes.min" and self.on != "each":
+            return "it compares nodes that train alone", f"add on: each to {self.id}, on a cluster"
         if name != "scaling.efficiency" or self.scaling_against is not None:
             return super().obstacle(name, hardware, trainer)
         return (

@@ -5,7 +5,6 @@ Numbers without a unit are refused: `timeout: 30` has been read as seconds by on
 
 from __future__ import annotations
 
-import math
 import re
 from pathlib import PurePosixPath
 from typing import Annotated, Any
@@ -88,36 +87,6 @@ def parse_size(value: object) -> int:
     if unit is None:
         raise ValueError(f"size {value!r} has the unknown unit {match[2]!r}; use one of {', '.join(_BYTES)}")
     return round(float(match[1]) * _BYTES[unit])
-
-
-def format_duration(seconds: float) -> str:
-    """A duration for people: `0.4 s`, `12 s`, `3 min 20 s`, `2 h 5 min`, `3 d 4 h`; `unknown` if it is not finite."""
-    if not math.isfinite(seconds):
-        return "unknown"
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    for size, name, below, below_name in (
-        (86400, "d", 3600, "h"),
-        (3600, "h", 60, "min"),
-        (60, "min", 1, "s"),
-    ):
-        if whole >= size:
-            rest = whole % size // below
-            return f"{whole // size} {name}" + (f" {rest} {below_name}" if rest else "")
-    raise AssertionError("unreachable: every duration of a minute or more matches a size")
-
-
-def format_size(size_bytes: float) -> str:
-    """A size for people in binary units: `512 B`, `1.5 MiB`, `80.0 GiB`."""
-    value = float(size_bytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(value) < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} TiB"
 
 
 def _schema(description: str, examples: list[Any]) -> WithJsonSchema:

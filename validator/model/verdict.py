@@ -8,6 +8,7 @@ from pydantic import Field
 
 from validator.errors import ExitCode
 from validator.model.contrast import Contrast
+from validator.model.fleet import Fleet
 from validator.model.result import MetricStats, RunTable, ScalarValue
 from validator.model.units import Frozen, RunId
 
@@ -128,7 +129,7 @@ class RunReport(Frozen):
     out: str = ""
     log: str | None = None
     tables: tuple[RunTable, ...] = ()
-    role: str = Field("measure", description="`smoke` and `nsys` runs do not decide their phase.")
+    role: str = Field("measure", description="`smoke`, `nsys` and `round` runs do not decide their phase.")
     remedy: str | None = Field(None, description="The remedy that was tried by this run.")
 
 
@@ -242,6 +243,7 @@ class ValidationReport(Frozen):
     since: Contrast | None = Field(
         None, description="Compared with the last GO of the same runbook on the same class of machine, if there is one."
     )
+    fleet: Fleet | None = Field(None, description="The nodes of a cluster, where the runbook has one.")
     outlook: RemainingTime | None = Field(None, description="Remaining time, while it is in progress.")
     validator_version: str
 

@@ -10,14 +10,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from validator.errors import ExitCode
+from validator.engine.look import look
+from validator.errors import ExitCode, UserError
 from validator.kinds.registry import load
+from validator.model.cluster import Cluster
 from validator.model.runbook import PreflightPhase, Runbook
-from validator.model.units import format_size
 from validator.model.verdict import Check
 from validator.plan import first_plan
 from validator.report.terminal.lines import paint, wrap
-from validator.runbook import RunbookError, available
+from validator.runbook import RunbookError, available, find
 from validator.supervise.lock import holders
 from validator.system.checks import host_checks, package_checks
 from validator.system.gpu_checks import gpu_checks
@@ -26,7 +27,7 @@ from validator.system.nvml import GpuReport, read_gpus
 from validator.system.packages import lacking, no_bundled_trainer
 from validator.system.preflight import missing_hardware, package_names
 from validator.system.software import package_versions
-from validator.text import one_line
+from validator.text import format_size, one_line
 
 _MIN_FREE_BYTES = 1 << 30
 _OLDEST_PYTHON = (3, 10)
@@ -60,10 +61,13 @@ class Examination:
 
     facts: tuple[Capability, ...]
     runbooks: tuple[Fitness, ...]
+    nodes: tuple[Capability, ...] = ()
 
     @property
     def exit_code(self) -> int:
-        """0 when some bundled runbook can run here, 4 when none can."""
+        """0 when some bundled runbook can run here, or all nodes that were looked at answer; 4 otherwise."""
+        if self.nodes:
+            return ExitCode.UNABLE if any(one.ok is False for one in self.nodes) else ExitCode.GO
         return ExitCode.GO if any(one.state == "ready" for one in self.runbooks) else ExitCode.UNABLE
 
     def as_dict(self) -> dict[str, Any]:
@@ -71,11 +75,25 @@ class Examination:
         return {"schema_version": 1, **asdict(self), "exit_code": self.exit_code}
 
 
-def examine(*, reports: Path) -> Examination:
+def cluster_of(name: str, *, overrides: tuple[str, ...] = ()) -> Cluster:
+    """The nodes that a runbook declares.
+
+    Raises:
+        RunbookError: with every mistake of the runbook.
+        UserError: when it declares none.
+    """
+    cluster = load(find(name), overrides=overrides).runbook.cluster
+    if cluster is None:
+        raise UserError(f"{name} has no cluster; `validator doctor` without it looks at this machine")
+    return cluster
+
+
+def examine(*, reports: Path, cluster: Cluster | None = None) -> Examination:
     """Look at the machine. Nothing is started but small questions, and nothing is changed.
 
     Args:
         reports: the folder that would receive run folders; its disk counts.
+        cluster: nodes to look at as well, as far as that is possible without an allocation.
     """
     host, gpus = read_host(reports), read_gpus()
     versions = package_versions(sys.executable, _PACKAGES)
@@ -85,7 +103,8 @@ def examine(*, reports: Path) -> Examination:
         *_locks(),
         *_tools(torch=versions["torch"] is not None, gpus=bool(gpus.gpus)),
     )
-    return Examination(facts, tuple(_runbooks(host, gpus)))
+    nodes = tuple(Capability(one.name, one.value, one.ok, one.fix) for one in look(cluster)) if cluster else ()
+    return Examination(facts, tuple(_runbooks(host, gpus)), nodes)
 
 
 _PACKAGES = ("torch", "triton", "pytest", "nvidia-ml-py")
@@ -218,13 +237,9 @@ _STATES = {
 
 def examination_lines(examined: Examination, *, width: int, color: bool) -> list[str]:
     """What `validator doctor` prints: this machine line by line, the bundled runbooks, and what to type next."""
-    pad = max(len(fact.name) for fact in examined.facts)
-    lines = [paint("This machine", "bold", color=color)]
-    for fact in examined.facts:
-        sign, style = _SIGNS[fact.ok]
-        head = f"  {paint(sign, style, color=color)} {fact.name:<{pad}}  "
-        value = wrap(fact.value + (f" → {fact.fix}" if fact.fix else ""), width=width - pad - 6)
-        lines += [head + value[0], *(" " * (pad + 6) + rest for rest in value[1:])]
+    lines = _capability_lines("This machine", examined.facts, width=width, color=color)
+    if examined.nodes:
+        lines += ["", *_capability_lines("Nodes", examined.nodes, width=width, color=color)]
     lines += ["", paint("Bundled runbooks", "bold", color=color)]
     for one in examined.runbooks:
         sign, style, meaning = _STATES[one.state]
@@ -233,3 +248,14 @@ def examination_lines(examined: Examination, *, width: int, color: bool) -> list
             lines += wrap(reason, width=width, indent="      ")
     ready = next((one.runbook for one in examined.runbooks if one.state == "ready"), None)
     return [*lines, "", f"Next    validator run {ready}" if ready else "Next    validator check YOUR_RUNBOOK.yaml"]
+
+
+def _capability_lines(title: str, facts: Sequence[Capability], *, width: int, color: bool) -> list[str]:
+    pad = max(len(fact.name) for fact in facts)
+    lines = [paint(title, "bold", color=color)]
+    for fact in facts:
+        sign, style = _SIGNS[fact.ok]
+        head = f"  {paint(sign, style, color=color)} {fact.name:<{pad}}  "
+        value = wrap(fact.value + (f" → {fact.fix}" if fact.fix else ""), width=width - pad - 6)
+        lines += [head + value[0], *(" " * (pad + 6) + rest for rest in value[1:])]
+    return lines

@@ -12,6 +12,7 @@ from validator.model.catalogue import METRICS, version_of
 from validator.model.record import PhaseRecord, ValidationRecord
 from validator.model.runbook import TrainingPhase
 from validator.model.verdict import Artifact, Decision, PhaseReport, Recommendation, RunbookRef, ValidationReport
+from validator.pipeline.fleet import fleet
 from validator.plan import launch_words
 from validator.runs.folder import FolderError, RunFolder
 from validator.runs.replay import RunEnd, end_of, pending, readable, reconstruct
@@ -58,6 +59,7 @@ def assemble(
         findings=findings,
         recommended=_recommended(recommend(phases, runbook=header.runbook, command=_launch_command(record))),
         environment=dict(record.environment),
+        fleet=fleet(record, phases),
         artifacts=() if decision == "IN_PROGRESS" else _artifacts(folder),
         validator_version=header.validator_version,
     )

@@ -19,8 +19,9 @@ from validator.model.runbook import Phase, Setting
 from validator.model.settings import remedies_of
 from validator.model.verdict import Check, PhaseReport
 from validator.pipeline.evaluate import judge_latest
+from validator.pipeline.nodes import Nodes, node_checks
 from validator.pipeline.session import Session, record_machine
-from validator.plan import plan_phase
+from validator.plan import plan_further, plan_phase
 from validator.plan.launchers import trainer_python
 from validator.runs.folder import runbook_was_edited, this_runner
 from validator.runs.replay import header_digest, pending, record_of
@@ -74,6 +75,8 @@ def run_phase(session: Session, state: State, phase: Phase) -> State:
         return _keep(session, state, kept)
     planned = _planned(session, state, phase)
     reason = _why_not(state, phase, planned)
+    if reason is None and session.nodes is not None:
+        reason = session.nodes.missing(planned)
     if reason is not None:
         record = _not_run(session, phase, planned, reason)
         report = _judge_record(session, state, record)
@@ -113,7 +116,8 @@ def _next(
 def _planned(session: Session, state: State, phase: Phase) -> PhasePlan:
     """The phase's plan with the settings adopted so far and with the real run folder."""
     preview = next(planned for planned in session.plan.phases if planned.phase == phase.id)
-    return preview if preview.skipped is not None else _plan(session, state, phase)
+    planned = preview if preview.skipped is not None else _plan(session, state, phase)
+    return planned if session.nodes is None else session.nodes.usable(planned)
 
 
 def _plan(session: Session, state: State, phase: Phase, *, remedy: Remedy | None = None) -> PhasePlan:
@@ -159,7 +163,12 @@ def _perform(session: Session, state: State, phase: Phase, planned: PhasePlan) -
         record = replace(record, state=ended, reason=reason, duration_s=round(time.monotonic() - began, 3))
         return record, _judge_record(session, state, record)
 
-    record, report = judged(PhaseRecord(phase=phase, state="done", runs=_carry_out(session, planned), checks=checks))
+    runs = _carry_out(session, planned)
+    if session.nodes is not None:
+        checks = node_checks(runs)
+        _keep_checks(session, phase, checks)
+        runs = _search(session, session.nodes, phase, runs)
+    record, report = judged(PhaseRecord(phase=phase, state="done", runs=runs, checks=checks))
     for follow_up in (_extended, _remedied):
         further = None if session.cancel.requested else follow_up(session, state, record, report)
         if further is not None:
@@ -168,6 +177,20 @@ def _perform(session: Session, state: State, phase: Phase, planned: PhasePlan) -
         "phase_ended", phase=phase.id, state=record.state, reason=record.reason, duration_s=record.duration_s
     )
     return record, report
+
+
+def _search(session: Session, nodes: Nodes, phase: Phase, runs: tuple[RunRecord, ...]) -> tuple[RunRecord, ...]:
+    """The runs with the rounds that they call for; the best nodes are used from then on."""
+    root, python = session.folder.root, session.folder.header.python
+    while not session.cancel.requested:
+        planned = nodes.usable(plan_further(session.runbook, phase, runs, run_dir=root, python=python))
+        if not planned.runs:
+            break
+        runs = (*runs, *_carry_out(session, planned))
+    best = kind_of(phase.kind).good_nodes(phase, session.runbook, runs)
+    if best:
+        nodes.choose([nodes.order[index] for index in best], why=f"{phase.id} found better ones")
+    return runs
 
 
 def _why_interrupted(session: Session) -> str | None:
@@ -251,12 +274,18 @@ def _leaves_nothing_to_run(run: RunRecord) -> bool:
 
 
 def _checks(session: Session, phase: Phase) -> tuple[Check, ...]:
+    if session.nodes is not None:
+        return ()  # agents look at their own nodes
     header = session.folder.header
     kind, python = kind_of(phase.kind), trainer_python(header.runbook.trainer, own=header.python)
     checks = kind.checks(phase, runbook=header.runbook, run_dir=session.folder.root, python=python)
+    _keep_checks(session, phase, checks)
+    return checks
+
+
+def _keep_checks(session: Session, phase: Phase, checks: tuple[Check, ...]) -> None:
     if checks:
         session.journal.append("phase_checks", phase=phase.id, checks=checks)
-    return checks
 
 
 def _run(session: Session, spec: RunSpec) -> RunRecord:
@@ -269,8 +298,14 @@ def _run(session: Session, spec: RunSpec) -> RunRecord:
     # Before the sampler starts: its first row must not fall into the folder of an attempt that is over.
     before = session.resume_state.attempts.get(spec.id, ())
     earlier = set_aside(spec, run_dir=root, earlier=before, mask=mask.block)
-    with _sampled(session, spec):
-        outcome = session.runner.carry_out(spec, mask=mask, earlier=earlier, on_progress=show)
+    nodes, runbook = session.nodes, session.folder.header.runbook
+    while True:
+        with _sampled(session, spec):
+            place = nodes.place(spec, runbook) if nodes is not None and spec.groups else None
+            outcome = session.runner.carry_out(spec, mask=mask, earlier=earlier, on_progress=show, place=place)
+        if nodes is None or outcome.reason != "node_lost" or not nodes.take_spare(spec, root / spec.out):
+            break
+        earlier = set_aside(spec, run_dir=root, earlier=outcome.attempts, mask=mask.block)
     if outcome.last.disk_full and is_full(root / spec.out):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(root / spec.out))
     record = record_of(session.folder, clean_spec(spec), outcome)
@@ -282,7 +317,7 @@ def _run(session: Session, spec: RunSpec) -> RunRecord:
 def _sampled(session: Session, spec: RunSpec) -> AbstractContextManager[object]:
     """Sample the machine during the run, as often as its kind needs."""
     interval_s = kind_of(spec.kind).sample_s(spec)
-    if interval_s is None:
+    if interval_s is None or spec.groups:  # agents sample their own nodes
         return nullcontext()
     path = session.folder.root / spec.out / "logs" / "telemetry.csv"
     return Sampler(path, interval_s=interval_s, token=session.runner.token)

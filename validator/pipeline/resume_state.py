@@ -15,7 +15,8 @@ from typing import Any
 from validator.kinds.registry import load
 from validator.model.record import Attempt, PhaseRecord, RunRecord
 from validator.model.runbook import Runbook, Setting
-from validator.runbook import LoadedRunbook, find
+from validator.runbook import find
+from validator.runbook.load import LoadedRunbook
 from validator.runs.folder import FolderError, RunFolder
 from validator.runs.journal import Event
 from validator.runs.replay import events_of, pending, reconstruct, runner_sessions, started_runs

@@ -22,6 +22,7 @@ from validator.model.runbook import Runbook
 from validator.pipeline.evaluate import stored_report
 from validator.pipeline.inspect import facts_of
 from validator.pipeline.live_report import LiveReport
+from validator.pipeline.nodes import Nodes, open_nodes
 from validator.pipeline.resume_state import ResumeState, read_resume_state
 from validator.pipeline.write import render_json
 from validator.plan.launchers import trainer_python
@@ -35,6 +36,7 @@ from validator.secrets.redact import redact
 from validator.supervise.attempt import AttemptContext
 from validator.supervise.containers import named_container
 from validator.supervise.guardian import Guardian
+from validator.supervise.launch import Place
 from validator.supervise.lock import MachineLock, lock_names
 from validator.supervise.monitor import Progress
 from validator.supervise.supervisor import supervise
@@ -58,6 +60,7 @@ class Session:
     fail_fast: bool
     began: float
     live_report: LiveReport
+    nodes: Nodes | None = None
 
     @property
     def journal(self) -> Journal:
@@ -162,9 +165,10 @@ class RunContext(AttemptContext):
         mask: Mask,
         earlier: Sequence[Attempt] = (),
         on_progress: Callable[[Progress], None] | None = None,
+        place: Place | None = None,
     ) -> Outcome:
         """Carry out a run to its end; its secrets reach its processes alone. `earlier` are attempts made before."""
-        context = replace(self, on_progress=on_progress, redact=mask.sentence, mask=mask.block)
+        context = replace(self, on_progress=on_progress, redact=mask.sentence, mask=mask.block, place=place)
         return supervise(spec, context, earlier=earlier)
 
 
@@ -241,7 +245,10 @@ def open_session(
         if runner.ended:
             observer.note(f"{runner.ended} processes of the earlier runner were still there and have been ended")
         state = read_resume_state(folder) if resume else ResumeState()
-        with closing(LiveReport(folder, note=observer.note)) as live_report:
+        with (
+            open_nodes(runbook, runner, note=observer.note) as nodes,
+            closing(LiveReport(folder, note=observer.note)) as live_report,
+        ):
             yield Session(
                 folder=folder,
                 runbook=runbook,
@@ -252,6 +259,7 @@ def open_session(
                 fail_fast=fail_fast,
                 began=time.monotonic() - state.worked_s,
                 live_report=live_report,
+                nodes=nodes,
             )
 
 

@@ -13,7 +13,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,12 +25,12 @@ from validator.files import Tree
 from validator.history.store import folder_bytes
 from validator.ingest.readers.renditions import SUFFIX, rendition
 from validator.model.runbook import Trainer
-from validator.model.units import format_size
 from validator.model.verdict import ValidationReport
 from validator.pipeline.write import Finished, rerender
 from validator.runs import replay
 from validator.runs.folder import JOURNAL, RENDERINGS, FolderError, RunFolder, utc_now
 from validator.secrets.pseudonyms import Pseudonyms
+from validator.text import format_size
 
 MAX_BYTES = 4 * 2**20
 """Size that a shared folder is kept below: a repository and a mail take it."""
@@ -150,12 +150,22 @@ def _sanitized(folder: RunFolder, target: Path, names: Pseudonyms, report: Valid
     return Shared(Finished(target, judged, paths), total, tuple(missing), dict(names.replaced))
 
 
+def _node_names(fields: Mapping[str, Any]) -> Iterator[str]:
+    """Names and addresses of the nodes that were allocated; those of this machine alone are nobody's."""
+    allocation = fields.get("allocation")
+    if isinstance(allocation, Mapping) and allocation.get("engine") != "local":
+        for node in allocation.get("nodes", ()):
+            yield from (str(node.get("name", "")), str(node.get("address", "")))
+
+
 def _names(folder: RunFolder) -> Pseudonyms:
     """Everything that the folder itself says about whose it is."""
     header, environment = folder.header, folder.load_environment()
     hosts = [header.host, str(environment.get("host") or "")]
-    resumed = (event for event in replay.events_of(folder) if event.event == "resumed")
+    events = replay.events_of(folder)
+    resumed = (event for event in events if event.event == "resumed")
     hosts += [str(event.fields["runner"].get("host", "")) for event in resumed]
+    hosts += [name for event in events if event.event == "nodes" for name in _node_names(event.fields)]
     interpreter = Path(header.python).parent.parent
     roots = {header.cwd: "WORK", str(interpreter): "PYTHON", str(folder.root): "RUN"}
     where = (environment.get("disk") or {}).get("path")

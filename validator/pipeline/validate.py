@@ -20,7 +20,8 @@ from validator.pipeline.phases import State, begin, run_phase
 from validator.pipeline.resume_state import clean_loaded, with_secrets
 from validator.pipeline.write import Finished, render, report
 from validator.plan import first_plan, make_plan
-from validator.runbook import LoadedRunbook, find
+from validator.runbook import find
+from validator.runbook.load import LoadedRunbook
 from validator.runbook.places import absent
 from validator.runs.folder import ReportPaths, RunFolder, require_made_from, utc_now
 from validator.runs.replay import RunEnd, ending, events_of, lacked_room, pending
@@ -51,9 +52,11 @@ def execute(request: RunRequest, *, quiet: bool = False) -> Finished:
     loaded = request.loaded or load(find(request.runbook), overrides=request.overrides)
     plan = first_plan(loaded.runbook, only=request.only, skip=request.skip)
     effects.require_start(f"{one.message}; {one.fix}" for one in loaded.absent)
-    effects.require_hardware(loaded.runbook)
-    effects.require_packages(plan.runs, runbook=loaded.runbook.name)
-    with effects.locked(loaded.runbook, enabled=request.lock) as lock:
+    here = loaded.runbook.cluster is None
+    if here:
+        effects.require_hardware(loaded.runbook)
+        effects.require_packages(plan.runs, runbook=loaded.runbook.name)
+    with effects.locked(loaded.runbook, enabled=request.lock and here) as lock:
         with disk_errors(request.parent, command=f"validator run {request.runbook}"):
             folder = RunFolder.create(
                 clean_loaded(loaded),
@@ -105,11 +108,14 @@ def resume(
         declared = with_secrets(folder, overrides)
     plan = make_plan(declared, run_dir=folder.root, python=header.python, only=header.only, skip=header.skip)
     effects.require_start(f"{message}; {fix}" for _, message, fix in absent(declared))
-    effects.require_hardware(header.runbook)
+    here = header.runbook.cluster is None
+    if here:
+        effects.require_hardware(header.runbook)
     with effects.working_folder(cwd=header.cwd, python=header.python):
-        effects.require_packages(plan.runs, runbook=header.runbook.name)
-        effects.require_same_machine(folder, header.runbook)
-    with effects.locked(header.runbook, enabled=lock) as machine:
+        if here:
+            effects.require_packages(plan.runs, runbook=header.runbook.name)
+            effects.require_same_machine(folder, header.runbook)
+    with effects.locked(header.runbook, enabled=lock and here) as machine:
         machine.name(folder.root)
         fail_fast = fail_fast or header.fail_fast
         result, paths = _carry_out(folder, declared, plan, quiet=quiet, fail_fast=fail_fast, resume=True)

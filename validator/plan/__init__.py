@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from validator.plan.command import FLIGHT_RECORDER, launch_words
 from validator.plan.eta import Eta
-from validator.plan.runs import plan_phase
+from validator.plan.runs import plan_further, plan_phase
 from validator.plan.whole import PlanError, first_plan, make_plan, selected
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "first_plan",
     "launch_words",
     "make_plan",
+    "plan_further",
     "plan_phase",
     "selected",
 ]

@@ -8,6 +8,7 @@ import sysconfig
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from validator.model.cluster import Groups
 from validator.model.launching import STARTING_RANKS
 from validator.model.plan import RunSpec, Started
 from validator.model.runbook import PhaseBase, Runbook, Setting, TrainingPhase
@@ -31,13 +32,17 @@ def values_of(
     arm: str | None = None,
     repeat: int = 1,
     nproc: int = 0,
+    groups: Groups = (),
 ) -> dict[str, object]:
-    """The value of each placeholder in one run."""
+    """The value of each placeholder in one run; what only an agent of `groups` of nodes knows is left for it."""
     folder = Path(os.path.abspath(run_dir))  # noqa: PTH100 - resolve() would follow links that people chose
     return {
         "steps": "",
-        "out": folder / "runs" / place,
+        "out": folder / "runs" / place / ("{group}" if len(groups) > 1 else ""),
         "nproc": nproc,
+        "nnodes": "{nnodes}" if groups else 1,
+        "node_rank": "{node_rank}" if groups else 0,
+        "master_addr": "{master_addr}" if groups else "127.0.0.1",
         "run_dir": folder,
         "python": python,
         "stdlib": sysconfig.get_path("stdlib"),
@@ -68,13 +73,18 @@ def flags(arguments: Mapping[str, Setting]) -> Iterator[str]:
             yield setting_text(value)
 
 
-def environment(env: Mapping[str, Setting], values: Mapping[str, object], *, launcher: Started) -> dict[str, str]:
+def environment(
+    env: Mapping[str, Setting], values: Mapping[str, object], *, launcher: Started, nodes: int = 0
+) -> dict[str, str]:
     """What is added to the environment. The flight recorder is on unless the user set its variables already."""
     added = {"PYTHONUNBUFFERED": "1"}
     if launcher in STARTING_RANKS:
         added.update((name, value) for name, value in FLIGHT_RECORDER.items() if name not in os.environ)
     if launcher == "mpirun":  # it gives a rank its number, and torch where to meet is not its business
         added |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "{port}"}
+    if nodes and launcher in ("plain", "python"):  # it starts its ranks itself, and asks the environment where
+        added |= {"MASTER_ADDR": "{master_addr}", "MASTER_PORT": "{port}"}
+        added |= {"NNODES": "{nnodes}", "NODE_RANK": "{node_rank}"}
     added.update((name, fill(setting_text(value), values)) for name, value in env.items())
     return added
 

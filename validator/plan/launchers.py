@@ -28,20 +28,39 @@ def trainer_python(trainer: Trainer, *, own: str) -> str:
     return str(folder / "bin" / "python") if folder.is_dir() else trainer.python
 
 
-def torchrun(python: str, nproc: int, out: str) -> tuple[str, ...]:
-    """What starts `nproc` processes by torchrun, each with logs of its own."""
+def torchrun(python: str, nproc: int, out: str, *, nodes: int = 0) -> tuple[str, ...]:
+    """What starts `nproc` processes by torchrun, each with logs of its own; on each of `nodes` of a cluster."""
+    across = ("--nnodes", "{nnodes}", "--node-rank", "{node_rank}") if nodes else ()
     return (
-        *(python, "-m", "torch.distributed.run"),
+        *(python, "-m", "torch.distributed.run", *across),
         *("--nproc-per-node", str(nproc)),
-        *("--master-addr", "127.0.0.1", "--master-port", "{port}"),
-        *("--log-dir", f"{out}/logs/ranks", "--redirects", "3"),
+        *("--master-addr", _meeting(nodes), "--master-port", "{port}"),
+        *("--log-dir", f"{_logs(out, nodes)}/logs/ranks", "--redirects", "3"),
     )
 
 
+def _meeting(nodes: int) -> str:
+    return "{master_addr}" if nodes else "127.0.0.1"
+
+
+def _logs(out: str, nodes: int) -> str:
+    return "{node_out}" if nodes else out
+
+
 def launched(
-    launcher: Launcher, command: Sequence[str], *, args: Sequence[str], python: str, nproc: int, out: str
+    launcher: Launcher,
+    command: Sequence[str],
+    *,
+    args: Sequence[str],
+    python: str,
+    nproc: int,
+    out: str,
+    nodes: int = 0,
 ) -> tuple[str, ...]:
-    """The whole command of a run but the trainer's arguments: the launcher, its `args`, the trainer's `command`."""
+    """The whole command of a run but the trainer's arguments: the launcher, its `args`, the trainer's `command`.
+
+    On each of several `nodes` of a cluster `nproc` are its own ranks; placeholders are left for its agent.
+    """
     ranks = str(nproc)
     match launcher:
         case "plain":
@@ -49,12 +68,14 @@ def launched(
         case "python":
             return (python, *args, *command)
         case "torchrun":
-            return (*torchrun(python, nproc, out), *args, *command)
+            return (*torchrun(python, nproc, out, nodes=nodes), *args, *command)
         case "accelerate":
-            own: tuple[str, ...] = ("--num_processes", ranks, "--num_machines", "1")
-            own += ("--main_process_ip", "127.0.0.1", "--main_process_port", "{port}")
-            own += ("--log_dir", f"{out}/logs/ranks", "--tee", "3")
-            return (python, "-m", "accelerate.commands.launch", *own, *_several(args, nproc), *args, *command)
+            several = max(1, nodes)
+            own: tuple[str, ...] = ("--num_processes", str(nproc * several), "--num_machines", str(several))
+            own += ("--machine_rank", "{node_rank}") if nodes else ()
+            own += ("--main_process_ip", _meeting(nodes), "--main_process_port", "{port}")
+            own += ("--log_dir", f"{_logs(out, nodes)}/logs/ranks", "--tee", "3")
+            return (python, "-m", "accelerate.commands.launch", *own, *_several(args, nproc * several), *args, *command)
         case "deepspeed":
             own = ("--num_gpus", ranks, "--master_addr", "127.0.0.1", "--master_port", "{port}")
             return (python, "-m", "deepspeed.launcher.runner", *own, *args, *_module(command))
@@ -117,12 +138,12 @@ _OWN_NSA = (
 """The package `nsa` by its folder: that environment may have another of the name, or none, and is not searched."""
 
 
-def own_probe(python: str, nproc: int, out: str) -> tuple[str, ...]:
+def own_probe(python: str, nproc: int, out: str, *, nodes: int = 0) -> tuple[str, ...]:
     """What starts the program that comes along to probe the machine; its arguments may follow.
 
     Args:
         python: the trainer's, which has torch.
-        nproc: processes under torchrun; 0 starts one without it.
+        nproc: processes under torchrun, on each node; 0 starts one without it.
     """
     code = (python, "-c", _OWN_NSA, str(shipped("nsa")))
-    return (*torchrun(python, nproc, out), "--no-python", *code) if nproc else code
+    return (*torchrun(python, nproc, out, nodes=nodes), "--no-python", *code) if nproc else code

@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from validator.kinds.registry import PlannedArm, env_of, kind_of
+from validator.model.cluster import Groups
 from validator.model.plan import Contained, PhasePlan, Role, RunSpec, Started
+from validator.model.record import RunRecord
 from validator.model.remedy import Remedy
 from validator.model.runbook import Phase, PhaseBase, ProcessPhase, Runbook, Setting, TrainingPhase
 from validator.model.settings import (
     args_of,
     fill,
     flat_name,
+    groups_of,
     launcher_of,
     nproc_of,
     pause_every_of,
@@ -51,7 +54,8 @@ def plan_phase(
     Raises:
         UnknownKind: when no kind of that name is known.
     """
-    planner = PhasePlanner(runbook, run_dir, trainer_python(runbook.trainer, own=python), adopted or {}, remedy)
+    python = trainer_python(runbook.trainer, own=python)
+    planner = PhasePlanner(runbook, run_dir, python, adopted or {}, remedy, groups_of(runbook, phase))
     remedies = () if remedy is not None else tuple(one.name for one in remedies_of(phase))
     return PhasePlan(
         phase=phase.id,
@@ -60,6 +64,15 @@ def plan_phase(
         remedies=remedies,
         expected_s=_expected_s(phase, remedy),
     )
+
+
+def plan_further(
+    runbook: Runbook, phase: Phase, runs: Sequence[RunRecord], *, run_dir: Path, python: str = sys.executable
+) -> PhasePlan:
+    """What the runs of a phase call for next on a cluster: rounds of the slow-node search."""
+    python = trainer_python(runbook.trainer, own=python)
+    planner = PhasePlanner(runbook, run_dir, python, groups=groups_of(runbook, phase))
+    return PhasePlan(phase=phase.id, kind=phase.kind, runs=tuple(kind_of(phase.kind).further(phase, planner, runs)))
 
 
 def _expected_s(phase: Phase, remedy: Remedy | None) -> float | None:
@@ -77,15 +90,26 @@ class PhasePlanner:
     python: str
     adopted: Mapping[str, Setting] = field(default_factory=dict)
     remedy: Remedy | None = None
+    groups: Groups = ()
+
+    @property
+    def nodes(self) -> int:
+        """Nodes that work together in a run; 0 without a cluster."""
+        return len(self.groups[0]) if self.groups else 0
+
+    def among(self, groups: Groups) -> PhasePlanner:
+        """The same on other groups of nodes."""
+        return replace(self, groups=groups)
 
     def values(self, phase: PhaseBase, *parts: str, nproc: int = 0) -> dict[str, object]:
         """What each placeholder means in the run `parts` of the phase; `out` is its folder."""
         place = self._place(phase, *parts)
-        return values_of(phase, run_dir=self.run_dir, python=self.python, place=place, nproc=nproc)
+        return values_of(phase, run_dir=self.run_dir, python=self.python, place=place, nproc=nproc, groups=self.groups)
 
     def probe(self, nproc: int, values: Mapping[str, object]) -> tuple[str, ...]:
-        """What starts the probes in `nproc` processes; 0 starts one without torchrun. Their arguments may follow."""
-        return own_probe(self.python, nproc, str(values["out"]))
+        """What starts the probes in `nproc` processes, on each node of a group; 0 starts one without torchrun. Their
+        arguments may follow."""
+        return own_probe(self.python, nproc, str(values["out"]), nodes=self.nodes)
 
     def flags(
         self, phase: TrainingPhase, values: Mapping[str, object], *, without: Sequence[str] = ()
@@ -114,7 +138,7 @@ class PhasePlanner:
             env = self._env(phase, {})
             timeout_s = timeout_of(self.runbook, phase) if timeout_s is None else timeout_s
             retries = retries_of(self.runbook, phase) if retries is None else retries
-        added = environment(env, self.values(phase, part, nproc=nproc), launcher=launcher)
+        added = environment(env, self.values(phase, part, nproc=nproc), launcher=launcher, nodes=self.nodes)
         return RunSpec(
             id=place,
             phase=phase.id,
@@ -126,8 +150,9 @@ class PhasePlanner:
             env=added,
             python=None if launcher == "exec" else self._own_python,
             container=None if launcher == "exec" else self._container(added),
+            groups=self.groups if role != "smoke" else self.groups[:1] and ((self.groups[0][0],),),
             out=f"runs/{place}",
-            nproc=nproc,
+            nproc=nproc * max(1, self.nodes),
             timeout_s=self.runbook.defaults.timeout if timeout_s is None else timeout_s,
             retries=retries or 0,
             stdout_groups=stdout,
@@ -140,7 +165,14 @@ class PhasePlanner:
         steps = phase.steps if remedy is None or remedy.steps is None else remedy.steps
         place = self._place(phase, arm.name, f"r{repeat}")
         values = values_of(
-            phase, run_dir=self.run_dir, python=self.python, place=place, arm=arm.name, repeat=repeat, nproc=nproc
+            phase,
+            run_dir=self.run_dir,
+            python=self.python,
+            place=place,
+            arm=arm.name,
+            repeat=repeat,
+            nproc=nproc,
+            groups=self.groups,
         )
         values["steps"] = steps
         arguments = self._arguments(phase, arm.args, values)
@@ -152,8 +184,9 @@ class PhasePlanner:
             python=self.python,
             nproc=nproc,
             out=str(values["out"]),
+            nodes=self.nodes,
         )
-        added = environment(self._env(phase, arm.env), values, launcher=launcher)
+        added = environment(self._env(phase, arm.env), values, launcher=launcher, nodes=self.nodes)
         cwd = None if trainer.folder is None else fill(trainer.folder, values)
         return RunSpec(
             id=place,
@@ -168,8 +201,9 @@ class PhasePlanner:
             python=self._own_python,
             container=self._container(added),
             cwd=cwd,
+            groups=self.groups,
             out=f"runs/{place}",
-            nproc=nproc,
+            nproc=nproc * max(1, self.nodes),
             steps=steps,
             stop=trainer.stop,
             warmup_steps=warmup_of(runbook, phase),

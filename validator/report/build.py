@@ -8,7 +8,6 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
-from validator.model.units import format_duration, format_size
 from validator.model.verdict import Finding, PhaseReport, RemainingTime, ValidationReport
 from validator.report import page as views
 from validator.report.advice import next_step
@@ -16,10 +15,11 @@ from validator.report.build_criteria import VETO, check_row, criterion_row, exce
 from validator.report.build_runs import comparison_table, has_rates, phase_facts, remedies_table, run_view, runs_table
 from validator.report.contrast import since_view
 from validator.report.exports import export_lines
+from validator.report.fleet import fleet_view
 from validator.report.specs import ChartData
 from validator.report.tiles import tiles_of
 from validator.report.timeline import run_spans, timeline_table
-from validator.text import clean, format_time, format_value, one_line, plural
+from validator.text import clean, format_duration, format_size, format_time, format_value, one_line, plural
 from validator.times import parse_time
 
 MAX_ARTIFACTS = 400
@@ -71,6 +71,7 @@ def build_page(report: ValidationReport, charts: ChartData | None = None) -> vie
         next_step=next_step(report, findings),
         tiles=tiles_of(report, charts or ChartData()),
         open_items=open_items(report, findings, pending),
+        fleet=None if report.fleet is None else fleet_view(report.fleet, report.run_id),
         undecided=_undecided(report),
     )
 

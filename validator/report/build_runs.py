@@ -8,12 +8,12 @@ from typing import Any
 
 from validator.model.catalogue import catalogue_order
 from validator.model.result import MetricStats, RunTable, ScalarValue
-from validator.model.units import format_duration
 from validator.model.verdict import ArmComparison, PhaseReport, RunReport
 from validator.report.page import ConfigRow, ConfigTable, LabeledValue, RunView, Table, anchor, flatten, link
 from validator.text import (
     clean,
     format_change,
+    format_duration,
     format_interval,
     format_number,
     format_p_value,

@@ -25,6 +25,7 @@ from validator.report.build import build_page
 from validator.report.build_criteria import MAX_OPEN
 from validator.report.charts import all_figures
 from validator.report.figure import Figure, with_drawing
+from validator.report.fleet_charts import fleet_figures
 from validator.report.page import Page, RunView, status_view
 from validator.report.specs import LABEL_CSS, ChartData, chart_css
 from validator.report.timeline import MARKS, timeline_figure
@@ -139,12 +140,13 @@ def render_html(report: ValidationReport, charts: ChartData) -> str:
     """
     page = build_page(report, charts)
     figures, timeline = _figures(report, charts)
-    html = _render(page, figures, timeline)
+    fleet = [with_drawing(one) for one in fleet_figures(report.fleet)]
+    html = _render(page, figures, timeline, fleet)
     drawn = [tuple(figure for figure in of_phase if figure.svg) for of_phase in figures]
     for keep in (attrgetter("detailed"), _first_or_bad, _bad):
         if len(html.encode(errors="replace")) <= MAX_BYTES:
             break
-        html = _render(_with_details_of(page, keep), drawn, timeline, left_out=_missing(figures, drawn))
+        html = _render(_with_details_of(page, keep), drawn, timeline, fleet, left_out=_missing(figures, drawn))
     return html
 
 
@@ -163,9 +165,17 @@ def _figures(report: ValidationReport, charts: ChartData) -> tuple[Sequence[Sequ
 
 
 def _render(
-    page: Page, figures: Sequence[Sequence[Figure]], timeline: Figure | None, *, left_out: Sequence[int] = ()
+    page: Page,
+    figures: Sequence[Sequence[Figure]],
+    timeline: Figure | None,
+    fleet: Sequence[Figure],
+    *,
+    left_out: Sequence[int] = (),
 ) -> str:
-    sheet, script = style(_frames(figures, timeline)), "\n".join(map(text, ("report.js", "filters.js", "charts.js")))
+    sheet, script = (
+        style(_frames([*figures, fleet], timeline)),
+        "\n".join(map(text, ("report.js", "filters.js", "charts.js"))),
+    )
     return (
         environment()
         .get_template("report.html.j2")
@@ -173,6 +183,7 @@ def _render(
             page=page,
             figures=figures,
             timeline=timeline,
+            fleet=fleet,
             open_limit=MAX_OPEN,
             left_out=left_out or [0] * len(figures),
             unfold=sum(len(phase.runs) for phase in page.phases) <= MAX_UNFOLDED,

@@ -12,7 +12,8 @@ from validator.model.verdict import ValidationReport
 from validator.report import page as views
 from validator.report.build import build_page
 from validator.report.build_criteria import MAX_OPEN
-from validator.text import plural
+from validator.report.fleet import FleetView, MapView
+from validator.text import plural, shorten
 
 _SPECIAL = re.compile(r"[\\`*_\[\]!|~]")
 """What Markdown would take as markup anywhere in a line."""
@@ -21,6 +22,7 @@ _BLOCK_START = re.compile(r"^([-+](?=\s|$)|\d{1,9}[.)](?=\s|$)|[-=]{2,}(?=\s*$))
 _ACTIVE = re.compile(r"(?i)([@#$])|((?:https?|ftp|mailto|xmpp):|www\.)")
 _MAX_ATTEMPTS = _MAX_ARTIFACTS = _MAX_FACTS = 60
 _MAX_DIFFERENCES = 25
+_MAX_TEXT = 3000
 _ICONS = {"good": "✅", "bad": "⛔", "warn": "⚠️", "info": "⏳"}
 _METRIC_COLUMNS = ("Metric", "Unit", "Mean", "Stdev", "95 % interval", "p50", "p95", "First", "Last", "n", "Steps")
 """The columns of a run's metrics that have room here."""
@@ -117,6 +119,7 @@ def _head_blocks(page: views.Page) -> Iterator[str]:
         yield "## Findings"
         yield from map(_finding_block, page.findings)
     yield from _recommended_blocks(page)
+    yield from _fleet_blocks(page.fleet)
     yield _timeline_block(page)
 
 
@@ -199,6 +202,36 @@ def _recommended_blocks(page: views.Page) -> Iterator[str]:
     yield "\n".join(f"- {escape(reason)}" for reason in recommended.because)
     yield fenced(recommended.exports) or "No setting was chosen over another in this run."
     yield fenced(recommended.command)
+
+
+def _fleet_blocks(fleet: FleetView | None) -> Iterator[str]:
+    """The nodes of a cluster; what is long is folded away."""
+    if fleet is None:
+        return
+    yield "## Nodes"
+    yield escape(fleet.summary)
+    yield ", ".join(f"{escape(fact.name)}: {escape(fact.value)}" for fact in fleet.facts)
+    if fleet.outliers:
+        columns = ("Result", "What", "Measure", "Effect", "Interval", "MADs", "p", "Repeats", "Why")
+        rows = ([_status(one.status), *map(escape, one[1:])] for one in fleet.outliers)
+        yield _table_block(columns, rows, numeric=columns[3:8])
+        yield fleet.more
+    yield "\n".join(f"- {escape(text)}" for text in fleet.together)
+    yield from (_plain_table(one) for one in (fleet.scaling, fleet.differences) if one)
+    yield from (_folded(escape(one.caption), [_map_block(one), escape(fleet.legend)]) for one in fleet.maps)
+    for one in fleet.hand_over:
+        yield _folded(escape(one.name), [fenced(shorten(one.value, limit=_MAX_TEXT))])
+
+
+def _map_block(one: MapView) -> str:
+    shown = one.rows[:_MAX_FACTS]
+    rows = (
+        [f"{escape(name)} {_status(status) if status else ''}", *(escape(f"{cell.text} {cell.sign}") for cell in cells)]
+        for name, status, cells in shown
+    )
+    left = len(one.rows) - len(shown)
+    table = _table_block(["Node", *map(escape, one.columns)], rows, numeric=map(escape, one.columns))
+    return _joined([table, f"{left} more in report.html." if left else "", escape(one.note)])
 
 
 def _phase_blocks(phase: views.PhaseView) -> Iterator[str]:

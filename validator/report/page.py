@@ -15,6 +15,7 @@ from validator.text import clean, format_value, one_line
 
 if TYPE_CHECKING:
     from validator.model.verdict import Evidence, Status, ValidationReport
+    from validator.report.fleet import FleetView
 
 
 class StatusView(NamedTuple):
@@ -302,6 +303,7 @@ class Page(NamedTuple):
     next_step: NextStep | None = None
     tiles: tuple[Tile, ...] = ()
     open_items: tuple[OpenItem, ...] = ()
+    fleet: FleetView | None = None
     undecided: tuple[LabeledValue, ...] = ()
     """Comparisons without an answer: the phase's title, what follows, and the link to the phase."""
 

@@ -7,13 +7,12 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import NamedTuple
 
-from validator.model.units import format_duration
 from validator.model.verdict import PhaseReport, RunReport, ValidationReport
 from validator.report.build_runs import ended
 from validator.report.figure import Figure, make_figure
 from validator.report.page import Table
 from validator.report.specs import PALETTE, WIDE, MachineCharts, Slowdown
-from validator.text import format_percent, format_value, one_line, plural
+from validator.text import format_duration, format_percent, format_value, one_line, plural
 from validator.times import unix_seconds
 
 # A chart of bars in named rows.

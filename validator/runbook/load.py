@@ -1,4 +1,4 @@
-"""Read a runbook, or report everything that is wrong with it; find one by path or by name."""
+"""Read a runbook, or report everything that is wrong with it."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ from pathlib import Path
 
 from validator.model.runbook import Runbook
 from validator.runbook.build import Built, build
-from validator.runbook.document import parse, plain
+from validator.runbook.document import parse
 from validator.runbook.meaning import check_groups, check_meaning
 from validator.runbook.mistakes import check_mistakes
 from validator.runbook.overrides import apply
 from validator.runbook.places import absent, absent_files, placed
 from validator.runbook.problems import Mark, Problem, RunbookError
 from validator.runbook.starting import check_ends
-from validator.startup import shipped
-from validator.text import nearest
 
 _MAX_BYTES = 4 * 2**20
 
@@ -129,73 +127,3 @@ def _decode(data: bytes, file: str) -> str:
         column = error.start - (data.rfind(b"\n", 0, error.start) + 1) + 1
         message = f"byte 0x{data[error.start]:02x} is not UTF-8"
         raise RunbookError([Problem(file, line, column, message, "save the file as UTF-8")]) from error
-
-
-# Find a runbook by a path, or by the name of a bundled one.
-
-_SUFFIXES = (".yaml", ".yml")
-
-
-@dataclass(frozen=True)
-class RunbookInfo:
-    """A bundled runbook. `title` and `description` are empty where it gives none."""
-
-    name: str
-    path: Path
-    title: str
-    description: str
-    gpus: int
-    phases: tuple[str, ...]
-    bundled_trainer: bool
-    """Whether it names no trainer of its own, so that the bundled one has to be installed."""
-
-
-def _shipped() -> dict[str, Path]:
-    return {path.stem: path for path in sorted(shipped("runbooks").glob("*.yaml"))}
-
-
-def find(name: str) -> Path:
-    """The file that `name` means: the path itself, else a bundled runbook.
-
-    `runbooks/smoke_cpu.yaml`, `smoke_cpu.yaml` and `smoke_cpu` all find the bundled one where no such file exists.
-
-    Raises:
-        RunbookError: when there is neither; it names the nearest bundled runbook.
-    """
-    literal = Path(name)
-    if literal.is_file():
-        return literal
-    shipped = _shipped()
-    parts = literal.parts
-    bare = parts[-1] if parts and (len(parts) == 1 or parts[:-1] == ("runbooks",)) else ""
-    stem = Path(bare).stem if Path(bare).suffix in _SUFFIXES else bare
-    if stem in shipped:
-        return shipped[stem]
-    if literal.is_dir():
-        inside = sorted(path.name for path in literal.iterdir() if path.suffix in _SUFFIXES)
-        fix = f"name one of the files in it: {', '.join(inside)}" if inside else "name a file"
-        raise RunbookError([Problem.at(Mark(name), "this is a folder, not a runbook", fix)])
-    fix = nearest(Path(literal.name).stem, shipped, f"bundled runbooks: {', '.join(shipped)}")
-    raise RunbookError([Problem.at(Mark(name), "there is no such file or runbook", fix)])
-
-
-def available() -> tuple[RunbookInfo, ...]:
-    """The bundled runbooks by name. A file that cannot be parsed is listed without phases."""
-    return tuple(_info(name, path) for name, path in _shipped().items())
-
-
-def _info(name: str, path: Path) -> RunbookInfo:
-    root, _ = parse(path.read_text(encoding="utf-8"), file=str(path))
-    tree = plain(root) if root is not None else {}
-    tree = tree if isinstance(tree, dict) else {}
-    hardware = tree.get("hardware") or {}
-    phases = tuple(str(phase.get("id", "")) for phase in tree.get("phases") or () if isinstance(phase, dict))
-    return RunbookInfo(
-        name=name,
-        path=path,
-        title=str(tree.get("title") or ""),
-        description=" ".join(str(tree.get("description") or "").split()),
-        gpus=int(hardware.get("gpus") or 0),
-        phases=phases,
-        bundled_trainer="command" not in (tree.get("trainer") or {}),
-    )

@@ -16,6 +16,7 @@ from validator.runbook.build import Built
 from validator.runbook.criteria import check_choose, check_criteria
 from validator.runbook.document import Node, Path, leaves, mark_at, node_at, position
 from validator.runbook.mistakes import fixed_folder
+from validator.runbook.nodes import check_nodes
 from validator.runbook.problems import Problem
 from validator.runbook.starting import check_starting
 from validator.text import nearest
@@ -26,6 +27,7 @@ def check_meaning(built: Built, runbook: Runbook) -> Iterator[Problem]:
     yield from _duplicate_ids(built, runbook)
     yield from _needs(built, runbook)
     yield from _launch(built, runbook)
+    yield from check_nodes(built, runbook)
     for index, _ in enumerate(runbook.phases):
         yield from check_criteria(built, runbook, index)
         yield from check_choose(built, runbook, index)

@@ -15,12 +15,13 @@ from pydantic.fields import FieldInfo
 
 from validator.model import runbook as models
 from validator.model.catalogue import METRICS, STATISTICS
+from validator.model.cluster import SlurmOptions, SshOptions
 from validator.model.columns import ALIASES, OTHER_UNITS
 from validator.model.readers import READERS
 from validator.model.remedy import PLAYBOOK, Remedy
 from validator.model.schemas import SCALARS, SCHEMAS
 from validator.model.settings import PLACEHOLDERS
-from validator.model.units import format_duration, format_size
+from validator.text import format_duration, format_size
 
 SCHEMA_ID = "validator-runbook-1"
 
@@ -79,6 +80,9 @@ def _key_sections() -> Iterator[str]:
     yield from _section("Top level", models.Runbook, level=2)
     for title, model in (
         ("`hardware`", models.Hardware),
+        ("`cluster`", models.Cluster),
+        ("`cluster.slurm`", SlurmOptions),
+        ("`cluster.ssh`", SshOptions),
         ("`trainer`", models.Trainer),
         ("`trainer.metrics`", models.TrainerMetrics),
         ("A reader in `reader`", None),

@@ -61,7 +61,7 @@ def resolve_path(root: Node, loc: tuple[str | int, ...]) -> tuple[Path, str | No
     for step in loc:
         if node_at(root, (*path, step)) is not None:
             path, missing = (*path, step), None
-        elif isinstance(step, str) and step not in SCHEMAS and not step.startswith("["):
+        elif isinstance(step, str) and not step.startswith("["):
             missing = step
     return path, missing
 

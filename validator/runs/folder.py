@@ -32,11 +32,15 @@ from validator.model.verdict import ValidationReport
 from validator.times import iso_now
 
 if TYPE_CHECKING:
-    from validator.runbook import LoadedRunbook
+    from validator.runbook.load import LoadedRunbook
 
 
 RENDERINGS = ("result.json", "report.html", "report.md", "junit.xml", "recommended.env")
 """The files of a report, in the order in which they are written: result.json is the truth, the others show it."""
+
+
+HAND_OVER = ("good_nodes.txt", "ticket.txt")
+"""Of a validation on a cluster: the nodes to use, and a text for who provides them."""
 
 
 class ReportPaths(NamedTuple):
@@ -289,7 +293,7 @@ class RunFolder:
             return tree.json(relative)
 
 
-_NO_ARTIFACTS = frozenset({*RENDERINGS, JOURNAL})
+_NO_ARTIFACTS = frozenset({*RENDERINGS, *HAND_OVER, JOURNAL})
 
 
 def require_made_from(folder: RunFolder, loaded: LoadedRunbook) -> None:

@@ -13,27 +13,31 @@ from pathlib import Path
 
 from validator.model.plan import RunSpec
 from validator.model.record import Attempt, Reason
-from validator.model.units import format_duration
 from validator.runs.journal import Journal
 from validator.secrets.redact import redact_words
 from validator.supervise.at_steps import ended_as_asked
 from validator.supervise.capture import LogCap, compact, logs_below, mask_files, take_in
 from validator.supervise.dump import StallEvidence, last_stacks, save_evidence
 from validator.supervise.guardian import Guardian
-from validator.supervise.launch import Launch, prepare, start
+from validator.supervise.launch import Launch, Place, prepare, prepare_step, start
 from validator.supervise.monitor import ArrivalStamps, Look, Monitor, Progress
+from validator.supervise.nodes import how_it_failed
 from validator.supervise.outcome_text import describe_exit, is_full, says_no_room, says_port_in_use
 from validator.supervise.termination import Grace, ProcessTree, Stopped, await_exit, clear_leftovers, stop
 from validator.supervise.wait import CancelToken, Waiter
 from validator.supervise.watch import HALT_FILE, named_anomaly, write_halt
 from validator.system.nvml import Gpus
 from validator.system.processes import oom_kills
+from validator.text import format_duration
 from validator.times import iso_now
 
 _RUNNERS_OWN = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EIO)
 """Errors at the start of a run that are not the run's: the runner itself cannot continue."""
 
 _GPU_SLACK_MIB = 64.0
+
+_STEP_S = 25.0
+"""What a run across nodes may take to end beyond the grace of its nodes."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,7 @@ class AttemptContext:
         on_progress: called about once a second, from the calling thread.
         redact: is applied to every text of the run that the supervisor writes.
         mask: is applied to what the run's processes wrote, in whole lines, once they have ended.
+        place: the nodes, for runs across nodes.
     """
 
     run_dir: Path
@@ -61,6 +66,7 @@ class AttemptContext:
     log_cap: LogCap = field(default_factory=LogCap)
     redact: Callable[[str], str] = str
     mask: Callable[[bytes], bytes] | None = None
+    place: Place | None = None
 
 
 @dataclass(frozen=True)
@@ -109,8 +115,12 @@ def run_attempt(spec: RunSpec, context: AttemptContext, *, number: int, used_por
         context.journal.append("guardian_replaced", pid=context.guardian.pid)
     tree = ProcessTree(token=context.token, spare=(context.guardian.pid,))
     try:
-        launch = prepare(spec, run_dir=context.run_dir, token=context.token, number=number, used_ports=used_ports)
-        gpus = Gpus.open(launch.environment) if spec.watchdog else Gpus()
+        if context.place is not None and spec.groups:
+            grace_s = context.grace.term_s
+            launch = prepare_step(spec, context.place, run_dir=context.run_dir, token=context.token, grace_s=grace_s)
+        else:
+            launch = prepare(spec, run_dir=context.run_dir, token=context.token, number=number, used_ports=used_ports)
+        gpus = Gpus.open(launch.environment) if spec.watchdog and not spec.groups else Gpus()
         memory_before = gpus.memory_used_mib()
         clock = time.monotonic()
         if launch.container is not None:
@@ -138,7 +148,7 @@ def run_attempt(spec: RunSpec, context: AttemptContext, *, number: int, used_por
             run=spec.id,
             number=number,
             pid=process.pid,
-            command=redact_words(launch.argv, context.redact),
+            command=redact_words(_command(running), context.redact),
             marker=context.token,
             container=_journaled(spec, launch),
         )
@@ -159,6 +169,11 @@ def run_attempt(spec: RunSpec, context: AttemptContext, *, number: int, used_por
         duration = time.monotonic() - clock
     _tidy(running, memory_before if ending or stopped.killed else None)
     return _ended(running, number, began, duration, ending, stopped)
+
+
+def _command(running: _Running) -> tuple[str, ...]:
+    """What is carried out: on the nodes where the run has some."""
+    return running.spec.argv if running.spec.groups else running.launch.argv
 
 
 def _journaled(spec: RunSpec, launch: Launch) -> dict[str, str] | None:
@@ -255,10 +270,13 @@ def _end(running: _Running, ending: _Ending | None) -> Stopped:
     if ending.reason == "stalled":
         last_stacks(running.monitor.tree, running.monitor.tree.scan(), within_s=grace.stacks_s)
     container = running.launch.container
+    launcher = running.spec.launcher if running.spec.container is None else "exec"
+    if running.spec.groups:  # the step alone is asked, and takes as long as its slowest node
+        launcher, grace = "torchrun", replace(grace, term_s=grace.term_s + _STEP_S)
     return stop(
         running.process,
         running.monitor.tree,
-        launcher=running.spec.launcher if running.spec.container is None else "exec",
+        launcher=launcher,
         grace=grace,
         urgent=urgent,
         terminate=None if container is None else container.terminate,
@@ -299,7 +317,10 @@ def _ended(
     killed_by_kernel = oom_kills() - running.oom_kills_before if rc != 0 else 0
     exited = describe_exit(rc, out=out, step=look.progress.step, oom_kills=killed_by_kernel)
     detail = exited if ending is None else ending.detail
-    if port_taken:
+    failure = how_it_failed(out) if running.spec.groups and reason in ("exited", "at_steps") else None
+    if failure is not None:
+        reason, detail = failure
+    elif port_taken:
         reason, detail = "infrastructure", f"master port {running.launch.port} was taken by another program: {detail}"
     elif ending is None and rc != 0 and (out / HALT_FILE).exists():
         reason, detail = "halted", f"halted by {HALT_FILE} in its folder: {detail}"
@@ -314,7 +335,7 @@ def _ended(
     detail += _leftover_clause(ending, stopped)
     attempt = Attempt(
         number=number,
-        command=redact_words(running.launch.argv, running.context.redact),
+        command=redact_words(_command(running), running.context.redact),
         pid=running.process.pid,
         started=began,
         duration_s=duration_s,

@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 from validator.files import Tree, open_file, replacing
 from validator.model.runbook import TrainerMetrics
-from validator.model.units import format_size
+from validator.text import format_size
 
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 _BLOCK = 4096

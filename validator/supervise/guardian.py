@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 
 _GOODBYE = b"bye"
+SEPARATOR = "\x1f"
 _ENGINE_S = 30.0
 _TOKEN_PREFIX = b"\0VALIDATOR_RUN_TOKEN="
 
@@ -35,6 +36,7 @@ class Guardian:
         self._grace_s = grace_s
         self._report = report
         self._containers: dict[str, str] = {}
+        self._release: tuple[str, ...] = ()
         self._process: subprocess.Popen[bytes] | None = None
         self._write_fd = -1
         self._start()
@@ -68,6 +70,13 @@ class Guardian:
         """A container has been ended."""
         self._containers.pop(name, None)
         self._send(f"container {name}\n".encode())
+
+    def name_release(self, words: Iterable[str]) -> None:
+        """Name the command that gives back what was rented for the validation: it is run once everything has ended."""
+        words = tuple(words)
+        if words or self._release:
+            self._release = words
+            self._send(f"release {SEPARATOR.join(self._release)}\n".encode())
 
     def ensure(self) -> bool:
         """Whether the guardian was alive; if not, a new one has been started."""
@@ -119,6 +128,7 @@ class Guardian:
         self._send(self._token.encode() + b"\n")
         for name, program in self._containers.items():
             self._send(f"container {name} {program}\n".encode())
+        self.name_release(self._release)
 
     def _send(self, data: bytes) -> None:
         try:
@@ -169,7 +179,7 @@ def _call(program: str, *words: str) -> bool:
     """Run a command of an engine; whether it ended well, within some time."""
     try:
         quiet = [(os.POSIX_SPAWN_OPEN, fd, "/dev/null", os.O_RDWR, 0) for fd in (0, 1, 2)]
-        pid = os.posix_spawn(program, [program, *words], dict(os.environ), file_actions=quiet)
+        pid = os.posix_spawnp(program, [program, *words], dict(os.environ), file_actions=quiet)
     except OSError:
         return False
     until = time.monotonic() + _ENGINE_S
@@ -212,6 +222,7 @@ def _main(grace_s: float, report: str) -> int:
         signal.signal(number, signal.SIG_IGN)
     token, named, buffer = b"", {}, b""
     containers: dict[str, str] = {}
+    release: list[str] = []
     while True:
         data = os.read(0, 65536)
         buffer += data
@@ -224,6 +235,8 @@ def _main(grace_s: float, report: str) -> int:
             elif line.startswith(b"container "):
                 name, _, program = line.decode("utf-8", "surrogateescape")[10:].partition(" ")
                 containers[name] = program
+            elif line.startswith(b"release "):
+                release = line.decode("utf-8", "surrogateescape")[8:].split(SEPARATOR)
             else:
                 pid, _, ticks = line.partition(b" ")
                 named[int(pid)] = int(ticks)
@@ -234,6 +247,8 @@ def _main(grace_s: float, report: str) -> int:
     began = time.time()
     containers = {name: program for name, program in containers.items() if program}
     found, killed = _end(_TOKEN_PREFIX + token + b"\0", named, grace_s, containers)
+    if release and release[0]:
+        _call(*release)
     if report:
         text = f'{{"schema_version": 1, "time": {began:.3f}, "why": "the runner was gone without a goodbye", '
         text += f'"found": {sorted(found)}, "killed": {sorted(killed)}, '

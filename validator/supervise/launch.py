@@ -14,9 +14,14 @@ import subprocess
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from validator.files import replace_file
+from validator.model.cluster import Allocation
 from validator.model.launching import STARTING_RANKS
-from validator.model.plan import RunSpec
+from validator.model.nodes import Step
+from validator.model.plan import Contained, RunSpec
+from validator.startup import call_argv
 from validator.supervise.containers import NamedContainer, container_name, named_container
 from validator.supervise.termination import RUNNER_VARIABLE
 from validator.system.processes import TOKEN_VARIABLE
@@ -78,6 +83,31 @@ _DUMP_FILES = {
 }
 
 
+STEP_FILE = "step.json"
+"""What the step of a run across nodes reads, in the run's folder."""
+
+_PASSED = (
+    *("NCCL_", "TORCH", "PYTORCH_", "CUDA_", "CUBLAS_", "CUDNN_", "NVIDIA_", "NSA_", "TRITON_", "OMP_", "MKL_"),
+    *("GLOO_", "UCX_", "FI_", "HF_", "TOKENIZERS_"),
+)
+"""Variables of the head that a node without them gets: they change what a trainer does."""
+
+_KEPT = frozenset({"CUDA_VISIBLE_DEVICES"})
+"""A node's own business."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where runs across nodes go: the allocation, and its nodes by the index that a plan has for them."""
+
+    allocation: Allocation
+    nodes: tuple[str, ...]
+    start_s: float = 60.0
+    lost_s: float = 20.0
+    sample_s: float | None = None
+    checks: Mapping[str, Any] | None = None
+
+
 @dataclass(frozen=True)
 class Launch:
     """One start, ready: `out` is absolute, `port` the one that replaced `{port}` (None where no argument holds it)."""
@@ -116,14 +146,57 @@ def prepare(spec: RunSpec, *, run_dir: Path, token: str, number: int = 1, used_p
     name = container_name(token, spec.id, number)
     argv = tuple(_CONTAINER.sub(name, _PORT.sub(str(port), argument)) for argument in spec.argv)
     env = {name: _PORT.sub(str(port), value) for name, value in spec.env.items()}
+    environment = run_environment(env, launcher=spec.launcher, python=spec.python, token=token, out=out)
     return Launch(
         argv=argv,
-        environment=_environment(spec, env, out=out, token=token),
+        environment=_inside(environment, spec.container),
         cwd=spec.cwd,
         out=out,
         port=port,
         container=None if spec.container is None else named_container(spec.container.engine, name, token=token),
         code=named_files(argv, cwd=Path(spec.cwd or Path.cwd()), out=run_dir.resolve()),
+    )
+
+
+def prepare_step(spec: RunSpec, place: Place, *, run_dir: Path, token: str, grace_s: float) -> Launch:
+    """The program that carries out a run across nodes, which its `step.json` describes; makes the run's folders.
+
+    Raises:
+        OSError: when a folder or the file cannot be made.
+    """
+    out = (run_dir / spec.out).resolve()
+    (out / "logs").mkdir(parents=True, exist_ok=True)
+    probe = out / "shared"
+    probe.write_text("A node that sees this file shares the folder.\n", encoding="ascii")
+    cwd = spec.cwd or str(Path.cwd())
+    step = Step(
+        run=spec.id,
+        token=token,
+        allocation=place.allocation,
+        groups=tuple(tuple(place.nodes[index] for index in group) for group in spec.groups),
+        launcher=spec.launcher,
+        argv=spec.argv,
+        env=spec.env,
+        passed={name: value for name, value in os.environ.items() if name.startswith(_PASSED) and name not in _KEPT},
+        cwd=cwd,
+        python=spec.python,
+        out=str(out),
+        probe=str(probe),
+        start_s=place.start_s,
+        lost_s=place.lost_s,
+        grace_s=grace_s,
+        sample_s=place.sample_s,
+        checks=place.checks,
+    )
+    replace_file(out / STEP_FILE, step.model_dump_json(indent=1) + "\n")
+    return Launch(
+        argv=(*call_argv("validator.supervise.step", "main"), str(out)),
+        environment={**os.environ, TOKEN_VARIABLE: token},
+        cwd=None,
+        out=out,
+        port=None,
+        container=None,
+        code=named_files(spec.argv, cwd=Path(cwd), out=run_dir.resolve()),
     )
 
 
@@ -147,28 +220,36 @@ def start(launch: Launch) -> subprocess.Popen[bytes]:
         )
 
 
-def _environment(spec: RunSpec, env: Mapping[str, str], *, out: Path, token: str) -> dict[str, str]:
+def run_environment(
+    env: Mapping[str, str], *, launcher: str, python: str | None, token: str, out: Path
+) -> dict[str, str]:
+    """The environment of what is started with `launcher`: this process's own, `env`, and the validation's marks."""
     environment = {
         name: value
         for name, value in os.environ.items()
         # A validator that is itself started by a launcher must not hand that launcher's ranks down.
         if name not in _LAUNCHER_VARIABLES and name != RUNNER_VARIABLE and not name.startswith("TORCHELASTIC_")
     }
-    if spec.python is not None:
-        _enter(environment, Path(spec.python))
+    if python is not None:
+        _enter(environment, Path(python))
     environment.update(env)
     environment[TOKEN_VARIABLE] = token
     environment.setdefault("PYTHONUNBUFFERED", "1")
-    if spec.launcher != "exec":
+    if launcher != "exec":
         environment.setdefault("PYTHONFAULTHANDLER", "1")  # a crash in C code leaves its stack in the log
-    if spec.launcher in STARTING_RANKS:
+    if launcher in STARTING_RANKS:
         for name, value in _FLIGHT_RECORDER.items():
             environment.setdefault(name, value)
         _point_flight_recorder(environment, out)
-    if spec.container is not None and spec.container.engine == "apptainer":
-        passed = [name for name in spec.container.passed if name in environment]
-        environment.update((f"APPTAINERENV_{name}", environment[name]) for name in passed)
     return environment
+
+
+def _inside(environment: dict[str, str], contained: Contained | None) -> dict[str, str]:
+    """With the variables by other names that apptainer takes into the container."""
+    if contained is None or contained.engine != "apptainer":
+        return environment
+    passed = {f"APPTAINERENV_{name}": environment[name] for name in contained.passed if name in environment}
+    return environment | passed
 
 
 def _enter(environment: dict[str, str], python: Path) -> None:

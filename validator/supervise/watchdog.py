@@ -17,9 +17,9 @@ from typing import Any, Literal
 
 from validator.files import Tree
 from validator.model.runbook import Watchdog
-from validator.model.units import format_duration
 from validator.stats.means import FEW_LOSSES, ROUNDED_NORM, fell, says_nsa
 from validator.supervise.follow import Record
+from validator.text import format_duration
 
 BUSY_PATIENCE = 4.0
 """A silent run that is busy may be silent this many times longer: a live-lock spins just as a long step does."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from validator.model.runbook import Hardware, PreflightPhase
-from validator.model.units import format_size
 from validator.model.verdict import Check, Evidence, Status
 from validator.system.host import HostFacts
 from validator.system.software import GitFacts, PackageError, requirement, satisfies
-from validator.text import format_percent
+from validator.text import format_percent, format_size
 
 ENVIRONMENT = "environment.json"
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from validator.model.runbook import Hardware
-from validator.model.units import format_size
 from validator.model.verdict import Check
 from validator.system.checks import check, recorded
 from validator.system.nvml import MIB, GpuFacts, GpuReport
 from validator.system.xid import REMEDIES, XidEvent
+from validator.text import format_size
 
 IDLE_MEMORY_MIB = 15.0
 """Memory that an idle card may have in use, besides what the driver reserves for itself."""

@@ -8,15 +8,22 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from validator.system.processes import proc_fields, read_proc_text
 
 _NO_LIMIT = 1 << 60
 """cgroup v1 writes a number near 2**63 for "no limit"."""
+
+
+_REMOTE = re.compile(
+    r"nfs|cifs|smb|lustre|gpfs|beegfs|ceph|glusterfs|wekafs|9p|virtiofs|fuse\.(?!lxcfs|snapfuse|portal)"
+)
 
 
 @dataclass(frozen=True)
@@ -34,6 +41,8 @@ class HostFacts:
     disk_total_bytes: int
     disk_free_bytes: int
     disk_path: str
+    mounts: Mapping[str, str] = field(default_factory=dict)
+    """Shared and remote file systems: where, and of which type."""
 
     @property
     def usable_cores(self) -> float:
@@ -64,12 +73,19 @@ def read_host(folder: Path, *, proc: Path = Path("/proc"), cgroup: Path = Path("
         disk_total_bytes=disk.total,
         disk_free_bytes=disk.free,
         disk_path=str(existing),
+        mounts=_remote_mounts(proc),
     )
 
 
 def _cpu_model(proc: Path) -> str:
     named = (value for name, value in proc_fields(proc / "cpuinfo") if name in ("model name", "Model", "Hardware"))
     return next(named, platform.processor() or platform.machine())
+
+
+def _remote_mounts(proc: Path) -> dict[str, str]:
+    """By mount point; the server is left out, since it names a machine."""
+    fields = [line.split() for line in read_proc_text(proc / "self/mounts").splitlines()]
+    return {one[1]: one[2] for one in fields if len(one) > 2 and _REMOTE.match(one[2])}
 
 
 def meminfo(proc: Path = Path("/proc")) -> dict[str, int]:

@@ -95,6 +95,8 @@ class GpuFacts:
     mig: bool | None = None
     compute_capability: str | None = None
     pci_bus_id: str | None = None
+    serial: str | None = None
+    vbios: str | None = None
 
     @property
     def throttle_reasons(self) -> tuple[str, ...]:
@@ -293,6 +295,8 @@ class Gpus:
             mig=None if mig_mode is None else bool(mig_mode[0]),
             compute_capability=f"{capability[0]}.{capability[1]}" if capability is not None else None,
             pci_bus_id=_decoded(getattr(ask("nvmlDeviceGetPciInfo"), "busId", None)) or None,
+            serial=_decoded(ask("nvmlDeviceGetSerial")) or None,
+            vbios=_decoded(ask("nvmlDeviceGetVbiosVersion")) or None,
         )
 
 

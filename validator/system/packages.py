@@ -14,11 +14,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from validator.documents import parse_json
-from validator.model.plan import RunSpec
 from validator.startup import shipped
+
+if TYPE_CHECKING:
+    from validator.model.plan import RunSpec
 
 _TIMEOUT_S = 20.0
 

@@ -124,7 +124,10 @@ class _CaptureWorker:
         self.kill()
 
 
-PACKAGES = ("torch", "triton", "numpy", "scipy", "pydantic", "pytest", "psutil", "nvidia-ml-py", "training-validator")
+PACKAGES = (
+    *("torch", "triton", "numpy", "scipy", "pydantic", "pytest", "psutil", "nvidia-ml-py", "training-validator"),
+    *("nvidia-nccl-cu12", "nvidia-nccl-cu13"),
+)
 
 KEPT_PREFIXES = (
     *("NCCL_", "TORCH", "PYTORCH_", "CUDA_", "CUBLAS_", "CUDNN_", "NVIDIA_", "NSA_", "TRITON_", "OMP_", "MKL_"),
@@ -145,8 +148,14 @@ def snapshot(run_dir: Path, *, trainer_python: str = sys.executable, repository:
     if git.sha is not None:
         with Tree(run_dir) as tree:
             tree.write("preflight/git_sha.txt", f"{git.sha}\n", sync=False)
+    facts = machine_facts(run_dir, trainer_python=trainer_python)
+    env = redact_env({k: v for k, v in sorted(os.environ.items()) if k.startswith(KEPT_PREFIXES)})
+    return {"schema_version": 1, **facts, "git": git.as_json(), "env": env}
+
+
+def machine_facts(folder: Path, *, trainer_python: str = sys.executable) -> dict[str, Any]:
+    """The part of a snapshot that is of the machine and the software on it; `folder` says which disk counts."""
     return {
-        "schema_version": 1,
         "time": iso_now("seconds"),
         "host": socket.gethostname(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -157,10 +166,8 @@ def snapshot(run_dir: Path, *, trainer_python: str = sys.executable, repository:
             "implementation": platform.python_implementation(),
         },
         "packages": {k: v for k, v in package_versions(trainer_python, PACKAGES).items() if v is not None},
-        **_host_section(read_host(run_dir)),
-        "git": git.as_json(),
+        **_host_section(read_host(folder)),
         **_gpu_section(read_gpus()),
-        "env": redact_env({k: v for k, v in sorted(os.environ.items()) if k.startswith(KEPT_PREFIXES)}),
     }
 
 
@@ -188,6 +195,7 @@ def _host_section(facts: HostFacts) -> dict[str, Any]:
             "total_gib": _gib(facts.disk_total_bytes),
             "free_gib": _gib(facts.disk_free_bytes),
         },
+        "mounts": facts.mounts,
     }
 
 

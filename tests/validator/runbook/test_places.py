@@ -9,7 +9,8 @@ import pytest
 
 from validator.kinds.registry import load
 from validator.plan import make_plan
-from validator.runbook import LoadedRunbook, RunbookError
+from validator.runbook import RunbookError
+from validator.runbook.load import LoadedRunbook
 from validator.secrets.masking import clean_runbook, mask_of
 
 

@@ -33,6 +33,7 @@ class Card:
     pcie: tuple[int, int, int, int] = (1, 4, 16, 16)
     nvlinks: list[int] | None = None
     mig: int | None = 0
+    serial: str | None = "1560000000001"
     utilization: tuple[int, int] = (0, 0)
     gone: bool = False
 
@@ -174,6 +175,12 @@ class FakeNvml:
 
     def _nvmlDeviceGetCudaComputeCapability(self, card: Card) -> tuple[int, int]:
         return 8, 0
+
+    def _nvmlDeviceGetSerial(self, card: Card) -> str:
+        return str(self.known(card.serial))
+
+    def _nvmlDeviceGetVbiosVersion(self, card: Card) -> bytes:
+        return b"96.00.89.00.01"
 
     def _nvmlDeviceGetPciInfo(self, card: Card) -> Any:
         return SimpleNamespace(busId=b"00000000:17:00.0")

@@ -61,12 +61,16 @@ def test_limits_of_a_container_count(tmp_path: Path) -> None:
     (cgroup / "pod" / "box").mkdir(parents=True)
     (proc / "self" / "cgroup").write_text("0::/pod/box\n")
     (proc / "meminfo").write_text("MemTotal: 67108864 kB\nMemAvailable: 62914560 kB\n")
+    (proc / "self" / "mounts").write_text(
+        "/dev/sda1 / ext4 rw 0 0\nserver:/a /data nfs4 rw 0 0\nx /w fuse.sshfs rw 0 0\n"
+    )
     (cgroup / "pod" / "cpu.max").write_text("150000 100000\n")
     (cgroup / "pod" / "box" / "cpu.max").write_text("max 100000\n")
     (cgroup / "pod" / "box" / "memory.max").write_text(f"{4 * GIB}\n")
     (cgroup / "pod" / "box" / "memory.current").write_text(f"{3 * GIB}\n")
     (cgroup / "pod" / "box" / "memory.stat").write_text(f"anon 5\ninactive_file {GIB}\n")
     found = read_host(tmp_path, proc=proc, cgroup=cgroup)
+    assert found.mounts == {"/data": "nfs4", "/w": "fuse.sshfs"}
     assert found.cores_quota == 1.5
     assert found.usable_cores <= 1.5
     assert found.memory_usable_bytes == 2 * GIB, "what is left under the limit, file cache counted as free"

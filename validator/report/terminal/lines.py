@@ -9,9 +9,8 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, TextIO
 
-from validator.model.units import format_duration
 from validator.report.page import status_view
-from validator.text import format_quantity, one_line, text_width
+from validator.text import format_duration, format_quantity, one_line, text_width
 
 if TYPE_CHECKING:
     from validator.model.verdict import PhaseReport

@@ -15,7 +15,6 @@ from rich.text import Text
 
 from validator.model.plan import PhasePlan, Plan
 from validator.model.runbook import Phase
-from validator.model.units import format_duration
 from validator.model.verdict import PhaseReport, ValidationReport
 from validator.plan.eta import Eta
 from validator.report.page import status_view
@@ -24,7 +23,7 @@ from validator.report.terminal.observer import Observer
 from validator.report.terminal.summary import summary_lines
 from validator.runs.folder import ReportPaths
 from validator.supervise.monitor import Progress
-from validator.text import format_number, one_line, plural
+from validator.text import format_duration, format_number, one_line, plural
 
 _STYLES = {"good": "green", "bad": "bold red", "warn": "yellow", "info": "cyan", "muted": "dim"}
 _STATES = {"running": "green", "starting": "cyan", "slow": "yellow", "stopping": "yellow", "ended": "dim"}

@@ -13,14 +13,13 @@ from typing import TextIO, TypeVar
 
 from validator.model.plan import PhasePlan, Plan
 from validator.model.runbook import Phase
-from validator.model.units import format_duration
 from validator.model.verdict import PhaseReport, ValidationReport
 from validator.plan.eta import Eta
 from validator.report.terminal.lines import left_cell, phase_line, progress_cells, share_of, show, write_text
 from validator.report.terminal.summary import summary_lines
 from validator.runs.folder import ReportPaths
 from validator.supervise.monitor import Progress
-from validator.text import one_line, plural
+from validator.text import format_duration, one_line, plural
 
 _Self = TypeVar("_Self", bound="Observer")
 

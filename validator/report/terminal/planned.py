@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from validator.model.units import format_duration
 from validator.report.terminal.lines import paint, text_table, wrap
-from validator.text import one_line, plural
+from validator.text import format_duration, one_line, plural
 
 if TYPE_CHECKING:
     from validator.model.plan import PhasePlan, Plan, RunSpec
     from validator.plan.eta import Remaining
-    from validator.runbook import LoadedRunbook, RunbookInfo
+    from validator.runbook import RunbookInfo
+    from validator.runbook.load import LoadedRunbook
 
 
 def plan_lines(loaded: LoadedRunbook, plan: Plan, expected: Remaining | None, *, width: int, color: bool) -> list[str]:

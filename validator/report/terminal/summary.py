@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from validator.model.result import PrintedFormat
-from validator.model.units import format_duration
 from validator.model.verdict import Finding, RunReport, ValidationReport
 from validator.report.advice import next_command, shell_path
 from validator.report.build import build_page
@@ -16,7 +15,7 @@ from validator.report.build_runs import config_table, metrics_table
 from validator.report.page import OpenItem, Page, Tile
 from validator.report.terminal.lines import paint, text_table, wrap
 from validator.runs.folder import ReportPaths
-from validator.text import format_value, one_line, plural
+from validator.text import format_duration, format_value, one_line, plural
 
 # The summary at the end of a run: what the first screen of the page shows.
 

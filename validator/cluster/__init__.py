@@ -1,0 +1,1 @@
+"""Several machines: which of them are slow, alone or together."""

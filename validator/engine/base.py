@@ -1,0 +1,109 @@
+"""What an engine does: nodes for us, a program on some of them, and nodes back.
+
+No exit code of an engine is evidence of what happened on a node: the program that is started there, an agent, says so
+itself by lines of JSON that name its node (`validator/engine/lines.py` carries them).
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import IO, Literal, Protocol
+
+from validator.engine.trouble import explained
+from validator.model.cluster import Allocation, Cluster
+
+NODE_VARIABLE = "VALIDATOR_NODE"
+
+NodeState = Literal["up", "down", "unknown"]
+
+
+def node_name() -> str | None:
+    """The name of the node that this process was started on by an engine."""
+    return os.environ.get(NODE_VARIABLE) or os.environ.get("SLURMD_NODENAME")
+
+
+@dataclass(frozen=True)
+class Channel:
+    """A client of the engine: what is written to its standard input reaches the agents of `nodes`, and what they print
+    comes out of its standard output, as `Lines` reads it.
+
+    The client is the first process of a session of its own: a signal to the group of its parent does not reach it. Its
+    own signals are not for agents, since `srun` answers SIGTERM with SIGKILL to all of them. Agents are ended by
+    their standard input, and by SIGKILL to the client alone only where they do not answer.
+    """
+
+    process: subprocess.Popen[bytes]
+    nodes: tuple[str, ...]
+    errors: IO[bytes]
+
+    def close(self, *, within_s: float = 0.0) -> None:
+        """End the agents' input, and kill the client where that does not end it within the time. Twice is harmless."""
+        streams = (self.process.stdin, self.process.stdout, self.errors)
+        if self.process.stdin is not None:
+            with suppress(OSError):
+                self.process.stdin.close()
+        try:
+            self.process.wait(timeout=within_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        for stream in streams:
+            if stream is not None:
+                stream.close()
+
+    def trouble(self) -> str:
+        """The last lines that the client and its agents wrote to standard error, with a fix; "" where none.
+
+        Only before `close`.
+        """
+        return explained(self.wrote())
+
+    def wrote(self) -> str:
+        """The end of their standard error, at most 64 KiB."""
+        size = os.fstat(self.errors.fileno()).st_size
+        return os.pread(self.errors.fileno(), 1 << 16, max(0, size - (1 << 16))).decode(errors="replace")
+
+
+@dataclass(frozen=True)
+class AllocationState:
+    """What the engine says now. `job` is None where there is no scheduler; `why` is its own reason."""
+
+    job: Literal["pending", "running", "ended"] | None
+    why: str
+    nodes: Mapping[str, NodeState]
+
+
+class Engine(Protocol):
+    """One way to reach nodes. Every method may raise `Unable` with a sentence and a fix."""
+
+    def allocate(self, cluster: Cluster, *, name: str, cancelled: Callable[[], bool]) -> Allocation:
+        """Nodes for a validation: those of the job that this process is in, or of a new one.
+
+        A new one ends with this process, even by SIGKILL.
+
+        Raises:
+            Unable: when none came within `cluster.wait`, with the scheduler's reason, or when `cancelled` says so.
+                Nothing stays queued.
+        """
+
+    def start(
+        self, allocation: Allocation, nodes: Sequence[str], argv: Sequence[str], *, environment: Mapping[str, str]
+    ) -> tuple[Channel, ...]:
+        """Start `argv` once on each of `nodes`, at the same time. The agent finds its node by `node_name`.
+
+        `environment` is all that the client gets. Slurm and `local` hand it on, ssh does not. A first argument that is
+        this Python becomes the Python of the hosts.
+        """
+
+    def state(self, allocation: Allocation) -> AllocationState:
+        """Job and nodes as the engine sees them, which may be half a minute behind."""
+
+    def release(self, allocation: Allocation) -> None:
+        """Give the nodes back, where they were asked for. Twice is harmless."""
+
+    def release_words(self, allocation: Allocation) -> tuple[str, ...]:
+        """The command that a guardian runs in place of `release` when the head was killed; empty where none is."""

@@ -1,0 +1,70 @@
+"""A run across nodes: how the part of each ended, and what it measured where each worked alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from validator.files import open_file
+from validator.model.nodes import NodeRecord, NodeRecords
+from validator.model.plan import RunSpec
+from validator.model.result import Result, RunTable, ScalarValue
+
+_MOST_BYTES = 64 << 20
+
+
+def read_nodes(out: Path) -> tuple[NodeRecord, ...]:
+    """The nodes of a run, by the record that its step left; empty where there is none."""
+    try:
+        with open_file(out / "nodes.json") as file:
+            return NodeRecords.model_validate_json(file.read(_MOST_BYTES)).nodes
+    except (OSError, ValueError):
+        return ()
+
+
+def slowest_group(spec: RunSpec, collect: Callable[[RunSpec], Result], *, run_dir: Path) -> Result:
+    """What the slowest of several groups left, for no node may be slower than the bound; with the rates of all.
+
+    Args:
+        collect: reads the folder of one group, which reads like a run of its own.
+    """
+    nodes = read_nodes(run_dir / spec.out)
+    found: list[tuple[float, str, Result]] = []
+    for index, group in enumerate(spec.groups):
+        alone = spec.model_copy(update={"out": f"{spec.out}/g{index}", "groups": (group,)})
+        result = collect(alone)
+        name = next((one.node for one in nodes if one.group == index and one.rank == 0), f"g{index}")
+        found.append((_steps_per_s(result, warmup_steps=spec.warmup_steps), name, result))
+    rates = {name: rate for rate, name, _ in found}
+    slowest = min(found, key=lambda one: (one[0], one[1]))[2]
+    evidence = replace(slowest.evidence, nodes=nodes, node_rates=rates)
+    evidence.tables = (*evidence.tables, _table(rates))
+    return replace(slowest, evidence=evidence, scalars={**slowest.scalars, **least_of(rates)})
+
+
+def least_of(rates: dict[str, float]) -> dict[str, ScalarValue]:
+    """`nodes.min`: the least of the nodes' rates, as a share of their median."""
+    values = list(rates.values())
+    middle = float(np.median(values)) if values else 0.0
+    return {"nodes.min": ScalarValue(value=min(values) / middle)} if middle > 0 else {}
+
+
+def _steps_per_s(result: Result, *, warmup_steps: int) -> float:
+    """By the median step; 0 where nothing was measured, which is slower than everything."""
+    for name in ("step_time_s", "toks_per_s"):
+        series = result.series.get(name)
+        if series is not None:
+            values = series.values[(series.steps > warmup_steps) & np.isfinite(series.values) & (series.values > 0)]
+            if values.size:
+                middle = float(np.median(values))
+                return 1.0 / middle if name == "step_time_s" else middle
+    return 0.0
+
+
+def _table(rates: dict[str, float]) -> RunTable:
+    middle = float(np.median(list(rates.values())))
+    rows = tuple((name, rate, rate / middle if middle > 0 else None) for name, rate in rates.items())
+    return RunTable(caption="Each node alone", columns=("Node", "Steps per second", "Of the median"), rows=rows)

@@ -1,0 +1,370 @@
+"""The agent: the program on a node that starts its part of a run, watches it, and says what happened.
+
+The step (`validator.supervise.step`) speaks to it by its standard input, and it answers by its standard output, in
+lines of JSON that `docs/adr/0075-one-agent-a-node.md` lists. Whatever ends the head ends its standard input as well:
+then the processes of this node are ended in order, and if the agent itself is killed its guardian ends them.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import select
+import socket
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing, suppress
+from pathlib import Path
+from typing import Any
+
+from validator.documents import parse_json
+from validator.engine.base import node_name
+from validator.engine.lines import packed
+from validator.files import open_file
+from validator.model.nodes import Ended, NodeRecord, Step
+from validator.supervise.capture import LogCap, compact, logs_below, trim_while_written
+from validator.supervise.guardian import Guardian
+from validator.supervise.launch import Launch, free_port, run_environment, start
+from validator.supervise.outcome_text import describe_exit
+from validator.supervise.termination import Grace, ProcessTree, Stopped, clear_leftovers, stop
+from validator.supervise.wait import CancelToken, Waiter, cancel_on_signals
+
+_FIRST_LINE_S = 60.0
+_BEAT_S = 1.0
+_SCAN_S = 2.0
+_LAST_WORDS_S = 10.0
+_SCHEDULERS = ("SLURM_", "PMI_", "PMIX_")
+_KEPT = frozenset({"SLURM_CONF", "SLURM_JOB_ID"})
+"""Of an agent's own step: a trainer with the rest takes itself for a rank that Slurm has started."""
+
+_PLACEHOLDER = re.compile(r"(?<!\$)\{(master_addr|port|node_rank|nnodes|group|node_out)\}")
+
+
+def main() -> int:
+    """Carry out this node's part of one run. Returns 0 where the head has heard how it ended."""
+    node = node_name() or socket.gethostname()
+    head = Head(node)
+    with closing(CancelToken()) as cancel, cancel_on_signals(cancel):
+        step = _first_line(head, cancel)
+        if step is None:
+            return 1
+        record = Agent(node, step, head, cancel).work()
+    head.say("record", **record.model_dump(mode="json", exclude={"node"}))
+    return 0 if head.flush(within_s=_LAST_WORDS_S) else 1
+
+
+def _first_line(head: Head, cancel: CancelToken) -> Step | None:
+    until = time.monotonic() + _FIRST_LINE_S
+    while not head.gone and time.monotonic() < until and not cancel.requested:
+        head.wait(0.5)
+        for line in head.commands():
+            if line.pop("do", None) == "step":
+                return Step.model_validate(line)
+    return None
+
+
+class Head:
+    """The head, at the other end of standard input and output. Nothing here waits for it unless it says so."""
+
+    def __init__(self, node: str) -> None:
+        self._node = node
+        self._in, self._out = b"", bytearray()
+        # Whatever else prints on this process's standard output goes to its standard error.
+        self._out_fd = os.dup(1)
+        os.dup2(2, 1)
+        for fd in (0, self._out_fd):
+            os.set_blocking(fd, False)
+        self.gone = False
+        self.heard = time.monotonic()
+
+    def say(self, what: str, **facts: Any) -> None:
+        """Send a line, now or as soon as there is room."""
+        line = json.dumps({"node": self._node, "is": what, **facts}, separators=(",", ":"))
+        self._out += packed(self._node, line.encode())
+        self._write()
+
+    @property
+    def waiting(self) -> int:
+        """Bytes that the head has not taken yet."""
+        return len(self._out)
+
+    def commands(self) -> Iterator[dict[str, Any]]:
+        """The lines that have arrived. The end of them sets `gone`."""
+        self._write()
+        while not self.gone:
+            try:
+                data = os.read(0, 1 << 20)
+            except BlockingIOError:
+                break
+            except OSError:
+                data = b""
+            if not data:
+                self.gone = True
+                break
+            self.heard = time.monotonic()
+            self._in += data
+        *lines, self._in = self._in.split(b"\n")
+        for line in lines:
+            with suppress(ValueError):
+                found = parse_json(line)
+                if isinstance(found, dict):
+                    yield found
+
+    def wait(self, timeout_s: float) -> None:
+        """Sleep until a line arrives, at most so long."""
+        select.select([0], [self._out_fd] if self._out else [], [], timeout_s)
+
+    def flush(self, *, within_s: float) -> bool:
+        """Whether the head has taken everything within the time."""
+        until = time.monotonic() + within_s
+        while self._out and not self.gone and time.monotonic() < until:
+            self._write()
+            time.sleep(0.01)
+        return not self._out
+
+    def _write(self) -> None:
+        while self._out and not self.gone:
+            try:
+                del self._out[: os.write(self._out_fd, self._out)]
+            except BlockingIOError:
+                return
+            except OSError:
+                self.gone = True
+
+
+class Agent:
+    """One node's part of a run."""
+
+    def __init__(self, node: str, step: Step, head: Head, cancel: CancelToken) -> None:
+        self._node, self._step, self._head, self._cancel = node, step, head, cancel
+        places = [
+            (index, names.index(node), len(step.groups) > 1) for index, names in enumerate(step.groups) if node in names
+        ]
+        self.group, self.rank, several = places[0] if places else (-1, -1, False)
+        self._base = Path(step.out) / f"g{self.group}" if several else Path(step.out)
+        self._out = self._base if self.rank == 0 else self._base / "nodes" / node
+        self._shared = Path(step.probe).exists()
+        self._files = None if self._shared else GrownFiles(self._base, Path(step.out))
+        self._endpoint: str | None = None
+        self._stop: str | None = None
+        self._kill = False
+        self._next_beat = 0.0
+
+    def work(self) -> NodeRecord:
+        """Say hello, start with the others, and stay until nothing of the run is left here."""
+        if self.group < 0:
+            return self._record("not_started", detail=f"the agent of {self._node} is in no group of this run")
+        try:
+            os.chdir(self._step.cwd or "/")  # an engine starts agents anywhere
+            (self._out / "logs").mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            return self._record("not_started", detail=f"cannot use {error.filename}: {error.strerror}")
+        facts = self._facts() if self._step.checks is not None else {}
+        self._head.say(
+            "hello",
+            port=free_port(),
+            host=socket.gethostname(),
+            shared=self._shared,
+            facts=facts,
+            time=time.time(),
+        )
+        while self._endpoint is None and not self._ended:
+            self._head.wait(_BEAT_S / 2)
+            self._pump()
+        if self._ended:
+            return self._record("not_started", detail=self._why)
+        checks = self._checks()
+        began = time.monotonic()
+        try:
+            rc, stopped, ended = self._run()
+        except OSError as error:
+            where = f" ({error.filename})" if isinstance(error.filename, str) else ""
+            return self._record("not_started", detail=f"could not be started: {error.strerror or error}{where}")
+        detail = self._why if ended == "stopped" else describe_exit(rc, out=self._out, step=None) if rc else None
+        record = self._record(
+            ended,
+            detail=detail,
+            rc=rc,
+            duration_s=round(time.monotonic() - began, 3),
+            killed=stopped.killed,
+            checks=checks,
+        )
+        self._send_files(until=time.monotonic() + _LAST_WORDS_S)
+        return record
+
+    @property
+    def _ended(self) -> bool:
+        return self._stop is not None or self._kill or self._head.gone or self._cancel.requested
+
+    @property
+    def _why(self) -> str:
+        if self._stop is not None:
+            return self._stop
+        if self._cancel.requested:
+            return f"the agent {self._cancel.why}"
+        return "the head is gone" if self._head.gone else "killed at the head's request"
+
+    def _record(self, ended: Ended, **known: Any) -> NodeRecord:
+        return NodeRecord(node=self._node, group=self.group, rank=self.rank, ended=ended, shared=self._shared, **known)
+
+    def _facts(self) -> dict[str, Any]:
+        from validator.system.snapshot import machine_facts  # loads psutil and NVML
+
+        return machine_facts(self._out, trainer_python=self._step.python or sys.executable)
+
+    def _checks(self) -> tuple[dict[str, Any], ...]:
+        """What a preflight finds on this node."""
+        asked = self._step.checks
+        if asked is None:
+            return ()
+        from validator.kinds.registry import kind_of  # every kind, and what it plans and judges by
+        from validator.model.runbook import Runbook
+
+        runbook = Runbook.model_validate(asked["runbook"])
+        phase = runbook.phase(str(asked["phase"]))
+        python = self._step.python or sys.executable
+        found = kind_of(phase.kind).checks(phase, runbook=runbook, run_dir=self._out, python=python)
+        return tuple(check.model_dump(mode="json") for check in found)
+
+    def _run(self) -> tuple[int, Stopped, Ended]:
+        """Start the command and stay until nothing of it is left: exit code, what had to be killed, who ended it."""
+        step, token = self._step, f"{self._step.token}.{self._node}"
+        grace = Grace(term_s=step.grace_s)
+        with ExitStack() as stack:
+            guardian = stack.enter_context(Guardian.start(token=token, grace_s=step.grace_s))
+            tree = ProcessTree(token=token, spare=(guardian.pid,))
+            if step.sample_s is not None:
+                from validator.system.sampler import Sampler  # loads NVML
+
+                path = self._out / "logs" / "telemetry.csv"
+                stack.enter_context(Sampler(path, interval_s=step.sample_s, token=token))
+            process = start(self._launch(token))
+            try:
+                tree.watch(process.pid)
+                with Waiter(process, self._cancel) as waiter:
+                    self._stay(waiter, tree)
+                if process.poll() is None:
+                    stopped = stop(process, tree, launcher=step.launcher, grace=grace, urgent=self._urgent)
+                    return process.returncode, stopped, "stopped"
+                return process.returncode, clear_leftovers(process, tree, grace=grace, urgent=self._urgent), "exited"
+            finally:
+                tree.kill(within_s=grace.kill_s)
+                for path in logs_below(self._out / "logs"):
+                    compact(path, cap=LogCap())
+
+    def _stay(self, waiter: Waiter, tree: ProcessTree) -> None:
+        """Until the command has ended by itself, or must be ended."""
+        next_scan = time.monotonic() + 0.2
+        while not waiter.wait(0.02 if self._head.waiting else _BEAT_S / 2, also=0):
+            self._pump()
+            if self._ended:
+                return
+            if time.monotonic() >= next_scan:
+                next_scan = time.monotonic() + _SCAN_S
+                tree.scan()
+                for path in logs_below(self._out / "logs"):
+                    trim_while_written(path, cap=LogCap())
+
+    def _launch(self, token: str) -> Launch:
+        step = self._step
+        host, _, port = (self._endpoint or "").rpartition(":")
+        values = {
+            "master_addr": host,
+            "port": port,
+            "node_rank": str(self.rank),
+            "nnodes": str(len(step.groups[self.group])),
+            "group": f"g{self.group}",
+            "node_out": str(self._out),
+        }
+
+        def filled(text: str) -> str:
+            return _PLACEHOLDER.sub(lambda found: values[found[1]], text)
+
+        for name in [name for name in os.environ if name.startswith(_SCHEDULERS) and name not in _KEPT]:
+            del os.environ[name]
+        passed = {name: value for name, value in step.passed.items() if name not in os.environ}
+        env = {**passed, **{name: filled(value) for name, value in step.env.items()}}
+        return Launch(
+            argv=tuple(map(filled, step.argv)),
+            environment=run_environment(env, launcher=step.launcher, python=step.python, token=token, out=self._out),
+            cwd=step.cwd,
+            out=self._out,
+            port=None,
+            container=None,
+            code={},
+        )
+
+    def _urgent(self) -> bool:
+        """Whether nothing is waited for any more; asked often while the processes are ended."""
+        self._pump()
+        return self._kill or self._cancel.urgent
+
+    def _pump(self) -> None:
+        """Take in what the head says, and say that this node lives."""
+        for line in self._head.commands():
+            self._obey(line)
+        now = time.monotonic()
+        if now - self._head.heard > self._step.lost_s:
+            self._head.gone = True
+        if now >= self._next_beat:
+            self._next_beat = now + _BEAT_S
+            self._head.say("beat")
+            self._send_files(until=now)
+
+    def _obey(self, line: Mapping[str, Any]) -> None:
+        wanted = line.get("nodes")
+        if isinstance(wanted, list) and self._node not in wanted:
+            return
+        match line.get("do"):
+            case "start":
+                self._endpoint = str(line["endpoints"][str(self.group)])
+            case "stop":
+                self._stop = str(line.get("why", "stopped by the head"))
+            case "kill":
+                self._kill = True
+
+    def _send_files(self, *, until: float) -> None:
+        """What has grown, where the head does not see this folder; as much as it takes, and until then all of it."""
+        if self._files is None:
+            return
+        for path, at, data in self._files.grown():
+            self._head.say("file", path=path, at=at, data=base64.b64encode(data).decode())
+            if not self._head.flush(within_s=max(0.0, until - time.monotonic())):
+                return
+
+
+class GrownFiles:
+    """What has grown below a folder since the last look, in pieces. Model files stay where they are."""
+
+    _PIECE = 256 << 10
+    _MOST = 64 << 20
+    _HEAVY = frozenset({".pt", ".pth", ".bin", ".safetensors", ".ckpt", ".npy", ".npz"})
+
+    def __init__(self, folder: Path, root: Path) -> None:
+        self._folder, self._root = folder, root
+        self._sent: dict[Path, int] = {}
+
+    def grown(self) -> Iterator[tuple[str, int, bytes]]:
+        """Path relative to the root, place in the file, and the bytes there."""
+        for place, _, names in os.walk(self._folder):
+            for name in sorted(names):
+                path = Path(place, name)
+                if path.suffix not in self._HEAVY and path.is_file() and not path.is_symlink():
+                    yield from self._pieces(path)
+
+    def _pieces(self, path: Path) -> Iterator[tuple[str, int, bytes]]:
+        with suppress(OSError), open_file(path) as file:
+            size = min(os.fstat(file.fileno()).st_size, self._MOST)
+            at = self._sent.get(path, 0)
+            at = 0 if size < at else at  # it was written again
+            while at < size:
+                file.seek(at)
+                data = file.read(min(self._PIECE, size - at))
+                if not data:
+                    return
+                self._sent[path] = at + len(data)
+                yield str(path.relative_to(self._root)), at, data
+                at += len(data)

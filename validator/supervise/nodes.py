@@ -1,0 +1,53 @@
+"""What the nodes of a run left: the file that its step writes, and the sentence for a run that did not end well."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from validator.files import open_file
+from validator.model.nodes import NodeRecord, NodeRecords
+from validator.model.record import Reason
+
+NODES_FILE = "nodes.json"
+"""In the run's folder: every node of it, and how its part ended."""
+
+_MOST_BYTES = 64 << 20
+_WORST_FIRST = ("lost", "not_started", "exited")
+
+
+def read_records(out: Path) -> NodeRecords | None:
+    """The records of a run; None where its step never came to write them."""
+    try:
+        with open_file(out / NODES_FILE) as file:
+            return NodeRecords.model_validate_json(file.read(_MOST_BYTES))
+    except (OSError, ValueError):
+        return None
+
+
+def failed(records: Sequence[NodeRecord]) -> tuple[NodeRecord, ...]:
+    """The nodes that did not end well: the lost ones first, then those that never began, then exit codes."""
+    found = [one for one in records if one.ended in ("lost", "not_started") or (one.ended == "exited" and one.rc)]
+    return tuple(sorted(found, key=lambda one: _WORST_FIRST.index(one.ended)))
+
+
+def how_it_failed(out: Path) -> tuple[Reason, str] | None:
+    """Why a run across nodes did not end well, and the sentence that names the node; None where every node did."""
+    left = read_records(out)
+    if left is None:
+        return "infrastructure", "the program that starts agents on the nodes left no record of them"
+    bad = failed(left.nodes)
+    if not bad:
+        return ("infrastructure", left.trouble) if left.trouble else None
+    first = bad[0]
+    lost = ", ".join(one.node for one in bad if one.ended == "lost")
+    detail = first.detail or f"exited with code {first.rc}"
+    match first.ended:
+        case "lost":
+            return "node_lost", f"{lost} {'was' if ',' not in lost else 'were'} lost: {detail}"
+        case "not_started":
+            why = left.trouble or detail
+            names = ", ".join(one.node for one in bad if one.ended == "not_started")
+            return "infrastructure", f"nothing was started on {names}: {why}"
+        case _:
+            return "exited", f"{first.node}: {detail}"

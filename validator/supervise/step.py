@@ -1,0 +1,334 @@
+"""The step: the local program of a run across nodes. It starts an agent on each and writes what they say.
+
+The supervisor starts it in place of the run's command and watches the run's folder as ever. Its exit code only sums up
+`nodes.json`, in which every node of the run has its record.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import selectors
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from validator.documents import parse_json
+from validator.engine import engine_of
+from validator.engine.base import Channel
+from validator.engine.lines import Lines
+from validator.errors import Unable
+from validator.files import Tree, open_file, replace_file
+from validator.model.nodes import Ended, NodeRecord, NodeRecords, Step
+from validator.startup import call_argv
+from validator.supervise.launch import STEP_FILE
+from validator.supervise.nodes import NODES_FILE
+from validator.supervise.wait import CancelToken, cancel_on_signals
+from validator.system.processes import TOKEN_VARIABLE
+
+LOST = 70
+"""Exit code of a run that lost a node, or that never began on one."""
+
+_TICK_S = 0.25
+_PING_S = 1.0
+_FOLLOW_S = 5.0
+"""How long the other nodes of a group may take to notice that one of them has failed, before they are stopped."""
+
+_CLOSE_S = 5.0
+_MOST_BYTES = 64 << 20
+
+
+def main() -> int:
+    """Carry out the run that `step.json` in the folder given describes."""
+    out = Path(sys.argv[1])
+    with open_file(out / STEP_FILE) as file:
+        step = Step.model_validate_json(file.read())
+    with closing(CancelToken()) as cancel, cancel_on_signals(cancel):
+        return Run(step, out, cancel).carry_out()
+
+
+@dataclass
+class _Node:
+    """What is known of a node of the run so far. `heard` is the moment of its last line."""
+
+    name: str
+    group: int
+    rank: int
+    hello: Mapping[str, Any] | None = None
+    heard: float = 0.0
+    record: NodeRecord | None = None
+    host: str | None = None
+    offset_s: float | None = None
+
+
+@dataclass
+class _Client:
+    """A channel, and what it has not taken yet."""
+
+    channel: Channel
+    lines: Lines = field(default_factory=Lines)
+    unsent: bytearray = field(default_factory=bytearray)
+    ended: bool = False
+
+
+class Run:
+    """One run across nodes."""
+
+    def __init__(self, step: Step, out: Path, cancel: CancelToken) -> None:
+        self._step, self._out, self._cancel = step, out, cancel
+        self._nodes = {
+            name: _Node(name, group, rank) for group, names in enumerate(step.groups) for rank, name in enumerate(names)
+        }
+        self._clients: list[_Client] = []
+        self._senders: dict[str, str] = {}
+        self._began = time.monotonic()
+        self._started = False
+        self._stopping: dict[str, float] = {}
+        """Node to the time at which it is killed, of those that were asked to stop."""
+        self._follow: dict[int, float] = {}
+        """Group to the time at which it is stopped, of those in which a node has failed."""
+        self._killed = False
+        self._trouble: str | None = None
+
+    def carry_out(self) -> int:
+        """Until every node has its record. Returns 0 where all ended well."""
+        try:
+            self._start()
+            self._talk()
+        except Unable as error:
+            self._trouble = str(error)
+        finally:
+            self._close()
+            records = tuple(self._final(node) for node in self._nodes.values())
+            left = NodeRecords(schema=1, nodes=records, trouble=self._trouble)
+            replace_file(self._out / NODES_FILE, left.model_dump_json(by_alias=True, indent=1) + "\n")
+        return _exit_code(records)
+
+    def _start(self) -> None:
+        step = self._step
+        environment = {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}
+        python = getattr(step.allocation.options, "python", None) or sys.executable
+        argv = call_argv("validator.supervise.agent", "main", python=python)
+        engine = engine_of(step.allocation.engine)
+        channels = engine.start(step.allocation, tuple(self._nodes), argv, environment=environment)
+        self._clients = [_Client(channel) for channel in channels]
+        for channel in channels:
+            for stream in (channel.process.stdin, channel.process.stdout):
+                if stream is not None:
+                    os.set_blocking(stream.fileno(), False)
+        self._send("step", **step.model_dump(mode="json", by_alias=True))
+
+    def _talk(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._cancel.fileno(), selectors.EVENT_READ)
+            for client in self._clients:
+                selector.register(_stdout(client), selectors.EVENT_READ, client)
+            next_ping = 0.0
+            while any(node.record is None for node in self._nodes.values()):
+                for key, _ in selector.select(_TICK_S):
+                    if key.data is None:
+                        self._cancel.drain()
+                    elif not self._read(key.data):
+                        selector.unregister(key.fileobj)
+                now = time.monotonic()
+                if now >= next_ping:
+                    next_ping = now + _PING_S
+                    self._send("ping")
+                self._look(now)
+                self._push()
+
+    def _look(self, now: float) -> None:
+        """What has changed with time: all are there, one is silent, one must be stopped or killed."""
+        waiting = [node for node in self._nodes.values() if node.record is None]
+        if self._cancel.requested:
+            self._stop([node.name for node in waiting], f"stopped by validator ({self._cancel.why})", now)
+        if self._cancel.urgent:
+            self._kill()
+        silent = [node for node in waiting if node.hello is not None and now - node.heard > self._step.lost_s]
+        for node in silent:
+            self._lose(node, f"it answered no more for {self._step.lost_s:.0f} s", now)
+        if not self._started:
+            self._gather(waiting, now)
+        for group, due in self._follow.items():
+            if now >= due:
+                names = [node.name for node in waiting if node.group == group]
+                self._stop(names, "stopped since another node of the run had failed", now)
+        late = [name for name, due in self._stopping.items() if now >= due and self._nodes[name].record is None]
+        if late and not self._killed:
+            self._kill()
+        elif any(now >= self._stopping[name] + _CLOSE_S * 2 for name in late):
+            for name in late:
+                self._lose(self._nodes[name], "it was asked to stop and has not said that it did", now)
+
+    def _gather(self, waiting: Sequence[_Node], now: float) -> None:
+        absent = [node for node in waiting if node.hello is None]
+        failed = [node for node in self._nodes.values() if node.record is not None]
+        if failed:
+            self._stop([node.name for node in waiting], f"node {failed[0].name} could not begin", now)
+        elif not absent:
+            self._started = True
+            self._send("start", endpoints={str(node.group): self._endpoint(node) for node in waiting if not node.rank})
+        if now - self._began > self._step.start_s:
+            for node in absent:
+                self._ended(node, "not_started", f"it did not answer within {self._step.start_s:.0f} s")
+
+    def _endpoint(self, first: _Node) -> str:
+        address = next(node.address for node in self._step.allocation.nodes if node.name == first.name)
+        return f"{address}:{(first.hello or {})['port']}"
+
+    # Lines of agents.
+
+    def _read(self, client: _Client) -> bool:
+        """Take in what a client has; whether it may have more."""
+        while True:
+            try:
+                data = os.read(_stdout(client), 1 << 20)
+            except BlockingIOError:
+                return True
+            except OSError:
+                data = b""
+            if not data:
+                self._gone(client)
+                return False
+            for line in client.lines.take(data):
+                self._hear(client, line)
+
+    def _hear(self, client: _Client, line: bytes) -> None:
+        try:
+            said = parse_json(line)
+        except ValueError:
+            return  # a banner, or a word of the engine's
+        if not isinstance(said, dict) or said.get("node") not in client.channel.nodes:
+            return
+        node = self._nodes[str(said.pop("node"))]
+        node.heard = time.monotonic()
+        match said.pop("is", None):
+            case "hello":
+                node.hello = said
+                node.offset_s = round(float(said["time"]) - time.time(), 3)
+            case "file":
+                self._keep(node, said)
+            case "record" if node.record is None:
+                hello = node.hello or {}
+                known = {"host": hello.get("host"), "facts": hello.get("facts", {}), "clock_offset_s": node.offset_s}
+                node.record = NodeRecord.model_validate({**said, **known, "node": node.name})
+                if node.record.ended != "exited" or node.record.rc != 0:
+                    self._follow.setdefault(node.group, node.heard + _FOLLOW_S)
+
+    def _keep(self, node: _Node, said: Mapping[str, Any]) -> None:
+        """Write a piece of a file of a node that does not share the folder; the first to send a file has it."""
+        path, at = str(said.get("path")), int(said.get("at", 0))
+        data = base64.b64decode(str(said.get("data", "")))
+        if at < 0 or at + len(data) > _MOST_BYTES or self._senders.setdefault(path, node.name) != node.name:
+            return
+        with suppress(OSError), Tree(self._out) as tree:
+            tree.write_at(path, data, at)
+
+    def _gone(self, client: _Client) -> None:
+        """A client has ended, and with it what could still be said of its nodes."""
+        client.ended = True
+        said = client.channel.trouble()
+        for name in client.channel.nodes:
+            node = self._nodes[name]
+            if node.record is None:
+                self._lose(node, said or "its agent ended without a word", time.monotonic())
+
+    # Ends.
+
+    def _lose(self, node: _Node, why: str, now: float) -> None:
+        if node.hello is None:
+            self._ended(node, "not_started", why)
+        else:
+            self._ended(node, "lost", why)
+        self._follow[node.group] = min(now, self._follow.get(node.group, now))
+
+    def _ended(self, node: _Node, ended: Ended, why: str) -> None:
+        hello = node.hello or {}
+        node.record = NodeRecord(
+            node=node.name,
+            group=node.group,
+            rank=node.rank,
+            ended=ended,
+            detail=why,
+            host=hello.get("host"),
+            shared=hello.get("shared"),
+            facts=hello.get("facts", {}),
+            clock_offset_s=node.offset_s,
+        )
+
+    def _final(self, node: _Node) -> NodeRecord:
+        if node.record is None:
+            self._ended(node, "lost" if self._started else "not_started", self._trouble or "the step was ended")
+        assert node.record is not None
+        return node.record
+
+    def _stop(self, names: Sequence[str], why: str, now: float) -> None:
+        fresh = [name for name in names if name not in self._stopping]
+        if fresh:
+            self._stopping.update(dict.fromkeys(fresh, now + self._step.grace_s + _CLOSE_S * 2))
+            self._send("stop", why=why, nodes=fresh)
+
+    def _kill(self) -> None:
+        if not self._killed:
+            self._killed = True
+            self._send("kill")
+
+    def _close(self) -> None:
+        """Leave nothing of the engine's behind: agents end with their standard input."""
+        for client in self._clients:
+            if client.channel.process.stdin is not None:
+                with suppress(OSError):
+                    client.channel.process.stdin.close()
+        until = time.monotonic() + _CLOSE_S
+        for client in self._clients:
+            process = client.channel.process
+            while process.poll() is None and time.monotonic() < until:
+                time.sleep(0.01)
+            for end in (process.terminate, process.kill):
+                if process.poll() is None:
+                    end()
+                    with suppress(Exception):
+                        process.wait(timeout=1.0)
+
+    # Lines to agents.
+
+    def _send(self, do: str, **said: Any) -> None:
+        line = json.dumps({"do": do, **said}, separators=(",", ":")).encode() + b"\n"
+        for client in self._clients:
+            if not client.ended:
+                client.unsent += line
+        self._push()
+
+    def _push(self) -> None:
+        for client in self._clients:
+            stdin = client.channel.process.stdin
+            while client.unsent and stdin is not None and not client.ended:
+                try:
+                    del client.unsent[: os.write(stdin.fileno(), client.unsent)]
+                except BlockingIOError:
+                    break
+                except OSError:
+                    client.unsent.clear()
+
+
+def _stdout(client: _Client) -> int:
+    stdout = client.channel.process.stdout
+    assert stdout is not None
+    return stdout.fileno()
+
+
+def _exit_code(records: Sequence[NodeRecord]) -> int:
+    if any(record.ended in ("lost", "not_started") for record in records):
+        return LOST
+    return next((code for record in records if (code := _code(record)) != 0), 0)
+
+
+def _code(record: NodeRecord) -> int:
+    """As a shell says it; a node that was stopped as asked has no code of its own."""
+    rc = record.rc or 0
+    return 0 if record.ended == "stopped" else 128 - rc if rc < 0 else rc
