@@ -16,6 +16,8 @@ __all__ = ["combine", "why_no_combine"]
 _NAME, _BLOCK = "combine", 64
 _LEAST_ROWS = 48
 """Rows of a half that must be in use: with fewer the products are mostly of idle rows."""
+_LEAST_KEY_DIM = 128
+"""Channels of keys from which on this kernel was measured to be faster than Triton's."""
 
 
 class _Arguments(ctypes.Structure):
@@ -55,12 +57,15 @@ def combine_served(p: Problem) -> str | None:
     if not p.n_top:
         return "no_keys"
     rows = _BLOCK // p.hpg * p.hpg
-    return None if p.l_sel == _BLOCK and p.n_top <= 16 and rows >= _LEAST_ROWS else "sizes"
+    if p.l_sel != _BLOCK or p.n_top > 16 or rows < _LEAST_ROWS:
+        return "sizes"
+    return None if p.dims.dk >= _LEAST_KEY_DIM else "narrow"
 
 
 def why_no_combine(streams: tuple[Tensor, ...], p: Problem) -> str | None:
     """None if :func:`combine` can run where :func:`nsa.kernels.hopper.forward.why_no_forward` finds nothing against it,
-    else the reason: ``dtype``, ``head_dim``, ``no_keys`` (no block is scored), ``sizes``, ``strides``, ``build``."""
+    and is faster so, else the reason: ``dtype``, ``head_dim``, ``no_keys`` (no block is scored), ``sizes``, ``narrow``
+    (keys for which Triton's kernel is faster), ``strides``, ``build``."""
     if reason := combine_served(p):
         return reason
     if not all(strided(x) for x in streams):

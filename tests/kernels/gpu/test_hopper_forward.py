@@ -31,7 +31,6 @@ CASES = {
     "32 heads, length of whole tiles": (1, 1024, 64, 2, 64, 64, torch.bfloat16),
     "one head": (1, 1300, 4, 4, 64, 64, torch.float16),
     "keys of 192": (1, 2300, 32, 2, 192, 128, torch.bfloat16),
-    "100 heads": (1, 700, 100, 1, 128, 128, torch.bfloat16),
     "four blocks": (1, 257, 32, 2, 128, 128, torch.bfloat16),
     "one compressed token": (1, 40, 8, 2, 128, 128, torch.bfloat16),
     "long": (1, 16384, 32, 2, 128, 128, torch.bfloat16),
@@ -46,8 +45,9 @@ def _compiled() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _short_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def _slower_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forward, "_LONG", 0)
+    monkeypatch.setattr(combine, "_LEAST_KEY_DIM", 0)
 
 
 @pytest.fixture(params=CASES.values(), ids=CASES)
@@ -87,7 +87,7 @@ def test_the_compressed_branch_equals_tritons(inputs: tuple[Streams, Tensor, Pro
 def test_chosen_blocks_are_tritons_but_for_near_ties(inputs: tuple[Streams, Tensor, Problem]) -> None:
     (q, kc, vc, *_), _, p = inputs
     if reason := forward.why_no_select(q, kc, p):
-        assert p.hpg in (1, 5, 100) or not p.n_top, reason
+        assert p.hpg in (1, 5) or not p.n_top, reason
         return
     _, lse = launch._compressed(q, kc, vc, p, by_wgmma=False)
     wanted, _ = launch._select(q, kc, lse, p, by_wgmma=False)
@@ -124,7 +124,7 @@ def test_window_and_forced_blocks_equal_tritons(
     (q, kc, vc, *rest), gates, p = inputs
     streams = (q, *rest)
     if reason := combine.why_no_combine(streams, p):
-        assert p.hpg == 100 or p.dims.dk == 192 or not p.n_top, reason
+        assert p.dims.dk == 192 or not p.n_top, reason
         return
     o_cmp, lse = launch._compressed(q, kc, vc, p, by_wgmma=False)
     index = launch._index(*launch._select(q, kc, lse, p, by_wgmma=False), p)
