@@ -21,7 +21,8 @@ from scipy.signal import lfilter
 from validator.diagnose.bottlenecks import straggler
 from validator.diagnose.loss_curve import diverging
 from validator.diagnose.rule import Rule, RunFacts
-from validator.diagnose.steadiness import periodic_stall, rate_shift
+from validator.diagnose.stalls import periodic_stall
+from validator.diagnose.steadiness import rate_shift
 from validator.diagnose.training_health import repeated_data
 from validator.model.plan import RunSpec
 from validator.model.result import Result, Series, SourceFile

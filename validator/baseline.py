@@ -36,6 +36,9 @@ from validator.stats.estimate import LEVEL, MIN_REPEATS, NORMAL_975
 from validator.stats.means import pooled_cv
 from validator.text import format_number, format_percent, plural
 
+_LEARNED = 0.1
+"""Share of what the good runs learned that the next one must learn, however much a single row may vary."""
+
 
 @dataclass(frozen=True)
 class MetricBound:
@@ -134,7 +137,8 @@ def _metric_bound(
     repeats = repeats_of(runbook, phase)
     cv, measured = _variation(values, runbook.defaults.run_cv)
     reach = t_quantile((1 + LEVEL) / 2, n - 1) if measured else NORMAL_975
-    next_run = reach * cv * math.sqrt(1 / repeats + 1 / n)
+    noise = 0.0 if measured else _noise(runs, metric) / abs(mean)  # what enough runs differ by has it in it
+    next_run = math.hypot(reach * cv, NORMAL_975 * noise) * math.sqrt(1 / repeats + 1 / n)
     own = _interval(runs, metric.name, cv, repeats, runbook.defaults.run_cv) if metric.window == "steady" else 0.0
     sign = -1.0 if operator == ">=" else 1.0
     value = mean
@@ -143,13 +147,20 @@ def _metric_bound(
     parts = [f"{format_percent(next_run)} for the next run"]
     parts += [f"{format_percent(own)} for its interval"] if own else []
     parts += [f"{format_percent(margin)} margin"]
+    value = _rounded(value, up=operator == "<=")
+    first = _first(runs, metric)
+    if first is not None and sign * mean < sign * first and sign * _between(mean, first) < sign * value:
+        value = _between(mean, first)
+        side = "below" if operator == "<=" else "above"
+        parts += [f"but {side} the first value of {format_number(first)}, where a run ends that learned nothing"]
     known_by = "measured" if measured else "seen in few" if cv > runbook.defaults.run_cv else "assumed"
     source = f"{format_percent(cv)} between runs, {known_by}"
+    source += f"; {format_percent(noise)} of noise in one row" if noise else ""
     return MetricBound(
         phase=phase.id,
         reference=f"{metric.name}.{metric.statistic}",
         operator=operator,
-        value=_rounded(value, up=operator == "<="),
+        value=value,
         unit=metric.unit,
         why=f"{plural(n, 'good run')} gave {format_number(mean)} {metric.unit} ({source}); "
         f"{', '.join(parts)}; from {', '.join(names)}",
@@ -162,6 +173,25 @@ def _variation(values: Sequence[float], assumed: float) -> tuple[float, bool]:
     if cv is None:
         return assumed, False
     return (cv, True) if len(values) >= MIN_REPEATS else (max(cv, assumed), False)
+
+
+def _noise(runs: Sequence[RunReport], metric: Metric) -> float:
+    """Standard deviation of the one row that a statistic takes; 0 for one of many rows, and where it is unknown."""
+    seen = [stats.noise for run in runs if (stats := run.metrics.get(metric.name)) and stats.noise is not None]
+    return float(np.mean(seen)) if seen and metric.statistic in ("first", "last") else 0.0
+
+
+def _first(runs: Sequence[RunReport], metric: Metric) -> float | None:
+    """Where the curve began of which a bound takes the last value; None for another statistic."""
+    seen = [stats.first for run in runs if (stats := run.metrics.get(metric.name)) and stats.first is not None]
+    return float(np.mean(seen)) if seen and metric.statistic == "last" else None
+
+
+def _between(last: float, first: float) -> float:
+    """A bound that the last value passes and the first one fails, of as few digits as that takes."""
+    value = first + _LEARNED * (last - first)
+    rounded = (_rounded(value, up=last > first, digits=digits) for digits in range(3, 12))
+    return next((one for one in rounded if min(last, first) < one < max(last, first)), value)
 
 
 def _interval(runs: Sequence[RunReport], metric: str, cv: float, repeats: int, run_cv: float) -> float:
@@ -177,11 +207,11 @@ def _interval(runs: Sequence[RunReport], metric: str, cv: float, repeats: int, r
     return math.hypot(NORMAL_975 * run_cv / math.sqrt(repeats), own)
 
 
-def _rounded(value: float, *, up: bool) -> float:
-    """Three significant digits, rounded to the side that is easier to pass."""
+def _rounded(value: float, *, up: bool, digits: int = 3) -> float:
+    """So many significant digits, rounded to one side: for a bound to the one that is easier to pass."""
     if value == 0 or not math.isfinite(value):
         return value
-    scale = 10.0 ** (math.floor(math.log10(abs(value))) - 2)
+    scale = 10.0 ** (math.floor(math.log10(abs(value))) - digits + 1)
     return (math.ceil if up else math.floor)(value / scale + (-1e-9 if up else 1e-9)) * scale
 
 

@@ -364,6 +364,10 @@ def test_an_interrupt_ends_everything_and_writes_nothing(workdir: Path, tmp_path
         (("--", "no-such-program-here"), "is no program on PATH"),
         (("--", "torchrun", "--nnodes", "2", "x.py"), "several machines"),
         (("--from-run", "nowhere"), "is not a run folder"),
+        (
+            ("--from-run", "reports/one", "reports/index.html"),
+            "takes one run folder, without reports/index.html",
+        ),
     ],
 )
 def test_wrong_uses_say_what_to_write(

@@ -39,8 +39,10 @@ def command(
     from validator.init import work
 
     given = tuple(context.meta.get("behind_dashes") or ())
+    shown = " ".join(map(shlex.quote, words or ()))
+    if words and from_run is not None:
+        raise fail(f"--from-run takes one run folder, without {shown}; name that folder alone", as_json=as_json)
     if words:
-        shown = " ".join(map(shlex.quote, words))
         raise fail(f"write -- before the trainer's command: validator init -- {shown}", as_json=as_json)
     if bool(given) == (from_run is not None):
         raise fail("give the trainer's command behind --, or --from-run RUN", as_json=as_json)

@@ -3,42 +3,84 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
 from validator.diagnose.rule import Diagnosis, RunFacts, evidence, rule
+from validator.model.result import Floats
+from validator.text import format_percent
 
-_FULL = 0.9
-"""Share of all cores that is busy where a further program takes its time from the others."""
+_OTHERS_PCT, _FULL_PCT = 10.0, 85.0
+"""Share of all cores that other programs use, and share that is busy, from which they take time from the run."""
 
-_OTHERS, _OTHER_CORES = 0.1, 0.25
-"""Share of the machine, and number of cores, from which on what other programs use is no system's housekeeping."""
+_OTHER_CORES = 0.25
+"""Cores below which what other programs use is a system's housekeeping, also on a machine that has few."""
 
-_MIN_SAMPLES = 10
+_CROWDED, _MIN_SAMPLES = 0.1, 10
+"""Share of the samples in which it must be so, and the number of samples that are enough to say."""
+
+ALONE = (
+    "End the other programs (ps -eo pid,pcpu,args --sort=-pcpu), move them or wait for them, and run it again: what is "
+    "measured beside them is not what this machine can do."
+)
+"""What to do about them; also of the findings on a rate that they changed."""
+
+
+class _Load(NamedTuple):
+    """CPU by sample `[n]`, in percent of all cores: of everything, and of other programs; the file it is from."""
+
+    busy: Floats
+    others: Floats
+    path: str
+
+    def crowded(self, cores: float | None) -> Floats:
+        """What others used in the samples in which the run had to wait for them; empty where those are few."""
+        least = _OTHERS_PCT if cores is None else max(_OTHERS_PCT, 100 * _OTHER_CORES / cores)
+        waits = (self.others >= least) & (self.busy >= _FULL_PCT)
+        enough = waits.size >= _MIN_SAMPLES and float(waits.mean()) >= _CROWDED
+        return self.others[waits] if enough else self.others[:0]
 
 
 @rule("busy-host", "warning", of="run")
 def busy_host(run: RunFacts) -> Iterator[Diagnosis]:
-    """Other programs used the CPU while the run was measured, and no core was idle: steps waited for them."""
-    outcome, samples, cores = run.outcome, run.evidence.samples, run.cores
-    cpu = None if samples is None else samples.columns.get("host_cpu_pct")
-    if not run.timed or outcome is None or samples is None or cpu is None or cores is None:
+    """Other programs used the CPU while the run was measured, and hardly any was left: steps waited for them."""
+    load, said = _load(run), beside(run)
+    if not run.timed or load is None or not said:
         return
-    own_s, duration_s = outcome.last.cpu_s, outcome.last.duration_s
-    busy = cpu[np.isfinite(cpu)] / 100
-    if own_s is None or duration_s <= 0 or busy.size < _MIN_SAMPLES or float(busy.mean()) < _FULL:
-        return
-    own = own_s / duration_s
-    others = float(busy.mean()) * cores - own
-    if others < max(_OTHERS * cores, _OTHER_CORES):
-        return
+    means = ((name, float(values.mean())) for name, values in (("cpu", load.busy), ("other_cpu", load.others)))
     yield Diagnosis(
-        f"Other programs used {others:.1f} of the machine's {cores:.0f} CPU cores while this run, with {own:.1f}, was "
-        "measured, and no core was idle: its steps waited for them.",
-        because=[
-            evidence(f"host_cpu_pct: {100 * float(busy.mean()):.0f} % of {cores:.0f} cores", samples.source.path),
-            evidence(f"CPU time of the run: {own_s:,.0f} s in {duration_s:,.0f} s", "journal.jsonl"),
-        ],
-        next_step="Look for them with top, end or move them, and validate again: what is measured beside them is not "
-        "what this machine can do.",
+        f"{said.strip()} Steps waited for them.",
+        because=[evidence(f"host_{name}_pct: {mean:.0f} % on average", load.path) for name, mean in means],
+        next_step=ALONE,
     )
+
+
+def beside(run: RunFacts) -> str:
+    """A sentence, after a space: other programs used the CPU that the run needs. Empty where some was left."""
+    load = _load(run)
+    taken = np.empty(0) if load is None else load.crowded(run.cores)
+    if load is None or not taken.size:
+        return ""
+    return (
+        f" Other programs used {taken.mean():.0f} % of the machine's CPU in "
+        f"{format_percent(taken.size / load.others.size)} of the samples, and hardly any was left."
+    )
+
+
+def _load(run: RunFacts) -> _Load | None:
+    """The samples of the steps that are measured; all of the run's where those are few, or no sample has a step."""
+    names = ("host_cpu_pct", "host_other_cpu_pct")
+    by_step = [run.series(f"telemetry.{name}") for name in names]
+    busy, others = by_step
+    if busy is not None and others is not None:
+        _, left, right = np.intersect1d(busy.steps, others.steps, return_indices=True)
+        inside = run.in_window(busy.steps[left])
+        if inside.sum() >= _MIN_SAMPLES:
+            return _Load(busy.values[left][inside], others.values[right][inside], others.source.path)
+    samples = run.evidence.samples
+    columns = [] if samples is None else [samples.columns[name] for name in names if name in samples.columns]
+    if samples is None or len(columns) < len(names):
+        return None
+    known = np.isfinite(columns[0]) & np.isfinite(columns[1])
+    return _Load(columns[0][known], columns[1][known], samples.source.path)

@@ -20,6 +20,7 @@ from validator.diagnose import (
     provenance,
     resources,
     settings,
+    stalls,
     steadiness,
     training_health,
     unknown,
@@ -39,6 +40,7 @@ _MODULES = (
     progress,
     contention,
     steadiness,
+    stalls,
     claims,
     resources,
     bottlenecks,
@@ -193,7 +195,7 @@ def _merged(findings: list[Finding]) -> list[Finding]:
         shown = ", ".join(runs[1:6]) + (" …" if len(runs) > 6 else "")
         gathered = tuple(dict.fromkeys(e for f in same for e in f.evidence))[:_MAX_EVIDENCE]
         message = f"{same[0].message} The same holds for {shown}."
-        merged.append(same[0].model_copy(update={"message": message, "evidence": gathered}))
+        merged.append(same[0].model_copy(update={"message": message, "evidence": gathered, "also": tuple(runs[1:])}))
     return merged
 
 

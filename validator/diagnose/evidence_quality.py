@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import PurePosixPath
 
@@ -10,7 +11,7 @@ import numpy as np
 from validator.diagnose.rule import Diagnosis, RunFacts, as_number, evidence, hit_evidence, rule
 from validator.kinds.registry import kind_of
 from validator.model.readers import matcher
-from validator.model.result import Irregularity, RankProgress, Series
+from validator.model.result import Irregularity, LogHit, RankProgress, Series
 from validator.model.verdict import Evidence
 from validator.stats.rows import at_even_times, next_due, thins_out
 from validator.text import format_duration
@@ -104,24 +105,33 @@ def _irregularity_evidence(irregularities: list[Irregularity]) -> list[Evidence]
     return [evidence(i.message, i.path, f"line {i.line}" if i.line else None) for i in irregularities[:5]]
 
 
+_STOPS = re.compile(r"(?i)\b(?:stopp?|halt|exit|abort|refus|quitt?)(?:s|ing|ed|es|e)?\b(?! (?:file|flag))")
+
+
 @rule("stale-halt", "veto", of="run")
 def stale_halt(run: RunFacts) -> Iterator[Diagnosis]:
     """A `.HALT` from before the start stopped the run, or would have."""
-    seen = run.irregular("stale-halt")
-    refused_to_start = run.failed and not run.steps_done and run.outcome is not None and run.outcome.reason == "exited"
-    refused = run.hits("stale_halt") if refused_to_start else []
+    seen, refused = run.irregular("stale-halt"), _refused(run)
     if not seen and not refused:
         return
     stopped = run.failed or bool(refused)
     halt = run.evidence.halt
-    path = seen[0].path if seen else halt.path if halt is not None else ".HALT"
+    path = seen[0].path if seen else halt.path if halt is not None else None
     yield Diagnosis(
         f"A .HALT from before the start {'stopped this run' if stopped else 'lies in the output folder'}.",
         severity="veto" if stopped else "warning",
         confidence="high" if seen else "medium",
         because=[*_irregularity_evidence(seen), *(hit_evidence(hit) for hit in refused[:3])],
-        next_step=f"Find out what wrote it, remove it (rm {path}) and run again.",
+        next_step=f"Find out what wrote it, remove it (rm {path}) and run again."
+        if path is not None
+        else "Find it where the trainer writes (find . -name .HALT) and what wrote it, remove it and run again.",
     )
+
+
+def _refused(run: RunFacts) -> list[LogHit]:
+    """Lines that say that a `.HALT` kept the run from its first step. One that ends well must say that it stops."""
+    started = run.steps_done or run.outcome is None or run.outcome.reason != "exited"
+    return [] if started else [hit for hit in run.hits("stale_halt") if run.failed or _STOPS.search(hit.text)]
 
 
 @rule("damaged-evidence", "veto", of="run")
@@ -184,7 +194,7 @@ def _impossible(run: RunFacts) -> Iterator[Evidence]:
 @rule("missing-evidence", "veto", of="run")
 def missing_evidence(run: RunFacts) -> Iterator[Diagnosis]:
     """A file that the runbook takes measurements from, rows of it, or the end of a heartbeat with steps is missing."""
-    if run.failed:
+    if run.failed or _refused(run):
         return  # a run that ended badly may well not have come so far
     seen = [evidence(i.message, i.path) for i in run.irregular(*_MISSING)]
     if run.training and run.outcome is not None:

@@ -50,14 +50,29 @@ def nan_loss(run: RunFacts) -> Iterator[Diagnosis]:
             "stays, look at that step's batch.",
         )
         return
-    said = run.hits("nan_loss")
-    if run.training and said and not ranks and run.series("loss") is None:
-        yield Diagnosis(
-            "The log has a loss or a perplexity of NaN, and the trainer writes no loss by steps.",
-            because=[hit_evidence(hit) for hit in said[:3]],
-            next_step="Log the loss of each step, as the trainer's own settings allow, and run again: from which step "
-            "on it is NaN is not known.",
-        )
+    yield from _said_in_words(run, written=bool(ranks) or run.series("loss") is not None)
+
+
+def _said_in_words(run: RunFacts, *, written: bool) -> Iterator[Diagnosis]:
+    """A loss that only the log's words say not to be finite. `written`: whether there is a loss by steps, all finite.
+
+    Then the words count where the run ended before its time: it may have gone on behind a value that it names.
+    """
+    ended = run.failed or run.ended_early
+    kinds = (*(("nan_loss",) if ended or not written else ()), *(("nan_words",) if ended else ()))
+    said = {hit.text: hit for kind in kinds for hit in run.hits(kind)}
+    if not run.training or not said:
+        return
+    end = f", and the run ended after {format_number(run.steps_done or 0.0)} steps" if ended else ""
+    yield Diagnosis(
+        f"The log has a loss or a perplexity that is not finite{end}; no row of a loss by steps shows it.",
+        because=[hit_evidence(hit) for hit in list(said.values())[:3]],
+        next_step="Run again from before that step in fp32 with a lower learning rate and gradient clipping; if it "
+        "stays, look at that step's batch."
+        if ended
+        else "Log the loss of each step, as the trainer's own settings allow, and run again: from which step "
+        "on it is NaN is not known.",
+    )
 
 
 @rule("diverging", "veto", of="run")

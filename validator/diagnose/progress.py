@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from validator.diagnose import loss_curve
 from validator.diagnose.rule import Diagnosis, RunFacts, evidence, hit_evidence, rule
 from validator.model.runbook import Watchdog
 from validator.text import format_duration
@@ -105,16 +106,13 @@ def longest_row(flags: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> int:
 @rule("ended-early", "warning", of="run")
 def ended_early(run: RunFacts) -> Iterator[Diagnosis]:
     """The trainer ended by itself with exit code 0, as after a full run, before it had done its steps."""
-    outcome, done, requested = run.outcome, run.steps_done, run.spec.steps
-    if not run.training or outcome is None or not outcome.ok or outcome.reason != "exited":
-        return
-    if done is None or requested is None or done + _stride(run) > requested or run.irregular("stale-halt"):
+    if not run.training or not run.ended_early or _end_has_a_cause(run):
         return
     tail = [line for line in run.result.log_tail if line.strip()]
     yield Diagnosis(
-        f"The trainer ended by itself at step {done:,.0f} of {requested:,}, with exit code 0.",
+        f"The trainer ended by itself at step {run.steps_done:,.0f} of {run.spec.steps:,}, with exit code 0.",
         because=[
-            evidence(f"steps.done = {done:g}, exit code 0", "journal.jsonl"),
+            evidence(f"steps.done = {run.steps_done:g}, exit code 0", "journal.jsonl"),
             *([evidence(tail[-1], run.result.log_path, "last line")] if tail else []),
         ],
         next_step="Read the end of its log for what ended it: the end of the data or of the epochs, an early stop, a "
@@ -122,10 +120,10 @@ def ended_early(run: RunFacts) -> Iterator[Diagnosis]:
     )
 
 
-def _stride(run: RunFacts) -> int:
-    """Steps from row to row: so many more may be done than are written."""
-    strides = [int(np.diff(one.steps).max()) for one in run.result.series.values() if len(one.steps) > 1]
-    return min(strides, default=1)
+def _end_has_a_cause(run: RunFacts) -> bool:
+    """Whether another finding says why the run ended, so that the early end is no fact of its own."""
+    not_finite = next(loss_curve.nan_loss.look(run), None) is not None
+    return not_finite or bool(run.irregular("stale-halt") or run.hits("oom") or run.hits("disk_full"))
 
 
 @rule("slow-not-hung", "warning", of="run")

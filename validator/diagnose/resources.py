@@ -28,7 +28,7 @@ def oom(run: RunFacts) -> Iterator[Diagnosis]:
     because = [hit_evidence(hit) for hit in hits[:3]]
     if peak is not None:
         because.append(evidence(f"{peak.name} up to {peak.values.max():,.0f} MiB before", peak.source.path))
-    ended = run.outcome is None or run.failed
+    ended = run.outcome is None or run.failed or run.ended_early
     yield Diagnosis(
         f"{'GPU' if gpu else 'Host'} memory ran out "
         + (f"in step {step:.0f}." if ended else "at some point, and the run continued."),

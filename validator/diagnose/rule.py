@@ -19,6 +19,7 @@ from validator.model.record import Outcome, PhaseRecord, RunRecord, ValidationRe
 from validator.model.result import Floats, Irregularity, LogHit, Result, RunEvidence, Series, Steps
 from validator.model.settings import flat_name
 from validator.model.verdict import Evidence, Finding, PhaseReport
+from validator.stats.rows import steps_to_next_row
 from validator.stats.window import Level, SteadyWindow, covered_steps
 
 _LASTING = 0.05
@@ -167,7 +168,7 @@ class RunFacts:
         measurement = measured(self.record)
         return measurement.window_found if measurement is not None and self.times is not None else None
 
-    def _in_window(self, steps: Steps) -> npt.NDArray[np.bool_]:
+    def in_window(self, steps: Steps) -> npt.NDArray[np.bool_]:
         """Which rows, by their step, lie in the steady window; those that follow warm-up where there is none."""
         if self.window is not None and self.window.span is not None:
             return self.window.contains(steps)
@@ -176,7 +177,7 @@ class RunFacts:
     def inside(self, series: Series) -> Floats:
         """Finite values of a series within the steady window; all of them where there is none."""
         finite = np.isfinite(series.values)
-        values = series.values[self._in_window(series.steps) & finite]
+        values = series.values[self.in_window(series.steps) & finite]
         return values if values.size else series.values[finite]
 
     @property
@@ -193,7 +194,7 @@ class RunFacts:
         positive = np.isfinite(found.values) & (found.values > 0)
         if not positive.any():
             return None
-        inside = self._in_window(found.steps) & positive
+        inside = self.in_window(found.steps) & positive
         usable = inside if inside.any() else positive
         covered = covered_steps(found.steps)[usable]
         return float(covered.sum() / (covered / found.values[usable]).sum())
@@ -241,6 +242,14 @@ class RunFacts:
     def steps_done(self) -> float | None:
         """Optimizer steps that were finished."""
         return self.scalar("steps.done")
+
+    @property
+    def ended_early(self) -> bool:
+        """Whether the trainer ended by itself with exit code 0 before its steps were done: where PHASE.steps fails."""
+        outcome, done, wanted = self.outcome, self.steps_done, self.spec.steps
+        if outcome is None or not outcome.ok or outcome.reason != "exited" or done is None or wanted is None:
+            return False
+        return done + steps_to_next_row(self.result) <= wanted
 
     @property
     def steps_requested(self) -> float | None:

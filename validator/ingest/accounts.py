@@ -217,7 +217,12 @@ SIGNS: Mapping[str, Sign] = {
         r"Connection closed by peer",
     ),
     "nan_loss": _sign("nan", r"(?i:(?:loss|perplexity|ppl)['\"]?\s{0,3}[:=]\s{0,3}['\"]?nan\b)"),
-    "stale_halt": _sign(".halt", r"\.HALT\b"),
+    "nan_words": _sign(
+        "loss",
+        r"(?i:\bnon-?finite\s(?:\w+\s)?loss\b|\b(?:nan|inf)\b[^\n]{0,20}\bloss\b)",
+        r"(?i:\bloss\b[^\n]{0,20}\b(?:not finite|non-?finite|nan|inf|infinity|infinite)\b)",
+    ),
+    "stale_halt": _sign(".halt|halt f", r"\.HALT\b|\bHALT (?:file|flag)\b"),
     "eta": _sign(
         "eta|remaining|time left| steps",
         r"(?i:\bETA\b|\bremaining\b|time left)[^\n]{0,40}?\d",

@@ -212,7 +212,9 @@ def series(path: Path, pattern: str, read_log: ReadLog, *, longest: bool = False
     if not rows.steps and not rows.odd_steps:
         seen = rows.last_other
         last = f"; its last line is {printable(seen, limit=120)!r}" if seen else "; nothing was printed"
-        read_log.note("no-match", f"no line of the log matches the pattern {pattern!r}{last}", path)
+        read_log.note(
+            "no-match", f"no line of the log matches the pattern {printable(pattern, limit=60)!r}{last}", path
+        )
     if len(rows.steps) <= len(rows.odd_steps):
         return StepTable({}, source, 0)
     columns, derived, kept = rows.table(lambda code, text, line: read_log.note(code, text, path, line), longest=longest)
@@ -297,7 +299,7 @@ def last_groups(path: Path, pattern: str, read_log: ReadLog) -> dict[str, Scalar
         return {}
     source = read_log.add_source(path, sha256=digest.sha256, size=digest.size)
     if not found:
-        read_log.note("no-match", f"no line of the output matches the pattern {pattern!r}", path)
+        read_log.note("no-match", f"no line of the output matches the pattern {printable(pattern, limit=60)!r}", path)
     scalars = {}
     for name in sorted(cut):
         message = f"the pattern takes a part alone of the number that is {name}, {found[name]!r}; write {{{name}}}"

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from validator.documents import parse_json
 from validator.files import is_file
-from validator.ingest.heartbeat import Heartbeat
+from validator.ingest.clock import Arrivals
 from validator.ingest.read_log import ReadLog, printable, read_small
 from validator.model.catalogue import METRICS, Across, Metric
 from validator.model.result import Floats, InvalidWindow, Samples, Series, Steps
@@ -40,6 +40,15 @@ _HARMLESS_XIDS = (63, 92)
 _STATES = ("_pcie_gen", "_pcie_width")
 """Columns that are read for the probes alone."""
 
+StepTimes = tuple[Steps, Floats]
+"""Steps `[n]` and the Unix time in seconds `[n]` at which each ended, both rising."""
+
+_NO_STEPS: Steps = np.empty(0, dtype=np.int64)
+_NO_TIMES: Floats = np.empty(0)
+
+_ONE_BY_ONE = 0.8
+"""Share of the rows that must arrive by themselves for an arrival to be the end of a step."""
+
 
 def read_samples(path: Path, read_log: ReadLog) -> Samples | None:
     """The table as it is, by time; None, and noted, where it holds no samples. Cells without a number are NaN."""
@@ -58,15 +67,15 @@ def read_samples(path: Path, read_log: ReadLog) -> Samples | None:
 
 
 def read_telemetry(
-    samples: Samples, path: Path, heartbeat: Heartbeat | None, read_log: ReadLog
+    samples: Samples, path: Path, ended: StepTimes | None, read_log: ReadLog
 ) -> tuple[dict[str, Series], list[InvalidWindow]]:
     """Series by step, and the windows in which something disturbed the GPUs.
 
     The series are `telemetry.<column>`, and those of the catalogue that are of the whole machine.
-    `heartbeat` gives the time at which each step ended; without one no sample has a step. Samples from before the first
+    `ended` gives the time at which each step ended; without it no sample has a step. Samples from before the first
     step and after the last are left out, as are cells that hold no number. `path` is where the samples were read from.
     """
-    steps, inside = _on_steps(samples.times_s, heartbeat)
+    steps, inside = _on_steps(samples.times_s, ended)
     found = [
         (f"telemetry.{name}", _unit(name), column)
         for name, column in samples.columns.items()
@@ -102,21 +111,21 @@ def across_gpus(how: Across, gpus: Sequence[Floats]) -> Floats:
 
 
 def disturbed_somewhere(
-    samples: Samples, path: Path, heartbeat: Heartbeat | None, series: Mapping[str, Series], read_log: ReadLog
+    samples: Samples, path: Path, ended: StepTimes | None, series: Mapping[str, Series], read_log: ReadLog
 ) -> list[InvalidWindow]:
     """What disturbed the GPUs of a run no step of which has a time on the samples' clock: it may have been at any step.
 
-    Empty where a heartbeat holds the time of steps.
+    Empty where steps have such a time.
     """
     rows = [
         one.steps for name, one in series.items() if name in ("loss", "toks_per_s", "step_time_s") and one.steps.size
     ]
-    if not rows or _on_steps(samples.times_s, heartbeat)[1].size:
+    if not rows or _on_steps(samples.times_s, ended)[1].size:
         return []
     first, last = min(int(one[0]) for one in rows), max(int(one[-1]) for one in rows)
     places = np.arange(len(samples.times_s), dtype=np.intp)
     seen = dict.fromkeys(one.reason for one in _windows(samples, path, read_log, places.astype(np.int64), places))
-    reasons = (f"{reason}, at a step that no heartbeat gives," for reason in seen)
+    reasons = (f"{reason}, at a step whose time is unknown," for reason in seen)
     return [InvalidWindow(first, last, reason, samples.source.path) for reason in reasons]
 
 
@@ -151,14 +160,25 @@ def _sample_values(line: str, width: int) -> list[float]:
     return numbers
 
 
-def _on_steps(times: Floats, heartbeat: Heartbeat | None) -> tuple[Steps, npt.NDArray[np.intp]]:
+def times_of_arrivals(arrivals: Mapping[str, Arrivals], *, started_s: float | None) -> StepTimes | None:
+    """The time at which each step's row arrived, by the file that has most rows, for a trainer without heartbeats.
+
+    None where the start is unknown, or where rows come in bursts, as from a buffer: their steps ended before.
+    """
+    steps, seconds = max(arrivals.values(), key=lambda one: len(one[0]), default=(_NO_STEPS, _NO_TIMES))
+    last = np.append(np.diff(seconds) > 0, True)[: len(seconds)]  # rows of one moment: the last is the one that ended
+    if started_s is None or len(steps) < 2 or last.mean() < _ONE_BY_ONE:
+        return None
+    return steps[last], seconds[last] + started_s
+
+
+def _on_steps(times: Floats, ended: StepTimes | None) -> tuple[Steps, npt.NDArray[np.intp]]:
     """The step under way at each sample, and the samples that have one."""
-    none = np.empty(0)
-    ended_steps, ended = (none.astype(np.int64), none) if heartbeat is None else heartbeat.step_times_s
-    if ended.size < 2 or (np.diff(ended) <= 0).any():  # without a rising clock no sample has a place
-        return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.intp)
-    samples = np.flatnonzero((times > ended[0]) & (times <= ended[-1]))
-    return ended_steps[np.searchsorted(ended, times[samples])], samples
+    steps, ends = ended or (_NO_STEPS, _NO_TIMES)
+    if ends.size < 2 or (np.diff(ends) <= 0).any():  # without a rising clock no sample has a place
+        return _NO_STEPS, np.empty(0, dtype=np.intp)
+    samples = np.flatnonzero((times > ends[0]) & (times <= ends[-1]))
+    return steps[np.searchsorted(ends, times[samples])], samples
 
 
 def _mean_by_step(steps: Steps, values: Floats) -> tuple[Steps, Floats]:

@@ -85,9 +85,10 @@ class TrainerCommand:
     def in_its_folder(self) -> TrainerCommand:
         """The same command for a trainer that works in its output folder; paths in it become absolute."""
         here = Path.cwd()
-        env = dict(self.launch.env)
+        env = {name: _absolute_paths(value, here) for name, value in self.launch.env.items()}
         if self.words[:1] == ("-m",):
-            env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(here), os.environ.get("PYTHONPATH"))))
+            given = env.get("PYTHONPATH", os.environ.get("PYTHONPATH"))
+            env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(here), given)))
         launch = replace(self.launch, env=env)
         words = tuple(_absolute(word, here) for word in self.words)
         return replace(self, launch=launch, words=words, in_own_folder=True)
@@ -136,6 +137,14 @@ def _absolute(word: str, here: Path) -> str:
     name, equals, value = word.partition("=") if word.startswith("-") or "=" in word else ("", "", word)
     there = value and not Path(value).is_absolute() and (here / value).exists()
     return f"{name}{equals}{here / value}" if there else word
+
+
+def _absolute_paths(value: str, here: Path) -> str:
+    """A variable's value with the files and folders that it names beside it, such as those of PYTHONPATH, absolute."""
+    parts = value.split(os.pathsep)
+    return os.pathsep.join(
+        str(here / one) if one and not Path(one).is_absolute() and (here / one).exists() else one for one in parts
+    )
 
 
 def understand(command: Sequence[str], *, help_of: Callable[[CommandLaunch], str]) -> TrainerCommand:

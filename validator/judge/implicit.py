@@ -17,11 +17,10 @@ from validator.judge.data import measured
 from validator.kinds.registry import Found, ImplicitCriterion, JudgedRun, Rule, Seen, arms_of, kind_of
 from validator.model.record import PhaseRecord, ValidationRecord
 from validator.model.resolve import series_of
-from validator.model.result import Series
 from validator.model.runbook import Phase, ProcessPhase, Runbook, TrainingPhase
 from validator.model.settings import repeats_of
 from validator.model.verdict import Evidence, Status, Verdict
-from validator.stats.rows import next_due
+from validator.stats.rows import core_steps, steps_to_next_row
 from validator.text import listed
 
 _RANK: dict[Status, int] = {"FAIL": 0, "INCONCLUSIVE": 1, "SKIPPED": 2, "PASS": 3}
@@ -234,9 +233,7 @@ def _steps(run: JudgedRun) -> Found:
 
 def _fewer(run: JudgedRun, done: float, wanted: int, evidence: tuple[Seen, ...]) -> Found:
     """Fewer steps are known than were requested. A log with a row every so many steps says no more of the last ones."""
-    exact = run.evidence.heartbeats or (run.result is not None and "metrics.step" in run.result.scalars)
-    steps = max((one.steps for one in _core(run)), key=lambda one: one[-1], default=None)
-    ahead = 1 if exact or steps is None or len(steps) < 3 else next_due(steps) - int(steps[-1])
+    ahead = 1 if run.result is None else steps_to_next_row(run.result)
     if done + ahead <= wanted:
         return Found("FAIL", f"{done:g} of {wanted} steps were done.", done, wanted, evidence)
     reported = (
@@ -248,15 +245,9 @@ def _fewer(run: JudgedRun, done: float, wanted: int, evidence: tuple[Seen, ...])
     return Found("INCONCLUSIVE", message, done, wanted, evidence)
 
 
-def _core(run: JudgedRun) -> list[Series]:
-    """The series of loss, rate and time that have rows."""
-    found = {} if run.result is None else run.result.series
-    return [found[name] for name in ("loss", "toks_per_s", "step_time_s") if name in found and len(found[name].steps)]
-
-
 def _rows_of(run: JudgedRun) -> tuple[int | None, int]:
     """The step of the first row of loss, rate or time, None where three rows do not show a pace; the widest stride."""
-    steps = [one.steps for one in _core(run) if len(one.steps) >= 3]
+    steps = [] if run.result is None else [steps for steps in core_steps(run.result) if len(steps) >= 3]
     if not steps:
         return None, 1
     return min(int(one[0]) for one in steps), max(int(np.diff(one).max()) for one in steps)

@@ -246,7 +246,8 @@ RECIPES: tuple[Recipe, ...] = (
         "step and loss",
         ("step", "iter"),
         r"(?i)^(?=(?:\W*{timestamp})?)"
-        r"(?=.*?(?<![a-z_])(?:global_step|step|iter|iteration)s?\b[\"']?\s*[:=#\[ ]?\s*{step}\b)" + _GENERIC,
+        r"(?=.*?(?<![a-z_])(?<!tokens/)(?<!toks/)(?<!tok/)(?<!samples/)"
+        r"(?:global_step|step|iter|iteration)s?\b[\"']?\s*[:=#\[ ]?\s*{step}\b)" + _GENERIC,
         "recognized by the words in it; give a pattern where it is mistaken",
     ),
     Recipe(

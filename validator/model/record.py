@@ -39,7 +39,6 @@ class Attempt(Frozen):
     rc: int | None = Field(description="Exit code; negative is the signal that ended it; None when it never started.")
     reason: Reason
     detail: str | None = Field(None, description="A sentence for people: what ended it.")
-    cpu_s: float | None = Field(None, description="CPU time of its processes; None where nobody looked at them.")
     killed: tuple[int, ...] = Field((), description="Descendants that had to be killed.")
     disk_full: bool = Field(False, description="Whether it failed because a disk had no room.")
     code: dict[str, str] = Field(

@@ -58,6 +58,7 @@ class MetricStats(Frozen):
     max: float | None
     first: float | None
     last: float | None
+    noise: float | None = Field(None, description="Standard deviation of one row about the curve, at its end.")
     window: Span | None
     source: str | None
     sha256: str | None

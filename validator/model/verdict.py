@@ -61,6 +61,7 @@ class Finding(Frozen):
     confidence: Literal["high", "medium", "low"]
     phase: str | None = None
     run: str | None = None
+    also: tuple[str, ...] = Field((), description="Further runs that show the same.")
     message: str
     evidence: tuple[Evidence, ...] = ()
     next_step: str

@@ -35,10 +35,21 @@ def next_step(report: ValidationReport, findings: Sequence[FindingView]) -> Next
             return _of_finding(number, finding, report)
     for phase in unmet:
         place = anchor("phase", phase.id)
-        for number, finding in numbered if too_short(phase) is None else ():
-            if finding.next_step and finding.severity == "warning" and finding.anchor == place:
-                return _of_finding(number, finding, report)
+        by_cause = sorted(numbered, key=lambda one: one[1].code not in _ENDS) if _unfinished(phase) else numbered
+        for number, finding in by_cause if too_short(phase) is None else ():
+            if finding.next_step and finding.severity == "warning" and place in (finding.anchor, *finding.also):
+                return _of_finding(number, finding._replace(anchor=place), report)
     return _phase_step(unmet[0], report) if unmet else None
+
+
+_ENDS = ("crashed", "ended-early", "oom", "disk-full", "port-in-use", "nccl-error", "over-budget")
+"""Findings that say why a run did not come to its end; whatever else was noticed did not end it."""
+
+
+def _unfinished(phase: PhaseReport) -> bool:
+    """Whether a run of the phase failed, or ended before its steps were done."""
+    ends = (f"{phase.id}.exit", f"{phase.id}.steps")
+    return any(item.required and item.status == "FAIL" and item.id in ends for item in phase.criteria)
 
 
 def _start(report: ValidationReport) -> str:

@@ -185,6 +185,7 @@ def _finding_views(report: ValidationReport) -> tuple[views.FindingView, ...]:
 
 
 def _finding_view(finding: Finding, known: set[str]) -> views.FindingView:
+    also = {run.partition("/")[0] for run in finding.also}
     return views.FindingView(
         code=one_line(finding.code),
         severity=finding.severity,
@@ -192,6 +193,7 @@ def _finding_view(finding: Finding, known: set[str]) -> views.FindingView:
         confidence=finding.confidence,
         place=one_line(finding.run or finding.phase or "whole validation"),
         anchor=views.anchor("phase", finding.phase) if finding.phase in known and finding.phase else None,
+        also=tuple(sorted(views.anchor("phase", one) for one in also & known if one != finding.phase)),
         message=clean(finding.message),
         next_step=clean(finding.next_step),
         evidence=views.evidence_views(finding.evidence),

@@ -145,7 +145,7 @@ class NextStep(NamedTuple):
 
 
 class FindingView(NamedTuple):
-    """One finding."""
+    """One finding. `also` are the anchors of further phases that show it."""
 
     code: str
     severity: str
@@ -153,6 +153,7 @@ class FindingView(NamedTuple):
     confidence: str
     place: str
     anchor: str | None
+    also: tuple[str, ...]
     message: str
     next_step: str
     evidence: tuple[EvidenceView, ...]

@@ -109,6 +109,9 @@ def memory_growth(windows: Mapping[str, Windowed], after_step: int | None) -> De
 # From the series of one run to its statistics: each over its window, with its interval or the reason for none.
 
 
+_NOISE_ROWS = 10
+"""Rows from which the noise of one is known."""
+
 EXACT_STATISTICS = frozenset({"min", "max", "first", "last", "n"})
 """Statistics that say what was seen, not what would be seen again; they have no interval."""
 
@@ -287,6 +290,18 @@ def _stdev(values: Floats) -> float:
     return 0.0 if values.min() == values.max() else float(values.std())
 
 
+def _noise(values: Floats) -> float | None:
+    """Standard deviation of one row about the curve, in the last third of the rows; None of too few.
+
+    From the differences of neighbors, so that a curve that still falls has none, by their median, so that a spike has
+    no part in it.
+    """
+    steps = np.diff(values[-max(len(values) // 3, _NOISE_ROWS) :])
+    if len(steps) < _NOISE_ROWS - 1:
+        return None
+    return float(1.4826 * np.median(np.abs(steps - np.median(steps))) / math.sqrt(2))
+
+
 def _stats(rows: Windowed, window: SteadyWindow) -> MetricStats:
     values = rows.values
     n, finite = len(values), bool(np.isfinite(values).all())
@@ -321,6 +336,7 @@ def _stats(rows: Windowed, window: SteadyWindow) -> MetricStats:
         max=float(values.max()) if n else None,
         first=float(values[0]) if n else None,
         last=float(values[-1]) if n else None,
+        noise=_noise(values) if finite else None,
         window=rows.span,
         source=rows.source,
         sha256=rows.sha256,

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from validator.model.catalogue import METRICS, Metric
-from validator.model.result import Floats, InvalidWindow, RunEvidence, Series, Span, Steps
+from validator.model.result import Floats, InvalidWindow, Result, RunEvidence, Series, Span, Steps
 from validator.stats.window import SteadyWindow, covered_steps, steady_window
 from validator.text import format_percent
 
@@ -120,6 +120,22 @@ def _due(steps: Steps) -> int:
         return int(steps[-1] + strides[-1])
     ratios = steps[1:] / np.maximum(steps[:-1], 1)
     return int(np.ceil(steps[-1] * ratios[len(ratios) // 2 :].max()))
+
+
+def core_steps(result: Result) -> list[Steps]:
+    """The steps of each of loss, rate and time that has rows; a trainer writes at least one of them."""
+    found = (result.series.get(name) for name in ("loss", "toks_per_s", "step_time_s"))
+    return [one.steps for one in found if one is not None and len(one.steps)]
+
+
+def steps_to_next_row(result: Result) -> int:
+    """How many steps behind the last known one the next row would come; 1 where every step is known.
+
+    So many steps, less one, may have been done that a log with a row every so many steps says nothing of.
+    """
+    exact = result.evidence.heartbeats or "metrics.step" in result.scalars
+    steps = max(core_steps(result), key=lambda one: one[-1], default=None)
+    return 1 if exact or steps is None or len(steps) < 3 else next_due(steps) - int(steps[-1])
 
 
 # The rows of a series that statistics are taken from: in order, within the window, as numerator and denominator.

@@ -342,7 +342,6 @@ def _ended(
         rc=rc,
         reason=reason,
         detail=running.context.redact(detail),
-        cpu_s=running.monitor.cpu_s,
         killed=stopped.killed,
         disk_full=no_room or (rc != 0 and says_no_room(out)),
         code={running.context.redact(name): digest for name, digest in running.launch.code.items()},

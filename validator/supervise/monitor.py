@@ -248,11 +248,6 @@ class Monitor:
         return Look(progress, self._judge_records(records), silence)
 
     @property
-    def cpu_s(self) -> float | None:
-        """CPU time of the run's processes so far; None where they are not looked at while they run."""
-        return None if self._cpu is None else round(self.tree.cpu_seconds(), 2)
-
-    @property
     def steps_are_done(self) -> bool:
         """Whether the run is one that validator ends, and all its steps are written."""
         return self._count is not None and self._count.done

@@ -19,7 +19,11 @@ from validator.files import Tree
 TOKEN_VARIABLE = "VALIDATOR_RUN_TOKEN"
 """In the environment of every process of a validation; its value is the validation's token."""
 
-_TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
+TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
+"""Seconds of one tick, in which the kernel counts CPU time."""
+
+_KERNEL_THREAD = 0x00200000
+"""PF_KTHREAD among the flags of a process."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,10 @@ class ProcessId:
 
 @dataclass(frozen=True)
 class Stat:
-    """One process at one moment. `state` is a letter of proc(5): R, S, D, T (stopped), Z (zombie) and others."""
+    """One process at one moment. `state` is a letter of proc(5): R, S, D, T (stopped), Z (zombie) and others.
+
+    `cpu_s` is what it used itself, `waited_s` what those of its children used, with theirs, whose end it has seen.
+    """
 
     id: ProcessId
     name: str
@@ -40,6 +47,8 @@ class Stat:
     parent: int
     session: int
     cpu_s: float
+    waited_s: float = 0.0
+    kernel: bool = False
 
     @property
     def pid(self) -> int:
@@ -64,7 +73,9 @@ def read_stat(pid: int) -> Stat | None:
         state=chr(fields[0][0]),
         parent=int(fields[1]),
         session=int(fields[3]),
-        cpu_s=(int(fields[11]) + int(fields[12])) * _TICK_S,
+        cpu_s=(int(fields[11]) + int(fields[12])) * TICK_S,
+        waited_s=(int(fields[13]) + int(fields[14])) * TICK_S,
+        kernel=bool(int(fields[6]) & _KERNEL_THREAD),
     )
 
 
@@ -170,13 +181,15 @@ def read_proc(path: str | Path) -> bytes:
         os.close(fd)
 
 
-# Which processes on a GPU do not belong to the validation: a measurement beside one of them is invalid.
+# Which processes do not belong to the validation: a measurement beside one of them on a GPU is invalid, and those that
+# use the CPU may be why a run is slow.
 
 _MAX_GENERATIONS = 64
 
 
 class OtherProcesses:
-    """Counts the processes on a GPU that are not the validation's, and names each in `path` when it appears.
+    """Counts the processes on a GPU that are not the validation's, and names each in `path` when it appears. Adds up
+    what is not theirs of the CPU time that the machine used.
 
     A process is the validation's own if its environment carries the token, or if it descends from this process. One
     that this machine's process table does not hold lives in another PID namespace: it counts only when the processes
@@ -187,6 +200,7 @@ class OtherProcesses:
         self._needle = None if token is None else variable_needle(TOKEN_VARIABLE, token)
         self._path = path
         self._own: dict[ProcessId, bool] = {}
+        self._users: dict[ProcessId, Stat] | None = None
         self._present: dict[int, set[int]] = {}
         self._same_namespace = False
 
@@ -206,6 +220,27 @@ class OtherProcesses:
             self._append(gpu, pid, name(pid) or (stat.name if stat else "") or "unknown", used_mib[pid])
         self._present[gpu] = others
         return len(others)
+
+    def own_cpu_seconds(self) -> float | None:
+        """CPU time since the last call of the validation's processes and of the kernel; None at the first call.
+
+        What the machine used beyond it is of other programs. Their processes are not added up: compilers end between
+        two looks, and those of another container are not seen. Of the validation's, the parent knows what a process
+        used that has ended. The kernel works for the validation, too.
+        """
+        stats = list(all_stats())
+        now = {one.id: one for one in stats if one.kernel or self._is_own(one)}
+        before, self._users = self._users, now
+        present = {one.id for one in stats}
+        self._own = {identity: own for identity, own in self._own.items() if identity in present}
+        if before is None:
+            return None
+        pairs = [(one, before.get(identity)) for identity, one in now.items()]
+        used = sum(one.cpu_s - (was.cpu_s if was else 0.0) for one, was in pairs)
+        waited = sum(one.waited_s - (was.waited_s if was else 0.0) for one, was in pairs)
+        gone = (one for identity, one in before.items() if identity not in now and not one.kernel)
+        ended = sum(one.cpu_s + one.waited_s for one in gone)
+        return max(0.0, used) + max(0.0, waited - ended)
 
     def _append(self, gpu: int, pid: int, name: str, used_mib: float | None) -> None:
         line = {

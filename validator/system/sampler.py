@@ -17,12 +17,16 @@ from typing import Any
 from validator.files import Tree
 from validator.system.host import load_1m, meminfo
 from validator.system.nvml import MIB, GpuFacts, Gpus
-from validator.system.processes import OtherProcesses, read_proc_text
+from validator.system.processes import TICK_S, OtherProcesses, read_proc_text
 from validator.system.xid import XidWatch
 
-COLUMNS = ("ts", "host_cpu_pct", "host_iowait_pct", "load_1m", "host_mem_available_mib", "disk_free_mib", "xid")
-"""Columns of the host. Percentages are of all cores together; `xid` is the code of the latest driver event since the
-sample before, empty when there was none."""
+COLUMNS = (
+    *("ts", "host_cpu_pct", "host_iowait_pct", "host_other_cpu_pct", "load_1m"),
+    *("host_mem_available_mib", "disk_free_mib", "xid"),
+)
+"""Columns of the host. Percentages are of all cores together; `host_other_cpu_pct` is what programs use that do not
+belong to the validation. `xid` is the code of the latest driver event since the sample before, empty when there was
+none."""
 
 GPU_COLUMNS = (
     *("util_pct", "mem_util_pct", "mem_used_mib", "power_w", "temperature_c", "sm_clock_mhz", "mem_clock_mhz"),
@@ -61,6 +65,7 @@ class Sampler:
         self._gpus = Gpus.open(nvml=nvml)
         self._before = self._ticks()
         self._others = OtherProcesses(token, path.with_name("gpu_processes.jsonl"))
+        self._others.own_cpu_seconds()
         self._xids = XidWatch(kernel_log) if self._gpus else None
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
@@ -101,12 +106,13 @@ class Sampler:
             tree.append(self.path.name, f"{head}{line}\n".encode())
 
     def _host(self) -> list[float | int | None]:
-        busy, waiting = self._shares()
+        busy, waiting, others = self._shares()
         load = load_1m()
         available = meminfo(self._proc).get("MemAvailable")
         return [
             busy,
             waiting,
+            others,
             None if load is None else round(load, 2),
             None if available is None else available // MIB,
             self._disk(),
@@ -120,15 +126,18 @@ class Sampler:
             return [int(word) for word in first[1:9]]
         return []
 
-    def _shares(self) -> tuple[float | None, float | None]:
-        """Shares of the time since the last sample: busy, and idle while waiting for a disk."""
+    def _shares(self) -> tuple[float | None, float | None, float | None]:
+        """Shares of the time since the last sample: busy, idle while waiting for a disk, used by other processes."""
         now, before = self._ticks(), self._before
+        own_s = self._others.own_cpu_seconds()
         self._before = now
         spent = [later - earlier for later, earlier in zip(now, before, strict=False)]
         total = sum(spent)
         if len(spent) < 5 or total <= 0:
-            return None, None
-        return round(100 * (1 - (spent[3] + spent[4]) / total), 1), round(100 * spent[4] / total, 1)
+            return None, None, None
+        programs_s = sum(spent[:3]) * TICK_S  # not interrupts, nor what the hypervisor took
+        others = None if own_s is None else round(100 * max(0.0, programs_s - own_s) / (total * TICK_S), 1)
+        return round(100 * (1 - (spent[3] + spent[4]) / total), 1), round(100 * spent[4] / total, 1), others
 
     def _disk(self) -> float | None:
         with suppress(OSError):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.validator.judge.samples import ar1, result, run_record, runbook
-from validator.baseline import MetricBound, bounds_of
+from tests.validator.judge.samples import ar1, result, run_record, runbook, series
+from validator.baseline import MetricBound, bounds_of, with_bounds
 from validator.judge import judge_phase
 from validator.model.record import PhaseRecord, RunRecord, ValidationRecord
 from validator.model.result import Result
@@ -92,6 +92,49 @@ def test_loss_and_memory_are_bounded_from_above() -> None:
     assert bounds["loss.last"].operator == "<="
     assert 3.0 < bounds["loss.last"].value < 3.3
     assert "gpu_mem_reserved_mib.max" not in bounds
+
+
+def test_the_loss_of_one_batch_is_as_noisy_as_the_next_ones() -> None:
+    """A batch of few tokens: each row is the curve and a tenth of noise, so the last row of the next run is, too."""
+    rng = np.random.default_rng(3)
+    curve = 8 * np.exp(-np.arange(250) / 20) + 3
+    passed = 0
+    for trial in range(40):
+        own, other = (curve * (1 + 0.1 * rng.standard_normal(250)) for _ in range(2))
+        found = bounds_of(
+            [_report_of(result(series={"loss": series("loss", own, unit="nat")}))], runbook=_book(), margin=0.02
+        )
+        bound = next(one for one in found if one.reference == "loss.last")
+        passed += other[-1] <= bound.value
+        assert bound.value < 8, (trial, "a run that learned nothing passes")
+        assert "of noise in one row" in bound.why
+    assert passed >= 38
+
+
+@pytest.mark.parametrize(
+    ("last", "noise", "capped"), [(5.1, 0.35, True), (5.12, 0.0, False), (5.6, 0.0, True), (5.727, 0.0, True)]
+)
+def test_a_bound_on_the_loss_lies_below_the_first_one(last: float, noise: float, capped: bool) -> None:
+    """Above the first loss a run passes that learned nothing, whatever the noise of a row says."""
+    first = 5.73
+    wave = noise * np.where(np.arange(120) % 2, 1.0, -1.0)
+    own = np.linspace(first, last, 120) + wave - wave[[0, -1]].mean()
+    own[0], own[-1] = first, last
+    found = bounds_of(
+        [_report_of(result(series={"loss": series("loss", own, unit="nat")}))], runbook=_book(), margin=0.02
+    )
+    bound = next(one for one in found if one.reference == "loss.last")
+    assert last < bound.value < first
+    assert ("but below the first value of 5.73, where a run ends that learned nothing" in bound.why) is capped
+    text = with_bounds("phases:\n  - id: baseline\n    steps: 300\n", [bound])
+    assert ("learned nothing" in text) is capped
+    assert f"- loss.last <= {bound.value:g}" in text
+
+
+def test_a_loss_that_rose_is_bounded_as_it_ended() -> None:
+    rising = {"loss": series("loss", np.linspace(3.0, 3.5, 120), unit="nat")}
+    found = bounds_of([_report_of(result(series=rising))], runbook=_book(), margin=0.02)
+    assert next(one for one in found if one.reference == "loss.last").value > 3.5
 
 
 def test_a_metric_whose_bound_is_open_is_bounded_by_the_statistic_that_is_named() -> None:

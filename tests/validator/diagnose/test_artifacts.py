@@ -55,6 +55,17 @@ def test_a_refusal_to_start_because_of_a_halt_is_recognized_by_its_text(tmp_path
     assert of_run(folder, ended=outcome(rc=2))["stale-halt"].confidence == "medium"
 
 
+def test_a_trainer_that_a_halt_of_an_earlier_run_stops_may_call_it_success(tmp_path: Path) -> None:
+    """Its own folder is not the run's, so only its text tells."""
+    folder = tmp_path / "r"
+    write_logs(folder, stdout="[boot] model ready\n[train] HALT file detected — stopping gracefully.\n", rank=0)
+    found = of_run(folder, ended=outcome(), steps=200)
+    assert (found["stale-halt"].severity, "missing-evidence" in found) == ("veto", False)
+    watching = tmp_path / "w"
+    write_logs(watching, stdout="watching for a HALT file in out\n", rank=0)
+    assert "stale-halt" not in of_run(watching, ended=outcome(), steps=200)
+
+
 def test_results_of_another_run(tmp_path: Path) -> None:
     folder = healthy(tmp_path / "r")
     os.utime(folder / "training.csv", (START_S - 86400, START_S - 86400))

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.validator.diagnose.cases import (
-    healthy,
-    of_run,
-)
-from tests.validator.ingest.folders import outcome, write_logs
+from tests.validator.diagnose.cases import healthy, of_run, run_of, validation
+from tests.validator.ingest.folders import outcome, write_csv, write_logs
+from validator.diagnose import diagnose_run
+from validator.judge import judge_phase
 
 
 @pytest.mark.parametrize(
@@ -67,6 +66,31 @@ def test_a_crash_says_how_it_ended_unless_its_cause_has_a_name(tmp_path: Path) -
     assert "crashed" not in of_run(healthy(tmp_path / "s"), ended=anomaly)
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[train][FATAL] non-finite loss detected — aborting run.",
+        "Loss is nan, stopping training",
+        "ERROR: NaN detected in loss",
+        "loss is not finite: stop",
+    ],
+)
+def test_a_trainer_that_stops_itself_for_nan_and_calls_it_success(tmp_path: Path, line: str) -> None:
+    folder = healthy(tmp_path / "r")
+    write_logs(folder, stdout=f"step 60 loss 2.1\n{line}\n", rank=0)
+    finding = of_run(folder, ended=outcome(), steps=200)["nan-loss"]
+    assert (finding.severity, finding.evidence[0].text) == ("veto", line)
+    assert "ended-early" not in of_run(folder, ended=outcome(), steps=200), "one finding says why it ended"
+    assert "nan-loss" not in of_run(folder, ended=outcome(), steps=60)  # it went on
+
+
+def test_words_about_nan_are_no_nan(tmp_path: Path) -> None:
+    folder = healthy(tmp_path / "r")
+    write_logs(folder, stdout="nan_loss_check=True\nlogging_nan_inf_filter=True loss_scale=1\n", rank=0)
+    found = of_run(folder, ended=outcome(), steps=200)
+    assert ("nan-loss" in found, "ended-early" in found) == (False, True)
+
+
 def test_a_run_past_its_budget_says_what_it_would_have_needed(tmp_path: Path) -> None:
     ended = outcome(rc=-15, reason="timeout", duration_s=600)
     finding = of_run(healthy(tmp_path / "r"), ended=ended, steps=300, timeout_s=600)["over-budget"]
@@ -77,17 +101,28 @@ def test_a_quiet_end_before_the_last_step_is_named(tmp_path: Path) -> None:
     """The next step was that of a rate that had not settled, since no finding said that the trainer had ended."""
     folder = healthy(tmp_path / "r", n=45)
     write_logs(folder, stdout="step 45 loss 2.1\nepoch 3 is over\n", rank=0)
-    finding = of_run(folder)["ended-early"]
-    assert finding.message == "The trainer ended by itself at step 45 of 60, with exit code 0."
-    assert any(e.text == "epoch 3 is over" for e in finding.evidence)
+    found = of_run(folder)
+    assert found["ended-early"].message == "The trainer ended by itself at step 45 of 60, with exit code 0."
+    assert any(e.text == "epoch 3 is over" for e in found["ended-early"].evidence)
+    assert "crashed" not in found, "one finding for one fact"
     assert "ended-early" not in of_run(folder, steps=45)
-    assert "ended-early" not in of_run(folder, ended=outcome(rc=1))
+    failed = of_run(folder, ended=outcome(rc=1))
+    assert ("ended-early" in failed, "crashed" in failed) == (False, True)
+    write_logs(folder, stderr="CUDA out of memory\n", rank=0)
+    found = of_run(folder)
+    assert set(found) == {"oom"}
+    assert "in step 46" in found["oom"].message
 
 
-def test_steps_behind_the_last_row_are_no_early_end(tmp_path: Path) -> None:
-    path = tmp_path / "r"
-    path.mkdir()
-    rows = [f"{step},{3 - step / 100},{100 + step % 3}\n" for step in range(10, 60, 10)]
-    (path / "training.csv").write_text("step,loss,toks_per_s\n" + "".join(rows))
-    assert "ended-early" not in of_run(path, steps=55), "steps 51 to 55 have no row of their own"
-    assert "ended-early" in of_run(path, steps=60)
+@pytest.mark.parametrize(
+    ("every", "steps", "early"), [(1, 60, False), (1, 200, True), (7, 425, False), (7, 427, True), (10, 605, False)]
+)
+def test_steps_behind_the_last_row_are_no_early_end(tmp_path: Path, every: int, steps: int, early: bool) -> None:
+    """A trainer that prints every so many steps says nothing of those behind its last row. The verdict agrees."""
+    write_csv(tmp_path, [100.0] * 60, steps=range(every, 61 * every, every))
+    run = run_of(tmp_path, ended=outcome(), steps=steps)
+    assert ("ended-early" in {one.code for one in diagnose_run(run)}) is early
+    record = validation({"baseline": [run]}, kinds={"baseline": {"kind": "train", "steps": steps}})
+    report = judge_phase(record.phases[0], validation=record, judged={})
+    verdict = next(one for one in report.criteria if one.id == "baseline.steps")
+    assert ((verdict.status, verdict.required) == ("FAIL", True)) is early

@@ -55,20 +55,23 @@ def test_comm_bound(tmp_path: Path) -> None:
     assert set(of_run(healthy(tmp_path / "s", rank_fields=waiting))) == {"loader-bound"}
 
 
-def _beside(folder: Path, *, host_pct: float, own_s: float | None) -> dict[str, Finding]:
-    """Findings on a run of 60 s on two cores, of which `host_pct` were busy and it used `own_s` seconds."""
+def _beside(folder: Path, *, host_pct: float, others_pct: float | None, cores: int = 2) -> dict[str, Finding]:
+    """Findings on a run of a minute without step times, while so much of all cores was busy, and busy for others."""
     healthy(folder)
-    rows = "".join(f"{START_S + i},{host_pct}\n" for i in range(60))
+    others = "" if others_pct is None else others_pct
+    rows = "".join(f"{START_S + i},{host_pct},{others}\n" for i in range(60))
     (folder / "logs").mkdir()
-    (folder / "logs/telemetry.csv").write_text("ts,host_cpu_pct\n" + rows)
-    run = run_of(folder, ended=outcome(duration_s=60.0, cpu_s=own_s))
-    return of_validation(validation({"baseline": [run]}, environment={"cpu": {"cores_logical": 2}}))
+    (folder / "logs/telemetry.csv").write_text("ts,host_cpu_pct,host_other_cpu_pct\n" + rows)
+    run = run_of(folder, ended=outcome(duration_s=60.0))
+    return of_validation(validation({"baseline": [run]}, environment={"cpu": {"cores_logical": cores}}))
 
 
 def test_other_programs_on_a_machine_that_is_full(tmp_path: Path) -> None:
     """Steps took two to four times as long beside a build, and the report spoke of clocks, loader and memory."""
-    finding = _beside(tmp_path / "a", host_pct=99.0, own_s=57.0)["busy-host"]
+    finding = _beside(tmp_path / "a", host_pct=99.0, others_pct=51.0)["busy-host"]
     assert finding.severity == "warning"
-    assert "used 1.0 of the machine's 2 CPU cores while this run, with 0.9," in finding.message
-    for name, host_pct, own_s in (("b", 99.0, 112.0), ("c", 60.0, 30.0), ("d", 99.0, None)):
-        assert "busy-host" not in _beside(tmp_path / name, host_pct=host_pct, own_s=own_s), name
+    assert "used 51 % of the machine's CPU in 100 % of the samples" in finding.message
+    assert finding.next_step.startswith("End the other programs")
+    for name, host_pct, others_pct in (("b", 99.0, 4.0), ("c", 60.0, 45.0), ("d", 99.0, None)):
+        assert "busy-host" not in _beside(tmp_path / name, host_pct=host_pct, others_pct=others_pct), name
+    assert "busy-host" not in _beside(tmp_path / "e", host_pct=99.0, others_pct=20.0, cores=1), "a fifth of one core"

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.validator.diagnose.cases import healthy, of_folder, of_run
-from tests.validator.ingest.folders import write_arrivals, write_csv
+from tests.validator.ingest.folders import START_S, write_arrivals, write_csv
 from validator.model.verdict import Finding
 
 N = 240
@@ -38,6 +39,14 @@ def test_a_pause_at_every_seventh_step(tmp_path: Path) -> None:
     assert (finding.severity, finding.confidence) == ("warning", "high")
     assert "0.495 s more every 7 steps (steps 14, 21" in finding.message
     assert "3.42 % of the time" in finding.message
+
+
+def test_small_delays_of_a_busy_machine_do_not_hide_the_period_of_large_pauses(tmp_path: Path) -> None:
+    late = {31: 0.5, 54: 0.4, 107: 0.5, 173: 0.4}
+    finding = found(tmp_path, [s + (3 if i % 20 == 0 else late.get(i, 0)) for i, s in enumerate(times(), 1)])
+    stall = finding["periodic-stall"]
+    assert stall.confidence == "high"
+    assert "s more every 20 steps (steps 20, 40, 60" in stall.message
 
 
 def test_a_pause_that_step_times_leave_out_is_seen_by_the_heartbeats_clock(tmp_path: Path) -> None:
@@ -240,3 +249,33 @@ def test_a_slow_stretch_that_passes_is_information_in_a_log_by_itself(tmp_path: 
 
 def test_a_handful_of_rows_is_no_drift_of_a_log_by_itself(tmp_path: Path) -> None:
     assert alone(tmp_path, [1.0, 0.9, 1.6, 1.5, 1.7])["no-steady-state"].severity == "info"
+
+
+@pytest.mark.parametrize(("others", "busy", "named"), [(40, 99, True), (40, 60, False), (3, 99, False)])
+def test_a_rate_that_shifts_while_others_use_the_cpu(tmp_path: Path, others: int, busy: int, named: bool) -> None:
+    """From half of the run on other processes want the cores; a trainer that only prints has no heartbeats."""
+    seconds = [one * (1.3 if i >= N // 2 else 1.0) for i, one in enumerate(times())]
+    folder = tmp_path / "r"
+    write_csv(folder, [4096 / one for one in seconds], losses=[4 + 2 / (i + 1) for i in range(N)])
+    write_arrivals(folder, seconds)
+    ends = list(accumulate(seconds, initial=3.0))
+    rows = [
+        f"{START_S + (a + b) / 2},{busy if i >= N // 2 else 55},{2 * others if i >= N // 2 else 0}"
+        for i, (a, b) in enumerate(pairwise(ends))
+    ]
+    (folder / "logs").mkdir(exist_ok=True)
+    (folder / "logs/telemetry.csv").write_text("\n".join(("ts,host_cpu_pct,host_other_cpu_pct", *rows)) + "\n")
+    found = of_run(folder, steps=N)
+    finding = found["rate-shift"]
+    assert "telemetry.host_other_cpu_pct" in finding.message
+    assert ("Other programs used" in finding.message) is named
+    assert ("busy-host" in found) is named, "one warning, and the shift names it as its cause"
+    assert "no clocks" not in finding.message.lower()
+    assert finding.next_step.startswith("End the other programs") is named
+
+
+def test_few_long_pauses_with_a_period_among_many_short_ones(tmp_path: Path) -> None:
+    """Most slow steps keep no period; those that cost the time do."""
+    late = dict.fromkeys((7, 31, 37, 54, 66, 83, 107, 129, 142, 173, 205, 222), 0.2)
+    finding = found(tmp_path, [s + (9 if i % 40 == 0 else late.get(i, 0)) for i, s in enumerate(times(), 1)])
+    assert "every 40 steps (steps 40, 80, 120" in finding["periodic-stall"].message

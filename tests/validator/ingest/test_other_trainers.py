@@ -198,3 +198,12 @@ def test_a_folder_is_inspected_by_its_only_table(tmp_path: Path) -> None:
     assert "loss" not in collect_dir(tmp_path).series, "which of the two, nothing tells"
     (tmp_path / "training.csv").write_text("1,2,0.1,100\n", encoding="utf-8")
     assert collect_dir(tmp_path).series["loss"].source.path == "training.csv"
+
+
+def test_tokens_of_a_step_are_no_step(tmp_path: Path) -> None:
+    """A line before the first row names how much a step is."""
+    rows = "".join(f"step {n:>6}  loss {5 - n / 10:6.3f}  lr 1e-4  {34.5 + n % 3:7.1f}k tok/s\n" for n in range(10, 40))
+    write_logs(tmp_path, stdout=f"params: 279,232\ntokens/step: 512   total: 0.00B\n{rows}", rank=0)
+    steps = collect_dir(tmp_path).series["toks_per_s"].steps.tolist()
+    assert steps == list(range(10, 40))
+    assert "step 512" not in str(collect_dir(tmp_path).irregularities)

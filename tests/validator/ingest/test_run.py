@@ -320,6 +320,25 @@ def test_foreign_processes_and_driver_events_spoil_the_steps_beside_them(tmp_pat
     ]
 
 
+@pytest.mark.parametrize("burst", [False, True])
+def test_without_heartbeats_the_samples_are_laid_onto_the_rows_as_they_arrive(tmp_path: Path, burst: bool) -> None:
+    """Rows that come together, as from a buffer, say of no step when it ended."""
+    write_csv(tmp_path, [100.0] * 6)
+    write_arrivals(tmp_path, [1.0, *([0.0] * 4 if burst else [1.0] * 4), 1.0])  # step 1 ends 4 s after the start
+    rows = [(3.0, 10, 0), (5.5, 20, 4), (6.5, 30, 0x28), (8.5, 40, 0)]
+    lines = [f"{START_S + t},{cpu},{mask}" for t, cpu, mask in rows]
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs/telemetry.csv").write_text("ts,host_other_cpu_pct,gpu0_throttle_mask\n" + "\n".join(lines) + "\n")
+    result = collect_run(spec(), run_dir=tmp_path, outcome=outcome())
+    windows = [(one.first_step, one.last_step) for one in result.evidence.invalid_windows]
+    if burst:
+        assert "telemetry.host_other_cpu_pct" not in result.series
+        assert windows == [(1, 6)]
+    else:
+        assert result.series["telemetry.host_other_cpu_pct"].steps.tolist() == [3, 4, 6]
+        assert windows == [(4, 4)]
+
+
 @pytest.mark.parametrize("text", ["", "\n", "ts,x\n", "a,b\n1,2\n", "ts,gpu0_throttle_mask\nnan,nan\ninf,1e400\n"])
 def test_broken_telemetry_gives_nothing(tmp_path: Path, text: str) -> None:
     healthy(tmp_path)

@@ -198,3 +198,15 @@ def test_in_a_folder_of_its_own_paths_are_absolute() -> None:
     made = understand(words("python train.py --config=conf.yaml --name conf"), help_of=lambda _: "").in_its_folder()
     here = Path.cwd()
     assert made.words == (f"{here}/train.py", f"--config={here}/conf.yaml", "--name", "conf")
+
+
+def test_in_a_folder_of_its_own_the_variables_of_the_command_keep_their_meaning() -> None:
+    """A config that a variable names, and packages beside the script and elsewhere."""
+    Path("conf").mkdir()
+    Path("conf/small.yaml").touch()
+    line = "CONFIG=conf/small.yaml PYTHONPATH=.:/elsewhere MODE=train python -m pkg.train"
+    env = understand(words(line), help_of=lambda _: "").in_its_folder().launch.env
+    here = Path.cwd()
+    assert env["CONFIG"] == f"{here}/conf/small.yaml"
+    assert env["PYTHONPATH"] == f"{here}{os.pathsep}{here}{os.pathsep}/elsewhere"
+    assert env["MODE"] == "train"

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,9 +19,6 @@ from validator.model.result import Samples
 from validator.model.runbook import Runbook, TrainerMetrics
 from validator.model.verdict import RunbookRef, ValidationReport
 from validator.report.charts import phase_figures, record_charts
-
-if TYPE_CHECKING:
-    from validator.ingest.heartbeat import Heartbeat
 
 OWN = {"unit": "img/s", "better": "higher", "window": "steady", "headline": True}
 
@@ -106,8 +102,8 @@ def test_the_power_of_all_gpus_is_a_metric_like_others(tmp_path: Path) -> None:
         samples = Samples(
             CSV, np.arange(0.5, 300.0), {f"gpu{n}_power_w": ar1(300, level=watts, seed=n) for n in (0, 1)}
         )
-        heartbeat = SimpleNamespace(step_times_s=(np.arange(301), np.arange(301.0)))
-        found, _ = read_telemetry(samples, tmp_path / "telemetry.csv", cast("Heartbeat", heartbeat), ReadLog(tmp_path))
+        ended = (np.arange(301), np.arange(301.0))
+        found, _ = read_telemetry(samples, tmp_path / "telemetry.csv", ended, ReadLog(tmp_path))
         phase = {"id": "baseline", "kind": "train", "steps": 300, "accept": ["gpu_power_w.mean <= 700 W"]}
         declared = runbook(phase, hardware={"gpus": 2}, defaults={"nproc": 2})
         runs = [run_record("baseline", repeat=n, found=result(f"baseline/r{n}", series=found)) for n in range(1, 5)]

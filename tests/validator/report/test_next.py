@@ -143,3 +143,36 @@ def test_a_sentence_is_said_once() -> None:
     waiting = build_page(samples.in_progress())
     assert not any(row.message == group.message != "" for group in waiting.phases for row in group.rows)
     assert all(fact.name != "Exit code" for fact in waiting.facts), "it has none yet"
+
+
+def test_a_finding_explains_every_phase_that_shows_it() -> None:
+    """A drift that a phase passed with is why a later one failed."""
+    passed, failed = pieces.baseline("PASS"), samples.no_go().phases[-1]
+    drift = Finding(
+        code="no-steady-state",
+        severity="warning",
+        confidence="high",
+        phase=passed.id,
+        run=f"{passed.id}/r1",
+        also=(f"{failed.id}/r1",),
+        message="m",
+        next_step="End the other processes.",
+    )
+    report = samples.no_go().model_copy(update={"phases": (passed, failed), "findings": (drift,)})
+    step = build_page(report).next_step
+    assert step is not None
+    assert (step.name, step.value, step.phase) == ("no-steady-state", "End the other processes.", failed.id)
+
+
+@pytest.mark.parametrize(("code", "criterion"), [("crashed", "exit"), ("ended-early", "steps")])
+def test_why_a_run_ended_comes_before_what_else_was_noticed(code: str, criterion: str) -> None:
+    criteria = (pieces.verdict(f"baseline.{criterion}", "every run ends well", "FAIL"),)
+    phase = pieces.baseline("FAIL", criteria=criteria)
+    drift, crash = (
+        Finding(code=one, severity="warning", confidence="high", phase=phase.id, message=one, next_step=one)
+        for one in ("no-steady-state", code)
+    )
+    report = samples.no_go().model_copy(update={"phases": (phase,), "findings": (drift, crash)})
+    assert build_page(report).next_step.name == code
+    slow = phase.model_copy(update={"criteria": (pieces.verdict("baseline.1", "toks_per_s.mean >= 9", "FAIL"),)})
+    assert build_page(report.model_copy(update={"phases": (slow,)})).next_step.name == "no-steady-state"

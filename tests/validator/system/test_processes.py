@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from validator.system.processes import OtherProcesses, read_proc
+from validator.system import processes
+from validator.system.processes import OtherProcesses, ProcessId, Stat, read_proc
 from validator.system.xid import XidWatch
 
 TOKEN = "3f" * 16
@@ -97,3 +98,37 @@ def test_driver_events_are_reported_once_from_the_start_of_the_watch(tmp_path: P
     watch.close()
     watch.close()
     assert XidWatch(tmp_path / "none").latest() is None
+
+
+def test_the_cpu_time_of_the_validation_and_of_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    none = 2**22 + 7  # above the highest pid there is
+    pids = {"own": os.getpid(), "child": none, "kernel": none + 1, "worker": none + 2, "other": none + 3}
+    others = OtherProcesses(TOKEN, tmp_path / "x.jsonl")
+
+    def used(**now: float | tuple[float, float]) -> float | None:
+        stats = []
+        for name, times in now.items():
+            cpu_s, waited_s = times if isinstance(times, tuple) else (times, 0.0)
+            parent = os.getpid() if name == "child" else 1
+            kernel = name in ("kernel", "worker")
+            stats.append(Stat(ProcessId(pids[name], 1), name, "R", parent, 1, cpu_s, waited_s, kernel))
+        monkeypatch.setattr(processes, "all_stats", lambda: iter(stats))
+        return others.own_cpu_seconds()
+
+    assert used(own=5.0, kernel=5.0, worker=40.0, other=100.0) is None
+    assert used(own=6.0, kernel=5.5, worker=40.0, other=300.0) == 1.5
+    assert used(own=6.0, kernel=5.5, other=500.0, child=2.0) == 2.0, "a kernel thread that ends takes nothing back"
+    assert used(own=(6.0, 2.75), kernel=5.5) == 0.75, "what the child used is counted once, to its end"
+    assert used(own=(6.5, 7.75), kernel=5.5) == 5.5, "of a child that lived between two looks the parent knows"
+    assert used(own=(7.0, 7.75), kernel=5.5, child=1.0) == 1.5
+    assert used(own=(8.0, 7.75), kernel=5.5) == 1.0, "for a child nobody waited"
+
+
+def test_a_process_that_has_ended_between_two_looks_is_counted(tmp_path: Path) -> None:
+    others = OtherProcesses(TOKEN, tmp_path / "x.jsonl")
+    others.own_cpu_seconds()
+    burn = "import time\nwhile time.process_time() < 0.6: pass"
+    subprocess.run([sys.executable, "-c", burn], check=True)
+    own = others.own_cpu_seconds()
+    assert own is not None
+    assert own >= 0.5

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+import os
 import time
 from pathlib import Path
 
 import pytest
 
 from tests.validator.system.answers import Card, FakeNvml
+from validator.system.processes import OtherProcesses
 from validator.system.sampler import COLUMNS, GPU_COLUMNS, Sampler, sample_columns
 
 
@@ -54,15 +56,18 @@ def test_a_card_that_does_not_tell_leaves_empty_cells(tmp_path: Path) -> None:
     assert row["gpu0_temperature_c"] == 31
 
 
-def test_shares_of_time_are_those_between_two_samples(tmp_path: Path) -> None:
+def test_shares_of_time_are_those_between_two_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = iter((None, 40 / os.sysconf("SC_CLK_TCK")))
+    monkeypatch.setattr(OtherProcesses, "own_cpu_seconds", lambda _: next(own))
     proc = tmp_path / "proc"
     proc.mkdir()
     (proc / "meminfo").write_text("MemTotal: 2048 kB\nMemAvailable: 1024 kB\n")
     (proc / "stat").write_text("cpu  100 0 100 700 100 0 0 0 0 0\ncpu0 1 2 3\n")
     sampler = Sampler(tmp_path / "t.csv", proc=proc)
-    (proc / "stat").write_text("cpu  160 0 110 720 110 0 0 0 0 0\n")
+    (proc / "stat").write_text("cpu  160 0 110 715 110 3 2 0 0 0\n")
     row = dict(zip(sample_columns([]), sampler.sample(), strict=True))
-    assert (row["host_cpu_pct"], row["host_iowait_pct"], row["host_mem_available_mib"]) == (70.0, 10.0, 1)
+    assert (row["host_cpu_pct"], row["host_iowait_pct"], row["host_mem_available_mib"]) == (75.0, 10.0, 1)
+    assert row["host_other_cpu_pct"] == 30.0, "of 70 that programs used; interrupts are nobody's"
 
 
 def test_a_folder_that_is_renamed_between_attempts_keeps_its_samples(tmp_path: Path) -> None:
