@@ -31,7 +31,9 @@ class Outlier:
 
     `effect` with its interval is relative to the known-good ones (-0.05: 5 % slower), `mads` the distance from their
     median in the fleet's robust spread, `p_value` Holm's over all suspects. An `intermittent` one is slow in the share
-    `often` of its `repeats`. `suspected` has no new readings yet. One that `differs`, from the faster `against`, is one
+    `often` of its `repeats`. An inconclusive one is `tolerable` if its new readings leave room for a loss of about the
+    smallest effect that counts, and not for twice that much: what is that near the limit is not worth a node.
+    `suspected` has no new readings yet. One that `differs`, from the faster `against`, is one
     of units without a majority: it is not accused.
     """
 
@@ -48,6 +50,7 @@ class Outlier:
     intermittent: bool = False
     by: Literal["swap", "alone", "none"] = "none"
     against: Subject | None = None
+    tolerable: bool = False
 
     @property
     def code(self) -> Literal["slow-node", "slow-link"]:
@@ -113,7 +116,9 @@ class Judgement:
         """As many good nodes as can work together, the fastest first: without both ends of a link that is slow or may
         be, and without all of the nodes that are slow together. The first `n` are the ones to run on."""
         apart = [
-            set(one.subject.nodes) for one in self.outliers if one.code == "slow-link" and one.outcome != "acquitted"
+            set(one.subject.nodes)
+            for one in self.outliers
+            if one.code == "slow-link" and one.outcome != "acquitted" and not one.tolerable
         ]
         apart += [set(one.nodes) for one in self.together]
         chosen: list[str] = []

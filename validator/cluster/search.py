@@ -323,9 +323,11 @@ class Search:
         for (key, of), verdict in zip(measured.items(), verdicts, strict=True):
             effect, low, high = (float(np.expm1(of.center + sign * verdict.reach)) for sign in (0, -1, 1))
             by: Literal["alone", "swap"] = "alone" if key[0] in self._alone else "swap"
+            near = effect > -self.rules.min_effect and low > -2 * self.rules.min_effect
             self._verdicts[key] = Outlier(
                 key[1], key[0], verdict.outcome, effect, low, high, of.mads, verdict.p_value, of.count,
                 of.slow / max(1, of.count), verdict.intermittent, by,
+                tolerable=near and verdict.outcome == "inconclusive" and not verdict.intermittent,
             )  # fmt: skip
 
     def _pair_contrasts(self, measure: str, mine: Sequence[Subject]) -> list[Contrast]:
@@ -387,7 +389,7 @@ class Search:
             for node in nodes if found.against or found.subject.kind != "link" else ():
                 if found.outcome == "confirmed":
                     slow[node].append(found.measure)
-                elif found.outcome != "acquitted":
+                elif found.outcome != "acquitted" and not found.tolerable:
                     doubts[node].append(f"{found.measure}: {found.outcome}")
 
         def standing(node: str) -> Standing:

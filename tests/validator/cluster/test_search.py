@@ -379,3 +379,19 @@ def test_readings_of_another_round_are_refused_by_name() -> None:
 def test_with_one_round_of_pairs_a_slow_pair_is_settled_by_swaps() -> None:
     judgement = Machines(8, network={3: 0.85}, rules=Rules(rounds=1)).judged(BANDWIDTH)
     assert _accused(judgement) == {("slow-node", Subject(("n3",)))}
+
+
+def test_a_node_near_the_smallest_effect_is_used_and_not_accused() -> None:
+    machines = Machines(8, alone={3: 0.971}, noise=0.02)
+    machines.rng = np.random.default_rng(1)
+    judgement = machines.judged(RATE)
+    (suspect,) = [one for one in judgement.outliers if one.subject == Subject(("n3",))]
+    assert (suspect.outcome, suspect.tolerable) == ("inconclusive", True)
+    assert -0.06 < suspect.low < -0.03 < suspect.effect
+    assert _states(judgement)["n3"] == "good"
+    assert judgement.compatible[-1] == "n3"
+
+
+def test_a_node_that_may_be_twice_as_slow_as_what_counts_is_not_used() -> None:
+    judgement = Machines(8, alone={3: 0.95}, noise=0.01).judged(RATE)
+    assert "n3" not in judgement.compatible
