@@ -1,7 +1,8 @@
 """Hopper's own kernels beside Triton's in one run: ``python -m benchmarks.kernels_beside [--shapes wide64k,wide8k]``.
 
-A line of JSON for each shape: medians in ms of a forward and backward pass, in turns; from a CUDA graph for short
-sequences; and peak memory. What is timed is checked by ``benchmarks.kernels_device`` and by ``pytest -m gpu``.
+A line of JSON for each shape: medians in ms of a forward pass and of one with its backward pass, in turns; the latter
+from a CUDA graph for short sequences; and peak memory. What is timed is checked by ``benchmarks.kernels_device`` and
+by ``pytest -m gpu``.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 from unittest import mock
 
@@ -19,7 +20,6 @@ import torch
 
 from benchmarks.kernels_device import BATCH, LARGE, SIZES, call, ceilings, graphed, make, time_ms
 from benchmarks.machine import need_gpu
-from nsa.kernels import launch_backward, problem
 from nsa.kernels.precompile import Shape, warm
 
 SHAPES = {name: shape for name, shape in LARGE.items() if name not in BATCH} | {
@@ -29,14 +29,9 @@ SHAPES = {name: shape for name, shape in LARGE.items() if name not in BATCH} | {
 }
 
 
-@contextlib.contextmanager
-def by_triton() -> Iterator[None]:
-    """Triton's kernels in the place of Hopper's own."""
-    with (
-        mock.patch.object(launch_backward, "why_no_wgmma", return_value="off"),
-        mock.patch.object(problem, "gathers_by_wgmma", return_value=False),
-    ):
-        yield
+def by_triton() -> AbstractContextManager[object]:
+    """Triton's kernels in the place of Hopper's own, as they run by default."""
+    return mock.patch.dict(os.environ, {"HOPPER_KERNELS": "0"})
 
 
 def beside_triton(name: str, turns: int = 2) -> dict[str, Any]:
@@ -48,10 +43,15 @@ def beside_triton(name: str, turns: int = 2) -> dict[str, Any]:
     def both() -> None:
         torch.autograd.grad(call(x, SIZES), x, do)
 
-    row: dict[str, Any] = {"shape": name, "triton": [], "now": []}
+    def forward() -> None:
+        with torch.no_grad():
+            call(x, SIZES)
+
+    row: dict[str, Any] = {"shape": name, "triton_forward": [], "now_forward": [], "triton": [], "now": []}
     for _ in range(turns):
         for way in ("triton", "now"):
             with by_triton() if way == "triton" else contextlib.nullcontext():
+                row[f"{way}_forward"].append(time_ms(forward, rep=150))
                 row[way].append(time_ms(both, rep=250))
                 torch.cuda.empty_cache()
                 torch.cuda.reset_peak_memory_stats()

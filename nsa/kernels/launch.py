@@ -9,8 +9,10 @@ from torch import Tensor
 
 from nsa.attention.spans import span
 from nsa.kernels.compress import compress_kernel
-from nsa.kernels.config import FUSED, Tile, next_power_of_2
+from nsa.kernels.config import FUSED, Tile, hopper_asked, next_power_of_2
 from nsa.kernels.forward import combine_kernel, compressed_kernel
+from nsa.kernels.hopper import combine as hopper_combine
+from nsa.kernels.hopper import forward as hopper_forward
 from nsa.kernels.index import offsets_kernel, scatter_kernel, tile_map_kernel
 from nsa.kernels.problem import Problem, ceil_div, strides
 from nsa.kernels.select import select_kernel
@@ -72,7 +74,9 @@ def compress(x: Tensor, p: Problem) -> Tensor:
     return out
 
 
-def _compressed(q: Tensor, kc: Tensor, vc: Tensor, p: Problem) -> tuple[Tensor, Tensor]:
+def _compressed(q: Tensor, kc: Tensor, vc: Tensor, p: Problem, *, by_wgmma: bool) -> tuple[Tensor, Tensor]:
+    if by_wgmma:
+        return hopper_forward.compressed(q, kc, vc, p)
     o = q.new_empty(p.B, p.S, p.H, p.dims.dv)
     lse = q.new_empty(p.B, p.S, p.H, dtype=torch.float32)
     if not p.n_cmp:
@@ -86,7 +90,9 @@ def _compressed(q: Tensor, kc: Tensor, vc: Tensor, p: Problem) -> tuple[Tensor, 
     return o, lse
 
 
-def _select(q: Tensor, kc: Tensor, lse: Tensor, p: Problem) -> tuple[Tensor, Tensor]:
+def _select(q: Tensor, kc: Tensor, lse: Tensor, p: Problem, *, by_wgmma: bool) -> tuple[Tensor, Tensor]:
+    if by_wgmma and hopper_forward.why_no_select(q, kc, p) is None:
+        return hopper_forward.select(q, kc, lse, p)
     top = q.new_empty(p.bg, p.S, p.n_top, dtype=torch.int32)
     counts = q.new_zeros(p.bg, p.n_lists, dtype=torch.int32)
     tile = p.tiles.select
@@ -160,8 +166,9 @@ def gather_constants(p: Problem, tile: Tile) -> dict[str, int | str]:
 
 
 def _selected_and_window(
-    streams: tuple[Tensor, ...], o_cmp: Tensor, gates: Tensor, index: Index, p: Problem, *, save: bool
-) -> tuple[Tensor, ...]:
+    streams: tuple[Tensor, ...], o_cmp: Tensor, gates: Tensor, index: Index, p: Problem, *, save: bool,
+    by_wgmma: bool,
+) -> tuple[Tensor, ...]:  # fmt: skip
     """``o, o_sel, o_win, lse_sel, lse_win``; the last four are empty unless ``save``."""
     q, k_sel, v_sel = streams[:3]
     dv = p.dims.dv
@@ -175,6 +182,7 @@ def _selected_and_window(
     part_lse = q.new_empty(most, p.n_pairs, p.hpg, dtype=torch.float32)
     tile, combine = p.tiles.gather, p.tiles.combine
     bt = p.tokens(combine)
+    by_wgmma = by_wgmma and hopper_combine.why_no_combine(streams, p) is None
     for first, count in slabs:
         if p.n_top:
             with span("nsa.sel"):
@@ -185,6 +193,12 @@ def _selected_and_window(
                 )  # fmt: skip
         # The window's kernel also reads the forced blocks and merges all branches by their gates.
         with span("nsa.win"):
+            if by_wgmma:
+                out = (o, o_sel, o_win, lse_sel, lse_win)
+                hopper_combine.combine(
+                    streams, o_cmp, gates, (part_o, part_lse), out, p, first=first, count=count, save=save
+                )  # fmt: skip
+                continue
             combine_kernel[(ceil_div(p.S, bt), count)](
                 *streams, o_cmp, gates, part_o, part_lse, o, o_sel, o_win, lse_sel, lse_win,
                 *(n for x in streams for n in strides(x)), first, p.S, p.n_pairs, p.scale2, **p.common(), NTOP=p.n_top,
@@ -204,9 +218,12 @@ def forward(
     Without ``save`` the branch results of selection and window are empty: only the output and the selection count.
     """
     with span("nsa.cmp"):
-        o_cmp, lse_cmp = _compressed(q, kc, vc, p)
+        by_wgmma = hopper_asked() and hopper_forward.why_no_forward(q, kc, vc, p) is None
+        o_cmp, lse_cmp = _compressed(q, kc, vc, p, by_wgmma=by_wgmma)
     with span("nsa.sel.ranges_v2"):
-        index = _index(*_select(q, kc, lse_cmp, p), p) if p.n_top else _empty_index(q, p)
+        index = _index(*_select(q, kc, lse_cmp, p, by_wgmma=by_wgmma), p) if p.n_top else _empty_index(q, p)
     streams = (q, k_sel, v_sel, k_win, v_win)
-    o, o_sel, o_win, lse_sel, lse_win = _selected_and_window(streams, o_cmp, gates, index, p, save=save)
+    o, o_sel, o_win, lse_sel, lse_win = _selected_and_window(
+        streams, o_cmp, gates, index, p, save=save, by_wgmma=by_wgmma
+    )  # fmt: skip
     return o, Saved(o_cmp, o_sel, o_win, lse_cmp, lse_sel, lse_win, index)

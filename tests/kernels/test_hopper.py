@@ -13,13 +13,20 @@ import pytest
 import torch
 
 from nsa.kernels import nvrtc
-from nsa.kernels.hopper import launch, program
+from nsa.kernels.hopper import combine, forward, launch, program
 from nsa.kernels.hopper.products import products
 from nsa.kernels.precompile import Shape, record
 from nsa.kernels.problem import Problem
 
 SHARED_LIMIT = 227 * 1024
 SERVED = [(16, 128, 128), (8, 128, 64), (6, 64, 64), (12, 64, 64), (32, 64, 64)]
+KERNELS = {
+    "dense_backward": (launch._dense_constants, launch._DenseArguments),
+    "gather_backward": (launch._gather_constants, launch._GatherArguments),
+    "dense_forward": (forward._dense_constants, forward._DenseArguments),
+    "scores": (forward._scores_constants, forward._ScoresArguments),
+    "combine": (combine._constants, combine._Arguments),
+}
 
 
 def problem(hpg: int = 8, dk: int = 128, dv: int = 128, *, S: int = 4096, **changed: Any) -> Problem:
@@ -51,9 +58,50 @@ def test_what_a_problem_lacks_is_named(changed: dict[str, Any], dense: str | Non
     assert launch.gather_served(p) == gather
 
 
+@pytest.mark.parametrize(
+    ("changed", "dense", "select", "merge"),
+    [
+        ({}, None, None, None),
+        ({"S": 8192}, None, "short", None),
+        ({"dtype": torch.float32}, "dtype", "dtype", "dtype"),
+        ({"dk": 192}, None, None, "head_dim"),
+        ({"dk": 256}, "head_dim", "head_dim", "head_dim"),
+        ({"dv": 64}, None, None, None),
+        ({"dk": 64, "dv": 64}, None, None, "narrow"),
+        ({"dk": 64, "dv": 64, "l_sel": 32}, None, "sizes", "sizes"),
+        ({"S": 31}, "no_keys", "sizes", "no_keys"),
+        ({"S": 190}, None, "sizes", "no_keys"),
+        ({"hpg": 4}, None, None, None),
+        ({"hpg": 1}, None, "sizes", None),
+        ({"hpg": 5}, None, "sizes", None),
+        ({"hpg": 24}, None, None, None),
+        ({"hpg": 40}, None, "sizes", "sizes"),
+        ({"l_sel": 32}, None, "sizes", "sizes"),
+        ({"n_sel": 20}, None, None, "sizes"),
+        ({"hpg": 129}, "sizes", "sizes", "sizes"),
+    ],
+)
+def test_what_a_problem_lacks_for_the_forward_pass(
+    changed: dict[str, Any], dense: str | None, select: str | None, merge: str | None
+) -> None:
+    p = problem(**{"S": 32768} | changed)
+    assert forward.forward_served(p) == dense
+    assert forward.select_served(p) == select
+    assert combine.combine_served(p) == merge
+
+
+@pytest.mark.parametrize(("hpg", "dk", "dense"), [(16, 128, 3), (100, 128, 2), (6, 64, 3), (64, 64, 3), (16, 192, 2)])
+def test_rows_of_a_tile_are_mostly_in_use(hpg: int, dk: int, dense: int) -> None:
+    warpgroups = forward._dense_tile(problem(hpg, dk, min(dk, 128)))[0]
+    assert warpgroups == dense
+    rows = 64 * warpgroups
+    assert rows // hpg * hpg >= 0.75 * rows
+
+
 def test_tensors_on_the_cpu_stay_with_triton() -> None:
     p, x = problem(), torch.empty(1, 8, 2, 128, dtype=torch.bfloat16)
     assert launch.why_no_wgmma(x, x, x, x, p) == "device"
+    assert forward.why_no_forward(x, x, x, p) == "device"
 
 
 def test_a_kernel_that_cannot_be_built_leaves_the_work_to_triton_and_says_why_once(
@@ -112,17 +160,23 @@ def laid_out(name: str, constants: program.Constants, tmp_path: Path) -> tuple[i
 
 
 @pytest.mark.parametrize("of", SERVED)
-@pytest.mark.parametrize("name", ["dense_backward", "gather_backward"])
+@pytest.mark.parametrize("name", KERNELS)
 def test_launches_agree_with_the_sources_layout(name: str, of: tuple[int, int, int], tmp_path: Path) -> None:
     assert shutil.which("g++"), "this test asks a host compiler: apt-get install g++ (`.ci/run` does it)"
     p = problem(*of)
-    constants, shared = (launch._dense_constants if name == "dense_backward" else launch._gather_constants)(p)
+    asked, given = KERNELS[name]
+    constants, shared = asked(p)
     barriers, arguments = laid_out(name, constants, tmp_path)
-    stages = dict(constants)["STAGES"]
-    n_barriers = 1 + 4 * stages if name == "dense_backward" else 2 + 3 * stages
+    stages, ring = dict(constants)["STAGES"], dict(constants).get("RING", 0)
+    n_barriers = {
+        "dense_backward": 1 + 4 * stages,
+        "gather_backward": 2 + 3 * stages,
+        "dense_forward": 2 + 4 * stages,
+        "scores": 6 + 2 * stages,
+        "combine": 6 + 4 * stages + 2 * ring,
+    }[name]
     assert shared == barriers + 8 * n_barriers
     assert shared <= SHARED_LIMIT
-    given = launch._DenseArguments if name == "dense_backward" else launch._GatherArguments
     assert ctypes.sizeof(given) == arguments
 
 
@@ -130,10 +184,8 @@ def test_launches_agree_with_the_sources_layout(name: str, of: tuple[int, int, i
 @pytest.mark.parametrize("of", SERVED)
 def test_sources_compile_for_hopper(of: tuple[int, int, int]) -> None:
     p = problem(*of)
-    for name, constants in (
-        ("dense_backward", launch._dense_constants(p)[0]),
-        ("gather_backward", launch._gather_constants(p)[0]),
-    ):
+    for name, (asked, _) in KERNELS.items():
+        constants = asked(p)[0]
         text = program.source(name, constants)
         assert nvrtc.compile_cubin(text, ["--gpu-architecture=sm_90a", "--std=c++17"], name=name)
 

@@ -19,7 +19,6 @@ __all__ = ["Constants", "function", "launch", "source", "strided", "tensor_map",
 Constants = tuple[tuple[str, int], ...]
 """What a source has for its names in capitals."""
 
-_THREADS = 384
 _FIRST, _THEN = "ptx.cuh", "tiles.cuh"
 
 
@@ -31,7 +30,7 @@ def source(name: str, constants: Constants) -> str:
         folder.joinpath(file).read_text(encoding="utf-8") for file in (_FIRST, _THEN, f"{name}.cu")
     )
     defined = "".join(f"#define {key} {value}\n" for key, value in constants)
-    widths = (of.get("BM", 64), of["DK"], of["DV"], 64)
+    widths = {of[key] for key in ("BM", "BN", "COLUMNS", "DK", "DV") if key in of} | {64}
     return defined + instructions + products(widths, half=bool(of["HALF"])) + shared + kernel
 
 
@@ -64,9 +63,10 @@ def why_not_built(name: str, constants: Constants, shared_bytes: int, device: in
 
 
 def launch(
-    name: str, constants: Constants, shared_bytes: int, blocks: int, arguments: ctypes.Structure, device: torch.device
-) -> None:
-    """Launch ``blocks`` blocks of a kernel on a device's current stream.
+    name: str, constants: Constants, shared_bytes: int, blocks: int, arguments: ctypes.Structure, device: torch.device,
+    *, threads: int = 384,
+) -> None:  # fmt: skip
+    """Launch ``blocks`` blocks of ``threads`` of a kernel on a device's current stream.
 
     Raises:
         RuntimeError: it cannot be compiled, loaded or launched.
@@ -78,7 +78,7 @@ def launch(
         stream = torch.cuda.current_stream().cuda_stream
         parameters = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
         at = ctypes.addressof(parameters)
-        nvrtc.check(driver.cuLaunchKernel(handle, blocks, 1, 1, _THREADS, 1, 1, shared_bytes, stream, at, 0))
+        nvrtc.check(driver.cuLaunchKernel(handle, blocks, 1, 1, threads, 1, 1, shared_bytes, stream, at, 0))
 
 
 def strided(x: Tensor) -> bool:
@@ -87,8 +87,8 @@ def strided(x: Tensor) -> bool:
     return units and x.stride(-1) == 1 and x.data_ptr() % 16 == 0
 
 
-def tensor_map(x: Tensor, *, rows: int = 1, heads: int = 1) -> bytes:
-    """Tensor map of ``x [B, N, H, dim]`` for boxes of 128 bytes of ``rows`` of one head, or of ``heads`` of one row.
+def tensor_map(x: Tensor, *, rows: int = 1, heads: int = 0) -> bytes:
+    """Tensor map of ``x [B, N, H, dim]`` for boxes of 128 bytes of ``rows`` of one head, or of ``heads`` of each row.
 
     Coordinates are column, row, head, batch in the first case, and column, head, row, batch in the second.
     """
@@ -106,8 +106,8 @@ def _tensor_map(
     # A dimension of one element may have any stride; the map wants a multiple of 16 bytes.
     step = [s * size if n > 1 else 16 * dim for n, s in zip(shape, strides, strict=True)]
     sizes, steps, box = [dim, N, H, B], [step[1], step[2], step[0]], [128 // size, rows, 1, 1]
-    if heads > 1 or rows == 1:
-        sizes, steps, box = [dim, H, N, B], [step[2], step[1], step[0]], [128 // size, heads, 1, 1]
+    if heads:
+        sizes, steps, box = [dim, H, N, B], [step[2], step[1], step[0]], [128 // size, heads, rows, 1]
     kinds = driver.CUtensorMapDataType
     kind = {
         torch.float16: kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,

@@ -92,6 +92,12 @@ DEVICE void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "mem
 DEVICE void products_close() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int OPEN> DEVICE void products_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(OPEN) : "memory"); }
 
+// What follows waits for `x`, which is never negative: the assembler would put the wait for products before independent work
+// that is to run beside them.
+DEVICE void after(float x) {
+    if (__any_sync(~0u, x < 0.f)) asm volatile("trap;");
+}
+
 // A matrix operand in shared memory, rows of 128 bytes swizzled by 128. `leading`: bytes from one 64 columns to the next,
 // read only where the operand lies across (its long side is not the one summed over).
 DEVICE u64 operand(u32 address, u32 leading) {
@@ -115,6 +121,23 @@ DEVICE u32 pack(float low, float high) {
 #endif
     return x;
 }
+// The elements of a pair as floats.
+DEVICE float low_of(u32 x) {
+#if HALF
+    float y;
+    asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %1;\ncvt.f32.f16 %0, l;\n}" : "=f"(y) : "r"(x));
+    return y;
+#else
+    return __uint_as_float(x << 16);
+#endif
+}
+DEVICE float high_of(u32 x) {
+#if HALF
+    return low_of(x >> 16);
+#else
+    return __uint_as_float(x & 0xffff0000u);
+#endif
+}
 DEVICE void store_matrices_transposed(u32 to, const u32 (&r)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
                  ::"r"(to), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
@@ -134,4 +157,15 @@ DEVICE float load_one(u32 from) {
     float x;
     asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(from));
     return x;
+}
+DEVICE u32 load_word(u32 from) {
+    u32 x;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(from));
+    return x;
+}
+DEVICE void store_four(u32 to, float x, float y, float z, float w) {
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(x), "f"(y), "f"(z), "f"(w) : "memory");
+}
+DEVICE void load_four(u32 from, float &x, float &y, float &z, float &w) {
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(x), "=f"(y), "=f"(z), "=f"(w) : "r"(from));
 }

@@ -75,3 +75,82 @@ template <int N> DEVICE void add_keys(float *to, const float (&x)[N / 2], int ke
         for (int j = 0; j < N / 8; j++) add_two(row + 8 * j, x[4 * j + 2 * h] * scale, x[4 * j + 2 * h + 1] * scale);
     }
 }
+
+// What follows is for tiles of the other kind: 64 rows of queries down, N keys across. A lane holds two rows, g and g + 8.
+
+// Scores of keys `n0 ..` that a row does not see become minus infinity; `seen`: keys that it sees, less 2 * t.
+template <int N> DEVICE void hide(float (&s)[N / 2], int n0, const int (&seen)[2]) {
+#pragma unroll
+    for (int i = 0; i < N / 2; i++)
+        if (i / 4 * 8 + i % 2 >= seen[i / 2 % 2] - n0) s[i] = __int_as_float(0xff800000);
+}
+
+// Scores to probabilities by the largest score so far, `m` in base 2. `total` is the sum of what this lane holds, `faded` what
+// former sums are multiplied by.
+template <int N>
+DEVICE void soften(float (&s)[N / 2], float (&m)[2], float (&total)[2], float (&faded)[2], float scale2) {
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        float most = fmaxf(s[2 * h], s[2 * h + 1]), sum = 0.f;
+#pragma unroll
+        for (int j = 1; j < N / 8; j++) most = fmaxf(most, fmaxf(s[4 * j + 2 * h], s[4 * j + 2 * h + 1]));
+        most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+        most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+        // A finite floor: a tile in which a row sees nothing adds exactly zero.
+        most = fmaxf(m[h], most * scale2);
+        faded[h] = exp2_of(m[h] - most);
+        m[h] = most;
+#pragma unroll
+        for (int j = 0; j < N / 8; j++)
+#pragma unroll
+            for (int i = 2 * h; i < 2 * h + 2; i++) sum += s[4 * j + i] = exp2_of(fmaf(s[4 * j + i], scale2, -most));
+        total[h] = total[h] * faded[h] + sum;
+    }
+}
+
+DEVICE float sum_of_four(float x) {
+    x += __shfl_xor_sync(~0u, x, 1);
+    return x + __shfl_xor_sync(~0u, x, 2);
+}
+
+// Turns four pairs of four lanes over: a lane has its pair of each of four times 8 columns before, four pairs of the same 8 after,
+// and the other way round.
+DEVICE void turn_four(u32 (&r)[4], int t) {
+#pragma unroll
+    for (int bit = 1; bit < 4; bit *= 2)
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            if (j & bit) continue;
+            const u32 other = __shfl_xor_sync(~0u, t & bit ? r[j] : r[j | bit], bit);
+            r[j] = t & bit ? other : r[j];
+            r[j | bit] = t & bit ? r[j | bit] : other;
+        }
+}
+
+// Stores row `h` of a lane's two, times `scale`, as elements, 16 bytes at a time.
+template <int N> DEVICE void store_row(u32 *to, const float (&x)[N / 2], int h, int t, float scale, bool inside) {
+#pragma unroll
+    for (int q = 0; q < N / 32; q++) {
+        u32 r[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const int at = 4 * (4 * q + j) + 2 * h;
+            r[j] = pack(x[at] * scale, x[at + 1] * scale);
+        }
+        turn_four(r, t);
+        if (inside) *(uint4 *)(to + (4 * q + t) * 4) = make_uint4(r[0], r[1], r[2], r[3]);
+    }
+}
+
+// Loads a row as store_row stores it, pairs of elements; 0 if it is not `inside`.
+template <int N> DEVICE void load_row(u32 (&x)[N / 8], const u32 *from, int t, bool inside) {
+#pragma unroll
+    for (int q = 0; q < N / 32; q++) {
+        uint4 found = make_uint4(0, 0, 0, 0);
+        if (inside) found = *(const uint4 *)(from + (4 * q + t) * 4);
+        u32 r[4] = {found.x, found.y, found.z, found.w};
+        turn_four(r, t);
+#pragma unroll
+        for (int j = 0; j < 4; j++) x[4 * q + j] = r[j];
+    }
+}

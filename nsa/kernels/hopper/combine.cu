@@ -1,0 +1,382 @@
+// Window and forced blocks, merged with the scored blocks' partial results and, by the gates, with the compressed branch.
+//
+// A work tile is two halves of 64 rows, the heads of a group times PER neighbouring tokens; as many blocks of threads as
+// processors walk over the work tiles. One warp brings queries, keys and values by tensor maps, another one partial results. A
+// warpgroup sums those by their weights and hands the sums over as what the forced blocks' attention goes on from; each of
+// two warpgroups does the products of a half. So memory is read while products run, though each row needs both.
+//
+// Constants: DK, DV (multiples of 64), HPG (heads per group), NTOP (scored blocks of a token), W (window), BN (64: keys of a
+// tile, and a block), STAGES, RING (partial results of 64 rows on their way), HALF.
+
+constexpr int DKC = DK / 64, DVC = DV / 64, PER = 64 / HPG, TOKENS = 2 * PER;
+constexpr int Q_BYTES = DKC * 8192, K_BYTES = DKC * 8192, V_BYTES = DVC * 8192, STATE_BYTES = 64 * DV * 4;
+constexpr int AT_Q = 0, AT_K = AT_Q + 2 * Q_BYTES, AT_V = AT_K + STAGES * K_BYTES, AT_PARTS = AT_V + STAGES * V_BYTES;
+constexpr int AT_STATE = AT_PARTS + RING * V_BYTES, AT_WEIGHTS = AT_STATE + 2 * STATE_BYTES;
+constexpr int AT_SUMS = AT_WEIGHTS + NTOP * 128 * 4, AT_BARRIERS = AT_SUMS + 128 * 8;
+static_assert(BN == 64 && HPG <= 64 && NTOP > 0, "sizes that are served");
+
+struct Arguments {
+    TensorMap q, k_sel, v_sel, k_win, v_win, parts;  // parts [pairs of this launch, S, NTOP * HPG, DV]
+    const float *lse, *gates;                        // [pairs of this launch, S * NTOP, HPG]; [B, S, H, 3]
+    const void *o_cmp;                               // [B, S, H, DV], as o, and o_sel and o_win if `save`
+    void *o, *o_sel, *o_win;
+    float *lse_sel, *lse_win;  // [B, S, H] if `save`
+    int S, H, G, first, tiles, items, save;  // first pair of batch and group
+    float scale2;
+};
+
+extern __shared__ __align__(1024) unsigned char shared[];
+
+// Scored blocks of a token: all that compete, as far as there are so many.
+DEVICE int scored_of(int t) { return min(max(t / BN - 2, 0), NTOP); }
+
+// A work tile: its tokens, and its tiles of keys. First come the blocks up to the tokens' own, the latest first, then block 0,
+// then the window, the latest first.
+struct Work {
+    int round, pair, b, g, t0, last, newest, local, forced, steps;
+
+    DEVICE Work() : round(0) {}
+    DEVICE bool find(const Arguments &a) {
+        const int item = round * gridDim.x + blockIdx.x;
+        if (item >= a.items) return false;
+        pair = item / a.tiles;
+        b = (a.first + pair) / a.G;
+        g = (a.first + pair) % a.G;
+        t0 = item % a.tiles * TOKENS;
+        last = min(t0 + TOKENS, a.S) - 1;
+        newest = last / BN;
+        const int oldest = max(t0 / BN - 1, 0);
+        local = newest - oldest + 1;
+        forced = local + (oldest > 0);
+        steps = forced + newest - max(t0 - W + 1, 0) / BN + 1;
+        return true;
+    }
+    DEVICE void next() { round++; }
+    DEVICE int block(int i) const { return i < local ? newest - i : i < forced ? 0 : newest - (i - forced); }
+};
+
+// Barriers: queries there and done with; for each half sums there and taken; for each stage keys there and done with, values
+// there and done with; for each of the ring partial results there and done with.
+DEVICE u32 bar_q(u32 base) { return base + AT_BARRIERS; }
+DEVICE u32 bar_state(u32 base, int half) { return base + AT_BARRIERS + 16 + half * 16; }
+DEVICE u32 bar_k(u32 base, int step) { return base + AT_BARRIERS + 48 + step % STAGES * 32; }
+DEVICE u32 bar_v(u32 base, int step) { return bar_k(base, step) + 16; }
+DEVICE u32 bar_part(u32 base, int step) { return base + AT_BARRIERS + 48 + STAGES * 32 + step % RING * 16; }
+DEVICE int phase_of(int step) { return step / STAGES & 1; }
+
+DEVICE void bring(const Arguments &a, u32 base) {
+    int before = 0, count = 0;
+    Work x;
+    for (; x.find(a); x.next(), count++) {
+        const u32 q = bar_q(base);
+        barrier_wait(q + 8, count & 1 ^ 1);
+        barrier_expect(q, 2 * DKC * PER * HPG * 128);
+        for (int i = 0; i < 2 * DKC; i++)
+            copy_box(base + AT_Q + i * 8192, &a.q, q, i % DKC * 64, x.g * HPG, x.t0 + i / DKC * PER, x.b);
+        // Values come a step after their keys, as they are asked for.
+        for (int i = 0; i <= x.steps; i++) {
+            if (i < x.steps) {
+                const int step = before + i;
+                const u32 k = bar_k(base, step);
+                barrier_wait(k + 8, phase_of(step) ^ 1);
+                barrier_expect(k, K_BYTES);
+                for (int c = 0; c < DKC; c++)
+                    copy_box(base + AT_K + step % STAGES * K_BYTES + c * 8192, i < x.forced ? &a.k_sel : &a.k_win, k, c * 64,
+                             x.block(i) * BN, x.g, x.b);
+            }
+            if (i > 0) {
+                const int step = before + i - 1;
+                const u32 v = bar_v(base, step);
+                barrier_wait(v + 8, phase_of(step) ^ 1);
+                barrier_expect(v, V_BYTES);
+                for (int c = 0; c < DVC; c++)
+                    copy_box(base + AT_V + step % STAGES * V_BYTES + c * 8192, i - 1 < x.forced ? &a.v_sel : &a.v_win, v, c * 64,
+                             x.block(i - 1) * BN, x.g, x.b);
+            }
+        }
+        before += x.steps;
+    }
+}
+
+DEVICE void bring_parts(const Arguments &a, u32 base) {
+    int step = 0;
+    Work x;
+    for (; x.find(a); x.next()) {
+        const int most = scored_of(x.last);
+        for (int i = 0; i < 2 * most; i++, step++) {
+            const u32 bar = bar_part(base, step);
+            barrier_wait(bar + 8, step / RING & 1 ^ 1);
+            barrier_expect(bar, DVC * PER * HPG * 128);
+            for (int c = 0; c < DVC; c++)
+                copy_box(base + AT_PARTS + step % RING * V_BYTES + c * 8192, &a.parts, bar, c * 64, i % most * HPG,
+                         x.t0 + i / most * PER, x.pair);
+        }
+    }
+}
+
+// Log-sum-exp of each scored block of thread i's row, minus infinity where there is none.
+DEVICE void load_lse(float (&lse)[NTOP], const Arguments &a, const Work &x, int i) {
+    const int t = x.t0 + i / 64 * PER + i % 64 / HPG, many = i % 64 < PER * HPG && t < a.S ? scored_of(t) : 0;
+    const float *from = a.lse + ((long long)x.pair * a.S + t) * NTOP * HPG + i % 64 % HPG;
+#pragma unroll
+    for (int s = 0; s < NTOP; s++) lse[s] = s < many ? from[s * HPG] : __int_as_float(0xff800000);
+}
+
+// Adds partial results of 64 rows times the weights of a lane's two rows, as products hold them; what has no weight may be NaN.
+DEVICE void add_part(float (&sum)[DV / 2], u32 part, int g, float weight0, float weight1) {
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        const u32 there = part + ((j ^ g) << 4);
+#pragma unroll
+        for (int c = 0; c < DVC; c++) {
+            const u32 x = load_word(there + c * 8192), y = load_word(there + c * 8192 + 1024);
+            float(&to)[DV / 2] = sum;
+            const int at = 4 * (8 * c + j);
+            if (weight0 > 0.f) to[at] = fmaf(weight0, low_of(x), to[at]);
+            if (weight0 > 0.f) to[at + 1] = fmaf(weight0, high_of(x), to[at + 1]);
+            if (weight1 > 0.f) to[at + 2] = fmaf(weight1, low_of(y), to[at + 2]);
+            if (weight1 > 0.f) to[at + 3] = fmaf(weight1, high_of(y), to[at + 3]);
+        }
+    }
+}
+
+DEVICE void merge(const Arguments &a, u32 base) {
+    const int i = threadIdx.x % 128, lane = i % 32, warp = i / 32, g = lane / 4, t = lane % 4, row = 16 * warp + g;
+    float lse[NTOP];
+    int step = 0, count = 0;
+    Work x;
+    bool more = x.find(a);
+    if (more) load_lse(lse, a, x, i);
+    for (; more; count++) {
+        const int most = scored_of(x.last);
+        float m = -1e30f, total = 0.f;
+#pragma unroll
+        for (int s = 0; s < NTOP; s++) m = fmaxf(m, lse[s]);
+        sync_some<1, 128>();
+#pragma unroll
+        for (int s = 0; s < NTOP; s++) {
+            const float weight = exp2_of(lse[s] - m);
+            total += weight;
+            store_one(base + AT_WEIGHTS + (s * 128 + i) * 4, weight);
+        }
+        sync_some<1, 128>();
+        x.next();
+        more = x.find(a);
+        if (more) load_lse(lse, a, x, i);
+        for (int half = 0; half < 2; half++) {
+            float sum[DV / 2];
+#pragma unroll
+            for (int j = 0; j < DV / 2; j++) sum[j] = 0.f;
+            for (int s = 0; s < most; s++, step++) {
+                const u32 bar = bar_part(base, step), weights = base + AT_WEIGHTS + (s * 128 + 64 * half + row) * 4;
+                barrier_wait(bar, step / RING & 1);
+                add_part(sum, base + AT_PARTS + step % RING * V_BYTES + row * 128 + t * 4, g, load_one(weights), load_one(weights + 32));
+                __syncwarp();
+                if (lane == 0) barrier_arrive(bar + 8);
+            }
+            const u32 bar = bar_state(base, half), to = base + AT_STATE + half * STATE_BYTES + i * 16;
+            barrier_wait(bar + 8, count & 1 ^ 1);
+#pragma unroll
+            for (int j = 0; j < DV / 8; j++) store_four(to + j * 2048, sum[4 * j], sum[4 * j + 1], sum[4 * j + 2], sum[4 * j + 3]);
+            if (i / 64 == half) store_two(base + AT_SUMS + i * 8, m, total);
+            __syncwarp();
+            if (lane == 0) barrier_arrive(bar);
+        }
+    }
+}
+
+// What a lane's two rows have found so far.
+struct State {
+    float o[DV / 2], m[2], total[2];
+};
+
+DEVICE void scores(float (&s)[BN / 2], u64 q_rows, u32 base, int step) {
+    const u64 k_rows = operand(base + AT_K + step % STAGES * K_BYTES, 16);
+#pragma unroll
+    for (int i = 0; i < DK / 16; i++)
+        multiply<0, 0>(s, further(q_rows, i / 4 * 8192 + i % 4 * 32), further(k_rows, i / 4 * 8192 + i % 4 * 32), i > 0);
+    products_close();
+}
+
+DEVICE void add_values(float (&o)[DV / 2], const u32 (&p)[BN / 16][4], u32 base, int step) {
+    const u64 v_across = operand(base + AT_V + step % STAGES * V_BYTES, 8192);
+#pragma unroll
+    for (int i = 0; i < BN / 16; i++) multiply<1>(o, p[i], further(v_across, i * 2048), 1);
+    products_close();
+}
+
+// Hides keys that a lane's rows, of `token`, do not see in tile `i` of the work tile's.
+DEVICE void hide_some(float (&s)[BN / 2], const Work &x, int i, const int (&token)[2], int t) {
+    const int block = x.block(i), n0 = block * BN;
+    const bool window = i >= x.forced, sink = !window && i >= x.local;
+    if (sink || n0 + BN <= x.t0 + 1 && (window ? n0 > x.last - W : block >= x.last / BN - 1)) return;
+    int from[2], until[2];
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        from[h] = (window ? token[h] - W + 1 : block >= token[h] / BN - 1 || block == 0 ? n0 : n0 + BN) - n0 - 2 * t;
+        until[h] = token[h] + 1 - n0 - 2 * t;
+    }
+#pragma unroll
+    for (int j = 0; j < BN / 2; j++) {
+        const int column = j / 4 * 8 + j % 2, h = j / 2 % 2;
+        if (column < from[h] || column >= until[h]) s[j] = __int_as_float(0xff800000);
+    }
+}
+
+// Attention over tiles `begin .. end` of the work tile's keys, on top of `x`.
+DEVICE void attend(State &x, const Arguments &a, const Work &work, u32 base, u64 q_rows, int before, int begin, int end, const int (&token)[2]) {
+    const int lane = threadIdx.x % 32, t = lane % 4;
+    float s[BN / 2], faded[2];
+    u32 p[BN / 16][4];
+    barrier_wait(bar_k(base, before + begin), phase_of(before + begin));
+    products_begin();
+    scores(s, q_rows, base, before + begin);
+    products_wait<0>();
+    if (lane == 0) barrier_arrive(bar_k(base, before + begin) + 8);
+    hide_some(s, work, begin, token, t);
+    soften<BN>(s, x.m, x.total, faded, a.scale2);
+    as_operand<BN>(p, s);
+#pragma unroll
+    for (int j = 0; j < DV / 2; j++) x.o[j] *= faded[j / 2 % 2];
+    for (int i = begin + 1; i < end; i++) {
+        const int step = before + i;
+        barrier_wait(bar_k(base, step), phase_of(step));
+        products_begin();
+        scores(s, q_rows, base, step);
+        barrier_wait(bar_v(base, step - 1), phase_of(step - 1));
+        products_begin();
+        add_values(x.o, p, base, step - 1);
+        products_wait<1>();
+        if (lane == 0) barrier_arrive(bar_k(base, step) + 8);
+        hide_some(s, work, i, token, t);
+        soften<BN>(s, x.m, x.total, faded, a.scale2);
+        after(x.total[0] + x.total[1]);
+        products_wait<0>();
+        if (lane == 0) barrier_arrive(bar_v(base, step - 1) + 8);
+        as_operand<BN>(p, s);
+#pragma unroll
+        for (int j = 0; j < DV / 2; j++) x.o[j] *= faded[j / 2 % 2];
+    }
+    const int step = before + end - 1;
+    barrier_wait(bar_v(base, step), phase_of(step));
+    products_begin();
+    add_values(x.o, p, base, step);
+    products_wait<0>();
+    if (lane == 0) barrier_arrive(bar_v(base, step) + 8);
+}
+
+// Row `h` of a lane's two times `own`, and what lies at `from` times `other`.
+DEVICE void mix(float (&o)[DV / 2], int h, int t, const u32 *from, float other, float own, bool inside) {
+    u32 x[DV / 8];
+    load_row<DV>(x, from, t, inside);
+#pragma unroll
+    for (int j = 0; j < DV / 8; j++) {
+        o[4 * j + 2 * h] = fmaf(own, o[4 * j + 2 * h], other * low_of(x[j]));
+        o[4 * j + 2 * h + 1] = fmaf(own, o[4 * j + 2 * h + 1], other * high_of(x[j]));
+    }
+}
+
+// Takes over what merge() left for this lane.
+DEVICE void take(State &x, u32 base, int half, int g, int t, int warp) {
+    const u32 from = base + AT_STATE + half * STATE_BYTES + threadIdx.x % 128 * 16;
+#pragma unroll
+    for (int j = 0; j < DV / 8; j++) load_four(from + j * 2048, x.o[4 * j], x.o[4 * j + 1], x.o[4 * j + 2], x.o[4 * j + 3]);
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const float2 sums = load_two(base + AT_SUMS + (64 * half + 16 * warp + g + 8 * h) * 8);
+        x.m[h] = sums.x;
+        x.total[h] = t == 0 ? sums.y : 0.f;  // A row's total is what its four lanes hold together.
+    }
+}
+
+DEVICE void consume(const Arguments &a, u32 base, int half) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, g = lane / 4, t = lane % 4;
+    const u64 q_rows = operand(base + AT_Q + half * Q_BYTES, 16);
+    int before = 0, count = 0;
+    Work work;
+    for (; work.find(a); work.next(), count++) {
+        State x;
+        int token[2];
+        bool inside[2];
+        long long row[2];
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const int r = 16 * warp + g + 8 * h;
+            token[h] = work.t0 + half * PER + r / HPG;
+            inside[h] = r < PER * HPG && token[h] < a.S;
+            row[h] = ((long long)work.b * a.S + token[h]) * a.H + work.g * HPG + r % HPG;
+        }
+        barrier_wait(bar_state(base, half), count & 1);
+        take(x, base, half, g, t, warp);
+        __syncwarp();
+        if (lane == 0) barrier_arrive(bar_state(base, half) + 8);
+        barrier_wait(bar_q(base), count & 1);
+        attend(x, a, work, base, q_rows, before, 0, work.forced, token);
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const float sum = sum_of_four(x.total[h]), scale = sum > 0.f ? 1.f / sum : 0.f;
+            if (a.save) {
+                if (inside[h] && t == 0) a.lse_sel[row[h]] = sum > 0.f ? x.m[h] + log2f(sum) : -1e30f;
+                store_row<DV>((u32 *)a.o_sel + row[h] * (DV / 2), x.o, h, t, scale, inside[h]);
+            }
+            // Kept where the output goes meanwhile: the registers are wanted for the window.
+            const float gate0 = inside[h] ? a.gates[row[h] * 3] : 0.f, gate1 = inside[h] ? a.gates[row[h] * 3 + 1] * scale : 0.f;
+            mix(x.o, h, t, (const u32 *)a.o_cmp + row[h] * (DV / 2), gate0, gate1, inside[h]);
+            store_row<DV>((u32 *)a.o + row[h] * (DV / 2), x.o, h, t, 1.f, inside[h]);
+            x.m[h] = -1e30f;
+            x.total[h] = 0.f;
+        }
+#pragma unroll
+        for (int j = 0; j < DV / 2; j++) x.o[j] = 0.f;
+        attend(x, a, work, base, q_rows, before, work.forced, work.steps, token);
+        if (lane == 0) barrier_arrive(bar_q(base) + 8);
+        before += work.steps;
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const float sum = sum_of_four(x.total[h]), scale = sum > 0.f ? 1.f / sum : 0.f;
+            if (a.save) {
+                if (inside[h] && t == 0) a.lse_win[row[h]] = sum > 0.f ? x.m[h] + log2f(sum) : -1e30f;
+                store_row<DV>((u32 *)a.o_win + row[h] * (DV / 2), x.o, h, t, scale, inside[h]);
+            }
+            u32 *to = (u32 *)a.o + row[h] * (DV / 2);
+            mix(x.o, h, t, to, 1.f, inside[h] ? a.gates[row[h] * 3 + 2] * scale : 0.f, inside[h]);
+            store_row<DV>(to, x.o, h, t, 1.f, inside[h]);
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(512, 1) combine(const __grid_constant__ Arguments a) {
+    const u32 base = shared_address(shared);
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (threadIdx.x == 0) {
+        const TensorMap *maps = &a.q;
+        for (int i = 0; i < 6; i++) prefetch_map(maps + i);
+        barrier_init(bar_q(base), 1);
+        barrier_init(bar_q(base) + 8, 8);
+        for (int i = 0; i < 2; i++) {
+            barrier_init(bar_state(base, i), 4);
+            barrier_init(bar_state(base, i) + 8, 4);
+        }
+        for (int i = 0; i < 2 * STAGES; i++) {
+            barrier_init(bar_k(base, 0) + i * 16, 1);
+            barrier_init(bar_k(base, 0) + i * 16 + 8, 8);
+        }
+        for (int i = 0; i < RING; i++) {
+            barrier_init(bar_part(base, i), 1);
+            barrier_init(bar_part(base, i) + 8, 4);
+        }
+        barrier_init_done();
+    }
+    __syncthreads();
+    if (warp < 4) {
+        give_registers<24>();
+        if (lane == 0 && warp == 0) bring(a, base);
+        if (lane == 0 && warp == 1) bring_parts(a, base);
+    } else {
+        take_registers<160>();
+        if (warp < 8)
+            merge(a, base);
+        else
+            consume(a, base, warp / 4 - 2);
+    }
+}

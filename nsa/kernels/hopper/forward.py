@@ -1,0 +1,173 @@
+"""The compressed branch's forward pass, and the choice of blocks from its scores, by kernels of this folder."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from nsa.kernels import nvrtc
+from nsa.kernels.hopper.program import Constants, launch, strided, tensor_map, why_not_built
+from nsa.kernels.problem import Problem, capability, ceil_div
+
+__all__ = ["compressed", "select", "why_no_forward", "why_no_select"]
+
+_DENSE, _SCORES = "dense_forward", "scores"
+_SHARED_LIMIT = 227 * 1024
+_HEAD_DIMS = ((128, 128), (64, 64), (128, 64), (192, 128))
+_LONG = 24576
+"""Tokens from which on blocks are chosen faster here than by Triton's kernel, which needs less time for each token and
+more for each key."""
+
+
+class _DenseArguments(ctypes.Structure):
+    """``dense_forward.cu``'s ``Arguments``."""
+
+    _fields_ = (
+        ("maps", ctypes.c_uint64 * 48), ("o", ctypes.c_void_p), ("lse", ctypes.c_void_p), ("sizes", ctypes.c_int * 6),
+        ("scale2", ctypes.c_float), ("padding", ctypes.c_byte * 20),
+    )  # fmt: skip
+
+
+class _ScoresArguments(ctypes.Structure):
+    """``scores.cu``'s ``Arguments``."""
+
+    _fields_ = (
+        ("maps", ctypes.c_uint64 * 32), ("lse", ctypes.c_void_p), ("strips", ctypes.c_void_p), ("top", ctypes.c_void_p),
+        ("counts", ctypes.c_void_p), ("sizes", ctypes.c_int * 9), ("scale2", ctypes.c_float),
+        ("padding", ctypes.c_byte * 56),
+    )  # fmt: skip
+
+
+def _dense_tile(p: Problem) -> tuple[int, int, int, int]:
+    """Warpgroups that multiply, keys of a tile, stages, whether warpgroups issue products in turns."""
+    # Three warpgroups leave too many rows idle where a group's heads fill 192 rows worse than 128.
+    three = 192 // p.hpg * p.hpg >= 160
+    if p.dims.dk > 128:
+        return 2, 128, 2, 1
+    if p.dims.dk > 64:
+        return (3, 80, 2, 1) if three else (2, 128, 2, 1)
+    return (3, 128, 2, 0) if three else (2, 128, 3, 0)
+
+
+def _dense_constants(p: Problem) -> tuple[Constants, int]:
+    """Constants and shared memory."""
+    dk, dv = p.dims.dk, p.dims.dv
+    warpgroups, keys, stages, turns = _dense_tile(p)
+    constants = (
+        ("DK", dk), ("DV", dv), ("HPG", p.hpg), ("L", p.l), ("D", p.d), ("WGS", warpgroups), ("BN", keys),
+        ("STAGES", stages), ("TURNS", turns), ("HALF", int(p.dtype == torch.float16)),
+    )  # fmt: skip
+    return constants, 128 * warpgroups * dk + stages * keys * 2 * (dk + dv) + 16 + 32 * stages
+
+
+def _scores_tile(p: Problem) -> tuple[int, int, int, int]:
+    """Rows of a work tile, warpgroups that multiply, whether one more chooses, stages."""
+    rows = 128 // (4 * p.hpg) * 4 * p.hpg
+    if p.dims.dk > 128:
+        return rows, 3, 0, 6
+    # With four heads a group, 32 tokens of a tile are more than the registers hold.
+    return (rows - 4 * p.hpg if p.hpg == 4 else rows), 3, 1, 6
+
+
+def _scores_constants(p: Problem) -> tuple[Constants, int]:
+    """Constants and shared memory."""
+    rows, warpgroups, extra, stages = _scores_tile(p)
+    most = ceil_div(p.n_blocks, 1024) * 32
+    constants = (
+        ("DK", p.dims.dk), ("HPG", p.hpg), ("COLUMNS", rows), ("L", p.l), ("D", p.d), ("LS", p.l_sel),
+        ("NTOP", p.n_top), ("WGS", warpgroups), ("EXTRA", extra), ("STAGES", stages), ("MOST", most),
+        ("HALF", int(p.dtype == torch.float16)),
+    )  # fmt: skip
+    shared = 2 * p.dims.dk * (rows + 64 * stages) + (3 + 4 * extra) * 32 * (most + 1) * 4 + 48 + 16 * stages
+    return constants, shared
+
+
+def select_served(p: Problem) -> str | None:
+    """The reasons of :func:`why_no_select` that lie in the problem."""
+    if p.dtype not in (torch.bfloat16, torch.float16):
+        return "dtype"
+    if p.dims.dk not in (64, 128, 192):
+        return "head_dim"
+    even = p.hpg % 2 == 0 and 4 <= p.hpg <= 32
+    if not even or p.l != 2 * p.d or p.l_sel != 4 * p.d or not 0 < p.n_top <= 32:
+        return "sizes"
+    if _scores_constants(p)[1] > _SHARED_LIMIT:
+        return "sizes"
+    return None if p.S >= _LONG else "short"
+
+
+def forward_served(p: Problem) -> str | None:
+    """The reasons of :func:`why_no_forward` that lie in the problem."""
+    if p.dtype not in (torch.bfloat16, torch.float16):
+        return "dtype"
+    if (p.dims.dk, p.dims.dv) not in _HEAD_DIMS:
+        return "head_dim"
+    if p.hpg > 128:
+        return "sizes"
+    return None if p.n_cmp else "no_keys"
+
+
+def why_no_forward(q: Tensor, kc: Tensor, vc: Tensor, p: Problem) -> str | None:
+    """None if the compressed branch's forward pass can run by Hopper's asynchronous products, else the reason: those of
+    :func:`nsa.kernels.hopper.why_no_wgmma`, and ``sizes`` (more than 128 heads in a group)."""
+    if q.device.type != "cuda":
+        return "device"
+    if capability(q.device) != (9, 0):
+        return "capability"
+    if reason := forward_served(p):
+        return reason
+    if not all(strided(x) for x in (q, kc, vc)):
+        return "strides"
+    if reason := nvrtc.missing():
+        return reason
+    with torch.cuda.device(q.device):
+        return why_not_built(_DENSE, *_dense_constants(p), torch.cuda.current_device())
+
+
+def why_no_select(q: Tensor, kc: Tensor, p: Problem) -> str | None:
+    """None if scores and the choice of blocks can run so, where :func:`why_no_forward` finds nothing against it, and
+    are faster so: ``short`` is a sequence for which Triton's kernel is."""
+    if reason := select_served(p):
+        return reason
+    with torch.cuda.device(q.device):
+        return why_not_built(_SCORES, *_scores_constants(p), torch.cuda.current_device())
+
+
+def compressed(q: Tensor, kc: Tensor, vc: Tensor, p: Problem) -> tuple[Tensor, Tensor]:
+    """Output ``[B, S, H, dv]`` and base-2 log-sum-exp ``[B, S, H]`` over the visible compressed tokens ``kc, vc
+    [B, n_cmp, G, .]``; rows that see none give 0 and -1e30."""
+    o = q.new_empty(p.B, p.S, p.H, p.dims.dv)
+    lse = q.new_empty(p.B, p.S, p.H, dtype=torch.float32)
+    warpgroups, keys = _dense_tile(p)[:2]
+    tokens = 64 * warpgroups // p.hpg
+    tiles = ceil_div(p.S, tokens)
+    maps = tensor_map(q, rows=tokens, heads=p.hpg) + tensor_map(kc, rows=keys) + tensor_map(vc, rows=keys)
+    sizes = (p.S, p.H, p.G, p.bg, tiles, tiles * p.bg)
+    given = _DenseArguments(
+        (ctypes.c_uint64 * 48).from_buffer_copy(maps), o.data_ptr(), lse.data_ptr(), sizes, p.scale2
+    )  # fmt: skip
+    blocks = min(tiles * p.bg, p.n_processors)
+    launch(_DENSE, *_dense_constants(p), blocks, given, q.device, threads=128 * (warpgroups + 1))
+    return o, lse
+
+
+def select(q: Tensor, kc: Tensor, lse: Tensor, p: Problem) -> tuple[Tensor, Tensor]:
+    """The highest-scoring blocks ``[B * G, S, n_top]`` of each token, and how often each was chosen from each span, as
+    :func:`nsa.kernels.select.select_kernel` gives them. ``lse [B, S, H]`` is that of :func:`compressed`."""
+    rows = _scores_tile(p)[0]
+    tokens, constants = rows // p.hpg, _scores_constants(p)
+    tiles = ceil_div(p.S, tokens)
+    blocks = min(tiles * p.bg, p.n_processors)
+    top = q.new_empty(p.bg, p.S, p.n_top, dtype=torch.int32)
+    counts = q.new_zeros(p.bg, p.n_lists, dtype=torch.int32)
+    pitch = 32 * dict(constants[0])["MOST"] + 32
+    strips = q.new_empty(blocks, 2, 2, tokens, pitch, dtype=torch.float32)
+    maps = tensor_map(q, rows=4, heads=2) + tensor_map(kc, rows=64)
+    sizes = (p.S, p.H, p.G, p.bg, tiles, tiles * p.bg, p.n_blocks, p.span, p.n_lists)
+    pointers = tuple(x.data_ptr() for x in (lse, strips, top, counts))
+    given = _ScoresArguments((ctypes.c_uint64 * 32).from_buffer_copy(maps), *pointers, sizes, p.scale2)
+    _, warpgroups, extra, _ = _scores_tile(p)
+    launch(_SCORES, *constants, blocks, given, q.device, threads=128 * (warpgroups + 1 + extra))
+    return top, counts

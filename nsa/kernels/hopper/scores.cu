@@ -1,0 +1,250 @@
+// Importance scores of selection blocks from the compressed branch's log-sum-exp, and the best blocks of each token.
+//
+// A work tile is TOKENS tokens of a group; as many blocks of threads as processors walk over the work tiles, longest first.
+// One warp brings queries and keys by tensor maps. Each of WGS warpgroups takes 64 keys at a time, keys down and rows
+// across: it sums the probabilities of a group's heads in registers, folds compressed tokens into blocks by their overlap
+// and leaves sums by token in a strip of global memory that stays in the L2 cache. The remaining warps choose the best
+// blocks of the work tile before, from the other strip.
+//
+// Constants: DK (multiple of 64), HPG (heads per group, even), COLUMNS (rows of a work tile), L, D (compression, L = 2 * D), LS
+// (blocks, 4 * D), NTOP, WGS, EXTRA (whether a warpgroup of its own helps to choose), STAGES (a multiple of WGS), MOST (a 32nd of the
+// most blocks), HALF.
+
+constexpr int N = COLUMNS, TOKENS = N / HPG, DKC = DK / 64, PAIRS = HPG / 2, QUADS = TOKENS / 4;
+constexpr int Q_CHUNK_BYTES = N * 128, K_CHUNK_BYTES = 64 * 128, CHOOSERS = 3 + 4 * EXTRA, ROW = 32 * (MOST + 1);
+constexpr int PITCH = 32 * MOST + 32, STRIP = 2 * TOKENS * PITCH;
+constexpr int AT_Q = 0, AT_K = AT_Q + DKC * Q_CHUNK_BYTES, AT_ROWS = AT_K + STAGES * DKC * K_CHUNK_BYTES;
+constexpr int AT_BARRIERS = AT_ROWS + CHOOSERS * ROW * 4;
+static_assert(HPG % 2 == 0 && N % (4 * HPG) == 0 && LS == 4 * D && L == 2 * D && STAGES % WGS == 0 && NTOP <= 32, "sizes that are served");
+
+struct Arguments {
+    TensorMap q, k;
+    const float *lse;   // [B, S, H]
+    float *strips;      // [blocks of threads, 2, 2, TOKENS, PITCH]: what keys give to their own block, and to the next one
+    int *top, *counts;  // [B * G, S, NTOP]; [B * G, lists]
+    int S, H, G, bg, tiles, items, blocks, span, lists;
+    float scale2;
+};
+
+extern __shared__ __align__(1024) unsigned char shared[];
+
+// Blocks below the two of a token itself compete, but for the first one.
+DEVICE int limit_of(int t) { return t / LS - 1; }
+
+// A work tile, and the next one of this block of threads: every other round runs backwards, so that none gets all the long ones.
+struct Work {
+    int round, pair, b, g, t0, steps;
+
+    DEVICE Work() : round(0) {}
+    DEVICE bool find(const Arguments &a) {
+        const int item = round * gridDim.x + (round & 1 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
+        if (item >= a.items) return false;
+        pair = item % a.bg;
+        b = pair / a.G;
+        g = pair % a.G;
+        t0 = (a.tiles - 1 - item / a.bg) * TOKENS;
+        steps = (max(limit_of(min(t0 + TOKENS, a.S) - 1), 0) + 15) / 16;
+        return true;
+    }
+    DEVICE void next() { round++; }
+    DEVICE float *strip(const Arguments &a) const {
+        return a.strips + (long long)(blockIdx.x * 2 + (round & 1)) * STRIP;
+    }
+};
+
+// Barriers: queries there and done with; for each strip filled and chosen from; for each stage keys there and done with.
+DEVICE u32 bar_q(u32 base) { return base + AT_BARRIERS; }
+DEVICE u32 bar_strip(u32 base, int round) { return base + AT_BARRIERS + 16 + (round & 1) * 16; }
+DEVICE u32 bar_k(u32 base, int step) { return base + AT_BARRIERS + 48 + step % STAGES * 16; }
+
+DEVICE void bring(const Arguments &a, u32 base, int lane) {
+    constexpr int BOXES = N / 8 * DKC;
+    int step = 0, count = 0;
+    Work x;
+    for (; x.find(a); x.next()) {
+        if (!x.steps) continue;
+        const u32 q = bar_q(base);
+        barrier_wait(q + 8, count++ & 1 ^ 1);
+        if (lane == 0) barrier_expect(q, N * DK * 2);
+        __syncwarp();
+        // Two heads of four tokens are eight rows, so that a lane's sums over heads are of one token.
+        for (int i = lane; i < BOXES; i += 32) {
+            const int c = i % DKC, box = i / DKC;
+            copy_box(base + AT_Q + c * Q_CHUNK_BYTES + box * 1024, &a.q, q, c * 64, x.g * HPG + box % PAIRS * 2,
+                     x.t0 + box / PAIRS * 4, x.b);
+        }
+        for (int i = 0; i < x.steps; i++, step++) {
+            const u32 k = bar_k(base, step);
+            barrier_wait(k + 8, step / STAGES & 1 ^ 1);
+            if (lane == 0) {
+                barrier_expect(k, DKC * K_CHUNK_BYTES);
+                for (int c = 0; c < DKC; c++)
+                    copy_box(base + AT_K + (step % STAGES * DKC + c) * K_CHUNK_BYTES, &a.k, k, c * 64, i * 64, x.g, x.b);
+            }
+            __syncwarp();
+        }
+    }
+}
+
+DEVICE void consume(const Arguments &a, u32 base, int w) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, g = lane / 4, t = lane % 4;
+    // Of a block's four compressed tokens three lie in it with both halves, the last one with one.
+    const float own = g % 4 < 3 ? 2.f : 1.f;
+    const u64 q_rows = operand(base + AT_Q, 16);
+    int before = 0, count = 0;
+    Work x;
+    for (; x.find(a); x.next()) {
+        const u32 strip_bar = bar_strip(base, x.round);
+        barrier_wait(strip_bar + 8, x.round / 2 & 1 ^ 1);
+        if (x.steps) {
+            float2 lse[N / 8];
+#pragma unroll
+            for (int j = 0; j < N / 8; j++) {
+                const int token = x.t0 + j / PAIRS * 4 + t;
+                lse[j] = make_float2(__int_as_float(0x7f800000), __int_as_float(0x7f800000));
+                if (token < a.S)
+                    lse[j] = *(const float2 *)(a.lse + ((long long)x.b * a.S + token) * a.H + x.g * HPG + j % PAIRS * 2);
+            }
+            float *to = x.strip(a) + t * PITCH + 4 * warp + g / 4;
+            barrier_wait(bar_q(base), count++ & 1);
+            // Stages are a multiple of the warpgroups: each warpgroup has stages of its own.
+            const int first = before + (w - before % WGS + WGS) % WGS;
+            for (int step = first; step < before + x.steps; step += WGS) {
+                const u32 k = bar_k(base, step);
+                const u64 k_rows = operand(base + AT_K + step % STAGES * DKC * K_CHUNK_BYTES, 16);
+                float s[N / 2];
+                barrier_wait(k, step / STAGES & 1);
+                products_begin();
+#pragma unroll
+                for (int i = 0; i < DK / 16; i++)
+                    multiply<0, 0>(s, further(k_rows, i / 4 * K_CHUNK_BYTES + i % 4 * 32),
+                                   further(q_rows, i / 4 * Q_CHUNK_BYTES + i % 4 * 32), i > 0);
+                products_close();
+                products_wait<0>();
+                if (lane == 0) barrier_arrive(k + 8);
+#pragma unroll
+                for (int quad = 0; quad < QUADS; quad++)
+#pragma unroll
+                    for (int h = 0; h < 2; h++) {
+                        float sum = 0.f;
+#pragma unroll
+                        for (int j = quad * PAIRS; j < (quad + 1) * PAIRS; j++) {
+                            sum += exp2_of(fmaf(s[4 * j + 2 * h], a.scale2, -lse[j].x));
+                            sum += exp2_of(fmaf(s[4 * j + 2 * h + 1], a.scale2, -lse[j].y));
+                        }
+                        // Four keys are a block.
+                        float mine = sum * own;
+                        mine += __shfl_xor_sync(~0u, mine, 4);
+                        mine += __shfl_xor_sync(~0u, mine, 8);
+                        float *there = to + (step - before) * 16 + quad * 4 * PITCH + 2 * h;
+                        if (g % 4 == 0) __stcg(there, mine);
+                        if (g % 4 == 3) __stcg(there + TOKENS * PITCH + 1, sum);
+                    }
+            }
+            if (lane == 0) barrier_arrive(bar_q(base) + 8);
+            before += x.steps;
+        }
+        __syncwarp();
+        if (lane == 0) barrier_arrive(strip_bar);
+    }
+}
+
+// The best blocks of a row of scores `own` and `carry`, best first, the lower one of equals. Blocks that differ by multiples of 32
+// are a lane's; `row` holds their scores as integers, which order alike, for they are never negative; -1 for none.
+DEVICE int choose(const float *own, const float *carry, int limit, u32 row, int lane) {
+    int best = -1, at = lane, chosen = -1;
+    const int many = (limit + 31) / 32;
+#pragma unroll 4
+    for (int i = 0; i < many; i++) {
+        const int block = lane + 32 * i;
+        int score = -1;
+        if (block >= 1 && block < limit) score = __float_as_int(__ldcg(own + block) + __ldcg(carry + block));
+        store_one(row + (lane * (MOST + 1) + i) * 4, __int_as_float(score));
+        if (score > best) {
+            best = score;
+            at = block;
+        }
+    }
+    __syncwarp();
+    for (int rank = 0; rank < NTOP; rank++) {
+        const int most = __reduce_max_sync(~0u, best);
+        if (most < 0) break;
+        const int block = __reduce_min_sync(~0u, best == most ? at : 0x7fffffff), owner = block % 32;
+        if (lane == rank) chosen = block;
+        // All lanes look for the next best of the one that had it.
+        int score = -1, next = owner;
+        for (int i = lane; i < many; i += 32) {
+            const u32 from = row + (owner * (MOST + 1) + i) * 4;
+            if (i == block / 32) {
+                store_one(from, __int_as_float(-1));
+                continue;
+            }
+            const int other = __float_as_int(load_one(from));
+            if (other > score) {
+                score = other;
+                next = owner + 32 * i;
+            }
+        }
+        const int left = __reduce_max_sync(~0u, score);
+        const int where = __reduce_min_sync(~0u, score == left ? next : 0x7fffffff);
+        if (lane == owner) {
+            best = left;
+            at = where;
+        }
+        __syncwarp();
+    }
+    return chosen;
+}
+
+DEVICE void choose_all(const Arguments &a, u32 base, int chooser, int lane) {
+    const u32 row = base + AT_ROWS + chooser * ROW * 4;
+    Work x;
+    for (; x.find(a); x.next()) {
+        const u32 bar = bar_strip(base, x.round);
+        barrier_wait(bar, x.round / 2 & 1);
+        const float *strip = x.strip(a);
+        for (int i = chooser; i < TOKENS; i += CHOOSERS) {
+            const int t = x.t0 + i;
+            if (t >= a.S) break;
+            const int block = choose(strip + i * PITCH, strip + (TOKENS + i) * PITCH, limit_of(t), row, lane);
+            if (lane < NTOP) a.top[((long long)x.pair * a.S + t) * NTOP + lane] = block;
+            if (block >= 0) atomicAdd(a.counts + (long long)x.pair * a.lists + t / a.span * a.blocks + block, 1);
+            __syncwarp();
+        }
+        if (lane == 0) barrier_arrive(bar + 8);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(128 * (WGS + 1 + EXTRA), 1) scores(const __grid_constant__ Arguments a) {
+    const u32 base = shared_address(shared);
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (threadIdx.x == 0) {
+        prefetch_map(&a.q);
+        prefetch_map(&a.k);
+        barrier_init(bar_q(base), 1);
+        barrier_init(bar_q(base) + 8, 4 * WGS);
+        for (int i = 0; i < 2; i++) {
+            barrier_init(bar_strip(base, i), 4 * WGS);
+            barrier_init(bar_strip(base, i) + 8, CHOOSERS);
+        }
+        for (int i = 0; i < STAGES; i++) {
+            barrier_init(bar_k(base, i), 1);
+            barrier_init(bar_k(base, i) + 8, 4);
+        }
+        barrier_init_done();
+    }
+    __syncthreads();
+    if (warp < 4) {
+        give_registers<(EXTRA ? 48 : 56)>();
+        if (warp == 0)
+            bring(a, base, lane);
+        else
+            choose_all(a, base, warp - 1, lane);
+    } else if (warp < 4 * (WGS + 1)) {
+        take_registers<(EXTRA ? 128 : WGS == 3 ? 152 : 224)>();
+        consume(a, base, warp / 4 - 1);
+    } else {
+        give_registers<48>();
+        choose_all(a, base, warp - 4 * (WGS + 1) + 3, lane);
+    }
+}

@@ -1,0 +1,141 @@
+"""Hopper's own kernels of the forward pass, each against Triton's, with freed memory poisoned by NaN."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.kernels_device import SIZES, poison
+from nsa.kernels import launch, problem
+from nsa.kernels.hopper import combine, forward
+from nsa.kernels.precompile import Shape, warm
+from nsa.kernels.problem import Problem
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="not a Hopper GPU"
+    ),
+]
+
+CASES = {
+    "16 heads a group": (1, 1100, 32, 2, 128, 128, torch.bfloat16),
+    "8 heads, two sequences, float16": (2, 3001, 16, 2, 128, 128, torch.float16),
+    "6 heads, idle rows": (2, 2500, 12, 2, 64, 64, torch.bfloat16),
+    "4 heads": (1, 4100, 32, 8, 128, 128, torch.bfloat16),
+    "12 heads, narrow values": (1, 1500, 24, 2, 128, 64, torch.bfloat16),
+    "5 heads": (1, 1700, 10, 2, 128, 64, torch.float16),
+    "32 heads, length of whole tiles": (1, 1024, 64, 2, 64, 64, torch.bfloat16),
+    "one head": (1, 1300, 4, 4, 64, 64, torch.float16),
+    "keys of 192": (1, 2300, 32, 2, 192, 128, torch.bfloat16),
+    "four blocks": (1, 257, 32, 2, 128, 128, torch.bfloat16),
+    "one compressed token": (1, 40, 8, 2, 128, 128, torch.bfloat16),
+    "long": (1, 16384, 32, 2, 128, 128, torch.bfloat16),
+}
+Streams = tuple[Tensor, ...]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled() -> None:
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        warm([Shape(S, H, G, Dk, Dv, dtype, B=B) for B, S, H, G, Dk, Dv, dtype in CASES.values()])
+
+
+@pytest.fixture(autouse=True)
+def _slower_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forward, "_LONG", 0)
+    monkeypatch.setattr(combine, "_LEAST_KEY_DIM", 0)
+
+
+@pytest.fixture(params=CASES.values(), ids=CASES)
+def inputs(request: pytest.FixtureRequest) -> tuple[Streams, Tensor, Problem]:
+    """Query, compressed, selected and window streams; gates of either sign; all cut out of wider tensors."""
+    B, S, H, G, Dk, Dv, dtype = request.param
+    gen = torch.Generator("cuda").manual_seed(S)
+
+    def cut(heads: int, dim: int) -> Tensor:
+        return torch.randn(B, S, heads + 2, dim, generator=gen, device="cuda").to(dtype)[:, :, 1:-1]
+
+    q, *streams = (cut(H, Dk), *(cut(G, dim) for _ in range(3) for dim in (Dk, Dv)))
+    p = Problem.of(q, *streams[2:4], sizes=SIZES, scale=Dk**-0.5, deterministic=False)
+    compressed = [launch.compress(x * 3, p) for x in streams[:2]]
+    gates = torch.rand(B, S, H, 3, generator=gen, device="cuda") * 2 - 1
+    gates[:, ::7] = 0
+    return (q, *compressed, *streams[2:]), gates, p
+
+
+def close(found: tuple[Tensor, ...], wanted: tuple[Tensor, ...]) -> bool:
+    # A row that sees nothing has -1e30 as its log-sum-exp, which would outweigh all others.
+    pairs = [(a.double().clamp(min=-100), b.double().clamp(min=-100)) for a, b in zip(found, wanted, strict=True)]
+    return all(bool((a - b).norm() <= 5e-3 * b.norm()) for a, b in pairs)
+
+
+def test_the_compressed_branch_equals_tritons(inputs: tuple[Streams, Tensor, Problem]) -> None:
+    (q, kc, vc, *_), _, p = inputs
+    assert forward.why_no_forward(q, kc, vc, p) is None
+    wanted = launch._compressed(q, kc, vc, p, by_wgmma=False)
+    poison(0.25)
+    found = forward.compressed(q, kc, vc, p)
+    assert close(found, wanted)
+    for _ in range(3):
+        assert all(torch.equal(a, b) for a, b in zip(forward.compressed(q, kc, vc, p), found, strict=True))
+
+
+def test_chosen_blocks_are_tritons_but_for_near_ties(inputs: tuple[Streams, Tensor, Problem]) -> None:
+    (q, kc, vc, *_), _, p = inputs
+    if reason := forward.why_no_select(q, kc, p):
+        assert p.hpg in (1, 5) or not p.n_top, reason
+        return
+    _, lse = launch._compressed(q, kc, vc, p, by_wgmma=False)
+    wanted, _ = launch._select(q, kc, lse, p, by_wgmma=False)
+    poison(0.25)
+    top, counts = forward.select(q, kc, lse, p)
+    assert torch.equal(top >= 0, wanted >= 0)
+    assert (top.sort(-1).values == wanted.sort(-1).values).float().mean() > 0.999
+    lists = (torch.arange(p.S, device="cuda") // p.span)[None, :, None] * p.n_blocks + top
+    seen = torch.zeros_like(counts).scatter_add_(1, lists.clamp(min=0).flatten(1).long(), (top >= 0).flatten(1).int())
+    assert torch.equal(counts, seen)
+    for _ in range(3):
+        again, counted = forward.select(q, kc, lse, p)
+        assert torch.equal(again, top)
+        assert torch.equal(counted, counts)
+
+
+def test_of_equal_scores_the_lower_block_is_chosen(inputs: tuple[Streams, Tensor, Problem]) -> None:
+    (q, kc, vc, *_), _, p = inputs
+    if forward.why_no_select(q, kc, p):
+        return
+    kc = torch.full_like(kc, 0.25)
+    _, lse = launch._compressed(q, kc, vc, p, by_wgmma=False)
+    top, _ = forward.select(q, kc, lse, p)
+    many = (torch.arange(p.S, device="cuda") // p.l_sel - 2).clamp(0, p.n_top)
+    slot = torch.arange(p.n_top, device="cuda")
+    wanted = torch.where(slot[None] < many[:, None], slot[None] + 1, -1).to(torch.int32)
+    assert torch.equal(top, wanted.expand_as(top))
+
+
+@pytest.mark.parametrize(("scratch", "save"), [(4 << 30, True), (1 << 22, True), (4 << 30, False)])
+def test_window_and_forced_blocks_equal_tritons(
+    inputs: tuple[Streams, Tensor, Problem], scratch: int, save: bool
+) -> None:
+    (q, kc, vc, *rest), gates, p = inputs
+    streams = (q, *rest)
+    if reason := combine.why_no_combine(streams, p):
+        assert p.dims.dk == 192 or not p.n_top, reason
+        return
+    o_cmp, lse = launch._compressed(q, kc, vc, p, by_wgmma=False)
+    index = launch._index(*launch._select(q, kc, lse, p, by_wgmma=False), p)
+
+    def run(*, by_wgmma: bool) -> tuple[Tensor, ...]:
+        with mock.patch.object(problem, "_SCRATCH_BYTES", scratch):
+            return launch._selected_and_window(streams, o_cmp, gates, index, p, save=save, by_wgmma=by_wgmma)
+
+    wanted = run(by_wgmma=False)
+    poison(0.25)
+    found = run(by_wgmma=True)
+    assert close(found, wanted)
+    for _ in range(3):
+        assert all(torch.equal(a, b) for a, b in zip(run(by_wgmma=True), found, strict=True))
