@@ -2,7 +2,7 @@
 
 `--faults` names a JSON file: phase, then node, to what is wrong there. `slow` multiplies the time of a step, of every
 step or of each `every`-th; at step `at` the node leaves a file with the pid of its agent (`mark`), exits with a code
-(`exit`), or stays where it is (`hang`).
+(`exit`), or stays where it is (`hang`). What leaves a mark happens once.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ def main() -> int:
     rank = int(os.environ.get("NODE_RANK", "0"))
     phase = args.out.parts[args.out.parts.index("runs") + 1]
     fault = json.loads(args.faults.read_text()).get(phase, {}).get(node, {})
+    if Path(fault.get("mark", "/nowhere")).exists():
+        fault = {}  # it befalls a node once
     table = None
     if rank == 0:
         table = (args.out / "training.csv").open("w", buffering=1)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import yaml
 
 from tests.cluster.hosts import NODES, Hosts, wait_until
@@ -76,6 +77,10 @@ class Site:
 
     def _start(self, arguments: Sequence[str], streams: Mapping[str, Any]) -> subprocess.Popen[str]:
         return start_validator(*arguments, env=self.env, start_new_session=True, **streams)
+
+    def head(self, process: subprocess.Popen[str]) -> int:
+        """The pid of the validator that `start` began."""
+        return process.pid
 
     def run(self, *arguments: str, timeout_s: float = 90) -> Ended:
         """`validator …` to its end."""
@@ -163,6 +168,9 @@ class InJob(OverSlurm):
     def _start(self, arguments: Sequence[str], streams: Mapping[str, Any]) -> subprocess.Popen[str]:
         command = ["salloc", "-N4", "--exclusive", "--no-kill", sys.executable, "-m", "validator", *arguments]
         return subprocess.Popen(command, env=self.env, text=True, start_new_session=True, **streams)
+
+    def head(self, process: subprocess.Popen[str]) -> int:
+        return psutil.Process(process.pid).children()[0].pid
 
 
 @dataclass(frozen=True)
