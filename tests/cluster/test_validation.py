@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -59,3 +60,25 @@ def test_a_spare_node_takes_the_place_of_one_that_dies(engine: str, site_of: Mak
     assert (ended.code, ended.result["decision"]) == (0, "GO"), ended.printed
     assert f"{NODES[3]} takes the place of n2: it was lost" in ended.printed
     assert site.left() == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "percent"),
+    [({}, None), ({"slow": 1 / 0.9}, 10), ({"slow": 1 / 0.7}, 30), ({"slow": 4.0, "every": 10}, 26)],
+    ids=["healthy", "10 %", "30 %", "now and then"],
+)
+def test_a_node_that_trains_slower_alone_is_named(
+    fault: dict[str, float], percent: int | None, site_of: MakeSite
+) -> None:
+    """Of four nodes, by four repeats; each tenth step of the last one takes four times as long."""
+    site = site_of("local")
+    phase = {**ALONE, "repeats": 4}
+    ended = site.run("run", str(site.write([phase], faults={"alone": {"n2": fault}}, nodes=4)))
+    if percent is None:
+        assert ended.code == 0, ended.printed
+        return
+    assert (ended.code, ended.result["decision"]) == (1, "NO_GO"), ended.printed
+    (message,) = ended.failures("alone").values()
+    found = re.search(r"N2 is (\S+) % \[(\S+), (\S+)\] slower in steps per second", message)
+    assert found is not None, message
+    assert float(found[2]) - 1 < percent < float(found[3]) + 1
