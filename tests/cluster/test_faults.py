@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import signal
@@ -114,3 +115,51 @@ def test_nodes_that_do_not_come_are_no_start(site_of: MakeSite, slurm: Slurm) ->
     assert ended.code == 4, ended.printed
     assert "Resources" in ended.printed
     assert slurm.active() == [other]
+
+
+def disguise(site: Site, shell: str) -> dict[str, Any]:
+    """Options of ssh by which validator's Python begins on each host with a line of shell."""
+    python = site.folder / "python"
+    python.write_text(f'#!/bin/sh\n{shell}\nexec {shlex.quote(sys.executable)} "$@"\n', encoding="utf-8")
+    python.chmod(0o755)
+    return {"ssh": {"hosts": list(NODES), "python": str(python)}}
+
+
+def test_nodes_without_a_shared_folder_send_what_they_write(site_of: MakeSite) -> None:
+    """On each host the folder of reports is an empty one of its own."""
+    if subprocess.run(["unshare", "-rm", "true"], check=False).returncode != 0:
+        pytest.skip("no file system of its own for a process: unshare -rm fails")
+    site = site_of("ssh")
+    reports = site.folder / "reports"
+    again = 'exec unshare -rm "$0" "$@"'
+    own = disguise(site, f'[ -n "$OWN" ] || {{ export OWN=1; {again}; }}\nmount -t tmpfs none {reports} || exit 9')
+    ended = site.run("run", str(site.write([ALIKE, {**FIRST, "on": "each"}, TOGETHER], **own)))
+    assert (ended.code, ended.result["decision"]) == (0, "GO"), ended.printed
+    assert ended.run is not None
+    for path in ("first/r1/g0", "first/r1/g2", "together/r1"):
+        assert (ended.run / "runs" / path / "training.csv").read_text().count("\n") == 31
+    records = json.loads((ended.run / "runs/together/r1/nodes.json").read_text())["nodes"]
+    assert [one["shared"] for one in records] == [False] * 3
+    assert (ended.run / "runs/together/r1/heartbeat_rank2.jsonl").read_text().count("\n") == 30
+
+
+@pytest.mark.parametrize(
+    ("double", "told"),
+    [
+        ("import time; own = time.time; time.time = lambda: own() + 5.0", "the clock"),
+        ("import platform; platform.python_version = lambda: '3.9.1'", "Python: n2 has 3.9.1"),
+    ],
+    ids=["clock", "Python"],
+)
+def test_a_node_that_differs_is_named(double: str, told: str, site_of: MakeSite) -> None:
+    """The double of another clock, or Python, is loaded by every Python on n2."""
+    site = site_of("ssh")
+    odd = site.folder / "odd"
+    odd.mkdir()
+    (odd / "sitecustomize.py").write_text(double + "\n", encoding="utf-8")
+    other = disguise(site, f'[ "$VALIDATOR_NODE" = n2 ] && export PYTHONPATH={odd}')
+    ended = site.run("run", str(site.write([ALIKE], **other)))
+    assert (ended.code, ended.result["decision"]) == (1, "NO_GO"), ended.printed
+    message = ended.failures("nodes")["nodes.alike"]
+    assert told in message
+    assert "n2 has" in message
