@@ -6,10 +6,12 @@ all processes with the test run, even a killed one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.cluster.sites import InJob, OverSlurm, OverSsh, Site
 from tests.cluster.slurm import Slurm
 from tests.cluster.ssh import SshHosts
 
@@ -46,3 +48,22 @@ def sshd(_sshd: SshHosts) -> Iterator[SshHosts]:
     """Four hosts that `ssh n1` … `ssh n4` reach."""
     yield _sshd
     _sshd.clear()
+
+
+@pytest.fixture
+def site_of(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[[str], Site]]:
+    """Where a validation runs, by its name: `local`, `ssh`, `slurm` (it allocates), or `job` (it is in a job)."""
+    made: list[Site] = []
+
+    def make(name: str) -> Site:
+        if name == "local":
+            made.append(Site(tmp_path))
+        elif name == "ssh":
+            made.append(OverSsh(tmp_path, request.getfixturevalue("sshd")))
+        else:
+            made.append((InJob if name == "job" else OverSlurm)(tmp_path, request.getfixturevalue("slurm")))
+        return made[-1]
+
+    yield make
+    for site in made:
+        site.close()

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from validator.files import open_file
 from validator.model.nodes import NodeRecord, NodeRecords
 from validator.model.plan import RunSpec
-from validator.model.result import Result, RunTable, ScalarValue
+from validator.model.result import Floats, Result, RunTable, ScalarValue
 
 _MOST_BYTES = 64 << 20
 
@@ -37,10 +38,11 @@ def slowest_group(spec: RunSpec, collect: Callable[[RunSpec], Result], *, run_di
         alone = spec.model_copy(update={"out": f"{spec.out}/g{index}", "groups": (group,)})
         result = collect(alone)
         name = next((one.node for one in nodes if one.group == index and one.rank == 0), f"g{index}")
-        found.append((_steps_per_s(result, warmup_steps=spec.warmup_steps), name, result))
+        found.append((_steps_per_s(result, np.median, warmup_steps=spec.warmup_steps), name, result))
     rates = {name: rate for rate, name, _ in found}
+    means = {name: _steps_per_s(result, np.mean, warmup_steps=spec.warmup_steps) for _, name, result in found}
     slowest = min(found, key=lambda one: (one[0], one[1]))[2]
-    evidence = replace(slowest.evidence, nodes=nodes, node_rates=rates)
+    evidence = replace(slowest.evidence, nodes=nodes, node_rates=means)
     evidence.tables = (*evidence.tables, _table(rates))
     return replace(slowest, evidence=evidence, scalars={**slowest.scalars, **least_of(rates)})
 
@@ -52,15 +54,14 @@ def least_of(rates: dict[str, float]) -> dict[str, ScalarValue]:
     return {"nodes.min": ScalarValue(value=min(values) / middle)} if middle > 0 else {}
 
 
-def _steps_per_s(result: Result, *, warmup_steps: int) -> float:
-    """By the median step; 0 where nothing was measured, which is slower than everything."""
+def _steps_per_s(result: Result, middle: Callable[[Floats], np.floating[Any]], *, warmup_steps: int) -> float:
+    """By the `middle` of the steps' times; 0 where nothing was measured, which is slower than everything."""
     for name in ("step_time_s", "toks_per_s"):
         series = result.series.get(name)
         if series is not None:
             values = series.values[(series.steps > warmup_steps) & np.isfinite(series.values) & (series.values > 0)]
             if values.size:
-                middle = float(np.median(values))
-                return 1.0 / middle if name == "step_time_s" else middle
+                return 1.0 / float(middle(values if name == "step_time_s" else 1.0 / values))
     return 0.0
 
 

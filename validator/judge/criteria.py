@@ -219,7 +219,7 @@ def _judge(case: _Case, binding: Binding) -> _Outcome:
     if outcome.status != "PASS" and any(isinstance(one, PhaseData) and one.pauses for one in case.data.values()):
         outcome = _apart_from_pauses(outcome, case, binding)
     broken = _unfinished(case, binding)
-    if outcome.status == "PASS" and broken is not None:
+    if broken is not None and (outcome.status == "PASS" or (outcome.status == "FAIL" and _cut(case, binding))):
         message = f"{outcome.message} This does not count: {broken}."
         return replace(outcome, status="INCONCLUSIVE", message=message)
     return outcome
@@ -262,17 +262,25 @@ def _apart_from_pauses(failed: _Outcome, case: _Case, binding: Binding) -> _Outc
 
 def _unfinished(case: _Case, binding: Binding) -> str | None:
     """A run behind a series or a config that did not end well: what it measured is no pass."""
+    for run in _behind(case, binding):
+        if run.outcome is None:
+            return f"run {run.spec.id} has not ended"
+        if not run.outcome.ok:
+            return f"run {run.spec.id} did not end by itself with exit code 0"
+    return None
+
+
+def _cut(case: _Case, binding: Binding) -> bool:
+    """Whether the machine, or a node, ended a run behind it: what that did not reach is no failure of the trainer."""
+    return any(run.outcome is not None and run.outcome.cut for run in _behind(case, binding))
+
+
+def _behind(case: _Case, binding: Binding) -> Iterator[RunRecord]:
+    """The runs behind series and configs."""
     for one in case.resolved.values():
         phase = case.data[one.source]
-        if one.name.startswith("outcome.") or isinstance(phase, StoredPhase):
-            continue
-        arm, _ = binding[one.source]
-        for run in phase.arms.get(arm, ()):
-            if run.outcome is None:
-                return f"run {run.spec.id} has not ended"
-            if not run.outcome.ok:
-                return f"run {run.spec.id} did not end by itself with exit code 0"
-    return None
+        if not one.name.startswith("outcome.") and not isinstance(phase, StoredPhase):
+            yield from phase.arms.get(binding[one.source][0], ())
 
 
 def _evaluate(node: Expression, case: _Case, binding: Binding) -> Known:

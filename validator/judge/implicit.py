@@ -104,7 +104,7 @@ def _verdict(
     planned: int,
 ) -> Verdict:
     """The worst of `runs` decides; the others of the same status are counted. Fewer than `planned` are no pass."""
-    found = [(run, criterion.rule(run)) for run in runs]
+    found = [(run, _as_far_as_it_came(criterion, run)) for run in runs]
     missing = planned - len(found)
     if not found or (missing > 0 and all(one.status == "PASS" for _, one in found)):
         worst = Found("INCONCLUSIVE", "No run of the phase was started.")
@@ -126,6 +126,15 @@ def _verdict(
         message=worst.message,
         evidence=tuple(Evidence(path=one.path, where=one.where, text=one.text) for one in worst.evidence),
     )
+
+
+def _as_far_as_it_came(criterion: ImplicitCriterion, run: JudgedRun) -> Found:
+    """What the rule says; a failure of a run that the machine cut short is open, unless no further step can undo it."""
+    found = criterion.rule(run)
+    if found.status != "FAIL" or criterion.final or run.outcome is None or not run.outcome.cut:
+        return found
+    why = "lost a node" if run.outcome.reason == "node_lost" else "was ended by the machine"
+    return replace(found, status="INCONCLUSIVE", message=f"The run {why}, so this is open. So far: {found.message}")
 
 
 def _message(run: JudgedRun, worst: Found, found: Sequence[tuple[JudgedRun, Found]]) -> str:

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from validator.kinds.base import Site, TrainingKind, Words
+from validator.cluster.fleet import slow_text
+from validator.kinds.base import Found, ImplicitCriterion, JudgedRun, Rule, Site, TrainingKind, Words
+from validator.model.record import PhaseRecord, RunRecord, ValidationRecord
+from validator.model.runbook import Runbook
 from validator.model.settings import ranks_of
 from validator.model.training_phases import TrainingPhase, TrainPhase
 from validator.runbook.problems import Problem
 from validator.text import nearest
+
+if TYPE_CHECKING:
+    from validator.cluster.judgement import Outlier
+
+_ENOUGH = 4
+"""Repeats from which nodes that train alone are compared with each other."""
 
 
 class Train(TrainingKind[TrainPhase]):
@@ -25,6 +35,57 @@ class Train(TrainingKind[TrainPhase]):
             wrong = _no_wider_phase(phase, target, site)
             if wrong is not None:
                 yield site.problem(*wrong, "scaling_against")
+
+    def measured_criteria(self, record: PhaseRecord, validation: ValidationRecord) -> Iterator[ImplicitCriterion]:
+        """Nodes that train alone are compared with each other, where repeats show how much they vary."""
+        cluster = validation.runbook.cluster
+        if cluster is not None and record.phase.on == "each" and len(record.measured) >= _ENOUGH:
+            rule = _not_slow(record.measured, cluster.nodes)
+            yield ImplicitCriterion("slow", "enough nodes are left that are not slow", rule)
+
+    def good_nodes(self, phase: TrainPhase, runbook: Runbook, runs: Sequence[RunRecord]) -> tuple[int, ...]:
+        """Those that are not slow alone, where they are enough."""
+        if runbook.cluster is None or phase.on != "each" or len(runs) < _ENOUGH:
+            return ()
+        names, outliers = _compared(runs)
+        left = _left(names, outliers)
+        return left if outliers and len(left) >= runbook.cluster.nodes else ()
+
+
+def _compared(runs: Sequence[RunRecord]) -> tuple[tuple[str, ...], list[Outlier]]:
+    """The nodes that every run has, and which of them, by index, are slow or may be."""
+    from validator.cluster.alone import outliers_alone, rates_of  # numpy, which `check` does without
+
+    names, rates = rates_of([dict(run.evidence.node_rates) for run in runs])
+    return names, outliers_alone(rates, measure="steps per second") if names else []
+
+
+def _described(one: Outlier, names: Sequence[str]) -> str:
+    than = "" if one.against is None else f" than {names[int(one.against.nodes[0])]}, and nothing shows which is odd"
+    return slow_text(one, dict(enumerate(names))) + than
+
+
+def _left(names: Sequence[str], outliers: Sequence[Outlier]) -> tuple[int, ...]:
+    """The nodes that are neither slow nor may be."""
+    out = {int(node) for one in outliers for end in (one.subject, one.against) if end for node in end.nodes}
+    return tuple(index for index in range(len(names)) if index not in out)
+
+
+def _not_slow(runs: Sequence[RunRecord], count: int) -> Rule:
+    """As many nodes as the runbook names are not slow, by all repeats."""
+
+    def rule(run: JudgedRun) -> Found:
+        names, outliers = _compared(runs)
+        left = len(_left(names, outliers))
+        text = "; ".join(_described(one, names) for one in outliers)
+        if left >= count:
+            replaced = f", and others are used in place of what is slow: {text}" if text else ""
+            return Found("PASS", f"{count} nodes are left that are not slow{replaced}.", left, count)
+        if outliers and outliers[0].outcome == "confirmed":
+            return Found("FAIL", f"{text[0].upper()}{text[1:]}.", left, count)
+        return Found("INCONCLUSIVE", f"Not decided: {text or 'a node did not measure anything'}.", left, count)
+
+    return rule
 
 
 def _no_wider_phase(phase: TrainPhase, target: str, site: Site) -> Words | None:

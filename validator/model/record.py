@@ -81,6 +81,11 @@ class Outcome(Frozen):
         return self.last.reason == "exited" and self.last.rc == 0
 
     @property
+    def cut(self) -> bool:
+        """Whether the machine ended it, or a node: what it did not reach says nothing of the trainer."""
+        return self.last.reason in ("infrastructure", "node_lost")
+
+    @property
     def duration_s(self) -> float:
         """Duration of the last attempt in seconds."""
         return self.last.duration_s

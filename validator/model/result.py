@@ -292,7 +292,8 @@ class RunEvidence:
         fallbacks: counter to calls, by fallback_counters.csv, which is written only when something fell back.
         audit_entries: keys with content in sdpa_audit.json; None without the file.
         nodes: how the part of each node ended, of a run across nodes.
-        node_rates: node to the median of its rate (steps per second) where each node trained alone.
+        node_rates: node to its steps per second over all measured steps, where each node trained alone: one that is
+            slow now and then is slow.
         stated: settings of the command as the trainer printed them before its first step, where it reports no config.
         own: what only the kind of the run reads; `JudgedRun.own` gives it back to the kind by its class.
     """

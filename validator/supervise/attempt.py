@@ -317,9 +317,14 @@ def _ended(
     killed_by_kernel = oom_kills() - running.oom_kills_before if rc != 0 else 0
     exited = describe_exit(rc, out=out, step=look.progress.step, oom_kills=killed_by_kernel)
     detail = exited if ending is None else ending.detail
-    failure = how_it_failed(out) if running.spec.groups and reason in ("exited", "at_steps") else None
+    across = running.spec.groups and reason in ("exited", "at_steps")
+    place = running.context.place
+    allocation = None if place is None else place.allocation
+    failure = how_it_failed(out, allocation, asked=ending is not None) if across else None
     if failure is not None:
         reason, detail = failure
+        if reason == "interrupted":  # without its nodes the validation cannot continue
+            running.context.cancel.request(detail)
     elif port_taken:
         reason, detail = "infrastructure", f"master port {running.launch.port} was taken by another program: {detail}"
     elif ending is None and rc != 0 and (out / HALT_FILE).exists():

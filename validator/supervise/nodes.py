@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from validator.engine import engine_of
+from validator.errors import Unable
 from validator.files import open_file
+from validator.model.cluster import Allocation
 from validator.model.nodes import NodeRecord, NodeRecords
 from validator.model.record import Reason
 
@@ -31,12 +35,40 @@ def failed(records: Sequence[NodeRecord]) -> tuple[NodeRecord, ...]:
     return tuple(sorted(found, key=lambda one: _WORST_FIRST.index(one.ended)))
 
 
-def how_it_failed(out: Path) -> tuple[Reason, str] | None:
-    """Why a run across nodes did not end well, and the sentence that names the node; None where every node did."""
+def how_it_failed(out: Path, allocation: Allocation | None, *, asked: bool) -> tuple[Reason, str] | None:
+    """Why a run across nodes did not end well, and the sentence that names the node; None where every node did.
+
+    Where the job of its nodes has ended, by its limit, by preemption or by a user, no node failed: it was interrupted.
+    What ends a job ends its processes first, some by SIGTERM, which look like a crash.
+
+    Args:
+        asked: whether validator itself ended the run, so that a node that was stopped did well.
+    """
+    found = _by_records(out, asked=asked)
+    if found is None or allocation is None:
+        return found
+    why = _job_end(allocation)
+    return found if why is None else ("interrupted", why)
+
+
+def _job_end(allocation: Allocation) -> str | None:
+    try:
+        state = engine_of(allocation.engine).state(allocation)
+    except Unable:
+        return None
+    if state.job not in ("ended", "pending") or re.search(r"NODE_FAIL|NodeDown|NodeFail", state.why):
+        return None
+    return f"job {allocation.job} of its nodes has ended ({state.why})"
+
+
+def _by_records(out: Path, *, asked: bool) -> tuple[Reason, str] | None:
     left = read_records(out)
     if left is None:
         return "infrastructure", "the program that starts agents on the nodes left no record of them"
     bad = failed(left.nodes)
+    stopped = next((one for one in left.nodes if one.ended == "stopped"), None)
+    if not bad and stopped is not None and not asked:
+        return "infrastructure", f"{stopped.node} was stopped, not by validator: {stopped.detail}"
     if not bad:
         return ("infrastructure", left.trouble) if left.trouble else None
     first = bad[0]

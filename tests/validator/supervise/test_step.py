@@ -123,6 +123,16 @@ def test_an_agent_that_is_killed_is_a_lost_node_and_its_guardian_ends_what_ran_t
     assert [one.ended for one in records.nodes] == ["stopped", "lost", "stopped"]
 
 
+def test_an_agent_that_others_stop_is_no_good_end(across: Run, run_dir: Path) -> None:
+    thread = kill_when_up(run_dir, "n2", signal.SIGTERM)
+    outcome = across(PID + "time.sleep(60)", timeout_s=60.0)
+    thread.join()
+    assert (outcome.ok, outcome.reason) == (False, "infrastructure")
+    assert outcome.last.detail is not None
+    assert "was stopped, not by validator" in outcome.last.detail
+    assert_nothing_left(run_dir)
+
+
 def test_a_silent_agent_is_a_lost_node(across: Run, run_dir: Path) -> None:
     thread = kill_when_up(run_dir, "n3", signal.SIGSTOP)
     outcome = across(PID + "time.sleep(60)", timeout_s=60.0)

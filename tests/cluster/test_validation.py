@@ -1,0 +1,84 @@
+"""A validation of three nodes comes to the same decision on every engine, for the same faults."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+
+from tests.cluster.hosts import NODES
+from tests.cluster.sites import Site
+
+NODES_ALIKE = {"id": "nodes", "kind": "preflight"}
+ALONE = {"id": "alone", "kind": "train", "on": "each", "steps": 30, "accept": ["loss.last < loss.first"]}
+TOGETHER = {"id": "together", "kind": "train", "steps": 30, "accept": ["loss.last < loss.first"]}
+
+MakeSite = Callable[[str], Site]
+engines = pytest.mark.parametrize("engine", ["local", "ssh", "slurm", "job"])
+
+
+@engines
+def test_healthy_nodes_are_go(engine: str, site_of: MakeSite) -> None:
+    site = site_of(engine)
+    ended = site.run("run", str(site.write([NODES_ALIKE, ALONE, TOGETHER])))
+    assert (ended.code, ended.result["decision"]) == (0, "GO"), ended.printed
+    assert site.left() == []
+    assert ended.run is not None
+    table = (ended.run / "runs/alone/r1/g2/training.csv").read_text()
+    assert table.count("\n") == 31
+
+
+@engines
+def test_the_same_faults_have_the_same_verdicts(engine: str, site_of: MakeSite) -> None:
+    """n2 is slower by 30 %, then exits by itself, then dies with what runs on it."""
+    site = site_of(engine)
+    slow = {**ALONE, "id": "slow", "accept": ["nodes.min > 0.9"]}
+    broken, cut = ({**TOGETHER, "id": name} for name in ("broken", "cut"))
+    faults = {
+        "slow": {"n2": {"slow": 1 / 0.7}},
+        "broken": {"n2": {"at": 5, "exit": 7}},
+        "cut": {"n2": site.dies("n2")},
+    }
+    running = site.start("run", str(site.write([slow, broken, cut], faults=faults)))
+    site.kill("n2")
+    ended = site.ended(running)
+    assert (ended.code, ended.result["decision"]) == (1, "NO_GO"), ended.printed
+    assert ended.statuses == {"slow": "FAIL", "broken": "FAIL", "cut": "INCONCLUSIVE"}
+    assert "n2: exited with code 7" in ended.failures("broken")["broken.exit"]
+    assert "n2 was lost" in ended.failures("cut")["cut.exit"]
+    assert site.left() == []
+
+
+@engines
+def test_a_spare_node_takes_the_place_of_one_that_dies(engine: str, site_of: MakeSite) -> None:
+    site = site_of(engine)
+    phases = [TOGETHER, {**TOGETHER, "id": "after"}]
+    running = site.start("run", str(site.write(phases, faults={"together": {"n2": site.dies("n2")}}, spare=1)))
+    site.kill("n2")
+    ended = site.ended(running)
+    assert (ended.code, ended.result["decision"]) == (0, "GO"), ended.printed
+    assert f"{NODES[3]} takes the place of n2: it was lost" in ended.printed
+    assert site.left() == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "percent"),
+    [({}, None), ({"slow": 1 / 0.9}, 10), ({"slow": 1 / 0.7}, 30), ({"slow": 4.0, "every": 10}, 26)],
+    ids=["healthy", "10 %", "30 %", "now and then"],
+)
+def test_a_node_that_trains_slower_alone_is_named(
+    fault: dict[str, float], percent: int | None, site_of: MakeSite
+) -> None:
+    """Of four nodes, by four repeats; each tenth step of the last one takes four times as long."""
+    site = site_of("local")
+    phase = {**ALONE, "repeats": 4}
+    ended = site.run("run", str(site.write([phase], faults={"alone": {"n2": fault}}, nodes=4)))
+    if percent is None:
+        assert ended.code == 0, ended.printed
+        return
+    assert (ended.code, ended.result["decision"]) == (1, "NO_GO"), ended.printed
+    (message,) = ended.failures("alone").values()
+    found = re.search(r"N2 is (\S+) % \[(\S+), (\S+)\] slower in steps per second", message)
+    assert found is not None, message
+    assert float(found[2]) - 1 < percent < float(found[3]) + 1
