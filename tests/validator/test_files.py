@@ -150,7 +150,7 @@ _ALLOWED = {
     "runbook/starting.py": "the first bytes of a program that the operator's command names",
     "runbook/load.py": "the operator's own runbook, by a limit",
     "runbook/find.py": "runbooks that come along",
-    "report/html.py": "templates that come along",
+    "report/templates.py": "templates that come along",
     "report/exports.py": "the file that the CI names",
     "nightly/settings.py": "the user's own settings",
     "nightly/schedule.py": "the user's own unit files",

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from validator.model.catalogue import METRICS, Across, Metric
-from validator.model.verdict import ArmComparison
 from validator.text import one_line
+
+if TYPE_CHECKING:
+    from validator.model.verdict import ArmComparison
 
 MACHINE_QUANTITIES: Mapping[str, Metric] = {
     metric.column: metric for metric in METRICS.values() if metric.across and metric.chart

@@ -12,6 +12,7 @@ from validator.report.build_runs import ended
 from validator.report.figure import Figure, make_figure
 from validator.report.page import Table
 from validator.report.specs import PALETTE, WIDE, MachineCharts, Slowdown
+from validator.report.templates import MARKS
 from validator.text import format_duration, format_percent, format_value, one_line, plural
 from validator.times import unix_seconds
 
@@ -30,10 +31,6 @@ _AXIS_PX = 36
 
 _TICKS = 8
 _TEXT, _GRID, _AXIS = (PALETTE[role].light for role in ("text", "grid", "axis"))
-
-
-MARKS = {"✓": "M2 6.5 4.8 9.5 10 3", "✕": "M3 3 9 9M9 3 3 9"}
-"""Signs that many fonts lack, as lines in a box of 12 by 12."""
 
 
 class Bar(NamedTuple):
