@@ -129,7 +129,7 @@ def _verdict(
 
 
 def _as_far_as_it_came(criterion: ImplicitCriterion, run: JudgedRun) -> Found:
-    """What the rule says; a failure of a run that the machine interrupted is open, unless nothing further can undo it."""
+    """What the rule says; a failure of a run that the machine interrupted is open, if something further can undo it."""
     found = criterion.rule(run)
     if found.status != "FAIL" or criterion.final or run.outcome is None or not run.outcome.cut:
         return found
