@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from validator.cluster.fleet import slow_text
 from validator.kinds.base import Found, ImplicitCriterion, JudgedRun, Rule, Site, TrainingKind, Words
-from validator.model.record import PhaseRecord, RunRecord, ValidationRecord
 from validator.model.runbook import Runbook
 from validator.model.settings import ranks_of
 from validator.model.training_phases import TrainingPhase, TrainPhase
@@ -16,6 +15,7 @@ from validator.text import nearest
 
 if TYPE_CHECKING:
     from validator.cluster.judgement import Outlier
+    from validator.model.record import PhaseRecord, RunRecord, ValidationRecord
 
 _ENOUGH = 4
 """Repeats from which nodes that train alone are compared with each other."""
