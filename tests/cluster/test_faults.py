@@ -74,6 +74,7 @@ def test_a_job_that_is_cancelled_is_interrupted_and_resumed(engine: str, site_of
     resumed(site)
 
 
+@pytest.mark.long
 def test_a_job_past_its_limit_is_interrupted_and_resumed(site_of: MakeSite, slurm: Slurm) -> None:
     site = site_of("slurm")
     running = begun(site)

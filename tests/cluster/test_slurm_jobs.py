@@ -14,6 +14,9 @@ import pytest
 from tests.cluster.hosts import wait_until
 from tests.cluster.slurm import Slurm
 
+pytestmark = pytest.mark.long  # what Slurm itself does, which its races decide; nothing of ours is tested here
+
+
 _ASKED = "trap 'echo TERM; exit 0' TERM; sleep 600 & wait"
 
 

@@ -16,6 +16,9 @@ import pytest
 from tests.cluster.hosts import wait_until
 from tests.cluster.slurm import Slurm
 
+pytestmark = pytest.mark.long  # what Slurm itself does, which its races decide; nothing of ours is tested here
+
+
 # One of two ranks ends badly; the other ends well a little later.
 _ENDS = {
     "exit 7": ("[ $SLURM_PROCID = 1 ] && exit 7; sleep 0.5", 7),

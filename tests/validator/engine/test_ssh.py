@@ -114,6 +114,7 @@ def test_what_ssh_does_not_take_is_said(ground: Ground) -> None:
         ground.allocate(ssh=options(ground, args=("-o", "nosuchoption=1")))
 
 
+@pytest.mark.long
 def test_a_look_says_what_is_wrong_with_which_host(ground: Ground) -> None:
     assert ground.hosts is not None
     ground.hosts.kill_node("n2")
