@@ -391,8 +391,9 @@ def bounds_for(environment: Mapping[str, Any], *, gpus: int) -> tuple[ProbeBound
 
 def _alike(run: JudgedRun) -> Found:
     nodes = run.evidence.nodes
-    if not any(node.facts for node in nodes):
-        return Found("INCONCLUSIVE", "No node said what it is.")
+    silent = ", ".join(node.node for node in nodes if not node.facts)
+    if silent or not nodes:
+        return Found("INCONCLUSIVE", f"{silent or 'No node'} did not say what it is.")
     found = differences(nodes)
     deciding = [one for one in found if one.decides]
     path = f"{run.spec.out}/nodes.json"

@@ -15,7 +15,7 @@ from validator.model.plan import PhasePlan, RunSpec
 from validator.model.record import RunRecord
 from validator.model.runbook import Runbook
 from validator.model.verdict import Check
-from validator.runs.journal import Journal
+from validator.runs.journal import Event, Journal
 from validator.supervise.attempt import AttemptContext
 from validator.supervise.launch import Place
 from validator.supervise.nodes import read_records
@@ -94,11 +94,16 @@ class Nodes:
 
 
 @contextmanager
-def open_nodes(runbook: Runbook, runner: AttemptContext, *, note: Callable[[str], None]) -> Iterator[Nodes | None]:
+def open_nodes(
+    runbook: Runbook, runner: AttemptContext, *, note: Callable[[str], None], earlier: Iterable[Event] = ()
+) -> Iterator[Nodes | None]:
     """The nodes that the runbook declares, given back when the context is left, or by the guardian; None without any.
 
+    Args:
+        earlier: the events of earlier runners of the validation.
+
     Raises:
-        Unable: when they cannot be had.
+        Unable: when they cannot be had, or are others than those that earlier runners measured.
     """
     cluster = runbook.cluster
     if cluster is None:
@@ -114,6 +119,7 @@ def open_nodes(runbook: Runbook, runner: AttemptContext, *, note: Callable[[str]
     try:
         runner.guardian.name_release(engine.release_words(allocation))
         names = [node.name for node in allocation.nodes]
+        _require_same(names, earlier)
         runner.journal.append("nodes", allocation=allocation.model_dump(mode="json", exclude={"options"}))
         job = "" if allocation.job is None else f" of job {allocation.job}"
         note(f"{len(names)} nodes{job}: {', '.join(names[:16])}{' …' if len(names) > 16 else ''}")
@@ -121,6 +127,17 @@ def open_nodes(runbook: Runbook, runner: AttemptContext, *, note: Callable[[str]
     finally:
         engine.release(allocation)
         runner.guardian.name_release(())
+
+
+def _require_same(names: Sequence[str], earlier: Iterable[Event]) -> None:
+    """Nodes that were never vetted must not pass by what others measured, nor share a decision with them."""
+    had = [event.fields["allocation"]["nodes"] for event in earlier if event.event == "nodes"]
+    before = sorted(str(node["name"]) for node in had[-1]) if had else sorted(names)
+    if before != sorted(names):
+        raise Unable(
+            f"the validation was begun on {', '.join(before)}, and the nodes are now {', '.join(sorted(names))}; "
+            "resume it on the same nodes, or start a new one"
+        )
 
 
 def node_checks(runs: Iterable[RunRecord]) -> tuple[Check, ...]:

@@ -96,6 +96,8 @@ def _keep(session: Session, state: State, record: PhaseRecord) -> State:
     """Take over a phase that an earlier runner finished, and the settings that it chose then."""
     report = _judge_record(session, state, record)
     session.observer.phase_finished(report)
+    if session.nodes is not None:
+        _choose(session, session.nodes, record.phase, record.runs)
     chosen = session.resume_state.adopted.get(record.phase.id)
     # The runner may have been killed between the phase's end and the choice.
     return _next(session, state, record, report, _adopt(session, report) if chosen is None else chosen)
@@ -187,10 +189,15 @@ def _search(session: Session, nodes: Nodes, phase: Phase, runs: tuple[RunRecord,
         if not planned.runs:
             break
         runs = (*runs, *_carry_out(session, planned))
+    _choose(session, nodes, phase, runs)
+    return runs
+
+
+def _choose(session: Session, nodes: Nodes, phase: Phase, runs: tuple[RunRecord, ...]) -> None:
+    """Use the nodes that the runs of a phase found to be the best ones, where it looked."""
     best = kind_of(phase.kind).good_nodes(phase, session.runbook, runs)
     if best:
         nodes.choose([nodes.order[index] for index in best], why=f"{phase.id} found better ones")
-    return runs
 
 
 def _why_interrupted(session: Session) -> str | None:

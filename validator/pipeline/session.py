@@ -246,7 +246,7 @@ def open_session(
             observer.note(f"{runner.ended} processes of the earlier runner were still there and have been ended")
         state = read_resume_state(folder) if resume else ResumeState()
         with (
-            open_nodes(runbook, runner, note=observer.note) as nodes,
+            open_nodes(runbook, runner, note=observer.note, earlier=runner.earlier) as nodes,
             closing(LiveReport(folder, note=observer.note)) as live_report,
         ):
             yield Session(
