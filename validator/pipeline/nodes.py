@@ -146,7 +146,10 @@ def node_checks(runs: Iterable[RunRecord]) -> tuple[Check, ...]:
     for run in runs:
         for node in () if run.result is None else run.result.evidence.nodes:
             for one in map(Check.model_validate, node.checks):
-                found.append(
-                    one.model_copy(update={"id": f"{node.node}.{one.id}", "title": f"{node.node}: {one.title}"})
+                seen = tuple(  # a node's snapshot is in its record, and not in that of the head
+                    entry.model_copy(update={"path": f"{run.spec.out}/nodes.json"}) if entry.path else entry
+                    for entry in one.evidence
                 )
+                named = {"id": f"{node.node}.{one.id}", "title": f"{node.node}: {one.title}", "evidence": seen}
+                found.append(one.model_copy(update=named))
     return tuple(found)
