@@ -166,7 +166,8 @@ class Search:
         rules = self.rules
         open_ = [(one.measure, subject) for one in self._screens() for subject in one.suspects]
         for look, level in enumerate((SECOND_LEVEL, LEVEL)):
-            alone = tuple(name for name in self._alone if any(name == measure for measure, _ in open_))
+            doubted = {measure for measure, _ in open_} | self._differing_measures()
+            alone = tuple(name for name in self._alone if name in doubted)
             if alone:
                 yield Round("confirm", self._answered(), alone, rules.confirm_repeats * (1 + 2 * look))
             grouped = tuple(name for name in self._grouped if any(name == measure for measure, _ in open_))
@@ -179,6 +180,12 @@ class Search:
                     yield Round("confirm", pairs, grouped, rules.pair_repeats)
             self._judge(open_, level)
             open_ = [one for one in open_ if self._verdicts[one].outcome == "inconclusive"]
+
+    def _differing_measures(self) -> set[str]:
+        """Of nodes too few for a majority: what is measured again, and judged by the new readings, before it counts."""
+        if len(self.nodes) >= MAJORITY_OF:
+            return set()
+        return {one.measure for one in self._screens() if one.found.suspect.any() or any(self._differing(one))}
 
     def _halve(self) -> Iterator[Round]:
         """All good nodes together; where they are slow or silent though pairs were fine, their halves, and so on."""
@@ -257,7 +264,7 @@ class Search:
 
     def _screens(self) -> list[_Screened]:
         """The screening of each measure and level, made once for the rounds of that stage."""
-        count = sum(round_.stage in ("each", "pairs") for round_, _ in self._done)
+        count = sum(round_.stage in ("each", "pairs") or len(self.nodes) < MAJORITY_OF for round_, _ in self._done)
         if self._screened[0] != count:
             found = [one for measure in self._alone for one in self._alone_screens(measure)]
             found += [one for measure in self._grouped for one in self._pair_screens(measure)]
@@ -270,7 +277,8 @@ class Search:
         if not repeats:
             return
         levels = median_of(values, 1)
-        node = self._screen(_deviations(values, "node", np.ones(count, dtype=bool)))
+        again = self._values(measure, "confirm") if count < MAJORITY_OF else values[:, :0]
+        node = self._screen(_deviations(again if again.shape[1] else values, "node", np.ones(count, dtype=bool)))
         yield _Screened(measure, tuple(Subject((one,)) for one in self.nodes), median_of(levels, 1), node)
         if gpus > 1 and max(gpus, count) >= MAJORITY_OF:
             subjects = tuple(Subject((one,), gpu) for one in self.nodes for gpu in range(gpus))

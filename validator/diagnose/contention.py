@@ -21,10 +21,12 @@ _CROWDED, _MIN_SAMPLES = 0.1, 10
 """Share of the samples in which it must be so, and the number of samples that are enough to say."""
 
 ALONE = (
-    "End the other programs (ps -eo pid,pcpu,args --sort=-pcpu), move them or wait for them, and run it again: what is "
-    "measured beside them is not what this machine can do."
+    "End the other programs (ps -eo pid,pcpu,args --sort=-pcpu; nvidia-smi), move them or wait for them, and run it "
+    "again: what is measured beside them is not what this machine can do."
 )
 """What to do about them; also of the findings on a rate that they changed."""
+
+_MOST_SHOWN = 4
 
 
 class _Load(NamedTuple):
@@ -45,7 +47,7 @@ class _Load(NamedTuple):
 @rule("busy-host", "warning", of="run")
 def busy_host(run: RunFacts) -> Iterator[Diagnosis]:
     """Other programs used the CPU while the run was measured, and hardly any was left, so steps may have waited."""
-    load, said = _load(run), beside(run)
+    load, said = _load(run), _crowding(run)
     if not run.timed or load is None or not said:
         return
     means = ((name, float(values.mean())) for name, values in (("cpu", load.busy), ("other_cpu", load.others)))
@@ -56,8 +58,31 @@ def busy_host(run: RunFacts) -> Iterator[Diagnosis]:
     )
 
 
+@rule("busy-gpu", "warning", of="run")
+def busy_gpu(run: RunFacts) -> Iterator[Diagnosis]:
+    """Another program used a GPU of the run while it was measured: its steps shared the GPU with it."""
+    windows = [one for one in run.evidence.invalid_windows if one.shared]
+    if not windows:
+        return
+    rates = run.evidence.node_rates
+    node = f"{min(rates, key=lambda name: (rates[name], name))}: " if rates else ""
+    where = [f"steps {one.first_step}–{one.last_step}" for one in windows]
+    shown = list(zip(windows, where, strict=True))[:_MOST_SHOWN]
+    more = f" and in {len(windows) - 1} more stretches" if windows[1:] else ""
+    yield Diagnosis(
+        f"{node}{windows[0].reason} in {where[0]}{more}. A rate that is measured beside it is not the GPU's.",
+        because=[evidence(one.reason, one.source, at) for one, at in shown],
+        next_step="End the other program (nvidia-smi lists it), or take a GPU that nobody else uses, and run it again.",
+    )
+
+
 def beside(run: RunFacts) -> str:
-    """A sentence, after a space: other programs used the CPU that the run needs. Empty where some was left."""
+    """A sentence, after a space: other programs used a GPU or the CPU that the run needs. Empty where some was left."""
+    shared = next((one.reason for one in run.evidence.invalid_windows if one.shared), "")
+    return f" Part of the time {shared}." if shared else _crowding(run)
+
+
+def _crowding(run: RunFacts) -> str:
     load = _load(run)
     taken = np.empty(0) if load is None else load.crowded(run.cores)
     if load is None or not taken.size:

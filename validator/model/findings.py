@@ -14,6 +14,7 @@ from pydantic import AfterValidator
 from validator.text import nearest
 
 ANSWERS: Mapping[str, str] = {
+    "busy-gpu": "",
     "busy-host": "",
     "clock-jump": "",
     "clock-unverified": "",

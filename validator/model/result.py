@@ -176,6 +176,11 @@ class InvalidWindow:
         return "throttled" in self.reason
 
     @property
+    def shared(self) -> bool:
+        """Whether another program used a GPU of the run."""
+        return "used by another program" in self.reason
+
+    @property
     def clock_set(self) -> bool:
         """Whether the wall clock was set."""
         return "wall clock" in self.reason

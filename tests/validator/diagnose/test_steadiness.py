@@ -274,6 +274,23 @@ def test_a_rate_that_shifts_while_others_use_the_cpu(tmp_path: Path, others: int
     assert finding.next_step.startswith("End the other programs") is named
 
 
+def test_a_rate_that_shifts_when_another_program_takes_the_gpu(tmp_path: Path) -> None:
+    """A program used one of two GPUs; the next step was to look for clocks and to run three times as many steps."""
+    folder = tmp_path / "r"
+    seconds = [one * (2.3 if i >= N // 2 else 1.0) for i, one in enumerate(times())]
+    write_csv(folder, [4096 / one for one in seconds], losses=[4 + 2 / (i + 1) for i in range(N)])
+    write_arrivals(folder, seconds)
+    ends = list(accumulate(seconds, initial=3.0))
+    rows = [f"{START_S + (a + b) / 2},{int(i > 3 * N // 4)}" for i, (a, b) in enumerate(pairwise(ends))]
+    (folder / "logs").mkdir(exist_ok=True)
+    (folder / "logs/telemetry.csv").write_text("\n".join(("ts,gpu1_foreign_processes", *rows)) + "\n")
+    found = of_run(folder, steps=N)
+    assert "gpu1 was used by another program in steps" in found["busy-gpu"].message
+    assert "Part of the time gpu1 was used by another program." in found["rate-shift"].message
+    assert found["rate-shift"].next_step.startswith("End the other programs")
+    assert "busy-host" not in found
+
+
 def test_few_long_pauses_with_a_period_among_many_short_ones(tmp_path: Path) -> None:
     """Most slow steps keep no period; those that cost the time do."""
     late = dict.fromkeys((7, 31, 37, 54, 66, 83, 107, 129, 142, 173, 205, 222), 0.2)
