@@ -45,6 +45,7 @@ def test_the_same_faults_have_the_same_verdicts(engine: str, site_of: MakeSite) 
     ended = site.ended(running)
     assert (ended.code, ended.result["decision"]) == (1, "NO_GO"), ended.printed
     assert ended.statuses == {"slow": "FAIL", "broken": "FAIL", "cut": "INCONCLUSIVE"}
+    assert "n2 is the slowest of" in " ".join(ended.failures("slow").values()), "who it is, not only how slow"
     assert "n2: exited with code 7" in ended.failures("broken")["broken.exit"]
     assert "n2 was lost" in ended.failures("cut")["cut.exit"]
     assert site.left() == []

@@ -51,7 +51,10 @@ def least_of(rates: dict[str, float]) -> dict[str, ScalarValue]:
     """`nodes.min`: the least of the nodes' rates, as a share of their median."""
     values = list(rates.values())
     middle = float(np.median(values)) if values else 0.0
-    return {"nodes.min": ScalarValue(value=min(values) / middle)} if middle > 0 else {}
+    if not middle > 0:
+        return {}
+    slowest = min(rates, key=lambda name: (rates[name], name))
+    return {"nodes.min": ScalarValue(value=rates[slowest] / middle, note=f"{slowest} is the slowest of {len(rates)}")}
 
 
 def _steps_per_s(result: Result, middle: Callable[[Floats], np.floating[Any]], *, warmup_steps: int) -> float:

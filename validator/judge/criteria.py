@@ -100,7 +100,10 @@ def judge_criterion(
         for one in resolved.values()
         for entry in data[one.source].evidence(one, arm=worst.binding.get(one.source, ("", None))[0])
     )
-    return _verdict(criterion, id, unit, _named(worst, outcomes, data), evidence)
+    sources = ((one, data[one.source], worst.binding.get(one.source, ("", None))[0]) for one in resolved.values())
+    remarks = (source.remark(one, arm=arm) for one, source, arm in sources if isinstance(source, PhaseData))
+    named = _named(worst, outcomes, data)
+    return _verdict(criterion, id, unit, replace(named, message=named.message + "".join(remarks)), evidence)
 
 
 def _data(one: Resolved, validation: ValidationRecord, judged: Mapping[str, PhaseReport]) -> Source:

@@ -227,6 +227,12 @@ class PhaseData:
                 return run.spec.id
         return None
 
+    def remark(self, resolved: Resolved, *, arm: str) -> str:
+        """What was noted of the value where it was read, as a sentence after a space; empty where nothing was."""
+        results = (run.result for run in self.arms.get(arm, ()) if resolved.kind == "scalar")
+        noted = [one.scalars[resolved.name].note for one in results if one and resolved.name in one.scalars]
+        return "".join(f" {note}." for note in dict.fromkeys(noted) if note)
+
     def evidence(self, resolved: Resolved, *, arm: str) -> tuple[Evidence, ...]:
         """Where the value was read: one entry for each run."""
         found, resolved = [], rate_behind(resolved)
