@@ -45,6 +45,10 @@ class UserError(Exception):
         return {}
 
 
+class FolderError(UserError):
+    """A folder that is not a run folder, or one that cannot be read. The message says what to do."""
+
+
 class Unable(UserError):
     """The machine or the runner cannot do it. The message says what is missing or who is in the way."""
 

@@ -17,12 +17,12 @@ from tests.faults.test_garbled_journal import change
 from tests.fuzz.folders import Whole
 from validator.bisect.side import End, read_end
 from validator.bisect.work import BisectHeader, resume
-from validator.errors import Unable
+from validator.errors import FolderError, Unable
 from validator.model.runbook import Trainer
 from validator.pipeline.share import share
 from validator.pipeline.write import rerender
 from validator.runs import replay
-from validator.runs.folder import FolderError, RunFolder
+from validator.runs.folder import RunFolder
 from validator.supervise.watch import write_halt
 
 SECRET = "canary-7d1f"

@@ -86,7 +86,7 @@ def play_folder(whole: Whole, scratch: Path, seed: int) -> FolderCase:
         if seed % 200 == 0:
             rerender(RunFolder.open(scratch))
     except Exception as error:  # the point of the exercise: whatever it is, it is a problem
-        from validator.runs.folder import FolderError
+        from validator.errors import FolderError
 
         if isinstance(error, FolderError) and not (scratch / "journal.jsonl").is_file():
             return FolderCase(seed, None, damaged, None)

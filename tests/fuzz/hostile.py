@@ -263,9 +263,9 @@ def _child(words: Sequence[str], scratch: Path, said: Path, *, by_process: bool)
 def _nothing_is_started() -> None:
     """What a folder says is to be run is its user's to run; here only what is read before that is tried."""
     from validator.bisect import work
+    from validator.errors import FolderError
     from validator.pipeline import validate as workflow
     from validator.report import figure as svg
-    from validator.runs.folder import FolderError
     from validator.supervise import watch
 
     def refuse(*_: Any, **__: Any) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import Field
 
 from validator.documents import parse_yaml
+from validator.errors import FolderError
 from validator.files import Tree
 from validator.judge.config import same_value
 from validator.kinds.registry import env_of, load
@@ -22,7 +23,7 @@ from validator.model.settings import args_of, flat_name, nproc_of, warmup_of, wa
 from validator.model.units import Frozen
 from validator.plan import plan_phase
 from validator.runbook import find
-from validator.runs.folder import FolderError, RunFolder
+from validator.runs.folder import RunFolder
 from validator.runs.replay import events_of, started_runs
 from validator.secrets.redact import REDACTED, redact, redact_env
 

@@ -24,7 +24,7 @@ from validator.bisect.search import (
     statistic_of,
 )
 from validator.bisect.side import End, differences, read_end, with_secrets, with_settings, without_secrets
-from validator.errors import disk_errors
+from validator.errors import FolderError, disk_errors
 from validator.files import Tree
 from validator.ingest import collect_run
 from validator.kinds.registry import kind_of
@@ -43,7 +43,7 @@ from validator.pipeline.session import (
     working_folder,
 )
 from validator.plan import plan_phase
-from validator.runs.folder import FolderError, new_run_id, this_runner, utc_now
+from validator.runs.folder import new_run_id, this_runner, utc_now
 from validator.secrets.masking import clean_result, mask_of
 from validator.stats.estimate import NORMAL_975
 from validator.stats.measure import NotMeasured, RunMeasurement, measure

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from validator.model.nodes import NodeRecord
 from validator.text import format_value, one_line
+
+if TYPE_CHECKING:
+    from validator.model.nodes import NodeRecord
 
 CLOCK_S = 1.0
 """Clocks further apart than this invalidate what is ordered by time: logs, certificates, files that are built."""

@@ -17,7 +17,8 @@ import numpy as np
 
 from validator.judge.cost import PER_MILLION, cost_stats
 from validator.model.catalogue import METRICS, Metric, headlines
-from validator.model.contrast import ContrastVerdict, MetricDifference, Sample, Subject, machine_class
+from validator.model.contrast import ContrastVerdict, MetricDifference, Sample, Subject
+from validator.model.machine import machine_class
 from validator.model.runbook import Runbook
 from validator.model.schemas import reported
 from validator.model.settings import ranks_of

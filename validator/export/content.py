@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from validator.model.contrast import machine_class
+from validator.model.machine import machine_class
 from validator.model.record import RunRecord, ValidationRecord
 from validator.model.result import Floats, MetricStats, ScalarValue, Steps
 from validator.model.verdict import PhaseReport, RunReport, ValidationReport

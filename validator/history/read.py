@@ -10,8 +10,7 @@ from typing import Any
 
 from validator.files import Tree, is_file
 from validator.model.catalogue import METRICS, Better, Metric
-from validator.model.contrast import machine_class, sound_snapshot
-from validator.model.schemas import reported
+from validator.model.machine import machine_class, sound_snapshot
 
 PIN = ".pinned"
 """A file of this name in a run folder keeps retention from removing it."""
@@ -172,6 +171,8 @@ def _versioned_points(phase: Mapping[str, Any], versions: Mapping[str, int]) -> 
 
 
 def _phase_points(phase: Mapping[str, Any]) -> Iterator[Point]:
+    from validator.model.schemas import reported  # the models of every kind, which an index without news does without
+
     name = str(phase["id"])
     for criterion in phase.get("criteria") or ():
         yield from _criterion_points(name, criterion)

@@ -18,11 +18,11 @@ from typing import Any
 
 import msgspec
 
+from validator.errors import FolderError
 from validator.files import Tree
 from validator.history.page import write_index
 from validator.history.read import LARGEST, PIN, HistoryEntry, read_entry, run_folders, stamp_of
 from validator.history.trend import Group, group_entries
-from validator.runs.folder import FolderError
 from validator.times import parse_time, utc_now
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from validator.baseline import value_of
-from validator.errors import ExitCode, UserError, disk_errors
+from validator.errors import ExitCode, FolderError, UserError, disk_errors
 from validator.files import replace_file
 from validator.init.command import name_of, near
 from validator.init.draft import draft, soak_lines, soak_steps, yaml_text
@@ -27,7 +27,7 @@ from validator.pipeline.baseline import make_baseline
 from validator.pipeline.evaluate import stored_report
 from validator.runbook import RunbookError
 from validator.runbook.load import LoadedRunbook
-from validator.runs.folder import FolderError, RunFolder
+from validator.runs.folder import RunFolder
 
 Note = Callable[[str], None]
 """Takes a line about the progress."""

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from validator.baseline import CannotEdit, MetricBound, bounds_of, with_bounds
-from validator.errors import disk_errors
+from validator.errors import FolderError, disk_errors
 from validator.files import replacing
 from validator.kinds.registry import load
-from validator.model.contrast import machine_class
+from validator.model.machine import machine_class
 from validator.model.verdict import ValidationReport
 from validator.pipeline.evaluate import stored_report
-from validator.runs.folder import FolderError, RunFolder
+from validator.runs.folder import RunFolder
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 from validator.diagnose import diagnose
-from validator.errors import ExitCode
+from validator.errors import ExitCode, FolderError
 from validator.judge import decide, judge_phase, recommend
 from validator.model.catalogue import METRICS, version_of
 from validator.model.record import PhaseRecord, ValidationRecord
@@ -14,7 +14,7 @@ from validator.model.runbook import TrainingPhase
 from validator.model.verdict import Artifact, Decision, PhaseReport, Recommendation, RunbookRef, ValidationReport
 from validator.pipeline.fleet import fleet
 from validator.plan import launch_words
-from validator.runs.folder import FolderError, RunFolder
+from validator.runs.folder import RunFolder
 from validator.runs.replay import RunEnd, end_of, pending, readable, reconstruct
 from validator.secrets.redact import REDACTED, redact_output
 

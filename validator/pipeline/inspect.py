@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from validator.compare import Side, contrast, run_side, validation_side
 from validator.diagnose import diagnose_run
+from validator.errors import FolderError
 from validator.files import is_file
 from validator.ingest import collect_dir
 from validator.judge import run_report
@@ -27,7 +28,7 @@ from validator.model.settings import accepted_at
 from validator.model.verdict import Finding, RunReport, ValidationReport
 from validator.pipeline.evaluate import stored_report
 from validator.runbook import find
-from validator.runs.folder import FolderError, Header, RunFolder, is_run_folder, last_go
+from validator.runs.folder import Header, RunFolder, is_run_folder, last_go
 from validator.runs.replay import events_of, record_of, started_runs
 from validator.secrets.masking import clean_result
 from validator.text import nearest

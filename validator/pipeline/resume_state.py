@@ -12,12 +12,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from validator.errors import FolderError
 from validator.kinds.registry import load
 from validator.model.record import Attempt, PhaseRecord, RunRecord
 from validator.model.runbook import Runbook, Setting
 from validator.runbook import find
 from validator.runbook.load import LoadedRunbook
-from validator.runs.folder import FolderError, RunFolder
+from validator.runs.folder import RunFolder
 from validator.runs.journal import Event
 from validator.runs.replay import events_of, pending, reconstruct, runner_sessions, started_runs
 from validator.secrets.masking import clean_runbook, is_secret

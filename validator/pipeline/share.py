@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from validator.documents import parse_json, unpack
-from validator.errors import disk_errors
+from validator.errors import FolderError, disk_errors
 from validator.files import Tree
 from validator.history.store import folder_bytes
 from validator.ingest.readers.renditions import SUFFIX, rendition
@@ -28,7 +28,7 @@ from validator.model.runbook import Trainer
 from validator.model.verdict import ValidationReport
 from validator.pipeline.write import Finished, rerender
 from validator.runs import replay
-from validator.runs.folder import JOURNAL, RENDERINGS, FolderError, RunFolder, utc_now
+from validator.runs.folder import JOURNAL, RENDERINGS, RunFolder, utc_now
 from validator.secrets.pseudonyms import Pseudonyms
 from validator.text import format_size
 

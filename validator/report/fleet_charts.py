@@ -12,7 +12,8 @@ from validator.model.fleet import Fleet, FleetCell, FleetMeasure, FleetOutlier
 from validator.report.figure import Figure, make_figure
 from validator.report.fleet import FAR, FARTHER, by_name, level_of, scaling_table
 from validator.report.page import Table
-from validator.report.specs import PALETTE, WIDE, sized
+from validator.report.palette import PALETTE
+from validator.report.specs import WIDE, sized
 from validator.report.timeline import brief
 from validator.text import format_change, format_number, format_quantity, one_line, plural
 

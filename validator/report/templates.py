@@ -12,7 +12,7 @@ from jinja2 import BytecodeCache, Environment, FileSystemBytecodeCache, FileSyst
 from jinja2.bccache import Bucket
 from markupsafe import Markup, escape
 
-from validator.report.specs import LABEL_CSS, chart_css
+from validator.report.palette import LABEL_CSS, chart_css
 from validator.startup import shipped
 
 MARKS = {"✓": "M2 6.5 4.8 9.5 10 3", "✕": "M3 3 9 9M9 3 3 9"}

@@ -11,7 +11,8 @@ from validator.model.verdict import PhaseReport, RunReport, ValidationReport
 from validator.report.build_runs import ended
 from validator.report.figure import Figure, make_figure
 from validator.report.page import Table
-from validator.report.specs import PALETTE, WIDE, MachineCharts, Slowdown
+from validator.report.palette import PALETTE
+from validator.report.specs import WIDE, MachineCharts, Slowdown
 from validator.report.templates import MARKS
 from validator.text import format_duration, format_percent, format_value, one_line, plural
 from validator.times import unix_seconds

@@ -22,9 +22,9 @@ from pydantic import Field
 
 import validator
 from validator.documents import MAX_BYTES
-from validator.errors import UserError
+from validator.errors import FolderError
 from validator.files import Tree, replace_file
-from validator.model.contrast import machine_class, sound_snapshot
+from validator.model.machine import machine_class, sound_snapshot
 from validator.model.runbook import Runbook
 from validator.model.schemas import SCHEMAS, UnknownKind
 from validator.model.units import Frozen, RunId
@@ -58,10 +58,6 @@ JOURNAL = "journal.jsonl"
 _MAX_HASHED = 2**30
 
 _NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG)
-
-
-class FolderError(UserError):
-    """A folder that is not a run folder, or one that cannot be read. The message says what to do."""
 
 
 class Runner(Frozen):

@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from validator.documents import parse_json, unpack
+from validator.errors import FolderError
 from validator.files import Tree
 from validator.ingest import collect_run
 from validator.kinds.registry import kind_of
@@ -25,7 +26,7 @@ from validator.model.result import Irregularity
 from validator.model.runbook import Phase
 from validator.model.settings import remedies_of
 from validator.model.verdict import Check, Extension
-from validator.runs.folder import FolderError, RunFolder, Runner
+from validator.runs.folder import RunFolder, Runner
 from validator.runs.journal import Event, read, sound
 from validator.secrets.masking import clean_result
 

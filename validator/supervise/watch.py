@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from validator.errors import ExitCode
+from validator.errors import ExitCode, FolderError
 from validator.files import Tree, is_file
 from validator.ingest.logs import log_lines, recognized
 from validator.model.catalogue import PACES
 from validator.model.recipes import Recipe
 from validator.model.runbook import BUNDLED_METRICS, TrainerMetrics, Watchdog
-from validator.runs.folder import FolderError
 from validator.supervise.follow import RunFollower
 from validator.supervise.wait import CancelToken, cancel_on_signals
 from validator.supervise.watchdog import Activity, AnomalyRules, CpuMeter, Pace, judge_silence

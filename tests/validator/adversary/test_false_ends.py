@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from tests.validator.adversary.court import book, codes, finding, judged, laid_out, lines, train, tried, verdict
+from validator.errors import FolderError
 from validator.model.plan import RunSpec
 from validator.model.record import Outcome
-from validator.runs.folder import FolderError, RunFolder
+from validator.runs.folder import RunFolder
 from validator.runs.journal import Journal
 from validator.runs.replay import header_digest, last_go_digest, reconstruct
 from validator.selftest.recorded_case import FakeRun, scatter

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from validator.model.contrast import machine_class, sound_snapshot
+from validator.model.machine import machine_class, sound_snapshot
 
 H200 = {"name": "NVIDIA H200", "nvlinks_active": 18}
 BRIDGELESS = {"name": "NVIDIA A100 80GB PCIe", "nvlinks_active": 0}

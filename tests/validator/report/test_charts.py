@@ -10,7 +10,8 @@ from tests.validator.report import pieces, samples
 from validator.report import figure as svg
 from validator.report.charts import phase_figures
 from validator.report.figure import ChartError, compact, draw
-from validator.report.specs import PALETTE, ChartData, ChartSeries, Line, RunCharts, chart_css, lines_spec
+from validator.report.palette import PALETTE, chart_css
+from validator.report.specs import ChartData, ChartSeries, Line, RunCharts, lines_spec
 
 
 def test_a_run_has_its_charts_and_each_says_the_same_in_words() -> None:

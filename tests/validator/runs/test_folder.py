@@ -10,9 +10,10 @@ import pytest
 from pydantic import ValidationError
 
 from tests.validator.report import samples
+from validator.errors import FolderError
 from validator.kinds.registry import load
 from validator.model.verdict import ValidationReport
-from validator.runs.folder import FolderError, RunFolder, runbook_was_edited
+from validator.runs.folder import RunFolder, runbook_was_edited
 
 
 def write_book(folder: Path) -> Path:

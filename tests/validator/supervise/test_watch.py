@@ -14,8 +14,8 @@ import pytest
 
 from tests.validator.supervise import programs
 from tests.validator.supervise.tools import eventually, watchdog
+from validator.errors import FolderError
 from validator.model.runbook import TrainerMetrics
-from validator.runs.folder import FolderError
 from validator.supervise import watchdog as watchdog_module
 from validator.supervise.follow import RunFollower
 from validator.supervise.wait import CancelToken
