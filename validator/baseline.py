@@ -13,7 +13,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import yaml
@@ -105,7 +105,7 @@ def _asked_metrics(phase: TrainingPhase, runbook: Runbook, measured: set[str]) -
         statistic, operator = left_open.get(metric.name, ("", None))
         if operator is not None and statistic in STATISTICS:
             better: Better = "higher" if operator in (">=", ">") else "lower"
-            yield replace(metric, statistic=statistic, better=better)
+            yield metric._replace(statistic=statistic, better=better)
         elif metric.name in rests:
             yield metric
 

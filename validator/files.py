@@ -18,9 +18,8 @@ import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 from validator.documents import MAX_BYTES, MAX_DEPTH, parse_json
 
@@ -31,8 +30,7 @@ class Unreadable(OSError):
     """A file below a tree that is not read: a link, a device, too large, or gone. The message says which and why."""
 
 
-@dataclass(frozen=True)
-class TreeEntry:
+class TreeEntry(NamedTuple):
     """Something below a tree: its path relative to the root, what it is, and its size in bytes (0 unless a file)."""
 
     path: str

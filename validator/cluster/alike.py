@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from validator.text import format_value, one_line
 
@@ -19,8 +18,7 @@ _MEMORY = 0.02
 """Total memory differs a little between equal machines: what firmware keeps for itself."""
 
 
-@dataclass(frozen=True)
-class Difference:
+class Difference(NamedTuple):
     """Something in which nodes differ: node to value, and the odd nodes, those without the value that most have.
 
     `odd` is empty where no value has a majority.

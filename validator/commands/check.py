@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -47,8 +46,8 @@ def command(
         except RunbookError as error:
             problems.extend(error.problems)
     if as_json:
-        warnings = [dataclasses.asdict(warning) for loaded in good for warning in _warnings(loaded)]
-        mistakes = [dataclasses.asdict(problem) for problem in problems]
+        warnings = [warning._asdict() for loaded in good for warning in _warnings(loaded)]
+        mistakes = [problem._asdict() for problem in problems]
         print_json({"ok": not problems, "problems": mistakes, "warnings": warnings})
     else:
         for loaded in good:

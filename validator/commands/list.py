@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from validator.commands.common import AsJson, answer, example
 
 
@@ -17,7 +15,7 @@ def command(as_json: AsJson = False) -> None:
     found = available()
     absent = no_bundled_trainer() if any(info.bundled_trainer for info in found) else None
     answer(
-        lambda: [{**dataclasses.asdict(info), "missing": absent if info.bundled_trainer else None} for info in found],
+        lambda: [{**info._asdict(), "missing": absent if info.bundled_trainer else None} for info in found],
         runbook_lines,
         found,
         absent,

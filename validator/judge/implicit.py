@@ -7,7 +7,6 @@ one kind of phase must satisfy is in `validator/kinds`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -113,7 +112,7 @@ def _verdict(
             worst = Found("INCONCLUSIVE", message)
     else:
         run, worst = min(found, key=lambda pair: _RANK[pair[1].status])
-        worst = replace(worst, message=_message(run, worst, found))
+        worst = worst._replace(message=_message(run, worst, found))
     return Verdict(
         id=f"{record.phase.id}.{criterion.name}",
         text=criterion.text,
@@ -134,7 +133,7 @@ def _as_far_as_it_came(criterion: ImplicitCriterion, run: JudgedRun) -> Found:
     if found.status != "FAIL" or criterion.final or run.outcome is None or not run.outcome.cut:
         return found
     why = "lost a node" if run.outcome.reason == "node_lost" else "was ended by the machine"
-    return replace(found, status="INCONCLUSIVE", message=f"The run {why}, so this is open. So far: {found.message}")
+    return found._replace(status="INCONCLUSIVE", message=f"The run {why}, so this is open. So far: {found.message}")
 
 
 def _message(run: JudgedRun, worst: Found, found: Sequence[tuple[JudgedRun, Found]]) -> str:

@@ -11,9 +11,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from validator.cluster.alike import differences
 from validator.cluster.fleet import Measured, chosen, node_names, search_over, slow_text
@@ -304,8 +303,7 @@ _LATER_SHARE = 0.8
 _ALL_REDUCE = "probe.all_reduce_gb_s"
 
 
-@dataclass(frozen=True)
-class ProbeBound:
+class ProbeBound(NamedTuple):
     """The least that a probe must reach. `of` says for what; a bound of a relative is shown and not required."""
 
     name: str
@@ -319,8 +317,7 @@ class ProbeBound:
         return SCALARS[self.name].unit
 
 
-@dataclass(frozen=True)
-class _Family:
+class _Family(NamedTuple):
     """Cards that share bounds. `linked`, `unlinked` hold for two or more of them with and without NVLink, an all-reduce
     over NVLink for `linked_gpus` of them."""
 
@@ -328,7 +325,7 @@ class _Family:
     of: str
     alone: Mapping[str, float]
     linked: Mapping[str, float]
-    unlinked: Mapping[str, float] = field(default_factory=dict)
+    unlinked: Mapping[str, float] = {}
     linked_gpus: int = 8
     relative: bool = False
 
@@ -360,8 +357,8 @@ _FAMILIES = (
         linked={_ALL_REDUCE: 228.0},
     ),
     _H100,
-    replace(
-        _H100, pattern=r"\bH200\b(?!.*NVL)", of="H100 SXM, whose chip and interconnects an H200 has", relative=True
+    _H100._replace(
+        pattern=r"\bH200\b(?!.*NVL)", of="H100 SXM, whose chip and interconnects an H200 has", relative=True
     ),
 )
 

@@ -91,7 +91,7 @@ def _not_slow(runs: Sequence[RunRecord], count: int) -> Rule:
 def _no_wider_phase(phase: TrainPhase, target: str, site: Site) -> Words | None:
     """Why the phase cannot be compared with `target`, and what to write; None where it can."""
     runbook, what = site.runbook, f"scaling_against of {phase.id} names"
-    earlier = {other.id: other for other in runbook.phases[: site.index] if other.id != phase.id}
+    earlier = {other.id: other for other in runbook.phases[: site.place] if other.id != phase.id}
     if target == phase.id:
         return f"{what} itself", "name the phase with more processes"
     other = earlier.get(target)

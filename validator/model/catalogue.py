@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 Window = Literal["steady", "whole"]
 Better = Literal["higher", "lower"]
@@ -29,8 +28,7 @@ QUANTILES = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
 """The statistics that are percentiles, as shares."""
 
 
-@dataclass(frozen=True)
-class Metric:
+class Metric(NamedTuple):
     """A series, one value per step, and how the tools use it. Every table that lists metrics is read from these facets.
 
     `window` says which steps count: `steady` leaves out warm-up (rates and times), `whole` takes every step
@@ -77,8 +75,7 @@ class Metric:
         return self.name if self.across == "host" else self.name.removeprefix("gpu_")
 
 
-@dataclass(frozen=True)
-class Scalar:
+class Scalar(NamedTuple):
     """A single number known once per run or phase, written in criteria without a statistic.
 
     `key` is the key of a phase without which it does not exist: `scaling.efficiency` needs `scaling_against`. `tile` is

@@ -3,8 +3,6 @@
 Field descriptions of the first part are the text of `docs/runbook-reference.md`, so keep them exact.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -64,7 +62,7 @@ class Cluster(Frozen):
         return self.nodes + self.spare
 
     @model_validator(mode="after")
-    def _hosts(self) -> Cluster:
+    def _hosts(self) -> "Cluster":
         if self.engine != "ssh":
             return self
         hosts = () if self.ssh is None else self.ssh.hosts

@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from validator.model.catalogue import METRICS
 
@@ -38,8 +37,7 @@ ALIASES: Mapping[str, str] = {
 """Names that common trainers use for the contract's columns."""
 
 
-@dataclass(frozen=True)
-class OtherUnit:
+class OtherUnit(NamedTuple):
     """A column of the contract in another unit: `name` is `factor` times the value, or `factor` over it."""
 
     name: str

@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Operator = Literal[">=", ">", "<=", "<", "==", "!="]
 _COMPARISONS: tuple[Operator, ...] = (">=", "<=", "==", "!=", ">", "<")
@@ -39,22 +39,19 @@ class ExpressionError(ValueError):
         self.column = column
 
 
-@dataclass(frozen=True)
-class Number:
+class Number(NamedTuple):
     """A literal number."""
 
     value: float
 
 
-@dataclass(frozen=True)
-class Text:
+class Text(NamedTuple):
     """A quoted text, comparable by `==` and `!=` only."""
 
     value: str
 
 
-@dataclass(frozen=True)
-class Reference:
+class Reference(NamedTuple):
     """A dotted name as written. Which phase, metric and statistic it means is resolved against the runbook."""
 
     name: str
@@ -66,8 +63,7 @@ class OpenBound:
     """`?`, the whole right side: a bound that is still to be filled in."""
 
 
-@dataclass(frozen=True)
-class Binary:
+class Binary(NamedTuple):
     """`left operator right` for one of + - * /."""
 
     operator: Literal["+", "-", "*", "/"]
@@ -75,8 +71,7 @@ class Binary:
     right: Expression
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """`abs(x)`, `min(x, y, …)` or `max(x, y, …)`."""
 
     function: Literal["abs", "min", "max"]
@@ -86,8 +81,7 @@ class Call:
 Expression = Number | Text | Reference | OpenBound | Binary | Call
 
 
-@dataclass(frozen=True)
-class Relation:
+class Relation(NamedTuple):
     """A whole criterion: `left operator right [unit]`."""
 
     left: Expression
@@ -97,8 +91,7 @@ class Relation:
     text: str
 
 
-@dataclass(frozen=True)
-class _Token:
+class _Token(NamedTuple):
     kind: str
     text: str
     column: int

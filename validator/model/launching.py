@@ -3,8 +3,6 @@
 Field descriptions are the text of `docs/runbook-reference.md`, so keep them exact.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field

@@ -3,8 +3,6 @@
 Field descriptions are the text of `docs/runbook-reference.md`, so keep them exact.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -33,7 +31,7 @@ class ExtraSeries(Frozen):
     )
 
     @model_validator(mode="after")
-    def _has_direction(self) -> ExtraSeries:
+    def _has_direction(self) -> "ExtraSeries":
         if self.headline and self.better is None:
             raise ValueError("headline: true needs a direction; add better: higher or better: lower")
         return self
@@ -133,7 +131,7 @@ class TrainerMetrics(Frozen):
         return bool(self.patterns) or any(reader.two_streams for reader in self.readers)
 
     @model_validator(mode="after")
-    def _files_of_readers(self) -> TrainerMetrics:
+    def _files_of_readers(self) -> "TrainerMetrics":
         for name in self.files:
             if name not in self.reader:
                 raise ValueError(f"files names {name}, which is no reader here; write reader: {name}, or remove it")
@@ -174,6 +172,6 @@ MetricsField = Annotated[
 ]
 
 
-BUNDLED_METRICS = TrainerMetrics(
+BUNDLED_METRICS = TrainerMetrics.model_construct(  # not validated, for that would build the model at every start
     csv="training.csv", heartbeat="heartbeat_rank{rank}.jsonl", env="env.json", metrics="metrics.json"
 )

@@ -3,8 +3,6 @@
 Field descriptions are the text of `docs/runbook-reference.md`, so keep them exact.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
@@ -25,7 +23,7 @@ Count = Annotated[int, Field(strict=True)]
 """A whole number written as one: `true` and `"300"` are mistakes, not 1 and 300."""
 
 
-class Criterion(Frozen):
+class Criterion(Frozen, defer_build=False):
     """One acceptance criterion. As plain text it is required."""
 
     expr: str = Field(description="`metric.statistic operator value [unit]`, see the grammar of criteria.")
@@ -180,13 +178,13 @@ class Trainer(Frozen):
         return {**data, "args": {name: f"{{{name}}}" for name in missing}}
 
     @model_validator(mode="after")
-    def _one_length(self) -> Trainer:
+    def _one_length(self) -> "Trainer":
         if self.planned_tokens is not None and self.planned_steps is not None:
             raise ValueError("planned_tokens and planned_steps both say how long the run is; remove one of the two")
         return self
 
     @model_validator(mode="after")
-    def _one_workdir(self) -> Trainer:
+    def _one_workdir(self) -> "Trainer":
         if self.workdir is not None and self.cwd is not None:
             raise ValueError("workdir and cwd are both given; keep workdir, which is relative to the runbook")
         return self
@@ -202,7 +200,7 @@ class Trainer(Frozen):
         return self.command == ("-m", "nsa.train") and self.workdir is None
 
 
-class Watchdog(Frozen):
+class Watchdog(Frozen, defer_build=False):
     """When a run is stopped before its time. Slow is not stalled: predicted progress and activity decide."""
 
     first_step: Duration = Field(900.0, description="Longest silence before the first step (compilation, data).")
@@ -305,7 +303,7 @@ class Choose(Frozen):
     )
 
     @model_validator(mode="after")
-    def _one_direction(self) -> Choose:
+    def _one_direction(self) -> "Choose":
         if (self.highest is None) == (self.lowest is None):
             raise ValueError("choose needs exactly one of `highest` and `lowest`; write highest: toks_per_s.mean")
         return self

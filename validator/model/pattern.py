@@ -10,9 +10,9 @@ import math
 import re
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import lru_cache
+from typing import NamedTuple
 
 _NUMBER = (  # 1,234.5 | 1_234 | 2.31 | 1.2e-4 | .5 | 39k, 39ktok/s | NaN, -inf, Infinity
     r"[-+]?(?:(?:\d{1,3}(?:[,_]\d{3})+(?![\d_]|,\d)|\d+)(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?)"
@@ -133,8 +133,7 @@ def _ahead_s(zone: str) -> float:
     return 0.0 if not digits else (-60.0 if zone[0] == "-" else 60.0) * (60 * int(digits[:2]) + int(digits[2:]))
 
 
-@dataclass(frozen=True)
-class Printed:
+class Printed(NamedTuple):
     """One line that a pattern matches: its groups as text and as numbers, and the first group that is no number.
 
     `step` is None where the line prints none; it then completes the line before it.
@@ -233,8 +232,7 @@ def _name(group: str) -> str:
     return group.partition(_AGAIN)[0]
 
 
-@dataclass(frozen=True)
-class _Group:
+class _Group(NamedTuple):
     """A named group: its name in the pattern, the offsets of its body, and whether a match may lack it."""
 
     name: str

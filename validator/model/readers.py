@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from validator.model.recipes import RECIPES
 
@@ -30,16 +29,14 @@ ReaderName = Literal[
 FileFormat = Literal["csv", "jsonl", "tensorboard", "wandb", "mlflow-files", "mlflow-sqlite", "trainer-state"]
 
 
-@dataclass(frozen=True)
-class LoggedFiles:
+class LoggedFiles(NamedTuple):
     """Files of one format: `glob` is relative to the run's output folder, `**/` matches any folders."""
 
     format: FileFormat
     glob: str
 
 
-@dataclass(frozen=True)
-class Reader:
+class Reader(NamedTuple):
     """What a name means. `recipes` are print formats; `files` are tried in this order, and the first that is there is
     read. With `two_streams` the step is printed on standard error and the loss on standard output; `bar`: times are
     those of a progress bar, in whole seconds. `series` are all that there can be, where files may not hold any."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from validator.documents import parse_json
 from validator.model.columns import series_name
@@ -25,8 +24,7 @@ _GENERAL = 3
 """The last formats, which go by words that many lines hold; they are tried where no other one fits."""
 
 
-@dataclass(frozen=True)
-class Recipe:
+class Recipe(NamedTuple):
     """A known print format. `words` are texts of which every line holds at least one, in lower case."""
 
     name: str

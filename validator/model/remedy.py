@@ -4,8 +4,6 @@ A remedy is tried once and never hides a failure. One that leaves the declared c
 tracing) may repair the phase; one that changes it can only show what to declare next time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Literal
 
@@ -39,7 +37,7 @@ OBSERVING = frozenset(
 """Settings that change what is logged, not what is trained."""
 
 
-class Remedy(Frozen):
+class Remedy(Frozen, defer_build=False):
     """One thing to try when a phase has failed: the same runs again, with these settings over all others.
 
     As plain text it is one of the playbook: `port`, `bucket_50`, `selection_v1`, `fused_off`, `tracing_off`,
@@ -58,7 +56,7 @@ class Remedy(Frozen):
     steps: Count | None = Field(None, ge=1, description="Steps of each run, for a profile that takes too long.")
 
     @model_validator(mode="after")
-    def _changes_something(self) -> Remedy:
+    def _changes_something(self) -> "Remedy":
         if self.name != "port" and not (self.env or self.args or self.steps):
             raise ValueError(
                 f"name is {self.name!r}, which is not in the playbook and changes nothing; "

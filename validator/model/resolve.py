@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from validator.model.catalogue import CURRENCY, METRICS, STATISTICS, Better, Metric, is_open_scalar
 from validator.model.columns import NO_SERIES, PACES, TOTALS, series_name
@@ -27,8 +26,7 @@ LAST_GO = "last_go"
 _SPREAD = {"cv": "", "n": "steps"}
 
 
-@dataclass(frozen=True)
-class Resolved:
+class Resolved(NamedTuple):
     """What a reference means.
 
     `statistic` and `window` are None for a scalar. `unit` is empty where the value has none, and where only the trainer
@@ -168,7 +166,7 @@ def _of_last_go(parts: list[str], *, runbook: Runbook, phase: Phase) -> Resolved
         if found.window == "steady" and found.statistic != "mean":
             message = f"of {found.name} in the last GO only the mean has an interval"
             raise UnresolvedReference(message, f"write {found.name}.mean")
-    return replace(found, stored=True)
+    return found._replace(stored=True)
 
 
 def _complete(name: str) -> str:

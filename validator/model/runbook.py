@@ -4,8 +4,6 @@
 `validator.model.parts`, the phases in `validator.model.phases`; those that others need can be imported from here.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from pydantic import Field, model_validator

@@ -30,7 +30,12 @@ RunId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,254}$")]
 
 
 class Frozen(BaseModel):
-    """An immutable model that rejects unknown fields, so that a misspelled key is never ignored."""
+    """An immutable model that rejects unknown fields, so that a misspelled key is never ignored.
+
+    Every command that reads a runbook makes these models. They are built when they are first used; a part that many of
+    them have sets `defer_build=False`, so that each takes it as built. Modules of a runbook's models do without
+    `from __future__ import annotations`: pydantic would evaluate each text.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=True, defer_build=True)
 

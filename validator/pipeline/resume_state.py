@@ -7,7 +7,6 @@ attempt are kept.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -132,8 +131,7 @@ def clean_loaded(loaded: LoadedRunbook) -> LoadedRunbook:
     text = redact(loaded.text)
     for secret in sorted(_hidden(loaded.runbook), key=len, reverse=True):
         text = text.replace(secret, REDACTED)
-    return dataclasses.replace(
-        loaded,
+    return loaded._replace(
         runbook=clean_runbook(loaded.runbook),
         text=text,
         overrides=tuple(_clean_override(one) for one in loaded.overrides),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from validator.runbook.document import parse, plain
 from validator.runbook.problems import Mark, Problem, RunbookError
@@ -13,8 +13,7 @@ from validator.text import nearest
 _SUFFIXES = (".yaml", ".yml")
 
 
-@dataclass(frozen=True)
-class RunbookInfo:
+class RunbookInfo(NamedTuple):
     """A bundled runbook. `title` and `description` are empty where it gives none."""
 
     name: str

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from validator.model.runbook import Runbook
 from validator.runbook.build import Built, build
@@ -21,8 +21,7 @@ from validator.runbook.starting import check_ends
 _MAX_BYTES = 4 * 2**20
 
 
-@dataclass(frozen=True)
-class LoadedRunbook:
+class LoadedRunbook(NamedTuple):
     """A valid runbook with its source: `sha256` is that of the file's bytes, `overrides` are the `--set` texts.
 
     `warnings` say why its decision can never be GO, or what is probably not meant; it can be run nevertheless. `absent`

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 from validator.model.pattern import narrow_groups
 from validator.model.phases import PhaseBase
@@ -121,7 +120,7 @@ def _trainer(built: Built, runbook: Runbook) -> Iterator[Problem]:
         fix = 'pass "{out}" in trainer.args, trainer.command or the environment'
         fixed = fixed_folder(built, runbook)
         if fixed is not None:
-            yield replace(fixed, message=f"{fixed.message}, and {files[0]} can never be read")
+            yield fixed._replace(message=f"{fixed.message}, and {files[0]} can never be read")
             return
         yield built.problem(("trainer", "args"), message, fix)
 

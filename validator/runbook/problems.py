@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from validator.errors import UserError
 
 
-@dataclass(frozen=True, order=True)
-class Mark:
+class Mark(NamedTuple):
     """A place in a file, counted from 1. An override has no lines: its `file` is `--set KEY=VALUE`."""
 
     file: str
@@ -18,8 +16,7 @@ class Mark:
     column: int | None = None
 
 
-@dataclass(frozen=True, order=True)
-class Problem:
+class Problem(NamedTuple):
     """One mistake. `str()` gives `file:line:column: message` and, on a line of its own, the fix."""
 
     file: str
@@ -52,7 +49,7 @@ class RunbookError(UserError):
 
     def details(self) -> dict[str, Any]:
         """The problems, one by one."""
-        return {"problems": [asdict(problem) for problem in self.problems]}
+        return {"problems": [problem._asdict() for problem in self.problems]}
 
 
 def _order(problem: Problem) -> tuple[bool, str, int, int, str]:
