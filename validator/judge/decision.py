@@ -115,7 +115,10 @@ def decide(
     count = sum(verdict.required for phase in required for verdict in phase.criteria)
     checks = sum(check.required for phase in required for check in phase.checks)
     noun = "phase" if len(required) == 1 else "phases"
-    return "GO", f"All {count + checks} required criteria and checks of {len(required)} {noun} passed; no veto stands."
+    return (
+        "GO",
+        f"All {count + checks} required criteria and checks of {len(required)} {noun} passed; no finding forbids it.",
+    )
 
 
 def _further(vetoes: Sequence[Finding]) -> str:

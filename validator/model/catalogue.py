@@ -427,7 +427,8 @@ PROBE = _scalars(
     ("links.min_gb_s", "GB/s", "bus bandwidth of the all-reduce of two nodes, slowest pair; with `on: pairs`"),
 )
 
-NODES = _scalars(("nodes.min", "", "least rate of a node alone, as a share of the nodes' median; with `on: each`"))
+_LEAST = "least rate of a node alone, as a share of the nodes' median; with `on: each`"
+NODES = (Scalar("nodes.min", "", _LEAST, tile="Slowest node by the median"),)
 
 _GROUPS = (*OUTCOME, *TESTS, *TRAINING, *COST, *AUDIT, *PROFILE, *SMOKE, *PROBE, *NODES)
 

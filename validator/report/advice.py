@@ -65,7 +65,7 @@ def _unfinished(phase: PhaseReport) -> bool:
 def _start(report: ValidationReport) -> str:
     """What a GO allows, by whether a comparison chose an arm."""
     chosen = any(phase.comparison is not None and phase.comparison.recommended for phase in report.phases)
-    return f"Start the long run with the {'settings that were chosen here' if chosen else 'declared settings'}."
+    return f"Start the training run with the {'settings that were chosen here' if chosen else 'declared settings'}."
 
 
 def _of_finding(number: int, finding: FindingView, report: ValidationReport) -> NextStep:

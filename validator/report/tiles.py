@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from validator.model.catalogue import METRICS, STATISTICS, TILES
-from validator.model.expression import Call, Expression, ExpressionError, Reference, parse_criterion
+from validator.model.expression import Call, Expression, ExpressionError, Number, Reference, parse_criterion
 from validator.model.result import ScalarValue
 from validator.model.verdict import ArmComparison, PhaseReport, RunReport, ValidationReport, Verdict
 from validator.report.build_criteria import criterion_row, margin_text
@@ -235,6 +235,8 @@ def _tile(one: _Candidate, best: Mapping[str, _Candidate], charts: ChartData) ->
     one = _share_of_rate(one, best.get("toks_per_s"))
     verdict = one.verdict
     bound = _bound_text(verdict) if verdict is not None else ""
+    if verdict is not None and one.value is not None and verdict.status == "INCONCLUSIVE" and verdict.bound is None:
+        bound = one_line(f"{bound}. {verdict.message}", limit=100)  # next to a value that alone looks clear
     label = TILES.get(one.name, one.text)
     if one.name == _PER_RANK and any(name.startswith("gpu_mem") for run in one.phase.runs for name in run.metrics):
         label = "Throughput per GPU"
@@ -265,7 +267,10 @@ def _share_of_rate(one: _Candidate, rate: _Candidate | None) -> _Candidate:
 
 def _bound_text(verdict: Verdict) -> str:
     """`at least 9,000 tok/s`; in the criterion's own words where nothing was judged."""
-    operator = parse_criterion(verdict.text).operator
+    relation = parse_criterion(verdict.text)
+    operator, right = relation.operator, relation.right
+    if verdict.bound is None and isinstance(right, Number):
+        return f"{_BOUNDS[operator]} {format_value(right.value, verdict.unit)}"
     if verdict.bound is None:
         return f"{_BOUNDS[operator]} {one_line(verdict.text.partition(operator)[2].strip(), limit=80)}"
     return f"{_BOUNDS[operator]} {format_value(verdict.bound, verdict.unit)}"

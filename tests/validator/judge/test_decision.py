@@ -39,7 +39,7 @@ def _phase(status: Status, *, id: str = "baseline", required: bool = True) -> Ph
 def test_go_needs_every_required_phase() -> None:
     decision, why = decide([_phase("PASS"), _phase("PASS", id="soak")])
     assert decision == "GO"
-    assert why == "All 2 required criteria and checks of 2 phases passed; no veto stands."
+    assert why == "All 2 required criteria and checks of 2 phases passed; no finding forbids it."
 
 
 @pytest.mark.parametrize("status", ["INCONCLUSIVE", "SKIPPED", "NOT_RUN", "RUNNING"])

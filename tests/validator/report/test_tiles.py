@@ -135,6 +135,14 @@ def test_a_value_that_a_criterion_asks_for_and_nobody_measured_is_shown_as_missi
     assert (tile.value, tile.bound) == ("not measured", "at least 0.3")
 
 
+def test_a_value_that_was_not_compared_with_its_bound_says_why() -> None:
+    """296,749 tok/s beside `at least 150000 tok/s` was read as passed; most of its steps did not count."""
+    why = "Not measured: 75 % of the window is invalid."
+    asked = pieces.verdict("b.1", "toks_per_s.mean >= 9000 tok/s", "INCONCLUSIVE", observed=12_840.0, message=why)
+    tile = tiles(of(pieces.baseline("INCONCLUSIVE", criteria=(asked,))))["Throughput"]
+    assert (tile.value, tile.bound) == ("12,840", f"at least 9,000 tok/s. {why}")
+
+
 def test_a_metric_that_only_the_runbook_knows_has_a_tile_when_it_decides() -> None:
     own = pieces.verdict("b.1", "val_bpb.last <= 1.1", observed=1.02, bound=1.1, margin=0.07)
     ran = pieces.verdict("b.2", "effective.seq_len == 2048", observed=2048.0, bound=2048.0)
