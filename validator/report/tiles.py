@@ -270,7 +270,7 @@ def _bound_text(verdict: Verdict) -> str:
     relation = parse_criterion(verdict.text)
     operator, right = relation.operator, relation.right
     if verdict.bound is None and isinstance(right, Number):
-        return f"{_BOUNDS[operator]} {format_value(right.value, verdict.unit)}"
+        return f"{_BOUNDS[operator]} {format_value(right.value, relation.unit or verdict.unit)}"
     if verdict.bound is None:
         return f"{_BOUNDS[operator]} {one_line(verdict.text.partition(operator)[2].strip(), limit=80)}"
     return f"{_BOUNDS[operator]} {format_value(verdict.bound, verdict.unit)}"
