@@ -40,8 +40,15 @@ _NODE_PRIOR, _ROUND_PRIOR = 0.03, 0.005
 """How far nodes, and rounds, are expected to differ: what pairs cannot separate otherwise (few nodes) is shared out by
 these. A node's is wide, so that a slow one is hardly drawn to the others."""
 
+_FAR = 2.0
+"""Times its prior from which a node has none: it is an outlier, and not drawn to the others at all."""
+
+_FREE_PAIRS = 3
+"""Pairs of a node from which most of them show that it is the node, and neither a partner nor a link."""
+
 _HUBER = 1.5
 _FIT_STEPS = 30
+_POLISH_STEPS = 16
 
 
 def median_of(values: Floats, axis: int) -> Floats:
@@ -232,7 +239,10 @@ def fit_pairs(rows: PairRows, nodes: int, rounds: int) -> PairFit:
     weight = (found.count - found.slow)[usable] / width
     repeat = found.pooled if math.isfinite(found.pooled) else 0.0
     floor = scale = max(repeat / math.sqrt(width), 1e-6)
+    rough, rest = _polished(x[:, :2], y, nodes)
     expected = np.repeat([_NODE_PRIOR, _ROUND_PRIOR, math.inf], [nodes, rounds, 1])
+    often = np.bincount(x[:, :2].ravel(), minlength=nodes) >= _FREE_PAIRS
+    expected[:nodes][often & (np.abs(rough) > _FAR * _NODE_PRIOR)] = math.inf
 
     def normal(weights: Floats, scale: float) -> Floats:
         both = (x[:, :, None] * size + x[:, None, :]).ravel()
@@ -242,7 +252,6 @@ def fit_pairs(rows: PairRows, nodes: int, rounds: int) -> PairFit:
     bound = np.linalg.inv(normal(weight, scale)) * (scale / expected) ** 2  # how far the priors decide each part
     df = max(1.0, len(y) - (size - float(np.diag(bound).sum())))
     parts: Floats = np.zeros(size)
-    rest: Floats = np.asarray(y - (np.median(y) if y.size else 0.0), dtype=np.float64)
     robust = weight
     for _ in range(_FIT_STEPS):
         scale = max(floor, spread_of(rest) * math.sqrt(len(y) / df) if df > 1 else floor)
@@ -262,6 +271,26 @@ def fit_pairs(rows: PairRows, nodes: int, rounds: int) -> PairFit:
     node = np.where(seen, parts - middle, np.nan)[:nodes]
     error = np.where(seen, np.sqrt(np.maximum(variance, 0.0)), np.nan)[:nodes]
     return PairFit(parts, covariance, share, middle, node, error, all_rest, scale, df, repeat)
+
+
+def _polished(ends: Ints, y: Floats, nodes: int) -> tuple[Floats, Floats]:
+    """How far each node is from the middle, by medians over its pairs, and what that leaves of the rows.
+
+    The fit starts here: from nodes that are all alike a very slow one would look like noise, of which its prior then
+    explains as much as is needed to stay there.
+    """
+    order = np.argsort(ends.ravel(), kind="stable")
+    count = np.bincount(ends.ravel(), minlength=nodes)
+    place = np.arange(order.size) - np.repeat(np.cumsum(count) - count, count)
+    touching = np.full((nodes, max(1, int(count.max(initial=0)))), np.nan)
+    away, rest = np.zeros(nodes), y - (np.median(y) if y.size else 0.0)
+    for _ in range(_POLISH_STEPS if y.size else 0):
+        touching[ends.ravel()[order], place] = rest[order // 2]
+        away = away + np.nan_to_num(median_of(touching, 1)) / 2  # the other end takes its half
+        away = away - np.median(away[count > 0])
+        rest = y - away[ends].sum(axis=1)
+        rest = rest - np.median(rest)
+    return away, np.asarray(rest, dtype=np.float64)
 
 
 def screen_pairs(rows: PairRows, nodes: int, rounds: int, *, repeats: int, min_effect: float) -> tuple[Screen, Screen]:

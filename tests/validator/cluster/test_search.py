@@ -144,6 +144,14 @@ def test_two_slow_nodes_are_both_found(where: str) -> None:
     assert len(judgement.compatible) == 6
 
 
+@pytest.mark.parametrize("slow", [0.7, 0.4])
+@pytest.mark.parametrize(("count", "nodes"), [(4, (1,)), (5, (1,)), (6, (1, 2)), (8, (1, 2))])
+def test_a_very_slow_network_is_neither_noise_nor_slow_links(count: int, nodes: tuple[int, ...], slow: float) -> None:
+    """With four nodes half of all pairs have the slow one: the usual distance from the median pair is the fault's."""
+    judgement = Machines(count, network=dict.fromkeys(nodes, slow), noise=0.03).judged(BANDWIDTH)
+    assert _accused(judgement) == {("slow-node", Subject((f"n{node}",))) for node in nodes}
+
+
 def test_three_slow_nodes_of_eight_do_not_hide_each_other() -> None:
     judgement = Machines(8, alone={1: 0.92, 4: 0.93, 6: 0.91}).judged()
     assert {one.subject.nodes[0] for one in judgement.slow} == {"n1", "n4", "n6"}
