@@ -2,14 +2,16 @@
 
 `--faults` names a JSON file: phase, then node, to what is wrong there. `slow` multiplies the time of a step, of every
 step or of each `every`-th; at step `at` the node leaves a file with the pid of its agent (`mark`), exits with a code
-(`exit`), or stays where it is (`hang`). What leaves a mark happens once.
+(`exit`), stays where it is (`hang`), or fills a file until there is no room (`fill`). What leaves a mark happens once.
 """
 
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -33,6 +35,8 @@ def main() -> int:
     if rank == 0:
         table = (args.out / "training.csv").open("w", buffering=1)
         table.write("step,loss,lr,step_time_s\n")
+    if "at" in fault:
+        faulthandler.register(signal.SIGUSR1, file=(args.out / f"stackdump_{rank}.txt").open("w"))
     beats = (args.out / f"heartbeat_rank{rank}.jsonl").open("w", buffering=1)
     due = last = time.perf_counter()
     for step in range(1, args.steps + 1):
@@ -48,6 +52,10 @@ def main() -> int:
             continue
         if "mark" in fault:
             Path(fault["mark"]).write_text(str(os.getppid()))
+        if "fill" in fault:
+            with (args.out / fault["fill"]).open("wb") as file:
+                while True:
+                    file.write(bytes(1 << 16))
         if "hang" in fault:
             time.sleep(fault["hang"])
         if "exit" in fault:

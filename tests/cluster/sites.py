@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -47,10 +48,12 @@ class Site:
         """A runbook with these phases on three nodes."""
         faulty = self.folder / "faults.json"
         faulty.write_text(json.dumps(faults or {}), encoding="utf-8")
+        probes = any(phase.get("probe") for phase in phases)
         runbook = {
             "schema": 1,
             "name": "small",
             "trainer": {
+                **({"python": str(self._probing(faulty))} if probes else {}),
                 "command": [str(TRAINER)],
                 "args": {"steps": "{steps}", "out": "{out}", "faults": str(faulty)},
                 "metrics": {"csv": "training.csv", "heartbeat": "heartbeat_rank{rank}.jsonl"},
@@ -68,6 +71,28 @@ class Site:
         path.write_text(yaml.safe_dump(runbook, sort_keys=False), encoding="utf-8")
         return path
 
+    def _probing(self, faulty: Path) -> Path:
+        """A Python that runs the paced double in place of the probes."""
+        probe = shlex.join([sys.executable, str(TRAINER.with_name("paced_probe.py")), str(faulty)])
+        return self._script("probing", f'case "$*" in *nsa.probe*) exec {probe} "$@" ;; esac')
+
+    def _script(self, name: str, shell: str) -> Path:
+        """A Python that begins with a line of shell."""
+        path = self.folder / name
+        path.write_text(f'#!/bin/sh\n{shell}\nexec {shlex.quote(sys.executable)} "$@"\n', encoding="utf-8")
+        path.chmod(0o755)
+        return path
+
+    def differ(self, doubles: Mapping[str, str]) -> None:
+        """Let every Python on a node begin with a line of its own, which makes it that of an odd machine."""
+        odd = self.folder / "odd"
+        odd.mkdir()
+        text = "import os\n"
+        text += "node = os.environ.get('VALIDATOR_NODE') or os.environ.get('SLURMD_NODENAME')\n"
+        text += f"exec({dict(doubles)!r}.get(node, ''))\n"
+        (odd / "sitecustomize.py").write_text(text, encoding="utf-8")
+        self.env["PYTHONPATH"] = f"{odd}:{REPOSITORY}"
+
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """Begin `validator …` in the site's folder; what it prints is in `printed.txt`."""
         with (self.folder / "printed.txt").open("a") as output:
@@ -82,11 +107,11 @@ class Site:
         """The pid of the validator that `start` began."""
         return process.pid
 
-    def run(self, *arguments: str, timeout_s: float = 90) -> Ended:
+    def run(self, *arguments: str, timeout_s: float = 200) -> Ended:
         """`validator …` to its end."""
         return self.ended(self.start(*arguments), timeout_s=timeout_s)
 
-    def ended(self, process: subprocess.Popen[str], *, timeout_s: float = 90) -> Ended:
+    def ended(self, process: subprocess.Popen[str], *, timeout_s: float = 200) -> Ended:
         """How a validation that was begun has ended."""
         code = process.wait(timeout=timeout_s)
         return Ended(code, self.run_folder(), self.printed)
@@ -112,7 +137,7 @@ class Site:
 
     def kill(self, node: str) -> None:
         """The node dies, once its trainer has reached the fault of `dies`."""
-        wait_until(self.mark(node).exists, f"{node} in mid-phase", timeout_s=60)
+        wait_until(self.mark(node).exists, f"{node} in mid-phase", timeout_s=150)
         self._kill(node)
 
     def _kill(self, node: str) -> None:
@@ -145,7 +170,16 @@ class OverSsh(Site):
     engine = "ssh"
 
     def options(self) -> dict[str, Any]:
-        return {"ssh": {"hosts": list(NODES)}}
+        return {"ssh": {"hosts": list(NODES), "python": str(self.python)}}
+
+    @property
+    def python(self) -> Path:
+        """ssh hands on no variable."""
+        return self.through(f"export PYTHONPATH={self.env['PYTHONPATH']}")
+
+    def through(self, shell: str) -> Path:
+        """validator's Python on each host, which begins with a line of shell."""
+        return self._script("python", shell)
 
     def _kill(self, node: str) -> None:
         assert isinstance(self.hosts, SshHosts)

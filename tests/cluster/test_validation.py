@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 
 import pytest
@@ -16,17 +15,6 @@ TOGETHER = {"id": "together", "kind": "train", "steps": 30, "accept": ["loss.las
 
 MakeSite = Callable[[str], Site]
 engines = pytest.mark.parametrize("engine", ["local", "ssh", "slurm", "job"])
-
-
-@engines
-def test_healthy_nodes_are_go(engine: str, site_of: MakeSite) -> None:
-    site = site_of(engine)
-    ended = site.run("run", str(site.write([NODES_ALIKE, ALONE, TOGETHER])))
-    assert (ended.code, ended.result["decision"]) == (0, "GO"), ended.printed
-    assert site.left() == []
-    assert ended.run is not None
-    table = (ended.run / "runs/alone/r1/g2/training.csv").read_text()
-    assert table.count("\n") == 31
 
 
 @engines
@@ -52,34 +40,14 @@ def test_the_same_faults_have_the_same_verdicts(engine: str, site_of: MakeSite) 
 
 
 @engines
-def test_a_spare_node_takes_the_place_of_one_that_dies(engine: str, site_of: MakeSite) -> None:
+def test_healthy_nodes_are_go_also_with_a_spare_one_in_place_of_one_that_dies(engine: str, site_of: MakeSite) -> None:
     site = site_of(engine)
-    phases = [TOGETHER, {**TOGETHER, "id": "after"}]
+    phases = [NODES_ALIKE, ALONE, TOGETHER, {**TOGETHER, "id": "after"}]
     running = site.start("run", str(site.write(phases, faults={"together": {"n2": site.dies("n2")}}, spare=1)))
     site.kill("n2")
     ended = site.ended(running)
     assert (ended.code, ended.result["decision"]) == (0, "GO"), ended.printed
     assert f"{NODES[3]} takes the place of n2: it was lost" in ended.printed
     assert site.left() == []
-
-
-@pytest.mark.parametrize(
-    ("fault", "percent"),
-    [({}, None), ({"slow": 1 / 0.9}, 10), ({"slow": 1 / 0.7}, 30), ({"slow": 4.0, "every": 10}, 26)],
-    ids=["healthy", "10 %", "30 %", "now and then"],
-)
-def test_a_node_that_trains_slower_alone_is_named(
-    fault: dict[str, float], percent: int | None, site_of: MakeSite
-) -> None:
-    """Of four nodes, by four repeats; each tenth step of the last one takes four times as long."""
-    site = site_of("local")
-    phase = {**ALONE, "repeats": 4}
-    ended = site.run("run", str(site.write([phase], faults={"alone": {"n2": fault}}, nodes=4)))
-    if percent is None:
-        assert ended.code == 0, ended.printed
-        return
-    assert (ended.code, ended.result["decision"]) == (1, "NO_GO"), ended.printed
-    (message,) = ended.failures("alone").values()
-    found = re.search(r"N2 is (\S+) % \[(\S+), (\S+)\] slower in steps per second", message)
-    assert found is not None, message
-    assert float(found[2]) - 1 < percent < float(found[3]) + 1
+    assert ended.run is not None
+    assert (ended.run / "runs/alone/r1/g2/training.csv").read_text().count("\n") == 31

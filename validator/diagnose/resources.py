@@ -79,7 +79,9 @@ def disk_full(run: RunFacts) -> Iterator[Diagnosis]:
     """Nothing more could be written."""
     because = [hit_evidence(hit) for hit in run.hits("disk_full")[:3]]
     if _no_room(run):
-        because.append(evidence("when the run failed, no room was left on the disk of its folder", "journal.jsonl"))
+        names = ", ".join(node.node for node in run.evidence.nodes if node.disk_full)
+        where = f"on a disk of {names}" if names else "on the disk of its folder"
+        because.append(evidence(f"when the run failed, no room was left {where}", "journal.jsonl"))
     if because:
         yield Diagnosis(
             "There was no space left to write to, so artifacts of this run may be incomplete.",

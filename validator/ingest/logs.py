@@ -36,12 +36,14 @@ _COLLECTIVE = re.compile(
 
 @dataclass(frozen=True)
 class LogFiles:
-    """Logs of a run. `rank_out` and `rank_err` map ranks to files; `launcher` are the rest."""
+    """Logs of a run. `rank_out` and `rank_err` map ranks to files; `launcher` are the rest, `others` those of the nodes
+    beside the one with rank 0."""
 
     rank_out: Mapping[int, Path]
     rank_err: Mapping[int, Path]
     rank_error: Mapping[int, Path]
     launcher: tuple[Path, ...]
+    others: tuple[Path, ...] = ()
 
     @property
     def main(self) -> Path | None:
@@ -60,17 +62,17 @@ class LogFiles:
 
     @property
     def all(self) -> tuple[Path, ...]:
-        """Every log once, rank by rank, then the launcher's."""
+        """Every log once, rank by rank, then the launcher's and those of other nodes."""
         ranks = sorted({*self.rank_out, *self.rank_err})
         files = [f for r in ranks for f in (self.rank_out.get(r), self.rank_err.get(r)) if f is not None]
-        return tuple(dict.fromkeys([*files, *self.launcher]))[:MAX_FILES]
+        return tuple(dict.fromkeys([*files, *self.launcher, *self.others]))[:MAX_FILES]
 
 
 def find_logs(out: Path) -> LogFiles:
     """Find logs below an output folder: torchrun's per-rank folders, the supervisor's files, and any other `*.log`.
 
     torchrun writes `ranks/<job>/attempt_<n>/<rank>/{stdout.log,stderr.log,error.json}`; of several attempts the last
-    one counts for each rank.
+    one counts for each rank. On a cluster the folder of each further node is `nodes/NAME`.
     """
     ranks: dict[str, dict[int, Path]] = {"stdout.log": {}, "stderr.log": {}, "error.json": {}}
     try:
@@ -88,7 +90,10 @@ def find_logs(out: Path) -> LogFiles:
             launcher += sorted(p for p in folder.glob("*.log") if is_file(p) and p not in launcher)
         except OSError:
             continue
-    return LogFiles(ranks["stdout.log"], ranks["stderr.log"], ranks["error.json"], tuple(launcher))
+    others = [path for folder in sorted(out.glob("nodes/*/logs")) for path in find_logs(folder.parent).all]
+    return LogFiles(
+        ranks["stdout.log"], ranks["stderr.log"], ranks["error.json"], tuple(launcher), tuple(others[:MAX_FILES])
+    )
 
 
 def _attempt(path: Path) -> tuple[tuple[int, ...], str]:
@@ -336,7 +341,9 @@ def waiting_in(out: Path, read_log: ReadLog) -> list[CollectiveWait]:
     Stacks are the trainer's own (`stackdump_*`) and those that were saved when the run was stopped (`dump/`).
     """
     found = []
-    dumps = sorted({*out.glob("stackdump_*"), *out.glob("dump/*.txt"), *out.glob("dump/*stack*")})
+    places = [out, *sorted(out.glob("nodes/*"))]
+    wanted = ("stackdump_*", "dump/*.txt", "dump/*stack*")
+    dumps = list(dict.fromkeys(path for place in places for name in wanted for path in sorted(place.glob(name))))
     for path in filter(is_file, dumps[:MAX_FILES]):
         try:
             if stat_file(path).st_size > SMALL_BYTES:

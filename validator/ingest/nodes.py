@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from validator.files import open_file
-from validator.model.nodes import NodeRecord, NodeRecords
+from validator.model.nodes import NodeRecord, NodeRecords, failed
 from validator.model.plan import RunSpec
 from validator.model.result import Floats, Result, RunTable, ScalarValue
 
@@ -42,6 +42,10 @@ def slowest_group(spec: RunSpec, collect: Callable[[RunSpec], Result], *, run_di
     rates = {name: rate for rate, name, _ in found}
     means = {name: _steps_per_s(result, np.mean, warmup_steps=spec.warmup_steps) for _, name, result in found}
     slowest = min(found, key=lambda one: (one[0], one[1]))[2]
+    bad = next(iter(failed(nodes)), None)
+    if bad is not None:  # what it printed explains the run's end, not what the slowest one did
+        log = found[bad.group][2]
+        slowest = replace(slowest, log_path=log.log_path, log_tail=log.log_tail)
     evidence = replace(slowest.evidence, nodes=nodes, node_rates=means)
     evidence.tables = (*evidence.tables, _table(rates))
     return replace(slowest, evidence=evidence, scalars={**slowest.scalars, **least_of(rates)})

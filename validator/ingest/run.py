@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +15,10 @@ from validator.ingest.read_log import ReadLog, printable
 from validator.ingest.result_builder import ResultBuilder
 from validator.ingest.stated import stated_settings
 from validator.ingest.training import read_training
+from validator.model.nodes import failed
 from validator.model.plan import RunSpec
 from validator.model.record import Outcome
-from validator.model.result import RankError, Result
+from validator.model.result import Result
 from validator.model.runbook import BUNDLED_METRICS, TrainerMetrics
 from validator.model.settings import given_numbers
 from validator.times import unix_seconds
@@ -119,10 +120,16 @@ def _read_trouble(state: ResultBuilder, found: logs.LogFiles) -> None:
     state.evidence.errors = logs.read_errors(found, state.read_log)
 
 
-def _decisive_log(found: logs.LogFiles, outcome: Outcome | None, errors: Sequence[RankError]) -> Path | None:
-    """The log whose end says most: of a failed run, what the rank that failed first wrote to stderr."""
+def _decisive_log(found: logs.LogFiles, state: ResultBuilder) -> Path | None:
+    """The log whose end says most: of a failed run, what the rank that failed first wrote to stderr, on the node that
+    failed."""
+    outcome, errors = state.outcome, state.evidence.errors
     candidates: list[Path | None] = []
     if outcome is not None and not outcome.ok:
+        bad = next(iter(failed(state.evidence.nodes)), None)
+        if bad is not None and bad.rank:
+            there = logs.find_logs(state.out / "nodes" / bad.node)
+            candidates += [*there.rank_err.values(), *(p for p in there.launcher if p.name == "stderr.log"), *there.all]
         rank = errors[0].rank if errors else 0
         candidates = [found.rank_err.get(rank), *found.rank_err.values()]
         candidates += [p for p in found.launcher if p.name == "stderr.log"]
@@ -138,7 +145,7 @@ def _decisive_log(found: logs.LogFiles, outcome: Outcome | None, errors: Sequenc
 
 def _result(state: ResultBuilder, found: logs.LogFiles) -> Result:
     """The finished value."""
-    log = _decisive_log(found, state.outcome, state.evidence.errors)
+    log = _decisive_log(found, state)
     return Result(
         run=state.run,
         series=state.series,

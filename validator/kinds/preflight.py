@@ -388,9 +388,9 @@ def bounds_for(environment: Mapping[str, Any], *, gpus: int) -> tuple[ProbeBound
 
 def _alike(run: JudgedRun) -> Found:
     nodes = run.evidence.nodes
-    silent = ", ".join(node.node for node in nodes if not node.facts)
+    silent = [f"{node.node} did not say what it is: {node.detail}" for node in nodes if not node.facts]
     if silent or not nodes:
-        return Found("INCONCLUSIVE", f"{silent or 'No node'} did not say what it is.")
+        return Found("INCONCLUSIVE", f"{'; '.join(silent) or 'No node said what it is'}.")
     found = differences(nodes)
     deciding = [one for one in found if one.decides]
     path = f"{run.spec.out}/nodes.json"

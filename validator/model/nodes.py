@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from pydantic import Field
@@ -45,6 +46,8 @@ class Step(Frozen):
 Ended = Literal["exited", "stopped", "lost", "not_started"]
 """How the processes of a node ended: by themselves, as the head asked, with the node, or they never began."""
 
+_WORST_FIRST = ("lost", "not_started", "exited")
+
 
 class NodeRecord(Frozen):
     """What one node left of a run; a node that answered no more has `ended: lost`."""
@@ -58,10 +61,17 @@ class NodeRecord(Frozen):
     detail: str | None = None
     duration_s: float | None = None
     killed: tuple[int, ...] = ()
+    disk_full: bool = Field(False, description="Whether it failed because a disk of the node had no room.")
     shared: bool | None = Field(None, description="Whether the node sees the head's folder.")
     clock_offset_s: float | None = Field(None, description="Its clock minus the head's.")
     facts: dict[str, Any] = Field(default_factory=dict, description="Snapshot of the machine and its software.")
     checks: tuple[dict[str, Any], ...] = Field((), description="Preflight's checks of the node.")
+
+
+def failed(records: Sequence[NodeRecord]) -> tuple[NodeRecord, ...]:
+    """The nodes that did not end well: the lost ones first, then those that never began, then exit codes."""
+    found = [one for one in records if one.ended in ("lost", "not_started") or (one.ended == "exited" and one.rc)]
+    return tuple(sorted(found, key=lambda one: _WORST_FIRST.index(one.ended)))
 
 
 class NodeRecords(Frozen):

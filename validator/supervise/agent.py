@@ -14,11 +14,14 @@ import re
 import select
 import socket
 import sys
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from validator.documents import parse_json
 from validator.engine.base import node_name
@@ -26,11 +29,15 @@ from validator.engine.lines import packed
 from validator.files import open_file
 from validator.model.nodes import Ended, NodeRecord, Step
 from validator.supervise.capture import LogCap, compact, logs_below, trim_while_written
+from validator.supervise.dump import StallEvidence, last_stacks, remove_pipes, save_evidence
 from validator.supervise.guardian import Guardian
 from validator.supervise.launch import Launch, free_port, run_environment, start
-from validator.supervise.outcome_text import describe_exit
+from validator.supervise.outcome_text import describe_exit, is_full, says_no_room
 from validator.supervise.termination import Grace, ProcessTree, Stopped, clear_leftovers, stop
 from validator.supervise.wait import CancelToken, Waiter, cancel_on_signals
+from validator.system.nvml import Gpus
+
+_T = TypeVar("_T")
 
 _FIRST_LINE_S = 60.0
 _BEAT_S = 1.0
@@ -51,7 +58,7 @@ def main() -> int:
         step = _first_line(head, cancel)
         if step is None:
             return 1
-        record = Agent(node, step, head, cancel).work()
+        record = Agent(node, step, head, cancel).carry_out()
     head.say("record", **record.model_dump(mode="json", exclude={"node"}))
     return 0 if head.flush(within_s=_LAST_WORDS_S) else 1
 
@@ -72,6 +79,7 @@ class Head:
     def __init__(self, node: str) -> None:
         self._node = node
         self._in, self._out = b"", bytearray()
+        self._lines: deque[bytes] = deque()
         # Whatever else prints on this process's standard output goes to its standard error.
         self._out_fd = os.dup(1)
         os.dup2(2, 1)
@@ -107,9 +115,10 @@ class Head:
             self.heard = time.monotonic()
             self._in += data
         *lines, self._in = self._in.split(b"\n")
-        for line in lines:
+        self._lines.extend(lines)
+        while self._lines:  # whoever leaves early finds the rest at the next call
             with suppress(ValueError):
-                found = parse_json(line)
+                found = parse_json(self._lines.popleft())
                 if isinstance(found, dict):
                     yield found
 
@@ -152,8 +161,23 @@ class Agent:
         self._stop: str | None = None
         self._kill = False
         self._next_beat = 0.0
+        self._running = False
+        self._about: dict[str, Any] | None = None
+        """What evidence of a stall was asked for with."""
 
-    def work(self) -> NodeRecord:
+    def carry_out(self) -> NodeRecord:
+        """The node's part; where the agent itself fails, as on a full disk, it says so before it leaves."""
+        try:
+            return self._work()
+        except Exception as error:  # noqa: BLE001 -- silence would cost the head a limit, and say nothing
+            why = f"{type(error).__name__}: {error}"
+            return self._record(
+                "lost" if self._running else "not_started",
+                detail=f"its agent failed: {why}{self._no_room()}",
+                disk_full=is_full(self._out),
+            )
+
+    def _work(self) -> NodeRecord:
         """Say hello, start with the others, and stay until nothing of the run is left here."""
         if self.group < 0:
             return self._record("not_started", detail=f"the agent of {self._node} is in no group of this run")
@@ -175,25 +199,36 @@ class Agent:
             self._head.wait(_BEAT_S / 2)
             self._pump()
         if self._ended:
-            return self._record("not_started", detail=self._why)
-        checks = self._checks()
+            return self._unbegun()
+        checks = self._while_beating(self._checks)
+        if checks is None:
+            return self._unbegun()
         began = time.monotonic()
         try:
             rc, stopped, ended = self._run()
         except OSError as error:
+            if self._running:
+                raise
             where = f" ({error.filename})" if isinstance(error.filename, str) else ""
             return self._record("not_started", detail=f"could not be started: {error.strerror or error}{where}")
-        detail = self._why if ended == "stopped" else describe_exit(rc, out=self._out, step=None) if rc else None
+        failed = ended == "exited" and rc != 0
+        detail = self._why if ended == "stopped" else None
+        if failed:
+            detail = f"{describe_exit(rc, out=self._out, step=None)}{self._no_room()}"
         record = self._record(
             ended,
             detail=detail,
             rc=rc,
             duration_s=round(time.monotonic() - began, 3),
             killed=stopped.killed,
+            disk_full=failed and (is_full(self._out) or says_no_room(self._out)),
             checks=checks,
         )
         self._send_files(until=time.monotonic() + _LAST_WORDS_S)
         return record
+
+    def _unbegun(self) -> NodeRecord:
+        return self._record("not_started" if self._stop is None else "stopped", detail=self._why)
 
     @property
     def _ended(self) -> bool:
@@ -209,6 +244,17 @@ class Agent:
 
     def _record(self, ended: Ended, **known: Any) -> NodeRecord:
         return NodeRecord(node=self._node, group=self.group, rank=self.rank, ended=ended, shared=self._shared, **known)
+
+    def _no_room(self) -> str:
+        return "; no room was left on the node's disk" if is_full(self._out) else ""
+
+    def _while_beating(self, work: Callable[[], _T]) -> _T | None:
+        """What `work` returns, which may take long; None where this node's part has to end meanwhile."""
+        aside = _Aside(work)
+        while aside.is_alive() and not self._ended:
+            self._head.wait(0.05)
+            self._pump()
+        return None if self._ended else aside.returned()
 
     def _facts(self) -> dict[str, Any]:
         from validator.system.snapshot import machine_facts  # loads psutil and NVML
@@ -241,12 +287,16 @@ class Agent:
 
                 path = self._out / "logs" / "telemetry.csv"
                 stack.enter_context(Sampler(path, interval_s=step.sample_s, token=token))
-            process = start(self._launch(token))
+            launch = self._launch(token)
+            process = start(launch)
+            self._running = True
             try:
                 tree.watch(process.pid)
                 with Waiter(process, self._cancel) as waiter:
-                    self._stay(waiter, tree)
+                    self._stay(waiter, tree, launch)
                 if process.poll() is None:
+                    if (self._about or {}).get("reason") == "stalled":
+                        last_stacks(tree, tree.scan(), within_s=grace.stacks_s)
                     stopped = stop(process, tree, launcher=step.launcher, grace=grace, urgent=self._urgent)
                     return process.returncode, stopped, "stopped"
                 return process.returncode, clear_leftovers(process, tree, grace=grace, urgent=self._urgent), "exited"
@@ -254,19 +304,40 @@ class Agent:
                 tree.kill(within_s=grace.kill_s)
                 for path in logs_below(self._out / "logs"):
                     compact(path, cap=LogCap())
+                remove_pipes(self._out)
 
-    def _stay(self, waiter: Waiter, tree: ProcessTree) -> None:
+    def _stay(self, waiter: Waiter, tree: ProcessTree, launch: Launch) -> None:
         """Until the command has ended by itself, or must be ended."""
         next_scan = time.monotonic() + 0.2
+        saving: _Aside[tuple[Path, ...]] | None = None
         while not waiter.wait(0.02 if self._head.waiting else _BEAT_S / 2, also=0):
             self._pump()
             if self._ended:
                 return
+            if self._about is not None and saving is None:
+                saving = _Aside(partial(self._save_evidence, tree, launch))
+            if saving is not None:
+                self._tell_evidence(saving)
+                continue  # one thread at a time looks for processes
             if time.monotonic() >= next_scan:
                 next_scan = time.monotonic() + _SCAN_S
                 tree.scan()
                 for path in logs_below(self._out / "logs"):
                     trim_while_written(path, cap=LogCap())
+
+    def _save_evidence(self, tree: ProcessTree, launch: Launch) -> tuple[Path, ...]:
+        about = {**(self._about or {}), "node": self._node}
+        gpus = Gpus.open(launch.environment)
+        evidence = StallEvidence(self._out, gpus, about, str, stacks_s=Grace().stacks_s, trainers=self._base)
+        return save_evidence(evidence, tree)
+
+    def _tell_evidence(self, saving: _Aside[tuple[Path, ...]]) -> None:
+        """Send what was saved, and say what it is, once."""
+        if saving.is_alive() or saving.told:
+            return
+        saving.told = True
+        self._send_files(until=time.monotonic() + _LAST_WORDS_S)
+        self._head.say("stacks", files=[os.path.relpath(path, self._step.out) for path in saving.returned()])
 
     def _launch(self, token: str) -> Launch:
         step = self._step
@@ -325,6 +396,8 @@ class Agent:
                 self._stop = str(line.get("why", "stopped by the head"))
             case "kill":
                 self._kill = True
+            case "stacks":
+                self._about = dict(line.get("about") or {})
 
     def _send_files(self, *, until: float) -> None:
         """What has grown, where the head does not see this folder; as much as it takes, and until then all of it."""
@@ -334,6 +407,29 @@ class Agent:
             self._head.say("file", path=path, at=at, data=base64.b64encode(data).decode())
             if not self._head.flush(within_s=max(0.0, until - time.monotonic())):
                 return
+
+
+class _Aside(threading.Thread, Generic[_T]):
+    """Work beside the head's lines, which are answered meanwhile."""
+
+    def __init__(self, work: Callable[[], _T]) -> None:
+        super().__init__(daemon=True)
+        self._work, self._found, self._error = work, list[_T](), list[Exception]()
+        self.told = False
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._found.append(self._work())
+        except Exception as error:  # noqa: BLE001 -- raised again where the result is asked for
+            self._error.append(error)
+
+    def returned(self) -> _T:
+        """Its result, once it has ended; raises what it raised."""
+        self.join()
+        if self._error:
+            raise self._error[0]
+        return self._found[0]
 
 
 class GrownFiles:

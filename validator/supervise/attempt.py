@@ -17,11 +17,11 @@ from validator.runs.journal import Journal
 from validator.secrets.redact import redact_words
 from validator.supervise.at_steps import ended_as_asked
 from validator.supervise.capture import LogCap, compact, logs_below, mask_files, take_in
-from validator.supervise.dump import StallEvidence, last_stacks, save_evidence
+from validator.supervise.dump import StallEvidence, last_stacks, remove_pipes, save_evidence
 from validator.supervise.guardian import Guardian
 from validator.supervise.launch import Launch, Place, prepare, prepare_step, start
 from validator.supervise.monitor import ArrivalStamps, Look, Monitor, Progress
-from validator.supervise.nodes import how_it_failed
+from validator.supervise.nodes import how_it_failed, on_a_full_disk, saved_on_nodes
 from validator.supervise.outcome_text import describe_exit, is_full, says_no_room, says_port_in_use
 from validator.supervise.termination import Grace, ProcessTree, Stopped, await_exit, clear_leftovers, stop
 from validator.supervise.wait import CancelToken, Waiter
@@ -35,6 +35,9 @@ _RUNNERS_OWN = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EI
 """Errors at the start of a run that are not the run's: the runner itself cannot continue."""
 
 _GPU_SLACK_MIB = 64.0
+
+_EVIDENCE_S = 20.0
+"""What nodes may take to save evidence of a stall, and to send it, beyond the time that ranks have for their stacks."""
 
 _STEP_S = 25.0
 """What a run across nodes may take to end beyond the grace of its nodes."""
@@ -246,9 +249,19 @@ def _judge(running: _Running, look: Look) -> _Ending | None:
     if look.silence.verdict == "slow":
         _note_anomaly(running, "slow", message, look.progress.step)
         return None
-    message = "; ".join(filter(None, (message, running.monitor.laggard())))
+    message = "; ".join(filter(None, (message, running.monitor.laggard(_node_of(running)))))
     _note_anomaly(running, "stall", message, look.progress.step)
     return _Ending("stalled", f"stalled: {message}", code="stall", evidence=True) if limits.halt else None
+
+
+def _node_of(running: _Running) -> Callable[[int], str]:
+    """What a clause about a rank adds: its node in brackets, in a run across nodes that have equal numbers of ranks."""
+    spec, place = running.spec, running.context.place
+    ranks = spec.nproc or len(running.monitor.follower.by_rank)
+    if place is None or len(spec.groups) != 1 or ranks % len(spec.groups[0]):
+        return lambda rank: ""
+    group, each = spec.groups[0], ranks // len(spec.groups[0])
+    return lambda rank: f" ({place.nodes[group[rank // each]]})" if rank < ranks else ""
 
 
 def _end(running: _Running, ending: _Ending | None) -> Stopped:
@@ -267,7 +280,7 @@ def _end(running: _Running, ending: _Ending | None) -> Stopped:
         write_halt(running.launch.out, code=ending.code, why=ending.detail)
         if ending.reason == "halted":
             await_exit(running.process, within_s=grace.halt_s, urgent=urgent)
-    if ending.reason == "stalled":
+    if ending.reason == "stalled" and not running.spec.groups:
         last_stacks(running.monitor.tree, running.monitor.tree.scan(), within_s=grace.stacks_s)
     container = running.launch.container
     launcher = running.spec.launcher if running.spec.container is None else "exec"
@@ -291,11 +304,7 @@ def _tidy(running: _Running, memory_before_mib: float | None) -> None:
     take_in(running.launch.out, running.spec.metrics, ranks=running.monitor.follower.by_rank)
     if running.context.mask is not None:
         mask_files(running.launch.out, mask=running.context.mask)
-    dump = running.launch.out / "dump"
-    with suppress(OSError):
-        for pipe in dump.glob("*.pipe"):
-            pipe.unlink()
-        dump.rmdir()  # only when empty
+    remove_pipes(running.launch.out)
     if memory_before_mib is None or not running.monitor.gpus:
         return
     until = time.monotonic() + running.context.grace.gpu_memory_s
@@ -348,7 +357,7 @@ def _ended(
         reason=reason,
         detail=running.context.redact(detail),
         killed=stopped.killed,
-        disk_full=no_room or (rc != 0 and says_no_room(out)),
+        disk_full=no_room or (rc != 0 and (says_no_room(out) or on_a_full_disk(out))),
         code={running.context.redact(name): digest for name, digest in running.launch.code.items()},
         bundle=tuple(os.path.relpath(path, running.context.run_dir.resolve()) for path in running.bundle),
     )
@@ -408,10 +417,15 @@ def _save_evidence(running: _Running, ending: _Ending) -> tuple[Path, ...]:
         str(rank): {"step": state.step, "pid": state.pid, "message": state.message}
         for rank, state in sorted(running.monitor.follower.by_rank.items())
     }
+    why = running.context.redact(ending.detail)
+    about = {"id": running.spec.id, "reason": ending.reason, "why": why, "ranks": ranks}
+    if running.spec.groups:  # their agents see what ran there
+        within_s = running.context.grace.stacks_s + _EVIDENCE_S
+        return saved_on_nodes(running.process, running.launch.out, about, within_s=within_s)
     evidence = StallEvidence(
         out=running.launch.out,
         gpus=running.monitor.gpus,
-        about={"id": running.spec.id, "why": running.context.redact(ending.detail), "ranks": ranks},
+        about=about,
         redact=running.context.redact,
         stacks_s=running.context.grace.stacks_s,
     )

@@ -37,13 +37,17 @@ _MAX_PROCESSES = 256
 
 @dataclass(frozen=True)
 class StallEvidence:
-    """Where and how to save. `about` is written to machine.json; `redact` is applied to every text."""
+    """Where and how to save. `about` is written to machine.json; `redact` is applied to every text.
+
+    Ranks write their stacks into `out`, or into `trainers` where that is another folder.
+    """
 
     out: Path
     gpus: Gpus
     about: dict[str, Any]
     redact: Callable[[str], str]
     stacks_s: float
+    trainers: Path | None = None
     files: list[Path] = field(default_factory=list)
 
     @property
@@ -51,19 +55,33 @@ class StallEvidence:
         """Where the files go."""
         return self.out / "dump"
 
+    def stacks(self) -> Dumps:
+        """Size of every stack dump that is there: a trainer may open its file long before it writes to it."""
+        with suppress(OSError):
+            return {path: path.stat().st_size for path in (self.trainers or self.out).glob("stackdump_*")}
+        return {}
+
 
 def save_evidence(evidence: StallEvidence, tree: ProcessTree) -> tuple[Path, ...]:
     """Save what can be saved of a run that still exists; returns the files, in the order in which they were made."""
     with suppress(OSError):
         evidence.folder.mkdir(exist_ok=True)
         processes = tree.scan(deep=True)
-        before = _dumps(evidence.out)
+        before = evidence.stacks()
         _save_machine(evidence)
         _save_processes(evidence, processes)
         _ask_for_stacks(evidence, tree, processes, before)
         _spy(evidence, processes)
         _dump_flight_recorder(evidence)
     return tuple(evidence.files)
+
+
+def remove_pipes(out: Path) -> None:
+    """Remove the pipes of NCCL's flight recorder, and the dump folder where nothing else is in it."""
+    with suppress(OSError):
+        for pipe in (out / "dump").glob("*.pipe"):
+            pipe.unlink()
+        (out / "dump").rmdir()  # only when empty
 
 
 def last_stacks(tree: ProcessTree, processes: Sequence[Stat], *, within_s: float) -> None:
@@ -143,7 +161,7 @@ def _ask_for_stacks(evidence: StallEvidence, tree: ProcessTree, processes: Seque
     running = [stat for stat in signalled if stat.state != "T"]
     while running and time.monotonic() < until:
         time.sleep(0.05)
-        now = {path: size for path, size in _dumps(evidence.out).items() if before.get(path) != size}
+        now = {path: size for path, size in evidence.stacks().items() if before.get(path) != size}
         if len(answered) >= len(running) and now == answered:
             break
         answered = now
@@ -195,13 +213,6 @@ def _dump_flight_recorder(evidence: StallEvidence) -> None:
         time.sleep(0.1)
         traces = sorted(evidence.folder.glob("nccl_trace_rank_*"))
     evidence.files.extend(traces)
-
-
-def _dumps(folder: Path) -> Dumps:
-    """Size of every stack dump that is there: a trainer may open its file long before it writes to it."""
-    with suppress(OSError):
-        return {path: path.stat().st_size for path in folder.glob("stackdump_*")}
-    return {}
 
 
 def _write_json(evidence: StallEvidence, name: str, value: Any) -> None:

@@ -12,7 +12,7 @@ import ctypes
 import os
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -261,13 +261,13 @@ class Monitor:
             stopped=tuple(stat.pid for stat in self.tree.living() if stat.state == "T"),
         )
 
-    def laggard(self) -> str:
-        """Which ranks are behind, as a clause; empty when the ranks do not say."""
+    def laggard(self, node_of: Callable[[int], str] = lambda rank: "") -> str:
+        """Which ranks are behind, as a clause; empty when the ranks do not say. `node_of` adds where a rank is."""
         steps = {rank: state.step for rank, state in self.follower.by_rank.items() if state.step is not None}
         if len(steps) < 2 or len(set(steps.values())) == 1:
             return ""
         behind = min(steps, key=lambda rank: (steps[rank], rank))
-        return f"rank {behind} is at step {steps[behind]}, the furthest at {max(steps.values())}"
+        return f"rank {behind}{node_of(behind)} is at step {steps[behind]}, the furthest at {max(steps.values())}"
 
     def _housekeeping(self, now: float) -> None:
         if now >= self._next_scan or self._long_silent(now):

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from validator.engine import engine_of
 from validator.errors import Unable
-from validator.files import open_file
+from validator.files import Tree, open_file
 from validator.model.cluster import Allocation
-from validator.model.nodes import NodeRecord, NodeRecords
+from validator.model.nodes import NodeRecords, failed
 from validator.model.record import Reason
+from validator.system.processes import catches
 
 NODES_FILE = "nodes.json"
 """In the run's folder: every node of it, and how its part ended."""
 
+STALL_FILE, EVIDENCE_FILE = "stall.json", "evidence.json"
+"""What the head says of a stall, and the files that the nodes saved of it, relative to the run's folder."""
+
 _MOST_BYTES = 64 << 20
-_WORST_FIRST = ("lost", "not_started", "exited")
 
 
 def read_records(out: Path) -> NodeRecords | None:
@@ -29,10 +38,27 @@ def read_records(out: Path) -> NodeRecords | None:
         return None
 
 
-def failed(records: Sequence[NodeRecord]) -> tuple[NodeRecord, ...]:
-    """The nodes that did not end well: the lost ones first, then those that never began, then exit codes."""
-    found = [one for one in records if one.ended in ("lost", "not_started") or (one.ended == "exited" and one.rc)]
-    return tuple(sorted(found, key=lambda one: _WORST_FIRST.index(one.ended)))
+def saved_on_nodes(
+    process: subprocess.Popen[bytes], out: Path, about: Mapping[str, Any], *, within_s: float
+) -> tuple[Path, ...]:
+    """Have the agents of a step save evidence of a stall; the files of it that reached the head in time."""
+    if not catches(process.pid, signal.SIGUSR1):
+        return ()
+    found: list[Path] = []
+    with suppress(OSError, ValueError), Tree(out) as tree:
+        tree.write(STALL_FILE, json.dumps(about), sync=False)
+        process.send_signal(signal.SIGUSR1)
+        until = time.monotonic() + within_s
+        while not tree.has_file(EVIDENCE_FILE) and process.poll() is None and time.monotonic() < until:
+            time.sleep(0.05)
+        found = [out / path for path in tree.json(EVIDENCE_FILE) if tree.has_file(path)]
+    return tuple(found)
+
+
+def on_a_full_disk(out: Path) -> bool:
+    """Whether a node of a run failed because a disk of its own had no room."""
+    left = read_records(out)
+    return left is not None and any(one.disk_full for one in left.nodes)
 
 
 def how_it_failed(out: Path, allocation: Allocation | None, *, asked: bool) -> tuple[Reason, str] | None:

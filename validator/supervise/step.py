@@ -10,7 +10,9 @@ import base64
 import json
 import os
 import selectors
+import signal
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
@@ -27,7 +29,7 @@ from validator.files import Tree, open_file, replace_file
 from validator.model.nodes import Ended, NodeRecord, NodeRecords, Step
 from validator.startup import call_argv
 from validator.supervise.launch import STEP_FILE
-from validator.supervise.nodes import NODES_FILE
+from validator.supervise.nodes import EVIDENCE_FILE, NODES_FILE, STALL_FILE
 from validator.supervise.wait import CancelToken, cancel_on_signals
 from validator.system.processes import TOKEN_VARIABLE
 
@@ -48,8 +50,10 @@ def main() -> int:
     out = Path(sys.argv[1])
     with open_file(out / STEP_FILE) as file:
         step = Step.model_validate_json(file.read())
+    stalled = threading.Event()
+    signal.signal(signal.SIGUSR1, lambda *_: stalled.set())
     with closing(CancelToken()) as cancel, cancel_on_signals(cancel):
-        return Run(step, out, cancel).carry_out()
+        return Run(step, out, cancel, stalled).carry_out()
 
 
 @dataclass
@@ -64,6 +68,7 @@ class _Node:
     record: NodeRecord | None = None
     host: str | None = None
     offset_s: float | None = None
+    evidence: tuple[str, ...] | None = None
 
 
 @dataclass
@@ -79,8 +84,11 @@ class _Client:
 class Run:
     """One run across nodes."""
 
-    def __init__(self, step: Step, out: Path, cancel: CancelToken) -> None:
+    def __init__(self, step: Step, out: Path, cancel: CancelToken, stalled: threading.Event | None = None) -> None:
         self._step, self._out, self._cancel = step, out, cancel
+        self._stalled = stalled or threading.Event()
+        self._saving: bool | None = None
+        """Whether evidence of a stall is being saved; None where it was not asked for."""
         self._nodes = {
             name: _Node(name, group, rank) for group, names in enumerate(step.groups) for rank, name in enumerate(names)
         }
@@ -154,6 +162,8 @@ class Run:
             self._lose(node, f"it answered no more for {self._step.lost_s:.0f} s", now)
         if not self._started:
             self._gather(waiting, now)
+        if self._stalled.is_set():
+            self._save_evidence(waiting)
         for group, due in self._follow.items():
             if now >= due:
                 names = [node.name for node in waiting if node.group == group]
@@ -176,6 +186,18 @@ class Run:
         if now - self._began > self._step.start_s:
             for node in absent:
                 self._ended(node, "not_started", f"it did not answer within {self._step.start_s:.0f} s")
+
+    def _save_evidence(self, waiting: Sequence[_Node]) -> None:
+        """Ask the nodes for it, once, and list what they saved when all have answered."""
+        if self._saving is None:
+            self._saving = True
+            if self._started:
+                with Tree(self._out) as tree:
+                    self._send("stacks", about=tree.json(STALL_FILE))
+        if self._saving and (not self._started or all(node.evidence is not None for node in waiting)):
+            self._saving = False
+            found = list(dict.fromkeys(path for node in self._nodes.values() for path in node.evidence or ()))
+            replace_file(self._out / EVIDENCE_FILE, json.dumps(found) + "\n")
 
     def _endpoint(self, first: _Node) -> str:
         address = next(node.address for node in self._step.allocation.nodes if node.name == first.name)
@@ -213,6 +235,8 @@ class Run:
                 node.offset_s = round(float(said["time"]) - time.time(), 3)
             case "file":
                 self._keep(node, said)
+            case "stacks":
+                node.evidence = tuple(map(str, said.get("files", ())))
             case "record" if node.record is None:
                 hello = node.hello or {}
                 known = {"host": hello.get("host"), "facts": hello.get("facts", {}), "clock_offset_s": node.offset_s}
