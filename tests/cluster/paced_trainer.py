@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 STEP_S = 0.02
+_MOST_MIB = 64
 
 
 def main() -> int:
@@ -54,8 +55,8 @@ def main() -> int:
             Path(fault["mark"]).write_text(str(os.getppid()))
         if "fill" in fault:
             with (args.out / fault["fill"]).open("wb") as file:
-                while True:
-                    file.write(bytes(1 << 16))
+                for _ in range(_MOST_MIB):
+                    file.write(bytes(1 << 20))
         if "hang" in fault:
             time.sleep(fault["hang"])
         if "exit" in fault:

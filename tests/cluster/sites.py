@@ -74,9 +74,9 @@ class Site:
     def _probing(self, faulty: Path) -> Path:
         """A Python that runs the paced double in place of the probes."""
         probe = shlex.join([sys.executable, str(TRAINER.with_name("paced_probe.py")), str(faulty)])
-        return self._script("probing", f'case "$*" in *nsa.probe*) exec {probe} "$@" ;; esac')
+        return self.script("probing", f'case "$*" in *nsa.probe*) exec {probe} "$@" ;; esac')
 
-    def _script(self, name: str, shell: str) -> Path:
+    def script(self, name: str, shell: str) -> Path:
         """A Python that begins with a line of shell."""
         path = self.folder / name
         path.write_text(f'#!/bin/sh\n{shell}\nexec {shlex.quote(sys.executable)} "$@"\n', encoding="utf-8")
@@ -175,11 +175,7 @@ class OverSsh(Site):
     @property
     def python(self) -> Path:
         """ssh hands on no variable."""
-        return self.through(f"export PYTHONPATH={self.env['PYTHONPATH']}")
-
-    def through(self, shell: str) -> Path:
-        """validator's Python on each host, which begins with a line of shell."""
-        return self._script("python", shell)
+        return self.script("python", f"export PYTHONPATH={self.env['PYTHONPATH']}")
 
     def _kill(self, node: str) -> None:
         assert isinstance(self.hosts, SshHosts)
@@ -199,8 +195,12 @@ class OverSlurm(Site):
 class InJob(OverSlurm):
     """A job of the user's, in which validator is started."""
 
+    no_kill = True
+    """Whether the job was asked to outlive its nodes; without it Slurm ends the job with any of them."""
+
     def _start(self, arguments: Sequence[str], streams: Mapping[str, Any]) -> subprocess.Popen[str]:
-        command = ["salloc", "-N4", "--exclusive", "--no-kill", sys.executable, "-m", "validator", *arguments]
+        options = ["--no-kill"] if self.no_kill else []
+        command = ["salloc", "-N4", "--exclusive", *options, sys.executable, "-m", "validator", *arguments]
         return subprocess.Popen(command, env=self.env, text=True, start_new_session=True, **streams)
 
     def head(self, process: subprocess.Popen[str]) -> int:

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.hosts import NODES, wait_until
-from tests.cluster.sites import Faults, OverSsh, Site
+from tests.cluster.sites import Faults, InJob, OverSsh, Site
 from tests.cluster.slurm import Slurm
 
 MakeSite = Callable[[str], Site]
@@ -210,6 +210,22 @@ def resumed(site: Site) -> None:
     assert site.left() == []
 
 
+@pytest.mark.long
+def test_a_job_that_ends_with_its_node_names_the_node(site_of: MakeSite) -> None:
+    """Without --no-kill Slurm ends the processes on the other nodes as well."""
+    site = site_of("job")
+    assert isinstance(site, InJob)
+    site.no_kill = False
+    phases = [TOGETHER, {**TOGETHER, "id": "after"}]
+    running = site.start("run", str(site.write(phases, faults={"together": {"n2": site.dies("n2")}}, spare=1)))
+    site.kill("n2")
+    ended = site.ended(running)
+    assert (ended.code, ended.result["decision"]) == (3, "INCONCLUSIVE"), ended.printed
+    assert "n2 was lost" in ended.failures("together")["together.exit"]
+    assert ended.statuses["after"] == "NOT_RUN"
+    wait_until(lambda: not site.left(), "an end of all trainers", timeout_s=30)
+
+
 @engines
 def test_a_head_that_is_killed_leaves_nothing_and_is_resumed(engine: str, site_of: MakeSite) -> None:
     site = site_of(engine)
@@ -287,7 +303,9 @@ def test_disks_of_the_nodes_own(site_of: MakeSite) -> None:
     assert isinstance(site, OverSsh)
     again = 'exec unshare -rm "$0" "$@"'
     mount = 'mount -t tmpfs -o size="$([ "$VALIDATOR_NODE" = n2 ] && echo 900k || echo 50m)" none'
-    python = site.through(f'[ -n "$OWN" ] || {{ export OWN=1; {again}; }}\n{mount} {site.folder}/reports || exit 9')
+    python = site.script(
+        "mounting", f'[ -n "$OWN" ] || {{ export OWN=1; {again}; }}\n{mount} {site.folder}/reports || exit 9'
+    )
     own = {"ssh": {"hosts": list(NODES), "python": str(python)}}
     phases = [{**FIRST, "on": "each"}, TOGETHER, {**TOGETHER, "id": "full"}, ALIKE]
     full = {"full": {"n2": {"at": 5, "fill": "filling"}}}

@@ -131,7 +131,7 @@ def _decisive_log(found: logs.LogFiles, state: ResultBuilder) -> Path | None:
             there = logs.find_logs(state.out / "nodes" / bad.node)
             candidates += [*there.rank_err.values(), *(p for p in there.launcher if p.name == "stderr.log"), *there.all]
         rank = errors[0].rank if errors else 0
-        candidates = [found.rank_err.get(rank), *found.rank_err.values()]
+        candidates += [found.rank_err.get(rank), *found.rank_err.values()]
         candidates += [p for p in found.launcher if p.name == "stderr.log"]
     candidates += [found.main, *found.all]
     for path in candidates:

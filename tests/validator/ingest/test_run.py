@@ -612,3 +612,37 @@ def test_a_probe_that_is_none_measures_nothing(tmp_path: Path, name: str, text: 
     probe, read = spec(kind="preflight", steps=None), kind_of("preflight").read
     result = collect_run(probe, run_dir=tmp_path, outcome=None, read=read)
     assert not [name for name in result.scalars if name.startswith("probe.")]
+
+
+def leave_nodes(folder: Path, *, group_of: dict[str, tuple[int, int]], failed: str) -> None:
+    """`nodes.json` of nodes by their group and rank, one of which exited with 7."""
+    nodes = [
+        {"node": node, "group": group, "rank": rank, "ended": "exited", "rc": 7 if node == failed else 0}
+        for node, (group, rank) in group_of.items()
+    ]
+    (folder / "nodes.json").write_text(json.dumps({"schema": 1, "nodes": nodes}))
+
+
+@pytest.mark.parametrize(
+    ("groups", "group_of", "place"),
+    [
+        (((0, 1),), {"n1": (0, 0), "n2": (0, 1)}, "nodes/n2"),
+        (((0,), (1,)), {"n1": (0, 0), "n2": (1, 0)}, "g1"),
+    ],
+    ids=["together", "each"],
+)
+def test_the_log_of_a_run_across_nodes_is_that_of_the_node_that_failed(
+    tmp_path: Path, groups: tuple[tuple[int, ...], ...], group_of: dict[str, tuple[int, int]], place: str
+) -> None:
+    out = tmp_path / "runs/a"
+    own = out if len(groups) == 1 else out / "g0"
+    for folder, text in ((own, "step 5\n"), (out / place, "torch.OutOfMemoryError: CUDA out of memory\n")):
+        (folder / "logs").mkdir(parents=True)
+        (folder / "logs/stdout.log").write_text("hello\n")
+        (folder / "logs/stderr.log").write_text(text)
+    leave_nodes(out, group_of=group_of, failed="n2")
+    result = collect_run(spec(groups=groups, out="runs/a"), run_dir=tmp_path, outcome=outcome(rc=7))
+    assert result.log_path == f"runs/a/{place}/logs/stderr.log"
+    assert result.log_tail == ("torch.OutOfMemoryError: CUDA out of memory",)
+    if len(groups) == 1:
+        assert [hit.path for hit in result.evidence.log_hits["oom"]] == [result.log_path]

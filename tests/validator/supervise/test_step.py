@@ -213,3 +213,13 @@ def test_a_run_that_cannot_be_started_says_so(make_spec: Make, supervised: Run) 
     assert outcome.reason == "infrastructure"
     assert "nothing was started on n1, n2" in str(outcome.last.detail)
     assert "/absent/program" in str(outcome.last.detail)
+
+
+def test_an_agent_that_begins_late_hears_every_line() -> None:
+    program = (
+        "from validator.supervise.agent import Head; head = Head('n1'); head.wait(9); "
+        "first = next(head.commands()); import sys; print([first, *head.commands()], file=sys.stderr)"
+    )
+    lines = b'{"do": "step"}\n{"do": "stop"}\n{"do": "kill"}\n'
+    done = subprocess.run([sys.executable, "-c", program], input=lines, capture_output=True, timeout=60, check=True)
+    assert done.stderr == b"[{'do': 'step'}, {'do': 'stop'}, {'do': 'kill'}]\n"
