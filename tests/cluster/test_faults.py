@@ -217,7 +217,7 @@ def test_a_job_that_ends_with_its_node_names_the_node(site_of: MakeSite) -> None
     assert isinstance(site, InJob)
     site.no_kill = False
     phases = [TOGETHER, {**TOGETHER, "id": "after"}]
-    running = site.start("run", str(site.write(phases, faults={"together": {"n2": site.dies("n2")}}, spare=1)))
+    running = site.start("run", str(site.write(phases, faults={"together": {"n2": site.dies("n2")}})))
     site.kill("n2")
     ended = site.ended(running)
     assert (ended.code, ended.result["decision"]) == (3, "INCONCLUSIVE"), ended.printed

@@ -7,7 +7,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -73,21 +73,22 @@ def how_it_failed(out: Path, allocation: Allocation | None, *, asked: bool) -> t
     found = _by_records(out, asked=asked)
     if found is None or allocation is None:
         return found
-    why = _job_end(allocation)
-    return found if why is None else ("interrupted", why)
-
-
-def _job_end(allocation: Allocation) -> str | None:
     try:
         state = engine_of(allocation.engine).state(allocation)
     except Unable:
-        return None
-    if state.job not in ("ended", "pending") or re.search(r"NODE_FAIL|NodeDown|NodeFail", state.why):
-        return None
-    return f"job {allocation.job} of its nodes has ended ({state.why})"
+        return found
+    if found[0] == "node_lost":
+        found = _by_records(out, asked=asked, down={node for node, is_ in state.nodes.items() if is_ == "down"})
+    if found is None or state.job not in ("ended", "pending"):
+        return found
+    ended = f"job {allocation.job} of its nodes has ended ({state.why})"
+    if re.search(r"NODE_FAIL|NodeDown|NodeFail", state.why) is None:
+        return "interrupted", ended
+    return found[0], f"{found[1]}; {ended}: one that is started with --no-kill outlives a node"
 
 
-def _by_records(out: Path, *, asked: bool) -> tuple[Reason, str] | None:
+def _by_records(out: Path, *, asked: bool, down: Collection[str] = ()) -> tuple[Reason, str] | None:
+    """The same by what agents said. Of several lost nodes those that are `down` took the others with them."""
     left = read_records(out)
     if left is None:
         return "infrastructure", "the program that starts agents on the nodes left no record of them"
@@ -98,7 +99,8 @@ def _by_records(out: Path, *, asked: bool) -> tuple[Reason, str] | None:
     if not bad:
         return ("infrastructure", left.trouble) if left.trouble else None
     first = bad[0]
-    lost = ", ".join(one.node for one in bad if one.ended == "lost")
+    gone = [one.node for one in bad if one.ended == "lost"]
+    lost = ", ".join([node for node in gone if node in down] or gone)
     detail = first.detail or f"exited with code {first.rc}"
     match first.ended:
         case "lost":
