@@ -75,12 +75,12 @@ class Fault:
     kill: str | None = None
     printed: str = ""
     saved: str = ""
-    engines: Sequence[str] = ENGINES
+    ci: bool = True
 
 
 FAULTS = {
     "slow nodes": Fault(
-        [alone("fine"), alone("ten"), alone("thirty"), alone("often")],
+        [alone("ten"), alone("thirty"), alone("often")],
         {"ten.slow": ("N1", 10), "thirty.slow": ("N2", 30), "often.slow": ("N3", 26)},
         # Each tenth step of the last one takes four times as long.
         faults=lambda site: {
@@ -90,20 +90,25 @@ FAULTS = {
         },
         cluster={"nodes": 4},
     ),
-    "a slow link, and a slow network of one node": Fault(
-        [pairs("link"), pairs("network")],
-        {"link.slow": ("The link of n1 and n3", 30), "network.slow": ("N2", 30)},
-        faults=lambda site: {
-            "link": {"n1 n3": {"slow": 1 / 0.7}},
-            "network": {"n2": {"slow": 1 / 0.7, "in": ["all_reduce"]}},
-        },
+    "a slow link": Fault(
+        [pairs("links")],
+        {"links.slow": ("The link of n1 and n3", 30)},
+        faults=lambda site: {"links": {"n1 n3": {"slow": 1 / 0.7}}},
         cluster={"nodes": 4},
+    ),
+    "a slow network of one node": Fault(
+        [pairs("links")],
+        {"links.slow": ("N2", 30)},
+        faults=lambda site: {"links": {"n2": {"slow": 1 / 0.7, "in": ["all_reduce"]}}},
+        cluster={"nodes": 4},
+        ci=False,
     ),
     "a rank that fails": Fault(
         [TOGETHER],
         {"together.exit": r"n2: exited with code 7.*last words: a fan is broken"},
         faults=lambda site: {"together": {"n2": {"at": 5, "exit": 7}}},
         printed=r"tail -n 50 \S*nodes/n2/logs/stderr.log",
+        ci=False,
     ),
     "no room on a disk in mid-phase": Fault(
         [TOGETHER],
@@ -140,14 +145,15 @@ FAULTS = {
     ),
 }
 CHEAPEST = "local"
+LONG = pytest.mark.long
 
 
 def rows() -> list[Any]:
     """Every fault on each engine; what is not the cheapest takes long."""
     return [
-        pytest.param(name, engine, id=f"{name}-{engine}", marks=() if engine == CHEAPEST else pytest.mark.long)
+        pytest.param(name, engine, id=f"{name}-{engine}", marks=() if fault.ci and engine == CHEAPEST else LONG)
         for name, fault in FAULTS.items()
-        for engine in fault.engines
+        for engine in ENGINES
     ]
 
 

