@@ -51,7 +51,7 @@ _FREE_PAIRS = 3
 """Pairs of a node from which most of them show that it is the node, and neither a partner nor a link."""
 
 _HUBER = 1.5
-_FOREIGN = 10.0
+_FAR_OFF = 10.0
 """Times the usual rest from which a row says nothing of its nodes: it is a link's. Of four nodes a slow link is as good
 an explanation as the opposite one being fast, so that even a little weight moves all nodes."""
 
@@ -264,7 +264,7 @@ def fit_pairs(rows: PairRows, nodes: int, rounds: int) -> PairFit:
     for _ in range(_FIT_STEPS):
         scale = max(floor, spread_of(rest) * math.sqrt(len(y) / df) if df > 1 else floor)
         robust = weight * np.minimum(1.0, _HUBER * scale / np.maximum(np.abs(rest), 1e-12))
-        robust = np.where(np.abs(rest) > _FOREIGN * scale, 1e-6 * weight, robust)
+        robust = np.where(np.abs(rest) > _FAR_OFF * scale, 1e-6 * weight, robust)
         right = np.bincount(x.ravel(), np.repeat(robust * y, 4), size)
         before, parts = parts, np.asarray(np.linalg.solve(normal(robust, scale), right), dtype=np.float64)
         rest = np.asarray(y - parts[x].sum(axis=1), dtype=np.float64)

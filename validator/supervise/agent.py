@@ -317,7 +317,7 @@ class Agent:
             if self._about is not None and saving is None:
                 saving = _Aside(partial(self._save_evidence, tree, launch))
             if saving is not None:
-                self._tell_evidence(saving)
+                self._report_evidence(saving)
                 continue  # one thread at a time looks for processes
             if time.monotonic() >= next_scan:
                 next_scan = time.monotonic() + _SCAN_S
@@ -331,11 +331,11 @@ class Agent:
         evidence = StallEvidence(self._out, gpus, about, str, stacks_s=Grace().stacks_s, trainers=self._base)
         return save_evidence(evidence, tree)
 
-    def _tell_evidence(self, saving: _Aside[tuple[Path, ...]]) -> None:
+    def _report_evidence(self, saving: _Aside[tuple[Path, ...]]) -> None:
         """Send what was saved, and say what it is, once."""
-        if saving.is_alive() or saving.told:
+        if saving.is_alive() or saving.reported:
             return
-        saving.told = True
+        saving.reported = True
         self._send_files(until=time.monotonic() + _LAST_WORDS_S)
         self._head.say("stacks", files=[os.path.relpath(path, self._step.out) for path in saving.returned()])
 
@@ -415,7 +415,7 @@ class _Aside(threading.Thread, Generic[_T]):
     def __init__(self, work: Callable[[], _T]) -> None:
         super().__init__(daemon=True)
         self._work, self._found, self._error = work, list[_T](), list[Exception]()
-        self.told = False
+        self.reported = False
         self.start()
 
     def run(self) -> None:
