@@ -12,111 +12,21 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
+from validator.cluster.levels import Mask, center_of, levels, slow_limit, spread_of
+from validator.cluster.pairs import PairRows, fit_pairs
 from validator.model.result import Floats
 from validator.stats.distributions import binomial_above, f_above, t_below, t_quantile
 from validator.stats.estimate import LEVEL
 from validator.stats.means import holm
-
-Ints = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
-
-SLOW_REPEAT, SLOW_REPEAT_NOISE = 0.10, 6.0
-"""A repeat that is slow now and then: a tenth, and six standard deviations between repeats, below its unit's others."""
 
 MAJORITY_OF = 4
 """Units from which a median is a reference. Of two or three nothing shows which one is slow: they differ."""
 
 OUTLIER_MADS = 2.0
 """Distance from the fleet's median, in its robust spread, from which a slow unit is an outlier of the fleet."""
-
-_FEW = 64
-_SCALE = 1.4826
 _DIFFERENT = 0.05
 """Error of the F test by which a unit varies more between repeats than the others, and keeps its own variance."""
-
-_NODE_PRIOR, _ROUND_PRIOR = 0.03, 0.005
-"""How far nodes, and rounds, are expected to differ: what pairs cannot separate otherwise (few nodes) is shared out by
-these. A node's is wide, so that a slow one is hardly drawn to the others."""
-
-_LINK_SPREAD = 0.003
-"""How much healthy links differ at least. Of more exact repeats the fit would rather believe in slow nodes and a slow
-round than in one slow link."""
-
-_FAR = 2.0
-"""Times its prior from which a node has none: it is an outlier, and not drawn to the others at all."""
-
-_FREE_PAIRS = 3
-"""Pairs of a node from which most of them show that it is the node, and neither a partner nor a link."""
-
-_HUBER = 1.5
-_FAR_OFF = 10.0
-"""Times the usual rest from which a row says nothing of its nodes: it is a link's. Of four nodes a slow link is as good
-an explanation as the opposite one being fast, so that even a little weight moves all nodes."""
-
-_FIT_STEPS = 30
-_POLISH_STEPS = 16
-
-
-def median_of(values: Floats, axis: int) -> Floats:
-    """The median along an axis without its NaN; NaN where there is nothing else."""
-    ordered = np.sort(values, axis=axis)  # NaN last
-    count = np.isfinite(values).sum(axis=axis, keepdims=True)
-    low = np.take_along_axis(ordered, np.maximum(count - 1, 0) // 2, axis=axis)
-    high = np.take_along_axis(ordered, np.minimum(count // 2, values.shape[axis] - 1), axis=axis)
-    middle: Floats = np.where(count > 0, (low + high) / 2, np.nan).squeeze(axis)
-    return middle
-
-
-def center_of(values: Floats) -> float:
-    """The middle of known-good units: Hodges and Lehmann's median of all pairs' means for few, which is nearly as exact
-    as the mean there, and the median for many; 0 for nothing."""
-    usable = values[np.isfinite(values)]
-    if usable.size <= _FEW:
-        usable = (usable[:, None] + usable)[np.triu_indices(usable.size)] / 2
-    return float(np.median(usable)) if usable.size else 0.0
-
-
-def spread_of(values: Floats, middle: float | None = None) -> float:
-    """The median absolute deviation, from the median, scaled to a normal standard deviation; 0 for nothing."""
-    usable = values[np.isfinite(values)]
-    if not usable.size:
-        return 0.0
-    return float(_SCALE * np.median(np.abs(usable - (np.median(usable) if middle is None else middle))))
-
-
-@dataclass(frozen=True, eq=False)
-class Levels:
-    """The `mean` of each unit `[u]` without its slow repeats, `count` and `slow` repeats; the usual unit's standard
-    deviation between repeats, `pooled`, with degrees of freedom `df`."""
-
-    mean: Floats
-    count: Ints
-    slow: Ints
-    pooled: float
-    df: float
-
-
-def levels(values: Floats) -> Levels:
-    """The levels of `values [units, repeats]`."""
-    away, finite = values - median_of(values, 1)[:, None], np.isfinite(values)
-    repeats = max(2.0, float(np.median(finite.sum(axis=1)))) if len(values) else 2.0
-    noise = spread_of(away, 0.0) * math.sqrt(repeats / (repeats - 1))
-    slow = finite & (away < -slow_limit(noise))
-    count = (finite & ~slow).sum(axis=1)
-    mean = np.where(count > 0, np.where(finite & ~slow, values, 0.0).sum(axis=1) / np.maximum(count, 1), np.nan)
-    squares = (np.where(finite & ~slow, values - mean[:, None], 0.0) ** 2).sum(axis=1)
-    known = squares[count > 1] / (count[count > 1] - 1)
-    freedom = float(np.median(count[count > 1])) - 1 if known.size else 1.0
-    # The median of chi-square over its degrees of freedom is about (1 - 2/9df)**3: a few wild units do not matter.
-    pooled = math.sqrt(float(np.median(known)) / (1 - 2 / (9 * freedom)) ** 3) if known.size else math.nan
-    return Levels(mean, finite.sum(axis=1), slow.sum(axis=1), pooled, max(1.0, known.size * freedom / 2))
-
-
-def slow_limit(noise: float) -> float:
-    """How far below its usual level a repeat is slow, if repeats vary by `noise`."""
-    return max(-math.log1p(-SLOW_REPEAT), SLOW_REPEAT_NOISE * noise)
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,112 +104,6 @@ def suspicious(effect: Floats, error: Floats, both: Floats, min_effect: float) -
     """
     limit = np.maximum(-math.log1p(-min_effect) - both, 1.5 * error)
     return np.asarray(np.nan_to_num(-effect, nan=-1.0) >= np.nan_to_num(limit, nan=math.inf))
-
-
-@dataclass(frozen=True, eq=False)
-class PairRows:
-    """Pairs: `ends [rows, 2]` and round `at [rows]` as numbers, `values [rows, repeats]`; `fresh` ones confirm."""
-
-    ends: Ints
-    at: Ints
-    values: Floats
-    fresh: Mask
-
-    def only(self, mask: Mask) -> PairRows:
-        """Some of the rows."""
-        return PairRows(self.ends[mask], self.at[mask], self.values[mask], self.fresh[mask])
-
-    def touches(self, node: int) -> Mask:
-        """The rows with this node at an end."""
-        return np.asarray((self.ends == node).any(axis=1))
-
-    def parts(self, nodes: int, rounds: int) -> Ints:
-        """What each row consists of `[rows, 4]`, as numbers of parts: two nodes, a round and the level."""
-        return np.column_stack([self.ends, self.at + nodes, np.full_like(self.at, nodes + rounds)])
-
-
-@dataclass(frozen=True, eq=False)
-class PairFit:
-    """log(bandwidth) = node a + node b + round + level + rest, with the `parts` in the order of the design.
-
-    `node [n]`, less the `middle` of all nodes, and its `error` are NaN for a node without a row; `share [parts]` makes
-    up that middle. `noise` is the standard deviation of a row's rest, with `df` degrees of freedom, `repeat` that
-    between repeats of a row.
-    """
-
-    parts: Floats
-    covariance: Floats
-    share: Floats
-    middle: float
-    node: Floats
-    error: Floats
-    rest: Floats
-    noise: float
-    df: float
-    repeat: float
-
-
-def fit_pairs(rows: PairRows, nodes: int, rounds: int) -> PairFit:
-    """Huber's robust regression over all rows."""
-    found, size = levels(rows.values), nodes + rounds + 1
-    usable = np.isfinite(found.mean)
-    x, y, width = rows.parts(nodes, rounds)[usable], found.mean[usable], max(1, rows.values.shape[1])
-    weight = (found.count - found.slow)[usable] / width
-    repeat = found.pooled if math.isfinite(found.pooled) else 0.0
-    floor = scale = max(repeat / math.sqrt(width), _LINK_SPREAD)
-    rough, rest = _polished(x[:, :2], y, nodes)
-    expected = np.repeat([_NODE_PRIOR, _ROUND_PRIOR, math.inf], [nodes, rounds, 1])
-    often = np.bincount(x[:, :2].ravel(), minlength=nodes) >= _FREE_PAIRS
-    expected[:nodes][often & (np.abs(rough) > _FAR * _NODE_PRIOR)] = math.inf
-
-    def normal(weights: Floats, scale: float) -> Floats:
-        both = (x[:, :, None] * size + x[:, None, :]).ravel()
-        matrix = np.bincount(both, np.repeat(weights, 16), size * size).reshape(size, size)
-        return np.asarray(matrix + np.diag((scale / expected) ** 2 + 1e-12))
-
-    bound = np.linalg.inv(normal(weight, scale)) * (scale / expected) ** 2  # how far the priors decide each part
-    df = max(1.0, len(y) - (size - float(np.diag(bound).sum())))
-    parts: Floats = np.zeros(size)
-    robust = weight
-    for _ in range(_FIT_STEPS):
-        scale = max(floor, spread_of(rest) * math.sqrt(len(y) / df) if df > 1 else floor)
-        robust = weight * np.minimum(1.0, _HUBER * scale / np.maximum(np.abs(rest), 1e-12))
-        robust = np.where(np.abs(rest) > _FAR_OFF * scale, 1e-6 * weight, robust)
-        right = np.bincount(x.ravel(), np.repeat(robust * y, 4), size)
-        before, parts = parts, np.asarray(np.linalg.solve(normal(robust, scale), right), dtype=np.float64)
-        rest = np.asarray(y - parts[x].sum(axis=1), dtype=np.float64)
-        if float(np.abs(parts - before).max()) < 0.02 * scale:
-            break
-    covariance = np.asarray(scale**2 * np.linalg.inv(normal(robust, scale)), dtype=np.float64)
-    seen = np.isin(np.arange(size), x[:, :2])
-    share = np.where(seen, 1.0, 0.0) / max(1, int(seen.sum()))
-    # Pairs cannot separate the level from what all nodes share: a node's error is that of its distance to the middle.
-    variance = np.diag(covariance) - 2 * covariance @ share + share @ covariance @ share
-    middle, all_rest = center_of(parts[seen]), np.full(len(usable), np.nan)
-    all_rest[usable] = rest
-    node = np.where(seen, parts - middle, np.nan)[:nodes]
-    error = np.where(seen, np.sqrt(np.maximum(variance, 0.0)), np.nan)[:nodes]
-    return PairFit(parts, covariance, share, middle, node, error, all_rest, scale, df, repeat)
-
-
-def _polished(ends: Ints, y: Floats, nodes: int) -> tuple[Floats, Floats]:
-    """How far each node is from the middle, by medians over its pairs, and what that leaves of the rows.
-
-    The fit starts here: from nodes that are all alike a very slow one would look like noise, of which its prior then
-    explains as much as is needed to stay there.
-    """
-    order = np.argsort(ends.ravel(), kind="stable")
-    count = np.bincount(ends.ravel(), minlength=nodes)
-    place = np.arange(order.size) - np.repeat(np.cumsum(count) - count, count)
-    touching = np.full((nodes, max(1, int(count.max(initial=0)))), np.nan)
-    away, rest = np.zeros(nodes), y - (np.median(y) if y.size else 0.0)
-    for _ in range(_POLISH_STEPS if y.size else 0):
-        touching[ends.ravel()[order], place] = rest[order // 2]
-        away = away + np.nan_to_num(median_of(touching, 1)) / 2  # the other end takes its half
-        away = away - np.median(away[count > 0])
-        rest = y - away[ends].sum(axis=1)
-        rest = rest - np.median(rest)
-    return away, np.asarray(rest, dtype=np.float64)
 
 
 def screen_pairs(rows: PairRows, nodes: int, rounds: int, *, repeats: int, min_effect: float) -> tuple[Screen, Screen]:

@@ -24,17 +24,16 @@ from validator.cluster.judgement import Cell, Judgement, Outcome, Outlier, Stand
 from validator.cluster.judging import (
     MAJORITY_OF,
     Contrast,
-    Mask,
-    PairRows,
     Screen,
     alone_contrasts,
     decide,
-    median_of,
     pair_contrasts,
     screen,
     screen_pairs,
     suspicious,
 )
+from validator.cluster.levels import Mask, median_of
+from validator.cluster.pairs import PairRows
 from validator.cluster.rounds import (
     TOURNAMENT_UP_TO,
     Group,

@@ -217,7 +217,7 @@ def test_a_run_that_cannot_be_started_says_so(make_spec: Make, supervised: Run) 
 
 def test_an_agent_that_begins_late_hears_every_line() -> None:
     program = (
-        "from validator.supervise.agent import Head; head = Head('n1'); head.wait(9); "
+        "from validator.supervise.head import Head; head = Head('n1'); head.wait(9); "
         "first = next(head.commands()); import sys; print([first, *head.commands()], file=sys.stderr)"
     )
     lines = b'{"do": "step"}\n{"do": "stop"}\n{"do": "kill"}\n'
