@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-TRANSFER_S, TRANSFERS = 0.02, 5
+TRANSFER_S, TRANSFERS = 0.05, 4
 ALONE = ("gemm_bf16", "copy")
 LINK = "all_reduce"
 
