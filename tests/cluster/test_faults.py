@@ -81,7 +81,7 @@ class Fault:
 FAULTS = {
     "slow nodes": Fault(
         [alone("ten"), alone("thirty"), alone("often")],
-        {"ten.slow": ("N1", 10), "thirty.slow": ("N2", 30), "often.slow": ("N3", 26)},
+        {"ten.slow": ("N1", 10), "thirty.slow": ("N2", 30), "often.slow": ("N3", 25)},
         # Each tenth step of the last one takes four times as long.
         faults=lambda site: {
             "ten": {"n1": {"slow": 1 / 0.9}},
