@@ -145,11 +145,13 @@ def runbook_for(request: InitRequest, *, steps: int | None, note: Note) -> Trial
 
 @dataclass(frozen=True)
 class FromRun:
-    """A runbook whose bounds come from a run, these bounds as text, and codes of warnings that the run had."""
+    """A runbook whose bounds come from a run, these bounds as text, codes of warnings that the run had, and sentences
+    on bounds that may be too tight or too easy."""
 
     path: Path
     bounds: tuple[str, ...]
     warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def from_run(run: Path, *, out: Path | None, force: bool) -> FromRun:
@@ -171,7 +173,8 @@ def from_run(run: Path, *, out: Path | None, force: bool) -> FromRun:
     with disk_errors(path, command=f"validator init --from-run {run}"):
         replace_file(path, text)
     warnings = tuple(dict.fromkeys(one.code for one in report.findings if one.severity == "warning"))
-    return FromRun(path, tuple(f"{one.phase}: {one.expr} {one.unit}".rstrip() for one in made.bounds), warnings)
+    bounds = tuple(f"{one.phase}: {one.expr} {one.unit}".rstrip() for one in made.bounds)
+    return FromRun(path, bounds, warnings, made.notes)
 
 
 def _require_good(report: ValidationReport) -> None:

@@ -130,6 +130,22 @@ def stored_report(folder: RunFolder) -> ValidationReport:
     return found if _outdated(again) or _measured(found) - _measured(again) else again
 
 
+def fresh_report(folder: RunFolder) -> ValidationReport:
+    """The report as `stored_report` gives it, judged from disk where that still measures everything.
+
+    A result of an earlier version lacks what is measured since, such as the noise of a row.
+
+    Raises:
+        FolderError: when the folder holds neither a result nor a journal.
+    """
+    found = stored_report(folder)
+    try:
+        again = _judged_again(folder)
+    except FolderError:
+        return found
+    return found if _measured(found) - _measured(again) else again
+
+
 def _judged_again(folder: RunFolder) -> ValidationReport:
     with readable(folder) as unpacked:
         record, end = reconstruct(unpacked), end_of(folder)
