@@ -47,7 +47,7 @@ def not_judged(run: RunFacts) -> Iterator[Diagnosis]:
         text
         for text, lacks in (
             ("stragglers: fewer than two ranks report compute_time_s", run.world_size > 1 and len(timed) < 2),
-            ("divergence and zero losses: no loss", run.series("loss") is None),
+            ("NaN, divergence and zero losses: no loss", run.series("loss") is None),
             ("steadiness and pauses: no rate and no time per step", run.times is None and run.timed),
         )
         if lacks

@@ -155,6 +155,8 @@ def _trainer(watched: WatchedCommand, *, base: Path) -> Iterator[str]:
     yield "  metrics:"
     for key, value in metrics.items():
         yield f"    {key}: {yaml_text(value)}"
+    if watched.reading is not None and not watched.reading.has_loss:
+        yield "    no_loss: true    # none was seen; remove this where the trainer reports one, or NaN is unseen"
     if not {"toks_per_s"} & watched_series(watched):
         yield "  # tokens_per_step: 12288     # of all ranks together; then tokens per second are known too"
 
@@ -193,8 +195,6 @@ def _baseline(watched: WatchedCommand, lengths: Lengths) -> Iterator[str]:
     yield "      # A bound of ? is still open, and with one there is no GO. Write a number, or let a run fill it in:"
     yield "      # validator baseline reports/RUN --edit FILE --allow-not-go"
     yield from (f"      - {expr}" for expr in _open_bounds(watched))
-    if "step_time_s" in series:
-        yield "      - {expr: step_time_s.cv <= 0.1, required: false, why: steady steps make the values repeatable}"
 
 
 def _rate_of(series: frozenset[str]) -> str | None:

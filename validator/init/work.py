@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -169,7 +170,8 @@ def from_run(run: Path, *, out: Path | None, force: bool) -> FromRun:
     _require_good(report)
     made = make_baseline([run], runbook=None, margin=0.02, allow_not_go=True)
     written = Path(folder.header.cwd, folder.header.runbook_path).parent
-    text = _with_soak(_moved(made.text, written, _folder(path)), folder.header.runbook, report)
+    text = _with_loss(made.text, report)
+    text = _with_soak(_moved(text, written, _folder(path)), folder.header.runbook, report)
     with disk_errors(path, command=f"validator init --from-run {run}"):
         replace_file(path, text)
     warnings = tuple(dict.fromkeys(one.code for one in report.findings if one.severity == "warning"))
@@ -193,6 +195,12 @@ def _require_good(report: ValidationReport) -> None:
             f"{report.run_id} is no measure for others: {why or report.why.rstrip('.')}; take a run that lacks nothing "
             "but its bounds"
         )
+
+
+def _with_loss(text: str, report: ValidationReport) -> str:
+    """The text without `no_loss`, which watching a command may have written, where a run did report a loss."""
+    reported = any("loss" in run.metrics for phase in report.phases for run in phase.runs)
+    return re.sub(r"(?m)^ +no_loss: true\b.*\n", "", text) if reported else text
 
 
 def _moved(text: str, written: Path, to: Path) -> str:

@@ -115,10 +115,18 @@ def decide(
     count = sum(verdict.required for phase in required for verdict in phase.criteria)
     checks = sum(check.required for phase in required for check in phase.checks)
     noun = "phase" if len(required) == 1 else "phases"
-    return (
-        "GO",
-        f"All {count + checks} required criteria and checks of {len(required)} {noun} passed; no finding forbids it.",
+    passed = (
+        f"All {count + checks} required criteria and checks of {len(required)} {noun} passed; no finding forbids it."
     )
+    return "GO", f"{passed}{_unseen(required)}"
+
+
+def _unseen(phases: Sequence[PhaseReport]) -> str:
+    """What a GO does not cover, as a sentence: a loss that no trainer reported."""
+    blind = [
+        one.id for one in phases if any(v.id == f"{one.id}.finite" and v.status == "SKIPPED" for v in one.criteria)
+    ]
+    return f" No loss is read ({listed(blind)}), so NaN or divergence would not be seen." if blind else ""
 
 
 def _further(vetoes: Sequence[Finding]) -> str:

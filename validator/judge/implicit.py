@@ -6,7 +6,9 @@ one kind of phase must satisfy is in `validator/kinds`.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -14,8 +16,9 @@ import numpy as np
 from validator.judge.config import differences, unreported
 from validator.judge.data import measured
 from validator.kinds.registry import Found, ImplicitCriterion, JudgedRun, Rule, Seen, arms_of, kind_of
-from validator.model.record import PhaseRecord, ValidationRecord
+from validator.model.record import PhaseRecord, RunRecord, ValidationRecord
 from validator.model.resolve import series_of
+from validator.model.result import Series
 from validator.model.runbook import Phase, ProcessPhase, Runbook, TrainingPhase
 from validator.model.settings import repeats_of
 from validator.model.verdict import Evidence, Status, Verdict
@@ -28,15 +31,16 @@ _MAX_UNREPORTED = 0.1
 """Share of a run that may lie behind the last row of a trainer that logs every so many steps."""
 
 
-def implicit_criteria(phase: Phase, runbook: Runbook) -> Iterator[ImplicitCriterion]:
-    """The implicit criteria of a phase, in order."""
+def implicit_criteria(phase: Phase, runbook: Runbook, *, has_loss: bool = False) -> Iterator[ImplicitCriterion]:
+    """The implicit criteria of a phase, in order; `has_loss`: a run of it, or of a phase before it, has a loss."""
     if isinstance(phase, ProcessPhase):
         yield ImplicitCriterion("exit", _ended_text(phase, runbook), _exit)
     if isinstance(phase, TrainingPhase):
         yield ImplicitCriterion("steps", "every run does all its steps", _steps)
-        reported = "loss" in series_of(runbook.trainer.metrics)
-        text = "loss is finite at every step"
-        yield ImplicitCriterion("finite", text, _finite, required=lambda runs: reported, final=True)
+        declared = "loss" in series_of(runbook.trainer.metrics)
+        lacks = _UNDECLARED if has_loss else _UNREPORTED if declared else None
+        text, rule = "loss is finite at every step", partial(_finite, lacks=lacks)
+        yield ImplicitCriterion("finite", text, rule, required=lambda runs: lacks is not None, final=True)
         for n, text in enumerate(phase.log_contains, start=1):
             yield ImplicitCriterion(f"log.{n}", f"rank 0 prints {text!r}", _log_rule(text))
     yield from kind_of(phase.kind).criteria(phase, runbook)
@@ -53,7 +57,7 @@ def _ended_text(phase: Phase, runbook: Runbook) -> str:
 
 def implicit_verdicts(record: PhaseRecord, *, validation: ValidationRecord) -> tuple[Verdict, ...]:
     """The verdicts on the implicit criteria of a phase that has ended."""
-    criteria = list(implicit_criteria(record.phase, validation.runbook))
+    criteria = list(implicit_criteria(record.phase, validation.runbook, has_loss=_has_loss(record, validation)))
     if record.runs:
         criteria += kind_of(record.phase.kind).measured_criteria(record, validation)
     every = judged_runs(record)
@@ -261,10 +265,28 @@ def _rows_of(run: JudgedRun) -> tuple[int | None, int]:
     return min(int(one[0]) for one in steps), max(int(np.diff(one).max()) for one in steps)
 
 
-def _finite(run: JudgedRun) -> Found:
+_UNREPORTED = "where the trainer reports none, write no_loss: true in trainer.metrics"
+_UNDECLARED = "another run of this phase, or of one before it, has one"
+
+
+def _has_loss(record: PhaseRecord, validation: ValidationRecord) -> bool:
+    """Whether a run of the phase, or of one before it, reported a loss, so that a run without one lost it."""
+    earlier = itertools.takewhile(lambda one: one.phase.id != record.phase.id, validation.phases)
+    return any(_loss_of(run) is not None for one in (*earlier, record) for run in one.runs)
+
+
+def _loss_of(run: RunRecord) -> Series | None:
     loss = None if run.result is None else run.result.series.get("loss")
-    if loss is None or len(loss.values) == 0:
-        return Found("INCONCLUSIVE", "No loss was recorded.")
+    return loss if loss is not None and len(loss.values) else None
+
+
+def _finite(run: JudgedRun, *, lacks: str | None) -> Found:
+    """Whether every loss is finite; `lacks` says why the absence of any leaves that open, None if none is expected."""
+    loss = _loss_of(run.record)
+    if loss is None and lacks is None:
+        return Found("SKIPPED", "No loss is read: NaN or divergence would not be seen.")
+    if loss is None:
+        return Found("INCONCLUSIVE", f"No loss was recorded; {lacks}.")
     bad = np.flatnonzero(~np.isfinite(loss.values))
     if len(bad):
         step, value = int(loss.steps[bad[0]]), float(loss.values[bad[0]])

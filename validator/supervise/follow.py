@@ -22,8 +22,8 @@ from validator.files import Tree
 from validator.ingest.readers.hf_trainer import TwoStreams
 from validator.ingest.readers.rows import live_values
 from validator.model.budget import TooSlow, searching
-from validator.model.columns import HEADERLESS, contract_names, contract_values, without_colors
-from validator.model.pattern import StepCounter, line_pattern
+from validator.model.columns import HEADERLESS, contract_names, contract_values, says_nothing, without_colors
+from validator.model.pattern import Printed, StepCounter, line_pattern
 from validator.model.runbook import TrainerMetrics
 from validator.supervise.follow_files import FileFollower
 
@@ -172,6 +172,7 @@ class RunFollower:
     _counters: dict[str, StepCounter] = field(default_factory=dict)
     _streams: TwoStreams = field(default_factory=TwoStreams)
     _files: FileFollower | None = None
+    _announced: dict[str, Printed | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if any(reader.files for reader in self.metrics.readers):
@@ -333,6 +334,12 @@ class RunFollower:
                 printed = wanted.read(_text(line))
                 if printed is None:
                     continue
+                if printed.odd is None and says_nothing(printed.values, wanted.names):
+                    self._announced[pattern] = printed if printed.step is not None else self._announced.get(pattern)
+                    continue
+                announced = self._announced.pop(pattern, None)
+                if printed.step is None and announced is not None:
+                    counter.step(announced)
                 self._logs[pattern] = path
                 step, values = _whole(counter.step(printed)), contract_values(printed.values)
                 row = not line.endswith(b"\r")  # a bar may redraw one step as often as it likes
