@@ -284,7 +284,8 @@ class Defaults(Frozen):
         (), description="Codes of findings that are right for every phase; they become information and forbid no GO."
     )
     extend: bool = Field(
-        True, description="Whether a train phase with an open required criterion is extended once by further runs."
+        True,
+        description="Whether a train phase or a soak with an open required criterion is extended once by further runs.",
     )
 
 

@@ -81,7 +81,7 @@ class TrainPhase(TrainingPhase):
     extend: bool | None = Field(
         None,
         description="Whether the phase is run again, to four runs or twice as many, when a required criterion is "
-        "inconclusive because its interval contains the bound; once.",
+        "inconclusive because its interval contains the bound; once, and not where another phase leaves it open.",
     )
 
     def obstacle(self, name: str, hardware: Hardware, trainer: Trainer) -> tuple[str, str] | None:
@@ -219,6 +219,11 @@ class SoakPhase(TrainingPhase):
     one_config = compared = True
 
     kind: Literal["soak"]
+    extend: bool | None = Field(
+        None,
+        description="Whether the phase is run once more when a required criterion is inconclusive because its interval "
+        "contains the bound, and one more run would decide it if what was observed is right.",
+    )
 
 
 class DataPhase(TrainingPhase):

@@ -21,6 +21,20 @@ class Extension(Frozen):
     runs_after: int
 
 
+class Needed(Frozen):
+    """What would decide an inconclusive criterion, if what was observed is right."""
+
+    steps: dict[str, int] = Field(default_factory=dict, description="Phase to the steps that each of its runs needs.")
+    sure: bool = Field(True, description="Whether these steps decide it if what was observed is right.")
+    repeats: dict[str, int] = Field(
+        default_factory=dict, description="Phase to the repeats that it needs, where no number of steps would do."
+    )
+    runs: int | None = Field(
+        None,
+        description="Runs of the criterion's own phase that would decide it; None where the others leave it open.",
+    )
+
+
 Status = Literal["PASS", "FAIL", "INCONCLUSIVE", "SKIPPED", "NOT_RUN", "RUNNING"]
 Decision = Literal["GO", "NO_GO", "INCONCLUSIVE", "IN_PROGRESS"]
 
@@ -50,6 +64,7 @@ class Verdict(Frozen):
     open_for: Literal["interval", "rows"] | None = Field(
         None, description="What more runs would give an inconclusive verdict: a narrower interval, or one at all."
     )
+    needed: Needed | None = Field(None, description="What would decide one that is open for its interval.")
     evidence: tuple[Evidence, ...] = ()
 
 
