@@ -16,6 +16,7 @@ from validator.judge.decision import with_remedies
 from validator.judge.implicit import implicit_criteria, implicit_verdicts, out_of_reach
 from validator.kinds.registry import asks, unasked
 from validator.model.catalogue import version_of
+from validator.model.expression import open_reference
 from validator.model.record import PhaseRecord, RunRecord, ValidationRecord
 from validator.model.resolve import Resolved
 from validator.model.result import Result, ScalarValue
@@ -104,8 +105,13 @@ def _declared(
 
 
 def _unasked(record: PhaseRecord, validation: ValidationRecord) -> tuple[Verdict, ...]:
-    """That nothing is asked of what the phase measures is an open question of its own, and has a name."""
+    """That nothing is asked of what the phase measures is an open question of its own, and has a name.
+
+    A bound that is still to be filled in is one already: filled in, it asks.
+    """
     phase = record.phase
+    if any(one.required and open_reference(one.expr) is not None for one in phase.accept):
+        return ()
     why = unasked(phase, validation.runbook) if phase.required else None
     if why is None:
         return ()

@@ -13,6 +13,7 @@ from validator.judge import decide
 from validator.model.record import Reason, RunRecord
 from validator.model.result import Halt, LogHit, NamedTest, Result, RunEvidence, ScalarValue, UnpassedTests
 from validator.model.verdict import PhaseReport
+from validator.report.advice import waits_for_bounds
 
 from .samples import ar1, judge_all, judge_one, outcome, result, run_record, runbook, series, validation, verdict
 
@@ -149,6 +150,15 @@ def test_a_trainer_that_reports_no_loss_can_go_and_the_decision_says_what_it_did
     decision, why = decide([report])
     assert decision == "GO"
     assert "No loss is read (baseline), so NaN or divergence would not be seen." in why
+
+
+def test_a_bound_that_is_still_open_is_all_that_its_phase_lacks() -> None:
+    """Of a trainer without a loss nothing else is asked, and `init --from-run` refused to fill the bound in."""
+    runs = [run_record("baseline", found=result(without=["loss"]))]
+    report = _blind({**_RATE, "accept": ["toks_per_s.mean >= ?"]}, baseline=runs)["baseline"]
+    assert [one.id for one in report.criteria if one.required and one.status != "PASS"] == ["baseline.1"]
+    assert report.status == "INCONCLUSIVE"
+    assert waits_for_bounds(report)
 
 
 def test_a_loss_that_is_read_is_judged_whatever_was_declared() -> None:
