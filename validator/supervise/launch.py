@@ -162,7 +162,7 @@ def prepare(spec: RunSpec, *, run_dir: Path, token: str, number: int = 1, used_p
 
 def _with_log_folder(spec: RunSpec) -> tuple[tuple[str, ...], Mapping[str, str]]:
     """The arguments and the environment of a run; an accelerate without `--log_dir`, which came with its version 0.31,
-    is told the folder of the ranks' logs by the variable of torch's launcher behind it."""
+    gets the folder of the ranks' logs by the variable of torch's launcher behind it."""
     module, option = "accelerate.commands.launch", "--log_dir"
     if spec.launcher != "accelerate" or spec.container is not None or option not in spec.argv:
         return spec.argv, spec.env
