@@ -14,7 +14,7 @@ from validator.model.runbook import Hardware
 from validator.model.verdict import Check
 from validator.system.checks import check, recorded
 from validator.system.nvml import MIB, GpuFacts, GpuReport
-from validator.system.xid import REMEDIES, XidEvent
+from validator.system.xid import XidEvent, gravest
 from validator.text import format_size
 
 IDLE_MEMORY_MIB = 15.0
@@ -27,7 +27,6 @@ SRAM_REPLACE_ABOVE = 4
 """Uncorrectable SRAM errors over a card's life above which it is to be replaced."""
 
 _BAD_CLOCKS = 0x8 | 0x20 | 0x40 | 0x80  # hardware slowdown, both thermal slowdowns, power brake: see THROTTLE_REASONS
-_RESET_OR_WORSE = sorted(code for code, (_, remedy) in REMEDIES.items() if remedy.startswith(("reset", "reboot")))
 
 _check = partial(check, where="gpus")
 """A check whose evidence is the list of GPUs in environment.json."""
@@ -61,7 +60,7 @@ def gpu_checks(hardware: Hardware, report: GpuReport, xids: tuple[XidEvent, ...]
     for rule in _RULES:
         yield rule.judge(used)
     yield _mig(used)
-    yield _xid(xids)
+    yield from _xids(xids)
 
 
 def _gpu_name(hardware: Hardware, gpus: Sequence[GpuFacts]) -> Check:
@@ -289,24 +288,38 @@ def _mig(gpus: Sequence[GpuFacts]) -> Check:
     )
 
 
-def _xid(events: tuple[XidEvent, ...] | None) -> Check:
-    """Driver events since the machine started. Those that ask for a reset or a reboot fail."""
+def _xids(events: tuple[XidEvent, ...] | None) -> Iterator[Check]:
+    """Driver events since the machine started: those that fail, then those that only warn."""
     if events is None:
         message = "The kernel log may not be read here, so past driver events (Xid) are not known; read it as root."
-        return check("gpu_xid", "Xid events", ok=None, required=False, observed="not known", bad=message)
-    grave = [event for event in events if event.code in _RESET_OR_WORSE]
-    counts = Counter(sorted(event.code for event in events))
-    return check(
+        yield check("gpu_xid", "Xid events", ok=None, required=False, observed="not known", bad=message)
+        return
+    grave = [one for one in events if one.known.severity == "fails"]
+    milder = [one for one in events if one.known.severity != "fails"]
+    latest = f"The latest driver event is {events[-1]}." if events else "No driver event is in the kernel log."
+    cost = "steps after it may fail or compute nonsense"
+    yield check(
         "gpu_xid",
         "Xid events",
         ok=not grave,
-        observed=", ".join(f"Xid {code} × {count}" for code, count in counts.items()) or "none",
-        expected=f"none of {', '.join(str(code) for code in _RESET_OR_WORSE)}",
-        good=f"The latest driver event is {_remedy(events[-1])}" if events else "No driver event asks for a reset.",
-        bad=_remedy(grave[-1]) if grave else "",
+        observed=_counted(grave) if grave else _counted(events),
+        expected="none that asks for a reset or more",
+        good=latest,
+        bad=f"{gravest(grave)}: {cost}." if grave else "",
+    )
+    warned = [one for one in milder if one.known.severity == "warns"]
+    yield check(
+        "gpu_driver_events",
+        "Milder driver events",
+        ok=not warned,
+        required=False,
+        observed=_counted(milder),
+        expected="none that ended a program",
+        good="No driver event ended a program since the machine started.",
+        bad=f"{gravest(warned)}: whoever ran there lost the work since the last checkpoint." if warned else "",
     )
 
 
-def _remedy(event: XidEvent) -> str:
-    meaning, remedy = REMEDIES.get(event.code, ("a driver event", "look it up"))
-    return f"Xid {event.code} on {event.device}: {meaning}; {remedy}."
+def _counted(events: Sequence[XidEvent]) -> str:
+    counts = Counter(sorted(event.code for event in events))
+    return ", ".join(f"Xid {code} × {count}" for code, count in counts.items()) or "none"

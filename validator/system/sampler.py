@@ -25,7 +25,7 @@ COLUMNS = (
     *("host_mem_available_mib", "disk_free_mib", "xid"),
 )
 """Columns of the host. Percentages are of all cores together; `host_other_cpu_pct` is what programs use that do not
-belong to the validation. `xid` is the code of the latest driver event since the sample before, empty when there was
+belong to the validation. `xid` is the code of the gravest driver event since the sample before, empty when there was
 none."""
 
 GPU_COLUMNS = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -114,6 +115,7 @@ def test_a_healthy_idle_machine_passes_every_check() -> None:
     assert set(found) == {
         *("gpus", "gpu_name", "gpu_memory", "gpu_interconnect", "gpu_processes", "gpu_idle_memory", "gpu_ecc"),
         *("gpu_ecc_sram", "gpu_remapped_rows", "gpu_throttle", "gpu_clocks", "gpu_pcie", "gpu_mig", "gpu_xid"),
+        "gpu_driver_events",
     }
 
 
@@ -198,17 +200,23 @@ LOG = """\
 
 
 def test_xids_are_read_from_either_kind_of_log() -> None:
-    assert parse_xids(LOG) == (XidEvent(31, "0000:17:00"), XidEvent(79, "0000:65:00"))
+    assert parse_xids(LOG) == (
+        XidEvent(31, "0000:17:00", "pid=4242, name=python, Ch 00000008"),
+        XidEvent(79, "0000:65:00", "GPU has fallen off the bus."),
+    )
 
 
-def test_xids_are_judged_by_their_remedy(tmp_path: Any) -> None:
+def test_xids_are_judged_by_their_severity(tmp_path: Path) -> None:
     grave, mild = parse_xids(LOG)[::-1]
-    found = checks(Card(), xids=(mild, grave))["gpu_xid"]
-    assert found.status == "FAIL"
-    assert "has fallen off the bus; reboot the machine" in found.message
-    found = checks(Card(), xids=(mild,))["gpu_xid"]
-    assert found.status == "PASS"
-    assert "restart the application" in found.message
+    found = checks(Card(), xids=(mild, grave))
+    assert found["gpu_xid"].status == "FAIL"
+    assert "0000:65:00: the GPU has fallen off the bus; reboot the machine" in found["gpu_xid"].message
+    found = checks(Card(), xids=(mild, XidEvent(63, "0000:17:00")))
+    assert found["gpu_xid"].status == "PASS"
+    warned = found["gpu_driver_events"]
+    assert (warned.status, warned.required, warned.observed) == ("FAIL", False, "Xid 31 × 1, Xid 63 × 1")
+    assert "restart the application" in warned.message
+    assert checks(Card(), xids=(XidEvent(63, "0000:17:00"),))["gpu_driver_events"].status == "PASS"
     log = tmp_path / "kmsg"
     log.write_text(LOG)
     assert len(read_xids(log) or ()) == 2
