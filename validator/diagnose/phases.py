@@ -222,7 +222,7 @@ def not_comm_bound(phase: PhaseFacts) -> Iterator[Diagnosis]:
         return
 
 
-_HEALTH = re.compile(r"ecc|remap|retired|xid", re.I)
+_HEALTH = re.compile(r"ecc|remap|retired|spare|xid|recovery|nvlink|fabric", re.I)
 _PROCESSES = re.compile(r"process|idle", re.I)
 _CLOCKS = re.compile(r"throttl|slowdown|thermal|clock", re.I)
 _DISK = re.compile(r"disk", re.I)

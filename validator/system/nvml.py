@@ -5,123 +5,42 @@ Missing hardware, a missing driver, a missing library and a refused question are
 
 from __future__ import annotations
 
+import ctypes
 import os
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from validator.system.gpu_facts import (
+    EccCounts,
+    Fabric,
+    GpuFacts,
+    GpuProcess,
+    GpuReport,
+    NvLinks,
+    RemappedRows,
+    SpareRows,
+)
+
 MIB = 2**20
 
-THROTTLE_REASONS: dict[int, str] = {
-    0x1: "idle",
-    0x2: "clocks set by the user",
-    0x4: "software power cap",
-    0x8: "hardware slowdown",
-    0x10: "sync boost",
-    0x20: "software thermal slowdown",
-    0x40: "hardware thermal slowdown",
-    0x80: "hardware power brake",
-    0x100: "display clocks",
-}
-"""Bits of nvmlClocksEventReasons."""
+_CORRECTED, _UNCORRECTED, _VOLATILE, _AGGREGATE, _DRAM, _SRAM = 0, 1, 0, 1, 2, 7
+"""nvmlMemoryErrorType, nvmlEccCounterType and nvmlMemoryLocation of the error counts."""
 
-_UNCORRECTED, _VOLATILE, _AGGREGATE, _SRAM = 1, 0, 1, 7
-"""nvmlMemoryErrorType, nvmlEccCounterType and nvmlMemoryLocation of the two error counts."""
+_LINK_REPLAYS, _LINK_RECOVERIES, _LINK_CRC_FLIT, _LINK_CRC_DATA = range(4)
+"""nvmlNvLinkErrorCounter."""
 
+_FAILED_RECOVERIES, _RECOVERY_ACTION = 214, 230
+"""NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS and NVML_FI_DEV_GET_GPU_RECOVERY_ACTION."""
 
-@dataclass(frozen=True)
-class GpuProcess:
-    """A process that holds memory on a GPU. `used_mib` is None where the driver does not report it."""
+_RECOVERIES = ("none", "reset the GPU", "reboot the machine", "drain its peers", "drain its peers and reset the GPU")
+"""nvmlDeviceGpuRecoveryAction, by number."""
 
-    pid: int
-    name: str
-    used_mib: float | None
+_FABRIC_UNSUPPORTED, _FABRIC_DONE, _DEGRADED = 0, 3, 1
+"""nvmlGpuFabricState, and the health mask's two lowest bits where bandwidth is degraded."""
 
-
-@dataclass(frozen=True)
-class EccCounts:
-    """Uncorrectable errors: since the driver was loaded, and in SRAM over the card's life."""
-
-    volatile_uncorrected: int | None
-    sram_uncorrectable_aggregate: int | None
-
-
-@dataclass(frozen=True)
-class RemappedRows:
-    """Memory rows replaced after errors, and whether a replacement waits for a reset or has failed."""
-
-    correctable: int
-    uncorrectable: int
-    pending: bool
-    failed: bool
-
-
-@dataclass(frozen=True)
-class GpuFacts:
-    """One GPU now. None means that this GPU or driver does not report the value.
-
-    Utilizations are NVML's: percent of the last sample period (up to 1 s) in which a kernel ran, and in which memory
-    was read or written. Memory in use leaves out what the driver reserves for itself, where the driver separates it.
-    """
-
-    index: int
-    uuid: str
-    name: str
-    memory_total_mib: float | None = None
-    memory_used_mib: float | None = None
-    memory_reserved_mib: float | None = None
-    processes: tuple[GpuProcess, ...] = ()
-    ecc_enabled: bool | None = None
-    ecc: EccCounts | None = None
-    remapped: RemappedRows | None = None
-    throttle_mask: int | None = None
-    sm_clock_mhz: int | None = None
-    sm_clock_max_mhz: int | None = None
-    sm_clock_application_mhz: int | None = None
-    mem_clock_mhz: int | None = None
-    temperature_c: int | None = None
-    power_w: float | None = None
-    power_limit_w: float | None = None
-    power_limit_default_w: float | None = None
-    utilization_pct: int | None = None
-    memory_utilization_pct: int | None = None
-    pcie_gen: int | None = None
-    pcie_gen_max: int | None = None
-    pcie_width: int | None = None
-    pcie_width_max: int | None = None
-    nvlinks_active: int | None = None
-    persistence: bool | None = None
-    mig: bool | None = None
-    compute_capability: str | None = None
-    pci_bus_id: str | None = None
-    serial: str | None = None
-    vbios: str | None = None
-
-    @property
-    def throttle_reasons(self) -> tuple[str, ...]:
-        """The reasons as text; empty when nothing limits the clocks, or when the GPU does not report it."""
-        mask = self.throttle_mask or 0
-        return tuple(reason for bit, reason in THROTTLE_REASONS.items() if mask & bit)
-
-    def as_json(self) -> dict[str, Any]:
-        """All facts as plain values, reasons as text."""
-        return {**asdict(self), "throttle_reasons": list(self.throttle_reasons)}
-
-
-@dataclass(frozen=True)
-class GpuReport:
-    """The GPUs that a run may use (those that CUDA_VISIBLE_DEVICES leaves), or why there are none.
-
-    `hidden` is the number of GPUs that CUDA_VISIBLE_DEVICES hides.
-    """
-
-    gpus: tuple[GpuFacts, ...] = ()
-    driver: str | None = None
-    cuda_driver: str | None = None
-    nvml: str | None = None
-    why_none: str | None = None
-    hidden: int = 0
+_MAX_LINKS = 18
 
 
 def visible_gpus(setting: str | None, *, uuids: Mapping[int, str]) -> tuple[int, ...]:
@@ -277,6 +196,7 @@ class Gpus:
             return _ask(self._nvml, name, handle, *arguments)
 
         ecc_mode, mig_mode = ask("nvmlDeviceGetEccMode"), ask("nvmlDeviceGetMigMode")
+        links = _nvlinks(self._nvml, handle)
         persistence, capability = ask("nvmlDeviceGetPersistenceMode"), ask("nvmlDeviceGetCudaComputeCapability")
         return replace(
             state,
@@ -290,7 +210,12 @@ class Gpus:
             power_limit_default_w=_watts(ask("nvmlDeviceGetPowerManagementDefaultLimit")),
             pcie_gen_max=ask("nvmlDeviceGetMaxPcieLinkGeneration"),
             pcie_width_max=ask("nvmlDeviceGetMaxPcieLinkWidth"),
-            nvlinks_active=_nvlinks(self._nvml, handle),
+            pcie_replays=ask("nvmlDeviceGetPcieReplayCounter"),
+            nvlinks_active=None if links is None else links.active,
+            nvlinks=links,
+            fabric=_fabric(self._nvml, handle),
+            spare_rows=_spare_rows(ask("nvmlDeviceGetRowRemapperHistogram")),
+            recovery=_recovery(self._nvml, handle),
             persistence=None if persistence is None else bool(persistence),
             mig=None if mig_mode is None else bool(mig_mode[0]),
             compute_capability=f"{capability[0]}.{capability[1]}" if capability is not None else None,
@@ -359,9 +284,38 @@ def _processes(nvml: Any, handle: Any) -> tuple[GpuProcess, ...]:
 
 
 def _ecc(nvml: Any, handle: Any) -> EccCounts:
-    volatile = _ask(nvml, "nvmlDeviceGetTotalEccErrors", handle, _UNCORRECTED, _VOLATILE)
-    sram = _ask(nvml, "nvmlDeviceGetMemoryErrorCounter", handle, _UNCORRECTED, _AGGREGATE, _SRAM)
-    return EccCounts(volatile, sram)
+    def total(kind: int) -> int | None:
+        return _known(_ask(nvml, "nvmlDeviceGetTotalEccErrors", handle, kind, _VOLATILE))
+
+    def uncorrected(counter: int, place: int) -> int | None:
+        return _known(_ask(nvml, "nvmlDeviceGetMemoryErrorCounter", handle, _UNCORRECTED, counter, place))
+
+    return EccCounts(
+        volatile_uncorrected=total(_UNCORRECTED),
+        sram_uncorrectable_aggregate=uncorrected(_AGGREGATE, _SRAM),
+        volatile_corrected=total(_CORRECTED),
+        sram_uncorrected_volatile=uncorrected(_VOLATILE, _SRAM),
+        dram_uncorrected_volatile=uncorrected(_VOLATILE, _DRAM),
+        dram_uncorrectable_aggregate=uncorrected(_AGGREGATE, _DRAM),
+        sram_over_threshold=_over_threshold(nvml, handle),
+    )
+
+
+def _known(value: Any) -> int | None:
+    return None if value is None else int(value)
+
+
+def _over_threshold(nvml: Any, handle: Any) -> bool | None:
+    """Whether the card calls its own SRAM bad; only Hopper and later know it."""
+    status = _filled(nvml, "nvmlDeviceGetSramEccErrorStatus", handle, "c_nvmlEccSramErrorStatus_v1_t")
+    return None if status is None else bool(status.bThresholdExceeded)
+
+
+def _filled(nvml: Any, question: str, handle: Any, structure: str) -> Any:
+    """The structure that the driver fills, None where it does not."""
+    answer = _ask(nvml, structure)
+    place = ctypes.byref(answer) if isinstance(answer, ctypes.Structure) else answer
+    return None if answer is None or _ask(nvml, question, handle, place) is None else answer
 
 
 def _remapped(answer: Any) -> RemappedRows | None:
@@ -371,8 +325,58 @@ def _remapped(answer: Any) -> RemappedRows | None:
     return RemappedRows(correctable, uncorrectable, bool(pending), bool(failed))
 
 
-def _nvlinks(nvml: Any, handle: Any) -> int | None:
-    """Links that are up; None on a card without NVLink."""
-    states = [_ask(nvml, "nvmlDeviceGetNvLinkState", handle, link) for link in range(18)]
-    known = [state for state in states if state is not None]
-    return sum(bool(state) for state in known) if known else None
+def _spare_rows(answer: Any) -> SpareRows | None:
+    if answer is None:
+        return None
+    return SpareRows(answer.max, answer.high, answer.partial, answer.low, answer.none)
+
+
+def _nvlinks(nvml: Any, handle: Any) -> NvLinks | None:
+    """The links that the card has, with their errors; None on a card without NVLink."""
+    states = {link: _ask(nvml, "nvmlDeviceGetNvLinkState", handle, link) for link in range(_MAX_LINKS)}
+    known = {link: bool(state) for link, state in states.items() if state is not None}
+    if not known:
+        return None
+    active = [link for link, up in known.items() if up]
+
+    def errors(*counters: int) -> int | None:
+        question = "nvmlDeviceGetNvLinkErrorCounter"
+        return _total(_known(_ask(nvml, question, handle, link, one)) for link in active for one in counters)
+
+    failed = [_field(nvml, handle, (_FAILED_RECOVERIES, link)) for link in active]
+    return NvLinks(
+        active=len(active),
+        inactive=len(known) - len(active),
+        replays=errors(_LINK_REPLAYS),
+        recoveries=errors(_LINK_RECOVERIES),
+        crc_errors=errors(_LINK_CRC_FLIT, _LINK_CRC_DATA),
+        failed_recoveries=_total(failed),
+    )
+
+
+def _total(counts: Iterable[int | None]) -> int | None:
+    """Their sum; None where none is known."""
+    known = [one for one in counts if one is not None]
+    return sum(known) if known else None
+
+
+def _field(nvml: Any, handle: Any, field: Any) -> int | None:
+    """One field value, None where this driver does not know it. All fields asked here are unsigned integers."""
+    found = _ask(nvml, "nvmlDeviceGetFieldValues", handle, [field])
+    if not found or found[0].nvmlReturn != 0:
+        return None
+    return int(found[0].value.uiVal)
+
+
+def _recovery(nvml: Any, handle: Any) -> str | None:
+    action = _field(nvml, handle, _RECOVERY_ACTION)
+    return _RECOVERIES[action] if action is not None and action < len(_RECOVERIES) else None
+
+
+def _fabric(nvml: Any, handle: Any) -> Fabric | None:
+    """None on a card that needs no fabric manager."""
+    info = _filled(nvml, "nvmlDeviceGetGpuFabricInfoV", handle, "c_nvmlGpuFabricInfo_v2_t")
+    if info is None or info.state == _FABRIC_UNSUPPORTED:
+        return None
+    degraded = info.healthMask & 0x3 == _DEGRADED
+    return Fabric(ready=info.state == _FABRIC_DONE and info.status == 0, status=int(info.status), degraded=degraded)

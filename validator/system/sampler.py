@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from validator.files import Tree
+from validator.system.gpu_facts import GpuFacts
 from validator.system.host import load_1m, meminfo
-from validator.system.nvml import MIB, GpuFacts, Gpus
+from validator.system.nvml import MIB, Gpus
 from validator.system.processes import TICK_S, OtherProcesses, read_proc_text
 from validator.system.xid import XidWatch
 
@@ -32,8 +33,9 @@ GPU_COLUMNS = (
     *("util_pct", "mem_util_pct", "mem_used_mib", "power_w", "temperature_c", "sm_clock_mhz", "mem_clock_mhz"),
     *("throttle_mask", "processes", "foreign_processes", "pcie_gen", "pcie_width"),
 )
-"""Columns of each GPU, written as `gpu<index>_<name>`. `throttle_mask` holds NVML's bits (`nvml.THROTTLE_REASONS`).
-`foreign_processes` counts those that are not the validation's; `gpu_processes.jsonl` in the same folder names them."""
+"""Columns of each GPU, written as `gpu<index>_<name>`. `throttle_mask` holds NVML's bits
+(`gpu_facts.THROTTLE_REASONS`). `foreign_processes` counts those that are not the validation's; `gpu_processes.jsonl` in
+the same folder names them."""
 
 
 def sample_columns(gpus: Sequence[int]) -> list[str]:
