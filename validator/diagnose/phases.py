@@ -9,6 +9,7 @@ from validator.diagnose.rule import Diagnosis, PhaseFacts, RunFacts, Severity, a
 from validator.judge.config import changes_arithmetic, identical_arms, same_value
 from validator.model.catalogue import METRICS
 from validator.model.runbook import ArmsPhase, PytestPhase
+from validator.model.xids import xid
 from validator.text import format_number
 
 _SELECTION = re.compile(r"select|sel_|ranges|(?<![a-z])v2(?![a-z])", re.I)
@@ -230,9 +231,45 @@ _DISK = re.compile(r"disk", re.I)
 
 @rule("unhealthy-gpu", "veto", of="phase")
 def unhealthy_gpu(phase: PhaseFacts) -> Iterator[Diagnosis]:
-    """A GPU reports uncorrectable errors, remapped rows that wait or failed, or an Xid that calls for a reset."""
+    """A GPU reports uncorrectable errors, remapped rows that wait or failed, broken links, or an Xid that calls for a
+    reset."""
     step = "Drain this GPU and reset it; have it replaced if the count comes back."
     yield from _failed_checks(phase, _HEALTH, step, required="veto")
+    for run in phase.runs:
+        yield from _events_during(run)
+        yield from _counted_during(run)
+
+
+def _events_during(run: RunFacts) -> Iterator[Diagnosis]:
+    """The gravest driver events that were sampled, those that call for a reset or more."""
+    samples = run.evidence.samples
+    codes = () if samples is None else samples.columns.get("xid", ())
+    seen = sorted({int(code) for code in codes if 0 < code < 1e6})
+    grave = [code for code in seen if xid(code).severity == "fails"]
+    if samples is None or not grave:
+        return
+    listed = "; ".join(f"Xid {code}, {xid(code).meaning}" for code in grave)
+    yield Diagnosis(
+        f"The driver reported an error of a GPU during {run.spec.id}: {listed}.",
+        because=[evidence(f"xid {', '.join(map(str, grave))}", samples.source.path)],
+        next_step=f"First {xid(grave[0]).action}; the kernel log (dmesg) names the GPU. Then validate again.",
+        run=run,
+    )
+
+
+def _counted_during(run: RunFacts) -> Iterator[Diagnosis]:
+    """Errors that links and memories counted while the run used them."""
+    counted = run.evidence.counted
+    worse = () if counted is None else counted.worse()
+    if counted is None or not worse:
+        return
+    yield Diagnosis(
+        f"{'; '.join(one.text for one in worse)}.",
+        severity="veto" if any(one.grave for one in worse) else "warning",
+        because=[evidence(f"{one.device} {one.counter} +{one.by}", counted.path) for one in worse],
+        next_step="Reset the card, or have cable and port replaced; if the count grows again, ask for another machine.",
+        run=run,
+    )
 
 
 @rule("leftover-process", "warning", of="phase")

@@ -66,6 +66,27 @@ def link_criteria(environment: Mapping[str, Any], gpus: int) -> Iterator[Implici
             yield ImplicitCriterion(name, f"{name} >= {wanted}", _wide(name, wanted), required=lambda runs: False)
 
 
+def counter_criteria() -> Iterator[ImplicitCriterion]:
+    """Errors that links and memories counted while the machine was measured; only grave ones are required."""
+
+    def rule(run: JudgedRun) -> Found:
+        counted = run.evidence.counted
+        if counted is None:
+            return Found("SKIPPED", "Nobody counted: the machine has no such link, or the run did not end.")
+        worse = counted.worse()
+        evidence = tuple(Seen(f"{name} +{by}", counted.path) for name, by in counted.grown.items())
+        if not worse:
+            return Found("PASS", "No link or memory counted more errors than it may.", 0, 0, evidence)
+        message = f"{'; '.join(one.text for one in worse)}; reset the card or replace the cable, and measure again."
+        return Found("FAIL", message, len(worse), 0, evidence)
+
+    def grave(runs: Sequence[JudgedRun]) -> bool:
+        counted = [run.evidence.counted for run in runs]
+        return any(one.grave for found in counted if found is not None for one in found.worse())
+
+    yield ImplicitCriterion("counters", "links and memories count no errors under load", rule, required=grave)
+
+
 def scalar_evidence(run: JudgedRun, name: str) -> tuple[Seen, ...]:
     """Where the value of a scalar was read."""
     scalar = None if run.result is None else run.result.scalars.get(name)

@@ -16,7 +16,7 @@ from validator.cluster.alike import differences
 from validator.cluster.fleet import Measured, chosen, node_names, search_over, slow_text
 from validator.cluster.fleet import groups_of as groups_of_round
 from validator.kinds.base import Found, ImplicitCriterion, JudgedRun, Kind, Planner, Rule, Seen, Site
-from validator.kinds.machine import PAYLOAD, bound_criteria, link_criteria
+from validator.kinds.machine import PAYLOAD, bound_criteria, counter_criteria, link_criteria
 from validator.model.bounds import GEMM
 from validator.model.phases import PreflightPhase
 from validator.model.runbook import Runbook
@@ -61,8 +61,8 @@ class Preflight(Kind[PreflightPhase]):
     schema = PreflightPhase
     looks = True
     asks_unwritten = (
-        ("probe", "probe.NAME", "bounds", "alike"),
-        "the probes ran; each reaches its [public bound](machine.md), if there is one; nodes are alike",
+        ("probe", "probe.NAME", "bounds", "counters", "alike"),
+        "the probes ran; each reaches its [public bound](machine.md), if any; links count no errors; nodes are alike",
     )
 
     def check(self, phase: PreflightPhase, site: Site) -> Iterator[Problem]:
@@ -179,6 +179,7 @@ class Preflight(Kind[PreflightPhase]):
         yield from bound_criteria(environment, gpus, _BOUNDED, one_host=one_host)
         if gpus > 0:
             yield from (one for one in link_criteria(environment, gpus) if runs[0].number(one.name) is not None)
+            yield from counter_criteria()
 
 
 # Rounds of the slow-node search.

@@ -32,6 +32,7 @@ def judged(
     *,
     rc: int = 0,
     links: str = "1,16\n4,16\n",
+    counters: dict[str, int] | None = None,
     all_reduce: float = 200.0,
     payload_gib: float = 1.0,
     card: str = A100,
@@ -54,6 +55,9 @@ def judged(
     (out / "logs" / "telemetry.csv").write_text(
         "ts,gpu0_pcie_gen,gpu0_pcie_width\n" + "".join(f"{ts},{line}\n" for ts, line in enumerate(links.split()))
     )
+    if counters is not None:
+        record = {"schema_version": 1, "seconds": 30.0, "before": {"GPU 0 pcie_replays": 7}, "after": counters}
+        (out / "logs" / "counters.json").write_text(json.dumps(record))
     attempt = Attempt(
         number=1, command=spec.argv, pid=1, started="2026-01-01T00:00:00Z", duration_s=9.0, rc=rc, reason="exited"
     )
@@ -71,7 +75,8 @@ def statuses(report: PhaseReport) -> dict[str, str]:
 def test_a_sound_machine_passes_and_its_rates_are_figures(tmp_path: Path) -> None:
     report = judged(tmp_path, GOOD, accept=("probe.gemm_tflops >= 250 TFLOP/s", "probe.all_reduce_latency_us < 100 us"))
     assert report.status == "PASS", report.message
-    assert set(statuses(report).values()) == {"PASS"}
+    assert set(statuses(report).values()) == {"PASS", "SKIPPED"}
+    assert [name for name, status in statuses(report).items() if status == "SKIPPED"] == ["counters"]
     scalars = report.runs[0].scalars
     assert (scalars["probe.gemm_tflops"].value, scalars["probe.all_reduce_gb_s"].value) == (255.0, 200.0)
     assert report.runs[0].tables[0].rows[0] == ("gemm_bf16", "x", 255.0, 280.5)
@@ -152,3 +157,22 @@ def test_the_probe_runs_where_there_are_gpus_or_where_it_is_asked_for(tmp_path: 
 def test_evidence_quotes_what_can_be_read() -> None:
     assert quoted(773.7262294751525) == "773.7262"
     assert (quoted(5.0), quoted(1e9), quoted(3), quoted("all 4 lanes")) == ("5", "1000000000", "3", "all 4 lanes")
+
+
+@pytest.mark.parametrize(
+    ("counters", "status", "decision", "words"),
+    [
+        (None, "SKIPPED", "PASS", "Nobody counted"),
+        ({"GPU 0 pcie_replays": 60, "GPU 0 nvlink_replays": 9}, "PASS", "PASS", "No link"),
+        ({"GPU 0 pcie_replays": 107}, "FAIL", "PASS", "GPU 0 counted 100 pcie replays under load"),
+        ({"mlx5_0:1 symbol_error": 2}, "FAIL", "PASS", "mlx5_0:1 counted 2 symbol error under load: packets"),
+        ({"GPU 1 ecc_uncorrected": 1}, "FAIL", "FAIL", "GPU 1 counted 1 ecc uncorrected under load"),
+    ],
+)
+def test_errors_under_load_are_named_and_only_grave_ones_decide(
+    tmp_path: Path, counters: dict[str, int] | None, status: str, decision: str, words: str
+) -> None:
+    report = judged(tmp_path, GOOD, counters=counters)
+    (found,) = (one for one in report.criteria if one.id == "preflight.counters")
+    assert (found.status, report.status) == (status, decision)
+    assert words in found.message

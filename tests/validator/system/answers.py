@@ -55,6 +55,7 @@ class FakeNvml:
     def __init__(self, *cards: Card, broken: bool = False, refused: tuple[str, ...] = ()) -> None:
         self.cards = cards
         self.broken = broken
+        self.events: list[int] = []
         self.refused = refused
 
     def __getattr__(self, name: str) -> Any:
@@ -154,6 +155,20 @@ class FakeNvml:
         value = card.recovery if field == 230 else card.failed_recoveries
         answer = SimpleNamespace(uiVal=value)
         return [SimpleNamespace(nvmlReturn=0 if value is not None else 3, value=answer)]
+
+    def _nvmlEventSetCreate(self) -> Any:
+        return SimpleNamespace(cards=[])
+
+    def _nvmlDeviceRegisterEvents(self, card: Card, kind: int, events: Any) -> None:
+        assert kind == 8, "Xid"
+        events.cards.append(card)
+
+    def _nvmlEventSetWait_v2(self, events: Any, timeout_ms: int) -> Any:
+        assert timeout_ms == 0
+        return SimpleNamespace(eventData=self.known(self.events.pop(0) if self.events and events.cards else None))
+
+    def _nvmlEventSetFree(self, events: Any) -> None:
+        events.cards.clear()
 
     def _nvmlDeviceGetPcieReplayCounter(self, card: Card) -> int:
         return int(self.known(card.replays))
