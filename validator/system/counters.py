@@ -1,7 +1,7 @@
 """What the links and memories of the machine have counted as errors, before and after a run: read twice, never between.
 
-`counters.json` of a run holds both readings, so that errors under load can be told from older ones. Ports count what
-`sysfs.py` lists, GPUs what NVML does.
+`counters.json` of a run holds both readings, so that errors under load are distinguished from older ones. Ports count
+what `sysfs.py` lists, GPUs what NVML does.
 """
 
 from __future__ import annotations

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from validator.system.gpu_facts import GpuFacts, GpuProcess, GpuReport, RemappedRows
-from validator.system.nvml_ask import ask_nvml, decoded, load, watts
+from validator.system.amd_gpus import read_amd_gpus
+from validator.system.gpu_facts import GpuFacts, GpuProcess, GpuReport, RemappedRows, visible_gpus
+from validator.system.nvml_ask import NO_DRIVER, ask_nvml, decoded, load, watts
 from validator.system.nvml_health import ecc, error_counters, fabric, nvlinks, recovery, spare_rows
 
 MIB = 2**20
@@ -20,27 +21,8 @@ _XID_EVENTS = 8
 """nvmlEventTypeXidCriticalError."""
 
 
-def visible_gpus(setting: str | None, *, uuids: Mapping[int, str]) -> tuple[int, ...]:
-    """Indices of the GPUs that CUDA_VISIBLE_DEVICES leaves visible; all when it is unset.
-
-    Entries are indices or (abbreviated) UUIDs; the first that is neither hides the rest, as CUDA does it.
-    """
-    if setting is None:
-        return tuple(uuids)
-    found: list[int] = []
-    for entry in (part.strip() for part in setting.split(",")):
-        if entry.isdecimal() and int(entry) in uuids:
-            found.append(int(entry))
-            continue
-        match = [index for index, uuid in uuids.items() if entry and uuid.startswith(entry)]
-        if len(match) != 1:
-            break
-        found.append(match[0])
-    return tuple(found)
-
-
 def read_gpus(*, nvml: Any | None = None, environment: Mapping[str, str] | None = None) -> GpuReport:
-    """Every fact about every visible GPU.
+    """Every fact about every visible GPU; AMD's where there is no NVIDIA driver.
 
     Args:
         nvml: replaces the binding, for tests; the real one is loaded where a driver is present.
@@ -48,9 +30,13 @@ def read_gpus(*, nvml: Any | None = None, environment: Mapping[str, str] | None 
     """
     gpus = Gpus.open(environment, nvml=nvml)
     try:
-        return gpus.report()
+        report = gpus.report()
     finally:
         gpus.close()
+    if nvml is None and not report.gpus and report.why_none == NO_DRIVER:
+        amd = read_amd_gpus(environment=environment)
+        return amd if amd.gpus or amd.hidden else report
+    return report
 
 
 class Gpus:

@@ -7,12 +7,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+NO_DRIVER = "no NVIDIA driver is loaded"
+
 
 def load() -> tuple[Any | None, str | None]:
     """The binding, or None and why there is none."""
     # Without a driver the import of the library would only cost time. /dev/dxg is the driver's device under WSL.
     if not Path("/dev/nvidiactl").exists() and not Path("/dev/dxg").exists():
-        return None, "no NVIDIA driver is loaded"
+        return None, NO_DRIVER
     try:
         import pynvml
     except ImportError:

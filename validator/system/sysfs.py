@@ -106,9 +106,9 @@ def read_paths(gpus: tuple[str, ...] = (), *, sys: Path = SYS, proc: Path = PROC
         allowed_cpus=frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset(),
         iommu=_iommu(sys, proc),
         redirecting=_redirecting(sys, addresses),
-        huge_pages=_number(proc / "sys/vm/nr_hugepages"),
+        huge_pages=number(proc / "sys/vm/nr_hugepages"),
         transparent_huge_pages=_chosen(sys / "kernel/mm/transparent_hugepage/enabled"),
-        numa_balancing=None if (found := _number(proc / "sys/kernel/numa_balancing")) is None else found > 0,
+        numa_balancing=None if (found := number(proc / "sys/kernel/numa_balancing")) is None else found > 0,
     )
 
 
@@ -124,7 +124,7 @@ def pci_address(text: str) -> str | None:
 def read_ports(sys: Path = SYS) -> tuple[Port, ...]:
     """The ports in /sys/class/infiniband, where RoCE and EFA are listed as well."""
     return tuple(
-        _port(device, port) for device in _entries(sys / "class/infiniband") for port in _entries(device / "ports")
+        _port(device, port) for device in entries(sys / "class/infiniband") for port in entries(device / "ports")
     )
 
 
@@ -149,20 +149,22 @@ def _port(device: Path, port: Path) -> Port:
 
 def _errors(port: Path) -> Iterator[tuple[str, int]]:
     for folder in ("counters", "hw_counters"):
-        for file in _entries(port / folder):
+        for file in entries(port / folder):
             if _ERROR_COUNTERS.fullmatch(file.name):
-                count = _number(file)
+                count = number(file)
                 if count:
                     yield file.name, count
 
 
-def _entries(folder: Path) -> list[Path]:
+def entries(folder: Path) -> list[Path]:
+    """What is in a folder, sorted; empty where it may not be read."""
     with suppress(OSError):
         return sorted(folder.iterdir())
     return []
 
 
-def _number(path: Path) -> int | None:
+def number(path: Path) -> int | None:
+    """A file that holds a whole number; None where it does not."""
     text = read_proc_text(path)
     return int(text) if re.fullmatch(r"-?\d+", text) else None
 
@@ -174,12 +176,12 @@ def _chosen(path: Path) -> str | None:
 
 
 def _numa_node(device: Path) -> int | None:
-    node = _number(device / "numa_node")
+    node = number(device / "numa_node")
     return None if node is None or node < 0 else node
 
 
 def _node_cpus(sys: Path) -> dict[int, frozenset[int]]:
-    folders = [one for one in _entries(sys / "devices/system/node") if re.fullmatch(r"node\d+", one.name)]
+    folders = [one for one in entries(sys / "devices/system/node") if re.fullmatch(r"node\d+", one.name)]
     return {int(folder.name[4:]): _cpus(read_proc_text(folder / "cpulist")) for folder in folders}
 
 
@@ -197,10 +199,10 @@ def _iommu(sys: Path, proc: Path) -> str | None:
     """Whether devices reach memory through translated addresses."""
     if not (sys / "class/iommu").is_dir():
         return None
-    if not _entries(sys / "class/iommu"):
+    if not entries(sys / "class/iommu"):
         return "off"
     words = read_proc_text(proc / "cmdline").split()
-    types = {read_proc_text(group / "type") for group in _entries(sys / "kernel/iommu_groups")}
+    types = {read_proc_text(group / "type") for group in entries(sys / "kernel/iommu_groups")}
     through = "iommu=pt" in words or "iommu.passthrough=1" in words or types == {"identity"}
     return "passthrough" if through else "translating"
 
