@@ -182,10 +182,6 @@ def _links_recovered(gpu: GpuFacts) -> bool:
     return gpu.nvlinks is not None and bool(gpu.nvlinks.recoveries or gpu.nvlinks.failed_recoveries)
 
 
-def _links_failed(gpu: GpuFacts) -> bool:
-    return gpu.nvlinks is not None and bool(gpu.nvlinks.failed_recoveries)
-
-
 def _on_switches(gpu: GpuFacts) -> bool:
     """Cards behind switches have all their links; a bridge between two PCIe cards may use a part of them."""
     return gpu.fabric is not None
@@ -324,7 +320,7 @@ RULES = (
         what="NVLink errors",
         shown=lambda gpu: _link_errors(gpu.nvlinks),
         fails=_links_recovered,
-        decides=_links_failed,
+        required=False,
         expected="no recovery",
         good="No NVLink had to be trained again since the driver was loaded.",
         bad="had NVLinks that were trained again: collectives stop meanwhile, and a link that fails for good ends the "
@@ -337,6 +333,7 @@ RULES = (
         what="NVLink switches",
         shown=lambda gpu: None if gpu.fabric is None else _fabric_text(gpu),
         fails=lambda gpu: gpu.fabric is not None and (not gpu.fabric.ready or gpu.fabric.degraded),
+        decides=lambda gpu: bool(gpu.nvlinks_active),  # a card that is rented alone has no part in the fabric
         expected="registered, at full bandwidth",
         good="The fabric manager has set up every GPU.",
         bad="is not set up in the NVLink fabric: CUDA does not start on it, or its collectives are slower; start "

@@ -138,10 +138,9 @@ def test_a_healthy_idle_machine_passes_every_check() -> None:
         (Card(sram=5), "gpu_ecc_sram", "is to be replaced"),
         (Card(sram=1, sram_over_threshold=True), "gpu_ecc_sram", "is to be replaced"),
         (Card(recovery=2), "gpu_recovery", "GPU 0 needs the recovery"),
-        (Card(fabric=(1, 0, 0)), "gpu_fabric", "CUDA does not start"),
-        (Card(fabric=(3, 0, 1)), "gpu_fabric", "collectives are slower"),
+        (Card(fabric=(1, 0, 0), nvlinks=[1] * 18), "gpu_fabric", "CUDA does not start"),
+        (Card(fabric=(3, 0, 1), nvlinks=[1] * 18), "gpu_fabric", "collectives are slower"),
         (Card(nvlinks=[1, 1, 0], fabric=(3, 0, 2)), "gpu_nvlinks", "costs every collective"),
-        (Card(nvlinks=[1, 1], link_errors=(0, 1, 0, 0), failed_recoveries=1), "gpu_nvlink_errors", "ends the run"),
         (Card(remapped=(0, 1, 1, 0)), "gpu_remapped_rows", "pending or failed"),
         (Card(remapped=(0, 1, 0, 1)), "gpu_remapped_rows", "pending or failed"),
         (Card(throttle=0x40), "gpu_throttle", "is throttled (thermal or hardware)"),
@@ -168,6 +167,8 @@ def test_what_must_not_be_fails_and_says_what_to_do(card: Card, check_id: str, w
         (Card(ecc=False), "gpu_memory_protection"),
         (Card(banks=(639, 0, 0, 1, 0)), "gpu_spare_rows"),
         (Card(nvlinks=[1, 1, 0]), "gpu_nvlinks"),
+        (Card(fabric=(1, 0, 0)), "gpu_fabric"),
+        (Card(nvlinks=[1, 1], failed_recoveries=1), "gpu_nvlink_errors"),
         (Card(nvlinks=[1, 1], link_errors=(9, 2, 0, 0)), "gpu_nvlink_errors"),
     ],
 )
@@ -207,10 +208,12 @@ def test_only_the_gpus_that_are_used_are_checked() -> None:
     assert not [check.id for check in found if check.status == "FAIL"]
 
 
-def test_cards_with_fewer_links_than_their_neighbours_fail() -> None:
-    found = checks(Card(nvlinks=[1] * 18), Card(nvlinks=[1] * 17 + [0], uuid=SECOND), interconnect="nvlink")
-    assert found["gpu_nvlinks_alike"].status == "FAIL"
-    assert "GPU 1 has fewer NVLinks up" in found["gpu_nvlinks_alike"].message
+@pytest.mark.parametrize("fabric", [(3, 0, 2), None])
+def test_cards_with_fewer_links_than_their_neighbours_fail_behind_switches(fabric: tuple[int, int, int] | None) -> None:
+    cards = Card(nvlinks=[1] * 12, fabric=fabric), Card(nvlinks=[0] * 12, fabric=fabric, uuid=SECOND)
+    found = checks(*cards)["gpu_nvlinks_alike"]
+    assert (found.status, found.required) == ("FAIL", fabric is not None)
+    assert "GPU 1 has fewer NVLinks up" in found.message
 
 
 @pytest.mark.parametrize(
