@@ -113,8 +113,8 @@ def _processes(gpus: Sequence[GpuFacts]) -> Check:
         observed=found or "none",
         expected="none",
         good="No other program uses the GPUs.",
-        bad=f"Other programs use the GPUs ({found}), so memory and time are shared with them; end them, or choose other "
-        "GPUs by CUDA_VISIBLE_DEVICES.",
+        bad=f"Other programs use the GPUs ({found}), so memory and time are shared with them; end them, or choose "
+        f"other GPUs by CUDA_VISIBLE_DEVICES.",
     )
 
 

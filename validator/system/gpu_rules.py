@@ -30,10 +30,12 @@ def listed_gpus(gpus: Sequence[GpuFacts]) -> str:
 
 
 def unknown(check_id: str, title: str, what: str, *, absent: bool = False) -> Check:
-    """The check where the driver reports nothing, or (`absent`) where the cards do not have it."""
-    seen = "not present" if absent else "not known"
-    message = f"These GPUs have no {what}." if absent else f"The driver does not report the {what} of these GPUs."
-    return gpu_check(check_id, title, ok=None, required=False, observed=seen, bad=message)
+    """The check where the driver reports nothing, or (`absent`) where the cards do not have it: that is recorded."""
+    if absent:
+        good = f"These GPUs have no {what}."
+        return gpu_check(check_id, title, ok=True, required=False, observed="not present", good=good)
+    message = f"The driver does not report the {what} of these GPUs."
+    return gpu_check(check_id, title, ok=None, required=False, observed="not known", bad=message)
 
 
 @dataclass(frozen=True)

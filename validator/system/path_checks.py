@@ -43,8 +43,9 @@ def path_checks(paths: Paths, *, gpus: int, links: bool, cluster: bool) -> Itera
 
 
 def _absent(check_id: str, title: str, what: str) -> Check:
+    """What the machine does not have is recorded, and never fails."""
     message = f"This machine has no {what}."
-    return _path_check(check_id, title, ok=None, required=False, observed="not present", bad=message)
+    return _path_check(check_id, title, ok=True, required=False, observed="not present", good=message)
 
 
 def _port_checks(ports: tuple[Port, ...], *, required: bool) -> Iterator[Check]:
