@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from validator.kinds.base import Found, ImplicitCriterion, JudgedRun, Rule, Seen
-from validator.model.bounds import ALL_REDUCE, NO_BOUND, Bound, bounds_for, bounds_table, gpu_name, model_of
+from validator.model.bounds import ALL_REDUCE, NO_BOUND, Bound, bounds_for, gpu_name, model_of
 from validator.model.schemas import SCALARS
-from validator.model.xids import SOURCE, xid_table
 from validator.text import format_number, format_percent, listed, quoted
 
 PAYLOAD = "probe.all_reduce_gib"
@@ -152,12 +151,3 @@ def _wide(name: str, wanted: int) -> Rule:
         return Found("FAIL", message, value, wanted, scalar_evidence(run, name))
 
     return rule
-
-
-def tables() -> str:
-    """The end of `docs/machine.md`, which `make reference` writes."""
-    events = (
-        f"After [NVIDIA's catalogue]({SOURCE}), in other words. Where a code has several meanings the text behind it "
-        "in the log decides: 144–150 fail if it says `Fatal`, 154 if it names a recovery."
-    )
-    return f"\n{bounds_table()}\n## Xid events\n\n{events}\n\n{xid_table()}"

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
 GEMM = "probe.gemm_best_tflops"
 COPY = "probe.copy_gb_s"
@@ -49,8 +49,7 @@ _AZURE_SKILL = (
 )
 
 
-@dataclass(frozen=True)
-class Bound:
+class Bound(NamedTuple):
     """The least that a rate must reach.
 
     Attributes:
@@ -92,8 +91,7 @@ class Bound:
         )
 
 
-@dataclass(frozen=True)
-class GpuModel:
+class GpuModel(NamedTuple):
     """A GPU of which something is published. `pattern` finds it in the name that driver and torch give it."""
 
     name: str
@@ -139,193 +137,196 @@ def _oci(least: float, line: int) -> Bound:
 
 
 def _shown(*bounds: Bound, why: str) -> tuple[Bound, ...]:
-    return tuple(replace(one, basis=f"{one.basis}; {why}", required=False) for one in bounds)
+    return tuple(one._replace(basis=f"{one.basis}; {why}", required=False) for one in bounds)
 
 
-_A100_PCIE = (
-    *_host(21.0, "nc48ads_a100_v4.conf:38"),
-    _azure(PEER, 238.0, "nc48ads_a100_v4.conf:38", gpus=2, linked=True),
-    _azure(ALL_REDUCE, 193.0, "nc48ads_a100_v4.conf:42", gpus=2, linked=True, size_gib=16),
-    _azure(ALL_REDUCE, 25.0, "nc96ads_a100_v4.conf:42", gpus=4, size_gib=8),
-)
-
-MODELS: tuple[GpuModel, ...] = (
-    GpuModel(
-        "A100 PCIe 40 GB",
-        r"A100-PCIE-40GB",
-        (
-            *_shown(_gemm(252.9), *_A100_PCIE, why="stated for a card of 80 GB and a higher power limit"),
-            _dcgm(969.7, 1581, "20F1"),
-        ),
-    ),
-    GpuModel(
-        "A100 PCIe 80 GB",
-        r"A100.*PCIe|A100-PCIE",
-        (
-            _gemm(252.9),
-            _dcgm(1121.2, 2196, "20B5"),
-            *_A100_PCIE,
-            *_shown(
-                _azure(ALL_REDUCE, 20.0, "nc96ads_a100_v4.conf:42", gpus=2, linked=False, size_gib=8),
-                why="four fifths of what four cards reach, two of which are always joined by PCIe alone",
+@cache
+def models() -> tuple[GpuModel, ...]:
+    """The table; the first whose pattern is in a GPU's name is its model. Made when asked for: `check` does not."""
+    a100_pcie = (
+        *_host(21.0, "nc48ads_a100_v4.conf:38"),
+        _azure(PEER, 238.0, "nc48ads_a100_v4.conf:38", gpus=2, linked=True),
+        _azure(ALL_REDUCE, 193.0, "nc48ads_a100_v4.conf:42", gpus=2, linked=True, size_gib=16),
+        _azure(ALL_REDUCE, 25.0, "nc96ads_a100_v4.conf:42", gpus=4, size_gib=8),
+    )
+    return (
+        GpuModel(
+            "A100 PCIe 40 GB",
+            r"A100-PCIE-40GB",
+            (
+                *_shown(_gemm(252.9), *a100_pcie, why="stated for a card of 80 GB and a higher power limit"),
+                _dcgm(969.7, 1581, "20F1"),
             ),
         ),
-    ),
-    GpuModel(
-        "A100 SXM 40 GB",
-        r"A100-SXM.*40GB",
-        (
-            _gemm(271.2),
-            *_host(21.0, "nd96asr_v4.conf:54"),
-            _azure(PEER, 235.0, "nd96asr_v4.conf:54", linked=True),
-            _azure(ALL_REDUCE, 228.0, "nd96asr_v4.conf:57", gpus=8, linked=True, size_gib=8),
-        ),
-    ),
-    GpuModel(
-        "A100 SXM 80 GB",
-        r"A100-SXM",
-        (
-            _gemm(271.2),
-            _dcgm(1173.0, 1617, "20B2"),
-            *_host(21.0, "nd96amsr_a100_v4.conf:54"),
-            _azure(PEER, 238.0, "nd96amsr_a100_v4.conf:54", linked=True),
-            _azure(ALL_REDUCE, 228.0, "nd96amsr_a100_v4.conf:57", gpus=8, linked=True, size_gib=16),
-        ),
-    ),
-    GpuModel("H100 PCIe", r"H100 PCIe", (_dcgm(1230.0, 2566, "2331"),)),
-    # The same file asks 335 GB/s between two H100 NVL, more than their bridge can carry: left out.
-    GpuModel(
-        "H100 NVL",
-        r"H100 NVL",
-        (
-            _dcgm(2043.0, 3066, "2321"),
-            *_shown(
-                *_host(48.0, "nc80adis_h100_v5.conf:36"),
-                _azure(ALL_REDUCE, 208.0, "nc80adis_h100_v5.conf:40", gpus=2, linked=True, size_gib=16),
-                why="the file does not name the VM's card",
+        GpuModel(
+            "A100 PCIe 80 GB",
+            r"A100.*PCIe|A100-PCIE",
+            (
+                _gemm(252.9),
+                _dcgm(1121.2, 2196, "20B5"),
+                *a100_pcie,
+                *_shown(
+                    _azure(ALL_REDUCE, 20.0, "nc96ads_a100_v4.conf:42", gpus=2, linked=False, size_gib=8),
+                    why="four fifths of what four cards reach, two of which are always joined by PCIe alone",
+                ),
             ),
         ),
-    ),
-    GpuModel(
-        "H100 SXM",
-        r"H100.*(?:HBM3|SXM)",
-        (
-            _gemm(794.5),
-            _dcgm(1905.0, 174, "2330"),
-            *_host(48.0, "nd96isr_h100_v5.conf:49"),
-            _azure(PEER, 335.0, "nd96isr_h100_v5.conf:49", linked=True),
-            _azure(ALL_REDUCE, 460.0, "nd96isr_h100_v5.conf:52", gpus=8, linked=True, nvls=True, size_gib=16),
-        ),
-    ),
-    # DCGM's minimum for an H200 (device 2335) is 2,333 MB/s, a slip of three digits: left out.
-    GpuModel("H200 NVL", r"\bH200 NVL", (_dcgm(2212.5, 3625, "233B"),)),
-    GpuModel(
-        "H200 SXM",
-        r"\bH200\b",
-        (
-            _gemm(794.5, note=" on an H100; an H200 is said to be the same"),
-            *_shown(_dcgm(2212.5, 3625, "233B"), why="an H200 NVL, whose memory it has"),
-            *_host(48.0, "nd96isr_h200_v5.conf:50"),
-            _azure(PEER, 335.0, "nd96isr_h200_v5.conf:50", linked=True),
-            _azure(ALL_REDUCE, 431.0, "nd96isr_h200_v5.conf:53", gpus=8, linked=True, nvls=True, size_gib=16),
-            Bound(
-                ALL_REDUCE,
-                330.8,
-                f"{_NETWORK}#L972",
-                "nine tenths of 367.61 GB/s, measured with 16 GiB and NCCL_NVLS_ENABLE=0",
-                gpus=8,
-                linked=True,
-                nvls=False,
-                size_gib=16,
+        GpuModel(
+            "A100 SXM 40 GB",
+            r"A100-SXM.*40GB",
+            (
+                _gemm(271.2),
+                *_host(21.0, "nd96asr_v4.conf:54"),
+                _azure(PEER, 235.0, "nd96asr_v4.conf:54", linked=True),
+                _azure(ALL_REDUCE, 228.0, "nd96asr_v4.conf:57", gpus=8, linked=True, size_gib=8),
             ),
         ),
-    ),
-    GpuModel("GH200 144 GB", r"GH200 144G", (_gemm(828.6), _dcgm(2340.0, 3738, "2348"))),
-    GpuModel(
-        "GH200",
-        r"GH200",
-        (*_shown(_gemm(828.6), why="a GH200 of 144 GB with 900 W"), _dcgm(2130.0, 3250, "2342")),
-    ),
-    GpuModel(
-        "B200",
-        r"\bB200\b",
-        (_gemm(1745.0), _dcgm(2558.1, 3909, "2901", note=", of the slowest of its variants"), _oci(440.0, 114)),
-    ),
-    GpuModel("B300", r"\bB300\b", (_gemm(1769.0), _dcgm(4623.3, 4240, "3182"), _oci(800.0, 119))),
-    GpuModel(
-        "GB200",
-        r"\bGB200\b",
-        (
-            _gemm(1822.0),
-            _dcgm(2602.5, 3955, "2941"),
-            Bound(
-                PEER,
-                671.4,
-                f"{_NETWORK}#L1363",
-                "nine tenths of 746 GB/s, measured once between the four GPUs of a tray",
-                linked=True,
-                required=False,
-            ),
-            Bound(
-                ALL_REDUCE,
-                751.1,
-                f"{_COREWEAVE}#L272",
-                "nine tenths of 834.57 GB/s, measured once with 8 GiB on the 72 GPUs of a rack",
-                gpus=72,
-                linked=True,
-                size_gib=8,
-                required=False,
+        GpuModel(
+            "A100 SXM 80 GB",
+            r"A100-SXM",
+            (
+                _gemm(271.2),
+                _dcgm(1173.0, 1617, "20B2"),
+                *_host(21.0, "nd96amsr_a100_v4.conf:54"),
+                _azure(PEER, 238.0, "nd96amsr_a100_v4.conf:54", linked=True),
+                _azure(ALL_REDUCE, 228.0, "nd96amsr_a100_v4.conf:57", gpus=8, linked=True, size_gib=16),
             ),
         ),
-    ),
-    GpuModel(
-        "GB300",
-        r"\bGB300\b",
-        (
-            _dcgm(4522.5, 4287, "31C2"),
-            Bound(
-                ALL_REDUCE,
-                600.0,
-                f"{_AZURE_SKILL}#L18",
-                "below it the provider replaces the node; 16 GiB, within a rack",
-                gpus=72,
-                linked=True,
-                size_gib=16,
-                required=False,
+        GpuModel("H100 PCIe", r"H100 PCIe", (_dcgm(1230.0, 2566, "2331"),)),
+        # The same file asks 335 GB/s between two H100 NVL, more than their bridge can carry: left out.
+        GpuModel(
+            "H100 NVL",
+            r"H100 NVL",
+            (
+                _dcgm(2043.0, 3066, "2321"),
+                *_shown(
+                    *_host(48.0, "nc80adis_h100_v5.conf:36"),
+                    _azure(ALL_REDUCE, 208.0, "nc80adis_h100_v5.conf:40", gpus=2, linked=True, size_gib=16),
+                    why="the file does not name the VM's card",
+                ),
             ),
         ),
-    ),
-    GpuModel("L40S", r"\bL40S\b", (_dcgm(525.0, 3209, "26B9"),)),
-    GpuModel("RTX PRO 6000 Server", r"RTX PRO 6000 Blackwell Server", (_dcgm(1110.0, 4076, "2BB5"),)),
-    GpuModel("RTX PRO 6000 Max-Q", r"RTX PRO 6000 Blackwell Max-Q", (_dcgm(1147.5, 4655, "2BB4"),)),
-    GpuModel(
-        "MI300X",
-        r"MI300X\b(?!.HF)",
-        (
-            _rvs(552.0, "MI300X/gst_single.conf#L165"),
-            Bound(COPY, 4177.2, f"{_AMD}/mi300x.md?plain=1#L215", "the vendor's acceptance criterion (BabelStream)"),
-            *_host(48.0, "nd96isr_mi300x_v5.conf:50"),
-            _azure(PEER, 44.0, "nd96isr_mi300x_v5.conf:50"),
-            _rccl("mi300x.md?plain=1#L144"),
+        GpuModel(
+            "H100 SXM",
+            r"H100.*(?:HBM3|SXM)",
+            (
+                _gemm(794.5),
+                _dcgm(1905.0, 174, "2330"),
+                *_host(48.0, "nd96isr_h100_v5.conf:49"),
+                _azure(PEER, 335.0, "nd96isr_h100_v5.conf:49", linked=True),
+                _azure(ALL_REDUCE, 460.0, "nd96isr_h100_v5.conf:52", gpus=8, linked=True, nvls=True, size_gib=16),
+            ),
         ),
-    ),
-    GpuModel(
-        "MI325X",
-        r"MI325X",
-        (_rvs(554.0, "MI325X/gst_single.conf#L165"), _rccl("mi325x.md?plain=1#L143")),
-    ),
-    GpuModel(
-        "MI355X",
-        r"MI355X",
-        (_rvs(956.0, "MI355X/gst_single.conf#L254"), _rccl("mi355x.md?plain=1#L139")),
-    ),
-)
-"""The first whose pattern is in a GPU's name is its model."""
+        # DCGM's minimum for an H200 (device 2335) is 2,333 MB/s, a slip of three digits: left out.
+        GpuModel("H200 NVL", r"\bH200 NVL", (_dcgm(2212.5, 3625, "233B"),)),
+        GpuModel(
+            "H200 SXM",
+            r"\bH200\b",
+            (
+                _gemm(794.5, note=" on an H100; an H200 is said to be the same"),
+                *_shown(_dcgm(2212.5, 3625, "233B"), why="an H200 NVL, whose memory it has"),
+                *_host(48.0, "nd96isr_h200_v5.conf:50"),
+                _azure(PEER, 335.0, "nd96isr_h200_v5.conf:50", linked=True),
+                _azure(ALL_REDUCE, 431.0, "nd96isr_h200_v5.conf:53", gpus=8, linked=True, nvls=True, size_gib=16),
+                Bound(
+                    ALL_REDUCE,
+                    330.8,
+                    f"{_NETWORK}#L972",
+                    "nine tenths of 367.61 GB/s, measured with 16 GiB and NCCL_NVLS_ENABLE=0",
+                    gpus=8,
+                    linked=True,
+                    nvls=False,
+                    size_gib=16,
+                ),
+            ),
+        ),
+        GpuModel("GH200 144 GB", r"GH200 144G", (_gemm(828.6), _dcgm(2340.0, 3738, "2348"))),
+        GpuModel(
+            "GH200",
+            r"GH200",
+            (*_shown(_gemm(828.6), why="a GH200 of 144 GB with 900 W"), _dcgm(2130.0, 3250, "2342")),
+        ),
+        GpuModel(
+            "B200",
+            r"\bB200\b",
+            (_gemm(1745.0), _dcgm(2558.1, 3909, "2901", note=", of the slowest of its variants"), _oci(440.0, 114)),
+        ),
+        GpuModel("B300", r"\bB300\b", (_gemm(1769.0), _dcgm(4623.3, 4240, "3182"), _oci(800.0, 119))),
+        GpuModel(
+            "GB200",
+            r"\bGB200\b",
+            (
+                _gemm(1822.0),
+                _dcgm(2602.5, 3955, "2941"),
+                Bound(
+                    PEER,
+                    671.4,
+                    f"{_NETWORK}#L1363",
+                    "nine tenths of 746 GB/s, measured once between the four GPUs of a tray",
+                    linked=True,
+                    required=False,
+                ),
+                Bound(
+                    ALL_REDUCE,
+                    751.1,
+                    f"{_COREWEAVE}#L272",
+                    "nine tenths of 834.57 GB/s, measured once with 8 GiB on the 72 GPUs of a rack",
+                    gpus=72,
+                    linked=True,
+                    size_gib=8,
+                    required=False,
+                ),
+            ),
+        ),
+        GpuModel(
+            "GB300",
+            r"\bGB300\b",
+            (
+                _dcgm(4522.5, 4287, "31C2"),
+                Bound(
+                    ALL_REDUCE,
+                    600.0,
+                    f"{_AZURE_SKILL}#L18",
+                    "below it the provider replaces the node; 16 GiB, within a rack",
+                    gpus=72,
+                    linked=True,
+                    size_gib=16,
+                    required=False,
+                ),
+            ),
+        ),
+        GpuModel("L40S", r"\bL40S\b", (_dcgm(525.0, 3209, "26B9"),)),
+        GpuModel("RTX PRO 6000 Server", r"RTX PRO 6000 Blackwell Server", (_dcgm(1110.0, 4076, "2BB5"),)),
+        GpuModel("RTX PRO 6000 Max-Q", r"RTX PRO 6000 Blackwell Max-Q", (_dcgm(1147.5, 4655, "2BB4"),)),
+        GpuModel(
+            "MI300X",
+            r"MI300X\b(?!.HF)",
+            (
+                _rvs(552.0, "MI300X/gst_single.conf#L165"),
+                Bound(
+                    COPY, 4177.2, f"{_AMD}/mi300x.md?plain=1#L215", "the vendor's acceptance criterion (BabelStream)"
+                ),
+                *_host(48.0, "nd96isr_mi300x_v5.conf:50"),
+                _azure(PEER, 44.0, "nd96isr_mi300x_v5.conf:50"),
+                _rccl("mi300x.md?plain=1#L144"),
+            ),
+        ),
+        GpuModel(
+            "MI325X",
+            r"MI325X",
+            (_rvs(554.0, "MI325X/gst_single.conf#L165"), _rccl("mi325x.md?plain=1#L143")),
+        ),
+        GpuModel(
+            "MI355X",
+            r"MI355X",
+            (_rvs(956.0, "MI355X/gst_single.conf#L254"), _rccl("mi355x.md?plain=1#L139")),
+        ),
+    )
 
 
 def model_of(gpu: str) -> GpuModel | None:
     """The model of a GPU by its name; None where nothing is published of it."""
-    return next((one for one in MODELS if re.search(one.pattern, gpu)), None)
+    return next((one for one in models() if re.search(one.pattern, gpu)), None)
 
 
 def _used(environment: Mapping[str, Any], gpus: int) -> list[Mapping[str, Any]]:
@@ -358,7 +359,7 @@ def bounds_for(environment: Mapping[str, Any], *, gpus: int) -> tuple[Bound, ...
 def bounds_table() -> str:
     """Every bound with its source, in Markdown: a part of `docs/machine.md`."""
     lines = ["| GPU | rate | at least | where | source |", "|---|---|---|---|---|"]
-    for model in MODELS:
+    for model in models():
         for one in model.bounds:
             cells = [model.name, f"`{one.name}`", f"{one.least:g}{'' if one.required else ' (shown)'}", _where(one)]
             lines.append(f"| {' | '.join(cells)} | [{one.basis}]({one.source}) |")

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 SOURCE = "https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html"
 
@@ -26,8 +25,7 @@ UPDATE = "update driver and firmware"
 NOTHING = "nothing"
 
 
-@dataclass(frozen=True)
-class Xid:
+class Xid(NamedTuple):
     """What one code means; `action` is the first thing to do."""
 
     meaning: str
@@ -125,11 +123,11 @@ def xid(code: int, text: str = "") -> Xid:
     if found is None:
         return Xid("an event that the catalogue does not hold", "warns", f"look it up at {SOURCE}")
     if code in _NVLINK5 and re.search(r"\bFatal\b", text):
-        return replace(found, meaning="a fatal NVLink error", severity="fails", action=RESET)
+        return found._replace(meaning="a fatal NVLink error", severity="fails", action=RESET)
     if code == _RECOVERY and text:
         if _NO_RECOVERY.search(text):
-            return replace(found, meaning="the GPU needs no recovery any more", severity="information", action=NOTHING)
-        return replace(found, severity="fails", action=REBOOT if _REBOOT.search(text) else RESET)
+            return found._replace(meaning="the GPU needs no recovery any more", severity="information", action=NOTHING)
+        return found._replace(severity="fails", action=REBOOT if _REBOOT.search(text) else RESET)
     return found
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from validator.model.bounds import MODELS, bounds_for, bounds_table, gpu_name, model_of
+from validator.model.bounds import bounds_for, bounds_table, gpu_name, model_of, models
 from validator.model.schemas import SCALARS
 
 A100 = "NVIDIA A100 80GB PCIe"
@@ -27,7 +27,7 @@ def least(name: str, count: int, **facts: Any) -> dict[str, float]:
 
 
 def test_every_bound_has_its_source() -> None:
-    for model, bound in ((one, bound) for one in MODELS for bound in one.bounds):
+    for model, bound in ((one, bound) for one in models() for bound in one.bounds):
         where = f"{model.name} {bound.name}"
         assert re.match(
             r"https://(github\.com/[^/]+/[^/]+/blob/[0-9a-f]{40}/|[a-z.]+\.(com|org)/)\S+$", bound.source
@@ -67,7 +67,7 @@ def test_models_are_found_by_the_names_of_drivers() -> None:
         "AMD Instinct MI355X": "MI355X",
     }
     assert {name: model.name for name in named if (model := model_of(name)) is not None} == named
-    assert set(named.values()) == {model.name for model in MODELS}
+    assert set(named.values()) == {model.name for model in models()}
     for name in ("NVIDIA L40", "NVIDIA GeForce RTX 4090", "NVIDIA RTX PRO 6000 Blackwell Workstation Edition"):
         assert model_of(name) is None, f"nobody published anything of {name}"
 
