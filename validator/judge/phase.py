@@ -286,6 +286,7 @@ def run_report(run: RunRecord) -> RunReport:
         tables=result.evidence.tables if result is not None else (),
         role=run.spec.role,
         remedy=run.spec.remedy,
+        nodes=tuple(node.node for node in run.evidence.nodes),
     )
 
 

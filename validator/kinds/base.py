@@ -285,8 +285,8 @@ class Kind(Generic[P]):
         """What its runs on a cluster call for next; nothing once they say enough."""
         yield from ()
 
-    def good_nodes(self, phase: P, runbook: Runbook, runs: Sequence[RunRecord]) -> tuple[int, ...]:
-        """The nodes that later phases run on, by index, the fastest first; empty where its runs say nothing of them."""
+    def good_nodes(self, phase: P, runbook: Runbook, runs: Sequence[RunRecord]) -> tuple[str, ...]:
+        """The nodes that later phases run on, the best first; empty where its runs say nothing of them."""
         return ()
 
     def searched(self, phase: P, runbook: Runbook, runs: Sequence[RunRecord]) -> Search | None:

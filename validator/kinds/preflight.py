@@ -106,10 +106,11 @@ class Preflight(Kind[PreflightPhase]):
             among = planner.among(groups_of_round(asked))
             yield _probe(phase, among, f"round{len(runs)}", *options, role="round")
 
-    def good_nodes(self, phase: PreflightPhase, runbook: Runbook, runs: Sequence[RunRecord]) -> tuple[int, ...]:
+    def good_nodes(self, phase: PreflightPhase, runbook: Runbook, runs: Sequence[RunRecord]) -> tuple[str, ...]:
         """Those that no round found slow, where they are enough."""
-        search, cluster = self.searched(phase, runbook, runs), runbook.cluster
-        return () if search is None or cluster is None else chosen(search.judgement(), cluster.nodes)
+        search, cluster, names = self.searched(phase, runbook, runs), runbook.cluster, node_names(runs)
+        best = () if search is None or cluster is None else chosen(search.judgement(), cluster.nodes)
+        return tuple(names[index] for index in best if index in names)
 
     def searched(self, phase: PreflightPhase, runbook: Runbook, runs: Sequence[RunRecord]) -> Search | None:
         """The search after the rounds that were carried out; None where there are no nodes, or nothing is measured."""
@@ -238,7 +239,9 @@ def _not_slow(record: PhaseRecord, validation: ValidationRecord) -> Rule:
             )
         if accused:
             return Found("FAIL", f"{accused[0].upper()}{accused[1:]}.", len(judgement.compatible), count)
-        undecided = "; ".join(f"{names[int(one.node)]}: {one.why}" for one in judgement.nodes if one.state != "good")
+        undecided = "; ".join(
+            f"{names.get(int(one.node), one.node)}: {one.why}" for one in judgement.nodes if one.state != "good"
+        )
         return Found("INCONCLUSIVE", f"Not decided: {undecided or 'rounds are missing'}.", None, count)
 
     return rule

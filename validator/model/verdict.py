@@ -147,6 +147,7 @@ class RunReport(Frozen):
     tables: tuple[RunTable, ...] = ()
     role: str = Field("measure", description="`smoke`, `nsys` and `round` runs do not decide their phase.")
     remedy: str | None = Field(None, description="The remedy that was tried by this run.")
+    nodes: tuple[str, ...] = Field((), description="The nodes that it ran on.")
 
 
 class RemedyReport(Frozen):

@@ -15,7 +15,7 @@ from validator.model.verdict import Artifact, Decision, PhaseReport, Recommendat
 from validator.pipeline.fleet import fleet
 from validator.plan import launch_words
 from validator.runs.folder import RunFolder
-from validator.runs.replay import RunEnd, end_of, pending, readable, reconstruct
+from validator.runs.replay import RunEnd, end_of, events_of, pending, readable, reconstruct
 from validator.secrets.redact import REDACTED, redact_output
 
 
@@ -59,7 +59,7 @@ def assemble(
         findings=findings,
         recommended=_recommended(recommend(phases, runbook=header.runbook, command=_launch_command(record))),
         environment=dict(record.environment),
-        fleet=fleet(record, phases),
+        fleet=fleet(record, phases, events_of(folder)),
         artifacts=() if decision == "IN_PROGRESS" else _artifacts(folder),
         validator_version=header.validator_version,
     )

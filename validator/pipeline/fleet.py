@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from validator.cluster.fleet import node_names
 from validator.kinds.registry import kind_of
 from validator.model.fleet import Fleet, ScalingPoint
 from validator.model.record import ValidationRecord
 from validator.model.verdict import PhaseReport
+from validator.pipeline.nodes import known_nodes
+from validator.runs.journal import Event
 
 
-def fleet(record: ValidationRecord, phases: Sequence[PhaseReport]) -> Fleet | None:
-    """The nodes: what is slow, in what they differ, how their number scales; None without a cluster."""
+def fleet(record: ValidationRecord, phases: Sequence[PhaseReport], events: Sequence[Event]) -> Fleet | None:
+    """The nodes: what is slow, in what they differ, how their number scales; None without a cluster.
+
+    Args:
+        events: the journal, which names the nodes by their index, and those that were lost.
+    """
     runbook = record.runbook
     if runbook.cluster is None:
         return None
@@ -28,22 +33,20 @@ def fleet(record: ValidationRecord, phases: Sequence[PhaseReport]) -> Fleet | No
     )
     if not records:
         return None
-    vetted = [
-        phase for phase in record.phases if phase.runs and len(phase.runs[0].spec.groups) == runbook.cluster.count
-    ]
-    names = node_names(vetted[0].runs) if vetted else dict(enumerate(dict.fromkeys(one.node for one in records)))
+    known = known_nodes(events)
     search = search_over(runbook.cluster.count, links=False, on_gpus=False, rounds=None, done=())
-    for phase in vetted:
-        found = kind_of(phase.phase.kind).searched(phase.phase, runbook, phase.runs)
-        if found is not None:
-            search, names = found, node_names(phase.runs)
+    for phase in record.phases:
+        found = kind_of(phase.phase.kind).searched(phase.phase, runbook, phase.runs) if phase.runs else None
+        search = search if found is None else found
+    lost = {one.node: one.detail or "it answers no more" for one in records if one.ended == "lost"}
     facts = FleetFacts(
         judgement=search.judgement(),
         measures=tuple(search.measures.values()),
         records=records,
         wanted=runbook.cluster.nodes,
         engine=runbook.cluster.engine,
-        names={str(index): name for index, name in names.items()},
+        names={str(index): name for index, name in enumerate(known.names)},
+        lost={**known.lost, **lost},
         scaling=tuple(_scaling(record, phases)),
     )
     return fleet_of(facts)

@@ -34,7 +34,7 @@ def batch_script(runbook: Runbook, path: Path, *, overrides: Sequence[str], out:
         "#!/bin/bash",
         *(f"#SBATCH {option}" for option in _options(runbook, out=out, requeue=requeue)),
         "",
-        "# After a requeue onto the same nodes the validation continues where it was; what it had measured is kept.",
+        "# After a requeue the validation continues; what it had measured on other nodes is measured again.",
         f'folder="{folder}"',
         'begun=$(ls -d "$folder"/*/ 2>/dev/null | head -n 1)',
         'if [ -n "$begun" ]; then',

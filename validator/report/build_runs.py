@@ -19,6 +19,7 @@ from validator.text import (
     format_p_value,
     format_percent,
     format_value,
+    listed,
     one_line,
 )
 
@@ -76,6 +77,7 @@ def runs_table(phase: PhaseReport) -> Table:
     rated = has_rates(phase)
     columns = ["Run", "Arm", "Ended", "Duration", "Steps", "Rate (tok/s)", "95 % interval", "Step time (s)"]
     shown = [name for name in columns[: None if rated else 4] if name != "Arm" or len(phase.runs) > 1]
+    shown += ["Nodes"] if any(run.nodes for run in phase.runs) else []
     rows = tuple(tuple(cells[name] for name in shown) for cells in map(_run_cells, phase.runs))
     caption = "Runs; mean ± standard deviation over the window"
     return Table(caption, tuple(shown), rows, frozenset(columns[3:]))
@@ -98,6 +100,7 @@ def _run_cells(run: RunReport) -> dict[str, str]:
         "Rate (tok/s)": _plus_minus(rate),
         "95 % interval": (format_interval(rate.ci_low, rate.ci_high) if rate else "") or "–",
         "Step time (s)": _plus_minus(run.metrics.get("step_time_s")),
+        "Nodes": one_line(listed(run.nodes)) or "–",
     }
 
 
