@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 
@@ -27,6 +28,8 @@ def test_healthy_nodes_are_go(engine: str, site_of: MakeSite) -> None:
     assert ended.run is not None
     table = (ended.run / "runs/alone/r1/g2/training.csv").read_text()
     assert table.count("\n") == 31
+    stamps = (ended.run / "runs/alone/r1/g2/arrivals.jsonl").read_text().splitlines()
+    assert json.loads(stamps[-1])["step"] == 30, "by the node's own clock"
 
 
 @engines

@@ -99,11 +99,13 @@ class Slurm:
         words = self.release_words(allocation)
         if not words:
             return
-        with suppress(Unable):  # the end of salloc releases it as well
-            ask(words, environment=_environment(os.environ))
         held = _held.pop(_number(allocation), None)
-        if held is not None:
-            _end(held)
+        if (
+            held is not None
+        ):  # salloc ends the job with its command; one that gets SIGTERM and the job's end at once may hang
+            held.close(within_s=_RELEASE_S)
+        with suppress(Unable):
+            ask(words, environment=_environment(os.environ))
 
     def release_words(self, allocation: Allocation) -> tuple[str, ...]:
         """`scancel`."""
@@ -187,7 +189,9 @@ class _Request:
     def _give_up(self) -> None:
         """First the client, so that it asks for nothing more; then the job, which it may have left."""
         job = self._queued()
-        _end(self._salloc)
+        if self._salloc.process.poll() is None:
+            self._salloc.process.terminate()
+        self._salloc.close(within_s=_RELEASE_S)
         if job is not None:
             with suppress(Unable):
                 ask(("scancel", "--quiet", job), environment=_environment(os.environ))
@@ -286,13 +290,6 @@ def _number(allocation: Allocation) -> str:
     if allocation.job is None:
         raise Unable("the allocation has no job number; start the validation again")
     return allocation.job
-
-
-def _end(salloc: Channel) -> None:
-    """End a salloc: SIGTERM where it waits for nodes, the end of its command's input where it has them."""
-    if salloc.process.poll() is None:
-        salloc.process.terminate()
-    salloc.close(within_s=_RELEASE_S)
 
 
 ENGINE = Slurm()

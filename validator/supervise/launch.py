@@ -11,6 +11,7 @@ import os
 import re
 import socket
 import subprocess
+import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -196,6 +197,8 @@ def prepare_step(spec: RunSpec, place: Place, *, run_dir: Path, token: str, grac
         cwd=cwd,
         python=spec.python,
         out=str(out),
+        follow=spec.model_dump(mode="json", by_alias=True) if spec.trains else None,
+        began=time.monotonic(),
         probe=str(probe),
         start_s=place.start_s,
         lost_s=place.lost_s,

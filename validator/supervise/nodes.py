@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from validator.documents import parse_json
 from validator.engine import engine_of
 from validator.errors import Unable
 from validator.files import open_file
@@ -16,7 +17,11 @@ from validator.model.record import Reason
 NODES_FILE = "nodes.json"
 """In the run's folder: every node of it, and how its part ended."""
 
+LIVE_FILE = "live.json"
+"""Beside it while nodes train alone: the step that each has come to."""
+
 _MOST_BYTES = 64 << 20
+_FEW = 8
 _WORST_FIRST = ("lost", "not_started", "exited")
 
 
@@ -27,6 +32,24 @@ def read_records(out: Path) -> NodeRecords | None:
             return NodeRecords.model_validate_json(file.read(_MOST_BYTES))
     except (OSError, ValueError):
         return None
+
+
+def live_steps(out: Path) -> dict[str, int]:
+    """Node to its step, while nodes train alone; empty where there is nothing of the kind."""
+    try:
+        with open_file(out / LIVE_FILE) as file:
+            found = parse_json(file.read(_MOST_BYTES))
+        return {str(node): int(step) for node, step in found.items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
+
+
+def live_text(steps: Mapping[str, int]) -> str:
+    """How far the nodes are, the slowest first: `n3 at step 40, n1 at 118`."""
+    ordered = sorted(steps.items(), key=lambda one: one[1])
+    shown = [f"{node} at {step:,}" for node, step in ordered[:_FEW]]
+    more = f" … {ordered[-1][0]} at {ordered[-1][1]:,}" if len(ordered) > _FEW else ""
+    return f"{', '.join(shown)}{more}"
 
 
 def failed(records: Sequence[NodeRecord]) -> tuple[NodeRecord, ...]:
