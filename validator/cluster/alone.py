@@ -12,13 +12,12 @@ import numpy as np
 
 from validator.cluster.judgement import Outcome, Outlier, Subject
 from validator.cluster.judging import alone_contrasts, decide, screen
+from validator.model.machine import MIN_EFFECT
 from validator.model.result import Floats
 from validator.stats.estimate import LEVEL
 
 REPEATS = 4
 """Repeats without which nothing is said."""
-
-MIN_EFFECT = 0.03
 
 
 def outliers_alone(rates: Floats, *, measure: str) -> list[Outlier]:

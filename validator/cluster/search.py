@@ -47,6 +47,7 @@ from validator.cluster.rounds import (
     slow_with_fast,
     swap_rounds,
 )
+from validator.model.machine import MIN_EFFECT
 from validator.model.result import Floats
 from validator.stats.distributions import t_quantile
 from validator.stats.estimate import LEVEL, SECOND_LEVEL
@@ -59,7 +60,7 @@ class Rules:
     """What is asked for. `rounds` limits the rounds of random pairs; `whole` is the loss, relative to the median pair,
     from which all good nodes together are slow (None: they are not measured together)."""
 
-    min_effect: float = 0.03
+    min_effect: float = MIN_EFFECT
     repeats: int = 4
     pair_repeats: int = 4
     confirm_repeats: int = 8

@@ -12,6 +12,7 @@ from validator.cluster.judgement import Judgement
 from validator.cluster.rounds import Group, Measure
 from validator.model.cluster import EngineName
 from validator.model.fleet import Fleet, FleetGpu, FleetMeasure, FleetNode, NodeDifference, ScalingPoint
+from validator.model.machine import MIN_EFFECT
 from validator.model.nodes import NodeRecord
 
 
@@ -33,7 +34,7 @@ class FleetFacts:
     engine: EngineName
     names: Mapping[str, str] = field(default_factory=dict)
     lost: Mapping[str, str] = field(default_factory=dict)
-    min_effect: float = 0.03
+    min_effect: float = MIN_EFFECT
     scaling: tuple[ScalingPoint, ...] = ()
 
 

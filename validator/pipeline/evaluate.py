@@ -59,7 +59,7 @@ def assemble(
         findings=findings,
         recommended=_recommended(recommend(phases, runbook=header.runbook, command=_launch_command(record))),
         environment=dict(record.environment),
-        fleet=fleet(record, phases, events_of(folder)),
+        fleet=fleet(record, events_of(folder)),
         artifacts=() if decision == "IN_PROGRESS" else _artifacts(folder),
         validator_version=header.validator_version,
     )
