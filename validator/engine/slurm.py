@@ -120,7 +120,7 @@ def own_job() -> str | None:
 
 def unqueued(cluster: Cluster) -> tuple[str, ...]:
     """The command by which Slurm says whether and when it would start the allocation, without a job."""
-    return ("sbatch", "--test-only", *_request(cluster, "doctor"), "--wrap=true")
+    return ("sbatch", "--test-only", *cluster.request("doctor"), "--wrap=true")
 
 
 class _Request:
@@ -128,7 +128,7 @@ class _Request:
 
     def __init__(self, cluster: Cluster, name: str) -> None:
         self._cluster = cluster
-        command = ("salloc", *_request(cluster, name), *_HOLD)
+        command = ("salloc", "--wait-all-nodes=1", *cluster.request(name), *_HOLD)
         (self._salloc,) = hold([(command, (), _environment(os.environ))])
 
     def wait(self, cancelled: Callable[[], bool]) -> str:
@@ -195,19 +195,6 @@ class _Request:
         if job is not None:
             with suppress(Unable):
                 ask(("scancel", "--quiet", job), environment=_environment(os.environ))
-
-
-def _request(cluster: Cluster, name: str) -> Iterator[str]:
-    """Whole nodes, and no end of the job where one of them fails. Options of the runbook come last, and win."""
-    options = cluster.slurm
-    yield from (f"--nodes={cluster.count}", f"--job-name={name}", "--exclusive", "--mem=0")
-    yield from ("--no-kill", "--wait-all-nodes=1")
-    for option in ("partition", "account", "time", "gres"):
-        if value := getattr(options, option):
-            yield f"--{option}={value}"
-    if options.exclude:
-        yield f"--exclude={','.join(options.exclude)}"
-    yield from options.args
 
 
 def _described(cluster: Cluster) -> str:
