@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator
 
 from validator.diagnose.rule import Diagnosis, PhaseFacts, RunFacts, Severity, as_number, evidence, hit_evidence, rule
-from validator.judge.config import changes_arithmetic, identical_arms, same_value
+from validator.judge.config import identical_arms, same_value
+from validator.model.arguments import changes_arithmetic
 from validator.model.catalogue import METRICS
 from validator.model.runbook import ArmsPhase, PytestPhase
 from validator.model.xids import xid

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from validator.init.command import nproc_key, trainer_keys
+from validator.init.effects import SHORT_ROWS, settings_to_try
 from validator.init.watched import WatchedCommand
 from validator.text import format_number
 
@@ -103,6 +104,7 @@ def draft(watched: WatchedCommand, *, name: str, base: Path, steps: int | None =
         *_defaults(watched, lengths),
         "",
         "phases:",
+        *_settings(watched),
         *_baseline(watched, lengths),
     ]
     if soak and lengths.soak is not None:
@@ -180,6 +182,32 @@ def _defaults(watched: WatchedCommand, lengths: Lengths) -> Iterator[str]:
     yield f"  warmup_steps: {lengths.warmup}    # the first steps, which compile and fill caches, count for no rate"
     if watched.command.launch.env:
         yield f"  env: {yaml_text(dict(watched.command.launch.env))}"
+
+
+def _settings(watched: WatchedCommand) -> Iterator[str]:
+    """The phase that tries settings by their effect, where the trainer does not report its config."""
+    found = settings_to_try(watched)
+    if not found.change:
+        return
+    runs = len(found.change) + (3 if found.confirm else 2)
+    stride = 1 if watched.reading is None else watched.reading.stride
+    yield "  - id: settings"
+    yield "    kind: settings"
+    yield "    why: Whether the trainer obeys its settings, which it does not report, by what other values change."
+    steps, step_s = SHORT_ROWS * stride, watched.step_s or 0.0
+    done = (watched.reading.last_step or 0) if watched.reading is not None else 0
+    run_s = max(0.0, watched.seconds - done * step_s) + steps * step_s
+    yield f"    steps: {steps}    # {runs} runs, about {_duration(runs * run_s)} with their starts"
+    yield "    # What they do not decide, as without a seed, is reported and forbids no GO; what is ignored does."
+    yield "    decide_all: false"
+    yield "    change:"
+    yield from (f"      {yaml_text(one.key)}: {yaml_text(one.value)}    # {one.why}" for one in found.change)
+    if found.left:
+        yield from _comment(f"Not tried, to keep it short: {', '.join(found.left)}.", indent="      # ")
+    if found.confirm:
+        yield "    confirm:    # the values of the config file, in the command: a run must do the same with them"
+        yield from (f"      {yaml_text(key)}: {yaml_text(value)}" for key, value in found.confirm.items())
+    yield ""
 
 
 def _baseline(watched: WatchedCommand, lengths: Lengths) -> Iterator[str]:

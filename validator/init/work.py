@@ -227,9 +227,11 @@ def _fixed(place: str) -> bool:
 
 def _with_soak(text: str, runbook: Runbook, report: ValidationReport) -> str:
     """The text with a soak behind its phases, where there is none and a phase of one run says how long it takes."""
-    runs = [run for phase in report.phases for run in phase.runs if run.outcome is not None and run.metrics]
     phases = [phase for phase in runbook.phases if isinstance(phase, TrainPhase)]
-    if len(runbook.phases) != 1 or not phases or phases[0].id != "baseline" or not runs:
+    others = [phase for phase in runbook.phases if phase not in phases and phase.kind != "settings"]
+    own = [phase.runs for phase in report.phases if phases and phase.id == phases[0].id]
+    runs = [run for runs in own for run in runs if run.outcome is not None and run.metrics]
+    if others or len(phases) != 1 or phases[0].id != "baseline" or not runs:
         return text
     seconds = (runs[0].outcome or {}).get("duration_s")
     step_s = float(seconds) / phases[0].steps if isinstance(seconds, (int, float)) and seconds > 0 else None

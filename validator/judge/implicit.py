@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from validator.judge.config import differences, unreported
+from validator.judge.config import Obeyed, differences, obeyed_settings, obeyed_text, unreported
 from validator.judge.data import measured
 from validator.kinds.registry import Found, ImplicitCriterion, JudgedRun, Rule, Seen, arms_of, kind_of
 from validator.model.record import PhaseRecord, RunRecord, ValidationRecord
@@ -31,8 +31,15 @@ _MAX_UNREPORTED = 0.1
 """Share of a run that may lie behind the last row of a trainer that logs every so many steps."""
 
 
-def implicit_criteria(phase: Phase, runbook: Runbook, *, has_loss: bool = False) -> Iterator[ImplicitCriterion]:
-    """The implicit criteria of a phase, in order; `has_loss`: a run of it, or of a phase before it, has a loss."""
+def implicit_criteria(
+    phase: Phase, runbook: Runbook, *, has_loss: bool = False, obeyed: Obeyed = ()
+) -> Iterator[ImplicitCriterion]:
+    """The implicit criteria of a phase, in order.
+
+    Args:
+        has_loss: whether a run of it, or of a phase before it, has a loss.
+        obeyed: settings that were changed with an effect.
+    """
     if isinstance(phase, ProcessPhase):
         yield ImplicitCriterion("exit", _ended_text(phase, runbook), _exit)
     if isinstance(phase, TrainingPhase):
@@ -46,7 +53,7 @@ def implicit_criteria(phase: Phase, runbook: Runbook, *, has_loss: bool = False)
     yield from kind_of(phase.kind).criteria(phase, runbook)
     if isinstance(phase, TrainingPhase):
         text = "the declared config is the one that ran"
-        yield ImplicitCriterion("config", text, _config, required=_reports_config, final=True)
+        yield ImplicitCriterion("config", text, _config_rule(obeyed), required=_reports_config, final=True)
 
 
 def _ended_text(phase: Phase, runbook: Runbook) -> str:
@@ -57,7 +64,8 @@ def _ended_text(phase: Phase, runbook: Runbook) -> str:
 
 def implicit_verdicts(record: PhaseRecord, *, validation: ValidationRecord) -> tuple[Verdict, ...]:
     """The verdicts on the implicit criteria of a phase that has ended."""
-    criteria = list(implicit_criteria(record.phase, validation.runbook, has_loss=_has_loss(record, validation)))
+    has_loss, obeyed = _has_loss(record, validation), obeyed_settings(validation)
+    criteria = list(implicit_criteria(record.phase, validation.runbook, has_loss=has_loss, obeyed=obeyed))
     if record.runs:
         criteria += kind_of(record.phase.kind).measured_criteria(record, validation)
     every = judged_runs(record)
@@ -107,7 +115,7 @@ def _verdict(
     planned: int,
 ) -> Verdict:
     """The worst of `runs` decides; the others of the same status are counted. Fewer than `planned` are no pass."""
-    found = [(run, _as_far_as_it_came(criterion, run)) for run in runs]
+    found = [(run, _as_far_as_it_came(criterion, run)) for run in (runs[:1] if criterion.whole else runs)]
     missing = planned - len(found)
     if not found or (missing > 0 and all(one.status == "PASS" for _, one in found)):
         worst = Found("INCONCLUSIVE", "No run of the phase was started.")
@@ -308,8 +316,15 @@ def _log(run: JudgedRun, text: str) -> Found:
     return Found("PASS", f"Rank 0 printed {text!r}.", "present", text, (where,))
 
 
-def _config(run: JudgedRun) -> Found:
+def _config_rule(obeyed: Obeyed) -> Rule:
+    return lambda run: _config(run, obeyed)
+
+
+def _config(run: JudgedRun, obeyed: Obeyed) -> Found:
     found = differences(run.record)
+    if found is None and obeyed:
+        message = f"The trainer does not report its effective config; {obeyed_text(obeyed)}. Others are not verified."
+        return Found("PASS", message, "by effect")
     if found is None:
         return Found("INCONCLUSIVE", "The trainer does not report its effective config.")
     path = run.source("env.json")

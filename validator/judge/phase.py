@@ -14,7 +14,7 @@ from validator.judge.criteria import judge_criterion
 from validator.judge.data import PhaseData, measured, scaling_efficiency
 from validator.judge.decision import with_remedies
 from validator.judge.implicit import implicit_criteria, implicit_verdicts, out_of_reach
-from validator.kinds.registry import asks, unasked
+from validator.kinds.registry import asks, kind_of, unasked
 from validator.model.catalogue import version_of
 from validator.model.expression import open_reference
 from validator.model.record import PhaseRecord, RunRecord, ValidationRecord
@@ -89,6 +89,7 @@ def _judge(record: PhaseRecord, validation: ValidationRecord, judged: Mapping[st
         checks=record.checks,
         runs=tuple(run_report(run) for run in record.every_run),
         comparison=comparison,
+        effects=kind_of(phase.kind).effects(phase, record.runs) if record.runs else (),
         scalars=_phase_scalars(data),
         duration_s=record.duration_s,
         extended=record.extended,

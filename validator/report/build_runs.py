@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from validator.model.catalogue import catalogue_order
@@ -62,7 +62,7 @@ def _run_table(found: RunTable) -> Table:
     return Table(one_line(found.caption, limit=200), tuple(map(one_line, found.columns)), rows, numeric)
 
 
-_ROLES = {"smoke": "data-loader smoke test", "nsys": "for Nsight Systems"}
+_ROLES = {"smoke": "data-loader smoke test", "nsys": "for Nsight Systems", "changed": "with another setting"}
 
 
 def _run_title(run: RunReport) -> str:
@@ -301,6 +301,31 @@ def remedies_table(phase: PhaseReport) -> Table | None:
     )
     note = "A remedy that changes the config cannot make the phase pass: the decision is about the declared config."
     return Table("Remediation attempts", ("Attempt", "Settings", "Config", "Status", "Why"), rows, frozenset(), note)
+
+
+def effects_table(phase: PhaseReport) -> Table | None:
+    """What another value of each setting changed, for a phase that changes some."""
+    if not phase.effects:
+        return None
+    rows = tuple(
+        (
+            one_line(one.setting, limit=80),
+            one_line(one.declared if one.declared is not None else "not given", limit=80),
+            one_line(one.tried, limit=200),
+            _first_losses(one.declared_losses),
+            _first_losses(one.tried_losses),
+            one.status,
+            clean(one.message, limit=600),
+        )
+        for one in phase.effects
+    )
+    columns = ("Setting", "Declared", "Tried", "Loss as declared", "Loss as tried", "Status", "Why")
+    note = "Settings that are not listed were not tried, so this says nothing of them."
+    return Table("Settings tried with another value", columns, rows, frozenset(), note)
+
+
+def _first_losses(losses: Sequence[float]) -> str:
+    return ", ".join(f"{value:.7g}" for value in losses) or "–"
 
 
 def _comparison_note(comparison: ArmComparison) -> str:
