@@ -200,6 +200,10 @@ def _settings(watched: WatchedCommand) -> Iterator[str]:
     yield f"    steps: {steps}    # {runs} runs, about {_duration(runs * run_s)} with their starts"
     yield "    # What they do not decide, as without a seed, is reported and forbids no GO; what is ignored does."
     yield "    decide_all: false"
+    if found.seed is not None:
+        yield f"    args: {{{found.seed}: 1}}    # here alone, so that runs as declared agree"
+    elif not found.seeded and watched.command.launch.launcher != "plain":
+        yield "    seed: 1    # here alone, so that runs as declared agree though the command gives no seed"
     yield "    change:"
     yield from (f"      {yaml_text(one.key)}: {yaml_text(one.value)}    # {one.why}" for one in found.change)
     if found.left:

@@ -22,6 +22,7 @@ _MOST = 6
 _CONFIG_BYTES = 2**20
 _KEY = re.compile(r"[A-Za-z_][\w.-]*")
 _NUMBER = re.compile(r"(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?")
+_SEEDS = ("seed", "random_seed", "manual_seed", "rng_seed")
 _FIXED_BY_DATA = frozenset({"vocab"})
 """Words of settings that the data allow no other value of."""
 
@@ -42,6 +43,11 @@ class SettingsToTry:
     change: tuple[OtherValue, ...] = ()
     confirm: Mapping[str, int | float] = field(default_factory=dict)
     left: tuple[str, ...] = ()
+    seed: str | None = None
+    """The option of a seed that neither the command nor its config file gives."""
+
+    seeded: bool = False
+    """Whether one of them gives a seed."""
 
 
 def settings_to_try(watched: WatchedCommand) -> SettingsToTry:
@@ -61,7 +67,18 @@ def settings_to_try(watched: WatchedCommand) -> SettingsToTry:
     change = [OtherValue(key, *_other(key, number, where)) for key, (number, where) in given.items()]
     kept = change[:_MOST]
     confirm = {one.key: given[one.key][0] for one in kept if given[one.key][1] not in ("the command", "a variable")}
-    return SettingsToTry(tuple(kept), confirm, tuple(one.key for one in change[_MOST:]))
+    return SettingsToTry(tuple(kept), confirm, tuple(one.key for one in change[_MOST:]), *_seed(watched.command))
+
+
+def _seed(command: TrainerCommand) -> tuple[str | None, bool]:
+    """The option by which the program takes a seed, where nothing gives it one; and whether something does."""
+    given = [*settings_in(command.words), *command.launch.env]
+    given += [name for path in config_files(command.words, command.launch.env) for name, _ in _entries(path)]
+    if any(is_seed(f"args.{name.lower()}") for name in given):
+        return None, True
+    named = [one.lstrip("-") for one in command.offered if not one.endswith("=")]
+    seeds = [one for one in named if flat_name(one).rpartition(".")[2] in _SEEDS]
+    return (seeds[0] if len(seeds) == 1 else None), False
 
 
 def _tells(key: str) -> bool:
@@ -85,13 +102,17 @@ def _of_files(command: TrainerCommand) -> Iterator[tuple[str, int | float, str]]
     options = {flat_name(one).rstrip("="): one.strip("-=") for one in command.offered}
     given = {flat_name(name) for name in settings_in(command.words)}
     for path in config_files(command.words, command.launch.env):
-        found = dict(_numbers("", _content(path)))
+        found = dict(_entries(path))
         for name, number in found.items():
             last = name.rpartition(".")[2]
             alone = sum(one.rpartition(".")[2] == last for one in found) == 1
             option = options.get(flat_name(name)) or (options.get(flat_name(last)) if alone else None)
             if option is not None and flat_name(option) not in given:
                 yield f"args.{option}", number, path.name
+
+
+def _entries(path: Path) -> Iterator[tuple[str, int | float]]:
+    return _numbers("", _content(path))
 
 
 def _content(path: Path) -> Any:

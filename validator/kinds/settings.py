@@ -6,9 +6,11 @@ value. One that reports its effective config says so itself; of any other this i
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from validator.kinds.base import Found, ImplicitCriterion, PlannedArm, Planner, Seen, Site, TrainingKind, safe_name
@@ -28,7 +30,7 @@ from validator.runbook.problems import Problem
 from validator.stats.effect import Contrast, contrast_losses, contrast_times
 
 if TYPE_CHECKING:
-    from validator.model.plan import RunSpec
+    from validator.model.plan import Role, RunSpec
     from validator.model.record import PhaseRecord, RunRecord, ValidationRecord
     from validator.model.result import Series
 
@@ -41,7 +43,8 @@ _OTHER_MEMORY = 0.02
 
 _MEMORY = ("gpu_mem_alloc_mib", "gpu_mem_reserved_mib")
 
-_SEED = "give the trainer a seed, so that runs as declared agree, or leave the setting out of `change`"
+_SEED = "set `seed` of the phase, so that runs as declared agree, or the trainer's own seed under its `args`"
+_WITH_SEED = "the trainer draws from elsewhere than the seed of the phase: give it one of its own under `args`"
 
 _Answer = tuple[Literal["PASS", "FAIL", "INCONCLUSIVE"], str]
 
@@ -58,6 +61,10 @@ class Settings(TrainingKind[SettingsPhase]):
         for where in ("change", "confirm"):
             for key in getattr(phase, where):
                 yield from check_reaches(site.built, site.runbook, phase, site.path(where, key), key)
+        trainer = site.runbook.trainer
+        if phase.seed is not None and (trainer.container is not None or trainer.launcher == "plain"):
+            message = f"seed of {phase.id} is set by Python on this machine, and the trainer is started by another way"
+            yield site.problem(message, "remove seed, and give the trainer its own under args", "seed", key=True)
         for key, value in phase.change.items():
             declared = _in_runbook(key, site.runbook, phase)
             if declared is not None and has_placeholder(declared):
@@ -77,14 +84,14 @@ class Settings(TrainingKind[SettingsPhase]):
 
     def runs(self, phase: SettingsPhase, planner: Planner) -> Iterator[RunSpec]:
         """One as declared, those with something changed, and the others as declared, so that a drift shows."""
-        yield planner.training(phase, PlannedArm(), repeat=1)
+        yield _run(planner, phase, {}, None)
         for key, value in phase.change.items():
             name = safe_name(f"{key.partition('.')[2]}={setting_text(value)}")
-            yield _changed(planner, phase, {key: value}, name)
+            yield _run(planner, phase, {key: value}, name)
         if phase.confirm:
-            yield _changed(planner, phase, phase.confirm, _CONFIRMED)
+            yield _run(planner, phase, phase.confirm, _CONFIRMED)
         for repeat in range(2, repeats_of(planner.runbook, phase) + 1):
-            yield planner.training(phase, PlannedArm(), repeat=repeat)
+            yield _run(planner, phase, {}, None, repeat=repeat)
 
     def effects(self, phase: SettingsPhase, runs: Sequence[RunRecord]) -> tuple[SettingEffect, ...]:
         """What each changed setting changed, and whether the values of a config file are those that ran."""
@@ -121,7 +128,9 @@ class Settings(TrainingKind[SettingsPhase]):
 # The runs.
 
 
-def _changed(planner: Planner, phase: SettingsPhase, settings: Mapping[str, Setting], arm: str) -> RunSpec:
+def _run(
+    planner: Planner, phase: SettingsPhase, settings: Mapping[str, Setting], arm: str | None, *, repeat: int = 1
+) -> RunSpec:
     """A run with other values of some settings: in the runbook's `args`, in the command, or in the environment."""
     given = args_of(planner.runbook, phase)
     names = {flat_name(key): key for key in given}
@@ -134,9 +143,19 @@ def _changed(planner: Planner, phase: SettingsPhase, settings: Mapping[str, Sett
             args[names.get(flat_name(name), name)] = value
         elif family == "args":
             command = with_value(command, name, setting_text(value))
-    env = {key[4:]: value for key, value in settings.items() if key.startswith("env.")}
-    spec = planner.training(phase, PlannedArm(arm, env, args), repeat=1, role="changed", command=command)
+    env = _seeding(planner.runbook, phase) | {k[4:]: value for k, value in settings.items() if k.startswith("env.")}
+    role: Role = "changed" if settings else "measure"
+    spec = planner.training(phase, PlannedArm(arm, env, args), repeat=repeat, role=role, command=command)
     return spec.model_copy(update={"settings": dict(settings)})
+
+
+def _seeding(runbook: Runbook, phase: SettingsPhase) -> dict[str, Setting]:
+    """The variables that have a seed set in every Python process of a run."""
+    if phase.seed is None:
+        return {}
+    given = {"PYTHONPATH": os.environ.get("PYTHONPATH", ""), **runbook.defaults.env, **phase.env}["PYTHONPATH"]
+    places = filter(None, (str(Path(__file__).with_name("seeding")), setting_text(given)))
+    return {"PYTHONPATH": os.pathsep.join(places), "VALIDATOR_SEED": phase.seed}
 
 
 def _in_runbook(key: str, runbook: Runbook, phase: SettingsPhase) -> str | None:
@@ -221,7 +240,7 @@ def _effect(
     if found is None and changed is not None:
         contrast = contrast_losses([one.losses for one in declared], changed.losses, after_update=is_learning_rate(key))
         name = key.partition(".")[2]
-        found = _answer(key, contrast, declared, changed)
+        found = _answer(key, contrast, declared, changed, seeded=phase.seed is not None)
         if found[0] == "INCONCLUSIVE" and changed.refused:
             found = _refusal(name, tried, value, changed, in_command=given is not None)
     assert found is not None, "each run that is there has an answer"
@@ -262,7 +281,7 @@ def _without_comparison(declared: Sequence[_Seen], changed: _Seen | None) -> _An
     return None
 
 
-def _answer(key: str, contrast: Contrast, declared: Sequence[_Seen], changed: _Seen) -> _Answer:
+def _answer(key: str, contrast: Contrast, declared: Sequence[_Seen], changed: _Seen, *, seeded: bool) -> _Answer:
     """Whether a setting is obeyed: by losses first, then by printed learning rates, memory and step times."""
     if contrast.outcome == "different":
         return "PASS", f"Obeyed: {contrast.why}."
@@ -275,9 +294,11 @@ def _answer(key: str, contrast: Contrast, declared: Sequence[_Seen], changed: _S
     other = memory or contrast_times([one.times for one in declared], changed.times)
     if other is not None:
         return "PASS", f"Obeyed: {other}. By the losses it is open: {contrast.why}."
-    advice = f"; {_SEED}" if not contrast.repeatable else "; run more steps, or try a value further away"
+    advice = "run more steps, or try a value further away"
+    if not contrast.repeatable:
+        advice = _WITH_SEED if seeded else _SEED
     prints = " The trainer prints another learning rate, which its optimizer need not use." if rates == "other" else ""
-    return "INCONCLUSIVE", f"Not decided: {contrast.why}{advice}.{prints}"
+    return "INCONCLUSIVE", f"Not decided: {contrast.why}; {advice}.{prints}"
 
 
 def _unchanged(key: str, contrast: Contrast, rates: str | None, memory: str | None) -> _Answer:
@@ -347,7 +368,7 @@ def _confirmation(phase: SettingsPhase, declared: Sequence[_Seen], run: _Seen | 
         elif contrast.repeatable:
             found = "INCONCLUSIVE", f"Not decided: {contrast.why}; run more steps."
         else:
-            found = "INCONCLUSIVE", f"Not decided: {contrast.why}; give the trainer a seed, or remove `confirm`."
+            found = "INCONCLUSIVE", f"Not decided: {contrast.why}; set `seed` of the phase, or remove `confirm`."
     assert found is not None, "a run that is there has an answer"
     return _recorded(_CONFIRMED, None, shown, *found, contrast, declared, run)
 

@@ -54,7 +54,7 @@ def _added(words: Sequence[str], name: str, value: str) -> tuple[str, ...]:
 
 _WORKLOAD = frozenset(
     {"batch", "accum", "accumulation", "lr", "rate", "seed", "vocab"}
-    | {"seq", "len", "length", "context", "ctx", "block", "width", "dim", "hidden", "embd", "ffn"}
+    | {"seq", "len", "length", "context", "ctx", "block", "width", "dim", "hidden", "embd", "embed", "ffn"}
     | {"layer", "layers", "depth", "head", "heads", "dtype", "precision", "bf16", "fp16", "fp32", "fp8", "amp"}
 )
 _ARITHMETIC = _WORKLOAD | frozenset(
@@ -71,12 +71,22 @@ _BY_RIGHT = frozenset(
 _NOT_AT_FIRST = frozenset(
     {"eval", "evaluation", "val", "valid", "validation", "test", "sample", "sampling", "generate", "dropout"}
     | {"warmup", "decay", "schedule", "scheduler", "min", "max", "end", "final", "clip", "micro", "beta", "momentum"}
+    | {"parallel", "parallelism", "degree", "shard", "rank"}
 )
 """Words of settings that the losses of the first training steps may not show, though they change the arithmetic."""
 
 
+_JOINED = re.compile(
+    r"(?P<learning>learning)(?P<rate>rate)"
+    r"|(?:n|num)?(?P<first>batch|seq|block|context|hidden|layers?|heads?|embed|accum)(?:size|len|length|dim|steps|s)?"
+)
+"""Names in one word: `batchsize`, `seqlen`, `nlayers`, `learningrate`."""
+
+
 def _words_of(name: str) -> set[str]:
-    return set(re.split(r"[^a-z0-9]+", name.partition(".")[2].lower() or name.lower()))
+    words = set(re.split(r"[^a-z0-9]+", name.partition(".")[2].lower() or name.lower()))
+    joined = [found.groupdict() for one in words if (found := _JOINED.fullmatch(one)) is not None]
+    return words | {value for groups in joined for value in groups.values() if value is not None}
 
 
 def changes_arithmetic(name: str) -> bool:

@@ -233,6 +233,7 @@ class SettingsPhase(TrainingPhase):
     digit, and the changed one agrees with them, the trainer ignores it.
     """
 
+    instrumented = True
     filled: ClassVar[tuple[str, ...]] = ("change", "confirm")
     substitutes: ClassVar[Mapping[str, Any]] = {"change": {"env.UNKNOWN": 1}}
 
@@ -249,6 +250,12 @@ class SettingsPhase(TrainingPhase):
         default_factory=dict,
         description="Settings with the values that a config file gives them. One run has all of them in its command, "
         "and must do the same as the runs as declared.",
+    )
+    seed: Count | None = Field(
+        None,
+        ge=0,
+        description="Set in Python, NumPy and torch before the trainer's first line, for a trainer that sets none "
+        "itself: a folder in front of PYTHONPATH does it.",
     )
     decide_all: bool = Field(
         True,
