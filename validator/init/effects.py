@@ -23,8 +23,8 @@ _CONFIG_BYTES = 2**20
 _KEY = re.compile(r"[A-Za-z_][\w.-]*")
 _NUMBER = re.compile(r"(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?")
 _SEEDS = ("seed", "random_seed", "manual_seed", "rng_seed")
-_FIXED_BY_DATA = frozenset({"vocab"})
-"""Words of settings that the data allow no other value of."""
+_LEFT_ALONE = frozenset({"vocab", "dtype", "precision", "bf16", "fp16", "fp32", "fp8", "amp"})
+"""Words of settings of which no other value is known that a trainer can train with."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def _seed(command: TrainerCommand) -> tuple[str | None, bool]:
 
 def _tells(key: str) -> bool:
     words = set(re.split(r"[^a-z0-9]+", key.lower()))
-    return shows_at_first(key) and not is_seed(key) and not words & _FIXED_BY_DATA
+    return shows_at_first(key) and not is_seed(key) and not words & _LEFT_ALONE
 
 
 def _of_command(command: TrainerCommand) -> Iterator[tuple[str, int | float, str]]:

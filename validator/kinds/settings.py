@@ -22,7 +22,7 @@ from validator.model.arguments import (
     with_value,
 )
 from validator.model.runbook import Runbook, Setting
-from validator.model.settings import args_of, flat_name, has_placeholder, repeats_of, setting_text
+from validator.model.settings import accepted_at, args_of, flat_name, has_placeholder, repeats_of, setting_text
 from validator.model.training_phases import SettingsPhase
 from validator.model.verdict import SettingEffect
 from validator.runbook.meaning import check_reaches
@@ -110,9 +110,10 @@ class Settings(TrainingKind[SettingsPhase]):
         """Each setting is obeyed."""
         phase = record.phase
         assert isinstance(phase, SettingsPhase), phase.kind
+        accepted = "config-ignored" in accepted_at(validation.runbook, phase)
         for one in self.effects(phase, record.runs):
             found = _found(one, record.runs)
-            decides = phase.decide_all or one.status != "INCONCLUSIVE"
+            decides = phase.decide_all if one.status == "INCONCLUSIVE" else one.status == "PASS" or not accepted
             text = f"the trainer obeys {one.setting}"
             if one.setting == _CONFIRMED:
                 text = "the values of the config file are those that ran"

@@ -83,6 +83,10 @@ _JOINED = re.compile(
 """Names in one word: `batchsize`, `seqlen`, `nlayers`, `learningrate`."""
 
 
+_OF_A_KERNEL = frozenset({"attn", "attention", "kernel", "triton", "tile", "kv", "sel", "sparse", "cache"})
+"""Words beside which a block is one of a kernel, not a sequence."""
+
+
 def _words_of(name: str) -> set[str]:
     words = set(re.split(r"[^a-z0-9]+", name.partition(".")[2].lower() or name.lower()))
     joined = [found.groupdict() for one in words if (found := _JOINED.fullmatch(one)) is not None]
@@ -104,6 +108,8 @@ def shows_at_first(name: str) -> bool:
     """Whether another value of a setting must change the losses of the first training steps, by its words."""
     words = _words_of(name)
     strong = words & (_WORKLOAD if "learning" in words else _WORKLOAD - {"rate"})
+    if words & _OF_A_KERNEL:
+        strong -= {"block"}
     return changes_arithmetic(name) and bool(strong) and not words & _NOT_AT_FIRST
 
 

@@ -140,6 +140,14 @@ def test_it_is_no_go_where_the_others_need_not_be_decided(tmp_path: Path) -> Non
     assert tried(tmp_path, ignoring("args.seq-len"), text(lax)).decision == "NO_GO"
 
 
+def test_the_runbook_may_accept_it(tmp_path: Path) -> None:
+    accepted = {**PHASE, "accept_findings": ["config-ignored"]}
+    report = tried(tmp_path, ignoring("args.seq-len"), text(accepted))
+    assert (report.decision, codes(report, "veto")) == ("GO", set())
+    one = verdict(report, "settings.args.seq-len")
+    assert (one.status, one.required) == ("FAIL", False)
+
+
 @pytest.mark.parametrize("decide_all", [True, False])
 def test_a_trainer_without_a_seed_decides_nothing_and_is_advised(tmp_path: Path, decide_all: bool) -> None:
     seeds = iter(range(100))
