@@ -7,6 +7,7 @@ value. One that reports its effective config says so itself; of any other this i
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -24,7 +25,6 @@ from validator.model.arguments import (
 from validator.model.runbook import Runbook, Setting
 from validator.model.settings import accepted_at, args_of, flat_name, has_placeholder, repeats_of, setting_text
 from validator.model.training_phases import SettingsPhase
-from validator.model.verdict import SettingEffect
 from validator.runbook.meaning import check_reaches
 from validator.runbook.problems import Problem
 from validator.stats.effect import Contrast, contrast_losses, contrast_times
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from validator.model.plan import Role, RunSpec
     from validator.model.record import PhaseRecord, RunRecord, ValidationRecord
     from validator.model.result import Series
+    from validator.model.verdict import SettingEffect
 
 _CONFIRMED = "confirm"
 """The arm that has the values of the config file in its command."""
@@ -86,7 +87,7 @@ class Settings(TrainingKind[SettingsPhase]):
         """One as declared, those with something changed, and the others as declared, so that a drift shows."""
         yield _run(planner, phase, {}, None)
         for key, value in phase.change.items():
-            name = safe_name(f"{key.partition('.')[2]}={setting_text(value)}")
+            name = safe_name(f"{key.partition('.')[2]}-{setting_text(value)}")
             yield _run(planner, phase, {key: value}, name)
         if phase.confirm:
             yield _run(planner, phase, phase.confirm, _CONFIRMED)
@@ -259,6 +260,8 @@ def _recorded(
     declared: Sequence[_Seen],
     changed: _Seen | None,
 ) -> SettingEffect:
+    from validator.model.verdict import SettingEffect  # which `check` does without
+
     steps = contrast.steps[:_SHOWN_ROWS] if contrast is not None else ()
     return SettingEffect(
         setting=key,
@@ -278,7 +281,7 @@ def _without_comparison(declared: Sequence[_Seen], changed: _Seen | None) -> _An
         return "INCONCLUSIVE", "No run with the changed value has ended."
     bad = next((one.run.spec.id for one in declared if not one.ended_well), None)
     if bad is not None or len(declared) < 2:
-        return "INCONCLUSIVE", f"Two runs as declared are needed, and {bad or 'one'} did not end well."
+        return "INCONCLUSIVE", f"Two runs as declared are needed, and {bad or 'a second'} did not come to its end."
     return None
 
 
@@ -341,19 +344,29 @@ def _refusal(name: str, tried: str, value: str | None, changed: _Seen, *, in_com
     result = changed.run.result
     tail = [] if result is None else [line for line in result.log_tail if line.strip()]
     last = tail[-1].strip() if tail else "its log is empty"
-    words = {flat_name(name), name, flat_name(name).rpartition(".")[2]}
-    text = "\n".join(tail)
-    named = any(word in text or word.replace("_", "-") in text for word in words) or _names_number(tail, tried)
+    named = _is_named(name, tried, tail)
     if in_command and named:
         return "PASS", f"Obeyed: the trainer refuses {tried}, with which it ends in: {last[:200]}"
     what = "is refused" if in_command else f"cannot be given as {name} on the command line"
     return "INCONCLUSIVE", f"Not decided: {tried} {what} ({last[:200]}); try a value that it can train with."
 
 
-def _names_number(lines: Sequence[str], tried: str) -> bool:
-    """Whether an error names a value, as one about shapes does."""
-    words = {word.strip("()[],.:;'\"=") for line in lines if "rror" in line for word in line.split()}
-    return tried in words
+_ERROR = re.compile(r"\b\w*(?:Error|Exception)\b|\berror:")
+_SOURCE_LINES = 2
+"""Lines above an error that may quote what failed: `assert dim % heads == 0`, and the marks below it."""
+
+
+def _is_named(name: str, tried: str, lines: Sequence[str]) -> bool:
+    """Whether an error names the setting or the value; what a trainer prints of its settings before it does not count.
+
+    A number of one digit is in many an error.
+    """
+    last = flat_name(name).rpartition(".")[2]
+    words = "|".join(map(re.escape, {name, last, last.replace("_", "-")}))
+    number = rf"|(?<![\w.]){re.escape(tried)}(?!\w|\.\d)" if len(tried) > 1 else ""
+    named = re.compile(rf"(?<!\w)(?<!\w-)(?:{words})(?!\w){number}")
+    places = [number for number, line in enumerate(lines) if _ERROR.search(line)]
+    return any(named.search(line) for at in places for line in lines[max(0, at - _SOURCE_LINES) : at + 1])
 
 
 def _confirmation(phase: SettingsPhase, declared: Sequence[_Seen], run: _Seen | None) -> SettingEffect:

@@ -310,7 +310,7 @@ def effects_table(phase: PhaseReport) -> Table | None:
     rows = tuple(
         (
             one_line(one.setting, limit=80),
-            one_line(one.declared if one.declared is not None else "not given", limit=80),
+            one_line(one.declared if one.declared is not None else "–", limit=80),
             one_line(one.tried, limit=200),
             _first_losses(one.declared_losses),
             _first_losses(one.tried_losses),

@@ -2,7 +2,7 @@
 
 A phase of kind `settings` puts this folder there where it has a `seed`, for trainers that set none themselves. NumPy
 and torch are seeded when they have been imported. It imports nothing of validator, for the Python is the trainer's,
-and it runs the `sitecustomize` that it stands in front of.
+and it runs the `sitecustomize` behind it on the path.
 """
 
 from __future__ import annotations
