@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Literal
 
 from validator.kinds.base import Found, ImplicitCriterion, PlannedArm, Planner, Seen, Site, TrainingKind, safe_name
 from validator.model.arguments import (
-    changes_arithmetic,
     is_learning_rate,
     shows_at_first,
     value_in,
@@ -235,6 +234,7 @@ def _step_times(run: RunRecord) -> list[float]:
 def _effect(
     key: str, tried: str, phase: SettingsPhase, declared: Sequence[_Seen], changed: _Seen | None
 ) -> SettingEffect:
+    """What another value of one setting changed."""
     given = _started_with(key, declared[0].run.spec) if declared else None
     value = _confirmed(key, phase) if given is None else given
     found = _without_comparison(declared, changed)
@@ -242,12 +242,22 @@ def _effect(
     if found is None and changed is not None:
         contrast = contrast_losses([one.losses for one in declared], changed.losses, after_update=is_learning_rate(key))
         name = key.partition(".")[2]
-        found = _answer(key, contrast, declared, changed, seeded=phase.seed is not None)
+        far = _is_far(value, tried)
+        found = _answer(key, contrast, declared, changed, far=far, seeded=phase.seed is not None)
         if found[0] == "INCONCLUSIVE" and changed.refused:
             found = _refusal(name, tried, value, changed, in_command=given is not None)
     assert found is not None, "each run that is there has an answer"
     status, why = found
     return _recorded(key, value, tried, status, why, contrast, declared, changed)
+
+
+def _is_far(one: str | None, other: str) -> bool:
+    """Whether two numbers differ by a factor of two or more."""
+    try:
+        low, high = sorted((float(one or "nan"), float(other)))
+    except ValueError:
+        return False
+    return 0 < 2 * low <= high
 
 
 def _recorded(
@@ -285,18 +295,25 @@ def _without_comparison(declared: Sequence[_Seen], changed: _Seen | None) -> _An
     return None
 
 
-def _answer(key: str, contrast: Contrast, declared: Sequence[_Seen], changed: _Seen, *, seeded: bool) -> _Answer:
-    """Whether a setting is obeyed: by losses first, then by printed learning rates, memory and step times."""
+def _answer(
+    key: str, contrast: Contrast, declared: Sequence[_Seen], changed: _Seen, *, far: bool, seeded: bool
+) -> _Answer:
+    """Whether a setting is obeyed: by losses first, then by printed learning rates, memory and step times.
+
+    Args:
+        far: whether the values are so far apart that any print of a learning rate shows it.
+        seeded: whether the phase sets a seed.
+    """
     if contrast.outcome == "different":
         return "PASS", f"Obeyed: {contrast.why}."
-    rates = _printed_rates(declared, changed) if is_learning_rate(key) else None
+    rates = _printed_rates(declared, changed) if is_learning_rate(key) and shows_at_first(key) and far else None
     if rates == "same":
         return "FAIL", f"Ignored: the trainer prints the same learning rate at every step, and {contrast.why}."
     memory = _other_memory(declared, changed)
     if contrast.outcome == "same":
         return _unchanged(key, contrast, rates, memory)
     other = memory or contrast_times([one.times for one in declared], changed.times)
-    if other is not None:
+    if other is not None and changed.ended_well:
         return "PASS", f"Obeyed: {other}. By the losses it is open: {contrast.why}."
     advice = "run more steps, or try a value further away"
     if not contrast.repeatable:
@@ -312,7 +329,7 @@ def _unchanged(key: str, contrast: Contrast, rates: str | None, memory: str | No
     if rates == "other":
         why = f"the trainer prints another learning rate, yet {contrast.why}: its optimizer may not use it"
         return "INCONCLUSIVE", f"Not decided: {why}; run more steps."
-    if shows_at_first(key) or (changes_arithmetic(key) and "seed" in key.lower()):
+    if shows_at_first(key):
         return "FAIL", f"Ignored: {contrast.why}, with this value as with the declared one."
     why = f"{contrast.why}, which may be right for this setting; leave it out of `change`, or try a value further away"
     return "INCONCLUSIVE", f"Not decided: {why}."

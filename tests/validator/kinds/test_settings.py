@@ -208,11 +208,31 @@ def test_equal_losses_count_where_they_could_differ(tmp_path: Path, digits: int,
 def test_a_learning_rate_that_is_printed_alike_is_ignored_with_or_without_a_seed(tmp_path: Path) -> None:
     """The table's `lr` is the same in every run."""
     seeds = iter(range(100))
-    phase = {**PHASE, "change": {"args.lr": 0.3}}
+    phase = {**PHASE, "args": {"lr": 0.1}, "change": {"args.lr": 0.3}}
     for name, fake in (("a", lambda spec: short(losses(1))), ("b", lambda spec: short(losses(next(seeds))))):
         report = tried(tmp_path / name, fake, text(phase))
         assert (report.decision, codes(report, "veto")) == ("NO_GO", {"config-ignored"})
         assert "prints the same learning rate at every step" in report.phases[0].effects[0].message
+
+
+@pytest.mark.parametrize("change", [{"args.lr": 0.11}, {"args.min-lr": 0.3}, {"args.lr-warmup-steps": 30}])
+def test_a_printed_learning_rate_need_not_show_everything(tmp_path: Path, change: dict[str, Any]) -> None:
+    seeds = iter(range(100))
+    phase = {**PHASE, "args": {"lr": 0.1, "min-lr": 0.1, "lr-warmup-steps": 10}, "change": change}
+    report = tried(tmp_path, lambda spec: short(losses(next(seeds))), text(phase))
+    assert report.phases[0].effects[0].status == "INCONCLUSIVE"
+
+
+def test_a_run_that_came_to_no_end_proves_nothing_by_its_step_times(tmp_path: Path) -> None:
+    seeds = iter(range(100))
+
+    def stalling(spec: RunSpec) -> FakeRun:
+        one = short(losses(next(seeds)))
+        if not spec.settings:
+            return one
+        return replace(one, rates=scatter(9_000.0, 6), rc=None, reason="stalled", detail="no step for 60 s")
+
+    assert {one.status for one in tried(tmp_path, stalling, text()).phases[0].effects} == {"INCONCLUSIVE"}
 
 
 def test_what_need_not_change_the_losses_is_open(tmp_path: Path) -> None:
