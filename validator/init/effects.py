@@ -23,7 +23,7 @@ _CONFIG_BYTES = 2**20
 _KEY = re.compile(r"[A-Za-z_][\w.-]*")
 _NUMBER = re.compile(r"(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?")
 _SEEDS = ("seed", "random_seed", "manual_seed", "rng_seed")
-_LEFT_ALONE = frozenset({"vocab", "dtype", "precision", "bf16", "fp16", "fp32", "fp8", "amp"})
+_LEFT_ALONE = frozenset({"vocab"})
 """Words of settings of which no other value is known that a trainer can train with."""
 
 

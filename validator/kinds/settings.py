@@ -9,10 +9,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from validator.kinds.base import Found, ImplicitCriterion, PlannedArm, Planner, Seen, Site, TrainingKind, safe_name
 from validator.model.arguments import (
@@ -185,8 +184,7 @@ def _started_with(key: str, spec: RunSpec) -> str | None:
 # What they did.
 
 
-@dataclass(frozen=True)
-class _Seen:
+class _Seen(NamedTuple):
     """A run of the phase: its losses by step, the learning rates that it prints, its step times and its memory."""
 
     run: RunRecord

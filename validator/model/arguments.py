@@ -71,7 +71,8 @@ _BY_RIGHT = frozenset(
 _NOT_AT_FIRST = frozenset(
     {"eval", "evaluation", "val", "valid", "validation", "test", "sample", "sampling", "generate", "dropout"}
     | {"warmup", "decay", "schedule", "scheduler", "min", "max", "end", "final", "clip", "micro", "beta", "momentum"}
-    | {"parallel", "parallelism", "degree", "shard", "rank"}
+    | {"parallel", "parallelism", "degree", "shard", "rank", "head", "heads"}
+    | {"dtype", "precision", "bf16", "fp16", "fp32", "fp8", "amp"}
 )
 """Words of settings that the losses of the first training steps may not show, though they change the arithmetic."""
 

@@ -11,9 +11,8 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Losses = Mapping[int, float]
 """Step to loss."""
@@ -48,8 +47,7 @@ _OTHER_PACE = 1.5
 Outcome = Literal["different", "same", "open"]
 
 
-@dataclass(frozen=True)
-class Contrast:
+class Contrast(NamedTuple):
     """The answer, why in a clause, the rows that all runs have, and whether the runs as declared agree."""
 
     outcome: Outcome

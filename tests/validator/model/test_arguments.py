@@ -55,9 +55,10 @@ def test_a_setting_that_is_not_there_is_written_as_the_others_are(words: tuple[s
     ("name", "arithmetic", "at_first"),
     [
         *((one, True, True) for one in ("args.training.seq_len", "args.lr", "env.NSA_BATCH_SIZE", "args.n-layers")),
-        *((one, True, True) for one in ("args.learning_rate", "args.grad-accum", "args.dtype", "args.hidden-size")),
+        *((one, True, True) for one in ("args.learning_rate", "args.grad-accum", "args.hidden-size")),
         *((one, True, True) for one in ("args.batchsize", "args.seqlen", "env.NLAYERS", "args.learningrate")),
         ("args.block_size", True, True),
+        *((one, True, False) for one in ("args.dtype", "args.n_head", "args.bf16")),
         ("args.attn-block-size", True, False),
         *((one, True, False) for one in ("args.min-lr", "args.lr_decay_iters", "args.weight-decay", "args.dropout")),
         *((one, True, False) for one in ("args.eval-batch-size", "args.max_seq_len", "args.lr_scheduler.warmup_steps")),
