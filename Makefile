@@ -42,6 +42,8 @@ docs: $(STAMP)
 reference: $(STAMP)
 	$(BIN)/validator schema --markdown > docs/runbook-reference.md
 	sed -i '/^<!-- The table: make reference/q' docs/findings.md
+	sed -i '/^<!-- The tables: make reference/q' docs/machine.md
+	$(BIN)/python -c 'from validator.runbook.machine_page import tables; print(tables(), end="")' >> docs/machine.md
 	{ echo; $(BIN)/python -c 'from validator.diagnose.engine import findings_table; print(findings_table(), end="")'; } >> docs/findings.md
 
 bench: $(STAMP)

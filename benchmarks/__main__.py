@@ -46,6 +46,7 @@ BENCHMARKS = (  # short ones first: what is interrupted has told most of it
     Benchmark("reading", ("--steps", "100000")),
     Benchmark("report"),
     Benchmark("calibration"),
+    Benchmark("bounds"),
     Benchmark("comparing", ("--trials", "1000")),
     Benchmark("findings"),
     Benchmark("fleet"),

@@ -32,6 +32,7 @@ def test_every_benchmark_is_run_or_named_with_a_reason() -> None:
         ("findings", ("--trials", "1", "--only", "straggler")),
         ("comparing", ("--trials", "1")),
         ("calibration", ("--trials", "1")),
+        ("bounds", ("--trials", "1")),
         ("fleet", ("--trials", "1")),
     ],
 )
@@ -81,7 +82,7 @@ def test_a_benchmark_that_is_none_is_named_with_those_that_are(capsys: pytest.Ca
             bench.main([name])
         assert ended.value.code == 2
     said = capsys.readouterr().err
-    assert "MODULE is 'speed', and not one of attention, calibration" in said
+    assert "MODULE is 'speed', and not one of attention, bounds, calibration" in said
     assert "run `python -m benchmarks.kernels_sweep` by hand" in said
 
 

@@ -221,7 +221,7 @@ def quoted(value: object) -> str:
     return f"{value:.0f}" if value.is_integer() and abs(value) < 1e15 else f"{value:.7g}"
 
 
-def listed(names: list[str], *, most: int = 5) -> str:
+def listed(names: Sequence[str], *, most: int = 5) -> str:
     """Names for a sentence, shortened: `a, b, c and 4 more`."""
     if len(names) <= most:
         return ", ".join(names)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import pytest
@@ -51,3 +52,5 @@ def test_healthy_nodes_are_go_also_with_a_spare_one_in_place_of_one_that_dies(en
     assert site.left() == []
     assert ended.run is not None
     assert (ended.run / "runs/alone/r1/g2/training.csv").read_text().count("\n") == 31
+    stamps = (ended.run / "runs/alone/r1/g2/arrivals.jsonl").read_text().splitlines()
+    assert json.loads(stamps[-1])["step"] == 30, "by the node's own clock"

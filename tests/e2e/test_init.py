@@ -147,8 +147,9 @@ def test_a_trainer_is_recognized_and_its_runbook_runs(
     short = ("--set", "baseline.steps=60", "--set", "baseline.warmup_steps=10")
     ended = cli("run", path.name, "--only", "baseline", *short)
     result = result_of(workdir)
-    statuses = {one["id"]: one["status"] for one in result["phases"][0]["criteria"]}
+    statuses = {one["id"]: one["status"] for phase in result["phases"] for one in phase["criteria"]}
     assert (ended.rc, result["decision"]) == (3, "INCONCLUSIVE"), result["why"]
+    assert result["phases"][0]["id"] == "settings", "--lr is tried by its effect"
     assert {statuses[f"baseline.{name}"] for name in ("exit", "steps", "finite", "1")} == {"PASS"}, statuses
 
 

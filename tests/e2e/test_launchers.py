@@ -119,14 +119,7 @@ sys.exit(max(rank.wait() for rank in ranks))
     assert answer.rc == 0, answer.out + answer.err
 
 
-def test_accelerate_is_started_by_its_module(cli, workdir: Path) -> None:
-    """A double takes the options that accelerate has, and writes each rank's log as torch's launcher does."""
-    package = workdir / "accelerate" / "commands"
-    package.mkdir(parents=True)
-    (package.parent / "__init__.py").touch()
-    (package / "__init__.py").touch()
-    (package / "launch.py").write_text(
-        """
+_ACCELERATE = """
 import argparse, os, pathlib, subprocess, sys
 parser = argparse.ArgumentParser()
 for name in ("--num_processes", "--num_machines", "--main_process_port"):
@@ -139,13 +132,28 @@ parser.add_argument("rest", nargs=argparse.REMAINDER)
 args = parser.parse_args()
 ranks = []
 for rank in range(args.num_processes):
-    folder = pathlib.Path(args.log_dir, "none_1", "attempt_0", str(rank))
+    folder = pathlib.Path(FOLDER, "none_1", "attempt_0", str(rank))
     folder.mkdir(parents=True)
     with open(folder / "stdout.log", "w") as log:
         command = [sys.executable, "-u", args.script, *args.rest]
         ranks.append(subprocess.Popen(command, stdout=log, env={**os.environ, "RANK": str(rank)}))
 sys.exit(max(rank.wait() for rank in ranks))
 """
+"""As much of `accelerate launch` as is asked of it; FOLDER is that of the ranks' logs."""
+
+
+@pytest.mark.parametrize("log_dir", ["option", "variable"])
+def test_accelerate_is_started_by_its_module(cli, workdir: Path, log_dir: str) -> None:
+    """A double takes the options that accelerate has, and writes each rank's log as torch's launcher does. Before 0.31
+    it had no `--log_dir`, and ended with `unrecognized arguments`; torch's launcher takes the folder by a variable."""
+    package = workdir / "accelerate" / "commands"
+    package.mkdir(parents=True)
+    (package.parent / "__init__.py").touch()
+    (package / "__init__.py").touch()
+    (package / "launch.py").write_text(
+        (_ACCELERATE if log_dir == "option" else _ACCELERATE.replace('"--log_dir", ', "")).replace(
+            "FOLDER", "args.log_dir" if log_dir == "option" else "os.environ['PET_LOG_DIR']"
+        )
     )
     (workdir / "loop.py").write_text(_LOOP)
     trainer = "launcher: accelerate\nlauncher_args: [--mixed_precision, bf16]"

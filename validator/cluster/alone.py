@@ -5,20 +5,18 @@ There is no second measurement to confirm suspects by, so that every node is tes
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
 
-from validator.cluster.judgement import Outcome, Outlier, Subject
+from validator.cluster.judgement import Outlier, Subject, differing, outlier_of
 from validator.cluster.judging import alone_contrasts, decide, screen
+from validator.model.machine import MIN_EFFECT
 from validator.model.result import Floats
 from validator.stats.estimate import LEVEL
 
 REPEATS = 4
 """Repeats without which nothing is said."""
-
-MIN_EFFECT = 0.03
 
 
 def outliers_alone(rates: Floats, *, measure: str) -> list[Outlier]:
@@ -28,43 +26,19 @@ def outliers_alone(rates: Floats, *, measure: str) -> list[Outlier]:
         rates: `[nodes, repeats]`, larger is better; 0 or NaN where nothing was measured.
     """
     values = np.log(np.where(rates > 0, rates, np.nan))
+    subjects = [Subject((str(node),)) for node in range(len(rates))]
     found = screen(values, repeats=REPEATS, min_effect=MIN_EFFECT)
     if not found.majority:
-        return _differing(found.difference(), measure)
+        return differing(found.difference(), subjects, measure, min_effect=MIN_EFFECT)
     known = np.flatnonzero(found.enough)
     contrasts = alone_contrasts(values, known.tolist(), found.reference, repeats=REPEATS)
     verdicts = decide(contrasts, min_effect=MIN_EFFECT, level=LEVEL)
     outliers = [
-        Outlier(
-            Subject((str(node),)),
-            measure,
-            verdict.outcome,
-            math.expm1(one.center),
-            math.expm1(one.center - verdict.reach),
-            math.expm1(one.center + verdict.reach),
-            one.mads,
-            verdict.p_value,
-            one.count,
-            one.slow / one.count,
-            verdict.intermittent,
-            "alone",
-        )
+        outlier_of(subjects[node], measure, one, verdict, "alone")
         for node, one, verdict in zip(known.tolist(), contrasts, verdicts, strict=True)
         if verdict.outcome == "confirmed" or (verdict.outcome == "inconclusive" and found.suspect[node])
     ]
     return sorted(outliers, key=lambda one: (one.outcome != "confirmed", one.effect))
-
-
-def _differing(found: tuple[int, int, float, float] | None, measure: str) -> list[Outlier]:
-    """The slowest and the fastest of two or three nodes, of which nothing shows who is slow."""
-    limit = -math.log1p(-MIN_EFFECT)
-    if found is None or found[2] >= -limit:
-        return []
-    slow, fast, effect, reach = found
-    outcome: Outcome = "differs" if effect + reach < -limit else "inconclusive"
-    low, high = math.expm1(effect - reach), math.expm1(effect + reach)
-    ends = Subject((str(slow),)), Subject((str(fast),))
-    return [Outlier(ends[0], measure, outcome, math.expm1(effect), low, high, against=ends[1])]
 
 
 def rates_of(repeats: Sequence[dict[str, float]]) -> tuple[tuple[str, ...], Floats]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from validator.cluster.judging import Contrast, Verdict
 from validator.cluster.rounds import Group, Round
 
 State = Literal["good", "slow", "inconclusive", "unmeasured"]
@@ -56,6 +58,30 @@ class Outlier:
     def code(self) -> Literal["slow-node", "slow-link"]:
         """The code of the finding."""
         return "slow-link" if self.subject.kind == "link" else "slow-node"
+
+
+def outlier_of(subject: Subject, measure: str, of: Contrast, verdict: Verdict, by: Literal["swap", "alone"]) -> Outlier:
+    """A suspect by its new readings."""
+    effect, low, high = (math.expm1(of.center + sign * verdict.reach) for sign in (0, -1, 1))
+    often = of.slow / max(1, of.count)
+    return Outlier(
+        *(subject, measure, verdict.outcome, effect, low, high, of.mads),
+        *(verdict.p_value, of.count, often, verdict.intermittent, by),
+    )
+
+
+def differing(
+    found: tuple[int, int, float, float] | None, subjects: Sequence[Subject], measure: str, *, min_effect: float
+) -> list[Outlier]:
+    """The slowest and the fastest of units without a majority, by `Screen.difference`: one, if the minimum effect lies
+    between them."""
+    limit = -math.log1p(-min_effect)
+    if found is None or found[2] >= -limit:
+        return []
+    slow, fast, effect, reach = found
+    outcome: Outcome = "differs" if effect + reach < -limit else "inconclusive"
+    low, high = math.expm1(effect - reach), math.expm1(effect + reach)
+    return [Outlier(subjects[slow], measure, outcome, math.expm1(effect), low, high, against=subjects[fast])]
 
 
 @dataclass(frozen=True)

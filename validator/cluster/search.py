@@ -20,7 +20,17 @@ from typing import Literal
 
 import numpy as np
 
-from validator.cluster.judgement import Cell, Judgement, Outcome, Outlier, Standing, State, Subject, Together
+from validator.cluster.judgement import (
+    Cell,
+    Judgement,
+    Outlier,
+    Standing,
+    State,
+    Subject,
+    Together,
+    differing,
+    outlier_of,
+)
 from validator.cluster.judging import (
     MAJORITY_OF,
     Contrast,
@@ -46,6 +56,7 @@ from validator.cluster.rounds import (
     slow_with_fast,
     swap_rounds,
 )
+from validator.model.machine import MIN_EFFECT
 from validator.model.result import Floats
 from validator.stats.distributions import t_quantile
 from validator.stats.estimate import LEVEL, SECOND_LEVEL
@@ -58,7 +69,7 @@ class Rules:
     """What is asked for. `rounds` limits the rounds of random pairs; `whole` is the loss, relative to the median pair,
     from which all good nodes together are slow (None: they are not measured together)."""
 
-    min_effect: float = 0.03
+    min_effect: float = MIN_EFFECT
     repeats: int = 4
     pair_repeats: int = 4
     confirm_repeats: int = 8
@@ -328,14 +339,11 @@ class Search:
             measured |= {(one.measure, subject): of for subject, of in zip(mine, found, strict=True)}
         verdicts = decide(list(measured.values()), min_effect=self.rules.min_effect, level=level)
         for (key, of), verdict in zip(measured.items(), verdicts, strict=True):
-            effect, low, high = (float(np.expm1(of.center + sign * verdict.reach)) for sign in (0, -1, 1))
             by: Literal["alone", "swap"] = "alone" if key[0] in self._alone else "swap"
-            near = effect > -self.rules.min_effect and low > -2 * self.rules.min_effect
-            self._verdicts[key] = Outlier(
-                key[1], key[0], verdict.outcome, effect, low, high, of.mads, verdict.p_value, of.count,
-                of.slow / max(1, of.count), verdict.intermittent, by,
-                tolerable=near and verdict.outcome == "inconclusive" and not verdict.intermittent,
-            )  # fmt: skip
+            outlier = outlier_of(key[1], key[0], of, verdict, by)
+            near = outlier.effect > -self.rules.min_effect and outlier.low > -2 * self.rules.min_effect
+            tolerable = near and outlier.outcome == "inconclusive" and not outlier.intermittent
+            self._verdicts[key] = replace(outlier, tolerable=tolerable)
 
     def _pair_contrasts(self, measure: str, mine: Sequence[Subject]) -> list[Contrast]:
         rows = self._rows(measure, "pairs", "confirm")
@@ -347,18 +355,9 @@ class Search:
 
     # The report.
 
-    def _differing(self, one: _Screened) -> Iterator[Outlier]:
+    def _differing(self, one: _Screened) -> list[Outlier]:
         """The slowest and the fastest unit where there is no majority, if they differ by the minimum effect."""
-        found = one.found.difference()
-        if found is None:
-            return
-        slow, fast, effect, reach = found
-        limit = -math.log1p(-self.rules.min_effect)
-        if effect < -limit:
-            low, high = math.expm1(effect - reach), math.expm1(effect + reach)
-            outcome: Outcome = "differs" if effect + reach < -limit else "inconclusive"
-            subject, against = one.subjects[slow], one.subjects[fast]
-            yield Outlier(subject, one.measure, outcome, math.expm1(effect), low, high, against=against)
+        return differing(one.found.difference(), one.subjects, one.measure, min_effect=self.rules.min_effect)
 
     def _cells(self, one: _Screened) -> Iterator[Cell]:
         found = one.found

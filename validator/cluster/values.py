@@ -12,6 +12,7 @@ from validator.cluster.judgement import Judgement
 from validator.cluster.rounds import Group, Measure
 from validator.model.cluster import EngineName
 from validator.model.fleet import Fleet, FleetGpu, FleetMeasure, FleetNode, NodeDifference, ScalingPoint
+from validator.model.machine import MIN_EFFECT
 from validator.model.nodes import NodeRecord
 
 
@@ -21,8 +22,9 @@ class FleetFacts:
 
     `measures` are those of the search. `names` are the nodes by what the search calls them, such as an index; without
     them its names are theirs. `records` are the nodes' records of all runs: of a node with several, the last that has
-    facts says what it is, and one that is lost makes it lost. `wanted` is `cluster.nodes`, `min_effect` that of the
-    search's rules. `scaling` has a point for each number of nodes that was trained on, in any order.
+    facts says what it is. `lost` are nodes that answer no more, each with the reason. `wanted` is `cluster.nodes`,
+    `min_effect` that of the search's rules. `scaling` has a point for each number of nodes that was trained on,
+    in any order.
     """
 
     judgement: Judgement
@@ -31,7 +33,8 @@ class FleetFacts:
     wanted: int
     engine: EngineName
     names: Mapping[str, str] = field(default_factory=dict)
-    min_effect: float = 0.03
+    lost: Mapping[str, str] = field(default_factory=dict)
+    min_effect: float = MIN_EFFECT
     scaling: tuple[ScalingPoint, ...] = ()
 
 
@@ -39,10 +42,12 @@ def fleet_of(facts: FleetFacts) -> Fleet:
     """The plain values. A node that was lost is not good, whatever it measured before."""
     judgement, names = facts.judgement, facts.names
     known = {one.node: one for one in facts.records if one.facts}
-    lost = {one.node: one for one in facts.records if one.ended == "lost"}
+    lost = facts.lost
     latest = {one.node: one for one in (*facts.records, *known.values())}
     listed = {name: [_plain(asdict(one), names) for one in getattr(judgement, name)] for name in _LISTED}
     nodes = [_plain(asdict(one), names) for one in judgement.nodes]
+    measured = {one["node"] for one in nodes}
+    nodes += [{"node": name, "state": "lost", "effect": None, "why": ""} for name in lost if name not in measured]
     good: Group = _plain(judgement.compatible, names, "nodes")
     return Fleet(
         engine=facts.engine,
@@ -77,12 +82,12 @@ def _plain(value: Any, names: Mapping[str, str], key: str = "") -> Any:
     return value
 
 
-def _node(standing: Mapping[str, Any], record: NodeRecord | None, lost: NodeRecord | None) -> FleetNode:
+def _node(standing: Mapping[str, Any], record: NodeRecord | None, lost: str | None) -> FleetNode:
     return FleetNode(
         name=standing["node"],
         state="lost" if lost else standing["state"],
         effect=standing["effect"],
-        why=(lost.detail or "it answers no more") if lost else standing["why"],
+        why=lost or standing["why"],
         host=record.host if record else None,
         gpus=_gpus(record.facts) if record else (),
     )

@@ -48,8 +48,11 @@ def command(
             phases=tuple(phase or ()),
         )
     if as_json:
-        print_json({"bounds": [dataclasses.asdict(one) for one in made.bounds], "runs": made.runs, "text": made.text})
+        bounds = [dataclasses.asdict(one) for one in made.bounds]
+        print_json({"bounds": bounds, "runs": made.runs, "text": made.text, "notes": made.notes})
         return
+    for note in made.notes:
+        typer.echo(f"Note    {note}", err=out is None and edit is None)
     if out is None and edit is None:
         sys.stdout.write(made.text)
         return

@@ -56,6 +56,7 @@ def command(
                     "runbook": str(made.path),
                     "bounds": list(made.bounds),
                     "warnings": list(made.warnings),
+                    "notes": list(made.notes),
                 }
             )
             return
@@ -63,6 +64,8 @@ def command(
             typer.echo(bound)
         if made.warnings:
             typer.echo(f"Note    that run had {', '.join(made.warnings)}: bounds from it may be too easy to pass")
+        for note in made.notes:
+            typer.echo(f"Note    {note}")
         typer.echo(f"Written {made.path}\nNext    validator run {shlex.quote(str(made.path))}")
         return
     watch_s = duration("--seconds", seconds, as_json=as_json)

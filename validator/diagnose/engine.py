@@ -26,6 +26,7 @@ from validator.diagnose import (
     unknown,
 )
 from validator.diagnose.rule import PhaseFacts, Rule, RunFacts, Scope, ValidationFacts
+from validator.judge.config import obeyed_settings
 from validator.model.findings import ANSWERS
 from validator.model.record import PhaseRecord, RunRecord, ValidationRecord
 from validator.model.runbook import Phase, PytestPhase, TrainPhase
@@ -156,7 +157,9 @@ def _alone(run: RunFacts) -> PhaseFacts:
 
 
 def _phase_facts(record: PhaseRecord, report: PhaseReport | None, whole: ValidationRecord) -> PhaseFacts:
-    runs = (RunFacts.of(run, whole.environment) for run in record.runs)
+    """A phase without the runs that were given another config on purpose: what they show is no fault."""
+    obeyed = obeyed_settings(whole)
+    runs = (RunFacts.of(run, whole.environment, obeyed) for run in record.runs if run.spec.role != "changed")
     return PhaseFacts(record, report, tuple(run for run in runs if run is not None))
 
 

@@ -6,9 +6,11 @@ import re
 from collections.abc import Iterator
 
 from validator.diagnose.rule import Diagnosis, PhaseFacts, RunFacts, Severity, as_number, evidence, hit_evidence, rule
-from validator.judge.config import changes_arithmetic, identical_arms, same_value
+from validator.judge.config import identical_arms, same_value
+from validator.model.arguments import changes_arithmetic
 from validator.model.catalogue import METRICS
 from validator.model.runbook import ArmsPhase, PytestPhase
+from validator.model.xids import xid
 from validator.text import format_number
 
 _SELECTION = re.compile(r"select|sel_|ranges|(?<![a-z])v2(?![a-z])", re.I)
@@ -222,7 +224,7 @@ def not_comm_bound(phase: PhaseFacts) -> Iterator[Diagnosis]:
         return
 
 
-_HEALTH = re.compile(r"ecc|remap|retired|xid", re.I)
+_HEALTH = re.compile(r"ecc|remap|retired|spare|xid|recovery|nvlink|fabric", re.I)
 _PROCESSES = re.compile(r"process|idle", re.I)
 _CLOCKS = re.compile(r"throttl|slowdown|thermal|clock", re.I)
 _DISK = re.compile(r"disk", re.I)
@@ -230,9 +232,45 @@ _DISK = re.compile(r"disk", re.I)
 
 @rule("unhealthy-gpu", "veto", of="phase")
 def unhealthy_gpu(phase: PhaseFacts) -> Iterator[Diagnosis]:
-    """A GPU reports uncorrectable errors, remapped rows that wait or failed, or an Xid that calls for a reset."""
+    """A GPU reports uncorrectable errors, remapped rows that wait or failed, broken links, or an Xid that calls for a
+    reset."""
     step = "Drain this GPU and reset it; have it replaced if the count comes back."
     yield from _failed_checks(phase, _HEALTH, step, required="veto")
+    for run in phase.runs:
+        yield from _events_during(run)
+        yield from _counted_during(run)
+
+
+def _events_during(run: RunFacts) -> Iterator[Diagnosis]:
+    """The gravest driver events that were sampled, those that call for a reset or more."""
+    samples = run.evidence.samples
+    codes = () if samples is None else samples.columns.get("xid", ())
+    seen = sorted({int(code) for code in codes if 0 < code < 1e6})
+    grave = [code for code in seen if xid(code).severity == "fails"]
+    if samples is None or not grave:
+        return
+    listed = "; ".join(f"Xid {code}, {xid(code).meaning}" for code in grave)
+    yield Diagnosis(
+        f"The driver reported an error of a GPU during {run.spec.id}: {listed}.",
+        because=[evidence(f"xid {', '.join(map(str, grave))}", samples.source.path)],
+        next_step=f"First {xid(grave[0]).action}; the kernel log (dmesg) names the GPU. Then validate again.",
+        run=run,
+    )
+
+
+def _counted_during(run: RunFacts) -> Iterator[Diagnosis]:
+    """Errors that links and memories counted while the run used them."""
+    counted = run.evidence.counted
+    worse = () if counted is None else counted.worse()
+    if counted is None or not worse:
+        return
+    yield Diagnosis(
+        f"{'; '.join(one.text for one in worse)}.",
+        severity="veto" if any(one.grave for one in worse) else "warning",
+        because=[evidence(f"{one.device} {one.counter} +{one.by}", counted.path) for one in worse],
+        next_step="Reset the card, or have cable and port replaced; if the count grows again, ask for another machine.",
+        run=run,
+    )
 
 
 @rule("leftover-process", "warning", of="phase")

@@ -13,6 +13,7 @@ from typing import Any, Generic, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from validator.judge.config import Obeyed
 from validator.judge.data import measured
 from validator.model.plan import RunSpec
 from validator.model.record import Outcome, PhaseRecord, RunRecord, ValidationRecord
@@ -39,17 +40,21 @@ WORKLOAD = frozenset(
 
 @dataclass(frozen=True)
 class RunFacts:
-    """A run with a result. `machine` is the validation's snapshot, empty when a folder is inspected by itself."""
+    """A run with a result. `machine` is the validation's snapshot, empty when a folder is inspected by itself.
+
+    `obeyed` are settings whose effect a phase of the validation has shown.
+    """
 
     spec: RunSpec
     result: Result
     outcome: Outcome | None
     machine: Mapping[str, Any] = field(default_factory=dict)
+    obeyed: Obeyed = ()
 
     @classmethod
-    def of(cls, record: RunRecord, machine: Mapping[str, Any]) -> RunFacts | None:
+    def of(cls, record: RunRecord, machine: Mapping[str, Any], obeyed: Obeyed = ()) -> RunFacts | None:
         """The facts of a record; None before it has a result."""
-        return None if record.result is None else cls(record.spec, record.result, record.outcome, machine)
+        return None if record.result is None else cls(record.spec, record.result, record.outcome, machine, obeyed)
 
     @property
     def record(self) -> RunRecord:

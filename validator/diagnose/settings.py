@@ -7,8 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from validator.diagnose.rule import MICRO_BATCHES, WORKLOAD, Diagnosis, RunFacts, evidence, hit_evidence, rule
-from validator.judge.config import changes_arithmetic, differences, same_value
+from validator.diagnose.rule import (
+    MICRO_BATCHES,
+    WORKLOAD,
+    Diagnosis,
+    PhaseFacts,
+    RunFacts,
+    evidence,
+    hit_evidence,
+    rule,
+)
+from validator.judge.config import differences, same_value
+from validator.model.arguments import changes_arithmetic
 from validator.model.result import LogHit
 from validator.model.settings import given_numbers
 from validator.stats.window import MIN_ROWS, covered_steps
@@ -56,6 +66,30 @@ def config_ignored(run: RunFacts) -> Iterator[Diagnosis]:
         yield from _stated_otherwise(run)
     if not different and not {"seq_len", "batch_size"} <= run.effective.keys():
         yield from _tokens_disagree(run)
+
+
+@rule("config-ignored", "veto", of="phase")
+def ignored_by_effect(phase: PhaseFacts) -> Iterator[Diagnosis]:
+    """Another value of a setting changes nothing that the trainer does, or a config file's values are not those that
+    ran."""
+    for one in phase.report.effects if phase.report is not None else ():
+        if one.status != "FAIL":
+            continue
+        confirmed = "." not in one.setting
+        what = f"The values of the config file, {one.tried}" if confirmed else f"{one.setting} = {one.declared}"
+        yield Diagnosis(
+            f"{what}: the trainer did not run it. {one.message}",
+            because=[
+                evidence(f"{'as declared' if confirmed else one.declared}: loss {_losses(one.declared_losses)}"),
+                evidence(f"{one.tried}: loss {_losses(one.tried_losses)}"),
+            ],
+            next_step="Find where the trainer drops or overrides the setting (flag spelling, order of config files and "
+            "arguments, environment), then run again; results with it belong to another configuration.",
+        )
+
+
+def _losses(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:.7g}" for value in values)
 
 
 def _ignored(run: RunFacts) -> dict[str, tuple[Any, Any]]:

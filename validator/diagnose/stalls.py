@@ -45,16 +45,20 @@ _EVERY = re.compile(r"every|interval|freq|steps|period")
 
 @dataclass(frozen=True)
 class _Stalls:
-    """Slow rows `at [k]`, the seconds that each took beyond the median, and their share of the time."""
+    """Slow rows `at [k]`, the seconds that each took beyond the median, and their share of the time; `since` is the
+    first step that was looked at."""
 
     at: Steps
     extra_s: Floats
     lost: float
+    since: int
 
     def only(self, chosen: npt.NDArray[np.bool_]) -> _Stalls:
         """Those of the rows that are `chosen [k]`."""
         extra_s = self.extra_s[chosen]
-        return _Stalls(self.at[chosen], extra_s, self.lost * float(extra_s.sum() / self.extra_s.sum()))
+        return replace(
+            self, at=self.at[chosen], extra_s=extra_s, lost=self.lost * float(extra_s.sum() / self.extra_s.sum())
+        )
 
 
 @rule("periodic-stall", "warning", of="run")
@@ -86,7 +90,7 @@ def _by_rhythm(stalls: _Stalls, steps: Steps) -> Iterator[_Stalls]:
 
 def _stall_diagnosis(run: RunFacts, stalls: _Stalls, at: Steps, path: str | None, what: str) -> Diagnosis | None:
     """What stalls at the steps `at [k]` are; None where they are declared, cost nothing, or are a busy machine's."""
-    period = _period(at)
+    period = _period(at, stalls.since)
     hiccups = path is None or float(np.median(stalls.extra_s)) < _MIN_STALL_S
     if period is None and (hiccups or stalls.lost < _LOST_WARNING / 2):
         return None  # a busy machine delays a step, or the writing of a record, by milliseconds now and then
@@ -193,28 +197,41 @@ def _stalls(steps: Steps, times: Floats, levels: tuple[Level, ...] = ()) -> _Sta
     if (np.diff(at) == 1).sum() > len(at) // 2:
         return None  # a stretch of slow steps is a level of its own
     extra = times[at] - usual[at]
-    return _Stalls(at, extra, float(extra.sum() / times.sum()))
+    return _Stalls(at, extra, float(extra.sum() / times.sum()), int(steps[0]))
 
 
 def _regular(stalls: _Stalls, at: Steps) -> npt.NDArray[np.bool_] | None:
     """Which slow steps `at [k]` keep a period that not all of them keep: most of them, else the long ones alone."""
-    if _period(at) is not None:
+    if _period(at, stalls.since) is not None:
         return None
     long = stalls.extra_s >= stalls.extra_s.max() / 2
     share = float(stalls.extra_s[long].sum() / stalls.extra_s.sum())
-    alone = long.sum() >= _MIN_STALLS and share >= _EVEN and _period(at[long]) is not None
+    alone = long.sum() >= _MIN_STALLS and share >= _EVEN and _period(at[long], stalls.since) is not None
     most = _most_regular(at)
-    return most if most is not None or not alone else long
+    from_start = _from_start(at[long], stalls.since) is not None
+    return most if most is not None or not (alone or from_start) else long
 
 
-def _period(steps: Steps) -> int | None:
+def _period(steps: Steps, since: int) -> int | None:
     """Steps from one slow step to the next, where most gaps are that or a multiple of it."""
     gaps = np.diff(steps)
-    period = int(np.median(gaps))
-    if period < 2 or len(gaps) < 2:
+    period = int(np.median(gaps)) if len(gaps) else 0
+    if period >= 2 and len(gaps) >= 2:
+        off = np.abs(gaps - period * np.maximum(1, np.rint(gaps / period)))
+        if float((off == 0).mean()) >= _EVEN:
+            return period
+    return _from_start(steps, since)
+
+
+def _from_start(steps: Steps, since: int) -> int | None:
+    """Steps from one slow step to the next, where all stand at its multiples, counted from 0 or 1, and none is missing
+    after the step `since`: a validation every 250 steps in a run of 600, of which two say enough."""
+    if len(steps) < 2:
         return None
-    off = np.abs(gaps - period * np.maximum(1, np.rint(gaps / period)))
-    return period if float((off == 0).mean()) >= _EVEN else None
+    gaps = np.diff(steps)
+    period, first = int(gaps[0]), int(steps[0])
+    whole = bool((gaps == period).all()) and period >= _SET_PERIOD and first % period <= 1
+    return period if whole and first - period < since else None
 
 
 def _most_regular(steps: Steps) -> npt.NDArray[np.bool_] | None:

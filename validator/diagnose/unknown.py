@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from validator.diagnose.rule import WORKLOAD, Diagnosis, RunFacts, ValidationFacts, evidence, rule
-from validator.judge.config import unreported
+from validator.judge.config import obeyed_text, unreported
 
 
 @rule("config-unknown", "info", of="run")
@@ -17,11 +17,15 @@ def config_unknown(run: RunFacts) -> Iterator[Diagnosis]:
         return
     if run.steps_done is None:
         return
+    unknown = "so whether the settings were obeyed is not known"
+    if run.obeyed:
+        unknown = f"but {obeyed_text(run.obeyed)}; whether it obeys the others is not known"
     yield Diagnosis(
-        "The trainer does not write its effective config, so whether the settings were obeyed is not known.",
+        f"The trainer does not write its effective config, {unknown}.",
         because=[evidence("no `effective` in the trainer's environment file")],
         next_step="Let the trainer write env.json with `requested` and `effective` (docs/trainer-contract.md) and "
-        "name it in trainer.metrics.env.",
+        "name it in trainer.metrics.env; or try settings by their effect, in a phase of kind settings "
+        "(docs/settings.md).",
     )
 
 
@@ -47,7 +51,7 @@ def not_judged(run: RunFacts) -> Iterator[Diagnosis]:
         text
         for text, lacks in (
             ("stragglers: fewer than two ranks report compute_time_s", run.world_size > 1 and len(timed) < 2),
-            ("divergence and zero losses: no loss", run.series("loss") is None),
+            ("NaN, divergence and zero losses: no loss", run.series("loss") is None),
             ("steadiness and pauses: no rate and no time per step", run.times is None and run.timed),
         )
         if lacks

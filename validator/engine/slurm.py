@@ -99,11 +99,13 @@ class Slurm:
         words = self.release_words(allocation)
         if not words:
             return
-        with suppress(Unable):  # the end of salloc releases it as well
-            ask(words, environment=_environment(os.environ))
         held = _held.pop(_number(allocation), None)
-        if held is not None:
-            _end(held)
+        if (
+            held is not None
+        ):  # salloc ends the job with its command; one that gets SIGTERM and the job's end at once may hang
+            held.close(within_s=_RELEASE_S)
+        with suppress(Unable):
+            ask(words, environment=_environment(os.environ))
 
     def release_words(self, allocation: Allocation) -> tuple[str, ...]:
         """`scancel`."""
@@ -118,7 +120,7 @@ def own_job() -> str | None:
 
 def unqueued(cluster: Cluster) -> tuple[str, ...]:
     """The command by which Slurm says whether and when it would start the allocation, without a job."""
-    return ("sbatch", "--test-only", *_request(cluster, "doctor"), "--wrap=true")
+    return ("sbatch", "--test-only", *cluster.request("doctor"), "--wrap=true")
 
 
 class _Request:
@@ -126,7 +128,7 @@ class _Request:
 
     def __init__(self, cluster: Cluster, name: str) -> None:
         self._cluster = cluster
-        command = ("salloc", *_request(cluster, name), *_HOLD)
+        command = ("salloc", "--wait-all-nodes=1", *cluster.request(name), *_HOLD)
         (self._salloc,) = hold([(command, (), _environment(os.environ))])
 
     def wait(self, cancelled: Callable[[], bool]) -> str:
@@ -187,23 +189,12 @@ class _Request:
     def _give_up(self) -> None:
         """First the client, so that it asks for nothing more; then the job, which it may have left."""
         job = self._queued()
-        _end(self._salloc)
+        if self._salloc.process.poll() is None:
+            self._salloc.process.terminate()
+        self._salloc.close(within_s=_RELEASE_S)
         if job is not None:
             with suppress(Unable):
                 ask(("scancel", "--quiet", job), environment=_environment(os.environ))
-
-
-def _request(cluster: Cluster, name: str) -> Iterator[str]:
-    """Whole nodes, and no end of the job where one of them fails. Options of the runbook come last, and win."""
-    options = cluster.slurm
-    yield from (f"--nodes={cluster.count}", f"--job-name={name}", "--exclusive", "--mem=0")
-    yield from ("--no-kill", "--wait-all-nodes=1")
-    for option in ("partition", "account", "time", "gres"):
-        if value := getattr(options, option):
-            yield f"--{option}={value}"
-    if options.exclude:
-        yield f"--exclude={','.join(options.exclude)}"
-    yield from options.args
 
 
 def _described(cluster: Cluster) -> str:
@@ -286,13 +277,6 @@ def _number(allocation: Allocation) -> str:
     if allocation.job is None:
         raise Unable("the allocation has no job number; start the validation again")
     return allocation.job
-
-
-def _end(salloc: Channel) -> None:
-    """End a salloc: SIGTERM where it waits for nodes, the end of its command's input where it has them."""
-    if salloc.process.poll() is None:
-        salloc.process.terminate()
-    salloc.close(within_s=_RELEASE_S)
 
 
 ENGINE = Slurm()

@@ -157,6 +157,36 @@ def change_sentence(trend: Trend, change: Change) -> str:
     return f"{way} {since} {values}{because}"
 
 
+def node_before(entries: Sequence[HistoryEntry], name: str) -> str:
+    """`0.93 of the others on 2026-11-20, slow or lost in 2 of 5 earlier validations`; empty for a node that was not."""
+    seen = [(entry, node) for entry in entries for node in entry.nodes if node.name == name]
+    bad = [(entry, node) for entry, node in seen if node.slow]
+    if not bad:
+        return ""
+    entry, node = bad[-1]
+    how = node.state if node.share is None else f"{node.share:.2f} of the others"
+    return f"{how} on {entry.started[:10]}, slow or lost in {len(bad)} of {plural(len(seen), 'earlier validation')}"
+
+
+def node_lines(entries: Sequence[HistoryEntry], name: str, *, limit: int, width: int, color: bool) -> list[str]:
+    """`validator history --node`: how one node did, the latest validation last."""
+    rows = [
+        (
+            entry.started[:16].replace("T", " "),
+            node.state,
+            "" if node.share is None else f"{node.share:.3f}",
+            f"{entry.run_id} ({entry.decision})",
+        )
+        for entry in entries
+        for node in entry.nodes
+        if node.name == name
+    ]
+    if not rows:
+        return [f"no validation here has a node {one_line(name)}"]
+    columns = ("Started (UTC)", one_line(name), "Of the others", "Run")
+    return list(text_table(columns, rows[-limit:], width=width, numeric=("Of the others",), color=color))
+
+
 # `validator history` in a terminal: the latest runs of each runbook and machine, and how its metrics changed.
 
 _WIDE = 100

@@ -10,7 +10,7 @@ from typing import Any
 
 from validator.files import Tree, is_file
 from validator.model.catalogue import METRICS, Better, Metric
-from validator.model.machine import machine_class, sound_snapshot
+from validator.model.machine import MIN_EFFECT, NODES_ALONE, machine_class, sound_snapshot
 
 PIN = ".pinned"
 """A file of this name in a run folder keeps retention from removing it."""
@@ -47,6 +47,20 @@ class Point:
 
 
 @dataclass(frozen=True)
+class PastNode:
+    """A node in one validation: its state, and its worst value as a share of the fleet's median."""
+
+    name: str
+    state: str
+    share: float | None
+
+    @property
+    def slow(self) -> bool:
+        """Whether it is to be remembered."""
+        return self.state in ("slow", "lost") or (self.share is not None and self.share < 1 - MIN_EFFECT)
+
+
+@dataclass(frozen=True)
 class HistoryEntry:
     """One validation.
 
@@ -71,6 +85,7 @@ class HistoryEntry:
     points: tuple[Point, ...] = ()
     pinned: bool = False
     undecided: tuple[str, ...] = ()
+    nodes: tuple[PastNode, ...] = ()
 
 
 def run_folders(parent: Path) -> Iterator[Path]:
@@ -122,7 +137,24 @@ def _history_entry(folder: Path, found: Mapping[str, Any]) -> HistoryEntry:
         points=tuple(_unique(point for phase in found["phases"] for point in _versioned_points(phase, versions))),
         pinned=(folder / PIN).exists(),
         undecided=tuple(_undecided(found)),
+        nodes=tuple(_nodes(found)),
     )
+
+
+def _nodes(found: Mapping[str, Any]) -> Iterator[PastNode]:
+    """The nodes of a cluster; those of `engine: local` are names of this machine."""
+    fleet = found.get("fleet") or {"engine": "local"}
+    shares: dict[str, list[float]] = {}
+    for phase in found["phases"]:
+        tables = [one for run in _measured(phase) for one in run.get("tables") or () if one["caption"] == NODES_ALONE]
+        for name in {str(row[0]) for one in tables for row in one["rows"]}:
+            seen = [_measurement(row[2]) for one in tables for row in one["rows"] if row[0] == name]
+            known = sorted(share for share in seen if share is not None)
+            shares.setdefault(name, []).extend(known[len(known) // 2 :][:1])
+    for node in fleet["nodes"] if fleet["engine"] != "local" else ():
+        name, effect = str(node["name"]), _measurement(node.get("effect"))
+        worst = [*shares.get(name, ()), *(() if effect is None else (1 + effect,))]
+        yield PastNode(name, str(node["state"]), min(worst, default=None))
 
 
 def _undecided(found: Mapping[str, Any]) -> Iterator[str]:

@@ -102,7 +102,7 @@ def remove(parent: Path, entries: Sequence[HistoryEntry]) -> None:
 
 INDEX = ".history.json"
 
-VERSION = 4
+VERSION = 5
 """Of what the file holds; one of another version is built again."""
 
 
@@ -150,6 +150,7 @@ def _sound(run: tuple[str, tuple[str, HistoryEntry]]) -> bool:
     """Whether an entry is of its folder, and holds no number that cannot be squared."""
     folder, (_, entry) = run
     numbers = [entry.duration_s, *(x for one in entry.points for x in (one.value, one.ci_low, one.ci_high))]
+    numbers += [node.share for node in entry.nodes]
     return entry.folder == folder and all(x is None or abs(x) < LARGEST for x in numbers)
 
 

@@ -216,7 +216,12 @@ SIGNS: Mapping[str, Sign] = {
         r"Watchdog caught collective operation timeout|NCCL WARN|DistBackendError|DistNetworkError",
         r"Connection closed by peer",
     ),
-    "nan_loss": _sign("nan", r"(?i:(?:loss|perplexity|ppl)['\"]?\s{0,3}[:=]\s{0,3}['\"]?nan\b)"),
+    "nan_loss": _sign(
+        "nan",
+        r"(?i:(?:loss|perplexity|ppl)['\"]?\s{0,3}[:=|]\s{0,3}['\"]?nan\b)",
+        # `loss nan lr 0.1`, not a sentence as `loss NaN detection is on`
+        r"(?i:loss\s{1,3}nan(?=\s{0,3}(?:$|[,;|)\]}\r\n]|\w{1,20}[ :=]{1,3}[-+]?[\d.n])))",
+    ),
     "nan_words": _sign(
         "loss",
         r"(?i:\bnon-?finite\s(?:\w+\s)?loss\b|\b(?:nan|inf)\b[^\n]{0,20}\bloss\b)",

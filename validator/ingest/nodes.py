@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from validator.files import open_file
+from validator.model.machine import NODES_ALONE
 from validator.model.nodes import NodeRecord, NodeRecords, failed
 from validator.model.plan import RunSpec
 from validator.model.result import Floats, Result, RunTable, ScalarValue
@@ -75,4 +76,4 @@ def _steps_per_s(result: Result, middle: Callable[[Floats], np.floating[Any]], *
 def _table(rates: dict[str, float]) -> RunTable:
     middle = float(np.median(list(rates.values())))
     rows = tuple((name, rate, rate / middle if middle > 0 else None) for name, rate in rates.items())
-    return RunTable(caption="Each node alone", columns=("Node", "Steps per second", "Of the median"), rows=rows)
+    return RunTable(caption=NODES_ALONE, columns=("Node", "Steps per second", "Of the median"), rows=rows)

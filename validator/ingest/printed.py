@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from validator.ingest.derived import clocks, with_derived
 from validator.ingest.rows import Column, Note, rising
-from validator.model.columns import NO_SERIES, PACES, TOTALS, contract_values, series_name
+from validator.model.columns import TOTALS, contract_values, says_nothing, series_name
 from validator.model.pattern import LinePattern, Printed, StepCounter, has_decimal_comma
 from validator.model.result import Floats, PrintedPlaces, Steps
 
@@ -33,9 +33,6 @@ _SHOWN = 200
 """Characters of a line in which these words are looked for."""
 
 _GROUPED = re.compile(r"[-+]?\d{1,3},\d{3}")
-
-_NO_MEASURE = NO_SERIES - PACES | {"timestamp"}
-"""Groups of a line without others that says nothing of a step: that a file was saved."""
 
 
 @dataclass
@@ -75,7 +72,7 @@ class PrintedRows:
             if _PAUSES.search(text, 0, _SHOWN):
                 self.pauses.append(number)
             return
-        if printed.odd is None and self._measures_more and _NO_MEASURE.issuperset(printed.values):
+        if printed.odd is None and says_nothing(printed.values, self.pattern.names):
             self._announced = (number, printed) if printed.step is not None else self._announced
             return
         if printed.odd is not None:
@@ -126,11 +123,6 @@ class PrintedRows:
             rows, values = self.columns.setdefault(name, (array("q"), array("d")))
             rows.append(row)
             values.append(value)
-
-    @cached_property
-    def _measures_more(self) -> bool:
-        """Whether lines of training hold more than a step and a date."""
-        return not _NO_MEASURE.issuperset(map(series_name, self.pattern.names))
 
     def table(self, note: Note, *, longest: bool = False) -> tuple[dict[str, Column], tuple[str, ...], int]:
         """Columns by name, each `(steps [n], values [n])`; the names of those that follow from clocks; rows kept.

@@ -10,6 +10,7 @@ import numpy as np
 from validator.files import is_file, reading_below, stat_file
 from validator.ingest import logs
 from validator.ingest.accounts import scan
+from validator.ingest.counters import read_counters
 from validator.ingest.nodes import read_nodes, slowest_group
 from validator.ingest.read_log import ReadLog, printable
 from validator.ingest.result_builder import ResultBuilder
@@ -67,6 +68,9 @@ def _collect_run(spec: RunSpec, *, run_dir: Path, outcome: Outcome | None, read:
     found = logs.find_logs(out)
     if spec.groups:
         state.evidence.nodes = read_nodes(out)
+    counters = out / "logs" / "counters.json"
+    if is_file(counters):
+        state.evidence.counted = read_counters(counters, state.read_log)
     if spec.trains:
         read_training(state, found)
     if read is not None:

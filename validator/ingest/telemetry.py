@@ -21,6 +21,7 @@ from validator.ingest.clock import Arrivals
 from validator.ingest.read_log import ReadLog, printable, read_small
 from validator.model.catalogue import METRICS, Across, Metric
 from validator.model.result import Floats, InvalidWindow, Samples, Series, Steps
+from validator.model.xids import xid
 
 SLOWDOWN_BITS = {
     0x08: "hardware slowdown",
@@ -34,7 +35,7 @@ _UNITS = {"_pct": "%", "_mib": "MiB", "_mhz": "MHz", "_power_w": "W", "_temperat
 _MASK = "_throttle_mask"
 _OTHER_PROCESSES = "_foreign_processes"
 _XID = "xid"
-_HARMLESS_XIDS = (63, 92)
+_HARMLESS = (63, 92)
 """A row was remapped, corrected errors were counted: worth knowing, and no disturbance."""
 
 _STATES = ("_pcie_gen", "_pcie_width")
@@ -189,7 +190,7 @@ def _mean_by_step(steps: Steps, values: Floats) -> tuple[Steps, Floats]:
 def _reason_of(column: str, others: Mapping[str, str]) -> Callable[[int], str]:
     """What a value of a column says against measuring; empty when it says nothing."""
     if column == _XID:
-        return lambda code: f"driver event Xid {code}" if code and code not in _HARMLESS_XIDS else ""
+        return lambda code: _event(code) if code and code not in _HARMLESS else ""
     if column.endswith(_OTHER_PROCESSES):
         gpu = column.removesuffix(_OTHER_PROCESSES)
         who = f": {others[gpu]}" if gpu in others else ""
@@ -201,6 +202,11 @@ def _reason_of(column: str, others: Mapping[str, str]) -> Callable[[int], str]:
         return f"{gpu} throttled: {reasons}" if reasons else ""
 
     return throttled
+
+
+def _event(code: int) -> str:
+    known = xid(code)
+    return f"driver event Xid {code}: {known.meaning}; {known.action}"
 
 
 def _other_processes(path: Path, read_log: ReadLog) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,9 @@ class TrainerCommand:
     launch: CommandLaunch
     words: tuple[str, ...]
     ours: tuple[SetByUs, ...]
+    offered: tuple[str, ...] = ()
+    """Settings that the program was found to take, as `--name` or `--name=`; empty where it was not asked."""
+
     lines_are_steps: bool = False
     in_own_folder: bool = False
     """Whether each run works in its output folder, since the trainer writes to where it works."""
@@ -160,15 +163,23 @@ def understand(command: Sequence[str], *, help_of: Callable[[CommandLaunch], str
     launch = launch_of(command)
     words, ours = with_placeholders(launch.words)
     made = TrainerCommand(tuple(command), launch, words, ours)
-    if made.length is not None and made.folder is not None:
+    if made.length is not None and made.folder is not None and not config_files(words, launch.env):
         return made
     offered = _offered(launch, help_of)
+    made = replace(made, offered=offered)
     for what in ("steps", "out"):
         option = chosen_from(offered, "steps" if what == "steps" else "out")
         if option is not None and (made.length if what == "steps" else made.folder) is None:
             further, setting = added(option, "steps" if what == "steps" else "out")
             made = replace(made, words=(*made.words, *further), ours=(*made.ours, setting))
     return made
+
+
+def config_files(words: Sequence[str], env: Mapping[str, str]) -> tuple[Path, ...]:
+    """Config files that a command or a variable in front of it names."""
+    values = (word.rpartition("=")[2] for word in (*words, *env.values()))
+    paths = (Path(value) for value in values if Path(value).suffix in (".toml", ".yaml", ".yml", ".json"))
+    return tuple(dict.fromkeys(path for path in paths if path.is_file()))
 
 
 def _offered(launch: CommandLaunch, help_of: Callable[[CommandLaunch], str]) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from validator.init.command import nproc_key, trainer_keys
+from validator.init.effects import SHORT_ROWS, settings_to_try
 from validator.init.watched import WatchedCommand
 from validator.text import format_number
 
@@ -103,6 +104,7 @@ def draft(watched: WatchedCommand, *, name: str, base: Path, steps: int | None =
         *_defaults(watched, lengths),
         "",
         "phases:",
+        *_settings(watched),
         *_baseline(watched, lengths),
     ]
     if soak and lengths.soak is not None:
@@ -155,6 +157,8 @@ def _trainer(watched: WatchedCommand, *, base: Path) -> Iterator[str]:
     yield "  metrics:"
     for key, value in metrics.items():
         yield f"    {key}: {yaml_text(value)}"
+    if watched.reading is not None and not watched.reading.has_loss:
+        yield "    no_loss: true    # none was seen; remove this where the trainer reports one, or NaN is unseen"
     if not {"toks_per_s"} & watched_series(watched):
         yield "  # tokens_per_step: 12288     # of all ranks together; then tokens per second are known too"
 
@@ -180,6 +184,36 @@ def _defaults(watched: WatchedCommand, lengths: Lengths) -> Iterator[str]:
         yield f"  env: {yaml_text(dict(watched.command.launch.env))}"
 
 
+def _settings(watched: WatchedCommand) -> Iterator[str]:
+    """The phase that tries settings by their effect, where the trainer does not report its config."""
+    found = settings_to_try(watched)
+    if not found.change:
+        return
+    runs = len(found.change) + (3 if found.confirm else 2)
+    stride = 1 if watched.reading is None else watched.reading.stride
+    yield "  - id: settings"
+    yield "    kind: settings"
+    yield "    why: Whether the trainer obeys its settings, which it does not report, by what other values change."
+    steps, step_s = SHORT_ROWS * stride, watched.step_s or 0.0
+    done = (watched.reading.last_step or 0) if watched.reading is not None else 0
+    run_s = max(0.0, watched.seconds - done * step_s) + steps * step_s
+    yield f"    steps: {steps}    # {runs} runs, about {_duration(runs * run_s)} with their starts"
+    yield "    # What they do not decide, as without a seed, is reported and forbids no GO; what is ignored does."
+    yield "    decide_all: false"
+    if found.seed is not None:
+        yield f"    args: {{{found.seed}: 1}}    # here alone, so that runs as declared agree"
+    elif not found.seeded and watched.command.launch.launcher != "plain":
+        yield "    seed: 1    # here alone, so that runs as declared agree though the command gives no seed"
+    yield "    change:"
+    yield from (f"      {yaml_text(one.key)}: {yaml_text(one.value)}    # {one.why}" for one in found.change)
+    if found.left:
+        yield from _comment(f"Not tried, to keep it short: {', '.join(found.left)}.", indent="      # ")
+    if found.confirm:
+        yield "    confirm:    # the values of the config file, in the command: a run must do the same with them"
+        yield from (f"      {yaml_text(key)}: {yaml_text(value)}" for key, value in found.confirm.items())
+    yield ""
+
+
 def _baseline(watched: WatchedCommand, lengths: Lengths) -> Iterator[str]:
     series = watched_series(watched)
     about = f"  # about {_duration(lengths.baseline * watched.step_s)}" if watched.step_s else ""
@@ -193,8 +227,6 @@ def _baseline(watched: WatchedCommand, lengths: Lengths) -> Iterator[str]:
     yield "      # A bound of ? is still open, and with one there is no GO. Write a number, or let a run fill it in:"
     yield "      # validator baseline reports/RUN --edit FILE --allow-not-go"
     yield from (f"      - {expr}" for expr in _open_bounds(watched))
-    if "step_time_s" in series:
-        yield "      - {expr: step_time_s.cv <= 0.1, required: false, why: steady steps make the values repeatable}"
 
 
 def _rate_of(series: frozenset[str]) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -145,11 +146,13 @@ def runbook_for(request: InitRequest, *, steps: int | None, note: Note) -> Trial
 
 @dataclass(frozen=True)
 class FromRun:
-    """A runbook whose bounds come from a run, these bounds as text, and codes of warnings that the run had."""
+    """A runbook whose bounds come from a run, these bounds as text, codes of warnings that the run had, and sentences
+    on bounds that may be too tight or too easy."""
 
     path: Path
     bounds: tuple[str, ...]
     warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def from_run(run: Path, *, out: Path | None, force: bool) -> FromRun:
@@ -167,11 +170,13 @@ def from_run(run: Path, *, out: Path | None, force: bool) -> FromRun:
     _require_good(report)
     made = make_baseline([run], runbook=None, margin=0.02, allow_not_go=True)
     written = Path(folder.header.cwd, folder.header.runbook_path).parent
-    text = _with_soak(_moved(made.text, written, _folder(path)), folder.header.runbook, report)
+    text = _with_loss(made.text, report)
+    text = _with_soak(_moved(text, written, _folder(path)), folder.header.runbook, report)
     with disk_errors(path, command=f"validator init --from-run {run}"):
         replace_file(path, text)
     warnings = tuple(dict.fromkeys(one.code for one in report.findings if one.severity == "warning"))
-    return FromRun(path, tuple(f"{one.phase}: {one.expr} {one.unit}".rstrip() for one in made.bounds), warnings)
+    bounds = tuple(f"{one.phase}: {one.expr} {one.unit}".rstrip() for one in made.bounds)
+    return FromRun(path, bounds, warnings, made.notes)
 
 
 def _require_good(report: ValidationReport) -> None:
@@ -190,6 +195,12 @@ def _require_good(report: ValidationReport) -> None:
             f"{report.run_id} is no measure for others: {why or report.why.rstrip('.')}; take a run that lacks nothing "
             "but its bounds"
         )
+
+
+def _with_loss(text: str, report: ValidationReport) -> str:
+    """The text without `no_loss`, which watching a command may have written, where a run did report a loss."""
+    reported = any("loss" in run.metrics for phase in report.phases for run in phase.runs)
+    return re.sub(r"(?m)^ +no_loss: true\b.*\n", "", text) if reported else text
 
 
 def _moved(text: str, written: Path, to: Path) -> str:
@@ -216,9 +227,11 @@ def _fixed(place: str) -> bool:
 
 def _with_soak(text: str, runbook: Runbook, report: ValidationReport) -> str:
     """The text with a soak behind its phases, where there is none and a phase of one run says how long it takes."""
-    runs = [run for phase in report.phases for run in phase.runs if run.outcome is not None and run.metrics]
     phases = [phase for phase in runbook.phases if isinstance(phase, TrainPhase)]
-    if len(runbook.phases) != 1 or not phases or phases[0].id != "baseline" or not runs:
+    others = [phase for phase in runbook.phases if phase not in phases and phase.kind != "settings"]
+    own = [phase.runs for phase in report.phases if phases and phase.id == phases[0].id]
+    runs = [run for runs in own for run in runs if run.outcome is not None and run.metrics]
+    if others or len(phases) != 1 or phases[0].id != "baseline" or not runs:
         return text
     seconds = (runs[0].outcome or {}).get("duration_s")
     step_s = float(seconds) / phases[0].steps if isinstance(seconds, (int, float)) and seconds > 0 else None

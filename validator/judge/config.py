@@ -13,10 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from validator.kinds.registry import kind_of
+from validator.model.arguments import changes_arithmetic, may_change_nothing
 from validator.model.plan import RunSpec
-from validator.model.record import RunRecord
+from validator.model.record import RunRecord, ValidationRecord
 from validator.model.result import Result
 from validator.model.settings import flat_name, setting_text
+from validator.text import listed
 
 _UNDECIDED = frozenset({"", "auto", "none", "null", "default"})
 """Requests, by the trainer's account, that leave the choice to it."""
@@ -156,26 +158,33 @@ def is_stated(key: str, value: object) -> bool:
     return value is not None and str(value).strip().lower() not in _UNDECIDED and key not in ("out", "data_path")
 
 
+# Settings that were tried with another value, where the trainer gives no account of its config.
+
+Obeyed = Sequence[tuple[str, str]]
+"""Pairs of a phase and a setting of which its runs have shown that the trainer obeys it."""
+
+
+def obeyed_settings(validation: ValidationRecord) -> Obeyed:
+    """Settings of which a phase has shown that the trainer obeys them: they changed what it does."""
+    return tuple(
+        (record.phase.id, one.setting)
+        for record in validation.phases
+        for one in kind_of(record.phase.kind).effects(record.phase, record.runs)
+        if one.status == "PASS" and "." in one.setting
+    )
+
+
+def obeyed_text(obeyed: Obeyed) -> str:
+    """`phase settings shows by effect that it obeys args.lr and args.seq-len`."""
+    phases = listed(list(dict.fromkeys(phase for phase, _ in obeyed)))
+    return f"phase {phases} shows by effect that it obeys {listed(list(dict.fromkeys(name for _, name in obeyed)))}"
+
+
 # Arms whose losses are the same digit for digit, although they differ in what changes the arithmetic.
 
 _MIN_ROWS = 5
 _COARSE_ROWS = 20
 """Rows that must agree where losses have two decimals: neighbors in a sweep may begin alike."""
-
-_ARITHMETIC = frozenset(
-    {"batch", "accum", "accumulation", "lr", "rate", "schedule", "seed", "init", "std", "vocab"}
-    | {"seq", "len", "length", "context", "ctx", "block", "width", "dim", "hidden", "embd", "ffn"}
-    | {"model", "layer", "layers", "depth", "head", "heads"}
-    | {"dtype", "precision", "bf16", "fp16", "fp32", "fp8", "amp"}
-    | {"dropout", "decay", "wd", "beta", "momentum", "clip", "optimizer", "optim"}
-)
-"""Words of settings that change the arithmetic of a step."""
-
-_BY_RIGHT = frozenset(
-    {"bucket", "workers", "threads", "prefetch", "compile", "fused", "nccl", "log", "heartbeat", "port"}
-    | {"checkpointing"}
-)
-"""Words of settings with which the same numbers may come out, bit for bit."""
 
 
 @dataclass(frozen=True)
@@ -196,12 +205,6 @@ class Twins:
         )
 
 
-def changes_arithmetic(name: str) -> bool:
-    """Whether a setting (`args.batch-size`, `env.NSA_SEED`) makes another loss of the same step, by its words."""
-    words = set(re.split(r"[^a-z0-9]+", name.partition(".")[2].lower() or name.lower()))
-    return bool(words & _ARITHMETIC) and not words & _BY_RIGHT
-
-
 def identical_arms(arms: Mapping[str, Sequence[tuple[RunSpec, Result | None]]]) -> Iterator[Twins]:
     """Pairs of arms whose runs of the same repeat wrote the same losses; settings known to allow that are left out."""
     for one, other in combinations(arms, 2):
@@ -215,8 +218,7 @@ def identical_arms(arms: Mapping[str, Sequence[tuple[RunSpec, Result | None]]]) 
             for name in sorted({*first, *second})
             if name not in first or name not in second or setting_text(first[name]) != setting_text(second[name])
         )
-        words = [set(re.split(r"[^a-z0-9]+", name.lower())) for name in varied]
-        if varied and not all(own & _BY_RIGHT for own in words):
+        if varied and not all(map(may_change_nothing, varied)):
             yield Twins((one, other), varied, min(rows), any(map(changes_arithmetic, varied)))
 
 

@@ -10,12 +10,14 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import numpy as np
 
 from validator.judge.data import Known, PhaseData, StoredPhase, is_exact, run_name
 from validator.judge.deciding import WORDS, Terms, decide
+from validator.judge.needed import Share, needed, text_of
 from validator.model.expression import (
     Binary,
     Call,
@@ -31,9 +33,9 @@ from validator.model.expression import (
 )
 from validator.model.record import PhaseRecord, RunRecord, ValidationRecord
 from validator.model.resolve import LAST_GO, Resolved, UnresolvedReference, resolve
-from validator.model.runbook import Criterion
-from validator.model.verdict import Evidence, PhaseReport, Status, Verdict
-from validator.stats.estimate import LEVEL, SECOND_LEVEL, Estimate, combine, exact
+from validator.model.runbook import Criterion, TrainingPhase
+from validator.model.verdict import Evidence, Needed, PhaseReport, Status, Verdict
+from validator.stats.estimate import LEVEL, NORMAL_975, SECOND_LEVEL, Estimate, combine, exact
 from validator.stats.measure import NotMeasured
 from validator.text import format_interval, format_value
 
@@ -59,16 +61,19 @@ class _Outcome:
     interval: tuple[float, float] | None = None
     margin: float | None = None
     open_for: Literal["interval", "rows"] | None = None
+    needed: Needed | None = None
 
 
 @dataclass(frozen=True)
 class _Case:
-    """A criterion with what its references mean, and the phases behind them by name. `level` is that of intervals."""
+    """A criterion with what its references mean, and the phases behind them by name. `level` is that of intervals,
+    `own` the phase whose criterion it is."""
 
     comparison: Relation
     resolved: Mapping[str, Resolved]
     data: Mapping[str, Source]
     level: float
+    own: str
 
 
 def judge_criterion(
@@ -91,7 +96,7 @@ def judge_criterion(
     if any(one.stored for one in resolved.values()) and validation.last_go is None:
         return _without_last_go(criterion, id=id)
     data = {one.source: _data(one, validation, judged) for one in resolved.values()}
-    case = _Case(comparison, resolved, data, SECOND_LEVEL if record.extended is not None else LEVEL)
+    case = _Case(comparison, resolved, data, SECOND_LEVEL if record.extended is not None else LEVEL, record.phase.id)
     outcomes = [_judge(case, binding) for binding in _bindings(case, own=record.phase.id)]
     worst = min(outcomes, key=lambda one: (_SEVERITY[one.status], one.margin if one.margin is not None else math.inf))
     unit = comparison.unit or _unit(comparison.left, resolved)
@@ -127,6 +132,7 @@ def _verdict(criterion: Criterion, id: str, unit: str, outcome: _Outcome, eviden
         margin=outcome.margin,
         message=outcome.message,
         open_for=outcome.open_for,
+        needed=outcome.needed,
         evidence=evidence,
     )
 
@@ -286,7 +292,7 @@ def _behind(case: _Case, binding: Binding) -> Iterator[RunRecord]:
             yield from phase.arms.get(binding[one.source][0], ())
 
 
-def _evaluate(node: Expression, case: _Case, binding: Binding) -> Known:
+def _evaluate(node: Expression, case: _Case, binding: Binding, only: str | None = None, factor: float = 1.0) -> Known:
     if isinstance(node, Number):
         return exact(node.value)
     if isinstance(node, Text):
@@ -299,10 +305,13 @@ def _evaluate(node: Expression, case: _Case, binding: Binding) -> Known:
         phase = case.data[one.source]
         if arm not in phase.arms:
             raise NotMeasured(f"phase {one.phase_id} has no runs")
-        return phase.value(one, arm=arm, index=index)
+        value = phase.value(one, arm=arm, index=index)
+        if only is None or isinstance(value, str):
+            return value
+        return combine("*", [value, exact(factor)]) if one.source == only else exact(value.point)
     operator = node.operator if isinstance(node, Binary) else node.function
     arguments = (node.left, node.right) if isinstance(node, Binary) else node.arguments
-    values = [_evaluate(argument, case, binding) for argument in arguments]
+    values = [_evaluate(argument, case, binding, only, factor) for argument in arguments]
     numbers = [value for value in values if isinstance(value, Estimate)]
     if len(numbers) < len(values):
         text = next(value for value in values if isinstance(value, str))
@@ -349,7 +358,47 @@ def _terms(case: _Case, binding: Binding) -> Terms:
         assumed_cv=max(assumed, default=0.0),
         level=case.level,
         windows=tuple(window for phase, one, arm in behind for window in phase.windows(one, arm=arm)),
+        needs=partial(_needs, case, binding),
     )
+
+
+def _needs(case: _Case, binding: Binding) -> tuple[Needed, str | None] | None:
+    """What would decide it, by the part that each phase has in the interval; the clause where there are several."""
+    distance = _difference(case, binding)
+    if distance is None:
+        return None
+    shares = []
+    for source, phase in case.data.items():
+        alone, moved = _difference(case, binding, only=source), _difference(case, binding, only=source, factor=1.001)
+        interval = None if alone is None else alone.interval()
+        if alone is None or moved is None or interval is None:
+            continue
+        arm = binding[source][0]
+        named = [one for one in case.resolved.values() if one.source == source]
+        assumed = max((phase.variation(one) for one in named if phase.assumes_variation(one, arm=arm)), default=0.0)
+        runs = len(phase.arms.get(arm, ()))
+        half, reach = (interval[1] - interval[0]) / 2, abs(moved.point - alone.point) / 0.001
+        # From four repeats on nothing is assumed: what runs differ by has both parts in it.
+        between = half if not assumed else min(half, NORMAL_975 * assumed / math.sqrt(runs) * reach)
+        steps = phase.record.phase.steps if isinstance(phase.record.phase, TrainingPhase) else 0
+        within = math.sqrt(half**2 - between**2)
+        shares.append(Share(source, 0 if isinstance(phase, StoredPhase) else steps, runs, within, between))
+    if not shares:
+        return None
+    found = needed(distance.point, shares, own=case.own)
+    return found, text_of(found, shares, own=case.own) if len(case.data) > 1 else None
+
+
+def _difference(case: _Case, binding: Binding, *, only: str | None = None, factor: float = 1.0) -> Estimate | None:
+    """Left minus right; with `only` as if no other phase had an interval, its values times `factor`."""
+    try:
+        left, right = (
+            _evaluate(side, case, binding, only, factor) for side in (case.comparison.left, case.comparison.right)
+        )
+        found = combine("-", [one for one in (left, right) if isinstance(one, Estimate)])
+    except (NotMeasured, ZeroDivisionError, IndexError):
+        return None
+    return found if math.isfinite(found.point) else None
 
 
 def _judge_numbers(left: Estimate, right: Estimate, terms: Terms, comparison: Relation, binding: Binding) -> _Outcome:
@@ -371,6 +420,7 @@ def _judge_numbers(left: Estimate, right: Estimate, terms: Terms, comparison: Re
         interval=found.interval,
         margin=found.margin,
         open_for=found.open_for,
+        needed=found.needed,
     )
 
 

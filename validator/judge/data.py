@@ -305,18 +305,23 @@ def scaling_efficiency(data: PhaseData) -> Estimate:
     Raises:
         NotMeasured: when either rate is not known.
     """
-    wide = _scaled_against(data)
-    rates = []
-    for side in (wide, data):
-        if not side.arms:
-            raise NotMeasured(f"phase {side.record.phase.id} has no runs")
-        phase = side.record.phase.id
-        rate = Resolved(phase, "series", "toks_per_s_per_rank", "mean", "tok/s", "steady", better="higher")
-        value = side.value(rate, arm=next(iter(side.arms)), index=None)
-        if not isinstance(value, Estimate) or not value.point > 0:
-            raise NotMeasured(f"phase {side.record.phase.id} has no rate above 0")
-        rates.append(value)
-    return combine("/", rates)
+    return combine("/", [mean_rate(side, "toks_per_s_per_rank") for side in (_scaled_against(data), data)])
+
+
+def mean_rate(data: PhaseData, name: str) -> Estimate:
+    """A rate in tokens/s over the runs of a phase of one config.
+
+    Raises:
+        NotMeasured: when it is not known.
+    """
+    phase = data.record.phase.id
+    if not data.arms:
+        raise NotMeasured(f"phase {phase} has no runs")
+    rate = Resolved(phase, "series", name, "mean", "tok/s", "steady", better="higher")
+    value = data.value(rate, arm=next(iter(data.arms)), index=None)
+    if not isinstance(value, Estimate) or not value.point > 0:
+        raise NotMeasured(f"phase {phase} has no rate above 0")
+    return value
 
 
 def _scaled_against(data: PhaseData) -> PhaseData:

@@ -8,12 +8,13 @@ remains open could be either, and the message says what would decide it.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from validator.model.verdict import Status
+from validator.model.verdict import Needed, Status
 from validator.stats.estimate import MIN_REPEATS, Estimate, combine
 from validator.stats.window import SteadyWindow
 from validator.text import format_distinct, format_interval, format_number, format_percent
@@ -40,6 +41,8 @@ class Terms:
     assumed_cv: float
     level: float
     windows: tuple[SteadyWindow, ...] = ()
+    needs: Callable[[], tuple[Needed, str | None] | None] = lambda: None
+    """What would decide it by the parts of its phases, and as a clause where several phases have one."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,7 @@ class Decided:
     interval: Interval | None = None
     margin: float | None = None
     open_for: Literal["interval", "rows"] | None = None
+    needed: Needed | None = None
 
 
 def decide(left: Estimate, right: Estimate, terms: Terms) -> Decided:
@@ -125,8 +129,12 @@ def _open(
     if ended is not None:  # more runs like it would not show how slow it becomes
         message = f"The interval of {text} holds the bound {bound}, and the run ended slower than it began: {ended}."
         return Decided("INCONCLUSIVE", message, ends, margin)
-    message = f"The interval of {text} holds the bound {bound}; {_what_decides(difference, terms)}."
-    return Decided("INCONCLUSIVE", message, ends, margin, "interval" if _factor(difference) <= _HOPELESS else None)
+    if _factor(difference) > _HOPELESS:
+        message = f"The interval of {text} holds the bound {bound}; {_what_decides(difference, terms)}."
+        return Decided("INCONCLUSIVE", message, ends, margin)
+    needed, clause = terms.needs() or (None, None)
+    message = f"The interval of {text} holds the bound {bound}; {clause or _what_decides(difference, terms)}."
+    return Decided("INCONCLUSIVE", message, ends, margin, "interval", needed)
 
 
 def _words(operator: str, *, holds: bool) -> str:

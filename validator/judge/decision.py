@@ -8,7 +8,7 @@ from dataclasses import replace
 from validator.kinds.registry import kind_of
 from validator.model.record import PhaseRecord
 from validator.model.remedy import Remedy
-from validator.model.runbook import Runbook, Setting
+from validator.model.runbook import Runbook, Setting, SoakPhase
 from validator.model.settings import extends, has_placeholder, setting_text
 from validator.model.verdict import Decision, Extension, Finding, PhaseReport, Recommendation, RemedyReport, Status
 from validator.stats.estimate import MIN_REPEATS
@@ -115,10 +115,18 @@ def decide(
     count = sum(verdict.required for phase in required for verdict in phase.criteria)
     checks = sum(check.required for phase in required for check in phase.checks)
     noun = "phase" if len(required) == 1 else "phases"
-    return (
-        "GO",
-        f"All {count + checks} required criteria and checks of {len(required)} {noun} passed; no finding forbids it.",
+    passed = (
+        f"All {count + checks} required criteria and checks of {len(required)} {noun} passed; no finding forbids it."
     )
+    return "GO", f"{passed}{_unseen(required)}"
+
+
+def _unseen(phases: Sequence[PhaseReport]) -> str:
+    """What a GO does not cover, as a sentence: a loss that no trainer reported."""
+    blind = [
+        one.id for one in phases if any(v.id == f"{one.id}.finite" and v.status == "SKIPPED" for v in one.criteria)
+    ]
+    return f" No loss is read ({listed(blind)}), so NaN or divergence would not be seen." if blind else ""
 
 
 def _further(vetoes: Sequence[Finding]) -> str:
@@ -214,8 +222,9 @@ def _variables(settings: Mapping[str, Setting]) -> dict[str, str]:
 def extension_of(record: PhaseRecord, report: PhaseReport, *, runbook: Runbook) -> Extension | None:
     """The extension of a phase that has been run as planned; None when it is decided, or more runs would not decide.
 
-    To four runs, from which their variation is measured, or to twice as many. A phase is extended only when nothing
-    but open intervals keeps it from passing, and only once.
+    To four runs, from which their variation is measured, or to twice as many; a soak, which is long, by one run, if
+    that would decide it. A phase is extended only when nothing but open intervals keeps it from passing, and only once.
+    Where the interval is that of another phase, more runs of this one are of no use.
     """
     if not extends(runbook, record.phase) or record.extended is not None or report.status != "INCONCLUSIVE":
         return None
@@ -224,5 +233,11 @@ def extension_of(record: PhaseRecord, report: PhaseReport, *, runbook: Runbook) 
     held_up = [one for one in report.criteria if one.required and one.status != "PASS"]
     if not held_up or any(one.open_for is None for one in held_up):
         return None
-    runs = len(record.measured)
-    return Extension(criteria=tuple(one.id for one in held_up), runs_before=runs, runs_after=max(MIN_REPEATS, 2 * runs))
+    if any(one.needed is not None and one.needed.runs is None for one in held_up):
+        return None
+    runs, after = len(record.measured), max(MIN_REPEATS, 2 * len(record.measured))
+    if isinstance(record.phase, SoakPhase):
+        after = runs + 1
+        if any(one.needed is None or (one.needed.runs or 0) > after for one in held_up):
+            return None
+    return Extension(criteria=tuple(one.id for one in held_up), runs_before=runs, runs_after=after)

@@ -6,16 +6,19 @@ one kind of phase must satisfy is in `validator/kinds`.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Literal
 
 import numpy as np
 
-from validator.judge.config import differences, unreported
+from validator.judge.config import Obeyed, differences, obeyed_settings, obeyed_text, unreported
 from validator.judge.data import measured
 from validator.kinds.registry import Found, ImplicitCriterion, JudgedRun, Rule, Seen, arms_of, kind_of
-from validator.model.record import PhaseRecord, ValidationRecord
+from validator.model.record import PhaseRecord, RunRecord, ValidationRecord
 from validator.model.resolve import series_of
+from validator.model.result import Series
 from validator.model.runbook import Phase, ProcessPhase, Runbook, TrainingPhase
 from validator.model.settings import repeats_of
 from validator.model.verdict import Evidence, Status, Verdict
@@ -28,21 +31,29 @@ _MAX_UNREPORTED = 0.1
 """Share of a run that may lie behind the last row of a trainer that logs every so many steps."""
 
 
-def implicit_criteria(phase: Phase, runbook: Runbook) -> Iterator[ImplicitCriterion]:
-    """The implicit criteria of a phase, in order."""
+def implicit_criteria(
+    phase: Phase, runbook: Runbook, *, has_loss: bool = False, obeyed: Obeyed = ()
+) -> Iterator[ImplicitCriterion]:
+    """The implicit criteria of a phase, in order.
+
+    Args:
+        has_loss: whether a run of it, or of a phase before it, has a loss.
+        obeyed: settings that were changed with an effect.
+    """
     if isinstance(phase, ProcessPhase):
         yield ImplicitCriterion("exit", _ended_text(phase, runbook), _exit)
     if isinstance(phase, TrainingPhase):
         yield ImplicitCriterion("steps", "every run does all its steps", _steps)
-        reported = "loss" in series_of(runbook.trainer.metrics)
-        text = "loss is finite at every step"
-        yield ImplicitCriterion("finite", text, _finite, required=lambda runs: reported, final=True)
+        declared = "loss" in series_of(runbook.trainer.metrics)
+        lacks = _UNDECLARED if has_loss else _UNREPORTED if declared else None
+        text, rule = "loss is finite at every step", partial(_finite, lacks=lacks)
+        yield ImplicitCriterion("finite", text, rule, required=lambda runs: lacks is not None, final=True)
         for n, text in enumerate(phase.log_contains, start=1):
             yield ImplicitCriterion(f"log.{n}", f"rank 0 prints {text!r}", _log_rule(text))
     yield from kind_of(phase.kind).criteria(phase, runbook)
     if isinstance(phase, TrainingPhase):
         text = "the declared config is the one that ran"
-        yield ImplicitCriterion("config", text, _config, required=_reports_config, final=True)
+        yield ImplicitCriterion("config", text, _config_rule(obeyed), required=_reports_config, final=True)
 
 
 def _ended_text(phase: Phase, runbook: Runbook) -> str:
@@ -53,7 +64,8 @@ def _ended_text(phase: Phase, runbook: Runbook) -> str:
 
 def implicit_verdicts(record: PhaseRecord, *, validation: ValidationRecord) -> tuple[Verdict, ...]:
     """The verdicts on the implicit criteria of a phase that has ended."""
-    criteria = list(implicit_criteria(record.phase, validation.runbook))
+    has_loss, obeyed = _has_loss(record, validation), obeyed_settings(validation)
+    criteria = list(implicit_criteria(record.phase, validation.runbook, has_loss=has_loss, obeyed=obeyed))
     if record.runs:
         criteria += kind_of(record.phase.kind).measured_criteria(record, validation)
     every = judged_runs(record)
@@ -103,7 +115,7 @@ def _verdict(
     planned: int,
 ) -> Verdict:
     """The worst of `runs` decides; the others of the same status are counted. Fewer than `planned` are no pass."""
-    found = [(run, _as_far_as_it_came(criterion, run)) for run in runs]
+    found = [(run, _as_far_as_it_came(criterion, run)) for run in (runs[:1] if criterion.whole else runs)]
     missing = planned - len(found)
     if not found or (missing > 0 and all(one.status == "PASS" for _, one in found)):
         worst = Found("INCONCLUSIVE", "No run of the phase was started.")
@@ -261,10 +273,28 @@ def _rows_of(run: JudgedRun) -> tuple[int | None, int]:
     return min(int(one[0]) for one in steps), max(int(np.diff(one).max()) for one in steps)
 
 
-def _finite(run: JudgedRun) -> Found:
+_UNREPORTED = "where the trainer reports none, write no_loss: true in trainer.metrics"
+_UNDECLARED = "another run of this phase, or of one before it, has one"
+
+
+def _has_loss(record: PhaseRecord, validation: ValidationRecord) -> bool:
+    """Whether a run of the phase, or of one before it, reported a loss, so that a run without one lost it."""
+    earlier = itertools.takewhile(lambda one: one.phase.id != record.phase.id, validation.phases)
+    return any(_loss_of(run) is not None for one in (*earlier, record) for run in one.runs)
+
+
+def _loss_of(run: RunRecord) -> Series | None:
     loss = None if run.result is None else run.result.series.get("loss")
-    if loss is None or len(loss.values) == 0:
-        return Found("INCONCLUSIVE", "No loss was recorded.")
+    return loss if loss is not None and len(loss.values) else None
+
+
+def _finite(run: JudgedRun, *, lacks: str | None) -> Found:
+    """Whether every loss is finite; `lacks` says why the absence of any leaves that open, None if none is expected."""
+    loss = _loss_of(run.record)
+    if loss is None and lacks is None:
+        return Found("SKIPPED", "No loss is read: NaN or divergence would not be seen.")
+    if loss is None:
+        return Found("INCONCLUSIVE", f"No loss was recorded; {lacks}.")
     bad = np.flatnonzero(~np.isfinite(loss.values))
     if len(bad):
         step, value = int(loss.steps[bad[0]]), float(loss.values[bad[0]])
@@ -286,8 +316,15 @@ def _log(run: JudgedRun, text: str) -> Found:
     return Found("PASS", f"Rank 0 printed {text!r}.", "present", text, (where,))
 
 
-def _config(run: JudgedRun) -> Found:
+def _config_rule(obeyed: Obeyed) -> Rule:
+    return lambda run: _config(run, obeyed)
+
+
+def _config(run: JudgedRun, obeyed: Obeyed) -> Found:
     found = differences(run.record)
+    if found is None and obeyed:
+        message = f"The trainer does not report its effective config; {obeyed_text(obeyed)}. Others are not verified."
+        return Found("PASS", message, "by effect")
     if found is None:
         return Found("INCONCLUSIVE", "The trainer does not report its effective config.")
     path = run.source("env.json")

@@ -14,8 +14,9 @@ from validator.judge.criteria import judge_criterion
 from validator.judge.data import PhaseData, measured, scaling_efficiency
 from validator.judge.decision import with_remedies
 from validator.judge.implicit import implicit_criteria, implicit_verdicts, out_of_reach
-from validator.kinds.registry import asks, unasked
+from validator.kinds.registry import asks, kind_of, unasked
 from validator.model.catalogue import version_of
+from validator.model.expression import open_reference
 from validator.model.record import PhaseRecord, RunRecord, ValidationRecord
 from validator.model.resolve import Resolved
 from validator.model.result import Result, ScalarValue
@@ -88,6 +89,7 @@ def _judge(record: PhaseRecord, validation: ValidationRecord, judged: Mapping[st
         checks=record.checks,
         runs=tuple(run_report(run) for run in record.every_run),
         comparison=comparison,
+        effects=kind_of(phase.kind).effects(phase, record.runs) if record.runs else (),
         scalars=_phase_scalars(data),
         duration_s=record.duration_s,
         extended=record.extended,
@@ -104,8 +106,13 @@ def _declared(
 
 
 def _unasked(record: PhaseRecord, validation: ValidationRecord) -> tuple[Verdict, ...]:
-    """That nothing is asked of what the phase measures is an open question of its own, and has a name."""
+    """That nothing is asked of what the phase measures is an open question of its own, and has a name.
+
+    A bound that is still to be filled in is one already: filled in, it asks.
+    """
     phase = record.phase
+    if any(one.required and open_reference(one.expr) is not None for one in phase.accept):
+        return ()
     why = unasked(phase, validation.runbook) if phase.required else None
     if why is None:
         return ()
@@ -280,6 +287,7 @@ def run_report(run: RunRecord) -> RunReport:
         tables=result.evidence.tables if result is not None else (),
         role=run.spec.role,
         remedy=run.spec.remedy,
+        nodes=tuple(node.node for node in run.evidence.nodes),
     )
 
 

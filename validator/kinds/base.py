@@ -7,6 +7,8 @@ run stays a data class, for it is masked as one.
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, TypeVar, get_args
 
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from validator.model.record import Outcome, PhaseRecord, RunRecord, ValidationRecord
     from validator.model.remedy import Remedy
     from validator.model.result import Result, RunEvidence
-    from validator.model.verdict import Check
+    from validator.model.verdict import Check, SettingEffect
     from validator.stats.measure import RunMeasurement
 
 E = TypeVar("E")
@@ -54,6 +56,17 @@ class Site(NamedTuple):
 
 
 # What a kind plans.
+
+_MAX_NAME_CHARS = 80
+
+
+def safe_name(text: str) -> str:
+    """The name of an arm, fit for a folder; two that would be alike once made safe get different ones."""
+    safe = re.sub(r"[^A-Za-z0-9._=,+-]", "_", text)  # `path/to a` becomes `path_to_a`
+    if safe == text and 0 < len(safe) <= _MAX_NAME_CHARS and not safe.startswith("."):
+        return safe
+    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+    return f"{safe[:_MAX_NAME_CHARS].lstrip('.')}-{digest}"
 
 
 class PlannedArm(NamedTuple):
@@ -108,8 +121,16 @@ class Planner(Protocol):
     ) -> RunSpec:
         """A run of any program, `argv` as it is started; by default with the time and the retries of the phase."""
 
-    def training(self, phase: TrainingPhase, arm: PlannedArm, *, repeat: int) -> RunSpec:
-        """A run of the trainer as one arm of the phase."""
+    def training(
+        self,
+        phase: TrainingPhase,
+        arm: PlannedArm,
+        *,
+        repeat: int,
+        role: Role = "measure",
+        command: Sequence[str] | None = None,
+    ) -> RunSpec:
+        """A run of the trainer as one arm of the phase; `command` is what starts it in place of `trainer.command`."""
 
     def probe(self, nproc: int, values: Mapping[str, object]) -> tuple[str, ...]:
         """What starts the probes in `nproc` processes; 0 starts one without torchrun. Their arguments may follow."""
@@ -212,6 +233,7 @@ class ImplicitCriterion(NamedTuple):
         required: whether it decides the phase, by the runs of the phase. A trainer that cannot report what the rule
             needs is recorded as such, and not failed for it.
         final: whether no further step of an interrupted run can undo its failure.
+        whole: whether its rule is about all runs of the phase together, so that it is asked once.
     """
 
     name: str
@@ -220,6 +242,7 @@ class ImplicitCriterion(NamedTuple):
     role: Role = "measure"
     required: Callable[[Sequence[JudgedRun]], bool] = _always
     final: bool = False
+    whole: bool = False
 
 
 # What a kind is.
@@ -285,8 +308,8 @@ class Kind(Generic[P]):
         """What its runs on a cluster call for next; nothing once they say enough."""
         yield from ()
 
-    def good_nodes(self, phase: P, runbook: Runbook, runs: Sequence[RunRecord]) -> tuple[int, ...]:
-        """The nodes that later phases run on, by index, the fastest first; empty where its runs say nothing of them."""
+    def good_nodes(self, phase: P, runbook: Runbook, runs: Sequence[RunRecord]) -> tuple[str, ...]:
+        """The nodes that later phases run on, the best first; empty where its runs say nothing of them."""
         return ()
 
     def searched(self, phase: P, runbook: Runbook, runs: Sequence[RunRecord]) -> Search | None:
@@ -307,6 +330,10 @@ class Kind(Generic[P]):
     def measured_criteria(self, record: PhaseRecord, validation: ValidationRecord) -> Iterator[ImplicitCriterion]:
         """The same as far as it depends on the machine, once the phase has runs."""
         yield from ()
+
+    def effects(self, phase: P, runs: Sequence[RunRecord]) -> tuple[SettingEffect, ...]:
+        """What the settings that it changes on purpose changed; empty for a kind that changes none."""
+        return ()
 
     def out_of_reach(self, runs: Sequence[JudgedRun]) -> str | None:
         """Why the phase could not be carried out from this machine, so that it is skipped, and what that leaves

@@ -1,28 +1,26 @@
 """Is the machine what the runbook was written for, and healthy? Checks, and probes of what it can do.
 
-The bounds of the probes are public values, at 16 GiB where a size matters. Host to device, peer to peer and all-reduce:
-azurehpc-health-checks. Copy within memory: DCGM's diagnostics. Matrix product: the maximum achievable rates of Stas
-Bekman's "Machine Learning Engineering", of which nine tenths are asked; those are best ones, so the best repeat is
-compared with them. A machine that is in no list is measured and not judged.
+The probes are compared with public values (`validator/model/bounds.py`); those of matrix products are best ones, so the
+best repeat is compared with them. A machine that is in no list is measured and not judged.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from validator.cluster.alike import differences
 from validator.cluster.fleet import Measured, chosen, node_names, search_over, slow_text
 from validator.cluster.fleet import groups_of as groups_of_round
 from validator.kinds.base import Found, ImplicitCriterion, JudgedRun, Kind, Planner, Rule, Seen, Site
+from validator.kinds.machine import PAYLOAD, bound_criteria, counter_criteria, link_criteria
+from validator.model.bounds import GEMM
 from validator.model.phases import PreflightPhase
 from validator.model.runbook import Runbook
-from validator.model.schemas import SCALARS
 from validator.runbook.problems import Problem
-from validator.text import format_number, format_percent, quoted
 
 if TYPE_CHECKING:
     from validator.cluster.search import Search
@@ -50,6 +48,9 @@ _RATES = {
 }
 """Keys of probe.json, and the scalars that they become."""
 
+_BOUNDED = (GEMM, *(name for key, name in _RATES.items() if key != "gemm_bf16"))
+"""The scalars that public bounds are about."""
+
 _LINK = {"_pcie_gen": "probe.pcie_gen", "_pcie_width": "probe.pcie_width"}
 """Endings of the telemetry's columns, and the scalars that they become."""
 
@@ -60,8 +61,8 @@ class Preflight(Kind[PreflightPhase]):
     schema = PreflightPhase
     looks = True
     asks_unwritten = (
-        ("probe", "probe.NAME", "alike"),
-        "the probes ran; each reaches its public bound; nodes are alike",
+        ("probe", "probe.NAME", "bounds", "counters", "alike"),
+        "the probes ran; each reaches its [public bound](machine.md), if any; links count no errors; nodes are alike",
     )
 
     def check(self, phase: PreflightPhase, site: Site) -> Iterator[Problem]:
@@ -105,10 +106,11 @@ class Preflight(Kind[PreflightPhase]):
             among = planner.among(groups_of_round(asked))
             yield _probe(phase, among, f"round{len(runs)}", *options, role="round")
 
-    def good_nodes(self, phase: PreflightPhase, runbook: Runbook, runs: Sequence[RunRecord]) -> tuple[int, ...]:
+    def good_nodes(self, phase: PreflightPhase, runbook: Runbook, runs: Sequence[RunRecord]) -> tuple[str, ...]:
         """Those that no round found slow, where they are enough."""
-        search, cluster = self.searched(phase, runbook, runs), runbook.cluster
-        return () if search is None or cluster is None else chosen(search.judgement(), cluster.nodes)
+        search, cluster, names = self.searched(phase, runbook, runs), runbook.cluster, node_names(runs)
+        best = () if search is None or cluster is None else chosen(search.judgement(), cluster.nodes)
+        return tuple(names[index] for index in best if index in names)
 
     def searched(self, phase: PreflightPhase, runbook: Runbook, runs: Sequence[RunRecord]) -> Search | None:
         """The search after the rounds that were carried out; None where there are no nodes, or nothing is measured."""
@@ -140,7 +142,7 @@ class Preflight(Kind[PreflightPhase]):
             _read_round(gathered)
             return
         ranks: dict[str, Mapping[str, Any]] = {}
-        source, slowest_us = None, None
+        source, slowest_us, payload = None, None, None
         for name, folder in _folders(spec, gathered):
             read = gathered.json_object(folder / "probe.json", what="the probes' record")
             if read is None:
@@ -151,10 +153,12 @@ class Preflight(Kind[PreflightPhase]):
             ranks |= {f"{name}{rank}": one for rank, one in enumerate(every) if isinstance(one, Mapping)}
             latency = _number(rates.get("all_reduce") if isinstance(rates, Mapping) else None, "latency_us")
             slowest_us = max(filter(None, (latency, slowest_us)), default=None)
+            payload = _number(rates.get("all_reduce") if isinstance(rates, Mapping) else None, "bytes") or payload
         for key, scalar in _RATES.items():
             gathered.add_scalar(scalar, _slowest(ranks.values(), key, "value"), source)
         gathered.add_scalar("probe.gemm_best_tflops", _slowest(ranks.values(), "gemm_bf16", "best"), source)
         gathered.add_scalar("probe.all_reduce_latency_us", slowest_us, source)
+        gathered.add_scalar(PAYLOAD, None if payload is None else payload / 2**30, source)
         if ranks:
             _read_links(gathered)
             gathered.add_shown_table("What the machine can do", ("Probe", "Unit", *ranks), _rows(ranks))
@@ -170,15 +174,13 @@ class Preflight(Kind[PreflightPhase]):
                 return
             yield ImplicitCriterion("slow", "enough nodes are left that are not slow", _not_slow(record, validation))
         yield ImplicitCriterion("probe", "the probes run to their end", _made)
-        for bound in bounds_for(environment, gpus=gpus):
-            text = f"{bound.name} >= {format_number(bound.least)} {bound.unit}"
-            yield ImplicitCriterion(bound.name, text, _reached(bound), required=_answer(bound.required))
+        spec = runs[0].spec
+        environment = {**environment, "env": {**environment.get("env", {}), **spec.env}}
+        one_host = all(len(group) == 1 for group in spec.groups)
+        yield from bound_criteria(environment, gpus, _BOUNDED, one_host=one_host)
         if gpus > 0:
-            yield from (one for one in _links(environment, gpus) if runs[0].number(one.name) is not None)
-
-
-def _answer(required: bool) -> Callable[[Sequence[JudgedRun]], bool]:
-    return lambda runs: required
+            yield from (one for one in link_criteria(environment, gpus) if runs[0].number(one.name) is not None)
+            yield from counter_criteria()
 
 
 # Rounds of the slow-node search.
@@ -237,7 +239,9 @@ def _not_slow(record: PhaseRecord, validation: ValidationRecord) -> Rule:
             )
         if accused:
             return Found("FAIL", f"{accused[0].upper()}{accused[1:]}.", len(judgement.compatible), count)
-        undecided = "; ".join(f"{names[int(one.node)]}: {one.why}" for one in judgement.nodes if one.state != "good")
+        undecided = "; ".join(
+            f"{names.get(int(one.node), one.node)}: {one.why}" for one in judgement.nodes if one.state != "good"
+        )
         return Found("INCONCLUSIVE", f"Not decided: {undecided or 'rounds are missing'}.", None, count)
 
     return rule
@@ -294,98 +298,6 @@ def _rows(ranks: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str | float 
         yield (str(key), unit, *(None if value is None else round(value, 2) for value in values))
 
 
-# What the probes must reach.
-
-_GEMM_SHARE = 0.9
-_LATER_SHARE = 0.8
-"""Of a value that is only known as "about"."""
-
-_ALL_REDUCE = "probe.all_reduce_gb_s"
-
-
-class ProbeBound(NamedTuple):
-    """The least that a probe must reach. `of` says for what; a bound of a relative is shown and not required."""
-
-    name: str
-    least: float
-    of: str
-    required: bool = True
-
-    @property
-    def unit(self) -> str:
-        """As catalogued."""
-        return SCALARS[self.name].unit
-
-
-class _Family(NamedTuple):
-    """Cards that share bounds. `linked`, `unlinked` hold for two or more of them with and without NVLink, an all-reduce
-    over NVLink for `linked_gpus` of them."""
-
-    pattern: str
-    of: str
-    alone: Mapping[str, float]
-    linked: Mapping[str, float]
-    unlinked: Mapping[str, float] = {}
-    linked_gpus: int = 8
-    relative: bool = False
-
-
-_H100 = _Family(
-    r"H100.*(?:HBM3|SXM)",
-    "H100 SXM",
-    alone={"probe.gemm_best_tflops": _GEMM_SHARE * 795, "probe.host_to_device_gb_s": 48.0},
-    linked={"probe.peer_gb_s": 335.0, _ALL_REDUCE: 460.0},
-)
-
-_FAMILIES = (
-    _Family(
-        r"A100.*PCIe|A100-PCIE|A100-PCIe",
-        "A100 PCIe",
-        alone={
-            "probe.gemm_best_tflops": _GEMM_SHARE * 253,
-            "probe.copy_gb_s": 970.0,
-            "probe.host_to_device_gb_s": 21.0,
-        },
-        linked={"probe.peer_gb_s": 238.0, _ALL_REDUCE: 193.0},
-        unlinked={_ALL_REDUCE: _LATER_SHARE * 25},
-        linked_gpus=2,
-    ),
-    _Family(
-        r"A100.*SXM",
-        "A100 SXM",
-        alone={"probe.gemm_best_tflops": _GEMM_SHARE * 271, "probe.copy_gb_s": 970.0},
-        linked={_ALL_REDUCE: 228.0},
-    ),
-    _H100,
-    _H100._replace(
-        pattern=r"\bH200\b(?!.*NVL)", of="H100 SXM, whose chip and interconnects an H200 has", relative=True
-    ),
-)
-
-
-def bounds_for(environment: Mapping[str, Any], *, gpus: int) -> tuple[ProbeBound, ...]:
-    """The bounds of a machine by its snapshot, for the first `gpus` of its GPUs; none for cards of several kinds."""
-    found = environment.get("gpus")
-    used = [one for one in (found.values() if isinstance(found, Mapping) else ()) if isinstance(one, Mapping)][:gpus]
-    names = {str(one.get("name")) for one in used}
-    if not used or len(names) != 1:
-        return ()
-    family = next((one for one in _FAMILIES if re.search(one.pattern, next(iter(names)))), None)
-    if family is None:
-        return ()
-    linked = all(one.get("nvlinks_active") for one in used)
-    values = dict(family.alone)
-    if len(used) > 1:
-        values |= {
-            what: least
-            for what, least in (family.linked if linked else family.unlinked).items()
-            if what != _ALL_REDUCE or not linked or len(used) == family.linked_gpus
-        }
-    return tuple(
-        ProbeBound(name, round(least, 1), of=family.of, required=not family.relative) for name, least in values.items()
-    )
-
-
 def _alike(run: JudgedRun) -> Found:
     nodes = run.evidence.nodes
     silent = [f"{node.node} did not say what it is: {node.detail}" for node in nodes if not node.facts]
@@ -413,53 +325,3 @@ def _made(run: JudgedRun) -> Found:
     if run.number("probe.gemm_tflops") is None:
         return Found("FAIL", "The probes ended and left no record, so what the machine can do is not known.", rc)
     return Found("PASS", "The probes ran and left their record.", rc)
-
-
-def _reached(bound: ProbeBound) -> Rule:
-    def rule(run: JudgedRun) -> Found:
-        value, unit, least = run.number(bound.name), bound.unit, bound.least
-        if value is None:
-            return Found(
-                "INCONCLUSIVE", f"{bound.name} was not measured.", None, least, _evidence(run, bound.name), unit
-            )
-        share = format_percent(value / least)
-        message = f"{format_number(value)} {unit}, {share} of the least that is expected of {bound.of}"
-        status: Literal["PASS", "FAIL"] = "PASS" if value >= least else "FAIL"
-        message += "." if status == "PASS" else "; check clocks, cooling, links and other programs."
-        return Found(status, message, value, least, _evidence(run, bound.name), unit, value / least - 1.0)
-
-    return rule
-
-
-def _links(environment: Mapping[str, Any], gpus: int) -> Iterator[ImplicitCriterion]:
-    """Generation and lanes while data were copied, compared with the most that card and slot can have.
-
-    Not required: virtual machines report links that are not there. A link that is really narrow misses the bound of
-    the transfer, which is.
-    """
-    cards = [one for one in environment.get("gpus", {}).values() if isinstance(one, Mapping)][:gpus]
-    for name, most in (("probe.pcie_gen", "pcie_gen_max"), ("probe.pcie_width", "pcie_width_max")):
-        wanted = min((one[most] for one in cards if isinstance(one.get(most), int)), default=None)
-        if wanted is not None:
-            yield ImplicitCriterion(name, f"{name} >= {wanted}", _wide(name, wanted), required=_answer(False))
-
-
-def _wide(name: str, wanted: int) -> Rule:
-    def rule(run: JudgedRun) -> Found:
-        value = run.number(name)
-        assert value is not None
-        what = "generation" if name.endswith("gen") else "lanes"
-        message = f"PCIe {what} under load: {format_number(value)} of {wanted}"
-        if value >= wanted:
-            return Found("PASS", f"{message}.", value, wanted, _evidence(run, name))
-        message += "; reseat the card, or look for a shared slot or a riser."
-        return Found("FAIL", message, value, wanted, _evidence(run, name))
-
-    return rule
-
-
-def _evidence(run: JudgedRun, name: str) -> tuple[Seen, ...]:
-    scalar = None if run.result is None else run.result.scalars.get(name)
-    if scalar is None:
-        return ()
-    return (Seen(f"{name} = {quoted(scalar.value)} {scalar.unit}".rstrip(), scalar.source, run.spec.id),)

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from validator.kinds import ab, audit, command, data, preflight, profile, pytest, soak, storage, sweep, train  # noqa: F401
+from validator.kinds import ab, audit, command, data, preflight, profile, pytest, settings, soak, storage, sweep, train  # noqa: F401  # noqa: F401
 from validator.kinds.base import Found as Found
 from validator.kinds.base import ImplicitCriterion as ImplicitCriterion
 from validator.kinds.base import JudgedRun as JudgedRun

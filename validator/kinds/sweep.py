@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import re
 from collections.abc import Iterator, Mapping
 
-from validator.kinds.base import PlannedArm, Site, TrainingKind
+from validator.kinds.base import PlannedArm, Site, TrainingKind, safe_name
 from validator.model.runbook import Setting
 from validator.model.settings import setting_text
 from validator.model.training_phases import SweepPhase
 from validator.runbook.meaning import check_reaches
 from validator.runbook.problems import Problem
-
-_MAX_ARM_CHARS = 80
 
 
 class Sweep(TrainingKind[SweepPhase]):
@@ -51,11 +47,7 @@ def _arm_name(settings: Mapping[str, Setting]) -> str:
     """A name fit for a folder: the value alone when one setting is swept, `name=value` pairs otherwise."""
     texts = {key.split(".", 1)[1]: _value_text(value) for key, value in settings.items()}
     name = next(iter(texts.values())) if len(texts) == 1 else ",".join(f"{k}={v}" for k, v in texts.items())
-    safe = re.sub(r"[^A-Za-z0-9._=,+-]", "_", name)  # `path/to a` becomes `path_to_a`
-    if safe == name and 0 < len(safe) <= _MAX_ARM_CHARS and not safe.startswith("."):
-        return safe
-    digest = hashlib.sha256(name.encode()).hexdigest()[:8]  # two values may look alike once made safe
-    return f"{safe[:_MAX_ARM_CHARS].lstrip('.')}-{digest}"
+    return safe_name(name)
 
 
 def _value_text(value: Setting) -> str:

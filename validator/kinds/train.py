@@ -43,13 +43,13 @@ class Train(TrainingKind[TrainPhase]):
             rule = _not_slow(record.measured, cluster.nodes)
             yield ImplicitCriterion("slow", "enough nodes are left that are not slow", rule)
 
-    def good_nodes(self, phase: TrainPhase, runbook: Runbook, runs: Sequence[RunRecord]) -> tuple[int, ...]:
+    def good_nodes(self, phase: TrainPhase, runbook: Runbook, runs: Sequence[RunRecord]) -> tuple[str, ...]:
         """Those that are not slow alone, where they are enough."""
         if runbook.cluster is None or phase.on != "each" or len(runs) < _ENOUGH:
             return ()
         names, outliers = _compared(runs)
         left = _left(names, outliers)
-        return left if outliers and len(left) >= runbook.cluster.nodes else ()
+        return tuple(names[one] for one in left) if outliers and len(left) >= runbook.cluster.nodes else ()
 
 
 def _compared(runs: Sequence[RunRecord]) -> tuple[tuple[str, ...], list[Outlier]]:

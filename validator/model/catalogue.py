@@ -421,6 +421,7 @@ PROBE = _scalars(
     ("probe.device_to_host_gb_s", "GB/s", "a device to pinned host memory, one at a time, slowest device"),
     ("probe.peer_gb_s", "GB/s", "copy to the next device, one at a time, slowest pair"),
     ("probe.all_reduce_gb_s", "GB/s", "bus bandwidth of the all-reduce over all ranks, as nccl-tests counts it"),
+    ("probe.all_reduce_gib", "GiB", "payload of that all-reduce"),
     ("probe.all_reduce_latency_us", "us", "all-reduce of one number"),
     ("probe.pcie_gen", "", "PCIe generation while data were copied, slowest link"),
     ("probe.pcie_width", "lanes", "PCIe lanes while data were copied, narrowest link"),

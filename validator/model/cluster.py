@@ -3,6 +3,7 @@
 Field descriptions of the first part are the text of `docs/runbook-reference.md`, so keep them exact.
 """
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -60,6 +61,17 @@ class Cluster(Frozen):
     def count(self) -> int:
         """Nodes that are allocated."""
         return self.nodes + self.spare
+
+    def request(self, name: str) -> Iterator[str]:
+        """Options of `salloc` and `sbatch`: whole nodes, and no end of the job where one of them fails. Those of the
+        runbook come last, and win."""
+        yield from (f"--nodes={self.count}", f"--job-name={name}", "--exclusive", "--mem=0", "--no-kill")
+        for option in ("partition", "account", "time", "gres"):
+            if value := getattr(self.slurm, option):
+                yield f"--{option}={value}"
+        if self.slurm.exclude:
+            yield f"--exclude={','.join(self.slurm.exclude)}"
+        yield from self.slurm.args
 
     @model_validator(mode="after")
     def _hosts(self) -> "Cluster":

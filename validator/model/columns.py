@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from validator.model.catalogue import METRICS
@@ -80,6 +80,9 @@ TOTALS: Mapping[str, str] = {"tokens_seen": "toks_per_s", "samples_seen": "sampl
 NO_SERIES = PACES | {"step", "row", "epoch", "steps_per_epoch", "steps_total"}
 """Groups that are read for what follows from them."""
 
+_NO_MEASURE = NO_SERIES - PACES | {"timestamp"}
+"""Groups of a line without others that says nothing of a step: that a file was saved, or how many there will be."""
+
 _KNOWN = frozenset({*HEADERLESS, *METRICS})
 _COLOR = re.compile(rb"\x1b\[[0-9;]*m")  # ESC[1;31m
 
@@ -93,6 +96,12 @@ def series_name(raw: str) -> str:
     """The series that a name means, whatever its unit."""
     other = OTHER_UNITS.get(raw)
     return ALIASES.get(raw, raw) if other is None else other.name
+
+
+def says_nothing(values: Iterable[str], names: Iterable[str]) -> bool:
+    """Whether a line with these groups names a step alone, though its pattern, with the groups `names`, measures more:
+    a heading (`tokens/step: 512`), or the first line of a box."""
+    return _NO_MEASURE.issuperset(values) and not _NO_MEASURE.issuperset(map(series_name, names))
 
 
 def contract_values(values: Mapping[str, float]) -> dict[str, float]:

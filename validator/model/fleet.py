@@ -48,6 +48,7 @@ class FleetNode(Frozen):
     state: NodeState
     effect: float | None = None
     why: str = Field("", description="Why it is not good.")
+    before: str = Field("", description="How it was slow in earlier validations beside this one.")
     host: str | None = None
     gpus: tuple[FleetGpu, ...] = ()
 

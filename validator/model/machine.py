@@ -23,6 +23,12 @@ _SECTIONS = (
     "shared_copy",
 )
 
+MIN_EFFECT = 0.03
+"""How much slower than the other nodes one may be, as a share."""
+
+NODES_ALONE = "Each node alone"
+"""Caption of the table of nodes that trained alone: node, steps per second, share of the median."""
+
 
 def sound_snapshot(found: Any) -> dict[str, Any]:
     """A snapshot from a file, without sections that are not mappings: readers look up keys in them."""

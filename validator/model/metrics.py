@@ -109,6 +109,11 @@ class TrainerMetrics(Frozen):
         "heartbeat's field that the table of series lacks is declared here before a criterion names it; a group of "
         "`stdout` declares itself, and has a unit only here: letters, `%` and one `/`. What is declared is charted.",
     )
+    no_loss: bool = Field(
+        False,
+        description="The trainer reports no loss, so `PHASE.finite` is skipped where none is read, and a GO says that "
+        "NaN or divergence would not be seen. One that is read is judged all the same.",
+    )
     link_roots: tuple[str, ...] = Field(
         (),
         description="Folders to below which one of these files may be a link. It is followed while the run lasts and "

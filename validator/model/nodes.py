@@ -33,6 +33,10 @@ class Step(Frozen):
     cwd: str
     python: str | None = Field(None, description="The trainer's own interpreter.")
     out: str = Field(description="The run's folder, absolute, and the same path on every node.")
+    follow: dict[str, Any] | None = Field(
+        None, description="The planned run, of a trainer: rank 0 of a group stamps its lines as they arrive."
+    )
+    began: float = Field(0.0, description="The head's monotonic clock at the start of the attempt.")
     probe: str = Field(description="A file of the head; a node that sees it shares the folder.")
     start_s: float
     lost_s: float

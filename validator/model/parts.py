@@ -50,6 +50,8 @@ class Hardware(Frozen):
     name: str | None = Field(None, description="Regular expression that every GPU's name must contain.")
     interconnect: Literal["pcie", "nvlink", "any"] = Field("any", description="Interconnect of the GPUs.")
     gpu_memory: Size | None = Field(None, description="Minimum memory of each GPU.")
+    gpu_clock: Count | None = Field(None, ge=1, description="Clock in MHz that each GPU must be allowed to reach.")
+    gpu_power: Count | None = Field(None, ge=1, description="Power limit in W that each GPU must have at least.")
     cpu_cores: Count | None = Field(None, ge=1, description="Minimum CPU cores that this process may use.")
     memory: Size | None = Field(None, description="Minimum host memory available at the start.")
     disk_free: Size | None = Field(None, description="Minimum free space where results are written.")
@@ -284,7 +286,8 @@ class Defaults(Frozen):
         (), description="Codes of findings that are right for every phase; they become information and forbid no GO."
     )
     extend: bool = Field(
-        True, description="Whether a train phase with an open required criterion is extended once by further runs."
+        True,
+        description="Whether a train phase or a soak with an open required criterion is extended once by further runs.",
     )
 
 

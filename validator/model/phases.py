@@ -47,7 +47,7 @@ class PhaseBase(Frozen):
     """Whether its rates are compared with those of another validation."""
 
     instrumented: ClassVar[bool] = False
-    """Whether its runs are slowed by what looks inside their steps."""
+    """Whether its rates mean nothing: its runs are slowed by what looks inside their steps, or are a few steps."""
 
     on_cluster: ClassVar[On] = 1
     """Where it runs on a cluster, unless the runbook says it."""

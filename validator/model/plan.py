@@ -15,9 +15,9 @@ from validator.model.units import Frozen, PathBelow
 Started = Literal["exec", Launcher]
 """`exec` is a program of a phase that runs no trainer; the others are launchers of the trainer."""
 
-Role = Literal["measure", "smoke", "nsys", "round"]
+Role = Literal["measure", "smoke", "nsys", "round", "changed"]
 """`measure` decides the phase, `smoke` is the data-loader smoke test, `nsys` only leaves evidence, `round` belongs to
-the slow-node search."""
+the slow-node search, `changed` runs another config on purpose, to be compared with the declared one."""
 
 
 class Contained(Frozen):

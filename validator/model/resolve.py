@@ -100,7 +100,7 @@ def series_of(metrics: TrainerMetrics, *, tokens: bool = False) -> dict[str, Met
     names |= {"toks_per_s"} if "toks_per_s_per_rank" in names else set()
     if tokens and names & {"toks_per_s", "step_time_s"}:
         names |= {"toks_per_s", "step_time_s"}
-    names -= {"model_tflops_per_s_per_rank", "step_rate"}
+    names -= {"model_tflops_per_s_per_rank", "step_rate", *(("loss",) if metrics.no_loss else ())}
     if "toks_per_s" in names:
         names.add("toks_per_s_per_rank")
         names |= {"model_tflops_per_s_per_rank"} if metrics.env is not None else set()
@@ -268,7 +268,7 @@ def _resolve_series(metric: str, statistic: str, *, runbook: Runbook, phase: Pha
         raise UnresolvedReference(message, nearest(f"{metric}.{statistic}", known, f"it knows {', '.join(known)}"))
     series = _series_in(runbook, phase)
     if metric not in series:
-        _reject_metric(metric, statistic, series)
+        _reject_metric(metric, statistic, series, no_loss=runbook.trainer.metrics.no_loss)
     if statistic not in STATISTICS:
         fix = nearest(statistic, STATISTICS, f"statistics: {', '.join(STATISTICS)}")
         raise UnresolvedReference(f"{statistic} is not a statistic", fix, column=len(metric) + 1)
@@ -289,11 +289,13 @@ def _resolve_series(metric: str, statistic: str, *, runbook: Runbook, phase: Pha
     )
 
 
-def _reject_metric(metric: str, statistic: str, series: dict[str, Metric]) -> None:
+def _reject_metric(metric: str, statistic: str, series: dict[str, Metric], *, no_loss: bool) -> None:
     if metric in METRICS:
         fix = f"declare trainer.metrics.csv, heartbeat or a reader, or write {{{metric}}} in trainer.metrics.stdout"
         if metric == "toks_per_s" and "step_time_s" in series:
             fix = "declare trainer.tokens_per_step, from which it follows with the time of a step"
+        if metric == "loss" and no_loss:
+            fix = "remove no_loss from trainer.metrics, or the criterion"
         raise UnresolvedReference(f"{metric} can never be known: the trainer declares no source of it", fix)
     whole = f"{metric}.{statistic}"
     scalar = nearest(whole, SCALARS, "", cutoff=0.8)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pydantic import Field
 
+from validator.model.counters import Counted
 from validator.model.units import Frozen
 
 if TYPE_CHECKING:
@@ -290,6 +291,7 @@ class RunEvidence:
         resumed_s: first record of each process of rank 0 after the first, Unix seconds.
         heartbeats: rank to how far it came.
         samples: the machine during the run.
+        counted: errors that links and memories counted during the run; None where nobody counted.
         invalid_windows: steps whose rows are excluded.
         log_hits: kind of trouble to lines, from one bounded scan of all logs.
         log_contains: each wanted text to its first appearance in rank 0's log; None where it has none.
@@ -313,6 +315,7 @@ class RunEvidence:
     resumed_s: tuple[float, ...] = ()
     heartbeats: Mapping[int, RankProgress] = field(default_factory=dict)
     samples: Samples | None = None
+    counted: Counted | None = None
     invalid_windows: Sequence[InvalidWindow] = ()
     halt: Halt | None = None
     loader_error: LoaderError | None = None

@@ -17,6 +17,7 @@ from validator.model.runbook import (
     ProcessPhase,
     Runbook,
     Setting,
+    SoakPhase,
     TrainingPhase,
     TrainPhase,
     Watchdog,
@@ -186,7 +187,7 @@ def timeout_of(runbook: Runbook, phase: ProcessPhase) -> float:
 
 def extends(runbook: Runbook, phase: PhaseBase) -> bool:
     """Whether the phase gets further runs, once, when a required criterion is inconclusive."""
-    if not isinstance(phase, TrainPhase):
+    if not isinstance(phase, (TrainPhase, SoakPhase)):
         return False
     return runbook.defaults.extend if phase.extend is None else phase.extend
 

@@ -21,6 +21,20 @@ class Extension(Frozen):
     runs_after: int
 
 
+class Needed(Frozen):
+    """What would decide an inconclusive criterion, if what was observed is right."""
+
+    steps: dict[str, int] = Field(default_factory=dict, description="Phase to the steps that each of its runs needs.")
+    sure: bool = Field(True, description="Whether these steps decide it if what was observed is right.")
+    repeats: dict[str, int] = Field(
+        default_factory=dict, description="Phase to the repeats that it needs, where no number of steps would do."
+    )
+    runs: int | None = Field(
+        None,
+        description="Runs of the criterion's own phase that would decide it; None where the others leave it open.",
+    )
+
+
 Status = Literal["PASS", "FAIL", "INCONCLUSIVE", "SKIPPED", "NOT_RUN", "RUNNING"]
 Decision = Literal["GO", "NO_GO", "INCONCLUSIVE", "IN_PROGRESS"]
 
@@ -50,6 +64,7 @@ class Verdict(Frozen):
     open_for: Literal["interval", "rows"] | None = Field(
         None, description="What more runs would give an inconclusive verdict: a narrower interval, or one at all."
     )
+    needed: Needed | None = Field(None, description="What would decide one that is open for its interval.")
     evidence: tuple[Evidence, ...] = ()
 
 
@@ -130,8 +145,25 @@ class RunReport(Frozen):
     out: str = ""
     log: str | None = None
     tables: tuple[RunTable, ...] = ()
-    role: str = Field("measure", description="`smoke`, `nsys` and `round` runs do not decide their phase.")
+    role: str = Field(
+        "measure",
+        description="`smoke`, `nsys` and `round` do not decide their phase; `changed` is another config.",
+    )
     remedy: str | None = Field(None, description="The remedy that was tried by this run.")
+    nodes: tuple[str, ...] = Field((), description="The nodes that it ran on.")
+
+
+class SettingEffect(Frozen):
+    """What another value of one setting changed in what the trainer does."""
+
+    setting: str = Field(description="`args.NAME` or `env.NAME`.")
+    declared: str | None = Field(description="None where neither the runbook nor the trainer's command gives a value.")
+    tried: str
+    status: Literal["PASS", "FAIL", "INCONCLUSIVE"] = Field(description="FAIL: nothing changed, so it was ignored.")
+    message: str
+    steps: tuple[int, ...] = Field((), description="The first steps that both sides logged.")
+    declared_losses: tuple[float, ...] = Field((), description="Of the first run as declared, at these steps.")
+    tried_losses: tuple[float, ...] = ()
 
 
 class RemedyReport(Frozen):
@@ -161,6 +193,7 @@ class PhaseReport(Frozen):
     checks: tuple[Check, ...] = ()
     runs: tuple[RunReport, ...] = ()
     comparison: ArmComparison | None = None
+    effects: tuple[SettingEffect, ...] = Field((), description="What the settings that it changes changed.")
     scalars: dict[str, ScalarValue] = Field(default_factory=dict)
     duration_s: float | None = None
     extended: Extension | None = Field(

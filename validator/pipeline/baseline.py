@@ -6,24 +6,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from validator.baseline import CannotEdit, MetricBound, bounds_of, with_bounds
+from validator.baseline import CannotEdit, MetricBound, bounds_of, left_out, with_bounds
 from validator.errors import FolderError, disk_errors
 from validator.files import replacing
 from validator.kinds.registry import load
 from validator.model.machine import machine_class
+from validator.model.runbook import TrainingPhase
 from validator.model.verdict import ValidationReport
-from validator.pipeline.evaluate import stored_report
+from validator.pipeline.evaluate import fresh_report, stored_report
 from validator.runs.folder import RunFolder
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """The bounds, the text of the runbook that holds them, and the runs that they come from."""
+    """The bounds, the text of the runbook that holds them, and the runs that they come from.
+
+    `notes` are sentences on bounds that were left out, and on those that may be too tight or too easy.
+    """
 
     bounds: tuple[MetricBound, ...]
     text: str
     runs: tuple[str, ...]
     machine: str
+    notes: tuple[str, ...] = ()
 
 
 def make_baseline(
@@ -50,7 +55,7 @@ def make_baseline(
         Unable: when `out` cannot be written.
     """
     opened = sorted((RunFolder.open(path) for path in folders), key=lambda folder: folder.header.started)
-    reports = [stored_report(folder) for folder in opened]
+    reports = [_report(folder) for folder in opened]
     _require_alike(reports, allow_not_go=allow_not_go)
     if not allow_not_go:
         _require_sound(reports, phases)
@@ -59,12 +64,16 @@ def make_baseline(
         if runbook is None and not tree.has_file(source.name):
             raise FolderError(f"{source} is no regular file, so there is no runbook to edit; name one with --edit")
     loaded = load(source)
-    found = bounds_of(reports, runbook=loaded.runbook, margin=margin)
+    lengths = {folder.header.run_id: _lengths(folder) for folder in opened}
+    found = bounds_of(reports, runbook=loaded.runbook, margin=margin, lengths=lengths)
+    without = left_out(reports, runbook=loaded.runbook, lengths=lengths)
     unknown = [phase for phase in phases if phase not in {one.id for one in loaded.runbook.phases}]
     if unknown:
         names = ", ".join(one.id for one in loaded.runbook.phases)
         raise FolderError(f"--phase {unknown[0]}: the runbook has no such phase; phases: {names}")
     found = tuple(bound for bound in found if not phases or bound.phase in phases)
+    if not found and without:
+        raise FolderError(without[0])
     if not found:
         raise FolderError(
             "these runs measured nothing that a bound could come from: no rate or time per step with an interval, no "
@@ -76,7 +85,22 @@ def make_baseline(
         raise FolderError(f"{source} cannot be edited: {error}") from error
     if out is not None:
         _write_checked(text, out)
-    return Baseline(found, text, tuple(report.run_id for report in reports), machine_class(reports[-1].environment))
+    careful = [f"{one.phase}: {one.reference}: {warning}" for one in found for warning in one.warnings]
+    notes = (*(one for one in without if not phases or one.partition(":")[0] in phases), *careful)
+    runs = tuple(report.run_id for report in reports)
+    return Baseline(found, text, runs, machine_class(reports[-1].environment), notes)
+
+
+def _report(folder: RunFolder) -> ValidationReport:
+    """The stored report; judged again where a curve lacks the noise of its rows, which a bound on its end needs."""
+    found = stored_report(folder)
+    curves = [run.metrics["loss"] for phase in found.phases for run in phase.measured if "loss" in run.metrics]
+    return fresh_report(folder) if any(one.n and one.noise is None for one in curves) else found
+
+
+def _lengths(folder: RunFolder) -> dict[str, int]:
+    """Steps of each training phase, as it was run: overrides included."""
+    return {phase.id: phase.steps for phase in folder.header.runbook.phases if isinstance(phase, TrainingPhase)}
 
 
 def _write_checked(text: str, out: Path) -> None:

@@ -22,8 +22,9 @@ from validator.runbook import RunbookError, available, find
 from validator.supervise.lock import holders
 from validator.system.checks import host_checks, package_checks
 from validator.system.gpu_checks import gpu_checks
+from validator.system.gpu_facts import GpuReport
 from validator.system.host import HostFacts, read_host
-from validator.system.nvml import GpuReport, read_gpus
+from validator.system.nvml import read_gpus
 from validator.system.packages import lacking, no_bundled_trainer
 from validator.system.preflight import missing_hardware, package_names
 from validator.system.software import package_versions

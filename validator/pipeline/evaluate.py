@@ -15,7 +15,7 @@ from validator.model.verdict import Artifact, Decision, PhaseReport, Recommendat
 from validator.pipeline.fleet import fleet
 from validator.plan import launch_words
 from validator.runs.folder import RunFolder
-from validator.runs.replay import RunEnd, end_of, pending, readable, reconstruct
+from validator.runs.replay import RunEnd, end_of, events_of, pending, readable, reconstruct
 from validator.secrets.redact import REDACTED, redact_output
 
 
@@ -59,7 +59,7 @@ def assemble(
         findings=findings,
         recommended=_recommended(recommend(phases, runbook=header.runbook, command=_launch_command(record))),
         environment=dict(record.environment),
-        fleet=fleet(record, phases),
+        fleet=fleet(record, events_of(folder)),
         artifacts=() if decision == "IN_PROGRESS" else _artifacts(folder),
         validator_version=header.validator_version,
     )
@@ -128,6 +128,22 @@ def stored_report(folder: RunFolder) -> ValidationReport:
     except FolderError:
         return found
     return found if _outdated(again) or _measured(found) - _measured(again) else again
+
+
+def fresh_report(folder: RunFolder) -> ValidationReport:
+    """The report as `stored_report` gives it, judged from disk where that still measures everything.
+
+    A result of an earlier version lacks what is measured since, such as the noise of a row.
+
+    Raises:
+        FolderError: when the folder holds neither a result nor a journal.
+    """
+    found = stored_report(folder)
+    try:
+        again = _judged_again(folder)
+    except FolderError:
+        return found
+    return found if _measured(found) - _measured(again) else again
 
 
 def _judged_again(folder: RunFolder) -> ValidationReport:

@@ -20,6 +20,7 @@ from validator.model.settings import remedies_of
 from validator.model.verdict import Check, PhaseReport
 from validator.pipeline.evaluate import judge_latest
 from validator.pipeline.nodes import Nodes, node_checks
+from validator.pipeline.resume_state import read_resume_state
 from validator.pipeline.session import Session, record_machine
 from validator.plan import plan_further, plan_phase
 from validator.plan.launchers import trainer_python
@@ -30,6 +31,7 @@ from validator.supervise.monitor import Progress
 from validator.supervise.outcome_text import is_full
 from validator.supervise.supervisor import set_aside
 from validator.system.sampler import Sampler
+from validator.text import plural
 
 _BLOCKING = ("FAIL", "NOT_RUN", "SKIPPED")
 """Outcomes of a needed phase that keep a phase from running. An INCONCLUSIVE one does not: its successors may still
@@ -46,12 +48,23 @@ class State:
     stopped: str | None = None
 
 
+class Reopened(Exception):
+    """Phases that had ended ran on nodes that are not used any more; `first` is the index of the first of them."""
+
+    def __init__(self, first: int) -> None:
+        super().__init__(first)
+        self.first = first
+
+
 def begin(session: Session) -> State:
     """Record the start or the resumption, and the snapshot of the machine."""
-    earlier = session.resume_state
-    if earlier.resumed:
+    if session.resume_state.resumed:
         session.journal.append("resumed", runner=this_runner(), marker=session.runner.token)
         session.observer.started(session.plan, session.folder.root)
+        if session.nodes is not None:
+            session.nodes.begin()
+            _reopen(session)
+        earlier = session.resume_state
         kept = sum(len(phase.runs) for phase in earlier.phases.values()) + len(earlier.runs)
         session.observer.note(f"resumed: {len(earlier.phases)} phases and {kept} runs have ended already and are kept")
         if runbook_was_edited(session.folder):
@@ -64,12 +77,42 @@ def begin(session: Session) -> State:
         digest, marker = header_digest(session.folder), session.runner.token
         session.journal.append("started", run_id=run_id, marker=marker, header=digest, as_it_is={"plan": plan})
         session.observer.started(session.plan, session.folder.root)
+        if session.nodes is not None:
+            session.nodes.begin()
     record_machine(session)
     return State()
 
 
+def _reopen(session: Session) -> int | None:
+    """Take back what ran on other nodes than it would run on now, so that no decision rests on two sets of nodes.
+
+    The runs are started again, and what they left is kept beside. Returns the index of the first phase concerned.
+    """
+    nodes, first = session.nodes, None
+    if nodes is None:
+        return None
+    known = read_resume_state(session.folder)
+    for index, phase in enumerate(session.runbook.phases):
+        done = known.phases.get(phase.id)
+        runs = [run for run in known.runs.values() if run.spec.phase == phase.id] if done is None else done.every_run
+        others = [run for run in runs if not nodes.fits(run)]
+        if others:
+            ran = dict.fromkeys(node.node for run in others for node in run.evidence.nodes)
+            why = f"set aside, for it ran on {', '.join(ran) or 'unknown nodes'}; the nodes are now {nodes.described}"
+            session.journal.append("phase_reopened", phase=phase.id, runs=[run.spec.id for run in others], why=why)
+            session.observer.note(f"{phase.id} runs again: {plural(len(others), 'run')} {why}")
+            first = index if first is None else first
+    nodes.again = frozenset()
+    session.resume_state = read_resume_state(session.folder)
+    return first
+
+
 def run_phase(session: Session, state: State, phase: Phase) -> State:
-    """Run one phase and judge it, or say why it does not run. The live report is drawn by another process meanwhile."""
+    """Run one phase and judge it, or say why it does not run. The live report is drawn by another process meanwhile.
+
+    Raises:
+        Reopened: when nodes were replaced, and a phase that has ended, or this one, ran on others.
+    """
     kept = session.resume_state.phases.get(phase.id)
     if kept is not None:
         return _keep(session, state, kept)
@@ -196,8 +239,16 @@ def _search(session: Session, nodes: Nodes, phase: Phase, runs: tuple[RunRecord,
 def _choose(session: Session, nodes: Nodes, phase: Phase, runs: tuple[RunRecord, ...]) -> None:
     """Use the nodes that the runs of a phase found to be the best ones, where it looked."""
     best = kind_of(phase.kind).good_nodes(phase, session.runbook, runs)
-    if best:
-        nodes.choose([nodes.order[index] for index in best], why=f"{phase.id} found better ones")
+    if best and nodes.choose(best, why=f"{phase.id} found better ones"):
+        _go_back(session)
+
+
+def _go_back(session: Session) -> None:
+    """Back to the first phase that ran on nodes which are not used any more, if there is one."""
+    first = _reopen(session)
+    if first is not None:
+        session.live_report.close()
+        raise Reopened(first)
 
 
 def _why_interrupted(session: Session) -> str | None:
@@ -306,13 +357,11 @@ def _run(session: Session, spec: RunSpec) -> RunRecord:
     before = session.resume_state.attempts.get(spec.id, ())
     earlier = set_aside(spec, run_dir=root, earlier=before, mask=mask.block)
     nodes, runbook = session.nodes, session.folder.header.runbook
-    while True:
-        with _sampled(session, spec):
-            place = nodes.place(spec, runbook) if nodes is not None and spec.groups else None
-            outcome = session.runner.carry_out(spec, mask=mask, earlier=earlier, on_progress=show, place=place)
-        if nodes is None or outcome.reason != "node_lost" or not nodes.take_spare(spec, root / spec.out):
-            break
-        earlier = set_aside(spec, run_dir=root, earlier=outcome.attempts, mask=mask.block)
+    with _sampled(session, spec):
+        place = nodes.place(spec, runbook) if nodes is not None and spec.groups else None
+        outcome = session.runner.carry_out(spec, mask=mask, earlier=earlier, on_progress=show, place=place)
+    if nodes is not None and outcome.reason == "node_lost" and nodes.take_spare(spec, root / spec.out):
+        _go_back(session)
     if outcome.last.disk_full and is_full(root / spec.out):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(root / spec.out))
     record = record_of(session.folder, clean_spec(spec), outcome)

@@ -51,6 +51,7 @@ def read_resume_state(folder: RunFolder) -> ResumeState:
         for spec, outcome in started_runs(events)
         if outcome is None or outcome.reason == "interrupted" or outcome.last.disk_full
     ]
+    reopened = {run for event in events if event.event == "phase_reopened" for run in event.fields["runs"]}
     done: list[PhaseRecord] = []
     open_phases: list[PhaseRecord] = []
     for phase in record.phases:
@@ -60,7 +61,7 @@ def read_resume_state(folder: RunFolder) -> ResumeState:
         resumed=True,
         phases={phase.phase.id: phase for phase in done},
         runs={run.spec.id: run for phase in open_phases for run in phase.every_run if run.spec.id not in interrupted},
-        attempts={run: made for run in interrupted if (made := tuple(_attempts(run, events)))},
+        attempts={run: made for run in (*interrupted, *reopened) if (made := tuple(_attempts(run, events)))},
         adopted={event.fields["phase"]: event.fields["settings"] for event in events if event.event == "adopted"},
         worked_s=sum(_length_s(session) for session in runner_sessions(events)),
         phase_s={phase.phase.id: _spent_s(phase.phase.id, events) for phase in open_phases},
@@ -75,6 +76,8 @@ def _length_s(events: Sequence[Event]) -> float:
 def _spent_s(phase: str, events: Sequence[Event]) -> float:
     """Time that earlier runners spent in a phase: from its start to its end, or to their own."""
     spent = 0.0
+    again = [place for place, one in enumerate(events) if _reopens(one, phase)]
+    events = events[again[-1] + 1 :] if again else events
     for session in runner_sessions(events):
         own = [event.event if event.fields.get("phase") == phase else "" for event in session]
         if "phase_started" in own:
@@ -84,23 +87,29 @@ def _spent_s(phase: str, events: Sequence[Event]) -> float:
     return spent
 
 
-def _attempts(run: str, events: Sequence[Event]) -> Iterator[Attempt]:
+def _reopens(event: Event, phase: str) -> bool:
+    return event.event == "phase_reopened" and event.fields["phase"] == phase
+
+
+def _attempts(run: str, events: Sequence[Event]) -> Sequence[Attempt]:
     """Every attempt at a run, numbered as they were made; one without an end was interrupted with its runner."""
-    number = 0
+    made: list[Attempt] = []
     for session in runner_sessions(events):
         open_attempt: Event | None = None
         for event in session:
+            if event.event == "phase_reopened" and run in event.fields["runs"]:
+                aside = {"reason": "interrupted", "detail": str(event.fields.get("why"))}
+                made = [one.model_copy(update=aside) for one in made]
             if event.fields.get("run") != run:
                 continue
             if event.event == "attempt_started":
                 open_attempt = event
             elif event.event == "attempt_ended":
-                number += 1
-                yield Attempt.model_validate({**event.fields["attempt"], "number": number})
+                made.append(Attempt.model_validate({**event.fields["attempt"], "number": len(made) + 1}))
                 open_attempt = None
         if open_attempt is not None:
-            number += 1
-            yield _interrupted(open_attempt, number, until=session[-1].mono)
+            made.append(_interrupted(open_attempt, len(made) + 1, until=session[-1].mono))
+    return made
 
 
 def _interrupted(started: Event, number: int, *, until: float) -> Attempt:

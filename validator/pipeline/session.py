@@ -244,11 +244,11 @@ def open_session(
     ):
         if runner.ended:
             observer.note(f"{runner.ended} processes of the earlier runner were still there and have been ended")
-        state = read_resume_state(folder) if resume else ResumeState()
         with (
             open_nodes(runbook, runner, note=observer.note, earlier=runner.earlier) as nodes,
             closing(LiveReport(folder, note=observer.note)) as live_report,
         ):
+            state = read_resume_state(folder) if resume else ResumeState()
             yield Session(
                 folder=folder,
                 runbook=runbook,

@@ -16,7 +16,7 @@ from validator.model.plan import Plan
 from validator.model.runbook import Runbook
 from validator.model.verdict import ValidationReport
 from validator.pipeline import session as effects
-from validator.pipeline.phases import State, begin, run_phase
+from validator.pipeline.phases import Reopened, State, begin, run_phase
 from validator.pipeline.resume_state import clean_loaded, with_secrets
 from validator.pipeline.write import Finished, render, report
 from validator.plan import first_plan, make_plan
@@ -137,10 +137,13 @@ def _carry_out(
         ) as session,
     ):
         with work:
-            state = begin(session)
-            for phase in runbook.phases:
-                state = run_phase(session, state, phase)
-        return finish(session, state)
+            states = [begin(session)]
+            while len(states) <= len(runbook.phases):
+                try:
+                    states.append(run_phase(session, states[-1], runbook.phases[len(states) - 1]))
+                except Reopened as reopened:
+                    del states[reopened.first + 1 :]
+        return finish(session, states[-1])
 
 
 def finish(session: effects.Session, state: State) -> tuple[ValidationReport, ReportPaths]:

@@ -14,6 +14,9 @@ from typing import Any
 
 from validator.errors import disk_errors
 from validator.files import Tree, replace_file
+from validator.history.page import node_before
+from validator.history.store import read_history
+from validator.model.fleet import Fleet
 from validator.model.plan import PhasePlan, Plan
 from validator.model.record import ValidationRecord
 from validator.model.verdict import PhaseReport, RemainingTime, ValidationReport
@@ -94,9 +97,20 @@ def render(
     elif not replay.is_shared(folder):  # the folders beside it belong to its receiver
         try:
             judged = judged.model_copy(update={"since": since_last_go(folder, judged)})
+            judged = judged.model_copy(update={"fleet": _with_past(folder, judged.fleet)})
         except Exception as error:  # noqa: BLE001 -- another run's folder is no part of this decision
-            sys.stderr.write(f"the last GO cannot be compared with: {type(error).__name__}: {error}\n")
+            sys.stderr.write(f"earlier runs cannot be compared with: {type(error).__name__}: {error}\n")
     return judged, write_all(judged, record_charts(record, phases), into or folder.root)
+
+
+def _with_past(folder: RunFolder, fleet: Fleet | None) -> Fleet | None:
+    """What earlier validations beside this one say of its nodes: for information, no decision rests on it."""
+    if fleet is None or fleet.engine == "local":
+        return fleet
+    started = folder.header.started
+    earlier = [entry for entry in read_history(folder.root.parent) if entry.started < started]
+    nodes = (node.model_copy(update={"before": node_before(earlier, node.name)}) for node in fleet.nodes)
+    return fleet.model_copy(update={"nodes": tuple(nodes)})
 
 
 def rerender(folder: RunFolder) -> tuple[ValidationReport, ReportPaths]:

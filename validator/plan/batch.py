@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from validator.errors import UserError
+from validator.model.cluster import Cluster
 from validator.model.runbook import Runbook
 
 WARNED_S = 120
@@ -32,9 +33,9 @@ def batch_script(runbook: Runbook, path: Path, *, overrides: Sequence[str], out:
     new = shlex.join((*validator, str(path.resolve()), *(f"--set={one}" for one in overrides)))
     lines = [
         "#!/bin/bash",
-        *(f"#SBATCH {option}" for option in _options(runbook, out=out, requeue=requeue)),
+        *(f"#SBATCH {option}" for option in _options(cluster, runbook.name, out=out, requeue=requeue)),
         "",
-        "# After a requeue onto the same nodes the validation continues where it was; what it had measured is kept.",
+        "# After a requeue the validation continues; what it had measured on other nodes is measured again.",
         f'folder="{folder}"',
         'begun=$(ls -d "$folder"/*/ 2>/dev/null | head -n 1)',
         'if [ -n "$begun" ]; then',
@@ -45,18 +46,10 @@ def batch_script(runbook: Runbook, path: Path, *, overrides: Sequence[str], out:
     return "\n".join(lines) + "\n"
 
 
-def _options(runbook: Runbook, *, out: Path, requeue: bool) -> Iterator[str]:
-    cluster = runbook.cluster
-    assert cluster is not None
-    options = cluster.slurm
-    yield from (f"--job-name={runbook.name}", f"--nodes={cluster.count}", "--exclusive", "--mem=0", "--no-kill")
+def _options(cluster: Cluster, name: str, *, out: Path, requeue: bool) -> Iterator[str]:
     yield f"--output={out.resolve()}/job-%j.log"
     yield from ("--open-mode=append", f"--signal=B:TERM@{WARNED_S}")
     yield "--requeue" if requeue else "--no-requeue"
-    for name in ("partition", "account", "gres"):
-        if value := getattr(options, name):
-            yield f"--{name}={value}"
-    yield f"--time={options.time or _DEFAULT_TIME}"
-    if options.exclude:
-        yield f"--exclude={','.join(options.exclude)}"
-    yield from options.args
+    if cluster.slurm.time is None:
+        yield f"--time={_DEFAULT_TIME}"
+    yield from cluster.request(name)

@@ -158,8 +158,16 @@ class PhasePlanner:
             stdout_groups=stdout,
         )
 
-    def training(self, phase: TrainingPhase, arm: PlannedArm, *, repeat: int) -> RunSpec:
-        """A run of the trainer as one arm of the phase."""
+    def training(
+        self,
+        phase: TrainingPhase,
+        arm: PlannedArm,
+        *,
+        repeat: int,
+        role: Role = "measure",
+        command: Sequence[str] | None = None,
+    ) -> RunSpec:
+        """A run of the trainer as one arm of the phase; `command` is what starts it in place of `trainer.command`."""
         runbook, remedy = self.runbook, self.remedy
         nproc = nproc_of(runbook, phase)
         steps = phase.steps if remedy is None or remedy.steps is None else remedy.steps
@@ -177,9 +185,9 @@ class PhasePlanner:
         values["steps"] = steps
         arguments = self._arguments(phase, arm.args, values)
         trainer, launcher = runbook.trainer, launcher_of(runbook, nproc)
-        command = launched(
+        started = launched(
             launcher,
-            tuple(fill(word, values) for word in trainer.command),
+            tuple(fill(word, values) for word in (trainer.command if command is None else command)),
             args=tuple(fill(word, values) for word in trainer.launcher_args),
             python=self.python,
             nproc=nproc,
@@ -194,9 +202,10 @@ class PhasePlanner:
             kind=phase.kind,
             arm=arm.name,
             repeat=repeat,
+            role=role,
             remedy=None if remedy is None else remedy.name,
             launcher=launcher,
-            argv=self._inside((*command, *flags(arguments)), added, workdir=cwd),
+            argv=self._inside((*started, *flags(arguments)), added, workdir=cwd),
             env=added,
             python=self._own_python,
             container=self._container(added),

@@ -115,9 +115,31 @@ def waits_for_bounds(phase: PhaseReport) -> bool:
 def _phase_step(phase: PhaseReport, report: ValidationReport) -> NextStep:
     """What to do where no finding has a next step."""
     status = "OPEN" if waits_for_bounds(phase) else phase.status
-    step = _LONGER.get(too_short(phase) or "") or _STEPS.get(status, _STEPS["NOT_RUN"])
+    longer = _what_is_needed(phase) or _LONGER.get(too_short(phase) or "")
+    step = longer or _STEPS.get(status, _STEPS["NOT_RUN"])
     place = f"#{anchor('phase', phase.id)}"
     return NextStep(one_line(phase.id), step, place, _reasons(phase, report), phase.id)
+
+
+def _needed(phase: PhaseReport) -> tuple[dict[str, int], dict[str, int]]:
+    """Phase to the steps, and to the repeats, without which the only reason that a phase does not pass stays."""
+    steps: dict[str, int] = {}
+    repeats: dict[str, int] = {}
+    found = [item.needed for item in phase.criteria if item.required and item.status != "PASS" and item.needed]
+    for one in found if too_short(phase) == "interval" else ():
+        steps |= {name: max(count, steps.get(name, 0)) for name, count in one.steps.items()}
+        repeats |= one.repeats
+    return steps, repeats
+
+
+def _what_is_needed(phase: PhaseReport) -> str | None:
+    """Which phase is to be longer, or to be repeated, by what its criteria name; None where they name nothing."""
+    steps, repeats = _needed(phase)
+    parts = [f"about {count:,} steps for {one_line(name)}" for name, count in steps.items()]
+    parts += [f"{count} repeats of {one_line(name)}" for name, count in repeats.items()]
+    if not parts:
+        return None
+    return f"What was observed is too close to its bound for these runs: {' and '.join(parts)} would say more."
 
 
 _LONGER = {
@@ -172,7 +194,14 @@ def next_command(report: ValidationReport, run_dir: Path, step: NextStep | None 
 
 
 def _more_steps(phase: PhaseReport) -> str:
-    """Twice as many steps for a phase that had too few rows; as many as before would be too few again."""
+    """The steps, or repeats, that would decide it; else twice as many: as many as before would be too few again."""
+    needed, repeats = _needed(phase)
+    settings = [f"{name}.steps={count}" for name, count in needed.items()]
+    settings += [f"{name}.repeats={count}" for name, count in repeats.items()]
+    if settings and not any("steps.done" in criterion.text for criterion in phase.criteria):
+        others = dict.fromkeys(name for name in (*needed, *repeats) if name != phase.id)
+        words = [*(f"--only {shlex.quote(one)}" for one in others), *(f"--set {shlex.quote(one)}" for one in settings)]
+        return f" {' '.join(words)}"
     steps = [run.scalars["steps.done"].value for run in phase.runs if "steps.done" in run.scalars]
     counted = any("steps.done" in criterion.text for criterion in phase.criteria)
     if too_short(phase) is None or counted or not steps or not isinstance(steps[-1], float):

@@ -12,7 +12,15 @@ from validator.model.verdict import Finding, PhaseReport, RemainingTime, Validat
 from validator.report import page as views
 from validator.report.advice import next_step
 from validator.report.build_criteria import VETO, check_row, criterion_row, exceptions, open_items, without_repeats
-from validator.report.build_runs import comparison_table, has_rates, phase_facts, remedies_table, run_view, runs_table
+from validator.report.build_runs import (
+    comparison_table,
+    effects_table,
+    has_rates,
+    phase_facts,
+    remedies_table,
+    run_view,
+    runs_table,
+)
 from validator.report.contrast import since_view
 from validator.report.exports import export_lines
 from validator.report.fleet import fleet_view
@@ -239,6 +247,7 @@ def _phase_view(number: int, phase: PhaseReport, *, pending: bool) -> views.Phas
         runs=tuple(run_view(run, phase=phase.id) for run in phase.runs),
         has_rates=has_rates(phase),
         remedies=remedies_table(phase),
+        effects=effects_table(phase),
         exceptions=exceptions(phase),
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from validator.model.catalogue import catalogue_order
@@ -19,6 +19,7 @@ from validator.text import (
     format_p_value,
     format_percent,
     format_value,
+    listed,
     one_line,
 )
 
@@ -61,7 +62,7 @@ def _run_table(found: RunTable) -> Table:
     return Table(one_line(found.caption, limit=200), tuple(map(one_line, found.columns)), rows, numeric)
 
 
-_ROLES = {"smoke": "data-loader smoke test", "nsys": "for Nsight Systems"}
+_ROLES = {"smoke": "data-loader smoke test", "nsys": "for Nsight Systems", "changed": "with another setting"}
 
 
 def _run_title(run: RunReport) -> str:
@@ -76,6 +77,7 @@ def runs_table(phase: PhaseReport) -> Table:
     rated = has_rates(phase)
     columns = ["Run", "Arm", "Ended", "Duration", "Steps", "Rate (tok/s)", "95 % interval", "Step time (s)"]
     shown = [name for name in columns[: None if rated else 4] if name != "Arm" or len(phase.runs) > 1]
+    shown += ["Nodes"] if any(run.nodes for run in phase.runs) else []
     rows = tuple(tuple(cells[name] for name in shown) for cells in map(_run_cells, phase.runs))
     caption = "Runs; mean ± standard deviation over the window"
     return Table(caption, tuple(shown), rows, frozenset(columns[3:]))
@@ -98,6 +100,7 @@ def _run_cells(run: RunReport) -> dict[str, str]:
         "Rate (tok/s)": _plus_minus(rate),
         "95 % interval": (format_interval(rate.ci_low, rate.ci_high) if rate else "") or "–",
         "Step time (s)": _plus_minus(run.metrics.get("step_time_s")),
+        "Nodes": one_line(listed(run.nodes)) or "–",
     }
 
 
@@ -298,6 +301,31 @@ def remedies_table(phase: PhaseReport) -> Table | None:
     )
     note = "A remedy that changes the config cannot make the phase pass: the decision is about the declared config."
     return Table("Remediation attempts", ("Attempt", "Settings", "Config", "Status", "Why"), rows, frozenset(), note)
+
+
+def effects_table(phase: PhaseReport) -> Table | None:
+    """What another value of each setting changed, for a phase that changes some."""
+    if not phase.effects:
+        return None
+    rows = tuple(
+        (
+            one_line(one.setting, limit=80),
+            one_line(one.declared if one.declared is not None else "–", limit=80),
+            one_line(one.tried, limit=200),
+            _first_losses(one.declared_losses),
+            _first_losses(one.tried_losses),
+            one.status,
+            clean(one.message, limit=600),
+        )
+        for one in phase.effects
+    )
+    columns = ("Setting", "Declared", "Tried", "Loss as declared", "Loss as tried", "Status", "Why")
+    note = "Settings that are not listed were not tried, so this says nothing of them."
+    return Table("Settings tried with another value", columns, rows, frozenset(), note)
+
+
+def _first_losses(losses: Sequence[float]) -> str:
+    return ", ".join(f"{value:.7g}" for value in losses) or "–"
 
 
 def _comparison_note(comparison: ArmComparison) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from validator.model.fleet import Fleet, FleetCell, FleetNode, FleetOutlier, FleetSubject
@@ -98,12 +98,13 @@ class FleetView(NamedTuple):
 def fleet_view(fleet: Fleet, run_id: str) -> FleetView:
     """The section about the nodes, every number formatted and every name harmless."""
     left = len(fleet.outliers) - MAX_OUTLIERS
+    before = {node.name: node.before for node in fleet.nodes if node.before}
     return FleetView(
         summary=_summary(fleet),
         facts=_facts(fleet),
         maps=tuple(_maps(fleet)),
         legend=LEGEND,
-        outliers=tuple(map(_outlier, _ordered(fleet)[:MAX_OUTLIERS])),
+        outliers=tuple(_outlier(one, before) for one in _ordered(fleet)[:MAX_OUTLIERS]),
         more=f"{left} more in result.json, these are the first." if left > 0 else "",
         together=tuple(_together(fleet)),
         scaling=scaling_table(fleet),
@@ -137,6 +138,9 @@ def _facts(fleet: Fleet) -> tuple[LabeledValue, ...]:
         LabeledValue("Rounds of measurement", str(fleet.rounds)),
         LabeledValue("Smallest effect that counts", f"{100 * fleet.min_effect:g} %"),
     ]
+    before = "; ".join(f"{one.name}: {one.before}" for one in fleet.nodes if one.before)
+    if before:
+        facts.append(LabeledValue("Slow before", one_line(before, limit=2000)))
     if apart:
         facts.append(LabeledValue("Good, left out for a link", one_line(listed(apart), limit=400)))
     return tuple(facts)
@@ -220,14 +224,16 @@ def _ordered(fleet: Fleet) -> list[FleetOutlier]:
 # The outliers, and what is slow only together.
 
 
-def _outlier(one: FleetOutlier) -> OutlierView:
+def _outlier(one: FleetOutlier, before: Mapping[str, str]) -> OutlierView:
     status = _OUTCOMES[one.outcome]
     if one.by == "swap" and one.outcome in ("confirmed", "acquitted"):
         status = status._replace(word=f"{status.word} BY SWAP")
     subject, measure = one_line(one.subject.label, limit=160), one_line(one.measure, limit=40)
     interval, p_value = format_interval(one.low, one.high, format_change), format_number(one.p_value, digits=2)
     repeats, mads, effect = str(one.repeats or "–"), _mads(one.mads), format_change(one.effect)
-    return OutlierView(status, subject, measure, effect, interval, mads, p_value, repeats, _message(one))
+    past = "; ".join(before[name] for name in one.subject.nodes if name in before)
+    message = f"{_message(one)} Before: {one_line(past, limit=300)}." if past else _message(one)
+    return OutlierView(status, subject, measure, effect, interval, mads, p_value, repeats, message)
 
 
 _MESSAGES = {

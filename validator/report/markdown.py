@@ -252,6 +252,8 @@ def _phase_blocks(phase: views.PhaseView) -> Iterator[str]:
         yield _plain_table(phase.comparison)
     if phase.remedies:
         yield _plain_table(phase.remedies)
+    if phase.effects:
+        yield _plain_table(phase.effects)
     if phase.runs:
         rows = ([code(row[0]), *map(escape, row[1:])] for row in phase.summary.rows)
         yield _table_block(phase.summary.columns, rows, numeric=phase.summary.numeric)

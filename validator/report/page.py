@@ -248,6 +248,7 @@ class PhaseView(NamedTuple):
     runs: tuple[RunView, ...]
     has_rates: bool
     remedies: Table | None = None
+    effects: Table | None = None
     exceptions: tuple[tuple[StatusView, int], ...] = ()
 
 

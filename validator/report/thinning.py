@@ -12,7 +12,7 @@ from validator.ingest.telemetry import across_gpus
 from validator.model.catalogue import METRICS
 from validator.report.specs import ACROSS_GPUS, MACHINE_QUANTITIES, ChartSeries, MachineCharts, RankSpread, Slowdown
 from validator.stats.clock import step_ends
-from validator.system.nvml import THROTTLE_REASONS
+from validator.system.gpu_facts import THROTTLE_REASONS
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -252,6 +252,10 @@ _READERS: Mapping[str, Callable[[_Fields], object]] = {
     "resumed": lambda fields: Runner.model_validate(fields["runner"]),
     "finished": _ended,
     "interrupted": _ended,
+    "nodes": lambda fields: [_text(node["name"]) for node in fields["allocation"]["nodes"]],
+    "nodes_lost": lambda fields: [_text(name) for name in fields["nodes"]],
+    "node_replaced": lambda fields: (_text(fields["node"]), _text(fields["by"])),
+    "phase_reopened": lambda fields: (_text(fields["phase"]), [_text(run) for run in fields["runs"]]),
     "adopted": lambda fields: (_text(fields["phase"]), dict(fields["settings"])),
 }
 

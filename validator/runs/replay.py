@@ -166,7 +166,7 @@ def phase_end(events: Sequence[Event], phase: str) -> Event | None:
     """The event by which a phase ended, if that end still holds.
 
     Only a phase that was done, and none of whose runs found the disk full, is kept by a resumed validation; what that
-    takes up again has not ended until it says so.
+    takes up again has not ended until it says so. Nor has a phase that was reopened, for it ran on other nodes.
     """
     ended: Event | None = None
     no_room: dict[str, bool] = {}
@@ -178,7 +178,7 @@ def phase_end(events: Sequence[Event], phase: str) -> Event | None:
         kept = ended is not None and ended.fields["state"] == "done" and not any(no_room.values())
         if event.event == "resumed" and not kept:
             ended = None
-        elif event.fields.get("phase") == phase and event.event in ("phase_started", "phase_ended"):
+        elif event.fields.get("phase") == phase and event.event in ("phase_started", "phase_ended", "phase_reopened"):
             ended = event if event.event == "phase_ended" else None
     return ended
 
@@ -186,6 +186,8 @@ def phase_end(events: Sequence[Event], phase: str) -> Event | None:
 def phase_record(folder: RunFolder, phase: Phase, events: Sequence[Event], *, alive: bool) -> PhaseRecord:
     """What the journal and the artifacts say of one phase. `alive` says whether its runner still works."""
     own = [event for event in events if event.fields.get("phase") == phase.id]
+    reopened = [place for place, event in enumerate(own) if event.event == "phase_reopened"]
+    own = own[reopened[-1] + 1 :] if reopened else own
     ended = phase_end(events, phase.id)
     checks: list[Any] = next((event.fields["checks"] for event in reversed(own) if event.event == "phase_checks"), [])
     state, reason = _state(own, ended, alive=alive)
@@ -278,19 +280,27 @@ def record_of(folder: RunFolder, spec: RunSpec, outcome: Outcome | None) -> RunR
 
 
 def started_runs(events: Sequence[Event]) -> Iterator[tuple[RunSpec, Outcome | None]]:
-    """Every run in the order in which it was first started; without an outcome while its latest start has not ended."""
+    """Every run in the order in which it was first started; without an outcome while its latest start has not ended.
+
+    One whose phase was reopened is none until it is started again.
+    """
     specs: dict[str, RunSpec] = {}
     outcomes: dict[str, Outcome] = {}
+    reopened: set[str] = set()
     for event in events:
         if event.event == "run_started":
             spec = RunSpec.model_validate(event.fields["spec"])
             specs[spec.id] = spec
             outcomes.pop(spec.id, None)
+            reopened.discard(spec.id)
         elif event.event == "run_ended":
             outcome = Outcome.model_validate(event.fields["outcome"])
             outcomes[outcome.run] = outcome
+        elif event.event == "phase_reopened":
+            reopened.update(event.fields["runs"])
     for run, spec in specs.items():
-        yield spec, outcomes.get(run)
+        if run not in reopened:
+            yield spec, outcomes.get(run)
 
 
 # Run folders as they are shared: one-line JSON, packed files, and how those are read again.

@@ -222,6 +222,11 @@ RECORDED: tuple[Case, ...] = (
         *("machine", "GO", sampled(gpu_pct=97.0, throttled=range(80, 130)), "throttled"),
     ),
     case(
+        "shared-gpu",
+        "another program uses the GPU in some of the steps, which do not count",
+        *("machine", "GO", sampled(gpu_pct=97.0, shared=range(100, 110)), "busy-gpu"),
+    ),
+    case(
         "unhealthy-gpu",
         "uncorrectable memory errors",
         *("machine", "NO_GO", failed_check("gpu_ecc", "3 uncorrectable ECC errors since the last reset.")),

@@ -341,9 +341,15 @@ def sweep(arms: Mapping[object, FakeRun], *, over: str) -> RecordedCase:
 
 
 def sampled(
-    *, gpu_pct: float, throttled: range = range(0), cpu_pct: float = 12.0, others_pct: float = 0.0
+    *,
+    gpu_pct: float,
+    throttled: range = range(0),
+    shared: range = range(0),
+    cpu_pct: float = 12.0,
+    others_pct: float = 0.0,
 ) -> RecordedCase:
-    """A healthy run during which the machine was sampled every tenth of a second; `throttled` counts samples.
+    """A healthy run during which the machine was sampled every tenth of a second; `throttled`, and `shared` with
+    another program, count samples of the GPU.
 
     `cpu_pct` of all cores are busy, `others_pct` of them with other programs.
     """
@@ -351,8 +357,10 @@ def sampled(
     def sampled_run(_: RunSpec) -> FakeRun:
         start_s = time.time() - 20.0  # runs end at the moment they are written
         cells = f"{cpu_pct},{others_pct},{gpu_pct}"
-        rows = (f"{start_s + 0.1 * i:.3f},{cells},{0x40 if i in throttled else 0}" for i in range(220))
-        header = "ts,host_cpu_pct,host_other_cpu_pct,gpu0_util_pct,gpu0_throttle_mask"
+        rows = (
+            f"{start_s + 0.1 * i:.3f},{cells},{0x40 if i in throttled else 0},{int(i in shared)}" for i in range(220)
+        )
+        header = "ts,host_cpu_pct,host_other_cpu_pct,gpu0_util_pct,gpu0_throttle_mask,gpu0_foreign_processes"
         text = "\n".join((header, *rows)) + "\n"
         return FakeRun(files={"logs/telemetry.csv": text})
 

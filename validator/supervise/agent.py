@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from validator.engine.base import node_name
 from validator.model.nodes import Ended, NodeRecord, Step
@@ -33,6 +33,9 @@ from validator.supervise.wait import CancelToken, Waiter, cancel_on_signals
 from validator.system.nvml import Gpus
 
 _T = TypeVar("_T")
+
+if TYPE_CHECKING:
+    from validator.supervise.monitor import Monitor
 
 _FIRST_LINE_S = 60.0
 _BEAT_S = 1.0
@@ -82,6 +85,8 @@ class Agent:
         self._shared = Path(step.probe).exists()
         self._files = None if self._shared else GrownFiles(self._base, Path(step.out))
         self._endpoint: str | None = None
+        self._elapsed = 0.0
+        self._monitor: Monitor | None = None
         self._stop: str | None = None
         self._kill = False
         self._next_beat = 0.0
@@ -212,6 +217,7 @@ class Agent:
                 path = self._out / "logs" / "telemetry.csv"
                 stack.enter_context(Sampler(path, interval_s=step.sample_s, token=token))
             launch = self._launch(token)
+            self._monitor = self._follower(tree)
             process = start(launch)
             self._running = True
             try:
@@ -225,16 +231,29 @@ class Agent:
                     return process.returncode, stopped, "stopped"
                 return process.returncode, clear_leftovers(process, tree, grace=grace, urgent=self._urgent), "exited"
             finally:
+                if self._monitor is not None:
+                    self._monitor.arrivals.close()
                 tree.kill(within_s=grace.kill_s)
                 for path in logs_below(self._out / "logs"):
                     compact(path, cap=LogCap())
                 remove_pipes(self._out)
 
+    def _follower(self, tree: ProcessTree) -> Monitor | None:
+        """What stamps the lines of a trainer by this machine's clock, which is nearer to them than the head's."""
+        if self._step.follow is None or self.rank:
+            return None
+        from validator.model.plan import RunSpec
+        from validator.supervise.monitor import Monitor  # every reader of a trainer's files
+
+        spec = RunSpec.model_validate({**self._step.follow, "watchdog": None, "groups": ()})
+        started = time.monotonic() - self._elapsed
+        return Monitor(spec, out=self._base, tree=tree, gpus=Gpus(), cap=LogCap(), started=started)
+
     def _stay(self, waiter: Waiter, tree: ProcessTree, launch: Launch) -> None:
         """Until the command has ended by itself, or must be ended."""
-        next_scan = time.monotonic() + 0.2
+        next_look = time.monotonic() + 0.2
         saving: _Aside[tuple[Path, ...]] | None = None
-        while not waiter.wait(0.02 if self._head.waiting else _BEAT_S / 2, also=0):
+        while not self._wait(waiter):
             self._pump()
             if self._ended:
                 return
@@ -243,11 +262,28 @@ class Agent:
             if saving is not None:
                 self._report_evidence(saving)
                 continue  # one thread at a time looks for processes
-            if time.monotonic() >= next_scan:
-                next_scan = time.monotonic() + _SCAN_S
+            if time.monotonic() >= next_look:
+                next_look = time.monotonic() + (_SCAN_S if self._monitor is None else _BEAT_S)
+                if self._monitor is not None:
+                    self._monitor.look()
+                    continue
                 tree.scan()
                 for path in logs_below(self._out / "logs"):
                     trim_while_written(path, cap=LogCap())
+        if self._monitor is not None:
+            self._monitor.arrivals.notice(time.monotonic(), always=True)
+            self._monitor.look()
+
+    def _wait(self, waiter: Waiter) -> bool:
+        """Sleep until the head says something, a line of the trainer arrives, or a moment later."""
+        now, longest_s = time.monotonic(), 0.02 if self._head.waiting else _BEAT_S / 2
+        also: tuple[int | None, ...] = (0,)
+        if self._monitor is not None:
+            arrivals = self._monitor.arrivals
+            arrivals.notice(now)
+            longest_s = min(longest_s, max(0.0, arrivals.due - now) or longest_s)
+            also = (0, arrivals.fileno(now))
+        return waiter.wait(longest_s, also=also)
 
     def _save_evidence(self, tree: ProcessTree, launch: Launch) -> tuple[Path, ...]:
         about = {**(self._about or {}), "node": self._node}
@@ -306,7 +342,8 @@ class Agent:
             self._head.gone = True
         if now >= self._next_beat:
             self._next_beat = now + _BEAT_S
-            self._head.say("beat")
+            step = None if self._monitor is None else self._monitor.follower.step
+            self._head.say("beat", **({} if step is None else {"progress": step}))
             self._send_files(until=now)
 
     def _obey(self, line: Mapping[str, Any]) -> None:
@@ -316,6 +353,7 @@ class Agent:
         match line.get("do"):
             case "start":
                 self._endpoint = str(line["endpoints"][str(self.group)])
+                self._elapsed = float(line.get("elapsed", 0.0))
             case "stop":
                 self._stop = str(line.get("why", "stopped by the head"))
             case "kill":

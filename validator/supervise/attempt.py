@@ -227,7 +227,8 @@ def _watch(running: _Running, waiter: Waiter) -> _Ending | None:
 def _wait(waiter: Waiter, arrivals: ArrivalStamps, until: float) -> bool:
     """Sleep until a file grows, a postponed stamp is due, or `until`. Returns whether the root has ended."""
     now = time.monotonic()
-    return waiter.wait(min(until, arrivals.due if arrivals.due > now else until) - now, also=arrivals.fileno(now))
+    due = arrivals.due if arrivals.due > now else until
+    return waiter.wait(min(until, due) - now, also=(arrivals.fileno(now),))
 
 
 def _judge(running: _Running, look: Look) -> _Ending | None:

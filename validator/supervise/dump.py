@@ -21,8 +21,9 @@ from typing import Any
 
 from validator.files import Tree
 from validator.supervise.termination import ProcessTree
+from validator.system.gpu_facts import GpuFacts
 from validator.system.host import meminfo
-from validator.system.nvml import GpuFacts, Gpus
+from validator.system.nvml import Gpus
 from validator.system.processes import Stat, catches, cmdline, environ, field_of_status, read_proc_text, still_alive
 
 Dumps = dict[Path, int]

@@ -22,10 +22,11 @@ from validator.files import Tree
 from validator.ingest.readers.hf_trainer import TwoStreams
 from validator.ingest.readers.rows import live_values
 from validator.model.budget import TooSlow, searching
-from validator.model.columns import HEADERLESS, contract_names, contract_values, without_colors
-from validator.model.pattern import StepCounter, line_pattern
+from validator.model.columns import HEADERLESS, contract_names, contract_values, says_nothing, without_colors
+from validator.model.pattern import Printed, StepCounter, line_pattern
 from validator.model.runbook import TrainerMetrics
 from validator.supervise.follow_files import FileFollower
+from validator.supervise.nodes import LIVE_FILE, live_steps
 
 _LOOK_BYTES = 4 << 20  # per file and look; a larger backlog is caught up with at the next looks
 _HEAD_BYTES = 4096
@@ -154,7 +155,7 @@ class RunFollower:
     `log` is the file of printed lines where it is known; else the usual places are searched. `ranks` bounds the
     heartbeats that are looked for; None takes every one that is there. `skip_to_last_bytes` starts at the end of files
     that are long already. Links are followed only to below the metrics' `link_roots`. `too_slow` says why the log is no
-    longer searched.
+    longer searched. `nodes` are the steps of nodes that train alone; the run is as far as the slowest of them.
     """
 
     out: Path
@@ -166,12 +167,14 @@ class RunFollower:
     latest: dict[str, float] = field(default_factory=dict)
     too_slow: str = ""
     by_rank: dict[int, RankState] = field(default_factory=dict)
+    nodes: dict[str, int] = field(default_factory=dict)
     _tails: dict[Path, Tail] = field(default_factory=dict)
     _columns: dict[str, tuple[str, ...]] = field(default_factory=dict)
     _logs: dict[str, Path] = field(default_factory=dict)
     _counters: dict[str, StepCounter] = field(default_factory=dict)
     _streams: TwoStreams = field(default_factory=TwoStreams)
     _files: FileFollower | None = None
+    _announced: dict[str, Printed | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if any(reader.files for reader in self.metrics.readers):
@@ -181,6 +184,9 @@ class RunFollower:
         """Everything written since the last look, in the order of the files."""
         moment = time.monotonic() if now is None else now
         records = [*self._tables(), *self._beats(moment), *self._printed(), *self._logged(moment)]
+        self.nodes = live_steps(self.out)
+        if self.nodes:
+            records.append(Record(LIVE_FILE, 0, min(self.nodes.values()), {}))
         for record in records:
             if record.step is not None and (self.step is None or record.step > self.step):
                 self.step = record.step
@@ -333,6 +339,12 @@ class RunFollower:
                 printed = wanted.read(_text(line))
                 if printed is None:
                     continue
+                if printed.odd is None and says_nothing(printed.values, wanted.names):
+                    self._announced[pattern] = printed if printed.step is not None else self._announced.get(pattern)
+                    continue
+                announced = self._announced.pop(pattern, None)
+                if printed.step is None and announced is not None:
+                    counter.step(announced)
                 self._logs[pattern] = path
                 step, values = _whole(counter.step(printed)), contract_values(printed.values)
                 row = not line.endswith(b"\r")  # a bar may redraw one step as often as it likes

@@ -11,6 +11,7 @@ import os
 import re
 import socket
 import subprocess
+import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from validator.model.plan import Contained, RunSpec
 from validator.startup import call_argv
 from validator.supervise.containers import NamedContainer, container_name, named_container
 from validator.supervise.termination import RUNNER_VARIABLE
+from validator.system.packages import source_lacks
 from validator.system.processes import TOKEN_VARIABLE
 
 _SUFFIXES = frozenset({".py", ".sh", ".yaml", ".yml", ".json", ".toml", ".cfg", ".ini", ".conf"})
@@ -144,8 +146,9 @@ def prepare(spec: RunSpec, *, run_dir: Path, token: str, number: int = 1, used_p
     wants_port = any(_PORT.search(text) for text in (*spec.argv, *spec.env.values()))
     port = free_port(avoid=used_ports) if wants_port else None
     name = container_name(token, spec.id, number)
-    argv = tuple(_CONTAINER.sub(name, _PORT.sub(str(port), argument)) for argument in spec.argv)
-    env = {name: _PORT.sub(str(port), value) for name, value in spec.env.items()}
+    words, given = _with_log_folder(spec)
+    argv = tuple(_CONTAINER.sub(name, _PORT.sub(str(port), argument)) for argument in words)
+    env = {name: _PORT.sub(str(port), value) for name, value in given.items()}
     environment = run_environment(env, launcher=spec.launcher, python=spec.python, token=token, out=out)
     return Launch(
         argv=argv,
@@ -156,6 +159,19 @@ def prepare(spec: RunSpec, *, run_dir: Path, token: str, number: int = 1, used_p
         container=None if spec.container is None else named_container(spec.container.engine, name, token=token),
         code=named_files(argv, cwd=Path(spec.cwd or Path.cwd()), out=run_dir.resolve()),
     )
+
+
+def _with_log_folder(spec: RunSpec) -> tuple[tuple[str, ...], Mapping[str, str]]:
+    """The arguments and the environment of a run; an accelerate without `--log_dir`, which came with its version 0.31,
+    gets the folder of the ranks' logs by the variable of torch's launcher behind it."""
+    module, option = "accelerate.commands.launch", "--log_dir"
+    if spec.launcher != "accelerate" or spec.container is not None or option not in spec.argv:
+        return spec.argv, spec.env
+    path = spec.env.get("PYTHONPATH")
+    if not source_lacks(f'"{option}"', module=module, python=spec.argv[0], cwd=spec.cwd, path=path):
+        return spec.argv, spec.env
+    at = spec.argv.index(option)
+    return (*spec.argv[:at], *spec.argv[at + 2 :]), {"PET_LOG_DIR": spec.argv[at + 1], **spec.env}
 
 
 def prepare_step(spec: RunSpec, place: Place, *, run_dir: Path, token: str, grace_s: float) -> Launch:
@@ -181,6 +197,8 @@ def prepare_step(spec: RunSpec, place: Place, *, run_dir: Path, token: str, grac
         cwd=cwd,
         python=spec.python,
         out=str(out),
+        follow=spec.model_dump(mode="json", by_alias=True) if spec.trains else None,
+        began=time.monotonic(),
         probe=str(probe),
         start_s=place.start_s,
         lost_s=place.lost_s,

@@ -26,6 +26,7 @@ from validator.supervise import watchdog
 from validator.supervise.at_steps import StepCount
 from validator.supervise.capture import LogCap, logs_below, trim_while_written
 from validator.supervise.follow import Record, RunFollower
+from validator.supervise.nodes import live_text
 from validator.supervise.termination import ProcessTree
 from validator.system.nvml import Gpus
 
@@ -168,7 +169,8 @@ class Progress:
     `step` counts finished optimizer steps of `steps` wanted; `toks_per_s` is the newest row's global rate in tokens/s,
     `step_time_s` its time of a step in seconds;
     `mem_mib` the GPU memory allocated on rank 0; `heartbeat_age_s` the longest silence of any rank; `eta_s` the time
-    to the last step at the pace observed lately, by this process's own clock and never the trainer's claim.
+    to the last step at the pace observed lately, by this process's own clock and never the trainer's claim. Where nodes
+    train alone, `nodes` says how far each is, and `step` is that of the slowest.
     """
 
     run: str
@@ -183,6 +185,7 @@ class Progress:
     eta_s: float | None = None
     note: str | None = None
     step_time_s: float | None = None
+    nodes: str = ""
 
 
 _LOOK_S = 1.0
@@ -230,13 +233,14 @@ class Monitor:
     def look(self, *, state: ProgressState | None = None, note: str | None = None) -> Look:
         """Read what is new and judge it. `state` and `note` replace what the look itself would say."""
         now = time.monotonic()
-        self.arrivals.watch(self.follower.stamped())
+        if not self._spec.groups:  # nodes stamp what arrives there
+            self.arrivals.watch(self.follower.stamped())
         self.arrivals.notice(now)
         records = self.follower.look(now=now)
         self.arrivals.settle(records, self.follower.read_to())
         self.pace.follow(records, now)
         if self._count is not None:
-            self._count.follow(records)
+            self._count.follow(record for record in records if record.path is not None)
             records = tuple(record for record in records if self._count.counts(record.step))
         self._housekeeping(now)
         silence = self._judge_silence(now)
@@ -330,4 +334,5 @@ class Monitor:
             eta_s=self.pace.eta_s(self._spec.steps, now),
             note=silence.message if silence is not None else None,
             step_time_s=latest.get("step_time_s"),
+            nodes=live_text(self.follower.nodes),
         )

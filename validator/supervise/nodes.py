@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from validator.documents import parse_json
 from validator.engine import engine_of
 from validator.errors import Unable
 from validator.files import Tree, open_file
@@ -26,7 +27,11 @@ NODES_FILE = "nodes.json"
 STALL_FILE, EVIDENCE_FILE = "stall.json", "evidence.json"
 """What the head says of a stall, and the files that the nodes saved of it, relative to the run's folder."""
 
+LIVE_FILE = "live.json"
+"""Beside it while nodes train alone: the step that each has come to."""
+
 _MOST_BYTES = 64 << 20
+_FEW = 8
 
 
 def read_records(out: Path) -> NodeRecords | None:
@@ -59,6 +64,24 @@ def on_a_full_disk(out: Path) -> bool:
     """Whether a node of a run failed because a disk of its own had no room."""
     left = read_records(out)
     return left is not None and any(one.disk_full for one in left.nodes)
+
+
+def live_steps(out: Path) -> dict[str, int]:
+    """Node to its step, while nodes train alone; empty where there is nothing of the kind."""
+    try:
+        with open_file(out / LIVE_FILE) as file:
+            found = parse_json(file.read(_MOST_BYTES))
+        return {str(node): int(step) for node, step in found.items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
+
+
+def live_text(steps: Mapping[str, int]) -> str:
+    """How far the nodes are, the slowest first: `n3 at step 40, n1 at 118`."""
+    ordered = sorted(steps.items(), key=lambda one: one[1])
+    shown = [f"{node} at {step:,}" for node, step in ordered[:_FEW]]
+    more = f" … {ordered[-1][0]} at {ordered[-1][1]:,}" if len(ordered) > _FEW else ""
+    return f"{', '.join(shown)}{more}"
 
 
 def how_it_failed(out: Path, allocation: Allocation | None, *, asked: bool) -> tuple[Reason, str] | None:

@@ -29,7 +29,7 @@ from validator.files import Tree, open_file, replace_file
 from validator.model.nodes import Ended, NodeRecord, NodeRecords, Step
 from validator.startup import call_argv
 from validator.supervise.launch import STEP_FILE
-from validator.supervise.nodes import EVIDENCE_FILE, NODES_FILE, STALL_FILE
+from validator.supervise.nodes import EVIDENCE_FILE, LIVE_FILE, NODES_FILE, STALL_FILE
 from validator.supervise.wait import CancelToken, cancel_on_signals
 from validator.system.processes import TOKEN_VARIABLE
 
@@ -101,6 +101,8 @@ class Run:
         self._follow: dict[int, float] = {}
         """Group to the time at which it is stopped, of those in which a node has failed."""
         self._killed = False
+        self._live: dict[str, Any] = {}
+        """Node to how far its trainer is."""
         self._trouble: str | None = None
 
     def carry_out(self) -> int:
@@ -112,6 +114,7 @@ class Run:
             self._trouble = str(error)
         finally:
             self._close()
+            (self._out / LIVE_FILE).unlink(missing_ok=True)
             records = tuple(self._final(node) for node in self._nodes.values())
             left = NodeRecords(schema=1, nodes=records, trouble=self._trouble)
             replace_file(self._out / NODES_FILE, left.model_dump_json(by_alias=True, indent=1) + "\n")
@@ -147,6 +150,8 @@ class Run:
                 if now >= next_ping:
                     next_ping = now + _PING_S
                     self._send("ping")
+                    if len(self._step.groups) > 1 and self._live:
+                        replace_file(self._out / LIVE_FILE, json.dumps(self._live))
                 self._look(now)
                 self._push()
 
@@ -182,7 +187,8 @@ class Run:
             self._stop([node.name for node in waiting], f"node {failed[0].name} could not begin", now)
         elif not absent:
             self._started = True
-            self._send("start", endpoints={str(node.group): self._endpoint(node) for node in waiting if not node.rank})
+            endpoints = {str(node.group): self._endpoint(node) for node in waiting if not node.rank}
+            self._send("start", endpoints=endpoints, elapsed=round(now - self._step.began, 3))
         if now - self._began > self._step.start_s:
             for node in absent:
                 self._ended(node, "not_started", f"it did not answer within {self._step.start_s:.0f} s")
@@ -233,6 +239,8 @@ class Run:
             case "hello":
                 node.hello = said
                 node.offset_s = round(float(said["time"]) - time.time(), 3)
+            case "beat" if "progress" in said:
+                self._live[node.name] = said["progress"]
             case "file":
                 self._keep(node, said)
             case "stacks":

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
 
@@ -114,14 +114,15 @@ class Waiter:
         self._poll.register(self._fd, select.POLLIN)
         self._poll.register(cancel.fileno(), select.POLLIN)
 
-    def wait(self, timeout_s: float, *, also: int | None = None) -> bool:
-        """Sleep up to `timeout_s`, or until `also` can be read. Returns whether the process has ended."""
+    def wait(self, timeout_s: float, *, also: Sequence[int | None] = ()) -> bool:
+        """Sleep up to `timeout_s`, or until one of `also` can be read. Returns whether the process has ended."""
         if self._process.poll() is None:
-            if also is not None:
-                self._poll.register(also, select.POLLIN)
+            watched = [fd for fd in also if fd is not None]
+            for fd in watched:
+                self._poll.register(fd, select.POLLIN)
             self._poll.poll(max(0.0, timeout_s) * 1000)
-            if also is not None:
-                self._poll.unregister(also)
+            for fd in watched:
+                self._poll.unregister(fd)
             self._cancel.drain()
         return self._process.poll() is not None
 

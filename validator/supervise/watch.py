@@ -20,6 +20,7 @@ from validator.model.catalogue import PACES
 from validator.model.recipes import Recipe
 from validator.model.runbook import BUNDLED_METRICS, TrainerMetrics, Watchdog
 from validator.supervise.follow import RunFollower
+from validator.supervise.nodes import live_text
 from validator.supervise.wait import CancelToken, cancel_on_signals
 from validator.supervise.watchdog import Activity, AnomalyRules, CpuMeter, Pace, judge_silence
 from validator.system.processes import ProcessId, all_stats, catches, read_stat, still_alive
@@ -249,6 +250,7 @@ class _Watcher:
         facts = [f"{name} {format_number(latest[name])}" for name in _SHOWN if name in latest]
         if "toks_per_s" not in latest:
             facts += [f"{name} {format_number(latest[name])}" for name in PACES if name in latest][:1]
+        facts += [f"nodes {live_text(self._follower.nodes)}"] if self._follower.nodes else []
         return ", ".join([f"step {self._pace.step}", *facts])
 
     def _event(self, code: str, message: str, step: int | None = None) -> WatchEvent:

@@ -1,4 +1,4 @@
-"""The GPUs of this machine, as NVML reports them: the only module that asks the driver.
+"""The GPUs of this machine, as NVML reports them: with `nvml_health.py` and `nvml_ask.py` all that asks the driver.
 
 Missing hardware, a missing driver, a missing library and a refused question are answers, never errors.
 """
@@ -7,144 +7,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
+
+from validator.system.amd_gpus import read_amd_gpus
+from validator.system.gpu_facts import GpuFacts, GpuProcess, GpuReport, RemappedRows, visible_gpus
+from validator.system.nvml_ask import NO_DRIVER, ask_nvml, decoded, load, watts
+from validator.system.nvml_health import ecc, error_counters, fabric, nvlinks, recovery, spare_rows
 
 MIB = 2**20
 
-THROTTLE_REASONS: dict[int, str] = {
-    0x1: "idle",
-    0x2: "clocks set by the user",
-    0x4: "software power cap",
-    0x8: "hardware slowdown",
-    0x10: "sync boost",
-    0x20: "software thermal slowdown",
-    0x40: "hardware thermal slowdown",
-    0x80: "hardware power brake",
-    0x100: "display clocks",
-}
-"""Bits of nvmlClocksEventReasons."""
-
-_UNCORRECTED, _VOLATILE, _AGGREGATE, _SRAM = 1, 0, 1, 7
-"""nvmlMemoryErrorType, nvmlEccCounterType and nvmlMemoryLocation of the two error counts."""
-
-
-@dataclass(frozen=True)
-class GpuProcess:
-    """A process that holds memory on a GPU. `used_mib` is None where the driver does not report it."""
-
-    pid: int
-    name: str
-    used_mib: float | None
-
-
-@dataclass(frozen=True)
-class EccCounts:
-    """Uncorrectable errors: since the driver was loaded, and in SRAM over the card's life."""
-
-    volatile_uncorrected: int | None
-    sram_uncorrectable_aggregate: int | None
-
-
-@dataclass(frozen=True)
-class RemappedRows:
-    """Memory rows replaced after errors, and whether a replacement waits for a reset or has failed."""
-
-    correctable: int
-    uncorrectable: int
-    pending: bool
-    failed: bool
-
-
-@dataclass(frozen=True)
-class GpuFacts:
-    """One GPU now. None means that this GPU or driver does not report the value.
-
-    Utilizations are NVML's: percent of the last sample period (up to 1 s) in which a kernel ran, and in which memory
-    was read or written. Memory in use leaves out what the driver reserves for itself, where the driver separates it.
-    """
-
-    index: int
-    uuid: str
-    name: str
-    memory_total_mib: float | None = None
-    memory_used_mib: float | None = None
-    memory_reserved_mib: float | None = None
-    processes: tuple[GpuProcess, ...] = ()
-    ecc_enabled: bool | None = None
-    ecc: EccCounts | None = None
-    remapped: RemappedRows | None = None
-    throttle_mask: int | None = None
-    sm_clock_mhz: int | None = None
-    sm_clock_max_mhz: int | None = None
-    sm_clock_application_mhz: int | None = None
-    mem_clock_mhz: int | None = None
-    temperature_c: int | None = None
-    power_w: float | None = None
-    power_limit_w: float | None = None
-    power_limit_default_w: float | None = None
-    utilization_pct: int | None = None
-    memory_utilization_pct: int | None = None
-    pcie_gen: int | None = None
-    pcie_gen_max: int | None = None
-    pcie_width: int | None = None
-    pcie_width_max: int | None = None
-    nvlinks_active: int | None = None
-    persistence: bool | None = None
-    mig: bool | None = None
-    compute_capability: str | None = None
-    pci_bus_id: str | None = None
-    serial: str | None = None
-    vbios: str | None = None
-
-    @property
-    def throttle_reasons(self) -> tuple[str, ...]:
-        """The reasons as text; empty when nothing limits the clocks, or when the GPU does not report it."""
-        mask = self.throttle_mask or 0
-        return tuple(reason for bit, reason in THROTTLE_REASONS.items() if mask & bit)
-
-    def as_json(self) -> dict[str, Any]:
-        """All facts as plain values, reasons as text."""
-        return {**asdict(self), "throttle_reasons": list(self.throttle_reasons)}
-
-
-@dataclass(frozen=True)
-class GpuReport:
-    """The GPUs that a run may use (those that CUDA_VISIBLE_DEVICES leaves), or why there are none.
-
-    `hidden` is the number of GPUs that CUDA_VISIBLE_DEVICES hides.
-    """
-
-    gpus: tuple[GpuFacts, ...] = ()
-    driver: str | None = None
-    cuda_driver: str | None = None
-    nvml: str | None = None
-    why_none: str | None = None
-    hidden: int = 0
-
-
-def visible_gpus(setting: str | None, *, uuids: Mapping[int, str]) -> tuple[int, ...]:
-    """Indices of the GPUs that CUDA_VISIBLE_DEVICES leaves visible; all when it is unset.
-
-    Entries are indices or (abbreviated) UUIDs; the first that is neither hides the rest, as CUDA does it.
-    """
-    if setting is None:
-        return tuple(uuids)
-    found: list[int] = []
-    for entry in (part.strip() for part in setting.split(",")):
-        if entry.isdecimal() and int(entry) in uuids:
-            found.append(int(entry))
-            continue
-        match = [index for index, uuid in uuids.items() if entry and uuid.startswith(entry)]
-        if len(match) != 1:
-            break
-        found.append(match[0])
-    return tuple(found)
+_XID_EVENTS = 8
+"""nvmlEventTypeXidCriticalError."""
 
 
 def read_gpus(*, nvml: Any | None = None, environment: Mapping[str, str] | None = None) -> GpuReport:
-    """Every fact about every visible GPU.
+    """Every fact about every visible GPU; AMD's where there is no NVIDIA driver.
 
     Args:
         nvml: replaces the binding, for tests; the real one is loaded where a driver is present.
@@ -152,9 +30,13 @@ def read_gpus(*, nvml: Any | None = None, environment: Mapping[str, str] | None 
     """
     gpus = Gpus.open(environment, nvml=nvml)
     try:
-        return gpus.report()
+        report = gpus.report()
     finally:
         gpus.close()
+    if nvml is None and not report.gpus and report.why_none == NO_DRIVER:
+        amd = read_amd_gpus(environment=environment)
+        return amd if amd.gpus or amd.hidden else report
+    return report
 
 
 class Gpus:
@@ -173,11 +55,12 @@ class Gpus:
         self._handles = handles or {}
         self._uuids = uuids or {}
         self._why_none = why_none
+        self._events: Any = None
 
     @classmethod
     def open(cls, environment: Mapping[str, str] | None = None, *, nvml: Any | None = None) -> Gpus:
         """The GPUs visible under `environment` (CUDA_VISIBLE_DEVICES). `nvml` replaces the binding in tests."""
-        binding, why = (nvml, None) if nvml is not None else _load()
+        binding, why = (nvml, None) if nvml is not None else load()
         if binding is None:
             return cls(why_none=why)
         try:
@@ -185,11 +68,11 @@ class Gpus:
         except Exception as error:  # noqa: BLE001 -- whatever the binding raises means that the driver cannot be asked
             reason = str(error).strip() or type(error).__name__
             return cls(why_none=f"the NVIDIA driver does not answer ({reason})")
-        count = _ask(binding, "nvmlDeviceGetCount") or 0
+        count = ask_nvml(binding, "nvmlDeviceGetCount") or 0
         # A GPU that has fallen off the bus has no handle; the others keep their indices.
-        found = {index: _ask(binding, "nvmlDeviceGetHandleByIndex", index) for index in range(count)}
+        found = {index: ask_nvml(binding, "nvmlDeviceGetHandleByIndex", index) for index in range(count)}
         handles = {index: handle for index, handle in found.items() if handle is not None}
-        uuids = {index: _decoded(_ask(binding, "nvmlDeviceGetUUID", handle)) for index, handle in handles.items()}
+        uuids = {index: decoded(ask_nvml(binding, "nvmlDeviceGetUUID", handle)) for index, handle in handles.items()}
         setting = (os.environ if environment is None else environment).get("CUDA_VISIBLE_DEVICES")
         chosen = visible_gpus(setting, uuids=uuids)
         if not handles:
@@ -201,7 +84,10 @@ class Gpus:
     def close(self) -> None:
         """Release the driver. Closing twice, or where there is none, is harmless."""
         nvml, self._nvml, self._handles = self._nvml, None, {}
-        _ask(nvml, "nvmlShutdown")
+        events, self._events = self._events, None
+        if events is not None:
+            ask_nvml(nvml, "nvmlEventSetFree", events)
+        ask_nvml(nvml, "nvmlShutdown")
 
     def __bool__(self) -> bool:
         return bool(self._handles)
@@ -227,25 +113,44 @@ class Gpus:
         """Memory in MiB that each process holds for computing on a GPU, by pid; None where no list is available."""
         return _memory_by_pid(self._nvml, "nvmlDeviceGetComputeRunningProcesses", self._handles[index])
 
+    def error_counters(self) -> dict[str, int]:
+        """Errors that every visible GPU has counted, as `GPU 0 pcie_replays`: some hundred questions each."""
+        found = {index: error_counters(self._nvml, handle) for index, handle in self._handles.items()}
+        return {f"GPU {index} {name}": count for index, one in found.items() for name, count in one.items()}
+
+    def watch_events(self) -> None:
+        """From now on `next_xid` reports driver events, where the kernel log may not be read."""
+        self._events = ask_nvml(self._nvml, "nvmlEventSetCreate")
+        if self._events is not None:
+            for handle in self._handles.values():
+                ask_nvml(self._nvml, "nvmlDeviceRegisterEvents", handle, _XID_EVENTS, self._events)
+
+    def next_xid(self) -> int | None:
+        """Code of the next driver event that was not reported yet; None where there is none, at once."""
+        if self._events is None:
+            return None
+        event = ask_nvml(self._nvml, "nvmlEventSetWait_v2", self._events, 0)
+        return None if event is None else int(event.eventData)
+
     def process_name(self, pid: int) -> str:
         """The program of a process on a GPU, as the driver knows it; empty where it does not."""
-        return _decoded(_ask(self._nvml, "nvmlSystemGetProcessName", pid))
+        return decoded(ask_nvml(self._nvml, "nvmlSystemGetProcessName", pid))
 
     def report(self) -> GpuReport:
         """Every fact about every visible GPU and the driver: some fifty questions for each GPU."""
-        cuda = _ask(self._nvml, "nvmlSystemGetCudaDriverVersion")
+        cuda = ask_nvml(self._nvml, "nvmlSystemGetCudaDriverVersion")
         return GpuReport(
             gpus=tuple(map(self._all_facts, self.states(), self._handles.values())),
-            driver=_decoded(_ask(self._nvml, "nvmlSystemGetDriverVersion")) or None,
+            driver=decoded(ask_nvml(self._nvml, "nvmlSystemGetDriverVersion")) or None,
             cuda_driver=f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else None,
-            nvml=_decoded(_ask(self._nvml, "nvmlSystemGetNVMLVersion")) or None,
+            nvml=decoded(ask_nvml(self._nvml, "nvmlSystemGetNVMLVersion")) or None,
             why_none=self._why_none,
             hidden=len(self._uuids) - len(self._handles),
         )
 
     def _state(self, index: int, handle: Any) -> GpuFacts:
         def ask(name: str, *arguments: Any) -> Any:
-            return _ask(self._nvml, name, handle, *arguments)
+            return ask_nvml(self._nvml, name, handle, *arguments)
 
         total, used, reserved = _memory_mib(self._nvml, handle)
         rates = ask("nvmlDeviceGetUtilizationRates")
@@ -255,7 +160,7 @@ class Gpus:
         return GpuFacts(
             index=index,
             uuid=self._uuids.get(index, ""),
-            name=_decoded(ask("nvmlDeviceGetName")),
+            name=decoded(ask("nvmlDeviceGetName")),
             memory_total_mib=total,
             memory_used_mib=used,
             memory_reserved_mib=reserved,
@@ -263,7 +168,7 @@ class Gpus:
             sm_clock_mhz=ask("nvmlDeviceGetClockInfo", 1),
             mem_clock_mhz=ask("nvmlDeviceGetClockInfo", 2),
             temperature_c=ask("nvmlDeviceGetTemperature", 0),
-            power_w=_watts(ask("nvmlDeviceGetPowerUsage")),
+            power_w=watts(ask("nvmlDeviceGetPowerUsage")),
             utilization_pct=rates.gpu if rates is not None else None,
             memory_utilization_pct=rates.memory if rates is not None else None,
             pcie_gen=ask("nvmlDeviceGetCurrPcieLinkGeneration"),
@@ -274,75 +179,50 @@ class Gpus:
         """The state with everything else that the driver reports."""
 
         def ask(name: str, *arguments: Any) -> Any:
-            return _ask(self._nvml, name, handle, *arguments)
+            return ask_nvml(self._nvml, name, handle, *arguments)
 
         ecc_mode, mig_mode = ask("nvmlDeviceGetEccMode"), ask("nvmlDeviceGetMigMode")
+        links = nvlinks(self._nvml, handle)
         persistence, capability = ask("nvmlDeviceGetPersistenceMode"), ask("nvmlDeviceGetCudaComputeCapability")
         return replace(
             state,
             processes=_processes(self._nvml, handle),
             ecc_enabled=None if ecc_mode is None else bool(ecc_mode[0]),
-            ecc=_ecc(self._nvml, handle) if ecc_mode is not None and ecc_mode[0] else None,
+            ecc=ecc(self._nvml, handle) if ecc_mode is not None and ecc_mode[0] else None,
             remapped=_remapped(ask("nvmlDeviceGetRemappedRows")),
             sm_clock_max_mhz=ask("nvmlDeviceGetMaxClockInfo", 1),
             sm_clock_application_mhz=ask("nvmlDeviceGetApplicationsClock", 1),
-            power_limit_w=_watts(ask("nvmlDeviceGetEnforcedPowerLimit")),
-            power_limit_default_w=_watts(ask("nvmlDeviceGetPowerManagementDefaultLimit")),
+            power_limit_w=watts(ask("nvmlDeviceGetEnforcedPowerLimit")),
+            power_limit_default_w=watts(ask("nvmlDeviceGetPowerManagementDefaultLimit")),
             pcie_gen_max=ask("nvmlDeviceGetMaxPcieLinkGeneration"),
             pcie_width_max=ask("nvmlDeviceGetMaxPcieLinkWidth"),
-            nvlinks_active=_nvlinks(self._nvml, handle),
+            pcie_replays=ask("nvmlDeviceGetPcieReplayCounter"),
+            nvlinks_active=None if links is None else links.active,
+            nvlinks=links,
+            fabric=fabric(self._nvml, handle),
+            spare_rows=spare_rows(ask("nvmlDeviceGetRowRemapperHistogram")),
+            recovery=recovery(self._nvml, handle),
             persistence=None if persistence is None else bool(persistence),
             mig=None if mig_mode is None else bool(mig_mode[0]),
             compute_capability=f"{capability[0]}.{capability[1]}" if capability is not None else None,
-            pci_bus_id=_decoded(getattr(ask("nvmlDeviceGetPciInfo"), "busId", None)) or None,
-            serial=_decoded(ask("nvmlDeviceGetSerial")) or None,
-            vbios=_decoded(ask("nvmlDeviceGetVbiosVersion")) or None,
+            pci_bus_id=decoded(getattr(ask("nvmlDeviceGetPciInfo"), "busId", None)) or None,
+            serial=decoded(ask("nvmlDeviceGetSerial")) or None,
+            vbios=decoded(ask("nvmlDeviceGetVbiosVersion")) or None,
         )
-
-
-def _load() -> tuple[Any | None, str | None]:
-    """The binding, or None and why there is none."""
-    # Without a driver the import of the library would only cost time. /dev/dxg is the driver's device under WSL.
-    if not Path("/dev/nvidiactl").exists() and not Path("/dev/dxg").exists():
-        return None, "no NVIDIA driver is loaded"
-    try:
-        import pynvml
-    except ImportError:
-        return None, "the package nvidia-ml-py is not installed"
-    return pynvml, None
-
-
-def _ask(nvml: Any, name: str, *arguments: Any, **options: Any) -> Any:
-    """One answer, or None: NVML refuses what a card, a driver or a container does not support."""
-    try:
-        return getattr(nvml, name)(*arguments, **options)
-    except Exception:  # noqa: BLE001 -- NVMLError, or an attribute that an older binding lacks
-        return None
-
-
-def _decoded(value: Any) -> str:
-    """Older bindings answer in bytes."""
-    if value is None:
-        return ""
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
-
-
-def _watts(milliwatts: int | None) -> float | None:
-    return None if milliwatts is None else milliwatts / 1000
 
 
 def _memory_mib(nvml: Any, handle: Any) -> tuple[float | None, float | None, float | None]:
     """Total, used and reserved memory in MiB. Only version 2 of the answer separates what the driver reserves."""
     version = getattr(nvml, "nvmlMemory_v2", None)
-    info = _ask(nvml, "nvmlDeviceGetMemoryInfo", handle, version=version) if version is not None else None
+    info = ask_nvml(nvml, "nvmlDeviceGetMemoryInfo", handle, version=version) if version is not None else None
     if info is not None:
         return info.total / MIB, info.used / MIB, info.reserved / MIB
-    info = _ask(nvml, "nvmlDeviceGetMemoryInfo", handle)
+    info = ask_nvml(nvml, "nvmlDeviceGetMemoryInfo", handle)
     return (info.total / MIB, info.used / MIB, None) if info is not None else (None, None, None)
 
 
 def _memory_by_pid(nvml: Any, question: str, handle: Any) -> dict[int, float | None] | None:
-    found = _ask(nvml, question, handle)
+    found = ask_nvml(nvml, question, handle)
     if found is None:
         return None
     used = {process.pid: getattr(process, "usedGpuMemory", None) for process in found}
@@ -354,14 +234,8 @@ def _processes(nvml: Any, handle: Any) -> tuple[GpuProcess, ...]:
     found: dict[int, float | None] = {}
     for question in ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses"):
         found.update(_memory_by_pid(nvml, question, handle) or {})
-    names = {pid: _decoded(_ask(nvml, "nvmlSystemGetProcessName", pid)) for pid in found}
+    names = {pid: decoded(ask_nvml(nvml, "nvmlSystemGetProcessName", pid)) for pid in found}
     return tuple(GpuProcess(pid, names[pid] or "unknown", used_mib) for pid, used_mib in found.items())
-
-
-def _ecc(nvml: Any, handle: Any) -> EccCounts:
-    volatile = _ask(nvml, "nvmlDeviceGetTotalEccErrors", handle, _UNCORRECTED, _VOLATILE)
-    sram = _ask(nvml, "nvmlDeviceGetMemoryErrorCounter", handle, _UNCORRECTED, _AGGREGATE, _SRAM)
-    return EccCounts(volatile, sram)
 
 
 def _remapped(answer: Any) -> RemappedRows | None:
@@ -369,10 +243,3 @@ def _remapped(answer: Any) -> RemappedRows | None:
         return None
     correctable, uncorrectable, pending, failed = answer
     return RemappedRows(correctable, uncorrectable, bool(pending), bool(failed))
-
-
-def _nvlinks(nvml: Any, handle: Any) -> int | None:
-    """Links that are up; None on a card without NVLink."""
-    states = [_ask(nvml, "nvmlDeviceGetNvLinkState", handle, link) for link in range(18)]
-    known = [state for state in states if state is not None]
-    return sum(bool(state) for state in known) if known else None

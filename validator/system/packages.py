@@ -46,6 +46,29 @@ print(json.dumps({name: found(name) for name in sys.argv[1:]}))
 """Asks an interpreter for modules, as `-m` finds them: null, true, or the file of another package of the name."""
 
 
+_SOURCE = """
+import importlib.util, os, sys
+top, *rest = sys.argv[1].split(".")
+print(os.path.join(list(importlib.util.find_spec(top).submodule_search_locations)[0], *rest) + ".py")
+"""
+"""Asks an interpreter for the file of a module, without importing anything of it."""
+
+
+def source_lacks(text: str, *, module: str, python: str, cwd: str | None, path: str | None) -> bool:
+    """Whether that Python has a module whose source does not hold a text, such as an option of a launcher; False where
+    there is no answer.
+
+    Args:
+        cwd: where it is started.
+        path: its `PYTHONPATH`, where it is given one.
+    """
+    found = _answer(_Place(python, cwd, path), _SOURCE, module)
+    try:
+        return bool(found) and text not in Path(found.strip()).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+
+
 class _Place(NamedTuple):
     """Where a run looks for modules: its interpreter, its working folder and the path that it is given."""
 
@@ -118,10 +141,18 @@ def _missing(place: _Place, modules: Iterable[str]) -> dict[str, str | None]:
 
 def _ask(place: _Place, modules: Iterable[str]) -> Mapping[str, Any]:
     """For each module whether it is there: true, the file of another package of the name, or None. Empty: no answer."""
+    with suppress(ValueError):
+        answer = parse_json(_answer(place, _FIND, *modules))
+        return answer if isinstance(answer, dict) else {}
+    return {}
+
+
+def _answer(place: _Place, code: str, *words: str) -> str:
+    """What a program of that interpreter prints; nothing where it fails, or takes long."""
     env = {**os.environ, **({} if place.path is None else {"PYTHONPATH": place.path})}
     with suppress(OSError, subprocess.TimeoutExpired, ValueError):
         done = subprocess.run(
-            [place.python, "-c", _FIND, *modules],
+            [place.python, "-c", code, *words],
             cwd=place.cwd,
             env=env,
             capture_output=True,
@@ -129,10 +160,8 @@ def _ask(place: _Place, modules: Iterable[str]) -> Mapping[str, Any]:
             timeout=_TIMEOUT_S,
             check=False,
         )
-        if done.returncode == 0:
-            answer = parse_json(done.stdout)
-            return answer if isinstance(answer, dict) else {}
-    return {}
+        return done.stdout if done.returncode == 0 else ""
+    return ""
 
 
 def _bundled(python: str, missing: Mapping[str, str | None]) -> str:

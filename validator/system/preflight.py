@@ -11,10 +11,13 @@ from validator.model.verdict import Check
 from validator.startup import inline_argv
 from validator.system.checks import git_checks, host_checks, package_checks
 from validator.system.gpu_checks import gpu_checks
+from validator.system.gpu_facts import GpuReport
 from validator.system.host import read_host
 from validator.system.nvml import read_gpus
+from validator.system.path_checks import path_checks
 from validator.system.snapshot import Capture, start_captures
 from validator.system.software import PackageError, git_facts, package_versions, requirement
+from validator.system.sysfs import read_paths
 from validator.system.xid import read_xids
 
 _COLLECT_ENV = "import runpy; runpy.run_module('torch.utils.collect_env', run_name='__main__', alter_sys=True)"
@@ -37,8 +40,13 @@ def preflight(
         *(package_checks(phase, versions, python=python, gpus=hardware.gpus) if outside else ()),
         *host_checks(hardware, read_host(run_dir)),
     ]
+    gpus = read_gpus() if hardware.gpus > 0 else GpuReport()
     if hardware.gpus > 0:
-        checks += gpu_checks(hardware, read_gpus(), read_xids())
+        checks += gpu_checks(hardware, gpus, read_xids())
+    used = gpus.gpus[: hardware.gpus]
+    paths = read_paths(tuple(gpu.pci_bus_id or "" for gpu in used))
+    links = all(gpu.nvlinks_active for gpu in used)
+    checks += path_checks(paths, gpus=len(used), links=links, cluster=runbook.cluster is not None)
     start_captures(_captures(python, torch=versions.get("torch") is not None), run_dir / "preflight")
     return tuple(checks)
 

@@ -1,7 +1,8 @@
 """The machine during a run, once a second, as a CSV: the load of CPU, memory and GPUs.
 
-Costs a few system calls per second. `ts` is UNIX time, so that samples can be joined with heartbeats; a value that
-is not available is an empty cell. The file is opened for each row, because a retried attempt renames the folder.
+Costs a few system calls per second; errors of links are counted before and after the run alone (`counters.py`). `ts`
+is UNIX time, so that samples can be joined with heartbeats; a value that is not available is an empty cell. The file is
+opened for each row, because a retried attempt renames the folder.
 """
 
 from __future__ import annotations
@@ -15,9 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from validator.files import Tree
+from validator.system.counters import ErrorCounters
+from validator.system.gpu_facts import GpuFacts
 from validator.system.host import load_1m, meminfo
-from validator.system.nvml import MIB, GpuFacts, Gpus
+from validator.system.nvml import MIB, Gpus
 from validator.system.processes import TICK_S, OtherProcesses, read_proc_text
+from validator.system.sysfs import SYS
 from validator.system.xid import XidWatch
 
 COLUMNS = (
@@ -25,15 +29,16 @@ COLUMNS = (
     *("host_mem_available_mib", "disk_free_mib", "xid"),
 )
 """Columns of the host. Percentages are of all cores together; `host_other_cpu_pct` is what programs use that do not
-belong to the validation. `xid` is the code of the latest driver event since the sample before, empty when there was
+belong to the validation. `xid` is the code of the gravest driver event since the sample before, empty when there was
 none."""
 
 GPU_COLUMNS = (
     *("util_pct", "mem_util_pct", "mem_used_mib", "power_w", "temperature_c", "sm_clock_mhz", "mem_clock_mhz"),
     *("throttle_mask", "processes", "foreign_processes", "pcie_gen", "pcie_width"),
 )
-"""Columns of each GPU, written as `gpu<index>_<name>`. `throttle_mask` holds NVML's bits (`nvml.THROTTLE_REASONS`).
-`foreign_processes` counts those that are not the validation's; `gpu_processes.jsonl` in the same folder names them."""
+"""Columns of each GPU, written as `gpu<index>_<name>`. `throttle_mask` holds NVML's bits
+(`gpu_facts.THROTTLE_REASONS`). `foreign_processes` counts those that are not the validation's; `gpu_processes.jsonl` in
+the same folder names them."""
 
 
 def sample_columns(gpus: Sequence[int]) -> list[str]:
@@ -55,6 +60,7 @@ class Sampler:
         token: str | None = None,
         nvml: Any | None = None,
         proc: Path = Path("/proc"),
+        sys: Path = SYS,
         kernel_log: Path = Path("/dev/kmsg"),
     ) -> None:
         """`token` marks the processes of the validation; without it only descendants of this process are its own."""
@@ -67,6 +73,9 @@ class Sampler:
         self._others = OtherProcesses(token, path.with_name("gpu_processes.jsonl"))
         self._others.own_cpu_seconds()
         self._xids = XidWatch(kernel_log) if self._gpus else None
+        if self._xids is not None and self._xids.blind:
+            self._gpus.watch_events()
+        self._counters = ErrorCounters(self._gpus, sys=sys)
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
 
@@ -77,6 +86,8 @@ class Sampler:
     def __exit__(self, *exception: object) -> None:
         self._done.set()
         self._thread.join(timeout=5.0)
+        with suppress(OSError):  # a full disk: the run itself says so
+            self._counters.write(self.path.parent)
         if self._xids is not None:
             self._xids.close()
         self._gpus.close()
@@ -116,8 +127,14 @@ class Sampler:
             None if load is None else round(load, 2),
             None if available is None else available // MIB,
             self._disk(),
-            None if self._xids is None else self._xids.latest(),
+            self._xid(),
         ]
+
+    def _xid(self) -> int | None:
+        """By the kernel log; where it may not be read, by the driver, which names one event at a time."""
+        if self._xids is None:
+            return None
+        return self._gpus.next_xid() if self._xids.blind else self._xids.latest()
 
     def _ticks(self) -> list[int]:
         """user, nice, system, idle, iowait, … of all cores together since the machine started."""

@@ -22,9 +22,11 @@ from typing import Any
 
 from validator.files import Tree
 from validator.secrets.redact import redact, redact_env
+from validator.system.gpu_facts import GpuReport
 from validator.system.host import HostFacts, read_host
-from validator.system.nvml import GpuReport, read_gpus
+from validator.system.nvml import read_gpus
 from validator.system.software import git_facts, package_versions, python_version
+from validator.system.sysfs import read_paths
 from validator.times import iso_now
 
 TIMEOUT_S = 60.0
@@ -155,6 +157,7 @@ def snapshot(run_dir: Path, *, trainer_python: str = sys.executable, repository:
 
 def machine_facts(folder: Path, *, trainer_python: str = sys.executable) -> dict[str, Any]:
     """The part of a snapshot that is of the machine and the software on it; `folder` says which disk counts."""
+    gpus = read_gpus()
     return {
         "time": iso_now("seconds"),
         "host": socket.gethostname(),
@@ -167,7 +170,8 @@ def machine_facts(folder: Path, *, trainer_python: str = sys.executable) -> dict
         },
         "packages": {k: v for k, v in package_versions(trainer_python, PACKAGES).items() if v is not None},
         **_host_section(read_host(folder)),
-        **_gpu_section(read_gpus()),
+        **_gpu_section(gpus),
+        "paths": read_paths(tuple(gpu.pci_bus_id or "" for gpu in gpus.gpus)).as_json(),
     }
 
 

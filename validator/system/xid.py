@@ -1,6 +1,6 @@
 """Xid events: errors of GPUs that the NVIDIA driver wrote to the kernel log.
 
-Codes and remedies: NVIDIA, "XID Errors" (https://docs.nvidia.com/deploy/xid-errors/).
+`validator/model/xids.py` explains them.
 """
 
 from __future__ import annotations
@@ -8,40 +8,49 @@ from __future__ import annotations
 import itertools
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-REMEDIES: dict[int, tuple[str, str]] = {
-    79: ("the GPU has fallen off the bus", "reboot the machine"),
-    48: ("an uncorrectable memory error", "reset the GPU"),
-    64: ("a row could not be remapped", "reset the GPU"),
-    95: ("an uncontained memory error", "reset the GPU"),
-    119: ("the GPU's system processor does not answer", "reset the GPU"),  # word: ok
-    120: ("an error of the GPU's system processor", "reset the GPU"),  # word: ok
-    13: ("an exception in a program's kernel", "restart the application"),
-    31: ("a program's access to memory that is not mapped", "restart the application"),
-    94: ("a contained memory error", "restart the application"),
-    63: ("a row was remapped", "nothing"),
-    92: ("many corrected memory errors", "nothing"),
-}
-"""Code to meaning and remedy."""
+from validator.model.xids import Xid, xid
 
 # "NVRM: Xid (PCI:0000:17:00): 79, GPU has fallen off the bus."
-_LINE = re.compile(r"NVRM: Xid \((?P<device>[^)\n]*)\): (?P<code>\d+)")
+_LINE = re.compile(r"NVRM: Xid \((?P<device>[^)\n]*)\): (?P<code>\d+)(?:, *(?P<text>[^\n]*))?")
 _MAX_RECORDS = 200_000
 
 
 @dataclass(frozen=True)
 class XidEvent:
-    """One event. `device` is the PCI address as the driver writes it."""
+    """One event. `device` is the PCI address as the driver writes it, `text` what the log says behind the code."""
 
     code: int
     device: str
+    text: str = ""
+
+    @property
+    def known(self) -> Xid:
+        """What it means, how grave it is and what to do."""
+        return xid(self.code, self.text)
+
+    def __str__(self) -> str:
+        return f"Xid {self.code} on {self.device}: {self.known.meaning}; {self.known.action}"
+
+
+_GRAVITY = ("information", "warns", "fails")
+
+
+def gravest(events: Iterable[XidEvent]) -> XidEvent | None:
+    """The worst of some events, of equals the last; None where there are none."""
+    ranked = sorted(events, key=lambda one: _GRAVITY.index(one.known.severity))
+    return ranked[-1] if ranked else None
 
 
 def parse_xids(text: str) -> tuple[XidEvent, ...]:
     """Events in a kernel log: /dev/kmsg records or the lines of `dmesg`."""
-    return tuple(XidEvent(int(one["code"]), one["device"].removeprefix("PCI:")) for one in _LINE.finditer(text))
+    return tuple(
+        XidEvent(int(one["code"]), one["device"].removeprefix("PCI:"), (one["text"] or "").strip())
+        for one in _LINE.finditer(text)
+    )
 
 
 def read_xids(path: Path = Path("/dev/kmsg")) -> tuple[XidEvent, ...] | None:
@@ -84,10 +93,15 @@ class XidWatch:
         except OSError:
             self.close()
 
+    @property
+    def blind(self) -> bool:
+        """Whether the log may not be read."""
+        return self._handle is None
+
     def latest(self) -> int | None:
-        """Code of the last event since the last call."""
-        events = () if self._handle is None else parse_xids(_records(self._handle))
-        return events[-1].code if events else None
+        """Code of the gravest event since the last call."""
+        worst = None if self._handle is None else gravest(parse_xids(_records(self._handle)))
+        return None if worst is None else worst.code
 
     def close(self) -> None:
         """Release the file. Closing twice is harmless."""

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from tests.validator.judge.samples import ar1, result, run_record, runbook, series
-from validator.baseline import MetricBound, bounds_of, with_bounds
+from validator.baseline import MetricBound, bounds_of, left_out, with_bounds
 from validator.judge import judge_phase
 from validator.model.record import PhaseRecord, RunRecord, ValidationRecord
 from validator.model.result import Result
 from validator.model.runbook import Runbook
-from validator.model.verdict import PhaseReport, RunbookRef, ValidationReport
+from validator.model.verdict import Finding, PhaseReport, RunbookRef, ValidationReport
 
 
 def _book(**more: object) -> Runbook:
@@ -167,3 +167,71 @@ def test_bounds_come_from_whatever_the_trainer_reports(without: tuple[str, ...],
     found = bounds_of([report], runbook=_book(), margin=0.02)
     assert [bound.reference for bound in found] == references
     assert all(bound.operator == (">=" if bound.unit == "tok/s" else "<=") for bound in found)
+
+
+def _with_warnings(*findings: str) -> ValidationReport:
+    found = [
+        Finding(code=code, severity="warning", confidence="high", message="m", phase="baseline", next_step="")
+        for code in findings
+    ]
+    return _report("mon", 1.0).model_copy(update={"findings": tuple(found)})
+
+
+def test_a_run_of_another_length_gives_no_bound_on_the_end_of_its_loss() -> None:
+    """`--set baseline.steps=300` for a phase of 2,000: its loss is that of a run that learned a sixth."""
+    book = runbook({"id": "baseline", "kind": "train", "steps": 2000, "accept": ["toks_per_s.mean >= ?"]})
+    report, lengths = _with_warnings(), {"mon": {"baseline": 300}}
+    bounds = bounds_of([report], runbook=book, margin=0.02, lengths=lengths)
+    assert [bound.reference for bound in bounds] == ["toks_per_s.mean"]
+    assert "the run had 300 steps, and the phase has 2,000" in bounds[0].warnings[0]
+    (note,) = left_out([report], runbook=book, lengths=lengths)
+    assert note.startswith("baseline: no bound on loss.last: the run had 300 steps, and the phase has 2,000")
+    text = with_bounds("phases:\n  - id: baseline\n    steps: 2000\n", bounds)
+    assert "CAREFUL: the run had 300 steps" in text
+    alike = {"mon": {"baseline": 1900}}
+    assert len(bounds_of([report], runbook=book, margin=0.02, lengths=alike)) == 2
+    assert left_out([report], runbook=book, lengths=alike) == ()
+
+
+def test_a_bound_from_a_disturbed_run_says_so() -> None:
+    report = _with_warnings("busy-host", "periodic-stall")
+    bounds = {bound.reference: bound for bound in bounds_of([report], runbook=_book(), margin=0.02)}
+    assert bounds["toks_per_s.mean"].warnings == ("it rests on a run that had busy-host: repeat it on a quiet machine",)
+    assert bounds["loss.last"].warnings == ()  # other programs change no loss
+
+
+def test_a_curve_whose_row_noise_is_unknown_gets_an_allowance_for_it() -> None:
+    """Of an earlier version, or of too few rows: with none the bound was as tight as if a row had no noise."""
+    report = _report("mon", 1.0)
+    (phase,) = report.phases
+    (run,) = phase.runs
+    metrics = {**run.metrics, "loss": run.metrics["loss"].model_copy(update={"noise": None, "first": 9.0})}
+    older = report.model_copy(
+        update={"phases": (phase.model_copy(update={"runs": (run.model_copy(update={"metrics": metrics}),)}),)}
+    )
+    known, unknown = (
+        next(one for one in bounds_of([each], runbook=_book(), margin=0.02) if one.reference == "loss.last")
+        for each in (report, older)
+    )
+    assert unknown.value > 1.05 * known.value
+    assert "5 % of noise in one row, assumed" in unknown.why
+    assert "does not show how much one row of loss varies" in unknown.warnings[0]
+    assert known.warnings == ()
+
+
+@pytest.mark.parametrize(("cv", "phi"), [(0.1, 0.8), (0.3, 0.5)])
+def test_the_next_run_on_a_noisy_machine_passes_too(cv: float, phi: float) -> None:
+    """Where steps vary by tens of per cent, one run's own mean is off, and the next one's interval is wide.
+
+    Before the bound allowed for both, 84 to 92 % passed (`benchmarks/bounds.py` has the whole table).
+    """
+    rng, passed, trials = np.random.default_rng(5), 0, 20
+    for trial in range(trials):
+        level = 1 + 0.02 * rng.standard_normal(2)
+        good, other = (
+            result(times=np.maximum(ar1(300, cv=cv, phi=phi, level=level[n], seed=2 * trial + n), 0.05)) for n in (0, 1)
+        )
+        book = _book(accept=[_rate(bounds_of([_report_of(good)], runbook=_book(), margin=0.02)).expr])
+        next_run = run_record("baseline", found=other, nproc=1, launcher="python")
+        passed += _judged(book, [next_run]).criteria[-1].status == "PASS"
+    assert passed >= 0.95 * trials

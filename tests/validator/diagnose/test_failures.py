@@ -84,6 +84,27 @@ def test_a_trainer_that_stops_itself_for_nan_and_calls_it_success(tmp_path: Path
     assert "nan-loss" not in of_run(folder, ended=outcome(), steps=60)  # it went on
 
 
+@pytest.mark.parametrize(
+    ("line", "seen"),
+    [
+        ("step 40 loss nan lr 0.001", True),
+        ("epoch 2 | train_loss | nan", True),
+        ("loss=nan", True),
+        ("{'loss': nan, 'epoch': 1.0}", True),
+        ("loss NaN", True),
+        ("loss NaN detection is on", False),
+        ("val_loss improved from inf to 0.34", False),
+    ],
+)
+def test_a_nan_is_seen_in_lines_that_no_pattern_reads(tmp_path: Path, line: str, seen: bool) -> None:
+    """Of a trainer whose loss is not read, a NaN that it prints now and then, or at the end of an epoch."""
+    folder = healthy(tmp_path / "r")
+    rows = [row.split(",") for row in (folder / "training.csv").read_text().splitlines()]
+    (folder / "training.csv").write_text("".join(",".join([row[0], *row[2:]]) + "\n" for row in rows))
+    write_logs(folder, stdout=f"ready\n{line}\ndone\n", rank=0)
+    assert ("nan-loss" in of_run(folder)) is seen
+
+
 def test_words_about_nan_are_no_nan(tmp_path: Path) -> None:
     folder = healthy(tmp_path / "r")
     write_logs(folder, stdout="nan_loss_check=True\nlogging_nan_inf_filter=True loss_scale=1\n", rank=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -328,6 +329,30 @@ def test_failed_checks_of_the_machine_have_a_cause(tmp_path: Path, check: str, c
 
     assert of_validation(preflight("FAIL"))[code].severity == severity
     assert of_validation(preflight("PASS")) == {}
+
+
+@pytest.mark.parametrize(
+    ("xids", "grown", "severity", "words"),
+    [
+        (["", "79"], {}, "veto", "Xid 79, the GPU has fallen off the bus"),
+        (["31", "63"], {}, None, ""),
+        ([], {"GPU 1 ecc_uncorrected": 2}, "veto", "GPU 1 counted 2 ecc uncorrected under load"),
+        ([], {"mlx5_3:1 link_downed": 1}, "warning", "mlx5_3:1 counted 1 link downed under load"),
+        ([], {"GPU 0 pcie_replays": 12}, None, ""),
+    ],
+)
+def test_what_a_gpu_or_link_reports_during_a_run_is_found(
+    tmp_path: Path, xids: list[str], grown: dict[str, int], severity: str | None, words: str
+) -> None:
+    folder = healthy(tmp_path / "run")
+    (folder / "logs").mkdir(exist_ok=True)
+    rows = "".join(f"{1.0 + n},{code}\n" for n, code in enumerate(xids))
+    (folder / "logs/telemetry.csv").write_text(f"ts,xid\n{rows}")
+    counters = {"schema_version": 1, "seconds": 60.0, "before": {}, "after": grown}
+    (folder / "logs/counters.json").write_text(json.dumps(counters))
+    found = of_validation(validation({"baseline": [run_of(folder)]})).get("unhealthy-gpu")
+    assert (found and found.severity) == severity
+    assert found is None or words in found.message
 
 
 def test_communication_is_acquitted_where_it_cannot_be_the_cause(tmp_path: Path) -> None:

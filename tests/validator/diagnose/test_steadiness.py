@@ -296,3 +296,20 @@ def test_few_long_pauses_with_a_period_among_many_short_ones(tmp_path: Path) -> 
     late = dict.fromkeys((7, 31, 37, 54, 66, 83, 107, 129, 142, 173, 205, 222), 0.2)
     finding = found(tmp_path, [s + (9 if i % 40 == 0 else late.get(i, 0)) for i, s in enumerate(times(), 1)])
     assert "every 40 steps (steps 40, 80, 120" in finding["periodic-stall"].message
+
+
+@pytest.mark.parametrize("first", [100, 101])
+def test_two_validations_at_multiples_of_a_number_have_that_period(tmp_path: Path, first: int) -> None:
+    """Recorded of nanoGPT: 601 steps, evaluations at 0, 250 and 500, of which warm-up hides the first, and steps that a
+    busy machine delayed. "11 times without a period" was said, and `pause_every: 250` would have answered it."""
+    pauses = {first: 20.0, first + 100: 15.0} | dict.fromkeys((133, 134, 136, 172, 202, 206), 1.0)
+    shown = found(tmp_path, [s + pauses.get(i, 0.0) for i, s in enumerate(times(), 1)])["periodic-stall"]
+    assert f"every 100 steps (steps {first}, {first + 100})" in shown.message
+    assert shown.confidence == "high"
+
+
+@pytest.mark.parametrize("pauses", [(90, 200), (110, 200), (61, 161)])
+def test_two_pauses_elsewhere_have_none(tmp_path: Path, pauses: tuple[int, int]) -> None:
+    late = dict.fromkeys(pauses, 20.0) | dict.fromkeys((133, 134, 136, 172, 202, 206), 1.0)
+    shown = found(tmp_path, [s + late.get(i, 0.0) for i, s in enumerate(times(), 1)])["periodic-stall"]
+    assert "times without a period" in shown.message

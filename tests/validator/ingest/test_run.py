@@ -315,7 +315,7 @@ def test_foreign_processes_and_driver_events_spoil_the_steps_beside_them(tmp_pat
     (tmp_path / "logs/gpu_processes.jsonl").write_text(json.dumps(stranger) + "\n{torn")
     windows = collect_run(spec(), run_dir=tmp_path, outcome=outcome()).evidence.invalid_windows
     assert [(one.first_step, one.last_step, one.reason) for one in windows] == [
-        (5, 5, "driver event Xid 79"),
+        (5, 5, "driver event Xid 79: the GPU has fallen off the bus; reboot the machine"),
         (3, 4, "gpu1 was used by another program: pid 4711 (/usr/bin/python3, 2048 MiB)"),
     ]
 

@@ -90,6 +90,19 @@ def test_each_bound_on_what_is_fast_is_open() -> None:
     assert sum(open_reference(one) is not None for one in accept if isinstance(one, str)) == 1
 
 
+def test_a_trainer_without_a_loss_is_declared_to_have_none() -> None:
+    """accelerate's scripts without tracking print nothing but a bar; without this no run of them could be GO."""
+    text = draft(watched("train.py", reading("step_time_s")), name="made", base=Path("/"))
+    assert loads(text).trainer.metrics.no_loss
+    assert "loss." not in text
+    assert "no_loss" not in draft(watched("train.py", reading("loss", "step_time_s")), name="made", base=Path("/"))
+
+
+def test_no_bound_is_written_that_no_machine_was_seen_to_meet() -> None:
+    """Single steps of a healthy trainer on a CPU vary by tens of per cent; steadiness is judged by findings."""
+    assert ".cv" not in draft(watched("train.py", reading("loss", "step_time_s")), name="made", base=Path("/"))
+
+
 @pytest.mark.parametrize(
     ("line", "step_s", "stride", "baseline", "soak"),
     [

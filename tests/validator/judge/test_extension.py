@@ -92,3 +92,76 @@ def test_a_value_on_its_bound_is_not_worth_further_runs() -> None:
     report, extension = _judged([run_record("baseline", found=result(times=times))], accept=["toks_per_s.mean >= 100"])
     assert report.status == "INCONCLUSIVE"
     assert extension is None
+
+
+RATIO = "toks_per_s.mean >= 0.9 * baseline.toks_per_s.mean"
+
+
+def _long(
+    baseline: np.ndarray, *soaks: np.ndarray, extended: Extension | None = None, accept: str = RATIO, **more: Any
+) -> tuple[PhaseReport, Extension | None]:
+    """A soak whose rate is compared with that of the baseline, as `init` writes it."""
+    phases = (
+        {"id": "baseline", "kind": "train", "steps": len(baseline), "accept": ["toks_per_s.mean >= 1"]},
+        {"id": "soak", "kind": "soak", "steps": len(soaks[0]), "accept": [accept], **more},
+    )
+    book = runbook(*phases)
+    short = run_record("baseline", steps=len(baseline), found=result(times=baseline))
+    long = [
+        run_record("soak", repeat=n, kind="soak", steps=len(times), found=result(times=times))
+        for n, times in enumerate(soaks, start=1)
+    ]
+    records = (
+        PhaseRecord(book.phases[0], "done", (short,)),
+        PhaseRecord(book.phases[1], "done", tuple(long), extended=extended),
+    )
+    report = judge_all(ValidationRecord(book, records))["soak"]
+    return report, extension_of(records[1], report, runbook=book)
+
+
+def _noisy(steps: int, *, level: float, seed: int, cv: float = 0.3, phi: float = 0.7) -> np.ndarray:
+    return np.maximum(ar1(steps, cv=cv, phi=phi, level=level, seed=seed), 0.05)
+
+
+def test_a_soak_is_run_once_more_where_that_would_decide_it() -> None:
+    """A long run that ended open was not extended, while a baseline of a minute was, to four runs."""
+    baseline, first = _noisy(12000, level=1.0, seed=1), 1.05 * _noisy(600, level=1.0, seed=2)
+    report, extension = _long(baseline, first)
+    assert report.status == "INCONCLUSIVE"
+    assert "about 930 steps of soak (it had 600) would decide it" in verdict(report, "1").message
+    assert extension == Extension(criteria=("soak.1",), runs_before=1, runs_after=2)
+    after, again = _long(baseline, first, _noisy(600, level=1.0, seed=5), extended=extension)
+    assert after.status == "PASS"
+    assert "Extended from 1 to 2 runs" in after.message
+    assert again is None
+    assert _long(baseline, first, extend=False)[1] is None
+
+
+def test_a_soak_is_not_extended_where_the_baseline_is_what_is_uncertain() -> None:
+    """The next step then names the baseline, and how many steps would show more."""
+    report, extension = _long(_noisy(150, level=1.0, seed=1), _noisy(3000, level=1.0, seed=2))
+    found = verdict(report, "1")
+    assert (report.status, extension) == ("INCONCLUSIVE", None)
+    assert found.needed is not None
+    assert (found.needed.runs, found.needed.steps) == (None, {"baseline": 500})
+    assert "most of its width is that of baseline, and about 500 steps of baseline (it had 150)" in found.message
+
+
+def test_a_soak_that_one_more_run_would_leave_open_is_left_as_it_is() -> None:
+    report, extension = _long(_noisy(12000, level=1.0, seed=1), 1.08 * _noisy(600, level=1.0, seed=2))
+    needed = verdict(report, "1").needed
+    assert (report.status, extension) == ("INCONCLUSIVE", None)
+    assert needed is not None
+    assert needed.runs is not None
+    assert needed.runs > 2
+
+
+def test_where_only_repeats_can_decide_they_are_named() -> None:
+    """Long steady runs whose distance from the bound is within the variation that is assumed between runs."""
+    calm, other = (_noisy(2000, level=1.0, seed=seed, cv=0.01, phi=0.0) for seed in (1, 2))
+    report, extension = _long(calm, 1.07 * other)
+    found = verdict(report, "1")
+    assert extension is None
+    assert found.needed is not None
+    assert found.needed.repeats == {"baseline": 4, "soak": 4}
+    assert "4 repeats of soak, baseline would measure the variation between runs" in found.message

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.validator.adversary.court import codes, finding, tried
-from validator.judge.config import changes_arithmetic
+from validator.model.arguments import changes_arithmetic
 from validator.model.plan import RunSpec
 from validator.model.verdict import ValidationReport
 from validator.selftest.recorded_case import FakeRun, book, falling, scatter

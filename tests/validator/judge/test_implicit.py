@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
-from validator.model.record import Reason
+from validator.judge import decide
+from validator.model.record import Reason, RunRecord
 from validator.model.result import Halt, LogHit, NamedTest, Result, RunEvidence, ScalarValue, UnpassedTests
 from validator.model.verdict import PhaseReport
+from validator.report.advice import waits_for_bounds
 
 from .samples import ar1, judge_all, judge_one, outcome, result, run_record, runbook, series, validation, verdict
 
@@ -128,6 +131,59 @@ def test_a_trainer_that_cannot_tell_its_loss_is_not_failed_for_it() -> None:
     report = judge_all(validation(book, {"baseline": runs}))["baseline"]
     assert not verdict(report, "finite").required
     assert report.status == "PASS"
+
+
+_NO_LOSS = {"command": ["train.py"], "metrics": {"csv": "training.csv", "no_loss": True}}
+_RATE = {"id": "baseline", "kind": "train", "steps": 300, "accept": ["toks_per_s.mean >= 50"]}
+_LONG = {"id": "soak", "kind": "soak", "steps": 300, "accept": ["toks_per_s.mean >= 50"]}
+
+
+def _blind(*phases: Mapping[str, Any], **runs: Sequence[RunRecord]) -> dict[str, PhaseReport]:
+    return judge_all(validation(runbook(*phases, trainer=_NO_LOSS), runs))
+
+
+def test_a_trainer_that_reports_no_loss_can_go_and_the_decision_says_what_it_did_not_see() -> None:
+    report = _blind(_RATE, baseline=[run_record("baseline", found=result(without=["loss"]))])["baseline"]
+    assert verdict(report, "finite").status == "SKIPPED"
+    assert not verdict(report, "finite").required
+    assert report.status == "PASS"
+    decision, why = decide([report])
+    assert decision == "GO"
+    assert "No loss is read (baseline), so NaN or divergence would not be seen." in why
+
+
+def test_a_bound_that_is_still_open_is_all_that_its_phase_lacks() -> None:
+    """Of a trainer without a loss nothing else is asked, and `init --from-run` refused to fill the bound in."""
+    runs = [run_record("baseline", found=result(without=["loss"]))]
+    report = _blind({**_RATE, "accept": ["toks_per_s.mean >= ?"]}, baseline=runs)["baseline"]
+    assert [one.id for one in report.criteria if one.required and one.status != "PASS"] == ["baseline.1"]
+    assert report.status == "INCONCLUSIVE"
+    assert waits_for_bounds(report)
+
+
+def test_a_loss_that_is_read_is_judged_whatever_was_declared() -> None:
+    """Printed at the end of an epoch, which the short watch did not see."""
+    loss = series("loss", [3.0, math.nan], steps=[100, 200])
+    report = _blind(_RATE, baseline=[run_record("baseline", found=result(series={"loss": loss}))])["baseline"]
+    assert verdict(report, "finite").required
+    assert report.status == "FAIL"
+
+
+def test_a_loss_that_an_earlier_run_has_may_not_vanish() -> None:
+    runs = {
+        "baseline": [run_record("baseline")],
+        "soak": [run_record("soak", kind="soak", found=result(without=["loss"]))],
+    }
+    reports = _blind(_RATE, _LONG, **runs)
+    assert verdict(reports["soak"], "finite").status == "INCONCLUSIVE"
+    assert reports["soak"].status == "INCONCLUSIVE"
+    # Behind a phase that was too short for any there is nothing wrong with one.
+    runs = {
+        "baseline": [run_record("baseline", found=result(without=["loss"]))],
+        "soak": [run_record("soak", kind="soak")],
+    }
+    reports = _blind(_RATE, _LONG, **runs)
+    assert [one.status for one in reports.values()] == ["PASS", "PASS"]
 
 
 def test_a_config_that_was_ignored_fails_with_both_values() -> None:

@@ -240,12 +240,11 @@ def test_nodes_have_their_own_names_where_the_search_counts_them() -> None:
 
 def test_a_lost_node_is_not_good_whatever_it_measured() -> None:
     records = tuple(fleets.record(number) for number in range(4))
-    lost = fleets.record(1, known={}, ended="lost", rc=None, detail="silent for 20 s")
-    fleet = fleets.fleet(4, "healthy", records=(*records, lost))
+    fleet = fleets.fleet(4, "healthy", records=records, lost={"n001": "silent for 20 s", "n009": "switched off"})
     states = {one.name: one.state for one in fleet.nodes}
     assert states["n001"] == "lost"
     assert "n001" not in good_nodes(fleet).split()
-    assert exclude_line(fleet) == "--exclude=n001"
+    assert exclude_line(fleet) == "--exclude=n001,n009", "one that left before it was measured too"
     assert "lost during the validation: silent for 20 s" in ticket(fleet, RUN)
     assert "UUID GPU-00000001-" in ticket(fleet, RUN), "what it is comes from its earlier record"
 

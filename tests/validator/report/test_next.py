@@ -10,7 +10,7 @@ from tests.validator.report import pieces, samples
 from tests.validator.report.pages import parse
 from validator.errors import ExitCode
 from validator.model.result import ScalarValue
-from validator.model.verdict import Finding, ValidationReport
+from validator.model.verdict import Finding, Needed, ValidationReport
 from validator.report.advice import next_command
 from validator.report.build import build_page
 from validator.report.html import render_html
@@ -80,6 +80,19 @@ def test_what_is_open_for_another_reason_is_explained_by_what_was_noticed() -> N
 )
 def test_the_next_command_does_not_ask_for_the_same_again(report: ValidationReport, more: str) -> None:
     assert next_command(report, Path("x")) == f"validator run runbooks/smoke_cpu.yaml --only baseline{more}"
+
+
+def test_the_next_step_names_the_phase_that_is_too_short() -> None:
+    """A soak that is open because its baseline was short: twice as many steps of the soak would decide nothing."""
+    report = too_short("interval")
+    needed = Needed(steps={"warm-base": 1200})
+    (phase,) = report.phases
+    criteria = (phase.criteria[0], phase.criteria[1].model_copy(update={"needed": needed}))
+    report = report.model_copy(update={"phases": (phase.model_copy(update={"criteria": criteria}),)})
+    step = build_page(report).next_step
+    assert "about 1,200 steps for warm-base" in step.value
+    command = "validator run runbooks/smoke_cpu.yaml --only baseline --only warm-base --set warm-base.steps=1200"
+    assert next_command(report, Path("x"), step) == command
 
 
 def test_a_go_starts_the_long_run_with_the_settings_that_were_chosen_if_any_were() -> None:

@@ -135,6 +135,7 @@ def test_the_reference_names_the_id_of_every_criterion_that_is_not_written() -> 
         "id": "a",
         "steps": 9,
         "over": {"args.a": [1, 2]},
+        "change": {"args.a": 1},
         "arms": {"a": {}, "b": {}},
         "targets": ["a"],
         "run": "true",

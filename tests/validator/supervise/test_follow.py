@@ -103,6 +103,30 @@ def test_steps_printed_by_rank_0_under_torchrun(tmp_path: Path) -> None:
     assert (record.step, record.values) == (5, {"loss": 2.25})
 
 
+def test_a_number_of_a_heading_is_no_step(tmp_path: Path) -> None:
+    """`tokens/step: 512` was shown as step 512 of 2,000, and the patience for the first step was over with it."""
+    pattern = r"(?i)step[s:=]*\s*{step}\b(?=(?:.*?loss[ :=]*{loss})?)(?=(?:.*?dt[ :=]*{step_time_ms} ?ms)?)"
+    follower = RunFollower(out=tmp_path, metrics=TrainerMetrics(stdout=pattern))
+    (tmp_path / "logs").mkdir()
+    log = tmp_path / "logs" / "stdout.log"
+    _append(log, "model: 0.9M parameters\ntokens/step: 512   total: 0.00B\nwarmup steps: 20\nsteps: 2000\n")
+    assert follower.look() == ()
+    assert follower.step is None
+    _append(log, "step 1 | loss 5.61 | dt 210.1ms\nstep 2\n  loss 5.60\n")
+    assert [(record.step, record.values.get("loss")) for record in follower.look()] == [(1, 5.61)]
+    _append(log, "step 3 | loss 5.2 | dt 200ms\n")
+    follower.look()
+    assert follower.step == 3
+
+
+def test_a_step_on_a_line_of_its_own_is_that_of_the_lines_below_it(tmp_path: Path) -> None:
+    follower = RunFollower(out=tmp_path, metrics=TrainerMetrics(stdout=r"^step {step}$|^ +loss: {loss}"))
+    (tmp_path / "logs").mkdir()
+    _append(tmp_path / "logs" / "stdout.log", "step 7\n   loss: 2.5\n")
+    (record,) = follower.look()
+    assert (record.step, record.values) == (7, {"loss": 2.5})
+
+
 def test_columns_are_found_by_name_wherever_they_stand(tmp_path: Path) -> None:
     """The first column of Lightning's table is the epoch, which stands at 0 for long."""
     follower = RunFollower(out=tmp_path, metrics=FILES)

@@ -93,13 +93,13 @@ def test_the_default_folder_is_private(tmp_path: Path, monkeypatch: pytest.Monke
 def test_which_locks_a_runbook_needs(
     gpus: int, visible: str | None, names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("validator.system.nvml._load", lambda: (None, "no driver"))
+    monkeypatch.setattr("validator.system.nvml.load", lambda: (None, "no driver"))
     assert lock_names(gpus, environment={"CUDA_VISIBLE_DEVICES": visible} if visible else {}) == names
 
 
 def test_a_lock_is_named_by_uuid_however_the_gpu_is_selected(monkeypatch: pytest.MonkeyPatch) -> None:
     nvml = FakeNvml(Card(uuid="GPU-aaaa1111"), Card(uuid="GPU-bbbb2222"))
-    monkeypatch.setattr("validator.system.nvml._load", lambda: (nvml, None))
+    monkeypatch.setattr("validator.system.nvml.load", lambda: (nvml, None))
     by_index = lock_names(1, environment={"CUDA_VISIBLE_DEVICES": "1"})
     by_uuid = lock_names(1, environment={"CUDA_VISIBLE_DEVICES": "GPU-bbbb2222"})
     assert by_index == by_uuid == ("gpu-bbbb2222",)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import signal
 import subprocess
@@ -21,7 +22,8 @@ from validator.model.nodes import Step
 from validator.model.record import Outcome
 from validator.supervise import step as step_module
 from validator.supervise.launch import Place, prepare_step
-from validator.supervise.nodes import read_records
+from validator.supervise.monitor import Progress
+from validator.supervise.nodes import live_text, read_records
 from validator.supervise.wait import CancelToken
 
 NODES = ("n1", "n2", "n3")
@@ -223,3 +225,29 @@ def test_an_agent_that_begins_late_hears_every_line() -> None:
     lines = b'{"do": "step"}\n{"do": "stop"}\n{"do": "kill"}\n'
     done = subprocess.run([sys.executable, "-c", program], input=lines, capture_output=True, timeout=60, check=True)
     assert done.stderr == b"[{'do': 'step'}, {'do': 'stop'}, {'do': 'kill'}]\n"
+
+
+SLOW = (
+    "import sys, pathlib, time; table = pathlib.Path(sys.argv[4], 'training.csv').open('w', buffering=1); "
+    "table.write('step,loss\\n'); "
+    "[(time.sleep(0.1 if sys.argv[2] == 'g0' else 0.2), table.write(f'{step},3.0\\n')) for step in range(1, 21)]"
+)
+
+
+def test_nodes_that_train_alone_stamp_their_lines_and_show_how_far_they_are(across: Run, run_dir: Path) -> None:
+    """Each by its own clock, from the start of the attempt; what is shown is led by the slowest node."""
+    shown: list[Progress] = []
+    outcome = across(SLOW, ((0,), (1,)), on_progress=shown.append)
+    assert outcome.ok, outcome.last.detail
+    out = run_dir / "runs/phase/r1"
+    assert not (out / "arrivals.jsonl").exists()
+    for group, step_s in (("g0", 0.1), ("g1", 0.2)):
+        stamps = [json.loads(line) for line in (out / group / "arrivals.jsonl").read_text().splitlines()]
+        first, last = stamps[0], stamps[-1]
+        assert last["step"] == 20
+        assert 0 < first["s"] < last["s"] < outcome.duration_s
+        rate = (last["s"] - first["s"]) / (last["step"] - first["step"])
+        assert rate == pytest.approx(step_s, rel=0.5)
+    texts = [one.nodes for one in shown if one.nodes]
+    assert any(re.fullmatch(r"n2 at \d+, n1 at \d+", text) for text in texts), texts
+    assert live_text({f"n{number}": number for number in range(20)}).endswith("n7 at 7 … n19 at 19")

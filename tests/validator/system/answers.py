@@ -32,6 +32,15 @@ class Card:
     power_w: tuple[int, int, int] = (45, 300, 300)
     pcie: tuple[int, int, int, int] = (1, 4, 16, 16)
     nvlinks: list[int] | None = None
+    link_errors: tuple[int, int, int, int] | None = (0, 0, 0, 0)
+    failed_recoveries: int | None = 0
+    fabric: tuple[int, int, int] | None = None
+    banks: tuple[int, int, int, int, int] | None = (640, 0, 0, 0, 0)
+    dram: int | None = 0
+    sram_over_threshold: bool | None = None
+    recovery: int | None = 0
+    replays: int | None = 0
+    persistence: int | None = 1
     mig: int | None = 0
     serial: str | None = "1560000000001"
     utilization: tuple[int, int] = (0, 0)
@@ -46,6 +55,7 @@ class FakeNvml:
     def __init__(self, *cards: Card, broken: bool = False, refused: tuple[str, ...] = ()) -> None:
         self.cards = cards
         self.broken = broken
+        self.events: list[int] = []
         self.refused = refused
 
     def __getattr__(self, name: str) -> Any:
@@ -111,12 +121,57 @@ class FakeNvml:
         return [int(self.known(card.ecc)), int(self.known(card.ecc))]
 
     def _nvmlDeviceGetTotalEccErrors(self, card: Card, kind: int, counter: int) -> int:
-        assert (kind, counter) == (1, 0), "uncorrected, volatile"
-        return int(self.known(card.volatile))
+        assert counter == 0, "volatile"
+        return int(self.known(card.volatile if kind == 1 else 0))
 
     def _nvmlDeviceGetMemoryErrorCounter(self, card: Card, kind: int, counter: int, place: int) -> int:
-        assert (kind, counter, place) == (1, 1, 7), "uncorrected, aggregate, SRAM"
-        return int(self.known(card.sram))
+        assert kind == 1, "uncorrected"
+        return int(self.known({(1, 7): card.sram, (1, 2): card.dram, (0, 7): 0, (0, 2): card.volatile}[counter, place]))
+
+    def _c_nvmlEccSramErrorStatus_v1_t(self) -> Any:
+        return SimpleNamespace(bThresholdExceeded=0)
+
+    def _nvmlDeviceGetSramEccErrorStatus(self, card: Card, status: Any) -> int:
+        status.bThresholdExceeded = int(self.known(card.sram_over_threshold))
+        return 0
+
+    def _c_nvmlGpuFabricInfo_v2_t(self) -> Any:
+        return SimpleNamespace(state=0, status=0, healthMask=0)
+
+    def _nvmlDeviceGetGpuFabricInfoV(self, card: Card, info: Any) -> int:
+        info.state, info.status, info.healthMask = self.known(card.fabric)
+        return 0
+
+    def _nvmlDeviceGetRowRemapperHistogram(self, card: Card) -> Any:
+        return SimpleNamespace(
+            **dict(zip(("max", "high", "partial", "low", "none"), self.known(card.banks), strict=True))
+        )
+
+    def _nvmlDeviceGetNvLinkErrorCounter(self, card: Card, link: int, counter: int) -> int:
+        return int(self.known(card.link_errors)[counter])
+
+    def _nvmlDeviceGetFieldValues(self, card: Card, fields: list[Any]) -> list[Any]:
+        (field,) = fields
+        value = card.recovery if field == 230 else card.failed_recoveries
+        answer = SimpleNamespace(uiVal=value)
+        return [SimpleNamespace(nvmlReturn=0 if value is not None else 3, value=answer)]
+
+    def _nvmlEventSetCreate(self) -> Any:
+        return SimpleNamespace(cards=[])
+
+    def _nvmlDeviceRegisterEvents(self, card: Card, kind: int, events: Any) -> None:
+        assert kind == 8, "Xid"
+        events.cards.append(card)
+
+    def _nvmlEventSetWait_v2(self, events: Any, timeout_ms: int) -> Any:
+        assert timeout_ms == 0
+        return SimpleNamespace(eventData=self.known(self.events.pop(0) if self.events and events.cards else None))
+
+    def _nvmlEventSetFree(self, events: Any) -> None:
+        events.cards.clear()
+
+    def _nvmlDeviceGetPcieReplayCounter(self, card: Card) -> int:
+        return int(self.known(card.replays))
 
     def _nvmlDeviceGetRemappedRows(self, card: Card) -> tuple[int, int, int, int]:
         found: tuple[int, int, int, int] = self.known(card.remapped)
@@ -171,7 +226,7 @@ class FakeNvml:
         return [int(self.known(card.mig))] * 2
 
     def _nvmlDeviceGetPersistenceMode(self, card: Card) -> int:
-        return 1
+        return int(self.known(card.persistence))
 
     def _nvmlDeviceGetCudaComputeCapability(self, card: Card) -> tuple[int, int]:
         return 8, 0

@@ -17,8 +17,8 @@ import pytest
 from validator.model.runbook import Hardware, PreflightPhase, Runbook
 from validator.model.verdict import Check
 from validator.system.checks import git_checks, host_checks, package_checks
+from validator.system.gpu_facts import GpuFacts, GpuReport
 from validator.system.host import HostFacts, read_host
-from validator.system.nvml import GpuFacts, GpuReport
 from validator.system.preflight import missing_hardware, preflight
 from validator.system.snapshot import Capture, snapshot, start_captures
 from validator.system.software import GitFacts, PackageError, git_facts, package_versions, requirement, satisfies

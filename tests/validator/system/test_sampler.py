@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.validator.system.answers import Card, FakeNvml
+from validator.ingest.counters import read_counters
+from validator.ingest.read_log import ReadLog
 from validator.system.processes import OtherProcesses
 from validator.system.sampler import COLUMNS, GPU_COLUMNS, Sampler, sample_columns
 
@@ -91,3 +93,41 @@ def test_what_goes_wrong_ends_the_sampling_and_nothing_else(tmp_path: Path) -> N
         while sampler.failure is None and time.monotonic() < deadline:
             time.sleep(0.01)
     assert "IsADirectoryError" in sampler.failure
+
+
+def test_errors_are_counted_before_and_after_a_run(tmp_path: Path) -> None:
+    card = Card(nvlinks=[1, 1], replays=5)
+    with Sampler(tmp_path / "telemetry.csv", interval_s=0.02, nvml=FakeNvml(card), sys=tmp_path / "sys"):
+        wait_for(tmp_path / "telemetry.csv", 1)
+        card.replays, card.link_errors = 605, (0, 2, 0, 0)
+        port = tmp_path / "sys/class/infiniband/mlx5_0/ports/1/counters"
+        port.mkdir(parents=True)
+        (port / "symbol_error").write_text("3\n")
+    found = read_counters(tmp_path / "counters.json", ReadLog(tmp_path))
+    assert found is not None
+    assert found.grown == {"GPU 0 pcie_replays": 600, "GPU 0 nvlink_recoveries": 4, "mlx5_0:1 symbol_error": 3}
+    worse = [(one.device, one.counter, one.grave) for one in found.worse()]
+    assert sorted(worse) == [
+        ("GPU 0", "nvlink_recoveries", False),
+        ("GPU 0", "pcie_replays", False),
+        ("mlx5_0:1", "symbol_error", False),
+    ]
+
+
+def test_a_machine_without_links_leaves_no_counters(tmp_path: Path) -> None:
+    with Sampler(tmp_path / "telemetry.csv", nvml=FakeNvml(broken=True), sys=tmp_path / "sys"):
+        wait_for(tmp_path / "telemetry.csv", 1)
+    assert not (tmp_path / "counters.json").exists()
+
+
+def test_events_come_from_the_driver_where_the_kernel_log_may_not_be_read(tmp_path: Path) -> None:
+    nvml = FakeNvml(Card())
+    nvml.events += [79, 45]
+    sampler = Sampler(tmp_path / "t.csv", nvml=nvml, kernel_log=tmp_path / "none")
+    codes = [dict(zip(sample_columns([0]), sampler.sample(), strict=True))["xid"] for _ in range(3)]
+    assert codes == [79, 45, None]
+    seen = tmp_path / "kmsg"
+    seen.write_text("")
+    nvml.events += [48]
+    readable = Sampler(tmp_path / "t.csv", nvml=nvml, kernel_log=seen)
+    assert dict(zip(sample_columns([0]), readable.sample(), strict=True))["xid"] is None, "the log says it already"

@@ -129,6 +129,8 @@ def progress_cells(progress: Progress) -> list[str]:
     cells = [one_line(progress.state)]
     if steps := steps_cell(progress):
         cells.append(f"step {steps}")
+    if progress.nodes:
+        cells.append(f"nodes {one_line(progress.nodes)}")
     if progress.toks_per_s is not None:
         cells.append(format_quantity(progress.toks_per_s, "tok/s"))
     elif progress.step_time_s is not None:

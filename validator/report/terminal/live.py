@@ -150,7 +150,12 @@ class LiveObserver(Observer):
         row.add_row(
             ProgressBar(total=1.0, completed=min(1.0, (index + share) / total), width=36),
             Text(f"{runs}  {format_duration(progress.elapsed_s)}".strip(), "dim"),
-            Text(one_line(progress.note or "", limit=200), "yellow", no_wrap=True, overflow="ellipsis"),
+            Text(
+                one_line(progress.note or progress.nodes, limit=200),
+                "yellow" if progress.note else "dim",
+                no_wrap=True,
+                overflow="ellipsis",
+            ),
         )
         return row
 
