@@ -9,7 +9,8 @@ from nsa.attention.spans import span
 from nsa.kernels.backward import delta_kernel, dkv_kernel, dq_kernel
 from nsa.kernels.compress import spread_kernel
 from nsa.kernels.config import FUSED, Tile, hopper_asked, next_power_of_2
-from nsa.kernels.hopper import HopperBackward, Run, sums_queries, why_no_gather, why_no_wgmma
+from nsa.kernels.hopper import HopperBackward, Run, sums_queries, why_no_gather, why_no_wgmma, why_no_window
+from nsa.kernels.hopper.rows import finish_kernel
 from nsa.kernels.launch import Saved, gather_constants, options
 from nsa.kernels.problem import Problem, ceil_div, strides
 from nsa.kernels.selected import gather_backward_kernel
@@ -96,7 +97,8 @@ class _Parts:
     """What the compressed branch and the scored blocks give to all gradients, some (batch, group) pairs at a time.
 
     By Hopper's own kernels where those can run: they add to ``query_sums``, and the scored blocks leave sums by key
-    (``summed``). Otherwise by Triton's, and the compressed branch's keys and values are done at once.
+    (``summed``); window and forced blocks may join them (``window``). Otherwise by Triton's, and the compressed
+    branch's keys and values are done at once.
     """
 
     def __init__(
@@ -115,12 +117,17 @@ class _Parts:
         self.slabs = [(0, p.bg)] if sums_all else p.slabs(p.dims.dk)
         most = self.slabs[0][1]
         self.part_dq = None if sums_all else q.new_empty(most, p.n_pairs, p.hpg, p.dims.dk)
+        rest = streams[5:] + streams[3:5]
+        self.window = by_wgmma and why_no_window(rest, p, parts=not sums_all) is None
         self.fused = None
         if by_wgmma:
-            lse_sel = saved.lse_sel if self.summed else None
-            self.fused = HopperBackward(q, do, gates, delta, saved.lse_cmp, lse_sel, p, most=most)
+            lse = (saved.lse_cmp, saved.lse_sel, saved.lse_win)
+            self.fused = HopperBackward(
+                q, do, gates, delta, lse, p, most=most, gathers=self.summed, window=self.window
+            )  # fmt: skip
         self._compressed: Run | None = None
         self._gather: Run | None = None
+        self._window: Run | None = None
         self._found: tuple[Tensor, Tensor] | None = None
         self._tile_parts: tuple[Tensor, Tensor] | None = None
         if self.fused is not None:
@@ -131,6 +138,8 @@ class _Parts:
             self._gather = self.fused.gather(k_sel, v_sel, lists, self.part_dq)
         elif p.n_top:
             self._tile_parts = _float32_pair(q, (most, p.max_tiles, p.l_sel), p)
+        if self.fused is not None and self.window:
+            self._window = self.fused.window(rest, self.part_dq)
 
     @property
     def query_sums(self) -> Tensor | None:
@@ -158,6 +167,21 @@ class _Parts:
         )  # fmt: skip
         return self._tile_parts
 
+    def rest(self, out: tuple[Tensor, ...], first: int, count: int) -> None:
+        """Run window and forced blocks of some pairs, after :meth:`compressed` and :meth:`scored`, and finish their
+        gradients: of q, and of keys and values of the selected branch and of the window."""
+        assert self.fused is not None
+        assert self._window is not None
+        p, window = self.p, self._window(first, count)
+        dq, *keys = out
+        _finish(self.fused.dq, dq, p, first=first, count=count, scale=p.scale, heads=p.hpg)
+        parts = self._tile_parts if self._gather is None else None
+        for i, sums in enumerate((*self.fused.selected, *window)):
+            _finish(
+                sums[0, first:], keys[i], p, first=first, count=count, scale=1.0 if i % 2 else p.scale,
+                parts=parts[i] if parts is not None and i < 2 else None, tile_offsets=self.saved.index.tile_offsets,
+            )  # fmt: skip
+
     def compressed_keys(self, *, per_token: bool) -> tuple[Tensor, Tensor]:
         """Gradients of the compressed keys and values, after all pairs."""
         if self._keys is not None:
@@ -165,6 +189,19 @@ class _Parts:
         assert self._found is not None
         kc, vc = self.streams[1:3]
         return _spread(self._found, (kc, vc), (self.p.S, 1), 1, self.p, per_token=per_token)
+
+
+def _finish(
+    sums: Tensor, out: Tensor, p: Problem, *, first: int, count: int, scale: float = 1.0, heads: int = 1,
+    parts: Tensor | None = None, tile_offsets: Tensor | None = None,
+) -> None:  # fmt: skip
+    """Launch :func:`finish_kernel`: gradients of ``count`` pairs' queries, all ``heads`` of a group, or keys from their
+    sums ``[count, S, heads, dim]`` and, if there are some, ``parts`` by work tile."""
+    finish_kernel[(ceil_div(p.S * heads, p.l_sel), count)](
+        sums, sums if parts is None else parts, sums if tile_offsets is None else tile_offsets, out, first, p.S,
+        p.n_blocks, p.n_lists, p.max_tiles, scale, H=p.G * heads, G=p.G, HPG=heads,
+        DIM=out.shape[-1], STEP=p.l_sel, ROWS=p.block_rows, PARTS=parts is not None, **FUSED,
+    )  # fmt: skip
 
 
 def _delta(do: Tensor, saved: Saved, p: Problem) -> Tensor:
@@ -184,20 +221,28 @@ def backward(
     with span("nsa.gate.backward"):
         delta = _delta(do, saved, p)
     dk_win, dv_win, dk_sel, dv_sel = (x.new_empty(p.B, p.S, p.G, x.shape[-1]) for x in (k_win, v_win, k_sel, v_sel))
-    with span("nsa.win.backward"):
-        _dkv(
-            WIN.value, 2, (q, k_win, v_win), (do, saved.lse_win, gates, delta), (dk_win, dv_win), p,
-            tile=p.tiles.dkv_win, keys=p.S, step=p.tiles.dkv_win.bn,
-        )  # fmt: skip
     dq, rows = q.new_empty(p.B, p.S, p.H, p.dims.dk), (do, saved.lse_sel, gates, delta)
     streams = (q, kc, vc, k_sel, v_sel, k_win, v_win)
-    with span("nsa.sel.backward"):
-        sink = _sink_dkv(q, k_sel, v_sel, rows, p)
     with span("nsa.cmp.backward"):
         parts = _Parts(do, streams, gates, delta, saved, p, per_token=per_token)
+    sink = None
+    if not parts.window:
+        with span("nsa.win.backward"):
+            _dkv(
+                WIN.value, 2, (q, k_win, v_win), (do, saved.lse_win, gates, delta), (dk_win, dv_win), p,
+                tile=p.tiles.dkv_win, keys=p.S, step=p.tiles.dkv_win.bn,
+            )  # fmt: skip
+        with span("nsa.sel.backward"):
+            sink = _sink_dkv(q, k_sel, v_sel, rows, p)
     for first, count in parts.slabs:
         with span("nsa.cmp.backward"):
             parts.compressed(first, count)
+        if parts.window:
+            with span("nsa.sel.backward"):
+                parts.scored(first, count)
+            with span("nsa.win.backward"):  # forced blocks as well, and all that is left
+                parts.rest((dq, dk_sel, dv_sel, dk_win, dv_win), first, count)
+            continue
         with span("nsa.sel.backward"):
             _dkv(
                 LOCAL.value, 1, (q, k_sel, v_sel), rows, (dk_sel, dv_sel), p, tile=p.tiles.dkv_sel, keys=p.S,

@@ -28,6 +28,7 @@ from nsa.kernels import launch, launch_backward, step
 from nsa.kernels.config import Tiles, choose_tiles, split_head_dim
 from nsa.kernels.decode_plan import Plan
 from nsa.kernels.hopper import launch as hopper
+from nsa.kernels.hopper import window as hopper_window
 from nsa.kernels.problem import Problem
 
 __all__ = [
@@ -100,8 +101,11 @@ def _beside_hopper(p: Problem) -> Iterator[None]:
     with (
         mock.patch.object(launch_backward, "why_no_wgmma", return_value=None),
         mock.patch.object(launch_backward, "why_no_gather", return_value=hopper.gather_served(p)),
+        mock.patch.object(launch_backward, "why_no_window", return_value=hopper_window.window_served(p)),
         mock.patch.object(hopper, "launch"),
         mock.patch.object(hopper, "tensor_map", return_value=bytes(128)),
+        mock.patch.object(hopper_window, "launch"),
+        mock.patch.object(hopper_window, "tensor_map", return_value=bytes(128)),
     ):
         yield
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from nsa.kernels import nvrtc
-from nsa.kernels.hopper import combine, forward, launch, program
+from nsa.kernels.hopper import combine, forward, launch, program, window
 from nsa.kernels.hopper.products import products
 from nsa.kernels.precompile import Shape, record
 from nsa.kernels.problem import Problem
@@ -26,6 +26,7 @@ KERNELS = {
     "dense_forward": (forward._dense_constants, forward._DenseArguments),
     "scores": (forward._scores_constants, forward._ScoresArguments),
     "combine": (combine._constants, combine._Arguments),
+    "window_backward": (lambda p: window._constants(p, 0 if launch.sums_queries(p) else p.n_top), window._Arguments),
 }
 
 
@@ -56,6 +57,7 @@ def test_what_a_problem_lacks_is_named(changed: dict[str, Any], dense: str | Non
     p = problem(**changed)
     assert launch.dense_served(p) == dense
     assert launch.gather_served(p) == gather
+    assert window.window_served(p) == ("sizes" if p.l_sel == 32 else None)
 
 
 @pytest.mark.parametrize(
@@ -174,6 +176,7 @@ def test_launches_agree_with_the_sources_layout(name: str, of: tuple[int, int, i
         "dense_forward": 2 + 4 * stages,
         "scores": 6 + 2 * stages,
         "combine": 6 + 4 * stages + 2 * ring,
+        "window_backward": 1 + 4 * stages + 2 * ring,
     }[name]
     assert shared == barriers + 8 * n_barriers
     assert shared <= SHARED_LIMIT
@@ -194,11 +197,13 @@ def test_tritons_kernels_beside_them_are_compiled_ahead(monkeypatch: pytest.Monk
     plain = [one for one in record(Shape(8192, 64, 4, 128, 128)) if one.name == "dq_kernel"]
     assert {bool(one.arguments["SUMS"]) for one in plain} == {False}, "nobody asked"
     monkeypatch.setenv("HOPPER_KERNELS", "1")
-    wide = [one for one in record(Shape(8192, 64, 4, 128, 128)) if one.name == "dq_kernel"]
-    assert {bool(one.arguments["SUMS"]) for one in wide} == {False, True}
-    # Sums that fit the L2 cache leave no partial results to be read.
-    small = [one for one in record(Shape(8192, 12, 2, 64, 64)) if one.name == "dq_kernel"]
-    assert {(bool(one.arguments["SUMS"]), one.arguments["NTOP"]) for one in small} == {(False, 13), (True, 0)}
+    wide = {one.name: one for one in record(Shape(8192, 64, 4, 128, 128))}
+    assert {"rows_kernel", "finish_kernel"} < wide.keys()
+    assert wide["rows_kernel"].arguments["ALL"]
+    assert wide["dq_kernel"].arguments["SUMS"] is False
+    # Blocks of other sizes leave the window to Triton's, which goes on from the sums.
+    other = record(Shape(8192, 64, 4, 128, 128, sizes=(32, 16, 32, 16, 512)))
+    assert {bool(one.arguments["SUMS"]) for one in other if one.name == "dq_kernel"} == {False, True}
     older = record(Shape(8192, 64, 4, 128, 128, capability=80))
     assert not any(one.arguments.get("SUMS") for one in older)
 

@@ -176,14 +176,7 @@ DEVICE void consume(const Arguments &a, const Place &x, u32 base, int w) {
 #if DK > 64
         store_across<BM>(at_dq, warp, g, t, dq);
 #else
-        const u32 mine = at_dq + (16 * warp + g) * 128 + t % 2 * 8;
-#pragma unroll
-        for (int j = 0; j < 8; j++) {
-            // Rows 8 further on have the same three last bits.
-            const u32 there = mine + j / 4 * (ADDED_BYTES / 2) + ((2 * (j % 4) + t / 2) ^ g) * 16;
-            store_two(there, dq[4 * j], dq[4 * j + 1]);
-            store_two(there + 8 * 128, dq[4 * j + 2], dq[4 * j + 3]);
-        }
+        store_down(at_dq, ADDED_BYTES / 2, warp, g, t, dq);
 #endif
         fence_async();
         arrive_some(2 + w, 160);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Callable
 
 import torch
@@ -10,8 +11,9 @@ from torch import Tensor
 
 from nsa.kernels import nvrtc
 from nsa.kernels.config import FUSED, WGMMA_HEAD_DIMS, gathers_by_wgmma
-from nsa.kernels.hopper.program import Constants, launch, strided, tensor_map, why_not_built
+from nsa.kernels.hopper.program import Constants, launch, pointers, strided, tensor_map, why_not_built
 from nsa.kernels.hopper.rows import rows_kernel
+from nsa.kernels.hopper.window import tile_tokens, window_run
 from nsa.kernels.problem import Problem, capability, ceil_div
 
 __all__ = ["HopperBackward", "Run", "sums_queries", "why_no_gather", "why_no_wgmma"]
@@ -42,11 +44,6 @@ class _GatherArguments(ctypes.Structure):
     )  # fmt: skip
 
 
-def _tile(p: Problem) -> int:
-    """Tokens of a tile of the dense kernel."""
-    return 64 if p.dims.dk > 64 else 128
-
-
 def _chunk_tokens(p: Problem) -> int:
     """Tokens that a block of the dense kernel walks over at most."""
     return min(max(p.S // 8, 2048), 8192)
@@ -54,7 +51,7 @@ def _chunk_tokens(p: Problem) -> int:
 
 def _dense_constants(p: Problem) -> tuple[Constants, int]:
     """Constants and shared memory of the dense kernel."""
-    dk, dv, tile, stages = p.dims.dk, p.dims.dv, _tile(p), 2
+    dk, dv, tile, stages = p.dims.dk, p.dims.dv, tile_tokens(p), 2
     constants = (
         ("DK", dk), ("DV", dv), ("BM", tile), ("STAGES", stages), ("L", p.l), ("D", p.d),
         ("HALF", int(p.dtype == torch.float16)),
@@ -149,19 +146,20 @@ class HopperBackward:
     """
 
     def __init__(
-        self, q: Tensor, do: Tensor, gates: Tensor, delta: Tensor, lse_cmp: Tensor, lse_sel: Tensor | None, p: Problem,
-        *, most: int,
+        self, q: Tensor, do: Tensor, gates: Tensor, delta: Tensor, lse: tuple[Tensor, Tensor, Tensor], p: Problem,
+        *, most: int, gathers: bool, window: bool,
     ) -> None:  # fmt: skip
-        """``q [B, S, H, dk]``, ``do [B, S, H, dv]``, ``gates`` and ``delta [B, S, H, 3]``, ``lse [B, S, H]`` (that of
-        the selected branch for :meth:`gather`); ``most`` pairs at a time."""
-        self.p, self._q, self._do, self._n_tiles = p, q, do, ceil_div(p.S, _tile(p))
+        """``q [B, S, H, dk]``, ``do [B, S, H, dv]``, ``gates`` and ``delta [B, S, H, 3]``, ``lse [B, S, H]`` of the
+        compressed and the selected branch and of the window; ``most`` pairs at a time; whether :meth:`gather` and
+        :meth:`window` will be asked for."""
+        self.p, self._q, self._do, self._n_tiles = p, q, do, ceil_div(p.S, tile_tokens(p))
         self.dq = q.new_empty(most, p.S, p.hpg, p.dims.dk, dtype=torch.float32)
-        padded = self._n_tiles * _tile(p)
-        self._by_head = lse_cmp.new_empty(2, p.B * p.H * padded)
-        self._by_token = lse_cmp.new_empty(2, p.B * p.H * p.S if lse_sel is not None else 0)
+        padded = self._n_tiles * tile_tokens(p)
+        self._by_head = lse[0].new_empty(6 if window else 2, p.B * p.H * padded)
+        self._by_token = lse[0].new_empty(2, p.B * p.H * p.S if gathers else 0)
         rows_kernel[(ceil_div(padded, 64), ceil_div(p.H, 16), p.B)](
-            lse_cmp, lse_cmp if lse_sel is None else lse_sel, gates, delta, self._by_head, self._by_token, p.S, padded,
-            self._by_head.shape[1], self._by_token.shape[1], H=p.H, BOTH=lse_sel is not None, BT=64, BH=16, **FUSED,
+            *lse, gates, delta, self._by_head, self._by_token, p.S, padded, self._by_head.shape[1],
+            self._by_token.shape[1], H=p.H, ALL=window, BOTH=gathers, BT=64, BH=16, **FUSED,
         )  # fmt: skip
 
     def begin(self, count: int) -> None:
@@ -175,20 +173,25 @@ class HopperBackward:
         )
         return dk.view(1, p.bg, n, p.dims.dk), dv.view(1, p.bg, n, p.dims.dv)
 
+    @functools.cached_property
+    def selected(self) -> tuple[Tensor, Tensor]:
+        """Sums of the gradients of the selected branch's keys and values, ``[1, B * G, S, .]``, not scaled."""
+        return self._sums(self.p.S)
+
     def compressed(self, kc: Tensor, vc: Tensor) -> Run:
         """The compressed branch, ``kc, vc [B, n_cmp, G, .]``; key gradients are scaled."""
-        p, tile = self.p, _tile(self.p)
+        p, tile = self.p, tile_tokens(self.p)
         n_tiles, key_tiles = self._n_tiles, ceil_div(p.n_cmp, _KEYS)
         chunk = ceil_div(_chunk_tokens(p), tile)
         sums = self._sums(p.n_cmp)
         maps = [tensor_map(x, rows=tile) for x in (self._q, self._do)] + [tensor_map(x, rows=_KEYS) for x in (kc, vc)]
         maps.append(tensor_map(self.dq, rows=64))
-        all_maps, pointers = _MAPS[1].from_buffer_copy(b"".join(maps)), _pointers(self._by_head.unbind(), sums)
+        all_maps, at = _MAPS[1].from_buffer_copy(b"".join(maps)), pointers(self._by_head[:2].unbind(), sums)
 
         def run(first: int, count: int) -> tuple[Tensor, Tensor]:
             heads = count * p.hpg
             sizes = (n_tiles, p.n_cmp, p.H, p.G, first, heads, key_tiles, chunk)
-            given = _DenseArguments(all_maps, *pointers, sizes, (p.scale, p.scale2))
+            given = _DenseArguments(all_maps, *at, sizes, (p.scale, p.scale2))
             launch(_DENSE, *_dense_constants(p), heads * key_tiles * ceil_div(n_tiles, chunk), given, kc.device)
             return sums
 
@@ -201,20 +204,29 @@ class HopperBackward:
         :attr:`dq`.
         """
         p = self.p
-        sums = self._sums(p.S)
+        sums = self.selected
         maps = [tensor_map(x, heads=p.hpg) for x in (self._q, self._do)]
         maps += [tensor_map(x, rows=64) for x in (k_sel, v_sel)]
         maps.append(tensor_map(self.dq if part_dq is None else part_dq.view(1, -1, p.hpg, p.dims.dk), heads=p.hpg))
-        all_maps, pointers = _MAPS[1].from_buffer_copy(b"".join(maps)), _pointers(self._by_token.unbind(), index, sums)
+        all_maps, at = _MAPS[1].from_buffer_copy(b"".join(maps)), pointers(self._by_token.unbind(), index, sums)
         sizes = (p.S, p.H, p.G, p.n_blocks, p.n_lists, p.n_pairs, p.max_tiles)
 
         def run(first: int, count: int) -> tuple[Tensor, Tensor]:
-            given = _GatherArguments(all_maps, *pointers, (*sizes, first, first + count), p.scale2)
+            given = _GatherArguments(all_maps, *at, (*sizes, first, first + count), p.scale2)
             launch(_GATHER, *_gather_constants(p), min(p.max_tiles * count, p.n_processors), given, k_sel.device)
             return sums
 
         return run
 
+    def window(self, streams: tuple[Tensor, ...], part_dq: Tensor | None) -> Run:
+        """Window and forced blocks, ``k_win, v_win, k_sel, v_sel [B, S, G, .]``: adds to :attr:`dq`, to which it also
+        brings partial results ``part_dq`` of :meth:`gather` or Triton's, and to :attr:`selected`; returns sums for the
+        window. Key gradients are not scaled."""
+        sums = self._sums(self.p.S)
+        run = window_run(self.p, (self._q, self._do), self._by_head[2:], streams, self.dq, part_dq, self.selected, sums)
 
-def _pointers(*groups: tuple[Tensor, ...]) -> list[tuple[int, ...]]:
-    return [tuple(x.data_ptr() for x in some) for some in groups]
+        def both(first: int, count: int) -> tuple[Tensor, Tensor]:
+            run(first, count)
+            return sums
+
+        return both

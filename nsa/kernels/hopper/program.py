@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import warnings
+from collections.abc import Iterable
 from importlib import resources
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor
 from nsa.kernels import nvrtc
 from nsa.kernels.hopper.products import products
 
-__all__ = ["Constants", "function", "launch", "source", "strided", "tensor_map", "why_not_built"]
+__all__ = ["Constants", "function", "launch", "pointers", "source", "strided", "tensor_map", "why_not_built"]
 
 Constants = tuple[tuple[str, int], ...]
 """What a source has for its names in capitals."""
@@ -79,6 +80,11 @@ def launch(
         parameters = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
         at = ctypes.addressof(parameters)
         nvrtc.check(driver.cuLaunchKernel(handle, blocks, 1, 1, threads, 1, 1, shared_bytes, stream, at, 0))
+
+
+def pointers(*groups: Iterable[Tensor]) -> list[tuple[int, ...]]:
+    """Where tensors begin, group by group."""
+    return [tuple(x.data_ptr() for x in some) for some in groups]
 
 
 def strided(x: Tensor) -> bool:

@@ -82,6 +82,9 @@ DEVICE void put_close() { asm volatile("cp.async.bulk.commit_group;" ::: "memory
 DEVICE void add_two(float *to, float x, float y) {
     asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(x), "f"(y) : "memory");
 }
+DEVICE void add_four(float *to, float x, float y, float z, float w) {
+    asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x), "f"(y), "f"(z), "f"(w) : "memory");
+}
 DEVICE void put_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 DEVICE void put_done() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 

@@ -1,11 +1,11 @@
-"""Per-row numbers as the kernels of this folder read them."""
+"""Per-row numbers as the kernels of this folder read them, and gradients from the sums that they leave."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-__all__ = ["rows_kernel"]
+__all__ = ["finish_kernel", "rows_kernel"]
 
 
 @triton.jit
@@ -16,13 +16,21 @@ def _shift(lse, gate):
     return ((shift.to(tl.int32, bitcast=True) & -2) | (gate < 0).to(tl.int32)).to(tl.float32, bitcast=True)
 
 
+@triton.jit
+def _store_rows(to, n, lse, gates, delta, at, ok, inside, BRANCH: tl.constexpr):
+    gate = tl.load(gates + at * 3 + BRANCH, mask=ok, other=0.0).to(tl.float32)
+    tl.store(to, _shift(tl.load(lse + at, mask=ok, other=0.0), gate), mask=inside)
+    tl.store(to + n, tl.load(delta + at * 3 + BRANCH, mask=ok, other=0.0), mask=inside)
+
+
 @triton.jit(do_not_specialize=["S", "PADDED"])
 def rows_kernel(
-    lse_cmp, lse_sel, gates, delta, by_head, by_token, S, PADDED, n_by_head, n_by_token,
-    H: tl.constexpr, BOTH: tl.constexpr, BT: tl.constexpr, BH: tl.constexpr,
+    lse_cmp, lse_sel, lse_win, gates, delta, by_head, by_token, S, PADDED, n_by_head, n_by_token,
+    H: tl.constexpr, ALL: tl.constexpr, BOTH: tl.constexpr, BT: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
-    """``by_head [2, B, H, PADDED]`` for the compressed branch, ``by_token [2, B, S, H]`` for the selected one if
-    ``BOTH``; float32, first what scores lose (:func:`_shift`), then dO . o. Beyond ``S`` probabilities are zero.
+    """``by_head [2, B, H, PADDED]`` for the compressed branch, and if ``ALL`` as much for the selected one and the
+    window after that; ``by_token [2, B, S, H]`` for the selected one if ``BOTH``; float32, first what scores lose
+    (:func:`_shift`), then dO . o. Beyond ``S`` probabilities are zero.
 
     ``lse [B, S, H]``; ``gates`` and ``delta [B, S, H, 3]``; ``n_by_head`` and ``n_by_token`` are the elements of each
     half. Grid (PADDED / BT, H / BH, B).
@@ -32,12 +40,40 @@ def rows_kernel(
     h = tl.program_id(1) * BH + tl.arange(0, BH)
     ok = (t < S)[:, None] & (h < H)[None, :]
     at = b * S * H + t[:, None].to(tl.int64) * H + h[None, :]
-    gate = tl.load(gates + at * 3, mask=ok, other=0.0).to(tl.float32)
-    to = (b * H + h[None, :]) * PADDED + t[:, None]
+    to = by_head + b * H * PADDED + h[None, :] * PADDED + t[:, None]
     inside = (t < PADDED)[:, None] & (h < H)[None, :]
-    tl.store(by_head + to, _shift(tl.load(lse_cmp + at, mask=ok, other=0.0), gate), mask=inside)
-    tl.store(by_head + n_by_head + to, tl.load(delta + at * 3, mask=ok, other=0.0), mask=inside)
+    _store_rows(to, n_by_head, lse_cmp, gates, delta, at, ok, inside, 0)
+    if ALL:
+        _store_rows(to + 2 * n_by_head, n_by_head, lse_sel, gates, delta, at, ok, inside, 1)
+        _store_rows(to + 4 * n_by_head, n_by_head, lse_win, gates, delta, at, ok, inside, 2)
     if BOTH:
-        gate = tl.load(gates + at * 3 + 1, mask=ok, other=0.0).to(tl.float32)
-        tl.store(by_token + at, _shift(tl.load(lse_sel + at, mask=ok, other=0.0), gate), mask=ok)
-        tl.store(by_token + n_by_token + at, tl.load(delta + at * 3 + 1, mask=ok, other=0.0), mask=ok)
+        _store_rows(by_token + at, n_by_token, lse_sel, gates, delta, at, ok, ok, 1)
+
+
+@triton.jit(do_not_specialize=["bg0", "S", "NB", "NL", "MAX_TILES"])
+def finish_kernel(
+    sums, parts, tile_offsets, out, bg0, S, NB, NL, MAX_TILES, scale,
+    H: tl.constexpr, G: tl.constexpr, HPG: tl.constexpr, DIM: tl.constexpr, STEP: tl.constexpr, ROWS: tl.constexpr,
+    PARTS: tl.constexpr,
+):  # fmt: skip
+    """``out [B, S, H, DIM]`` from sums ``[n, S, HPG, DIM]`` float32 times ``scale``, for ``n`` (batch, group) pairs
+    from ``bg0`` on. ``PARTS``: keys, ``HPG`` is 1, and partial sums by work tile ``[n, MAX_TILES, STEP, DIM]`` come on
+    top, of which a block of ``STEP`` keys has those of its ``NL / NB`` lists. Grid (rows / STEP, n)."""
+    block = tl.program_id(0)
+    slab = tl.program_id(1).to(tl.int64)
+    bg = bg0 + tl.program_id(1)
+    b = (bg // G).to(tl.int64)
+    g = bg % G
+    i = tl.arange(0, ROWS)
+    row = block * STEP + i
+    ok = ((i < STEP) & (row < S * HPG))[:, None]
+    c = tl.arange(0, DIM)[None, :]
+    x = tl.load(sums + (slab * S * HPG + row)[:, None] * DIM + c, mask=ok, other=0.0)
+    if PARTS:
+        for at_list in range(block, NL, NB):
+            first = tl.load(tile_offsets + bg * (NL + 1) + at_list)
+            last = tl.load(tile_offsets + bg * (NL + 1) + at_list + 1)
+            for work in range(first, last):
+                x += tl.load(parts + ((slab * MAX_TILES + work) * STEP + i)[:, None] * DIM + c, mask=ok, other=0.0)
+    to = (b * S + row // HPG) * H + g * HPG + row % HPG
+    tl.store(out + to[:, None] * DIM + c, (x * scale).to(out.dtype.element_ty), mask=ok)

@@ -65,6 +65,18 @@ template <int N_ROWS> DEVICE void store_across(u32 to, int warp, int g, int t, c
     }
 }
 
+// `x [64 rows, 64 columns]` of a warpgroup into two boxes of 32 columns, `apart` bytes from each other, swizzled likewise.
+DEVICE void store_down(u32 to, u32 apart, int warp, int g, int t, const float (&x)[32]) {
+    const u32 mine = to + (16 * warp + g) * 128 + t % 2 * 8;
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        // Rows 8 further on have the same three last bits.
+        const u32 there = mine + j / 4 * apart + ((2 * (j % 4) + t / 2) ^ g) * 16;
+        store_two(there, x[4 * j], x[4 * j + 1]);
+        store_two(there + 8 * 128, x[4 * j + 2], x[4 * j + 3]);
+    }
+}
+
 // Adds a warpgroup's `x [64 keys, N]` times `scale` to rows of `to`, those of this lane's keys `key` and `key + 8` < n_keys.
 template <int N> DEVICE void add_keys(float *to, const float (&x)[N / 2], int key, int n_keys, int t, float scale) {
 #pragma unroll

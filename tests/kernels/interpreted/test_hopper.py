@@ -3,7 +3,7 @@ layouts, the same sums."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nsa.kernels import launch_backward, nsa_attention_triton, problem
-from nsa.kernels.hopper import launch
+from nsa.kernels.hopper import launch, window
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 SIZES = {"l": 8, "d": 4, "l_sel": 8, "n_sel": 5, "w": 12}
@@ -28,12 +28,13 @@ class Tensors:
         self.mapped.append(x)
         return (len(self.mapped) - 1).to_bytes(128, "little")
 
-    def pointers(self, *groups: tuple[Tensor, ...]) -> list[tuple[int, ...]]:
-        self.at |= {x.data_ptr(): x for some in groups for x in some}
-        return [tuple(x.data_ptr() for x in some) for some in groups]
+    def pointers(self, *groups: Iterable[Tensor]) -> list[tuple[int, ...]]:
+        listed = [tuple(some) for some in groups]
+        self.at |= {x.data_ptr(): x for some in listed for x in some}
+        return [tuple(x.data_ptr() for x in some) for some in listed]
 
     def maps(self, given: Any) -> list[Tensor]:
-        return [self.mapped[given.maps[16 * i]] for i in range(5)]
+        return [self.mapped[given.maps[16 * i]] for i in range(len(given.maps) // 16)]
 
 
 def gradients(
@@ -91,18 +92,48 @@ def gather_backward(tensors: Tensors, given: Any, of: dict[str, int]) -> None:
                 dv[0, bg, keys] += e
 
 
+def window_backward(tensors: Tensors, given: Any, of: dict[str, int]) -> None:
+    q, do, *streams, dq = tensors.maps(given)
+    rows = [tensors.at[p].view(q.shape[0] * q.shape[2], -1) for p in given.rows]
+    dk, dv = (tensors.at[p] for p in given.keys[:2]), (tensors.at[p] for p in given.keys[2:])
+    S, H, G, first, n_tiles, _ = given.sizes
+    assert rows[0].shape[1] == n_tiles * of["BM"]
+    t, n = torch.arange(S)[:, None], torch.arange(S)[None, :]
+    forced = (n // of["LS"] >= t // of["LS"] - 1) | (n < of["LS"])
+    for i, (seen, to_k, to_v) in enumerate(zip((n > t - of["W"], forced), dk, dv, strict=True)):
+        k, v = streams[2 * i : 2 * i + 2]
+        for row in range(len(dq) * of["HPG"]):
+            pair, head = row // of["HPG"], row % of["HPG"]
+            if first + pair >= q.shape[0] * G:
+                break
+            b, g = (first + pair) // G, (first + pair) % G
+            h = g * of["HPG"] + head
+            some = (q[b, :, h], do[b, :, h], k[b, :, g], v[b, :, g], rows[i][b * H + h, :S], rows[2 + i][b * H + h, :S])
+            a, c, e = gradients(*some, seen & (n <= t), given.scale2)
+            dq[pair, :, head] += a
+            to_k[0, first + pair] += c
+            to_v[0, first + pair] += e
+    if not of["NTOP"]:
+        return
+    parts = tensors.at[given.queries[0]].view(len(dq), S, of["NTOP"], of["HPG"], -1)
+    slots = torch.arange(of["NTOP"])[None, :] < (torch.arange(S)[:, None] // of["LS"] - 2)
+    assert tensors.at[given.queries[1]] is dq
+    dq += torch.where(slots[None, :, :, None, None], parts, 0.0).sum(2)
+
+
 KERNELS: dict[str, Callable[[Tensors, Any, dict[str, int]], None]] = {
-    "dense_backward": dense_backward, "gather_backward": gather_backward,
+    "dense_backward": dense_backward, "gather_backward": gather_backward, "window_backward": window_backward,
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("windows", [True, False], ids=["window", "window by Triton"])
 @pytest.mark.parametrize(
     ("parts", "gathers", "scratch"),
     [(True, True, 4 << 30), (True, True, 1), (False, True, 1), (True, False, 1)],
     ids=["partial results", "pair by pair", "sums", "Triton gathers pair by pair"],
 )
 def test_gradients_equal_those_of_tritons_kernels(
-    parts: bool, gathers: bool, scratch: int, monkeypatch: pytest.MonkeyPatch
+    parts: bool, gathers: bool, scratch: int, windows: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gen = torch.Generator().manual_seed(0)
     B, S, H, G, dim = 2, 40, 4, 2, 16
@@ -124,13 +155,15 @@ def test_gradients_equal_those_of_tritons_kernels(
     monkeypatch.setenv("HOPPER_KERNELS", "1")
     monkeypatch.setattr(launch_backward, "why_no_wgmma", lambda *_: None)
     monkeypatch.setattr(launch_backward, "why_no_gather", lambda *_: None if gathers else "off")
+    monkeypatch.setattr(launch_backward, "why_no_window", lambda *_, **__: None if windows else "off")
     for where in (launch, launch_backward):
         monkeypatch.setattr(where, "sums_queries", lambda _: not parts)
-    monkeypatch.setattr(launch, "tensor_map", tensors.tensor_map)
-    monkeypatch.setattr(launch, "_pointers", tensors.pointers)
-    monkeypatch.setattr(launch, "launch", run)
+    for module in (launch, window):
+        monkeypatch.setattr(module, "tensor_map", tensors.tensor_map)
+        monkeypatch.setattr(module, "pointers", tensors.pointers)
+        monkeypatch.setattr(module, "launch", run)
     monkeypatch.setattr(problem, "_SCRATCH_BYTES", scratch)
     for a, b in zip(found(), wanted, strict=True):
         assert (a - b).norm() <= 1e-5 * b.norm()
     turns = B * G if scratch == 1 and (parts or not gathers) else 1
-    assert ran == ["dense_backward", *["gather_backward"] * gathers] * turns
+    assert ran == ["dense_backward", *["gather_backward"] * gathers, *["window_backward"] * windows] * turns

@@ -1,0 +1,101 @@
+"""Window and forced blocks in the backward pass, by a kernel of this folder."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from nsa.kernels.hopper.program import Constants, launch, pointers, strided, tensor_map, why_not_built
+from nsa.kernels.problem import Problem, ceil_div
+
+__all__ = ["tile_tokens", "why_no_window", "window_run", "window_served"]
+
+_NAME, _KEYS, _BLOCK = "window_backward", 128, 64
+_RANGE = 1024
+"""Tokens whose blocks of threads run side by side."""
+_STAGES, _RING = 2, 2
+
+
+class _Arguments(ctypes.Structure):
+    """``window_backward.cu``'s ``Arguments``."""
+
+    _fields_ = (
+        ("maps", ctypes.c_uint64 * 112), ("rows", ctypes.c_void_p * 4), ("keys", ctypes.c_void_p * 4),
+        ("queries", ctypes.c_void_p * 2), ("sizes", ctypes.c_int * 6), ("scale2", ctypes.c_float),
+        ("padding", ctypes.c_byte * 20),
+    )  # fmt: skip
+
+
+def tile_tokens(p: Problem) -> int:
+    """Tokens of a tile of the kernels that walk over all tokens."""
+    return 64 if p.dims.dk > 64 else 128
+
+
+def _heads(p: Problem) -> int:
+    """Heads that a block of threads takes: their keys' gradients are summed before they go to memory, and as many as
+    leave their queries in the L2 cache."""
+    wanted = (4, 3, 2, 5, 7, 1) if p.dims.dk > 64 else (8, 6, 5, 7, 4, 3, 2, 1)
+    return next(n for n in wanted if p.hpg % n == 0)
+
+
+def _constants(p: Problem, n_top: int) -> tuple[Constants, int]:
+    """Constants and shared memory; ``n_top`` partial results of a token are summed on the way."""
+    dk, dv, tile, heads = p.dims.dk, p.dims.dv, tile_tokens(p), _heads(p)
+    constants = (
+        ("DK", dk), ("DV", dv), ("BM", tile), ("HPG", p.hpg), ("HS", heads), ("NTOP", n_top), ("W", p.w),
+        ("RANGE", _RANGE), ("STAGES", _STAGES), ("RING", _RING), ("HALF", int(p.dtype == torch.float16)),
+    )  # fmt: skip
+    row, piece = 2 * (dk + dv), next(n for n in (256, 128, 64, 1) if heads * dk % n == 0)
+    added = 2 * (tile if dk > 64 else 64) * 64 * 4
+    shared = _KEYS * row + _STAGES * tile * (row + 8) + 4 * tile * _KEYS + added + 4 * _RING * n_top * piece
+    return constants, shared + 8 * (1 + 4 * _STAGES + 2 * _RING)
+
+
+def window_served(p: Problem) -> str | None:
+    """The reasons of :func:`why_no_window` that lie in the problem."""
+    return None if p.l_sel == _BLOCK and p.n_top <= 16 else "sizes"
+
+
+def why_no_window(streams: tuple[Tensor, ...], p: Problem, *, parts: bool) -> str | None:
+    """None if window and forced blocks can run by Hopper's asynchronous products too, where
+    :func:`nsa.kernels.hopper.why_no_wgmma` finds nothing against it: ``sizes``, ``strides``, ``build``. ``streams``:
+    keys and values of the window and of the selected branch; ``parts``: whether scored blocks leave partial results.
+    """
+    if reason := window_served(p):
+        return reason
+    if not all(strided(x) for x in streams):
+        return "strides"
+    with torch.cuda.device(streams[0].device):
+        return why_not_built(_NAME, *_constants(p, p.n_top * parts), torch.cuda.current_device())
+
+
+def window_run(
+    p: Problem, queries: tuple[Tensor, Tensor], rows: Tensor, streams: tuple[Tensor, ...], dq: Tensor,
+    part_dq: Tensor | None, selected: tuple[Tensor, Tensor], window: tuple[Tensor, Tensor],
+) -> Callable[[int, int], None]:  # fmt: skip
+    """Runs (batch, group) pairs ``first .. first + count``: adds to ``dq [most, S, heads per group, dk]``, and to sums
+    of keys and values ``[1, B * G, S, .]``.
+
+    ``queries``: q and dO; ``rows [4, .]``: what scores lose and dO . o by head, of the selected branch, then of the
+    window; ``part_dq [most, n_pairs, heads per group, dk]``.
+    """
+    tile, n_top = tile_tokens(p), 0 if part_dq is None else p.n_top
+    maps = b"".join(tensor_map(x, rows=tile) for x in queries) + b"".join(tensor_map(x, rows=_KEYS) for x in streams)
+    all_maps = (ctypes.c_uint64 * 112).from_buffer_copy(maps + tensor_map(dq, rows=64))
+    at = pointers(
+        (rows[2], rows[0], rows[3], rows[1]), (window[0], selected[0], window[1], selected[1]),
+        (dq if part_dq is None else part_dq, dq),
+    )  # fmt: skip
+    ranges, tiles = ceil_div(p.S, _RANGE), ceil_div(p.S, tile)
+    constants = _constants(p, n_top)
+    of_range = 2 * (_RANGE // _KEYS) + _RANGE // 512
+
+    def run(first: int, count: int) -> None:
+        sizes = (p.S, p.H, p.G, first, tiles, ranges)
+        given = _Arguments(all_maps, *at, sizes, p.scale2)
+        launch(_NAME, *constants, of_range * ranges * (p.hpg // _heads(p)) * count, given, dq.device)
+
+    return run
