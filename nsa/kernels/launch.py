@@ -182,12 +182,17 @@ def _selected_and_window(
     part_lse = q.new_empty(most, p.n_pairs, p.hpg, dtype=torch.float32)
     tile, combine = p.tiles.gather, p.tiles.combine
     bt = p.tokens(combine)
+    gathers = by_wgmma and hopper_forward.why_no_attend(q, k_sel, v_sel, p) is None
     by_wgmma = by_wgmma and hopper_combine.why_no_combine(streams, p) is None
+    lists = (index.pairs, index.offsets, index.tile_offsets, index.tile_block)
     for first, count in slabs:
-        if p.n_top:
+        if gathers:
+            with span("nsa.sel"):
+                hopper_forward.attend(streams[:3], lists, (part_o, part_lse), p, first=first, count=count)
+        elif p.n_top:
             with span("nsa.sel"):
                 gather_kernel[(p.max_tiles, count)](
-                    q, k_sel, v_sel, index.pairs, index.offsets, index.tile_offsets, index.tile_block, part_o, part_lse,
+                    q, k_sel, v_sel, *lists, part_o, part_lse,
                     *strides(q), *strides(k_sel), *strides(v_sel), first, p.S, p.n_blocks, p.n_lists, p.n_pairs,
                     p.max_tiles, p.scale2, **gather_constants(p, tile), **options(tile),
                 )  # fmt: skip

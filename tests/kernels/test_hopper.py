@@ -26,6 +26,7 @@ KERNELS = {
     "dense_forward": (forward._dense_constants, forward._DenseArguments),
     "scores": (forward._scores_constants, forward._ScoresArguments),
     "combine": (combine._constants, combine._Arguments),
+    "gather_forward": (forward._gather_constants, forward._GatherArguments),
     "window_backward": (lambda p: window._constants(p, 0 if launch.sums_queries(p) else p.n_top), window._Arguments),
 }
 
@@ -61,35 +62,40 @@ def test_what_a_problem_lacks_is_named(changed: dict[str, Any], dense: str | Non
 
 
 @pytest.mark.parametrize(
-    ("changed", "dense", "select", "merge"),
+    ("changed", "dense", "select", "merge", "gather"),
     [
-        ({}, None, None, None),
-        ({"S": 8192}, None, "short", None),
-        ({"dtype": torch.float32}, "dtype", "dtype", "dtype"),
-        ({"dk": 192}, None, None, "head_dim"),
-        ({"dk": 256}, "head_dim", "head_dim", "head_dim"),
-        ({"dv": 64}, None, None, None),
-        ({"dk": 64, "dv": 64}, None, None, "narrow"),
-        ({"dk": 64, "dv": 64, "l_sel": 32}, None, "sizes", "sizes"),
-        ({"S": 31}, "no_keys", "sizes", "no_keys"),
-        ({"S": 190}, None, "sizes", "no_keys"),
-        ({"hpg": 4}, None, None, None),
-        ({"hpg": 1}, None, "sizes", None),
-        ({"hpg": 5}, None, "sizes", None),
-        ({"hpg": 24}, None, None, None),
-        ({"hpg": 40}, None, "sizes", "sizes"),
-        ({"l_sel": 32}, None, "sizes", "sizes"),
-        ({"n_sel": 20}, None, None, "sizes"),
-        ({"hpg": 129}, "sizes", "sizes", "sizes"),
+        ({}, None, None, None, None),
+        ({"S": 8192}, None, "short", None, None),
+        ({"dtype": torch.float32}, "dtype", "dtype", "dtype", "dtype"),
+        ({"dk": 192}, None, None, "head_dim", None),
+        ({"dk": 256}, "head_dim", "head_dim", "head_dim", "head_dim"),
+        ({"dv": 64}, None, None, None, None),
+        ({"dk": 64, "dv": 64}, None, None, "narrow", None),
+        ({"dk": 64, "dv": 64, "l_sel": 32}, None, "sizes", "sizes", "sizes"),
+        ({"S": 31}, "no_keys", "sizes", "no_keys", "no_keys"),
+        ({"S": 190}, None, "sizes", "no_keys", "no_keys"),
+        ({"hpg": 4}, None, None, None, "sizes"),
+        ({"hpg": 1}, None, "sizes", None, "sizes"),
+        ({"hpg": 5}, None, "sizes", None, "sizes"),
+        ({"hpg": 24}, None, None, None, None),
+        ({"hpg": 40}, None, "sizes", "sizes", None),
+        ({"l_sel": 32}, None, "sizes", "sizes", "sizes"),
+        ({"n_sel": 20}, None, None, "sizes", None),
+        ({"hpg": 129}, "sizes", "sizes", "sizes", "sizes"),
     ],
 )
 def test_what_a_problem_lacks_for_the_forward_pass(
-    changed: dict[str, Any], dense: str | None, select: str | None, merge: str | None
+    changed: dict[str, Any],
+    dense: str | None,
+    select: str | None,
+    merge: str | None,
+    gather: str | None,
 ) -> None:
     p = problem(**{"S": 32768} | changed)
     assert forward.forward_served(p) == dense
     assert forward.select_served(p) == select
     assert combine.combine_served(p) == merge
+    assert forward.attend_served(p) == gather
 
 
 @pytest.mark.parametrize(("hpg", "dk", "dense"), [(16, 128, 3), (100, 128, 2), (6, 64, 3), (64, 64, 3), (16, 192, 2)])
@@ -176,6 +182,7 @@ def test_launches_agree_with_the_sources_layout(name: str, of: tuple[int, int, i
         "dense_forward": 2 + 4 * stages,
         "scores": 6 + 2 * stages,
         "combine": 6 + 4 * stages + 2 * ring,
+        "gather_forward": 4 + 2 * stages,
         "window_backward": 1 + 4 * stages + 2 * ring,
     }[name]
     assert shared == barriers + 8 * n_barriers

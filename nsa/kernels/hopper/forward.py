@@ -1,4 +1,5 @@
-"""The compressed branch's forward pass, and the choice of blocks from its scores, by kernels of this folder."""
+"""The compressed branch's forward pass, the choice of blocks from its scores, and attention over these, by kernels of
+this folder."""
 
 from __future__ import annotations
 
@@ -8,15 +9,17 @@ import torch
 from torch import Tensor
 
 from nsa.kernels import nvrtc
-from nsa.kernels.hopper.program import Constants, launch, strided, tensor_map, why_not_built
+from nsa.kernels.hopper.program import Constants, launch, pointers, strided, tensor_map, why_not_built
 from nsa.kernels.problem import Problem, capability, ceil_div
 
-__all__ = ["compressed", "select", "why_no_forward", "why_no_select"]
+__all__ = ["attend", "compressed", "select", "why_no_attend", "why_no_forward", "why_no_select"]
 
-_DENSE, _SCORES = "dense_forward", "scores"
+_DENSE, _SCORES, _GATHER = "dense_forward", "scores", "gather_forward"
 _SHARED_LIMIT = 227 * 1024
 _HEAD_DIMS = ((128, 128), (64, 64), (128, 64), (192, 128))
-_LONG = 24576
+_LEAST_HEADS = 6
+"""Heads of a group from which on a copy for each token is large enough."""
+_LONG = 12288
 """Tokens from which on blocks are chosen faster here than by Triton's kernel, which needs less time for each token and
 more for each key."""
 
@@ -37,6 +40,15 @@ class _ScoresArguments(ctypes.Structure):
         ("maps", ctypes.c_uint64 * 32), ("lse", ctypes.c_void_p), ("strips", ctypes.c_void_p), ("top", ctypes.c_void_p),
         ("counts", ctypes.c_void_p), ("sizes", ctypes.c_int * 9), ("scale2", ctypes.c_float),
         ("padding", ctypes.c_byte * 56),
+    )  # fmt: skip
+
+
+class _GatherArguments(ctypes.Structure):
+    """``gather_forward.cu``'s ``Arguments``."""
+
+    _fields_ = (
+        ("maps", ctypes.c_uint64 * 48), ("index", ctypes.c_void_p * 4), ("parts", ctypes.c_void_p * 2),
+        ("sizes", ctypes.c_int * 9), ("scale2", ctypes.c_float), ("padding", ctypes.c_byte * 40),
     )  # fmt: skip
 
 
@@ -82,6 +94,27 @@ def _scores_constants(p: Problem) -> tuple[Constants, int]:
     )  # fmt: skip
     shared = 2 * p.dims.dk * (rows + 64 * stages) + (3 + 4 * extra) * 32 * (most + 1) * 4 + 48 + 16 * stages
     return constants, shared
+
+
+def _gather_constants(p: Problem) -> tuple[Constants, int]:
+    """Constants and shared memory."""
+    dk, dv, warpgroups, stages = p.dims.dk, p.dims.dv, 3, 6
+    constants = (
+        ("DK", dk), ("DV", dv), ("HPG", p.hpg), ("NTOP", p.n_top), ("TT", p.tiles.pairs_per_tile),
+        ("WGS", warpgroups), ("STAGES", stages), ("HALF", int(p.dtype == torch.float16)),
+    )  # fmt: skip
+    return constants, 128 * (2 * (dk + dv) + stages * dk) + 32 + 16 * stages
+
+
+def attend_served(p: Problem) -> str | None:
+    """The reasons of :func:`why_no_attend` that lie in the problem."""
+    if p.dtype not in (torch.bfloat16, torch.float16):
+        return "dtype"
+    if (p.dims.dk, p.dims.dv) not in _HEAD_DIMS:
+        return "head_dim"
+    if not p.n_top:
+        return "no_keys"
+    return None if p.l_sel == 64 and _LEAST_HEADS <= p.hpg <= 64 else "sizes"
 
 
 def select_served(p: Problem) -> str | None:
@@ -135,6 +168,16 @@ def why_no_select(q: Tensor, kc: Tensor, p: Problem) -> str | None:
         return why_not_built(_SCORES, *_scores_constants(p), torch.cuda.current_device())
 
 
+def why_no_attend(q: Tensor, k_sel: Tensor, v_sel: Tensor, p: Problem) -> str | None:
+    """None if attention over the chosen blocks can run so, where :func:`why_no_forward` finds nothing against it."""
+    if reason := attend_served(p):
+        return reason
+    if not all(strided(x) for x in (q, k_sel, v_sel)):
+        return "strides"
+    with torch.cuda.device(q.device):
+        return why_not_built(_GATHER, *_gather_constants(p), torch.cuda.current_device())
+
+
 def compressed(q: Tensor, kc: Tensor, vc: Tensor, p: Problem) -> tuple[Tensor, Tensor]:
     """Output ``[B, S, H, dv]`` and base-2 log-sum-exp ``[B, S, H]`` over the visible compressed tokens ``kc, vc
     [B, n_cmp, G, .]``; rows that see none give 0 and -1e30."""
@@ -171,3 +214,22 @@ def select(q: Tensor, kc: Tensor, lse: Tensor, p: Problem) -> tuple[Tensor, Tens
     _, warpgroups, extra, _ = _scores_tile(p)
     launch(_SCORES, *constants, blocks, given, q.device, threads=128 * (warpgroups + 1 + extra))
     return top, counts
+
+
+def attend(
+    streams: tuple[Tensor, Tensor, Tensor], index: tuple[Tensor, ...], parts: tuple[Tensor, Tensor], p: Problem, *,
+    first: int, count: int,
+) -> None:  # fmt: skip
+    """What :func:`nsa.kernels.selected.gather_kernel` does, for ``count`` (batch, group) pairs from ``first`` on.
+
+    ``streams``: q, and keys and values of the selected branch; ``index``: pairs, offsets, tile offsets, and the block
+    of each tile; ``parts``: partial results ``[most, n_pairs, heads per group, dv]`` and their log-sum-exp.
+    """
+    q, k, v = streams
+    maps = tensor_map(q, heads=p.hpg) + tensor_map(k, rows=64) + tensor_map(v, rows=64)
+    sizes = (p.S, p.H, p.G, p.n_blocks, p.n_lists, p.n_pairs, p.max_tiles, first, first + count)
+    lists, results = pointers(index, parts)
+    given = _GatherArguments((ctypes.c_uint64 * 48).from_buffer_copy(maps), lists, results, sizes, p.scale2)
+    constants, shared = _gather_constants(p)
+    threads = 128 * (dict(constants)["WGS"] + 1)
+    launch(_GATHER, constants, shared, min(p.max_tiles * count, p.n_processors), given, q.device, threads=threads)

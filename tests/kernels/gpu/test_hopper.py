@@ -10,7 +10,7 @@ from torch import Tensor
 
 from benchmarks.kernels_device import NAMES, SIZES, make, poison
 from nsa.kernels import launch_backward, ops, problem
-from nsa.kernels.hopper import why_no_wgmma
+from nsa.kernels.hopper import why_no_wgmma, why_no_window
 from nsa.kernels.precompile import Shape, warm
 
 pytestmark = [
@@ -32,6 +32,7 @@ CASES = {
     "6 heads, idle rows, sums": (2, 2500, 12, 2, 64, 64, torch.bfloat16),
     "5 heads, narrow values, Triton gathers": (1, 1700, 10, 2, 128, 64, torch.bfloat16),
     "12 heads, idle rows": (1, 1500, 24, 2, 128, 64, torch.bfloat16),
+    "4 heads, Triton gathers": (1, 2100, 16, 4, 128, 128, torch.bfloat16),
     "one head": (1, 1300, 4, 4, 64, 64, torch.float16),
     "32 heads": (1, 900, 64, 2, 64, 64, torch.bfloat16),
     "one compressed token, nothing scored": (1, 40, 8, 2, 128, 128, torch.bfloat16),
@@ -60,8 +61,9 @@ def inputs(request: pytest.FixtureRequest) -> tuple[list[Tensor], Tensor]:
     return x, torch.randn(B, S, H, Dv, device="cuda", dtype=dtype)
 
 
+@pytest.mark.parametrize("window", [True, False], ids=["window", "window by Triton"])
 @pytest.mark.parametrize(("span", "scratch"), [(256, 4 << 30), (10**6, 4 << 30), (512, 1 << 22)])
-def test_gradients_equal_tritons(inputs: tuple[list[Tensor], Tensor], span: int, scratch: int) -> None:
+def test_gradients_equal_tritons(inputs: tuple[list[Tensor], Tensor], span: int, scratch: int, window: bool) -> None:
     x, do = inputs
     with mock.patch.object(launch_backward, "why_no_wgmma", return_value="off"):
         wanted = gradients(x, do)
@@ -72,13 +74,18 @@ def test_gradients_equal_tritons(inputs: tuple[list[Tensor], Tensor], span: int,
         asked.append(why_no_wgmma(*arguments))  # type: ignore[arg-type]
         return asked[-1]
 
+    def ask_window(*arguments: object, **options: object) -> str | None:
+        asked.append(why_no_window(*arguments, **options))  # type: ignore[arg-type]
+        return asked[-1] if window else "off"
+
     with (
         mock.patch.object(problem, "choose_span", return_value=span),
         mock.patch.object(problem, "_SCRATCH_BYTES", scratch),
         mock.patch.object(launch_backward, "why_no_wgmma", ask),
+        mock.patch.object(launch_backward, "why_no_window", ask_window),
     ):
         found = gradients(x, do)
-    assert asked == [None]
+    assert asked == [None, None]
     for name, a, b in zip(NAMES, found, wanted, strict=True):
         error = (a.double() - b.double()).norm() / b.double().norm().clamp(min=1e-12)
         assert error <= 5e-3, name

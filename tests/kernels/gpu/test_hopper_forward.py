@@ -47,6 +47,7 @@ def _compiled() -> None:
 @pytest.fixture(autouse=True)
 def _slower_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forward, "_LONG", 0)
+    monkeypatch.setattr(forward, "_LEAST_HEADS", 1)
     monkeypatch.setattr(combine, "_LEAST_KEY_DIM", 0)
 
 
@@ -117,15 +118,19 @@ def test_of_equal_scores_the_lower_block_is_chosen(inputs: tuple[Streams, Tensor
     assert torch.equal(top, wanted.expand_as(top))
 
 
+@pytest.mark.parametrize("off", ["merge", "gather", "nothing"])
 @pytest.mark.parametrize(("scratch", "save"), [(4 << 30, True), (1 << 22, True), (4 << 30, False)])
-def test_window_and_forced_blocks_equal_tritons(
-    inputs: tuple[Streams, Tensor, Problem], scratch: int, save: bool
+def test_chosen_blocks_and_the_merge_of_all_branches_equal_tritons(
+    inputs: tuple[Streams, Tensor, Problem], scratch: int, save: bool, off: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (q, kc, vc, *rest), gates, p = inputs
     streams = (q, *rest)
-    if reason := combine.why_no_combine(streams, p):
-        assert p.dims.dk == 192 or not p.n_top, reason
-        return
+    merges, gathers = combine.why_no_combine(streams, p), forward.why_no_attend(*streams[:3], p)
+    assert merges is None or p.dims.dk == 192 or not p.n_top
+    assert gathers is None or not p.n_top
+    if off != "nothing":
+        where, what = (combine, "why_no_combine") if off == "merge" else (forward, "why_no_attend")
+        monkeypatch.setattr(where, what, lambda *_: "off")
     o_cmp, lse = launch._compressed(q, kc, vc, p, by_wgmma=False)
     index = launch._index(*launch._select(q, kc, lse, p, by_wgmma=False), p)
 
