@@ -16,7 +16,7 @@ __all__ = ["tile_tokens", "why_no_window", "window_run", "window_served"]
 _NAME, _KEYS, _BLOCK = "window_backward", 128, 64
 _RANGE = 1024
 """Tokens whose blocks of threads run side by side."""
-_STAGES, _RING = 2, 2
+_STAGES, _RING, _SKIP = 2, 2, 0
 
 
 class _Arguments(ctypes.Structure):
@@ -46,7 +46,8 @@ def _constants(p: Problem, n_top: int) -> tuple[Constants, int]:
     dk, dv, tile, heads = p.dims.dk, p.dims.dv, tile_tokens(p), _heads(p)
     constants = (
         ("DK", dk), ("DV", dv), ("BM", tile), ("HPG", p.hpg), ("HS", heads), ("NTOP", n_top), ("W", p.w),
-        ("RANGE", _RANGE), ("STAGES", _STAGES), ("RING", _RING), ("HALF", int(p.dtype == torch.float16)),
+        ("RANGE", _RANGE), ("STAGES", _STAGES), ("RING", _RING), ("SKIP", _SKIP),
+        ("HALF", int(p.dtype == torch.float16)),
     )  # fmt: skip
     row, piece = 2 * (dk + dv), next(n for n in (256, 128, 64, 1) if heads * dk % n == 0)
     added = 2 * (tile if dk > 64 else 64) * 64 * 4

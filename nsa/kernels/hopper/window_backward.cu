@@ -8,7 +8,8 @@
 // left for the queries: memory is read while products run.
 //
 // Constants: DK, DV (multiples of 64), BM, HPG (heads per group), HS, NTOP (partial results of a token, 0 for none), W (window),
-// RANGE, STAGES, RING (partial results on their way, for each of two warps), HALF.
+// RANGE, STAGES, RING (partial results on their way, for each of two warps), SKIP (a warpgroup leaves out tiles that do not see
+// its keys), HALF.
 
 constexpr int BN = 128, BLOCK = 64, DKC = DK / 64, DVC = DV / 64;
 // Queries' gradient: 64 of its columns for each warpgroup, transposed; or, if it has but 64, 64 of its rows.
@@ -186,6 +187,34 @@ template <int N_ROWS> DEVICE void keep_between(float (&p)[N_ROWS / 2], const int
     }
 }
 
+constexpr int ADDED = ACROSS ? BM / 2 : 32;
+
+// What both warpgroups' keys give to this warpgroup's part of the queries' gradient.
+DEVICE void query_gradients(float (&dq)[ADDED], u64 k_across, u64 ds_rows, int w) {
+    products_begin();
+#pragma unroll
+    for (int i = 0; i < BN / 16; i++) {
+        if constexpr (ACROSS)
+            multiply<1, 0>(dq, further(k_across, i * 2048), further(ds_rows, i / 4 * CHUNK_BYTES + i % 4 * 32), i > 0);
+        else
+            multiply<0, 1>(dq, further(ds_rows, w * 8192 + i / 4 * CHUNK_BYTES + i % 4 * 32), further(k_across, i * 2048), i > 0);
+    }
+    products_close();
+}
+
+DEVICE void hand_over(u32 base, int w, int warp, int g, int t, const float (&dq)[ADDED]) {
+    const u32 at_dq = base + AT_DQ + w * ADDED_BYTES;
+    sync_some(4 + w, 160);
+    // Boxes of 32 columns, their 16 bytes swizzled by row as the tensor map has it.
+#if DK > 64
+    store_across<BM>(at_dq, warp, g, t, dq);
+#else
+    store_down(at_dq, ADDED_BYTES / 2, warp, g, t, dq);
+#endif
+    fence_async();
+    arrive_some(2 + w, 160);
+}
+
 DEVICE void consume(const Arguments &a, const Place &x, u32 base, int w) {
     constexpr int NEVER = 1 << 30;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, g = lane / 4, t = lane % 4;
@@ -207,6 +236,30 @@ DEVICE void consume(const Arguments &a, const Place &x, u32 base, int w) {
     for (int step = x.steps(); step > 0; step--) {
         const u32 bar = bar_q(base, stage), at_q = base + AT_Q + stage * DKC * CHUNK_BYTES;
         const u32 at_do = base + AT_DO + stage * DVC * CHUNK_BYTES, at_ds = base + AT_DS + buffer * 2 * CHUNK_BYTES;
+        const int t0 = tile * BM;
+#if SKIP
+        if (!__any_sync(~0u, t0 + BM > since && t0 < until + (x.kind == 0 ? 63 : 0))) {
+            // Nobody here sees a key of this warpgroup: it only does its part of the other one's queries.
+            const u32 none[4] = {0, 0, 0, 0};
+#pragma unroll
+            for (int i = 0; i < BM / 16; i++) store_matrices_transposed(at_ds + ds_lane + i * 2048, none);
+            fence_async();
+            sync_some<1, 256>();
+            float dq[ADDED];
+            query_gradients(dq, k_across, operand(at_ds, 16), w);
+            if (lane == 0) barrier_arrive(bar + 8);
+            if (lane == 0) barrier_arrive(bar + 24);
+            products_wait<0>();
+            hand_over(base, w, warp, g, t, dq);
+            buffer ^= 1;
+            if (++tile == x.tile_end) tile = x.tile_begin;
+            if (++stage == STAGES) {
+                stage = 0;
+                phase ^= 1;
+            }
+            continue;
+        }
+#endif
         float s[BM / 2], dp[BM / 2];
         const u64 q_rows = operand(at_q, 16), do_rows = operand(at_do, 16);
         barrier_wait(bar, phase);
@@ -226,7 +279,7 @@ DEVICE void consume(const Arguments &a, const Place &x, u32 base, int w) {
         products_wait<1>();
         const u32 columns = 8 * t;
         const u32 shift = base + AT_SHIFT + stage * BM * 4 + columns, delta = base + AT_DELTA + stage * BM * 4 + columns;
-        const int none[2] = {0, 0}, t0 = tile * BM;
+        const int none[2] = {0, 0};
         probabilities<BM, false>(s, shift, a.scale2, none);
         if (t0 < since + (x.kind < 2 ? 63 : 0) || t0 + BM > until) {
             int from[2], to[2];
@@ -250,34 +303,15 @@ DEVICE void consume(const Arguments &a, const Place &x, u32 base, int w) {
         score_gradients<BM>(ds, s, dp, delta, at_ds + ds_lane);
         fence_async();
         sync_some<1, 256>();
-        float dq[ACROSS ? BM / 2 : 32];
-        const u64 ds_rows = operand(at_ds, 16);
-        products_begin();
-#pragma unroll
-        for (int i = 0; i < BN / 16; i++) {
-            if constexpr (ACROSS)
-                multiply<1, 0>(dq, further(k_across, i * 2048), further(ds_rows, i / 4 * CHUNK_BYTES + i % 4 * 32), i > 0);
-            else
-                multiply<0, 1>(dq, further(ds_rows, w * 8192 + i / 4 * CHUNK_BYTES + i % 4 * 32),
-                               further(k_across, i * 2048), i > 0);
-        }
-        products_close();
+        float dq[ADDED];
+        query_gradients(dq, k_across, operand(at_ds, 16), w);
 #pragma unroll
         for (int i = 0; i < BM / 16; i++) multiply<1>(dk, ds[i], further(q_across, i * 2048), 1);
         products_close();
         products_wait<2>();
         if (lane == 0) barrier_arrive(bar + 24);
         products_wait<1>();
-        sync_some(4 + w, 160);
-        const u32 at_dq = base + AT_DQ + w * ADDED_BYTES;
-        // Boxes of 32 columns, their 16 bytes swizzled by row as the tensor map has it.
-#if DK > 64
-        store_across<BM>(at_dq, warp, g, t, dq);
-#else
-        store_down(at_dq, ADDED_BYTES / 2, warp, g, t, dq);
-#endif
-        fence_async();
-        arrive_some(2 + w, 160);
+        hand_over(base, w, warp, g, t, dq);
         products_wait<0>();
         if (lane == 0) barrier_arrive(bar + 8);
         buffer ^= 1;
