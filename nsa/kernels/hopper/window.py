@@ -31,7 +31,7 @@ class _Arguments(ctypes.Structure):
 
 def tile_tokens(p: Problem) -> int:
     """Tokens of a tile of the kernels that walk over all tokens."""
-    return 64 if p.dims.dk > 64 else 128
+    return 48 if p.dims.dk > 128 else 64 if p.dims.dk > 64 else 128
 
 
 def _heads(p: Problem) -> int:
@@ -57,13 +57,16 @@ def _constants(p: Problem, n_top: int) -> tuple[Constants, int]:
 
 def window_served(p: Problem) -> str | None:
     """The reasons of :func:`why_no_window` that lie in the problem."""
+    if p.dims.dk > 128:
+        return "head_dim"
     return None if p.l_sel == _BLOCK and p.n_top <= 16 else "sizes"
 
 
 def why_no_window(streams: tuple[Tensor, ...], p: Problem, *, parts: bool) -> str | None:
     """None if window and forced blocks can run by Hopper's asynchronous products too, where
-    :func:`nsa.kernels.hopper.why_no_wgmma` finds nothing against it: ``sizes``, ``strides``, ``build``. ``streams``:
-    keys and values of the window and of the selected branch; ``parts``: whether scored blocks leave partial results.
+    :func:`nsa.kernels.hopper.why_no_wgmma` finds nothing against it: ``head_dim`` (keys of 192 channels), ``sizes``,
+    ``strides``, ``build``. ``streams``: keys and values of the window and of the selected branch; ``parts``: whether
+    scored blocks leave partial results.
     """
     if reason := window_served(p):
         return reason
