@@ -204,21 +204,23 @@ def test_rows_for_hopper_hold_the_gate_its_sign_and_nothing_beyond_the_end() -> 
     lse, delta = torch.randn(2, S, H, generator=gen), torch.randn(2, S, H, 3, generator=gen)
     gates = torch.randn(2, S, H, 3, generator=gen)
     gates[:, ::4] = 0
-    by_head, by_token = torch.full((2, 2, H, padded), float("nan")), torch.full((2, 2, S, H), float("nan"))
-    sizes = (S, padded, by_head[0].numel(), by_token[0].numel())
-    rows_kernel[(1, 1, 2)](lse, lse + 1, gates, delta, by_head, by_token, *sizes, H=H, BOTH=True, BT=16, BH=4)
+    by_head, by_token = torch.full((3, 2, 2, H, padded), float("nan")), torch.full((2, 2, S, H), float("nan"))
+    sizes = (S, padded, by_head[0, 0].numel(), by_token[0].numel())
+    branches = (lse, lse + 1, lse + 2)
+    rows_kernel[(1, 1, 2)](*branches, gates, delta, by_head, by_token, *sizes, H=H, ALL=True, BOTH=True, BT=16, BH=4)
 
     def weight(shift: Tensor) -> Tensor:
         # What the kernels do with it, for a score of 0.3: the last bit is the sign.
         return torch.exp2(0.3 - shift) * (1 - 2 * (shift.contiguous().view(torch.int32) & 1))
 
-    first = weight(by_head[0]).transpose(1, 2)
-    assert torch.allclose(first[:, :S], torch.exp2(0.3 - lse) * gates[..., 0], rtol=1e-5, atol=0)
+    for i, (shift, other) in enumerate(by_head):
+        found = weight(shift).transpose(1, 2)
+        assert torch.allclose(found[:, :S], torch.exp2(0.3 - branches[i]) * gates[..., i], rtol=1e-5, atol=0)
+        assert torch.equal(other.transpose(1, 2)[:, :S], delta[..., i])
+        assert (found[:, S:] == 0).all()
+        assert (other[..., S:] == 0).all()
     assert torch.allclose(weight(by_token[0]), torch.exp2(-0.7 - lse) * gates[..., 1], rtol=1e-5, atol=0)
-    assert torch.equal(by_head[1].transpose(1, 2)[:, :S], delta[..., 0])
     assert torch.equal(by_token[1], delta[..., 1])
-    assert (first[:, S:] == 0).all()
-    assert (by_head[1][..., S:] == 0).all()
 
 
 def test_choosing_for_a_few_tokens_at_a_time_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
