@@ -18,7 +18,6 @@ from nsa.kernels.config import (
     choose_span,
     choose_tiles,
     gathers_by_wgmma,
-    hopper_asked,
     interpreting,
     next_power_of_2,
 )
@@ -103,9 +102,7 @@ class Problem:
         of = capability(q.device) if cuda else (9, 0)
         tiles = choose_tiles(dims, itemsize=q.element_size(), hopper=of >= (9, 0), interpret=interpreting())
         by_span = of == (9, 0) and not deterministic and not (cuda and nvrtc.missing())
-        # Triton's kernels keep partial sums for each list: with wide heads these would take gigabytes.
         by_span = by_span and gathers_by_wgmma(dims, H // G, sizes[2], q.element_size())
-        by_span = by_span and (dims.dk <= 128 or hopper_asked())
         span = min(choose_span(dims, H // G, q.element_size()), S) if by_span else S
         return cls(B, S, H, G, dims, *sizes, scale, q.dtype, tiles, n_processors(q.device), deterministic, span)
 

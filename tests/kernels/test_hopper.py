@@ -19,8 +19,7 @@ from nsa.kernels.precompile import Shape, record
 from nsa.kernels.problem import Problem
 
 SHARED_LIMIT = 227 * 1024
-SERVED = [(16, 128, 128), (8, 128, 64), (6, 64, 64), (12, 64, 64), (32, 64, 64), (16, 192, 128)]
-UP_TO_128 = ("combine", "window_backward")
+SERVED = [(16, 128, 128), (8, 128, 64), (6, 64, 64), (12, 64, 64), (32, 64, 64)]
 KERNELS = {
     "dense_backward": (launch._dense_constants, launch._DenseArguments),
     "gather_backward": (launch._gather_constants, launch._GatherArguments),
@@ -46,9 +45,7 @@ def problem(hpg: int = 8, dk: int = 128, dv: int = 128, *, S: int = 4096, **chan
     [
         ({}, None, None),
         ({"dtype": torch.float32}, "dtype", "sizes"),
-        ({"dk": 192}, None, None),
-        ({"dk": 192, "hpg": 50}, None, "sizes"),
-        ({"dk": 256}, "head_dim", "sizes"),
+        ({"dk": 192}, "head_dim", "sizes"),
         ({"deterministic": True}, "deterministic", None),
         ({"S": 31}, "no_keys", "no_keys"),
         ({"S": 190}, None, "no_keys"),
@@ -61,29 +58,29 @@ def test_what_a_problem_lacks_is_named(changed: dict[str, Any], dense: str | Non
     p = problem(**changed)
     assert launch.dense_served(p) == dense
     assert launch.gather_served(p) == gather
-    assert window.window_served(p) == ("head_dim" if p.dims.dk > 128 else "sizes" if p.l_sel == 32 else None)
+    assert window.window_served(p) == ("sizes" if p.l_sel == 32 else None)
 
 
 @pytest.mark.parametrize(
     ("changed", "dense", "select", "merge", "gather"),
     [
-        ({}, None, None, None, None),
-        ({"S": 8192}, None, "short", None, None),
+        ({}, None, None, None, "narrow"),
+        ({"S": 8192}, None, "short", None, "narrow"),
         ({"dtype": torch.float32}, "dtype", "dtype", "dtype", "dtype"),
         ({"dk": 192}, None, None, "head_dim", None),
         ({"dk": 256}, "head_dim", "head_dim", "head_dim", "head_dim"),
-        ({"dv": 64}, None, None, None, None),
-        ({"dk": 64, "dv": 64}, None, None, "narrow", None),
+        ({"dv": 64}, None, None, None, "narrow"),
+        ({"dk": 64, "dv": 64}, None, None, "narrow", "narrow"),
         ({"dk": 64, "dv": 64, "l_sel": 32}, None, "sizes", "sizes", "sizes"),
         ({"S": 31}, "no_keys", "sizes", "no_keys", "no_keys"),
         ({"S": 190}, None, "sizes", "no_keys", "no_keys"),
         ({"hpg": 4}, None, None, None, "sizes"),
         ({"hpg": 1}, None, "sizes", None, "sizes"),
         ({"hpg": 5}, None, "sizes", None, "sizes"),
-        ({"hpg": 24}, None, None, None, None),
-        ({"hpg": 40}, None, "sizes", "sizes", None),
+        ({"hpg": 24}, None, None, None, "narrow"),
+        ({"hpg": 40}, None, "sizes", "sizes", "narrow"),
         ({"l_sel": 32}, None, "sizes", "sizes", "sizes"),
-        ({"n_sel": 20}, None, None, "sizes", None),
+        ({"n_sel": 20}, None, None, "sizes", "narrow"),
         ({"hpg": 129}, "sizes", "sizes", "sizes", "sizes"),
     ],
 )
@@ -175,8 +172,6 @@ def laid_out(name: str, constants: program.Constants, tmp_path: Path) -> tuple[i
 def test_launches_agree_with_the_sources_layout(name: str, of: tuple[int, int, int], tmp_path: Path) -> None:
     assert shutil.which("g++"), "this test asks a host compiler: apt-get install g++ (`.ci/run` does it)"
     p = problem(*of)
-    if p.dims.dk > 128 and name in UP_TO_128:
-        return
     asked, given = KERNELS[name]
     constants, shared = asked(p)
     barriers, arguments = laid_out(name, constants, tmp_path)
@@ -200,8 +195,6 @@ def test_launches_agree_with_the_sources_layout(name: str, of: tuple[int, int, i
 def test_sources_compile_for_hopper(of: tuple[int, int, int]) -> None:
     p = problem(*of)
     for name, (asked, _) in KERNELS.items():
-        if p.dims.dk > 128 and name in UP_TO_128:
-            continue
         constants = asked(p)[0]
         text = program.source(name, constants)
         assert nvrtc.compile_cubin(text, ["--gpu-architecture=sm_90a", "--std=c++17"], name=name)
@@ -220,6 +213,21 @@ def test_tritons_kernels_beside_them_are_compiled_ahead(monkeypatch: pytest.Monk
     assert {bool(one.arguments["SUMS"]) for one in other if one.name == "dq_kernel"} == {False, True}
     older = record(Shape(8192, 64, 4, 128, 128, capability=80))
     assert not any(one.arguments.get("SUMS") for one in older)
+
+
+@pytest.mark.parametrize(
+    ("of", "S", "reason"),
+    [
+        ((16, 128, 128), 8192, None),
+        ((16, 128, 128), 65536, "long"),
+        ((4, 128, 128), 65536, None),
+        ((6, 64, 64), 65536, None),
+    ],
+)
+def test_the_window_stays_with_triton_where_that_is_as_fast(
+    of: tuple[int, int, int], S: int, reason: str | None
+) -> None:
+    assert window.window_served(problem(*of, S=S)) == reason
 
 
 def test_a_span_of_tokens_fits_the_cache() -> None:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from nsa.kernels import nvrtc
-from nsa.kernels.config import WGMMA_HEAD_DIMS
 from nsa.kernels.hopper.program import Constants, launch, pointers, strided, tensor_map, why_not_built
 from nsa.kernels.problem import Problem, capability, ceil_div
 
@@ -17,8 +16,11 @@ __all__ = ["attend", "compressed", "select", "why_no_attend", "why_no_forward", 
 
 _DENSE, _SCORES, _GATHER = "dense_forward", "scores", "gather_forward"
 _SHARED_LIMIT = 227 * 1024
+_HEAD_DIMS = ((128, 128), (64, 64), (128, 64), (192, 128))
 _LEAST_HEADS = 6
 """Heads of a group from which on a copy for each token is large enough."""
+_LEAST_KEY_DIM = 192
+"""Channels of keys from which on attention over chosen blocks was measured to be faster than Triton's."""
 _LONG = 12288
 """Tokens from which on blocks are chosen faster here than by Triton's kernel, which needs less time for each token and
 more for each key."""
@@ -110,11 +112,13 @@ def attend_served(p: Problem) -> str | None:
     """The reasons of :func:`why_no_attend` that lie in the problem."""
     if p.dtype not in (torch.bfloat16, torch.float16):
         return "dtype"
-    if (p.dims.dk, p.dims.dv) not in WGMMA_HEAD_DIMS:
+    if (p.dims.dk, p.dims.dv) not in _HEAD_DIMS:
         return "head_dim"
     if not p.n_top:
         return "no_keys"
-    return None if p.l_sel == 64 and _LEAST_HEADS <= p.hpg <= 64 else "sizes"
+    if p.l_sel != 64 or not _LEAST_HEADS <= p.hpg <= 64:
+        return "sizes"
+    return None if p.dims.dk >= _LEAST_KEY_DIM else "narrow"
 
 
 def select_served(p: Problem) -> str | None:
@@ -135,7 +139,7 @@ def forward_served(p: Problem) -> str | None:
     """The reasons of :func:`why_no_forward` that lie in the problem."""
     if p.dtype not in (torch.bfloat16, torch.float16):
         return "dtype"
-    if (p.dims.dk, p.dims.dv) not in WGMMA_HEAD_DIMS:
+    if (p.dims.dk, p.dims.dv) not in _HEAD_DIMS:
         return "head_dim"
     if p.hpg > 128:
         return "sizes"
@@ -169,7 +173,8 @@ def why_no_select(q: Tensor, kc: Tensor, p: Problem) -> str | None:
 
 
 def why_no_attend(q: Tensor, k_sel: Tensor, v_sel: Tensor, p: Problem) -> str | None:
-    """None if attention over the chosen blocks can run so, where :func:`why_no_forward` finds nothing against it."""
+    """None if attention over the chosen blocks can run so, where :func:`why_no_forward` finds nothing against it, and
+    is faster so: ``narrow`` are keys for which Triton's is."""
     if reason := attend_served(p):
         return reason
     if not all(strided(x) for x in (q, k_sel, v_sel)):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nsa.kernels import nvrtc
-from nsa.kernels.config import FUSED, WGMMA_HEAD_DIMS, gathered_rows, gathers_by_wgmma
+from nsa.kernels.config import FUSED, WGMMA_HEAD_DIMS, gathers_by_wgmma
 from nsa.kernels.hopper.program import Constants, launch, pointers, strided, tensor_map, why_not_built
 from nsa.kernels.hopper.rows import rows_kernel
 from nsa.kernels.hopper.window import tile_tokens, window_run
@@ -57,7 +57,7 @@ def _dense_constants(p: Problem) -> tuple[Constants, int]:
         ("HALF", int(p.dtype == torch.float16)),
     )  # fmt: skip
     row = 2 * (dk + dv)
-    added = (4 if dk > 128 else 2) * (tile if dk > 64 else 64) * 64 * 4
+    added = 2 * (tile if dk > 64 else 64) * 64 * 4
     shared = _KEYS * row + stages * tile * (row + 8) + 4 * tile * _KEYS + added + 8 * (1 + 4 * stages)
     return constants, shared
 
@@ -71,12 +71,12 @@ def sums_queries(p: Problem) -> bool:
 def _gather_constants(p: Problem) -> tuple[Constants, int]:
     """Constants and shared memory of the gathering kernel."""
     dk, dv = p.dims.dk, p.dims.dv
-    tile, row, stages, parts = gathered_rows(dk), 2 * (dk + dv), 4, int(not sums_queries(p))
+    row, stages, parts = 2 * (dk + dv), 4, int(not sums_queries(p))
     constants = (
-        ("DK", dk), ("DV", dv), ("BM", tile), ("HPG", p.hpg), ("NTOP", p.n_top), ("TT", p.tiles.pairs_per_tile),
-        ("PARTS", parts), ("STAGES", stages), ("HALF", int(p.dtype == torch.float16)),
+        ("DK", dk), ("DV", dv), ("HPG", p.hpg), ("NTOP", p.n_top), ("TT", p.tiles.pairs_per_tile), ("PARTS", parts),
+        ("STAGES", stages), ("HALF", int(p.dtype == torch.float16)),
     )  # fmt: skip
-    shared = 64 * row + stages * tile * (row + 8) + 4 * tile * 128 + 2 * tile * dk * (2 if parts else 4)
+    shared = 64 * row + stages * 64 * (row + 8) + 4 * 64 * 128 + 2 * 64 * dk * (2 if parts else 4)
     shared += 8 * (2 + 3 * stages)
     return constants, shared
 
@@ -185,7 +185,7 @@ class HopperBackward:
         chunk = ceil_div(_chunk_tokens(p), tile)
         sums = self._sums(p.n_cmp)
         maps = [tensor_map(x, rows=tile) for x in (self._q, self._do)] + [tensor_map(x, rows=_KEYS) for x in (kc, vc)]
-        maps.append(tensor_map(self.dq, rows=min(tile, 64)))
+        maps.append(tensor_map(self.dq, rows=64))
         all_maps, at = _MAPS[1].from_buffer_copy(b"".join(maps)), pointers(self._by_head[:2].unbind(), sums)
 
         def run(first: int, count: int) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,10 @@ __all__ = ["tile_tokens", "why_no_window", "window_run", "window_served"]
 _NAME, _KEYS, _BLOCK = "window_backward", 128, 64
 _RANGE = 1024
 """Tokens whose blocks of threads run side by side."""
-_STAGES, _RING, _SKIP = 2, 2, 0
+_STAGES, _RING = 2, 2
+_LONG, _WIDE = 16384, 8
+"""Tokens beyond which the kernel is not faster than Triton's with as many heads a group and keys of 128 channels: what
+scored blocks leave takes longer to sum than the products take."""
 
 
 class _Arguments(ctypes.Structure):
@@ -31,7 +34,7 @@ class _Arguments(ctypes.Structure):
 
 def tile_tokens(p: Problem) -> int:
     """Tokens of a tile of the kernels that walk over all tokens."""
-    return 48 if p.dims.dk > 128 else 64 if p.dims.dk > 64 else 128
+    return 64 if p.dims.dk > 64 else 128
 
 
 def _heads(p: Problem) -> int:
@@ -46,8 +49,7 @@ def _constants(p: Problem, n_top: int) -> tuple[Constants, int]:
     dk, dv, tile, heads = p.dims.dk, p.dims.dv, tile_tokens(p), _heads(p)
     constants = (
         ("DK", dk), ("DV", dv), ("BM", tile), ("HPG", p.hpg), ("HS", heads), ("NTOP", n_top), ("W", p.w),
-        ("RANGE", _RANGE), ("STAGES", _STAGES), ("RING", _RING), ("SKIP", _SKIP),
-        ("HALF", int(p.dtype == torch.float16)),
+        ("RANGE", _RANGE), ("STAGES", _STAGES), ("RING", _RING), ("HALF", int(p.dtype == torch.float16)),
     )  # fmt: skip
     row, piece = 2 * (dk + dv), next(n for n in (256, 128, 64, 1) if heads * dk % n == 0)
     added = 2 * (tile if dk > 64 else 64) * 64 * 4
@@ -57,16 +59,16 @@ def _constants(p: Problem, n_top: int) -> tuple[Constants, int]:
 
 def window_served(p: Problem) -> str | None:
     """The reasons of :func:`why_no_window` that lie in the problem."""
-    if p.dims.dk > 128:
-        return "head_dim"
-    return None if p.l_sel == _BLOCK and p.n_top <= 16 else "sizes"
+    if p.l_sel != _BLOCK or p.n_top > 16:
+        return "sizes"
+    return "long" if p.S > _LONG and p.hpg >= _WIDE and p.dims.dk > 64 else None
 
 
 def why_no_window(streams: tuple[Tensor, ...], p: Problem, *, parts: bool) -> str | None:
     """None if window and forced blocks can run by Hopper's asynchronous products too, where
-    :func:`nsa.kernels.hopper.why_no_wgmma` finds nothing against it: ``head_dim`` (keys of 192 channels), ``sizes``,
-    ``strides``, ``build``. ``streams``: keys and values of the window and of the selected branch; ``parts``: whether
-    scored blocks leave partial results.
+    :func:`nsa.kernels.hopper.why_no_wgmma` finds nothing against it, and are faster so: ``sizes``, ``long`` (a sequence
+    for which Triton's kernels are as fast), ``strides``, ``build``. ``streams``: keys and values of the window and of
+    the selected branch; ``parts``: whether scored blocks leave partial results.
     """
     if reason := window_served(p):
         return reason

@@ -8,8 +8,7 @@
 // left for the queries: memory is read while products run.
 //
 // Constants: DK, DV (multiples of 64), BM, HPG (heads per group), HS, NTOP (partial results of a token, 0 for none), W (window),
-// RANGE, STAGES, RING (partial results on their way, for each of two warps), SKIP (a warpgroup leaves out tiles that do not see
-// its keys), HALF.
+// RANGE, STAGES, RING (partial results on their way, for each of two warps), HALF.
 
 constexpr int BN = 128, BLOCK = 64, DKC = DK / 64, DVC = DV / 64;
 // Queries' gradient: 64 of its columns for each warpgroup, transposed; or, if it has but 64, 64 of its rows.
@@ -237,7 +236,6 @@ DEVICE void consume(const Arguments &a, const Place &x, u32 base, int w) {
         const u32 bar = bar_q(base, stage), at_q = base + AT_Q + stage * DKC * CHUNK_BYTES;
         const u32 at_do = base + AT_DO + stage * DVC * CHUNK_BYTES, at_ds = base + AT_DS + buffer * 2 * CHUNK_BYTES;
         const int t0 = tile * BM;
-#if SKIP
         if (!__any_sync(~0u, t0 + BM > since && t0 < until + (x.kind == 0 ? 63 : 0))) {
             // Nobody here sees a key of this warpgroup: it only does its part of the other one's queries.
             const u32 none[4] = {0, 0, 0, 0};
@@ -259,7 +257,6 @@ DEVICE void consume(const Arguments &a, const Place &x, u32 base, int w) {
             }
             continue;
         }
-#endif
         float s[BM / 2], dp[BM / 2];
         const u64 q_rows = operand(at_q, 16), do_rows = operand(at_do, 16);
         barrier_wait(bar, phase);

@@ -33,8 +33,6 @@ CASES = {
     "5 heads, narrow values, Triton gathers": (1, 1700, 10, 2, 128, 64, torch.bfloat16),
     "12 heads, idle rows": (1, 1500, 24, 2, 128, 64, torch.bfloat16),
     "4 heads, Triton gathers": (1, 2100, 16, 4, 128, 128, torch.bfloat16),
-    "keys of 192": (1, 1500, 32, 2, 192, 128, torch.bfloat16),
-    "keys of 192, 10 heads, idle rows": (1, 1100, 20, 2, 192, 128, torch.float16),
     "one head": (1, 1300, 4, 4, 64, 64, torch.float16),
     "32 heads": (1, 900, 64, 2, 64, 64, torch.bfloat16),
     "one compressed token, nothing scored": (1, 40, 8, 2, 128, 128, torch.bfloat16),
@@ -87,7 +85,7 @@ def test_gradients_equal_tritons(inputs: tuple[list[Tensor], Tensor], span: int,
         mock.patch.object(launch_backward, "why_no_window", ask_window),
     ):
         found = gradients(x, do)
-    assert asked == [None, "head_dim" if x[0].shape[-1] == 192 else None]
+    assert asked == [None, None]
     for name, a, b in zip(NAMES, found, wanted, strict=True):
         error = (a.double() - b.double()).norm() / b.double().norm().clamp(min=1e-12)
         assert error <= 5e-3, name

@@ -48,6 +48,7 @@ def _compiled() -> None:
 def _slower_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forward, "_LONG", 0)
     monkeypatch.setattr(forward, "_LEAST_HEADS", 1)
+    monkeypatch.setattr(forward, "_LEAST_KEY_DIM", 0)
     monkeypatch.setattr(combine, "_LEAST_KEY_DIM", 0)
 
 
