@@ -13,6 +13,8 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 PROBE = (
     "__init__.py",
     "argument_types.py",
+    "burnin.py",
+    "collectives.py",
     "config.py",
     "interrupt.py",
     "parallel.py",

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from validator.cluster.search import Search
     from validator.ingest.result_builder import ResultBuilder
     from validator.model.cluster import Groups
+    from validator.model.launching import ProbeModule
     from validator.model.plan import Role, RunSpec, Started
     from validator.model.record import Outcome, PhaseRecord, RunRecord, ValidationRecord
     from validator.model.remedy import Remedy
@@ -132,8 +133,8 @@ class Planner(Protocol):
     ) -> RunSpec:
         """A run of the trainer as one arm of the phase; `command` is what starts it in place of `trainer.command`."""
 
-    def probe(self, nproc: int, values: Mapping[str, object]) -> tuple[str, ...]:
-        """What starts the probes in `nproc` processes; 0 starts one without torchrun. Their arguments may follow."""
+    def probe(self, nproc: int, values: Mapping[str, object], module: ProbeModule = "probe") -> tuple[str, ...]:
+        """What starts probes in `nproc` processes; 0 starts one without torchrun. Their arguments may follow."""
 
     def flags(
         self, phase: TrainingPhase, values: Mapping[str, object], *, without: Sequence[str] = ()

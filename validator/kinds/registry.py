@@ -15,7 +15,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from validator.kinds import ab, audit, command, data, preflight, profile, pytest, settings, soak, storage, sweep, train  # noqa: F401  # noqa: F401
+from validator.kinds import (  # noqa: F401
+    ab,
+    audit,
+    burnin,
+    command,
+    data,
+    network,
+    preflight,
+    profile,
+    pytest,
+    settings,
+    soak,
+    storage,
+    sweep,
+    tools,
+    train,
+)
 from validator.kinds.base import Found as Found
 from validator.kinds.base import ImplicitCriterion as ImplicitCriterion
 from validator.kinds.base import JudgedRun as JudgedRun
@@ -113,7 +129,7 @@ def load(path: str | os.PathLike[str], *, overrides: Sequence[str] = ()) -> Load
         RunbookError: with every problem of the file and of the overrides, schema and meaning alike.
     """
     _require_plugins()
-    return runbooks.load(path, overrides=overrides, check=_check, warn=_warnings)
+    return runbooks.load(path, overrides=overrides, check=_check, warn=_warnings, gpus=_gpus)
 
 
 def loads(text: str, *, file: str = "runbook.yaml", overrides: Sequence[str] = ()) -> Runbook:
@@ -123,7 +139,7 @@ def loads(text: str, *, file: str = "runbook.yaml", overrides: Sequence[str] = (
         RunbookError: as `load`.
     """
     _require_plugins()
-    return runbooks.loads(text, file=file, overrides=overrides, check=_check)
+    return runbooks.loads(text, file=file, overrides=overrides, check=_check, gpus=_gpus)
 
 
 def json_schema() -> dict[str, Any]:
@@ -145,6 +161,12 @@ def reference_markdown() -> str:
     _require_plugins()
     asked = [(kind.name, *kind.asks_unwritten) for kind in KINDS.values() if kind.asks_unwritten is not None]
     return reference.reference_markdown(asked)
+
+
+def _gpus() -> int:
+    from validator.system.nvml import count_gpus
+
+    return count_gpus()
 
 
 def _check(built: Built, runbook: Runbook) -> Iterator[Problem]:

@@ -193,6 +193,15 @@ _CATALOGUE: tuple[Metric, ...] = (
         tile="MFU, dense equivalent",
     ),
     Metric(
+        "burnin_tflops",
+        "TFLOP/s",
+        "whole",
+        None,
+        "matrix products of a round of a burn-in, slowest device",
+        chart="Matrix products, slowest device",
+        spread=3,
+    ),
+    Metric(
         "loss",
         "nat",
         "whole",
@@ -428,10 +437,57 @@ PROBE = _scalars(
     ("links.min_gb_s", "GB/s", "bus bandwidth of the all-reduce of two nodes, slowest pair; with `on: pairs`"),
 )
 
+BURNIN = (
+    *_scalars(
+        ("burnin.errors", "", "wrong answers of any device, of all parts"),
+        ("burnin.gemm_errors", "", "wrong elements of matrix products"),
+        ("burnin.memory_errors", "", "words of memory that did not keep their pattern"),
+        ("burnin.collective_errors", "", "wrong elements of collectives"),
+        ("burnin.tflops", "TFLOP/s", "matrix products (bf16 on a GPU, fp32 on a CPU) over the time, slowest device"),
+        ("burnin.slowest_share", "", "rate of the slowest device over the median of the others"),
+        ("burnin.sag_pct", "%", "rate of the last third against the first third, of the device that lost most"),
+        ("burnin.memory_gb_s", "GB/s", "memory read, compared and written, slowest device"),
+    ),
+    *_scalars(
+        ("burnin.temperature_c", "°C", "highest temperature of any GPU"),
+        ("burnin.power_w", "W", "mean power of the GPU that drew least"),
+        ("burnin.clock_mhz", "MHz", "mean clock of the slowest GPU"),
+        ("burnin.throttled_pct", "%", "samples in which the GPU slowed itself down for heat or power, worst GPU"),
+        cuda_only=True,
+    ),
+)
+
+_COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+
+COLLECTIVE = (
+    *(
+        Scalar(f"collective.{name}_{ending}", unit, meaning.format(name.replace("_", "-")))
+        for ending, unit, meaning in (
+            ("bus_gb_s", "GB/s", "bus bandwidth of the {} at its largest size, as nccl-tests counts it"),
+            ("fit_gb_s", "GB/s", "bus bandwidth of the {} by the fit of latency and bandwidth over all sizes"),
+            ("latency_us", "us", "latency of the {} by the same fit"),
+        )
+        for name in _COLLECTIVES
+    ),
+    *_scalars(
+        ("collective.errors", "", "wrong elements of collectives"),
+        ("collective.late_ms", "ms", "how much later than the first a rank begins a collective, latest rank"),
+    ),
+)
+
+TOOLS = _scalars(
+    ("nccl_tests.all_reduce_bus_gb_s", "GB/s", "bus bandwidth by nccl-tests at its largest size, where installed"),
+    ("nvbandwidth.host_to_device_gb_s", "GB/s", "slowest host to device copy by nvbandwidth, where installed"),
+    ("nvbandwidth.device_to_host_gb_s", "GB/s", "slowest device to host copy by nvbandwidth, where installed"),
+    ("nvbandwidth.peer_gb_s", "GB/s", "slowest copy between two devices by nvbandwidth, where installed"),
+    ("ib.write_gb_s", "GB/s", "slowest InfiniBand adapter, writing to itself by ib_write_bw, where installed"),
+    ("dcgm.failed", "tests", "tests of `dcgmi diag` that failed, where installed"),
+)
+
 _LEAST = "least rate of a node alone, as a share of the nodes' median; with `on: each`"
 NODES = (Scalar("nodes.min", "", _LEAST, tile="Slowest node by the median"),)
 
-_GROUPS = (*OUTCOME, *TESTS, *TRAINING, *COST, *AUDIT, *PROFILE, *SMOKE, *PROBE, *NODES)
+_GROUPS = (*OUTCOME, *TESTS, *TRAINING, *COST, *AUDIT, *PROFILE, *SMOKE, *PROBE, *BURNIN, *COLLECTIVE, *TOOLS, *NODES)
 
 TILES: dict[str, str] = {
     **{one.name: one.tile or one.name for one in _CATALOGUE if one.tile or one.headline},

@@ -18,6 +18,9 @@ STARTING_RANKS = frozenset({"torchrun", "accelerate", "deepspeed", "mpirun"})
 LOGGING_RANKS = frozenset({"torchrun", "accelerate"})
 """Launchers that are asked for a log of each rank; under the others all ranks print into one."""
 
+ProbeModule = Literal["probe", "collectives", "burnin"]
+"""Programs that come along and need nothing but torch."""
+
 Engine = Literal["docker", "podman", "apptainer", "enroot"]
 
 DETACHED = frozenset({"docker", "podman"})

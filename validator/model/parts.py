@@ -5,7 +5,7 @@ Field descriptions are the text of `docs/runbook-reference.md`, so keep them exa
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema, field_validator, model_validator
 
 from validator.model.budget import found_in
 from validator.model.findings import FindingCode
@@ -46,7 +46,12 @@ CriterionField = Annotated[Criterion, BeforeValidator(_criterion, json_schema_in
 class Hardware(Frozen):
     """What the runbook was written for. Preflight checks it; a machine without the GPUs ends in exit 4."""
 
-    gpus: Count = Field(0, ge=0, description="GPUs needed; 0 means that the runbook runs on the CPU.")
+    gpus: Annotated[Count, WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 0}, {"const": "all"}]})] = Field(
+        0,
+        ge=0,
+        description="GPUs needed; 0 means that the runbook runs on the CPU, `all` as many as the machine has when the "
+        "runbook is read.",
+    )
     name: str | None = Field(None, description="Regular expression that every GPU's name must contain.")
     interconnect: Literal["pcie", "nvlink", "any"] = Field("any", description="Interconnect of the GPUs.")
     gpu_memory: Size | None = Field(None, description="Minimum memory of each GPU.")

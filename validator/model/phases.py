@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from validator.model.catalogue import OUTCOME, PROBE, TESTS, Scalar
+from validator.model.catalogue import BURNIN, COLLECTIVE, OUTCOME, PROBE, TESTS, TOOLS, Scalar
 from validator.model.cluster import On
 from validator.model.findings import FindingCode
 from validator.model.parts import (
@@ -230,3 +230,60 @@ class StoragePhase(ProcessPhase):
     size: Size = Field(4 * 2**30, description="File that is written and read; larger than the cache of the disk.")
     checkpoint: Size = Field(2**30, description="File that is written as a checkpoint is.")
     random_for: Duration = Field(10.0, gt=0, description="How long is read at random places.")
+
+
+class NetworkPhase(ProcessPhase):
+    """How long does each collective take, by its size?
+
+    NCCL between the GPUs of the machine; without GPUs two processes by gloo. With one GPU there is nothing to measure.
+    """
+
+    scalars = COLLECTIVE
+
+    kind: Literal["network"]
+    max_size: Size | None = Field(
+        None, description="Largest buffer; by default 4 GiB on GPUs, 4 MiB elsewhere, as far as memory allows."
+    )
+    max_late: Duration = Field(
+        0.005, gt=0, description="How much later than the first a rank may begin a collective; more fails the phase."
+    )
+
+    def obstacle(self, name: str, hardware: Hardware, trainer: Trainer) -> tuple[str, str] | None:
+        if name.startswith("collective.") and name != "collective.errors" and hardware.gpus == 1:
+            return "it needs two GPUs, and hardware.gpus is 1", "set hardware.gpus, or drop the criterion"
+        return None
+
+
+class ToolsPhase(ProcessPhase):
+    """What do nccl-tests, nvbandwidth, ib_write_bw and `dcgmi diag` say, as far as they are installed?"""
+
+    scalars = TOOLS
+
+    kind: Literal["tools"]
+
+    def obstacle(self, name: str, hardware: Hardware, trainer: Trainer) -> tuple[str, str] | None:
+        if name.startswith(("nccl_tests.", "nvbandwidth.", "dcgm.")) and hardware.gpus == 0:
+            return "its tool runs on GPUs, and hardware.gpus is 0", "set hardware.gpus, or drop the criterion"
+        return None
+
+
+class BurninPhase(ProcessPhase):
+    """Does every device give right answers, at a steady rate, at full load for a time?
+
+    One process on each GPU; without GPUs two processes share the cores. Matrix products near the power limit, patterns
+    in memory and collectives, all with answers that are known to the last bit.
+    """
+
+    scalars = BURNIN
+
+    kind: Literal["burnin"]
+    lasts: Duration | None = Field(
+        None, gt=0, description="Time under load; by default 2 minutes on GPUs, 20 s elsewhere."
+    )
+    max_slower: float = Field(
+        0.1,
+        gt=0,
+        lt=1,
+        description="Share by which a GPU may be slower than the others, or slower at the end than at the start, with "
+        "its whole interval; more fails the phase. GPUs of one kind differ by several percent at their power limit.",
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from validator.model.launching import Container, Launcher
+from validator.model.launching import Container, Launcher, ProbeModule
 from validator.model.runbook import Trainer
 from validator.startup import shipped
 
@@ -133,17 +133,18 @@ _OWN_NSA = (
     "import importlib.util as u, runpy, sys; place = sys.argv.pop(1); "
     "s = u.spec_from_file_location('nsa', place + '/__init__.py', submodule_search_locations=[place]); "
     "m = sys.modules['nsa'] = u.module_from_spec(s); s.loader.exec_module(m); "
-    "runpy.run_module('nsa.probe', run_name='__main__', alter_sys=True)"
+    "runpy.run_module('nsa.{module}', run_name='__main__', alter_sys=True)"
 )
 """The package `nsa` by its folder: that environment may have another of the name, or none, and is not searched."""
 
 
-def own_probe(python: str, nproc: int, out: str, *, nodes: int = 0) -> tuple[str, ...]:
-    """What starts the program that comes along to probe the machine; its arguments may follow.
+def own_probe(python: str, nproc: int, out: str, *, nodes: int = 0, module: ProbeModule = "probe") -> tuple[str, ...]:
+    """What starts a program that comes along to probe the machine; its arguments may follow.
 
     Args:
         python: the trainer's, which has torch.
         nproc: processes under torchrun, on each node; 0 starts one without it.
+        module: which of them.
     """
-    code = (python, "-c", _OWN_NSA, str(shipped("nsa")))
+    code = (python, "-c", _OWN_NSA.replace("{module}", module), str(shipped("nsa")))
     return (*torchrun(python, nproc, out, nodes=nodes), "--no-python", *code) if nproc else code

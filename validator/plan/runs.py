@@ -10,6 +10,7 @@ from pathlib import Path
 
 from validator.kinds.registry import PlannedArm, env_of, kind_of
 from validator.model.cluster import Groups
+from validator.model.launching import ProbeModule
 from validator.model.plan import Contained, PhasePlan, Role, RunSpec, Started
 from validator.model.record import RunRecord
 from validator.model.remedy import Remedy
@@ -106,10 +107,10 @@ class PhasePlanner:
         place = self._place(phase, *parts)
         return values_of(phase, run_dir=self.run_dir, python=self.python, place=place, nproc=nproc, groups=self.groups)
 
-    def probe(self, nproc: int, values: Mapping[str, object]) -> tuple[str, ...]:
-        """What starts the probes in `nproc` processes, on each node of a group; 0 starts one without torchrun. Their
+    def probe(self, nproc: int, values: Mapping[str, object], module: ProbeModule = "probe") -> tuple[str, ...]:
+        """What starts probes in `nproc` processes, on each node of a group; 0 starts one without torchrun. Their
         arguments may follow."""
-        return own_probe(self.python, nproc, str(values["out"]), nodes=self.nodes)
+        return own_probe(self.python, nproc, str(values["out"]), nodes=self.nodes, module=module)
 
     def flags(
         self, phase: TrainingPhase, values: Mapping[str, object], *, without: Sequence[str] = ()

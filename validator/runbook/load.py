@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from validator.model.runbook import Runbook
 from validator.runbook.build import Built, build
-from validator.runbook.document import parse
+from validator.runbook.document import node_at, parse
 from validator.runbook.meaning import check_groups, check_meaning
 from validator.runbook.mistakes import check_mistakes
 from validator.runbook.overrides import apply
@@ -41,12 +41,15 @@ Check = Callable[[Built, Runbook], Iterable[Problem]]
 """Problems of a runbook that was built."""
 
 
-def load(path: str | os.PathLike[str], *, overrides: Sequence[str] = (), check: Check, warn: Check) -> LoadedRunbook:
+def load(
+    path: str | os.PathLike[str], *, overrides: Sequence[str] = (), check: Check, warn: Check, gpus: Callable[[], int]
+) -> LoadedRunbook:
     """Read and check the runbook at `path`, with overrides (`KEY=VALUE`) applied to it.
 
     Args:
         check: problems that only the kinds of the phases find; `validator.kinds.registry` has a `load` that knows them.
         warn: what keeps the decision from being GO, by the same.
+        gpus: how many GPUs the machine has, for `hardware.gpus: all`.
 
     Raises:
         RunbookError: with every problem of the file and of the overrides, schema and meaning alike.
@@ -54,7 +57,7 @@ def load(path: str | os.PathLike[str], *, overrides: Sequence[str] = (), check: 
     file = Path(path)
     data = _read_bytes(file)
     text = _decode(data, str(file))
-    built, runbook = _checked(text, file=str(file), overrides=overrides, check=check)
+    built, runbook = _checked(text, file=str(file), overrides=overrides, check=check, gpus=gpus)
     runbook = placed(built, runbook, file=file, overrides=overrides)
     missing = (*absent(runbook), *absent_files(runbook))
     return LoadedRunbook(
@@ -73,16 +76,20 @@ def load(path: str | os.PathLike[str], *, overrides: Sequence[str] = (), check: 
     )
 
 
-def loads(text: str, *, file: str = "runbook.yaml", overrides: Sequence[str] = (), check: Check) -> Runbook:
+def loads(
+    text: str, *, file: str = "runbook.yaml", overrides: Sequence[str] = (), check: Check, gpus: Callable[[], int]
+) -> Runbook:
     """The runbook in a text; `file` is what problems call it.
 
     Raises:
         RunbookError: as `load`.
     """
-    return _checked(text, file=file, overrides=overrides, check=check)[1]
+    return _checked(text, file=file, overrides=overrides, check=check, gpus=gpus)[1]
 
 
-def _checked(text: str, *, file: str, overrides: Sequence[str], check: Check) -> tuple[Built, Runbook]:
+def _checked(
+    text: str, *, file: str, overrides: Sequence[str], check: Check, gpus: Callable[[], int]
+) -> tuple[Built, Runbook]:
     """The runbook, and what it was built from."""
     root, problems = parse(text, file=file)
     if root is None and not problems:
@@ -94,6 +101,9 @@ def _checked(text: str, *, file: str, overrides: Sequence[str], check: Check) ->
         raise RunbookError([*problems, Problem.at(root.mark, "a runbook is a mapping of keys to values", fix)])
     root, refused = apply(root, overrides)
     problems += refused
+    every = node_at(root, ("hardware", "gpus"))
+    if every is not None and every.value == "all":
+        every.value = gpus()
     built = build(root)
     problems += built.problems
     if built.runbook is not None:

@@ -39,6 +39,34 @@ def read_gpus(*, nvml: Any | None = None, environment: Mapping[str, str] | None 
     return report
 
 
+_BUS = Path("/sys/bus/pci/devices")
+_NVIDIA, _DISPLAY = "0x10de", "0x03"
+
+
+def count_gpus(environment: Mapping[str, str] = os.environ, *, devices: Path = Path("/dev"), bus: Path = _BUS) -> int:
+    """How many GPUs the machine has: those that its driver shows, and those that it should show.
+
+    A GPU that has fallen off keeps its device file, and without a driver the PCI bus still lists it. Where a variable
+    chooses among the GPUs, the visible ones count.
+    """
+    gpus = Gpus.open(environment)
+    shown = len(gpus.indices)
+    gpus.close()
+    if "CUDA_VISIBLE_DEVICES" in environment or "NVIDIA_VISIBLE_DEVICES" in environment:
+        return shown
+    files = sum(one.name[6:].isdecimal() for one in devices.glob("nvidia[0-9]*"))
+    if files or (devices / "nvidiactl").exists() or not bus.is_dir():
+        return max(shown, files)
+    return sum(_reads(one / "vendor", _NVIDIA) and _reads(one / "class", _DISPLAY) for one in bus.iterdir())
+
+
+def _reads(path: Path, beginning: str) -> bool:
+    try:
+        return path.read_text(encoding="ascii").startswith(beginning)
+    except (OSError, ValueError):
+        return False
+
+
 class Gpus:
     """The GPUs that a run may use, opened for repeated questions. Without a driver or its library there are none."""
 

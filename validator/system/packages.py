@@ -123,8 +123,8 @@ def _modules(run: RunSpec) -> Iterator[str]:
 
 
 def _probes(run: RunSpec) -> bool:
-    """Whether it is preflight's own program, which comes along and needs torch alone."""
-    return any("nsa.probe" in word for word in run.argv)
+    """Whether it is a program of our own, which comes along and needs torch alone."""
+    return any("run_module('nsa." in word for word in run.argv)
 
 
 def _missing(place: _Place, modules: Iterable[str]) -> dict[str, str | None]:

@@ -1,0 +1,299 @@
+"""`python -m nsa.collectives` under torchrun: how long each collective takes by its size, as JSON.
+
+Sizes and bus bandwidth are those of nccl-tests: the bytes of the whole buffer of one rank, and the bytes that a link
+must carry at least. Every answer is known: the values are whole numbers, so that a sum is exact in any order.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nsa.interrupt import EXIT_CODE, answer_ctrl_c, leave_at_ctrl_c
+
+if __name__ == "__main__":
+    leave_at_ctrl_c()
+
+import torch
+import torch.distributed as dist
+
+from nsa.argument_types import positive_int
+from nsa.config import SetupError
+from nsa.parallel import World, close_world, open_world
+from nsa.telemetry.environment import software
+from nsa.telemetry.files import write_json
+
+__all__ = ["COLLECTIVES", "Collective", "main", "make"]
+
+SCHEMA_VERSION = 1
+KIB, MIB, GIB = 2**10, 2**20, 2**30
+WORD = 4
+"""Bytes of a float32, in which values and their sums over ranks are exact."""
+
+# Their names up to torch 2.12, and from then on.
+_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+_PERIOD = 1009
+"""The values repeat after a prime number of elements, so that a block that lands elsewhere is not the right one."""
+
+_MAX_ON_GPU, _MAX_ON_CPU = 4 * GIB, 4 * MIB
+_SHARE = 0.2
+"""Of the free memory for one buffer: there are three of them, and what the library takes for itself."""
+
+_LEAST_S = {"cuda": 0.02, "cpu": 0.05}
+"""Time of one repeat, so that a clock's tick and one late start count for little."""
+
+_MOST_CALLS = 50
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One collective on one buffer size: `start` posts it, `wrong` counts wrong elements of the last answer by the
+    rank that sent them; a sum is everybody's, and counts for the rank that received it."""
+
+    name: str
+    n_bytes: int
+    start: Callable[[], Any]
+    wrong: Callable[[], dict[int, int]]
+
+
+def _values(count: int, device: torch.device) -> torch.Tensor:
+    return (torch.arange(count, device=device, dtype=torch.int32) % _PERIOD).to(torch.float32)
+
+
+def _unequal(found: torch.Tensor, right: torch.Tensor) -> int:
+    """Elements that differ in any bit."""
+    return int((found.view(torch.int32) != right.view(torch.int32)).sum())
+
+
+def _sum_of(world: World) -> int:
+    return world.size * (world.size + 1) // 2
+
+
+def _all_reduce(world: World, words: int) -> tuple[Callable[[], Any], Callable[[], dict[int, int]]]:
+    plain = _values(words, world.device)
+    mine, right = plain * (world.rank + 1), plain * _sum_of(world)
+    found = mine.clone()
+
+    def wrong() -> dict[int, int]:
+        found.copy_(mine)  # it is reduced in place, as trainers do, so that a second call sums sums
+        dist.all_reduce(found)
+        count = _unequal(found, right)
+        return {world.rank: count} if count else {}
+
+    return lambda: dist.all_reduce(found, async_op=True), wrong
+
+
+def _all_gather(world: World, words: int) -> tuple[Callable[[], Any], Callable[[], dict[int, int]]]:
+    part = words // world.size
+    plain, found = _values(part, world.device), torch.empty(part * world.size, device=world.device)
+    mine = plain * (world.rank + 1)
+    return (
+        lambda: _gather(found, mine, async_op=True),
+        lambda: _by_sender(found.fill_(-1), lambda: _gather(found, mine), plain, world),
+    )
+
+
+def _all_to_all(world: World, words: int) -> tuple[Callable[[], Any], Callable[[], dict[int, int]]]:
+    part = words // world.size
+    plain, found = _values(part, world.device), torch.empty(part * world.size, device=world.device)
+    mine = (plain * (world.rank + 1)).repeat(world.size)
+    return (
+        lambda: dist.all_to_all_single(found, mine, async_op=True),
+        lambda: _by_sender(found.fill_(-1), lambda: dist.all_to_all_single(found, mine), plain, world),
+    )
+
+
+def _by_sender(found: torch.Tensor, call: Callable[[], Any], plain: torch.Tensor, world: World) -> dict[int, int]:
+    call()
+    parts = enumerate(found.view(world.size, -1))
+    return {rank: count for rank, part in parts if (count := _unequal(part, plain * (rank + 1)))}
+
+
+def _reduce_scatter(world: World, words: int) -> tuple[Callable[[], Any], Callable[[], dict[int, int]]]:
+    part = words // world.size
+    plain = _values(part * world.size, world.device)
+    mine, found = plain * (world.rank + 1), torch.empty(part, device=world.device)
+    right = (plain * _sum_of(world))[world.rank * part : (world.rank + 1) * part]
+
+    def wrong() -> dict[int, int]:
+        found.fill_(-1)
+        _scatter(found, mine)
+        count = _unequal(found, right)
+        return {world.rank: count} if count else {}
+
+    return lambda: _scatter(found, mine, async_op=True), wrong
+
+
+COLLECTIVES: dict[str, tuple[Callable[[World, int], Any], Callable[[int], float]]] = {
+    "all_reduce": (_all_reduce, lambda n: 2 * (n - 1) / n),
+    "all_gather": (_all_gather, lambda n: (n - 1) / n),
+    "reduce_scatter": (_reduce_scatter, lambda n: (n - 1) / n),
+    "all_to_all": (_all_to_all, lambda n: (n - 1) / n),
+}
+"""What makes each, and the share of its bytes that a link carries among n ranks."""
+
+
+def make(name: str, world: World, n_bytes: int) -> Collective:
+    """A collective with buffers of `n_bytes`, rounded down to equal parts for every rank."""
+    words = max(world.size, n_bytes // WORD // world.size * world.size)
+    start, wrong = COLLECTIVES[name][0](world, words)
+    return Collective(name, words * WORD, start, wrong)
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _timed(one: Collective, world: World, calls: int) -> tuple[float, float]:
+    """Seconds of a call, the mean of some in a row, and when this rank had posted the first, on the host's clock."""
+    dist.barrier()
+    _synchronize(world.device)
+    began = time.perf_counter()
+    posted = 0.0
+    for _ in range(calls):
+        work = one.start()
+        posted = posted or time.clock_gettime(time.CLOCK_MONOTONIC)
+        work.wait()
+    _synchronize(world.device)
+    return (time.perf_counter() - began) / calls, posted
+
+
+def _everyones(mine: Any, world: World) -> list[Any]:
+    if not world.backend:
+        return [mine]
+    found: list[Any] = [None] * world.size
+    dist.all_gather_object(found, mine)
+    return found
+
+
+def _calls(one: Collective, world: World) -> int:
+    """How many calls fill a repeat: the same on every rank."""
+    _timed(one, world, 2)
+    slowest_s = max(_everyones(_timed(one, world, 2)[0], world))
+    return max(1, min(_MOST_CALLS, int(_LEAST_S[world.device.type] / max(slowest_s, 1e-9))))
+
+
+def measure(name: str, world: World, n_bytes: int, repeats: int) -> dict[str, Any]:
+    """A row: the median of the repeats, each as slow as its slowest rank; how late each rank was; wrong elements."""
+    one = make(name, world, n_bytes)
+    calls = _calls(one, world)
+    rows = [_everyones(_timed(one, world, calls), world) for _ in range(repeats)]
+    times = [max(seconds for seconds, _ in row) for row in rows]
+    late = [[posted - min(at for _, at in row) for _, posted in row] for row in rows]
+    wrong = _everyones(one.wrong(), world)
+    seconds = statistics.median(times)
+    return {
+        "bytes": one.n_bytes,
+        "calls": calls,
+        "seconds": seconds,
+        "times_s": times,
+        "bus_gb_s": one.n_bytes / seconds / 1e9 * COLLECTIVES[name][1](world.size),
+        "late_s": [statistics.median(each) for each in zip(*late, strict=True)],
+        "wrong": {str(rank): found for rank, found in enumerate(wrong) if found},
+    }
+
+
+def sizes(world: World, most: int | None) -> Iterator[int]:
+    """From 1 KiB in steps of four, up to `most`, or to 4 GiB on a GPU and 4 MiB elsewhere, as far as memory allows."""
+    limit = most or (_MAX_ON_GPU if world.on_cuda else _MAX_ON_CPU)
+    if world.on_cuda:
+        free = min(_everyones(torch.cuda.mem_get_info(world.device)[0], world))
+        limit = min(limit, int(free * _SHARE))
+    n_bytes = KIB
+    while n_bytes <= limit:
+        yield n_bytes
+        n_bytes *= 4
+
+
+def device_facts(world: World) -> dict[str, Any]:
+    """What identifies the device of this rank, as far as torch knows it."""
+    facts: dict[str, Any] = {"rank": world.rank, "type": world.device.type, "host": os.uname().nodename}
+    if world.on_cuda:
+        found = torch.cuda.get_device_properties(world.device)
+        facts |= {"name": found.name, "uuid": str(getattr(found, "uuid", "")), "index": world.device.index}
+    return facts
+
+
+def _skipped(name: str, world: World) -> str | None:
+    """Why the backend cannot carry a collective out; None where it can. All ranks find the same."""
+    try:
+        make(name, world, KIB).wrong()
+    except (NotImplementedError, RuntimeError) as error:
+        return f"{world.backend} does not carry it out: {str(error).splitlines()[0][:200]}"
+    return None
+
+
+def record_of(world: World, *, most: int | None, repeats: int, only: Sequence[str]) -> dict[str, Any]:
+    """Everything that was measured, the same on every rank."""
+    found: dict[str, Any] = {}
+    skipped: dict[str, str] = {}
+    for name in (one for one in COLLECTIVES if world.size > 1 and (not only or one in only)):
+        why = _skipped(name, world)
+        if why is not None:
+            skipped[name] = why
+            continue
+        found[name] = [measure(name, world, n_bytes, repeats) for n_bytes in sizes(world, most)]
+        if world.on_cuda:
+            torch.cuda.empty_cache()
+    return {
+        "schema_version": SCHEMA_VERSION,
+        **software(world.device),
+        "backend": world.backend,
+        "world_size": world.size,
+        "repeats": repeats,
+        "devices": _everyones(device_facts(world), world),
+        "collectives": found,
+        "skipped": skipped,
+    }
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m nsa.collectives",
+        description="Measure collectives by size, and print the times as JSON. Start it under torchrun.",
+    )
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA where present")
+    parser.add_argument("--max-bytes", type=positive_int, help="largest buffer; 4 GiB on a GPU, else 4 MiB")
+    parser.add_argument("--repeats", type=positive_int, default=5, help="repeats of each size; 5 if not given")
+    parser.add_argument("--only", action="append", default=[], choices=list(COLLECTIVES), help="this one; repeatable")
+    parser.add_argument("--out", type=Path, help="write the record to this file instead of standard output")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, and print or write rank 0's record; 0, 2 when there is no such device, 130 when interrupted."""
+    args = _parser().parse_args(argv)
+    try:
+        world = open_world(args.device, timeout_s=120.0, out=Path(os.curdir))
+        try:
+            record = record_of(world, most=args.max_bytes, repeats=args.repeats, only=args.only)
+        finally:
+            close_world(world)
+    except SetupError as error:
+        print(f"nsa.collectives: {error}", file=sys.stderr)  # noqa: T201
+        return 2
+    except KeyboardInterrupt:
+        print("nsa.collectives: interrupted; nothing was written", file=sys.stderr)  # noqa: T201
+        return EXIT_CODE
+    if world.is_main:
+        if args.out:
+            write_json(args.out, record)
+        else:
+            print(json.dumps(record, indent=2))  # noqa: T201
+    return 0
+
+
+if __name__ == "__main__":
+    answer_ctrl_c()
+    sys.exit(main())

@@ -1,0 +1,246 @@
+"""What the ranks of a burn-in wrote: devices with their rates and wrong answers, and each GPU by the machine's samples.
+
+Anybody may have written it.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from validator.documents import parse_json
+from validator.files import is_file
+from validator.ingest.result_builder import ResultBuilder
+from validator.ingest.telemetry import SLOWDOWN_BITS, read_samples
+from validator.model.burnin import BurninRecord, Change, Device, Load
+from validator.model.result import Samples, Series
+from validator.stats.distributions import t_quantile
+from validator.stats.means import ratio
+from validator.text import listed, one_line, plural
+
+_FEW = 4
+_ERROR = 0.05
+_HEADLINE = ("bf16", "fp32")
+
+
+def read_burnin(gathered: ResultBuilder) -> BurninRecord | None:
+    """What was recorded, with the rate by round as series; None where no rank wrote anything."""
+    samples = _samples(gathered)
+    found = [one for path in _records(gathered.out) if (one := _device(gathered, path, samples)) is not None]
+    if not found:
+        return None
+    devices = sorted(_charged(found), key=lambda one: one.rank)
+    _add_series(gathered, devices)
+    return BurninRecord(tuple(devices), _slower(devices), _sag(devices), _loads(samples, devices))
+
+
+def _records(out: Path) -> list[Path]:
+    return sorted(out.glob("burnin_rank*.jsonl"))
+
+
+def _parsed(line: bytes) -> Any:
+    try:
+        return parse_json(line)
+    except ValueError:
+        return None
+
+
+def _number(found: Any, *keys: str) -> float | None:
+    for key in keys:
+        found = found.get(key) if isinstance(found, Mapping) else None
+    fits = isinstance(found, (int, float)) and not isinstance(found, bool) and math.isfinite(found)
+    return float(found) if fits and abs(found) < 1e15 else None
+
+
+def _device(gathered: ResultBuilder, path: Path, samples: Samples | None) -> Device | None:
+    read = gathered.small_file(path, what="the record of a device")
+    if read is None:
+        return None
+    lines = [one for line in read[0].splitlines() if isinstance(one := _parsed(line), Mapping)]
+    if not lines:
+        return None
+    head, rounds = lines[0], [one for one in lines[1:] if "round" in one]
+    facts = head.get("device")
+    facts = facts if isinstance(facts, Mapping) else {}
+    rank, index = int(_number(facts, "rank") or 0), _number(facts, "index")
+    gpu = None if index is None else _by_driver(int(index), samples)
+    rows = [(t, rate) for one in rounds if (t := _number(one, "t")) and (rate := _headline(one)) is not None]
+    errors, seen = _errors(rounds)
+    unlike = int(_number(head, "answer", "unlike_on_cpu") or 0)
+    if unlike:
+        errors["gemm"] += unlike
+        seen = seen or f"{plural(unlike, 'element')} of the answer differ from the CPU's"
+    answer = head.get("answer")
+    bits = answer.get("bits") if isinstance(answer, Mapping) else None
+    memory = [rate for one in rounds if (rate := _number(one, "memory", "gb_s"))]
+    name = one_line(facts.get("name") or "", limit=60)
+    return Device(
+        rank=rank,
+        label=f"GPU {gpu}" if gpu is not None else f"CPU worker {rank}",
+        source=read[1],
+        gpu=gpu,
+        identity=", ".join(filter(None, (name, one_line(facts.get("uuid") or "", limit=60)))),
+        bits=one_line(bits, limit=60) if isinstance(bits, str) else None,
+        rates=tuple(rate for _, rate in rows),
+        times_s=tuple(t for t, _ in rows),
+        memory_gb_s=statistics.median(memory) if memory else None,
+        errors=errors,
+        seen=seen,
+        done=lines[-1].get("done") is True,
+    )
+
+
+def _headline(one: Mapping[str, Any]) -> float | None:
+    return next((rate for name in _HEADLINE if (rate := _number(one, "products", name, "tflops"))), None)
+
+
+def _errors(rounds: Sequence[Mapping[str, Any]]) -> tuple[Counter[str], str]:
+    """Wrong answers by part, and the first of them in words. Those of a collective are by the rank that sent them."""
+    errors: Counter[str] = Counter()
+    seen = ""
+    for one in rounds:
+        parts = one.get("products")
+        found = [
+            (f"{name} product", "gemm", row) for name, row in (parts.items() if isinstance(parts, Mapping) else ())
+        ]
+        found += [("memory", "memory", one.get("memory")), ("collective", "collective", one.get("collective"))]
+        for name, part, row in found:
+            wrong = int(_number(row, "wrong") or 0)
+            if wrong > 0 and isinstance(row, Mapping):
+                errors[part] += wrong
+                seen = seen or f"round {int(_number(one, 'round') or 0)}, {_words(name, row, wrong)}"
+    return errors, seen
+
+
+def _words(name: str, row: Mapping[str, Any], wrong: int) -> str:
+    """A wrong answer in words: what, how much, and where, as far as the record says it."""
+    if name == "memory":
+        at, pattern = row.get("bytes_at"), one_line(row.get("pattern"), limit=20)
+        where = f" at byte {int(at[0]):,}" if isinstance(at, list) and at and isinstance(at[0], int) else ""
+        return f"{plural(wrong, 'word')} of memory did not keep the pattern {pattern}{where}"
+    if name == "collective":
+        sent = row.get("from")
+        ranks = f" in what rank {listed(list(map(str, sent)))} sent" if isinstance(sent, Mapping) and sent else ""
+        return f"{plural(wrong, 'element')} of {one_line(row.get('name'), limit=20)}{ranks}"
+    again = row.get("again")
+    text = f"{plural(wrong, 'element')} of the {one_line(name, limit=30)}"
+    if not isinstance(again, list) or not again:
+        return f"{text}, not wrong when it was repeated"
+    values = [_number(again[0], key) for key in ("row", "column", "found", "right")]
+    if any(value is None for value in values):
+        return text
+    i, j, got, right = values
+    return f"{text}, at [{i:.0f}, {j:.0f}] {got:g} in place of {right:g}"
+
+
+def _charged(devices: Sequence[Device]) -> list[Device]:
+    """With an error for each device whose answer differs from that of most; of two that differ for both."""
+    answers = Counter(one.bits for one in devices if one.bits is not None)
+    if len(answers) < 2:
+        return list(devices)
+    (most, count), (_, second) = answers.most_common(2)
+    odd = {bits for bits in answers if bits != most or count == second}
+    text = "its answer differs from that of most devices" if count > second else "answers differ between devices"
+    return [
+        replace(one, errors={**one.errors, "gemm": one.errors.get("gemm", 0) + 1}, seen=one.seen or text)
+        if one.bits in odd
+        else one
+        for one in devices
+    ]
+
+
+# Rates, between devices and over time.
+
+
+def _slower(devices: Sequence[Device]) -> dict[int, Change]:
+    """Each device against the median of the others, part by part of the time."""
+    known = [one for one in devices if len(one.blocks) >= _FEW]
+    parts = min((len(one.blocks) for one in known), default=0)
+    found: dict[int, Change] = {}
+    for one in known if len(known) > 1 else ():
+        others = [other.blocks for other in known if other is not one]
+        away = [math.log(one.blocks[at] / statistics.median(each[at] for each in others)) for at in range(parts)]
+        mean, error = statistics.fmean(away), statistics.stdev(away) / math.sqrt(parts)
+        reach = t_quantile(1 - _ERROR / 2 / len(known), parts - 1) * error
+        found[one.rank] = Change(math.expm1(mean), math.expm1(mean - reach), math.expm1(mean + reach))
+    return found
+
+
+def _sag(devices: Sequence[Device]) -> dict[int, Change]:
+    """Each device's last third of the time against its first."""
+    found: dict[int, Change] = {}
+    for one in devices:
+        third = len(one.blocks) // 3
+        if third >= 2:
+            last = ratio(one.blocks[-third:], one.blocks[:third])
+            share = _ERROR / 2 / len(devices)
+            found[one.rank] = Change(math.expm1(last.center), last.low(share), last.high(share))
+    return found
+
+
+# The machine during the run.
+
+
+def _samples(gathered: ResultBuilder) -> Samples | None:
+    path = gathered.out / "logs" / "telemetry.csv"
+    gathered.evidence.samples = read_samples(path, gathered.read_log) if is_file(path) else None
+    return gathered.evidence.samples
+
+
+def _by_driver(index: int, samples: Samples | None) -> int:
+    """The driver's number of the GPU that is the process's `index`th: CUDA_VISIBLE_DEVICES may hide some."""
+    names = () if samples is None else samples.columns
+    visible = [int(name[3:-8]) for name in names if name.startswith("gpu") and name.endswith("_power_w")]
+    return visible[index] if index < len(visible) else index
+
+
+def _loads(samples: Samples | None, devices: Sequence[Device]) -> dict[int, Load]:
+    """Each GPU from the first round to the last."""
+    every = [t for one in devices for t in one.times_s]
+    if samples is None or not every:
+        return {}
+    inside = (samples.times_s >= min(every)) & (samples.times_s <= max(every))
+
+    def column(gpu: int, name: str) -> Any:
+        values = samples.columns.get(f"gpu{gpu}_{name}", np.empty(0))
+        values = values[inside] if values.size else values
+        return values[np.isfinite(values)]
+
+    found = {}
+    for gpu in (one.gpu for one in devices if one.gpu is not None):
+        hot, power, clock = (column(gpu, name) for name in ("temperature_c", "power_w", "sm_clock_mhz"))
+        masks = column(gpu, "throttle_mask").astype(np.int64)
+        every_bit = sum(SLOWDOWN_BITS)
+        found[gpu] = Load(
+            float(hot.max()) if hot.size else None,
+            float(power.mean()) if power.size else None,
+            float(clock.mean()) if clock.size else None,
+            float(((masks & every_bit) != 0).mean()) if masks.size else None,
+            tuple(text for bit, text in SLOWDOWN_BITS.items() if (masks & bit).any()),
+        )
+    return found
+
+
+def _add_series(gathered: ResultBuilder, devices: Sequence[Device]) -> None:
+    """The rate by round: of each device, and of the slowest in each round for the chart."""
+    rounds = min(len(one.rates) for one in devices)
+    if not rounds:
+        return
+    steps = np.arange(1, rounds + 1, dtype=np.int64)
+    rates = np.array([one.rates[:rounds] for one in devices])
+    sources = gathered.read_log.sources
+    unit = gathered.unit_of("burnin_tflops")
+    for one, values in zip(devices, rates, strict=True):
+        source = sources[one.source]
+        gathered.rank_series[one.rank] = {
+            "burnin_tflops": Series("burnin_tflops", unit, steps, values, source, one.rank)
+        }
+    first = sources[devices[0].source]
+    gathered.series["burnin_tflops"] = Series("burnin_tflops", unit, steps, rates.min(axis=0), first)

@@ -1,0 +1,250 @@
+"""Does every device give right answers, at a steady rate, at full load for a time?
+
+`nsa/burnin.py` loads the devices and writes a line a round. Here wrong answers are given to devices, rates are compared
+between devices and over time, and the samples of the machine say how hot it became and whether it throttled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from validator.kinds.base import Found, ImplicitCriterion, JudgedRun, Planner, ProcessKind, Rule, Seen
+from validator.model.burnin import BurninRecord, Change, Device
+from validator.model.phases import BurninPhase
+from validator.model.runbook import Runbook, Setting
+from validator.text import format_number, format_percent, listed, plural
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from validator.ingest.result_builder import ResultBuilder
+    from validator.model.plan import RunSpec
+
+_ON_GPU_S, _ON_CPU_S = 120.0, 20.0
+_SETUP_S = 300.0
+"""Beyond the time under load: start, answers, the last look at memory."""
+
+_WORKERS = 2
+_THROTTLED = 0.01
+"""Share of the samples with a slowdown for heat or power from which the machine is not healthy."""
+
+
+class Burnin(ProcessKind[BurninPhase]):
+    """One run, one process on each device."""
+
+    schema = BurninPhase
+    relies_on = ("burnin_rank0.jsonl",)
+    asks_unwritten = (
+        ("right", "even", "steady", "cool"),
+        "every answer is right; no GPU is slower than the others, loses speed, or throttles",
+    )
+
+    def asks(self, phase: BurninPhase, runbook: Runbook) -> bool:
+        """An answer can be wrong."""
+        return True
+
+    def env(self, phase: BurninPhase) -> dict[str, Setting]:
+        """GPUs are numbered as the driver numbers them."""
+        return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+    def runs(self, phase: BurninPhase, planner: Planner) -> Iterator[RunSpec]:
+        """One run, by the trainer's Python, which has torch."""
+        gpus = planner.runbook.hardware.gpus
+        nproc = gpus or _WORKERS
+        seconds = lasts(phase, gpus)
+        values = planner.values(phase, "r1", nproc=nproc)
+        options = ("--device", "cuda" if gpus else "cpu", "--seconds", f"{seconds:g}", "--out", str(values["out"]))
+        argv = (*planner.probe(nproc, values, "burnin"), *options)
+        limit_s = None if phase.timeout is not None else seconds * 1.5 + _SETUP_S
+        yield planner.process(phase, argv, launcher="torchrun", nproc=nproc, timeout_s=limit_s, retries=0)
+
+    def sample_s(self, spec: RunSpec) -> float | None:
+        """Once a second, as a training run."""
+        return 1.0
+
+    def read(self, spec: RunSpec, gathered: ResultBuilder, log: Path | None) -> None:
+        """Devices from what each rank wrote, the machine from its samples."""
+        from validator.ingest.burnin import read_burnin  # numpy, which `check` does without
+
+        record = read_burnin(gathered)
+        if record is None:
+            return
+        gathered.evidence.own, devices = record, record.devices
+        for name, value in _scalars(record).items():
+            gathered.add_scalar(f"burnin.{name}", value, devices[0].source)
+        gathered.add_shown_table("Devices under load", _COLUMNS, (_row(one, record) for one in devices))
+
+    def criteria(self, phase: BurninPhase, runbook: Runbook) -> Iterator[ImplicitCriterion]:
+        """Right answers decide everywhere; rates and heat on GPUs, for the cores of a CPU are shared with others."""
+        on_gpus = runbook.hardware.gpus > 0
+
+        def decides(runs: Sequence[JudgedRun]) -> bool:
+            return on_gpus
+
+        share = format_percent(phase.max_slower)
+        several = runbook.hardware.gpus != 1
+        yield ImplicitCriterion(
+            "right", "every answer of every device is right", _right(lasts(phase, runbook.hardware.gpus))
+        )
+        if several:
+            yield ImplicitCriterion(
+                "even", f"no device is {share} slower than the others", _even(phase), required=decides
+            )
+        yield ImplicitCriterion("steady", f"no device loses {share} of its rate", _steady(phase), required=decides)
+        yield ImplicitCriterion("cool", "no GPU slows itself down for heat or power", _cool, required=decides)
+
+
+def lasts(phase: BurninPhase, gpus: int) -> float:
+    """Seconds under load."""
+    return phase.lasts if phase.lasts is not None else _ON_GPU_S if gpus else _ON_CPU_S
+
+
+# What is shown.
+
+_COLUMNS = (
+    *("Device", "Identity", "TFLOP/s", "Against the others", "Last third against the first", "Memory, GB/s"),
+    *("Wrong answers", "Hottest, °C", "Mean power, W", "Mean clock, MHz", "Throttled"),
+)
+
+
+def _row(one: Device, record: BurninRecord) -> tuple[str | float | None, ...]:
+    slower, sag = record.slower.get(one.rank), record.sag.get(one.rank)
+    load = record.loads.get(-1 if one.gpu is None else one.gpu)
+    rounded = [
+        None if value is None else float(f"{value:.4g}")
+        for value in (one.rate, one.memory_gb_s, *((load.temperature_c, load.power_w, load.clock_mhz) if load else ()))
+    ]
+    heat = rounded[2:] if load else [None] * 3
+    throttled = None if load is None or load.throttled is None else format_percent(load.throttled)
+    changes = (slower.text if slower else None, sag.text if sag else None)
+    return (one.label, one.identity or None, rounded[0], *changes, rounded[1], float(one.wrong), *heat, throttled)
+
+
+def _scalars(record: BurninRecord) -> dict[str, float | None]:
+    devices, loads, slowest = record.devices, record.loads.values(), record.slowest
+    by_part = {
+        part: float(sum(one.errors.get(part, 0) for one in devices)) for part in ("gemm", "memory", "collective")
+    }
+    slower = None if slowest is None else record.slower.get(slowest.rank)
+    whole = all(one.done for one in devices)
+    memory = [one.memory_gb_s for one in devices if one.memory_gb_s is not None]
+    load = record.loads.get(slowest.gpu) if slowest is not None and slowest.gpu is not None else None
+    return {
+        **({f"{part}_errors": count for part, count in by_part.items()} if whole or any(by_part.values()) else {}),
+        "errors": float(sum(by_part.values())) if whole or any(by_part.values()) else None,
+        "tflops": None if slowest is None else slowest.rate,
+        "slowest_share": None if slower is None else 1 + slower.effect,
+        "sag_pct": min((100 * one.effect for one in record.sag.values()), default=None),
+        "memory_gb_s": min(memory, default=None),
+        "temperature_c": max((one.temperature_c for one in loads if one.temperature_c is not None), default=None),
+        "power_w": min((one.power_w for one in loads if one.power_w is not None), default=None),
+        "clock_mhz": None if load is None else load.clock_mhz,
+        "throttled_pct": max((100 * one.throttled for one in loads if one.throttled is not None), default=None),
+    }
+
+
+# What is judged.
+
+
+def _record(run: JudgedRun) -> BurninRecord | Found:
+    found = run.own(BurninRecord)
+    return found or Found("INCONCLUSIVE", "No device left a record; see the run's log.")
+
+
+def _evidence(*devices: Device) -> tuple[Seen, ...]:
+    return tuple(Seen(f"{one.label}: {one.identity or 'a share of the cores'}", one.source) for one in devices)
+
+
+def _right(seconds: float) -> Rule:
+    def rule(run: JudgedRun) -> Found:
+        record = _record(run)
+        if isinstance(record, Found):
+            return record
+        bad = [one for one in record.devices if one.wrong]
+        if bad:
+            text = "; ".join(f"{one.label}: {plural(one.wrong, 'wrong answer')}, first {one.seen}" for one in bad)
+            total = float(sum(one.wrong for one in bad))
+            message = f"{text}. Such a device corrupts a training run silently: have it replaced."
+            return Found("FAIL", message, total, 0, _evidence(*bad))
+        silent = [one.label for one in record.devices if not one.done]
+        ranks = len(record.devices)
+        if silent or ranks < run.spec.nproc:
+            who = listed(silent) if silent else f"{run.spec.nproc - ranks} of {run.spec.nproc} devices"
+            return Found("INCONCLUSIVE", f"{who} did not come to the end, so nothing shows that all answers are right.")
+        rounds = min(len(one.rates) for one in record.devices)
+        done = f"{plural(ranks, 'device')}, {plural(rounds, 'round')} in {seconds:g} s"
+        message = f"{done}: every answer is right in every bit."
+        return Found("PASS", message, 0, 0, _evidence(*record.devices))
+
+    return rule
+
+
+def _even(phase: BurninPhase) -> Rule:
+    def rule(run: JudgedRun) -> Found:
+        record = _record(run)
+        if isinstance(record, Found):
+            return record
+        slowest = record.slowest
+        change = None if slowest is None else record.slower.get(slowest.rank)
+        if slowest is None or change is None:
+            return Found("INCONCLUSIVE", "Too few rounds to compare devices: raise lasts.")
+        others = "the other" if len(record.devices) == 2 else "the median of the others"
+        return _judged(
+            change, phase.max_slower, slowest, f"{slowest.label} is the slowest: {change.text} against {others}"
+        )
+
+    return rule
+
+
+def _steady(phase: BurninPhase) -> Rule:
+    def rule(run: JudgedRun) -> Found:
+        record = _record(run)
+        if isinstance(record, Found):
+            return record
+        if not record.sag:
+            return Found("INCONCLUSIVE", "Too few rounds to compare the end with the start: raise lasts.")
+        rank, change = min(record.sag.items(), key=lambda item: item[1].effect)
+        device = next(one for one in record.devices if one.rank == rank)
+        text = f"{device.label} lost most: {change.text} from the first third of the time to the last"
+        load = record.loads.get(-1 if device.gpu is None else device.gpu)
+        heat = "" if load is None or load.temperature_c is None else f", {format_number(load.temperature_c)} °C at most"
+        return _judged(change, phase.max_slower, device, text + heat)
+
+    return rule
+
+
+def _judged(change: Change, most: float, device: Device, text: str) -> Found:
+    evidence, bound = _evidence(device), -100 * most
+    observed = 100 * change.effect
+    if change.high <= -most:
+        fix = "look for other programs on it, its cooling, its power and its clocks"
+        return Found("FAIL", f"{text}; {fix}.", observed, bound, evidence, "%")
+    if change.effect <= -most:
+        return Found("INCONCLUSIVE", f"{text}, which is not sure: raise lasts.", observed, bound, evidence, "%")
+    return Found("PASS", f"{text}.", observed, bound, evidence, "%")
+
+
+def _cool(run: JudgedRun) -> Found:
+    record = _record(run)
+    if isinstance(record, Found):
+        return record
+    if not any(one.gpu is not None for one in record.devices):
+        return Found("SKIPPED", "No GPU: temperature, clocks, power and throttling are not looked at.")
+    known = {gpu: one for gpu, one in record.loads.items() if one.throttled is not None}
+    if not known:
+        return Found("INCONCLUSIVE", "The driver reports no reasons of its clocks, so throttling is not known.")
+    text = "; ".join(
+        f"GPU {gpu}: {format_number(one.temperature_c)} °C at most, {format_number(one.power_w)} W and "
+        f"{format_number(one.clock_mhz)} MHz on average"
+        for gpu, one in known.items()
+    )
+    gpu, worst = max(known.items(), key=lambda item: item[1].throttled or 0.0)
+    share = worst.throttled or 0.0
+    if share > _THROTTLED:
+        why = ", ".join(worst.reasons)
+        message = f"GPU {gpu} slowed itself down in {format_percent(share)} of the samples: {why}. {text}."
+        return Found("FAIL", message, 100 * share, 100 * _THROTTLED, _evidence(*record.devices), "%")
+    return Found(
+        "PASS", f"{text}; none slowed itself down.", 100 * share, 100 * _THROTTLED, _evidence(*record.devices), "%"
+    )

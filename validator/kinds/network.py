@@ -1,0 +1,228 @@
+"""How long do collectives take by their size?
+
+`nsa/collectives.py` measures with torch's own backend, as a trainer uses it. Time by size is fitted by a latency and a
+bandwidth, with intervals. The public bounds of such a machine and the last GO say whether a value is usual.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from validator.kinds.base import Found, ImplicitCriterion, JudgedRun, Planner, ProcessKind, Rule, Seen
+from validator.model.network import Curve, Line, NetworkRecord
+from validator.model.phases import NetworkPhase
+from validator.model.runbook import Runbook, Setting
+from validator.text import format_change, format_duration, format_interval, format_number, format_size, listed
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from validator.ingest.result_builder import ResultBuilder
+    from validator.model.plan import RunSpec
+    from validator.model.record import PhaseRecord, ValidationRecord
+
+_RECORD = "collectives.json"
+_WORKERS = 2
+_TIMEOUT_S = 600.0
+_UNUSUAL = 0.1
+"""Share below the last GO from which a bandwidth is worth a look."""
+
+
+class Network(ProcessKind[NetworkPhase]):
+    """One run, one process on each device."""
+
+    schema = NetworkPhase
+    asks_unwritten = (
+        ("collectives", "late", "usual.NAME"),
+        "every answer of a collective is right; no rank is late; a bandwidth is as in the last GO",
+    )
+
+    def asks(self, phase: NetworkPhase, runbook: Runbook) -> bool:
+        """An answer can be wrong."""
+        return True
+
+    def env(self, phase: NetworkPhase) -> dict[str, Setting]:
+        """GPUs are numbered as the driver numbers them."""
+        return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+    def runs(self, phase: NetworkPhase, planner: Planner) -> Iterator[RunSpec]:
+        """By the trainer's Python, which has torch."""
+        gpus = planner.runbook.hardware.gpus
+        nproc = gpus or _WORKERS
+        values = planner.values(phase, "r1", nproc=nproc)
+        options = ["--device", "cuda" if gpus else "cpu", "--out", f"{values['out']}/{_RECORD}"]
+        if phase.max_size is not None:
+            options += ["--max-bytes", str(phase.max_size)]
+        limit_s = None if phase.timeout is not None else _TIMEOUT_S
+        argv = (*planner.probe(nproc, values, "collectives"), *options)
+        yield planner.process(phase, argv, launcher="torchrun", nproc=nproc, timeout_s=limit_s, retries=0)
+
+    def sample_s(self, spec: RunSpec) -> float | None:
+        """Once a second, as a training run."""
+        return 1.0
+
+    def read(self, spec: RunSpec, gathered: ResultBuilder, log: Path | None) -> None:
+        """Curves with their fits, and a table by size."""
+        from validator.ingest.network import read_network  # numpy, which `check` does without
+
+        read = gathered.json_object(gathered.out / _RECORD, what="the record of the collectives")
+        if read is None:
+            return
+        record = read_network(*read)
+        gathered.evidence.own = record
+        for name, value in _scalars(record).items():
+            gathered.add_scalar(f"collective.{name}", value, record.source)
+        sizes = sorted({size for curve in record.curves for size in curve.n_bytes})
+        columns = ("Size", *(f"{_title(one.name)}, {unit}" for one in record.curves for unit in ("us", "bus GB/s")))
+        gathered.add_shown_table("Time of a collective by size", columns, (_row(size, record) for size in sizes))
+        gathered.add_shown_table("Latency and bandwidth, t = a + n / B", _FIT_COLUMNS, map(_fit_row, record.curves))
+
+    def criteria(self, phase: NetworkPhase, runbook: Runbook) -> Iterator[ImplicitCriterion]:
+        """Right answers decide, and on GPUs that no rank is late: the cores of a CPU are shared with others."""
+        gpus = runbook.hardware.gpus
+
+        def decides(runs: Sequence[JudgedRun]) -> bool:
+            return gpus > 0
+
+        late = f"no rank begins a collective {format_duration(phase.max_late)} after the first"
+        yield ImplicitCriterion("collectives", "every answer of a collective is right", _right(gpus))
+        yield ImplicitCriterion("late", late, _late(phase.max_late), required=decides)
+
+    def measured_criteria(self, record: PhaseRecord, validation: ValidationRecord) -> Iterator[ImplicitCriterion]:
+        """Whether each bandwidth is as it was in the last GO; worth a look, and no requirement."""
+        earlier = _earlier(record.phase.id, validation)
+        for name, value in earlier.items():
+            text = f"{name} >= {format_number((1 - _UNUSUAL) * value)} GB/s, a tenth below the last GO"
+            yield ImplicitCriterion(f"usual.{name}", text, _usual(name, value), required=lambda runs: False)
+
+
+def _scalars(record: NetworkRecord) -> dict[str, float]:
+    values: dict[str, float] = {"errors": float(sum(record.wrong.values()))}
+    for one in record.curves:
+        values[f"{one.name}_bus_gb_s"] = one.bus_gb_s[-1]
+        if one.latency_us is not None:
+            values[f"{one.name}_latency_us"] = one.latency_us.value
+        if one.fit_gb_s is not None:
+            values[f"{one.name}_fit_gb_s"] = one.fit_gb_s.value
+    if record.late_s:
+        values["late_ms"] = 1e3 * max(record.late_s)
+    known = NetworkPhase.known_scalars()
+    return {name: value for name, value in values.items() if f"collective.{name}" in known}
+
+
+_FIT_COLUMNS = (
+    "Collective",
+    "Largest size",
+    "Bus GB/s there",
+    "Latency, us",
+    "Interval",
+    "Fit, bus GB/s",
+    "Its interval",
+)
+
+
+def _title(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
+def _fit_row(one: Curve) -> tuple[str | float | None, ...]:
+    def shown(line: Line | None) -> tuple[float | None, str | None]:
+        return (None, None) if line is None else (_rounded(line.value), format_interval(line.low, line.high))
+
+    largest = format_size(one.n_bytes[-1])
+    return (_title(one.name), largest, _rounded(one.bus_gb_s[-1]), *shown(one.latency_us), *shown(one.fit_gb_s))
+
+
+def _row(size: int, record: NetworkRecord) -> tuple[str | float | None, ...]:
+    cells: list[str | float | None] = [format_size(size)]
+    for one in record.curves:
+        at = one.n_bytes.index(size) if size in one.n_bytes else None
+        cells += [None, None] if at is None else [_rounded(1e6 * one.times_s[at]), _rounded(one.bus_gb_s[at])]
+    return tuple(cells)
+
+
+# What is judged.
+
+
+def _record(run: JudgedRun) -> NetworkRecord | Found:
+    found = run.own(NetworkRecord)
+    return found or Found("INCONCLUSIVE", "The collectives left no record; see the run's log.")
+
+
+def _right(gpus: int) -> Rule:
+    def rule(run: JudgedRun) -> Found:
+        record = _record(run)
+        if isinstance(record, Found):
+            return record
+        names = dict(enumerate(record.devices))
+        if record.wrong:
+            bad = [f"{count} wrong elements sent by {names.get(rank, rank)}" for rank, count in record.wrong.items()]
+            message = f"{listed(bad)}: the link or the memory of that device corrupts data."
+            return Found("FAIL", message, float(sum(record.wrong.values())), 0, (Seen(message, record.source),))
+        if len(record.devices) == 1:
+            return Found("PASS", "One GPU: there is nothing to measure between GPUs.", 0, 0)
+        if not record.curves:
+            return Found("INCONCLUSIVE", f"No collective was measured: {listed(list(record.skipped.values()))}.")
+        texts = [f"{_title(one.name)} {format_number(one.bus_gb_s[-1])} GB/s" for one in record.curves]
+        where = f"{len(record.devices)} ranks by {record.backend}"
+        notes = "".join(f" {name}: {why}." for name, why in record.skipped.items())
+        if not gpus:
+            notes += " Without GPUs this is this host's memory, not a network."
+        evidence = tuple(Seen(one, record.source) for one in record.devices)
+        return Found("PASS", f"{where}, at the largest size: {', '.join(texts)}.{notes}", 0, 0, evidence)
+
+    return rule
+
+
+def _late(limit_s: float) -> Rule:
+    def rule(run: JudgedRun) -> Found:
+        record = _record(run)
+        if isinstance(record, Found):
+            return record
+        if len(record.devices) == 1:
+            return Found("PASS", "One GPU waits for no other.")
+        if not record.late_s:
+            return Found("INCONCLUSIVE", "The record says nothing of when ranks began.")
+        worst = max(range(len(record.late_s)), key=lambda rank: record.late_s[rank])
+        late_s, name = record.late_s[worst], record.devices[worst] if worst < len(record.devices) else f"rank {worst}"
+        text = f"{name} begins {format_number(1e3 * late_s)} ms after the first, in the median"
+        seen = (Seen(text, record.source),)
+        if late_s > limit_s:
+            message = f"{text}: every collective waits for it. Look for other programs on its cores or its GPU."
+            return Found("FAIL", message, 1e3 * late_s, 1e3 * limit_s, seen, "ms")
+        return Found("PASS", f"{text}.", 1e3 * late_s, 1e3 * limit_s, seen, "ms")
+
+    return rule
+
+
+def _earlier(phase: str, validation: ValidationRecord) -> dict[str, float]:
+    """Bandwidths of the same phase in the last GO."""
+    if validation.last_go is None:
+        return {}
+    found = next((one for one in validation.last_go.phases if one.id == phase), None)
+    runs = found.runs if found is not None else ()
+    return {
+        name: float(one.value)
+        for run in runs
+        for name, one in run.scalars.items()
+        if name.endswith("_bus_gb_s") and isinstance(one.value, (int, float))
+    }
+
+
+def _usual(name: str, earlier: float) -> Rule:
+    def rule(run: JudgedRun) -> Found:
+        value = run.number(name)
+        if value is None:
+            return Found("INCONCLUSIVE", "It was not measured.", None, (1 - _UNUSUAL) * earlier, (), "GB/s")
+        bound, change = (1 - _UNUSUAL) * earlier, value / earlier - 1
+        message = f"{format_number(value)} GB/s, {format_change(change)} against the last GO"
+        if value >= bound:
+            return Found("PASS", f"{message}.", value, bound, (), "GB/s", value / bound - 1)
+        return Found("FAIL", f"{message}: look for what changed.", value, bound, (), "GB/s", value / bound - 1)
+
+    return rule

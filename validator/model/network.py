@@ -1,0 +1,40 @@
+"""What the collectives of a network phase gave, as its kind judges it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Line:
+    """A quantity of the fit, with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One collective: `times_s` by bytes, bus bandwidths, and t = a + n / B over all sizes, B as bus bandwidth."""
+
+    name: str
+    n_bytes: tuple[int, ...]
+    times_s: tuple[float, ...]
+    bus_gb_s: tuple[float, ...]
+    latency_us: Line | None
+    fit_gb_s: Line | None
+
+
+@dataclass(frozen=True)
+class NetworkRecord:
+    """All collectives between `ranks` by `backend`; `late_s` by rank, `wrong` elements by the rank that sent them."""
+
+    backend: str
+    devices: tuple[str, ...]
+    curves: tuple[Curve, ...]
+    late_s: tuple[float, ...]
+    wrong: Mapping[int, int]
+    skipped: Mapping[str, str]
+    source: str
