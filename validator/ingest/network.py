@@ -22,31 +22,36 @@ def _number(found: Any, *keys: str) -> float | None:
 def read_network(record: Mapping[str, Any], source: str) -> NetworkRecord:
     """The record of a file `source`, with the fit of each collective."""
     found, wrong = record.get("collectives"), dict[int, int]()
-    late: list[list[float]] = []
+    late: dict[str, tuple[float, ...]] = {}
     curves = []
     for name, listed_rows in found.items() if isinstance(found, Mapping) else ():
         rows = [row for row in listed_rows if isinstance(row, Mapping)] if isinstance(listed_rows, list) else []
+        late[one_line(name, limit=30)] = _late(rows)
         for row in rows:
-            each = row.get("late_s")
-            if isinstance(each, list) and all(isinstance(one, (int, float)) for one in each):
-                late.append([float(one) for one in each])
             for sender, count in _wrong(row.get("wrong")):
                 wrong[sender] = wrong.get(sender, 0) + count
         curve = _curve(one_line(name, limit=30), rows)
         curves += [curve] if curve is not None else []
     skipped, devices = record.get("skipped"), record.get("devices")
-    width = min((len(one) for one in late), default=0)
     return NetworkRecord(
         backend=one_line(record.get("backend") or "unknown", limit=20),
         devices=tuple(_device(one) for one in devices if isinstance(one, Mapping)) if isinstance(devices, list) else (),
         curves=tuple(curves),
-        late_s=tuple(statistics.median(one[rank] for one in late) for rank in range(width)),
+        late_s={name: each for name, each in late.items() if each},
         wrong=wrong,
         skipped={one_line(key, limit=30): one_line(why, limit=200) for key, why in skipped.items()}
         if isinstance(skipped, Mapping)
         else {},
         source=source,
     )
+
+
+def _late(rows: Sequence[Mapping[str, Any]]) -> tuple[float, ...]:
+    """By rank, the median over all sizes; empty where a row does not say it."""
+    every = [row.get("late_s") for row in rows]
+    known = [one for one in every if isinstance(one, list) and all(isinstance(value, (int, float)) for value in one)]
+    ranks = min((len(one) for one in known), default=0)
+    return tuple(statistics.median(float(one[rank]) for one in known) for rank in range(ranks))
 
 
 def _wrong(found: Any) -> Iterator[tuple[int, int]]:

@@ -105,8 +105,8 @@ def _scalars(record: NetworkRecord) -> dict[str, float]:
             values[f"{one.name}_latency_us"] = one.latency_us.value
         if one.fit_gb_s is not None:
             values[f"{one.name}_fit_gb_s"] = one.fit_gb_s.value
-    if record.late_s:
-        values["late_ms"] = 1e3 * max(record.late_s)
+    if record.latest is not None:
+        values["late_ms"] = 1e3 * record.latest[0]
     known = NetworkPhase.known_scalars()
     return {name: value for name, value in values.items() if f"collective.{name}" in known}
 
@@ -186,11 +186,11 @@ def _late(limit_s: float) -> Rule:
             return record
         if len(record.devices) == 1:
             return Found("PASS", "One GPU waits for no other.")
-        if not record.late_s:
+        if record.latest is None:
             return Found("INCONCLUSIVE", "The record says nothing of when ranks began.")
-        worst = max(range(len(record.late_s)), key=lambda rank: record.late_s[rank])
-        late_s, name = record.late_s[worst], record.devices[worst] if worst < len(record.devices) else f"rank {worst}"
-        text = f"{name} begins {format_number(1e3 * late_s)} ms after the first, in the median"
+        late_s, name, rank = record.latest
+        device = record.devices[rank] if rank < len(record.devices) else f"rank {rank}"
+        text = f"{device} begins the {_title(name)} {format_number(1e3 * late_s)} ms after the first, in the median"
         seen = (Seen(text, record.source),)
         if late_s > limit_s:
             message = f"{text}: every collective waits for it. Look for other programs on its cores or its GPU."

@@ -29,12 +29,18 @@ class Curve:
 
 @dataclass(frozen=True)
 class NetworkRecord:
-    """All collectives between `ranks` by `backend`; `late_s` by rank, `wrong` elements by the rank that sent them."""
+    """All collectives between `ranks` by `backend`; `late_s` by collective and rank, `wrong` elements by the rank that sent them."""
 
     backend: str
     devices: tuple[str, ...]
     curves: tuple[Curve, ...]
-    late_s: tuple[float, ...]
+    late_s: Mapping[str, tuple[float, ...]]
     wrong: Mapping[int, int]
     skipped: Mapping[str, str]
     source: str
+
+    @property
+    def latest(self) -> tuple[float, str, int] | None:
+        """Seconds by which a rank begins after the first, in which collective, and which rank: the worst of all."""
+        every = ((late, name, rank) for name, each in self.late_s.items() for rank, late in enumerate(each))
+        return max(every, default=None)
