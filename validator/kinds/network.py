@@ -85,7 +85,7 @@ class Network(ProcessKind[NetworkPhase]):
         def decides(runs: Sequence[JudgedRun]) -> bool:
             return gpus > 0
 
-        late = f"no rank begins a collective {format_duration(phase.max_late)} after the first"
+        late = f"no rank begins a collective {format_number(1e3 * phase.max_late)} ms after the first"
         yield ImplicitCriterion("collectives", "every answer of a collective is right", _right(gpus))
         yield ImplicitCriterion("late", late, _late(phase.max_late), required=decides)
 

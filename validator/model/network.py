@@ -29,7 +29,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class NetworkRecord:
-    """All collectives between `ranks` by `backend`; `late_s` by collective and rank, `wrong` elements by the rank that sent them."""
+    """All collectives by `backend`; `late_s` by collective and rank, `wrong` elements by the rank that sent them."""
 
     backend: str
     devices: tuple[str, ...]
