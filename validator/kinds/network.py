@@ -6,14 +6,22 @@ bandwidth, with intervals. The public bounds of such a machine and the last GO s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 from validator.kinds.base import Found, ImplicitCriterion, JudgedRun, Planner, ProcessKind, Rule, Seen
+from validator.model.bounds import ALL_REDUCE, NO_BOUND, bounds_for, gpu_name
 from validator.model.network import Curve, Line, NetworkRecord
 from validator.model.phases import NetworkPhase
 from validator.model.runbook import Runbook, Setting
-from validator.text import format_change, format_duration, format_interval, format_number, format_size, listed
+from validator.text import (
+    format_change,
+    format_interval,
+    format_number,
+    format_percent,
+    format_size,
+    listed,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,8 +42,8 @@ class Network(ProcessKind[NetworkPhase]):
 
     schema = NetworkPhase
     asks_unwritten = (
-        ("collectives", "late", "usual.NAME"),
-        "every answer of a collective is right; no rank is late; a bandwidth is as in the last GO",
+        ("collectives", "late", "collective.all_reduce_bus_gb_s", "usual.NAME"),
+        "every answer is right; no rank is late; the all-reduce reaches its public bound, and each rate the last GO's",
     )
 
     def asks(self, phase: NetworkPhase, runbook: Runbook) -> bool:
@@ -90,7 +98,11 @@ class Network(ProcessKind[NetworkPhase]):
         yield ImplicitCriterion("late", late, _late(phase.max_late), required=decides)
 
     def measured_criteria(self, record: PhaseRecord, validation: ValidationRecord) -> Iterator[ImplicitCriterion]:
-        """Whether each bandwidth is as it was in the last GO; worth a look, and no requirement."""
+        """Whether the all-reduce reaches the public bound of such a machine, which decides, and whether each bandwidth
+        is as it was in the last GO, which is worth a look."""
+        gpus = validation.runbook.hardware.gpus
+        if gpus > 1 and not (record.runs and record.runs[0].spec.groups):
+            yield _public(validation.environment, gpus)
         earlier = _earlier(record.phase.id, validation)
         for name, value in earlier.items():
             text = f"{name} >= {format_number((1 - _UNUSUAL) * value)} GB/s, a tenth below the last GO"
@@ -198,6 +210,38 @@ def _late(limit_s: float) -> Rule:
         return Found("PASS", f"{text}.", 1e3 * late_s, 1e3 * limit_s, seen, "ms")
 
     return rule
+
+
+_PUBLIC = "collective.all_reduce_bus_gb_s"
+
+
+def _public(environment: Mapping[str, Any], gpus: int) -> ImplicitCriterion:
+    """The bus bandwidth of the all-reduce at its largest size; bounds are of one host."""
+    bound = next((one for one in bounds_for(environment, gpus=gpus) if one.name == ALL_REDUCE), None)
+    if bound is None:
+        said = f"{gpu_name(environment, gpus=gpus) or 'GPUs of several kinds'}: {NO_BOUND}."
+        text = f"a public bound of {_PUBLIC}"
+        return ImplicitCriterion(
+            _PUBLIC, text, lambda run: Found("SKIPPED", said, run.number(_PUBLIC)), required=lambda runs: False
+        )
+
+    def rule(run: JudgedRun) -> Found:
+        record, value = run.own(NetworkRecord), run.number(_PUBLIC)
+        curve = next((one for one in record.curves if one.name == "all_reduce"), None) if record is not None else None
+        least = None if curve is None else bound.at(curve.n_bytes[-1] / 2**30)
+        source = (Seen(f"{bound.basis} ({bound.source})"),)
+        if value is None or curve is None or least is None:
+            message = "It was not measured with a payload that can be compared."
+            return Found("INCONCLUSIVE", message, value, bound.least, source, "GB/s")
+        message = (
+            f"{format_number(value)} GB/s at {format_size(curve.n_bytes[-1])}, {format_percent(value / least)} of it"
+        )
+        status: Literal["PASS", "FAIL"] = "PASS" if value >= least else "FAIL"
+        message += "." if status == "PASS" else ": look at links, topology and other programs."
+        return Found(status, message, value, least, source, "GB/s", value / least - 1)
+
+    text = f"{_PUBLIC} >= {format_number(bound.least)} GB/s"
+    return ImplicitCriterion(_PUBLIC, text, rule, required=lambda runs: bound.required)
 
 
 def _earlier(phase: str, validation: ValidationRecord) -> dict[str, float]:

@@ -21,6 +21,7 @@ from validator.kinds import (  # noqa: F401
     burnin,
     command,
     data,
+    determinism,
     network,
     preflight,
     profile,

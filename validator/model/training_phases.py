@@ -305,3 +305,16 @@ class DataPhase(TrainingPhase):
             f"phase {self.id} runs no data-loader smoke test",
             "give it smoke: [ARGUMENTS], which prints JSON, or use startup.first_batch_s",
         )
+
+
+class DeterminismPhase(TrainingPhase):
+    """Do the same steps give the same losses, on each GPU alone, twice, and on all GPUs alike?
+
+    Losses are compared digit by digit. A GPU whose losses differ from those of the others, or from its own, is named; a
+    trainer that differs from itself everywhere says nothing of GPUs. The bundled trainer runs with `deterministic`.
+    """
+
+    instrumented = True
+
+    kind: Literal["determinism"]
+    nproc: Count | None = Field(1, ge=0, le=1, description="1 under torchrun, 0 by plain python.")
