@@ -49,6 +49,9 @@ class PhaseBase(Frozen):
     instrumented: ClassVar[bool] = False
     """Whether its rates mean nothing: its runs are slowed by what looks inside their steps, or are a few steps."""
 
+    of_machine: ClassVar[bool] = False
+    """Whether it measures the machine, so that what fails is a matter for who provides it."""
+
     on_cluster: ClassVar[On] = 1
     """Where it runs on a cluster, unless the runbook says it."""
 
@@ -110,6 +113,7 @@ class PreflightPhase(PhaseBase):
     """Is the machine what the runbook was written for, and healthy?"""
 
     scalars = PROBE
+    of_machine = True
     on_cluster: ClassVar[On] = "each"
 
     kind: Literal["preflight"]
@@ -224,6 +228,7 @@ class StoragePhase(ProcessPhase):
         Scalar("storage.checkpoint_mb_s", "MB/s", "the same as a rate"),
     )
     filled: ClassVar[tuple[str, ...]] = ("path",)
+    of_machine = True
 
     kind: Literal["storage"]
     path: Argument = Field("{out}", description="Folder to measure; it must exist. Default is the folder of the run.")
@@ -239,6 +244,7 @@ class NetworkPhase(ProcessPhase):
     """
 
     scalars = COLLECTIVE
+    of_machine = True
 
     kind: Literal["network"]
     max_size: Size | None = Field(
@@ -258,6 +264,7 @@ class ToolsPhase(ProcessPhase):
     """What do nccl-tests, nvbandwidth, ib_write_bw and `dcgmi diag` say, as far as they are installed?"""
 
     scalars = TOOLS
+    of_machine = True
 
     kind: Literal["tools"]
 
@@ -275,6 +282,7 @@ class BurninPhase(ProcessPhase):
     """
 
     scalars = BURNIN
+    of_machine = True
 
     kind: Literal["burnin"]
     lasts: Duration | None = Field(

@@ -314,7 +314,7 @@ class DeterminismPhase(TrainingPhase):
     trainer that differs from itself everywhere says nothing of GPUs. The bundled trainer runs with `deterministic`.
     """
 
-    instrumented = True
+    instrumented = of_machine = True
 
     kind: Literal["determinism"]
     nproc: Count | None = Field(1, ge=0, le=1, description="1 under torchrun, 0 by plain python.")

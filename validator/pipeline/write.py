@@ -26,7 +26,7 @@ from validator.plan import make_plan
 from validator.plan.eta import Eta
 from validator.report.charts import record_charts
 from validator.report.exports import render_junit, render_recommended_env
-from validator.report.handover import good_nodes, ticket
+from validator.report.handover import good_nodes, machine_ticket, ticket
 from validator.report.html import render_html
 from validator.report.markdown import render_markdown
 from validator.report.specs import ChartData
@@ -188,8 +188,8 @@ def _since(iso: str, now: datetime) -> float:
 
 
 def write_all(report: ValidationReport, charts: ChartData, run_dir: Path) -> ReportPaths:
-    """Write result.json, report.html, report.md, junit.xml and recommended.env into `run_dir`; of a cluster also what
-    is handed over.
+    """Write result.json, report.html, report.md, junit.xml and recommended.env into `run_dir`, and what is handed over
+    about a cluster, or a machine that fails.
 
     result.json comes first: it is the truth, the others are renderings of it. Raises OSError when the disk refuses.
     """
@@ -199,13 +199,13 @@ def write_all(report: ValidationReport, charts: ChartData, run_dir: Path) -> Rep
     replace_file(paths.markdown, render_markdown(report))
     replace_file(paths.junit, render_junit(report))
     replace_file(paths.recommended_env, render_recommended_env(report))
-    if report.fleet is not None:
-        texts = (good_nodes(report.fleet), ticket(report.fleet, report.run_id))
-        for name, text in zip(HAND_OVER, texts, strict=True):
-            if text:
-                replace_file(run_dir / name, text)
-            else:
-                (run_dir / name).unlink(missing_ok=True)
+    fleet = report.fleet
+    texts = ("", machine_ticket(report)) if fleet is None else (good_nodes(fleet), ticket(fleet, report.run_id))
+    for name, text in zip(HAND_OVER, texts, strict=True):
+        if text:
+            replace_file(run_dir / name, text)
+        else:
+            (run_dir / name).unlink(missing_ok=True)
     return paths
 
 

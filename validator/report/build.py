@@ -24,6 +24,7 @@ from validator.report.build_runs import (
 from validator.report.contrast import since_view
 from validator.report.exports import export_lines
 from validator.report.fleet import fleet_view
+from validator.report.handover import machine_ticket
 from validator.report.specs import ChartData
 from validator.report.tiles import tiles_of
 from validator.report.timeline import run_spans, timeline_table
@@ -80,6 +81,7 @@ def build_page(report: ValidationReport, charts: ChartData | None = None) -> vie
         tiles=tiles_of(report, charts or ChartData()),
         open_items=open_items(report, findings, pending),
         fleet=None if report.fleet is None else fleet_view(report.fleet, report.run_id),
+        ticket=machine_ticket(report),
         undecided=_undecided(report),
     )
 

@@ -120,6 +120,8 @@ def _head_blocks(page: views.Page) -> Iterator[str]:
         yield from map(_finding_block, page.findings)
     yield from _recommended_blocks(page)
     yield from _fleet_blocks(page.fleet)
+    if page.ticket:
+        yield _folded("Text for the provider, also in ticket.txt", [fenced(shorten(page.ticket, limit=_MAX_TEXT))])
     yield _timeline_block(page)
 
 

@@ -306,6 +306,7 @@ class Page(NamedTuple):
     tiles: tuple[Tile, ...] = ()
     open_items: tuple[OpenItem, ...] = ()
     fleet: FleetView | None = None
+    ticket: str = ""
     undecided: tuple[LabeledValue, ...] = ()
     """Comparisons without an answer: the phase's title, what follows, and the link to the phase."""
 
