@@ -71,7 +71,7 @@ def _values(count: int, device: torch.device) -> torch.Tensor:
 
 
 def _waited(world: World) -> bool:
-    """Whether a call is posted and then waited for, so that the two can be told apart in time. NCCL's calls only post."""
+    """Whether a call is posted, and then waited for, which tells the two apart in time. NCCL only posts anyway."""
     return not world.on_cuda
 
 
