@@ -30,7 +30,7 @@ _ERROR = 0.05
 _HEADLINE = ("bf16", "fp32")
 
 
-def read_burnin(gathered: ResultBuilder) -> BurninRecord | None:
+def read_burnin(gathered: ResultBuilder, *, planned: int) -> BurninRecord | None:
     """What was recorded, with the rate by round as series; None where no rank wrote anything."""
     samples = _samples(gathered)
     found = [one for path in _records(gathered.out) if (one := _device(gathered, path, samples)) is not None]
@@ -38,7 +38,7 @@ def read_burnin(gathered: ResultBuilder) -> BurninRecord | None:
         return None
     devices = sorted(_charged(found), key=lambda one: one.rank)
     _add_series(gathered, devices)
-    return BurninRecord(tuple(devices), _slower(devices), _sag(devices), _loads(samples, devices))
+    return BurninRecord(tuple(devices), _slower(devices), _sag(devices), _loads(samples, devices), planned)
 
 
 def _records(out: Path) -> list[Path]:
@@ -98,7 +98,8 @@ def _device(gathered: ResultBuilder, path: Path, samples: Samples | None) -> Dev
 
 
 def _headline(one: Mapping[str, Any]) -> float | None:
-    return next((rate for name in _HEADLINE if (rate := _number(one, "products", name, "tflops"))), None)
+    rates = (_number(one, "products", name, "tflops") for name in _HEADLINE)
+    return next((rate for rate in rates if rate is not None and rate > 0), None)
 
 
 def _errors(rounds: Sequence[Mapping[str, Any]]) -> tuple[Counter[str], str]:

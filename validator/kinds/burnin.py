@@ -67,7 +67,7 @@ class Burnin(ProcessKind[BurninPhase]):
         """Devices from what each rank wrote, the machine from its samples."""
         from validator.ingest.burnin import read_burnin  # numpy, which `check` does without
 
-        record = read_burnin(gathered)
+        record = read_burnin(gathered, planned=spec.nproc)
         if record is None:
             return
         gathered.evidence.own, devices = record, record.devices
@@ -127,12 +127,12 @@ def _scalars(record: BurninRecord) -> dict[str, float | None]:
         part: float(sum(one.errors.get(part, 0) for one in devices)) for part in ("gemm", "memory", "collective")
     }
     slower = None if slowest is None else record.slower.get(slowest.rank)
-    whole = all(one.done for one in devices)
+    known = record.whole or any(by_part.values())
     memory = [one.memory_gb_s for one in devices if one.memory_gb_s is not None]
     load = record.loads.get(slowest.gpu) if slowest is not None and slowest.gpu is not None else None
     return {
-        **({f"{part}_errors": count for part, count in by_part.items()} if whole or any(by_part.values()) else {}),
-        "errors": float(sum(by_part.values())) if whole or any(by_part.values()) else None,
+        **({f"{part}_errors": count for part, count in by_part.items()} if known else {}),
+        "errors": float(sum(by_part.values())) if known else None,
         "tflops": None if slowest is None else slowest.rate,
         "slowest_share": None if slower is None else 1 + slower.effect,
         "sag_pct": min((100 * one.effect for one in record.sag.values()), default=None),
@@ -169,8 +169,8 @@ def _right(seconds: float) -> Rule:
             return Found("FAIL", message, total, 0, _evidence(*bad))
         silent = [one.label for one in record.devices if not one.done]
         ranks = len(record.devices)
-        if silent or ranks < run.spec.nproc:
-            who = listed(silent) if silent else f"{run.spec.nproc - ranks} of {run.spec.nproc} devices"
+        if not record.whole:
+            who = listed(silent) if silent else f"{record.planned - ranks} of {record.planned} devices"
             return Found("INCONCLUSIVE", f"{who} did not come to the end, so nothing shows that all answers are right.")
         rounds = min(len(one.rates) for one in record.devices)
         done = f"{plural(ranks, 'device')}, {plural(rounds, 'round')} in {seconds:g} s"

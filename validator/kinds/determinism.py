@@ -140,5 +140,5 @@ def _first(runs: Sequence[Losses]) -> str:
     other = next(each for each in runs if each != one)
     for (step, loss), (_, otherwise) in zip(one, other, strict=False):
         if loss != otherwise:
-            return f"at step {step}, {quoted(loss)} and {quoted(otherwise)}"
+            return f"at step {step}, {loss!r} and {otherwise!r}"  # every digit, for the last one may be the difference
     return f"after {min(len(one), len(other))} steps, where one ends"

@@ -75,12 +75,19 @@ class Load:
 
 @dataclass(frozen=True)
 class BurninRecord:
-    """All devices in the order of their ranks, `slower` than the others and over time by rank, and loads by GPU."""
+    """All devices in the order of their ranks, of so many that were `planned`; `slower` than the others and `sag` over
+    time by rank, `loads` by GPU."""
 
     devices: tuple[Device, ...]
     slower: Mapping[int, Change]
     sag: Mapping[int, Change]
     loads: Mapping[int, Load]
+    planned: int
+
+    @property
+    def whole(self) -> bool:
+        """Whether every planned device came to the end."""
+        return len(self.devices) >= self.planned and all(one.done for one in self.devices)
 
     @property
     def slowest(self) -> Device | None:

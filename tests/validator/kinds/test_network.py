@@ -1,0 +1,141 @@
+"""The kind `network`: the fit of latency and bandwidth, what is named, and whether a value is usual."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.validator.kinds.machines import found, judged
+from tests.validator.report import samples
+from validator.ingest.network import fit
+from validator.kinds.registry import loads
+from validator.model.result import ScalarValue
+from validator.model.verdict import PhaseReport, RunReport, ValidationReport
+from validator.runbook import RunbookError
+
+SIZES = [2**10 * 4**at for at in range(12)]
+"""1 KiB to 4 GiB."""
+
+
+def rows(bus_gb_s: float, *, ranks: int = 2, late_ms: float = 0.0, wrong: dict[str, Any] | None = None) -> list[Any]:
+    """An all-reduce of 20 us latency that reaches this bus bandwidth."""
+    share = 2 * (ranks - 1) / ranks
+    times = [20e-6 + n * share / bus_gb_s / 1e9 for n in SIZES]
+    late = [0.0] * (ranks - 1) + [late_ms / 1e3]
+    return [
+        {"bytes": n, "seconds": t, "bus_gb_s": n * share / t / 1e9, "late_s": late, "wrong": wrong or {}}
+        for n, t in zip(SIZES, times, strict=True)
+    ]
+
+
+def measured(
+    folder: Path, collectives: dict[str, Any], *, gpus: int = 2, last_go: ValidationReport | None = None, **phase: Any
+) -> PhaseReport:
+    def write(out: Path) -> None:
+        devices = [
+            {"rank": at, "index": at, "name": "NVIDIA H200", "uuid": f"uuid{at}"} if gpus else {"rank": at}
+            for at in range(gpus or 2)
+        ]
+        record = {"backend": "nccl", "devices": devices, "collectives": collectives, "skipped": {}}
+        (out / "collectives.json").write_text(json.dumps(record))
+
+    return judged(folder, {"kind": "network", **phase}, write, gpus=gpus, last_go=last_go)
+
+
+def test_the_fit_gives_latency_and_bandwidth_back() -> None:
+    latency, bandwidth = fit(SIZES, [20e-6 + n / 400e9 for n in SIZES])
+    assert latency is not None
+    assert bandwidth is not None
+    assert (latency.value, bandwidth.value) == (pytest.approx(20e-6), pytest.approx(400e9))
+
+
+def test_the_intervals_of_the_fit_cover_the_truth() -> None:
+    noise, covered = random.Random(1), [0, 0]
+    for _ in range(400):
+        times = [(20e-6 + n / 400e9) * noise.gauss(1, 0.03) for n in SIZES]
+        latency, bandwidth = fit(SIZES, times)
+        assert latency is not None
+        assert bandwidth is not None
+        covered[0] += latency.low <= 20e-6 <= latency.high
+        covered[1] += bandwidth.low <= 400e9 <= bandwidth.high
+    assert min(covered) >= 0.93 * 400, covered
+
+
+@pytest.mark.parametrize("times", [[], [1e-6], [1e-6, 2e-6], [1e-6] * 4])
+def test_few_sizes_or_flat_times_give_no_bandwidth(times: list[float]) -> None:
+    assert fit(SIZES[: len(times)], times)[1] is None or len(times) >= 3
+
+
+def test_a_sound_machine_passes_with_its_curve(tmp_path: Path) -> None:
+    names = {name: rows(360.0) for name in ("all_reduce", "all_gather")}
+    report = measured(tmp_path, names, accept=["collective.errors == 0", "collective.all_gather_bus_gb_s >= 300"])
+    assert report.status == "PASS", report.message
+    scalars = {name: one.value for name, one in report.runs[0].scalars.items()}
+    assert scalars["collective.all_reduce_bus_gb_s"] == pytest.approx(360, rel=0.01)
+    assert scalars["collective.all_reduce_fit_gb_s"] == pytest.approx(360, rel=0.001)
+    assert scalars["collective.all_reduce_latency_us"] == pytest.approx(20, rel=0.001)
+    by_size, fitted = report.runs[0].tables
+    assert (len(by_size.rows), by_size.rows[-1][0]) == (12, "4.0 GiB")
+    assert [row[0] for row in fitted.rows] == ["all-reduce", "all-gather"]
+
+
+def test_a_late_rank_is_named_with_its_collective(tmp_path: Path) -> None:
+    report = measured(tmp_path, {"all_reduce": rows(360.0, late_ms=20), "all_gather": rows(360.0)})
+    status, message = found(report, "late")
+    assert (status, report.status) == ("FAIL", "FAIL")
+    assert message.startswith("GPU 1 (NVIDIA H200, uuid1) begins the all-reduce 20 ms after the first")
+    assert report.runs[0].scalars["collective.late_ms"].value == 20
+    assert found(measured(tmp_path / "b", {"all_reduce": rows(360.0, late_ms=1)}), "late")[0] == "PASS"
+
+
+def test_wrong_elements_are_charged_to_the_device_that_sent_them(tmp_path: Path) -> None:
+    report = measured(tmp_path, {"all_to_all": rows(360.0, wrong={"0": {"1": 7}})}, accept=["collective.errors == 0"])
+    assert found(report, "collectives")[1].startswith("84 wrong elements sent by GPU 1 (NVIDIA H200, uuid1)")
+    assert [one.status for one in report.criteria if one.id == "it.1"] == ["FAIL"]
+
+
+def test_an_all_reduce_below_its_public_bound_fails_with_the_source(tmp_path: Path) -> None:
+    report = measured(tmp_path / "a", {"all_reduce": rows(150.0, ranks=8)}, gpus=8)
+    one = next(one for one in report.criteria if one.id == "it.collective.all_reduce_bus_gb_s")
+    assert one.status == "FAIL" or not one.required
+    assert any("https://" in seen.text for seen in one.evidence)
+    assert found(measured(tmp_path / "b", {"all_reduce": rows(480.0, ranks=8)}, gpus=8), one.id[3:])[0] == "PASS"
+    without = found(measured(tmp_path / "c", {"all_reduce": rows(150.0, ranks=3)}, gpus=3), one.id[3:])
+    assert without == ("SKIPPED", "NVIDIA H200: measured, no public bound.")
+
+
+def test_a_rate_below_that_of_the_last_go_is_worth_a_look(tmp_path: Path) -> None:
+    name = "collective.all_reduce_bus_gb_s"
+    run = RunReport(id="it/r1", scalars={name: ScalarValue(value=400.0, unit="GB/s")})
+    phase = PhaseReport(id="it", kind="network", title="it", status="PASS", runs=(run,))
+    last_go = samples.go().model_copy(update={"phases": (phase,)})
+    report = measured(tmp_path, {"all_reduce": rows(300.0)}, last_go=last_go)
+    status, message = found(report, f"usual.{name}")
+    assert (status, report.status) == ("FAIL", "PASS")
+    assert "-25" in message
+
+
+def test_one_gpu_has_nothing_to_measure_and_passes(tmp_path: Path) -> None:
+    report = measured(tmp_path, {}, gpus=1, accept=["collective.errors == 0"])
+    assert report.status == "PASS"
+    assert found(report, "collectives")[1] == "One GPU: there is nothing to measure between GPUs."
+    with pytest.raises(RunbookError, match="it needs two GPUs"):
+        loads(
+            "schema: 1\nname: a\nhardware: {gpus: 1}\nphases:\n"
+            "  - {id: n, kind: network, accept: [collective.all_reduce_bus_gb_s >= 1]}\n"
+        )
+
+
+def test_no_collective_is_no_pass(tmp_path: Path) -> None:
+    assert measured(tmp_path, {}).status == "INCONCLUSIVE"
+
+
+@pytest.mark.parametrize(
+    "bad", [None, [], 3, {"all_reduce": 3}, {"all_reduce": [3, {"bytes": "x"}, {"late_s": [None]}]}]
+)
+def test_no_record_raises(tmp_path: Path, bad: Any) -> None:
+    assert measured(tmp_path, bad).status == "INCONCLUSIVE"
