@@ -64,7 +64,8 @@ class Determinism(TrainingKind[DeterminismPhase]):
 
     def measured_criteria(self, record: PhaseRecord, validation: ValidationRecord) -> Iterator[ImplicitCriterion]:
         """Every run against every other."""
-        yield ImplicitCriterion("same", "the losses of all runs are equal digit by digit", _same(record.measured))
+        rule = _same(record.measured)
+        yield ImplicitCriterion("same", "the losses of all runs are equal digit by digit", rule, whole=True)
 
 
 def _losses(run: RunRecord) -> Losses:
@@ -73,7 +74,7 @@ def _losses(run: RunRecord) -> Losses:
 
 
 def _same(runs: Sequence[RunRecord]) -> Rule:
-    """The same answer for each run: it is about all of them."""
+    """About all runs, whichever is asked for."""
     by_device: dict[str, list[Losses]] = {}
     for run in runs:
         by_device.setdefault(_device(run), []).append(_losses(run))
