@@ -27,7 +27,7 @@ _SETUP_S = 300.0
 
 _WORKERS = 2
 _THROTTLED = 0.01
-"""Share of the samples with a slowdown for heat or power from which the machine is not healthy."""
+"""Share of the samples with a thermal or power slowdown from which the machine is not healthy."""
 
 
 class Burnin(ProcessKind[BurninPhase]):
@@ -76,7 +76,7 @@ class Burnin(ProcessKind[BurninPhase]):
         gathered.add_shown_table("Devices under load", _COLUMNS, (_row(one, record) for one in devices))
 
     def criteria(self, phase: BurninPhase, runbook: Runbook) -> Iterator[ImplicitCriterion]:
-        """Right answers decide everywhere; rates and heat on GPUs, for the cores of a CPU are shared with others."""
+        """Right answers decide everywhere; rates and temperature on GPUs, for the cores of a CPU are shared with others."""
         on_gpus = runbook.hardware.gpus > 0
 
         def decides(runs: Sequence[JudgedRun]) -> bool:
@@ -92,7 +92,7 @@ class Burnin(ProcessKind[BurninPhase]):
                 "even", f"no device is {share} slower than the others", _even(phase), required=decides
             )
         yield ImplicitCriterion("steady", f"no device loses {share} of its rate", _steady(phase), required=decides)
-        yield ImplicitCriterion("cool", "no GPU slows itself down for heat or power", _cool, required=decides)
+        yield ImplicitCriterion("cool", "no GPU slows itself down for temperature or power", _cool, required=decides)
 
 
 def lasts(phase: BurninPhase, gpus: int) -> float:
@@ -115,10 +115,10 @@ def _row(one: Device, record: BurninRecord) -> tuple[str | float | None, ...]:
         None if value is None else float(f"{value:.4g}")
         for value in (one.rate, one.memory_gb_s, *((load.temperature_c, load.power_w, load.clock_mhz) if load else ()))
     ]
-    heat = rounded[2:] if load else [None] * 3
+    machine = rounded[2:] if load else [None] * 3
     throttled = None if load is None or load.throttled is None else format_percent(load.throttled)
     changes = (slower.text if slower else None, sag.text if sag else None)
-    return (one.label, one.identity or None, rounded[0], *changes, rounded[1], float(one.wrong), *heat, throttled)
+    return (one.label, one.identity or None, rounded[0], *changes, rounded[1], float(one.wrong), *machine, throttled)
 
 
 def _scalars(record: BurninRecord) -> dict[str, float | None]:
@@ -208,8 +208,10 @@ def _steady(phase: BurninPhase) -> Rule:
         device = next(one for one in record.devices if one.rank == rank)
         text = f"{device.label} lost most: {change.text} from the first third of the time to the last"
         load = record.loads.get(-1 if device.gpu is None else device.gpu)
-        heat = "" if load is None or load.temperature_c is None else f", {format_number(load.temperature_c)} °C at most"
-        return _judged(change, phase.max_slower, device, text + heat)
+        hottest = (
+            "" if load is None or load.temperature_c is None else f", {format_number(load.temperature_c)} °C at most"
+        )
+        return _judged(change, phase.max_slower, device, text + hottest)
 
     return rule
 

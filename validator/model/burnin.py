@@ -1,4 +1,4 @@
-"""What a burn-in found of each device, as the kind judges it: rates, wrong answers, heat."""
+"""What a burn-in found of each device, as the kind judges it: rates, wrong answers, temperature."""
 
 from __future__ import annotations
 

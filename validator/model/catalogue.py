@@ -452,7 +452,11 @@ BURNIN = (
         ("burnin.temperature_c", "°C", "highest temperature of any GPU"),
         ("burnin.power_w", "W", "mean power of the GPU that drew least"),
         ("burnin.clock_mhz", "MHz", "mean clock of the slowest GPU"),
-        ("burnin.throttled_pct", "%", "samples in which the GPU slowed itself down for heat or power, worst GPU"),
+        (
+            "burnin.throttled_pct",
+            "%",
+            "samples in which the GPU slowed itself down for temperature or power, worst GPU",
+        ),
         cuda_only=True,
     ),
 )

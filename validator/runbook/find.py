@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from validator.runbook.document import parse, plain
 from validator.runbook.problems import Mark, Problem, RunbookError
@@ -20,10 +20,10 @@ class RunbookInfo(NamedTuple):
     path: Path
     title: str
     description: str
-    gpus: int
+    gpus: int | Literal["all"]
     phases: tuple[str, ...]
     bundled_trainer: bool
-    """Whether it names no trainer of its own, so that the bundled one has to be installed."""
+    """Whether it trains and names no trainer of its own, so that the bundled one has to be installed."""
 
 
 def _shipped() -> dict[str, Path]:
@@ -65,13 +65,15 @@ def _info(name: str, path: Path) -> RunbookInfo:
     tree = plain(root) if root is not None else {}
     tree = tree if isinstance(tree, dict) else {}
     hardware = tree.get("hardware") or {}
-    phases = tuple(str(phase.get("id", "")) for phase in tree.get("phases") or () if isinstance(phase, dict))
+    phases = [phase for phase in tree.get("phases") or () if isinstance(phase, dict)]
+    trains = any("steps" in phase or phase.get("kind") == "pytest" for phase in phases)
+    gpus = hardware.get("gpus") or 0
     return RunbookInfo(
         name=name,
         path=path,
         title=str(tree.get("title") or ""),
         description=" ".join(str(tree.get("description") or "").split()),
-        gpus=int(hardware.get("gpus") or 0),
-        phases=phases,
-        bundled_trainer="command" not in (tree.get("trainer") or {}),
+        gpus=gpus if gpus == "all" else int(gpus),
+        phases=tuple(str(phase.get("id", "")) for phase in phases),
+        bundled_trainer=trains and "command" not in (tree.get("trainer") or {}),
     )

@@ -1,7 +1,7 @@
 """Tools of others that measure GPUs and links, where they are installed: nccl-tests, nvbandwidth, ib_write_bw, dcgmi.
 
 Each runs for a bounded time in a process of `main`, which writes what they answered with their versions. What a tool
-says is foreign text: a number that cannot be read is a reason, never a value.
+says is untrusted text: a number that cannot be read is a reason, never a value.
 """
 
 from __future__ import annotations

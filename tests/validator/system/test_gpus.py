@@ -13,7 +13,7 @@ from validator.model.runbook import Hardware
 from validator.model.verdict import Check
 from validator.system.gpu_checks import gpu_checks
 from validator.system.gpu_facts import GpuReport, NvLinks
-from validator.system.nvml import Gpus, read_gpus
+from validator.system.nvml import Gpus, count_gpus, read_gpus
 from validator.system.xid import XidEvent, parse_xids, read_xids
 
 SECOND = "GPU-22222222-bbbb"
@@ -107,6 +107,31 @@ def test_a_refused_question_is_none_and_the_others_are_answered() -> None:
 def test_a_gpu_that_fell_off_the_bus_leaves_the_others() -> None:
     gpus = Gpus.open({}, nvml=FakeNvml(Card(gone=True), Card(uuid=SECOND)))
     assert (gpus.indices, gpus.uuids()) == ((1,), (SECOND,))
+
+
+@pytest.mark.parametrize(
+    ("files", "on_bus", "environment", "count"),
+    [
+        ([], 0, {}, 0),
+        ([], 8, {}, 8),  # without a driver the bus still lists them
+        (["nvidiactl"], 8, {}, 0),  # a container that is given none of the host's
+        (["nvidiactl", "nvidia0", "nvidia1", "nvidia-uvm"], 8, {}, 2),  # one that is given two, which do not answer
+        (["nvidiactl", "nvidia0", "nvidia1"], 8, {"CUDA_VISIBLE_DEVICES": ""}, 0),
+        ([], 8, {"NVIDIA_VISIBLE_DEVICES": "void"}, 0),
+    ],
+)
+def test_all_gpus_are_those_that_the_machine_should_show(
+    tmp_path: Path, files: list[str], on_bus: int, environment: dict[str, str], count: int
+) -> None:
+    devices, bus = tmp_path / "dev", tmp_path / "bus"
+    for name in files:
+        (devices / name).mkdir(parents=True)
+    ids = [("0x10de", "0x030200")] * on_bus + [("0x10de", "0x068000"), ("0x8086", "0x030000")]  # an NVSwitch, another's
+    for index, (vendor, kind) in enumerate(ids):
+        (bus / str(index)).mkdir(parents=True)
+        (bus / str(index) / "vendor").write_text(f"{vendor}\n")
+        (bus / str(index) / "class").write_text(f"{kind}\n")
+    assert count_gpus(environment, devices=devices, bus=bus) == count
 
 
 def test_no_driver_is_no_gpus() -> None:
