@@ -76,7 +76,7 @@ class Burnin(ProcessKind[BurninPhase]):
         gathered.add_shown_table("Devices under load", _COLUMNS, (_row(one, record) for one in devices))
 
     def criteria(self, phase: BurninPhase, runbook: Runbook) -> Iterator[ImplicitCriterion]:
-        """Right answers decide everywhere; rates and temperature on GPUs, for the cores of a CPU are shared with others."""
+        """Right answers decide everywhere; rates and temperature on GPUs, for cores are shared with others."""
         on_gpus = runbook.hardware.gpus > 0
 
         def decides(runs: Sequence[JudgedRun]) -> bool:
