@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from validator.system.amd_gpus import read_amd_gpus
@@ -39,25 +40,23 @@ def read_gpus(*, nvml: Any | None = None, environment: Mapping[str, str] | None 
     return report
 
 
-_BUS = Path("/sys/bus/pci/devices")
+_DEVICES, _BUS = Path("/dev"), Path("/sys/bus/pci/devices")
 _NVIDIA, _DISPLAY = "0x10de", "0x03"
 
 
-def count_gpus(environment: Mapping[str, str] = os.environ, *, devices: Path = Path("/dev"), bus: Path = _BUS) -> int:
+def count_gpus(environment: Mapping[str, str] = os.environ, *, devices: Path = _DEVICES, bus: Path = _BUS) -> int:
     """How many GPUs the machine has: those that its driver shows, and those that it should show.
 
     A GPU that has fallen off keeps its device file, and without a driver the PCI bus still lists it. Where a variable
     chooses among the GPUs, the visible ones count.
     """
-    gpus = Gpus.open(environment)
-    shown = len(gpus.indices)
-    gpus.close()
+    shown = len(read_gpus(environment=environment).gpus)
     if "CUDA_VISIBLE_DEVICES" in environment or "NVIDIA_VISIBLE_DEVICES" in environment:
         return shown
     files = sum(one.name[6:].isdecimal() for one in devices.glob("nvidia[0-9]*"))
     if files or (devices / "nvidiactl").exists() or not bus.is_dir():
         return max(shown, files)
-    return sum(_reads(one / "vendor", _NVIDIA) and _reads(one / "class", _DISPLAY) for one in bus.iterdir())
+    return shown or sum(_reads(one / "vendor", _NVIDIA) and _reads(one / "class", _DISPLAY) for one in bus.iterdir())
 
 
 def _reads(path: Path, beginning: str) -> bool:
