@@ -270,6 +270,9 @@ class Kind(Generic[P]):
     looks = False
     """Whether it has checks of the machine, so that on a cluster the agent of each node makes them."""
 
+    looks_back = False
+    """Whether it compares what it measures with the last GO though no criterion names it."""
+
     relies_on: tuple[str, ...] = ()
     """Files that its verdict rests on besides those of `trainer.metrics`."""
 

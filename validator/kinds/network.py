@@ -41,6 +41,7 @@ class Network(ProcessKind[NetworkPhase]):
     """One run, one process on each device."""
 
     schema = NetworkPhase
+    looks_back = True
     asks_unwritten = (
         ("collectives", "late", "collective.all_reduce_bus_gb_s", "usual.NAME"),
         "every answer is right; no rank is late; the all-reduce reaches its public bound, and each rate the last GO's",

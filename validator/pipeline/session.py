@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from validator.errors import Unable
+from validator.kinds.registry import kind_of
 from validator.model.plan import Plan, RunSpec
 from validator.model.record import Attempt, Outcome
 from validator.model.resolve import LAST_GO
@@ -311,8 +312,9 @@ def record_machine(session: Session) -> None:
 
 
 def _names_last_go(runbook: Runbook) -> bool:
-    """Whether a criterion compares with an earlier validation."""
-    return any(f"{LAST_GO}." in one.expr for phase in runbook.phases for one in phase.accept)
+    """Whether a criterion compares with an earlier validation, or a kind does."""
+    named = any(f"{LAST_GO}." in one.expr for phase in runbook.phases for one in phase.accept)
+    return named or any(kind_of(phase.kind).looks_back for phase in runbook.phases)
 
 
 def _keep_last_go(folder: RunFolder, environment: Mapping[str, Any]) -> None:
