@@ -9,7 +9,6 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +149,7 @@ def _charged(devices: Sequence[Device]) -> list[Device]:
     odd = {bits for bits in answers if bits != most or count == second}
     text = "its answer differs from that of most devices" if count > second else "answers differ between devices"
     return [
-        replace(one, errors={**one.errors, "gemm": one.errors.get("gemm", 0) + 1}, seen=one.seen or text)
+        one._replace(errors={**one.errors, "gemm": one.errors.get("gemm", 0) + 1}, seen=one.seen or text)
         if one.bits in odd
         else one
         for one in devices

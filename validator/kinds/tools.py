@@ -7,8 +7,7 @@ that is not there is said, and fails nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from validator.kinds.base import Found, ImplicitCriterion, JudgedRun, Planner, ProcessKind, Rule, Seen
 from validator.model.phases import ToolsPhase
@@ -33,8 +32,7 @@ _TOOLS = {
 }
 
 
-@dataclass(frozen=True)
-class ToolRecord:
+class ToolRecord(NamedTuple):
     """What one tool said: a text with its version and values, what failed, or why it was `skipped`."""
 
     text: str
@@ -42,8 +40,7 @@ class ToolRecord:
     skipped: str | None
 
 
-@dataclass(frozen=True)
-class ToolsRecord:
+class ToolsRecord(NamedTuple):
     """All tools by name."""
 
     tools: Mapping[str, ToolRecord]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from itertools import pairwise
+from types import MappingProxyType
+from typing import NamedTuple
 
 from validator.text import format_change, format_interval
 
@@ -13,8 +14,11 @@ _BLOCKS = 12
 """Rates are compared by the means of as many parts of the time: single rounds follow each other too closely."""
 
 
-@dataclass(frozen=True)
-class Change:
+NOTHING: Mapping[str, int] = MappingProxyType({})
+"""No wrong answer of any part."""
+
+
+class Change(NamedTuple):
     """A relative difference with its 95 % interval, adjusted for the number of devices."""
 
     effect: float
@@ -27,8 +31,7 @@ class Change:
         return f"{format_change(self.effect)} {format_interval(self.low, self.high, format_change)}"
 
 
-@dataclass(frozen=True)
-class Device:
+class Device(NamedTuple):
     """What one rank reported of its device. `errors` are wrong answers by part; `seen` quotes the first of them."""
 
     rank: int
@@ -40,7 +43,7 @@ class Device:
     rates: tuple[float, ...] = ()
     times_s: tuple[float, ...] = ()
     memory_gb_s: float | None = None
-    errors: Mapping[str, int] = field(default_factory=dict)
+    errors: Mapping[str, int] = NOTHING
     seen: str = ""
     done: bool = False
 
@@ -62,8 +65,7 @@ class Device:
         return tuple(statistics.fmean(self.rates[a:b]) for a, b in pairwise(edges))
 
 
-@dataclass(frozen=True)
-class Load:
+class Load(NamedTuple):
     """A GPU during the run, by the samples of the machine."""
 
     temperature_c: float | None
@@ -73,8 +75,7 @@ class Load:
     reasons: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class BurninRecord:
+class BurninRecord(NamedTuple):
     """All devices in the order of their ranks, of so many that were `planned`; `slower` than the others and `sag` over
     time by rank, `loads` by GPU."""
 

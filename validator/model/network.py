@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Line:
+class Line(NamedTuple):
     """A quantity of the fit, with its 95 % interval."""
 
     value: float
@@ -15,8 +14,7 @@ class Line:
     high: float
 
 
-@dataclass(frozen=True)
-class Curve:
+class Curve(NamedTuple):
     """One collective: `times_s` by bytes, bus bandwidths, and t = a + n / B over all sizes, B as bus bandwidth."""
 
     name: str
@@ -27,8 +25,7 @@ class Curve:
     fit_gb_s: Line | None
 
 
-@dataclass(frozen=True)
-class NetworkRecord:
+class NetworkRecord(NamedTuple):
     """All collectives by `backend`; `late_s` by collective and rank, `wrong` elements by the rank that sent them."""
 
     backend: str
