@@ -312,6 +312,8 @@ def _clean_account(value: Any, key: str = "") -> Any:
     """What a trainer or its logs say, cleaned by name and by content."""
     if isinstance(value, Mapping):
         return {name: _clean_account(item, str(name)) for name, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_clean_account(item, name) for name, item in zip(value._fields, value, strict=True)))
     if isinstance(value, (list, tuple)):
         return type(value)(_clean_account(item, key) for item in value)
     if isinstance(value, Frozen):

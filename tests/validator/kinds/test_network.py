@@ -11,11 +11,13 @@ import pytest
 
 from tests.validator.kinds.machines import found, judged
 from tests.validator.report import samples
-from validator.ingest.network import fit
+from validator.ingest.network import fit, read_network
 from validator.kinds.registry import loads
+from validator.model.network import NetworkRecord
 from validator.model.result import ScalarValue
 from validator.model.verdict import PhaseReport, RunReport, ValidationReport
 from validator.runbook import RunbookError
+from validator.secrets import masking
 
 SIZES = [2**10 * 4**at for at in range(12)]
 """1 KiB to 4 GiB."""
@@ -128,6 +130,15 @@ def test_one_gpu_has_nothing_to_measure_and_passes(tmp_path: Path) -> None:
             "schema: 1\nname: a\nhardware: {gpus: 1}\nphases:\n"
             "  - {id: n, kind: network, accept: [collective.all_reduce_bus_gb_s >= 1]}\n"
         )
+
+
+def test_what_was_read_can_be_masked() -> None:
+    """A validation hides secrets in what it read before it judges that."""
+    record = read_network({"backend": "token=hunter2abc", "collectives": {"all_reduce": rows(300.0)}}, "c.json")
+    masked = masking._clean_account(record)
+    assert isinstance(masked, NetworkRecord)
+    assert "hunter2abc" not in masked.backend
+    assert masked.curves == record.curves
 
 
 def test_no_collective_is_no_pass(tmp_path: Path) -> None:
