@@ -141,11 +141,11 @@ def test_the_recommended_command_names_what_is_to_be_filled_in() -> None:
 
 
 def test_a_phase_of_an_unknown_kind_is_refused_and_not_planned_as_another() -> None:
-    class NetworkPhase(ProcessPhase):
-        kind: Literal["network"]
+    class UnheardPhase(ProcessPhase):
+        kind: Literal["unheard"]
 
     known = book({"id": "c", "kind": "command", "run": "true"})
-    with pytest.raises(UnknownKind, match="'network' is no kind of phase; known: preflight, command, pytest, "):
-        plan_phase(known, NetworkPhase(id="s", kind="network"), run_dir=RUN_DIR)
-    with pytest.raises(ValueError, match="'network' is no kind of phase"):
-        RunSpec(id="s/r1", phase="s", kind="network", launcher="exec", argv=(), env={}, out="runs/s/r1", timeout_s=1)
+    with pytest.raises(UnknownKind, match="'unheard' is no kind of phase; known: preflight, command, pytest, "):
+        plan_phase(known, UnheardPhase(id="s", kind="unheard"), run_dir=RUN_DIR)
+    with pytest.raises(ValueError, match="'unheard' is no kind of phase"):
+        RunSpec(id="s/r1", phase="s", kind="unheard", launcher="exec", argv=(), env={}, out="runs/s/r1", timeout_s=1)
