@@ -168,6 +168,7 @@ _ALLOWED = {
     "supervise/capture.py": "holes in a log that is being written",
     "system/xid.py": "/dev/kmsg",
     "system/software.py": "what its own process printed",
+    "system/packages.py": "the source of a launcher in the operator's environment",
     "ingest/read_log.py": "lines in bounds, whose errors are caught",
 }
 """Who may open or parse by itself, and what."""

@@ -15,6 +15,7 @@ from validator.system.amd_gpus import read_amd_gpus
 from validator.system.gpu_facts import GpuFacts, GpuProcess, GpuReport, RemappedRows, visible_gpus
 from validator.system.nvml_ask import NO_DRIVER, ask_nvml, decoded, load, watts
 from validator.system.nvml_health import ecc, error_counters, fabric, nvlinks, recovery, spare_rows
+from validator.system.processes import read_proc_text
 
 MIB = 2**20
 
@@ -56,14 +57,8 @@ def count_gpus(environment: Mapping[str, str] = os.environ, *, devices: Path = _
     files = sum(one.name[6:].isdecimal() for one in devices.glob("nvidia[0-9]*"))
     if files or (devices / "nvidiactl").exists() or not bus.is_dir():
         return max(shown, files)
-    return shown or sum(_reads(one / "vendor", _NVIDIA) and _reads(one / "class", _DISPLAY) for one in bus.iterdir())
-
-
-def _reads(path: Path, beginning: str) -> bool:
-    try:
-        return path.read_text(encoding="ascii").startswith(beginning)
-    except (OSError, ValueError):
-        return False
+    told = ((read_proc_text(one / "vendor"), read_proc_text(one / "class")) for one in bus.iterdir())
+    return shown or sum(vendor.startswith(_NVIDIA) and kind.startswith(_DISPLAY) for vendor, kind in told)
 
 
 class Gpus:
