@@ -14,9 +14,14 @@ from validator.text import format_number
 
 if TYPE_CHECKING:
     from validator.stats.measure import RunMeasurement
+    from validator.stats.window import Level
 
 _MIN_SLOW_DOWN = 5.0
 """Per cent: 1 to 2 % of thermal settling is healthy."""
+
+_OTHERS_PCT, _FULL_PCT, _MOST = 10.0, 85.0, 0.5
+"""Share of all cores that other programs use, share that is busy, and share of a level's samples in which both are so,
+from which the level is not this machine's."""
 
 
 class Soak(TrainingKind[SoakPhase]):
@@ -88,7 +93,26 @@ def _sustained_rate(run: JudgedRun, limit: float) -> Found:
         return Found(
             "INCONCLUSIVE", f"{message}; more steps would show whether it is {format_number(limit)} %.", lost, limit
         )
+    if (others := _others_in(run, last)) is not None:
+        why = f"other programs used {format_number(others)} % of the machine's CPU then, and hardly any was left"
+        return Found("INCONCLUSIVE", f"{message}; {why}: run it again without them.", lost, limit)
     return Found("FAIL", f"{message}.", lost, limit)
+
+
+def _others_in(run: JudgedRun, level: Level) -> float | None:
+    """Per cent of all cores that other programs used in a level most of whose samples they crowd; None in any other."""
+    series = {} if run.result is None else run.result.series
+    busy, others = (series.get(f"telemetry.{name}") for name in ("host_cpu_pct", "host_other_cpu_pct"))
+    if busy is None or others is None:
+        return None
+    used = dict(zip(busy.steps.tolist(), busy.values.tolist(), strict=True))
+    both = [
+        (used[step], taken)
+        for step, taken in zip(others.steps.tolist(), others.values.tolist(), strict=True)
+        if level.first_step <= step <= level.last_step and step in used
+    ]
+    crowded = sum(full >= _FULL_PCT and taken >= _OTHERS_PCT for full, taken in both)
+    return sum(taken for _, taken in both) / len(both) if both and crowded >= _MOST * len(both) else None
 
 
 def _over_few_rows(measurement: RunMeasurement, why: str, limit: float) -> Found:

@@ -314,6 +314,20 @@ def test_a_long_run_that_lastingly_slows_down_fails_by_name(
         assert "% lower than in steps" in found.message
 
 
+@pytest.mark.parametrize(("others", "busy", "status"), [(20, 99, "INCONCLUSIVE"), (20, 60, "FAIL"), (3, 99, "FAIL")])
+def test_a_slow_down_while_others_use_the_cpu_is_not_the_machines(others: int, busy: int, status: str) -> None:
+    """A build beside the last fifth of a soak made a healthy machine NO-GO."""
+    times = ar1(300, cv=0.005) * np.where(np.arange(300) < 240, 1.0, 1.2)
+    sampled = {
+        f"telemetry.{name}": series(f"telemetry.{name}", np.where(np.arange(300) < 240, low, high), unit="%")
+        for name, low, high in (("host_cpu_pct", 50.0, busy), ("host_other_cpu_pct", 1.0, others))
+    }
+    runs = [run_record("baseline", found=result(times=times, series=sampled))]
+    found = verdict(judge_one("loss.last < loss.first", kind="soak", runs=runs), "sustained_rate")
+    assert found.status == status
+    assert ("other programs used 20 % of the machine's CPU then" in found.message) is (status == "INCONCLUSIVE")
+
+
 def test_a_long_run_whose_rate_nothing_tells_is_not_failed_for_it() -> None:
     runs = [run_record("baseline", found=result(without=["toks_per_s", "step_time_s"]))]
     found = verdict(judge_one("loss.last < loss.first", kind="soak", runs=runs), "sustained_rate")
