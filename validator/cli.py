@@ -108,7 +108,7 @@ def _steady_streams() -> tuple[_Steady, _Steady]:
     if sys.stdin is None:
         sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 -- a number, and for good
     out, err = _Steady(1, patience_s=None), _Steady(2, patience_s=_PATIENCE_S)
-    sys.stdout, sys.stderr = _text(out, sys.stdout, lines=False), _text(err, sys.stderr, lines=True)
+    sys.stdout, sys.stderr = _text_layer(out, sys.stdout, lines=False), _text_layer(err, sys.stderr, lines=True)
     return out, err
 
 
@@ -132,7 +132,7 @@ class _Plain(io.TextIOWrapper):
         super().write(_ACTING.sub("", f"{line}\n"))
 
 
-def _text(raw: _Steady, before: TextIO | None, *, lines: bool) -> TextIO:
+def _text_layer(raw: _Steady, before: TextIO | None, *, lines: bool) -> TextIO:
     """The text layer as Python makes it, except that what the encoding lacks is escaped."""
     encoding = getattr(before, "encoding", None) or "utf-8"
     made = _Plain(

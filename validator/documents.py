@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import zlib
+from collections.abc import Mapping
 from typing import Any
 
 MAX_BYTES = 64 * 2**20
@@ -16,6 +17,9 @@ MAX_BYTES = 64 * 2**20
 
 MAX_DEPTH = 64
 """Deepest nesting of JSON and of folders that is read: nothing of the contract comes near, and code may recurse."""
+
+_LARGEST = 1e15
+"""Bound of what is taken for a measurement."""
 
 _MAX_INTEGER = 2**63 - 1
 _MAX_VALUES = 100_000
@@ -58,6 +62,15 @@ def parse_json(data: bytes | str, *, depth: int = MAX_DEPTH, exact: bool = False
         raise ValueError(f"it is nested deeper than {depth} levels") from error
     _require_shallow(value, depth)
     return _without_surrogates(value) if not exact and _SURROGATE.search(text) else value
+
+
+def number_at(found: Any, *keys: str, least: float = -_LARGEST) -> float | None:
+    """The number behind nested keys of a parsed document; None where there is none from `least` to 1e15."""
+    for key in keys:
+        found = found.get(key) if isinstance(found, Mapping) else None
+    if isinstance(found, bool) or not isinstance(found, (int, float)) or not least <= found < _LARGEST:
+        return None  # of NaN no comparison is true
+    return float(found)
 
 
 def parse_yaml(text: str) -> Any:

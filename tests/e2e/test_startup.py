@@ -92,7 +92,7 @@ print(*sorted(f"{one.__name__}.{key}" for one in models for key, of in vars(one)
     done = python("-c", code, cwd=tmp_path)
     made, texts = done.stdout.split("\n")[:2]
     evidence = {"DiskRecord", "LoaderTrial", "Measured", "SelectedTests"}
-    assert set(made.split()) <= {"Built", "Node", "OpenBound", *evidence}
+    assert set(made.split()) <= {"Built", "YamlNode", "OpenBound", *evidence}
     assert texts == ""
 
 

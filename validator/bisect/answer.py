@@ -105,7 +105,7 @@ def bisection(
         metric=trials.reference,
         unit=trials.compared.unit,
         outcome=outcome,
-        message=_message(outcome, why, causes, found, trials),
+        message=_explanation_text(outcome, why, causes, found, trials),
         good_value=None if ends is None or ends.good is None else ends.good.point,
         bad_value=None if ends is None or ends.bad is None else ends.bad.point,
         differences=tuple(differing.values()),
@@ -153,7 +153,7 @@ def _trial_share(value: float | None, ends: Ends) -> float | None:
     return math.log(ends.good.point / value) / math.log(ends.good.point / ends.bad.point)
 
 
-def _message(
+def _explanation_text(
     outcome: BisectionOutcome, why: str, causes: Sequence[Cause], found: Explanation | None, trials: Trials
 ) -> str:
     runs = plural(trials.used, "run")

@@ -171,7 +171,7 @@ def _carry_out(header: BisectHeader, root: Path, *, lock: bool, note: Note) -> B
             known=_metrics_of(header.good),
             done=[Trial(**{**one, "names": frozenset(one["names"])}) for one in before],
         )
-        answer = _answer(header, root, trials)
+        answer = _bisected(header, root, trials)
         runner.journal.append("finished" if answer.outcome != "interrupted" else "interrupted", outcome=answer.outcome)
         (root / "bisect.json").write_text(answer.model_dump_json(indent=2) + "\n", encoding="utf-8")
     return answer
@@ -231,7 +231,7 @@ def _combination(names: frozenset[str], all_names: Collection[str]) -> str:
     return f"from bad: {', '.join(name for name in all_names if name in names)}"
 
 
-def _answer(header: BisectHeader, root: Path, trials: Trials) -> Bisection:
+def _bisected(header: BisectHeader, root: Path, trials: Trials) -> Bisection:
     """Measure both ends, search between them, and say what was found."""
     found: Explanation | None = None
     outcome: BisectionOutcome = "explained"

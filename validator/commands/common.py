@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperCommand
 
 from validator.errors import ExitCode, UserError
+from validator.text import on_actions
 
 if TYPE_CHECKING:
     from validator.report.annotations import Annotation
@@ -107,7 +108,6 @@ def fail(message: str, *, as_json: bool, code: ExitCode = ExitCode.USAGE, **deta
 def annotate(annotations: Iterable[Annotation], *, as_json: bool, cwd: str | None = None) -> None:
     """On GitHub Actions: print what went wrong as the runner shows it, on stderr where stdout is JSON alone."""
     from validator.report.annotations import annotation_lines
-    from validator.text import on_actions
 
     if on_actions(os.environ):
         for line in annotation_lines(annotations, os.environ, cwd=cwd):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from validator.commands.common import AfterDashes, AsJson, behind_dashes, duration, example, fail, print_json, reported
+from validator.report.terminal import lines
 
 if TYPE_CHECKING:
     from validator.init.work import Initiated
@@ -81,7 +82,6 @@ def command(
 
 def _show(initiated: Initiated) -> None:
     """What was understood, and what to type next."""
-    from validator.report.terminal import lines
     from validator.report.terminal.watched import unrecognized_lines, watched_lines
 
     path = shlex.quote(str(initiated.path))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from validator.commands import common
+from validator.text import on_actions
 
 if TYPE_CHECKING:
     from validator.pipeline.validate import RunRequest
@@ -89,13 +90,9 @@ def command(
     watch_s = common.duration("--seconds", seconds, as_json=as_json)
     with common.reported(as_json=as_json), _annotated_problems(as_json=as_json):
         if words:
-            finished = _run_command(
-                words,
-                steps=steps,
-                watch_s=watch_s,
-                request=validate.RunRequest(runbook="", parent=out, fail_fast=fail_fast, lock=not no_lock),
-                quiet=as_json,
-            )
+            request = validate.RunRequest(runbook="", parent=out, fail_fast=fail_fast, lock=not no_lock)
+            request = _request_for(words, steps=steps, watch_s=watch_s, request=request, quiet=as_json)
+            finished = validate.execute(request, quiet=as_json)
         elif resume is not None:
             finished = validate.resume(
                 resume,
@@ -125,12 +122,11 @@ def command(
     raise typer.Exit(finished.report.exits_with)
 
 
-def _run_command(
+def _request_for(
     words: tuple[str, ...], *, steps: int | None, watch_s: float, request: RunRequest, quiet: bool
-) -> Finished:
-    """Watch a trainer's command, make a runbook without bounds for it, and run that: GO is not possible."""
+) -> RunRequest:
+    """Watch a trainer's command and make a runbook without bounds for it: GO is not possible."""
     from validator.init.work import InitRequest, runbook_for
-    from validator.pipeline import validate
 
     def note(line: str) -> None:
         if not quiet:
@@ -138,8 +134,7 @@ def _run_command(
 
     made = runbook_for(InitRequest(words, seconds=watch_s, lock=request.lock), steps=steps, note=note)
     note(f"it reads {made.source}")
-    request = dataclasses.replace(request, runbook=str(made.loaded.path), loaded=made.loaded)
-    return validate.execute(request, quiet=quiet)
+    return dataclasses.replace(request, runbook=str(made.loaded.path), loaded=made.loaded)
 
 
 def _show_finished(finished: Finished, *, as_json: bool) -> None:
@@ -169,7 +164,6 @@ def _annotated_problems(*, as_json: bool) -> Iterator[None]:
 def _annotate(finished: Finished, *, as_json: bool) -> None:
     """On GitHub Actions: what kept the decision from being GO, at the lines of the runbook."""
     from validator.report.annotations import of_report
-    from validator.text import on_actions
 
     if on_actions(os.environ):
         text, header = finished.runbook

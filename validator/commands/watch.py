@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from validator.commands.common import duration, example, fail, reported
+from validator.text import CommandGuard, on_actions
 
 if TYPE_CHECKING:
     from validator.supervise.watch import WatchEvent
@@ -53,7 +54,6 @@ def command(
     from validator.model.runbook import TrainerMetrics, Watchdog
     from validator.pipeline.inspect import printed_metrics, reader_metrics
     from validator.supervise.watch import printed_to_log, watch_to_end
-    from validator.text import CommandGuard, on_actions
 
     with reported(as_json=as_json):
         piped = str(directory) == "-"

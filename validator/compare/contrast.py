@@ -9,7 +9,7 @@ from validator.compare.metrics import Cell, Side, metric_differences
 from validator.judge.config import same_value
 from validator.model.catalogue import Metric
 from validator.model.contrast import (
-    Contrast,
+    ContrastReport,
     ContrastVerdict,
     CriterionDifference,
     FindingDifference,
@@ -28,7 +28,7 @@ _PLACE_VALUES = ("/runs/",)
 Where = Literal["config", "environment", "machine", "runbook"]
 
 
-def contrast(a: Side, b: Side, *, not_worse_than: float | None = None) -> Contrast:
+def contrast(a: Side, b: Side, *, not_worse_than: float | None = None) -> ContrastReport:
     """Side `b` against side `a`.
 
     Worse if the rate, the memory or the loss of some phase is worse, if a required criterion passed and now does not,
@@ -43,7 +43,7 @@ def contrast(a: Side, b: Side, *, not_worse_than: float | None = None) -> Contra
     verdict, message = _overall_verdict(
         metrics, criteria, gained, b.metrics, shared=bool(set(a.cells) & set(b.cells)), min_effect=b.min_effect
     )
-    return Contrast(
+    return ContrastReport(
         a=a.subject,
         b=b.subject,
         not_worse_than=not_worse_than,

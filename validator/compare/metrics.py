@@ -17,7 +17,7 @@ import numpy as np
 
 from validator.judge.cost import PER_MILLION, cost_stats
 from validator.model.catalogue import METRICS, Metric, headlines
-from validator.model.contrast import ContrastVerdict, MetricDifference, Sample, Subject
+from validator.model.contrast import ContrastSide, ContrastVerdict, MetricDifference, Sample
 from validator.model.machine import machine_class
 from validator.model.runbook import Runbook
 from validator.model.schemas import reported
@@ -38,7 +38,7 @@ class Side:
     catalogue are the runbook's.
     """
 
-    subject: Subject
+    subject: ContrastSide
     cells: Mapping[Cell, tuple[RunReport, ...]]
     criteria: Mapping[str, Verdict] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
@@ -56,7 +56,7 @@ def validation_side(
     for phase in report.phases:
         for run in phase.measured if reported(phase.kind).compared else ():
             cells.setdefault((phase.id, run.arm), []).append(_with_cost(run, phase, runbook))
-    subject = Subject(
+    subject = ContrastSide(
         kind="validation",
         name=report.run_id,
         path=path,
@@ -104,7 +104,7 @@ def run_side(
     declared: Mapping[str, Metric] | None = None,
 ) -> Side:
     """A trainer's folder, which is one run; `declared` are the metrics that its runbook adds to the catalogue."""
-    subject, metrics = Subject(kind="run", name=name, path=path), {**METRICS, **(declared or {})}
+    subject, metrics = ContrastSide(kind="run", name=name, path=path), {**METRICS, **(declared or {})}
     return Side(subject=subject, cells={(None, None): (run,)}, findings=findings, facts=facts or {}, metrics=metrics)
 
 
@@ -172,7 +172,7 @@ def metric_differences(a: Side, b: Side, *, not_worse_than: float | None = None)
             continue
         tested = [_test(cell, metric, (a, b), one_sided=not_worse_than is not None) for cell in shared]
         tested = [one for one in tested if one.a.runs and one.b.runs]
-        found += [_difference(one, a, b, not_worse_than, len(tested)) for one in _corrected(tested)]
+        found += [_metric_difference(one, a, b, not_worse_than, len(tested)) for one in _corrected(tested)]
     found = [
         one.model_copy(update={"headline": one.metric.rpartition(".")[0] in rests[one.phase, one.arm]}) for one in found
     ]
@@ -295,7 +295,7 @@ def _corrected(tested: Sequence[_Tested]) -> list[_Tested]:
     return result
 
 
-def _difference(one: _Tested, a: Side, b: Side, not_worse_than: float | None, phases: int) -> MetricDifference:
+def _metric_difference(one: _Tested, a: Side, b: Side, not_worse_than: float | None, phases: int) -> MetricDifference:
     if not_worse_than is None:
         verdict, needed, message = _two_sided(one, a, b)
     else:

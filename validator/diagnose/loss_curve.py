@@ -121,7 +121,7 @@ def _levels(values: Floats) -> tuple[Floats, int]:
     return np.median(np.lib.stride_tricks.sliding_window_view(values, width), axis=1), width
 
 
-def _noise(values: Floats, width: int) -> float:
+def _row_scatter(values: Floats, width: int) -> float:
     """Scatter of one row, by how far rows that lie `width` apart are off a straight line: no trend and no spike enters.
 
     Rows side by side would understate what is autocorrelated. The noisier half of the curve counts, since noise may
@@ -145,7 +145,7 @@ def _risen(loss: Series) -> tuple[float, float, int] | None:
     lowest = int(levels.argmin())
     low, high = float(levels[lowest]), float(levels[-1])
     rise, drop = high - low, float(levels[: lowest + 1].max()) - low
-    if rise < max(_RISE_SHARE * abs(low), _DROP_SHARE * drop, _RISE_NOISE * _noise(values, width)):
+    if rise < max(_RISE_SHARE * abs(low), _DROP_SHARE * drop, _RISE_NOISE * _row_scatter(values, width)):
         return None
     if rise <= 0 or (values[-width:] < low + rise / 3).sum() > width // 3:
         return None  # some rows of the end are where the minimum is
@@ -157,7 +157,7 @@ def _at_its_minimum(loss: Series) -> bool:
     if len(values) < _MIN_ROWS:
         return False
     levels, width = _levels(values)
-    noise = _noise(values, width)
+    noise = _row_scatter(values, width)
     return bool(levels[-1] <= levels.min() + noise and levels[0] - levels[-1] > 3 * noise)
 
 

@@ -101,13 +101,13 @@ def another_gpu(whole: ValidationFacts) -> Iterator[Diagnosis]:
         if not isinstance(name, str) or not name:
             continue
         declared = whole.record.runbook.hardware
-        names = [name, *(other for other in machine if _alike(name, other))]
+        names = [name, *(other for other in machine if _same_gpu_model(name, other))]
         said = None
         if not any(map(declared.fits, names)):
             said = f"the runbook asks for {declared.name!r}"
         elif machine and len(names) == 1:
             said = f"this machine has {', '.join(sorted(set(machine)))}"
-        elif first is not None and not _alike(name, first[1]):
+        elif first is not None and not _same_gpu_model(name, first[1]):
             said = f"{first[0].spec.id} on {first[1]}"
         first = first or (run, name)
         if said is not None:
@@ -128,7 +128,7 @@ def _machine(whole: ValidationFacts) -> list[str]:
     return [str(gpu["name"]) for gpu in facts if isinstance(gpu, Mapping) and gpu.get("name")]
 
 
-def _alike(one: str, other: str) -> bool:
+def _same_gpu_model(one: str, other: str) -> bool:
     """Whether two names may be of one kind of GPU.
 
     A part of a GPU is called by the whole's name and its size. A name that does not begin as the driver's do was

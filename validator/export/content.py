@@ -66,7 +66,7 @@ def tracked(report: ValidationReport, record: ValidationRecord) -> Tracked:
     passed: dict[str, bool] = {}
     for phase in report.phases:
         passed[phase.id], texts[f"{phase.id}.status"] = phase.status == "PASS", phase.status
-        values |= {f"{phase.id}.{name}": value for name, value in _numbers(phase.scalars)}
+        values |= {f"{phase.id}.{name}": value for name, value in _scalar_numbers(phase.scalars)}
         for verdict in phase.criteria:
             passed[verdict.id] = verdict.status == "PASS"
             texts[f"{verdict.id}.criterion"] = one_line(f"{verdict.status}: {verdict.text}", limit=250)
@@ -83,11 +83,11 @@ def tracked(report: ValidationReport, record: ValidationRecord) -> Tracked:
         values=values,
         texts=texts,
         passed=passed,
-        runs=tuple(_run(phase, run, records.get(run.id)) for phase in report.phases for run in phase.runs),
+        runs=tuple(_tracked_run(phase, run, records.get(run.id)) for phase in report.phases for run in phase.runs),
     )
 
 
-def _run(phase: PhaseReport, run: RunReport, record: RunRecord | None) -> TrackedRun:
+def _tracked_run(phase: PhaseReport, run: RunReport, record: RunRecord | None) -> TrackedRun:
     found = {} if record is None or record.result is None else record.result.series
     settings = {**(run.requested or {}), **(run.effective or {})}
     outcome = run.outcome or {}
@@ -97,7 +97,7 @@ def _run(phase: PhaseReport, run: RunReport, record: RunRecord | None) -> Tracke
         arm=run.arm,
         ok=outcome.get("reason") == "exited" and outcome.get("rc") == 0,
         config={one_line(name, limit=200): _as_plain(value) for name, value in settings.items() if not _is_path(value)},
-        values={**dict(_numbers(run.scalars)), **dict(_statistics(run.metrics))},
+        values={**dict(_scalar_numbers(run.scalars)), **dict(_statistics(run.metrics))},
         series={name: (series.steps, series.values) for name, series in found.items()},
     )
 
@@ -116,7 +116,7 @@ def _finite(value: object) -> float | None:
     return float(value) if known and isinstance(value, (int, float)) and math.isfinite(value) else None
 
 
-def _numbers(scalars: Mapping[str, ScalarValue]) -> Iterator[tuple[str, float]]:
+def _scalar_numbers(scalars: Mapping[str, ScalarValue]) -> Iterator[tuple[str, float]]:
     for name, scalar in scalars.items():
         for suffix, value in (("", scalar.value), (".ci_low", scalar.ci_low), (".ci_high", scalar.ci_high)):
             if (number := _finite(value)) is not None:

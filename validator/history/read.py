@@ -146,7 +146,9 @@ def _nodes(found: Mapping[str, Any]) -> Iterator[PastNode]:
     fleet = found.get("fleet") or {"engine": "local"}
     shares: dict[str, list[float]] = {}
     for phase in found["phases"]:
-        tables = [one for run in _measured(phase) for one in run.get("tables") or () if one["caption"] == NODES_ALONE]
+        tables = [
+            one for run in _deciding_runs(phase) for one in run.get("tables") or () if one["caption"] == NODES_ALONE
+        ]
         for name in {str(row[0]) for one in tables for row in one["rows"]}:
             seen = [_measurement(row[2]) for one in tables for row in one["rows"] if row[0] == name]
             known = sorted(share for share in seen if share is not None)
@@ -208,7 +210,7 @@ def _phase_points(phase: Mapping[str, Any]) -> Iterator[Point]:
     name = str(phase["id"])
     for criterion in phase.get("criteria") or ():
         yield from _criterion_points(name, criterion)
-    runs = _measured(phase)
+    runs = _deciding_runs(phase)
     if reported(str(phase["kind"])).one_config:
         for metric in METRICS.values():
             if metric.history is not None:
@@ -220,7 +222,7 @@ def _phase_points(phase: Mapping[str, Any]) -> Iterator[Point]:
             yield Point(name, scalar, str(found.get("unit") or ""), value, None, low, high)
 
 
-def _measured(phase: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _deciding_runs(phase: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The runs that decide a phase: not one that only leaves evidence, nor an attempt that another one replaced."""
     deciding = next((one.get("name") for one in phase.get("remedies") or () if one.get("decides")), None)
     return [

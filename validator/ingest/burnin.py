@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from validator.documents import parse_json
+from validator.documents import number_at, parse_json
 from validator.files import is_file
 from validator.ingest.result_builder import ResultBuilder
 from validator.ingest.telemetry import SLOWDOWN_BITS, read_samples
-from validator.model.burnin import BurninRecord, Change, Device, Load
+from validator.model.burnin import BurninRecord, Device, Load, RelativeChange
 from validator.model.result import Samples, Series
 from validator.stats.distributions import t_quantile
 from validator.stats.means import ratio
@@ -51,13 +51,6 @@ def _parsed(line: bytes) -> Any:
         return None
 
 
-def _number(found: Any, *keys: str) -> float | None:
-    for key in keys:
-        found = found.get(key) if isinstance(found, Mapping) else None
-    fits = isinstance(found, (int, float)) and not isinstance(found, bool) and math.isfinite(found)
-    return float(found) if fits and abs(found) < 1e15 else None
-
-
 def _device(gathered: ResultBuilder, path: Path, samples: Samples | None) -> Device | None:
     read = gathered.small_file(path, what="the record of a device")
     if read is None:
@@ -68,17 +61,17 @@ def _device(gathered: ResultBuilder, path: Path, samples: Samples | None) -> Dev
     head, rounds = lines[0], [one for one in lines[1:] if "round" in one]
     facts = head.get("device")
     facts = facts if isinstance(facts, Mapping) else {}
-    rank, index = int(_number(facts, "rank") or 0), _number(facts, "index")
+    rank, index = int(number_at(facts, "rank") or 0), number_at(facts, "index")
     gpu = None if index is None else _by_driver(int(index), samples)
-    rows = [(t, rate) for one in rounds if (t := _number(one, "t")) and (rate := _headline(one)) is not None]
+    rows = [(t, rate) for one in rounds if (t := number_at(one, "t")) and (rate := _headline(one)) is not None]
     errors, seen = _errors(rounds)
-    unlike = int(_number(head, "answer", "unlike_on_cpu") or 0)
+    unlike = int(number_at(head, "answer", "unlike_on_cpu") or 0)
     if unlike:
         errors["gemm"] += unlike
         seen = seen or f"{plural(unlike, 'element')} of the answer differ from the CPU's"
     answer = head.get("answer")
     bits = answer.get("bits") if isinstance(answer, Mapping) else None
-    memory = [rate for one in rounds if (rate := _number(one, "memory", "gb_s"))]
+    memory = [rate for one in rounds if (rate := number_at(one, "memory", "gb_s"))]
     name = one_line(facts.get("name") or "", limit=60)
     return Device(
         rank=rank,
@@ -97,7 +90,7 @@ def _device(gathered: ResultBuilder, path: Path, samples: Samples | None) -> Dev
 
 
 def _headline(one: Mapping[str, Any]) -> float | None:
-    rates = (_number(one, "products", name, "tflops") for name in _HEADLINE)
+    rates = (number_at(one, "products", name, "tflops") for name in _HEADLINE)
     return next((rate for rate in rates if rate is not None and rate > 0), None)
 
 
@@ -112,10 +105,10 @@ def _errors(rounds: Sequence[Mapping[str, Any]]) -> tuple[Counter[str], str]:
         ]
         found += [("memory", "memory", one.get("memory")), ("collective", "collective", one.get("collective"))]
         for name, part, row in found:
-            wrong = int(_number(row, "wrong") or 0)
+            wrong = int(number_at(row, "wrong") or 0)
             if wrong > 0 and isinstance(row, Mapping):
                 errors[part] += wrong
-                seen = seen or f"round {int(_number(one, 'round') or 0)}, {_words(name, row, wrong)}"
+                seen = seen or f"round {int(number_at(one, 'round') or 0)}, {_words(name, row, wrong)}"
     return errors, seen
 
 
@@ -133,7 +126,7 @@ def _words(name: str, row: Mapping[str, Any], wrong: int) -> str:
     text = f"{plural(wrong, 'element')} of the {one_line(name, limit=30)}"
     if not isinstance(again, list) or not again:
         return f"{text}, not wrong when it was repeated"
-    values = [_number(again[0], key) for key in ("row", "column", "found", "right")]
+    values = [number_at(again[0], key) for key in ("row", "column", "found", "right")]
     if any(value is None for value in values):
         return text
     i, j, got, right = values
@@ -159,29 +152,29 @@ def _charged(devices: Sequence[Device]) -> list[Device]:
 # Rates, between devices and over time.
 
 
-def _slower(devices: Sequence[Device]) -> dict[int, Change]:
+def _slower(devices: Sequence[Device]) -> dict[int, RelativeChange]:
     """Each device against the median of the others, part by part of the time."""
     known = [one for one in devices if len(one.blocks) >= _FEW]
     parts = min((len(one.blocks) for one in known), default=0)
-    found: dict[int, Change] = {}
+    found: dict[int, RelativeChange] = {}
     for one in known if len(known) > 1 else ():
         others = [other.blocks for other in known if other is not one]
         away = [math.log(one.blocks[at] / statistics.median(each[at] for each in others)) for at in range(parts)]
         mean, error = statistics.fmean(away), statistics.stdev(away) / math.sqrt(parts)
         reach = t_quantile(1 - _ERROR / 2 / len(known), parts - 1) * error
-        found[one.rank] = Change(math.expm1(mean), math.expm1(mean - reach), math.expm1(mean + reach))
+        found[one.rank] = RelativeChange(math.expm1(mean), math.expm1(mean - reach), math.expm1(mean + reach))
     return found
 
 
-def _sag(devices: Sequence[Device]) -> dict[int, Change]:
+def _sag(devices: Sequence[Device]) -> dict[int, RelativeChange]:
     """Each device's last third of the time against its first."""
-    found: dict[int, Change] = {}
+    found: dict[int, RelativeChange] = {}
     for one in devices:
         third = len(one.blocks) // 3
         if third >= 2:
             last = ratio(one.blocks[-third:], one.blocks[:third])
             share = _ERROR / 2 / len(devices)
-            found[one.rank] = Change(math.expm1(last.center), last.low(share), last.high(share))
+            found[one.rank] = RelativeChange(math.expm1(last.center), last.low(share), last.high(share))
     return found
 
 

@@ -7,16 +7,10 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from validator.model.network import Curve, Line, NetworkRecord
+from validator.documents import number_at
+from validator.model.network import Curve, FitValue, NetworkRecord
 from validator.stats.distributions import t_quantile
 from validator.text import one_line
-
-
-def _number(found: Any, *keys: str) -> float | None:
-    for key in keys:
-        found = found.get(key) if isinstance(found, Mapping) else None
-    fits = isinstance(found, (int, float)) and not isinstance(found, bool) and 0 <= found < 1e15
-    return float(found) if fits else None
 
 
 def read_network(record: Mapping[str, Any], source: str) -> NetworkRecord:
@@ -63,7 +57,7 @@ def _wrong(found: Any) -> Iterator[tuple[int, int]]:
 
 
 def _device(found: Mapping[str, Any]) -> str:
-    rank, index = int(_number(found, "rank") or 0), _number(found, "index")
+    rank, index = int(number_at(found, "rank", least=0) or 0), number_at(found, "index", least=0)
     if index is None:
         return f"CPU worker {rank}"
     known = filter(None, (one_line(found.get(key) or "", limit=60) for key in ("name", "uuid")))
@@ -74,23 +68,25 @@ def _curve(name: str, rows: Sequence[Mapping[str, Any]]) -> Curve | None:
     known = [
         (int(n), seconds, bus)
         for row in rows
-        if (n := _number(row, "bytes")) and (seconds := _number(row, "seconds")) and (bus := _number(row, "bus_gb_s"))
+        if (n := number_at(row, "bytes", least=0))
+        and (seconds := number_at(row, "seconds", least=0))
+        and (bus := number_at(row, "bus_gb_s", least=0))
     ]
     if not known:
         return None
     n_bytes, times_s, bus_gb_s = (tuple(column) for column in zip(*known, strict=True))
     factor = bus_gb_s[-1] * times_s[-1] * 1e9 / n_bytes[-1]
     latency, bandwidth = fit(n_bytes, times_s)
-    in_us = None if latency is None else Line(*(1e6 * part for part in (latency.value, latency.low, latency.high)))
+    in_us = None if latency is None else FitValue(*(1e6 * part for part in (latency.value, latency.low, latency.high)))
     in_gb = (
         None
         if bandwidth is None
-        else Line(*(factor * part / 1e9 for part in (bandwidth.value, bandwidth.low, bandwidth.high)))
+        else FitValue(*(factor * part / 1e9 for part in (bandwidth.value, bandwidth.low, bandwidth.high)))
     )
     return Curve(name, n_bytes, times_s, bus_gb_s, in_us, in_gb)
 
 
-def fit(n_bytes: Sequence[int], times_s: Sequence[float]) -> tuple[Line | None, Line | None]:
+def fit(n_bytes: Sequence[int], times_s: Sequence[float]) -> tuple[FitValue | None, FitValue | None]:
     """Latency in seconds and bandwidth in bytes per second of t = a + n / B, with 95 % intervals.
 
     Every size counts by its relative error, since times span orders of magnitude. The interval is from the residuals:
@@ -114,7 +110,7 @@ def fit(n_bytes: Sequence[int], times_s: Sequence[float]) -> tuple[Line | None, 
     variance = math.fsum(one * one for one in rest) / freedom
     reach = t_quantile(0.975, freedom)
     half_a, half_b = (reach * math.sqrt(variance * part / determinant) for part in (bb, aa))
-    latency = Line(max(a, 0.0), max(a - half_a, 0.0), max(a + half_a, 0.0))
+    latency = FitValue(max(a, 0.0), max(a - half_a, 0.0), max(a + half_a, 0.0))
     if b <= 0:
         return latency, None
-    return latency, Line(1 / b, 1 / (b + half_b), 1 / (b - half_b) if b > half_b else math.inf)
+    return latency, FitValue(1 / b, 1 / (b + half_b), 1 / (b - half_b) if b > half_b else math.inf)

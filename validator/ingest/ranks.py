@@ -46,7 +46,7 @@ class _Order:
 _Read = tuple[Heartbeat | None, ReadLog]
 
 
-class Reading:
+class PendingHeartbeats:
     """Heartbeats that are being read, or will be when they are taken."""
 
     def __init__(self, orders: Mapping[int, _Order], futures: Mapping[int, Future[_Read]]) -> None:
@@ -63,7 +63,7 @@ class Reading:
 
 
 @contextmanager
-def reading(paths: Mapping[int, Path], *, root: Path, limit_s: float) -> Iterator[Reading]:
+def reading(paths: Mapping[int, Path], *, root: Path, limit_s: float) -> Iterator[PendingHeartbeats]:
     """Begin to read these heartbeats, by rank. Of the lowest rank everything is kept, of the others what all are
     judged by. However the context ends, no process of it is left.
 
@@ -75,12 +75,12 @@ def reading(paths: Mapping[int, Path], *, root: Path, limit_s: float) -> Iterato
     orders = {r: _Order(path, r, root, brief=r != lowest, limit_s=limit_s) for r, path in paths.items()}
     processes = min(_MAX_PROCESSES, len(os.sched_getaffinity(0)), len(orders))
     if processes < 2 or sum(one.st_size for one in map(_status, paths.values()) if one) < LARGE_BYTES:
-        yield Reading(orders, {})
+        yield PendingHeartbeats(orders, {})
         return
     crew = _Crew()
     pool = ThreadPoolExecutor(processes, thread_name_prefix="heartbeat")
     try:
-        yield Reading(orders, {rank: pool.submit(crew.read, order) for rank, order in orders.items()})
+        yield PendingHeartbeats(orders, {rank: pool.submit(crew.read, order) for rank, order in orders.items()})
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
         crew.dismiss()
@@ -208,7 +208,7 @@ _COPIED_S = 60.0
 _LONG_S = 3600.0
 
 
-def read_heartbeats(state: ResultBuilder, paths: Mapping[int, Path], heartbeats: Reading) -> None:
+def read_heartbeats(state: ResultBuilder, paths: Mapping[int, Path], heartbeats: PendingHeartbeats) -> None:
     """Every rank's heartbeat becomes its series; equal arrays are kept once, and none twice."""
     pattern = state.metrics.heartbeat
     if pattern is None:

@@ -131,7 +131,7 @@ def _variables(command: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 def _by_python(program: str, rest: list[str], *, env: Mapping[str, str], plain: tuple[str, ...]) -> CommandLaunch:
     """A program of Python, or a launcher that is started as a module."""
     python = _other(program)
-    options, words = _options("python", rest)
+    options, words = _launcher_options("python", rest)
     if words[:1] == ["-m"] and len(words) > 1 and words[1] in _MODULES:
         return _launched(_MODULES[words[1]], words[2:], python=python, env=env, plain=plain)
     if any(name not in ("u", "-") for name, _ in options) or not words:
@@ -149,7 +149,7 @@ def _launched(
 ) -> CommandLaunch:
     if launcher == "accelerate" and rest[:1] == ["launch"]:
         rest = rest[1:]
-    options, words = _options(launcher, rest)
+    options, words = _launcher_options(launcher, rest)
     if not words:
         raise UserError(f"{launcher} is given no program to start; give the command as you type it")
     nproc: int | None = None
@@ -182,7 +182,7 @@ def _launched(
     return CommandLaunch(launcher, tuple(words), tuple(args), nproc, python, env, tuple(left_out))
 
 
-def _options(launcher: LauncherName, words: list[str]) -> tuple[list[tuple[str, list[str]]], list[str]]:
+def _launcher_options(launcher: LauncherName, words: list[str]) -> tuple[list[tuple[str, list[str]]], list[str]]:
     """The options at the head, each as its name and its words; and what is started."""
     options: list[tuple[str, list[str]]] = []
     rest = list(words)

@@ -59,7 +59,7 @@ class ArmRuns:
 
 
 @dataclass(frozen=True)
-class Rules:
+class ComparisonRules:
     """How arms are compared, from the phase's `choose`."""
 
     metric: str
@@ -71,7 +71,7 @@ class Rules:
     adopt: bool = False
 
 
-def compare_arms(arms: Sequence[ArmRuns], *, rules: Rules, vacuous: str | None = None) -> ArmComparison:
+def compare_arms(arms: Sequence[ArmRuns], *, rules: ComparisonRules, vacuous: str | None = None) -> ArmComparison:
     """The answer of a sweep or an A/B.
 
     Args:
@@ -105,7 +105,7 @@ _Answer = tuple[Literal["significant", "no_difference", "not_worse", "not_decida
 """The outcome, the arm that it recommends, and the sentence that says so."""
 
 
-def _compared(arm: ArmRuns) -> ComparedArm:
+def _compared_arm(arm: ArmRuns) -> ComparedArm:
     values = np.asarray(arm.values, dtype=float)
     n = len(values)
     mean = float(values.mean()) if n else None
@@ -124,7 +124,7 @@ def _compared(arm: ArmRuns) -> ComparedArm:
     )
 
 
-def _too_few(arms: Sequence[ArmRuns], rules: Rules) -> str | None:
+def _too_few(arms: Sequence[ArmRuns], rules: ComparisonRules) -> str | None:
     """Why nothing can be decided, if so, and how many repeats would decide it."""
     if len(arms) < 2:
         return "Inconclusive: there is only one arm to compare."
@@ -155,12 +155,12 @@ def _spread(arm: ArmRuns) -> str:
     return f" ({values}: {format_number(float(np.mean(arm.values)))} ± {format_number(float(np.std(arm.values)))})"
 
 
-def _worse(best: ArmRuns, arm: ArmRuns, adjusted: Mapping[frozenset[str], float], rules: Rules) -> bool:
+def _worse(best: ArmRuns, arm: ArmRuns, adjusted: Mapping[frozenset[str], float], rules: ComparisonRules) -> bool:
     effect = abs(welch(best.values, arm.values).effect)
     return adjusted[frozenset((best.arm, arm.arm))] < _ALPHA and effect >= rules.min_effect
 
 
-def _significant(rules: Rules, best: ArmRuns, runner: ArmRuns, test: Welch, p_value: float) -> _Answer:
+def _significant(rules: ComparisonRules, best: ArmRuns, runner: ArmRuns, test: Welch, p_value: float) -> _Answer:
     low, high = sorted((test.low, test.high))
     message = (
         f"{best.arm} is best: {rules.metric} {format_number(float(np.mean(best.values)))} {rules.unit} against "
@@ -173,7 +173,7 @@ def _significant(rules: Rules, best: ArmRuns, runner: ArmRuns, test: Welch, p_va
     return "significant", best.arm, message
 
 
-def _equal(best: ArmRuns, arm: ArmRuns, rules: Rules) -> bool:
+def _equal(best: ArmRuns, arm: ArmRuns, rules: ComparisonRules) -> bool:
     """Whether the whole interval of their ratio lies within the minimum effect."""
     found = ratio(arm.values, best.values)
     return -rules.min_effect < found.low() and found.high() < rules.min_effect
@@ -185,7 +185,7 @@ def _rest(rivals: Sequence[ArmRuns], arms: Sequence[ArmRuns]) -> str:
     return f"; {listed(others)} {'is' if len(others) == 1 else 'are'} worse" if others else ""
 
 
-def _no_difference(rules: Rules, rivals: Sequence[ArmRuns], arms: Sequence[ArmRuns], test: Welch) -> _Answer:
+def _no_difference(rules: ComparisonRules, rivals: Sequence[ArmRuns], arms: Sequence[ArmRuns], test: Welch) -> _Answer:
     message = f"No difference that matters between {listed([arm.arm for arm in rivals])} in {rules.metric}"
     message += (
         f"{_rest(rivals, arms)}: the best two differ by {format_change(test.effect)}, and by less than "
@@ -196,7 +196,7 @@ def _no_difference(rules: Rules, rivals: Sequence[ArmRuns], arms: Sequence[ArmRu
 
 
 def _undecided(
-    rules: Rules, rivals: Sequence[ArmRuns], arms: Sequence[ArmRuns], test: Welch, p_value: float
+    rules: ComparisonRules, rivals: Sequence[ArmRuns], arms: Sequence[ArmRuns], test: Welch, p_value: float
 ) -> _Answer:
     """Neither different nor equal. An arm that is preferred if it is not worse needs to be shown only that."""
     preferred = next((arm for arm in rivals if arm.arm == rules.prefer), None)
@@ -225,13 +225,13 @@ def _undecided(
     return "not_decidable", None, message
 
 
-def _loss(arm: ArmRuns, other: ArmRuns, rules: Rules) -> float:
+def _loss(arm: ArmRuns, other: ArmRuns, rules: ComparisonRules) -> float:
     """The largest share by which the arm may be worse than the other."""
     found = ratio(arm.values, other.values)
     return -found.low() if rules.direction == "highest" else found.high()
 
 
-def _recommended(rules: Rules, rivals: Sequence[ArmRuns]) -> tuple[str | None, str]:
+def _recommended(rules: ComparisonRules, rivals: Sequence[ArmRuns]) -> tuple[str | None, str]:
     """The arm to use among equals: the preferred one, else by the tie's metric."""
     if any(arm.arm == rules.prefer for arm in rivals):
         return (
@@ -247,14 +247,18 @@ def _recommended(rules: Rules, rivals: Sequence[ArmRuns]) -> tuple[str | None, s
 
 
 def _comparison(
-    rules: Rules, arms: Sequence[ArmRuns], answer: _Answer, test: Welch | None = None, p_value: float | None = None
+    rules: ComparisonRules,
+    arms: Sequence[ArmRuns],
+    answer: _Answer,
+    test: Welch | None = None,
+    p_value: float | None = None,
 ) -> ArmComparison:
     outcome, recommended, message = answer
     return ArmComparison(
         metric=rules.metric,
         unit=rules.unit,
         direction=rules.direction,
-        arms=tuple(map(_compared, arms)),
+        arms=tuple(map(_compared_arm, arms)),
         outcome=outcome,
         recommended=recommended,
         adopted=rules.adopt and recommended is not None,
@@ -278,7 +282,7 @@ def compare_phase(data: PhaseData) -> ArmComparison | None:
     metric = choose.highest or choose.lowest or ""
     resolved = resolve(parse_reference(metric), runbook=runbook, phase=phase)
     tie = None if choose.tie is None else resolve(parse_reference(choose.tie), runbook=runbook, phase=phase)
-    rules = Rules(
+    rules = ComparisonRules(
         metric=metric,
         unit=resolved.unit,
         direction="highest" if choose.highest else "lowest",

@@ -37,14 +37,14 @@ def cost_of(name: str, rate: Estimate, *, runbook: Runbook, phase: Phase, runs: 
     if not rate.point > 0:
         raise NotMeasured(f"phase {phase.id} has no rate above 0")
     tokens = 1e6 if name == PER_MILLION else _planned_tokens(runbook, phase, runs)
-    return combine("/", (exact(_per_second(price, _gpus(runs)) * tokens), rate))
+    return combine("/", (exact(_per_second(price, _gpu_count(runs)) * tokens), rate))
 
 
 def _per_second(price: float, gpus: int) -> float:
     return price * gpus / 3600.0
 
 
-def _gpus(runs: Sequence[RunRecord]) -> int:
+def _gpu_count(runs: Sequence[RunRecord]) -> int:
     """As many as ranks: those that were planned, or more where a trainer that starts its own reports them."""
     reported = [run.result.evidence.world_size or 1 for run in runs if run.result is not None]
     return max([1, *reported, *(run.spec.world_size for run in runs)])

@@ -228,7 +228,7 @@ def _judge(case: _Case, binding: Binding) -> _Outcome:
     if outcome.status != "PASS" and any(isinstance(one, PhaseData) and one.pauses for one in case.data.values()):
         outcome = _apart_from_pauses(outcome, case, binding)
     broken = _unfinished(case, binding)
-    if broken is not None and (outcome.status == "PASS" or (outcome.status == "FAIL" and _cut(case, binding))):
+    if broken is not None and (outcome.status == "PASS" or (outcome.status == "FAIL" and _machine_cut(case, binding))):
         message = f"{outcome.message} This does not count: {broken}."
         return replace(outcome, status="INCONCLUSIVE", message=message)
     return outcome
@@ -279,7 +279,7 @@ def _unfinished(case: _Case, binding: Binding) -> str | None:
     return None
 
 
-def _cut(case: _Case, binding: Binding) -> bool:
+def _machine_cut(case: _Case, binding: Binding) -> bool:
     """Whether the machine, or a node, ended a run behind it: what that did not reach is no failure of the trainer."""
     return any(run.outcome is not None and run.outcome.cut for run in _behind(case, binding))
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from validator.kinds.base import Found, ImplicitCriterion, JudgedRun, Planner, ProcessKind, Rule, Seen
-from validator.model.burnin import BurninRecord, Change, Device
+from validator.model.burnin import BurninRecord, Device, RelativeChange
 from validator.model.phases import BurninPhase
 from validator.model.runbook import Runbook, Setting
 from validator.text import format_number, format_percent, listed, plural
@@ -216,7 +216,7 @@ def _steady(phase: BurninPhase) -> Rule:
     return rule
 
 
-def _judged(change: Change, most: float, device: Device, text: str) -> Found:
+def _judged(change: RelativeChange, most: float, device: Device, text: str) -> Found:
     evidence, bound = _evidence(device), -100 * most
     observed = 100 * change.effect
     if change.high <= -most:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from validator.kinds.base import Found, ImplicitCriterion, JudgedRun, Planner, ProcessKind, Rule, Seen
 from validator.model.bounds import ALL_REDUCE, NO_BOUND, bounds_for, gpu_name
-from validator.model.network import Curve, Line, NetworkRecord
+from validator.model.network import Curve, FitValue, NetworkRecord
 from validator.model.phases import NetworkPhase
 from validator.model.runbook import Runbook, Setting
 from validator.text import (
@@ -144,7 +144,7 @@ def _rounded(value: float) -> float:
 
 
 def _fit_row(one: Curve) -> tuple[str | float | None, ...]:
-    def shown(line: Line | None) -> tuple[float | None, str | None]:
+    def shown(line: FitValue | None) -> tuple[float | None, str | None]:
         return (None, None) if line is None else (_rounded(line.value), format_interval(line.low, line.high))
 
     largest = format_size(one.n_bytes[-1])

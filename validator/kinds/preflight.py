@@ -6,7 +6,6 @@ best repeat is compared with them. A machine that is in no list is measured and 
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from validator.cluster.alike import differences
 from validator.cluster.fleet import Measured, chosen, node_names, search_over, slow_text
 from validator.cluster.fleet import groups_of as groups_of_round
+from validator.documents import number_at
 from validator.kinds.base import Found, ImplicitCriterion, JudgedRun, Kind, Planner, Rule, Seen, Site
 from validator.kinds.machine import PAYLOAD, bound_criteria, counter_criteria, link_criteria
 from validator.model.bounds import GEMM
@@ -151,9 +151,9 @@ class Preflight(Kind[PreflightPhase]):
             rates, listed = record.get("rates"), record.get("ranks")
             every = listed if listed and isinstance(listed, list) else [rates]
             ranks |= {f"{name}{rank}": one for rank, one in enumerate(every) if isinstance(one, Mapping)}
-            latency = _number(rates.get("all_reduce") if isinstance(rates, Mapping) else None, "latency_us")
+            latency = number_at(rates, "all_reduce", "latency_us")
             slowest_us = max(filter(None, (latency, slowest_us)), default=None)
-            payload = _number(rates.get("all_reduce") if isinstance(rates, Mapping) else None, "bytes") or payload
+            payload = number_at(rates, "all_reduce", "bytes") or payload
         for key, scalar in _RATES.items():
             gathered.add_scalar(scalar, _slowest(ranks.values(), key, "value"), source)
         gathered.add_scalar("probe.gemm_best_tflops", _slowest(ranks.values(), "gemm_bf16", "best"), source)
@@ -260,14 +260,7 @@ def _folders(spec: RunSpec, gathered: ResultBuilder) -> list[tuple[str, Path]]:
 
 
 def _slowest(ranks: Iterable[Mapping[str, Any]], key: str, value: str) -> float | None:
-    return min((found for one in ranks if (found := _number(one.get(key), value)) is not None), default=None)
-
-
-def _number(found: Any, key: str) -> float | None:
-    value = found.get(key) if isinstance(found, Mapping) else None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        return None
-    return float(value)
+    return min((found for one in ranks if (found := number_at(one, key, value)) is not None), default=None)
 
 
 def _read_links(gathered: ResultBuilder) -> None:
@@ -279,11 +272,11 @@ def _read_links(gathered: ResultBuilder) -> None:
     header, rows = (lines or [[]])[0], lines[1:]
     for ending, name in _LINK.items():
         columns = [index for index, column in enumerate(header) if column.endswith(ending)]
-        best = [max(values) for column in columns if (values := list(_numbers(rows, column)))]
+        best = [max(values) for column in columns if (values := list(_column_numbers(rows, column)))]
         gathered.add_scalar(name, min(best) if best else None, read[1])
 
 
-def _numbers(rows: list[list[str]], column: int) -> Iterator[float]:
+def _column_numbers(rows: list[list[str]], column: int) -> Iterator[float]:
     for row in rows:
         if column < len(row) and row[column].strip().isdecimal():
             yield float(row[column])
@@ -294,7 +287,7 @@ def _rows(ranks: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str | float 
     for key in dict.fromkeys(key for one in ranks.values() for key in one):
         first = next(one[key] for one in ranks.values() if key in one)
         unit = str(first.get("unit", ""))[:300] if isinstance(first, Mapping) else ""
-        values = [_number(one.get(key), "value") for one in ranks.values()]
+        values = [number_at(one, key, "value") for one in ranks.values()]
         yield (str(key), unit, *(None if value is None else round(value, 2) for value in values))
 
 

@@ -130,7 +130,7 @@ def load(path: str | os.PathLike[str], *, overrides: Sequence[str] = ()) -> Load
         RunbookError: with every problem of the file and of the overrides, schema and meaning alike.
     """
     _require_plugins()
-    return runbooks.load(path, overrides=overrides, check=_check, warn=_warnings, gpus=_gpus)
+    return runbooks.load(path, overrides=overrides, check=_check, warn=_warnings, gpus=_visible_gpus)
 
 
 def loads(text: str, *, file: str = "runbook.yaml", overrides: Sequence[str] = ()) -> Runbook:
@@ -140,7 +140,7 @@ def loads(text: str, *, file: str = "runbook.yaml", overrides: Sequence[str] = (
         RunbookError: as `load`.
     """
     _require_plugins()
-    return runbooks.loads(text, file=file, overrides=overrides, check=_check, gpus=_gpus)
+    return runbooks.loads(text, file=file, overrides=overrides, check=_check, gpus=_visible_gpus)
 
 
 def json_schema() -> dict[str, Any]:
@@ -164,7 +164,7 @@ def reference_markdown() -> str:
     return reference.reference_markdown(asked)
 
 
-def _gpus() -> int:
+def _visible_gpus() -> int:
     from validator.system.nvml import count_gpus
 
     return count_gpus()

@@ -25,7 +25,7 @@ from validator.model.settings import accepted_at, args_of, flat_name, has_placeh
 from validator.model.training_phases import SettingsPhase
 from validator.runbook.meaning import check_reaches
 from validator.runbook.problems import Problem
-from validator.stats.effect import Contrast, contrast_losses, contrast_times
+from validator.stats.effect import LossContrast, contrast_losses, contrast_times
 
 if TYPE_CHECKING:
     from validator.model.plan import Role, RunSpec
@@ -83,26 +83,26 @@ class Settings(TrainingKind[SettingsPhase]):
 
     def runs(self, phase: SettingsPhase, planner: Planner) -> Iterator[RunSpec]:
         """One as declared, those with something changed, and the others as declared, so that a drift shows."""
-        yield _run(planner, phase, {}, None)
+        yield _run_with(planner, phase, {}, None)
         for key, value in phase.change.items():
             name = safe_name(f"{key.partition('.')[2]}-{setting_text(value)}")
-            yield _run(planner, phase, {key: value}, name)
+            yield _run_with(planner, phase, {key: value}, name)
         if phase.confirm:
-            yield _run(planner, phase, phase.confirm, _CONFIRMED)
+            yield _run_with(planner, phase, phase.confirm, _CONFIRMED)
         for repeat in range(2, repeats_of(planner.runbook, phase) + 1):
-            yield _run(planner, phase, {}, None, repeat=repeat)
+            yield _run_with(planner, phase, {}, None, repeat=repeat)
 
     def effects(self, phase: SettingsPhase, runs: Sequence[RunRecord]) -> tuple[SettingEffect, ...]:
         """What each changed setting changed, and whether the values of a config file are those that ran."""
-        declared = [_Seen.of(run) for run in runs if run.spec.role == "measure"]
+        declared = [_RunFacts.of(run) for run in runs if run.spec.role == "measure"]
         changed = [run for run in runs if run.spec.role == "changed"]
         found = []
         for key, value in phase.change.items():
             run = next((one for one in changed if one.spec.arm != _CONFIRMED and key in one.spec.settings), None)
-            found.append(_effect(key, setting_text(value), phase, declared, None if run is None else _Seen.of(run)))
+            found.append(_effect(key, setting_text(value), phase, declared, None if run is None else _RunFacts.of(run)))
         if phase.confirm:
             run = next((one for one in changed if one.spec.arm == _CONFIRMED), None)
-            found.append(_confirmation(phase, declared, None if run is None else _Seen.of(run)))
+            found.append(_confirmation(phase, declared, None if run is None else _RunFacts.of(run)))
         return tuple(found)
 
     def measured_criteria(self, record: PhaseRecord, validation: ValidationRecord) -> Iterator[ImplicitCriterion]:
@@ -128,7 +128,7 @@ class Settings(TrainingKind[SettingsPhase]):
 # The runs.
 
 
-def _run(
+def _run_with(
     planner: Planner, phase: SettingsPhase, settings: Mapping[str, Setting], arm: str | None, *, repeat: int = 1
 ) -> RunSpec:
     """A run with other values of some settings: in the runbook's `args`, in the command, or in the environment."""
@@ -184,7 +184,7 @@ def _started_with(key: str, spec: RunSpec) -> str | None:
 # What they did.
 
 
-class _Seen(NamedTuple):
+class _RunFacts(NamedTuple):
     """A run of the phase: its losses by step, the learning rates that it prints, its step times and its memory."""
 
     run: RunRecord
@@ -194,7 +194,7 @@ class _Seen(NamedTuple):
     memory: float | None
 
     @classmethod
-    def of(cls, run: RunRecord) -> _Seen:
+    def of(cls, run: RunRecord) -> _RunFacts:
         """What is known of a run."""
         series: Mapping[str, Series] = {} if run.result is None else run.result.series
         known = next((series[name] for name in _MEMORY if name in series), None)
@@ -230,7 +230,7 @@ def _step_times(run: RunRecord) -> list[float]:
 
 
 def _effect(
-    key: str, tried: str, phase: SettingsPhase, declared: Sequence[_Seen], changed: _Seen | None
+    key: str, tried: str, phase: SettingsPhase, declared: Sequence[_RunFacts], changed: _RunFacts | None
 ) -> SettingEffect:
     """What another value of one setting changed."""
     given = _started_with(key, declared[0].run.spec) if declared else None
@@ -264,9 +264,9 @@ def _recorded(
     tried: str,
     status: Literal["PASS", "FAIL", "INCONCLUSIVE"],
     why: str,
-    contrast: Contrast | None,
-    declared: Sequence[_Seen],
-    changed: _Seen | None,
+    contrast: LossContrast | None,
+    declared: Sequence[_RunFacts],
+    changed: _RunFacts | None,
 ) -> SettingEffect:
     from validator.model.verdict import SettingEffect  # which `check` does without
 
@@ -283,7 +283,7 @@ def _recorded(
     )
 
 
-def _without_comparison(declared: Sequence[_Seen], changed: _Seen | None) -> _Answer | None:
+def _without_comparison(declared: Sequence[_RunFacts], changed: _RunFacts | None) -> _Answer | None:
     """Why there is nothing to compare; None where there is."""
     if changed is None or changed.run.outcome is None:
         return "INCONCLUSIVE", "No run with the changed value has ended."
@@ -294,7 +294,13 @@ def _without_comparison(declared: Sequence[_Seen], changed: _Seen | None) -> _An
 
 
 def _answer(
-    key: str, contrast: Contrast, declared: Sequence[_Seen], changed: _Seen, *, far: bool, seeded: bool
+    key: str,
+    contrast: LossContrast,
+    declared: Sequence[_RunFacts],
+    changed: _RunFacts,
+    *,
+    far: bool,
+    seeded: bool,
 ) -> _Answer:
     """Whether a setting is obeyed: by losses first, then by printed learning rates, memory and step times.
 
@@ -320,7 +326,7 @@ def _answer(
     return "INCONCLUSIVE", f"Not decided: {contrast.why}; {advice}.{prints}"
 
 
-def _unchanged(key: str, contrast: Contrast, rates: str | None, memory: str | None) -> _Answer:
+def _unchanged(key: str, contrast: LossContrast, rates: str | None, memory: str | None) -> _Answer:
     """What follows from losses that are the same."""
     if memory is not None:
         return "INCONCLUSIVE", f"Not decided: {contrast.why}, though {memory}; try a value further away."
@@ -333,7 +339,7 @@ def _unchanged(key: str, contrast: Contrast, rates: str | None, memory: str | No
     return "INCONCLUSIVE", f"Not decided: {why}."
 
 
-def _printed_rates(declared: Sequence[_Seen], changed: _Seen) -> Literal["same", "other"] | None:
+def _printed_rates(declared: Sequence[_RunFacts], changed: _RunFacts) -> Literal["same", "other"] | None:
     """Whether the printed learning rates, where there are any above 0, are those as declared."""
     ours = declared[0].rates
     steps = sorted(ours.keys() & changed.rates.keys())
@@ -342,7 +348,7 @@ def _printed_rates(declared: Sequence[_Seen], changed: _Seen) -> Literal["same",
     return "same" if all(ours[step] == changed.rates[step] for step in steps) else "other"
 
 
-def _other_memory(declared: Sequence[_Seen], changed: _Seen) -> str | None:
+def _other_memory(declared: Sequence[_RunFacts], changed: _RunFacts) -> str | None:
     """That the GPU memory is clearly another, as a clause, where runs as declared agree in it."""
     known = [one.memory for one in declared if one.memory]
     if len(known) < len(declared) or not changed.memory:
@@ -354,7 +360,7 @@ def _other_memory(declared: Sequence[_Seen], changed: _Seen) -> str | None:
     return f"it uses {changed.memory:,.0f} MiB of GPU memory, and {high:,.0f} MiB as declared"
 
 
-def _refusal(name: str, tried: str, value: str | None, changed: _Seen, *, in_command: bool) -> _Answer:
+def _refusal(name: str, tried: str, value: str | None, changed: _RunFacts, *, in_command: bool) -> _Answer:
     """What it says that the trainer does not train with the value: that it reads it, where its last lines name it."""
     result = changed.run.result
     tail = [] if result is None else [line for line in result.log_tail if line.strip()]
@@ -384,7 +390,7 @@ def _is_named(name: str, tried: str, lines: Sequence[str]) -> bool:
     return any(named.search(line) for at in places for line in lines[max(0, at - _SOURCE_LINES) : at + 1])
 
 
-def _confirmation(phase: SettingsPhase, declared: Sequence[_Seen], run: _Seen | None) -> SettingEffect:
+def _confirmation(phase: SettingsPhase, declared: Sequence[_RunFacts], run: _RunFacts | None) -> SettingEffect:
     """Whether a run with the config file's values in its command does the same as those as declared."""
     shown = ", ".join(f"{key.partition('.')[2]}={setting_text(value)}" for key, value in phase.confirm.items())
     found, contrast = _without_comparison(declared, run), None

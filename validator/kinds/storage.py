@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from validator.documents import parse_json
+from validator.documents import number_at, parse_json
 from validator.files import replace_file
 from validator.kinds.base import Found, ImplicitCriterion, JudgedRun, Planner, ProcessKind, Seen, Site
 from validator.model.phases import StoragePhase
@@ -98,7 +98,7 @@ class Storage(ProcessKind[StoragePhase]):
         path, kind, tool = (str(record.get(key) or "unknown") for key in ("path", "filesystem", "tool"))
         problem = str(record["problem"]) if record.get("problem") else None
         gathered.evidence.own = DiskRecord(path, kind, tool, record.get("direct") is True, problem)
-        for name, value in _scalars(record).items():
+        for name, value in _disk_scalars(record).items():
             gathered.add_scalar(name, value, read[1])
 
     def criteria(self, phase: StoragePhase, runbook: Runbook) -> Iterator[ImplicitCriterion]:
@@ -106,27 +106,19 @@ class Storage(ProcessKind[StoragePhase]):
         yield ImplicitCriterion("disk", "the folder is on a disk, and every measurement was made", _disk)
 
 
-def _number(found: Any, *keys: str) -> float | None:
-    """A positive number in nested objects that anybody may have written; None where there is none."""
-    for key in keys:
-        found = found.get(key) if isinstance(found, Mapping) else None
-    fits = isinstance(found, (int, float)) and not isinstance(found, bool) and 0 < found < 1e15
-    return float(found) if fits else None
-
-
-def _scalars(record: Mapping[str, Any]) -> dict[str, float]:
+def _disk_scalars(record: Mapping[str, Any]) -> dict[str, float]:
     values = {
-        "storage.write_mb_s": _number(record, "write", "mb_s"),
-        "storage.read_mb_s": _number(record, "read", "mb_s"),
-        "storage.random_read_iops": _number(record, "random_read", "iops"),
-        "storage.random_read_p99_ms": _number(record, "random_read", "p99_ms"),
-        "storage.checkpoint_s": _number(record, "checkpoint", "slowest_s"),
-        "storage.checkpoint_mb_s": _number(record, "checkpoint", "mb_s"),
+        "storage.write_mb_s": number_at(record, "write", "mb_s"),
+        "storage.read_mb_s": number_at(record, "read", "mb_s"),
+        "storage.random_read_iops": number_at(record, "random_read", "iops"),
+        "storage.random_read_p99_ms": number_at(record, "random_read", "p99_ms"),
+        "storage.checkpoint_s": number_at(record, "checkpoint", "slowest_s"),
+        "storage.checkpoint_mb_s": number_at(record, "checkpoint", "mb_s"),
     }
     if record.get("filesystem") in _IN_MEMORY or record.get("direct") is not True:
         # Reads that may come from the page cache say nothing about the disk.
         values = {name: value for name, value in values.items() if "read" not in name}
-    return {name: value for name, value in values.items() if value is not None}
+    return {name: value for name, value in values.items() if value is not None and value > 0}
 
 
 def _disk(run: JudgedRun) -> Found:

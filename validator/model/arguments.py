@@ -10,7 +10,7 @@ from validator.model.settings import flat_name
 _ASSIGNED = re.compile(r"(--?|\+{1,2})?([A-Za-z][\w.-]*)=(.*)", re.DOTALL)  # --batch-size=8 | batch_size=8 | +lr=1
 
 
-def _places(words: Sequence[str]) -> Iterator[tuple[str, int, str, str]]:
+def _setting_places(words: Sequence[str]) -> Iterator[tuple[str, int, str, str]]:
     """Each setting: its name, the word that holds its value, what is in front of the value there, and the value."""
     for index, word in enumerate(words):
         assigned = _ASSIGNED.fullmatch(word)
@@ -24,7 +24,7 @@ def _places(words: Sequence[str]) -> Iterator[tuple[str, int, str, str]]:
 
 def settings_in(words: Sequence[str]) -> dict[str, str]:
     """Each setting of a command by its name as it is written, without dashes in front; of one given twice the last."""
-    return {name: value for name, _, _, value in _places(words)}
+    return {name: value for name, _, _, value in _setting_places(words)}
 
 
 def value_in(words: Sequence[str], name: str) -> str | None:
@@ -36,14 +36,14 @@ def value_in(words: Sequence[str], name: str) -> str | None:
 def with_value(words: Sequence[str], name: str, value: str) -> tuple[str, ...]:
     """The command with another value of a setting: in its place, else behind the others and written as they are."""
     made = list(words)
-    places = [(index, front) for one, index, front, _ in _places(words) if flat_name(one) == flat_name(name)]
+    places = [(index, front) for one, index, front, _ in _setting_places(words) if flat_name(one) == flat_name(name)]
     for index, front in places:
         made[index] = f"{front}{value}"
     return tuple(made) if places else (*made, *_added(words, name, value))
 
 
 def _added(words: Sequence[str], name: str, value: str) -> tuple[str, ...]:
-    forms = [(words[index], front) for _, index, front, _ in _places(words)]
+    forms = [(words[index], front) for _, index, front, _ in _setting_places(words)]
     ours = [one for one in forms if "{steps}" in one[0]] or forms
     if not ours or not ours[-1][1]:
         return (f"--{name}", value)

@@ -18,7 +18,7 @@ NOTHING: Mapping[str, int] = MappingProxyType({})
 """No wrong answer of any part."""
 
 
-class Change(NamedTuple):
+class RelativeChange(NamedTuple):
     """A relative difference with its 95 % interval, adjusted for the number of devices."""
 
     effect: float
@@ -80,8 +80,8 @@ class BurninRecord(NamedTuple):
     time by rank, `loads` by GPU."""
 
     devices: tuple[Device, ...]
-    slower: Mapping[int, Change]
-    sag: Mapping[int, Change]
+    slower: Mapping[int, RelativeChange]
+    sag: Mapping[int, RelativeChange]
     loads: Mapping[int, Load]
     planned: int
 

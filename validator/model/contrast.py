@@ -15,7 +15,7 @@ ContrastVerdict = Literal["better", "worse", "no_difference", "not_worse", "not_
 """`not_worse` answers `--not-worse-than`: worse by less than that, with 95 % confidence."""
 
 
-class Subject(Frozen):
+class ContrastSide(Frozen):
     """One side: a validation (run folder) or a single run (trainer folder)."""
 
     kind: Literal["validation", "run"]
@@ -86,12 +86,12 @@ class FindingDifference(Frozen):
     message: str
 
 
-class Contrast(Frozen):
+class ContrastReport(Frozen):
     """The whole comparison. `caveats` say why the sides may not be comparable."""
 
     schema_version: Literal[1] = 1
-    a: Subject
-    b: Subject
+    a: ContrastSide
+    b: ContrastSide
     not_worse_than: float | None = Field(None, description="The share of `--not-worse-than`, if given.")
     verdict: ContrastVerdict
     message: str

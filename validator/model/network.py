@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 
-class Line(NamedTuple):
+class FitValue(NamedTuple):
     """A quantity of the fit, with its 95 % interval."""
 
     value: float
@@ -21,8 +21,8 @@ class Curve(NamedTuple):
     n_bytes: tuple[int, ...]
     times_s: tuple[float, ...]
     bus_gb_s: tuple[float, ...]
-    latency_us: Line | None
-    fit_gb_s: Line | None
+    latency_us: FitValue | None
+    fit_gb_s: FitValue | None
 
 
 class NetworkRecord(NamedTuple):

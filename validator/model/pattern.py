@@ -291,7 +291,7 @@ def _groups(text: str) -> list[_Group]:
     ]
 
 
-def _cut(match: re.Match[str], group: str) -> bool:
+def _matches_partly(match: re.Match[str], group: str) -> bool:
     """Whether a group matched only a part of the printed number. A character between two groups separates them."""
     text, name = match[group], _name(group)
     if not text or not (text[-1:].isdigit() or text[-1:] == "."):
@@ -323,7 +323,7 @@ def _printed(match: re.Match[str]) -> Printed:
             continue
         name = _name(group)
         texts[name] = text
-        cut = _cut(match, group)
+        cut = _matches_partly(match, group)
         thousands = name == "ktoks_per_s" and text[-1:] in ("k", "K")
         value = None if cut else parse_number(text[:-1] if thousands else text)
         if value is not None:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from validator.errors import ExitCode
-from validator.model.contrast import Contrast
+from validator.model.contrast import ContrastReport
 from validator.model.fleet import Fleet
 from validator.model.result import MetricStats, RunTable, ScalarValue
 from validator.model.units import Frozen, RunId
@@ -274,7 +274,7 @@ class ValidationReport(Frozen):
     recommended: Recommendation = Field(default_factory=Recommendation)
     environment: dict[str, Any] = Field(default_factory=dict)
     artifacts: tuple[Artifact, ...] = ()
-    since: Contrast | None = Field(
+    since: ContrastReport | None = Field(
         None, description="Compared with the last GO of the same runbook on the same class of machine, if there is one."
     )
     fleet: Fleet | None = Field(None, description="The nodes of a cluster, where the runbook has one.")

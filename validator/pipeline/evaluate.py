@@ -127,7 +127,7 @@ def stored_report(folder: RunFolder) -> ValidationReport:
         again = _judged_again(folder)
     except FolderError:
         return found
-    return found if _outdated(again) or _measured(found) - _measured(again) else again
+    return found if _outdated(again) or _measured_metrics(found) - _measured_metrics(again) else again
 
 
 def fresh_report(folder: RunFolder) -> ValidationReport:
@@ -143,7 +143,7 @@ def fresh_report(folder: RunFolder) -> ValidationReport:
         again = _judged_again(folder)
     except FolderError:
         return found
-    return found if _measured(found) - _measured(again) else again
+    return found if _measured_metrics(found) - _measured_metrics(again) else again
 
 
 def _judged_again(folder: RunFolder) -> ValidationReport:
@@ -158,7 +158,7 @@ def _outdated(report: ValidationReport) -> bool:
     return any(stats.version != version_of(name) for run in runs for name, stats in run.metrics.items())
 
 
-def _measured(report: ValidationReport) -> set[tuple[str, str]]:
+def _measured_metrics(report: ValidationReport) -> set[tuple[str, str]]:
     """Run and metric of everything that was measured under today's names."""
     runs = (run for phase in report.phases for run in phase.runs)
     return {(run.id, name) for run in runs for name, stats in run.metrics.items() if name in METRICS and stats.n}

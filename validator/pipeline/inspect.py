@@ -18,7 +18,7 @@ from validator.files import is_file
 from validator.ingest import collect_dir
 from validator.judge import run_report
 from validator.kinds.registry import load
-from validator.model.contrast import Contrast
+from validator.model.contrast import ContrastReport
 from validator.model.plan import RunSpec
 from validator.model.readers import READERS, readers_of
 from validator.model.record import RunRecord
@@ -278,7 +278,7 @@ def compare(
     warmup_steps: int | None = None,
     not_worse_than: float | None = None,
     stdout: str | None = None,
-) -> Contrast:
+) -> ContrastReport:
     """Folder `b` against folder `a`: two run folders, or two folders or logs that a trainer wrote.
 
     Trainers' folders and logs are read as `inspect` reads them.
@@ -305,7 +305,7 @@ def compare(
     return found.model_copy(update={"commands": tuple(_deciding(found, a, b))})
 
 
-def _deciding(found: Contrast, a: Path, b: Path) -> Iterator[str]:
+def _deciding(found: ContrastReport, a: Path, b: Path) -> Iterator[str]:
     """Commands that would decide it: more runs of both sides, and the narrower question that these runs answer."""
     open_ = [one for one in found.metrics if one.headline and one.verdict == "not_decidable"]
     wanted: dict[str, int] = {}
@@ -374,7 +374,7 @@ def _side_of_validation(folder: RunFolder, report: ValidationReport | None = Non
     return validation_side(found, runbook=folder.header.runbook, path=str(folder.root), facts=facts)
 
 
-def since_last_go(folder: RunFolder, report: ValidationReport) -> Contrast | None:
+def since_last_go(folder: RunFolder, report: ValidationReport) -> ContrastReport | None:
     """The validation against the last GO of the same runbook on the same class of machine; None if there is none."""
     if report.decision == "IN_PROGRESS":
         return None

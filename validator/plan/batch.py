@@ -33,7 +33,7 @@ def batch_script(runbook: Runbook, path: Path, *, overrides: Sequence[str], out:
     new = shlex.join((*validator, str(path.resolve()), *(f"--set={one}" for one in overrides)))
     lines = [
         "#!/bin/bash",
-        *(f"#SBATCH {option}" for option in _options(cluster, runbook.name, out=out, requeue=requeue)),
+        *(f"#SBATCH {option}" for option in _sbatch_options(cluster, runbook.name, out=out, requeue=requeue)),
         "",
         "# After a requeue the validation continues; what it had measured on other nodes is measured again.",
         f'folder="{folder}"',
@@ -46,7 +46,7 @@ def batch_script(runbook: Runbook, path: Path, *, overrides: Sequence[str], out:
     return "\n".join(lines) + "\n"
 
 
-def _options(cluster: Cluster, name: str, *, out: Path, requeue: bool) -> Iterator[str]:
+def _sbatch_options(cluster: Cluster, name: str, *, out: Path, requeue: bool) -> Iterator[str]:
     yield f"--output={out.resolve()}/job-%j.log"
     yield from ("--open-mode=append", f"--signal=B:TERM@{WARNED_S}")
     yield "--requeue" if requeue else "--no-requeue"

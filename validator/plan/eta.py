@@ -27,7 +27,7 @@ class Remaining:
 
 
 @dataclass
-class _Seen:
+class _FinishedPhases:
     """Phases of one sort that are over: what they were expected to take, and took."""
 
     expected_s: float = 0.0
@@ -40,7 +40,9 @@ class Eta:
 
     plan: Plan
     _done: set[str] = field(default_factory=set)
-    _seen: dict[bool, _Seen] = field(default_factory=lambda: {True: _Seen(), False: _Seen()})
+    _seen: dict[bool, _FinishedPhases] = field(
+        default_factory=lambda: {one: _FinishedPhases() for one in (True, False)}
+    )
     _phase: PhasePlan | None = None
     _began_s: float = 0.0
     _run: str | None = None

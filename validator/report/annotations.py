@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from validator.runbook.document import Node, mark_at, node_at, parse
+from validator.runbook.document import YamlNode, mark_at, node_at, parse
 from validator.runbook.problems import Mark, Problem
 from validator.text import clean, one_line
 
@@ -111,10 +111,10 @@ def of_report(report: ValidationReport, text: str, *, file: str) -> Iterator[Ann
             yield Annotation("error", f"veto {finding.code}", message, _place(root, file, finding.phase, ""))
 
 
-def _place(root: Node | None, file: str, phase: str | None, id: str) -> Mark:
+def _place(root: YamlNode | None, file: str, phase: str | None, id: str) -> Mark:
     """The line of a criterion, `PHASE.NUMBER`; of any other the phase's, of the whole validation the first."""
     phases = None if root is None else node_at(root, ("phases",))
-    listed: Sequence[Node] = phases.value if phases is not None and isinstance(phases.value, list) else ()
+    listed: Sequence[YamlNode] = phases.value if phases is not None and isinstance(phases.value, list) else ()
     for index, node in enumerate(listed):
         named = node_at(node, ("id",))
         if root is None or named is None or named.value != phase:

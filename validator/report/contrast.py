@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from validator.model.contrast import Contrast, ContrastVerdict, FindingDifference, MetricDifference, Sample
+from validator.model.contrast import ContrastReport, ContrastVerdict, FindingDifference, MetricDifference, Sample
 from validator.report.page import SinceView, StatusView, Table
 from validator.report.terminal.lines import paint, text_table, wrap
 from validator.text import MISSING, clean, format_change, format_interval, format_number, one_line, plural
@@ -20,7 +20,7 @@ MAX_ROWS = 60
 """Lines of one table; result.json has them all."""
 
 
-def since_view(contrast: Contrast | None) -> SinceView | None:
+def since_view(contrast: ContrastReport | None) -> SinceView | None:
     """The comparison in words and tables; None when there is none."""
     if contrast is None:
         return None
@@ -35,7 +35,7 @@ def since_view(contrast: Contrast | None) -> SinceView | None:
     )
 
 
-def _metric_tables(contrast: Contrast, names: tuple[str, str]) -> Iterator[Table]:
+def _metric_tables(contrast: ContrastReport, names: tuple[str, str]) -> Iterator[Table]:
     """The metrics that the verdict rests on come first."""
     metrics = sorted(contrast.metrics, key=lambda one: not one.headline)
     if metrics:
@@ -75,7 +75,7 @@ def _sample_text(sample: Sample) -> str:
     return format_number(sample.value) + (f" {interval}" if interval else "")
 
 
-def difference_tables(contrast: Contrast, names: tuple[str, str]) -> Iterator[Table]:
+def difference_tables(contrast: ContrastReport, names: tuple[str, str]) -> Iterator[Table]:
     """Criteria, findings and settings that differ. `names` are the columns of the two runs."""
     rows: Sequence[tuple[str, ...]]
     if contrast.criteria:
@@ -124,7 +124,7 @@ def _shortened(table: Table) -> Table:
 # The answer of `compare` in the terminal.
 
 
-def contrast_lines(contrast: Contrast, *, width: int = 80, color: bool = False) -> list[str]:
+def contrast_lines(contrast: ContrastReport, *, width: int = 80, color: bool = False) -> list[str]:
     """The comparison as lines of about `width` columns."""
     view = VERDICTS[contrast.verdict]
     lines = [paint(view.word, f"{view.tone} bold", color=color), *wrap(contrast.message, width=width)]
@@ -142,7 +142,7 @@ def contrast_lines(contrast: Contrast, *, width: int = 80, color: bool = False) 
     return lines if contrast.settings else [*lines, "", "No setting differs."]
 
 
-def _metric_lines(contrast: Contrast, *, width: int, color: bool) -> list[str]:
+def _metric_lines(contrast: ContrastReport, *, width: int, color: bool) -> list[str]:
     """The metrics in fewer columns than on the page, and what would decide those that the verdict rests on."""
     if not contrast.metrics:
         return ["", "No metric was measured on both sides."]

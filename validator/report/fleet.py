@@ -8,11 +8,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 from validator.model.fleet import Fleet, FleetCell, FleetNode, FleetOutlier, FleetSubject
 from validator.report.handover import hand_over
-from validator.report.page import LabeledValue, StatusView, Table
+from validator.report.page import FleetView, LabeledValue, MapCell, MapView, OutlierView, StatusView, Table
 from validator.text import format_change, format_interval, format_number, format_quantity, listed, one_line, plural
 
 MAX_ROWS = 64
@@ -46,53 +45,6 @@ LEGEND = (
     f"Color and sign: distance from the median, in MADs. ▼ slower by {FAR:g}, ▼▼ by {FARTHER:g} or more; ▲ and ▲▲ "
     "faster. ✕ confirmed by new readings, ? not decided, ✓ acquitted. A distance alone accuses nobody."
 )
-
-
-class MapCell(NamedTuple):
-    """A number with its tone and sign; `words` say the same to who sees neither."""
-
-    text: str
-    tone: str = ""
-    sign: str = ""
-    words: str = ""
-
-
-class MapView(NamedTuple):
-    """Nodes × measures, or nodes × GPUs: a name, its status where it has one, and a cell for each column."""
-
-    caption: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, StatusView | None, tuple[MapCell, ...]], ...]
-    note: str
-
-
-class OutlierView(NamedTuple):
-    """A subject that may be slow, and what its confirmation gave."""
-
-    status: StatusView
-    subject: str
-    measure: str
-    effect: str
-    interval: str
-    mads: str
-    p_value: str
-    repeats: str
-    message: str
-
-
-class FleetView(NamedTuple):
-    """All of the section. `pairs` are the slowest ones, `scaling` and `differences` None where there are none."""
-
-    summary: str
-    facts: tuple[LabeledValue, ...]
-    maps: tuple[MapView, ...]
-    legend: str
-    outliers: tuple[OutlierView, ...]
-    more: str
-    together: tuple[str, ...]
-    scaling: Table | None
-    differences: Table | None
-    hand_over: tuple[LabeledValue, ...]
 
 
 def fleet_view(fleet: Fleet, run_id: str) -> FleetView:
@@ -232,7 +184,7 @@ def _outlier(one: FleetOutlier, before: Mapping[str, str]) -> OutlierView:
     interval, p_value = format_interval(one.low, one.high, format_change), format_number(one.p_value, digits=2)
     repeats, mads, effect = str(one.repeats or "–"), _mads(one.mads), format_change(one.effect)
     past = "; ".join(before[name] for name in one.subject.nodes if name in before)
-    message = f"{_message(one)} Before: {one_line(past, limit=300)}." if past else _message(one)
+    message = f"{_outlier_message(one)} Before: {one_line(past, limit=300)}." if past else _outlier_message(one)
     return OutlierView(status, subject, measure, effect, interval, mads, p_value, repeats, message)
 
 
@@ -244,7 +196,7 @@ _MESSAGES = {
 }
 
 
-def _message(one: FleetOutlier) -> str:
+def _outlier_message(one: FleetOutlier) -> str:
     """What the outcome means for this subject."""
     if one.against is not None:
         slower = "Slower" if one.outcome == "differs" else "Perhaps slower"

@@ -12,7 +12,6 @@ from validator.model.verdict import ValidationReport
 from validator.report import page as views
 from validator.report.build import build_page
 from validator.report.build_criteria import MAX_OPEN
-from validator.report.fleet import FleetView, MapView
 from validator.text import plural, shorten
 
 _SPECIAL = re.compile(r"[\\`*_\[\]!|~]")
@@ -206,7 +205,7 @@ def _recommended_blocks(page: views.Page) -> Iterator[str]:
     yield fenced(recommended.command)
 
 
-def _fleet_blocks(fleet: FleetView | None) -> Iterator[str]:
+def _fleet_blocks(fleet: views.FleetView | None) -> Iterator[str]:
     """The nodes of a cluster; what is long is folded away."""
     if fleet is None:
         return
@@ -225,7 +224,7 @@ def _fleet_blocks(fleet: FleetView | None) -> Iterator[str]:
         yield _folded(escape(one.name), [fenced(shorten(one.value, limit=_MAX_TEXT))])
 
 
-def _map_block(one: MapView) -> str:
+def _map_block(one: views.MapView) -> str:
     shown = one.rows[:_MAX_FACTS]
     rows = (
         [f"{escape(name)} {_status(status) if status else ''}", *(escape(f"{cell.text} {cell.sign}") for cell in cells)]

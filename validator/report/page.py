@@ -15,7 +15,6 @@ from validator.text import clean, format_value, one_line
 
 if TYPE_CHECKING:
     from validator.model.verdict import Evidence, Status, ValidationReport
-    from validator.report.fleet import FleetView
 
 
 class StatusView(NamedTuple):
@@ -261,6 +260,53 @@ class SinceView(NamedTuple):
     message: str
     caveats: tuple[str, ...]
     tables: tuple[Table, ...]
+
+
+class MapCell(NamedTuple):
+    """A number with its tone and sign; `words` say the same to who sees neither."""
+
+    text: str
+    tone: str = ""
+    sign: str = ""
+    words: str = ""
+
+
+class MapView(NamedTuple):
+    """Nodes × measures, or nodes × GPUs: a name, its status where it has one, and a cell for each column."""
+
+    caption: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, StatusView | None, tuple[MapCell, ...]], ...]
+    note: str
+
+
+class OutlierView(NamedTuple):
+    """A subject that may be slow, and what its confirmation gave."""
+
+    status: StatusView
+    subject: str
+    measure: str
+    effect: str
+    interval: str
+    mads: str
+    p_value: str
+    repeats: str
+    message: str
+
+
+class FleetView(NamedTuple):
+    """The nodes of a cluster. `pairs` are the slowest ones, `scaling` and `differences` None where there are none."""
+
+    summary: str
+    facts: tuple[LabeledValue, ...]
+    maps: tuple[MapView, ...]
+    legend: str
+    outliers: tuple[OutlierView, ...]
+    more: str
+    together: tuple[str, ...]
+    scaling: Table | None
+    differences: Table | None
+    hand_over: tuple[LabeledValue, ...]
 
 
 class ProgressView(NamedTuple):

@@ -85,7 +85,7 @@ def tiles_of(report: ValidationReport, charts: ChartData) -> tuple[Tile, ...]:
         settings = _settings_tile(report.phases) if labels == (_SETTINGS,) else None
         if settings is not None:
             tiles.append((_UNASKED, settings))
-        if (one := _first(labels, best)) is not None:
+        if (one := _first_known(labels, best)) is not None:
             shown.append(one)
             tiles.append((one.weight[0], _tile(one, best, charts)))
     asked = [one for one in best.values() if one not in shown and one.weight[0] <= _WEIGHTS["PASS"]]
@@ -99,7 +99,7 @@ def _others() -> list[str]:
     return [label for label in dict.fromkeys(TILES.values()) if label not in placed]
 
 
-def _first(labels: Sequence[str], best: Mapping[str, _Candidate]) -> _Candidate | None:
+def _first_known(labels: Sequence[str], best: Mapping[str, _Candidate]) -> _Candidate | None:
     """The first of these labels that has a value; else the first that a criterion asks for."""
     known = [best[name] for label in labels for name in TILES if TILES[name] == label and name in best]
     return next((one for one in known if one.value is not None), known[0] if known else None)
@@ -189,7 +189,7 @@ def _of_runs(phase: PhaseReport) -> Iterator[_Candidate]:
         return
     weight = (_UNASKED + 0.5 * (phase.comparison is not None), *_width(phase), 0.0)
     for name in TILES:
-        found = _measured(name, runs) or _of_scalars(name, (phase.scalars,))
+        found = _measured_value(name, runs) or _of_scalars(name, (phase.scalars,))
         lone = name == _PER_RANK and max(map(_ranks, runs)) <= 1
         if found is not None and not lone:
             text = f"{name}.{METRICS[name].statistic}" if name in METRICS else name
@@ -200,7 +200,7 @@ _Measured = tuple[float, str, float | None, float | None]
 """Value, unit, and both ends of the interval where there is one."""
 
 
-def _measured(name: str, runs: Sequence[RunReport]) -> _Measured | None:
+def _measured_value(name: str, runs: Sequence[RunReport]) -> _Measured | None:
     """A name's value over some runs: a lone run's own, else the mean of the runs."""
     if name not in METRICS:
         return _of_scalars(name, [run.scalars for run in runs])

@@ -36,7 +36,7 @@ def always_holds(comparison: lang.Relation, resolved: Mapping[lang.Reference, Re
         left, right, operator = right, left, ">" if operator == "<" else ">="
     if operator == ">=" and _is_ordered(left, right, resolved):
         return True
-    low, high = _difference(left, right, resolved)
+    low, high = _difference_reach(left, right, resolved)
     if operator == ">=":
         return low >= 0
     if operator == ">":
@@ -67,14 +67,16 @@ def _is_ordered(left: lang.Expression, right: lang.Expression, resolved: Mapping
     return (above == "max" and below in _WITHIN) or (below == "min" and above in _WITHIN)
 
 
-def _difference(left: lang.Expression, right: lang.Expression, resolved: Mapping[lang.Reference, Resolved]) -> _Reach:
+def _difference_reach(
+    left: lang.Expression, right: lang.Expression, resolved: Mapping[lang.Reference, Resolved]
+) -> _Reach:
     """What `left` less `right` can come to."""
     one, other = _multiple(left), _multiple(right)
     if one is not None and other is not None and one[1].name == other[1].name:
         factor = one[0] - other[0]
         return (0.0, 0.0) if factor == 0 else _times((factor, factor), _reach(one[1], resolved))
     (low, high), (least, most) = _reach(left, resolved), _reach(right, resolved)
-    return _plain(low - most), _plain(high - least, high=True)
+    return _without_nan(low - most), _without_nan(high - least, high=True)
 
 
 def _multiple(node: lang.Expression) -> tuple[float, lang.Reference] | None:
@@ -101,10 +103,10 @@ def _reach(node: lang.Expression, resolved: Mapping[lang.Reference, Resolved]) -
     if isinstance(node, (lang.Text, lang.OpenBound)):
         return _ANYTHING
     if node.operator == "-":
-        return _difference(node.left, node.right, resolved)
+        return _difference_reach(node.left, node.right, resolved)
     one, other = _reach(node.left, resolved), _reach(node.right, resolved)
     if node.operator == "+":
-        return _plain(one[0] + other[0]), _plain(one[1] + other[1], high=True)
+        return _without_nan(one[0] + other[0]), _without_nan(one[1] + other[1], high=True)
     if node.operator == "*":
         return _times(one, other)
     left, right = _multiple(node.left), _multiple(node.right)
@@ -126,7 +128,7 @@ def _times(one: _Reach, other: _Reach) -> _Reach:
     return min(products), max(products)
 
 
-def _plain(value: float, *, high: bool = False) -> float:
+def _without_nan(value: float, *, high: bool = False) -> float:
     """Infinity less infinity is anything."""
     return value if not math.isnan(value) else math.inf if high else -math.inf
 

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from validator.model.runbook import Runbook
 from validator.model.schemas import SCHEMAS
-from validator.runbook.document import Node, Path, node_at, plain, problem_at
+from validator.runbook.document import Path, YamlNode, node_at, plain, problem_at
 from validator.runbook.problems import Mark, Problem
 from validator.runbook.translate import resolve_path, translate
 from validator.text import nearest
@@ -36,7 +36,7 @@ class Built:
     problems that follow from them would be noise.
     """
 
-    root: Node
+    root: YamlNode
     runbook: Runbook | None = None
     problems: list[Problem] = field(default_factory=list)
     lost: set[str] = field(default_factory=set)
@@ -51,7 +51,7 @@ class Built:
         return problem_at(self.root, path, message, fix, key=key)
 
 
-def build(root: Node) -> Built:
+def build(root: YamlNode) -> Built:
     """Build what can be built; never raises."""
     built = Built(_deep_copy(root))
     damaged: set[int] = set()
@@ -65,7 +65,7 @@ def build(root: Node) -> Built:
     return built
 
 
-def _deep_copy(node: Node) -> Node:
+def _deep_copy(node: YamlNode) -> YamlNode:
     """A tree of its own for every use of an alias, so that a repair in one place leaves the others alone."""
     copy = node.copy()
     if isinstance(copy.value, dict):
@@ -117,13 +117,13 @@ def _repair(built: Built, path: Path, missing: str | None, kind: str, damaged: s
     return _remove(built, path, damaged)
 
 
-def _supply(built: Built, path: Path, node: Node, key: str, damaged: set[int]) -> bool:
+def _supply(built: Built, path: Path, node: YamlNode, key: str, damaged: set[int]) -> bool:
     """Give a required key a substitute, so that the rest of its phase can be checked."""
     built.touched.add((*path, key))
     if not isinstance(node.value, dict):
         return False
     if key == "id":
-        node.value["id"] = Node(f"unnamed_{path[-1]}", node.mark)
+        node.value["id"] = YamlNode(f"unnamed_{path[-1]}", node.mark)
         return True
     kind = node.value.get("kind")
     schema = SCHEMAS.get(str(kind.value)) if kind is not None else None
@@ -134,16 +134,16 @@ def _supply(built: Built, path: Path, node: Node, key: str, damaged: set[int]) -
     return _remove(built, path, damaged) if path else False
 
 
-def _grow(value: Any, mark: Mark) -> Node:
+def _grow(value: Any, mark: Mark) -> YamlNode:
     if isinstance(value, dict):
         grown = {key: _grow(child, mark) for key, child in value.items()}
-        return Node(grown, mark, dict.fromkeys(grown, mark))
+        return YamlNode(grown, mark, dict.fromkeys(grown, mark))
     if isinstance(value, list):
-        return Node([_grow(child, mark) for child in value], mark)
-    return Node(value, mark)
+        return YamlNode([_grow(child, mark) for child in value], mark)
+    return YamlNode(value, mark)
 
 
-def _repair_kind(built: Built, path: Path, node: Node, damaged: set[int]) -> bool:
+def _repair_kind(built: Built, path: Path, node: YamlNode, damaged: set[int]) -> bool:
     kind = node.value.get("kind") if isinstance(node.value, dict) else None
     if kind is not None:  # a misspelled kind: check the rest of the phase as the kind that was probably meant
         guess = nearest(str(kind.value), SCHEMAS, "").removeprefix("did you mean ").rstrip("?")

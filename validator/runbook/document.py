@@ -87,14 +87,14 @@ _Loader = getattr(yaml, "CLoader", yaml.Loader)
 
 
 @dataclass(eq=False)
-class Node:
+class YamlNode:
     """A scalar, a list or a mapping.
 
     `keys` marks the keys of a mapping. `raw` is the scalar as written in the file, quotes included, from which
     `position` finds the place of a single word.
     """
 
-    value: Scalar | list[Node] | dict[str, Node]
+    value: Scalar | list[YamlNode] | dict[str, YamlNode]
     mark: Mark
     keys: dict[str, Mark] = field(default_factory=dict)
     raw: str = ""
@@ -104,21 +104,21 @@ class Node:
         """Whether it is neither a list nor a mapping."""
         return not isinstance(self.value, (list, dict))
 
-    def copy(self) -> Node:
+    def copy(self) -> YamlNode:
         """A copy that can be changed without touching the original's own entries."""
         value = self.value
         if isinstance(value, dict):
             value = dict(value)
         elif isinstance(value, list):
             value = list(value)
-        return Node(value, self.mark, dict(self.keys), self.raw)
+        return YamlNode(value, self.mark, dict(self.keys), self.raw)
 
 
 class _Stop(Exception):
     """Parsing must stop."""
 
 
-def parse(text: str, *, file: str, lined: bool = True) -> tuple[Node | None, list[Problem]]:
+def parse(text: str, *, file: str, lined: bool = True) -> tuple[YamlNode | None, list[Problem]]:
     """The tree of a YAML text, and what is wrong with it. The tree is None when nothing can be made of the text.
 
     Args:
@@ -181,7 +181,7 @@ class _Builder:
         self.file = file
         self.lined = lined
         self.problems: list[Problem] = []
-        self.anchors: dict[str, Node] = {}
+        self.anchors: dict[str, YamlNode] = {}
         self.open_anchors: set[str] = set()
         self.sizes: dict[int, int] = {}
         self.events: Iterator[Any] = iter(yaml.parse(text, Loader=_Loader))
@@ -196,8 +196,8 @@ class _Builder:
         self.problem(mark, message, fix)
         return _Stop()
 
-    def document(self) -> Node | None:
-        root: Node | None = None
+    def document(self) -> YamlNode | None:
+        root: YamlNode | None = None
         for event in self.events:
             if isinstance(event, yaml.DocumentStartEvent):
                 if root is not None:
@@ -206,7 +206,7 @@ class _Builder:
                 root = self.node(next(self.events), depth=0)
         return root
 
-    def node(self, event: Any, *, depth: int) -> Node:
+    def node(self, event: Any, *, depth: int) -> YamlNode:
         mark = self.mark(event.start_mark)
         if isinstance(event, yaml.AliasEvent):
             return self.alias(str(event.anchor), mark)
@@ -226,7 +226,7 @@ class _Builder:
         self.weigh(node)
         return node
 
-    def alias(self, name: str, mark: Mark) -> Node:
+    def alias(self, name: str, mark: Mark) -> YamlNode:
         if name in self.open_anchors:
             raise self.stop(mark, f"*{name} refers to a part that contains it", f"remove *{name}")
         if name not in self.anchors:
@@ -234,9 +234,9 @@ class _Builder:
             raise self.stop(mark, f"*{name} refers to an anchor that is not defined above", fix)
         return self.anchors[name]
 
-    def weigh(self, node: Node) -> None:
+    def weigh(self, node: YamlNode) -> None:
         """Count nodes as if aliases were expanded, without expanding them."""
-        children: list[Node] = []
+        children: list[YamlNode] = []
         if isinstance(node.value, dict):
             children = list(node.value.values())
         elif isinstance(node.value, list):
@@ -247,7 +247,7 @@ class _Builder:
             raise self.stop(node.mark, f"more than {MAX_NODES} values after expanding aliases", fix)
         self.sizes[id(node)] = size
 
-    def scalar(self, event: Any, mark: Mark) -> Node:
+    def scalar(self, event: Any, mark: Mark) -> YamlNode:
         raw = self.text[event.start_mark.index : event.end_mark.index]
         value: Scalar = event.value
         try:
@@ -257,18 +257,18 @@ class _Builder:
                 value = plain_value(event.value)
         except TagError as error:
             self.problem(mark, str(error), "use no tag, or one of !!str, !!int, !!float, !!bool, !!null")
-        return Node(value, mark, raw=raw)
+        return YamlNode(value, mark, raw=raw)
 
-    def sequence(self, mark: Mark, depth: int) -> Node:
-        items: list[Node] = []
+    def sequence(self, mark: Mark, depth: int) -> YamlNode:
+        items: list[YamlNode] = []
         while not isinstance(event := next(self.events), yaml.SequenceEndEvent):
             items.append(self.node(event, depth=depth + 1))
-        return Node(items, mark)
+        return YamlNode(items, mark)
 
-    def mapping(self, mark: Mark, depth: int) -> Node:
-        own: dict[str, Node] = {}
+    def mapping(self, mark: Mark, depth: int) -> YamlNode:
+        own: dict[str, YamlNode] = {}
         keys: dict[str, Mark] = {}
-        merged: list[Node] = []
+        merged: list[YamlNode] = []
         while not isinstance(event := next(self.events), yaml.MappingEndEvent):
             key_mark = self.mark(event.start_mark)
             is_merge = isinstance(event, yaml.ScalarEvent) and event.value == "<<" and event.style in (None, "")
@@ -285,7 +285,7 @@ class _Builder:
             for key, child in source.value.items() if isinstance(source.value, dict) else ():
                 if key not in own:
                     own[key], keys[key] = child, source.keys[key]
-        return Node(own, mark, keys)
+        return YamlNode(own, mark, keys)
 
     def key(self, event: Any, mark: Mark, depth: int) -> str | None:
         if isinstance(event, yaml.ScalarEvent):
@@ -298,7 +298,7 @@ class _Builder:
         self.problem(mark, "a key is a list or a mapping", "write a plain word as the key")
         return None
 
-    def merge_sources(self, value: Node) -> list[Node]:
+    def merge_sources(self, value: YamlNode) -> list[YamlNode]:
         sources = value.value if isinstance(value.value, list) else [value]
         for source in sources:
             if not isinstance(source.value, dict):
@@ -307,7 +307,7 @@ class _Builder:
         return sources
 
 
-def plain(node: Node) -> Any:
+def plain(node: YamlNode) -> Any:
     """The tree as lists, dicts and scalars."""
     if isinstance(node.value, dict):
         return {key: plain(child) for key, child in node.value.items()}
@@ -316,9 +316,9 @@ def plain(node: Node) -> Any:
     return node.value
 
 
-def node_at(root: Node, path: Path) -> Node | None:
+def node_at(root: YamlNode, path: Path) -> YamlNode | None:
     """The node at a path, or None."""
-    node: Node | None = root
+    node: YamlNode | None = root
     for step in path:
         value = node.value if node is not None else None
         if isinstance(value, Mapping) and isinstance(step, str):
@@ -330,7 +330,7 @@ def node_at(root: Node, path: Path) -> Node | None:
     return node
 
 
-def mark_at(root: Node, path: Path, *, key: bool = False) -> Mark:
+def mark_at(root: YamlNode, path: Path, *, key: bool = False) -> Mark:
     """The place of the value at a path, or of its key; of the nearest thing above when there is no such value."""
     for length in range(len(path), -1, -1):
         node = node_at(root, path[:length])
@@ -344,12 +344,12 @@ def mark_at(root: Node, path: Path, *, key: bool = False) -> Mark:
     return root.mark
 
 
-def problem_at(root: Node, path: Path, message: str, fix: str, *, key: bool = False) -> Problem:
+def problem_at(root: YamlNode, path: Path, message: str, fix: str, *, key: bool = False) -> Problem:
     """A problem at the place that `mark_at` finds."""
     return Problem.at(mark_at(root, path, key=key), message, fix)
 
 
-def position(node: Node, column: int) -> Mark:
+def position(node: YamlNode, column: int) -> Mark:
     """The place of the character at 0-based `column` of a text value, wherever folding or quotes have moved it."""
     mark, raw = node.mark, node.raw
     if mark.line is None or mark.column is None or not isinstance(node.value, str):
@@ -382,7 +382,7 @@ def _raw_index(value: str, raw: str, column: int, start: int) -> int | None:
     return at
 
 
-def leaves(path: Path, node: Node) -> Iterator[tuple[Path, Node]]:
+def leaves(path: Path, node: YamlNode) -> Iterator[tuple[Path, YamlNode]]:
     """Every value in the node that holds no others, with its path."""
     if isinstance(node.value, (dict, list)):
         inside = node.value.items() if isinstance(node.value, dict) else enumerate(node.value)

@@ -13,7 +13,7 @@ from validator.model.settings import PLACEHOLDERS, flat_name, nproc_of, unknown_
 from validator.runbook.asking import check_observing
 from validator.runbook.build import Built
 from validator.runbook.criteria import check_choose, check_criteria
-from validator.runbook.document import Node, Path, leaves, mark_at, node_at, position
+from validator.runbook.document import Path, YamlNode, leaves, mark_at, node_at, position
 from validator.runbook.mistakes import fixed_folder
 from validator.runbook.nodes import check_nodes
 from validator.runbook.problems import Problem
@@ -75,14 +75,14 @@ def _placeholders(built: Built) -> Iterator[Problem]:
             yield Problem.at(position(node, str(node.value).index("{steps}")), message, "write the number itself")
 
 
-def _schema_at(root: Node, index: int | str) -> tuple[str, type[PhaseBase]] | None:
+def _schema_at(root: YamlNode, index: int | str) -> tuple[str, type[PhaseBase]] | None:
     """The kind of the phase at `index`, and its model."""
     node = node_at(root, ("phases", index, "kind"))
     kind = "" if node is None else str(node.value)
     return (kind, SCHEMAS[kind]) if kind in SCHEMAS else None
 
 
-def _texts(root: Node) -> Iterator[tuple[Path, Node]]:
+def _texts(root: YamlNode) -> Iterator[tuple[Path, YamlNode]]:
     """Every text in which placeholders are filled in."""
     wanted: list[Path] = [("trainer", "command"), ("trainer", "args"), ("trainer", "trial_args")]
     wanted += [("trainer", "launcher_args"), ("trainer", "workdir"), ("trainer", "cwd")]

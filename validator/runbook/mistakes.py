@@ -15,8 +15,8 @@ from validator.files import open_file, stat_file
 from validator.model.runbook import Runbook, TrainingPhase
 from validator.model.settings import flat_name, has_placeholder, warmup_of
 from validator.runbook.build import Built
-from validator.runbook.document import Node, leaves, node_at, position
 from validator.runbook.document import Path as Place
+from validator.runbook.document import YamlNode, leaves, node_at, position
 from validator.runbook.problems import Mark, Problem
 
 _OUT = (
@@ -49,7 +49,7 @@ def check_mistakes(built: Built, runbook: Runbook) -> Iterator[Problem]:
         yield from _folder_in_config(built, runbook)
 
 
-def _given(built: Built, runbook: Runbook) -> Iterator[tuple[Place, Node]]:
+def _given(built: Built, runbook: Runbook) -> Iterator[tuple[Place, YamlNode]]:
     """Every value that is handed to the trainer, default arguments included, with its place."""
     places: list[Place] = [("trainer", "command"), ("trainer", "args"), ("trainer", "trial_args")]
     places += [("defaults", "args"), ("defaults", "env")]
@@ -62,7 +62,7 @@ def _given(built: Built, runbook: Runbook) -> Iterator[tuple[Place, Node]]:
             yield from leaves(place, node)
     if node_at(built.root, ("trainer", "args")) is None:
         mark = built.root.mark
-        yield from ((("trainer", "args", key), Node(value, mark)) for key, value in runbook.trainer.args.items())
+        yield from ((("trainer", "args", key), YamlNode(value, mark)) for key, value in runbook.trainer.args.items())
 
 
 def _missing_script(built: Built, runbook: Runbook) -> Iterator[Problem]:
@@ -112,7 +112,7 @@ def fixed_folder(built: Built, runbook: Runbook) -> Problem | None:
     return next(_fixed_folders(list(_given(built, runbook))), None)
 
 
-def _fixed_folders(texts: list[tuple[Place, Node]]) -> Iterator[Problem]:
+def _fixed_folders(texts: list[tuple[Place, YamlNode]]) -> Iterator[Problem]:
     """Arguments that name one output folder for every run: a key's value, `--out_dir=x`, or `--out_dir` and `x`."""
     before = ""
     for place, node in texts:

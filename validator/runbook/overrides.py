@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from validator.model.runbook import Runbook
 from validator.model.schemas import SCHEMAS
-from validator.runbook.document import Node, Path, Step, node_at, parse
+from validator.runbook.document import Path, Step, YamlNode, node_at, parse
 from validator.runbook.problems import Mark, Problem
 from validator.text import nearest
 
@@ -25,13 +25,13 @@ def key_names(model: type[BaseModel]) -> list[str]:
     return [field.alias or name for name, field in model.model_fields.items()]
 
 
-def model_at(root: Node, path: Path) -> type[BaseModel] | None:
+def model_at(root: YamlNode, path: Path) -> type[BaseModel] | None:
     """The model of the mapping at `path`; None for lists, scalars and mappings whose keys the user chooses."""
     found = _type_at(root, path)
     return found if isinstance(found, type) and issubclass(found, BaseModel) else None
 
 
-def _type_at(root: Node, path: Path) -> Any:
+def _type_at(root: YamlNode, path: Path) -> Any:
     """What is declared at `path`, without `None`; None where nothing is."""
     if not path:
         return Runbook
@@ -40,14 +40,14 @@ def _type_at(root: Node, path: Path) -> Any:
         return SCHEMAS.get(str(kind.value)) if kind is not None else None
     owner, step = _type_at(root, path[:-1]), path[-1]
     if isinstance(step, int):
-        return _plain(get_args(owner)[0]) if get_origin(owner) is tuple else None
+        return _bare_type(get_args(owner)[0]) if get_origin(owner) is tuple else None
     if get_origin(owner) is dict:
-        return _plain(get_args(owner)[1])
+        return _bare_type(get_args(owner)[1])
     fields = owner.model_fields if isinstance(owner, type) and issubclass(owner, BaseModel) else {}
-    return next((_plain(one.annotation) for name, one in fields.items() if step == (one.alias or name)), None)
+    return next((_bare_type(one.annotation) for name, one in fields.items() if step == (one.alias or name)), None)
 
 
-def _plain(annotation: Any) -> Any:
+def _bare_type(annotation: Any) -> Any:
     """A type without its `Annotated` and without `None`; of several alternatives the first."""
     while get_origin(annotation) in (Annotated, Union, types.UnionType):
         annotation = next(one for one in get_args(annotation) if one is not type(None))
@@ -57,7 +57,7 @@ def _plain(annotation: Any) -> Any:
 def _sections(model: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
     """The keys below a model that hold a mapping with keys of its own, and the model of each."""
     for name, one in model.model_fields.items():
-        found = _plain(one.annotation)
+        found = _bare_type(one.annotation)
         if isinstance(found, type) and issubclass(found, BaseModel):
             yield one.alias or name, found
             yield from _sections(found)
@@ -76,7 +76,7 @@ def homes(key: str) -> str | None:
     return " and ".join(places) if places else None
 
 
-def spell(root: Node, path: Path) -> str:
+def spell(root: YamlNode, path: Path) -> str:
     """A path as `--set` takes it: `phases.baseline.accept[0]`."""
     text = ""
     for index, step in enumerate(path):
@@ -103,7 +103,7 @@ class _Refused(ValueError):
         self.fix = fix
 
 
-def apply(root: Node, overrides: Sequence[str]) -> tuple[Node, list[Problem]]:
+def apply(root: YamlNode, overrides: Sequence[str]) -> tuple[YamlNode, list[Problem]]:
     """A tree with the overrides applied, in their order, and the problems of those that could not be."""
     problems: list[Problem] = []
     for text in overrides:
@@ -114,7 +114,7 @@ def apply(root: Node, overrides: Sequence[str]) -> tuple[Node, list[Problem]]:
             node, found = parse(value, file=file, lined=False)
             problems += found
             if not found:
-                root = _assign(root, steps, node or Node(None, Mark(file)), Mark(file))
+                root = _assign(root, steps, node or YamlNode(None, Mark(file)), Mark(file))
         except _Refused as error:
             problems.append(Problem.at(Mark(file), error.message, error.fix))
     return root, problems
@@ -141,14 +141,14 @@ def _parse_path(path: str) -> list[Step]:
     return steps
 
 
-def _phase_ids(root: Node) -> list[str]:
+def _phase_ids(root: YamlNode) -> list[str]:
     phases = node_at(root, ("phases",))
     items = phases.value if phases is not None and isinstance(phases.value, list) else []
     found = (item.value.get("id") if isinstance(item.value, dict) else None for item in items)
     return [str(node.value) if node is not None else "" for node in found]
 
 
-def _steps(root: Node, path: str) -> Path:
+def _steps(root: YamlNode, path: str) -> Path:
     """The path in the tree that an override means. Each step must exist there."""
     left = _parse_path(path)
     top, ids = key_names(Runbook), [name for name in _phase_ids(root) if name]
@@ -165,7 +165,7 @@ def _steps(root: Node, path: str) -> Path:
     return steps
 
 
-def _descend(root: Node, steps: Path, left: list[Step], path: str, ids: list[str]) -> tuple[Path, list[Step]]:
+def _descend(root: YamlNode, steps: Path, left: list[Step], path: str, ids: list[str]) -> tuple[Path, list[Step]]:
     """One step down; returns the path with it and the steps that are left."""
     step, rest = left[0], left[1:]
     where = spell(root, steps) or "the runbook"
@@ -188,7 +188,7 @@ def _descend(root: Node, steps: Path, left: list[Step], path: str, ids: list[str
     return (*steps, step), rest
 
 
-def _index(root: Node, steps: Path, index: int, path: str) -> int:
+def _index(root: YamlNode, steps: Path, index: int, path: str) -> int:
     node = node_at(root, steps)
     items = node.value if node is not None else None
     where = spell(root, steps)
@@ -200,7 +200,7 @@ def _index(root: Node, steps: Path, index: int, path: str) -> int:
     return index
 
 
-def _assign(node: Node, steps: Path, value: Node, mark: Mark) -> Node:
+def _assign(node: YamlNode, steps: Path, value: YamlNode, mark: Mark) -> YamlNode:
     """A copy of the tree with `value` at `steps`; the rest is shared with the original."""
     if not steps:
         return value
@@ -208,19 +208,19 @@ def _assign(node: Node, steps: Path, value: Node, mark: Mark) -> Node:
     copy = node.copy()
     if isinstance(step, int):
         if not isinstance(copy.value, list):
-            copy = Node([], mark)
+            copy = YamlNode([], mark)
         items = copy.value if isinstance(copy.value, list) else []
         if step == len(items):
-            items.append(Node(None, mark))
+            items.append(YamlNode(None, mark))
         items[step] = _assign(items[step], rest, value, mark)
         return copy
     if not isinstance(copy.value, dict):
         # A criterion written as plain text becomes a mapping when one of its other keys is set.
         text = copy.value
-        copy = Node({}, mark)
+        copy = YamlNode({}, mark)
         if isinstance(text, str) and step in ("expr", "required", "why"):
-            copy = Node({"expr": node}, mark, {"expr": node.mark})
+            copy = YamlNode({"expr": node}, mark, {"expr": node.mark})
     mapping = copy.value if isinstance(copy.value, dict) else {}
-    mapping[step] = _assign(mapping.get(step, Node(None, mark)), rest, value, mark)
+    mapping[step] = _assign(mapping.get(step, YamlNode(None, mark)), rest, value, mark)
     copy.keys[step] = mark
     return copy

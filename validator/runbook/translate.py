@@ -7,7 +7,7 @@ from typing import Any
 
 from validator.model.schemas import SCHEMAS
 from validator.model.settings import PLACEHOLDERS
-from validator.runbook.document import Node, Path, node_at, plain, problem_at
+from validator.runbook.document import Path, YamlNode, node_at, plain, problem_at
 from validator.runbook.overrides import homes, key_names, model_at, spell
 from validator.runbook.problems import Problem
 from validator.text import nearest
@@ -51,7 +51,7 @@ _PATTERNS = {
 _UNION_LABELS = ("str", "int", "float", "bool")
 
 
-def resolve_path(root: Node, loc: tuple[str | int, ...]) -> tuple[Path, str | None]:
+def resolve_path(root: YamlNode, loc: tuple[str | int, ...]) -> tuple[Path, str | None]:
     """An error's location as a path of the tree, and the key that is missing there, if one is.
 
     Pydantic puts the names of union members between the keys; steps that the tree does not have are skipped.
@@ -80,7 +80,7 @@ def shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}…"
 
 
-def translate(root: Node, error: Mapping[str, Any]) -> Problem:
+def translate(root: YamlNode, error: Mapping[str, Any]) -> Problem:
     """One of pydantic's errors as a problem with its place and its fix."""
     kind, loc = str(error["type"]), tuple(error["loc"])
     path, missing = resolve_path(root, loc)
@@ -205,7 +205,7 @@ def _unquoted_placeholder(value: Any) -> str | None:
     return None
 
 
-def _unknown_key(root: Node, path: Path) -> Problem:
+def _unknown_key(root: YamlNode, path: Path) -> Problem:
     key, owner = str(path[-1]), path[:-1]
     model = model_at(root, owner)
     known = key_names(model) if model is not None else []
@@ -221,12 +221,12 @@ def _unknown_key(root: Node, path: Path) -> Problem:
     return problem_at(root, path, f"unknown key {key} in {place}", fix, key=True)
 
 
-def _missing_key(root: Node, path: Path, key: str) -> Problem:
+def _missing_key(root: YamlNode, path: Path, key: str) -> Problem:
     place = spell(root, path) or "the runbook"
     return problem_at(root, path, f"{place} has no {key}, which is required", f"add {_EXAMPLES.get(key, key)}")
 
 
-def _phase_kind(root: Node, path: Path) -> Problem:
+def _phase_kind(root: YamlNode, path: Path) -> Problem:
     kinds = list(SCHEMAS)
     node = node_at(root, (*path, "kind"))
     place = spell(root, path)
@@ -237,6 +237,6 @@ def _phase_kind(root: Node, path: Path) -> Problem:
     return Problem.at(node.mark, f"{place}.kind is {shown(node.value)}, which is not a kind of phase", fix)
 
 
-def _bad_key(root: Node, path: Path) -> Problem:
+def _bad_key(root: YamlNode, path: Path) -> Problem:
     message = f"{path[-1]} is not a valid name in {spell(root, path[:-1])}"
     return problem_at(root, path, message, _PATTERNS["id"], key=True)

@@ -211,7 +211,7 @@ def _entry(key: str, value: Any, redact: Callable[[str], str] | None) -> Any:
 _Fields = Mapping[str, Any]
 
 
-def _text(value: object) -> str:
+def _require_text(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{value!r} is no text")
     return value
@@ -221,17 +221,17 @@ def _ended(fields: _Fields) -> object:
     seconds = fields.get("duration_s")
     if seconds is not None and not (isinstance(seconds, (int, float)) and math.isfinite(seconds)):
         raise ValueError(f"{seconds!r} is no number of seconds")
-    return [_text(fields.get(name) or "") for name in ("finished", "reason")]
+    return [_require_text(fields.get(name) or "") for name in ("finished", "reason")]
 
 
 def _phase_ended(fields: _Fields) -> object:
     if fields["state"] not in get_args(PhaseState):
         raise ValueError(f"state {fields['state']!r} is none of a phase's")
-    return _text(fields["phase"]), _ended(fields)
+    return _require_text(fields["phase"]), _ended(fields)
 
 
 def _remedy_ended(fields: _Fields) -> object:
-    return _text(fields["remedy"] or ""), fields["decides"]
+    return _require_text(fields["remedy"] or ""), fields["decides"]
 
 
 def _attempt_started(fields: _Fields) -> object:
@@ -240,8 +240,8 @@ def _attempt_started(fields: _Fields) -> object:
 
 
 _READERS: Mapping[str, Callable[[_Fields], object]] = {
-    "run_started": lambda fields: (_text(fields["run"]), RunSpec.model_validate(fields["spec"])),
-    "run_ended": lambda fields: (_text(fields["run"]), Outcome.model_validate(fields["outcome"])),
+    "run_started": lambda fields: (_require_text(fields["run"]), RunSpec.model_validate(fields["spec"])),
+    "run_ended": lambda fields: (_require_text(fields["run"]), Outcome.model_validate(fields["outcome"])),
     "attempt_started": _attempt_started,
     "attempt_ended": lambda fields: Attempt.model_validate(fields["attempt"]),
     "run_read": lambda fields: {str(path): str(digest) for path, digest in fields["sources"].items()},
@@ -252,11 +252,11 @@ _READERS: Mapping[str, Callable[[_Fields], object]] = {
     "resumed": lambda fields: Runner.model_validate(fields["runner"]),
     "finished": _ended,
     "interrupted": _ended,
-    "nodes": lambda fields: [_text(node["name"]) for node in fields["allocation"]["nodes"]],
-    "nodes_lost": lambda fields: [_text(name) for name in fields["nodes"]],
-    "node_replaced": lambda fields: (_text(fields["node"]), _text(fields["by"])),
-    "phase_reopened": lambda fields: (_text(fields["phase"]), [_text(run) for run in fields["runs"]]),
-    "adopted": lambda fields: (_text(fields["phase"]), dict(fields["settings"])),
+    "nodes": lambda fields: [_require_text(node["name"]) for node in fields["allocation"]["nodes"]],
+    "nodes_lost": lambda fields: [_require_text(name) for name in fields["nodes"]],
+    "node_replaced": lambda fields: (_require_text(fields["node"]), _require_text(fields["by"])),
+    "phase_reopened": lambda fields: (_require_text(fields["phase"]), [_require_text(run) for run in fields["runs"]]),
+    "adopted": lambda fields: (_require_text(fields["phase"]), dict(fields["settings"])),
 }
 
 

@@ -148,10 +148,10 @@ class Mask:
         words = _words_of(low)
         for secret in self._known_bytes:
             if _wordy(secret.lower()) in words:
-                yield from _places(block, secret)
+                yield from _positions(block, secret)
         for mark, what_follows in _MARKS:
             if _wordy(mark) in words:
-                yield from (at for at in _places(low, mark) if what_follows.match(low, at + len(mark)))
+                yield from (at for at in _positions(low, mark) if what_follows.match(low, at + len(mark)))
 
     def _line(self, line: bytes) -> bytes:
         document = _json(line) if line.startswith(b"{") else None
@@ -217,7 +217,7 @@ def _json(text: bytes) -> Any:
         return None
 
 
-def _places(block: bytes, mark: bytes) -> Iterator[int]:
+def _positions(block: bytes, mark: bytes) -> Iterator[int]:
     at = block.find(mark)
     while at >= 0:
         yield at

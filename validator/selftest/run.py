@@ -128,7 +128,7 @@ def _verdict_text(decision: str | None) -> str:
     return _VERDICTS.get(decision or "none", decision or "none")
 
 
-def _cut(text: str, width: int) -> str:
+def _fitted(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
@@ -145,7 +145,7 @@ class CaseProgress:
         line = f"{done}/{total}  {outcome.case.name}: {word} ({outcome.duration_s:.1f} s)"
         end = "\n" if not self._terminal or not outcome.ok else ""
         start = "\r\x1b[K" if self._terminal else ""
-        self._out.write(f"{start}{_cut(line, 79)}{end}")
+        self._out.write(f"{start}{_fitted(line, 79)}{end}")
         self._out.flush()
 
     def close(self) -> None:
@@ -211,9 +211,9 @@ def selftest_lines(
 def _case_row(outcome: CaseOutcome, *, color: bool, width: int) -> list[str]:
     sign, style = ("✓", "good") if outcome.ok else ("✕", "bad")
     case = outcome.case
-    codes = _cut(", ".join(outcome.codes) or "–", _CODES - 1)
+    codes = _fitted(", ".join(outcome.codes) or "–", _CODES - 1)
     row = (
-        f"{paint(sign, style, color=color)} {_cut(case.name, _NAME - 1):<{_NAME}}"
+        f"{paint(sign, style, color=color)} {_fitted(case.name, _NAME - 1):<{_NAME}}"
         f"{_verdict_text(outcome.decision):<{_VERDICT}}{codes:<{_CODES}}{outcome.duration_s:>6.1f}"
     )
     wrong = [line for sentence in outcome.wrong for line in wrap(one_line(sentence), width=width, indent="      ")]

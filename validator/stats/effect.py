@@ -47,7 +47,7 @@ _OTHER_PACE = 1.5
 Outcome = Literal["different", "same", "open"]
 
 
-class Contrast(NamedTuple):
+class LossContrast(NamedTuple):
     """The answer, why in a clause, the rows that all runs have, and whether the runs as declared agree."""
 
     outcome: Outcome
@@ -56,7 +56,7 @@ class Contrast(NamedTuple):
     repeatable: bool = True
 
 
-def contrast_losses(declared: Sequence[Losses], changed: Losses, *, after_update: bool = False) -> Contrast:
+def contrast_losses(declared: Sequence[Losses], changed: Losses, *, after_update: bool = False) -> LossContrast:
     """Whether the losses of a changed run differ from those of the runs as declared.
 
     Args:
@@ -64,14 +64,14 @@ def contrast_losses(declared: Sequence[Losses], changed: Losses, *, after_update
     """
     steps = tuple(sorted(set(changed).intersection(*declared)))
     if len(steps) < MIN_ROWS:
-        return Contrast("open", f"only {len(steps)} steps have a loss in every run", steps)
+        return LossContrast("open", f"only {len(steps)} steps have a loss in every run", steps)
     ours = [[run[step] for step in steps] for run in declared]
     theirs = [changed[step] for step in steps]
     if not all(math.isfinite(value) for run in ours for value in run):
-        return Contrast("open", "the loss as declared is not finite", steps)
+        return LossContrast("open", "the loss as declared is not finite", steps)
     bad = next((step for step, value in zip(steps, theirs, strict=True) if not math.isfinite(value)), None)
     if bad is not None:
-        return Contrast("different", f"the loss is not finite at step {bad}, and as declared it is", steps)
+        return LossContrast("different", f"the loss is not finite at step {bad}, and as declared it is", steps)
     last = _last_digit([*ours, theirs])
     noise = [max(row) - min(row) for row in zip(*ours, strict=True)]
     apart = [min(abs(value - one) for one in row) for value, row in zip(theirs, zip(*ours, strict=True), strict=True)]
@@ -79,41 +79,41 @@ def contrast_losses(declared: Sequence[Losses], changed: Losses, *, after_update
         return _among_noise(steps, ours[0], noise, apart, last)
     if any(apart):
         clear = max(apart) > 2.5 * last or sum(one > 0.5 * last for one in apart) >= max(MIN_ROWS, len(steps) / 2)
-        return Contrast("different", "the losses differ", steps) if clear else _only_rounding(steps)
-    return _alike(steps, ours[0], last, after_update=after_update)
+        return LossContrast("different", "the losses differ", steps) if clear else _only_rounding(steps)
+    return _equal_losses(steps, ours[0], last, after_update=after_update)
 
 
-def _only_rounding(steps: tuple[int, ...]) -> Contrast:
-    return Contrast(
+def _only_rounding(steps: tuple[int, ...]) -> LossContrast:
+    return LossContrast(
         "open", "the losses differ by no more than their last digit, as rounding alone may make them", steps
     )
 
 
-def _alike(steps: tuple[int, ...], losses: Sequence[float], last: float, *, after_update: bool) -> Contrast:
+def _equal_losses(steps: tuple[int, ...], losses: Sequence[float], last: float, *, after_update: bool) -> LossContrast:
     """Runs that agree in every digit: whether these could have shown a difference."""
     rows = f"the loss is the same in all of {len(steps)} rows, digit for digit"
     if len(steps) < _SAME_ROWS:
-        return Contrast("open", f"{rows}, which are too few", steps)
+        return LossContrast("open", f"{rows}, which are too few", steps)
     level = max(abs(value) for value in losses)
     if after_update and (last > _LR_DIGITS * level or len(steps) < _SAME_ROWS + _STEPS_BEFORE_LR - 1):
-        return Contrast(
+        return LossContrast(
             "open", f"{rows}, which could not show another learning rate: they are too coarse or few", steps
         )
     scatter = _scatter(losses)
     chance = min(1.0, last / scatter) ** len(steps) if scatter > 0 else 1.0
     if chance > _CHANCE:
-        return Contrast("open", f"{rows}, but with so few digits that of different runs may be as well", steps)
-    return Contrast("same", rows, steps)
+        return LossContrast("open", f"{rows}, but with so few digits that of different runs may be as well", steps)
+    return LossContrast("same", rows, steps)
 
 
 def _among_noise(
     steps: tuple[int, ...], losses: Sequence[float], noise: Sequence[float], apart: Sequence[float], last: float
-) -> Contrast:
+) -> LossContrast:
     """Runs as declared that differ: whether by rounding, and whether the changed run differs by much more."""
     share = max(one / max(abs(value), 1e-12) for one, value in zip(noise, losses, strict=True))
     if share > _ROUNDING:
-        why = f"runs as declared differ by up to {max(noise):.3g} themselves, from step {_first(steps, noise)} on"
-        return Contrast("open", why, steps, repeatable=False)
+        why = f"runs as declared differ by up to {max(noise):.3g} themselves, from step {_first_step(steps, noise)} on"
+        return LossContrast("open", why, steps, repeatable=False)
     largest, clear = 0.0, 0
     for own, other in zip(noise, apart, strict=True):
         largest = max(largest, own)
@@ -121,12 +121,12 @@ def _among_noise(
     # The first rows may be the same: a setting of the optimizer acts behind them.
     if clear >= max(2, (len(steps) - _STEPS_BEFORE_LR + 1) // 2):
         why = f"the losses differ by up to {max(apart):.3g}, those of runs as declared by {max(noise):.3g}"
-        return Contrast("different", why, steps, repeatable=False)
+        return LossContrast("different", why, steps, repeatable=False)
     why = f"the losses differ by up to {max(apart):.3g}, and those of runs as declared by {max(noise):.3g} themselves"
-    return Contrast("open", why, steps, repeatable=False)
+    return LossContrast("open", why, steps, repeatable=False)
 
 
-def _first(steps: Sequence[int], noise: Sequence[float]) -> int:
+def _first_step(steps: Sequence[int], noise: Sequence[float]) -> int:
     return next(step for step, one in zip(steps, noise, strict=True) if one)
 
 

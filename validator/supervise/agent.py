@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from validator.engine.base import node_name
 from validator.model.nodes import Ended, NodeRecord, Step
+from validator.model.plan import RunSpec
+from validator.model.runbook import Runbook
 from validator.supervise.capture import LogCap, compact, logs_below, trim_while_written
 from validator.supervise.dump import StallEvidence, last_stacks, remove_pipes, save_evidence
 from validator.supervise.guardian import Guardian
@@ -31,6 +33,7 @@ from validator.supervise.outcome_text import describe_exit, is_full, says_no_roo
 from validator.supervise.termination import Grace, ProcessTree, Stopped, clear_leftovers, stop
 from validator.supervise.wait import CancelToken, Waiter, cancel_on_signals
 from validator.system.nvml import Gpus
+from validator.system.sampler import Sampler
 
 _T = TypeVar("_T")
 
@@ -196,7 +199,6 @@ class Agent:
         if asked is None:
             return ()
         from validator.kinds.registry import kind_of  # every kind, and what it plans and judges by
-        from validator.model.runbook import Runbook
 
         runbook = Runbook.model_validate(asked["runbook"])
         phase = runbook.phase(str(asked["phase"]))
@@ -212,8 +214,6 @@ class Agent:
             guardian = stack.enter_context(Guardian.start(token=token, grace_s=step.grace_s))
             tree = ProcessTree(token=token, spare=(guardian.pid,))
             if step.sample_s is not None:
-                from validator.system.sampler import Sampler  # loads NVML
-
                 path = self._out / "logs" / "telemetry.csv"
                 stack.enter_context(Sampler(path, interval_s=step.sample_s, token=token))
             launch = self._launch(token)
@@ -242,7 +242,6 @@ class Agent:
         """What stamps the lines of a trainer by this machine's clock, which is nearer to them than the head's."""
         if self._step.follow is None or self.rank:
             return None
-        from validator.model.plan import RunSpec
         from validator.supervise.monitor import Monitor  # every reader of a trainer's files
 
         spec = RunSpec.model_validate({**self._step.follow, "watchdog": None, "groups": ()})

@@ -62,7 +62,7 @@ def source_lacks(text: str, *, module: str, python: str, cwd: str | None, path: 
         cwd: where it is started.
         path: its `PYTHONPATH`, where it is given one.
     """
-    found = _answer(_Place(python, cwd, path), _SOURCE, module)
+    found = _printed_by(_Place(python, cwd, path), _SOURCE, module)
     try:
         return bool(found) and text not in Path(found.strip()).read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -142,12 +142,12 @@ def _missing(place: _Place, modules: Iterable[str]) -> dict[str, str | None]:
 def _ask(place: _Place, modules: Iterable[str]) -> Mapping[str, Any]:
     """For each module whether it is there: true, the file of another package of the name, or None. Empty: no answer."""
     with suppress(ValueError):
-        answer = parse_json(_answer(place, _FIND, *modules))
+        answer = parse_json(_printed_by(place, _FIND, *modules))
         return answer if isinstance(answer, dict) else {}
     return {}
 
 
-def _answer(place: _Place, code: str, *words: str) -> str:
+def _printed_by(place: _Place, code: str, *words: str) -> str:
     """What a program of that interpreter prints; nothing where it fails, or takes long."""
     env = {**os.environ, **({} if place.path is None else {"PYTHONPATH": place.path})}
     with suppress(OSError, subprocess.TimeoutExpired, ValueError):

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from validator.compare import Side
-from validator.model.contrast import Subject
+from validator.model.contrast import ContrastSide
 from validator.model.result import MetricStats, Span
 from validator.model.verdict import Finding, RunReport, Verdict
 
@@ -55,5 +55,5 @@ def finding(code: str, *, severity: str = "warning", phase: str | None = "baseli
 def side(name: str = "a", *, cells: Mapping[str, tuple[RunReport, ...]], **more: Any) -> Side:
     fields: dict[str, Any] = {"runbook": "ddp", "machine": "2 x H200, NVLink", "decision": "GO"}
     fields |= more.pop("subject", {})
-    subject = Subject(kind="validation", name=name, **fields)
+    subject = ContrastSide(kind="validation", name=name, **fields)
     return Side(subject=subject, cells={(phase, None): found for phase, found in cells.items()}, **more)

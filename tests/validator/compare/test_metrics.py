@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from validator.compare import contrast
-from validator.model.contrast import Contrast, MetricDifference
+from validator.model.contrast import ContrastReport, MetricDifference
 
 from .sides import finding, run, runs, side, stats
 
@@ -135,7 +135,7 @@ def test_run_means_of_four_need_no_interval_of_their_own() -> None:
     assert "the file mixes runs" in found.metrics[0].message
 
 
-def _not_worse(a: tuple[float, ...], b: tuple[float, ...], margin: float, **more: object) -> Contrast:
+def _not_worse(a: tuple[float, ...], b: tuple[float, ...], margin: float, **more: object) -> ContrastReport:
     sides = side("a", cells={"baseline": runs(a)}), side("b", cells={"baseline": runs(b)}, **more)
     return contrast(*sides, not_worse_than=margin)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from validator.judge.compare import ArmRuns, Rules, compare_arms
+from validator.judge.compare import ArmRuns, ComparisonRules, compare_arms
 from validator.model.verdict import ArmComparison
 from validator.stats.means import ratio, repeats_for_equality, repeats_needed, welch
 
@@ -21,7 +21,7 @@ def _arm(name: str, *values: float, tie: Sequence[float] = ()) -> ArmRuns:
 
 def _compare(*arms: ArmRuns, **rules: object) -> ArmComparison:
     fields: dict = {"metric": "toks_per_s.mean", "unit": "tok/s", "direction": "highest", "min_effect": 0.02}
-    return compare_arms(arms, rules=Rules(**(fields | rules)))
+    return compare_arms(arms, rules=ComparisonRules(**(fields | rules)))
 
 
 def test_welch_is_scipys() -> None:

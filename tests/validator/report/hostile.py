@@ -5,13 +5,13 @@ from __future__ import annotations
 from tests.validator.report.frame import report_of
 from tests.validator.report.pieces import run_report, stats, verdict
 from validator.model.contrast import (
-    Contrast,
+    ContrastReport,
+    ContrastSide,
     CriterionDifference,
     FindingDifference,
     MetricDifference,
     Sample,
     SettingDifference,
-    Subject,
 )
 from validator.model.result import ScalarValue
 from validator.model.verdict import (
@@ -122,7 +122,7 @@ def hostile() -> ValidationReport:
     )
 
 
-def _contrast(text: str) -> Contrast:
+def _contrast(text: str) -> ContrastReport:
     """A comparison with the last GO that says the text wherever it can."""
     metric = MetricDifference(
         phase=text,
@@ -141,9 +141,9 @@ def _contrast(text: str) -> Contrast:
         message=text,
     )
     finding = FindingDifference(code=text, severity=text, phase=text, message=text)
-    return Contrast(
-        a=Subject(kind="validation", name=text, path=text, decision="GO", started=text),
-        b=Subject(kind="validation", name=text),
+    return ContrastReport(
+        a=ContrastSide(kind="validation", name=text, path=text, decision="GO", started=text),
+        b=ContrastSide(kind="validation", name=text),
         verdict="worse",
         message=text,
         caveats=(text,),

@@ -8,13 +8,13 @@ from tests.validator.report import samples
 from tests.validator.report.test_terminal import paths
 from validator.bisect.answer import Bisection, BisectTrial, Cause, DifferingSetting, bisection_lines
 from validator.model.contrast import (
-    Contrast,
+    ContrastReport,
+    ContrastSide,
     CriterionDifference,
     FindingDifference,
     MetricDifference,
     Sample,
     SettingDifference,
-    Subject,
 )
 from validator.report.contrast import contrast_lines
 from validator.report.terminal.summary import summary_lines
@@ -23,7 +23,7 @@ from validator.text import text_width
 HOSTILE = "\x1b[2Jgone\u202e"
 
 
-def contrast(*, verdict: str = "worse", name: str = "seq_len") -> Contrast:
+def contrast(*, verdict: str = "worse", name: str = "seq_len") -> ContrastReport:
     metric = MetricDifference(
         phase="baseline",
         metric="toks_per_s.mean",
@@ -39,10 +39,10 @@ def contrast(*, verdict: str = "worse", name: str = "seq_len") -> Contrast:
         headline=True,
         message="100 → 98 tok/s: about 17 runs per side are needed.",
     )
-    return Contrast.model_validate(
+    return ContrastReport.model_validate(
         {
-            "a": Subject(kind="validation", name="monday", decision="GO", machine="2 x H200, NVLink"),
-            "b": Subject(kind="validation", name="tuesday", decision="NO_GO"),
+            "a": ContrastSide(kind="validation", name="monday", decision="GO", machine="2 x H200, NVLink"),
+            "b": ContrastSide(kind="validation", name="tuesday", decision="NO_GO"),
             "verdict": verdict,
             "message": "Worse: baseline.1 passed and now is FAIL.",
             "caveats": ("the machine is not the same: 2 x H200, NVLink against unknown",),

@@ -15,11 +15,12 @@ from tests.validator.report.pages import Element, parse
 from validator.model.fleet import Fleet, FleetCell, FleetMeasure, FleetNode, FleetOutlier, FleetSubject
 from validator.model.verdict import ValidationReport
 from validator.pipeline.write import render_json
-from validator.report.fleet import FleetView, fleet_view
+from validator.report.fleet import fleet_view
 from validator.report.fleet_charts import fleet_figures
 from validator.report.handover import drain_commands, exclude_line, good_nodes, ticket
 from validator.report.html import MAX_BYTES, render_html
 from validator.report.markdown import MAX_LENGTH, render_markdown
+from validator.report.page import FleetView
 from validator.report.specs import ChartData
 
 RUN = "20250827T140311Z-fleet-head-3f9a"

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from validator.runbook.document import Node, mark_at, node_at, parse, plain, position
+from validator.runbook.document import YamlNode, mark_at, node_at, parse, plain, position
 
 
-def tree(text: str) -> Node:
+def tree(text: str) -> YamlNode:
     root, problems = parse(text, file="f.yaml")
     assert not problems
     assert root is not None
