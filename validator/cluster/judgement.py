@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from validator.cluster.judging import Contrast, Verdict
+from validator.cluster.judging import Contrast, UnitVerdict
 from validator.cluster.rounds import Group, Round
 
 State = Literal["good", "slow", "inconclusive", "unmeasured"]
@@ -60,7 +60,9 @@ class Outlier:
         return "slow-link" if self.subject.kind == "link" else "slow-node"
 
 
-def outlier_of(subject: Subject, measure: str, of: Contrast, verdict: Verdict, by: Literal["swap", "alone"]) -> Outlier:
+def outlier_of(
+    subject: Subject, measure: str, of: Contrast, verdict: UnitVerdict, by: Literal["swap", "alone"]
+) -> Outlier:
     """A suspect by its new readings."""
     effect, low, high = (math.expm1(of.center + sign * verdict.reach) for sign in (0, -1, 1))
     often = of.slow / max(1, of.count)

@@ -226,7 +226,7 @@ def _contrast(own: Floats, base: Known, shared: float, repeats: int) -> Contrast
 
 
 @dataclass(frozen=True)
-class Verdict:
+class UnitVerdict:
     """Of a contrast: the `reach` of its interval, a logarithm, its p value after Holm, and whether it is slow now and
     then."""
 
@@ -236,7 +236,7 @@ class Verdict:
     intermittent: bool
 
 
-def decide(contrasts: Sequence[Contrast], *, min_effect: float, level: float) -> list[Verdict]:
+def decide(contrasts: Sequence[Contrast], *, min_effect: float, level: float) -> list[UnitVerdict]:
     """Holm's step-down test of "slower by the minimum effect at most" over all contrasts, with matching intervals.
 
     Confirmed is an outlier of the fleet whose whole interval is beyond the minimum effect, or which is slow now
@@ -246,7 +246,7 @@ def decide(contrasts: Sequence[Contrast], *, min_effect: float, level: float) ->
     steady = [t_below((one.center + limit) / one.error, one.df) if one.error < math.inf else 1.0 for one in contrasts]
     p_values = [min(p, one.by_chance) for p, one in zip(steady, contrasts, strict=True)]
     adjusted, left, rejecting = holm(p_values), len(contrasts), True
-    found: dict[int, Verdict] = {}
+    found: dict[int, UnitVerdict] = {}
     for index in sorted(range(len(contrasts)), key=lambda index: p_values[index]):
         one, alpha = contrasts[index], (1 - level) / 2 / left
         often = one.by_chance < alpha
@@ -256,6 +256,6 @@ def decide(contrasts: Sequence[Contrast], *, min_effect: float, level: float) ->
             outcome = "confirmed"
         elif one.slow == 0 and one.center - t_quantile(LEVEL, one.df) * one.error > -limit:
             outcome = "acquitted"
-        found[index] = Verdict(outcome, t_quantile(1 - alpha, one.df) * one.error, adjusted[index], often)
+        found[index] = UnitVerdict(outcome, t_quantile(1 - alpha, one.df) * one.error, adjusted[index], often)
         left -= rejecting and left > 1  # where Holm's test stops, the intervals stop narrowing
     return [found[index] for index in range(len(contrasts))]

@@ -40,7 +40,7 @@ for line in sys.stdin:
 
 
 @dataclass(frozen=True)
-class Seen:
+class Looked:
     """One thing that was looked at. `ok` is None for what could not be tried; `fix` says what to do."""
 
     name: str
@@ -49,43 +49,45 @@ class Seen:
     fix: str = ""
 
 
-def look(cluster: Cluster) -> tuple[Seen, ...]:
+def look(cluster: Cluster) -> tuple[Looked, ...]:
     """Programs and controller first; then Python, validator and the way there and back on each node within reach."""
     found = list(_here(cluster))
     if not all(one.ok for one in found):
         return tuple(found)
     if cluster.engine == "slurm" and own_job() is None:
-        return (*found, Seen("Nodes", "not tried: this is outside of a job", None, "run it inside of an allocation"))
+        return (*found, Looked("Nodes", "not tried: this is outside of a job", None, "run it inside of an allocation"))
     try:
         allocation = engine_of(cluster.engine).allocate(cluster, name="doctor", cancelled=lambda: False)
         return (*found, *_nodes(cluster, allocation))
     except Unable as error:
-        return (*found, Seen("Nodes", str(error), False))
+        return (*found, Looked("Nodes", str(error), False))
 
 
-def _here(cluster: Cluster) -> Iterator[Seen]:
+def _here(cluster: Cluster) -> Iterator[Looked]:
     for program in _PROGRAMS[cluster.engine]:
         path = shutil.which(program)
-        yield Seen(program, path or "not found", path is not None, "" if path else "install it, or run where it is")
+        yield Looked(program, path or "not found", path is not None, "" if path else "install it, or run where it is")
         if path is None:
             return
     if cluster.engine == "slurm":
         try:
             yield _would_start(cluster)
         except Unable as error:
-            yield Seen("Slurm", str(error), False)
+            yield Looked("Slurm", str(error), False)
 
 
-def _would_start(cluster: Cluster) -> Seen:
+def _would_start(cluster: Cluster) -> Looked:
     """Slurm's own answer to partition, account, nodes and GPUs, without a job; in a job, that it is there."""
     if job := own_job():
-        return Seen("Slurm", f"inside of job {job}, which is used as it is")
+        return Looked("Slurm", f"inside of job {job}, which is used as it is")
     done = ask(unqueued(cluster), environment=os.environ)
     said = explained(done.stderr) or explained(done.stdout)
-    return Seen("Slurm", said, done.returncode == 0, "" if done.returncode == 0 else "change cluster.slurm, or --nodes")
+    return Looked(
+        "Slurm", said, done.returncode == 0, "" if done.returncode == 0 else "change cluster.slurm, or --nodes"
+    )
 
 
-def _nodes(cluster: Cluster, allocation: Allocation) -> Iterator[Seen]:
+def _nodes(cluster: Cluster, allocation: Allocation) -> Iterator[Looked]:
     """A probe on each node says what it is, and then answers one question."""
     names = tuple(node.name for node in allocation.nodes)
     argv = inline_argv(sys.executable, _PROBE)
@@ -107,15 +109,15 @@ def _nodes(cluster: Cluster, allocation: Allocation) -> Iterator[Seen]:
         if name in second:
             yield _node(name, first[name][0], second[name][1] - asked)
         else:
-            yield Seen(f"Node {name}", trouble[name] or f"no answer within {cluster.start:.0f} s", False)
+            yield Looked(f"Node {name}", trouble[name] or f"no answer within {cluster.start:.0f} s", False)
 
 
-def _node(name: str, said: Mapping[str, Any], round_trip_s: float) -> Seen:
+def _node(name: str, said: Mapping[str, Any], round_trip_s: float) -> Looked:
     version, here = said.get("validator"), validator.__version__
     there_and_back = f"{round_trip_s * 1000:.0f} ms there and back"
     value = f"Python {said.get('python')}, validator {version or 'not installed'}, {there_and_back}"
     fix = "" if version == here else f"install validator {here} there, the version of this machine"
-    return Seen(f"Node {name}", value, not fix, fix)
+    return Looked(f"Node {name}", value, not fix, fix)
 
 
 def _answers(

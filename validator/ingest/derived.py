@@ -177,13 +177,23 @@ def _pace(steps: Steps, seconds: Floats) -> Column:
         ticks = _ticks(seconds, unit)
         if ticks.size > 2:
             # Between rows more frequent than its ticks a clock is as exact as they are.
-            unit *= ticks.size / len(steps)
-            steps, seconds = steps[ticks], seconds[ticks]
+            coarse = unit * ticks.size / len(steps)
+            steps, seconds = _to_the_end(steps, seconds, ticks, unit)
+            unit = coarse
         kept = _apart(seconds, _COARSE * unit)
         steps, seconds = steps[kept], seconds[kept]
     spans, strides = np.diff(seconds), np.diff(steps)
     forward = spans > 0
     return steps[1:][forward], (spans / strides)[forward]
+
+
+def _to_the_end(steps: Steps, seconds: Floats, ticks: npt.NDArray[np.intp], unit: float) -> tuple[Steps, Floats]:
+    """The rows at which a clock ticks, the last of them moved to the last row, less than a tick later by their pace."""
+    first, last = ticks[0], ticks[-1]
+    pace = (seconds[last] - seconds[first]) / (steps[last] - steps[first])
+    at, when = steps[ticks], seconds[ticks].astype(np.float64)
+    at[-1], when[-1] = steps[-1], when[-1] + min(unit, pace * (steps[-1] - steps[last]))
+    return at, when
 
 
 def _ticks(seconds: Floats, unit: float) -> npt.NDArray[np.intp]:

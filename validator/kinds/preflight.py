@@ -293,7 +293,8 @@ def _rows(ranks: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str | float 
 
 def _alike(run: JudgedRun) -> Found:
     nodes = run.evidence.nodes
-    silent = [f"{node.node} did not say what it is: {node.detail}" for node in nodes if not node.facts]
+    why = ((node.node, f": {node.detail}" if node.detail else "") for node in nodes if not node.facts)
+    silent = [f"{name} did not say what it is{reason}" for name, reason in why]
     if silent or not nodes:
         return Found("INCONCLUSIVE", f"{'; '.join(silent) or 'No node said what it is'}.")
     found = differences(nodes)

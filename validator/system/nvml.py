@@ -57,8 +57,8 @@ def count_gpus(environment: Mapping[str, str] = os.environ, *, devices: Path = _
     files = sum(one.name[6:].isdecimal() for one in devices.glob("nvidia[0-9]*"))
     if files or (devices / "nvidiactl").exists() or not bus.is_dir():
         return max(shown, files)
-    told = ((read_proc_text(one / "vendor"), read_proc_text(one / "class")) for one in bus.iterdir())
-    return shown or sum(vendor.startswith(_NVIDIA) and kind.startswith(_DISPLAY) for vendor, kind in told)
+    listed = ((read_proc_text(one / "vendor"), read_proc_text(one / "class")) for one in bus.iterdir())
+    return shown or sum(vendor.startswith(_NVIDIA) and kind.startswith(_DISPLAY) for vendor, kind in listed)
 
 
 class Gpus:

@@ -357,3 +357,11 @@ def test_the_time_of_a_step_is_known_by_its_unit(line: str, step_time_s: float |
     values = contract_values(printed.values)
     assert values["loss"] == 2.5
     assert values.get("step_time_s") == (None if step_time_s is None else pytest.approx(step_time_s))
+
+
+def test_a_bar_of_whole_seconds_is_read_to_its_last_step(tmp_path: Path) -> None:
+    """A bar that ended within its sixth second was read to the beginning of it: 135 of 150 steps."""
+    lines = [f"{100 * i // 150}%|##  | {i}/150 [{clock(i / 24)[2:]}<00:10,  23.52it/s]" for i in range(0, 151, 3)]
+    result = read(tmp_path, iter(["\r".join(lines)]))
+    assert result.scalars["steps.done"].value == 150
+    assert result.series["step_time_s"].values.mean() == pytest.approx(1 / 24, rel=0.15)

@@ -119,13 +119,13 @@ def test_a_stop_leaves_nothing_behind(tmp_path: Path, disk: Path) -> None:
 @pytest.mark.parametrize(("kind", "direct"), [("tmpfs", True), ("ext4", False), ("ext4", None)])
 def test_reads_that_may_come_from_memory_are_not_measured(kind: str, direct: bool | None) -> None:
     record = {"filesystem": kind, "direct": direct, "write": {"mb_s": 1.0}, "read": {"mb_s": 2.0}}
-    assert storage._scalars({**record, "random_read": {"iops": 3.0}}) == {"storage.write_mb_s": 1.0}
-    assert storage._scalars({**record, "filesystem": "ext4", "direct": True})["storage.read_mb_s"] == 2.0
+    assert storage._disk_scalars({**record, "random_read": {"iops": 3.0}}) == {"storage.write_mb_s": 1.0}
+    assert storage._disk_scalars({**record, "filesystem": "ext4", "direct": True})["storage.read_mb_s"] == 2.0
 
 
 @pytest.mark.parametrize("value", [None, True, "3", -1.0, 0, float("nan"), float("inf"), 1e300, [], {}])
 def test_only_numbers_are_taken_from_a_record(value: object) -> None:
-    assert storage._scalars({"write": {"mb_s": value}, "read": value, "checkpoint": [value]}) == {}
+    assert storage._disk_scalars({"write": {"mb_s": value}, "read": value, "checkpoint": [value]}) == {}
 
 
 def test_a_size_of_less_than_a_block_is_a_mistake() -> None:
