@@ -21,7 +21,7 @@ import numpy.typing as npt
 from scipy.signal import lfilter
 
 from validator.judge import judge_phase
-from validator.judge.compare import ArmRuns, Rules, compare_arms
+from validator.judge.compare import ArmRuns, ComparisonRules, compare_arms
 from validator.judge.data import measured
 from validator.model.plan import RunSpec
 from validator.model.record import Attempt, Outcome, PhaseRecord, RunRecord, ValidationRecord
@@ -40,7 +40,7 @@ EDGES, FAR = (1.0001, 0.9999), (0.9, 1.1, 0.5, 1.5)
 RUNS = ("1", "4", "extended")
 """What was judged at the edge: one run, four, and one that was extended to four where it stayed open."""
 
-RULES = Rules(metric="toks_per_s.mean", unit="tok/s", direction="highest", min_effect=0.02)
+RULES = ComparisonRules(metric="toks_per_s.mean", unit="tok/s", direction="highest", min_effect=0.02)
 
 
 @dataclass(frozen=True)

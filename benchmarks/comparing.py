@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from validator.compare import Side, contrast
-from validator.judge.compare import ArmRuns, Rules, compare_arms
-from validator.model.contrast import Subject
+from validator.judge.compare import ArmRuns, ComparisonRules, compare_arms
+from validator.model.contrast import ContrastSide
 from validator.model.result import MetricStats
 from validator.model.verdict import RunReport
 
@@ -64,7 +64,7 @@ def _side(name: str, rates: Sequence[float]) -> Side:
         )
         for number, rate in enumerate(rates, start=1)
     )
-    return Side(Subject(kind="validation", name=name), {("p", None): runs})
+    return Side(ContrastSide(kind="validation", name=name), {("p", None): runs})
 
 
 def _contrast(margin: float | None) -> Answer:
@@ -72,7 +72,7 @@ def _contrast(margin: float | None) -> Answer:
 
 
 def _arms(prefer: str | None) -> Answer:
-    rules = Rules("toks_per_s.mean", "tok/s", "highest", 0.02, prefer=prefer)
+    rules = ComparisonRules("toks_per_s.mean", "tok/s", "highest", 0.02, prefer=prefer)
 
     def answer(a: Sequence[float], b: Sequence[float]) -> str:
         arms = [ArmRuns(name, {}, tuple(values)) for name, values in (("a", a), ("b", b))]

@@ -24,12 +24,13 @@ from nsa.kernels import (
     selected,
     tiles,
 )
+from nsa.kernels.hopper import rows
 
 __all__ = ["MODULES", "settle_cache_keys"]
 
 MODULES = (
     tiles, compress, forward, select, index, selected, backward,
-    decode_append, decode_tiles, decode_partial, decode_branches, decode_select, decode, resident,
+    decode_append, decode_tiles, decode_partial, decode_branches, decode_select, decode, resident, rows,
 )  # fmt: skip
 """Every module that defines a kernel, in the order of hashing: callees come before their callers."""
 
