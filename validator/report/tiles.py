@@ -2,12 +2,14 @@
 
 A tile is about one name, as criteria have it. Its value is that of the criterion which decides most: one that failed
 before one that is open before one that passed, of the widest and longest phase; without a criterion it is what the
-widest and longest training measured. A trainer that does not report a value has no tile of it.
+widest and longest training measured. A trainer that does not report a value has no tile of it. A validation that trains
+nothing, such as the acceptance of a machine, shows what the machine can do.
 """
 
 from __future__ import annotations
 
 import math
+from collections import ChainMap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -44,6 +46,23 @@ _ORDER: tuple[tuple[str, ...], ...] = (
 Other labels follow as the catalogue has them, and behind them what else required criteria ask for.
 """
 
+_MACHINE = {
+    "probe.gemm_best_tflops": "Matrix product",
+    "probe.copy_gb_s": "Memory copy",
+    "probe.host_to_device_gb_s": "Host to GPU",
+    "probe.peer_gb_s": "GPU to GPU",
+    "collective.all_reduce_bus_gb_s": "All-reduce",
+    "links.min_gb_s": "Slowest link",
+    "burnin.errors": "Wrong answers in burn-in",
+    "collective.errors": "Wrong answers of collectives",
+    "storage.checkpoint_mb_s": "Checkpoint, written",
+    "probe.device_to_host_gb_s": "GPU to host",
+    "storage.read_mb_s": "File, read",
+}
+"""Labels of what a machine can do, in the order in which a validation without a trainer shows it."""
+
+_LABELS = ChainMap(TILES, _MACHINE)
+
 _SCATTER = ("cv", "stdev", "n")
 
 _PLAIN = ("effective.", "requested.", "outcome.", "tests.", "steps.", "audit.", "probe.", "profile.", "smoke.")
@@ -76,7 +95,9 @@ class _Candidate:
 def tiles_of(report: ValidationReport, charts: ChartData) -> tuple[Tile, ...]:
     """The tiles, at most `MAX_TILES`: what keeps a phase from passing first, then in the order of `_ORDER`."""
     found: dict[str, list[_Candidate]] = {}
-    for candidate in _candidates(report):
+    measured = {name for phase in report.phases for run in phase.measured for name in run.metrics}
+    trains = any(name in TILES and name in METRICS and METRICS[name].across is None for name in measured)
+    for candidate in _candidates(report, trains=trains):
         found.setdefault(candidate.name, []).append(candidate)
     best = {name: min(several, key=lambda one: one.weight) for name, several in found.items()}
     tiles: list[tuple[float, Tile]] = []
@@ -96,12 +117,12 @@ def tiles_of(report: ValidationReport, charts: ChartData) -> tuple[Tile, ...]:
 
 def _others() -> list[str]:
     placed = {label for labels in _ORDER for label in labels}
-    return [label for label in dict.fromkeys(TILES.values()) if label not in placed]
+    return [label for label in dict.fromkeys((*TILES.values(), *_MACHINE.values())) if label not in placed]
 
 
 def _first_known(labels: Sequence[str], best: Mapping[str, _Candidate]) -> _Candidate | None:
     """The first of these labels that has a value; else the first that a criterion asks for."""
-    known = [best[name] for label in labels for name in TILES if TILES[name] == label and name in best]
+    known = [best[name] for label in labels for name, its in _LABELS.items() if its == label and name in best]
     return next((one for one in known if one.value is not None), known[0] if known else None)
 
 
@@ -111,15 +132,15 @@ _WEIGHTS = {"FAIL": 0, "INCONCLUSIVE": 1, "RUNNING": 1, "PASS": 2, "SKIPPED": 5,
 _OPTIONAL, _UNASKED = 3, 4
 
 
-def _candidates(report: ValidationReport) -> Iterator[_Candidate]:
+def _candidates(report: ValidationReport, *, trains: bool) -> Iterator[_Candidate]:
     phases = {phase.id: phase for phase in report.phases}
     for phase in report.phases:
         for verdict in phase.criteria:
             found = _of_verdict(verdict, phase, phases)
-            if found is not None:
+            if found is not None and (not found.name.startswith(_PLAIN) or (found.name in _MACHINE and not trains)):
                 yield found
     for phase in report.phases:
-        yield from _of_runs(phase)
+        yield from _of_runs(phase) if trains else _of_machine(phase)
 
 
 def _of_verdict(verdict: Verdict, phase: PhaseReport, phases: Mapping[str, PhaseReport]) -> _Candidate | None:
@@ -130,8 +151,6 @@ def _of_verdict(verdict: Verdict, phase: PhaseReport, phases: Mapping[str, Phase
     parts = text.split(".")
     about = phases.get(parts[0], phase) if len(parts) > 2 else phase
     known = ".".join(parts[-2:])
-    if known.startswith(_PLAIN):
-        return None
     weight = _WEIGHTS[verdict.status]
     if not (verdict.required and phase.required):
         weight = max(weight, _OPTIONAL)
@@ -177,6 +196,14 @@ def _ranks(run: RunReport) -> int:
     whole, each = (run.metrics[name].mean if name in run.metrics else None for name in ("toks_per_s", _PER_RANK))
     ratio = whole / each if whole and each else 0.0
     return round(ratio) if math.isfinite(ratio) else 0
+
+
+def _of_machine(phase: PhaseReport) -> Iterator[_Candidate]:
+    """What the probes of a phase measured, whether or not a criterion asks for it."""
+    for name in _MACHINE:
+        found = _of_scalars(name, [run.scalars for run in phase.measured])
+        if found is not None:
+            yield _Candidate(name, name, phase, None, *found, (_UNASKED, 0.0, 0.0, 0.0))
 
 
 def _of_runs(phase: PhaseReport) -> Iterator[_Candidate]:
@@ -237,7 +264,7 @@ def _tile(one: _Candidate, best: Mapping[str, _Candidate], charts: ChartData) ->
     bound = _bound_text(verdict) if verdict is not None else ""
     if verdict is not None and one.value is not None and verdict.status == "INCONCLUSIVE" and verdict.bound is None:
         bound = one_line(f"{bound}. {verdict.message}", limit=100)  # next to a value that alone looks clear
-    label = TILES.get(one.name, one.text)
+    label = _LABELS.get(one.name, one.text)
     if one.name == _PER_RANK and any(name.startswith("gpu_mem") for run in one.phase.runs for name in run.metrics):
         label = "Throughput per GPU"
     return Tile(

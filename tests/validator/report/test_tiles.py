@@ -151,6 +151,23 @@ def test_a_metric_that_only_the_runbook_knows_has_a_tile_when_it_decides() -> No
     assert not [label for label in found if "seq_len" in label], "what ran is no measurement"
 
 
+def test_a_validation_that_trains_nothing_shows_what_the_machine_can_do() -> None:
+    """The acceptance of a machine showed three counts; its reader came for the rates beside their bounds."""
+    product = pieces.verdict(
+        "p.1", "probe.gemm_best_tflops >= 700 TFLOP/s", observed=788.1, bound=700.0, unit="TFLOP/s"
+    )
+    rates = {
+        name: ScalarValue(value=value, unit="GB/s")
+        for name, value in {"probe.copy_gb_s": 4_135.0, "probe.peer_gb_s": 394.0, "probe.pcie_gen": 5.0}.items()
+    }
+    run = pieces.run_report("baseline").model_copy(update={"metrics": {}, "scalars": rates})
+    found = tiles(of(pieces.baseline(run=run, criteria=(product,))))
+    assert list(found) == ["Matrix product", "Memory copy", "GPU to GPU"]
+    assert found["Matrix product"].limit == "at least 700 TFLOP/s"
+    assert found["Memory copy"].quantity == "4,135 GB/s"
+    assert "Matrix product" not in tiles(of(pieces.baseline(criteria=(product,)))), "a training's rate says it all"
+
+
 def test_a_runbook_of_sweeps_alone_shows_the_rate_of_the_chosen_arm() -> None:
     found = tiles(of(pieces.buckets()))
     assert found["Throughput"].quantity == "13,130 tok/s"
