@@ -23,7 +23,7 @@ SAMPLE = {
     "c": ("s_soak_drop", "h_text_columns", "h_norm_printed_zero", "h_warm_restarts"),
     "d": ("gnn-processor-clock", "boxes", "frozen-loss"),
     "e": ("coarse_clock", "hiccups_without_period", "workers_without_launcher"),
-    "f": ("creeping_heat", "clock_set_back"),
+    "f": ("mean_hides_halving", "clock_set_back"),
 }
 DISPUTED = {
     "h15_rises_a_little": "its env.json leaves room for 2,048 tokens a step, its rate counts 16,384: a veto is right",

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.folders import result_of, run_folder
+from tests.processes import python
 from validator.runs.journal import read
 
 DOUBLE = Path(__file__).with_name("engine_double.py")
@@ -40,6 +41,15 @@ trainer:
 defaults: {{timeout: {timeout}, warmup_steps: 5, nproc: 0, watchdog: {{stall: 2s, first_step: 5s, interval: 0.5s}}}}
 phases: [{{id: baseline, kind: train, steps: 60, accept: [toks_per_s.mean >= 4000 tok/s]}}]
 """
+
+_IMPATIENT = """
+from validator.cli import main
+from validator.supervise.termination import Grace
+_, *others = Grace.__init__.__defaults__
+Grace.__init__.__defaults__ = (1.0, *others)
+main()
+"""
+"""The command line, with a second in place of forty between SIGTERM and SIGKILL."""
 
 
 class Engine:
@@ -131,14 +141,14 @@ def test_a_timeout_ends_the_container(cli, engine: Engine, workdir: Path) -> Non
 
 
 def test_a_stall_ends_the_container_that_ignores_sigterm(
-    cli, engine: Engine, workdir: Path, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, workdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its processes carry no token that could be seen from outside: the name alone reaches them."""
     monkeypatch.setenv("ENGINE_HIDES", "VALIDATOR_RUN_TOKEN")
     before = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
     path = engine.write(before=before, after="step == 20 and time.sleep(600)")
-    answer = cli("run", str(path), timeout_s=150)
-    assert answer.rc == 1
+    ended = python("-c", _IMPATIENT, "run", str(path), "--no-lock", cwd=workdir)
+    assert ended.returncode == 1, ended.stderr
     outcome = result_of(workdir)["phases"][0]["runs"][0]["outcome"]
     assert outcome["reason"] == "stalled"
     assert not engine.alive()

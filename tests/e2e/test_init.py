@@ -268,7 +268,7 @@ def test_what_is_not_recognized_gets_a_skeleton(cli, workdir: Path) -> None:
     load(workdir / "quiet.yaml")
     again = cli("init", "--", "python", "quiet.py")
     assert (again.rc, "quiet.yaml exists" in again.err) == (2, True)
-    run = cli("run", "--", "python", "quiet.py")
+    run = cli("run", "--seconds", "2s", "--", "python", "quiet.py")
     assert run.rc == 2
     assert not (workdir / "reports").exists()
 

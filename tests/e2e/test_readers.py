@@ -58,6 +58,9 @@ with open(out + "/log.jsonl", "w", buffering=1) as file:
 
 _TWICE = _JSONL + "import shutil; shutil.copy(out + '/log.jsonl', out + '/again.jsonl')"
 
+RATE_OF_A_BUSY_MACHINE = ("no-steady-state", "rate-shift", "busy-host")
+"""Warnings that the tests beside this one can cause; any other would be of what was read."""
+
 TRAINERS = {"hf-trainer": _HF, "lightning": _LIGHTNING, "torchtitan": _TITAN, "jsonl": _JSONL}
 
 
@@ -85,8 +88,8 @@ phases:
 def test_a_trainer_is_read_as_it_is(cli, workdir: Path, name: str) -> None:
     code, result = run(cli, workdir, TRAINERS[name], name)
     assert (code, result["decision"]) == (0, "GO"), result["why"]
-    vetoes = [one["code"] for one in result["findings"] if one["severity"] == "veto"]
-    assert not vetoes, "a busy machine may give warnings of its rate"
+    found = {one["code"] for one in result["findings"]}
+    assert found <= {"config-unknown", *RATE_OF_A_BUSY_MACHINE}
 
 
 @pytest.mark.parametrize("name", TRAINERS)

@@ -245,6 +245,7 @@ def _child(words: Sequence[str], scratch: Path, said: Path, *, by_process: bool)
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's job in the background ignores it
             os.execv(sys.executable, [sys.executable, "-m", "validator", *words])
         _nothing_is_started()
+        os.environ["OTEL_EXPORTER_OTLP_TIMEOUT"] = "1"  # nobody listens, and its library would try for ten seconds
         sys.argv = ["validator", *words]
         from validator.cli import main
 

@@ -177,7 +177,7 @@ def _packed_bomb(place: Place, path: Path, draw: random.Random) -> None:
 def _zeros() -> bytes:
     """A gigabyte in one member: a reader that unpacks the first one alone must stop as well."""
     packed = io.BytesIO()
-    with gzip.GzipFile(fileobj=packed, mode="wb", mtime=0) as file:
+    with gzip.GzipFile(fileobj=packed, mode="wb", mtime=0, compresslevel=1) as file:
         for _ in range(64):
             file.write(bytes(2**24))
     return packed.getvalue()
@@ -186,7 +186,7 @@ def _zeros() -> bytes:
 @cache
 def _zipped() -> bytes:
     packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         for name in ("../../outside/secret.txt", "data.csv", "arr_0.npy"):
             archive.writestr(name, bytes(2**27))
     return packed.getvalue()
