@@ -11,6 +11,7 @@ from typing import Any
 
 from validator.model.plan import RunSpec
 from validator.model.record import Attempt, Outcome, Reason
+from validator.model.result import Result
 from validator.model.runbook import BUNDLED_METRICS
 
 START_S = 1_760_000_000.0
@@ -111,3 +112,29 @@ def write_logs(folder: Path, *, stdout: str = "", stderr: str = "", rank: int | 
     where.mkdir(parents=True, exist_ok=True)
     (where / "stdout.log").write_text(stdout)
     (where / "stderr.log").write_text(stderr)
+
+
+def scalar(result: Result, name: str) -> object:
+    """The value of a scalar."""
+    return result.scalars[name].value
+
+
+def codes(result: Result) -> set[str]:
+    """Of all irregularities."""
+    return {i.code for i in result.irregularities}
+
+
+def healthy(folder: Path, *, ranks: int = 2, steps: int = 6) -> None:
+    """What two ranks of the bundled trainer leave."""
+    write_csv(folder, [100.0 + i for i in range(steps)], step_time_s=[0.5] * steps)
+    write_env(
+        folder,
+        effective={"seq_len": 128, "batch_size": 2, "model": {"dim": 64}},
+        world_size=ranks,
+        tokens_per_step=512,
+        time="2025-10-09T08:54:00+00:00",
+    )
+    (folder / "metrics.json").write_text('{"loss_last": 1.5, "mfu": null, "status": "done", "odd name": NaN}')
+    for rank in range(ranks):
+        own = [record(i, ts=4 + i, rank=rank, compute_time_s=0.2 * (rank + 1)) for i in range(1, steps + 1)]
+        write_heartbeat(folder, [record(0, ts=3, rank=rank, msg="boot"), *own], rank=rank)
