@@ -41,10 +41,12 @@ class Command:
 
 @dataclass(frozen=True)
 class Session:
-    """What a reader who follows a page does, in order; and why some of its commands are not run here."""
+    """What a reader who follows a page does, in order; why some of its commands are run nowhere, and the packages
+    without which others are not."""
 
     steps: tuple[FileBlock | Command, ...]
     elsewhere: tuple[str, ...]
+    absent: tuple[str, ...]
 
 
 def read_page(path: Path) -> Session:
@@ -52,12 +54,14 @@ def read_page(path: Path) -> Session:
     text = "\n" + path.read_text(encoding="utf-8")
     steps: list[FileBlock | Command] = []
     elsewhere: list[str] = []
+    absent: list[str] = []
     for block in _BLOCK.finditer(text):
         info, body = block["info"], block["body"]
         title = _TITLE.search(info)
         reason = re.fullmatch(r"<!-- elsewhere: (.+) -->", block["before"].strip())
         needs = re.fullmatch(r"<!-- needs: (.+) -->", block["before"].strip())
         if needs and not all(map(importlib.util.find_spec, needs[1].split(", "))):
+            absent.append(needs[1])
             continue
         if title:
             steps.append(FileBlock(title[1], body))
@@ -66,7 +70,7 @@ def read_page(path: Path) -> Session:
         elif info.split()[:1] == ["console"]:
             line = text.count("\n", 0, block.start("body"))
             steps += _commands(body, line)
-    return Session(tuple(steps), tuple(elsewhere))
+    return Session(tuple(steps), tuple(elsewhere), tuple(absent))
 
 
 def _commands(body: str, line: int) -> list[Command]:
