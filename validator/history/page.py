@@ -11,7 +11,7 @@ import validator
 from validator.files import replace_file
 from validator.history.read import HistoryEntry
 from validator.history.trend import Change, Group, Trend
-from validator.report.page import decision_status
+from validator.report.elements import decision_status
 from validator.report.templates import environment, policy_hash, style, text
 from validator.report.terminal.lines import paint, text_table, wrap
 from validator.text import clean, format_duration, format_percent, format_quantity, format_time, one_line, plural

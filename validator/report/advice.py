@@ -11,7 +11,8 @@ from typing import Literal
 from validator.errors import ExitCode
 from validator.model.expression import open_reference
 from validator.model.verdict import PhaseReport, ValidationReport
-from validator.report.page import FindingView, LabeledValue, NextStep, anchor
+from validator.report.elements import anchor
+from validator.report.page import FindingView, LabeledValue, NextStep
 from validator.text import clean, one_line
 
 

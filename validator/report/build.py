@@ -22,6 +22,16 @@ from validator.report.build_runs import (
     runs_table,
 )
 from validator.report.contrast import since_view
+from validator.report.elements import (
+    PENDING,
+    anchor,
+    decision_status,
+    evidence_views,
+    facts_of,
+    link,
+    pending_phases,
+    status_view,
+)
 from validator.report.exports import export_lines
 from validator.report.fleet import fleet_view
 from validator.report.handover import machine_ticket
@@ -48,13 +58,13 @@ _CONFIDENCES = ("high", "medium", "low")
 
 def build_page(report: ValidationReport, charts: ChartData | None = None) -> views.Page:
     """The whole page. The tiles have small drawings of the series that `charts` holds."""
-    pending = views.pending_phases(report)
+    pending = pending_phases(report)
     title = report.runbook.title or report.runbook.name
     findings = _finding_views(report)
     return views.Page(
         title=one_line(title, limit=200),
         description=clean(report.runbook.description or ""),
-        decision=views.decision_status(report.decision),
+        decision=decision_status(report.decision),
         meaning=_MEANINGS.get(report.decision, ""),
         why=clean(report.why),
         facts=_report_facts(report),
@@ -91,7 +101,7 @@ def _artifact_rows(report: ValidationReport) -> tuple[views.ArtifactRow, ...]:
     return tuple(
         views.ArtifactRow(
             path=one_line(item.path, limit=400),
-            href=views.link(item.path),
+            href=link(item.path),
             size=format_size(item.bytes),
             bytes=f"{item.bytes:,}",
             sha256=one_line(item.sha256 or "too large to hash", limit=80),
@@ -105,7 +115,7 @@ def _undecided(report: ValidationReport) -> tuple[views.LabeledValue, ...]:
     follows = {"not_decidable": "no arm is chosen, and the declared setting is kept", "vacuous": "nothing was compared"}
     return tuple(
         views.LabeledValue(
-            one_line(phase.title, limit=200), follows[phase.comparison.outcome], f"#{views.anchor('phase', phase.id)}"
+            one_line(phase.title, limit=200), follows[phase.comparison.outcome], f"#{anchor('phase', phase.id)}"
         )
         for phase in report.phases
         if phase.comparison is not None and phase.comparison.outcome in follows
@@ -114,7 +124,7 @@ def _undecided(report: ValidationReport) -> tuple[views.LabeledValue, ...]:
 
 def _progress_view(report: ValidationReport, pending: Collection[str]) -> views.ProgressView:
     """What is running, what is pending, and how long that will take as far as it is known."""
-    named = [(phase, (one_line(phase.title, limit=200), views.anchor("phase", phase.id))) for phase in report.phases]
+    named = [(phase, (one_line(phase.title, limit=200), anchor("phase", phase.id))) for phase in report.phases]
     return views.ProgressView(
         running=tuple(name for phase, name in named if phase.status == "RUNNING"),
         pending=tuple(name for phase, name in named if phase.id in pending),
@@ -175,16 +185,16 @@ def _machine_facts(environment: Mapping[str, Any]) -> list[views.LabeledValue]:
 
 def _status_counts(report: ValidationReport) -> tuple[tuple[views.StatusView, int], ...]:
     """How many required criteria and checks of required phases have which status; a phase without any counts once."""
-    pending = views.pending_phases(report)
+    pending = pending_phases(report)
     found: Counter[views.StatusView] = Counter()
     for phase in report.phases:
         if phase.required:
             statuses = [item.status for item in phase.judged if item.required]
             if not phase.judged:
                 statuses = [phase.status]
-            found.update(views.status_view(status, pending=phase.id in pending) for status in statuses)
-    order = [views.status_view(s) for s in ("PASS", "FAIL", "INCONCLUSIVE", "SKIPPED", "NOT_RUN", "RUNNING")]
-    return tuple((view, found[view]) for view in (*order, views.PENDING) if found[view])
+            found.update(status_view(status, pending=phase.id in pending) for status in statuses)
+    order = [status_view(s) for s in ("PASS", "FAIL", "INCONCLUSIVE", "SKIPPED", "NOT_RUN", "RUNNING")]
+    return tuple((view, found[view]) for view in (*order, PENDING) if found[view])
 
 
 def _finding_views(report: ValidationReport) -> tuple[views.FindingView, ...]:
@@ -202,11 +212,11 @@ def _finding_view(finding: Finding, known: set[str]) -> views.FindingView:
         status=_SEVERITY[finding.severity],
         confidence=finding.confidence,
         place=one_line(finding.run or finding.phase or "whole validation"),
-        anchor=views.anchor("phase", finding.phase) if finding.phase in known and finding.phase else None,
-        also=tuple(sorted(views.anchor("phase", one) for one in also & known if one != finding.phase)),
+        anchor=anchor("phase", finding.phase) if finding.phase in known and finding.phase else None,
+        also=tuple(sorted(anchor("phase", one) for one in also & known if one != finding.phase)),
         message=clean(finding.message),
         next_step=clean(finding.next_step),
-        evidence=views.evidence_views(finding.evidence),
+        evidence=evidence_views(finding.evidence),
     )
 
 
@@ -231,13 +241,13 @@ def _phase_view(number: int, phase: PhaseReport, *, pending: bool) -> views.Phas
     )
     return views.PhaseView(
         id=one_line(phase.id),
-        anchor=views.anchor("phase", phase.id),
+        anchor=anchor("phase", phase.id),
         number=number,
         title=one_line(phase.title, limit=200),
         kind=one_line(phase.kind),
         why=clean(phase.why or ""),
         required=phase.required,
-        status=views.status_view(phase.status, pending=pending),
+        status=status_view(phase.status, pending=pending),
         message=message,
         facts=phase_facts(phase),
         rows=rows,
@@ -257,13 +267,13 @@ def _phase_view(number: int, phase: PhaseReport, *, pending: bool) -> views.Phas
 def _environment_groups(environment: Mapping[str, Any]) -> tuple[views.ValueGroup, ...]:
     """Single values first under one heading, then each nested part under its own."""
     single = {key: value for key, value in environment.items() if not isinstance(value, (dict, list))}
-    groups = [views.ValueGroup("General", views.facts_of(single))] if single else []
+    groups = [views.ValueGroup("General", facts_of(single))] if single else []
     for key, value in environment.items():
         if key not in single and value:
             title = one_line(key, limit=80).replace("_", " ")
             groups.append(
                 views.ValueGroup(
-                    title[:1].upper() + title[1:], views.facts_of(value if isinstance(value, dict) else {key: value})
+                    title[:1].upper() + title[1:], facts_of(value if isinstance(value, dict) else {key: value})
                 )
             )
     return tuple(groups)

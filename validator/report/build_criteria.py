@@ -7,15 +7,8 @@ from collections.abc import Collection, Iterator, Sequence
 
 from validator.model.expression import ExpressionError, parse_criterion
 from validator.model.verdict import Check, PhaseReport, Status, ValidationReport, Verdict
-from validator.report.page import (
-    CriterionRow,
-    FindingView,
-    OpenItem,
-    StatusView,
-    anchor,
-    evidence_views,
-    status_view,
-)
+from validator.report.elements import anchor, evidence_views, status_view
+from validator.report.page import CriterionRow, FindingView, OpenItem, StatusView
 from validator.text import clean, format_change, format_interval, format_value, listed, one_line
 
 VETO = StatusView("VETO", "✕", "bad")

@@ -9,7 +9,8 @@ from typing import Any
 from validator.model.catalogue import catalogue_order
 from validator.model.result import MetricStats, RunTable, ScalarValue
 from validator.model.verdict import ArmComparison, PhaseReport, RunReport
-from validator.report.page import ConfigRow, ConfigTable, LabeledValue, RunView, Table, anchor, flatten, link
+from validator.report.elements import anchor, flatten, link
+from validator.report.page import ConfigRow, ConfigTable, LabeledValue, RunView, Table
 from validator.text import (
     clean,
     format_change,

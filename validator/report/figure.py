@@ -17,7 +17,8 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 from validator.files import Tree, replace_file
-from validator.report.page import Table, anchor
+from validator.report.elements import anchor
+from validator.report.page import Table
 from validator.report.specs import Along, ChartSeries, Line
 from validator.text import format_number, one_line
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from statistics import median
 from typing import Any
 
 from validator.model.fleet import Fleet, FleetCell, FleetMeasure, FleetOutlier
@@ -67,8 +68,8 @@ def _pairs_of(fleet: Fleet, measure: str) -> list[_Pair]:
     logs = {one.subject: math.log(one.value) for one in links if one.value is not None and one.value > 0}
     if not logs:
         return []
-    middle = _median(logs.values())
-    spread = max(_LEAST, _SCALE * _median(abs(log - middle) for log in logs.values()))
+    middle = median(logs.values())
+    spread = max(_LEAST, _SCALE * median(abs(log - middle) for log in logs.values()))
     found = []
     for cell in links:
         log, outlier = logs.get(cell.subject), outliers.get(cell.subject)
@@ -76,11 +77,6 @@ def _pairs_of(fleet: Fleet, measure: str) -> list[_Pair]:
             away = -math.inf if log is None else log - middle
             found.append(_Pair(cell, max(away / spread, -99.0), math.expm1(away), outlier))
     return sorted(found, key=lambda one: one.mads)
-
-
-def _median(values: Iterable[float]) -> float:
-    ordered = sorted(values)
-    return (ordered[len(ordered) // 2] + ordered[(len(ordered) - 1) // 2]) / 2
 
 
 def _pairs_figure(fleet: Fleet, measure: FleetMeasure) -> Figure | None:
@@ -98,7 +94,7 @@ def _pairs_figure(fleet: Fleet, measure: FleetMeasure) -> Figure | None:
     unit = one_line(measure.unit, limit=20)
     summary = (
         f"{plural(len(pairs), 'pair')} of {possible:,} measured: median "
-        f"{format_quantity(_median(values), unit)}, slowest {format_quantity(min(values), unit)}. "
+        f"{format_quantity(median(values), unit)}, slowest {format_quantity(min(values), unit)}. "
         "A row of slow cells is a slow node; an outlined cell is a slow link: ✕ and a full line where it is "
         "confirmed, ? and a dashed line where it is not decided. "
         f"Shades: {FAR:g} and {FARTHER:g} MADs from the median pair, ▼ slower, ▲ faster."

@@ -15,9 +15,10 @@ from validator.model.verdict import Status, ValidationReport
 from validator.report.build import build_page
 from validator.report.build_criteria import MAX_OPEN
 from validator.report.charts import all_figures
+from validator.report.elements import status_view
 from validator.report.figure import Figure, with_drawing
 from validator.report.fleet_charts import fleet_figures
-from validator.report.page import Page, RunView, status_view
+from validator.report.page import Page, RunView
 from validator.report.specs import ChartData
 from validator.report.templates import environment, policy_hash, style, text
 from validator.report.timeline import timeline_figure

@@ -18,7 +18,8 @@ from validator.model.expression import Call, Expression, ExpressionError, Number
 from validator.model.result import ScalarValue
 from validator.model.verdict import ArmComparison, PhaseReport, RunReport, ValidationReport, Verdict
 from validator.report.build_criteria import criterion_row, margin_text
-from validator.report.page import LabeledValue, Spark, Tile, anchor, status_view
+from validator.report.elements import anchor, status_view
+from validator.report.page import LabeledValue, Spark, Tile
 from validator.report.sparks import spark_of
 from validator.report.specs import ChartData
 from validator.text import format_change, format_interval, format_number, format_value, one_line, plural

@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, TextIO
 
-from validator.report.page import status_view
+from validator.report.elements import status_view
 from validator.text import format_duration, format_quantity, one_line, text_width
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from validator.model.plan import PhasePlan, Plan
 from validator.model.runbook import Phase
 from validator.model.verdict import PhaseReport, ValidationReport
 from validator.plan.eta import Eta
-from validator.report.page import status_view
+from validator.report.elements import status_view
 from validator.report.terminal.lines import criteria_count, left_cell, share_of, show, steps_cell
 from validator.report.terminal.observer import Observer
 from validator.report.terminal.summary import summary_lines
