@@ -95,13 +95,12 @@ class Settings(TrainingKind[SettingsPhase]):
     def effects(self, phase: SettingsPhase, runs: Sequence[RunRecord]) -> tuple[SettingEffect, ...]:
         """What each changed setting changed, and whether the values of a config file are those that ran."""
         declared = [_RunFacts.of(run) for run in runs if run.spec.role == "measure"]
-        changed = [run for run in runs if run.spec.role == "changed"]
         found = []
         for key, value in phase.change.items():
-            run = next((one for one in changed if one.spec.arm != _CONFIRMED and key in one.spec.settings), None)
+            run = _changed_run(key, runs)
             found.append(_effect(key, setting_text(value), phase, declared, None if run is None else _RunFacts.of(run)))
         if phase.confirm:
-            run = next((one for one in changed if one.spec.arm == _CONFIRMED), None)
+            run = _changed_run(_CONFIRMED, runs)
             found.append(_confirmation(phase, declared, None if run is None else _RunFacts.of(run)))
         return tuple(found)
 
@@ -112,7 +111,9 @@ class Settings(TrainingKind[SettingsPhase]):
         accepted = "config-ignored" in accepted_at(validation.runbook, phase)
         for one in self.effects(phase, record.runs):
             found = _found(one, record.runs)
-            decides = phase.decide_all if one.status == "INCONCLUSIVE" else one.status == "PASS" or not accepted
+            decides = one.status == "PASS" or not accepted
+            if one.status == "INCONCLUSIVE":  # runs that are missing leave nothing to be undecided about
+                decides = phase.decide_all or not _has_runs(one.setting, record.runs)
             text = f"the trainer obeys {one.setting}"
             if one.setting == _CONFIRMED:
                 text = "the values of the config file are those that ran"
@@ -179,6 +180,20 @@ def _started_with(key: str, spec: RunSpec) -> str | None:
     """The value of a setting in the command or the environment of a run."""
     family, name = key.split(".", 1)
     return spec.env.get(name) if family == "env" else value_in(spec.argv, name)
+
+
+def _changed_run(setting: str, runs: Sequence[RunRecord]) -> RunRecord | None:
+    """The run with another value of a setting, or with those of a config file."""
+    confirms = setting == _CONFIRMED
+    changed = (run for run in runs if run.spec.role == "changed" and (run.spec.arm == _CONFIRMED) == confirms)
+    return next((run for run in changed if confirms or setting in run.spec.settings), None)
+
+
+def _has_runs(setting: str, runs: Sequence[RunRecord]) -> bool:
+    """Whether the run with the other value has ended, and two as declared."""
+    changed = _changed_run(setting, runs)
+    declared = [run for run in runs if run.spec.role == "measure" and run.outcome is not None]
+    return changed is not None and changed.outcome is not None and len(declared) > 1
 
 
 # What they did.

@@ -250,25 +250,35 @@ def test_the_values_of_a_config_file_are_confirmed_or_not(tmp_path: Path) -> Non
     def unread(spec: RunSpec) -> FakeRun:
         return short(losses(2 if spec.arm == "confirm" else 1 + 2 * bool(spec.settings)))
 
-    obeyed, confirmed = tried(tmp_path / "a", unread, text(phase)).phases[0].effects
-    assert (obeyed.status, obeyed.declared, confirmed.status) == ("PASS", "64", "FAIL")
+    for decide_all in (True, False):
+        report = tried(tmp_path / str(decide_all), unread, text({**phase, "decide_all": decide_all}))
+        obeyed, confirmed = report.phases[0].effects
+        assert (obeyed.status, obeyed.declared, confirmed.status) == ("PASS", "64", "FAIL")
+        assert report.decision == "NO_GO"
     read = tried(tmp_path / "b", lambda spec: short(losses(1 + 2 * (spec.arm not in (None, "confirm")))), text(phase))
     assert [one.status for one in read.phases[0].effects] == ["PASS", "PASS"]
     assert read.decision == "GO"
 
 
-def test_a_run_that_is_missing_is_no_pass(tmp_path: Path) -> None:
-    root = laid_out(tmp_path, sound, text())
+@pytest.mark.parametrize(
+    ("run", "why"),
+    [
+        ("seq-len-16/r1", "no run with the changed value has ended."),
+        ("r2", "two runs as declared are needed, and a second did not come to its end."),
+    ],
+)
+@pytest.mark.parametrize("decide_all", [True, False])
+def test_a_run_that_is_missing_is_no_pass(tmp_path: Path, decide_all: bool, run: str, why: str) -> None:
+    """Nor where what runs do not decide forbids no GO: that was a GO by a journal without the run."""
+    root = laid_out(
+        tmp_path, sound, text({**PHASE, "decide_all": decide_all}, train(accept=["loss.last < loss.first"]))
+    )
     journal = root / "journal.jsonl"
-    kept = [
-        line for line in journal.read_text().splitlines() if '"settings/seq-len-16/r1"' not in line or "plan" in line
-    ]
+    kept = [line for line in journal.read_text().splitlines() if f'"settings/{run}"' not in line or "plan" in line]
     journal.write_text("\n".join(kept) + "\n")
     report = judged(root)
-    assert report.decision != "GO"
-    assert verdict(report, "settings.args.seq-len").message == (
-        "With 16 in place of 32: no run with the changed value has ended."
-    )
+    assert report.decision == "INCONCLUSIVE"
+    assert verdict(report, "settings.args.seq-len").message == f"With 16 in place of 32: {why}"
 
 
 def test_the_report_has_a_table_of_what_was_tried(tmp_path: Path) -> None:
