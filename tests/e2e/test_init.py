@@ -153,19 +153,23 @@ def test_a_trainer_is_recognized_and_its_runbook_runs(
     assert {statuses[f"baseline.{name}"] for name in ("exit", "steps", "finite", "1")} == {"PASS"}, statuses
 
 
-def test_three_commands_lead_to_a_decision(cli, workdir: Path) -> None:
+def test_three_commands_lead_to_a_decision_in_another_folder_too(cli, workdir: Path, tmp_path: Path) -> None:
     script = _write(workdir, "json lines")
     first = cli("run", "--steps", "80", "--", "python", script.name)
     assert (first.rc, "INCONCLUSIVE" in first.out) == (3, True), first.out + first.err
     (run,) = (workdir / "reports").glob("*my-train*")
     assert f"Command validator init --from-run reports/{run.name}" in first.out
-    second = cli("init", "--from-run", f"reports/{run.name}")
+    there = tmp_path / "else"
+    there.mkdir()
+    second = cli("init", "--from-run", str(run), cwd=there)
     assert second.rc == 0, second.err
     assert "step_time_s.mean <= " in second.out
-    text = (workdir / "my-train.yaml").read_text(encoding="utf-8")
+    text = (there / "my-train.yaml").read_text(encoding="utf-8")
     assert "<= ?" not in text
-    assert [phase["id"] for phase in yaml.safe_load(text)["phases"]] == ["baseline", "soak"]
-    third = cli("run", "my-train.yaml", "--set", "soak.steps=160")
+    made = yaml.safe_load(text)
+    assert [phase["id"] for phase in made["phases"]] == ["baseline", "soak"]
+    assert made["trainer"]["workdir"] == "../work", "the trainer starts where the run did"
+    third = cli("run", "else/my-train.yaml", "--set", "soak.steps=160", cwd=tmp_path)
     assert third.rc == 0, third.out + third.err
 
 
@@ -184,20 +188,6 @@ def test_its_runbook_runs_from_any_folder(out: str, cli, workdir: Path, tmp_path
         ended = cli("run", str(workdir / out), *short, cwd=tmp_path / "else")
         assert ended.rc == 3, ended.out + ended.err
     assert yaml.safe_load((workdir / out).read_text())["trainer"]["workdir"] == ("." if out[0] == "m" else "../..")
-
-
-def test_a_runbook_from_a_run_starts_the_trainer_where_the_run_did(cli, workdir: Path, tmp_path: Path) -> None:
-    _write(workdir, "json lines")
-    assert cli("run", "--steps", "80", "--", "python", "my_train.py").rc == 3
-    (run,) = (workdir / "reports").glob("*my-train*")
-    there = tmp_path / "else"
-    there.mkdir()
-    made = cli("init", "--from-run", str(run), cwd=there)
-    assert made.rc == 0, made.err
-    assert yaml.safe_load((there / "my-train.yaml").read_text())["trainer"]["workdir"] == "../work"
-    ended = cli("run", "else/my-train.yaml", "--only", "baseline", cwd=tmp_path)
-    statuses = {one["id"]: one["status"] for one in result_of(tmp_path)["phases"][0]["criteria"]}
-    assert {statuses["baseline.exit"], statuses["baseline.steps"]} == {"PASS"}, ended.out + ended.err
 
 
 def test_a_command_whose_loss_rises_is_no_go(cli, workdir: Path) -> None:
