@@ -36,6 +36,9 @@ _TIMES = ("step_time_s", "toks_per_s")
 _EVEN = 0.8
 """Share of the gaps between slow steps that must be one period, or a multiple of it."""
 
+_SLACKS = 5
+"""How many times as long as the uncertainty of where a pause was its period must be to be seen."""
+
 _MOST, _MIN_REGULAR = 0.6, 5
 """Share, and number, of the slow steps that must keep a period for the others to be taken for other pauses."""
 
@@ -46,12 +49,13 @@ _EVERY = re.compile(r"every|interval|freq|steps|period")
 @dataclass(frozen=True)
 class _Stalls:
     """Slow rows `at [k]`, the seconds that each took beyond the median, and their share of the time; `since` is the
-    first step that was looked at."""
+    first step that was looked at, and a pause may have been up to `slack` steps before the row that holds it."""
 
     at: Steps
     extra_s: Floats
     lost: float
     since: int
+    slack: int = 0
 
     def only(self, chosen: npt.NDArray[np.bool_]) -> _Stalls:
         """Those of the rows that are `chosen [k]`."""
@@ -67,7 +71,7 @@ def periodic_stall(run: RunFacts) -> Iterator[Diagnosis]:
     if not run.timed or run.failed:
         return
     for steps, times, path, what in _step_clocks(run):
-        stalls = _stalls(steps, times, run.levels)
+        stalls = _stalls(steps, times, run.levels, bar=path is not None and _by_bar(run))
         for some in () if stalls is None else _by_rhythm(stalls, steps):
             cause = _stall_diagnosis(run, some, steps[some.at], path, what)
             if cause is not None:
@@ -90,13 +94,14 @@ def _by_rhythm(stalls: _Stalls, steps: Steps) -> Iterator[_Stalls]:
 
 def _stall_diagnosis(run: RunFacts, stalls: _Stalls, at: Steps, path: str | None, what: str) -> Diagnosis | None:
     """What stalls at the steps `at [k]` are; None where they are declared, cost nothing, or are a busy machine's."""
-    period = _period(at, stalls.since)
+    period = _period(at, stalls.since, stalls.slack)
     hiccups = path is None or float(np.median(stalls.extra_s)) < _MIN_STALL_S
     if period is None and (hiccups or stalls.lost < _LOST_WARNING / 2):
         return None  # a busy machine delays a step, or the writing of a record, by milliseconds now and then
     if stalls.lost < _LOST_INFO or _is_declared(run, at, period):
         return None
-    rhythm = f"every {period} steps" if period is not None else f"{len(at)} times without a period"
+    about = "about " if stalls.slack else ""
+    rhythm = f"{about}every {period} steps" if period is not None else f"{len(at)} times without a period"
     longest, gap = _longest(stalls, at)
     meant = _reason_if_meant(run, at, period)
     minimum = _LOST_WARNING if period is not None else 1.5 * _LOST_WARNING
@@ -180,16 +185,27 @@ def _reason_if_meant(run: RunFacts, at: Steps, period: int | None) -> str:
     return ""
 
 
-def _stalls(steps: Steps, times: Floats, levels: tuple[Level, ...] = ()) -> _Stalls | None:
-    """The slow rows, where there are three or more and they are few. On each lasting level its own median counts."""
-    if len(times) < 4 * MIN_ROWS // 2 or len(np.unique(np.diff(steps))) > 2:
+def _by_bar(run: RunFacts) -> bool:
+    """Whether rows come at even times, each of as many steps as were done by then."""
+    times = run.series("step_time_s")
+    return times is not None and times.clock is not None
+
+
+def _stalls(steps: Steps, times: Floats, levels: tuple[Level, ...] = (), *, bar: bool = False) -> _Stalls | None:
+    """The slow rows, where there are three or more and they are few. On each lasting level its own median counts.
+
+    Rows of a `bar` are slow for the steps that they cover.
+    """
+    if len(times) < 4 * MIN_ROWS // 2 or (len(np.unique(np.diff(steps))) > 2 and not bar):
         return None
-    usual, spread = np.full(len(times), np.median(times)), np.empty(len(times))
+    covered = np.diff(steps, prepend=2 * steps[0] - steps[1]) if bar else np.ones(len(times), np.int64)
+    each = times / covered
+    usual, spread = covered * np.median(each), np.empty(len(times))
     spread.fill(1.4826 * float(np.median(np.abs(times - usual))))
     for level in levels if len(levels) > 1 else ():
         own = (steps >= level.first_step) & (steps <= level.last_step)
         if own.sum() >= MIN_ROWS:
-            usual[own] = np.median(times[own])
+            usual[own] = covered[own] * np.median(each[own])
             spread[own] = 1.4826 * np.median(np.abs(times[own] - usual[own]))
     at = np.flatnonzero(times > np.maximum(_SLOW * usual, usual + _SLOW_NOISE * spread))
     if not _MIN_STALLS <= len(at) <= len(times) // 2 or usual.min() <= 0:
@@ -197,41 +213,49 @@ def _stalls(steps: Steps, times: Floats, levels: tuple[Level, ...] = ()) -> _Sta
     if (np.diff(at) == 1).sum() > len(at) // 2:
         return None  # a stretch of slow steps is a level of its own
     extra = times[at] - usual[at]
-    return _Stalls(at, extra, float(extra.sum() / times.sum()), int(steps[0]))
+    lost = float(extra.sum() / times.sum())
+    if not bar:
+        return _Stalls(at, extra, lost, int(steps[0]))
+    first = np.flatnonzero(np.diff(at, prepend=-2) > 1)  # a pause across two rows is one
+    if len(first) < _MIN_STALLS:
+        return None
+    at, extra, slack = at[first], np.add.reduceat(extra, first), int(np.median(covered[at]))
+    return _Stalls(at, extra, lost, int(steps[0]), slack)
 
 
 def _regular(stalls: _Stalls, at: Steps) -> npt.NDArray[np.bool_] | None:
     """Which slow steps `at [k]` keep a period that not all of them keep: most of them, else the long ones alone."""
-    if _period(at, stalls.since) is not None:
+    if _period(at, stalls.since, stalls.slack) is not None:
         return None
     long = stalls.extra_s >= stalls.extra_s.max() / 2
     share = float(stalls.extra_s[long].sum() / stalls.extra_s.sum())
-    alone = long.sum() >= _MIN_STALLS and share >= _EVEN and _period(at[long], stalls.since) is not None
+    alone = long.sum() >= _MIN_STALLS and share >= _EVEN and _period(at[long], stalls.since, stalls.slack) is not None
     most = _most_regular(at)
-    from_start = _from_start(at[long], stalls.since) is not None
+    from_start = _from_start(at[long], stalls.since, stalls.slack) is not None
     return most if most is not None or not (alone or from_start) else long
 
 
-def _period(steps: Steps, since: int) -> int | None:
-    """Steps from one slow step to the next, where most gaps are that or a multiple of it."""
+def _period(steps: Steps, since: int, slack: int) -> int | None:
+    """Steps from one slow step to the next, where most gaps are that or a multiple of it, give or take `slack`."""
     gaps = np.diff(steps)
     period = int(np.median(gaps)) if len(gaps) else 0
-    if period >= 2 and len(gaps) >= 2:
-        off = np.abs(gaps - period * np.maximum(1, np.rint(gaps / period)))
-        if float((off == 0).mean()) >= _EVEN:
-            return period
-    return _from_start(steps, since)
+    if period >= max(2, _SLACKS * slack) and len(gaps) >= 2:
+        times = np.maximum(1, np.rint(gaps / period))
+        if float((np.abs(gaps - period * times) <= slack).mean()) >= _EVEN:
+            return period if not slack else round(float(gaps.sum() / times.sum()))
+    return _from_start(steps, since, slack)
 
 
-def _from_start(steps: Steps, since: int) -> int | None:
+def _from_start(steps: Steps, since: int, slack: int) -> int | None:
     """Steps from one slow step to the next, where all stand at its multiples, counted from 0 or 1, and none is missing
     after the step `since`: a validation every 250 steps in a run of 600, of which two say enough."""
     if len(steps) < 2:
         return None
     gaps = np.diff(steps)
     period, first = int(gaps[0]), int(steps[0])
-    whole = bool((gaps == period).all()) and period >= _SET_PERIOD and first % period <= 1
-    return period if whole and first - period < since else None
+    even = bool((np.abs(gaps - period) <= slack).all()) and period >= max(_SET_PERIOD, _SLACKS * slack)
+    whole = even and (first + slack) % period <= 1 + 2 * slack
+    return period if whole and first - period < since + slack else None
 
 
 def _most_regular(steps: Steps) -> npt.NDArray[np.bool_] | None:

@@ -19,6 +19,8 @@ ARRIVALS_FILE = "arrivals.jsonl"
 Arrivals = tuple[Steps, Floats]
 """Steps `[n]`, rising, and the seconds `[n]` after the attempt's start at which each had arrived."""
 
+NO_ARRIVALS: Mapping[str, Arrivals] = {}
+
 
 def read_arrivals(path: Path, read_log: ReadLog, *, out: Path) -> dict[str, Arrivals]:
     """Stamps by source, named as results name files. Other lines are passed over and noted once."""

@@ -6,19 +6,18 @@ What says something of the whole run so far becomes the time of a step by the di
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
+from validator.ingest.clock import Arrivals
+from validator.ingest.coarse import COARSE, Paced, apart, pace, resolution
 from validator.ingest.rows import Column
 from validator.model.columns import NO_SERIES, TOTALS
-from validator.model.result import Floats, Steps
+from validator.model.result import CoarseClock, Floats, Steps
 
 _CLOCKS = ("elapsed_s", "mean_step_time_s", "timestamp")
 """Groups that describe the whole run up to the line, the best source of step times first."""
-
-_COARSE = 10
-"""A clock of whole seconds is read at rows this many seconds apart, so that its rounding stays below a tenth."""
 
 _AROUND, _PAUSE = 5, 3.0
 """Rows on either side that show the usual time of a step, and how many times that a row with a pause takes."""
@@ -30,7 +29,6 @@ the share of rows at which a time falls from which it is none."""
 _EITHER = ("time", "any_time", "time_ms", "any_time_ms")
 """Names that say neither whether a time is that of a step nor whether it is a date."""
 
-_UNITS_S = (60.0, 6.0, 1.0, 0.6, 0.1, 0.01, 0.001)
 _DATE = 1e8
 """A time above this is one since 1970."""
 
@@ -75,21 +73,34 @@ def _falls(values: Floats) -> bool:
     return known and float((np.diff(values) < 0).mean()) > _FALLS
 
 
-def with_derived(found: Mapping[str, Column]) -> tuple[dict[str, Column], tuple[str, ...]]:
-    """The series of these columns, clocks replaced by what follows from them; the names of those that follow."""
-    derived = dict(_derived(found))
+@dataclass(frozen=True)
+class Derived:
+    """The series of a log: clocks are replaced by what follows from them. `names` are of those that follow, and
+    `clocks` says of which of them the clock is coarse."""
+
+    columns: dict[str, Column]
+    names: tuple[str, ...] = ()
+    clocks: Mapping[str, CoarseClock] = field(default_factory=dict)
+
+
+def with_derived(found: Mapping[str, Column], stamps: Arrivals | None = None) -> Derived:
+    """The series of these columns. `stamps`: when steps of the same file arrived, where that was seen."""
+    clock = next((name for name in _CLOCKS if name in found), None)
+    wall = None if clock is None else _by_clock(clock, *found[clock], _epoch_starts(found, clock), stamps)
+    own = found.get("step_time_s") or _by_interval(found)
+    derived = dict(_derived(found, own, None if wall is None else (wall.steps, wall.values)))
     measured = {name: column for name, column in found.items() if name not in NO_SERIES}
-    return {**measured, **derived}, tuple(derived)
+    coarse = {} if wall is None or wall.clock is None else dict.fromkeys(derived, wall.clock)
+    if own is not None:
+        coarse.pop("step_time_s", None)
+    return Derived({**measured, **derived}, tuple(derived), coarse)
 
 
-def _derived(found: Mapping[str, Column]) -> Iterator[tuple[str, Column]]:
+def _derived(found: Mapping[str, Column], own: Column | None, wall: Column | None) -> Iterator[tuple[str, Column]]:
     """Times of a step, and rates, where only clocks and totals are printed.
 
     Rates are per second of the log's own clock, pauses included, where it prints one.
     """
-    clock = next((name for name in _CLOCKS if name in found), None)
-    wall = None if clock is None else _by_clock(clock, *found[clock], _epoch_starts(found, clock))
-    own = found.get("step_time_s") or _by_interval(found)
     times = own or wall
     if times is None or not times[0].size:
         return
@@ -114,11 +125,11 @@ def _epoch_starts(found: Mapping[str, Column], clock: str) -> Steps | None:
     return rows[0] // length * length - int((rows[0] % length == 0).any())
 
 
-def _by_clock(name: str, steps: Steps, seconds: Floats, starts: Steps | None) -> Column:
+def _by_clock(name: str, steps: Steps, seconds: Floats, starts: Steps | None, stamps: Arrivals | None) -> Paced:
     if name == "mean_step_time_s":
-        return _pace(steps, seconds * steps) if starts is None else _by_mean_of_epoch(steps, seconds, starts)
+        return pace(steps, seconds * steps) if starts is None else Paced(*_by_mean_of_epoch(steps, seconds, starts))
     late = name == "timestamp" and seconds.size and float(np.nanmax(seconds)) > _MILLISECONDS
-    return _pace(steps, seconds / 1e3 if late else seconds)
+    return pace(steps, seconds / 1e3 if late else seconds, stamps)
 
 
 def _by_mean_of_epoch(steps: Steps, means: Floats, starts: Steps) -> Column:
@@ -132,7 +143,7 @@ def _by_mean_of_epoch(steps: Steps, means: Floats, starts: Steps) -> Column:
         done = steps[own] - start
         clock = np.concatenate(([0.0], means[own] * done))
         at = np.concatenate(([start], steps[own]))
-        kept = _apart(clock, _COARSE * _resolution(means[own]) * float(done[-1]))
+        kept = apart(clock, COARSE * resolution(means[own]) * float(done[-1]))
         made.append((at[kept][1:], np.diff(clock[kept]) / np.diff(at[kept])))
     return np.concatenate([one[0] for one in made]), np.concatenate([one[1] for one in made])
 
@@ -166,63 +177,3 @@ def _rate(totals: Column, times: Column) -> Column:
     added = np.diff(seen)[here]
     usable = (added > 0) & (spans > 0)
     return at[usable], added[usable] / spans[usable]
-
-
-def _pace(steps: Steps, seconds: Floats) -> Column:
-    """Mean time of the steps between rows, from a clock that is set back where a run begins again."""
-    usable = np.isfinite(seconds)
-    steps, seconds = steps[usable], seconds[usable]
-    if len(steps) > 1:
-        unit = _resolution(seconds)
-        ticks = _ticks(seconds, unit)
-        if ticks.size > 2:
-            # Between rows more frequent than its ticks a clock is as exact as they are.
-            coarse = unit * ticks.size / len(steps)
-            steps, seconds = _to_the_end(steps, seconds, ticks, unit)
-            unit = coarse
-        kept = _apart(seconds, _COARSE * unit)
-        steps, seconds = steps[kept], seconds[kept]
-    spans, strides = np.diff(seconds), np.diff(steps)
-    forward = spans > 0
-    return steps[1:][forward], (spans / strides)[forward]
-
-
-def _to_the_end(steps: Steps, seconds: Floats, ticks: npt.NDArray[np.intp], unit: float) -> tuple[Steps, Floats]:
-    """The rows at which a clock ticks, the last of them moved to the last row, less than a tick later by their pace."""
-    first, last = ticks[0], ticks[-1]
-    pace = (seconds[last] - seconds[first]) / (steps[last] - steps[first])
-    at, when = steps[ticks], seconds[ticks].astype(np.float64)
-    at[-1], when[-1] = steps[-1], when[-1] + min(unit, pace * (steps[-1] - steps[last]))
-    return at, when
-
-
-def _ticks(seconds: Floats, unit: float) -> npt.NDArray[np.intp]:
-    """Rows at which a clock that mostly stands still has just moved by one unit, and the last at which it moved.
-
-    A row behind a pause of more than a unit may be late by one, so the next one counts for it.
-    """
-    moved = np.flatnonzero(np.diff(seconds) > 0) + 1
-    if unit == 0 or not moved.size or 2 * moved.size > len(seconds):
-        return moved[:0]
-    strides = seconds[moved] - seconds[moved - 1]
-    return np.asarray(moved[(strides < 1.5 * unit) | (moved == moved[-1])])
-
-
-def _resolution(seconds: Floats) -> float:
-    """The coarsest unit, in seconds, of which all readings are whole multiples; 0 for a fine clock."""
-    for unit in _UNITS_S:
-        counts = seconds / unit
-        if np.abs(counts - np.round(counts)).max() < 1e-6 * max(1.0, float(np.abs(counts).max()) ** 0.5):
-            return unit
-    return 0.0
-
-
-def _apart(seconds: Floats, least_s: float) -> list[int]:
-    """Rows at least so many seconds apart; the last one takes the place of a nearer neighbor."""
-    kept = [0]
-    for row in range(1, len(seconds)):
-        if seconds[row] < seconds[kept[-1]] or seconds[row] - seconds[kept[-1]] >= least_s:
-            kept.append(row)
-    if kept[-1] != len(seconds) - 1 and seconds[-1] > seconds[kept[-1]]:
-        kept[-1 if len(kept) > 1 else 1 :] = [len(seconds) - 1]
-    return kept

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from validator.documents import parse_json
 from validator.files import Tree, is_file, open_file, stat_file
+from validator.ingest.clock import NO_ARRIVALS, Arrivals
 from validator.ingest.printed import Lines, PrintedRows
 from validator.ingest.read_log import SMALL_BYTES, Digest, ReadLog, blocks, clean, printable
 from validator.ingest.readers.hf_trainer import TwoStreams
@@ -129,13 +130,20 @@ def log_lines(path: Path) -> Iterator[tuple[int, str]]:
     return _lines(path, Digest())
 
 
-def series_in(paths: tuple[Path, ...], pattern: str, read_log: ReadLog, *, longest: bool = False) -> StepTable | None:
+def series_in(
+    paths: tuple[Path, ...],
+    pattern: str,
+    read_log: ReadLog,
+    *,
+    longest: bool = False,
+    arrivals: Mapping[str, Arrivals] = NO_ARRIVALS,
+) -> StepTable | None:
     """Series from the first of these logs in which the pattern matches a line, as `series` reads it."""
     for path in paths[1:]:
         if _matches(paths[0], pattern) or not _matches(path, pattern):
             continue
-        return series(path, pattern, read_log, longest=longest)
-    return series(paths[0], pattern, read_log, longest=longest)
+        return series(path, pattern, read_log, longest=longest, arrivals=arrivals)
+    return series(paths[0], pattern, read_log, longest=longest, arrivals=arrivals)
 
 
 def recognized(paths: Iterable[Path]) -> tuple[Path, Recipe] | None:
@@ -196,11 +204,18 @@ def _usual_total(lines: Lines, pattern: LinePattern) -> float | None:
     return counter.usual_total
 
 
-def series(path: Path, pattern: str, read_log: ReadLog, *, longest: bool = False) -> StepTable | None:
+def series(
+    path: Path,
+    pattern: str,
+    read_log: ReadLog,
+    *,
+    longest: bool = False,
+    arrivals: Mapping[str, Arrivals] = NO_ARRIVALS,
+) -> StepTable | None:
     """Series from the named groups of `pattern`, searched in each line; `step` is the step, the rest are values.
 
     None when the log cannot be read. A pattern that never matches is an irregularity, not an error. With `longest` the
-    longest of several runs or stages counts, else the last.
+    longest of several runs or stages counts, else the last. `arrivals` are the stamps of all files, by name.
     """
     digest, wanted = Digest(), line_pattern(pattern)
     try:
@@ -222,11 +237,17 @@ def series(path: Path, pattern: str, read_log: ReadLog, *, longest: bool = False
         )
     if len(rows.steps) <= len(rows.odd_steps):
         return StepTable({}, source, 0)
-    columns, derived, kept = rows.table(lambda code, text, line: read_log.note(code, text, path, line), longest=longest)
-    return StepTable(columns, source, kept, derived, rows.places)
+    found, kept = rows.table(
+        lambda code, text, line: read_log.note(code, text, path, line),
+        longest=longest,
+        stamps=arrivals.get(source.path),
+    )
+    return StepTable(found.columns, source, kept, found.names, rows.places, found.clocks)
 
 
-def two_streams(paths: tuple[Path, ...], read_log: ReadLog, *, optional: bool) -> list[StepTable]:
+def two_streams(
+    paths: tuple[Path, ...], read_log: ReadLog, *, optional: bool, arrivals: Mapping[str, Arrivals] = NO_ARRIVALS
+) -> list[StepTable]:
     """Series of the Trainer of Hugging Face: dictionaries and bar, wherever each is printed; empty without any.
 
     `optional` says that a file holds the same, so that dictionaries without a step are no flaw.
@@ -247,9 +268,14 @@ def two_streams(paths: tuple[Path, ...], read_log: ReadLog, *, optional: bool) -
         streams.faults.note(read_log, paths[0], FAULTS)
     if "loss" not in columns.columns:
         return []
-    table, derived = columns.table({}, lambda code, text, line: None)
+    stamps = max((arrivals[name] for name in map(read_log.name, paths) if name in arrivals), key=_rows, default=None)
+    found = columns.table({}, lambda code, text, line: None, stamps)
     source = read_log.sources[read_log.name(paths[0])]
-    return [StepTable(table, source, len(table["loss"][0]), derived)]
+    return [StepTable(found.columns, source, len(found.columns["loss"][0]), found.names, clocks=found.clocks)]
+
+
+def _rows(stamps: Arrivals) -> int:
+    return len(stamps[0])
 
 
 _POINT = " (print a decimal point)"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from validator.files import is_file
 from validator.ingest import logs
 from validator.ingest.clock import ARRIVALS_FILE
 from validator.ingest.readers import FoundFiles, find_files
@@ -35,11 +34,16 @@ def read_named(state: ResultBuilder, found: logs.LogFiles) -> None:
             if not texts:
                 state.read_log.note("missing-file", "there is no log of what rank 0 printed", state.out / "logs")
                 continue
-            printed = logs.series_in(texts, reader.pattern, state.read_log, longest=state.texts is not None)
+            printed = logs.series_in(
+                texts,
+                reader.pattern,
+                state.read_log,
+                longest=state.texts is not None,
+                arrivals=state.evidence.arrivals,
+            )
             tables += [printed] if printed is not None else []
         for table in tables:
-            by_bar = reader.bar and "step_time_s" in table.derived and is_file(state.out / ARRIVALS_FILE)
-            state.add_printed(table.without("step_time_s") if by_bar else table)
+            state.add_printed(table)
         if own is not None and reader.files_alone and not own.paths:
             _note_no_file(state, own)
 
@@ -83,7 +87,8 @@ def _note_no_file(state: ResultBuilder, found: FoundFiles) -> None:
 def _read_two_streams(state: ResultBuilder, found: logs.LogFiles, *, optional: bool) -> list[StepTable]:
     """The Trainer's bar and dictionaries; what is missing is no flaw where a file holds the same."""
     texts = found.printed if state.texts is None else state.texts[:2]
-    tables = logs.two_streams(texts, state.read_log, optional=optional) if texts else []
+    arrivals = state.evidence.arrivals
+    tables = logs.two_streams(texts, state.read_log, optional=optional, arrivals=arrivals) if texts else []
     if not tables and not optional:
         state.read_log.note(
             "no-match",

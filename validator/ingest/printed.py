@@ -15,7 +15,8 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from validator.ingest.derived import clocks, with_derived
+from validator.ingest.clock import Arrivals
+from validator.ingest.derived import Derived, clocks, with_derived
 from validator.ingest.rows import Column, Note, rising
 from validator.model.columns import TOTALS, contract_values, says_nothing, series_name
 from validator.model.pattern import LinePattern, Printed, StepCounter, has_decimal_comma
@@ -124,11 +125,11 @@ class PrintedRows:
             rows.append(row)
             values.append(value)
 
-    def table(self, note: Note, *, longest: bool = False) -> tuple[dict[str, Column], tuple[str, ...], int]:
-        """Columns by name, each `(steps [n], values [n])`; the names of those that follow from clocks; rows kept.
+    def table(self, note: Note, *, longest: bool = False, stamps: Arrivals | None = None) -> tuple[Derived, int]:
+        """Columns by name, with what follows from clocks, and how many rows were kept.
 
-        `longest`: of several runs or stages in one log keep the longest, instead of the last. `places` say afterwards
-        where the rows stand.
+        `longest`: of several runs or stages in one log keep the longest, instead of the last. `stamps`: when its steps
+        arrived. `places` say afterwards where the rows stand.
         """
         steps, lines = self._by_totals(np.array(self.steps, dtype=np.int64)), np.array(self.lines, dtype=np.int64)
         order = self._late_lines(steps, note)
@@ -145,6 +146,8 @@ class PrintedRows:
             last = np.flatnonzero(np.diff(places, append=-1))
             if name == "loss" and last.size < places.size:
                 _note_repeats(places, numbers, own, where, note)
+            if name == "elapsed_s":  # a bar is drawn again when it is closed; its step was done when it first showed it
+                last = np.flatnonzero(np.diff(places, prepend=-1))
             columns[name] = places[last], numbers[last]
         part = _longest(own, where, note) if longest else slice(0, len(own))
         kept = rising(own[part], where[part], (), note) + part.start
@@ -156,8 +159,7 @@ class PrintedRows:
             there = position[places] >= 0
             if there.any():
                 found[name] = own[places[there]], numbers[there]
-        made, derived = with_derived(clocks(found) if "any_time" in self.pattern.names else found)
-        return made, derived, len(kept)
+        return with_derived(clocks(found) if "any_time" in self.pattern.names else found, stamps), len(kept)
 
     def _by_totals(self, steps: Steps) -> Steps:
         """Steps of counted lines by the tokens or samples seen: the fewest between two lines are one step, so that a

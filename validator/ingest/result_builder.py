@@ -26,7 +26,8 @@ from validator.model.runbook import TrainerMetrics
 
 def series_from(name: str, base: Series | Heartbeat, steps: Steps, values: Floats) -> Series:
     """A catalogued series that follows from what was read from the file of `base`."""
-    return Series(name=name, unit=METRICS[name].unit, steps=steps, values=values, source=base.source)
+    clock = base.clock if isinstance(base, Series) else None
+    return Series(name=name, unit=METRICS[name].unit, steps=steps, values=values, source=base.source, clock=clock)
 
 
 def step_times(
@@ -192,8 +193,10 @@ class ResultBuilder:
                 column, values = other.name, other.converted(values)
             name = f"{prefix}{column}"
             if name not in self.series:
-                unit = self.unit_of(column)
-                self.series[name] = Series(name=name, unit=unit, steps=steps, values=values, source=table.source)
+                unit, clock = self.unit_of(column), table.clocks.get(raw)
+                self.series[name] = Series(
+                    name=name, unit=unit, steps=steps, values=values, source=table.source, clock=clock
+                )
 
     def add_printed(self, table: StepTable) -> None:
         """The same of what was printed or logged: which of it follows from clocks, and where its rows are."""

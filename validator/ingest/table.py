@@ -9,7 +9,7 @@ import csv
 import re
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,7 @@ from validator.ingest.read_log import FaultLog, ReadLog, decode_numbers, load_nu
 from validator.ingest.rows import merge_rows_per_step, odd_names, rising
 from validator.model.catalogue import METRICS
 from validator.model.columns import HEADERLESS, contract_names
-from validator.model.result import Floats, PrintedPlaces, SourceFile, Steps
+from validator.model.result import CoarseClock, Floats, PrintedPlaces, SourceFile, Steps
 
 MAX_COLUMNS = 512
 MAX_STEP = float(2**53)
@@ -40,7 +40,7 @@ class StepTable:
     """Columns by name, each `(steps [n], values [n])`, steps rising. Cells that are empty or unreadable are absent.
 
     `derived` are columns that the trainer did not write, but that follow from those it wrote. `places` say where the
-    rows of a log are in it.
+    rows of a log are in it, and `clocks` which of the derived columns follow from a coarse clock.
     """
 
     columns: Mapping[str, tuple[Steps, Floats]]
@@ -48,10 +48,7 @@ class StepTable:
     rows: int
     derived: tuple[str, ...] = ()
     places: PrintedPlaces | None = None
-
-    def without(self, name: str) -> StepTable:
-        """The same table but for one column."""
-        return replace(self, columns={key: column for key, column in self.columns.items() if key != name})
+    clocks: Mapping[str, CoarseClock] = field(default_factory=dict)
 
 
 @dataclass

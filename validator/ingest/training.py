@@ -32,6 +32,7 @@ _NO_LOG = (*_BY_STEP, "fallback_counters.csv")
 
 def read_training(state: ResultBuilder, found: logs.LogFiles) -> None:
     """All that a trainer writes, then what follows from it."""
+    _read_arrivals(state)
     _read_env(state)
     _read_metrics(state)
     paths = find_heartbeats(state.out, state.metrics.heartbeat) if state.metrics.heartbeat is not None else {}
@@ -120,7 +121,13 @@ def _read_stdout(state: ResultBuilder, found: logs.LogFiles) -> None:
     if not texts:
         state.read_log.note("missing-file", "there is no log of what rank 0 printed", state.out / "logs")
         return
-    table = logs.series_in(texts, state.metrics.stdout, state.read_log, longest=state.texts is not None)
+    table = logs.series_in(
+        texts,
+        state.metrics.stdout,
+        state.read_log,
+        longest=state.texts is not None,
+        arrivals=state.evidence.arrivals,
+    )
     if table is not None:
         state.add_printed(table)
 
@@ -128,10 +135,12 @@ def _read_stdout(state: ResultBuilder, found: logs.LogFiles) -> None:
 def _read_known_format(state: ResultBuilder) -> None:
     """The log that has most rows of a print format that many trainers have; nothing where no log has one."""
     known = logs.recognized(state.texts or ())
-    table = None if known is None else logs.series(known[0], known[1].pattern, state.read_log, longest=True)
-    if known is None or table is None or not table.columns:
+    if known is None:
         return
     path, recipe = known
+    table = logs.series(path, recipe.pattern, state.read_log, longest=True, arrivals=state.evidence.arrivals)
+    if table is None or not table.columns:
+        return
     state.evidence.printed = PrintedFormat(state.read_log.name(path), recipe.name, recipe.pattern, recipe.about)
     state.add_printed(table)
 
@@ -160,7 +169,6 @@ def _derive(state: ResultBuilder) -> Asked:
     first = state.heartbeats.get(min(state.heartbeats)) if state.heartbeats else None
     asked = asked_of(state, derived.steps_done(state.series, first))
     cut_behind(state, asked.last)
-    _read_arrivals(state)
     if state.metrics.reader and first is None and not {"toks_per_s", "step_time_s"} & state.series.keys():
         time_by_arrivals(state)
     state.evidence.tokens_per_step = tokens = _tokens_per_step(state)

@@ -91,6 +91,21 @@ class Irregularity:
 
 
 @dataclass(frozen=True)
+class CoarseClock:
+    """What is unknown of times that follow from a trainer's clock in units of `unit_s` seconds.
+
+    The time of a row is up to `row_s` too early or too late, by which rows vary; over all rows only what the first and
+    the last one lack remains, `end_s` at most. `by_arrival` says that the validator's stamps of the lines' arrival gave
+    the times, since the trainer's clock confirms them.
+    """
+
+    unit_s: float
+    end_s: float
+    row_s: float
+    by_arrival: bool
+
+
+@dataclass(frozen=True)
 class Series:
     """One value per step, in file order.
 
@@ -104,6 +119,7 @@ class Series:
     values: Floats
     source: SourceFile
     rank: int = 0
+    clock: CoarseClock | None = None
 
 
 @dataclass(frozen=True)

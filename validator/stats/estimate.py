@@ -20,7 +20,7 @@ from validator.model.catalogue import MAY_MISS, QUANTILES
 from validator.model.result import Floats
 from validator.stats.autocorrelation import effective_values, independent_rows, is_constant, mean_half_width
 from validator.stats.distributions import t_quantile
-from validator.stats.rows import Windowed
+from validator.stats.rows import Timing, Windowed
 from validator.stats.window import SteadyWindow
 
 LEVEL = 0.95
@@ -153,12 +153,18 @@ def sampled_mean(
     what: str = "the series",
     levels: Sequence[slice] = (),
     slow_start: bool = False,
+    timing: Timing | None = None,
 ) -> Estimate:
     """Sum of `numerator [n]` over sum of `denominator [n]`: a rate, or a weighted mean.
 
     With `levels`, which cover the rows, it is the mean of a run with these levels: the step between them is no scatter.
     After a `slow_start` the interval is wider by the bias of its tail, which `TAIL` estimates: no test on rows that
     vary shows where a start has faded.
+
+    The rounding of a coarse clock, by its `timing`, makes rows vary, and yet no more than that of the first and the
+    last one is in their mean. So the interval is that of rows whose times vary no more than the clock shows for
+    certain, wider by the error of the ends; or that of the rows as they are, which holds the rounding as if it added
+    up, where this is narrower.
 
     Raises:
         TooFewSamples: for a single row.
@@ -168,7 +174,30 @@ def sampled_mean(
     for level in levels:
         influence[level] -= influence[level].mean()
     bias = TAIL * abs(float(influence[len(influence) // 2 :].mean())) if slow_start else 0.0
-    return _from_influence(ratio, influence, seed=seed, what=what, bias=bias)
+    found = _from_influence(ratio, influence, seed=seed, what=what, bias=bias)
+    if timing is None:
+        return found
+    if timing.clock.row_s > 0:
+        half = timing.row_share * abs(ratio) * len(influence) / 2
+        certain = _without_rounding(influence, half)
+        ends = _from_influence(ratio, certain, seed=seed, what=what, bias=bias + timing.end_share() * abs(ratio))
+        return min(found, ends, key=_width)
+    return _from_influence(ratio, influence, seed=seed, what=what, bias=bias + timing.end_share() * abs(ratio))
+
+
+def _width(one: Estimate) -> float:
+    low, high = one.interval() or (-math.inf, math.inf)
+    return high - low
+
+
+def _without_rounding(influence: Floats, half: float) -> Floats:
+    """What each row adds where the sum so far, known to within `half` either way, moves no more than it must."""
+    path, now = np.empty(len(influence)), 0.0
+    for row, value in enumerate(np.cumsum(influence).tolist()):
+        now = min(max(now, value - half), value + half)
+        path[row] = now
+    made: Floats = np.diff(path, prepend=0.0)
+    return np.asarray(made - made.mean())
 
 
 def _from_influence(point: float, influence: Floats, *, seed: str, what: str, bias: float = 0.0) -> Estimate:
@@ -182,11 +211,12 @@ def _from_influence(point: float, influence: Floats, *, seed: str, what: str, bi
     n = len(influence)
     if n < 2:
         raise TooFewSamples(f"too few samples of {what}: a single row has no spread; log more often or run longer")
-    if is_constant(influence + point):
+    constant = is_constant(influence + point)
+    if constant and not bias:
         return Estimate(point, np.full(REPLICATES, point))
-    effective = max(effective_values(influence), 2.0)
-    error = float(influence.std(ddof=1)) / math.sqrt(effective)
-    if not math.isfinite(effective) or not math.isfinite(error):
+    effective = float(n) if constant else max(effective_values(influence), 2.0)
+    error = 0.0 if constant else float(influence.std(ddof=1)) / math.sqrt(effective)
+    if not math.isfinite(effective) or not math.isfinite(error) or not math.isfinite(bias):
         raise TooFewSamples(f"{what} holds values too large to compute with")
     error = (error * t_quantile((1 + LEVEL) / 2, effective - 1) + bias) / NORMAL_975
     edges = np.linspace(0, n, min(n, _BLOCKS) + 1).astype(np.int64)[:-1]
@@ -328,8 +358,11 @@ def reach_of(rows: Windowed, statistic: str, window: SteadyWindow) -> Reach:
     parts = [*_sixths(len(values)), *levels]
     with np.errstate(all="ignore"):
         means = [float(rows.numerator[part].sum() / rows.denominator[part].sum()) for part in parts]
-    if window.slowed and levels:
-        means += _interval(rows, levels[-1], means[-1])
+        last = _interval(rows, levels[-1], means[-1]) if window.slowed and levels else ()
+        if rows.timing is not None:  # what the clock leaves open of a part
+            off = [abs(mean) * rows.timing.end_share(part) for mean, part in zip(means, parts, strict=True)]
+            means = [mean + sign * one for mean, one in zip(means, off, strict=True) for sign in (-1, 1)]
+    means += last
     return (min(means), max(means)) if all(math.isfinite(mean) for mean in means) else UNKNOWN_REACH
 
 

@@ -257,7 +257,13 @@ def _sampled(rows: Windowed, statistic: str, window: SteadyWindow | None) -> Est
         levels = levels_of(rows, window) if window is not None and window.slowed else ()
         slow_start = window is not None and window.slow_start
         return sampled_mean(
-            rows.numerator, rows.denominator, seed=seed, what=rows.name, levels=levels, slow_start=slow_start
+            rows.numerator,
+            rows.denominator,
+            seed=seed,
+            what=rows.name,
+            levels=levels,
+            slow_start=slow_start,
+            timing=rows.timing,
         )
     if statistic in QUANTILES:
         return sampled_quantile(values, QUANTILES[statistic], seed=seed, what=rows.name)

@@ -76,8 +76,8 @@ class Tail:
 
     @property
     def read_to(self) -> int:
-        """Bytes read so far."""
-        return self._offset
+        """Bytes read so far, up to the end of the last whole line."""
+        return self._offset - len(self._rest)
 
     def lines(self) -> list[bytes]:
         """Lines finished since the last call, without their line feeds."""
@@ -90,7 +90,11 @@ class Tail:
         return data, self._again
 
     def lines_with_ends(self) -> list[tuple[bytes, int]]:
-        """Lines finished since the last call, without their line feeds, and the byte behind each."""
+        """Lines finished since the last call, without their line feeds, and the byte behind each.
+
+        A bar begins with the carriage return that ends the one before it, so it is whole without the next one: the byte
+        behind it is that return.
+        """
         data = self._grown()
         if not data:
             return []
@@ -102,7 +106,7 @@ class Tail:
         ends = accumulate(map(len, whole), initial=begin)
         next(ends)
         return [
-            (line[:-1].rstrip(b"\r") if line.endswith(b"\n") else line, end)
+            (line[:-1].rstrip(b"\r"), end) if line.endswith(b"\n") else (line, end - 1)
             for line, end in zip(whole, ends, strict=True)
         ]
 

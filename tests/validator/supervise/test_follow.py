@@ -166,8 +166,8 @@ def test_a_progress_bar_shows_its_steps_before_its_line_ends(tmp_path: Path) -> 
     log.parent.mkdir()
     _append(log, "\r1/9 loss 3.5\r1/9 loss 3.5\r2/9 loss 3")
     first, again = follower.look()
-    assert (first.step, first.values, first.end) == (1, {"loss": 3.5}, 14)
-    assert again.end == 27
+    assert (first.step, first.values, first.end) == (1, {"loss": 3.5}, 13)
+    assert again.end == 26
     assert (first.row, again.row) == (False, False), "drawn twice is no row that repeats its step"
     _append(log, ".25\r\n3/9 loss 3\n")
     assert [(record.step, record.values["loss"], record.row) for record in follower.look()] == [

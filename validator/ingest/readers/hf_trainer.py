@@ -48,6 +48,7 @@ class TwoStreams:
     """Fewest and most steps of an epoch that fit the pairs so far."""
 
     _bars: int = 0
+    _drawn: int = 0
 
     def take(self, line: int, text: str, end: int = 0) -> Iterator[LoggedRow]:
         """The rows that a line completes, of either stream, without its end; `line` is its number.
@@ -71,8 +72,9 @@ class TwoStreams:
             self._cleared = False
             self._marks.append(step)
         seconds = parse_number(elapsed)
-        if step > 0:
+        if step > 0 and step != self._drawn:  # a bar that is drawn again says when that was, not when its step was done
             yield LoggedRow(step, {} if seconds is None else {"elapsed_s": seconds}, end=end)
+        self._drawn = step
         yield from self._pairs()
 
     def _pairs(self) -> Iterator[LoggedRow]:

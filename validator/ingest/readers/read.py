@@ -15,7 +15,7 @@ from validator.ingest.readers.trainer_state import finished_steps
 from validator.ingest.rows import Column
 from validator.ingest.table import StepTable, read_table
 from validator.model.metrics import TrainerMetrics
-from validator.model.result import SourceFile
+from validator.model.result import CoarseClock, SourceFile
 
 
 @dataclass
@@ -26,6 +26,7 @@ class _Run:
     columns: dict[str, Column]
     derived: tuple[str, ...]
     source: SourceFile
+    clocks: Mapping[str, CoarseClock] = field(default_factory=dict)
 
 
 @dataclass
@@ -111,7 +112,7 @@ def read_files(
         }
         if own:
             derived = tuple(name for name in run.derived if name in own)
-            yield StepTable(own, run.source, max(len(steps) for steps, _ in own.values()), derived)
+            yield StepTable(own, run.source, max(len(steps) for steps, _ in own.values()), derived, clocks=run.clocks)
 
 
 def _note_several(name: str, twice: Mapping[str, list[_Run]], found: FoundFiles, out: Path, read_log: ReadLog) -> None:
@@ -166,10 +167,8 @@ class _Reading:
             return None
         names = {key: series for series, key in self.metrics.names.items()}
         where = self.out / files.source.path if len(paths) > 1 else self.out / paths[0]
-        columns, derived = files.columns.table(
-            names, lambda code, text, line: self.read_log.note(code, text, where, line)
-        )
-        return _Run(place, columns, derived, files.source)
+        made = files.columns.table(names, lambda code, text, line: self.read_log.note(code, text, where, line))
+        return _Run(place, made.columns, made.names, files.source, made.clocks)
 
     def _finished(self, path: str) -> int:
         read = read_small(self.out / path, self.read_log, what="the state of the trainer")

@@ -9,7 +9,8 @@ from typing import Protocol
 
 import numpy as np
 
-from validator.ingest.derived import clocks, with_derived
+from validator.ingest.clock import Arrivals
+from validator.ingest.derived import Derived, clocks, with_derived
 from validator.ingest.read_log import FaultLog
 from validator.ingest.rows import Column, Note, rising
 from validator.model.columns import contract_values
@@ -150,9 +151,9 @@ class LoggedColumns:
             values.append(value)
             times.append(float("nan") if row.time_s is None else row.time_s)
 
-    def table(self, names: Mapping[str, str], note: Note) -> tuple[dict[str, Column], tuple[str, ...]]:
-        """Series by the contract's names, each `(steps [n], values [n])`, and the names of those that follow from
-        clocks. `names` are those that the runbook gives, key to series."""
+    def table(self, names: Mapping[str, str], note: Note, stamps: Arrivals | None = None) -> Derived:
+        """Series by the contract's names, with what follows from clocks. `names` are those that the runbook gives, key
+        to series; `stamps`: when the steps arrived."""
         noted: set[str] = set()
 
         def once(code: str, text: str, line: int | None) -> None:
@@ -178,7 +179,7 @@ class LoggedColumns:
         if "timestamp" not in found and self.columns:
             longest = max(self.columns.values(), key=lambda column: len(column[0]))
             self._add_times(found, *(np.array(longest[place]) for place in (0, 2)))
-        return with_derived(_unhidden(_contract(clocks(found))))
+        return with_derived(_unhidden(_contract(clocks(found))), stamps)
 
     @staticmethod
     def _add_times(found: dict[str, Column], steps: Steps, times: Floats) -> None:
