@@ -268,7 +268,33 @@ def test_a_command_that_fails_says_how(cli, workdir: Path) -> None:
     answer = cli("init", "--", "python", "broken.py", "--config", "x.yaml")
     assert answer.rc == 2
     assert "no such config: x.yaml" in answer.err
+    assert "Mend what it names. Once the command by itself prints steps, type this again." in answer.err
     assert not (workdir / "broken.yaml").exists()
+
+
+PARSED = """
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--steps", type=int, default=20)
+parser.add_argument("--learning_rate", type=float, default=1e-3)
+args = parser.parse_args()
+for step in range(1, args.steps + 1):
+    print(f"step {step} loss {3 - step / 100:.3f} time 10.0ms", flush=True)
+"""
+
+
+def test_a_misspelled_setting_is_named_whether_the_trainer_refuses_it_or_not(cli, workdir: Path) -> None:
+    (workdir / "strict.py").write_text(PARSED)
+    (workdir / "lax.py").write_text(PARSED.replace("args = parser.parse_args()", "args, _ = parser.parse_known_args()"))
+    command = ("--steps", "20", "--lerning-rate", "0.1")
+    answer = cli("init", "--", "python", "strict.py", *command)
+    assert answer.rc == 2
+    assert "error: unrecognized arguments: --lerning-rate 0.1" in answer.err
+    meant = "--lerning-rate, which --help does not list (--learning_rate may be meant)"
+    assert f"The trainer does not take the command: mend {meant}." in answer.err
+    taken = cli("init", "--", "python", "lax.py", *command)
+    assert taken.rc == 0
+    assert f"{meant}: the trainer does not refuse it, and may ignore it" in " ".join(taken.out.split())
 
 
 @pytest.mark.parametrize(

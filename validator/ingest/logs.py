@@ -268,14 +268,11 @@ def two_streams(
         streams.faults.note(read_log, paths[0], FAULTS)
     if "loss" not in columns.columns:
         return []
-    stamps = max((arrivals[name] for name in map(read_log.name, paths) if name in arrivals), key=_rows, default=None)
+    known = [arrivals[name] for name in map(read_log.name, paths) if name in arrivals]
+    stamps = max(known, key=lambda one: len(one[0]), default=None)
     found = columns.table({}, lambda code, text, line: None, stamps)
     source = read_log.sources[read_log.name(paths[0])]
     return [StepTable(found.columns, source, len(found.columns["loss"][0]), found.names, clocks=found.clocks)]
-
-
-def _rows(stamps: Arrivals) -> int:
-    return len(stamps[0])
 
 
 _POINT = " (print a decimal point)"

@@ -15,6 +15,7 @@ from validator.init.settings import (
     added,
     chosen_from,
     has_parser,
+    not_listed,
     offered_by_help,
     offered_in,
     perhaps_folders,
@@ -105,8 +106,16 @@ class TrainerCommand:
         ours = tuple(replace(one, written=below(one.written)) for one in self.ours)
         return replace(self, words=tuple(map(below, self.words)), ours=ours)
 
+    def misspelled(self) -> Iterator[str]:
+        """Settings that --help of the program does not list, each with the one that may be meant, in words."""
+        for option, likely in not_listed(self.launch.words, self.offered):
+            meant = "" if likely is None else f" ({likely} may be meant)"
+            yield f"{option}, which --help does not list{meant}"
+
     def notes(self) -> Iterator[str]:
         """What a person should know of how the command was taken."""
+        for text in self.misspelled():
+            yield f"{text}: the trainer does not refuse it, and may ignore it"
         for option in perhaps_folders(self.launch.words):
             yield f"{option} is left as it is: if the trainer writes there, every run does"
         if self.in_own_folder:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal
 
@@ -157,6 +158,7 @@ def _escaped(word: str) -> str:
 # What a trainer offers though the command does not use it.
 
 _OPTION = re.compile(r"(?<![\w-])--([A-Za-z][\w.-]*)")
+_GIVEN = re.compile(r"(--[A-Za-z][\w.-]*)(?:=.*)?", re.DOTALL)
 _PARSERS = ("argparse", "ArgumentParser", "HfArgumentParser", "click", "typer", "fire", "absl", "tyro", "jsonargparse")
 _CONFIGURATOR = re.compile(r"exec\(open\(['\"][\w./]*configurator\.py['\"]\)")
 _ASSIGNMENT = re.compile(r"^([a-z_]\w*) *= *[^=]", re.MULTILINE)
@@ -177,6 +179,30 @@ def has_parser(source: str) -> bool:
 def offered_by_help(text: str) -> tuple[str, ...]:
     """Settings, as `--name`, that the text of --help lists."""
     return tuple(dict.fromkeys(f"--{name}" for name in _OPTION.findall(text)))
+
+
+_LIKE, _VERY_LIKE = 0.6, 0.8
+"""Likeness from which a setting may be the one that was meant, and from which it is where --help lists none of the
+command's settings, as of a program whose commands have their own."""
+
+
+def not_listed(words: Iterable[str], offered: Iterable[str]) -> Iterator[tuple[str, str | None]]:
+    """Settings `--name` of a command that --help does not list, and for each the listed one that may be meant.
+
+    Listed settings may be shortened, negated by `no`, and written with `-` in place of `_`.
+    """
+    listed = {_plain(one): one for one in offered if not one.endswith("=")}
+    given = [found[1] for found in map(_GIVEN.fullmatch, words) if found is not None]
+    unknown = [one for one in dict.fromkeys(given) if not any(name.startswith(_plain(one)) for name in listed)]
+    about_these = len(unknown) < len(set(given))
+    for one in unknown if listed else ():
+        likely = get_close_matches(_plain(one), listed, n=1, cutoff=_LIKE if about_these else _VERY_LIKE)
+        if about_these or likely:
+            yield one, listed[likely[0]] if likely else None
+
+
+def _plain(option: str) -> str:
+    return option.lstrip("-").replace("_", "-").lower().removeprefix("no-")
 
 
 def chosen_from(offered: Iterable[str], what: What) -> str | None:

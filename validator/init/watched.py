@@ -50,6 +50,14 @@ _DONE = "enough was seen"
 _REFUSED = re.compile(r"\bexists?\b|\bnot empty\b|\bnon-?empty\b", re.IGNORECASE)
 """What trainers say of an output folder that they do not write to: `File exists`, `already exists and is not empty`."""
 
+_REFUSED_OPTION = re.compile(
+    r"unrecognized (?:argument|option)|no such option|unknown (?:command line )?(?:option|flag|argument|config key)"
+    r"|unexpected (?:option|argument|keyword)|could not (?:consume|override)|not used by the HfArgumentParser"
+    r"|not in struct|invalid (?:choice|value)|(?:arguments|option) .*required|missing option",
+    re.IGNORECASE,
+)
+"""What parsers say of a setting that they do not know, of a value that is none, or of a setting that is missing."""
+
 
 class TrialInterrupted(UserError):
     """The user asked to stop while the command was watched; nothing is left running."""
@@ -292,8 +300,12 @@ def _failure(command: TrainerCommand, outcome: Outcome, out: Path) -> CommandFai
     ends = (tail(path, lines=12) for path in reversed(logs.printed))
     last = next((lines for lines in ends if lines), ())
     shown = "".join(f"\n    {line}" for line in last)
+    refused = any(_REFUSED_OPTION.search(line) for line in last)
+    named = " and ".join(command.misspelled()) or "the setting that it names"
+    what = f"The trainer does not take the command: mend {named}" if refused else "Mend what it names"
+    fix = f"{what}. Once the command by itself prints steps, type this again."
     return CommandFailed(
-        f"{command.shown}: {outcome.last.detail or 'it failed'}, before it wrote a step.{shown}",
+        f"{command.shown}: {outcome.last.detail or 'it failed'}, before it wrote a step.{shown}\n{fix}",
         refuses_folder=any(str(out) in line and _REFUSED.search(line) is not None for line in last),
     )
 

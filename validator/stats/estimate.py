@@ -20,7 +20,8 @@ from validator.model.catalogue import MAY_MISS, QUANTILES
 from validator.model.result import Floats
 from validator.stats.autocorrelation import effective_values, independent_rows, is_constant, mean_half_width
 from validator.stats.distributions import t_quantile
-from validator.stats.rows import Timing, Windowed
+from validator.stats.rows import Windowed
+from validator.stats.timing import Timing
 from validator.stats.window import SteadyWindow
 
 LEVEL = 0.95

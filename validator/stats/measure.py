@@ -14,6 +14,7 @@ from validator.model.catalogue import METRICS, QUANTILES, Metric, version_of
 from validator.model.result import Floats, MetricStats, Result, ScalarValue, Span
 from validator.stats.autocorrelation import effective_size, is_constant, lag1, with_caution
 from validator.stats.estimate import (
+    LEVEL,
     REPLICATES,
     UNKNOWN_REACH,
     Estimate,
@@ -69,11 +70,24 @@ def rate_drift(rate: Windowed | None) -> DerivedScalar | None:
         error = float(residuals.std(ddof=2)) * math.sqrt(2.0 / effective)
         first, last = (1.0 + error * rng.standard_normal(REPLICATES) * scale for _ in range(2))
         replicates = 100.0 * (after * last / np.maximum(before * first, 1e-9 * before) - 1.0)
+    if rate.timing is not None:  # what a coarse clock leaves open of each third
+        open_pct = 100.0 * (1.0 + drift_pct / 100.0) * sum(map(rate.timing.end_share, (thirds[0], thirds[-1])))
+        replicates = _wider(replicates, drift_pct, open_pct)
+        reach = (reach[0] - open_pct, reach[1] + open_pct)
     estimate = Estimate(drift_pct, replicates, reach)
     low, high = estimate.interval() or (drift_pct, drift_pct)
     note = "last third of the window against its first"
     value = ScalarValue(value=drift_pct, unit="%", source=rate.source, ci_low=low, ci_high=high, note=note)
     return DerivedScalar("rate.drift_pct", value, estimate)
+
+
+def _wider(replicates: Floats, point: float, by: float) -> Floats:
+    """The replicates of a 95 % interval that reaches further on either side."""
+    low, high = np.quantile(replicates, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    half = float(high - low) / 2
+    if half == 0:
+        return np.asarray(point + by * np.linspace(-1, 1, len(replicates)) / LEVEL)
+    return np.asarray(point + (replicates - point) * (1 + by / half))
 
 
 def _mean(rate: Windowed, part: npt.NDArray[np.intp]) -> float:

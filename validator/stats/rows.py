@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from validator.model.catalogue import METRICS, Metric
-from validator.model.result import CoarseClock, Floats, InvalidWindow, Result, RunEvidence, Series, Span, Steps
+from validator.model.result import Floats, InvalidWindow, Result, RunEvidence, Series, Span, Steps
+from validator.stats.timing import Timing, timing_of
 from validator.stats.window import SteadyWindow, covered_steps, steady_window
 from validator.text import format_percent
 
@@ -150,34 +151,6 @@ _HOLE_STRIDES, _HOLE_SHARE = 10.0, 0.25
 
 _MAX_DISTURBED = 0.1
 """Share of the window's steps that may be left out because something else disturbed them."""
-
-
-@dataclass(frozen=True, eq=False)
-class Timing:
-    """A coarse clock, and the time in seconds that each row spans by it: `spans_s [n]`."""
-
-    clock: CoarseClock
-    spans_s: Floats
-
-    def end_share(self, part: slice = slice(None)) -> float:
-        """What the first and the last row of a part may lack, over the time that it took."""
-        total = float(self.spans_s[part].sum())
-        return self.clock.end_s / total if total > 0 else math.inf
-
-    @property
-    def row_share(self) -> float:
-        """The same of a row, over the time of all."""
-        total = float(self.spans_s.sum())
-        return self.clock.row_s / total if total > 0 else math.inf
-
-    def note(self) -> str:
-        """Where the times come from, and what is open."""
-        unit = self.clock.unit_s
-        printed = "whole seconds" if unit == 1 else "whole minutes" if unit == 60 else f"units of {unit:g} s"
-        if self.clock.by_arrival:
-            return f"timed by the arrival of its lines, which the trainer's clock of {printed} confirms"
-        share = format_percent(self.end_share()) if len(self.spans_s) else "an unknown share"
-        return f"by the trainer's clock of {printed}: up to {unit:g} s at the ends, {share}, is in the interval"
 
 
 @dataclass(frozen=True, eq=False)
@@ -316,7 +289,7 @@ def windowed(
     by_time = series.name.startswith("telemetry.") or (known is not None and known.across is not None)
     hole = None if by_time else _hole(series, others, skipped=warmup_steps if sampled else 0)
     unsound = obstacle if sampled else None
-    timing = _timing(series, others, steps) if sampled else None
+    timing = timing_of(series, others, steps) if sampled else None
     left_out = sampled and int(window.contains(series.steps).sum()) - len(steps)
     return Windowed(
         name=series.name,
@@ -337,15 +310,6 @@ def windowed(
         invalid=unsound or (hole.text if hole is not None else None),
         still_valid=("first", "n") if hole is not None and hole.after_first and unsound is None else ("n",),
     )
-
-
-def _timing(series: Series, others: Mapping[str, Series], steps: Steps) -> Timing | None:
-    """What a coarse clock leaves open of the rows of these steps; None where the clock is fine."""
-    times = series if series.unit == "s" else others.get("step_time_s")
-    if series.clock is None or times is None:
-        return None
-    place = np.minimum(np.searchsorted(times.steps, steps), len(times.steps) - 1)
-    return Timing(series.clock, (times.values * covered_steps(times.steps))[place])
 
 
 def _joined(*texts: str) -> str | None:

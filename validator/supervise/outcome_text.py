@@ -195,5 +195,5 @@ def _first_error(out: Path) -> tuple[int, str] | None:
 
 
 def _clean(text: str) -> str:
-    line = " ".join(_CONTROL.sub("", text).split())
+    line = " ".join(_CONTROL.sub("", text).split()).strip("│┃ ")  # an error that a library frames
     return line if len(line) <= _WORDS else line[: _WORDS - 1] + "…"

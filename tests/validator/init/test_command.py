@@ -11,7 +11,14 @@ import pytest
 from validator.errors import UserError
 from validator.init.command import understand
 from validator.init.launch import CommandLaunch, launch_of
-from validator.init.settings import chosen_from, meaning_of, offered_by_help, offered_in, with_placeholders
+from validator.init.settings import (
+    chosen_from,
+    meaning_of,
+    not_listed,
+    offered_by_help,
+    offered_in,
+    with_placeholders,
+)
 
 PROGRAMS = ("torchrun", "accelerate", "deepspeed", "mpirun", "python", "python3.11", "srun-like", "uv")
 
@@ -191,6 +198,25 @@ def test_a_file_is_no_folder_and_the_likelier_name_is_taken() -> None:
     assert chosen_from(offered, "out") is None
     assert meaning_of("--train.log_dir") == "out"
     assert meaning_of("--save_steps") is None
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("--lr 1 --lerning-rate 0.1", [("--lerning-rate", "--learning_rate")]),
+        ("--lr 1 --zzz=0.1", [("--zzz", None)]),
+        ("--lerning-rate 0.1", [("--lerning-rate", "--learning_rate")]),
+        ("--learning-rate 1 --learn 2 --no-compile --compile", []),
+        ("fit --zzz 1 --model.depth=3", []),  # a command of the program has settings of its own
+        ("-x 1 lr=3 --", []),
+    ],
+)
+def test_a_setting_that_help_does_not_list_is_named(line: str, expected: list[tuple[str, str | None]]) -> None:
+    offered = offered_by_help(
+        "usage: train.py [--lr LR] [--learning_rate X]\n  --compile, --no-compile  torch.compile\n"
+    )
+    assert list(not_listed(words(line), offered)) == expected
+    assert list(not_listed(words(line), ())) == []
 
 
 def test_in_a_folder_of_its_own_paths_are_absolute() -> None:
