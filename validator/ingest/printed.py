@@ -33,6 +33,7 @@ _PAUSES = re.compile(
 _SHOWN = 200
 """Characters of a line in which these words are looked for."""
 
+_BAR_END = re.compile(r"(?:it/s|s/it)[^\]\r]*\]")
 _GROUPED = re.compile(r"[-+]?\d{1,3},\d{3}")
 
 
@@ -68,6 +69,9 @@ class PrintedRows:
     def take(self, number: int, text: str) -> None:
         """Take in one line, whatever it holds."""
         printed = self.pattern.read(text)
+        behind = _BAR_END.search(text) if printed is not None and "elapsed_s" in printed.values else None
+        if behind is not None and _PAUSES.search(text, behind.end(), behind.end() + _SHOWN):
+            self.pauses.append(number + 1)  # what was printed behind a bar, and before the next line of bars
         if printed is None:
             self.last_other = text if text.strip() else self.last_other
             if _PAUSES.search(text, 0, _SHOWN):

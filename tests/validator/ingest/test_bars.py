@@ -125,6 +125,18 @@ def test_a_pause_at_every_fiftieth_step_is_found_in_a_bar(tmp_path: Path, stampe
         assert stall.confidence == "high"
 
 
+def test_what_is_logged_behind_a_bar_explains_its_pauses(tmp_path: Path) -> None:
+    """A logger writes where the bar left the cursor, so its text ends the bar's line."""
+    made = writes(paused(times(), 150, 1.0))
+    at = [i for i, (now, _) in enumerate(made[:-3]) if made[i + 1][0] - now > 0.9]
+    for i in at:
+        made[i] = made[i][0], f"{made[i][1]}11/22/2026 - INFO - epoch 1: perplexity: 13.4\n"
+    (stall,) = (one for one in diagnose_run(record_of(watched(tmp_path / "r", made))) if one.code == "periodic-stall")
+    assert len(at) == 4
+    assert "The log names a validation, a checkpoint or the end of an epoch there." in stall.message
+    assert stall.severity == "info"
+
+
 def test_a_bar_that_stands_still_and_catches_up_loses_no_time(tmp_path: Path) -> None:
     """The trainer tells its bar every 40 steps, and stops for 9 s within 40 of them."""
     seconds = times()
