@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,17 @@ def _bar(step: int, total: int, elapsed: float) -> str:
     return f"\r{100 * step // total:3}%|####      | {step}/{total} [{clock}<00:10, 22.80it/s]"
 
 
+def with_losses(made: Iterable[Write]) -> Iterator[Write]:
+    """As the Trainer of Hugging Face: now and then a dictionary on standard output, for which the bar is cleared."""
+    for number, (now, text) in enumerate(made):
+        yield now, text
+        step = re.search(r" (\d+)/", text)
+        if number % 20 == 10 and step is not None:
+            yield now, "\r" + 60 * " " + "\r"
+            yield now, f"{{'loss': {4 - number / 100}, 'learning_rate': 1e-4, 'epoch': {int(step[1]) / 300:.2f}}}\n"
+            yield now, text
+
+
 def in_blocks(made: Iterable[Write], size: int = 4096) -> list[Write]:
     """The same through a pipe with a buffer: all that fits at once, and the rest at the end."""
     sent, held, now = [], "", 0.0
@@ -76,13 +88,16 @@ def polled(made: Iterable[Write], period: float) -> list[Write]:
     return list(sent.items())
 
 
-def watched(folder: Path, made: Iterable[Write], *, look_s: float = 1.0) -> Path:
-    """The run's folder, with the log and the stamps of a supervisor that is told of each write at once."""
+def watched(folder: Path, made: Iterable[Write], *, look_s: float = 1.0, metrics: TrainerMetrics = METRICS) -> Path:
+    """The run's folder, with the log and the stamps of a supervisor that is told of each write at once.
+
+    Dictionaries go to standard output, all else to standard error.
+    """
     log = folder / "logs" / "stderr.log"
     log.parent.mkdir(parents=True)
     (folder / "logs" / "stdout.log").write_text("")
     log.write_text("loading\n")
-    stamps, follower = ArrivalStamps(folder, started=0.0), RunFollower(out=folder, metrics=METRICS)
+    stamps, follower = ArrivalStamps(folder, started=0.0), RunFollower(out=folder, metrics=metrics)
 
     def look(now: float) -> None:
         stamps.watch(follower.stamped())
@@ -95,7 +110,7 @@ def watched(folder: Path, made: Iterable[Write], *, look_s: float = 1.0) -> Path
             stamps.notice(stamps.due)  # what grew while no stamp was due
         while looked + look_s < now:
             look(looked := looked + look_s)
-        with log.open("a") as file:
+        with (log.with_name("stdout.log") if text.startswith("{") else log).open("a") as file:
             file.write(text)
         stamps.notice(now)
     stamps.notice(now + 0.1, always=True)

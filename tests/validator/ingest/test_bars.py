@@ -8,8 +8,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.validator.ingest.bars import Write, in_blocks, paused, polled, real, record_of, times, watched, writes
+from tests.validator.ingest.bars import (
+    Write,
+    in_blocks,
+    paused,
+    polled,
+    real,
+    record_of,
+    times,
+    watched,
+    with_losses,
+    writes,
+)
 from validator.diagnose import diagnose_run
+from validator.model.metrics import TrainerMetrics
 from validator.model.record import RunRecord
 from validator.model.result import CoarseClock
 from validator.stats.measure import RunMeasurement, measure
@@ -123,6 +135,32 @@ def test_a_pause_at_every_fiftieth_step_is_found_in_a_bar(tmp_path: Path, stampe
         assert "2 s more about every 50 steps" in stall.message
         assert stall.severity == "warning"
         assert stall.confidence == "high"
+
+
+@pytest.mark.parametrize("clumped", [False, True])
+def test_the_bar_of_the_trainer_of_hugging_face_must_confirm_its_stamps_too(tmp_path: Path, clumped: bool) -> None:
+    metrics = TrainerMetrics(reader=("hf-trainer",))
+    made = list(with_losses(writes(times())))
+    folder = watched(tmp_path / "r", in_blocks(made) if clumped else made, metrics=metrics)
+    record = record_of(folder, metrics=metrics)
+    assert clock_of(record).by_arrival is not clumped
+    assert halves(record, float(np.mean(times()[20:]))) < (0.08 if clumped else 0.02)
+    assert record.result is not None
+    assert len(record.result.series["loss"].steps) == 10
+
+
+def test_a_bar_that_begins_anew_in_each_epoch_is_timed_within_each(tmp_path: Path) -> None:
+    """As the one of Lightning: the wait between two bars is no time of a step."""
+    metrics = TrainerMetrics(stdout=r"^Epoch +{epoch}: +\d+%\|[^|]*\| (?!0/){step}/{steps_per_epoch} \[{elapsed_s}<")
+    made: list[Write] = []
+    for epoch in range(4):
+        start = epoch * (sum(times(200)) + 3.0)
+        made += [(at + start, text.replace("\r", f"\rEpoch {epoch}: ")) for at, text in writes(times(200))]
+    record = record_of(watched(tmp_path / "r", made, metrics=metrics), metrics=metrics, steps=800)
+    assert clock_of(record).by_arrival
+    assert measured(record).metrics["step_time_s"].mean == pytest.approx(np.mean(times(200)), rel=0.02)
+    assert record.result is not None
+    assert record.result.scalars["steps.done"].value == 800
 
 
 def test_what_is_logged_behind_a_bar_explains_its_pauses(tmp_path: Path) -> None:
