@@ -2,6 +2,9 @@
 with ``--decode``, steps of decoding that fill a cache of the shape instead: as the GPU does them, by Triton in one
 launch each, and by parts.
 
+``--every-lane``: in Hopper's own kernels each lane of a warp arrives at barriers for itself, where else the first lane
+does for all of them, for a race checker that does not follow order from lane to lane.
+
 ``--tile dq=64,32,4,3`` replaces one entry of the tile table, to find out whether a candidate is safe before it
 is measured.
 """
@@ -24,6 +27,8 @@ from nsa.attention.cache import NSACache
 from nsa.attention.geometry import Geometry
 from nsa.kernels import config, problem, step
 from nsa.kernels.config import Tile
+from nsa.kernels.hopper import program
+from nsa.kernels.hopper.program import source
 
 
 def decode(B: int, S: int, H: int, G: int, Dk: int, Dv: int) -> bool:
@@ -50,12 +55,18 @@ def decode(B: int, S: int, H: int, G: int, Dk: int, Dv: int) -> bool:
     return finite
 
 
+def every_lane(name: str, constants: program.Constants) -> str:
+    """:func:`nsa.kernels.hopper.program.source` with ``EVERY_LANE``."""
+    return "#define EVERY_LANE 1\n" + source(name, constants)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", default="1,1100,32,2,128,128", help="B,S,H,G,Dk,Dv")
     parser.add_argument("--tile", action="append", default=[], help="kernel=bm,bn,warps,stages[,registers]")
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--decode", action="store_true")
+    parser.add_argument("--every-lane", action="store_true")
     arguments = parser.parse_args()
     need_gpu("kernels_memcheck")
     B, S, H, G, Dk, Dv = map(int, arguments.shape.split(","))
@@ -68,7 +79,10 @@ def main() -> int:
         changed: dict[str, Any] = {name: Tile(*map(int, sizes.split(",")))}
         tiles = replace(tiles, **changed)
     x = make(B, S, H, G, Dk, Dv, torch.bfloat16)
-    with mock.patch.object(problem, "choose_tiles", return_value=tiles):
+    with (
+        mock.patch.object(problem, "choose_tiles", return_value=tiles),
+        mock.patch.object(program, "source", every_lane) if arguments.every_lane else contextlib.nullcontext(),
+    ):
         for _ in range(arguments.repeats):
             o = call(x, SIZES)
             grads = torch.autograd.grad(o, x, torch.ones_like(o))

@@ -172,7 +172,7 @@ DEVICE void merge(const Arguments &a, u32 base) {
                 barrier_wait(bar, step / RING & 1);
                 add_part(sum, base + AT_PARTS + step % RING * V_BYTES + row * 128 + t * 4, g, load_one(weights), load_one(weights + 32));
                 __syncwarp();
-                if (lane == 0) barrier_arrive(bar + 8);
+                if (ARRIVES) barrier_arrive(bar + 8);
             }
             const u32 bar = bar_state(base, half), to = base + AT_STATE + half * STATE_BYTES + i * 16;
             barrier_wait(bar + 8, count & 1 ^ 1);
@@ -180,7 +180,7 @@ DEVICE void merge(const Arguments &a, u32 base) {
             for (int j = 0; j < DV / 8; j++) store_four(to + j * 2048, sum[4 * j], sum[4 * j + 1], sum[4 * j + 2], sum[4 * j + 3]);
             if (i / 64 == half) store_two(base + AT_SUMS + i * 8, m, total);
             __syncwarp();
-            if (lane == 0) barrier_arrive(bar);
+            if (ARRIVES) barrier_arrive(bar);
         }
     }
 }
@@ -232,7 +232,7 @@ DEVICE void attend(State &x, const Arguments &a, const Work &work, u32 base, u64
     products_begin();
     scores(s, q_rows, base, before + begin);
     products_wait<0>();
-    if (lane == 0) barrier_arrive(bar_k(base, before + begin) + 8);
+    if (ARRIVES) barrier_arrive(bar_k(base, before + begin) + 8);
     hide_some(s, work, begin, token, t);
     soften<BN>(s, x.m, x.total, faded, a.scale2);
     as_operand<BN>(p, s);
@@ -247,12 +247,12 @@ DEVICE void attend(State &x, const Arguments &a, const Work &work, u32 base, u64
         products_begin();
         add_values(x.o, p, base, step - 1);
         products_wait<1>();
-        if (lane == 0) barrier_arrive(bar_k(base, step) + 8);
+        if (ARRIVES) barrier_arrive(bar_k(base, step) + 8);
         hide_some(s, work, i, token, t);
         soften<BN>(s, x.m, x.total, faded, a.scale2);
         after(x.total[0] + x.total[1]);
         products_wait<0>();
-        if (lane == 0) barrier_arrive(bar_v(base, step - 1) + 8);
+        if (ARRIVES) barrier_arrive(bar_v(base, step - 1) + 8);
         as_operand<BN>(p, s);
 #pragma unroll
         for (int j = 0; j < DV / 2; j++) x.o[j] *= faded[j / 2 % 2];
@@ -262,7 +262,7 @@ DEVICE void attend(State &x, const Arguments &a, const Work &work, u32 base, u64
     products_begin();
     add_values(x.o, p, base, step);
     products_wait<0>();
-    if (lane == 0) barrier_arrive(bar_v(base, step) + 8);
+    if (ARRIVES) barrier_arrive(bar_v(base, step) + 8);
 }
 
 // Row `h` of a lane's two times `own`, and what lies at `from` times `other`.
@@ -309,7 +309,7 @@ DEVICE void consume(const Arguments &a, u32 base, int half) {
         barrier_wait(bar_state(base, half), count & 1);
         take(x, base, half, g, t, warp);
         __syncwarp();
-        if (lane == 0) barrier_arrive(bar_state(base, half) + 8);
+        if (ARRIVES) barrier_arrive(bar_state(base, half) + 8);
         barrier_wait(bar_q(base), count & 1);
         attend(x, a, work, base, q_rows, before, 0, work.forced, token);
 #pragma unroll
@@ -329,7 +329,7 @@ DEVICE void consume(const Arguments &a, u32 base, int half) {
 #pragma unroll
         for (int j = 0; j < DV / 2; j++) x.o[j] = 0.f;
         attend(x, a, work, base, q_rows, before, work.forced, work.steps, token);
-        if (lane == 0) barrier_arrive(bar_q(base) + 8);
+        if (ARRIVES) barrier_arrive(bar_q(base) + 8);
         before += work.steps;
 #pragma unroll
         for (int h = 0; h < 2; h++) {
@@ -352,18 +352,18 @@ extern "C" __global__ void __launch_bounds__(512, 1) combine(const __grid_consta
         const TensorMap *maps = &a.q;
         for (int i = 0; i < 6; i++) prefetch_map(maps + i);
         barrier_init(bar_q(base), 1);
-        barrier_init(bar_q(base) + 8, 8);
+        barrier_init(bar_q(base) + 8, 8 * ARRIVALS);
         for (int i = 0; i < 2; i++) {
-            barrier_init(bar_state(base, i), 4);
-            barrier_init(bar_state(base, i) + 8, 4);
+            barrier_init(bar_state(base, i), 4 * ARRIVALS);
+            barrier_init(bar_state(base, i) + 8, 4 * ARRIVALS);
         }
         for (int i = 0; i < 2 * STAGES; i++) {
             barrier_init(bar_k(base, 0) + i * 16, 1);
-            barrier_init(bar_k(base, 0) + i * 16 + 8, 8);
+            barrier_init(bar_k(base, 0) + i * 16 + 8, 8 * ARRIVALS);
         }
         for (int i = 0; i < RING; i++) {
             barrier_init(bar_part(base, i), 1);
-            barrier_init(bar_part(base, i) + 8, 4);
+            barrier_init(bar_part(base, i) + 8, 4 * ARRIVALS);
         }
         barrier_init_done();
     }

@@ -168,7 +168,7 @@ DEVICE void consume(const Arguments &a, const Place &x, u32 base, int w) {
         for (int i = 0; i < BM / 16; i++) multiply<1>(dk, ds[i], further(q_across, i * 2048), 1);
         products_close();
         products_wait<2>();
-        if (lane == 0) barrier_arrive(bar + 24);
+        if (ARRIVES) barrier_arrive(bar + 24);
         products_wait<1>();
         sync_some(4 + w, 160);
         const u32 at_dq = base + AT_DQ + w * ADDED_BYTES;
@@ -181,7 +181,7 @@ DEVICE void consume(const Arguments &a, const Place &x, u32 base, int w) {
         fence_async();
         arrive_some(2 + w, 160);
         products_wait<0>();
-        if (lane == 0) barrier_arrive(bar + 8);
+        if (ARRIVES) barrier_arrive(bar + 8);
         buffer ^= 1;
         if (++stage == STAGES) {
             stage = 0;
@@ -205,9 +205,9 @@ extern "C" __global__ void __launch_bounds__(384, 1) dense_backward(const __grid
         for (int stage = 0; stage < STAGES; stage++) {
             const u32 q = bar_q(base, stage);
             barrier_init(q, 1);
-            barrier_init(q + 8, 8);
+            barrier_init(q + 8, 8 * ARRIVALS);
             barrier_init(q + 16, 1);
-            barrier_init(q + 24, 8);
+            barrier_init(q + 24, 8 * ARRIVALS);
         }
         barrier_init_done();
     }

@@ -121,7 +121,7 @@ DEVICE void consume(const Arguments &a, u32 base, int w) {
             products_begin();
             scores(s, q_rows, base, before);
             products_wait<0>();
-            if (lane == 0) {
+            if (ARRIVES) {
                 barrier_arrive(bar_k(base, before) + 8);
                 if (x.steps == 1) barrier_arrive(bar_q(base) + 8);
             }
@@ -140,7 +140,7 @@ DEVICE void consume(const Arguments &a, u32 base, int w) {
                 add_values(o, p, base, step - 1);
                 if (TURNS) arrive_some(1 + (w + 1) % WGS, 256);
                 products_wait<1>();
-                if (lane == 0) {
+                if (ARRIVES) {
                     barrier_arrive(bar_k(base, step) + 8);
                     if (i == x.steps - 1) barrier_arrive(bar_q(base) + 8);
                 }
@@ -148,7 +148,7 @@ DEVICE void consume(const Arguments &a, u32 base, int w) {
                 soften<BN>(s, m, total, faded, a.scale2);
                 after(total[0] + total[1]);
                 products_wait<0>();
-                if (lane == 0) barrier_arrive(bar_v(base, step - 1) + 8);
+                if (ARRIVES) barrier_arrive(bar_v(base, step - 1) + 8);
                 as_operand<BN>(p, s);
 #pragma unroll
                 for (int j = 0; j < DV / 2; j++) o[j] *= faded[j / 2 % 2];
@@ -159,7 +159,7 @@ DEVICE void consume(const Arguments &a, u32 base, int w) {
             products_begin();
             add_values(o, p, base, before - 1);
             products_wait<0>();
-            if (lane == 0) barrier_arrive(bar_v(base, before - 1) + 8);
+            if (ARRIVES) barrier_arrive(bar_v(base, before - 1) + 8);
         }
 #pragma unroll
         for (int h = 0; h < 2; h++) {
@@ -182,12 +182,12 @@ extern "C" __global__ void __launch_bounds__(128 * (WGS + 1), 1) dense_forward(c
         prefetch_map(&a.k);
         prefetch_map(&a.v);
         barrier_init(bar_q(base), 1);
-        barrier_init(bar_q(base) + 8, 4 * WGS);
+        barrier_init(bar_q(base) + 8, 4 * WGS * ARRIVALS);
         for (int i = 0; i < STAGES; i++) {
             barrier_init(bar_k(base, i), 1);
-            barrier_init(bar_k(base, i) + 8, 4 * WGS);
+            barrier_init(bar_k(base, i) + 8, 4 * WGS * ARRIVALS);
             barrier_init(bar_v(base, i), 1);
-            barrier_init(bar_v(base, i) + 8, 4 * WGS);
+            barrier_init(bar_v(base, i) + 8, 4 * WGS * ARRIVALS);
         }
         barrier_init_done();
     }

@@ -229,7 +229,7 @@ DEVICE void consume(const Arguments &a, u32 base, int w) {
                     sync_some(4 + w, 160);
                 } else {
                     products_wait<0>();
-                    if (lane == 0) barrier_arrive(bar_empty(base, step));
+                    if (ARRIVES) barrier_arrive(bar_empty(base, step));
                 }
                 const u32 at_dq = base + AT_DQ + w * DQ_BYTES + c * (DQ_BYTES / DKC);
                 if (PARTS)
@@ -241,7 +241,7 @@ DEVICE void consume(const Arguments &a, u32 base, int w) {
             arrive_some(2 + w, 160);
             if (DKC == 1) {
                 products_wait<0>();
-                if (lane == 0) barrier_arrive(bar_empty(base, step));
+                if (ARRIVES) barrier_arrive(bar_empty(base, step));
             }
             buffer ^= 1;
         }
@@ -264,7 +264,7 @@ DEVICE void consume(const Arguments &a, u32 base, int w) {
         }
         fence_async();
         __syncwarp();
-        if (lane == 0) barrier_arrive(keys + 8);
+        if (ARRIVES) barrier_arrive(keys + 8);
     }
 }
 
@@ -273,9 +273,9 @@ extern "C" __global__ void __launch_bounds__(384, 1) gather_backward(const __gri
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     if (threadIdx.x == 0) {
         barrier_init(bar_keys(base), 1);
-        barrier_init(bar_keys(base) + 8, 8);
+        barrier_init(bar_keys(base) + 8, 8 * ARRIVALS);
         for (int i = 0; i < 2 * STAGES; i++) barrier_init(bar_full(base, i), 33);
-        for (int i = 0; i < STAGES; i++) barrier_init(bar_empty(base, i), 4);
+        for (int i = 0; i < STAGES; i++) barrier_init(bar_empty(base, i), 4 * ARRIVALS);
         barrier_init_done();
     }
     // Rows that no copy reaches must hold numbers.

@@ -112,7 +112,7 @@ DEVICE void consume(const Arguments &a, u32 base, int w) {
                 multiply<0, 0>(s, further(q_rows, k / 4 * 8192 + k % 4 * 32), further(k_rows, k / 4 * 8192 + k % 4 * 32), k > 0);
             products_close();
             products_wait<0>();
-            if (lane == 0) barrier_arrive(q + 8);
+            if (ARRIVES) barrier_arrive(q + 8);
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 float most = fmaxf(s[2 * h], s[2 * h + 1]), total = 0.f;
@@ -145,7 +145,7 @@ DEVICE void consume(const Arguments &a, u32 base, int w) {
         }
         before += x.steps;
         __syncwarp();
-        if (lane == 0) barrier_arrive(keys + 8);
+        if (ARRIVES) barrier_arrive(keys + 8);
     }
 }
 
@@ -155,11 +155,11 @@ extern "C" __global__ void __launch_bounds__(128 * (WGS + 1), 1) gather_forward(
     if (threadIdx.x == 0) {
         for (int i = 0; i < 2; i++) {
             barrier_init(bar_keys(base, i), 1);
-            barrier_init(bar_keys(base, i) + 8, 4 * WGS);
+            barrier_init(bar_keys(base, i) + 8, 4 * WGS * ARRIVALS);
         }
         for (int i = 0; i < STAGES; i++) {
             barrier_init(bar_q(base, i), 1);
-            barrier_init(bar_q(base, i) + 8, 4);
+            barrier_init(bar_q(base, i) + 8, 4 * ARRIVALS);
         }
         barrier_init_done();
     }

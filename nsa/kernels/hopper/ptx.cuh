@@ -21,6 +21,15 @@ DEVICE void barrier_init_done() { asm volatile("fence.mbarrier_init.release.clus
 DEVICE void barrier_arrive(u32 bar) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
 }
+// A warp arrives by its first lane, after what its lanes did up to the last point where they met. EVERY_LANE: each lane arrives
+// for itself, for a checker of races that counts only what the arriving lane did before. Macros, for a function moves instructions.
+#if EVERY_LANE
+#define ARRIVES true
+#define ARRIVALS 32
+#else
+#define ARRIVES lane == 0
+#define ARRIVALS 1
+#endif
 DEVICE void barrier_expect(u32 bar, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
 }

@@ -121,7 +121,7 @@ DEVICE void consume(const Arguments &a, u32 base, int w) {
                                    further(q_rows, i / 4 * Q_CHUNK_BYTES + i % 4 * 32), i > 0);
                 products_close();
                 products_wait<0>();
-                if (lane == 0) barrier_arrive(k + 8);
+                if (ARRIVES) barrier_arrive(k + 8);
 #pragma unroll
                 for (int quad = 0; quad < QUADS; quad++)
 #pragma unroll
@@ -141,11 +141,11 @@ DEVICE void consume(const Arguments &a, u32 base, int w) {
                         if (g % 4 == 3) __stcg(there + TOKENS * PITCH + 1, sum);
                     }
             }
-            if (lane == 0) barrier_arrive(bar_q(base) + 8);
+            if (ARRIVES) barrier_arrive(bar_q(base) + 8);
             before += x.steps;
         }
         __syncwarp();
-        if (lane == 0) barrier_arrive(strip_bar);
+        if (ARRIVES) barrier_arrive(strip_bar);
     }
 }
 
@@ -211,7 +211,7 @@ DEVICE void choose_all(const Arguments &a, u32 base, int chooser, int lane) {
             if (block >= 0) atomicAdd(a.counts + (long long)x.pair * a.lists + t / a.span * a.blocks + block, 1);
             __syncwarp();
         }
-        if (lane == 0) barrier_arrive(bar + 8);
+        if (ARRIVES) barrier_arrive(bar + 8);
     }
 }
 
@@ -222,14 +222,14 @@ extern "C" __global__ void __launch_bounds__(128 * (WGS + 1 + EXTRA), 1) scores(
         prefetch_map(&a.q);
         prefetch_map(&a.k);
         barrier_init(bar_q(base), 1);
-        barrier_init(bar_q(base) + 8, 4 * WGS);
+        barrier_init(bar_q(base) + 8, 4 * WGS * ARRIVALS);
         for (int i = 0; i < 2; i++) {
-            barrier_init(bar_strip(base, i), 4 * WGS);
-            barrier_init(bar_strip(base, i) + 8, CHOOSERS);
+            barrier_init(bar_strip(base, i), 4 * WGS * ARRIVALS);
+            barrier_init(bar_strip(base, i) + 8, CHOOSERS * ARRIVALS);
         }
         for (int i = 0; i < STAGES; i++) {
             barrier_init(bar_k(base, i), 1);
-            barrier_init(bar_k(base, i) + 8, 4);
+            barrier_init(bar_k(base, i) + 8, 4 * ARRIVALS);
         }
         barrier_init_done();
     }

@@ -245,8 +245,8 @@ DEVICE void consume(const Arguments &a, const Place &x, u32 base, int w) {
             sync_some<1, 256>();
             float dq[ADDED];
             query_gradients(dq, k_across, operand(at_ds, 16), w);
-            if (lane == 0) barrier_arrive(bar + 8);
-            if (lane == 0) barrier_arrive(bar + 24);
+            if (ARRIVES) barrier_arrive(bar + 8);
+            if (ARRIVES) barrier_arrive(bar + 24);
             products_wait<0>();
             hand_over(base, w, warp, g, t, dq);
             buffer ^= 1;
@@ -306,11 +306,11 @@ DEVICE void consume(const Arguments &a, const Place &x, u32 base, int w) {
         for (int i = 0; i < BM / 16; i++) multiply<1>(dk, ds[i], further(q_across, i * 2048), 1);
         products_close();
         products_wait<2>();
-        if (lane == 0) barrier_arrive(bar + 24);
+        if (ARRIVES) barrier_arrive(bar + 24);
         products_wait<1>();
         hand_over(base, w, warp, g, t, dq);
         products_wait<0>();
-        if (lane == 0) barrier_arrive(bar + 8);
+        if (ARRIVES) barrier_arrive(bar + 8);
         buffer ^= 1;
         if (++tile == x.tile_end) tile = x.tile_begin;
         if (++stage == STAGES) {
@@ -336,9 +336,9 @@ extern "C" __global__ void __launch_bounds__(384, 1) window_backward(const __gri
         for (int stage = 0; stage < STAGES; stage++) {
             const u32 q = bar_q(base, stage);
             barrier_init(q, 1);
-            barrier_init(q + 8, 8);
+            barrier_init(q + 8, 8 * ARRIVALS);
             barrier_init(q + 16, 1);
-            barrier_init(q + 24, 8);
+            barrier_init(q + 24, 8 * ARRIVALS);
         }
         for (int i = 0; i < 2 * RING; i++) barrier_init(bar_part(base, i), 1);
         barrier_init_done();
