@@ -190,6 +190,13 @@ def test_launches_agree_with_the_sources_layout(name: str, of: tuple[int, int, i
     assert ctypes.sizeof(given) == arguments
 
 
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_source_holds_all_that_is_compiled(name: str) -> None:
+    text = program.source(name, KERNELS[name][0](problem(16))[0])
+    assert "#include" not in text, "what a kernel is kept by on disk is its source"
+    assert ("a.tile_offsets" in text) == name.startswith("gather")
+
+
 @pytest.mark.skipif(nvrtc.missing() is not None, reason="without NVRTC nothing can be compiled")
 @pytest.mark.parametrize("of", SERVED)
 def test_sources_compile_for_hopper(of: tuple[int, int, int]) -> None:

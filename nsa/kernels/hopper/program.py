@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import re
 import warnings
 from collections.abc import Iterable
 from importlib import resources
@@ -23,13 +24,16 @@ Constants = tuple[tuple[str, int], ...]
 _FIRST, _THEN = "ptx.cuh", "tiles.cuh"
 
 
+def _read(file: str) -> str:
+    return resources.files("nsa.kernels.hopper").joinpath(file).read_text(encoding="utf-8")
+
+
 def source(name: str, constants: Constants) -> str:
-    """The source of a kernel: constants, instructions, the products it needs, what the kernels share, and itself."""
+    """The source of a kernel: constants, instructions, the products it needs, what the kernels share, and itself, with
+    what it includes in place."""
     of = dict(constants)
-    folder = resources.files("nsa.kernels.hopper")
-    instructions, shared, kernel = (
-        folder.joinpath(file).read_text(encoding="utf-8") for file in (_FIRST, _THEN, f"{name}.cu")
-    )
+    instructions, shared, kernel = (_read(file) for file in (_FIRST, _THEN, f"{name}.cu"))
+    kernel = re.sub(r'^#include "(.+)"\n', lambda found: _read(found[1]), kernel, flags=re.MULTILINE)
     defined = "".join(f"#define {key} {value}\n" for key, value in constants)
     widths = {of[key] for key in ("BM", "BN", "COLUMNS", "DK", "DV") if key in of} | {64}
     return defined + instructions + products(widths, half=bool(of["HALF"])) + shared + kernel
