@@ -49,9 +49,7 @@ DEVICE Place place_of(const Arguments &a) {
     return x;
 }
 
-// Barriers: keys and values; queries full and empty; output gradients full and empty.
-DEVICE u32 bar_keys(u32 base) { return base + AT_BARRIERS; }
-DEVICE u32 bar_q(u32 base, int stage) { return base + AT_BARRIERS + 8 + stage * 32; }
+#include "owned.cuh"
 
 DEVICE void bring(const Arguments &a, const Place &x, u32 base) {
     const u32 keys = bar_keys(base);
@@ -114,22 +112,7 @@ DEVICE void consume(const Arguments &a, const Place &x, u32 base, int w) {
         const u32 bar = bar_q(base, stage), at_q = base + AT_Q + stage * DKC * CHUNK_BYTES;
         const u32 at_do = base + AT_DO + stage * DVC * CHUNK_BYTES, at_ds = base + AT_DS + buffer * 2 * CHUNK_BYTES;
         float s[BM / 2], dp[BM / 2];
-        const u64 q_rows = operand(at_q, 16), do_rows = operand(at_do, 16);
-        barrier_wait(bar, phase);
-        products_begin();
-#pragma unroll
-        for (int i = 0; i < DK / 16; i++)
-            multiply<0, 0>(s, further(k_rows, i / 4 * K_CHUNK_BYTES + i % 4 * 32),
-                           further(q_rows, i / 4 * CHUNK_BYTES + i % 4 * 32), i > 0);
-        products_close();
-        barrier_wait(bar + 16, phase);
-        products_begin();
-#pragma unroll
-        for (int i = 0; i < DV / 16; i++)
-            multiply<0, 0>(dp, further(v_rows, i / 4 * K_CHUNK_BYTES + i % 4 * 32),
-                           further(do_rows, i / 4 * CHUNK_BYTES + i % 4 * 32), i > 0);
-        products_close();
-        products_wait<1>();
+        score_products(s, dp, k_rows, v_rows, at_q, at_do, bar, phase);
         const u32 columns = 8 * t;
         const u32 shift = base + AT_SHIFT + stage * BM * 4 + columns, delta = base + AT_DELTA + stage * BM * 4 + columns;
         if (tile * BM < first_full) {
@@ -152,34 +135,15 @@ DEVICE void consume(const Arguments &a, const Place &x, u32 base, int w) {
         score_gradients<BM>(ds, s, dp, delta, at_ds + ds_lane);
         fence_async();
         sync_some<1, 256>();
-        float dq[ACROSS ? BM / 2 : 32];
-        const u64 ds_rows = operand(at_ds, 16);
-        products_begin();
-#pragma unroll
-        for (int i = 0; i < BN / 16; i++) {
-            if constexpr (ACROSS)
-                multiply<1, 0>(dq, further(k_across, i * 2048), further(ds_rows, i / 4 * CHUNK_BYTES + i % 4 * 32), i > 0);
-            else
-                multiply<0, 1>(dq, further(ds_rows, w * 8192 + i / 4 * CHUNK_BYTES + i % 4 * 32),
-                               further(k_across, i * 2048), i > 0);
-        }
-        products_close();
+        float dq[ADDED];
+        query_gradients(dq, k_across, operand(at_ds, 16), w);
 #pragma unroll
         for (int i = 0; i < BM / 16; i++) multiply<1>(dk, ds[i], further(q_across, i * 2048), 1);
         products_close();
         products_wait<2>();
         if (ARRIVES) barrier_arrive(bar + 24);
         products_wait<1>();
-        sync_some(4 + w, 160);
-        const u32 at_dq = base + AT_DQ + w * ADDED_BYTES;
-        // Boxes of 32 columns, their 16 bytes swizzled by row as the tensor map has it.
-#if DK > 64
-        store_across<BM>(at_dq, warp, g, t, dq);
-#else
-        store_down(at_dq, ADDED_BYTES / 2, warp, g, t, dq);
-#endif
-        fence_async();
-        arrive_some(2 + w, 160);
+        hand_over(base, w, warp, g, t, dq);
         products_wait<0>();
         if (ARRIVES) barrier_arrive(bar + 8);
         buffer ^= 1;
@@ -199,16 +163,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) dense_backward(const __grid
     const Place x = place_of(a);
     if (x.tile_begin >= x.tile_end) return;
     if (threadIdx.x == 0) {
-        prefetch_map(&a.q);
-        prefetch_map(&a.d_o);
-        barrier_init(bar_keys(base), 1);
-        for (int stage = 0; stage < STAGES; stage++) {
-            const u32 q = bar_q(base, stage);
-            barrier_init(q, 1);
-            barrier_init(q + 8, 8 * ARRIVALS);
-            barrier_init(q + 16, 1);
-            barrier_init(q + 24, 8 * ARRIVALS);
-        }
+        begin(a, base);
         barrier_init_done();
     }
     __syncthreads();

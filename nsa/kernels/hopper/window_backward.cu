@@ -73,9 +73,9 @@ DEVICE Place place_of(const Arguments &a) {
 // Scored blocks of a token: all that compete, as far as there are so many.
 DEVICE int scored_of(int t) { return min(max(t / BLOCK - 2, 0), NTOP); }
 
-// Barriers: keys and values; queries full and empty; output gradients full and empty; partial results there.
-DEVICE u32 bar_keys(u32 base) { return base + AT_BARRIERS; }
-DEVICE u32 bar_q(u32 base, int stage) { return base + AT_BARRIERS + 8 + stage * 32; }
+#include "owned.cuh"
+
+// Barriers after those: partial results there.
 DEVICE u32 bar_part(u32 base, int entry) { return base + AT_BARRIERS + 8 + STAGES * 32 + entry * 8; }
 
 DEVICE void bring(const Arguments &a, const Place &x, u32 base) {
@@ -186,34 +186,6 @@ template <int N_ROWS> DEVICE void keep_between(float (&p)[N_ROWS / 2], const int
     }
 }
 
-constexpr int ADDED = ACROSS ? BM / 2 : 32;
-
-// What both warpgroups' keys give to this warpgroup's part of the queries' gradient.
-DEVICE void query_gradients(float (&dq)[ADDED], u64 k_across, u64 ds_rows, int w) {
-    products_begin();
-#pragma unroll
-    for (int i = 0; i < BN / 16; i++) {
-        if constexpr (ACROSS)
-            multiply<1, 0>(dq, further(k_across, i * 2048), further(ds_rows, i / 4 * CHUNK_BYTES + i % 4 * 32), i > 0);
-        else
-            multiply<0, 1>(dq, further(ds_rows, w * 8192 + i / 4 * CHUNK_BYTES + i % 4 * 32), further(k_across, i * 2048), i > 0);
-    }
-    products_close();
-}
-
-DEVICE void hand_over(u32 base, int w, int warp, int g, int t, const float (&dq)[ADDED]) {
-    const u32 at_dq = base + AT_DQ + w * ADDED_BYTES;
-    sync_some(4 + w, 160);
-    // Boxes of 32 columns, their 16 bytes swizzled by row as the tensor map has it.
-#if DK > 64
-    store_across<BM>(at_dq, warp, g, t, dq);
-#else
-    store_down(at_dq, ADDED_BYTES / 2, warp, g, t, dq);
-#endif
-    fence_async();
-    arrive_some(2 + w, 160);
-}
-
 DEVICE void consume(const Arguments &a, const Place &x, u32 base, int w) {
     constexpr int NEVER = 1 << 30;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, g = lane / 4, t = lane % 4;
@@ -258,22 +230,7 @@ DEVICE void consume(const Arguments &a, const Place &x, u32 base, int w) {
             continue;
         }
         float s[BM / 2], dp[BM / 2];
-        const u64 q_rows = operand(at_q, 16), do_rows = operand(at_do, 16);
-        barrier_wait(bar, phase);
-        products_begin();
-#pragma unroll
-        for (int i = 0; i < DK / 16; i++)
-            multiply<0, 0>(s, further(k_rows, i / 4 * K_CHUNK_BYTES + i % 4 * 32),
-                           further(q_rows, i / 4 * CHUNK_BYTES + i % 4 * 32), i > 0);
-        products_close();
-        barrier_wait(bar + 16, phase);
-        products_begin();
-#pragma unroll
-        for (int i = 0; i < DV / 16; i++)
-            multiply<0, 0>(dp, further(v_rows, i / 4 * K_CHUNK_BYTES + i % 4 * 32),
-                           further(do_rows, i / 4 * CHUNK_BYTES + i % 4 * 32), i > 0);
-        products_close();
-        products_wait<1>();
+        score_products(s, dp, k_rows, v_rows, at_q, at_do, bar, phase);
         const u32 columns = 8 * t;
         const u32 shift = base + AT_SHIFT + stage * BM * 4 + columns, delta = base + AT_DELTA + stage * BM * 4 + columns;
         const int none[2] = {0, 0};
@@ -330,16 +287,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) window_backward(const __gri
     const Place x = place_of(a);
     if (x.tile_begin >= x.tile_end) return;
     if (threadIdx.x == 0) {
-        prefetch_map(&a.q);
-        prefetch_map(&a.d_o);
-        barrier_init(bar_keys(base), 1);
-        for (int stage = 0; stage < STAGES; stage++) {
-            const u32 q = bar_q(base, stage);
-            barrier_init(q, 1);
-            barrier_init(q + 8, 8 * ARRIVALS);
-            barrier_init(q + 16, 1);
-            barrier_init(q + 24, 8 * ARRIVALS);
-        }
+        begin(a, base);
         for (int i = 0; i < 2 * RING; i++) barrier_init(bar_part(base, i), 1);
         barrier_init_done();
     }
