@@ -103,7 +103,9 @@ class Engine(Protocol):
         """Job and nodes as the engine sees them, which may be half a minute behind."""
 
     def release(self, allocation: Allocation) -> None:
-        """Give the nodes back, where they were asked for. Twice is harmless."""
+        """Give the nodes back, where they were asked for: by default nothing was taken. Twice is harmless."""
+        return
 
     def release_words(self, allocation: Allocation) -> tuple[str, ...]:
         """The command that a guardian runs in place of `release` when the head was killed; empty where none is."""
+        return ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from validator.engine.base import NODE_VARIABLE, AllocationState, Channel
+from validator.engine.base import NODE_VARIABLE, AllocationState, Channel, Engine
 from validator.engine.clients import hold
 from validator.model.cluster import Allocation, Cluster, Node
 
@@ -18,7 +18,7 @@ def _gpus(environment: Mapping[str, str]) -> list[str]:
     return [str(index) for index, _ in enumerate(sorted(Path("/dev").glob("nvidia[0-9]*")))]
 
 
-class Local:
+class Local(Engine):
     """Nodes `n1`, `n2` … at the loopback."""
 
     def allocate(self, cluster: Cluster, *, name: str, cancelled: Callable[[], bool]) -> Allocation:
@@ -43,13 +43,6 @@ class Local:
     def state(self, allocation: Allocation) -> AllocationState:
         """This machine is up."""
         return AllocationState(None, "", {node.name: "up" for node in allocation.nodes})
-
-    def release(self, allocation: Allocation) -> None:
-        """Nothing was taken."""
-
-    def release_words(self, allocation: Allocation) -> tuple[str, ...]:
-        """None."""
-        return ()
 
 
 ENGINE = Local()

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
-from validator.engine.base import NODE_VARIABLE, AllocationState, Channel, NodeState
+from validator.engine.base import NODE_VARIABLE, AllocationState, Channel, Engine, NodeState
 from validator.engine.clients import ask, hold
 from validator.engine.trouble import explained
 from validator.errors import Unable
@@ -51,7 +51,7 @@ _held: dict[str, Channel] = {}
 """The `salloc` of each job that this process asked for. The job ends with it."""
 
 
-class Slurm:
+class Slurm(Engine):
     """The job that this process is in, or one of its own."""
 
     def allocate(self, cluster: Cluster, *, name: str, cancelled: Callable[[], bool]) -> Allocation:

@@ -7,7 +7,7 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from validator.engine.base import NODE_VARIABLE, AllocationState, Channel
+from validator.engine.base import NODE_VARIABLE, AllocationState, Channel, Engine
 from validator.engine.clients import ask, hold
 from validator.engine.trouble import explained
 from validator.errors import Unable
@@ -24,7 +24,7 @@ _UNLESS_GIVEN = (
 )
 
 
-class Ssh:
+class Ssh(Engine):
     """Hosts of the runbook, in its order."""
 
     def allocate(self, cluster: Cluster, *, name: str, cancelled: Callable[[], bool]) -> Allocation:
@@ -47,13 +47,6 @@ class Ssh:
     def state(self, allocation: Allocation) -> AllocationState:
         """Nobody watches these hosts."""
         return AllocationState(None, "", {node.name: "unknown" for node in allocation.nodes})
-
-    def release(self, allocation: Allocation) -> None:
-        """Nothing was taken."""
-
-    def release_words(self, allocation: Allocation) -> tuple[str, ...]:
-        """None: agents end with their standard input."""
-        return ()
 
 
 def _options(allocation: Allocation) -> SshOptions:

@@ -66,9 +66,14 @@ class _Node:
     hello: Mapping[str, Any] | None = None
     heard: float = 0.0
     record: NodeRecord | None = None
-    host: str | None = None
     offset_s: float | None = None
     evidence: tuple[str, ...] | None = None
+
+    @property
+    def known(self) -> dict[str, Any]:
+        """What its record has from its first line."""
+        hello = self.hello or {}
+        return {"host": hello.get("host"), "facts": hello.get("facts", {}), "clock_offset_s": self.offset_s}
 
 
 @dataclass
@@ -246,9 +251,7 @@ class Run:
             case "stacks":
                 node.evidence = tuple(map(str, said.get("files", ())))
             case "record" if node.record is None:
-                hello = node.hello or {}
-                known = {"host": hello.get("host"), "facts": hello.get("facts", {}), "clock_offset_s": node.offset_s}
-                node.record = NodeRecord.model_validate({**said, **known, "node": node.name})
+                node.record = NodeRecord.model_validate({**said, **node.known, "node": node.name})
                 if node.record.ended != "exited" or node.record.rc != 0:
                     self._follow.setdefault(node.group, node.heard + _FOLLOW_S)
 
@@ -273,24 +276,18 @@ class Run:
     # Ends.
 
     def _lose(self, node: _Node, why: str, now: float) -> None:
-        if node.hello is None:
-            self._ended(node, "not_started", why)
-        else:
-            self._ended(node, "lost", why)
+        self._ended(node, "not_started" if node.hello is None else "lost", why)
         self._follow[node.group] = min(now, self._follow.get(node.group, now))
 
     def _ended(self, node: _Node, ended: Ended, why: str) -> None:
-        hello = node.hello or {}
         node.record = NodeRecord(
             node=node.name,
             group=node.group,
             rank=node.rank,
             ended=ended,
             detail=why,
-            host=hello.get("host"),
-            shared=hello.get("shared"),
-            facts=hello.get("facts", {}),
-            clock_offset_s=node.offset_s,
+            shared=(node.hello or {}).get("shared"),
+            **node.known,
         )
 
     def _final(self, node: _Node) -> NodeRecord:
