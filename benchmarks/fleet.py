@@ -33,9 +33,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from validator.cluster.judgement import Judgement, Outlier
-from validator.cluster.rounds import Measure, Reading, Round
+from validator.cluster.judgement import Judgement
+from validator.cluster.rounds import Reading, Round
 from validator.cluster.search import Rules, Search
+from validator.model.fleet import FleetMeasure, FleetOutlier
 from validator.stats.distributions import binomial_above
 
 __all__ = ["FAULTS", "MEASURES", "NOISES", "Fleet", "Tally", "main", "searched", "seconds", "simulate"]
@@ -55,9 +56,9 @@ FAULTS = ("healthy", "slow node", "slow network", "slow link", "slow GPU", "inte
 NOISES = ("normal", "heavy tails", "rack", "autocorrelated", "weaker end")
 
 MEASURES = (
-    Measure("trainer", "tok/s"),
-    Measure("gemm", "TFLOP/s"),
-    Measure("busbw", "GB/s", per="group"),
+    FleetMeasure(name="trainer", unit="tok/s", per="node"),
+    FleetMeasure(name="gemm", unit="TFLOP/s", per="node"),
+    FleetMeasure(name="busbw", unit="GB/s", per="group"),
 )
 LEVELS = {"trainer": 50_000.0, "gemm": 700.0, "busbw": 180.0}
 
@@ -131,7 +132,7 @@ class Fleet:
             self._links[pair] = LINK * float(self._rng.standard_normal()) + slow
         return self._links[pair]
 
-    def true(self, one: Outlier) -> bool:
+    def true(self, one: FleetOutlier) -> bool:
         """Whether what is accused is truly slow by the minimum effect, whatever is the matter with it."""
         ids = [self._at[node] for node in one.subject.nodes]
         if len(ids) == 2:
@@ -234,7 +235,7 @@ class Tally:
         """Compare a judgement with the truth."""
         self.fleets += 1
         self.accused += any(not fleet.true(one) for one in judgement.slow)
-        states = {one.node: one.state for one in judgement.nodes}
+        states = {one.name: one.state for one in judgement.nodes}
         faulty = {fleet.nodes[node] for nodes in fleet.truth.faulty for node in nodes}
         self.healthy_out += any(
             state != "good" and node not in faulty and not fleet.slow(node) for node, state in states.items()

@@ -57,7 +57,7 @@ def _each_gpu(key: str) -> _Value:
     """The value that all GPUs of a node have; of several each with its number: `7 x 700, 1 x 500`."""
 
     def value(facts: Mapping[str, Any]) -> Any:
-        counted = Counter(_text(one.get(key)) for one in _cards(facts))
+        counted = Counter(_text(one.get(key)) for one in cards(facts))
         if len(counted) < 2:
             return next(iter(counted), None)
         return ", ".join(f"{number} x {name}" for name, number in sorted(counted.items(), key=lambda one: -one[1]))
@@ -65,13 +65,14 @@ def _each_gpu(key: str) -> _Value:
     return value
 
 
-def _cards(facts: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def cards(facts: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The GPUs of a snapshot."""
     found = facts.get("gpus")
     return [one for one in (found.values() if isinstance(found, Mapping) else ()) if isinstance(one, Mapping)]
 
 
 def _gpus(facts: Mapping[str, Any]) -> str:
-    counted = Counter(str(one.get("name")) for one in _cards(facts))
+    counted = Counter(str(one.get("name")) for one in cards(facts))
     return ", ".join(f"{number} x {name}" for name, number in sorted(counted.items())) or "none"
 
 

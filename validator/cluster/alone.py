@@ -9,8 +9,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from validator.cluster.judgement import Outlier, Subject, differing, outlier_of
+from validator.cluster.judgement import differing, outlier_of
 from validator.cluster.judging import alone_contrasts, decide, screen
+from validator.model.fleet import FleetOutlier, FleetSubject
 from validator.model.machine import MIN_EFFECT
 from validator.model.result import Floats
 from validator.stats.estimate import LEVEL
@@ -19,14 +20,14 @@ REPEATS = 4
 """Repeats without which nothing is said."""
 
 
-def outliers_alone(rates: Floats, *, measure: str) -> list[Outlier]:
+def outliers_alone(rates: Floats, *, measure: str) -> list[FleetOutlier]:
     """Nodes, by their index, that are slow or may be, the surest first.
 
     Args:
         rates: `[nodes, repeats]`, larger is better; 0 or NaN where nothing was measured.
     """
     values = np.log(np.where(rates > 0, rates, np.nan))
-    subjects = [Subject((str(node),)) for node in range(len(rates))]
+    subjects = [FleetSubject(nodes=(str(node),)) for node in range(len(rates))]
     found = screen(values, repeats=REPEATS, min_effect=MIN_EFFECT)
     if not found.majority:
         return differing(found.difference(), subjects, measure, min_effect=MIN_EFFECT)
@@ -34,11 +35,11 @@ def outliers_alone(rates: Floats, *, measure: str) -> list[Outlier]:
     contrasts = alone_contrasts(values, known.tolist(), found.reference, repeats=REPEATS)
     verdicts = decide(contrasts, min_effect=MIN_EFFECT, level=LEVEL)
     outliers = [
-        outlier_of(subjects[node], measure, one, verdict, "alone")
+        outlier_of(subjects[node], measure, one, verdict, "alone", min_effect=MIN_EFFECT)
         for node, one, verdict in zip(known.tolist(), contrasts, verdicts, strict=True)
         if verdict.outcome == "confirmed" or (verdict.outcome == "inconclusive" and found.suspect[node])
     ]
-    return sorted(outliers, key=lambda one: (one.outcome != "confirmed", one.effect))
+    return sorted(outliers, key=lambda one: (one.outcome != "confirmed", one.effect or 0.0))
 
 
 def rates_of(repeats: Sequence[dict[str, float]]) -> tuple[tuple[str, ...], Floats]:

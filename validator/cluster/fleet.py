@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # they load numpy, which `check` does without
-    from validator.cluster.judgement import Judgement, Outlier
+    from validator.cluster.judgement import Judgement
     from validator.cluster.rounds import Reading, Round
     from validator.cluster.search import Search
+    from validator.model.fleet import FleetOutlier
     from validator.model.record import RunRecord
 
 ALONE = {"gemm_bf16": "TFLOP/s", "copy": "GB/s", "host_to_device": "GB/s"}
@@ -35,12 +36,16 @@ def search_over(count: int, *, links: bool, on_gpus: bool, rounds: int | None, d
         on_gpus: whether there is a transfer to a device.
         rounds: most rounds of pairs above a tournament's size.
     """
-    from validator.cluster.rounds import Measure
     from validator.cluster.search import Rules, Search
+    from validator.model.fleet import FleetMeasure
 
-    measures = [Measure(name, unit) for name, unit in ALONE.items() if on_gpus or name != "host_to_device"]
+    measures = [
+        FleetMeasure(name=name, unit=unit, per="node")
+        for name, unit in ALONE.items()
+        if on_gpus or name != "host_to_device"
+    ]
     if links:
-        measures.append(Measure(LINK, "GB/s", per="group"))
+        measures.append(FleetMeasure(name=LINK, unit="GB/s", per="group"))
     rules = Rules() if rounds is None else Rules(rounds=rounds)
     search = Search([str(index) for index in range(count)], measures, rules)
     for measured in done:
@@ -89,15 +94,15 @@ def chosen(judgement: Judgement, count: int) -> tuple[int, ...]:
     return tuple(int(node) for node in good[:count]) if len(good) >= count else ()
 
 
-def slow_text(one: Outlier, names: Mapping[int, str]) -> str:
+def slow_text(one: FleetOutlier, names: Mapping[int, str]) -> str:
     """An outlier that is confirmed, as a clause: who, by how much, with its interval, by what it was confirmed."""
     who = " and ".join(names.get(int(node), node) for node in one.subject.nodes)
     who = f"the link of {who}" if one.subject.kind == "link" else who
     who += "" if one.subject.gpu is None else f", GPU {one.subject.gpu},"
     often = f" in {one.often:.0%} of its repeats" if one.intermittent else ""
     by = {"swap": ", confirmed by swap", "alone": ", confirmed on new readings"}.get(one.by, "")
-    low, high = -100 * one.high, -100 * one.low
-    return f"{who} is {-100 * one.effect:.1f} % [{low:.1f}, {high:.1f}] slower in {one.measure}{often}{by}"
+    effect, low, high = (-100 * (value or 0.0) for value in (one.effect, one.high, one.low))
+    return f"{who} is {effect:.1f} % [{low:.1f}, {high:.1f}] slower in {one.measure}{often}{by}"
 
 
 def node_names(runs: Sequence[RunRecord]) -> dict[int, str]:

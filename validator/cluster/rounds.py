@@ -27,16 +27,6 @@ RANDOM_ROUNDS = 3
 
 
 @dataclass(frozen=True)
-class Measure:
-    """What is measured: `per` node (alone) or per group of nodes (bandwidth), in its unit."""
-
-    name: str
-    unit: str
-    per: Literal["node", "group"] = "node"
-    more_is_better: bool = True
-
-
-@dataclass(frozen=True)
 class Round:
     """Disjoint `groups`, measured at the same time, each measure `repeats` times, alternately."""
 
@@ -133,10 +123,9 @@ def _rotated(items: Sequence[_T], by: int) -> list[_T]:
     return [*items[first:], *items[:first]]
 
 
-def logs_of(values: npt.ArrayLike, measure: Measure) -> Floats:
+def logs_of(values: npt.ArrayLike) -> Floats:
     """Logarithms `[repeats, gpus]` of readings, larger is better; NaN where a value is not a positive number."""
     array = np.atleast_1d(np.asarray(values, dtype=np.float64))
     array = array[:, None] if array.ndim == 1 else array
     usable = np.isfinite(array) & (array > 0)
-    logs = np.log(np.where(usable, array, 1.0))
-    return np.where(usable, logs if measure.more_is_better else -logs, np.nan)
+    return np.where(usable, np.log(np.where(usable, array, 1.0)), np.nan)

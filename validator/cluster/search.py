@@ -20,17 +20,7 @@ from typing import Literal
 
 import numpy as np
 
-from validator.cluster.judgement import (
-    Cell,
-    Judgement,
-    Outlier,
-    Standing,
-    State,
-    Subject,
-    Together,
-    differing,
-    outlier_of,
-)
+from validator.cluster.judgement import Judgement, differing, outlier_of
 from validator.cluster.judging import (
     MAJORITY_OF,
     Contrast,
@@ -47,7 +37,6 @@ from validator.cluster.pairs import PairRows
 from validator.cluster.rounds import (
     TOURNAMENT_UP_TO,
     Group,
-    Measure,
     Reading,
     Round,
     Stage,
@@ -56,12 +45,11 @@ from validator.cluster.rounds import (
     slow_with_fast,
     swap_rounds,
 )
+from validator.model.fleet import FleetCell, FleetGroup, FleetMeasure, FleetNode, FleetOutlier, FleetSubject, NodeState
 from validator.model.machine import MIN_EFFECT
 from validator.model.result import Floats
 from validator.stats.distributions import t_quantile
 from validator.stats.estimate import LEVEL, SECOND_LEVEL
-
-__all__ = ["Cell", "Judgement", "Outlier", "Rules", "Search", "Standing", "Subject", "Together"]
 
 
 @dataclass(frozen=True)
@@ -84,23 +72,23 @@ class _Screened:
     """A measure's screening at one level: nodes, GPUs or links."""
 
     measure: str
-    subjects: tuple[Subject, ...]
+    subjects: tuple[FleetSubject, ...]
     values: Floats
     found: Screen
 
     @property
-    def suspects(self) -> list[Subject]:
+    def suspects(self) -> list[FleetSubject]:
         """Whom to measure again; nobody without a majority of others."""
         return [self.subjects[one] for one in np.flatnonzero(self.found.suspect)] if self.found.majority else []
 
 
-_Suspicion = tuple[str, Subject]
+_Suspicion = tuple[str, FleetSubject]
 
 
 class Search:
     """State of a search: what was measured, and what is to be measured next."""
 
-    def __init__(self, nodes: Sequence[str], measures: Sequence[Measure], rules: Rules | None = None) -> None:
+    def __init__(self, nodes: Sequence[str], measures: Sequence[FleetMeasure], rules: Rules | None = None) -> None:
         if not nodes or len(set(nodes)) != len(nodes):
             raise ValueError(f"nodes: {list(nodes)!r} is empty or names a node twice; name each node once")
         self.nodes, self.rules = tuple(sorted(nodes)), rules or Rules()
@@ -110,8 +98,8 @@ class Search:
         self._at = {node: index for index, node in enumerate(self.nodes)}
         self._done: list[tuple[Round, dict[tuple[str, Group], Floats]]] = []
         self._screened: tuple[int, list[_Screened]] = (-1, [])
-        self._verdicts: dict[_Suspicion, Outlier] = {}
-        self._together: list[Together] = []
+        self._verdicts: dict[_Suspicion, FleetOutlier] = {}
+        self._together: list[FleetGroup] = []
         self._steps = self._plan()
         self._next = next(self._steps, None)
 
@@ -131,7 +119,7 @@ class Search:
         for one in readings:
             if one.group not in groups or one.measure not in self._next.measures:
                 raise ValueError(f"readings: {one.measure} of {one.group} is not in the round; give those of next()")
-            found[one.measure, one.group] = logs_of(one.values, self.measures[one.measure])
+            found[one.measure, one.group] = logs_of(one.values)
         self._done.append((self._next, found))
         self._next = next(self._steps, None)
 
@@ -142,11 +130,14 @@ class Search:
         for one in screened:
             effects = dict(zip(one.subjects, np.expm1(one.found.effect).tolist(), strict=True))
             new = [subject for subject in one.suspects if (one.measure, subject) not in self._verdicts]
-            outliers += [Outlier(subject, one.measure, "suspected", effects[subject]) for subject in new]
+            outliers += [
+                FleetOutlier(subject=subject, measure=one.measure, outcome="suspected", effect=effects[subject])
+                for subject in new
+            ]
             outliers += self._differing(one)
         return Judgement(
             self._standings(outliers),
-            tuple(sorted(outliers, key=lambda one: (one.outcome != "confirmed", one.effect))),
+            tuple(sorted(outliers, key=lambda one: (one.outcome != "confirmed", one.effect or 0.0))),
             tuple(cell for one in screened for cell in self._cells(one)),
             tuple(self._together),
             tuple(round_ for round_, _ in self._done),
@@ -213,10 +204,10 @@ class Search:
             self._together += [one for one in bad if one not in halved]
             bad = worse
 
-    def _slow_together(self, good: Group) -> list[Together]:
+    def _slow_together(self, good: Group) -> list[FleetGroup]:
         """The groups of the last round that are slow compared with the median pair of good nodes, or silent."""
         round_, found = self._done[-1]
-        slow: dict[Group, Together] = {}
+        slow: dict[Group, FleetGroup] = {}
         for measure in self._grouped:
             rows = self._rows(measure, "pairs")
             inside = np.isin(rows.ends, [self._at[node] for node in good]).all(axis=1)
@@ -225,8 +216,8 @@ class Search:
                 logs = found.get((measure, group), np.full((1, 1), np.nan))
                 level = float(median_of(logs[:, 0], 0))
                 if math.isnan(level) or level - usual < math.log1p(-(self.rules.whole or 0.0)):
-                    value, reference = self._in_unit(measure, level), self._in_unit(measure, usual)
-                    slow.setdefault(group, Together(group, measure, value, reference))
+                    value, reference = math.exp(level), math.exp(usual)
+                    slow.setdefault(group, FleetGroup(nodes=group, measure=measure, value=value, reference=reference))
         return list(slow.values())
 
     # What was measured, as arrays.
@@ -267,9 +258,6 @@ class Search:
         at = np.array([number for number, *_ in done], dtype=np.int64)
         return PairRows(ends, at, values, np.array([round_.stage == "confirm" for _, round_, _, _ in done], dtype=bool))
 
-    def _in_unit(self, measure: str, log: float) -> float:
-        return math.exp(log if self.measures[measure].more_is_better else -log) if math.isfinite(log) else math.nan
-
     # Judging.
 
     def _screens(self) -> list[_Screened]:
@@ -289,9 +277,9 @@ class Search:
         levels = median_of(values, 1)
         again = self._values(measure, "confirm") if count < MAJORITY_OF else values[:, :0]
         node = self._screen(_deviations(again if again.shape[1] else values, "node", np.ones(count, dtype=bool)))
-        yield _Screened(measure, tuple(Subject((one,)) for one in self.nodes), median_of(levels, 1), node)
+        yield _Screened(measure, tuple(FleetSubject(nodes=(one,)) for one in self.nodes), median_of(levels, 1), node)
         if gpus > 1 and max(gpus, count) >= MAJORITY_OF:
-            subjects = tuple(Subject((one,), gpu) for one in self.nodes for gpu in range(gpus))
+            subjects = tuple(FleetSubject(nodes=(one,), gpu=gpu) for one in self.nodes for gpu in range(gpus))
             found = self._screen(_deviations(values, "gpu", np.ones(count * gpus, dtype=bool)))
             # The GPUs of a slow node are suspects of their own only where they are slow in their node.
             own = np.repeat(np.where(node.suspect, node.effect, 0.0), gpus)
@@ -308,8 +296,8 @@ class Search:
             found = screen_pairs(
                 rows, len(self.nodes), len(self._done), repeats=rules.repeats, min_effect=rules.min_effect
             )
-            nodes = tuple(Subject((one,)) for one in self.nodes)
-            links = tuple(Subject((self.nodes[a], self.nodes[b])) for a, b in rows.ends)
+            nodes = tuple(FleetSubject(nodes=(one,)) for one in self.nodes)
+            links = tuple(FleetSubject(nodes=(self.nodes[a], self.nodes[b])) for a, b in rows.ends)
             yield _Screened(measure, nodes, np.full(len(nodes), np.nan), found[0])
             yield _Screened(measure, links, median_of(rows.values, 1), found[1])
 
@@ -340,12 +328,9 @@ class Search:
         verdicts = decide(list(measured.values()), min_effect=self.rules.min_effect, level=level)
         for (key, of), verdict in zip(measured.items(), verdicts, strict=True):
             by: Literal["alone", "swap"] = "alone" if key[0] in self._alone else "swap"
-            outlier = outlier_of(key[1], key[0], of, verdict, by)
-            near = outlier.effect > -self.rules.min_effect and outlier.low > -2 * self.rules.min_effect
-            tolerable = near and outlier.outcome == "inconclusive" and not outlier.intermittent
-            self._verdicts[key] = replace(outlier, tolerable=tolerable)
+            self._verdicts[key] = outlier_of(key[1], key[0], of, verdict, by, min_effect=self.rules.min_effect)
 
-    def _pair_contrasts(self, measure: str, mine: Sequence[Subject]) -> list[Contrast]:
+    def _pair_contrasts(self, measure: str, mine: Sequence[FleetSubject]) -> list[Contrast]:
         rows = self._rows(measure, "pairs", "confirm")
         node, link = (one for one in self._screens() if one.measure == measure)
         doubted = {tuple(self._at[name] for name in subject.nodes) for subject in link.suspects}
@@ -355,19 +340,20 @@ class Search:
 
     # The report.
 
-    def _differing(self, one: _Screened) -> list[Outlier]:
+    def _differing(self, one: _Screened) -> list[FleetOutlier]:
         """The slowest and the fastest unit where there is no majority, if they differ by the minimum effect."""
         return differing(one.found.difference(), one.subjects, one.measure, min_effect=self.rules.min_effect)
 
-    def _cells(self, one: _Screened) -> Iterator[Cell]:
+    def _cells(self, one: _Screened) -> Iterator[FleetCell]:
         found = one.found
         reach = t_quantile((1 + LEVEL) / 2, found.df) * found.error
         ends = (np.expm1(found.effect + sign * reach).tolist() for sign in (0, -1, 1))
-        values = (self._in_unit(one.measure, log) for log in one.values.tolist())
+        values = np.exp(one.values).tolist()
         for subject, *numbers in zip(one.subjects, values, *ends, found.mads.tolist(), strict=True):
-            yield Cell(subject, one.measure, *numbers)
+            named = dict(zip(("value", "effect", "low", "high", "mads"), numbers, strict=True))
+            yield FleetCell(subject=subject, measure=one.measure, **named)
 
-    def _standings(self, outliers: Sequence[Outlier]) -> tuple[Standing, ...]:
+    def _standings(self, outliers: Sequence[FleetOutlier]) -> tuple[FleetNode, ...]:
         """Each node's state: the worst that any measure says of it."""
         worst = dict.fromkeys(self.nodes, math.inf)
         lacking: dict[str, list[str]] = {node: [] for node in self.nodes}
@@ -398,12 +384,12 @@ class Search:
                 elif found.outcome != "acquitted" and not found.tolerable:
                     doubts[node].append(f"{found.measure}: {found.outcome}")
 
-        def standing(node: str) -> Standing:
-            state: State = "slow" if slow[node] else "unmeasured" if lacking[node] else "inconclusive"
+        def standing(node: str) -> FleetNode:
+            state: NodeState = "slow" if slow[node] else "unmeasured" if lacking[node] else "inconclusive"
             text = {"slow": "slow in ", "unmeasured": "too few readings of ", "inconclusive": ""}[state]
             why = ", ".join(dict.fromkeys(slow[node] or lacking[node] or doubts[node]))
             effect = math.expm1(worst[node]) if worst[node] < math.inf else math.nan
-            return Standing(node, state, effect, text + why) if why else Standing(node, "good", effect)
+            return FleetNode(name=node, state=state if why else "good", effect=effect, why=text + why if why else "")
 
         return tuple(map(standing, self.nodes))
 

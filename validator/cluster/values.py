@@ -1,64 +1,59 @@
-"""What was found out about the nodes of a cluster, as plain values for result.json and the report."""
+"""What was found out about the nodes of a cluster, for result.json and the report."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from validator.cluster.alike import Difference, differences
+from validator.cluster.alike import Difference, cards, differences
 from validator.cluster.judgement import Judgement
-from validator.cluster.rounds import Group, Measure
+from validator.cluster.rounds import Group
 from validator.model.cluster import EngineName
 from validator.model.fleet import Fleet, FleetGpu, FleetMeasure, FleetNode, NodeDifference, ScalingPoint
 from validator.model.machine import MIN_EFFECT
 from validator.model.nodes import NodeRecord
 
 
-@dataclass(frozen=True)
-class FleetFacts:
-    """What a validation across nodes knows of them.
+def fleet_of(
+    judgement: Judgement,
+    measures: Sequence[FleetMeasure],
+    records: Sequence[NodeRecord],
+    *,
+    wanted: int,
+    engine: EngineName,
+    names: Mapping[str, str] | None = None,
+    lost: Mapping[str, str] | None = None,
+    scaling: Sequence[ScalingPoint] = (),
+) -> Fleet:
+    """What a validation across nodes knows of them. A node that was lost is not good, whatever it measured before.
 
-    `measures` are those of the search. `names` are the nodes by what the search calls them, such as an index; without
-    them its names are theirs. `records` are the nodes' records of all runs: of a node with several, the last that has
-    facts says what it is. `lost` are nodes that answer no more, each with the reason. `wanted` is `cluster.nodes`,
-    `min_effect` that of the search's rules. `scaling` has a point for each number of nodes that was trained on,
-    in any order.
+    Args:
+        measures: those of the search.
+        records: the nodes' records of all runs. Of a node with several, the last that has facts says what it is.
+        wanted: `cluster.nodes`.
+        names: the nodes by what the search calls them, such as an index; without them its names are theirs.
+        lost: nodes that answer no more, each with the reason.
+        scaling: a point for each number of nodes that was trained on, in any order.
     """
-
-    judgement: Judgement
-    measures: tuple[Measure, ...]
-    records: tuple[NodeRecord, ...]
-    wanted: int
-    engine: EngineName
-    names: Mapping[str, str] = field(default_factory=dict)
-    lost: Mapping[str, str] = field(default_factory=dict)
-    min_effect: float = MIN_EFFECT
-    scaling: tuple[ScalingPoint, ...] = ()
-
-
-def fleet_of(facts: FleetFacts) -> Fleet:
-    """The plain values. A node that was lost is not good, whatever it measured before."""
-    judgement, names = facts.judgement, facts.names
-    known = {one.node: one for one in facts.records if one.facts}
-    lost = facts.lost
-    latest = {one.node: one for one in (*facts.records, *known.values())}
-    listed = {name: [_plain(asdict(one), names) for one in getattr(judgement, name)] for name in _LISTED}
-    nodes = [_plain(asdict(one), names) for one in judgement.nodes]
-    measured = {one["node"] for one in nodes}
-    nodes += [{"node": name, "state": "lost", "effect": None, "why": ""} for name in lost if name not in measured]
+    names, lost = names or {}, lost or {}
+    known = {one.node: one for one in records if one.facts}
+    latest = {one.node: one for one in (*records, *known.values())}
+    listed = {name: [_plain(one.model_dump(), names) for one in getattr(judgement, name)] for name in _LISTED}
+    nodes = [_plain({**one.model_dump(), "name": names.get(one.name, one.name)}, names) for one in judgement.nodes]
+    measured = {one["name"] for one in nodes}
+    nodes += [{"name": name, "state": "lost"} for name in lost if name not in measured]
     good: Group = _plain(judgement.compatible, names, "nodes")
     return Fleet(
-        engine=facts.engine,
-        wanted=facts.wanted,
-        min_effect=facts.min_effect,
+        engine=engine,
+        wanted=wanted,
+        min_effect=MIN_EFFECT,
         complete=judgement.complete,
         rounds=len(judgement.rounds),
-        nodes=tuple(_node(one, known.get(one["node"]), lost.get(one["node"])) for one in nodes),
+        nodes=tuple(_node(one, known.get(one["name"]), lost.get(one["name"])) for one in nodes),
         good=tuple(name for name in good if name not in lost),
-        measures=tuple(FleetMeasure(name=one.name, unit=one.unit, per=one.per) for one in facts.measures),
-        scaling=tuple(sorted(facts.scaling, key=lambda one: one.nodes)),
+        measures=tuple(measures),
+        scaling=tuple(sorted(scaling, key=lambda one: one.nodes)),
         differences=tuple(map(_difference, differences(tuple(latest.values())))),
         **listed,
     )
@@ -83,14 +78,8 @@ def _plain(value: Any, names: Mapping[str, str], key: str = "") -> Any:
 
 
 def _node(standing: Mapping[str, Any], record: NodeRecord | None, lost: str | None) -> FleetNode:
-    return FleetNode(
-        name=standing["node"],
-        state="lost" if lost else standing["state"],
-        effect=standing["effect"],
-        why=lost or standing["why"],
-        host=record.host if record else None,
-        gpus=_gpus(record.facts) if record else (),
-    )
+    found = {"host": record.host, "gpus": _gpus(record.facts)} if record else {}
+    return FleetNode(**{**standing, **found, **({"state": "lost", "why": lost} if lost else {})})
 
 
 def _difference(one: Difference) -> NodeDifference:
@@ -105,7 +94,5 @@ def _difference(one: Difference) -> NodeDifference:
 
 def _gpus(facts: Mapping[str, Any]) -> tuple[FleetGpu, ...]:
     """What identifies the GPUs in a snapshot, in the order of their indices."""
-    found = facts.get("gpus")
-    gpus = [one for one in found.values() if isinstance(one, dict)] if isinstance(found, dict) else []
-    known = [FleetGpu(**{key: one.get(key) for key in FleetGpu.model_fields}) for one in gpus if "index" in one]
+    known = [FleetGpu(**{key: one.get(key) for key in FleetGpu.model_fields}) for one in cards(facts) if "index" in one]
     return tuple(sorted(known, key=lambda one: one.index))

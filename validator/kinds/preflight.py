@@ -240,7 +240,7 @@ def _not_slow(record: PhaseRecord, validation: ValidationRecord) -> Rule:
         if accused:
             return Found("FAIL", f"{accused[0].upper()}{accused[1:]}.", len(judgement.compatible), count)
         undecided = "; ".join(
-            f"{names.get(int(one.node), one.node)}: {one.why}" for one in judgement.nodes if one.state != "good"
+            f"{names.get(int(one.name), one.name)}: {one.why}" for one in judgement.nodes if one.state != "good"
         )
         return Found("INCONCLUSIVE", f"Not decided: {undecided or 'rounds are missing'}.", None, count)
 

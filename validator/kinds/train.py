@@ -14,7 +14,7 @@ from validator.runbook.problems import Problem
 from validator.text import nearest
 
 if TYPE_CHECKING:
-    from validator.cluster.judgement import Outlier
+    from validator.model.fleet import FleetOutlier
     from validator.model.record import PhaseRecord, RunRecord, ValidationRecord
 
 _ENOUGH = 4
@@ -52,7 +52,7 @@ class Train(TrainingKind[TrainPhase]):
         return tuple(names[one] for one in left) if outliers and len(left) >= runbook.cluster.nodes else ()
 
 
-def _compared(runs: Sequence[RunRecord]) -> tuple[tuple[str, ...], list[Outlier]]:
+def _compared(runs: Sequence[RunRecord]) -> tuple[tuple[str, ...], list[FleetOutlier]]:
     """The nodes that every run has, and which of them, by index, are slow or may be."""
     from validator.cluster.alone import outliers_alone, rates_of  # numpy, which `check` does without
 
@@ -60,12 +60,12 @@ def _compared(runs: Sequence[RunRecord]) -> tuple[tuple[str, ...], list[Outlier]
     return names, outliers_alone(rates, measure="steps per second") if names else []
 
 
-def _described(one: Outlier, names: Sequence[str]) -> str:
+def _described(one: FleetOutlier, names: Sequence[str]) -> str:
     than = "" if one.against is None else f" than {names[int(one.against.nodes[0])]}, and nothing shows which is odd"
     return slow_text(one, dict(enumerate(names))) + than
 
 
-def _left(names: Sequence[str], outliers: Sequence[Outlier]) -> tuple[int, ...]:
+def _left(names: Sequence[str], outliers: Sequence[FleetOutlier]) -> tuple[int, ...]:
     """The nodes that are neither slow nor may be."""
     out = {int(node) for one in outliers for end in (one.subject, one.against) if end for node in end.nodes}
     return tuple(index for index in range(len(names)) if index not in out)

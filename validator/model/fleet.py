@@ -1,6 +1,6 @@
-"""The nodes of a cluster as result.json has them: what each measured, which are slow, and how they differ.
+"""The nodes of a cluster as the search and result.json have them: what each measured, which are slow, how they differ.
 
-Effects are relative (-0.05: 5 % slower); a value that does not exist is None.
+Effects are relative (-0.05: 5 % slower). A value that does not exist is None, in the search also NaN.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from validator.model.cluster import EngineName
 from validator.model.units import Frozen
 
 NodeState = Literal["good", "slow", "inconclusive", "unmeasured", "lost"]
+Outcome = Literal["confirmed", "acquitted", "inconclusive", "suspected", "differs"]
 
 
 class FleetSubject(Frozen):
@@ -74,20 +75,23 @@ class FleetCell(Frozen):
 
 
 class FleetOutlier(Frozen):
-    """A subject that may be slow, and what its confirmation gave."""
+    """A subject that may be slow, and what its confirmation gave; a suspected one was not measured again yet.
+
+    One that differs, from the faster `against`, is one of units without a majority: it is not accused.
+    """
 
     subject: FleetSubject
     measure: str
-    outcome: Literal["confirmed", "acquitted", "inconclusive", "suspected", "differs"]
+    outcome: Outcome
     effect: float | None
-    low: float | None
-    high: float | None
-    mads: float | None
-    p_value: float | None = Field(description="Adjusted by Holm over all suspects of its judgement.")
-    repeats: int
-    often: float = Field(description="Share of its repeats that was slow.")
-    intermittent: bool
-    by: Literal["swap", "alone", "none"] = Field(description="How it was measured again.")
+    low: float | None = None
+    high: float | None = None
+    mads: float | None = None
+    p_value: float | None = Field(None, description="Adjusted by Holm over all suspects of its judgement.")
+    repeats: int = 0
+    often: float = Field(0.0, description="Share of its repeats that was slow.")
+    intermittent: bool = False
+    by: Literal["swap", "alone", "none"] = Field("none", description="How it was measured again.")
     against: FleetSubject | None = Field(None, description="The faster one, where there is no majority.")
     tolerable: bool = Field(False, description="Inconclusive, and not slow enough to leave its node out.")
 

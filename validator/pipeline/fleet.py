@@ -24,7 +24,7 @@ def fleet(record: ValidationRecord, events: Sequence[Event]) -> Fleet | None:
     if runbook.cluster is None:
         return None
     from validator.cluster.fleet import search_over
-    from validator.cluster.values import FleetFacts, fleet_of
+    from validator.cluster.values import fleet_of
 
     records = tuple(
         node
@@ -41,17 +41,16 @@ def fleet(record: ValidationRecord, events: Sequence[Event]) -> Fleet | None:
         found = kind_of(phase.phase.kind).searched(phase.phase, runbook, phase.runs) if phase.runs else None
         search = search if found is None else found
     lost = {one.node: one.detail or "it answers no more" for one in records if one.ended == "lost"}
-    facts = FleetFacts(
-        judgement=search.judgement(),
-        measures=tuple(search.measures.values()),
-        records=records,
+    return fleet_of(
+        search.judgement(),
+        tuple(search.measures.values()),
+        records,
         wanted=runbook.cluster.nodes,
         engine=runbook.cluster.engine,
         names={str(index): name for index, name in enumerate(known.names)},
         lost={**known.lost, **lost},
         scaling=tuple(_scaling(record)),
     )
-    return fleet_of(facts)
 
 
 def _scaling(record: ValidationRecord) -> Iterator[ScalingPoint]:

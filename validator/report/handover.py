@@ -65,7 +65,7 @@ def ticket(fleet: Fleet, run_id: str) -> str:
     Only what is confirmed, or lost, is reported; empty where there is none of it.
     """
     parts = [part for node in fleet.nodes if (part := _of_node(fleet, node))]
-    parts += [_of_link(fleet, one) for one in fleet.outliers if _is_bad_link(one)]
+    parts += [_of_link(fleet, one) for one in fleet.outliers if one.outcome == "confirmed" and one.code == "slow-link"]
     if not parts:
         return ""
     nodes, most = len(fleet.nodes), f"{100 * fleet.min_effect:g} %"
@@ -96,10 +96,6 @@ def _confirmed(fleet: Fleet, node: FleetNode) -> Iterator[FleetOutlier]:
     for one in fleet.outliers:
         if one.outcome == "confirmed" and one.subject.nodes == (node.name,):
             yield one
-
-
-def _is_bad_link(one: FleetOutlier) -> bool:
-    return one.outcome == "confirmed" and one.subject.kind == "link"
 
 
 def _brief(one: FleetOutlier) -> str:

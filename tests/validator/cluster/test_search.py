@@ -10,13 +10,14 @@ import numpy.typing as npt
 import pytest
 
 from benchmarks.fleet import FAULTS, Fleet, searched
-from validator.cluster.judgement import Judgement, Subject
-from validator.cluster.rounds import Measure, Reading, Round
+from validator.cluster.judgement import Judgement
+from validator.cluster.rounds import Reading, Round
 from validator.cluster.search import Rules, Search
+from validator.model.fleet import FleetMeasure, FleetSubject
 
-RATE = Measure("rate", "tok/s")
-GEMM = Measure("gemm", "TFLOP/s")
-BANDWIDTH = Measure("busbw", "GB/s", per="group")
+RATE = FleetMeasure(name="rate", unit="tok/s", per="node")
+GEMM = FleetMeasure(name="gemm", unit="TFLOP/s", per="node")
+BANDWIDTH = FleetMeasure(name="busbw", unit="GB/s", per="group")
 
 
 @dataclass
@@ -55,22 +56,22 @@ class Machines:
         worst = min(self.network.get(one, 1.0) for one in ids)
         return values * worst * self.links.get(frozenset(ids), 1.0)
 
-    def search(self, *measures: Measure) -> Search:
+    def search(self, *measures: FleetMeasure) -> Search:
         search = Search(self.nodes, measures or (RATE, GEMM, BANDWIDTH), self.rules)
         while (round_ := search.next()) is not None:
             search.add(self.readings(round_))
         return search
 
-    def judged(self, *measures: Measure) -> Judgement:
+    def judged(self, *measures: FleetMeasure) -> Judgement:
         return self.search(*measures).judgement()
 
 
-def _accused(judgement: Judgement) -> set[tuple[str, Subject]]:
+def _accused(judgement: Judgement) -> set[tuple[str, FleetSubject]]:
     return {(one.code, one.subject) for one in judgement.slow}
 
 
 def _states(judgement: Judgement) -> dict[str, str]:
-    return {one.node: one.state for one in judgement.nodes}
+    return {one.name: one.state for one in judgement.nodes}
 
 
 @pytest.mark.parametrize("count", [4, 5, 8, 20])
@@ -96,7 +97,7 @@ def test_simulated_fleets_are_searched_and_no_healthy_one_is_accused(fault: str)
 def test_a_node_that_is_slow_alone_is_confirmed_beside_known_good_ones() -> None:
     machines = Machines(6, alone={2: 0.92})
     judgement = machines.judged()
-    assert _accused(judgement) == {("slow-node", Subject(("n2",)))}
+    assert _accused(judgement) == {("slow-node", FleetSubject(nodes=("n2",)))}
     (found,) = judgement.slow
     assert found.measure == "rate"
     assert found.low < -0.08 < found.high < -0.03
@@ -116,21 +117,21 @@ def test_accusations_rest_on_new_readings_alone() -> None:
     judgement = Machines(6, factor=once).judged()
     assert not judgement.slow
     (suspect,) = judgement.outliers
-    assert (suspect.subject, suspect.outcome) == (Subject(("n2",)), "acquitted")
+    assert (suspect.subject, suspect.outcome) == (FleetSubject(nodes=("n2",)), "acquitted")
     assert abs(suspect.effect) < 0.01
     assert _states(judgement)["n2"] == "good"
 
 
 def test_a_slow_network_is_confirmed_by_swapping_partners() -> None:
     judgement = Machines(8, network={3: 0.9}).judged()
-    assert _accused(judgement) == {("slow-node", Subject(("n3",)))}
+    assert _accused(judgement) == {("slow-node", FleetSubject(nodes=("n3",)))}
     (found,) = judgement.slow
     assert (found.measure, found.by) == ("busbw", "swap")
 
 
 def test_a_slow_link_is_not_called_a_slow_node() -> None:
     judgement = Machines(6, links={frozenset((1, 4)): 0.85}).judged()
-    assert _accused(judgement) == {("slow-link", Subject(("n1", "n4")))}
+    assert _accused(judgement) == {("slow-link", FleetSubject(nodes=("n1", "n4")))}
     assert set(_states(judgement).values()) == {"good"}
     assert len({"n1", "n4"} & set(judgement.compatible)) == 1  # all but one of its ends can work together
     (found,) = judgement.slow
@@ -140,7 +141,10 @@ def test_a_slow_link_is_not_called_a_slow_node() -> None:
 @pytest.mark.parametrize("where", ["alone", "network"])
 def test_two_slow_nodes_are_both_found(where: str) -> None:
     judgement = Machines(8, **{where: {1: 0.93, 6: 0.9}}).judged()
-    assert _accused(judgement) == {("slow-node", Subject(("n1",))), ("slow-node", Subject(("n6",)))}
+    assert _accused(judgement) == {
+        ("slow-node", FleetSubject(nodes=("n1",))),
+        ("slow-node", FleetSubject(nodes=("n6",))),
+    }
     assert len(judgement.compatible) == 6
 
 
@@ -149,7 +153,7 @@ def test_two_slow_nodes_are_both_found(where: str) -> None:
 def test_a_very_slow_network_is_neither_noise_nor_slow_links(count: int, nodes: tuple[int, ...], slow: float) -> None:
     """With four nodes half of all pairs have the slow one: the usual distance from the median pair is the fault's."""
     judgement = Machines(count, network=dict.fromkeys(nodes, slow), noise=0.03).judged(BANDWIDTH)
-    assert _accused(judgement) == {("slow-node", Subject((f"n{node}",))) for node in nodes}
+    assert _accused(judgement) == {("slow-node", FleetSubject(nodes=(f"n{node}",))) for node in nodes}
 
 
 @pytest.mark.parametrize("noise", [0.001, 0.005, 0.03])
@@ -158,7 +162,7 @@ def test_of_four_nodes_a_slow_link_is_not_taken_for_a_fast_one_opposite(slow: fl
     if noise == 0.03 and slow == 0.9:
         return  # three times the noise, in two rounds: it stays open
     judgement = Machines(4, links={frozenset((0, 2)): slow}, noise=noise).judged(BANDWIDTH)
-    assert _accused(judgement) == {("slow-link", Subject(("n0", "n2")))}
+    assert _accused(judgement) == {("slow-link", FleetSubject(nodes=("n0", "n2")))}
 
 
 def test_three_slow_nodes_of_eight_do_not_hide_each_other() -> None:
@@ -193,7 +197,7 @@ def test_two_or_three_nodes_differ_and_none_is_accused(count: int) -> None:
     judgement = Machines(count, alone={1: 0.9}).judged()
     assert not judgement.slow
     (found,) = judgement.outliers
-    assert (found.outcome, found.subject, found.measure) == ("differs", Subject(("n1",)), "rate")
+    assert (found.outcome, found.subject, found.measure) == ("differs", FleetSubject(nodes=("n1",)), "rate")
     assert found.against is not None
     assert found.high < -0.03
     assert _states(judgement)["n1"] == "inconclusive"
@@ -212,18 +216,18 @@ def test_one_node_has_nothing_to_be_compared_with_but_its_gpus_have() -> None:
     assert Machines(1).judged().compatible == ("n0",)
     assert Machines(1, alone={0: 0.5}).judged().compatible == ("n0",)
     judgement = Machines(1, gpus={(0, 2): 0.9}).judged()
-    assert _accused(judgement) == {("slow-node", Subject(("n0",), 2))}
+    assert _accused(judgement) == {("slow-node", FleetSubject(nodes=("n0",), gpu=2))}
 
 
 def test_a_slow_gpu_is_named_and_its_node_is_not_good() -> None:
     judgement = Machines(6, gpus={(4, 1): 0.9}).judged()
-    assert _accused(judgement) == {("slow-node", Subject(("n4",), 1))}
+    assert _accused(judgement) == {("slow-node", FleetSubject(nodes=("n4",), gpu=1))}
     assert _states(judgement)["n4"] == "slow"
 
 
 def test_a_slow_node_is_one_finding_and_not_one_for_each_of_its_gpus() -> None:
     judgement = Machines(6, gpus={(4, gpu): 0.9 for gpu in range(4)}).judged(GEMM)
-    assert _accused(judgement) == {("slow-node", Subject(("n4",)))}
+    assert _accused(judgement) == {("slow-node", FleetSubject(nodes=("n4",)))}
 
 
 def test_a_node_that_is_slow_now_and_then_is_found_and_said_to_be() -> None:
@@ -236,7 +240,7 @@ def test_a_node_that_is_slow_now_and_then_is_found_and_said_to_be() -> None:
 
     judgement = Sometimes(8).judged(RATE)
     (found,) = judgement.slow
-    assert found.subject == Subject(("n5",))
+    assert found.subject == FleetSubject(nodes=("n5",))
     assert found.intermittent
     assert found.often == pytest.approx(0.25)
 
@@ -272,17 +276,6 @@ def test_a_measure_that_varies_too_much_to_judge_is_not_an_accusation() -> None:
     assert not Machines(8, alone={2: 0.95}, noise=0.08).judged().slow
 
 
-def test_a_measure_of_which_less_is_better() -> None:
-    time = Measure("rate", "s", more_is_better=False)
-    judgement = Machines(6, alone={2: 1.1}).judged(time)
-    (found,) = judgement.slow
-    assert found.subject == Subject(("n2",))
-    assert found.effect == pytest.approx(1 / 1.1 - 1, abs=0.01)
-    cells = {cell.subject.nodes[0]: cell.value for cell in judgement.cells}
-    assert cells["n2"] == pytest.approx(110, rel=0.02)
-    assert cells["n3"] == pytest.approx(100, rel=0.02)
-
-
 def test_a_node_that_never_answers_is_unmeasured_and_no_part_of_pairs() -> None:
     class Silent(Machines):
         def readings(self, round_: Round) -> list[Reading]:
@@ -290,7 +283,7 @@ def test_a_node_that_never_answers_is_unmeasured_and_no_part_of_pairs() -> None:
 
     machines = Silent(8, alone={5: 0.9})
     judgement = machines.judged()
-    assert _accused(judgement) == {("slow-node", Subject(("n5",)))}
+    assert _accused(judgement) == {("slow-node", FleetSubject(nodes=("n5",)))}
     assert _states(judgement)["n3"] == "unmeasured"
     assert not any("n3" in pair for round_ in machines.rounds if round_.stage == "pairs" for pair in round_.groups)
 
@@ -307,7 +300,7 @@ def test_missing_repeats_are_not_slow_ones() -> None:
     assert not judgement.outliers
     states = _states(judgement)
     assert (states["n3"], states["n4"], states["n5"]) == ("unmeasured", "unmeasured", "good")
-    (standing,) = (one for one in judgement.nodes if one.node == "n3")
+    (standing,) = (one for one in judgement.nodes if one.name == "n3")
     assert "rate" in standing.why
 
 
@@ -408,14 +401,14 @@ def test_readings_of_another_round_are_refused_by_name() -> None:
 
 def test_with_one_round_of_pairs_a_slow_pair_is_settled_by_swaps() -> None:
     judgement = Machines(8, network={3: 0.85}, rules=Rules(rounds=1)).judged(BANDWIDTH)
-    assert _accused(judgement) == {("slow-node", Subject(("n3",)))}
+    assert _accused(judgement) == {("slow-node", FleetSubject(nodes=("n3",)))}
 
 
 def test_a_node_near_the_smallest_effect_is_used_and_not_accused() -> None:
     machines = Machines(8, alone={3: 0.971}, noise=0.02)
     machines.rng = np.random.default_rng(1)
     judgement = machines.judged(RATE)
-    (suspect,) = [one for one in judgement.outliers if one.subject == Subject(("n3",))]
+    (suspect,) = [one for one in judgement.outliers if one.subject == FleetSubject(nodes=("n3",))]
     assert (suspect.outcome, suspect.tolerable) == ("inconclusive", True)
     assert -0.06 < suspect.low < -0.03 < suspect.effect
     assert _states(judgement)["n3"] == "good"

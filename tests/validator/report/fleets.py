@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.fleet import MEASURES, Fleet, searched
-from validator.cluster.values import FleetFacts, fleet_of
+from validator.cluster.values import fleet_of
 from validator.model.fleet import Fleet as FleetValues
 from validator.model.fleet import ScalingPoint
 from validator.model.nodes import NodeRecord
@@ -71,4 +71,4 @@ def fleet(size: int = 8, fault: str = "slow GPU", count: int = 1, seed: int = 3,
         "engine": "slurm",
         "scaling": scaling,
     }
-    return fleet_of(FleetFacts(**{**given, **changes}))
+    return fleet_of(**{**given, **changes})
