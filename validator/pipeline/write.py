@@ -26,8 +26,9 @@ from validator.plan import make_plan
 from validator.plan.eta import Eta
 from validator.report.charts import record_charts
 from validator.report.exports import render_junit, render_recommended_env
-from validator.report.handover import good_nodes, machine_ticket, ticket
+from validator.report.handover import good_nodes, ticket
 from validator.report.html import render_html
+from validator.report.machine_ticket import machine_ticket
 from validator.report.markdown import render_markdown
 from validator.report.specs import ChartData
 from validator.runs import replay

@@ -34,7 +34,7 @@ from validator.report.elements import (
 )
 from validator.report.exports import export_lines
 from validator.report.fleet import fleet_view
-from validator.report.handover import machine_ticket
+from validator.report.machine_ticket import machine_ticket
 from validator.report.specs import ChartData
 from validator.report.tiles import tiles_of
 from validator.report.timeline import run_spans, timeline_table

@@ -5,8 +5,8 @@ from __future__ import annotations
 from tests.validator.kinds.machines import CARDS, machine
 from tests.validator.report import samples
 from validator.model.verdict import Check, Evidence, PhaseReport, ValidationReport, Verdict
-from validator.report.handover import machine_ticket
 from validator.report.html import render_html
+from validator.report.machine_ticket import machine_ticket
 from validator.report.markdown import render_markdown
 from validator.report.specs import ChartData
 
