@@ -123,9 +123,8 @@ def screen_pairs(rows: PairRows, nodes: int, rounds: int, *, repeats: int, min_e
     odd = (found.slow > 0) & ~node.suspect[rows.ends].any(axis=1)
     error = np.full(len(rows.at), fit.noise)
     doubted = silent | odd | suspicious(fit.rest, error, error, min_effect)
-    if (
-        len(rows.at) < 3 * enough.sum() / 2
-    ):  # fewer than three pairs a node: the fit explains everything, so ask the pair
+    if len(rows.at) < 3 * enough.sum() / 2:
+        # Fewer than three pairs a node: the fit explains everything, so ask the pair.
         raw = screen(rows.values, repeats=repeats, min_effect=min_effect).suspect
         known = node.suspect[rows.ends].any(axis=1) | doubted
         node.suspect[rows.ends[raw & ~known].ravel()] = True

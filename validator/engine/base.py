@@ -18,6 +18,9 @@ from validator.model.cluster import Allocation, Cluster
 
 NODE_VARIABLE = "VALIDATOR_NODE"
 
+_END_S = 1.0
+"""How long a client may take to end after a signal."""
+
 NodeState = Literal["up", "down", "unknown"]
 
 
@@ -33,27 +36,36 @@ class Channel:
 
     The client is the first process of a session of its own: a signal to the group of its parent does not reach it. Its
     own signals are not for agents, since `srun` answers SIGTERM with SIGKILL to all of them. Agents are ended by
-    their standard input, and by SIGKILL to the client alone only where they do not answer.
+    their standard input, and by signals to the client only where they do not answer.
     """
 
     process: subprocess.Popen[bytes]
     nodes: tuple[str, ...]
     errors: IO[bytes]
 
+    @property
+    def stdin(self) -> IO[bytes]:
+        """What agents read."""
+        assert self.process.stdin is not None
+        return self.process.stdin
+
+    @property
+    def stdout(self) -> IO[bytes]:
+        """What agents print."""
+        assert self.process.stdout is not None
+        return self.process.stdout
+
     def close(self, *, within_s: float = 0.0) -> None:
-        """End the agents' input, and kill the client where that does not end it within the time. Twice is harmless."""
-        streams = (self.process.stdin, self.process.stdout, self.errors)
-        if self.process.stdin is not None:
-            with suppress(OSError):
-                self.process.stdin.close()
-        try:
-            self.process.wait(timeout=within_s)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        for stream in streams:
-            if stream is not None:
-                stream.close()
+        """End the agents' input, and the client where that does not end it within the time. Twice is harmless."""
+        process = self.process
+        with suppress(OSError):
+            self.stdin.close()
+        for seconds, end in ((within_s, process.terminate), (_END_S, process.kill), (_END_S, process.poll)):
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=seconds)
+            end()
+        self.stdout.close()
+        self.errors.close()
 
     def trouble(self) -> str:
         """The last lines that the client and its agents wrote to standard error, with a fix; "" where none.
@@ -100,7 +112,8 @@ class Engine(Protocol):
         """
 
     def state(self, allocation: Allocation) -> AllocationState:
-        """Job and nodes as the engine sees them, which may be half a minute behind."""
+        """Job and nodes as the engine sees them, which may be half a minute behind; by default nobody watches them."""
+        return AllocationState(None, "", {node.name: "unknown" for node in allocation.nodes})
 
     def release(self, allocation: Allocation) -> None:
         """Give the nodes back, where they were asked for: by default nothing was taken. Twice is harmless."""

@@ -48,7 +48,7 @@ class Lines:
 
     def _joined(self, raw: bytes) -> bytes | None:
         """A whole line, or None for a piece that does not end one."""
-        sign, (node, length, chunk) = raw[:1], _three(raw[1:])
+        sign, (node, length, chunk) = raw[:1], (*raw[1:].split(b" ", 2), b"", b"")[:3]
         if sign not in (b"+", b".") or not length.isdigit():
             return raw
         begun = self._begun.setdefault(node, bytearray())
@@ -60,9 +60,3 @@ class Lines:
             return None
         line = self._begun.pop(node)
         return None if line is None else bytes(line)
-
-
-def _three(text: bytes) -> tuple[bytes, bytes, bytes]:
-    node, _, rest = text.partition(b" ")
-    length, _, chunk = rest.partition(b" ")
-    return node, length, chunk

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from validator.engine.base import NODE_VARIABLE, AllocationState, Channel, Engine
+from validator.engine.base import NODE_VARIABLE, Channel, Engine
 from validator.engine.clients import hold
 from validator.model.cluster import Allocation, Cluster, Node
 
@@ -39,10 +39,6 @@ class Local(Engine):
             return {"CUDA_VISIBLE_DEVICES": ",".join(gpus[first : first + share])} if share else {}
 
         return hold((argv, (node,), {**environment, **seen(node), NODE_VARIABLE: node}) for node in nodes)
-
-    def state(self, allocation: Allocation) -> AllocationState:
-        """This machine is up."""
-        return AllocationState(None, "", {node.name: "up" for node in allocation.nodes})
 
 
 ENGINE = Local()

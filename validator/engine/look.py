@@ -81,10 +81,8 @@ def _would_start(cluster: Cluster) -> Looked:
     if job := own_job():
         return Looked("Slurm", f"inside of job {job}, which is used as it is")
     done = ask(unqueued(cluster), environment=os.environ)
-    said = explained(done.stderr) or explained(done.stdout)
-    return Looked(
-        "Slurm", said, done.returncode == 0, "" if done.returncode == 0 else "change cluster.slurm, or --nodes"
-    )
+    said, fine = explained(done.stderr) or explained(done.stdout), done.returncode == 0
+    return Looked("Slurm", said, fine, "" if fine else "change cluster.slurm, or --nodes")
 
 
 def _nodes(cluster: Cluster, allocation: Allocation) -> Iterator[Looked]:
@@ -97,9 +95,8 @@ def _nodes(cluster: Cluster, allocation: Allocation) -> Iterator[Looked]:
         asked = time.monotonic()
         for channel in channels:
             with suppress(OSError):
-                assert channel.process.stdin is not None
-                channel.process.stdin.write(b"again\n")
-                channel.process.stdin.flush()
+                channel.stdin.write(b"again\n")
+                channel.stdin.flush()
         second = _answers(channels, first, cluster.start)
         trouble = {name: channel.trouble() for channel in channels for name in channel.nodes}
     finally:
@@ -126,7 +123,7 @@ def _answers(
     """The next line of each of these nodes, and the time when it came; without those that end or say nothing."""
     until = time.monotonic() + within_s
     found: dict[str, tuple[dict[str, Any], float]] = {}
-    readers = {output: Lines() for channel in channels if (output := channel.process.stdout) is not None}
+    readers = {channel.stdout: Lines() for channel in channels}
     while readers and set(names) - found.keys() and time.monotonic() < until:
         for output in select.select(list(readers), [], [], 0.1)[0]:
             data = os.read(output.fileno(), 1 << 16)

@@ -100,9 +100,8 @@ class Slurm(Engine):
         if not words:
             return
         held = _held.pop(_number(allocation), None)
-        if (
-            held is not None
-        ):  # salloc ends the job with its command; one that gets SIGTERM and the job's end at once may hang
+        if held is not None:
+            # salloc ends the job with its command; one that gets SIGTERM and the job's end at once may hang.
             held.close(within_s=_RELEASE_S)
         with suppress(Unable):
             ask(words, environment=_environment(os.environ))
@@ -160,10 +159,9 @@ class _Request:
 
     def _granted(self) -> str:
         """The number that the command of salloc prints; "" where it has not within a moment."""
-        output = self._salloc.process.stdout
-        if output is None or not select.select([output], [], [], _POLL_S)[0]:
+        if not select.select([self._salloc.stdout], [], [], _POLL_S)[0]:
             return ""
-        job = output.readline().decode().strip()
+        job = self._salloc.stdout.readline().decode().strip()
         if not job:
             raise Unable(
                 f"could not start: Slurm refuses the allocation: {self._salloc.trouble()}; "
@@ -189,8 +187,7 @@ class _Request:
     def _give_up(self) -> None:
         """First the client, so that it asks for nothing more; then the job, which it may have left."""
         job = self._queued()
-        if self._salloc.process.poll() is None:
-            self._salloc.process.terminate()
+        self._salloc.process.terminate()
         self._salloc.close(within_s=_RELEASE_S)
         if job is not None:
             with suppress(Unable):

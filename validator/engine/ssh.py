@@ -7,7 +7,7 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from validator.engine.base import NODE_VARIABLE, AllocationState, Channel, Engine
+from validator.engine.base import NODE_VARIABLE, Channel, Engine
 from validator.engine.clients import ask, hold
 from validator.engine.trouble import explained
 from validator.errors import Unable
@@ -43,10 +43,6 @@ class Ssh(Engine):
         if options.python and argv[0] == sys.executable:
             argv = (options.python, *argv[1:])
         return hold((_command(options, node, argv), (node,), environment) for node in nodes)
-
-    def state(self, allocation: Allocation) -> AllocationState:
-        """Nobody watches these hosts."""
-        return AllocationState(None, "", {node.name: "unknown" for node in allocation.nodes})
 
 
 def _options(allocation: Allocation) -> SshOptions:

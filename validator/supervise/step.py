@@ -134,16 +134,15 @@ class Run:
         channels = engine.start(step.allocation, tuple(self._nodes), argv, environment=environment)
         self._clients = [_Client(channel) for channel in channels]
         for channel in channels:
-            for stream in (channel.process.stdin, channel.process.stdout):
-                if stream is not None:
-                    os.set_blocking(stream.fileno(), False)
+            for stream in (channel.stdin, channel.stdout):
+                os.set_blocking(stream.fileno(), False)
         self._send("step", **step.model_dump(mode="json", by_alias=True))
 
     def _talk(self) -> None:
         with selectors.DefaultSelector() as selector:
             selector.register(self._cancel.fileno(), selectors.EVENT_READ)
             for client in self._clients:
-                selector.register(_stdout(client), selectors.EVENT_READ, client)
+                selector.register(client.channel.stdout, selectors.EVENT_READ, client)
             next_ping = 0.0
             while any(node.record is None for node in self._nodes.values()):
                 for key, _ in selector.select(_TICK_S):
@@ -220,7 +219,7 @@ class Run:
         """Take in what a client has; whether it may have more."""
         while True:
             try:
-                data = os.read(_stdout(client), 1 << 20)
+                data = os.read(client.channel.stdout.fileno(), 1 << 20)
             except BlockingIOError:
                 return True
             except OSError:
@@ -310,19 +309,11 @@ class Run:
     def _close(self) -> None:
         """Leave nothing of the engine's behind: agents end with their standard input."""
         for client in self._clients:
-            if client.channel.process.stdin is not None:
-                with suppress(OSError):
-                    client.channel.process.stdin.close()
+            with suppress(OSError):
+                client.channel.stdin.close()
         until = time.monotonic() + _CLOSE_S
         for client in self._clients:
-            process = client.channel.process
-            while process.poll() is None and time.monotonic() < until:
-                time.sleep(0.01)
-            for end in (process.terminate, process.kill):
-                if process.poll() is None:
-                    end()
-                    with suppress(Exception):
-                        process.wait(timeout=1.0)
+            client.channel.close(within_s=max(0.0, until - time.monotonic()))
 
     # Lines to agents.
 
@@ -335,20 +326,13 @@ class Run:
 
     def _push(self) -> None:
         for client in self._clients:
-            stdin = client.channel.process.stdin
-            while client.unsent and stdin is not None and not client.ended:
+            while client.unsent and not client.ended:
                 try:
-                    del client.unsent[: os.write(stdin.fileno(), client.unsent)]
+                    del client.unsent[: os.write(client.channel.stdin.fileno(), client.unsent)]
                 except BlockingIOError:
                     break
                 except OSError:
                     client.unsent.clear()
-
-
-def _stdout(client: _Client) -> int:
-    stdout = client.channel.process.stdout
-    assert stdout is not None
-    return stdout.fileno()
 
 
 def _exit_code(records: Sequence[NodeRecord]) -> int:
