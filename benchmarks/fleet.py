@@ -27,6 +27,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -218,38 +219,32 @@ def searched(fleet: Fleet, seed: int = 0) -> tuple[Judgement, float]:
 
 @dataclass
 class Tally:
-    """What the searches of one cell said. `faults` counts single nodes, GPUs and links, the others count fleets."""
+    """What the searches of one cell said: a number of each for every fleet. `counts` has fleets in which something is
+    accused, or a healthy node is not good, and single nodes, GPUs and links that are slow, seen, found or undecided."""
 
-    fleets: int = 0
-    accused: int = 0
-    healthy_out: int = 0
-    faults: int = 0
-    seen: int = 0
-    found: int = 0
-    undecided: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
     rounds: list[int] = field(default_factory=list)
     minutes: list[float] = field(default_factory=list)
     cpu_s: list[float] = field(default_factory=list)
 
     def add(self, fleet: Fleet, judgement: Judgement, cpu_s: float) -> None:
         """Compare a judgement with the truth."""
-        self.fleets += 1
-        self.accused += any(not fleet.true(one) for one in judgement.slow)
+        counts = self.counts
+        counts["accused"] += any(not fleet.true(one) for one in judgement.slow)
         states = {one.name: one.state for one in judgement.nodes}
         faulty = {fleet.nodes[node] for nodes in fleet.truth.faulty for node in nodes}
-        self.healthy_out += any(
+        counts["not good"] += any(
             state != "good" and node not in faulty and not fleet.slow(node) for node, state in states.items()
         )
         measured = {group for round_ in judgement.rounds for group in map(frozenset, round_.groups)}
         for nodes in fleet.truth.faulty:
             names = frozenset(fleet.nodes[node] for node in nodes)
             mine = [one for one in judgement.outliers if names == set(one.subject.nodes)]
-            self.faults += 1
-            self.seen += names in measured
-            self.found += any(one.outcome == "confirmed" for one in mine)
-            self.undecided += not any(one.outcome == "confirmed" for one in mine) and any(
-                one.outcome == "inconclusive" for one in mine
-            )
+            outcomes = {one.outcome for one in mine}
+            counts["slow"] += 1
+            counts["seen"] += names in measured
+            counts["found"] += "confirmed" in outcomes
+            counts["undecided"] += "inconclusive" in outcomes and "confirmed" not in outcomes
         self.rounds.append(len(judgement.rounds))
         self.minutes.append(sum(map(seconds, judgement.rounds)) / 60)
         self.cpu_s.append(cpu_s)
@@ -295,18 +290,19 @@ HEAD = (
 
 def row(size: int, fault: str, noise: str, tally: Tally) -> str:
     """One row of the table."""
-    minutes = sum(tally.minutes) / tally.fleets
+    counts, fleets = tally.counts, len(tally.rounds)
+    minutes = sum(tally.minutes) / fleets
     parts = (
         str(size),
         fault,
         noise,
-        str(tally.fleets),
-        share(tally.accused, tally.fleets),
-        share(tally.healthy_out, tally.fleets),
-        share(tally.found, tally.faults),
-        share(tally.found, tally.seen),
-        share(tally.undecided, tally.faults),
-        f"{sum(tally.rounds) / tally.fleets:.1f}",
+        str(fleets),
+        share(counts["accused"], fleets),
+        share(counts["not good"], fleets),
+        share(counts["found"], counts["slow"]),
+        share(counts["found"], counts["seen"]),
+        share(counts["undecided"], counts["slow"]),
+        f"{sum(tally.rounds) / fleets:.1f}",
         f"{minutes:.1f}, {max(tally.minutes):.1f}",
         f"{size * minutes / 60:.1f}",
         f"{max(tally.cpu_s):.2f}",
