@@ -12,12 +12,8 @@ import numpy as np
 from validator.cluster.judgement import differing, outlier_of
 from validator.cluster.judging import alone_contrasts, decide, screen
 from validator.model.fleet import FleetOutlier, FleetSubject
-from validator.model.machine import MIN_EFFECT
 from validator.model.result import Floats
 from validator.stats.estimate import LEVEL
-
-REPEATS = 4
-"""Repeats without which nothing is said."""
 
 
 def outliers_alone(rates: Floats, *, measure: str) -> list[FleetOutlier]:
@@ -28,14 +24,14 @@ def outliers_alone(rates: Floats, *, measure: str) -> list[FleetOutlier]:
     """
     values = np.log(np.where(rates > 0, rates, np.nan))
     subjects = [FleetSubject(nodes=(str(node),)) for node in range(len(rates))]
-    found = screen(values, repeats=REPEATS, min_effect=MIN_EFFECT)
+    found = screen(values)
     if not found.majority:
-        return differing(found.difference(), subjects, measure, min_effect=MIN_EFFECT)
+        return differing(found.difference(), subjects, measure)
     known = np.flatnonzero(found.enough)
-    contrasts = alone_contrasts(values, known.tolist(), found.reference, repeats=REPEATS)
-    verdicts = decide(contrasts, min_effect=MIN_EFFECT, level=LEVEL)
+    contrasts = alone_contrasts(values, known.tolist(), found.reference)
+    verdicts = decide(contrasts, level=LEVEL)
     outliers = [
-        outlier_of(subjects[node], measure, one, verdict, "alone", min_effect=MIN_EFFECT)
+        outlier_of(subjects[node], measure, one, verdict, "alone")
         for node, one, verdict in zip(known.tolist(), contrasts, verdicts, strict=True)
         if verdict.outcome == "confirmed" or (verdict.outcome == "inconclusive" and found.suspect[node])
     ]

@@ -7,19 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from validator.cluster.judging import Contrast, UnitVerdict
+from validator.cluster.judging import LIMIT, Contrast, UnitVerdict
 from validator.cluster.rounds import Group, Round
 from validator.model.fleet import FleetCell, FleetGroup, FleetNode, FleetOutlier, FleetSubject, Outcome
+from validator.model.machine import MIN_EFFECT
 
 
 def outlier_of(
-    subject: FleetSubject,
-    measure: str,
-    of: Contrast,
-    verdict: UnitVerdict,
-    by: Literal["swap", "alone"],
-    *,
-    min_effect: float,
+    subject: FleetSubject, measure: str, of: Contrast, verdict: UnitVerdict, by: Literal["swap", "alone"]
 ) -> FleetOutlier:
     """A suspect by its new readings alone, relative to the known-good ones.
 
@@ -27,7 +22,7 @@ def outlier_of(
     twice that much: what is that near the limit is not worth a node.
     """
     effect, low, high = (math.expm1(of.center + sign * verdict.reach) for sign in (0, -1, 1))
-    near = effect > -min_effect and low > -2 * min_effect
+    near = effect > -MIN_EFFECT and low > -2 * MIN_EFFECT
     return FleetOutlier(
         subject=subject,
         measure=measure,
@@ -46,15 +41,14 @@ def outlier_of(
 
 
 def differing(
-    found: tuple[int, int, float, float] | None, subjects: Sequence[FleetSubject], measure: str, *, min_effect: float
+    found: tuple[int, int, float, float] | None, subjects: Sequence[FleetSubject], measure: str
 ) -> list[FleetOutlier]:
     """The slowest and the fastest of units without a majority, by `Screen.difference`: one, if the minimum effect lies
     between them."""
-    limit = -math.log1p(-min_effect)
-    if found is None or found[2] >= -limit:
+    if found is None or found[2] >= -LIMIT:
         return []
     slow, fast, log, reach = found
-    outcome: Outcome = "differs" if log + reach < -limit else "inconclusive"
+    outcome: Outcome = "differs" if log + reach < -LIMIT else "inconclusive"
     effect, low, high = (math.expm1(log + sign * reach) for sign in (0, -1, 1))
     known = {"subject": subjects[slow], "against": subjects[fast], "measure": measure, "outcome": outcome}
     return [FleetOutlier(**known, effect=effect, low=low, high=high)]

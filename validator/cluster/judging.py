@@ -15,10 +15,17 @@ import numpy as np
 
 from validator.cluster.levels import Mask, center_of, levels, slow_limit, spread_of
 from validator.cluster.pairs import PairRows, fit_pairs
+from validator.model.machine import MIN_EFFECT
 from validator.model.result import Floats
 from validator.stats.distributions import binomial_above, f_above, t_below, t_quantile
 from validator.stats.estimate import LEVEL
 from validator.stats.means import holm
+
+REPEATS = 4
+"""Readings without which nothing is said of a unit."""
+
+LIMIT = -math.log1p(-MIN_EFFECT)
+"""The smallest effect that counts, as a logarithm."""
 
 MAJORITY_OF = 4
 """Units from which a median is a reference. Of two or three nothing shows which one is slow: they differ."""
@@ -71,14 +78,14 @@ class Screen:
         return slow, fast, float(self.effect[slow] - self.effect[fast]), t_quantile(1 - share, self.df) * error
 
 
-def screen(values: Floats, *, repeats: int, min_effect: float) -> Screen:
-    """Units measured alone, `values [units, repeats]`; at least so many repeats are needed to be judged."""
+def screen(values: Floats) -> Screen:
+    """Units measured alone, `values [units, repeats]`."""
     found = levels(values)
     error = found.pooled / np.sqrt(np.maximum(found.count, 1))
-    return _compared(found.mean, error, found.df, found.count >= repeats, found.slow > 0, min_effect)
+    return _compared(found.mean, error, found.df, found.count >= REPEATS, found.slow > 0)
 
 
-def _compared(level: Floats, error: Floats, df: float, enough: Mask, odd: Mask, min_effect: float) -> Screen:
+def _compared(level: Floats, error: Floats, df: float, enough: Mask, odd: Mask) -> Screen:
     """Units compared with the median, and again with that of the others while more become suspects and stay the fewer.
 
     Three slow nodes of eight draw the median of all to themselves, and would hide each other. `odd` ones are suspects
@@ -90,42 +97,42 @@ def _compared(level: Floats, error: Floats, df: float, enough: Mask, odd: Mask, 
         effect = level - (float(np.median(known)) if known.size else 0.0)
         # Of few units the median is itself uncertain.
         both = np.hypot(error, spread_of(known) * math.sqrt(math.pi / 2 / max(1, len(known))))
-        more = suspect | (enough & (odd | suspicious(effect, error, both, min_effect)))
+        more = suspect | (enough & (odd | suspicious(effect, error, both)))
         settled = (more == suspect).all() or (suspect.any() and 2 * more.sum() >= enough.sum())
         if settled or 2 * more.sum() >= enough.sum():
             return Screen(effect, error, df, enough, suspect if settled else more)
         suspect = more
 
 
-def suspicious(effect: Floats, error: Floats, both: Floats, min_effect: float) -> Mask:
+def suspicious(effect: Floats, error: Floats, both: Floats) -> Mask:
     """Which effects may be the minimum effect, and are not noise alone. It accuses nobody: it says what to confirm.
 
     `error` is that of the unit, `both` includes that of the median.
     """
-    limit = np.maximum(-math.log1p(-min_effect) - both, 1.5 * error)
+    limit = np.maximum(LIMIT - both, 1.5 * error)
     return np.asarray(np.nan_to_num(-effect, nan=-1.0) >= np.nan_to_num(limit, nan=math.inf))
 
 
-def screen_pairs(rows: PairRows, nodes: int, rounds: int, *, repeats: int, min_effect: float) -> tuple[Screen, Screen]:
+def screen_pairs(rows: PairRows, nodes: int, rounds: int) -> tuple[Screen, Screen]:
     """Nodes `[n]` and links `[rows]` of pairs that were each measured once.
 
     A link that gave nothing, between nodes that did, is a suspect. Of three nodes the pairs themselves are compared.
     """
     fit, found = fit_pairs(rows, nodes, rounds), levels(rows.values)
     count, slow = (np.bincount(rows.ends.ravel(), np.repeat(one, 2), nodes) for one in (found.count, found.slow > 0))
-    enough = count >= repeats
+    enough = count >= REPEATS
     few = int(enough.sum()) < MAJORITY_OF
-    node = _compared(fit.node, fit.error, fit.df, enough, slow > 1, min_effect)
+    node = _compared(fit.node, fit.error, fit.df, enough, slow > 1)
     if few:
         nobody = Screen(fit.node, fit.error, fit.df, enough & False, enough & False)
-        return nobody, screen(rows.values, repeats=repeats, min_effect=min_effect)
+        return nobody, screen(rows.values)
     silent = (found.count == 0) & enough[rows.ends].all(axis=1)
     odd = (found.slow > 0) & ~node.suspect[rows.ends].any(axis=1)
     error = np.full(len(rows.at), fit.noise)
-    doubted = silent | odd | suspicious(fit.rest, error, error, min_effect)
+    doubted = silent | odd | suspicious(fit.rest, error, error)
     if len(rows.at) < 3 * enough.sum() / 2:
         # Fewer than three pairs a node: the fit explains everything, so ask the pair.
-        raw = screen(rows.values, repeats=repeats, min_effect=min_effect).suspect
+        raw = screen(rows.values).suspect
         known = node.suspect[rows.ends].any(axis=1) | doubted
         node.suspect[rows.ends[raw & ~known].ravel()] = True
     return node, Screen(fit.rest, error, fit.df, (found.count > 0) | silent, doubted)
@@ -161,19 +168,17 @@ class Known:
     repeats: Floats
 
 
-def alone_contrasts(values: Floats, suspects: Sequence[int], known: Mask, *, repeats: int) -> list[Contrast]:
+def alone_contrasts(values: Floats, suspects: Sequence[int], known: Mask) -> list[Contrast]:
     """Suspects among units measured alone again, `values [units, repeats]`, compared with the `known` good ones."""
     found, middle = levels(values[known]), center_of(levels(values[known]).mean)
     error = found.pooled / math.sqrt(max(1.0, float(np.median(found.count))))
     away = values - middle
     base = Known(found.pooled, found.df, max(spread_of(found.mean), error), found.pooled, away[known])
     shared = math.pi / 2 * error**2 / int(known.sum())  # variance of the known-good ones' median
-    return [_contrast(away[one][:, None], base, shared, repeats) for one in suspects]
+    return [_contrast(away[one][:, None], base, shared) for one in suspects]
 
 
-def pair_contrasts(
-    rows: PairRows, suspects: Sequence[tuple[int, ...]], known: Mask, sound: Mask, *, repeats: int
-) -> list[Contrast]:
+def pair_contrasts(rows: PairRows, suspects: Sequence[tuple[int, ...]], known: Mask, sound: Mask) -> list[Contrast]:
     """Suspects (a node, or the two of a link) in fresh rows, compared with what their partners give without them.
 
     `known` marks nodes, and `sound` rows, that are no suspects: they alone make the fit.
@@ -196,11 +201,11 @@ def pair_contrasts(
             mean[one[0]] = 0.0
             mean += fit.share
         base = Known(fit.noise, fit.df, spread if len(one) == 1 else fit.noise, fit.repeat, others)
-        found.append(_contrast(away, base, float(mean @ fit.covariance @ mean), repeats))
+        found.append(_contrast(away, base, float(mean @ fit.covariance @ mean)))
     return found
 
 
-def _contrast(own: Floats, base: Known, shared: float, repeats: int) -> Contrast:
+def _contrast(own: Floats, base: Known, shared: float) -> Contrast:
     """The contrast of `own [rows, repeats]`; a row is what is independent: a repeat alone, or a round of a pair.
 
     `shared` is the variance of what it is compared with.
@@ -208,7 +213,7 @@ def _contrast(own: Floats, base: Known, shared: float, repeats: int) -> Contrast
     finite, limit = np.isfinite(own), -slow_limit(base.noise)
     slow, count = finite & (own < limit), int(finite.sum())
     hits = int(slow.sum())
-    if count < repeats or not math.isfinite(base.pooled):
+    if count < REPEATS or not math.isfinite(base.pooled):
         return Contrast(math.nan, math.inf, 1.0, math.nan, count)
     chance = 1.0
     if 2 <= hits <= count / 2:
@@ -235,14 +240,13 @@ class UnitVerdict:
     intermittent: bool
 
 
-def decide(contrasts: Sequence[Contrast], *, min_effect: float, level: float) -> list[UnitVerdict]:
+def decide(contrasts: Sequence[Contrast], *, level: float) -> list[UnitVerdict]:
     """Holm's step-down test of "slower by the minimum effect at most" over all contrasts, with matching intervals.
 
     Confirmed is an outlier of the fleet whose whole interval is beyond the minimum effect, or which is slow now
     and then beyond chance; acquitted is one whose own one-sided 95 % limit is within it.
     """
-    limit = -math.log1p(-min_effect)
-    steady = [t_below((one.center + limit) / one.error, one.df) if one.error < math.inf else 1.0 for one in contrasts]
+    steady = [t_below((one.center + LIMIT) / one.error, one.df) if one.error < math.inf else 1.0 for one in contrasts]
     p_values = [min(p, one.by_chance) for p, one in zip(steady, contrasts, strict=True)]
     adjusted, left, rejecting = holm(p_values), len(contrasts), True
     found: dict[int, UnitVerdict] = {}
@@ -253,7 +257,7 @@ def decide(contrasts: Sequence[Contrast], *, min_effect: float, level: float) ->
         outcome: Literal["confirmed", "acquitted", "inconclusive"] = "inconclusive"
         if rejecting and (often or one.mads <= -OUTLIER_MADS):
             outcome = "confirmed"
-        elif one.slow == 0 and one.center - t_quantile(LEVEL, one.df) * one.error > -limit:
+        elif one.slow == 0 and one.center - t_quantile(LEVEL, one.df) * one.error > -LIMIT:
             outcome = "acquitted"
         found[index] = UnitVerdict(outcome, t_quantile(1 - alpha, one.df) * one.error, adjusted[index], often)
         left -= rejecting and left > 1  # where Holm's test stops, the intervals stop narrowing

@@ -23,6 +23,7 @@ import numpy as np
 from validator.cluster.judgement import Judgement, differing, outlier_of
 from validator.cluster.judging import (
     MAJORITY_OF,
+    REPEATS,
     Contrast,
     Screen,
     alone_contrasts,
@@ -46,10 +47,13 @@ from validator.cluster.rounds import (
     swap_rounds,
 )
 from validator.model.fleet import FleetCell, FleetGroup, FleetMeasure, FleetNode, FleetOutlier, FleetSubject, NodeState
-from validator.model.machine import MIN_EFFECT
 from validator.model.result import Floats
 from validator.stats.distributions import t_quantile
 from validator.stats.estimate import LEVEL, SECOND_LEVEL
+
+_CONFIRM_REPEATS, _SWAPS = 8, 4
+"""Readings alone, and rounds of swapped partners, at the first look at suspects; the second has three times as many of
+the one, and two of the other."""
 
 
 @dataclass(frozen=True)
@@ -57,11 +61,6 @@ class Rules:
     """What is asked for. `rounds` limits the rounds of random pairs; `whole` is the loss, relative to the median pair,
     from which all good nodes together are slow (None: they are not measured together)."""
 
-    min_effect: float = MIN_EFFECT
-    repeats: int = 4
-    pair_repeats: int = 4
-    confirm_repeats: int = 8
-    swaps: int = 4
     rounds: int | None = None
     whole: float | None = 0.2
     seed: int = 0
@@ -149,36 +148,35 @@ class Search:
     def _plan(self) -> Iterator[Round]:
         rules, able = self.rules, self.nodes
         if self._alone:
-            yield Round("each", tuple((node,) for node in self.nodes), self._alone, rules.repeats)
+            yield Round("each", tuple((node,) for node in self.nodes), self._alone, REPEATS)
             able = tuple(group[0] for group in self._answered())
         if self._grouped and len(able) > 1:
             for pairs in pair_rounds(able, rules.seed, rules.rounds):
-                yield Round("pairs", pairs, self._grouped, rules.pair_repeats)
+                yield Round("pairs", pairs, self._grouped, REPEATS)
             if len(able) > TOURNAMENT_UP_TO:
                 measured = [pair for round_, _ in self._done if round_.stage == "pairs" for pair in round_.groups]
                 worst = np.min([np.nan_to_num(one.effect) for one in self._node_pairs()], axis=0)
                 pairs = slow_with_fast(sorted(able, key=lambda node: float(worst[self._at[node]])), measured)
-                yield Round("pairs", pairs, self._grouped, rules.pair_repeats)
+                yield Round("pairs", pairs, self._grouped, REPEATS)
         yield from self._confirm()
         if self._grouped and rules.whole is not None:
             yield from self._halve()
 
     def _confirm(self) -> Iterator[Round]:
-        rules = self.rules
         open_ = [(one.measure, subject) for one in self._screens() for subject in one.suspects]
         for look, level in enumerate((SECOND_LEVEL, LEVEL)):
             doubted = {measure for measure, _ in open_} | self._differing_measures()
             alone = tuple(name for name in self._alone if name in doubted)
             if alone:
-                yield Round("confirm", self._answered(), alone, rules.confirm_repeats * (1 + 2 * look))
+                yield Round("confirm", self._answered(), alone, _CONFIRM_REPEATS * (1 + 2 * look))
             grouped = tuple(name for name in self._grouped if any(name == measure for measure, _ in open_))
             if grouped:
                 subjects = dict.fromkeys(subject for measure, subject in open_ if measure in grouped)
                 nodes = [subject.nodes[0] for subject in subjects if subject.kind == "node"]
                 links = [subject.nodes for subject in subjects if subject.kind == "link"]
                 good = self._partners()
-                for pairs in swap_rounds(nodes, links, good, count=rules.swaps * (1 + look), first=look * rules.swaps):
-                    yield Round("confirm", pairs, grouped, rules.pair_repeats)
+                for pairs in swap_rounds(nodes, links, good, count=_SWAPS * (1 + look), first=look * _SWAPS):
+                    yield Round("confirm", pairs, grouped, REPEATS)
             self._judge(open_, level)
             open_ = [one for one in open_ if self._verdicts[one].outcome == "inconclusive"]
 
@@ -193,12 +191,12 @@ class Search:
         good = self.judgement().compatible
         if len(good) < MAJORITY_OF - 1:
             return
-        yield Round("whole", (good,), self._grouped, self.rules.pair_repeats)
+        yield Round("whole", (good,), self._grouped, REPEATS)
         bad = self._slow_together(good)
         while bad:
             parts = {part: one for one in bad for part in _halves(one.nodes) if len(part) > 2}
             if parts:
-                yield Round("part", tuple(parts), self._grouped, self.rules.pair_repeats)
+                yield Round("part", tuple(parts), self._grouped, REPEATS)
             worse = self._slow_together(good) if parts else []
             halved = [parts[one.nodes] for one in worse]
             self._together += [one for one in bad if one not in halved]
@@ -251,7 +249,7 @@ class Search:
             for group in (round_.groups if round_.stage in stages and measure in round_.measures else ())
             if len(group) == 2
         ]
-        values = np.full((len(done), self.rules.pair_repeats), np.nan)
+        values = np.full((len(done), REPEATS), np.nan)
         for row, (_, _, _, logs) in enumerate(done):
             values[row, : len(logs)] = logs[: values.shape[1], 0]
         ends = np.array([pair for _, _, pair, _ in done], dtype=np.int64).reshape(-1, 2)
@@ -276,26 +274,21 @@ class Search:
             return
         levels = median_of(values, 1)
         again = self._values(measure, "confirm") if count < MAJORITY_OF else values[:, :0]
-        node = self._screen(_deviations(again if again.shape[1] else values, "node", np.ones(count, dtype=bool)))
+        node = screen(_deviations(again if again.shape[1] else values, "node", np.ones(count, dtype=bool)))
         yield _Screened(measure, tuple(FleetSubject(nodes=(one,)) for one in self.nodes), median_of(levels, 1), node)
         if gpus > 1 and max(gpus, count) >= MAJORITY_OF:
             subjects = tuple(FleetSubject(nodes=(one,), gpu=gpu) for one in self.nodes for gpu in range(gpus))
-            found = self._screen(_deviations(values, "gpu", np.ones(count * gpus, dtype=bool)))
+            found = screen(_deviations(values, "gpu", np.ones(count * gpus, dtype=bool)))
             # The GPUs of a slow node are suspects of their own only where they are slow in their node.
             own = np.repeat(np.where(node.suspect, node.effect, 0.0), gpus)
-            among = suspicious(found.effect - own, found.error, found.error, self.rules.min_effect)
+            among = suspicious(found.effect - own, found.error, found.error)
             suspect = found.suspect & (among | (own == 0))
             yield _Screened(measure, subjects, levels.reshape(-1), replace(found, suspect=suspect))
 
-    def _screen(self, values: Floats) -> Screen:
-        return screen(values, repeats=self.rules.repeats, min_effect=self.rules.min_effect)
-
     def _pair_screens(self, measure: str) -> Iterator[_Screened]:
-        rows, rules = self._rows(measure, "pairs"), self.rules
+        rows = self._rows(measure, "pairs")
         if len(rows.at):
-            found = screen_pairs(
-                rows, len(self.nodes), len(self._done), repeats=rules.repeats, min_effect=rules.min_effect
-            )
+            found = screen_pairs(rows, len(self.nodes), len(self._done))
             nodes = tuple(FleetSubject(nodes=(one,)) for one in self.nodes)
             links = tuple(FleetSubject(nodes=(self.nodes[a], self.nodes[b])) for a, b in rows.ends)
             yield _Screened(measure, nodes, np.full(len(nodes), np.nan), found[0])
@@ -321,14 +314,14 @@ class Search:
             if mine and one.measure in self._alone:
                 values = _deviations(self._values(one.measure, "confirm"), mine[0].kind, one.found.reference)
                 units = [at[subject] for subject in mine]
-                found = alone_contrasts(values, units, one.found.reference, repeats=self.rules.repeats)
+                found = alone_contrasts(values, units, one.found.reference)
             else:
                 found = self._pair_contrasts(one.measure, mine) if mine else []
             measured |= {(one.measure, subject): of for subject, of in zip(mine, found, strict=True)}
-        verdicts = decide(list(measured.values()), min_effect=self.rules.min_effect, level=level)
+        verdicts = decide(list(measured.values()), level=level)
         for (key, of), verdict in zip(measured.items(), verdicts, strict=True):
             by: Literal["alone", "swap"] = "alone" if key[0] in self._alone else "swap"
-            self._verdicts[key] = outlier_of(key[1], key[0], of, verdict, by, min_effect=self.rules.min_effect)
+            self._verdicts[key] = outlier_of(key[1], key[0], of, verdict, by)
 
     def _pair_contrasts(self, measure: str, mine: Sequence[FleetSubject]) -> list[Contrast]:
         rows = self._rows(measure, "pairs", "confirm")
@@ -336,13 +329,13 @@ class Search:
         doubted = {tuple(self._at[name] for name in subject.nodes) for subject in link.suspects}
         sound = np.array([(a, b) not in doubted for a, b in rows.ends.tolist()], dtype=bool)
         suspects = [tuple(self._at[name] for name in subject.nodes) for subject in mine]
-        return pair_contrasts(rows, suspects, node.found.reference, sound, repeats=self.rules.repeats)
+        return pair_contrasts(rows, suspects, node.found.reference, sound)
 
     # The report.
 
     def _differing(self, one: _Screened) -> list[FleetOutlier]:
         """The slowest and the fastest unit where there is no majority, if they differ by the minimum effect."""
-        return differing(one.found.difference(), one.subjects, one.measure, min_effect=self.rules.min_effect)
+        return differing(one.found.difference(), one.subjects, one.measure)
 
     def _cells(self, one: _Screened) -> Iterator[FleetCell]:
         found = one.found
@@ -373,7 +366,7 @@ class Search:
             rows = self._rows(measure, "pairs")
             count = np.bincount(rows.ends.ravel(), np.repeat(np.isfinite(rows.values).sum(axis=1), 2), len(self.nodes))
             for node, index in self._at.items():
-                if len(rows.at) and count[index] < self.rules.repeats:
+                if len(rows.at) and count[index] < REPEATS:
                     lacking[node].append(measure)
         slow: dict[str, list[str]] = {node: [] for node in self.nodes}
         for found in outliers:
