@@ -15,10 +15,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from validator.engine.base import node_name
 from validator.model.nodes import Ended, NodeRecord, Step
@@ -96,6 +97,7 @@ class Agent:
         self._running = False
         self._about: dict[str, Any] | None = None
         """What evidence of a stall was asked for with."""
+        self._reported = False
 
     def carry_out(self) -> NodeRecord:
         """The node's part; where the agent itself fails, as on a full disk, it says so before it leaves."""
@@ -182,11 +184,11 @@ class Agent:
 
     def _while_beating(self, work: Callable[[], _T]) -> _T | None:
         """What `work` returns, which may take long; None where this node's part has to end meanwhile."""
-        aside = _Aside(work)
-        while aside.is_alive() and not self._ended:
+        aside = _aside(work)
+        while not (aside.done() or self._ended):
             self._head.wait(0.05)
             self._pump()
-        return None if self._ended else aside.returned()
+        return None if self._ended else aside.result()
 
     def _facts(self) -> dict[str, Any]:
         from validator.system.snapshot import machine_facts  # loads psutil and NVML
@@ -251,13 +253,13 @@ class Agent:
     def _stay(self, waiter: Waiter, tree: ProcessTree, launch: Launch) -> None:
         """Until the command has ended by itself, or must be ended."""
         next_look = time.monotonic() + 0.2
-        saving: _Aside[tuple[Path, ...]] | None = None
+        saving: Future[tuple[Path, ...]] | None = None
         while not self._wait(waiter):
             self._pump()
             if self._ended:
                 return
             if self._about is not None and saving is None:
-                saving = _Aside(partial(self._save_evidence, tree, launch))
+                saving = _aside(partial(self._save_evidence, tree, launch))
             if saving is not None:
                 self._report_evidence(saving)
                 continue  # one thread at a time looks for processes
@@ -290,13 +292,13 @@ class Agent:
         evidence = StallEvidence(self._out, gpus, about, str, stacks_s=Grace().stacks_s, trainers=self._base)
         return save_evidence(evidence, tree)
 
-    def _report_evidence(self, saving: _Aside[tuple[Path, ...]]) -> None:
+    def _report_evidence(self, saving: Future[tuple[Path, ...]]) -> None:
         """Send what was saved, and say what it is, once."""
-        if saving.is_alive() or saving.reported:
+        if self._reported or not saving.done():
             return
-        saving.reported = True
+        self._reported = True
         self._send_files(until=time.monotonic() + _LAST_WORDS_S)
-        self._head.say("stacks", files=[os.path.relpath(path, self._step.out) for path in saving.returned()])
+        self._head.say("stacks", files=[os.path.relpath(path, self._step.out) for path in saving.result()])
 
     def _launch(self, token: str) -> Launch:
         step = self._step
@@ -370,24 +372,15 @@ class Agent:
                 return
 
 
-class _Aside(threading.Thread, Generic[_T]):
+def _aside(work: Callable[[], _T]) -> Future[_T]:
     """Work beside the head's lines, which are answered meanwhile."""
+    found: Future[_T] = Future()
 
-    def __init__(self, work: Callable[[], _T]) -> None:
-        super().__init__(daemon=True)
-        self._work, self._found, self._error = work, list[_T](), list[Exception]()
-        self.reported = False
-        self.start()
-
-    def run(self) -> None:
+    def run() -> None:
         try:
-            self._found.append(self._work())
-        except Exception as error:  # noqa: BLE001 -- raised again where the result is asked for
-            self._error.append(error)
+            found.set_result(work())
+        except BaseException as error:  # noqa: BLE001 -- raised again where the result is asked for
+            found.set_exception(error)
 
-    def returned(self) -> _T:
-        """Its result, once it has ended; raises what it raised."""
-        self.join()
-        if self._error:
-            raise self._error[0]
-        return self._found[0]
+    threading.Thread(target=run, daemon=True).start()
+    return found
