@@ -31,7 +31,7 @@ def outliers_alone(rates: Floats, *, measure: str) -> list[FleetOutlier]:
     contrasts = alone_contrasts(values, known.tolist(), found.reference)
     verdicts = decide(contrasts, level=LEVEL)
     outliers = [
-        outlier_of(subjects[node], measure, one, verdict, "alone")
+        outlier_of(subjects[node], measure, one, verdict, "none")
         for node, one, verdict in zip(known.tolist(), contrasts, verdicts, strict=True)
         if verdict.outcome == "confirmed" or (verdict.outcome == "inconclusive" and found.suspect[node])
     ]

@@ -5,17 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from validator.cluster.judging import LIMIT, Contrast, UnitVerdict
 from validator.cluster.rounds import Group, Round
-from validator.model.fleet import FleetCell, FleetGroup, FleetNode, FleetOutlier, FleetSubject, Outcome
+from validator.model.fleet import FleetCell, FleetGroup, FleetNode, FleetOutlier, FleetSubject, How, Outcome
 from validator.model.machine import MIN_EFFECT
 
 
-def outlier_of(
-    subject: FleetSubject, measure: str, of: Contrast, verdict: UnitVerdict, by: Literal["swap", "alone"]
-) -> FleetOutlier:
+def outlier_of(subject: FleetSubject, measure: str, of: Contrast, verdict: UnitVerdict, by: How) -> FleetOutlier:
     """A suspect by its new readings alone, relative to the known-good ones.
 
     An inconclusive one is tolerable if they leave room for a loss of about the smallest effect that counts, and not for

@@ -14,6 +14,7 @@ from validator.model.units import Frozen
 
 NodeState = Literal["good", "slow", "inconclusive", "unmeasured", "lost"]
 Outcome = Literal["confirmed", "acquitted", "inconclusive", "suspected", "differs"]
+How = Literal["swap", "alone", "none"]
 
 
 class FleetSubject(Frozen):
@@ -91,7 +92,7 @@ class FleetOutlier(Frozen):
     repeats: int = 0
     often: float = Field(0.0, description="Share of its repeats that was slow.")
     intermittent: bool = False
-    by: Literal["swap", "alone", "none"] = Field("none", description="How it was measured again.")
+    by: How = Field("none", description="How it was measured again.")
     against: FleetSubject | None = Field(None, description="The faster one, where there is no majority.")
     tolerable: bool = Field(False, description="Inconclusive, and not slow enough to leave its node out.")
 

@@ -23,6 +23,7 @@ def test_a_slow_node_is_named_with_its_interval(nodes: int, slow: float) -> None
         (one,) = outliers_alone(rates(nodes, seed, slow=slow), measure="steps per second")
         assert (one.outcome, one.subject.nodes) == ("confirmed", ("1",))
         assert one.low < one.effect < one.high < -0.03
+        assert one.by == "none"  # nothing was measured again
 
 
 @pytest.mark.parametrize("nodes", [4, 8, 64])
