@@ -53,6 +53,17 @@ def test_nothing_heavy_is_imported(arguments: list[str], tmp_path: Path) -> None
                 "validator.report.page",
             ),
         ),
+        (
+            ["check", "smoke_cpu"],  # none of its phases is of such a kind
+            (
+                *(f"validator.kinds.{name}" for name in ("storage", "network", "tools", "burnin", "settings")),
+                "validator.kinds.determinism",
+                "validator.model.machine_phases",
+                "validator.model.repeated_phases",
+                "statistics",
+                "mmap",
+            ),
+        ),
         (["list"], ("validator.kinds", "validator.plan", "validator.model", "validator.runbook.load")),
         (["nightly", "install", "--help"], ("validator.nightly", "validator.runbook", "validator.model")),
         (["nightly", "status"], ("numpy", "jinja2", "validator.history", "validator.report", "validator.runbook")),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from validator.kinds.base import PlannedArm, Site, TrainingKind
-from validator.model.training_phases import AbPhase
+from validator.model.arms_phases import AbPhase
 from validator.runbook.meaning import check_reaches
 from validator.runbook.problems import Problem
 

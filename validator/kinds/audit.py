@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from validator.kinds.base import Found, ImplicitCriterion, JudgedRun, PlannedArm, Seen, Site, TrainingKind
 from validator.model.runbook import Runbook, Setting
-from validator.model.training_phases import AuditPhase
+from validator.model.traced_phases import AuditPhase
 from validator.runbook.problems import Problem
 from validator.text import format_number, listed
 

@@ -1,8 +1,8 @@
 """What a kind of phase is, and what is common to those that start processes and to those that train.
 
-A kind's file loads nothing slow, for `check` loads every kind: what it needs to plan, to read and to judge its runs is
-handed to it. What it defines are named tuples, which take a fifth of the time of data classes to make; evidence of a
-run stays a data class, for it is masked as one.
+A kind's file loads nothing slow, for `check` loads those of every kind that a runbook names: what it needs to plan, to
+read and to judge its runs is handed to it. What it defines are named tuples, which take a fifth of the time of data
+classes to make; evidence of a run stays a data class, for it is masked as one.
 """
 
 from __future__ import annotations

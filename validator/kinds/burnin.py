@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from validator.kinds.base import Found, ImplicitCriterion, JudgedRun, Planner, ProcessKind, Rule, Seen
 from validator.model.burnin import BurninRecord, Device, RelativeChange
-from validator.model.phases import BurninPhase
+from validator.model.machine_phases import BurninPhase
 from validator.model.runbook import Runbook, Setting
 from validator.text import format_number, format_percent, listed, plural
 

@@ -17,9 +17,9 @@ from validator.kinds.base import (
     Site,
     TrainingKind,
 )
+from validator.model.repeated_phases import DeterminismPhase
 from validator.model.runbook import Runbook
 from validator.model.settings import args_of, repeats_of
-from validator.model.training_phases import DeterminismPhase
 from validator.runbook.problems import Problem
 from validator.text import listed, plural, quoted
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from validator.kinds.base import Found, ImplicitCriterion, JudgedRun, Planner, ProcessKind, Rule, Seen
 from validator.model.bounds import ALL_REDUCE, NO_BOUND, bounds_for, gpu_name
+from validator.model.machine_phases import NetworkPhase
 from validator.model.network import Curve, FitValue, NetworkRecord
-from validator.model.phases import NetworkPhase
 from validator.model.runbook import Runbook, Setting
 from validator.text import (
     format_change,

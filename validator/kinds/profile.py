@@ -23,7 +23,7 @@ from validator.kinds.base import (
 )
 from validator.model.remedy import Remedy
 from validator.model.runbook import Runbook, Setting
-from validator.model.training_phases import ProfilePhase
+from validator.model.traced_phases import ProfilePhase
 from validator.runbook.problems import Problem
 from validator.text import format_number, listed
 

@@ -1,6 +1,7 @@
 """The kinds of phases by name. This is the only module of `validator.kinds` that is imported from above.
 
-A file of this package defines a kind as a class with a `schema`, and is imported here.
+A file of this package defines the kind of its name as a class with a `schema`. It is imported when something asks for
+the kind: a runbook names a few.
 
 Kinds from outside are found in the folders that the variable VALIDATOR_PLUGINS names: each Python file there defines
 `KINDS`, a tuple of kinds like those of this package.
@@ -8,6 +9,7 @@ Kinds from outside are found in the folders that the variable VALIDATOR_PLUGINS 
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import sys
@@ -15,24 +17,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from validator.kinds import (  # noqa: F401
-    ab,
-    audit,
-    burnin,
-    command,
-    data,
-    determinism,
-    network,
-    preflight,
-    profile,
-    pytest,
-    settings,
-    soak,
-    storage,
-    sweep,
-    tools,
-    train,
-)
 from validator.kinds.base import Found as Found
 from validator.kinds.base import ImplicitCriterion as ImplicitCriterion
 from validator.kinds.base import JudgedRun as JudgedRun
@@ -43,7 +27,7 @@ from validator.kinds.base import Seen as Seen
 from validator.model.expression import open_reference
 from validator.model.phases import ProcessPhase
 from validator.model.runbook import Phase, Runbook, Setting
-from validator.model.schemas import SCHEMAS, UnknownKind, classes_below, declare
+from validator.model.schemas import SCHEMAS, UnknownKind, declare
 from validator.model.training_phases import TrainingPhase
 from validator.runbook import load as runbooks
 from validator.runbook import reference
@@ -52,11 +36,8 @@ from validator.runbook.build import Built
 from validator.runbook.load import LoadedRunbook
 from validator.runbook.problems import Mark, Problem, RunbookError
 
-_defined = {kind.name: kind for kind in (one() for one in classes_below(Kind) if "schema" in vars(one))}
-assert _defined.keys() == SCHEMAS.keys(), f"a model or an imported kind alone: {_defined.keys() ^ SCHEMAS.keys()}"
-
-KINDS: dict[str, Kind[Any]] = {name: _defined[name] for name in SCHEMAS}
-"""Kind of phase by its name, in the order of their models in `validator.model`."""
+_kinds: dict[str, Kind[Any]] = {}
+"""Those that are imported, and those from outside."""
 
 
 def kind_of(name: str) -> Kind[Any]:
@@ -65,9 +46,30 @@ def kind_of(name: str) -> Kind[Any]:
     Raises:
         UnknownKind: when there is none; the message names those that there are.
     """
-    if name not in KINDS:
-        raise UnknownKind(name)
-    return KINDS[name]
+    if name not in _kinds:
+        if name not in SCHEMAS:
+            raise UnknownKind(name)
+        _kinds[name] = _imported(name)
+    return _kinds[name]
+
+
+def every_kind() -> Iterator[Kind[Any]]:
+    """All kinds, in the order of their models in `validator.model.schemas`; imports each."""
+    return map(kind_of, SCHEMAS)
+
+
+def _imported(name: str) -> Kind[Any]:
+    module = importlib.import_module(f"validator.kinds.{name}")
+    (kind,) = (
+        one
+        for one in vars(module).values()
+        if isinstance(one, type)
+        and issubclass(one, Kind)
+        and one.__module__ == module.__name__
+        and "schema" in vars(one)
+    )
+    assert kind.schema is SCHEMAS[name], f"{kind.__name__} has another model than the kind {name}"
+    return kind()
 
 
 # Kinds from outside.
@@ -87,7 +89,7 @@ def add(kind: Kind[Any]) -> None:
         ValueError: when there is a kind of that name, or a scalar of it has another meaning already.
     """
     declare(kind.schema)
-    KINDS[kind.name] = kind
+    _kinds[kind.name] = kind
 
 
 def _load_plugins(folders: str) -> Iterator[Problem]:
@@ -160,7 +162,7 @@ def reference_markdown() -> str:
         RunbookError: when one of these cannot be used.
     """
     _require_plugins()
-    asked = [(kind.name, *kind.asks_unwritten) for kind in KINDS.values() if kind.asks_unwritten is not None]
+    asked = [(kind.name, *kind.asks_unwritten) for kind in every_kind() if kind.asks_unwritten is not None]
     return reference.reference_markdown(asked)
 
 

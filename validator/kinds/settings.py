@@ -20,9 +20,9 @@ from validator.model.arguments import (
     value_in,
     with_value,
 )
+from validator.model.repeated_phases import SettingsPhase
 from validator.model.runbook import Runbook, Setting
 from validator.model.settings import accepted_at, args_of, flat_name, has_placeholder, repeats_of, setting_text
-from validator.model.training_phases import SettingsPhase
 from validator.runbook.meaning import check_reaches
 from validator.runbook.problems import Problem
 from validator.stats.effect import LossContrast, contrast_losses, contrast_times

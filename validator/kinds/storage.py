@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from validator.documents import number_at, parse_json
 from validator.files import replace_file
 from validator.kinds.base import Found, ImplicitCriterion, JudgedRun, Planner, ProcessKind, Seen, Site
-from validator.model.phases import StoragePhase
+from validator.model.machine_phases import StoragePhase
 from validator.model.runbook import Runbook
 from validator.model.settings import fill
 from validator.runbook.problems import Problem

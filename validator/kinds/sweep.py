@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Iterator, Mapping
 
 from validator.kinds.base import PlannedArm, Site, TrainingKind, safe_name
+from validator.model.arms_phases import SweepPhase
 from validator.model.runbook import Setting
 from validator.model.settings import setting_text
-from validator.model.training_phases import SweepPhase
 from validator.runbook.meaning import check_reaches
 from validator.runbook.problems import Problem
 

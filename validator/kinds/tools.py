@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from validator.kinds.base import Found, ImplicitCriterion, JudgedRun, Planner, ProcessKind, Rule, Seen
-from validator.model.phases import ToolsPhase
+from validator.model.machine_phases import ToolsPhase
 from validator.model.runbook import Runbook
 from validator.startup import call_argv
 from validator.text import format_number, listed, one_line

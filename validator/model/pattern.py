@@ -11,7 +11,7 @@ import re
 import warnings
 from collections.abc import Mapping
 from datetime import datetime, timezone
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 _NUMBER = (  # 1,234.5 | 1_234 | 2.31 | 1.2e-4 | .5 | 39k, 39ktok/s | NaN, -inf, Infinity
@@ -152,11 +152,15 @@ class LinePattern:
         spelled = _spelled_out(text)
         self._strict = compiled(spelled)
         self.names = tuple(dict.fromkeys(_name(group) for group in self._strict.groupindex))
-        groups = [group for group in _groups(spelled) if not (group.optional and _is_short(spelled, group))]
-        loose = _loosened(spelled, groups)
-        self._loose = None if loose == spelled else compiled(loose)
-        self._may_miss = any(group.optional for group in groups)
+        self._groups = [group for group in _groups(spelled) if not (group.optional and _is_short(spelled, group))]
+        self._may_miss = any(group.optional for group in self._groups)
         self._whole = compiled(_spelled_out(text, at_start=_AT_START))
+
+    @cached_property
+    def _loose(self) -> re.Pattern[str] | None:
+        """With its groups widened; None where that changes nothing. `check` compiles none: it reads no line."""
+        loose = _loosened(self._strict.pattern, self._groups)
+        return None if loose == self._strict.pattern else compiled(loose)
 
     def read(self, line: str) -> Printed | None:
         """The groups of a line; None for one that the pattern does not match.

@@ -27,10 +27,8 @@ from validator.model.phases import ProcessPhase as ProcessPhase
 from validator.model.phases import PytestPhase as PytestPhase
 from validator.model.schemas import Phase as Phase
 from validator.model.training_phases import ArmsPhase as ArmsPhase
-from validator.model.training_phases import AuditPhase as AuditPhase
 from validator.model.training_phases import DataPhase as DataPhase
 from validator.model.training_phases import SoakPhase as SoakPhase
-from validator.model.training_phases import SweepPhase as SweepPhase
 from validator.model.training_phases import TrainingPhase as TrainingPhase
 from validator.model.training_phases import TrainPhase as TrainPhase
 from validator.model.units import Frozen

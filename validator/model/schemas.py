@@ -1,27 +1,113 @@
 """The kinds that a runbook may name: their models, and the numbers that criteria may use.
 
-Every model of `phases` and `training_phases` that names its kind is one; `validator.kinds.registry` adds those from
-outside.
+The model of a kind is imported when something asks for it: a runbook names a few kinds, and each takes its time to
+load. `validator.kinds.registry` adds kinds from outside.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, TypeVar, Union, get_args
+from importlib import import_module
+from typing import Annotated, Any, Union, get_args
 
 from pydantic import AfterValidator, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter
 from pydantic_core import PydanticKnownError, core_schema
 
-from validator.model import training_phases  # noqa: F401 - its classes are declared below
-from validator.model.catalogue import Scalar
+from validator.model.catalogue import METRICS, Scalar, is_open_scalar
 from validator.model.phases import PhaseBase, ProcessPhase
 
-T = TypeVar("T")
+_MODELS = {
+    "preflight": "phases.PreflightPhase",
+    "command": "phases.CommandPhase",
+    "pytest": "phases.PytestPhase",
+    "storage": "machine_phases.StoragePhase",
+    "network": "machine_phases.NetworkPhase",
+    "tools": "machine_phases.ToolsPhase",
+    "burnin": "machine_phases.BurninPhase",
+    "train": "training_phases.TrainPhase",
+    "sweep": "arms_phases.SweepPhase",
+    "ab": "arms_phases.AbPhase",
+    "audit": "traced_phases.AuditPhase",
+    "profile": "traced_phases.ProfilePhase",
+    "soak": "training_phases.SoakPhase",
+    "settings": "repeated_phases.SettingsPhase",
+    "data": "training_phases.DataPhase",
+    "determinism": "repeated_phases.DeterminismPhase",
+}
+"""Kind of phase to the module of `validator.model` and the class that is its model, in the order of the reference."""
 
-SCHEMAS: dict[str, type[PhaseBase]] = {}
+
+class _Schemas(Mapping[str, type[PhaseBase]]):
+    """The models by kind. Names are known without their models; iterating over the models imports all."""
+
+    def __init__(self) -> None:
+        self._models: dict[str, type[PhaseBase] | None] = dict.fromkeys(_MODELS)
+
+    def __getitem__(self, kind: str) -> type[PhaseBase]:
+        model = self._models[kind]
+        if model is None:
+            module, _, name = _MODELS[kind].partition(".")
+            model = self._models[kind] = getattr(import_module(f"validator.model.{module}"), name)
+            assert _kind_of(model) == kind, f"{model.__name__} is no model of {kind}"
+            SCALARS.add(model)
+        return model
+
+    def __contains__(self, kind: object) -> bool:
+        return kind in self._models
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._models)
+
+    def __len__(self) -> int:
+        return len(self._models)
+
+    def add(self, kind: str, model: type[PhaseBase]) -> None:
+        """A kind from outside."""
+        self._models[kind] = model
+
+
+class _Scalars(Mapping[str, Scalar]):
+    """The numbers by name. Most are those of kinds that are in use; another name imports all models.
+
+    The first part of such a name is never a series, so that a criterion on a series asks for no model.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, Scalar] = {}
+        self._complete = False
+
+    def add(self, model: type[PhaseBase]) -> None:
+        """The numbers of a kind."""
+        self._known.update(model.known_scalars())
+
+    def __getitem__(self, name: str) -> Scalar:
+        if name not in self._known and name.partition(".")[0] not in METRICS and not is_open_scalar(name):
+            self.complete()
+        return self._known[name]
+
+    def __iter__(self) -> Iterator[str]:
+        self.complete()
+        return iter(self._known)
+
+    def __len__(self) -> int:
+        self.complete()
+        return len(self._known)
+
+    def complete(self) -> None:
+        """The numbers of every kind, in the order of the reference: what every process has comes first."""
+        if self._complete:
+            return
+        self._complete = True
+        models = list(SCHEMAS.values())
+        self._known.clear()
+        for model in sorted(models, key=lambda one: not issubclass(one, ProcessPhase)):
+            self.add(model)
+
+
+SCHEMAS = _Schemas()
 """Kind of phase to its model, in the order of the reference."""
 
-SCALARS: dict[str, Scalar] = {}
+SCALARS = _Scalars()
 """Every number that some kind of phase knows once per run."""
 
 
@@ -35,24 +121,26 @@ class UnknownKind(ValueError):
         )
 
 
-def declare(*schemas: type[PhaseBase]) -> None:
-    """Add the models of kinds; each says its kind as the only literal of `kind`.
+def _kind_of(model: type[PhaseBase]) -> str:
+    """The only literal of its key `kind`."""
+    return str(get_args(model.model_fields["kind"].annotation)[0])
+
+
+def declare(schema: type[PhaseBase]) -> None:
+    """Add the model of a kind from outside, which says its kind as the only literal of `kind`.
 
     Raises:
         ValueError: when there is such a kind already, or another model explains the same number.
     """
-    for schema in schemas:
-        (kind,) = get_args(schema.model_fields["kind"].annotation)
-        if kind in SCHEMAS:
-            raise ValueError(f"{schema.__name__} declares the kind {kind}, which {SCHEMAS[kind].__name__} declares")
-        for name, scalar in schema.known_scalars().items():
-            if SCALARS.get(name, scalar) != scalar:
-                raise ValueError(f"{schema.__name__} declares {name}, which another kind of phase declares differently")
-        SCHEMAS[kind] = schema
-    # What every process has comes first in the reference.
-    ordered = sorted(SCHEMAS.values(), key=lambda one: not issubclass(one, ProcessPhase))
-    for schema in ordered:
-        SCALARS.update(schema.known_scalars())
+    kind = _kind_of(schema)
+    if kind in SCHEMAS:
+        raise ValueError(f"{schema.__name__} declares the kind {kind}, which {SCHEMAS[kind].__name__} declares")
+    SCALARS.complete()
+    for name, scalar in schema.known_scalars().items():
+        if SCALARS.get(name, scalar) != scalar:
+            raise ValueError(f"{schema.__name__} declares {name}, which another kind of phase declares differently")
+    SCHEMAS.add(kind, schema)
+    SCALARS.add(schema)
 
 
 def schema_of(kind: str) -> type[PhaseBase]:
@@ -72,22 +160,13 @@ def reported(kind: str) -> type[PhaseBase]:
 
 
 def _known(kind: str) -> str:
-    schema_of(kind)
+    if kind not in SCHEMAS:
+        raise UnknownKind(kind)
     return kind
 
 
 KindName = Annotated[str, AfterValidator(_known)]
 """A kind of phase by its name, of those that are declared when it is read."""
-
-
-def classes_below(base: type[T]) -> Iterator[type[T]]:
-    """The classes that are based on `base`, in the order in which they were defined, each before those below it."""
-    for one in base.__subclasses__():
-        yield one
-        yield from classes_below(one)
-
-
-declare(*(model for model in classes_below(PhaseBase) if "kind" in model.model_fields))
 
 
 class _ByKind:

@@ -200,7 +200,7 @@ class Agent:
         asked = self._step.checks
         if asked is None:
             return ()
-        from validator.kinds.registry import kind_of  # every kind, and what it plans and judges by
+        from validator.kinds.registry import kind_of  # with what a kind plans and judges by
 
         runbook = Runbook.model_validate(asked["runbook"])
         phase = runbook.phase(str(asked["phase"]))

@@ -10,9 +10,11 @@ import pytest
 
 from validator.judge.implicit import implicit_criteria
 from validator.kinds.registry import json_schema, load, reference_markdown
+from validator.model.arms_phases import SweepPhase
 from validator.model.catalogue import METRICS
-from validator.model.runbook import AuditPhase, DataPhase, Runbook, SweepPhase, TrainingPhase
+from validator.model.runbook import DataPhase, Runbook, TrainingPhase
 from validator.model.schemas import SCALARS, SCHEMAS
+from validator.model.traced_phases import AuditPhase
 from validator.runbook import RunbookError, available, find
 from validator.runbook.overrides import key_names
 
