@@ -7,8 +7,11 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import re
 import sys
 import types
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +72,32 @@ class _NoPlugins(types.ModuleType):
             raise AttributeError(name)
         sys.modules.pop(_LOADER, None)
         return getattr(importlib.import_module(_LOADER), name)
+
+
+class _LateExpression:
+    """A regular expression that is compiled when it is first used."""
+
+    def __init__(self, *given: Any) -> None:
+        self._given = given
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(re.compile(*self._given), name)
+
+
+@contextmanager
+def late_expressions() -> Iterator[None]:
+    """While modules are imported: their regular expressions are compiled when they are first used.
+
+    PyYAML compiles those of its parser in Python, which take a fifteenth of `check`, and the parser in C is used. A
+    program that imports the package as a library may have threads, and keeps `re` as it is.
+    """
+    compiled = re.compile
+    if isinstance(sys.modules.get(_LOADER), _NoPlugins):
+        re.compile = _LateExpression  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        re.compile = compiled
 
 
 def trim_imports() -> None:

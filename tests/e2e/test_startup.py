@@ -107,6 +107,21 @@ print(*sorted(f"{one.__name__}.{key}" for one in models for key, of in vars(one)
     assert texts == ""
 
 
+def test_expressions_of_pyyaml_are_compiled_when_they_are_used(tmp_path: Path) -> None:
+    code = """
+import re, sys
+from validator.startup import trim_imports
+if sys.argv[1:]:
+    trim_imports()
+import validator.runbook.document, yaml
+late = [not isinstance(one, re.Pattern) for one in (yaml.reader.Reader.NON_PRINTABLE, re.compile("a"))]
+print(late, yaml.load("{day: 2026-01-02, low: -0.5}", Loader=yaml.SafeLoader))
+"""
+    read = "{'day': datetime.date(2026, 1, 2), 'low': -0.5}"
+    for arguments, late in (["command"], True), ([], False):
+        assert python("-c", code, *arguments, cwd=tmp_path).stdout == f"[{late}, False] {read}\n"
+
+
 def test_the_table_of_commands_is_what_each_command_says_itself() -> None:
     modules = {path.stem for path in Path(commands.__path__[0]).glob("*.py")}
     assert modules - {"__init__", "app", "common"} == set(COMMANDS)

@@ -11,9 +11,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import yaml
-
 from validator.runbook.problems import Mark, Problem
+from validator.startup import late_expressions
+
+with late_expressions():
+    import yaml
 
 Scalar = str | int | float | bool | None
 
