@@ -40,9 +40,7 @@ def contrast(a: Side, b: Side, *, not_worse_than: float | None = None) -> Contra
     metrics = metric_differences(a, b, not_worse_than=not_worse_than)
     criteria = _criterion_differences(a, b)
     gained, lost = _findings_of_one(b, a), _findings_of_one(a, b)
-    verdict, message = _overall_verdict(
-        metrics, criteria, gained, b.metrics, shared=bool(set(a.cells) & set(b.cells)), min_effect=b.min_effect
-    )
+    verdict, message = _overall_verdict(metrics, criteria, gained, b.metrics, lack=_lack(a, b), min_effect=b.min_effect)
     return ContrastReport(
         a=a.subject,
         b=b.subject,
@@ -174,13 +172,32 @@ def _findings_of_one(side: Side, other: Side) -> tuple[FindingDifference, ...]:
     )
 
 
+def _lack(a: Side, b: Side) -> str:
+    """Why no rate, time per step, loss or memory of the two sides can be compared.
+
+    Phases that measure the machine, or repeat steps on each GPU, have none: their criteria alone are compared.
+    """
+    what = "a rate, a time per step, a loss or memory"
+    if set(a.cells) & set(b.cells):
+        return f"the two sides have no measurement that a verdict could rest on ({what}) in common"
+    both = [id for id, one in b.criteria.items() if id in a.criteria and a.criteria[id].text == one.text]
+    if not both:
+        return "the two sides have no phase in common"
+    phases = list(dict.fromkeys(id.partition(".")[0] for id in both))
+    same = sum(a.criteria[id].status == b.criteria[id].status for id in both)
+    return (
+        f"{listed(phases)} ran on both sides and left nothing that is compared as a number ({what}); "
+        f"{same} of {len(both)} criteria have the same result"
+    )
+
+
 def _overall_verdict(
     metrics: tuple[MetricDifference, ...],
     criteria: tuple[CriterionDifference, ...],
     gained: tuple[FindingDifference, ...],
     known: Mapping[str, Metric],
     *,
-    shared: bool,
+    lack: str,
     min_effect: float,
 ) -> tuple[ContrastVerdict, str]:
     headlines = [one for one in metrics if one.headline]
@@ -196,12 +213,7 @@ def _overall_verdict(
     # Memory and loss decide by themselves only where nothing is known of the speed.
     rates = [one for one in headlines if known[one.metric.rpartition(".")[0]].window == "steady"] or headlines
     if not rates:
-        lack = (
-            "measurement that a verdict could rest on (a rate, a time per step, a loss or memory)"
-            if shared
-            else "phase"
-        )
-        return "not_decidable", f"Inconclusive: the two sides have no {lack} in common."
+        return "not_decidable", f"Inconclusive: {lack}."
     undecided = [one for one in rates if one.verdict == "not_decidable"]
     better = [one for one in headlines if one.verdict == "better"]
     # A better rate in one phase says nothing about a phase whose rate may have fallen.

@@ -170,7 +170,11 @@ def _open_in(phase: PhaseReport) -> Iterator[OpenItem]:
 
 
 def _unsaid(row: CriterionRow) -> str:
-    """A row's message; of what failed without a first sentence that only repeats what was observed and the bound."""
+    """A row's message; of what failed without a first sentence that only repeats what was observed and the bound.
+
+    Such a sentence begins with what was observed: `2 is not equal to 0.` One that names a device does not.
+    """
     first, _, rest = row.message.partition(". ")
-    repeats = all(text.strip("–") and text in first for text in (row.observed, row.bound))
+    known = row.observed.strip("–") and row.bound.strip("–")
+    repeats = known and first.startswith(f"{row.observed} ") and row.bound in first
     return rest if repeats and row.status.tone == "bad" else row.message

@@ -88,6 +88,20 @@ def test_what_makes_the_sides_incomparable_is_said() -> None:
         assert word in told
 
 
+def test_a_phase_that_both_ran_and_that_leaves_criteria_alone_is_in_common() -> None:
+    passed = {"same.exit": verdict("same.exit", "PASS"), "same.same": verdict("same.same", "PASS")}
+    found = contrast(side("a", cells={}, criteria=passed), side("b", cells={}, criteria=passed))
+    assert found.verdict == "not_decidable"
+    assert "no phase in common" not in found.message
+    assert found.message.startswith("Inconclusive: same ran on both sides and left nothing that is compared")
+    assert "2 of 2 criteria have the same result" in found.message
+    worse = contrast(
+        side("a", cells={}, criteria=passed),
+        side("b", cells={}, criteria=passed | {"same.same": verdict("same.same", "FAIL")}),
+    )
+    assert (worse.verdict, "same.same passed and now is FAIL" in worse.message) == ("worse", True)
+
+
 def _times(*seconds: float) -> tuple[RunReport, ...]:
     return tuple(
         run(f"baseline/r{n}", step_time_s=stats(one, half=one / 1000, unit="s"))

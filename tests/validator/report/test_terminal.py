@@ -293,3 +293,17 @@ def test_a_phase_that_failed_says_so_in_its_line() -> None:
     failed = PhaseReport(id="p", kind="train", title="p", status="FAIL", message="It crashed.")
     assert phase_line(failed) == "✕ FAIL p: It crashed."
     assert phase_line(failed.model_copy(update={"status": "PASS", "required": False})) == "✓ PASS p, not required"
+
+
+def test_a_message_keeps_the_device_though_its_sentence_holds_both_numbers() -> None:
+    said = "GPU 0: 13 wrong answers, first round 0, 1 element of the fp64 product. Have it replaced."
+    wrong = pieces.verdict("baseline.right", "every answer is right", "FAIL", observed=13.0, bound=0.0, message=said)
+    plain = pieces.verdict(
+        "baseline.1", "x == 0", "FAIL", observed=12.0, bound=0.0, message="12 is not equal to 0. So."
+    )
+    report = samples.no_go().model_copy(
+        update={"phases": (pieces.baseline("FAIL", criteria=(wrong, plain)),), "findings": ()}
+    )
+    text = " ".join(line.strip() for line in summary_lines(report, paths(), width=120))
+    assert "GPU 0: 13 wrong answers" in text
+    assert "12 is not equal to 0" not in text, "what was observed and the bound are in the line above"
