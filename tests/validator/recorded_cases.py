@@ -3,7 +3,9 @@ other ways to the same findings, and healthy runs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from validator.selftest.case import Case, Expected, RunCase
 from validator.selftest.cases import LOW
@@ -238,6 +240,87 @@ FAULTS: tuple[Case, ...] = (
     ),
 )
 
+# Phases that measure the machine: two H200, the second of which is at fault.
+
+
+def _on_two(phase: Mapping[str, Any]) -> str:
+    return json.dumps({**json.loads(book({"id": "it", **phase})), "hardware": {"gpus": 2}})
+
+
+def _machine(name: str, kind: str, code: str, *runs: FakeRun, **phase: Any) -> Case:
+    """Each run of the phase is the first, or of two that of its GPU."""
+    cards = {f"gpu{at}": {"name": "NVIDIA H200", "nvlinks_active": 18, "index": at} for at in range(2)}
+    recorded = RecordedCase(
+        _on_two({"kind": kind, **phase}), lambda spec: runs[-1 if spec.arm == "gpu1" else 0], {"gpus": cards}
+    )
+    return case(name, name, "files", "NO_GO", recorded, code)
+
+
+def _burned(rank: int, *, rate: float = 740.0, wrong: int = 0) -> str:
+    head = {"device": {"rank": rank, "name": "NVIDIA H200", "index": rank}, "answer": {"bits": "1"}}
+    product = {"tflops": rate, "wrong": wrong}
+    rounds = [
+        {"round": at, "t": 1000.0 + at, "products": {"bf16": {**product, "tflops": rate + at % 3}}} for at in range(24)
+    ]
+    return "\n".join(json.dumps(one) for one in ({**head}, *rounds, {"done": True})) + "\n"
+
+
+def _left(**files: str) -> FakeRun:
+    return FakeRun(files={name.replace("__", "."): text for name, text in files.items()}, without=("training.csv",))
+
+
+def _burnin(**second: Any) -> FakeRun:
+    return _left(burnin_rank0__jsonl=_burned(0), burnin_rank1__jsonl=_burned(1, **second))
+
+
+_LATE = {"bytes": 2**20, "seconds": 0.02, "bus_gb_s": 50.0, "late_s": [0.0, 0.02], "wrong": {}}
+_COLLECTIVES = {
+    "backend": "nccl",
+    "devices": [{"rank": at, "index": at, "name": "NVIDIA H200"} for at in range(2)],
+    "collectives": {"broadcast": [_LATE, {**_LATE, "bytes": 2**21}]},
+}
+_PROBE = {
+    "gemm_bf16": {"value": 690.0, "best": 790.0},
+    "copy": {"value": 4150.0},
+    "host_to_device": {"value": 55.0},
+    "device_to_host": {"value": 55.0},
+    "peer_to_peer": {"value": 41.0},
+}
+_DISK = {
+    "path": "/data",
+    "filesystem": "ext4",
+    "tool": "fio",
+    "direct": True,
+    "checkpoint": {"slowest_s": 20.0, "mb_s": 25.0},
+}
+
+
+MACHINES: tuple[Case, ...] = (
+    _machine("gpu-that-errs", "burnin", "device-corrupts", _burnin(wrong=3)),
+    _machine("gpu-that-is-slow", "burnin", "device-slow", _burnin(rate=290.0)),
+    _machine("rank-that-is-late", "network", "rank-late", _left(collectives__json=json.dumps(_COLLECTIVES))),
+    _machine(
+        "peer-path-through-the-host", "preflight", "link-slow", _left(probe__json=json.dumps({"ranks": [_PROBE] * 2}))
+    ),
+    _machine(
+        "gpus-that-differ",
+        "determinism",
+        "devices-differ",
+        FakeRun(),
+        FakeRun(losses=[*falling(119), 9.9]),
+        steps=120,
+        args={"seed": 1},
+    ),
+    _machine(
+        "disk-that-is-throttled",
+        "storage",
+        "disk-slow",
+        _left(storage__json=json.dumps(_DISK)),
+        path="/data",
+        accept=["storage.checkpoint_mb_s >= 50 MB/s"],
+    ),
+)
+
 _CHATTER = "".join(f"[{i}] step {i} of ???? {{eta}} 50% faster x \x1b[2K\r {i:x}\n" for i in range(3000))
 
 _GATES = {"gate_entropy_mean": scatter(0.8), "gate_max_gate": scatter(0.5), "gate_collapse_frac": [0.1] * 120}
@@ -254,4 +337,4 @@ HEALTHY: tuple[Case, ...] = (
     case("audit", "with backends", "healthy", "GO", FakeRun(files={"sdpa_audit.json": _AUDIT}), text=_AUDITED),
 )
 
-MORE_CASES = (*FAULTS, *HEALTHY)
+MORE_CASES = (*FAULTS, *MACHINES, *HEALTHY)

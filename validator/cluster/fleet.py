@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from validator.model.bounds import COPY, GEMM, HOST, Bound, bounds_for, gpu_name
+from validator.text import format_change
+
 if TYPE_CHECKING:  # they load numpy, which `check` does without
     from validator.cluster.judgement import Judgement
     from validator.cluster.rounds import Reading, Round
@@ -28,22 +31,43 @@ class Measured:
     ranks: Mapping[int, Sequence[Mapping[str, Any]]]
 
 
-def search_over(count: int, *, links: bool, on_gpus: bool, rounds: int | None, done: Sequence[Measured]) -> Search:
+_BOUNDED = {"gemm_bf16": GEMM, "copy": COPY, "host_to_device": HOST}
+"""Measures alone, and the rates that public bounds are about."""
+
+
+def _bounds(facts: Sequence[Mapping[str, Any]], gpus: int) -> dict[str, Bound]:
+    """The public bounds of the nodes' GPUs by rate; empty where their models are not the same."""
+    kinds = {gpu_name(one, gpus=gpus) for one in facts}
+    return {} if len(kinds) != 1 else {one.name: one for one in bounds_for(facts[0], gpus=gpus)}
+
+
+def search_over(
+    count: int,
+    *,
+    links: bool,
+    gpus: int,
+    rounds: int | None,
+    done: Sequence[Measured],
+    facts: Sequence[Mapping[str, Any]] = (),
+) -> Search:
     """The search after the rounds that were carried out, on nodes by their index.
 
     Args:
         links: whether pairs are measured as well.
-        on_gpus: whether there is a transfer to a device.
+        gpus: of each node; without any there is no transfer to a device.
         rounds: most rounds of pairs above a tournament's size.
+        facts: what each node says it is, by which public bounds are found.
     """
     from validator.cluster.search import Rules, Search
     from validator.model.fleet import FleetMeasure
 
-    measures = [
-        FleetMeasure(name=name, unit=unit, per="node")
-        for name, unit in ALONE.items()
-        if on_gpus or name != "host_to_device"
-    ]
+    bounds = _bounds(facts, gpus) if gpus else {}
+    measures = []
+    for name, unit in ALONE.items():
+        bound = bounds.get(_BOUNDED[name])
+        if gpus or name != "host_to_device":
+            least, accuses = (bound.least, bound.required) if bound is not None else (None, False)
+            measures.append(FleetMeasure(name=name, unit=unit, per="node", least=least, accuses=accuses))
     if links:
         measures.append(FleetMeasure(name=LINK, unit="GB/s", per="group"))
     rules = Rules() if rounds is None else Rules(rounds=rounds)
@@ -100,7 +124,11 @@ def slow_text(one: FleetOutlier, names: Mapping[int, str]) -> str:
     who = f"the link of {who}" if one.subject.kind == "link" else who
     who += "" if one.subject.gpu is None else f", GPU {one.subject.gpu},"
     often = f" in {one.often:.0%} of its repeats" if one.intermittent else ""
-    by = {"swap": ", confirmed by swap", "alone": ", confirmed on new readings"}.get(one.by, "")
+    by = {
+        "swap": ", confirmed by swap",
+        "alone": ", confirmed on new readings",
+        "bound": ", and below the public bound of its model, which the other reaches",
+    }.get(one.by, "")
     effect, low, high = (-100 * (value or 0.0) for value in (one.effect, one.high, one.low))
     return f"{who} is {effect:.1f} % [{low:.1f}, {high:.1f}] slower in {one.measure}{often}{by}"
 
@@ -110,3 +138,29 @@ def node_names(runs: Sequence[RunRecord]) -> dict[int, str]:
     first = runs[0] if runs else None
     nodes = () if first is None or first.result is None else first.result.evidence.nodes
     return {} if first is None else {first.spec.groups[one.group][one.rank]: one.node for one in nodes}
+
+
+def undecided_text(judgement: Judgement, names: Mapping[int, str]) -> str:
+    """Why nodes are neither good nor slow, each reason once, as clauses."""
+
+    def name(node: str) -> str:
+        return names.get(int(node), node)
+
+    apart: dict[tuple[str, str], list[str]] = {}
+    for one in judgement.outliers:
+        if one.against is not None and one.outcome in ("differs", "inconclusive"):
+            gpu = "" if one.subject.gpu is None else f" (GPU {one.subject.gpu})"
+            text = f"{one.measure}{gpu} {format_change(one.effect)}"
+            apart.setdefault((name(one.subject.nodes[0]), name(one.against.nodes[0])), []).append(text)
+    texts = [
+        f"{slow} is slower than {fast} ({', '.join(measures)}), and fewer than four nodes do not show which of them is "
+        "as it should be"
+        for (slow, fast), measures in apart.items()
+    ]
+    said = {
+        name(node) for one in judgement.outliers if one.against for node in (*one.subject.nodes, *one.against.nodes)
+    }
+    open_ = [one for one in judgement.nodes if one.state != "good" and name(one.name) not in said]
+    texts += [f"{name(one.name)} has {one.why}" for one in open_ if one.state == "unmeasured"]
+    texts += [f"{name(one.name)} may be slow ({one.why})" for one in open_ if one.state != "unmeasured"]
+    return "; ".join(texts) or "rounds of the search are missing"

@@ -334,8 +334,31 @@ class Search:
     # The report.
 
     def _differing(self, one: _Screened) -> list[FleetOutlier]:
-        """The slowest and the fastest unit where there is no majority, if they differ by the minimum effect."""
-        return differing(one.found.difference(), one.subjects, one.measure)
+        """The slowest and the fastest unit where there is no majority, if they differ by the minimum effect.
+
+        A public bound between their best readings names the slow one.
+        """
+        by_bound = self.measures[one.measure].accuses and one.measure in self._alone
+        return [
+            each.model_copy(update={"outcome": "confirmed", "by": "bound"})
+            if by_bound
+            and each.outcome == "differs"
+            and each.against is not None
+            and self._reaches(one.measure, each.against.nodes[0])
+            and self._reaches(one.measure, each.subject.nodes[0]) is False
+            else each
+            for each in differing(one.found.difference(), one.subjects, one.measure)
+        ]
+
+    def _reaches(self, measure: str, node: str) -> bool | None:
+        """Whether the best reading of every GPU of a node reaches the public bound; None where there is no bound, or
+        no reading."""
+        least = self.measures[measure].least
+        if least is None or measure not in self._alone:
+            return None
+        logs = np.concatenate([self._values(measure, stage)[self._at[node]] for stage in ("each", "confirm")])
+        best = np.fmax.reduce(logs, axis=0)
+        return None if not np.isfinite(best).all() else bool(np.exp(best).min() >= least)
 
     def _cells(self, one: _Screened) -> Iterator[FleetCell]:
         found = one.found
@@ -373,7 +396,9 @@ class Search:
             nodes = found.subject.nodes + (found.against.nodes if found.against else ())
             for node in nodes if found.against or found.subject.kind != "link" else ():
                 if found.outcome == "confirmed":
-                    slow[node].append(found.measure)
+                    slow[node] += [found.measure] if node in found.subject.nodes else []
+                elif node not in found.subject.nodes and self._reaches(found.measure, node):
+                    continue  # the faster one, which a public bound shows to be as fast as it should be
                 elif found.outcome != "acquitted" and not found.tolerable:
                     doubts[node].append(f"{found.measure}: {found.outcome}")
 

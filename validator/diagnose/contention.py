@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from validator.diagnose.rule import Diagnosis, RunFacts, evidence, rule
+from validator.model.other_program import OtherProgram
 from validator.model.result import Floats
-from validator.text import format_percent
+from validator.text import format_percent, listed
 
 _OTHERS_PCT, _FULL_PCT = 10.0, 85.0
 """Share of all cores that other programs use, and share that is busy, from which they take time from the run."""
@@ -63,6 +64,7 @@ def busy_gpu(run: RunFacts) -> Iterator[Diagnosis]:
     """Another program used a GPU of the run while it was measured: its steps shared the GPU with it."""
     windows = [one for one in run.evidence.invalid_windows if one.shared]
     if not windows:
+        yield from _beside_the_run(run.evidence.other_programs)
         return
     rates = run.evidence.node_rates
     node = f"{min(rates, key=lambda name: (rates[name], name))}: " if rates else ""
@@ -72,8 +74,39 @@ def busy_gpu(run: RunFacts) -> Iterator[Diagnosis]:
     yield Diagnosis(
         f"{node}{windows[0].reason} in {where[0]}{more}. A rate that is measured beside it is not the GPU's.",
         because=[evidence(one.reason, one.source, at) for one, at in shown],
-        next_step="End the other program (nvidia-smi lists it), or take a GPU that nobody else uses, and run it again.",
+        next_step=_END,
+        command=_WHO,
     )
+
+
+_END = "End the other program (nvidia-smi lists it), or take a GPU that nobody else uses, and run it again."
+_WHO = "nvidia-smi --query-compute-apps=gpu_bus_id,pid,name,used_memory --format=csv"
+
+
+def _beside_the_run(programs: Sequence[OtherProgram]) -> Iterator[Diagnosis]:
+    """The same of a run without steps. A program that only holds memory takes nothing from a rate."""
+    for idle in (False, True):
+        found = [one for one in programs if (one.computes is False) == idle]
+        if not found:
+            continue
+        used = [
+            f"GPU {one.gpu}: utilization {one.alone_pct:.0f} % without a process of the run; another process in "
+            f"{format_percent(one.share)} of the samples"
+            if one.alone_pct is not None
+            else f"GPU {one.gpu}: another process in {format_percent(one.share)} of the samples"
+            for one in found
+        ]
+        said = listed([one.text for one in found])
+        known = all(one.computes is not None for one in found)
+        yield Diagnosis(
+            f"{said[0].upper()}{said[1:]}{', and computed nothing on it' if idle else ''}."
+            + ("" if idle else " A rate that is measured beside it is not the GPU's."),
+            severity="info" if idle else "warning",
+            confidence="high" if known else "medium",
+            because=[evidence(text, one.source) for text, one in zip(used, found, strict=True)],
+            next_step="Nothing needs to be done; end it where its memory is needed." if idle else _END,
+            command=_WHO,
+        )
 
 
 def beside(run: RunFacts) -> str:

@@ -332,7 +332,7 @@ Facts = TypeVar("Facts", RunFacts, PhaseFacts, ValidationFacts)
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What a rule recognized: the cause in a sentence, its evidence and the next step.
+    """What a rule recognized: the cause in a sentence, its evidence and the next step with a command that helps.
 
     The rule adds its code, and its severity where none is given; the engine adds the phase and the run that the rule
     looked at, where no other is named.
@@ -345,6 +345,7 @@ class Diagnosis:
     because: Iterable[Evidence] = ()
     phase: str | None = None
     run: RunFacts | None = None
+    command: str = ""
 
 
 @dataclass(frozen=True)
@@ -368,6 +369,7 @@ class Rule(Generic[Facts]):
                 next_step=one.next_step,
                 phase=one.phase if one.run is None else one.run.spec.phase,
                 run=None if one.run is None else one.run.spec.id,
+                command=one.command,
             )
 
 

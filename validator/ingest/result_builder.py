@@ -181,9 +181,10 @@ class ResultBuilder:
     effective: dict[str, Any] | None = None
     evidence: RunEvidence = field(default_factory=RunEvidence)
 
-    def add_scalar(self, name: str, value: float | None, source: str | None = None) -> None:
-        """A scalar by its catalogued unit; nothing when there is no value."""
-        self.scalars |= scalar(name, value, source)
+    def add_scalar(self, name: str, value: float | None, source: str | None = None, note: str | None = None) -> None:
+        """A scalar by its catalogued unit, and what is to be known of it; nothing when there is no value."""
+        found = scalar(name, value, source)
+        self.scalars |= {key: one.model_copy(update={"note": note}) for key, one in found.items()}
 
     def add_table(self, table: StepTable, *, prefix: str = "") -> None:
         """Series of a table that are not there yet, by the contract's names and units."""

@@ -12,6 +12,7 @@ from validator.ingest import logs
 from validator.ingest.accounts import scan
 from validator.ingest.counters import read_counters
 from validator.ingest.nodes import read_nodes, slowest_group
+from validator.ingest.other_programs import read_other_programs
 from validator.ingest.read_log import ReadLog, printable
 from validator.ingest.result_builder import ResultBuilder
 from validator.ingest.stated import stated_settings
@@ -73,6 +74,9 @@ def _collect_run(spec: RunSpec, *, run_dir: Path, outcome: Outcome | None, read:
         state.evidence.counted = read_counters(counters, state.read_log)
     if spec.trains:
         read_training(state, found)
+    else:
+        nodes = state.evidence.nodes
+        state.evidence.other_programs = read_other_programs(out, nodes, len(spec.groups), state.read_log)
     if read is not None:
         read(spec, state, found.main)
     if spec.stdout_groups is not None and found.main is not None:

@@ -33,7 +33,9 @@ SLOWDOWN_BITS = {
 
 _UNITS = {"_pct": "%", "_mib": "MiB", "_mhz": "MHz", "_power_w": "W", "_temperature_c": "°C"}
 _MASK = "_throttle_mask"
-_OTHER_PROCESSES = "_foreign_processes"
+OTHER_PROCESSES = "_foreign_processes"
+"""End of the columns that count the processes on a GPU that are not the validation's."""
+
 _XID = "xid"
 _HARMLESS = (63, 92)
 """A row was remapped, corrected errors were counted: worth knowing, and no disturbance."""
@@ -133,7 +135,7 @@ def disturbed_somewhere(
 def _windows(
     samples: Samples, path: Path, read_log: ReadLog, steps: Steps, inside: npt.NDArray[np.intp]
 ) -> list[InvalidWindow]:
-    others = _other_processes(path.with_name("gpu_processes.jsonl"), read_log)
+    others = other_processes(path.with_name("gpu_processes.jsonl"), read_log)
     windows: list[InvalidWindow] = []
     for name, column in samples.columns.items():
         if _disturbs(name):
@@ -143,7 +145,7 @@ def _windows(
 
 
 def _disturbs(column: str) -> bool:
-    return column == _XID or column.endswith((_MASK, _OTHER_PROCESSES))
+    return column == _XID or column.endswith((_MASK, OTHER_PROCESSES))
 
 
 def _unit(column: str) -> str:
@@ -191,8 +193,8 @@ def _reason_of(column: str, others: Mapping[str, str]) -> Callable[[int], str]:
     """What a value of a column says against measuring; empty when it says nothing."""
     if column == _XID:
         return lambda code: _event(code) if code and code not in _HARMLESS else ""
-    if column.endswith(_OTHER_PROCESSES):
-        gpu = column.removesuffix(_OTHER_PROCESSES)
+    if column.endswith(OTHER_PROCESSES):
+        gpu = column.removesuffix(OTHER_PROCESSES)
         who = f": {others[gpu]}" if gpu in others else ""
         return lambda count: f"{gpu} was used by another program{who}" if count else ""
     gpu = column.removesuffix(_MASK)
@@ -209,7 +211,7 @@ def _event(code: int) -> str:
     return f"driver event Xid {code}: {known.meaning}; {known.action}"
 
 
-def _other_processes(path: Path, read_log: ReadLog) -> dict[str, str]:
+def other_processes(path: Path, read_log: ReadLog) -> dict[str, str]:
     """GPU to the other processes that used it, as text."""
     read = read_small(path, read_log, what="the list of other processes") if is_file(path) else None
     found: dict[str, list[str]] = {}

@@ -6,13 +6,18 @@ between devices and over time, and the samples of the machine say how hot it bec
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+from validator.documents import number_at
 from validator.kinds.base import Found, ImplicitCriterion, JudgedRun, Planner, ProcessKind, Rule, Seen
+from validator.model.bounds import NO_BOUND, Bound, cards, gemm_bound
 from validator.model.burnin import BurninRecord, Device, RelativeChange
 from validator.model.machine_phases import BurninPhase
 from validator.model.runbook import Runbook, Setting
+from validator.stats.distributions import t_quantile
 from validator.text import format_number, format_percent, listed, plural
 
 if TYPE_CHECKING:
@@ -20,6 +25,7 @@ if TYPE_CHECKING:
 
     from validator.ingest.result_builder import ResultBuilder
     from validator.model.plan import RunSpec
+    from validator.model.record import PhaseRecord, ValidationRecord
 
 _ON_GPU_S, _ON_CPU_S = 120.0, 20.0
 _SETUP_S = 300.0
@@ -29,6 +35,14 @@ _WORKERS = 2
 _THROTTLED = 0.01
 """Share of the samples with a thermal or power slowdown from which the machine is not healthy."""
 
+_SUSTAINED = 0.75
+"""Of the public bound of a GPU's matrix products, what it must hold at full load.
+
+The bound is about the best product of a cool card, burn-in about the mean of minutes at its power limit: three H200
+held 1.03 to 1.05 of it, and cards with less room below their limit hold less. A program beside it that computes as well
+takes half, and left 0.52 on an H200.
+"""
+
 
 class Burnin(ProcessKind[BurninPhase]):
     """One run, one process on each device."""
@@ -36,8 +50,9 @@ class Burnin(ProcessKind[BurninPhase]):
     schema = BurninPhase
     relies_on = ("burnin_rank0.jsonl",)
     asks_unwritten = (
-        ("right", "even", "steady", "cool"),
-        "every answer is right; no GPU is slower than the others, loses speed, or throttles",
+        ("right", "even", "steady", "cool", "rate"),
+        "every answer is right; no GPU is slower than the others or three quarters of its public bound, loses speed, "
+        "or throttles",
     )
 
     def asks(self, phase: BurninPhase, runbook: Runbook) -> bool:
@@ -93,6 +108,13 @@ class Burnin(ProcessKind[BurninPhase]):
             )
         yield ImplicitCriterion("steady", f"no device loses {share} of its rate", _steady(phase), required=decides)
         yield ImplicitCriterion("cool", "no GPU slows itself down for temperature or power", _cool, required=decides)
+
+    def measured_criteria(self, record: PhaseRecord, validation: ValidationRecord) -> Iterator[ImplicitCriterion]:
+        """Whether each GPU alone holds what is public of its model: a single one has no other to be compared with."""
+        if validation.runbook.hardware.gpus:
+            bounds = _bounds(validation.environment)
+            text = f"every GPU holds {format_percent(_SUSTAINED)} of the public bound of its model"
+            yield ImplicitCriterion("rate", text, _held(bounds), required=lambda runs: _judges(runs, bounds))
 
 
 def lasts(phase: BurninPhase, gpus: int) -> float:
@@ -190,9 +212,8 @@ def _even(phase: BurninPhase) -> Rule:
         if slowest is None or change is None:
             return Found("INCONCLUSIVE", "Too few rounds to compare devices: raise lasts.")
         others = "the other" if len(record.devices) == 2 else "the median of the others"
-        return _judged(
-            change, phase.max_slower, slowest, f"{slowest.label} is the slowest: {change.text} against {others}"
-        )
+        text = f"{slowest.label} is the slowest: {change.text} against {others}"
+        return _judged(change, phase.max_slower, slowest, text, run)
 
     return rule
 
@@ -211,20 +232,84 @@ def _steady(phase: BurninPhase) -> Rule:
         hottest = (
             "" if load is None or load.temperature_c is None else f", {format_number(load.temperature_c)} °C at most"
         )
-        return _judged(change, phase.max_slower, device, text + hottest)
+        return _judged(change, phase.max_slower, device, text + hottest, run)
 
     return rule
 
 
-def _judged(change: RelativeChange, most: float, device: Device, text: str) -> Found:
+_FIX = "look for other programs on it, its cooling, its power and its clocks"
+
+
+def _judged(change: RelativeChange, most: float, device: Device, text: str, run: JudgedRun) -> Found:
     evidence, bound = _evidence(device), -100 * most
     observed = 100 * change.effect
     if change.high <= -most:
-        fix = "look for other programs on it, its cooling, its power and its clocks"
-        return Found("FAIL", f"{text}; {fix}.", observed, bound, evidence, "%")
+        return Found("FAIL", f"{text}; {_FIX}.{_beside(run, device)}", observed, bound, evidence, "%")
     if change.effect <= -most:
         return Found("INCONCLUSIVE", f"{text}, which is not sure: raise lasts.", observed, bound, evidence, "%")
     return Found("PASS", f"{text}.", observed, bound, evidence, "%")
+
+
+def _beside(run: JudgedRun, device: Device) -> str:
+    """A sentence, after a space, on the other programs that were seen on the device."""
+    seen = [one.text for one in run.evidence.other_programs if one.gpu == device.gpu]
+    return f" Meanwhile {listed(seen)}." if seen else ""
+
+
+def _bounds(environment: Mapping[str, Any]) -> dict[int, tuple[Bound, float]]:
+    """By GPU, the required bound of its matrix products and what it must hold of it, by its power limit.
+
+    A lowered limit is the owner's choice: the rate falls with it, and never faster.
+    """
+    found = {}
+    for card in cards(environment):
+        bound, index = gemm_bound(card), card.get("index")
+        if bound is not None and isinstance(index, int):
+            limits = [number_at(card, name) for name in ("power_limit_w", "power_limit_default_w")]
+            share = min(1.0, limits[0] / limits[1]) if limits[0] and limits[1] else 1.0
+            found[index] = bound, _SUSTAINED * share * bound.least
+    return found
+
+
+def _judges(runs: Sequence[JudgedRun], bounds: Mapping[int, tuple[Bound, float]]) -> bool:
+    records = [run.own(BurninRecord) for run in runs]
+    return any(one.gpu in bounds for record in records if record is not None for one in record.devices)
+
+
+def _held(bounds: Mapping[int, tuple[Bound, float]]) -> Rule:
+    def rule(run: JudgedRun) -> Found:
+        record = _record(run)
+        if isinstance(record, Found):
+            return record
+        known = [one for one in record.devices if one.gpu in bounds and one.rate is not None]
+        if not known:
+            names = dict.fromkeys(one.identity.partition(",")[0] for one in record.devices if one.identity)
+            return Found(
+                "SKIPPED",
+                f"{listed(list(names)) or 'Devices'}: {NO_BOUND}.",
+                None if record.slowest is None else record.slowest.rate,
+            )
+        found = [_holds(one, *bounds[one.gpu or 0], run) for one in known]
+        return min(found, key=lambda one: (("FAIL", "INCONCLUSIVE", "PASS").index(one.status), one.margin or 0.0))
+
+    return rule
+
+
+def _holds(device: Device, bound: Bound, least: float, run: JudgedRun) -> Found:
+    """One device: by all parts of the time, else by the interval of their mean."""
+    parts, rate = device.blocks, device.rate or 0.0
+    error = statistics.stdev(parts) / math.sqrt(len(parts)) if len(parts) > 1 else math.inf
+    reach = t_quantile(0.975, len(parts) - 1) * error if len(parts) > 1 else error
+    evidence = (*_evidence(device), Seen(f"{bound.basis} ({bound.source})"))
+    text = (
+        f"{device.label} held {format_number(rate)} TFLOP/s, {format_percent(rate / bound.least)} of its public bound"
+    )
+    more: Any = (rate, least, evidence, "TFLOP/s", rate / least - 1.0)
+    if min(parts) >= least or rate - reach >= least:
+        return Found("PASS", f"{text}.", *more)
+    if max(parts) < least or rate + reach < least:
+        return Found("FAIL", f"{text}; {_FIX}.{_beside(run, device)}", *more)
+    return Found("INCONCLUSIVE", f"{text}, which is not sure: raise lasts.{_beside(run, device)}", *more)
 
 
 def _cool(run: JudgedRun) -> Found:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from validator.kinds.base import Found, ImplicitCriterion, JudgedRun, Rule, Seen
-from validator.model.bounds import ALL_REDUCE, NO_BOUND, Bound, bounds_for, gpu_name, model_of
+from validator.model.bounds import ALL_REDUCE, NO_BOUND, Bound, bounds_for, cards, gpu_name, model_of
 from validator.model.schemas import SCALARS
 from validator.text import format_number, format_percent, listed, quoted
 
@@ -57,10 +57,9 @@ def link_criteria(environment: Mapping[str, Any], gpus: int) -> Iterator[Implici
     Not required: virtual machines report links that are not there. A link that is really narrow misses the bound of
     the transfer, which is.
     """
-    found = environment.get("gpus")
-    cards = [one for one in (found.values() if isinstance(found, Mapping) else ()) if isinstance(one, Mapping)][:gpus]
+    used = cards(environment)[:gpus]
     for name, most in (("probe.pcie_gen", "pcie_gen_max"), ("probe.pcie_width", "pcie_width_max")):
-        wanted = min((one[most] for one in cards if isinstance(one.get(most), int)), default=None)
+        wanted = min((one[most] for one in used if isinstance(one.get(most), int)), default=None)
         if wanted is not None:
             yield ImplicitCriterion(name, f"{name} >= {wanted}", _wide(name, wanted), required=lambda runs: False)
 
@@ -115,8 +114,10 @@ def _reached(bound: Bound, gpu: str) -> Rule:
         if least is None:
             message = f"{format_number(value)} {unit} with a payload too small to be compared with the bound."
             return Found("SKIPPED", message, value, None, evidence, unit)
+        scalar = None if run.result is None else run.result.scalars.get(bound.name)
+        note = f" ({scalar.note})" if scalar is not None and scalar.note else ""
         share = format_percent(value / least)
-        message = f"{format_number(value)} {unit}, {share} of the least that is expected of {gpu}"
+        message = f"{format_number(value)} {unit}{note}, {share} of the least that is expected of {gpu}"
         if value >= least:
             return Found("PASS", f"{message}.", value, least, evidence, unit, value / least - 1.0)
         message += f": {_COSTS[bound.name]}; check clocks, cooling, links and other programs."

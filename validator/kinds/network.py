@@ -21,6 +21,7 @@ from validator.text import (
     format_percent,
     format_size,
     listed,
+    plural,
 )
 
 if TYPE_CHECKING:
@@ -172,9 +173,8 @@ def _right(gpus: int) -> Rule:
         record = _record(run)
         if isinstance(record, Found):
             return record
-        names = dict(enumerate(record.devices))
         if record.wrong:
-            bad = [f"{count} wrong elements sent by {names.get(rank, rank)}" for rank, count in record.wrong.items()]
+            bad = [f"{plural(n, 'wrong element')} sent by {record.device(rank)}" for rank, n in record.wrong.items()]
             message = f"{listed(bad)}: the link or the memory of that device corrupts data."
             return Found("FAIL", message, float(sum(record.wrong.values())), 0, (Seen(message, record.source),))
         if len(record.devices) == 1:
@@ -202,8 +202,8 @@ def _late(limit_s: float) -> Rule:
         if record.latest is None:
             return Found("INCONCLUSIVE", "The record says nothing of when ranks began.")
         late_s, name, rank = record.latest
-        device = record.devices[rank] if rank < len(record.devices) else f"rank {rank}"
-        text = f"{device} begins the {_title(name)} {format_number(1e3 * late_s)} ms after the first, in the median"
+        after = f"{format_number(1e3 * late_s)} ms after the first, in the median"
+        text = f"{record.device(rank)} begins the {_title(name)} {after}"
         seen = (Seen(text, record.source),)
         if late_s > limit_s:
             message = f"{text}: every collective waits for it. Look for other programs on its cores or its GPU."

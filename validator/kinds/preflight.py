@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from validator.cluster.alike import differences
-from validator.cluster.fleet import Measured, chosen, node_names, search_over, slow_text
+from validator.cluster.fleet import Measured, chosen, node_names, search_over, slow_text, undecided_text
 from validator.cluster.fleet import groups_of as groups_of_round
 from validator.documents import number_at
 from validator.kinds.base import Found, ImplicitCriterion, JudgedRun, Kind, Planner, Rule, Seen, Site
@@ -120,7 +120,8 @@ class Preflight(Kind[PreflightPhase]):
         return search_over(
             runbook.cluster.count,
             links=phase.on == "pairs",
-            on_gpus=runbook.hardware.gpus > 0,
+            gpus=runbook.hardware.gpus,
+            facts=_facts(runs),
             rounds=phase.rounds,
             done=[one for one in done if isinstance(one, Measured)],
         )
@@ -155,8 +156,9 @@ class Preflight(Kind[PreflightPhase]):
             slowest_us = max(filter(None, (latency, slowest_us)), default=None)
             payload = number_at(rates, "all_reduce", "bytes") or payload
         for key, scalar in _RATES.items():
-            gathered.add_scalar(scalar, _slowest(ranks.values(), key, "value"), source)
-        gathered.add_scalar("probe.gemm_best_tflops", _slowest(ranks.values(), "gemm_bf16", "best"), source)
+            gathered.add_scalar(scalar, _slowest(ranks.values(), key, "value"), source, _whose(ranks, key, "value"))
+        whose = _whose(ranks, "gemm_bf16", "best")
+        gathered.add_scalar(GEMM, _slowest(ranks.values(), "gemm_bf16", "best"), source, whose)
         gathered.add_scalar("probe.all_reduce_latency_us", slowest_us, source)
         gathered.add_scalar(PAYLOAD, None if payload is None else payload / 2**30, source)
         if ranks:
@@ -210,6 +212,13 @@ def _measured(spec: RunSpec, gathered: ResultBuilder) -> Measured:
     return Measured(spec.groups, found)
 
 
+def _facts(runs: Sequence[RunRecord]) -> list[Mapping[str, Any]]:
+    """What each node says it is, by the first run of the phase."""
+    first = runs[0] if runs else None
+    nodes = first.result.evidence.nodes if first is not None and first.result is not None else ()
+    return [node.facts or {} for node in nodes]
+
+
 def _read_round(gathered: ResultBuilder) -> None:
     """The slowest link of a round of pairs."""
     own = gathered.evidence.own
@@ -238,11 +247,8 @@ def _not_slow(record: PhaseRecord, validation: ValidationRecord) -> Rule:
                 "PASS", f"{count} nodes are left that are not slow{replaced}.", len(judgement.compatible), count
             )
         if accused:
-            return Found("FAIL", f"{accused[0].upper()}{accused[1:]}.", len(judgement.compatible), count)
-        undecided = "; ".join(
-            f"{names.get(int(one.name), one.name)}: {one.why}" for one in judgement.nodes if one.state != "good"
-        )
-        return Found("INCONCLUSIVE", f"Not decided: {undecided or 'rounds are missing'}.", None, count)
+            return Found("FAIL", f"Slow: {accused}.", len(judgement.compatible), count)
+        return Found("INCONCLUSIVE", f"Not decided: {undecided_text(judgement, names)}.", None, count)
 
     return rule
 
@@ -261,6 +267,15 @@ def _folders(spec: RunSpec, gathered: ResultBuilder) -> list[tuple[str, Path]]:
 
 def _slowest(ranks: Iterable[Mapping[str, Any]], key: str, value: str) -> float | None:
     return min((found for one in ranks if (found := number_at(one, key, value)) is not None), default=None)
+
+
+def _whose(ranks: Mapping[str, Mapping[str, Any]], key: str, value: str) -> str | None:
+    """Which of several ranks is the slowest; a collective is as slow for each."""
+    found = {name: rate for name, one in ranks.items() if (rate := number_at(one, key, value)) is not None}
+    if len(found) < 2 or key == "all_reduce":
+        return None
+    slowest = min(found, key=lambda name: found[name])
+    return f"{slowest} is the slowest"
 
 
 def _read_links(gathered: ResultBuilder) -> None:

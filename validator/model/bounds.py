@@ -329,14 +329,21 @@ def model_of(gpu: str) -> GpuModel | None:
     return next((one for one in models() if re.search(one.pattern, gpu)), None)
 
 
-def _used(environment: Mapping[str, Any], gpus: int) -> list[Mapping[str, Any]]:
+def cards(environment: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The GPUs of a snapshot, which anybody may have written."""
     found = environment.get("gpus")
-    return [one for one in (found.values() if isinstance(found, Mapping) else ()) if isinstance(one, Mapping)][:gpus]
+    return [one for one in (found.values() if isinstance(found, Mapping) else ()) if isinstance(one, Mapping)]
+
+
+def gemm_bound(card: Mapping[str, Any]) -> Bound | None:
+    """The required bound of the matrix products of one GPU of a snapshot; None for a part of one (MIG), too."""
+    model = None if card.get("mig") else model_of(str(card.get("name")))
+    return next((one for one in model.bounds if one.name == GEMM and one.required), None) if model else None
 
 
 def gpu_name(environment: Mapping[str, Any], *, gpus: int) -> str | None:
     """The name of the first `gpus` GPUs of a snapshot; None where there are none, or of several kinds, or parts."""
-    used = _used(environment, gpus)
+    used = cards(environment)[:gpus]
     names = {str(one.get("name")) for one in used}
     return names.pop() if len(names) == 1 and not any(one.get("mig") for one in used) else None
 
@@ -350,7 +357,7 @@ def bounds_for(environment: Mapping[str, Any], *, gpus: int) -> tuple[Bound, ...
     model = None if name is None else model_of(name)
     if model is None:
         return ()
-    used, env = _used(environment, gpus), environment.get("env")
+    used, env = cards(environment)[:gpus], environment.get("env")
     linked = all(one.get("nvlinks_active") for one in used)
     nvls = not isinstance(env, Mapping) or str(env.get("NCCL_NVLS_ENABLE", "")) != "0"
     return tuple(one for one in model.bounds if one.applies(gpus=len(used), linked=linked, nvls=nvls))

@@ -14,7 +14,7 @@ from validator.model.units import Frozen
 
 NodeState = Literal["good", "slow", "inconclusive", "unmeasured", "lost"]
 Outcome = Literal["confirmed", "acquitted", "inconclusive", "suspected", "differs"]
-How = Literal["swap", "alone", "none"]
+How = Literal["swap", "alone", "bound", "none"]
 
 
 class FleetSubject(Frozen):
@@ -61,6 +61,8 @@ class FleetMeasure(Frozen):
     name: str
     unit: str
     per: Literal["node", "group"]
+    least: float | None = Field(None, description="The public bound of the fleet's GPUs, where there is one.")
+    accuses: bool = Field(False, description="A node below `least` is slow where no majority of others can show that.")
 
 
 class FleetCell(Frozen):
@@ -78,7 +80,8 @@ class FleetCell(Frozen):
 class FleetOutlier(Frozen):
     """A subject that may be slow, and what its confirmation gave; a suspected one was not measured again yet.
 
-    One that differs, from the faster `against`, is one of units without a majority: it is not accused.
+    One that differs, from the faster `against`, is one of units without a majority: it is not accused,
+    unless its best reading is below the public bound of its model and that of the other is not.
     """
 
     subject: FleetSubject
@@ -92,7 +95,7 @@ class FleetOutlier(Frozen):
     repeats: int = 0
     often: float = Field(0.0, description="Share of its repeats that was slow.")
     intermittent: bool = False
-    by: How = Field("none", description="How it was measured again.")
+    by: How = Field("none", description="How it was measured again, or `bound`: by a public bound.")
     against: FleetSubject | None = Field(None, description="The faster one, where there is no majority.")
     tolerable: bool = Field(False, description="Inconclusive, and not slow enough to leave its node out.")
 

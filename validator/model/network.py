@@ -36,6 +36,10 @@ class NetworkRecord(NamedTuple):
     skipped: Mapping[str, str]
     source: str
 
+    def device(self, rank: int) -> str:
+        """The device of a rank, by its name where the record has it."""
+        return self.devices[rank] if rank < len(self.devices) else f"rank {rank}"
+
     @property
     def latest(self) -> tuple[float, str, int] | None:
         """Seconds by which a rank begins after the first, in which collective, and which rank: the worst of all."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from pydantic import Field
 
 from validator.model.counters import Counted
+from validator.model.other_program import OtherProgram
 from validator.model.units import Frozen
 
 if TYPE_CHECKING:
@@ -309,6 +310,7 @@ class RunEvidence:
         samples: the machine during the run.
         counted: errors that links and memories counted during the run; None where nobody counted.
         invalid_windows: steps whose rows are excluded.
+        other_programs: on the GPUs of a run without steps, by GPU.
         log_hits: kind of trouble to lines, from one bounded scan of all logs.
         log_contains: each wanted text to its first appearance in rank 0's log; None where it has none.
         errors: of ranks that raised, the first in time first.
@@ -333,6 +335,7 @@ class RunEvidence:
     samples: Samples | None = None
     counted: Counted | None = None
     invalid_windows: Sequence[InvalidWindow] = ()
+    other_programs: tuple[OtherProgram, ...] = ()
     halt: Halt | None = None
     loader_error: LoaderError | None = None
     log_hits: Mapping[str, Sequence[LogHit]] = field(default_factory=dict)

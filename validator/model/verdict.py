@@ -80,6 +80,7 @@ class Finding(Frozen):
     message: str
     evidence: tuple[Evidence, ...] = ()
     next_step: str
+    command: str = Field("", description="Helps with the next step; `{run}` is the folder of the results.")
 
 
 class Check(Frozen):

@@ -36,7 +36,7 @@ def fleet(record: ValidationRecord, events: Sequence[Event]) -> Fleet | None:
     if not records:
         return None
     known = known_nodes(events)
-    search = search_over(runbook.cluster.count, links=False, on_gpus=False, rounds=None, done=())
+    search = search_over(runbook.cluster.count, links=False, gpus=0, rounds=None, done=())
     for phase in record.phases:
         found = kind_of(phase.phase.kind).searched(phase.phase, runbook, phase.runs) if phase.runs else None
         search = search if found is None else found

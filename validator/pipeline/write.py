@@ -28,7 +28,7 @@ from validator.report.charts import record_charts
 from validator.report.exports import render_junit, render_recommended_env
 from validator.report.handover import good_nodes, ticket
 from validator.report.html import render_html
-from validator.report.machine_ticket import machine_ticket
+from validator.report.machine_ticket import machine_ticket, recognized_causes
 from validator.report.markdown import render_markdown
 from validator.report.specs import ChartData
 from validator.runs import replay
@@ -201,7 +201,9 @@ def write_all(report: ValidationReport, charts: ChartData, run_dir: Path) -> Rep
     replace_file(paths.junit, render_junit(report))
     replace_file(paths.recommended_env, render_recommended_env(report))
     fleet = report.fleet
-    texts = ("", machine_ticket(report)) if fleet is None else (good_nodes(fleet), ticket(fleet, report.run_id))
+    texts = ("", machine_ticket(report))
+    if fleet is not None:
+        texts = good_nodes(fleet), ticket(fleet, report.run_id, recognized_causes(report))
     for name, text in zip(HAND_OVER, texts, strict=True):
         if text:
             replace_file(run_dir / name, text)

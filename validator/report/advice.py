@@ -75,7 +75,8 @@ def _of_finding(number: int, finding: FindingView, report: ValidationReport) -> 
     veto = finding.severity == "veto"
     reasons = () if veto or phase is None or phase.status == "FAIL" else _reasons(phase, report)
     reasons = (*reasons, *_unsaid("Cause" if veto else "Finding", finding.message, report))
-    return NextStep(finding.code, finding.next_step, f"#finding-{number}", reasons, phase.id if phase else None)
+    about = phase.id if phase else None
+    return NextStep(finding.code, finding.next_step, f"#finding-{number}", reasons, about, finding.command)
 
 
 def _reasons(phase: PhaseReport, report: ValidationReport) -> tuple[LabeledValue, ...]:
@@ -165,8 +166,8 @@ _STEPS = {
 def next_command(report: ValidationReport, run_dir: Path, step: NextStep | None = None) -> str:
     """The command to type next, about the phase that `step` is about.
 
-    Interrupted: resume. GO: use the settings, or read the report. Not GO: inspect the run that prevents it, or repeat
-    its phase.
+    Interrupted: resume. GO: use the settings, or read the report. Not GO: the command of the finding that the step is
+    from; else inspect the run that prevents it, or repeat its phase.
     """
     runbook = shlex.quote(one_line(report.runbook.path))
     if report.decision == "IN_PROGRESS":
@@ -176,6 +177,8 @@ def next_command(report: ValidationReport, run_dir: Path, step: NextStep | None 
     if report.decision == "GO":
         chosen = f". {shell_path(run_dir / 'recommended.env')}"
         return chosen if report.recommended.env else f"less {shell_path(run_dir / 'report.md')}"
+    if step is not None and step.command:
+        return step.command.replace("{run}", shell_path(run_dir))
     about = next((phase for phase in report.phases if step is not None and phase.id == step.phase), None)
     phase = about or _blocking_phase(report)
     if phase is None:

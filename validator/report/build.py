@@ -34,7 +34,7 @@ from validator.report.elements import (
 )
 from validator.report.exports import export_lines
 from validator.report.fleet import fleet_view
-from validator.report.machine_ticket import machine_ticket
+from validator.report.machine_ticket import machine_ticket, recognized_causes
 from validator.report.specs import ChartData
 from validator.report.tiles import tiles_of
 from validator.report.timeline import run_spans, timeline_table
@@ -90,7 +90,7 @@ def build_page(report: ValidationReport, charts: ChartData | None = None) -> vie
         next_step=next_step(report, findings),
         tiles=tiles_of(report, charts or ChartData()),
         open_items=open_items(report, findings, pending),
-        fleet=None if report.fleet is None else fleet_view(report.fleet, report.run_id),
+        fleet=None if report.fleet is None else fleet_view(report.fleet, report.run_id, recognized_causes(report)),
         ticket=machine_ticket(report),
         undecided=_undecided(report),
     )
@@ -217,6 +217,7 @@ def _finding_view(finding: Finding, known: set[str]) -> views.FindingView:
         message=clean(finding.message),
         next_step=clean(finding.next_step),
         evidence=evidence_views(finding.evidence),
+        command=one_line(finding.command, limit=300),
     )
 
 

@@ -47,8 +47,8 @@ LEGEND = (
 )
 
 
-def fleet_view(fleet: Fleet, run_id: str) -> FleetView:
-    """The section about the nodes, every number formatted and every name harmless."""
+def fleet_view(fleet: Fleet, run_id: str, recognized: Sequence[str] = ()) -> FleetView:
+    """The section about the nodes, every number formatted and every name harmless. `recognized` is for the ticket."""
     left = len(fleet.outliers) - MAX_OUTLIERS
     before = {node.name: node.before for node in fleet.nodes if node.before}
     return FleetView(
@@ -61,7 +61,7 @@ def fleet_view(fleet: Fleet, run_id: str) -> FleetView:
         together=tuple(_together(fleet)),
         scaling=scaling_table(fleet),
         differences=_differences(fleet),
-        hand_over=hand_over(fleet, run_id),
+        hand_over=hand_over(fleet, run_id, recognized),
     )
 
 
@@ -199,6 +199,10 @@ _MESSAGES = {
 def _outlier_message(one: FleetOutlier) -> str:
     """What the outcome means for this subject."""
     if one.against is not None:
+        if one.by == "bound":
+            return (
+                f"Its best reading is below the public bound of its model, which {one_line(one.against.label)} reaches."
+            )
         slower = "Slower" if one.outcome == "differs" else "Perhaps slower"
         faster = one_line(one.against.label, limit=160)
         return f"{slower} than {faster}; of so few nothing shows which one is wrong, so none is accused."

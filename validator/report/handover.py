@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from validator.model.fleet import Fleet, FleetNode, FleetOutlier
 from validator.report.page import LabeledValue
@@ -53,9 +53,10 @@ def drain_commands(fleet: Fleet, run_id: str) -> str:
     return "".join(lines)
 
 
-def ticket(fleet: Fleet, run_id: str) -> str:
+def ticket(fleet: Fleet, run_id: str, recognized: Sequence[str] = ()) -> str:
     """What a provider needs to find the hardware: names, serial numbers and UUIDs, and what was measured.
 
+    `recognized` are causes of the phases that failed, from `recognized_causes`.
     Only what is confirmed, or lost, is reported; empty where there is none of it.
     """
     parts = [part for node in fleet.nodes if (part := _of_node(fleet, node))]
@@ -66,20 +67,20 @@ def ticket(fleet: Fleet, run_id: str) -> str:
     head = (
         f"Nodes that do not perform as the others (validation {run_id})\n\n"
         f"{nodes} nodes were measured. What is listed as slow was so in a first measurement, and by at least {most} in "
-        "a second one, side by side with nodes that are known to be good. Effects are relative to those; the interval "
-        "has a confidence of at least 95 %, adjusted for the number of suspects.\n"
+        "a second one, side by side with nodes that are known to be good, or is below a public bound. Effects are "
+        "relative to those; the interval has a confidence of at least 95 %, adjusted for the number of suspects.\n"
     )
-    return "\n".join([head, *parts])
+    return "\n".join([head, *parts, *recognized])
 
 
-def hand_over(fleet: Fleet, run_id: str) -> tuple[LabeledValue, ...]:
+def hand_over(fleet: Fleet, run_id: str, recognized: Sequence[str] = ()) -> tuple[LabeledValue, ...]:
     """Each text with its heading; none that is empty, and no option of Slurm without Slurm."""
     slurm = fleet.engine == "slurm"
     found = (
         LabeledValue(f"good nodes, also in {GOOD_NODES}", good_nodes(fleet)),
         LabeledValue("option for the next job", exclude_line(fleet) if slurm else ""),
         LabeledValue("drain, for an administrator; not run", drain_commands(fleet, run_id) if slurm else ""),
-        LabeledValue(f"text for the provider, also in {TICKET}", ticket(fleet, run_id)),
+        LabeledValue(f"text for the provider, also in {TICKET}", ticket(fleet, run_id, recognized)),
     )
     return tuple(
         one._replace(value="\n".join(map(one_line, one.value.splitlines()))) for one in found if one.value.strip()
@@ -129,6 +130,12 @@ def _named(node: FleetNode) -> str:
 def _measured(one: FleetOutlier) -> str:
     """`gemm, GPU 3: 5.1 % slower, interval -6.0 % to -4.2 %, p = 0.001, 16 repeats, confirmed by swap`."""
     gpu = "" if one.subject.gpu is None else f", GPU {one.subject.gpu}"
+    if one.by == "bound":
+        return (
+            f"{one.measure}{gpu}: {format_change(one.effect)}, interval {format_change(one.low)} to "
+            f"{format_change(one.high)}; its best reading is below the public bound of its model, which another node "
+            "reaches"
+        )
     how = "confirmed by swap of partners" if one.by == "swap" else "confirmed by measuring it again"
     often = f", slow in {100 * one.often:.0f} % of them" if one.intermittent else ""
     return (

@@ -37,10 +37,23 @@ def machine_ticket(report: ValidationReport) -> str:
     head = f"This machine does not pass its acceptance (validation {report.run_id})\n\n"
     lines = [head + one_line(", ".join(filter(None, facts))) + "\n"]
     lines += [_of_failure(number, phase, one, report) for number, (phase, one) in enumerate(failed, start=1)]
+    lines += recognized_causes(report)
     named = {int(index) for _, one in failed for index in _GPU.findall(_texts(one))}
     cards = [text for index in sorted(named) if (text := _of_card(environment.get("gpus"), index))]
     lines += ["Cards that are named above\n" + "\n".join(cards) + "\n"] if cards else []
     return "\n".join(lines)
+
+
+def recognized_causes(report: ValidationReport) -> list[str]:
+    """The causes that were found in phases that measure the machine and failed, as the report names them.
+
+    Another program is to be ended first.
+    """
+    phases = {one.id for one in report.phases if one.status == "FAIL" and reported(one.kind).of_machine}
+    found = [one for one in report.findings if one.phase in phases and one.severity != "info"]
+    lines = [f"  {one_line(one.code)}: {one_line(one.message, limit=1000)}\n" for one in found]
+    lines += [f"  Before this is sent: {one_line(one.next_step)}\n" for one in found if one.code == "busy-gpu"]
+    return ["What was recognized\n" + "".join(lines)] if lines else []
 
 
 def _failed(phase: PhaseReport) -> Iterator[Verdict | Check]:

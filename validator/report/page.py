@@ -129,7 +129,8 @@ class NextStep(NamedTuple):
     """What to do: the step, the name of its source and the link to it.
 
     `reasons` are what is missing to decide and the cause, where the decision's sentence does not say it. `phase` is the
-    id of the phase that the step is about; None where it is about the whole validation.
+    id of the phase that the step is about; None where it is about the whole validation. `command` is the finding's own,
+    empty where the command follows from the phase.
     """
 
     name: str
@@ -137,6 +138,7 @@ class NextStep(NamedTuple):
     href: str
     reasons: tuple[LabeledValue, ...] = ()
     phase: str | None = None
+    command: str = ""
 
 
 class FindingView(NamedTuple):
@@ -152,6 +154,7 @@ class FindingView(NamedTuple):
     message: str
     next_step: str
     evidence: tuple[EvidenceView, ...]
+    command: str = ""
 
 
 class RecommendedView(NamedTuple):

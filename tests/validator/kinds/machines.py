@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from tests.validator.judge.samples import runbook
+from validator.diagnose import diagnose
 from validator.ingest import collect_run
 from validator.judge import judge_phase
 from validator.kinds.registry import kind_of
+from validator.model.plan import RunSpec
 from validator.model.record import Attempt, Outcome, PhaseRecord, RunRecord, ValidationRecord
-from validator.model.verdict import PhaseReport, ValidationReport
+from validator.model.verdict import Finding, PhaseReport, ValidationReport
 from validator.plan import plan_phase
 
 CARDS = [f"GPU-{letter * 8}" for letter in "abcdefgh"]
@@ -35,25 +37,38 @@ def judged(
     *,
     gpus: int,
     last_go: ValidationReport | None = None,
+    facts: dict[str, Any] | None = None,
 ) -> PhaseReport:
     """A phase whose run ended well and left what `write` writes into its folder."""
+    return explained(folder, phase, lambda spec, out: write(out), gpus=gpus, last_go=last_go, facts=facts)[0]
+
+
+def explained(
+    folder: Path,
+    phase: Mapping[str, Any],
+    write: Callable[[RunSpec, Path], None],
+    *,
+    gpus: int,
+    last_go: ValidationReport | None = None,
+    facts: dict[str, Any] | None = None,
+) -> tuple[PhaseReport, tuple[Finding, ...]]:
+    """The same with the findings; `write` sees which run of the phase it is."""
     book = runbook({"id": "it", **phase}, hardware={"gpus": gpus})
-    runs = plan_phase(book, book.phases[0], run_dir=folder).runs
     done = []
-    for spec in runs:
+    for spec in plan_phase(book, book.phases[0], run_dir=folder).runs:
         out = folder / spec.out
         (out / "logs").mkdir(parents=True)
-        write(out)
+        write(spec, out)
         attempt = Attempt(
             number=1, command=spec.argv, pid=1, started="2026-01-01T00:00:00Z", duration_s=9.0, rc=0, reason="exited"
         )
         outcome = Outcome(run=spec.id, attempts=(attempt,))
-        done.append(
-            RunRecord(spec, outcome, collect_run(spec, run_dir=folder, outcome=outcome, read=kind_of(spec.kind).read))
-        )
+        read = kind_of(spec.kind).read
+        done.append(RunRecord(spec, outcome, collect_run(spec, run_dir=folder, outcome=outcome, read=read)))
     record = PhaseRecord(phase=book.phases[0], state="done", runs=tuple(done))
-    validation = ValidationRecord(book, (record,), environment=machine(gpus), last_go=last_go)
-    return judge_phase(record, validation=validation, judged={})
+    validation = ValidationRecord(book, (record,), environment=facts or machine(gpus), last_go=last_go)
+    report = judge_phase(record, validation=validation, judged={})
+    return report, diagnose(validation, (report,))
 
 
 def found(report: PhaseReport, name: str) -> tuple[str, str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.validator.kinds.machines import CARDS, found, judged
+from tests.validator.kinds.machines import CARDS, found, judged, machine
 from validator.model.verdict import PhaseReport
 
 ROUNDS = 48
@@ -42,9 +42,22 @@ def device(rank: int, *, gpu: bool = True) -> list[dict[str, Any]]:
 
 
 def burned(
-    folder: Path, edit: Edit = nothing, *, gpus: int = 2, mask: int = 4, hot: float = 65.0, **phase: Any
+    folder: Path,
+    edit: Edit = nothing,
+    *,
+    gpus: int = 2,
+    mask: int = 4,
+    hot: float = 65.0,
+    facts: dict[str, Any] | None = None,
+    **phase: Any,
 ) -> PhaseReport:
-    """A burn-in of so many GPUs, or of two CPU workers, changed by `edit`."""
+    """A burn-in of so many GPUs, or of two CPU workers, changed by `edit`; `facts` are those of the machine."""
+    write = left_by(edit, gpus=gpus, mask=mask, hot=hot)
+    return judged(folder, {"kind": "burnin", **phase}, write, gpus=gpus, facts=facts)
+
+
+def left_by(edit: Edit = nothing, *, gpus: int = 2, mask: int = 4, hot: float = 65.0) -> Callable[[Path], None]:
+    """Writes the records and samples of a burn-in."""
 
     def write(out: Path) -> None:
         for rank in range(gpus or 2):
@@ -62,7 +75,7 @@ def burned(
             text = "\n".join(",".join(map(str, row)) for row in (["ts", *columns], *rows))
             (out / "logs" / "telemetry.csv").write_text(text + "\n")
 
-    return judged(folder, {"kind": "burnin", **phase}, write, gpus=gpus)
+    return write
 
 
 def scale(factor: float, *, rank: int = 1, start: int = 0) -> Edit:
@@ -237,3 +250,59 @@ def test_lines_that_are_no_json_are_left_out(tmp_path: Path) -> None:
         (out / "burnin_rank0.jsonl").write_bytes(b"\xff\xfe{\n{}\n")
 
     assert found(judged(tmp_path, {"kind": "burnin"}, write, gpus=1), "right")[0] == "INCONCLUSIVE"
+
+
+SAMPLED = ("power_w", "temperature_c", "sm_clock_mhz", "throttle_mask", "util_pct", "processes", "foreign_processes")
+
+
+def beside(*, load: float, since: int = 0, idle: bool = False) -> Callable[[Path], None]:
+    """One H200 that holds the rate of a real one under load of another program, which the driver lists from a sample
+    on, and which may be idle; the first ten samples are from before the burn-in's process."""
+
+    def write(out: Path) -> None:
+        lines = device(0)
+        scale(load / 700, rank=0)(0, lines)
+        (out / "burnin_rank0.jsonl").write_text("\n".join(json.dumps(one) for one in lines) + "\n")
+        header = ",".join(("ts", *(f"gpu0_{name}" for name in SAMPLED)))
+        rows = [header]
+        for at in range(-10, ROUNDS):
+            other, own = int(at + 10 >= since), int(at >= 0)
+            used = 100 if own or (other and not idle) else 0
+            rows.append(f"{1000.0 + 2 * at},690,58,1709,4,{used},{own + other},{other}")
+        (out / "logs" / "telemetry.csv").write_text("\n".join(rows) + "\n")
+        who = {"ts": 980.0, "gpu": 0, "pid": 4808, "name": "python3", "used_mib": 1002}
+        (out / "logs" / "gpu_processes.jsonl").write_text(json.dumps(who) + "\n")
+
+    return write
+
+
+def test_one_gpu_beside_another_program_is_no_pass_and_the_program_is_named(tmp_path: Path) -> None:
+    report = judged(tmp_path, {"kind": "burnin"}, beside(load=373), gpus=1)
+    status, message = found(report, "rate")
+    assert (report.status, status) == ("FAIL", "FAIL")
+    assert message.startswith("GPU 0 held 373")
+    assert "52.2 % of its public bound" in message
+    assert "Meanwhile another program used GPU 0: pid 4808 (python3, 1002 MiB)." in message
+
+
+def test_a_program_that_is_there_and_leaves_the_gpu_its_rate_fails_nothing(tmp_path: Path) -> None:
+    report = judged(tmp_path, {"kind": "burnin"}, beside(load=740), gpus=1)
+    assert report.status == "PASS", report.message
+
+
+@pytest.mark.parametrize(("rate", "status"), [(738, "PASS"), (750, "PASS"), (540, "PASS"), (530, "FAIL")])
+def test_the_rate_of_a_gpu_alone_is_compared_with_three_quarters_of_its_bound(
+    tmp_path: Path, rate: float, status: str
+) -> None:
+    assert found(burned(tmp_path, scale(rate / 700, rank=0), gpus=1), "rate")[0] == status
+
+
+def test_a_lowered_power_limit_lowers_what_a_gpu_must_hold_and_an_unknown_model_is_not_judged(tmp_path: Path) -> None:
+    def limited(name: str, watts: float) -> tuple[str, str]:
+        facts = machine(1, name)
+        facts["gpus"]["gpu0"] |= {"power_limit_w": watts, "power_limit_default_w": 700.0}
+        return found(burned(tmp_path / f"{name}{watts:g}", scale(450 / 700, rank=0), gpus=1, facts=facts), "rate")
+
+    assert limited("NVIDIA H200", 700.0)[0] == "FAIL"
+    assert limited("NVIDIA H200", 500.0)[0] == "PASS"
+    assert limited("NVIDIA Unheard-of", 700.0) == ("SKIPPED", "NVIDIA H200: measured, no public bound.")

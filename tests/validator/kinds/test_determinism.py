@@ -8,11 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.validator.judge.samples import runbook
-from tests.validator.kinds.machines import found, judged, machine
-from validator.ingest import collect_run
-from validator.judge import judge_phase
-from validator.kinds.registry import kind_of, loads
-from validator.model.record import Attempt, Outcome, PhaseRecord, RunRecord, ValidationRecord
+from tests.validator.kinds.machines import explained, found, judged
+from validator.kinds.registry import loads
+from validator.model.plan import RunSpec
 from validator.model.verdict import PhaseReport
 from validator.plan import plan_phase
 from validator.runbook import RunbookError
@@ -22,22 +20,17 @@ LOSSES = [5.5, 5.4912345, 5.25]
 
 def trained(folder: Path, losses: Callable[[str | None, int], list[float]], *, gpus: int) -> PhaseReport:
     """A phase of three steps; `losses` of an arm and a repeat."""
-    book = runbook({"id": "it", "kind": "determinism", "steps": 3}, hardware={"gpus": gpus})
-    done = []
-    for spec in plan_phase(book, book.phases[0], run_dir=folder).runs:
-        out = folder / spec.out
-        out.mkdir(parents=True)
+    return explained(folder, {"kind": "determinism", "steps": 3}, wrote(losses), gpus=gpus)[0]
+
+
+def wrote(losses: Callable[[str | None, int], list[float]]) -> Callable[[RunSpec, Path], None]:
+    """What a trainer leaves."""
+
+    def write(spec: RunSpec, out: Path) -> None:
         lines = [f"{at},{loss!r},0.1,100" for at, loss in enumerate(losses(spec.arm, spec.repeat), start=1)]
         (out / "training.csv").write_text("\n".join(["step,loss,lr,toks_per_s", *lines]) + "\n")
-        attempt = Attempt(
-            number=1, command=spec.argv, pid=1, started="2026-01-01T00:00:00Z", duration_s=9.0, rc=0, reason="exited"
-        )
-        outcome = Outcome(run=spec.id, attempts=(attempt,))
-        read = kind_of(spec.kind).read
-        done.append(RunRecord(spec, outcome, collect_run(spec, run_dir=folder, outcome=outcome, read=read)))
-    record = PhaseRecord(phase=book.phases[0], state="done", runs=tuple(done))
-    validation = ValidationRecord(book, (record,), environment=machine(gpus))
-    return judge_phase(record, validation=validation, judged={})
+
+    return write
 
 
 def wrong(*where: tuple[str, int]) -> Callable[[str | None, int], list[float]]:

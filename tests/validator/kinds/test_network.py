@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,13 @@ def rows(bus_gb_s: float, *, ranks: int = 2, late_ms: float = 0.0, wrong: dict[s
 def measured(
     folder: Path, collectives: dict[str, Any], *, gpus: int = 2, last_go: ValidationReport | None = None, **phase: Any
 ) -> PhaseReport:
+    write = left_by(collectives, gpus=gpus)
+    return judged(folder, {"kind": "network", **phase}, write, gpus=gpus, last_go=last_go)
+
+
+def left_by(collectives: dict[str, Any], *, gpus: int = 2) -> Callable[[Path], None]:
+    """Writes the record of the collectives."""
+
     def write(out: Path) -> None:
         devices = [
             {"rank": at, "index": at, "name": "NVIDIA H200", "uuid": f"uuid{at}"} if gpus else {"rank": at}
@@ -45,7 +53,7 @@ def measured(
         record = {"backend": "nccl", "devices": devices, "collectives": collectives, "skipped": {}}
         (out / "collectives.json").write_text(json.dumps(record))
 
-    return judged(folder, {"kind": "network", **phase}, write, gpus=gpus, last_go=last_go)
+    return write
 
 
 def test_the_fit_gives_latency_and_bandwidth_back() -> None:
