@@ -64,7 +64,7 @@ def busy_gpu(run: RunFacts) -> Iterator[Diagnosis]:
     """Another program used a GPU of the run while it was measured: its steps shared the GPU with it."""
     windows = [one for one in run.evidence.invalid_windows if one.shared]
     if not windows:
-        yield from _beside_the_run(run.evidence.other_programs)
+        yield from _without_steps(run.evidence.other_programs)
         return
     rates = run.evidence.node_rates
     node = f"{min(rates, key=lambda name: (rates[name], name))}: " if rates else ""
@@ -83,7 +83,7 @@ _END = "End the other program (nvidia-smi lists it), or take a GPU that nobody e
 _WHO = "nvidia-smi --query-compute-apps=gpu_bus_id,pid,name,used_memory --format=csv"
 
 
-def _beside_the_run(programs: Sequence[OtherProgram]) -> Iterator[Diagnosis]:
+def _without_steps(programs: Sequence[OtherProgram]) -> Iterator[Diagnosis]:
     """The same of a run without steps. A program that only holds memory takes nothing from a rate."""
     for idle in (False, True):
         found = [one for one in programs if (one.computes is False) == idle]

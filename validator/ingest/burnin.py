@@ -16,6 +16,7 @@ import numpy as np
 
 from validator.documents import number_at, parse_json
 from validator.files import is_file
+from validator.ingest.other_programs import log_folders
 from validator.ingest.result_builder import ResultBuilder
 from validator.ingest.telemetry import SLOWDOWN_BITS, read_samples
 from validator.model.burnin import BurninRecord, Device, Load, RelativeChange
@@ -30,14 +31,22 @@ _HEADLINE = ("bf16", "fp32")
 
 
 def read_burnin(gathered: ResultBuilder, *, planned: int) -> BurninRecord | None:
-    """What was recorded, with the rate by round as series; None where no rank wrote anything."""
-    samples = _samples(gathered)
-    found = [one for path in _records(gathered.out) if (one := _device(gathered, path, samples)) is not None]
+    """What was recorded, with the rate by round as series; None where no rank wrote anything.
+
+    So many ranks are `planned`, numbered node by node.
+    """
+    nodes = _node_samples(gathered)
+    per_node = max(1, planned // len(nodes))
+    found = []
+    for path in _records(gathered.out):
+        one = _device(gathered, path, nodes, per_node)
+        found += [] if one is None else [one]
     if not found:
         return None
     devices = sorted(_charged(found), key=lambda one: one.rank)
     _add_series(gathered, devices)
-    return BurninRecord(tuple(devices), _slower(devices), _sag(devices), _loads(samples, devices), planned)
+    loads = _loads([samples for _, samples in nodes], devices, per_node)
+    return BurninRecord(tuple(devices), _slower(devices), _sag(devices), loads, planned)
 
 
 def _records(out: Path) -> list[Path]:
@@ -51,7 +60,7 @@ def _parsed(line: bytes) -> Any:
         return None
 
 
-def _device(gathered: ResultBuilder, path: Path, samples: Samples | None) -> Device | None:
+def _device(gathered: ResultBuilder, path: Path, nodes: Sequence[_Node], per_node: int) -> Device | None:
     read = gathered.small_file(path, what="the record of a device")
     if read is None:
         return None
@@ -62,7 +71,9 @@ def _device(gathered: ResultBuilder, path: Path, samples: Samples | None) -> Dev
     facts = head.get("device")
     facts = facts if isinstance(facts, Mapping) else {}
     rank, index = int(number_at(facts, "rank") or 0), number_at(facts, "index")
+    node, samples = nodes[rank // per_node] if 0 <= rank // per_node < len(nodes) else ("", None)
     gpu = None if index is None else _by_driver(int(index), samples)
+    where = f"{node}, " if node and len(nodes) > 1 else ""
     rows = [(t, rate) for one in rounds if (t := number_at(one, "t")) and (rate := _headline(one)) is not None]
     errors, seen = _errors(rounds)
     unlike = int(number_at(head, "answer", "unlike_on_cpu") or 0)
@@ -75,7 +86,7 @@ def _device(gathered: ResultBuilder, path: Path, samples: Samples | None) -> Dev
     name = one_line(facts.get("name") or "", limit=60)
     return Device(
         rank=rank,
-        label=f"GPU {gpu}" if gpu is not None else f"CPU worker {rank}",
+        label=where + (f"GPU {gpu}" if gpu is not None else f"CPU worker {rank}"),
         source=read[1],
         gpu=gpu,
         identity=", ".join(filter(None, (name, one_line(facts.get("uuid") or "", limit=60)))),
@@ -181,10 +192,18 @@ def _sag(devices: Sequence[Device]) -> dict[int, RelativeChange]:
 # The machine during the run.
 
 
-def _samples(gathered: ResultBuilder) -> Samples | None:
-    path = gathered.out / "logs" / "telemetry.csv"
-    gathered.evidence.samples = read_samples(path, gathered.read_log) if is_file(path) else None
-    return gathered.evidence.samples
+_Node = tuple[str, "Samples | None"]
+"""Its name, empty on a single machine, and its samples."""
+
+
+def _node_samples(gathered: ResultBuilder) -> list[_Node]:
+    """In the order of their ranks; the samples of the first are those of the run."""
+    found = []
+    for name, folder in log_folders(gathered.out, gathered.evidence.nodes, groups=1):
+        path = folder / "telemetry.csv"
+        found.append((name, read_samples(path, gathered.read_log) if is_file(path) else None))
+    gathered.evidence.samples = found[0][1]
+    return found
 
 
 def _by_driver(index: int, samples: Samples | None) -> int:
@@ -194,31 +213,35 @@ def _by_driver(index: int, samples: Samples | None) -> int:
     return visible[index] if index < len(visible) else index
 
 
-def _loads(samples: Samples | None, devices: Sequence[Device]) -> dict[int, Load]:
-    """Each GPU from the first round to the last."""
+def _loads(nodes: Sequence[Samples | None], devices: Sequence[Device], per_node: int) -> dict[int, Load]:
+    """Each rank's GPU from the first round to the last."""
     every = [t for one in devices for t in one.times_s]
-    if samples is None or not every:
-        return {}
-    inside = (samples.times_s >= min(every)) & (samples.times_s <= max(every))
+    found = {}
+    for one in devices:
+        samples = nodes[one.rank // per_node] if 0 <= one.rank // per_node < len(nodes) else None
+        if samples is not None and one.gpu is not None and every:
+            found[one.rank] = _gpu_load(samples, one.gpu, min(every), max(every))
+    return found
 
-    def column(gpu: int, name: str) -> Any:
+
+def _gpu_load(samples: Samples, gpu: int, first_s: float, last_s: float) -> Load:
+    inside = (samples.times_s >= first_s) & (samples.times_s <= last_s)
+
+    def column(name: str) -> Any:
         values = samples.columns.get(f"gpu{gpu}_{name}", np.empty(0))
         values = values[inside] if values.size else values
         return values[np.isfinite(values)]
 
-    found = {}
-    for gpu in (one.gpu for one in devices if one.gpu is not None):
-        hot, power, clock = (column(gpu, name) for name in ("temperature_c", "power_w", "sm_clock_mhz"))
-        masks = column(gpu, "throttle_mask").astype(np.int64)
-        every_bit = sum(SLOWDOWN_BITS)
-        found[gpu] = Load(
-            float(hot.max()) if hot.size else None,
-            float(power.mean()) if power.size else None,
-            float(clock.mean()) if clock.size else None,
-            float(((masks & every_bit) != 0).mean()) if masks.size else None,
-            tuple(text for bit, text in SLOWDOWN_BITS.items() if (masks & bit).any()),
-        )
-    return found
+    hot, power, clock = (column(name) for name in ("temperature_c", "power_w", "sm_clock_mhz"))
+    masks = column("throttle_mask").astype(np.int64)
+    every_bit = sum(SLOWDOWN_BITS)
+    return Load(
+        float(hot.max()) if hot.size else None,
+        float(power.mean()) if power.size else None,
+        float(clock.mean()) if clock.size else None,
+        float(((masks & every_bit) != 0).mean()) if masks.size else None,
+        tuple(text for bit, text in SLOWDOWN_BITS.items() if (masks & bit).any()),
+    )
 
 
 def _add_series(gathered: ResultBuilder, devices: Sequence[Device]) -> None:

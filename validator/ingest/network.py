@@ -26,10 +26,12 @@ def read_network(record: Mapping[str, Any], source: str) -> NetworkRecord:
                 wrong[sender] = wrong.get(sender, 0) + count
         curve = _curve(one_line(name, limit=30), rows)
         curves += [curve] if curve is not None else []
-    skipped, devices = record.get("skipped"), record.get("devices")
+    skipped, ranks = record.get("skipped"), record.get("devices")
+    devices = [one for one in ranks if isinstance(one, Mapping)] if isinstance(ranks, list) else []
+    hosts = len({str(one.get("host")) for one in devices})
     return NetworkRecord(
         backend=one_line(record.get("backend") or "unknown", limit=20),
-        devices=tuple(_device(one) for one in devices if isinstance(one, Mapping)) if isinstance(devices, list) else (),
+        devices=tuple(_device(one, hosts) for one in devices),
         curves=tuple(curves),
         late_s={name: each for name, each in late.items() if each},
         wrong=wrong,
@@ -56,12 +58,14 @@ def _wrong(found: Any) -> Iterator[tuple[int, int]]:
                 yield int(sender), count
 
 
-def _device(found: Mapping[str, Any]) -> str:
+def _device(found: Mapping[str, Any], hosts: int) -> str:
+    """Of several hosts with the host's name: each has a GPU 0."""
+    where = f"{one_line(found.get('host') or 'unknown host', limit=60)}, " if hosts > 1 else ""
     rank, index = int(number_at(found, "rank", least=0) or 0), number_at(found, "index", least=0)
     if index is None:
-        return f"CPU worker {rank}"
+        return f"{where}CPU worker {rank}"
     known = filter(None, (one_line(found.get(key) or "", limit=60) for key in ("name", "uuid")))
-    return f"GPU {int(index)} ({', '.join(known)})"
+    return f"{where}GPU {int(index)} ({', '.join(known)})"
 
 
 def _curve(name: str, rows: Sequence[Mapping[str, Any]]) -> Curve | None:

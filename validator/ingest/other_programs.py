@@ -31,7 +31,7 @@ def read_other_programs(
 ) -> tuple[OtherProgram, ...]:
     """Each GPU of the run, by node, on which another program was seen, or which computed before the run was on it."""
     found: list[OtherProgram] = []
-    for node, folder in _folders(out, nodes, groups):
+    for node, folder in log_folders(out, nodes, groups):
         path = folder / "telemetry.csv"
         samples = read_samples(path, read_log) if is_file(path) else None
         if samples is not None:
@@ -39,7 +39,7 @@ def read_other_programs(
     return tuple(found)
 
 
-def _folders(out: Path, nodes: tuple[NodeRecord, ...], groups: int) -> Iterator[tuple[str, Path]]:
+def log_folders(out: Path, nodes: tuple[NodeRecord, ...], groups: int) -> Iterator[tuple[str, Path]]:
     """The logs of each node: those of the first of a group lie in the group's own folder."""
     if not nodes:
         yield "", out / "logs"

@@ -111,7 +111,7 @@ class Burnin(ProcessKind[BurninPhase]):
 
     def measured_criteria(self, record: PhaseRecord, validation: ValidationRecord) -> Iterator[ImplicitCriterion]:
         """Whether each GPU alone holds what is public of its model: a single one has no other to be compared with."""
-        if validation.runbook.hardware.gpus:
+        if validation.runbook.hardware.gpus and not any(run.spec.groups for run in record.runs):
             bounds = _bounds(validation.environment)
             text = f"every GPU holds {format_percent(_SUSTAINED)} of the public bound of its model"
             yield ImplicitCriterion("rate", text, _held(bounds), required=lambda runs: _judges(runs, bounds))
@@ -132,7 +132,7 @@ _COLUMNS = (
 
 def _row(one: Device, record: BurninRecord) -> tuple[str | float | None, ...]:
     slower, sag = record.slower.get(one.rank), record.sag.get(one.rank)
-    load = record.loads.get(-1 if one.gpu is None else one.gpu)
+    load = record.loads.get(one.rank)
     rounded = [
         None if value is None else float(f"{value:.4g}")
         for value in (one.rate, one.memory_gb_s, *((load.temperature_c, load.power_w, load.clock_mhz) if load else ()))
@@ -151,7 +151,7 @@ def _scalars(record: BurninRecord) -> dict[str, float | None]:
     slower = None if slowest is None else record.slower.get(slowest.rank)
     known = record.whole or any(by_part.values())
     memory = [one.memory_gb_s for one in devices if one.memory_gb_s is not None]
-    load = record.loads.get(slowest.gpu) if slowest is not None and slowest.gpu is not None else None
+    load = record.loads.get(slowest.rank) if slowest is not None else None
     return {
         **({f"{part}_errors": count for part, count in by_part.items()} if known else {}),
         "errors": float(sum(by_part.values())) if known else None,
@@ -228,7 +228,7 @@ def _steady(phase: BurninPhase) -> Rule:
         rank, change = min(record.sag.items(), key=lambda item: item[1].effect)
         device = next(one for one in record.devices if one.rank == rank)
         text = f"{device.label} lost most: {change.text} from the first third of the time to the last"
-        load = record.loads.get(-1 if device.gpu is None else device.gpu)
+        load = record.loads.get(device.rank)
         hottest = (
             "" if load is None or load.temperature_c is None else f", {format_number(load.temperature_c)} °C at most"
         )
@@ -252,7 +252,7 @@ def _judged(change: RelativeChange, most: float, device: Device, text: str, run:
 
 def _beside(run: JudgedRun, device: Device) -> str:
     """A sentence, after a space, on the other programs that were seen on the device."""
-    seen = [one.text for one in run.evidence.other_programs if one.gpu == device.gpu]
+    seen = [one.text for one in run.evidence.other_programs if device.label.endswith(one.place)]
     return f" Meanwhile {listed(seen)}." if seen else ""
 
 
@@ -318,19 +318,20 @@ def _cool(run: JudgedRun) -> Found:
         return record
     if not any(one.gpu is not None for one in record.devices):
         return Found("SKIPPED", "No GPU: temperature, clocks, power and throttling are not looked at.")
-    known = {gpu: one for gpu, one in record.loads.items() if one.throttled is not None}
+    labels = {one.rank: one.label for one in record.devices}
+    known = {labels[rank]: one for rank, one in record.loads.items() if one.throttled is not None}
     if not known:
         return Found("INCONCLUSIVE", "The driver reports no reasons of its clocks, so throttling is not known.")
     text = "; ".join(
-        f"GPU {gpu}: {format_number(one.temperature_c)} °C at most, {format_number(one.power_w)} W and "
+        f"{label}: {format_number(one.temperature_c)} °C at most, {format_number(one.power_w)} W and "
         f"{format_number(one.clock_mhz)} MHz on average"
-        for gpu, one in known.items()
+        for label, one in known.items()
     )
-    gpu, worst = max(known.items(), key=lambda item: item[1].throttled or 0.0)
+    label, worst = max(known.items(), key=lambda item: item[1].throttled or 0.0)
     share = worst.throttled or 0.0
     if share > _THROTTLED:
         why = ", ".join(worst.reasons)
-        message = f"GPU {gpu} slowed itself down in {format_percent(share)} of the samples: {why}. {text}."
+        message = f"{label} slowed itself down in {format_percent(share)} of the samples: {why}. {text}."
         return Found("FAIL", message, 100 * share, 100 * _THROTTLED, _evidence(*record.devices), "%")
     return Found(
         "PASS", f"{text}; none slowed itself down.", 100 * share, 100 * _THROTTLED, _evidence(*record.devices), "%"

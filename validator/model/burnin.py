@@ -77,7 +77,7 @@ class Load(NamedTuple):
 
 class BurninRecord(NamedTuple):
     """All devices in the order of their ranks, of so many that were `planned`; `slower` than the others and `sag` over
-    time by rank, `loads` by GPU."""
+    time by rank, and `loads` of their GPUs."""
 
     devices: tuple[Device, ...]
     slower: Mapping[int, RelativeChange]

@@ -1,4 +1,4 @@
-"""A program beside a run on its GPUs."""
+"""Other programs on the GPUs of a run."""
 
 from __future__ import annotations
 
@@ -30,13 +30,17 @@ class OtherProgram(NamedTuple):
 
     @property
     def computes(self) -> bool | None:
-        """Whether it used the GPU; None where that cannot be told from the run's own use."""
+        """Whether it used the GPU; None where the run's own use hides it."""
         return None if self.alone_pct is None else self.alone_pct >= BUSY_PCT
+
+    @property
+    def place(self) -> str:
+        """`n2, GPU 1`, or `GPU 1`."""
+        return f"{self.node}, GPU {self.gpu}" if self.node else f"GPU {self.gpu}"
 
     @property
     def text(self) -> str:
         """`another program used n2, GPU 1: pid 4808 (python3, 1002 MiB)`."""
-        where = f"{self.node}, GPU {self.gpu}" if self.node else f"GPU {self.gpu}"
         verb = "held memory of" if self.computes is False else "used"
-        said = f"another program {verb} {where}"
+        said = f"another program {verb} {self.place}"
         return f"{said}: {self.who}" if self.who else f"{said}, of which the driver lists no process"

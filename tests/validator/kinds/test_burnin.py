@@ -11,6 +11,11 @@ from typing import Any
 import pytest
 
 from tests.validator.kinds.machines import CARDS, found, judged, machine
+from validator.ingest.burnin import read_burnin
+from validator.ingest.read_log import ReadLog
+from validator.ingest.result_builder import ResultBuilder
+from validator.model.nodes import NodeRecord
+from validator.model.runbook import TrainerMetrics
 from validator.model.verdict import PhaseReport
 
 ROUNDS = 48
@@ -306,3 +311,27 @@ def test_a_lowered_power_limit_lowers_what_a_gpu_must_hold_and_an_unknown_model_
     assert limited("NVIDIA H200", 700.0)[0] == "FAIL"
     assert limited("NVIDIA H200", 500.0)[0] == "PASS"
     assert limited("NVIDIA Unheard-of", 700.0) == ("SKIPPED", "NVIDIA H200: measured, no public bound.")
+
+
+def test_ranks_of_several_nodes_are_named_by_node_and_have_the_samples_of_their_own(tmp_path: Path) -> None:
+    """Two nodes of one GPU each: the second is hot, and the driver calls its GPU 1."""
+    out = tmp_path / "run"
+    for rank, (folder, gpu) in enumerate(((out / "logs", 0), (out / "nodes" / "n2" / "logs", 1))):
+        folder.mkdir(parents=True)
+        lines = device(rank)
+        lines[0]["device"]["index"] = 0
+        (out / f"burnin_rank{rank}.jsonl").write_text("\n".join(json.dumps(one) for one in lines) + "\n")
+        rows = [f"ts,gpu{gpu}_temperature_c,gpu{gpu}_power_w,gpu{gpu}_throttle_mask"]
+        rows += [f"{1000.0 + 2 * at},{60 + 30 * rank},690,0" for at in range(ROUNDS)]
+        (folder / "telemetry.csv").write_text("\n".join(rows) + "\n")
+    builder = ResultBuilder(run="it", out=out, read_log=ReadLog(tmp_path), metrics=TrainerMetrics())
+    facts = {"group": 0, "host": "h", "ended": "exited", "rc": 0}
+    builder.evidence.nodes = tuple(
+        NodeRecord.model_validate({"node": f"n{at + 1}", "rank": at, **facts}) for at in (0, 1)
+    )
+    record = read_burnin(builder, planned=2)
+    assert record is not None
+    assert [one.label for one in record.devices] == ["n1, GPU 0", "n2, GPU 1"]
+    assert [record.loads[rank].temperature_c for rank in (0, 1)] == [60.0, 90.0]
+    assert record.whole
+    assert not record._replace(planned=4).whole
