@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nsa.interrupt import EXIT_CODE, answer_ctrl_c, leave_at_ctrl_c
+from nsa.interrupt import answer_ctrl_c, leave_at_ctrl_c
 
 if __name__ == "__main__":
     leave_at_ctrl_c()
@@ -27,8 +27,7 @@ import torch.distributed as dist
 
 from nsa.argument_types import positive, positive_int
 from nsa.collectives import COLLECTIVES, MIB, Collective, device_facts, make
-from nsa.config import SetupError
-from nsa.parallel import World, close_world, open_world
+from nsa.parallel import World, measure_in_world
 from nsa.telemetry.environment import software
 from nsa.telemetry.files import json_safe
 
@@ -355,22 +354,14 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Burn in; 0 whatever was found, for the records say it, 2 when there is no such device, 130 when interrupted."""
     args = _parser().parse_args(argv)
-    try:
-        if args.device != "cuda" and (args.device == "cpu" or not torch.cuda.is_available()):
-            _own_cores()
-        world = open_world(args.device, timeout_s=600.0, out=args.out)
-        try:
-            with (args.out / f"burnin_rank{world.rank}.jsonl").open("w", encoding="utf-8", buffering=1) as file:
-                burn(world, args, lambda row: print(json.dumps(json_safe(row)), file=file))
-        finally:
-            close_world(world)
-    except SetupError as error:
-        print(f"nsa.burnin: {error}", file=sys.stderr)  # noqa: T201
-        return 2
-    except KeyboardInterrupt:
-        print("nsa.burnin: interrupted", file=sys.stderr)  # noqa: T201
-        return EXIT_CODE
-    return 0
+    if args.device != "cuda" and (args.device == "cpu" or not torch.cuda.is_available()):
+        _own_cores()
+
+    def work(world: World) -> None:
+        with (args.out / f"burnin_rank{world.rank}.jsonl").open("w", encoding="utf-8", buffering=1) as file:
+            burn(world, args, lambda row: print(json.dumps(json_safe(row)), file=file))
+
+    return measure_in_world("nsa.burnin", work, device=args.device, timeout_s=600.0, out=args.out)
 
 
 if __name__ == "__main__":

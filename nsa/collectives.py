@@ -7,7 +7,6 @@ must carry at least. Every answer is known: the values are whole numbers, so tha
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nsa.interrupt import EXIT_CODE, answer_ctrl_c, leave_at_ctrl_c
+from nsa.interrupt import answer_ctrl_c, leave_at_ctrl_c
 
 if __name__ == "__main__":
     leave_at_ctrl_c()
@@ -26,10 +25,8 @@ import torch
 import torch.distributed as dist
 
 from nsa.argument_types import positive_int
-from nsa.config import SetupError
-from nsa.parallel import World, close_world, open_world
+from nsa.parallel import World, hand_out, measure_in_world
 from nsa.telemetry.environment import software
-from nsa.telemetry.files import write_json
 
 __all__ = ["COLLECTIVES", "Collective", "main", "make"]
 
@@ -280,24 +277,12 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, and print or write rank 0's record; 0, 2 when there is no such device, 130 when interrupted."""
     args = _parser().parse_args(argv)
-    try:
-        world = open_world(args.device, timeout_s=120.0, out=Path(os.curdir))
-        try:
-            record = record_of(world, most=args.max_bytes, repeats=args.repeats, only=args.only)
-        finally:
-            close_world(world)
-    except SetupError as error:
-        print(f"nsa.collectives: {error}", file=sys.stderr)  # noqa: T201
-        return 2
-    except KeyboardInterrupt:
-        print("nsa.collectives: interrupted; nothing was written", file=sys.stderr)  # noqa: T201
-        return EXIT_CODE
-    if world.is_main:
-        if args.out:
-            write_json(args.out, record)
-        else:
-            print(json.dumps(record, indent=2))  # noqa: T201
-    return 0
+
+    def work(world: World) -> None:
+        hand_out(record_of(world, most=args.max_bytes, repeats=args.repeats, only=args.only), world, args.out)
+
+    place, lost = Path(os.curdir), "; nothing was written"
+    return measure_in_world("nsa.collectives", work, device=args.device, timeout_s=120.0, out=place, lost=lost)
 
 
 if __name__ == "__main__":

@@ -7,9 +7,11 @@ carries the loss and the reasons to stop, so that all ranks stop after the same 
 
 from __future__ import annotations
 
+import json
 import os
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -21,8 +23,20 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from nsa.config import DdpConfig, SetupError
+from nsa.interrupt import EXIT_CODE
+from nsa.telemetry.files import write_json
 
-__all__ = ["ReduceHook", "World", "close_world", "effective_compression", "open_world", "pick_device", "wrap_ddp"]
+__all__ = [
+    "ReduceHook",
+    "World",
+    "close_world",
+    "effective_compression",
+    "hand_out",
+    "measure_in_world",
+    "open_world",
+    "pick_device",
+    "wrap_ddp",
+]
 
 
 @dataclass(frozen=True)
@@ -105,6 +119,36 @@ def close_world(world: World) -> None:
     part = dist.group.WORLD._get_backend(world.device) if dist.group.WORLD is not None else None
     dist.destroy_process_group()
     del part
+
+
+def measure_in_world(
+    program: str, work: Callable[[World], None], *, device: str, timeout_s: float, out: Path, lost: str = ""
+) -> int:
+    """Open the world, work in it and close it, as the programs that measure a machine do.
+
+    Returns 0, 2 when there is no such device, 130 when interrupted; `lost` says what is missing then.
+    """
+    try:
+        world = open_world(device, timeout_s=timeout_s, out=out)
+        try:
+            work(world)
+        finally:
+            close_world(world)
+    except SetupError as error:
+        print(f"{program}: {error}", file=sys.stderr)  # noqa: T201
+        return 2
+    except KeyboardInterrupt:
+        print(f"{program}: interrupted{lost}", file=sys.stderr)  # noqa: T201
+        return EXIT_CODE
+    return 0
+
+
+def hand_out(record: Mapping[str, Any], world: World, path: Path | None) -> None:
+    """Write rank 0's record to a file, or print it."""
+    if world.is_main and path is not None:
+        write_json(path, record)
+    elif world.is_main:
+        print(json.dumps(record, indent=2))  # noqa: T201
 
 
 def effective_compression(asked: str, world: World, grad_dtype: torch.dtype) -> tuple[str, str | None]:

@@ -7,7 +7,6 @@ the all-reduce. Rates are medians over repeats after a warm-up, so that one dist
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import statistics
@@ -17,7 +16,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from nsa.interrupt import EXIT_CODE, answer_ctrl_c, leave_at_ctrl_c
+from nsa.interrupt import answer_ctrl_c, leave_at_ctrl_c
 
 if __name__ == "__main__":
     leave_at_ctrl_c()
@@ -26,10 +25,8 @@ import torch
 import torch.distributed as dist
 
 from nsa.argument_types import positive_int
-from nsa.config import SetupError
-from nsa.parallel import World, close_world, open_world
+from nsa.parallel import World, hand_out, measure_in_world
 from nsa.telemetry.environment import software
-from nsa.telemetry.files import write_json
 
 __all__ = ["bus_bandwidth_gb_s", "main", "probe"]
 
@@ -180,21 +177,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Probe and print rank 0's record, with every rank's rates under `ranks`; 0, 2 when there is no such device, 130
     when interrupted."""
     args = _parser().parse_args(argv)
-    try:
-        _report(args)
-    except SetupError as error:
-        print(f"nsa.probe: {error}", file=sys.stderr)  # noqa: T201
-        return 2
-    except KeyboardInterrupt:
-        print("nsa.probe: interrupted; nothing was written", file=sys.stderr)  # noqa: T201
-        return EXIT_CODE
-    return 0
 
-
-def _report(args: argparse.Namespace) -> None:
-    """Measure on every rank, and write or print what rank 0 knows of all."""
-    world = open_world(args.device, timeout_s=120.0, out=Path(os.curdir))
-    try:
+    def work(world: World) -> None:
         size = args.gemm_size or (8192 if world.on_cuda else 512)
         mib = args.mib or (1024 if world.on_cuda else 16)
         record = probe(world, gemm_size=size, mib=mib, repeats=args.repeats, only=args.only)
@@ -203,14 +187,10 @@ def _report(args: argparse.Namespace) -> None:
             dist.all_gather_object(ranks, record["rates"])
         else:
             ranks = [record["rates"]]
-    finally:
-        close_world(world)
-    if world.is_main:
-        record["ranks"] = ranks
-        if args.out:
-            write_json(args.out, record)
-        else:
-            print(json.dumps(record, indent=2))  # noqa: T201
+        hand_out({**record, "ranks": ranks}, world, args.out)
+
+    place, lost = Path(os.curdir), "; nothing was written"
+    return measure_in_world("nsa.probe", work, device=args.device, timeout_s=120.0, out=place, lost=lost)
 
 
 if __name__ == "__main__":

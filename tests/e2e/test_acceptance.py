@@ -116,6 +116,10 @@ def test_faults_are_named_with_their_device_and_given_to_the_provider(tmp_path: 
     assert "CPU worker 1: " in text
     assert "storage.checkpoint_mb_s >= 50" in text
     assert "--only disk" in text
+    causes = {one["code"]: one for one in result["findings"]}
+    assert {"device-corrupts", "rank-late", "disk-slow"} <= causes.keys()
+    assert "CPU worker 1" in causes["device-corrupts"]["next_step"]
+    assert f"device-corrupts: {causes['device-corrupts']['message']}" in text
 
 
 @pytest.mark.long
