@@ -12,11 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from validator.documents import number_at
-from validator.kinds.base import Found, ImplicitCriterion, JudgedRun, Planner, ProcessKind, Rule, Seen
+from validator.kinds.base import Found, ImplicitCriterion, JudgedRun, Planner, Rule, Seen
+from validator.kinds.machine import EachDevice, processes_of, where_gpus
 from validator.model.bounds import NO_BOUND, Bound, cards, gemm_bound
 from validator.model.burnin import BurninRecord, Device, RelativeChange
 from validator.model.machine_phases import BurninPhase
-from validator.model.runbook import Runbook, Setting
+from validator.model.runbook import Runbook
 from validator.stats.distributions import t_quantile
 from validator.text import format_number, format_percent, listed, plural
 
@@ -31,7 +32,6 @@ _ON_GPU_S, _ON_CPU_S = 120.0, 20.0
 _SETUP_S = 300.0
 """Beyond the time under load: start, answers, the last look at memory."""
 
-_WORKERS = 2
 _THROTTLED = 0.01
 """Share of the samples with a thermal or power slowdown from which the machine is not healthy."""
 
@@ -44,7 +44,7 @@ takes half, and left 0.52 on an H200.
 """
 
 
-class Burnin(ProcessKind[BurninPhase]):
+class Burnin(EachDevice[BurninPhase]):
     """One run, one process on each device."""
 
     schema = BurninPhase
@@ -55,28 +55,15 @@ class Burnin(ProcessKind[BurninPhase]):
         "or throttles",
     )
 
-    def asks(self, phase: BurninPhase, runbook: Runbook) -> bool:
-        """An answer can be wrong."""
-        return True
-
-    def env(self, phase: BurninPhase) -> dict[str, Setting]:
-        """GPUs are numbered as the driver numbers them."""
-        return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-
     def runs(self, phase: BurninPhase, planner: Planner) -> Iterator[RunSpec]:
         """One run, by the trainer's Python, which has torch."""
-        gpus = planner.runbook.hardware.gpus
-        nproc = gpus or _WORKERS
+        gpus, nproc = processes_of(planner.runbook)
         seconds = lasts(phase, gpus)
         values = planner.values(phase, "r1", nproc=nproc)
         options = ("--device", "cuda" if gpus else "cpu", "--seconds", f"{seconds:g}", "--out", str(values["out"]))
         argv = (*planner.probe(nproc, values, "burnin"), *options)
         limit_s = None if phase.timeout is not None else seconds * 1.5 + _SETUP_S
         yield planner.process(phase, argv, launcher="torchrun", nproc=nproc, timeout_s=limit_s, retries=0)
-
-    def sample_s(self, spec: RunSpec) -> float | None:
-        """Once a second, as a training run."""
-        return 1.0
 
     def read(self, spec: RunSpec, gathered: ResultBuilder, log: Path | None) -> None:
         """Devices from what each rank wrote, the machine from its samples."""
@@ -92,11 +79,7 @@ class Burnin(ProcessKind[BurninPhase]):
 
     def criteria(self, phase: BurninPhase, runbook: Runbook) -> Iterator[ImplicitCriterion]:
         """Right answers decide everywhere; rates and temperature on GPUs, for cores are shared with others."""
-        on_gpus = runbook.hardware.gpus > 0
-
-        def decides(runs: Sequence[JudgedRun]) -> bool:
-            return on_gpus
-
+        decides = where_gpus(runbook)
         share = format_percent(phase.max_slower)
         several = runbook.hardware.gpus != 1
         yield ImplicitCriterion(

@@ -1,4 +1,5 @@
-"""What kinds that measure the machine share: its rates compared with public bounds, and its PCIe links under load.
+"""What kinds that measure the machine share: a process on each device, its rates compared with public bounds, and its
+PCIe links under load.
 
 No kind by itself. The bounds are in `validator/model/bounds.py`.
 """
@@ -6,12 +7,49 @@ No kind by itself. The bounds are in `validator/model/bounds.py`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from validator.kinds.base import Found, ImplicitCriterion, JudgedRun, Rule, Seen
+from validator.kinds.base import Found, ImplicitCriterion, JudgedRun, ProcessKind, Rule, Seen
 from validator.model.bounds import ALL_REDUCE, NO_BOUND, Bound, bounds_for, cards, gpu_name, model_of
+from validator.model.phases import ProcessPhase
+from validator.model.runbook import Runbook, Setting
 from validator.model.schemas import SCALARS
 from validator.text import format_number, format_percent, listed, quoted
+
+if TYPE_CHECKING:
+    from validator.model.plan import RunSpec
+
+_WORKERS = 2
+"""Processes that share the cores where there are no GPUs."""
+
+Q = TypeVar("Q", bound=ProcessPhase)
+
+
+class EachDevice(ProcessKind[Q]):
+    """A kind with one process on each GPU, which checks answers that are known."""
+
+    def asks(self, phase: Q, runbook: Runbook) -> bool:
+        """An answer can be wrong."""
+        return True
+
+    def env(self, phase: Q) -> dict[str, Setting]:
+        """GPUs are numbered as the driver numbers them."""
+        return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+    def sample_s(self, spec: RunSpec) -> float | None:
+        """Once a second, as a training run."""
+        return 1.0
+
+
+def processes_of(runbook: Runbook) -> tuple[int, int]:
+    """GPUs, and processes of such a kind."""
+    return runbook.hardware.gpus, runbook.hardware.gpus or _WORKERS
+
+
+def where_gpus(runbook: Runbook) -> Callable[[Sequence[JudgedRun]], bool]:
+    """Required on GPUs alone: the cores of a CPU are shared with others."""
+    return lambda runs: runbook.hardware.gpus > 0
+
 
 PAYLOAD = "probe.all_reduce_gib"
 """The payload that `probe.all_reduce_gb_s` was measured with."""

@@ -6,14 +6,15 @@ bandwidth, with intervals. The public bounds of such a machine and the last GO s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from validator.kinds.base import Found, ImplicitCriterion, JudgedRun, Planner, ProcessKind, Rule, Seen
+from validator.kinds.base import Found, ImplicitCriterion, JudgedRun, Planner, Rule, Seen
+from validator.kinds.machine import EachDevice, processes_of, where_gpus
 from validator.model.bounds import ALL_REDUCE, NO_BOUND, bounds_for, gpu_name
 from validator.model.machine_phases import NetworkPhase
 from validator.model.network import Curve, FitValue, NetworkRecord
-from validator.model.runbook import Runbook, Setting
+from validator.model.runbook import Runbook
 from validator.text import (
     format_change,
     format_interval,
@@ -32,13 +33,12 @@ if TYPE_CHECKING:
     from validator.model.record import PhaseRecord, ValidationRecord
 
 _RECORD = "collectives.json"
-_WORKERS = 2
 _TIMEOUT_S = 600.0
 _UNUSUAL = 0.1
 """Share below the last GO from which a bandwidth is worth a look."""
 
 
-class Network(ProcessKind[NetworkPhase]):
+class Network(EachDevice[NetworkPhase]):
     """One run, one process on each device."""
 
     schema = NetworkPhase
@@ -48,18 +48,9 @@ class Network(ProcessKind[NetworkPhase]):
         "every answer is right; no rank is late; the all-reduce reaches its public bound, and each rate the last GO's",
     )
 
-    def asks(self, phase: NetworkPhase, runbook: Runbook) -> bool:
-        """An answer can be wrong."""
-        return True
-
-    def env(self, phase: NetworkPhase) -> dict[str, Setting]:
-        """GPUs are numbered as the driver numbers them."""
-        return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-
     def runs(self, phase: NetworkPhase, planner: Planner) -> Iterator[RunSpec]:
         """By the trainer's Python, which has torch."""
-        gpus = planner.runbook.hardware.gpus
-        nproc = gpus or _WORKERS
+        gpus, nproc = processes_of(planner.runbook)
         values = planner.values(phase, "r1", nproc=nproc)
         options = ["--device", "cuda" if gpus else "cpu", "--out", f"{values['out']}/{_RECORD}"]
         if phase.max_size is not None:
@@ -67,10 +58,6 @@ class Network(ProcessKind[NetworkPhase]):
         limit_s = None if phase.timeout is not None else _TIMEOUT_S
         argv = (*planner.probe(nproc, values, "collectives"), *options)
         yield planner.process(phase, argv, launcher="torchrun", nproc=nproc, timeout_s=limit_s, retries=0)
-
-    def sample_s(self, spec: RunSpec) -> float | None:
-        """Once a second, as a training run."""
-        return 1.0
 
     def read(self, spec: RunSpec, gathered: ResultBuilder, log: Path | None) -> None:
         """Curves with their fits, and a table by size."""
@@ -90,11 +77,7 @@ class Network(ProcessKind[NetworkPhase]):
 
     def criteria(self, phase: NetworkPhase, runbook: Runbook) -> Iterator[ImplicitCriterion]:
         """Right answers decide, and on GPUs that no rank is late: the cores of a CPU are shared with others."""
-        gpus = runbook.hardware.gpus
-
-        def decides(runs: Sequence[JudgedRun]) -> bool:
-            return gpus > 0
-
+        gpus, decides = runbook.hardware.gpus, where_gpus(runbook)
         late = f"no rank begins a collective {format_number(1e3 * phase.max_late)} ms after the first"
         yield ImplicitCriterion("collectives", "every answer of a collective is right", _right(gpus))
         yield ImplicitCriterion("late", late, _late(phase.max_late), required=decides)
