@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from validator.diagnose.rule import Diagnosis, PhaseFacts, RunFacts, Severity, evidence, rule
 from validator.model.bounds import ALL_REDUCE, BACK, COPY, GEMM, HOST, PEER
 from validator.model.burnin import BurninRecord
+from validator.model.machine_phases import StoragePhase
 from validator.model.network import NetworkRecord
-from validator.model.phases import StoragePhase
-from validator.model.training_phases import DeterminismPhase
+from validator.model.repeated_phases import DeterminismPhase
 from validator.model.verdict import Verdict
 from validator.text import format_number, listed, plural
 

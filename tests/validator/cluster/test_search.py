@@ -192,14 +192,14 @@ def test_without_a_majority_nobody_is_accused_but_nobody_is_good(slow: tuple[int
         assert {_states(judgement)[f"n{one}"] for one in slow} == {"inconclusive"}
 
 
-BOUNDED = Measure("rate", "tok/s", least=90.0, accuses=True)
+BOUNDED = FleetMeasure(name="rate", unit="tok/s", per="node", least=90.0, accuses=True)
 
 
 @pytest.mark.parametrize("count", [2, 3])
 def test_of_few_nodes_a_public_bound_names_the_slow_one(count: int) -> None:
     judgement = Machines(count, alone={1: 0.42}).judged(BOUNDED)
     (slow,) = judgement.slow
-    assert (slow.subject, slow.by) == (Subject(("n1",)), "bound")
+    assert (slow.subject, slow.by) == (FleetSubject(nodes=("n1",)), "bound")
     assert _states(judgement) == {f"n{one}": "slow" if one == 1 else "good" for one in range(count)}
     assert judgement.compatible == tuple(f"n{one}" for one in range(count) if one != 1) or count == 3
 
@@ -210,7 +210,7 @@ def test_a_bound_that_is_not_between_two_nodes_accuses_none_of_them() -> None:
     both_miss = Machines(2, alone={0: 0.8, 1: 0.4}).judged(BOUNDED)
     assert both_miss.slow == ()
     assert set(_states(both_miss).values()) == {"inconclusive"}, "the faster one misses the bound as well"
-    shown = Machines(2, alone={1: 0.42}).judged(Measure("rate", "tok/s", least=90.0))
+    shown = Machines(2, alone={1: 0.42}).judged(FleetMeasure(name="rate", unit="tok/s", per="node", least=90.0))
     assert (shown.slow, _states(shown)) == ((), {"n0": "good", "n1": "inconclusive"}), (
         "of another product: it acquits alone"
     )
