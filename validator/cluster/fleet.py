@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from validator.model.bounds import COPY, GEMM, HOST, Bound, bounds_for, gpu_name
+from validator.model.bounds import COPY, GEMM, HOST, bounds_for, gpu_name
 from validator.text import format_change
 
 if TYPE_CHECKING:  # they load numpy, which `check` does without
@@ -35,10 +35,11 @@ _BOUNDED = {"gemm_bf16": GEMM, "copy": COPY, "host_to_device": HOST}
 """Measures alone, and the rates that public bounds are about."""
 
 
-def _bounds(facts: Sequence[Mapping[str, Any]], gpus: int) -> dict[str, Bound]:
+def _bounds(facts: Sequence[Mapping[str, Any]], gpus: int) -> dict[str, dict[str, Any]]:
     """The public bounds of the nodes' GPUs by rate; empty where their models are not the same."""
-    kinds = {gpu_name(one, gpus=gpus) for one in facts}
-    return {} if len(kinds) != 1 else {one.name: one for one in bounds_for(facts[0], gpus=gpus)}
+    kinds = {gpu_name(one, gpus=gpus) for one in facts} if gpus else set()
+    found = bounds_for(facts[0], gpus=gpus) if len(kinds) == 1 else ()
+    return {one.name: {"least": one.least, "accuses": one.required} for one in found}
 
 
 def search_over(
@@ -61,13 +62,12 @@ def search_over(
     from validator.cluster.search import Rules, Search
     from validator.model.fleet import FleetMeasure
 
-    bounds = _bounds(facts, gpus) if gpus else {}
-    measures = []
-    for name, unit in ALONE.items():
-        bound = bounds.get(_BOUNDED[name])
-        if gpus or name != "host_to_device":
-            least, accuses = (bound.least, bound.required) if bound is not None else (None, False)
-            measures.append(FleetMeasure(name=name, unit=unit, per="node", least=least, accuses=accuses))
+    bounds = _bounds(facts, gpus)
+    measures = [
+        FleetMeasure(name=name, unit=unit, per="node", **bounds.get(_BOUNDED[name], {}))
+        for name, unit in ALONE.items()
+        if gpus or name != "host_to_device"
+    ]
     if links:
         measures.append(FleetMeasure(name=LINK, unit="GB/s", per="group"))
     rules = Rules() if rounds is None else Rules(rounds=rounds)

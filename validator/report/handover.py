@@ -130,16 +130,10 @@ def _named(node: FleetNode) -> str:
 def _measured(one: FleetOutlier) -> str:
     """`gemm, GPU 3: 5.1 % slower, interval -6.0 % to -4.2 %, p = 0.001, 16 repeats, confirmed by swap`."""
     gpu = "" if one.subject.gpu is None else f", GPU {one.subject.gpu}"
+    low, high = format_change(one.low), format_change(one.high)
+    effect = f"{one.measure}{gpu}: {format_change(one.effect)}, interval {low} to {high}"
     if one.by == "bound":
-        return (
-            f"{one.measure}{gpu}: {format_change(one.effect)}, interval {format_change(one.low)} to "
-            f"{format_change(one.high)}; its best reading is below the public bound of its model, which another node "
-            "reaches"
-        )
+        return f"{effect}; its best reading is below the public bound of its model, which another node reaches"
     how = "confirmed by swap of partners" if one.by == "swap" else "confirmed by measuring it again"
     often = f", slow in {100 * one.often:.0f} % of them" if one.intermittent else ""
-    return (
-        f"{one.measure}{gpu}: {format_change(one.effect)}, "
-        f"interval {format_change(one.low)} to {format_change(one.high)}, "
-        f"p = {format_number(one.p_value, digits=2)}, {one.repeats} repeats{often}; {how}"
-    )
+    return f"{effect}, p = {format_number(one.p_value, digits=2)}, {one.repeats} repeats{often}; {how}"

@@ -16,7 +16,7 @@ from validator.ingest.other_programs import read_other_programs
 from validator.ingest.read_log import ReadLog
 from validator.model.nodes import NodeRecord
 from validator.model.verdict import Finding, PhaseReport, ValidationReport
-from validator.report.handover import machine_ticket
+from validator.report.machine_ticket import machine_ticket
 from validator.report.terminal.summary import summary_lines
 from validator.runs.folder import ReportPaths
 
