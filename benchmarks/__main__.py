@@ -47,6 +47,7 @@ BENCHMARKS = (  # short ones first: what is interrupted has told most of it
     Benchmark("report"),
     Benchmark("calibration"),
     Benchmark("bounds"),
+    Benchmark("lasting"),
     Benchmark("comparing", ("--trials", "1000")),
     Benchmark("findings"),
     Benchmark("fleet"),

@@ -33,6 +33,7 @@ def test_every_benchmark_is_run_or_named_with_a_reason() -> None:
         ("comparing", ("--trials", "1")),
         ("calibration", ("--trials", "1")),
         ("bounds", ("--trials", "1")),
+        ("lasting", ("--trials", "1", "--only", "85%")),
         ("fleet", ("--trials", "1")),
     ],
 )

@@ -359,6 +359,7 @@ def _terms(case: _Case, binding: Binding) -> Terms:
         level=case.level,
         windows=tuple(window for phase, one, arm in behind for window in phase.windows(one, arm=arm)),
         needs=partial(_needs, case, binding),
+        at_end=partial(_at_end, case, binding),
     )
 
 
@@ -387,6 +388,12 @@ def _needs(case: _Case, binding: Binding) -> tuple[Needed, str | None] | None:
         return None
     found = needed(distance.point, shares, own=case.own)
     return found, text_of(found, shares, own=case.own) if len(case.data) > 1 else None
+
+
+def _at_end(case: _Case, binding: Binding) -> Estimate | None:
+    """Left minus right where of each run that became slower its end alone counts."""
+    ended = {name: replace(one, at_end=True) if isinstance(one, PhaseData) else one for name, one in case.data.items()}
+    return _difference(replace(case, data=ended), binding)
 
 
 def _difference(case: _Case, binding: Binding, *, only: str | None = None, factor: float = 1.0) -> Estimate | None:

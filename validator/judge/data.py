@@ -94,13 +94,15 @@ def _assumes_variation(resolved: Resolved, runs: Sequence[object]) -> bool:
 class PhaseData:
     """One phase's runs by arm (the key is "" when there are no arms).
 
-    `pauses` is whether rates count pauses of which a run holds too few to show how often they come.
+    `pauses` is whether rates count pauses of which a run holds too few to show how often they come; `at_end` whether a
+    run that became slower counts as it was at its end alone.
     """
 
     record: PhaseRecord
     validation: ValidationRecord
     report: PhaseReport | None = None
     pauses: bool = True
+    at_end: bool = False
 
     @cached_property
     def arms(self) -> Mapping[str, tuple[RunRecord, ...]]:
@@ -214,6 +216,7 @@ class PhaseData:
         measurement = measured(run)
         if measurement is None or resolved.statistic is None:
             raise NotMeasured(f"run {run.spec.id} was not measured")
+        measurement = measurement.at_end if self.at_end else measurement
         measurement = measurement if self.pauses else measurement.without_pauses
         return measurement.estimate(resolved.name, resolved.statistic, alone=alone)
 

@@ -44,6 +44,9 @@ class Terms:
     needs: Callable[[], tuple[Needed, str | None] | None] = lambda: None
     """What would decide it by the parts of its phases, and as a clause where several phases have one."""
 
+    at_end: Callable[[], Estimate | None] = lambda: None
+    """Left minus right where of each run that became slower its end alone counts; None where that is not known."""
+
 
 @dataclass(frozen=True)
 class Decided:
@@ -82,7 +85,8 @@ def decide(left: Estimate, right: Estimate, terms: Terms) -> Decided:
         return Decided("INCONCLUSIVE", message, ends, margin)
     if status == "INCONCLUSIVE":
         return _open(difference, text, bound, ends, margin, terms)
-    how = ", with its whole interval"
+    slowed = status == "PASS" and any(window.slowed for window in terms.windows)
+    how = ", with its whole interval" + (", and so is its end alone" if slowed else "")
     if by_interval != status:
         low, high = (format_number(right.point + end) for end in difference.reach)
         how = f", and so is every part of what was measured: {low} to {high}"
@@ -94,7 +98,9 @@ def _doubt(status: Status, by_reach: Status, reach: Interval, terms: Terms) -> s
     """Why what the numbers say is not yet decided: the run was becoming slower, or was still becoming faster."""
     if status == "PASS" and by_reach != "PASS":
         ended = next((window.note for window in terms.windows if window.slowed), None)
-        return ended and f"the run ended slower than it began, and its last level is not clear of the bound: {ended}"
+        if ended is None or _holds_at_end(terms):
+            return None
+        return f"the run ended slower than it began, and its last level is not clear of the bound: {ended}"
     settling = next((window.note for window in terms.windows if window.settling), None)
     if status == "FAIL" and settling is not None:
         span = reach[1] - reach[0]
@@ -102,6 +108,13 @@ def _doubt(status: Status, by_reach: Status, reach: Interval, terms: Terms) -> s
         hopeless = math.isfinite(span) and side_of((reach[0] - span, reach[1] + span), terms.operator) == "FAIL"
         return None if hopeless else f"the start was {settling}"
     return None
+
+
+def _holds_at_end(terms: Terms) -> bool:
+    """Whether the ends of the runs that became slower are clear of the bound by their own interval."""
+    ended = terms.at_end()
+    interval = None if ended is None else ended.interval(terms.level)
+    return interval is not None and side_of(interval, terms.operator) == "PASS"
 
 
 def _remarks(terms: Terms) -> str:

@@ -14,10 +14,19 @@ from validator.text import format_number
 
 if TYPE_CHECKING:
     from validator.stats.measure import RunMeasurement
-    from validator.stats.window import Level
+    from validator.stats.slowing import Fall
 
 _MIN_SLOW_DOWN = 5.0
 """Per cent: 1 to 2 % of thermal settling is healthy."""
+
+_CLEAR = 2.0
+"""Times the limit, from which a fall is never taken for what a rate varies by."""
+
+_LONGER = 3
+"""Times as many steps, which show whether a rate comes back."""
+
+_ORDER = ("FAIL", "INCONCLUSIVE", "PASS")
+"""Which of two looks at a run decides."""
 
 _OTHERS_PCT, _FULL_PCT, _MOST = 10.0, 85.0, 0.5
 """Share of all cores that other programs use, share that is busy, and share of a level's samples in which both are so,
@@ -71,36 +80,44 @@ def _slow_down_limit(phase: SoakPhase) -> float:
 
 
 def _sustained_rate(run: JudgedRun, limit: float) -> Found:
-    """Whether the last level is slower than the fastest before it, by more than its interval leaves in doubt."""
+    """Whether the run ends slower than it lastingly was before, by more than its interval leaves in doubt."""
     measurement = run.measurement
     window = None if measurement is None else measurement.window_found
     if measurement is None or window is None:
         return Found("INCONCLUSIVE", "Whether the rate lasts is not known: the run was not measured.", None, limit)
     if not window.levels:
         return _over_few_rows(measurement, window.note, limit)
-    if not window.slowed:
-        return Found("PASS", "The run does not lastingly become slower.", 0.0, limit)
-    *earlier, last = window.levels
-    fastest = min(earlier, key=lambda level: level.mean)
-    lost, least = 100 * (1 - fastest.mean / last.mean), 100 * (1 - fastest.high / last.low)
+    found = [_of_fall(fall, run, limit) for fall in measurement.falls]
+    least = Found("PASS", "The run does not lastingly become slower.", 0.0, limit)
+    return min(found, key=lambda one: _ORDER.index(one.status), default=least)
+
+
+def _of_fall(fall: Fall, run: JudgedRun, limit: float) -> Found:
+    """What one fall of the rate says: it fails where even the least that it may be is too much."""
+    lost, least = 100 * fall.lost, 100 * fall.least
     message = (
-        f"From step {last.first_step} on the rate is {format_number(lost)} % lower than in steps "
-        f"{fastest.first_step} to {fastest.last_step}, at least {format_number(max(least, 0.0))} % by its interval"
+        f"From step {fall.from_step} on the rate is {format_number(lost)} % lower than in steps "
+        f"{fall.first_step} to {fall.last_step}"
     )
     if lost < limit:
         return Found("PASS", f"{message}; less than {format_number(limit)} % is allowed.", lost, limit)
+    if least <= 0 and lost < _CLEAR * limit:
+        return Found("PASS", f"{message}, which is within what it varies by all along.", lost, limit)
+    message = f"{message}, at least {format_number(max(least, 0.0))} % by its interval"
     if least < limit:
-        return Found(
-            "INCONCLUSIVE", f"{message}; more steps would show whether it is {format_number(limit)} %.", lost, limit
+        steps = 0 if run.measurement is None or run.measurement.window is None else run.measurement.window.last_step
+        why = (
+            f"whether it is {format_number(limit)} % and does not come back, a soak of {_LONGER * steps:,} steps shows"
         )
-    if (others := _others_in(run, last)) is not None:
+        return Found("INCONCLUSIVE", f"{message}; {why}.", lost, limit)
+    if (others := _others_in(run, fall.from_step)) is not None:
         why = f"other programs used {format_number(others)} % of the machine's CPU then, and hardly any was left"
         return Found("INCONCLUSIVE", f"{message}; {why}: run it again without them.", lost, limit)
     return Found("FAIL", f"{message}.", lost, limit)
 
 
-def _others_in(run: JudgedRun, level: Level) -> float | None:
-    """Per cent of all cores that other programs used in a level most of whose samples they crowd; None in any other."""
+def _others_in(run: JudgedRun, first_step: int) -> float | None:
+    """Per cent of all cores that other programs used from a step on, if they crowd most samples there; else None."""
     series = {} if run.result is None else run.result.series
     busy, others = (series.get(f"telemetry.{name}") for name in ("host_cpu_pct", "host_other_cpu_pct"))
     if busy is None or others is None:
@@ -109,7 +126,7 @@ def _others_in(run: JudgedRun, level: Level) -> float | None:
     both = [
         (used[step], taken)
         for step, taken in zip(others.steps.tolist(), others.values.tolist(), strict=True)
-        if level.first_step <= step <= level.last_step and step in used
+        if first_step <= step and step in used
     ]
     crowded = sum(full >= _FULL_PCT and taken >= _OTHERS_PCT for full, taken in both)
     return sum(taken for _, taken in both) / len(both) if both and crowded >= _MOST * len(both) else None

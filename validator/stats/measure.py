@@ -28,7 +28,8 @@ from validator.stats.estimate import (
 )
 from validator.stats.rate import as_read, rates_of
 from validator.stats.rows import RATES, Windowed, is_restarted, obstacle_of, ordered, window_of, windowed
-from validator.stats.window import SteadyWindow
+from validator.stats.slowing import Fall, lasting_falls
+from validator.stats.window import LASTING, MIN_ROWS, SteadyWindow
 
 _MIN_ROWS = 9  # three in each third
 _READINGS = 6
@@ -158,6 +159,31 @@ class RunMeasurement:
         """The same with rates apart from pauses of which the run holds too few."""
         windows = {name: rows.without_pauses or rows for name, rows in self.windows.items()}
         return replace(self, windows=windows)
+
+    @property
+    def at_end(self) -> RunMeasurement:
+        """The same of its end alone, the shortest lasting one that begins with a level, where the run became slower."""
+        window = self.window_found
+        if window is None or not window.slowed:
+            return self
+        least = max(MIN_ROWS, LASTING * sum(level.rows for level in window.levels))
+        first = len(window.levels) - 1
+        while sum(level.rows for level in window.levels[first:]) < least:
+            first -= 1
+        ending = window.levels[first:]
+        windows = {name: rows.since(ending[0].first_step) for name, rows in self.windows.items()}
+        return replace(self, windows=windows, window_found=replace(window, levels=ending, slowed=False))
+
+    @property
+    def falls(self) -> tuple[Fall, ...]:
+        """By how much the run ends slower than it lastingly was before, as far as its levels and rows tell."""
+        rows = self.windows.get("step_time_s") or self.windows.get("toks_per_s")
+        if rows is None or self.window_found is None:
+            return ()
+        usable = np.isfinite(rows.values) & (rows.values > 0)
+        values = rows.values[usable]
+        times = values if rows.name == "step_time_s" else 1 / values
+        return lasting_falls(rows.steps[usable], times, self.window_found.levels)
 
     @np.errstate(all="ignore")
     def estimate(self, name: str, statistic: str, *, alone: bool = True) -> Estimate:

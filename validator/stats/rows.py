@@ -184,6 +184,16 @@ class Windowed:
     timing: Timing | None = None
     """What a coarse clock leaves open of these rows' times."""
 
+    def since(self, step: int) -> Windowed:
+        """The rows of this step and later ones, of rows that are a sample."""
+        kept = self.steps >= step
+        if not self.sampled or kept.all():
+            return self
+        parts = {name: getattr(self, name)[kept] for name in ("steps", "values", "numerator", "denominator")}
+        plain = None if self.without_pauses is None else self.without_pauses.since(step)
+        timing = None if self.timing is None else replace(self.timing, spans_s=self.timing.spans_s[kept])
+        return replace(self, **parts, without_pauses=plain, timing=timing)
+
     def mean(self) -> float:
         """The weighted mean; NaN if a value is not finite."""
         if not np.isfinite(self.values).all():

@@ -225,7 +225,7 @@ def _may_be_start(run: _LevelRun, values: Floats, end: int, cap: int) -> bool:
 
 def _leading_pauses(values: Floats) -> int:
     """How many rows at the very start are far beyond all ordinary ones: a compilation, the first batch."""
-    center, reach = _center_and_reach(values)
+    center, reach = center_and_reach(values)
     ordinary = np.flatnonzero(values <= center + reach)
     return int(ordinary[0]) if len(ordinary) and ordinary[0] < MAX_WARMUP * len(values) else 0
 
@@ -315,14 +315,14 @@ def _cuts(values: Floats, test: _Test, *, least: int = 1) -> list[int]:
         if end - begin < max(MIN_ROWS, 2 * least):
             continue
         stretch = _clipped(values[begin:end])
-        split = _best_split(np.cumsum(stretch - stretch.mean())[:-1], len(stretch), least)
+        split = best_split(np.cumsum(stretch - stretch.mean())[:-1], len(stretch), least)
         if _changes(stretch, split, test):
             found.append(begin + split)
             open_stretches += [(begin, begin + split), (begin + split, end)]
     return sorted(found)
 
 
-def _center_and_reach(values: Floats) -> tuple[float, float]:
+def center_and_reach(values: Floats) -> tuple[float, float]:
     """The median, and how far ordinary values lie from it.
 
     A quarter of the median always is in range: in a quiet series a ramp is far beyond five spreads, and no outlier.
@@ -333,7 +333,7 @@ def _center_and_reach(values: Floats) -> tuple[float, float]:
 
 def _clipped(values: Floats) -> Floats:
     """Values with outliers pulled in, so that one long pause neither makes nor hides a change."""
-    center, reach = _center_and_reach(values)
+    center, reach = center_and_reach(values)
     return np.clip(values, center - reach, center + reach)
 
 
@@ -347,7 +347,7 @@ def _changes(values: Floats, split: int, test: _Test) -> bool:
     return jump or _slopes(values, test, noise)
 
 
-def _best_split(sums: Floats, n: int, least: int) -> int:
+def best_split(sums: Floats, n: int, least: int) -> int:
     """The least-squares place of a change, from the partial sums `[n - 1]` of the centered values."""
     lefts = np.arange(1, n)
     score = np.abs(sums) / np.sqrt(lefts * (n - lefts))
@@ -384,7 +384,7 @@ def _halved(values: Floats) -> tuple[Floats, ...]:
     n = len(values)
     if n < 2 * MIN_ROWS:
         return (values,)
-    split = _best_split(np.cumsum(values - values.mean())[:-1], n, MIN_ROWS // 2)
+    split = best_split(np.cumsum(values - values.mean())[:-1], n, MIN_ROWS // 2)
     return values[:split], values[split:]
 
 
